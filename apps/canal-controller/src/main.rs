@@ -1,0 +1,2 @@
+//! canal-controller: not written yet.
+fn main() {}

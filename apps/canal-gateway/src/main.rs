@@ -1,0 +1,2 @@
+//! canal-gateway: not written yet.
+fn main() {}

@@ -1,0 +1,2 @@
+//! canal-node: not written yet.
+fn main() {}

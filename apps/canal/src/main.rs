@@ -1,0 +1,2 @@
+//! canal: not written yet.
+fn main() {}

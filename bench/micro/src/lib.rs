@@ -1,0 +1,1 @@
+//! canal-bench-micro: not written yet.

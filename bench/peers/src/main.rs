@@ -1,0 +1,2 @@
+//! canal-bench-peers: not written yet.
+fn main() {}

@@ -1,0 +1,1 @@
+//! canal-compiler: not written yet.

@@ -1,0 +1,1 @@
+//! canal-authority: not written yet.

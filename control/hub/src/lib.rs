@@ -1,0 +1,1 @@
+//! canal-hub: not written yet.

@@ -1,0 +1,1 @@
+//! canal-sources: not written yet.

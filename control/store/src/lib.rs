@@ -1,0 +1,1 @@
+//! canal-store: not written yet.

@@ -1,0 +1,1 @@
+//! canal-abi: not written yet.

@@ -1,0 +1,1 @@
+//! canal-gateway-engine: not written yet.

@@ -1,0 +1,1 @@
+//! canal-h1: not written yet.

@@ -1,0 +1,1 @@
+//! canal-kit: not written yet.

@@ -1,0 +1,1 @@
+//! canal-node-proxy: not written yet.

@@ -1,0 +1,1 @@
+//! canal-offload: not written yet.

@@ -1,0 +1,1 @@
+//! canal-router: not written yet.

@@ -1,0 +1,1 @@
+//! canal-model: not written yet.

@@ -1,0 +1,2 @@
+//! canal-samples: not written yet.
+fn main() {}

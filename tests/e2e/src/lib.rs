@@ -1,0 +1,1 @@
+//! canal-e2e: not written yet.

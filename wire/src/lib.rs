@@ -1,0 +1,1 @@
+//! canal-wire: not written yet.

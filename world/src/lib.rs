@@ -1,0 +1,1 @@
+//! canal-world: not written yet.

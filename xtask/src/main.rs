@@ -1,0 +1,2 @@
+//! xtask: not written yet.
+fn main() {}
