@@ -1,1 +1,8 @@
-//! canal-model: not written yet.
+//! The words every part of Canal shares: ids, user policy, and the programs data planes run. Types only: no IO, no clock.
+
+#![forbid(unsafe_code)]
+
+pub mod identity;
+pub mod ids;
+pub mod policy;
+pub mod program;

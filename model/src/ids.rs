@@ -1,0 +1,246 @@
+//! Newtypes for every id and name in Canal, validated once at the edge. They hold no meaning beyond their spelling.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Why a name was refused. The text says what is allowed, so that it can be shown to the writer as it is.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdError {
+    /// The string is not an RFC 1123 label (or sub-domain where dots are allowed).
+    #[error(
+        "{what} {given:?} is not valid: use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
+    )]
+    Name { what: &'static str, given: String, max: usize, dots: &'static str },
+    /// The number does not fit the field's width.
+    #[error("{what} {given} is out of range: use {min} to {max}")]
+    Range { what: &'static str, given: u64, min: u64, max: u64 },
+    /// A composed key lacks a part.
+    #[error("{what} {given:?} is not valid: write it as {form}")]
+    Form { what: &'static str, given: String, form: &'static str },
+}
+
+fn is_label(s: &str, max: usize) -> bool {
+    let b = s.as_bytes();
+    !b.is_empty()
+        && b.len() <= max
+        && b.iter().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || *c == b'-')
+        && b[0] != b'-'
+        && b[b.len() - 1] != b'-'
+}
+
+macro_rules! name_type {
+    ($(#[$doc:meta])* $name:ident, $what:literal, $max:literal, $dots:literal) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String", into = "String")]
+        pub struct $name(std::sync::Arc<str>);
+
+        impl $name {
+            /// Checks the spelling and keeps it.
+            pub fn new(s: &str) -> Result<Self, IdError> {
+                let ok = if $dots { s.len() <= $max && s.split('.').all(|l| is_label(l, 63)) } else { is_label(s, $max) };
+                if ok {
+                    Ok(Self(s.into()))
+                } else {
+                    Err(IdError::Name { what: $what, given: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts joined by '.'" } else { "" } })
+                }
+            }
+            /// The spelling.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+        impl FromStr for $name {
+            type Err = IdError;
+            fn from_str(s: &str) -> Result<Self, IdError> {
+                Self::new(s)
+            }
+        }
+        impl TryFrom<String> for $name {
+            type Error = IdError;
+            fn try_from(s: String) -> Result<Self, IdError> {
+                Self::new(&s)
+            }
+        }
+        impl From<$name> for String {
+            fn from(n: $name) -> String {
+                n.0.to_string()
+            }
+        }
+        impl AsRef<str> for $name {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+        impl std::borrow::Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+    };
+}
+
+name_type!(/// A tenant: an isolation unit with its own VNI, trust domain and address space.
+    TenantName, "tenant name", 63, false);
+name_type!(/// A namespace inside a tenant.
+    Namespace, "namespace", 63, false);
+name_type!(/// The name of an object (Service, Pod, route …) inside a namespace: RFC 1123 sub-domain.
+    ObjectName, "name", 253, true);
+name_type!(/// A Kubernetes service account.
+    ServiceAccount, "service account", 253, true);
+name_type!(/// A tenant node.
+    NodeName, "node name", 253, true);
+name_type!(/// An availability zone.
+    AzName, "AZ name", 63, false);
+name_type!(/// One gateway replica.
+    ReplicaName, "replica name", 63, false);
+name_type!(/// A SPIFFE trust domain (SPIFFE-ID §2.1, restricted to lower-case DNS names).
+    TrustDomain, "trust domain", 253, true);
+
+/// A VXLAN network identifier, 24 bits (RFC 7348 §5). One per tenant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct Vni(u32);
+
+impl Vni {
+    /// 1 to 2^24 - 1; 0 is left out because Linux treats it as "no VNI" in metadata mode.
+    pub fn new(n: u32) -> Result<Self, IdError> {
+        if (1..1 << 24).contains(&n) {
+            Ok(Self(n))
+        } else {
+            Err(IdError::Range { what: "VNI", given: n.into(), min: 1, max: (1 << 24) - 1 })
+        }
+    }
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+impl TryFrom<u32> for Vni {
+    type Error = IdError;
+    fn try_from(n: u32) -> Result<Self, IdError> {
+        Self::new(n)
+    }
+}
+impl From<Vni> for u32 {
+    fn from(v: Vni) -> u32 {
+        v.0
+    }
+}
+
+/// A service's globally unique id, 24 bits so that it fits a VXLAN VNI and the low part of `240.0.0.0/8`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct ServiceId(u32);
+
+impl ServiceId {
+    /// 1 to 2^24 - 1.
+    pub fn new(n: u32) -> Result<Self, IdError> {
+        if (1..1 << 24).contains(&n) {
+            Ok(Self(n))
+        } else {
+            Err(IdError::Range { what: "service ID", given: n.into(), min: 1, max: (1 << 24) - 1 })
+        }
+    }
+    /// The number.
+    pub fn get(self) -> u32 {
+        self.0
+    }
+}
+impl TryFrom<u32> for ServiceId {
+    type Error = IdError;
+    fn try_from(n: u32) -> Result<Self, IdError> {
+        Self::new(n)
+    }
+}
+impl From<ServiceId> for u32 {
+    fn from(v: ServiceId) -> u32 {
+        v.0
+    }
+}
+
+/// Counts the states of something that only one writer changes. Larger is newer; a receiver never goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
+pub struct Generation(pub u64);
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Names one service across tenants; written `tenant/namespace/name`.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ServiceKey {
+    /// The owner.
+    pub tenant: TenantName,
+    /// The namespace inside the tenant.
+    pub namespace: Namespace,
+    /// The service's name.
+    pub name: ObjectName,
+}
+
+impl fmt::Display for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.tenant, self.namespace, self.name)
+    }
+}
+impl fmt::Debug for ServiceKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+impl FromStr for ServiceKey {
+    type Err = IdError;
+    fn from_str(s: &str) -> Result<Self, IdError> {
+        let mut it = s.splitn(3, '/');
+        let (Some(t), Some(ns), Some(n)) = (it.next(), it.next(), it.next()) else {
+            return Err(IdError::Form { what: "service", given: s.chars().take(80).collect(), form: "tenant/namespace/name" });
+        };
+        Ok(Self { tenant: TenantName::new(t)?, namespace: Namespace::new(ns)?, name: ObjectName::new(n)? })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked_once() {
+        for (given, ok) in
+            [("a", true), ("a-1", true), ("", false), ("-a", false), ("a-", false), ("A", false), ("a.b", false), ("a_b", false)]
+        {
+            assert_eq!(TenantName::new(given).is_ok(), ok, "{given:?}");
+        }
+        assert!(TrustDomain::new("alpha.example").is_ok());
+        assert!(TrustDomain::new("alpha..example").is_err());
+        assert!(TenantName::new(&"a".repeat(64)).is_err());
+    }
+
+    #[test]
+    fn numbers_stay_in_24_bits() {
+        for (n, ok) in [(0, false), (1, true), (0xff_ffff, true), (0x100_0000, false)] {
+            assert_eq!(Vni::new(n).is_ok(), ok, "{n}");
+            assert_eq!(ServiceId::new(n).is_ok(), ok, "{n}");
+        }
+    }
+
+    #[test]
+    fn service_key_round_trips() {
+        let k: ServiceKey = "alpha/bookinfo/reviews".parse().unwrap();
+        assert_eq!(k.to_string().parse::<ServiceKey>().unwrap(), k);
+        assert!("alpha/reviews".parse::<ServiceKey>().is_err());
+    }
+}

@@ -1,0 +1,308 @@
+//! What a data plane is told: small immutable resources that mirror user objects; children name their parents. No wire format here.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::ids::{
+    AzName, Namespace, NodeName, ObjectName, ReplicaName, ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
+};
+
+/// Labels of a workload, sorted by name.
+pub type Labels = BTreeMap<String, String>;
+
+/// One southbound resource. Its [`Resource::name`] is unique among those of its kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Resource {
+    Tenant(Tenant),
+    Gateway(Gateway),
+    Service(Service),
+    Workload(Workload),
+    Route(RouteRule),
+}
+
+/// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    Tenant,
+    Gateway,
+    Service,
+    Workload,
+    Route,
+}
+
+impl Kind {
+    /// All kinds, parents first.
+    pub const ALL: [Kind; 5] = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload, Kind::Route];
+}
+
+impl Resource {
+    /// The kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Resource::Tenant(_) => Kind::Tenant,
+            Resource::Gateway(_) => Kind::Gateway,
+            Resource::Service(_) => Kind::Service,
+            Resource::Workload(_) => Kind::Workload,
+            Resource::Route(_) => Kind::Route,
+        }
+    }
+    /// The name on the wire, unique per kind.
+    pub fn name(&self) -> String {
+        match self {
+            Resource::Tenant(t) => t.name.to_string(),
+            Resource::Gateway(g) => format!("{}/{}", g.tenant, g.replica),
+            Resource::Service(s) => s.key.to_string(),
+            Resource::Workload(w) => w.uid(),
+            Resource::Route(r) => r.key.to_string(),
+        }
+    }
+    /// The tenant it belongs to: the unit of subscription scope.
+    pub fn tenant(&self) -> &TenantName {
+        match self {
+            Resource::Tenant(t) => &t.name,
+            Resource::Gateway(g) => &g.tenant,
+            Resource::Service(s) => &s.key.tenant,
+            Resource::Workload(w) => &w.tenant,
+            Resource::Route(r) => &r.key.tenant,
+        }
+    }
+}
+
+/// A tenant as its data planes see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tenant {
+    pub name: TenantName,
+    pub vni: Vni,
+    pub trust_domain: TrustDomain,
+    /// Addresses of the tenant's pods. A captured connection to one of them goes to a gateway even without a service.
+    pub pod_cidrs: Vec<IpNet>,
+    /// What happens to a captured connection whose destination is neither a service nor a pod.
+    pub outside: OutsideMesh,
+}
+
+/// Policy for destinations outside the mesh. The default fails closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OutsideMesh {
+    #[default]
+    Deny,
+    Passthrough,
+}
+
+/// One gateway replica as one tenant reaches it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Gateway {
+    pub tenant: TenantName,
+    pub replica: ReplicaName,
+    pub az: AzName,
+    /// The replica's gateway addresses in the tenant's address space; HBONE on port 15008.
+    pub addresses: Vec<IpAddr>,
+    /// A draining replica takes no new connections.
+    pub draining: bool,
+}
+
+/// A tenant's named destination.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Service {
+    pub key: ServiceKey,
+    pub id: ServiceId,
+    /// `name.namespace.svc.cluster.local`.
+    pub hostname: String,
+    /// Virtual addresses (cluster IPs).
+    pub vips: Vec<IpAddr>,
+    pub ports: Vec<ServicePort>,
+}
+
+/// One port of a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServicePort {
+    /// The port clients dial, 1 to 65535.
+    pub port: u16,
+    pub name: String,
+    pub protocol: AppProtocol,
+}
+
+/// What is spoken on a service port; from `appProtocol`, else from the port's name prefix as Istio reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum AppProtocol {
+    /// Nothing was said: HTTP/1.1, HTTP/2 or opaque TCP is told apart by the client's first bytes.
+    #[default]
+    Detect,
+    /// HTTP/1.1 upstream; clients may speak either version.
+    Http1,
+    /// HTTP/2 without TLS upstream.
+    Http2,
+    /// gRPC: HTTP/2 upstream, trailers and streaming kept.
+    Grpc,
+    /// Opaque bytes.
+    Tcp,
+}
+
+/// A running program with an identity.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Workload {
+    pub tenant: TenantName,
+    pub namespace: Namespace,
+    pub name: ObjectName,
+    pub service_account: ServiceAccount,
+    pub node: NodeName,
+    pub az: AzName,
+    pub addresses: Vec<IpAddr>,
+    pub labels: Labels,
+    /// Readiness as last reported. Not-ready workloads get no new requests.
+    pub ready: bool,
+    pub tunnel: Tunnel,
+    /// The service ports that this workload serves.
+    pub endpoints: Vec<EndpointPort>,
+}
+
+impl Workload {
+    /// `tenant/namespace/name`, unique among workloads.
+    pub fn uid(&self) -> String {
+        format!("{}/{}/{}", self.tenant, self.namespace, self.name)
+    }
+}
+
+/// How a workload is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tunnel {
+    /// HBONE to port 15008 of the workload's address.
+    #[default]
+    Hbone,
+    /// Plain TCP: the workload's node runs no proxy.
+    None,
+}
+
+/// A workload serves `service` at `port` on its own `target_port`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct EndpointPort {
+    pub service: ServiceKey,
+    pub port: u16,
+    pub target_port: u16,
+}
+
+/// Names one rule of one user's route object; written `tenant/kind/namespace/name/rule`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct RouteKey {
+    pub tenant: TenantName,
+    /// `HTTPRoute` or `VirtualService`.
+    pub kind: String,
+    pub namespace: Namespace,
+    pub name: ObjectName,
+    /// Which of the object's parents and rules this is, e.g. `reviews-9080.0`.
+    pub rule: String,
+}
+
+impl std::fmt::Display for RouteKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}/{}/{}/{}", self.tenant, self.kind, self.namespace, self.name, self.rule)
+    }
+}
+
+/// One rule of a route object, attached to a service. It matches when one of `matches` does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RouteRule {
+    pub key: RouteKey,
+    pub parent: ServiceKey,
+    /// Only for this port of the parent; `None` is every port.
+    pub parent_port: Option<u16>,
+    /// The request's host must be one of these; empty is any host.
+    pub hosts: Vec<HostMatch>,
+    /// Never empty: a rule without matches in the source has one match on the prefix `/`.
+    pub matches: Vec<HttpMatch>,
+    pub action: RouteAction,
+}
+
+/// A host to match, lower case, without port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum HostMatch {
+    Exact(String),
+    /// `*.example.com` is kept as `.example.com`: any host with one label or more before it.
+    Suffix(String),
+}
+
+/// All conditions must hold.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpMatch {
+    /// Among all matches of the service that hold, the smallest precedence wins.
+    pub precedence: Precedence,
+    pub path: PathMatch,
+    pub method: Option<String>,
+    pub headers: Vec<ValueMatch>,
+    pub query: Vec<ValueMatch>,
+}
+
+/// The total order among matches of one service, computed by the compiler; compared field by field, smaller first.
+///
+/// Gateway API v1.6 HTTPRouteRule: exact path, longest path, method, most headers, most query parameters, then the
+/// oldest object, then its name, then the rule's place. Istio: a VirtualService's rules in the order written.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Precedence {
+    /// 0 for rules of a mesh route; larger for fallbacks.
+    pub class: u8,
+    /// Inverted specificity, most significant first: path kind, path length, method, headers, query. All zero for ordered rules.
+    pub specificity: [u32; 5],
+    /// Seconds since 1970 of the object's creation; ties go on.
+    pub created: u64,
+    /// `kind/namespace/name` of the object.
+    pub object: String,
+    /// Place of the rule in the object, then of the match in the rule.
+    pub place: [u32; 2],
+}
+
+/// How the path (without query) must look. Paths are compared as sent, without decoding.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum PathMatch {
+    Exact(String),
+    /// Gateway API `PathPrefix`: whole elements, a trailing `/` is ignored.
+    ElementPrefix(String),
+    /// Istio `prefix`: plain string prefix.
+    StringPrefix(String),
+    /// The whole path must match (RE2 syntax).
+    Regex(String),
+}
+
+/// A condition on one header or query parameter.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct ValueMatch {
+    /// Header names are lower case; query names as written.
+    pub name: String,
+    pub value: TextMatch,
+}
+
+/// How a text must look.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum TextMatch {
+    Exact(String),
+    Prefix(String),
+    /// The whole text must match (RE2 syntax).
+    Regex(String),
+    Present,
+}
+
+/// What happens to a request that matched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RouteAction {
+    /// Shared out by weight. A backend that is broken keeps its share and fails it.
+    Split(Vec<Backend>),
+    /// Fail closed: the rule's source was broken. The reason was told to its writer and is logged.
+    Refuse { status: u16, reason: String },
+}
+
+/// One destination of a split.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Backend {
+    /// Relative share, 0 to 1,000,000.
+    pub weight: u32,
+    pub target: BackendTarget,
+}
+
+/// Where a backend's share goes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackendTarget {
+    /// A port of a service, narrowed to workloads that carry all `subset` labels.
+    Service { service: ServiceKey, port: u16, subset: Labels },
+    /// The reference was broken (unknown service, missing grant …): answer this.
+    Refuse { status: u16, reason: String },
+}
