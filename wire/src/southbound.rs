@@ -1,0 +1,72 @@
+//! Southbound resources between `canal_model::program` and their wire form: every value is checked here, once, at the edge.
+
+mod decode;
+mod encode;
+
+use canal_model::program::{Kind, Resource};
+use prost::Message;
+
+use crate::program as wire;
+
+/// Why a resource from the wire was refused; becomes the text of a nack.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireError {
+    /// The bytes are not the protobuf message that the type URL names.
+    #[error("{kind} {name}: the bytes are not a {kind} message: {why}")]
+    Bytes { kind: &'static str, name: String, why: String },
+    /// A field holds a value outside its domain.
+    #[error("{what}: field {field}: {why}")]
+    Field { what: String, field: &'static str, why: String },
+    /// The type URL is not one of Canal's.
+    #[error("unknown resource type {0:?}; this build knows canal.program.v1 Tenant, Gateway, Service, Workload and Route")]
+    Type(String),
+    /// The name on the envelope is not the name in the resource.
+    #[error("the envelope names {envelope:?} but holds {inner:?}")]
+    Name { envelope: String, inner: String },
+}
+
+/// The type URL of a kind.
+pub fn type_url(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Tenant => "type.googleapis.com/canal.program.v1.Tenant",
+        Kind::Gateway => "type.googleapis.com/canal.program.v1.Gateway",
+        Kind::Service => "type.googleapis.com/canal.program.v1.Service",
+        Kind::Workload => "type.googleapis.com/canal.program.v1.Workload",
+        Kind::Route => "type.googleapis.com/canal.program.v1.Route",
+    }
+}
+
+/// The kind of a type URL.
+pub fn kind_of(url: &str) -> Result<Kind, WireError> {
+    Kind::ALL.into_iter().find(|k| type_url(*k) == url).ok_or_else(|| WireError::Type(url.chars().take(120).collect()))
+}
+
+/// The resource's bytes. Equal resources give equal bytes (maps are ordered), so a hash of them is a version.
+pub fn encode(r: &Resource) -> Vec<u8> {
+    match r {
+        Resource::Tenant(t) => wire::Tenant::from(t).encode_to_vec(),
+        Resource::Gateway(g) => wire::Gateway::from(g).encode_to_vec(),
+        Resource::Service(s) => wire::Service::from(s).encode_to_vec(),
+        Resource::Workload(w) => wire::Workload::from(w).encode_to_vec(),
+        Resource::Route(r) => wire::Route::from(r).encode_to_vec(),
+    }
+}
+
+/// Reads and checks a resource. `name` is the envelope's and must agree with the content.
+pub fn decode(kind: Kind, name: &str, bytes: &[u8]) -> Result<Resource, WireError> {
+    fn read<M: Message + Default>(kind: &'static str, name: &str, bytes: &[u8]) -> Result<M, WireError> {
+        M::decode(bytes).map_err(|e| WireError::Bytes { kind, name: name.into(), why: e.to_string() })
+    }
+    let r = match kind {
+        Kind::Tenant => Resource::Tenant(decode::tenant(name, read("Tenant", name, bytes)?)?),
+        Kind::Gateway => Resource::Gateway(decode::gateway(name, read("Gateway", name, bytes)?)?),
+        Kind::Service => Resource::Service(decode::service(name, read("Service", name, bytes)?)?),
+        Kind::Workload => Resource::Workload(decode::workload(name, read("Workload", name, bytes)?)?),
+        Kind::Route => Resource::Route(decode::route(name, read("Route", name, bytes)?)?),
+    };
+    let inner = r.name();
+    if inner == name { Ok(r) } else { Err(WireError::Name { envelope: name.into(), inner }) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,224 @@
+//! Wire messages to `canal_model::program`: the one place where southbound values are checked.
+
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
+use canal_model::program as p;
+
+use super::WireError;
+use crate::program as w;
+
+/// Largest weight of a backend (Gateway API BackendRef.weight).
+pub(super) const WEIGHT_MAX: u32 = 1_000_000;
+
+/// Carries the resource's name so that each error says where it is.
+struct At<'a>(&'a str);
+
+impl At<'_> {
+    fn err<T>(&self, field: &'static str, why: impl ToString) -> Result<T, WireError> {
+        Err(WireError::Field { what: self.0.into(), field, why: why.to_string() })
+    }
+    fn name<T: FromStr<Err = IdError>>(&self, field: &'static str, s: &str) -> Result<T, WireError> {
+        s.parse().or_else(|e: IdError| self.err(field, e))
+    }
+    fn need<T>(&self, field: &'static str, v: Option<T>) -> Result<T, WireError> {
+        v.map_or_else(|| self.err(field, "is missing"), Ok)
+    }
+    fn port(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
+        match u16::try_from(n) {
+            Ok(n) if n > 0 => Ok(n),
+            _ => self.err(field, format!("{n} is not a port: use 1 to 65535")),
+        }
+    }
+    fn status(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
+        if (400..600).contains(&n) { Ok(n as u16) } else { self.err(field, format!("{n} is not an error status: use 400 to 599")) }
+    }
+    fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, WireError> {
+        v.iter().map(|a| a.parse().or_else(|_| self.err(field, format!("{a:?} is not an IP address")))).collect()
+    }
+    fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, WireError> {
+        let k = self.need(field, k)?;
+        Ok(ServiceKey {
+            tenant: self.name(field, &k.tenant)?,
+            namespace: self.name(field, &k.namespace)?,
+            name: self.name(field, &k.name)?,
+        })
+    }
+}
+
+pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
+    let at = At(name);
+    let outside = match t.outside() {
+        w::tenant::OutsideMesh::Deny => p::OutsideMesh::Deny,
+        w::tenant::OutsideMesh::Passthrough => p::OutsideMesh::Passthrough,
+    };
+    Ok(p::Tenant {
+        name: at.name("name", &t.name)?,
+        vni: Vni::new(t.vni).or_else(|e| at.err("vni", e))?,
+        trust_domain: at.name("trust_domain", &t.trust_domain)?,
+        pod_cidrs: t
+            .pod_cidrs
+            .iter()
+            .map(|c| c.parse().or_else(|_| at.err("pod_cidrs", format!("{c:?} is not a CIDR"))))
+            .collect::<Result<_, _>>()?,
+        outside,
+    })
+}
+
+pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::Gateway, WireError> {
+    let at = At(name);
+    Ok(p::Gateway {
+        tenant: at.name("tenant", &g.tenant)?,
+        replica: at.name("replica", &g.replica)?,
+        az: at.name("az", &g.az)?,
+        addresses: at.addresses("addresses", &g.addresses)?,
+        draining: g.draining,
+    })
+}
+
+fn protocol(a: w::AppProtocol) -> p::AppProtocol {
+    match a {
+        w::AppProtocol::Detect => p::AppProtocol::Detect,
+        w::AppProtocol::Http1 => p::AppProtocol::Http1,
+        w::AppProtocol::Http2 => p::AppProtocol::Http2,
+        w::AppProtocol::Grpc => p::AppProtocol::Grpc,
+        w::AppProtocol::Tcp => p::AppProtocol::Tcp,
+    }
+}
+
+pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, WireError> {
+    let at = At(name);
+    let ports = s
+        .ports
+        .iter()
+        .map(|x| Ok(p::ServicePort { port: at.port("ports.port", x.port)?, name: x.name.clone(), protocol: protocol(x.protocol()) }))
+        .collect::<Result<_, WireError>>()?;
+    Ok(p::Service {
+        vips: at.addresses("vips", &s.vips)?,
+        id: ServiceId::new(s.id).or_else(|e| at.err("id", e))?,
+        ports,
+        key: at.key("key", s.key)?,
+        hostname: s.hostname,
+    })
+}
+
+pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, WireError> {
+    let at = At(name);
+    let tunnel = match x.tunnel() {
+        w::workload::Tunnel::Hbone => p::Tunnel::Hbone,
+        w::workload::Tunnel::None => p::Tunnel::None,
+    };
+    let endpoints = x
+        .endpoints
+        .into_iter()
+        .map(|e| {
+            Ok(p::EndpointPort {
+                service: at.key("endpoints.service", e.service)?,
+                port: at.port("endpoints.port", e.port)?,
+                target_port: at.port("endpoints.target_port", e.target_port)?,
+            })
+        })
+        .collect::<Result<_, WireError>>()?;
+    Ok(p::Workload {
+        tenant: at.name("tenant", &x.tenant)?,
+        namespace: at.name("namespace", &x.namespace)?,
+        name: at.name("name", &x.name)?,
+        service_account: at.name("service_account", &x.service_account)?,
+        node: at.name("node", &x.node)?,
+        az: at.name("az", &x.az)?,
+        addresses: at.addresses("addresses", &x.addresses)?,
+        labels: x.labels,
+        ready: x.ready,
+        tunnel,
+        endpoints,
+    })
+}
+
+fn text(at: &At<'_>, field: &'static str, t: Option<w::TextMatch>) -> Result<p::TextMatch, WireError> {
+    use w::text_match::Text;
+    // An absent oneof is a kind of match that this build does not know: matching anything in its place would fail open.
+    Ok(match at.need(field, t.and_then(|t| t.text))? {
+        Text::Exact(s) => p::TextMatch::Exact(s),
+        Text::Prefix(s) => p::TextMatch::Prefix(s),
+        Text::Regex(s) => p::TextMatch::Regex(s),
+        Text::Present(_) => p::TextMatch::Present,
+    })
+}
+
+fn values(at: &At<'_>, field: &'static str, v: Vec<w::ValueMatch>) -> Result<Vec<p::ValueMatch>, WireError> {
+    v.into_iter().map(|m| Ok(p::ValueMatch { name: m.name, value: text(at, field, m.value)? })).collect()
+}
+
+fn http_match(at: &At<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, WireError> {
+    use w::path_match::Path;
+    let path = match at.need("matches.path", m.path.and_then(|x| x.path))? {
+        Path::Exact(s) => p::PathMatch::Exact(s),
+        Path::ElementPrefix(s) => p::PathMatch::ElementPrefix(s),
+        Path::StringPrefix(s) => p::PathMatch::StringPrefix(s),
+        Path::Regex(s) => p::PathMatch::Regex(s),
+    };
+    let c = at.need("matches.precedence", m.precedence)?;
+    let (Ok(specificity), Ok(place)) = (c.specificity.try_into(), c.place.try_into()) else {
+        return at.err("matches.precedence", "needs five specificity numbers and two places");
+    };
+    let class = u8::try_from(c.class).or_else(|_| at.err("matches.precedence.class", "is above 255"))?;
+    Ok(p::HttpMatch {
+        precedence: p::Precedence { class, specificity, created: c.created, object: c.object, place },
+        path,
+        method: (!m.method.is_empty()).then_some(m.method),
+        headers: values(at, "matches.headers", m.headers)?,
+        query: values(at, "matches.query", m.query)?,
+    })
+}
+
+fn backend(at: &At<'_>, b: w::Backend) -> Result<p::Backend, WireError> {
+    use w::backend::Target;
+    if b.weight > WEIGHT_MAX {
+        return at.err("backends.weight", format!("{} is above {WEIGHT_MAX}", b.weight));
+    }
+    let target = match at.need("backends.target", b.target)? {
+        Target::Service(t) => p::BackendTarget::Service {
+            service: at.key("backends.service", t.service)?,
+            port: at.port("backends.port", t.port)?,
+            subset: t.subset,
+        },
+        Target::Refuse(r) => p::BackendTarget::Refuse { status: at.status("backends.refuse.status", r.status)?, reason: r.reason },
+    };
+    Ok(p::Backend { weight: b.weight, target })
+}
+
+pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, WireError> {
+    use w::host_match::Host;
+    use w::route::Action;
+    let at = At(name);
+    let k = at.need("key", r.key)?;
+    let key = p::RouteKey {
+        tenant: at.name("key.tenant", &k.tenant)?,
+        kind: k.kind,
+        namespace: at.name("key.namespace", &k.namespace)?,
+        name: at.name("key.name", &k.name)?,
+        rule: k.rule,
+    };
+    let hosts = r
+        .hosts
+        .into_iter()
+        .map(|h| {
+            Ok(match at.need("hosts", h.host)? {
+                Host::Exact(s) => p::HostMatch::Exact(s),
+                Host::Suffix(s) if s.starts_with('.') => p::HostMatch::Suffix(s),
+                Host::Suffix(s) => return at.err("hosts.suffix", format!("{s:?} does not start with '.'")),
+            })
+        })
+        .collect::<Result<_, WireError>>()?;
+    let matches = r.matches.into_iter().map(|m| http_match(&at, m)).collect::<Result<Vec<_>, _>>()?;
+    if matches.is_empty() {
+        return at.err("matches", "is empty: a rule without conditions has one match on the prefix \"/\"");
+    }
+    let action = match at.need("action", r.action)? {
+        Action::Split(s) => p::RouteAction::Split(s.backends.into_iter().map(|b| backend(&at, b)).collect::<Result<_, _>>()?),
+        Action::Refuse(x) => p::RouteAction::Refuse { status: at.status("refuse.status", x.status)?, reason: x.reason },
+    };
+    let parent_port = if r.parent_port == 0 { None } else { Some(at.port("parent_port", r.parent_port)?) };
+    Ok(p::RouteRule { key, parent: at.key("parent", r.parent)?, parent_port, hosts, matches, action })
+}

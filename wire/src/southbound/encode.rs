@@ -1,0 +1,182 @@
+//! `canal_model::program` to wire messages. Cannot fail: the model's values are valid.
+
+use canal_model::ids::ServiceKey;
+use canal_model::program as p;
+
+use crate::program as w;
+
+impl From<&p::Tenant> for w::Tenant {
+    fn from(t: &p::Tenant) -> Self {
+        let outside = match t.outside {
+            p::OutsideMesh::Deny => w::tenant::OutsideMesh::Deny,
+            p::OutsideMesh::Passthrough => w::tenant::OutsideMesh::Passthrough,
+        };
+        Self {
+            name: t.name.to_string(),
+            vni: t.vni.get(),
+            trust_domain: t.trust_domain.to_string(),
+            pod_cidrs: t.pod_cidrs.iter().map(ToString::to_string).collect(),
+            outside: outside.into(),
+        }
+    }
+}
+
+impl From<&p::Gateway> for w::Gateway {
+    fn from(g: &p::Gateway) -> Self {
+        Self {
+            tenant: g.tenant.to_string(),
+            replica: g.replica.to_string(),
+            az: g.az.to_string(),
+            addresses: g.addresses.iter().map(ToString::to_string).collect(),
+            draining: g.draining,
+        }
+    }
+}
+
+fn key(k: &ServiceKey) -> Option<w::ServiceKey> {
+    Some(w::ServiceKey { tenant: k.tenant.to_string(), namespace: k.namespace.to_string(), name: k.name.to_string() })
+}
+
+fn protocol(a: p::AppProtocol) -> w::AppProtocol {
+    match a {
+        p::AppProtocol::Detect => w::AppProtocol::Detect,
+        p::AppProtocol::Http1 => w::AppProtocol::Http1,
+        p::AppProtocol::Http2 => w::AppProtocol::Http2,
+        p::AppProtocol::Grpc => w::AppProtocol::Grpc,
+        p::AppProtocol::Tcp => w::AppProtocol::Tcp,
+    }
+}
+
+impl From<&p::Service> for w::Service {
+    fn from(s: &p::Service) -> Self {
+        Self {
+            key: key(&s.key),
+            id: s.id.get(),
+            hostname: s.hostname.clone(),
+            vips: s.vips.iter().map(ToString::to_string).collect(),
+            ports: s
+                .ports
+                .iter()
+                .map(|x| w::ServicePort { port: x.port.into(), name: x.name.clone(), protocol: protocol(x.protocol).into() })
+                .collect(),
+        }
+    }
+}
+
+fn labels(l: &p::Labels) -> p::Labels {
+    l.clone()
+}
+
+impl From<&p::Workload> for w::Workload {
+    fn from(x: &p::Workload) -> Self {
+        let tunnel = match x.tunnel {
+            p::Tunnel::Hbone => w::workload::Tunnel::Hbone,
+            p::Tunnel::None => w::workload::Tunnel::None,
+        };
+        Self {
+            tenant: x.tenant.to_string(),
+            namespace: x.namespace.to_string(),
+            name: x.name.to_string(),
+            service_account: x.service_account.to_string(),
+            node: x.node.to_string(),
+            az: x.az.to_string(),
+            addresses: x.addresses.iter().map(ToString::to_string).collect(),
+            labels: labels(&x.labels),
+            ready: x.ready,
+            tunnel: tunnel.into(),
+            endpoints: x
+                .endpoints
+                .iter()
+                .map(|e| w::EndpointPort { service: key(&e.service), port: e.port.into(), target_port: e.target_port.into() })
+                .collect(),
+        }
+    }
+}
+
+fn text(t: &p::TextMatch) -> w::TextMatch {
+    use w::text_match::Text;
+    let text = match t {
+        p::TextMatch::Exact(s) => Text::Exact(s.clone()),
+        p::TextMatch::Prefix(s) => Text::Prefix(s.clone()),
+        p::TextMatch::Regex(s) => Text::Regex(s.clone()),
+        p::TextMatch::Present => Text::Present(true),
+    };
+    w::TextMatch { text: Some(text) }
+}
+
+fn values(v: &[p::ValueMatch]) -> Vec<w::ValueMatch> {
+    v.iter().map(|m| w::ValueMatch { name: m.name.clone(), value: Some(text(&m.value)) }).collect()
+}
+
+fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
+    use w::path_match::Path;
+    let path = match &m.path {
+        p::PathMatch::Exact(s) => Path::Exact(s.clone()),
+        p::PathMatch::ElementPrefix(s) => Path::ElementPrefix(s.clone()),
+        p::PathMatch::StringPrefix(s) => Path::StringPrefix(s.clone()),
+        p::PathMatch::Regex(s) => Path::Regex(s.clone()),
+    };
+    let c = &m.precedence;
+    w::HttpMatch {
+        precedence: Some(w::Precedence {
+            class: c.class.into(),
+            specificity: c.specificity.to_vec(),
+            created: c.created,
+            object: c.object.clone(),
+            place: c.place.to_vec(),
+        }),
+        path: Some(w::PathMatch { path: Some(path) }),
+        method: m.method.clone().unwrap_or_default(),
+        headers: values(&m.headers),
+        query: values(&m.query),
+    }
+}
+
+fn refuse(status: u16, reason: &str) -> w::Refuse {
+    w::Refuse { status: status.into(), reason: reason.into() }
+}
+
+fn backend(b: &p::Backend) -> w::Backend {
+    use w::backend::Target;
+    let target = match &b.target {
+        p::BackendTarget::Service { service, port, subset } => {
+            Target::Service(w::ServiceTarget { service: key(service), port: (*port).into(), subset: labels(subset) })
+        }
+        p::BackendTarget::Refuse { status, reason } => Target::Refuse(refuse(*status, reason)),
+    };
+    w::Backend { weight: b.weight, target: Some(target) }
+}
+
+impl From<&p::RouteRule> for w::Route {
+    fn from(r: &p::RouteRule) -> Self {
+        use w::host_match::Host;
+        use w::route::Action;
+        let action = match &r.action {
+            p::RouteAction::Split(b) => Action::Split(w::Split { backends: b.iter().map(backend).collect() }),
+            p::RouteAction::Refuse { status, reason } => Action::Refuse(refuse(*status, reason)),
+        };
+        Self {
+            key: Some(w::RouteKey {
+                tenant: r.key.tenant.to_string(),
+                kind: r.key.kind.clone(),
+                namespace: r.key.namespace.to_string(),
+                name: r.key.name.to_string(),
+                rule: r.key.rule.clone(),
+            }),
+            parent: key(&r.parent),
+            parent_port: r.parent_port.unwrap_or(0).into(),
+            hosts: r
+                .hosts
+                .iter()
+                .map(|h| w::HostMatch {
+                    host: Some(match h {
+                        p::HostMatch::Exact(s) => Host::Exact(s.clone()),
+                        p::HostMatch::Suffix(s) => Host::Suffix(s.clone()),
+                    }),
+                })
+                .collect(),
+            matches: r.matches.iter().map(http_match).collect(),
+            action: Some(action),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Every kind of resource survives the wire unchanged; broken ones are refused with where and why.
+
+use canal_model::ids::{ServiceId, Vni};
+use canal_model::program as p;
+use prost::Message;
+
+use super::*;
+
+fn key(s: &str) -> canal_model::ids::ServiceKey {
+    s.parse().unwrap()
+}
+
+fn samples() -> Vec<Resource> {
+    let precedence = p::Precedence { class: 1, specificity: [1, 2, 3, 4, 5], created: 7, object: "HTTPRoute/a/b".into(), place: [8, 9] };
+    let matches = vec![
+        p::HttpMatch {
+            precedence: precedence.clone(),
+            path: p::PathMatch::Exact("/x".into()),
+            method: Some("GET".into()),
+            headers: vec![p::ValueMatch { name: "h".into(), value: p::TextMatch::Exact("v".into()) }],
+            query: vec![p::ValueMatch { name: "q".into(), value: p::TextMatch::Regex("a.*".into()) }],
+        },
+        p::HttpMatch { precedence, path: p::PathMatch::StringPrefix("/".into()), method: None, headers: vec![], query: vec![] },
+    ];
+    let split = p::RouteAction::Split(vec![
+        p::Backend {
+            weight: 90,
+            target: p::BackendTarget::Service {
+                service: key("alpha/b/reviews"),
+                port: 9080,
+                subset: [("version".into(), "v1".into())].into(),
+            },
+        },
+        p::Backend { weight: 10, target: p::BackendTarget::Refuse { status: 500, reason: "no such service".into() } },
+    ]);
+    let rule = |action| p::RouteRule {
+        key: p::RouteKey {
+            tenant: "alpha".parse().unwrap(),
+            kind: "HTTPRoute".into(),
+            namespace: "b".parse().unwrap(),
+            name: "reviews".parse().unwrap(),
+            rule: "0".into(),
+        },
+        parent: key("alpha/b/reviews"),
+        parent_port: Some(9080),
+        hosts: vec![p::HostMatch::Exact("a.b".into()), p::HostMatch::Suffix(".c".into())],
+        matches: matches.clone(),
+        action,
+    };
+    vec![
+        Resource::Tenant(p::Tenant {
+            name: "alpha".parse().unwrap(),
+            vni: Vni::new(101).unwrap(),
+            trust_domain: "alpha.example".parse().unwrap(),
+            pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
+            outside: p::OutsideMesh::Passthrough,
+        }),
+        Resource::Gateway(p::Gateway {
+            tenant: "alpha".parse().unwrap(),
+            replica: "gw1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec!["10.1.255.1".parse().unwrap(), "fd00:1::ff".parse().unwrap()],
+            draining: true,
+        }),
+        Resource::Service(p::Service {
+            key: key("alpha/b/reviews"),
+            id: ServiceId::new(5).unwrap(),
+            hostname: "reviews.b.svc.cluster.local".into(),
+            vips: vec!["10.96.0.1".parse().unwrap()],
+            ports: vec![p::ServicePort { port: 9080, name: "http".into(), protocol: p::AppProtocol::Http1 }],
+        }),
+        Resource::Workload(p::Workload {
+            tenant: "alpha".parse().unwrap(),
+            namespace: "b".parse().unwrap(),
+            name: "reviews-v1-0".parse().unwrap(),
+            service_account: "reviews".parse().unwrap(),
+            node: "n1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec!["10.1.0.2".parse().unwrap()],
+            labels: [("app".into(), "reviews".into())].into(),
+            ready: true,
+            tunnel: p::Tunnel::None,
+            endpoints: vec![p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 }],
+        }),
+        Resource::Route(rule(split)),
+        Resource::Route(rule(p::RouteAction::Refuse { status: 500, reason: "broken".into() })),
+    ]
+}
+
+#[test]
+fn every_kind_survives_the_wire() {
+    for r in samples() {
+        let bytes = encode(&r);
+        assert_eq!(decode(r.kind(), &r.name(), &bytes).unwrap(), r);
+        assert_eq!(encode(&decode(r.kind(), &r.name(), &bytes).unwrap()), bytes, "encoding is stable");
+        assert_eq!(kind_of(type_url(r.kind())).unwrap(), r.kind());
+    }
+}
+
+/// One broken message per case: what is sent, and a part of the text a nack must carry.
+#[test]
+fn broken_resources_are_refused_with_where_and_why() {
+    let route = |f: fn(&mut wire::Route)| {
+        let Some(Resource::Route(r)) = samples().into_iter().nth(4) else { unreachable!() };
+        let mut m = wire::Route::from(&r);
+        f(&mut m);
+        (Kind::Route, r.key.to_string(), m.encode_to_vec())
+    };
+    let cases = [
+        (
+            "weight",
+            route(|m| {
+                if let Some(wire::route::Action::Split(s)) = &mut m.action {
+                    s.backends[0].weight = 1_000_001
+                }
+            }),
+            "above 1000000",
+        ),
+        ("no action", route(|m| m.action = None), "field action: is missing"),
+        ("no match", route(|m| m.matches.clear()), "field matches: is empty"),
+        ("unknown kind of path match", route(|m| m.matches[0].path = None), "field matches.path: is missing"),
+        ("unknown kind of header match", route(|m| m.matches[0].headers[0].value = None), "field matches.headers: is missing"),
+        ("short precedence", route(|m| m.matches[0].precedence.as_mut().unwrap().place.clear()), "needs five"),
+        ("port", route(|m| m.parent_port = 65536), "65536 is not a port"),
+        ("blank tenant", route(|m| m.parent.as_mut().unwrap().tenant.clear()), "field parent: tenant name"),
+        (
+            "status",
+            route(|m| m.action = Some(wire::route::Action::Refuse(wire::Refuse { status: 200, reason: String::new() }))),
+            "200 is not an error",
+        ),
+        ("garbage", (Kind::Service, "a/b/c".into(), vec![0xff; 9]), "not a Service message"),
+        ("blank", (Kind::Tenant, "a".into(), vec![]), "field name"),
+    ];
+    for (case, (kind, name, bytes), text) in cases {
+        let e = decode(kind, &name, &bytes).unwrap_err().to_string();
+        assert!(e.contains(text), "{case}: {e}");
+    }
+    let t = samples().remove(0);
+    assert!(matches!(decode(Kind::Tenant, "beta", &encode(&t)), Err(WireError::Name { .. })));
+    assert!(kind_of("type.googleapis.com/x").is_err());
+}
