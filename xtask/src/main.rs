@@ -1,2 +1,59 @@
-//! xtask: not written yet.
-fn main() {}
+//! The house rules as a program: `cargo xtask tidy` judges the tree, `cargo xtask test` runs every suite and counts. It never edits sources.
+
+#![forbid(unsafe_code)]
+
+mod layers;
+mod prose;
+mod source;
+mod suites;
+mod tree;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: cargo xtask <command>
+
+  tidy            check the rules of the house: layers, unsafe rooms, dead files, doc paths, sizes, names
+  tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
+  test [SUITE..]  run the suites (tidy, lint, unit, e2e; default all) and close with `N passed, N failed, N skipped`
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        [] | ["--help" | "-h" | "help"] => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        ["tidy"] => tidy(false),
+        ["tidy", "--bless"] => tidy(true),
+        ["test", suites @ ..] => suites::run(suites),
+        _ => {
+            eprint!("xtask: unknown command {:?}\n{HELP}", words.join(" "));
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("xtask: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs every rule and prints what it found, one line each. True when nothing was found.
+fn tidy(bless: bool) -> anyhow::Result<bool> {
+    let tree = tree::Tree::read()?;
+    let mut found = Vec::new();
+    layers::check(&tree, bless, &mut found)?;
+    source::check(&tree, &mut found)?;
+    prose::check(&tree, &mut found)?;
+    for f in &found {
+        println!("{f}");
+    }
+    println!("tidy: {} files read, {} found", tree.files.len(), found.len());
+    Ok(found.is_empty())
+}

@@ -1,0 +1,45 @@
+# The commands of this repository. `make help` lists them; each sets up what it needs first.
+SHELL := /bin/bash
+export PATH := $(HOME)/.cargo/bin:/usr/local/go/bin:$(PATH)
+CARGO := cargo
+BIN := target/release
+
+.DEFAULT_GOAL := help
+.PHONY: help demo up test build check tidy bench-micro bench-peers clean-worlds
+
+help: ## this list
+	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+	@printf '\nAll need root (network namespaces, cgroups, eBPF). `%s/canal --help` explains the mesh'"'"'s own command.\n' '$(BIN)'
+
+demo: build ## bring up two tenants on one machine, drive real traffic, show what held, clean up (under 4 minutes after the build)
+	@$(BIN)/canal demo
+
+up: build ## the demo's world, kept up for exploring until ctrl-c
+	@$(BIN)/canal up demo
+
+test: ## install what is missing, build, run every test; closes with `N passed, N failed, N skipped`
+	@setup/install test
+	@$(CARGO) build --release --workspace --locked
+	@$(CARGO) xtask test
+
+build: ## install what is missing and build all programs (release)
+	@setup/install build
+	@$(CARGO) build --release --workspace --locked
+
+check: ## quick: format, lints, rules of the house, unit tests
+	@$(CARGO) fmt --all --check
+	@$(CARGO) xtask test tidy lint unit
+
+tidy: ## the rules of the house alone
+	@$(CARGO) xtask tidy
+
+bench-micro: build ## codec and router: ns per operation, bytes per route
+	@$(CARGO) bench -p canal-bench-micro
+
+bench-peers: build ## gateway beside HAProxy, nginx and Envoy in one run: CPU per request
+	@setup/install bench
+	@$(BIN)/canal-bench-peers
+
+clean-worlds: ## remove whatever worlds killed runs left behind
+	@$(BIN)/canal world gc

@@ -1,0 +1,193 @@
+//! Rules on Rust and C sources: first line, sizes, unsafe rooms, dead files, ignored tests, words that are not used in names.
+
+use std::collections::BTreeSet;
+
+use syn::spanned::Spanned;
+use syn::visit::Visit;
+
+use crate::tree::Tree;
+
+const FILE_LINES_MAX: usize = 800;
+const FUNCTION_LINES_MAX: usize = 70;
+/// Where `unsafe` may stand, by path prefix. Everything else forbids it.
+const UNSAFE_ROOMS: [&str; 4] = ["dataplane/abi/", "dataplane/offload/", "dataplane/kit/src/sys", "world/src/sys"];
+/// Crates that hold an unsafe room and therefore cannot say `forbid`.
+const UNSAFE_CRATES: [&str; 4] = ["dataplane/abi", "dataplane/offload", "dataplane/kit", "world"];
+/// Words that say nothing about a thing.
+const EMPTY_WORDS: [&str; 6] = ["util", "utils", "manager", "common", "helper", "misc"];
+/// `path function` pairs that may be longer than the limit, each with its reason. The list may only shrink.
+const LONG_FUNCTIONS: [(&str, &str, &str); 0] = [];
+
+pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) -> anyhow::Result<()> {
+    for (path, text) in tree.with_suffix(".rs") {
+        one_file(path, text, found);
+    }
+    for suffix in [".c", ".h"] {
+        for (path, text) in tree.with_suffix(suffix) {
+            size(path, text, found);
+            if !text.starts_with("/*") && !text.starts_with("//") {
+                found.push(format!("{path}:1: the first line says what the file does"));
+            }
+        }
+    }
+    dead_files(tree, found);
+    Ok(())
+}
+
+fn size(path: &str, text: &str, found: &mut Vec<String>) {
+    let n = text.lines().count();
+    if n > FILE_LINES_MAX {
+        found.push(format!("{path}: {n} lines, the limit is {FILE_LINES_MAX}"));
+    }
+}
+
+fn one_file(path: &str, text: &str, found: &mut Vec<String>) {
+    size(path, text, found);
+    if !text.starts_with("//!") {
+        found.push(format!("{path}:1: the first line of a module is `//!` and says what it does and what it does not"));
+    }
+    let stem = path.rsplit('/').next().unwrap_or(path).trim_end_matches(".rs");
+    if stem.split('_').any(|w| EMPTY_WORDS.contains(&w)) {
+        found.push(format!("{path}: the name says nothing; name the thing"));
+    }
+    crate_root(path, text, found);
+    match syn::parse_file(text) {
+        Ok(ast) => Walk { path, found, in_test: false }.visit_file(&ast),
+        Err(e) => found.push(format!("{path}:{}: does not parse: {e}", e.span().start().line)),
+    }
+}
+
+fn crate_root(path: &str, text: &str, found: &mut Vec<String>) {
+    let Some(krate) = path.strip_suffix("/src/lib.rs").or_else(|| path.strip_suffix("/src/main.rs")) else { return };
+    if !UNSAFE_CRATES.contains(&krate) && !text.contains("#![forbid(unsafe_code)]") {
+        found.push(format!("{path}: add `#![forbid(unsafe_code)]`; unsafe lives in {}", UNSAFE_ROOMS.join(", ")));
+    }
+}
+
+struct Walk<'a> {
+    path: &'a str,
+    found: &'a mut Vec<String>,
+    in_test: bool,
+}
+
+impl Walk<'_> {
+    fn function(&mut self, sig: &syn::Signature, span: proc_macro2::Span) {
+        let n = span.end().line - span.start().line + 1;
+        let name = sig.ident.to_string();
+        let excused = LONG_FUNCTIONS.iter().any(|(p, f, _)| *p == self.path && *f == name);
+        if n > FUNCTION_LINES_MAX && !excused {
+            self.found.push(format!("{}:{}: fn {name} has {n} lines, the limit is {FUNCTION_LINES_MAX}", self.path, span.start().line));
+        }
+        if name.split('_').any(|w| EMPTY_WORDS.contains(&w)) {
+            self.found.push(format!("{}:{}: fn {name}: the name says nothing; name the thing", self.path, span.start().line));
+        }
+    }
+    fn unsafe_here(&mut self, line: usize) {
+        if !UNSAFE_ROOMS.iter().any(|r| self.path.starts_with(r)) {
+            self.found.push(format!("{}:{line}: unsafe outside its rooms ({})", self.path, UNSAFE_ROOMS.join(", ")));
+        }
+    }
+    fn attributes(&mut self, attrs: &[syn::Attribute]) {
+        for a in attrs {
+            let line = a.span().start().line;
+            if a.path().is_ident("ignore") {
+                self.found.push(format!("{}:{line}: an ignored test is no test: make it run or delete it", self.path));
+            }
+            let is_allow = a.path().is_ident("allow") || a.path().is_ident("expect");
+            if is_allow && a.meta.require_list().is_ok_and(|l| !l.tokens.to_string().contains("reason")) {
+                self.found.push(format!("{}:{line}: `allow` needs `reason = \"…\"`", self.path));
+            }
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Walk<'_> {
+    fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
+        self.function(&f.sig, f.span());
+        if f.sig.unsafety.is_some() {
+            self.unsafe_here(f.span().start().line);
+        }
+        syn::visit::visit_item_fn(self, f);
+    }
+    fn visit_impl_item_fn(&mut self, f: &'ast syn::ImplItemFn) {
+        self.function(&f.sig, f.span());
+        syn::visit::visit_impl_item_fn(self, f);
+    }
+    fn visit_trait_item_fn(&mut self, f: &'ast syn::TraitItemFn) {
+        self.function(&f.sig, f.span());
+        syn::visit::visit_trait_item_fn(self, f);
+    }
+    fn visit_expr_unsafe(&mut self, e: &'ast syn::ExprUnsafe) {
+        self.unsafe_here(e.span().start().line);
+        syn::visit::visit_expr_unsafe(self, e);
+    }
+    fn visit_attribute(&mut self, a: &'ast syn::Attribute) {
+        self.attributes(std::slice::from_ref(a));
+    }
+    fn visit_item_struct(&mut self, s: &'ast syn::ItemStruct) {
+        let name = s.ident.to_string().to_lowercase();
+        if EMPTY_WORDS.iter().any(|w| name.ends_with(w)) {
+            self.found.push(format!("{}:{}: struct {}: the name says nothing; name the thing", self.path, s.span().start().line, s.ident));
+        }
+        syn::visit::visit_item_struct(self, s);
+    }
+    fn visit_item_mod(&mut self, m: &'ast syn::ItemMod) {
+        let was = self.in_test;
+        self.in_test |= m.ident == "tests";
+        syn::visit::visit_item_mod(self, m);
+        self.in_test = was;
+    }
+}
+
+/// A `.rs` file that no `mod` names is compiled by nobody.
+fn dead_files(tree: &Tree, found: &mut Vec<String>) {
+    let mut named: BTreeSet<String> = BTreeSet::new();
+    for (path, text) in tree.with_suffix(".rs") {
+        let Ok(ast) = syn::parse_file(text) else { continue };
+        let file = path.rsplit('/').next().unwrap_or(path);
+        let dir = path.strip_suffix(file).unwrap_or_default();
+        let is_root = ["lib.rs", "main.rs", "mod.rs", "build.rs"].contains(&file) || is_target(path);
+        let base = if is_root { dir.to_string() } else { format!("{}/", path.trim_end_matches(".rs")) };
+        mods(&ast.items, &base, dir, &mut named);
+    }
+    for (path, _) in tree.with_suffix(".rs") {
+        let file = path.rsplit('/').next().unwrap_or(path);
+        let root = ["lib.rs", "main.rs", "build.rs"].contains(&file) || is_target(path);
+        if !root && !named.contains(path) {
+            found.push(format!("{path}: no `mod` names this file; delete it or name it"));
+        }
+    }
+}
+
+/// Files cargo finds by their place: `tests/x.rs`, `benches/x.rs`, `examples/x.rs`, `src/bin/x.rs`.
+fn is_target(path: &str) -> bool {
+    let parts: Vec<&str> = path.split('/').collect();
+    let n = parts.len();
+    n >= 2
+        && (["tests", "benches", "examples"].contains(&parts[n - 2]) && !parts.contains(&"src")
+            || n >= 3 && parts[n - 2] == "bin" && parts[n - 3] == "src")
+}
+
+fn mods(items: &[syn::Item], base: &str, dir: &str, named: &mut BTreeSet<String>) {
+    for item in items {
+        let syn::Item::Mod(m) = item else { continue };
+        let name = m.ident.to_string();
+        let at = m.attrs.iter().find(|a| a.path().is_ident("path")).and_then(|a| match &a.meta {
+            syn::Meta::NameValue(nv) => match &nv.value {
+                syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(s), .. }) => Some(s.value()),
+                _ => None,
+            },
+            _ => None,
+        });
+        match (&m.content, at) {
+            (Some((_, inner)), _) => mods(inner, &format!("{base}{name}/"), dir, named),
+            (None, Some(p)) => {
+                named.insert(format!("{dir}{p}"));
+            }
+            (None, None) => {
+                named.insert(format!("{base}{name}.rs"));
+                named.insert(format!("{base}{name}/mod.rs"));
+            }
+        }
+    }
+}
