@@ -1,1 +1,6 @@
-//! canal-abi: not written yet.
+//! Rust's view of `bpf/abi/*.h`, generated at build time, and the few conversions between it and std's types. Loads nothing.
+
+pub mod capture;
+mod plain;
+
+pub use plain::{Plain, from_bytes, to_bytes};
