@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod diagnostic;
 pub mod identity;
 pub mod ids;
 pub mod policy;
+pub mod principal;
 pub mod program;
