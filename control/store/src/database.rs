@@ -1,0 +1,523 @@
+//! The redb file: opening, transactions, and recovery from a disk that refused. No decision about policy is taken here.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, TrustDomain};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
+
+use crate::error::StoreError;
+use crate::ids::{Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, decide_allocation};
+use crate::objects::{Edit, ObjectKey, Row, StoredObject};
+use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX, StoredAuthority};
+
+/// `(tenant, kind, namespace, name)` to a JSON [`Row`].
+const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinition::new("objects");
+/// Service key to `(id, seconds since 1970 of its release or 0)`.
+const SERVICE_IDS: TableDefinition<&str, (u32, u64)> = TableDefinition::new("service-ids");
+/// `(tenant, trust domain)` to `(PKCS#8 DER, PEM)`.
+const AUTHORITIES: TableDefinition<(&str, &str), (&[u8], &str)> = TableDefinition::new("authorities");
+/// Counters by name.
+const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
+
+const LAYOUT: u64 = 1;
+const COUNTER_LAYOUT: &str = "layout";
+/// Generations up to this one may have been given out.
+const COUNTER_GENERATION: &str = "generation";
+const COUNTER_NEXT_SERVICE_ID: &str = "next-service-id";
+/// Counts transactions, so that after a failed commit one can see whether it landed.
+const COUNTER_SEQUENCE: &str = "sequence";
+
+const FILE: &str = "controller.redb";
+/// redb's own default is a gigabyte; the hub keeps what it needs in memory anyway.
+const CACHE_BYTES: usize = 16 << 20;
+
+/// The store's limits; the defaults are the constants of this crate.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// See [`OBJECTS_PER_TENANT_MAX`].
+    pub objects_per_tenant: usize,
+    /// See [`OBJECT_BYTES_MAX`].
+    pub object_bytes: usize,
+    /// See [`EDITS_MAX`].
+    pub edits: usize,
+    /// The largest service id given out: 24 bits.
+    pub service_ids: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { objects_per_tenant: OBJECTS_PER_TENANT_MAX, object_bytes: OBJECT_BYTES_MAX, edits: EDITS_MAX, service_ids: (1 << 24) - 1 }
+    }
+}
+
+/// The store. One process opens it; all methods block for at most a few disk flushes.
+pub struct Store {
+    path: PathBuf,
+    limits: Limits,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    /// `None` after the disk refused; the next call opens it again.
+    database: Option<Database>,
+    counts: BTreeMap<TenantName, usize>,
+    ids: IdBook,
+    sequence: u64,
+    /// Generations up to here are reserved on disk.
+    reserved: u64,
+    given: u64,
+    doubt: Option<Doubt>,
+}
+
+/// A commit that failed: whether it reached the disk is known only after the file was opened again. If it did, it is taken back.
+struct Doubt {
+    sequence: u64,
+    before: Vec<(ObjectKey, Option<Vec<u8>>)>,
+}
+
+/// What the disk says, read once at opening.
+struct Loaded {
+    counts: BTreeMap<TenantName, usize>,
+    ids: IdBook,
+    sequence: u64,
+    generation: u64,
+}
+
+impl Store {
+    /// Opens or creates `controller.redb` in `dir`, both readable by their owner only.
+    ///
+    /// # Errors
+    /// [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`] or [`StoreError::Disk`].
+    pub fn open(dir: &Path, limits: Limits) -> Result<Self, StoreError> {
+        DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| StoreError::Open {
+            path: dir.into(),
+            why: e.to_string(),
+            mend: "give --data-dir a folder that this user may write",
+        })?;
+        let path = dir.join(FILE);
+        let (database, loaded) = open_database(&path)?;
+        let inner = Inner {
+            database: Some(database),
+            counts: loaded.counts,
+            ids: loaded.ids,
+            sequence: loaded.sequence,
+            reserved: loaded.generation,
+            given: loaded.generation,
+            doubt: None,
+        };
+        Ok(Self { path, limits, inner: Mutex::new(inner) })
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// All applied objects.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn objects(&self) -> Result<Vec<StoredObject>, StoreError> {
+        let mut inner = self.lock();
+        let database = self.opened(&mut inner)?;
+        let read = || -> Result<Vec<StoredObject>, redb::Error> {
+            let table = database.begin_read()?.open_table(OBJECTS)?;
+            let mut out = Vec::new();
+            for entry in table.iter()? {
+                let (k, v) = entry?;
+                out.push(stored(k.value(), v.value()).map_err(redb::Error::Corrupted)?);
+            }
+            Ok(out)
+        };
+        read().map_err(|e| StoreError::from_redb(&self.path, e))
+    }
+
+    /// Writes all edits in one transaction, marked with `generation`; `now` is seconds since 1970.
+    ///
+    /// # Errors
+    /// A limit, or [`StoreError::Disk`]; nothing was changed.
+    pub fn apply(&self, edits: &[Edit], generation: Generation, now: u64) -> Result<(), StoreError> {
+        self.within_limits(edits)?;
+        let mut inner = self.lock();
+        let mut before = Vec::with_capacity(edits.len());
+        let mut grown: BTreeMap<TenantName, isize> = BTreeMap::new();
+        let counts = inner.counts.clone();
+        self.transact(&mut inner, |tx| {
+            (before, grown) = write_edits(tx, edits, generation, now)?;
+            let over = decide_counts(&counts, &grown, self.limits.objects_per_tenant).err();
+            let mut counters = tx.open_table(COUNTERS)?;
+            let reserved = counters.get(COUNTER_GENERATION)?.map_or(0, |v| v.value());
+            counters.insert(COUNTER_GENERATION, reserved.max(generation.0))?;
+            Ok(match over {
+                Some(e) => Step::Abort(e),
+                None => Step::Commit { before: std::mem::take(&mut before) },
+            })
+        })?;
+        for (tenant, by) in grown {
+            let n = inner.counts.entry(tenant).or_insert(0);
+            *n = n.saturating_add_signed(by);
+        }
+        inner.reserved = inner.reserved.max(generation.0);
+        inner.given = inner.given.max(generation.0);
+        Ok(())
+    }
+
+    fn within_limits(&self, edits: &[Edit]) -> Result<(), StoreError> {
+        if edits.len() > self.limits.edits {
+            return Err(StoreError::Edits { edits: edits.len(), limit: self.limits.edits });
+        }
+        for e in edits {
+            if let Edit::Put { key, yaml } = e
+                && yaml.len() > self.limits.object_bytes
+            {
+                return Err(StoreError::ObjectBytes { object: key.to_string(), bytes: yaml.len(), limit: self.limits.object_bytes });
+            }
+        }
+        Ok(())
+    }
+
+    /// The next generation: larger than every one given out before, by this process or an earlier one.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] when the reserve is used up and no more can be written.
+    pub fn next_generation(&self) -> Result<Generation, StoreError> {
+        let mut inner = self.lock();
+        let left = inner.reserved.saturating_sub(inner.given);
+        if left <= GENERATIONS_RESERVED / 2 {
+            let target = inner.given + GENERATIONS_RESERVED;
+            match self.transact(&mut inner, |tx| {
+                tx.open_table(COUNTERS)?.insert(COUNTER_GENERATION, target)?;
+                Ok(Step::Commit { before: Vec::new() })
+            }) {
+                Ok(()) => inner.reserved = target,
+                Err(e) if left == 0 => return Err(e),
+                Err(e) => tracing::warn!(error = %e, left, "no more generations could be reserved; the reserve is used"),
+            }
+        }
+        inner.given += 1;
+        Ok(Generation(inner.given))
+    }
+
+    /// The newest generation given out.
+    pub fn generation(&self) -> Generation {
+        Generation(self.lock().given)
+    }
+
+    /// The ids of all `services`; those without one get one, for ever. Those which had been released are live again.
+    ///
+    /// # Errors
+    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::Disk`].
+    pub fn service_ids(&self, services: &[ServiceKey], now: u64) -> Result<HashMap<ServiceKey, ServiceId>, StoreError> {
+        let mut inner = self.lock();
+        self.opened(&mut inner)?;
+        let Some(allocation) = decide_allocation(&inner.ids, services, now, self.limits.service_ids) else {
+            return Err(StoreError::ServiceIds { limit: self.limits.service_ids, hours: SERVICE_ID_QUARANTINE_SECONDS / 3600 });
+        };
+        if !allocation.is_empty() {
+            self.transact(&mut inner, |tx| {
+                let mut table = tx.open_table(SERVICE_IDS)?;
+                for key in &allocation.displaced {
+                    table.remove(key.to_string().as_str())?;
+                }
+                for (key, id) in &allocation.bound {
+                    table.insert(key.to_string().as_str(), (id.get(), 0))?;
+                }
+                tx.open_table(COUNTERS)?.insert(COUNTER_NEXT_SERVICE_ID, u64::from(allocation.next))?;
+                Ok(Step::Commit { before: Vec::new() })
+            })?;
+            for key in &allocation.displaced {
+                inner.ids.bindings.remove(key);
+            }
+            inner.ids.next = allocation.next;
+            inner.ids.bindings.extend(allocation.bound.into_iter().map(|(k, id)| (k, Binding { id, released: None })));
+        }
+        Ok(services.iter().filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id))).collect())
+    }
+
+    /// Marks as released every binding that `lives` does not hold. Their ids stay reserved for the same names.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn release_service_ids(&self, lives: impl Fn(&ServiceKey) -> bool, now: u64) -> Result<usize, StoreError> {
+        let mut inner = self.lock();
+        self.opened(&mut inner)?;
+        let gone: Vec<(ServiceKey, ServiceId)> =
+            inner.ids.bindings.iter().filter(|(k, b)| b.released.is_none() && !lives(k)).map(|(k, b)| (k.clone(), b.id)).collect();
+        if gone.is_empty() {
+            return Ok(0);
+        }
+        self.transact(&mut inner, |tx| {
+            let mut table = tx.open_table(SERVICE_IDS)?;
+            for (key, id) in &gone {
+                table.insert(key.to_string().as_str(), (id.get(), now.max(1)))?;
+            }
+            Ok(Step::Commit { before: Vec::new() })
+        })?;
+        for (key, id) in &gone {
+            inner.ids.bindings.insert(key.clone(), Binding { id: *id, released: Some(now.max(1)) });
+        }
+        Ok(gone.len())
+    }
+
+    /// The authority of a tenant's trust domain, if one was made.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn authority(&self, tenant: &TenantName, domain: &TrustDomain) -> Result<Option<StoredAuthority>, StoreError> {
+        let mut inner = self.lock();
+        let database = self.opened(&mut inner)?;
+        let read = || -> Result<Option<StoredAuthority>, redb::Error> {
+            let table = database.begin_read()?.open_table(AUTHORITIES)?;
+            let row = table.get((tenant.as_str(), domain.as_str()))?;
+            Ok(row.map(|r| StoredAuthority { key: r.value().0.to_vec(), certificate: r.value().1.to_string() }))
+        };
+        read().map_err(|e| StoreError::from_redb(&self.path, e))
+    }
+
+    /// Keeps a new authority. It must be on disk before the first certificate leaves: a root that is lost cannot be trusted again.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn put_authority(&self, tenant: &TenantName, domain: &TrustDomain, authority: &StoredAuthority) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        self.transact(&mut inner, |tx| {
+            let value = (authority.key.as_slice(), authority.certificate.as_str());
+            tx.open_table(AUTHORITIES)?.insert((tenant.as_str(), domain.as_str()), value)?;
+            Ok(Step::Commit { before: Vec::new() })
+        })
+    }
+
+    /// Gives back the generations that were reserved and not used, so that an orderly restart goes on without a gap.
+    /// A process that dies without this call costs a gap, nothing else.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn settle(&self) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        let given = inner.given;
+        self.transact(&mut inner, |tx| {
+            tx.open_table(COUNTERS)?.insert(COUNTER_GENERATION, given)?;
+            Ok(Step::Commit { before: Vec::new() })
+        })?;
+        inner.reserved = given;
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic while the lock was held leaves at worst an uncommitted transaction, which redb has rolled back.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The open database; opens it again after the disk had refused, and takes back a commit that was reported as failed.
+    fn opened<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
+        if inner.database.is_none() {
+            let (database, loaded) = open_database(&self.path)?;
+            inner.counts = loaded.counts;
+            inner.ids = loaded.ids;
+            inner.sequence = loaded.sequence;
+            inner.reserved = inner.reserved.max(loaded.generation);
+            if let Some(doubt) = &inner.doubt
+                && doubt.sequence == loaded.sequence
+                && !doubt.before.is_empty()
+            {
+                take_back(&database, doubt).map_err(|e| StoreError::from_redb(&self.path, e))?;
+                inner.sequence += 1;
+                inner.counts = load(&database).map_err(|e| StoreError::from_redb(&self.path, e))?.counts;
+            }
+            inner.doubt = None;
+            inner.database = Some(database);
+            tracing::info!(path = %self.path.display(), "the store is open again");
+        }
+        inner.database.as_ref().ok_or_else(|| StoreError::Disk { path: self.path.clone(), why: "the store is closed".into() })
+    }
+
+    /// Runs one durable transaction. After an I/O error redb takes no more writes on the same handle, so it is dropped here.
+    fn transact(&self, inner: &mut Inner, f: impl FnOnce(&WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
+        let sequence = {
+            self.opened(inner)?;
+            inner.sequence + 1
+        };
+        let database = self.opened(inner)?;
+        let mut attempted = Vec::new();
+        let run = || -> Result<Option<StoreError>, redb::Error> {
+            let mut tx = database.begin_write()?;
+            // The file is whole at once after a kill, without walking it: the controller serves within a second of its start.
+            tx.set_quick_repair(true);
+            match f(&tx)? {
+                Step::Abort(e) => {
+                    tx.abort()?;
+                    return Ok(Some(e));
+                }
+                Step::Commit { before } => attempted = before,
+            }
+            tx.open_table(COUNTERS)?.insert(COUNTER_SEQUENCE, sequence)?;
+            tx.commit()?;
+            Ok(None)
+        };
+        match run() {
+            Ok(None) => {
+                inner.sequence = sequence;
+                Ok(())
+            }
+            Ok(Some(refused)) => Err(refused),
+            Err(e) => {
+                inner.doubt = Some(Doubt { sequence, before: attempted });
+                inner.database = None;
+                let refused = StoreError::from_redb(&self.path, e);
+                tracing::error!(error = %refused, "the store refused a write");
+                // Opened again at once: whether the commit landed must be known, and undone, before anything else is read.
+                if let Err(e) = self.opened(inner) {
+                    tracing::error!(error = %e, "the store cannot be opened again yet");
+                }
+                Err(refused)
+            }
+        }
+    }
+}
+
+/// What a transaction's body decided.
+enum Step {
+    Commit { before: Vec<(ObjectKey, Option<Vec<u8>>)> },
+    Abort(StoreError),
+}
+
+type Written = (Vec<(ObjectKey, Option<Vec<u8>>)>, BTreeMap<TenantName, isize>);
+
+fn write_edits(tx: &WriteTransaction, edits: &[Edit], generation: Generation, now: u64) -> Result<Written, redb::Error> {
+    let mut table = tx.open_table(OBJECTS)?;
+    let mut before = Vec::with_capacity(edits.len());
+    let mut grown: BTreeMap<TenantName, isize> = BTreeMap::new();
+    for edit in edits {
+        let key = edit.key();
+        let row_key = (key.tenant.as_str(), key.kind.as_str(), key.namespace.as_str(), key.name.as_str());
+        let old: Option<Vec<u8>> = table.get(row_key)?.map(|v| v.value().to_vec());
+        let had = old.is_some();
+        match edit {
+            Edit::Put { yaml, .. } => {
+                let created = old.as_deref().and_then(|v| serde_json::from_slice::<Row>(v).ok()).map_or(now, |r| r.created);
+                let row = Row { yaml: yaml.clone(), created, generation: generation.0 };
+                let bytes = serde_json::to_vec(&row).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                table.insert(row_key, bytes.as_slice())?;
+                *grown.entry(key.tenant.clone()).or_insert(0) += isize::from(!had);
+            }
+            Edit::Delete { .. } => {
+                table.remove(row_key)?;
+                *grown.entry(key.tenant.clone()).or_insert(0) -= isize::from(had);
+            }
+        }
+        before.push((key.clone(), old));
+    }
+    Ok((before, grown))
+}
+
+/// A tenant over its limit may still shrink or stay as it is, never grow.
+fn decide_counts(counts: &BTreeMap<TenantName, usize>, grown: &BTreeMap<TenantName, isize>, limit: usize) -> Result<(), StoreError> {
+    for (tenant, by) in grown {
+        let wanted = counts.get(tenant).copied().unwrap_or(0).saturating_add_signed(*by);
+        if *by > 0 && wanted > limit {
+            return Err(StoreError::ObjectsPerTenant { tenant: tenant.clone(), wanted, limit });
+        }
+    }
+    Ok(())
+}
+
+/// Restores the rows that a commit, reported as failed, has changed after all. The last edit of a key is undone first.
+fn take_back(database: &Database, doubt: &Doubt) -> Result<(), redb::Error> {
+    let tx = database.begin_write()?;
+    {
+        let mut table = tx.open_table(OBJECTS)?;
+        for (key, old) in doubt.before.iter().rev() {
+            let row_key = (key.tenant.as_str(), key.kind.as_str(), key.namespace.as_str(), key.name.as_str());
+            match old {
+                Some(bytes) => table.insert(row_key, bytes.as_slice())?,
+                None => table.remove(row_key)?,
+            };
+        }
+        tx.open_table(COUNTERS)?.insert(COUNTER_SEQUENCE, doubt.sequence + 1)?;
+    }
+    tx.commit()?;
+    Ok(())
+}
+
+fn stored((tenant, kind, namespace, name): (&str, &str, &str, &str), value: &[u8]) -> Result<StoredObject, String> {
+    let tenant = TenantName::new(tenant).map_err(|e| e.to_string())?;
+    let row: Row = serde_json::from_slice(value).map_err(|e| format!("object {kind} {namespace}/{name} of {tenant}: {e}"))?;
+    let key = ObjectKey { tenant, kind: kind.into(), namespace: namespace.into(), name: name.into() };
+    Ok(StoredObject { key, yaml: row.yaml, created: row.created, generation: Generation(row.generation) })
+}
+
+fn open_database(path: &Path) -> Result<(Database, Loaded), StoreError> {
+    let unusable = |e: std::io::Error| StoreError::Open {
+        path: path.into(),
+        why: e.to_string(),
+        mend: "check the folder's owner and mode, and that the disk is mounted and has space",
+    };
+    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map_err(unusable)?;
+    let mode = file.metadata().map_err(unusable)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        // It holds private keys; a copy or an old umask may have opened it to others.
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable)?;
+    }
+    let database =
+        Database::builder().set_cache_size(CACHE_BYTES).create_file(file).map_err(|e| match StoreError::from_redb(path, e.into()) {
+            StoreError::Disk { path, why } => {
+                StoreError::Open { path, why, mend: "check the disk's space and that the file is a canal-controller store" }
+            }
+            other => other,
+        })?;
+    prepare(&database).map_err(|e| StoreError::from_redb(path, e))?;
+    let found = layout(&database).map_err(|e| StoreError::from_redb(path, e))?;
+    if found != LAYOUT {
+        return Err(StoreError::Layout { path: path.into(), found, known: LAYOUT });
+    }
+    let loaded = load(&database).map_err(|e| StoreError::from_redb(path, e))?;
+    Ok((database, loaded))
+}
+
+/// Creates the tables of a new file. Skipped when they exist, so that opening writes nothing on a full disk.
+fn prepare(database: &Database) -> Result<(), redb::Error> {
+    if database.begin_read()?.list_tables()?.count() == 4 {
+        return Ok(());
+    }
+    let mut tx = database.begin_write()?;
+    tx.set_quick_repair(true);
+    {
+        tx.open_table(OBJECTS)?;
+        tx.open_table(SERVICE_IDS)?;
+        tx.open_table(AUTHORITIES)?;
+        let mut counters = tx.open_table(COUNTERS)?;
+        if counters.get(COUNTER_LAYOUT)?.is_none() {
+            counters.insert(COUNTER_LAYOUT, LAYOUT)?;
+        }
+    }
+    tx.commit()?;
+    Ok(())
+}
+
+fn layout(database: &Database) -> Result<u64, redb::Error> {
+    Ok(database.begin_read()?.open_table(COUNTERS)?.get(COUNTER_LAYOUT)?.map_or(LAYOUT, |v| v.value()))
+}
+
+fn load(database: &Database) -> Result<Loaded, redb::Error> {
+    let tx = database.begin_read()?;
+    let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
+    let counters = tx.open_table(COUNTERS)?;
+    let counter = |name: &str| -> Result<u64, redb::Error> { Ok(counters.get(name)?.map_or(0, |v| v.value())) };
+    let mut counts: BTreeMap<TenantName, usize> = BTreeMap::new();
+    for entry in tx.open_table(OBJECTS)?.iter()? {
+        let tenant = TenantName::new(entry?.0.value().0).map_err(damaged)?;
+        *counts.entry(tenant).or_insert(0) += 1;
+    }
+    let mut ids = IdBook { next: u32::try_from(counter(COUNTER_NEXT_SERVICE_ID)?).unwrap_or(u32::MAX), ..IdBook::default() };
+    for entry in tx.open_table(SERVICE_IDS)?.iter()? {
+        let (key, value) = entry?;
+        let (id, released) = value.value();
+        let binding = Binding { id: ServiceId::new(id).map_err(damaged)?, released: (released > 0).then_some(released) };
+        ids.bindings.insert(key.value().parse().map_err(damaged)?, binding);
+    }
+    Ok(Loaded { counts, ids, sequence: counter(COUNTER_SEQUENCE)?, generation: counter(COUNTER_GENERATION)? })
+}

@@ -1,0 +1,72 @@
+//! What can go wrong with the store, told to the operator: where, what, and the mend.
+
+use std::path::{Path, PathBuf};
+
+use canal_model::ids::TenantName;
+
+/// Why the store refused. Unless the text says otherwise, nothing was changed.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The file or its folder cannot be used.
+    #[error("the store {path} cannot be opened: {why}; {mend}")]
+    Open { path: PathBuf, why: String, mend: &'static str },
+    /// The file was written by a newer build.
+    #[error("the store {path} has layout {found}, this build knows {known}; run the build that wrote it, or one that is newer")]
+    Layout { path: PathBuf, found: u64, known: u64 },
+    /// The operating system refused a read or a write.
+    #[error("the disk refused {path}: {why}. Nothing was changed; free some space or repair the disk, then repeat the change")]
+    Disk { path: PathBuf, why: String },
+    /// The file holds something that no build has written.
+    #[error("the store {path} is damaged: {why}; restore it from a backup")]
+    Damaged { path: PathBuf, why: String },
+    /// A tenant has reached its number of objects.
+    #[error("tenant {tenant} would hold {wanted} objects and may hold {limit}; delete some, or give the controller a larger limit")]
+    ObjectsPerTenant { tenant: TenantName, wanted: usize, limit: usize },
+    /// One object is too large.
+    #[error("{object} has {bytes} bytes and may have {limit}; split it")]
+    ObjectBytes { object: String, bytes: usize, limit: usize },
+    /// One transaction holds too many edits.
+    #[error("{edits} changes in one request, at most {limit} are taken; send them in several requests")]
+    Edits { edits: usize, limit: usize },
+    /// Every service id is in use or was released a short time ago.
+    #[error("no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used")]
+    ServiceIds { limit: u32, hours: u64 },
+}
+
+impl StoreError {
+    /// The name of the refusal, for a counter.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Open { .. } => "open",
+            Self::Layout { .. } => "layout",
+            Self::Disk { .. } => "disk",
+            Self::Damaged { .. } => "damaged",
+            Self::ObjectsPerTenant { .. } => "objects_per_tenant",
+            Self::ObjectBytes { .. } => "object_bytes",
+            Self::Edits { .. } => "edits",
+            Self::ServiceIds { .. } => "service_ids",
+        }
+    }
+
+    /// True where the limit, not the disk, refused: repeating the same request cannot help.
+    pub fn is_limit(&self) -> bool {
+        matches!(self, Self::ObjectsPerTenant { .. } | Self::ObjectBytes { .. } | Self::Edits { .. } | Self::ServiceIds { .. })
+    }
+
+    pub(crate) fn from_redb(path: &Path, e: redb::Error) -> Self {
+        let path = path.to_path_buf();
+        match e {
+            redb::Error::Corrupted(why) => Self::Damaged { path, why },
+            redb::Error::DatabaseAlreadyOpen => Self::Open {
+                path,
+                why: "another process holds it".into(),
+                mend: "stop the other controller, or give this one its own --data-dir",
+            },
+            redb::Error::UpgradeRequired(v) => Self::Layout { path, found: v.into(), known: 0 },
+            redb::Error::TableTypeMismatch { table, .. } => {
+                Self::Damaged { path, why: format!("table {table} holds other types than this build writes") }
+            }
+            other => Self::Disk { path, why: other.to_string() },
+        }
+    }
+}

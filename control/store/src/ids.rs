@@ -1,0 +1,154 @@
+//! Which service has which 24-bit id. A binding outlives its service: the same name gets the same id back, and an id goes to
+//! another service only when no fresh one is left and its quarantine is over. Decisions only; `database` writes them.
+
+use std::collections::HashMap;
+
+use canal_model::ids::{ServiceId, ServiceKey};
+
+/// A released id is not given to another service before this many seconds: longer than any data plane's stale state lives.
+pub const SERVICE_ID_QUARANTINE_SECONDS: u64 = 24 * 3600;
+
+/// One service's binding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Binding {
+    pub(crate) id: ServiceId,
+    /// Seconds since 1970; `None` while the service exists.
+    pub(crate) released: Option<u64>,
+}
+
+/// All bindings, as on disk.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct IdBook {
+    pub(crate) bindings: HashMap<ServiceKey, Binding>,
+    /// The smallest id never given out.
+    pub(crate) next: u32,
+}
+
+/// What allocation decided, to be written in one transaction.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Allocation {
+    /// Bindings to write.
+    pub(crate) bound: Vec<(ServiceKey, ServiceId)>,
+    /// Bindings whose id moved to another service.
+    pub(crate) displaced: Vec<ServiceKey>,
+    pub(crate) next: u32,
+}
+
+impl Allocation {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bound.is_empty()
+    }
+}
+
+/// Gives every key in `wanted` an id. `None`: the space is used up.
+pub(crate) fn decide_allocation(book: &IdBook, wanted: &[ServiceKey], now: u64, limit: u32) -> Option<Allocation> {
+    let mut out = Allocation { next: book.next.max(1), ..Allocation::default() };
+    let mut stale: Option<Vec<(u64, ServiceKey, ServiceId)>> = None;
+    for key in wanted {
+        match book.bindings.get(key) {
+            Some(Binding { released: None, .. }) => continue,
+            Some(Binding { id, released: Some(_) }) => {
+                out.bound.push((key.clone(), *id));
+                continue;
+            }
+            None => {}
+        }
+        if out.next <= limit {
+            let id = ServiceId::new(out.next).ok()?;
+            out.next += 1;
+            out.bound.push((key.clone(), id));
+            continue;
+        }
+        let stale = stale.get_or_insert_with(|| oldest_last(book, wanted, now));
+        let (_, old, id) = stale.pop()?;
+        out.displaced.push(old);
+        out.bound.push((key.clone(), id));
+    }
+    Some(out)
+}
+
+/// Released bindings whose quarantine is over and which nobody asks for now; the oldest stands last.
+fn oldest_last(book: &IdBook, wanted: &[ServiceKey], now: u64) -> Vec<(u64, ServiceKey, ServiceId)> {
+    let mut v: Vec<_> = book
+        .bindings
+        .iter()
+        .filter_map(|(k, b)| b.released.map(|at| (at, k.clone(), b.id)))
+        .filter(|(at, k, _)| at.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) <= now && !wanted.contains(k))
+        .collect();
+    v.sort_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
+    v
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(n: &str) -> ServiceKey {
+        format!("alpha/shop/{n}").parse().unwrap()
+    }
+
+    fn book(entries: &[(&str, u32, Option<u64>)], next: u32) -> IdBook {
+        let bindings =
+            entries.iter().map(|(n, id, released)| (key(n), Binding { id: ServiceId::new(*id).unwrap(), released: *released })).collect();
+        IdBook { bindings, next }
+    }
+
+    #[test]
+    fn allocation() {
+        const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;
+        struct Case {
+            what: &'static str,
+            book: IdBook,
+            wanted: &'static [&'static str],
+            now: u64,
+            /// `None`: refused.
+            bound: Option<&'static [(&'static str, u32)]>,
+        }
+        let cases = [
+            Case { what: "fresh ids ascend from 1", book: book(&[], 0), wanted: &["a", "b"], now: 0, bound: Some(&[("a", 1), ("b", 2)]) },
+            Case { what: "a live binding stays", book: book(&[("a", 1, None)], 2), wanted: &["a"], now: 0, bound: Some(&[]) },
+            Case {
+                what: "a name that returns gets its id back",
+                book: book(&[("a", 1, Some(5))], 2),
+                wanted: &["a"],
+                now: 6,
+                bound: Some(&[("a", 1)]),
+            },
+            Case {
+                what: "fresh before released",
+                book: book(&[("a", 1, Some(0))], 2),
+                wanted: &["b"],
+                now: 10 * Q,
+                bound: Some(&[("b", 2)]),
+            },
+            Case {
+                what: "the oldest released once all are used",
+                book: book(&[("a", 1, Some(9)), ("b", 2, Some(3)), ("c", 3, None), ("d", 4, None)], 5),
+                wanted: &["e"],
+                now: Q + 100,
+                bound: Some(&[("e", 2)]),
+            },
+            Case {
+                what: "not within the quarantine",
+                book: book(&[("a", 1, Some(9)), ("b", 2, None), ("c", 3, None), ("d", 4, None)], 5),
+                wanted: &["e"],
+                now: Q + 8,
+                bound: None,
+            },
+            Case {
+                what: "not the id of a name asked for in the same breath",
+                book: book(&[("a", 1, Some(9)), ("b", 2, None), ("c", 3, None), ("d", 4, None)], 5),
+                wanted: &["e", "a"],
+                now: 10 * Q,
+                bound: None,
+            },
+        ];
+        for c in cases {
+            let wanted: Vec<ServiceKey> = c.wanted.iter().map(|n| key(n)).collect();
+            let got = decide_allocation(&c.book, &wanted, c.now, 4);
+            let got = got.map(|a| a.bound.iter().map(|(k, id)| (k.name.to_string(), id.get())).collect::<Vec<_>>());
+            let want = c.bound.map(|b| b.iter().map(|(n, id)| (n.to_string(), *id)).collect::<Vec<_>>());
+            assert_eq!(got, want, "{}", c.what);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! A disk that refuses (the file may not grow: EFBIG where a full disk says ENOSPC): refused clearly, still readable, whole again later.
+
+use std::process::Command;
+
+use canal_model::ids::{Generation, TenantName};
+use canal_store::{Edit, Limits, ObjectKey, Store};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const CHILD: &str = "CANAL_STORE_FULL_CHILD";
+
+fn put(n: usize) -> Edit {
+    let key =
+        ObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: format!("s{n}") };
+    Edit::Put { key, yaml: format!("{n} ").repeat(20_000) }
+}
+
+fn file_size_limit(bytes: Option<u64>) {
+    let hard = getrlimit(Resource::Fsize).maximum;
+    setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum: hard }).unwrap();
+}
+
+/// In a process of its own, because the limit is the process's.
+#[test]
+fn writer_on_a_full_disk() {
+    let Ok(dir) = std::env::var(CHILD) else { return };
+    let store = Store::open(dir.as_ref(), Limits::default()).unwrap();
+    store.apply(&[put(0)], Generation(1), 0).unwrap();
+    let now = std::fs::metadata(store.path()).unwrap().len();
+    file_size_limit(Some(now + (256 << 10)));
+    let mut landed = 1;
+    let refused = loop {
+        assert!(landed < 1000, "the limit was never reached");
+        match store.apply(&[put(landed), put(landed + 10_000)], Generation(2), 0) {
+            Ok(()) => landed += 1,
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(refused.name(), "disk", "{refused}");
+    assert!(refused.to_string().contains("Nothing was changed; free some space"), "{refused}");
+    let expect = 1 + 2 * (landed - 1);
+    assert_eq!(store.objects().unwrap().len(), expect, "reads go on, and show exactly what was acknowledged");
+    let again = store.apply(&(0..4).map(|n| put(20_000 + n)).collect::<Vec<_>>(), Generation(3), 0).unwrap_err();
+    assert_eq!(again.name(), "disk", "{again}");
+    assert_eq!(store.objects().unwrap().len(), expect);
+    assert!(store.next_generation().is_ok_and(|g| g > Generation(2)), "the reserve carries small changes on a full disk");
+
+    file_size_limit(None);
+    store.apply(&[put(30_000)], Generation(4), 0).unwrap();
+    assert_eq!(store.objects().unwrap().len(), expect + 1, "whole again without a restart");
+    drop(store);
+    let store = Store::open(dir.as_ref(), Limits::default()).unwrap();
+    assert_eq!(store.objects().unwrap().len(), expect + 1);
+    println!("done {landed}");
+}
+
+#[test]
+fn a_full_disk_is_refused_and_recovered_from() {
+    let dir = tempfile::tempdir().unwrap();
+    // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
+    let out = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact writer_on_a_full_disk --nocapture"])
+        .arg(std::env::current_exe().unwrap())
+        .env(CHILD, dir.path())
+        .output()
+        .unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success() && stdout.contains("done "), "{stdout}\n{stderr}");
+}

@@ -1,0 +1,113 @@
+//! A child process writes and acknowledges; it is killed with SIGKILL at arbitrary instants. Every acknowledged write must be there.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use canal_model::ids::{Generation, ServiceKey, TenantName};
+use canal_store::{Edit, Limits, ObjectKey, Store};
+
+const CHILD: &str = "CANAL_STORE_KILL_CHILD";
+const ROUNDS: u64 = 30;
+
+fn key(name: &str) -> ObjectKey {
+    ObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: name.into() }
+}
+
+/// The child's part: each transaction writes a pair of rows and removes an older pair, then says so. It never ends by itself.
+#[test]
+fn writer() {
+    let Ok(dir) = std::env::var(CHILD) else { return };
+    let store = Store::open(Path::new(&dir), Limits::default()).unwrap();
+    let first =
+        store.objects().unwrap().iter().filter_map(|o| o.key.name.strip_prefix('n')?.parse::<u64>().ok()).max().map_or(0, |n| n + 1);
+    let mut out = std::io::stdout();
+    for n in first.. {
+        let generation = store.next_generation().unwrap();
+        let mut edits: Vec<Edit> =
+            ['n', 'm'].iter().map(|c| Edit::Put { key: key(&format!("{c}{n}")), yaml: format!("{n} ").repeat(300) }).collect();
+        if n >= 50 {
+            edits.extend(['n', 'm'].iter().map(|c| Edit::Delete { key: key(&format!("{c}{}", n - 50)) }));
+        }
+        store.apply(&edits, generation, n).unwrap();
+        let service: ServiceKey = format!("alpha/shop/s{n}").parse().unwrap();
+        let id = store.service_ids(std::slice::from_ref(&service), n).unwrap()[&service];
+        // The test harness writes to stdout too, so the lines are marked.
+        writeln!(out, "ack {n} {} {}", generation.0, id.get()).unwrap();
+        out.flush().unwrap();
+    }
+}
+
+struct Ack {
+    n: u64,
+    generation: u64,
+    id: u32,
+}
+
+fn run_and_kill(dir: &Path, after: Duration) -> Vec<Ack> {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "writer", "--nocapture", "--test-threads=1"])
+        .env(CHILD, dir)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let out = child.stdout.take().unwrap();
+    let reader = std::thread::spawn(move || {
+        let acks = BufReader::new(out).lines().map_while(Result::ok).filter_map(|l| {
+            let mut words = l.split("ack ").nth(1)?.split(' ').map(str::to_string);
+            Some(Ack { n: words.next()?.parse().ok()?, generation: words.next()?.parse().ok()?, id: words.next()?.parse().ok()? })
+        });
+        acks.collect::<Vec<_>>()
+    });
+    std::thread::sleep(after);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    reader.join().unwrap()
+}
+
+#[test]
+fn a_kill_at_any_instant_loses_no_acknowledged_write() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = Ack { n: 0, generation: 0, id: 0 };
+    let mut acknowledged = 0;
+    for round in 0..ROUNDS {
+        // Spread over start-up, first write and steady writing; the exact instant is the scheduler's.
+        let acks = run_and_kill(dir.path(), Duration::from_millis(15 + (round * 37) % 190));
+        for a in acks {
+            assert!(a.generation > last.generation, "round {round}: generation {} after {}", a.generation, last.generation);
+            assert!(a.id > last.id, "round {round}: id {} given twice", a.id);
+            last = a;
+            acknowledged += 1;
+        }
+        let begun = Instant::now();
+        let store = Store::open(dir.path(), Limits::default()).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(1), "round {round}: opening took {:?}", begun.elapsed());
+        check(&store, round, &last, acknowledged > 0);
+    }
+    assert!(acknowledged > ROUNDS, "the children wrote too little to prove anything: {acknowledged}");
+}
+
+/// At most the one write in flight beyond the last acknowledged; pairs are whole; nothing older than the window is left.
+fn check(store: &Store, round: u64, last: &Ack, any: bool) {
+    let mut ns = Vec::new();
+    let mut ms = Vec::new();
+    for o in store.objects().unwrap() {
+        let (c, n) = o.key.name.split_at(1);
+        let n: u64 = n.parse().unwrap();
+        assert_eq!(o.yaml, format!("{n} ").repeat(300));
+        if c == "n" { ns.push(n) } else { ms.push(n) }
+    }
+    ns.sort_unstable();
+    ms.sort_unstable();
+    assert_eq!(ns, ms, "round {round}: a half-applied transaction");
+    assert!(store.generation() >= Generation(last.generation), "round {round}");
+    if any {
+        let newest = *ns.last().unwrap();
+        assert!(newest >= last.n, "round {round}: {} was acknowledged, the newest on disk is {newest}", last.n);
+        assert_eq!(ns, (newest.saturating_sub(49)..=newest).collect::<Vec<_>>(), "round {round}");
+        let service: ServiceKey = format!("alpha/shop/s{}", last.n).parse().unwrap();
+        assert_eq!(store.service_ids(std::slice::from_ref(&service), 0).unwrap()[&service].get(), last.id, "round {round}");
+    }
+}

@@ -1,0 +1,193 @@
+//! The store as its users see it: transactions, limits, service ids, generations, authorities, and what an unusable folder says.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use canal_model::ids::{Generation, ServiceKey, TenantName, TrustDomain};
+use canal_store::{Edit, Limits, ObjectKey, Store, StoreError, StoredAuthority};
+
+fn open(dir: &Path) -> Store {
+    Store::open(dir, Limits::default()).unwrap()
+}
+
+fn key(tenant: &str, name: &str) -> ObjectKey {
+    ObjectKey { tenant: TenantName::new(tenant).unwrap(), kind: "HTTPRoute".into(), namespace: "shop".into(), name: name.into() }
+}
+
+fn put(tenant: &str, name: &str, yaml: &str) -> Edit {
+    Edit::Put { key: key(tenant, name), yaml: yaml.into() }
+}
+
+fn names(s: &Store) -> Vec<String> {
+    s.objects().unwrap().into_iter().map(|o| format!("{}:{}={}@{}", o.key.tenant, o.key.name, o.yaml, o.generation)).collect()
+}
+
+#[test]
+fn an_apply_is_one_transaction_and_survives_opening_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    s.apply(&[put("alpha", "a", "1"), put("alpha", "b", "1"), put("beta", "a", "9")], Generation(1), 100).unwrap();
+    s.apply(
+        &[put("alpha", "a", "2"), Edit::Delete { key: key("alpha", "b") }, Edit::Delete { key: key("alpha", "none") }],
+        Generation(2),
+        200,
+    )
+    .unwrap();
+    let want = ["alpha:a=2@2", "beta:a=9@1"];
+    assert_eq!(names(&s), want);
+    drop(s);
+    let s = open(dir.path());
+    assert_eq!(names(&s), want);
+    assert_eq!(s.objects().unwrap()[0].created, 100, "a change keeps the time of creation");
+    let mode = |p: &Path| std::fs::metadata(p).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(s.path()), 0o600);
+}
+
+#[test]
+fn limits_refuse_the_whole_apply() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits { objects_per_tenant: 2, object_bytes: 8, edits: 3, service_ids: 2 };
+    let s = Store::open(dir.path(), limits).unwrap();
+    s.apply(&[put("alpha", "a", "1")], Generation(1), 0).unwrap();
+    let cases: [(&str, Vec<Edit>, &str); 4] = [
+        ("one object too many", vec![put("alpha", "b", "1"), put("alpha", "c", "1")], "objects_per_tenant"),
+        ("one byte too many", vec![put("alpha", "b", "1"), put("alpha", "a", "123456789")], "object_bytes"),
+        ("one edit too many", (0..4).map(|_| put("beta", "a", "1")).collect(), "edits"),
+        (
+            "another tenant's room does not count",
+            vec![put("beta", "a", "1"), put("beta", "b", "1"), put("beta", "c", "1")],
+            "objects_per_tenant",
+        ),
+    ];
+    for (what, edits, name) in cases {
+        let e = s.apply(&edits, Generation(2), 0).unwrap_err();
+        assert_eq!((e.name(), e.is_limit()), (name, true), "{what}: {e}");
+        assert_eq!(names(&s), ["alpha:a=1@1"], "{what}");
+    }
+    s.apply(&[put("alpha", "b", "12345678")], Generation(2), 0).unwrap();
+    s.apply(&[put("alpha", "c", "1"), Edit::Delete { key: key("alpha", "a") }], Generation(3), 0).unwrap();
+    assert_eq!(names(&s), ["alpha:b=12345678@2", "alpha:c=1@3"]);
+}
+
+#[test]
+fn an_object_of_the_largest_size_is_taken() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    let largest = "x".repeat(canal_store::OBJECT_BYTES_MAX);
+    s.apply(&[put("alpha", "a", &largest)], Generation(1), 0).unwrap();
+    let e = s.apply(&[put("alpha", "b", &(largest + "x"))], Generation(2), 0).unwrap_err();
+    assert_eq!(e.name(), "object_bytes");
+}
+
+#[test]
+fn service_ids_are_stable_for_ever() {
+    let dir = tempfile::tempdir().unwrap();
+    let services: Vec<ServiceKey> = ["alpha/shop/a", "beta/shop/a", "alpha/shop/b"].iter().map(|s| s.parse().unwrap()).collect();
+    let s = open(dir.path());
+    let first = s.service_ids(&services, 1).unwrap();
+    assert_eq!(first.values().collect::<std::collections::HashSet<_>>().len(), 3);
+    assert_eq!(s.release_service_ids(|k| *k == services[0], 2).unwrap(), 2);
+    assert_eq!(s.release_service_ids(|k| *k == services[0], 3).unwrap(), 0, "released once");
+    drop(s);
+    let s = open(dir.path());
+    assert_eq!(s.service_ids(&services, 4).unwrap(), first, "the same names get the same ids back");
+    let new: ServiceKey = "gamma/shop/a".parse().unwrap();
+    let id = s.service_ids(std::slice::from_ref(&new), 5).unwrap()[&new];
+    assert!(!first.values().any(|v| *v == id));
+}
+
+#[test]
+fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
+    let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
+    s.service_ids(&[k("a"), k("b")], 10).unwrap();
+    assert_eq!(s.service_ids(&[k("c")], 10).unwrap_err().name(), "service_ids");
+    s.release_service_ids(|key| *key == k("a"), 20).unwrap();
+    assert_eq!(s.service_ids(&[k("c")], 21).unwrap_err().name(), "service_ids", "still in quarantine");
+    let later = 20 + canal_store::SERVICE_ID_QUARANTINE_SECONDS;
+    assert_eq!(s.service_ids(&[k("c")], later).unwrap()[&k("c")].get(), 2);
+    drop(s);
+    let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
+    assert_eq!(s.service_ids(&[k("a"), k("c")], later).unwrap()[&k("c")].get(), 2);
+}
+
+#[test]
+fn generations_never_go_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut last = 0;
+    for round in 0..4 {
+        let s = open(dir.path());
+        for _ in 0..3 {
+            let g = s.next_generation().unwrap().0;
+            assert!(g > last, "round {round}: {g} after {last}");
+            last = g;
+        }
+        if round % 2 == 0 {
+            s.settle().unwrap();
+            let exact = s.generation().0;
+            drop(s);
+            assert_eq!(open(dir.path()).generation().0, exact, "an orderly end leaves no gap");
+        }
+    }
+}
+
+#[test]
+fn the_reserve_is_renewed_before_it_is_used_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    let n = canal_store::GENERATIONS_RESERVED * 2;
+    for want in 1..=n {
+        assert_eq!(s.next_generation().unwrap().0, want);
+    }
+    drop(s);
+    assert!(open(dir.path()).generation().0 >= n);
+}
+
+#[test]
+fn authorities_are_kept_per_tenant_and_domain() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    let (alpha, beta) = (TenantName::new("alpha").unwrap(), TenantName::new("beta").unwrap());
+    let (one, two) = (TrustDomain::new("one.example").unwrap(), TrustDomain::new("two.example").unwrap());
+    let a = StoredAuthority { key: vec![1, 2, 3], certificate: "PEM".into() };
+    assert_eq!(s.authority(&alpha, &one).unwrap(), None);
+    s.put_authority(&alpha, &one, &a).unwrap();
+    drop(s);
+    let s = open(dir.path());
+    assert_eq!(s.authority(&alpha, &one).unwrap(), Some(a.clone()));
+    assert_eq!(s.authority(&alpha, &two).unwrap(), None);
+    assert_eq!(s.authority(&beta, &one).unwrap(), None);
+    assert!(!format!("{a:?}").contains("[1, 2, 3]"), "the key is never printed");
+}
+
+#[test]
+fn an_unusable_folder_or_file_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let foreign = dir.path().join("foreign");
+    std::fs::create_dir(&foreign).unwrap();
+    std::fs::write(foreign.join("controller.redb"), "this is not a database, and longer than a few bytes".repeat(200)).unwrap();
+    let held = dir.path().join("held");
+    let _keeper = open(&held);
+    for (what, path, mend) in
+        [("a file in the folder's place", file, "--data-dir"), ("a foreign file", foreign, "store"), ("held", held, "stop the other")]
+    {
+        let Err(e) = Store::open(&path, Limits::default()) else { panic!("{what}: opened") };
+        assert!(e.to_string().contains(mend), "{what}: {e}");
+    }
+}
+
+#[test]
+fn a_newer_layout_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = open(dir.path()).path().to_path_buf();
+    let db = redb::Database::create(&path).unwrap();
+    let tx = db.begin_write().unwrap();
+    tx.open_table(redb::TableDefinition::<&str, u64>::new("counters")).unwrap().insert("layout", 7).unwrap();
+    tx.commit().unwrap();
+    drop(db);
+    let Err(e) = Store::open(dir.path(), Limits::default()) else { panic!("opened") };
+    assert!(matches!(e, StoreError::Layout { found: 7, .. }), "{e}");
+}
