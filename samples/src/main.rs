@@ -1,2 +1,162 @@
-//! canal-samples: not written yet.
-fn main() {}
+//! `canal-samples ROLE`: picks the role and runs it. Servers run until SIGTERM; clients print one JSON object and exit with 0 when
+//! all was right, 1 when something failed, 2 on a usage error.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use canal_samples::blob_client::BlobClientArgs;
+use canal_samples::bookinfo::{details, productpage::ProductPage, ratings, reviews::Reviews};
+use canal_samples::echo_rpc::EchoService;
+use canal_samples::grpc_client::GrpcClientArgs;
+use canal_samples::listen::{bind, serve, stop_signal};
+use canal_samples::load::LoadArgs;
+use canal_samples::pod::Pod;
+use canal_samples::tcp_client::TcpClientArgs;
+use canal_samples::ws_client::WsClientArgs;
+use canal_samples::{blob, blob_client, grpc_client, load, tcp, tcp_client, ws, ws_client};
+use clap::{Args, Parser, Subcommand};
+use serde_json::Value;
+
+#[derive(Debug, Parser)]
+#[command(name = "canal-samples", version, about = "Applications and clients for Canal's demo, tests and benches")]
+struct Typed {
+    #[command(subcommand)]
+    role: Role,
+}
+
+#[derive(Debug, Args)]
+struct Port {
+    /// Port to listen on, IPv4 and IPv6
+    #[arg(long, env = "PORT", default_value_t = 9080)]
+    port: u16,
+}
+
+#[derive(Debug, Subcommand)]
+enum Role {
+    /// bookinfo: the page; needs $DETAILS_URL and $REVIEWS_URL
+    Productpage(Port),
+    /// bookinfo: facts on a book
+    Details(Port),
+    /// bookinfo: reviews; $SERVICE_VERSION v2 and v3 need $RATINGS_URL
+    Reviews(Port),
+    /// bookinfo: stars
+    Ratings(Port),
+    /// gRPC echo service
+    Grpc(Port),
+    /// WebSocket echo server
+    Ws(Port),
+    /// Web server for byte-exact bodies and mirrors
+    Blob(Port),
+    /// TCP servers; each --listen is mode=port
+    Tcp {
+        /// e.g. echo=7000; modes: echo, drain, greet, source, reset, stall
+        #[arg(long, required = true)]
+        listen: Vec<tcp::Listen>,
+    },
+    /// Calls the gRPC echo service
+    GrpcClient(GrpcClientArgs),
+    /// Talks to the WebSocket echo server
+    WsClient(WsClientArgs),
+    /// Moves bodies to and from the blob server, checking every byte
+    BlobClient(BlobClientArgs),
+    /// Drives one mode of the TCP servers
+    TcpClient(TcpClientArgs),
+    /// Makes HTTP load and counts every failure
+    Load(LoadArgs),
+}
+
+fn main() -> ExitCode {
+    let typed = Typed::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(workers()).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(problem) => {
+            eprintln!("cannot start: {problem}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(typed.role)) {
+        Ok(code) => code,
+        Err(problem) => {
+            eprintln!("canal-samples: {problem:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// `$SAMPLE_THREADS`, else 1: a world runs dozens of these on one machine, and none of them needs two cores.
+fn workers() -> usize {
+    std::env::var("SAMPLE_THREADS").ok().and_then(|n| n.parse().ok()).filter(|n| (1..=64).contains(n)).unwrap_or(1)
+}
+
+async fn run(role: Role) -> anyhow::Result<ExitCode> {
+    match role {
+        Role::GrpcClient(args) => Ok(print(&grpc_client::run(&args).await?)),
+        Role::WsClient(args) => Ok(print(&ws_client::run(&args).await?)),
+        Role::BlobClient(args) => Ok(print(&blob_client::run(&args).await?)),
+        Role::TcpClient(args) => Ok(print(&tcp_client::run(&args).await?)),
+        Role::Load(args) => Ok(print(&load::run(&args).await?)),
+        server => run_server(server).await.map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn print(report: &Value) -> ExitCode {
+    println!("{report:#}");
+    if report["ok"] == true { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+async fn run_server(role: Role) -> anyhow::Result<()> {
+    let stop = stop_signal()?;
+    match role {
+        Role::Productpage(Port { port }) => {
+            let page = ProductPage::from_env(Pod::from_env("productpage"))?;
+            let (listener, pod) = (bind(port)?, page.pod.clone());
+            serve(listener, stop, move |request, _| {
+                let (page, pod) = (page.clone(), pod.clone());
+                async move { pod.signed(page.answer(request).await) }
+            })
+            .await
+        }
+        Role::Reviews(Port { port }) => {
+            let pod = Pod::from_env("reviews");
+            let reviews = Reviews::from_env(pod.clone())?;
+            serve(bind(port)?, stop, move |request, _| {
+                let (reviews, pod) = (reviews.clone(), pod.clone());
+                async move { pod.signed(reviews.answer(request).await) }
+            })
+            .await
+        }
+        Role::Details(Port { port }) => {
+            let pod = Pod::from_env("details");
+            serve(bind(port)?, stop, move |request, _| std::future::ready(pod.signed(details::answer(&pod, &request)))).await
+        }
+        Role::Ratings(Port { port }) => {
+            let pod = Pod::from_env("ratings");
+            serve(bind(port)?, stop, move |request, _| std::future::ready(pod.signed(ratings::answer(&pod, &request)))).await
+        }
+        Role::Grpc(Port { port }) => {
+            let service = EchoService::new(Pod::from_env("echo"));
+            serve(bind(port)?, stop, move |request, _| service.clone().answer(request)).await
+        }
+        Role::Ws(Port { port }) => {
+            let pod = Pod::from_env("ws");
+            serve(bind(port)?, stop, move |request, _| ws::answer(pod.clone(), request)).await
+        }
+        Role::Blob(Port { port }) => {
+            let pod = Pod::from_env("blob");
+            serve(bind(port)?, stop, move |request, peer| blob::answer(pod.clone(), request, peer)).await
+        }
+        Role::Tcp { listen } => {
+            let mut servers = tokio::task::JoinSet::new();
+            for one in listen {
+                servers.spawn(tcp::serve(bind(one.port)?, one.mode, stop.clone()));
+            }
+            while let Some(server) = servers.join_next().await {
+                server.context("a server's task failed")?;
+            }
+            Ok(())
+        }
+        client => anyhow::bail!("{client:?} is a client role"),
+    }
+}

@@ -1,0 +1,135 @@
+//! A web server for tests: byte-exact bodies of any size, uploads digested as they stream, and a mirror of what arrived.
+//!
+//! `GET /blob?size=N[&seed=S][&chunked][&trailers]` · `PUT|POST /blob[?seed=S]` digests · `POST /echo` streams the body back with its
+//! trailers · `/headers` shows the request · `/status/CODE` · `/delay?ms=N` · `/health`.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::header::{HeaderValue, TRAILER, TRANSFER_ENCODING};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use serde_json::{Map, Value, json};
+
+use crate::answer::{self, Answer, query};
+use crate::pattern::{Checker, PatternBody};
+use crate::pod::Pod;
+
+/// Largest body asked for, in bytes: 16 GiB.
+const SIZE_MAX: u64 = 16 << 30;
+/// Longest delay asked for.
+const DELAY_MAX: Duration = Duration::from_secs(300);
+
+/// Answers one request and signs it.
+pub async fn answer(pod: Pod, request: Request<Incoming>, peer: SocketAddr) -> Answer {
+    let mut answer = route(&pod, request, peer).await.unwrap_or_else(|problem| answer::refuse(StatusCode::BAD_REQUEST, &problem));
+    pod.sign(answer.headers_mut());
+    answer
+}
+
+async fn route(pod: &Pod, request: Request<Incoming>, peer: SocketAddr) -> Result<Answer, String> {
+    let path = request.uri().path();
+    let upload = matches!(*request.method(), Method::PUT | Method::POST);
+    match path {
+        "/health" => Ok(answer::json(StatusCode::OK, &json!({ "status": "ok" }))),
+        "/blob" if upload => digest(request).await,
+        "/blob" => blob(&request),
+        "/echo" => Ok(Response::new(answer::boxed(request.into_body()))),
+        "/headers" => Ok(answer::json(StatusCode::OK, &mirror(pod, &request, peer))),
+        "/delay" => delay(&request).await,
+        _ => match path.strip_prefix("/status/") {
+            Some(code) => status(code),
+            None => Ok(answer::refuse(StatusCode::NOT_FOUND, &format!("no {path} here"))),
+        },
+    }
+}
+
+/// A number from the query, `default` where it is absent.
+fn number<B>(request: &Request<B>, name: &str, default: Option<u64>) -> Result<u64, String> {
+    match (query(request.uri(), name), default) {
+        (Some(text), _) => text.parse().map_err(|_| format!("?{name}={text}: give a whole number")),
+        (None, Some(default)) => Ok(default),
+        (None, None) => Err(format!("?{name}= is missing: give a whole number")),
+    }
+}
+
+fn blob<B>(request: &Request<B>) -> Result<Answer, String> {
+    let size = number(request, "size", None)?;
+    if size > SIZE_MAX {
+        return Err(format!("?size={size} is more than {SIZE_MAX}"));
+    }
+    let seed = number(request, "seed", Some(0))?;
+    let asked = |name| query(request.uri(), name).is_some();
+    let body = match (asked("trailers"), asked("chunked")) {
+        (true, _) => PatternBody::with_trailers(seed, size),
+        (false, true) => PatternBody::chunked(seed, size),
+        (false, false) => PatternBody::sized(seed, size),
+    };
+    let mut answer = Response::new(answer::boxed(body));
+    answer.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    if asked("trailers") {
+        answer.headers_mut().insert(TRAILER, HeaderValue::from_static("x-length, x-sha256"));
+    }
+    Ok(answer)
+}
+
+async fn digest(request: Request<Incoming>) -> Result<Answer, String> {
+    let mut checker = Checker::new(number(&request, "seed", Some(0))?);
+    let chunked = request.headers().contains_key(TRANSFER_ENCODING);
+    let mut trailers = Map::new();
+    let mut body = request.into_body();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|problem| format!("the body broke off after {} bytes: {problem}", checker.length))?;
+        match frame.into_data() {
+            Ok(piece) => checker.take(&piece),
+            Err(frame) => {
+                for (name, value) in frame.trailers_ref().into_iter().flatten() {
+                    trailers.insert(name.to_string(), Value::from(value.to_str().unwrap_or("?")));
+                }
+            }
+        }
+    }
+    let (length, differs_at) = (checker.length, checker.differs_at);
+    let said = json!({
+        "length": length, "sha256": checker.sha256(), "chunked": chunked,
+        "as_pattern": differs_at.is_none(), "differs_at": differs_at, "trailers": trailers,
+    });
+    Ok(answer::json(StatusCode::OK, &said))
+}
+
+fn mirror<B>(pod: &Pod, request: &Request<B>, peer: SocketAddr) -> Value {
+    let headers: Vec<Value> = request
+        .headers()
+        .iter()
+        .map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())]))
+        .collect();
+    json!({
+        "service": pod.service, "version": pod.version, "pod": pod.name, "method": request.method().as_str(),
+        "uri": request.uri().to_string(), "http": format!("{:?}", request.version()),
+        "peer": SocketAddr::new(peer.ip().to_canonical(), peer.port()).to_string(), "headers": headers,
+    })
+}
+
+async fn delay<B>(request: &Request<B>) -> Result<Answer, String> {
+    let pause = Duration::from_millis(number(request, "ms", None)?);
+    if pause > DELAY_MAX {
+        return Err(format!("?ms= is more than {}", DELAY_MAX.as_millis()));
+    }
+    tokio::time::sleep(pause).await;
+    Ok(answer::json(StatusCode::OK, &json!({ "slept_ms": pause.as_millis() as u64 })))
+}
+
+fn status(code: &str) -> Result<Answer, String> {
+    let code = code.parse().ok().filter(|c: &u16| *c >= 200).and_then(|c| StatusCode::from_u16(c).ok());
+    let code = code.ok_or("/status/CODE: give a number from 200 to 599")?;
+    // 204 and 304 have no body (RFC 9110 §6.4.1).
+    match code {
+        StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => {
+            let mut answer = Response::new(answer::boxed(http_body_util::Empty::new()));
+            *answer.status_mut() = code;
+            Ok(answer)
+        }
+        _ => Ok(answer::json(code, &json!({ "status": code.as_u16() }))),
+    }
+}

@@ -1,0 +1,112 @@
+//! Listens on both IP families, serves HTTP/1.1 and HTTP/2 without TLS, and stops gently on SIGTERM or ctrl-c.
+//! What is served is the caller's; TCP samples use [`bind`] and [`stop_signal`] alone.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::{Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Context;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
+use socket2::{Domain, Protocol, Socket, Type};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::answer::Answer;
+
+/// Pending connections the kernel keeps for us.
+const BACKLOG: i32 = 4096;
+/// How long open connections may finish after a stop signal.
+const GRACE: Duration = Duration::from_secs(5);
+/// A pause after a failed accept (out of file descriptors), so that it does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
+
+/// A listener on `[::]:port` that takes IPv4 too (v4-mapped); port 0 picks a free one.
+pub fn bind(port: u16) -> anyhow::Result<TcpListener> {
+    let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    let open = || -> std::io::Result<TcpListener> {
+        let socket = Socket::new(Domain::IPV6, Type::STREAM, Some(Protocol::TCP))?;
+        socket.set_only_v6(false)?;
+        socket.set_reuse_address(true)?;
+        socket.set_nonblocking(true)?;
+        socket.bind(&address.into())?;
+        socket.listen(BACKLOG)?;
+        TcpListener::from_std(socket.into())
+    };
+    open().with_context(|| format!("cannot listen on {address}: is another process on port {port}? choose one with --port"))
+}
+
+/// Becomes `true` on SIGTERM or SIGINT.
+pub fn stop_signal() -> anyhow::Result<watch::Receiver<bool>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut term = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
+    let mut int = signal(SignalKind::interrupt()).context("cannot watch SIGINT")?;
+    let (sender, receiver) = watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! { _ = term.recv() => {}, _ = int.recv() => {} }
+        sender.send_replace(true);
+        sender.closed().await;
+    });
+    Ok(receiver)
+}
+
+/// Resolves when the stop signal came.
+pub async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // An error means that the sender is gone, which only happens while the runtime ends.
+    let _ = stop.wait_for(|s| *s).await;
+}
+
+/// Serves HTTP on `listener` until `stop`, then lets open connections finish for a few seconds.
+pub async fn serve<F, Fut>(listener: TcpListener, mut stop: watch::Receiver<bool>, handler: F) -> anyhow::Result<()>
+where
+    F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = Answer> + Send + 'static,
+{
+    let mut connections = tokio::task::JoinSet::new();
+    loop {
+        tokio::select! {
+            () = stopped(&mut stop) => break,
+            Some(_) = connections.join_next(), if !connections.is_empty() => {}
+            accepted = listener.accept() => match accepted {
+                Ok((stream, peer)) => {
+                    connections.spawn(serve_connection(stream, peer, stop.clone(), handler.clone()));
+                }
+                Err(problem) => {
+                    eprintln!("accept: {problem}");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+        }
+    }
+    drop(listener);
+    let drained = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(GRACE, drained).await.is_err() {
+        eprintln!("some connections were still open {} s after the stop signal; they are cut", GRACE.as_secs());
+    }
+    Ok(())
+}
+
+async fn serve_connection<F, Fut>(stream: TcpStream, peer: SocketAddr, mut stop: watch::Receiver<bool>, handler: F)
+where
+    F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
+    Fut: Future<Output = Answer> + Send + 'static,
+{
+    let _ = stream.set_nodelay(true);
+    let service = service_fn(move |request| {
+        let answer = handler(request, peer);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let server = auto::Builder::new(TokioExecutor::new());
+    let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
+    let mut connection = std::pin::pin!(connection);
+    // A broken connection is the peer's affair: the clients here count failures, the servers do not.
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = stopped(&mut stop) => connection.as_mut().graceful_shutdown(),
+    }
+    let _ = connection.await;
+}

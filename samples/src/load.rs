@@ -1,0 +1,290 @@
+//! The bounded load client: closed loop, or open loop at a fixed rate, over N connections; counts every failure, retries nothing.
+//! In the open loop, latency runs from the moment a request was due, so that a stall is not hidden by the requests it held back.
+
+pub mod connection;
+pub mod histogram;
+pub mod tally;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use bytes::Bytes;
+use clap::Args;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
+use http_body_util::{BodyExt, Full};
+use serde_json::Value;
+use tokio::time::Instant;
+
+use crate::answer;
+use connection::{DialError, Dialed, Protocol, dial};
+use tally::{Outcome, Tally};
+
+/// Largest number of connections.
+const CONNECTIONS_MAX: usize = 10_000;
+/// Runs that say neither --count nor --duration.
+const DURATION_DEFAULT: Duration = Duration::from_secs(10);
+
+/// What load to make.
+#[derive(Debug, Clone, Args)]
+pub struct LoadArgs {
+    /// Where to send requests; several URLs are taken in turn (say, an IPv4 and an IPv6 one)
+    #[arg(required = true)]
+    pub urls: Vec<String>,
+    /// Connections, each with one request at a time
+    #[arg(short, long, default_value_t = 8)]
+    pub connections: usize,
+    /// Stop after this many requests
+    #[arg(short = 'n', long)]
+    pub count: Option<u64>,
+    /// Stop after this many seconds
+    #[arg(short, long)]
+    pub duration: Option<f64>,
+    /// Requests per second over all connections (open loop); without it, each connection sends as fast as it is answered
+    #[arg(short, long)]
+    pub rate: Option<f64>,
+    /// HTTP version to speak
+    #[arg(long, value_enum, default_value = "h1")]
+    pub protocol: Protocol,
+    /// Open a new connection for every request
+    #[arg(long)]
+    pub no_keepalive: bool,
+    /// Request header, as "name: value"; Host too
+    #[arg(short = 'H', long = "header")]
+    pub headers: Vec<String>,
+    /// Request method
+    #[arg(short = 'X', long, default_value = "GET")]
+    pub method: String,
+    /// Bytes of request body
+    #[arg(long, default_value_t = 0)]
+    pub body_size: usize,
+    /// Longest wait for one whole answer, in milliseconds
+    #[arg(long, default_value_t = 10_000)]
+    pub timeout_ms: u64,
+    /// Response header whose values are counted
+    #[arg(long, default_value = "x-served-by")]
+    pub served_by: String,
+    /// Also print counts per second
+    #[arg(long)]
+    pub timeline: bool,
+}
+
+/// One URL, taken apart.
+#[derive(Debug, Clone)]
+struct Target {
+    authority: String,
+    uri: Uri,
+}
+
+/// Everything a connection needs, checked.
+#[derive(Debug)]
+struct Plan {
+    targets: Vec<Target>,
+    method: Method,
+    headers: HeaderMap,
+    body: Bytes,
+    protocol: Protocol,
+    keepalive: bool,
+    timeout: Duration,
+    served_by: HeaderName,
+    tickets: Tickets,
+}
+
+/// Hands out requests: each has a number and a time at which it is due.
+#[derive(Debug)]
+struct Tickets {
+    next: AtomicU64,
+    count_max: u64,
+    started: Instant,
+    duration_max: Duration,
+    rate: Option<f64>,
+}
+
+impl Tickets {
+    /// The next request's number and due time; `None` when the run is over.
+    fn take(&self) -> Option<(u64, Instant)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let due = match self.rate {
+            Some(rate) => self.started + Duration::from_secs_f64(number as f64 / rate),
+            None => Instant::now(),
+        };
+        (number < self.count_max && due.duration_since(self.started) < self.duration_max).then_some((number, due))
+    }
+}
+
+/// Makes the load. The JSON's `ok` is true when not one request failed.
+pub async fn run(args: &LoadArgs) -> anyhow::Result<Value> {
+    let connections = args.connections;
+    let plan = Arc::new(decide_plan(args)?);
+    let mut workers = tokio::task::JoinSet::new();
+    for number in 0..connections {
+        workers.spawn(work(plan.clone(), number, args.timeline));
+    }
+    let mut whole = Tally::new(plan.tickets.started, args.timeline);
+    while let Some(worker) = workers.join_next().await {
+        whole.merge(worker.context("a connection's task failed")?);
+    }
+    Ok(whole.report(plan.tickets.started.elapsed()))
+}
+
+fn decide_plan(args: &LoadArgs) -> anyhow::Result<Plan> {
+    if args.connections == 0 || args.connections > CONNECTIONS_MAX {
+        bail!("--connections {}: use 1 to {CONNECTIONS_MAX}", args.connections);
+    }
+    if args.rate.is_some_and(|rate| !(rate > 0.0 && rate.is_finite())) {
+        bail!("--rate must be more than 0");
+    }
+    let duration = match (args.duration, args.count) {
+        (Some(seconds), _) => Duration::try_from_secs_f64(seconds).context("--duration is not a number of seconds")?,
+        (None, Some(_)) => Duration::from_secs(24 * 3600),
+        (None, None) => DURATION_DEFAULT,
+    };
+    Ok(Plan {
+        targets: args.urls.iter().map(|url| target(url)).collect::<anyhow::Result<_>>()?,
+        method: args.method.parse().with_context(|| format!("--method {:?}", args.method))?,
+        headers: headers(&args.headers)?,
+        body: crate::pattern::fill(0, 0, args.body_size),
+        protocol: args.protocol,
+        keepalive: !args.no_keepalive,
+        timeout: Duration::from_millis(args.timeout_ms),
+        served_by: args.served_by.parse().with_context(|| format!("--served-by {:?} is not a header name", args.served_by))?,
+        tickets: Tickets {
+            next: AtomicU64::new(0),
+            count_max: args.count.unwrap_or(u64::MAX),
+            started: Instant::now(),
+            duration_max: duration,
+            rate: args.rate,
+        },
+    })
+}
+
+fn target(url: &str) -> anyhow::Result<Target> {
+    let uri: Uri = url.parse().with_context(|| format!("{url:?} is not a URL: write it like http://10.96.0.10:9080/productpage"))?;
+    match (uri.scheme_str(), uri.authority()) {
+        (Some("http"), Some(authority)) => Ok(Target { authority: authority.to_string(), uri }),
+        _ => bail!("{url:?} is not a plain http URL: write it like http://10.96.0.10:9080/productpage"),
+    }
+}
+
+fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
+    let mut headers = HeaderMap::new();
+    for line in given {
+        let (name, value) = line.split_once(':').with_context(|| format!("--header {line:?}: write it as \"name: value\""))?;
+        let name: HeaderName = name.trim().parse().with_context(|| format!("--header {line:?}: not a header name"))?;
+        let value = HeaderValue::from_str(value.trim()).with_context(|| format!("--header {line:?}: not a header value"))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// One connection's life: takes requests until there are none.
+async fn work(plan: Arc<Plan>, number: usize, timeline: bool) -> Tally {
+    let mut tally = Tally::new(plan.tickets.started, timeline);
+    // Each target keeps its own connection, so that taking them in turn does not reconnect every time.
+    let mut open: Vec<Option<Dialed>> = plan.targets.iter().map(|_| None).collect();
+    while let Some((ticket, due)) = plan.tickets.take() {
+        tokio::time::sleep_until(due).await;
+        let which = (ticket as usize + number) % plan.targets.len();
+        let attempt = attempt(&plan, &plan.targets[which], &mut open[which]);
+        let outcome = match tokio::time::timeout(plan.timeout, attempt).await {
+            Ok(outcome) => outcome,
+            Err(_) => Outcome::failed("timeout", format!("no whole answer in {} ms", plan.timeout.as_millis())),
+        };
+        if outcome.failure.is_some() || !plan.keepalive {
+            open[which] = None;
+        }
+        tally.count(due, outcome);
+    }
+    tally
+}
+
+/// Sends one request, on the open connection where there is one that can take it.
+async fn attempt(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Outcome {
+    let mut connection = match reuse_or_dial(plan, target, open).await {
+        Ok(connection) => connection,
+        Err(problem) => return Outcome::failed("connect", problem.to_string()),
+    };
+    let request = match request(plan, target) {
+        Ok(request) => request,
+        Err(problem) => return Outcome::failed("request", problem.to_string()),
+    };
+    let response = match connection.send(request).await {
+        Ok(response) => response,
+        Err(problem) => return Outcome::failed(connection::kind_of(&problem), connection::chain(&problem)),
+    };
+    let (head, mut body) = response.into_parts();
+    while let Some(frame) = body.frame().await {
+        if let Err(problem) = frame {
+            return Outcome::failed("body", connection::chain(&problem));
+        }
+    }
+    let text = |name| head.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok()).map(str::to_owned);
+    let mut outcome = Outcome::answered(text(&plan.served_by), text(&HeaderName::from_static(crate::pod::POD)));
+    if head.status.is_success() {
+        *open = Some(connection);
+    } else {
+        outcome.failure = Some((format!("status_{}", head.status.as_u16()), format!("{} {}", target.uri, head.status)));
+    }
+    outcome
+}
+
+async fn reuse_or_dial(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Result<Dialed, DialError> {
+    if let Some(mut connection) = open.take()
+        && connection.ready().await
+    {
+        return Ok(connection);
+    }
+    dial(&target.authority, plan.protocol).await
+}
+
+fn request(plan: &Plan, target: &Target) -> Result<Request<answer::AnswerBody>, http::Error> {
+    let uri = match plan.protocol {
+        Protocol::H1 => target.uri.path_and_query().map_or("/", |p| p.as_str()).parse()?,
+        Protocol::H2 => target.uri.clone(),
+    };
+    let mut request = Request::new(answer::boxed(Full::new(plan.body.clone())));
+    *request.method_mut() = plan.method.clone();
+    *request.headers_mut() = plan.headers.clone();
+    if plan.protocol == Protocol::H1 && !plan.headers.contains_key(header::HOST) {
+        request.headers_mut().insert(header::HOST, HeaderValue::from_str(&target.authority)?);
+    }
+    if plan.protocol == Protocol::H1 && !plan.keepalive {
+        request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    }
+    *request.uri_mut() = uri;
+    Ok(request)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_end_by_count_or_time() {
+        let tickets = |count_max, rate| Tickets {
+            next: AtomicU64::new(0),
+            count_max,
+            started: Instant::now(),
+            duration_max: Duration::from_secs(1),
+            rate,
+        };
+        let all = |t: Tickets| std::iter::from_fn(|| t.take()).take(1000).count();
+        for (name, count_max, rate, want) in [
+            ("count ends a closed loop", 5, None, 5),
+            ("time ends an open loop", u64::MAX, Some(100.0), 100),
+            ("count ends an open loop", 7, Some(100.0), 7),
+        ] {
+            assert_eq!(all(tickets(count_max, rate)), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn bad_input_is_refused_with_the_mend() {
+        for (given, want) in [("10.0.0.1:80", "write it like"), ("https://10.0.0.1/", "plain http"), ("http://", "not a URL")] {
+            let problem = format!("{:#}", target(given).unwrap_err());
+            assert!(problem.contains(want), "{given}: {problem}");
+        }
+        assert!(headers(&["no colon".to_owned()]).is_err());
+    }
+}

@@ -1,0 +1,120 @@
+//! One client connection, HTTP/1.1 or HTTP/2 without TLS. Sends once, never again; names the kind of a failure.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::TcpStream;
+
+use crate::answer::AnswerBody;
+
+/// A TCP connection must be up in this time.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What to speak.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Protocol {
+    /// HTTP/1.1
+    H1,
+    /// HTTP/2 by prior knowledge
+    H2,
+}
+
+/// A connection ready for requests.
+#[derive(Debug)]
+pub enum Dialed {
+    H1(http1::SendRequest<AnswerBody>),
+    H2(http2::SendRequest<AnswerBody>),
+}
+
+/// Why a connection could not be made.
+#[derive(Debug)]
+pub enum DialError {
+    Timeout,
+    Tcp(std::io::Error),
+    Http(hyper::Error),
+}
+
+impl std::fmt::Display for DialError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Timeout => write!(f, "no connection in {} s", CONNECT_TIMEOUT.as_secs()),
+            Self::Tcp(problem) => write!(f, "{problem}"),
+            Self::Http(problem) => write!(f, "{}", chain(problem)),
+        }
+    }
+}
+
+/// Connects to `host:port` (port 80 where none is given).
+pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialError> {
+    let ported = http::uri::Authority::try_from(authority).is_ok_and(|a| a.port_u16().is_some());
+    let address = if ported { authority.to_owned() } else { format!("{authority}:80") };
+    let stream = match tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+        Ok(stream) => stream.map_err(DialError::Tcp)?,
+        Err(_) => return Err(DialError::Timeout),
+    };
+    // Without it, small requests wait for acknowledgements; failing to set it fails nothing.
+    let _ = stream.set_nodelay(true);
+    let io = TokioIo::new(stream);
+    // The connection tasks end with the connection; what went wrong is told to the request in flight.
+    match protocol {
+        Protocol::H1 => {
+            let (sender, connection) = http1::handshake(io).await.map_err(DialError::Http)?;
+            tokio::spawn(connection);
+            Ok(Dialed::H1(sender))
+        }
+        Protocol::H2 => {
+            let (sender, connection) = http2::handshake(TokioExecutor::new(), io).await.map_err(DialError::Http)?;
+            tokio::spawn(connection);
+            Ok(Dialed::H2(sender))
+        }
+    }
+}
+
+impl Dialed {
+    /// False when the server has closed it.
+    pub async fn ready(&mut self) -> bool {
+        match self {
+            Self::H1(sender) => sender.ready().await.is_ok(),
+            Self::H2(sender) => sender.ready().await.is_ok(),
+        }
+    }
+
+    /// Sends one request.
+    pub async fn send(&mut self, request: Request<AnswerBody>) -> Result<Response<Incoming>, hyper::Error> {
+        match self {
+            Self::H1(sender) => sender.send_request(request).await,
+            Self::H2(sender) => sender.send_request(request).await,
+        }
+    }
+}
+
+/// A short name for why no response came.
+pub fn kind_of(problem: &hyper::Error) -> &'static str {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(problem);
+    while let Some(error) = cause {
+        if let Some(io) = error.downcast_ref::<std::io::Error>() {
+            return match io.kind() {
+                std::io::ErrorKind::ConnectionReset => "reset",
+                std::io::ErrorKind::BrokenPipe => "closed",
+                _ => "io",
+            };
+        }
+        cause = error.source();
+    }
+    if problem.is_incomplete_message() || problem.is_canceled() || problem.is_closed() { "closed" } else { "protocol" }
+}
+
+/// An error with its causes on one line.
+pub fn chain(problem: &dyn std::error::Error) -> String {
+    let mut text = problem.to_string();
+    let mut cause = problem.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
