@@ -1,0 +1,1 @@
+//! Client and server against each other on loopback.

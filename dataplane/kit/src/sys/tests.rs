@@ -1,0 +1,1 @@
+//! Sockets on loopback and in namespaces made for the test.
