@@ -1,6 +1,6 @@
 //! The redb file: opening, transactions, and recovery from a disk that refused. No decision about policy is taken here.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, TrustDomai
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::error::StoreError;
-use crate::ids::{Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, decide_allocation};
+use crate::ids::{Allocation, Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, decide_allocation};
 use crate::objects::{Edit, ObjectKey, Row, StoredObject};
 use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX, StoredAuthority};
 
@@ -20,14 +20,19 @@ const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinitio
 const SERVICE_IDS: TableDefinition<&str, (u32, u64)> = TableDefinition::new("service-ids");
 /// `(tenant, trust domain)` to `(PKCS#8 DER, PEM)`.
 const AUTHORITIES: TableDefinition<(&str, &str), (&[u8], &str)> = TableDefinition::new("authorities");
+/// Tenant to its place in the order in which tenants were first seen.
+const TENANTS: TableDefinition<&str, u64> = TableDefinition::new("tenants");
 /// Counters by name.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
+
+const TABLES: usize = 5;
 
 const LAYOUT: u64 = 1;
 const COUNTER_LAYOUT: &str = "layout";
 /// Generations up to this one may have been given out.
 const COUNTER_GENERATION: &str = "generation";
 const COUNTER_NEXT_SERVICE_ID: &str = "next-service-id";
+const COUNTER_NEXT_TENANT: &str = "next-tenant";
 /// Counts transactions, so that after a failed commit one can see whether it landed.
 const COUNTER_SEQUENCE: &str = "sequence";
 
@@ -207,16 +212,66 @@ impl Store {
         Generation(self.lock().given)
     }
 
+    /// The tenants ever admitted and not forgotten, the first seen first. A newcomer that claims what an elder has must yield.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn tenants(&self) -> Result<Vec<TenantName>, StoreError> {
+        let mut inner = self.lock();
+        let database = self.opened(&mut inner)?;
+        let read = || -> Result<Vec<(u64, TenantName)>, redb::Error> {
+            let table = database.begin_read()?.open_table(TENANTS)?;
+            let mut out = Vec::new();
+            for entry in table.iter()? {
+                let (name, place) = entry?;
+                let name = TenantName::new(name.value()).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                out.push((place.value(), name));
+            }
+            Ok(out)
+        };
+        let mut found = read().map_err(|e| StoreError::from_redb(&self.path, e))?;
+        found.sort();
+        Ok(found.into_iter().map(|(_, name)| name).collect())
+    }
+
+    /// Puts `tenant` at the end of the order of tenants, unless it has a place already.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn admit_tenant(&self, tenant: &TenantName) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        self.transact(&mut inner, |tx| {
+            let mut tenants = tx.open_table(TENANTS)?;
+            if tenants.get(tenant.as_str())?.is_none() {
+                let mut counters = tx.open_table(COUNTERS)?;
+                let place = counters.get(COUNTER_NEXT_TENANT)?.map_or(0, |v| v.value());
+                tenants.insert(tenant.as_str(), place)?;
+                counters.insert(COUNTER_NEXT_TENANT, place + 1)?;
+            }
+            Ok(Step::Commit { before: Vec::new() })
+        })
+    }
+
+    /// Takes `tenant` out of the order: nothing of it is left anywhere.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn forget_tenant(&self, tenant: &TenantName) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        self.transact(&mut inner, |tx| {
+            tx.open_table(TENANTS)?.remove(tenant.as_str())?;
+            Ok(Step::Commit { before: Vec::new() })
+        })
+    }
+
     /// The ids of all `services`; those without one get one, for ever. Those which had been released are live again.
     ///
     /// # Errors
     /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::Disk`].
-    pub fn service_ids(&self, services: &[ServiceKey], now: u64) -> Result<HashMap<ServiceKey, ServiceId>, StoreError> {
+    pub fn service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
-        let Some(allocation) = decide_allocation(&inner.ids, services, now, self.limits.service_ids) else {
-            return Err(StoreError::ServiceIds { limit: self.limits.service_ids, hours: SERVICE_ID_QUARANTINE_SECONDS / 3600 });
-        };
+        let allocation = self.allocation(&inner.ids, services, now)?;
         if !allocation.is_empty() {
             self.transact(&mut inner, |tx| {
                 let mut table = tx.open_table(SERVICE_IDS)?;
@@ -236,6 +291,23 @@ impl Store {
             inner.ids.bindings.extend(allocation.bound.into_iter().map(|(k, id)| (k, Binding { id, released: None })));
         }
         Ok(services.iter().filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id))).collect())
+    }
+
+    /// What [`Store::service_ids`] would answer, without giving anything out: a request that is refused must not use up ids.
+    ///
+    /// # Errors
+    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::Disk`].
+    pub fn preview_service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
+        let mut inner = self.lock();
+        self.opened(&mut inner)?;
+        let fresh = self.allocation(&inner.ids, services, now)?.bound;
+        let held = services.iter().filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id)));
+        Ok(held.chain(fresh).collect())
+    }
+
+    fn allocation(&self, book: &IdBook, services: &[ServiceKey], now: u64) -> Result<Allocation, StoreError> {
+        decide_allocation(book, services, now, self.limits.service_ids)
+            .ok_or(StoreError::ServiceIds { limit: self.limits.service_ids, hours: SERVICE_ID_QUARANTINE_SECONDS / 3600 })
     }
 
     /// Marks as released every binding that `lives` does not hold. Their ids stay reserved for the same names.
@@ -480,7 +552,7 @@ fn open_database(path: &Path) -> Result<(Database, Loaded), StoreError> {
 
 /// Creates the tables of a new file. Skipped when they exist, so that opening writes nothing on a full disk.
 fn prepare(database: &Database) -> Result<(), redb::Error> {
-    if database.begin_read()?.list_tables()?.count() == 4 {
+    if database.begin_read()?.list_tables()?.count() == TABLES {
         return Ok(());
     }
     let mut tx = database.begin_write()?;
@@ -489,6 +561,7 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         tx.open_table(OBJECTS)?;
         tx.open_table(SERVICE_IDS)?;
         tx.open_table(AUTHORITIES)?;
+        tx.open_table(TENANTS)?;
         let mut counters = tx.open_table(COUNTERS)?;
         if counters.get(COUNTER_LAYOUT)?.is_none() {
             counters.insert(COUNTER_LAYOUT, LAYOUT)?;

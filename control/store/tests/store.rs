@@ -113,6 +113,34 @@ fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
 }
 
 #[test]
+fn a_preview_of_service_ids_gives_nothing_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
+    let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
+    s.service_ids(&[k("a")], 1).unwrap();
+    for other in ["b", "c", "d"] {
+        let preview = s.preview_service_ids(&[k("a"), k(other)], 2).unwrap();
+        assert_eq!((preview[&k("a")].get(), preview[&k(other)].get()), (1, 2));
+    }
+    assert_eq!(s.preview_service_ids(&[k("b"), k("c")], 2).unwrap_err().name(), "service_ids");
+    assert_eq!(s.service_ids(&[k("z")], 3).unwrap()[&k("z")].get(), 2);
+}
+
+#[test]
+fn tenants_keep_the_order_in_which_they_came() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    let t = |n: &str| TenantName::new(n).unwrap();
+    for name in ["zeta", "alpha", "mid", "alpha"] {
+        s.admit_tenant(&t(name)).unwrap();
+    }
+    s.forget_tenant(&t("zeta")).unwrap();
+    s.admit_tenant(&t("zeta")).unwrap();
+    drop(s);
+    assert_eq!(open(dir.path()).tenants().unwrap(), [t("alpha"), t("mid"), t("zeta")]);
+}
+
+#[test]
 fn generations_never_go_back() {
     let dir = tempfile::tempdir().unwrap();
     let mut last = 0;

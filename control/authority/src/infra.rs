@@ -1,0 +1,128 @@
+//! The controller's own authority, kept in a folder: `root.pem` (0644) is given to every client, `root.key` (0600) never leaves.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rcgen::{ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+
+use crate::SERVER_LIFETIME_SECONDS;
+use crate::issuer::{Root, dated};
+
+const ROOT_FILE: &str = "root.pem";
+const KEY_FILE: &str = "root.key";
+
+/// The controller's authority.
+pub struct Infra {
+    root: Root,
+}
+
+/// A server certificate and its key.
+pub struct ServerCertificate {
+    /// The leaf.
+    pub chain: Vec<CertificateDer<'static>>,
+    /// Its key.
+    pub key: PrivateKeyDer<'static>,
+    /// Seconds since 1970.
+    pub not_after: u64,
+}
+
+/// Why the controller has no certificate of its own.
+#[derive(Debug, thiserror::Error)]
+pub enum InfraError {
+    /// The folder or a file in it cannot be used.
+    #[error("{path}: {why}; give --infra-dir a folder that this user may write")]
+    File { path: PathBuf, why: String },
+    /// Only one half of the pair is there, or the two do not belong together.
+    #[error(
+        "{dir} does not hold a usable root: {why}; restore root.key, or remove both root.key and root.pem and give the new root.pem to every client"
+    )]
+    Pair { dir: PathBuf, why: String },
+    /// The root has ended.
+    #[error("the root in {dir} ended at {not_after} s since 1970; remove root.key and root.pem and give the new root.pem to every client")]
+    Ended { dir: PathBuf, not_after: u64 },
+    /// The crypto library refused.
+    #[error("the controller's certificate could not be made: {0}")]
+    Signing(String),
+}
+
+impl Infra {
+    /// Reads the authority in `dir`, or makes one if the folder holds none.
+    ///
+    /// # Errors
+    /// An [`InfraError`]; a root of which only one half is left is never replaced silently, since clients trust the old one.
+    pub fn open(dir: &Path, now: u64) -> Result<Self, InfraError> {
+        let (root_path, key_path) = (dir.join(ROOT_FILE), dir.join(KEY_FILE));
+        let file = |path: &Path| {
+            let path = path.to_path_buf();
+            move |e: io::Error| InfraError::File { path, why: e.to_string() }
+        };
+        DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(file(dir))?;
+        let pem = read_if_there(&root_path).map_err(file(&root_path))?;
+        let key = read_if_there(&key_path).map_err(file(&key_path))?;
+        let pair = |why: String| InfraError::Pair { dir: dir.into(), why };
+        let root = match (pem, key) {
+            (Some(pem), Some(key)) => {
+                let der = PrivatePkcs8KeyDer::from_pem_slice(&key).map_err(|e| pair(format!("root.key: {e}")))?;
+                Root::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem)).map_err(pair)?
+            }
+            (Some(_), None) => return Err(pair("root.pem is there and root.key is not".into())),
+            // A key without a certificate was never shown to anyone: an earlier start ended between the two writes.
+            (None, _) => {
+                let root = Root::generate("Canal controller", now).map_err(InfraError::Signing)?;
+                write_whole(dir, &key_path, root.issuer.key().serialize_pem().as_bytes(), 0o600).map_err(file(&key_path))?;
+                write_whole(dir, &root_path, root.pem.as_bytes(), 0o644).map_err(file(&root_path))?;
+                root
+            }
+        };
+        if now >= root.not_after {
+            return Err(InfraError::Ended { dir: dir.into(), not_after: root.not_after });
+        }
+        Ok(Self { root })
+    }
+
+    /// The root certificate, PEM.
+    pub fn certificate(&self) -> &str {
+        &self.root.pem
+    }
+
+    /// A fresh server certificate for the DNS name `name`.
+    ///
+    /// # Errors
+    /// [`InfraError::Signing`].
+    pub fn server_certificate(&self, name: &str, now: u64) -> Result<ServerCertificate, InfraError> {
+        let not_after = now.saturating_add(SERVER_LIFETIME_SECONDS).min(self.root.not_after);
+        let mut p = dated(now, not_after).map_err(InfraError::Signing)?;
+        let dns = name.to_string().try_into().map_err(|e: rcgen::Error| InfraError::Signing(e.to_string()))?;
+        p.subject_alt_names = vec![SanType::DnsName(dns)];
+        p.is_ca = IsCa::ExplicitNoCa;
+        p.use_authority_key_identifier_extension = true;
+        p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(|e| InfraError::Signing(e.to_string()))?;
+        let leaf = p.signed_by(&key, &self.root.issuer).map_err(|e| InfraError::Signing(e.to_string()))?;
+        Ok(ServerCertificate { chain: vec![leaf.der().clone()], key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(), not_after })
+    }
+}
+
+fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Whole or not at all, also across a power loss: write beside, flush, rename, flush the folder.
+fn write_whole(dir: &Path, path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    fs::rename(&beside, path)?;
+    File::open(dir)?.sync_all()
+}

@@ -1,0 +1,96 @@
+//! The controller's own authority: what lies in its folder, that clients can verify the server by it, and what a damaged folder says.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use canal_authority::{Infra, InfraError, ROOT_LIFETIME_SECONDS, SERVER_LIFETIME_SECONDS};
+use rustls::RootCertStore;
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::ServerCertVerifier;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+
+const NOW: u64 = 1_800_000_000;
+
+fn verify(infra: &Infra, root_pem: &str, name: &str, at: u64) -> Result<(), String> {
+    let server = infra.server_certificate("canal-controller", NOW).unwrap();
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(root_pem.as_bytes()).unwrap()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build().unwrap();
+    let name = ServerName::try_from(name.to_string()).unwrap();
+    let time = UnixTime::since_unix_epoch(Duration::from_secs(at));
+    verifier.verify_server_cert(&server.chain[0], &[], &name, &[], time).map(|_| ()).map_err(|e| e.to_string())
+}
+
+#[test]
+fn clients_verify_the_server_by_the_root_file_across_restarts() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().join("infra");
+    let first = Infra::open(&dir, NOW).unwrap();
+    let root = fs::read_to_string(dir.join("root.pem")).unwrap();
+    assert_eq!(first.certificate(), root);
+    let mode = |n: &str| fs::metadata(dir.join(n)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("root.pem"), mode("root.key")), (0o644, 0o600));
+    assert_eq!(fs::read_dir(&dir).unwrap().count(), 2, "nothing is left beside");
+    let second = Infra::open(&dir, NOW + 1).unwrap();
+    for infra in [&first, &second] {
+        verify(infra, &root, "canal-controller", NOW).unwrap();
+        assert!(verify(infra, &root, "other", NOW).is_err());
+        assert!(verify(infra, &root, "canal-controller", NOW + SERVER_LIFETIME_SECONDS + 1).is_err());
+    }
+}
+
+#[test]
+fn a_damaged_folder_is_told_apart_and_never_replaced_silently() {
+    type Damage = fn(&Path);
+    let cases: [(&str, Damage, Option<&str>); 5] = [
+        ("the key is gone", |d| fs::remove_file(d.join("root.key")).unwrap(), Some("pair")),
+        (
+            "the key is another's",
+            |d| {
+                let other = d.join("other");
+                Infra::open(&other, NOW).unwrap();
+                fs::copy(other.join("root.key"), d.join("root.key")).unwrap();
+            },
+            Some("pair"),
+        ),
+        ("the key is torn", |d| fs::write(d.join("root.key"), "-----BEGIN").unwrap(), Some("pair")),
+        ("a start ended between the two writes", |d| fs::remove_file(d.join("root.pem")).unwrap(), None),
+        (
+            "nothing is left",
+            |d| {
+                fs::remove_file(d.join("root.pem")).unwrap();
+                fs::remove_file(d.join("root.key")).unwrap();
+            },
+            None,
+        ),
+    ];
+    for (what, damage, refused) in cases {
+        let dir = tempfile::tempdir().unwrap();
+        Infra::open(dir.path(), NOW).unwrap();
+        let before = fs::read(dir.path().join("root.pem")).unwrap();
+        damage(dir.path());
+        match (Infra::open(dir.path(), NOW), refused) {
+            (Err(InfraError::Pair { .. }), Some("pair")) => {
+                assert_eq!(fs::read(dir.path().join("root.pem")).unwrap(), before, "{what}");
+            }
+            (Ok(infra), None) => verify(&infra, infra.certificate(), "canal-controller", NOW).unwrap(),
+            (got, want) => panic!("{what}: got {:?}, wanted {want:?}", got.err().map(|e| e.to_string())),
+        }
+    }
+}
+
+#[test]
+fn an_ended_root_and_a_bad_folder_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    Infra::open(dir.path(), NOW).unwrap();
+    assert!(matches!(Infra::open(dir.path(), NOW + ROOT_LIFETIME_SECONDS), Err(InfraError::Ended { .. })));
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    let Err(e) = Infra::open(&file, NOW) else { panic!("opened") };
+    assert!(e.to_string().contains("--infra-dir"), "{e}");
+}
