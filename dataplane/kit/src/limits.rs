@@ -1,37 +1,97 @@
 //! Named limits: something is taken up to a maximum, and every refusal is counted. What to do when refused is the caller's decision.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::metrics::Registry;
+use crate::metrics::{Family, Registry, SharedCounter, SharedGauge};
+
+#[derive(Debug)]
+struct Inner {
+    name: &'static str,
+    max: u64,
+    used: AtomicU64,
+    shown: SharedGauge,
+    refused: SharedCounter,
+}
 
 /// A process-wide limit; clones share it.
 #[derive(Debug, Clone)]
 pub struct Limit {
-    _inner: Arc<()>,
+    inner: Arc<Inner>,
 }
 
 /// Something taken from a limit, given back when dropped.
 #[derive(Debug)]
 pub struct Permit {
-    _limit: Limit,
+    limit: Limit,
 }
 
 impl Limit {
     /// `canal_limit_max{limit}`, `canal_limit_used{limit}` and `canal_limit_refused_total{limit}` show it.
     pub fn new(registry: &Registry, name: &'static str, max: u64) -> Self {
-        let _ = (registry, name, max);
-        unreachable!("body lands in the next commit")
+        let labels = &["limit"];
+        let gauge = |family, help| registry.gauges(Family::new(family, help, labels)).shared(&[name]);
+        gauge("canal_limit_max", "The most a named limit allows.").set(i64::try_from(max).unwrap_or(i64::MAX));
+        let shown = gauge("canal_limit_used", "How much of a named limit is taken.");
+        let refused =
+            registry.counters(Family::new("canal_limit_refused_total", "Refusals because a named limit was reached.", labels)).shared(&[name]);
+        Self { inner: Arc::new(Inner { name, max, used: AtomicU64::new(0), shown, refused }) }
     }
+
     /// Takes one, or counts a refusal.
     pub fn take(&self) -> Option<Permit> {
-        unreachable!("body lands in the next commit")
+        let i = &self.inner;
+        let taken = i.used.try_update(Relaxed, Relaxed, |n| (n < i.max).then_some(n + 1));
+        if taken.is_err() {
+            i.refused.inc();
+            return None;
+        }
+        i.shown.add(1);
+        Some(Permit { limit: self.clone() })
     }
+
     /// Its name.
     pub fn name(&self) -> &'static str {
-        unreachable!("body lands in the next commit")
+        self.inner.name
     }
+
     /// Taken now.
     pub fn used(&self) -> u64 {
-        unreachable!("body lands in the next commit")
+        self.inner.used.load(Relaxed)
+    }
+
+    /// The most it allows.
+    pub fn max(&self) -> u64 {
+        self.inner.max
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.limit.inner.used.fetch_sub(1, Relaxed);
+        self.limit.inner.shown.add(-1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_reached_counted_and_given_back() {
+        let r = Registry::new();
+        let limit = Limit::new(&r, "connections", 2);
+        let (a, b) = (limit.take(), limit.take());
+        assert!(a.is_some() && b.is_some() && limit.take().is_none());
+        drop(a);
+        assert_eq!(limit.used(), 1);
+        let text = r.render();
+        for line in [
+            "canal_limit_max{limit=\"connections\"} 2",
+            "canal_limit_used{limit=\"connections\"} 1",
+            "canal_limit_refused_total{limit=\"connections\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
     }
 }

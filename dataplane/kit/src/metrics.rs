@@ -1,17 +1,22 @@
 //! Counters, gauges and histograms, sharded per worker: an increment is a plain store to the worker's own cache lines. Label sets are
 //! interned to handles once; too many fold into `other`. Names and meanings are the callers'; the text form is Prometheus'.
 
-use std::rc::Rc;
-use std::sync::Arc;
+mod cells;
+mod series;
+mod text;
 
-/// All families of a process. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub struct Registry {
-    _inner: Arc<()>,
-}
+use std::fmt;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cells::{Arena, Slots};
+use series::{Core, Known};
 
 /// Default bound on a family's label sets; further ones are counted under `other`.
 pub const SERIES_MAX: usize = 10_000;
+/// Most bounds of a histogram; it must fit one page of cells with its sum and its overflow.
+pub const BOUNDS_MAX: usize = 64;
+const _: () = assert!(BOUNDS_MAX + 2 <= cells::PAGE_SLOTS);
 
 /// What a family is, told once at start-up.
 #[derive(Debug, Clone, Copy)]
@@ -31,52 +36,110 @@ impl Family {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Shape {
+    Counter,
+    Gauge,
+    Histogram { bounds: &'static [u64], scale: f64 },
+}
+
+impl Shape {
+    fn slots(self) -> usize {
+        match self {
+            Shape::Counter | Shape::Gauge => 1,
+            // One per bound, one above all bounds, one for the sum.
+            Shape::Histogram { bounds, .. } => bounds.len() + 2,
+        }
+    }
+}
+
+struct Probe {
+    name: &'static str,
+    help: &'static str,
+    value: Box<dyn Fn() -> f64 + Send + Sync>,
+}
+
+#[derive(Default)]
+struct Inner {
+    families: Mutex<Vec<Arc<Core>>>,
+    probes: Mutex<Vec<Probe>>,
+    shared: Mutex<Arena>,
+}
+
+/// All families of a process. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Registry {
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Registry")
+    }
+}
+
 /// A counter family.
 #[derive(Debug, Clone)]
 pub struct Counters {
-    _inner: Arc<()>,
+    core: Arc<Core>,
+    registry: Registry,
 }
 /// A gauge family.
 #[derive(Debug, Clone)]
 pub struct Gauges {
-    _inner: Arc<()>,
+    core: Arc<Core>,
+    registry: Registry,
 }
 /// A histogram family.
 #[derive(Debug, Clone)]
 pub struct Histograms {
-    _inner: Arc<()>,
+    core: Arc<Core>,
+    bounds: &'static [u64],
 }
 
 /// One worker's share of all families: where handles are made. `!Send`.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Shard {
-    _inner: Rc<()>,
+    known: Rc<Known>,
 }
+
+impl fmt::Debug for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Shard")
+    }
+}
+
+/// Keeps a handle on the thread whose cells it writes: with one writer, an increment needs no locked instruction.
+type OneThread = std::marker::PhantomData<Rc<()>>;
 
 /// A worker's own counter of one series. `!Send`: only its worker writes it.
 #[derive(Debug, Clone)]
 pub struct Counter {
-    _inner: Rc<()>,
+    slots: Slots,
+    _thread: OneThread,
 }
 /// A worker's own part of a gauge; the exposed value is the sum of all parts.
 #[derive(Debug, Clone)]
 pub struct Gauge {
-    _inner: Rc<()>,
+    slots: Slots,
+    _thread: OneThread,
 }
 /// A worker's own part of a histogram.
 #[derive(Debug, Clone)]
 pub struct Histogram {
-    _inner: Rc<()>,
+    slots: Slots,
+    bounds: &'static [u64],
+    _thread: OneThread,
 }
 /// A counter any thread may add to; for control tasks, not for the request path.
 #[derive(Debug, Clone)]
 pub struct SharedCounter {
-    _inner: Arc<()>,
+    slots: Slots,
 }
 /// A gauge any thread may set.
 #[derive(Debug, Clone)]
 pub struct SharedGauge {
-    _inner: Arc<()>,
+    slots: Slots,
 }
 
 impl Registry {
@@ -84,91 +147,126 @@ impl Registry {
     pub fn new() -> Self {
         Self::default()
     }
-    /// Registers (or finds: same name, same labels) a counter family. The name should end in `_total`.
+
+    /// Registers (or finds: same name, shape and labels) a counter family. The name should end in `_total`.
+    ///
+    /// # Panics
+    /// If the name is taken by a family of another shape or other labels: a mistake in the program, found at start-up.
     pub fn counters(&self, family: Family) -> Counters {
-        let _ = family;
-        unreachable!("body lands in the next commit")
+        Counters { core: self.core(family, Shape::Counter), registry: self.clone() }
     }
-    /// Registers (or finds) a gauge family.
+
+    /// Registers (or finds) a gauge family. Panics as [`Registry::counters`].
     pub fn gauges(&self, family: Family) -> Gauges {
-        let _ = family;
-        unreachable!("body lands in the next commit")
+        Gauges { core: self.core(family, Shape::Gauge), registry: self.clone() }
     }
-    /// Registers (or finds) a histogram family. `bounds` are in recorded units, ascending; exposed as `bound × scale` (record µs,
-    /// expose ms: `scale` = 0.001).
+
+    /// Registers (or finds) a histogram family. `bounds` (at most [`BOUNDS_MAX`]) are in recorded units, ascending, inclusive; exposed as
+    /// `bound × scale` (record µs, expose ms: `scale` = 0.001). Panics as [`Registry::counters`], or on bad bounds.
     pub fn histograms(&self, family: Family, bounds: &'static [u64], scale: f64) -> Histograms {
-        let _ = (family, bounds, scale);
-        unreachable!("body lands in the next commit")
+        assert!(bounds.len() <= BOUNDS_MAX && bounds.is_sorted(), "metric {}: bad bounds", family.name);
+        Histograms { core: self.core(family, Shape::Histogram { bounds, scale }), bounds }
     }
+
+    fn core(&self, family: Family, shape: Shape) -> Arc<Core> {
+        let mut families = lock(&self.inner.families);
+        if let Some(c) = families.iter().find(|c| c.family.name == family.name) {
+            assert!(c.shape == shape && c.family.labels == family.labels, "metric {} is registered twice and differs", family.name);
+            return c.clone();
+        }
+        let core = Arc::new(Core::new(family, shape));
+        families.push(core.clone());
+        core
+    }
+
     /// A gauge without labels whose value is asked for at each scrape.
     pub fn probe(&self, name: &'static str, help: &'static str, value: impl Fn() -> f64 + Send + Sync + 'static) {
-        let _ = (name, help, value);
-        unreachable!("body lands in the next commit")
+        lock(&self.inner.probes).push(Probe { name, help, value: Box::new(value) });
     }
+
     /// A share for the calling worker. One per worker thread, made once.
     pub fn shard(&self) -> Shard {
-        unreachable!("body lands in the next commit")
+        Shard { known: Rc::default() }
     }
+
     /// The Prometheus text format, version 0.0.4, families by name.
     pub fn render(&self) -> String {
-        unreachable!("body lands in the next commit")
+        let mut families = lock(&self.inner.families).clone();
+        families.sort_by_key(|c| c.family.name);
+        let mut out = String::with_capacity(16 << 10);
+        for core in &families {
+            text::family(&mut out, core);
+        }
+        text::folded(&mut out, &families);
+        for p in lock(&self.inner.probes).iter() {
+            text::probe(&mut out, p.name, p.help, (p.value)());
+        }
+        out
+    }
+
+    fn shared(&self, core: &Core, labels: &[&str]) -> Slots {
+        core.shared(labels, &mut lock(&self.inner.shared))
     }
 }
 
 impl Shard {
     /// The worker's handle for a label set (values in the family's label order). A hash look-up; keep the handle where it is hot.
     pub fn counter(&self, family: &Counters, labels: &[&str]) -> Counter {
-        let _ = (family, labels);
-        unreachable!("body lands in the next commit")
+        Counter { slots: self.known.slots(&family.core, labels), _thread: OneThread::default() }
     }
     /// See [`Shard::counter`].
     pub fn gauge(&self, family: &Gauges, labels: &[&str]) -> Gauge {
-        let _ = (family, labels);
-        unreachable!("body lands in the next commit")
+        Gauge { slots: self.known.slots(&family.core, labels), _thread: OneThread::default() }
     }
     /// See [`Shard::counter`].
     pub fn histogram(&self, family: &Histograms, labels: &[&str]) -> Histogram {
-        let _ = (family, labels);
-        unreachable!("body lands in the next commit")
+        Histogram { slots: self.known.slots(&family.core, labels), bounds: family.bounds, _thread: OneThread::default() }
     }
 }
 
 impl Counters {
     /// A handle for any thread.
     pub fn shared(&self, labels: &[&str]) -> SharedCounter {
-        let _ = labels;
-        unreachable!("body lands in the next commit")
+        SharedCounter { slots: self.registry.shared(&self.core, labels) }
     }
 }
 impl Gauges {
     /// A handle for any thread.
     pub fn shared(&self, labels: &[&str]) -> SharedGauge {
-        let _ = labels;
-        unreachable!("body lands in the next commit")
+        SharedGauge { slots: self.registry.shared(&self.core, labels) }
     }
 }
 
 impl Counter {
     /// Adds one.
+    #[inline]
     pub fn inc(&self) {
         self.add(1);
     }
     /// Adds `n`.
+    #[inline]
     pub fn add(&self, n: u64) {
-        let _ = n;
-        unreachable!("body lands in the next commit")
+        self.slots.add_alone(0, n);
+    }
+    /// This worker's part.
+    pub fn value(&self) -> u64 {
+        self.slots.get(0)
     }
 }
 impl Gauge {
     /// Adds `n`, which may be negative.
+    #[inline]
     pub fn add(&self, n: i64) {
-        let _ = n;
-        unreachable!("body lands in the next commit")
+        self.slots.add_alone(0, n.cast_unsigned());
     }
     /// Adds one until the guard is dropped.
     pub fn hold(&self) -> Hold {
         self.add(1);
         Hold(self.clone())
+    }
+    /// This worker's part.
+    pub fn value(&self) -> i64 {
+        self.slots.get(0).cast_signed()
     }
 }
 /// Takes one from the gauge when dropped.
@@ -181,9 +279,11 @@ impl Drop for Hold {
 }
 impl Histogram {
     /// Records a value in the family's recorded unit.
+    #[inline]
     pub fn observe(&self, value: u64) {
-        let _ = value;
-        unreachable!("body lands in the next commit")
+        let bucket = self.bounds.partition_point(|b| *b < value);
+        self.slots.add_alone(bucket, 1);
+        self.slots.add_alone(self.bounds.len() + 1, value);
     }
 }
 impl SharedCounter {
@@ -193,19 +293,32 @@ impl SharedCounter {
     }
     /// Adds `n`.
     pub fn add(&self, n: u64) {
-        let _ = n;
-        unreachable!("body lands in the next commit")
+        self.slots.add_shared(n);
+    }
+    /// The part added through shared handles of this series.
+    pub fn value(&self) -> u64 {
+        self.slots.get(0)
     }
 }
 impl SharedGauge {
     /// Replaces the value.
     pub fn set(&self, value: i64) {
-        let _ = value;
-        unreachable!("body lands in the next commit")
+        self.slots.set(value.cast_unsigned());
     }
     /// Adds `n`, which may be negative.
     pub fn add(&self, n: i64) {
-        let _ = n;
-        unreachable!("body lands in the next commit")
+        self.slots.add_shared(n.cast_unsigned());
+    }
+    /// The part held through shared handles of this series.
+    pub fn value(&self) -> i64 {
+        self.slots.get(0).cast_signed()
     }
 }
+
+/// A panic while a lock was held leaves numbers that are still numbers.
+fn lock<T>(m: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;
