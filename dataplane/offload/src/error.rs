@@ -1,0 +1,37 @@
+//! One error for operators: where it happened, what the kernel said, and the mend.
+
+use std::path::PathBuf;
+
+/// Why the kernel's help could not be had.
+#[derive(Debug, thiserror::Error)]
+pub enum OffloadError {
+    /// The object was refused by libbpf or by the verifier.
+    #[error(
+        "bpf/capture.bpf.c was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN) and Linux 5.18 or newer. What libbpf said: {journal}"
+    )]
+    Load { source: libbpf_rs::Error, journal: String },
+    /// The embedded object lacks something this code names: the two were not built from one tree.
+    #[error("the embedded BPF object has no {what} {name:?}; rebuild canal-offload from a clean tree")]
+    Object { what: &'static str, name: &'static str },
+    /// A program could not be put on a cgroup.
+    #[error("cannot attach {program} to cgroup {cgroup}: {source}; is it a directory of a cgroup v2 mount that this process may write to?")]
+    Attach { program: &'static str, cgroup: PathBuf, source: libbpf_rs::Error },
+    /// The pod's cgroup directory cannot be read.
+    #[error("cannot open cgroup {cgroup}: {source}; the pod's file must name a directory on a cgroup v2 mount")]
+    Cgroup { cgroup: PathBuf, source: std::io::Error },
+    /// A map could not be read or written.
+    #[error("BPF map {map}: {source}")]
+    Map { map: &'static str, source: libbpf_rs::Error },
+    /// The pin directory cannot be used.
+    #[error("BPF pin directory {dir}: {step}: {source}; give a path on a bpffs, or one where this process may mount a bpffs (--bpf-pin-dir)")]
+    Pins { dir: PathBuf, step: &'static str, source: std::io::Error },
+    /// A pod's network namespace cannot be entered.
+    #[error("network namespace {netns}: {source}; the pod's file must name an existing namespace, e.g. /run/netns/NAME")]
+    Netns { netns: PathBuf, source: std::io::Error },
+    /// `nft` is missing or refused the rules.
+    #[error("nftables in {netns}: {why}; needs the nft command (Debian: apt-get install nftables) and a kernel with nft NAT")]
+    Nft { netns: PathBuf, why: String },
+    /// The original destination of a redirected connection cannot be had.
+    #[error("the original destination is not known: {0}")]
+    Origin(std::io::Error),
+}

@@ -1,0 +1,155 @@
+//! What outlives the process: pinned links and maps, so that a pod stays captured, and refused, while its proxy is down.
+//!
+//! `<dir>/v<ABI>/<map>` and `<dir>/links/<pod>/<program>`: the links are outside the version, so an upgrade replaces their programs
+//! and no pod is let go in between. bpffs allows no dots in names, hence the spelling of pods.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use canal_abi::capture::ABI;
+
+use crate::OffloadError;
+use crate::sys;
+
+/// statfs's type of a bpffs (linux/magic.h).
+const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+/// Longest file name made; bpffs allows 255.
+const NAME_MAX: usize = 200;
+
+/// Where a node's pins go if nobody says: the machine's bpffs if it is mounted, else a private one in the data directory.
+pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
+    let machine = Path::new("/sys/fs/bpf");
+    if is_bpffs(machine) { machine.join(format!("canal-node-{}", file_name(node))) } else { data_dir.join("bpffs") }
+}
+
+fn is_bpffs(p: &Path) -> bool {
+    rustix::fs::statfs(p).is_ok_and(|s| s.f_type as i64 == BPF_FS_MAGIC)
+}
+
+/// A pod's or node's name as a file name: dots and slashes, which names have and bpffs does not, become characters that names do not
+/// have. Too long a name keeps its head and gets a hash (FNV-1a) of the whole.
+fn file_name(name: &str) -> String {
+    let spelled: String = name.chars().map(|c| if c == '/' { '@' } else { c }).map(|c| if c == '.' { '_' } else { c }).collect();
+    if spelled.len() <= NAME_MAX {
+        return spelled;
+    }
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3));
+    let head: String = spelled.chars().take(NAME_MAX - 17).collect();
+    format!("{head}#{hash:016x}")
+}
+
+fn pod_name(file: &str) -> String {
+    file.replace('@', "/").replace('_', ".")
+}
+
+/// A usable pin directory.
+#[derive(Debug, Clone)]
+pub(crate) struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    /// Makes `dir` usable: mounts a bpffs on it unless it is on one already.
+    pub(crate) fn open(dir: &Path) -> Result<Self, OffloadError> {
+        let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
+        if !is_bpffs(dir) && !dir.parent().is_some_and(is_bpffs) {
+            fs::create_dir_all(dir).map_err(err("making the directory"))?;
+            sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
+        }
+        let pins = Self { root: dir.to_path_buf() };
+        for d in [pins.maps(), pins.links()] {
+            fs::create_dir_all(&d).map_err(err("making a directory in it"))?;
+        }
+        Ok(pins)
+    }
+
+    /// Where this ABI's maps are pinned.
+    pub(crate) fn maps(&self) -> PathBuf {
+        self.root.join(format!("v{ABI}"))
+    }
+
+    fn links(&self) -> PathBuf {
+        self.root.join("links")
+    }
+
+    /// Where a pod's links are pinned.
+    pub(crate) fn pod(&self, pod: &str) -> PathBuf {
+        self.links().join(file_name(pod))
+    }
+
+    /// Pods that have pins.
+    pub(crate) fn pods(&self) -> Vec<String> {
+        let names = fs::read_dir(self.links()).into_iter().flatten().flatten();
+        names.filter_map(|e| e.file_name().to_str().map(pod_name)).collect()
+    }
+
+    /// Makes a pod's directory.
+    pub(crate) fn make_pod(&self, pod: &str) -> Result<PathBuf, OffloadError> {
+        let dir = self.pod(pod);
+        fs::create_dir_all(&dir).map_err(|source| OffloadError::Pins { dir: dir.clone(), step: "making the pod's directory", source })?;
+        Ok(dir)
+    }
+
+    /// Forgets a pod's pins; a link without descriptor and without pin detaches.
+    pub(crate) fn forget_pod(&self, pod: &str) -> Result<(), OffloadError> {
+        remove_tree(&self.pod(pod)).map_err(|source| OffloadError::Pins { dir: self.pod(pod), step: "removing the pod's links", source })
+    }
+
+    /// Forgets the maps of this ABI: they do not fit the object.
+    pub(crate) fn forget_maps(&self) -> io::Result<()> {
+        remove_tree(&self.maps())?;
+        fs::create_dir_all(self.maps())
+    }
+
+    /// Forgets the maps of other ABIs, once no link uses them any more.
+    pub(crate) fn forget_other_abis(&self) {
+        let keep = self.maps();
+        for e in fs::read_dir(&self.root).into_iter().flatten().flatten() {
+            if e.path() != keep && e.file_name().to_str().is_some_and(|n| n.starts_with('v')) && remove_tree(&e.path()).is_err() {
+                tracing::warn!(pins = %e.path().display(), "cannot remove the pins of an older version; remove them by hand");
+            }
+        }
+    }
+}
+
+/// Removes all pins under `dir` and, if a private bpffs was mounted there, unmounts it. Nothing there is fine.
+pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
+    let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
+    if !is_bpffs(dir) {
+        return Ok(());
+    }
+    // The root of a bpffs also holds the kernel's own maps.debug and progs.debug, which cannot be removed.
+    for d in fs::read_dir(dir).map_err(err("listing"))?.flatten().filter(|d| d.file_type().is_ok_and(|t| t.is_dir())) {
+        remove_tree(&d.path()).map_err(err("removing pins"))?;
+    }
+    let is_mount = fs::metadata(dir).and_then(|d| Ok(d.dev() != fs::metadata(dir.join(".."))?.dev())).map_err(err("looking for its mount"))?;
+    if is_mount && dir != Path::new("/sys/fs/bpf") {
+        sys::unmount(dir).map_err(err("unmounting"))?;
+    }
+    fs::remove_dir(dir).map_err(err("removing the directory"))
+}
+
+fn remove_tree(p: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(p) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pods_have_names_that_bpffs_takes_and_that_read_back() {
+        for pod in ["alpha/bookinfo/reviews-v1-0", "a/b/c.d.e"] {
+            let f = file_name(pod);
+            assert!(!f.contains(['.', '/']), "{f}");
+            assert_eq!(pod_name(&f), pod);
+        }
+        let (a, b) = (file_name(&format!("a/b/{}", "c".repeat(250))), file_name(&format!("a/b/{}d", "c".repeat(249))));
+        assert!(a.len() <= NAME_MAX && b.len() <= NAME_MAX && a != b, "long names are cut and stay apart");
+    }
+}

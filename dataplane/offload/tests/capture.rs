@@ -1,0 +1,386 @@
+//! `bpf/capture.bpf.c` against real sockets: who is taken, who is left, what the proxy learns, what the application sees.
+
+mod lab;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::time::Duration;
+
+use canal_offload::capture::{Capture, CgroupState, Options, cgroup_state, release_all};
+use canal_offload::netns_cookie;
+use lab::{Cgroup, Client, Netns, pause, say};
+
+const V4: &str = "127.0.0.1:15001";
+const V6: &str = "[::1]:15001";
+
+/// The child's entry: runs its case. In an ordinary run there is none.
+#[test]
+fn the_client() {
+    match lab::case() {
+        Some(c) if c[0] == "proxy" => proxy_until_killed(&c[1]),
+        Some(c) => lab::client::run(&c),
+        None => {}
+    }
+}
+
+fn load() -> Capture {
+    Capture::load(&Options::default()).unwrap()
+}
+
+fn count(c: &Capture, name: &str) -> u64 {
+    c.counters().unwrap().into_iter().find(|(n, _)| n == name).unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+/// Accepts one connection as the proxy does and answers with where it was going.
+fn answer(l: &TcpListener, c: &Capture) -> Option<SocketAddr> {
+    let (mut s, peer) = l.accept().unwrap();
+    let origin = c.origins().take(netns_cookie(l).unwrap(), peer);
+    let mut hi = [0; 2];
+    s.read_exact(&mut hi).unwrap();
+    s.write_all(origin.map_or("none".into(), |o| o.to_string()).as_bytes()).unwrap();
+    origin
+}
+
+struct Dial {
+    case: &'static str,
+    args: &'static [&'static str],
+    peer: &'static str,
+    local: &'static str,
+    origin: &'static str,
+    counter: &'static str,
+}
+
+#[test]
+fn every_way_to_dial_out_is_taken_and_the_application_sees_what_it_dialled() {
+    let cases = [
+        Dial { case: "v4", args: &["10.96.0.1:80"], peer: "10.96.0.1:80", local: "127.0.0.1", origin: "10.96.0.1:80", counter: "taken_v4" },
+        Dial { case: "v6", args: &["[fd00::1]:80"], peer: "[fd00::1]:80", local: "::1", origin: "[fd00::1]:80", counter: "taken_v6" },
+        Dial {
+            case: "v4-mapped",
+            args: &["[::ffff:10.96.0.1]:443"],
+            peer: "[::ffff:10.96.0.1]:443",
+            local: "::ffff:127.0.0.1",
+            origin: "10.96.0.1:443",
+            counter: "taken_mapped",
+        },
+        Dial {
+            case: "not blocking",
+            args: &["10.96.0.1:81", "nonblocking"],
+            peer: "10.96.0.1:81",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:81",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "bound to the pod's address",
+            args: &["10.96.0.1:82", "bind=10.77.0.2:0"],
+            peer: "10.96.0.1:82",
+            local: "10.77.0.2",
+            origin: "10.96.0.1:82",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "bound to the pod's IPv6 address",
+            args: &["[fd00::1]:82", "bind=[fd77::2]:0"],
+            peer: "[fd00::1]:82",
+            local: "fd77::2",
+            origin: "[fd00::1]:82",
+            counter: "taken_v6",
+        },
+        Dial {
+            case: "bound to the pod's interface",
+            args: &["10.96.0.1:83", "device=pod0"],
+            peer: "10.96.0.1:83",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:83",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "with the proxy's own mark: it buys nothing",
+            args: &["10.96.0.1:84", "mark"],
+            peer: "10.96.0.1:84",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:84",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "MSG_FASTOPEN",
+            args: &["10.96.0.1:85", "fastopen"],
+            peer: "10.96.0.1:85",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:85",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "TCP_FASTOPEN_CONNECT",
+            args: &["10.96.0.1:86", "fastopen_connect"],
+            peer: "10.96.0.1:86",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:86",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "the proxy's port of another host: no exception by port",
+            args: &["10.96.0.1:15001"],
+            peer: "10.96.0.1:15001",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:15001",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "the pod's own address",
+            args: &["10.77.0.2:80"],
+            peer: "10.77.0.2:80",
+            local: "127.0.0.1",
+            origin: "10.77.0.2:80",
+            counter: "taken_v4",
+        },
+        Dial {
+            case: "MPTCP: taken; getpeername is asked of another socket and tells the truth of the wire",
+            args: &["10.96.0.1:87", "mptcp"],
+            peer: "127.0.0.1:15001",
+            local: "127.0.0.1",
+            origin: "10.96.0.1:87",
+            counter: "taken_v4",
+        },
+    ];
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let (v4, v6) = (ns.listen(V4), ns.listen(V6));
+    for d in cases {
+        let before = (count(&c, d.counter), count(&c, "published"));
+        let mut app = Client::start(&ns, Some(&cg), "dial", d.args);
+        let l = if d.counter == "taken_v6" { &v6 } else { &v4 };
+        let origin = answer(l, &c);
+        assert_eq!(origin, Some(d.origin.parse().unwrap()), "{}", d.case);
+        assert_eq!(app.line(), format!("peer={} local={} reply={}", d.peer, d.local, d.origin), "{}", d.case);
+        assert_eq!((count(&c, d.counter), count(&c, "published")), (before.0 + 1, before.1 + 1), "{}", d.case);
+    }
+    assert_eq!(c.origins().waiting(), 0);
+}
+
+#[test]
+fn loopback_and_udp_are_left_alone() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    for (listen, dial, peer, counter) in [
+        ("127.0.0.1:80", "127.0.0.1:80", "127.0.0.1:80", "left_loopback"),
+        ("127.1.2.3:81", "127.1.2.3:81", "127.1.2.3:81", "left_loopback"),
+        ("127.0.0.1:82", "0.0.0.0:82", "127.0.0.1:82", "left_loopback"),
+        ("[::1]:83", "[::1]:83", "[::1]:83", "left_loopback"),
+        ("[::1]:84", "[::]:84", "[::1]:84", "left_loopback"),
+        ("127.0.0.1:85", "[::ffff:127.0.0.1]:85", "[::ffff:127.0.0.1]:85", "left_loopback"),
+        (V4, V4, V4, "left_loopback"),
+    ] {
+        let before = count(&c, counter);
+        let l = ns.listen(listen);
+        let mut app = Client::start(&ns, Some(&cg), "dial", &[dial]);
+        assert_eq!(answer(&l, &c), None, "{dial}: no origin; the proxy would reset it");
+        let said = app.line();
+        assert!(said.starts_with(&format!("peer={peer} ")) && said.ends_with("reply=none"), "{dial}: {said}");
+        assert_eq!(count(&c, counter), before + 1, "{dial}");
+    }
+    let mut app = Client::start(&ns, Some(&cg), "udp", &["127.0.0.1:53"]);
+    assert_eq!((app.line().as_str(), count(&c, "left_not_tcp")), ("peer=127.0.0.1:53", 1));
+}
+
+#[test]
+fn no_proxy_means_refused_and_nothing_stays_in_the_table() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    for to in ["10.96.0.1:80", "[fd00::1]:80", "[::ffff:10.96.0.1]:80"] {
+        let mut app = Client::start(&ns, Some(&cg), "dial", &[to]);
+        assert_eq!(app.line(), "error ConnectionRefused Some(111)", "{to}");
+    }
+    assert_eq!((count(&c, "withdrawn"), c.origins().waiting()), (3, 0));
+}
+
+#[test]
+fn what_cannot_be_taken_is_refused_by_name() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let _l = ns.listen(V4);
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "device=pod0", "unprivileged"]);
+    assert_eq!(app.line(), "error ConnectionRefused Some(111)", "only the privileged may lift a device binding, the program included");
+    assert_eq!(count(&c, "refused_device"), 1);
+    ns.within(|| std::fs::write("/proc/sys/net/core/optmem_max", "1").unwrap());
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80"]);
+    assert_eq!(app.line(), "error ConnectionRefused Some(111)", "no memory for the socket's storage");
+    assert_eq!((count(&c, "refused_storage"), c.origins().waiting()), (1, 0));
+}
+
+#[test]
+fn a_redialled_socket_forgets_the_first_destination() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let _l = ns.listen("127.0.0.1:99");
+    let mut app = Client::start(&ns, Some(&cg), "redial", &["10.96.0.1:80", "127.0.0.1:99"]);
+    assert_eq!(app.line(), "Err(ConnectionRefused)");
+    app.go_on();
+    assert_eq!((app.line().as_str(), app.line().as_str()), ("Ok(())", "peer=127.0.0.1:99"));
+}
+
+#[test]
+fn sockets_that_share_a_port_keep_their_own_destinations() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let l = ns.listen(V4);
+    let mut app = Client::start(&ns, Some(&cg), "one_port", &["10.96.0.1:80", "10.96.0.2:80"]);
+    let cookie = netns_cookie(&l).unwrap();
+    for _ in 0..2 {
+        let (mut s, peer) = l.accept().unwrap();
+        s.write_all(c.origins().take(cookie, peer).unwrap().to_string().as_bytes()).unwrap();
+    }
+    assert_eq!(app.line(), "10.96.0.1:80 10.96.0.2:80");
+}
+
+#[test]
+fn a_full_table_is_counted_and_the_proxy_learns_nothing_of_the_connection() {
+    let (ns, cg) = (Netns::new(), Cgroup::new());
+    let c = Capture::load(&Options { origins_max: 1, ..Options::default() }).unwrap();
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let l = ns.listen(V4);
+    let mut first = Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80"]);
+    while c.origins().waiting() < 1 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut second = Client::start(&ns, Some(&cg), "dial", &["10.96.0.2:80"]);
+    while count(&c, "publish_full") < 1 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(answer(&l, &c), Some("10.96.0.1:80".parse().unwrap()));
+    assert_eq!(answer(&l, &c), None, "fail closed");
+    assert!(first.line().ends_with("reply=10.96.0.1:80") && second.line().ends_with("reply=none"));
+    let mut third = Client::start(&ns, Some(&cg), "dial", &["10.96.0.3:80"]);
+    assert_eq!(answer(&l, &c), Some("10.96.0.3:80".parse().unwrap()), "there is room again");
+    third.line();
+}
+
+#[test]
+fn a_client_that_sends_and_closes_is_not_forgotten() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let l = ns.listen(V4);
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "send_and_close"]);
+    assert_eq!(app.line(), "closed");
+    assert_eq!(app.line(), "(ended)", "the process is gone");
+    assert_eq!(answer(&l, &c), Some("10.96.0.1:80".parse().unwrap()));
+}
+
+#[test]
+fn what_the_proxy_never_asks_for_is_swept_by_age() {
+    let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
+    let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+    let l = ns.listen(V4);
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "send_and_close"]);
+    assert_eq!(app.line(), "closed");
+    let _ = l.accept().unwrap();
+    assert_eq!((c.origins().sweep(Duration::from_secs(60)), c.origins().waiting()), (0, 1), "young");
+    assert_eq!((c.origins().sweep(Duration::ZERO), c.origins().waiting(), c.origins().swept()), (1, 0, 1));
+}
+
+/// The child's part of the next test: a proxy that captures a pod and dies without a word.
+fn proxy_until_killed(args: &str) {
+    let (pins, cgroup) = args.split_once(' ').unwrap();
+    let c = Capture::load(&Options { pin_dir: Some(pins.into()), ..Options::default() }).unwrap();
+    let pod = c.attach("a/b/pod.with.dots", cgroup.as_ref()).unwrap();
+    let l = TcpListener::bind(V4).unwrap();
+    say(if pod.is_adopted() { "adopted" } else { "attached" });
+    answer(&l, &c);
+    pause();
+}
+
+#[test]
+fn a_killed_proxy_leaves_its_pods_refused_and_the_next_one_adopts_them() {
+    let (ns, cg, dir) = (Netns::new(), Cgroup::new(), tempfile::tempdir().unwrap());
+    let pins = dir.path().join("bpffs");
+    let args = format!("{} {}", pins.display(), cg.dir.display());
+    let mut first = Client::start(&ns, None, "proxy", &[&args]);
+    assert_eq!(first.line(), "attached");
+    let mut held = Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80", "hold"]);
+    assert!(held.line().starts_with("peer=10.96.0.1:80 "));
+    first.kill();
+
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.2:80"]);
+    assert_eq!(app.line(), "error ConnectionRefused Some(111)", "not out in the clear: that would be NetworkUnreachable here");
+
+    let c = Capture::load(&Options { pin_dir: Some(pins.clone()), ..Options::default() }).unwrap();
+    assert_eq!(c.pinned_pods(), ["a/b/pod.with.dots"]);
+    let pod = c.attach("a/b/pod.with.dots", &cg.dir).unwrap();
+    assert!(pod.is_adopted());
+    c.forget_other_versions();
+    held.go_on();
+    assert_eq!(held.line(), "peer=10.96.0.1:80", "the new programs know the old socket");
+    let l = ns.listen(V4);
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.3:80"]);
+    assert_eq!(answer(&l, &c), Some("10.96.0.3:80".parse().unwrap()));
+    app.line();
+    assert!(count(&c, "taken_v4") >= 3, "the counters went on counting");
+
+    c.release("a/b/pod.with.dots", Some(pod)).unwrap();
+    let mut app = Client::start(&ns, Some(&cg), "dial", &["10.96.0.4:80"]);
+    assert_eq!(app.line(), "error NetworkUnreachable Some(101)", "let go: it tries the network itself");
+    drop(c);
+    release_all(&pins).unwrap();
+    assert!(!pins.exists(), "unmounted and removed");
+    release_all(&pins).unwrap();
+}
+
+#[test]
+fn a_pod_made_again_under_its_name_is_attached_anew_and_misfit_maps_are_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let pins = dir.path().join("bpffs");
+    let options = |origins_max| Options { pin_dir: Some(pins.clone()), origins_max };
+    let old = Cgroup::new();
+    {
+        let c = Capture::load(&options(16)).unwrap();
+        assert!(!c.attach("a/b/pod", &old.dir).unwrap().is_adopted());
+    }
+    let (ns, new) = (Netns::new(), Cgroup::new());
+    let c = Capture::load(&options(32)).unwrap();
+    let pod = c.attach("a/b/pod", &new.dir).unwrap();
+    assert!(!pod.is_adopted(), "the pinned links are the old cgroup's");
+    let l = ns.listen(V4);
+    let mut app = Client::start(&ns, Some(&new), "dial", &["10.96.0.1:80"]);
+    assert_eq!(answer(&l, &c), Some("10.96.0.1:80".parse().unwrap()));
+    app.line();
+    drop((pod, c));
+    release_all(&pins).unwrap();
+}
+
+#[test]
+fn without_pins_everything_goes_with_the_process() {
+    let (ns, cg) = (Netns::new(), Cgroup::new());
+    {
+        let c = load();
+        let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
+        assert_eq!(Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)");
+    }
+    assert_eq!(Client::start(&ns, Some(&cg), "dial", &["10.96.0.1:80"]).line(), "error NetworkUnreachable Some(101)");
+}
+
+#[test]
+fn cgroups_tell_whether_their_pod_lives() {
+    let (ns, cg) = (Netns::new(), Cgroup::new());
+    assert_eq!(cgroup_state(&cg.dir), CgroupState::Empty);
+    let _l = ns.listen("127.0.0.1:99");
+    let mut app = Client::start(&ns, Some(&cg), "redial", &["127.0.0.1:98", "127.0.0.1:99"]);
+    app.line();
+    assert_eq!(cgroup_state(&cg.dir), CgroupState::Populated);
+    app.kill();
+    assert_eq!(cgroup_state(&cg.dir.join("none")), CgroupState::Gone);
+}
+
+#[test]
+fn refusals_say_where_and_what_to_do() {
+    let c = load();
+    let dir = tempfile::tempdir().unwrap();
+    for (cgroup, text) in [(dir.path().to_path_buf(), "cgroup v2 mount"), (dir.path().join("none"), "cannot open cgroup")] {
+        let e = c.attach("a/b/pod", &cgroup).unwrap_err().to_string();
+        assert!(e.contains(text) && e.contains(&*cgroup.to_string_lossy()), "{e}");
+    }
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let e = Capture::load(&Options { pin_dir: Some(file), ..Options::default() }).unwrap_err().to_string();
+    assert!(e.contains("--bpf-pin-dir"), "{e}");
+}

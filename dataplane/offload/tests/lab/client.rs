@@ -1,0 +1,140 @@
+//! What an application does with sockets: dials in every way there is, and says what it sees. Runs in the child.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::{pause, say};
+
+const MSG_FASTOPEN: i32 = 0x2000_0000;
+const IPPROTO_MPTCP: i32 = 262;
+
+/// One way to dial: `ADDRESS [option …]`.
+pub fn dial(args: &[String]) {
+    match try_dial(args) {
+        Ok(said) => say(said),
+        Err(e) => say(format!("error {:?} {:?}", e.kind(), e.raw_os_error())),
+    }
+}
+
+fn try_dial(args: &[String]) -> io::Result<String> {
+    let to: SocketAddr = args[0].parse().unwrap();
+    let has = |o: &str| args.iter().any(|a| a == o);
+    let value = |o: &str| args.iter().find_map(|a| a.strip_prefix(o));
+    if has("unprivileged") {
+        // SAFETY: no memory is involved; this process has one thread that matters and ends after the case.
+        assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
+    }
+    let protocol = if has("mptcp") { Protocol::from(IPPROTO_MPTCP) } else { Protocol::TCP };
+    let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(protocol))?;
+    s.set_read_timeout(Some(Duration::from_secs(5)))?;
+    if let Some(from) = value("bind=") {
+        s.set_reuse_address(true)?;
+        s.bind(&from.parse::<SocketAddr>().unwrap().into())?;
+    }
+    if let Some(dev) = value("device=") {
+        s.bind_device(Some(dev.as_bytes()))?;
+    }
+    if has("mark") {
+        s.set_mark(0x539)?;
+    }
+    if has("nonblocking") {
+        s.set_nonblocking(true)?;
+        match s.connect(&to.into()) {
+            Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
+            other => return other.map(|()| "connected at once".to_string()),
+        }
+        let mut p = [rustix::event::PollFd::new(&s, rustix::event::PollFlags::OUT)];
+        rustix::event::poll(&mut p, None)?;
+        s.take_error()?.map_or(Ok(()), Err)?;
+        s.set_nonblocking(false)?;
+    } else if has("fastopen") {
+        s.send_to_with_flags(b"hi", &to.into(), MSG_FASTOPEN)?;
+    } else {
+        if has("fastopen_connect") {
+            sockopt_fastopen_connect(&s)?;
+        }
+        s.connect(&to.into())?;
+    }
+    let mut t = TcpStream::from(s);
+    if !has("fastopen") {
+        t.write_all(b"hi")?;
+    }
+    if has("send_and_close") {
+        return Ok("closed".into());
+    }
+    let mut reply = String::new();
+    t.read_to_string(&mut reply)?;
+    let said = format!("peer={} local={} reply={reply}", t.peer_addr()?, t.local_addr()?.ip());
+    if has("hold") {
+        say(&said);
+        pause();
+        return Ok(format!("peer={}", t.peer_addr()?));
+    }
+    Ok(said)
+}
+
+fn sockopt_fastopen_connect(s: &Socket) -> io::Result<()> {
+    let one: libc::c_int = 1;
+    // SAFETY: a plain int option, its size given; the descriptor is borrowed for the call.
+    let rc = unsafe {
+        libc::setsockopt(
+            std::os::fd::AsRawFd::as_raw_fd(s),
+            libc::IPPROTO_TCP,
+            libc::TCP_FASTOPEN_CONNECT,
+            std::ptr::from_ref(&one).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// A refusal, then the same socket to loopback: what was remembered for the first must not answer for the second.
+pub fn redial(args: &[String]) {
+    let first: SocketAddr = args[0].parse().unwrap();
+    let second: SocketAddr = args[1].parse().unwrap();
+    let s = Socket::new(Domain::for_address(first), Type::STREAM, Some(Protocol::TCP)).unwrap();
+    say(format!("{:?}", s.connect(&first.into()).map_err(|e| e.kind())));
+    pause();
+    say(format!("{:?}", s.connect(&second.into()).map_err(|e| e.kind())));
+    say(format!("peer={}", s.peer_addr().unwrap().as_socket().unwrap()));
+}
+
+/// Two sockets with one local port and two local addresses.
+pub fn one_port(args: &[String]) {
+    let open = |from: &str| {
+        let s = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+        s.set_reuse_address(true).unwrap();
+        s.bind(&from.parse::<SocketAddr>().unwrap().into()).unwrap();
+        s
+    };
+    let (a, b) = (open("10.77.0.2:4711"), open("127.0.0.1:4711"));
+    a.connect(&args[0].parse::<SocketAddr>().unwrap().into()).unwrap();
+    b.connect(&args[1].parse::<SocketAddr>().unwrap().into()).unwrap();
+    let read = |s: Socket| {
+        let mut reply = String::new();
+        TcpStream::from(s).read_to_string(&mut reply).unwrap();
+        reply
+    };
+    say(format!("{} {}", read(a), read(b)));
+}
+
+/// UDP is left alone: the datagram goes where it was sent.
+pub fn udp(args: &[String]) {
+    let s = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    s.connect(&args[0]).unwrap();
+    say(format!("peer={}", s.peer_addr().unwrap()));
+}
+
+/// Runs the named case.
+pub fn run(case: &[String]) {
+    match case[0].as_str() {
+        "dial" => dial(&case[1..]),
+        "redial" => redial(&case[1..]),
+        "one_port" => one_port(&case[1..]),
+        "udp" => udp(&case[1..]),
+        other => panic!("no case {other}"),
+    }
+}

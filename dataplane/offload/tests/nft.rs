@@ -1,0 +1,83 @@
+//! The nftables fallback against real sockets in a namespace without any BPF.
+
+mod lab;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use canal_offload::nft::{Redirect, original_destination};
+use lab::{Client, Netns};
+
+const MARK: u32 = 0x539;
+
+/// The child's entry.
+#[test]
+fn the_client() {
+    if let Some(c) = lab::case() {
+        lab::client::run(&c);
+    }
+}
+
+fn answer(l: &TcpListener) -> String {
+    let (mut s, _) = l.accept().unwrap();
+    let origin = original_destination(&s, s.local_addr().unwrap());
+    let mut hi = [0; 2];
+    s.read_exact(&mut hi).unwrap();
+    let said = origin.map_or_else(|_| "none".to_string(), |o| o.to_string());
+    s.write_all(said.as_bytes()).unwrap();
+    said
+}
+
+#[test]
+fn tcp_is_redirected_and_the_destination_is_known() {
+    let ns = Netns::new();
+    // Without a route connect() fails before any packet meets the hook; the veth's peer is down, so nothing can leave.
+    ns.ip("route add default dev pod0");
+    ns.ip("-6 route add default dev pod0");
+    Redirect::apply(&ns.path(), MARK).unwrap();
+    let again = Redirect::apply(&ns.path(), MARK).unwrap();
+    assert_eq!(again.netns(), ns.path());
+    let (v4, v6) = (ns.listen("127.0.0.1:15001"), ns.listen("[::1]:15001"));
+    for (to, l) in [
+        ("10.96.0.1:80", &v4),
+        ("10.96.0.1:15001", &v4),
+        ("10.96.0.1:15008", &v4),
+        ("[fd00::1]:80", &v6),
+        ("[::ffff:10.96.0.1]:80", &v4),
+        ("10.77.0.2:80", &v4),
+    ] {
+        let mut app = Client::start(&ns, None, "dial", &[to]);
+        let origin = to.replace("[::ffff:10.96.0.1]", "10.96.0.1");
+        assert_eq!(answer(l), origin, "{to}");
+        let said = app.line();
+        assert!(said.starts_with(&format!("peer={to} ")) && said.ends_with(&format!("reply={origin}")), "{to}: {said}");
+    }
+
+    let other = ns.listen("127.0.0.1:80");
+    let mut app = Client::start(&ns, None, "dial", &["127.0.0.1:80"]);
+    assert_eq!(answer(&other), "none", "loopback is left alone, and its own port is no origin");
+    app.line();
+    let mut app = Client::start(&ns, None, "dial", &["127.0.0.1:15001"]);
+    assert_eq!(answer(&v4), "none", "dialled by hand: the proxy resets it");
+    app.line();
+
+    // The proxy's own mark goes out; here to the pod's own address, where somebody listens.
+    let own = ns.listen("10.77.0.2:81");
+    let mut app = Client::start(&ns, None, "dial", &["10.77.0.2:81", "mark"]);
+    assert_eq!(answer(&own), "none");
+    app.line();
+
+    drop((v4, v6));
+    assert_eq!(Client::start(&ns, None, "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)", "no proxy: refused");
+    Redirect::remove(&ns.path()).unwrap();
+    Redirect::remove(&ns.path()).unwrap();
+    let mut app = Client::start(&ns, None, "dial", &["10.77.0.2:81"]);
+    assert_eq!(answer(&own), "none", "let go");
+    app.line();
+}
+
+#[test]
+fn refusals_name_the_namespace() {
+    let e = Redirect::apply("/run/netns/canal-offload-none".as_ref(), MARK).unwrap_err().to_string();
+    assert!(e.contains("/run/netns/canal-offload-none") && e.contains("namespace"), "{e}");
+}
