@@ -33,8 +33,9 @@ impl Limit {
         let gauge = |family, help| registry.gauges(Family::new(family, help, labels)).shared(&[name]);
         gauge("canal_limit_max", "The most a named limit allows.").set(i64::try_from(max).unwrap_or(i64::MAX));
         let shown = gauge("canal_limit_used", "How much of a named limit is taken.");
-        let refused =
-            registry.counters(Family::new("canal_limit_refused_total", "Refusals because a named limit was reached.", labels)).shared(&[name]);
+        let refused = registry
+            .counters(Family::new("canal_limit_refused_total", "Refusals because a named limit was reached.", labels))
+            .shared(&[name]);
         Self { inner: Arc::new(Inner { name, max, used: AtomicU64::new(0), shown, refused }) }
     }
 

@@ -1,11 +1,22 @@
 //! A certificate with its key, chain and bundle, and the slot it is replaced in. It is not obtained here.
 
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use canal_model::identity::Identity;
-use rustls_pki_types::CertificateDer;
+use canal_wire::hbone::ALPN;
+use rustls::client::Resumption;
+use rustls::server::NoServerSessionStorage;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::sync::watch;
+use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
+
+use super::provider;
+use super::verify::{self, ClientVerifier, ServerVerifier};
 
 /// Why PEM material is not a usable certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,6 +39,9 @@ pub struct Certificate {
     bundle: Vec<CertificateDer<'static>>,
     not_before: SystemTime,
     not_after: SystemTime,
+    server: Arc<ServerConfig>,
+    client: ClientConfig,
+    roots: Arc<RootCertStore>,
 }
 
 impl std::fmt::Debug for Certificate {
@@ -39,8 +53,39 @@ impl std::fmt::Debug for Certificate {
 impl Certificate {
     /// Reads PEM: a PKCS#8 key, the chain (leaf first, roots left out) and the bundle. The identity is the leaf's only URI SAN.
     pub fn from_pem(key: &str, chain: &str, bundle: &str) -> Result<Self, CertificateError> {
-        let _ = (key, chain, bundle);
-        unreachable!("body lands in the next commit")
+        let read = |what: &str, pem: &str| -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+            let list = CertificateDer::pem_slice_iter(pem.as_bytes()).collect::<Result<Vec<_>, _>>().map_err(|e| form(what, e))?;
+            if list.is_empty() { Err(form(what, "holds no certificate")) } else { Ok(list) }
+        };
+        let (chain, bundle) = (read("chain", chain)?, read("bundle", bundle)?);
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| form("private key", e))?;
+        let leaf = leaf(&chain[0])?;
+
+        let provider = provider();
+        let signing = CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|e| match e {
+            rustls::Error::InconsistentKeys(_) => CertificateError::Key(leaf.identity.clone()),
+            e => form("private key", e),
+        })?;
+        let signing = Arc::new(SingleCertAndKey::from(signing));
+        let mut roots = RootCertStore::empty();
+        for root in &bundle {
+            roots.add(root.clone()).map_err(|e| form("bundle", e))?;
+        }
+        let roots = Arc::new(roots);
+        let server = server_config(&leaf.identity, signing.clone(), roots.clone())?;
+        let client = client_config(&leaf.identity, signing, roots.clone())?;
+        let Leaf { identity, not_before, not_after } = leaf;
+        Ok(Self { identity, chain, bundle, not_before, not_after, server: Arc::new(server), client, roots })
+    }
+    /// For accepting connections.
+    pub(super) fn server_config(&self) -> Arc<ServerConfig> {
+        self.server.clone()
+    }
+    /// For connecting to one of `expected`. Cloning the template is a handful of reference counts.
+    pub(super) fn client_config(&self, expected: &Arc<[Identity]>) -> Arc<ClientConfig> {
+        let mut config = self.client.clone();
+        config.dangerous().set_certificate_verifier(Arc::new(ServerVerifier::new(self.roots.clone(), expected.clone())));
+        Arc::new(config)
     }
     /// Who it is.
     pub fn identity(&self) -> &Identity {
@@ -66,6 +111,59 @@ impl Certificate {
     pub fn valid_at(&self, now: SystemTime) -> bool {
         self.not_before <= now && now < self.not_after
     }
+}
+
+struct Leaf {
+    identity: Identity,
+    not_before: SystemTime,
+    not_after: SystemTime,
+}
+
+fn form(what: &str, why: impl ToString) -> CertificateError {
+    CertificateError::Form { what: what.into(), why: why.to_string() }
+}
+
+fn leaf(der: &CertificateDer<'_>) -> Result<Leaf, CertificateError> {
+    let (_, x) = X509Certificate::from_der(der).map_err(|e| form("leaf", e))?;
+    let time = |t: ASN1Time| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(t.timestamp()).unwrap_or(0));
+    let (not_before, not_after) = (time(x.validity().not_before), time(x.validity().not_after));
+    let uris = verify::uris(der).map_err(|e| form("leaf", e))?;
+    match uris.as_slice() {
+        [one] => match one.parse() {
+            Ok(identity) => Ok(Leaf { identity, not_before, not_after }),
+            Err(_) => Err(CertificateError::Identity(uris)),
+        },
+        _ => Err(CertificateError::Identity(uris)),
+    }
+}
+
+fn server_config(own: &Identity, signing: Arc<SingleCertAndKey>, roots: Arc<RootCertStore>) -> Result<ServerConfig, CertificateError> {
+    let verifier = ClientVerifier::new(roots, own.trust_domain.clone()).map_err(|e| form("bundle", e))?;
+    let mut config = ServerConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|e| form("algorithms", e))?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_cert_resolver(signing);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    // Clients of the mesh do not resume (features.md A.2), so tickets would be sent for nothing.
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    Ok(config)
+}
+
+fn client_config(own: &Identity, signing: Arc<SingleCertAndKey>, roots: Arc<RootCertStore>) -> Result<ClientConfig, CertificateError> {
+    // A template: the verifier is replaced for each connection by one that knows whom it expects. This one expects the own identity.
+    let verifier = ServerVerifier::new(roots, Arc::from([own.clone()]));
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&TLS13])
+        .map_err(|e| form("algorithms", e))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_cert_resolver(signing);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.enable_sni = false;
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 /// The place where the current certificate of one identity is found; clones see every replacement. Live connections keep

@@ -1,0 +1,280 @@
+//! The handshake matrix: who may talk to whom, with which protocol, and what the errors say.
+
+use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, SanType, date_time_ymd};
+use rustls::{ClientConfig, RootCertStore, SupportedCipherSuite};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+use crate::testing::{Issued, TestCa, identity};
+
+const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
+const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
+const MALLORY: &str = "spiffe://beta.example/ns/shop/sa/alice";
+
+fn server(credential: Credential) -> ServerIdentity {
+    ServerIdentity::new(TenantName::new("alpha").unwrap(), credential)
+}
+
+fn expect(ids: &[&str]) -> Arc<[Identity]> {
+    ids.iter().map(|i| identity(i)).collect()
+}
+
+/// What came of a handshake on both sides; the client's side includes a first read, where TLS 1.3 tells of a server's refusal.
+async fn shake(client: ClientIdentity, server: ServerIdentity, expected: &[&str]) -> (Result<Identity, String>, Result<Peer, String>) {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let expected = expect(expected);
+    let client = async {
+        let (mut s, id) = client.connect(near, &expected).await.map_err(|e| e.to_string())?;
+        let mut hello = [0; 5];
+        s.read_exact(&mut hello).await.map_err(|e| TlsError::from(e).to_string())?;
+        Ok(id)
+    };
+    let server = async {
+        let (mut s, peer) = server.accept(far).await.map_err(|e| e.to_string())?;
+        s.write_all(b"hello").await.unwrap();
+        s.flush().await.unwrap();
+        Ok(peer)
+    };
+    tokio::join!(client, server)
+}
+
+fn made(i: &Issued, ca: &TestCa) -> Credential {
+    Credential::fixed(Certificate::from_pem(&i.key, &i.chain, &ca.root_pem()).unwrap())
+}
+
+#[tokio::test]
+async fn right_peers_meet_and_learn_who_they_are() {
+    let ca = TestCa::new("alpha");
+    let (client, srv) = (ClientIdentity::new(ca.credential(&identity(ALICE))), server(ca.credential(&identity(BOB))));
+    let (c, s) = shake(client, srv, &[MALLORY, BOB]).await;
+    assert_eq!(c.unwrap(), identity(BOB));
+    assert_eq!(s.unwrap(), Peer { tenant: TenantName::new("alpha").unwrap(), identity: identity(ALICE) });
+}
+
+/// The client's certificate is changed by a function; the text that the server's error must hold.
+type ClientCase = (&'static str, &'static str, fn(&mut CertificateParams), &'static str);
+
+#[tokio::test]
+async fn wrong_clients_are_refused_by_name() {
+    let ca = TestCa::new("alpha");
+    let cases: [ClientCase; 5] = [
+        ("another trust domain, same root", MALLORY, |_| {}, "expected an identity of trust domain alpha.example"),
+        ("expired", ALICE, |p| p.not_after = date_time_ymd(2021, 1, 1), "expired"),
+        ("not valid yet", ALICE, |p| p.not_before = date_time_ymd(2119, 1, 1), "not valid yet"),
+        ("server only", ALICE, |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth], "extended key usage"),
+        ("no SPIFFE ID", ALICE, |p| p.subject_alt_names = vec![SanType::URI("https://x/y".try_into().unwrap())], "https://x/y"),
+    ];
+    for (name, id, change, text) in cases {
+        let issued = ca.issue_with(&identity(id), change);
+        let config = raw_client(Some(&issued), &ca.root_pem(), &provider(), &rustls::version::TLS13);
+        let error = refused_by_server(config, server(ca.credential(&identity(BOB)))).await;
+        assert!(error.contains(text), "{name}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn two_identities_in_one_certificate_are_ambiguous() {
+    let ca = TestCa::new("alpha");
+    let issued = ca.issue_with(&identity(ALICE), |p| p.subject_alt_names.push(SanType::URI(BOB.try_into().unwrap())));
+    let config = raw_client(Some(&issued), &ca.root_pem(), &provider(), &rustls::version::TLS13);
+    let error = refused_by_server(config, server(ca.credential(&identity(BOB)))).await;
+    assert!(error.contains("expected exactly one identity"), "{error}");
+}
+
+#[tokio::test]
+async fn strangers_and_old_protocols_are_refused() {
+    let (ca, other) = (TestCa::new("alpha"), TestCa::new("other"));
+    let all = rustls::crypto::aws_lc_rs::default_provider();
+    let only = |suites: Vec<SupportedCipherSuite>| CryptoProvider { cipher_suites: suites, ..all.clone() };
+    let chacha = Arc::new(only(vec![cipher_suite::TLS13_CHACHA20_POLY1305_SHA256]));
+    let p521 = Arc::new(CryptoProvider { kx_groups: vec![kx_group::SECP384R1], ..all.clone() });
+    let (right, wrong) = (ca.issue_with(&identity(ALICE), |_| {}), other.issue_with(&identity(ALICE), |_| {}));
+    let tls13 = &rustls::version::TLS13;
+    let cases = [
+        ("no certificate", raw_client(None, &ca.root_pem(), &provider(), tls13), "no certificates"),
+        ("another root", raw_client(Some(&wrong), &ca.root_pem(), &provider(), tls13), "UnknownIssuer"),
+        ("TLS 1.2", raw_client(Some(&right), &ca.root_pem(), &Arc::new(all.clone()), &rustls::version::TLS12), "Tls12NotOffered"),
+        ("ChaCha20 only", raw_client(Some(&right), &ca.root_pem(), &chacha, tls13), "NoCipherSuitesInCommon"),
+        ("P-384 only", raw_client(Some(&right), &ca.root_pem(), &p521, tls13), "NoKxGroupsInCommon"),
+        ("ALPN http/1.1", alpn(raw_client(Some(&right), &ca.root_pem(), &provider(), tls13), b"http/1.1"), "NoApplicationProtocol"),
+    ];
+    for (name, config, text) in cases {
+        let error = refused_by_server(config, server(ca.credential(&identity(BOB)))).await;
+        assert!(error.contains(text), "{name}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_servers_are_refused_by_name() {
+    let (ca, other) = (TestCa::new("alpha"), TestCa::new("other"));
+    let alice = || ClientIdentity::new(ca.credential(&identity(ALICE)));
+    let client_only = ca.issue_with(&identity(BOB), |p| p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth]);
+    let cases = [
+        ("someone else", server(ca.credential(&identity(BOB))), &[ALICE][..], "expected one of"),
+        ("nobody expected", server(ca.credential(&identity(BOB))), &[][..], "expected one of []"),
+        ("another root", server(other.credential(&identity(BOB))), &[BOB][..], "UnknownIssuer"),
+        ("client only", server(made(&client_only, &ca)), &[BOB][..], "extended key usage"),
+    ];
+    for (name, srv, expected, text) in cases {
+        let (c, s) = shake(alice(), srv, expected).await;
+        let error = c.unwrap_err();
+        assert!(error.contains(text), "{name}: {error}");
+        assert!(s.is_err(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_error_names_expected_and_seen() {
+    let ca = TestCa::new("alpha");
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let srv = server(ca.credential(&identity(BOB)));
+    let client = ClientIdentity::new(ca.credential(&identity(ALICE)));
+    let expected = expect(&[ALICE]);
+    let (c, _) = tokio::join!(client.connect(near, &expected), srv.accept(far));
+    match c {
+        Err(TlsError::Peer(PeerRefused::Identity { expected, seen })) => {
+            assert_eq!((expected, seen), (vec![identity(ALICE)], vec![BOB.to_string()]));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_missing_or_expired_own_certificate_is_said_before_any_byte() {
+    let ca = TestCa::new("alpha");
+    let old = ca.issue_with(&identity(ALICE), |p| p.not_after = date_time_ymd(2021, 1, 1));
+    let (_writer, empty) = Credential::empty(identity(ALICE));
+    for credential in [made(&old, &ca), empty] {
+        let (near, _far) = tokio::io::duplex(1024);
+        let c = ClientIdentity::new(credential.clone()).connect(near, &expect(&[BOB])).await;
+        assert!(matches!(c, Err(TlsError::NoCertificate(id)) if id == identity(ALICE)));
+        let (near, _far) = tokio::io::duplex(1024);
+        assert!(matches!(server(credential).accept(near).await, Err(TlsError::NoCertificate(_))));
+    }
+}
+
+#[tokio::test]
+async fn new_handshakes_use_the_new_certificate_and_live_connections_go_on() {
+    let (old, new) = (TestCa::new("old"), TestCa::new("new"));
+    let (writer, credential) = Credential::empty(identity(BOB));
+    writer.replace(old.issue(&identity(BOB)));
+    let srv = server(credential.clone());
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (expected, client) = (expect(&[BOB]), ClientIdentity::new(old.credential(&identity(ALICE))));
+    let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
+    let (mut c, mut s) = (c.unwrap().0, s.unwrap().0);
+
+    writer.replace(new.issue(&identity(BOB)));
+    let (fresh, _) = shake(ClientIdentity::new(new.credential(&identity(ALICE))), srv.clone(), &[BOB]).await;
+    assert_eq!(fresh.unwrap(), identity(BOB));
+    let (stale, _) = shake(client, srv, &[BOB]).await;
+    assert!(stale.unwrap_err().contains("UnknownIssuer"));
+
+    c.write_all(b"still here").await.unwrap();
+    c.flush().await.unwrap();
+    let mut got = [0; 10];
+    s.read_exact(&mut got).await.unwrap();
+    assert_eq!(&got, b"still here");
+    assert!(writer.wanted());
+    drop((credential, s));
+}
+
+#[tokio::test]
+async fn the_handshake_is_hybrid_h2_and_without_sni_or_tickets() {
+    let ca = TestCa::new("alpha");
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (expected, client, srv) =
+        (expect(&[BOB]), ClientIdentity::new(ca.credential(&identity(ALICE))), server(ca.credential(&identity(BOB))));
+    let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
+    let (c, s) = (c.unwrap().0, s.unwrap().0);
+    let (c, s) = (c.get_ref().1, s.get_ref().1);
+    assert_eq!(c.negotiated_key_exchange_group().unwrap().name(), rustls::NamedGroup::X25519MLKEM768);
+    assert_eq!(c.negotiated_cipher_suite().unwrap().suite(), rustls::CipherSuite::TLS13_AES_256_GCM_SHA384);
+    assert_eq!((c.alpn_protocol(), s.alpn_protocol()), (Some(&b"h2"[..]), Some(&b"h2"[..])));
+    assert_eq!(s.server_name(), None);
+    assert_eq!(c.tls13_tickets_received(), 0);
+}
+
+#[tokio::test]
+async fn fallbacks_are_taken_by_peers_that_lack_the_preferred() {
+    let ca = TestCa::new("alpha");
+    let all = rustls::crypto::aws_lc_rs::default_provider();
+    let issued = ca.issue_with(&identity(ALICE), |_| {});
+    for group in [kx_group::X25519, kx_group::SECP256R1] {
+        let p = CryptoProvider { kx_groups: vec![group], cipher_suites: vec![cipher_suite::TLS13_AES_128_GCM_SHA256], ..all.clone() };
+        let config = raw_client(Some(&issued), &ca.root_pem(), &Arc::new(p), &rustls::version::TLS13);
+        let (near, far) = tokio::io::duplex(64 << 10);
+        let srv = server(ca.credential(&identity(BOB)));
+        let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+        let (_c, s) = tokio::join!(TlsConnector::from(config).connect(name, near), srv.accept(far));
+        assert_eq!(s.unwrap().1.identity, identity(ALICE));
+    }
+}
+
+#[test]
+fn unusable_material_is_refused_with_its_reason() {
+    let ca = TestCa::new("alpha");
+    let (one, two) = (ca.issue_with(&identity(ALICE), |_| {}), ca.issue_with(&identity(BOB), |_| {}));
+    let none = ca.issue_with(&identity(ALICE), |p| p.subject_alt_names.clear());
+    let root = ca.root_pem();
+    let cases = [
+        ("key of another", Certificate::from_pem(&two.key, &one.chain, &root), "does not belong to the certificate"),
+        ("no key", Certificate::from_pem("", &one.chain, &root), "private key"),
+        ("no chain", Certificate::from_pem(&one.key, "", &root), "chain: holds no certificate"),
+        ("no bundle", Certificate::from_pem(&one.key, &one.chain, ""), "bundle: holds no certificate"),
+        ("no identity", Certificate::from_pem(&none.key, &none.chain, &root), "it holds []"),
+    ];
+    for (name, got, text) in cases {
+        let error = got.unwrap_err().to_string();
+        assert!(error.contains(text), "{name}: {error}");
+    }
+}
+
+fn alpn(config: Arc<ClientConfig>, protocol: &[u8]) -> Arc<ClientConfig> {
+    let mut config = (*config).clone();
+    config.alpn_protocols = vec![protocol.to_vec()];
+    Arc::new(config)
+}
+
+/// A client that is not ours: it trusts `root` for any name and proves what it is given.
+fn raw_client(
+    issued: Option<&Issued>,
+    root: &str,
+    provider: &Arc<CryptoProvider>,
+    version: &'static rustls::SupportedProtocolVersion,
+) -> Arc<ClientConfig> {
+    use rustls_pki_types::pem::PemObject;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(root.as_bytes()).unwrap()).unwrap();
+    let verifier = Arc::new(verify::ServerVerifier::new(Arc::new(roots), expect(&[BOB])));
+    let builder = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[version])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
+    let mut config = match issued {
+        Some(i) => {
+            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes()).collect::<Result<_, _>>().unwrap();
+            let key = rustls_pki_types::PrivateKeyDer::from_pem_slice(i.key.as_bytes()).unwrap();
+            builder.with_client_auth_cert(chain, key).unwrap()
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
+}
+
+async fn refused_by_server(config: Arc<ClientConfig>, srv: ServerIdentity) -> String {
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+    let client = async {
+        let mut s = TlsConnector::from(config).connect(name, near).await?;
+        s.read_u8().await
+    };
+    let (c, s) = tokio::join!(client, srv.accept(far));
+    assert!(c.is_err(), "the client must notice");
+    match s {
+        Err(e) => format!("{e} {e:?}"),
+        Ok((_, peer)) => panic!("accepted {peer:?}"),
+    }
+}
