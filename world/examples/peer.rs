@@ -1,0 +1,88 @@
+//! A tiny network peer for this crate's tests: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`,
+//! `echo-udp PORT`. Needs nothing that a bare machine lacks.
+
+use std::io::{Read, Write};
+use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(3);
+
+fn main() -> std::io::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match words.as_slice() {
+        ["listen", port] => listen(number(port)? as u16),
+        ["dial", address] => dial(target(address)?),
+        ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
+        ["udp", address] => udp(target(address)?),
+        _ => Err(std::io::Error::other("usage: peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS")),
+    }
+}
+
+fn number(text: &str) -> std::io::Result<u64> {
+    text.parse().map_err(std::io::Error::other)
+}
+
+fn target(text: &str) -> std::io::Result<SocketAddr> {
+    text.parse().map_err(std::io::Error::other)
+}
+
+/// Dual stack. Answers `GET` with a page that names the caller, and swallows anything else.
+fn listen(port: u16) -> std::io::Result<()> {
+    let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?;
+    println!("listening on {port}");
+    for stream in listener.incoming() {
+        let stream = stream?;
+        std::thread::spawn(move || serve(stream));
+    }
+    Ok(())
+}
+
+fn serve(mut stream: TcpStream) -> std::io::Result<()> {
+    let peer = stream.peer_addr()?.ip().to_canonical();
+    let mut chunk = vec![0; 1 << 16];
+    let count = stream.read(&mut chunk)?;
+    if chunk[..count].starts_with(b"GET ") {
+        let body = format!("you are {peer}\n");
+        return write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+    }
+    while stream.read(&mut chunk)? > 0 {}
+    stream.write_all(b"done")
+}
+
+/// Prints the answer's last line.
+fn dial(to: SocketAddr) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: peer\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    println!("{}", answer.lines().last().unwrap_or_default());
+    Ok(())
+}
+
+/// Sends this many bytes, waits until they have arrived, prints bits per second.
+fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    let started = Instant::now();
+    let chunk = vec![b'x'; 1 << 16];
+    let mut left = bytes;
+    while left > 0 {
+        let count = left.min(chunk.len() as u64);
+        stream.write_all(&chunk[..count as usize])?;
+        left -= count;
+    }
+    stream.shutdown(std::net::Shutdown::Write)?;
+    stream.read_to_end(&mut Vec::new())?;
+    println!("{:.0}", bytes as f64 * 8.0 / started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// Sends one datagram; an unreachable destination shows as an error on the second.
+fn udp(to: SocketAddr) -> std::io::Result<()> {
+    let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
+    socket.connect(to)?;
+    socket.send(b"one")?;
+    std::thread::sleep(Duration::from_millis(100));
+    socket.send(b"two").map(drop)
+}

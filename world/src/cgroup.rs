@@ -1,0 +1,124 @@
+//! cgroup v2 subtrees: found by mount type, made, emptied by `cgroup.kill`, removed, read.
+//! Uses no controller: only membership (for capture), killing and CPU accounting.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result, Tried};
+
+/// How long killed processes may take to leave their cgroup.
+const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+
+/// Where cgroup v2 is mounted.
+fn mount_point() -> Result<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/mounts").tried("cannot read", "/proc/mounts")?;
+    let found = mounts.lines().find_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        let (path, kind) = (words.next()?, words.next()?);
+        (kind == "cgroup2").then(|| PathBuf::from(path))
+    });
+    found.ok_or_else(|| Error::Machine {
+        what: "a cgroup v2 mount".into(),
+        mend: "mount one: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified".into(),
+    })
+}
+
+/// The parent of all worlds' subtrees.
+pub(crate) fn root() -> Result<PathBuf> {
+    Ok(mount_point()?.join("canal"))
+}
+
+/// The subtree of a world.
+pub(crate) fn of_world(world: &str) -> Result<PathBuf> {
+    Ok(root()?.join(world))
+}
+
+/// Makes a cgroup and its parents.
+pub(crate) fn make(path: &Path) -> Result<()> {
+    std::fs::create_dir_all(path).tried("cannot make cgroup", path)
+}
+
+/// Process ids in a cgroup and below it.
+pub(crate) fn pids(path: &Path) -> Vec<u32> {
+    let mut pids: Vec<u32> = std::fs::read_to_string(path.join("cgroup.procs"))
+        .unwrap_or_default()
+        .lines()
+        .filter_map(|line| line.parse().ok())
+        .collect();
+    for child in children(path) {
+        pids.extend(self::pids(&child));
+    }
+    pids
+}
+
+fn children(path: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(path) else { return Vec::new() };
+    entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+}
+
+/// Kills everything in a subtree with SIGKILL; processes that fork while dying die too.
+pub(crate) fn kill(path: &Path) -> Result<()> {
+    match std::fs::write(path.join("cgroup.kill"), "1") {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).tried("cannot kill cgroup", path),
+        _ => Ok(()),
+    }
+}
+
+/// Kills and removes a subtree. A subtree that is not there is a success.
+pub(crate) fn remove(path: &Path) -> Result<()> {
+    let deadline = Instant::now() + EMPTY_WITHIN;
+    loop {
+        if !path.exists() {
+            return Ok(());
+        }
+        kill(path)?;
+        match remove_dirs(path) {
+            Ok(()) => return Ok(()),
+            // Dying processes and zombies hold it for a moment.
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            Err(error) => return Err(error).tried("cannot remove cgroup", path),
+        }
+    }
+}
+
+fn remove_dirs(path: &Path) -> std::io::Result<()> {
+    for child in children(path) {
+        remove_dirs(&child)?;
+    }
+    match std::fs::remove_dir(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// CPU time spent in a subtree since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTime {
+    /// In user space.
+    pub user: Duration,
+    /// In the kernel, on behalf of the processes.
+    pub system: Duration,
+}
+
+impl CpuTime {
+    /// Both together.
+    pub fn total(&self) -> Duration {
+        self.user + self.system
+    }
+
+    /// What was spent since an earlier reading.
+    pub fn since(&self, earlier: CpuTime) -> CpuTime {
+        CpuTime { user: self.user.saturating_sub(earlier.user), system: self.system.saturating_sub(earlier.system) }
+    }
+}
+
+/// Reads `cpu.stat`, which needs no controller.
+pub(crate) fn cpu(path: &Path) -> Result<CpuTime> {
+    let file = path.join("cpu.stat");
+    let text = std::fs::read_to_string(&file).tried("cannot read", &file)?;
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+        Duration::from_micros(line.unwrap_or(0))
+    };
+    Ok(CpuTime { user: field("user_usec "), system: field("system_usec ") })
+}

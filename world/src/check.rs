@@ -1,0 +1,240 @@
+//! Cross-checks of a topology: names, references, overlaps, capacities. Pure.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use ipnet::{IpNet, Ipv4Net};
+
+use crate::plan::{AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, REPLICAS_MAX, node_slots};
+use crate::problem::{Findings, Spot};
+use crate::topology::{Component, Pod, Tenant, Topology};
+
+/// World names go into cgroup and namespace names.
+pub(crate) const WORLD_NAME_MAX: usize = 12;
+/// AZ names go into interface names (`x` + name, at most 15 bytes).
+const AZ_NAME_MAX: usize = 10;
+/// DNS label length, RFC 1035 §2.3.4.
+const NAME_MAX: usize = 63;
+/// Hosts of one world, a bound on what `up` will try to build.
+pub(crate) const HOSTS_MAX: usize = 2_000;
+
+/// A mistake without its place: what, and the mend.
+type Mistake = (String, String);
+
+pub(crate) fn world_name(name: &str) -> Result<(), Mistake> {
+    label(name, "world", WORLD_NAME_MAX)
+}
+
+/// A lower-case DNS label of at most `max` bytes.
+fn label(name: &str, what: &str, max: usize) -> Result<(), Mistake> {
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let good = !name.is_empty() && name.len() <= max && name.bytes().all(legal) && !name.starts_with('-') && !name.ends_with('-');
+    if good {
+        return Ok(());
+    }
+    let mend = format!("use 1 to {max} of a-z, 0-9 and -, not - at an end");
+    Err((format!("{what}: {name:?} is not a name"), mend))
+}
+
+pub(crate) fn topology(topology: &Topology, findings: &mut Findings) {
+    azs(topology, findings);
+    host_names(topology, findings);
+    for component in underlay_components(topology) {
+        az_exists(topology, &component.az, component.spot, findings);
+    }
+    if topology.gateways.len() > REPLICAS_MAX {
+        let what = format!("{} gateways are more than {REPLICAS_MAX}", topology.gateways.len());
+        findings.add(topology.gateways[REPLICAS_MAX].spot, what, "remove some: a tenant's gateway range is one /24");
+    }
+    for tenant in &topology.tenants {
+        tenant_alone(topology, tenant, findings);
+    }
+    tenants_together(topology, findings);
+    mesh_parts(topology, findings);
+    size(topology, findings);
+}
+
+fn underlay_components(topology: &Topology) -> impl Iterator<Item = &Component> {
+    let controller = topology.controller.iter();
+    controller.chain(&topology.gateways).chain(&topology.key_servers).chain(&topology.hosts)
+}
+
+fn azs(topology: &Topology, findings: &mut Findings) {
+    let mut seen: BTreeMap<&str, Spot> = BTreeMap::new();
+    for az in &topology.azs {
+        if let Err((what, mend)) = label(&az.name, "az", AZ_NAME_MAX) {
+            findings.add(az.spot, what, mend);
+        }
+        if let Some(first) = seen.insert(&az.name, az.spot) {
+            findings.add(az.spot, format!("az {:?} is already on line {}", az.name, first.line), "give it another name");
+        }
+    }
+    if let Some(az) = topology.azs.get(AZS_MAX) {
+        findings.add(az.spot, format!("more than {AZS_MAX} AZs"), format!("keep {AZS_MAX} at most"));
+    }
+}
+
+/// Every host of a world has one name in one space, because `exec`, `logs` and faults address it so.
+fn host_names(topology: &Topology, findings: &mut Findings) {
+    let mut seen: BTreeMap<String, Spot> = BTreeMap::new();
+    for az in &topology.azs {
+        seen.insert(crate::plan::router_name(&az.name), az.spot);
+    }
+    let components = underlay_components(topology).map(|component| (&component.name, component.spot));
+    let nodes = topology.tenants.iter().flat_map(|tenant| &tenant.nodes).map(|node| (&node.name, node.spot));
+    for (name, spot) in components.chain(nodes) {
+        if let Err((what, mend)) = label(name, "name", NAME_MAX) {
+            findings.add(spot, what, mend);
+        }
+        if let Some(first) = seen.insert(name.clone(), spot) {
+            findings.add(spot, format!("the name {name:?} is already taken on line {}", first.line), "give it another name");
+        }
+    }
+}
+
+fn az_exists(topology: &Topology, name: &str, spot: Spot, findings: &mut Findings) {
+    if topology.azs.iter().any(|az| az.name == name) {
+        return;
+    }
+    let names: Vec<&str> = topology.azs.iter().map(|az| az.name.as_str()).collect();
+    findings.add(spot, format!("there is no AZ {name:?}"), format!("use one of: {}", names.join(", ")));
+}
+
+fn tenant_alone(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
+    if let Err((what, mend)) = label(&tenant.name, "tenant", NAME_MAX) {
+        findings.add(tenant.spot, what, mend);
+    }
+    let domain = &tenant.trust_domain;
+    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
+    if domain.is_empty() || domain.len() > 255 || !domain.bytes().all(legal) {
+        findings.add(tenant.spot, format!("trustDomain: {domain:?} is not a SPIFFE trust domain"), "use a-z, 0-9, '.', '-' and '_' only");
+    }
+    for node in &tenant.nodes {
+        az_exists(topology, &node.az, node.spot, findings);
+    }
+    let slots = node_slots(tenant.pods4);
+    if tenant.nodes.len() > slots {
+        let what = format!("{} nodes do not fit into {}", tenant.nodes.len(), tenant.pods4);
+        findings.add(tenant.nodes[slots].spot, what, format!("keep {slots} nodes, or write a shorter prefix"));
+    }
+    pods(tenant, findings);
+    service_objects(tenant, findings);
+}
+
+fn pods(tenant: &Tenant, findings: &mut Findings) {
+    let mut on_node: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut seen: BTreeMap<String, Spot> = BTreeMap::new();
+    for pod in &tenant.pods {
+        pod_names(pod, findings);
+        for name in &pod.nodes {
+            if !tenant.nodes.iter().any(|node| node.name == *name) {
+                let names: Vec<&str> = tenant.nodes.iter().map(|node| node.name.as_str()).collect();
+                findings.add(pod.spot, format!("tenant {:?} has no node {name:?}", tenant.name), format!("use one of: {}", names.join(", ")));
+            }
+        }
+        for replica in 0..pod.replicas {
+            let node = &pod.nodes[usize::from(replica) % pod.nodes.len()];
+            let count = on_node.entry(node).or_default();
+            *count += 1;
+            if *count == PODS_PER_NODE_MAX + 1 {
+                findings.add(pod.spot, format!("node {node:?} has more than {PODS_PER_NODE_MAX} pods"), "spread them over more nodes");
+            }
+            let full = format!("{}/{}-{replica}", pod.namespace, pod.name);
+            if let Some(first) = seen.insert(full.clone(), pod.spot) {
+                findings.add(pod.spot, format!("pod {full} is already on line {}", first.line), "give it another name or namespace");
+            }
+        }
+    }
+}
+
+pub(crate) fn pod_names(pod: &Pod, findings: &mut Findings) {
+    // "-999" must still fit into the label.
+    for (name, what, max) in [(&pod.name, "pod", NAME_MAX - 4), (&pod.namespace, "namespace", NAME_MAX), (&pod.service_account, "serviceAccount", NAME_MAX)] {
+        if let Err((what, mend)) = label(name, what, max) {
+            findings.add(pod.spot, what, mend);
+        }
+    }
+}
+
+/// VIPs of the tenant's own Service objects must be inside its service ranges.
+fn service_objects(tenant: &Tenant, findings: &mut Findings) {
+    for service in crate::services::in_files(&tenant.config) {
+        for address in &service.addresses {
+            let inside = tenant.service_cidrs.iter().any(|cidr| cidr.contains(address));
+            if !inside {
+                let what = format!("service {}/{} has {address}, which no serviceCidrs range of {:?} holds", service.namespace, service.name, tenant.name);
+                findings.add(tenant.spot, what, "add its range to serviceCidrs, or choose another clusterIP");
+            }
+        }
+    }
+}
+
+/// Everything routed in the underlay, which no tenant may use.
+fn reserved() -> [(Ipv4Net, &'static str); 4] {
+    let net = |a, b, prefix| Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), prefix);
+    [
+        (NODES_UNDERLAY, "the nodes' underlay"),
+        (PROVIDERS, "the provider's hosts"),
+        (net(127, 0, 8), "loopback"),
+        (net(169, 254, 16), "link-local gateways"),
+    ]
+}
+
+fn tenants_together(topology: &Topology, findings: &mut Findings) {
+    let mut ranges: Vec<(IpNet, String)> = reserved().iter().map(|(net, what)| (IpNet::V4(*net), (*what).to_owned())).collect();
+    let (mut names, mut vnis, mut domains) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    for tenant in &topology.tenants {
+        if let Some(first) = names.insert(tenant.name.clone(), tenant.spot.line) {
+            findings.add(tenant.spot, format!("tenant {:?} is already on line {first}", tenant.name), "give it another name");
+        }
+        if let Some(first) = vnis.insert(tenant.vni, tenant.spot.line) {
+            findings.add(tenant.spot, format!("vni {} is already used on line {first}", tenant.vni), "choose another vni");
+        }
+        if let Some(first) = domains.insert(tenant.trust_domain.clone(), tenant.spot.line) {
+            findings.add(tenant.spot, format!("trustDomain {:?} is already used on line {first}", tenant.trust_domain), "choose another one");
+        }
+        let own = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)];
+        for cidr in own.into_iter().chain(tenant.service_cidrs.iter().copied()) {
+            if let Some((other, whose)) = ranges.iter().find(|(range, _)| overlap(range, &cidr)) {
+                findings.add(tenant.spot, format!("{cidr} overlaps {other} of {whose}"), "choose a range nobody uses");
+            }
+            ranges.push((cidr, format!("tenant {:?}", tenant.name)));
+        }
+    }
+}
+
+fn overlap(left: &IpNet, right: &IpNet) -> bool {
+    left.contains(&right.network()) || right.contains(&left.network())
+}
+
+/// Node proxies and gateways cannot live without a controller.
+fn mesh_parts(topology: &Topology, findings: &mut Findings) {
+    if topology.controller.is_some() {
+        return;
+    }
+    let mend = "add `controller: {az: …}`";
+    for gateway in &topology.gateways {
+        if gateway.process.as_ref().is_some_and(|process| process.command.is_empty()) {
+            findings.add(gateway.spot, format!("gateway {:?} needs a controller", gateway.name), mend);
+        }
+    }
+    for node in topology.tenants.iter().flat_map(|tenant| &tenant.nodes) {
+        if node.proxy.as_ref().is_some_and(|process| process.command.is_empty()) {
+            findings.add(node.spot, format!("the proxy of node {:?} needs a controller", node.name), format!("{mend}, or write `proxy: false`"));
+        }
+    }
+}
+
+fn size(topology: &Topology, findings: &mut Findings) {
+    let pods: usize = topology.tenants.iter().flat_map(|tenant| &tenant.pods).map(|pod| usize::from(pod.replicas)).sum();
+    let nodes: usize = topology.tenants.iter().map(|tenant| tenant.nodes.len()).sum();
+    let hosts = pods + nodes + underlay_components(topology).count() + topology.azs.len();
+    if hosts > HOSTS_MAX {
+        findings.add(Spot::default(), format!("the world has {hosts} hosts, more than {HOSTS_MAX}"), "make it smaller, or split it");
+    }
+}
+
+/// Whether an address may be a VIP at all, for callers that read Service objects.
+pub(crate) fn is_vip(address: &IpAddr) -> bool {
+    !address.is_unspecified() && !address.is_loopback() && !address.is_multicast()
+}

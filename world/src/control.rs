@@ -1,0 +1,85 @@
+//! The supervisor's socket: one JSON request per line, one JSON answer per line.
+//! Carries, does not act.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::life::Pulse;
+use crate::seat::Seat;
+use crate::topology::Pod;
+
+/// A request or answer longer than this is refused: the largest world's status is far below.
+const MESSAGE_BYTES_MAX: u64 = 16 << 20;
+/// Longer than the longest order: a process has 10 s to end.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// What a world may be asked.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Request {
+    /// All hosts with their pulses.
+    Status,
+    /// Run a host's process.
+    Start { host: String },
+    /// End a host's process, and leave it so.
+    Stop { host: String },
+    /// End a host's process and run it again.
+    Restart { host: String },
+    /// Make the replicas of a pod.
+    AddPod { tenant: String, pod: Box<Pod> },
+    /// Remove one pod.
+    RemovePod { uid: String },
+    /// Take a host's link down, or up again.
+    Link { host: String, up: bool },
+    /// Take the world down.
+    Down,
+}
+
+/// A host or pod of a living world.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Host {
+    /// Where it is.
+    pub seat: Seat,
+    /// How its process is.
+    pub pulse: Pulse,
+}
+
+/// The answers.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// Done.
+    Done,
+    /// All hosts.
+    Hosts(Vec<Host>),
+    /// Names of what was made.
+    Names(Vec<String>),
+    /// Refused, and why.
+    Refused(String),
+}
+
+/// Asks once. Errors: the socket is dead or the answer unreadable.
+pub(crate) fn ask(socket: &Path, request: &Request) -> std::io::Result<Answer> {
+    let mut stream = UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+    write_line(&mut stream, request)?;
+    read_line(&mut BufReader::new(stream))?.ok_or_else(|| std::io::ErrorKind::UnexpectedEof.into())
+}
+
+pub(crate) fn write_line(out: &mut impl Write, message: &impl Serialize) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    out.write_all(&line)
+}
+
+/// The next message, or nothing at the end.
+pub(crate) fn read_line<T: for<'de> Deserialize<'de>>(input: &mut impl BufRead) -> std::io::Result<Option<T>> {
+    let mut line = Vec::new();
+    input.take(MESSAGE_BYTES_MAX).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(serde_json::from_slice(&line)?))
+}

@@ -1,0 +1,115 @@
+//! Faults on the network of a living world: partitions, loss, links down. All are undone by
+//! [`World::heal`], and vanish with the world. (This kernel has no netem: delay needs a shim.)
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::control::{Host, Request};
+use crate::error::Result;
+use crate::net;
+use crate::script::{Batch, Tool};
+use crate::world::World;
+
+/// nftables table that holds the faults of a namespace.
+const TABLE: &str = "inet canal_fault";
+
+/// What happens to packets that arrive from somebody.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Loss {
+    All,
+    Percent(u8),
+}
+
+impl World {
+    /// Partitions two hosts: nothing that one sends reaches the other. Two routers stand for their
+    /// AZs; a node stands for everything behind it, because its tunnels are cut.
+    pub fn cut(&self, one: &str, other: &str) -> Result<()> {
+        self.cut_one_way(one, other)?;
+        self.cut_one_way(other, one)
+    }
+
+    /// Partitions in one direction: what `from` sends never arrives at `to`; answers do arrive.
+    pub fn cut_one_way(&self, from: &str, to: &str) -> Result<()> {
+        self.disturb(from, to, Loss::All)
+    }
+
+    /// Drops this share of the packets from `from` that arrive at `to`, at random.
+    pub fn lose(&self, from: &str, to: &str, percent: u8) -> Result<()> {
+        self.disturb(from, to, Loss::Percent(percent.min(100)))
+    }
+
+    /// Ends cuts and losses between two hosts, in both directions.
+    pub fn heal(&self, one: &str, other: &str) -> Result<()> {
+        for (from, to) in [(one, other), (other, one)] {
+            let (from, to) = (self.host(from)?, self.host(to)?);
+            let chain = chain(&from);
+            let lines = [format!("add table {TABLE}"), format!("add chain {TABLE} {chain}"), format!("flush chain {TABLE} {chain}"), format!("delete chain {TABLE} {chain}")];
+            self.nft(&to, lines.into())?;
+        }
+        Ok(())
+    }
+
+    /// Ends all cuts and losses in the world (not links that are down).
+    pub fn heal_all(&self) -> Result<()> {
+        for host in self.hosts()? {
+            self.nft(&host, vec![format!("add table {TABLE}"), format!("delete table {TABLE}")])?;
+        }
+        Ok(())
+    }
+
+    /// Takes a host's or pod's link down at its far end: the host sees its carrier go.
+    pub fn link_down(&self, host: &str) -> Result<()> {
+        let host = self.host(host)?.seat.name;
+        self.ask(&Request::Link { host, up: false }).map(drop)
+    }
+
+    /// Brings a link back, with the routes over it.
+    pub fn link_up(&self, host: &str) -> Result<()> {
+        let host = self.host(host)?.seat.name;
+        self.ask(&Request::Link { host, up: true }).map(drop)
+    }
+
+    fn disturb(&self, from: &str, to: &str, loss: Loss) -> Result<()> {
+        let (from, to) = (self.host(from)?, self.host(to)?);
+        let chain = chain(&from);
+        let mut lines = vec![
+            format!("add table {TABLE}"),
+            format!("add chain {TABLE} {chain} {{ type filter hook prerouting priority -350; }}"),
+            format!("flush chain {TABLE} {chain}"),
+        ];
+        let verdict = match loss {
+            Loss::All => "counter drop".to_owned(),
+            Loss::Percent(percent) => format!("numgen random mod 100 < {percent} counter drop"),
+        };
+        lines.extend(matches(&from, &to).into_iter().map(|packets| format!("add rule {TABLE} {chain} {packets} {verdict}")));
+        self.nft(&to, lines)
+    }
+
+    fn nft(&self, host: &Host, lines: Vec<String>) -> Result<()> {
+        let netns = host.seat.netns.file_name().map(|name| name.to_string_lossy().into_owned());
+        net::run(&Batch { netns, tool: Tool::Nft, lines })
+    }
+}
+
+/// One chain per sender, so that each can be healed alone.
+fn chain(from: &Host) -> String {
+    let name: String = from.seat.name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' }).collect();
+    format!("from_{name}")
+}
+
+/// Which packets, at `to`, come from `from`.
+fn matches(from: &Host, to: &Host) -> Vec<String> {
+    if from.seat.kind == "router" && to.seat.kind == "router" {
+        return vec![format!("iifname \"x{}\"", from.seat.az)];
+    }
+    let own = from.seat.ip4.map(IpAddr::V4).into_iter().chain(from.seat.ip6.map(IpAddr::V6));
+    let overlay = from.seat.overlay.values().flat_map(|(four, six)| [IpAddr::V4(*four), IpAddr::V6(*six)]);
+    let addresses: BTreeSet<IpAddr> = own.chain(overlay).collect();
+    addresses
+        .iter()
+        .map(|address| match address {
+            IpAddr::V4(address) => format!("ip saddr {address}"),
+            IpAddr::V6(address) => format!("ip6 saddr {address}"),
+        })
+        .collect()
+}

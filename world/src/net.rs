@@ -1,0 +1,169 @@
+//! Runs batches: one process per namespace and stage, several namespaces at a time.
+//! Chooses nothing; what the lines say is `script`'s business.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::{Error, Result, Tried};
+use crate::script::{Batch, Forwarding, Tool, settings};
+use crate::sys;
+
+/// Where `ip netns` keeps its names.
+pub(crate) const NETNS_DIR: &str = "/run/netns";
+
+/// The file of a named network namespace.
+pub(crate) fn netns_path(name: &str) -> PathBuf {
+    Path::new(NETNS_DIR).join(name)
+}
+
+impl Tool {
+    fn program(self) -> &'static str {
+        match self {
+            Tool::Ip => "ip",
+            Tool::Bridge => "bridge",
+            Tool::Tc => "tc",
+            Tool::Nft => "nft",
+        }
+    }
+
+    fn command(self, netns: Option<&str>) -> Command {
+        if self == Tool::Nft {
+            // nft has no option for a namespace.
+            let mut command = Command::new("nft");
+            command.args(["-f", "-"]);
+            return command;
+        }
+        let mut command = Command::new(self.program());
+        if let Some(netns) = netns {
+            command.args(["-n", netns]);
+        }
+        command.args(["-batch", "-"]);
+        command
+    }
+}
+
+/// Names the first missing program. Errors: which one, and the package that has it.
+pub(crate) fn check_tools() -> Result<()> {
+    for (program, package) in [("ip", "iproute2"), ("bridge", "iproute2"), ("tc", "iproute2"), ("nft", "nftables")] {
+        let found = Command::new(program).arg("-V").stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status();
+        if found.is_err() {
+            let mend = format!("install it: apt-get install {package}");
+            return Err(Error::Machine { what: format!("the program {program:?}"), mend });
+        }
+    }
+    Ok(())
+}
+
+/// Runs one batch. Errors: the program's own words and the line it stopped at.
+pub(crate) fn run(batch: &Batch) -> Result<()> {
+    if batch.lines.is_empty() {
+        return Ok(());
+    }
+    let program = batch.tool.program();
+    let mut command = batch.tool.command(batch.netns.as_deref());
+    if let (Tool::Nft, Some(netns)) = (batch.tool, &batch.netns) {
+        let entry = sys::Entry::open(&netns_path(netns), None, netns, &[]).tried("cannot open namespace", netns_path(netns))?;
+        sys::enter_on_exec(&mut command, entry);
+    }
+    let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = started.tried("cannot start", program)?;
+    let mut text = batch.lines.join("\n");
+    text.push('\n');
+    if let Some(mut input) = child.stdin.take() {
+        // A program that stopped reading says why on its stderr.
+        let _ = input.write_all(text.as_bytes());
+    }
+    let output = child.wait_with_output().tried("cannot wait for", program)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(refusal(batch, program, &String::from_utf8_lossy(&output.stderr)))
+}
+
+/// "Command failed -:7" becomes the seventh line.
+fn refusal(batch: &Batch, program: &'static str, stderr: &str) -> Error {
+    let line = stderr.split("-:").nth(1).map(|rest| rest.chars().take_while(char::is_ascii_digit).collect::<String>());
+    let line = line.and_then(|digits| digits.parse::<usize>().ok()).and_then(|number| batch.lines.get(number.wrapping_sub(1)));
+    let message = match line {
+        Some(line) => format!("{} (at: {program} {line})", stderr.trim().replace('\n', "; ")),
+        None => stderr.trim().replace('\n', "; "),
+    };
+    Error::Tool { tool: program, netns: batch.netns.clone().unwrap_or_else(|| "the machine".into()), message }
+}
+
+/// Runs `work` for every item on as many threads as there are cores; the first error wins.
+pub(crate) fn each<I: Sync>(items: &[I], work: impl Fn(&I) -> Result<()> + Sync) -> Result<()> {
+    let next = AtomicUsize::new(0);
+    let failure: Mutex<Option<Error>> = Mutex::new(None);
+    let lane = || {
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Err(error) = work(item) {
+                next.store(items.len(), Ordering::Relaxed);
+                let mut failure = failure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                failure.get_or_insert(error);
+                return;
+            }
+        }
+    };
+    let lanes = std::thread::available_parallelism().map_or(2, usize::from).min(items.len());
+    std::thread::scope(|scope| {
+        for _ in 0..lanes {
+            scope.spawn(lane);
+        }
+    });
+    failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
+}
+
+/// Runs the batches of each namespace in order, and namespaces side by side.
+pub(crate) fn run_all(namespaces: &[Vec<Batch>]) -> Result<()> {
+    each(namespaces, |batches| batches.iter().try_for_each(run))
+}
+
+/// Writes kernel settings inside a namespace. A setting this kernel lacks is no error: it lacks
+/// the behaviour too.
+pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()> {
+    let path = netns_path(netns);
+    let written = sys::in_netns(&path, || {
+        for (name, value) in settings(forwarding) {
+            let path = Path::new("/proc/sys").join(name);
+            match std::fs::write(&path, value) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).tried("cannot set", path),
+                _ => {}
+            }
+        }
+        Ok(())
+    });
+    written.tried("cannot enter namespace", &path)?
+}
+
+/// Bytes and packets through one interface.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bytes received.
+    pub rx_bytes: u64,
+    /// Packets received.
+    pub rx_packets: u64,
+    /// Bytes sent.
+    pub tx_bytes: u64,
+    /// Packets sent.
+    pub tx_packets: u64,
+}
+
+/// Counters of every interface in a namespace, by name.
+pub(crate) fn traffic(netns: &Path) -> Result<Vec<(String, Traffic)>> {
+    let text = sys::in_netns(netns, || std::fs::read_to_string("/proc/thread-self/net/dev"));
+    let text = text.and_then(|text| text).tried("cannot read counters of", netns)?;
+    Ok(text.lines().skip(2).filter_map(device_line).collect())
+}
+
+/// `  eth0: rx_bytes rx_packets …(8 fields) tx_bytes tx_packets …`
+fn device_line(line: &str) -> Option<(String, Traffic)> {
+    let (name, numbers) = line.split_once(':')?;
+    let numbers: Vec<u64> = numbers.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let at = |index: usize| numbers.get(index).copied();
+    let traffic = Traffic { rx_bytes: at(0)?, rx_packets: at(1)?, tx_bytes: at(8)?, tx_packets: at(9)? };
+    Some((name.trim().to_owned(), traffic))
+}

@@ -1,0 +1,133 @@
+//! Asks once whether a host is ready. Runs on a thread that is already inside the host's network
+//! namespace but not in its cgroup, so probes are never captured.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::launch;
+use crate::seat::Seat;
+use crate::topology::{Check, Readiness};
+
+/// A status line longer than this is none.
+const STATUS_LINE_MAX: usize = 256;
+
+/// Whether the check holds now. Takes at most [`Readiness::TIMEOUT_MS`].
+pub(crate) fn holds(check: &Check, seat: &Seat) -> bool {
+    let deadline = Instant::now() + Duration::from_millis(Readiness::TIMEOUT_MS);
+    let address = seat.ip4.map(IpAddr::V4);
+    match (check, address) {
+        (Check::Tcp { port }, Some(ip)) => connect(SocketAddr::new(ip, *port), deadline).is_some(),
+        (Check::Http { port, path }, Some(ip)) => status(SocketAddr::new(ip, *port), path, deadline).is_some_and(|code| (200..400).contains(&code)),
+        (Check::Exec(argv), _) => exits_well(launch::command(seat, argv), deadline),
+        (Check::Tcp { .. } | Check::Http { .. }, None) => false,
+    }
+}
+
+fn left(deadline: Instant) -> Option<Duration> {
+    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
+}
+
+fn connect(to: SocketAddr, deadline: Instant) -> Option<TcpStream> {
+    TcpStream::connect_timeout(&to, left(deadline)?).ok()
+}
+
+fn status(to: SocketAddr, path: &str, deadline: Instant) -> Option<u16> {
+    let mut stream = connect(to, deadline)?;
+    stream.set_write_timeout(left(deadline)).ok()?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nUser-Agent: canal-world\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).ok()?;
+    let mut seen = Vec::new();
+    let mut chunk = [0_u8; STATUS_LINE_MAX];
+    loop {
+        stream.set_read_timeout(Some(left(deadline)?)).ok()?;
+        let count = stream.read(&mut chunk).ok().filter(|count| *count > 0)?;
+        seen.extend_from_slice(&chunk[..count]);
+        if seen.contains(&b'\n') {
+            return status_code(&seen);
+        }
+        if seen.len() > STATUS_LINE_MAX {
+            return None;
+        }
+    }
+}
+
+/// `HTTP/1.1 200 OK`
+fn status_code(line: &[u8]) -> Option<u16> {
+    let line = std::str::from_utf8(line.split(|byte| *byte == b'\n').next()?).ok()?;
+    let mut words = line.split_whitespace();
+    words.next().filter(|version| version.starts_with("HTTP/1."))?;
+    words.next()?.parse().ok()
+}
+
+fn exits_well(command: crate::Result<Command>, deadline: Instant) -> bool {
+    let Ok(mut command) = command else { return false };
+    let Ok(mut child) = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return false };
+    let in_time = ended_by(&child, deadline);
+    if !in_time {
+        // Errors mean that it ended by itself a moment ago.
+        let _ = child.kill();
+    }
+    child.wait().is_ok_and(|status| in_time && status.success())
+}
+
+/// Whether the child ends before the deadline; it stays to be waited for.
+fn ended_by(child: &Child, deadline: Instant) -> bool {
+    let Some(left) = left(deadline) else { return false };
+    let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
+    let wait = Timespec::try_from(left).ok();
+    poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], wait.as_ref()).is_ok_and(|count| count > 0)
+}
+
+/// Sends a signal to a child that may already have ended.
+pub(crate) fn signal(pidfd: impl AsFd, signal: Signal) {
+    // An ended process needs no signal.
+    let _ = pidfd_send_signal(pidfd, signal);
+}
+
+/// Whether somebody listens on a loopback or wildcard TCP port in the calling thread's namespace.
+pub(crate) fn has_listener(port: u16) -> bool {
+    let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+    tables.iter().any(|table| std::fs::read_to_string(table).is_ok_and(|text| listens(&text, port)))
+}
+
+/// `  0: 0100007F:3A99 00000000:0000 0A …`: local address and state LISTEN.
+fn listens(table: &str, port: u16) -> bool {
+    table.lines().skip(1).any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        let local = words.next().and_then(|local| local.rsplit_once(':')).and_then(|(_, hex)| u16::from_str_radix(hex, 16).ok());
+        local == Some(port) && words.nth(1) == Some("0A")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_lines() {
+        let cases: [(&str, &[u8], Option<u16>); 5] = [
+            ("plain", b"HTTP/1.1 200 OK\r\n", Some(200)),
+            ("no reason", b"HTTP/1.0 503\n", Some(503)),
+            ("not http", b"SSH-2.0-OpenSSH 200\n", None),
+            ("not a number", b"HTTP/1.1 abc\n", None),
+            ("not text", b"\xff\xfe\n", None),
+        ];
+        for (name, line, expected) in cases {
+            assert_eq!(status_code(line), expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn listeners() {
+        let table = "  sl  local_address rem_address   st\n   0: 0100007F:3A99 00000000:0000 0A 0\n   1: 0100007F:0050 00000000:0000 01 0\n";
+        assert!(listens(table, 15001));
+        assert!(!listens(table, 80), "established is not listening");
+        assert!(!listens(table, 15008));
+    }
+}

@@ -1,0 +1,346 @@
+//! From plan to commands: the text that `ip`, `bridge`, `tc` and `nft` read in each namespace.
+//! Pure. Order matters between the stages (spaces, wires, configuration) and between the batches of
+//! one namespace; namespaces of one stage may be done in any order, and side by side.
+
+use std::net::IpAddr;
+
+use crate::plan::{HostKind, HostPlan, NEXT_HOP4, NEXT_HOP6, NODES_UNDERLAY, PROVIDERS, Plan, PodPlan, RouterPlan, TenantPlan, Vtep};
+use crate::topology::Rate;
+
+/// Lowest priority of a route, so that "unreachable" is what remains when nothing else matches.
+const LAST: &str = "metric 4278198272";
+/// Table with the underlay's routes on nodes; only the node's own packets look into it.
+const UNDERLAY_TABLE: u32 = 100;
+
+/// The programs that read batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tool {
+    Ip,
+    Bridge,
+    Tc,
+    Nft,
+}
+
+/// Lines for one program in one namespace (`None`: the caller's, for `netns add` only).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Batch {
+    pub(crate) netns: Option<String>,
+    pub(crate) tool: Tool,
+    pub(crate) lines: Vec<String>,
+}
+
+impl Batch {
+    fn of(netns: &str, tool: Tool, lines: Vec<String>) -> Self {
+        Self { netns: Some(netns.to_owned()), tool, lines }
+    }
+}
+
+/// Kernel settings of a namespace, by path under /proc/sys.
+pub(crate) type Settings = Vec<(&'static str, &'static str)>;
+
+/// What a namespace does with packets that are not its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Forwarding {
+    Never,
+    Always,
+}
+
+/// Settings before any device exists, so that every device inherits them.
+pub(crate) fn settings(forwarding: Forwarding) -> Settings {
+    let mut settings = vec![
+        // Addresses are planned: no duplicate detection, no autoconfiguration, no link-local noise.
+        ("net/ipv6/conf/all/accept_ra", "0"),
+        ("net/ipv6/conf/default/accept_ra", "0"),
+        ("net/ipv6/conf/default/accept_dad", "0"),
+        ("net/ipv6/conf/default/dad_transmits", "0"),
+        ("net/ipv6/conf/default/addr_gen_mode", "1"),
+        // Strict: a source that would not be routed back the same way is forged.
+        ("net/ipv4/conf/all/rp_filter", "1"),
+        ("net/ipv4/conf/default/rp_filter", "1"),
+        ("net/ipv4/conf/all/accept_redirects", "0"),
+        ("net/ipv4/conf/default/accept_redirects", "0"),
+        ("net/ipv4/conf/all/send_redirects", "0"),
+        ("net/ipv4/conf/default/send_redirects", "0"),
+    ];
+    let (four, six) = match forwarding {
+        Forwarding::Never => ("0", "0"),
+        Forwarding::Always => ("1", "1"),
+    };
+    settings.push(("net/ipv4/ip_forward", four));
+    settings.push(("net/ipv6/conf/all/forwarding", six));
+    if forwarding == Forwarding::Always {
+        // "Unreachable" must be told every time: an application that dials an uncaptured VIP
+        // learns it at once instead of waiting for a timeout.
+        settings.push(("net/ipv4/icmp_ratelimit", "0"));
+        settings.push(("net/ipv4/icmp_msgs_per_sec", "1000000"));
+        settings.push(("net/ipv6/icmp/ratelimit", "0"));
+    }
+    settings
+}
+
+/// Every namespace of the plan with what it does with foreign packets.
+pub(crate) fn spaces(plan: &Plan) -> Vec<(&str, Forwarding)> {
+    let routers = plan.routers.iter().map(|router| (router.netns.as_str(), Forwarding::Always));
+    let hosts = plan.hosts.iter().map(|host| match host.kind {
+        HostKind::Node { .. } => (host.netns.as_str(), Forwarding::Always),
+        // Gateways above all: a packet must not get from one tenant's overlay into another's.
+        _ => (host.netns.as_str(), Forwarding::Never),
+    });
+    let pods = plan.pods.iter().map(|pod| (pod.netns.as_str(), Forwarding::Never));
+    routers.chain(hosts).chain(pods).collect()
+}
+
+/// `netns add` for all of these.
+pub(crate) fn make_spaces<'n>(names: impl Iterator<Item = &'n str>) -> Batch {
+    Batch { netns: None, tool: Tool::Ip, lines: names.map(|name| format!("netns add {name}")).collect() }
+}
+
+/// `netns delete` for all of these.
+pub(crate) fn remove_spaces<'n>(names: impl Iterator<Item = &'n str>) -> Batch {
+    Batch { netns: None, tool: Tool::Ip, lines: names.map(|name| format!("netns delete {name}")).collect() }
+}
+
+/// All veth pairs. Each is made inside a namespace with its peer in another: none is ever outside.
+pub(crate) fn wires(plan: &Plan) -> Vec<Batch> {
+    let mut batches = Vec::new();
+    for (az, router) in plan.routers.iter().enumerate() {
+        let mut lines: Vec<String> = plan.hosts.iter().filter(|host| host.az == az).map(|host| host_wire(plan, host)).collect();
+        lines.extend(plan.routers[az + 1..].iter().map(|other| inter_az_wire(plan, router, other)));
+        batches.push(Batch::of(&router.netns, Tool::Ip, lines));
+    }
+    for host in &plan.hosts {
+        let HostKind::Node { tenant, node } = host.kind else { continue };
+        let pods = plan.pods.iter().filter(|pod| (pod.tenant, pod.node) == (tenant, node));
+        batches.push(Batch::of(&host.netns, Tool::Ip, pods.map(|pod| pod_wire(plan, pod)).collect()));
+    }
+    batches
+}
+
+fn veth(mtu: u32, device: &str, mac: impl std::fmt::Display, peer: &str, peer_mac: impl std::fmt::Display, peer_netns: &str) -> String {
+    format!("link add {device} mtu {mtu} address {mac} type veth peer name {peer} mtu {mtu} address {peer_mac} netns {peer_netns}")
+}
+
+fn host_wire(plan: &Plan, host: &HostPlan) -> String {
+    veth(plan.links.underlay_mtu(), &host.router_device(), host.router_mac(), "eth0", host.mac(), &host.netns)
+}
+
+fn inter_az_wire(plan: &Plan, router: &RouterPlan, other: &RouterPlan) -> String {
+    let (here, there) = (router.device_to(other), other.device_to(router));
+    veth(plan.links.underlay_mtu(), &here, router.mac_to(other), &there, other.mac_to(router), &other.netns)
+}
+
+/// Line for the node's namespace that makes a pod's link.
+pub(crate) fn pod_wire(plan: &Plan, pod: &PodPlan) -> String {
+    veth(plan.links.mtu, &pod.node_device(), pod.node_mac(), "eth0", pod.mac(), &pod.netns)
+}
+
+/// Addresses, routes, neighbours, tunnels and rates: one list of batches per namespace.
+pub(crate) fn configuration(plan: &Plan) -> Vec<Vec<Batch>> {
+    let routers = plan.routers.iter().enumerate().map(|(az, router)| router_configuration(plan, az, router));
+    let hosts = plan.hosts.iter().map(|host| {
+        let mut batches = match host.kind {
+            HostKind::Node { tenant, node } => node_configuration(plan, host, tenant, node),
+            HostKind::Gateway(replica) => gateway_configuration(plan, host, replica),
+            HostKind::Controller | HostKind::KeyServer | HostKind::Host { .. } => {
+                vec![Batch::of(&host.netns, Tool::Ip, uplink(host, None))]
+            }
+        };
+        batches.extend(shape(&host.netns, host.rate.map(|rate| ("eth0".to_owned(), rate))));
+        batches
+    });
+    routers.chain(hosts).chain(plan.pods.iter().map(pod_configuration)).collect()
+}
+
+fn unreachable() -> [String; 2] {
+    [format!("route add unreachable 0.0.0.0/0 {LAST}"), format!("route add unreachable ::/0 {LAST}")]
+}
+
+fn neighbour(address: impl Into<IpAddr>, mac: impl std::fmt::Display, device: &str) -> String {
+    format!("neigh replace {} lladdr {mac} dev {device} nud permanent", address.into())
+}
+
+fn router_configuration(plan: &Plan, az: usize, router: &RouterPlan) -> Vec<Batch> {
+    let mut lines = vec!["link set lo up".to_owned(), format!("addr add {}/32 dev lo", router.ip4)];
+    lines.extend(unreachable());
+    let mut rates = Vec::new();
+    for host in plan.hosts.iter().filter(|host| host.az == az) {
+        lines.extend(router_to_host(host));
+        rates.extend(host.rate.map(|rate| (host.router_device(), rate)));
+    }
+    for other in plan.routers.iter().filter(|other| other.number != router.number) {
+        lines.extend(router_to_az(router, other));
+        rates.extend(plan.links.inter_az.map(|rate| (router.device_to(other), rate)));
+    }
+    let mut batches = vec![Batch::of(&router.netns, Tool::Ip, lines)];
+    batches.extend(shape(&router.netns, rates));
+    batches
+}
+
+/// The router's end of a host's link. Complete in itself: setting a link down loses its routes,
+/// and these lines bring them back.
+pub(crate) fn router_to_host(host: &HostPlan) -> Vec<String> {
+    let device = host.router_device();
+    vec![
+        format!("link set {device} up"),
+        neighbour(host.ip4, host.mac(), &device),
+        format!("route replace {}/32 dev {device}", host.ip4),
+    ]
+}
+
+/// The router's end of the link to another AZ, complete in itself like [`router_to_host`].
+pub(crate) fn router_to_az(router: &RouterPlan, other: &RouterPlan) -> Vec<String> {
+    let device = router.device_to(other);
+    let mut lines = vec![format!("link set {device} up"), neighbour(NEXT_HOP4, other.mac_to(router), &device)];
+    for range in [other.nodes(), other.providers()] {
+        lines.push(format!("route replace {range} via {NEXT_HOP4} dev {device} onlink src {}", router.ip4));
+    }
+    lines
+}
+
+/// `eth0` of an underlay host, with routes to the underlay in `table`.
+fn uplink(host: &HostPlan, table: Option<u32>) -> Vec<String> {
+    let table = table.map(|table| format!(" table {table}")).unwrap_or_default();
+    let mut lines = vec![
+        "link set lo up".to_owned(),
+        format!("addr add {}/32 dev eth0", host.ip4),
+        "link set eth0 up".to_owned(),
+        neighbour(NEXT_HOP4, host.router_mac(), "eth0"),
+    ];
+    for range in [NODES_UNDERLAY, PROVIDERS] {
+        lines.push(format!("route add {range} via {NEXT_HOP4} dev eth0 onlink src {}{table}", host.ip4));
+    }
+    lines.extend(unreachable());
+    lines
+}
+
+fn tunnel(plan: &Plan, tenant: &TenantPlan, own: &Vtep) -> Vec<String> {
+    let device = tenant.device();
+    vec![
+        // No learning, no flooding: every remote is written below, as nothing else may answer.
+        format!(
+            "link add {device} mtu {} address {} type vxlan id {} local {} dstport 4789 nolearning",
+            plan.links.mtu, own.mac, tenant.vni, own.underlay
+        ),
+        format!("addr add {}/32 dev {device}", own.ip4),
+        format!("addr add {}/128 dev {device} nodad", own.ip6),
+        format!("link set {device} up"),
+    ]
+}
+
+/// Neighbours and routes from `own` to the other tunnel ends it talks to.
+fn remotes<'v>(tenant: &TenantPlan, own: &Vtep, others: impl Iterator<Item = &'v Vtep>) -> (Vec<String>, Vec<String>) {
+    let device = tenant.device();
+    let (mut ip, mut bridge) = (Vec::new(), Vec::new());
+    for other in others {
+        bridge.push(format!("fdb append {} dev {device} dst {}", other.mac, other.underlay));
+        ip.push(neighbour(other.ip4, other.mac, &device));
+        ip.push(neighbour(other.ip6, other.mac, &device));
+        let (mut hop4, mut hop6) = (String::new(), String::new());
+        if other.net4.prefix_len() < 32 {
+            hop4 = format!("via {} onlink ", other.ip4);
+            hop6 = format!("via {} onlink ", other.ip6);
+        }
+        ip.push(format!("route add {} {hop4}dev {device} src {}", other.net4, own.ip4));
+        ip.push(format!("route add {} {hop6}dev {device} src {}", other.net6, own.ip6));
+    }
+    (ip, bridge)
+}
+
+fn node_configuration(plan: &Plan, host: &HostPlan, tenant: usize, node: usize) -> Vec<Batch> {
+    let owner = &plan.tenants[tenant];
+    let own = &owner.nodes[node];
+    // What the node itself says goes by the underlay; what it forwards never sees those routes,
+    // so a pod's packet cannot leave its overlay.
+    let mut lines = vec![format!("rule add pref 100 iif lo lookup {UNDERLAY_TABLE}")];
+    lines.extend(uplink(host, Some(UNDERLAY_TABLE)));
+    lines.extend(tunnel(plan, owner, own));
+    let others = owner.nodes.iter().filter(|other| other.host != own.host);
+    let (ip, bridge) = remotes(owner, own, others.chain(&owner.gateways));
+    lines.extend(ip);
+    let mut rates = Vec::new();
+    for pod in plan.pods.iter().filter(|pod| (pod.tenant, pod.node) == (tenant, node)) {
+        lines.extend(node_to_pod(pod));
+        rates.extend(pod.rate.map(|rate| (pod.node_device(), rate)));
+    }
+    lines.extend(outside_routes(plan, owner));
+    let mut batches = vec![Batch::of(&host.netns, Tool::Ip, lines), Batch::of(&host.netns, Tool::Bridge, bridge)];
+    batches.extend(shape(&host.netns, rates));
+    batches.extend(outside_address(plan, host, owner));
+    batches
+}
+
+/// Hosts that pods of a Passthrough tenant may reach in plaintext.
+fn outside_hosts<'p>(plan: &'p Plan, tenant: &TenantPlan) -> impl Iterator<Item = &'p HostPlan> {
+    let allowed = tenant.passthrough;
+    plan.hosts.iter().filter(move |host| allowed && host.kind == HostKind::Host { outside: true })
+}
+
+fn outside_routes(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
+    outside_hosts(plan, tenant).map(|host| format!("route add {}/32 via {NEXT_HOP4} dev eth0 onlink", host.ip4)).collect()
+}
+
+/// Pods leave with the node's address: the underlay knows no pod.
+fn outside_address(plan: &Plan, host: &HostPlan, tenant: &TenantPlan) -> Option<Batch> {
+    outside_hosts(plan, tenant).next()?;
+    let lines = vec![
+        "add table ip canal_outside".to_owned(),
+        "add chain ip canal_outside leave { type nat hook postrouting priority srcnat; }".to_owned(),
+        format!("add rule ip canal_outside leave ip saddr {} oifname eth0 counter masquerade", tenant.pods4),
+    ];
+    Some(Batch::of(&host.netns, Tool::Nft, lines))
+}
+
+/// The node's end of a pod's link, complete in itself.
+pub(crate) fn node_to_pod(pod: &PodPlan) -> Vec<String> {
+    let device = pod.node_device();
+    vec![
+        format!("link set {device} up"),
+        neighbour(pod.ip4, pod.mac(), &device),
+        neighbour(pod.ip6, pod.mac(), &device),
+        format!("route replace {}/32 dev {device}", pod.ip4),
+        format!("route replace {}/128 dev {device}", pod.ip6),
+    ]
+}
+
+/// The pod's own namespace.
+pub(crate) fn pod_configuration(pod: &PodPlan) -> Vec<Batch> {
+    let lines = vec![
+        "link set lo up".to_owned(),
+        format!("addr add {}/32 dev eth0", pod.ip4),
+        format!("addr add {}/128 dev eth0 nodad", pod.ip6),
+        "link set eth0 up".to_owned(),
+        neighbour(NEXT_HOP4, pod.node_mac(), "eth0"),
+        neighbour(NEXT_HOP6, pod.node_mac(), "eth0"),
+        format!("route add 0.0.0.0/0 via {NEXT_HOP4} dev eth0 onlink src {}", pod.ip4),
+        format!("route add ::/0 via {NEXT_HOP6} dev eth0 src {}", pod.ip6),
+    ];
+    let mut batches = vec![Batch::of(&pod.netns, Tool::Ip, lines)];
+    batches.extend(shape(&pod.netns, pod.rate.map(|rate| ("eth0".to_owned(), rate))));
+    batches
+}
+
+fn gateway_configuration(plan: &Plan, host: &HostPlan, replica: usize) -> Vec<Batch> {
+    let mut lines = uplink(host, None);
+    let mut bridge = Vec::new();
+    for tenant in &plan.tenants {
+        let own = &tenant.gateways[replica];
+        lines.extend(tunnel(plan, tenant, own));
+        let (ip, fdb) = remotes(tenant, own, tenant.nodes.iter());
+        lines.extend(ip);
+        bridge.extend(fdb);
+    }
+    vec![Batch::of(&host.netns, Tool::Ip, lines), Batch::of(&host.netns, Tool::Bridge, bridge)]
+}
+
+/// Token buckets on these devices.
+pub(crate) fn shape(netns: &str, rates: impl IntoIterator<Item = (String, Rate)>) -> Option<Batch> {
+    let lines: Vec<String> = rates.into_iter().map(|(device, rate)| bucket(&device, rate)).collect();
+    (!lines.is_empty()).then(|| Batch::of(netns, Tool::Tc, lines))
+}
+
+/// A bucket that holds 4 ms at full rate (one tick at HZ=250) and never less than some packets;
+/// the queue behind it holds 50 ms.
+fn bucket(device: &str, rate: Rate) -> String {
+    let burst = (rate.bits / 8 / 250).max(32 * 1024);
+    format!("qdisc replace dev {device} root tbf rate {}bit burst {burst} latency 50ms", rate.bits)
+}

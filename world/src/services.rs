@@ -1,0 +1,73 @@
+//! Service objects in a tenant's own YAML: only their names and VIPs, for `/etc/hosts`.
+//! Broken files are not this module's business: the controller reports them.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde_json::Value;
+
+use crate::check::is_vip;
+
+/// A service's names and VIPs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Service {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) addresses: Vec<IpAddr>,
+}
+
+/// All services with at least one VIP in these files.
+pub(crate) fn in_files(files: &[PathBuf]) -> Vec<Service> {
+    let texts = files.iter().filter_map(|file| std::fs::read_to_string(file).ok());
+    texts.flat_map(|text| in_text(&text)).collect()
+}
+
+fn in_text(text: &str) -> Vec<Service> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(text).unwrap_or_default();
+    let listed = documents.iter().flat_map(|document| match document["kind"].as_str() {
+        Some("List" | "ServiceList") => document["items"].as_array().cloned().unwrap_or_default(),
+        _ => vec![document.clone()],
+    });
+    listed.filter_map(|object| service(&object)).collect()
+}
+
+fn service(object: &Value) -> Option<Service> {
+    if object["kind"] != "Service" || object["apiVersion"] != "v1" {
+        return None;
+    }
+    let spec = &object["spec"];
+    let one = spec["clusterIP"].as_str().into_iter();
+    let many = spec["clusterIPs"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    for address in one.chain(many).filter_map(|text| text.parse().ok()) {
+        if is_vip(&address) && !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() {
+        return None;
+    }
+    let metadata = &object["metadata"];
+    Some(Service {
+        name: metadata["name"].as_str()?.to_owned(),
+        namespace: metadata["namespace"].as_str().unwrap_or("default").to_owned(),
+        addresses,
+    })
+}
+
+/// `/etc/hosts` of a pod in `namespace`: itself, then every service of its tenant.
+/// The bare name belongs to the pod's own namespace, as a cluster's DNS search list would have it.
+pub(crate) fn hosts_file(own_names: &str, own_addresses: &[IpAddr], namespace: &str, services: &[Service]) -> String {
+    let mut text = String::from("127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n");
+    for address in own_addresses {
+        text.push_str(&format!("{address} {own_names}\n"));
+    }
+    for service in services {
+        let Service { name, namespace: home, .. } = service;
+        let bare = if home == namespace { format!("{name} ") } else { String::new() };
+        for address in &service.addresses {
+            text.push_str(&format!("{address} {bare}{name}.{home} {name}.{home}.svc {name}.{home}.svc.cluster.local\n"));
+        }
+    }
+    text
+}

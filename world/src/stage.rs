@@ -1,0 +1,307 @@
+//! A world under construction and in use: builds the namespaces, furnishes and starts the hosts,
+//! adds and removes pods. Owned by the supervisor; who asks is not its business.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::control::Host;
+use crate::error::{Error, Result};
+use crate::life::{Board, Life, Order, Orders, Pulse};
+use crate::plan::{POD_NUMBER_FIRST, PODS_PER_NODE_MAX, Plan, PodPlan};
+use crate::registry::{self, PodRecord};
+use crate::script::{self, Batch, Forwarding, Tool};
+use crate::seat::{Seat, Seats};
+use crate::services::{self, Service};
+use crate::state::{Paths, Record, make_dir};
+use crate::topology::{Pod, Topology};
+use crate::{cgroup, net};
+
+/// Everything a supervisor holds.
+pub(crate) struct Stage {
+    pub(crate) paths: Paths,
+    pub(crate) board: Arc<Board>,
+    topology: Topology,
+    plan: Plan,
+    cgroup: PathBuf,
+    bin_dirs: Vec<PathBuf>,
+    services: Vec<Vec<Service>>,
+    posts: Mutex<BTreeMap<String, Post>>,
+}
+
+/// A host that is there.
+struct Post {
+    seat: Seat,
+    orders: Option<Orders>,
+    pod: Option<(PodPlan, Pod)>,
+}
+
+impl Stage {
+    pub(crate) fn of(paths: Paths, topology: Topology, record: Record) -> Result<Self> {
+        let services = topology.tenants.iter().map(|tenant| services::in_files(&tenant.config)).collect();
+        Ok(Self {
+            cgroup: cgroup::of_world(paths.world())?,
+            plan: Plan::of(&topology),
+            paths,
+            board: Arc::default(),
+            topology,
+            bin_dirs: record.bin_dirs,
+            services,
+            posts: Mutex::default(),
+        })
+    }
+
+    fn posts(&self) -> MutexGuard<'_, BTreeMap<String, Post>> {
+        // A panic in between leaves a host that `down` removes like any other.
+        self.posts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn seats(&self) -> Seats<'_> {
+        Seats { topology: &self.topology, plan: &self.plan, paths: &self.paths, cgroup: &self.cgroup, bin_dirs: &self.bin_dirs }
+    }
+
+    /// Makes namespaces, links, addresses, routes, tunnels, rates. Starts nothing.
+    pub(crate) fn build_network(&self, go_on: impl Fn() -> Result<()>) -> Result<()> {
+        let spaces = script::spaces(&self.plan);
+        net::run(&script::make_spaces(spaces.iter().map(|(name, _)| *name)))?;
+        go_on()?;
+        net::each(&spaces, |(name, forwarding)| net::configure_space(name, *forwarding))?;
+        go_on()?;
+        net::each(&script::wires(&self.plan), net::run)?;
+        go_on()?;
+        net::run_all(&script::configuration(&self.plan))
+    }
+
+    /// Writes everything that processes read at their start.
+    pub(crate) fn furnish(&self) -> Result<()> {
+        make_dir(&self.paths.infra())?;
+        make_dir(&self.paths.config())?;
+        registry::write_principals(&self.paths, &self.plan)?;
+        for (tenant, plan) in self.topology.tenants.iter().zip(&self.plan.tenants) {
+            registry::write_tenant(&self.paths, tenant, plan, &self.plan)?;
+            registry::write_pods(&self.paths, &tenant.name, &[])?;
+            for node in &tenant.nodes {
+                make_dir(&self.paths.node_pods(&node.name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes every planned host into use and starts what it runs.
+    pub(crate) fn open(&self) -> Result<()> {
+        let seats = self.seats();
+        for seat in seats.fixed() {
+            seats.furnish(&seat, &[])?;
+            self.settle(seat, None)?;
+        }
+        let templates = self.topology.tenants.iter().enumerate().flat_map(|(index, tenant)| {
+            tenant.pods.iter().flat_map(move |pod| (0..pod.replicas).map(move |_| (index, pod)))
+        });
+        // The plan lists pods in the same order.
+        for (plan, (tenant, pod)) in self.plan.pods.iter().zip(templates) {
+            debug_assert_eq!(plan.tenant, tenant);
+            self.admit(plan.clone(), pod.clone())?;
+        }
+        self.write_registry()
+    }
+
+    /// Takes a host into use.
+    fn settle(&self, seat: Seat, pod: Option<(PodPlan, Pod)>) -> Result<()> {
+        self.board.update(&seat.name, |_| {});
+        let orders = match &seat.job {
+            Some(job) => Some(Life::begin(seat.clone(), job.clone(), Arc::clone(&self.board))?),
+            None => {
+                self.board.update(&seat.name, |pulse| pulse.ready = true);
+                None
+            }
+        };
+        self.posts().insert(seat.name.clone(), Post { seat, orders, pod });
+        Ok(())
+    }
+
+    /// Takes a pod whose network is there into use: its node learns of it before it starts.
+    fn admit(&self, plan: PodPlan, pod: Pod) -> Result<()> {
+        let seats = self.seats();
+        let seat = seats.pod(&plan, &pod);
+        seats.furnish(&seat, &self.services[plan.tenant])?;
+        let record = PodRecord { plan: plan.clone(), pod: pod.clone(), az: seat.az.clone(), ready: false };
+        registry::write_pod_file(&self.paths, &record, &seat.netns, &seat.cgroup)?;
+        self.settle(seat, Some((plan, pod)))
+    }
+
+    /// All hosts, as they are now.
+    pub(crate) fn hosts(&self) -> Vec<Host> {
+        let posts = self.posts();
+        let pulses = self.board.lock();
+        posts
+            .values()
+            .map(|post| Host { seat: post.seat.clone(), pulse: pulses.get(&post.seat.name).cloned().unwrap_or_default() })
+            .collect()
+    }
+
+    /// The pods of every tenant, as the registry shows them.
+    fn pod_records(&self) -> BTreeMap<String, Vec<PodRecord>> {
+        let mut tenants: BTreeMap<String, Vec<PodRecord>> =
+            self.topology.tenants.iter().map(|tenant| (tenant.name.clone(), Vec::new())).collect();
+        let posts = self.posts();
+        let pulses = self.board.lock();
+        for post in posts.values() {
+            let (Some((plan, pod)), Some(tenant)) = (&post.pod, &post.seat.tenant) else { continue };
+            let ready = pulses.get(&post.seat.name).is_some_and(|pulse| pulse.ready);
+            let record = PodRecord { plan: plan.clone(), pod: pod.clone(), az: post.seat.az.clone(), ready };
+            tenants.entry(tenant.clone()).or_default().push(record);
+        }
+        tenants
+    }
+
+    /// Writes every tenant's pods.
+    pub(crate) fn write_registry(&self) -> Result<()> {
+        for (tenant, pods) in self.pod_records() {
+            registry::write_pods(&self.paths, &tenant, &pods)?;
+        }
+        Ok(())
+    }
+
+    /// What the registry depends on: changes when it must be written again.
+    pub(crate) fn registry_state(pulses: &BTreeMap<String, Pulse>) -> Vec<(String, bool)> {
+        pulses.iter().filter(|(name, _)| name.contains('/')).map(|(name, pulse)| (name.clone(), pulse.ready)).collect()
+    }
+
+    fn no_host(&self, host: &str) -> Error {
+        Error::NoHost { world: self.paths.world().to_owned(), host: host.to_owned(), hint: String::new() }
+    }
+
+    fn refusal(&self, message: String) -> Error {
+        Error::Supervisor { world: self.paths.world().to_owned(), message }
+    }
+
+    /// Gives an order to a host's life and waits until it is carried out.
+    pub(crate) fn order(&self, host: &str, order: Order) -> Result<()> {
+        let heard = {
+            let posts = self.posts();
+            let post = posts.get(host).ok_or_else(|| self.no_host(host))?;
+            match &post.orders {
+                Some(orders) => orders.give(order),
+                None => return Err(self.refusal(format!("host {host:?} has no process; give it a `command` in the topology"))),
+            }
+        };
+        // A closed channel means that the life is over: nothing is left to be done.
+        let _ = heard.recv();
+        Ok(())
+    }
+
+    /// Makes all replicas of a pod, live.
+    pub(crate) fn add_pod(&self, tenant: &str, pod: &Pod) -> Result<Vec<String>> {
+        let index = self.topology.tenants.iter().position(|owner| owner.name == tenant);
+        let index = index.ok_or_else(|| self.refusal(format!("there is no tenant {tenant:?}")))?;
+        let mut names = Vec::new();
+        for replica in 0..pod.replicas {
+            let plan = self.place(index, pod, replica)?;
+            let name = plan.uid.clone();
+            if let Err(error) = self.build_pod(&plan).and_then(|()| self.admit(plan.clone(), pod.clone())) {
+                // Half a pod must not stay; what of it was never made is no second error.
+                let _ = self.clear_pod(&plan);
+                return Err(error);
+            }
+            names.push(name);
+        }
+        self.write_registry()?;
+        Ok(names)
+    }
+
+    /// A free address on the replica's node.
+    fn place(&self, tenant: usize, pod: &Pod, replica: u16) -> Result<PodPlan> {
+        let owner = &self.topology.tenants[tenant];
+        let node_name = &pod.nodes[usize::from(replica) % pod.nodes.len()];
+        let node = owner.nodes.iter().position(|node| node.name == *node_name);
+        let node = node.ok_or_else(|| self.refusal(format!("tenant {:?} has no node {node_name:?}", owner.name)))?;
+        let posts = self.posts();
+        let taken: Vec<u8> = posts
+            .values()
+            .filter_map(|post| post.pod.as_ref())
+            .filter(|(plan, _)| (plan.tenant, plan.node) == (tenant, node))
+            .map(|(plan, _)| plan.number)
+            .collect();
+        let number = (POD_NUMBER_FIRST..=254).find(|number| !taken.contains(number));
+        let number = number.ok_or_else(|| self.refusal(format!("node {node_name:?} has {PODS_PER_NODE_MAX} pods already")))?;
+        let plan = self.plan.pod(tenant, node, number, pod, replica);
+        if posts.contains_key(&plan.uid) {
+            return Err(self.refusal(format!("pod {:?} is there already; remove it first or choose another name", plan.uid)));
+        }
+        Ok(plan)
+    }
+
+    fn node_netns(&self, pod: &PodPlan) -> Result<&str> {
+        self.plan.host(&pod.node_name).map(|host| host.netns.as_str()).ok_or_else(|| self.no_host(&pod.node_name))
+    }
+
+    fn in_node(&self, pod: &PodPlan, tool: Tool, lines: Vec<String>) -> Result<Batch> {
+        Ok(Batch { netns: Some(self.node_netns(pod)?.to_owned()), tool, lines })
+    }
+
+    fn build_pod(&self, pod: &PodPlan) -> Result<()> {
+        net::run(&script::make_spaces(std::iter::once(pod.netns.as_str())))?;
+        net::configure_space(&pod.netns, Forwarding::Never)?;
+        let mut lines = vec![script::pod_wire(&self.plan, pod)];
+        lines.extend(script::node_to_pod(pod));
+        net::run(&self.in_node(pod, Tool::Ip, lines)?)?;
+        if let Some(batch) = script::shape(self.node_netns(pod)?, pod.rate.map(|rate| (pod.node_device(), rate))) {
+            net::run(&batch)?;
+        }
+        script::pod_configuration(pod).iter().try_for_each(net::run)
+    }
+
+    fn clear_pod(&self, pod: &PodPlan) -> Result<()> {
+        // The node's end of the link goes with the pod's, once the namespace is really gone.
+        let device = format!("link delete {}", pod.node_device());
+        let unlinked = net::run(&self.in_node(pod, Tool::Ip, vec![device])?);
+        let removed = net::run(&script::remove_spaces(std::iter::once(pod.netns.as_str())));
+        unlinked.and(removed)
+    }
+
+    /// Removes a pod: out of the registry first, then its process, then what the node knows of it.
+    pub(crate) fn remove_pod(&self, uid: &str) -> Result<()> {
+        let post = {
+            let mut posts = self.posts();
+            if posts.get(uid).is_none_or(|post| post.pod.is_none()) {
+                return Err(self.no_host(uid));
+            }
+            posts.remove(uid)
+        };
+        let Some(Post { seat, orders, pod: Some((plan, _)) }) = post else { return Err(self.no_host(uid)) };
+        self.write_registry()?;
+        if let Some(orders) = orders {
+            // As in `order`.
+            let _ = orders.give(Order::Quit).recv();
+        }
+        self.board.forget(uid);
+        registry::remove_pod_file(&self.paths, &plan)?;
+        cgroup::remove(&seat.cgroup)?;
+        self.clear_pod(&plan)?;
+        for dir in [&seat.etc, &seat.data] {
+            // Leftovers vanish with the world.
+            let _ = std::fs::remove_dir_all(dir);
+        }
+        Ok(())
+    }
+
+    /// Takes the far end of a host's only link down, or brings it back with its routes.
+    pub(crate) fn link(&self, host: &str, up: bool) -> Result<()> {
+        let batch = if let Some(plan) = self.plan.host(host) {
+            let lines = if up { script::router_to_host(plan) } else { vec![format!("link set {} down", plan.router_device())] };
+            Batch { netns: Some(self.plan.routers[plan.az].netns.clone()), tool: Tool::Ip, lines }
+        } else {
+            let posts = self.posts();
+            let pod = posts.get(host).and_then(|post| post.pod.as_ref());
+            let (plan, _) = pod.ok_or_else(|| self.no_host(host))?;
+            let lines = if up { script::node_to_pod(plan) } else { vec![format!("link set {} down", plan.node_device())] };
+            self.in_node(plan, Tool::Ip, lines)?
+        };
+        net::run(&batch)
+    }
+
+    /// Logs that must stay bounded.
+    pub(crate) fn logs(&self) -> Vec<PathBuf> {
+        self.posts().values().filter(|post| post.orders.is_some()).map(|post| post.seat.log.clone()).collect()
+    }
+}

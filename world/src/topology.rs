@@ -1,0 +1,353 @@
+//! A checked topology: what a world shall be. Values here are valid; `read` makes them from YAML,
+//! `plan` gives them addresses. Does no IO beyond reading the topology's own files.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use ipnet::{Ipv4Net, Ipv6Net};
+use serde::{Deserialize, Serialize};
+
+use crate::problem::{Problem, Spot};
+use crate::{check, read, tree};
+
+/// A whole world, as its YAML file describes it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Topology {
+    /// Name of the world: `[a-z0-9-]`, at most 12 characters.
+    pub name: String,
+    /// The file it came from.
+    pub file: PathBuf,
+    /// Availability zones, in the order of their addresses.
+    pub azs: Vec<Az>,
+    /// Rates and MTU of the links.
+    pub links: Links,
+    /// The controller, if the world has one.
+    pub controller: Option<Component>,
+    /// Gateway replicas.
+    pub gateways: Vec<Component>,
+    /// Key-server hosts.
+    pub key_servers: Vec<Component>,
+    /// Plain underlay hosts, such as load generators.
+    pub hosts: Vec<Component>,
+    /// Tenants with their nodes and pods.
+    pub tenants: Vec<Tenant>,
+}
+
+/// An availability zone: one underlay router.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Az {
+    /// `[a-z0-9-]`, at most 10 characters.
+    pub name: String,
+    /// Where it is written.
+    pub spot: Spot,
+}
+
+/// Properties of links; a rate of `None` is as fast as the machine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Links {
+    /// MTU inside the overlays, bytes. The underlay gets [`Links::UNDERLAY_EXTRA`] more.
+    pub mtu: u32,
+    /// Between the routers of two AZs, each direction.
+    pub inter_az: Option<Rate>,
+    /// Between a node and its router, each direction.
+    pub node: Option<Rate>,
+    /// Between a pod and its node, each direction.
+    pub pod: Option<Rate>,
+    /// Between a gateway replica and its router, each direction.
+    pub gateway: Option<Rate>,
+    /// Between any other underlay host and its router, each direction.
+    pub host: Option<Rate>,
+}
+
+impl Links {
+    /// Bytes the underlay MTU exceeds the overlay's: VXLAN over IPv4 needs 50, and nothing may fragment.
+    pub const UNDERLAY_EXTRA: u32 = 100;
+    /// Overlay MTU when the file names none.
+    pub const MTU_DEFAULT: u32 = 1500;
+
+    /// MTU of every underlay link, bytes.
+    pub fn underlay_mtu(&self) -> u32 {
+        self.mtu + Self::UNDERLAY_EXTRA
+    }
+}
+
+impl Default for Links {
+    fn default() -> Self {
+        Self { mtu: Self::MTU_DEFAULT, inter_az: None, node: None, pod: None, gateway: None, host: None }
+    }
+}
+
+/// A link rate in bits per second, written `10mbit`, `1gbit`, `500kbit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rate {
+    /// Bits per second, at least [`Rate::MIN`].
+    pub bits: u64,
+}
+
+impl Rate {
+    /// Slower links cannot even carry the mesh's own traffic.
+    pub const MIN: u64 = 64_000;
+    /// Faster than any veth here.
+    pub const MAX: u64 = 400_000_000_000;
+}
+
+impl FromStr for Rate {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let digits = text.find(|letter: char| !letter.is_ascii_digit()).ok_or(())?;
+        let (number, unit) = text.split_at(digits);
+        let scale: u64 = match unit {
+            "bit" => 1,
+            "kbit" => 1_000,
+            "mbit" => 1_000_000,
+            "gbit" => 1_000_000_000,
+            _ => return Err(()),
+        };
+        let bits = number.parse::<u64>().ok().and_then(|number| number.checked_mul(scale)).ok_or(())?;
+        (Self::MIN..=Self::MAX).contains(&bits).then_some(Self { bits }).ok_or(())
+    }
+}
+
+/// When a process that ended is started again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Restart {
+    /// It stays ended; an end with status 0 counts as ready.
+    Never,
+    /// It is started again after a short, growing wait.
+    Always,
+}
+
+impl FromStr for Restart {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "never" => Ok(Self::Never),
+            "always" => Ok(Self::Always),
+            _ => Err(()),
+        }
+    }
+}
+
+/// A process to run in a host or pod.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Process {
+    /// Program and arguments. For the mesh's own components: empty means the built-in command line.
+    pub command: Vec<String>,
+    /// Arguments added to the command line.
+    pub args: Vec<String>,
+    /// Environment on top of the clean base environment.
+    pub env: BTreeMap<String, String>,
+    /// What happens when it ends.
+    pub restart: Restart,
+    /// How to know that it is ready; without one, running is ready.
+    pub readiness: Option<Readiness>,
+    /// Where it is written.
+    pub spot: Spot,
+}
+
+/// A readiness probe.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Readiness {
+    /// What is asked.
+    pub check: Check,
+    /// Milliseconds from the start of one probe to the next.
+    pub period_ms: u64,
+}
+
+impl Readiness {
+    /// Period when the file names none, milliseconds.
+    pub const PERIOD_MS_DEFAULT: u64 = 500;
+    /// A probe that takes longer has failed, milliseconds.
+    pub const TIMEOUT_MS: u64 = 2_000;
+}
+
+/// What a readiness probe asks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Check {
+    /// GET over HTTP/1.1 to the host's own address; 200–399 is ready.
+    Http {
+        /// TCP port.
+        port: u16,
+        /// Path with its leading slash.
+        path: String,
+    },
+    /// A TCP connection that opens.
+    Tcp {
+        /// TCP port.
+        port: u16,
+    },
+    /// A command in the host that ends with 0.
+    Exec(Vec<String>),
+}
+
+/// An underlay host: controller, gateway replica, key server or plain host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Component {
+    /// Unique in the world.
+    pub name: String,
+    /// Its AZ.
+    pub az: String,
+    /// Its process; plain hosts may have none (then they only wait for `exec`).
+    pub process: Option<Process>,
+    /// Rate of its uplink, if not the kind's.
+    pub rate: Option<Rate>,
+    /// Worker threads (gateways only).
+    pub workers: u16,
+    /// Pods of tenants with `outside: Passthrough` may reach it (plain hosts only).
+    pub outside: bool,
+    /// Where it is written.
+    pub spot: Spot,
+}
+
+/// What happens to traffic for destinations the mesh does not know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outside {
+    /// It is refused.
+    Deny,
+    /// It passes in plaintext.
+    Passthrough,
+}
+
+impl FromStr for Outside {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "Deny" => Ok(Self::Deny),
+            "Passthrough" => Ok(Self::Passthrough),
+            _ => Err(()),
+        }
+    }
+}
+
+impl fmt::Display for Outside {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, out)
+    }
+}
+
+/// A tenant: an overlay, a trust domain, nodes and pods.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Tenant {
+    /// Unique in the world.
+    pub name: String,
+    /// VXLAN network identifier, 24 bits, unique in the world.
+    pub vni: u32,
+    /// SPIFFE trust domain.
+    pub trust_domain: String,
+    /// Policy for unknown destinations.
+    pub outside: Outside,
+    /// Pods' IPv4 range; each node takes one /24, gateways the top one.
+    pub pods4: Ipv4Net,
+    /// Pods' IPv6 range; each node takes one /112.
+    pub pods6: Ipv6Net,
+    /// Ranges of service VIPs, which have no route anywhere.
+    pub service_cidrs: Vec<ipnet::IpNet>,
+    /// YAML files (absolute paths) copied to the controller's directory for this tenant.
+    pub config: Vec<PathBuf>,
+    /// Nodes.
+    pub nodes: Vec<Node>,
+    /// Pods.
+    pub pods: Vec<Pod>,
+    /// Where it is written.
+    pub spot: Spot,
+}
+
+/// A tenant's node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    /// Unique in the world.
+    pub name: String,
+    /// Its AZ.
+    pub az: String,
+    /// The node proxy; `None` when the file says `proxy: false`.
+    pub proxy: Option<Process>,
+    /// Rate of its uplink, if not the kind's.
+    pub rate: Option<Rate>,
+    /// Where it is written.
+    pub spot: Spot,
+}
+
+/// A pod template with its number of replicas, named `NAME-0`, `NAME-1`, ….
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pod {
+    /// Name without the replica number.
+    pub name: String,
+    /// Kubernetes namespace.
+    pub namespace: String,
+    /// The nodes it runs on; replica i runs on the (i mod n)-th.
+    pub nodes: Vec<String>,
+    /// Number of copies, from 1.
+    pub replicas: u16,
+    /// Service account, the last part of its SPIFFE identity.
+    pub service_account: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// Its process.
+    pub process: Process,
+    /// Rate of its link, if not the kind's.
+    pub rate: Option<Rate>,
+    /// Where it is written.
+    pub spot: Spot,
+}
+
+impl Pod {
+    /// Reads one pod as it would stand in a topology's `pods:` list.
+    ///
+    /// Errors: every mistake in `yaml`, by line.
+    pub fn parse(yaml: &str) -> Result<Self, Vec<Problem>> {
+        let file = Path::new("pod");
+        let tree = tree::parse(file, yaml).map_err(|problem| vec![problem])?;
+        read::pod_alone(&tree, file)
+    }
+}
+
+impl Topology {
+    /// Reads and checks a topology file.
+    ///
+    /// Errors: every mistake found, in the order of the lines.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Vec<Problem>> {
+        let path = path.as_ref();
+        let text = std::fs::read_to_string(path).map_err(|error| {
+            vec![Problem {
+                file: path.into(),
+                spot: Spot::default(),
+                what: format!("cannot be read: {error}"),
+                mend: "name a topology file".into(),
+            }]
+        })?;
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        Self::parse(&path, &text)
+    }
+
+    /// Reads and checks a topology from text; `file` names it in messages and anchors relative paths.
+    ///
+    /// Errors: every mistake found, in the order of the lines.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, Vec<Problem>> {
+        let tree = tree::parse(file, text).map_err(|problem| vec![problem])?;
+        let mut findings = crate::problem::Findings::of(file.into());
+        let topology = read::topology(&tree, file, &mut findings);
+        match topology {
+            Some(topology) => {
+                check::topology(&topology, &mut findings);
+                if findings.is_empty() { Ok(topology) } else { Err(findings.into_sorted()) }
+            }
+            None => Err(findings.into_sorted()),
+        }
+    }
+
+    /// The same topology under another name, so that one file can be several worlds at once.
+    ///
+    /// Errors: the name is not one a world may have.
+    pub fn renamed(mut self, name: &str) -> Result<Self, Problem> {
+        check::world_name(name).map_err(|(what, mend)| Problem { file: self.file.clone(), spot: Spot::default(), what, mend })?;
+        self.name = name.to_owned();
+        Ok(self)
+    }
+}
