@@ -12,19 +12,27 @@ use crate::name::Name;
 use crate::refusal::Refusal;
 use crate::table::{Line, Span, Table};
 
-/// How far earlier calls looked into an unfinished head. Only a new LF can finish a head or a line,
-/// so bytes without one are not parsed again: a head dribbled in costs at most one parse per line.
+/// An unfinished head is parsed again when a line has ended or this many bytes have come.
+const REPARSE_BYTES: usize = 4096;
+
+/// How far earlier calls looked into an unfinished head. Only a LF can finish a head or a line, so most bytes without one are not
+/// parsed again at once: a head dribbled in byte by byte costs at most one parse per line and per [`REPARSE_BYTES`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     seen: usize,
+    parsed: usize,
 }
 
 impl Progress {
     fn is_worth_parsing(&mut self, window: &[u8], bytes_max: usize) -> bool {
         let first = self.seen == 0;
         let fresh = window.get(self.seen..).unwrap_or(window);
-        let worth = first || window.len() >= bytes_max || memchr::memchr(b'\n', fresh).is_some();
+        let grown = window.len().saturating_sub(self.parsed) >= REPARSE_BYTES;
+        let worth = first || grown || window.len() >= bytes_max || memchr::memchr(b'\n', fresh).is_some();
         self.seen = window.len();
+        if worth {
+            self.parsed = window.len();
+        }
         worth
     }
 }

@@ -98,13 +98,14 @@ impl OutHead {
         // An expectation that must be ignored (HTTP/1.0, no body) must not reach an upstream that would honour it.
         let expect = if view.expects_continue() { 0 } else { Name::Expect.bit() };
         let drop = RESERVED & !kept_length | expect;
-        self.lines(fields, drop, view.head.facts.nominates, out.edits)?;
-        let hosted = fields.has(Name::Host) && !removes_host(out.edits) || sets_host(out.edits);
-        if !hosted {
-            if view.authority().is_empty() || removes_host(out.edits) {
-                return Err(Refusal::MissingHost);
-            }
-            self.line(b"host", view.authority());
+        // HTTP/1.0 in absolute form may leave Host out; the target then says it.
+        let implied_host = Some(view.authority()).filter(|authority| !fields.has(Name::Host) && !authority.is_empty());
+        self.lines(fields, drop, view.head.facts.nominates, out.edits, implied_host.is_some())?;
+        let is_replaced = out.edits.iter().any(|edit| matches!(edit, Edit::Set(name, _) if is_host(name)));
+        match implied_host {
+            Some(authority) if !is_replaced => self.line(b"host", authority),
+            _ if removes_host(out.edits) || !(fields.has(Name::Host) || sets_host(out.edits)) => return Err(Refusal::MissingHost),
+            _ => {}
         }
         self.finish(out, kept_length != 0 && fields.has(Name::ContentLength))
     }
@@ -124,7 +125,7 @@ impl OutHead {
         let describes = out.framing == Framing::None && (view.status() == 304 || view.head.asked == Asked::Head);
         let kept_length = describes || matches!(out.framing, Framing::Length(n) if view.content_length() == Some(n));
         let drop = if kept_length { RESERVED & !Name::ContentLength.bit() } else { RESERVED };
-        self.lines(fields, drop, view.head.facts.nominates, out.edits)?;
+        self.lines(fields, drop, view.head.facts.nominates, out.edits, false)?;
         self.finish(out, kept_length)
     }
 
@@ -264,7 +265,7 @@ impl OutHead {
     }
 
     /// The lines of `fields` that stay, as spans, then the edits' own lines.
-    fn lines(&mut self, fields: Fields<'_>, drop: u64, nominates: bool, edits: &[Edit<'_>]) -> Result<(), Refusal> {
+    fn lines(&mut self, fields: Fields<'_>, drop: u64, nominates: bool, edits: &[Edit<'_>], implies_host: bool) -> Result<(), Refusal> {
         let plan = Plan::of(edits)?;
         let drop = drop | plan.drop;
         for (i, line) in fields.table.lines.iter().enumerate() {
@@ -275,7 +276,7 @@ impl OutHead {
                 self.source(line.start, fields.table.line_end(i));
             }
         }
-        self.edit_lines(edits, |name| fields.named(name).next().is_some());
+        self.edit_lines(edits, |name| fields.named(name).next().is_some() || (implies_host && is_host(name)));
         Ok(())
     }
 
