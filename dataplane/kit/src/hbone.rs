@@ -1,6 +1,7 @@
 //! HBONE: HTTP/2 CONNECT tunnels over mTLS, client pool and server, wire-compatible with Istio's ztunnel (features.md A.3).
 //! What is tunnelled, and whether it may be, is the callers' business. Read [`pool`], then [`server`], then [`stream`].
 
+mod counts;
 mod error;
 pub mod pool;
 pub mod server;
@@ -11,6 +12,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+pub use counts::{Ended, HboneCounters};
 pub use error::HboneError;
 pub use pool::{Opened, Pool, PoolConfig, Target};
 pub use server::{Incoming, ServerConfig, serve};
@@ -18,6 +20,23 @@ pub use stream::HboneStream;
 
 /// PING interval and the time its answer may take before the connection is dropped, both sides.
 pub const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
+
+/// What small unread DATA frames may cost a connection, bytes of bookkeeping as h2 estimates it. h2's own value (half the window) would
+/// end a whole connection when one application stops reading while its peer writes in pieces of some 50 bytes, which is no attack.
+const DATA_FRAME_BUDGET: usize = 64 << 20;
+
+/// Pings at each interval; resolves when an answer is late. Pending for good once the connection is gone.
+async fn keep_alive(pings: Option<h2::PingPong>, (interval, limit): (Duration, Duration)) {
+    let Some(mut pings) = pings else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(interval).await;
+        match tokio::time::timeout(limit, pings.ping(h2::Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) => return std::future::pending().await,
+            Err(_) => return,
+        }
+    }
+}
 
 /// The `:authority` of a CONNECT.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

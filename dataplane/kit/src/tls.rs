@@ -87,6 +87,31 @@ impl ClientIdentity {
         &self.credential
     }
 
+    /// This identity with the certificate it has now, so that a caller knows which one a handshake proved.
+    pub fn pinned(&self) -> Result<PinnedIdentity, TlsError> {
+        usable(&self.credential).map(PinnedIdentity)
+    }
+
+    /// [`ClientIdentity::pinned`], then [`PinnedIdentity::connect`].
+    pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        io: IO,
+        expected: &Arc<[Identity]>,
+    ) -> Result<(client::TlsStream<IO>, Identity), TlsError> {
+        self.pinned()?.connect(io, expected).await
+    }
+}
+
+/// A client with one certificate.
+#[derive(Debug, Clone)]
+pub struct PinnedIdentity(Arc<Certificate>);
+
+impl PinnedIdentity {
+    /// What it proves.
+    pub fn certificate(&self) -> &Arc<Certificate> {
+        &self.0
+    }
+
     /// Handshake as the client. The peer must chain to the own bundle and hold any one of `expected`, of which it returns the
     /// one seen. DNS names are ignored. A refusal by the server shows only at the first read (TLS 1.3, RFC 8446 §4.4).
     pub async fn connect<IO: AsyncRead + AsyncWrite + Unpin>(
@@ -94,8 +119,7 @@ impl ClientIdentity {
         io: IO,
         expected: &Arc<[Identity]>,
     ) -> Result<(client::TlsStream<IO>, Identity), TlsError> {
-        let own = usable(&self.credential)?;
-        let config = own.client_config(expected);
+        let config = self.0.client_config(expected);
         // Never sent (SNI is off) nor compared (DNS is ignored), as in ztunnel.
         let no_name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
         let stream = in_time(TlsConnector::from(config).connect(no_name, io)).await?;

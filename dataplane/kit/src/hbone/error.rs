@@ -1,6 +1,7 @@
 //! Why a tunnel did not come up or broke, and whether trying again is safe.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::sys::SysError;
@@ -11,11 +12,14 @@ use crate::tls::TlsError;
 pub enum HboneError {
     /// TCP to the peer's HBONE port failed.
     #[error("HBONE: {0}")]
-    Connect(std::sync::Arc<SysError>),
+    Connect(Arc<SysError>),
     /// mTLS failed.
     #[error("HBONE to {address}: {source}")]
-    Tls { address: SocketAddr, source: std::sync::Arc<TlsError> },
-    /// HTTP/2 failed as a whole: preface, settings, GOAWAY, PING unanswered.
+    Tls { address: SocketAddr, source: Arc<TlsError> },
+    /// The peer ended the new connection with a TLS alert: in TLS 1.3 its verdict on the own certificate comes after the handshake.
+    #[error("HBONE to {address}: the peer refused this side's certificate: {why}")]
+    RefusedByPeer { address: SocketAddr, why: String },
+    /// HTTP/2 failed as a whole: preface, settings, GOAWAY, PING unanswered, connection lost.
     #[error("HBONE to {address}: HTTP/2: {why}")]
     Http2 { address: SocketAddr, why: String },
     /// The peer answered CONNECT with something else than 200.
@@ -30,20 +34,42 @@ pub enum HboneError {
     /// The request cannot be written as HTTP/2.
     #[error("HBONE: bad CONNECT: {0}")]
     Request(String),
-    /// A named limit is reached.
-    #[error("HBONE: limit {0} reached")]
-    Limit(&'static str),
+    /// The accepted connection is not HTTP/2, or broke.
+    #[error("HBONE server: {0}")]
+    Server(String),
 }
 
 impl HboneError {
     /// The `response_flags` of `istio_tcp_*` (features.md A.7).
     pub fn flag(&self) -> &'static str {
         match self {
-            HboneError::Connect(_) | HboneError::Timeout { .. } | HboneError::Limit(_) => "CONNECT",
-            HboneError::Tls { .. } => "TLS_FAILURE",
-            HboneError::Http2 { .. } | HboneError::Reset { .. } | HboneError::Request(_) => "H2_HANDSHAKE_FAILURE",
+            HboneError::Connect(_) | HboneError::Timeout { .. } => "CONNECT",
+            HboneError::Tls { .. } | HboneError::RefusedByPeer { .. } => "TLS_FAILURE",
+            HboneError::Http2 { .. } | HboneError::Reset { .. } | HboneError::Request(_) | HboneError::Server(_) => "H2_HANDSHAKE_FAILURE",
             HboneError::Refused { status, .. } if *status == canal_wire::hbone::STATUS_DENIED => "DENY",
             HboneError::Refused { .. } => "CONNECT",
         }
     }
+
+    /// What the peer answered, if it answered.
+    pub fn status(&self) -> Option<u16> {
+        if let HboneError::Refused { status, .. } = self { Some(*status) } else { None }
+    }
+}
+
+/// An h2 error on a connection or before the answer to CONNECT.
+pub(super) fn of_h2(address: SocketAddr, authority: &str, e: &h2::Error) -> HboneError {
+    let why = e.to_string();
+    if e.is_reset()
+        && let Some(reason) = e.reason()
+    {
+        return HboneError::Reset { address, authority: authority.into(), reason };
+    }
+    // h2 keeps an IO error's kind and text only; rustls names alerts so.
+    if why.contains("received fatal alert") { HboneError::RefusedByPeer { address, why } } else { HboneError::Http2 { address, why } }
+}
+
+/// Whether the peer surely did nothing for this CONNECT, or at least no payload was sent: then a new connection may try again.
+pub(super) fn may_retry(e: &h2::Error) -> bool {
+    e.is_io() || e.is_go_away() || e.is_library() || e.reason() == Some(h2::Reason::REFUSED_STREAM)
 }

@@ -1,16 +1,29 @@
 //! The client: one pool per worker, never shared, never locked. Streams to one peer share connections; a crowd waits for one handshake.
 
+mod connection;
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use canal_model::identity::Identity;
-use http::HeaderMap;
+use http::{HeaderMap, Method, Request, StatusCode, Uri};
+use tokio::sync::Notify;
 
+use super::counts::{Ended, HboneCounters};
+use super::error::{may_retry, of_h2};
 use super::{Authority, HboneError, HboneStream};
-use crate::sys::Netns;
-use crate::tls::ClientIdentity;
+use crate::sys::{Netns, NetnsId};
+use crate::tls::{Certificate, ClientIdentity, TlsError};
+use connection::Connection;
+
+pub(super) use connection::Taken;
+
+/// New connections one request opens before it gives up on a peer that leaves no room for its stream.
+const OPENS_MAX: u32 = 3;
 
 /// How a pool behaves. `Default` is ztunnel's.
 #[derive(Debug, Clone)]
@@ -66,34 +79,262 @@ pub struct Opened {
     pub reused: bool,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    source: Identity,
+    expected: Arc<[Identity]>,
+    address: SocketAddr,
+    netns: Option<NetnsId>,
+    mark: Option<u32>,
+}
+
+impl Key {
+    fn of(target: &Target) -> Self {
+        Self {
+            source: target.source.credential().identity().clone(),
+            expected: target.expected.clone(),
+            address: target.address,
+            netns: target.netns.as_ref().map(|n| n.id()),
+            mark: target.mark,
+        }
+    }
+}
+
+/// All connections to one peer as one source.
+#[derive(Default)]
+struct Slot {
+    connections: RefCell<Vec<Rc<Connection>>>,
+    pending: RefCell<Option<Rc<Pending>>>,
+}
+
+/// A handshake that others wait for.
+#[derive(Default)]
+struct Pending {
+    outcome: RefCell<Option<Result<(), HboneError>>>,
+    done: Notify,
+}
+
+struct Inner {
+    config: PoolConfig,
+    counters: HboneCounters,
+    slots: RefCell<HashMap<Key, Rc<Slot>>>,
+    /// Numbers connections in the order they came up.
+    serial: Cell<u64>,
+}
+
 /// The pool of one worker. Clones share it; it is `!Send` by design and needs a `LocalSet`.
 #[derive(Clone)]
 pub struct Pool {
-    _inner: Rc<()>,
+    inner: Rc<Inner>,
+}
+
+/// What to do with a slot that is asked for a stream.
+enum Choice {
+    Take(Taken),
+    Wait(Rc<Pending>),
+    Open,
 }
 
 impl Pool {
     /// An empty pool.
-    pub fn new(config: PoolConfig) -> Self {
-        let _ = config;
-        unreachable!("body lands in the next commit")
+    pub fn new(config: PoolConfig, counters: HboneCounters) -> Self {
+        Self { inner: Rc::new(Inner { config, counters, slots: RefCell::default(), serial: Cell::new(0) }) }
     }
 
-    /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out dead, full or closing is replaced
+    /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out dead or closing is replaced
     /// once; that is safe, because no payload is sent before the 200.
     pub async fn open(&self, target: &Target, authority: &Authority, headers: HeaderMap) -> Result<Opened, HboneError> {
-        let _ = (target, authority, headers);
-        unreachable!("body lands in the next commit")
+        let authority = authority.to_string();
+        let known = self.inner.serial.get();
+        let first = self.take(target, 0).await?;
+        let reused = first.connection().serial <= known;
+        let request = connect_request(&authority, headers)?;
+        if !reused {
+            return self.ask(target, first, request, &authority, false).await.map_err(|(e, _)| e);
+        }
+        // Younger connections may have been replaced by a neighbour who met the same dead one: those will do.
+        let after = first.connection().serial;
+        match self.ask(target, first, request.clone(), &authority, true).await {
+            Err((_, true)) => {
+                self.inner.counters.retries.inc();
+                let second = self.take(target, after).await?;
+                self.ask(target, second, request, &authority, false).await.map_err(|(e, _)| e)
+            }
+            other => other.map_err(|(e, _)| e),
+        }
+    }
+
+    /// Sends the CONNECT and waits for its answer. The error says whether another connection may be tried.
+    async fn ask(
+        &self,
+        target: &Target,
+        taken: Taken,
+        request: Request<()>,
+        authority: &str,
+        reused: bool,
+    ) -> Result<Opened, (HboneError, bool)> {
+        let (address, limit) = (target.address, self.inner.config.answer_timeout);
+        let failed = |taken: &Taken, e: h2::Error| {
+            let retry = may_retry(&e);
+            if retry {
+                taken.connection().retire(Ended::Closed);
+            }
+            (of_h2(address, authority, &e), retry)
+        };
+        let Some(send) = taken.connection().sender() else {
+            return Err((HboneError::Http2 { address, why: "the connection is closing".into() }, true));
+        };
+        let answered = tokio::time::timeout(limit, async {
+            let (response, stream) = send.ready().await?.send_request(request, false)?;
+            Ok::<_, h2::Error>((response.await?, stream))
+        });
+        let (response, send) = match answered.await {
+            Ok(Ok(up)) => up,
+            Ok(Err(e)) => return Err(failed(&taken, e)),
+            Err(_) => return Err((HboneError::Timeout { address, authority: authority.into(), limit }, false)),
+        };
+        let (head, recv) = response.into_parts();
+        if head.status != StatusCode::OK {
+            let status = head.status.as_u16();
+            return Err((HboneError::Refused { address, authority: authority.into(), status }, false));
+        }
+        let peer = taken.connection().peer.clone();
+        Ok(Opened { stream: HboneStream::new(send, recv, Some(taken)), headers: head.headers, peer, reused })
+    }
+
+    /// A place on a connection younger than `after`, opened if need be; one handshake per key at a time.
+    async fn take(&self, target: &Target, after: u64) -> Result<Taken, HboneError> {
+        let key = Key::of(target);
+        let slot = self.inner.slots.borrow_mut().entry(key.clone()).or_default().clone();
+        let taken = self.take_from(&key, &slot, target, after).await;
+        if taken.is_err() {
+            self.forget(&key, &slot);
+        }
+        taken
+    }
+
+    async fn take_from(&self, key: &Key, slot: &Rc<Slot>, target: &Target, after: u64) -> Result<Taken, HboneError> {
+        let mut opened = 0;
+        loop {
+            let certificate = certificate(target)?;
+            let pending = match slot.choose(&certificate, after, self.inner.config.streams_max) {
+                Choice::Take(t) => return Ok(t),
+                Choice::Wait(p) => p,
+                Choice::Open if opened == OPENS_MAX => {
+                    let why = format!("{OPENS_MAX} new connections in a row had no room for a stream; does the peer allow any?");
+                    return Err(HboneError::Http2 { address: target.address, why });
+                }
+                Choice::Open => {
+                    opened += 1;
+                    self.start(key, target, slot)
+                }
+            };
+            let mut done = std::pin::pin!(pending.done.notified());
+            done.as_mut().enable();
+            if pending.outcome.borrow().is_none() {
+                done.await;
+            }
+            // Always set when `done` fires; a missing one would only mean another turn.
+            if let Some(Err(e)) = pending.outcome.borrow().clone() {
+                return Err(e);
+            }
+        }
+    }
+
+    /// Starts a handshake in its own task, so that the first to wait may give up without failing the others.
+    fn start(&self, key: &Key, target: &Target, slot: &Rc<Slot>) -> Rc<Pending> {
+        let pending = Rc::new(Pending::default());
+        *slot.pending.borrow_mut() = Some(pending.clone());
+        let (pool, key, target, slot, mine) = (self.clone(), key.clone(), target.clone(), slot.clone(), pending.clone());
+        tokio::task::spawn_local(async move {
+            pool.inner.counters.handshakes.inc();
+            let outcome = match connection::establish(&pool.inner.config, &target).await {
+                Ok(established) => {
+                    let serial = pool.inner.serial.get() + 1;
+                    pool.inner.serial.set(serial);
+                    let (connection, driver) = established.start(serial, &pool.inner.config);
+                    slot.connections.borrow_mut().push(connection.clone());
+                    tokio::task::spawn_local(pool.clone().attend(key.clone(), slot.clone(), connection, driver));
+                    Ok(())
+                }
+                Err(e) => {
+                    pool.inner.counters.handshake_failures.inc();
+                    Err(e)
+                }
+            };
+            *slot.pending.borrow_mut() = None;
+            *mine.outcome.borrow_mut() = Some(outcome);
+            mine.done.notify_waiters();
+            pool.forget(&key, &slot);
+        });
+        pending
+    }
+
+    /// Runs a connection to its end and takes it out of its slot.
+    async fn attend(self, key: Key, slot: Rc<Slot>, connection: Rc<Connection>, driver: impl Future<Output = Ended>) {
+        let open = self.inner.counters.client_open.hold();
+        let ended = driver.await;
+        drop(open);
+        self.inner.counters.closed("client", ended);
+        connection.retire(ended);
+        slot.connections.borrow_mut().retain(|c| !Rc::ptr_eq(c, &connection));
+        self.forget(&key, &slot);
+    }
+
+    /// Removes the slot if the caller is its last user, so that the pool is as large as what is open.
+    fn forget(&self, key: &Key, slot: &Rc<Slot>) {
+        // Two: the map's and the caller's.
+        if Rc::strong_count(slot) == 2 && slot.connections.borrow().is_empty() && slot.pending.borrow().is_none() {
+            self.inner.slots.borrow_mut().remove(key);
+        }
     }
 
     /// Open connections and streams on them, for `/config_dump`.
     pub fn size(&self) -> (usize, usize) {
-        unreachable!("body lands in the next commit")
+        let slots = self.inner.slots.borrow();
+        let streams = |s: &Rc<Slot>| s.connections.borrow().iter().map(|c| c.streams() as usize).sum::<usize>();
+        (slots.values().map(|s| s.connections.borrow().len()).sum(), slots.values().map(streams).sum())
     }
 
     /// Closes connections of `netns` (a pod that is gone) or all: no new streams; open ones finish.
-    pub fn retire(&self, netns: Option<crate::sys::NetnsId>) {
-        let _ = netns;
-        unreachable!("body lands in the next commit")
+    pub fn retire(&self, netns: Option<NetnsId>) {
+        for (key, slot) in self.inner.slots.borrow().iter() {
+            if netns.is_none() || key.netns == netns {
+                slot.connections.borrow().iter().for_each(|c| c.retire(Ended::Retired));
+            }
+        }
     }
+}
+
+impl Slot {
+    /// Decides where the next stream goes. A connection made with an older certificate takes no new streams: so every identity proves its
+    /// current certificate within the life of one, and nothing running is dropped.
+    fn choose(&self, certificate: &Arc<Certificate>, after: u64, streams_max: u32) -> Choice {
+        for c in self.connections.borrow().iter() {
+            if !Arc::ptr_eq(&c.certificate, certificate) {
+                c.retire(Ended::Retired);
+            } else if c.serial > after
+                && let Some(taken) = c.take(streams_max)
+            {
+                return Choice::Take(taken);
+            }
+        }
+        self.pending.borrow().clone().map_or(Choice::Open, Choice::Wait)
+    }
+}
+
+fn certificate(target: &Target) -> Result<Arc<Certificate>, HboneError> {
+    let credential = target.source.credential();
+    let missing = || TlsError::NoCertificate(credential.identity().clone());
+    credential.current().ok_or_else(|| HboneError::Tls { address: target.address, source: Arc::new(missing()) })
+}
+
+fn connect_request(authority: &str, headers: HeaderMap) -> Result<Request<()>, HboneError> {
+    let uri = Uri::builder().authority(authority).build().map_err(|e| HboneError::Request(format!("{authority}: {e}")))?;
+    let mut request = Request::new(());
+    *request.method_mut() = Method::CONNECT;
+    *request.uri_mut() = uri;
+    *request.version_mut() = http::Version::HTTP_2;
+    *request.headers_mut() = headers;
+    Ok(request)
 }

@@ -1,14 +1,25 @@
 //! The server: HTTP/2 on an accepted mTLS connection, CONNECT requests handed out one by one. It connects to nothing itself.
 
 use std::rc::Rc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use bytes::Bytes;
 use canal_model::identity::Peer;
-use http::HeaderMap;
+use canal_wire::hbone::{CONNECTION_WINDOW, FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD, STREAM_WINDOW};
+use h2::RecvStream;
+use h2::server::{Connection, SendResponse};
+use http::{HeaderMap, Method, Request, Response, StatusCode};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::{Authority, HboneError, HboneStream};
+use super::counts::{Ended, HboneCounters};
+use super::{Authority, DATA_FRAME_BUDGET, HboneError, HboneStream, keep_alive};
 use crate::drain::Drain;
+
+/// A client that has not sent its preface and settings by then is dropped.
+pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long an abruptly ended connection may take to flush its GOAWAY.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How the server behaves. `Default` is ztunnel's.
 #[derive(Debug, Clone)]
@@ -33,19 +44,35 @@ pub struct Incoming {
     pub headers: HeaderMap,
     /// Who asks.
     pub peer: Rc<Peer>,
+    recv: RecvStream,
+    respond: SendResponse<Bytes>,
 }
 
 impl Incoming {
     /// Answers 200 with `headers` (e.g. the own `baggage`); only after the destination is connected.
-    pub fn accept(self, headers: HeaderMap) -> Result<HboneStream, HboneError> {
-        let _ = headers;
-        unreachable!("body lands in the next commit")
+    pub fn accept(mut self, headers: HeaderMap) -> Result<HboneStream, HboneError> {
+        let mut response = Response::new(());
+        *response.headers_mut() = headers;
+        let send = self.respond.send_response(response, false).map_err(|e| HboneError::Server(e.to_string()))?;
+        Ok(HboneStream::new(send, self.recv, None))
     }
+
     /// Answers `status` and ends the stream.
-    pub fn refuse(self, status: u16) {
-        let _ = status;
-        unreachable!("body lands in the next commit")
+    pub fn refuse(mut self, status: u16) {
+        refuse(&mut self.respond, status);
     }
+
+    /// Resolves when the client gives the request up before it is answered.
+    pub fn poll_abandoned(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.respond.poll_reset(cx).map(|_| ())
+    }
+}
+
+fn refuse(respond: &mut SendResponse<Bytes>, status: u16) {
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    // Fails only if the client has gone.
+    let _ = respond.send_response(response, true);
 }
 
 /// What became of a connection.
@@ -57,15 +84,136 @@ pub struct Served {
     pub refused: u64,
 }
 
+/// What a request is, before anyone is asked: the name of the refusal is its counter's `reason`.
+fn decide_request(method: &Method, extended: bool, authority: Option<&str>) -> Result<Authority, &'static str> {
+    if *method != Method::CONNECT {
+        return Err("not_connect");
+    }
+    if extended {
+        return Err("extended_connect");
+    }
+    authority.and_then(|a| a.parse().ok()).ok_or("bad_authority")
+}
+
 /// Serves one connection until it ends. `on_connect` must not block; it spawns what it does. When `drain` starts, GOAWAY is sent and open
 /// streams may finish; when it is forced the connection is dropped. Every connection runs on the caller's `LocalSet`.
 pub async fn serve<IO: AsyncRead + AsyncWrite + Unpin>(
     io: IO,
     peer: Peer,
     config: &ServerConfig,
+    counters: &HboneCounters,
     drain: Drain,
     on_connect: impl FnMut(Incoming),
 ) -> Result<Served, HboneError> {
-    let _ = (io, peer, config, drain, on_connect);
-    unreachable!("body lands in the next commit")
+    let _open = counters.server_open.hold();
+    let builder = h2::server::Builder::new()
+        .initial_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .max_frame_size(FRAME_SIZE)
+        .max_header_list_size(SERVER_HEADER_LIST)
+        .max_concurrent_streams(config.streams_max)
+        .max_send_buffer_size(SERVER_SEND_BUFFER)
+        .data_frame_budget(DATA_FRAME_BUDGET)
+        .to_owned();
+    let h2 = match tokio::time::timeout(PREFACE_TIMEOUT, builder.handshake(io)).await {
+        Ok(Ok(h2)) => h2,
+        Ok(Err(e)) => {
+            counters.closed("server", Ended::Error);
+            return Err(HboneError::Server(e.to_string()));
+        }
+        Err(_) => {
+            counters.closed("server", Ended::Error);
+            return Err(HboneError::Server(format!("no HTTP/2 preface in {PREFACE_TIMEOUT:?}")));
+        }
+    };
+    let mut service = Service { peer: Rc::new(peer), counters, served: Served::default(), on_connect };
+    let (ended, result) = service.run(h2, config, drain).await;
+    counters.closed("server", ended);
+    result.map(|()| service.served)
+}
+
+struct Service<'a, F> {
+    peer: Rc<Peer>,
+    counters: &'a HboneCounters,
+    served: Served,
+    on_connect: F,
+}
+
+impl<F: FnMut(Incoming)> Service<'_, F> {
+    async fn run<IO: AsyncRead + AsyncWrite + Unpin>(
+        &mut self,
+        mut h2: Connection<IO, Bytes>,
+        config: &ServerConfig,
+        drain: Drain,
+    ) -> (Ended, Result<(), HboneError>) {
+        let pings = h2.ping_pong();
+        let mut dead = std::pin::pin!(keep_alive(pings, config.ping));
+        let mut draining = false;
+        loop {
+            tokio::select! {
+                biased;
+                () = drain.forced() => return (Ended::Drained, Ok(())),
+                () = drain.draining(), if !draining => {
+                    draining = true;
+                    h2.graceful_shutdown();
+                }
+                () = &mut dead => {
+                    h2.abrupt_shutdown(h2::Reason::NO_ERROR);
+                    let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
+                    return (Ended::Ping, Err(HboneError::Server("no answer to PING".into())));
+                }
+                next = h2.accept() => match next {
+                    Some(Ok((request, respond))) => self.request(request, respond),
+                    Some(Err(e)) => return (Ended::Error, Err(HboneError::Server(e.to_string()))),
+                    None if draining => return (Ended::Drained, Ok(())),
+                    None => return (Ended::Closed, Ok(())),
+                },
+            }
+        }
+    }
+
+    fn request(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+        let (head, recv) = request.into_parts();
+        let extended = head.extensions.get::<h2::ext::Protocol>().is_some();
+        match decide_request(&head.method, extended, head.uri.authority().map(http::uri::Authority::as_str)) {
+            Ok(authority) => {
+                self.served.streams += 1;
+                let incoming = Incoming { authority, headers: head.headers, peer: self.peer.clone(), recv, respond };
+                (self.on_connect)(incoming);
+            }
+            Err(reason) => {
+                self.served.refused += 1;
+                self.counters.refused(reason);
+                refuse(&mut respond, STATUS_BAD);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_connects_with_a_port_are_handed_out() {
+        let connect = Method::CONNECT;
+        let name = |n: &str, p| Ok(Authority::Name(n.into(), p));
+        for (method, extended, authority, want) in [
+            (&connect, false, Some("10.1.1.2:80"), Ok(Authority::Address("10.1.1.2:80".parse().unwrap()))),
+            (&connect, false, Some("[fd00::1]:80"), Ok(Authority::Address("[fd00::1]:80".parse().unwrap()))),
+            (&connect, false, Some("Reviews.Bookinfo.svc:9080"), name("reviews.bookinfo.svc", 9080)),
+            (&Method::GET, false, Some("10.1.1.2:80"), Err("not_connect")),
+            (&connect, true, Some("10.1.1.2:80"), Err("extended_connect")),
+            (&connect, false, None, Err("bad_authority")),
+            (&connect, false, Some("10.1.1.2"), Err("bad_authority")),
+            (&connect, false, Some("10.1.1.2:0"), Err("bad_authority")),
+            (&connect, false, Some("reviews:65536"), Err("bad_authority")),
+            (&connect, false, Some("reviews:+80"), Err("bad_authority")),
+            (&connect, false, Some("user@reviews:80"), Err("bad_authority")),
+            (&connect, false, Some("reviews..svc:80"), Err("bad_authority")),
+            (&connect, false, Some(":80"), Err("bad_authority")),
+        ] {
+            assert_eq!(decide_request(method, extended, authority), want, "{method} {authority:?}");
+        }
+    }
 }

@@ -1,0 +1,1 @@
+//! Copies between TCP connections on loopback.
