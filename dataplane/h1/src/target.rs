@@ -129,7 +129,8 @@ mod tests {
 
     #[test]
     fn authorities() {
-        let cases: &[(&str, Option<(&str, Option<u16>)>)] = &[
+        type Split = Option<(&'static str, Option<u16>)>;
+        let cases: &[(&str, Split)] = &[
             ("a", Some(("a", None))),
             ("a.b-c_d:80", Some(("a.b-c_d", Some(80)))),
             ("a:", Some(("a", None))),
