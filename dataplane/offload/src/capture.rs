@@ -152,6 +152,19 @@ impl Capture {
         self.pins.as_ref().map(Pins::pods).unwrap_or_default()
     }
 
+    /// Lets go of pinned pods that are not `known` and whose cgroup the kernel has removed: pods that went while no proxy ran. Others that
+    /// are not known stay captured, and so refused, until their cgroup goes too.
+    pub fn forget_gone(&self, known: impl Fn(&str) -> bool) -> Vec<String> {
+        let Some(pins) = &self.pins else { return Vec::new() };
+        let gone = |pod: &String| !known(pod) && PROGRAMS.iter().all(|name| is_detached(&pins.pod(pod).join(name)));
+        pins.pods().into_iter().filter(gone).filter(|pod| pins.forget_pod(pod).is_ok()).collect()
+    }
+
+    /// Whether capture outlives this process: it is pinned, and not only in a mount that this process's own mount namespace takes along.
+    pub fn is_durable(&self) -> bool {
+        self.pins.as_ref().is_some_and(Pins::is_durable)
+    }
+
     /// All pods are attached anew: maps of other versions are not in use any more.
     pub fn forget_other_versions(&self) {
         if let Some(p) = &self.pins {
@@ -208,6 +221,14 @@ fn load_object(options: &Options, pins: Option<&Pins>) -> Result<Object, Offload
         }
     }
     open.load().map_err(err)
+}
+
+/// Whether the link at `pin` is on no cgroup any more (the kernel detaches it when the cgroup goes), or is not there at all.
+fn is_detached(pin: &Path) -> bool {
+    match Link::open(pin).and_then(|l| l.info()) {
+        Ok(info) => matches!(info.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == 0),
+        Err(_) => !pin.exists(),
+    }
 }
 
 /// A link that an earlier process pinned, running our program from now on; `None` if it is not there or belongs to another cgroup (a

@@ -48,21 +48,28 @@ fn pod_name(file: &str) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct Pins {
     root: PathBuf,
+    durable: bool,
 }
 
 impl Pins {
     /// Makes `dir` usable: mounts a bpffs on it unless it is on one already.
     pub(crate) fn open(dir: &Path) -> Result<Self, OffloadError> {
         let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
-        if !is_bpffs(dir) && !dir.parent().is_some_and(is_bpffs) {
+        let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
+        if !found {
             fs::create_dir_all(dir).map_err(err("making the directory"))?;
             sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
         }
-        let pins = Self { root: dir.to_path_buf() };
+        let pins = Self { root: dir.to_path_buf(), durable: found || in_the_machines_mounts() };
         for d in [pins.maps(), pins.links()] {
             fs::create_dir_all(&d).map_err(err("making a directory in it"))?;
         }
         Ok(pins)
+    }
+
+    /// Whether what is pinned stays when the process goes.
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable
     }
 
     /// Where this ABI's maps are pinned.
@@ -129,6 +136,12 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
         sys::unmount(dir).map_err(err("unmounting"))?;
     }
     fs::remove_dir(dir).map_err(err("removing the directory"))
+}
+
+/// A mount that is made in a private mount namespace goes with its last process, and the pins with it.
+fn in_the_machines_mounts() -> bool {
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    namespace("self").is_some_and(|own| namespace("1").is_none_or(|init| init == own))
 }
 
 fn remove_tree(p: &Path) -> io::Result<()> {

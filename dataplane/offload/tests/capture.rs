@@ -340,11 +340,34 @@ fn a_pod_made_again_under_its_name_is_attached_anew_and_misfit_maps_are_replaced
     let c = Capture::load(&options(32)).unwrap();
     let pod = c.attach("a/b/pod", &new.dir).unwrap();
     assert!(!pod.is_adopted(), "the pinned links are the old cgroup's");
+    assert!(c.is_durable() && !load().is_durable());
     let l = ns.listen(V4);
     let mut app = Client::start(&ns, Some(&new), "dial", &["10.96.0.1:80"]);
     assert_eq!(answer(&l, &c), Some("10.96.0.1:80".parse().unwrap()));
     app.line();
     drop((pod, c));
+    release_all(&pins).unwrap();
+}
+
+#[test]
+fn pods_that_went_while_no_proxy_ran_are_let_go_and_others_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let pins = dir.path().join("bpffs");
+    let (gone, here) = (Cgroup::new(), Cgroup::new());
+    let c = Capture::load(&Options { pin_dir: Some(pins.clone()), ..Options::default() }).unwrap();
+    drop((c.attach("a/b/gone", &gone.dir).unwrap(), c.attach("a/b/here", &here.dir).unwrap()));
+    assert!(c.forget_gone(|_| false).is_empty(), "both cgroups are there");
+    drop(gone);
+    let mut let_go = Vec::new();
+    for _ in 0..200 {
+        let_go.extend(c.forget_gone(|_| false));
+        if !let_go.is_empty() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!((let_go, c.pinned_pods()), (vec!["a/b/gone".to_string()], vec!["a/b/here".to_string()]));
+    drop(c);
     release_all(&pins).unwrap();
 }
 
