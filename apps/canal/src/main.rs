@@ -1,2 +1,67 @@
-//! canal: not written yet.
-fn main() {}
+//! `canal`: parses the command line, runs one verb, maps its failure to text and exit code. Verbs live in `verbs/`, one file each.
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod dataplane;
+mod demo;
+mod diagnostics;
+mod exit;
+mod files;
+mod metrics;
+mod output;
+mod realm;
+mod scenery;
+mod signals;
+mod tenant;
+mod typed;
+mod verbs;
+mod view;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use exit::{Exit, Outcome};
+use typed::{Canal, Verb};
+
+fn main() -> ExitCode {
+    // A wrong command line ends here, with code 2.
+    let typed = Canal::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(problem) => {
+            eprintln!("canal: cannot start: {problem}");
+            return Exit::Failed.into();
+        }
+    };
+    let outcome = runtime.block_on(run(typed.verb));
+    // Blocked threads (a dial into a dead host) must not hold up the end.
+    runtime.shutdown_background();
+    match outcome {
+        Ok(()) => Exit::Done.into(),
+        Err(failure) => {
+            if !failure.is_told() {
+                eprintln!("canal: {failure}");
+            }
+            failure.exit.into()
+        }
+    }
+}
+
+async fn run(verb: Verb) -> Outcome {
+    match verb {
+        Verb::Up(args) => verbs::up::run(args).await,
+        Verb::Demo(args) => verbs::demo::run(args).await,
+        Verb::World(args) => verbs::world::run(args).await,
+        Verb::Apply(args) => verbs::apply::run(args).await,
+        Verb::Get(args) => verbs::get::run(args).await,
+        Verb::Delete(args) => verbs::delete::run(args).await,
+        Verb::Diff(args) => verbs::diff::run(args).await,
+        Verb::Status(args) => verbs::status::run(args).await,
+        Verb::Config(args) => verbs::config::run(args).await,
+        Verb::Logs(args) => verbs::logs::run(args).await,
+        Verb::Tap(args) => verbs::tap::run(args).await,
+        Verb::Compile(args) => verbs::compile::run(args),
+        Verb::Completion(args) => verbs::completion::run(&args),
+    }
+}

@@ -1,0 +1,44 @@
+//! The demo: steps that each make promises and show what was seen. The steps know the demo's own world (`demo/*.yaml`), nothing else does.
+
+pub(crate) mod canary;
+pub(crate) mod hops;
+pub(crate) mod isolation;
+pub(crate) mod live;
+pub(crate) mod loss;
+pub(crate) mod screen;
+pub(crate) mod stage;
+pub(crate) mod traffic;
+
+use screen::Screen;
+use stage::Stage;
+
+/// Plays all steps in order. A step that fails counts as a broken promise; the others go on.
+pub(crate) async fn play(stage: &Stage, screen: &mut Screen) {
+    let step = screen.begin("Traffic flows: HTTP, gRPC, WebSocket and TCP through two node proxies and a gateway, IPv4 and IPv6");
+    let seen = traffic::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("A canary: 90 % of reviews to v1, 10 % to v2 (alpha by HTTPRoute, beta by VirtualService)");
+    let seen = canary::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("A header route: requests with `end-user: tester` see v3");
+    let seen = canary::header_route(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("The canary is moved step by step to v2, live, under load");
+    let seen = live::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("Tenants are apart: alpha cannot reach beta");
+    let seen = isolation::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("A gateway replica is killed under load");
+    let seen = loss::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("What each hop costs");
+    let seen = hops::run(stage, screen).await;
+    screen.end(step, seen);
+}

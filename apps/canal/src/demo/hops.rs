@@ -1,0 +1,135 @@
+//! Step: what each hop of one path costs, measured under load: time, CPU and bytes per request. The last screen of the demo.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::dataplane::{self, METRICS_PORT};
+use crate::demo::screen::{Promise, Screen};
+use crate::demo::stage::{Stage, client};
+use crate::demo::traffic::addresses;
+use crate::exit::Outcome;
+use crate::metrics;
+use crate::output::Table;
+use crate::realm::Kind;
+
+/// `details`, which calls nobody: one request is one trip through the mesh.
+const DETAILS: u8 = 11;
+const DETAILS_POD: &str = "alpha/bookinfo/details-0";
+/// Requests measured.
+const REQUESTS: u64 = 4_000;
+const CONNECTIONS: &str = "8";
+/// The hops of the path, in order: what it is, which host.
+const HOPS: [(&str, &str); 6] = [
+    ("client (load generator)", "alpha/bookinfo/client-0"),
+    ("node proxy, source", "alpha-n1"),
+    ("gateway", "gw-1"),
+    ("gateway", "gw-2"),
+    ("node proxy, destination", "alpha-n2"),
+    ("application (details)", DETAILS_POD),
+];
+
+/// Counters of one hop.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counters {
+    cpu: Duration,
+    rx_bytes: u64,
+    tx_bytes: u64,
+}
+
+fn counters(stage: &Stage, host: &str) -> Outcome<Counters> {
+    let uplink = stage.realm.uplink(host)?;
+    Ok(Counters { cpu: stage.realm.cpu(host)?.total(), rx_bytes: uplink.rx_bytes, tx_bytes: uplink.tx_bytes })
+}
+
+fn all(stage: &Stage) -> Outcome<Vec<Counters>> {
+    HOPS.iter().map(|(_, host)| counters(stage, host)).collect()
+}
+
+/// Milliseconds and requests that the gateways have measured so far, at their own door.
+async fn gateways_own(stage: &Stage) -> Outcome<(f64, f64)> {
+    let (mut ms, mut requests) = (0.0, 0.0);
+    for gateway in stage.realm.names_of(Kind::Gateway)? {
+        let text = dataplane::get(&stage.realm, &gateway, METRICS_PORT, "/metrics").await?;
+        let samples = metrics::parse(&String::from_utf8_lossy(&text));
+        ms += metrics::sum(&samples, "istio_request_duration_milliseconds_sum", &[]);
+        requests += metrics::sum(&samples, "istio_request_duration_milliseconds_count", &[]);
+    }
+    Ok((ms, requests))
+}
+
+pub(crate) async fn run(stage: &Stage, screen: &mut Screen) -> Outcome<Vec<Promise>> {
+    let url = format!("http://{}/details/0", addresses("alpha").at(false, DETAILS, 9080));
+    let count = REQUESTS.to_string();
+    let argv = ["canal-samples", "load", &url, "-n", &count, "-c", CONNECTIONS];
+    let (before, before_ms) = (all(stage)?, gateways_own(stage).await?);
+    let meshed = stage.report(&client("alpha"), &argv).await?;
+    let (after, after_ms) = (all(stage)?, gateways_own(stage).await?);
+    // The same load beside the application itself: what is left is the mesh's share.
+    let argv = ["canal-samples", "load", "http://127.0.0.1:9080/details/0", "-n", &count, "-c", CONNECTIONS];
+    let alone = stage.report(DETAILS_POD, &argv).await?;
+    screen.note(lines(&before, &after, &meshed, &alone));
+    let mean_ms = (after_ms.0 - before_ms.0) / (after_ms.1 - before_ms.1).max(1.0);
+    screen.note(vec![format!("from the gateway on:    mean {mean_ms:.2} ms, by its own clock")]);
+    let failed = &meshed["failed"];
+    Ok(vec![Promise::new(
+        *failed == 0 && meshed["succeeded"] == REQUESTS,
+        format!("{REQUESTS} requests are measured, none fails"),
+        format!("{failed} failed"),
+    )])
+}
+
+fn lines(before: &[Counters], after: &[Counters], meshed: &Value, alone: &Value) -> Vec<String> {
+    let requests = meshed["requests"].as_f64().unwrap_or(0.0).max(1.0);
+    let mut table = Table::new(&["HOP", "HOST", "CPU PER REQUEST", "RECEIVED PER REQUEST", "SENT PER REQUEST"]);
+    let mut mesh_us = 0.0;
+    for (((what, host), before), after) in HOPS.iter().zip(before).zip(after) {
+        let us = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e6 / requests;
+        let bytes = |after: u64, before: u64| format!("{:.0} B", after.saturating_sub(before) as f64 / requests);
+        if !what.starts_with("client") && !what.starts_with("application") {
+            mesh_us += us;
+        }
+        table.row([
+            (*what).to_owned(),
+            (*host).to_owned(),
+            format!("{us:.0} us"),
+            bytes(after.rx_bytes, before.rx_bytes),
+            bytes(after.tx_bytes, before.tx_bytes),
+        ]);
+    }
+    let latency = |report: &Value| {
+        let ms = |name: &str| report["latency_ms"][name].as_f64().unwrap_or(f64::NAN);
+        format!(
+            "p50 {:.2} ms, p99 {:.2} ms, p99.9 {:.2} ms, {:.0} requests per second",
+            ms("p50"),
+            ms("p99"),
+            ms("p999"),
+            report["rps"].as_f64().unwrap_or(0.0)
+        )
+    };
+    let mut lines = vec![String::new()];
+    lines.extend(table.lines());
+    lines.extend([
+        String::new(),
+        format!("through the mesh:       {}", latency(meshed)),
+        format!("beside the application: {}", latency(alone)),
+        format!("the mesh's own CPU:     {mesh_us:.0} us per request over three hops, {CONNECTIONS} connections"),
+    ]);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn costs_are_per_request_and_the_meshs_share_is_summed() {
+        let before = [Counters::default(); 6];
+        let after = [Counters { cpu: Duration::from_millis(10), rx_bytes: 5_000, tx_bytes: 7_000 }; 6];
+        let report = json!({ "requests": 100, "latency_ms": { "p50": 1.0, "p99": 2.0, "p999": 3.0 }, "rps": 50.0 });
+        let lines = lines(&before, &after, &report, &report).join("\n");
+        assert!(lines.contains("100 us") && lines.contains("50 B") && lines.contains("70 B"), "{lines}");
+        assert!(lines.contains("400 us per request"), "four mesh processes at 100 us each: {lines}");
+    }
+}

@@ -1,0 +1,102 @@
+//! `canal apply`: sends objects to the controller, which takes all of them or none.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use canal_wire::api::{ApplyRequest, ApplyResponse, File};
+use clap::Args;
+use serde_json::json;
+
+use crate::admin::{self, Admin, MeshArgs};
+use crate::diagnostics;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::files;
+use crate::output::{self, OutputArgs, Progress};
+use crate::tenant;
+use crate::verbs::status;
+
+/// The demo's patience.
+const CONVERGE_SECONDS_MAX: u64 = 10;
+
+/// Makes objects so: creates or changes them, all or none
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  canal apply --tenant alpha -f routes.yaml
+  canal apply --tenant alpha -f mesh/ --wait 10     # and wait until every data plane runs it
+  kubectl get httproute -o yaml | canal apply --tenant alpha -f -")]
+pub(crate) struct ApplyArgs {
+    /// YAML file, directory of YAML files, or - for stdin
+    #[arg(short = 'f', long = "file", required = true, value_name = "PATH")]
+    files: Vec<PathBuf>,
+    #[command(flatten)]
+    tenant: tenant::TenantArgs,
+    /// Validate only
+    #[arg(long)]
+    dry_run: bool,
+    /// Wait up to this many seconds until every connected data plane has taken it
+    #[arg(long, value_name = "SECONDS")]
+    wait: Option<u64>,
+    #[command(flatten)]
+    mesh: MeshArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) async fn run(args: ApplyArgs) -> Outcome {
+    let files = files::read(&args.files)?;
+    let mut admin = admin::connect(&args.mesh).await?;
+    let tenant = tenant::decide(&args.tenant, &mut admin).await?;
+    let request = ApplyRequest { tenant, files, dry_run: args.dry_run };
+    let answer = admin.apply(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    show(&args, &answer)?;
+    if !answer.accepted {
+        return Err(Failure::told(Exit::Failed));
+    }
+    match args.wait {
+        Some(seconds) if !args.dry_run => wait(&mut admin, answer.generation, seconds).await,
+        _ => Ok(()),
+    }
+}
+
+fn show(args: &ApplyArgs, answer: &ApplyResponse) -> Outcome {
+    diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
+    let value = json!({
+        "accepted": answer.accepted, "dry_run": args.dry_run, "generation": answer.generation,
+        "changes": diagnostics::changes(&answer.changes), "diagnostics": diagnostics::values(&answer.diagnostics),
+    });
+    output::print(args.output.format, &value, || match answer.accepted {
+        false => vec!["refused: nothing was changed".to_owned()],
+        true => {
+            let suffix = if args.dry_run { " (dry run)" } else { "" };
+            let each = answer.changes.iter().map(|c| format!("{} {}{suffix}", diagnostics::object(c), diagnostics::what(c)));
+            each.chain([format!("generation {}", answer.generation)]).collect()
+        }
+    })
+}
+
+/// Applies one text and waits until every connected data plane runs it; how long that took. For the demo.
+pub(crate) async fn apply_text(admin: &mut Admin, tenant: &str, path: &str, yaml: String) -> Outcome<Duration> {
+    let started = Instant::now();
+    let files = vec![File { path: path.to_owned(), yaml }];
+    let request = ApplyRequest { tenant: tenant.to_owned(), files, dry_run: false };
+    let answer = admin.apply(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    if !answer.accepted {
+        return Err(Failure::failed("apply", diagnostics::lines(&answer.diagnostics).join("\n"), ""));
+    }
+    wait(admin, answer.generation, CONVERGE_SECONDS_MAX).await?;
+    Ok(started.elapsed())
+}
+
+/// Waits until every connected data plane has acknowledged what concerns it.
+async fn wait(admin: &mut Admin, generation: u64, seconds: u64) -> Outcome {
+    let progress = Progress::new();
+    progress.say(&format!("waiting for the data planes to take generation {generation}"));
+    let limit = Duration::from_secs(seconds);
+    match tokio::time::timeout(limit, status::converged(admin, generation)).await {
+        Ok(converged) => converged.map(|_| ()),
+        Err(_) => {
+            let what = format!("not every data plane took generation {generation} in {seconds} s");
+            Err(Failure::new(Exit::Partial, "apply", what, "`canal status` names those that lag and why"))
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! `canal compile`: YAML to data-plane resources without a controller, to check a configuration. No network, no root.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use canal_compiler::{Input, Output, claims, compile, service_keys};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::policy::Document;
+use canal_model::program::Kind;
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::exit::{Exit, Failure, Outcome};
+use crate::files::yaml_files;
+use crate::output::{self, OutputArgs, Table};
+
+/// Compiles YAML offline: checks a configuration, shows what data planes would get
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  canal compile demo/alpha --tenant alpha
+  canal compile /run/canal/worlds/demo/config          # one folder per tenant")]
+pub(crate) struct CompileArgs {
+    /// Directory with one tenant's YAML files, or with a directory per tenant
+    dir: PathBuf,
+    /// Name of the tenant whose files these are [default: the directory's name]
+    #[arg(short, long)]
+    tenant: Option<String>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// One tenant, compiled.
+struct Compiled {
+    tenant: TenantName,
+    output: Output,
+    /// Of reading, then of compiling.
+    diagnostics: Vec<Diagnostic>,
+}
+
+pub(crate) fn run(args: CompileArgs) -> Outcome {
+    let mut next_id = 1;
+    let mut all = Vec::new();
+    for (name, dir) in tenants(&args)? {
+        all.push(compile_tenant(&name, &dir, &mut next_id)?);
+    }
+    let collisions = claims::collisions(all.iter().map(|c| &c.output.claims));
+    let between = collisions.diagnostics.iter().map(|(_, diagnostic)| diagnostic);
+    let diagnostics: Vec<&Diagnostic> = all.iter().flat_map(|c| &c.diagnostics).chain(between).collect();
+    diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
+    output::print(args.output.format, &value(&all, &diagnostics), || table(&all))?;
+    let broken = diagnostics.iter().any(|d| d.severity == Severity::Error);
+    if broken { Err(Failure::told(Exit::Failed)) } else { Ok(()) }
+}
+
+/// Names and directories of the tenants.
+fn tenants(args: &CompileArgs) -> Outcome<Vec<(String, PathBuf)>> {
+    let place = args.dir.display().to_string();
+    let unreadable =
+        |problem: std::io::Error| Failure::new(Exit::Missing, place.clone(), problem.to_string(), "name a directory of YAML files");
+    let named =
+        |dir: &Path| dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_default();
+    if !yaml_files(&args.dir).map_err(unreadable)?.is_empty() {
+        return Ok(vec![(args.tenant.clone().unwrap_or_else(|| named(&args.dir)), args.dir.clone())]);
+    }
+    let mut dirs = Vec::new();
+    for entry in std::fs::read_dir(&args.dir).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.is_dir() {
+            dirs.push((named(&path), path));
+        }
+    }
+    dirs.sort();
+    dirs.retain(|(name, _)| args.tenant.as_ref().is_none_or(|tenant| tenant == name));
+    match dirs.is_empty() {
+        true => Err(Failure::new(Exit::Missing, place, "holds no YAML file and no tenant's directory", "name a directory of YAML files")),
+        false => Ok(dirs),
+    }
+}
+
+fn compile_tenant(name: &str, dir: &Path, next_id: &mut u32) -> Outcome<Compiled> {
+    let tenant = TenantName::new(name).map_err(|problem| Failure::new(Exit::Usage, "--tenant", problem.to_string(), ""))?;
+    let (documents, mut diagnostics) = read(dir)?;
+    let service_ids = ids(&tenant, &documents, next_id)?;
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &service_ids });
+    diagnostics.extend(output.diagnostics.iter().cloned());
+    Ok(Compiled { tenant, output, diagnostics })
+}
+
+fn read(dir: &Path) -> Outcome<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
+    let failed = |path: &Path, problem: std::io::Error| Failure::failed(path.display().to_string(), problem, "");
+    let (mut documents, mut diagnostics) = (Vec::new(), Vec::new());
+    for path in yaml_files(dir).map_err(|problem| failed(dir, problem))? {
+        let text = std::fs::read_to_string(&path).map_err(|problem| failed(&path, problem))?;
+        let parsed = canal_sources::parse(&path.display().to_string(), &text);
+        documents.extend(parsed.documents.into_iter().map(Arc::new));
+        diagnostics.extend(parsed.diagnostics);
+    }
+    Ok((documents, diagnostics))
+}
+
+/// Ids in the order of the services' names: what the controller's store keeps for good, made up here.
+fn ids(tenant: &TenantName, documents: &[Arc<Document>], next: &mut u32) -> Outcome<BTreeMap<ServiceKey, ServiceId>> {
+    let mut ids = BTreeMap::new();
+    for key in service_keys(tenant, documents) {
+        let id = ServiceId::new(*next).map_err(|problem| Failure::failed("compile", problem, "compile fewer services at once"))?;
+        ids.insert(key, id);
+        *next += 1;
+    }
+    Ok(ids)
+}
+
+fn count(compiled: &Compiled, kind: Kind) -> usize {
+    compiled.output.resources.iter().filter(|resource| resource.kind() == kind).count()
+}
+
+fn found(compiled: &Compiled, severity: Severity) -> usize {
+    compiled.diagnostics.iter().filter(|d| d.severity == severity).count()
+}
+
+fn value(all: &[Compiled], diagnostics: &[&Diagnostic]) -> Value {
+    let tenants = all.iter().map(|c| {
+        let names: Vec<Value> = c.output.resources.iter().map(|r| json!({ "kind": format!("{:?}", r.kind()), "name": r.name() })).collect();
+        json!({
+            "tenant": c.tenant.as_str(), "services": count(c, Kind::Service), "workloads": count(c, Kind::Workload),
+            "routes": count(c, Kind::Route), "gateways": count(c, Kind::Gateway), "resources": names,
+            "errors": found(c, Severity::Error), "warnings": found(c, Severity::Warning),
+        })
+    });
+    let texts: Vec<String> = diagnostics.iter().map(ToString::to_string).collect();
+    json!({ "tenants": tenants.collect::<Vec<_>>(), "diagnostics": texts })
+}
+
+fn table(all: &[Compiled]) -> Vec<String> {
+    let mut table = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "ROUTES", "GATEWAYS", "ERRORS", "WARNINGS"]);
+    for c in all {
+        table.row([
+            c.tenant.to_string(),
+            count(c, Kind::Service).to_string(),
+            count(c, Kind::Workload).to_string(),
+            count(c, Kind::Route).to_string(),
+            count(c, Kind::Gateway).to_string(),
+            found(c, Severity::Error).to_string(),
+            found(c, Severity::Warning).to_string(),
+        ]);
+    }
+    table.lines()
+}

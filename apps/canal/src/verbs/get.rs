@@ -1,0 +1,95 @@
+//! `canal get`: objects as the controller holds them, with what the compiler says of them.
+
+use canal_wire::api::{GetRequest, Object};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::admin::{self, MeshArgs};
+use crate::diagnostics;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::{self, Format, OutputArgs, Table};
+use crate::tenant;
+
+/// Shows objects
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  canal get --tenant alpha                            # everything
+  canal get --tenant alpha httproutes -n bookinfo
+  canal get --tenant alpha httproute reviews -n bookinfo -o yaml")]
+pub(crate) struct GetArgs {
+    /// Kind, in any case, singular or plural [default: all]
+    kind: Option<String>,
+    /// Name [default: all]
+    name: Option<String>,
+    /// Namespace [default: all]
+    #[arg(short, long)]
+    namespace: Option<String>,
+    #[command(flatten)]
+    tenant: tenant::TenantArgs,
+    #[command(flatten)]
+    mesh: MeshArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) async fn run(args: GetArgs) -> Outcome {
+    let mut admin = admin::connect(&args.mesh).await?;
+    let tenant = tenant::decide(&args.tenant, &mut admin).await?;
+    let request = GetRequest {
+        tenant,
+        kind: args.kind.clone().unwrap_or_default(),
+        namespace: args.namespace.clone().unwrap_or_default(),
+        name: args.name.clone().unwrap_or_default(),
+    };
+    let answer = admin.get(request).await.map_err(|status| admin::refused(&status))?.into_inner();
+    if let (Some(kind), Some(name), true) = (&args.kind, &args.name, answer.objects.is_empty()) {
+        return Err(Failure::new(Exit::Missing, format!("{kind} {name}"), "does not exist", "`canal get` lists what does"));
+    }
+    if args.output.format == Format::Yaml {
+        // The writer's own text, comments included, rather than a rewriting of it.
+        return output::line(documents(&answer.objects).trim_end());
+    }
+    let value = answer.objects.iter().map(object).collect::<Value>();
+    output::print(args.output.format, &value, || table(&answer.objects))
+}
+
+fn documents(objects: &[Object]) -> String {
+    objects.iter().map(|o| format!("---\n{}\n", o.yaml.trim_start_matches("---\n").trim_end())).collect()
+}
+
+fn object(o: &Object) -> Value {
+    let parsed: Value = serde_saphyr::from_str(&o.yaml).unwrap_or_else(|_| Value::from(o.yaml.as_str()));
+    json!({
+        "apiVersion": o.api_version, "kind": o.kind, "namespace": o.namespace, "name": o.name, "origin": o.origin,
+        "object": parsed, "diagnostics": diagnostics::values(&o.diagnostics),
+    })
+}
+
+fn table(objects: &[Object]) -> Vec<String> {
+    let mut table = Table::new(&["KIND", "NAMESPACE", "NAME", "ORIGIN", "STATE"]);
+    for o in objects {
+        table.row([o.kind.clone(), o.namespace.clone(), o.name.clone(), o.origin.clone(), state(o)]);
+    }
+    let all = objects.iter().flat_map(|o| diagnostics::lines(&o.diagnostics));
+    table.lines().into_iter().chain(all).collect()
+}
+
+fn state(object: &Object) -> String {
+    match (object.diagnostics.len(), diagnostics::any_error(&object.diagnostics)) {
+        (0, _) => "ok".to_owned(),
+        (_, true) => "broken".to_owned(),
+        (_, false) => "warned".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn yaml_is_one_stream_of_documents() {
+        let object = |yaml: &str| Object { yaml: yaml.into(), ..Object::default() };
+        let text = documents(&[object("---\nkind: A\n"), object("kind: B")]);
+        assert_eq!(text, "---\nkind: A\n---\nkind: B\n");
+    }
+}

@@ -1,0 +1,176 @@
+//! `canal status`: who is connected, which generation each data plane runs, what each tenant has.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use canal_wire::api::{StatusRequest, StatusResponse, Subscriber};
+use clap::Args;
+use serde_json::{Value, json};
+
+use crate::admin::{self, Admin, MeshArgs};
+use crate::diagnostics;
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::{self, OutputArgs, Table, size, span};
+
+/// How often a waiting verb asks.
+const POLL: Duration = Duration::from_millis(50);
+
+/// Shows data planes, generations and tenants
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  canal status
+  canal status --check              # exit code 4 unless all data planes are connected and up to date
+  canal status -o json | jq '.data_planes[] | select(.converged | not)'")]
+pub(crate) struct StatusArgs {
+    /// End with exit code 4 unless every data plane is connected and runs the newest generation that concerns it
+    #[arg(long)]
+    check: bool,
+    #[command(flatten)]
+    mesh: MeshArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+pub(crate) async fn run(args: StatusArgs) -> Outcome {
+    let mut admin = admin::connect(&args.mesh).await?;
+    let status = fetch(&mut admin).await?;
+    let now_ms = now_ms();
+    output::print(args.output.format, &value(&status), || lines(&status, now_ms))?;
+    if args.check && !decide_converged(&status, 0, true) {
+        return Err(Failure::new(Exit::Partial, "status", "not every data plane is connected and up to date", ""));
+    }
+    Ok(())
+}
+
+/// Asks the controller.
+pub(crate) async fn fetch(admin: &mut Admin) -> Outcome<StatusResponse> {
+    Ok(admin.status(StatusRequest {}).await.map_err(|status| admin::refused(&status))?.into_inner())
+}
+
+/// Resolves when every connected data plane runs what concerns it of `generation`; the last answer.
+pub(crate) async fn converged(admin: &mut Admin, generation: u64) -> Outcome<StatusResponse> {
+    loop {
+        let status = fetch(admin).await?;
+        if decide_converged(&status, generation, false) {
+            return Ok(status);
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// Whether all (or all connected) data planes are up to date, at `generation` or later.
+fn decide_converged(status: &StatusResponse, generation: u64, all: bool) -> bool {
+    let good = |s: &Subscriber| is_current(s) && (s.connected || !all);
+    status.generation >= generation && status.subscribers.iter().filter(|s| s.connected || all).all(good)
+}
+
+fn is_current(subscriber: &Subscriber) -> bool {
+    subscriber.generation_acked >= subscriber.generation_wanted && subscriber.nack.is_empty()
+}
+
+fn now_ms() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The answer as JSON.
+pub(crate) fn value(status: &StatusResponse) -> Value {
+    let planes: Vec<Value> = status.subscribers.iter().map(plane).collect();
+    let tenants = status.tenants.iter().map(|t| {
+        json!({
+            "tenant": t.tenant, "services": t.services, "workloads": t.workloads, "workloads_ready": t.workloads_ready,
+            "routes": t.routes, "errors": t.errors, "warnings": t.warnings,
+        })
+    });
+    json!({
+        "generation": status.generation, "version": status.version, "converged": decide_converged(status, 0, true),
+        "data_planes": planes, "tenants": tenants.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&status.diagnostics),
+    })
+}
+
+fn plane(s: &Subscriber) -> Value {
+    json!({
+        "kind": s.kind, "name": s.name, "tenant": s.tenant, "az": s.az, "connected": s.connected, "converged": is_current(s),
+        "generation_wanted": s.generation_wanted, "generation_sent": s.generation_sent, "generation_acked": s.generation_acked,
+        "nack": s.nack, "resources": s.resources, "bytes_sent": s.bytes_sent, "responses_sent": s.responses_sent,
+        "nacks": s.nacks, "reconnects": s.reconnects, "last_seen_ms": s.last_seen_ms, "version": s.version,
+    })
+}
+
+/// The answer as tables.
+pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
+    let mut lines = vec![format!("controller {}, generation {}", status.version, status.generation), String::new()];
+    let mut planes = Table::new(&["KIND", "NAME", "AZ", "TENANT", "STATE", "GENERATION", "RESOURCES", "SENT", "SEEN", "REFUSAL"]);
+    for s in &status.subscribers {
+        planes.row([
+            s.kind.clone(),
+            s.name.clone(),
+            s.az.clone(),
+            if s.tenant.is_empty() { "all".to_owned() } else { s.tenant.clone() },
+            if s.connected { "connected" } else { "away" }.to_owned(),
+            generation(s),
+            s.resources.to_string(),
+            size(s.bytes_sent),
+            format!("{} ago", span(now_ms.saturating_sub(s.last_seen_ms))),
+            s.nack.clone(),
+        ]);
+    }
+    lines.extend(planes.lines());
+    lines.push(String::new());
+    let mut tenants = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "READY", "ROUTES", "ERRORS", "WARNINGS"]);
+    for t in &status.tenants {
+        let count = |n: u64| n.to_string();
+        tenants.row([
+            t.tenant.clone(),
+            count(t.services),
+            count(t.workloads),
+            count(t.workloads_ready),
+            count(t.routes),
+            count(t.errors),
+            count(t.warnings),
+        ]);
+    }
+    lines.extend(tenants.lines());
+    if !status.diagnostics.is_empty() {
+        lines.push(String::new());
+        lines.extend(diagnostics::lines(&status.diagnostics));
+    }
+    lines
+}
+
+/// `7`, or `5 of 7` where the data plane lags.
+fn generation(s: &Subscriber) -> String {
+    match is_current(s) {
+        true => s.generation_acked.to_string(),
+        false => format!("{} of {}", s.generation_acked, s.generation_wanted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn subscriber(connected: bool, wanted: u64, acked: u64, nack: &str) -> Subscriber {
+        Subscriber { connected, generation_wanted: wanted, generation_acked: acked, nack: nack.into(), ..Subscriber::default() }
+    }
+
+    #[test]
+    fn convergence_needs_everyone_who_matters() {
+        for (name, subscribers, generation, all, want) in [
+            ("up to date", vec![subscriber(true, 5, 5, "")], 5, true, true),
+            ("one lags", vec![subscriber(true, 5, 5, ""), subscriber(true, 5, 4, "")], 5, true, false),
+            ("one refused", vec![subscriber(true, 5, 5, "bad")], 5, true, false),
+            ("one is away", vec![subscriber(true, 5, 5, ""), subscriber(false, 5, 3, "")], 5, true, false),
+            ("one is away, only connected ones count", vec![subscriber(true, 5, 5, ""), subscriber(false, 5, 3, "")], 5, false, true),
+            ("the controller itself is behind", vec![subscriber(true, 5, 5, "")], 6, false, false),
+        ] {
+            let status = StatusResponse { generation: 5, subscribers, ..StatusResponse::default() };
+            assert_eq!(decide_converged(&status, generation, all), want, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_lagging_data_plane_shows_both_generations() {
+        assert_eq!(generation(&subscriber(true, 7, 5, "")), "5 of 7");
+        assert_eq!(generation(&subscriber(true, 7, 7, "")), "7");
+    }
+}

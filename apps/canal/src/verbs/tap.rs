@@ -1,0 +1,183 @@
+//! `canal tap`: live requests through the gateways, filtered at the gateways, merged here.
+
+use clap::Args;
+use futures::StreamExt;
+use futures::stream::{self, BoxStream};
+use http_body_util::{BodyExt, BodyStream};
+use serde_json::Value;
+
+use crate::admin::MeshArgs;
+use crate::dataplane::{self, ADMIN_PORT};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::{self, Format};
+use crate::realm::{Kind, Realm};
+
+/// Longest line taken from a gateway.
+const LINE_BYTES_MAX: usize = 1 << 20;
+
+/// Shows live requests through the gateways
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  canal tap
+  canal tap --tenant alpha --service bookinfo/reviews --status 5xx
+  canal tap --path /productpage --limit 100 -o json | jq .duration_ms")]
+pub(crate) struct TapArgs {
+    /// Only requests of this tenant
+    #[arg(short, long, env = "CANAL_TENANT")]
+    tenant: Option<String>,
+    /// Only requests to this service: NAMESPACE/NAME
+    #[arg(short, long)]
+    service: Option<String>,
+    /// Only paths that begin so
+    #[arg(short, long)]
+    path: Option<String>,
+    /// Only this status, or class of statuses: 503, 5xx
+    #[arg(long)]
+    status: Option<String>,
+    /// Only through these gateway replicas [default: all]
+    #[arg(short, long)]
+    gateway: Vec<String>,
+    /// Stop after this many requests
+    #[arg(short = 'n', long, value_name = "REQUESTS")]
+    limit: Option<u64>,
+    /// How to print each request; json is one object per line
+    #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT")]
+    format: Format,
+    #[command(flatten)]
+    mesh: MeshArgs,
+}
+
+/// A line, or why there are no more from one gateway.
+type Lines = BoxStream<'static, Result<String, Failure>>;
+
+pub(crate) async fn run(args: TapArgs) -> Outcome {
+    let realm = Realm::open(args.mesh.world.as_deref())?;
+    let gateways = if args.gateway.is_empty() { realm.names_of(Kind::Gateway)? } else { args.gateway.clone() };
+    if gateways.is_empty() {
+        return Err(Failure::new(Exit::Missing, format!("world {}", realm.name()), "has no gateway", "add one to its topology"));
+    }
+    let target = format!("/tap{}", query(&args));
+    let mut all = stream::SelectAll::new();
+    for gateway in &gateways {
+        all.push(lines(&realm, gateway, &target).await?);
+    }
+    let mut left = args.limit.unwrap_or(u64::MAX);
+    let mut failures = Vec::new();
+    while left > 0 {
+        match all.next().await {
+            Some(Ok(line)) => {
+                output::line(&show(&line, args.format)?)?;
+                left -= 1;
+            }
+            Some(Err(failure)) => {
+                eprintln!("canal: {failure}");
+                failures.push(failure);
+            }
+            None => break,
+        }
+    }
+    match failures.len() {
+        0 => Ok(()),
+        n if n == gateways.len() => Err(Failure::told(Exit::Unreachable)),
+        _ => Err(Failure::told(Exit::Partial)),
+    }
+}
+
+fn query(args: &TapArgs) -> String {
+    let filters = [("tenant", &args.tenant), ("service", &args.service), ("path", &args.path), ("status", &args.status)];
+    let pairs = filters.into_iter().filter_map(|(name, value)| value.as_ref().map(|value| format!("{name}={}", encode(value))));
+    let text = pairs.collect::<Vec<_>>().join("&");
+    if text.is_empty() { text } else { format!("?{text}") }
+}
+
+/// Percent-encodes all but unreserved characters and '/' (RFC 3986 §2.3).
+fn encode(text: &str) -> String {
+    let keep = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
+    text.bytes().map(|byte| if keep(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
+}
+
+async fn lines(realm: &Realm, gateway: &str, target: &str) -> Outcome<Lines> {
+    let response = dataplane::stream(realm, gateway, ADMIN_PORT, target).await?;
+    let body = BodyStream::new(response.into_body().map_err(|problem| problem.to_string()));
+    let place = gateway.to_owned();
+    let cut = stream::unfold((body, Vec::new(), place), |(mut body, mut held, place)| async move {
+        loop {
+            if let Some(end) = held.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = held.drain(..=end).collect();
+                return Some((Ok(String::from_utf8_lossy(&line).trim_end().to_owned()), (body, held, place)));
+            }
+            let problem = match body.next().await? {
+                Ok(frame) => {
+                    held.extend_from_slice(&frame.into_data().unwrap_or_default());
+                    (held.len() > LINE_BYTES_MAX).then(|| format!("a line is longer than {LINE_BYTES_MAX} bytes"))
+                }
+                Err(problem) => Some(problem),
+            };
+            if let Some(problem) = problem {
+                held.clear();
+                let failure = Failure::new(Exit::Unreachable, format!("tap at {place}"), problem, "");
+                return Some((Err(failure), (body, held, place)));
+            }
+        }
+    });
+    Ok(cut.boxed())
+}
+
+fn show(line: &str, format: Format) -> Outcome<String> {
+    let value: Value = serde_json::from_str(line).unwrap_or_else(|_| Value::from(line));
+    match format {
+        Format::Json => Ok(value.to_string()),
+        Format::Yaml => Ok(format!("---\n{}", output::yaml(&value)?.trim_end())),
+        Format::Table => Ok(columns(&value)),
+    }
+}
+
+/// One request on one line; fields that a gateway does not tell are shown as '-'.
+fn columns(request: &Value) -> String {
+    let text = |names: &[&str]| {
+        let found = names.iter().map(|name| &request[*name]).find(|value| !value.is_null());
+        match found {
+            Some(Value::String(text)) => text.clone(),
+            Some(other) => other.to_string(),
+            None => "-".to_owned(),
+        }
+    };
+    format!(
+        "{}  {:8} {:24} {:3} {:>8} ms  {} {}  {} -> {}",
+        text(&["time"]),
+        text(&["tenant"]),
+        text(&["service"]),
+        text(&["status"]),
+        text(&["duration_ms"]),
+        text(&["method"]),
+        text(&["path"]),
+        text(&["source"]),
+        text(&["upstream"]),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_become_an_encoded_query() {
+        let args = TapArgs {
+            tenant: Some("alpha".into()),
+            service: Some("bookinfo/reviews".into()),
+            path: Some("/a b?c".into()),
+            status: None,
+            gateway: vec![],
+            limit: None,
+            format: Format::Table,
+            mesh: MeshArgs::default(),
+        };
+        assert_eq!(query(&args), "?tenant=alpha&service=bookinfo/reviews&path=/a%20b%3Fc");
+    }
+
+    #[test]
+    fn a_line_that_is_no_json_is_shown_as_it_is() {
+        assert_eq!(show("oops", Format::Json).unwrap(), "\"oops\"");
+        assert!(columns(&serde_json::json!({ "tenant": "alpha", "status": 200 })).contains("alpha"));
+    }
+}

@@ -1,0 +1,251 @@
+//! The live view of a world: what runs, who is connected, which generations, how many requests. [`Observer`] looks, pure functions
+//! make lines of it, [`Canvas`] draws them.
+
+use std::collections::BTreeMap;
+use std::io::{Stdout, Write};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use canal_wire::api::StatusResponse;
+use canal_world::Host;
+use crossterm::terminal::{self, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
+use crossterm::{cursor, execute, queue, style};
+
+use crate::admin::{self, Admin};
+use crate::dataplane::{self, METRICS_PORT};
+use crate::exit::Outcome;
+use crate::metrics::{self, Sample};
+use crate::output::{Table, size};
+use crate::realm::{self, Kind, Realm};
+use crate::verbs::status;
+
+/// A look at one world at one time.
+struct Look {
+    at: Instant,
+    hosts: Vec<Host>,
+    /// `Err` holds why the controller could not be asked.
+    status: Result<StatusResponse, String>,
+    /// Total requests by `tenant service code class`, over all gateways.
+    requests: BTreeMap<String, f64>,
+    /// CPU time of the mesh's own processes.
+    cpu: BTreeMap<String, Duration>,
+}
+
+/// Looks at a world again and again; keeps the last look, for rates.
+pub(crate) struct Observer {
+    realm: Arc<Realm>,
+    admin: Option<Admin>,
+    last: Option<Look>,
+}
+
+impl Observer {
+    pub(crate) fn new(realm: Arc<Realm>) -> Self {
+        Self { realm, admin: None, last: None }
+    }
+
+    /// The lines of the view now.
+    pub(crate) async fn look(&mut self) -> Outcome<Vec<String>> {
+        let look = self.observe().await?;
+        let lines = lines(self.realm.name(), &look, self.last.as_ref());
+        self.last = Some(look);
+        Ok(lines)
+    }
+
+    /// One line per host and data plane, without anything that always changes.
+    pub(crate) async fn states(&mut self) -> Outcome<Vec<String>> {
+        let look = self.observe().await?;
+        let hosts = look.hosts.iter().filter(|h| h.seat.job.is_some()).map(|h| format!("{}: {}", h.seat.name, realm::phase(&h.pulse)));
+        let planes = look.status.iter().flat_map(|s| &s.subscribers).map(|s| {
+            let state = if s.connected { "connected" } else { "away" };
+            format!("{} {}, generation {} of {}", s.name, state, s.generation_acked, s.generation_wanted)
+        });
+        Ok(hosts.chain(planes).collect())
+    }
+
+    async fn observe(&mut self) -> Outcome<Look> {
+        let hosts = self.realm.hosts()?;
+        let status = self.status().await;
+        let mut requests = BTreeMap::new();
+        for gateway in self.realm.names_of(Kind::Gateway)? {
+            // A replica that is down has nothing to tell; the list of processes shows that it is.
+            if let Ok(text) = dataplane::get(&self.realm, &gateway, METRICS_PORT, "/metrics").await {
+                count_requests(&mut requests, &metrics::parse(&String::from_utf8_lossy(&text)));
+            }
+        }
+        let mesh = hosts.iter().filter(|host| is_mesh(host));
+        let cpu = mesh.filter_map(|host| Some((host.seat.name.clone(), self.realm.cpu(&host.seat.name).ok()?.total()))).collect();
+        Ok(Look { at: Instant::now(), hosts, status, requests, cpu })
+    }
+
+    async fn status(&mut self) -> Result<StatusResponse, String> {
+        if self.admin.is_none() {
+            self.admin = Some(admin::connect_in(self.realm.clone()).await.map_err(|failure| failure.what)?);
+        }
+        let Some(admin) = &mut self.admin else { return Err("not connected".to_owned()) };
+        let answer = status::fetch(admin).await;
+        if answer.is_err() {
+            self.admin = None;
+        }
+        answer.map_err(|failure| failure.what)
+    }
+}
+
+fn is_mesh(host: &Host) -> bool {
+    matches!(host.seat.kind.as_str(), "controller" | "gateway" | "node" | "keyServer")
+}
+
+fn count_requests(counts: &mut BTreeMap<String, f64>, samples: &[Sample]) {
+    let label = |sample: &Sample, name: &str| sample.labels.get(name).cloned().unwrap_or_else(|| "-".to_owned());
+    for sample in samples.iter().filter(|s| s.name == "istio_requests_total") {
+        let class = label(sample, "response_code").chars().take(1).collect::<String>() + "xx";
+        let key = format!("{}\t{}\t{class}", label(sample, "destination_service"), label(sample, "tenant"));
+        *counts.entry(key).or_default() += sample.value;
+    }
+}
+
+/// The whole view.
+fn lines(world: &str, look: &Look, last: Option<&Look>) -> Vec<String> {
+    let ready = look.hosts.iter().filter(|h| h.seat.job.is_some() && h.pulse.ready).count();
+    let all = look.hosts.iter().filter(|h| h.seat.job.is_some()).count();
+    let mut lines = vec![format!("world {world}: {ready} of {all} processes ready    ctrl-c takes it down"), String::new()];
+    lines.extend(mesh_lines(look, last));
+    lines.push(String::new());
+    lines.extend(request_lines(look, last));
+    let troubled: Vec<String> = look
+        .hosts
+        .iter()
+        .filter(|h| h.seat.job.is_some() && !h.pulse.ready)
+        .map(|h| format!("{}: {}", h.seat.name, realm::phase(&h.pulse)))
+        .collect();
+    if !troubled.is_empty() {
+        lines.extend([String::new(), "NOT READY".to_owned()]);
+        lines.extend(troubled);
+    }
+    lines
+}
+
+/// The mesh's own processes with their place in the control plane.
+fn mesh_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
+    let mut table = Table::new(&["PROCESS", "KIND", "AZ", "STATE", "CPU", "RESTARTS", "CONTROLLER", "GENERATION", "SENT"]);
+    for host in look.hosts.iter().filter(|host| is_mesh(host)) {
+        let name = &host.seat.name;
+        let subscriber = look.status.as_ref().ok().and_then(|s| s.subscribers.iter().find(|s| s.name == *name));
+        let (link, generation, sent) = match subscriber {
+            Some(s) => (
+                if s.connected { "connected" } else { "away" }.to_owned(),
+                format!("{} of {}", s.generation_acked, s.generation_wanted),
+                size(s.bytes_sent),
+            ),
+            None if host.seat.kind == "controller" => match &look.status {
+                Ok(status) => ("is it".to_owned(), status.generation.to_string(), String::new()),
+                Err(problem) => (problem.clone(), String::new(), String::new()),
+            },
+            None => ("-".to_owned(), String::new(), String::new()),
+        };
+        let cpu = busy(look, last, name).map_or_else(|| "-".to_owned(), |share| format!("{share:.0} %"));
+        table.row([
+            name.clone(),
+            host.seat.kind.clone(),
+            host.seat.az.clone(),
+            realm::phase(&host.pulse),
+            cpu,
+            host.pulse.restarts.to_string(),
+            link,
+            generation,
+            sent,
+        ]);
+    }
+    table.lines()
+}
+
+/// CPU use since the last look, in percent of one core.
+fn busy(look: &Look, last: Option<&Look>, host: &str) -> Option<f64> {
+    let last = last?;
+    let used = look.cpu.get(host)?.checked_sub(*last.cpu.get(host)?)?;
+    Some(100.0 * used.as_secs_f64() / look.at.duration_since(last.at).as_secs_f64().max(1e-3))
+}
+
+/// Requests per second by service and class of status.
+fn request_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
+    let mut table = Table::new(&["SERVICE", "STATUS", "REQUESTS", "PER SECOND"]);
+    for (key, total) in &look.requests {
+        let mut parts = key.split('\t');
+        let (service, class) = (parts.next().unwrap_or_default(), parts.next_back().unwrap_or_default());
+        let rate = last.map(|last| {
+            let before = last.requests.get(key).copied().unwrap_or(0.0);
+            (total - before).max(0.0) / look.at.duration_since(last.at).as_secs_f64().max(1e-3)
+        });
+        let rate = rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
+        table.row([service.to_owned(), class.to_owned(), format!("{total:.0}"), rate]);
+    }
+    match look.requests.is_empty() {
+        true => vec![
+            "no requests through the gateways yet; try".to_owned(),
+            "  canal world exec alpha/bookinfo/client-0 -- curl -s http://productpage:9080/".to_owned(),
+        ],
+        false => table.lines(),
+    }
+}
+
+/// The terminal's other screen; the first one comes back when this is dropped.
+pub(crate) struct Canvas {
+    out: Stdout,
+}
+
+impl Canvas {
+    pub(crate) fn open() -> std::io::Result<Self> {
+        let mut out = std::io::stdout();
+        execute!(out, EnterAlternateScreen, cursor::Hide)?;
+        Ok(Self { out })
+    }
+
+    /// Draws lines from the top, cut to the terminal's size.
+    pub(crate) fn draw(&mut self, lines: &[String]) -> std::io::Result<()> {
+        let (width, height) = terminal::size()?;
+        for (row, line) in (0..height).zip(lines.iter().map(String::as_str).chain(std::iter::repeat(""))) {
+            let line: String = line.chars().take(usize::from(width)).collect();
+            queue!(self.out, cursor::MoveTo(0, row), terminal::Clear(ClearType::CurrentLine), style::Print(line))?;
+        }
+        self.out.flush()
+    }
+}
+
+impl Drop for Canvas {
+    fn drop(&mut self) {
+        // A terminal that is gone needs no restoring.
+        let _ = execute!(self.out, cursor::Show, LeaveAlternateScreen);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn look(at: Instant, requests: f64, cpu_ms: u64) -> Look {
+        Look {
+            at,
+            hosts: vec![],
+            status: Err("down".into()),
+            requests: [("reviews.bookinfo\t-\t2xx".to_owned(), requests)].into(),
+            cpu: [("gw-1".to_owned(), Duration::from_millis(cpu_ms))].into(),
+        }
+    }
+
+    #[test]
+    fn rates_are_differences_over_time() {
+        let start = Instant::now();
+        let (first, second) = (look(start, 100.0, 500), look(start + Duration::from_secs(2), 300.0, 1_000));
+        assert_eq!(busy(&second, Some(&first), "gw-1").map(f64::round), Some(25.0));
+        assert_eq!(busy(&second, None, "gw-1"), None);
+        let lines = request_lines(&second, Some(&first));
+        assert!(lines[1].contains("reviews.bookinfo") && lines[1].ends_with("100.0"), "{lines:?}");
+    }
+
+    #[test]
+    fn requests_are_counted_by_service_and_class() {
+        let text = "istio_requests_total{destination_service=\"a\",response_code=\"200\"} 3\nistio_requests_total{destination_service=\"a\",response_code=\"204\"} 4\nother 1\n";
+        let mut counts = BTreeMap::new();
+        count_requests(&mut counts, &metrics::parse(text));
+        assert_eq!(counts.values().copied().collect::<Vec<_>>(), [7.0]);
+    }
+}
