@@ -99,11 +99,8 @@ async fn digest(request: Request<Incoming>) -> Result<Answer, String> {
 }
 
 fn mirror<B>(pod: &Pod, request: &Request<B>, peer: SocketAddr) -> Value {
-    let headers: Vec<Value> = request
-        .headers()
-        .iter()
-        .map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())]))
-        .collect();
+    let headers: Vec<Value> =
+        request.headers().iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect();
     json!({
         "service": pod.service, "version": pod.version, "pod": pod.name, "method": request.method().as_str(),
         "uri": request.uri().to_string(), "http": format!("{:?}", request.version()),

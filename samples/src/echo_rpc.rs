@@ -10,8 +10,8 @@ use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_stream::StreamExt;
+use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::{Code, Response, Status, Streaming};
 
@@ -45,8 +45,7 @@ impl EchoService {
         if request.uri().path() == "/health" {
             return answer::json(StatusCode::OK, &serde_json::json!({ "status": "ok", "pod": self.pod.name }));
         }
-        let mut server =
-            EchoServer::new(self).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
+        let mut server = EchoServer::new(self).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX);
         match tonic::codegen::Service::call(&mut server, request).await {
             Ok(response) => response.map(answer::boxed),
             Err(never) => match never {},

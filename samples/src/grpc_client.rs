@@ -167,9 +167,9 @@ fn request<T>(args: &GrpcClientArgs, message: T) -> Result<Request<T>, Status> {
     let mut request = Request::new(message);
     request.set_timeout(Duration::from_millis(args.timeout_ms));
     for pair in &args.metadata {
-        let parts = pair.split_once('=').and_then(|(name, value)| {
-            Some((MetadataKey::from_bytes(name.as_bytes()).ok()?, MetadataValue::try_from(value).ok()?))
-        });
+        let parts = pair
+            .split_once('=')
+            .and_then(|(name, value)| Some((MetadataKey::from_bytes(name.as_bytes()).ok()?, MetadataValue::try_from(value).ok()?)));
         let (name, value) = parts.ok_or_else(|| Status::invalid_argument(format!("--metadata {pair:?}: write it as name=value")))?;
         request.metadata_mut().insert(name, value);
     }

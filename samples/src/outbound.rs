@@ -49,8 +49,7 @@ impl Upstream {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(CALL_TIMEOUT));
-        let client =
-            Client::builder(TokioExecutor::new()).pool_idle_timeout(POOL_IDLE).retry_canceled_requests(false).build(connector);
+        let client = Client::builder(TokioExecutor::new()).pool_idle_timeout(POOL_IDLE).retry_canceled_requests(false).build(connector);
         Ok(Self { base, host, client })
     }
 

@@ -84,9 +84,7 @@ async fn connect(args: &WsClientArgs) -> anyhow::Result<(WebSocketStream<TcpStre
 }
 
 async fn within<F: Future>(args: &WsClientArgs, work: F) -> anyhow::Result<F::Output> {
-    tokio::time::timeout(Duration::from_millis(args.timeout_ms), work)
-        .await
-        .with_context(|| format!("no answer in {} ms", args.timeout_ms))
+    tokio::time::timeout(Duration::from_millis(args.timeout_ms), work).await.with_context(|| format!("no answer in {} ms", args.timeout_ms))
 }
 
 /// Text and binary in turn: both kinds must keep their kind.

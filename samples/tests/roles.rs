@@ -175,9 +175,8 @@ async fn blobs_are_byte_exact_in_every_framing() {
         for mode in ["get", "put", "echo"] {
             for framing in ["length", "chunked", "trailers"] {
                 for size in [0, 1, 3_000_001] {
-                    let line = format!(
-                        "http://127.0.0.1:{port} --protocol {protocol} --mode {mode} --framing {framing} --size {size} --seed 9"
-                    );
+                    let line =
+                        format!("http://127.0.0.1:{port} --protocol {protocol} --mode {mode} --framing {framing} --size {size} --seed 9");
                     check(&line, blob_client::run(&args(&line)).await);
                 }
             }

@@ -33,10 +33,8 @@ impl ProductPage {
             "/" | "/productpage" => {}
             path => return unknown(&self.pod, path),
         }
-        let (details, reviews) = tokio::join!(
-            self.details.get("/details/0", request.headers()),
-            self.reviews.get("/reviews/0", request.headers())
-        );
+        let (details, reviews) =
+            tokio::join!(self.details.get("/details/0", request.headers()), self.reviews.get("/reviews/0", request.headers()));
         match (accepted(details), accepted(reviews)) {
             (Ok(details), Ok(reviews)) => self.page(wants_html(request.headers()), &details, &reviews),
             (details, reviews) => {

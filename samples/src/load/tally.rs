@@ -92,7 +92,11 @@ impl Tally {
         let at = self.started.elapsed();
         let failed = outcome.failure.is_some();
         if let Some(second) = self.second(at) {
-            if failed { second.failed += 1 } else { second.ok += 1 }
+            if failed {
+                second.failed += 1
+            } else {
+                second.ok += 1
+            }
             if let Some(name) = &outcome.served_by {
                 add(&mut second.served_by, name.clone(), 1);
             }
@@ -140,9 +144,7 @@ impl Tally {
     pub fn merge(&mut self, other: Self) {
         self.ok += other.ok;
         self.latency.merge(&other.latency);
-        for (mine, theirs) in
-            [(&mut self.failed, other.failed), (&mut self.served_by, other.served_by), (&mut self.pods, other.pods)]
-        {
+        for (mine, theirs) in [(&mut self.failed, other.failed), (&mut self.served_by, other.served_by), (&mut self.pods, other.pods)] {
             theirs.into_iter().for_each(|(name, n)| add(mine, name, n));
         }
         self.examples.extend(other.examples);
