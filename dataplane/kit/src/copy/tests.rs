@@ -1,1 +1,96 @@
 //! Copies between TCP connections on loopback.
+
+use std::io::ErrorKind;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::metrics::{Family, Registry};
+
+async fn pair() -> (TcpStream, TcpStream) {
+    let l = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (a, b) = tokio::join!(TcpStream::connect(l.local_addr().unwrap()), l.accept());
+    (a.unwrap(), b.unwrap().0)
+}
+
+#[test]
+fn buffers_grow_with_what_was_moved() {
+    for (moved, size) in
+        [(0, 1 << 10), ((128 << 10) - 1, 1 << 10), (128 << 10, 16 << 10), ((10 << 20) - 1, 16 << 10), (10 << 20, 256 << 10)]
+    {
+        assert_eq!(buffer_size(moved), size, "{moved}");
+    }
+}
+
+#[tokio::test]
+async fn both_directions_are_exact_counted_and_end_separately() {
+    let ((mut client, near), (far, mut server)) = (pair().await, pair().await);
+    let (r, total) = (Registry::new(), 20 << 20);
+    let family = r.counters(Family::new("bytes_total", "Bytes.", &["way"]));
+    let shard = r.shard();
+    let meter = Meter::with(shard.counter(&family, &["there"]), shard.counter(&family, &["back"]));
+    let copying = async {
+        let (mut near, mut far) = (Prefixed { prefix: Bytes::from_static(b"first "), leg: near }, far);
+        both(&mut near, &mut far, &meter, None).await
+    };
+    let client = async {
+        let body: Vec<u8> = (0..total).map(|i| (i % 251) as u8).collect();
+        client.write_all(&body).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let server = async {
+        let mut all = Vec::new();
+        server.read_to_end(&mut all).await.unwrap();
+        assert!(all.starts_with(b"first "));
+        assert!(all[6..].iter().enumerate().all(|(i, b)| *b == (i % 251) as u8));
+        server.write_all(b"thanks").await.unwrap();
+        server.shutdown().await.unwrap();
+        all.len()
+    };
+    let (end, answer, n) = tokio::join!(copying, client, server);
+    assert!(matches!(end, End::Complete));
+    assert_eq!((answer.as_str(), n), ("thanks", total + 6));
+    assert_eq!((meter.a_to_b(), meter.b_to_a()), (total as u64 + 6, 6));
+    assert!(r.render().contains(&format!("bytes_total{{way=\"there\"}} {}", total + 6)));
+}
+
+#[tokio::test]
+async fn resets_pass_from_either_side() {
+    for from_a in [true, false] {
+        let ((client, mut near), (mut far, server)) = (pair().await, pair().await);
+        let (broken, mut other) = if from_a { (client, server) } else { (server, client) };
+        sys_reset(broken);
+        let end = both(&mut near, &mut far, &Meter::default(), None).await;
+        let side = if from_a { Side::A } else { Side::B };
+        assert!(matches!(end, End::Broken { side: s, .. } if s == side), "{end:?}");
+        drop((near, far));
+        assert_eq!(other.read_u8().await.unwrap_err().kind(), ErrorKind::ConnectionReset);
+    }
+}
+
+fn sys_reset(tcp: TcpStream) {
+    crate::sys::reset_on_close(&tcp);
+    drop(tcp);
+}
+
+#[tokio::test]
+async fn a_slow_reader_holds_the_writer() {
+    let ((mut client, mut near), (mut far, server)) = (pair().await, pair().await);
+    let meter = Meter::default();
+    let copying = both(&mut near, &mut far, &meter, None);
+    let writing = async {
+        let (mut sent, piece) = (0usize, vec![0; 64 << 10]);
+        while let Ok(n) = tokio::time::timeout(Duration::from_millis(300), client.write(&piece)).await {
+            sent += n.unwrap();
+        }
+        sent
+    };
+    let sent = tokio::select! { _ = copying => unreachable!("nobody ended"), sent = writing => sent };
+    // Socket buffers of two connections and one chunk; the kernel's autotuning stops at some 6 MiB each.
+    assert!(sent < 32 << 20, "{sent}");
+    drop(server);
+}

@@ -1,1 +1,6 @@
-//! Client and server against each other on loopback.
+//! Client and server against each other, and each against a raw peer, on loopback.
+
+mod limits;
+mod raw;
+mod rig;
+mod transfer;

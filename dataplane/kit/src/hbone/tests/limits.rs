@@ -1,0 +1,301 @@
+//! Pool limits, crowds, GOAWAY, PING, idleness, refusals: everything that ends or multiplies connections.
+
+use std::rc::Rc;
+
+use futures::future::join_all;
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::rig::{BOB, Rig, authority, echo, hold, ms, run, until};
+use crate::drain;
+use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig};
+use crate::testing::{TestCa, identity};
+use crate::tls::{ClientIdentity, ServerIdentity};
+
+#[test]
+fn a_crowd_waits_for_one_handshake() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let opened = join_all((0..80).map(|_| rig.open())).await;
+        assert!(opened.iter().all(|o| o.as_ref().is_ok_and(|o| !o.reused)));
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+        assert_eq!(rig.pool.size(), (1, 80));
+        drop(opened);
+        assert_eq!(rig.pool.size(), (1, 0));
+        assert!(rig.open().await.unwrap().reused);
+    });
+}
+
+#[test]
+fn the_hundred_and_first_stream_opens_a_second_connection() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let opened = join_all((0..101).map(|_| rig.open())).await;
+        assert!(opened.iter().all(Result::is_ok));
+        assert_eq!(rig.pool.size(), (2, 101));
+    });
+}
+
+#[test]
+fn the_peers_own_limit_counts_too() {
+    run(async {
+        let server = ServerConfig { streams_max: 2, ..ServerConfig::default() };
+        let (rig, _t) = Rig::new(PoolConfig::default(), server, hold).await;
+        let mut opened = Vec::new();
+        for _ in 0..5 {
+            opened.push(rig.open().await.unwrap());
+        }
+        assert_eq!(rig.pool.size(), (3, 5));
+    });
+}
+
+#[test]
+fn a_peer_that_allows_no_stream_is_given_up() {
+    run(async {
+        let server = ServerConfig { streams_max: 0, ..ServerConfig::default() };
+        let config = PoolConfig { answer_timeout: ms(300), ..PoolConfig::default() };
+        let (rig, _t) = Rig::new(config, server, hold).await;
+        // The first stream goes out before the peer's settings are known, and is refused or never sent.
+        for _ in 0..4 {
+            assert!(rig.open().await.is_err());
+        }
+        assert!(rig.metric("canal_hbone_handshakes_total") <= 16);
+    });
+}
+
+#[test]
+fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
+    run(async {
+        let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.target.expected = std::sync::Arc::from([identity("spiffe://alpha.example/ns/shop/sa/carol")]);
+        let opened = join_all((0..10).map(|_| rig.open())).await;
+        for o in &opened {
+            let e = o.as_ref().unwrap_err();
+            assert!(matches!(e, HboneError::Tls { .. }) && e.flag() == "TLS_FAILURE" && e.to_string().contains(BOB), "{e}");
+        }
+        assert_eq!(rig.metric("canal_hbone_handshake_failures_total"), 1);
+        assert_eq!(rig.pool.size(), (0, 0));
+        // Nobody listens there.
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        rig.target.address = free;
+        let e = rig.open().await.unwrap_err();
+        assert!(matches!(e, HboneError::Connect(_)) && e.flag() == "CONNECT", "{e}");
+    });
+}
+
+#[test]
+fn the_first_of_a_crowd_may_leave() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let first = tokio::time::timeout(std::time::Duration::ZERO, rig.open()).await;
+        assert!(first.is_err());
+        assert!(rig.open().await.is_ok());
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+    });
+}
+
+#[test]
+fn a_server_that_refuses_the_clients_certificate_is_named() {
+    run(async {
+        let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
+        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger));
+        let e = rig.open().await.unwrap_err();
+        assert!(matches!(e, HboneError::RefusedByPeer { .. }) && e.flag() == "TLS_FAILURE", "{e:?}");
+        until("the server says why", || !rig.served.borrow().is_empty()).await;
+        let why = rig.served.borrow()[0].clone().unwrap_err();
+        assert!(why.contains("expected an identity of trust domain alpha.example"), "{why}");
+    });
+}
+
+#[test]
+fn only_exactly_200_is_a_tunnel() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), |incoming: Incoming| async move {
+            let status = incoming.headers["want"].to_str().unwrap().parse().unwrap();
+            incoming.refuse(status);
+        })
+        .await;
+        for (status, flag) in [(400, "CONNECT"), (401, "DENY"), (503, "CONNECT"), (201, "CONNECT"), (204, "CONNECT"), (302, "CONNECT")] {
+            let headers = HeaderMap::from_iter([(http::HeaderName::from_static("want"), status.into())]);
+            let e = rig.pool.open(&rig.target, &authority(), headers).await.unwrap_err();
+            assert_eq!((e.status(), e.flag()), (Some(status), flag), "{e}");
+        }
+        assert_eq!(rig.pool.size(), (1, 0));
+    });
+}
+
+#[test]
+fn an_answer_that_never_comes_is_a_timeout() {
+    run(async {
+        let config = PoolConfig { answer_timeout: ms(100), ..PoolConfig::default() };
+        let abandoned = Rc::new(tokio::sync::Notify::new());
+        let seen = abandoned.clone();
+        let (rig, _t) = Rig::new(config, ServerConfig::default(), move |mut incoming: Incoming| {
+            let seen = seen.clone();
+            async move {
+                std::future::poll_fn(|cx| incoming.poll_abandoned(cx)).await;
+                seen.notify_one();
+            }
+        })
+        .await;
+        let e = rig.open().await.unwrap_err();
+        assert!(matches!(e, HboneError::Timeout { .. }), "{e}");
+        abandoned.notified().await;
+        assert_eq!(rig.pool.size(), (1, 0));
+    });
+}
+
+#[test]
+fn goaway_lets_streams_finish_and_sends_new_ones_elsewhere() {
+    run(async {
+        let (rig, trigger) = Rig::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        let mut old = rig.open().await.unwrap().stream;
+        old.write_all(b"begun").await.unwrap();
+        trigger.drain(ms(5000));
+        tokio::time::sleep(ms(50)).await;
+        // The next process takes over the address.
+        let listener = TcpListener::bind(rig.target.address).await.unwrap();
+        let (_next, drain) = drain::tree();
+        rig.listen(listener, ServerConfig::default(), drain, echo);
+        let new = rig.open().await.unwrap();
+        assert!(!new.reused);
+        old.write_all(b" and done").await.unwrap();
+        old.shutdown().await.unwrap();
+        let mut got = String::new();
+        old.read_to_string(&mut got).await.unwrap();
+        assert_eq!(got, "begun and done");
+        drop(old);
+        until("the old connection ends in order", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
+        until("on both sides", || rig.pool.size() == (1, 1)).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"), 1);
+    });
+}
+
+#[test]
+fn a_forced_drain_resets_what_is_left() {
+    run(async {
+        let (rig, trigger) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let mut s = rig.open().await.unwrap().stream;
+        trigger.drain(ms(100));
+        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
+    run(async {
+        let (rig, trigger) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        drop(rig.open().await.unwrap());
+        trigger.force();
+        tokio::task::yield_now().await;
+        let listener = loop {
+            // The old listener closes within a turn or two.
+            match TcpListener::bind(rig.target.address).await {
+                Ok(l) => break l,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        let (_next, drain) = drain::tree();
+        rig.listen(listener, ServerConfig::default(), drain, hold);
+        let opened = join_all((0..20).map(|_| rig.open())).await;
+        assert!(opened.iter().all(Result::is_ok), "{opened:?}");
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
+    });
+}
+
+#[test]
+fn a_mute_peer_is_found_by_ping_on_the_client() {
+    run(async {
+        let config = PoolConfig { ping: (ms(50), ms(150)), ..PoolConfig::default() };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = Rig::towards(listener.local_addr().unwrap(), config);
+        let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+        tokio::task::spawn_local(async move {
+            let (io, _) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let mut h2 = h2::server::handshake(io).await.unwrap();
+            let (_, mut respond) = h2.accept().await.unwrap().unwrap();
+            let _stream = respond.send_response(http::Response::new(()), false).unwrap();
+            // Speaks for 50 ms, then is as if stopped.
+            let _ = tokio::time::timeout(ms(50), h2.accept()).await;
+            std::future::pending::<()>().await;
+        });
+        let mut s = rig.open().await.unwrap().stream;
+        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        until("it leaves the pool", || rig.pool.size().0 == 0).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"ping_timeout\"}"), 1);
+    });
+}
+
+#[test]
+fn a_mute_peer_is_found_by_ping_on_the_server() {
+    run(async {
+        let server = ServerConfig { ping: (ms(50), ms(150)), ..ServerConfig::default() };
+        let (rig, _t) = Rig::new(PoolConfig::default(), server, hold).await;
+        let tcp = tokio::net::TcpStream::connect(rig.target.address).await.unwrap();
+        let (io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
+        let (_send, _h2) = h2::client::handshake(io).await.unwrap();
+        until("the server gives up", || !rig.served.borrow().is_empty()).await;
+        assert!(rig.served.borrow()[0].clone().unwrap_err().contains("PING"));
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"ping_timeout\"}"), 1);
+    });
+}
+
+#[test]
+fn unused_connections_are_released_and_used_ones_are_not() {
+    run(async {
+        let config = PoolConfig { idle: ms(200), ..PoolConfig::default() };
+        let (rig, _t) = Rig::new(config, ServerConfig::default(), echo).await;
+        let s = rig.open().await.unwrap();
+        tokio::time::sleep(ms(500)).await;
+        assert_eq!(rig.pool.size(), (1, 1));
+        drop(s);
+        tokio::time::sleep(ms(100)).await;
+        assert_eq!(rig.pool.size(), (1, 0));
+        until("idle connections go", || rig.pool.size() == (0, 0)).await;
+        until("the server sees an orderly end", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"), 1);
+        assert!(!rig.open().await.unwrap().reused);
+    });
+}
+
+#[test]
+fn targets_that_differ_in_anything_share_nothing() {
+    run(async {
+        let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let mut opened = vec![rig.open().await.unwrap()];
+        rig.target.expected = std::sync::Arc::from([identity(BOB), identity(BOB)]);
+        opened.push(rig.open().await.unwrap());
+        rig.target.source = ClientIdentity::new(rig.ca.credential(&identity("spiffe://alpha.example/ns/shop/sa/dave")));
+        opened.push(rig.open().await.unwrap());
+        assert!(opened.iter().all(|o| !o.reused));
+        assert_eq!(rig.pool.size(), (3, 3));
+        rig.pool.retire(None);
+        drop(opened);
+        until("retired connections close", || rig.pool.size() == (0, 0)).await;
+    });
+}
+
+#[test]
+fn an_authority_that_cannot_be_written_is_refused_before_any_connection() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let bad = crate::hbone::Authority::Name("not a host".into(), 80);
+        let e = rig.pool.open(&rig.target, &bad, HeaderMap::new()).await.unwrap_err();
+        assert!(matches!(e, HboneError::Request(_)), "{e}");
+    });
+}
+
+#[test]
+fn no_certificate_is_an_error_without_a_connection() {
+    run(async {
+        let ca = TestCa::new("alpha");
+        let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (_writer, empty) = crate::tls::Credential::empty(identity(BOB));
+        rig.target.source = ClientIdentity::new(empty);
+        assert!(matches!(rig.open().await, Err(HboneError::Tls { .. })));
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 0);
+        drop(ca);
+    });
+}
