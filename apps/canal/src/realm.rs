@@ -34,6 +34,14 @@ impl Kind {
     }
 }
 
+/// Which world a verb looks into.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct RealmArgs {
+    /// World [default: the only one that is up]
+    #[arg(long, env = "CANAL_WORLD", value_name = "NAME")]
+    pub(crate) world: Option<String>,
+}
+
 /// A world that is up.
 #[derive(Debug)]
 pub(crate) struct Realm {

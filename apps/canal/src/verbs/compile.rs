@@ -19,8 +19,9 @@ use crate::output::{self, OutputArgs, Table};
 /// Compiles YAML offline: checks a configuration, shows what data planes would get
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  canal compile demo/alpha --tenant alpha
-  canal compile /run/canal/worlds/demo/config          # one folder per tenant")]
+  canal compile my-tenants/                            # one directory per tenant
+  canal compile my-tenants/alpha --tenant alpha
+  canal compile /run/canal/worlds/demo/config          # what a world's controller compiles")]
 pub(crate) struct CompileArgs {
     /// Directory with one tenant's YAML files, or with a directory per tenant
     dir: PathBuf,

@@ -3,11 +3,10 @@
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::admin::MeshArgs;
 use crate::dataplane::{self, ADMIN_PORT};
 use crate::exit::{Failure, Outcome};
 use crate::output::{self, Format};
-use crate::realm::Realm;
+use crate::realm::{Realm, RealmArgs};
 
 /// Looks into a data plane's configuration
 #[derive(Debug, Args)]
@@ -40,12 +39,12 @@ struct DumpArgs {
     #[arg(short = 'o', long = "output", value_enum, default_value = "json", value_name = "FORMAT")]
     format: Format,
     #[command(flatten)]
-    mesh: MeshArgs,
+    realm: RealmArgs,
 }
 
 pub(crate) async fn run(args: ConfigArgs) -> Outcome {
     let ConfigVerb::Dump(args) = args.verb;
-    let realm = Realm::open(args.mesh.world.as_deref())?;
+    let realm = Realm::open(args.realm.world.as_deref())?;
     let body = dataplane::get(&realm, &args.host, ADMIN_PORT, "/config_dump").await?;
     let dump: Value =
         serde_json::from_slice(&body).map_err(|problem| Failure::failed(format!("{} /config_dump", args.host), problem, ""))?;

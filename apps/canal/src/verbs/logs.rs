@@ -6,10 +6,9 @@ use std::time::Duration;
 use clap::Args;
 use tokio::io::{AsyncBufReadExt, AsyncSeekExt, BufReader};
 
-use crate::admin::MeshArgs;
 use crate::dataplane::{self, ADMIN_PORT};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::realm::Realm;
+use crate::realm::{Realm, RealmArgs};
 
 /// How often a followed log is looked at.
 const POLL: Duration = Duration::from_millis(200);
@@ -33,11 +32,11 @@ pub(crate) struct LogsArgs {
     #[arg(long, conflicts_with_all = ["follow", "tail"])]
     level: Option<String>,
     #[command(flatten)]
-    mesh: MeshArgs,
+    realm: RealmArgs,
 }
 
 pub(crate) async fn run(args: LogsArgs) -> Outcome {
-    let realm = Realm::open(args.mesh.world.as_deref())?;
+    let realm = Realm::open(args.realm.world.as_deref())?;
     if let Some(level) = &args.level {
         let path = format!("/logging?level={level}");
         let answer = dataplane::post(&realm, &args.host, ADMIN_PORT, &path).await?;

@@ -6,11 +6,10 @@ use futures::stream::{self, BoxStream};
 use http_body_util::{BodyExt, BodyStream};
 use serde_json::Value;
 
-use crate::admin::MeshArgs;
 use crate::dataplane::{self, ADMIN_PORT};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{self, Format};
-use crate::realm::{Kind, Realm};
+use crate::realm::{Kind, Realm, RealmArgs};
 
 /// Longest line taken from a gateway.
 const LINE_BYTES_MAX: usize = 1 << 20;
@@ -44,14 +43,14 @@ pub(crate) struct TapArgs {
     #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT")]
     format: Format,
     #[command(flatten)]
-    mesh: MeshArgs,
+    realm: RealmArgs,
 }
 
 /// A line, or why there are no more from one gateway.
 type Lines = BoxStream<'static, Result<String, Failure>>;
 
 pub(crate) async fn run(args: TapArgs) -> Outcome {
-    let realm = Realm::open(args.mesh.world.as_deref())?;
+    let realm = Realm::open(args.realm.world.as_deref())?;
     let gateways = if args.gateway.is_empty() { realm.names_of(Kind::Gateway)? } else { args.gateway.clone() };
     if gateways.is_empty() {
         return Err(Failure::new(Exit::Missing, format!("world {}", realm.name()), "has no gateway", "add one to its topology"));
@@ -170,7 +169,7 @@ mod tests {
             gateway: vec![],
             limit: None,
             format: Format::Table,
-            mesh: MeshArgs::default(),
+            realm: RealmArgs::default(),
         };
         assert_eq!(query(&args), "?tenant=alpha&service=bookinfo/reviews&path=/a%20b%3Fc");
     }

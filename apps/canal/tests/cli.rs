@@ -1,0 +1,128 @@
+//! The `canal` binary as scripts meet it: exit codes, streams, and a small world from up to down.
+
+use std::process::{Command, Output};
+
+fn canal(words: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_canal"));
+    for name in ["CANAL_WORLD", "CANAL_TENANT", "CANAL_SERVER", "CANAL_ROOT_CA", "CANAL_TOKEN_FILE"] {
+        command.env_remove(name);
+    }
+    command.args(words.split_whitespace()).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn exit_codes_are_kept() {
+    for (name, words, code) in [
+        ("help", "--help", 0),
+        ("version", "--version", 0),
+        ("completion", "completion bash", 0),
+        ("check of the demo needs nothing", "world check demo", 0),
+        ("no verb", "", 2),
+        ("unknown verb", "frobnicate", 2),
+        ("bad format", "status -o xml", 2),
+        ("server without its CA", "status --server https://127.0.0.1:1", 2),
+        ("no such topology", "world check /nowhere.yaml", 5),
+        ("no such file to apply", "apply --tenant a -f /nowhere.yaml", 5),
+        ("no such world", "status --world clinone", 5),
+        ("no such directory", "compile /nowhere", 5),
+    ] {
+        let output = canal(words);
+        assert_eq!(output.status.code(), Some(code), "{name}: {}{}", text(&output.stdout), text(&output.stderr));
+        if code == 0 {
+            assert!(output.stderr.is_empty(), "{name} is quiet on stderr: {}", text(&output.stderr));
+        } else {
+            assert!(!output.stderr.is_empty(), "{name} says why");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_is_not_there_is_code_3() {
+    let directory = tempfile::tempdir().unwrap();
+    let (ca, token) = (directory.path().join("ca.pem"), directory.path().join("token"));
+    std::fs::write(&ca, "").unwrap();
+    std::fs::write(&token, "t").unwrap();
+    let words = format!("status --server https://127.0.0.1:1 --root-ca {} --token-file {}", ca.display(), token.display());
+    let output = canal(&words);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("mend:"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_bad_topology_is_refused_with_its_line() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("bad.yaml");
+    std::fs::write(&file, "world: clibad\nazs: [az1]\ncolour: red\n").unwrap();
+    let output = canal(&format!("world check {}", file.display()));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("bad.yaml:3:"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn the_demo_compiles_as_its_world_lays_it_out() {
+    let directory = tempfile::tempdir().unwrap();
+    let tenant = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16, 'fd00:1::/64'], serviceCidrs: [10.101.0.0/16, 'fd00:101::/64']}\n";
+    let alpha = directory.path().join("alpha");
+    std::fs::create_dir(&alpha).unwrap();
+    std::fs::write(alpha.join("_tenant.yaml"), tenant).unwrap();
+    let demo = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo/alpha");
+    for name in ["services.yaml", "routes.yaml"] {
+        std::fs::copy(demo.join(name), alpha.join(name)).unwrap();
+    }
+    let output = canal(&format!("compile {} -o json", directory.path().display()));
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["tenants"][0]["services"], 10, "{value:#}");
+    assert!(value["tenants"][0]["routes"].as_u64() >= Some(2), "{value:#}");
+}
+
+/// Takes the world down even when an assertion fails.
+struct Down(String);
+
+impl Drop for Down {
+    fn drop(&mut self) {
+        canal(&format!("world down {}", self.0));
+    }
+}
+
+#[test]
+fn a_world_goes_up_is_used_and_goes_down() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: worlds need root (network namespaces); run the tests as root");
+        return;
+    }
+    let name = format!("cli-{}", std::process::id() % 1_000_000);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("small.yaml");
+    std::fs::write(
+        &file,
+        format!("world: {name}\nazs: [az1]\nhosts:\n  - {{name: h1, az: az1, command: [sleep, infinity]}}\n  - {{name: h2, az: az1}}\n"),
+    )
+    .unwrap();
+    let _down = Down(name.clone());
+    let check = |words: String, code: i32, want: &str| {
+        let output = canal(&words);
+        let all = text(&output.stdout) + &text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}: {all}");
+        assert!(all.contains(want), "{words}: {all}");
+    };
+    check(format!("world up {}", file.display()), 0, "is up");
+    check(format!("world up {}", file.display()), 0, "is up");
+    check("world list -o json".into(), 0, &name);
+    check(format!("world list {name}"), 0, "250.1.0.1");
+    check(format!("world exec --world {name} h2 -- hostname"), 0, "h2");
+    check(format!("world exec --world {name} h2 -- sh -c nosuchprogram"), 127, "not found");
+    check(format!("world exec --world {name} h2 -- false"), 1, "");
+    check(format!("world exec --world {name} h3 -- true"), 5, "no host");
+    check(format!("logs --world {name} h1"), 0, "start: sleep");
+    check(format!("status --world {name}"), 3, "mend:");
+    check(format!("config dump --world {name} h1"), 3, "port 15000");
+    check(format!("tap --world {name}"), 5, "no gateway");
+    check(format!("world down {}", file.display()), 0, "is gone");
+    check(format!("world down {name}"), 0, "is gone");
+    check(format!("world list {name}"), 5, "no world");
+}
