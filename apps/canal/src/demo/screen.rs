@@ -1,5 +1,6 @@
 //! What the demo prints: steps, promises with what was expected and seen, and the report at the end.
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
@@ -52,10 +53,11 @@ impl Screen {
 
     /// A line for people.
     pub(crate) fn say(&self, text: &str) {
-        match self.form {
-            Form::Table => println!("{text}"),
-            Form::Json => eprintln!("{text}"),
-        }
+        // Nobody may be listening any more; the world is removed all the same.
+        let _ = match self.form {
+            Form::Table => writeln!(std::io::stdout(), "{text}"),
+            Form::Json => writeln!(std::io::stderr(), "{text}"),
+        };
     }
 
     /// Lines shown after the promises of the running step, such as a table.

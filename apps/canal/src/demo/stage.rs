@@ -86,6 +86,7 @@ impl Stage {
     async fn whole(realm: &Arc<Realm>) -> Outcome<(Admin, usize, u64)> {
         let all = async {
             let hosts = ready(realm).await?;
+            scenery::dress_demo(realm).await?;
             let mut admin = admin::connect_in(realm.clone()).await?;
             let planes = realm.names_of(Kind::Gateway)?.len() + realm.names_of(Kind::Node)?.len();
             loop {

@@ -62,6 +62,8 @@ async fn stay(args: &UpArgs, realm: &Arc<Realm>) -> Outcome {
     progress.say("waiting for its processes");
     if let Err(failure) = realm.wait_ready(Duration::from_secs(args.wait)).await {
         eprintln!("canal: {failure}");
+    } else if args.file == "demo" {
+        scenery::dress_demo(realm).await?;
     }
     if args.quiet {
         return gone(realm).await;

@@ -112,7 +112,11 @@ async fn up(args: UpArgs) -> Outcome {
     realm::blocking(move || World::up(&topology, &Options { replace, ..Options::default() })).await?;
     if args.wait > 0 {
         progress.say("waiting for its processes");
-        Realm::open(Some(&name))?.wait_ready(Duration::from_secs(args.wait)).await.map_err(|f| Failure { exit: Exit::Partial, ..f })?;
+        let realm = Realm::open(Some(&name))?;
+        realm.wait_ready(Duration::from_secs(args.wait)).await.map_err(|f| Failure { exit: Exit::Partial, ..f })?;
+        if args.file == "demo" {
+            scenery::dress_demo(&realm).await?;
+        }
     }
     output::line(&format!("world {name} is up"))
 }
