@@ -1,2 +1,149 @@
-//! canal-node: not written yet.
-fn main() {}
+//! `canal-node`: flags to settings, a runtime, and the node proxy in it. What the node does is `canal-node-proxy`'s.
+
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use canal_kit::controller::Controller;
+use canal_kit::diagnostics;
+use canal_kit::log::Sink;
+use canal_model::ids::{AzName, NodeName};
+use canal_node_proxy::config::{CaptureChoice, Limits, NodeConfig};
+use canal_node_proxy::{capture, node, pods};
+use clap::{Parser, ValueEnum};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The node proxy of Canal: captures the connections of this node's pods and carries them to the mesh's gateways with the pods' own
+/// identities. Runs as root on every node.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Flags {
+    /// This node's name, as in the pods' spec.nodeName.
+    #[arg(long, env = "CANAL_NODE")]
+    node: NodeName,
+    /// The availability zone this node is in; gateways of the same zone are asked first.
+    #[arg(long)]
+    az: AzName,
+    /// Name of this cluster in metrics and in what is told to peers.
+    #[arg(long, default_value = "")]
+    cluster: String,
+    /// The controller, as https://HOST:PORT; repeat for several.
+    #[arg(long = "controller", required = true, value_parser = controller_address)]
+    controllers: Vec<String>,
+    /// PEM file of the CA that signed the controller's certificate.
+    #[arg(long)]
+    root_ca: PathBuf,
+    /// File with the bearer token that the controller knows this node by.
+    #[arg(long)]
+    token_file: PathBuf,
+    /// Where the last good configuration and the certificates are kept.
+    #[arg(long)]
+    data_dir: PathBuf,
+    /// The directory with one JSON file per pod of this node.
+    #[arg(long)]
+    pods_dir: PathBuf,
+    /// How to capture: auto falls back to nftables, loudly, where the kernel refuses BPF.
+    #[arg(long, value_enum, default_value_t = Captures::Auto)]
+    capture: Captures,
+    /// Where capture is kept while no proxy runs: a directory on a bpffs, or one where a bpffs may be mounted.
+    /// [default: /sys/fs/bpf/canal-node-NODE if that is a bpffs, else DATA_DIR/bpffs]
+    #[arg(long)]
+    bpf_pin_dir: Option<PathBuf>,
+    /// Let all pods of this node go (their connections leave as they are) and exit. For uninstalling.
+    #[arg(long)]
+    release: bool,
+    /// Worker threads; 0 is one per core.
+    #[arg(long, default_value_t = 0)]
+    workers: usize,
+    /// Operators' pages: /config_dump, /logging, /quitquitquit, /version.
+    #[arg(long, default_value = "127.0.0.1:15000")]
+    admin_addr: SocketAddr,
+    /// /metrics.
+    #[arg(long, default_value = "0.0.0.0:15020")]
+    metrics_addr: SocketAddr,
+    /// /healthz/ready.
+    #[arg(long, default_value = "0.0.0.0:15021")]
+    readiness_addr: SocketAddr,
+    /// File for the access log; stdout if not given.
+    #[arg(long)]
+    access_log: Option<PathBuf>,
+    /// What to tell on stderr, e.g. info or info,canal_node_proxy=debug.
+    #[arg(long, default_value = "info")]
+    log: String,
+    /// How long open connections may go on after SIGTERM, in seconds.
+    #[arg(long, default_value_t = 30)]
+    drain_seconds: u64,
+    /// Captured connections per pod.
+    #[arg(long, default_value_t = Limits::default().outbound)]
+    max_outbound: u64,
+    /// Tunnels into a pod.
+    #[arg(long, default_value_t = Limits::default().inbound)]
+    max_inbound: u64,
+    /// HBONE connections into a pod.
+    #[arg(long, default_value_t = Limits::default().hbone)]
+    max_hbone: u64,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Captures {
+    Auto,
+    Bpf,
+    Nft,
+}
+
+fn controller_address(given: &str) -> Result<String, String> {
+    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
+    match address.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
+        _ => Err("write https://HOST:PORT".into()),
+    }
+}
+
+impl Flags {
+    fn config(self) -> NodeConfig {
+        NodeConfig {
+            node: self.node,
+            az: self.az,
+            cluster: self.cluster,
+            controller: Controller { addresses: self.controllers, root: self.root_ca, token: self.token_file },
+            data_dir: self.data_dir,
+            pods_dir: self.pods_dir,
+            capture: match self.capture {
+                Captures::Auto => CaptureChoice::Auto,
+                Captures::Bpf => CaptureChoice::Bpf,
+                Captures::Nft => CaptureChoice::Nft,
+            },
+            pin_dir: self.bpf_pin_dir,
+            workers: self.workers,
+            admin: self.admin_addr,
+            metrics: self.metrics_addr,
+            readiness: self.readiness_addr,
+            access_log: self.access_log.map_or(Sink::Stdout, Sink::File),
+            drain_limit: Duration::from_secs(self.drain_seconds),
+            limits: Limits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
+        }
+    }
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let flags = Flags::parse();
+    let level = diagnostics::start(&flags.log).context("--log")?;
+    let (release, config) = (flags.release, flags.config());
+    if release {
+        let found = pods::scan(&config.pods_dir).unwrap_or_default();
+        let pods: Vec<_> = found.pods.into_iter().map(|(_, pod, _)| pod).collect();
+        capture::release_all(&node::pin_dir(&config), &pods).context("--release")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // For control work only; traffic runs on the workers' own threads.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;
+    let clean = runtime.block_on(canal_node_proxy::run(config, level))?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}

@@ -1,0 +1,210 @@
+//! Takes pods' connections: BPF where the kernel grants it, nftables loudly where it does not. Chooses between the two; what they do is
+//! `canal-offload`'s.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use canal_kit::sys;
+use canal_offload::OffloadError;
+use canal_offload::capture::{CgroupState, Options, PodCapture, cgroup_state};
+use canal_offload::nft::Redirect;
+use canal_offload::origins::{ORIGIN_AGE_MAX, Origins};
+use canal_wire::hbone::PROXY_MARK;
+use tokio::net::TcpStream;
+
+use crate::config::CaptureChoice;
+use crate::pod::Pod;
+
+/// How a pod's connections are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    Bpf,
+    Nft,
+}
+
+impl Mode {
+    /// As metrics and the dump show it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Bpf => "bpf",
+            Mode::Nft => "nft",
+        }
+    }
+}
+
+/// What to do after BPF was tried: `Ok` is the mode, `Err` says that nothing is left.
+pub fn decide_mode(choice: CaptureChoice, bpf_works: bool) -> Result<Mode, ()> {
+    match (choice, bpf_works) {
+        (CaptureChoice::Nft, _) | (CaptureChoice::Auto, false) => Ok(Mode::Nft),
+        (CaptureChoice::Auto | CaptureChoice::Bpf, true) => Ok(Mode::Bpf),
+        (CaptureChoice::Bpf, false) => Err(()),
+    }
+}
+
+/// The node's means of capture.
+#[derive(Debug)]
+pub struct Capture {
+    choice: CaptureChoice,
+    bpf: Option<canal_offload::capture::Capture>,
+    /// Why BPF is not used although it was wanted.
+    pub fallback: Option<String>,
+}
+
+/// A captured pod. Dropping it lets nothing go that is pinned.
+#[derive(Debug)]
+pub enum Taken {
+    Bpf(PodCapture),
+    Nft(Redirect),
+}
+
+/// Where a pod's captured connections were going.
+#[derive(Debug, Clone)]
+pub enum OriginSource {
+    Bpf(Origins),
+    Conntrack,
+}
+
+impl Taken {
+    /// How.
+    pub fn mode(&self) -> Mode {
+        match self {
+            Taken::Bpf(_) => Mode::Bpf,
+            Taken::Nft(_) => Mode::Nft,
+        }
+    }
+}
+
+impl OriginSource {
+    /// The original destination of an accepted connection; `None`: it was not captured, or was forgotten.
+    pub fn take(&self, netns_cookie: u64, accepted: &TcpStream, peer: SocketAddr) -> Option<SocketAddr> {
+        match self {
+            OriginSource::Bpf(origins) => origins.take(netns_cookie, peer),
+            OriginSource::Conntrack => {
+                let local = accepted.local_addr().ok()?;
+                sys::original_destination(accepted).ok().filter(|origin| *origin != local)
+            }
+        }
+    }
+}
+
+fn warn_of_fallback(what: &str, why: &OffloadError) {
+    tracing::warn!("CAPTURE BY NFTABLES for {what}: BPF was refused: {why}");
+    // Loudly: the log's level may hide a warning, and this costs every connection of the node.
+    eprintln!("canal-node: CAPTURE BY NFTABLES for {what}: BPF was refused: {why}");
+}
+
+impl Capture {
+    /// Loads BPF if it is wanted; takes over what an earlier process left in `pin_dir`.
+    pub fn start(choice: CaptureChoice, pin_dir: &Path) -> Result<Self, OffloadError> {
+        if choice == CaptureChoice::Nft {
+            return Ok(Self { choice, bpf: None, fallback: None });
+        }
+        let options = Options { pin_dir: Some(pin_dir.to_path_buf()), ..Options::default() };
+        let (bpf, why) = match canal_offload::capture::Capture::load(&options) {
+            Ok(c) => (Some(c), None),
+            Err(e) => (None, Some(e)),
+        };
+        if let Some(c) = bpf.as_ref().filter(|c| !c.is_durable()) {
+            let pods = c.pinned_pods().len();
+            tracing::warn!(
+                pin_dir = %pin_dir.display(), pods,
+                "this process has its own mount namespace, and the bpffs in it goes when the process does: pods would NOT stay captured. Give --bpf-pin-dir on a bpffs that the machine keeps mounted"
+            );
+        }
+        match (decide_mode(choice, bpf.is_some()), why) {
+            (Err(()), Some(e)) => Err(e),
+            (_, Some(e)) => {
+                warn_of_fallback("this node", &e);
+                Ok(Self { choice, bpf: None, fallback: Some(e.to_string()) })
+            }
+            (_, None) => Ok(Self { choice, bpf, fallback: None }),
+        }
+    }
+
+    /// How pods are taken unless one refuses.
+    pub fn mode(&self) -> Mode {
+        if self.bpf.is_some() { Mode::Bpf } else { Mode::Nft }
+    }
+
+    /// Captures a pod. From the moment this returns its connections reach the proxy or are refused.
+    pub fn take(&self, pod: &Pod) -> Result<(Taken, OriginSource), OffloadError> {
+        let nft = || Redirect::apply(&pod.netns, PROXY_MARK).map(|r| (Taken::Nft(r), OriginSource::Conntrack));
+        let Some(bpf) = &self.bpf else { return nft() };
+        match bpf.attach(&pod.uid, &pod.cgroup) {
+            Ok(taken) => Ok((Taken::Bpf(taken), OriginSource::Bpf(bpf.origins().clone()))),
+            Err(e) if self.choice == CaptureChoice::Auto => {
+                warn_of_fallback(&pod.uid, &e);
+                nft()
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Whether a pod that is gone may be let go: none of its processes is left that could talk in the clear.
+    pub fn may_release(pod: &Pod) -> bool {
+        cgroup_state(&pod.cgroup) != CgroupState::Populated
+    }
+
+    /// Lets a pod go. nft's table goes with the pod's namespace.
+    pub fn release(&self, pod: &Pod, taken: Taken) {
+        if let (Some(bpf), Taken::Bpf(taken)) = (&self.bpf, taken)
+            && let Err(e) = bpf.release(&pod.uid, Some(taken))
+        {
+            tracing::warn!(pod = pod.uid, %e, "the pod's pins stay");
+        }
+    }
+
+    /// Housekeeping, now and then: forgets origins nobody asked for, and pods that went while no proxy ran.
+    pub fn sweep(&self, known: impl Fn(&str) -> bool) {
+        let Some(bpf) = &self.bpf else { return };
+        let swept = bpf.origins().sweep(ORIGIN_AGE_MAX);
+        if swept > 0 {
+            tracing::debug!(swept, "captured connections that were never accepted");
+        }
+        for pod in bpf.forget_gone(known) {
+            tracing::info!(pod, "let go: its cgroup went while no proxy ran");
+        }
+    }
+
+    /// All of the node's pods were attached by this process: older versions' maps are not in use any more.
+    pub fn settled(&self) {
+        if let Some(bpf) = &self.bpf {
+            bpf.forget_other_versions();
+        }
+    }
+
+    /// Every verdict of the programs and its count; and origins swept.
+    pub fn counters(&self) -> Vec<(String, u64)> {
+        let Some(bpf) = &self.bpf else { return Vec::new() };
+        let mut all = bpf.counters().unwrap_or_default();
+        all.push(("swept".into(), bpf.origins().swept()));
+        all
+    }
+}
+
+/// Lets every pod of the node go, at an operator's word: pins, the private bpffs, and the tables in the namespaces of `pods`.
+pub fn release_all(pin_dir: &Path, pods: &[Pod]) -> Result<(), OffloadError> {
+    for pod in pods.iter().filter(|p| p.netns.exists()) {
+        Redirect::remove(&pod.netns)?;
+    }
+    canal_offload::capture::release_all(pin_dir)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nftables_is_used_when_asked_for_or_when_bpf_is_refused_and_only_then() {
+        for (choice, bpf_works, mode) in [
+            (CaptureChoice::Auto, true, Ok(Mode::Bpf)),
+            (CaptureChoice::Auto, false, Ok(Mode::Nft)),
+            (CaptureChoice::Bpf, true, Ok(Mode::Bpf)),
+            (CaptureChoice::Bpf, false, Err(())),
+            (CaptureChoice::Nft, true, Ok(Mode::Nft)),
+            (CaptureChoice::Nft, false, Ok(Mode::Nft)),
+        ] {
+            assert_eq!(decide_mode(choice, bpf_works), mode, "{choice:?} {bpf_works}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Tables of both decisions.
+
+use canal_model::ids::{Generation, ServiceId, Vni};
+use canal_model::program as p;
+
+use super::*;
+
+fn pod(outside: p::OutsideMesh) -> (View, Pod) {
+    let node = "n1".parse().unwrap();
+    let key = |n: &str| n.parse::<canal_model::ids::ServiceKey>().unwrap();
+    let service = |k: &str, vips: &[&str], port| {
+        p::Resource::Service(p::Service {
+            key: key(k),
+            id: ServiceId::new(7).unwrap(),
+            hostname: format!("{}.b.svc.cluster.local", k.rsplit('/').next().unwrap()),
+            vips: vips.iter().map(|v| v.parse().unwrap()).collect(),
+            ports: vec![p::ServicePort { port, name: "http".into(), protocol: p::AppProtocol::Http1 }],
+        })
+    };
+    let all = [
+        p::Resource::Tenant(p::Tenant {
+            name: "alpha".parse().unwrap(),
+            vni: Vni::new(1).unwrap(),
+            trust_domain: "alpha.example".parse().unwrap(),
+            pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd01::/64".parse().unwrap()],
+            outside,
+        }),
+        p::Resource::Gateway(p::Gateway {
+            tenant: "alpha".parse().unwrap(),
+            replica: "gw1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec!["10.1.255.1".parse().unwrap()],
+            draining: false,
+        }),
+        service("alpha/b/reviews", &["10.96.0.1", "fd96::1"], 9080),
+        service("alpha/b/zz-late", &["10.96.0.1", "10.96.0.9"], 1),
+        service("alpha/b/proxyish", &["10.96.0.2"], 15008),
+        service("beta/b/other", &["10.96.7.7"], 80),
+        p::Resource::Workload(p::Workload {
+            tenant: "alpha".parse().unwrap(),
+            namespace: "b".parse().unwrap(),
+            name: "reviews-0".parse().unwrap(),
+            service_account: "reviews".parse().unwrap(),
+            node: node_name(),
+            az: "az1".parse().unwrap(),
+            addresses: vec![],
+            labels: p::Labels::new(),
+            ready: true,
+            tunnel: p::Tunnel::Hbone,
+            endpoints: vec![
+                p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 },
+                p::EndpointPort { service: key("alpha/b/proxyish"), port: 15008, target_port: 15008 },
+            ],
+        }),
+    ];
+    let view = View::from_resources(Generation(3), all.iter(), &node);
+    let text = r#"{"uid":"alpha/b/reviews-0","namespace":"b","name":"reviews-0","serviceAccount":"reviews","netns":"/n","cgroup":"/c",
+        "ips":["10.1.1.2","fd01::2"]}"#;
+    (view, Pod::parse("f", text.as_bytes()).unwrap())
+}
+
+fn node_name() -> canal_model::ids::NodeName {
+    "n1".parse().unwrap()
+}
+
+#[test]
+fn a_captured_connection_has_one_way_to_go() {
+    let (deny, pod_) = pod(p::OutsideMesh::Deny);
+    let (pass, _) = pod(p::OutsideMesh::Passthrough);
+    let check = |case: &str, view: &View, to: &str, want: Result<(&str, Option<&str>), Refusal>| {
+        let to: SocketAddr = to.parse().unwrap();
+        let got = decide_outbound(view, &pod_, to);
+        let want = want.map(|(way, service)| (way.to_string(), service.map(str::to_string)));
+        let got = got.map(|w| match w {
+            Way::Mesh { authority, service } => (format!("mesh {authority}"), service.map(|s| s.key.to_string())),
+            Way::Own(a) => (format!("own {a}"), None),
+            Way::Passthrough(a) => (format!("passthrough {a}"), None),
+        });
+        assert_eq!(got, want, "{case}: {to}");
+    };
+    let reviews = Some("alpha/b/reviews");
+    check("a service's address", &deny, "10.96.0.1:9080", Ok(("mesh 10.96.0.1:9080", reviews)));
+    check("a service's IPv6 address", &deny, "[fd96::1]:9080", Ok(("mesh [fd96::1]:9080", reviews)));
+    check("a mapped address is IPv4", &deny, "[::ffff:10.96.0.1]:9080", Ok(("mesh 10.96.0.1:9080", reviews)));
+    check("a port it does not have", &deny, "10.96.0.1:1", Err(Refusal::UnknownPort));
+    check("a service may use a pod's illegal port", &deny, "10.96.0.2:15008", Ok(("mesh 10.96.0.2:15008", Some("alpha/b/proxyish"))));
+    check("a pod", &deny, "10.1.7.7:80", Ok(("mesh 10.1.7.7:80", None)));
+    check("an IPv6 pod", &deny, "[fd01::7]:80", Ok(("mesh [fd01::7]:80", None)));
+    check("a pod's HBONE port", &deny, "10.1.7.7:15008", Err(Refusal::ReservedPort));
+    check("a pod's capture port", &pass, "10.1.7.7:15001", Err(Refusal::ReservedPort));
+    check("itself", &deny, "10.1.1.2:80", Ok(("own 10.1.1.2:80", None)));
+    check("itself, IPv6", &deny, "[fd01::2]:80", Ok(("own [fd01::2]:80", None)));
+    check("its own HBONE port", &pass, "10.1.1.2:15008", Err(Refusal::ReservedPort));
+    check("a gateway", &pass, "10.1.255.1:15008", Err(Refusal::GatewayAddress));
+    check("a gateway, another port", &deny, "10.1.255.1:80", Err(Refusal::GatewayAddress));
+    check("outside, denied", &deny, "192.0.2.1:443", Err(Refusal::OutsideMesh));
+    check("outside, passed", &pass, "192.0.2.1:443", Ok(("passthrough 192.0.2.1:443", None)));
+    check("outside on an HBONE port, passed", &pass, "192.0.2.1:15008", Ok(("passthrough 192.0.2.1:15008", None)));
+    check("another tenant's service is the outside", &deny, "10.96.7.7:80", Err(Refusal::OutsideMesh));
+    check("before any southbound state", &View::default(), "10.96.0.1:9080", Err(Refusal::TenantUnknown));
+    check("itself, before any southbound state", &View::default(), "10.1.1.2:80", Ok(("own 10.1.1.2:80", None)));
+}
+
+#[test]
+fn a_tunnel_comes_in_by_ztunnels_order() {
+    let (view, pod) = pod(p::OutsideMesh::Deny);
+    let peer = |identity: &str| Peer { tenant: "alpha".parse().unwrap(), identity: identity.parse().unwrap() };
+    let (ours, theirs) = (peer("spiffe://alpha.example/ns/canal-system/sa/gateway"), peer("spiffe://beta.example/ns/x/sa/y"));
+    let check = |case: &str, dialled: &str, authority: &str, peer: &Peer, want: Result<&str, Refusal>| {
+        let got = decide_inbound(&view, &pod, dialled.parse().unwrap(), &authority.parse().unwrap(), peer, &Authorization::SameTenant);
+        assert_eq!(got.map(|a| a.target.to_string()), want.map(str::to_string), "{case}");
+    };
+    check("its address", "10.1.1.2", "10.1.1.2:8080", &ours, Ok("10.1.1.2:8080"));
+    check("its IPv6 address", "fd01::2", "[fd01::2]:8080", &ours, Ok("[fd01::2]:8080"));
+    check("dialled as mapped", "::ffff:10.1.1.2", "10.1.1.2:8080", &ours, Ok("10.1.1.2:8080"));
+    check("another address", "10.1.1.2", "10.1.1.3:8080", &ours, Err(Refusal::DestinationMismatch));
+    check("its other address", "10.1.1.2", "[fd01::2]:8080", &ours, Err(Refusal::DestinationMismatch));
+    check("a mismatch is told before a reserved port", "10.1.1.2", "10.1.1.3:15008", &ours, Err(Refusal::DestinationMismatch));
+    for port in ILLEGAL_PORTS {
+        check("a reserved port", "10.1.1.2", &format!("10.1.1.2:{port}"), &ours, Err(Refusal::ReservedPort));
+    }
+    check("a reserved port is told before the authorization", "10.1.1.2", "10.1.1.2:15008", &theirs, Err(Refusal::ReservedPort));
+    check("another trust domain", "10.1.1.2", "10.1.1.2:8080", &theirs, Err(Refusal::Denied));
+    check("its service by name", "10.1.1.2", "reviews.b.svc.cluster.local:9080", &ours, Ok("10.1.1.2:8080"));
+    check("a name, in capitals", "fd01::2", "Reviews.b.svc.cluster.local:9080", &ours, Ok("[fd01::2]:8080"));
+    check("a port the service does not have", "10.1.1.2", "reviews.b.svc.cluster.local:1", &ours, Err(Refusal::UnknownHost));
+    check("a service it does not serve", "10.1.1.2", "zz-late.b.svc.cluster.local:1", &ours, Err(Refusal::UnknownHost));
+    check("a name nobody has", "10.1.1.2", "example.com:80", &ours, Err(Refusal::UnknownHost));
+    check("a name that leads to a reserved port", "10.1.1.2", "proxyish.b.svc.cluster.local:15008", &ours, Err(Refusal::ReservedPort));
+    let none = decide_inbound(
+        &View::default(),
+        &pod,
+        "10.1.1.2".parse().unwrap(),
+        &"10.1.1.2:80".parse().unwrap(),
+        &ours,
+        &Authorization::SameTenant,
+    );
+    assert_eq!(none, Err(Refusal::TenantUnknown));
+}
+
+#[test]
+fn of_two_claims_to_an_address_the_smaller_key_wins() {
+    let (view, _) = pod(p::OutsideMesh::Deny);
+    let alpha = view.tenant(&"alpha".parse().unwrap()).unwrap();
+    assert_eq!(alpha.service("10.96.0.1".parse().unwrap()).unwrap().key.to_string(), "alpha/b/reviews");
+    assert_eq!(alpha.service("10.96.0.9".parse().unwrap()).unwrap().key.to_string(), "alpha/b/zz-late");
+    assert!(view.tenant(&"beta".parse().unwrap()).is_none(), "a service of an unknown tenant is left out");
+    assert_eq!((alpha.service_count(), view.tenants().count()), (3, 1));
+}

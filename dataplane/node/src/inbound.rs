@@ -1,0 +1,168 @@
+//! The road of a tunnel that comes in: accept (in [`crate::room`]) → greet → permit → connect → answer → copy → close. Who may come in is
+//! decided in [`crate::decide`].
+
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use canal_kit::drain::Drain;
+use canal_kit::hbone::{self, Incoming, ServerConfig};
+use canal_kit::sys::{self, ConnectOptions};
+use canal_model::identity::{Peer, gateway_identity};
+use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, PROXY_MARK, forwarded_for};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::net::TcpStream;
+
+use crate::decide::{Admission, decide_inbound};
+use crate::outbound::finish;
+use crate::refusal::Refusal;
+use crate::room::Room;
+use crate::telemetry::{CUT, Flow, Party, RESET, Reporter};
+use crate::worker::Local;
+
+/// A connection's facts that its tunnels share.
+#[derive(Debug, Clone, Copy)]
+struct Ends {
+    /// The peer's socket address.
+    peer: SocketAddr,
+    /// The pod's address that was dialled.
+    dialled: SocketAddr,
+}
+
+/// Serves one HBONE connection from its accept to its end.
+pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, peer: SocketAddr, drain: Drain) {
+    let refuse = |reason: Refusal, why: &str| {
+        local.records.refused(Reporter::Destination, reason, peer, None, &room.party.load(), why);
+    };
+    let Some(_permit) = room.hbone.take() else { return refuse(Refusal::ConnectionLimit, "HBONE connections") };
+    let (Ok(()), Ok(dialled)) = (sys::tune(&tcp), tcp.local_addr()) else {
+        return refuse(Refusal::HandshakeFailed, "the connection is gone already");
+    };
+    let Some(identity) = room.identity.load_full() else { return refuse(Refusal::TenantUnknown, "") };
+    let greeted = tokio::select! {
+        greeted = identity.server.accept(tcp) => greeted,
+        () = drain.forced() => return,
+    };
+    let (tls, who) = match greeted {
+        Ok(greeted) => greeted,
+        Err(e) => return refuse(Refusal::HandshakeFailed, &e.to_string()),
+    };
+    let ends = Ends { peer, dialled };
+    let (local_, room_, drain_) = (local.clone(), room.clone(), drain.clone());
+    let on_connect = move |incoming: Incoming| {
+        let (local, room, drain) = (local_.clone(), room_.clone(), drain_.clone());
+        local_.spawn(tunnel(local, room, incoming, ends, drain));
+    };
+    match hbone::serve(tls, who, &ServerConfig::default(), &local.hbone, drain, on_connect).await {
+        Ok(served) => local.records.count_refused(Reporter::Destination, Refusal::BadRequest, served.refused),
+        Err(e) => tracing::debug!(%peer, %e, "HBONE connection ended"),
+    }
+}
+
+/// Carries one tunnel from its CONNECT to its end.
+async fn tunnel(local: Rc<Local>, room: Arc<Room>, mut incoming: Incoming, ends: Ends, drain: Drain) {
+    let started = Instant::now();
+    let peer = incoming.peer.clone();
+    let source_address = source_address(&incoming.headers, &peer, ends.peer);
+    let admission = match permit(&local, &room, &incoming, ends.dialled.ip(), &peer) {
+        Ok(admission) => admission,
+        Err(reason) => {
+            incoming.refuse(reason.status());
+            return local.records.refused(Reporter::Destination, reason, source_address, Some(ends.dialled), &room.party.load(), "");
+        }
+    };
+    let Some(_permit) = room.inbound.take() else {
+        incoming.refuse(Refusal::ConnectionLimit.status());
+        let reason = Refusal::ConnectionLimit;
+        return local.records.refused(Reporter::Destination, reason, source_address, Some(ends.dialled), &room.party.load(), "tunnels");
+    };
+    let flow = flow(&incoming, &peer, &room, &admission, source_address, ends.dialled, started);
+    let meter = local.records.opened(&flow);
+    let options = ConnectOptions { mark: Some(PROXY_MARK), ..ConnectOptions::default() };
+    let connected = tokio::select! {
+        connected = sys::connect(Some(&room.netns), admission.target, &options) => connected,
+        () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
+            return local.records.closed(&flow, &meter, Some((&RESET, "the peer gave up")));
+        }
+        () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
+    };
+    let mut app = match connected {
+        Ok(app) => app,
+        Err(e) => {
+            incoming.refuse(Refusal::ApplicationDown.status());
+            return local.records.closed(&flow, &meter, Some((&Refusal::ApplicationDown.into(), &e.to_string())));
+        }
+    };
+    match incoming.accept(answer(&flow.destination)) {
+        Ok(mut stream) => finish(&local, &flow, &mut stream, &mut app, &meter, &drain).await,
+        Err(e) => {
+            sys::reset_on_close(&app);
+            local.records.closed(&flow, &meter, Some((&RESET, &e.to_string())));
+        }
+    }
+}
+
+fn permit(local: &Local, room: &Room, incoming: &Incoming, dialled: IpAddr, peer: &Peer) -> Result<Admission, Refusal> {
+    let (view, pod) = (local.shared.view.load(), room.pod.load());
+    decide_inbound(&view, &pod, dialled, &incoming.authority, peer, &local.shared.authorization)
+}
+
+/// The application's address where a gateway forwards for it; only a gateway's word is taken.
+fn source_address(headers: &HeaderMap, peer: &Peer, socket: SocketAddr) -> SocketAddr {
+    let is_gateway = peer.identity == gateway_identity(peer.identity.trust_domain.clone());
+    let said = headers.get(FORWARDED).and_then(|v| v.to_str().ok()).and_then(forwarded_for);
+    said.filter(|_| is_gateway).unwrap_or(socket)
+}
+
+fn flow(
+    incoming: &Incoming,
+    peer: &Peer,
+    room: &Room,
+    admission: &Admission,
+    source_address: SocketAddr,
+    dialled: SocketAddr,
+    started: Instant,
+) -> Flow {
+    let baggage = incoming.headers.get(BAGGAGE).and_then(|v| v.to_str().ok()).map(Baggage::decode).unwrap_or_default();
+    Flow {
+        reporter: Reporter::Destination,
+        source: Arc::new(Party::of_baggage(baggage, &peer.identity)),
+        destination: room.party.load_full(),
+        service: admission.service.clone(),
+        mutual_tls: true,
+        source_address,
+        destination_address: dialled,
+        authority: incoming.authority.to_string(),
+        started,
+    }
+}
+
+/// What the 200 says: who the destination is.
+fn answer(destination: &Party) -> HeaderMap {
+    let mut h = HeaderMap::with_capacity(1);
+    if let Ok(value) = HeaderValue::from_str(&destination.baggage().encode()) {
+        h.insert(HeaderName::from_static(BAGGAGE), value);
+    }
+    h
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_gateway_may_speak_for_another_address() {
+        let peer = |id: &str| Peer { tenant: "alpha".parse().unwrap(), identity: id.parse().unwrap() };
+        let socket = "10.0.0.9:1".parse().unwrap();
+        let mut h = HeaderMap::new();
+        h.insert(FORWARDED, "for=\"10.0.0.1:4711\"".parse().unwrap());
+        for (who, headers, want) in [
+            ("spiffe://alpha.example/ns/canal-system/sa/gateway", &h, "10.0.0.1:4711"),
+            ("spiffe://alpha.example/ns/b/sa/c", &h, "10.0.0.9:1"),
+            ("spiffe://alpha.example/ns/canal-system/sa/gateway", &HeaderMap::new(), "10.0.0.9:1"),
+        ] {
+            assert_eq!(source_address(headers, &peer(who), socket), want.parse().unwrap(), "{who}");
+        }
+    }
+}

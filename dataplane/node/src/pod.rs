@@ -1,0 +1,185 @@
+//! A pod of this node as its file in `--pods-dir` describes it: parsed and checked once. Watching the directory is [`crate::pods`].
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use canal_model::identity::Identity;
+use canal_model::ids::{IdError, Namespace, ObjectName, ServiceAccount, TenantName, TrustDomain};
+use canal_model::program::Labels;
+use serde::Deserialize;
+
+/// Longest pod file read, bytes.
+pub const POD_FILE_BYTES_MAX: usize = 64 << 10;
+
+/// Why a pod file was not taken. The pod stays as it was; the file is read again at the next change.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// Unreadable or too long.
+    #[error("{file}: {why}")]
+    File { file: String, why: String },
+    /// Not the JSON expected.
+    #[error("{file}: {why}; write uid, namespace, name, serviceAccount, netns, cgroup, ips and labels")]
+    Form { file: String, why: String },
+    /// A name is not valid.
+    #[error("{file}: {why}")]
+    Name { file: String, why: IdError },
+    /// The uid's parts are not what the other fields say.
+    #[error("{file}: uid {uid:?} must be TENANT/{namespace}/{name}")]
+    Uid { file: String, uid: String, namespace: String, name: String },
+    /// No address: nothing could reach it, and it could be told from no other.
+    #[error("{file}: ips is empty")]
+    Ips { file: String },
+}
+
+/// One pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pod {
+    /// `tenant/namespace/name`.
+    pub uid: String,
+    pub tenant: TenantName,
+    pub namespace: Namespace,
+    pub name: ObjectName,
+    pub service_account: ServiceAccount,
+    /// A network namespace's file.
+    pub netns: PathBuf,
+    /// A cgroup v2 directory that holds the pod's processes.
+    pub cgroup: PathBuf,
+    pub ips: Vec<IpAddr>,
+    pub labels: Labels,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct PodFile {
+    uid: String,
+    namespace: String,
+    name: String,
+    service_account: String,
+    netns: PathBuf,
+    cgroup: PathBuf,
+    ips: Vec<IpAddr>,
+    #[serde(default)]
+    labels: Labels,
+}
+
+impl Pod {
+    /// Reads one file's text; `file` is for the errors.
+    pub fn parse(file: &str, text: &[u8]) -> Result<Self, PodError> {
+        let file = || file.to_string();
+        if text.len() > POD_FILE_BYTES_MAX {
+            return Err(PodError::File { file: file(), why: format!("longer than {POD_FILE_BYTES_MAX} bytes") });
+        }
+        let f: PodFile = serde_json::from_slice(text).map_err(|e| PodError::Form { file: file(), why: e.to_string() })?;
+        let name_error = |why| PodError::Name { file: file(), why };
+        let tenant = f.uid.split('/').next().unwrap_or_default();
+        if f.uid != format!("{tenant}/{}/{}", f.namespace, f.name) {
+            return Err(PodError::Uid { file: file(), uid: f.uid, namespace: f.namespace, name: f.name });
+        }
+        if f.ips.is_empty() {
+            return Err(PodError::Ips { file: file() });
+        }
+        Ok(Self {
+            tenant: TenantName::new(tenant).map_err(name_error)?,
+            namespace: Namespace::new(&f.namespace).map_err(name_error)?,
+            name: ObjectName::new(&f.name).map_err(name_error)?,
+            service_account: ServiceAccount::new(&f.service_account).map_err(name_error)?,
+            uid: f.uid,
+            netns: f.netns,
+            cgroup: f.cgroup,
+            ips: f.ips.iter().map(IpAddr::to_canonical).collect(),
+            labels: f.labels,
+        })
+    }
+
+    /// Reads the file at `path`.
+    pub fn read(path: &Path) -> Result<Self, PodError> {
+        let file = path.display().to_string();
+        let text = std::fs::read(path).map_err(|e| PodError::File { file: file.clone(), why: e.to_string() })?;
+        Self::parse(&file, &text)
+    }
+
+    /// The identity it proves in `trust_domain`.
+    pub fn identity(&self, trust_domain: TrustDomain) -> Identity {
+        Identity { trust_domain, namespace: self.namespace.clone(), service_account: self.service_account.clone() }
+    }
+
+    /// Whether it has an address of the family of `ip`.
+    pub fn speaks(&self, ip: IpAddr) -> bool {
+        self.ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
+    }
+
+    /// Equal but for labels: no socket has to move.
+    pub fn same_place(&self, other: &Self) -> bool {
+        let labels = Labels::new();
+        let bare = |p: &Self| Self { labels: labels.clone(), ..p.clone() };
+        bare(self) == bare(other)
+    }
+}
+
+/// What Istio's dashboards call the pod's workload: the pod's name without what a ReplicaSet (`-6f7b8c9d5-x2x4z`) or a StatefulSet (`-0`)
+/// put behind it.
+pub fn workload_name(pod: &str) -> &str {
+    let Some((head, last)) = pod.rsplit_once('-') else { return pod };
+    if !last.is_empty() && last.bytes().all(|b| b.is_ascii_digit()) {
+        return head;
+    }
+    // Kubernetes draws both from an alphabet without vowels (k8s.io/apimachinery rand.SafeEncodeString).
+    let drawn = |s: &str| s.bytes().all(|b| b.is_ascii_digit() || (b.is_ascii_lowercase() && !b"aeiou".contains(&b)));
+    match head.rsplit_once('-') {
+        Some((name, hash)) if last.len() == 5 && (8..=10).contains(&hash.len()) && drawn(last) && drawn(hash) => name,
+        _ => pod,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"uid":"alpha/bookinfo/reviews-v1-0","namespace":"bookinfo","name":"reviews-v1-0","serviceAccount":"reviews",
+        "netns":"/run/netns/x","cgroup":"/sys/fs/cgroup/x","ips":["10.1.1.2","fd00::2"],"labels":{"app":"reviews"},"unknown":1}"#;
+
+    #[test]
+    fn a_pod_file_is_read() {
+        let p = Pod::parse("f", GOOD.as_bytes()).unwrap();
+        assert_eq!((p.tenant.as_str(), p.ips.len(), p.labels["app"].as_str()), ("alpha", 2, "reviews"));
+        let id = p.identity("alpha.example".parse().unwrap());
+        assert_eq!(id.to_string(), "spiffe://alpha.example/ns/bookinfo/sa/reviews");
+        assert!(p.speaks("10.9.9.9".parse().unwrap()) && p.speaks("fd00::9".parse().unwrap()));
+        let mut q = p.clone();
+        q.labels.clear();
+        assert!(p.same_place(&q) && p != q);
+        q.service_account = "other".parse().unwrap();
+        assert!(!p.same_place(&q));
+    }
+
+    #[test]
+    fn broken_files_say_where_and_why() {
+        for (case, from, to, says) in [
+            ("torn", "\"labels\":{", "", "write uid, namespace"),
+            ("no address", "[\"10.1.1.2\",\"fd00::2\"]", "[]", "ips is empty"),
+            ("bad address", "10.1.1.2", "10.1.1", "write uid"),
+            ("another namespace", "\"namespace\":\"bookinfo\"", "\"namespace\":\"other\"", "uid \"alpha/bookinfo/reviews-v1-0\" must be TENANT/other"),
+            ("bad tenant", "alpha/", "Alpha/", "tenant name"),
+            ("bad account", "\"reviews\",\n", "\"Re_views\",\n", "service account"),
+        ] {
+            let e = Pod::parse("dir/x.json", GOOD.replace(from, to).as_bytes()).unwrap_err().to_string();
+            assert!(e.contains(says) && e.starts_with("dir/x.json: "), "{case}: {e}");
+        }
+        let long = vec![b' '; POD_FILE_BYTES_MAX + 1];
+        assert!(Pod::parse("f", &long).unwrap_err().to_string().contains("longer than"));
+        assert!(Pod::read(Path::new("/none")).unwrap_err().to_string().starts_with("/none: "));
+    }
+
+    #[test]
+    fn workloads_are_named_without_what_replicas_add() {
+        for (pod, workload) in [
+            ("reviews-v1-0", "reviews-v1"),
+            ("reviews-v1-6f7b8c9d5-x2x4z", "reviews-v1"),
+            ("reviews", "reviews"),
+            ("reviews-v1", "reviews-v1"),
+            ("web-frontends-alpha", "web-frontends-alpha"),
+        ] {
+            assert_eq!(workload_name(pod), workload, "{pod}");
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! Follows the pods directory: captures and serves pods that appear, drains and lets go of those that went, dresses all of them with
+//! identities. What has to change is a pure decision ([`decide_changes`]); the rest carries it out.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use canal_kit::certs::CertificateSource;
+use canal_kit::drain::{Drain, Trigger};
+use canal_kit::metrics::{Counters, Family, SharedCounter, SharedGauge};
+use canal_kit::tls::{ClientIdentity, ServerIdentity};
+use canal_kit::worker::Workers;
+use canal_model::ids::Generation;
+use futures::StreamExt;
+use tokio::sync::watch;
+
+use crate::capture::{Capture, Mode, Taken};
+use crate::config::{NodeConfig, PODS_MAX};
+use crate::pod::{Pod, PodError};
+use crate::room::{Room, RoomIdentity};
+use crate::telemetry::Party;
+use crate::worker::{self, Shared};
+
+/// The directory is read anew at least so often, whatever inotify says; then, too, gone pods are let go and counters are read.
+const RESCAN: Duration = Duration::from_secs(2);
+/// What a drained pod's tasks may take beyond their deadline.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A namespace file's device and inode: a pod made again under its old name has another.
+type Inode = (u64, u64);
+
+/// What the directory says now.
+#[derive(Debug, Default)]
+pub struct Scan {
+    /// File name, pod, and its namespace's inode if that is there.
+    pub pods: Vec<(String, Pod, Option<Inode>)>,
+    /// File name and why it was not taken.
+    pub broken: Vec<(String, String)>,
+}
+
+/// Reads the directory. Files that do not end in `.json` are not pods.
+pub fn scan(dir: &Path) -> std::io::Result<Scan> {
+    let mut names: Vec<String> = std::fs::read_dir(dir)?
+        .flatten()
+        .filter_map(|e| e.file_name().into_string().ok())
+        .filter(|n| n.ends_with(".json") && !n.starts_with('.'))
+        .collect();
+    names.sort();
+    let mut found = Scan::default();
+    for name in names {
+        match Pod::read(&dir.join(&name)) {
+            Ok(pod) => {
+                let inode = std::fs::metadata(&pod.netns).ok().map(|m| (m.dev(), m.ino()));
+                found.pods.push((name, pod, inode));
+            }
+            // Removed between the listing and the reading.
+            Err(PodError::File { .. }) if !dir.join(&name).exists() => {}
+            Err(e) => found.broken.push((name, e.to_string())),
+        }
+    }
+    Ok(found)
+}
+
+/// A pod that is served.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    pub file: String,
+    pub pod: Arc<Pod>,
+    pub netns: Inode,
+}
+
+/// What has to be done, in this order.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    pub remove: Vec<String>,
+    pub relabel: Vec<Pod>,
+    pub add: Vec<(String, Pod)>,
+    /// uid or file, and why.
+    pub refused: Vec<(String, String)>,
+}
+
+/// Compares what stands with what was scanned. A file that cannot be read now keeps its pod: half a write must not cut connections.
+pub fn decide_changes(standing: &HashMap<String, Standing>, found: Scan) -> Changes {
+    let mut c = Changes { refused: found.broken, ..Changes::default() };
+    let unreadable: BTreeSet<String> = c.refused.iter().map(|(file, _)| file.clone()).collect();
+    let mut seen = BTreeSet::new();
+    for (file, pod, inode) in found.pods {
+        if !seen.insert(pod.uid.clone()) {
+            c.refused.push((file, format!("another file already holds pod {}; remove one", pod.uid)));
+            continue;
+        }
+        match standing.get(&pod.uid) {
+            Some(s) if s.pod.same_place(&pod) && inode.is_none_or(|i| i == s.netns) => {
+                if *s.pod != pod {
+                    c.relabel.push(pod);
+                }
+            }
+            Some(_) => {
+                c.remove.push(pod.uid.clone());
+                c.add.push((file, pod));
+            }
+            None => c.add.push((file, pod)),
+        }
+    }
+    c.remove.extend(standing.iter().filter(|(uid, s)| !seen.contains(*uid) && !unreadable.contains(&s.file)).map(|(uid, _)| uid.clone()));
+    c.remove.sort();
+    let room = (PODS_MAX as usize).saturating_sub(standing.len() - c.remove.len());
+    for (_, pod) in c.add.drain(c.add.len().min(room)..) {
+        c.refused.push((pod.uid, format!("the node holds {PODS_MAX} pods, its limit")));
+    }
+    c
+}
+
+/// What others may look at: the pods served and those that are not.
+#[derive(Debug, Default)]
+pub struct Board {
+    pub rooms: ArcSwap<Vec<Arc<Room>>>,
+    /// uid or file, and why.
+    pub refused: ArcSwap<Vec<(String, String)>>,
+    /// The directory was read once: readiness.
+    pub scanned: std::sync::atomic::AtomicBool,
+}
+
+struct Kept {
+    standing: Standing,
+    room: Arc<Room>,
+    taken: Taken,
+    // Dropping it would cut the pod's connections.
+    trigger: Trigger,
+}
+
+struct Gauges {
+    served: SharedGauge,
+    refused: SharedGauge,
+    leaving: SharedGauge,
+    modes: [(Mode, SharedGauge); 2],
+    refusals: SharedCounter,
+    verdicts: Counters,
+}
+
+/// The task that follows the directory.
+pub struct Pods {
+    config: Arc<NodeConfig>,
+    capture: Capture,
+    shared: Arc<Shared>,
+    certificates: CertificateSource,
+    workers: Workers,
+    board: Arc<Board>,
+    kept: HashMap<String, Kept>,
+    /// Gone, but with processes that still run: they stay captured.
+    leaving: Vec<(Arc<Pod>, Taken)>,
+    gauges: Gauges,
+    verdicts_seen: BTreeMap<String, u64>,
+}
+
+impl Pods {
+    /// Nothing is captured yet.
+    pub fn new(
+        config: Arc<NodeConfig>,
+        capture: Capture,
+        shared: Arc<Shared>,
+        certificates: CertificateSource,
+        workers: Workers,
+        board: Arc<Board>,
+    ) -> Self {
+        let r = &shared.registry;
+        let pods = r.gauges(Family::new("canal_node_pods", "Pods of this node, by state.", &["state"]));
+        let modes = r.gauges(Family::new("canal_node_capture_mode", "1 for each way in which pods are captured.", &["mode"]));
+        let gauges = Gauges {
+            served: pods.shared(&["served"]),
+            refused: pods.shared(&["refused"]),
+            leaving: pods.shared(&["leaving"]),
+            modes: [Mode::Bpf, Mode::Nft].map(|m| (m, modes.shared(&[m.name()]))),
+            refusals: r.counters(Family::new("canal_node_pod_refusals_total", "Pod files that were newly refused.", &[])).shared(&[]),
+            verdicts: r.counters(Family::new("canal_capture_verdicts_total", "Ways out of the capture programs.", &["verdict"])),
+        };
+        Self {
+            config,
+            capture,
+            shared,
+            certificates,
+            workers,
+            board,
+            kept: HashMap::new(),
+            leaving: Vec::new(),
+            gauges,
+            verdicts_seen: BTreeMap::new(),
+        }
+    }
+
+    /// Follows until `traffic` drains, then keeps what the drain needs until `process` is forced.
+    pub async fn run(mut self, mut generations: watch::Receiver<Generation>, traffic: Drain, process: Drain) {
+        let mut events = watch_directory(&self.config.pods_dir);
+        let mut tick = tokio::time::interval(RESCAN);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut settled = false;
+        loop {
+            tokio::select! {
+                () = traffic.draining() => break,
+                // Several events at once are one reason to look.
+                _ = events.next() => self.rescan(&traffic),
+                _ = tick.tick() => {
+                    self.rescan(&traffic);
+                    if !std::mem::replace(&mut settled, true) {
+                        self.capture.settled();
+                    }
+                    self.keep_house();
+                }
+                changed = generations.changed() => {
+                    if changed.is_err() {
+                        break;
+                    }
+                    self.dress_all();
+                    worker::forget_gateways(&self.workers);
+                }
+            }
+        }
+        drop(traffic);
+        process.forced().await;
+    }
+
+    fn rescan(&mut self, traffic: &Drain) {
+        let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
+            Ok(found) => found,
+            Err(error) => {
+                tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping what there is");
+                return;
+            }
+        };
+        let standing = self.kept.iter().map(|(uid, k)| (uid.clone(), k.standing.clone())).collect();
+        let Changes { remove, relabel, add, mut refused } = decide_changes(&standing, found);
+        for uid in remove {
+            self.remove(&uid);
+        }
+        for pod in relabel {
+            if let Some(k) = self.kept.get_mut(&pod.uid) {
+                k.standing.pod = Arc::new(pod.clone());
+                k.room.pod.store(Arc::new(pod));
+                dress(&self.shared, &self.config, &self.certificates, &k.room);
+            }
+        }
+        for (file, pod) in add {
+            let uid = pod.uid.clone();
+            if let Err(why) = tokio::task::block_in_place(|| self.add(file, pod, traffic)) {
+                refused.push((uid, why));
+            }
+        }
+        self.publish(refused);
+    }
+
+    fn add(&mut self, file: String, pod: Pod, traffic: &Drain) -> Result<(), String> {
+        let netns = std::fs::metadata(&pod.netns).map_err(|e| format!("network namespace {}: {e}", pod.netns.display()))?;
+        // Capture first: from here on nothing leaves in the clear, and what dials before the listeners are open is refused.
+        let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
+        self.leaving.retain(|(p, _)| p.uid != pod.uid);
+        let party = Party::of_pod(&pod, &self.config.cluster, self.config.az.as_str(), None);
+        let standing = Standing { file, pod: Arc::new(pod.clone()), netns: (netns.dev(), netns.ino()) };
+        let room = Room::new(pod, party, taken.mode(), origins, &self.config.limits, &self.shared.registry).map_err(|e| e.to_string())?;
+        let room = Arc::new(room);
+        dress(&self.shared, &self.config, &self.certificates, &room);
+        let (trigger, drain) = traffic.branch();
+        worker::open_room(&self.workers, &room, &drain);
+        tracing::info!(pod = standing.pod.uid, mode = taken.mode().name(), "pod served");
+        self.kept.insert(standing.pod.uid.clone(), Kept { standing, room, taken, trigger });
+        Ok(())
+    }
+
+    /// Stops listening at once; what is open may finish. The pod stays captured while a process of it lives.
+    fn remove(&mut self, uid: &str) {
+        let Some(Kept { standing, room, taken, mut trigger }) = self.kept.remove(uid) else { return };
+        tracing::info!(pod = uid, "pod gone; draining");
+        trigger.drain(self.config.drain_limit);
+        let workers = self.workers.clone();
+        tokio::spawn(async move {
+            trigger.finished(GRACE).await;
+            worker::retire(&workers, room.netns.id());
+        });
+        self.leaving.push((standing.pod, taken));
+        self.let_go();
+    }
+
+    fn let_go(&mut self) {
+        for (pod, taken) in std::mem::take(&mut self.leaving) {
+            if Capture::may_release(&pod) {
+                self.capture.release(&pod, taken);
+            } else {
+                self.leaving.push((pod, taken));
+            }
+        }
+        self.gauges.leaving.set(self.leaving.len() as i64);
+    }
+
+    fn keep_house(&mut self) {
+        self.let_go();
+        let (kept, leaving) = (&self.kept, &self.leaving);
+        self.capture.sweep(|uid| kept.contains_key(uid) || leaving.iter().any(|(p, _)| p.uid == uid));
+        for (name, now) in self.capture.counters() {
+            let seen = self.verdicts_seen.entry(name.clone()).or_default();
+            self.gauges.verdicts.shared(&[&name]).add(now.saturating_sub(*seen));
+            *seen = now;
+        }
+    }
+
+    fn dress_all(&self) {
+        for k in self.kept.values() {
+            dress(&self.shared, &self.config, &self.certificates, &k.room);
+        }
+    }
+
+    fn publish(&self, refused: Vec<(String, String)>) {
+        let known = self.board.refused.load();
+        for (what, why) in refused.iter().filter(|r| !known.contains(r)) {
+            self.gauges.refusals.inc();
+            tracing::warn!(what, why, "pod not served");
+        }
+        let mut rooms: Vec<Arc<Room>> = self.kept.values().map(|k| k.room.clone()).collect();
+        rooms.sort_by(|a, b| a.pod.load().uid.cmp(&b.pod.load().uid));
+        for (mode, gauge) in &self.gauges.modes {
+            let used = self.capture.mode() == *mode || rooms.iter().any(|r| r.mode == *mode);
+            gauge.set(i64::from(used));
+        }
+        self.gauges.served.set(rooms.len() as i64);
+        self.gauges.refused.set(refused.len() as i64);
+        self.board.rooms.store(Arc::new(rooms));
+        self.board.refused.store(Arc::new(refused));
+        self.board.scanned.store(true, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+/// Gives a room the identity its pod has in the present view, and its names. Keeps the identity it has if that is still right, so that
+/// live credentials go on renewing.
+fn dress(shared: &Shared, config: &NodeConfig, certificates: &CertificateSource, room: &Room) {
+    let pod = room.pod.load_full();
+    let view = shared.view.load();
+    if let Some(tenant) = view.tenant(&pod.tenant) {
+        let trust_domain = &tenant.tenant.trust_domain;
+        if room.identity.load().as_ref().is_none_or(|i| i.trust_domain != *trust_domain) {
+            let credential = certificates.want(&pod.identity(trust_domain.clone()));
+            room.identity.store(Some(Arc::new(RoomIdentity {
+                trust_domain: trust_domain.clone(),
+                client: ClientIdentity::new(credential.clone()),
+                server: ServerIdentity::new(pod.tenant.clone(), credential.clone()),
+                credential,
+            })));
+        }
+    }
+    let identity = room.identity.load();
+    let principal = identity.as_ref().map(|i| i.credential.identity());
+    room.party.store(Arc::new(Party::of_pod(&pod, &config.cluster, config.az.as_str(), principal)));
+}
+
+/// A stream that yields whenever the directory may have changed; never ends. Without inotify it never yields, and the clock does the work.
+fn watch_directory(dir: &Path) -> std::pin::Pin<Box<dyn futures::Stream<Item = ()> + Send>> {
+    use inotify::{Inotify, WatchMask};
+    let watch = || -> std::io::Result<_> {
+        let inotify = Inotify::init()?;
+        let mask = WatchMask::CLOSE_WRITE | WatchMask::MOVED_TO | WatchMask::MOVED_FROM | WatchMask::DELETE;
+        inotify.watches().add(dir, mask)?;
+        inotify.into_event_stream([0u8; 4096])
+    };
+    match watch() {
+        Ok(events) => Box::pin(events.ready_chunks(64).map(|_| ()).chain(futures::stream::pending())),
+        Err(error) => {
+            tracing::warn!(dir = %dir.display(), %error, every = ?RESCAN, "cannot watch the pods directory; reading it by the clock");
+            Box::pin(futures::stream::pending())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! What one worker thread owns: its tunnels, its memory of gateways, its records. Nothing here is shared; what is shared is [`Shared`].
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use canal_kit::drain::Drain;
+use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
+use canal_kit::log::AccessLog;
+use canal_kit::metrics::{Counter, Counters, Family, Registry};
+use canal_kit::sys::NetnsId;
+use canal_kit::worker::{Worker, WorkerConfig, Workers};
+use canal_model::ids::AzName;
+use tokio_util::task::TaskTracker;
+
+use crate::authorization::Authorization;
+use crate::gateways::Gateways;
+use crate::room::{self, Room};
+use crate::telemetry::{Families, Records};
+use crate::view::View;
+
+/// What all workers and the control tasks share: read by connections, written rarely.
+pub struct Shared {
+    pub az: AzName,
+    pub view: ArcSwap<View>,
+    pub authorization: Authorization,
+    pub registry: Registry,
+    families: Families,
+    listen_failures: Counters,
+    accept_failures: Counters,
+    log: AccessLog,
+}
+
+impl Shared {
+    /// Registers the metrics.
+    pub fn new(az: AzName, registry: Registry, log: AccessLog) -> Self {
+        let counters = |name, help| registry.counters(Family::new(name, help, &[]));
+        Self {
+            az,
+            view: ArcSwap::default(),
+            authorization: Authorization::default(),
+            families: Families::new(&registry),
+            listen_failures: counters("canal_node_listen_failures_total", "Listeners in pods that could not be opened; tried again."),
+            accept_failures: counters("canal_node_accept_failures_total", "Failures of accept, e.g. out of file descriptors."),
+            registry,
+            log,
+        }
+    }
+}
+
+/// One worker's own things.
+pub struct Local {
+    pub shared: Arc<Shared>,
+    pub pool: Pool,
+    pub hbone: HboneCounters,
+    pub gateways: Gateways,
+    pub records: Records,
+    pub listen_failures: Counter,
+    pub accept_failures: Counter,
+    tasks: TaskTracker,
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
+}
+
+impl Local {
+    fn new(shared: Arc<Shared>) -> Self {
+        let shard = shared.registry.shard();
+        let log = shared.log.worker(&shard);
+        let hbone = HboneCounters::new(&shared.registry, &shard);
+        Self {
+            pool: Pool::new(PoolConfig::default(), hbone.clone()),
+            hbone,
+            gateways: Gateways::default(),
+            listen_failures: shard.counter(&shared.listen_failures, &[]),
+            accept_failures: shard.counter(&shared.accept_failures, &[]),
+            records: Records::new(shared.families.clone(), shard, log),
+            tasks: TaskTracker::new(),
+            shared,
+        }
+    }
+
+    /// Runs a task of this worker; the worker ends after it.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.tasks.spawn_local(task);
+    }
+}
+
+/// Starts the workers. They end when `drain` does and all their tasks have.
+pub fn start(count: usize, shared: &Arc<Shared>, drain: Drain) -> std::io::Result<Workers> {
+    let shared = shared.clone();
+    let config = WorkerConfig { count, name: "canal-worker", pin: false };
+    Workers::start(config, drain, move |worker: Worker| {
+        let local = Rc::new(Local::new(shared.clone()));
+        HERE.set(Some(local.clone()));
+        live(local, worker.drain)
+    })
+}
+
+async fn live(local: Rc<Local>, drain: Drain) {
+    drain.draining().await;
+    local.tasks.close();
+    tokio::select! {
+        () = local.tasks.wait() => {}
+        () = drain.forced() => {}
+    }
+    HERE.set(None);
+}
+
+fn here() -> Option<Rc<Local>> {
+    HERE.with_borrow(Clone::clone)
+}
+
+/// Has every worker listen in `room` until `drain`.
+pub fn open_room(workers: &Workers, room: &Arc<Room>, drain: &Drain) {
+    for k in 0..workers.count() {
+        let (room, drain) = (room.clone(), drain.clone());
+        workers.spawn(k, move || async move {
+            if let Some(local) = here() {
+                room::serve(&local, &room, &drain);
+            }
+        });
+    }
+}
+
+/// Has every worker close its idle tunnels of a namespace that is gone.
+pub fn retire(workers: &Workers, netns: NetnsId) {
+    for k in 0..workers.count() {
+        workers.spawn(k, move || async move {
+            if let Some(local) = here() {
+                local.pool.retire(Some(netns));
+            }
+        });
+    }
+}
+
+/// Has every worker forget gateways that the present view does not know.
+pub fn forget_gateways(workers: &Workers) {
+    for k in 0..workers.count() {
+        workers.spawn(k, move || async move {
+            let Some(local) = here() else { return };
+            let view = local.shared.view.load_full();
+            local.gateways.keep_only(|a| view.tenants().any(|t| t.is_gateway(a.ip())));
+        });
+    }
+}
