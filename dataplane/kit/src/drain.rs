@@ -32,6 +32,12 @@ pub struct Drain {
     _open: mpsc::Sender<()>,
 }
 
+/// Sees the phases without being waited for: for what serves operators to the end.
+#[derive(Debug, Clone)]
+pub struct Watcher {
+    phase: watch::Receiver<Phase>,
+}
+
 /// A new tree.
 pub fn tree() -> (Trigger, Drain) {
     let (tx, rx) = watch::channel(Phase::Running);
@@ -98,28 +104,17 @@ impl Drain {
 
     /// Resolves when draining (or forcing) begins; at once if it has.
     pub async fn draining(&self) {
-        // An error means the trigger is gone, which has forced.
-        let _ = self.phase.clone().wait_for(|p| *p != Phase::Running).await;
+        self.watcher().draining().await;
     }
 
     /// Resolves when everything must close now: forced, or past the deadline.
     pub async fn forced(&self) {
-        let mut phase = self.phase.clone();
-        loop {
-            let now = *phase.borrow_and_update();
-            match now {
-                Phase::Forced => return,
-                Phase::Running => {
-                    if phase.changed().await.is_err() {
-                        return;
-                    }
-                }
-                Phase::Draining { deadline } => tokio::select! {
-                    () = tokio::time::sleep_until(deadline) => return,
-                    changed = phase.changed() => if changed.is_err() { return },
-                },
-            }
-        }
+        self.watcher().forced().await;
+    }
+
+    /// The same view, without holding up the end.
+    pub fn watcher(&self) -> Watcher {
+        Watcher { phase: self.phase.clone() }
     }
 
     /// A branch: it drains and forces with this one, or earlier by its own trigger (one pod's listener, one tenant).
@@ -144,6 +139,39 @@ impl Drain {
             }
         });
         (Trigger { phase: tx, open: closed }, Drain { phase: rx, _open: open })
+    }
+}
+
+impl Watcher {
+    /// As [`Drain::phase`].
+    pub fn phase(&self) -> Phase {
+        *self.phase.borrow()
+    }
+
+    /// As [`Drain::draining`].
+    pub async fn draining(&self) {
+        // An error means the trigger is gone, which has forced.
+        let _ = self.phase.clone().wait_for(|p| *p != Phase::Running).await;
+    }
+
+    /// As [`Drain::forced`].
+    pub async fn forced(&self) {
+        let mut phase = self.phase.clone();
+        loop {
+            let now = *phase.borrow_and_update();
+            match now {
+                Phase::Forced => return,
+                Phase::Running => {
+                    if phase.changed().await.is_err() {
+                        return;
+                    }
+                }
+                Phase::Draining { deadline } => tokio::select! {
+                    () = tokio::time::sleep_until(deadline) => return,
+                    changed = phase.changed() => if changed.is_err() { return },
+                },
+            }
+        }
     }
 }
 

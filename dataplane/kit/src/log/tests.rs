@@ -1,0 +1,126 @@
+//! What is written, and what is dropped when.
+
+use super::*;
+use tokio::task::LocalSet;
+
+fn with_worker(sink: Sink, registry: &Registry, work: impl AsyncFnOnce(WorkerLog)) {
+    let log = AccessLog::start(sink, registry).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, async {
+        let worker = log.worker(&registry.shard());
+        work(worker).await;
+    });
+    log.finish();
+}
+
+fn metric(r: &Registry, start: &str) -> u64 {
+    let text = r.render();
+    text.lines().find(|l| l.starts_with(start)).and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+}
+
+#[test]
+fn lines_are_json_with_typed_fields_and_nested_lines_do_no_harm() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let path = dir.path().join("access.json");
+    with_worker(Sink::File(path.clone()), &r, async |log| {
+        log.line()
+            .str("path", "/a\"b")
+            .some("empty", "")
+            .display("peer", "10.1.1.2:80".parse::<std::net::SocketAddr>().unwrap())
+            .u64("bytes", u64::MAX)
+            .millis("took", Duration::from_micros(1_234_567))
+            .bool("ok", true)
+            .end();
+        let outer = log.line().str("n", "outer");
+        log.line().str("n", "inner").end();
+        outer.end();
+    });
+    let text = std::fs::read_to_string(path).unwrap();
+    let mut lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let time = lines[0].as_object_mut().unwrap().remove("time").unwrap();
+    assert!(time.as_str().unwrap().ends_with('Z'));
+    let want = serde_json::json!({"path": "/a\"b", "peer": "10.1.1.2:80", "bytes": u64::MAX, "took": 1234.567, "ok": true});
+    assert_eq!(lines[0], want);
+    assert_eq!((lines[1]["n"].as_str(), lines[2]["n"].as_str()), (Some("inner"), Some("outer")));
+    assert_eq!(metric(&r, "canal_access_log_lines_total"), 3);
+}
+
+#[test]
+fn a_line_appears_without_another_to_push_it() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let path = dir.path().join("access.json");
+    with_worker(Sink::File(path.clone()), &r, async |log| {
+        log.line().str("n", "alone").end();
+        tokio::time::sleep(FLUSH * 3).await;
+        assert!(std::fs::read_to_string(&path).unwrap().contains("alone"));
+        drop(log);
+    });
+}
+
+#[test]
+fn a_renamed_file_is_opened_anew() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let path = dir.path().join("access.json");
+    with_worker(Sink::File(path.clone()), &r, async |log| {
+        log.line().str("n", "old").end();
+        log.flush();
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+        std::fs::rename(&path, dir.path().join("access.json.1")).unwrap();
+        log.line().str("n", "new").end();
+    });
+    assert!(std::fs::read_to_string(&path).unwrap().contains("new"));
+    assert!(std::fs::read_to_string(dir.path().join("access.json.1")).unwrap().contains("old"));
+}
+
+#[test]
+fn what_the_writer_cannot_take_is_dropped_and_counted_and_nobody_waits() {
+    // /dev/full fails every write; a pipe that nobody reads blocks it.
+    let r = Registry::new();
+    with_worker(Sink::File("/dev/full".into()), &r, async |log| {
+        log.line().str("n", "lost").end();
+    });
+    assert_eq!(metric(&r, "canal_access_log_dropped_total{reason=\"write_failed\"}"), 1);
+
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let fifo = dir.path().join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reader = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    let log = AccessLog::start(Sink::File(fifo.clone()), &r).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let sent = 20_000u64;
+    LocalSet::new().block_on(&runtime, async {
+        let worker = log.worker(&r.shard());
+        for _ in 0..sent {
+            worker.line().str("filler", &"x".repeat(200)).end();
+        }
+    });
+    let behind = metric(&r, "canal_access_log_dropped_total{reason=\"writer_behind\"}");
+    assert!(behind > 0 && behind < sent, "{behind}");
+    // Let the writer go on, so that it can end.
+    let drain = std::thread::spawn(move || {
+        let (mut reader, mut buffer) = (reader, vec![0; 1 << 20]);
+        let mut lines = 0;
+        while lines < sent - behind {
+            let n = std::io::Read::read(&mut reader, &mut buffer).unwrap();
+            lines += buffer[..n].iter().filter(|b| **b == b'\n').count() as u64;
+        }
+        lines
+    });
+    log.finish();
+    assert_eq!(drain.join().unwrap() + behind, sent);
+}
+
+#[test]
+fn a_line_that_is_too_long_is_dropped_and_the_next_is_whole() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let path = dir.path().join("access.json");
+    with_worker(Sink::File(path.clone()), &r, async |log| {
+        log.line().str("n", "before").end();
+        log.line().str("path", &"y".repeat(LINE_MAX)).str("more", "z").end();
+        log.line().str("n", "after").end();
+    });
+    let text = std::fs::read_to_string(path).unwrap();
+    assert_eq!(text.lines().count(), 2);
+    assert!(text.lines().all(|l| serde_json::from_str::<serde_json::Value>(l).is_ok()));
+    assert_eq!(metric(&r, "canal_access_log_dropped_total{reason=\"too_long\"}"), 1);
+}

@@ -1,0 +1,80 @@
+//! The one thread that writes: blocks in, bytes out, blocks back. A failing disk loses lines and is counted; it stops nobody.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::Sink;
+use crate::metrics::SharedCounter;
+
+/// How often the file is looked for at its path.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// A block on its way to the writer.
+pub(super) struct Full {
+    pub(super) block: Vec<u8>,
+    pub(super) lines: u32,
+    /// Where the empty block goes.
+    pub(super) home: mpsc::Sender<Vec<u8>>,
+}
+
+pub(super) enum Target {
+    Stdout,
+    File { path: PathBuf, file: File, looked: Instant },
+}
+
+fn append(path: &PathBuf) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+impl Target {
+    pub(super) fn open(sink: Sink) -> io::Result<Self> {
+        Ok(match sink {
+            Sink::Stdout => Target::Stdout,
+            Sink::File(path) => Target::File { file: append(&path)?, path, looked: Instant::now() },
+        })
+    }
+
+    fn write(&mut self, block: &[u8]) -> io::Result<()> {
+        match self {
+            Target::Stdout => {
+                let mut out = io::stdout().lock();
+                out.write_all(block)?;
+                out.flush()
+            }
+            Target::File { path, file, looked } => {
+                if looked.elapsed() >= LOOK {
+                    *looked = Instant::now();
+                    let same = |a: &std::fs::Metadata, b: &std::fs::Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
+                    if !std::fs::metadata(&*path).is_ok_and(|there| file.metadata().is_ok_and(|here| same(&there, &here))) {
+                        *file = append(path)?;
+                    }
+                }
+                file.write_all(block)
+            }
+        }
+    }
+}
+
+/// Writes until every sender is gone.
+pub(super) fn run(mut target: Target, blocks: &mpsc::Receiver<Full>, written: &SharedCounter, failed: &SharedCounter) {
+    let mut told = false;
+    while let Ok(Full { mut block, lines, home }) = blocks.recv() {
+        match target.write(&block) {
+            Ok(()) => written.add(lines.into()),
+            Err(error) => {
+                failed.add(lines.into());
+                // Once: a full disk would otherwise fill whatever stderr goes to as well.
+                if !std::mem::replace(&mut told, true) {
+                    tracing::error!(%error, "access log lines are lost; canal_access_log_dropped_total counts them");
+                }
+            }
+        }
+        block.clear();
+        // The worker may have ended.
+        let _ = home.send(block);
+    }
+}
