@@ -41,7 +41,7 @@ fn lines_are_json_with_typed_fields_and_nested_lines_do_no_harm() {
     assert!(time.as_str().unwrap().ends_with('Z'));
     let want = serde_json::json!({"path": "/a\"b", "peer": "10.1.1.2:80", "bytes": u64::MAX, "took": 1234.567, "ok": true});
     assert_eq!(lines[0], want);
-    assert_eq!((lines[1]["n"].as_str(), lines[2]["n"].as_str()), (Some("inner"), Some("outer")));
+    assert_eq!((lines[1]["n"].as_str(), lines[2]["n"].as_str()), (Some("outer"), Some("inner")));
     assert_eq!(metric(&r, "canal_access_log_lines_total"), 3);
 }
 
