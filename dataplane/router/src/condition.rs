@@ -1,0 +1,142 @@
+//! The conditions of a match beside its path: method, headers, query. Headers are asked for and the query is split only when needed.
+
+use canal_model::program::{HttpMatch, TextMatch, ValueMatch};
+use regex_automata::meta::Regex;
+use smallvec::SmallVec;
+
+use crate::fault::FaultKind;
+use crate::regexes::{Budget, is_match};
+use crate::request::Request;
+
+/// What must hold beside the path.
+#[derive(Debug)]
+pub(crate) struct Conditions {
+    method: Option<Box<str>>,
+    headers: Box<[Condition]>,
+    query: Box<[Condition]>,
+}
+
+#[derive(Debug)]
+struct Condition {
+    name: Box<str>,
+    text: Text,
+}
+
+#[derive(Debug)]
+enum Text {
+    Exact(Box<str>),
+    Prefix(Box<str>),
+    Regex(Box<Regex>),
+    Present,
+}
+
+impl Conditions {
+    /// `None` if the path is all there is.
+    pub(crate) fn of(rule: &HttpMatch, budget: &mut Budget<'_>) -> Result<Option<Conditions>, FaultKind> {
+        if rule.method.is_none() && rule.headers.is_empty() && rule.query.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(Conditions {
+            method: rule.method.as_deref().map(Box::from),
+            headers: compile("header", &rule.headers, str::to_ascii_lowercase, budget)?,
+            query: compile("query parameter", &rule.query, str::to_owned, budget)?,
+        }))
+    }
+
+    pub(crate) fn hold<'r, R: Request>(&self, request: &'r R, query: &mut Option<QueryPairs<'r>>) -> bool {
+        self.method.as_ref().is_none_or(|method| method.as_bytes() == request.method())
+            && self.headers.iter().all(|condition| condition.holds_for_header(request))
+            && (self.query.is_empty() || {
+                let pairs = query.get_or_insert_with(|| split_query(request.query().unwrap_or_default()));
+                self.query.iter().all(|condition| condition.holds_for_query(pairs))
+            })
+    }
+
+    /// Bytes on the heap, automata included.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let of = |condition: &Condition| {
+            size_of::<Condition>()
+                + condition.name.len()
+                + match &condition.text {
+                    Text::Exact(text) | Text::Prefix(text) => text.len(),
+                    Text::Regex(regex) => regex.memory_usage(),
+                    Text::Present => 0,
+                }
+        };
+        self.method.as_ref().map_or(0, |method| method.len()) + self.headers.iter().chain(&self.query).map(of).sum::<usize>()
+    }
+}
+
+/// Gateway API: of several conditions on the same name only the first counts.
+fn compile(
+    what: &str,
+    conditions: &[ValueMatch],
+    canonical_name: fn(&str) -> String,
+    budget: &mut Budget<'_>,
+) -> Result<Box<[Condition]>, FaultKind> {
+    let names: Vec<String> = conditions.iter().map(|condition| canonical_name(&condition.name)).collect();
+    let mut one = |(i, condition): (usize, &ValueMatch)| {
+        let text = match &condition.value {
+            TextMatch::Exact(text) => Text::Exact(text.as_str().into()),
+            TextMatch::Prefix(text) => Text::Prefix(text.as_str().into()),
+            TextMatch::Present => Text::Present,
+            TextMatch::Regex(pattern) => Text::Regex(Box::new(compile_one(what, &condition.name, pattern, budget)?)),
+        };
+        Ok(Condition { name: names[i].as_str().into(), text })
+    };
+    conditions.iter().enumerate().filter(|(i, _)| !names[..*i].contains(&names[*i])).map(&mut one).collect()
+}
+
+fn compile_one(what: &str, name: &str, pattern: &str, budget: &mut Budget<'_>) -> Result<Regex, FaultKind> {
+    let field = format!("{what} {name:?}");
+    let checked = budget.check(&field, pattern)?;
+    budget.compile(&[checked]).ok_or_else(|| budget.overflow(&field, pattern))
+}
+
+impl Condition {
+    fn holds(&self, text: &[u8]) -> bool {
+        match &self.text {
+            Text::Exact(want) => want.as_bytes() == text,
+            Text::Prefix(want) => text.starts_with(want.as_bytes()),
+            Text::Regex(regex) => is_match(regex, text),
+            Text::Present => true,
+        }
+    }
+
+    /// Several lines of one header are one list (RFC 9110 §5.3).
+    fn holds_for_header<R: Request>(&self, request: &R) -> bool {
+        let mut joined: SmallVec<[u8; 128]> = SmallVec::new();
+        let mut seen = false;
+        request.header(&self.name, &mut |value| {
+            if seen {
+                joined.push(b',');
+            }
+            seen = true;
+            joined.extend_from_slice(value);
+        });
+        seen && self.holds(&joined)
+    }
+
+    /// Of a repeated parameter the first value counts.
+    fn holds_for_query(&self, pairs: &QueryPairs<'_>) -> bool {
+        pairs.iter().find(|(name, _)| *name == self.name.as_bytes()).is_some_and(|(_, value)| self.holds(value))
+    }
+}
+
+/// The parameters of a query, as sent.
+pub(crate) type QueryPairs<'r> = SmallVec<[(&'r [u8], &'r [u8]); 8]>;
+
+fn split_query(query: &[u8]) -> QueryPairs<'_> {
+    let pair = |part: &'_ [u8]| match part.iter().position(|&b| b == b'=') {
+        Some(at) => (0..at, at + 1..part.len()),
+        None => (0..part.len(), part.len()..part.len()),
+    };
+    query
+        .split(|&b| b == b'&')
+        .filter(|part| !part.is_empty())
+        .map(|part| {
+            let (name, value) = pair(part);
+            (&part[name], &part[value])
+        })
+        .collect()
+}

@@ -1,0 +1,233 @@
+//! Finding the rule for a request: host groups, one walk down the path, regexes, then the conditions of the candidates in order.
+
+use std::sync::Arc;
+
+use canal_model::program::{Backend, PathMatch, RouteAction, RouteRule};
+use hashbrown::HashMap;
+use regex_automata::meta::Regex;
+use smallvec::SmallVec;
+
+use crate::condition::{Conditions, QueryPairs};
+use crate::host::{canonical, suffixes};
+use crate::index::{Index, List, Node, Rank};
+use crate::regexes::matching;
+use crate::request::Request;
+
+/// A rule for every port of its service.
+pub(crate) const ANY_PORT: u16 = 0;
+/// A match with nothing but a path.
+pub(crate) const NO_CONDITIONS: u32 = u32::MAX;
+/// Status of a rule with a faulty match.
+const BROKEN_RULE_STATUS: u16 = 500;
+/// No match found yet.
+const NONE: Rank = Rank::MAX;
+
+/// One match; its place in the array is its rank.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Match {
+    pub(crate) rule: u32,
+    pub(crate) place: u32,
+    pub(crate) conditions: u32,
+    pub(crate) port: u16,
+}
+
+/// The matches of one host, of one suffix, or of any host.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) root: Node,
+    pub(crate) odd: Box<[Rank]>,
+    pub(crate) regexes: Option<Box<PathRegexes>>,
+}
+
+/// All path regexes of a group in one automaton; pattern `i` belongs to `ranks[i]`, ascending.
+#[derive(Debug)]
+pub(crate) struct PathRegexes {
+    pub(crate) automaton: Regex,
+    pub(crate) ranks: Box<[Rank]>,
+}
+
+/// The rules of one service, ready to be searched.
+#[derive(Debug)]
+pub struct Router {
+    pub(crate) index: Index,
+    pub(crate) groups: Box<[Group]>,
+    pub(crate) any_host: Option<u32>,
+    pub(crate) has_exact_hosts: bool,
+    pub(crate) has_suffix_hosts: bool,
+    pub(crate) matches: Box<[Match]>,
+    pub(crate) conditions: Box<[Conditions]>,
+    pub(crate) rules: Box<[Arc<RouteRule>]>,
+    /// Rules with a faulty match, and the fault's text.
+    pub(crate) broken: HashMap<u32, Box<str>>,
+}
+
+/// What a search gave.
+#[derive(Debug, Clone, Copy)]
+pub struct Found<'a> {
+    pub rule: &'a Arc<RouteRule>,
+    /// Which of the rule's matches held.
+    pub place: usize,
+    pub action: Action<'a>,
+}
+
+/// What to do with the request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action<'a> {
+    /// Share out with [`crate::pick`].
+    Split(&'a [Backend]),
+    /// Fail closed: answer this status and log the reason.
+    Refuse { status: u16, reason: &'a str },
+}
+
+impl Router {
+    /// The rule with the smallest precedence among those that hold for a request to this port of the service.
+    pub fn find<R: Request>(&self, port: u16, request: &R) -> Option<Found<'_>> {
+        let mut search = Search { router: self, request, path: request.path(), port, query: None, best: NONE };
+        if let Some(group) = self.any_host {
+            search.visit(group);
+        }
+        if self.has_exact_hosts || self.has_suffix_hosts {
+            search.visit_hosts();
+        }
+        let found = self.matches.get(search.best as usize)?;
+        let rule = &self.rules[found.rule as usize];
+        let action = match (&rule.action, self.broken.get(&found.rule)) {
+            (RouteAction::Refuse { status, reason }, _) => Action::Refuse { status: *status, reason },
+            (RouteAction::Split(_), Some(reason)) => Action::Refuse { status: BROKEN_RULE_STATUS, reason },
+            (RouteAction::Split(backends), None) => Action::Split(backends),
+        };
+        Some(Found { rule, place: found.place as usize, action })
+    }
+
+    /// How many rules it holds.
+    pub fn rule_count(&self) -> usize {
+        self.rules.len()
+    }
+
+    /// Its rules, in the order given.
+    pub fn rules(&self) -> &[Arc<RouteRule>] {
+        &self.rules
+    }
+
+    /// Bytes on the heap, without the rules themselves, which are shared.
+    pub fn memory_bytes(&self) -> usize {
+        let group = |group: &Group| {
+            let regexes = |r: &PathRegexes| size_of::<PathRegexes>() + r.automaton.memory_usage() + size_of_val(&*r.ranks);
+            size_of_val(&*group.odd) + group.regexes.as_deref().map_or(0, regexes)
+        };
+        self.index.memory_bytes()
+            + size_of_val(&*self.groups)
+            + self.groups.iter().map(group).sum::<usize>()
+            + size_of_val(&*self.matches)
+            + size_of_val(&*self.conditions)
+            + self.conditions.iter().map(Conditions::memory_bytes).sum::<usize>()
+            + size_of_val(&*self.rules)
+            + self.broken.allocation_size()
+    }
+}
+
+/// One search. Lists are in order of rank, so each is read only while it can still win.
+struct Search<'a, R> {
+    router: &'a Router,
+    request: &'a R,
+    path: &'a [u8],
+    port: u16,
+    query: Option<QueryPairs<'a>>,
+    best: Rank,
+}
+
+impl<R: Request> Search<'_, R> {
+    fn visit_hosts(&mut self) {
+        let router = self.router;
+        let host = canonical(self.request.host());
+        if router.has_exact_hosts
+            && let Some(group) = router.index.exact_host(&host)
+        {
+            self.visit(group);
+        }
+        if router.has_suffix_hosts {
+            for suffix in suffixes(&host) {
+                if let Some(group) = router.index.suffix_host(suffix) {
+                    self.visit(group);
+                }
+            }
+        }
+    }
+
+    fn visit(&mut self, group: u32) {
+        let router = self.router;
+        let group = &router.groups[group as usize];
+        if let [b'/', rest @ ..] = self.path {
+            self.walk(group.root, rest);
+        }
+        for &rank in &group.odd {
+            if self.is_odd_match(rank) {
+                self.offer(&[rank]);
+            }
+        }
+        if let Some(regexes) = &group.regexes
+            && regexes.ranks.first().is_some_and(|&first| first < self.best)
+        {
+            for pattern in matching(&regexes.automaton, self.path).iter() {
+                self.offer(&[regexes.ranks[pattern.as_usize()]]);
+            }
+        }
+    }
+
+    /// Down the path as far as the trie goes, then back up: the deepest candidates are the likely winners.
+    fn walk(&mut self, root: Node, mut rest: &[u8]) {
+        let index = &self.router.index;
+        let mut trail: SmallVec<[(Node, &[u8]); 16]> = SmallVec::new();
+        let mut node = root;
+        loop {
+            trail.push((node, rest));
+            let len = memchr::memchr(b'/', rest).unwrap_or(rest.len());
+            match index.child(node, &rest[..len]) {
+                None => break,
+                Some(child) if len == rest.len() => {
+                    self.offer(index.candidates(child, List::Exact));
+                    self.offer(index.candidates(child, List::Prefix));
+                    break;
+                }
+                Some(child) => {
+                    node = child;
+                    rest = &rest[len + 1..];
+                }
+            }
+        }
+        for (node, rest) in trail.into_iter().rev() {
+            for inside in index.inside(node, rest) {
+                self.offer(index.candidates(inside, List::Prefix));
+            }
+            self.offer(index.candidates(node, List::Prefix));
+        }
+    }
+
+    /// Takes the first of `ranks` that holds and beats the best so far.
+    #[inline]
+    fn offer(&mut self, ranks: &[Rank]) {
+        for &rank in ranks {
+            if rank >= self.best {
+                return;
+            }
+            let candidate = self.router.matches[rank as usize];
+            let holds = (candidate.port == ANY_PORT || candidate.port == self.port)
+                && (candidate.conditions == NO_CONDITIONS
+                    || self.router.conditions[candidate.conditions as usize].hold(self.request, &mut self.query));
+            if holds {
+                self.best = rank;
+                return;
+            }
+        }
+    }
+
+    fn is_odd_match(&self, rank: Rank) -> bool {
+        let Match { rule, place, .. } = self.router.matches[rank as usize];
+        match &self.router.rules[rule as usize].matches[place as usize].path {
+            PathMatch::Exact(text) => text.as_bytes() == self.path,
+            PathMatch::StringPrefix(text) => self.path.starts_with(text.as_bytes()),
+            // Elements begin with `/`; without it there is nothing to compare.
+            PathMatch::ElementPrefix(_) | PathMatch::Regex(_) => false,
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A request, a rule, and the naive reading of rules that the router is judged by.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use canal_model::program::{
+    Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteRule, TextMatch, ValueMatch,
+};
+use canal_router::Request;
+use regex_automata::meta::Regex;
+
+/// A request as the tests write it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Ask {
+    pub(crate) host: String,
+    pub(crate) method: String,
+    pub(crate) path: String,
+    pub(crate) query: Option<String>,
+    pub(crate) headers: Vec<(String, String)>,
+}
+
+impl Request for Ask {
+    fn host(&self) -> &[u8] {
+        self.host.as_bytes()
+    }
+    fn method(&self) -> &[u8] {
+        self.method.as_bytes()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.query.as_deref().map(str::as_bytes)
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        assert_eq!(name, name.to_ascii_lowercase());
+        self.headers.iter().filter(|(given, _)| given.eq_ignore_ascii_case(name)).for_each(|(_, value)| visit(value.as_bytes()));
+    }
+}
+
+/// A rule that is known by its name.
+pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -> Arc<RouteRule> {
+    let id = |text: &str| text.parse().expect("valid");
+    Arc::new(RouteRule {
+        key: RouteKey {
+            tenant: "t".parse().expect("valid"),
+            kind: "HTTPRoute".into(),
+            namespace: "ns".parse().expect("valid"),
+            name: "routes".parse().expect("valid"),
+            rule: name.into(),
+        },
+        parent: id("t/ns/svc"),
+        parent_port: None,
+        hosts,
+        matches,
+        action: RouteAction::Split(vec![Backend {
+            weight: 1,
+            target: BackendTarget::Service { service: id("t/ns/svc"), port: 80, subset: Default::default() },
+        }]),
+    })
+}
+
+thread_local! {
+    static REGEXES: RefCell<HashMap<String, Regex>> = RefCell::default();
+}
+
+/// Whole-text match by one regex of its own.
+fn regex(pattern: &str, text: &str) -> bool {
+    let compile = || Regex::new(&format!(r"\A(?:{pattern})\z")).expect("valid");
+    REGEXES.with_borrow_mut(|known| known.entry(pattern.to_owned()).or_insert_with(compile).is_match(text))
+}
+
+fn text_holds(want: &TextMatch, text: &str) -> bool {
+    match want {
+        TextMatch::Exact(want) => want == text,
+        TextMatch::Prefix(want) => text.starts_with(want),
+        TextMatch::Regex(pattern) => regex(pattern, text),
+        TextMatch::Present => true,
+    }
+}
+
+/// Gateway API's words, taken literally: split both at `/`, drop a trailing empty element of the prefix, compare element by element.
+fn element_prefix_holds(prefix: &str, path: &str) -> bool {
+    let mut want: Vec<&str> = prefix.split('/').collect();
+    if want.last() == Some(&"") {
+        want.pop();
+    }
+    let have: Vec<&str> = path.split('/').collect();
+    prefix.starts_with('/') && path.starts_with('/') && have.len() >= want.len() && have[..want.len()] == want[..]
+}
+
+fn path_holds(want: &PathMatch, path: &str) -> bool {
+    match want {
+        PathMatch::Exact(want) => want == path,
+        PathMatch::ElementPrefix(prefix) => element_prefix_holds(prefix, path),
+        PathMatch::StringPrefix(prefix) => path.starts_with(prefix.as_str()),
+        PathMatch::Regex(pattern) => regex(pattern, path),
+    }
+}
+
+fn host_holds(hosts: &[HostMatch], host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    hosts.is_empty()
+        || hosts.iter().any(|want| match want {
+            HostMatch::Exact(want) => *want == host,
+            HostMatch::Suffix(suffix) => host.len() > suffix.len() && host.ends_with(suffix.as_str()),
+        })
+}
+
+/// The first of conditions on the same name counts; `value` finds what the request has.
+fn values_hold(conditions: &[ValueMatch], value: impl Fn(&str) -> Option<String>) -> bool {
+    let is_first = |i: usize| !conditions[..i].iter().any(|earlier| earlier.name == conditions[i].name);
+    (0..conditions.len())
+        .filter(|&i| is_first(i))
+        .all(|i| value(&conditions[i].name).is_some_and(|text| text_holds(&conditions[i].value, &text)))
+}
+
+fn match_holds(want: &HttpMatch, ask: &Ask) -> bool {
+    let header = |name: &str| {
+        let values: Vec<&str> = ask.headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str()).collect();
+        (!values.is_empty()).then(|| values.join(","))
+    };
+    let query = |name: &str| {
+        let pairs = ask.query.iter().flat_map(|query| query.split('&')).map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        pairs.filter(|(n, _)| *n == name).map(|(_, v)| v.to_owned()).next()
+    };
+    path_holds(&want.path, &ask.path)
+        && want.method.as_ref().is_none_or(|method| *method == ask.method)
+        && values_hold(&want.headers, header)
+        && values_hold(&want.query, query)
+}
+
+/// The winner by reading every match of every rule: its rule's name and place.
+pub(crate) fn naive(rules: &[Arc<RouteRule>], port: u16, ask: &Ask) -> Option<(String, usize)> {
+    let mut best: Option<(&Precedence, &RouteRule, usize)> = None;
+    for rule in rules.iter().filter(|rule| rule.parent_port.is_none_or(|p| p == port) && host_holds(&rule.hosts, &ask.host)) {
+        for (place, candidate) in rule.matches.iter().enumerate().filter(|(_, candidate)| match_holds(candidate, ask)) {
+            if best.is_none_or(|(precedence, _, _)| candidate.precedence < *precedence) {
+                best = Some((&candidate.precedence, rule, place));
+            }
+        }
+    }
+    best.map(|(_, rule, place)| (rule.key.rule.clone(), place))
+}

@@ -1,0 +1,366 @@
+//! The router by tables of cases: path kinds, hosts, conditions, order, faults and limits.
+
+mod rules;
+
+use std::sync::Arc;
+
+use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteRule, TextMatch, ValueMatch};
+use canal_router::{Action, Fault, Limits, Router};
+use rules::{Ask, naive, rule};
+
+/// `[METHOD ][host]/path[?query][ name:value …]`.
+fn ask(text: &str) -> Ask {
+    let mut words = text.split(' ');
+    let mut first = words.next().unwrap_or_default();
+    let mut ask = Ask { method: "GET".into(), ..Ask::default() };
+    if !first.contains('/') && first != "*" {
+        ask.method = first.into();
+        first = words.next().unwrap_or_default();
+    }
+    let (host, path) = first.split_at(first.find('/').unwrap_or_default());
+    ask.host = host.into();
+    match path.split_once('?') {
+        Some((path, query)) => (ask.path, ask.query) = (path.into(), Some(query.into())),
+        None => ask.path = path.into(),
+    }
+    ask.headers = words.filter_map(|word| word.split_once(':')).map(|(name, value)| (name.into(), value.into())).collect();
+    ask
+}
+
+/// A match in order of writing: `place` is all of its precedence.
+fn matching(place: u32, path: PathMatch) -> HttpMatch {
+    let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [place, 0] };
+    HttpMatch { precedence, path, method: None, headers: Vec::new(), query: Vec::new() }
+}
+
+fn build(rules: &[Arc<RouteRule>]) -> Router {
+    let (router, faults) = Router::build(rules.iter().cloned(), &Limits::DEFAULT);
+    assert_eq!(faults, []);
+    router
+}
+
+/// `want` is the rule's name, empty for none.
+fn check(rules: &[Arc<RouteRule>], cases: &[(&str, &str)]) {
+    let router = build(rules);
+    for (text, want) in cases {
+        let ask = ask(text);
+        let found = router.find(80, &ask).map(|found| (found.rule.key.rule.clone(), found.place));
+        assert_eq!(found.as_ref().map_or("", |(name, _)| name), *want, "{text}");
+        assert_eq!(naive(rules, 80, &ask), found, "{text}: the reference differs");
+    }
+}
+
+/// A rule of one match on any host; the order of writing is the precedence.
+fn paths(paths: &[(&str, PathMatch)]) -> Vec<Arc<RouteRule>> {
+    paths.iter().enumerate().map(|(i, (name, path))| rule(name, vec![], vec![matching(i as u32, path.clone())])).collect()
+}
+
+fn exact(path: &str) -> PathMatch {
+    PathMatch::Exact(path.into())
+}
+fn element(path: &str) -> PathMatch {
+    PathMatch::ElementPrefix(path.into())
+}
+fn string(path: &str) -> PathMatch {
+    PathMatch::StringPrefix(path.into())
+}
+fn regex(path: &str) -> PathMatch {
+    PathMatch::Regex(path.into())
+}
+fn value(name: &str, value: TextMatch) -> ValueMatch {
+    ValueMatch { name: name.into(), value }
+}
+
+#[test]
+fn exact_paths() {
+    let rules = paths(&[("root", exact("/")), ("a", exact("/a")), ("a/", exact("/a/")), ("a//b", exact("/a//b")), ("*", exact("*"))]);
+    check(
+        &rules,
+        &[
+            ("/", "root"),
+            ("/a", "a"),
+            ("/a/", "a/"),
+            ("/a/b", ""),
+            ("/a//b", "a//b"),
+            ("/A", ""),
+            ("//", ""),
+            ("/a%20", ""),
+            ("/a?x=y", "a"),
+        ],
+    );
+    let star = Ask { path: "*".into(), ..Ask::default() };
+    assert_eq!(build(&rules).find(80, &star).map(|found| found.rule.key.rule.as_str()), Some("*"));
+}
+
+#[test]
+fn element_prefixes() {
+    check(
+        &paths(&[("abc", element("/abc")), ("x/y", element("/x/y/")), ("x", element("/x/")), ("q//", element("/q//"))]),
+        &[
+            ("/abc", "abc"),
+            ("/abc/", "abc"),
+            ("/abc/def", "abc"),
+            ("/abc//", "abc"),
+            ("/abcd", ""),
+            ("/ab", ""),
+            ("/x", "x"),
+            ("/x/", "x"),
+            ("/x/y", "x/y"),
+            ("/x/y/z", "x/y"),
+            ("/x/yz", "x"),
+            ("/q", ""),
+            ("/q/", "q//"),
+            ("/q//", "q//"),
+            ("/q/r", ""),
+            ("/", ""),
+        ],
+    );
+    check(&paths(&[("root", element("/"))]), &[("/", "root"), ("/x", "root"), ("//", "root")]);
+    let star = Ask { path: "*".into(), ..Ask::default() };
+    assert!(build(&paths(&[("root", element("/"))])).find(80, &star).is_none());
+}
+
+#[test]
+fn string_prefixes() {
+    check(
+        &paths(&[("ab", string("/ab")), ("a", string("/a")), ("c/", string("/c/")), ("c/d", string("/c/d")), ("q/rs", string("/q/rs"))]),
+        &[
+            ("/ab", "ab"),
+            ("/abc", "ab"),
+            ("/ab/c", "ab"),
+            ("/a", "a"),
+            ("/axe/b", "a"),
+            ("/c", ""),
+            ("/c/", "c/"),
+            ("/c/d", "c/"),
+            ("/q/r", ""),
+            ("/q/rs", "q/rs"),
+            ("/q/rst/u", "q/rs"),
+            ("/q", ""),
+        ],
+    );
+    check(&paths(&[("all", string("/"))]), &[("/", "all"), ("/x/y", "all")]);
+    let everything = build(&paths(&[("empty", string(""))]));
+    for path in ["", "*", "/", "/a"] {
+        assert!(everything.find(80, &Ask { path: path.into(), ..Ask::default() }).is_some(), "{path:?}");
+    }
+}
+
+#[test]
+fn regexes_match_whole_paths() {
+    check(
+        &paths(&[
+            ("digits", regex(r"/u/\d+")),
+            ("alt", regex("/a|/b")),
+            ("dotall", regex("/d.*")),
+            ("flag", regex("(?i)/case")),
+            ("letters", regex(r"/l/\pL+")),
+        ]),
+        &[
+            ("/u/12", "digits"),
+            ("/u/12x", ""),
+            ("/x/u/12", ""),
+            ("/u/", ""),
+            ("/a", "alt"),
+            ("/b", "alt"),
+            ("/ab", ""),
+            ("/a/", ""),
+            ("/d", "dotall"),
+            ("/dx/y", "dotall"),
+            ("/CASE", "flag"),
+            ("/l/ab", "letters"),
+            ("/l/a1", ""),
+        ],
+    );
+}
+
+#[test]
+fn kinds_mix_in_order() {
+    // Written order decides, whatever the kind: Istio. Gateway API's order comes from the compiler in the same field.
+    let all = [("r", regex("/a/.*")), ("s", string("/a/b")), ("e", element("/a")), ("x", exact("/a/b"))];
+    check(&paths(&all), &[("/a/b", "r"), ("/a", "e"), ("/a/c", "r")]);
+    let mut reversed = all.clone();
+    reversed.reverse();
+    check(&paths(&reversed), &[("/a/b", "x"), ("/a/bc", "e"), ("/a", "e")]);
+    let specific = [("x", exact("/a/b")), ("long", element("/a/b")), ("short", element("/a")), ("root", element("/"))];
+    check(&paths(&specific), &[("/a/b", "x"), ("/a/b/", "long"), ("/a/bc", "short"), ("/b", "root")]);
+}
+
+#[test]
+fn hosts() {
+    let host = |name: &str, hosts: &[&str], place| {
+        let hosts = hosts.iter().map(|host| match host.strip_prefix('*') {
+            Some(suffix) => HostMatch::Suffix(suffix.into()),
+            None => HostMatch::Exact((*host).into()),
+        });
+        rule(name, hosts.collect(), vec![matching(place, element("/"))])
+    };
+    let rules = [
+        host("a", &["a.x", "a.x", "b.x"], 0),
+        host("wild", &["*.x"], 1),
+        host("deep", &["*.b.x"], 0),
+        host("any", &[], 5),
+        host("c", &["c.y"], 9),
+    ];
+    check(
+        &rules,
+        &[
+            ("a.x/", "a"),
+            ("A.X/", "a"),
+            ("b.x/", "a"),
+            ("c.x/", "wild"),
+            ("x/", "any"),
+            ("c.b.x/", "deep"),
+            ("d.c.x/", "wild"),
+            ("/", "any"),
+            // Precedence is over all hosts: the compiler ranks a fallback on any host behind, or not.
+            ("c.y/", "any"),
+        ],
+    );
+}
+
+#[test]
+fn ports() {
+    let mut only = (*rule("only", vec![], vec![matching(0, element("/"))])).clone();
+    only.parent_port = Some(8080);
+    let rules = [Arc::new(only), rule("every", vec![], vec![matching(1, element("/"))])];
+    let router = build(&rules);
+    for (port, want) in [(80, "every"), (8080, "only")] {
+        assert_eq!(router.find(port, &ask("/")).map(|found| found.rule.key.rule.as_str()), Some(want));
+    }
+}
+
+#[test]
+fn methods_headers_and_query() {
+    let with = |place, change: fn(&mut HttpMatch)| {
+        let mut http = matching(place, element("/"));
+        change(&mut http);
+        http
+    };
+    let one = |name, http| rule(name, vec![], vec![http]);
+    let rules = [
+        one("post", with(0, |m| m.method = Some("POST".into()))),
+        one("exact", with(1, |m| m.headers = vec![value("x-a", TextMatch::Exact("1".into()))])),
+        one("prefix", with(2, |m| m.headers = vec![value("x-a", TextMatch::Prefix("2".into()))])),
+        one("regex", with(3, |m| m.headers = vec![value("x-a", TextMatch::Regex("[34]+".into()))])),
+        one("present", with(4, |m| m.headers = vec![value("x-b", TextMatch::Present)])),
+        // Gateway API: of entries with equivalent names only the first counts, whatever their case.
+        one("first", with(5, |m| m.headers = vec![value("x-c", TextMatch::Exact("1".into())), value("x-c", TextMatch::Exact("2".into()))])),
+        one(
+            "both",
+            with(6, |m| {
+                m.headers = vec![value("x-d", TextMatch::Present)];
+                m.query = vec![value("q", TextMatch::Exact("1".into())), value("r", TextMatch::Regex("a*".into()))];
+            }),
+        ),
+        one("query", with(7, |m| m.query = vec![value("q", TextMatch::Present)])),
+        one("rest", with(8, |_| {})),
+    ];
+    check(
+        &rules,
+        &[
+            ("POST /", "post"),
+            ("post /", "rest"),
+            ("/ x-a:1", "exact"),
+            ("/ X-A:1", "exact"),
+            ("/ x-a:12", "rest"),
+            ("/ x-a:23", "prefix"),
+            ("/ x-a:343", "regex"),
+            ("/ x-a:345", "rest"),
+            ("/ x-a:1 x-a:1", "rest"),
+            ("/ x-a:2 x-a:9", "prefix"),
+            ("/ x-b:", "present"),
+            ("/ x-c:1", "first"),
+            ("/ x-c:2", "rest"),
+            ("/?q=1&r=aa x-d:y", "both"),
+            ("/?q=1&r x-d:y", "both"),
+            ("/?q=1&r=b x-d:y", "query"),
+            ("/?q=2&q=1&r=a x-d:y", "query"),
+            ("/?q=1&r=a", "query"),
+            ("/?x=1&q", "query"),
+            ("/?Q=1", "rest"),
+            ("/?xq=1", "rest"),
+            ("/?q%3d=1", "rest"),
+            ("/?", "rest"),
+        ],
+    );
+}
+
+#[test]
+fn several_matches_of_one_rule() {
+    let rules = [
+        rule("two", vec![], vec![matching(3, exact("/b")), matching(1, exact("/a"))]),
+        rule("one", vec![], vec![matching(2, element("/"))]),
+    ];
+    check(&rules, &[("/a", "two"), ("/b", "one")]);
+    assert_eq!(build(&rules).find(80, &ask("/a")).map(|found| found.place), Some(1));
+}
+
+#[test]
+fn equal_precedence_is_decided_by_the_order_given() {
+    let rules = [rule("first", vec![], vec![matching(0, element("/"))]), rule("second", vec![], vec![matching(0, exact("/a"))])];
+    check(&rules, &[("/a", "first")]);
+}
+
+#[test]
+fn nothing_matches_nothing() {
+    check(&[], &[("/", ""), ("a/b", "")]);
+}
+
+#[test]
+fn refusing_rules() {
+    let mut refusing = (*rule("no", vec![], vec![matching(0, element("/"))])).clone();
+    refusing.action = RouteAction::Refuse { status: 503, reason: "broken".into() };
+    let router = build(&[Arc::new(refusing)]);
+    let action = router.find(80, &ask("/")).map(|found| found.action);
+    assert_eq!(action, Some(Action::Refuse { status: 503, reason: "broken" }));
+}
+
+/// Builds `bad` beside a sound rule with the same paths and lesser precedence. The faults' names must be `names`; the bad rule's
+/// sound match on `/sound` must refuse, its other paths and all else must go to the sound rule.
+fn check_fault(bad: Vec<HttpMatch>, limits: &Limits, names: &[&str], text: &str) {
+    let mut matches = bad;
+    matches.push(matching(0, exact("/sound")));
+    let rules = [rule("bad", vec![], matches), rule("good", vec![], vec![matching(1_000_000, element("/"))])];
+    let (router, faults) = Router::build(rules, limits);
+    assert_eq!(faults.iter().map(Fault::name).collect::<Vec<_>>(), names);
+    let shown = faults[0].to_string();
+    assert!(shown.contains(text) && shown.starts_with("rule t/HTTPRoute/ns/routes/bad, match 0: "), "{shown}");
+    let found = |path: &str| router.find(80, &ask(path)).expect("the good rule takes all");
+    assert!(matches!(found("/sound").action, Action::Refuse { status: 500, .. }));
+    assert_eq!(found("/a").rule.key.rule, "good");
+    assert!(matches!(found("/a").action, Action::Split(_)));
+}
+
+#[test]
+fn faults_break_one_rule_only() {
+    let limits = Limits { regex_text_bytes_max: 64, regex_bytes_max: 64 * 1024, regexes_bytes_max: 96 * 1024, ..Limits::DEFAULT };
+    let path = |pattern: &str| matching(1, regex(pattern));
+    let header = |pattern: &str| {
+        let mut http = matching(1, element("/"));
+        http.headers = vec![value("x-a", TextMatch::Regex(pattern.into()))];
+        http
+    };
+    check_fault(vec![path("/a(")], &limits, &["regex_syntax"], "unclosed group; write it in RE2 syntax");
+    check_fault(vec![path("/a)|(/b")], &limits, &["regex_syntax"], "regex \"/a)|(/b\" of the path");
+    check_fault(vec![path(r"(/a)\1")], &limits, &["regex_syntax"], "backreferences are not supported");
+    check_fault(vec![path("(?=/a)/a")], &limits, &["regex_syntax"], "look-around");
+    check_fault(vec![path("(?x)/a # open end")], &limits, &["regex_syntax"], "write it in RE2 syntax");
+    check_fault(vec![header("[")], &limits, &["regex_syntax"], "of the header \"x-a\"");
+    check_fault(vec![path(&format!("/{}", "a".repeat(64)))], &limits, &["regex_too_long"], "has 65 bytes; use at most 64");
+    check_fault(vec![path("/(a{100}){100}")], &limits, &["regex_too_large"], "more than 65536 bytes");
+    let large = |n| path(&format!("/(a{{{n}}}){{10}}"));
+    check_fault(vec![path("/(x{1000}){1000}"), large(30)], &limits, &["regex_too_large"], "smaller repetitions");
+    let (_, faults) = Router::build([rule("many", vec![], (0..40).map(|i| large(30 + i)).collect())], &limits);
+    assert!(faults.iter().all(|fault| fault.name() == "regexes_too_large"), "{faults:?}");
+    assert!((1..40).contains(&faults.len()), "{}", faults.len());
+}
+
+#[test]
+fn matches_are_limited() {
+    let limits = Limits { matches_max: 3, ..Limits::DEFAULT };
+    let (router, faults) = Router::build([rule("r", vec![], (0..4).map(|i| matching(i, exact(&format!("/{i}")))).collect())], &limits);
+    assert_eq!(faults.iter().map(Fault::name).collect::<Vec<_>>(), ["too_many_matches"]);
+    assert!(router.find(80, &ask("/2")).is_some());
+    assert!(router.find(80, &ask("/3")).is_none());
+}
