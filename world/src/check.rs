@@ -102,12 +102,12 @@ fn az_exists(topology: &Topology, name: &str, spot: Spot, findings: &mut Finding
 
 fn tenant_alone(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
     if let Err((what, mend)) = label(&tenant.name, "tenant", NAME_MAX) {
-        findings.add(tenant.spot, what, mend);
+        findings.add(tenant.spots.whole, what, mend);
     }
     let domain = &tenant.trust_domain;
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
     if domain.is_empty() || domain.len() > 255 || !domain.bytes().all(legal) {
-        findings.add(tenant.spot, format!("trustDomain: {domain:?} is not a SPIFFE trust domain"), "use a-z, 0-9, '.', '-' and '_' only");
+        findings.add(tenant.spots.trust_domain, format!("trustDomain: {domain:?} is not a SPIFFE trust domain"), "use a-z, 0-9, '.', '-' and '_' only");
     }
     for node in &tenant.nodes {
         az_exists(topology, &node.az, node.spot, findings);
@@ -129,7 +129,7 @@ fn pods(tenant: &Tenant, findings: &mut Findings) {
         for name in &pod.nodes {
             if !tenant.nodes.iter().any(|node| node.name == *name) {
                 let names: Vec<&str> = tenant.nodes.iter().map(|node| node.name.as_str()).collect();
-                findings.add(pod.spot, format!("tenant {:?} has no node {name:?}", tenant.name), format!("use one of: {}", names.join(", ")));
+                findings.add(pod.nodes_spot, format!("tenant {:?} has no node {name:?}", tenant.name), format!("use one of: {}", names.join(", ")));
             }
         }
         for replica in 0..pod.replicas {
@@ -163,7 +163,7 @@ fn service_objects(tenant: &Tenant, findings: &mut Findings) {
             let inside = tenant.service_cidrs.iter().any(|cidr| cidr.contains(address));
             if !inside {
                 let what = format!("service {}/{} has {address}, which no serviceCidrs range of {:?} holds", service.namespace, service.name, tenant.name);
-                findings.add(tenant.spot, what, "add its range to serviceCidrs, or choose another clusterIP");
+                findings.add(tenant.spots.services, what, "add its range to serviceCidrs, or choose another clusterIP");
             }
         }
     }
@@ -184,19 +184,20 @@ fn tenants_together(topology: &Topology, findings: &mut Findings) {
     let mut ranges: Vec<(IpNet, String)> = reserved().iter().map(|(net, what)| (IpNet::V4(*net), (*what).to_owned())).collect();
     let (mut names, mut vnis, mut domains) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for tenant in &topology.tenants {
-        if let Some(first) = names.insert(tenant.name.clone(), tenant.spot.line) {
-            findings.add(tenant.spot, format!("tenant {:?} is already on line {first}", tenant.name), "give it another name");
+        if let Some(first) = names.insert(tenant.name.clone(), tenant.spots.whole.line) {
+            findings.add(tenant.spots.whole, format!("tenant {:?} is already on line {first}", tenant.name), "give it another name");
         }
-        if let Some(first) = vnis.insert(tenant.vni, tenant.spot.line) {
-            findings.add(tenant.spot, format!("vni {} is already used on line {first}", tenant.vni), "choose another vni");
+        if let Some(first) = vnis.insert(tenant.vni, tenant.spots.vni.line) {
+            findings.add(tenant.spots.vni, format!("vni {} is already used on line {first}", tenant.vni), "choose another vni");
         }
-        if let Some(first) = domains.insert(tenant.trust_domain.clone(), tenant.spot.line) {
-            findings.add(tenant.spot, format!("trustDomain {:?} is already used on line {first}", tenant.trust_domain), "choose another one");
+        if let Some(first) = domains.insert(tenant.trust_domain.clone(), tenant.spots.trust_domain.line) {
+            findings.add(tenant.spots.trust_domain, format!("trustDomain {:?} is already used on line {first}", tenant.trust_domain), "choose another one");
         }
-        let own = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)];
-        for cidr in own.into_iter().chain(tenant.service_cidrs.iter().copied()) {
+        let pods = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)].map(|cidr| (cidr, tenant.spots.pods));
+        let services = tenant.service_cidrs.iter().map(|cidr| (*cidr, tenant.spots.services));
+        for (cidr, spot) in pods.into_iter().chain(services) {
             if let Some((other, whose)) = ranges.iter().find(|(range, _)| overlap(range, &cidr)) {
-                findings.add(tenant.spot, format!("{cidr} overlaps {other} of {whose}"), "choose a range nobody uses");
+                findings.add(spot, format!("{cidr} overlaps {other} of {whose}"), "choose a range nobody uses");
             }
             ranges.push((cidr, format!("tenant {:?}", tenant.name)));
         }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::control::{Host, Request};
 use crate::error::Result;
-use crate::net;
+use crate::net::Tools;
 use crate::script::{Batch, Tool};
 use crate::world::World;
 
@@ -35,7 +35,7 @@ impl World {
 
     /// Drops this share of the packets from `from` that arrive at `to`, at random.
     pub fn lose(&self, from: &str, to: &str, percent: u8) -> Result<()> {
-        self.disturb(from, to, Loss::Percent(percent.min(100)))
+        self.disturb(from, to, Loss::Percent(percent))
     }
 
     /// Ends cuts and losses between two hosts, in both directions.
@@ -78,7 +78,8 @@ impl World {
             format!("flush chain {TABLE} {chain}"),
         ];
         let verdict = match loss {
-            Loss::All => "counter drop".to_owned(),
+            // nft knows no "less than 100 of 100".
+            Loss::All | Loss::Percent(100..) => "counter drop".to_owned(),
             Loss::Percent(percent) => format!("numgen random mod 100 < {percent} counter drop"),
         };
         lines.extend(matches(&from, &to).into_iter().map(|packets| format!("add rule {TABLE} {chain} {packets} {verdict}")));
@@ -87,7 +88,7 @@ impl World {
 
     fn nft(&self, host: &Host, lines: Vec<String>) -> Result<()> {
         let netns = host.seat.netns.file_name().map(|name| name.to_string_lossy().into_owned());
-        net::run(&Batch { netns, tool: Tool::Nft, lines })
+        Tools::default().run(&Batch { netns, tool: Tool::Nft, lines })
     }
 }
 

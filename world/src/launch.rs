@@ -21,7 +21,7 @@ pub(crate) fn command(seat: &Seat, argv: &[impl AsRef<OsStr>]) -> Result<Command
     command.args(rest).env_clear().envs(&seat.env).current_dir(&seat.data);
     let (hosts, resolv) = (seat.etc.join("hosts"), seat.etc.join("resolv.conf"));
     let binds = [(hosts.as_path(), Path::new("/etc/hosts")), (resolv.as_path(), Path::new("/etc/resolv.conf"))];
-    let entry = sys::Entry::open(&seat.netns, Some(&seat.cgroup), seat.hostname(), &binds);
+    let entry = sys::Entry::open(Some(&seat.netns), Some(&seat.cgroup)).and_then(|entry| entry.furnish(seat.hostname(), &binds));
     sys::enter_on_exec(&mut command, entry.tried("cannot enter host", &seat.netns)?);
     Ok(command)
 }

@@ -30,6 +30,8 @@ mod state;
 mod supervisor;
 mod sweep;
 mod sys;
+#[cfg(test)]
+mod tests;
 pub mod topology;
 mod tree;
 mod world;
@@ -38,7 +40,7 @@ pub use cgroup::CpuTime;
 pub use control::Host;
 pub use error::{Error, Result};
 pub use life::{Phase, Pulse};
-pub use net::Traffic;
+pub use net::{Refused, Traffic};
 pub use plan::Plan;
 pub use problem::{Problem, Spot};
 pub use seat::{CAPTURE_PORT, CONTROLLER_PORT, Condition, Job, READINESS_PORT, Seat};

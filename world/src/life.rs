@@ -1,5 +1,5 @@
 //! The life of one host's process: wait, start, attend, end, start again. One thread per host,
-//! which lives inside the host's network namespace. Knows nothing of the other hosts.
+//! which moves into the namespaces it looks from. Knows nothing of the other hosts.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -26,8 +26,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const LIVED_WELL: Duration = Duration::from_secs(10);
 /// How long a process may take to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(10);
-/// How often an unmet condition, or a probe that has not yet succeeded, is tried.
+/// How often an unmet condition is looked at.
 const IMPATIENCE: Duration = Duration::from_millis(50);
+/// A probe that fails is asked again after this time, doubled each time up to its period.
+const RETRY_MIN: Duration = Duration::from_millis(20);
 /// Failed probes in a row that make a ready host unready.
 const FAILURES_TO_UNREADY: u32 = 2;
 
@@ -179,11 +181,6 @@ impl Life {
     }
 
     fn run(mut self) {
-        if let Err(error) = sys::move_thread_into(&self.seat.netns) {
-            let how = format!("cannot enter {}: {error}", self.seat.netns.display());
-            self.show(Phase::Ended { how, well: false });
-            return;
-        }
         let mut next = Next::Start;
         loop {
             next = match next {
@@ -247,8 +244,11 @@ impl Life {
         }
     }
 
-    /// Waits for the conditions, then starts the process.
+    /// Waits for the conditions, then starts the process and takes up the post to attend it.
     fn start(&mut self) -> Next {
+        if let Err(error) = sys::move_thread_into(&self.seat.netns) {
+            return self.after_end(&format!("cannot enter {}: {error}", self.seat.netns.display()), false);
+        }
         while let Some(unmet) = self.job.after.iter().find(|condition| !met(condition)) {
             let until = unmet.to_string();
             self.show(Phase::Waiting { until });
@@ -265,6 +265,9 @@ impl Life {
         }
         match self.spawn() {
             Ok((child, pidfd)) => {
+                if let Err(error) = sys::move_thread_into(&self.seat.vantage) {
+                    self.note(&format!("readiness is asked from inside: {error}"));
+                }
                 let ready = self.job.process.readiness.is_none();
                 self.board.update(&self.seat.name, |pulse| {
                     *pulse = Pulse { phase: Phase::Running, pid: Some(child.id()), ready, restarts: pulse.restarts };
@@ -335,7 +338,8 @@ impl Life {
             ready = pulse.ready;
         });
         let period = Duration::from_millis(readiness.period_ms);
-        started + if ready { period } else { period.min(IMPATIENCE) }
+        let retry = RETRY_MIN * (1 << (*failures).min(10));
+        started + if ready { period } else { period.min(retry) }
     }
 
     /// Ends the process: politely, then not, with all it left in the cgroup.

@@ -1,4 +1,4 @@
-//! Runs batches: one process per namespace and stage, several namespaces at a time.
+//! Runs batches: one process per namespace and program, several namespaces at a time.
 //! Chooses nothing; what the lines say is `script`'s business.
 
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result, Tried};
-use crate::script::{Batch, Forwarding, Tool, settings};
+use crate::script::{Batch, Forwarding, REFUSALS, Tool, settings};
 use crate::sys;
 
 /// Where `ip netns` keeps its names.
@@ -29,18 +29,15 @@ impl Tool {
         }
     }
 
+    /// The program with its lines on standard input.
     fn command(self, netns: Option<&str>) -> Command {
-        if self == Tool::Nft {
-            // nft has no option for a namespace.
-            let mut command = Command::new("nft");
-            command.args(["-f", "-"]);
-            return command;
-        }
         let mut command = Command::new(self.program());
-        if let Some(netns) = netns {
-            command.args(["-n", netns]);
-        }
-        command.args(["-batch", "-"]);
+        match (self, netns) {
+            // nft has no option for a namespace: it is moved into it.
+            (Tool::Nft, _) => command.args(["-f", "-"]),
+            (_, Some(netns)) => command.args(["-n", netns, "-batch", "-"]),
+            (_, None) => command.args(["-batch", "-"]),
+        };
         command
     }
 }
@@ -57,30 +54,44 @@ pub(crate) fn check_tools() -> Result<()> {
     Ok(())
 }
 
-/// Runs one batch. Errors: the program's own words and the line it stopped at.
-pub(crate) fn run(batch: &Batch) -> Result<()> {
-    if batch.lines.is_empty() {
-        return Ok(());
+/// Runs batches.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tools {
+    /// Where the programs run. Those that build a world are in a cgroup of it: a builder that is
+    /// killed must not leave one behind that goes on building.
+    pub(crate) cgroup: Option<PathBuf>,
+}
+
+impl Tools {
+    /// Runs one batch. Errors: the program's own words and the line it stopped at.
+    pub(crate) fn run(&self, batch: &Batch) -> Result<()> {
+        if batch.lines.is_empty() {
+            return Ok(());
+        }
+        let program = batch.tool.program();
+        let mut command = batch.tool.command(batch.netns.as_deref());
+        let netns = batch.netns.as_deref().filter(|_| batch.tool == Tool::Nft).map(netns_path);
+        let entry = sys::Entry::open(netns.as_deref(), self.cgroup.as_deref());
+        sys::enter_on_exec(&mut command, entry.tried("cannot enter namespace for", program)?);
+        let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let mut child = started.tried("cannot start", program)?;
+        let mut text = batch.lines.join("\n");
+        text.push('\n');
+        if let Some(mut input) = child.stdin.take() {
+            // A program that stopped reading says why on its stderr.
+            let _ = input.write_all(text.as_bytes());
+        }
+        let output = child.wait_with_output().tried("cannot wait for", program)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(refusal(batch, program, &String::from_utf8_lossy(&output.stderr)))
     }
-    let program = batch.tool.program();
-    let mut command = batch.tool.command(batch.netns.as_deref());
-    if let (Tool::Nft, Some(netns)) = (batch.tool, &batch.netns) {
-        let entry = sys::Entry::open(&netns_path(netns), None, netns, &[]).tried("cannot open namespace", netns_path(netns))?;
-        sys::enter_on_exec(&mut command, entry);
+
+    /// Runs the batches of each namespace in order, and namespaces side by side.
+    pub(crate) fn run_all(&self, namespaces: &[Vec<Batch>]) -> Result<()> {
+        each(namespaces, |batches| batches.iter().try_for_each(|batch| self.run(batch)))
     }
-    let started = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = started.tried("cannot start", program)?;
-    let mut text = batch.lines.join("\n");
-    text.push('\n');
-    if let Some(mut input) = child.stdin.take() {
-        // A program that stopped reading says why on its stderr.
-        let _ = input.write_all(text.as_bytes());
-    }
-    let output = child.wait_with_output().tried("cannot wait for", program)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    Err(refusal(batch, program, &String::from_utf8_lossy(&output.stderr)))
 }
 
 /// "Command failed -:7" becomes the seventh line.
@@ -117,11 +128,6 @@ pub(crate) fn each<I: Sync>(items: &[I], work: impl Fn(&I) -> Result<()> + Sync)
     failure.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner()).map_or(Ok(()), Err)
 }
 
-/// Runs the batches of each namespace in order, and namespaces side by side.
-pub(crate) fn run_all(namespaces: &[Vec<Batch>]) -> Result<()> {
-    each(namespaces, |batches| batches.iter().try_for_each(run))
-}
-
 /// Writes kernel settings inside a namespace. A setting this kernel lacks is no error: it lacks
 /// the behaviour too.
 pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()> {
@@ -137,6 +143,37 @@ pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()>
         Ok(())
     });
     written.tried("cannot enter namespace", &path)?
+}
+
+/// Packets of a node's pods that the node refused, because they went to an uncaptured VIP, another
+/// tenant, the underlay or the world outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    /// TCP segments, answered with a reset.
+    pub tcp: u64,
+    /// Everything else, answered with "port unreachable", the one answer every UDP socket hears.
+    pub other: u64,
+}
+
+/// Reads a node's refusals.
+pub(crate) fn refused(netns: &Path) -> Result<Refused> {
+    let mut command = Command::new("nft");
+    command.arg("list counters table").arg(REFUSALS);
+    let entry = sys::Entry::open(Some(netns), None).tried("cannot enter namespace", netns)?;
+    sys::enter_on_exec(&mut command, entry);
+    let output = command.stdin(Stdio::null()).output().tried("cannot start", "nft")?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        return Err(Error::Tool { tool: "nft", netns: netns.display().to_string(), message });
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(Refused { tcp: counted(&text, "refused_tcp"), other: counted(&text, "refused_other") })
+}
+
+/// `counter NAME { packets 3 bytes 180 }`, over several lines.
+fn counted(text: &str, name: &str) -> u64 {
+    let mut words = text.split_whitespace().skip_while(|word| *word != name).skip_while(|word| *word != "packets");
+    words.nth(1).and_then(|number| number.parse().ok()).unwrap_or(0)
 }
 
 /// Bytes and packets through one interface.

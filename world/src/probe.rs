@@ -1,5 +1,5 @@
-//! Asks once whether a host is ready. Runs on a thread that is already inside the host's network
-//! namespace but not in its cgroup, so probes are never captured.
+//! Asks once whether a host is ready. Runs on a thread that is already inside the network namespace
+//! from which to ask, and in no cgroup of the world, so probes are never captured.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};

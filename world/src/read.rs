@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 
 use crate::problem::{Findings, Problem, Spot};
-use crate::topology::{Az, Check, Component, Links, Node, Outside, Pod, Process, Rate, Readiness, Restart, Tenant, Topology};
+use crate::topology::{Az, Check, Component, Links, Node, Outside, Pod, Process, Rate, Readiness, Restart, Tenant, TenantSpots, Topology};
 use crate::tree::{Fields, Tree, Value};
 
 const RATE: &str = "a rate such as 100mbit or 1gbit (64kbit to 400gbit)";
@@ -197,7 +197,13 @@ fn port(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u16> {
 
 fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
     let mut fields = Fields::open(tree, "a tenant", findings)?;
-    let spot = fields.spot;
+    let spots = TenantSpots {
+        whole: fields.spot,
+        vni: fields.spot_of("vni"),
+        trust_domain: fields.spot_of("trustDomain"),
+        pods: fields.spot_of("podCidrs"),
+        services: fields.spot_of("serviceCidrs"),
+    };
     let name = fields.must_text("name", findings);
     let vni = vni(&mut fields, findings);
     let trust_domain = fields.must_text("trustDomain", findings);
@@ -220,7 +226,7 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         config,
         nodes,
         pods: pods_list,
-        spot,
+        spots,
     })
 }
 
@@ -263,6 +269,10 @@ fn cidrs(fields: &mut Fields<'_>, name: &'static str, findings: &mut Findings) -
 fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)> {
     let spot = fields.spot_of("podCidrs");
     let list = cidrs(fields, "podCidrs", findings);
+    if list.len() < fields.list("podCidrs", findings).len() {
+        // An entry was refused, and has been reported.
+        return None;
+    }
     let (mut four, mut six) = (Vec::new(), Vec::new());
     for (spot, cidr) in list {
         match cidr {
@@ -340,6 +350,8 @@ fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
     let spot = fields.spot;
     let name = fields.must_text("name", findings);
     let nodes = pod_nodes(&mut fields, findings);
+    let nodes_name = if fields.tree("node").is_some() { "node" } else { "nodes" };
+    let nodes_spot = fields.spot_of(nodes_name);
     let replicas = fields.parsed("replicas", COUNT, findings).unwrap_or(1);
     if !(1..=1000).contains(&replicas) {
         findings.add(fields.spot_of("replicas"), format!("replicas: {replicas} is not {COUNT}"), format!("write {COUNT}"));
@@ -353,7 +365,7 @@ fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
         fields.report_missing("command", findings);
     }
     fields.close(findings);
-    Some(Pod { name: name?, namespace, nodes: nodes?, replicas, service_account, labels, process, rate, spot })
+    Some(Pod { name: name?, namespace, nodes: nodes?, nodes_spot, replicas, service_account, labels, process, rate, spot })
 }
 
 /// `node: a-n1` or `nodes: [a-n1, a-n2]`.

@@ -18,6 +18,8 @@ pub(crate) struct PodRecord {
     pub(crate) plan: PodPlan,
     pub(crate) pod: Pod,
     pub(crate) az: String,
+    /// Its node takes HBONE for it.
+    pub(crate) has_proxy: bool,
     pub(crate) ready: bool,
 }
 
@@ -84,13 +86,15 @@ pub(crate) fn write_pods(paths: &Paths, tenant: &str, pods: &[PodRecord]) -> Res
 }
 
 fn pod_object(record: &PodRecord) -> Value {
-    let PodRecord { plan, pod, az, ready } = record;
-    let mut labels = pod.labels.clone();
-    labels.insert("topology.kubernetes.io/zone".into(), az.clone());
+    let PodRecord { plan, pod, az, has_proxy, ready } = record;
+    let mut annotations = json!({"canal.mesh/az": az});
+    if !has_proxy {
+        annotations["canal.mesh/tunnel"] = "none".into();
+    }
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": plan.name, "namespace": plan.namespace, "labels": labels},
+        "metadata": {"name": plan.name, "namespace": plan.namespace, "labels": pod.labels, "annotations": annotations},
         "spec": {"nodeName": plan.node_name, "serviceAccountName": pod.service_account},
         "status": {
             "phase": if *ready { "Running" } else { "Pending" },

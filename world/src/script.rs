@@ -12,6 +12,9 @@ const LAST: &str = "metric 4278198272";
 /// Table with the underlay's routes on nodes; only the node's own packets look into it.
 const UNDERLAY_TABLE: u32 = 100;
 
+/// nftables table of a node in which refused packets of its pods are counted.
+pub(crate) const REFUSALS: &str = "inet canal_refuse";
+
 /// The programs that read batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tool {
@@ -48,7 +51,8 @@ pub(crate) enum Forwarding {
 /// Settings before any device exists, so that every device inherits them.
 pub(crate) fn settings(forwarding: Forwarding) -> Settings {
     let mut settings = vec![
-        // Addresses are planned: no duplicate detection, no autoconfiguration, no link-local noise.
+        // Addresses and neighbours are planned: no duplicate detection, no autoconfiguration, no
+        // link-local noise. (Links also have multicast off: nobody listens.)
         ("net/ipv6/conf/all/accept_ra", "0"),
         ("net/ipv6/conf/default/accept_ra", "0"),
         ("net/ipv6/conf/default/accept_dad", "0"),
@@ -181,7 +185,7 @@ fn router_configuration(plan: &Plan, az: usize, router: &RouterPlan) -> Vec<Batc
 pub(crate) fn router_to_host(host: &HostPlan) -> Vec<String> {
     let device = host.router_device();
     vec![
-        format!("link set {device} up"),
+        format!("link set {device} multicast off up"),
         neighbour(host.ip4, host.mac(), &device),
         format!("route replace {}/32 dev {device}", host.ip4),
     ]
@@ -190,7 +194,7 @@ pub(crate) fn router_to_host(host: &HostPlan) -> Vec<String> {
 /// The router's end of the link to another AZ, complete in itself like [`router_to_host`].
 pub(crate) fn router_to_az(router: &RouterPlan, other: &RouterPlan) -> Vec<String> {
     let device = router.device_to(other);
-    let mut lines = vec![format!("link set {device} up"), neighbour(NEXT_HOP4, other.mac_to(router), &device)];
+    let mut lines = vec![format!("link set {device} multicast off up"), neighbour(NEXT_HOP4, other.mac_to(router), &device)];
     for range in [other.nodes(), other.providers()] {
         lines.push(format!("route replace {range} via {NEXT_HOP4} dev {device} onlink src {}", router.ip4));
     }
@@ -203,7 +207,7 @@ fn uplink(host: &HostPlan, table: Option<u32>) -> Vec<String> {
     let mut lines = vec![
         "link set lo up".to_owned(),
         format!("addr add {}/32 dev eth0", host.ip4),
-        "link set eth0 up".to_owned(),
+        "link set eth0 multicast off up".to_owned(),
         neighbour(NEXT_HOP4, host.router_mac(), "eth0"),
     ];
     for range in [NODES_UNDERLAY, PROVIDERS] {
@@ -223,7 +227,7 @@ fn tunnel(plan: &Plan, tenant: &TenantPlan, own: &Vtep) -> Vec<String> {
         ),
         format!("addr add {}/32 dev {device}", own.ip4),
         format!("addr add {}/128 dev {device} nodad", own.ip6),
-        format!("link set {device} up"),
+        format!("link set {device} multicast off up"),
     ]
 }
 
@@ -259,14 +263,37 @@ fn node_configuration(plan: &Plan, host: &HostPlan, tenant: usize, node: usize) 
     lines.extend(ip);
     let mut rates = Vec::new();
     for pod in plan.pods.iter().filter(|pod| (pod.tenant, pod.node) == (tenant, node)) {
-        lines.extend(node_to_pod(pod));
+        lines.extend(node_to_pod(plan, pod));
         rates.extend(pod.rate.map(|rate| (pod.node_device(), rate)));
     }
     lines.extend(outside_routes(plan, owner));
     let mut batches = vec![Batch::of(&host.netns, Tool::Ip, lines), Batch::of(&host.netns, Tool::Bridge, bridge)];
     batches.extend(shape(&host.netns, rates));
+    batches.push(Batch::of(&host.netns, Tool::Nft, refusals(plan, owner)));
     batches.extend(outside_address(plan, host, owner));
     batches
+}
+
+/// What a pod may not reach is refused on its node, at once and counted. Without these rules the
+/// routes would refuse it too, but only by ICMP, which TCP may notice a second later.
+fn refusals(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
+    let outside = outside_hosts(plan, tenant).map(|host| format!(", {}", host.ip4)).collect::<String>();
+    let rules = [
+        "iifname != \"p*\" accept".to_owned(),
+        format!("ip daddr {{ {}{outside} }} accept", tenant.pods4),
+        format!("ip6 daddr {} accept", tenant.pods6),
+        "meta pkttype { broadcast, multicast } drop".to_owned(),
+        "meta l4proto tcp counter name refused_tcp reject with tcp reset".to_owned(),
+        "counter name refused_other reject".to_owned(),
+    ];
+    let mut lines = vec![
+        format!("add table {REFUSALS}"),
+        format!("add counter {REFUSALS} refused_tcp"),
+        format!("add counter {REFUSALS} refused_other"),
+        format!("add chain {REFUSALS} from_pods {{ type filter hook prerouting priority filter; }}"),
+    ];
+    lines.extend(rules.iter().map(|rule| format!("add rule {REFUSALS} from_pods {rule}")));
+    lines
 }
 
 /// Hosts that pods of a Passthrough tenant may reach in plaintext.
@@ -291,14 +318,15 @@ fn outside_address(plan: &Plan, host: &HostPlan, tenant: &TenantPlan) -> Option<
 }
 
 /// The node's end of a pod's link, complete in itself.
-pub(crate) fn node_to_pod(pod: &PodPlan) -> Vec<String> {
+pub(crate) fn node_to_pod(plan: &Plan, pod: &PodPlan) -> Vec<String> {
     let device = pod.node_device();
+    let own = &plan.tenants[pod.tenant].nodes[pod.node];
     vec![
-        format!("link set {device} up"),
+        format!("link set {device} multicast off up"),
         neighbour(pod.ip4, pod.mac(), &device),
         neighbour(pod.ip6, pod.mac(), &device),
-        format!("route replace {}/32 dev {device}", pod.ip4),
-        format!("route replace {}/128 dev {device}", pod.ip6),
+        format!("route replace {}/32 dev {device} src {}", pod.ip4, own.ip4),
+        format!("route replace {}/128 dev {device} src {}", pod.ip6, own.ip6),
     ]
 }
 
@@ -308,7 +336,7 @@ pub(crate) fn pod_configuration(pod: &PodPlan) -> Vec<Batch> {
         "link set lo up".to_owned(),
         format!("addr add {}/32 dev eth0", pod.ip4),
         format!("addr add {}/128 dev eth0 nodad", pod.ip6),
-        "link set eth0 up".to_owned(),
+        "link set eth0 multicast off up".to_owned(),
         neighbour(NEXT_HOP4, pod.node_mac(), "eth0"),
         neighbour(NEXT_HOP6, pod.node_mac(), "eth0"),
         format!("route add 0.0.0.0/0 via {NEXT_HOP4} dev eth0 onlink src {}", pod.ip4),

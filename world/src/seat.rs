@@ -35,6 +35,9 @@ pub struct Seat {
     pub node: Option<String>,
     /// File of the network namespace.
     pub netns: PathBuf,
+    /// Namespace from which readiness is asked: a pod's node, as a kubelet does (so that no
+    /// capture inside the pod is in between), else its own.
+    pub vantage: PathBuf,
     /// cgroup v2 directory of its processes.
     pub cgroup: PathBuf,
     /// Its own IPv4 address: a pod's, or the underlay's.
@@ -112,6 +115,7 @@ impl Seats<'_> {
             tenant: None,
             node: None,
             netns: netns_path(netns),
+            vantage: netns_path(netns),
             cgroup: self.cgroup.join(name),
             ip4: None,
             ip6: None,
@@ -252,6 +256,9 @@ impl Seats<'_> {
         let mut seat = self.blank(&plan.uid, "pod", &node.az, &plan.netns);
         seat.tenant = Some(tenant.name.clone());
         seat.node = Some(node.name.clone());
+        if let Some(host) = self.plan.host(&node.name) {
+            seat.vantage = netns_path(&host.netns);
+        }
         seat.cgroup = self.cgroup.join(&node.name).join(format!("{}.{}", plan.namespace, plan.name));
         (seat.ip4, seat.ip6) = (Some(plan.ip4), Some(plan.ip6));
         for (key, value) in [

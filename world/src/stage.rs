@@ -2,11 +2,11 @@
 //! adds and removes pods. Owned by the supervisor; who asks is not its business.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::control::Host;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Tried};
 use crate::life::{Board, Life, Order, Orders, Pulse};
 use crate::plan::{POD_NUMBER_FIRST, PODS_PER_NODE_MAX, Plan, PodPlan};
 use crate::registry::{self, PodRecord};
@@ -15,6 +15,7 @@ use crate::seat::{Seat, Seats};
 use crate::services::{self, Service};
 use crate::state::{Paths, Record, make_dir};
 use crate::topology::{Pod, Topology};
+use crate::net::Tools;
 use crate::{cgroup, net};
 
 /// Everything a supervisor holds.
@@ -24,6 +25,7 @@ pub(crate) struct Stage {
     topology: Topology,
     plan: Plan,
     cgroup: PathBuf,
+    tools: Tools,
     bin_dirs: Vec<PathBuf>,
     services: Vec<Vec<Service>>,
     posts: Mutex<BTreeMap<String, Post>>,
@@ -39,8 +41,12 @@ struct Post {
 impl Stage {
     pub(crate) fn of(paths: Paths, topology: Topology, record: Record) -> Result<Self> {
         let services = topology.tenants.iter().map(|tenant| services::in_files(&tenant.config)).collect();
+        let cgroup = cgroup::of_world(paths.world())?;
+        let tools = cgroup.join("_tools");
+        cgroup::make(&tools)?;
         Ok(Self {
-            cgroup: cgroup::of_world(paths.world())?,
+            cgroup,
+            tools: Tools { cgroup: Some(tools) },
             plan: Plan::of(&topology),
             paths,
             board: Arc::default(),
@@ -63,13 +69,13 @@ impl Stage {
     /// Makes namespaces, links, addresses, routes, tunnels, rates. Starts nothing.
     pub(crate) fn build_network(&self, go_on: impl Fn() -> Result<()>) -> Result<()> {
         let spaces = script::spaces(&self.plan);
-        net::run(&script::make_spaces(spaces.iter().map(|(name, _)| *name)))?;
+        self.tools.run(&script::make_spaces(spaces.iter().map(|(name, _)| *name)))?;
         go_on()?;
         net::each(&spaces, |(name, forwarding)| net::configure_space(name, *forwarding))?;
         go_on()?;
-        net::each(&script::wires(&self.plan), net::run)?;
+        net::each(&script::wires(&self.plan), |batch| self.tools.run(batch))?;
         go_on()?;
-        net::run_all(&script::configuration(&self.plan))
+        self.tools.run_all(&script::configuration(&self.plan))
     }
 
     /// Writes everything that processes read at their start.
@@ -82,6 +88,9 @@ impl Stage {
             registry::write_pods(&self.paths, &tenant.name, &[])?;
             for node in &tenant.nodes {
                 make_dir(&self.paths.node_pods(&node.name))?;
+                if node.proxy.is_some() {
+                    mount_bpffs(&self.paths.bpffs(&node.name))?;
+                }
             }
         }
         Ok(())
@@ -124,9 +133,14 @@ impl Stage {
         let seats = self.seats();
         let seat = seats.pod(&plan, &pod);
         seats.furnish(&seat, &self.services[plan.tenant])?;
-        let record = PodRecord { plan: plan.clone(), pod: pod.clone(), az: seat.az.clone(), ready: false };
+        let record = self.record(&plan, &pod, &seat, false);
         registry::write_pod_file(&self.paths, &record, &seat.netns, &seat.cgroup)?;
         self.settle(seat, Some((plan, pod)))
+    }
+
+    fn record(&self, plan: &PodPlan, pod: &Pod, seat: &Seat, ready: bool) -> PodRecord {
+        let has_proxy = self.topology.tenants[plan.tenant].nodes[plan.node].proxy.is_some();
+        PodRecord { plan: plan.clone(), pod: pod.clone(), az: seat.az.clone(), has_proxy, ready }
     }
 
     /// All hosts, as they are now.
@@ -148,8 +162,7 @@ impl Stage {
         for post in posts.values() {
             let (Some((plan, pod)), Some(tenant)) = (&post.pod, &post.seat.tenant) else { continue };
             let ready = pulses.get(&post.seat.name).is_some_and(|pulse| pulse.ready);
-            let record = PodRecord { plan: plan.clone(), pod: pod.clone(), az: post.seat.az.clone(), ready };
-            tenants.entry(tenant.clone()).or_default().push(record);
+            tenants.entry(tenant.clone()).or_default().push(self.record(plan, pod, &post.seat, ready));
         }
         tenants
     }
@@ -240,22 +253,22 @@ impl Stage {
     }
 
     fn build_pod(&self, pod: &PodPlan) -> Result<()> {
-        net::run(&script::make_spaces(std::iter::once(pod.netns.as_str())))?;
+        self.tools.run(&script::make_spaces(std::iter::once(pod.netns.as_str())))?;
         net::configure_space(&pod.netns, Forwarding::Never)?;
         let mut lines = vec![script::pod_wire(&self.plan, pod)];
-        lines.extend(script::node_to_pod(pod));
-        net::run(&self.in_node(pod, Tool::Ip, lines)?)?;
+        lines.extend(script::node_to_pod(&self.plan, pod));
+        self.tools.run(&self.in_node(pod, Tool::Ip, lines)?)?;
         if let Some(batch) = script::shape(self.node_netns(pod)?, pod.rate.map(|rate| (pod.node_device(), rate))) {
-            net::run(&batch)?;
+            self.tools.run(&batch)?;
         }
-        script::pod_configuration(pod).iter().try_for_each(net::run)
+        script::pod_configuration(pod).iter().try_for_each(|batch| self.tools.run(batch))
     }
 
     fn clear_pod(&self, pod: &PodPlan) -> Result<()> {
         // The node's end of the link goes with the pod's, once the namespace is really gone.
         let device = format!("link delete {}", pod.node_device());
-        let unlinked = net::run(&self.in_node(pod, Tool::Ip, vec![device])?);
-        let removed = net::run(&script::remove_spaces(std::iter::once(pod.netns.as_str())));
+        let unlinked = self.tools.run(&self.in_node(pod, Tool::Ip, vec![device])?);
+        let removed = self.tools.run(&script::remove_spaces(std::iter::once(pod.netns.as_str())));
         unlinked.and(removed)
     }
 
@@ -294,14 +307,25 @@ impl Stage {
             let posts = self.posts();
             let pod = posts.get(host).and_then(|post| post.pod.as_ref());
             let (plan, _) = pod.ok_or_else(|| self.no_host(host))?;
-            let lines = if up { script::node_to_pod(plan) } else { vec![format!("link set {} down", plan.node_device())] };
+            let lines = if up { script::node_to_pod(&self.plan, plan) } else { vec![format!("link set {} down", plan.node_device())] };
             self.in_node(plan, Tool::Ip, lines)?
         };
-        net::run(&batch)
+        self.tools.run(&batch)
     }
 
     /// Logs that must stay bounded.
     pub(crate) fn logs(&self) -> Vec<PathBuf> {
         self.posts().values().filter(|post| post.orders.is_some()).map(|post| post.seat.log.clone()).collect()
+    }
+}
+
+/// A place for a node proxy's pinned programs that goes with the world: the machine's own bpffs
+/// would keep them for ever, and two worlds' nodes of one name apart by luck only.
+fn mount_bpffs(path: &Path) -> Result<()> {
+    make_dir(path)?;
+    match rustix::mount::mount(c"bpf", path, c"bpf", rustix::mount::MountFlags::empty(), None) {
+        // A kernel without it captures by other means, and the node proxy says so.
+        Err(rustix::io::Errno::NODEV) => Ok(()),
+        other => other.tried("cannot mount a bpffs on", path),
     }
 }

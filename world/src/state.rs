@@ -109,6 +109,11 @@ impl Paths {
         self.dir.join("data").join(file_name(host))
     }
 
+    /// Where a node proxy pins its capture programs.
+    pub(crate) fn bpffs(&self, node: &str) -> PathBuf {
+        self.data(node).join("bpffs")
+    }
+
     /// Directory with the `hosts` and `resolv.conf` a host sees as /etc's.
     pub(crate) fn etc(&self, host: &str) -> PathBuf {
         self.dir.join("etc").join(file_name(host))
@@ -161,6 +166,11 @@ impl Lock {
                 return Ok(Some(Self { file, path }));
             }
         }
+    }
+
+    /// A lock that was taken before this process began, and handed to it.
+    pub(crate) fn inherited(file: File, paths: &Paths) -> Self {
+        Self { file, path: paths.lock() }
     }
 
     /// Takes the name out of the world list. Only the holder may.

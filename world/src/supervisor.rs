@@ -5,7 +5,6 @@
 //! the first line on it is the report, and its far end closing is the owner's death.
 
 use std::io::{BufReader, Write};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use crate::control::{Answer, Request, read_line, write_line};
 use crate::error::{Error, Result, Tried};
 use crate::life::Order;
 use crate::stage::Stage;
-use crate::state::{Paths, Record, write_whole};
+use crate::state::{Lock, Paths, Record, write_whole};
 use crate::{launch, sweep};
 
 /// A host's log is cut when it grows over this; the previous part is kept once.
@@ -57,18 +56,18 @@ pub fn supervise(name: &str) -> Result<()> {
         Err(error) => {
             eprintln!("world {name}: {error}");
             let cleared = sweep::clear(&paths);
+            lock.remove();
             report(&Report::Failed(error.to_string()));
-            drop(lock);
             return cleared.and(Err(error));
         }
     }
     sweep::clear(&paths)?;
-    drop(lock);
+    lock.remove();
     Ok(())
 }
 
 /// Standard input must be the locked file: the lock lives as long as this process.
-fn inherited_lock(paths: &Paths) -> Result<OwnedFd> {
+fn inherited_lock(paths: &Paths) -> Result<Lock> {
     let refusal = || Error::Supervisor {
         world: paths.world().to_owned(),
         message: "a supervisor is started by `canal world up`, not by hand".into(),
@@ -79,7 +78,8 @@ fn inherited_lock(paths: &Paths) -> Result<OwnedFd> {
     if mine != lock {
         return Err(refusal());
     }
-    stdin.try_clone_to_owned().tried("cannot keep lock", paths.lock())
+    let file = stdin.try_clone_to_owned().tried("cannot keep lock", paths.lock())?;
+    Ok(Lock::inherited(file.into(), paths))
 }
 
 fn report(report: &Report) {

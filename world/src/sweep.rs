@@ -2,17 +2,17 @@
 //! are. Everything is found by name in the kernel, not in notes: a killed run leaves none.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, Tried};
-use crate::net::{NETNS_DIR, netns_path};
+use crate::net::{NETNS_DIR, Tools, netns_path};
 use crate::plan::netns_prefix;
 use crate::script;
 use crate::state::{Lock, Paths, Record, WORLDS_DIR};
-use crate::{cgroup, net};
+use crate::cgroup;
 
 /// Removes processes, cgroups, namespaces and files of a world. The caller holds its lock.
 /// What is not there is a success, so this can be repeated at any time.
@@ -20,12 +20,15 @@ pub(crate) fn clear(paths: &Paths) -> Result<()> {
     cgroup::remove(&cgroup::of_world(paths.world())?)?;
     let names = spaces_of(paths.world());
     // Lines that fail are no reason to keep the rest; what stays is counted below.
-    let _ = net::run(&script::remove_spaces(names.iter().map(String::as_str)));
+    let _ = Tools::default().run(&script::remove_spaces(names.iter().map(String::as_str)));
     for name in spaces_of(paths.world()) {
         // A name without a namespace (the machine was restarted), or one the batch did not reach.
         let path = netns_path(&name);
         let _ = rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH);
         std::fs::remove_file(&path).tried("cannot remove namespace", &path)?;
+    }
+    for mount in mounts_below(paths.dir()) {
+        rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH).tried("cannot unmount", &mount)?;
     }
     match std::fs::remove_dir_all(paths.dir()) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error).tried("cannot remove", paths.dir()),
@@ -34,6 +37,16 @@ pub(crate) fn clear(paths: &Paths) -> Result<()> {
     // The parent of all worlds' cgroups goes with the last of them.
     let _ = std::fs::remove_dir(cgroup::root()?);
     Ok(())
+}
+
+/// Mount points below a directory, the innermost first. World names need no octal escapes.
+fn mounts_below(dir: &Path) -> Vec<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let points = mounts.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    let mut below: Vec<PathBuf> = points.filter(|point| point.starts_with(dir)).collect();
+    below.sort();
+    below.reverse();
+    below
 }
 
 fn names_in(dir: &Path) -> Vec<String> {

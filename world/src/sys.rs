@@ -14,19 +14,38 @@ use std::process::Command;
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
-/// What a process inside a host sees instead of the machine's own.
+/// The kernel's limit on host names, bytes.
+const HOSTNAME_MAX: usize = 64;
+
+/// Where a process shall be when it begins.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    netns: OwnedFd,
     cgroup: Option<OwnedFd>,
+    netns: Option<OwnedFd>,
+    furniture: Option<Furniture>,
+}
+
+/// What a process inside a host sees instead of the machine's own.
+#[derive(Debug)]
+struct Furniture {
     hostname: Vec<u8>,
     /// (what, where): files bound over the machine's.
     binds: Vec<(CString, CString)>,
 }
 
 impl Entry {
-    /// Opens everything that is needed; errors name nothing, callers add the host.
-    pub(crate) fn open(netns: &Path, cgroup: Option<&Path>, hostname: &str, binds: &[(&Path, &Path)]) -> io::Result<Self> {
+    /// Opens what is needed; errors name nothing, callers add the host.
+    pub(crate) fn open(netns: Option<&Path>, cgroup: Option<&Path>) -> io::Result<Self> {
+        let procs = |group: &Path| File::options().write(true).open(group.join("cgroup.procs"));
+        Ok(Self {
+            cgroup: cgroup.map(procs).transpose()?.map(OwnedFd::from),
+            netns: netns.map(File::open).transpose()?.map(OwnedFd::from),
+            furniture: None,
+        })
+    }
+
+    /// Adds a host name and files over the machine's.
+    pub(crate) fn furnish(mut self, hostname: &str, binds: &[(&Path, &Path)]) -> io::Result<Self> {
         let text = |path: &Path| CString::new(path.as_os_str().as_bytes()).map_err(io::Error::from);
         let mut pairs = Vec::new();
         for (what, target) in binds {
@@ -35,21 +54,29 @@ impl Entry {
                 pairs.push((text(what)?, text(target)?));
             }
         }
-        let procs = |group: &Path| File::options().write(true).open(group.join("cgroup.procs"));
-        Ok(Self {
-            netns: File::open(netns)?.into(),
-            cgroup: cgroup.map(procs).transpose()?.map(OwnedFd::from),
-            hostname: hostname.as_bytes().iter().copied().take(64).collect(),
-            binds: pairs,
-        })
+        let hostname = hostname.bytes().take(HOSTNAME_MAX).collect();
+        self.furniture = Some(Furniture { hostname, binds: pairs });
+        Ok(self)
     }
 
     /// The steps in the child. Only system calls.
     fn step_in(&self) -> io::Result<()> {
+        // First of all: whoever clears the world kills its cgroups, and must not miss anybody.
         if let Some(cgroup) = &self.cgroup {
             rustix::io::write(cgroup, b"0")?;
         }
-        move_into_link_name_space(self.netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+        if let Some(netns) = &self.netns {
+            move_into_link_name_space(netns.as_fd(), Some(LinkNameSpaceType::Network))?;
+        }
+        if let Some(furniture) = &self.furniture {
+            furniture.put_up()?;
+        }
+        Ok(())
+    }
+}
+
+impl Furniture {
+    fn put_up(&self) -> io::Result<()> {
         // SAFETY: after fork the child has one thread and shares no file table, which is all
         // that unsharing mounts and host name could disturb.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::NEWUTS)? };
@@ -63,7 +90,7 @@ impl Entry {
     }
 }
 
-/// Makes `command` run inside the host that `entry` opened.
+/// Makes `command` begin where `entry` says.
 pub(crate) fn enter_on_exec(command: &mut Command, entry: Entry) {
     // SAFETY: `step_in` makes only async-signal-safe system calls on memory prepared before the
     // fork; it neither allocates (io::Error from an errno does not) nor takes a lock.

@@ -161,7 +161,7 @@ pub struct Readiness {
 
 impl Readiness {
     /// Period when the file names none, milliseconds.
-    pub const PERIOD_MS_DEFAULT: u64 = 500;
+    pub const PERIOD_MS_DEFAULT: u64 = 1_000;
     /// A probe that takes longer has failed, milliseconds.
     pub const TIMEOUT_MS: u64 = 2_000;
 }
@@ -256,7 +256,22 @@ pub struct Tenant {
     /// Pods.
     pub pods: Vec<Pod>,
     /// Where it is written.
-    pub spot: Spot,
+    pub spots: TenantSpots,
+}
+
+/// Where the parts of a tenant are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TenantSpots {
+    /// The tenant itself.
+    pub whole: Spot,
+    /// `vni`.
+    pub vni: Spot,
+    /// `trustDomain`.
+    pub trust_domain: Spot,
+    /// `podCidrs`.
+    pub pods: Spot,
+    /// `serviceCidrs`.
+    pub services: Spot,
 }
 
 /// A tenant's node.
@@ -283,6 +298,8 @@ pub struct Pod {
     pub namespace: String,
     /// The nodes it runs on; replica i runs on the (i mod n)-th.
     pub nodes: Vec<String>,
+    /// Where they are written.
+    pub nodes_spot: Spot,
     /// Number of copies, from 1.
     pub replicas: u16,
     /// Service account, the last part of its SPIFFE identity.

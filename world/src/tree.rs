@@ -193,7 +193,9 @@ impl<'t> Fields<'t> {
 
     /// The field's tree, or `None` if it is absent or empty.
     pub(crate) fn tree(&mut self, name: &'static str) -> Option<&'t Tree> {
-        self.known.push(name);
+        if !self.known.contains(&name) {
+            self.known.push(name);
+        }
         let (_, _, tree) = self.entries.iter().find(|(_, key, _)| key == name)?;
         (!matches!(tree.value, Value::Null)).then_some(tree)
     }

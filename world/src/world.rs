@@ -14,7 +14,7 @@ use crate::cgroup::CpuTime;
 use crate::control::{Answer, Host, Request, ask, read_line};
 use crate::error::{Error, Result, Tried};
 use crate::life::Phase;
-use crate::net::Traffic;
+use crate::net::{Refused, Traffic};
 use crate::plan::Plan;
 use crate::problem::Problem;
 use crate::seat::{Seats, find_program};
@@ -99,7 +99,7 @@ impl World {
         check_programs(topology, &paths, &bin_dirs)?;
         let supervisor = supervisor_command(options, &bin_dirs)?;
         sweep::gc()?;
-        let Some(lock) = Lock::try_take(&paths)? else {
+        let Some(lock) = claim(&paths)? else {
             return Self::up_again(topology, options, &paths);
         };
         lay_out(&paths, topology, &Record { owner: options.ephemeral.then(std::process::id), bin_dirs })?;
@@ -117,7 +117,6 @@ impl World {
         let same = std::fs::read(paths.topology()).is_ok_and(|text| text == stored(topology));
         let owner = sweep::list()?.into_iter().find(|listed| listed.name == topology.name).and_then(|listed| listed.owner);
         if same && owner.is_none() && !options.ephemeral {
-            world.await_socket()?;
             return Ok(world);
         }
         if options.replace {
@@ -160,12 +159,17 @@ impl World {
         let paths = Paths::of(name);
         // Errors mean that nobody answers; then it is taken down from here.
         let asked = ask(&paths.socket(), &Request::Down).is_ok();
-        let deadline = Instant::now() + if asked { DOWN_WITHIN } else { Duration::from_secs(1) };
+        let patience = if asked { DOWN_WITHIN } else { Duration::from_secs(1) };
+        let asked_at = Instant::now();
         let lock = loop {
             if let Some(lock) = Lock::try_take(&paths)? {
                 break lock;
             }
-            if Instant::now() >= deadline {
+            if asked_at.elapsed() > patience + DOWN_WITHIN {
+                let what = "the end of its supervisor".into();
+                return Err(Error::Timeout { world: name.into(), what, seconds: asked_at.elapsed().as_secs() });
+            }
+            if asked_at.elapsed() > patience {
                 kill_supervisor(&paths);
             }
             std::thread::sleep(GLANCE);
@@ -224,10 +228,6 @@ impl World {
             Err(_) if !sweep::is_held(&self.paths) => Err(Error::NoWorld { name: world.into() }),
             Err(error) => Err(Error::Supervisor { world: world.into(), message: format!("its supervisor does not answer: {error}") }),
         }
-    }
-
-    fn await_socket(&self) -> Result<()> {
-        self.until("its supervisor's answer", UP_WITHIN, || Ok(self.ask(&Request::Status).is_ok()))
     }
 
     fn until(&self, what: &str, timeout: Duration, mut holds: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -365,6 +365,11 @@ impl World {
         net::traffic(&self.host(host)?.seat.netns)
     }
 
+    /// What a node refused of its pods' packets: uncaptured VIPs, other tenants, the underlay.
+    pub fn refused(&self, node: &str) -> Result<Refused> {
+        net::refused(&self.host(node)?.seat.netns)
+    }
+
     /// The file with a host's standard output and error.
     pub fn log(&self, host: &str) -> Result<PathBuf> {
         Ok(self.host(host)?.seat.log)
@@ -462,6 +467,25 @@ fn supervisor_command(options: &Options, bin_dirs: &[PathBuf]) -> Result<Vec<Str
 fn stored(topology: &Topology) -> Vec<u8> {
     // Checked topologies hold only texts, numbers and lists, which always have a JSON form.
     serde_json::to_vec_pretty(topology).unwrap_or_default()
+}
+
+/// Takes the name, or finds that a living world has it. Somebody who builds or removes that world
+/// right now is waited for.
+fn claim(paths: &Paths) -> Result<Option<Lock>> {
+    let deadline = Instant::now() + UP_WITHIN;
+    loop {
+        if let Some(lock) = Lock::try_take(paths)? {
+            return Ok(Some(lock));
+        }
+        if ask(&paths.socket(), &Request::Status).is_ok() {
+            return Ok(None);
+        }
+        if Instant::now() >= deadline {
+            let what = "either an answer or the end of the supervisor that has this name".into();
+            return Err(Error::Timeout { world: paths.world().into(), what, seconds: UP_WITHIN.as_secs() });
+        }
+        std::thread::sleep(GLANCE);
+    }
 }
 
 /// Clears leftovers and writes what the supervisor reads.

@@ -5,7 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE: Duration = Duration::from_secs(2);
 
 fn main() -> std::io::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -15,7 +15,7 @@ fn main() -> std::io::Result<()> {
         ["dial", address] => dial(target(address)?),
         ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
         ["udp", address] => udp(target(address)?),
-        _ => Err(std::io::Error::other("usage: peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS")),
+        _ => Err(std::io::Error::other("usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS")),
     }
 }
 

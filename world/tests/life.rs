@@ -1,0 +1,235 @@
+//! Processes of a world: started, probed, ended, started again, added and removed. Needs root.
+
+mod scene;
+
+use std::time::Duration;
+
+use canal_world::{Phase, Pod, Signal, World};
+use scene::{SMOKE, becomes, run, said, world};
+
+const SOON: Duration = Duration::from_secs(15);
+
+fn phase(world: &World, host: &str) -> Phase {
+    world.host(host).expect("a host").pulse.phase
+}
+
+fn pid(world: &World, host: &str) -> Option<u32> {
+    world.host(host).expect("a host").pulse.pid
+}
+
+fn log(world: &World, host: &str) -> String {
+    std::fs::read_to_string(world.log(host).expect("a log")).unwrap_or_default()
+}
+
+#[test]
+fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
+    let world = world("life", SMOKE);
+    let first = pid(&world, "gw1").expect("it runs");
+    world.kill("gw1", Signal::Kill).expect("killed");
+    becomes("a new start", SOON, || pid(&world, "gw1").is_some_and(|now| now != first));
+    assert_eq!(world.host("gw1").expect("a host").pulse.restarts, 1);
+    assert!(log(&world, "gw1").contains("[world] ended: signal: 9"), "{}", log(&world, "gw1"));
+
+    world.stop("gw1").expect("stopped");
+    assert_eq!(phase(&world, "gw1"), Phase::Stopped);
+    assert!(!world.is_ready("gw1").expect("known"));
+    std::thread::sleep(Duration::from_millis(600));
+    assert_eq!(phase(&world, "gw1"), Phase::Stopped, "it must stay stopped");
+    world.start("gw1").expect("started");
+    world.wait_host_ready("gw1", SOON).expect("ready");
+
+    let before = pid(&world, "gw1");
+    world.restart("gw1").expect("restarted");
+    becomes("another process", SOON, || pid(&world, "gw1").is_some() && pid(&world, "gw1") != before);
+}
+
+#[test]
+fn a_process_that_may_end_is_left_ended() {
+    let yaml = SMOKE.replace(
+        "- {name: load1, az: az2}",
+        "- {name: load1, az: az2, command: [sh, -c, \"echo $GREETING from $CANAL_HOST; exit 0\"], env: {GREETING: hello}}\n- {name: load2, az: az2, command: [sh, -c, \"exit 3\"]}",
+    );
+    let world = canal_world::World::up(&scene::topology(&scene::name("end"), &yaml), &scene::options(true)).expect("up");
+    becomes("both ends", SOON, || {
+        ["load1", "load2"].iter().all(|host| matches!(phase(&world, host), Phase::Ended { .. }))
+    });
+    assert_eq!(phase(&world, "load1"), Phase::Ended { how: "exit status: 0".into(), well: true });
+    assert_eq!(phase(&world, "load2"), Phase::Ended { how: "exit status: 3".into(), well: false });
+    assert!(log(&world, "load1").contains("hello from load1"));
+    let late = world.wait_ready(Duration::from_millis(300)).expect_err("load2 failed").to_string();
+    assert!(late.contains("load2: ended (exit status: 3)") && !late.contains("load1"), "{late}");
+    world.start("load2").expect("started by hand");
+}
+
+#[test]
+fn probes_decide_readiness_and_the_registry_follows() {
+    let yaml = SMOKE.replace(
+        "readiness: {tcp: {port: 8080}}",
+        "readiness: {exec: [test, -e, ready], periodMs: 50}",
+    );
+    let world = canal_world::World::up(&scene::topology(&scene::name("probe"), &yaml), &scene::options(true)).expect("up");
+    world.wait_host_ready("alpha/web-0", SOON).expect("http probe");
+    assert!(!world.is_ready("beta/web-0").expect("known"));
+    let pods = world.config_dir("beta").join("_pods.yaml");
+    let listed = || std::fs::read_to_string(&pods).unwrap_or_default();
+    assert!(listed().contains("status: \"False\"") || listed().contains("status: 'False'"), "{}", listed());
+    run(&world, "beta/web-0", &["touch", "ready"]);
+    world.wait_host_ready("beta/web-0", SOON).expect("exec probe");
+    becomes("a ready pod in the registry", SOON, || !listed().contains("False") && listed().contains("True"));
+    run(&world, "beta/web-0", &["rm", "ready"]);
+    becomes("an unready pod in the registry", SOON, || listed().contains("False"));
+    // A host that hangs fails its probe too.
+    world.kill("alpha/web-1", Signal::Stop).expect("stopped");
+    becomes("unreadiness of a hanging pod", SOON, || !world.is_ready("alpha/web-1").expect("known"));
+    world.kill("alpha/web-1", Signal::Cont).expect("continued");
+    world.wait_host_ready("alpha/web-1", SOON).expect("ready again");
+}
+
+#[test]
+fn what_the_mesh_reads_is_written() {
+    let world = world("files", SMOKE);
+    let read = |path: &str| std::fs::read_to_string(world.dir().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let parse = |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
+    let tenant = &parse(&read("config/alpha/_tenant.yaml"))[0];
+    assert_eq!(tenant["kind"], "Tenant");
+    assert_eq!(tenant["spec"]["vni"], 101);
+    assert_eq!(tenant["spec"]["podCidrs"][1], "fd00:101::/64");
+    let gateways = parse(&read("config/beta/_gateways.yaml"));
+    assert_eq!(gateways.len(), 2);
+    assert_eq!(gateways[1]["spec"]["addresses"][0], "10.2.255.2");
+    let pods = parse(&read("config/alpha/_pods.yaml"));
+    assert_eq!(pods.len(), 3);
+    assert_eq!(pods[1]["status"]["podIPs"][1]["ip"], "fd00:101::2:2");
+    assert_eq!(pods[1]["metadata"]["annotations"]["canal.mesh/az"], "az2");
+    assert_eq!(pods[1]["metadata"]["annotations"]["canal.mesh/tunnel"], "none", "its node runs no proxy");
+
+    let pod: serde_json::Value = serde_json::from_str(&read("nodes/a-n2/pods/alpha.default.web-1.json")).expect("JSON");
+    let seat = world.host("alpha/web-1").expect("a pod").seat;
+    assert_eq!(pod["uid"], "alpha/default/web-1");
+    assert_eq!(pod["ips"][0], "10.1.2.2");
+    assert_eq!(pod["netns"], seat.netns.display().to_string());
+    assert!(seat.cgroup.join("cgroup.procs").exists() && pod["cgroup"] == seat.cgroup.display().to_string());
+
+    let principals = parse(&read("principals.yaml")).remove(0);
+    let kinds: Vec<&str> = principals.as_array().expect("a list").iter().filter_map(|entry| entry["kind"].as_str()).collect();
+    assert_eq!(kinds, ["operator", "gateway", "gateway", "node", "node", "node"]);
+    assert_eq!(world.operator_token().expect("a token").len(), 64);
+    use std::os::unix::fs::PermissionsExt;
+    for secret in ["operator.token", "tokens/a-n1.token", "principals.yaml"] {
+        let mode = std::fs::metadata(world.dir().join(secret)).expect(secret).permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{secret}");
+    }
+}
+
+#[test]
+fn exec_is_inside_in_every_respect() {
+    let world = world("exec", SMOKE);
+    let script = "hostname; cat /etc/hosts | grep -c web-1; grep ^0:: /proc/self/cgroup; pwd; echo $POD_IP; ls -l /proc/1/ns/net > /dev/null; cat /proc/net/dev | grep -c eth0";
+    let seen = said(&world, "alpha/web-1", &["sh", "-c", script]).expect("ran");
+    let lines: Vec<&str> = seen.lines().collect();
+    assert_eq!(lines[0], "web-1");
+    assert_eq!(lines[1], "2", "its own name, v4 and v6");
+    assert!(lines[2].ends_with("/a-n2/default.web-1"), "{}", lines[2]);
+    assert!(lines[3].ends_with("/data/alpha.default.web-1"), "{}", lines[3]);
+    assert_eq!(lines[4..], ["10.1.2.2", "1"]);
+    let machine = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
+    assert!(!machine.contains("web-1"), "the machine's own files are untouched");
+    let unknown = world.exec("alpha/web-9", &["true"]).expect_err("no such pod").to_string();
+    assert!(unknown.contains("has no host \"alpha/web-9\""), "{unknown}");
+    let near = world.exec("gw3", &["true"]).expect_err("no such host").to_string();
+    assert!(near.contains("did you mean"), "{near}");
+    let unclear = world.host("web-0").expect_err("two of them").to_string();
+    assert!(unclear.contains("alpha/default/web-0 or beta/default/web-0"), "{unclear}");
+    let missing = world.exec("gw1", &["no-such-program"]).expect_err("no such program").to_string();
+    assert!(missing.contains("no-such-program") && missing.contains("it was sought in"), "{missing}");
+}
+
+#[test]
+fn pods_come_and_go_in_a_living_world() {
+    let world = world("pods", SMOKE);
+    let yaml = "name: late\nnamespace: shop\nnodes: [a-n1, a-n2]\nreplicas: 2\ncommand: [canal-world-peer, listen, \"8080\"]\nreadiness: {tcp: {port: 8080}}\nlabels: {app: late}\n";
+    let pod = Pod::parse(yaml).expect("a pod");
+    let names = world.add_pod("alpha", &pod).expect("added");
+    assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
+    world.wait_ready(SOON).expect("ready");
+    let there = world.host("late-1").expect("a pod").seat;
+    let to = format!("{}:8080", there.ip4.expect("an address"));
+    assert_eq!(said(&world, "late-0", &["canal-world-peer", "dial", &to]), Ok("you are 10.1.1.4".into()));
+    let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
+    assert!(again.contains("is there already"), "{again}");
+    let nowhere = world.add_pod("gamma", &pod).expect_err("no tenant").to_string();
+    assert!(nowhere.contains("there is no tenant \"gamma\""), "{nowhere}");
+
+    let pods = world.config_dir("alpha").join("_pods.yaml");
+    let listed = || std::fs::read_to_string(&pods).unwrap_or_default().contains("late-1");
+    assert!(listed());
+    world.remove_pod("late-1").expect("removed");
+    assert!(!listed() && !there.netns.exists() && !there.cgroup.exists());
+    assert!(!world.dir().join("nodes/a-n2/pods/alpha.shop.late-1.json").exists());
+    assert!(world.host("late-1").is_err());
+    let fixed = world.remove_pod("gw1").expect_err("a gateway is no pod").to_string();
+    assert!(fixed.contains("gw1"), "{fixed}");
+    // The address is free again, and the link too.
+    let back = Pod::parse("name: back\nnode: a-n2\ncommand: [sleep, infinity]\n").expect("a pod");
+    world.add_pod("alpha", &back).expect("added");
+    assert_eq!(world.host("back-0").expect("a pod").seat.ip4, there.ip4);
+}
+
+#[test]
+fn cpu_and_bytes_are_counted_per_host() {
+    let world = world("count", SMOKE);
+    let before = world.cpu("alpha/web-2").expect("cpu");
+    run(&world, "alpha/web-2", &["sh", "-c", "i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done"]);
+    let spent = world.cpu("alpha/web-2").expect("cpu").since(before);
+    assert!(spent.total() > Duration::from_millis(20), "{spent:?}");
+    let bytes = |host: &str| {
+        let devices = world.traffic(host).expect("counters");
+        devices.into_iter().find(|(name, _)| name == "eth0").map(|(_, traffic)| traffic.rx_bytes).unwrap_or(0)
+    };
+    let before = bytes("alpha/web-1");
+    said(&world, "alpha/web-2", &["canal-world-peer", "pour", "10.1.2.2:8080", "1000000"]).expect("poured");
+    let received = bytes("alpha/web-1") - before;
+    assert!((1_000_000..1_300_000).contains(&received), "{received}");
+}
+
+#[test]
+fn nothing_starts_before_what_it_needs() {
+    // Built-in node proxies and gateways wait for the controller's root; pods for their capture.
+    let yaml = SMOKE
+        .replace("{name: gw2, az: az2, command: [canal-world-peer, listen, \"8080\"]}", "{name: gw2, az: az2}")
+        .replace("{name: b-n1, az: az1, proxy: false}", "{name: b-n1, az: az1}");
+    let dir = std::env::temp_dir().join(scene::name("stand-in"));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    for program in ["canal-gateway", "canal-node"] {
+        let path = dir.join(program);
+        std::fs::write(&path, "#!/bin/sh\necho \"$@\"\nexec canal-world-peer listen 15021\n").expect("written");
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("runnable");
+    }
+    let mut options = scene::options(true);
+    options.bin_dirs.insert(0, dir.clone());
+    let world = canal_world::World::up(&scene::topology(&scene::name("wait"), &yaml), &options).expect("up");
+    let waiting = |host: &str, what: &str| matches!(phase(&world, host), Phase::Waiting { until } if until.contains(what));
+    becomes("waiting", SOON, || waiting("gw2", "root.pem") && waiting("b-n1", "root.pem") && waiting("beta/web-0", "capture"));
+    std::fs::write(world.root_ca(), "a root").expect("written");
+    world.wait_host_ready("gw2", SOON).expect("ready");
+    world.wait_host_ready("b-n1", SOON).expect("ready");
+    let line = log(&world, "gw2");
+    assert!(line.contains("canal-gateway --replica gw2 --az az2 --controller https://250.1.0.1:15012 --root-ca"), "{line}");
+    assert!(log(&world, "b-n1").contains("--node b-n1 --az az1") && log(&world, "b-n1").contains("--pods-dir"), "{}", log(&world, "b-n1"));
+    assert!(waiting("beta/web-0", "capture"), "no capture yet");
+    let mut capture = world.exec("b-n1", &["true"]).expect("a command");
+    drop(capture.status());
+    let seat = world.host("beta/web-0").expect("a pod").seat;
+    let mut listener = std::process::Command::new("nsenter")
+        .arg(format!("--net={}", seat.netns.display()))
+        .args([scene::bin_dir().join("canal-world-peer").display().to_string().as_str(), "listen", "15001"])
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .expect("a listener");
+    let ready = world.wait_host_ready("beta/web-0", SOON);
+    listener.kill().and_then(|()| listener.wait()).expect("ended");
+    ready.expect("captured pods start");
+    drop(world);
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

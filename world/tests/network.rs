@@ -1,0 +1,195 @@
+//! Worlds as networks: who reaches whom, who does not, and how fast. Needs root.
+
+mod scene;
+
+use std::time::{Duration, Instant};
+
+use canal_world::World;
+use scene::{SMOKE, run, said, world};
+
+/// What comes of a dial.
+#[derive(Clone, Copy)]
+enum Fate<'c> {
+    /// The peer answers, and sees this address.
+    Seen(&'c str),
+    /// The node refuses it, at once.
+    Refused,
+    /// The caller's own namespace has no route for it.
+    NoRoute,
+    /// The node has no route for it; TCP may notice late.
+    Lost,
+}
+
+use Fate::{Lost, NoRoute, Refused, Seen};
+
+fn check(world: &World, cases: &[(&str, &str, Fate<'_>)]) {
+    for (from, to, fate) in cases {
+        let started = Instant::now();
+        let answer = said(world, from, &["canal-world-peer", "dial", to]);
+        let (word, limit) = match fate {
+            Seen(address) => {
+                assert_eq!(answer, Ok(format!("you are {address}")), "{from} to {to}");
+                continue;
+            }
+            Refused => ("ConnectionRefused", 1),
+            NoRoute => ("Unreachable", 1),
+            Lost => ("Unreachable", 3),
+        };
+        let complaint = answer.expect_err(&format!("{from} must not reach {to}"));
+        assert!(complaint.contains(word), "{from} to {to}: {complaint}");
+        assert!(started.elapsed() < Duration::from_secs(limit), "{from} to {to} was refused late");
+    }
+}
+
+#[test]
+fn tenants_reach_their_own_and_nobody_else() {
+    let world = world("net", SMOKE);
+    check(
+        &world,
+        &[
+            ("alpha/web-0", "10.1.1.3:8080", Seen("10.1.1.2")),
+            ("alpha/web-0", "10.1.2.2:8080", Seen("10.1.1.2")),
+            ("alpha/web-0", "[fd00:101::1:3]:8080", Seen("fd00:101::1:2")),
+            ("alpha/web-0", "[fd00:101::2:2]:8080", Seen("fd00:101::1:2")),
+            ("alpha/web-1", "10.1.255.1:8080", Seen("10.1.2.2")),
+            ("alpha/web-1", "[fd00:101::ff:2]:8080", Seen("fd00:101::2:2")),
+            ("beta/web-0", "10.2.255.2:8080", Seen("10.2.1.2")),
+            ("gw1", "10.1.2.2:8080", Seen("10.1.255.1")),
+            ("gw2", "[fd00:102::1:2]:8080", Seen("fd00:102::ff:2")),
+            ("a-n1", "10.1.1.2:8080", Seen("10.1.1.1")),
+            ("load1", "250.1.0.2:8080", Seen("250.2.0.2")),
+            ("a-n2", "250.1.0.2:8080", Seen("10.202.0.3")),
+        ],
+    );
+    check(
+        &world,
+        &[
+            // Another tenant's pods and gateway addresses, v4 and v6.
+            ("alpha/web-0", "10.2.1.2:8080", Refused),
+            ("alpha/web-0", "[fd00:102::1:2]:8080", Refused),
+            ("alpha/web-0", "10.2.255.1:8080", Refused),
+            ("alpha/web-0", "[fd00:102::ff:1]:8080", Refused),
+            // The underlay: the own node, another node, a gateway's own address.
+            ("alpha/web-0", "10.201.0.3:8080", Refused),
+            ("alpha/web-0", "10.202.0.3:8080", Refused),
+            ("alpha/web-0", "250.1.0.2:8080", Refused),
+            // The overlay from the underlay.
+            ("load1", "10.1.1.2:8080", NoRoute),
+            ("controller", "10.1.255.1:8080", NoRoute),
+            // The world outside.
+            ("alpha/web-0", "192.0.2.1:80", Refused),
+            ("alpha/web-0", "[2001:db8::1]:80", Refused),
+            ("gw1", "192.0.2.1:80", NoRoute),
+            ("load1", "192.0.2.1:80", NoRoute),
+            ("a-n1", "[2001:db8::1]:80", NoRoute),
+            // Pods that do not exist.
+            ("alpha/web-0", "10.1.1.77:8080", Lost),
+            ("alpha/web-0", "[fd00:101::2:77]:8080", Lost),
+        ],
+    );
+}
+
+#[test]
+fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
+    let world = world("vip", SMOKE);
+    let sent = |host: &str| -> u64 {
+        let devices = world.traffic(host).expect("counters");
+        devices.iter().filter(|(name, _)| name == "eth0" || name.starts_with("vx")).map(|(_, traffic)| traffic.tx_packets).sum()
+    };
+    let before = sent("a-n1");
+    for _ in 0..20 {
+        check(&world, &[("alpha/web-0", "10.101.0.5:80", Refused), ("alpha/web-0", "[fd00:1101::5]:80", Refused)]);
+    }
+    let udp = said(&world, "alpha/web-0", &["canal-world-peer", "udp", "10.101.0.5:53"]).expect_err("a VIP must refuse datagrams");
+    assert!(udp.contains("ConnectionRefused"), "{udp}");
+    let refused = world.refused("a-n1").expect("counters");
+    assert_eq!((refused.tcp, refused.other), (40, 1));
+    assert_eq!(world.refused("b-n1").expect("counters"), canal_world::Refused::default());
+    assert_eq!(sent("a-n1"), before, "the node sent something into underlay or overlay");
+}
+
+#[test]
+fn no_interface_is_ever_outside() {
+    let names = || -> Vec<String> {
+        let text = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
+        text.lines().skip(2).filter_map(|line| line.split_once(':').map(|(name, _)| name.trim().to_owned())).collect()
+    };
+    let before = names();
+    let world = world("out", SMOKE);
+    assert_eq!(names(), before);
+    for host in world.hosts().expect("hosts") {
+        let devices = world.traffic(&host.seat.name).expect("counters");
+        let known = |name: &str| ["lo", "eth0", "vx", "h", "x", "p"].iter().any(|prefix| name.starts_with(prefix));
+        assert!(devices.iter().all(|(name, _)| known(name)), "{}: {devices:?}", host.seat.name);
+    }
+}
+
+#[test]
+fn large_packets_pass_the_tunnel_whole() {
+    let world = world("mtu", SMOKE);
+    for to in ["10.1.2.2:8080", "[fd00:101::2:2]:8080"] {
+        said(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "3000000"]).expect("poured");
+    }
+    let fragments = run(&world, "a-n1", &["sh", "-c", "cat /proc/self/net/snmp | grep ^Ip: | tail -1 | cut -d' ' -f20"]);
+    assert_eq!(String::from_utf8_lossy(&fragments.stdout).trim(), "0", "packets were fragmented");
+}
+
+#[test]
+fn rates_limit_links() {
+    let yaml = SMOKE.replace("controller:", "links: {pod: {rate: 40mbit}, interAz: {rate: 20mbit}}\ncontroller:");
+    let world = world("rate", &yaml);
+    for (name, to, limit) in [("pod", "10.1.1.3:8080", 40e6), ("interAz", "10.1.2.2:8080", 20e6)] {
+        let rate: f64 = said(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "5000000"]).expect("poured").parse().expect("a rate");
+        assert!(rate < limit * 1.1, "{name}: {rate} is over {limit}");
+        assert!(rate > limit * 0.5, "{name}: {rate} is far below {limit}");
+    }
+}
+
+#[test]
+fn cuts_losses_and_links_down_heal() {
+    let world = world("cut", SMOKE);
+    let reach = |from: &str, to: &str| said(&world, from, &["canal-world-peer", "dial", to]).is_ok();
+    let cases: [(&str, &str, &str, &str); 4] = [
+        ("two hosts of the underlay", "gw1", "load1", "250.1.0.2:8080"),
+        ("a pod and a gateway", "alpha/web-1", "gw1", "10.1.255.1:8080"),
+        ("two nodes, and so their pods", "a-n1", "a-n2", "10.1.1.2:8080"),
+        ("two AZs", "router-az1", "router-az2", "10.1.1.2:8080"),
+    ];
+    for (name, one, other, to) in cases {
+        let from = if to.starts_with("250") { "load1" } else { "alpha/web-1" };
+        assert!(reach(from, to), "{name}: before");
+        world.cut(one, other).expect("cut");
+        assert!(!reach(from, to), "{name}: cut");
+        world.heal(one, other).expect("healed");
+        assert!(reach(from, to), "{name}: healed");
+    }
+    world.lose("gw1", "load1", 100).expect("lost");
+    assert!(!reach("load1", "250.1.0.2:8080"), "all answers lost");
+    world.heal_all().expect("healed");
+    assert!(reach("load1", "250.1.0.2:8080"));
+    for host in ["gw1", "a-n1", "alpha/web-0"] {
+        let to = if host == "gw1" { "10.1.255.1:8080" } else { "10.1.1.2:8080" };
+        world.link_down(host).expect("down");
+        assert!(!reach("alpha/web-1", to), "{host} is down");
+        world.link_up(host).expect("up");
+        assert!(reach("alpha/web-1", to), "{host} is up again");
+    }
+}
+
+#[test]
+fn only_passthrough_tenants_reach_what_is_outside() {
+    let yaml = SMOKE
+        .replace("- {name: load1, az: az2}", "- {name: load1, az: az2}\n- {name: shop, az: az2, outside: true, command: [canal-world-peer, listen, \"80\"]}")
+        .replace("  vni: 102\n", "  vni: 102\n  outside: Passthrough\n");
+    let world = world("pass", &yaml);
+    let shop = world.host("shop").expect("a host").seat.ip4.expect("an address");
+    check(
+        &world,
+        &[
+            // In the underlay a pod has its node's address.
+            ("beta/web-0", &format!("{shop}:80"), Seen("10.201.0.4")),
+            ("alpha/web-0", &format!("{shop}:80"), Refused),
+            ("beta/web-0", "250.1.0.2:8080", Refused),
+        ],
+    );
+}

@@ -1,0 +1,223 @@
+//! What is left of a world: nothing, however it ended. Needs root.
+
+mod scene;
+
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use canal_world::World;
+use scene::{SMOKE, becomes, name, options, program, remains, topology, vanishes, world};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// The smoke topology in a file, under a name of its own.
+fn file(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("canal-{name}.yaml"));
+    std::fs::write(&path, SMOKE.replace("world: smoke", &format!("world: {name}"))).expect("written");
+    path
+}
+
+/// A process that owns an ephemeral world; its output is read up to "up".
+fn owner(file: &PathBuf, wait: bool) -> Child {
+    let mut child = program(&["hold", &file.display().to_string()]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
+    if wait {
+        let out = child.stdout.take().expect("piped");
+        let mut line = String::new();
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        assert!(line.starts_with("up "), "{line:?}");
+    }
+    child
+}
+
+#[test]
+fn down_leaves_nothing_and_can_be_repeated() {
+    let name = name("down");
+    let world = world("down", SMOKE);
+    assert!(!remains(&name).is_empty());
+    world.down().expect("down");
+    assert_eq!(remains(&name), Vec::<String>::new());
+    World::down_by_name(&name).expect("down again");
+    assert_eq!(remains(&name), Vec::<String>::new());
+    assert!(World::open(&name).is_err());
+}
+
+#[test]
+fn a_dropped_handle_takes_its_world_along() {
+    let name = name("drop");
+    drop(world("drop", SMOKE));
+    assert_eq!(remains(&name), Vec::<String>::new());
+}
+
+#[test]
+fn a_persistent_world_is_brought_up_once() {
+    let name = name("twice");
+    let topology = topology(&name, SMOKE);
+    let first = World::up(&topology, &options(false)).expect("up");
+    let pid = first.host("gw1").expect("a host").pulse.pid;
+    drop(first);
+    let second = World::up(&topology, &options(false)).expect("the same again");
+    assert_eq!(second.host("gw1").expect("a host").pulse.pid, pid, "nothing was restarted");
+    let listed = World::list().expect("a list");
+    assert!(listed.iter().any(|world| world.name == name && world.alive && world.owner.is_none()), "{listed:?}");
+
+    let other = scene::topology(&name, &SMOKE.replace("replicas: 3", "replicas: 2"));
+    let refused = World::up(&other, &options(false)).expect_err("another topology").to_string();
+    assert!(refused.contains("is already up with another topology") && refused.contains("canal world down"), "{refused}");
+    let mut replace = options(false);
+    replace.replace = true;
+    let third = World::up(&other, &replace).expect("replaced");
+    assert!(third.host("alpha/web-2").is_err());
+    World::down_by_name(&name).expect("down");
+    assert_eq!(remains(&name), Vec::<String>::new());
+}
+
+#[test]
+fn two_worlds_of_one_file_live_side_by_side() {
+    let (one, two) = (world("one", SMOKE), world("one-two", SMOKE));
+    for world in [&one, &two] {
+        let answer = scene::said(world, "alpha/web-0", &["canal-world-peer", "dial", "10.1.2.2:8080"]);
+        assert_eq!(answer, Ok("you are 10.1.1.2".into()));
+    }
+    one.down().expect("down");
+    let answer = scene::said(&two, "alpha/web-0", &["canal-world-peer", "dial", "[fd00:101::2:2]:8080"]);
+    assert_eq!(answer, Ok("you are fd00:101::1:2".into()), "the other one is untouched");
+}
+
+#[test]
+fn an_owner_killed_with_its_world_up_leaves_nothing() {
+    let name = name("own");
+    let file = file(&name);
+    let mut child = owner(&file, true);
+    assert!(!remains(&name).is_empty());
+    child.kill().expect("killed");
+    child.wait().expect("ended");
+    vanishes(&name, SOON);
+    std::fs::remove_file(file).expect("removed");
+}
+
+#[test]
+fn an_owner_killed_while_it_builds_leaves_nothing() {
+    let name = name("mid");
+    let file = file(&name);
+    for delay in [0, 5, 10, 20, 40, 80, 160, 320] {
+        let mut child = owner(&file, false);
+        std::thread::sleep(Duration::from_millis(delay));
+        child.kill().expect("killed");
+        child.wait().expect("ended");
+        // Killed before there was a supervisor, it leaves a file or two, which the next run takes away.
+        becomes("an end of everything but files", SOON, || {
+            remains(&name).iter().all(|left| *left == name || *left == format!("{name}.lock"))
+        });
+        World::gc().expect("collected");
+        vanishes(&name, SOON);
+    }
+    std::fs::remove_file(file).expect("removed");
+}
+
+/// The supervisor of a world, as soon as there is one.
+fn supervisor_of(name: &str) -> u32 {
+    let path = format!("/run/canal/worlds/{name}/supervisor.pid");
+    let mut pid = None;
+    becomes("a supervisor", SOON, || {
+        pid = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+        pid.is_some()
+    });
+    pid.expect("just found")
+}
+
+fn kill_9(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+    // It may have ended by itself.
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+}
+
+#[test]
+fn a_supervisor_killed_while_it_builds_leaves_nothing_and_the_owner_hears_of_it() {
+    let name = name("sup");
+    let topology = topology(&name, SMOKE);
+    for delay in [0, 10, 30, 60] {
+        let killer = std::thread::spawn({
+            let name = name.clone();
+            move || {
+                let pid = supervisor_of(&name);
+                std::thread::sleep(Duration::from_millis(delay));
+                kill_9(pid);
+            }
+        });
+        match World::up(&topology, &options(true)) {
+            Err(error) => assert!(error.to_string().contains("ended before the world was up"), "{error}"),
+            Ok(world) => drop(world),
+        }
+        killer.join().expect("killed");
+        vanishes(&name, SOON);
+    }
+}
+
+#[test]
+fn what_killed_runs_left_is_cleaned_by_the_next() {
+    let name = name("left");
+    let file = file(&name);
+    // Persistent, so nobody reaps it; then its supervisor dies.
+    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
+    kill_9(supervisor_of(&name));
+    becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
+    assert!(World::open(&name).is_err(), "a leftover is no world");
+    assert!(remains(&name).iter().any(|left| left.starts_with("process")), "its processes still run");
+    // The next `up` of whatever name removes it.
+    drop(world("next", SMOKE));
+    vanishes(&name, SOON);
+
+    // And a leftover without any file: only what the kernel holds.
+    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
+    kill_9(supervisor_of(&name));
+    std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
+    let removed = World::gc();
+    // Another test's `up` may have been faster.
+    removed.expect("collected");
+    vanishes(&name, SOON);
+    std::fs::remove_file(file).expect("removed");
+}
+
+#[test]
+fn a_world_that_cannot_be_built_says_why_and_leaves_nothing() {
+    let name = name("bad");
+    let missing = topology(&name, &SMOKE.replace("[sleep, infinity]", "[no-such-program]"));
+    let error = World::up(&missing, &options(true)).expect_err("no such program").to_string();
+    assert!(error.contains(":4:") && error.contains("there is no program \"no-such-program\"") && error.contains("build it"), "{error}");
+    assert_eq!(remains(&name), Vec::<String>::new());
+
+    // Something of ours is in the way, held by nobody's lock but not ours to have made.
+    let mut unsupervised = options(true);
+    unsupervised.supervisor = vec!["false".into()];
+    let error = World::up(&topology(&name, SMOKE), &unsupervised).expect_err("no supervisor").to_string();
+    assert!(error.contains("ended before the world was up (exit status: 1)"), "{error}");
+    assert_eq!(remains(&name), Vec::<String>::new());
+}
+
+#[test]
+fn only_up_starts_supervisors() {
+    let output = program(&["supervise", "nobody"]).stdin(Stdio::null()).output().expect("ran");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("started by `canal world up`"), "{said}");
+}
+
+#[test]
+fn without_root_one_sentence_says_what_is_needed() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let dir = std::env::temp_dir().join(name("user"));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).expect("open");
+    let copy = dir.join("canal-world");
+    std::fs::copy(scene::PROGRAM, &copy).expect("copied");
+    let yaml = dir.join("smoke.yaml");
+    std::fs::write(&yaml, SMOKE).expect("written");
+    let nobody = 65534;
+    let output = std::process::Command::new(&copy).args(["up".as_ref(), yaml.as_os_str()]).uid(nobody).gid(nobody).output().expect("ran");
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    assert!(!output.status.success());
+    assert!(said.starts_with("worlds need root: network namespaces") && said.ends_with("with sudo") && !said.contains('\n'), "{said}");
+    std::fs::remove_dir_all(&dir).expect("removed");
+}

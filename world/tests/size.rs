@@ -1,0 +1,26 @@
+//! A hundred pods come up in time, and a hundred logs stay bounded by design. Needs root.
+
+mod scene;
+
+use std::time::{Duration, Instant};
+
+use canal_world::World;
+
+/// The bar for 100 pods.
+const BAR: Duration = Duration::from_secs(20);
+
+#[test]
+fn a_hundred_pods_are_up_and_ready_in_time() {
+    let yaml = include_str!("hundred.yaml");
+    let started = Instant::now();
+    let world = World::up(&scene::topology(&scene::name("size"), yaml), &scene::options(true)).expect("up");
+    let up = started.elapsed();
+    world.wait_ready(BAR).expect("ready");
+    let ready = started.elapsed();
+    let answer = scene::said(&world, "web-99", &["canal-world-peer", "dial", "[fd00:101::1:2]:8080"]);
+    assert_eq!(answer, Ok("you are fd00:101::4:1a".into()));
+    let ending = Instant::now();
+    world.down().expect("down");
+    println!("100 pods on 4 nodes: built and started in {up:.2?}, all ready after {ready:.2?}, gone in {:.2?}", ending.elapsed());
+    assert!(ready < BAR, "{ready:?}");
+}
