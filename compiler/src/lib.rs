@@ -1,9 +1,24 @@
 //! From what tenants say to what data planes run. Pure: no files, no sockets, no clock; the same input gives the same output.
+//!
+//! `resolve` (names, merging, conflicts) → checked → `build` (precedence) → [`ir`] → [`lower`] for each target; [`oracle`] says
+//! what the IR means. Broken input never fails a compile: it becomes an entry that refuses, and a diagnostic.
 
 #![forbid(unsafe_code)]
 
+mod build;
 pub mod claims;
+pub mod ir;
+pub mod limits;
+pub mod lower;
+mod names;
+pub mod oracle;
+mod pattern;
+mod precedence;
+mod protocol;
+mod report;
+mod resolve;
 pub mod scope;
+pub mod text;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -13,7 +28,9 @@ use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
 
-use claims::Claims;
+use claims::{Claims, GatewayClaim, Isolation};
+use ir::Ir;
+use report::Report;
 
 /// Everything one tenant says. Tenants are compiled one by one and never see each other; see [`claims::collisions`].
 #[derive(Debug, Clone, Copy)]
@@ -21,21 +38,21 @@ pub struct Input<'a> {
     pub tenant: &'a TenantName,
     /// In any order.
     pub documents: &'a [Arc<Document>],
-    /// An id for each of [`service_keys`], always the same for the same key.
+    /// An id for each of [`service_keys`], always the same for the same key. A service without one is left out.
     pub service_ids: &'a BTreeMap<ServiceKey, ServiceId>,
 }
 
 /// What came of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// Parents first, sorted by name within a kind.
+    /// Parents first, sorted by name within a kind. Empty without a valid Tenant object.
     pub resources: Vec<Resource>,
-    /// Sorted; origins are those of the objects (see `canal_sources::pinpoint` for the field's own).
+    /// Errors first, then by object. Origins are those of the objects; `canal_sources::pinpoint` finds the field's own.
     pub diagnostics: Vec<Diagnostic>,
     pub claims: Claims,
 }
 
-/// The services for which `compile` needs ids.
+/// The services for which [`compile`] needs ids.
 pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSet<ServiceKey> {
     let services = documents.iter().filter(|document| matches!(document.object, Object::Service(_)));
     services
@@ -48,9 +65,22 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
 
 /// Compiles one tenant. Never fails: what is broken becomes an entry that fails closed, and a diagnostic.
 pub fn compile(input: &Input<'_>) -> Output {
-    Output {
-        resources: Vec::new(),
-        diagnostics: Vec::new(),
-        claims: Claims { tenant: input.tenant.clone(), isolation: None, gateways: Vec::new() },
-    }
+    let (ir, diagnostics) = build_ir(input);
+    let resources = ir.as_ref().map(lower::gateway).unwrap_or_default();
+    Output { resources, diagnostics, claims: claims_of(input.tenant, ir.as_ref()) }
+}
+
+/// The tenant before it is lowered, for the oracle and for golden tests; `None` without a valid Tenant object.
+pub fn build_ir(input: &Input<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
+    let mut report = Report::default();
+    let checked = resolve::resolve(input, &mut report);
+    (build::build(checked), report.into_sorted())
+}
+
+fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> Claims {
+    let isolation =
+        ir.map(|ir| Isolation { vni: ir.tenant.vni, trust_domain: ir.tenant.trust_domain.clone(), pod_cidrs: ir.tenant.pod_cidrs.clone() });
+    let gateways = ir.map(|ir| ir.gateways.as_slice()).unwrap_or_default();
+    let gateways = gateways.iter().map(|g| GatewayClaim { replica: g.replica.clone(), addresses: g.addresses.clone() }).collect();
+    Claims { tenant: tenant.clone(), isolation, gateways }
 }

@@ -144,7 +144,12 @@ impl<'t> Reader<'t> {
         self.context.cuts.is_hollow(self.node.id)
     }
 
-    fn visit_map<'de, V: Visitor<'de>>(self, visitor: V, known: &'static [&'static str], drops_empty: bool) -> Result<V::Value, DecodeError> {
+    fn visit_map<'de, V: Visitor<'de>>(
+        self,
+        visitor: V,
+        known: &'static [&'static str],
+        drops_empty: bool,
+    ) -> Result<V::Value, DecodeError> {
         let entries: &[_] = match &self.node.value {
             _ if self.is_hollow() => &[],
             Value::Map(entries) => entries,

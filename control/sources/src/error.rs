@@ -50,7 +50,10 @@ impl de::Error for DecodeError {
     fn custom<T: fmt::Display>(message: T) -> Self {
         let message = message.to_string();
         if message.contains("IP address syntax") {
-            return Self::new("this is not an address", "write an IPv4 or IPv6 address; for a range, an address with a prefix as in 10.1.0.0/16");
+            return Self::new(
+                "this is not an address",
+                "write an IPv4 or IPv6 address; for a range, an address with a prefix as in 10.1.0.0/16",
+            );
         }
         match message.rsplit_once(": ").filter(|(_, mend)| mend.starts_with("use ") || mend.starts_with("write ")) {
             Some((problem, mend)) => Self::new(problem, mend),

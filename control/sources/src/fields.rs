@@ -10,7 +10,15 @@ use crate::tree::{Node, Value};
 pub(crate) enum Verdict {
     /// Without meaning for the mesh.
     Noise,
-    Refused { problem: &'static str, mend: &'static str },
+    Refused {
+        problem: &'static str,
+        mend: &'static str,
+    },
+    /// Says something that the mesh does not do, but nothing opens by leaving it out.
+    LeftOut {
+        problem: &'static str,
+        mend: &'static str,
+    },
     Unknown,
 }
 
@@ -24,6 +32,7 @@ struct Entry {
 
 enum Harmless {
     Never,
+    LeftOut,
     /// As a text, or as `true`/`false`, or a list of only these; also when empty.
     When(&'static str),
 }
@@ -33,6 +42,10 @@ const fn never(pattern: &'static str, problem: &'static str, mend: &'static str)
 }
 const fn unless(pattern: &'static str, value: &'static str, problem: &'static str, mend: &'static str) -> Entry {
     Entry { pattern, harmless: Harmless::When(value), problem, mend }
+}
+
+const fn left_out(pattern: &'static str, problem: &'static str, mend: &'static str) -> Entry {
+    Entry { pattern, harmless: Harmless::LeftOut, problem, mend }
 }
 
 const REMOVE: &str = "remove the field";
@@ -65,10 +78,15 @@ const SERVICE_NOISE: [&str; 10] = [
 ];
 
 const SERVICE: [Entry; 5] = [
-    unless("spec.internalTrafficPolicy", "Cluster", "endpoints on the same node only are not in this version", "write Cluster or remove the field"),
+    unless(
+        "spec.internalTrafficPolicy",
+        "Cluster",
+        "endpoints on the same node only are not in this version",
+        "write Cluster or remove the field",
+    ),
     unless("spec.publishNotReadyAddresses", "false", "requests to endpoints that are not ready are not in this version", REMOVE),
-    never("spec.trafficDistribution", "preferring near endpoints is not in this version", REMOVE),
-    never("spec.externalIPs", "addresses from outside the mesh are not in this version", "use clusterIPs"),
+    left_out("spec.trafficDistribution", "preferring near endpoints is not in this version", REMOVE),
+    left_out("spec.externalIPs", "addresses from outside the mesh are not in this version", "use clusterIPs"),
     unless("spec.externalName", "", "names outside the mesh are not in this version", REMOVE),
 ];
 
@@ -83,7 +101,12 @@ const ROUTE: [Entry; 7] = [
 ];
 
 const VIRTUAL_SERVICE: [Entry; 27] = [
-    unless("spec.exportTo", "*", "a limited audience is not in this version", "remove the field: routes hold for all clients of the tenant"),
+    unless(
+        "spec.exportTo",
+        "*",
+        "a limited audience is not in this version",
+        "remove the field: routes hold for all clients of the tenant",
+    ),
     never("spec.tls", "routing TLS by server name is not in this version", REMOVE),
     never("spec.tcp", "routing TCP is not in this version", "remove the field; TCP goes to the service that was dialled"),
     never("spec.http[].redirect", "redirects are not in this version", REMOVE),
@@ -103,9 +126,18 @@ const VIRTUAL_SERVICE: [Entry; 27] = [
     never("spec.http[].match[].scheme", "the scheme cannot be matched in this version", REMOVE),
     never("spec.http[].match[].sourceLabels", "the client's labels cannot be matched in this version", REMOVE),
     never("spec.http[].match[].sourceNamespace", "the client's namespace cannot be matched in this version", REMOVE),
-    unless("spec.http[].match[].gateways", "mesh", "requests from other gateways than `mesh` are not in this version", "write mesh or remove the field"),
+    unless(
+        "spec.http[].match[].gateways",
+        "mesh",
+        "requests from other gateways than `mesh` are not in this version",
+        "write mesh or remove the field",
+    ),
     unless("spec.http[].match[].ignoreUriCase", "false", "matching without case is not in this version", "use uri.regex with (?i)"),
-    never("spec.http[].match[].withoutHeaders", "matching the absence of a header is not in this version", "put a rule that matches the header before this one"),
+    never(
+        "spec.http[].match[].withoutHeaders",
+        "matching the absence of a header is not in this version",
+        "put a rule that matches the header before this one",
+    ),
     unless("spec.http[].match[].statPrefix", "", "an own metrics prefix is not in this version", REMOVE),
     never("spec.http[].route[].destination.port.name", "ports are not named in this version", "use port.number"),
     never("spec.http[].match[].uri.ignoreCase", "matching without case is not in this version", "use regex with (?i)"),
@@ -114,7 +146,11 @@ const VIRTUAL_SERVICE: [Entry; 27] = [
 
 const DESTINATION_RULE: [Entry; 4] = [
     never("spec.trafficPolicy", "load balancing, connection pools, outlier detection and TLS settings are not in this version", REMOVE),
-    never("spec.subsets[].trafficPolicy", "load balancing, connection pools, outlier detection and TLS settings are not in this version", REMOVE),
+    never(
+        "spec.subsets[].trafficPolicy",
+        "load balancing, connection pools, outlier detection and TLS settings are not in this version",
+        REMOVE,
+    ),
     unless("spec.exportTo", "*", "a limited audience is not in this version", "remove the field"),
     never("spec.workloadSelector", "rules for some clients only are not in this version", REMOVE),
 ];
@@ -137,6 +173,7 @@ pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Ve
     let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return Verdict::Unknown };
     match entry.harmless {
         Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => Verdict::Noise,
+        Harmless::LeftOut => Verdict::LeftOut { problem: entry.problem, mend: entry.mend },
         Harmless::When(_) | Harmless::Never => Verdict::Refused { problem: entry.problem, mend: entry.mend },
     }
 }

@@ -6,8 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod decode;
+mod directory;
 mod error;
 mod fields;
+mod file;
 pub mod limits;
 mod path;
 mod pinpoint;
@@ -15,6 +17,9 @@ mod read;
 mod scalar;
 mod split;
 mod tree;
+mod watch;
 
+pub use directory::{Directory, Scan, TenantFiles};
 pub use pinpoint::pinpoint;
 pub use read::{Parsed, parse};
+pub use watch::{BUSY_MAX, DELAY_MAX, LOOK_EVERY, QUIET, Watch, WatchError};

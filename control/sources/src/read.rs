@@ -113,7 +113,13 @@ impl Reading<'_> {
         let word = |field: &str| root.field(field).and_then(Node::text).filter(|text| !text.is_empty());
         let (Some(api_version), Some(kind)) = (word("apiVersion"), word("kind")) else {
             let field = if word("apiVersion").is_none() { "apiVersion" } else { "kind" };
-            self.diagnostics.push(error(origin, None, field, "the field is missing".to_owned(), "add it, as in apiVersion: v1 and kind: Service"));
+            self.diagnostics.push(error(
+                origin,
+                None,
+                field,
+                "the field is missing".to_owned(),
+                "add it, as in apiVersion: v1 and kind: Service",
+            ));
             return None;
         };
         match kind_of(api_version, kind) {
@@ -153,7 +159,8 @@ impl Reading<'_> {
             found.extend(self.unknown(kind, root, &unknown));
         }
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
-        self.faults.extend(found.iter().map(|d| Fault { field: d.field.clone(), problem: d.problem.clone() }));
+        let errors = found.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
+        self.faults.extend(errors.map(|d| Fault { field: d.field.clone(), problem: d.problem.clone() }));
         self.diagnostics.append(&mut found);
         decoded.object
     }
@@ -162,6 +169,10 @@ impl Reading<'_> {
         let origin = place(&self.origin, unknown.spot);
         match judge(kind, &pattern(&unknown.path), root.find(unknown.node)) {
             Verdict::Noise => None,
+            Verdict::LeftOut { problem, mend } => {
+                let diagnostic = error(origin, self.key.clone(), &unknown.path, problem.to_owned(), mend);
+                Some(Diagnostic { severity: Severity::Warning, ..diagnostic })
+            }
             Verdict::Refused { problem, mend } => Some(error(origin, self.key.clone(), &unknown.path, problem.to_owned(), mend)),
             Verdict::Unknown => {
                 let mend = format!("remove it, or write one of {}", unknown.known.join(", "));
@@ -193,9 +204,12 @@ fn strange(stranger: &Stranger, api_version: &str, kind: &str, origin: Origin) -
             format!("{kind} ({api_version}) says nothing about the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
         ),
-        Stranger::Refused if kind == "List" => {
-            (Severity::Error, "kind", "lists are not read".to_owned(), "write the items as documents of their own, parted by ---".to_owned())
-        }
+        Stranger::Refused if kind == "List" => (
+            Severity::Error,
+            "kind",
+            "lists are not read".to_owned(),
+            "write the items as documents of their own, parted by ---".to_owned(),
+        ),
         Stranger::Refused => (
             Severity::Error,
             "kind",

@@ -294,7 +294,10 @@ mod tests {
             "# c\na: 1\nb:\n  - x\n  - {k: -1, l: 1.5}\nc: !!str 3\n",
             "2:1 map\n2:1 a:\n2:4 Unsigned(1)\n3:1 b:\n4:3 list\n4:5 Text(\"x\")\n5:5 map\n5:6 k:\n5:9 Signed(-1)\n5:13 l:\n5:16 Float(1.5)\n6:1 c:\n6:10 Text(\"3\")",
         );
-        check("a: ~\nb: \"true\"\nc: true\nd: on\n", "1:1 map\n1:1 a:\n1:4 Null\n2:1 b:\n2:4 Text(\"true\")\n3:1 c:\n3:4 Bool(true)\n4:1 d:\n4:4 Text(\"on\")");
+        check(
+            "a: ~\nb: \"true\"\nc: true\nd: on\n",
+            "1:1 map\n1:1 a:\n1:4 Null\n2:1 b:\n2:4 Text(\"true\")\n3:1 c:\n3:4 Bool(true)\n4:1 d:\n4:4 Text(\"on\")",
+        );
     }
 
     #[test]
@@ -313,7 +316,7 @@ mod tests {
         check("a: &a [*a]\n", "1:8 an alias may not stand inside its own anchor");
         check("a: {<<: 3}\n", "1:9 `<<` takes a mapping or a list of mappings");
         check("", "1:1 the document is empty");
-        for (text, line) in [("a: 1\n b: 2\n", 2), ("b: 2\na: [1\n", 2), ("a: \"x\n", 1), ("a:\n\tb: 1", 2), ("a: *x\n", 1)] {
+        for (text, line) in [("a: 1\n b: 2\n", 2), ("b: 2\na: [1\n", 2), ("a: \"x\n", 2), ("a:\n\tb: 1", 2), ("a: *x\n", 1)] {
             let error = parse(text).unwrap_err();
             assert_eq!(error.spot.line, line, "{text:?}: {error:?}");
             assert!(!error.problem.is_empty(), "{text:?}: {error:?}");

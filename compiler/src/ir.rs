@@ -1,0 +1,99 @@
+//! The compiler's own form of a tenant: for each port of each service the matches in the order in which they are tried.
+//! Its text ([`Ir`] displays itself) is what golden files hold. Targets are in `lower`, the meaning is in `oracle`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use canal_model::ids::ServiceKey;
+use canal_model::program::{Gateway, HostMatch, HttpMatch, RouteAction, RouteKey, Service, Tenant, Workload};
+
+use crate::text;
+
+/// One tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ir {
+    pub tenant: Tenant,
+    /// Sorted by replica.
+    pub gateways: Vec<Gateway>,
+    pub services: BTreeMap<ServiceKey, ServiceIr>,
+    /// Sorted by namespace and name.
+    pub workloads: Vec<Workload>,
+}
+
+/// A service with its rules.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceIr {
+    pub service: Service,
+    /// Sorted by key.
+    pub rules: Vec<RuleIr>,
+    /// One for each port of the service, in its order.
+    pub chains: Vec<Chain>,
+}
+
+/// One rule of a user's route object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RuleIr {
+    pub key: RouteKey,
+    /// `None`: every port.
+    pub port: Option<u16>,
+    /// Empty: any host.
+    pub hosts: Vec<HostMatch>,
+    /// Never empty.
+    pub matches: Vec<HttpMatch>,
+    pub action: RouteAction,
+}
+
+/// What is tried, one after the other, for a request on a port. The first match that holds decides; if none does, the answer
+/// is 404. An empty chain sends everything to the service itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Chain {
+    pub port: u16,
+    pub links: Vec<Link>,
+}
+
+/// A match of a rule, by their places in [`ServiceIr::rules`] and [`RuleIr::matches`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Link {
+    pub rule: usize,
+    pub place: usize,
+}
+
+impl ServiceIr {
+    /// The rule and the match of a link of one of this service's chains.
+    pub fn link(&self, link: Link) -> Option<(&RuleIr, &HttpMatch)> {
+        let rule = self.rules.get(link.rule)?;
+        Some((rule, rule.matches.get(link.place)?))
+    }
+}
+
+impl fmt::Display for Ir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}", text::tenant(&self.tenant))?;
+        for gateway in &self.gateways {
+            writeln!(f, "{}", text::gateway(gateway))?;
+        }
+        for service in self.services.values() {
+            writeln!(f, "\n{}", text::service(&service.service))?;
+            for (port, chain) in service.service.ports.iter().zip(&service.chains) {
+                writeln!(f, "  {}", text::port(port))?;
+                for (number, (rule, http)) in (1..).zip(chain.links.iter().filter_map(|link| service.link(*link))) {
+                    let hosts = text::hosts(&rule.hosts);
+                    writeln!(
+                        f,
+                        "    {number} {hosts}{} => {} [{}]",
+                        text::http_match(http),
+                        text::action(&rule.action),
+                        text::origin(&rule.key)
+                    )?;
+                }
+                let end = if chain.links.is_empty() { "the service" } else { "404" };
+                writeln!(f, "    else => {end}")?;
+            }
+        }
+        writeln!(f)?;
+        for workload in &self.workloads {
+            writeln!(f, "{}", text::workload(workload))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,27 @@
+//! How much one tenant may say. What goes beyond fails closed with a diagnostic; each limit is reached by a test.
+
+/// Objects of one tenant, from all sources together.
+pub const OBJECTS_PER_TENANT_MAX: usize = 100_000;
+/// Rules of one route object (Gateway API allows 16).
+pub const RULES_PER_ROUTE_MAX: usize = 1024;
+/// Matches of one rule (Gateway API allows 64).
+pub const MATCHES_PER_RULE_MAX: usize = 1024;
+/// Conditions on headers, and on query parameters, of one match (Gateway API allows 16).
+pub const CONDITIONS_PER_MATCH_MAX: usize = 64;
+/// Backends of one rule (Gateway API allows 16).
+pub const BACKENDS_PER_RULE_MAX: usize = 256;
+/// Hosts of one route object (Gateway API allows 16).
+pub const HOSTS_PER_ROUTE_MAX: usize = 256;
+/// Ports of one service.
+pub const PORTS_PER_SERVICE_MAX: usize = 256;
+/// Length of a path, header value or other text that is compared with a request, in bytes.
+pub const TEXT_BYTES_MAX: usize = 4096;
+/// Length of a regular expression, in bytes.
+pub const REGEX_BYTES_MAX: usize = 1024;
+/// Memory of a regular expression's automaton, in bytes: `(a{500}){500}` is short and has a quarter of a million states.
+pub const REGEX_AUTOMATON_BYTES_MAX: usize = 256 << 10;
+/// Largest share of a backend (Gateway API BackendRef.weight).
+pub const WEIGHT_MAX: u32 = 1_000_000;
+
+// All shares of a rule must add up in 32 bits, wherever they are added.
+const _: () = assert!((BACKENDS_PER_RULE_MAX as u64) * (WEIGHT_MAX as u64) <= u32::MAX as u64);

@@ -1,0 +1,15 @@
+//! A node proxy sends what goes to a service to a gateway, and knows its own workloads; it looks at no request.
+
+use canal_model::ids::NodeName;
+use canal_model::program::Resource;
+
+use crate::ir::Ir;
+
+/// What the node `name` needs, parents first, sorted by name within a kind.
+pub fn node(ir: &Ir, name: &NodeName) -> Vec<Resource> {
+    let mut resources = vec![Resource::Tenant(ir.tenant.clone())];
+    resources.extend(ir.gateways.iter().cloned().map(Resource::Gateway));
+    resources.extend(ir.services.values().map(|service| Resource::Service(service.service.clone())));
+    resources.extend(ir.workloads.iter().filter(|workload| workload.node == *name).cloned().map(Resource::Workload));
+    resources
+}

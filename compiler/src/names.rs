@@ -1,0 +1,86 @@
+//! Host names: which service a name means from within a namespace, and which hosts a route may ask for.
+
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::program::HostMatch;
+
+/// The DNS domain of a tenant's services; Kubernetes' default.
+pub(crate) const CLUSTER_DOMAIN: &str = "cluster.local";
+
+/// The full host name of a service.
+pub(crate) fn hostname(key: &ServiceKey) -> String {
+    format!("{}.{}.svc.{CLUSTER_DOMAIN}", key.name, key.namespace)
+}
+
+/// The service that `host` means for an object in `namespace`: `name`, `name.namespace`, `name.namespace.svc` or the full name.
+pub(crate) fn service(tenant: &TenantName, namespace: &Namespace, host: &str) -> Option<ServiceKey> {
+    let parts: Vec<&str> = host.split('.').collect();
+    let (name, namespace) = match parts.as_slice() {
+        [name] => (*name, namespace.clone()),
+        [name, namespace] | [name, namespace, "svc"] | [name, namespace, "svc", "cluster", "local"] => {
+            (*name, Namespace::new(namespace).ok()?)
+        }
+        _ => return None,
+    };
+    Some(ServiceKey { tenant: tenant.clone(), namespace, name: ObjectName::new(name).ok()? })
+}
+
+/// A host as written in a route: an exact name, or `*.` and a domain. The error is the problem, without a full stop.
+pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
+    let refuse = |why: &str| Err(format!("{:?} {why}", written.chars().take(80).collect::<String>()));
+    if written.parse::<std::net::IpAddr>().is_ok() {
+        return refuse("is an address, not a host name");
+    }
+    if written.contains(':') {
+        return refuse("has a port, which hosts are compared without");
+    }
+    let (wildcard, name) = match written.strip_prefix("*.") {
+        Some(domain) => (true, domain),
+        None => (false, written),
+    };
+    if ObjectName::new(name).is_err() {
+        return refuse("is not a lower-case host name, with `*.` before it or not");
+    }
+    Ok(if wildcard { HostMatch::Suffix(format!(".{name}")) } else { HostMatch::Exact(name.to_owned()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_names_mean_the_own_namespace() {
+        let tenant = TenantName::new("alpha").unwrap();
+        let here = Namespace::new("here").unwrap();
+        for (host, expected) in [
+            ("reviews", Some("alpha/here/reviews")),
+            ("reviews.there", Some("alpha/there/reviews")),
+            ("reviews.there.svc", Some("alpha/there/reviews")),
+            ("reviews.there.svc.cluster.local", Some("alpha/there/reviews")),
+            ("reviews.there.svc.cluster", None),
+            ("www.example.com", None),
+            ("*", None),
+            ("*.there", None),
+            ("", None),
+            ("reviews.there.svc.other.local", None),
+        ] {
+            assert_eq!(service(&tenant, &here, host).map(|key| key.to_string()).as_deref(), expected, "{host:?}");
+        }
+    }
+
+    #[test]
+    fn hosts_are_names() {
+        for (written, expected) in [
+            ("example.com", Some(HostMatch::Exact("example.com".into()))),
+            ("*.example.com", Some(HostMatch::Suffix(".example.com".into()))),
+            ("*", None),
+            ("a.*.com", None),
+            ("Example.com", None),
+            ("10.0.0.1", None),
+            ("::1", None),
+            ("example.com:80", None),
+            ("", None),
+        ] {
+            assert_eq!(host_match(written).ok(), expected, "{written:?}");
+        }
+    }
+}

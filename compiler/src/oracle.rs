@@ -1,0 +1,203 @@
+//! What the IR means: a slow, plain interpreter that judges every lowering. It knows no target.
+//!
+//! The rules it fixes, for whoever routes faster:
+//! - The host is compared without port, in lower case, without a dot at its end. `*.x` holds for one label or more before `.x`.
+//! - The path is compared as sent, without the query and without decoding. `PathPrefix /a/` is `PathPrefix /a`: it holds for
+//!   `/a` and for all that begins with `/a/`.
+//! - Header names are compared in lower case. A header that is sent several times has one value, joined by `,` (RFC 9110 §5.2).
+//! - Of a query parameter that is sent several times the first value counts. Names and values are compared as sent.
+//! - The method is compared as sent: methods have upper and lower case (RFC 9110 §9.1).
+//! - Regular expressions are RE2 over bytes without Unicode classes, and the whole text must match.
+
+use canal_model::ids::ServiceKey;
+use canal_model::program::{
+    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction, RouteKey, TextMatch, ValueMatch, Workload,
+};
+
+use crate::ir::{Ir, RuleIr};
+use crate::pattern;
+
+/// A request as far as routing looks at it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    pub service: ServiceKey,
+    /// The service's port that the client dialled.
+    pub port: u16,
+    /// `Host` or `:authority`, as sent.
+    pub host: String,
+    pub method: String,
+    /// Path and query, as sent.
+    pub target: String,
+    /// In the order sent.
+    pub headers: Vec<(String, String)>,
+}
+
+/// What happens to a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// There is no such service or port.
+    NoService,
+    /// The port is opaque TCP, or has no rules: all goes to the service itself.
+    Service { service: ServiceKey, port: u16 },
+    /// Shared out as this rule says; a share may be refused.
+    Split { rule: RouteKey, backends: Vec<Backend> },
+    /// The rule refuses.
+    Refuse { rule: RouteKey, status: u16, reason: String },
+    /// The port has rules, and none matches: 404.
+    NoRule,
+}
+
+/// The meaning of the IR for one request.
+pub fn decide(ir: &Ir, request: &Request) -> Verdict {
+    let Some(service) = ir.services.get(&request.service) else { return Verdict::NoService };
+    let ports = service.service.ports.iter().zip(&service.chains);
+    let Some((port, chain)) = ports.into_iter().find(|(port, _)| port.port == request.port) else { return Verdict::NoService };
+    if port.protocol == AppProtocol::Tcp || chain.links.is_empty() {
+        return Verdict::Service { service: request.service.clone(), port: request.port };
+    }
+    let mut links = chain.links.iter().filter_map(|link| service.link(*link));
+    match links.find(|(rule, http)| holds(rule, http, request)) {
+        None => Verdict::NoRule,
+        Some((rule, _)) => match &rule.action {
+            RouteAction::Split(backends) => Verdict::Split { rule: rule.key.clone(), backends: backends.clone() },
+            RouteAction::Refuse { status, reason } => Verdict::Refuse { rule: rule.key.clone(), status: *status, reason: reason.clone() },
+        },
+    }
+}
+
+/// The workloads that may serve a backend's share now, each with its target port: ready, in the subset, serving that port.
+pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload, u16)> {
+    let BackendTarget::Service { service, port, subset } = target else { return Vec::new() };
+    let carries = |labels: &Labels| subset.iter().all(|(k, v)| labels.get(k) == Some(v));
+    let able = ir.workloads.iter().filter(|workload| workload.ready && carries(&workload.labels));
+    able.flat_map(|workload| {
+        let served = workload.endpoints.iter().filter(|e| e.service == *service && e.port == *port);
+        served.map(move |endpoint| (workload, endpoint.target_port))
+    })
+    .collect()
+}
+
+fn holds(rule: &RuleIr, http: &HttpMatch, request: &Request) -> bool {
+    let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
+    let host = normal_host(&request.host);
+    (rule.hosts.is_empty() || rule.hosts.iter().any(|written| host_holds(written, &host)))
+        && path_holds(&http.path, path)
+        && http.method.as_ref().is_none_or(|method| *method == request.method)
+        && http.headers.iter().all(|header| text_holds(header, header_value(request, &header.name).as_deref()))
+        && http.query.iter().all(|parameter| text_holds(parameter, query_value(query, &parameter.name)))
+}
+
+fn normal_host(host: &str) -> String {
+    let bare = match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|c| c.is_ascii_digit()) && (!name.contains(':') || name.ends_with(']')) => name,
+        _ => host,
+    };
+    bare.strip_suffix('.').unwrap_or(bare).to_ascii_lowercase()
+}
+
+fn host_holds(written: &HostMatch, host: &str) -> bool {
+    match written {
+        HostMatch::Exact(name) => host == name,
+        HostMatch::Suffix(domain) => host.len() > domain.len() && host.ends_with(domain.as_str()),
+    }
+}
+
+fn path_holds(written: &PathMatch, path: &str) -> bool {
+    match written {
+        PathMatch::Exact(exact) => path == exact,
+        PathMatch::StringPrefix(prefix) => path.starts_with(prefix.as_str()),
+        PathMatch::ElementPrefix(prefix) => {
+            let prefix = prefix.strip_suffix('/').unwrap_or(prefix);
+            path.strip_prefix(prefix).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        }
+        PathMatch::Regex(pattern) => regex_holds(pattern, path),
+    }
+}
+
+fn header_value(request: &Request, name: &str) -> Option<String> {
+    let values: Vec<&str> =
+        request.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str()).collect();
+    (!values.is_empty()).then(|| values.join(","))
+}
+
+fn query_value<'a>(query: &'a str, name: &str) -> Option<&'a str> {
+    let mut parameters = query.split('&').filter(|part| !part.is_empty()).map(|part| part.split_once('=').unwrap_or((part, "")));
+    parameters.find(|(sent, _)| *sent == name).map(|(_, value)| value)
+}
+
+fn text_holds(condition: &ValueMatch, value: Option<&str>) -> bool {
+    let Some(value) = value else { return false };
+    match &condition.value {
+        TextMatch::Exact(exact) => value == exact,
+        TextMatch::Prefix(prefix) => value.starts_with(prefix.as_str()),
+        TextMatch::Regex(pattern) => regex_holds(pattern, value),
+        TextMatch::Present => true,
+    }
+}
+
+fn regex_holds(pattern: &str, text: &str) -> bool {
+    pattern::compile(pattern).is_some_and(|regex| regex.is_match(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_compared_without_port_and_case() {
+        for (host, expected) in [
+            ("Reviews.Example.com:9080", "reviews.example.com"),
+            ("reviews.", "reviews"),
+            ("[fd00::1]:80", "[fd00::1]"),
+            ("fd00::1", "fd00::1"),
+            ("reviews:", "reviews"),
+            ("reviews:x", "reviews:x"),
+            ("", ""),
+        ] {
+            assert_eq!(normal_host(host), expected, "{host:?}");
+        }
+        let suffix = HostMatch::Suffix(".example.com".to_owned());
+        for (host, expected) in
+            [("a.example.com", true), ("a.b.example.com", true), ("example.com", false), (".example.com", false), ("aexample.com", false)]
+        {
+            assert_eq!(host_holds(&suffix, host), expected, "{host:?}");
+        }
+    }
+
+    #[test]
+    fn paths_are_compared_as_sent() {
+        let element = |p: &str| PathMatch::ElementPrefix(p.to_owned());
+        let string = |p: &str| PathMatch::StringPrefix(p.to_owned());
+        for (written, path, expected) in [
+            (element("/a"), "/a", true),
+            (element("/a"), "/a/", true),
+            (element("/a"), "/a/b", true),
+            (element("/a"), "/ab", false),
+            (element("/a/"), "/a", true),
+            (element("/"), "/x", true),
+            (element("/"), "*", false),
+            (string("/a"), "/ab", true),
+            (string("/a/"), "/a", false),
+            (PathMatch::Exact("/a".to_owned()), "/a", true),
+            (PathMatch::Exact("/a".to_owned()), "/%61", false),
+            (PathMatch::Regex("/a+".to_owned()), "/aa", true),
+            (PathMatch::Regex("/a+".to_owned()), "/aab", false),
+        ] {
+            assert_eq!(path_holds(&written, path), expected, "{written:?} {path:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_query_parameter_and_all_headers_count() {
+        for (query, name, expected) in [
+            ("a=1&a=2", "a", Some("1")),
+            ("b&a=", "a", Some("")),
+            ("b&a=", "b", Some("")),
+            ("", "", None),
+            ("aa=1", "a", None),
+            ("a=%31", "a", Some("%31")),
+        ] {
+            assert_eq!(query_value(query, name), expected, "{query:?} {name:?}");
+        }
+    }
+}

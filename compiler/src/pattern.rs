@@ -1,0 +1,75 @@
+//! Regular expressions as all of Canal reads them: RE2 syntax over bytes, without Unicode classes, the whole text must match.
+
+use regex_automata::meta::{self, Regex};
+use regex_automata::nfa::thompson;
+use regex_automata::util::syntax;
+
+use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX};
+
+/// Why a pattern is refused: a sentence without a full stop.
+pub(crate) fn check(pattern: &str) -> Result<(), String> {
+    if pattern.len() > REGEX_BYTES_MAX {
+        return Err(format!("the regular expression has {} bytes, more than {REGEX_BYTES_MAX}", pattern.len()));
+    }
+    // On its own first: `a)|(b` must not become valid by what is put around it.
+    syntax::parse_with(pattern, &config())
+        .map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))?;
+    thompson::Compiler::new()
+        .syntax(config())
+        .configure(thompson::Config::new().utf8(false).nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)))
+        .build(&whole(pattern))
+        .map(drop)
+        .map_err(|_| format!("the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"))
+}
+
+/// The automaton of a pattern that [`check`] accepted; `None` for any other.
+pub(crate) fn compile(pattern: &str) -> Option<Regex> {
+    check(pattern).ok()?;
+    meta::Builder::new().syntax(config()).configure(Regex::config().utf8_empty(false)).build(&whole(pattern)).ok()
+}
+
+fn whole(pattern: &str) -> String {
+    format!("^(?:{pattern})$")
+}
+
+fn config() -> syntax::Config {
+    syntax::Config::new().unicode(false).utf8(false)
+}
+
+/// The last line of the parser's drawing says what is wrong.
+fn reason(error: &str) -> &str {
+    let last = error.lines().last().unwrap_or(error);
+    last.strip_prefix("error: ").unwrap_or(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_whole_text_must_match() {
+        for (pattern, text, expected) in [
+            ("a|ab", "ab", true),
+            ("a|ab", "abc", false),
+            ("/v[0-9]+/.*", "/v1/x", true),
+            ("/v[0-9]+/.*", "x/v1/x", false),
+            ("(?i)Jason", "jASON", true),
+            ("", "", true),
+            ("", "a", false),
+            (".*", "\u{e9}", true),
+            ("\\d", "\u{0665}", false),
+        ] {
+            assert_eq!(compile(pattern).unwrap().is_match(text), expected, "{pattern:?} {text:?}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_matched_in_bounds_is_refused() {
+        let long = "a".repeat(REGEX_BYTES_MAX + 1);
+        for pattern in ["(", "a)|(b", "(?=a)", "\\1", "(a{500}){500}", long.as_str(), "(?x)a#"] {
+            assert!(check(pattern).is_err(), "{pattern:?}");
+            assert!(compile(pattern).is_none(), "{pattern:?}");
+        }
+        assert!(check(&long[1..]).is_ok());
+    }
+}

@@ -1,0 +1,92 @@
+//! The tenant's documents sorted by kind, each object once, elders first.
+
+use std::collections::BTreeMap;
+
+use canal_model::policy::istio::{DestinationRule, VirtualService};
+use canal_model::policy::kubernetes::{Pod, Service};
+use canal_model::policy::mesh::{Gateway, Tenant};
+use canal_model::policy::route::{HttpRoute, ReferenceGrant};
+use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
+
+use crate::Input;
+use crate::limits::OBJECTS_PER_TENANT_MAX;
+use crate::precedence::seniority;
+use crate::report::Report;
+
+/// An object with its document.
+pub(crate) struct Said<'a, T> {
+    pub(crate) document: &'a Document,
+    pub(crate) object: &'a T,
+}
+
+impl<T> Said<'_, T> {
+    /// The first fault in a field that begins with `prefix`.
+    pub(crate) fn fault(&self, prefix: &str) -> Option<&str> {
+        self.document.faults.iter().find(|fault| fault.field.starts_with(prefix)).map(|fault| fault.problem.as_str())
+    }
+}
+
+/// All objects of a tenant.
+#[derive(Default)]
+pub(crate) struct Corpus<'a> {
+    pub(crate) tenants: Vec<Said<'a, Tenant>>,
+    pub(crate) gateways: Vec<Said<'a, Gateway>>,
+    pub(crate) services: Vec<Said<'a, Service>>,
+    pub(crate) pods: Vec<Said<'a, Pod>>,
+    pub(crate) http_routes: Vec<Said<'a, HttpRoute>>,
+    pub(crate) grants: Vec<Said<'a, ReferenceGrant>>,
+    pub(crate) virtual_services: Vec<Said<'a, VirtualService>>,
+    pub(crate) destination_rules: Vec<Said<'a, DestinationRule>>,
+}
+
+impl<'a> Corpus<'a> {
+    pub(crate) fn gather(input: &Input<'a>, report: &mut Report) -> Self {
+        let mut unique: BTreeMap<ObjectKey, &Document> = BTreeMap::new();
+        for document in input.documents.iter().map(AsRef::as_ref) {
+            let key = document.object.key();
+            let Some(other) = unique.get(&key).copied() else {
+                unique.insert(key, document);
+                continue;
+            };
+            let (first, second) = if other.origin <= document.origin { (other, document) } else { (document, other) };
+            let problem = format!("this object stands in {} too; that one is used", first.origin);
+            report.error(second, "metadata.name", problem, "remove one of them or rename it");
+            unique.insert(key, first);
+        }
+        let mut documents: Vec<&Document> = unique.into_values().collect();
+        documents.sort_by_cached_key(|document| (rank(document.object.kind()), seniority(document)));
+        if documents.len() > OBJECTS_PER_TENANT_MAX {
+            let problem = format!("the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out", documents.len());
+            report.general(problem, "remove objects or split the tenant");
+            documents.truncate(OBJECTS_PER_TENANT_MAX);
+        }
+        let mut corpus = Corpus::default();
+        documents.into_iter().for_each(|document| corpus.add(document));
+        corpus
+    }
+
+    fn add(&mut self, document: &'a Document) {
+        match &document.object {
+            Object::Tenant(object) => self.tenants.push(Said { document, object }),
+            Object::Gateway(object) => self.gateways.push(Said { document, object }),
+            Object::Service(object) => self.services.push(Said { document, object }),
+            Object::Pod(object) => self.pods.push(Said { document, object }),
+            Object::HttpRoute(object) => self.http_routes.push(Said { document, object }),
+            Object::ReferenceGrant(object) => self.grants.push(Said { document, object }),
+            Object::VirtualService(object) => self.virtual_services.push(Said { document, object }),
+            Object::DestinationRule(object) => self.destination_rules.push(Said { document, object }),
+        }
+    }
+}
+
+/// What is left out first when there is too much: pods, then services. A route that is left out would open its service.
+fn rank(kind: ObjectKind) -> u8 {
+    match kind {
+        ObjectKind::Tenant => 0,
+        ObjectKind::Gateway => 1,
+        ObjectKind::HttpRoute | ObjectKind::VirtualService => 2,
+        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        ObjectKind::Service => 4,
+        ObjectKind::Pod => 5,
+    }
+}

@@ -1,0 +1,110 @@
+//! References from routes to services: found and allowed, or refused in a way that keeps the backend's share.
+
+use std::collections::BTreeMap;
+
+use canal_model::ids::{Namespace, ServiceKey, TenantName};
+use canal_model::policy::istio::Destination;
+use canal_model::policy::route::{BackendRef, ReferenceGrant};
+use canal_model::program::{BackendTarget, Labels, Service};
+
+use super::corpus::Said;
+use super::route_parts::Complaint;
+use super::subset::Subsets;
+use crate::names;
+
+/// What routes may refer to.
+pub(crate) struct Destinations<'a> {
+    pub(crate) tenant: &'a TenantName,
+    pub(crate) services: &'a BTreeMap<ServiceKey, Service>,
+    pub(crate) subsets: &'a Subsets,
+    pub(crate) grants: &'a [Said<'a, ReferenceGrant>],
+}
+
+const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
+
+impl Destinations<'_> {
+    /// The service a backendRef of an HTTPRoute in `namespace` names.
+    pub(crate) fn of_backend_ref(&self, namespace: &Namespace, backend: &BackendRef) -> Result<BackendTarget, Complaint> {
+        if !backend.group.is_empty() || backend.kind != "Service" {
+            let problem = format!("backends of kind {:?} are not in this version", backend.kind);
+            return Err(Complaint::new("kind", problem, "refer to a Service"));
+        }
+        let target_namespace = backend.namespace.as_ref().unwrap_or(namespace);
+        let key = ServiceKey { tenant: self.tenant.clone(), namespace: target_namespace.clone(), name: backend.name.clone() };
+        // Asked before the service is looked up: who may not refer to it may not learn that it exists.
+        if target_namespace != namespace && !self.is_granted(namespace, &key) {
+            let problem =
+                format!("namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}", backend.name);
+            let mend = format!("write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service");
+            return Err(Complaint::new("namespace", problem, mend));
+        }
+        let service = self.find(&key, "name")?;
+        let Some(port) = backend.port else {
+            return Err(Complaint::new("port", "a backend that is a Service needs a port", "write the Service's port"));
+        };
+        has_port(service, port.get(), "port")?;
+        Ok(BackendTarget::Service { service: key, port: port.get(), subset: Labels::new() })
+    }
+
+    /// The service, or the part of it, that a destination of a VirtualService in `namespace` names; `dialled` is the port the client dialled.
+    pub(crate) fn of_destination(&self, namespace: &Namespace, to: &Destination, dialled: u16) -> Result<BackendTarget, Complaint> {
+        let Some(key) = names::service(self.tenant, namespace, &to.host) else {
+            let problem = format!("{:?} is no service of this tenant", to.host);
+            return Err(Complaint::new("destination.host", problem, "write a Service's name, or name.namespace"));
+        };
+        let service = self.find(&key, "destination.host")?;
+        let port = match (&to.port, service.ports.as_slice()) {
+            (Some(port), _) => port.number.get(),
+            (None, [only]) => only.port,
+            (None, _) => dialled,
+        };
+        has_port(service, port, if to.port.is_some() { "destination.port.number" } else { "destination.port" })?;
+        let subset = match &to.subset {
+            None => Labels::new(),
+            Some(name) => match self.subsets.get(&key).and_then(|subsets| subsets.get(name)) {
+                Some(Some(labels)) => labels.clone(),
+                Some(None) => {
+                    let problem = format!("subset {name:?} of {} is broken", to.host);
+                    return Err(Complaint::new("destination.subset", problem, "mend it in its DestinationRule"));
+                }
+                None => {
+                    let problem = format!("{} has no subset {name:?}", to.host);
+                    return Err(Complaint::new("destination.subset", problem, "define it in a DestinationRule for that host"));
+                }
+            },
+        };
+        Ok(BackendTarget::Service { service: key, port, subset })
+    }
+
+    /// Whether the destination's port depends on the port that the client dialled.
+    pub(crate) fn follows_dialled_port(&self, namespace: &Namespace, to: &Destination) -> bool {
+        let service = names::service(self.tenant, namespace, &to.host).and_then(|key| self.services.get(&key));
+        to.port.is_none() && service.is_some_and(|service| service.ports.len() != 1)
+    }
+
+    fn find(&self, key: &ServiceKey, field: &'static str) -> Result<&Service, Complaint> {
+        self.services.get(key).ok_or_else(|| {
+            let problem = format!("there is no Service {}/{}", key.namespace, key.name);
+            Complaint::new(field, problem, "create it or correct the name")
+        })
+    }
+
+    fn is_granted(&self, from: &Namespace, to: &ServiceKey) -> bool {
+        self.grants.iter().any(|grant| {
+            let spec = &grant.object.spec;
+            grant.object.metadata.namespace == to.namespace
+                && grant.fault("spec").is_none()
+                && spec.from.iter().any(|f| f.group == GATEWAY_GROUP && f.kind == "HTTPRoute" && f.namespace == *from)
+                && spec.to.iter().any(|t| t.group.is_empty() && t.kind == "Service" && t.name.as_ref().is_none_or(|name| *name == to.name))
+        })
+    }
+}
+
+fn has_port(service: &Service, port: u16, field: &'static str) -> Result<(), Complaint> {
+    if service.ports.iter().any(|p| p.port == port) {
+        return Ok(());
+    }
+    let known: Vec<String> = service.ports.iter().map(|p| p.port.to_string()).collect();
+    let mend = if known.is_empty() { "mend the Service's ports".to_owned() } else { format!("use {}", known.join(" or ")) };
+    Err(Complaint::new(field, format!("Service {}/{} has no TCP port {port}", service.key.namespace, service.key.name), mend))
+}

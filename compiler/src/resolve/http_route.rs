@@ -1,0 +1,235 @@
+//! HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their Service, which would hold for that
+//! namespace's clients only, are refused.
+
+use std::collections::BTreeSet;
+
+use canal_model::ids::ServiceKey;
+use canal_model::policy::route::{HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathConditionType, ValueCondition, ValueConditionType};
+use canal_model::program::{AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, TextMatch};
+
+use super::corpus::Said;
+use super::destination::Destinations;
+use super::route_parts::{Complaint, Rule, conditions, header_name, path, regex, text};
+use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+use crate::names;
+use crate::precedence;
+use crate::report::Report;
+
+/// What a route is attached to.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Parent {
+    service: ServiceKey,
+    port: Option<u16>,
+}
+
+/// The rules of all HTTPRoutes, and the services that have any.
+pub(crate) fn resolve(said: &[Said<'_, HttpRoute>], to: &Destinations<'_>, report: &mut Report) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
+    let mut rules = Vec::new();
+    let mut taken = BTreeSet::new();
+    for route in said {
+        let parents = parents(route, to, report);
+        taken.extend(parents.iter().map(|parent| parent.service.clone()));
+        if !parents.is_empty() {
+            attach(route, &parents, to, report, &mut rules);
+        }
+    }
+    (rules, taken)
+}
+
+fn parents(route: &Said<'_, HttpRoute>, to: &Destinations<'_>, report: &mut Report) -> BTreeSet<Parent> {
+    let refs = &route.object.spec.parent_refs;
+    if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
+        report.error(
+            route.document,
+            "spec.parentRefs",
+            "the route is attached to nothing",
+            "name a Service with group: \"\" and kind: Service",
+        );
+    }
+    let mut parents = BTreeSet::new();
+    for (at, parent_ref) in refs.iter().enumerate() {
+        match parent(route, parent_ref, to) {
+            Ok((parent, opaque)) => {
+                if let Some(port) = opaque {
+                    let problem = format!("port {port} is opaque TCP, to which HTTP rules do not apply");
+                    report.warning(
+                        route.document,
+                        format!("spec.parentRefs[{at}]"),
+                        problem,
+                        "set the Service's appProtocol to http if it speaks HTTP",
+                    );
+                }
+                parents.insert(parent);
+            }
+            Err(complaint) => {
+                let field = format!("spec.parentRefs[{at}].{}", complaint.field);
+                report.error(route.document, field, complaint.problem, complaint.mend);
+            }
+        }
+    }
+    parents
+}
+
+/// The parent, and one of its ports to which no rule can apply.
+fn parent(route: &Said<'_, HttpRoute>, written: &ParentRef, to: &Destinations<'_>) -> Result<(Parent, Option<u16>), Complaint> {
+    if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
+        let problem = format!("routes attach to Services only in this version, not to {} ({})", written.kind, written.group);
+        return Err(Complaint::new("kind", problem, "write group: \"\" and kind: Service"));
+    }
+    let own = &route.object.metadata.namespace;
+    let namespace = written.namespace.as_ref().unwrap_or(own);
+    if namespace != own {
+        let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
+        return Err(Complaint::new(
+            "namespace",
+            problem,
+            format!("move the route to the Service's namespace {namespace}; it then holds for all clients"),
+        ));
+    }
+    let key = ServiceKey { tenant: to.tenant.clone(), namespace: namespace.clone(), name: written.name.clone() };
+    let Some(service) = to.services.get(&key) else {
+        return Err(Complaint::new("name", format!("there is no Service {namespace}/{}", written.name), "create it or correct the name"));
+    };
+    let port = written.port.map(std::num::NonZeroU16::get);
+    let mut ports = service.ports.iter().filter(|p| port.is_none_or(|port| p.port == port)).peekable();
+    if ports.peek().is_none() && port.is_some() {
+        let known: Vec<String> = service.ports.iter().map(|p| p.port.to_string()).collect();
+        let problem = format!("Service {namespace}/{} has no TCP port {}", written.name, port.unwrap_or_default());
+        return Err(Complaint::new("port", problem, format!("use {} or none", known.join(", "))));
+    }
+    let opaque = ports.find(|p| p.protocol == AppProtocol::Tcp).map(|p| p.port);
+    Ok((Parent { service: key, port }, opaque))
+}
+
+fn attach(route: &Said<'_, HttpRoute>, parents: &BTreeSet<Parent>, to: &Destinations<'_>, report: &mut Report, rules: &mut Vec<RouteRule>) {
+    let (hosts, mut broken) = hosts(route, report);
+    let spec = &route.object.spec;
+    let faults = &route.document.faults;
+    let outside_rules = faults.iter().find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
+    if let Some(fault) = outside_rules {
+        broken.get_or_insert_with(|| format!("{}: {}", fault.field, fault.problem));
+    }
+    if spec.rules.len() > RULES_PER_ROUTE_MAX {
+        let problem = format!("the route has {} rules, more than {RULES_PER_ROUTE_MAX}", spec.rules.len());
+        broken.get_or_insert_with(|| problem.clone());
+        report.error(route.document, "spec.rules", problem, "split the route");
+    }
+    let implied = [HttpRule::default()];
+    let written = if spec.rules.is_empty() { &implied } else { spec.rules.as_slice() };
+    for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
+        let field = format!("spec.rules[{at}]");
+        let fault = route.document.faults.iter().find(|f| f.field.starts_with(&field));
+        let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
+        let mut reading = Rule { document: route.document, field, report, broken };
+        let (matches, action) = checked(route, at, rule, to, &mut reading);
+        for parent in parents {
+            rules.push(RouteRule {
+                key: key(route, parent, at),
+                parent: parent.service.clone(),
+                parent_port: parent.port,
+                hosts: hosts.clone(),
+                matches: matches.clone(),
+                action: action.clone(),
+            });
+        }
+    }
+}
+
+fn key(route: &Said<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
+    let metadata = &route.object.metadata;
+    let rule = match parent.port {
+        Some(port) => format!("{}:{port}.{at}", parent.service.name),
+        None => format!("{}.{at}", parent.service.name),
+    };
+    RouteKey {
+        tenant: parent.service.tenant.clone(),
+        kind: "HTTPRoute".to_owned(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+        rule,
+    }
+}
+
+fn hosts(route: &Said<'_, HttpRoute>, report: &mut Report) -> (Vec<HostMatch>, Option<String>) {
+    let written = &route.object.spec.hostnames;
+    let mut hosts = BTreeSet::new();
+    let mut broken = None;
+    let mut refuse = |field: String, problem: String, mend: &str| {
+        broken.get_or_insert_with(|| format!("{field}: {problem}"));
+        report.error(route.document, field, problem, mend);
+    };
+    if written.len() > HOSTS_PER_ROUTE_MAX {
+        let problem = format!("the route has {} hosts, more than {HOSTS_PER_ROUTE_MAX}", written.len());
+        refuse("spec.hostnames".to_owned(), problem, "split the route");
+        return (Vec::new(), broken);
+    }
+    for (at, host) in written.iter().enumerate() {
+        match names::host_match(host) {
+            Ok(host) => drop(hosts.insert(host)),
+            Err(problem) => refuse(format!("spec.hostnames[{at}]"), problem, "write a name such as reviews.example.com or *.example.com"),
+        }
+    }
+    (hosts.into_iter().collect(), broken)
+}
+
+fn checked(
+    route: &Said<'_, HttpRoute>,
+    place: usize,
+    written: &HttpRule,
+    to: &Destinations<'_>,
+    rule: &mut Rule<'_>,
+) -> (Vec<HttpMatch>, RouteAction) {
+    let implied = [HttpRouteMatch::default()];
+    let mut conditions: &[HttpRouteMatch] = if written.matches.is_empty() { &implied } else { &written.matches };
+    if conditions.len() > MATCHES_PER_RULE_MAX {
+        let problem = format!("the rule has {} matches, more than {MATCHES_PER_RULE_MAX}", conditions.len());
+        rule.broken("matches", Complaint::new("", problem, "split the rule"));
+        conditions = &implied;
+    }
+    let mut matches = Vec::with_capacity(conditions.len());
+    for (at, condition) in conditions.iter().enumerate() {
+        let mut http = http_match(&format!("matches[{at}]"), condition, rule);
+        http.precedence = precedence::gateway_api(route.document, place, at, &http);
+        matches.push(http);
+    }
+    let namespace = &route.object.metadata.namespace;
+    let mut backends = Vec::with_capacity(written.backend_refs.len());
+    for (at, backend) in written.backend_refs.iter().enumerate() {
+        backends.push(rule.backend(&format!("backendRefs[{at}]"), backend.weight, to.of_backend_ref(namespace, backend)));
+    }
+    (matches, rule.action("backendRefs", backends))
+}
+
+/// The match without its precedence. A condition that is broken is left out: the rule then refuses what is left.
+fn http_match(field: &str, written: &HttpRouteMatch, rule: &mut Rule<'_>) -> HttpMatch {
+    let everything = PathMatch::ElementPrefix("/".to_owned());
+    let path = match &written.path {
+        None => everything,
+        Some(condition) => {
+            let checked = match condition.kind {
+                PathConditionType::Exact => path(&condition.value).map(PathMatch::Exact),
+                PathConditionType::PathPrefix => path(&condition.value).map(PathMatch::ElementPrefix),
+                PathConditionType::RegularExpression => regex(&condition.value).map(PathMatch::Regex),
+            };
+            checked.unwrap_or_else(|complaint| {
+                rule.broken(&format!("{field}.path.value"), complaint);
+                everything
+            })
+        }
+    };
+    let headers =
+        written.headers.iter().enumerate().map(|(at, condition)| (format!("[{at}]"), header_name(&condition.name), value(condition)));
+    let headers = conditions(rule, &format!("{field}.headers"), headers);
+    let query = written.query_params.iter().enumerate().map(|(at, condition)| (format!("[{at}]"), text(&condition.name), value(condition)));
+    let query = conditions(rule, &format!("{field}.queryParams"), query);
+    let method = written.method.map(|method| method.as_str().to_owned());
+    let precedence = precedence::istio(rule.document, 0, 0);
+    HttpMatch { precedence, path, method, headers, query }
+}
+
+fn value(condition: &ValueCondition) -> Result<TextMatch, Complaint> {
+    match condition.kind {
+        ValueConditionType::Exact => text(&condition.value).map(TextMatch::Exact),
+        ValueConditionType::RegularExpression => regex(&condition.value).map(TextMatch::Regex),
+    }
+}

@@ -1,0 +1,180 @@
+//! What HTTPRoutes and VirtualServices have in common: checked texts, conditions and shares, and how a broken rule fails closed.
+
+use std::collections::BTreeSet;
+
+use canal_model::policy::Document;
+use canal_model::program::{Backend, BackendTarget, RouteAction, TextMatch, ValueMatch};
+
+use crate::limits::{BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, TEXT_BYTES_MAX, WEIGHT_MAX};
+use crate::pattern;
+use crate::report::Report;
+
+/// What a request gets whose rule or backend is broken (Gateway API v1.6.1 HTTPRouteRule.backendRefs).
+pub(crate) const STATUS_BROKEN: u16 = 500;
+
+/// What is wrong with a part of a rule.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Complaint {
+    /// Below the part's own field; may be empty.
+    pub(crate) field: String,
+    pub(crate) problem: String,
+    pub(crate) mend: String,
+}
+
+impl Complaint {
+    pub(crate) fn new(field: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) -> Self {
+        Self { field: field.into(), problem: problem.into(), mend: mend.into() }
+    }
+}
+
+/// One rule while it is read: complaints are told, and the first one closes the rule.
+pub(crate) struct Rule<'a> {
+    pub(crate) document: &'a Document,
+    /// e.g. `spec.rules[3]`.
+    pub(crate) field: String,
+    pub(crate) report: &'a mut Report,
+    /// Why the rule refuses all requests that it matches.
+    pub(crate) broken: Option<String>,
+}
+
+impl Rule<'_> {
+    /// Tells of something that breaks the rule.
+    pub(crate) fn broken(&mut self, field: &str, complaint: Complaint) {
+        let field = self.place(field, &complaint.field);
+        self.broken.get_or_insert_with(|| format!("{field}: {}", complaint.problem));
+        self.report.error(self.document, field, complaint.problem, complaint.mend);
+    }
+
+    pub(crate) fn warning(&mut self, field: &str, complaint: Complaint) {
+        let field = self.place(field, &complaint.field);
+        self.report.warning(self.document, field, complaint.problem, complaint.mend);
+    }
+
+    fn place(&self, field: &str, inner: &str) -> String {
+        [self.field.as_str(), field, inner].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
+    }
+
+    /// A backend whose reference may be broken: it keeps its share and fails it.
+    pub(crate) fn backend(&mut self, field: &str, weight: u32, target: Result<BackendTarget, Complaint>) -> Backend {
+        let target = target.unwrap_or_else(|complaint| self.refused_backend(field, complaint));
+        if weight <= WEIGHT_MAX {
+            return Backend { weight, target };
+        }
+        let complaint = Complaint::new("weight", format!("{weight} is more than {WEIGHT_MAX}"), "use smaller shares");
+        Backend { weight: WEIGHT_MAX, target: self.refused_backend(field, complaint) }
+    }
+
+    fn refused_backend(&mut self, field: &str, complaint: Complaint) -> BackendTarget {
+        let field = self.place(field, &complaint.field);
+        let reason = format!("{field}: {}", complaint.problem);
+        self.report.error(self.document, field, complaint.problem, complaint.mend);
+        BackendTarget::Refuse { status: STATUS_BROKEN, reason }
+    }
+
+    /// What the rule does with its backends, unless it is broken.
+    pub(crate) fn action(&mut self, field: &str, backends: Vec<Backend>) -> RouteAction {
+        if backends.is_empty() && self.broken.is_none() {
+            self.broken(field, Complaint::new("", "the rule has no backend, so it answers 500", "name a Service to send requests to"));
+        } else if backends.len() > BACKENDS_PER_RULE_MAX {
+            let problem = format!("the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}", backends.len());
+            self.broken(field, Complaint::new("", problem, "use fewer backends"));
+        }
+        if let Some(reason) = &self.broken {
+            return RouteAction::Refuse { status: STATUS_BROKEN, reason: reason.clone() };
+        }
+        if backends.iter().all(|backend| backend.weight == 0) {
+            let complaint = Complaint::new("", "all weights are 0, so the rule answers 500", "give at least one backend a share");
+            self.warning(field, complaint);
+            return RouteAction::Refuse { status: STATUS_BROKEN, reason: format!("{}.{field}: all weights are 0", self.field) };
+        }
+        RouteAction::Split(backends)
+    }
+}
+
+/// A path to be compared whole or by its beginning.
+pub(crate) fn path(value: &str) -> Result<String, Complaint> {
+    if !value.starts_with('/') {
+        return Err(Complaint::new(
+            "",
+            format!("{:?} does not begin with a slash", short(value)),
+            "write an absolute path such as /reviews",
+        ));
+    }
+    text(value)?;
+    if value.contains(['?', '#']) {
+        return Err(Complaint::new(
+            "",
+            format!("{:?} holds more than a path", short(value)),
+            "leave out the query; match it by query parameters",
+        ));
+    }
+    let bad = value.split('/').any(|element| element == "." || element == "..");
+    if bad {
+        return Err(Complaint::new("", format!("{:?} has a relative element", short(value)), "write the path without . and .."));
+    }
+    Ok(value.to_owned())
+}
+
+/// A text that is compared as it is.
+pub(crate) fn text(value: &str) -> Result<String, Complaint> {
+    if value.len() > TEXT_BYTES_MAX {
+        let problem = format!("the text has {} bytes, more than {TEXT_BYTES_MAX}", value.len());
+        return Err(Complaint::new("", problem, "use a shorter text or a regular expression"));
+    }
+    if value.bytes().any(|c| c < b' ' || c == 0x7f) {
+        return Err(Complaint::new("", "the text holds a control character, which no request can have", "remove it"));
+    }
+    Ok(value.to_owned())
+}
+
+/// A regular expression.
+pub(crate) fn regex(value: &str) -> Result<String, Complaint> {
+    match pattern::check(value) {
+        Ok(()) => Ok(value.to_owned()),
+        Err(problem) => Err(Complaint::new("", problem, "use RE2 syntax; the whole text must match")),
+    }
+}
+
+/// A header's name, in lower case.
+pub(crate) fn header_name(name: &str) -> Result<String, Complaint> {
+    let is_token = !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&c));
+    if is_token && name.len() <= TEXT_BYTES_MAX {
+        return Ok(name.to_ascii_lowercase());
+    }
+    Err(Complaint::new(
+        "",
+        format!("{:?} is not a header's name", short(name)),
+        "write a name such as x-user; hosts, paths and methods have fields of their own",
+    ))
+}
+
+/// The conditions of one match on headers or query parameters. What is broken is told, breaks the rule and is left out.
+pub(crate) fn conditions(
+    rule: &mut Rule<'_>,
+    field: &str,
+    written: impl ExactSizeIterator<Item = (String, Result<String, Complaint>, Result<TextMatch, Complaint>)>,
+) -> Vec<ValueMatch> {
+    if written.len() > CONDITIONS_PER_MATCH_MAX {
+        let problem = format!("the match has {} conditions here, more than {CONDITIONS_PER_MATCH_MAX}", written.len());
+        rule.broken(field, Complaint::new("", problem, "use fewer conditions"));
+        return Vec::new();
+    }
+    let mut seen = BTreeSet::new();
+    let mut good = Vec::new();
+    for (place, name, value) in written {
+        let field = format!("{field}{place}");
+        match (name, value) {
+            (Ok(name), Ok(value)) if seen.insert(name.clone()) => good.push(ValueMatch { name, value }),
+            (Ok(name), Ok(_)) => {
+                let problem = format!("{name:?} is compared twice; only the first condition counts");
+                rule.warning(&field, Complaint::new("", problem, "remove one of them"));
+            }
+            (Err(complaint), _) | (_, Err(complaint)) => rule.broken(&field, complaint),
+        }
+    }
+    good
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(80).collect()
+}

@@ -1,0 +1,123 @@
+//! Services: virtual addresses, ports and what is spoken on them. Who serves them is `workload`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use canal_model::ids::ServiceKey;
+use canal_model::policy::kubernetes::{self, ClusterIp, ServiceType, SessionAffinity, Transport};
+use canal_model::program::{AppProtocol, Service, ServicePort};
+
+use super::addresses::Addresses;
+use super::corpus::Said;
+use crate::Input;
+use crate::limits::PORTS_PER_SERVICE_MAX;
+use crate::names::hostname;
+use crate::protocol::{Spoken, spoken};
+use crate::report::Report;
+
+pub(crate) fn resolve(
+    input: &Input<'_>,
+    said: &[Said<'_, kubernetes::Service>],
+    addresses: &mut Addresses,
+    report: &mut Report,
+) -> BTreeMap<ServiceKey, Service> {
+    let mut services = BTreeMap::new();
+    for service in said {
+        let metadata = &service.object.metadata;
+        let key = ServiceKey { tenant: input.tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
+        if service.object.spec.kind == ServiceType::ExternalName {
+            report.error(
+                service.document,
+                "spec.type",
+                "names outside the mesh are not in this version",
+                "use ClusterIP, or remove the Service",
+            );
+            continue;
+        }
+        let Some(id) = input.service_ids.get(&key).copied() else {
+            let problem = "all 16,777,215 service IDs are taken, so the service has none";
+            report.error(service.document, "", problem, "remove services that are not needed");
+            continue;
+        };
+        let vips = vips(service, addresses, report);
+        let ports = ports(service, report);
+        services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips, ports });
+    }
+    services
+}
+
+fn vips(service: &Said<'_, kubernetes::Service>, addresses: &mut Addresses, report: &mut Report) -> Vec<IpAddr> {
+    let spec = &service.object.spec;
+    let one = [spec.cluster_ip];
+    let (field, written): (_, &[ClusterIp]) =
+        if spec.cluster_ips.is_empty() { ("spec.clusterIP", &one) } else { ("spec.clusterIPs", &spec.cluster_ips) };
+    let key = service.document.object.key();
+    let mut vips = Vec::new();
+    for (at, cluster_ip) in written.iter().enumerate() {
+        let ClusterIp::Address(address) = cluster_ip else { continue };
+        let place = if spec.cluster_ips.is_empty() { field.to_owned() } else { format!("{field}[{at}]") };
+        match addresses.claim(*address, &key) {
+            Ok(()) if vips.contains(address) => {}
+            Ok(()) => vips.push(*address),
+            Err(problem) => report.error(service.document, place, problem, "give every service an address of its own"),
+        }
+    }
+    let says_nothing = written.iter().all(|cluster_ip| *cluster_ip == ClusterIp::Unset);
+    if says_nothing && service.fault("spec.clusterIP").is_none() {
+        let mend = "write spec.clusterIPs, or clusterIP: None if clients dial the pods themselves";
+        report.warning(service.document, "spec.clusterIPs", "the service has no address, so no client can dial it", mend);
+    }
+    vips
+}
+
+/// No ports if the service cannot be offered as it is written: its address then refuses, instead of serving half of it.
+fn ports(service: &Said<'_, kubernetes::Service>, report: &mut Report) -> Vec<ServicePort> {
+    let spec = &service.object.spec;
+    if spec.session_affinity == SessionAffinity::ClientIP {
+        report.error(service.document, "spec.sessionAffinity", "session affinity is not in this version", "write None or remove the field");
+        return Vec::new();
+    }
+    if service.fault("spec").is_some() {
+        return Vec::new();
+    }
+    if spec.ports.len() > PORTS_PER_SERVICE_MAX {
+        let problem = format!("the service has {} ports, more than {PORTS_PER_SERVICE_MAX}", spec.ports.len());
+        report.error(service.document, "spec.ports", problem, "split the service");
+        return Vec::new();
+    }
+    let mut seen = BTreeSet::new();
+    let mut ports = Vec::new();
+    for (at, written) in spec.ports.iter().enumerate() {
+        let field = format!("spec.ports[{at}]");
+        if written.protocol != Transport::Tcp {
+            let problem = format!("port {} is not TCP; the mesh does not carry it", written.port);
+            report.warning(
+                service.document,
+                format!("{field}.protocol"),
+                problem,
+                "clients reach it past the mesh only where `outside: Passthrough` lets them",
+            );
+            continue;
+        }
+        if !seen.insert(written.port) {
+            report.error(service.document, format!("{field}.port"), format!("port {} is given twice", written.port), "remove one of them");
+            continue;
+        }
+        let protocol = match spoken(written.app_protocol.as_deref(), &written.name) {
+            Spoken::Known(protocol) => protocol,
+            Spoken::Unknown => {
+                let said = written.app_protocol.as_deref().unwrap_or_default();
+                let problem = format!("{said:?} is not a protocol that Canal knows; a connection's first bytes decide");
+                report.warning(
+                    service.document,
+                    format!("{field}.appProtocol"),
+                    problem,
+                    "use http, http2, kubernetes.io/h2c, kubernetes.io/ws, grpc or tcp",
+                );
+                AppProtocol::Detect
+            }
+        };
+        ports.push(ServicePort { port: written.port.get(), name: written.name.clone(), protocol });
+    }
+    ports
+}

@@ -1,0 +1,248 @@
+//! VirtualServices for the mesh (Istio). One speaks for a service: the eldest; and none if an HTTPRoute does.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_model::ids::ServiceKey;
+use canal_model::policy::istio::{HttpMatchRequest, HttpRoute, StringMatch, VirtualService};
+use canal_model::program::{Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch};
+
+use super::corpus::Said;
+use super::destination::Destinations;
+use super::route_parts::{Complaint, Rule, conditions, header_name, path, regex, text};
+use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+use crate::names;
+use crate::precedence;
+use crate::report::Report;
+
+pub(crate) fn resolve(
+    said: &[Said<'_, VirtualService>],
+    to: &Destinations<'_>,
+    taken: &BTreeSet<ServiceKey>,
+    report: &mut Report,
+) -> Vec<RouteRule> {
+    let mut spoken_for: BTreeMap<ServiceKey, String> = BTreeMap::new();
+    let mut rules = Vec::new();
+    for virtual_service in said {
+        if !is_for_mesh(virtual_service, report) {
+            continue;
+        }
+        for (field, key) in services(virtual_service, to, report) {
+            if taken.contains(&key) {
+                let problem = format!("an HTTPRoute routes {}/{} already, so this object does not", key.namespace, key.name);
+                report.error(virtual_service.document, field, problem, "say everything in one of the two");
+            } else if let Some(elder) = spoken_for.get(&key) {
+                let problem = format!("{elder} routes {}/{} already, so this object does not", key.namespace, key.name);
+                report.error(virtual_service.document, field, problem, "say everything in one VirtualService");
+            } else if let Some(service) = to.services.get(&key) {
+                spoken_for.insert(key, virtual_service.document.object.key().to_string());
+                rules.extend(attach(virtual_service, service, to, report));
+            }
+        }
+    }
+    rules
+}
+
+fn is_for_mesh(said: &Said<'_, VirtualService>, report: &mut Report) -> bool {
+    let gateways = &said.object.spec.gateways;
+    if let Some((at, other)) = gateways.iter().enumerate().find(|(_, gateway)| *gateway != "mesh") {
+        let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
+        report.error(said.document, format!("spec.gateways[{at}]"), problem, "write mesh or remove the field");
+    }
+    gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
+}
+
+/// The services that the hosts name, each once.
+fn services(said: &Said<'_, VirtualService>, to: &Destinations<'_>, report: &mut Report) -> Vec<(String, ServiceKey)> {
+    let (hosts, own) = (&said.object.spec.hosts, &said.object.metadata.namespace);
+    if hosts.is_empty() && said.fault("spec.hosts").is_none() {
+        report.error(said.document, "spec.hosts", "the object is for no host", "write a Service's name");
+    }
+    if hosts.len() > HOSTS_PER_ROUTE_MAX {
+        let problem = format!("the object has {} hosts, more than {HOSTS_PER_ROUTE_MAX}; the rest is left out", hosts.len());
+        report.error(said.document, "spec.hosts", problem, "split the object");
+    }
+    let mut found: Vec<(String, ServiceKey)> = Vec::new();
+    for (at, host) in hosts.iter().take(HOSTS_PER_ROUTE_MAX).enumerate() {
+        let field = format!("spec.hosts[{at}]");
+        let Some(key) = names::service(to.tenant, own, host).filter(|key| to.services.contains_key(key)) else {
+            let problem = format!("{host:?} is no service of this tenant");
+            report.error(said.document, field, problem, "write a Service's name, or name.namespace; other hosts are not in this version");
+            continue;
+        };
+        if key.namespace != *own {
+            let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
+            report.error(
+                said.document,
+                field,
+                problem,
+                format!("move the object to the Service's namespace {}; it then holds for all clients", key.namespace),
+            );
+        } else if !found.iter().any(|(_, known)| *known == key) {
+            found.push((field, key));
+        }
+    }
+    found
+}
+
+fn attach(said: &Said<'_, VirtualService>, service: &Service, to: &Destinations<'_>, report: &mut Report) -> Vec<RouteRule> {
+    let spec = &said.object.spec;
+    let outside = said.document.faults.iter().find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
+    let mut broken = outside.map(|fault| format!("{}: {}", fault.field, fault.problem));
+    if spec.http.len() > RULES_PER_ROUTE_MAX {
+        let problem = format!("the object has {} rules, more than {RULES_PER_ROUTE_MAX}", spec.http.len());
+        broken.get_or_insert_with(|| problem.clone());
+        report.error(said.document, "spec.http", problem, "use fewer rules");
+    }
+    let implied = [HttpRoute::default()];
+    let written = if spec.http.is_empty() { &implied } else { spec.http.as_slice() };
+    let mut rules = Vec::new();
+    for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
+        let field = format!("spec.http[{at}]");
+        let fault = said.document.faults.iter().find(|f| f.field.starts_with(&field));
+        let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
+        let mut reading = Rule { document: said.document, field, report, broken };
+        let groups = groups(at, rule, service, &mut reading);
+        let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
+        let fans_out = rule.route.iter().any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
+        for (number, (group, matches)) in groups.iter().enumerate() {
+            let part = if groups.len() > 1 { format!(".{number}") } else { String::new() };
+            let for_ports: Vec<Option<u16>> = match group.port {
+                Some(port) => vec![Some(port)],
+                None if fans_out => ports.iter().copied().map(Some).collect(),
+                None => vec![None],
+            };
+            for port in for_ports {
+                let dialled = port.or(ports.first().copied()).unwrap_or_default();
+                let action = action(said, rule, dialled, to, &mut reading);
+                let suffix = port.map(|port| format!(":{port}")).unwrap_or_default();
+                let rule = format!("{}{suffix}.{at}{part}", service.key.name);
+                rules.push(RouteRule {
+                    key: key(said, service, rule),
+                    parent: service.key.clone(),
+                    parent_port: port,
+                    hosts: group.hosts.clone(),
+                    matches: matches.clone(),
+                    action,
+                });
+            }
+        }
+    }
+    rules
+}
+
+fn key(said: &Said<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
+    let metadata = &said.object.metadata;
+    RouteKey {
+        tenant: service.key.tenant.clone(),
+        kind: "VirtualService".to_owned(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+        rule,
+    }
+}
+
+fn action(said: &Said<'_, VirtualService>, written: &HttpRoute, dialled: u16, to: &Destinations<'_>, rule: &mut Rule<'_>) -> RouteAction {
+    let is_alone = written.route.len() == 1;
+    let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
+    for (at, share) in written.route.iter().enumerate() {
+        let weight = share.weight.unwrap_or(if is_alone { 100 } else { 0 });
+        let target = to.of_destination(&said.object.metadata.namespace, &share.destination, dialled);
+        backends.push(rule.backend(&format!("route[{at}]"), weight, target));
+    }
+    rule.action("route", backends)
+}
+
+/// What a route rule holds once for all its matches.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Group {
+    port: Option<u16>,
+    hosts: Vec<HostMatch>,
+}
+
+/// The rule's matches, by the port and host they ask for.
+fn groups(place: usize, written: &HttpRoute, service: &Service, rule: &mut Rule<'_>) -> Vec<(Group, Vec<HttpMatch>)> {
+    let implied = [HttpMatchRequest::default()];
+    let mut conditions: &[HttpMatchRequest] = if written.matches.is_empty() { &implied } else { &written.matches };
+    if conditions.len() > MATCHES_PER_RULE_MAX {
+        let problem = format!("the rule has {} matches, more than {MATCHES_PER_RULE_MAX}", conditions.len());
+        rule.broken("match", Complaint::new("", problem, "split the rule"));
+        conditions = &implied;
+    }
+    let mut groups: BTreeMap<Group, Vec<HttpMatch>> = BTreeMap::new();
+    for (at, condition) in conditions.iter().enumerate() {
+        let field = format!("match[{at}]");
+        let port = condition.port.map(std::num::NonZeroU16::get);
+        if let Some(port) = port.filter(|port| !service.ports.iter().any(|p| p.port == *port)) {
+            let problem = format!("Service {}/{} has no TCP port {port}, so this never matches", service.key.namespace, service.key.name);
+            rule.warning(&field, Complaint::new("port", problem, "correct the port or remove the match"));
+            continue;
+        }
+        let hosts = authority(&field, condition, rule);
+        let http = http_match(&field, place, at, condition, rule);
+        groups.entry(Group { port, hosts }).or_default().push(http);
+    }
+    groups.into_iter().collect()
+}
+
+fn authority(field: &str, condition: &HttpMatchRequest, rule: &mut Rule<'_>) -> Vec<HostMatch> {
+    let Some(written) = &condition.authority else { return Vec::new() };
+    let host = match written {
+        StringMatch { exact: Some(host), prefix: None, regex: None } => names::host_match(&host.to_ascii_lowercase())
+            .map_err(|problem| Complaint::new("exact", problem, "write a host name; ports are matched by port")),
+        _ => Err(Complaint::new("", "hosts are compared as a whole in this version", "write authority.exact")),
+    };
+    match host {
+        Ok(host @ HostMatch::Exact(_)) => vec![host],
+        Ok(HostMatch::Suffix(_)) => {
+            rule.broken(&format!("{field}.authority"), Complaint::new("exact", "a wildcard is not an exact host", "write the whole name"));
+            Vec::new()
+        }
+        Err(complaint) => {
+            rule.broken(&format!("{field}.authority"), complaint);
+            Vec::new()
+        }
+    }
+}
+
+fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, rule: &mut Rule<'_>) -> HttpMatch {
+    let everything = PathMatch::StringPrefix("/".to_owned());
+    let uri = match &written.uri {
+        None => everything,
+        Some(condition) => uri(condition).unwrap_or_else(|complaint| {
+            rule.broken(&format!("{field}.uri"), complaint);
+            everything
+        }),
+    };
+    let method = written.method.as_ref().and_then(|condition| match condition {
+        StringMatch { exact: Some(method), prefix: None, regex: None } if header_name(method).is_ok() => Some(method.clone()),
+        _ => {
+            let complaint = Complaint::new("", "methods are compared as a whole in this version", "write method.exact, as in exact: GET");
+            rule.broken(&format!("{field}.method"), complaint);
+            None
+        }
+    });
+    let headers = written.headers.iter().map(|(name, condition)| (format!(".{name}"), header_name(name), value(condition)));
+    let headers = conditions(rule, &format!("{field}.headers"), headers);
+    let query = written.query_params.iter().map(|(name, condition)| (format!(".{name}"), text(name), value(condition)));
+    let query = conditions(rule, &format!("{field}.queryParams"), query);
+    HttpMatch { precedence: precedence::istio(rule.document, place, at), path: uri, method, headers, query }
+}
+
+fn uri(written: &StringMatch) -> Result<PathMatch, Complaint> {
+    match written {
+        StringMatch { exact: Some(exact), prefix: None, regex: None } => path(exact).map(PathMatch::Exact),
+        StringMatch { exact: None, prefix: Some(prefix), regex: None } => path(prefix).map(PathMatch::StringPrefix),
+        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => regex(pattern).map(PathMatch::Regex),
+        _ => Err(Complaint::new("", "one of exact, prefix and regex is needed, and only one", "write one of them")),
+    }
+}
+
+fn value(written: &StringMatch) -> Result<TextMatch, Complaint> {
+    match written {
+        StringMatch { exact: Some(exact), prefix: None, regex: None } => text(exact).map(TextMatch::Exact),
+        StringMatch { exact: None, prefix: Some(prefix), regex: None } => text(prefix).map(TextMatch::Prefix),
+        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => regex(pattern).map(TextMatch::Regex),
+        StringMatch { exact: None, prefix: None, regex: None } => Ok(TextMatch::Present),
+        _ => Err(Complaint::new("", "only one of exact, prefix and regex can hold", "write one of them")),
+    }
+}

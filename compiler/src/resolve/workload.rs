@@ -1,0 +1,218 @@
+//! Pods become workloads, with the service ports they serve. A pod without an address or a node is not there yet: no finding.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::IpAddr;
+
+use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
+use canal_model::policy::kubernetes::{self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport};
+use canal_model::program::{EndpointPort, Service, Tunnel, Workload};
+
+use super::addresses::Addresses;
+use super::corpus::{Corpus, Said};
+use super::tenant::CheckedTenant;
+use crate::report::Report;
+
+/// The usual label with a node's zone; the annotation goes first.
+const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// The zone of a pod that names none.
+const ZONE_UNKNOWN: &str = "unknown";
+const ACCOUNT_DEFAULT: &str = "default";
+
+pub(crate) fn resolve(
+    name: &TenantName,
+    tenant: Option<&CheckedTenant>,
+    corpus: &Corpus<'_>,
+    services: &BTreeMap<ServiceKey, Service>,
+    addresses: &mut Addresses,
+    report: &mut Report,
+) -> Vec<Workload> {
+    let mut living: Vec<(&Said<'_, Pod>, Workload)> = Vec::new();
+    let mut pods: Vec<&Said<'_, Pod>> = corpus.pods.iter().collect();
+    // A pod on its way out gives its address to its successor.
+    pods.sort_by_key(|pod| pod.object.metadata.deletion_timestamp.is_some());
+    for pod in pods {
+        if let Some(workload) = workload(name, tenant, pod, addresses, report) {
+            living.push((pod, workload));
+        }
+    }
+    let index = Index::new(&living);
+    let mut endpoints: Vec<Vec<EndpointPort>> = vec![Vec::new(); living.len()];
+    for service in &corpus.services {
+        serve(name, service, services, &living, &index, &mut endpoints, report);
+    }
+    let mut workloads: Vec<Workload> =
+        living.into_iter().zip(endpoints).map(|((_, workload), endpoints)| Workload { endpoints, ..workload }).collect();
+    workloads.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
+    workloads
+}
+
+fn workload(
+    name: &TenantName,
+    tenant: Option<&CheckedTenant>,
+    pod: &Said<'_, Pod>,
+    addresses: &mut Addresses,
+    report: &mut Report,
+) -> Option<Workload> {
+    let Pod { metadata, spec, status } = pod.object;
+    if matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed) {
+        return None;
+    }
+    let node: NodeName = spec.node_name.clone()?;
+    let own = pod_addresses(tenant, pod, addresses, report);
+    if own.is_empty() {
+        return None;
+    }
+    if spec.host_network {
+        let problem = "the pod uses its node's network, so the mesh cannot tell it from its neighbours";
+        report.warning(pod.document, "spec.hostNetwork", problem, "it is left out; give it a network of its own to have it in the mesh");
+        return None;
+    }
+    let is_ready = status.conditions.iter().any(|condition| condition.kind == "Ready" && condition.status == "True");
+    Some(Workload {
+        tenant: name.clone(),
+        namespace: metadata.namespace.clone(),
+        name: metadata.name.clone(),
+        service_account: spec.service_account_name.clone().or_else(|| ServiceAccount::new(ACCOUNT_DEFAULT).ok())?,
+        node,
+        az: zone(pod, report)?,
+        addresses: own,
+        labels: metadata.labels.clone(),
+        ready: is_ready && metadata.deletion_timestamp.is_none(),
+        tunnel: tunnel(pod, report),
+        endpoints: Vec::new(),
+    })
+}
+
+fn pod_addresses(tenant: Option<&CheckedTenant>, pod: &Said<'_, Pod>, addresses: &mut Addresses, report: &mut Report) -> Vec<IpAddr> {
+    let status = &pod.object.status;
+    let mut written: Vec<(String, IpAddr)> =
+        status.pod_ips.iter().enumerate().map(|(at, pod_ip)| (format!("status.podIPs[{at}].ip"), pod_ip.ip)).collect();
+    if let Some(address) = status.pod_ip.filter(|_| written.is_empty()) {
+        written.push(("status.podIP".to_owned(), address));
+    }
+    let key = pod.document.object.key();
+    let mut own = Vec::new();
+    for (field, address) in written {
+        let ranges = tenant.map(|tenant| tenant.program.pod_cidrs.as_slice()).unwrap_or_default();
+        if tenant.is_some() && !pod.object.spec.host_network && !ranges.iter().any(|range| range.contains(&address)) {
+            let problem = format!("{address} is in none of the tenant's pod ranges, so no traffic would be sent to it");
+            report.error(pod.document, field, problem, "add its range to the Tenant's spec.podCidrs");
+        } else if pod.object.spec.host_network {
+            own.push(address);
+        } else {
+            match addresses.claim(address, &key) {
+                Ok(()) if own.contains(&address) => {}
+                Ok(()) => own.push(address),
+                Err(_) if pod.object.metadata.deletion_timestamp.is_some() => {}
+                Err(problem) => report.error(pod.document, field, problem, "give every pod an address of its own"),
+            }
+        }
+    }
+    own
+}
+
+fn zone(pod: &Said<'_, Pod>, report: &mut Report) -> Option<AzName> {
+    let metadata = &pod.object.metadata;
+    let written = metadata.annotations.get(AZ_ANNOTATION).or_else(|| metadata.labels.get(ZONE_LABEL));
+    let field = format!("metadata.annotations[{AZ_ANNOTATION:?}]");
+    match written.map(|zone| AzName::new(zone)) {
+        Some(Ok(zone)) => return Some(zone),
+        Some(Err(error)) => report.warning(pod.document, field, format!("the zone is not known: {error}"), "write the zone's name"),
+        None => report.warning(pod.document, field, "the pod does not say in which zone it runs", "annotate it with the zone's name"),
+    }
+    AzName::new(ZONE_UNKNOWN).ok()
+}
+
+fn tunnel(pod: &Said<'_, Pod>, report: &mut Report) -> Tunnel {
+    match pod.object.metadata.annotations.get(TUNNEL_ANNOTATION).map(String::as_str) {
+        None | Some("hbone") => Tunnel::Hbone,
+        Some("none") => Tunnel::None,
+        Some(other) => {
+            let problem = format!("{other:?} is not a way to reach a pod; HBONE is used");
+            report.error(pod.document, format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"), problem, "write none or hbone");
+            Tunnel::Hbone
+        }
+    }
+}
+
+/// Pods by namespace and label, so that a selector looks only at pods that carry its rarest label.
+struct Index<'a> {
+    by_label: HashMap<(&'a Namespace, &'a str, &'a str), Vec<usize>>,
+}
+
+impl<'a> Index<'a> {
+    fn new(living: &'a [(&Said<'_, Pod>, Workload)]) -> Self {
+        let mut by_label: HashMap<_, Vec<usize>> = HashMap::new();
+        for (at, (_, workload)) in living.iter().enumerate() {
+            for (label, value) in &workload.labels {
+                by_label.entry((&workload.namespace, label.as_str(), value.as_str())).or_default().push(at);
+            }
+        }
+        Self { by_label }
+    }
+
+    /// The pods that carry the rarest label of the selector; nothing for an empty selector.
+    fn candidates<'s>(&'s self, namespace: &'s Namespace, service: &'s kubernetes::Service) -> &'s [usize] {
+        let lists =
+            service.spec.selector.iter().map(|(label, value)| {
+                self.by_label.get(&(namespace, label.as_str(), value.as_str())).map(Vec::as_slice).unwrap_or_default()
+            });
+        lists.min_by_key(|list| list.len()).unwrap_or_default()
+    }
+}
+
+fn serve(
+    name: &TenantName,
+    said: &Said<'_, kubernetes::Service>,
+    services: &BTreeMap<ServiceKey, Service>,
+    living: &[(&Said<'_, Pod>, Workload)],
+    index: &Index<'_>,
+    endpoints: &mut [Vec<EndpointPort>],
+    report: &mut Report,
+) {
+    let metadata = &said.object.metadata;
+    let key = ServiceKey { tenant: name.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
+    let Some(service) = services.get(&key) else { return };
+    let spec = &said.object.spec;
+    if spec.selector.is_empty() {
+        let problem = "the service selects no pods, and endpoints of other kinds are not in this version";
+        report.warning(said.document, "spec.selector", problem, "write the labels of its pods");
+    }
+    let selected: Vec<usize> = index
+        .candidates(&metadata.namespace, said.object)
+        .iter()
+        .copied()
+        .filter(|at| living.get(*at).is_some_and(|(_, pod)| spec.selector.iter().all(|(k, v)| pod.labels.get(k) == Some(v))))
+        .collect();
+    for port in &service.ports {
+        let Some((place, written)) = spec.ports.iter().enumerate().find(|(_, written)| written.port.get() == port.port) else { continue };
+        let mut served = 0;
+        for &at in &selected {
+            let target = living.get(at).and_then(|(pod, _)| target_port(written, pod.object));
+            if let (Some(target_port), Some(list)) = (target, endpoints.get_mut(at)) {
+                list.push(EndpointPort { service: key.clone(), port: port.port, target_port });
+                served += 1;
+            }
+        }
+        if let (0, false, Some(TargetPort::Name(target))) = (served, selected.is_empty(), &written.target_port) {
+            let problem = format!("no selected pod has a container port named {target:?}");
+            report.warning(
+                said.document,
+                format!("spec.ports[{place}].targetPort"),
+                problem,
+                "name a port in the pods' spec.containers, or write its number",
+            );
+        }
+    }
+}
+
+fn target_port(written: &kubernetes::ServicePort, pod: &Pod) -> Option<u16> {
+    match &written.target_port {
+        None => Some(written.port.get()),
+        Some(TargetPort::Number(number)) => Some(number.get()),
+        Some(TargetPort::Name(name)) => {
+            let mut ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
+            ports.find(|port| port.name == *name && port.protocol == Transport::Tcp).map(|port| port.container_port.get())
+        }
+    }
+}

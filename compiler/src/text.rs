@@ -1,0 +1,158 @@
+//! Programs as text for people and golden files: one resource a line or a few. Not read back by anyone.
+
+use std::fmt::Display;
+
+use canal_model::program::{
+    AppProtocol, Backend, BackendTarget, Gateway, HostMatch, HttpMatch, OutsideMesh, PathMatch, Resource, RouteAction, RouteKey, RouteRule,
+    Service, ServicePort, Tenant, TextMatch, Tunnel, ValueMatch, Workload,
+};
+
+/// Any resource.
+pub fn resource(resource: &Resource) -> String {
+    match resource {
+        Resource::Tenant(it) => tenant(it),
+        Resource::Gateway(it) => gateway(it),
+        Resource::Service(it) => [vec![service(it)], it.ports.iter().map(|p| format!("  {}", port(p))).collect()].concat().join("\n"),
+        Resource::Workload(it) => workload(it),
+        Resource::Route(it) => route(it),
+    }
+}
+
+pub(crate) fn tenant(tenant: &Tenant) -> String {
+    let outside = match tenant.outside {
+        OutsideMesh::Deny => "deny",
+        OutsideMesh::Passthrough => "passthrough",
+    };
+    let pods = list(&tenant.pod_cidrs);
+    format!("tenant {} vni {} trust {} pods {pods} outside {outside}", tenant.name, tenant.vni.get(), tenant.trust_domain)
+}
+
+pub(crate) fn gateway(gateway: &Gateway) -> String {
+    let draining = if gateway.draining { " draining" } else { "" };
+    format!("gateway {}/{} az {} at {}{draining}", gateway.tenant, gateway.replica, gateway.az, list(&gateway.addresses))
+}
+
+pub(crate) fn service(service: &Service) -> String {
+    format!("service {} id {} host {} vips {}", service.key, service.id.get(), service.hostname, list(&service.vips))
+}
+
+pub(crate) fn port(port: &ServicePort) -> String {
+    let protocol = match port.protocol {
+        AppProtocol::Detect => "detect",
+        AppProtocol::Http1 => "http1",
+        AppProtocol::Http2 => "http2",
+        AppProtocol::Grpc => "grpc",
+        AppProtocol::Tcp => "tcp",
+    };
+    let name = if port.name.is_empty() { String::new() } else { format!(" {}", port.name) };
+    format!("port {}{name} {protocol}", port.port)
+}
+
+pub(crate) fn workload(workload: &Workload) -> String {
+    let labels: Vec<String> = workload.labels.iter().map(|(k, v)| format!("{k}={v}")).collect();
+    let mut line = format!(
+        "workload {} sa {} node {} az {} at {}",
+        workload.uid(),
+        workload.service_account,
+        workload.node,
+        workload.az,
+        list(&workload.addresses)
+    );
+    line += if workload.ready { " ready" } else { " not ready" };
+    if workload.tunnel == Tunnel::None {
+        line += " plain";
+    }
+    line += &format!(" labels {}", list(&labels));
+    for endpoint in &workload.endpoints {
+        line += &format!("\n  serves {}:{} on {}", endpoint.service, endpoint.port, endpoint.target_port);
+    }
+    line
+}
+
+fn route(rule: &RouteRule) -> String {
+    let port = rule.parent_port.map(|port| format!(":{port}")).unwrap_or_default();
+    let mut lines = vec![format!("route {} for {}{port}", rule.key, rule.parent)];
+    for http in &rule.matches {
+        let p = &http.precedence;
+        let order = format!("{}/{}/{}/{}/{}", p.class, numbers(&p.specificity), p.created, p.object, numbers(&p.place));
+        lines.push(format!("  when {}{} order {order}", hosts(&rule.hosts), http_match(http)));
+    }
+    lines.push(format!("  => {}", action(&rule.action)));
+    lines.join("\n")
+}
+
+/// Inverted numbers read better from the other end.
+fn numbers(numbers: &[u32]) -> String {
+    let shown: Vec<String> = numbers.iter().map(|n| if *n > u32::MAX / 2 { format!("-{}", u32::MAX - n) } else { n.to_string() }).collect();
+    shown.join(",")
+}
+
+/// Where a rule comes from, without its tenant.
+pub(crate) fn origin(key: &RouteKey) -> String {
+    format!("{} {}/{} {}", key.kind, key.namespace, key.name, key.rule)
+}
+
+/// With a space after it, or nothing for any host.
+pub(crate) fn hosts(hosts: &[HostMatch]) -> String {
+    if hosts.is_empty() {
+        return String::new();
+    }
+    let shown: Vec<String> = hosts
+        .iter()
+        .map(|host| match host {
+            HostMatch::Exact(name) => name.clone(),
+            HostMatch::Suffix(domain) => format!("*{domain}"),
+        })
+        .collect();
+    format!("host {} ", shown.join("|"))
+}
+
+pub(crate) fn http_match(http: &HttpMatch) -> String {
+    let mut parts = vec![match &http.path {
+        PathMatch::Exact(path) => format!("path = {path:?}"),
+        PathMatch::ElementPrefix(path) => format!("path under {path:?}"),
+        PathMatch::StringPrefix(path) => format!("path from {path:?}"),
+        PathMatch::Regex(pattern) => format!("path ~ {pattern:?}"),
+    }];
+    parts.extend(http.method.iter().map(|method| format!("method = {method}")));
+    parts.extend(http.headers.iter().map(|header| condition("header", header)));
+    parts.extend(http.query.iter().map(|parameter| condition("query", parameter)));
+    parts.join(", ")
+}
+
+fn condition(what: &str, condition: &ValueMatch) -> String {
+    let name = &condition.name;
+    match &condition.value {
+        TextMatch::Exact(value) => format!("{what} {name} = {value:?}"),
+        TextMatch::Prefix(value) => format!("{what} {name} from {value:?}"),
+        TextMatch::Regex(value) => format!("{what} {name} ~ {value:?}"),
+        TextMatch::Present => format!("{what} {name} present"),
+    }
+}
+
+/// What a rule does.
+pub fn action(action: &RouteAction) -> String {
+    match action {
+        RouteAction::Refuse { status, reason } => format!("refuse {status} ({reason})"),
+        RouteAction::Split(backends) => backends.iter().map(backend).collect::<Vec<_>>().join(" + "),
+    }
+}
+
+fn backend(backend: &Backend) -> String {
+    let weight = backend.weight;
+    match &backend.target {
+        BackendTarget::Service { service, port, subset } => {
+            let labels: Vec<String> = subset.iter().map(|(k, v)| format!("{k}={v}")).collect();
+            let subset = if labels.is_empty() { String::new() } else { format!(" with {}", labels.join(",")) };
+            format!("{weight} {}/{}:{port}{subset}", service.namespace, service.name)
+        }
+        BackendTarget::Refuse { status, reason } => format!("{weight} refuse {status} ({reason})"),
+    }
+}
+
+fn list<T: Display>(items: &[T]) -> String {
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,176 @@
+//! Golden texts: `tests/golden/compiler/NAME.yaml` and what becomes of it. `CANAL_BLESS=1` writes them anew.
+//!
+//! A line `#with NAME` puts `_NAME.yaml` before the file. A line `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` asks the
+//! oracle, whose answers are golden too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use canal_compiler::ir::Ir;
+use canal_compiler::oracle::{Request, Verdict, decide, endpoints};
+use canal_compiler::{Input, build_ir, compile, lower, scope, service_keys, text};
+use canal_model::diagnostic::Diagnostic;
+use canal_model::ids::{AzName, NodeName, ServiceId, ServiceKey, TenantName};
+use canal_model::policy::Document;
+use canal_model::principal::Principal;
+use canal_model::program::{Resource, RouteAction};
+use canal_sources::{parse, pinpoint};
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/compiler")
+}
+
+#[test]
+fn policies_compile_to_their_golden_texts() {
+    let mut names: Vec<PathBuf> = fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    names.retain(|path| path.extension().is_some_and(|e| e == "yaml") && !path.file_name().unwrap().to_string_lossy().starts_with('_'));
+    names.sort();
+    assert!(names.len() >= 10, "the golden policies are not there");
+    let differing: Vec<String> = names.iter().flat_map(|path| check(path)).collect();
+    assert!(differing.is_empty(), "these differ from what is blessed (CANAL_BLESS=1 writes them anew):\n{}", differing.join("\n"));
+}
+
+/// Every golden text has its policy: a renamed policy must not leave old texts behind.
+#[test]
+fn no_golden_text_is_an_orphan() {
+    for entry in fs::read_dir(folder()).unwrap() {
+        let path = entry.unwrap().path();
+        assert!(path.with_extension("yaml").exists(), "{} has no policy", path.display());
+    }
+}
+
+/// The files of one policy that differ.
+fn check(path: &Path) -> Vec<String> {
+    let case = Case::read(path);
+    let input = Input { tenant: &case.tenant, documents: &case.documents, service_ids: &case.ids };
+    let (ir, found) = build_ir(&input);
+    let output = compile(&input);
+    assert_eq!(output.diagnostics, found, "{}", path.display());
+    let mut texts = vec![("diagnostics", case.diagnostics(&found))];
+    if let Some(ir) = &ir {
+        let gateway = lower::gateway(ir);
+        assert_eq!(output.resources, gateway, "{}", path.display());
+        texts.push(("ir", ir.to_string()));
+        texts.push(("gateway", show(&gateway)));
+        texts.push(("node", nodes(ir, &output.resources)));
+        texts.push(("oracle", case.questions.iter().map(|question| answer(ir, question)).collect()));
+    }
+    texts.into_iter().filter_map(|(extension, text)| differs(&path.with_extension(extension), text.trim())).collect()
+}
+
+fn differs(path: &Path, text: &str) -> Option<String> {
+    let blessed = fs::read_to_string(path).unwrap_or_default();
+    if blessed.trim() == text {
+        return None;
+    }
+    if std::env::var_os("CANAL_BLESS").is_some() {
+        match text {
+            "" => fs::remove_file(path).unwrap(),
+            _ => fs::write(path, format!("{text}\n")).unwrap(),
+        }
+        return None;
+    }
+    let line = blessed.trim().lines().zip(text.lines()).position(|(a, b)| a != b).map_or(0, |at| at + 1);
+    Some(format!("{}:{line}\n--- now\n{text}", path.display()))
+}
+
+fn show(resources: &[Resource]) -> String {
+    resources.iter().map(|resource| text::resource(resource) + "\n").collect()
+}
+
+/// What each node gets; by its own lowering and by the scope of the hub it must be the same.
+fn nodes(ir: &Ir, resources: &[Resource]) -> String {
+    let names: BTreeSet<&NodeName> = ir.workloads.iter().map(|workload| &workload.node).collect();
+    let mut out = String::new();
+    for name in names {
+        let lowered = lower::node(ir, name);
+        let principal = Principal::Node { name: name.clone(), tenant: ir.tenant.name.clone(), az: AzName::new("az1").unwrap() };
+        let visible: Vec<Resource> = resources.iter().filter(|resource| scope::visible(resource, &principal)).cloned().collect();
+        assert_eq!(lowered, visible, "node {name}");
+        writeln!(out, "# node {name}\n{}", show(&lowered)).unwrap();
+    }
+    out
+}
+
+/// One policy file.
+struct Case {
+    tenant: TenantName,
+    documents: Vec<Arc<Document>>,
+    ids: BTreeMap<ServiceKey, ServiceId>,
+    parsed: Vec<Diagnostic>,
+    questions: Vec<String>,
+}
+
+impl Case {
+    fn read(path: &Path) -> Self {
+        let own = fs::read_to_string(path).unwrap();
+        let tenant = TenantName::new("alpha").unwrap();
+        let mut case = Case { tenant, documents: Vec::new(), ids: BTreeMap::new(), parsed: Vec::new(), questions: Vec::new() };
+        for line in own.lines() {
+            if let Some(name) = line.strip_prefix("#with ") {
+                let name = format!("_{}.yaml", name.trim());
+                case.add(&name, &fs::read_to_string(folder().join(&name)).unwrap());
+            }
+            case.questions.extend(line.strip_prefix("#? ").map(str::to_owned));
+        }
+        case.add(&path.file_name().unwrap().to_string_lossy(), &own);
+        let keys = service_keys(&case.tenant, &case.documents);
+        case.ids = keys.into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+        case
+    }
+
+    fn add(&mut self, file: &str, text: &str) {
+        let parsed = parse(file, text);
+        self.documents.extend(parsed.documents.into_iter().map(Arc::new));
+        self.parsed.extend(parsed.diagnostics);
+    }
+
+    fn diagnostics(&self, found: &[Diagnostic]) -> String {
+        let mut out = String::new();
+        for diagnostic in &self.parsed {
+            writeln!(out, "{diagnostic}").unwrap();
+        }
+        for diagnostic in found {
+            let mut diagnostic = diagnostic.clone();
+            let document = self.documents.iter().find(|d| Some(&d.origin) == diagnostic.origin.as_ref());
+            if let Some(document) = document {
+                diagnostic.origin = Some(pinpoint(&document.text, &document.origin, &diagnostic.field));
+            }
+            writeln!(out, "{diagnostic}").unwrap();
+        }
+        out
+    }
+}
+
+fn answer(ir: &Ir, question: &str) -> String {
+    let words: Vec<&str> = question.split_whitespace().collect();
+    let [method, service, host, target, headers @ ..] = words.as_slice() else { panic!("{question:?} is not a question") };
+    let (service, port) = service.rsplit_once(':').unwrap();
+    let request = Request {
+        service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
+        port: port.parse().unwrap(),
+        host: (*host).to_owned(),
+        method: (*method).to_owned(),
+        target: (*target).to_owned(),
+        headers: headers.iter().map(|h| h.split_once(':').unwrap()).map(|(n, v)| (n.to_owned(), v.to_owned())).collect(),
+    };
+    let verdict = match decide(ir, &request) {
+        Verdict::NoService => "no such service".to_owned(),
+        Verdict::NoRule => "404".to_owned(),
+        Verdict::Service { service, port } => format!("{service}:{port}"),
+        Verdict::Refuse { rule, status, .. } => format!("refuse {status} by {} {}", rule.kind, rule.rule),
+        Verdict::Split { rule, backends } => {
+            let mut shares = format!("{} {}", rule.kind, rule.rule);
+            for backend in &backends {
+                let able: Vec<String> = endpoints(ir, &backend.target).iter().map(|(w, port)| format!("{}:{port}", w.name)).collect();
+                let action = RouteAction::Split(vec![backend.clone()]);
+                write!(shares, "\n    {} on [{}]", text::action(&action), able.join(" ")).unwrap();
+            }
+            shares
+        }
+    };
+    format!("{question}\n  => {verdict}\n")
+}

@@ -1,0 +1,216 @@
+//! A directory of YAML per tenant: what is read, what stays when a file breaks, and what may not be reached.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+
+use canal_model::diagnostic::Severity;
+use canal_sources::{Directory, Scan, TenantFiles, limits};
+use tempfile::TempDir;
+
+fn service(name: &str) -> String {
+    format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, ports: [{{port: 80}}]}}\n")
+}
+
+fn put(root: &Path, file: &str, text: &str) {
+    let path = root.join(file);
+    fs::create_dir_all(path.parent().unwrap()).unwrap();
+    // As an editor does it: a new file takes the old one's place.
+    let fresh = root.join(format!(".fresh-{}", file.replace('/', "-")));
+    fs::write(&fresh, text).unwrap();
+    fs::rename(&fresh, &path).unwrap();
+}
+
+/// `tenant: object object …` for each changed tenant, then the problems.
+fn show(scan: &Scan) -> String {
+    let mut lines: Vec<String> = scan.changed.iter().flat_map(lines).collect();
+    lines.extend(scan.diagnostics.iter().map(|d| format!("! {}", d.problem)));
+    lines.join("\n")
+}
+
+fn lines(files: &TenantFiles) -> Vec<String> {
+    let names: Vec<String> = files.documents.iter().map(|d| d.object.metadata().name.to_string()).collect();
+    let mut lines = vec![format!("{}: {}", files.tenant, names.join(" "))];
+    lines.extend(files.diagnostics.iter().map(|d| format!("{}! {}", if d.severity == Severity::Error { "" } else { "?" }, d.problem)));
+    lines
+}
+
+#[track_caller]
+fn check(directory: &mut Directory, expected: &str) {
+    assert_eq!(show(&directory.scan()), expected);
+}
+
+#[test]
+fn only_what_changed_is_told() {
+    let root = TempDir::new().unwrap();
+    put(root.path(), "alpha/a.yaml", &service("a"));
+    put(root.path(), "alpha/b.yml", &format!("{}---\n{}", service("b1"), service("b2")));
+    put(root.path(), "alpha/notes.txt", "not yaml");
+    put(root.path(), "alpha/.hidden.yaml", &service("hidden"));
+    put(root.path(), "beta/a.yaml", &service("a"));
+    let mut directory = Directory::new(root.path());
+    check(&mut directory, "alpha: a b1 b2\nbeta: a");
+    check(&mut directory, "");
+    put(root.path(), "beta/c.yaml", &service("c"));
+    check(&mut directory, "beta: a c");
+    // The same content in a new file is no change.
+    put(root.path(), "beta/c.yaml", &service("c"));
+    check(&mut directory, "");
+    fs::remove_file(root.path().join("alpha/b.yml")).unwrap();
+    check(&mut directory, "alpha: a");
+    fs::remove_dir_all(root.path().join("beta")).unwrap();
+    check(&mut directory, "beta: ");
+    fs::create_dir(root.path().join("gamma")).unwrap();
+    check(&mut directory, "gamma: ");
+}
+
+#[test]
+fn a_broken_file_keeps_its_last_good_objects() {
+    let root = TempDir::new().unwrap();
+    put(root.path(), "alpha/a.yaml", &format!("{}---\n{}", service("a1"), service("a2")));
+    put(root.path(), "alpha/b.yaml", &service("b"));
+    let mut directory = Directory::new(root.path());
+    check(&mut directory, "alpha: a1 a2 b");
+    put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a1")));
+    let kept = "?! the file is broken, so its last good 2 objects stay in force";
+    check(&mut directory, &format!("alpha: a1 a2 b\n! this is not YAML: unclosed bracket '['\n{kept}"));
+    // Others go on.
+    put(root.path(), "alpha/b.yaml", &service("bb"));
+    check(&mut directory, &format!("alpha: a1 a2 bb\n! this is not YAML: unclosed bracket '['\n{kept}"));
+    put(root.path(), "alpha/a.yaml", "kind: Service\napiVersion: v1\nmetadata: {name: a1}\nspec: {oops: 1}\n");
+    check(&mut directory, &format!("alpha: a1 a2 bb\n! there is no such field\n{kept}"));
+    put(root.path(), "alpha/a.yaml", &service("a3"));
+    check(&mut directory, "alpha: a3 bb");
+    // Deleting is not breaking.
+    fs::remove_file(root.path().join("alpha/a.yaml")).unwrap();
+    check(&mut directory, "alpha: bb");
+}
+
+#[test]
+fn a_file_that_never_was_good_gives_what_can_be_read() {
+    let root = TempDir::new().unwrap();
+    put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a1")));
+    let mut directory = Directory::new(root.path());
+    check(&mut directory, "alpha: a1\n! this is not YAML: unclosed bracket '['");
+    put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a2")));
+    check(&mut directory, "alpha: a2\n! this is not YAML: unclosed bracket '['");
+}
+
+#[test]
+fn links_may_not_lead_out_of_the_tenant() {
+    let root = TempDir::new().unwrap();
+    let outside = TempDir::new().unwrap();
+    fs::write(outside.path().join("x.yaml"), service("outside")).unwrap();
+    put(root.path(), "alpha/a.yaml", &service("a"));
+    put(root.path(), "beta/secret.yaml", &service("secret"));
+    // As Kubernetes mounts a ConfigMap: links inside are fine.
+    put(root.path(), "alpha/..v1/inner.yaml", &service("inner"));
+    symlink("..v1", root.path().join("alpha/..data")).unwrap();
+    symlink("..data/inner.yaml", root.path().join("alpha/inner.yaml")).unwrap();
+    symlink("../beta/secret.yaml", root.path().join("alpha/steal.yaml")).unwrap();
+    symlink(outside.path().join("x.yaml"), root.path().join("alpha/leave.yaml")).unwrap();
+    let mut directory = Directory::new(root.path());
+    let leaves = "! the link leads out of the tenant's directory";
+    check(&mut directory, &format!("alpha: a inner\n{leaves}\n{leaves}\nbeta: secret"));
+    // The mount is swapped.
+    put(root.path(), "alpha/..v2/inner.yaml", &service("newer"));
+    symlink("..v2", root.path().join("alpha/..fresh")).unwrap();
+    fs::rename(root.path().join("alpha/..fresh"), root.path().join("alpha/..data")).unwrap();
+    check(&mut directory, &format!("alpha: a newer\n{leaves}\n{leaves}"));
+}
+
+#[test]
+fn what_is_no_file_is_refused() {
+    let root = TempDir::new().unwrap();
+    put(root.path(), "alpha/a.yaml", &service("a"));
+    fs::create_dir(root.path().join("alpha/folder.yaml")).unwrap();
+    let pipe = root.path().join("alpha/pipe.yaml");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::write(root.path().join("alpha/bytes.yaml"), b"a: 1\nb: \xff\n").unwrap();
+    fs::write(root.path().join("stray.yaml"), "").unwrap();
+    fs::create_dir(root.path().join("Not_A_Tenant")).unwrap();
+    let mut directory = Directory::new(root.path());
+    let regular = "! this is not a regular file";
+    let expected = format!(
+        "alpha: a\n! line 2 is not UTF-8 text\n{regular}\n{regular}\n! tenant name \"Not_A_Tenant\" is not valid: use 1 to 63 lower-case letters, digits and '-', starting and ending with a letter or digit\n! only tenants' directories are read here"
+    );
+    check(&mut directory, &expected);
+}
+
+#[test]
+fn a_lost_directory_takes_nothing_away() {
+    let root = TempDir::new().unwrap();
+    let mount = root.path().join("mount");
+    put(&mount, "alpha/a.yaml", &service("a"));
+    let mut directory = Directory::new(&mount);
+    check(&mut directory, "alpha: a");
+    fs::rename(&mount, root.path().join("away")).unwrap();
+    let scan = directory.scan();
+    assert!(scan.changed.is_empty());
+    assert!(scan.diagnostics[0].problem.contains("stays in force"), "{:?}", scan.diagnostics);
+    fs::rename(root.path().join("away"), &mount).unwrap();
+    check(&mut directory, "");
+    // Root reads everything, so this can only be seen as another user.
+    let tenant = mount.join("alpha");
+    fs::set_permissions(&tenant, fs::Permissions::from_mode(0)).unwrap();
+    let scan = directory.scan();
+    fs::set_permissions(&tenant, fs::Permissions::from_mode(0o755)).unwrap();
+    assert!(scan.changed.iter().all(|tenant| tenant.documents.len() == 1), "{:?}", scan.changed);
+}
+
+#[test]
+fn the_size_and_number_of_files_are_limited() {
+    let root = TempDir::new().unwrap();
+    let padded = |bytes: usize| format!("{}{}", service("big"), "#".repeat(bytes - service("big").len()));
+    put(root.path(), "alpha/big.yaml", &padded(limits::FILE_BYTES_MAX));
+    let mut directory = Directory::new(root.path());
+    check(&mut directory, "alpha: big");
+    put(root.path(), "alpha/big.yaml", &padded(limits::FILE_BYTES_MAX + 1));
+    let too_big = format!("! the file has more than {} bytes", limits::FILE_BYTES_MAX);
+    check(&mut directory, &format!("alpha: big\n{too_big}\n?! the file is broken, so its last good 1 objects stay in force"));
+    // All files of a tenant together: the last one does not fit any more.
+    let fitting = limits::TENANT_BYTES_MAX / limits::FILE_BYTES_MAX;
+    for number in 0..=fitting {
+        put(root.path(), &format!("beta/{number}.yaml"), &format!("#{}", "x".repeat(limits::FILE_BYTES_MAX - 1)));
+    }
+    let too_much = format!("! with this file the tenant's files have more than {} bytes", limits::TENANT_BYTES_MAX);
+    check(&mut directory, &format!("beta: \n{too_much}"));
+    // The number of files: those that were read before stay.
+    put(root.path(), "gamma/z.yaml", &service("z"));
+    directory.scan();
+    for number in 0..limits::FILES_PER_TENANT_MAX {
+        fs::write(root.path().join(format!("gamma/{number:05}.yaml")), service(&format!("s{number}"))).unwrap();
+    }
+    let scan = directory.scan();
+    assert_eq!(scan.changed[0].documents.len(), limits::FILES_PER_TENANT_MAX);
+    assert!(scan.changed[0].documents.iter().any(|d| d.object.metadata().name.as_str() == "z"));
+    assert!(scan.changed[0].diagnostics[0].problem.contains("1 are left out, 04095.yaml first"), "{:?}", scan.changed[0].diagnostics);
+}
+
+#[test]
+fn the_number_of_tenants_is_limited() {
+    let root = TempDir::new().unwrap();
+    fs::create_dir(root.path().join("zz-known")).unwrap();
+    let mut directory = Directory::new(root.path());
+    check(&mut directory, "zz-known: ");
+    for number in 0..limits::TENANTS_MAX {
+        fs::create_dir(root.path().join(format!("t{number}"))).unwrap();
+    }
+    let scan = directory.scan();
+    assert_eq!(scan.changed.len(), limits::TENANTS_MAX - 1);
+    assert!(scan.diagnostics[0].problem.contains("1 are left out"), "{:?}", scan.diagnostics);
+}
+
+#[test]
+fn the_number_of_documents_and_findings_is_limited() {
+    let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
+    let parsed = canal_sources::parse("f.yaml", &many);
+    assert!(parsed.documents.is_empty() && parsed.diagnostics[0].problem.contains("documents, more than"), "{:?}", parsed.diagnostics);
+    let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
+    let parsed =
+        canal_sources::parse("f.yaml", &format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{ports: [{ports}]}}\n"));
+    assert_eq!(parsed.diagnostics.len(), limits::FINDINGS_PER_DOCUMENT_MAX);
+    assert!(parsed.documents.is_empty());
+    let parsed = canal_sources::parse("f.yaml", &"#".repeat(limits::FILE_BYTES_MAX + 1));
+    assert!(parsed.diagnostics[0].problem.contains("bytes, more than"), "{:?}", parsed.diagnostics);
+}
