@@ -40,11 +40,8 @@ pub(crate) fn make(path: &Path) -> Result<()> {
 
 /// Process ids in a cgroup and below it.
 pub(crate) fn pids(path: &Path) -> Vec<u32> {
-    let mut pids: Vec<u32> = std::fs::read_to_string(path.join("cgroup.procs"))
-        .unwrap_or_default()
-        .lines()
-        .filter_map(|line| line.parse().ok())
-        .collect();
+    let mut pids: Vec<u32> =
+        std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect();
     for child in children(path) {
         pids.extend(self::pids(&child));
     }

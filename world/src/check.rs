@@ -107,7 +107,11 @@ fn tenant_alone(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
     let domain = &tenant.trust_domain;
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
     if domain.is_empty() || domain.len() > 255 || !domain.bytes().all(legal) {
-        findings.add(tenant.spots.trust_domain, format!("trustDomain: {domain:?} is not a SPIFFE trust domain"), "use a-z, 0-9, '.', '-' and '_' only");
+        findings.add(
+            tenant.spots.trust_domain,
+            format!("trustDomain: {domain:?} is not a SPIFFE trust domain"),
+            "use a-z, 0-9, '.', '-' and '_' only",
+        );
     }
     for node in &tenant.nodes {
         az_exists(topology, &node.az, node.spot, findings);
@@ -129,7 +133,11 @@ fn pods(tenant: &Tenant, findings: &mut Findings) {
         for name in &pod.nodes {
             if !tenant.nodes.iter().any(|node| node.name == *name) {
                 let names: Vec<&str> = tenant.nodes.iter().map(|node| node.name.as_str()).collect();
-                findings.add(pod.nodes_spot, format!("tenant {:?} has no node {name:?}", tenant.name), format!("use one of: {}", names.join(", ")));
+                findings.add(
+                    pod.nodes_spot,
+                    format!("tenant {:?} has no node {name:?}", tenant.name),
+                    format!("use one of: {}", names.join(", ")),
+                );
             }
         }
         for replica in 0..pod.replicas {
@@ -149,7 +157,9 @@ fn pods(tenant: &Tenant, findings: &mut Findings) {
 
 pub(crate) fn pod_names(pod: &Pod, findings: &mut Findings) {
     // "-999" must still fit into the label.
-    for (name, what, max) in [(&pod.name, "pod", NAME_MAX - 4), (&pod.namespace, "namespace", NAME_MAX), (&pod.service_account, "serviceAccount", NAME_MAX)] {
+    for (name, what, max) in
+        [(&pod.name, "pod", NAME_MAX - 4), (&pod.namespace, "namespace", NAME_MAX), (&pod.service_account, "serviceAccount", NAME_MAX)]
+    {
         if let Err((what, mend)) = label(name, what, max) {
             findings.add(pod.spot, what, mend);
         }
@@ -162,7 +172,10 @@ fn service_objects(tenant: &Tenant, findings: &mut Findings) {
         for address in &service.addresses {
             let inside = tenant.service_cidrs.iter().any(|cidr| cidr.contains(address));
             if !inside {
-                let what = format!("service {}/{} has {address}, which no serviceCidrs range of {:?} holds", service.namespace, service.name, tenant.name);
+                let what = format!(
+                    "service {}/{} has {address}, which no serviceCidrs range of {:?} holds",
+                    service.namespace, service.name, tenant.name
+                );
                 findings.add(tenant.spots.services, what, "add its range to serviceCidrs, or choose another clusterIP");
             }
         }
@@ -191,7 +204,11 @@ fn tenants_together(topology: &Topology, findings: &mut Findings) {
             findings.add(tenant.spots.vni, format!("vni {} is already used on line {first}", tenant.vni), "choose another vni");
         }
         if let Some(first) = domains.insert(tenant.trust_domain.clone(), tenant.spots.trust_domain.line) {
-            findings.add(tenant.spots.trust_domain, format!("trustDomain {:?} is already used on line {first}", tenant.trust_domain), "choose another one");
+            findings.add(
+                tenant.spots.trust_domain,
+                format!("trustDomain {:?} is already used on line {first}", tenant.trust_domain),
+                "choose another one",
+            );
         }
         let pods = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)].map(|cidr| (cidr, tenant.spots.pods));
         let services = tenant.service_cidrs.iter().map(|cidr| (*cidr, tenant.spots.services));
@@ -221,7 +238,11 @@ fn mesh_parts(topology: &Topology, findings: &mut Findings) {
     }
     for node in topology.tenants.iter().flat_map(|tenant| &tenant.nodes) {
         if node.proxy.as_ref().is_some_and(|process| process.command.is_empty()) {
-            findings.add(node.spot, format!("the proxy of node {:?} needs a controller", node.name), format!("{mend}, or write `proxy: false`"));
+            findings.add(
+                node.spot,
+                format!("the proxy of node {:?} needs a controller", node.name),
+                format!("{mend}, or write `proxy: false`"),
+            );
         }
     }
 }

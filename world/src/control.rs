@@ -2,6 +2,7 @@
 //! Carries, does not act.
 
 use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -45,6 +46,28 @@ pub struct Host {
     pub seat: Seat,
     /// How its process is.
     pub pulse: Pulse,
+}
+
+impl Host {
+    /// Its own IPv4 address: a pod's, or the underlay's.
+    pub fn ip4(&self) -> Option<Ipv4Addr> {
+        self.seat.ip4
+    }
+
+    /// Its own IPv6 address; hosts of the underlay have none.
+    pub fn ip6(&self) -> Option<Ipv6Addr> {
+        self.seat.ip6
+    }
+
+    /// A gateway's or node's addresses inside a tenant's overlay.
+    pub fn overlay(&self, tenant: &str) -> Option<(Ipv4Addr, Ipv6Addr)> {
+        self.seat.overlay.get(tenant).copied()
+    }
+
+    /// Id of its process while that runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.pulse.pid
+    }
 }
 
 /// The answers.

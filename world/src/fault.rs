@@ -43,7 +43,12 @@ impl World {
         for (from, to) in [(one, other), (other, one)] {
             let (from, to) = (self.host(from)?, self.host(to)?);
             let chain = chain(&from);
-            let lines = [format!("add table {TABLE}"), format!("add chain {TABLE} {chain}"), format!("flush chain {TABLE} {chain}"), format!("delete chain {TABLE} {chain}")];
+            let lines = [
+                format!("add table {TABLE}"),
+                format!("add chain {TABLE} {chain}"),
+                format!("flush chain {TABLE} {chain}"),
+                format!("delete chain {TABLE} {chain}"),
+            ];
             self.nft(&to, lines.into())?;
         }
         Ok(())

@@ -105,7 +105,11 @@ impl Board {
     }
 
     /// Wakes after the next change or at the latest after `timeout`.
-    pub(crate) fn wait<'b>(&self, pulses: MutexGuard<'b, BTreeMap<String, Pulse>>, timeout: Duration) -> MutexGuard<'b, BTreeMap<String, Pulse>> {
+    pub(crate) fn wait<'b>(
+        &self,
+        pulses: MutexGuard<'b, BTreeMap<String, Pulse>>,
+        timeout: Duration,
+    ) -> MutexGuard<'b, BTreeMap<String, Pulse>> {
         let waited = self.changed.wait_timeout(pulses, timeout);
         waited.unwrap_or_else(|poisoned| poisoned.into_inner()).0
     }

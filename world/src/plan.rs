@@ -428,13 +428,7 @@ fn routers(topology: &Topology) -> Vec<RouterPlan> {
     let plan = |(index, az): (usize, &crate::topology::Az)| {
         let number = index as u8 + 1;
         let name = router_name(&az.name);
-        RouterPlan {
-            netns: netns(&topology.name, &name),
-            name,
-            az: az.name.clone(),
-            number,
-            ip4: Ipv4Addr::new(250, number, 255, 254),
-        }
+        RouterPlan { netns: netns(&topology.name, &name), name, az: az.name.clone(), number, ip4: Ipv4Addr::new(250, number, 255, 254) }
     };
     topology.azs.iter().enumerate().map(plan).collect()
 }

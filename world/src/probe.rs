@@ -23,7 +23,9 @@ pub(crate) fn holds(check: &Check, seat: &Seat) -> bool {
     let address = seat.ip4.map(IpAddr::V4);
     match (check, address) {
         (Check::Tcp { port }, Some(ip)) => connect(SocketAddr::new(ip, *port), deadline).is_some(),
-        (Check::Http { port, path }, Some(ip)) => status(SocketAddr::new(ip, *port), path, deadline).is_some_and(|code| (200..400).contains(&code)),
+        (Check::Http { port, path }, Some(ip)) => {
+            status(SocketAddr::new(ip, *port), path, deadline).is_some_and(|code| (200..400).contains(&code))
+        }
         (Check::Exec(argv), _) => exits_well(launch::command(seat, argv), deadline),
         (Check::Tcp { .. } | Check::Http { .. }, None) => false,
     }
@@ -125,7 +127,8 @@ mod tests {
 
     #[test]
     fn listeners() {
-        let table = "  sl  local_address rem_address   st\n   0: 0100007F:3A99 00000000:0000 0A 0\n   1: 0100007F:0050 00000000:0000 01 0\n";
+        let table =
+            "  sl  local_address rem_address   st\n   0: 0100007F:3A99 00000000:0000 0A 0\n   1: 0100007F:0050 00000000:0000 01 0\n";
         assert!(listens(table, 15001));
         assert!(!listens(table, 80), "established is not listening");
         assert!(!listens(table, 15008));

@@ -190,9 +190,7 @@ fn port(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u16> {
         fields.report_missing("port", findings);
         return None;
     }
-    fields
-        .parsed::<std::num::NonZeroU16>("port", "a port from 1 to 65535", findings)
-        .map(std::num::NonZeroU16::get)
+    fields.parsed::<std::num::NonZeroU16>("port", "a port from 1 to 65535", findings).map(std::num::NonZeroU16::get)
 }
 
 fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
@@ -286,7 +284,11 @@ fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet:
     };
     let mut large_enough = true;
     if !(8..=22).contains(&pods4.prefix_len()) {
-        findings.add(*spot4, format!("podCidrs: {pods4} cannot be split"), "write a prefix length from 8 to 22: a /24 for each node, and one for gateways");
+        findings.add(
+            *spot4,
+            format!("podCidrs: {pods4} cannot be split"),
+            "write a prefix length from 8 to 22: a /24 for each node, and one for gateways",
+        );
         large_enough = false;
     }
     if !(16..=96).contains(&pods6.prefix_len()) {

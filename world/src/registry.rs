@@ -161,10 +161,7 @@ pub(crate) fn write_principals(paths: &Paths, plan: &Plan) -> Result<()> {
 /// 32 random bytes in hex.
 fn fresh_token() -> Result<String> {
     let mut bytes = [0_u8; 32];
-    rand::rngs::OsRng
-        .try_fill_bytes(&mut bytes)
-        .map_err(std::io::Error::other)
-        .tried("cannot read random bytes from", "/dev/urandom")?;
+    rand::rngs::OsRng.try_fill_bytes(&mut bytes).map_err(std::io::Error::other).tried("cannot read random bytes from", "/dev/urandom")?;
     Ok(hex(&bytes))
 }
 

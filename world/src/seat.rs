@@ -133,15 +133,9 @@ impl Seats<'_> {
         let own: Vec<String> = self.bin_dirs.iter().map(|dir| dir.display().to_string()).collect();
         let system = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
         let path = own.into_iter().chain([system.to_owned()]).collect::<Vec<_>>().join(":");
-        [
-            ("PATH", path.as_str()),
-            ("HOME", "/root"),
-            ("LANG", "C.UTF-8"),
-            ("CANAL_WORLD", self.paths.world()),
-            ("CANAL_HOST", name),
-        ]
-        .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        .into()
+        [("PATH", path.as_str()), ("HOME", "/root"), ("LANG", "C.UTF-8"), ("CANAL_WORLD", self.paths.world()), ("CANAL_HOST", name)]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into()
     }
 
     fn host(&self, host: &HostPlan) -> Seat {

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::control::Host;
 use crate::error::{Error, Result, Tried};
 use crate::life::{Board, Life, Order, Orders, Pulse};
+use crate::net::Tools;
 use crate::plan::{POD_NUMBER_FIRST, PODS_PER_NODE_MAX, Plan, PodPlan};
 use crate::registry::{self, PodRecord};
 use crate::script::{self, Batch, Forwarding, Tool};
@@ -15,7 +16,6 @@ use crate::seat::{Seat, Seats};
 use crate::services::{self, Service};
 use crate::state::{Paths, Record, make_dir};
 use crate::topology::{Pod, Topology};
-use crate::net::Tools;
 use crate::{cgroup, net};
 
 /// Everything a supervisor holds.
@@ -103,9 +103,12 @@ impl Stage {
             seats.furnish(&seat, &[])?;
             self.settle(seat, None)?;
         }
-        let templates = self.topology.tenants.iter().enumerate().flat_map(|(index, tenant)| {
-            tenant.pods.iter().flat_map(move |pod| (0..pod.replicas).map(move |_| (index, pod)))
-        });
+        let templates = self
+            .topology
+            .tenants
+            .iter()
+            .enumerate()
+            .flat_map(|(index, tenant)| tenant.pods.iter().flat_map(move |pod| (0..pod.replicas).map(move |_| (index, pod))));
         // The plan lists pods in the same order.
         for (plan, (tenant, pod)) in self.plan.pods.iter().zip(templates) {
             debug_assert_eq!(plan.tenant, tenant);

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup;
 use crate::error::{Result, Tried};
 use crate::net::{NETNS_DIR, Tools, netns_path};
 use crate::plan::netns_prefix;
 use crate::script;
 use crate::state::{Lock, Paths, Record, WORLDS_DIR};
-use crate::cgroup;
 
 /// Removes processes, cgroups, namespaces and files of a world. The caller holds its lock.
 /// What is not there is a success, so this can be repeated at any time.

@@ -88,7 +88,10 @@ const IN_FIELDS: &[Mistake] = &[
         name: "a slip of the pen",
         from: "trustDomain: alpha.example",
         to: "trustDomian: alpha.example",
-        answers: &["11: a tenant has no `trustDomain`; add `trustDomain: …`", "13: a tenant has no field `trustDomian`; did you mean `trustDomain`?"],
+        answers: &[
+            "11: a tenant has no `trustDomain`; add `trustDomain: …`",
+            "13: a tenant has no field `trustDomian`; did you mean `trustDomain`?",
+        ],
     },
     Mistake {
         name: "an unknown field",
@@ -127,9 +130,7 @@ const IN_FIELDS: &[Mistake] = &[
         name: "a range with host bits",
         from: "10.1.0.0/16",
         to: "10.1.2.0/16",
-        answers: &[
-            "14: podCidrs: 10.1.2.0/16 has bits below its prefix; write 10.1.0.0/16",
-        ],
+        answers: &["14: podCidrs: 10.1.2.0/16 has bits below its prefix; write 10.1.0.0/16"],
     },
     Mistake {
         name: "two probes",
@@ -180,7 +181,12 @@ const BETWEEN_FIELDS: &[Mistake] = &[
             "31: tenant \"beta\" has no node \"b-n1\"; use one of: gw1",
         ],
     },
-    Mistake { name: "one vni twice", from: "vni: 102", to: "vni: 101", answers: &["26: vni 101 is already used on line 12; choose another vni"] },
+    Mistake {
+        name: "one vni twice",
+        from: "vni: 102",
+        to: "vni: 101",
+        answers: &["26: vni 101 is already used on line 12; choose another vni"],
+    },
     Mistake {
         name: "one trust domain twice",
         from: "beta.example",
@@ -241,7 +247,8 @@ fn limits_of_a_world() {
     assert_eq!(brief(&problems[0]), "2: more than 7 AZs; keep 7 at most");
 
     let gateways: String = (0..255).map(|number| format!("- {{name: g{number}, az: a, command: [x]}}\n")).collect();
-    let problems = Topology::parse(Path::new("big.yaml"), &format!("world: big\nazs: [a]\ngateways:\n{gateways}")).expect_err("255 gateways");
+    let problems =
+        Topology::parse(Path::new("big.yaml"), &format!("world: big\nazs: [a]\ngateways:\n{gateways}")).expect_err("255 gateways");
     assert_eq!(brief(&problems[0]), "258: 255 gateways are more than 254; remove some: a tenant's gateway range is one /24");
 
     let hosts: String = (0..2000).map(|number| format!("- {{name: h{number}, az: a}}\n")).collect();
@@ -254,7 +261,8 @@ fn limits_of_a_world() {
 
 #[test]
 fn values_stay_as_written() {
-    let yaml = "name: web\nnode: n\ncommand: [run, 1.10, yes, \"08\", 0x10, 1e3]\nenv: {VERSION: 1.10, EMPTY: , DEBUG: true, LONG: \"a b\"}\n";
+    let yaml =
+        "name: web\nnode: n\ncommand: [run, 1.10, yes, \"08\", 0x10, 1e3]\nenv: {VERSION: 1.10, EMPTY: , DEBUG: true, LONG: \"a b\"}\n";
     let pod = Pod::parse(yaml).expect("a pod");
     assert_eq!(pod.process.command, ["run", "1.10", "yes", "08", "0x10", "1e3"]);
     let env: Vec<(&str, &str)> = pod.process.env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
@@ -265,7 +273,16 @@ fn values_stay_as_written() {
 
 #[test]
 fn rates() {
-    for (text, bits) in [("100mbit", Some(100_000_000)), ("1gbit", Some(1_000_000_000)), ("64kbit", Some(64_000)), ("63kbit", None), ("500gbit", None), ("10", None), ("mbit", None), ("1 gbit", None)] {
+    for (text, bits) in [
+        ("100mbit", Some(100_000_000)),
+        ("1gbit", Some(1_000_000_000)),
+        ("64kbit", Some(64_000)),
+        ("63kbit", None),
+        ("500gbit", None),
+        ("10", None),
+        ("mbit", None),
+        ("1 gbit", None),
+    ] {
         assert_eq!(text.parse::<Rate>().ok().map(|rate| rate.bits), bits, "{text}");
     }
 }

@@ -54,10 +54,7 @@ pub(crate) fn parse(file: &Path, text: &str) -> Result<Tree, Problem> {
         Ok(root) => Ok(grow(root, text)),
         Err(error) => {
             let error = error.without_snippet();
-            let spot = error
-                .location()
-                .map(|at| Spot { line: at.line(), column: at.column() })
-                .unwrap_or_default();
+            let spot = error.location().map(|at| Spot { line: at.line(), column: at.column() }).unwrap_or_default();
             Err(problem(spot, format!("not readable as YAML: {error}"), "mend the YAML syntax at this place"))
         }
     }
@@ -308,12 +305,7 @@ fn scalar_or_empty(tree: &Tree, what: &str, findings: &mut Findings) -> Option<S
 /// The known name at the smallest edit distance, if it is near enough to be a slip of the pen.
 pub(crate) fn nearest<'n>(word: &str, names: &[&'n str]) -> Option<&'n str> {
     let allowed = if word.len() < 4 { 1 } else { 2 };
-    names
-        .iter()
-        .map(|name| (distance(word, name), *name))
-        .filter(|(distance, _)| *distance <= allowed)
-        .min()
-        .map(|(_, name)| name)
+    names.iter().map(|name| (distance(word, name), *name)).filter(|(distance, _)| *distance <= allowed).min().map(|(_, name)| name)
 }
 
 /// Levenshtein distance, case-insensitive.

@@ -23,7 +23,7 @@ use crate::supervisor::Report;
 use crate::sweep::{self, Listed};
 use crate::topology::{Pod, Topology};
 use crate::tree::nearest;
-use crate::{cgroup, launch, net};
+use crate::{cgroup, launch, net, sys};
 
 /// The largest world is built in this time on a busy machine.
 const UP_WITHIN: Duration = Duration::from_secs(120);
@@ -262,7 +262,9 @@ impl World {
             found => {
                 let names: Vec<&str> = hosts.iter().map(|host| host.seat.name.as_str()).collect();
                 let hint = if found.is_empty() {
-                    nearest(name, &names).map(|near| format!("; did you mean {near:?}?")).unwrap_or_else(|| "; `canal world list` shows them".into())
+                    nearest(name, &names)
+                        .map(|near| format!("; did you mean {near:?}?"))
+                        .unwrap_or_else(|| "; `canal world list` shows them".into())
                 } else {
                     let full: Vec<&str> = found.iter().map(|at| names[*at]).collect();
                     format!("; it could be {}", full.join(" or "))
@@ -277,6 +279,13 @@ impl World {
     /// Streams are the caller's to set.
     pub fn exec<S: AsRef<OsStr>>(&self, host: &str, argv: &[S]) -> Result<Command> {
         launch::command(&self.host(host)?.seat, argv)
+    }
+
+    /// Runs `work` on a thread inside a host's network namespace, and only that: sockets it opens
+    /// belong to the host but are not captured, because the thread is in no cgroup of the world.
+    pub fn inside<T: Send>(&self, host: &str, work: impl FnOnce() -> T + Send) -> Result<T> {
+        let netns = self.host(host)?.seat.netns;
+        sys::in_netns(&netns, work).tried("cannot enter namespace", &netns)
     }
 
     /// Starts a host's process, if it does not run.

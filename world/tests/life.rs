@@ -50,9 +50,7 @@ fn a_process_that_may_end_is_left_ended() {
         "- {name: load1, az: az2, command: [sh, -c, \"echo $GREETING from $CANAL_HOST; exit 0\"], env: {GREETING: hello}}\n- {name: load2, az: az2, command: [sh, -c, \"exit 3\"]}",
     );
     let world = canal_world::World::up(&scene::topology(&scene::name("end"), &yaml), &scene::options(true)).expect("up");
-    becomes("both ends", SOON, || {
-        ["load1", "load2"].iter().all(|host| matches!(phase(&world, host), Phase::Ended { .. }))
-    });
+    becomes("both ends", SOON, || ["load1", "load2"].iter().all(|host| matches!(phase(&world, host), Phase::Ended { .. })));
     assert_eq!(phase(&world, "load1"), Phase::Ended { how: "exit status: 0".into(), well: true });
     assert_eq!(phase(&world, "load2"), Phase::Ended { how: "exit status: 3".into(), well: false });
     assert!(log(&world, "load1").contains("hello from load1"));
@@ -63,10 +61,7 @@ fn a_process_that_may_end_is_left_ended() {
 
 #[test]
 fn probes_decide_readiness_and_the_registry_follows() {
-    let yaml = SMOKE.replace(
-        "readiness: {tcp: {port: 8080}}",
-        "readiness: {exec: [test, -e, ready], periodMs: 50}",
-    );
+    let yaml = SMOKE.replace("readiness: {tcp: {port: 8080}}", "readiness: {exec: [test, -e, ready], periodMs: 50}");
     let world = canal_world::World::up(&scene::topology(&scene::name("probe"), &yaml), &scene::options(true)).expect("up");
     world.wait_host_ready("alpha/web-0", SOON).expect("http probe");
     assert!(!world.is_ready("beta/web-0").expect("known"));
@@ -134,6 +129,9 @@ fn exec_is_inside_in_every_respect() {
     assert_eq!(lines[4..], ["10.1.2.2", "1"]);
     let machine = std::fs::read_to_string("/etc/hosts").unwrap_or_default();
     assert!(!machine.contains("web-1"), "the machine's own files are untouched");
+    let listening = world.inside("alpha/web-1", || std::net::TcpListener::bind("10.1.2.2:0").is_ok());
+    assert!(listening.expect("inside"), "the pod's address is ours to bind inside");
+    assert!(std::net::TcpListener::bind("10.1.2.2:0").is_err(), "and not outside");
     let unknown = world.exec("alpha/web-9", &["true"]).expect_err("no such pod").to_string();
     assert!(unknown.contains("has no host \"alpha/web-9\""), "{unknown}");
     let near = world.exec("gw3", &["true"]).expect_err("no such host").to_string();
@@ -190,6 +188,19 @@ fn cpu_and_bytes_are_counted_per_host() {
     said(&world, "alpha/web-2", &["canal-world-peer", "pour", "10.1.2.2:8080", "1000000"]).expect("poured");
     let received = bytes("alpha/web-1") - before;
     assert!((1_000_000..1_300_000).contains(&received), "{received}");
+}
+
+#[test]
+fn logs_are_bounded() {
+    let yaml = SMOKE.replace(
+        "- {name: load1, az: az2}",
+        "- {name: load1, az: az2, command: [sh, -c, \"head -c 10000000 /dev/zero | tr '\\\\0' x; echo end; sleep infinity\"]}",
+    );
+    let world = world("log", &yaml);
+    let log = world.log("load1").expect("a log");
+    let size = |path: &std::path::Path| std::fs::metadata(path).map_or(0, |found| found.len());
+    becomes("a cut log", SOON, || size(&log.with_extension("log.1")) > 8 << 20);
+    becomes("a short log", SOON, || size(&log) < 8 << 20);
 }
 
 #[test]

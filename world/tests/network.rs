@@ -179,7 +179,10 @@ fn cuts_losses_and_links_down_heal() {
 #[test]
 fn only_passthrough_tenants_reach_what_is_outside() {
     let yaml = SMOKE
-        .replace("- {name: load1, az: az2}", "- {name: load1, az: az2}\n- {name: shop, az: az2, outside: true, command: [canal-world-peer, listen, \"80\"]}")
+        .replace(
+            "- {name: load1, az: az2}",
+            "- {name: load1, az: az2}\n- {name: shop, az: az2, outside: true, command: [canal-world-peer, listen, \"80\"]}",
+        )
         .replace("  vni: 102\n", "  vni: 102\n  outside: Passthrough\n");
     let world = world("pass", &yaml);
     let shop = world.host("shop").expect("a host").seat.ip4.expect("an address");

@@ -3,7 +3,7 @@
 mod scene;
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ fn file(name: &str) -> PathBuf {
 }
 
 /// A process that owns an ephemeral world; its output is read up to "up".
-fn owner(file: &PathBuf, wait: bool) -> Child {
+fn owner(file: &Path, wait: bool) -> Child {
     let mut child = program(&["hold", &file.display().to_string()]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("started");
     if wait {
         let out = child.stdout.take().expect("piped");

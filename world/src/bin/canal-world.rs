@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use canal_world::{Options, Plan, Topology, World, supervise};
 
-const USAGE: &str = "usage: canal-world check FILE | up FILE | hold FILE | down NAME | list | gc | hosts NAME | exec NAME HOST COMMAND… | supervise NAME";
+const USAGE: &str =
+    "usage: canal-world check FILE | up FILE | hold FILE | down NAME | list | gc | hosts NAME | exec NAME HOST COMMAND… | supervise NAME";
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

@@ -30,7 +30,8 @@ pub(crate) fn name(tag: &str) -> String {
 pub(crate) fn topology(name: &str, yaml: &str) -> Topology {
     let file = std::env::temp_dir().join("topology.yaml");
     let parsed = Topology::parse(&file, yaml);
-    let topology = parsed.unwrap_or_else(|problems| panic!("{}", problems.iter().map(|problem| format!("{problem}\n")).collect::<String>()));
+    let topology =
+        parsed.unwrap_or_else(|problems| panic!("{}", problems.iter().map(|problem| format!("{problem}\n")).collect::<String>()));
     topology.renamed(name).expect("a name")
 }
 
@@ -67,7 +68,9 @@ pub(crate) fn remains(world: &str) -> Vec<String> {
         found.extend(list(root).into_iter().filter(|name| name == world).map(|name| format!("{root}/{name}")));
     }
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    found.extend(mounts.lines().filter(|line| line.contains(&format!("/{world}/")) || line.contains(&format!("cnl-{world}."))).map(str::to_owned));
+    found.extend(
+        mounts.lines().filter(|line| line.contains(&format!("/{world}/")) || line.contains(&format!("cnl-{world}."))).map(str::to_owned),
+    );
     for pid in list("/proc").into_iter().filter(|name| name.bytes().all(|byte| byte.is_ascii_digit())) {
         let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         let mark = format!("CANAL_WORLD={world}");
