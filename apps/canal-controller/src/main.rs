@@ -1,2 +1,116 @@
-//! canal-controller: not written yet.
-fn main() {}
+//! `canal-controller`: flags, log, signals. Everything it does is `canal-hub`.
+
+#![forbid(unsafe_code)]
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use canal_authority::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN};
+use canal_hub::{Config, Hub, Limits};
+use clap::Parser;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// The controller of a Canal mesh: takes policy from files and from `canal apply`, compiles it, tells every node and gateway what
+/// concerns it, and issues the mesh's certificates.
+#[derive(Parser)]
+#[command(version)]
+struct Flags {
+    /// Where nodes, gateways and operators connect (TLS).
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:15012")]
+    listen: SocketAddr,
+    /// Folder of the store. It holds private keys; nobody else needs to read it.
+    #[arg(long, value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Folder with one folder per tenant, which holds the tenant's YAML files. Without it, `canal apply` is the only source.
+    #[arg(long, value_name = "DIR")]
+    config_dir: Option<PathBuf>,
+    /// YAML list of who may connect: {tokenSha256, kind: node|gateway|operator, name, tenant, az}. Read again when it changes.
+    #[arg(long, value_name = "FILE")]
+    principals: PathBuf,
+    /// Folder of the controller's own authority; clients need root.pem from it.
+    #[arg(long, value_name = "DIR")]
+    infra_dir: PathBuf,
+    /// Life of workload certificates, e.g. 24h, 90m, 60s.
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = lifetime)]
+    svid_ttl: u64,
+    /// /config_dump, /metrics and /healthz/ready; keep it on localhost.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15000")]
+    admin_addr: SocketAddr,
+    /// /metrics and /healthz/ready.
+    #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:15020")]
+    metrics_addr: SocketAddr,
+    /// What to log, e.g. info or canal_hub=debug,info.
+    #[arg(long, value_name = "FILTER", default_value = "info")]
+    log: String,
+}
+
+/// A time with a unit in seconds, within what a certificate may live.
+fn lifetime(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let seconds = match (digits.parse::<u64>(), &text[digits.len()..]) {
+        (Ok(n), "s") => Some(n),
+        (Ok(n), "m") => n.checked_mul(60),
+        (Ok(n), "h") => n.checked_mul(3600),
+        _ => None,
+    };
+    let seconds = seconds.ok_or("write a number and a unit, as in 24h, 90m or 60s")?;
+    if (LIFETIME_SECONDS_MIN..=LIFETIME_SECONDS_MAX).contains(&seconds) {
+        Ok(seconds)
+    } else {
+        Err(format!("certificates live {LIFETIME_SECONDS_MIN}s to {}h", LIFETIME_SECONDS_MAX / 3600))
+    }
+}
+
+fn main() -> ExitCode {
+    let flags = Flags::parse();
+    let filter = match EnvFilter::try_new(&flags.log) {
+        Ok(filter) => filter,
+        Err(e) => {
+            eprintln!("canal-controller: --log {:?}: {e}; write e.g. info or canal_hub=debug,info", flags.log);
+            return ExitCode::from(2);
+        }
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(e) => {
+            eprintln!("canal-controller: no runtime: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(flags)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("canal-controller: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(flags: Flags) -> anyhow::Result<()> {
+    // Caught from the first moment on, so that an early SIGTERM ends the process in order too.
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let hub = Hub::start(Config {
+        listen: flags.listen,
+        admin: Some(flags.admin_addr),
+        metrics: Some(flags.metrics_addr),
+        data_dir: flags.data_dir,
+        config_dir: flags.config_dir,
+        principals: flags.principals,
+        infra_dir: flags.infra_dir,
+        svid_seconds: flags.svid_ttl,
+        limits: Limits::default(),
+    })
+    .await?;
+    tracing::info!(address = %hub.address(), version = env!("CARGO_PKG_VERSION"), "serving");
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
+        _ = interrupt.recv() => tracing::info!("interrupted: stopping"),
+    }
+    hub.stop().await;
+    tracing::info!("stopped");
+    Ok(())
+}

@@ -1,1 +1,66 @@
-//! canal-hub: not written yet.
+//! The controller's hub: takes policy from files and operators, compiles it, and tells every data plane what concerns it and no more.
+//! It opens the controller's ports; it knows nothing of how traffic flows.
+//!
+//! Start reading at [`Hub::start`]; then `writer` (how a change comes into force), `catalog` (what is in force), `session` (what one
+//! subscriber is to be sent), `southbound`, `certificates` and `admin` (the three services).
+
+#![forbid(unsafe_code)]
+
+mod admin;
+mod apply;
+mod catalog;
+mod certificates;
+mod connection;
+mod doors;
+mod dump;
+mod files;
+mod hub;
+mod listener;
+mod metrics;
+mod principals;
+mod session;
+mod shared;
+mod southbound;
+mod subscribers;
+mod tenant;
+mod writer;
+
+pub use admin::FILES_MAX;
+pub use doors::DOOR_CONNECTIONS_MAX;
+pub use hub::{Config, Hub, HubError, Limits};
+pub use listener::{CONNECTIONS_MAX, ListenError};
+pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};
+pub use session::{NACK_SPLITS_MAX, NAMES_MAX, RESPONSE_BYTES_MAX};
+pub use subscribers::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
+
+use canal_model::diagnostic::Severity;
+use canal_model::principal::Principal;
+use canal_model::program::Kind;
+
+/// A kind as labels and JSON spell it.
+fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Tenant => "Tenant",
+        Kind::Gateway => "Gateway",
+        Kind::Service => "Service",
+        Kind::Workload => "Workload",
+        Kind::Route => "Route",
+    }
+}
+
+/// A principal's kind as labels and `canal status` spell it.
+fn principal_name(p: &Principal) -> &'static str {
+    match p {
+        Principal::Node { .. } => "node",
+        Principal::Gateway { .. } => "gateway",
+        Principal::Operator { .. } => "operator",
+    }
+}
+
+/// A severity as labels spell it.
+fn severity_name(s: Severity) -> &'static str {
+    match s {
+        Severity::Error => "error",
+        Severity::Warning => "warning",
+    }
+}

@@ -20,8 +20,8 @@ const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinitio
 const SERVICE_IDS: TableDefinition<&str, (u32, u64)> = TableDefinition::new("service-ids");
 /// `(tenant, trust domain)` to `(PKCS#8 DER, PEM)`.
 const AUTHORITIES: TableDefinition<(&str, &str), (&[u8], &str)> = TableDefinition::new("authorities");
-/// Tenant to its place in the order in which tenants were first seen.
-const TENANTS: TableDefinition<&str, u64> = TableDefinition::new("tenants");
+/// Tenant to its place in the order in which tenants were first seen, and whether it has files.
+const TENANTS: TableDefinition<&str, (u64, bool)> = TableDefinition::new("tenants");
 /// Counters by name.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
 
@@ -225,7 +225,7 @@ impl Store {
             for entry in table.iter()? {
                 let (name, place) = entry?;
                 let name = TenantName::new(name.value()).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
-                out.push((place.value(), name));
+                out.push((place.value().0, name));
             }
             Ok(out)
         };
@@ -234,20 +234,39 @@ impl Store {
         Ok(found.into_iter().map(|(_, name)| name).collect())
     }
 
-    /// Puts `tenant` at the end of the order of tenants, unless it has a place already.
+    /// Whether files stood for `tenant` when it was last seen: if they are not there now, that is an accident.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn has_files(&self, tenant: &TenantName) -> Result<bool, StoreError> {
+        let mut inner = self.lock();
+        let database = self.opened(&mut inner)?;
+        let read = || -> Result<bool, redb::Error> {
+            let row = database.begin_read()?.open_table(TENANTS)?.get(tenant.as_str())?;
+            Ok(row.is_some_and(|r| r.value().1))
+        };
+        read().map_err(|e| StoreError::from_redb(&self.path, e))
+    }
+
+    /// Puts `tenant` at the end of the order of tenants, unless it has a place already, and notes whether it has files.
     ///
     /// # Errors
     /// [`StoreError::Disk`].
-    pub fn admit_tenant(&self, tenant: &TenantName) -> Result<(), StoreError> {
+    pub fn admit_tenant(&self, tenant: &TenantName, has_files: bool) -> Result<(), StoreError> {
         let mut inner = self.lock();
         self.transact(&mut inner, |tx| {
             let mut tenants = tx.open_table(TENANTS)?;
-            if tenants.get(tenant.as_str())?.is_none() {
-                let mut counters = tx.open_table(COUNTERS)?;
-                let place = counters.get(COUNTER_NEXT_TENANT)?.map_or(0, |v| v.value());
-                tenants.insert(tenant.as_str(), place)?;
-                counters.insert(COUNTER_NEXT_TENANT, place + 1)?;
-            }
+            let place = tenants.get(tenant.as_str())?.map(|v| v.value().0);
+            let place = match place {
+                Some(place) => place,
+                None => {
+                    let mut counters = tx.open_table(COUNTERS)?;
+                    let place = counters.get(COUNTER_NEXT_TENANT)?.map_or(0, |v| v.value());
+                    counters.insert(COUNTER_NEXT_TENANT, place + 1)?;
+                    place
+                }
+            };
+            tenants.insert(tenant.as_str(), (place, has_files))?;
             Ok(Step::Commit { before: Vec::new() })
         })
     }

@@ -132,12 +132,15 @@ fn tenants_keep_the_order_in_which_they_came() {
     let s = open(dir.path());
     let t = |n: &str| TenantName::new(n).unwrap();
     for name in ["zeta", "alpha", "mid", "alpha"] {
-        s.admit_tenant(&t(name)).unwrap();
+        s.admit_tenant(&t(name), name == "mid").unwrap();
     }
     s.forget_tenant(&t("zeta")).unwrap();
-    s.admit_tenant(&t("zeta")).unwrap();
+    s.admit_tenant(&t("zeta"), true).unwrap();
+    s.admit_tenant(&t("mid"), false).unwrap();
     drop(s);
-    assert_eq!(open(dir.path()).tenants().unwrap(), [t("alpha"), t("mid"), t("zeta")]);
+    let s = open(dir.path());
+    assert_eq!(s.tenants().unwrap(), [t("alpha"), t("mid"), t("zeta")]);
+    assert_eq!(["alpha", "mid", "zeta", "none"].map(|n| s.has_files(&t(n)).unwrap()), [false, false, true, false]);
 }
 
 #[test]

@@ -1,0 +1,266 @@
+//! The operators' API: who may ask for what, and the answers' form. What a wish does is `apply`, who does it is `writer`.
+
+use std::sync::Arc;
+
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::TenantName;
+use canal_model::policy::ObjectKind;
+use canal_model::principal::Principal;
+use canal_model::program::Kind;
+use canal_wire::api;
+use canal_wire::api::admin_server::Admin;
+use tokio::sync::oneshot;
+use tonic::metadata::MetadataMap;
+use tonic::{Request, Response, Status};
+
+use crate::apply::Wish;
+use crate::catalog::{Catalog, Listed, TenantView};
+use crate::metrics;
+use crate::shared::Shared;
+use crate::writer::{Command, Outcome};
+
+/// Files in one Apply or Diff.
+pub const FILES_MAX: usize = 4096;
+
+pub(crate) struct AdminService {
+    pub(crate) shared: Arc<Shared>,
+}
+
+/// An operator and what it may see.
+struct Operator {
+    name: String,
+    /// `None`: the provider, who may touch all.
+    tenant: Option<TenantName>,
+}
+
+impl Operator {
+    fn is_provider(&self) -> bool {
+        self.tenant.is_none()
+    }
+
+    fn may_see(&self, tenant: &TenantName) -> bool {
+        self.tenant.as_ref().is_none_or(|own| own == tenant)
+    }
+
+    /// The tenant a request is about. Whether a foreign tenant exists is nobody's business.
+    fn tenant_of(&self, named: &str) -> Result<TenantName, Status> {
+        match (&self.tenant, named) {
+            (Some(own), "") => Ok(own.clone()),
+            (Some(own), named) if own.as_str() == named => Ok(own.clone()),
+            (Some(own), _) => Err(Status::permission_denied(format!("this token is for tenant {own} only"))),
+            (None, "") => Err(Status::invalid_argument("name the tenant")),
+            (None, named) => TenantName::new(named).map_err(|e| Status::invalid_argument(e.to_string())),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Admin for AdminService {
+    async fn apply(&self, request: Request<api::ApplyRequest>) -> Result<Response<api::ApplyResponse>, Status> {
+        let operator = self.operator("apply", request.metadata())?;
+        let api::ApplyRequest { tenant, files, dry_run } = request.into_inner();
+        let outcome = self.wish("apply", &operator, &tenant, Wish::Apply(files), dry_run).await?;
+        Ok(Response::new(api::ApplyResponse {
+            accepted: outcome.accepted,
+            generation: outcome.generation.0,
+            changes: if outcome.accepted { without_text(outcome.changes) } else { Vec::new() },
+            diagnostics: outcome.diagnostics.iter().map(diagnostic).collect(),
+        }))
+    }
+
+    async fn diff(&self, request: Request<api::ApplyRequest>) -> Result<Response<api::DiffResponse>, Status> {
+        let operator = self.operator("diff", request.metadata())?;
+        let api::ApplyRequest { tenant, files, .. } = request.into_inner();
+        let outcome = self.wish("diff", &operator, &tenant, Wish::Apply(files), true).await?;
+        Ok(Response::new(api::DiffResponse { changes: outcome.changes, diagnostics: outcome.diagnostics.iter().map(diagnostic).collect() }))
+    }
+
+    async fn delete(&self, request: Request<api::DeleteRequest>) -> Result<Response<api::DeleteResponse>, Status> {
+        let operator = self.operator("delete", request.metadata())?;
+        let api::DeleteRequest { tenant, objects, ignore_missing } = request.into_inner();
+        let outcome = self.wish("delete", &operator, &tenant, Wish::Delete { objects, ignore_missing }, false).await?;
+        Ok(Response::new(api::DeleteResponse {
+            accepted: outcome.accepted,
+            generation: outcome.generation.0,
+            changes: if outcome.accepted { without_text(outcome.changes) } else { Vec::new() },
+            diagnostics: outcome.diagnostics.iter().map(diagnostic).collect(),
+        }))
+    }
+
+    async fn get(&self, request: Request<api::GetRequest>) -> Result<Response<api::GetResponse>, Status> {
+        let operator = self.operator("get", request.metadata())?;
+        let request = request.into_inner();
+        let tenant = operator.tenant_of(&request.tenant).inspect_err(|_| self.shared.refuse("foreign_tenant"))?;
+        let kind = match request.kind.as_str() {
+            "" => None,
+            word => Some(ObjectKind::from_word(word).ok_or_else(|| unknown_kind(word))?),
+        };
+        let catalog = self.shared.catalog.borrow().clone();
+        let view = catalog.tenants.get(&tenant).ok_or_else(|| Status::not_found(format!("there is no tenant {tenant}")))?;
+        let is_wanted = |l: &&Listed| {
+            let key = l.document.object.key();
+            kind.is_none_or(|k| k == key.kind)
+                && (request.namespace.is_empty() || request.namespace == key.namespace.as_str())
+                && (request.name.is_empty() || request.name == key.name.as_str())
+        };
+        let mut objects: Vec<api::Object> = view.objects.iter().filter(is_wanted).map(|l| object(l, view)).collect();
+        objects.sort_by(|a, b| (&a.kind, &a.namespace, &a.name).cmp(&(&b.kind, &b.namespace, &b.name)));
+        self.done("get", "accepted");
+        Ok(Response::new(api::GetResponse { objects }))
+    }
+
+    async fn status(&self, request: Request<api::StatusRequest>) -> Result<Response<api::StatusResponse>, Status> {
+        let operator = self.operator("status", request.metadata())?;
+        let catalog = self.shared.catalog.borrow().clone();
+        let tenants = catalog.tenants.iter().filter(|(name, _)| operator.may_see(name));
+        let response = api::StatusResponse {
+            generation: catalog.generation.0,
+            version: env!("CARGO_PKG_VERSION").into(),
+            subscribers: self.subscribers(&operator, &catalog),
+            tenants: tenants.clone().map(|(name, view)| tenant_status(name, view)).collect(),
+            diagnostics: self
+                .findings(&operator)
+                .into_iter()
+                .chain(tenants.flat_map(|(_, v)| v.diagnostics.iter().map(diagnostic)))
+                .collect(),
+        };
+        self.done("status", "accepted");
+        Ok(Response::new(response))
+    }
+}
+
+impl AdminService {
+    fn operator(&self, verb: &'static str, metadata: &MetadataMap) -> Result<Operator, Status> {
+        let caller = self.shared.authenticate(metadata).inspect_err(|_| self.done(verb, "unauthenticated"))?;
+        match caller.principal {
+            Principal::Operator { name, tenant } => Ok(Operator { name: name.to_string(), tenant }),
+            other => {
+                self.done(verb, "denied");
+                self.shared.refuse("not_an_operator");
+                Err(Status::permission_denied(format!("{other} is not an operator; use an operator's token")))
+            }
+        }
+    }
+
+    async fn wish(&self, verb: &'static str, operator: &Operator, tenant: &str, wish: Wish, dry_run: bool) -> Result<Outcome, Status> {
+        let tenant = operator.tenant_of(tenant).inspect_err(|_| {
+            self.done(verb, "denied");
+            self.shared.refuse("foreign_tenant");
+        })?;
+        if let Wish::Apply(files) = &wish
+            && files.len() > FILES_MAX
+        {
+            self.shared.refuse("files");
+            return Err(Status::invalid_argument(format!("{} files in one request, at most {FILES_MAX} are taken", files.len())));
+        }
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Wish { tenant: tenant.clone(), wish, is_provider: operator.is_provider(), dry_run, reply };
+        let stopping = || Status::unavailable("the controller is stopping; try again");
+        self.shared.commands.send(command).await.map_err(|_| stopping())?;
+        let outcome = answer.await.map_err(|_| stopping())?.map_err(|e| {
+            self.done(verb, "store");
+            if e.is_limit() { Status::resource_exhausted(e.to_string()) } else { Status::unavailable(e.to_string()) }
+        })?;
+        self.done(verb, if outcome.accepted { "accepted" } else { "refused" });
+        if !dry_run {
+            tracing::info!(
+                target: "audit", operator = operator.name, %tenant, verb, accepted = outcome.accepted, generation = %outcome.generation,
+                changes = outcome.changes.len(), findings = outcome.diagnostics.len(), "an operator's wish"
+            );
+        }
+        Ok(outcome)
+    }
+
+    /// What is wrong with the configuration directory concerns the provider only.
+    fn findings(&self, operator: &Operator) -> Vec<api::Diagnostic> {
+        let sources = self.shared.sources.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        sources.findings.iter().filter(|_| operator.is_provider()).map(diagnostic).collect()
+    }
+
+    fn done(&self, verb: &str, outcome: &str) {
+        self.shared.metrics.count(metrics::API_REQUESTS, &[("verb", verb), ("outcome", outcome)]);
+    }
+
+    /// A tenant's operator sees its own nodes, and of the gateways that serve it only how far they are.
+    fn subscribers(&self, operator: &Operator, catalog: &Catalog) -> Vec<api::Subscriber> {
+        let is_served = |p: &Principal| catalog.admitted(p).any(|(tenant, _)| operator.may_see(tenant));
+        let mut list = self.shared.subscribers.list(catalog, |p| match p {
+            Principal::Node { tenant, .. } => operator.may_see(tenant),
+            Principal::Gateway { .. } => operator.is_provider() || is_served(p),
+            Principal::Operator { .. } => false,
+        });
+        if !operator.is_provider() {
+            for s in list.iter_mut().filter(|s| s.kind == "gateway") {
+                (s.resources, s.bytes_sent, s.responses_sent) = (0, 0, 0);
+                if !s.nack.is_empty() {
+                    // The reason may name another tenant's objects.
+                    s.nack = "a response was refused; ask the provider".into();
+                }
+            }
+        }
+        list
+    }
+}
+
+fn unknown_kind(word: &str) -> Status {
+    let known = ObjectKind::ALL.map(ObjectKind::as_str).join(", ");
+    Status::invalid_argument(format!("the kind {word:?} is not known; known are {known}"))
+}
+
+fn without_text(changes: Vec<api::Change>) -> Vec<api::Change> {
+    changes.into_iter().map(|c| api::Change { diff: String::new(), ..c }).collect()
+}
+
+fn object(l: &Listed, view: &TenantView) -> api::Object {
+    let key = l.document.object.key();
+    let findings = view.diagnostics.iter().filter(|d| d.object.as_ref() == Some(&key));
+    api::Object {
+        api_version: api_version(l),
+        kind: key.kind.to_string(),
+        namespace: key.namespace.to_string(),
+        name: key.name.to_string(),
+        origin: l.file.as_ref().map_or_else(|| "api".into(), ToString::to_string),
+        yaml: l.document.text.to_string(),
+        diagnostics: findings.map(diagnostic).collect(),
+    }
+}
+
+/// As written; the typed object does not keep it.
+fn api_version(l: &Listed) -> String {
+    let written = l.document.text.lines().find_map(|line| line.strip_prefix("apiVersion:"));
+    let written = written.map(|v| v.trim().trim_matches(['"', '\'']).to_string()).filter(|v| !v.is_empty());
+    written.unwrap_or_else(|| l.document.object.kind().api_versions()[0].into())
+}
+
+pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
+    let (file, line, column) = d.origin.as_ref().map(|o| (o.file.to_string(), o.line, o.column)).unwrap_or_default();
+    api::Diagnostic {
+        severity: match d.severity {
+            Severity::Error => api::Severity::Error,
+            Severity::Warning => api::Severity::Warning,
+        }
+        .into(),
+        file,
+        line,
+        column,
+        object: d.object.as_ref().map(ToString::to_string).unwrap_or_default(),
+        field: d.field.clone(),
+        problem: d.problem.clone(),
+        mend: d.mend.clone(),
+    }
+}
+
+fn tenant_status(name: &TenantName, view: &TenantView) -> api::TenantStatus {
+    use canal_model::program::Resource;
+    let ready = view.of(Kind::Workload).filter(|e| matches!(&e.resource, Resource::Workload(w) if w.ready)).count();
+    let findings = |severity| view.diagnostics.iter().filter(|d| d.severity == severity).count() as u64;
+    api::TenantStatus {
+        tenant: name.to_string(),
+        services: view.count(Kind::Service) as u64,
+        workloads: view.count(Kind::Workload) as u64,
+        workloads_ready: ready as u64,
+        routes: view.count(Kind::Route) as u64,
+        errors: findings(Severity::Error),
+        warnings: findings(Severity::Warning),
+    }
+}

@@ -1,0 +1,272 @@
+//! What the controller currently says, as immutable values: one [`Catalog`] at a time, made by the one writer, read by every stream.
+//! Each change leaves a [`Delta`], so that a subscriber that keeps up never looks at what did not change. No IO.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::Arc;
+
+use canal_compiler::claims::Claims;
+use canal_compiler::scope;
+use canal_model::diagnostic::Diagnostic;
+use canal_model::identity::Identity;
+use canal_model::ids::{Generation, Namespace, NodeName, ServiceAccount, TenantName};
+use canal_model::policy::Document;
+use canal_model::principal::Principal;
+use canal_model::program::{Kind, Resource};
+use canal_wire::southbound;
+use sha2::{Digest, Sha256};
+
+/// Deltas a tenant keeps. A subscriber further behind is compared with the whole tenant, which costs time and changes nothing else.
+pub(crate) const LOG_DELTAS_MAX: usize = 1024;
+/// Touched resources in all deltas a tenant keeps.
+pub(crate) const LOG_TOUCHES_MAX: usize = 100_000;
+
+/// A resource's version: the first 128 bits of the SHA-256 of its bytes. Equal content has equal versions, also across restarts.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Version([u8; 16]);
+
+impl Version {
+    /// What a subscriber holds that this controller never sent: unlike every real version.
+    pub(crate) const FOREIGN: Version = Version([0; 16]);
+
+    fn of(bytes: &[u8]) -> Self {
+        let digest = Sha256::digest(bytes);
+        let mut v = [0; 16];
+        v.copy_from_slice(&digest[..16]);
+        Self(v)
+    }
+
+    /// Reads the wire form; anything else is [`Version::FOREIGN`].
+    pub(crate) fn read(s: &str) -> Self {
+        let mut v = [0; 16];
+        if s.len() != 32 || !s.is_ascii() {
+            return Self::FOREIGN;
+        }
+        for (i, byte) in v.iter_mut().enumerate() {
+            match u8::from_str_radix(&s[2 * i..2 * i + 2], 16) {
+                Ok(b) => *byte = b,
+                Err(_) => return Self::FOREIGN,
+            }
+        }
+        Self(v)
+    }
+}
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|b| write!(f, "{b:02x}"))
+    }
+}
+impl fmt::Debug for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Names one resource: its kind and its name on the wire.
+pub(crate) type Key = (Kind, Arc<str>);
+
+/// One resource, encoded once for all who get it.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) resource: Resource,
+    pub(crate) name: Arc<str>,
+    pub(crate) version: Version,
+    pub(crate) body: Vec<u8>,
+    /// The generation that made it as it is.
+    pub(crate) changed: Generation,
+}
+
+impl Entry {
+    fn new(resource: Resource, changed: Generation) -> Self {
+        let body = southbound::encode(&resource);
+        Self { name: resource.name().into(), version: Version::of(&body), body, resource, changed }
+    }
+
+    pub(crate) fn key(&self) -> Key {
+        (self.resource.kind(), self.name.clone())
+    }
+}
+
+/// What one change did to one resource.
+#[derive(Debug)]
+pub(crate) struct Touch {
+    pub(crate) key: Key,
+    pub(crate) before: Option<Arc<Entry>>,
+    pub(crate) after: Option<Arc<Entry>>,
+}
+
+/// What one change did to one tenant.
+#[derive(Debug)]
+pub(crate) struct Delta {
+    pub(crate) generation: Generation,
+    pub(crate) touches: Vec<Touch>,
+}
+
+/// Where an object came from, and what the compiler says of it.
+#[derive(Debug, Clone)]
+pub(crate) struct Listed {
+    pub(crate) document: Arc<Document>,
+    /// `None`: applied by the API.
+    pub(crate) file: Option<Arc<str>>,
+}
+
+/// What a tenant's sources came to, beside its resources.
+#[derive(Debug, Clone)]
+pub(crate) struct Compiled {
+    pub(crate) resources: Vec<Resource>,
+    pub(crate) claims: Claims,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+    pub(crate) objects: Vec<Listed>,
+    /// False while a source could not be read and nothing was known before: what subscribers hold is then left alone.
+    pub(crate) complete: bool,
+}
+
+/// One tenant as it stands.
+#[derive(Debug, Clone)]
+pub(crate) struct TenantView {
+    pub(crate) claims: Claims,
+    pub(crate) entries: BTreeMap<Key, Arc<Entry>>,
+    pub(crate) diagnostics: Arc<[Diagnostic]>,
+    pub(crate) objects: Arc<[Listed]>,
+    pub(crate) complete: bool,
+    /// The newest generation that changed a resource.
+    pub(crate) changed: Generation,
+    log: VecDeque<Arc<Delta>>,
+    /// The log holds every delta with a larger generation.
+    floor: Generation,
+    identities: Arc<HashSet<(NodeName, Namespace, ServiceAccount)>>,
+}
+
+impl TenantView {
+    /// The view after `before` once its sources came to `compiled`.
+    pub(crate) fn next(before: Option<&TenantView>, compiled: Compiled, generation: Generation) -> Self {
+        let (entries, touches) = compare(before.map(|b| &b.entries), compiled.resources, generation);
+        let was_complete = before.is_none_or(|b| b.complete);
+        let identities = match before {
+            Some(b) if !touches.iter().any(|t| t.key.0 == Kind::Workload) => b.identities.clone(),
+            _ => Arc::new(identities(&entries)),
+        };
+        let mut view = Self {
+            claims: compiled.claims,
+            entries,
+            diagnostics: compiled.diagnostics.into(),
+            objects: compiled.objects.into(),
+            complete: compiled.complete,
+            changed: before.map_or(generation, |b| b.changed),
+            log: before.map(|b| b.log.clone()).unwrap_or_default(),
+            floor: before.map_or(generation, |b| b.floor),
+            identities,
+        };
+        if !touches.is_empty() {
+            view.changed = generation;
+            view.log.push_back(Arc::new(Delta { generation, touches }));
+            view.trim();
+        }
+        if was_complete != view.complete {
+            // Whether removals are told has changed: everyone must look at the whole tenant again.
+            view.log.clear();
+            view.floor = generation;
+        }
+        view
+    }
+
+    fn trim(&mut self) {
+        let mut touches: usize = self.log.iter().map(|d| d.touches.len()).sum();
+        while self.log.len() > LOG_DELTAS_MAX || touches > LOG_TOUCHES_MAX {
+            let Some(oldest) = self.log.pop_front() else { return };
+            touches -= oldest.touches.len();
+            self.floor = oldest.generation;
+        }
+    }
+
+    /// The deltas after `since`, newest first; `None` when they are not all kept.
+    pub(crate) fn deltas_after(&self, since: Generation) -> Option<impl Iterator<Item = &Arc<Delta>>> {
+        (since >= self.floor).then(|| self.log.iter().rev().take_while(move |d| d.generation > since))
+    }
+
+    /// True where a workload with this identity runs on `node`.
+    pub(crate) fn runs(&self, node: &NodeName, identity: &Identity) -> bool {
+        self.identities.contains(&(node.clone(), identity.namespace.clone(), identity.service_account.clone()))
+    }
+
+    /// How many resources of a kind there are.
+    pub(crate) fn count(&self, kind: Kind) -> usize {
+        self.of(kind).count()
+    }
+
+    /// All resources of a kind, by name.
+    pub(crate) fn of(&self, kind: Kind) -> impl Iterator<Item = &Arc<Entry>> {
+        let from: Key = (kind, "".into());
+        self.entries.range(from..).take_while(move |((k, _), _)| *k == kind).map(|(_, e)| e)
+    }
+}
+
+/// Keeps the entries that did not change, so that versions and bytes are computed once per change and not once per look.
+fn compare(
+    before: Option<&BTreeMap<Key, Arc<Entry>>>,
+    resources: Vec<Resource>,
+    generation: Generation,
+) -> (BTreeMap<Key, Arc<Entry>>, Vec<Touch>) {
+    let mut touches = Vec::new();
+    let mut entries = BTreeMap::new();
+    for resource in resources {
+        let key: Key = (resource.kind(), resource.name().into());
+        let old = before.and_then(|b| b.get(&key));
+        if let Some(old) = old
+            && old.resource == resource
+        {
+            entries.insert(key, old.clone());
+            continue;
+        }
+        let new = Arc::new(Entry::new(resource, generation));
+        touches.push(Touch { key: key.clone(), before: old.cloned(), after: Some(new.clone()) });
+        entries.insert(key, new);
+    }
+    for (key, old) in before.into_iter().flatten() {
+        if !entries.contains_key(key) {
+            touches.push(Touch { key: key.clone(), before: Some(old.clone()), after: None });
+        }
+    }
+    (entries, touches)
+}
+
+fn identities(entries: &BTreeMap<Key, Arc<Entry>>) -> HashSet<(NodeName, Namespace, ServiceAccount)> {
+    entries
+        .values()
+        .filter_map(|e| match &e.resource {
+            Resource::Workload(w) => Some((w.node.clone(), w.namespace.clone(), w.service_account.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+/// All tenants at one moment.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Catalog {
+    pub(crate) generation: Generation,
+    pub(crate) tenants: BTreeMap<TenantName, Arc<TenantView>>,
+}
+
+impl Catalog {
+    /// The tenants that `principal` is told of.
+    pub(crate) fn admitted<'a>(&'a self, principal: &'a Principal) -> impl Iterator<Item = (&'a TenantName, &'a Arc<TenantView>)> {
+        self.tenants.iter().filter(move |(_, view)| scope::admits(&view.claims, principal))
+    }
+
+    /// The newest generation after `since` that changed something of `kinds` which `principal` is told of.
+    pub(crate) fn newest_in_scope(&self, principal: &Principal, kinds: &[bool; 5], since: Generation) -> Option<Generation> {
+        let concerns = |t: &Touch| {
+            kinds[t.key.0 as usize] && [&t.before, &t.after].into_iter().flatten().any(|e| scope::visible(&e.resource, principal))
+        };
+        let mut newest = None;
+        for (_, view) in self.admitted(principal).filter(|(_, v)| v.changed > since) {
+            let of_tenant = match view.deltas_after(since) {
+                Some(mut deltas) => deltas.find(|d| d.touches.iter().any(&concerns)).map(|d| d.generation),
+                // Too far back to tell: the tenant's newest change stands for all of them.
+                None => Some(view.changed),
+            };
+            newest = newest.max(of_tenant);
+        }
+        newest
+    }
+}

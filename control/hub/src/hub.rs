@@ -1,0 +1,283 @@
+//! Puts the controller together: opens what must be open, reads all sources once, and only then listens.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use canal_authority::{Infra, InfraError};
+use canal_sources::{Watch, WatchError};
+use canal_store::{Store, StoreError};
+use canal_wire::api::admin_server::AdminServer;
+use canal_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
+use canal_wire::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::Server;
+
+use crate::admin::AdminService;
+use crate::catalog::Catalog;
+use crate::certificates::{Authorities, Certificates};
+use crate::doors::{self, Door};
+use crate::files::{self, Reading};
+use crate::listener::{CONNECTIONS_MAX, ListenError, Listener};
+use crate::metrics::Metrics;
+use crate::principals::{self, Principals, PrincipalsError};
+use crate::session::SessionLimits;
+use crate::shared::{ServiceLimits, Shared, now_seconds};
+use crate::southbound::Southbound;
+use crate::subscribers::{STREAMS_MAX, Subscribers};
+use crate::writer::{COMMANDS_MAX, Command, Writer};
+
+/// Bytes of one request: an Apply with many files, or a first request of a subscriber that holds a great deal.
+const REQUEST_BYTES_MAX: usize = 64 << 20;
+/// HTTP/2 PING to a silent client, and how long its answer may take: a half-open connection is found within half a minute.
+const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How often what the store refused is tried again.
+const RETRY_EVERY: Duration = Duration::from_secs(5);
+/// How long open requests get when the controller stops.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// How the controller is to run.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Where data planes and operators connect; port 0 chooses one.
+    pub listen: SocketAddr,
+    /// The admin port; keep it on localhost.
+    pub admin: Option<SocketAddr>,
+    /// The metrics port.
+    pub metrics: Option<SocketAddr>,
+    /// The store's folder.
+    pub data_dir: PathBuf,
+    /// One folder per tenant with its YAML; `None`: only the API is a source.
+    pub config_dir: Option<PathBuf>,
+    /// Who may connect.
+    pub principals: PathBuf,
+    /// The controller's own authority.
+    pub infra_dir: PathBuf,
+    /// Life of workload certificates, seconds.
+    pub svid_seconds: u64,
+    /// How much of everything.
+    pub limits: Limits,
+}
+
+/// The hub's limits; the defaults are the constants of this crate and of the store.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// See [`canal_store::Limits`].
+    pub store: canal_store::Limits,
+    /// See [`crate::STREAMS_MAX`].
+    pub streams: usize,
+    /// See [`crate::CONNECTIONS_MAX`].
+    pub connections: usize,
+    /// See [`crate::NAMES_MAX`].
+    pub names: usize,
+    /// See [`crate::RESPONSE_BYTES_MAX`].
+    pub response_bytes: usize,
+    /// See [`crate::NACK_SPLITS_MAX`].
+    pub nack_splits: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let session = SessionLimits::default();
+        Self {
+            store: canal_store::Limits::default(),
+            streams: STREAMS_MAX,
+            connections: CONNECTIONS_MAX,
+            names: session.names,
+            response_bytes: session.response_bytes,
+            nack_splits: session.nack_splits,
+        }
+    }
+}
+
+/// Why the controller did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The controller's own certificate.
+    #[error(transparent)]
+    Infra(#[from] InfraError),
+    /// A port.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Who may connect.
+    #[error(transparent)]
+    Principals(#[from] PrincipalsError),
+    /// The configuration directory.
+    #[error("--config-dir: {0}")]
+    Sources(#[from] WatchError),
+    /// The operating system refused something small.
+    #[error("the controller cannot start: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// A running controller.
+pub struct Hub {
+    shared: Arc<Shared>,
+    tasks: TaskTracker,
+    writer: Option<JoinHandle<()>>,
+    address: SocketAddr,
+    admin: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
+}
+
+impl Hub {
+    /// Starts on the calling runtime. When it returns, all sources were read and the ports are open.
+    ///
+    /// # Errors
+    /// A [`HubError`] that says what to change.
+    pub async fn start(config: Config) -> Result<Self, HubError> {
+        let store = Arc::new(Store::open(&config.data_dir, config.limits.store)?);
+        let infra = Arc::new(Infra::open(&config.infra_dir, now_seconds())?);
+        let first = Principals::read(&config.principals)?;
+        if first.is_empty() {
+            tracing::warn!(path = %config.principals.display(), "the principals file is empty, so nobody can connect");
+        }
+        let listener = Listener::bind(config.listen, infra, config.limits.connections).await?;
+        let admin = door(config.admin, "--admin-addr").await?;
+        let metrics_door = door(config.metrics, "--metrics-addr").await?;
+
+        let metrics = Arc::new(Metrics::default());
+        let (publish, _) = watch::channel(Arc::new(Catalog::default()));
+        let (commands, queue) = mpsc::channel(COMMANDS_MAX);
+        let (principals_now, principals) = watch::channel(Arc::new(first));
+        let (watch, reading) = first_reading(config.config_dir.as_deref()).await?;
+        let shared = Arc::new(Shared {
+            catalog: publish,
+            principals,
+            store,
+            authorities: Authorities::default(),
+            subscribers: Subscribers::new(config.limits.streams),
+            metrics,
+            commands,
+            limits: service_limits(&config),
+            sources: Mutex::default(),
+            stopping: CancellationToken::new(),
+        });
+        shared.note_findings(&reading);
+        let writer = Writer::start(shared.store.clone(), shared.metrics.clone(), shared.catalog.clone(), reading)?;
+        let writer = std::thread::Builder::new().name("canal-writer".into()).spawn(move || writer.run(queue))?;
+
+        let tasks = TaskTracker::new();
+        let until = |f| shared.stopping.clone().run_until_cancelled_owned(f);
+        tasks.spawn(until(Box::pin(principals::follow(config.principals.clone(), principals_now)) as Task));
+        tasks.spawn(until(Box::pin(retry(shared.commands.clone())) as Task));
+        if let (Some(watch), Some(root)) = (watch, config.config_dir) {
+            tasks.spawn(until(Box::pin(files::follow(watch, root, shared.clone())) as Task));
+        }
+        let hub = Self {
+            address: listener.address()?,
+            admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
+            metrics: metrics_door.as_ref().map(TcpListener::local_addr).transpose()?,
+            shared: shared.clone(),
+            tasks: tasks.clone(),
+            writer: Some(writer),
+        };
+        for (listener, which) in [(admin, Door::Admin), (metrics_door, Door::Metrics)] {
+            if let Some(listener) = listener {
+                tasks.spawn(doors::serve(listener, which, shared.clone()));
+            }
+        }
+        tasks.spawn(serve(listener, shared));
+        Ok(hub)
+    }
+
+    /// Where data planes and operators connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The admin port.
+    pub fn admin_address(&self) -> Option<SocketAddr> {
+        self.admin
+    }
+
+    /// The metrics port.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics
+    }
+
+    /// Ends all streams, lets open requests finish for a moment, and settles the store.
+    pub async fn stop(mut self) {
+        self.shared.stopping.cancel();
+        self.tasks.close();
+        if tokio::time::timeout(STOP_GRACE, self.tasks.wait()).await.is_err() {
+            tracing::warn!("some connections did not end in time and are cut");
+        }
+        if let Err(e) = self.shared.store.settle() {
+            tracing::warn!(error = %e, "the generation counter will have a gap");
+        }
+        let writer = self.writer.take();
+        // The last sender goes with `shared`; a request still open holds one more until the runtime ends.
+        drop(self.shared);
+        if let Some(writer) = writer.filter(JoinHandle::is_finished)
+            && writer.join().is_err()
+        {
+            tracing::error!("the writer had ended by a panic");
+        }
+    }
+}
+
+/// Reads all files once, before anyone can connect.
+async fn first_reading(root: Option<&Path>) -> Result<(Option<Watch>, Reading), HubError> {
+    let Some(root) = root else { return Ok((None, Reading::default())) };
+    let mut watch = Watch::open(root)?;
+    let scan = watch.next().await.unwrap_or_default();
+    Ok((Some(watch), Reading::of(scan, root)))
+}
+
+type Task = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+
+async fn door(address: Option<SocketAddr>, flag: &'static str) -> Result<Option<TcpListener>, ListenError> {
+    match address {
+        Some(address) => Ok(Some(doors::bind(address, flag).await?)),
+        None => Ok(None),
+    }
+}
+
+fn service_limits(config: &Config) -> ServiceLimits {
+    let Limits { names, response_bytes, nack_splits, .. } = config.limits;
+    ServiceLimits { session: SessionLimits { names, response_bytes, nack_splits }, svid_seconds: config.svid_seconds }
+}
+
+async fn retry(commands: mpsc::Sender<Command>) {
+    loop {
+        tokio::time::sleep(RETRY_EVERY).await;
+        if commands.send(Command::Retry).await.is_err() {
+            return;
+        }
+    }
+}
+
+async fn serve(listener: Listener, shared: Arc<Shared>) {
+    let (sender, connections) = mpsc::channel(1);
+    tokio::spawn(listener.run(sender, shared.metrics.clone(), shared.stopping.clone()));
+    let admin = AdminServer::new(AdminService { shared: shared.clone() })
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
+    let southbound = AggregatedDiscoveryServiceServer::new(Southbound { shared: shared.clone() })
+        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
+    let certificates = IstioCertificateServiceServer::new(Certificates { shared: shared.clone() });
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(PING_EVERY))
+        .http2_keepalive_timeout(Some(PING_TIMEOUT))
+        .add_service(southbound)
+        .add_service(certificates)
+        .add_service(admin);
+    let stopping = shared.stopping.clone();
+    let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move { stopping.cancelled().await });
+    if let Err(e) = done.await {
+        tracing::error!(error = %e, "the server ended");
+    }
+}

@@ -1,0 +1,126 @@
+//! The controller's counters as Prometheus text. Few and slow ones, so one lock is enough; data planes have their own, faster kind.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::{Mutex, PoisonError};
+
+/// What a metric is called and says. Each name stands once in [`ALL`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Metric {
+    pub(crate) name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($id:ident, $name:literal, $kind:literal, $help:literal;)*) => {
+        $(pub(crate) const $id: Metric = Metric { name: $name, kind: $kind, help: $help };)*
+        /// All metrics of the controller.
+        const ALL: &[Metric] = &[$($id),*];
+    };
+}
+
+metrics! {
+    GENERATION, "canal_controller_generation", "gauge", "Newest generation given out.";
+    SUBSCRIBERS, "canal_controller_subscribers", "gauge", "Connected data planes by kind.";
+    CONVERGED, "canal_controller_subscribers_converged", "gauge", "Connected data planes that acknowledged all that concerns them.";
+    UNACKED_SECONDS, "canal_controller_unacked_seconds_max", "gauge", "Longest time a data plane has owed an answer, seconds.";
+    STALE_SECONDS, "canal_controller_source_stale_seconds", "gauge", "Seconds since a tenant's files could last be read; 0 while they can.";
+    RESOURCES, "canal_controller_resources", "gauge", "Resources by tenant and kind.";
+    FINDINGS, "canal_controller_findings", "gauge", "Diagnostics by tenant and severity.";
+    CONNECTIONS, "canal_controller_connections", "gauge", "Open TLS connections.";
+    RESPONSES, "canal_controller_responses_total", "counter", "Responses sent to data planes by type.";
+    BYTES, "canal_controller_response_bytes_total", "counter", "Bytes of responses sent to data planes by type.";
+    ACKS, "canal_controller_acks_total", "counter", "Responses accepted by data planes.";
+    NACKS, "canal_controller_nacks_total", "counter", "Responses refused by data planes.";
+    ANSWERS_STALE, "canal_controller_answers_stale_total", "counter", "Answers to responses that were not outstanding.";
+    COMPILES, "canal_controller_compile_seconds_count", "counter", "Compilations of one tenant.";
+    COMPILE_SECONDS, "canal_controller_compile_seconds_sum", "counter", "Seconds spent compiling.";
+    CHANGES, "canal_controller_changes_total", "counter", "Changes taken over by origin (files, api).";
+    CERTIFICATES_ISSUED, "canal_controller_certificates_issued_total", "counter", "Certificates issued by the requester's kind.";
+    CERTIFICATES_REFUSED, "canal_controller_certificates_refused_total", "counter", "Certificate requests refused by reason.";
+    API_REQUESTS, "canal_controller_api_requests_total", "counter", "Requests of operators by verb and outcome.";
+    STORE_ERRORS, "canal_controller_store_errors_total", "counter", "Refusals of the store by reason.";
+    REFUSED, "canal_controller_refused_total", "counter", "Requests, streams and connections refused by reason.";
+    WITHHELD, "canal_controller_changes_withheld_total", "counter", "Changes to files that were not taken over, by reason.";
+}
+
+/// All counters, by metric and labels.
+#[derive(Debug, Default)]
+pub(crate) struct Metrics {
+    values: Mutex<BTreeMap<(&'static str, String), f64>>,
+}
+
+impl Metrics {
+    /// Adds `by` to a counter.
+    pub(crate) fn add(&self, metric: Metric, labels: &[(&str, &str)], by: f64) {
+        let key = (metric.name, label_text(labels));
+        *self.values.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_insert(0.0) += by;
+    }
+
+    /// Adds one.
+    pub(crate) fn count(&self, metric: Metric, labels: &[(&str, &str)]) {
+        self.add(metric, labels, 1.0);
+    }
+
+    /// All as Prometheus text (exposition format 0.0.4), with `gauges` taken at this moment.
+    pub(crate) fn render(&self, gauges: &Gauges) -> String {
+        let mut all = self.values.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        all.extend(gauges.0.iter().map(|(k, v)| (k.clone(), *v)));
+        let mut out = String::new();
+        for m in ALL {
+            // Writing to a String cannot fail.
+            let _ = writeln!(out, "# HELP {} {}\n# TYPE {} {}", m.name, m.help, m.name, m.kind);
+            let from = (m.name, String::new());
+            for ((_, labels), value) in all.range(from..).take_while(|((name, _), _)| *name == m.name) {
+                let _ = writeln!(out, "{}{labels} {value}", m.name);
+            }
+        }
+        out
+    }
+}
+
+/// Values read when they are asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges(BTreeMap<(&'static str, String), f64>);
+
+impl Gauges {
+    pub(crate) fn set(&mut self, metric: Metric, labels: &[(&str, &str)], value: f64) {
+        self.0.insert((metric.name, label_text(labels)), value);
+    }
+}
+
+fn label_text(labels: &[(&str, &str)]) -> String {
+    if labels.is_empty() {
+        return String::new();
+    }
+    let parts: Vec<String> =
+        labels.iter().map(|(k, v)| format!("{k}=\"{}\"", v.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))).collect();
+    format!("{{{}}}", parts.join(","))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_render_once_each_with_their_labels() {
+        let m = Metrics::default();
+        m.count(NACKS, &[("type", "Service")]);
+        m.add(NACKS, &[("type", "Service")], 2.0);
+        m.count(REFUSED, &[("reason", "a\"b\\c\nd")]);
+        let mut g = Gauges::default();
+        g.set(GENERATION, &[], 7.0);
+        let text = m.render(&g);
+        for line in [
+            "canal_controller_generation 7",
+            "canal_controller_nacks_total{type=\"Service\"} 3",
+            "canal_controller_refused_total{reason=\"a\\\"b\\\\c\\nd\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} in\n{text}");
+        }
+        let names: std::collections::BTreeSet<_> = ALL.iter().map(|m| m.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        assert_eq!(text.matches("# TYPE ").count(), ALL.len());
+    }
+}

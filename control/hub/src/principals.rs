@@ -1,0 +1,256 @@
+//! Who may speak to the controller: a YAML list of token hashes and whom each stands for, read again when it changes.
+//! A token is never stored, logged or compared as text.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use canal_model::ids::{AzName, NodeName, ObjectName, ReplicaName, TenantName};
+use canal_model::principal::Principal;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use tokio::sync::watch;
+
+/// Entries in the file: every presented token is compared with all of them.
+pub const PRINCIPALS_MAX: usize = 10_000;
+/// Bytes of the file.
+pub const PRINCIPALS_BYTES_MAX: u64 = 8 << 20;
+/// Bytes of a token.
+pub const TOKEN_BYTES_MAX: usize = 4096;
+/// How often the file is looked at.
+const POLL: Duration = Duration::from_secs(1);
+
+/// A token's SHA-256.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct TokenHash([u8; 32]);
+
+impl TokenHash {
+    pub(crate) fn of(token: &str) -> Self {
+        Self(Sha256::digest(token.as_bytes()).into())
+    }
+
+    fn read(hex: &str) -> Option<Self> {
+        if hex.len() != 64 || !hex.is_ascii() {
+            return None;
+        }
+        let mut h = [0; 32];
+        for (i, byte) in h.iter_mut().enumerate() {
+            *byte = u8::from_str_radix(&hex[2 * i..2 * i + 2], 16).ok()?;
+        }
+        Some(Self(h))
+    }
+}
+
+/// The principals of one reading of the file.
+#[derive(Clone, Default)]
+pub struct Principals {
+    entries: Vec<(TokenHash, Principal)>,
+}
+
+/// Why the file was not taken over.
+#[derive(Debug, thiserror::Error)]
+pub enum PrincipalsError {
+    /// It cannot be read.
+    #[error("the principals file {path} cannot be read: {why}; give --principals a YAML list of {{tokenSha256, kind, name, tenant, az}}")]
+    File { path: PathBuf, why: String },
+    /// It is not what it must be. All faults, one a line.
+    #[error("the principals file {path} is not usable:\n{}", .faults.join("\n"))]
+    Content { path: PathBuf, faults: Vec<String> },
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Row {
+    token_sha256: String,
+    kind: String,
+    name: String,
+    tenant: Option<String>,
+    az: Option<String>,
+}
+
+impl Principals {
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// A [`PrincipalsError`] with every fault in the file.
+    pub fn read(path: &Path) -> Result<Self, PrincipalsError> {
+        let file = |why: String| PrincipalsError::File { path: path.into(), why };
+        let size = std::fs::metadata(path).map_err(|e| file(e.to_string()))?.len();
+        if size > PRINCIPALS_BYTES_MAX {
+            return Err(file(format!("it has {size} bytes and may have {PRINCIPALS_BYTES_MAX}")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
+        Self::parse(&text).map_err(|faults| PrincipalsError::Content { path: path.into(), faults })
+    }
+
+    /// Reads the file's text; all faults otherwise.
+    pub(crate) fn parse(text: &str) -> Result<Self, Vec<String>> {
+        let rows: Vec<Row> =
+            if text.trim().is_empty() { Vec::new() } else { serde_saphyr::from_str(text).map_err(|e| vec![e.to_string()])? };
+        if rows.len() > PRINCIPALS_MAX {
+            return Err(vec![format!("{} entries, at most {PRINCIPALS_MAX} are taken", rows.len())]);
+        }
+        let mut faults = Vec::new();
+        let mut entries = Vec::new();
+        let mut seen = BTreeSet::new();
+        for (i, row) in rows.iter().enumerate() {
+            match entry(row) {
+                Ok((hash, _)) if !seen.insert(hash) => {
+                    faults.push(format!(
+                        "entry {} ({} {}): another entry has the same token; give each its own",
+                        i + 1,
+                        row.kind,
+                        row.name
+                    ));
+                }
+                Ok(e) => entries.push(e),
+                Err(why) => faults.push(format!("entry {} ({} {}): {why}", i + 1, row.kind, row.name)),
+            }
+        }
+        if faults.is_empty() { Ok(Self { entries }) } else { Err(faults) }
+    }
+
+    /// Whom a token stands for. Looks at every entry, so that the time taken tells nothing.
+    pub(crate) fn find(&self, hash: &TokenHash) -> Option<&Principal> {
+        let mut found = None;
+        for (h, principal) in &self.entries {
+            if aws_lc_rs::constant_time::verify_slices_are_equal(&h.0, &hash.0).is_ok() {
+                found = Some(principal);
+            }
+        }
+        found
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True where nobody may speak to the controller.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+fn entry(row: &Row) -> Result<(TokenHash, Principal), String> {
+    let hash = TokenHash::read(&row.token_sha256).ok_or("tokenSha256 is not 64 hexadecimal digits; write the SHA-256 of the token")?;
+    let tenant = || -> Result<TenantName, String> {
+        let name = row.tenant.as_deref().ok_or("tenant is missing; write the node's tenant")?;
+        TenantName::new(name).map_err(|e| e.to_string())
+    };
+    let az = || AzName::new(row.az.as_deref().unwrap_or("default")).map_err(|e| e.to_string());
+    let principal = match row.kind.as_str() {
+        "node" => Principal::Node { name: NodeName::new(&row.name).map_err(|e| e.to_string())?, tenant: tenant()?, az: az()? },
+        "gateway" if row.tenant.is_some() => return Err("a gateway serves many tenants; remove tenant".into()),
+        "gateway" => Principal::Gateway { name: ReplicaName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
+        "operator" => {
+            let tenant = row.tenant.as_deref().map(TenantName::new).transpose().map_err(|e| e.to_string())?;
+            Principal::Operator { name: ObjectName::new(&row.name).map_err(|e| e.to_string())?, tenant }
+        }
+        other => return Err(format!("kind {other:?} is not known; write node, gateway or operator")),
+    };
+    Ok((hash, principal))
+}
+
+/// Reads the file again when it changes, for as long as someone listens. A file that is not usable changes nothing and is told once.
+pub(crate) async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>>) {
+    let stamp = |path: &Path| {
+        use std::os::unix::fs::MetadataExt;
+        std::fs::metadata(path).ok().map(|m| (m.ino(), m.size(), m.mtime(), m.mtime_nsec()))
+    };
+    // The file may have changed between its first reading and now, so the first look reads it again.
+    let mut last = None;
+    while !current.is_closed() {
+        tokio::time::sleep(POLL).await;
+        let now = stamp(&path);
+        if now == last {
+            continue;
+        }
+        last = now;
+        match Principals::read(&path) {
+            Ok(new) => {
+                current.send_if_modified(|held| {
+                    let differs = held.entries != new.entries;
+                    if differs {
+                        tracing::info!(principals = new.len(), "the principals file was read again");
+                        *held = Arc::new(new);
+                    }
+                    differs
+                });
+            }
+            Err(e) => tracing::error!(error = %e, "the last good principals stay in force"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(token: &str) -> String {
+        TokenHash::of(token).0.iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    #[test]
+    fn tokens_stand_for_principals() {
+        let text = format!(
+            "- {{tokenSha256: {}, kind: node, name: n1, tenant: alpha, az: az1}}\n- {{tokenSha256: {}, kind: gateway, name: g1, az: az1}}\n\
+             - {{tokenSha256: {}, kind: operator, name: root}}\n- {{tokenSha256: {}, kind: operator, name: ann, tenant: alpha}}\n\
+             - {{tokenSha256: {}, kind: node, name: n1, tenant: alpha, az: az1}}\n",
+            hex("t1"),
+            hex("t2"),
+            hex("t3"),
+            hex("t4").to_uppercase(),
+            hex("t5"),
+        );
+        let p = Principals::parse(&text).unwrap();
+        for (token, want) in [
+            ("t1", Some("node alpha/n1")),
+            ("t2", Some("gateway g1")),
+            ("t3", Some("operator root")),
+            ("t4", Some("operator alpha/ann")),
+            ("t5", Some("node alpha/n1")),
+            ("t6", None),
+            ("", None),
+        ] {
+            assert_eq!(p.find(&TokenHash::of(token)).map(Principal::to_string).as_deref(), want, "{token:?}");
+        }
+        assert!(Principals::parse(" \n").unwrap().is_empty());
+    }
+
+    #[test]
+    fn every_fault_is_named() {
+        let h = hex("t");
+        let text = format!(
+            "- {{tokenSha256: abc, kind: node, name: n1, tenant: alpha}}\n- {{tokenSha256: {h}, kind: node, name: n2}}\n\
+             - {{tokenSha256: {}, kind: robot, name: r}}\n- {{tokenSha256: {}, kind: gateway, name: g, tenant: alpha}}\n\
+             - {{tokenSha256: {}, kind: node, name: UPPER, tenant: alpha}}\n- {{tokenSha256: {h}, kind: operator, name: a}}\n\
+             - {{tokenSha256: {h}, kind: operator, name: b}}\n",
+            hex("u"),
+            hex("v"),
+            hex("w"),
+        );
+        let faults = Principals::parse(&text).err().unwrap();
+        let want = ["64 hexadecimal", "tenant is missing", "robot", "remove tenant", "UPPER", "same token"];
+        assert_eq!(faults.len(), want.len(), "{faults:#?}");
+        for (fault, part) in faults.iter().zip(want) {
+            assert!(fault.starts_with("entry ") && fault.contains(part), "{fault}");
+        }
+        for text in ["{a: b}", "- {kind: node}", "- {tokenSha256: x, kind: node, name: n, color: red}", "- ["] {
+            assert!(Principals::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_entries_is_limited() {
+        let row = |i: usize| format!("- {{tokenSha256: {i:064x}, kind: operator, name: o{i}}}\n");
+        let text: String = (0..=PRINCIPALS_MAX).map(row).collect();
+        let faults = Principals::parse(&text).err().unwrap();
+        assert!(faults[0].contains("at most"), "{faults:?}");
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.yaml");
+        std::fs::File::create(&path).unwrap().set_len(PRINCIPALS_BYTES_MAX + 1).unwrap();
+        assert!(Principals::read(&path).err().unwrap().to_string().contains("may have"));
+    }
+}

@@ -1,0 +1,533 @@
+//! One subscriber's stream as a state machine: what it asked for, holds, was sent and refused, and what it is to be sent next. Pure.
+//!
+//! One batch at a time: a batch is everything that differs between what the subscriber holds and the catalog, parents before
+//! children for what is new and children before parents for what goes, so that nothing ever refers to what is not there. The next
+//! batch is formed once the last was answered; until then changes gather and cost nothing. Start reading at [`Session::hear`]
+//! and [`Session::next_response`].
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use canal_compiler::scope;
+use canal_model::ids::{Generation, TenantName};
+use canal_model::principal::Principal;
+use canal_model::program::Kind;
+use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource};
+use canal_wire::southbound::{kind_of, type_url};
+
+use crate::catalog::{Catalog, Entry, Key, TenantView, Version};
+
+/// Resources and names one stream may name or hold.
+pub const NAMES_MAX: usize = 500_000;
+/// Bytes of one response, roughly: far below what a receiver takes, so that one stream never needs a huge buffer.
+pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
+/// Refused responses of one batch that are split in the search for the resource at fault. After that whole responses are set aside.
+pub const NACK_SPLITS_MAX: usize = 256;
+
+/// Limits of one stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SessionLimits {
+    pub(crate) names: usize,
+    pub(crate) response_bytes: usize,
+    pub(crate) nack_splits: usize,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self { names: NAMES_MAX, response_bytes: RESPONSE_BYTES_MAX, nack_splits: NACK_SPLITS_MAX }
+    }
+}
+
+/// What a message from the subscriber was.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// A subscription was opened or changed.
+    Subscription,
+    Ack,
+    Nack {
+        reason: String,
+    },
+    /// An answer to a response that is not outstanding.
+    Stale,
+    /// A type that this build does not have; it is answered with nothing, so that a newer subscriber can go on.
+    UnknownType,
+}
+
+/// The stream asks for more than it may.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the stream names {named} resources and may name {limit}; subscribe to less, or by wildcard")]
+pub(crate) struct TooManyNames {
+    pub(crate) named: usize,
+    pub(crate) limit: usize,
+}
+
+/// How a subscriber stands, for `canal status`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    pub(crate) kinds: [bool; 5],
+    /// Everything up to this generation was looked at.
+    pub(crate) seen: Generation,
+    pub(crate) wanted: Generation,
+    pub(crate) sent: Generation,
+    pub(crate) acked: Generation,
+    /// The newest refusal that still stands.
+    pub(crate) nack: String,
+    pub(crate) resources: usize,
+}
+
+#[derive(Debug, Default)]
+struct Subscription {
+    /// A first request was heard.
+    open: bool,
+    /// No response was planned since it opened; even an empty one tells the subscriber that it has everything.
+    unanswered: bool,
+    wildcard: bool,
+    names: BTreeSet<Arc<str>>,
+    /// Names to be answered even if nothing changed.
+    asked: BTreeSet<Arc<str>>,
+}
+
+impl Subscription {
+    fn covers(&self, name: &str) -> bool {
+        self.open && (self.wildcard || self.names.contains(name))
+    }
+}
+
+/// One line of a response.
+#[derive(Debug, Clone)]
+enum Item {
+    Put(Arc<Entry>),
+    Remove(Key),
+}
+
+impl Item {
+    fn key(&self) -> Key {
+        match self {
+            Item::Put(e) => e.key(),
+            Item::Remove(k) => k.clone(),
+        }
+    }
+    fn version(&self) -> Option<Version> {
+        match self {
+            Item::Put(e) => Some(e.version),
+            Item::Remove(_) => None,
+        }
+    }
+    fn bytes(&self) -> usize {
+        match self {
+            // Name, version, type URL and framing.
+            Item::Put(e) => e.body.len() + e.name.len() + 128,
+            Item::Remove((_, name)) => name.len() + 8,
+        }
+    }
+}
+
+/// A response decided on and not sent yet.
+#[derive(Debug)]
+struct Planned {
+    url: String,
+    generation: Generation,
+    items: Vec<Item>,
+}
+
+/// One subscriber's stream.
+pub(crate) struct Session {
+    principal: Principal,
+    limits: SessionLimits,
+    kinds: [Subscription; 5],
+    held: HashMap<TenantName, BTreeMap<Key, Version>>,
+    held_count: usize,
+    /// What was refused: the version, or `None` for a removal, and why.
+    refused: HashMap<Key, (Option<Version>, String)>,
+    queue: VecDeque<Planned>,
+    in_flight: VecDeque<(u64, Planned)>,
+    nonce: u64,
+    splits: usize,
+    /// Compare with the whole catalog, not only with what changed.
+    resync: bool,
+    admitted: BTreeSet<TenantName>,
+    seen: Generation,
+    wanted: Generation,
+    sent: Generation,
+    acked: Generation,
+    last_nack: String,
+}
+
+impl Session {
+    pub(crate) fn new(principal: Principal, limits: SessionLimits) -> Self {
+        Self {
+            principal,
+            limits,
+            kinds: Default::default(),
+            held: HashMap::new(),
+            held_count: 0,
+            refused: HashMap::new(),
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            nonce: 0,
+            splits: 0,
+            resync: true,
+            admitted: BTreeSet::new(),
+            seen: Generation(0),
+            wanted: Generation(0),
+            sent: Generation(0),
+            acked: Generation(0),
+            last_nack: String::new(),
+        }
+    }
+
+    /// True once every kind was subscribed to: nothing more is to be expected before the first batch.
+    pub(crate) fn is_fully_subscribed(&self) -> bool {
+        self.kinds.iter().all(|k| k.open)
+    }
+
+    /// True while the subscriber owes an answer.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Takes one message in.
+    pub(crate) fn hear(&mut self, request: DeltaDiscoveryRequest) -> Result<Heard, TooManyNames> {
+        let Ok(kind) = kind_of(&request.type_url) else {
+            if request.response_nonce.is_empty() {
+                let url = request.type_url.chars().take(200).collect();
+                self.queue.push_back(Planned { url, generation: self.seen, items: Vec::new() });
+            } else {
+                self.settle_nonce(&request.response_nonce, None);
+            }
+            return Ok(Heard::UnknownType);
+        };
+        let changed = self.subscribe(kind, &request)?;
+        if request.response_nonce.is_empty() {
+            return Ok(Heard::Subscription);
+        }
+        let refusal = request.error_detail.map(|s| s.message);
+        Ok(match self.settle_nonce(&request.response_nonce, refusal.as_deref()) {
+            false if changed => Heard::Subscription,
+            false => Heard::Stale,
+            true => refusal.map_or(Heard::Ack, |reason| Heard::Nack { reason }),
+        })
+    }
+
+    /// Opens or changes the subscription to a kind. True when something changed.
+    fn subscribe(&mut self, kind: Kind, request: &DeltaDiscoveryRequest) -> Result<bool, TooManyNames> {
+        let subscription = &mut self.kinds[kind as usize];
+        let first = !subscription.open;
+        if first {
+            subscription.open = true;
+            subscription.unanswered = true;
+            // Naming nothing in the first request asks for everything (the xDS protocol's legacy wildcard).
+            subscription.wildcard = request.resource_names_subscribe.is_empty();
+        }
+        for name in &request.resource_names_subscribe {
+            if name == "*" {
+                subscription.wildcard = true;
+            } else {
+                subscription.names.insert(name.as_str().into());
+                subscription.asked.insert(name.as_str().into());
+            }
+        }
+        for name in &request.resource_names_unsubscribe {
+            if name == "*" {
+                subscription.wildcard = false;
+            } else {
+                subscription.names.remove(name.as_str());
+                subscription.asked.remove(name.as_str());
+            }
+        }
+        let changed = first || !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
+        if first {
+            for (name, version) in &request.initial_resource_versions {
+                self.hold((kind, name.as_str().into()), Version::read(version));
+            }
+        }
+        if changed {
+            self.resync = true;
+            self.forget_uncovered(kind);
+        }
+        let named = self.held_count + self.kinds.iter().map(|k| k.names.len()).sum::<usize>();
+        if named > self.limits.names { Err(TooManyNames { named, limit: self.limits.names }) } else { Ok(changed) }
+    }
+
+    /// A subscriber drops what it unsubscribed from by itself; it is not told again.
+    fn forget_uncovered(&mut self, kind: Kind) {
+        let subscription = &self.kinds[kind as usize];
+        if subscription.wildcard {
+            return;
+        }
+        for held in self.held.values_mut() {
+            held.retain(|(k, name), _| *k != kind || subscription.names.contains(name));
+        }
+        self.held_count = self.held.values().map(BTreeMap::len).sum();
+    }
+
+    /// Applies an answer to the response it names. False: no such response is outstanding.
+    fn settle_nonce(&mut self, nonce: &str, refusal: Option<&str>) -> bool {
+        let Some(at) = nonce.parse::<u64>().ok().and_then(|n| self.in_flight.iter().position(|(x, _)| *x == n)) else {
+            return false;
+        };
+        let Some((_, planned)) = self.in_flight.remove(at) else { return false };
+        match refusal {
+            None => self.accept(planned),
+            Some(reason) => self.refuse(planned, reason),
+        }
+        if self.in_flight.is_empty() && self.queue.is_empty() {
+            self.splits = 0;
+            if self.refused.is_empty() {
+                self.acked = self.sent;
+                self.last_nack.clear();
+            }
+        }
+        true
+    }
+
+    fn accept(&mut self, planned: Planned) {
+        for item in planned.items {
+            let key = item.key();
+            self.refused.remove(&key);
+            match item.version() {
+                Some(version) => self.hold(key, version),
+                None => self.drop_held(&key),
+            }
+        }
+    }
+
+    /// A refused response of several resources is sent again in halves, until the one at fault stands alone and the rest went on.
+    fn refuse(&mut self, planned: Planned, reason: &str) {
+        self.last_nack = reason.chars().take(2000).collect();
+        let Planned { url, generation, mut items } = planned;
+        if items.len() > 1 && self.splits < self.limits.nack_splits {
+            self.splits += 1;
+            let second = items.split_off(items.len() / 2);
+            self.queue.push_front(Planned { url: url.clone(), generation, items: second });
+            self.queue.push_front(Planned { url, generation, items });
+            return;
+        }
+        for item in items {
+            self.refused.insert(item.key(), (item.version(), self.last_nack.clone()));
+        }
+    }
+
+    fn hold(&mut self, key: Key, version: Version) {
+        let held = self.held.entry(tenant_of(&key)).or_default();
+        if held.insert(key, version).is_none() {
+            self.held_count += 1;
+        }
+    }
+
+    fn drop_held(&mut self, key: &Key) {
+        let tenant = tenant_of(key);
+        if let Some(held) = self.held.get_mut(&tenant) {
+            if held.remove(key).is_some() {
+                self.held_count -= 1;
+            }
+            if held.is_empty() {
+                self.held.remove(&tenant);
+            }
+        }
+    }
+
+    /// The next response to send, if there is one now.
+    pub(crate) fn next_response(&mut self, catalog: &Catalog) -> Option<DeltaDiscoveryResponse> {
+        if self.queue.is_empty() && self.in_flight.is_empty() {
+            self.form_batch(catalog);
+        }
+        let planned = self.queue.pop_front()?;
+        self.nonce += 1;
+        self.sent = self.sent.max(planned.generation);
+        let response = encode(&planned, self.nonce);
+        self.in_flight.push_back((self.nonce, planned));
+        Some(response)
+    }
+
+    fn form_batch(&mut self, catalog: &Catalog) {
+        let unanswered = self.kinds.iter().any(|k| k.unanswered);
+        if self.seen == catalog.generation && !self.resync && !unanswered {
+            return;
+        }
+        let items = self.differences(catalog);
+        self.seen = catalog.generation;
+        self.resync = false;
+        self.plan(items, catalog.generation);
+        for k in &mut self.kinds {
+            k.asked.clear();
+            k.unanswered &= !k.open;
+        }
+        if self.queue.is_empty() && self.refused.is_empty() {
+            // Nothing differs: what concerned this subscriber is what it holds already.
+            self.sent = self.sent.max(self.wanted);
+            self.acked = self.acked.max(self.wanted);
+            self.last_nack.clear();
+        }
+    }
+
+    /// Every line that must be sent so that the subscriber holds what the catalog says.
+    fn differences(&mut self, catalog: &Catalog) -> Vec<Item> {
+        let admitted: BTreeSet<TenantName> = catalog.admitted(&self.principal).map(|(name, _)| name.clone()).collect();
+        let tenants: BTreeSet<TenantName> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
+        let mut items = Vec::new();
+        for tenant in &tenants {
+            let view = catalog.tenants.get(tenant);
+            let is_admitted = admitted.contains(tenant);
+            let whole = self.resync || is_admitted != self.admitted.contains(tenant);
+            let keys = match view.filter(|_| is_admitted && !whole).and_then(|v| v.deltas_after(self.seen)) {
+                Some(deltas) => deltas.flat_map(|d| d.touches.iter().map(|t| t.key.clone())).collect(),
+                None => self.all_keys(tenant, view.filter(|_| is_admitted)),
+            };
+            for key in keys {
+                items.extend(self.difference(key, tenant, view.map(Arc::as_ref), is_admitted, catalog.generation));
+            }
+        }
+        items.extend(self.unknown_names(&items, &tenants));
+        self.admitted = admitted;
+        items
+    }
+
+    fn all_keys(&self, tenant: &TenantName, view: Option<&Arc<TenantView>>) -> BTreeSet<Key> {
+        let held = self.held.get(tenant).into_iter().flat_map(|h| h.keys());
+        let offered = view.into_iter().flat_map(|v| v.entries.keys());
+        held.chain(offered).filter(|(kind, name)| self.kinds[*kind as usize].covers(name)).cloned().collect()
+    }
+
+    fn difference(
+        &mut self,
+        key: Key,
+        tenant: &TenantName,
+        view: Option<&TenantView>,
+        is_admitted: bool,
+        generation: Generation,
+    ) -> Option<Item> {
+        let subscription = &self.kinds[key.0 as usize];
+        if !subscription.covers(&key.1) {
+            return None;
+        }
+        let asked = subscription.asked.contains(&key.1);
+        let offered =
+            view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(|e| scope::visible(&e.resource, &self.principal));
+        let held = self.held.get(tenant).and_then(|h| h.get(&key));
+        let refused = self.refused.get(&key).map(|(version, _)| *version);
+        match (offered, held) {
+            (Some(entry), held) => {
+                self.wanted = self.wanted.max(entry.changed);
+                if held == Some(&entry.version) && !asked {
+                    self.refused.remove(&key);
+                    return None;
+                }
+                (refused != Some(Some(entry.version)) || asked).then(|| Item::Put(entry.clone()))
+            }
+            (None, Some(_)) => {
+                // What could not be read is not gone.
+                if view.is_some_and(|v| !v.complete) {
+                    return None;
+                }
+                self.wanted = self.wanted.max(generation);
+                (refused != Some(None) || asked).then_some(Item::Remove(key))
+            }
+            (None, None) => {
+                self.refused.remove(&key);
+                asked.then_some(Item::Remove(key))
+            }
+        }
+    }
+
+    /// Names asked for that nothing carries are answered as removed, so that the subscriber need not wait.
+    fn unknown_names(&self, found: &[Item], tenants: &BTreeSet<TenantName>) -> Vec<Item> {
+        let answered: BTreeSet<Key> = found.iter().map(Item::key).collect();
+        let asked = Kind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
+        asked.filter(|key| !answered.contains(key) && !tenants.contains(&tenant_of(key))).map(Item::Remove).collect()
+    }
+
+    /// Puts the lines into responses: new and changed ones parents first, then removals children first.
+    fn plan(&mut self, items: Vec<Item>, generation: Generation) {
+        let kinds: BTreeSet<Kind> = items.iter().map(|i| i.key().0).collect();
+        let one_kind = kinds.len() == 1;
+        let mut puts: BTreeMap<Kind, Vec<Item>> = BTreeMap::new();
+        let mut removals: BTreeMap<Kind, Vec<Item>> = BTreeMap::new();
+        for item in items {
+            let kind = item.key().0;
+            // With a single kind there is no order to keep between responses.
+            let side = if one_kind || matches!(item, Item::Put(_)) { &mut puts } else { &mut removals };
+            side.entry(kind).or_default().push(item);
+        }
+        for kind in Kind::ALL {
+            let subscription = &self.kinds[kind as usize];
+            if subscription.open && subscription.unanswered {
+                puts.entry(kind).or_default();
+            }
+        }
+        for (kind, items) in puts {
+            self.enqueue(kind, items, generation);
+        }
+        for (kind, items) in removals.into_iter().rev() {
+            self.enqueue(kind, items, generation);
+        }
+    }
+
+    fn enqueue(&mut self, kind: Kind, items: Vec<Item>, generation: Generation) {
+        let mut items = items.into_iter().peekable();
+        loop {
+            let mut bytes = 0;
+            let mut part = Vec::new();
+            while let Some(item) = items.next_if(|i| part.is_empty() || bytes + i.bytes() <= self.limits.response_bytes) {
+                bytes += item.bytes();
+                part.push(item);
+            }
+            self.queue.push_back(Planned { url: type_url(kind).into(), generation, items: part });
+            if items.peek().is_none() {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn progress(&self) -> Progress {
+        let kinds = std::array::from_fn(|i| self.kinds[i].open);
+        Progress {
+            kinds,
+            seen: self.seen,
+            wanted: self.wanted,
+            sent: self.sent,
+            acked: self.acked,
+            nack: if self.refused.is_empty() && self.queue.is_empty() { String::new() } else { self.last_nack.clone() },
+            resources: self.held_count,
+        }
+    }
+}
+
+/// Names begin with their tenant. A name that is not one of ours belongs to a tenant that does not exist.
+fn tenant_of((_, name): &Key) -> TenantName {
+    let first = name.split('/').next().unwrap_or_default();
+    TenantName::new(first).unwrap_or_else(|_| nobody())
+}
+
+fn nobody() -> TenantName {
+    match TenantName::new("0") {
+        Ok(name) => name,
+        Err(_) => unreachable!("the constant is a valid name; the tests of this module reach it"),
+    }
+}
+
+fn encode(planned: &Planned, nonce: u64) -> DeltaDiscoveryResponse {
+    let mut resources = Vec::new();
+    let mut removed_resources = Vec::new();
+    for item in &planned.items {
+        match item {
+            Item::Put(e) => resources.push(WireResource {
+                name: e.name.to_string(),
+                version: e.version.to_string(),
+                resource: Some(prost_types::Any { type_url: planned.url.clone(), value: e.body.clone() }),
+            }),
+            Item::Remove((_, name)) => removed_resources.push(name.to_string()),
+        }
+    }
+    DeltaDiscoveryResponse {
+        system_version_info: planned.generation.to_string(),
+        resources,
+        type_url: planned.url.clone(),
+        removed_resources,
+        nonce: nonce.to_string(),
+    }
+}
+
+#[cfg(test)]
+#[path = "session_tests.rs"]
+mod tests;

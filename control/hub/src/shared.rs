@@ -1,0 +1,100 @@
+//! What all services of the controller look at: the catalog, the principals, the store, the registry of subscribers, the counters.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use canal_model::diagnostic::Diagnostic;
+use canal_model::ids::TenantName;
+use canal_model::principal::Principal;
+use canal_store::Store;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tonic::metadata::MetadataMap;
+
+use crate::catalog::Catalog;
+use crate::certificates::Authorities;
+use crate::metrics::{self, Metrics};
+use crate::principals::{Principals, TOKEN_BYTES_MAX, TokenHash};
+use crate::session::SessionLimits;
+use crate::subscribers::Subscribers;
+use crate::writer::Command;
+
+/// Limits that the services apply.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ServiceLimits {
+    pub(crate) session: SessionLimits,
+    /// Life of workload certificates, seconds.
+    pub(crate) svid_seconds: u64,
+}
+
+/// What is wrong with the files, beside what the compiler says of their content.
+#[derive(Debug, Default)]
+pub(crate) struct SourceHealth {
+    /// Since when something of a tenant's cannot be read.
+    pub(crate) stale: HashMap<TenantName, Instant>,
+    /// On the configuration directory itself.
+    pub(crate) findings: Vec<Diagnostic>,
+}
+
+pub(crate) struct Shared {
+    pub(crate) catalog: watch::Sender<Arc<Catalog>>,
+    pub(crate) principals: watch::Receiver<Arc<Principals>>,
+    pub(crate) store: Arc<Store>,
+    pub(crate) authorities: Authorities,
+    pub(crate) subscribers: Arc<Subscribers>,
+    pub(crate) metrics: Arc<Metrics>,
+    /// To the one writer.
+    pub(crate) commands: mpsc::Sender<Command>,
+    pub(crate) limits: ServiceLimits,
+    /// What is wrong with the files.
+    pub(crate) sources: Mutex<SourceHealth>,
+    /// Cancelled when the controller is to end.
+    pub(crate) stopping: CancellationToken,
+}
+
+/// An authenticated client.
+#[derive(Clone)]
+pub(crate) struct Caller {
+    pub(crate) principal: Principal,
+    token: TokenHash,
+}
+
+impl Shared {
+    /// Whom the request's bearer token stands for.
+    pub(crate) fn authenticate(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
+        let refused = |reason: &str, text: &str| {
+            self.refuse(reason);
+            Status::unauthenticated(text)
+        };
+        let header = metadata.get("authorization").ok_or_else(|| refused("no_token", "send authorization: Bearer <token>"))?;
+        let token = header
+            .to_str()
+            .ok()
+            .and_then(|h| h.split_once(' '))
+            .filter(|(scheme, token)| scheme.eq_ignore_ascii_case("bearer") && !token.is_empty() && token.len() <= TOKEN_BYTES_MAX);
+        let Some((_, token)) = token else {
+            return Err(refused("token_form", "write the header as authorization: Bearer <token>"));
+        };
+        let token = TokenHash::of(token.trim());
+        let principal = self.principals.borrow().find(&token).cloned();
+        let principal = principal.ok_or_else(|| refused("unknown_token", "the token is not known; ask the provider for a current one"))?;
+        Ok(Caller { principal, token })
+    }
+
+    /// True while the caller's token still stands for the same principal.
+    pub(crate) fn is_current(&self, caller: &Caller) -> bool {
+        self.principals.borrow().find(&caller.token) == Some(&caller.principal)
+    }
+
+    /// Counts a refusal.
+    pub(crate) fn refuse(&self, reason: &str) {
+        self.metrics.count(metrics::REFUSED, &[("reason", reason)]);
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

@@ -1,0 +1,243 @@
+//! Who is connected and how far each has come. Written by the streams, read by `canal status` and the metrics.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use canal_model::ids::Generation;
+use canal_model::principal::Principal;
+use canal_wire::api;
+use tokio_util::sync::CancellationToken;
+
+use crate::catalog::Catalog;
+use crate::principal_name;
+use crate::session::Progress;
+
+/// Open streams of all subscribers together.
+pub const STREAMS_MAX: usize = 20_000;
+/// Open streams of one principal: the current one, and those whose end was not noticed yet. The oldest gives way.
+pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
+
+/// The registry of subscribers.
+pub(crate) struct Subscribers {
+    streams_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    next: u64,
+    streams: usize,
+    records: BTreeMap<Principal, Record>,
+}
+
+#[derive(Default)]
+struct Record {
+    /// By age; the last is the current one.
+    streams: BTreeMap<u64, CancellationToken>,
+    progress: Progress,
+    bytes_sent: u64,
+    responses_sent: u64,
+    nacks: u64,
+    connects: u64,
+    last_seen_ms: u64,
+    version: String,
+    unacked_since: Option<Instant>,
+}
+
+/// No more streams are taken.
+#[derive(Debug, thiserror::Error)]
+#[error("{limit} data planes are connected, which is the limit; run another controller for some of them")]
+pub(crate) struct TooManyStreams {
+    limit: usize,
+}
+
+/// One open stream; dropping it takes it off the registry.
+pub(crate) struct OpenStream {
+    registry: Arc<Subscribers>,
+    principal: Principal,
+    id: u64,
+    /// Cancelled when a newer stream of the same principal needs the place.
+    pub(crate) superseded: CancellationToken,
+}
+
+impl Subscribers {
+    pub(crate) fn new(streams_max: usize) -> Arc<Self> {
+        Arc::new(Self { streams_max, inner: Mutex::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Every update leaves the records whole, so a panic elsewhere does not spoil them.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Enters a new stream of `principal`.
+    pub(crate) fn open(self: &Arc<Self>, principal: &Principal) -> Result<OpenStream, TooManyStreams> {
+        let mut inner = self.lock();
+        if inner.streams >= self.streams_max {
+            return Err(TooManyStreams { limit: self.streams_max });
+        }
+        inner.streams += 1;
+        inner.next += 1;
+        let id = inner.next;
+        let superseded = CancellationToken::new();
+        let record = inner.records.entry(principal.clone()).or_default();
+        record.connects += 1;
+        record.streams.insert(id, superseded.clone());
+        record.last_seen_ms = now_ms();
+        while record.streams.len() > STREAMS_PER_PRINCIPAL_MAX
+            && let Some((_, oldest)) = record.streams.pop_first()
+        {
+            oldest.cancel();
+        }
+        Ok(OpenStream { registry: self.clone(), principal: principal.clone(), id, superseded })
+    }
+
+    /// How many are connected, by kind; how many of them have all that concerns them; the longest debt of an answer, seconds.
+    pub(crate) fn summary(&self, catalog: &Catalog) -> Summary {
+        let inner = self.lock();
+        let mut s = Summary::default();
+        for (principal, r) in inner.records.iter().filter(|(_, r)| !r.streams.is_empty()) {
+            *s.connected.entry(principal_name(principal)).or_insert(0) += 1;
+            s.converged += u64::from(r.progress.nack.is_empty() && r.progress.acked >= wanted(principal, &r.progress, catalog));
+            s.unacked_seconds = s.unacked_seconds.max(r.unacked_since.map_or(0.0, |t| t.elapsed().as_secs_f64()));
+        }
+        s
+    }
+
+    /// All that ever connected since the start, as `canal status` shows them.
+    pub(crate) fn list(&self, catalog: &Catalog, visible: impl Fn(&Principal) -> bool) -> Vec<api::Subscriber> {
+        let inner = self.lock();
+        inner.records.iter().filter(|(p, _)| visible(p)).map(|(p, r)| shown(p, r, catalog)).collect()
+    }
+}
+
+/// What the metrics show of all subscribers.
+#[derive(Debug, Default)]
+pub(crate) struct Summary {
+    pub(crate) connected: BTreeMap<&'static str, u64>,
+    pub(crate) converged: u64,
+    pub(crate) unacked_seconds: f64,
+}
+
+impl OpenStream {
+    /// A message arrived.
+    pub(crate) fn heard(&self, progress: Progress, is_waiting: bool, is_nack: bool) {
+        self.update(|r| {
+            r.last_seen_ms = now_ms();
+            r.nacks += u64::from(is_nack);
+            r.progress = progress;
+            r.unacked_since = is_waiting.then_some(Instant::now());
+        });
+    }
+
+    /// A response of `bytes` was handed to the connection.
+    pub(crate) fn sent(&self, progress: Progress, bytes: usize) {
+        self.update(|r| {
+            r.bytes_sent += bytes as u64;
+            r.responses_sent += 1;
+            r.progress = progress;
+            r.unacked_since.get_or_insert_with(Instant::now);
+        });
+    }
+
+    /// The subscriber looked at a newer catalog.
+    pub(crate) fn looked(&self, progress: Progress) {
+        self.update(|r| r.progress = progress);
+    }
+
+    /// The subscriber said which build it is.
+    pub(crate) fn is_build(&self, version: &str) {
+        self.update(|r| r.version = version.chars().take(100).collect());
+    }
+
+    /// Only the newest stream speaks for its principal: an old one that lingers must not overwrite what the new one said.
+    fn update(&self, f: impl FnOnce(&mut Record)) {
+        let mut inner = self.registry.lock();
+        if let Some(record) = inner.records.get_mut(&self.principal)
+            && record.streams.last_key_value().is_some_and(|(id, _)| *id == self.id)
+        {
+            f(record);
+        }
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        let mut inner = self.registry.lock();
+        inner.streams -= 1;
+        if let Some(record) = inner.records.get_mut(&self.principal) {
+            record.streams.remove(&self.id);
+            if record.streams.is_empty() {
+                record.unacked_since = None;
+            }
+        }
+    }
+}
+
+/// The newest generation that concerns a subscriber, also when its stream has not looked yet or is gone.
+fn wanted(principal: &Principal, progress: &Progress, catalog: &Catalog) -> Generation {
+    let newer = catalog.newest_in_scope(principal, &progress.kinds, progress.seen);
+    newer.map_or(progress.wanted, |g| g.max(progress.wanted))
+}
+
+fn shown(principal: &Principal, r: &Record, catalog: &Catalog) -> api::Subscriber {
+    let (name, tenant, az) = match principal {
+        Principal::Node { name, tenant, az } => (name.to_string(), tenant.to_string(), az.to_string()),
+        Principal::Gateway { name, az } => (name.to_string(), String::new(), az.to_string()),
+        Principal::Operator { name, .. } => (name.to_string(), String::new(), String::new()),
+    };
+    api::Subscriber {
+        kind: principal_name(principal).into(),
+        name,
+        tenant,
+        az,
+        connected: !r.streams.is_empty(),
+        generation_wanted: wanted(principal, &r.progress, catalog).0,
+        generation_sent: r.progress.sent.0,
+        generation_acked: r.progress.acked.0,
+        nack: r.progress.nack.clone(),
+        resources: r.progress.resources as u64,
+        bytes_sent: r.bytes_sent,
+        responses_sent: r.responses_sent,
+        nacks: r.nacks,
+        reconnects: r.connects.saturating_sub(1),
+        last_seen_ms: r.last_seen_ms,
+        version: r.version.clone(),
+    }
+}
+
+fn now_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| u64::try_from(d.as_millis()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str) -> Principal {
+        Principal::Node { name: name.parse().unwrap(), tenant: "alpha".parse().unwrap(), az: "az1".parse().unwrap() }
+    }
+
+    #[test]
+    fn streams_are_limited_in_all_and_per_principal() {
+        let s = Subscribers::new(5);
+        let old: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
+        assert!(old.iter().all(|o| !o.superseded.is_cancelled()));
+        let newest = s.open(&node("n1")).unwrap();
+        assert_eq!(old.iter().map(|o| o.superseded.is_cancelled()).collect::<Vec<_>>(), [true, false, false]);
+        let other = s.open(&node("n2")).unwrap();
+        assert!(s.open(&node("n3")).is_err_and(|e| e.to_string().contains('5')));
+        drop(other);
+        drop(s.open(&node("n3")).unwrap());
+
+        old[1].looked(Progress { resources: 9, ..Progress::default() });
+        newest.looked(Progress { resources: 4, ..Progress::default() });
+        let list = s.list(&Catalog::default(), |_| true);
+        let row = |l: &[api::Subscriber], i: usize| (l[i].name.clone(), l[i].connected, l[i].resources, l[i].reconnects);
+        assert_eq!(row(&list, 0), ("n1".into(), true, 4, 3));
+        drop((old, newest));
+        let list = s.list(&Catalog::default(), |p| *p == node("n1"));
+        assert_eq!((list.len(), row(&list, 0)), (1, ("n1".into(), false, 4, 3)));
+    }
+}

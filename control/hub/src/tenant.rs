@@ -1,0 +1,130 @@
+//! One tenant's sources and what they come to: files and applied objects side by side, compiled as one. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use canal_compiler::{Input, compile, service_keys};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::policy::{Document, Metadata, Object, ObjectKey, Timestamp};
+use canal_sources::pinpoint;
+
+use crate::catalog::{Compiled, Listed};
+
+/// What a tenant's directory said when it was last readable.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Files {
+    pub(crate) documents: Vec<Arc<Document>>,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+}
+
+/// One object applied by the API.
+#[derive(Debug, Clone)]
+pub(crate) struct Applied {
+    pub(crate) document: Arc<Document>,
+}
+
+impl Applied {
+    /// An object without a time of creation gets that of its first apply, so that conflicts have an elder.
+    pub(crate) fn new(document: Document, created: u64) -> Self {
+        let mut document = document;
+        metadata_mut(&mut document.object).creation_timestamp.get_or_insert(Timestamp(created));
+        Self { document: Arc::new(document) }
+    }
+}
+
+fn metadata_mut(object: &mut Object) -> &mut Metadata {
+    match object {
+        Object::Pod(o) => &mut o.metadata,
+        Object::Service(o) => &mut o.metadata,
+        Object::HttpRoute(o) => &mut o.metadata,
+        Object::ReferenceGrant(o) => &mut o.metadata,
+        Object::VirtualService(o) => &mut o.metadata,
+        Object::DestinationRule(o) => &mut o.metadata,
+        Object::Tenant(o) => &mut o.metadata,
+        Object::Gateway(o) => &mut o.metadata,
+    }
+}
+
+/// All that one tenant says.
+#[derive(Debug, Clone)]
+pub(crate) struct TenantSources {
+    pub(crate) name: TenantName,
+    /// `None`: the tenant has no directory.
+    pub(crate) files: Option<Files>,
+    /// Its files said something before this start, and some of them were not read yet: what they say is not known.
+    pub(crate) is_partial: bool,
+    pub(crate) applied: BTreeMap<ObjectKey, Applied>,
+    /// Rows of the store that this build cannot read; kept, reported, not compiled.
+    pub(crate) unreadable: Vec<Diagnostic>,
+}
+
+impl TenantSources {
+    pub(crate) fn new(name: TenantName) -> Self {
+        Self { name, files: None, is_partial: false, applied: BTreeMap::new(), unreadable: Vec::new() }
+    }
+
+    /// Nothing is left of the tenant, and that is certain.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.files.is_none() && !self.is_partial && self.applied.is_empty() && self.unreadable.is_empty()
+    }
+
+    /// The file that says `key`, if one does.
+    pub(crate) fn file_of(&self, key: &ObjectKey) -> Option<Arc<str>> {
+        self.files.as_ref()?.documents.iter().find(|d| d.object.key() == *key).map(|d| d.origin.file.clone())
+    }
+
+    /// Every object in force. A file wins over an applied object of the same name.
+    pub(crate) fn objects(&self) -> Vec<Listed> {
+        let files = self.files.iter().flat_map(|f| &f.documents);
+        let mut out: Vec<Listed> = files.map(|d| Listed { document: d.clone(), file: Some(d.origin.file.clone()) }).collect();
+        let from_files: BTreeSet<ObjectKey> = out.iter().map(|l| l.document.object.key()).collect();
+        let applied = self.applied.iter().filter(|(key, _)| !from_files.contains(key));
+        out.extend(applied.map(|(_, a)| Listed { document: a.document.clone(), file: None }));
+        out
+    }
+
+    /// The services that need ids.
+    pub(crate) fn service_keys(&self) -> BTreeSet<ServiceKey> {
+        let documents: Vec<Arc<Document>> = self.objects().into_iter().map(|l| l.document).collect();
+        service_keys(&self.name, &documents)
+    }
+
+    /// Compiles all of it.
+    pub(crate) fn compile(&self, service_ids: &BTreeMap<ServiceKey, ServiceId>) -> Compiled {
+        let objects = self.objects();
+        let documents: Vec<Arc<Document>> = objects.iter().map(|l| l.document.clone()).collect();
+        let output = compile(&Input { tenant: &self.name, documents: &documents, service_ids });
+        let mut diagnostics: Vec<Diagnostic> = self.files.iter().flat_map(|f| f.diagnostics.clone()).collect();
+        diagnostics.extend(self.unreadable.iter().cloned());
+        diagnostics.extend(self.shadowed());
+        diagnostics.extend(output.diagnostics.into_iter().map(|d| placed(d, &documents)));
+        Compiled { resources: output.resources, claims: output.claims, diagnostics, objects, complete: !self.is_partial }
+    }
+
+    fn shadowed(&self) -> Vec<Diagnostic> {
+        let shadowed = self.applied.keys().filter_map(|key| Some((key, self.file_of(key)?)));
+        shadowed
+            .map(|(key, file)| Diagnostic {
+                severity: Severity::Warning,
+                origin: None,
+                object: Some(key.clone()),
+                field: String::new(),
+                problem: format!("the object was applied and {file} says it too; the file is used"),
+                mend: "remove it from the file, or delete the applied one".into(),
+            })
+            .collect()
+    }
+}
+
+/// The compiler knows objects; where in its object a field stands is looked up here.
+fn placed(mut d: Diagnostic, documents: &[Arc<Document>]) -> Diagnostic {
+    if d.field.is_empty() {
+        return d;
+    }
+    let object = d.object.as_ref().and_then(|key| documents.iter().find(|doc| doc.object.key() == *key));
+    if let Some(document) = object {
+        d.origin = Some(pinpoint(&document.text, &document.origin, &d.field));
+    }
+    d
+}

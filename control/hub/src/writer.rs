@@ -1,0 +1,386 @@
+//! The one writer: every change of what the controller says goes through here, one after the other. It reads sources, compiles,
+//! checks tenants against each other, writes the store, and only then publishes. Readers never wait for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use canal_compiler::claims::{Claims, collisions};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
+use canal_model::policy::ObjectKey;
+use canal_sources::parse;
+use canal_store::{Store, StoreError, StoredObject};
+use canal_wire::api;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::apply::{Plan, Wish, decide};
+use crate::catalog::{Catalog, Compiled, TenantView};
+use crate::files::{Found, Reading, is_unread};
+use crate::metrics::{self, Metrics};
+use crate::shared::now_seconds;
+use crate::tenant::{Applied, Files, TenantSources};
+
+/// Requests that may wait for the writer.
+pub(crate) const COMMANDS_MAX: usize = 256;
+
+/// What the writer is asked.
+pub(crate) enum Command {
+    /// The files of some tenants, read anew.
+    Files(Reading),
+    /// Try again what the store refused.
+    Retry,
+    /// An operator's wish.
+    Wish { tenant: TenantName, wish: Wish, is_provider: bool, dry_run: bool, reply: oneshot::Sender<Result<Outcome, StoreError>> },
+}
+
+/// What came of a wish.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) accepted: bool,
+    pub(crate) generation: Generation,
+    pub(crate) changes: Vec<api::Change>,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+}
+
+pub(crate) struct Writer {
+    store: Arc<Store>,
+    metrics: Arc<Metrics>,
+    publish: watch::Sender<Arc<Catalog>>,
+    catalog: Catalog,
+    tenants: BTreeMap<TenantName, TenantSources>,
+    /// In the order in which they were first seen.
+    order: Vec<TenantName>,
+    /// Tenants whose newest files are not in force because they clash with another tenant's claims.
+    withheld: BTreeSet<TenantName>,
+    /// Tenants whose newest files are not in force because the store refused.
+    behind: BTreeSet<TenantName>,
+    /// The services of each tenant that hold ids.
+    services: BTreeMap<TenantName, BTreeSet<ServiceKey>>,
+}
+
+/// A tenant's next state, compiled and found acceptable or not.
+struct Judged {
+    compiled: Compiled,
+    /// Errors that stand between the tenant and the others; empty: it may go live.
+    clashes: Vec<Diagnostic>,
+}
+
+impl Writer {
+    /// Takes up what the store and the first reading of the files say, and publishes it.
+    pub(crate) fn start(
+        store: Arc<Store>,
+        metrics: Arc<Metrics>,
+        publish: watch::Sender<Arc<Catalog>>,
+        files: Reading,
+    ) -> Result<Self, StoreError> {
+        let order = store.tenants()?;
+        let catalog = Catalog { generation: store.generation(), tenants: BTreeMap::new() };
+        let mut writer = Self {
+            store,
+            metrics,
+            publish,
+            catalog,
+            tenants: BTreeMap::new(),
+            order,
+            withheld: BTreeSet::new(),
+            behind: BTreeSet::new(),
+            services: BTreeMap::new(),
+        };
+        for object in writer.store.objects()? {
+            writer.take_up(object);
+        }
+        for name in writer.order.clone() {
+            // Until its files are read, what its data planes hold is not to be taken away.
+            writer.tenant_mut(&name).is_partial = writer.store.has_files(&name)?;
+        }
+        for (name, found) in files.tenants {
+            writer.tenant_mut(&name).take_files(found);
+        }
+        let elders = writer.order.clone();
+        let newcomers = writer.tenants.keys().filter(|n| !elders.contains(n)).cloned();
+        let all: Vec<TenantName> = elders.iter().cloned().chain(newcomers).collect();
+        writer.refresh(all)?;
+        Ok(writer)
+    }
+
+    fn take_up(&mut self, object: StoredObject) {
+        let StoredObject { key, yaml, created, .. } = object;
+        let sources = self.tenant_mut(&key.tenant);
+        let parsed = parse("api", &yaml);
+        match parsed.documents.into_iter().next() {
+            Some(document) => {
+                sources.applied.insert(document.object.key(), Applied::new(document, created));
+                sources.unreadable.extend(parsed.diagnostics);
+            }
+            None => sources.unreadable.push(Diagnostic {
+                severity: Severity::Error,
+                origin: None,
+                object: None,
+                field: String::new(),
+                problem: format!("the applied object {key} cannot be read by this build, so it is not in force"),
+                mend: "apply it again in a form that this build reads".into(),
+            }),
+        }
+    }
+
+    fn tenant_mut(&mut self, name: &TenantName) -> &mut TenantSources {
+        self.tenants.entry(name.clone()).or_insert_with(|| TenantSources::new(name.clone()))
+    }
+
+    /// Serves commands until all senders are gone.
+    pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        while let Some(command) = commands.blocking_recv() {
+            match command {
+                Command::Files(reading) => self.take_reading(reading),
+                Command::Retry => self.catch_up(),
+                Command::Wish { tenant, wish, is_provider, dry_run, reply } => {
+                    let outcome = self.grant(&tenant, wish, is_provider, dry_run);
+                    if let Err(e) = &outcome {
+                        self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                    }
+                    // The operator may have gone away; what was done stays done.
+                    let _ = reply.send(outcome);
+                }
+            }
+        }
+    }
+
+    /// Takes over what changed in the files.
+    fn take_reading(&mut self, reading: Reading) {
+        for (name, found) in reading.tenants {
+            if self.tenant_mut(&name).take_files(found) {
+                self.metrics.count(metrics::CHANGES, &[("from", "files")]);
+                self.behind.insert(name);
+            }
+        }
+        self.catch_up();
+    }
+
+    /// Brings into force what is not yet. What the store cannot follow stays behind for the next try.
+    fn catch_up(&mut self) {
+        if self.behind.is_empty() {
+            return;
+        }
+        // A clash may have ended with somebody else's change.
+        let names: BTreeSet<TenantName> = self.behind.union(&self.withheld).cloned().collect();
+        match self.refresh(names.into_iter().collect()) {
+            Ok(()) => self.behind.clear(),
+            Err(e) => {
+                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                tracing::error!(error = %e, "a change of the files is not in force yet; it is tried again");
+            }
+        }
+    }
+
+    /// Compiles `names` and publishes those that may go live, all in one generation.
+    fn refresh(&mut self, names: Vec<TenantName>) -> Result<(), StoreError> {
+        let now = now_seconds();
+        let mut next: Vec<(TenantName, Compiled)> = Vec::new();
+        let mut staged = self.catalog.tenants.iter().map(|(n, v)| (n.clone(), v.claims.clone())).collect::<BTreeMap<_, _>>();
+        for name in names {
+            let Some(sources) = self.tenants.get(&name).cloned() else { continue };
+            if sources.is_gone() {
+                staged.remove(&name);
+                self.forget(&name)?;
+                continue;
+            }
+            self.admit(&sources)?;
+            let ids = self.bind(&sources, now)?;
+            let judged = self.judge(&sources, &ids, &staged);
+            let compiled = self.settle(&name, judged);
+            staged.insert(name.clone(), compiled.claims.clone());
+            next.push((name, compiled));
+        }
+        if next.is_empty() {
+            return Ok(());
+        }
+        let generation = self.store.next_generation()?;
+        self.publish_all(next, generation);
+        Ok(())
+    }
+
+    /// Ids for all services of a tenant; those of services that are gone are let go.
+    fn bind(&mut self, sources: &TenantSources, now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
+        let keys = sources.service_keys();
+        let wanted: Vec<ServiceKey> = keys.iter().cloned().collect();
+        let ids = self.store.service_ids(&wanted, now)?;
+        let is_certain = !sources.is_partial && sources.unreadable.is_empty();
+        if is_certain && self.services.get(&sources.name).is_none_or(|before| !before.is_subset(&keys)) {
+            self.store.release_service_ids(|key| key.tenant != sources.name || keys.contains(key), now)?;
+        }
+        self.services.insert(sources.name.clone(), keys);
+        Ok(ids)
+    }
+
+    fn admit(&mut self, sources: &TenantSources) -> Result<(), StoreError> {
+        let has_files = sources.is_partial || sources.files.as_ref().is_some_and(|f| !f.say_nothing());
+        if !self.order.contains(&sources.name) || self.store.has_files(&sources.name)? != has_files {
+            self.store.admit_tenant(&sources.name, has_files)?;
+        }
+        if !self.order.contains(&sources.name) {
+            self.order.push(sources.name.clone());
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, name: &TenantName) -> Result<(), StoreError> {
+        self.store.forget_tenant(name)?;
+        self.store.release_service_ids(|key| key.tenant != *name, now_seconds())?;
+        let generation = self.store.next_generation()?;
+        self.tenants.remove(name);
+        self.order.retain(|n| n != name);
+        self.withheld.remove(name);
+        self.services.remove(name);
+        if self.catalog.tenants.remove(name).is_some() {
+            self.catalog.generation = generation;
+            self.publish.send_replace(Arc::new(self.catalog.clone()));
+            tracing::info!(tenant = %name, %generation, "the tenant is gone");
+        }
+        Ok(())
+    }
+
+    /// Compiles a tenant and compares its claims with everybody's that are live. Whoever changes is the newcomer: an edit can
+    /// never push another tenant out.
+    fn judge(&self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>, live: &BTreeMap<TenantName, Claims>) -> Judged {
+        let begun = Instant::now();
+        let compiled = sources.compile(ids);
+        self.metrics.count(metrics::COMPILES, &[]);
+        self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
+        let elders = self.order.iter().filter(|n| **n != sources.name).filter_map(|n| live.get(n));
+        let found = collisions(elders.chain(std::iter::once(&compiled.claims)));
+        let clashes = if found.withheld.contains(&sources.name) {
+            found.diagnostics.into_iter().filter(|(tenant, _)| *tenant == sources.name).map(|(_, d)| d).collect()
+        } else {
+            Vec::new()
+        };
+        Judged { compiled, clashes }
+    }
+
+    /// What goes live of a judged tenant: itself, or, where it clashes, what was live before with the clash told.
+    fn settle(&mut self, name: &TenantName, judged: Judged) -> Compiled {
+        let Judged { mut compiled, clashes } = judged;
+        if clashes.is_empty() {
+            self.withheld.remove(name);
+            return compiled;
+        }
+        if self.withheld.insert(name.clone()) {
+            self.metrics.count(metrics::WITHHELD, &[("reason", "clash")]);
+            for d in &clashes {
+                tracing::error!(tenant = %name, finding = %d, "the tenant's newest state is withheld");
+            }
+        }
+        compiled.diagnostics.extend(clashes);
+        let before = self.catalog.tenants.get(name);
+        compiled.resources = before.map(|b| b.entries.values().map(|e| e.resource.clone()).collect()).unwrap_or_default();
+        compiled.claims = match before {
+            Some(b) => b.claims.clone(),
+            None => Claims { tenant: name.clone(), isolation: None, gateways: Vec::new() },
+        };
+        compiled
+    }
+
+    fn publish_all(&mut self, next: Vec<(TenantName, Compiled)>, generation: Generation) {
+        for (name, compiled) in next {
+            let before = self.catalog.tenants.get(&name);
+            let view = TenantView::next(before.map(Arc::as_ref), compiled, generation);
+            self.catalog.tenants.insert(name, Arc::new(view));
+        }
+        self.catalog.generation = generation;
+        self.publish.send_replace(Arc::new(self.catalog.clone()));
+    }
+
+    /// Carries out a wish, or says all that is wrong with it.
+    fn grant(&mut self, tenant: &TenantName, wish: Wish, is_provider: bool, dry_run: bool) -> Result<Outcome, StoreError> {
+        let now = now_seconds();
+        let is_delete = matches!(wish, Wish::Delete { .. });
+        let before = self.tenants.get(tenant).cloned().unwrap_or_else(|| TenantSources::new(tenant.clone()));
+        let mut plan = decide(&before, wish, is_provider, now);
+        let keys: Vec<ServiceKey> = plan.after.service_keys().into_iter().collect();
+        let ids = self.store.preview_service_ids(&keys, now)?;
+        let live = self.catalog.tenants.iter().map(|(n, v)| (n.clone(), v.claims.clone())).collect();
+        let judged = self.judge(&plan.after, &ids, &live);
+        let was = self.catalog.tenants.get(tenant).map(|v| v.diagnostics.clone()).unwrap_or_default();
+        plan.judge(&was, &judged.compiled.diagnostics, is_delete);
+        if !is_delete {
+            plan.diagnostics.extend(judged.clashes.iter().cloned());
+        }
+        let accepted = !plan.is_refused();
+        if accepted && !dry_run && !plan.edits.is_empty() {
+            self.carry_out(&plan, judged, now)?;
+        }
+        let generation = self.catalog.generation;
+        Ok(Outcome { accepted, generation, changes: plan.changes, diagnostics: plan.diagnostics })
+    }
+
+    /// Disk first: once the operator hears "accepted", a kill cannot take it back.
+    fn carry_out(&mut self, plan: &Plan, judged: Judged, now: u64) -> Result<(), StoreError> {
+        let name = plan.after.name.clone();
+        self.admit(&plan.after)?;
+        self.bind(&plan.after, now)?;
+        let generation = self.store.next_generation()?;
+        self.store.apply(&plan.edits, generation, now)?;
+        self.metrics.count(metrics::CHANGES, &[("from", "api")]);
+        self.tenants.insert(name.clone(), plan.after.clone());
+        if plan.after.is_gone() {
+            if let Err(e) = self.forget(&name) {
+                // The wish is on disk and stands; only the tenant's empty place is left to clear.
+                tracing::warn!(tenant = %name, error = %e, "the tenant's place is cleared later");
+                self.behind.insert(name);
+            }
+        } else {
+            let compiled = self.settle(&name, judged);
+            self.publish_all(vec![(name, compiled)], generation);
+        }
+        Ok(())
+    }
+}
+
+impl TenantSources {
+    /// Takes over what was found in the tenant's directory. False: nothing differs.
+    fn take_files(&mut self, found: Found) -> bool {
+        match found {
+            Found::Read(files) => {
+                let was_partial = self.is_partial;
+                self.is_partial &= is_unread(&files.diagnostics);
+                let differs = was_partial != self.is_partial || self.files.as_ref().is_none_or(|f| !f.is_same(&files));
+                self.files = Some(files);
+                differs
+            }
+            Found::Gone => {
+                // An empty folder that is taken away says that the tenant is to go; a full one that vanishes is an accident.
+                let is_meant = self.files.as_ref().is_some_and(Files::say_nothing);
+                if is_meant {
+                    self.files = None;
+                } else if let Some(files) = &mut self.files {
+                    files.note_vanished(&self.name);
+                }
+                is_meant || self.files.is_some()
+            }
+        }
+    }
+}
+
+impl Files {
+    /// True where no file says anything: the tenant may go.
+    fn say_nothing(&self) -> bool {
+        self.documents.is_empty() && self.diagnostics.is_empty()
+    }
+
+    fn note_vanished(&mut self, tenant: &TenantName) {
+        self.diagnostics = vec![Diagnostic {
+            severity: Severity::Error,
+            origin: None,
+            object: None,
+            field: String::new(),
+            problem: format!("the folder of tenant {tenant} has vanished; what it said stays in force"),
+            mend: "bring it back, or put an empty folder in its place to say that the objects are to go".into(),
+        }];
+    }
+
+    fn is_same(&self, other: &Files) -> bool {
+        let text =
+            |f: &Files| f.documents.iter().map(|d| (d.object.key(), d.origin.clone(), d.text.clone())).collect::<Vec<(ObjectKey, _, _)>>();
+        self.diagnostics == other.diagnostics && text(self) == text(other)
+    }
+}
