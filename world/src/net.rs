@@ -145,17 +145,19 @@ pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()>
     written.tried("cannot enter namespace", &path)?
 }
 
-/// Packets of a node's pods that the node refused, because they went to an uncaptured VIP, another
-/// tenant, the underlay or the world outside.
+/// Packets that a host refused. A node refuses what its pods send to an uncaptured VIP, another
+/// tenant, the underlay or the world outside; a gateway refuses what comes by the wrong overlay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     /// TCP segments, answered with a reset.
     pub tcp: u64,
     /// Everything else, answered with "port unreachable", the one answer every UDP socket hears.
     pub other: u64,
+    /// At a gateway: for an address, or from one, that is not of the tenant whose overlay it came by.
+    pub foreign: u64,
 }
 
-/// Reads a node's refusals.
+/// Reads a node's or gateway's refusals.
 pub(crate) fn refused(netns: &Path) -> Result<Refused> {
     let mut command = Command::new("nft");
     command.arg("list counters table").arg(REFUSALS);
@@ -167,7 +169,7 @@ pub(crate) fn refused(netns: &Path) -> Result<Refused> {
         return Err(Error::Tool { tool: "nft", netns: netns.display().to_string(), message });
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(Refused { tcp: counted(&text, "refused_tcp"), other: counted(&text, "refused_other") })
+    Ok(Refused { tcp: counted(&text, "refused_tcp"), other: counted(&text, "refused_other"), foreign: counted(&text, "refused_foreign") })
 }
 
 /// `counter NAME { packets 3 bytes 180 }`, over several lines.

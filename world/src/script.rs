@@ -12,7 +12,7 @@ const LAST: &str = "metric 4278198272";
 /// Table with the underlay's routes on nodes; only the node's own packets look into it.
 const UNDERLAY_TABLE: u32 = 100;
 
-/// nftables table of a node in which refused packets of its pods are counted.
+/// nftables table in which nodes count what they refused of their pods, and gateways of tenants.
 pub(crate) const REFUSALS: &str = "inet canal_refuse";
 
 /// The programs that read batches.
@@ -357,7 +357,37 @@ fn gateway_configuration(plan: &Plan, host: &HostPlan, replica: usize) -> Vec<Ba
         lines.extend(ip);
         bridge.extend(fdb);
     }
-    vec![Batch::of(&host.netns, Tool::Ip, lines), Batch::of(&host.netns, Tool::Bridge, bridge)]
+    let mut batches = vec![Batch::of(&host.netns, Tool::Ip, lines), Batch::of(&host.netns, Tool::Bridge, bridge)];
+    if !plan.tenants.is_empty() {
+        batches.push(Batch::of(&host.netns, Tool::Nft, gateway_refusals(plan, replica)));
+    }
+    batches
+}
+
+/// A tenant reaches its own gateway address, by its own overlay, from its own addresses. Linux
+/// would take a packet for any local address from any interface; a tenant's node is the tenant's.
+fn gateway_refusals(plan: &Plan, replica: usize) -> Vec<String> {
+    let own = |address: &dyn Fn(&Vtep) -> IpAddr| {
+        let pairs = plan.tenants.iter().map(|tenant| format!("\"{}\" . {}", tenant.device(), address(&tenant.gateways[replica])));
+        pairs.collect::<Vec<_>>().join(", ")
+    };
+    let rules = [
+        "iifname != \"vx*\" accept",
+        // IPv4 sources are judged by rp_filter, which IPv6 does not have.
+        "meta nfproto ipv6 tcp flags & (syn | ack) == syn fib saddr . iif oif missing counter name refused_foreign drop",
+        "iifname . ip daddr @own4 accept",
+        "iifname . ip6 daddr @own6 accept",
+        "counter name refused_foreign drop",
+    ];
+    let mut lines = vec![
+        format!("add table {REFUSALS}"),
+        format!("add counter {REFUSALS} refused_foreign"),
+        format!("add set {REFUSALS} own4 {{ type ifname . ipv4_addr; elements = {{ {} }}; }}", own(&|vtep| vtep.ip4.into())),
+        format!("add set {REFUSALS} own6 {{ type ifname . ipv6_addr; elements = {{ {} }}; }}", own(&|vtep| vtep.ip6.into())),
+        format!("add chain {REFUSALS} from_tenants {{ type filter hook prerouting priority filter; }}"),
+    ];
+    lines.extend(rules.iter().map(|rule| format!("add rule {REFUSALS} from_tenants {rule}")));
+    lines
 }
 
 /// Token buckets on these devices.

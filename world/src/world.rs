@@ -374,9 +374,9 @@ impl World {
         net::traffic(&self.host(host)?.seat.netns)
     }
 
-    /// What a node refused of its pods' packets: uncaptured VIPs, other tenants, the underlay.
-    pub fn refused(&self, node: &str) -> Result<Refused> {
-        net::refused(&self.host(node)?.seat.netns)
+    /// What a node refused of its pods' packets, or a gateway replica of tenants'.
+    pub fn refused(&self, host: &str) -> Result<Refused> {
+        net::refused(&self.host(host)?.seat.netns)
     }
 
     /// The file with a host's standard output and error.

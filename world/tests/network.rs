@@ -109,6 +109,33 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
 }
 
 #[test]
+fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
+    let world = world("spoof", SMOKE);
+    // Root on a tenant's node may write any route; the gateway must not rely on its manners.
+    let device = "vx102";
+    for lines in [
+        ["neigh", "replace", "10.1.255.1", "lladdr", "02:05:00:00:00:01", "dev", device, "nud", "permanent"],
+        ["neigh", "replace", "fd00:101::ff:1", "lladdr", "02:05:00:00:00:01", "dev", device, "nud", "permanent"],
+    ] {
+        said(&world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
+    }
+    for lines in [["10.1.255.1/32", "10.2.1.1"], ["fd00:101::ff:1/128", "fd00:102::1:1"]] {
+        said(&world, "b-n1", &["ip", "route", "add", lines[0], "dev", device, "src", lines[1]]).expect("a route");
+    }
+    for (count, to) in [(1, "10.1.255.1:8080"), (2, "[fd00:101::ff:1]:8080")] {
+        said(&world, "b-n1", &["canal-world-peer", "dial", to]).expect_err("it must not answer");
+        assert!(world.refused("gw1").expect("counters").foreign >= count, "{to}");
+    }
+    // A forged source inside the right overlay: alpha's address, sent by beta to beta's gateway.
+    said(&world, "b-n1", &["ip", "address", "add", "fd00:101::1:2/128", "dev", "lo", "nodad"]).expect("an address");
+    said(&world, "b-n1", &["ip", "route", "replace", "fd00:102::ff:1/128", "dev", device, "src", "fd00:101::1:2"]).expect("a route");
+    let before = world.refused("gw1").expect("counters").foreign;
+    said(&world, "b-n1", &["canal-world-peer", "dial", "[fd00:102::ff:1]:8080"]).expect_err("it must not answer");
+    assert!(world.refused("gw1").expect("counters").foreign > before);
+    assert_eq!(world.refused("gw2").expect("counters"), canal_world::Refused::default());
+}
+
+#[test]
 fn no_interface_is_ever_outside() {
     let names = || -> Vec<String> {
         let text = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
