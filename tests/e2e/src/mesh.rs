@@ -1,0 +1,136 @@
+//! A world with the whole mesh in it, made from `tests/e2e/worlds/*.yaml`; gone when the test process ends, however it ends.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use canal_world::{Options, Topology, World};
+use serde_json::Value;
+
+use crate::Said;
+
+/// All of a mesh must be ready and configured within this time.
+const WHOLE_WITHIN: Duration = Duration::from_secs(60);
+/// No client of a test runs longer.
+const CLIENT_SECONDS: &str = "170";
+
+/// The repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the crate stands in the repository")
+}
+
+/// A program of this repository, as `make build` left it.
+pub fn bin(name: &str) -> PathBuf {
+    let path = root().join("target/release").join(name);
+    assert!(path.exists(), "{} is missing: run `make build` first", path.display());
+    path
+}
+
+/// A mesh that is up.
+pub struct Mesh {
+    /// The world it lives in.
+    pub world: World,
+}
+
+impl Mesh {
+    /// Brings up `worlds/<file>` under the name `name` and waits until every process is ready and every data plane has all of its configuration.
+    pub fn up(file: &str, name: &str) -> Self {
+        Self::up_with(file, name, |_| {})
+    }
+
+    /// The same, with the topology changed first.
+    pub fn up_with(file: &str, name: &str, change: impl FnOnce(&mut Topology)) -> Self {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("worlds").join(file);
+        let mut topology = Topology::load(&path).unwrap_or_else(|problems| panic!("{file}: {problems:?}"));
+        topology.name = name.to_string();
+        change(&mut topology);
+        let options = Options {
+            ephemeral: true,
+            replace: true,
+            bin_dirs: vec![root().join("target/release"), root().join(".tools/bin")],
+            ..Options::default()
+        };
+        bin("canal");
+        let world = World::up(&topology, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mesh = Self { world };
+        if let Err(e) = mesh.world.wait_ready(WHOLE_WITHIN) {
+            panic!("{name}: {e}\n{}", mesh.logs());
+        }
+        mesh.converge(WHOLE_WITHIN);
+        mesh
+    }
+
+    /// The last lines of every host's log, for a failing test's output.
+    pub fn logs(&self) -> String {
+        let mut out = String::new();
+        for host in self.world.hosts().unwrap_or_default() {
+            let name = &host.seat.name;
+            let text = self.world.log(name).ok().and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default();
+            let last: Vec<&str> = text.lines().rev().take(8).collect();
+            out.push_str(&format!("--- {name}\n{}\n", last.into_iter().rev().collect::<Vec<_>>().join("\n")));
+        }
+        out
+    }
+
+    fn command(&self, host: &str, argv: &[&str]) -> Command {
+        let mut all = vec!["timeout", "--kill-after=5", CLIENT_SECONDS];
+        all.extend(argv);
+        let mut c = self.world.exec(host, &all).unwrap_or_else(|e| panic!("{host}: {e}"));
+        c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        c
+    }
+
+    /// Runs a client in a pod or host to its end.
+    pub fn run(&self, host: &str, argv: &[&str]) -> Said {
+        let out = self.command(host, argv).output().unwrap_or_else(|e| panic!("{host}: {}: {e}", argv.join(" ")));
+        Said::new(format!("{host}: {}", argv.join(" ")), out)
+    }
+
+    /// Starts a client in a pod or host; [`Mesh::end`] waits for it.
+    pub fn spawn(&self, host: &str, argv: &[&str]) -> Child {
+        self.command(host, argv).spawn().unwrap_or_else(|e| panic!("{host}: {}: {e}", argv.join(" ")))
+    }
+
+    /// Waits for a client that was started with [`Mesh::spawn`].
+    pub fn end(&self, what: &str, child: Child) -> Said {
+        Said::new(what.to_string(), child.wait_with_output().expect("the client was started with pipes"))
+    }
+
+    /// Runs `canal …` against this world.
+    pub fn canal(&self, argv: &[&str]) -> Said {
+        let out = Command::new(bin("canal"))
+            .args(argv)
+            .env("CANAL_WORLD", self.world.name())
+            .stdin(Stdio::null())
+            .output()
+            .expect("canal starts");
+        Said::new(format!("canal {}", argv.join(" ")), out)
+    }
+
+    /// `canal status -o json`.
+    pub fn status(&self) -> Value {
+        self.canal(&["status", "-o", "json"]).json()
+    }
+
+    /// Every data plane is connected and runs the newest generation that concerns it.
+    pub fn is_converged(&self) -> bool {
+        let status = self.status();
+        let planes =
+            self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.name.starts_with("gw") || h.seat.name.contains("-n")).count();
+        let Some(subscribers) = status["subscribers"].as_array() else { return false };
+        let n = |s: &Value, k: &str| s[k].as_u64().or_else(|| s[k].as_str().and_then(|t| t.parse().ok())).unwrap_or(0);
+        let good = |s: &&Value| {
+            s["connected"] == true && n(s, "generation_acked") >= n(s, "generation_wanted") && s["nack"].as_str().unwrap_or("").is_empty()
+        };
+        subscribers.iter().filter(good).count() >= planes.max(1)
+    }
+
+    /// Waits until [`Mesh::is_converged`].
+    pub fn converge(&self, within: Duration) {
+        let started = Instant::now();
+        while !self.is_converged() {
+            assert!(started.elapsed() < within, "not converged after {within:?}: {}\n{}", self.status(), self.logs());
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}

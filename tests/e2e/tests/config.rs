@@ -1,0 +1,112 @@
+//! Configuration under load: a thousand changes without a lost request, refusals that change nothing, life without the controller.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use canal_e2e::Mesh;
+use canal_world::Signal;
+
+const CLIENT: &str = "alpha/default/client-0";
+const REVIEWS: &str = "http://10.101.0.60:9080/reviews/0";
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| Mesh::up("mesh.yaml", "e2e-config"))
+}
+
+/// A route for reviews whose content depends on `n`: weights, a header rule and a number of path rules all change.
+fn route(n: u32) -> String {
+    let extra: String = (0..n % 4)
+        .map(|i| {
+            format!("  - matches: [{{path: {{type: Exact, value: /never/{n}/{i}}}}}]\n    backendRefs: [{{name: nobody, port: 80}}]\n")
+        })
+        .collect();
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: reviews, namespace: default}}\nspec:\n  \
+         parentRefs: [{{group: \"\", kind: Service, name: reviews, port: 9080}}]\n  rules:\n{extra}  - backendRefs:\n    - {{name: reviews, port: 9080, weight: {}}}\n",
+        1 + n % 100
+    )
+}
+
+fn apply(mesh: &Mesh, text: &str) -> canal_e2e::Said {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let file = dir.path().join("route.yaml");
+    std::fs::write(&file, text).unwrap();
+    mesh.canal(&["apply", "--tenant", "alpha", "-f", file.to_str().unwrap()])
+}
+
+#[test]
+fn a_thousand_changes_lose_no_request() {
+    let mesh = mesh();
+    let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "200", "-c", "8", "-d", "60"]);
+    let started = Instant::now();
+    let mut changes = 0;
+    while changes < 1000 {
+        apply(mesh, &route(changes)).ok();
+        changes += 1;
+        assert!(started.elapsed() < Duration::from_secs(58), "{changes} changes only after {:?}", started.elapsed());
+    }
+    let took = started.elapsed();
+    mesh.converge(Duration::from_secs(10));
+    let report = mesh.end("load during 1,000 changes", load).json();
+    println!("1000 changes in {:.1} s; {} requests, {} failed", took.as_secs_f64(), report["requests"], report["failed"]);
+    assert_eq!(report["failed"], 0, "{report}");
+    assert!(report["succeeded"].as_u64().unwrap_or(0) > 8_000, "{report}");
+    mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"]).ok();
+}
+
+/// A change is seen by the very next requests, and one that is refused changes nothing.
+#[test]
+fn a_change_shows_and_a_broken_one_is_refused_whole() {
+    let mesh = mesh();
+    let to_nobody = route(0).replace("name: reviews, port: 9080, weight", "name: nobody, port: 80, weight");
+    let status = || mesh.run(CLIENT, &["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", REVIEWS]).ok();
+    assert_eq!(status().trim(), "200");
+    apply(mesh, &to_nobody).ok();
+    mesh.converge(Duration::from_secs(10));
+    assert_eq!(status().trim(), "503", "the route points at a service without endpoints");
+    let broken = format!(
+        "{}---\n{}",
+        route(5),
+        route(6).replace("kind: HTTPRoute", "kind: HTTPRoute\nsurprise: 1").replace("port: 9080}", "port: 99999}")
+    );
+    let said = apply(mesh, &broken);
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let text = format!("{}{}", said.stdout, said.stderr);
+    assert!(text.contains("surprise") && text.contains("99999") && text.contains("route.yaml:"), "all errors, with their place: {text}");
+    assert_eq!(status().trim(), "503", "the refused batch changed nothing");
+    mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"]).ok();
+    mesh.converge(Duration::from_secs(10));
+    assert_eq!(status().trim(), "200");
+}
+
+/// Controller killed; then a node proxy and a gateway replica restart without it, and traffic goes on from their snapshots.
+#[test]
+fn life_goes_on_without_the_controller() {
+    let mesh = mesh();
+    mesh.world.stop("controller").unwrap();
+    let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "100", "-c", "4", "-d", "8"]);
+    let report = mesh.end("load without a controller", load).json();
+    assert_eq!(report["failed"], 0, "{report}");
+    for host in ["gw-1", "alpha/alpha-n1"] {
+        mesh.world.kill(host, Signal::Kill).unwrap();
+        let started = Instant::now();
+        loop {
+            let said = mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", REVIEWS]);
+            if said.stdout.trim() == "200" && mesh.world.is_ready(host).unwrap_or(false) {
+                break;
+            }
+            assert!(started.elapsed() < Duration::from_secs(20), "{host} does not serve without the controller: {said:?}\n{}", mesh.logs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        println!(
+            "{host} killed: traffic whole and the process ready again after {:.2} s, without a controller",
+            started.elapsed().as_secs_f64()
+        );
+        let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-n", "500", "-c", "4"]);
+        let report = mesh.end("load after a restart without a controller", load).json();
+        assert_eq!(report["failed"], 0, "after {host} restarted: {report}");
+    }
+    mesh.world.start("controller").unwrap();
+    mesh.converge(Duration::from_secs(30));
+}

@@ -1,0 +1,246 @@
+//! Every protocol through two node proxies and a gateway, IPv4 and IPv6: real clients, real servers, every byte checked.
+
+use std::sync::OnceLock;
+
+use canal_e2e::{Mesh, root};
+
+const CLIENT: &str = "alpha/default/client-0";
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| Mesh::up("mesh.yaml", "e2e-proto"))
+}
+
+/// The service's address as a URL or dial string writes it, over both families.
+fn both(n: u16, port: u16) -> [String; 2] {
+    [format!("10.101.0.{n}:{port}"), format!("[fd00:101::{n}]:{port}")]
+}
+
+/// Runs `canal-samples` in alpha's client pod; the client itself checks what it got and says `"ok": true`.
+fn sample(argv: &[&str]) -> serde_json::Value {
+    let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).collect();
+    let said = mesh().run(CLIENT, &all);
+    let json = said.json();
+    assert!(json["ok"] == true && said.code == Some(0), "{}\n{json}\n{}\n{}", said.command, said.stderr, mesh().logs());
+    json
+}
+
+/// Bodies of every framing, version and direction; 100 MB once per direction, version and family.
+#[test]
+fn http_bodies_arrive_byte_exact() {
+    let small = ["0", "1", "16384", "1048577"];
+    for (port, protocol) in [(80, "h1"), (81, "h2"), (82, "h1"), (82, "h2"), (80, "h2"), (81, "h1")] {
+        for address in both(10, port) {
+            let url = format!("http://{address}");
+            for mode in ["get", "put", "echo"] {
+                for framing in ["length", "chunked", "trailers"] {
+                    for size in small {
+                        sample(&["blob-client", &url, "--mode", mode, "--framing", framing, "--size", size, "--protocol", protocol]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bodies_of_100_mb_arrive_byte_exact() {
+    for (port, protocol) in [(80, "h1"), (81, "h2")] {
+        for (address, framing) in both(10, port).iter().zip(["length", "chunked"]) {
+            let url = format!("http://{address}");
+            for mode in ["get", "put"] {
+                sample(&["blob-client", &url, "--mode", mode, "--framing", framing, "--size", "104857600", "--protocol", protocol]);
+            }
+        }
+    }
+}
+
+#[test]
+fn keep_alive_load_is_answered_without_a_loss() {
+    let [v4, v6] = both(10, 80).map(|a| format!("http://{a}/blob?size=100"));
+    for protocol in ["h1", "h2"] {
+        let report = sample(&["load", &v4, &v6, "-n", "4000", "-c", "16", "--protocol", protocol]);
+        assert_eq!(report["succeeded"], 4000, "{report}");
+    }
+    let report = sample(&["load", &v4, "-n", "300", "-c", "4", "--no-keepalive"]);
+    assert_eq!(report["succeeded"], 300, "{report}");
+}
+
+#[test]
+fn grpc_unary_streams_trailers_and_statuses() {
+    for address in both(20, 9000) {
+        for mode in ["unary", "server-stream", "client-stream", "bidi"] {
+            for (count, size) in [("1", "0"), ("50", "1000"), ("4", "2000000")] {
+                sample(&["grpc-client", &address, "--mode", mode, "--count", count, "--size", size]);
+            }
+            sample(&["grpc-client", &address, "--mode", mode, "--count", "3", "--status", "8", "--status-message", "a/b %"]);
+        }
+        sample(&["grpc-client", &address, "--mode", "bidi", "--count", "5", "--interval-ms", "100", "--metadata", "x-echo-a=b"]);
+    }
+}
+
+/// The gRPC project's own interop client against its own server: the cases that need no special channel.
+#[test]
+fn grpc_interop_passes() {
+    let cases = [
+        "empty_unary",
+        "large_unary",
+        "client_streaming",
+        "server_streaming",
+        "ping_pong",
+        "empty_stream",
+        "cancel_after_begin",
+        "cancel_after_first_response",
+        "timeout_on_sleeping_server",
+        "status_code_and_message",
+        "special_status_message",
+        "custom_metadata",
+        "unimplemented_method",
+        "unimplemented_service",
+    ];
+    let client = root().join(".tools/bin/grpc-interop-client");
+    let client = client.to_str().expect("a UTF-8 path");
+    for host in ["10.101.0.21", "fd00:101::21"] {
+        for case in cases {
+            mesh().run(CLIENT, &[client, "-server_host", host, "-server_port", "9100", "-test_case", case]).ok();
+        }
+    }
+}
+
+#[test]
+fn web_sockets_echo_and_close() {
+    for address in both(30, 8081) {
+        for (count, size) in [("20", "64"), ("5", "1000000")] {
+            sample(&["ws-client", &format!("ws://{address}/"), "--count", count, "--size", size]);
+        }
+    }
+}
+
+/// kosoku's cases (Autobahn's set) through the mesh. A case may end as it ends without the mesh, and no worse.
+#[test]
+fn web_socket_conformance_is_the_servers_own() {
+    let direct = kosoku("alpha/default/ws-0", "127.0.0.1:8081");
+    let meshed = kosoku(CLIENT, "10.101.0.30:8081");
+    assert!(meshed.len() > 200, "only {} cases were run", meshed.len());
+    assert_eq!(direct.len(), meshed.len());
+    for (case, verdict) in &direct {
+        assert_eq!(meshed.get(case), Some(verdict), "case {case} directly: {verdict}");
+        assert_ne!(verdict, "FAILED", "case {case} fails even without the mesh: the sample server is at fault");
+    }
+}
+
+fn kosoku(host: &str, address: &str) -> std::collections::BTreeMap<String, String> {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let program = root().join(".tools/python/bin/kosoku");
+    let argv = [
+        program.to_str().unwrap(),
+        "-m",
+        "fuzzingclient",
+        "-x",
+        "9.*",
+        "-x",
+        "12.*",
+        "-x",
+        "13.*",
+        "-o",
+        dir.path().to_str().unwrap(),
+        address,
+    ];
+    let said = mesh().run(host, &argv);
+    let report = std::fs::read_to_string(dir.path().join("index.json")).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    let report: serde_json::Value = serde_json::from_str(&report).expect("kosoku's report is JSON");
+    let agents = report.as_object().expect("agents");
+    let cases = agents.values().next().and_then(|a| a.as_object()).expect("cases");
+    cases.iter().map(|(case, r)| (case.clone(), r["behavior"].as_str().unwrap_or("?").to_string())).collect()
+}
+
+#[test]
+fn tcp_half_closes_and_resets_are_carried() {
+    for (mode, port) in [("echo", 7000), ("drain", 7001), ("greet", 7002), ("source", 7003), ("reset", 7004)] {
+        for address in both(50, port) {
+            for size in ["1", "65536", "20000000"] {
+                sample(&["tcp-client", &address, "--mode", mode, "--size", size]);
+            }
+        }
+    }
+}
+
+/// A port whose name says nothing, with a server that speaks first.
+#[test]
+fn server_first_protocols_work_without_a_hint() {
+    for address in both(50, 7006) {
+        sample(&["tcp-client", &address, "--mode", "greet", "--size", "10"]);
+    }
+}
+
+/// A server that never reads stops its client after bounded buffers: back-pressure crosses both proxies and the gateway.
+#[test]
+fn back_pressure_crosses_the_mesh() {
+    for address in both(50, 7005) {
+        let report = sample(&["tcp-client", &address, "--mode", "stall", "--size", "1000000000"]);
+        let sent = report["sent"].as_u64().unwrap_or(u64::MAX);
+        assert!(sent < 64 << 20, "{sent} bytes were taken for a server that reads none");
+    }
+}
+
+#[test]
+fn redis_answers() {
+    for host in ["10.101.0.40", "fd00:101::40"] {
+        let ask = |argv: &[&str]| {
+            let all: Vec<&str> = ["redis-cli", "-h", host].into_iter().chain(argv.iter().copied()).collect();
+            mesh().run(CLIENT, &all).ok()
+        };
+        assert_eq!(ask(&["ping"]).trim(), "PONG");
+        assert_eq!(ask(&["set", "k", "v"]).trim(), "OK");
+        assert_eq!(ask(&["get", "k"]).trim(), "v");
+    }
+}
+
+/// A pod's own address works like a service's, and is carried by the mesh.
+#[test]
+fn pods_are_reached_by_their_address() {
+    let hosts = mesh().world.hosts().unwrap();
+    let seat = &hosts.iter().find(|h| h.seat.name == "alpha/default/blob-0").expect("the pod is in the world").seat;
+    for address in [seat.ip4.map(|a| a.to_string()), seat.ip6.map(|a| format!("[{a}]"))] {
+        let address = address.expect("pods are dual stack");
+        sample(&["blob-client", &format!("http://{address}:8080"), "--size", "100000"]);
+    }
+}
+
+#[test]
+fn names_resolve_as_in_a_cluster() {
+    for name in ["blob", "blob.default", "blob.default.svc", "blob.default.svc.cluster.local"] {
+        sample(&["blob-client", &format!("http://{name}:80"), "--size", "10"]);
+    }
+}
+
+/// A service without a ready endpoint answers 503 and says so, and does not hang.
+#[test]
+fn a_service_without_endpoints_is_unavailable() {
+    let said = mesh().run(CLIENT, &["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", "http://10.101.0.70/"]);
+    assert_eq!(said.ok().trim(), "503");
+}
+
+/// Tenants are apart, and what is outside the mesh is refused by default.
+#[test]
+fn foreign_tenants_and_the_outside_are_refused() {
+    let hosts = mesh().world.hosts().unwrap();
+    let beta = &hosts.iter().find(|h| h.seat.name == "beta/default/blob-0").expect("beta has a pod").seat;
+    let (v4, v6) = (beta.ip4.expect("v4"), beta.ip6.expect("v6"));
+    let targets = [
+        "10.102.0.10:80".to_string(),
+        "[fd00:102::10]:80".to_string(),
+        format!("{v4}:8080"),
+        format!("[{v6}]:8080"),
+        format!("{v4}:15008"),
+        "10.101.77.77:80".to_string(),
+        "250.1.0.1:15012".to_string(),
+        "192.0.2.1:80".to_string(),
+    ];
+    for target in targets {
+        let said = mesh().run(CLIENT, &["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]);
+        assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered: {said:?}");
+    }
+    let own = mesh().run("beta/default/client-0", &["canal-samples", "blob-client", "http://10.102.0.10:80", "--size", "10"]);
+    assert_eq!(own.json()["ok"], true, "beta reaches its own service");
+}
