@@ -1,14 +1,12 @@
 //! The only seam to `canal_world`: finds the world a verb is about, dials and runs things inside its hosts, and turns its errors into
 //! failures. Decides nothing about worlds.
 
-use std::fs::File;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use canal_world::{CpuTime, Error, Host, Options, Phase, Pulse, Signal, Topology, Traffic, World};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::TcpStream;
 
 use crate::exit::{Exit, Failure, Outcome};
@@ -149,14 +147,10 @@ impl Realm {
 
     /// Opens a TCP connection inside a host's network namespace.
     pub(crate) async fn dial(&self, host: &str, to: SocketAddr) -> std::io::Result<TcpStream> {
-        let netns = self.world.host(host).map_err(std::io::Error::other)?.seat.netns;
+        let (world, host) = (self.name().to_owned(), host.to_owned());
         let dialled = tokio::task::spawn_blocking(move || {
-            // A thread of its own: it stays in that namespace for good, and the runtime's must not.
-            let thread = std::thread::spawn(move || -> std::io::Result<std::net::TcpStream> {
-                move_into_link_name_space(std::os::fd::AsFd::as_fd(&File::open(&netns)?), Some(LinkNameSpaceType::Network))?;
-                std::net::TcpStream::connect_timeout(&to, DIAL_TIMEOUT)
-            });
-            thread.join().unwrap_or_else(|_| Err(std::io::Error::other("the dialling thread failed")))
+            let connect = || std::net::TcpStream::connect_timeout(&to, DIAL_TIMEOUT);
+            World::open(&world).and_then(|world| world.inside(&host, connect)).map_err(std::io::Error::other)?
         });
         let stream = dialled.await.map_err(std::io::Error::other)??;
         stream.set_nonblocking(true)?;

@@ -19,7 +19,9 @@ const PAUSE: Duration = Duration::from_millis(300);
 
 /// The demo's own route, with other weights.
 pub(crate) fn route(v1: u32, v2: u32) -> String {
-    crate::scenery::ALPHA_ROUTES.replace("weight: 90", &format!("weight: {v1}")).replace("weight: 10}", &format!("weight: {v2}}}"))
+    let weighted = |version: &str, weight: u32| format!("name: reviews-{version}, port: 9080, weight: {weight}}}");
+    let text = crate::scenery::ALPHA_ROUTES.replace(&weighted("v1", 90), &weighted("v1", v1));
+    text.replace(&weighted("v2", 10), &weighted("v2", v2))
 }
 
 pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
@@ -82,8 +84,12 @@ mod tests {
 
     #[test]
     fn the_route_takes_any_weights() {
-        let text = route(75, 25);
-        assert!(text.contains("weight: 75}") && text.contains("weight: 25}"), "{text}");
+        for change in 0..=CHANGES {
+            let v2 = 100 * change / CHANGES;
+            let text = route(100 - v2, v2);
+            let want = [format!("reviews-v1, port: 9080, weight: {}}}", 100 - v2), format!("reviews-v2, port: 9080, weight: {v2}}}")];
+            assert!(want.iter().all(|w| text.contains(w)), "{text}");
+        }
         assert_eq!(route(90, 10), crate::scenery::ALPHA_ROUTES);
     }
 }

@@ -114,7 +114,10 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
             s.nack.clone(),
         ]);
     }
-    lines.extend(planes.lines());
+    match status.subscribers.is_empty() {
+        true => lines.push("no data plane has connected yet".to_owned()),
+        false => lines.extend(planes.lines()),
+    }
     lines.push(String::new());
     let mut tenants = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "READY", "ROUTES", "ERRORS", "WARNINGS"]);
     for t in &status.tenants {

@@ -1,0 +1,105 @@
+//! The verbs that talk to a controller, against a real one in a world of its own: apply, get, diff, delete, status, compile.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// A world with a controller and one tenant, and the directory its files are in.
+struct World {
+    name: String,
+    files: tempfile::TempDir,
+}
+
+impl World {
+    /// `None`, said loudly, where it cannot be had. Each test has its own letter, because tests run side by side.
+    fn up(letter: char) -> Option<Self> {
+        let beside = Path::new(env!("CARGO_BIN_EXE_canal")).parent().unwrap();
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: worlds need root (network namespaces); run the tests as root");
+            return None;
+        }
+        if !beside.join("canal-controller").is_file() {
+            eprintln!("SKIPPED: {} has no canal-controller; build it with cargo build -p canal-controller", beside.display());
+            return None;
+        }
+        let world = Self { name: format!("adm{letter}-{}", std::process::id() % 1_000_000), files: tempfile::tempdir().unwrap() };
+        let services = demo("alpha/services.yaml");
+        let topology = format!(
+            "world: {}\nazs: [az1]\ncontroller: {{az: az1}}\ntenants:\n  - name: alpha\n    vni: 101\n    trustDomain: alpha.example\n    podCidrs: [10.1.0.0/16, 'fd00:1::/64']\n    serviceCidrs: [10.101.0.0/16, 'fd00:101::/64']\n    config: [{}]\n",
+            world.name,
+            services.display()
+        );
+        let path = world.write("world.yaml", &topology);
+        world.check(&format!("world up {}", path.display()), 0, "is up");
+        Some(world)
+    }
+
+    fn write(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.files.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    }
+
+    fn canal(&self, words: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_canal"));
+        command.env_remove("CANAL_TENANT").env_remove("CANAL_SERVER").env("CANAL_WORLD", &self.name);
+        command.args(words.split_whitespace()).output().unwrap()
+    }
+
+    /// Runs a verb; its exit code must be `code` and its output must hold `want`. The output.
+    fn check(&self, words: &str, code: i32, want: &str) -> String {
+        let output = self.canal(words);
+        let all = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{words}: {all}");
+        assert!(all.contains(want), "{words}: no {want:?} in {all}");
+        all
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.canal(&format!("world down {}", self.name));
+    }
+}
+
+fn demo(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo").join(name).canonicalize().unwrap()
+}
+
+#[test]
+fn objects_live_from_apply_to_delete() {
+    let Some(world) = World::up('a') else { return };
+    let routes = demo("alpha/routes.yaml");
+    let text = std::fs::read_to_string(&routes).unwrap();
+    let other = world.write("other.yaml", &text.replace("weight: 90", "weight: 70"));
+    let broken = world.write("broken.yaml", &text.replace("reviews-v2", "reviews-v9"));
+    let (routes, other, broken) = (routes.display(), other.display(), broken.display());
+
+    world.check(&format!("diff -f {routes} --exit-code"), 6, "created");
+    world.check(&format!("apply -f {routes} --dry-run"), 0, "(dry run)");
+    world.check("get httproute reviews -n bookinfo", 5, "does not exist");
+    world.check(&format!("apply -f {routes} --wait 5"), 0, "HTTPRoute bookinfo/reviews created");
+    world.check(&format!("apply -f {routes} --wait 5"), 0, "HTTPRoute bookinfo/reviews unchanged");
+    world.check(&format!("diff -f {routes} --exit-code"), 0, "");
+    world.check(&format!("diff -f {other}"), 0, "+        - {name: reviews-v1, port: 9080, weight: 70}");
+    world.check(&format!("apply -f {broken}"), 1, "broken.yaml:16:12: error: HTTPRoute bookinfo/reviews");
+    world.check("get httproutes -n bookinfo -o yaml", 0, "weight: 90");
+    world.check(&format!("apply --tenant nobody -f {routes}"), 1, "");
+    world.check(&format!("delete -f {routes} -o json"), 0, "\"deleted\"");
+    world.check("delete httproute reviews -n bookinfo", 1, "no such object");
+    world.check("delete httproute reviews -n bookinfo --ignore-missing", 0, "");
+}
+
+#[test]
+fn status_and_lists_are_the_same_facts_in_every_format() {
+    let Some(world) = World::up('b') else { return };
+    world.check("status --check", 0, "no data plane");
+    let status: serde_json::Value = serde_json::from_slice(&world.canal("status -o json").stdout).unwrap();
+    assert_eq!((&status["tenants"][0]["tenant"], &status["tenants"][0]["services"]), (&"alpha".into(), &10.into()));
+    world.check("status -o yaml", 0, "tenant: alpha");
+    let objects: Vec<serde_json::Value> = serde_json::from_slice(&world.canal("get services -o json").stdout).unwrap();
+    assert_eq!(objects.len(), 10);
+    assert!(objects.iter().all(|object| object["object"]["spec"]["clusterIP"].is_string()));
+    world.check("get --tenant alpha", 0, "Tenant");
+    // What the controller compiled, compiled again without it.
+    world.check(&format!("compile /run/canal/worlds/{}/config", world.name), 0, "alpha   10");
+}
