@@ -25,7 +25,7 @@ struct Look {
     hosts: Vec<Host>,
     /// `Err` holds why the controller could not be asked.
     status: Result<StatusResponse, String>,
-    /// Total requests by `tenant service code class`, over all gateways.
+    /// Total requests by tenant, service and class of status (joined by tabs), over all gateways.
     requests: BTreeMap<String, f64>,
     /// CPU time of the mesh's own processes.
     cpu: BTreeMap<String, Duration>,
@@ -98,7 +98,7 @@ fn count_requests(counts: &mut BTreeMap<String, f64>, samples: &[Sample]) {
     let label = |sample: &Sample, name: &str| sample.labels.get(name).cloned().unwrap_or_else(|| "-".to_owned());
     for sample in samples.iter().filter(|s| s.name == "istio_requests_total") {
         let class = label(sample, "response_code").chars().take(1).collect::<String>() + "xx";
-        let key = format!("{}\t{}\t{class}", label(sample, "destination_service"), label(sample, "tenant"));
+        let key = format!("{}\t{}\t{class}", label(sample, "tenant"), label(sample, "destination_service"));
         *counts.entry(key).or_default() += sample.value;
     }
 }
@@ -167,16 +167,17 @@ fn busy(look: &Look, last: Option<&Look>, host: &str) -> Option<f64> {
 
 /// Requests per second by service and class of status.
 fn request_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
-    let mut table = Table::new(&["SERVICE", "STATUS", "REQUESTS", "PER SECOND"]);
+    let mut table = Table::new(&["TENANT", "SERVICE", "STATUS", "REQUESTS", "PER SECOND"]);
     for (key, total) in &look.requests {
         let mut parts = key.split('\t');
-        let (service, class) = (parts.next().unwrap_or_default(), parts.next_back().unwrap_or_default());
+        let mut part = || parts.next().unwrap_or_default().to_owned();
+        let (tenant, service, class) = (part(), part(), part());
         let rate = last.map(|last| {
             let before = last.requests.get(key).copied().unwrap_or(0.0);
             (total - before).max(0.0) / look.at.duration_since(last.at).as_secs_f64().max(1e-3)
         });
         let rate = rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
-        table.row([service.to_owned(), class.to_owned(), format!("{total:.0}"), rate]);
+        table.row([tenant, service, class, format!("{total:.0}"), rate]);
     }
     match look.requests.is_empty() {
         true => vec![
@@ -226,7 +227,7 @@ mod tests {
             at,
             hosts: vec![],
             status: Err("down".into()),
-            requests: [("reviews.bookinfo\t-\t2xx".to_owned(), requests)].into(),
+            requests: [("alpha\treviews.bookinfo\t2xx".to_owned(), requests)].into(),
             cpu: [("gw-1".to_owned(), Duration::from_millis(cpu_ms))].into(),
         }
     }

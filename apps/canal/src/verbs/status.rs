@@ -19,7 +19,7 @@ const POLL: Duration = Duration::from_millis(50);
 #[command(after_help = "Examples:
   canal status
   canal status --check              # exit code 4 unless all data planes are connected and up to date
-  canal status -o json | jq '.data_planes[] | select(.converged | not)'")]
+  canal status -o json | jq '.subscribers[] | select(.converged | not)'")]
 pub(crate) struct StatusArgs {
     /// End with exit code 4 unless every data plane is connected and runs the newest generation that concerns it
     #[arg(long)]
@@ -83,7 +83,7 @@ pub(crate) fn value(status: &StatusResponse) -> Value {
     });
     json!({
         "generation": status.generation, "version": status.version, "converged": decide_converged(status, 0, true),
-        "data_planes": planes, "tenants": tenants.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&status.diagnostics),
+        "subscribers": planes, "tenants": tenants.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&status.diagnostics),
     })
 }
 
