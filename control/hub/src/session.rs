@@ -378,7 +378,7 @@ impl Session {
                 items.extend(self.difference(key, tenant, view.map(Arc::as_ref), is_admitted, catalog.generation));
             }
         }
-        items.extend(self.unknown_names(&items, &tenants));
+        items.extend(self.unknown_names(&items));
         self.admitted = admitted;
         items
     }
@@ -431,10 +431,11 @@ impl Session {
     }
 
     /// Names asked for that nothing carries are answered as removed, so that the subscriber need not wait.
-    fn unknown_names(&self, found: &[Item], tenants: &BTreeSet<TenantName>) -> Vec<Item> {
+    fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<Key> = found.iter().map(Item::key).collect();
+        let is_held = |key: &Key| self.held.get(&tenant_of(key)).is_some_and(|h| h.contains_key(key));
         let asked = Kind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
-        asked.filter(|key| !answered.contains(key) && !tenants.contains(&tenant_of(key))).map(Item::Remove).collect()
+        asked.filter(|key| !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
     }
 
     /// Puts the lines into responses: new and changed ones parents first, then removals children first.

@@ -1,1 +1,693 @@
-//! Cases of the session.
+//! Cases of the session: a model subscriber that keeps what it is told, checks every response, and may refuse.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_compiler::claims::{Claims, GatewayClaim, Isolation};
+use canal_model::program::{
+    self, Backend, BackendTarget, HttpMatch, PathMatch, Precedence, Resource, RouteAction, RouteKey, RouteRule, Service, Tunnel, Workload,
+};
+use canal_wire::discovery::Status as WireStatus;
+use canal_wire::southbound::decode;
+
+use super::*;
+use crate::catalog::{Compiled, LOG_DELTAS_MAX};
+
+// ---- a small world ----
+
+/// What one tenant says, in a few words: services and the workloads behind them; each service has a route to `to`.
+#[derive(Clone, Default)]
+struct Says {
+    services: BTreeMap<String, u32>,
+    /// Name to (service, node, ready).
+    workloads: BTreeMap<String, (String, String, bool)>,
+    /// Service to the services its route splits to.
+    routes: BTreeMap<String, Vec<String>>,
+    gateways: BTreeSet<String>,
+    is_partial: bool,
+}
+
+fn tenant(name: &str) -> TenantName {
+    TenantName::new(name).unwrap()
+}
+
+fn resources(name: &str, says: &Says) -> Vec<Resource> {
+    let t = tenant(name);
+    let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
+    let mut out = vec![Resource::Tenant(program::Tenant {
+        name: t.clone(),
+        vni: canal_model::ids::Vni::new(7).unwrap(),
+        trust_domain: format!("{name}.example").parse().unwrap(),
+        pod_cidrs: vec![],
+        outside: program::OutsideMesh::Deny,
+    })];
+    out.extend(says.gateways.iter().map(|g| {
+        Resource::Gateway(program::Gateway {
+            tenant: t.clone(),
+            replica: g.parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec![],
+            draining: false,
+        })
+    }));
+    out.extend(says.services.iter().map(|(s, id)| {
+        Resource::Service(Service {
+            key: key(s),
+            id: canal_model::ids::ServiceId::new(*id).unwrap(),
+            hostname: format!("{s}.shop.svc.cluster.local"),
+            vips: vec![],
+            ports: vec![],
+        })
+    }));
+    out.extend(says.workloads.iter().map(|(w, (service, node, ready))| {
+        Resource::Workload(Workload {
+            tenant: t.clone(),
+            namespace: "shop".parse().unwrap(),
+            name: w.parse().unwrap(),
+            service_account: "default".parse().unwrap(),
+            node: node.parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec![],
+            labels: BTreeMap::new(),
+            ready: *ready,
+            tunnel: Tunnel::Hbone,
+            endpoints: vec![program::EndpointPort { service: key(service), port: 80, target_port: 8080 }],
+        })
+    }));
+    out.extend(says.routes.iter().map(|(s, to)| {
+        let backend =
+            |b: &String| Backend { weight: 1, target: BackendTarget::Service { service: key(b), port: 80, subset: BTreeMap::new() } };
+        Resource::Route(RouteRule {
+            key: RouteKey {
+                tenant: t.clone(),
+                kind: "HTTPRoute".into(),
+                namespace: "shop".parse().unwrap(),
+                name: s.parse().unwrap(),
+                rule: "0".into(),
+            },
+            parent: key(s),
+            parent_port: None,
+            hosts: vec![],
+            matches: vec![HttpMatch {
+                precedence: Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0; 2] },
+                path: PathMatch::ElementPrefix("/".into()),
+                method: None,
+                headers: vec![],
+                query: vec![],
+            }],
+            action: RouteAction::Split(to.iter().map(backend).collect()),
+        })
+    }));
+    out
+}
+
+#[derive(Default)]
+struct World {
+    catalog: Catalog,
+}
+
+impl World {
+    fn set(&mut self, name: &str, says: &Says) {
+        let t = tenant(name);
+        let generation = Generation(self.catalog.generation.0 + 1);
+        let gateways = says.gateways.iter().map(|g| GatewayClaim { replica: g.parse().unwrap(), addresses: vec![] }).collect();
+        let isolation = Isolation {
+            vni: canal_model::ids::Vni::new(7).unwrap(),
+            trust_domain: format!("{name}.example").parse().unwrap(),
+            pod_cidrs: vec![],
+        };
+        let compiled = Compiled {
+            resources: if says.is_partial { vec![] } else { resources(name, says) },
+            claims: Claims { tenant: t.clone(), isolation: Some(isolation), gateways },
+            diagnostics: vec![],
+            objects: vec![],
+            complete: !says.is_partial,
+        };
+        let view = TenantView::next(self.catalog.tenants.get(&t).map(Arc::as_ref), compiled, generation);
+        self.catalog.tenants.insert(t, Arc::new(view));
+        self.catalog.generation = generation;
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.catalog.tenants.remove(&tenant(name));
+        self.catalog.generation = Generation(self.catalog.generation.0 + 1);
+    }
+}
+
+fn shop(services: &[&str]) -> Says {
+    let mut says = Says { gateways: ["g1".to_string()].into(), ..Says::default() };
+    for (i, s) in services.iter().enumerate() {
+        says.services.insert(s.to_string(), i as u32 + 1);
+        says.workloads.insert(format!("{s}-0"), (s.to_string(), format!("n{}", i % 2), true));
+        says.routes.insert(s.to_string(), vec![s.to_string()]);
+    }
+    says
+}
+
+fn node(t: &str, name: &str) -> Principal {
+    Principal::Node { name: name.parse().unwrap(), tenant: tenant(t), az: "az1".parse().unwrap() }
+}
+fn gateway(name: &str) -> Principal {
+    Principal::Gateway { name: name.parse().unwrap(), az: "az1".parse().unwrap() }
+}
+
+// ---- the model subscriber ----
+
+/// Keeps what it is told. Refuses a response that holds one of `refuses`, as a whole, as data planes do.
+struct Client {
+    session: Session,
+    held: BTreeMap<(Kind, String), (String, Resource)>,
+    refuses: BTreeSet<String>,
+    /// Every response, as `Kind +a -b`.
+    log: Vec<String>,
+    check_parents: bool,
+}
+
+impl Client {
+    fn new(principal: Principal) -> Self {
+        Self::with_limits(principal, SessionLimits::default())
+    }
+
+    fn with_limits(principal: Principal, limits: SessionLimits) -> Self {
+        let mut c = Self {
+            session: Session::new(principal, limits),
+            held: BTreeMap::new(),
+            refuses: BTreeSet::new(),
+            log: Vec::new(),
+            check_parents: true,
+        };
+        c.subscribe();
+        c
+    }
+
+    fn subscribe(&mut self) {
+        for kind in Kind::ALL {
+            let held = self.held.iter().filter(|((k, _), _)| *k == kind);
+            let initial_resource_versions = held.map(|((_, n), (v, _))| (n.clone(), v.clone())).collect();
+            let request = DeltaDiscoveryRequest { initial_resource_versions, ..request(kind) };
+            assert_eq!(self.session.hear(request).unwrap(), Heard::Subscription);
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.session = Session::new(self.session.principal.clone(), self.session.limits);
+        self.subscribe();
+    }
+
+    /// Takes one response and answers it; false when there is none.
+    fn step(&mut self, world: &World) -> bool {
+        let Some(response) = self.session.next_response(&world.catalog) else { return false };
+        self.answer(response);
+        true
+    }
+
+    fn answer(&mut self, response: DeltaDiscoveryResponse) {
+        let kind = kind_of(&response.type_url).unwrap();
+        let names = response.resources.iter().map(|r| format!("+{}", r.name));
+        let gone = response.removed_resources.iter().map(|n| format!("-{n}"));
+        self.log.push(format!("{kind:?} {}", names.chain(gone).collect::<Vec<_>>().join(" ")).trim().to_string());
+        let refused = response.resources.iter().find(|r| self.refuses.contains(&r.name)).map(|r| r.name.clone());
+        let mut answer = DeltaDiscoveryRequest { response_nonce: response.nonce.clone(), ..request(kind) };
+        match refused {
+            Some(name) => {
+                answer.error_detail = Some(WireStatus { code: 3, message: format!("{name} is not good") });
+                assert!(matches!(self.session.hear(answer).unwrap(), Heard::Nack { .. }));
+            }
+            None => {
+                self.take(kind, response);
+                assert_eq!(self.session.hear(answer).unwrap(), Heard::Ack);
+            }
+        }
+    }
+
+    fn take(&mut self, kind: Kind, response: DeltaDiscoveryResponse) {
+        for r in response.resources {
+            let any = r.resource.unwrap();
+            assert_eq!(any.type_url, type_url(kind));
+            let resource = decode(kind, &r.name, &any.value).unwrap();
+            self.held.insert((kind, r.name), (r.version, resource));
+        }
+        for name in response.removed_resources {
+            assert!(self.held.remove(&(kind, name.clone())).is_some(), "{name} was removed and is not held");
+        }
+        if self.check_parents {
+            self.nothing_dangles();
+        }
+    }
+
+    /// At no moment does anything refer to what is not there.
+    fn nothing_dangles(&self) {
+        let has =
+            |kind, name: String| assert!(self.held.contains_key(&(kind, name.clone())), "{name} is missing after {:?}", self.log.last());
+        for (_, resource) in self.held.values() {
+            match resource {
+                Resource::Route(r) => {
+                    has(Kind::Service, r.parent.to_string());
+                    let RouteAction::Split(backends) = &r.action else { continue };
+                    for b in backends {
+                        if let BackendTarget::Service { service, .. } = &b.target {
+                            has(Kind::Service, service.to_string());
+                        }
+                    }
+                }
+                Resource::Workload(w) => w.endpoints.iter().for_each(|e| has(Kind::Service, e.service.to_string())),
+                Resource::Service(s) => has(Kind::Tenant, s.key.tenant.to_string()),
+                Resource::Tenant(_) | Resource::Gateway(_) => {}
+            }
+        }
+    }
+
+    fn settle(&mut self, world: &World) -> Vec<String> {
+        self.log.clear();
+        while self.step(world) {}
+        std::mem::take(&mut self.log)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.held.keys().map(|(k, n)| format!("{k:?} {n}")).collect()
+    }
+
+    fn is_converged(&self) -> bool {
+        let p = self.session.progress();
+        p.acked >= p.wanted && p.nack.is_empty()
+    }
+}
+
+fn request(kind: Kind) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest { type_url: type_url(kind).into(), ..DeltaDiscoveryRequest::default() }
+}
+
+// ---- the cases ----
+
+#[test]
+fn each_subscriber_sees_its_scope_and_no_more() {
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a", "b"]));
+    w.set("beta", &Says { gateways: ["g2".to_string()].into(), ..shop(&["x"]) });
+    let cases: [(&str, Principal, &[&str]); 5] = [
+        (
+            "a node: its tenant, gateways, services and own workloads",
+            node("alpha", "n0"),
+            &["Tenant alpha", "Gateway alpha/g1", "Service alpha/shop/a", "Service alpha/shop/b", "Workload alpha/shop/a-0"],
+        ),
+        ("a node without workloads", node("beta", "n9"), &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x"]),
+        (
+            "a gateway: all of the tenants it serves",
+            gateway("g2"),
+            &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x", "Workload beta/shop/x-0", "Route beta/HTTPRoute/shop/x/0"],
+        ),
+        ("a gateway that serves nobody", gateway("g9"), &[]),
+        ("a node of a tenant that is not there", node("gamma", "n0"), &[]),
+    ];
+    for (what, principal, want) in cases {
+        let mut c = Client::new(principal);
+        c.settle(&w);
+        assert_eq!(c.names(), want, "{what}");
+        assert!(c.is_converged(), "{what}");
+    }
+}
+
+#[test]
+fn every_kind_is_answered_once_in_order_even_with_nothing() {
+    let mut w = World::default();
+    let mut c = Client::new(node("alpha", "n0"));
+    assert_eq!(c.settle(&w), ["Tenant", "Gateway", "Service", "Workload", "Route"]);
+    assert_eq!(c.settle(&w), [""; 0]);
+    w.set("alpha", &shop(&["a"]));
+    let all = ["Tenant +alpha", "Gateway +alpha/g1", "Service +alpha/shop/a", "Workload +alpha/shop/a-0"];
+    assert_eq!(c.settle(&w), all);
+    w.set("beta", &shop(&["x"]));
+    assert_eq!(c.settle(&w), [""; 0], "another tenant's change is no message");
+}
+
+#[test]
+fn new_things_come_parents_first_and_go_children_first() {
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a"]));
+    let mut c = Client::new(gateway("g1"));
+    c.settle(&w);
+    let mut says = shop(&["a", "b"]);
+    says.services.remove("a");
+    says.workloads.remove("a-0");
+    says.routes.remove("a");
+    w.set("alpha", &says);
+    let want = [
+        "Service +alpha/shop/b",
+        "Workload +alpha/shop/b-0",
+        "Route +alpha/HTTPRoute/shop/b/0",
+        "Route -alpha/HTTPRoute/shop/a/0",
+        "Workload -alpha/shop/a-0",
+        "Service -alpha/shop/a",
+    ];
+    assert_eq!(c.settle(&w), want);
+    w.remove("alpha");
+    let want =
+        ["Route -alpha/HTTPRoute/shop/b/0", "Workload -alpha/shop/b-0", "Service -alpha/shop/b", "Gateway -alpha/g1", "Tenant -alpha"];
+    assert_eq!(c.settle(&w), want);
+    assert_eq!(c.names(), [""; 0]);
+}
+
+#[test]
+fn a_reconnect_brings_only_what_changed() {
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a", "b", "c"]));
+    let mut c = Client::new(gateway("g1"));
+    c.settle(&w);
+    c.reconnect();
+    assert_eq!(c.settle(&w), ["Tenant", "Gateway", "Service", "Workload", "Route"], "nothing changed");
+    let mut says = shop(&["a", "b", "c"]);
+    says.services.insert("a".into(), 77);
+    says.routes.remove("b");
+    w.set("alpha", &says);
+    c.reconnect();
+    let want = ["Tenant", "Gateway", "Service +alpha/shop/a", "Workload", "Route", "Route -alpha/HTTPRoute/shop/b/0"];
+    assert_eq!(c.settle(&w), want);
+    c.held.insert((Kind::Service, "alpha/shop/old".into()), ("no version of ours".into(), c.held.values().next().unwrap().1.clone()));
+    c.check_parents = false;
+    c.reconnect();
+    assert!(c.settle(&w).contains(&"Service -alpha/shop/old".to_string()));
+    assert!(c.is_converged());
+}
+
+#[test]
+fn one_refused_resource_does_not_hold_up_the_others() {
+    let mut w = World::default();
+    let names: Vec<String> = (0..9).map(|i| format!("s{i}")).collect();
+    let says = shop(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    w.set("alpha", &says);
+    let mut c = Client::new(node("alpha", "n9"));
+    c.refuses.insert("alpha/shop/s5".into());
+    c.settle(&w);
+    assert_eq!(c.held.keys().filter(|(k, _)| *k == Kind::Service).count(), 8);
+    let p = c.session.progress();
+    assert!(p.nack.contains("s5 is not good") && p.acked < p.wanted, "{p:?}");
+    assert_eq!(c.settle(&w), [""; 0], "what was refused is not sent again");
+
+    let mut other = says.clone();
+    other.services.insert("s1".into(), 50);
+    w.set("alpha", &other);
+    assert_eq!(c.settle(&w), ["Service +alpha/shop/s1"], "others go on");
+    assert!(!c.is_converged());
+
+    let mut mended = other.clone();
+    mended.services.insert("s5".into(), 51);
+    w.set("alpha", &mended);
+    c.refuses.clear();
+    assert_eq!(c.settle(&w), ["Service +alpha/shop/s5"]);
+    assert!(c.is_converged() && c.session.progress().nack.is_empty());
+}
+
+#[test]
+fn a_refused_change_that_is_taken_back_is_no_longer_owed() {
+    let mut w = World::default();
+    let good = shop(&["a"]);
+    w.set("alpha", &good);
+    let mut c = Client::new(node("alpha", "n9"));
+    c.settle(&w);
+    let mut bad = good.clone();
+    bad.services.insert("a".into(), 9);
+    w.set("alpha", &bad);
+    c.refuses.insert("alpha/shop/a".into());
+    assert_eq!(c.settle(&w).len(), 1);
+    assert!(!c.is_converged());
+    w.set("alpha", &good);
+    assert_eq!(c.settle(&w), [""; 0], "it holds the good one still");
+    assert!(c.is_converged());
+}
+
+#[test]
+fn the_search_for_the_bad_one_has_an_end() {
+    let mut w = World::default();
+    let names: Vec<String> = (0..64).map(|i| format!("s{i:02}")).collect();
+    w.set("alpha", &shop(&names.iter().map(String::as_str).collect::<Vec<_>>()));
+    let mut c = Client::with_limits(node("alpha", "n9"), SessionLimits { nack_splits: 5, ..SessionLimits::default() });
+    c.refuses.extend(names.iter().map(|n| format!("alpha/shop/{n}")));
+    c.check_parents = false;
+    let sent = c.settle(&w).iter().filter(|l| l.starts_with("Service")).count();
+    assert_eq!(sent, 1 + 2 * 5, "five splits, then whole responses are set aside");
+    assert_eq!(c.held.keys().filter(|(k, _)| *k == Kind::Service).count(), 0);
+}
+
+#[test]
+fn changes_gather_while_an_answer_is_owed() {
+    let mut w = World::default();
+    let mut says = shop(&["a"]);
+    w.set("alpha", &says);
+    let mut c = Client::new(gateway("g1"));
+    c.settle(&w);
+    says.services.insert("a".into(), 100);
+    w.set("alpha", &says);
+    let owed = c.session.next_response(&w.catalog).unwrap();
+    for i in 0..1000 {
+        says.services.insert("a".into(), 200 + i);
+        says.services.insert(format!("t{}", i % 3), 5000 + i);
+        w.set("alpha", &says);
+        assert!(c.session.next_response(&w.catalog).is_none(), "nothing is sent before the answer");
+    }
+    c.answer(owed);
+    c.log.clear();
+    let first = c.settle(&w);
+    assert_eq!(first, ["Service +alpha/shop/a +alpha/shop/t0 +alpha/shop/t1 +alpha/shop/t2"], "a thousand changes, one message");
+    assert!(c.is_converged());
+}
+
+#[test]
+fn who_falls_behind_the_log_still_gets_it_right() {
+    let mut w = World::default();
+    let mut says = shop(&["a", "b"]);
+    w.set("alpha", &says);
+    let mut c = Client::new(gateway("g1"));
+    c.settle(&w);
+    says.routes.remove("b");
+    w.set("alpha", &says);
+    for i in 0..2 * LOG_DELTAS_MAX as u32 {
+        says.services.insert("a".into(), 10 + i);
+        w.set("alpha", &says);
+    }
+    let v = &w.catalog.tenants[&tenant("alpha")];
+    assert!(v.deltas_after(Generation(1)).is_none(), "the log is bounded");
+    assert_eq!(c.settle(&w), ["Service +alpha/shop/a", "Route -alpha/HTTPRoute/shop/b/0"]);
+}
+
+#[test]
+fn what_cannot_be_read_is_not_taken_away() {
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a"]));
+    let mut c = Client::new(node("alpha", "n0"));
+    c.settle(&w);
+    let held = c.names();
+    let mut fresh = World { catalog: Catalog { generation: Generation(100), ..Catalog::default() } };
+    fresh.set("alpha", &Says { is_partial: true, ..Says::default() });
+    c.reconnect();
+    c.settle(&fresh);
+    assert_eq!(c.names(), held, "a restarted controller that cannot read the files removes nothing");
+    let mut says = shop(&["a"]);
+    says.services.clear();
+    says.workloads.clear();
+    says.routes.clear();
+    fresh.set("alpha", &says);
+    c.settle(&fresh);
+    assert_eq!(c.names(), ["Tenant alpha", "Gateway alpha/g1"], "once it can, what is gone goes");
+}
+
+#[test]
+fn a_gateway_follows_the_tenants_it_serves() {
+    let mut w = World::default();
+    let says = shop(&["a"]);
+    w.set("alpha", &says);
+    let mut c = Client::new(gateway("g2"));
+    c.settle(&w);
+    assert_eq!(c.names(), [""; 0]);
+    let mut both = says.clone();
+    both.gateways.insert("g2".into());
+    w.set("alpha", &both);
+    c.settle(&w);
+    assert_eq!(c.names().len(), 6);
+    assert!(w.catalog.newest_in_scope(&gateway("g2"), &[true; 5], Generation(1)).is_some());
+    w.set("alpha", &says);
+    c.settle(&w);
+    assert_eq!(c.names(), [""; 0]);
+}
+
+#[test]
+fn names_may_be_asked_for_one_by_one() {
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a", "b"]));
+    let mut s = Session::new(gateway("g1"), SessionLimits::default());
+    let ask = |names: &[&str], drop: &[&str]| DeltaDiscoveryRequest {
+        resource_names_subscribe: names.iter().map(ToString::to_string).collect(),
+        resource_names_unsubscribe: drop.iter().map(ToString::to_string).collect(),
+        ..request(Kind::Service)
+    };
+    let told = |s: &mut Session, w: &World| {
+        let mut lines = Vec::new();
+        while let Some(r) = s.next_response(&w.catalog) {
+            let names = r.resources.iter().map(|r| format!("+{}", r.name)).chain(r.removed_resources.iter().map(|n| format!("-{n}")));
+            lines.push(names.collect::<Vec<_>>().join(" "));
+            let ack = DeltaDiscoveryRequest { response_nonce: r.nonce, ..request(Kind::Service) };
+            assert_eq!(s.hear(ack).unwrap(), Heard::Ack);
+        }
+        lines
+    };
+    s.hear(ask(&["alpha/shop/a", "alpha/shop/none", "nobody/x/y", "not a name!"], &[])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]);
+    s.hear(ask(&["alpha/shop/a"], &[])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/a"], "asked for again, it is sent again");
+    s.hear(ask(&["alpha/shop/b"], &["alpha/shop/a"])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/b"]);
+    w.set("alpha", &Says { services: [("a".to_string(), 40), ("b".to_string(), 41)].into(), ..shop(&["a", "b"]) });
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/b"], "what was unsubscribed is not sent");
+    s.hear(ask(&["*"], &[])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/a"]);
+    s.hear(ask(&[], &["*", "alpha/shop/b"])).unwrap();
+    assert_eq!((told(&mut s, &w), s.progress().resources), (vec![], 0), "it drops by itself what it no longer asks for");
+
+    let mut on_demand = Session::new(gateway("g1"), SessionLimits::default());
+    on_demand.hear(ask(&["*"], &["*"])).unwrap();
+    assert_eq!(told(&mut on_demand, &w), [""], "subscribe and unsubscribe *: nothing, as ztunnel's on-demand mode asks");
+}
+
+#[test]
+fn limits_of_one_stream() {
+    let limits = SessionLimits { names: 3, ..SessionLimits::default() };
+    let held = |n: usize| (0..n).map(|i| (format!("alpha/shop/s{i}"), "v".to_string())).collect();
+    let mut s = Session::new(gateway("g1"), limits);
+    s.hear(DeltaDiscoveryRequest { initial_resource_versions: held(3), ..request(Kind::Service) }).unwrap();
+    let one_more = DeltaDiscoveryRequest {
+        initial_resource_versions: [("alpha/shop/w".to_string(), "v".to_string())].into(),
+        ..request(Kind::Workload)
+    };
+    assert_eq!(s.hear(one_more).unwrap_err(), TooManyNames { named: 4, limit: 3 });
+    let mut s = Session::new(gateway("g1"), limits);
+    let names = (0..4).map(|i| format!("n{i}")).collect();
+    assert!(s.hear(DeltaDiscoveryRequest { resource_names_subscribe: names, ..request(Kind::Service) }).is_err());
+
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a", "b", "c", "d", "e"]));
+    let mut c = Client::with_limits(node("alpha", "n9"), SessionLimits { response_bytes: 600, ..SessionLimits::default() });
+    let services: Vec<String> = c.settle(&w).into_iter().filter(|l| l.starts_with("Service")).collect();
+    assert!(services.len() > 1, "{services:?}");
+    assert_eq!(c.held.keys().filter(|(k, _)| *k == Kind::Service).count(), 5);
+}
+
+#[test]
+fn strange_messages_change_nothing() {
+    let mut w = World::default();
+    w.set("alpha", &shop(&["a"]));
+    let mut c = Client::new(node("alpha", "n9"));
+    c.settle(&w);
+    let before = c.session.progress();
+    let stale = |nonce: &str| DeltaDiscoveryRequest { response_nonce: nonce.into(), ..request(Kind::Service) };
+    for nonce in ["1", "999", "x", "-1"] {
+        assert_eq!(c.session.hear(stale(nonce)).unwrap(), Heard::Stale, "{nonce}");
+    }
+    assert_eq!(c.session.progress(), before);
+    let newer = DeltaDiscoveryRequest { type_url: "type.googleapis.com/canal.program.v9.Moon".into(), ..DeltaDiscoveryRequest::default() };
+    assert_eq!(c.session.hear(newer.clone()).unwrap(), Heard::UnknownType);
+    let answer = c.session.next_response(&w.catalog).unwrap();
+    assert_eq!((answer.type_url.as_str(), answer.resources.len()), (newer.type_url.as_str(), 0));
+    c.session.hear(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer }).unwrap();
+    assert!(c.session.next_response(&w.catalog).is_none() && !c.session.is_waiting());
+}
+
+/// Random histories: changes, late answers, refusals, reconnects, restarts. In the end the subscriber holds exactly what is in force
+/// for it, but for what it refuses; and at no moment did anything dangle.
+#[test]
+fn random_histories_end_well() {
+    for seed in 0..400u64 {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut w = World::default();
+        let mut says = [shop(&["a", "b"]), shop(&["c"])];
+        let principal = if seed % 2 == 0 { gateway("g1") } else { node("alpha", "n0") };
+        let mut c = Client::new(principal.clone());
+        let refuses = seed % 3 == 0;
+        c.check_parents = !refuses;
+        let mut owed = std::collections::VecDeque::new();
+        for _ in 0..120 {
+            match dice.roll(8) {
+                0..=2 => {
+                    let t = dice.roll(2);
+                    dice.change(&mut says[t]);
+                    w.set(["alpha", "beta"][t], &says[t]);
+                }
+                3..=4 => owed.extend(c.session.next_response(&w.catalog)),
+                5..=6 => {
+                    if refuses && dice.roll(4) == 0 {
+                        c.refuses = [format!("alpha/shop/{}", dice.service())].into();
+                    }
+                    if let Some(response) = owed.pop_front() {
+                        c.answer(response);
+                    }
+                }
+                _ if dice.roll(4) == 0 => {
+                    owed.clear();
+                    c.reconnect();
+                }
+                _ => {}
+            }
+        }
+        owed.drain(..).for_each(|r| c.answer(r));
+        c.settle(&w);
+        let want: BTreeMap<(Kind, String), String> = w
+            .catalog
+            .admitted(&principal)
+            .flat_map(|(_, v)| v.entries.values())
+            .filter(|e| scope::visible(&e.resource, &principal))
+            .map(|e| ((e.resource.kind(), e.name.to_string()), e.version.to_string()))
+            .collect();
+        let got: BTreeMap<_, _> = c.held.iter().map(|(k, (v, _))| (k.clone(), v.clone())).collect();
+        if c.session.refused.is_empty() {
+            assert_eq!(got, want, "seed {seed}");
+            assert!(c.is_converged(), "seed {seed}: {:?}", c.session.progress());
+        } else {
+            let differs = want.iter().filter(|(k, v)| got.get(*k) != Some(v)).map(|(k, _)| k.clone());
+            let refused: BTreeSet<(Kind, String)> = c.session.refused.keys().map(|(k, n)| (*k, n.to_string())).collect();
+            assert!(differs.collect::<BTreeSet<_>>().is_subset(&refused), "seed {seed}");
+            assert!(!c.is_converged(), "seed {seed}");
+        }
+    }
+}
+
+/// A xorshift generator: the histories must be the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % sides as u64) as usize
+    }
+
+    fn service(&mut self) -> String {
+        ["a", "b", "c", "d", "e"][self.roll(5)].to_string()
+    }
+
+    /// One valid edit: whatever a route or workload names exists.
+    fn change(&mut self, says: &mut Says) {
+        let s = self.service();
+        match self.roll(5) {
+            0 => {
+                says.services.insert(s.clone(), 1 + self.roll(1000) as u32);
+            }
+            1 => {
+                says.services.remove(&s);
+                says.routes.remove(&s);
+                says.workloads.retain(|_, (service, _, _)| *service != s);
+                says.routes.values_mut().for_each(|to| to.retain(|t| *t != s));
+            }
+            2 if says.services.contains_key(&s) => {
+                let ready = self.roll(2) == 0;
+                says.workloads.insert(format!("w{}", self.roll(6)), (s, format!("n{}", self.roll(2)), ready));
+            }
+            3 => {
+                says.workloads.remove(&format!("w{}", self.roll(6)));
+            }
+            _ => {
+                let to = self.service();
+                if says.services.contains_key(&s) && says.services.contains_key(&to) {
+                    says.routes.insert(s, vec![to]);
+                }
+            }
+        }
+    }
+}

@@ -122,7 +122,8 @@ fn placed(mut d: Diagnostic, documents: &[Arc<Document>]) -> Diagnostic {
     if d.field.is_empty() {
         return d;
     }
-    let object = d.object.as_ref().and_then(|key| documents.iter().find(|doc| doc.object.key() == *key));
+    let begins_there = |doc: &&Arc<Document>| d.origin.as_ref() == Some(&doc.origin) && d.object.as_ref() == Some(&doc.object.key());
+    let object = documents.iter().find(begins_there);
     if let Some(document) = object {
         d.origin = Some(pinpoint(&document.text, &document.origin, &d.field));
     }
