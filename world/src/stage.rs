@@ -318,7 +318,8 @@ impl Stage {
 
     /// Logs that must stay bounded.
     pub(crate) fn logs(&self) -> Vec<PathBuf> {
-        self.posts().values().filter(|post| post.orders.is_some()).map(|post| post.seat.log.clone()).collect()
+        let hosts = self.posts().values().filter(|post| post.orders.is_some()).map(|post| post.seat.log.clone()).collect::<Vec<_>>();
+        hosts.into_iter().chain([self.paths.supervisor_log()]).collect()
     }
 }
 

@@ -120,6 +120,23 @@ impl Paths {
     }
 }
 
+impl Record {
+    pub(crate) fn read(paths: &Paths) -> Result<Self> {
+        read_json(&paths.record())
+    }
+}
+
+/// Reads a JSON file that this crate wrote.
+pub(crate) fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<T> {
+    let text = std::fs::read(path).tried("cannot read", path)?;
+    serde_json::from_slice(&text).map_err(std::io::Error::from).tried("cannot understand", path)
+}
+
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    let text = serde_json::to_string_pretty(value).map_err(std::io::Error::from).tried("cannot write", path)?;
+    write_whole(path, &text, 0o644)
+}
+
 /// A host's name as one file name.
 pub(crate) fn file_name(host: &str) -> String {
     host.replace('/', ".")
@@ -130,6 +147,8 @@ pub(crate) fn file_name(host: &str) -> String {
 pub(crate) struct Record {
     /// Process that a world lives and dies with; none for a persistent world.
     pub(crate) owner: Option<u32>,
+    /// [`crate::Topology`]'s fingerprint, to know it again.
+    pub(crate) fingerprint: String,
     /// Where commands are looked up, before PATH.
     pub(crate) bin_dirs: Vec<PathBuf>,
 }

@@ -18,7 +18,7 @@ use crate::control::{Answer, Request, read_line, write_line};
 use crate::error::{Error, Result, Tried};
 use crate::life::Order;
 use crate::stage::Stage;
-use crate::state::{Lock, Paths, Record, write_whole};
+use crate::state::{Lock, Paths, Record, read_json, write_whole};
 use crate::{launch, sweep};
 
 /// A host's log is cut when it grows over this; the previous part is kept once.
@@ -46,6 +46,7 @@ pub fn supervise(name: &str) -> Result<()> {
     let lock = inherited_lock(&paths)?;
     // Own session: the owner's terminal signals are not ours. Fails only if we lead one already.
     let _ = rustix::process::setsid();
+    raise_open_files();
     let (end, ended) = channel::<&'static str>();
     let result = build(&paths, &end, &ended);
     match result {
@@ -64,6 +65,14 @@ pub fn supervise(name: &str) -> Result<()> {
     sweep::clear(&paths)?;
     lock.remove();
     Ok(())
+}
+
+/// Hosts under load hold many connections: every process gets what the machine allows at most.
+fn raise_open_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // A limit that cannot be raised is one to live with.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
 /// Standard input must be the locked file: the lock lives as long as this process.
@@ -88,14 +97,9 @@ fn report(report: &Report) {
     let _ = write_line(&mut out, report).and_then(|()| out.flush());
 }
 
-fn read_json<T: for<'de> Deserialize<'de>>(path: &std::path::Path) -> Result<T> {
-    let text = std::fs::read(path).tried("cannot read", path)?;
-    serde_json::from_slice(&text).map_err(std::io::Error::from).tried("cannot understand", path)
-}
-
 fn build(paths: &Paths, end: &Sender<&'static str>, ended: &std::sync::mpsc::Receiver<&'static str>) -> Result<Arc<Stage>> {
     write_whole(&paths.supervisor_pid(), &format!("{}\n", std::process::id()), 0o644)?;
-    let record: Record = read_json(&paths.record())?;
+    let record = Record::read(paths)?;
     watch_owner(record.owner.is_some(), end.clone())?;
     let stage = Arc::new(Stage::of(paths.clone(), read_json(&paths.topology())?, record)?);
     let go_on = || match ended.try_recv() {

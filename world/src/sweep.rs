@@ -12,7 +12,7 @@ use crate::error::{Result, Tried};
 use crate::net::{NETNS_DIR, Tools, netns_path};
 use crate::plan::netns_prefix;
 use crate::script;
-use crate::state::{Lock, Paths, Record, WORLDS_DIR};
+use crate::state::{Lock, Paths, Record, WORLDS_DIR, read_json};
 
 /// Removes processes, cgroups, namespaces and files of a world. The caller holds its lock.
 /// What is not there is a success, so this can be repeated at any time.
@@ -89,11 +89,10 @@ pub struct Listed {
 pub(crate) fn list() -> Result<Vec<Listed>> {
     let listed = known()?.into_iter().map(|name| {
         let paths = Paths::of(&name);
-        let record: Option<Record> = std::fs::read(paths.record()).ok().and_then(|text| serde_json::from_slice(&text).ok());
-        let topology: Option<serde_json::Value> = std::fs::read(paths.topology()).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        let topology: Option<serde_json::Value> = read_json(&paths.topology()).ok();
         Listed {
             alive: is_held(&paths),
-            owner: record.and_then(|record| record.owner),
+            owner: Record::read(&paths).ok().and_then(|record| record.owner),
             topology: topology.and_then(|topology| topology["file"].as_str().map(Into::into)),
             name,
         }

@@ -61,6 +61,101 @@ fn no_default_route_leaves_a_world() {
     }
 }
 
+#[test]
+fn no_text_is_too_broken_for_an_answer() {
+    let judge = |text: &str| {
+        if let Err(problems) = Topology::parse(&file(), text) {
+            assert!(!problems.is_empty(), "refused without a reason:\n{text}");
+        }
+    };
+    for end in (0..SMOKE.len()).filter(|end| SMOKE.is_char_boundary(*end)) {
+        judge(&SMOKE[..end]);
+    }
+    let lines: Vec<&str> = SMOKE.lines().collect();
+    for at in 0..lines.len() {
+        let with = |line: &str| [&lines[..at], &[line], &lines[at + 1..]].concat().join("\n");
+        let line = lines[at];
+        for mutant in [
+            "",
+            &line.replace(':', ""),
+            &format!("  {line}"),
+            &line.replace('[', "{"),
+            &line.replace(|letter: char| letter.is_ascii_digit(), "99999999999"),
+            "- &a [*a]",
+            "? {}",
+        ] {
+            judge(&with(mutant));
+        }
+    }
+}
+
+#[test]
+fn a_world_is_known_again_by_what_it_is() {
+    let here = Topology::parse(&file(), SMOKE).expect("right");
+    let there = Topology::parse(Path::new("/elsewhere.yaml"), SMOKE).expect("right");
+    assert_eq!(here.fingerprint(), there.fingerprint(), "the place of the file says nothing");
+    let other = Topology::parse(&file(), &SMOKE.replace("replicas: 3", "replicas: 2")).expect("right");
+    assert_ne!(here.fingerprint(), other.fingerprint());
+}
+
+/// What `read` asks for.
+const KNOWN_FIELDS: &[&str] = &[
+    "args",
+    "az",
+    "azs",
+    "command",
+    "config",
+    "controller",
+    "env",
+    "exec",
+    "gateway",
+    "gateways",
+    "host",
+    "hosts",
+    "http",
+    "interAz",
+    "keyServers",
+    "labels",
+    "links",
+    "mtu",
+    "name",
+    "namespace",
+    "node",
+    "nodes",
+    "outside",
+    "path",
+    "periodMs",
+    "pod",
+    "podCidrs",
+    "pods",
+    "port",
+    "proxy",
+    "rate",
+    "readiness",
+    "replicas",
+    "restart",
+    "serviceAccount",
+    "serviceCidrs",
+    "tcp",
+    "tenants",
+    "trustDomain",
+    "vni",
+    "workers",
+    "world",
+];
+
+/// Every field that a topology can have, with its comment, is in this file.
+#[test]
+fn the_reference_is_right() {
+    let path = file().with_file_name("reference.yaml");
+    let topology = Topology::load(&path).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    assert_eq!(topology.tenants[0].config.len(), 1);
+    let text = std::fs::read_to_string(&path).expect("the reference");
+    for field in KNOWN_FIELDS {
+        assert!(text.contains(&format!("{field}:")), "the reference does not show `{field}`");
+    }
+}
+
 /// A change to the smoke topology, and what it is answered: `line: what; mend`.
 struct Mistake {
     name: &'static str,

@@ -8,6 +8,7 @@ use std::str::FromStr;
 
 use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::problem::{Problem, Spot};
 use crate::{check, read, tree};
@@ -357,6 +358,24 @@ impl Topology {
             }
             None => Err(findings.into_sorted()),
         }
+    }
+
+    /// Digest of everything that makes this world what it is, contents of its configuration files
+    /// included, wherever those files are.
+    pub(crate) fn fingerprint(&self) -> String {
+        let mut bare = self.clone();
+        bare.file = PathBuf::new();
+        let mut digest = Sha256::new();
+        for tenant in &mut bare.tenants {
+            for file in &mut tenant.config {
+                // A file that has vanished since differs from one that is there.
+                digest.update(std::fs::read(&*file).unwrap_or_default());
+                *file = file.file_name().map(PathBuf::from).unwrap_or_default();
+            }
+        }
+        // Checked topologies hold only texts, numbers and lists, which always have a JSON form.
+        digest.update(serde_json::to_vec(&bare).unwrap_or_default());
+        digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     /// The same topology under another name, so that one file can be several worlds at once.

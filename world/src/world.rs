@@ -23,7 +23,7 @@ use crate::supervisor::Report;
 use crate::sweep::{self, Listed};
 use crate::topology::{Pod, Topology};
 use crate::tree::nearest;
-use crate::{cgroup, launch, net, sys};
+use crate::{cgroup, launch, net, state, sys};
 
 /// The largest world is built in this time on a busy machine.
 const UP_WITHIN: Duration = Duration::from_secs(120);
@@ -102,7 +102,8 @@ impl World {
         let Some(lock) = claim(&paths)? else {
             return Self::up_again(topology, options, &paths);
         };
-        lay_out(&paths, topology, &Record { owner: options.ephemeral.then(std::process::id), bin_dirs })?;
+        let owner = options.ephemeral.then(std::process::id);
+        lay_out(&paths, topology, &Record { owner, fingerprint: topology.fingerprint(), bin_dirs })?;
         let world = start(&paths, lock, &supervisor, options.ephemeral);
         if world.is_err() {
             // A supervisor that was killed could not clean up after itself.
@@ -114,8 +115,8 @@ impl World {
     /// The name is taken by a living world.
     fn up_again(topology: &Topology, options: &Options, paths: &Paths) -> Result<Self> {
         let world = Self::open(&topology.name)?;
-        let same = std::fs::read(paths.topology()).is_ok_and(|text| text == stored(topology));
-        let owner = sweep::list()?.into_iter().find(|listed| listed.name == topology.name).and_then(|listed| listed.owner);
+        let record = Record::read(paths)?;
+        let (same, owner) = (record.fingerprint == topology.fingerprint(), record.owner);
         if same && owner.is_none() && !options.ephemeral {
             return Ok(world);
         }
@@ -472,12 +473,6 @@ fn supervisor_command(options: &Options, bin_dirs: &[PathBuf]) -> Result<Vec<Str
     Ok(vec![canal.display().to_string(), "world".into(), "supervise".into()])
 }
 
-/// The topology as it is stored, and compared.
-fn stored(topology: &Topology) -> Vec<u8> {
-    // Checked topologies hold only texts, numbers and lists, which always have a JSON form.
-    serde_json::to_vec_pretty(topology).unwrap_or_default()
-}
-
 /// Takes the name, or finds that a living world has it. Somebody who builds or removes that world
 /// right now is waited for.
 fn claim(paths: &Paths) -> Result<Option<Lock>> {
@@ -501,19 +496,18 @@ fn claim(paths: &Paths) -> Result<Option<Lock>> {
 fn lay_out(paths: &Paths, topology: &Topology, record: &Record) -> Result<()> {
     sweep::clear(paths)?;
     make_dir(paths.dir())?;
-    let topology_path = paths.topology();
-    std::fs::write(&topology_path, stored(topology)).tried("cannot write", &topology_path)?;
+    state::write_json(&paths.topology(), topology)?;
     if let Ok(text) = std::fs::read_to_string(&topology.file) {
         write_whole(&paths.topology_text(), &text, 0o644)?;
     }
-    let record = serde_json::to_string(record).map_err(std::io::Error::from).tried("cannot write", paths.record())?;
-    write_whole(&paths.record(), &record, 0o644)
+    state::write_json(&paths.record(), record)
 }
 
 /// Starts the supervisor with the lock in its hands, and waits for its report.
 fn start(paths: &Paths, lock: Lock, command: &[String], ephemeral: bool) -> Result<World> {
     let world = || paths.world().to_owned();
-    let log = File::create(paths.supervisor_log()).tried("cannot make", paths.supervisor_log())?;
+    // Append mode: it is cut when it grows too long.
+    let log = File::options().create(true).append(true).open(paths.supervisor_log()).tried("cannot make", paths.supervisor_log())?;
     let mut supervisor = Command::new(&command[0]);
     supervisor.args(&command[1..]).arg(paths.world()).current_dir("/").stdin(lock.file).stdout(Stdio::piped()).stderr(log);
     let mut child = supervisor.spawn().tried("cannot start", &command[0])?;
