@@ -32,12 +32,12 @@ impl Mode {
     }
 }
 
-/// What to do after BPF was tried: `Ok` is the mode, `Err` says that nothing is left.
-pub fn decide_mode(choice: CaptureChoice, bpf_works: bool) -> Result<Mode, ()> {
+/// What to do after BPF was tried; `None`: nothing is left.
+pub fn decide_mode(choice: CaptureChoice, bpf_works: bool) -> Option<Mode> {
     match (choice, bpf_works) {
-        (CaptureChoice::Nft, _) | (CaptureChoice::Auto, false) => Ok(Mode::Nft),
-        (CaptureChoice::Auto | CaptureChoice::Bpf, true) => Ok(Mode::Bpf),
-        (CaptureChoice::Bpf, false) => Err(()),
+        (CaptureChoice::Nft, _) | (CaptureChoice::Auto, false) => Some(Mode::Nft),
+        (CaptureChoice::Auto | CaptureChoice::Bpf, true) => Some(Mode::Bpf),
+        (CaptureChoice::Bpf, false) => None,
     }
 }
 
@@ -112,7 +112,7 @@ impl Capture {
             );
         }
         match (decide_mode(choice, bpf.is_some()), why) {
-            (Err(()), Some(e)) => Err(e),
+            (None, Some(e)) => Err(e),
             (_, Some(e)) => {
                 warn_of_fallback("this node", &e);
                 Ok(Self { choice, bpf: None, fallback: Some(e.to_string()) })
@@ -197,12 +197,12 @@ mod tests {
     #[test]
     fn nftables_is_used_when_asked_for_or_when_bpf_is_refused_and_only_then() {
         for (choice, bpf_works, mode) in [
-            (CaptureChoice::Auto, true, Ok(Mode::Bpf)),
-            (CaptureChoice::Auto, false, Ok(Mode::Nft)),
-            (CaptureChoice::Bpf, true, Ok(Mode::Bpf)),
-            (CaptureChoice::Bpf, false, Err(())),
-            (CaptureChoice::Nft, true, Ok(Mode::Nft)),
-            (CaptureChoice::Nft, false, Ok(Mode::Nft)),
+            (CaptureChoice::Auto, true, Some(Mode::Bpf)),
+            (CaptureChoice::Auto, false, Some(Mode::Nft)),
+            (CaptureChoice::Bpf, true, Some(Mode::Bpf)),
+            (CaptureChoice::Bpf, false, None),
+            (CaptureChoice::Nft, true, Some(Mode::Nft)),
+            (CaptureChoice::Nft, false, Some(Mode::Nft)),
         ] {
             assert_eq!(decide_mode(choice, bpf_works), mode, "{choice:?} {bpf_works}");
         }

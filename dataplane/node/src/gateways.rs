@@ -176,9 +176,8 @@ mod tests {
     }
 
     fn pod(ips: &str) -> Pod {
-        let text = format!(
-            r#"{{"uid":"alpha/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":[{ips}]}}"#
-        );
+        let text =
+            format!(r#"{{"uid":"alpha/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":[{ips}]}}"#);
         Pod::parse("f", text.as_bytes()).unwrap()
     }
 

@@ -87,7 +87,8 @@ fn begin(config: &Arc<NodeConfig>, level: Level, process: &Arc<Trigger>, whole: 
     let log = start("starting the access log", AccessLog::start(config.access_log.clone(), &registry))?;
     let shared = Arc::new(Shared::new(config.az.clone(), registry.clone(), log));
     let (subscriber, generations) = subscribe(config, &shared, whole.clone());
-    let certificates = CertificateConfig { controller: config.controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
+    let certificates =
+        CertificateConfig { controller: config.controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
     let certificates = start("starting the certificate source", CertificateSource::start(certificates, &registry, whole.clone()))?;
     let workers = start("starting the workers", worker::start(config.workers, &shared, traffic.clone()))?;
     let board = Arc::new(Board::default());

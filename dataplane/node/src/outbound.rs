@@ -278,12 +278,11 @@ mod tests {
 
     #[test]
     fn the_source_is_the_pod_not_the_loopback_end() {
-        let text = r#"{"uid":"a/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":["10.0.0.1","fd00::1"]}"#;
+        let text =
+            r#"{"uid":"a/b/c","namespace":"b","name":"c","serviceAccount":"c","netns":"/n","cgroup":"/c","ips":["10.0.0.1","fd00::1"]}"#;
         let pod = Pod::parse("f", text.as_bytes()).unwrap();
-        for (origin, peer, want) in [
-            ("10.96.0.1:80", "127.0.0.1:4711", "10.0.0.1:4711"),
-            ("[fd96::1]:80", "[::1]:4711", "[fd00::1]:4711"),
-        ] {
+        for (origin, peer, want) in [("10.96.0.1:80", "127.0.0.1:4711", "10.0.0.1:4711"), ("[fd96::1]:80", "[::1]:4711", "[fd00::1]:4711")]
+        {
             assert_eq!(source_address(&pod, origin.parse().unwrap(), peer.parse().unwrap()), want.parse().unwrap());
         }
     }

@@ -158,7 +158,12 @@ mod tests {
             ("torn", "\"labels\":{", "", "write uid, namespace"),
             ("no address", "[\"10.1.1.2\",\"fd00::2\"]", "[]", "ips is empty"),
             ("bad address", "10.1.1.2", "10.1.1", "write uid"),
-            ("another namespace", "\"namespace\":\"bookinfo\"", "\"namespace\":\"other\"", "uid \"alpha/bookinfo/reviews-v1-0\" must be TENANT/other"),
+            (
+                "another namespace",
+                "\"namespace\":\"bookinfo\"",
+                "\"namespace\":\"other\"",
+                "uid \"alpha/bookinfo/reviews-v1-0\" must be TENANT/other",
+            ),
             ("bad tenant", "alpha/", "Alpha/", "tenant name"),
             ("bad account", "\"reviews\",\n", "\"Re_views\",\n", "service account"),
         ] {

@@ -204,8 +204,7 @@ impl Families {
     pub fn new(r: &Registry) -> Self {
         let tcp = |name, help| r.counters(Family::new(name, help, &LABELS));
         let refused = Family::new("canal_node_refused_total", "Connections and tunnels refused, by reason.", &["direction", "reason"]);
-        let failures =
-            Family::new("canal_node_gateway_failures_total", "Tunnels that a gateway did not open.", &["gateway", "blame"]);
+        let failures = Family::new("canal_node_gateway_failures_total", "Tunnels that a gateway did not open.", &["gateway", "blame"]);
         Self {
             opened: tcp("istio_tcp_connections_opened_total", "The total number of TCP connections opened."),
             closed: tcp("istio_tcp_connections_closed_total", "The total number of TCP connections closed."),
@@ -234,7 +233,15 @@ impl Records {
     }
 
     /// A refusal before anything was known: counted and logged with what there is.
-    pub fn refused(&self, reporter: Reporter, reason: Refusal, source: SocketAddr, destination: Option<SocketAddr>, pod: &Party, why: &str) {
+    pub fn refused(
+        &self,
+        reporter: Reporter,
+        reason: Refusal,
+        source: SocketAddr,
+        destination: Option<SocketAddr>,
+        pod: &Party,
+        why: &str,
+    ) {
         self.count_refused(reporter, reason, 1);
         let (end, of) = match reporter {
             Reporter::Source => ("src.workload", "src.namespace"),

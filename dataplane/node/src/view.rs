@@ -75,13 +75,7 @@ impl View {
 
 impl TenantView {
     fn empty(tenant: Tenant) -> Self {
-        Self {
-            tenant: Arc::new(tenant),
-            gateways: Vec::new(),
-            services: HashMap::new(),
-            hosts: HashMap::new(),
-            endpoints: HashMap::new(),
-        }
+        Self { tenant: Arc::new(tenant), gateways: Vec::new(), services: HashMap::new(), hosts: HashMap::new(), endpoints: HashMap::new() }
     }
 
     fn add_service(&mut self, s: Arc<Service>) {

@@ -23,7 +23,9 @@ pub enum OffloadError {
     #[error("BPF map {map}: {source}")]
     Map { map: &'static str, source: libbpf_rs::Error },
     /// The pin directory cannot be used.
-    #[error("BPF pin directory {dir}: {step}: {source}; give a path on a bpffs, or one where this process may mount a bpffs (--bpf-pin-dir)")]
+    #[error(
+        "BPF pin directory {dir}: {step}: {source}; give a path on a bpffs, or one where this process may mount a bpffs (--bpf-pin-dir)"
+    )]
     Pins { dir: PathBuf, step: &'static str, source: std::io::Error },
     /// A pod's network namespace cannot be entered.
     #[error("network namespace {netns}: {source}; the pod's file must name an existing namespace, e.g. /run/netns/NAME")]

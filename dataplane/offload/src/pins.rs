@@ -25,7 +25,7 @@ pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
 }
 
 fn is_bpffs(p: &Path) -> bool {
-    rustix::fs::statfs(p).is_ok_and(|s| s.f_type as i64 == BPF_FS_MAGIC)
+    rustix::fs::statfs(p).is_ok_and(|s| s.f_type == BPF_FS_MAGIC)
 }
 
 /// A pod's or node's name as a file name: dots and slashes, which names have and bpffs does not, become characters that names do not
@@ -131,7 +131,8 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     for d in fs::read_dir(dir).map_err(err("listing"))?.flatten().filter(|d| d.file_type().is_ok_and(|t| t.is_dir())) {
         remove_tree(&d.path()).map_err(err("removing pins"))?;
     }
-    let is_mount = fs::metadata(dir).and_then(|d| Ok(d.dev() != fs::metadata(dir.join(".."))?.dev())).map_err(err("looking for its mount"))?;
+    let is_mount =
+        fs::metadata(dir).and_then(|d| Ok(d.dev() != fs::metadata(dir.join(".."))?.dev())).map_err(err("looking for its mount"))?;
     if is_mount && dir != Path::new("/sys/fs/bpf") {
         sys::unmount(dir).map_err(err("unmounting"))?;
     }

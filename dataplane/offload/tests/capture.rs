@@ -41,120 +41,52 @@ fn answer(l: &TcpListener, c: &Capture) -> Option<SocketAddr> {
     origin
 }
 
-struct Dial {
-    case: &'static str,
-    args: &'static [&'static str],
-    peer: &'static str,
-    local: &'static str,
-    origin: &'static str,
-    counter: &'static str,
-}
+/// Case, address, how, and what is seen: getpeername, getsockname's address, the proxy's origin, the verdict.
+type Way = (&'static str, &'static str, &'static str, &'static str, &'static str, &'static str, &'static str);
+const WAYS: [Way; 13] = [
+    ("v4", "10.96.0.1:80", "", "10.96.0.1:80", "127.0.0.1", "10.96.0.1:80", "taken_v4"),
+    ("v6", "[fd00::1]:80", "", "[fd00::1]:80", "::1", "[fd00::1]:80", "taken_v6"),
+    ("v4-mapped", "[::ffff:10.96.0.1]:443", "", "[::ffff:10.96.0.1]:443", "::ffff:127.0.0.1", "10.96.0.1:443", "taken_mapped"),
+    ("not blocking", "10.96.0.1:81", "nonblocking", "10.96.0.1:81", "127.0.0.1", "10.96.0.1:81", "taken_v4"),
+    ("bound to the pod's address", "10.96.0.1:82", "bind=10.77.0.2:0", "10.96.0.1:82", "10.77.0.2", "10.96.0.1:82", "taken_v4"),
+    ("bound to the pod's IPv6 address", "[fd00::1]:82", "bind=[fd77::2]:0", "[fd00::1]:82", "fd77::2", "[fd00::1]:82", "taken_v6"),
+    ("bound to the pod's interface", "10.96.0.1:83", "device=pod0", "10.96.0.1:83", "127.0.0.1", "10.96.0.1:83", "taken_v4"),
+    ("with the proxy's own mark: it buys nothing", "10.96.0.1:84", "mark", "10.96.0.1:84", "127.0.0.1", "10.96.0.1:84", "taken_v4"),
+    ("MSG_FASTOPEN", "10.96.0.1:85", "fastopen", "10.96.0.1:85", "127.0.0.1", "10.96.0.1:85", "taken_v4"),
+    ("TCP_FASTOPEN_CONNECT", "10.96.0.1:86", "fastopen_connect", "10.96.0.1:86", "127.0.0.1", "10.96.0.1:86", "taken_v4"),
+    (
+        "the proxy's port of another host: no exception by port",
+        "10.96.0.1:15001",
+        "",
+        "10.96.0.1:15001",
+        "127.0.0.1",
+        "10.96.0.1:15001",
+        "taken_v4",
+    ),
+    ("the pod's own address", "10.77.0.2:80", "", "10.77.0.2:80", "127.0.0.1", "10.77.0.2:80", "taken_v4"),
+    (
+        "MPTCP: getpeername is asked of another socket and tells the truth of the wire",
+        "10.96.0.1:87",
+        "mptcp",
+        "127.0.0.1:15001",
+        "127.0.0.1",
+        "10.96.0.1:87",
+        "taken_v4",
+    ),
+];
 
 #[test]
 fn every_way_to_dial_out_is_taken_and_the_application_sees_what_it_dialled() {
-    let cases = [
-        Dial { case: "v4", args: &["10.96.0.1:80"], peer: "10.96.0.1:80", local: "127.0.0.1", origin: "10.96.0.1:80", counter: "taken_v4" },
-        Dial { case: "v6", args: &["[fd00::1]:80"], peer: "[fd00::1]:80", local: "::1", origin: "[fd00::1]:80", counter: "taken_v6" },
-        Dial {
-            case: "v4-mapped",
-            args: &["[::ffff:10.96.0.1]:443"],
-            peer: "[::ffff:10.96.0.1]:443",
-            local: "::ffff:127.0.0.1",
-            origin: "10.96.0.1:443",
-            counter: "taken_mapped",
-        },
-        Dial {
-            case: "not blocking",
-            args: &["10.96.0.1:81", "nonblocking"],
-            peer: "10.96.0.1:81",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:81",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "bound to the pod's address",
-            args: &["10.96.0.1:82", "bind=10.77.0.2:0"],
-            peer: "10.96.0.1:82",
-            local: "10.77.0.2",
-            origin: "10.96.0.1:82",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "bound to the pod's IPv6 address",
-            args: &["[fd00::1]:82", "bind=[fd77::2]:0"],
-            peer: "[fd00::1]:82",
-            local: "fd77::2",
-            origin: "[fd00::1]:82",
-            counter: "taken_v6",
-        },
-        Dial {
-            case: "bound to the pod's interface",
-            args: &["10.96.0.1:83", "device=pod0"],
-            peer: "10.96.0.1:83",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:83",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "with the proxy's own mark: it buys nothing",
-            args: &["10.96.0.1:84", "mark"],
-            peer: "10.96.0.1:84",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:84",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "MSG_FASTOPEN",
-            args: &["10.96.0.1:85", "fastopen"],
-            peer: "10.96.0.1:85",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:85",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "TCP_FASTOPEN_CONNECT",
-            args: &["10.96.0.1:86", "fastopen_connect"],
-            peer: "10.96.0.1:86",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:86",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "the proxy's port of another host: no exception by port",
-            args: &["10.96.0.1:15001"],
-            peer: "10.96.0.1:15001",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:15001",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "the pod's own address",
-            args: &["10.77.0.2:80"],
-            peer: "10.77.0.2:80",
-            local: "127.0.0.1",
-            origin: "10.77.0.2:80",
-            counter: "taken_v4",
-        },
-        Dial {
-            case: "MPTCP: taken; getpeername is asked of another socket and tells the truth of the wire",
-            args: &["10.96.0.1:87", "mptcp"],
-            peer: "127.0.0.1:15001",
-            local: "127.0.0.1",
-            origin: "10.96.0.1:87",
-            counter: "taken_v4",
-        },
-    ];
     let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());
     let _pod = c.attach("a/b/pod", &cg.dir).unwrap();
     let (v4, v6) = (ns.listen(V4), ns.listen(V6));
-    for d in cases {
-        let before = (count(&c, d.counter), count(&c, "published"));
-        let mut app = Client::start(&ns, Some(&cg), "dial", d.args);
-        let l = if d.counter == "taken_v6" { &v6 } else { &v4 };
-        let origin = answer(l, &c);
-        assert_eq!(origin, Some(d.origin.parse().unwrap()), "{}", d.case);
-        assert_eq!(app.line(), format!("peer={} local={} reply={}", d.peer, d.local, d.origin), "{}", d.case);
-        assert_eq!((count(&c, d.counter), count(&c, "published")), (before.0 + 1, before.1 + 1), "{}", d.case);
+    for (case, to, how, peer, local, origin, verdict) in WAYS {
+        let before = (count(&c, verdict), count(&c, "published"));
+        let mut app = Client::start(&ns, Some(&cg), "dial", &[to, how]);
+        let l = if verdict == "taken_v6" { &v6 } else { &v4 };
+        assert_eq!(answer(l, &c), Some(origin.parse().unwrap()), "{case}");
+        assert_eq!(app.line(), format!("peer={peer} local={local} reply={origin}"), "{case}");
+        assert_eq!((count(&c, verdict), count(&c, "published")), (before.0 + 1, before.1 + 1), "{case}");
     }
     assert_eq!(c.origins().waiting(), 0);
 }

@@ -12,10 +12,7 @@ fn pod(name: &str) -> Pod {
 }
 
 fn standing(names: &[&str]) -> HashMap<String, Standing> {
-    names
-        .iter()
-        .map(|n| (format!("alpha/b/{n}"), Standing { file: format!("{n}.json"), pod: Arc::new(pod(n)), netns: NETNS }))
-        .collect()
+    names.iter().map(|n| (format!("alpha/b/{n}"), Standing { file: format!("{n}.json"), pod: Arc::new(pod(n)), netns: NETNS })).collect()
 }
 
 fn found(pods: Vec<(&str, Pod, Option<Inode>)>) -> Scan {
@@ -70,7 +67,10 @@ fn a_node_holds_no_more_pods_than_its_limit() {
 fn the_directory_is_read_without_what_is_not_a_pod() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
-    write("a.json", r#"{"uid":"alpha/b/a","namespace":"b","name":"a","serviceAccount":"c","netns":"/none","cgroup":"/c","ips":["10.0.0.1"]}"#);
+    write(
+        "a.json",
+        r#"{"uid":"alpha/b/a","namespace":"b","name":"a","serviceAccount":"c","netns":"/none","cgroup":"/c","ips":["10.0.0.1"]}"#,
+    );
     write("torn.json", "{");
     write(".a.json", "being written");
     write("notes.txt", "not a pod");

@@ -42,6 +42,16 @@ pub struct Netns {
 
 impl Netns {
     pub fn new() -> Self {
+        let n = Self::bare();
+        n.ip("link add pod0 type veth peer name nowhere");
+        n.ip("link set pod0 up");
+        n.ip("addr add 10.77.0.2/32 dev pod0");
+        n.ip("addr add fd77::2/128 dev pod0 nodad");
+        n
+    }
+
+    /// A namespace with loopback only.
+    pub fn bare() -> Self {
         let mine = std::process::id();
         for e in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
             let name = e.file_name().to_string_lossy().into_owned();
@@ -55,11 +65,12 @@ impl Netns {
         run("ip", &["netns", "add", &name]);
         let n = Self { name };
         n.ip("link set lo up");
-        n.ip("link add pod0 type veth peer name nowhere");
-        n.ip("link set pod0 up");
-        n.ip("addr add 10.77.0.2/32 dev pod0");
-        n.ip("addr add fd77::2/128 dev pod0 nodad");
         n
+    }
+
+    /// The name under /run/netns.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     pub fn ip(&self, args: &str) {
@@ -115,9 +126,7 @@ impl Cgroup {
                 let _ = fs::remove_dir(e.path());
             }
         }
-        let dir = cgroup2()
-            .join(format!("canal-test-{}", std::process::id()))
-            .join(format!("pod{}", NEXT.fetch_add(1, Ordering::Relaxed)));
+        let dir = cgroup2().join(format!("canal-test-{}", std::process::id())).join(format!("pod{}", NEXT.fetch_add(1, Ordering::Relaxed)));
         fs::create_dir_all(&dir).expect("these tests need root and a writable cgroup2 mount");
         Self { dir }
     }

@@ -1,0 +1,262 @@
+//! What a peer meets at a pod's HBONE port, spoken to by hand: TLS, settings, every status, bytes, resets, limits, drain and rotation.
+
+mod rig;
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::Duration;
+
+use canal_kit::testing::TestCa;
+use canal_node_proxy::config::Limits;
+use http::{Method, Request};
+use rig::raw::{self, Hello, connect};
+use rig::{POD_V4, POD_V6, Rig, Setup, identity};
+use socket2::SockRef;
+
+const HBONE: &str = "10.77.0.2:15008";
+const APP: &str = "10.77.0.2:8080";
+
+/// On a thread beside the runtime's own, so that blocking here does not stop what drives HTTP/2.
+fn run<T>(f: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(f)
+}
+
+/// An application that sends back what it gets, and ends when that ends.
+fn echo(l: TcpListener) {
+    std::thread::spawn(move || {
+        for s in l.incoming().flatten() {
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut &s, &mut &s);
+                let _ = s.shutdown(std::net::Shutdown::Write);
+            });
+        }
+    });
+}
+
+#[test]
+fn the_settings_on_the_wire_are_ztunnels() {
+    let rig = Rig::new(&Setup::default());
+    let (settings, window) = run(raw::settings(&rig, HBONE, &Hello::gateway(&rig)));
+    for (id, name, want) in [
+        (3, "max concurrent streams", 200),
+        (4, "initial window", 4 << 20),
+        (5, "max frame size", 1 << 20),
+        (6, "max header list", 64 << 10),
+    ] {
+        assert_eq!(settings.iter().find(|(i, _)| *i == id).map(|(_, v)| *v), Some(want), "{name} in {settings:?}");
+    }
+    assert!(settings.iter().all(|(i, v)| *i != 2 || *v == 0), "no push");
+    assert_eq!(window, Some((16 << 20) - 65_535), "connection window");
+}
+
+#[test]
+fn every_request_gets_ztunnels_status() {
+    let rig = Rig::new(&Setup::default());
+    echo(rig.ns.listen(APP));
+    echo(rig.ns.listen(&format!("[{POD_V6}]:8080")));
+    let check = |case: &str, to: &str, authority: &str, want: Result<(), u16>| {
+        let got = run(async {
+            let h2 = raw::h2(&rig, to, &Hello::gateway(&rig)).await;
+            connect(&h2, authority, &[]).await.map(drop)
+        });
+        assert_eq!(got, want, "{case}");
+    };
+    let v6 = format!("[{POD_V6}]:15008");
+    check("its address", HBONE, APP, Ok(()));
+    check("its IPv6 address", &v6, &format!("[{POD_V6}]:8080"), Ok(()));
+    check("its service by name", HBONE, "shop.b.svc.cluster.local:80", Ok(()));
+    check("no port", HBONE, POD_V4, Err(400));
+    check("another address", HBONE, "10.77.0.3:8080", Err(400));
+    check("its other address", HBONE, &format!("[{POD_V6}]:8080"), Err(400));
+    for port in canal_wire::hbone::ILLEGAL_PORTS {
+        check("a reserved port", HBONE, &format!("{POD_V4}:{port}"), Err(503));
+    }
+    check("an unknown name", HBONE, "example.com:80", Err(503));
+    check("nobody listens", HBONE, "10.77.0.2:9", Err(503));
+    let get = |method| Request::builder().method(method).uri("https://10.77.0.2:8080/").body(()).unwrap();
+    for method in [Method::GET, Method::POST, Method::OPTIONS] {
+        let status = run(async {
+            let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+            raw::ask(&h2, get(method.clone())).await.err()
+        });
+        assert_eq!(status, Some(400), "{method}");
+    }
+    for (reason, n) in
+        [("bad_request", 4.0), ("destination_mismatch", 2.0), ("reserved_port", 3.0), ("unknown_host", 1.0), ("application_down", 1.0)]
+    {
+        rig.until(reason, || rig.refused("inbound", reason) == n);
+    }
+}
+
+#[test]
+fn authorization_answers_401() {
+    // The tenant's trust domain has changed; the pod still proves the old one, and so does its peer.
+    let rig = Rig::new(&Setup { trust_domain: "new.example", ..Setup::default() });
+    echo(rig.ns.listen(APP));
+    let status = run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        connect(&h2, APP, &[]).await.err()
+    });
+    assert_eq!(status, Some(401));
+    rig.until("denied", || rig.refused("inbound", "denied") == 1.0);
+    assert_eq!(rig.logged(|l| l["result"] == "denied")["response_flags"], "DENY");
+}
+
+#[test]
+fn strangers_do_not_pass_the_handshake() {
+    let rig = Rig::new(&Setup::default());
+    let stranger = TestCa::new("beta");
+    let cases: [(&str, Hello); 5] = [
+        ("no certificate", Hello { certificate: None, ..Hello::gateway(&rig) }),
+        ("another CA, the right name", Hello::of(&stranger, "ns/canal-system/sa/gateway")),
+        (
+            "our CA, another trust domain",
+            Hello {
+                certificate: Some(rig.ca.issue_with(&"spiffe://beta.example/ns/b/sa/c".parse().unwrap(), |_| {})),
+                ..Hello::gateway(&rig)
+            },
+        ),
+        ("TLS 1.2", Hello { versions: raw::TLS12, ..Hello::gateway(&rig) }),
+        ("not h2", Hello { alpn: &[b"http/1.1"], ..Hello::gateway(&rig) }),
+    ];
+    for (n, (case, hello)) in cases.into_iter().enumerate() {
+        run(async {
+            // In TLS 1.3 the server's verdict on the client comes after the client is done.
+            if let Ok(mut tls) = raw::tls(&rig, HBONE, &hello).await {
+                let mut byte = [0];
+                let read = tokio::io::AsyncReadExt::read(&mut tls, &mut byte).await;
+                assert!(!matches!(read, Ok(n) if n > 0), "{case}: the server spoke HTTP/2 to it");
+            }
+        });
+        rig.until(case, || rig.refused("inbound", "handshake_failed") == (n + 1) as f64);
+    }
+    rig.logged(|l| l["response_flags"] == "TLS_FAILURE");
+}
+
+#[test]
+fn a_tunnel_is_up_after_the_application_is_and_says_who_it_is() {
+    let rig = Rig::new(&Setup::default());
+    let app = rig.ns.listen(APP);
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        let headers = [
+            ("forwarded", "for=\"10.77.0.77:4711\""),
+            ("baggage", "k8s.namespace.name=web,k8s.pod.name=front-0,service.name=front,service.version=v3,cloud.availability_zone=az9"),
+            ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00"),
+        ];
+        let mut t = connect(&h2, APP, &headers).await.map_err(|s| s.to_string()).unwrap();
+        assert_eq!(
+            t.headers["baggage"],
+            "k8s.cluster.name=c1,k8s.namespace.name=b,k8s.pod.name=app-0,service.name=app,service.version=v1,cloud.availability_zone=az1"
+        );
+        let (mut s, from) = app.accept().unwrap();
+        assert_eq!(from.ip().to_string(), POD_V4);
+        t.send(b"hello", false);
+        let mut got = [0; 5];
+        s.read_exact(&mut got).unwrap();
+        // The application ends first: its half is closed, the other stays open.
+        s.write_all(b"bye").unwrap();
+        s.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_eq!(t.rest().await.unwrap(), b"bye");
+        t.send(b" more", true);
+        let mut rest = String::new();
+        s.read_to_string(&mut rest).unwrap();
+        assert_eq!((&got, rest.as_str()), (b"hello", " more"));
+    });
+    let line = rig.logged(|l| l["direction"] == "inbound" && l["result"] == "complete");
+    for (field, want) in [
+        ("src.addr", "10.77.0.77:4711"),
+        ("src.workload", "front"),
+        ("src.namespace", "web"),
+        ("src.identity", "spiffe://alpha.example/ns/canal-system/sa/gateway"),
+        ("dst.addr", HBONE),
+        ("dst.hbone_addr", APP),
+        ("dst.workload", "app"),
+        ("dst.labels", "app=app,version=v1"),
+    ] {
+        assert_eq!(line[field], want, "{field} in {line}");
+    }
+    let labels = [
+        "reporter=\"destination\"",
+        "source_workload=\"front\"",
+        "source_version=\"v3\"",
+        "source_zone=\"az9\"",
+        "destination_workload=\"app\"",
+    ];
+    assert_eq!(rig.metric("istio_tcp_connections_closed_total", &labels), 1.0);
+    assert_eq!((rig.metric("istio_tcp_received_bytes_total", &labels), rig.metric("istio_tcp_sent_bytes_total", &labels)), (10.0, 3.0));
+}
+
+#[test]
+fn resets_are_carried_both_ways() {
+    let rig = Rig::new(&Setup::default());
+    let app = rig.ns.listen(APP);
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        let mut t = connect(&h2, APP, &[]).await.map_err(|s| s.to_string()).unwrap();
+        let (mut s, _) = app.accept().unwrap();
+        t.send(b"x", false);
+        s.read_exact(&mut [0]).unwrap();
+        t.send.send_reset(h2::Reason::CANCEL);
+        tokio::task::yield_now().await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let e = s.read(&mut [0]).unwrap_err();
+        assert_eq!(e.kind(), std::io::ErrorKind::ConnectionReset, "RST_STREAM becomes RST");
+
+        let mut t = connect(&h2, APP, &[]).await.map_err(|s| s.to_string()).unwrap();
+        let (s, _) = app.accept().unwrap();
+        SockRef::from(&s).set_linger(Some(Duration::ZERO)).unwrap();
+        drop(s);
+        assert!(t.rest().await.is_err(), "RST becomes RST_STREAM");
+    });
+    rig.logged(|l| l["result"] == "reset");
+}
+
+#[test]
+fn tunnels_and_connections_are_limited_by_name() {
+    let rig = Rig::new(&Setup { limits: Limits { inbound: 1, hbone: 1, ..Limits::default() }, ..Setup::default() });
+    echo(rig.ns.listen(APP));
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        let first = connect(&h2, APP, &[]).await.map_err(|s| s.to_string()).unwrap();
+        assert_eq!(connect(&h2, APP, &[]).await.err(), Some(503), "the second tunnel");
+        assert!(raw::tls(&rig, HBONE, &Hello::gateway(&rig)).await.is_err(), "the second connection");
+        drop(first);
+    });
+    rig.until("both", || rig.refused("inbound", "connection_limit") == 2.0);
+}
+
+#[test]
+fn a_drain_says_goaway_and_lets_tunnels_finish() {
+    let rig = Rig::new(&Setup::default());
+    echo(rig.ns.listen(APP));
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        let mut t = connect(&h2, APP, &[]).await.map_err(|s| s.to_string()).unwrap();
+        t.send(b"before ", false);
+        rig.trigger.drain(Duration::from_secs(20));
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        assert!(h2.clone().ready().await.is_err(), "GOAWAY: no new tunnels");
+        t.send(b"and after", true);
+        assert_eq!(t.rest().await.unwrap(), b"before and after");
+    });
+    assert_eq!(rig.room.listeners(), 0);
+}
+
+#[test]
+fn a_certificate_rotates_under_a_streaming_tunnel() {
+    let rig = Rig::new(&Setup::default());
+    echo(rig.ns.listen(APP));
+    let serial = |tls: &tokio_rustls::client::TlsStream<tokio::net::TcpStream>| tls.get_ref().1.peer_certificates().unwrap()[0].to_vec();
+    run(async {
+        let before = serial(&raw::tls(&rig, HBONE, &Hello::gateway(&rig)).await.unwrap());
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        let mut t = connect(&h2, APP, &[]).await.map_err(|s| s.to_string()).unwrap();
+        t.send(b"old ", false);
+        rig.credential.replace(rig.ca.issue(&identity("ns/b/sa/app")));
+        let after = serial(&raw::tls(&rig, HBONE, &Hello::gateway(&rig)).await.unwrap());
+        assert_ne!(before, after, "new handshakes see the new certificate");
+        t.send(b"and new", true);
+        assert_eq!(t.rest().await.unwrap(), b"old and new");
+    });
+}

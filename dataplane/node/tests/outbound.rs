@@ -1,0 +1,276 @@
+//! What an application's connection meets on its way out: captured by the kernel, decided, carried to a gateway, and recorded.
+
+mod rig;
+
+use std::io::{Read, Write};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use canal_model::program::OutsideMesh;
+use canal_node_proxy::config::{CaptureChoice, Limits};
+use rig::gateway::{Does, Gateway, Saw};
+use rig::{FAR, NEAR, POD_V4, POD_V6, Rig, Setup, identity};
+
+/// The child's entry.
+#[test]
+fn the_client() {
+    if let Some(case) = rig::lab::case() {
+        rig::app::run(&case);
+    }
+}
+
+const VIP: &str = "10.96.0.1:80";
+
+fn through_the_mesh(capture: CaptureChoice) {
+    let rig = Rig::new(&Setup { capture, workers: 2, ..Setup::default() });
+    if capture == CaptureChoice::Nft {
+        // NAT comes after routing: without a route connect() fails before nft is asked.
+        rig.ns.ip("route add default dev pod0");
+        rig.ns.ip("-6 route add default dev pod0");
+    }
+    let gateway = Gateway::start(&rig, NEAR, Does::Tell);
+    for (dial, authority) in [
+        (VIP, VIP),
+        ("[fd96::1]:80", "[fd96::1]:80"),
+        ("[::ffff:10.96.0.1]:80", VIP),
+        ("10.77.0.9:8080", "10.77.0.9:8080"),
+        ("[fd77::9]:8080", "[fd77::9]:8080"),
+    ] {
+        let mut app = rig.app("dial", &[dial]);
+        let said = app.line();
+        assert!(said.starts_with(&format!("peer={dial} ")) && said.ends_with(&format!("reply={authority}")), "{dial}: {said}");
+        let Saw::Connect { authority: asked, headers, peer, source } = gateway.next() else { panic!("no CONNECT") };
+        assert_eq!((asked.as_str(), peer), (authority, identity("ns/b/sa/app")));
+        assert!(source.starts_with(POD_V4), "the tunnel comes from the pod's own address: {source}");
+        assert_eq!(headers["baggage"].to_str().unwrap().split(',').next(), Some("k8s.cluster.name=c1"));
+        let forwarded = headers["forwarded"].to_str().unwrap();
+        let from = if authority.starts_with('[') { format!("for=\"[{POD_V6}]:") } else { format!("for=\"{POD_V4}:") };
+        assert!(forwarded.starts_with(&from), "{forwarded}");
+        assert_eq!(forwarded.contains(";host=shop.b.svc.cluster.local"), authority.ends_with(":80"), "{forwarded}");
+        assert_eq!(headers["traceparent"].len(), 55);
+        assert_eq!(gateway.ended(), "end after 2");
+    }
+    let labels = [
+        "reporter=\"source\"",
+        "source_workload=\"app\"",
+        "source_app=\"app\"",
+        "source_version=\"v1\"",
+        "source_principal=\"spiffe://alpha.example/ns/b/sa/app\"",
+        "destination_service=\"shop.b.svc.cluster.local\"",
+        "destination_service_name=\"shop\"",
+        "response_flags=\"-\"",
+        "connection_security_policy=\"mutual_tls\"",
+    ];
+    rig.until("closed", || rig.metric("istio_tcp_connections_closed_total", &labels) == 3.0);
+    assert_eq!(rig.metric("istio_tcp_connections_opened_total", &labels), 3.0);
+    assert_eq!(rig.metric("istio_tcp_received_bytes_total", &labels), 6.0, "what the applications sent");
+    assert_eq!(rig.metric("istio_tcp_sent_bytes_total", &labels), 2.0 * 12.0 + 12.0);
+    let line = rig.logged(|l| l["dst.service"] == "shop.b.svc.cluster.local" && l["dst.addr"] == VIP);
+    for (field, want) in [
+        ("direction", "outbound"),
+        ("result", "complete"),
+        ("src.pod", "app-0"),
+        ("src.identity", "spiffe://alpha.example/ns/b/sa/app"),
+        ("src.labels", "app=app,version=v1"),
+        ("dst.hbone_addr", VIP),
+    ] {
+        assert_eq!(line[field], want, "{field} in {line}");
+    }
+    assert_eq!((line["bytes_sent"].as_u64(), line["bytes_recv"].as_u64()), (Some(12), Some(2)));
+}
+
+#[test]
+fn services_and_pods_are_reached_through_a_gateway_with_the_pods_own_identity() {
+    through_the_mesh(CaptureChoice::Bpf);
+}
+
+#[test]
+fn nftables_carries_the_same() {
+    through_the_mesh(CaptureChoice::Nft);
+}
+
+#[test]
+fn every_refusal_is_a_reset_with_a_name() {
+    let rig = Rig::new(&Setup::default());
+    let _gateway = Gateway::start(&rig, NEAR, Does::Tell);
+    for (dial, reason) in [
+        ("192.0.2.1:443", "outside_mesh"),
+        ("10.96.0.1:81", "unknown_port"),
+        ("10.77.0.9:15008", "reserved_port"),
+        ("10.77.0.2:15008", "reserved_port"),
+        ("[fd77::2]:15001", "reserved_port"),
+        ("10.77.255.1:15008", "gateway_address"),
+        ("127.0.0.1:15001", "origin_unknown"),
+        ("[::1]:15001", "origin_unknown"),
+        ("10.77.0.2:9", "connect_failed"),
+    ] {
+        let before = rig.refused("outbound", reason);
+        let said = rig.app("read_end", &[dial]).line();
+        assert!(said == "ConnectionReset" || said == "write ConnectionReset" || said == "write BrokenPipe", "{dial}: {said}");
+        rig.until(dial, || rig.refused("outbound", reason) == before + 1.0);
+        rig.logged(|l| l["result"] == reason);
+    }
+}
+
+#[test]
+fn the_pod_itself_and_the_allowed_outside_are_reached_in_plain_tcp() {
+    let rig = Rig::new(&Setup { outside: OutsideMesh::Passthrough, ..Setup::default() });
+    for (ns, at) in
+        [(&rig.ns, format!("{POD_V4}:8080")), (&rig.ns, format!("[{POD_V6}]:8080")), (&rig.outside, "192.0.2.1:443".to_string())]
+    {
+        let l = ns.listen(&at);
+        let mut app = rig.app("dial", &[&at]);
+        let (mut s, _) = l.accept().unwrap();
+        let mut hi = [0; 2];
+        s.read_exact(&mut hi).unwrap();
+        s.write_all(b"plain").unwrap();
+        drop(s);
+        assert!(app.line().ends_with("reply=plain"), "{at}");
+        let line = rig.logged(|l| l["dst.addr"] == at.as_str());
+        assert_eq!((line["result"].as_str(), line.get("dst.hbone_addr")), (Some("complete"), None), "{line}");
+    }
+}
+
+#[test]
+fn bytes_half_closes_and_sizes_come_through_unchanged() {
+    let rig = Rig::new(&Setup { workers: 2, ..Setup::default() });
+    let gateway = Gateway::start(&rig, NEAR, Does::Echo);
+    for n in [0u64, 1, 1024, 200_000, 30 << 20] {
+        let said = rig.app("echo", &[VIP, &n.to_string()]).line();
+        assert_eq!(said, format!("{n} right=true"));
+        assert_eq!((gateway.authority().as_str(), gateway.ended()), (VIP, format!("Ok({n})")));
+    }
+}
+
+#[test]
+fn resets_are_carried_both_ways() {
+    let rig = Rig::new(&Setup { gateways: &[("near", NEAR)], ..Setup::default() });
+    {
+        let gateway = Gateway::start(&rig, NEAR, Does::Watch);
+        let mut app = rig.app("reset", &[VIP]);
+        assert_eq!((app.line().as_str(), gateway.authority().as_str()), ("up", VIP));
+        app.go_on();
+        let ended = gateway.ended();
+        assert!(ended.starts_with("ConnectionReset"), "RST becomes RST_STREAM: {ended}");
+        rig.logged(|l| l["result"] == "reset");
+    }
+    let gateway = Gateway::start(&rig, NEAR, Does::Reset);
+    assert_eq!(rig.app("read_end", &[VIP]).line(), "ConnectionReset", "RST_STREAM becomes RST");
+    assert_eq!(gateway.authority(), VIP);
+}
+
+#[test]
+fn a_reader_that_stalls_stops_the_writer() {
+    let rig = Rig::new(&Setup::default());
+    let _gateway = Gateway::start(&rig, NEAR, Does::Stall);
+    let sent: u64 = rig.app("flood", &[VIP]).line().parse().unwrap();
+    // Two socket buffers, the node's own and the stream's window; without back-pressure it would be all that a second can carry.
+    assert!(sent < 40 << 20, "{sent} bytes were taken");
+}
+
+#[test]
+fn streams_share_connections_and_a_draining_gateway_is_left_in_peace() {
+    let rig = Rig::new(&Setup { gateways: &[("near", NEAR), ("far", FAR)], ..Setup::default() });
+    let near = Gateway::start(&rig, NEAR, Does::Echo);
+    let far = Gateway::start(&rig, FAR, Does::Tell);
+    for _ in 0..10 {
+        assert_eq!(rig.app("echo", &[VIP, "10"]).line(), "10 right=true");
+    }
+    assert_eq!((near.connections.load(Relaxed), far.connections.load(Relaxed)), (1, 0), "own AZ, one connection");
+    let mut open = rig.app("stay", &[VIP]);
+    assert_eq!(open.line(), "up");
+    rig.until("the eleventh tunnel", || rig.metric("istio_tcp_received_bytes_total", &[]) == 101.0);
+    near.drain();
+    // An echo of nothing is nothing; the far gateway tells the authority's 12 bytes.
+    rig.until("GOAWAY", || rig.app("echo", &[VIP, "0"]).line() == "12 right=false");
+    assert!(far.connections.load(Relaxed) > 0);
+    open.go_on();
+    let line = rig.logged(|l| l["bytes_recv"] == 1);
+    assert_eq!(line["result"], "complete", "what was open has finished: {line}");
+}
+
+#[test]
+fn a_gateway_that_fails_is_passed_over_and_avoided() {
+    let rig = Rig::new(&Setup { gateways: &[("near", NEAR), ("far", FAR)], ..Setup::default() });
+    let far = Gateway::start(&rig, FAR, Does::Tell);
+    let dial = |limit: u64| {
+        let start = Instant::now();
+        assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
+        assert!(start.elapsed() < Duration::from_millis(limit), "{:?}", start.elapsed());
+    };
+    dial(2_000);
+    let failures = |blame: &str| rig.metric("canal_node_gateway_failures_total", &["gateway=\"near\"", &format!("blame=\"{blame}\"")]);
+    assert_eq!(failures("gateway"), 1.0, "nobody listens there");
+    dial(2_000);
+    assert_eq!(failures("gateway"), 1.0, "avoided");
+    assert_eq!(far.connections.load(Relaxed), 1);
+
+    let mute = Gateway::start(&rig, NEAR, Does::Mute);
+    std::thread::sleep(canal_node_proxy::gateways::AVOID.0);
+    let before = Instant::now();
+    dial(3_000);
+    assert!(mute.connections.load(Relaxed) == 1 && before.elapsed() >= canal_node_proxy::gateways::ATTEMPT_PATIENCE, "tried, not for long");
+    assert_eq!(failures("gateway"), 2.0);
+}
+
+#[test]
+fn an_answer_is_final_and_an_impostor_is_no_gateway() {
+    for (status, flag) in [(503, "CONNECT"), (401, "DENY"), (400, "CONNECT")] {
+        let rig = Rig::new(&Setup { gateways: &[("near", NEAR), ("far", FAR)], ..Setup::default() });
+        let (_near, far) = (Gateway::start(&rig, NEAR, Does::Refuse(status)), Gateway::start(&rig, FAR, Does::Tell));
+        assert_eq!(rig.app("read_end", &[VIP]).line(), "ConnectionReset", "{status}");
+        assert_eq!(rig.logged(|l| l["result"] == "tunnel_refused")["response_flags"], flag, "{status}");
+        assert_eq!(far.connections.load(Relaxed), 0, "{status}: no other gateway is asked");
+    }
+    let rig = Rig::new(&Setup::default());
+    let _impostor = Gateway::start_as(&rig, NEAR, Does::Tell, &identity("ns/b/sa/app"));
+    rig.app("read_end", &[VIP]).line();
+    let line = rig.logged(|l| l["result"] == "gateway_failed");
+    assert_eq!(line["response_flags"], "TLS_FAILURE", "{line}");
+}
+
+#[test]
+fn a_pods_connections_are_limited_by_name() {
+    let rig = Rig::new(&Setup { limits: Limits { outbound: 1, ..Limits::default() }, ..Setup::default() });
+    let _gateway = Gateway::start(&rig, NEAR, Does::Watch);
+    let mut first = rig.app("stay", &[VIP]);
+    assert_eq!(first.line(), "up");
+    rig.until("the first", || rig.metric("canal_limit_used", &["limit=\"pod_outbound_connections\""]) == 1.0);
+    rig.app("read_end", &[VIP]).line();
+    rig.until("refused", || rig.refused("outbound", "connection_limit") == 1.0);
+    assert_eq!(rig.metric("canal_limit_refused_total", &["limit=\"pod_outbound_connections\""]), 1.0);
+    first.go_on();
+    rig.until("given back", || rig.metric("canal_limit_used", &["limit=\"pod_outbound_connections\""]) == 0.0);
+}
+
+#[test]
+fn a_connection_waits_for_the_pods_first_certificate() {
+    let rig = Rig::new(&Setup { certificate: false, ..Setup::default() });
+    let _gateway = Gateway::start(&rig, NEAR, Does::Tell);
+    let mut app = rig.app("dial", &[VIP]);
+    rig.until("dialled", || rig.metric("istio_tcp_connections_opened_total", &[]) == 1.0);
+    std::thread::sleep(Duration::from_millis(100));
+    rig.credential.replace(rig.ca.issue(&identity("ns/b/sa/app")));
+    assert!(app.line().ends_with(&format!("reply={VIP}")));
+}
+
+#[test]
+fn without_a_gateway_it_is_refused_by_name() {
+    let rig = Rig::new(&Setup { gateways: &[], ..Setup::default() });
+    rig.app("read_end", &[VIP]).line();
+    rig.until("refused", || rig.refused("outbound", "no_gateway") == 1.0);
+}
+
+#[test]
+fn what_is_open_finishes_and_nothing_new_begins_when_it_drains() {
+    let rig = Rig::new(&Setup::default());
+    let gateway = Gateway::start(&rig, NEAR, Does::Watch);
+    let mut open = rig.app("stay", &[VIP]);
+    assert_eq!((open.line().as_str(), gateway.authority().as_str()), ("up", VIP));
+    rig.trigger.drain(Duration::from_secs(20));
+    rig.until("closed listeners", || rig.room.listeners() == 0);
+    assert_eq!(rig.app("dial", &[VIP]).line(), "error ConnectionRefused Some(111)");
+    open.go_on();
+    assert_eq!(gateway.ended(), "end after 1");
+    rig.logged(|l| l["result"] == "complete");
+}
