@@ -7,6 +7,8 @@
 
 mod build;
 pub mod claims;
+#[cfg(feature = "generate")]
+pub mod generate;
 pub mod ir;
 pub mod limits;
 pub mod lower;
@@ -66,8 +68,8 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
 /// Compiles one tenant. Never fails: what is broken becomes an entry that fails closed, and a diagnostic.
 pub fn compile(input: &Input<'_>) -> Output {
     let (ir, diagnostics) = build_ir(input);
-    let resources = ir.as_ref().map(lower::gateway).unwrap_or_default();
-    Output { resources, diagnostics, claims: claims_of(input.tenant, ir.as_ref()) }
+    let claims = claims_of(input.tenant, ir.as_ref());
+    Output { resources: ir.map(lower::gateway).unwrap_or_default(), diagnostics, claims }
 }
 
 /// The tenant before it is lowered, for the oracle and for golden tests; `None` without a valid Tenant object.

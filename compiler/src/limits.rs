@@ -20,8 +20,12 @@ pub const TEXT_BYTES_MAX: usize = 4096;
 pub const REGEX_BYTES_MAX: usize = 1024;
 /// Memory of a regular expression's automaton, in bytes: `(a{500}){500}` is short and has a quarter of a million states.
 pub const REGEX_AUTOMATON_BYTES_MAX: usize = 256 << 10;
+/// Memory of all regular expressions of one service's rules, in bytes; less than a gateway grants.
+pub const REGEXES_PER_SERVICE_BYTES_MAX: usize = 3 << 20;
 /// Largest share of a backend (Gateway API BackendRef.weight).
 pub const WEIGHT_MAX: u32 = 1_000_000;
 
+// One regular expression must fit into its service.
+const _: () = assert!(REGEX_AUTOMATON_BYTES_MAX <= REGEXES_PER_SERVICE_BYTES_MAX);
 // All shares of a rule must add up in 32 bits, wherever they are added.
 const _: () = assert!((BACKENDS_PER_RULE_MAX as u64) * (WEIGHT_MAX as u64) <= u32::MAX as u64);

@@ -14,7 +14,7 @@ use canal_model::program::{
     AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, Labels, PathMatch, RouteAction, RouteKey, TextMatch, ValueMatch, Workload,
 };
 
-use crate::ir::{Ir, RuleIr};
+use crate::ir::Ir;
 use crate::pattern;
 
 /// A request as far as routing looks at it.
@@ -56,7 +56,7 @@ pub fn decide(ir: &Ir, request: &Request) -> Verdict {
         return Verdict::Service { service: request.service.clone(), port: request.port };
     }
     let mut links = chain.links.iter().filter_map(|link| service.link(*link));
-    match links.find(|(rule, http)| holds(rule, http, request)) {
+    match links.find(|(rule, http)| holds(&rule.hosts, http, request)) {
         None => Verdict::NoRule,
         Some((rule, _)) => match &rule.action {
             RouteAction::Split(backends) => Verdict::Split { rule: rule.key.clone(), backends: backends.clone() },
@@ -77,10 +77,11 @@ pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload
     .collect()
 }
 
-fn holds(rule: &RuleIr, http: &HttpMatch, request: &Request) -> bool {
+/// Whether all conditions of one match of a rule for these hosts hold.
+pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &Request) -> bool {
     let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
     let host = normal_host(&request.host);
-    (rule.hosts.is_empty() || rule.hosts.iter().any(|written| host_holds(written, &host)))
+    (hosts.is_empty() || hosts.iter().any(|written| host_holds(written, &host)))
         && path_holds(&http.path, path)
         && http.method.as_ref().is_none_or(|method| *method == request.method)
         && http.headers.iter().all(|header| text_holds(header, header_value(request, &header.name).as_deref()))

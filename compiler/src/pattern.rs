@@ -1,13 +1,13 @@
 //! Regular expressions as all of Canal reads them: RE2 syntax over bytes, without Unicode classes, the whole text must match.
 
 use regex_automata::meta::{self, Regex};
-use regex_automata::nfa::thompson;
+use regex_automata::nfa::thompson::{self, WhichCaptures};
 use regex_automata::util::syntax;
 
 use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX};
 
-/// Why a pattern is refused: a sentence without a full stop.
-pub(crate) fn check(pattern: &str) -> Result<(), String> {
+/// The bytes of memory that a pattern takes, or why it is refused: a sentence without a full stop.
+pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
     if pattern.len() > REGEX_BYTES_MAX {
         return Err(format!("the regular expression has {} bytes, more than {REGEX_BYTES_MAX}", pattern.len()));
     }
@@ -16,20 +16,20 @@ pub(crate) fn check(pattern: &str) -> Result<(), String> {
         .map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))?;
     thompson::Compiler::new()
         .syntax(config())
-        .configure(thompson::Config::new().utf8(false).nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)))
+        .configure(thompson::Config::new().utf8(false).which_captures(WhichCaptures::None).nfa_size_limit(Some(REGEX_AUTOMATON_BYTES_MAX)))
         .build(&whole(pattern))
-        .map(drop)
+        .map(|automaton| automaton.memory_usage())
         .map_err(|_| format!("the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"))
 }
 
-/// The automaton of a pattern that [`check`] accepted; `None` for any other.
+/// The automaton of a pattern that [`cost`] accepts; `None` for any other.
 pub(crate) fn compile(pattern: &str) -> Option<Regex> {
-    check(pattern).ok()?;
+    cost(pattern).ok()?;
     meta::Builder::new().syntax(config()).configure(Regex::config().utf8_empty(false)).build(&whole(pattern)).ok()
 }
 
 fn whole(pattern: &str) -> String {
-    format!("^(?:{pattern})$")
+    format!(r"\A(?:{pattern})\z")
 }
 
 fn config() -> syntax::Config {
@@ -67,9 +67,9 @@ mod tests {
     fn what_cannot_be_matched_in_bounds_is_refused() {
         let long = "a".repeat(REGEX_BYTES_MAX + 1);
         for pattern in ["(", "a)|(b", "(?=a)", "\\1", "(a{500}){500}", long.as_str(), "(?x)a#"] {
-            assert!(check(pattern).is_err(), "{pattern:?}");
+            assert!(cost(pattern).is_err(), "{pattern:?}");
             assert!(compile(pattern).is_none(), "{pattern:?}");
         }
-        assert!(check(&long[1..]).is_ok());
+        assert!(cost(&long[1..]).is_ok());
     }
 }

@@ -1,5 +1,6 @@
 //! Which match wins when several hold. The only place that knows it; everyone else compares [`Precedence`].
 
+use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Metadata, ObjectKind};
 use canal_model::program::{HttpMatch, PathMatch, Precedence};
 
@@ -39,9 +40,9 @@ pub(crate) fn istio(document: &Document, rule: usize, place: usize) -> Precedenc
 }
 
 /// Who is the elder of two objects in conflict, smaller first: age, then name. Objects that do not tell their age are the oldest.
-pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, String, String) {
+pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {
     let metadata = document.object.metadata();
-    (created(metadata), document.object.kind(), metadata.namespace.to_string(), metadata.name.to_string())
+    (created(metadata), document.object.kind(), &metadata.namespace, &metadata.name)
 }
 
 fn created(metadata: &Metadata) -> u64 {

@@ -51,7 +51,7 @@ fn check(path: &Path) -> Vec<String> {
     assert_eq!(output.diagnostics, found, "{}", path.display());
     let mut texts = vec![("diagnostics", case.diagnostics(&found))];
     if let Some(ir) = &ir {
-        let gateway = lower::gateway(ir);
+        let gateway = lower::gateway(ir.clone());
         assert_eq!(output.resources, gateway, "{}", path.display());
         texts.push(("ir", ir.to_string()));
         texts.push(("gateway", show(&gateway)));

@@ -190,7 +190,7 @@ pub struct RouteKey {
     pub kind: String,
     pub namespace: Namespace,
     pub name: ObjectName,
-    /// Which of the object's parents and rules this is, e.g. `reviews-9080.0`.
+    /// Which of the object's parents and rules this is, e.g. `reviews:9080.0`.
     pub rule: String,
 }
 

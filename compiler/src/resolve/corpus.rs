@@ -54,7 +54,7 @@ impl<'a> Corpus<'a> {
             unique.insert(key, first);
         }
         let mut documents: Vec<&Document> = unique.into_values().collect();
-        documents.sort_by_cached_key(|document| (rank(document.object.kind()), seniority(document)));
+        documents.sort_by(|a, b| (rank(a.object.kind()), seniority(a)).cmp(&(rank(b.object.kind()), seniority(b))));
         if documents.len() > OBJECTS_PER_TENANT_MAX {
             let problem = format!("the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out", documents.len());
             report.general(problem, "remove objects or split the tenant");

@@ -1,7 +1,7 @@
 //! HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their Service, which would hold for that
 //! namespace's clients only, are refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::ServiceKey;
 use canal_model::policy::route::{HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathConditionType, ValueCondition, ValueConditionType};
@@ -9,8 +9,8 @@ use canal_model::program::{AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAc
 
 use super::corpus::Said;
 use super::destination::Destinations;
-use super::route_parts::{Complaint, Rule, conditions, header_name, path, regex, text};
-use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, path, text};
+use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
 use crate::precedence;
 use crate::report::Report;
@@ -22,18 +22,30 @@ struct Parent {
     port: Option<u16>,
 }
 
+/// What the regular expressions of each service may still take.
+type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
+
 /// The rules of all HTTPRoutes, and the services that have any.
 pub(crate) fn resolve(said: &[Said<'_, HttpRoute>], to: &Destinations<'_>, report: &mut Report) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
     let mut rules = Vec::new();
     let mut taken = BTreeSet::new();
+    let mut left = RegexBytesLeft::new();
     for route in said {
         let parents = parents(route, to, report);
         taken.extend(parents.iter().map(|parent| parent.service.clone()));
-        if !parents.is_empty() {
-            attach(route, &parents, to, report, &mut rules);
-        }
+        let Some(mut regexes) = budget(&parents, &left) else { continue };
+        attach(route, &parents, to, &mut regexes, report, &mut rules);
+        left.extend(parents.into_iter().map(|parent| (parent.service, regexes.bytes_left)));
     }
     (rules, taken)
+}
+
+/// Of the service that has least left; `None` for a route without parents.
+fn budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudget> {
+    let left_of = |parent: &Parent| left.get(&parent.service).copied().unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
+    let scarcest = parents.iter().min_by_key(|parent| left_of(parent))?;
+    let service = format!("{}/{}", scarcest.service.namespace, scarcest.service.name);
+    Some(RegexBudget { bytes_left: left_of(scarcest), copies: parents.len(), service })
 }
 
 fn parents(route: &Said<'_, HttpRoute>, to: &Destinations<'_>, report: &mut Report) -> BTreeSet<Parent> {
@@ -101,7 +113,14 @@ fn parent(route: &Said<'_, HttpRoute>, written: &ParentRef, to: &Destinations<'_
     Ok((Parent { service: key, port }, opaque))
 }
 
-fn attach(route: &Said<'_, HttpRoute>, parents: &BTreeSet<Parent>, to: &Destinations<'_>, report: &mut Report, rules: &mut Vec<RouteRule>) {
+fn attach(
+    route: &Said<'_, HttpRoute>,
+    parents: &BTreeSet<Parent>,
+    to: &Destinations<'_>,
+    regexes: &mut RegexBudget,
+    report: &mut Report,
+    rules: &mut Vec<RouteRule>,
+) {
     let (hosts, mut broken) = hosts(route, report);
     let spec = &route.object.spec;
     let faults = &route.document.faults;
@@ -120,7 +139,7 @@ fn attach(route: &Said<'_, HttpRoute>, parents: &BTreeSet<Parent>, to: &Destinat
         let field = format!("spec.rules[{at}]");
         let fault = route.document.faults.iter().find(|f| f.field.starts_with(&field));
         let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
-        let mut reading = Rule { document: route.document, field, report, broken };
+        let mut reading = Rule { document: route.document, field, report, broken, regexes };
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         for parent in parents {
             rules.push(RouteRule {
@@ -209,7 +228,7 @@ fn http_match(field: &str, written: &HttpRouteMatch, rule: &mut Rule<'_>) -> Htt
             let checked = match condition.kind {
                 PathConditionType::Exact => path(&condition.value).map(PathMatch::Exact),
                 PathConditionType::PathPrefix => path(&condition.value).map(PathMatch::ElementPrefix),
-                PathConditionType::RegularExpression => regex(&condition.value).map(PathMatch::Regex),
+                PathConditionType::RegularExpression => rule.regex(&condition.value).map(|()| PathMatch::Regex(condition.value.clone())),
             };
             checked.unwrap_or_else(|complaint| {
                 rule.broken(&format!("{field}.path.value"), complaint);
@@ -230,6 +249,6 @@ fn http_match(field: &str, written: &HttpRouteMatch, rule: &mut Rule<'_>) -> Htt
 fn value(condition: &ValueCondition) -> Result<TextMatch, Complaint> {
     match condition.kind {
         ValueConditionType::Exact => text(&condition.value).map(TextMatch::Exact),
-        ValueConditionType::RegularExpression => regex(&condition.value).map(TextMatch::Regex),
+        ValueConditionType::RegularExpression => Ok(TextMatch::Regex(condition.value.clone())),
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use canal_model::policy::Document;
 use canal_model::program::{Backend, BackendTarget, RouteAction, TextMatch, ValueMatch};
 
-use crate::limits::{BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, TEXT_BYTES_MAX, WEIGHT_MAX};
+use crate::limits::{BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX, WEIGHT_MAX};
 use crate::pattern;
 use crate::report::Report;
 
@@ -35,6 +35,16 @@ pub(crate) struct Rule<'a> {
     pub(crate) report: &'a mut Report,
     /// Why the rule refuses all requests that it matches.
     pub(crate) broken: Option<String>,
+    pub(crate) regexes: &'a mut RegexBudget,
+}
+
+/// What the regular expressions of a service may still take.
+pub(crate) struct RegexBudget {
+    pub(crate) bytes_left: usize,
+    /// How often each one is needed: a rule is told to data planes once for each port it is attached to by number.
+    pub(crate) copies: usize,
+    /// The service, for findings.
+    pub(crate) service: String,
 }
 
 impl Rule<'_> {
@@ -52,6 +62,20 @@ impl Rule<'_> {
 
     fn place(&self, field: &str, inner: &str) -> String {
         [self.field.as_str(), field, inner].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(".")
+    }
+
+    /// Checks a regular expression and takes what it needs from the service's budget.
+    pub(crate) fn regex(&mut self, pattern: &str) -> Result<(), Complaint> {
+        let one = pattern::cost(pattern).map_err(|problem| Complaint::new("", problem, "use RE2 syntax; the whole text must match"))?;
+        let needed = one.saturating_mul(self.regexes.copies);
+        if needed > self.regexes.bytes_left {
+            let service = &self.regexes.service;
+            let problem =
+                format!("with this one the regular expressions of service {service} need more than {REGEXES_PER_SERVICE_BYTES_MAX} bytes");
+            return Err(Complaint::new("", problem, "use prefixes, or fewer and shorter expressions"));
+        }
+        self.regexes.bytes_left -= needed;
+        Ok(())
     }
 
     /// A backend whose reference may be broken: it keeps its share and fails it.
@@ -127,14 +151,6 @@ pub(crate) fn text(value: &str) -> Result<String, Complaint> {
     Ok(value.to_owned())
 }
 
-/// A regular expression.
-pub(crate) fn regex(value: &str) -> Result<String, Complaint> {
-    match pattern::check(value) {
-        Ok(()) => Ok(value.to_owned()),
-        Err(problem) => Err(Complaint::new("", problem, "use RE2 syntax; the whole text must match")),
-    }
-}
-
 /// A header's name, in lower case.
 pub(crate) fn header_name(name: &str) -> Result<String, Complaint> {
     let is_token = !name.is_empty() && name.bytes().all(|c| c.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&c));
@@ -148,7 +164,8 @@ pub(crate) fn header_name(name: &str) -> Result<String, Complaint> {
     ))
 }
 
-/// The conditions of one match on headers or query parameters. What is broken is told, breaks the rule and is left out.
+/// The conditions of one match on headers or query parameters, with regular expressions that nobody looked at yet. What is broken is
+/// told, breaks the rule and is left out.
 pub(crate) fn conditions(
     rule: &mut Rule<'_>,
     field: &str,
@@ -163,6 +180,10 @@ pub(crate) fn conditions(
     let mut good = Vec::new();
     for (place, name, value) in written {
         let field = format!("{field}{place}");
+        let value = value.and_then(|value| match &value {
+            TextMatch::Regex(pattern) => rule.regex(pattern).map(|()| value),
+            _ => Ok(value),
+        });
         match (name, value) {
             (Ok(name), Ok(value)) if seen.insert(name.clone()) => good.push(ValueMatch { name, value }),
             (Ok(name), Ok(_)) => {

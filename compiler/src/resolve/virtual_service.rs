@@ -8,8 +8,8 @@ use canal_model::program::{Backend, HostMatch, HttpMatch, PathMatch, RouteAction
 
 use super::corpus::Said;
 use super::destination::Destinations;
-use super::route_parts::{Complaint, Rule, conditions, header_name, path, regex, text};
-use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, RULES_PER_ROUTE_MAX};
+use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, path, text};
+use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
 use crate::precedence;
 use crate::report::Report;
@@ -93,6 +93,12 @@ fn attach(said: &Said<'_, VirtualService>, service: &Service, to: &Destinations<
         broken.get_or_insert_with(|| problem.clone());
         report.error(said.document, "spec.http", problem, "use fewer rules");
     }
+    let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
+    let mut regexes = RegexBudget {
+        bytes_left: REGEXES_PER_SERVICE_BYTES_MAX,
+        copies: ports.len().max(1),
+        service: format!("{}/{}", service.key.namespace, service.key.name),
+    };
     let implied = [HttpRoute::default()];
     let written = if spec.http.is_empty() { &implied } else { spec.http.as_slice() };
     let mut rules = Vec::new();
@@ -100,9 +106,8 @@ fn attach(said: &Said<'_, VirtualService>, service: &Service, to: &Destinations<
         let field = format!("spec.http[{at}]");
         let fault = said.document.faults.iter().find(|f| f.field.starts_with(&field));
         let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
-        let mut reading = Rule { document: said.document, field, report, broken };
+        let mut reading = Rule { document: said.document, field, report, broken, regexes: &mut regexes };
         let groups = groups(at, rule, service, &mut reading);
-        let ports: Vec<u16> = service.ports.iter().map(|port| port.port).collect();
         let fans_out = rule.route.iter().any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = if groups.len() > 1 { format!(".{number}") } else { String::new() };
@@ -208,7 +213,7 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
-        Some(condition) => uri(condition).unwrap_or_else(|complaint| {
+        Some(condition) => uri(condition, rule).unwrap_or_else(|complaint| {
             rule.broken(&format!("{field}.uri"), complaint);
             everything
         }),
@@ -228,11 +233,11 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
     HttpMatch { precedence: precedence::istio(rule.document, place, at), path: uri, method, headers, query }
 }
 
-fn uri(written: &StringMatch) -> Result<PathMatch, Complaint> {
+fn uri(written: &StringMatch, rule: &mut Rule<'_>) -> Result<PathMatch, Complaint> {
     match written {
         StringMatch { exact: Some(exact), prefix: None, regex: None } => path(exact).map(PathMatch::Exact),
         StringMatch { exact: None, prefix: Some(prefix), regex: None } => path(prefix).map(PathMatch::StringPrefix),
-        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => regex(pattern).map(PathMatch::Regex),
+        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => rule.regex(pattern).map(|()| PathMatch::Regex(pattern.clone())),
         _ => Err(Complaint::new("", "one of exact, prefix and regex is needed, and only one", "write one of them")),
     }
 }
@@ -241,7 +246,7 @@ fn value(written: &StringMatch) -> Result<TextMatch, Complaint> {
     match written {
         StringMatch { exact: Some(exact), prefix: None, regex: None } => text(exact).map(TextMatch::Exact),
         StringMatch { exact: None, prefix: Some(prefix), regex: None } => text(prefix).map(TextMatch::Prefix),
-        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => regex(pattern).map(TextMatch::Regex),
+        StringMatch { exact: None, prefix: None, regex: Some(pattern) } => Ok(TextMatch::Regex(pattern.clone())),
         StringMatch { exact: None, prefix: None, regex: None } => Ok(TextMatch::Present),
         _ => Err(Complaint::new("", "only one of exact, prefix and regex can hold", "write one of them")),
     }

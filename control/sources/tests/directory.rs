@@ -152,7 +152,7 @@ fn a_lost_directory_takes_nothing_away() {
     check(&mut directory, "");
     // Root reads everything, so this can only be seen as another user.
     let tenant = mount.join("alpha");
-    fs::set_permissions(&tenant, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&tenant, fs::Permissions::from_mode(0o0)).unwrap();
     let scan = directory.scan();
     fs::set_permissions(&tenant, fs::Permissions::from_mode(0o755)).unwrap();
     assert!(scan.changed.iter().all(|tenant| tenant.documents.len() == 1), "{:?}", scan.changed);

@@ -1,0 +1,271 @@
+//! Generated policies with requests that are likely to meet them: few words, so that paths, hosts and values collide.
+//!
+//! For tests only (feature `generate`): whoever runs programs compares itself with [`crate::oracle`] on these.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::sync::Arc;
+
+use canal_model::diagnostic::Origin;
+use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::policy::istio::{self, Destination, HttpMatchRequest, HttpRouteDestination, PortSelector, StringMatch};
+use canal_model::policy::kubernetes::{ClusterIp, Condition, Pod, PodSpec, PodStatus, Service, ServicePort, ServiceSpec};
+use canal_model::policy::mesh::{Tenant, TenantSpec};
+use canal_model::policy::route::{self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition};
+use canal_model::policy::{Document, Metadata, Object, Timestamp};
+use canal_model::program::{Labels, OutsideMesh};
+use proptest::collection::{btree_map, vec};
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+use crate::oracle::Request;
+use crate::{Input, service_keys};
+
+/// A tenant and requests to its services.
+#[derive(Debug, Clone)]
+pub struct Case {
+    pub tenant: TenantName,
+    pub documents: Vec<Arc<Document>>,
+    pub service_ids: BTreeMap<ServiceKey, ServiceId>,
+    pub requests: Vec<Request>,
+}
+
+impl Case {
+    /// What to compile.
+    pub fn input(&self) -> Input<'_> {
+        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids }
+    }
+}
+
+const NAMESPACE: &str = "shop";
+/// Services and their ports; `cache` is opaque.
+const SERVICES: [(&str, &[(u16, &str)]); 3] =
+    [("web", &[(80, "http"), (81, "any")]), ("api", &[(80, "grpc")]), ("cache", &[(6379, "redis")])];
+const PATHS: [&str; 10] = ["/", "/a", "/a/", "/a/b", "/ab", "/a/b/c", "/b", "/a/bc", "//a", "/a/b/"];
+const PATH_PATTERNS: [&str; 6] = ["/a.*", "/[ab]+", "/(a|ab)/?b?", ".*b", "/a/[^/]+", ""];
+const HOSTS: [&str; 5] = ["web", "a.example.com", "b.a.example.com", "*.example.com", "*.a.example.com"];
+const SENT_HOSTS: [&str; 7] = ["web", "Web:80", "a.example.com", "B.A.example.com.", "example.com", "b.example.com:81", ""];
+const NAMES: [&str; 3] = ["x-a", "x-b", "X-C"];
+const VALUES: [&str; 5] = ["1", "2", "12", "", "1,2"];
+const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
+const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
+
+/// Whole tenants, with 16 requests each. All names in them are valid, and most references are good.
+pub fn cases() -> impl Strategy<Value = Case> {
+    let routes = vec(http_route(), 0..4);
+    let virtual_services = vec(virtual_service(), 0..3);
+    (routes, virtual_services, vec(request(), 16)).prop_map(|(routes, virtual_services, requests)| {
+        let mut objects = vec![tenant(), destination_rule()];
+        objects.extend(SERVICES.iter().enumerate().map(|(at, (name, ports))| service(at, name, ports)));
+        objects.extend((1..=4).map(pod));
+        objects.extend(numbered("route", routes).map(|(metadata, spec)| Object::HttpRoute(route::HttpRoute { metadata, spec })));
+        let virtual_services = numbered("vs", virtual_services);
+        objects.extend(virtual_services.map(|(metadata, spec)| Object::VirtualService(istio::VirtualService { metadata, spec })));
+        case(objects, requests)
+    })
+}
+
+fn case(objects: Vec<Object>, requests: Vec<Request>) -> Case {
+    let documents: Vec<Arc<Document>> = (1..)
+        .zip(objects)
+        .map(|(line, object)| Document {
+            object,
+            origin: Origin { file: "generated".into(), line, column: 1 },
+            text: "".into(),
+            faults: Vec::new(),
+        })
+        .map(Arc::new)
+        .collect();
+    let tenant: TenantName = name("alpha");
+    let keys = service_keys(&tenant, &documents);
+    let service_ids = keys.into_iter().zip(1..).filter_map(|(key, id)| Some((key, ServiceId::new(id).ok()?))).collect();
+    Case { tenant, documents, service_ids, requests }
+}
+
+/// The constants of this module are valid; a test that uses them would fail at once otherwise.
+fn name<T: std::str::FromStr>(text: &str) -> T {
+    match text.parse() {
+        Ok(name) => name,
+        Err(_) => unreachable!("{text:?} is a constant of this module"),
+    }
+}
+
+fn port(number: u16) -> NonZeroU16 {
+    NonZeroU16::new(number).unwrap_or(NonZeroU16::MIN)
+}
+
+fn metadata(own: &str, created: Option<u64>) -> Metadata {
+    Metadata {
+        name: name(own),
+        namespace: name(NAMESPACE),
+        labels: Labels::new(),
+        annotations: BTreeMap::new(),
+        creation_timestamp: created.map(Timestamp),
+        deletion_timestamp: None,
+    }
+}
+
+fn numbered<T>(what: &'static str, specs: Vec<(Option<u64>, T)>) -> impl Iterator<Item = (Metadata, T)> {
+    specs.into_iter().enumerate().map(move |(at, (created, spec))| (metadata(&format!("{what}-{at}"), created), spec))
+}
+
+fn tenant() -> Object {
+    let pod_cidrs = "10.1.0.0/16".parse().into_iter().collect();
+    let spec =
+        TenantSpec { vni: vni(), trust_domain: name("alpha.example"), pod_cidrs, service_cidrs: Vec::new(), outside: OutsideMesh::Deny };
+    Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
+}
+
+fn vni() -> canal_model::ids::Vni {
+    match canal_model::ids::Vni::new(7) {
+        Ok(vni) => vni,
+        Err(_) => unreachable!("7 is a VNI"),
+    }
+}
+
+fn service(at: usize, own: &str, ports: &[(u16, &str)]) -> Object {
+    let ports = ports.iter().map(|(number, protocol)| ServicePort {
+        name: (*protocol).to_owned(),
+        port: port(*number),
+        target_port: None,
+        protocol: Default::default(),
+        app_protocol: None,
+    });
+    let address = std::net::Ipv4Addr::new(10, 96, 0, u8::try_from(at + 1).unwrap_or(1));
+    let selector = Labels::from([("app".to_owned(), own.to_owned())]);
+    let spec = ServiceSpec { cluster_ip: ClusterIp::Address(address.into()), ports: ports.collect(), selector, ..ServiceSpec::default() };
+    Object::Service(Service { metadata: metadata(own, None), spec })
+}
+
+fn pod(number: u8) -> Object {
+    let app = if number <= 3 { "web" } else { "api" };
+    let version = if number.is_multiple_of(2) { "v2" } else { "v1" };
+    let mut own = metadata(&format!("pod-{number}"), None);
+    own.labels = Labels::from([("app".to_owned(), app.to_owned()), ("version".to_owned(), version.to_owned())]);
+    let ready = Condition { kind: "Ready".to_owned(), status: "True".to_owned() };
+    let address = std::net::Ipv4Addr::new(10, 1, 0, number);
+    let status = PodStatus { pod_ip: Some(address.into()), conditions: vec![ready], ..PodStatus::default() };
+    Object::Pod(Pod { metadata: own, spec: PodSpec { node_name: Some(name("node")), ..PodSpec::default() }, status })
+}
+
+fn destination_rule() -> Object {
+    let subset =
+        |version: &str| istio::Subset { name: version.to_owned(), labels: Labels::from([("version".to_owned(), version.to_owned())]) };
+    let spec = istio::DestinationRuleSpec { host: "web".to_owned(), subsets: vec![subset("v1"), subset("v2")] };
+    Object::DestinationRule(istio::DestinationRule { metadata: metadata("web", None), spec })
+}
+
+fn words(words: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
+    select(words).prop_map(str::to_owned)
+}
+
+fn some_service() -> impl Strategy<Value = &'static str> + Clone {
+    prop_oneof![4 => Just("web"), 2 => Just("api"), 1 => Just("cache"), 1 => Just("nowhere")]
+}
+
+fn some_port() -> impl Strategy<Value = NonZeroU16> + Clone {
+    prop_oneof![6 => Just(80), 2 => Just(81), 1 => Just(6379), 1 => Just(9)].prop_map(port)
+}
+
+fn http_route() -> impl Strategy<Value = (Option<u64>, route::HttpRouteSpec)> {
+    let parent_ref = (some_service(), option::of(some_port())).prop_map(|(service, port)| ParentRef {
+        group: String::new(),
+        kind: "Service".to_owned(),
+        name: name(service),
+        namespace: None,
+        port,
+    });
+    let rule = (vec(route_match(), 0..3), vec(backend_ref(), 0..3));
+    let rule = rule.prop_map(|(matches, backend_refs)| HttpRule { name: None, matches, backend_refs });
+    let spec = (vec(parent_ref, 1..3), vec(words(&HOSTS), 0..3), vec(rule, 0..4));
+    let spec = spec.prop_map(|(parent_refs, hostnames, rules)| route::HttpRouteSpec { parent_refs, hostnames, rules });
+    (option::of(0..3u64), spec)
+}
+
+fn route_match() -> impl Strategy<Value = HttpRouteMatch> {
+    let text = prop_oneof![
+        (words(&PATHS), select(vec![route::PathConditionType::Exact, route::PathConditionType::PathPrefix])),
+        (words(&PATH_PATTERNS), Just(route::PathConditionType::RegularExpression)),
+    ];
+    let path = option::of(text.prop_map(|(value, kind)| PathCondition { kind, value }));
+    let method = option::weighted(0.2, select(vec![Method::Get, Method::Post]));
+    (path, method, vec(value_condition(), 0..2), vec(value_condition(), 0..2))
+        .prop_map(|(path, method, headers, query_params)| HttpRouteMatch { path, method, headers, query_params })
+}
+
+fn value_condition() -> impl Strategy<Value = ValueCondition> {
+    let text = prop_oneof![
+        (words(&VALUES), Just(route::ValueConditionType::Exact)),
+        (words(&VALUE_PATTERNS), Just(route::ValueConditionType::RegularExpression)),
+    ];
+    (words(&NAMES), text).prop_map(|(name, (value, kind))| ValueCondition { kind, name, value })
+}
+
+fn backend_ref() -> impl Strategy<Value = BackendRef> {
+    (some_service(), option::weighted(0.9, some_port()), 0..4u32).prop_map(|(service, port, weight)| BackendRef {
+        group: String::new(),
+        kind: "Service".to_owned(),
+        name: name(service),
+        namespace: None,
+        port,
+        weight,
+    })
+}
+
+fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
+    let rule = (vec(match_request(), 0..3), vec(destination(), 0..3));
+    let rule = rule.prop_map(|(matches, route)| istio::HttpRoute { name: None, matches, route });
+    let hosts = vec(some_service().prop_map(str::to_owned), 1..3);
+    let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec { hosts, gateways: Vec::new(), http });
+    (option::of(0..3u64), spec)
+}
+
+fn string_match(texts: &'static [&'static str], patterns: &'static [&'static str]) -> impl Strategy<Value = StringMatch> {
+    prop_oneof![
+        words(texts).prop_map(|text| StringMatch { exact: Some(text), ..StringMatch::default() }),
+        words(texts).prop_map(|text| StringMatch { prefix: Some(text), ..StringMatch::default() }),
+        words(patterns).prop_map(|text| StringMatch { regex: Some(text), ..StringMatch::default() }),
+        Just(StringMatch::default()),
+    ]
+}
+
+fn match_request() -> impl Strategy<Value = HttpMatchRequest> {
+    let exact = |words: &'static [&'static str]| {
+        option::weighted(0.2, select(words).prop_map(|word: &str| StringMatch { exact: Some(word.to_owned()), ..StringMatch::default() }))
+    };
+    let conditions = || btree_map(words(&NAMES), string_match(&VALUES, &VALUE_PATTERNS), 0..2);
+    let uri = option::of(string_match(&PATHS, &PATH_PATTERNS));
+    let parts = (uri, exact(&METHODS), exact(&SENT_HOSTS), conditions(), conditions(), option::weighted(0.2, some_port()));
+    parts.prop_map(|(uri, method, authority, headers, query_params, port)| HttpMatchRequest {
+        name: None,
+        uri,
+        method,
+        authority,
+        headers,
+        query_params,
+        port,
+    })
+}
+
+fn destination() -> impl Strategy<Value = HttpRouteDestination> {
+    let subset = option::weighted(0.3, select(&["v1", "v2", "v3"][..]).prop_map(str::to_owned));
+    let port = option::of(some_port().prop_map(|number| PortSelector { number }));
+    (some_service(), subset, port, option::of(0..4u32)).prop_map(|(service, subset, port, weight)| HttpRouteDestination {
+        destination: Destination { host: service.to_owned(), subset, port },
+        weight,
+    })
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    let query = vec((words(&NAMES), words(&VALUES)), 0..3);
+    let headers = vec((words(&NAMES), words(&VALUES)), 0..3);
+    (some_service(), some_port(), words(&SENT_HOSTS), words(&METHODS), words(&PATHS), query, headers).prop_map(
+        |(service, port, host, method, path, query, headers)| {
+            let parameters: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
+            let target = if parameters.is_empty() { path } else { format!("{path}?{}", parameters.join("&")) };
+            let service = ServiceKey { tenant: name("alpha"), namespace: name(NAMESPACE), name: name(service) };
+            Request { service, port: port.get(), host, method, target, headers }
+        },
+    )
+}

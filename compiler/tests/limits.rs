@@ -1,0 +1,232 @@
+//! Every limit is reached: what goes beyond it fails closed and is told, and what just fits works.
+
+use std::fmt::Write;
+use std::sync::Arc;
+
+use canal_compiler::limits::*;
+use canal_compiler::{Input, Output, compile, service_keys};
+use canal_model::ids::{ServiceId, TenantName};
+use canal_model::program::{AppProtocol, Resource, RouteAction, RouteRule};
+
+const BASE: &str = "
+apiVersion: canal.mesh/v1
+kind: Tenant
+metadata: {name: alpha}
+spec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.1.0.0/16]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}
+---
+";
+
+fn output(yaml: &str) -> Output {
+    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{yaml}"));
+    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+    let tenant = TenantName::new("alpha").unwrap();
+    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids })
+}
+
+fn routes(output: &Output) -> Vec<&RouteRule> {
+    let rules = output.resources.iter().filter_map(|resource| match resource {
+        Resource::Route(rule) => Some(rule),
+        _ => None,
+    });
+    rules.collect()
+}
+
+/// Compiles the same at and beyond the limit: fine, then refused with `problem` among the findings.
+#[track_caller]
+fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
+    let fine = output(&yaml(limit));
+    assert_eq!(fine.diagnostics, [], "at the limit");
+    assert!(routes(&fine).iter().all(|rule| matches!(rule.action, RouteAction::Split(_))));
+    let beyond = output(&yaml(limit + 1));
+    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains(problem)), "{:?}", beyond.diagnostics);
+    assert!(!routes(&beyond).is_empty());
+    assert!(routes(&beyond).iter().all(|rule| matches!(rule.action, RouteAction::Refuse { status: 500, .. })), "beyond the limit");
+}
+
+fn route(spec: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r}}\nspec:\n  parentRefs: [{{group: '', kind: Service, name: web}}]\n{spec}"
+    )
+}
+
+const BACKEND: &str = "{name: web, port: 80}";
+
+fn rule_with_match(condition: &str) -> String {
+    route(&format!("  rules:\n  - matches: [{condition}]\n    backendRefs: [{BACKEND}]\n"))
+}
+
+#[test]
+fn rules_of_a_route() {
+    check(RULES_PER_ROUTE_MAX, "rules, more than", |count| {
+        let mut spec = String::from("  rules:\n");
+        for number in 0..count {
+            writeln!(spec, "  - {{matches: [{{path: {{value: /{number}}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+        }
+        route(&spec)
+    });
+    let virtual_service = |count: usize| {
+        let rule = "  - route: [{destination: {host: web}}]\n";
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec:\n  hosts: [web]\n  http:\n{}",
+            rule.repeat(count)
+        )
+    };
+    check(RULES_PER_ROUTE_MAX, "rules, more than", virtual_service);
+}
+
+#[test]
+fn matches_of_a_rule() {
+    let matches = |count: usize| (0..count).map(|number| format!("{{path: {{value: /{number}}}}}")).collect::<Vec<_>>().join(", ");
+    check(MATCHES_PER_RULE_MAX, "matches, more than", |count| rule_with_match(&matches(count)));
+    let uris = |count: usize| (0..count).map(|number| format!("{{uri: {{prefix: /{number}}}}}")).collect::<Vec<_>>().join(", ");
+    check(MATCHES_PER_RULE_MAX, "matches, more than", |count| {
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec:\n  hosts: [web]\n  http:\n  - match: [{}]\n    route: [{{destination: {{host: web}}}}]\n",
+            uris(count)
+        )
+    });
+}
+
+#[test]
+fn conditions_of_a_match() {
+    let conditions = |count: usize| (0..count).map(|number| format!("{{name: x{number}, value: v}}")).collect::<Vec<_>>().join(", ");
+    check(CONDITIONS_PER_MATCH_MAX, "conditions here, more than", |count| {
+        rule_with_match(&format!("{{headers: [{}]}}", conditions(count)))
+    });
+    check(CONDITIONS_PER_MATCH_MAX, "conditions here, more than", |count| {
+        rule_with_match(&format!("{{queryParams: [{}]}}", conditions(count)))
+    });
+}
+
+#[test]
+fn backends_of_a_rule() {
+    check(BACKENDS_PER_RULE_MAX, "backends, more than", |count| {
+        route(&format!("  rules:\n  - backendRefs: [{}]\n", vec![BACKEND; count].join(", ")))
+    });
+}
+
+#[test]
+fn hosts_of_a_route() {
+    check(HOSTS_PER_ROUTE_MAX, "hosts, more than", |count| {
+        let hosts: Vec<String> = (0..count).map(|number| format!("h{number}.example.com")).collect();
+        route(&format!("  hostnames: [{}]\n  rules:\n  - backendRefs: [{BACKEND}]\n", hosts.join(", ")))
+    });
+    // A VirtualService's hosts are services: those within the limit are routed, the others keep their own way.
+    let hosts = |count: usize| {
+        let hosts = vec!["web"; count].join(", ");
+        format!(
+            "apiVersion: networking.istio.io/v1\nkind: VirtualService\nmetadata: {{name: v}}\nspec:\n  hosts: [{hosts}]\n  http:\n  - route: [{{destination: {{host: web}}}}]\n"
+        )
+    };
+    assert_eq!(output(&hosts(HOSTS_PER_ROUTE_MAX)).diagnostics, []);
+    assert!(output(&hosts(HOSTS_PER_ROUTE_MAX + 1)).diagnostics[0].problem.contains("hosts, more than"));
+}
+
+#[test]
+fn texts_and_regular_expressions() {
+    check(TEXT_BYTES_MAX, "bytes, more than", |bytes| {
+        rule_with_match(&format!("{{path: {{type: Exact, value: /{}}}}}", "a".repeat(bytes - 1)))
+    });
+    check(TEXT_BYTES_MAX, "bytes, more than", |bytes| {
+        rule_with_match(&format!("{{headers: [{{name: x, value: {}}}]}}", "a".repeat(bytes)))
+    });
+    check(TEXT_BYTES_MAX, "not a header's name", |bytes| {
+        rule_with_match(&format!("{{headers: [{{name: {}, value: x}}]}}", "a".repeat(bytes)))
+    });
+    let regex = |bytes: usize| rule_with_match(&format!("{{path: {{type: RegularExpression, value: /{}}}}}", "a".repeat(bytes - 1)));
+    check(REGEX_BYTES_MAX, "bytes, more than", regex);
+    let repeated = |n: usize| rule_with_match(&format!("{{path: {{type: RegularExpression, value: '/(a{{{n}}}){{100}}'}}}}"));
+    assert_eq!(output(&repeated(10)).diagnostics, []);
+    let large = output(&repeated(500));
+    assert!(large.diagnostics[0].problem.contains("bytes of memory"), "{:?}", large.diagnostics);
+}
+
+#[test]
+fn regular_expressions_of_a_service() {
+    // Each alone is small; all together are not. Those that come first keep working.
+    let rules = |count: usize| {
+        let mut spec = String::from("  rules:\n");
+        for number in 0..count {
+            let value = format!("/{number}(abc|d[e-z]){{300}}");
+            writeln!(spec, "  - {{matches: [{{path: {{type: RegularExpression, value: '{value}'}}}}], backendRefs: [{BACKEND}]}}").unwrap();
+        }
+        route(&spec)
+    };
+    let few = output(&rules(2));
+    assert_eq!(few.diagnostics, []);
+    let many = output(&rules(200));
+    let refused = routes(&many).iter().filter(|rule| matches!(rule.action, RouteAction::Refuse { .. })).count();
+    assert!(refused > 0 && refused < 200, "{refused}");
+    assert_eq!(many.diagnostics.len(), refused);
+    assert!(many.diagnostics[0].problem.contains("regular expressions of service default/web"), "{:?}", many.diagnostics[0]);
+}
+
+#[test]
+fn weights() {
+    let rule = |weight: u64| route(&format!("  rules:\n  - backendRefs: [{{name: web, port: 80, weight: {weight}}}]\n"));
+    assert_eq!(output(&rule(WEIGHT_MAX.into())).diagnostics, []);
+    assert!(output(&rule(u64::from(WEIGHT_MAX) + 1)).diagnostics[0].problem.contains("is more than"));
+}
+
+#[test]
+fn ports_of_a_service() {
+    let service = |count: usize| {
+        let ports: Vec<String> = (0..count).map(|number| format!("{{name: tcp-{number}, port: {}}}", number + 1)).collect();
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: many}}\nspec: {{clusterIP: 10.96.0.2, selector: {{app: x}}, ports: [{}]}}\n",
+            ports.join(", ")
+        )
+    };
+    let ports = |output: &Output| {
+        let services = output.resources.iter().filter_map(|resource| match resource {
+            Resource::Service(service) if service.key.name.as_str() == "many" => Some(service.ports.clone()),
+            _ => None,
+        });
+        services.collect::<Vec<_>>().concat()
+    };
+    let fine = output(&service(PORTS_PER_SERVICE_MAX));
+    assert_eq!(fine.diagnostics, []);
+    assert!(ports(&fine).len() == PORTS_PER_SERVICE_MAX && ports(&fine).iter().all(|port| port.protocol == AppProtocol::Tcp));
+    let beyond = output(&service(PORTS_PER_SERVICE_MAX + 1));
+    assert!(beyond.diagnostics[0].problem.contains("ports, more than"), "{:?}", beyond.diagnostics);
+    assert!(ports(&beyond).is_empty());
+}
+
+#[test]
+fn objects_of_a_tenant() {
+    // Pods are left out first: a route that is left out would open its service.
+    let pod = "kind: Pod\napiVersion: v1\nmetadata: {name: pod-0}\nspec: {}\n";
+    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{pod}---\n{}", rule_with_match("{method: GET}")));
+    let mut documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+    let template = documents.iter().find(|d| d.object.key().to_string() == "Pod default/pod-0").unwrap().clone();
+    for number in 1..OBJECTS_PER_TENANT_MAX {
+        let canal_model::policy::Object::Pod(mut pod) = template.object.clone() else { panic!("a pod") };
+        pod.metadata.name = format!("pod-{number}").parse().unwrap();
+        documents
+            .push(Arc::new(canal_model::policy::Document { object: canal_model::policy::Object::Pod(pod), ..template.as_ref().clone() }));
+    }
+    let tenant = TenantName::new("alpha").unwrap();
+    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids });
+    assert!(output.diagnostics[0].problem.contains("objects, more than"), "{:?}", output.diagnostics);
+    assert_eq!(routes(&output).len(), 1);
+    let services = output.resources.iter().filter(|resource| matches!(resource, Resource::Service(_))).count();
+    assert_eq!(services, 1);
+}
+
+#[test]
+fn service_ids() {
+    let parsed = canal_sources::parse("limits.yaml", BASE);
+    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+    let tenant = TenantName::new("alpha").unwrap();
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &Default::default() });
+    assert!(output.diagnostics[0].problem.contains("service IDs are taken"), "{:?}", output.diagnostics);
+    assert!(!output.resources.iter().any(|resource| matches!(resource, Resource::Service(_))));
+}

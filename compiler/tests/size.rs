@@ -1,0 +1,59 @@
+//! A large tenant: the cost of a compile grows with the tenant and with nothing else. Prints what it took (`--nocapture`).
+
+use std::fmt::Write;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use canal_compiler::{Input, compile, service_keys};
+use canal_model::ids::{ServiceId, TenantName};
+use canal_model::program::{Kind, Resource};
+
+/// Services of ten rules and four pods each.
+fn tenant(services: usize) -> String {
+    let mut yaml = String::from(
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.0.0.0/10]}\n",
+    );
+    for s in 0..services {
+        let (high, low) = (s / 250, s % 250);
+        write!(yaml, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{s}}}\nspec: {{clusterIP: 10.96.{high}.{low}, selector: {{app: s{s}}}, ports: [{{name: http, port: 80}}]}}\n").unwrap();
+        write!(yaml, "---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: r{s}}}\nspec:\n  parentRefs: [{{group: '', kind: Service, name: s{s}}}]\n  rules:\n").unwrap();
+        for r in 0..10 {
+            writeln!(yaml, "  - {{matches: [{{path: {{value: /r{r}}}, headers: [{{name: x-user, value: u{r}}}]}}], backendRefs: [{{name: s{s}, port: 80, weight: 9}}, {{name: s0, port: 80}}]}}").unwrap();
+        }
+        for p in 0..4 {
+            write!(yaml, "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p{s}-{p}, labels: {{app: s{s}, version: v{p}}}, annotations: {{canal.mesh/az: az1}}}}\nspec: {{nodeName: n{p}}}\nstatus: {{podIP: 10.{p}.{high}.{low}, conditions: [{{type: Ready, status: 'True'}}]}}\n").unwrap();
+        }
+    }
+    yaml
+}
+
+/// The least of three times for reading and for compiling.
+fn time(services: usize) -> (Duration, Duration) {
+    let yaml = tenant(services);
+    let name = TenantName::new("alpha").unwrap();
+    let mut best = (Duration::MAX, Duration::MAX);
+    for _ in 0..3 {
+        let begin = Instant::now();
+        let parsed = canal_sources::parse("size.yaml", &yaml);
+        let read = begin.elapsed();
+        assert!(parsed.is_clean(), "{:?}", parsed.diagnostics.first());
+        let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+        let ids = service_keys(&name, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+        let begin = Instant::now();
+        let output = compile(&Input { tenant: &name, documents: &documents, service_ids: &ids });
+        best = (best.0.min(read), best.1.min(begin.elapsed()));
+        assert_eq!(output.diagnostics, []);
+        let count = |kind: Kind| output.resources.iter().filter(|resource: &&Resource| resource.kind() == kind).count();
+        assert_eq!((count(Kind::Service), count(Kind::Route), count(Kind::Workload)), (services, services * 10, services * 4));
+    }
+    println!("{services} services, {} rules, {} bytes: read in {:?}, compiled in {:?}", services * 10, yaml.len(), best.0, best.1);
+    best
+}
+
+#[test]
+fn a_compile_grows_with_the_tenant_only() {
+    let (_, small) = time(250);
+    let (_, large) = time(1000);
+    // Four times as much may take six times as long, on a machine that others use too; squares would take sixteen.
+    assert!(large < small * 10, "{small:?} for 250 services, {large:?} for 1000");
+}

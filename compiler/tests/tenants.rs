@@ -1,0 +1,84 @@
+//! Where tenants meet: claims that collide, and who may see what.
+
+use std::sync::Arc;
+
+use canal_compiler::claims::{Claims, collisions};
+use canal_compiler::{Input, Output, compile, scope, service_keys};
+use canal_model::ids::{ServiceId, TenantName};
+use canal_model::principal::Principal;
+use canal_model::program::{Kind, Resource};
+
+fn output(name: &str, yaml: &str) -> Output {
+    let parsed = canal_sources::parse("t.yaml", yaml);
+    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+    let tenant = TenantName::new(name).unwrap();
+    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids })
+}
+
+/// `vni trust-domain pods replica address` of a tenant.
+fn claims(name: &str, line: &str) -> Claims {
+    let words: Vec<&str> = line.split(' ').collect();
+    let [vni, trust, pods, replica, address] = words.as_slice() else { panic!("{line:?}") };
+    let yaml = format!(
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {trust}, podCidrs: [{pods}]}}\n---\n\
+         apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {{name: {replica}}}\nspec: {{az: az1, addresses: [{address}]}}\n"
+    );
+    output(name, &yaml).claims
+}
+
+/// The tenants that yield and their findings' fields.
+fn check(tenants: &[(&str, &str)], withheld: &[&str], fields: &[&str]) {
+    let claims: Vec<Claims> = tenants.iter().map(|(name, line)| claims(name, line)).collect();
+    let found = collisions(&claims);
+    assert_eq!(found.withheld.iter().map(TenantName::as_str).collect::<Vec<_>>(), withheld, "{tenants:?}");
+    let told: Vec<String> = found.diagnostics.iter().map(|(tenant, d)| format!("{tenant} {}", d.field)).collect();
+    assert_eq!(told, fields, "{tenants:?}");
+    assert!(found.diagnostics.iter().all(|(_, diagnostic)| diagnostic.object.is_some()));
+}
+
+#[test]
+fn the_newcomer_yields() {
+    let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1");
+    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.2.0.1")], &[], &[]);
+    check(&[alpha, ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1")], &["beta"], &["beta spec.vni"]);
+    check(&[alpha, ("beta", "2 a.example 10.2.0.0/16 gw-0 10.2.0.1")], &["beta"], &["beta spec.trustDomain"]);
+    check(&[alpha, ("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
+    check(&[("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1"), alpha], &["alpha"], &["alpha spec.podCidrs[0]"]);
+    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.1.0.1")], &["beta"], &["beta spec.addresses[0]"]);
+    // Another replica may have that address: it is in another network namespace, or on another machine.
+    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")], &[], &[]);
+    // Who yields does not defend: gamma collides with beta alone, which is out.
+    let beta = ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1");
+    check(&[alpha, beta, ("gamma", "3 b.example 10.3.0.0/16 gw-0 10.3.0.1")], &["beta"], &["beta spec.vni"]);
+}
+
+#[test]
+fn principals_see_their_share() {
+    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16]}\n---\n\
+        apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
+        apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n---\n\
+        apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, labels: {app: web}}\nspec: {nodeName: n1}\nstatus: {podIP: 10.1.0.2}\n---\n\
+        apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{group: '', kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n";
+    let output = output("alpha", yaml);
+    let kinds = |principal: &Principal| -> Vec<Kind> {
+        if !scope::admits(&output.claims, principal) {
+            return Vec::new();
+        }
+        output.resources.iter().filter(|resource| scope::visible(resource, principal)).map(Resource::kind).collect()
+    };
+    let az = || "az1".parse().unwrap();
+    let node = |name: &str, tenant: &str| Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
+    let gateway = |name: &str| Principal::Gateway { name: name.parse().unwrap(), az: az() };
+    assert_eq!(kinds(&gateway("gw-0")), Kind::ALL);
+    assert_eq!(kinds(&gateway("gw-1")), []);
+    assert_eq!(kinds(&node("n1", "alpha")), [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload]);
+    assert_eq!(kinds(&node("n2", "alpha")), [Kind::Tenant, Kind::Gateway, Kind::Service]);
+    assert_eq!(kinds(&node("n1", "beta")), []);
+    // Even where the tenant was let in by mistake, its resources are not another tenant's to see.
+    assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"))));
+    for tenant in [None, Some("alpha".parse().unwrap())] {
+        assert_eq!(kinds(&Principal::Operator { name: "ops".parse().unwrap(), tenant }), []);
+    }
+}
