@@ -530,5 +530,4 @@ fn encode(planned: &Planned, nonce: u64) -> DeltaDiscoveryResponse {
 }
 
 #[cfg(test)]
-#[path = "session_tests.rs"]
 mod tests;
