@@ -15,7 +15,7 @@ use crate::topology::Pod;
 
 /// A request or answer longer than this is refused: the largest world's status is far below.
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
-/// Longer than the longest order: a process has 10 s to end.
+/// Longer than the longest order: a process has 35 s to end.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// What a world may be asked.
@@ -105,4 +105,22 @@ pub(crate) fn read_line<T: for<'de> Deserialize<'de>>(input: &mut impl BufRead) 
         return Ok(None);
     }
     Ok(Some(serde_json::from_slice(&line)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_come_line_by_line_and_not_for_ever() {
+        let mut text = Vec::new();
+        write_line(&mut text, &Request::Down).expect("written");
+        write_line(&mut text, &Request::Start { host: "gw1".into() }).expect("written");
+        let mut input = BufReader::new(text.as_slice());
+        assert!(matches!(read_line(&mut input), Ok(Some(Request::Down))));
+        assert!(matches!(read_line(&mut input), Ok(Some(Request::Start { host })) if host == "gw1"));
+        assert!(matches!(read_line::<Request>(&mut input), Ok(None)));
+        let mut endless = BufReader::new(std::io::repeat(b' '));
+        assert!(read_line::<Request>(&mut endless).is_err());
+    }
 }

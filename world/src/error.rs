@@ -77,14 +77,16 @@ pub enum Error {
         message: String,
     },
     /// Something took longer than it may.
-    #[error("world {world:?}: {what} did not happen within {seconds} s")]
+    #[error("world {world:?}: {what} did not happen within {seconds} s{detail}")]
     Timeout {
         /// Name of the world.
         world: String,
-        /// What was awaited, with what is known about it.
+        /// What was awaited.
         what: String,
         /// The limit.
         seconds: u64,
+        /// What is known about it, one line each; or nothing.
+        detail: String,
     },
 }
 

@@ -24,8 +24,8 @@ const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A process that lived this long starts again with the shortest pause.
 const LIVED_WELL: Duration = Duration::from_secs(10);
-/// How long a process may take to end after SIGTERM.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long a process may take to end after SIGTERM: longer than data planes drain by default.
+const GRACE: Duration = Duration::from_secs(35);
 /// How often an unmet condition is looked at.
 const IMPATIENCE: Duration = Duration::from_millis(50);
 /// A probe that fails is asked again after this time, doubled each time up to its period.

@@ -125,6 +125,32 @@ mod tests {
         }
     }
 
+    /// Answers one connection with these bytes and waits for the caller to go.
+    fn answered(bytes: &'static [u8]) -> (Option<u16>, Duration) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let to = listener.local_addr().expect("an address");
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a caller");
+            // A caller that has heard enough may be gone.
+            let _ = stream.write_all(bytes);
+            let _ = stream.read_to_end(&mut Vec::new());
+        });
+        let started = Instant::now();
+        let code = status(to, "/", started + Duration::from_millis(200));
+        let took = started.elapsed();
+        server.join().expect("served");
+        (code, took)
+    }
+
+    #[test]
+    fn answers_are_bounded_in_length_and_time() {
+        assert_eq!(answered(b"HTTP/1.1 204 No Content\r\n\r\n").0, Some(204));
+        let (code, took) = answered(&[b'x'; STATUS_LINE_MAX + 1]);
+        assert!(code.is_none() && took < Duration::from_millis(200), "a line without an end is no answer");
+        let (code, took) = answered(b"HTTP/1.1 20");
+        assert!(code.is_none() && took < Duration::from_secs(2), "half an answer is none");
+    }
+
     #[test]
     fn listeners() {
         let table =

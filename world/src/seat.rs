@@ -240,6 +240,7 @@ impl Seats<'_> {
         let mut argv = vec!["canal-node".into(), "--node".into(), host.name.clone()];
         argv.extend(self.controller_args(host));
         argv.extend(["--pods-dir".into(), shown(&self.paths.node_pods(&host.name))]);
+        argv.extend(["--bpf-pin-dir".into(), shown(&self.paths.bpffs(&host.name))]);
         Some(built_in(argv, process, vec![Condition::File(self.paths.root_ca())], mesh_check()))
     }
 

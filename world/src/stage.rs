@@ -29,6 +29,8 @@ pub(crate) struct Stage {
     bin_dirs: Vec<PathBuf>,
     services: Vec<Vec<Service>>,
     posts: Mutex<BTreeMap<String, Post>>,
+    /// Held while pods are added or removed: one at a time, so that no address is given twice.
+    changes: Mutex<()>,
 }
 
 /// A host that is there.
@@ -54,12 +56,17 @@ impl Stage {
             bin_dirs: record.bin_dirs,
             services,
             posts: Mutex::default(),
+            changes: Mutex::default(),
         })
     }
 
     fn posts(&self) -> MutexGuard<'_, BTreeMap<String, Post>> {
         // A panic in between leaves a host that `down` removes like any other.
         self.posts.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn alone(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn seats(&self) -> Seats<'_> {
@@ -210,36 +217,37 @@ impl Stage {
     pub(crate) fn add_pod(&self, tenant: &str, pod: &Pod) -> Result<Vec<String>> {
         let index = self.topology.tenants.iter().position(|owner| owner.name == tenant);
         let index = index.ok_or_else(|| self.refusal(format!("there is no tenant {tenant:?}")))?;
-        let mut names = Vec::new();
+        let _alone = self.alone();
+        // All are placed before any is built: what does not fit is refused whole.
+        let mut plans = Vec::new();
         for replica in 0..pod.replicas {
-            let plan = self.place(index, pod, replica)?;
-            let name = plan.uid.clone();
-            if let Err(error) = self.build_pod(&plan).and_then(|()| self.admit(plan.clone(), pod.clone())) {
+            plans.push(self.place(index, pod, replica, &plans)?);
+        }
+        for plan in &plans {
+            if let Err(error) = self.build_pod(plan).and_then(|()| self.admit(plan.clone(), pod.clone())) {
                 // Half a pod must not stay; what of it was never made is no second error.
-                let _ = self.clear_pod(&plan);
+                let _ = registry::remove_pod_file(&self.paths, plan);
+                let _ = self.clear_pod(plan);
                 return Err(error);
             }
-            names.push(name);
         }
         self.write_registry()?;
-        Ok(names)
+        Ok(plans.into_iter().map(|plan| plan.uid).collect())
     }
 
-    /// A free address on the replica's node.
-    fn place(&self, tenant: usize, pod: &Pod, replica: u16) -> Result<PodPlan> {
+    /// A free address on the replica's node, beside those that are `planned` but not yet there.
+    fn place(&self, tenant: usize, pod: &Pod, replica: u16, planned: &[PodPlan]) -> Result<PodPlan> {
         let owner = &self.topology.tenants[tenant];
         let node_name = &pod.nodes[usize::from(replica) % pod.nodes.len()];
         let node = owner.nodes.iter().position(|node| node.name == *node_name);
         let node = node.ok_or_else(|| self.refusal(format!("tenant {:?} has no node {node_name:?}", owner.name)))?;
         let posts = self.posts();
-        let taken: Vec<u8> = posts
-            .values()
-            .filter_map(|post| post.pod.as_ref())
-            .filter(|(plan, _)| (plan.tenant, plan.node) == (tenant, node))
-            .map(|(plan, _)| plan.number)
-            .collect();
+        let there = posts.values().filter_map(|post| post.pod.as_ref()).map(|(plan, _)| plan);
+        let on_node = there.chain(planned).filter(|plan| (plan.tenant, plan.node) == (tenant, node));
+        let taken: Vec<u8> = on_node.map(|plan| plan.number).collect();
         let number = (POD_NUMBER_FIRST..=254).find(|number| !taken.contains(number));
-        let number = number.ok_or_else(|| self.refusal(format!("node {node_name:?} has {PODS_PER_NODE_MAX} pods already")))?;
+        let number =
+            number.ok_or_else(|| self.refusal(format!("node {node_name:?} has no room for it: {PODS_PER_NODE_MAX} pods are the limit")))?;
         let plan = self.plan.pod(tenant, node, number, pod, replica);
         if posts.contains_key(&plan.uid) {
             return Err(self.refusal(format!("pod {:?} is there already; remove it first or choose another name", plan.uid)));
@@ -277,6 +285,7 @@ impl Stage {
 
     /// Removes a pod: out of the registry first, then its process, then what the node knows of it.
     pub(crate) fn remove_pod(&self, uid: &str) -> Result<()> {
+        let _alone = self.alone();
         let post = {
             let mut posts = self.posts();
             if posts.get(uid).is_none_or(|post| post.pod.is_none()) {

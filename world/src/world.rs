@@ -168,7 +168,7 @@ impl World {
             }
             if asked_at.elapsed() > patience + DOWN_WITHIN {
                 let what = "the end of its supervisor".into();
-                return Err(Error::Timeout { world: name.into(), what, seconds: asked_at.elapsed().as_secs() });
+                return Err(Error::Timeout { world: name.into(), what, seconds: asked_at.elapsed().as_secs(), detail: String::new() });
             }
             if asked_at.elapsed() > patience {
                 kill_supervisor(&paths);
@@ -235,7 +235,12 @@ impl World {
         let deadline = Instant::now() + timeout;
         while !holds()? {
             if Instant::now() >= deadline {
-                return Err(Error::Timeout { world: self.name().into(), what: what.into(), seconds: timeout.as_secs() });
+                return Err(Error::Timeout {
+                    world: self.name().into(),
+                    what: what.into(),
+                    seconds: timeout.as_secs(),
+                    detail: String::new(),
+                });
             }
             std::thread::sleep(GLANCE);
         }
@@ -295,7 +300,7 @@ impl World {
         self.ask(&Request::Start { host }).map(drop)
     }
 
-    /// Ends a host's process (SIGTERM, after 10 s SIGKILL) and keeps it ended.
+    /// Ends a host's process (SIGTERM, after 35 s SIGKILL) and keeps it ended.
     pub fn stop(&self, host: &str) -> Result<()> {
         let host = self.host(host)?.seat.name;
         self.ask(&Request::Stop { host }).map(drop)
@@ -352,15 +357,17 @@ impl World {
     }
 
     fn wait_for(&self, timeout: Duration, wanted: impl Fn(&Host) -> bool) -> Result<()> {
-        let mut late = String::new();
+        let mut late = Vec::new();
         let waited = self.until("", timeout, || {
             let hosts = self.hosts()?;
-            let unready: Vec<&Host> = hosts.iter().filter(|host| wanted(host) && !host.pulse.ready).collect();
-            late = unready.iter().map(|host| format!("\n  {}: {}", host.seat.name, complaint(host))).collect();
-            Ok(unready.is_empty())
+            let unready = hosts.iter().filter(|host| wanted(host) && !host.pulse.ready);
+            late = unready.map(|host| format!("\n  {}: {}", host.seat.name, complaint(host))).collect();
+            Ok(late.is_empty())
         });
         waited.map_err(|error| match error {
-            Error::Timeout { world, seconds, .. } => Error::Timeout { world, what: format!("readiness of{late}\nall of it"), seconds },
+            Error::Timeout { world, seconds, .. } => {
+                Error::Timeout { world, what: format!("readiness of {} hosts", late.len()), seconds, detail: late.concat() }
+            }
             other => other,
         })
     }
@@ -486,7 +493,7 @@ fn claim(paths: &Paths) -> Result<Option<Lock>> {
         }
         if Instant::now() >= deadline {
             let what = "either an answer or the end of the supervisor that has this name".into();
-            return Err(Error::Timeout { world: paths.world().into(), what, seconds: UP_WITHIN.as_secs() });
+            return Err(Error::Timeout { world: paths.world().into(), what, seconds: UP_WITHIN.as_secs(), detail: String::new() });
         }
         std::thread::sleep(GLANCE);
     }

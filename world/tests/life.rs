@@ -155,6 +155,23 @@ fn pods_come_and_go_in_a_living_world() {
     assert_eq!(said(&world, "late-0", &["canal-world-peer", "dial", &to]), Ok("you are 10.1.1.4".into()));
     let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
     assert!(again.contains("is there already"), "{again}");
+    std::thread::scope(|scope| {
+        for name in ["one", "two", "three", "four"] {
+            let (world, pod) = (&world, Pod { name: name.into(), replicas: 1, ..pod.clone() });
+            scope.spawn(move || world.add_pod("alpha", &pod).expect("added beside the others"));
+        }
+    });
+    let mut addresses: Vec<_> = world.hosts().expect("hosts").iter().filter_map(canal_world::Host::ip4).collect();
+    let count = addresses.len();
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), count, "an address was given twice");
+    for name in ["one", "two", "three", "four"] {
+        world.remove_pod(&format!("{name}-0")).expect("removed");
+    }
+    let many = Pod { name: "many".into(), nodes: vec!["a-n1".into()], replicas: 251, ..pod.clone() };
+    let full = world.add_pod("alpha", &many).expect_err("three are there").to_string();
+    assert!(full.contains("253 pods are the limit") && world.host("many-0").is_err(), "{full}");
     let nowhere = world.add_pod("gamma", &pod).expect_err("no tenant").to_string();
     assert!(nowhere.contains("there is no tenant \"gamma\""), "{nowhere}");
 
@@ -241,6 +258,11 @@ fn nothing_starts_before_what_it_needs() {
     let ready = world.wait_host_ready("beta/web-0", SOON);
     listener.kill().and_then(|()| listener.wait()).expect("ended");
     ready.expect("captured pods start");
+    let pins = world.dir().join("data/b-n1/bpffs").display().to_string();
+    let mounts = std::fs::read_to_string("/proc/mounts").expect("mounts");
+    assert!(mounts.lines().any(|line| line.contains(&pins) && line.contains(" bpf ")), "its pins have a bpffs that outlives it");
+    let name = world.name().to_owned();
     drop(world);
+    assert_eq!(scene::remains(&name), Vec::<String>::new());
     std::fs::remove_dir_all(&dir).expect("removed");
 }
