@@ -1,16 +1,30 @@
 //! The delta xDS subscription: connects, checks, hands whole responses to the caller, acks or nacks, keeps the last good state on disk
 //! and boots from it. It does not know what a resource means.
 
-use std::collections::{BTreeMap, HashMap};
+mod counts;
+mod held;
+mod session;
+mod snapshot;
+mod state;
+
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_model::ids::Generation;
 use canal_model::program::{Kind, Resource};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
+use crate::backoff::Backoff;
 use crate::controller::Controller;
-use crate::drain::Drain;
+use crate::drain::{Drain, Watcher};
 use crate::metrics::Registry;
+use counts::Counts;
+use held::Holder;
+use session::Timing;
+
+pub use state::{Held, State};
 
 /// What to subscribe to, as whom.
 #[derive(Debug, Clone)]
@@ -47,39 +61,6 @@ pub struct Update {
     pub removals: Vec<(Kind, String)>,
 }
 
-/// The full view: every resource held, by kind and name, with its version.
-#[derive(Debug, Clone, Default)]
-pub struct State {
-    generation: Generation,
-    kinds: BTreeMap<Kind, HashMap<String, Held>>,
-}
-
-/// A resource with its version.
-#[derive(Debug, Clone)]
-pub struct Held {
-    pub version: String,
-    pub resource: Arc<Resource>,
-}
-
-impl State {
-    /// The newest generation accepted.
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-    /// All of a kind, in no order.
-    pub fn of(&self, kind: Kind) -> impl Iterator<Item = &Arc<Resource>> {
-        self.kinds.get(&kind).into_iter().flat_map(|m| m.values().map(|h| &h.resource))
-    }
-    /// One by its wire name.
-    pub fn get(&self, kind: Kind, name: &str) -> Option<&Arc<Resource>> {
-        self.kinds.get(&kind)?.get(name).map(|h| &h.resource)
-    }
-    /// How many of a kind.
-    pub fn count(&self, kind: Kind) -> usize {
-        self.kinds.get(&kind).map_or(0, HashMap::len)
-    }
-}
-
 /// Called with each change and the state as it will be; `Err` refuses the whole of it: it is nacked with the reason and the last good
 /// state stays. Runs on the subscriber's task, so it should take milliseconds; a snapshot that is refused counts as corrupt.
 pub type Apply = Box<dyn FnMut(&Update, &State) -> Result<(), String> + Send>;
@@ -104,37 +85,112 @@ pub struct Status {
     pub reconnects: u64,
 }
 
-/// A running subscription; dropping it ends it.
-pub struct Subscriber {}
+/// A running subscription; dropping it ends it without the last write to disk ([`Subscriber::stop`] does that).
+pub struct Subscriber {
+    state: Arc<Mutex<State>>,
+    status: watch::Receiver<Status>,
+    stop: watch::Sender<bool>,
+    task: JoinHandle<()>,
+}
 
 impl Subscriber {
     /// Boots from the snapshot (calling `apply` before it returns), then follows the controller on the calling runtime until
-    /// `drain` is forced. A snapshot that is missing, torn, corrupt or refused leaves it not ready until the first full state.
+    /// `drain` is forced. That runtime should have two threads or more: snapshots are written on it. A snapshot that is missing, torn, corrupt or refused leaves it not ready until the first full state.
+    /// The drain waits for the newest state to be on disk, not for the subscription.
     ///
     /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`, `_nacks_total{kind,reason}`,
     /// `_reconnects_total{reason}` (`stale` = mute controller), `_snapshot_refused_total{reason}`, `_snapshot_writes_total{result}`.
     pub fn start(config: SubscriberConfig, registry: &Registry, drain: Drain, apply: Apply) -> Self {
-        let _ = (config, registry, drain, apply);
-        unreachable!("body lands in the next commit")
+        Self::start_with(config, registry, drain, apply, Timing::default())
     }
+
+    fn start_with(config: SubscriberConfig, registry: &Registry, drain: Drain, apply: Apply, timing: Timing) -> Self {
+        let watcher = drain.watcher();
+        let mut holder = Holder::new(&config, apply, Counts::new(registry), timing.write, drain);
+        holder.boot();
+        let (state, status) = holder.shared();
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(run(config, timing, holder, watcher, stopped));
+        Self { state, status, stop, task }
+    }
+
     /// A full state is in use: the process may serve.
     pub fn ready(&self) -> bool {
-        unreachable!("body lands in the next commit")
+        self.status.borrow().ready
     }
+
     /// Waits until [`Subscriber::ready`].
     pub async fn until_ready(&self) {
-        unreachable!("body lands in the next commit")
+        // An error means that the subscription has ended, and then it will never be.
+        if self.status.clone().wait_for(|s| s.ready).await.is_err() {
+            std::future::pending().await
+        }
     }
+
     /// How it stands.
     pub fn status(&self) -> Status {
-        unreachable!("body lands in the next commit")
+        self.status.borrow().clone()
     }
+
     /// A cheap handle for [`Subscriber::status`] from elsewhere (admin).
-    pub fn watch(&self) -> tokio::sync::watch::Receiver<Status> {
-        unreachable!("body lands in the next commit")
+    pub fn watch(&self) -> watch::Receiver<Status> {
+        self.status.clone()
     }
+
+    /// A copy of the full view, for `/config_dump`.
+    pub fn state(&self) -> State {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Ends the subscription; the newest state is on disk when it returns.
-    pub async fn stop(self) {
-        unreachable!("body lands in the next commit")
+    pub async fn stop(mut self) {
+        self.stop.send_replace(true);
+        // A subscription that panicked has nothing to write.
+        let _ = (&mut self.task).await;
     }
 }
+
+impl Drop for Subscriber {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Connects, follows, waits, again; writes the last state before it ends.
+async fn run(config: SubscriberConfig, timing: Timing, mut holder: Holder, watcher: Watcher, mut stopped: watch::Receiver<bool>) {
+    let mut backoff = Backoff::new(timing.backoff.0, timing.backoff.1);
+    for attempt in 0.. {
+        let ended = tokio::select! {
+            biased;
+            _ = stopped.wait_for(|s| *s) => break,
+            () = watcher.forced() => break,
+            ended = session::follow(&config, &timing, attempt, &mut holder) => ended,
+        };
+        tracing::info!(reason = ended.reason, why = ended.why, "the controller's stream ended");
+        if holder.disconnected(ended.reason, &ended.why) {
+            backoff.reset();
+        }
+        let wait = tokio::time::sleep(backoff.next_wait());
+        tokio::select! {
+            biased;
+            _ = stopped.wait_for(|s| *s) => break,
+            () = watcher.forced() => break,
+            () = holder.meanwhile(wait) => {}
+        }
+    }
+    holder.write();
+}
+
+/// The kind's name in labels and dumps.
+pub fn kind_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Tenant => "tenant",
+        Kind::Gateway => "gateway",
+        Kind::Service => "service",
+        Kind::Workload => "workload",
+        Kind::Route => "route",
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,7 @@
-//! For tests only (feature `testing`): certificate authorities that issue what a test asks for, right or wrong. Never in a product build.
-//! It panics where it cannot go on, as tests do.
+//! For tests only (feature `testing`): certificate authorities that issue what a test asks for, right or wrong, and a controller that
+//! plays what it is told. Never in a product build. It panics where it cannot go on, as tests do.
+
+mod fake;
 
 use canal_model::identity::Identity;
 use rcgen::{
@@ -7,6 +9,8 @@ use rcgen::{
 };
 
 use crate::tls::{Certificate, Credential};
+
+pub use fake::{FakeController, FakeStream, TOKEN};
 
 /// A CA of one trust domain.
 pub struct TestCa {
@@ -63,6 +67,12 @@ impl TestCa {
         change(&mut p);
         let chain = p.signed_by(&key, &self.issuer).expect("the parameters are complete").pem();
         Issued { key: key.serialize_pem(), chain }
+    }
+
+    /// A TLS server's certificate for the DNS name `name`.
+    pub fn server(&self, name: &str) -> Issued {
+        let dns = SanType::DnsName(name.try_into().expect("DNS names are ASCII"));
+        self.issue_with(&identity("spiffe://test/ns/test/sa/test"), |p| p.subject_alt_names = vec![dns])
     }
 
     /// Signs a certificate request (PEM) as an issuing controller would, with the SANs it asks for.

@@ -1,0 +1,50 @@
+//! The subscription's metrics, by name.
+
+use crate::metrics::{Counters, Family, Registry, SharedGauge};
+
+pub(super) struct Counts {
+    connected: SharedGauge,
+    generation: SharedGauge,
+    updates: Counters,
+    nacks: Counters,
+    reconnects: Counters,
+    snapshot_refused: Counters,
+    snapshot_writes: Counters,
+}
+
+impl Counts {
+    pub(super) fn new(r: &Registry) -> Self {
+        let gauge = |name, help| r.gauges(Family::new(name, help, &[])).shared(&[]);
+        let counters = |name, help, labels| r.counters(Family::new(name, help, labels));
+        Self {
+            connected: gauge("canal_southbound_connected", "1 while a controller's stream is open."),
+            generation: gauge("canal_southbound_generation", "The newest generation accepted."),
+            updates: counters("canal_southbound_updates_total", "Responses accepted.", &["kind"]),
+            nacks: counters("canal_southbound_nacks_total", "Responses refused; the last good state stays.", &["kind", "reason"]),
+            reconnects: counters("canal_southbound_reconnects_total", "Streams that ended; stale is a mute controller.", &["reason"]),
+            snapshot_refused: counters("canal_southbound_snapshot_refused_total", "Snapshots not booted from.", &["reason"]),
+            snapshot_writes: counters("canal_southbound_snapshot_writes_total", "Snapshots written.", &["result"]),
+        }
+    }
+    pub(super) fn connected(&self, up: bool) {
+        self.connected.set(up.into());
+    }
+    pub(super) fn generation(&self, n: u64) {
+        self.generation.set(i64::try_from(n).unwrap_or(i64::MAX));
+    }
+    pub(super) fn update(&self, kind: &str) {
+        self.updates.shared(&[kind]).inc();
+    }
+    pub(super) fn nack(&self, kind: &str, reason: &str) {
+        self.nacks.shared(&[kind, reason]).inc();
+    }
+    pub(super) fn reconnect(&self, reason: &str) {
+        self.reconnects.shared(&[reason]).inc();
+    }
+    pub(super) fn snapshot_refused(&self, reason: &str) {
+        self.snapshot_refused.shared(&[reason]).inc();
+    }
+    pub(super) fn snapshot_written(&self, ok: bool) {
+        self.snapshot_writes.shared(&[if ok { "ok" } else { "error" }]).inc();
+    }
+}

@@ -1,0 +1,146 @@
+//! One stream to one controller: requests out, responses in, ack or nack. It ends with the reason why.
+
+use std::time::Duration;
+
+use canal_model::program::Kind;
+use canal_wire::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status};
+use canal_wire::southbound as wire;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Streaming};
+
+use super::SubscriberConfig;
+use super::held::Holder;
+use super::state::State;
+use crate::controller::{self, Connection, ControllerError};
+
+/// How a stream ended; the label `reason` of `canal_southbound_reconnects_total`.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) reason: &'static str,
+    pub(super) why: String,
+}
+
+/// Longest text of a nack, bytes.
+const NACK_TEXT_MAX: usize = 4096;
+
+/// PING towards the controller, and how long the first answer to a subscription may take.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Timing {
+    pub(super) keepalive: (Duration, Duration),
+    pub(super) first_answer: Duration,
+    pub(super) backoff: (Duration, Duration),
+    pub(super) write: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            keepalive: controller::KEEPALIVE,
+            first_answer: Duration::from_secs(30),
+            backoff: (Duration::from_millis(10), Duration::from_secs(15)),
+            write: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Follows one controller until the stream ends. `holder` is told of every response.
+pub(super) async fn follow(config: &SubscriberConfig, timing: &Timing, attempt: usize, holder: &mut Holder) -> Ended {
+    let connection = match holder.meanwhile(config.controller.connect_with(attempt, timing.keepalive)).await {
+        Ok(c) => c,
+        Err(e) => {
+            let reason = if matches!(e, ControllerError::Connect { .. }) { "connect" } else { "configuration" };
+            return Ended { reason, why: e.to_string() };
+        }
+    };
+    // Room for every first request and an answer to every response in flight.
+    let (requests, outbound) = mpsc::channel(64);
+    for request in holder.with_state(|state| first_requests(config, state)) {
+        if requests.send(request).await.is_err() {
+            return Ended { reason: "closed", why: "the stream ended before it began".into() };
+        }
+    }
+    let mut client = AggregatedDiscoveryServiceClient::new(connection.channel.clone())
+        .max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
+    let call = client.delta_aggregated_resources(connection.request(ReceiverStream::new(outbound)));
+    let mut responses = match holder.meanwhile(tokio::time::timeout(timing.first_answer, call)).await {
+        Ok(Ok(r)) => r.into_inner(),
+        Ok(Err(status)) => return of_status(&connection, &status),
+        Err(_) => return mute(timing.first_answer),
+    };
+    holder.connected(&connection.address);
+    receive(&connection, &mut responses, &requests, timing, holder).await
+}
+
+async fn receive(
+    connection: &Connection,
+    responses: &mut Streaming<DeltaDiscoveryResponse>,
+    requests: &mpsc::Sender<DeltaDiscoveryRequest>,
+    timing: &Timing,
+    holder: &mut Holder,
+) -> Ended {
+    let mut answered = false;
+    loop {
+        let next = async {
+            if answered {
+                return Ok(responses.message().await);
+            }
+            // A wildcard subscription is always answered, if only with nothing; later silence may just mean that nothing changes.
+            tokio::time::timeout(timing.first_answer, responses.message()).await
+        };
+        let response = match holder.meanwhile(next).await {
+            Ok(Ok(Some(r))) => r,
+            Ok(Ok(None)) => return Ended { reason: "closed", why: "the controller ended the stream".into() },
+            Ok(Err(status)) => return of_status(connection, &status),
+            Err(_) => return mute(timing.first_answer),
+        };
+        answered = true;
+        let verdict = holder.take(&response);
+        let answer = DeltaDiscoveryRequest {
+            type_url: response.type_url,
+            response_nonce: response.nonce,
+            error_detail: verdict.err().map(nack),
+            ..DeltaDiscoveryRequest::default()
+        };
+        if requests.send(answer).await.is_err() {
+            return Ended { reason: "closed", why: "the controller stopped listening".into() };
+        }
+    }
+}
+
+fn nack(mut text: String) -> Status {
+    if text.len() > NACK_TEXT_MAX {
+        let end = text.floor_char_boundary(NACK_TEXT_MAX);
+        text.truncate(end);
+    }
+    Status { code: Code::InvalidArgument as i32, message: text }
+}
+
+/// One wildcard subscription per kind, with what is held, so that only differences are sent.
+fn first_requests(config: &SubscriberConfig, state: &State) -> Vec<DeltaDiscoveryRequest> {
+    let node = Node { id: config.node.clone(), user_agent_name: "canal".into(), user_agent_version: config.version.clone() };
+    let request = |(i, kind): (usize, &Kind)| DeltaDiscoveryRequest {
+        node: (i == 0).then(|| node.clone()),
+        type_url: wire::type_url(*kind).into(),
+        resource_names_subscribe: vec!["*".into()],
+        initial_resource_versions: state.held(*kind).map(|(name, h)| (name.to_string(), h.version.to_string())).collect(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    config.kinds.iter().enumerate().map(request).collect()
+}
+
+fn mute(limit: Duration) -> Ended {
+    Ended { reason: "stale", why: format!("connected, but no answer in {limit:?}") }
+}
+
+fn of_status(connection: &Connection, status: &tonic::Status) -> Ended {
+    let reason = match status.code() {
+        _ if connection.is_mute() => "stale",
+        Code::Unauthenticated | Code::PermissionDenied => "unauthenticated",
+        Code::Unavailable | Code::Aborted => "closed",
+        _ => "error",
+    };
+    Ended { reason, why: format!("{}: {}", status.code(), status.message()) }
+}

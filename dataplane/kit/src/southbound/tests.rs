@@ -1,0 +1,5 @@
+//! A subscriber against a controller that the test plays: what is sent, held, refused, written and booted from.
+
+mod life;
+mod response;
+mod rig;

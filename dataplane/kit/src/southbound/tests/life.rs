@@ -1,0 +1,322 @@
+//! The subscription over time: connects, follows, loses the controller, boots without it.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use canal_model::program::Kind;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::rig::{Rig, ms, response, service, tenant, until};
+use crate::southbound::{Origin, Subscriber};
+use crate::testing::{FakeController, FakeStream};
+
+/// Answers the first requests of both kinds and hears the acks.
+async fn serve_all(stream: &mut FakeStream, generation: u64) {
+    let tenants = response(generation, Kind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]);
+    let services = response(generation, Kind::Service, &[service("a", 1)], &[]);
+    for _ in 0..2 {
+        stream.hear().await.unwrap();
+    }
+    assert_eq!(stream.ask(tenants).await.error_detail, None);
+    assert_eq!(stream.ask(services).await.error_detail, None);
+}
+
+async fn started(rig: &Rig) -> (FakeController, FakeStream, Subscriber) {
+    let mut controller = FakeController::start().await;
+    let subscriber = rig.start(&controller);
+    let mut stream = controller.stream().await;
+    serve_all(&mut stream, 5).await;
+    (controller, stream, subscriber)
+}
+
+#[tokio::test]
+async fn a_first_start_subscribes_acks_and_is_ready_when_every_kind_was_answered() {
+    let rig = Rig::new();
+    let mut controller = FakeController::start().await;
+    let subscriber = rig.start(&controller);
+    let mut stream = controller.stream().await;
+    let (first, second) = (stream.hear().await.unwrap(), stream.hear().await.unwrap());
+    let node = first.node.unwrap();
+    assert_eq!((node.id.as_str(), node.user_agent_version.as_str()), ("node~n1", "1.0"));
+    assert!(first.type_url.ends_with("Tenant") && second.type_url.ends_with("Service"));
+    assert_eq!(first.resource_names_subscribe, ["*"]);
+    assert!(first.initial_resource_versions.is_empty() && second.node.is_none());
+    let ack = stream.ask(response(5, Kind::Tenant, &[tenant("alpha", 1)], &[])).await;
+    assert_eq!((ack.response_nonce.as_str(), ack.error_detail), ("n5", None));
+    assert!(!subscriber.ready() && !rig.snapshot().exists(), "half a state is not one");
+    // An empty answer is an answer.
+    stream.ask(response(5, Kind::Service, &[], &[])).await;
+    subscriber.until_ready().await;
+    assert!(rig.snapshot().exists(), "the first full state is on disk at once");
+    assert_eq!(rig.told(), [(Origin::Controller, 5, vec!["alpha".into()], vec![], (1, 0))]);
+    let status = subscriber.status();
+    assert!(status.connected && status.live && status.generation == 5 && status.resources["tenant"] == 1, "{status:?}");
+    assert_eq!(subscriber.state().count(Kind::Tenant), 1);
+}
+
+#[tokio::test]
+async fn a_reconnect_names_what_is_held_and_changes_are_told_once() {
+    let rig = Rig::new();
+    let (controller, stream, subscriber) = started(&rig).await;
+    drop(stream);
+    rig.told();
+    let mut controller = controller.restart().await;
+    let mut stream = controller.stream().await;
+    let held = stream.hear().await.unwrap().initial_resource_versions;
+    assert_eq!(held.len(), 2);
+    assert_eq!(held["alpha"], "v5");
+    assert_eq!(stream.hear().await.unwrap().initial_resource_versions["alpha/shop/a"], "v5");
+    stream.ask(response(6, Kind::Tenant, &[tenant("beta", 7)], &["alpha"])).await;
+    stream.ask(response(6, Kind::Service, &[], &[])).await;
+    assert_eq!(rig.told(), [(Origin::Controller, 6, vec!["beta".into()], vec!["alpha".into()], (1, 1))]);
+    assert!(rig.metric("canal_southbound_reconnects_total{reason=\"closed\"}") >= 1);
+    assert_eq!(subscriber.status().generation, 6);
+}
+
+#[tokio::test]
+async fn a_bad_response_is_nacked_and_the_last_good_state_stays() {
+    let rig = Rig::new();
+    let (_controller, mut stream, subscriber) = started(&rig).await;
+    rig.told();
+    let mut bad = response(6, Kind::Tenant, &[tenant("alpha", 9), tenant("gamma", 3)], &["beta"]);
+    bad.resources[1].resource.as_mut().unwrap().value = vec![0xff; 9];
+    let nack = stream.ask(bad).await;
+    assert_eq!(nack.response_nonce, "n6");
+    assert!(nack.error_detail.unwrap().message.contains("gamma"));
+
+    rig.refuse.store(true, Relaxed);
+    let nack = stream.ask(response(6, Kind::Tenant, &[tenant("gamma", 3)], &["beta"])).await;
+    assert_eq!(nack.error_detail.unwrap().message, "the caller does not like it");
+    assert!(subscriber.status().nack["tenant"].contains("does not like"));
+    rig.refuse.store(false, Relaxed);
+
+    let nack = stream.ask(response(6, Kind::Tenant, &[tenant("panic", 3)], &[])).await;
+    assert!(nack.error_detail.unwrap().message.contains("tripped by"), "a panic is a refusal");
+    let nack = stream.ask(response(4, Kind::Tenant, &[], &["alpha", "beta"])).await;
+    assert!(nack.error_detail.unwrap().message.contains("generation 4 is older than 5"));
+
+    assert!(rig.told().is_empty());
+    let state = subscriber.state();
+    assert_eq!((state.generation().0, state.count(Kind::Tenant), state.count(Kind::Service)), (5, 2, 1));
+    for (reason, n) in [("bad_resource", 1), ("refused", 2), ("stale_generation", 1)] {
+        assert_eq!(rig.metric(&format!("canal_southbound_nacks_total{{kind=\"tenant\",reason=\"{reason}\"}}")), n);
+    }
+    assert_eq!(stream.ask(response(7, Kind::Tenant, &[], &["beta"])).await.error_detail, None);
+    assert!(subscriber.status().nack.is_empty());
+}
+
+#[tokio::test]
+async fn it_boots_without_the_controller_and_resumes_from_what_it_booted() {
+    let rig = Rig::new();
+    let (controller, stream, subscriber) = started(&rig).await;
+    subscriber.stop().await;
+    drop(stream);
+    let address = controller.address;
+    drop(controller);
+    rig.told();
+
+    let elsewhere = FakeController::start().await;
+    let subscriber = rig.start_through(&elsewhere, address);
+    assert!(subscriber.ready() && !subscriber.status().live);
+    let (origin, generation, mut names, _, counts) = rig.told().remove(0);
+    names.sort();
+    assert_eq!((origin, generation, counts), (Origin::Snapshot, 5, (2, 1)));
+    assert_eq!(names, ["alpha", "alpha/shop/a", "beta"]);
+    until("it tries to connect", || rig.metric("canal_southbound_reconnects_total{reason=\"connect\"}") >= 2).await;
+    assert!(subscriber.status().error.contains("is it up"));
+    subscriber.stop().await;
+
+    let mut elsewhere = elsewhere;
+    let subscriber = rig.start(&elsewhere);
+    let mut stream = elsewhere.stream().await;
+    assert_eq!(stream.hear().await.unwrap().initial_resource_versions.len(), 2);
+    stream.hear().await.unwrap();
+    // The state on disk is not taken back either.
+    let nack = stream.ask(response(3, Kind::Tenant, &[], &[])).await;
+    assert!(nack.error_detail.unwrap().message.contains("older"));
+    drop(subscriber);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
+    let good = {
+        let rig = Rig::new();
+        let (_controller, _stream, subscriber) = started(&rig).await;
+        subscriber.stop().await;
+        std::fs::read(rig.snapshot()).unwrap()
+    };
+    let flip = |at: usize| {
+        let mut b = good.clone();
+        b[at] ^= 1;
+        b
+    };
+    let cases: [(&str, Vec<u8>, &str); 8] = [
+        ("torn", good[..good.len() / 2].to_vec(), "digest"),
+        ("one byte short", good[..good.len() - 1].to_vec(), "digest"),
+        ("grown", [&good[..], b"x"].concat(), "digest"),
+        ("a bit flipped in the content", flip(good.len() / 3), "digest"),
+        ("a bit flipped in the digest", flip(good.len() - 1), "digest"),
+        ("empty", Vec::new(), "digest"),
+        ("format of the future", signed(&prost::Message::encode_to_vec(&format(2, &[]))), "format"),
+        ("a resource of no sense", signed(&prost::Message::encode_to_vec(&format(1, &[1, 2, 3]))), "resource"),
+    ];
+    for (name, bytes, reason) in cases {
+        let rig = Rig::new();
+        std::fs::create_dir_all(rig.snapshot().parent().unwrap()).unwrap();
+        std::fs::write(rig.snapshot(), bytes).unwrap();
+        let mut controller = FakeController::start().await;
+        let subscriber = rig.start(&controller);
+        assert!(!subscriber.ready(), "{name}");
+        assert_eq!(rig.metric(&format!("canal_southbound_snapshot_refused_total{{reason=\"{reason}\"}}")), 1, "{name}");
+        assert!(rig.told().is_empty(), "{name}");
+        let mut stream = controller.stream().await;
+        serve_all(&mut stream, 5).await;
+        subscriber.until_ready().await;
+    }
+    // Refused by the caller: as bad as torn.
+    let rig = Rig::new();
+    std::fs::create_dir_all(rig.snapshot().parent().unwrap()).unwrap();
+    std::fs::write(rig.snapshot(), &good).unwrap();
+    rig.refuse.store(true, Relaxed);
+    let controller = FakeController::start().await;
+    assert!(!rig.start(&controller).ready());
+    assert_eq!(rig.metric("canal_southbound_snapshot_refused_total{reason=\"refused\"}"), 1);
+}
+
+fn format(format: u32, resource: &[u8]) -> canal_wire::program::Snapshot {
+    let type_url = canal_wire::southbound::type_url(Kind::Tenant).into();
+    let entry = canal_wire::program::snapshot::Entry { type_url, name: "alpha".into(), version: "1".into(), resource: resource.to_vec() };
+    canal_wire::program::Snapshot { format, generation: 1, entries: vec![entry], digest: Vec::new() }
+}
+
+fn signed(content: &[u8]) -> Vec<u8> {
+    use sha2::{Digest, Sha256};
+    [content, &[34, 32], &Sha256::digest(content)[..]].concat()
+}
+
+#[tokio::test]
+async fn the_snapshot_on_disk_is_what_the_proto_says() {
+    use prost::Message;
+    use sha2::{Digest, Sha256};
+    let rig = Rig::new();
+    let (_controller, _stream, subscriber) = started(&rig).await;
+    subscriber.stop().await;
+    let bytes = std::fs::read(rig.snapshot()).unwrap();
+    let mut snapshot = canal_wire::program::Snapshot::decode(&bytes[..]).unwrap();
+    let digest = std::mem::take(&mut snapshot.digest);
+    assert_eq!((snapshot.format, snapshot.generation, snapshot.entries.len()), (1, 5, 3));
+    assert_eq!(digest, Sha256::digest(snapshot.encode_to_vec())[..]);
+    let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(rig.snapshot()).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn writes_are_spaced_out_and_the_last_state_is_on_disk_at_the_end() {
+    let rig = Rig::new();
+    let (_controller, mut stream, subscriber) = started(&rig).await;
+    for generation in 6..40 {
+        stream.ask(response(generation, Kind::Service, &[service("a", generation as u32)], &[])).await;
+    }
+    let writes = rig.metric("canal_southbound_snapshot_writes_total{result=\"ok\"}");
+    assert!(writes < 10, "{writes} writes for 34 changes in a moment");
+    let text = |rig: &Rig| std::fs::read(rig.snapshot()).unwrap();
+    until("a pause later the disk has caught up", || text(&rig).windows(3).any(|w| w == b"v39")).await;
+    stream.ask(response(40, Kind::Service, &[service("a", 40)], &[])).await;
+    subscriber.stop().await;
+    assert!(text(&rig).windows(3).any(|w| w == b"v40"));
+}
+
+#[tokio::test]
+async fn a_drain_waits_for_the_disk_and_not_for_the_subscription() {
+    let rig = Rig::new();
+    let (_controller, mut stream, subscriber) = started(&rig).await;
+    stream.ask(response(6, Kind::Service, &[service("late", 6)], &[])).await;
+    let snapshot = rig.snapshot();
+    let (_folder, mut trigger) = rig.only_subscriber();
+    let start = std::time::Instant::now();
+    trigger.drain(ms(10_000));
+    assert!(trigger.finished(ms(100)).await);
+    assert!(start.elapsed() < ms(2000), "{:?}", start.elapsed());
+    assert!(std::fs::read(snapshot).unwrap().windows(4).any(|w| w == b"late"));
+    // Still listening: what drains may need to hear of a change.
+    assert_eq!(stream.ask(response(7, Kind::Service, &[], &["alpha/shop/late"])).await.error_detail, None);
+    drop(subscriber);
+}
+
+#[tokio::test]
+async fn a_disk_that_cannot_be_written_stops_nobody() {
+    let rig = Rig::new();
+    // The folder's name is taken by a file.
+    std::fs::write(rig.folder.path().join("data"), "in the way").unwrap();
+    let (_controller, _stream, subscriber) = started(&rig).await;
+    subscriber.until_ready().await;
+    until("it is tried again", || rig.metric("canal_southbound_snapshot_writes_total{result=\"error\"}") >= 2).await;
+    std::fs::remove_file(rig.folder.path().join("data")).unwrap();
+    until("and heals", || rig.snapshot().exists()).await;
+}
+
+/// Passes bytes on until it is told to stop, and then keeps the connections open: a controller that hangs.
+async fn hanging(to: std::net::SocketAddr) -> (std::net::SocketAddr, tokio::sync::watch::Sender<bool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (hang, hung) = tokio::sync::watch::channel(false);
+    tokio::spawn(async move {
+        loop {
+            let mut near = listener.accept().await.unwrap().0;
+            let mut hung = hung.clone();
+            tokio::spawn(async move {
+                let mut far = TcpStream::connect(to).await.unwrap();
+                let hung = async { hung.wait_for(|h| *h).await.map(|_| ()) };
+                let ended = tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => true,
+                    _ = hung => false,
+                };
+                if !ended {
+                    std::future::pending::<()>().await;
+                }
+                let _ = near.shutdown().await;
+            });
+        }
+    });
+    (address, hang)
+}
+
+#[tokio::test]
+async fn a_mute_controller_is_found_and_counted_as_stale() {
+    let rig = Rig::new();
+    let mut controller = FakeController::start().await;
+    let (address, hang) = hanging(controller.address).await;
+    let subscriber = rig.start_through(&controller, address);
+    let mut stream = controller.stream().await;
+    serve_all(&mut stream, 5).await;
+    subscriber.until_ready().await;
+    hang.send_replace(true);
+    until("the silence is noticed", || rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}") >= 1).await;
+    assert!(subscriber.ready(), "the last good state goes on");
+    assert!(!subscriber.status().connected);
+}
+
+#[tokio::test]
+async fn a_controller_that_answers_nothing_is_left() {
+    let rig = Rig::new();
+    let mut controller = FakeController::start().await;
+    let _subscriber = rig.start(&controller);
+    let _silent = controller.stream().await;
+    let mut second = controller.stream().await;
+    assert_eq!(rig.metric("canal_southbound_reconnects_total{reason=\"stale\"}"), 1);
+    serve_all(&mut second, 5).await;
+}
+
+#[tokio::test]
+async fn a_new_token_is_read_at_the_next_connect() {
+    let rig = Rig::new();
+    let mut controller = FakeController::start().await;
+    let subscriber = rig.start(&controller);
+    drop(controller.stream().await);
+    std::fs::write(rig.folder.path().join("token"), "wrong").unwrap();
+    until("it is refused", || rig.metric("canal_southbound_reconnects_total{reason=\"unauthenticated\"}") >= 1).await;
+    assert!(subscriber.status().error.contains("unknown token"));
+    std::fs::write(rig.folder.path().join("token"), crate::testing::TOKEN).unwrap();
+    let mut stream = controller.stream().await;
+    serve_all(&mut stream, 5).await;
+}

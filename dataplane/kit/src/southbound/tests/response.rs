@@ -1,0 +1,90 @@
+//! Single responses: what is accepted, what is refused for which reason, and that a refused one changes nothing.
+
+use canal_model::program::Kind;
+use canal_wire::discovery::DeltaDiscoveryResponse;
+
+use super::rig::{response, service, tenant};
+use crate::southbound::State;
+use crate::southbound::state::examine;
+
+fn held() -> State {
+    let mut state = State::default();
+    for r in [response(5, Kind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]), response(5, Kind::Service, &[service("a", 1)], &[])]
+    {
+        let change = examine(&state, &[Kind::Tenant, Kind::Service], &r).unwrap();
+        state.apply(&change);
+    }
+    state
+}
+
+fn names(state: &State) -> Vec<String> {
+    let mut all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.held(*k)).map(|(n, h)| format!("{n}={}", h.version)).collect();
+    all.sort();
+    all
+}
+
+#[test]
+fn bad_responses_are_refused_whole_and_by_name() {
+    let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
+        let mut r = response(6, Kind::Tenant, &[tenant("alpha", 9), tenant("gamma", 3)], &["beta"]);
+        change(&mut r);
+        r
+    };
+    let cases = [
+        ("older generation", edit(|r| r.system_version_info = "4".into()), "stale_generation", "remove this data plane's snapshot"),
+        ("no generation", edit(|r| r.system_version_info.clear()), "bad_generation", "decimal"),
+        ("word", edit(|r| r.system_version_info = "latest".into()), "bad_generation", "\"latest\""),
+        ("unknown type", edit(|r| r.type_url = "type.googleapis.com/x.Y".into()), "unknown_type", "x.Y"),
+        ("other kind", response(6, Kind::Route, &[], &[]), "not_subscribed", "Route"),
+        ("no body", edit(|r| r.resources[1].resource = None), "bad_envelope", "gamma"),
+        ("truncated", edit(|r| r.resources[1].resource.as_mut().unwrap().value.truncate(3)), "bad_resource", "gamma"),
+        ("empty", edit(|r| r.resources[1].resource.as_mut().unwrap().value.clear()), "bad_resource", "gamma"),
+        ("renamed", edit(|r| r.resources[1].name = "delta".into()), "bad_resource", "delta"),
+        ("twice", edit(|r| r.resources[1] = r.resources[0].clone()), "bad_envelope", "named twice"),
+        ("put and removed", edit(|r| r.removed_resources.push("gamma".into())), "bad_envelope", "named twice"),
+        (
+            "another type inside",
+            edit(|r| r.resources[1].resource.as_mut().unwrap().type_url = "type.googleapis.com/x.Y".into()),
+            "bad_envelope",
+            "another type",
+        ),
+    ];
+    let state = held();
+    for (name, response, reason, text) in cases {
+        let refusal = examine(&state, &[Kind::Tenant, Kind::Service], &response).unwrap_err();
+        assert_eq!(refusal.reason(), reason, "{name}");
+        assert!(refusal.to_string().contains(text), "{name}: {refusal}");
+    }
+}
+
+#[test]
+fn good_responses_change_what_they_name_and_nothing_else() {
+    let before = ["alpha/shop/a=v5", "alpha=v5", "beta=v5"];
+    assert_eq!(names(&held()), before);
+    let cases = [
+        ("replaced", response(6, Kind::Tenant, &[tenant("alpha", 9)], &[]), &["alpha/shop/a=v5", "alpha=v6", "beta=v5"][..]),
+        ("removed and added", response(6, Kind::Tenant, &[tenant("c", 3)], &["beta"]), &["alpha/shop/a=v5", "alpha=v5", "c=v6"]),
+        ("same generation again", response(5, Kind::Tenant, &[tenant("alpha", 1)], &[]), &before),
+        ("nothing is not an empty set", response(7, Kind::Tenant, &[], &[]), &before),
+        ("what is not held is no loss", response(7, Kind::Tenant, &[], &["nobody"]), &before),
+        ("all gone, by name", response(7, Kind::Tenant, &[], &["alpha", "beta"]), &["alpha/shop/a=v5"]),
+    ];
+    for (name, response, after) in cases {
+        let mut state = held();
+        let change = examine(&state, &[Kind::Tenant, Kind::Service], &response).unwrap();
+        let undo = state.apply(&change);
+        assert_eq!(names(&state), after, "{name}");
+        state.undo(undo);
+        assert_eq!(names(&state), before, "{name}, undone");
+        assert_eq!(state.generation().0, 5, "{name}, undone");
+    }
+}
+
+#[test]
+fn unchanged_versions_are_not_told_again() {
+    let state = held();
+    let r = response(5, Kind::Tenant, &[tenant("alpha", 1), tenant("c", 3)], &["nobody"]);
+    let change = examine(&state, &[Kind::Tenant], &r).unwrap();
+    assert_eq!(change.update.upserts.iter().map(|r| r.name()).collect::<Vec<_>>(), ["c"]);
+    assert!(change.update.removals.is_empty() && !change.is_empty());
+}
