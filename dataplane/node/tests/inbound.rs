@@ -134,6 +134,28 @@ fn strangers_do_not_pass_the_handshake() {
 }
 
 #[test]
+fn a_peer_that_says_nothing_is_dropped_in_time() {
+    let rig = Rig::new(&Setup::default());
+    let mut mute = rig.ns.within(|| std::net::TcpStream::connect(HBONE).unwrap());
+    let start = std::time::Instant::now();
+    let _ = mute.read(&mut [0]);
+    assert!(start.elapsed() < canal_kit::tls::HANDSHAKE_TIMEOUT + Duration::from_secs(2), "{:?}", start.elapsed());
+    rig.until("refused", || rig.refused("inbound", "handshake_failed") == 1.0);
+}
+
+#[test]
+fn headers_beyond_the_limit_are_refused_and_the_connection_lives() {
+    let rig = Rig::new(&Setup::default());
+    echo(rig.ns.listen(APP));
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        let long = "x".repeat(70 << 10);
+        assert_eq!(connect(&h2, APP, &[("baggage", &long)]).await.err(), Some(431));
+        assert!(connect(&h2, APP, &[("baggage", &long[..60 << 10])]).await.is_ok(), "below it is only not believed");
+    });
+}
+
+#[test]
 fn a_tunnel_is_up_after_the_application_is_and_says_who_it_is() {
     let rig = Rig::new(&Setup::default());
     let app = rig.ns.listen(APP);

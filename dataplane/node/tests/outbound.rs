@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use canal_model::program::OutsideMesh;
 use canal_node_proxy::config::{CaptureChoice, Limits};
-use rig::gateway::{Does, Gateway, Saw};
+use rig::gateway::{Does, Saw};
 use rig::{FAR, NEAR, POD_V4, POD_V6, Rig, Setup, identity};
 
 /// The child's entry.
@@ -28,7 +28,7 @@ fn through_the_mesh(capture: CaptureChoice) {
         rig.ns.ip("route add default dev pod0");
         rig.ns.ip("-6 route add default dev pod0");
     }
-    let gateway = Gateway::start(&rig, NEAR, Does::Tell);
+    let gateway = rig.gateway(NEAR, Does::Tell);
     for (dial, authority) in [
         (VIP, VIP),
         ("[fd96::1]:80", "[fd96::1]:80"),
@@ -92,7 +92,7 @@ fn nftables_carries_the_same() {
 #[test]
 fn every_refusal_is_a_reset_with_a_name() {
     let rig = Rig::new(&Setup::default());
-    let _gateway = Gateway::start(&rig, NEAR, Does::Tell);
+    let _gateway = rig.gateway(NEAR, Does::Tell);
     for (dial, reason) in [
         ("192.0.2.1:443", "outside_mesh"),
         ("10.96.0.1:81", "unknown_port"),
@@ -134,7 +134,7 @@ fn the_pod_itself_and_the_allowed_outside_are_reached_in_plain_tcp() {
 #[test]
 fn bytes_half_closes_and_sizes_come_through_unchanged() {
     let rig = Rig::new(&Setup { workers: 2, ..Setup::default() });
-    let gateway = Gateway::start(&rig, NEAR, Does::Echo);
+    let gateway = rig.gateway(NEAR, Does::Echo);
     for n in [0u64, 1, 1024, 200_000, 30 << 20] {
         let said = rig.app("echo", &[VIP, &n.to_string()]).line();
         assert_eq!(said, format!("{n} right=true"));
@@ -146,7 +146,7 @@ fn bytes_half_closes_and_sizes_come_through_unchanged() {
 fn resets_are_carried_both_ways() {
     let rig = Rig::new(&Setup { gateways: &[("near", NEAR)], ..Setup::default() });
     {
-        let gateway = Gateway::start(&rig, NEAR, Does::Watch);
+        let gateway = rig.gateway(NEAR, Does::Watch);
         let mut app = rig.app("reset", &[VIP]);
         assert_eq!((app.line().as_str(), gateway.authority().as_str()), ("up", VIP));
         app.go_on();
@@ -154,7 +154,7 @@ fn resets_are_carried_both_ways() {
         assert!(ended.starts_with("ConnectionReset"), "RST becomes RST_STREAM: {ended}");
         rig.logged(|l| l["result"] == "reset");
     }
-    let gateway = Gateway::start(&rig, NEAR, Does::Reset);
+    let gateway = rig.gateway(NEAR, Does::Reset);
     assert_eq!(rig.app("read_end", &[VIP]).line(), "ConnectionReset", "RST_STREAM becomes RST");
     assert_eq!(gateway.authority(), VIP);
 }
@@ -162,7 +162,7 @@ fn resets_are_carried_both_ways() {
 #[test]
 fn a_reader_that_stalls_stops_the_writer() {
     let rig = Rig::new(&Setup::default());
-    let _gateway = Gateway::start(&rig, NEAR, Does::Stall);
+    let _gateway = rig.gateway(NEAR, Does::Stall);
     let sent: u64 = rig.app("flood", &[VIP]).line().parse().unwrap();
     // Two socket buffers, the node's own and the stream's window; without back-pressure it would be all that a second can carry.
     assert!(sent < 40 << 20, "{sent} bytes were taken");
@@ -171,8 +171,8 @@ fn a_reader_that_stalls_stops_the_writer() {
 #[test]
 fn streams_share_connections_and_a_draining_gateway_is_left_in_peace() {
     let rig = Rig::new(&Setup { gateways: &[("near", NEAR), ("far", FAR)], ..Setup::default() });
-    let near = Gateway::start(&rig, NEAR, Does::Echo);
-    let far = Gateway::start(&rig, FAR, Does::Tell);
+    let near = rig.gateway(NEAR, Does::Echo);
+    let far = rig.gateway(FAR, Does::Tell);
     for _ in 0..10 {
         assert_eq!(rig.app("echo", &[VIP, "10"]).line(), "10 right=true");
     }
@@ -192,7 +192,7 @@ fn streams_share_connections_and_a_draining_gateway_is_left_in_peace() {
 #[test]
 fn a_gateway_that_fails_is_passed_over_and_avoided() {
     let rig = Rig::new(&Setup { gateways: &[("near", NEAR), ("far", FAR)], ..Setup::default() });
-    let far = Gateway::start(&rig, FAR, Does::Tell);
+    let far = rig.gateway(FAR, Does::Tell);
     let dial = |limit: u64| {
         let start = Instant::now();
         assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
@@ -205,7 +205,7 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
     assert_eq!(failures("gateway"), 1.0, "avoided");
     assert_eq!(far.connections.load(Relaxed), 1);
 
-    let mute = Gateway::start(&rig, NEAR, Does::Mute);
+    let mute = rig.gateway(NEAR, Does::Mute);
     std::thread::sleep(canal_node_proxy::gateways::AVOID.0);
     let before = Instant::now();
     dial(3_000);
@@ -217,13 +217,13 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
 fn an_answer_is_final_and_an_impostor_is_no_gateway() {
     for (status, flag) in [(503, "CONNECT"), (401, "DENY"), (400, "CONNECT")] {
         let rig = Rig::new(&Setup { gateways: &[("near", NEAR), ("far", FAR)], ..Setup::default() });
-        let (_near, far) = (Gateway::start(&rig, NEAR, Does::Refuse(status)), Gateway::start(&rig, FAR, Does::Tell));
+        let (_near, far) = (rig.gateway(NEAR, Does::Refuse(status)), rig.gateway(FAR, Does::Tell));
         assert_eq!(rig.app("read_end", &[VIP]).line(), "ConnectionReset", "{status}");
         assert_eq!(rig.logged(|l| l["result"] == "tunnel_refused")["response_flags"], flag, "{status}");
         assert_eq!(far.connections.load(Relaxed), 0, "{status}: no other gateway is asked");
     }
     let rig = Rig::new(&Setup::default());
-    let _impostor = Gateway::start_as(&rig, NEAR, Does::Tell, &identity("ns/b/sa/app"));
+    let _impostor = rig.impostor(NEAR, Does::Tell, &identity("ns/b/sa/app"));
     rig.app("read_end", &[VIP]).line();
     let line = rig.logged(|l| l["result"] == "gateway_failed");
     assert_eq!(line["response_flags"], "TLS_FAILURE", "{line}");
@@ -232,7 +232,7 @@ fn an_answer_is_final_and_an_impostor_is_no_gateway() {
 #[test]
 fn a_pods_connections_are_limited_by_name() {
     let rig = Rig::new(&Setup { limits: Limits { outbound: 1, ..Limits::default() }, ..Setup::default() });
-    let _gateway = Gateway::start(&rig, NEAR, Does::Watch);
+    let _gateway = rig.gateway(NEAR, Does::Watch);
     let mut first = rig.app("stay", &[VIP]);
     assert_eq!(first.line(), "up");
     rig.until("the first", || rig.metric("canal_limit_used", &["limit=\"pod_outbound_connections\""]) == 1.0);
@@ -246,12 +246,31 @@ fn a_pods_connections_are_limited_by_name() {
 #[test]
 fn a_connection_waits_for_the_pods_first_certificate() {
     let rig = Rig::new(&Setup { certificate: false, ..Setup::default() });
-    let _gateway = Gateway::start(&rig, NEAR, Does::Tell);
+    let _gateway = rig.gateway(NEAR, Does::Tell);
     let mut app = rig.app("dial", &[VIP]);
     rig.until("dialled", || rig.metric("istio_tcp_connections_opened_total", &[]) == 1.0);
     std::thread::sleep(Duration::from_millis(100));
     rig.credential.replace(rig.ca.issue(&identity("ns/b/sa/app")));
     assert!(app.line().ends_with(&format!("reply={VIP}")));
+}
+
+#[test]
+fn no_certificate_is_not_waited_for_for_ever() {
+    let rig = Rig::new(&Setup { certificate: false, ..Setup::default() });
+    let said = rig.app("read_end", &[VIP]).line();
+    assert_eq!(said, "ConnectionReset");
+    rig.until("refused", || rig.refused("outbound", "no_identity") == 1.0);
+    assert_eq!(rig.logged(|l| l["result"] == "no_identity")["response_flags"], "IDENTITY_ERROR");
+}
+
+#[test]
+fn only_so_many_gateways_are_asked() {
+    let dead = &[("near", NEAR), ("b", "10.77.255.3"), ("c", "10.77.255.4"), ("far", FAR)];
+    let rig = Rig::new(&Setup { gateways: dead, ..Setup::default() });
+    rig.app("read_end", &[VIP]).line();
+    rig.until("refused", || rig.refused("outbound", "gateway_failed") == 1.0);
+    let asked = canal_node_proxy::gateways::ATTEMPTS_MAX as f64;
+    assert_eq!(rig.metric("canal_node_gateway_failures_total", &[]), asked);
 }
 
 #[test]
@@ -264,7 +283,7 @@ fn without_a_gateway_it_is_refused_by_name() {
 #[test]
 fn what_is_open_finishes_and_nothing_new_begins_when_it_drains() {
     let rig = Rig::new(&Setup::default());
-    let gateway = Gateway::start(&rig, NEAR, Does::Watch);
+    let gateway = rig.gateway(NEAR, Does::Watch);
     let mut open = rig.app("stay", &[VIP]);
     assert_eq!((open.line().as_str(), gateway.authority().as_str()), ("up", VIP));
     rig.trigger.drain(Duration::from_secs(20));

@@ -1,4 +1,5 @@
 //! A gateway's place, held by the kit's HBONE server: it shows what the node sent and answers as the test says.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,13 +10,11 @@ use canal_kit::copy::Leg;
 use canal_kit::drain::{self, Trigger};
 use canal_kit::hbone::{HboneCounters, Incoming, ServerConfig, serve};
 use canal_kit::metrics::Registry;
-use canal_kit::sys::{self, ListenOptions};
-use canal_kit::tls::ServerIdentity;
+use canal_kit::sys::{self, ListenOptions, Netns};
+use canal_kit::tls::{Credential, ServerIdentity};
 use canal_model::identity::Identity;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::LocalSet;
-
-use super::{Rig, identity};
 
 /// What it does with a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,13 +51,10 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    pub fn start(rig: &Rig, address: &str, does: Does) -> Self {
-        Self::start_as(rig, address, does, &identity("ns/canal-system/sa/gateway"))
-    }
-
-    pub fn start_as(rig: &Rig, address: &str, does: Does, who: &Identity) -> Self {
-        let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(who));
-        let (netns, address) = (rig.outside_netns(), format!("{address}:15008").parse().unwrap());
+    /// Listens at `address`:15008 in `netns` as whom `credential` says.
+    pub fn listen(netns: Netns, address: &str, does: Does, credential: Credential) -> Self {
+        let server = ServerIdentity::new("alpha".parse().unwrap(), credential);
+        let address = format!("{address}:15008").parse().unwrap();
         let (tell, saw) = channel();
         let (up, is_up) = channel();
         let connections = Arc::new(AtomicUsize::new(0));

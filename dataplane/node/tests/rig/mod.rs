@@ -30,6 +30,7 @@ use canal_node_proxy::room::{Room, RoomIdentity};
 use canal_node_proxy::telemetry::Party;
 use canal_node_proxy::view::View;
 use canal_node_proxy::worker::{self, Shared};
+use gateway::{Does, Gateway};
 use lab::{Cgroup, Client, Netns};
 
 pub const TRUST_DOMAIN: &str = "alpha.example";
@@ -137,8 +138,18 @@ impl Rig {
         Client::start(&self.ns, Some(&self.cg), case, args)
     }
 
+    /// A gateway outside, with the identity that gateways have.
+    pub fn gateway(&self, address: &str, does: Does) -> Gateway {
+        self.impostor(address, does, &identity("ns/canal-system/sa/gateway"))
+    }
+
+    /// Somebody at a gateway's address.
+    pub fn impostor(&self, address: &str, does: Does, who: &Identity) -> Gateway {
+        Gateway::listen(self.outside_netns(), address, does, self.ca.credential(who))
+    }
+
     pub fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
-        let end = Instant::now() + Duration::from_secs(10);
+        let end = Instant::now() + Duration::from_secs(20);
         while !holds() {
             assert!(Instant::now() < end, "not in time: {what}\n{}", self.registry.render());
             std::thread::sleep(Duration::from_millis(5));
