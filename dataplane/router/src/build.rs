@@ -8,7 +8,7 @@ use hashbrown::HashMap;
 use crate::condition::Conditions;
 use crate::fault::{Fault, FaultKind};
 use crate::host::canonical;
-use crate::index::{IndexBuilder, Node, Rank};
+use crate::index::{Ends, IndexBuilder, Node, RANKS_MAX, Rank};
 use crate::limits::Limits;
 use crate::regexes::{Budget, Checked};
 use crate::router::{ANY_PORT, Group, Match, NO_CONDITIONS, PathRegexes, Router};
@@ -28,12 +28,32 @@ struct OpenGroup {
     patterns: Vec<(Rank, Checked)>,
 }
 
+impl OpenGroup {
+    fn new(index: &mut IndexBuilder) -> Self {
+        OpenGroup { root: index.root(), odd: Vec::new(), patterns: Vec::new() }
+    }
+
+    fn close(self, ends: &[Ends], regexes: Option<Box<PathRegexes>>) -> Group {
+        Group { root: self.root, ends: ends[self.root as usize], odd: self.odd.into(), regexes }
+    }
+
+    fn add(&mut self, index: &mut IndexBuilder, path: &PathMatch, pattern: Option<&Checked>, rank: Rank) {
+        match path {
+            PathMatch::Exact(text) if text.starts_with('/') => index.add_exact(self.root, text, rank),
+            PathMatch::ElementPrefix(text) if text.starts_with('/') => index.add_element_prefix(self.root, text, rank),
+            PathMatch::StringPrefix(text) if text.starts_with('/') => index.add_string_prefix(self.root, text, rank),
+            PathMatch::Regex(_) => self.patterns.extend(pattern.map(|pattern| (rank, pattern.clone()))),
+            _ => self.odd.push(rank),
+        }
+    }
+}
+
 struct RouterBuilder<'a> {
     rules: &'a [Arc<RouteRule>],
     budget: Budget<'a>,
     index: IndexBuilder,
+    any_host: OpenGroup,
     groups: Vec<OpenGroup>,
-    any_host: Option<u32>,
     has_exact_hosts: bool,
     has_suffix_hosts: bool,
     matches: Vec<Match>,
@@ -47,19 +67,19 @@ impl Router {
     ///
     /// All matches are ordered by their precedence. A faulty match catches nothing; what the other matches of its rule catch is
     /// refused with 500, because the rule no longer means what its writer meant. Other rules are not touched.
-    pub fn build(rules: impl IntoIterator<Item = Arc<RouteRule>>, limits: &Limits) -> (Router, Vec<Fault>) {
-        let rules: Box<[Arc<RouteRule>]> = rules.into_iter().collect();
+    pub fn build(rules: &[Arc<RouteRule>], limits: &Limits) -> (Router, Vec<Fault>) {
         let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(rules.len());
         for (i, rule) in rules.iter().enumerate() {
             candidates.extend(rule.matches.iter().enumerate().map(|(place, http)| Candidate { rule: i as u32, place, http }));
         }
         candidates.sort_by(|a, b| a.http.precedence.cmp(&b.http.precedence));
+        let mut index = IndexBuilder::new();
         let mut builder = RouterBuilder {
-            rules: &rules,
+            rules,
             budget: Budget::new(limits),
-            index: IndexBuilder::new(),
+            any_host: OpenGroup::new(&mut index),
             groups: Vec::new(),
-            any_host: None,
+            index,
             has_exact_hosts: false,
             has_suffix_hosts: false,
             matches: Vec::with_capacity(candidates.len()),
@@ -72,7 +92,7 @@ impl Router {
                 builder.blame(candidate.rule, candidate.place, kind);
             }
         }
-        builder.finish(rules.clone())
+        builder.finish(rules.into())
     }
 }
 
@@ -84,8 +104,9 @@ impl RouterBuilder<'_> {
     }
 
     fn add(&mut self, candidate: &Candidate<'_>, limits: &Limits) -> Result<(), FaultKind> {
-        if self.matches.len() >= limits.matches_max {
-            return Err(FaultKind::TooManyMatches { max: limits.matches_max });
+        let max = limits.matches_max.min(RANKS_MAX);
+        if self.matches.len() >= max {
+            return Err(FaultKind::TooManyMatches { max });
         }
         let rule = &self.rules[candidate.rule as usize];
         // All that can fail comes first: a match is put in as a whole or not at all.
@@ -95,11 +116,12 @@ impl RouterBuilder<'_> {
             _ => None,
         };
         let rank = self.matches.len() as Rank;
+        let path = &candidate.http.path;
+        if rule.hosts.is_empty() {
+            self.any_host.add(&mut self.index, path, pattern.as_ref(), rank);
+        }
         for group in self.groups_of(&rule.hosts) {
-            match &pattern {
-                Some(pattern) => self.groups[group as usize].patterns.push((rank, pattern.clone())),
-                None => self.add_path(group, &candidate.http.path, rank),
-            }
+            self.groups[group as usize].add(&mut self.index, path, pattern.as_ref(), rank);
         }
         let conditions = match conditions {
             None => NO_CONDITIONS,
@@ -114,11 +136,6 @@ impl RouterBuilder<'_> {
     }
 
     fn groups_of(&mut self, hosts: &[HostMatch]) -> Vec<u32> {
-        if hosts.is_empty() {
-            let fresh = self.groups.len() as u32;
-            let group = *self.any_host.get_or_insert(fresh);
-            return vec![self.open(group)];
-        }
         let mut groups: Vec<u32> = Vec::with_capacity(hosts.len());
         for host in hosts {
             let fresh = self.groups.len() as u32;
@@ -132,7 +149,10 @@ impl RouterBuilder<'_> {
                     self.index.suffix_host(&canonical(suffix.as_bytes()), fresh)
                 }
             };
-            groups.push(self.open(group));
+            if group == fresh {
+                self.groups.push(OpenGroup::new(&mut self.index));
+            }
+            groups.push(group);
         }
         // A host named twice must not make a candidate twice.
         groups.sort_unstable();
@@ -140,35 +160,16 @@ impl RouterBuilder<'_> {
         groups
     }
 
-    /// Makes the group if its number is the next one.
-    fn open(&mut self, group: u32) -> u32 {
-        if group as usize == self.groups.len() {
-            let root = self.index.root();
-            self.groups.push(OpenGroup { root, odd: Vec::new(), patterns: Vec::new() });
-        }
-        group
-    }
-
-    fn add_path(&mut self, group: u32, path: &PathMatch, rank: Rank) {
-        let group = &mut self.groups[group as usize];
-        match path {
-            PathMatch::Exact(text) if text.starts_with('/') => self.index.add_exact(group.root, text, rank),
-            PathMatch::ElementPrefix(text) if text.starts_with('/') => self.index.add_element_prefix(group.root, text, rank),
-            PathMatch::StringPrefix(text) if text.starts_with('/') => self.index.add_string_prefix(group.root, text, rank),
-            _ => group.odd.push(rank),
-        }
-    }
-
     fn finish(mut self, rules: Box<[Arc<RouteRule>]>) -> (Router, Vec<Fault>) {
-        let mut groups = Vec::with_capacity(self.groups.len());
-        for open in std::mem::take(&mut self.groups) {
-            let regexes = self.automaton(open.patterns);
-            groups.push(Group { root: open.root, odd: open.odd.into(), regexes });
-        }
+        let any_patterns = std::mem::take(&mut self.any_host.patterns);
+        let any_regexes = self.automaton(&any_patterns);
+        let open = std::mem::take(&mut self.groups);
+        let regexes: Vec<_> = open.iter().map(|group| self.automaton(&group.patterns)).collect();
+        let (index, ends) = self.index.finish();
         let router = Router {
-            index: self.index.finish(),
-            groups: groups.into(),
-            any_host: self.any_host,
+            index,
+            any_host: self.any_host.close(&ends, any_regexes),
+            groups: open.into_iter().zip(regexes).map(|(group, regexes)| group.close(&ends, regexes)).collect(),
             has_exact_hosts: self.has_exact_hosts,
             has_suffix_hosts: self.has_suffix_hosts,
             matches: self.matches.into(),
@@ -180,19 +181,18 @@ impl RouterBuilder<'_> {
     }
 
     /// One automaton for the host's patterns; if it does not fit as a whole, all its matches are faulty.
-    fn automaton(&mut self, patterns: Vec<(Rank, Checked)>) -> Option<Box<PathRegexes>> {
+    fn automaton(&mut self, patterns: &[(Rank, Checked)]) -> Option<Box<PathRegexes>> {
         if patterns.is_empty() {
             return None;
         }
-        let (ranks, checked): (Vec<Rank>, Vec<Checked>) = patterns.into_iter().unzip();
-        let Some(automaton) = self.budget.compile(&checked) else {
-            for rank in ranks {
+        let Some(automaton) = self.budget.compile(patterns.iter().map(|(_, checked)| checked)) else {
+            for &(rank, _) in patterns {
                 let Match { rule, place, .. } = self.matches[rank as usize];
                 let fault = self.budget.overflow("path", "(all of the host)");
                 self.blame(rule, place as usize, fault);
             }
             return None;
         };
-        Some(Box::new(PathRegexes { automaton, ranks: ranks.into() }))
+        Some(Box::new(PathRegexes { automaton, ranks: patterns.iter().map(|&(rank, _)| rank).collect() }))
     }
 }

@@ -90,7 +90,7 @@ fn compile(
 fn compile_one(what: &str, name: &str, pattern: &str, budget: &mut Budget<'_>) -> Result<Regex, FaultKind> {
     let field = format!("{what} {name:?}");
     let checked = budget.check(&field, pattern)?;
-    budget.compile(&[checked]).ok_or_else(|| budget.overflow(&field, pattern))
+    budget.compile(std::iter::once(&checked)).ok_or_else(|| budget.overflow(&field, pattern))
 }
 
 impl Condition {

@@ -1,44 +1,36 @@
-//! The path index of one service: a segment trie in one open-addressed table keyed by (node, segment), and per node the candidates
-//! that end there. It knows nothing of conditions: candidates are ranks, and smaller ranks win.
+//! The path index of one service: a segment trie flattened into one open-addressed table keyed by (node, segment). What ends at a
+//! node is kept in the entry that leads to it, so that a step down a path costs one cache line. It knows nothing of conditions:
+//! candidates are ranks, and smaller ranks win.
 
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-/// A place in the trie.
+/// A place in the trie; below [`INSIDE`].
 pub(crate) type Node = u32;
-/// The place of a match in the order of precedence.
+/// The place of a match in the order of precedence; below [`SEVERAL`].
 pub(crate) type Rank = u32;
 
-/// The edges of a node to the string prefixes that end inside its next segment hang at the node with this bit.
+/// The string prefixes that end inside a node's next segment hang at the node with this bit.
 const INSIDE: u32 = 1 << 31;
-/// The parents of hosts; no node has these numbers.
+/// The parents of hosts, and of nothing: no node has these numbers.
 const EXACT_HOST: u32 = u32::MAX;
 const SUFFIX_HOST: u32 = u32::MAX - 1;
-/// Ends a node's list of prefix lengths, which are kept plus one.
-const LENGTHS_END: u32 = 0;
-const NO_LENGTHS: u32 = u32::MAX;
+const VACANT: u32 = u32::MAX - 2;
 
-/// 16 bytes; the text is stored so that equal hashes cannot be taken for equal segments.
-#[derive(Debug, Clone, Copy)]
-struct Edge {
-    parent: u32,
-    child: Node,
-    text: u32,
-    len: u32,
-}
+/// With this bit a slot is a place in the lists, else it is a rank by itself.
+const SEVERAL: u32 = 1 << 31;
+const NOTHING: u32 = u32::MAX;
+/// More ranks than this cannot be kept.
+pub(crate) const RANKS_MAX: usize = SEVERAL as usize;
 
-/// Where a node's candidates lie: `exact..elements` end exactly here, `elements..end` are prefixes that end here.
-#[derive(Debug, Clone, Copy)]
-struct Lists {
-    exact: u32,
-    elements: u32,
-    end: u32,
-    lengths: u32,
-}
+/// Segments up to this length lie in the table, longer ones apart.
+const INLINE_BYTES: usize = 24;
+/// Entries per five places: linear probing stays short, and 48-byte entries cost 80 bytes.
+const LOAD: (usize, usize) = (3, 5);
 
-/// Which of a node's lists a candidate is in.
+/// Which of a node's candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum List {
     /// The path ends here.
@@ -47,17 +39,49 @@ pub(crate) enum List {
     Prefix,
 }
 
+/// What ends at a node: two slots of candidates, and the lengths of the string prefixes inside its next segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ends {
+    exact: u32,
+    prefix: u32,
+    lengths: u32,
+}
+
+const NO_ENDS: Ends = Ends { exact: NOTHING, prefix: NOTHING, lengths: NOTHING };
+
+/// 48 bytes. The text is stored so that equal hashes cannot be taken for equal segments.
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    parent: u32,
+    child: Node,
+    len: u32,
+    ends: Ends,
+    /// The text, or the place of a long one in four bytes.
+    text: [u8; INLINE_BYTES],
+}
+
+const VACANT_ENTRY: Entry = Entry { parent: VACANT, child: 0, len: 0, ends: NO_ENDS, text: [0; INLINE_BYTES] };
+const _: () = assert!(size_of::<Entry>() == 48);
+
 /// The finished index.
 #[derive(Debug)]
 pub(crate) struct Index {
     hash: RandomState,
-    edges: HashTable<Edge>,
-    texts: Box<[u8]>,
-    nodes: Box<[Lists]>,
-    ranks: Box<[Rank]>,
-    lengths: Box<[u32]>,
+    /// Never full.
+    entries: Box<[Entry]>,
+    long_texts: Box<[u8]>,
+    /// A count, then so many ranks or lengths.
+    lists: Box<[u32]>,
 }
 
+/// A node that was reached, and what ends there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Reached<'a> {
+    pub(crate) node: Node,
+    pub(crate) ends: &'a Ends,
+}
+
+#[inline]
 fn hash_of(hash: &RandomState, parent: u32, text: &[u8]) -> u64 {
     let mut hasher = hash.build_hasher();
     hasher.write_u32(parent);
@@ -65,63 +89,99 @@ fn hash_of(hash: &RandomState, parent: u32, text: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn text_of(texts: &[u8], start: u32, len: u32) -> &[u8] {
-    &texts[start as usize..start as usize + len as usize]
+/// Where a hash's probing starts: the high half of the product spreads evenly over any number of places.
+#[inline]
+fn place_of(hash: u64, places: usize) -> usize {
+    ((u128::from(hash) * places as u128) >> 64) as usize
 }
 
 impl Index {
     #[inline]
-    fn edge(&self, parent: u32, text: &[u8]) -> Option<u32> {
-        let same = |edge: &Edge| edge.parent == parent && text_of(&self.texts, edge.text, edge.len) == text;
-        self.edges.find(hash_of(&self.hash, parent, text), same).map(|edge| edge.child)
+    fn entry(&self, parent: u32, text: &[u8]) -> Option<&Entry> {
+        let mut place = place_of(hash_of(&self.hash, parent, text), self.entries.len());
+        loop {
+            let entry = &self.entries[place];
+            if entry.parent == parent && self.text_of(entry) == text {
+                return Some(entry);
+            }
+            if entry.parent == VACANT {
+                return None;
+            }
+            place = if place + 1 == self.entries.len() { 0 } else { place + 1 };
+        }
+    }
+
+    #[inline]
+    fn text_of<'a>(&'a self, entry: &'a Entry) -> &'a [u8] {
+        let len = entry.len as usize;
+        match entry.text.get(..len) {
+            Some(text) => text,
+            None => {
+                let [a, b, c, d, ..] = entry.text;
+                let start = u32::from_ne_bytes([a, b, c, d]) as usize;
+                &self.long_texts[start..start + len]
+            }
+        }
     }
 
     /// The node after a whole segment.
     #[inline]
-    pub(crate) fn child(&self, node: Node, segment: &[u8]) -> Option<Node> {
-        self.edge(node, segment)
+    pub(crate) fn child(&self, node: Node, segment: &[u8]) -> Option<Reached<'_>> {
+        self.entry(node, segment).map(|entry| Reached { node: entry.child, ends: &entry.ends })
     }
 
-    /// What hangs at an exact host.
+    /// What was kept at an exact host.
     pub(crate) fn exact_host(&self, host: &[u8]) -> Option<u32> {
-        self.edge(EXACT_HOST, host)
+        self.entry(EXACT_HOST, host).map(|entry| entry.child)
     }
 
-    /// What hangs at a suffix; it begins with a dot.
+    /// What was kept at a suffix; it begins with a dot.
     pub(crate) fn suffix_host(&self, suffix: &[u8]) -> Option<u32> {
-        self.edge(SUFFIX_HOST, suffix)
+        self.entry(SUFFIX_HOST, suffix).map(|entry| entry.child)
     }
 
     /// Candidates in order of rank.
     #[inline]
-    pub(crate) fn candidates(&self, node: Node, list: List) -> &[Rank] {
-        let lists = self.nodes[node as usize];
-        let (start, end) = match list {
-            List::Exact => (lists.exact, lists.elements),
-            List::Prefix => (lists.elements, lists.end),
+    pub(crate) fn candidates<'a>(&'a self, ends: &'a Ends, list: List) -> &'a [Rank] {
+        let slot = match list {
+            List::Exact => &ends.exact,
+            List::Prefix => &ends.prefix,
         };
-        &self.ranks[start as usize..end as usize]
+        match *slot {
+            NOTHING => &[],
+            single if single & SEVERAL == 0 => std::slice::from_ref(slot),
+            several => self.list(several & !SEVERAL),
+        }
     }
 
-    /// The nodes of the string prefixes that end inside the segment at the start of `rest`, longest first.
-    pub(crate) fn inside<'a>(&'a self, node: Node, rest: &'a [u8]) -> impl Iterator<Item = Node> + 'a {
-        let start = self.nodes[node as usize].lengths;
-        let lengths = if start == NO_LENGTHS { &[] } else { &self.lengths[start as usize..] };
+    fn list(&self, at: u32) -> &[u32] {
+        let at = at as usize;
+        &self.lists[at + 1..at + 1 + self.lists[at] as usize]
+    }
+
+    /// The string prefixes that end inside the segment at the start of `rest`, longest first.
+    pub(crate) fn inside<'a>(&'a self, from: Reached<'a>, rest: &'a [u8]) -> impl Iterator<Item = &'a Ends> {
+        let lengths = if from.ends.lengths == NOTHING { &[] } else { self.list(from.ends.lengths) };
         lengths
             .iter()
-            .take_while(|&&kept| kept != LENGTHS_END)
-            .filter_map(move |kept| rest.get(..*kept as usize - 1))
-            .filter_map(move |text| self.edge(node | INSIDE, text))
+            .filter_map(move |&length| rest.get(..length as usize))
+            .filter_map(move |text| self.entry(from.node | INSIDE, text))
+            .map(|entry| &entry.ends)
     }
 
     /// Bytes on the heap.
     pub(crate) fn memory_bytes(&self) -> usize {
-        self.edges.allocation_size()
-            + self.texts.len()
-            + size_of_val(&*self.nodes)
-            + size_of_val(&*self.ranks)
-            + size_of_val(&*self.lengths)
+        size_of_val(&*self.entries) + self.long_texts.len() + size_of_val(&*self.lists)
     }
+}
+
+/// An edge in the making.
+#[derive(Debug, Clone, Copy)]
+struct Edge {
+    parent: u32,
+    child: Node,
+    text: u32,
+    len: u32,
 }
 
 /// An index in the making.
@@ -129,8 +189,6 @@ pub(crate) struct IndexBuilder {
     hash: RandomState,
     edges: HashTable<Edge>,
     texts: Vec<u8>,
-    /// Segments recur under many nodes: one copy of each.
-    interned: HashTable<(u32, u32)>,
     node_count: u32,
     candidates: Vec<(Node, List, Rank)>,
     lengths: Vec<(Node, u32)>,
@@ -142,7 +200,6 @@ impl IndexBuilder {
             hash: RandomState::default(),
             edges: HashTable::new(),
             texts: Vec::new(),
-            interned: HashTable::new(),
             node_count: 0,
             candidates: Vec::new(),
             lengths: Vec::new(),
@@ -155,30 +212,18 @@ impl IndexBuilder {
         self.node_count - 1
     }
 
-    fn intern(&mut self, text: &[u8]) -> u32 {
-        let hash = hash_of(&self.hash, 0, text);
-        if let Some(&(start, _)) = self.interned.find(hash, |&(start, len)| text_of(&self.texts, start, len) == text) {
-            return start;
-        }
-        let start = self.texts.len() as u32;
-        self.texts.extend_from_slice(text);
-        let (seed, texts) = (&self.hash, &self.texts);
-        self.interned.insert_unique(hash, (start, text.len() as u32), |&(start, len)| hash_of(seed, 0, text_of(texts, start, len)));
-        start
-    }
-
     /// The child at `text`, made by `make` if it is not there.
     fn edge(&mut self, parent: u32, text: &[u8], make: impl FnOnce(&mut Self) -> u32) -> u32 {
         let hash = hash_of(&self.hash, parent, text);
-        let same = |edge: &Edge| edge.parent == parent && text_of(&self.texts, edge.text, edge.len) == text;
+        let same = |edge: &Edge| edge.parent == parent && edge_text(&self.texts, edge) == text;
         if let Some(edge) = self.edges.find(hash, same) {
             return edge.child;
         }
-        let child = make(self);
-        let edge = Edge { parent, child, text: self.intern(text), len: text.len() as u32 };
+        let edge = Edge { parent, child: make(self), text: self.texts.len() as u32, len: text.len() as u32 };
+        self.texts.extend_from_slice(text);
         let (seed, texts) = (&self.hash, &self.texts);
-        self.edges.insert_unique(hash, edge, |edge| hash_of(seed, edge.parent, text_of(texts, edge.text, edge.len)));
-        child
+        self.edges.insert_unique(hash, edge, |edge| hash_of(seed, edge.parent, edge_text(texts, edge)));
+        edge.child
     }
 
     /// The number kept at an exact host, `fresh` if the host is new.
@@ -215,45 +260,66 @@ impl IndexBuilder {
         let (whole, inside) = (&prefix[..cut], &prefix.as_bytes()[cut + 1..]);
         let node = if whole.is_empty() { root } else { self.descend(root, whole) };
         let end = self.edge(node | INSIDE, inside, IndexBuilder::root);
-        self.lengths.push((node, inside.len() as u32 + 1));
+        self.lengths.push((node, inside.len() as u32));
         self.candidates.push((end, List::Prefix, rank));
     }
 
-    pub(crate) fn finish(mut self) -> Index {
+    /// The index, and what ends at each node; roots are not reached by an entry, so their owners must keep theirs.
+    pub(crate) fn finish(mut self) -> (Index, Vec<Ends>) {
+        let mut lists = Vec::new();
+        let ends = self.settle_ends(&mut lists);
+        let places = self.edges.len() * LOAD.1 / LOAD.0 + 1;
+        let mut entries = vec![VACANT_ENTRY; places];
+        let mut long_texts = Vec::new();
+        for edge in &self.edges {
+            let text = edge_text(&self.texts, edge);
+            let mut place = place_of(hash_of(&self.hash, edge.parent, text), places);
+            while entries[place].parent != VACANT {
+                place = if place + 1 == places { 0 } else { place + 1 };
+            }
+            // Hosts keep group numbers, which are no nodes.
+            let is_host = edge.parent >= SUFFIX_HOST;
+            let ends = if is_host { NO_ENDS } else { ends[edge.child as usize] };
+            let mut entry = Entry { parent: edge.parent, child: edge.child, len: edge.len, ends, text: [0; INLINE_BYTES] };
+            match entry.text.get_mut(..text.len()) {
+                Some(inline) => inline.copy_from_slice(text),
+                None => {
+                    entry.text[..4].copy_from_slice(&(long_texts.len() as u32).to_ne_bytes());
+                    long_texts.extend_from_slice(text);
+                }
+            }
+            entries[place] = entry;
+        }
+        let index = Index { hash: self.hash, entries: entries.into(), long_texts: long_texts.into(), lists: lists.into() };
+        (index, ends)
+    }
+
+    fn settle_ends(&mut self, lists: &mut Vec<u32>) -> Vec<Ends> {
+        let mut ends = vec![NO_ENDS; self.node_count as usize];
+        let mut keep = |items: &mut dyn ExactSizeIterator<Item = u32>| {
+            let at = lists.len() as u32;
+            lists.push(items.len() as u32);
+            lists.extend(items);
+            at
+        };
         self.candidates.sort_unstable();
+        for same in self.candidates.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
+            let (node, list, first) = same[0];
+            let slot = match list {
+                List::Exact => &mut ends[node as usize].exact,
+                List::Prefix => &mut ends[node as usize].prefix,
+            };
+            *slot = if same.len() == 1 { first } else { keep(&mut same.iter().map(|candidate| candidate.2)) | SEVERAL };
+        }
         self.lengths.sort_unstable_by_key(|&(node, length)| (node, std::cmp::Reverse(length)));
         self.lengths.dedup();
-        let mut nodes = Vec::with_capacity(self.node_count as usize);
-        let mut lengths = Vec::with_capacity(self.lengths.len());
-        let (mut candidate, mut length) = (0usize, 0usize);
-        let count = |from: usize, test: &dyn Fn(&(Node, List, Rank)) -> bool| {
-            self.candidates[from..].iter().take_while(|candidate| test(candidate)).count()
-        };
-        for node in 0..self.node_count {
-            let elements = candidate + count(candidate, &|c| c.0 == node && c.1 == List::Exact);
-            let end = elements + count(elements, &|c| c.0 == node);
-            let first_length = lengths.len() as u32;
-            while let Some(&(_, kept)) = self.lengths.get(length).filter(|(owner, _)| *owner == node) {
-                lengths.push(kept);
-                length += 1;
-            }
-            let has_lengths = lengths.len() as u32 > first_length;
-            if has_lengths {
-                lengths.push(LENGTHS_END);
-            }
-            let kept = if has_lengths { first_length } else { NO_LENGTHS };
-            nodes.push(Lists { exact: candidate as u32, elements: elements as u32, end: end as u32, lengths: kept });
-            candidate = end;
+        for same in self.lengths.chunk_by(|a, b| a.0 == b.0) {
+            ends[same[0].0 as usize].lengths = keep(&mut same.iter().map(|&(_, length)| length));
         }
-        let (seed, texts) = (&self.hash, &self.texts);
-        self.edges.shrink_to_fit(|edge| hash_of(seed, edge.parent, text_of(texts, edge.text, edge.len)));
-        Index {
-            hash: self.hash,
-            edges: self.edges,
-            texts: self.texts.into(),
-            nodes: nodes.into(),
-            ranks: self.candidates.iter().map(|&(_, _, rank)| rank).collect(),
-            lengths: lengths.into(),
-        }
+        ends
     }
+}
+
+fn edge_text<'a>(texts: &'a [u8], edge: &Edge) -> &'a [u8] {
+    &texts[edge.text as usize..edge.text as usize + edge.len as usize]
 }

@@ -54,9 +54,9 @@ impl<'l> Budget<'l> {
     }
 
     /// One automaton of checked patterns; their order is their number. `None` only if the parts fit and the whole does not.
-    pub(crate) fn compile(&self, patterns: &[Checked]) -> Option<Regex> {
+    pub(crate) fn compile<'p>(&self, patterns: impl Iterator<Item = &'p Checked>) -> Option<Regex> {
         let parse = |pattern: &Checked| syntax::parse_with(&pattern.whole, &syntax_of(pattern.unicode)).ok();
-        let hirs: Vec<_> = patterns.iter().map(parse).collect::<Option<_>>()?;
+        let hirs: Vec<_> = patterns.map(parse).collect::<Option<_>>()?;
         let config = meta::Config::new()
             .match_kind(MatchKind::All)
             .utf8_empty(false)

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::condition::{Conditions, QueryPairs};
 use crate::host::{canonical, suffixes};
-use crate::index::{Index, List, Node, Rank};
+use crate::index::{Ends, Index, List, Node, Rank, Reached};
 use crate::regexes::matching;
 use crate::request::Request;
 
@@ -35,6 +35,7 @@ pub(crate) struct Match {
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) root: Node,
+    pub(crate) ends: Ends,
     pub(crate) odd: Box<[Rank]>,
     pub(crate) regexes: Option<Box<PathRegexes>>,
 }
@@ -50,8 +51,10 @@ pub(crate) struct PathRegexes {
 #[derive(Debug)]
 pub struct Router {
     pub(crate) index: Index,
+    /// The matches for any host: in nearly every service all of them, so they are not a pointer away.
+    pub(crate) any_host: Group,
+    /// Those for hosts and suffixes; the index keeps their numbers.
     pub(crate) groups: Box<[Group]>,
-    pub(crate) any_host: Option<u32>,
     pub(crate) has_exact_hosts: bool,
     pub(crate) has_suffix_hosts: bool,
     pub(crate) matches: Box<[Match]>,
@@ -61,13 +64,31 @@ pub struct Router {
     pub(crate) broken: HashMap<u32, Box<str>>,
 }
 
-/// What a search gave.
+/// What a search gave. The rule itself is not read before it is asked for: among many rules it is out of the cache, and a caller
+/// that keeps its own state by [`Found::index`] may not need it.
 #[derive(Debug, Clone, Copy)]
 pub struct Found<'a> {
-    pub rule: &'a Arc<RouteRule>,
+    router: &'a Router,
+    /// The rule's place in [`Router::rules`].
+    pub index: usize,
     /// Which of the rule's matches held.
     pub place: usize,
-    pub action: Action<'a>,
+}
+
+impl<'a> Found<'a> {
+    /// The rule.
+    pub fn rule(&self) -> &'a Arc<RouteRule> {
+        &self.router.rules[self.index]
+    }
+
+    /// What to do with the request.
+    pub fn action(&self) -> Action<'a> {
+        match (&self.rule().action, self.router.broken.get(&(self.index as u32))) {
+            (RouteAction::Refuse { status, reason }, _) => Action::Refuse { status: *status, reason },
+            (RouteAction::Split(_), Some(reason)) => Action::Refuse { status: BROKEN_RULE_STATUS, reason },
+            (RouteAction::Split(backends), None) => Action::Split(backends),
+        }
+    }
 }
 
 /// What to do with the request.
@@ -83,20 +104,12 @@ impl Router {
     /// The rule with the smallest precedence among those that hold for a request to this port of the service.
     pub fn find<R: Request>(&self, port: u16, request: &R) -> Option<Found<'_>> {
         let mut search = Search { router: self, request, path: request.path(), port, query: None, best: NONE };
-        if let Some(group) = self.any_host {
-            search.visit(group);
-        }
+        search.visit(&self.any_host);
         if self.has_exact_hosts || self.has_suffix_hosts {
             search.visit_hosts();
         }
         let found = self.matches.get(search.best as usize)?;
-        let rule = &self.rules[found.rule as usize];
-        let action = match (&rule.action, self.broken.get(&found.rule)) {
-            (RouteAction::Refuse { status, reason }, _) => Action::Refuse { status: *status, reason },
-            (RouteAction::Split(_), Some(reason)) => Action::Refuse { status: BROKEN_RULE_STATUS, reason },
-            (RouteAction::Split(backends), None) => Action::Split(backends),
-        };
-        Some(Found { rule, place: found.place as usize, action })
+        Some(Found { router: self, index: found.rule as usize, place: found.place as usize })
     }
 
     /// How many rules it holds.
@@ -117,7 +130,7 @@ impl Router {
         };
         self.index.memory_bytes()
             + size_of_val(&*self.groups)
-            + self.groups.iter().map(group).sum::<usize>()
+            + self.groups.iter().chain([&self.any_host]).map(group).sum::<usize>()
             + size_of_val(&*self.matches)
             + size_of_val(&*self.conditions)
             + self.conditions.iter().map(Conditions::memory_bytes).sum::<usize>()
@@ -136,29 +149,27 @@ struct Search<'a, R> {
     best: Rank,
 }
 
-impl<R: Request> Search<'_, R> {
+impl<'a, R: Request> Search<'a, R> {
     fn visit_hosts(&mut self) {
         let router = self.router;
         let host = canonical(self.request.host());
         if router.has_exact_hosts
             && let Some(group) = router.index.exact_host(&host)
         {
-            self.visit(group);
+            self.visit(&router.groups[group as usize]);
         }
         if router.has_suffix_hosts {
             for suffix in suffixes(&host) {
                 if let Some(group) = router.index.suffix_host(suffix) {
-                    self.visit(group);
+                    self.visit(&router.groups[group as usize]);
                 }
             }
         }
     }
 
-    fn visit(&mut self, group: u32) {
-        let router = self.router;
-        let group = &router.groups[group as usize];
+    fn visit(&mut self, group: &'a Group) {
         if let [b'/', rest @ ..] = self.path {
-            self.walk(group.root, rest);
+            self.walk(Reached { node: group.root, ends: &group.ends }, rest);
         }
         for &rank in &group.odd {
             if self.is_odd_match(rank) {
@@ -175,31 +186,31 @@ impl<R: Request> Search<'_, R> {
     }
 
     /// Down the path as far as the trie goes, then back up: the deepest candidates are the likely winners.
-    fn walk(&mut self, root: Node, mut rest: &[u8]) {
+    fn walk(&mut self, root: Reached<'a>, mut rest: &'a [u8]) {
         let index = &self.router.index;
-        let mut trail: SmallVec<[(Node, &[u8]); 16]> = SmallVec::new();
-        let mut node = root;
+        let mut trail: SmallVec<[(Reached<'_>, &[u8]); 8]> = SmallVec::new();
+        let mut reached = root;
         loop {
-            trail.push((node, rest));
+            trail.push((reached, rest));
             let len = memchr::memchr(b'/', rest).unwrap_or(rest.len());
-            match index.child(node, &rest[..len]) {
+            match index.child(reached.node, &rest[..len]) {
                 None => break,
-                Some(child) if len == rest.len() => {
-                    self.offer(index.candidates(child, List::Exact));
-                    self.offer(index.candidates(child, List::Prefix));
+                Some(last) if len == rest.len() => {
+                    self.offer(index.candidates(last.ends, List::Exact));
+                    self.offer(index.candidates(last.ends, List::Prefix));
                     break;
                 }
                 Some(child) => {
-                    node = child;
+                    reached = child;
                     rest = &rest[len + 1..];
                 }
             }
         }
-        for (node, rest) in trail.into_iter().rev() {
-            for inside in index.inside(node, rest) {
-                self.offer(index.candidates(inside, List::Prefix));
+        for (reached, rest) in trail.into_iter().rev() {
+            for ends in index.inside(reached, rest) {
+                self.offer(index.candidates(ends, List::Prefix));
             }
-            self.offer(index.candidates(node, List::Prefix));
+            self.offer(index.candidates(reached.ends, List::Prefix));
         }
     }
 

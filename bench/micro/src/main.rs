@@ -1,0 +1,105 @@
+//! `canal-bench-micro`: one table of nanoseconds per operation and bytes per route; or instructions per operation under valgrind,
+//! which do not depend on how busy the machine is. The operations are in the library.
+
+#![forbid(unsafe_code)]
+
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use canal_bench_micro::{Operation, SETS, operations};
+use canal_router::{Limits, Router};
+
+const USAGE: &str = "usage: canal-bench-micro [time | instructions | once NAME COUNT]
+  time          ns per operation (best of several rounds) and bytes per route; the default
+  instructions  instructions per operation, counted by valgrind
+  once          run one operation COUNT times, for profilers";
+
+/// Rounds of about this long each; the best one counts, since others only disturb.
+const ROUND: Duration = Duration::from_millis(60);
+const ROUNDS: usize = 5;
+/// Operations counted under valgrind.
+const COUNTED: u64 = 200;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match args[..] {
+        [] | ["time"] => time_all(),
+        ["instructions"] => return count_all(),
+        ["once", name, count] => return once(name, count),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn time_all() {
+    println!("{:<34} {:>12} {:>10}", "operation", "ns", "target ns");
+    for operation in operations() {
+        let target = operation.target_ns.map_or(String::new(), |ns| format!("{ns:.0}"));
+        println!("{:<34} {:>12.1} {:>10}", operation.name, time(&operation), target);
+    }
+    println!("\n{:<34} {:>12} {:>10}", "router memory, without the rules", "bytes/route", "target");
+    for set in SETS {
+        let (router, _) = Router::build(&set.rules(), &Limits::DEFAULT);
+        println!("{:<34} {:>12.1} {:>10}", set.name, router.memory_bytes() as f64 / router.rule_count() as f64, 300);
+    }
+}
+
+/// Nanoseconds of one operation in the best round.
+fn time(operation: &Operation) -> f64 {
+    let mut run = (operation.make)();
+    let start = Instant::now();
+    run();
+    let first = start.elapsed().max(Duration::from_nanos(20));
+    let count = (ROUND.as_nanos() / first.as_nanos()).clamp(1, 2_000_000) as u32;
+    let round = |run: &mut Box<dyn FnMut()>| {
+        let start = Instant::now();
+        (0..count).for_each(|_| run());
+        start.elapsed().as_nanos() as f64 / f64::from(count)
+    };
+    round(&mut run);
+    (0..ROUNDS).map(|_| round(&mut run)).fold(f64::INFINITY, f64::min)
+}
+
+fn once(name: &str, count: &str) -> ExitCode {
+    let Some((operation, count)) = operations().into_iter().find(|o| o.name == name).zip(count.parse::<u64>().ok()) else {
+        eprintln!("{USAGE}\noperations:");
+        operations().iter().for_each(|operation| eprintln!("  {}", operation.name));
+        return ExitCode::from(2);
+    };
+    let mut run = (operation.make)();
+    (0..count).for_each(|_| run());
+    ExitCode::SUCCESS
+}
+
+/// Instructions of one operation: the difference of two runs under valgrind, so that making the inputs does not count.
+fn count_all() -> ExitCode {
+    println!("{:<34} {:>12}", "operation", "instructions");
+    for operation in operations().iter().filter(|operation| !operation.name.contains("100k") && !operation.name.contains("10k")) {
+        match (instructions(operation, 1), instructions(operation, 1 + COUNTED)) {
+            (Ok(one), Ok(many)) => println!("{:<34} {:>12}", operation.name, (many - one) / COUNTED),
+            (Err(why), _) | (_, Err(why)) => {
+                eprintln!("canal-bench-micro: {why}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn instructions(operation: &Operation, count: u64) -> Result<u64, String> {
+    let this = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+    let out = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg(this)
+        .args(["once", operation.name, &count.to_string()])
+        .output()
+        .map_err(|error| format!("cannot run valgrind ({error}); install it with `apt-get install valgrind`"))?;
+    // The last lines say `==PID== Collected : N`.
+    let text = String::from_utf8_lossy(&out.stderr);
+    let collected = text.lines().find_map(|line| line.split("Collected : ").nth(1)).and_then(|n| n.trim().parse().ok());
+    collected.ok_or_else(|| format!("valgrind counted nothing for {:?}: {text}", operation.name))
+}
