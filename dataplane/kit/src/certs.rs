@@ -2,18 +2,36 @@
 //! while valid. Keys survive a restart in `<data-dir>/certs/<sha256 of the identity>.json`, mode 0600, because a data plane must
 //! start without the controller; the key server replaces these files later.
 
+mod issue;
+mod kept;
+
+use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use canal_model::identity::Identity;
+use rand::Rng;
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::controller::Controller;
-use crate::drain::Drain;
-use crate::metrics::Registry;
-use crate::tls::Credential;
+use crate::drain::{Drain, Watcher};
+use crate::metrics::{Counters, Family, Registry, SharedCounter};
+use crate::tls::{Certificate, Credential, CredentialWriter};
+use issue::{IssueError, Issuer};
 
 /// Lifetime asked for (Istio's `SECRET_TTL`); the controller may give less.
 pub const VALIDITY: Duration = Duration::from_secs(24 * 3600);
+/// First and longest wait after a failed attempt.
+pub const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// Requests under way at once; a node that starts with hundreds of pods must not storm the controller.
+pub const REQUESTS_MAX: usize = 8;
+/// The clock is looked at this often, so that a machine that slept or whose clock was set renews within it.
+pub const LOOK: Duration = Duration::from_secs(15);
+/// Renewal is spread over this share of the lifetime around its half.
+const JITTER: f64 = 0.05;
 
 /// What the source needs.
 #[derive(Debug, Clone)]
@@ -28,7 +46,9 @@ pub struct CertificateConfig {
 
 /// Keeps a valid certificate for every identity that someone holds the [`Credential`] of. Clones share the work.
 #[derive(Clone)]
-pub struct CertificateSource {}
+pub struct CertificateSource {
+    inner: Arc<Inner>,
+}
 
 /// What is known of one identity, for `/config_dump`.
 #[derive(Debug, Clone, serde::Serialize)]
@@ -41,30 +61,241 @@ pub struct CertificateStatus {
     pub error: String,
 }
 
+struct Inner {
+    config: CertificateConfig,
+    wanted: Mutex<HashMap<Identity, Wanted>>,
+    wake: Notify,
+    room: Semaphore,
+    issuer: Issuer,
+    issued: SharedCounter,
+    failures: Counters,
+    unwritten: SharedCounter,
+}
+
+/// One identity's work.
+struct Wanted {
+    writer: CredentialWriter,
+    /// When to ask for the next certificate, by the wall clock; `None` without one.
+    renew_at: Option<SystemTime>,
+    backoff: Backoff,
+    /// Not before, after a failure.
+    retry_at: Option<Instant>,
+    under_way: bool,
+    error: String,
+}
+
+/// What to do for one identity now.
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    Now,
+    /// Look again within.
+    In(Duration),
+}
+
+/// Decides by both clocks: the wall clock says whether a certificate is due (it may jump), the monotonic one how long a failure waits.
+fn decide(now: SystemTime, not_before: Option<SystemTime>, renew_at: Option<SystemTime>, retry_in: Option<Duration>) -> Due {
+    if let Some(wait) = retry_in
+        && !wait.is_zero()
+    {
+        return Due::In(wait.min(LOOK));
+    }
+    match (not_before, renew_at) {
+        (Some(from), Some(until)) if from <= now => match until.duration_since(now) {
+            Ok(left) if !left.is_zero() => Due::In(left.min(LOOK)),
+            _ => Due::Now,
+        },
+        _ => Due::Now,
+    }
+}
+
+/// When to renew: half of the lifetime has passed, give or take `jitter` (-1 to 1) of [`JITTER`] (features.md A.2).
+fn half_life(not_before: SystemTime, not_after: SystemTime, jitter: f64) -> SystemTime {
+    let life = not_after.duration_since(not_before).unwrap_or_default();
+    not_before + life.mul_f64(0.5 + JITTER * jitter)
+}
+
+fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
+    m.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl CertificateSource {
-    /// Starts the source on the calling runtime (the control runtime, not a worker's). It ends with `drain`.
+    /// Starts the source on the calling runtime (the control runtime, not a worker's). It ends when `drain` is forced; the drain does not
+    /// wait for it.
     ///
-    /// Metrics: `canal_certificates_issued_total`, `canal_certificate_failures_total{reason}`, `canal_certificates_expiring` (past
-    /// three quarters of life), `canal_certificates_missing`.
+    /// Metrics: `canal_certificates_issued_total`, `canal_certificate_failures_total{reason}`, `canal_certificates_unwritten_total`,
+    /// `canal_certificates_expiring` (past three quarters of life), `canal_certificates_missing`.
     pub fn start(config: CertificateConfig, registry: &Registry, drain: Drain) -> std::io::Result<Self> {
-        let _ = (config, registry, drain);
-        unreachable!("body lands in the next commit")
+        crate::durable::folder_for_owner(&config.folder)?;
+        kept::remove_expired(&config.folder, SystemTime::now());
+        let plain = |name, help| registry.counters(Family::new(name, help, &[])).shared(&[]);
+        let inner = Arc::new(Inner {
+            issuer: Issuer::new(config.controller.clone(), config.validity),
+            config,
+            wanted: Mutex::default(),
+            wake: Notify::new(),
+            room: Semaphore::new(REQUESTS_MAX),
+            issued: plain("canal_certificates_issued_total", "Certificates obtained."),
+            failures: registry.counters(Family::new(
+                "canal_certificate_failures_total",
+                "Failed attempts to obtain a certificate; the old one stays while it is valid.",
+                &["reason"],
+            )),
+            unwritten: plain("canal_certificates_unwritten_total", "Certificates that could not be kept for a restart."),
+        });
+        inner.show(registry);
+        tokio::spawn(run(Arc::downgrade(&inner), drain.watcher()));
+        Ok(Self { inner })
     }
 
     /// The place of `identity`'s certificate: filled at once from disk if a valid one is there, else when the controller answers.
     /// Renewal goes on until the last clone of the credential is dropped. Cheap to call again.
     pub fn want(&self, identity: &Identity) -> Credential {
-        let _ = identity;
-        unreachable!("body lands in the next commit")
+        let mut wanted = lock(&self.inner.wanted);
+        if let Some(w) = wanted.get(identity) {
+            return w.writer.credential();
+        }
+        let (writer, credential) = Credential::empty(identity.clone());
+        let mut new = Wanted {
+            writer,
+            renew_at: None,
+            backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
+            retry_at: None,
+            under_way: false,
+            error: String::new(),
+        };
+        if let Some(certificate) = kept::read(&self.inner.config.folder, identity, SystemTime::now()) {
+            new.fill(certificate);
+        }
+        wanted.insert(identity.clone(), new);
+        self.inner.wake.notify_one();
+        credential
     }
 
     /// All wanted identities, sorted.
     pub fn status(&self) -> Vec<CertificateStatus> {
-        unreachable!("body lands in the next commit")
+        let seconds = |t: SystemTime| t.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let one = |(identity, w): (&Identity, &Wanted)| {
+            let current = w.writer.credential().current();
+            CertificateStatus {
+                identity: identity.to_string(),
+                not_before: current.as_ref().map(|c| seconds(c.not_before())),
+                not_after: current.as_ref().map(|c| seconds(c.not_after())),
+                error: w.error.clone(),
+            }
+        };
+        let mut all: Vec<_> = lock(&self.inner.wanted).iter().map(one).collect();
+        all.sort_by(|a, b| a.identity.cmp(&b.identity));
+        all
     }
 }
 
-/// When to renew: half of the lifetime has passed (features.md A.2).
-pub fn half_life(not_before: SystemTime, not_after: SystemTime) -> SystemTime {
-    not_before + not_after.duration_since(not_before).unwrap_or_default() / 2
+impl Wanted {
+    fn fill(&mut self, certificate: Certificate) {
+        let jitter = rand::rng().random_range(-1.0..=1.0);
+        self.renew_at = Some(half_life(certificate.not_before(), certificate.not_after(), jitter));
+        self.writer.replace(certificate);
+    }
+
+    fn due(&self, now: SystemTime) -> Due {
+        let not_before = self.writer.credential().current().map(|c| c.not_before());
+        let retry_in = self.retry_at.map(|at| at.saturating_duration_since(Instant::now()));
+        decide(now, not_before, self.renew_at, retry_in)
+    }
 }
+
+impl Inner {
+    /// What to ask for now, and when to look again. Identities that nobody wants any more are forgotten.
+    fn round(&self) -> (Vec<Identity>, Duration) {
+        let (now, mut due, mut wait) = (SystemTime::now(), Vec::new(), LOOK);
+        let mut wanted = lock(&self.wanted);
+        wanted.retain(|_, w| w.under_way || w.writer.wanted());
+        for (identity, w) in wanted.iter_mut().filter(|(_, w)| !w.under_way) {
+            match w.due(now) {
+                Due::Now => {
+                    w.under_way = true;
+                    due.push(identity.clone());
+                }
+                Due::In(left) => wait = wait.min(left),
+            }
+        }
+        (due, wait)
+    }
+
+    async fn obtain(&self, identity: Identity) {
+        // Closed never; an error would only mean one request more at once.
+        let _room = self.room.acquire().await;
+        let outcome = self.issuer.issue(&identity).await;
+        let kept = outcome.as_ref().ok().map(|i| kept::write(&self.config.folder, &identity, i));
+        if let Some(Err(error)) = kept {
+            self.unwritten.inc();
+            tracing::error!(%identity, %error, "the certificate works but will not survive a restart");
+        }
+        self.settle(&identity, outcome.map(|i| i.certificate));
+    }
+
+    fn settle(&self, identity: &Identity, outcome: Result<Certificate, IssueError>) {
+        if let Some(w) = lock(&self.wanted).get_mut(identity) {
+            w.under_way = false;
+            match outcome {
+                Ok(certificate) => {
+                    self.issued.inc();
+                    w.error.clear();
+                    w.backoff.reset();
+                    w.retry_at = None;
+                    tracing::info!(%identity, not_after = ?certificate.not_after(), "certificate obtained");
+                    w.fill(certificate);
+                }
+                Err(error) => {
+                    self.failures.shared(&[error.reason()]).inc();
+                    w.error = error.to_string();
+                    let wait = w.backoff.next_wait();
+                    w.retry_at = Some(Instant::now() + wait);
+                    tracing::warn!(%identity, %error, ?wait, "no certificate");
+                }
+            }
+        }
+        self.wake.notify_one();
+    }
+
+    /// Gauges that are worked out when asked for.
+    fn show(self: &Arc<Self>, registry: &Registry) {
+        let count = |inner: &Weak<Inner>, is: fn(&Certificate, SystemTime) -> bool, missing: bool| {
+            let now = SystemTime::now();
+            let wrong = |w: &&Wanted| w.writer.credential().current().map_or(missing, |c| is(&c, now));
+            inner.upgrade().map_or(0.0, |i| lock(&i.wanted).values().filter(wrong).count() as f64)
+        };
+        let (a, b) = (Arc::downgrade(self), Arc::downgrade(self));
+        registry.probe("canal_certificates_missing", "Wanted identities without a valid certificate.", move || {
+            count(&a, |c, now| !c.valid_at(now), true)
+        });
+        registry.probe("canal_certificates_expiring", "Certificates past three quarters of their life: renewal fails.", move || {
+            count(&b, |c, now| now > c.not_before() + c.not_after().duration_since(c.not_before()).unwrap_or_default().mul_f64(0.75), false)
+        });
+    }
+}
+
+/// Looks at every identity, starts what is due, sleeps; ends with the source or when forced.
+async fn run(inner: Weak<Inner>, watcher: Watcher) {
+    loop {
+        let Some(source) = inner.upgrade() else { return };
+        let (due, wait) = source.round();
+        for identity in due {
+            let source = source.clone();
+            tokio::spawn(async move { source.obtain(identity).await });
+        }
+        source.issuer.rest().await;
+        let wake = async {
+            tokio::select! {
+                () = source.wake.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+        };
+        tokio::select! {
+            () = wake => {}
+            () = watcher.forced() => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,175 @@
-//! Sockets on loopback and in namespaces made for the test.
+//! Sockets on loopback and in namespaces that live as long as the test's thread. They need root, as the product does.
+
+use std::os::fd::AsFd;
+use std::process::Command;
+use std::sync::mpsc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::*;
+
+/// A network namespace of its own with loopback up, gone when dropped: it is a thread's, and has no name to clean up.
+struct TestNetns {
+    netns: Netns,
+    _end: mpsc::Sender<()>,
+}
+
+impl TestNetns {
+    fn new() -> Self {
+        let (tell, told) = mpsc::channel();
+        let (end, ended) = mpsc::channel::<()>();
+        std::thread::spawn(move || {
+            // SAFETY: CLONE_NEWNET concerns this thread alone, which shares nothing that depends on its network namespace.
+            let rc = unsafe { libc::unshare(libc::CLONE_NEWNET) };
+            assert_eq!(rc, 0, "unshare: {}; these tests need root", io::Error::last_os_error());
+            run_here("ip link set lo up");
+            tell.send(Netns::current().unwrap()).unwrap();
+            let _ = ended.recv();
+        });
+        Self { netns: told.recv().unwrap(), _end: end }
+    }
+
+    fn run(&self, command: &str) {
+        self.netns.enter(|| run_here(command)).unwrap();
+    }
+}
+
+fn run_here(command: &str) {
+    let words: Vec<_> = command.split(' ').collect();
+    let out = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    assert!(out.status.success(), "{command}: {}", String::from_utf8_lossy(&out.stderr));
+}
+
+fn any() -> SocketAddr {
+    "127.0.0.1:0".parse().unwrap()
+}
+
+#[tokio::test]
+async fn sockets_live_in_the_namespace_they_were_made_in() {
+    let (pod, home) = (TestNetns::new(), Netns::current().unwrap());
+    assert_ne!(pod.netns.id(), home.id());
+    for listen_on in ["127.0.0.1:0", "[::1]:0"] {
+        let listener = listen(Some(&pod.netns), listen_on.parse().unwrap(), &ListenOptions::default()).unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(Netns::current().unwrap().id(), home.id(), "the thread came home");
+        let outside = connect(None, address, &ConnectOptions::default()).await;
+        assert!(matches!(outside, Err(SysError::Socket { what: "connect", .. })), "nobody listens there at home");
+        let options = ConnectOptions::default();
+        let (near, far) = tokio::join!(connect(Some(&pod.netns), address, &options), listener.accept());
+        let (mut near, mut far) = (near.unwrap(), far.unwrap().0);
+        near.write_all(b"inside").await.unwrap();
+        let mut got = [0; 6];
+        far.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"inside");
+        let home_socket = listen(None, any(), &ListenOptions::default()).unwrap();
+        let cookie = netns_cookie(near.as_fd()).unwrap();
+        assert_eq!(cookie, netns_cookie(listener.as_fd()).unwrap());
+        assert_ne!(cookie, netns_cookie(home_socket.as_fd()).unwrap());
+        assert_ne!(socket_cookie(near.as_fd()).unwrap(), socket_cookie(far.as_fd()).unwrap());
+    }
+}
+
+#[test]
+fn a_panic_inside_comes_home_too_and_other_threads_never_left() {
+    let (pod, home) = (TestNetns::new(), Netns::current().unwrap().id());
+    let panicked = std::panic::catch_unwind(|| pod.netns.enter(|| panic!("inside")));
+    assert!(panicked.is_err());
+    assert_eq!(Netns::current().unwrap().id(), home);
+    let inside = pod.netns.enter(|| std::thread::spawn(|| Netns::current().unwrap().id()).join().unwrap()).unwrap();
+    assert_eq!(inside, pod.netns.id(), "a thread starts where its parent is");
+    assert_eq!(std::thread::spawn(|| Netns::current().unwrap().id()).join().unwrap(), home);
+}
+
+#[test]
+fn a_namespace_that_is_gone_or_none_is_named() {
+    let gone = Netns::open("/run/netns/canal-kit-none").unwrap_err().to_string();
+    assert!(gone.contains("/run/netns/canal-kit-none") && gone.contains("is the pod gone"), "{gone}");
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let none = Netns::open(file.path()).unwrap().enter(|| ()).unwrap_err();
+    assert!(matches!(none, SysError::Enter { .. }), "{none}");
+}
+
+#[tokio::test]
+async fn options_reach_the_socket() {
+    let pod = TestNetns::new();
+    let options = ListenOptions { reuse_port: true, mark: Some(0x539), ..ListenOptions::default() };
+    let one = listen(Some(&pod.netns), any(), &options).unwrap();
+    let address = one.local_addr().unwrap();
+    let two = listen(Some(&pod.netns), address, &options).unwrap();
+    assert_eq!(two.local_addr().unwrap(), address);
+    assert_eq!(SockRef::from(&one).mark().unwrap(), 0x539);
+    drop(two);
+
+    let bind = Some("127.0.0.9:0".parse().unwrap());
+    let connect_options = ConnectOptions { bind, mark: Some(7), ..ConnectOptions::default() };
+    let (near, far) = tokio::join!(connect(Some(&pod.netns), address, &connect_options), one.accept());
+    let (near, (far, from)) = (near.unwrap(), far.unwrap());
+    assert_eq!(from.ip().to_string(), "127.0.0.9");
+    let s = SockRef::from(&near);
+    assert_eq!((s.mark().unwrap(), s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (7, true, true));
+    assert_eq!((s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_retries().unwrap()), (KEEPALIVE.0, KEEPALIVE.2));
+    assert_eq!(SockRef::from(&far).mark().unwrap(), 0x539, "accepted connections inherit the listener's mark");
+
+    let elsewhere = "10.99.0.1:80".parse().unwrap();
+    let refused = listen(Some(&pod.netns), elsewhere, &ListenOptions::default()).unwrap_err().to_string();
+    assert!(refused.contains("not local in this namespace"), "{refused}");
+    let free = ListenOptions { freebind: true, ..ListenOptions::default() };
+    assert_eq!(listen(Some(&pod.netns), elsewhere, &free).unwrap().local_addr().unwrap(), elsewhere);
+
+    let taken = listen(Some(&pod.netns), address, &ListenOptions::default()).unwrap_err().to_string();
+    assert!(taken.contains("another process listens there"), "{taken}");
+}
+
+#[tokio::test]
+async fn an_answer_that_never_comes_is_a_timeout() {
+    let pod = TestNetns::new();
+    // Looped back to where it is not local: dropped without a word.
+    pod.run("ip route add 10.9.0.0/16 dev lo");
+    let options = ConnectOptions { timeout: Duration::from_millis(100), ..ConnectOptions::default() };
+    let e = connect(Some(&pod.netns), "10.9.0.1:15008".parse().unwrap(), &options).await.unwrap_err();
+    assert!(matches!(e, SysError::Timeout { .. }) && e.to_string().contains("network policy"), "{e}");
+    let e = connect(Some(&pod.netns), "10.10.0.1:15008".parse().unwrap(), &options).await.unwrap_err();
+    assert!(matches!(e, SysError::Socket { what: "connect", .. }), "{e}");
+}
+
+#[tokio::test]
+async fn a_redirected_connection_knows_where_it_was_going() {
+    let pod = TestNetns::new();
+    pod.run("ip addr add 10.5.0.1/32 dev lo");
+    pod.run("ip addr add fd00:5::1/128 dev lo");
+    pod.run("nft add table inet t");
+    pod.run("nft add chain inet t o { type nat hook output priority -100 ; }");
+    pod.run("nft add rule inet t o tcp dport 80 redirect to :15001");
+    for (listen_on, dial) in [("0.0.0.0:15001", "10.5.0.1:80"), ("[::]:15001", "[fd00:5::1]:80")] {
+        let options = ListenOptions { v6_only: true, ..ListenOptions::default() };
+        let listener = listen(Some(&pod.netns), listen_on.parse().unwrap(), &options).unwrap();
+        let dial: SocketAddr = dial.parse().unwrap();
+        let options = ConnectOptions::default();
+        let (near, far) = tokio::join!(connect(Some(&pod.netns), dial, &options), listener.accept());
+        near.unwrap();
+        assert_eq!(original_destination(&far.unwrap().0).unwrap(), dial);
+    }
+}
+
+#[tokio::test]
+async fn a_reset_is_seen_as_one() {
+    let listener = listen(None, any(), &ListenOptions::default()).unwrap();
+    let options = ConnectOptions::default();
+    let (near, far) = tokio::join!(connect(None, listener.local_addr().unwrap(), &options), listener.accept());
+    let (near, mut far) = (near.unwrap(), far.unwrap().0);
+    reset_on_close(&near);
+    drop(near);
+    assert_eq!(far.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
+}
+
+#[test]
+fn threads_are_pinned_and_files_are_many() {
+    let core = *cores().last().unwrap();
+    let seen = std::thread::spawn(move || {
+        pin_thread(core).unwrap();
+        cores()
+    });
+    assert_eq!(seen.join().unwrap(), [core]);
+    assert!(pin_thread(1 << 20).is_err());
+    assert!(raise_file_limit() >= 1024);
+}

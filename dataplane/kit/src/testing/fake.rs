@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use canal_wire::citadel::istio_certificate_service_server::{IstioCertificateService, IstioCertificateServiceServer};
@@ -46,7 +47,11 @@ impl FakeStream {
 }
 
 struct Xds(mpsc::Sender<FakeStream>);
-struct Ca(Arc<Mutex<Issue>>);
+struct Ca {
+    issue: Arc<Mutex<Issue>>,
+    now: AtomicUsize,
+    most: Arc<AtomicUsize>,
+}
 
 #[allow(clippy::result_large_err, reason = "tonic's own error type")]
 fn authenticate<T>(r: &Request<T>) -> Result<(), Status> {
@@ -73,7 +78,11 @@ impl AggregatedDiscoveryService for Xds {
 impl IstioCertificateService for Ca {
     async fn create_certificate(&self, request: Request<IstioCertificateRequest>) -> Result<Response<IstioCertificateResponse>, Status> {
         authenticate(&request)?;
-        let mut issue = self.0.lock().expect("no panic while issuing");
+        self.most.fetch_max(self.now.fetch_add(1, Relaxed) + 1, Relaxed);
+        // Long enough for a crowd to gather.
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        self.now.fetch_sub(1, Relaxed);
+        let mut issue = self.issue.lock().expect("no panic while issuing");
         issue(request.into_inner()).map(Response::new)
     }
 }
@@ -85,6 +94,7 @@ pub struct FakeController {
     pub address: SocketAddr,
     streams: mpsc::Receiver<FakeStream>,
     issue: Arc<Mutex<Issue>>,
+    most: Arc<AtomicUsize>,
     server: JoinHandle<()>,
 }
 
@@ -106,16 +116,18 @@ impl FakeController {
         let (tx, streams) = mpsc::channel(16);
         let refuse: Issue = Box::new(|_| Err(Status::unavailable("the test issues nothing")));
         let issue = Arc::new(Mutex::new(refuse));
+        let most = Arc::new(AtomicUsize::new(0));
+        let ca = Ca { issue: issue.clone(), now: AtomicUsize::new(0), most: most.clone() };
         let own = infra.server(canal_wire::CONTROLLER_NAME);
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(own.chain, own.key));
         let mut server = Server::builder().tls_config(tls).expect("a right certificate");
         let routes = server
             .add_service(AggregatedDiscoveryServiceServer::new(Xds(tx)).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX))
-            .add_service(IstioCertificateServiceServer::new(Ca(issue.clone())));
+            .add_service(IstioCertificateServiceServer::new(ca));
         let server = tokio::spawn(async move {
             let _ = routes.serve_with_incoming(TcpListenerStream::new(listener)).await;
         });
-        Self { infra, address, streams, issue, server }
+        Self { infra, address, streams, issue, most, server }
     }
 
     /// Kills it and starts another at the same place.
@@ -136,6 +148,11 @@ impl FakeController {
     /// The next subscriber's stream.
     pub async fn stream(&mut self) -> FakeStream {
         self.streams.recv().await.expect("the server runs")
+    }
+
+    /// How many certificate requests were under way at once, at most.
+    pub fn most_requests_at_once(&self) -> usize {
+        self.most.load(Relaxed)
     }
 
     /// From now on certificates are issued so.

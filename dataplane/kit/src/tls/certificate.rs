@@ -11,7 +11,7 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::version::TLS13;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio::sync::watch;
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
@@ -76,6 +76,11 @@ impl Certificate {
         let client = client_config(&leaf.identity, signing, roots.clone())?;
         let Leaf { identity, not_before, not_after } = leaf;
         Ok(Self { identity, chain, bundle, not_before, not_after, server: Arc::new(server), client, roots })
+    }
+    /// Whether the bundle vouches for the chain at `now`.
+    pub fn vouched_for(&self, now: SystemTime) -> Result<(), CertificateError> {
+        let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        verify::chain(&self.chain, &self.roots, UnixTime::since_unix_epoch(since)).map_err(|e| form("chain", e))
     }
     /// For accepting connections.
     pub(super) fn server_config(&self) -> Arc<ServerConfig> {
@@ -177,6 +182,7 @@ pub struct Credential {
 /// The writing end of a [`Credential`].
 #[derive(Debug)]
 pub struct CredentialWriter {
+    identity: Identity,
     current: watch::Sender<Option<Arc<Certificate>>>,
 }
 
@@ -184,7 +190,7 @@ impl Credential {
     /// An empty place and its writer.
     pub fn empty(identity: Identity) -> (CredentialWriter, Self) {
         let (tx, current) = watch::channel(None);
-        (CredentialWriter { current: tx }, Self { identity, current })
+        (CredentialWriter { identity: identity.clone(), current: tx }, Self { identity, current })
     }
     /// A place that holds `certificate` for good.
     pub fn fixed(certificate: Certificate) -> Self {
@@ -207,6 +213,10 @@ impl Credential {
 }
 
 impl CredentialWriter {
+    /// Another view of the place.
+    pub fn credential(&self) -> Credential {
+        Credential { identity: self.identity.clone(), current: self.current.subscribe() }
+    }
     /// Replaces the certificate: new handshakes use it.
     pub fn replace(&self, certificate: Certificate) {
         self.current.send_replace(Some(Arc::new(certificate)));

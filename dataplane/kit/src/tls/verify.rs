@@ -45,6 +45,13 @@ pub(super) fn uris(der: &CertificateDer<'_>) -> Result<Vec<String>, Error> {
     Ok(names.map(|n| n.value.general_names.iter().filter_map(uri).collect()).unwrap_or_default())
 }
 
+/// Whether one of `roots` vouches for `chain` (leaf first) as a server.
+pub(super) fn chain(chain: &[CertificateDer<'_>], roots: &RootCertStore, now: UnixTime) -> Result<(), Error> {
+    let [leaf, intermediates @ ..] = chain else { return Err(Error::NoCertificatesPresented) };
+    let parsed = ParsedCertificate::try_from(leaf)?;
+    verify_server_cert_signed_by_trust_anchor(&parsed, roots, intermediates, now, provider().signature_verification_algorithms.all)
+}
+
 /// Decides whether a client with these URI SANs may connect to a server of `own` trust domain.
 pub(super) fn decide_client(own: &TrustDomain, uris: Vec<String>) -> Result<Identity, PeerRefused> {
     let expected = own.clone();

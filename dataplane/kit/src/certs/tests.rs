@@ -1,0 +1,291 @@
+//! Obtaining, renewing, keeping: against a controller that the test plays.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use canal_wire::citadel::{IstioCertificateRequest, IstioCertificateResponse};
+use tempfile::TempDir;
+use tonic::Status;
+
+use super::*;
+use crate::drain::{self, Trigger};
+use crate::testing::{FakeController, TestCa, identity};
+
+const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
+const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
+
+fn at(secs: u64) -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(secs)
+}
+
+#[test]
+fn renewal_is_due_by_the_wall_clock_and_failures_wait_by_the_other() {
+    let secs = Duration::from_secs;
+    for (name, now, from, until, retry, want) in [
+        ("none yet", 100, None, None, None, Due::Now),
+        ("none yet, failed just now", 100, None, None, Some(secs(5)), Due::In(secs(5))),
+        ("none yet, failed long ago", 100, None, None, Some(secs(0)), Due::Now),
+        ("young", 100, Some(90), Some(110), None, Due::In(secs(10))),
+        ("young, far from half life", 100, Some(90), Some(5000), None, Due::In(LOOK)),
+        ("half life", 110, Some(90), Some(110), None, Due::Now),
+        ("slept past it", 9000, Some(90), Some(110), None, Due::Now),
+        ("the clock went back before its birth", 50, Some(90), Some(110), None, Due::Now),
+        ("half life, failed just now", 110, Some(90), Some(110), Some(secs(60)), Due::In(LOOK)),
+    ] {
+        assert_eq!(decide(at(now), from.map(at), until.map(at), retry), want, "{name}");
+    }
+    assert_eq!(half_life(at(100), at(300), 0.0), at(200));
+    assert_eq!(half_life(at(100), at(300), 1.0), at(210));
+    assert_eq!(half_life(at(300), at(100), 0.0), at(300), "a life of no length is over at once");
+}
+
+struct Rig {
+    folder: TempDir,
+    registry: Registry,
+    controller: FakeController,
+    ca: Arc<TestCa>,
+    asked: Arc<AtomicUsize>,
+    _trigger: Trigger,
+    drain: Drain,
+}
+
+impl Rig {
+    /// A controller that issues what is asked for, with a life of `life` around now.
+    async fn new(life: Duration) -> Self {
+        let (trigger, drain) = drain::tree();
+        let rig = Self {
+            folder: tempfile::tempdir().unwrap(),
+            registry: Registry::new(),
+            controller: FakeController::start().await,
+            ca: Arc::new(TestCa::new("alpha")),
+            asked: Arc::default(),
+            _trigger: trigger,
+            drain,
+        };
+        rig.issue(life);
+        rig
+    }
+
+    fn issue(&self, life: Duration) {
+        let (ca, asked) = (self.ca.clone(), self.asked.clone());
+        self.controller.issue(move |r| {
+            asked.fetch_add(1, Relaxed);
+            Ok(answer(&ca, &r, life))
+        });
+    }
+
+    fn source(&self) -> CertificateSource {
+        let controller = self.controller.reached_through(self.folder.path(), self.controller.address);
+        let config = CertificateConfig { controller, folder: self.certs(), validity: VALIDITY };
+        CertificateSource::start(config, &self.registry, self.drain.clone()).unwrap()
+    }
+
+    fn certs(&self) -> PathBuf {
+        self.folder.path().join("data/certs")
+    }
+
+    fn metric(&self, start: &str) -> u64 {
+        let text = self.registry.render();
+        let line = text.lines().find(|l| l.starts_with(start));
+        line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
+    }
+}
+
+fn answer(ca: &TestCa, r: &IstioCertificateRequest, life: Duration) -> IstioCertificateResponse {
+    let leaf = ca.sign_request(&r.csr, |p| {
+        let now = std::time::SystemTime::now();
+        // X.509 counts whole seconds.
+        (p.not_before, p.not_after) = ((now - Duration::from_secs(1)).into(), (now + life).into());
+    });
+    IstioCertificateResponse { cert_chain: vec![leaf, ca.root_pem()] }
+}
+
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    for _ in 0..500 {
+        if holds() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never: {what}");
+}
+
+#[tokio::test]
+async fn a_wanted_identity_gets_its_certificate_once_and_keeps_it() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let seen: Arc<Mutex<Vec<IstioCertificateRequest>>> = Arc::default();
+    let (ca, log) = (rig.ca.clone(), seen.clone());
+    rig.controller.issue(move |r| {
+        log.lock().unwrap().push(r.clone());
+        Ok(answer(&ca, &r, Duration::from_secs(3600)))
+    });
+    let source = rig.source();
+    let (one, two) = (source.want(&identity(ALICE)), source.want(&identity(ALICE)));
+    let certificate = one.first().await.unwrap();
+    assert_eq!(certificate.identity(), &identity(ALICE));
+    assert!(Arc::ptr_eq(&certificate, &two.current().unwrap()));
+    let asked = seen.lock().unwrap().clone();
+    assert_eq!(asked.len(), 1);
+    assert_eq!(asked[0].validity_duration, 24 * 3600);
+    let fields = &asked[0].metadata.as_ref().unwrap().fields;
+    assert_eq!(fields["ImpersonatedIdentity"], prost_types::Value::from(ALICE.to_string()));
+    check_request(&asked[0].csr);
+    let status = source.status();
+    assert!(status.len() == 1 && status[0].error.is_empty() && status[0].not_after.is_some());
+    let mode = |p: &std::path::Path| std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(p).unwrap().permissions()) & 0o777;
+    let file = std::fs::read_dir(rig.certs()).unwrap().next().unwrap().unwrap().path();
+    assert_eq!((mode(&rig.certs()), mode(&file)), (0o700, 0o600));
+}
+
+/// URI SAN only, empty DN, P-256.
+fn check_request(csr: &str) {
+    use x509_parser::prelude::*;
+    let (_, pem) = x509_parser::pem::parse_x509_pem(csr.as_bytes()).unwrap();
+    let (_, csr) = X509CertificationRequest::from_der(&pem.contents).unwrap();
+    let info = &csr.certification_request_info;
+    assert_eq!(info.subject.iter().count(), 0);
+    assert_eq!(info.subject_pki.algorithm.parameters.as_ref().unwrap().as_oid().unwrap().to_string(), "1.2.840.10045.3.1.7");
+    let sans: Vec<_> = csr
+        .requested_extensions()
+        .unwrap()
+        .flat_map(|e| match e {
+            ParsedExtension::SubjectAlternativeName(s) => s.general_names.clone(),
+            _ => Vec::new(),
+        })
+        .collect();
+    assert!(matches!(sans.as_slice(), [GeneralName::URI(u)] if *u == ALICE), "{sans:?}");
+}
+
+#[tokio::test]
+async fn certificates_are_renewed_at_half_life_without_a_gap() {
+    let rig = Rig::new(Duration::from_secs(3)).await;
+    let source = rig.source();
+    let credential = source.want(&identity(ALICE));
+    let first = credential.first().await.unwrap();
+    until("a second one", || !Arc::ptr_eq(&first, &credential.current().unwrap())).await;
+    assert!(first.valid_at(SystemTime::now()), "replaced while the old one is still good");
+    assert!(rig.asked.load(Relaxed) >= 2);
+    drop(credential);
+    let asked = rig.asked.load(Relaxed);
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(rig.asked.load(Relaxed) <= asked + 1, "nobody wants it any more");
+    assert!(source.status().is_empty());
+}
+
+#[tokio::test]
+async fn a_failing_renewal_keeps_the_old_one_and_is_counted_and_heals() {
+    let rig = Rig::new(Duration::from_secs(4)).await;
+    let source = rig.source();
+    let credential = source.want(&identity(ALICE));
+    let first = credential.first().await.unwrap();
+    rig.controller.issue(|_| Err(Status::permission_denied("no pod with that identity runs on your node")));
+    until("a failure", || rig.metric("canal_certificate_failures_total{reason=\"refused\"}") >= 1).await;
+    assert!(Arc::ptr_eq(&first, &credential.current().unwrap()));
+    assert!(source.status()[0].error.contains("runs on your node"));
+    rig.issue(Duration::from_secs(3600));
+    until("it heals", || !Arc::ptr_eq(&first, &credential.current().unwrap())).await;
+    assert!(source.status()[0].error.is_empty());
+    assert_eq!(rig.metric("canal_certificates_missing"), 0);
+}
+
+#[tokio::test]
+async fn answers_that_are_not_what_was_asked_for_are_refused_by_name() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    let (ca, other) = (rig.ca.clone(), TestCa::new("other"));
+    let wrong = ca.issue_with(&identity(BOB), |_| {});
+    type Answer = Box<dyn Fn(&TestCa, &IstioCertificateRequest) -> IstioCertificateResponse + Send>;
+    let list = |chain: Vec<String>| IstioCertificateResponse { cert_chain: chain };
+    let hour = Duration::from_secs(3600);
+    let (root, other_root) = (ca.root_pem(), other.root_pem());
+    let cases: Vec<(&str, Answer, &str)> = vec![
+        ("nothing", Box::new(move |_, _| list(vec![])), "bad_answer"),
+        ("no bundle", Box::new(move |ca, r| list(vec![answer(ca, r, hour).cert_chain.remove(0)])), "bad_answer"),
+        ("not PEM", Box::new(move |_, _| list(vec!["x".into(), "y".into()])), "bad_answer"),
+        ("another's key", Box::new(move |_, _| list(vec![wrong.chain.clone(), root.clone()])), "bad_answer"),
+        ("another root", Box::new(move |ca, r| list(vec![answer(ca, r, hour).cert_chain.remove(0), other_root.clone()])), "bad_answer"),
+        (
+            "another identity",
+            Box::new(|ca, r| signed(ca, r, |p| p.subject_alt_names = vec![rcgen::SanType::URI(BOB.try_into().unwrap())])),
+            "wrong_identity",
+        ),
+        ("no identity", Box::new(|ca, r| signed(ca, r, |p| p.subject_alt_names.clear())), "wrong_identity"),
+        ("from the future", Box::new(|ca, r| signed(ca, r, |p| p.not_before = rcgen::date_time_ymd(2119, 1, 1))), "clock"),
+    ];
+    for (name, play, reason) in cases {
+        let ca = rig.ca.clone();
+        rig.controller.issue(move |r| Ok(play(&ca, &r)));
+        let before = rig.metric(&format!("canal_certificate_failures_total{{reason=\"{reason}\"}}"));
+        let credential = source.want(&identity(ALICE));
+        until(name, || rig.metric(&format!("canal_certificate_failures_total{{reason=\"{reason}\"}}")) > before).await;
+        assert!(credential.current().is_none(), "{name}");
+        assert_eq!(rig.metric("canal_certificates_missing"), 1);
+        drop(credential);
+        source.inner.wake.notify_one();
+        until("it is forgotten", || source.status().is_empty()).await;
+    }
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+}
+
+fn signed(ca: &TestCa, r: &IstioCertificateRequest, change: impl FnOnce(&mut rcgen::CertificateParams)) -> IstioCertificateResponse {
+    IstioCertificateResponse { cert_chain: vec![ca.sign_request(&r.csr, change), ca.root_pem()] }
+}
+
+#[tokio::test]
+async fn a_restart_without_the_controller_uses_what_was_kept_unless_it_expired_or_is_another_s() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    let kept = source.want(&identity(ALICE)).first().await.unwrap();
+    let short = rig.controller.reached_through(rig.folder.path(), rig.controller.address);
+    drop((source, short));
+    rig.controller.issue(|_| Err(Status::unavailable("gone")));
+
+    let source = rig.source();
+    let again = source.want(&identity(ALICE)).current().expect("at once");
+    assert_eq!(again.chain(), kept.chain());
+
+    // The file of one identity under the name of another, and a torn one.
+    let file = |id: &str| rig.certs().join(format!("{}.json", hex(id)));
+    std::fs::copy(file(ALICE), file(BOB)).unwrap();
+    assert!(source.want(&identity(BOB)).current().is_none());
+    std::fs::write(file(BOB), "{\"identity\":").unwrap();
+    let carol = "spiffe://alpha.example/ns/shop/sa/carol";
+    std::fs::write(file(carol), "{\"identity\":").unwrap();
+    assert!(source.want(&identity(carol)).current().is_none());
+
+    // Expired: not used, and removed at the next start.
+    let old = rig.ca.issue_with(&identity(BOB), |p| p.not_after = rcgen::date_time_ymd(2021, 1, 1));
+    let text = serde_json::json!({"identity": BOB, "key": old.key, "chain": old.chain, "bundle": rig.ca.root_pem()}).to_string();
+    std::fs::write(file(BOB), text).unwrap();
+    drop(source);
+    let source = rig.source();
+    assert!(!file(BOB).exists() && !file(carol).exists() && file(ALICE).exists());
+    assert!(source.want(&identity(ALICE)).current().is_some());
+}
+
+fn hex(id: &str) -> String {
+    use sha2::{Digest, Sha256};
+    Sha256::digest(id).iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[tokio::test]
+async fn a_disk_that_cannot_be_written_costs_the_restart_and_not_the_certificate() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    std::fs::remove_dir(rig.certs()).unwrap();
+    std::fs::write(rig.certs(), "in the way").unwrap();
+    assert!(source.want(&identity(ALICE)).first().await.is_some());
+    assert_eq!(rig.metric("canal_certificates_unwritten_total"), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_crowd_of_identities_asks_a_few_at_a_time() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    let all: Vec<_> = (0..50).map(|i| source.want(&identity(&format!("spiffe://alpha.example/ns/shop/sa/s{i}")))).collect();
+    for c in &all {
+        assert!(c.first().await.is_some());
+    }
+    let most = rig.controller.most_requests_at_once();
+    assert!((2..=REQUESTS_MAX).contains(&most), "{most}");
+    assert_eq!(rig.metric("canal_certificates_issued_total"), 50);
+}
