@@ -1,0 +1,327 @@
+//! The real process beside a real controller: pods come and go by files, certificates are fetched, the controller goes and the node
+//! starts without it, the node is killed and its pods stay captured.
+
+#[path = "../../../dataplane/node/tests/rig/gateway.rs"]
+mod gateway;
+#[path = "../../../dataplane/offload/tests/lab/mod.rs"]
+mod lab;
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use canal_hub::{Config, Hub};
+use canal_kit::certs::{CertificateConfig, CertificateSource};
+use canal_kit::controller::Controller;
+use canal_kit::drain;
+use canal_kit::metrics::Registry;
+use canal_kit::sys::Netns as OpenNetns;
+use gateway::{Does, Gateway};
+use lab::{Cgroup, Client, Netns};
+use sha2::{Digest, Sha256};
+use tokio::runtime::Runtime;
+
+const VIP: &str = "10.96.0.1:80";
+const GATEWAY: &str = "10.77.255.1";
+const CONFIG: &str = r#"
+apiVersion: canal.mesh/v1
+kind: Tenant
+metadata: {name: alpha}
+spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.77.0.0/24, "fd77::/64"], serviceCidrs: [10.96.0.0/16]}
+---
+apiVersion: canal.mesh/v1
+kind: Gateway
+metadata: {name: g1}
+spec: {az: az1, addresses: [10.77.255.1]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: shop, namespace: b}
+spec: {clusterIP: 10.96.0.1, selector: {app: shop}, ports: [{name: tcp, port: 80}]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: app-0, namespace: b, labels: {app: app}}
+spec: {nodeName: n1, serviceAccountName: app, containers: [{name: c}]}
+status: {podIP: 10.77.0.2, podIPs: [{ip: 10.77.0.2}, {ip: "fd77::2"}], conditions: [{type: Ready, status: "True"}]}
+"#;
+
+/// The child's entry.
+#[test]
+fn the_client() {
+    if let Some(case) = lab::case() {
+        lab::client::run(&case);
+    }
+}
+
+/// A machine: a controller, a pod's namespace and cgroup, what lies outside, and folders for a node.
+struct Machine {
+    runtime: Runtime,
+    hub: Mutex<Option<Hub>>,
+    controller: Controller,
+    ns: Netns,
+    outside: Netns,
+    cg: Cgroup,
+    dir: tempfile::TempDir,
+    ports: [u16; 3],
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for d in ["config/alpha", "pods", "tokens"] {
+            fs::create_dir_all(at(d)).unwrap();
+        }
+        fs::write(at("config/alpha/mesh.yaml"), CONFIG).unwrap();
+        let mut principals = String::new();
+        for (token, kind) in [("n1", "kind: node, name: n1, tenant: alpha, az: az1"), ("g1", "kind: gateway, name: g1, az: az1")] {
+            let hash: String = Sha256::digest(token).iter().map(|b| format!("{b:02x}")).collect();
+            principals.push_str(&format!("- {{tokenSha256: {hash}, {kind}}}\n"));
+            fs::write(at("tokens").join(token), token).unwrap();
+        }
+        fs::write(at("principals.yaml"), principals).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let config = Config {
+            listen: "127.0.0.1:0".parse().unwrap(),
+            admin: None,
+            metrics: None,
+            data_dir: at("controller"),
+            config_dir: Some(at("config")),
+            principals: at("principals.yaml"),
+            infra_dir: at("infra"),
+            svid_seconds: 3600,
+            limits: canal_hub::Limits::default(),
+        };
+        let hub = runtime.block_on(Hub::start(config)).unwrap();
+        let controller = Controller { addresses: vec![hub.address().to_string()], root: at("infra/root.pem"), token: at("tokens/n1") };
+        let (ns, outside, cg) = (Netns::new(), Netns::bare(), Cgroup::new());
+        ns.ip(&format!("link set nowhere netns {} name out0", outside.name()));
+        outside.ip("link set out0 up");
+        outside.ip(&format!("addr add {GATEWAY}/32 dev out0"));
+        outside.ip("route add 10.77.0.2/32 dev out0");
+        ns.ip(&format!("route add {GATEWAY}/32 dev pod0"));
+        let ports = [free_port(), free_port(), free_port()];
+        Self { runtime, hub: Mutex::new(Some(hub)), controller, ns, outside, cg, dir, ports }
+    }
+
+    fn node_command(&self) -> Command {
+        let at = |name: &str| self.dir.path().join(name);
+        let port = |i: usize| format!("127.0.0.1:{}", self.ports[i]);
+        let mut c = Command::new(env!("CARGO_BIN_EXE_canal-node"));
+        c.args(["--node", "n1", "--az", "az1", "--workers", "2", "--capture", "bpf", "--drain-seconds", "5"]);
+        c.args(["--controller", &format!("https://{}", self.controller.addresses[0])]);
+        for (flag, path) in [
+            ("--root-ca", self.controller.root.clone()),
+            ("--token-file", self.controller.token.clone()),
+            ("--data-dir", at("node")),
+            ("--pods-dir", at("pods")),
+            ("--bpf-pin-dir", at("bpffs")),
+            ("--access-log", at("access.log")),
+        ] {
+            c.arg(flag).arg(path);
+        }
+        c.args(["--admin-addr", &port(0), "--metrics-addr", &port(1), "--readiness-addr", &port(2)]);
+        c
+    }
+
+    fn node(&self) -> Node<'_> {
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("node.log")).unwrap();
+        let child = self.node_command().stdin(Stdio::null()).stderr(log).spawn().unwrap();
+        Node { child, machine: self }
+    }
+
+    fn pod_file(&self) -> PathBuf {
+        self.dir.path().join("pods/app-0.json")
+    }
+
+    fn add_pod(&self) {
+        let text = serde_json::json!({
+            "uid": "alpha/b/app-0", "namespace": "b", "name": "app-0", "serviceAccount": "app", "netns": self.ns.path(),
+            "cgroup": self.cg.dir, "ips": ["10.77.0.2", "fd77::2"], "labels": {"app": "app"},
+        });
+        let new = self.dir.path().join("pods/.new");
+        fs::write(&new, text.to_string()).unwrap();
+        fs::rename(new, self.pod_file()).unwrap();
+    }
+
+    fn dial(&self) -> String {
+        Client::start(&self.ns, Some(&self.cg), "dial", &[VIP]).line()
+    }
+
+    /// Whether somebody listens on the capture port in the pod.
+    fn listens(&self) -> bool {
+        let at: SocketAddr = "127.0.0.1:15001".parse().unwrap();
+        self.ns.within(|| TcpStream::connect(at).is_ok())
+    }
+
+    /// A gateway outside, with a certificate from the controller.
+    fn gateway(&self) -> Gateway {
+        let config = CertificateConfig {
+            controller: Controller { token: self.dir.path().join("tokens/g1"), ..self.controller.clone() },
+            folder: self.dir.path().join("gateway-certs"),
+            validity: Duration::from_secs(3600),
+        };
+        let credential = self.runtime.block_on(async {
+            let (_trigger, drain) = drain::tree();
+            let source = CertificateSource::start(config, &Registry::new(), drain).unwrap();
+            let credential = source.want(&canal_model::identity::gateway_identity("alpha.example".parse().unwrap()));
+            tokio::time::timeout(Duration::from_secs(20), credential.first()).await.expect("a certificate in time");
+            credential
+        });
+        Gateway::listen(OpenNetns::open(self.outside.path()).unwrap(), GATEWAY, Does::Tell, credential)
+    }
+
+    fn stop_controller(&self) {
+        if let Some(hub) = self.hub.lock().unwrap().take() {
+            self.runtime.block_on(hub.stop());
+        }
+    }
+
+    fn until(&self, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+        let start = Instant::now();
+        while !holds() {
+            let log = || fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default();
+            assert!(start.elapsed() < Duration::from_secs(20), "not in time: {what}\n{}", log());
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        start.elapsed()
+    }
+
+    /// GET: `(status, body)`; status 0 if nobody answers.
+    fn get(&self, page: usize, path: &str) -> (u16, String) {
+        let Ok(mut s) = TcpStream::connect(("127.0.0.1", self.ports[page])) else { return (0, String::new()) };
+        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        write!(s, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        let mut all = String::new();
+        let _ = s.read_to_string(&mut all);
+        let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
+        (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        self.stop_controller();
+        assert!(self.node_command().arg("--release").stderr(Stdio::inherit()).status().unwrap().success());
+    }
+}
+
+struct Node<'a> {
+    child: Child,
+    machine: &'a Machine,
+}
+
+impl Node<'_> {
+    fn ready(&self) -> Duration {
+        self.machine.until("ready", || self.machine.get(2, "/healthz/ready").0 == 200)
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// SIGTERM; its exit status.
+    fn terminate(mut self) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Node<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn pods_come_and_go_by_files() {
+    let m = Machine::new();
+    let node = m.node();
+    node.ready();
+    let _gateway = m.gateway();
+    m.add_pod();
+    let took = m.until("served", || m.listens());
+    assert!(took < Duration::from_millis(500), "{took:?} from the file to the listener");
+    assert!(m.dial().ends_with(&format!("reply={VIP}")), "through the gateway, with a certificate from the controller");
+
+    let (_, dump) = m.get(0, "/config_dump");
+    let dump: serde_json::Value = serde_json::from_str(&dump).unwrap();
+    assert_eq!(dump["pods"][0]["identity"], "spiffe://alpha.example/ns/b/sa/app", "{dump}");
+    assert_eq!((dump["pods"][0]["capture"].as_str(), dump["tenants"][0]["services"].as_u64()), (Some("bpf"), Some(1)));
+    let metric = |line: &str| m.until(line, || m.get(1, "/metrics").1.lines().any(|l| l == line));
+    metric("canal_node_pods{state=\"served\"} 1");
+    metric("canal_node_capture_mode{mode=\"bpf\"} 1");
+    metric("canal_node_capture_mode{mode=\"nft\"} 0");
+    metric("canal_capture_verdicts_total{verdict=\"taken_v4\"} 1");
+
+    // The pod is deleted while a process of it lives: nobody listens, and nothing gets out.
+    let mut lives = Client::start(&m.ns, Some(&m.cg), "redial", &["10.96.0.9:80", "10.96.0.9:80"]);
+    lives.line();
+    fs::remove_file(m.pod_file()).unwrap();
+    m.until("closed", || !m.listens());
+    assert_eq!(m.dial(), "error ConnectionRefused Some(111)");
+    metric("canal_node_pods{state=\"leaving\"} 1");
+    drop(lives);
+    m.until("let go", || m.dial() == "error NetworkUnreachable Some(101)");
+
+    m.add_pod();
+    m.until("served again", || m.listens());
+    assert!(m.dial().ends_with(&format!("reply={VIP}")));
+    assert_eq!(node.terminate(), Some(0), "nothing was open: a clean drain");
+}
+
+#[test]
+fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() {
+    let m = Machine::new();
+    m.add_pod();
+    let gateway = m.gateway();
+    let node = m.node();
+    node.ready();
+    m.until("served", || m.listens());
+    assert!(m.dial().ends_with(&format!("reply={VIP}")));
+    // The certificate and the snapshot are on disk by now; the controller goes.
+    m.stop_controller();
+    assert!(m.dial().ends_with(&format!("reply={VIP}")), "the node goes on");
+    node.kill();
+    for _ in 0..3 {
+        assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "captured, and refused");
+    }
+    let node = m.node();
+    node.ready();
+    m.until("served", || m.listens());
+    assert!(m.dial().ends_with(&format!("reply={VIP}")), "from the snapshot, with the certificate from disk");
+    let (_, dump) = m.get(0, "/config_dump");
+    assert!(dump.contains("\"live\":false") || dump.contains("\"live\": false"), "{dump}");
+    assert_eq!(node.terminate(), Some(0));
+    assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "stopped in order: still captured");
+    assert!(m.node_command().arg("--release").status().unwrap().success());
+    assert_eq!(m.dial(), "error NetworkUnreachable Some(101)", "let go at an operator's word");
+    drop(gateway);
+}
+
+#[test]
+fn bad_flags_and_addresses_are_told_in_one_line() {
+    let m = Machine::new();
+    let run = |args: &[&str]| {
+        let out = m.node_command().args(args).output().unwrap();
+        assert!(!out.status.success());
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    assert!(run(&["--controller", "nowhere"]).contains("write https://HOST:PORT"));
+    assert!(run(&["--log", "!!"]).contains("--log"));
+    let _taken = TcpListener::bind(("127.0.0.1", m.ports[0])).unwrap();
+    let said = run(&[]);
+    assert!(said.contains("another process listens there"), "{said}");
+}
