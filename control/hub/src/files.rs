@@ -36,7 +36,7 @@ impl Reading {
             let found = if says_nothing && !root.join(files.tenant.as_str()).is_dir() {
                 Found::Gone
             } else {
-                Found::Read(Files { documents: files.documents, diagnostics: files.diagnostics })
+                Found::Read(Files::new(files.documents, files.diagnostics))
             };
             (files.tenant, found)
         };

@@ -1,6 +1,6 @@
 //! One tenant's sources and what they come to: files and applied objects side by side, compiled as one. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use canal_compiler::{Input, compile, service_keys};
@@ -12,10 +12,44 @@ use canal_sources::pinpoint;
 use crate::catalog::{Compiled, Listed};
 
 /// What a tenant's directory said when it was last readable.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug)]
 pub(crate) struct Files {
-    pub(crate) documents: Vec<Arc<Document>>,
+    documents: Vec<Arc<Document>>,
     pub(crate) diagnostics: Vec<Diagnostic>,
+    /// The file that says each object.
+    by_key: HashMap<ObjectKey, Arc<str>>,
+}
+
+impl Files {
+    pub(crate) fn new(documents: Vec<Arc<Document>>, diagnostics: Vec<Diagnostic>) -> Self {
+        let by_key = documents.iter().map(|d| (d.object.key(), d.origin.file.clone())).collect();
+        Self { documents, diagnostics, by_key }
+    }
+
+    /// True where no file says anything: the tenant may go.
+    pub(crate) fn say_nothing(&self) -> bool {
+        self.documents.is_empty() && self.diagnostics.is_empty()
+    }
+
+    /// The same files after their folder vanished.
+    pub(crate) fn vanished(&self, tenant: &TenantName) -> Self {
+        let finding = Diagnostic {
+            severity: Severity::Error,
+            origin: None,
+            object: None,
+            field: String::new(),
+            problem: format!("the folder of tenant {tenant} has vanished; what it said stays in force"),
+            mend: "bring it back, or put an empty folder in its place to say that the objects are to go".into(),
+        };
+        Self::new(self.documents.clone(), vec![finding])
+    }
+
+    pub(crate) fn is_same(&self, other: &Files) -> bool {
+        let same = |(a, b): (&Arc<Document>, &Arc<Document>)| Arc::ptr_eq(a, b) || a == b;
+        self.diagnostics == other.diagnostics
+            && self.documents.len() == other.documents.len()
+            && self.documents.iter().zip(&other.documents).all(same)
+    }
 }
 
 /// One object applied by the API.
@@ -51,7 +85,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
 pub(crate) struct TenantSources {
     pub(crate) name: TenantName,
     /// `None`: the tenant has no directory.
-    pub(crate) files: Option<Files>,
+    pub(crate) files: Option<Arc<Files>>,
     /// Its files said something before this start, and some of them were not read yet: what they say is not known.
     pub(crate) is_partial: bool,
     pub(crate) applied: BTreeMap<ObjectKey, Applied>,
@@ -71,17 +105,15 @@ impl TenantSources {
 
     /// The file that says `key`, if one does.
     pub(crate) fn file_of(&self, key: &ObjectKey) -> Option<Arc<str>> {
-        self.files.as_ref()?.documents.iter().find(|d| d.object.key() == *key).map(|d| d.origin.file.clone())
+        self.files.as_ref()?.by_key.get(key).cloned()
     }
 
     /// Every object in force. A file wins over an applied object of the same name.
     pub(crate) fn objects(&self) -> Vec<Listed> {
         let files = self.files.iter().flat_map(|f| &f.documents);
-        let mut out: Vec<Listed> = files.map(|d| Listed { document: d.clone(), file: Some(d.origin.file.clone()) }).collect();
-        let from_files: BTreeSet<ObjectKey> = out.iter().map(|l| l.document.object.key()).collect();
-        let applied = self.applied.iter().filter(|(key, _)| !from_files.contains(key));
-        out.extend(applied.map(|(_, a)| Listed { document: a.document.clone(), file: None }));
-        out
+        let said = files.map(|d| Listed { document: d.clone(), file: Some(d.origin.file.clone()) });
+        let applied = self.applied.iter().filter(|(key, _)| self.file_of(key).is_none());
+        said.chain(applied.map(|(_, a)| Listed { document: a.document.clone(), file: None })).collect()
     }
 
     /// The services that need ids.

@@ -8,7 +8,6 @@ use std::time::Instant;
 use canal_compiler::claims::{Claims, collisions};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
-use canal_model::policy::ObjectKey;
 use canal_sources::parse;
 use canal_store::{Store, StoreError, StoredObject};
 use canal_wire::api;
@@ -19,7 +18,7 @@ use crate::catalog::{Catalog, Compiled, TenantView};
 use crate::files::{Found, Reading, is_unread};
 use crate::metrics::{self, Metrics};
 use crate::shared::now_seconds;
-use crate::tenant::{Applied, Files, TenantSources};
+use crate::tenant::{Applied, TenantSources};
 
 /// Requests that may wait for the writer.
 pub(crate) const COMMANDS_MAX: usize = 256;
@@ -159,12 +158,13 @@ impl Writer {
 
     /// Brings into force what is not yet. What the store cannot follow stays behind for the next try.
     fn catch_up(&mut self) {
-        if self.behind.is_empty() {
+        if self.behind.is_empty() && self.withheld.is_empty() {
             return;
         }
-        // A clash may have ended with somebody else's change.
-        let names: BTreeSet<TenantName> = self.behind.union(&self.withheld).cloned().collect();
-        match self.refresh(names.into_iter().collect()) {
+        // A clash may end with somebody else's change, so those who wait for that come last.
+        let waiting = self.withheld.difference(&self.behind);
+        let names: Vec<TenantName> = self.behind.iter().chain(waiting).cloned().collect();
+        match self.refresh(names) {
             Ok(()) => self.behind.clear(),
             Err(e) => {
                 self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
@@ -189,6 +189,10 @@ impl Writer {
             let ids = self.bind(&sources, now)?;
             let judged = self.judge(&sources, &ids, &staged);
             let compiled = self.settle(&name, judged);
+            let live = self.catalog.tenants.get(&name);
+            if self.withheld.contains(&name) && live.is_some_and(|v| *v.diagnostics == *compiled.diagnostics) {
+                continue;
+            }
             staged.insert(name.clone(), compiled.claims.clone());
             next.push((name, compiled));
         }
@@ -344,43 +348,15 @@ impl TenantSources {
                 let was_partial = self.is_partial;
                 self.is_partial &= is_unread(&files.diagnostics);
                 let differs = was_partial != self.is_partial || self.files.as_ref().is_none_or(|f| !f.is_same(&files));
-                self.files = Some(files);
+                self.files = Some(Arc::new(files));
                 differs
             }
             Found::Gone => {
                 // An empty folder that is taken away says that the tenant is to go; a full one that vanishes is an accident.
-                let is_meant = self.files.as_ref().is_some_and(Files::say_nothing);
-                if is_meant {
-                    self.files = None;
-                } else if let Some(files) = &mut self.files {
-                    files.note_vanished(&self.name);
-                }
+                let is_meant = self.files.as_ref().is_some_and(|f| f.say_nothing());
+                self.files = self.files.take().filter(|_| !is_meant).map(|f| Arc::new(f.vanished(&self.name)));
                 is_meant || self.files.is_some()
             }
         }
-    }
-}
-
-impl Files {
-    /// True where no file says anything: the tenant may go.
-    fn say_nothing(&self) -> bool {
-        self.documents.is_empty() && self.diagnostics.is_empty()
-    }
-
-    fn note_vanished(&mut self, tenant: &TenantName) {
-        self.diagnostics = vec![Diagnostic {
-            severity: Severity::Error,
-            origin: None,
-            object: None,
-            field: String::new(),
-            problem: format!("the folder of tenant {tenant} has vanished; what it said stays in force"),
-            mend: "bring it back, or put an empty folder in its place to say that the objects are to go".into(),
-        }];
-    }
-
-    fn is_same(&self, other: &Files) -> bool {
-        let text =
-            |f: &Files| f.documents.iter().map(|d| (d.object.key(), d.origin.clone(), d.text.clone())).collect::<Vec<(ObjectKey, _, _)>>();
-        self.diagnostics == other.diagnostics && text(self) == text(other)
     }
 }

@@ -24,16 +24,16 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status, Streaming};
 
 /// Longest time a test waits for something that must happen.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A controller and its folders. Tokens are the principals' names.
-pub struct Rig {
-    pub hub: Option<Hub>,
-    pub dir: tempfile::TempDir,
-    pub config: Config,
+pub(crate) struct Rig {
+    pub(crate) hub: Option<Hub>,
+    pub(crate) dir: tempfile::TempDir,
+    pub(crate) config: Config,
 }
 
-pub const PRINCIPALS: [(&str, &str); 8] = [
+pub(crate) const PRINCIPALS: [(&str, &str); 8] = [
     ("n1", "kind: node, name: n1, tenant: alpha, az: az1"),
     ("n2", "kind: node, name: n2, tenant: alpha, az: az2"),
     ("m1", "kind: node, name: m1, tenant: beta, az: az1"),
@@ -46,12 +46,12 @@ pub const PRINCIPALS: [(&str, &str); 8] = [
 
 impl Rig {
     /// A controller without any tenant.
-    pub async fn empty() -> Self {
+    pub(crate) async fn empty() -> Self {
         Self::with(Limits::default(), |_| {}).await
     }
 
     /// A controller with tenants alpha and beta, each with a Tenant, a gateway, two services, and a pod per service.
-    pub async fn two_tenants() -> Self {
+    pub(crate) async fn two_tenants() -> Self {
         Self::with(Limits::default(), |config| {
             write(config, "alpha/mesh.yaml", &tenant("alpha", 1));
             write(config, "beta/mesh.yaml", &tenant("beta", 2));
@@ -59,7 +59,7 @@ impl Rig {
         .await
     }
 
-    pub async fn with(limits: Limits, prepare: impl FnOnce(&Path)) -> Self {
+    pub(crate) async fn with(limits: Limits, prepare: impl FnOnce(&Path)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::create_dir(at("config")).unwrap();
@@ -81,19 +81,19 @@ impl Rig {
         Self { hub, dir, config }
     }
 
-    pub fn hub(&self) -> &Hub {
+    pub(crate) fn hub(&self) -> &Hub {
         self.hub.as_ref().unwrap()
     }
 
-    pub async fn stop(&mut self) {
+    pub(crate) async fn stop(&mut self) {
         self.hub.take().unwrap().stop().await;
     }
 
-    pub async fn start(&mut self) {
+    pub(crate) async fn start(&mut self) {
         self.hub = Some(self.try_start().await.unwrap());
     }
 
-    pub async fn try_start(&self) -> Result<Hub, HubError> {
+    pub(crate) async fn try_start(&self) -> Result<Hub, HubError> {
         // The writer thread holds the store a moment longer than the server.
         let until = Instant::now() + PATIENCE;
         loop {
@@ -107,35 +107,40 @@ impl Rig {
     }
 
     /// Writes a file of the configuration directory whole, by renaming.
-    pub fn write(&self, file: &str, yaml: &str) {
+    pub(crate) fn write(&self, file: &str, yaml: &str) {
         write(&self.dir.path().join("config"), file, yaml);
     }
 
-    pub fn path(&self, file: &str) -> PathBuf {
+    pub(crate) fn path(&self, file: &str) -> PathBuf {
         self.dir.path().join("config").join(file)
     }
 
-    pub async fn channel(&self) -> Channel {
+    pub(crate) async fn channel(&self) -> Channel {
         self.channel_to(self.hub().address()).await
     }
 
-    pub async fn channel_to(&self, address: std::net::SocketAddr) -> Channel {
+    pub(crate) async fn channel_to(&self, address: std::net::SocketAddr) -> Channel {
         let root = std::fs::read_to_string(self.config.infra_dir.join("root.pem")).unwrap();
         let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name(canal_wire::CONTROLLER_NAME);
         let endpoint = Endpoint::from_shared(format!("https://{address}")).unwrap().tls_config(tls).unwrap();
         endpoint.connect().await.unwrap()
     }
 
-    pub async fn admin(&self, token: &'static str) -> Operator {
+    pub(crate) async fn admin(&self, token: &'static str) -> Operator {
         Operator { client: AdminClient::new(self.channel().await), token }
     }
 
-    pub async fn subscribe(&self, token: &'static str) -> Subscriber {
+    pub(crate) async fn subscribe(&self, token: &'static str) -> Subscriber {
         Subscriber::open(self.channel().await, token, BTreeMap::new()).await
     }
 
     /// Asks for a certificate of a fresh P-256 key.
-    pub async fn certificate(&self, token: &str, identity: Option<&str>, csr: Option<String>) -> Result<IstioCertificateResponse, Status> {
+    pub(crate) async fn certificate(
+        &self,
+        token: &str,
+        identity: Option<&str>,
+        csr: Option<String>,
+    ) -> Result<IstioCertificateResponse, Status> {
         let mut client = IstioCertificateServiceClient::new(self.channel().await);
         let csr = csr.unwrap_or_else(fresh_csr);
         let value = |s: &str| prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(s.into())) };
@@ -144,7 +149,7 @@ impl Rig {
         client.create_certificate(with_token(request, token)).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn http(&self, address: std::net::SocketAddr, path: &str) -> String {
+    pub(crate) async fn http(&self, address: std::net::SocketAddr, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut tcp = tokio::net::TcpStream::connect(address).await.unwrap();
         tcp.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
@@ -154,19 +159,19 @@ impl Rig {
     }
 
     /// The value of a metric's line, 0 if it is not there.
-    pub async fn metric(&self, line: &str) -> f64 {
+    pub(crate) async fn metric(&self, line: &str) -> f64 {
         let text = self.http(self.hub().metrics_address().unwrap(), "/metrics").await;
         text.lines().find_map(|l| l.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
     }
 }
 
-pub fn fresh_csr() -> String {
+pub(crate) fn fresh_csr() -> String {
     let mut p = CertificateParams::default();
     p.distinguished_name = DistinguishedName::new();
     p.serialize_request(&KeyPair::generate().unwrap()).unwrap().pem().unwrap()
 }
 
-pub fn write_principals(path: &Path, list: &[(&str, &str)]) {
+pub(crate) fn write_principals(path: &Path, list: &[(&str, &str)]) {
     let row = |(token, rest): &(&str, &str)| {
         let hash: String = Sha256::digest(token.as_bytes()).iter().map(|b| format!("{b:02x}")).collect();
         format!("- {{tokenSha256: {hash}, {rest}}}\n")
@@ -184,7 +189,7 @@ fn write(config: &Path, file: &str, yaml: &str) {
     std::fs::rename(&beside, &path).unwrap();
 }
 
-pub fn with_token<T>(message: T, token: &str) -> Request<T> {
+pub(crate) fn with_token<T>(message: T, token: &str) -> Request<T> {
     let mut request = Request::new(message);
     request.metadata_mut().insert("authorization", MetadataValue::try_from(format!("Bearer {token}")).unwrap());
     request
@@ -193,7 +198,7 @@ pub fn with_token<T>(message: T, token: &str) -> Request<T> {
 // ---- YAML ----
 
 /// Tenant number `n` (its VNI and addresses), with gateway g<n> and services a and b.
-pub fn tenant(name: &str, n: u8) -> String {
+pub(crate) fn tenant(name: &str, n: u8) -> String {
     let prefix = if name == "alpha" { "n" } else { "m" };
     [
         tenant_object(name, n),
@@ -206,20 +211,20 @@ pub fn tenant(name: &str, n: u8) -> String {
     .join("---\n")
 }
 
-pub fn tenant_object(name: &str, n: u8) -> String {
+pub(crate) fn tenant_object(name: &str, n: u8) -> String {
     format!(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {n}, trustDomain: {name}.example, podCidrs: [10.{n}.0.0/16]}}\n"
     )
 }
-pub fn gateway(n: u8, replica: &str) -> String {
+pub(crate) fn gateway(n: u8, replica: &str) -> String {
     format!("apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {{name: {replica}}}\nspec: {{az: az1, addresses: [10.{n}.255.{n}]}}\n")
 }
-pub fn service(n: u8, name: &str, ip: u8) -> String {
+pub(crate) fn service(n: u8, name: &str, ip: u8) -> String {
     format!(
         "apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{clusterIP: 10.9{n}.0.{ip}, selector: {{app: {name}}}, ports: [{{name: http, port: 80}}]}}\n"
     )
 }
-pub fn pod(n: u8, name: &str, app: &str, node: &str, ip: u16, ready: bool) -> String {
+pub(crate) fn pod(n: u8, name: &str, app: &str, node: &str, ip: u16, ready: bool) -> String {
     let status = if ready { "True" } else { "False" };
     format!(
         "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, namespace: shop, labels: {{app: {app}}}, annotations: {{canal.mesh/az: az1}}}}\n\
@@ -230,7 +235,7 @@ pub fn pod(n: u8, name: &str, app: &str, node: &str, ip: u16, ready: bool) -> St
     )
 }
 /// An HTTPRoute of service `parent` that splits to `backends`.
-pub fn route(name: &str, parent: &str, backends: &[(&str, u32)]) -> String {
+pub(crate) fn route(name: &str, parent: &str, backends: &[(&str, u32)]) -> String {
     let refs: Vec<String> = backends.iter().map(|(s, w)| format!("{{name: {s}, port: 80, weight: {w}}}")).collect();
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: {name}, namespace: shop}}\n\
@@ -241,13 +246,13 @@ pub fn route(name: &str, parent: &str, backends: &[(&str, u32)]) -> String {
 
 // ---- the operator ----
 
-pub struct Operator {
+pub(crate) struct Operator {
     client: AdminClient<Channel>,
     token: &'static str,
 }
 
 /// A refused or accepted wish in a few words.
-pub fn errors(diagnostics: &[api::Diagnostic]) -> Vec<String> {
+pub(crate) fn errors(diagnostics: &[api::Diagnostic]) -> Vec<String> {
     diagnostics
         .iter()
         .filter(|d| d.severity() == Severity::Error)
@@ -256,33 +261,33 @@ pub fn errors(diagnostics: &[api::Diagnostic]) -> Vec<String> {
 }
 
 impl Operator {
-    pub fn files(texts: &[&str]) -> Vec<api::File> {
+    pub(crate) fn files(texts: &[&str]) -> Vec<api::File> {
         texts.iter().enumerate().map(|(i, t)| api::File { path: format!("f{i}.yaml"), yaml: t.to_string() }).collect()
     }
 
-    pub async fn apply(&mut self, tenant: &str, texts: &[&str]) -> Result<api::ApplyResponse, Status> {
+    pub(crate) async fn apply(&mut self, tenant: &str, texts: &[&str]) -> Result<api::ApplyResponse, Status> {
         let request = api::ApplyRequest { tenant: tenant.into(), files: Self::files(texts), dry_run: false };
         self.client.apply(with_token(request, self.token)).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn dry_run(&mut self, tenant: &str, texts: &[&str]) -> Result<api::ApplyResponse, Status> {
+    pub(crate) async fn dry_run(&mut self, tenant: &str, texts: &[&str]) -> Result<api::ApplyResponse, Status> {
         let request = api::ApplyRequest { tenant: tenant.into(), files: Self::files(texts), dry_run: true };
         self.client.apply(with_token(request, self.token)).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn diff(&mut self, tenant: &str, texts: &[&str]) -> Result<api::DiffResponse, Status> {
+    pub(crate) async fn diff(&mut self, tenant: &str, texts: &[&str]) -> Result<api::DiffResponse, Status> {
         let request = api::ApplyRequest { tenant: tenant.into(), files: Self::files(texts), dry_run: false };
         self.client.diff(with_token(request, self.token)).await.map(tonic::Response::into_inner)
     }
 
     /// Applies what must be taken; the generation.
-    pub async fn must_apply(&mut self, tenant: &str, texts: &[&str]) -> u64 {
+    pub(crate) async fn must_apply(&mut self, tenant: &str, texts: &[&str]) -> u64 {
         let done = self.apply(tenant, texts).await.unwrap();
         assert!(done.accepted, "{:?}", errors(&done.diagnostics));
         done.generation
     }
 
-    pub async fn delete(
+    pub(crate) async fn delete(
         &mut self,
         tenant: &str,
         objects: &[(&str, &str, &str)],
@@ -297,12 +302,12 @@ impl Operator {
         self.client.delete(with_token(request, self.token)).await.map(tonic::Response::into_inner)
     }
 
-    pub async fn get(&mut self, tenant: &str, kind: &str) -> Result<Vec<api::Object>, Status> {
+    pub(crate) async fn get(&mut self, tenant: &str, kind: &str) -> Result<Vec<api::Object>, Status> {
         let request = api::GetRequest { tenant: tenant.into(), kind: kind.into(), ..api::GetRequest::default() };
         self.client.get(with_token(request, self.token)).await.map(|r| r.into_inner().objects)
     }
 
-    pub async fn names(&mut self, tenant: &str, kind: &str) -> Vec<String> {
+    pub(crate) async fn names(&mut self, tenant: &str, kind: &str) -> Vec<String> {
         self.get(tenant, kind)
             .await
             .unwrap()
@@ -311,16 +316,16 @@ impl Operator {
             .collect()
     }
 
-    pub async fn status(&mut self) -> api::StatusResponse {
+    pub(crate) async fn status(&mut self) -> api::StatusResponse {
         self.client.status(with_token(api::StatusRequest {}, self.token)).await.unwrap().into_inner()
     }
 
-    pub async fn subscriber(&mut self, name: &str) -> api::Subscriber {
+    pub(crate) async fn subscriber(&mut self, name: &str) -> api::Subscriber {
         self.status().await.subscribers.into_iter().find(|s| s.name == name).unwrap_or_default()
     }
 
     /// Waits until every connected data plane has acknowledged what concerns it.
-    pub async fn converged(&mut self) -> api::StatusResponse {
+    pub(crate) async fn converged(&mut self) -> api::StatusResponse {
         let until = Instant::now() + PATIENCE;
         loop {
             let status = self.status().await;
@@ -340,25 +345,25 @@ fn short(origin: &str) -> &str {
 
 // ---- the subscriber ----
 
-pub type Held = BTreeMap<(Kind, String), (String, Resource)>;
+pub(crate) type Held = BTreeMap<(Kind, String), (String, Resource)>;
 
 /// A data plane's end of a stream, by hand: it answers only when told.
-pub struct Subscriber {
+pub(crate) struct Subscriber {
     requests: mpsc::Sender<DeltaDiscoveryRequest>,
     responses: Streaming<DeltaDiscoveryResponse>,
-    pub held: Held,
-    pub refuses: BTreeSet<String>,
+    pub(crate) held: Held,
+    pub(crate) refuses: BTreeSet<String>,
     /// Every response as `Kind +a -b`.
-    pub log: Vec<String>,
-    pub generation: u64,
+    pub(crate) log: Vec<String>,
+    pub(crate) generation: u64,
 }
 
 impl Subscriber {
-    pub async fn open(channel: Channel, token: &str, held: Held) -> Self {
+    pub(crate) async fn open(channel: Channel, token: &str, held: Held) -> Self {
         Self::try_open(channel, token, held).await.unwrap()
     }
 
-    pub async fn try_open(channel: Channel, token: &str, held: Held) -> Result<Self, Status> {
+    pub(crate) async fn try_open(channel: Channel, token: &str, held: Held) -> Result<Self, Status> {
         let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
         let (requests, outbound) = mpsc::channel(16);
         for kind in Kind::ALL {
@@ -377,7 +382,7 @@ impl Subscriber {
     }
 
     /// The next response, if one comes within `wait`.
-    pub async fn next(&mut self, wait: Duration) -> Option<DeltaDiscoveryResponse> {
+    pub(crate) async fn next(&mut self, wait: Duration) -> Option<DeltaDiscoveryResponse> {
         match tokio::time::timeout(wait, self.responses.message()).await {
             Ok(Ok(response)) => Some(response.expect("the stream ended")),
             Ok(Err(status)) => panic!("the stream ended: {status}"),
@@ -386,7 +391,7 @@ impl Subscriber {
     }
 
     /// Why the stream ended; what still came before is dropped.
-    pub async fn end(&mut self) -> Status {
+    pub(crate) async fn end(&mut self) -> Status {
         let ended = async {
             loop {
                 match self.responses.message().await {
@@ -400,7 +405,7 @@ impl Subscriber {
     }
 
     /// Keeps or refuses a response and answers it.
-    pub async fn answer(&mut self, response: DeltaDiscoveryResponse) {
+    pub(crate) async fn answer(&mut self, response: DeltaDiscoveryResponse) {
         let kind = kind_of(&response.type_url).unwrap();
         let names = response.resources.iter().map(|r| format!("+{}", r.name));
         let gone = response.removed_resources.iter().map(|n| format!("-{n}"));
@@ -430,7 +435,7 @@ impl Subscriber {
     }
 
     /// Takes and answers everything until nothing comes for `quiet`; what came.
-    pub async fn drain(&mut self, quiet: Duration) -> Vec<String> {
+    pub(crate) async fn drain(&mut self, quiet: Duration) -> Vec<String> {
         self.log.clear();
         while let Some(response) = self.next(quiet).await {
             self.answer(response).await;
@@ -438,12 +443,12 @@ impl Subscriber {
         std::mem::take(&mut self.log)
     }
 
-    pub async fn settle(&mut self) -> Vec<String> {
+    pub(crate) async fn settle(&mut self) -> Vec<String> {
         self.drain(Duration::from_millis(150)).await
     }
 
     /// Takes and answers until `done` holds.
-    pub async fn until(&mut self, what: &str, done: impl Fn(&Held) -> bool) {
+    pub(crate) async fn until(&mut self, what: &str, done: impl Fn(&Held) -> bool) {
         let until = Instant::now() + PATIENCE;
         while !done(&self.held) {
             let left = until.saturating_duration_since(Instant::now());
@@ -452,11 +457,11 @@ impl Subscriber {
         }
     }
 
-    pub fn names(&self) -> Vec<String> {
+    pub(crate) fn names(&self) -> Vec<String> {
         self.held.keys().map(|(k, n)| format!("{k:?} {n}")).collect()
     }
 
-    pub fn has(&self, kind: Kind, name: &str) -> bool {
+    pub(crate) fn has(&self, kind: Kind, name: &str) -> bool {
         self.held.contains_key(&(kind, name.to_string()))
     }
 }

@@ -1,0 +1,177 @@
+//! The configuration directory as a source: changes come into force, accidents do not.
+
+mod rig;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use canal_model::program::Kind;
+use rig::{Held, PATIENCE, Rig, Subscriber, errors, gateway, pod, service, tenant, tenant_object};
+
+fn ready(held: &Held, name: &str) -> Option<bool> {
+    held.get(&(Kind::Workload, format!("alpha/shop/{name}"))).map(|(_, r)| match r {
+        canal_model::program::Resource::Workload(w) => w.ready,
+        _ => false,
+    })
+}
+
+async fn findings(rig: &Rig, part: &str) {
+    let mut root = rig.admin("root").await;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let found = errors(&root.status().await.diagnostics);
+        if found.iter().any(|f| f.contains(part)) {
+            return;
+        }
+        assert!(Instant::now() < until, "{part:?} is not in {found:?}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn readiness_and_pods_follow_the_files() {
+    let rig = Rig::two_tenants().await;
+    let mut s = rig.subscribe("g1").await;
+    s.settle().await;
+    rig.write("alpha/pods/ignored.yaml", "");
+    rig.write("alpha/c-0.yaml", &pod(1, "c-0", "a", "n1", 5, false));
+    s.until("a pod that is not ready", |h| ready(h, "c-0") == Some(false)).await;
+    rig.write("alpha/c-0.yaml", &pod(1, "c-0", "a", "n1", 5, true));
+    s.until("its readiness", |h| ready(h, "c-0") == Some(true)).await;
+    fs::remove_file(rig.path("alpha/c-0.yaml")).unwrap();
+    s.until("its end", |h| ready(h, "c-0").is_none()).await;
+    assert_eq!(s.log.last().map(String::as_str), Some("Workload -alpha/shop/c-0"));
+}
+
+#[tokio::test]
+async fn a_new_tenant_appears_without_a_restart() {
+    let rig = Rig::empty().await;
+    let mut s = rig.subscribe("n1").await;
+    s.settle().await;
+    rig.write("alpha/mesh.yaml", &tenant("alpha", 1));
+    s.until("the tenant", |h| h.contains_key(&(Kind::Service, "alpha/shop/b".into()))).await;
+}
+
+#[tokio::test]
+async fn accidents_take_nothing_away() {
+    let rig = Rig::two_tenants().await;
+    let mut s = rig.subscribe("g1").await;
+    s.settle().await;
+    let held = s.names();
+    let aside = rig.dir.path().join("aside");
+
+    rig.write("alpha/mesh.yaml", &tenant("alpha", 1)[..400]);
+    findings(&rig, "mesh.yaml").await;
+    assert_eq!((s.settle().await, s.names()), (vec![], held.clone()), "a file cut off in the middle");
+    rig.write("alpha/mesh.yaml", &tenant("alpha", 1));
+
+    fs::rename(rig.path("alpha"), &aside).unwrap();
+    findings(&rig, "vanished").await;
+    assert_eq!((s.settle().await, s.names()), (vec![], held.clone()), "the folder is gone");
+    assert!(rig.metric("canal_controller_source_stale_seconds{tenant=\"alpha\"}").await > 0.0);
+    fs::rename(&aside, rig.path("alpha")).unwrap();
+
+    fs::rename(rig.path(""), &aside).unwrap();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((s.settle().await, s.names()), (vec![], held), "the whole configuration is gone");
+    fs::rename(&aside, rig.path("")).unwrap();
+}
+
+#[tokio::test]
+async fn an_emptied_folder_is_meant() {
+    let rig = Rig::two_tenants().await;
+    let mut s = rig.subscribe("n1").await;
+    s.settle().await;
+    fs::remove_file(rig.path("alpha/mesh.yaml")).unwrap();
+    s.until("the end of all", |h| h.is_empty()).await;
+    fs::remove_dir(rig.path("alpha")).unwrap();
+    let mut root = rig.admin("root").await;
+    let until = Instant::now() + PATIENCE;
+    while root.status().await.tenants.len() > 1 && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(root.status().await.tenants.len(), 1, "the tenant is forgotten");
+}
+
+#[tokio::test]
+async fn accidents_across_a_restart_take_nothing_away_either() {
+    type Accident = fn(&Rig);
+    let accidents: [(&str, Accident); 3] = [
+        ("the folder vanished", |r| fs::rename(r.path("alpha"), r.dir.path().join("aside")).unwrap()),
+        ("the file is cut off", |r| {
+            r.write("alpha/mesh.yaml", &(tenant_object("alpha", 1) + "---\n" + &gateway(1, "g1") + "---\nkind: ["))
+        }),
+        ("the file is another thing", |r| {
+            fs::remove_file(r.path("alpha/mesh.yaml")).unwrap();
+            fs::create_dir(r.path("alpha/mesh.yaml")).unwrap();
+        }),
+    ];
+    for (what, accident) in accidents {
+        let mut rig = Rig::two_tenants().await;
+        let mut s = rig.subscribe("n1").await;
+        s.settle().await;
+        let (names, held) = (s.names(), s.held.clone());
+        drop(s);
+        rig.stop().await;
+        accident(&rig);
+        rig.start().await;
+        let mut s = Subscriber::open(rig.channel().await, "n1", held).await;
+        s.settle().await;
+        assert_eq!(s.names(), names, "{what}");
+        // A new pod still gets through where there is one to be read.
+        let _ = fs::remove_dir(rig.path("alpha/mesh.yaml"));
+        rig.write("alpha/mesh.yaml", &(tenant("alpha", 1).replace("name: b,", "name: c,")));
+        s.until("the mended files", |h| {
+            h.contains_key(&(Kind::Service, "alpha/shop/c".into())) && !h.contains_key(&(Kind::Service, "alpha/shop/b".into()))
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_file_owns_its_objects() {
+    let rig = Rig::two_tenants().await;
+    let mut ann = rig.admin("ann").await;
+    let refused = ann.apply("alpha", &[&service(1, "a", 77)]).await.unwrap();
+    let found = errors(&refused.diagnostics);
+    assert!(!refused.accepted && found[0].contains("mesh.yaml"), "{found:?}");
+    let refused = ann.delete("alpha", &[("svc", "shop", "a")], true).await.unwrap();
+    assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("mesh.yaml"));
+    // An applied object that a file says later on: the file wins, and both hear of it.
+    ann.must_apply("alpha", &[&service(1, "c", 3)]).await;
+    rig.write("alpha/more.yaml", &service(1, "c", 4));
+    let until = Instant::now() + PATIENCE;
+    while ann.status().await.tenants[0].warnings == 0 && Instant::now() < until {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(ann.names("alpha", "svc").await.contains(&"Service shop/c (more.yaml)".to_string()));
+    fs::remove_file(rig.path("alpha/more.yaml")).unwrap();
+    while !ann.names("alpha", "svc").await.contains(&"Service shop/c (api)".to_string()) {
+        assert!(Instant::now() < until);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn service_ids_survive_everything() {
+    let mut rig = Rig::two_tenants().await;
+    let id = |s: &Subscriber, name: &str| match s.held.get(&(Kind::Service, name.to_string())) {
+        Some((_, canal_model::program::Resource::Service(s))) => s.id.get(),
+        other => panic!("{name}: {other:?}"),
+    };
+    let mut s = rig.subscribe("n1").await;
+    s.settle().await;
+    let (a, b) = (id(&s, "alpha/shop/a"), id(&s, "alpha/shop/b"));
+    let mut m = rig.subscribe("m1").await;
+    m.settle().await;
+    let others = [id(&m, "beta/shop/a"), id(&m, "beta/shop/b")];
+    assert!(a != b && !others.contains(&a) && !others.contains(&b), "unique across tenants");
+    rig.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("metadata: {name: b,", "metadata: {name: z,"));
+    s.until("b's end", |h| !h.contains_key(&(Kind::Service, "alpha/shop/b".into()))).await;
+    rig.stop().await;
+    rig.write("alpha/mesh.yaml", &tenant("alpha", 1));
+    rig.start().await;
+    let mut s = rig.subscribe("n1").await;
+    s.settle().await;
+    assert_eq!((id(&s, "alpha/shop/a"), id(&s, "alpha/shop/b")), (a, b));
+}
