@@ -1,0 +1,254 @@
+//! The controller as a process: it starts quickly, ends in order, says what is wrong with its flags, and a kill loses nothing.
+
+#[path = "../../../control/hub/tests/rig/mod.rs"]
+mod rig;
+
+use std::io::Read;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use canal_wire::api::admin_client::AdminClient;
+use canal_wire::api::{ApplyRequest, GetRequest, StatusRequest};
+use rig::{PRINCIPALS, route, service, tenant, with_token};
+use rustix::process::{Pid, Signal, kill_process};
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
+
+const BINARY: &str = env!("CARGO_BIN_EXE_canal-controller");
+
+/// The folders of one controller and the port it gets.
+struct Place {
+    dir: tempfile::TempDir,
+    listen: SocketAddr,
+}
+
+impl Place {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(dir.path().join("config/alpha")).unwrap();
+        std::fs::write(dir.path().join("config/alpha/mesh.yaml"), tenant("alpha", 1)).unwrap();
+        rig::write_principals(&dir.path().join("principals.yaml"), &PRINCIPALS);
+        Self { dir, listen: free_port() }
+    }
+
+    fn args(&self) -> Vec<String> {
+        let at = |name: &str| self.dir.path().join(name).display().to_string();
+        [
+            ("--listen", self.listen.to_string()),
+            ("--data-dir", at("data")),
+            ("--config-dir", at("config")),
+            ("--principals", at("principals.yaml")),
+            ("--infra-dir", at("infra")),
+            ("--admin-addr", "127.0.0.1:0".into()),
+            ("--metrics-addr", "127.0.0.1:0".into()),
+        ]
+        .into_iter()
+        .flat_map(|(flag, value)| [flag.to_string(), value])
+        .collect()
+    }
+
+    fn start(&self) -> Running {
+        let child = Command::new(BINARY).args(self.args()).stderr(Stdio::piped()).spawn().unwrap();
+        Running(child)
+    }
+
+    /// Connects once it serves, and says how long that took.
+    async fn client(&self) -> (AdminClient<Channel>, Duration) {
+        let begun = Instant::now();
+        loop {
+            assert!(begun.elapsed() < rig::PATIENCE, "the controller does not serve");
+            if let Ok(root) = std::fs::read_to_string(self.dir.path().join("infra/root.pem")) {
+                let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name("canal-controller");
+                let endpoint = Endpoint::from_shared(format!("https://{}", self.listen)).unwrap().tls_config(tls).unwrap();
+                if let Ok(channel) = endpoint.connect().await {
+                    return (AdminClient::new(channel), begun.elapsed());
+                }
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+/// A child that does not outlive its test.
+struct Running(Child);
+
+impl Running {
+    fn terminate(&self) {
+        let pid = Pid::from_raw(i32::try_from(self.0.id()).unwrap()).unwrap();
+        kill_process(pid, Signal::TERM).unwrap();
+    }
+    fn log(&mut self) -> String {
+        let mut text = String::new();
+        self.0.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        text
+    }
+}
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> SocketAddr {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+fn apply(yaml: String) -> tonic::Request<ApplyRequest> {
+    let files = vec![canal_wire::api::File { path: "f.yaml".into(), yaml }];
+    with_token(ApplyRequest { tenant: "alpha".into(), files, dry_run: false }, "root")
+}
+
+async fn applied(client: &mut AdminClient<Channel>) -> Vec<String> {
+    let request = GetRequest { tenant: "alpha".into(), kind: "svc".into(), ..GetRequest::default() };
+    let objects = client.get(with_token(request, "root")).await.unwrap().into_inner().objects;
+    objects.into_iter().filter(|o| o.origin == "api").map(|o| o.name).collect()
+}
+
+#[tokio::test]
+async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
+    let place = Place::new();
+    let mut acknowledged: Vec<String> = Vec::new();
+    let (mut generation, mut quickest) = (0, Duration::MAX);
+    for round in 0..8u64 {
+        let mut running = place.start();
+        let (mut client, took) = place.client().await;
+        quickest = quickest.min(took);
+        let found = applied(&mut client).await;
+        let lost: Vec<&String> = acknowledged.iter().filter(|n| !found.contains(n)).collect();
+        assert!(lost.is_empty(), "round {round} lost {lost:?}");
+        let now = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
+        assert!(now >= generation, "round {round}: {now} after {generation}");
+        generation = now;
+
+        let writer = tokio::spawn(async move {
+            let mut acks = Vec::new();
+            for i in 0.. {
+                let name = format!("r{round}-{i}");
+                match client.apply(apply(service(1, &name, 0).replace("10.91.0.0", &address(round, i)))).await {
+                    Ok(done) => {
+                        let done = done.into_inner();
+                        assert!(done.accepted, "{:?}", rig::errors(&done.diagnostics));
+                        acks.push((name, done.generation));
+                    }
+                    Err(_) => break,
+                }
+            }
+            acks
+        });
+        tokio::time::sleep(Duration::from_millis(60 + round * 41 % 170)).await;
+        running.0.kill().unwrap();
+        running.0.wait().unwrap();
+        for (name, g) in writer.await.unwrap() {
+            assert!(g > generation, "round {round}: generation {g} after {generation}");
+            generation = g;
+            acknowledged.push(name);
+        }
+    }
+    assert!(acknowledged.len() > 16, "too little was written to prove anything: {}", acknowledged.len());
+    assert!(quickest < Duration::from_secs(1), "the quickest start took {quickest:?}");
+    println!("{} applies over 8 kills, the quickest start {quickest:?}", acknowledged.len());
+}
+
+fn address(round: u64, i: u64) -> String {
+    format!("10.{}.{}.{}", 100 + round, i / 250, 1 + i % 250)
+}
+
+#[tokio::test]
+async fn sigterm_ends_it_in_order() {
+    let place = Place::new();
+    let mut running = place.start();
+    let (mut client, _) = place.client().await;
+    assert!(client.apply(apply(route("r", "a", &[("b", 1)]))).await.unwrap().into_inner().accepted);
+    let generation = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
+    let begun = Instant::now();
+    running.terminate();
+    let status = running.0.wait().unwrap();
+    assert!(status.success() && begun.elapsed() < Duration::from_secs(5), "{status} after {:?}", begun.elapsed());
+    assert!(running.log().contains("stopped"));
+    let _again = place.start();
+    let (mut client, _) = place.client().await;
+    let now = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
+    assert_eq!(now, generation + 1, "an orderly end leaves no gap in the generations");
+}
+
+fn refused(args: &[String]) -> Output {
+    Command::new(BINARY).args(args).output().unwrap()
+}
+
+#[test]
+fn what_is_wrong_with_its_flags_is_said() {
+    let place = Place::new();
+    let file = place.dir.path().join("file");
+    std::fs::write(&file, "x").unwrap();
+    let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let with = |flag: &str, value: &str| {
+        let mut args = place.args();
+        let at = args.iter().position(|a| a == flag).unwrap();
+        args[at + 1] = value.into();
+        args
+    };
+    let file = file.display().to_string();
+    let no_dir = place.dir.path().join("none").display().to_string();
+    let cases = [
+        ("a port in use", with("--listen", &busy.local_addr().unwrap().to_string()), "--listen"),
+        ("a metrics port in use", with("--metrics-addr", &busy.local_addr().unwrap().to_string()), "--metrics-addr"),
+        ("a file as data folder", with("--data-dir", &file), "--data-dir"),
+        ("a file as infra folder", with("--infra-dir", &file), "--infra-dir"),
+        ("no configuration folder", with("--config-dir", &no_dir), "--config-dir"),
+        ("no principals", with("--principals", &no_dir), "--principals"),
+        ("principals that are none", with("--principals", &file), "principals"),
+    ];
+    for (what, args, part) in cases {
+        let out = refused(&args);
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(1) && text.contains(part), "{what}: {:?} {text}", out.status);
+        assert!(!text.contains("panicked"), "{what}: {text}");
+    }
+    for (flag, value, part) in
+        [("--svid-ttl", "25h", "60s to 24h"), ("--svid-ttl", "soon", "90m"), ("--log", "a=b=c", "--log"), ("--listen", "here", "--listen")]
+    {
+        let out = refused(&[place.args(), vec![flag.into(), value.into()]].concat());
+        let text = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(2) && text.contains(part), "{flag} {value}: {:?} {text}", out.status);
+    }
+}
+
+/// The store's file may not grow any more (EFBIG, as a full disk says ENOSPC): applies are refused, everything else goes on.
+#[tokio::test]
+async fn a_full_disk_refuses_applies_and_nothing_else() {
+    let place = Place::new();
+    // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
+    let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" \"$@\"";
+    let child = Command::new("sh").args(["-c", script, BINARY]).args(place.args()).stderr(Stdio::null()).spawn().unwrap();
+    let _running = Running(child);
+    let (mut client, _) = place.client().await;
+    let filler = "# nothing\n".repeat(60_000);
+    let mut landed = 0;
+    let refusal = loop {
+        assert!(landed < 100, "the limit was never reached");
+        let yaml = service(1, &format!("s{landed}"), 1).replace("10.91.0.1", &address(0, landed)) + &filler;
+        match client.apply(apply(yaml)).await {
+            Ok(done) => assert!(done.into_inner().accepted),
+            Err(status) => break status,
+        }
+        landed += 1;
+    };
+    assert!(refusal.code() == tonic::Code::Unavailable && refusal.message().contains("free some space"), "{refusal}");
+    assert_eq!(applied(&mut client).await.len() as u64, landed, "what was acknowledged is there, what was refused is not");
+    let file = place.dir.path().join("config/alpha/more.yaml");
+    write_whole(&file, &service(1, "from-a-file", 200));
+    let until = Instant::now() + rig::PATIENCE;
+    let request = || GetRequest { tenant: "alpha".into(), kind: "svc".into(), name: "from-a-file".into(), ..GetRequest::default() };
+    while client.get(with_token(request(), "root")).await.unwrap().into_inner().objects.is_empty() {
+        assert!(Instant::now() < until, "files no longer come into force");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn write_whole(path: &Path, text: &str) {
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, text).unwrap();
+    std::fs::rename(&beside, path).unwrap();
+}
