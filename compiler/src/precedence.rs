@@ -2,7 +2,7 @@
 
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Metadata, ObjectKind};
-use canal_model::program::{HttpMatch, PathMatch, Precedence};
+use canal_model::program::{PathMatch, Precedence};
 
 /// Rules of a mesh route; there are no fallbacks yet.
 const CLASS_ROUTE: u8 = 0;
@@ -12,8 +12,8 @@ const CLASS_ROUTE: u8 = 0;
 ///
 /// Gateway API leaves regular expressions to the implementation: here they come after exact paths and before prefixes, since
 /// behind a prefix `/` they would never be reached.
-pub(crate) fn gateway_api(document: &Document, rule: usize, place: usize, http: &HttpMatch) -> Precedence {
-    let (kind, length) = match &http.path {
+pub(crate) fn gateway_api(document: &Document, place: [usize; 2], conditions: &Conditions<'_>) -> Precedence {
+    let (kind, length) = match conditions.path {
         PathMatch::Exact(path) => (0, path.len()),
         PathMatch::Regex(path) => (1, path.len()),
         PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => (2, path.len()),
@@ -24,19 +24,27 @@ pub(crate) fn gateway_api(document: &Document, rule: usize, place: usize, http: 
         specificity: [
             kind,
             more_first(length),
-            u32::from(http.method.is_none()),
-            more_first(http.headers.len()),
-            more_first(http.query.len()),
+            u32::from(!conditions.has_method),
+            more_first(conditions.headers),
+            more_first(conditions.query),
         ],
         created: created(document.object.metadata()),
         object: object(document),
-        place: [narrow(rule), narrow(place)],
+        place: place.map(narrow),
     }
 }
 
+/// What Gateway API compares of a match.
+pub(crate) struct Conditions<'a> {
+    pub(crate) path: &'a PathMatch,
+    pub(crate) has_method: bool,
+    pub(crate) headers: usize,
+    pub(crate) query: usize,
+}
+
 /// Istio: a VirtualService's rules in the order written, and only one VirtualService speaks for a service.
-pub(crate) fn istio(document: &Document, rule: usize, place: usize) -> Precedence {
-    Precedence { class: CLASS_ROUTE, specificity: [0; 5], created: 0, object: object(document), place: [narrow(rule), narrow(place)] }
+pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
+    Precedence { class: CLASS_ROUTE, specificity: [0; 5], created: 0, object: object(document), place: place.map(narrow) }
 }
 
 /// Who is the elder of two objects in conflict, smaller first: age, then name. Objects that do not tell their age are the oldest.

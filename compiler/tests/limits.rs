@@ -24,6 +24,10 @@ spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80
 fn output(yaml: &str) -> Output {
     let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{yaml}"));
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    compiled(parsed)
+}
+
+fn compiled(parsed: canal_sources::Parsed) -> Output {
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
@@ -229,4 +233,20 @@ fn service_ids() {
     let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &Default::default() });
     assert!(output.diagnostics[0].problem.contains("service IDs are taken"), "{:?}", output.diagnostics);
     assert!(!output.resources.iter().any(|resource| matches!(resource, Resource::Service(_))));
+}
+
+/// Mistakes beyond the reader's limit are not told one by one, but the route must not lose them and open.
+#[test]
+fn a_route_with_too_many_mistakes_refuses_all() {
+    let methods = "{method: get}, ".repeat(1000);
+    let fields: String = (0..1000).map(|number| format!("x{number}: 1, ")).collect();
+    for spec in [
+        format!("  rules: [{{matches: [{methods}], backendRefs: [{BACKEND}]}}]\n"),
+        format!("  rules: [{{{fields} backendRefs: [{BACKEND}]}}]\n"),
+    ] {
+        let output = compiled(canal_sources::parse("limits.yaml", &format!("{BASE}{}", route(&spec))));
+        let rules = routes(&output);
+        assert_eq!(rules.len(), 1);
+        assert!(matches!(rules[0].action, RouteAction::Refuse { status: 500, .. }), "{:?}", rules[0].action);
+    }
 }

@@ -20,9 +20,11 @@ pub(crate) struct Said<'a, T> {
 }
 
 impl<T> Said<'_, T> {
-    /// The first fault in a field that begins with `prefix`.
+    /// The first fault in a field that begins with `prefix`, or in one around it.
     pub(crate) fn fault(&self, prefix: &str) -> Option<&str> {
-        self.document.faults.iter().find(|fault| fault.field.starts_with(prefix)).map(|fault| fault.problem.as_str())
+        let is_around = |field: &str| prefix.strip_prefix(field).is_some_and(|rest| rest.starts_with(['.', '[']));
+        let mut faults = self.document.faults.iter();
+        faults.find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field)).map(|fault| fault.problem.as_str())
     }
 }
 

@@ -12,7 +12,7 @@ use super::destination::Destinations;
 use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, path, text};
 use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
-use crate::precedence;
+use crate::precedence::{self, Conditions};
 use crate::report::Report;
 
 /// What a route is attached to.
@@ -207,9 +207,7 @@ fn checked(
     }
     let mut matches = Vec::with_capacity(conditions.len());
     for (at, condition) in conditions.iter().enumerate() {
-        let mut http = http_match(&format!("matches[{at}]"), condition, rule);
-        http.precedence = precedence::gateway_api(route.document, place, at, &http);
-        matches.push(http);
+        matches.push(http_match([place, at], condition, rule));
     }
     let namespace = &route.object.metadata.namespace;
     let mut backends = Vec::with_capacity(written.backend_refs.len());
@@ -219,8 +217,9 @@ fn checked(
     (matches, rule.action("backendRefs", backends))
 }
 
-/// The match without its precedence. A condition that is broken is left out: the rule then refuses what is left.
-fn http_match(field: &str, written: &HttpRouteMatch, rule: &mut Rule<'_>) -> HttpMatch {
+/// A condition that is broken is left out: the rule then refuses what is left.
+fn http_match(place: [usize; 2], written: &HttpRouteMatch, rule: &mut Rule<'_>) -> HttpMatch {
+    let field = format!("matches[{}]", place[1]);
     let everything = PathMatch::ElementPrefix("/".to_owned());
     let path = match &written.path {
         None => everything,
@@ -242,7 +241,8 @@ fn http_match(field: &str, written: &HttpRouteMatch, rule: &mut Rule<'_>) -> Htt
     let query = written.query_params.iter().enumerate().map(|(at, condition)| (format!("[{at}]"), text(&condition.name), value(condition)));
     let query = conditions(rule, &format!("{field}.queryParams"), query);
     let method = written.method.map(|method| method.as_str().to_owned());
-    let precedence = precedence::istio(rule.document, 0, 0);
+    let counted = Conditions { path: &path, has_method: method.is_some(), headers: headers.len(), query: query.len() };
+    let precedence = precedence::gateway_api(rule.document, place, &counted);
     HttpMatch { precedence, path, method, headers, query }
 }
 

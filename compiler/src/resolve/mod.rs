@@ -47,5 +47,5 @@ pub(crate) fn resolve(input: &Input<'_>, report: &mut Report) -> Checked {
     let destinations = Destinations { tenant: input.tenant, services: &services, subsets: &subsets, grants: &corpus.grants };
     let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, report);
     rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, report));
-    Checked { tenant: tenant.map(|tenant| tenant.program), gateways, services, workloads, rules }
+    Checked { tenant, gateways, services, workloads, rules }
 }

@@ -9,12 +9,7 @@ use super::addresses::reserved_range;
 use super::corpus::Said;
 use crate::report::Report;
 
-/// The tenant, and what only the compiler needs of it.
-pub(crate) struct CheckedTenant {
-    pub(crate) program: Tenant,
-}
-
-pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report: &mut Report) -> Option<CheckedTenant> {
+pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report: &mut Report) -> Option<Tenant> {
     let mut own = None;
     for tenant in said {
         if tenant.object.metadata.name.as_str() == name.as_str() {
@@ -40,8 +35,7 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
             report.error(tenant.document, format!("spec.serviceCidrs[{at}]"), problem, "choose ranges that do not overlap");
         }
     }
-    let program = Tenant { name: name.clone(), vni: spec.vni, trust_domain: spec.trust_domain.clone(), pod_cidrs, outside: spec.outside };
-    Some(CheckedTenant { program })
+    Some(Tenant { name: name.clone(), vni: spec.vni, trust_domain: spec.trust_domain.clone(), pod_cidrs, outside: spec.outside })
 }
 
 /// The ranges a tenant may have, with their host bits cleared.

@@ -230,7 +230,7 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
     let headers = conditions(rule, &format!("{field}.headers"), headers);
     let query = written.query_params.iter().map(|(name, condition)| (format!(".{name}"), text(name), value(condition)));
     let query = conditions(rule, &format!("{field}.queryParams"), query);
-    HttpMatch { precedence: precedence::istio(rule.document, place, at), path: uri, method, headers, query }
+    HttpMatch { precedence: precedence::istio(rule.document, [place, at]), path: uri, method, headers, query }
 }
 
 fn uri(written: &StringMatch, rule: &mut Rule<'_>) -> Result<PathMatch, Complaint> {

@@ -5,11 +5,10 @@ use std::net::IpAddr;
 
 use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
 use canal_model::policy::kubernetes::{self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport};
-use canal_model::program::{EndpointPort, Service, Tunnel, Workload};
+use canal_model::program::{EndpointPort, Service, Tenant, Tunnel, Workload};
 
 use super::addresses::Addresses;
 use super::corpus::{Corpus, Said};
-use super::tenant::CheckedTenant;
 use crate::report::Report;
 
 /// The usual label with a node's zone; the annotation goes first.
@@ -20,7 +19,7 @@ const ACCOUNT_DEFAULT: &str = "default";
 
 pub(crate) fn resolve(
     name: &TenantName,
-    tenant: Option<&CheckedTenant>,
+    tenant: Option<&Tenant>,
     corpus: &Corpus<'_>,
     services: &BTreeMap<ServiceKey, Service>,
     addresses: &mut Addresses,
@@ -48,7 +47,7 @@ pub(crate) fn resolve(
 
 fn workload(
     name: &TenantName,
-    tenant: Option<&CheckedTenant>,
+    tenant: Option<&Tenant>,
     pod: &Said<'_, Pod>,
     addresses: &mut Addresses,
     report: &mut Report,
@@ -83,7 +82,7 @@ fn workload(
     })
 }
 
-fn pod_addresses(tenant: Option<&CheckedTenant>, pod: &Said<'_, Pod>, addresses: &mut Addresses, report: &mut Report) -> Vec<IpAddr> {
+fn pod_addresses(tenant: Option<&Tenant>, pod: &Said<'_, Pod>, addresses: &mut Addresses, report: &mut Report) -> Vec<IpAddr> {
     let status = &pod.object.status;
     let mut written: Vec<(String, IpAddr)> =
         status.pod_ips.iter().enumerate().map(|(at, pod_ip)| (format!("status.podIPs[{at}].ip"), pod_ip.ip)).collect();
@@ -93,7 +92,7 @@ fn pod_addresses(tenant: Option<&CheckedTenant>, pod: &Said<'_, Pod>, addresses:
     let key = pod.document.object.key();
     let mut own = Vec::new();
     for (field, address) in written {
-        let ranges = tenant.map(|tenant| tenant.program.pod_cidrs.as_slice()).unwrap_or_default();
+        let ranges = tenant.map(|tenant| tenant.pod_cidrs.as_slice()).unwrap_or_default();
         if tenant.is_some() && !pod.object.spec.host_network && !ranges.iter().any(|range| range.contains(&address)) {
             let problem = format!("{address} is in none of the tenant's pod ranges, so no traffic would be sent to it");
             report.error(pod.document, field, problem, "add its range to the Tenant's spec.podCidrs");

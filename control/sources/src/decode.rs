@@ -11,8 +11,8 @@ use serde::forward_to_deserialize_any;
 
 use crate::error::DecodeError;
 use crate::limits::FINDINGS_PER_DOCUMENT_MAX;
-use crate::path::{Path, Step};
-use crate::tree::{Node, Spot, Value};
+use crate::path::{OwnedStep, Path, Step, steps};
+use crate::tree::{Key, Node, Spot, Value};
 
 /// What could be read.
 pub(crate) struct Decoded<T> {
@@ -72,15 +72,33 @@ pub(crate) fn decode<T: for<'de> Deserialize<'de>>(root: &Node, empty: Empty) ->
             let path = match error.missing {
                 Some(field) if place.path.is_empty() => field.to_owned(),
                 Some(field) => format!("{}.{field}", place.path),
-                None => place.path,
+                None => place.path.clone(),
             };
             broken.push(Broken { path, spot: place.spot, problem: error.problem, mend: error.mend });
         }
-        if place.id == root.id || broken.len() >= FINDINGS_PER_DOCUMENT_MAX || !cuts.cut(place.id) {
+        let next = match place.id {
+            id if id == root.id => None,
+            id if broken.len() < FINDINGS_PER_DOCUMENT_MAX => Some(id),
+            _ => whole_field(root, &place.path).map(|(path, key, value)| {
+                let (problem, mend) =
+                    (format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes, so this is left out"), "mend those above first");
+                broken.push(Broken { path, spot: key.spot, problem, mend: mend.to_owned() });
+                value.id
+            }),
+        };
+        if !next.is_some_and(|id| cuts.cut(id)) {
             broken.append(&mut notes.empty);
             return Decoded { object: None, broken, unknown: notes.unknown };
         }
     }
+}
+
+/// The field of the second level (`spec.rules`) around a value: what is cut when there are too many mistakes to tell one by one.
+fn whole_field<'t>(root: &'t Node, path: &str) -> Option<(String, &'t Key, &'t Node)> {
+    let mut steps = steps(path).into_iter();
+    let (Some(OwnedStep::Field(outer)), Some(OwnedStep::Field(inner))) = (steps.next(), steps.next()) else { return None };
+    let (key, value) = root.field(&outer)?.entry(&inner)?;
+    Some((format!("{outer}.{inner}"), key, value))
 }
 
 /// The values that are taken as absent. An item of a list is hollowed out first, to keep the places of its neighbours.
@@ -222,8 +240,8 @@ impl<'de> Deserializer<'de> for Reader<'_> {
 
 /// The fields of a map.
 struct Fields<'t> {
-    entries: std::slice::Iter<'t, (crate::tree::Key, Node)>,
-    value: Option<&'t (crate::tree::Key, Node)>,
+    entries: std::slice::Iter<'t, (Key, Node)>,
+    value: Option<&'t (Key, Node)>,
     reader: Reader<'t>,
     known: &'static [&'static str],
     /// A struct, whose fields may be left empty.
@@ -232,7 +250,7 @@ struct Fields<'t> {
 
 impl<'t> Fields<'t> {
     /// Whether an empty field is skipped; notes it where it should not be there.
-    fn skips_empty(&self, entry: &(crate::tree::Key, Node)) -> bool {
+    fn skips_empty(&self, entry: &(Key, Node)) -> bool {
         if !self.drops_empty || !matches!(entry.1.value, Value::Null) || !self.known.contains(&entry.0.name.as_str()) {
             return false;
         }

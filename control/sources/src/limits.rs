@@ -14,7 +14,7 @@ pub const DOCUMENTS_PER_FILE_MAX: usize = 20_000;
 pub const DEPTH_MAX: usize = 64;
 /// YAML nodes that aliases (`*name`) may repeat in one document.
 pub const ALIASED_NODES_MAX: usize = 10_000;
-/// Mistakes that are looked for in one document; reading it stops there.
+/// Values and fields of one document that are refused one by one; then a whole field is left out, or all of the object is in doubt.
 pub const FINDINGS_PER_DOCUMENT_MAX: usize = 64;
 
 // One file must fit into its tenant, and the tree of one document must not dwarf its text.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::decode::{Decoded, Empty, Unknown, decode};
 use crate::fields::{Stranger, Verdict, judge, kind_of};
-use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX};
+use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
 use crate::path::pattern;
 use crate::pinpoint::place;
 use crate::split::{Chunk, split};
@@ -155,19 +155,26 @@ impl Reading<'_> {
             let origin = place(&self.origin, broken.spot);
             found.push(error(origin, self.key.clone(), &broken.path, broken.problem, &broken.mend));
         }
+        let nodes = root.by_id();
         for unknown in decoded.unknown {
-            found.extend(self.unknown(kind, root, &unknown));
+            found.extend(self.unknown(kind, nodes.get(&unknown.node).copied(), &unknown));
         }
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
+        if found.len() > 2 * FINDINGS_PER_DOCUMENT_MAX {
+            found.truncate(FINDINGS_PER_DOCUMENT_MAX);
+            // As a fault it concerns all of the object.
+            let problem = format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes");
+            found.push(error(self.origin.clone(), self.key.clone(), "spec", problem, "mend those above first"));
+        }
         let errors = found.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
         self.faults.extend(errors.map(|d| Fault { field: d.field.clone(), problem: d.problem.clone() }));
         self.diagnostics.append(&mut found);
         decoded.object
     }
 
-    fn unknown(&self, kind: ObjectKind, root: &Node, unknown: &Unknown) -> Option<Diagnostic> {
+    fn unknown(&self, kind: ObjectKind, value: Option<&Node>, unknown: &Unknown) -> Option<Diagnostic> {
         let origin = place(&self.origin, unknown.spot);
-        match judge(kind, &pattern(&unknown.path), root.find(unknown.node)) {
+        match judge(kind, &pattern(&unknown.path), value) {
             Verdict::Noise => None,
             Verdict::LeftOut { problem, mend } => {
                 let diagnostic = error(origin, self.key.clone(), &unknown.path, problem.to_owned(), mend);

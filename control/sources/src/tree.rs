@@ -74,6 +74,20 @@ impl Node {
         }
     }
 
+    /// This node and all inside, by id.
+    pub(crate) fn by_id(&self) -> HashMap<u32, &Node> {
+        let (mut found, mut left) = (HashMap::new(), vec![self]);
+        while let Some(node) = left.pop() {
+            found.insert(node.id, node);
+            match &node.value {
+                Value::List(items) => left.extend(items),
+                Value::Map(entries) => left.extend(entries.iter().map(|(_, item)| item)),
+                _ => {}
+            }
+        }
+        found
+    }
+
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Text(text) => Some(text),

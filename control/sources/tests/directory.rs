@@ -206,11 +206,16 @@ fn the_number_of_documents_and_findings_is_limited() {
     let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
     let parsed = canal_sources::parse("f.yaml", &many);
     assert!(parsed.documents.is_empty() && parsed.diagnostics[0].problem.contains("documents, more than"), "{:?}", parsed.diagnostics);
+    // Too many mistakes of one kind: the field goes as a whole, and the object knows.
     let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
-    let parsed =
-        canal_sources::parse("f.yaml", &format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{ports: [{ports}]}}\n"));
-    assert_eq!(parsed.diagnostics.len(), limits::FINDINGS_PER_DOCUMENT_MAX);
-    assert!(parsed.documents.is_empty());
+    let service = |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{{spec}}}\n");
+    let parsed = canal_sources::parse("f.yaml", &service(&format!("ports: [{ports}]")));
+    assert_eq!(parsed.diagnostics.len(), limits::FINDINGS_PER_DOCUMENT_MAX + 1);
+    assert_eq!(parsed.documents[0].faults.iter().filter(|fault| fault.field == "spec.ports").count(), 1);
+    let unknown: String = (0..20_000).map(|number| format!("x{number}: 1, ")).collect();
+    let parsed = canal_sources::parse("f.yaml", &service(&unknown));
+    assert_eq!(parsed.diagnostics.len(), limits::FINDINGS_PER_DOCUMENT_MAX + 1);
+    assert_eq!(parsed.documents[0].faults.iter().filter(|fault| fault.field == "spec").count(), 1);
     let parsed = canal_sources::parse("f.yaml", &"#".repeat(limits::FILE_BYTES_MAX + 1));
     assert!(parsed.diagnostics[0].problem.contains("bytes, more than"), "{:?}", parsed.diagnostics);
 }
