@@ -3,6 +3,7 @@
 const TOKEN: u8 = 1;
 const TARGET: u8 = 2;
 const VALUE: u8 = 4;
+const HOST: u8 = 8;
 
 static CLASS: [u8; 256] = {
     let mut class = [0u8; 256];
@@ -17,6 +18,9 @@ static CLASS: [u8; 256] = {
         // A fragment never travels in a target; browsers do send |, {, } and the like unescaped.
         if c > 0x20 && c < 0x7f && c != b'#' {
             class[b] |= TARGET;
+        }
+        if c.is_ascii_alphanumeric() || matches!(c, b'-' | b'.' | b'_' | b'~') {
+            class[b] |= HOST;
         }
         if c == b'\t' || (c >= 0x20 && c != 0x7f) {
             class[b] |= VALUE;
@@ -34,6 +38,12 @@ pub(crate) fn is_token_byte(b: u8) -> bool {
 #[inline]
 pub(crate) fn is_target_byte(b: u8) -> bool {
     CLASS[b as usize] & TARGET != 0
+}
+
+/// Bytes of a host name: no percent escapes and no sub-delimiters, since no name that resolves has them.
+#[inline]
+pub(crate) fn is_host_byte(b: u8) -> bool {
+    CLASS[b as usize] & HOST != 0
 }
 
 /// Visible bytes, obs-text, space and tab.

@@ -66,6 +66,27 @@ static SLOTS: [u8; 256] = {
     slots
 };
 
+/// Eight letters at once to lower case: carries out of the low seven bits tell which bytes are `A` to `Z`.
+fn lower(word: u64) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let low = word & (ONES * 0x7f);
+    let after_z = low + ONES * (0x7f - b'Z' as u64);
+    let from_a = low + ONES * (0x80 - b'A' as u64);
+    let upper = !word & (from_a ^ after_z) & (ONES * 0x80);
+    word | (upper >> 2)
+}
+
+/// `text` in any case is `known`, which is lower case. Interning is a third of parsing, so it goes by words.
+fn is_same_name(known: &[u8], text: &[u8]) -> bool {
+    if known.len() != text.len() {
+        return false;
+    }
+    let (mut wants, mut haves) = (known.chunks_exact(8), text.chunks_exact(8));
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
+    (&mut wants).zip(&mut haves).all(|(want, have)| word(want) == lower(word(have)))
+        && haves.remainder().eq_ignore_ascii_case(wants.remainder())
+}
+
 impl Name {
     /// The id of a name in any case; [`Name::Other`] if unknown or empty.
     #[inline]
@@ -77,7 +98,7 @@ impl Name {
             0 => Name::Other,
             i => {
                 let (name, known) = KNOWN[i as usize - 1];
-                if known.as_bytes().eq_ignore_ascii_case(text) { name } else { Name::Other }
+                if is_same_name(known.as_bytes(), text) { name } else { Name::Other }
             }
         }
     }
@@ -171,6 +192,18 @@ mod tests {
         }
         for other in ["", "x", "hosts", "h0st", "content_length", "transfer-encodinh", "\u{8}ost"] {
             assert_eq!(Name::of(other.as_bytes()), Name::Other, "{other:?}");
+        }
+    }
+
+    #[test]
+    fn words_are_lowered_as_bytes_are() {
+        for b in 0..=u8::MAX {
+            for shift in 0..8 {
+                let mut bytes = [0xff; 8];
+                bytes[shift] = b;
+                let want = u64::from_le_bytes(bytes.map(|b| b.to_ascii_lowercase()));
+                assert_eq!(lower(u64::from_le_bytes(bytes)), want, "{b:#x}");
+            }
         }
     }
 }

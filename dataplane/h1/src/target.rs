@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use crate::bytes::is_target;
+use crate::bytes::{is_host_byte, is_target};
 use crate::refusal::Refusal;
 use crate::table::Span;
 
@@ -87,19 +87,17 @@ fn split_path(target: &[u8], from: usize, parts: Parts) -> Parts {
 
 /// Splits `host[:port]`; `None` if it is not one. The host keeps its brackets if it is an IPv6 literal.
 ///
-/// Stricter than RFC 3986: no user info, no percent escapes and no sub-delimiters, since no name that resolves has them.
+/// Stricter than RFC 3986: no user info, no percent escapes, no sub-delimiters.
 pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
     let host_len = if authority.first() == Some(&b'[') {
         let close = memchr::memchr(b']', authority)?;
         std::str::from_utf8(&authority[1..close]).ok()?.parse::<Ipv6Addr>().ok()?;
         close + 1
     } else {
-        let len = authority.iter().position(|&b| b == b':').unwrap_or(authority.len());
-        let named = |&b: &u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~');
-        if len == 0 || !authority[..len].iter().all(named) {
-            return None;
+        match authority.iter().position(|&b| !is_host_byte(b)).unwrap_or(authority.len()) {
+            0 => return None,
+            len => len,
         }
-        len
     };
     let (host, rest) = authority.split_at(host_len);
     match rest {
