@@ -1,0 +1,137 @@
+//! Phase *accept*: a worker's listeners and the connections that come in on them; the worker's life from its first accept to its last close.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use canal_kit::sys::{self, ListenOptions, SysError};
+use canal_kit::worker::Worker as Thread;
+use futures::FutureExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+use crate::config::{EngineConfig, Plain};
+use crate::greet;
+use crate::worker::{Shared, Worker};
+
+/// How often kept connections to endpoints are looked at.
+const SWEEP: Duration = Duration::from_secs(1);
+/// After an accept failed for want of files or memory: better a late accept than a spinning one.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// What connections get to notice that they must end now.
+const LAST_TURN: Duration = Duration::from_millis(50);
+
+/// What a listener is for.
+#[derive(Debug, Clone)]
+enum Door {
+    Hbone,
+    Plain(Plain),
+}
+
+/// Opens one worker's listeners: each worker has its own on the same addresses, the kernel spreads connections over them.
+fn open(config: &EngineConfig) -> Result<Vec<(TcpListener, Door)>, SysError> {
+    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let hbone = config.hbone.iter().map(|address| (*address, Door::Hbone));
+    let plain = config.plain.iter().map(|plain| (plain.address, Door::Plain(plain.clone())));
+    hbone.chain(plain).map(|(address, door)| Ok((sys::listen(None, address, &options)?, door))).collect()
+}
+
+/// Checks that all listeners can be opened, before any worker runs; tells where they are (port 0 is resolved for all workers alike).
+pub(crate) fn bind(config: &mut EngineConfig) -> Result<Vec<TcpListener>, SysError> {
+    let mut held = Vec::new();
+    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let addresses = config.hbone.iter_mut().chain(config.plain.iter_mut().map(|plain| &mut plain.address));
+    for address in addresses {
+        let listener = sys::listen(None, *address, &options)?;
+        if let Ok(bound) = listener.local_addr() {
+            *address = bound;
+        }
+        held.push(listener);
+    }
+    Ok(held)
+}
+
+/// A worker's whole life. Ends when it is drained: all connections closed, or forced.
+pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::mpsc::Sender<()>) {
+    let worker = Worker::new(shared, thread.count, thread.drain);
+    let doors = match open(&worker.shared.config) {
+        Ok(doors) => doors,
+        Err(error) => {
+            tracing::error!(%error, worker = thread.index, "a worker cannot listen");
+            return;
+        }
+    };
+    // Received by the engine; if it is gone, so is the need.
+    let _ = opened.send(());
+    drop(opened);
+    let clock = worker.clock.clone();
+    tokio::task::spawn_local(async move { clock.run().await });
+    tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
+    let accepting: Vec<_> = doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
+    worker.drain.draining().await;
+    worker.begin_drain();
+    for task in accepting {
+        // A panic in there was counted and logged; what it accepted lives on.
+        let _ = task.await;
+    }
+    tokio::select! {
+        () = worker.until_closed() => {}
+        () = worker.drain.forced() => {
+            tracing::warn!(worker = thread.index, connections = worker.open(), "drain ends by force");
+            tokio::time::sleep(LAST_TURN).await;
+        }
+    }
+    if let Some(log) = &worker.log {
+        log.flush();
+    }
+}
+
+async fn sweep(worker: std::rc::Weak<Worker>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        let Some(worker) = worker.upgrade() else { return };
+        worker.upstreams.sweep(&worker.snapshot(), Instant::now(), worker.shared.config.times.upstream_idle);
+    }
+}
+
+async fn accept(worker: Rc<Worker>, listener: TcpListener, door: Door) {
+    let mut draining = std::pin::pin!(worker.drain.draining());
+    loop {
+        tokio::select! {
+            biased;
+            accepted = listener.accept() => match accepted {
+                Ok((stream, client)) => welcome(&worker, stream, client, &door),
+                Err(error) => {
+                    worker.counts.refused_connection("accept_failed");
+                    tracing::warn!(%error, "accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            () = &mut draining => break,
+        }
+    }
+    // Closing a listener resets what waits in its queue: serve that first.
+    while let Some(Ok((stream, client))) = listener.accept().now_or_never() {
+        welcome(&worker, stream, client, &door);
+    }
+}
+
+fn welcome(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &Door) {
+    let Some(permit) = worker.shared.connections.take() else {
+        return worker.counts.refused_connection("connections");
+    };
+    let Some(local) = greet::local_of(&stream) else {
+        return worker.counts.refused_connection("gone");
+    };
+    worker.counts.accepted.inc();
+    let (open, counted) = (worker.opened(), worker.counts.connections.hold());
+    let (worker, door) = (worker.clone(), door.clone());
+    tokio::task::spawn_local(async move {
+        match &door {
+            Door::Hbone => Box::pin(greet::hbone(&worker, stream, local)).await,
+            Door::Plain(plain) => greet::plain(&worker, stream, client, plain).await,
+        }
+        drop((permit, open, counted));
+    });
+}

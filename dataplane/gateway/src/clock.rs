@@ -1,0 +1,214 @@
+//! Coarse deadlines: a worker's one sweep looks at all of them every [`TICK`], so that arming one costs two stores and no timer wheel.
+//! What a deadline means is its owner's business; who is late is told by name.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use slab::Slab;
+use tokio::time::Instant;
+
+/// How often deadlines are looked at; they fire up to so much late.
+pub(crate) const TICK: Duration = Duration::from_millis(100);
+
+/// What ran out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Late {
+    /// The request's head did not arrive.
+    Head,
+    /// No next request on a kept connection.
+    Idle,
+    /// The client sent or took no byte of a body.
+    Client,
+    /// The upstream sent or took no byte.
+    Upstream,
+    /// The last answer was not taken.
+    Linger,
+    /// The worker drains and this connection is idle.
+    Drain,
+}
+
+impl Late {
+    pub(crate) const ALL: [Late; 6] = [Late::Head, Late::Idle, Late::Client, Late::Upstream, Late::Linger, Late::Drain];
+
+    /// The counter label.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Late::Head => "request_head",
+            Late::Idle => "idle",
+            Late::Client => "client_stalled",
+            Late::Upstream => "upstream_stalled",
+            Late::Linger => "linger",
+            Late::Drain => "drain",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slot {
+    due: Cell<Option<Instant>>,
+    what: Cell<Late>,
+    fired: Cell<Option<Late>>,
+    waker: RefCell<Option<Waker>>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    slots: RefCell<Slab<Rc<Slot>>>,
+    now: Cell<Instant>,
+    /// Since when the worker drains, and how long an idle connection may stay then.
+    draining: Cell<Option<Instant>>,
+}
+
+/// The worker's clock. Clones share it.
+#[derive(Debug, Clone)]
+pub(crate) struct Clock {
+    inner: Rc<Inner>,
+}
+
+impl Clock {
+    pub(crate) fn new() -> Self {
+        let inner = Inner { slots: RefCell::default(), now: Cell::new(Instant::now()), draining: Cell::new(None) };
+        Self { inner: Rc::new(inner) }
+    }
+
+    /// The time of the last sweep.
+    #[inline]
+    pub(crate) fn now(&self) -> Instant {
+        self.inner.now.get()
+    }
+
+    /// From now on idle connections have until `until`.
+    pub(crate) fn drain(&self, until: Instant) {
+        self.inner.draining.set(Some(until));
+    }
+
+    /// A deadline of one owner, not armed.
+    pub(crate) fn timer(&self) -> Timer {
+        let slot =
+            Rc::new(Slot { due: Cell::new(None), what: Cell::new(Late::Idle), fired: Cell::new(None), waker: RefCell::new(None) });
+        let key = self.inner.slots.borrow_mut().insert(slot.clone());
+        Timer { clock: self.clone(), slot, key }
+    }
+
+    /// Fires what is due at `now`.
+    pub(crate) fn sweep(&self, now: Instant) {
+        self.inner.now.set(now);
+        let drained = self.inner.draining.get().is_some_and(|until| until <= now);
+        // Wakers only mark tasks as runnable; none of them runs, and so none touches the slab, in here.
+        for (_, slot) in self.inner.slots.borrow().iter() {
+            let Some(due) = slot.due.get() else { continue };
+            let idle = slot.what.get() == Late::Idle;
+            if due > now && !(idle && drained) {
+                continue;
+            }
+            slot.due.set(None);
+            slot.fired.set(Some(if due > now { Late::Drain } else { slot.what.get() }));
+            if let Some(waker) = slot.waker.borrow_mut().take() {
+                waker.wake();
+            }
+        }
+    }
+
+    /// Sweeps for ever.
+    pub(crate) async fn run(&self) {
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            self.sweep(ticks.tick().await);
+        }
+    }
+}
+
+/// One deadline; gone when dropped.
+#[derive(Debug)]
+pub(crate) struct Timer {
+    clock: Clock,
+    slot: Rc<Slot>,
+    key: usize,
+}
+
+impl Timer {
+    /// Due `after` from now, for `what`; replaces what was armed.
+    #[inline]
+    pub(crate) fn arm(&self, what: Late, after: Duration) {
+        self.slot.what.set(what);
+        self.slot.fired.set(None);
+        self.slot.due.set(Some(self.clock.now() + after));
+    }
+
+    /// Never due.
+    #[inline]
+    pub(crate) fn disarm(&self) {
+        self.slot.due.set(None);
+        self.slot.fired.set(None);
+    }
+
+    /// Armed, or fired and not seen yet.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.slot.due.get().is_some() || self.slot.fired.get().is_some()
+    }
+
+    /// Ready once the deadline has passed.
+    #[inline]
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<Late> {
+        if let Some(late) = self.slot.fired.get() {
+            return Poll::Ready(late);
+        }
+        let mut waker = self.slot.waker.borrow_mut();
+        match &mut *waker {
+            Some(known) if known.will_wake(cx.waker()) => {}
+            other => *other = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// `work`'s end, unless the deadline comes first.
+    pub(crate) async fn within<T>(&self, work: impl Future<Output = T>) -> Result<T, Late> {
+        let mut work = pin!(work);
+        std::future::poll_fn(|cx| match work.as_mut().poll(cx) {
+            Poll::Ready(done) => Poll::Ready(Ok(done)),
+            Poll::Pending => self.poll(cx).map(Err),
+        })
+        .await
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        self.clock.inner.slots.borrow_mut().remove(self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn deadlines_fire_by_name_once_due_and_idle_ones_early_when_draining() {
+        let clock = Clock::new();
+        let start = clock.now();
+        let s = Duration::from_secs;
+        let (idle, head, none) = (clock.timer(), clock.timer(), clock.timer());
+        let cx = Context::from_waker(Waker::noop());
+        idle.arm(Late::Idle, s(60));
+        head.arm(Late::Head, s(10));
+        clock.sweep(start + s(9));
+        assert!(idle.poll(&cx).is_pending() && head.poll(&cx).is_pending() && none.poll(&cx).is_pending());
+        clock.sweep(start + s(10));
+        assert_eq!(head.poll(&cx), Poll::Ready(Late::Head));
+        assert!(idle.poll(&cx).is_pending());
+        clock.drain(start + s(12));
+        clock.sweep(start + s(11));
+        assert!(idle.poll(&cx).is_pending());
+        clock.sweep(start + s(12));
+        assert_eq!(idle.poll(&cx), Poll::Ready(Late::Drain));
+        head.arm(Late::Head, s(1));
+        assert!(head.poll(&cx).is_pending());
+        drop((idle, head, none));
+        assert!(clock.inner.slots.borrow().is_empty());
+    }
+}

@@ -1,0 +1,171 @@
+//! How an engine is set up: addresses, limits, times. Values and their spelling only.
+
+use std::net::SocketAddr;
+use std::str::FromStr;
+use std::time::Duration;
+
+use canal_model::ids::{AzName, ServiceKey};
+
+/// A listener without TLS that is one service's: for benches, proxyless clients and tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plain {
+    pub address: SocketAddr,
+    pub service: ServiceKey,
+    pub port: u16,
+}
+
+/// A `--plain` value has not the form `ADDR:PORT=TENANT/NAMESPACE/SERVICE:PORT`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("plain listener {given:?}: {why}; write ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT, e.g. 127.0.0.1:8080=alpha/default/web:80")]
+pub struct BadPlain {
+    given: String,
+    why: String,
+}
+
+impl FromStr for Plain {
+    type Err = BadPlain;
+    fn from_str(s: &str) -> Result<Self, BadPlain> {
+        let bad = |why: String| BadPlain { given: s.into(), why };
+        let (address, target) = s.split_once('=').ok_or_else(|| bad("there is no '='".into()))?;
+        let (service, port) = target.rsplit_once(':').ok_or_else(|| bad("the service has no port".into()))?;
+        Ok(Self {
+            address: address.parse().map_err(|e| bad(format!("{address}: {e}")))?,
+            service: service.parse().map_err(|e| bad(format!("{e}")))?,
+            port: port.parse().ok().filter(|p| *p > 0).ok_or_else(|| bad(format!("port {port:?} is not 1 to 65535")))?,
+        })
+    }
+}
+
+/// An engine's settings. `Default` listens nowhere.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// This replica's name; `Gateway` resources of that name say which addresses are whose.
+    pub replica: String,
+    /// Endpoints of the same AZ are preferred if set.
+    pub az: Option<AzName>,
+    /// 0: one per core.
+    pub workers: usize,
+    /// Pin workers to cores.
+    pub pin: bool,
+    /// Where HBONE is accepted; usually `[::]:15008`.
+    pub hbone: Vec<SocketAddr>,
+    pub plain: Vec<Plain>,
+    pub limits: Limits,
+    pub times: Times,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            replica: String::new(),
+            az: None,
+            workers: 0,
+            pin: true,
+            hbone: Vec::new(),
+            plain: Vec::new(),
+            limits: Limits::default(),
+            times: Times::default(),
+        }
+    }
+}
+
+/// Limits, each with a name in `canal_limit_*` or in a counter. Process-wide ones are split evenly over the workers.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Accepted TCP connections of the process. Above: closed at once.
+    pub connections: u64,
+    /// Accepted connections and tunnels of one tenant. Above: 503 to CONNECT, closed on plain listeners.
+    pub tenant_connections: u64,
+    /// Requests in flight in the process. Above: 503.
+    pub requests: u64,
+    /// Requests in flight of one tenant. Above: 429.
+    pub tenant_requests: u64,
+    /// HTTP/2 streams on one connection from a client.
+    pub streams: u32,
+    /// Bytes of a head, both versions. Above: 431.
+    pub head_bytes: u32,
+    /// Kept HTTP/1.1 connections per endpoint and worker; more are closed.
+    pub idle_per_endpoint: usize,
+    /// HTTP/2 connections per endpoint and worker.
+    pub http2_per_endpoint: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: 100_000,
+            tenant_connections: 50_000,
+            requests: 50_000,
+            tenant_requests: 20_000,
+            streams: 250,
+            head_bytes: canal_h1::HEAD_BYTES_CAP as u32,
+            idle_per_endpoint: 256,
+            http2_per_endpoint: 4,
+        }
+    }
+}
+
+/// How long things may take. Each has a name in `canal_gateway_timeouts_total`.
+#[derive(Debug, Clone)]
+pub struct Times {
+    /// A request's head, from its first byte (or from the accept) to its last.
+    pub head: Duration,
+    /// No request on a kept connection.
+    pub idle: Duration,
+    /// No byte from or to the client within a message.
+    pub client: Duration,
+    /// No byte from or to the upstream within an exchange; the wait for the answer too.
+    pub upstream: Duration,
+    /// No byte either way on a TCP relay or an upgraded connection.
+    pub relay: Duration,
+    /// How long a port of unknown protocol waits for the client's first byte before it counts as server-first.
+    pub sniff: Duration,
+    /// A kept connection to an endpoint is closed after.
+    pub upstream_idle: Duration,
+    /// When draining, a connection without a request is closed after.
+    pub drain_idle: Duration,
+    /// The last answer may take so long to be read by a client that is being refused.
+    pub linger: Duration,
+    /// An endpoint that could not be connected is left out for so long; doubled at each further failure up to 16 times that.
+    pub ejection: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        let s = Duration::from_secs;
+        Self {
+            head: s(10),
+            idle: s(60),
+            client: s(60),
+            upstream: s(300),
+            relay: s(3600),
+            sniff: Duration::from_millis(100),
+            upstream_idle: s(60),
+            drain_idle: s(2),
+            linger: s(2),
+            ejection: s(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plain_listeners_are_read_or_refused_with_the_reason() {
+        let plain: Plain = "127.0.0.1:8080=alpha/default/web:80".parse().unwrap();
+        assert_eq!((plain.address.port(), plain.service.to_string().as_str(), plain.port), (8080, "alpha/default/web", 80));
+        assert!("[::1]:8080=alpha/default/web:80".parse::<Plain>().is_ok());
+        for (bad, why) in [
+            ("127.0.0.1:8080", "no '='"),
+            ("8080=alpha/default/web:80", "8080: "),
+            ("127.0.0.1:8080=alpha/web:80", "tenant/namespace/name"),
+            ("127.0.0.1:8080=alpha/default/web", "no port"),
+            ("127.0.0.1:8080=alpha/default/web:0", "not 1 to 65535"),
+        ] {
+            let error = bad.parse::<Plain>().unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("write ADDRESS"), "{bad}: {error}");
+        }
+    }
+}

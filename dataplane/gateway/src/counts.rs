@@ -1,0 +1,120 @@
+//! The worker's named counters of things that happen beside requests: refusals, timeouts, retries, connects, ejections. Metrics of requests
+//! themselves are in `finish`.
+
+use canal_kit::metrics::{Counter, Counters, Family, Gauge, Registry, Shard};
+
+use crate::clock::Late;
+use crate::fault::Fault;
+
+/// See the module; one per worker.
+#[derive(Debug)]
+pub(crate) struct Counts {
+    shard: Shard,
+    refused_requests: Counters,
+    refused_connections: Counters,
+    refused_connects: Counters,
+    retries: Counters,
+    timeouts: Vec<Counter>,
+    http2_errors: Counters,
+    pub(crate) connections: Gauge,
+    pub(crate) accepted: Counter,
+    pub(crate) connects_ok: Counter,
+    pub(crate) connects_failed: Counter,
+    pub(crate) reused: Counter,
+    pub(crate) not_kept: Counter,
+    pub(crate) ejections: Counter,
+    pub(crate) sniffed_server_first: Counter,
+}
+
+impl Counts {
+    pub(crate) fn new(registry: &Registry, shard: &Shard) -> Self {
+        let family = |name, help, labels| registry.counters(Family::new(name, help, labels));
+        let plain = |name, help| shard.counter(&family(name, help, &[]), &[]);
+        let timeouts = family("canal_gateway_timeouts_total", "Connections and exchanges ended because a time ran out.", &["what"]);
+        let connects = family("canal_gateway_upstream_connects_total", "Connections opened to endpoints.", &["result"]);
+        let gauge = registry.gauges(Family::new("canal_gateway_connections", "Open connections from clients, tunnels included.", &[]));
+        Self {
+            refused_requests: family(
+                "canal_gateway_refused_requests_total",
+                "Requests the gateway ended itself with an error, by reason and by whose fault it is.",
+                &["reason", "side"],
+            ),
+            refused_connections: family(
+                "canal_gateway_refused_connections_total",
+                "Connections closed before a request was read, by reason.",
+                &["reason"],
+            ),
+            refused_connects: family("canal_gateway_refused_connects_total", "HBONE CONNECTs that were refused, by reason.", &["reason"]),
+            retries: family("canal_gateway_retries_total", "Requests sent again to another endpoint or connection, by reason.", &["reason"]),
+            timeouts: Late::ALL.iter().map(|late| shard.counter(&timeouts, &[late.name()])).collect(),
+            http2_errors: family(
+                "canal_gateway_http2_errors_total",
+                "HTTP/2 connections that ended with an error, by side and reason.",
+                &["side", "reason"],
+            ),
+            connections: shard.gauge(&gauge, &[]),
+            accepted: plain("canal_gateway_accepted_connections_total", "Connections accepted, tunnels included."),
+            connects_ok: shard.counter(&connects, &["ok"]),
+            connects_failed: shard.counter(&connects, &["failed"]),
+            reused: plain("canal_gateway_upstream_reused_total", "Requests sent on a connection that was kept or shared."),
+            not_kept: plain("canal_gateway_upstream_not_kept_total", "Connections to endpoints closed because enough are kept."),
+            ejections: plain("canal_gateway_endpoint_ejections_total", "Times an endpoint was left out because it could not be connected."),
+            sniffed_server_first: plain(
+                "canal_gateway_sniffed_server_first_total",
+                "Connections of undeclared protocol relayed as TCP because the client sent nothing in time.",
+            ),
+            shard: shard.clone(),
+        }
+    }
+
+    pub(crate) fn refused_request(&self, fault: &Fault) {
+        self.shard.counter(&self.refused_requests, &[fault.name(), fault.side().name()]).inc();
+    }
+    pub(crate) fn refused_connection(&self, reason: &str) {
+        self.shard.counter(&self.refused_connections, &[reason]).inc();
+    }
+    pub(crate) fn refused_connect(&self, reason: &str) {
+        self.shard.counter(&self.refused_connects, &[reason]).inc();
+    }
+    pub(crate) fn retried(&self, reason: &str) {
+        self.shard.counter(&self.retries, &[reason]).inc();
+    }
+    pub(crate) fn late(&self, late: Late) {
+        self.timeouts[late as usize].inc();
+    }
+
+    /// Counts a connection error by its HTTP/2 code; `io` where there is none.
+    pub(crate) fn http2_error(&self, side: &str, e: &h2::Error) {
+        let reason = match e.reason() {
+            Some(h2::Reason::NO_ERROR) => return,
+            Some(h2::Reason::PROTOCOL_ERROR) => "protocol_error",
+            Some(h2::Reason::FLOW_CONTROL_ERROR) => "flow_control_error",
+            Some(h2::Reason::SETTINGS_TIMEOUT) => "settings_timeout",
+            Some(h2::Reason::FRAME_SIZE_ERROR) => "frame_size_error",
+            Some(h2::Reason::COMPRESSION_ERROR) => "compression_error",
+            Some(h2::Reason::ENHANCE_YOUR_CALM) => "enhance_your_calm",
+            Some(_) => "other",
+            None => "io",
+        };
+        self.shard.counter(&self.http2_errors, &[side, reason]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_timeout_has_its_own_counter() {
+        let registry = Registry::new();
+        let counts = Counts::new(&registry, &registry.shard());
+        for late in Late::ALL {
+            counts.late(late);
+        }
+        let text = registry.render();
+        for late in Late::ALL {
+            let line = format!("canal_gateway_timeouts_total{{what=\"{}\"}} 1", late.name());
+            assert!(text.contains(&line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The engine as its process sees it: started with a configuration, fed with changes, asked how it stands, drained.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use canal_kit::drain::Drain;
+use canal_kit::limits::Limit;
+use canal_kit::log::AccessLog;
+use canal_kit::metrics::{Family, Registry, SharedGauge};
+use canal_kit::sys::SysError;
+use canal_kit::worker::{WorkerConfig, Workers};
+use canal_model::ids::Generation;
+use canal_model::program::{Kind, Resource};
+
+use crate::accept;
+use crate::config::EngineConfig;
+use crate::finish::Families;
+use crate::snapshot::build::{Builder, Keyring};
+use crate::snapshot::{Publisher, Snapshot};
+use crate::tap::Hub;
+use crate::worker::Shared;
+
+/// Why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// An address cannot be listened on.
+    #[error("{0}")]
+    Listen(#[from] SysError),
+    /// A thread or its runtime could not be made.
+    #[error("starting workers: {0}")]
+    Workers(std::io::Error),
+}
+
+/// What an engine needs besides its configuration.
+pub struct Surroundings {
+    pub registry: Registry,
+    pub drain: Drain,
+    /// Gives certificates; `None` where HBONE is not spoken.
+    pub keyring: Option<Keyring>,
+    pub log: Option<AccessLog>,
+}
+
+/// A running engine.
+pub struct Engine {
+    shared: Arc<Shared>,
+    builder: Mutex<Builder>,
+    workers: Workers,
+    gauges: Gauges,
+}
+
+struct Gauges {
+    generation: SharedGauge,
+    services: SharedGauge,
+    workloads: SharedGauge,
+    faults: SharedGauge,
+}
+
+impl Gauges {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| registry.gauges(Family::new(name, help, &[])).shared(&[]);
+        Self {
+            generation: gauge("canal_gateway_generation", "The generation that new requests are served by."),
+            services: gauge("canal_gateway_services", "Services known."),
+            workloads: gauge("canal_gateway_workload_addresses", "Workload addresses known."),
+            faults: gauge("canal_gateway_route_faults", "Broken matches in routes; each fails closed."),
+        }
+    }
+}
+
+impl Engine {
+    /// Opens all listeners, then starts the workers. Must be called inside a tokio runtime. Until the first [`Engine::apply`] every
+    /// request is answered 503.
+    pub fn start(mut config: EngineConfig, around: Surroundings) -> Result<Self, EngineError> {
+        let held = accept::bind(&mut config)?;
+        let Surroundings { registry, drain, keyring, log } = around;
+        let shared = Arc::new(Shared {
+            publisher: Publisher::default(),
+            families: Families::new(&registry),
+            tap: Hub::new(&registry),
+            connections: Limit::new(&registry, "connections", config.limits.connections),
+            log,
+            registry: registry.clone(),
+            config,
+        });
+        let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
+        let (opened, all) = std::sync::mpsc::channel();
+        let given = shared.clone();
+        let workers = Workers::start(threads, drain, move |thread| accept::run(given.clone(), thread, opened.clone()))
+            .map_err(EngineError::Workers)?;
+        // The listeners that found the ports are closed once every worker has its own.
+        for _ in 0..workers.count() {
+            let _ = all.recv();
+        }
+        drop(held);
+        let builder = Mutex::new(Builder::new(&shared.config.replica, keyring));
+        Ok(Self { shared, builder, workers, gauges: Gauges::new(&registry) })
+    }
+
+    /// Takes a change; requests that begin after it returned are served by it.
+    pub fn apply(&self, upserts: &[Arc<Resource>], removals: &[(Kind, String)], generation: Generation) {
+        let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = builder.apply(upserts, removals, generation);
+        let counts = snapshot.tenants().map(|t| t.counts()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let set = |gauge: &SharedGauge, n: usize| gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        self.gauges.generation.set(i64::try_from(generation.0).unwrap_or(i64::MAX));
+        set(&self.gauges.services, counts.0);
+        set(&self.gauges.workloads, counts.1);
+        set(&self.gauges.faults, builder.sizes().1);
+        self.shared.publisher.publish(snapshot);
+    }
+
+    /// Takes a whole state: what it does not hold is gone.
+    pub fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
+        let gone = self.builder.lock().unwrap_or_else(PoisonError::into_inner).names_beside(state);
+        self.apply(state, &gone, generation);
+    }
+
+    /// For `/tap`.
+    pub fn tap(&self) -> Hub {
+        self.shared.tap.clone()
+    }
+
+    /// Where HBONE is accepted.
+    pub fn hbone_addresses(&self) -> Vec<SocketAddr> {
+        self.shared.config.hbone.clone()
+    }
+
+    /// Where plain listeners are, in the order configured.
+    pub fn plain_addresses(&self) -> Vec<SocketAddr> {
+        self.shared.config.plain.iter().map(|plain| plain.address).collect()
+    }
+
+    /// The workers: to wait for their end.
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// What it serves by, for `/config_dump`.
+    pub fn dump(&self) -> serde_json::Value {
+        dump(&self.shared.publisher.newest())
+    }
+}
+
+fn dump(snapshot: &Snapshot) -> serde_json::Value {
+    let services = |tenant: &crate::snapshot::TenantView| -> serde_json::Value {
+        let mut list: Vec<_> = tenant.services().collect();
+        list.sort_by(|a, b| a.names.key.cmp(&b.names.key));
+        let port = |p: &crate::snapshot::PortView| {
+            let set = snapshot.set(p.slot);
+            let endpoints = |set: &Arc<crate::snapshot::EndpointSet>| -> Vec<String> {
+                set.endpoints.iter().map(|e| format!("{} {}", e.workload.uid, e.address)).collect()
+            };
+            serde_json::json!({
+                "port": p.port,
+                "protocol": format!("{:?}", p.protocol),
+                "routed": p.routed,
+                "endpoints": set.map(endpoints).unwrap_or_default(),
+            })
+        };
+        let service = |s: &Arc<crate::snapshot::ServiceView>| {
+            serde_json::json!({
+                "service": s.names.key.to_string(),
+                "host": s.names.hostname,
+                "vips": s.vips,
+                "ports": s.ports.iter().map(port).collect::<Vec<_>>(),
+                "rules": s.routes.as_ref().map_or(0, |r| r.rule_count()),
+            })
+        };
+        list.into_iter().map(service).collect()
+    };
+    let mut tenants: Vec<_> = snapshot.tenants().collect();
+    tenants.sort_by(|a, b| a.name.cmp(&b.name));
+    let mut gateways: Vec<_> = snapshot.gateways().map(|(a, t)| format!("{a} {t}")).collect();
+    gateways.sort();
+    let tenant = |t: &Arc<crate::snapshot::TenantView>| {
+        serde_json::json!({
+            "tenant": t.name.as_str(),
+            "trust_domain": t.trust_domain.as_ref().map(|d| d.as_str()),
+            "services": services(t),
+        })
+    };
+    serde_json::json!({
+        "generation": snapshot.generation.0,
+        "gateway_addresses": gateways,
+        "tenants": tenants.into_iter().map(tenant).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,283 @@
+//! Every reason for which the gateway itself ends a request: status, response flag, name, and whether another endpoint may be tried.
+//! One exhaustive table; nothing here acts.
+
+use canal_h1::Refusal;
+
+/// Where the fault lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    Client,
+    Gateway,
+    Upstream,
+}
+
+impl Side {
+    /// The label `side` of `canal_gateway_refused_requests_total`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Side::Client => "client",
+            Side::Gateway => "gateway",
+            Side::Upstream => "upstream",
+        }
+    }
+}
+
+/// Whether the same request may be sent to another endpoint.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Retry {
+    No,
+    /// Not a byte of it was sent, or the peer said it was not processed.
+    Unsent,
+    /// A kept connection died before the first byte of the answer: safe for idempotent requests without a body.
+    Reused,
+}
+
+/// Why the gateway ended a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// The client's message breaks HTTP.
+    BadRequest(Refusal),
+    /// The client's HTTP/2 message is well formed but cannot be served safely.
+    BadHttp2(&'static str),
+    /// CONNECT and TRACE are not served.
+    Method,
+    /// The client did not send its request in time.
+    RequestTimeout,
+    /// The client went away.
+    ClientGone,
+    /// Routes exist and none matches.
+    NoRoute,
+    /// A route's own answer: its source was broken.
+    Route { status: u16, reason: String },
+    /// The service or its port is not known (any more).
+    NoService,
+    /// The service has no ready endpoint.
+    NoEndpoint,
+    /// The tenant has as many requests in flight as it may.
+    TenantBusy,
+    /// The worker has as many requests in flight as it may.
+    Overload,
+    /// No connection to the endpoint came up.
+    Connect { why: String },
+    /// The connection died before the answer's first byte.
+    UpstreamClosed { reused: bool },
+    /// The endpoint said that it did not process the request.
+    UpstreamRefused,
+    /// The upstream reset the stream.
+    UpstreamReset,
+    /// The upstream's message breaks HTTP.
+    UpstreamProtocol(&'static str),
+    /// The upstream did not answer or went silent.
+    UpstreamTimeout,
+    /// The gateway ends and the request had its time.
+    Draining,
+}
+
+impl Fault {
+    /// The status of the gateway's own answer.
+    pub(crate) fn status(&self) -> u16 {
+        match self {
+            Fault::BadRequest(refusal) => refusal.status(),
+            Fault::BadHttp2(_) => 400,
+            Fault::Method => 405,
+            Fault::RequestTimeout => 408,
+            // Never sent; nginx's number for logs.
+            Fault::ClientGone => 499,
+            Fault::NoRoute => 404,
+            Fault::Route { status, .. } => *status,
+            Fault::TenantBusy => 429,
+            Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => 503,
+            Fault::UpstreamClosed { .. } | Fault::UpstreamReset | Fault::UpstreamProtocol(_) => 502,
+            Fault::UpstreamTimeout => 504,
+        }
+    }
+
+    /// Envoy's response flag, as dashboards know it.
+    pub(crate) fn flag(&self) -> Flag {
+        match self {
+            Fault::BadRequest(_) | Fault::BadHttp2(_) | Fault::Method => Flag::DownstreamProtocol,
+            Fault::RequestTimeout => Flag::StreamIdle,
+            Fault::ClientGone => Flag::DownstreamGone,
+            Fault::NoRoute => Flag::NoRoute,
+            Fault::Route { .. } => Flag::RouteRefused,
+            Fault::NoService => Flag::NoCluster,
+            Fault::NoEndpoint => Flag::NoHealthy,
+            Fault::TenantBusy => Flag::RateLimited,
+            Fault::Overload | Fault::Draining => Flag::Overload,
+            Fault::Connect { .. } => Flag::ConnectFailure,
+            Fault::UpstreamClosed { .. } => Flag::UpstreamClosed,
+            Fault::UpstreamRefused | Fault::UpstreamReset => Flag::UpstreamReset,
+            Fault::UpstreamProtocol(_) => Flag::UpstreamProtocol,
+            Fault::UpstreamTimeout => Flag::UpstreamTimeout,
+        }
+    }
+
+    /// The label `reason` of `canal_gateway_refused_requests_total`.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Fault::BadRequest(refusal) => refusal.name(),
+            Fault::BadHttp2(name) => name,
+            Fault::Method => "method_not_served",
+            Fault::RequestTimeout => "request_timeout",
+            Fault::ClientGone => "client_gone",
+            Fault::NoRoute => "no_route",
+            Fault::Route { .. } => "route_refused",
+            Fault::NoService => "no_service",
+            Fault::NoEndpoint => "no_endpoint",
+            Fault::TenantBusy => "tenant_busy",
+            Fault::Overload => "overload",
+            Fault::Connect { .. } => "connect_failed",
+            Fault::UpstreamClosed { .. } => "upstream_closed",
+            Fault::UpstreamRefused => "upstream_refused",
+            Fault::UpstreamReset => "upstream_reset",
+            Fault::UpstreamProtocol(_) => "upstream_protocol",
+            Fault::UpstreamTimeout => "upstream_timeout",
+            Fault::Draining => "draining",
+        }
+    }
+
+    /// What the log says beside the flag.
+    pub(crate) fn detail(&self) -> &str {
+        match self {
+            Fault::BadRequest(refusal) => refusal.name(),
+            Fault::Route { reason, .. } => reason,
+            Fault::Connect { why } => why,
+            Fault::UpstreamProtocol(name) | Fault::BadHttp2(name) => name,
+            _ => self.name(),
+        }
+    }
+
+    /// The body of the answer: a sentence that tells a client nothing about the mesh's inside.
+    pub(crate) fn text(&self) -> &str {
+        match self {
+            Fault::BadRequest(refusal) => refusal.text(),
+            Fault::BadHttp2(_) => "the request is malformed",
+            Fault::Method => "this method is not served here",
+            Fault::RequestTimeout => "the request did not arrive in time",
+            Fault::ClientGone => "",
+            Fault::NoRoute => "no route matches this request",
+            Fault::Route { .. } => "the route for this request is not usable",
+            Fault::NoService => "no such service",
+            Fault::NoEndpoint => "no endpoint of this service is ready",
+            Fault::TenantBusy => "too many requests in flight",
+            Fault::Overload => "the gateway is overloaded",
+            Fault::Draining => "the gateway is shutting down",
+            Fault::Connect { .. } | Fault::UpstreamRefused => "the service could not be reached",
+            Fault::UpstreamClosed { .. } | Fault::UpstreamReset => "the service ended the connection without an answer",
+            Fault::UpstreamProtocol(_) => "the service's answer was malformed",
+            Fault::UpstreamTimeout => "the service did not answer in time",
+        }
+    }
+
+    /// Whose fault it is.
+    pub(crate) fn side(&self) -> Side {
+        match self {
+            Fault::BadRequest(_) | Fault::BadHttp2(_) | Fault::Method | Fault::RequestTimeout | Fault::ClientGone => Side::Client,
+            Fault::NoRoute
+            | Fault::Route { .. }
+            | Fault::NoService
+            | Fault::NoEndpoint
+            | Fault::TenantBusy
+            | Fault::Overload
+            | Fault::Draining => Side::Gateway,
+            Fault::Connect { .. }
+            | Fault::UpstreamClosed { .. }
+            | Fault::UpstreamRefused
+            | Fault::UpstreamReset
+            | Fault::UpstreamProtocol(_)
+            | Fault::UpstreamTimeout => Side::Upstream,
+        }
+    }
+
+    /// See [`Retry`].
+    pub(crate) fn retry(&self) -> Retry {
+        match self {
+            Fault::Connect { .. } | Fault::UpstreamRefused => Retry::Unsent,
+            Fault::UpstreamClosed { reused: true } => Retry::Reused,
+            _ => Retry::No,
+        }
+    }
+
+    /// The gRPC status for clients that speak it (grpc/doc/http-grpc-status-mapping.md).
+    pub(crate) fn grpc_status(&self) -> u8 {
+        match self.status() {
+            400 | 431 => 13,
+            401 => 16,
+            403 => 7,
+            404 | 405 => 12,
+            408 | 504 => 4,
+            429 | 502 | 503 => 14,
+            _ => 2,
+        }
+    }
+}
+
+/// Envoy's response flags, the ones that occur here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u8)]
+pub(crate) enum Flag {
+    /// `-`
+    #[default]
+    None,
+    DownstreamProtocol,
+    DownstreamGone,
+    StreamIdle,
+    NoRoute,
+    RouteRefused,
+    NoCluster,
+    NoHealthy,
+    RateLimited,
+    Overload,
+    ConnectFailure,
+    UpstreamClosed,
+    UpstreamReset,
+    UpstreamProtocol,
+    UpstreamTimeout,
+}
+
+impl Flag {
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Flag::None => "-",
+            Flag::DownstreamProtocol => "DPE",
+            Flag::DownstreamGone => "DC",
+            Flag::StreamIdle => "SI",
+            Flag::NoRoute => "NR",
+            // Envoy has no letter for a route that answers by itself with an error; DI is its "delay injected" neighbour, so a name of ours.
+            Flag::RouteRefused => "RR",
+            Flag::NoCluster => "NC",
+            Flag::NoHealthy => "UH",
+            Flag::RateLimited => "RL",
+            Flag::Overload => "OM",
+            Flag::ConnectFailure => "UF",
+            Flag::UpstreamClosed => "UC",
+            Flag::UpstreamReset => "UR",
+            Flag::UpstreamProtocol => "UPE",
+            Flag::UpstreamTimeout => "UT",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_surely_not_processed_is_tried_again() {
+        let cases = [
+            (Fault::Connect { why: String::new() }, Retry::Unsent, 503, "UF", Side::Upstream),
+            (Fault::UpstreamRefused, Retry::Unsent, 503, "UR", Side::Upstream),
+            (Fault::UpstreamClosed { reused: true }, Retry::Reused, 502, "UC", Side::Upstream),
+            (Fault::UpstreamClosed { reused: false }, Retry::No, 502, "UC", Side::Upstream),
+            (Fault::UpstreamTimeout, Retry::No, 504, "UT", Side::Upstream),
+            (Fault::UpstreamReset, Retry::No, 502, "UR", Side::Upstream),
+            (Fault::NoRoute, Retry::No, 404, "NR", Side::Gateway),
+            (Fault::TenantBusy, Retry::No, 429, "RL", Side::Gateway),
+            (Fault::BadRequest(Refusal::HeadTooLarge), Retry::No, 431, "DPE", Side::Client),
+            (Fault::ClientGone, Retry::No, 499, "DC", Side::Client),
+        ];
+        for (fault, retry, status, flag, side) in cases {
+            assert_eq!((fault.retry(), fault.status(), fault.flag().text(), fault.side()), (retry, status, flag, side), "{fault:?}");
+        }
+    }
+}

@@ -1,0 +1,372 @@
+//! One exchange: the request's body goes up while the answer comes down, in one task, for every pairing of versions. Heads were sent before;
+//! the answer's head is translated in [`answer_head`]. Ends with an [`Outcome`]; answering for faults is the caller's business.
+
+mod answer_head;
+
+pub(super) use answer_head::http2_fault;
+
+use std::rc::Rc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use canal_h1::{BodyReader, Framing, Refusal, ResponseHead};
+use h2::client::ResponseFuture;
+use h2::server::SendResponse;
+use h2::{Reason, RecvStream, SendStream};
+
+use crate::body::{Broken, Cause, Pump, Sink, Source, Wire};
+use crate::buffer::BLOCK;
+use crate::clock::{Late, Timer};
+use crate::fault::Fault;
+use crate::finish::Record;
+use crate::forward::Ask;
+use crate::read::http1::Client;
+use crate::upstream::{Lease, Place};
+use crate::worker::Worker;
+
+/// The client's side of an exchange.
+pub(crate) enum Front<'a> {
+    Http1(&'a mut Client),
+    Http2(&'a mut Stream),
+}
+
+/// A client's HTTP/2 stream.
+pub(crate) struct Stream {
+    pub(crate) body: RecvStream,
+    pub(crate) respond: SendResponse<Bytes>,
+    /// Once the answer's head was sent and a body follows.
+    pub(crate) answer: Option<SendStream<Bytes>>,
+    pub(crate) timer: Timer,
+}
+
+/// The endpoint's side of an exchange.
+pub(crate) enum Back {
+    Http1(Box<Back1>),
+    Http2(Box<Back2>),
+}
+
+pub(crate) struct Back1 {
+    pub(crate) wire: Wire,
+    head: ResponseHead,
+    reused: bool,
+    /// The endpoint keeps the connection after this answer.
+    keeps: bool,
+    /// It has sent something.
+    heard: bool,
+}
+
+pub(crate) struct Back2 {
+    place: Place,
+    response: ResponseFuture,
+    send: SendStream<Bytes>,
+    body: Option<RecvStream>,
+}
+
+impl Back {
+    pub(crate) fn http1(lease: Lease) -> Self {
+        let Lease { wire, reused } = lease;
+        Self::Http1(Box::new(Back1 { wire, head: ResponseHead::new(), reused, keeps: false, heard: false }))
+    }
+    pub(crate) fn http2(place: Place, response: ResponseFuture, send: SendStream<Bytes>) -> Self {
+        Self::Http2(Box::new(Back2 { place, response, send, body: None }))
+    }
+}
+
+/// How an exchange ended.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// Answered wholly. `request_done`: the request was read to its end as well.
+    Done { request_done: bool },
+    /// 101 was passed on.
+    Upgraded,
+    /// `answered`: the client has seen the answer's head.
+    Failed { fault: Fault, answered: bool },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// The answer's head is awaited.
+    Head,
+    /// Its body is passed on.
+    Body,
+}
+
+/// See the module.
+pub(crate) struct Exchange<'a> {
+    worker: &'a Rc<Worker>,
+    ask: &'a Ask,
+    record: &'a mut Record,
+    front: Front<'a>,
+    pub(crate) back: Back,
+    up: Pump,
+    up_reader: BodyReader,
+    /// The endpoint takes no more of the request; its answer may be there already.
+    up_cut: bool,
+    down: Pump,
+    down_reader: BodyReader,
+    down_framing: (Framing, Framing),
+    upgrade: bool,
+    stage: Stage,
+    /// What an HTTP/1.1 client was told: its connection stays.
+    pub(crate) kept: bool,
+}
+
+impl<'a> Exchange<'a> {
+    /// The request's head lies in the endpoint's outbox or was sent. `sent`: there is no body to pass on.
+    pub(crate) fn new(worker: &'a Rc<Worker>, ask: &'a Ask, record: &'a mut Record, front: Front<'a>, back: Back, sent: bool) -> Self {
+        Self {
+            worker,
+            ask,
+            record,
+            front,
+            back,
+            up: Pump::new(sent),
+            up_reader: BodyReader::new(ask.framing),
+            up_cut: false,
+            down: Pump::new(false),
+            down_reader: BodyReader::new(Framing::None),
+            down_framing: (Framing::None, Framing::None),
+            upgrade: false,
+            stage: Stage::Head,
+            kept: false,
+        }
+    }
+
+    /// Runs to the end.
+    pub(crate) async fn run(&mut self) -> Outcome {
+        let outcome = std::future::poll_fn(|cx| self.poll(cx)).await;
+        self.timer().disarm();
+        self.record.bytes_in += self.up.payload_bytes;
+        self.record.bytes_out += self.down.payload_bytes;
+        if let Some(status) = self.down.grpc_status {
+            self.record.grpc_status = Some(status);
+        }
+        outcome
+    }
+
+    fn timer(&self) -> &Timer {
+        match &self.front {
+            Front::Http1(client) => &client.timer,
+            Front::Http2(stream) => &stream.timer,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
+        if let Poll::Ready(late) = self.timer().poll(cx) {
+            self.worker.counts.late(late);
+            return self.fail(if late == Late::Client && self.stage == Stage::Head { Fault::RequestTimeout } else { late_fault(late) });
+        }
+        if let Poll::Ready(Err(fault)) = self.poll_up(cx) {
+            return self.fail(fault);
+        }
+        if self.stage == Stage::Head {
+            match self.poll_head(cx) {
+                Poll::Ready(Ok(())) => self.stage = Stage::Body,
+                Poll::Ready(Err(fault)) => return self.fail(fault),
+                Poll::Pending => {
+                    if let Poll::Ready(fault) = self.poll_gone(cx) {
+                        return self.fail(fault);
+                    }
+                    self.arm();
+                    return Poll::Pending;
+                }
+            }
+        }
+        match self.poll_down(cx) {
+            Poll::Ready(Ok(())) if self.upgrade => Poll::Ready(Outcome::Upgraded),
+            Poll::Ready(Ok(())) => Poll::Ready(Outcome::Done { request_done: self.up.done && !self.up_cut }),
+            Poll::Ready(Err(fault)) => self.fail(fault),
+            Poll::Pending => {
+                self.arm();
+                Poll::Pending
+            }
+        }
+    }
+
+    fn fail(&self, fault: Fault) -> Poll<Outcome> {
+        Poll::Ready(Outcome::Failed { fault, answered: self.stage == Stage::Body })
+    }
+
+    /// Being polled means that something moved: every wait gets its time anew.
+    fn arm(&self) {
+        let times = &self.worker.shared.config.times;
+        // A gRPC stream may be silent for long on either side, and is alive all the same.
+        let of = |time: Duration| if self.ask.grpc { times.relay } else { time };
+        let request_waits = !self.up.done && self.up.starved;
+        let (late, after) = match self.stage {
+            Stage::Head if request_waits => (Late::Client, of(times.client)),
+            Stage::Head => (Late::Upstream, of(times.upstream)),
+            // Between parts of an answer there may be hours: server-sent events, watches.
+            Stage::Body if self.down.starved => (Late::Upstream, times.relay),
+            Stage::Body => (Late::Client, of(times.client)),
+        };
+        self.timer().arm(late, after);
+    }
+
+    /// Passes on the request's body.
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        if self.up.done {
+            return Poll::Ready(Ok(()));
+        }
+        let framing = self.ask.framing;
+        let verbatim = matches!((&self.front, &self.back), (Front::Http1(_), Back::Http1(_)));
+        let mut source = match &mut self.front {
+            Front::Http1(client) => {
+                let Wire { io, inbox, .. } = &mut client.wire;
+                Source::Http1 { io, inbox, reader: &mut self.up_reader, verbatim }
+            }
+            Front::Http2(stream) => Source::Http2(&mut stream.body),
+        };
+        let mut sink = match &mut self.back {
+            Back::Http1(back) => {
+                let Wire { io, outbox, .. } = &mut back.wire;
+                Sink::Http1 { io, outbox, chunks: framing == Framing::Chunked && !verbatim }
+            }
+            Back::Http2(back) => Sink::Http2(&mut back.send),
+        };
+        let polled = self.up.poll(cx, &mut source, &mut sink, self.worker.h1_limits());
+        match polled {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Ready(Err(Broken::Source(cause))) => {
+                self.abort_back(&cause);
+                Poll::Ready(Err(client_fault(cause)))
+            }
+            Poll::Ready(Err(Broken::Sink(_))) => {
+                // The endpoint may have answered early and closed; its answer, or why there is none, comes from reading.
+                self.up.done = true;
+                self.up_cut = true;
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// The client is gone or sent nonsense: the endpoint must not take what it has for the whole.
+    fn abort_back(&mut self, cause: &Cause) {
+        match &mut self.back {
+            Back::Http1(back) => back.wire.io.abort(),
+            Back::Http2(back) => back.send.send_reset(match cause {
+                Cause::Reset(reason) => *reason,
+                _ => Reason::CANCEL,
+            }),
+        }
+    }
+
+    /// Whether the client has gone while it waits for the answer.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<Fault> {
+        match &mut self.front {
+            Front::Http1(client) => {
+                let Client { wire, ended, .. } = &mut **client;
+                // The next request may come early; one block of it is read. While the body is read, that tells.
+                while self.up.done && !*ended && wire.inbox.len() < BLOCK {
+                    match wire.io.poll_fill(cx, &mut wire.inbox) {
+                        Poll::Pending => break,
+                        // Half-closed: it may well wait for the answer.
+                        Poll::Ready(Ok(0)) => *ended = true,
+                        Poll::Ready(Ok(_)) => {}
+                        Poll::Ready(Err(_)) => return Poll::Ready(Fault::ClientGone),
+                    }
+                }
+                wire.io.poll_broken(cx).map(|_| Fault::ClientGone)
+            }
+            Front::Http2(stream) => stream.respond.poll_reset(cx).map(|reset| {
+                if let (Back::Http2(back), Ok(reason)) = (&mut self.back, reset) {
+                    back.send.send_reset(reason);
+                }
+                Fault::ClientGone
+            }),
+        }
+    }
+
+    /// Passes on the answer's body.
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        let (from, to) = self.down_framing;
+        let verbatim = from == to && matches!((&self.front, &self.back), (Front::Http1(_), Back::Http1(_)));
+        let mut source = match &mut self.back {
+            Back::Http1(back) => {
+                let Wire { io, inbox, .. } = &mut back.wire;
+                Source::Http1 { io, inbox, reader: &mut self.down_reader, verbatim }
+            }
+            Back::Http2(back) => match &mut back.body {
+                Some(body) => Source::Http2(body),
+                None => return Poll::Ready(Ok(())),
+            },
+        };
+        let mut sink = match &mut self.front {
+            Front::Http1(client) => {
+                let Wire { io, outbox, .. } = &mut client.wire;
+                Sink::Http1 { io, outbox, chunks: to == Framing::Chunked && !verbatim }
+            }
+            Front::Http2(stream) => match &mut stream.answer {
+                Some(answer) => Sink::Http2(answer),
+                // Head and END_STREAM are sent.
+                None => return Poll::Ready(Ok(())),
+            },
+        };
+        match self.down.poll(cx, &mut source, &mut sink, self.worker.h1_limits()) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Ready(Err(Broken::Sink(cause))) => {
+                self.abort_back(&cause);
+                Poll::Ready(Err(Fault::ClientGone))
+            }
+            Poll::Ready(Err(Broken::Source(cause))) => {
+                self.abort_front(&cause);
+                Poll::Ready(Err(upstream_fault(cause)))
+            }
+        }
+    }
+
+    /// The answer broke off: the client must not take what it has for the whole. HTTP/1.1 connections are cut by their owner.
+    fn abort_front(&mut self, cause: &Cause) {
+        if let Front::Http2(stream) = &mut self.front
+            && let Some(answer) = &mut stream.answer
+        {
+            answer.send_reset(match cause {
+                Cause::Reset(reason) => *reason,
+                _ => Reason::INTERNAL_ERROR,
+            });
+        }
+    }
+
+    /// The endpoint's connection, if it can carry another request.
+    pub(crate) fn into_reusable(self, outcome: &Outcome) -> Option<Wire> {
+        match (self.back, outcome) {
+            (Back::Http1(back), Outcome::Done { request_done: true }) if back.keeps => Some(back.wire),
+            _ => None,
+        }
+    }
+
+    /// The endpoint's connection after an upgrade.
+    pub(crate) fn into_upgraded(self) -> Option<Wire> {
+        match self.back {
+            Back::Http1(back) => Some(back.wire),
+            Back::Http2(_) => None,
+        }
+    }
+}
+
+fn late_fault(late: Late) -> Fault {
+    match late {
+        Late::Upstream => Fault::UpstreamTimeout,
+        Late::Drain => Fault::Draining,
+        Late::Head | Late::Idle | Late::Client | Late::Linger => Fault::ClientGone,
+    }
+}
+
+fn client_fault(cause: Cause) -> Fault {
+    match cause {
+        // The connection ended inside the body: nobody is left to read an answer.
+        Cause::Refused(Refusal::TruncatedBody) | Cause::Closed | Cause::Reset(_) => Fault::ClientGone,
+        Cause::Refused(refusal) => Fault::BadRequest(refusal),
+    }
+}
+
+fn upstream_fault(cause: Cause) -> Fault {
+    match cause {
+        Cause::Refused(Refusal::TruncatedBody) | Cause::Closed => Fault::UpstreamClosed { reused: false },
+        Cause::Refused(refusal) => Fault::UpstreamProtocol(refusal.name()),
+        Cause::Reset(_) => Fault::UpstreamReset,
+    }
+}

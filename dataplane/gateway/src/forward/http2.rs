@@ -1,0 +1,149 @@
+//! A request of an HTTP/2 client, from its head to the end of its answer: the phases in order.
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use canal_h1::Asked;
+use canal_router::Request as Asks;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::header::CONTENT_TYPE;
+use http::{Method, Request};
+
+use super::exchange::{Back, Exchange, Front, Outcome, Stream, http2_fault};
+use super::heads::{self, Additions, Checked};
+use super::{Ask, Attempts, Up, is_grpc, is_idempotent, plan};
+use crate::answer;
+use crate::fault::Fault;
+use crate::finish::{Record, Spoken, Texts};
+use crate::greet::Session;
+use crate::place::host_of;
+use crate::upstream;
+use crate::worker::Worker;
+
+impl Asks for Checked {
+    fn host(&self) -> &[u8] {
+        host_of(self.authority.as_bytes())
+    }
+    fn method(&self) -> &[u8] {
+        self.method.as_str().as_bytes()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.path().as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.path.query().map(str::as_bytes)
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.headers.get_all(name).iter().for_each(|value| visit(value.as_bytes()));
+    }
+}
+
+fn ask_of(checked: &Checked, ended: bool) -> Ask {
+    Ask {
+        asked: if checked.method == Method::HEAD { Asked::Head } else { Asked::Ordinary },
+        framing: heads::framing_of_2(&checked.headers, ended),
+        spoken: Spoken::Http2,
+        keep_alive: true,
+        idempotent: is_idempotent(checked.method.as_str().as_bytes()),
+        grpc: checked.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes())),
+    }
+}
+
+/// Serves one stream.
+pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+    let mut record = Record::begin(worker, session, Spoken::Http2);
+    let (parts, body) = request.into_parts();
+    let grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes()));
+    record.grpc = grpc;
+    let checked = match heads::check_2(parts) {
+        Ok(checked) => checked,
+        Err(fault) => return refuse(&mut respond, &mut record, &fault, grpc, false),
+    };
+    let ended = body.is_end_stream();
+    let stream = Stream { body, respond, answer: None, timer: worker.clock.timer() };
+    checked_request(worker, session, checked, ended, stream, record).await;
+}
+
+async fn checked_request(
+    worker: &Rc<Worker>,
+    session: &Rc<Session>,
+    mut checked: Checked,
+    ended: bool,
+    mut stream: Stream,
+    mut record: Record,
+) {
+    let ask = ask_of(&checked, ended);
+    if Record::wants_texts(worker) {
+        record.texts = Some(Texts::of(&checked, checked.authority.as_bytes()));
+    }
+    let head = ask.asked == Asked::Head;
+    let plan = match plan(worker, session, &checked, &mut record) {
+        Ok(plan) => plan,
+        Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
+    };
+    let request_id = heads::request_id(worker.random(), worker.random());
+    heads::additions(&mut checked.headers, &Additions { client_ip: &session.client_ip, request_id, hostname: "" });
+    if let (Some(texts), Some(id)) = (&mut record.texts, checked.headers.get(heads::X_REQUEST_ID)) {
+        texts.request_id = String::from_utf8_lossy(id.as_bytes()).into_owned();
+    }
+    let mut attempts = Attempts::new(worker, &plan);
+    loop {
+        let sent = attempts.next(&ask, &mut record).await.and_then(|(chosen, up)| {
+            let back = send(worker, &checked, &ask, ended, up);
+            Ok((chosen, back?))
+        });
+        let (chosen, back) = match sent {
+            Ok(sent) => sent,
+            Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
+        };
+        let done = matches!(back, Back::Http2(_)) && ended;
+        let mut exchange = Exchange::new(worker, &ask, &mut record, Front::Http2(&mut stream), back, done);
+        let outcome = exchange.run().await;
+        if let Outcome::Failed { fault, answered: false } = &outcome
+            && attempts.again(fault, &ask, &chosen, ended)
+        {
+            continue;
+        }
+        if let Some(wire) = exchange.into_reusable(&outcome) {
+            upstream::keep(worker, &chosen, wire);
+        }
+        if let Outcome::Failed { fault, answered } = outcome {
+            if answered {
+                // What is dropped before its end is reset.
+                record.fault(&fault);
+            } else {
+                refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head);
+            }
+        }
+        return;
+    }
+}
+
+/// Writes the request's head for what the endpoint speaks.
+fn send(worker: &Worker, checked: &Checked, ask: &Ask, ended: bool, up: Up) -> Result<Back, Fault> {
+    match up {
+        Up::Http1(mut lease) => {
+            let mut out = worker.scratch.borrow_mut();
+            heads::request_2_to_1(&mut out, checked, ask.framing, lease.wire.outbox.head()).map_err(Fault::BadRequest)?;
+            Ok(Back::http1(lease))
+        }
+        Up::Http2(place, mut send) => {
+            let request = heads::request_2_to_2(checked)?;
+            let (response, stream) = send.send_request(request, ended).map_err(|e| http2_fault(&e))?;
+            Ok(Back::http2(place, response, stream))
+        }
+    }
+}
+
+/// The gateway's own answer.
+fn refuse(respond: &mut SendResponse<Bytes>, record: &mut Record, fault: &Fault, grpc: bool, head: bool) {
+    record.fault(fault);
+    if *fault == Fault::ClientGone {
+        return;
+    }
+    if grpc {
+        record.grpc_status = Some(fault.grpc_status());
+    }
+    record.bytes_out = answer::http2(respond, fault, grpc, head);
+}

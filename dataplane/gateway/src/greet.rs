@@ -1,0 +1,288 @@
+//! Phase *greet*: whose connection is this, where does it want to go, what does it speak? TLS and HBONE end here; from here on there is a
+//! [`Session`] and a stream of bytes.
+
+mod sniff;
+
+use std::cell::RefCell;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use canal_kit::hbone::{self, Authority, Incoming, ServerConfig};
+use canal_kit::sys;
+use canal_kit::tls::TlsError;
+use canal_model::identity::Peer;
+use canal_model::program::AppProtocol;
+use canal_wire::hbone::{
+    BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded, forwarded_for,
+};
+use http::{HeaderMap, HeaderValue};
+use tokio::net::TcpStream;
+
+use crate::buffer::Inbox;
+use crate::config::Plain;
+use crate::fault::Fault;
+use crate::finish::Relayed;
+use crate::io::Io;
+use crate::permit::{self, Account, Held};
+use crate::place::{Destination, Resolved};
+use crate::relay;
+use crate::snapshot::{Party, TenantView};
+use crate::source::Source;
+use crate::worker::{Snap, Worker};
+
+/// What is known of a client's connection (or tunnel) for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) account: Rc<Account>,
+    pub(crate) destination: Destination,
+    pub(crate) source: Rc<Source>,
+    /// The source's pod, for logs.
+    pub(crate) pod: String,
+    /// Where the client is, as the authenticated hop before us says, else as seen.
+    pub(crate) client: SocketAddr,
+    /// [`Session::client`]'s address as text, for `x-forwarded-for`.
+    pub(crate) client_ip: String,
+    /// The source proved its identity.
+    pub(crate) secured: bool,
+    resolved: RefCell<Option<(u64, Rc<Resolved>)>>,
+    _held: Held,
+}
+
+/// Why there is no session. The names are counter labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Unwelcome {
+    IllegalPort,
+    UnknownDestination,
+    TenantConnections,
+    TenantGone,
+}
+
+impl Unwelcome {
+    fn name(self) -> &'static str {
+        match self {
+            Unwelcome::IllegalPort => "illegal_port",
+            Unwelcome::UnknownDestination => "unknown_destination",
+            Unwelcome::TenantConnections => "tenant_connections",
+            Unwelcome::TenantGone => "tenant_gone",
+        }
+    }
+    /// The answer to CONNECT, with ztunnel's meanings.
+    fn status(self) -> u16 {
+        match self {
+            Unwelcome::IllegalPort => STATUS_BAD,
+            Unwelcome::UnknownDestination | Unwelcome::TenantConnections | Unwelcome::TenantGone => STATUS_UNAVAILABLE,
+        }
+    }
+}
+
+/// Who is at the other end.
+struct Caller {
+    party: Party,
+    address: SocketAddr,
+    secured: bool,
+}
+
+impl Session {
+    fn begin(worker: &Worker, tenant: &TenantView, destination: Destination, caller: Caller) -> Result<Self, Unwelcome> {
+        let account = permit::account(worker, tenant);
+        let held = permit::connection(worker, &account).ok_or(Unwelcome::TenantConnections)?;
+        let mut party = caller.party;
+        let pod = std::mem::take(&mut party.pod);
+        Ok(Self {
+            account,
+            destination,
+            source: worker.sources.of(&party),
+            pod,
+            client: caller.address,
+            client_ip: caller.address.ip().to_string(),
+            secured: caller.secured,
+            resolved: RefCell::new(None),
+            _held: held,
+        })
+    }
+
+    /// The newest snapshot, and the destination in it. Looked up once per snapshot.
+    pub(crate) fn resolve(&self, worker: &Worker) -> Result<(Snap, Rc<Resolved>), Fault> {
+        let snapshot = worker.snapshot();
+        if let Some((sequence, resolved)) = &*self.resolved.borrow()
+            && *sequence == snapshot.sequence
+        {
+            return Ok((snapshot, resolved.clone()));
+        }
+        let tenant = snapshot.tenant(self.account.tenant.as_str()).ok_or(Fault::NoService)?;
+        let resolved = Rc::new(Resolved::find(worker, tenant, &self.destination).ok_or(Fault::NoService)?);
+        *self.resolved.borrow_mut() = Some((snapshot.sequence, resolved.clone()));
+        Ok((snapshot, resolved))
+    }
+}
+
+/// Serves a connection of a plain listener.
+pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, plain: &Plain) {
+    let snapshot = worker.snapshot();
+    let Some(tenant) = snapshot.tenant(plain.service.tenant.as_str()).cloned() else {
+        worker.counts.refused_connection("no_tenant");
+        return;
+    };
+    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+    let party = party_at(&tenant, client.ip(), None).unwrap_or_else(Party::unknown);
+    // Nothing was proved here: a name from the registry is shown, an identity is not.
+    let party = Party { principal: String::new(), ..party };
+    let destination = Destination::Service(plain.service.clone(), plain.port);
+    let session = match Session::begin(worker, &tenant, destination, Caller { party, address: client, secured: false }) {
+        Ok(session) => Rc::new(session),
+        Err(why) => return worker.counts.refused_connection(why.name()),
+    };
+    drop(snapshot);
+    let protocol = session.resolve(worker).map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
+    let inbox = Inbox::new(&worker.blocks);
+    match protocol {
+        AppProtocol::Tcp => relay::tcp(worker, &session, Io::Tcp(stream), inbox).await,
+        protocol => sniff::speak(worker, &session, Io::Tcp(stream), inbox, protocol).await,
+    }
+}
+
+/// Serves an HBONE connection: TLS with the tenant of the local address, then tunnels.
+pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr) {
+    let snapshot = worker.snapshot();
+    let Some(tenant) = snapshot.tenant_at(local.to_canonical()).cloned() else {
+        return worker.counts.refused_connection("no_gateway_address");
+    };
+    drop(snapshot);
+    let Some(tls) = &tenant.tls else {
+        return worker.counts.refused_connection("no_certificates");
+    };
+    let (stream, peer) = match tls.server.accept(stream).await {
+        Ok(accepted) => accepted,
+        Err(e) => {
+            tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");
+            return worker.counts.refused_connection(tls_reason(&e));
+        }
+    };
+    // The verifier has compared trust domains; this compares what came of it, where a mistake would let one tenant in at another's door.
+    if peer.tenant != tenant.name || Some(&peer.identity.trust_domain) != tenant.trust_domain.as_ref() {
+        return worker.counts.refused_connection("foreign_tenant");
+    }
+    let config = ServerConfig::default();
+    let connect = |incoming: Incoming| {
+        let worker = worker.clone();
+        let name = tenant.name.clone();
+        tokio::task::spawn_local(async move {
+            let _open = worker.opened();
+            tunnel(&worker, name.as_str(), incoming).await;
+        });
+    };
+    // The reasons for its end are the kit's counters.
+    let _ = hbone::serve(stream, peer, &config, &worker.hbone, worker.drain.clone(), connect).await;
+}
+
+fn tls_reason(e: &TlsError) -> &'static str {
+    match e {
+        TlsError::NoCertificate(_) => "no_certificate",
+        TlsError::Peer(_) => "tls_peer",
+        TlsError::Protocol(_) => "tls_protocol",
+        TlsError::Io(_) => "tls_io",
+        TlsError::Timeout(_) => "tls_timeout",
+    }
+}
+
+/// Serves one CONNECT.
+async fn tunnel(worker: &Rc<Worker>, tenant: &str, incoming: Incoming) {
+    // The tenant as it is now, not as it was when the connection came up.
+    let snapshot = worker.snapshot();
+    let welcomed = match snapshot.tenant(tenant) {
+        None => Err(Unwelcome::TenantGone),
+        Some(tenant) => welcome(worker, tenant, &incoming),
+    };
+    drop(snapshot);
+    let (session, resolved) = match welcomed {
+        Ok(welcomed) => welcomed,
+        Err(why) => {
+            worker.counts.refused_connect(why.name());
+            return incoming.refuse(why.status());
+        }
+    };
+    worker.counts.accepted.inc();
+    let _open = worker.counts.connections.hold();
+    let inbox = Inbox::new(&worker.blocks);
+    match resolved.protocol() {
+        AppProtocol::Tcp => tcp_tunnel(worker, &session, incoming, inbox).await,
+        protocol => {
+            if let Ok(stream) = incoming.accept(HeaderMap::new()) {
+                sniff::speak(worker, &session, Io::Tunnel(Box::new(stream)), inbox, protocol).await;
+            }
+        }
+    }
+}
+
+/// TCP: the answer to CONNECT says whether the endpoint could be connected.
+async fn tcp_tunnel(worker: &Rc<Worker>, session: &Rc<Session>, incoming: Incoming, inbox: Inbox) {
+    let relayed = Relayed::begin(worker, session);
+    match relay::open(worker, session).await {
+        Ok(opened) => {
+            if let Ok(stream) = incoming.accept(HeaderMap::new()) {
+                relay::run(worker, session, relayed, Io::Tunnel(Box::new(stream)), inbox, opened).await;
+            }
+        }
+        Err((fault, target)) => {
+            worker.counts.refused_connect(fault.name());
+            relayed.end(target, fault.flag(), (0, 0));
+            incoming.refuse(STATUS_UNAVAILABLE);
+        }
+    }
+}
+
+/// Whether this CONNECT leads anywhere.
+fn welcome(worker: &Rc<Worker>, tenant: &Arc<TenantView>, incoming: &Incoming) -> Result<(Rc<Session>, Rc<Resolved>), Unwelcome> {
+    if ILLEGAL_PORTS.contains(&incoming.authority.port()) {
+        return Err(Unwelcome::IllegalPort);
+    }
+    let destination = match &incoming.authority {
+        Authority::Address(address) => Destination::Address(*address),
+        Authority::Name(host, port) => Destination::Name(host.clone(), *port),
+    };
+    let caller = caller(tenant, &incoming.peer, &incoming.headers);
+    let session = Rc::new(Session::begin(worker, tenant, destination, caller)?);
+    let (_, resolved) = session.resolve(worker).map_err(|_| Unwelcome::UnknownDestination)?;
+    Ok((session, resolved))
+}
+
+/// Who dialled: the address from `forwarded`, which the authenticated node wrote, the name from the registry if the identity there agrees.
+fn caller(tenant: &TenantView, peer: &Peer, headers: &HeaderMap) -> Caller {
+    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
+    let address = forwarded_for(text(FORWARDED)).unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
+    let party = party_at(tenant, address.ip(), Some(peer))
+        .unwrap_or_else(|| Party::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE))));
+    Caller { party, address, secured: true }
+}
+
+fn party_at(tenant: &TenantView, ip: IpAddr, peer: Option<&Peer>) -> Option<Party> {
+    let workload = tenant.workload_at(ip)?;
+    let agrees = peer.is_none_or(|p| workload.identity.contains(&p.identity));
+    agrees.then(|| (*workload.party).clone())
+}
+
+/// What the destination's node is told of a client whose bytes alone a tunnel carries.
+pub(crate) fn introduction(session: &Session, host: Option<&str>) -> HeaderMap {
+    let source = &session.source.party;
+    let baggage = Baggage {
+        namespace: source.namespace.clone(),
+        pod: session.pod.clone(),
+        service: source.service.clone(),
+        version: source.version.clone(),
+        ..Baggage::default()
+    };
+    let mut headers = HeaderMap::new();
+    for (name, value) in [(FORWARDED, forwarded(session.client, host)), (BAGGAGE, baggage.encode())] {
+        if let (Ok(value), false) = (HeaderValue::from_str(&value), value.is_empty()) {
+            headers.insert(name, value);
+        }
+    }
+    headers
+}
+
+/// The local address of an accepted connection.
+pub(crate) fn local_of(stream: &TcpStream) -> Option<IpAddr> {
+    sys::tune(stream).ok()?;
+    stream.local_addr().ok().map(|a| a.ip())
+}

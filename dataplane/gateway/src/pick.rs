@@ -1,0 +1,129 @@
+//! Phase *pick*: which endpoint of a set gets the request. Least request of two random ones (Mitzenmacher, "The Power of Two Choices"),
+//! without those that failed lately, near ones first if asked for. Pure but for the random numbers it is given.
+
+use std::rc::Rc;
+
+use smallvec::SmallVec;
+use tokio::time::Instant;
+
+use crate::fault::Fault;
+use crate::upstream::{Chosen, SetView};
+
+/// Endpoints a request has tried already.
+pub(crate) type Tried = SmallVec<[usize; 3]>;
+
+/// Chooses, and counts the endpoint as busy until the choice is dropped.
+pub(crate) fn endpoint(view: &Rc<SetView>, tried: &Tried, now: Instant, mut random: impl FnMut() -> u64) -> Result<Chosen, Fault> {
+    if !view.set.known {
+        return Err(Fault::NoService);
+    }
+    decide(view, tried, now, &mut random).map(|at| Chosen::new(view, at)).ok_or(Fault::NoEndpoint)
+}
+
+fn decide(view: &SetView, tried: &Tried, now: Instant, random: &mut impl FnMut() -> u64) -> Option<usize> {
+    match view.states.len() {
+        0 => return None,
+        1 => return Some(0),
+        _ => {}
+    }
+    if !view.near.is_empty()
+        && let Some(at) = among(view, tried, now, random, view.near.len(), |n| view.near[n] as usize)
+    {
+        return Some(at);
+    }
+    let all = view.states.len();
+    // All are out or were tried: better one of those than none.
+    among(view, tried, now, random, all, |n| n).or_else(|| Some(below(random(), all)))
+}
+
+/// The less busy of two random ones that are in use; if neither is, the least busy of all that are.
+fn among(
+    view: &SetView,
+    tried: &Tried,
+    now: Instant,
+    random: &mut impl FnMut() -> u64,
+    len: usize,
+    place: impl Fn(usize) -> usize,
+) -> Option<usize> {
+    let usable = |at: &usize| !tried.contains(at) && !view.states[*at].is_out(now);
+    let busy = |at: &usize| view.states[*at].in_flight.get();
+    let first = below(random(), len);
+    let second = if len > 1 { (first + 1 + below(random(), len - 1)) % len } else { first };
+    let two = [place(first), place(second)];
+    two.into_iter().filter(usable).min_by_key(busy).or_else(|| (0..len).map(&place).filter(usable).min_by_key(busy))
+}
+
+/// A uniform number below `n`, without division.
+fn below(random: u64, n: usize) -> usize {
+    ((u128::from(random) * n as u128) >> 64) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::build::tests::set_of;
+    use crate::upstream::Upstreams;
+    use std::time::Duration;
+
+    fn view(endpoints: usize) -> Rc<SetView> {
+        Upstreams::default().direct(set_of(endpoints), 0)
+    }
+
+    fn numbers() -> impl FnMut() -> u64 {
+        let mut n = 0u64;
+        move || {
+            n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            n ^ (n >> 29)
+        }
+    }
+
+    #[test]
+    fn no_endpoint_is_a_fault_and_one_is_taken_whatever_it_did() {
+        let now = Instant::now();
+        assert_eq!(endpoint(&view(0), &Tried::new(), now, numbers()).unwrap_err(), Fault::NoEndpoint);
+        let one = view(1);
+        one.states[0].failed(now, Duration::from_secs(1));
+        assert_eq!(endpoint(&one, &Tried::new(), now, numbers()).unwrap().at, 0);
+    }
+
+    #[test]
+    fn load_spreads_and_stays_even() {
+        let (view, now, mut random) = (view(5), Instant::now(), numbers());
+        let held: Vec<Chosen> = (0..1000).map(|_| endpoint(&view, &Tried::new(), now, &mut random).unwrap()).collect();
+        for state in &view.states {
+            assert!((190..=210).contains(&state.in_flight.get()), "{}", state.in_flight.get());
+        }
+        drop(held);
+        assert!(view.states.iter().all(|s| s.in_flight.get() == 0));
+    }
+
+    #[test]
+    fn failed_and_tried_endpoints_are_left_out_while_there_are_others() {
+        let (view, now, mut random) = (view(3), Instant::now(), numbers());
+        view.states[0].failed(now, Duration::from_secs(1));
+        let tried: Tried = [1].into_iter().collect();
+        for _ in 0..100 {
+            assert_eq!(endpoint(&view, &tried, now, &mut random).unwrap().at, 2);
+        }
+        let all: Tried = [1, 2].into_iter().collect();
+        assert!(endpoint(&view, &all, now, &mut random).is_ok());
+        let later = now + Duration::from_secs(2);
+        assert!((0..100).any(|_| endpoint(&view, &Tried::new(), later, &mut random).unwrap().at == 0));
+    }
+
+    #[test]
+    fn near_endpoints_come_first_and_others_when_those_failed() {
+        let set = set_of(4);
+        let states = view(4).states.clone();
+        let view = Rc::new(SetView { set: std::sync::Arc::new(set), states, near: vec![1, 2] });
+        let (now, mut random) = (Instant::now(), numbers());
+        for _ in 0..50 {
+            assert!([1, 2].contains(&endpoint(&view, &Tried::new(), now, &mut random).unwrap().at));
+        }
+        view.states[1].failed(now, Duration::from_secs(1));
+        view.states[2].failed(now, Duration::from_secs(1));
+        for _ in 0..50 {
+            assert!([0, 3].contains(&endpoint(&view, &Tried::new(), now, &mut random).unwrap().at));
+        }
+    }
+}

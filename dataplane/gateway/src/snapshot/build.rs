@@ -1,0 +1,388 @@
+//! Makes snapshots: keeps what was said so far, takes a change, rebuilds only the services it touches. It opens nothing and has no clock.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use canal_kit::tls::{ClientIdentity, Credential, ServerIdentity};
+use canal_model::identity::{Identity, gateway_identity};
+use canal_model::ids::{Generation, ServiceKey, TenantName};
+use canal_model::program::{AppProtocol, Gateway, Kind, Labels, Resource, RouteRule, Service, Tenant, Workload};
+use hashbrown::HashMap;
+
+use super::routes::Targets;
+use super::{
+    Endpoint, EndpointSet, Party, PortView, Routes, ServiceNames, ServiceView, Shards, Slot, Snapshot, TenantTls, TenantView, WorkloadView,
+};
+
+/// Gives the place of a certificate, as `canal_kit::certs::CertificateSource::want` does.
+pub type Keyring = Arc<dyn Fn(&Identity) -> Credential + Send + Sync>;
+
+/// What is known of a service, complete or not: parts arrive in any order.
+#[derive(Default)]
+struct ServiceState {
+    service: Option<Service>,
+    /// By route name, so that the order does not depend on arrival.
+    routes: BTreeMap<String, Arc<RouteRule>>,
+    /// Workloads that serve it, by uid.
+    members: BTreeSet<String>,
+    slots: Vec<(u16, Labels, Slot)>,
+    view: Option<Arc<ServiceView>>,
+}
+
+/// What a change has touched.
+#[derive(Default)]
+struct Touched {
+    /// Ports, addresses or routes of these services changed.
+    views: HashSet<ServiceKey>,
+    /// Endpoints of these services changed.
+    members: HashSet<ServiceKey>,
+    tenants: HashSet<TenantName>,
+    gateways: bool,
+}
+
+/// See the module.
+pub(crate) struct Builder {
+    replica: String,
+    keyring: Option<Keyring>,
+    snapshot: Snapshot,
+    tenants: HashMap<TenantName, TenantView>,
+    services: HashMap<ServiceKey, ServiceState>,
+    workloads: HashMap<String, Arc<WorkloadView>>,
+    route_parents: HashMap<String, ServiceKey>,
+    gateways: HashMap<String, Gateway>,
+    endpoint_ids: HashMap<(String, u16), u64>,
+    last_id: u64,
+    /// Faults in the routes of a service.
+    faults: HashMap<ServiceKey, usize>,
+    touched: Touched,
+}
+
+impl Builder {
+    pub(crate) fn new(replica: &str, keyring: Option<Keyring>) -> Self {
+        Self {
+            replica: replica.into(),
+            keyring,
+            snapshot: Snapshot::default(),
+            tenants: HashMap::default(),
+            services: HashMap::default(),
+            workloads: HashMap::default(),
+            route_parents: HashMap::default(),
+            gateways: HashMap::default(),
+            endpoint_ids: HashMap::default(),
+            last_id: 0,
+            faults: HashMap::default(),
+            touched: Touched::default(),
+        }
+    }
+
+    /// The next snapshot.
+    pub(crate) fn apply(&mut self, upserts: &[Arc<Resource>], removals: &[(Kind, String)], generation: Generation) -> Arc<Snapshot> {
+        for (kind, name) in removals {
+            self.remove(*kind, name);
+        }
+        for resource in upserts {
+            self.upsert(resource);
+        }
+        self.settle();
+        self.snapshot.generation = generation;
+        self.snapshot.sequence += 1;
+        Arc::new(self.snapshot.clone())
+    }
+
+    fn upsert(&mut self, resource: &Arc<Resource>) {
+        match &**resource {
+            Resource::Tenant(tenant) => self.upsert_tenant(tenant),
+            Resource::Gateway(gateway) => {
+                self.gateways.insert(resource.name(), gateway.clone());
+                self.touched.gateways = true;
+            }
+            Resource::Service(service) => {
+                self.touched.views.insert(service.key.clone());
+                self.touched.members.insert(service.key.clone());
+                self.state(&service.key).service = Some(service.clone());
+            }
+            Resource::Workload(workload) => {
+                self.remove_workload(&workload.uid());
+                self.insert_workload(resource, workload);
+            }
+            Resource::Route(rule) => self.upsert_route(resource.name(), rule),
+        }
+    }
+
+    fn remove(&mut self, kind: Kind, name: &str) {
+        match kind {
+            Kind::Tenant => {
+                if let Ok(tenant) = TenantName::new(name)
+                    && let Some(view) = self.tenants.get_mut(&tenant)
+                {
+                    (view.trust_domain, view.tls) = (None, None);
+                    self.touched.tenants.insert(tenant);
+                }
+            }
+            Kind::Gateway => {
+                self.gateways.remove(name);
+                self.touched.gateways = true;
+            }
+            Kind::Service => {
+                if let Ok(key) = name.parse::<ServiceKey>() {
+                    self.state(&key).service = None;
+                    self.touched.views.insert(key.clone());
+                    self.touched.members.insert(key);
+                }
+            }
+            Kind::Workload => {
+                self.remove_workload(name);
+                self.endpoint_ids.retain(|(uid, _), _| uid != name);
+            }
+            Kind::Route => {
+                if let Some(parent) = self.route_parents.remove(name) {
+                    self.state(&parent).routes.remove(name);
+                    self.touched.views.insert(parent);
+                }
+            }
+        }
+    }
+
+    fn upsert_tenant(&mut self, tenant: &Tenant) {
+        let keyring = self.keyring.clone();
+        let view = self.tenant(&tenant.name);
+        if view.trust_domain.as_ref() != Some(&tenant.trust_domain) {
+            view.trust_domain = Some(tenant.trust_domain.clone());
+            view.tls = keyring.map(|keyring| {
+                let credential = keyring(&gateway_identity(tenant.trust_domain.clone()));
+                TenantTls { server: ServerIdentity::new(tenant.name.clone(), credential.clone()), client: ClientIdentity::new(credential) }
+            });
+            // Their identities hold the trust domain.
+            let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| *r.tenant() == tenant.name).collect();
+            members.iter().for_each(|r| self.upsert(r));
+        }
+        self.touched.gateways = true;
+    }
+
+    fn upsert_route(&mut self, name: String, rule: &RouteRule) {
+        self.remove(Kind::Route, &name);
+        // A rule may only steer services of its own tenant.
+        if rule.key.tenant != rule.parent.tenant {
+            tracing::error!(route = %rule.key, parent = %rule.parent, "a route names another tenant's service: left out");
+            return;
+        }
+        self.route_parents.insert(name.clone(), rule.parent.clone());
+        self.state(&rule.parent).routes.insert(name, Arc::new(rule.clone()));
+        self.touched.views.insert(rule.parent.clone());
+    }
+
+    fn remove_workload(&mut self, uid: &str) {
+        let Some(view) = self.workloads.remove(uid) else { return };
+        let tenant = view.uid.split('/').next().and_then(|t| TenantName::new(t).ok());
+        if let Some(tenant) = tenant {
+            let known = &mut self.tenant(&tenant).workloads;
+            for address in &view.addresses {
+                if known.get(address).is_some_and(|w| w.uid == uid) {
+                    known.remove(address);
+                }
+            }
+        }
+        for (service, _, _) in &view.serves {
+            self.state(service).members.remove(uid);
+            self.touched.members.insert(service.clone());
+        }
+    }
+
+    fn insert_workload(&mut self, resource: &Arc<Resource>, workload: &Workload) {
+        let trust_domain = self.tenant(&workload.tenant).trust_domain.clone();
+        let identity = trust_domain.map(|trust_domain| Identity {
+            trust_domain,
+            namespace: workload.namespace.clone(),
+            service_account: workload.service_account.clone(),
+        });
+        let party = match &identity {
+            Some(identity) => Party::of_workload(workload, identity),
+            None => Party { workload: workload.name.to_string(), namespace: workload.namespace.to_string(), ..Party::unknown() },
+        };
+        let serves = workload.endpoints.iter().filter(|e| e.service.tenant == workload.tenant);
+        let view = Arc::new(WorkloadView {
+            uid: workload.uid(),
+            party: Arc::new(party),
+            addresses: workload.addresses.clone(),
+            labels: workload.labels.clone(),
+            az: workload.az.to_string(),
+            ready: workload.ready,
+            tunnel: workload.tunnel,
+            identity: identity.into_iter().collect(),
+            serves: serves.map(|e| (e.service.clone(), e.port, e.target_port)).collect(),
+            source: resource.clone(),
+        });
+        let known = &mut self.tenant(&workload.tenant).workloads;
+        for address in &view.addresses {
+            known.insert(*address, view.clone());
+        }
+        for (service, _, _) in &view.serves {
+            self.state(service).members.insert(view.uid.clone());
+            self.touched.members.insert(service.clone());
+        }
+        self.workloads.insert(view.uid.clone(), view);
+    }
+
+    fn state(&mut self, key: &ServiceKey) -> &mut ServiceState {
+        self.services.entry_ref(key).or_default()
+    }
+
+    /// The tenant's working copy, to be changed: marks it touched.
+    fn tenant(&mut self, name: &TenantName) -> &mut TenantView {
+        self.touched.tenants.insert(name.clone());
+        let number = self.tenants.len() as u32;
+        self.tenants.entry_ref(name).or_insert_with(|| TenantView {
+            name: name.clone(),
+            number,
+            trust_domain: None,
+            tls: None,
+            services: Shards::default(),
+            vips: Shards::default(),
+            hosts: Shards::default(),
+            workloads: Shards::default(),
+        })
+    }
+
+    /// Rebuilds what was touched.
+    fn settle(&mut self) {
+        let touched = std::mem::take(&mut self.touched);
+        for key in &touched.members {
+            let slots: Vec<_> = self.state(key).slots.clone();
+            for (port, subset, slot) in slots {
+                let set = self.make_set(key, port, &subset);
+                self.snapshot.sets.replace(slot, set);
+            }
+        }
+        for key in &touched.views {
+            self.rebuild_view(key);
+        }
+        if touched.gateways {
+            self.rebuild_gateways();
+        }
+        // Rebuilding views touches tenants too.
+        let again = std::mem::take(&mut self.touched);
+        for name in touched.tenants.iter().chain(&again.tenants) {
+            if let Some(view) = self.tenants.get(name) {
+                self.snapshot.tenants.insert(name.clone(), Arc::new(view.clone()));
+            }
+        }
+    }
+
+    fn rebuild_gateways(&mut self) {
+        let own = self.gateways.values().filter(|g| g.replica.as_str() == self.replica);
+        self.snapshot.gateways = own.flat_map(|g| g.addresses.iter().map(|a| (*a, g.tenant.clone()))).collect();
+    }
+
+    fn rebuild_view(&mut self, key: &ServiceKey) {
+        if let Some(old) = self.state(key).view.take() {
+            let tenant = self.tenant(&key.tenant);
+            tenant.services.remove(key);
+            for vip in &old.vips {
+                if tenant.vips.get(vip).is_some_and(|s| s.names.key == *key) {
+                    tenant.vips.remove(vip);
+                }
+            }
+            if tenant.hosts.get(&old.names.hostname).is_some_and(|s| s.names.key == *key) {
+                tenant.hosts.remove(&old.names.hostname);
+            }
+        }
+        let Some(service) = self.state(key).service.clone() else { return };
+        let routes = self.routes_of(key);
+        let ports = service.ports.iter().map(|p| PortView {
+            port: p.port,
+            protocol: p.protocol,
+            slot: self.slot(key, p.port, &Labels::new()),
+            routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
+        });
+        let ports = ports.collect();
+        let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });
+        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes });
+        let tenant = self.tenant(&key.tenant);
+        tenant.services.insert(key.clone(), view.clone());
+        for vip in &view.vips {
+            tenant.vips.insert(*vip, view.clone());
+        }
+        tenant.hosts.insert(view.names.hostname.clone(), view.clone());
+        self.state(key).view = Some(view);
+    }
+
+    fn routes_of(&mut self, key: &ServiceKey) -> Option<Arc<Routes>> {
+        let rules: Vec<Arc<RouteRule>> = self.state(key).routes.values().cloned().collect();
+        if rules.is_empty() {
+            self.faults.remove(key);
+            return None;
+        }
+        let (routes, faults) = Routes::build(key, &rules, &mut SlotsOf(self));
+        self.faults.insert(key.clone(), faults);
+        Some(Arc::new(routes))
+    }
+
+    /// The slot of a service port and subset; made if it is new.
+    fn slot(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> Slot {
+        if let Some((.., slot)) = self.state(key).slots.iter().find(|(p, s, _)| *p == port && s == subset) {
+            return *slot;
+        }
+        let set = self.make_set(key, port, subset);
+        let slot = self.snapshot.sets.push(set);
+        self.state(key).slots.push((port, subset.clone(), slot));
+        slot
+    }
+
+    fn make_set(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> EndpointSet {
+        self.last_id += 1;
+        let id = self.last_id;
+        let state = self.services.entry_ref(key).or_default();
+        let service = state.service.as_ref();
+        let hostname = service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
+        let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
+        let mut endpoints = Vec::new();
+        for workload in state.members.iter().filter_map(|uid| self.workloads.get(uid)) {
+            let chosen = workload.ready && subset.iter().all(|(k, v)| workload.labels.get(k) == Some(v));
+            let serves = workload.serves.iter().find(|(s, p, _)| s == key && *p == port);
+            if let (true, Some((_, _, target)), Some(address)) = (chosen, serves, workload.addresses.first()) {
+                let known = self.endpoint_ids.entry((workload.uid.clone(), *target));
+                let id = *known.or_insert_with(|| {
+                    self.last_id += 1;
+                    self.last_id
+                });
+                endpoints.push(Endpoint { id, workload: workload.clone(), address: SocketAddr::new(*address, *target) });
+            }
+        }
+        EndpointSet {
+            id,
+            service: Some(Arc::new(ServiceNames { key: key.clone(), hostname })),
+            port,
+            protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
+            known: known_port.is_some(),
+            endpoints: endpoints.into(),
+        }
+    }
+
+    /// What is known and not in `state`.
+    pub(crate) fn names_beside(&self, state: &[Arc<Resource>]) -> Vec<(Kind, String)> {
+        let kept: HashSet<(Kind, String)> = state.iter().map(|r| (r.kind(), r.name())).collect();
+        let tenants = self.tenants.values().filter(|t| t.trust_domain.is_some()).map(|t| (Kind::Tenant, t.name.to_string()));
+        let services = self.services.iter().filter(|(_, s)| s.service.is_some()).map(|(key, _)| (Kind::Service, key.to_string()));
+        let known = tenants
+            .chain(self.gateways.keys().map(|name| (Kind::Gateway, name.clone())))
+            .chain(services)
+            .chain(self.workloads.keys().map(|uid| (Kind::Workload, uid.clone())))
+            .chain(self.route_parents.keys().map(|name| (Kind::Route, name.clone())));
+        known.filter(|named| !kept.contains(named)).collect()
+    }
+
+    /// Endpoint sets, and faults in routes, for `/config_dump` and metrics.
+    pub(crate) fn sizes(&self) -> (usize, usize) {
+        (self.snapshot.sets.len(), self.faults.values().sum())
+    }
+}
+
+/// Lets routes name slots while the builder is being changed.
+struct SlotsOf<'a>(&'a mut Builder);
+
+impl Targets for SlotsOf<'_> {
+    fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> Slot {
+        self.0.slot(service, port, subset)
+    }
+}

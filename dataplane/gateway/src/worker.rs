@@ -1,0 +1,185 @@
+//! What one worker thread owns: its copy of the snapshot pointer, clock, blocks, endpoint states, tunnels, counters, accounts. Nothing in here
+//! is shared with another thread, and nothing acts by itself.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use canal_kit::drain::{Drain, Phase};
+use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
+use canal_kit::log::{AccessLog, WorkerLog};
+use canal_kit::metrics::Registry;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::buffer::Blocks;
+use crate::clock::Clock;
+use crate::config::EngineConfig;
+use crate::counts::Counts;
+use crate::finish::{Families, Series};
+use crate::permit::{Account, Shares};
+use crate::snapshot::{Publisher, Snapshot};
+use crate::source::Sources;
+use crate::tap::Hub;
+use crate::upstream::Upstreams;
+
+/// A snapshot as a worker hands it around: counted per worker, because one shared count would be fought over by all cores.
+pub(crate) type Snap = Rc<Arc<Snapshot>>;
+
+/// What all workers of an engine share; immutable, or made for sharing.
+pub(crate) struct Shared {
+    pub(crate) config: EngineConfig,
+    pub(crate) publisher: Publisher,
+    pub(crate) registry: Registry,
+    pub(crate) families: Families,
+    pub(crate) log: Option<AccessLog>,
+    pub(crate) tap: Hub,
+    pub(crate) connections: canal_kit::limits::Limit,
+}
+
+/// One worker.
+pub(crate) struct Worker {
+    pub(crate) shared: Arc<Shared>,
+    snapshot: RefCell<Snap>,
+    sequence: Cell<u64>,
+    pub(crate) blocks: Blocks,
+    pub(crate) clock: Clock,
+    pub(crate) counts: Rc<Counts>,
+    pub(crate) series: Series,
+    pub(crate) upstreams: Upstreams,
+    pub(crate) tunnels: Pool,
+    pub(crate) hbone: HboneCounters,
+    pub(crate) log: Option<WorkerLog>,
+    pub(crate) sources: Sources,
+    pub(crate) shares: Shares,
+    pub(crate) accounts: RefCell<Vec<Option<Rc<Account>>>>,
+    random: Cell<u64>,
+    direct: Cell<u64>,
+    h1_limits: canal_h1::Limits,
+    /// For heads written in one go.
+    pub(crate) scratch: RefCell<canal_h1::OutHead>,
+    pub(crate) drain: Drain,
+    draining: Cell<bool>,
+    open: Cell<usize>,
+    closed: Notify,
+}
+
+/// A connection that is open; the worker does not end before it is dropped.
+pub(crate) struct Open(Rc<Worker>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.set(self.0.open.get() - 1);
+        if self.0.open.get() == 0 {
+            self.0.closed.notify_waiters();
+        }
+    }
+}
+
+impl Worker {
+    /// To be called on the worker's own thread, inside its `LocalSet`.
+    pub(crate) fn new(shared: Arc<Shared>, count: usize, drain: Drain) -> Rc<Self> {
+        let shard = shared.registry.shard();
+        let hbone = HboneCounters::new(&shared.registry, &shard);
+        Rc::new(Self {
+            snapshot: RefCell::new(Rc::new(shared.publisher.newest())),
+            sequence: Cell::new(0),
+            blocks: Blocks::default(),
+            clock: Clock::new(),
+            counts: Rc::new(Counts::new(&shared.registry, &shard)),
+            series: Series::new(&shared.families, &shard),
+            upstreams: Upstreams::default(),
+            tunnels: Pool::new(PoolConfig::default(), hbone.clone()),
+            hbone,
+            log: shared.log.as_ref().map(|log| log.worker(&shard)),
+            sources: Sources::default(),
+            shares: Shares::of(&shared.config.limits, count),
+            accounts: RefCell::default(),
+            random: Cell::new(rand::random::<u64>() | 1),
+            scratch: RefCell::default(),
+            // Above all ids that the builder gives.
+            direct: Cell::new(1 << 63),
+            h1_limits: canal_h1::Limits { head_bytes_max: shared.config.limits.head_bytes as usize, ..canal_h1::Limits::DEFAULT },
+            drain,
+            draining: Cell::new(false),
+            open: Cell::new(0),
+            closed: Notify::new(),
+            shared,
+        })
+    }
+
+    /// The newest snapshot; one atomic comparison if there is no newer one.
+    #[inline]
+    pub(crate) fn snapshot(&self) -> Snap {
+        let newest = self.shared.publisher.sequence();
+        if self.sequence.get() != newest {
+            self.sequence.set(newest);
+            *self.snapshot.borrow_mut() = Rc::new(self.shared.publisher.newest());
+        }
+        self.snapshot.borrow().clone()
+    }
+
+    /// A random number, good enough to spread load and to name requests (SplitMix64).
+    #[inline]
+    pub(crate) fn random(&self) -> u64 {
+        let state = self.random.get().wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.set(state);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number for an endpoint set that no snapshot holds.
+    pub(crate) fn direct_id(&self) -> u64 {
+        self.direct.set(self.direct.get() + 1);
+        self.direct.get()
+    }
+
+    pub(crate) fn h1_limits(&self) -> &canal_h1::Limits {
+        &self.h1_limits
+    }
+
+    /// The AZ whose endpoints are preferred.
+    pub(crate) fn az(&self) -> Option<&str> {
+        self.shared.config.az.as_ref().map(|az| az.as_str())
+    }
+
+    /// Counts a connection as open.
+    pub(crate) fn opened(self: &Rc<Self>) -> Open {
+        self.open.set(self.open.get() + 1);
+        Open(self.clone())
+    }
+
+    pub(crate) fn open(&self) -> usize {
+        self.open.get()
+    }
+
+    /// True once answers should say that the connection closes.
+    #[inline]
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// Idle connections close soon, busy ones after their next answer.
+    pub(crate) fn begin_drain(&self) {
+        self.draining.set(true);
+        let now = Instant::now();
+        let mut until = now + self.shared.config.times.drain_idle;
+        if let Phase::Draining { deadline } = self.drain.phase() {
+            // Leave some time for what is busy.
+            until = until.min(now + deadline.saturating_duration_since(now) / 2);
+        }
+        self.clock.drain(until);
+    }
+
+    /// Waits until no connection is open.
+    pub(crate) async fn until_closed(&self) {
+        while self.open.get() > 0 {
+            let mut closed = std::pin::pin!(self.closed.notified());
+            closed.as_mut().enable();
+            if self.open.get() > 0 {
+                closed.await;
+            }
+        }
+    }
+}
