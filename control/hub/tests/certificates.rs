@@ -17,6 +17,9 @@ const A: &str = "spiffe://alpha.example/ns/shop/sa/a";
 const B: &str = "spiffe://alpha.example/ns/shop/sa/b";
 const GATEWAY: &str = "spiffe://alpha.example/ns/canal-system/sa/gateway";
 
+/// Issued, or the status and the counter's reason.
+type Fate = Result<(), (Code, &'static str)>;
+
 /// Whether the leaf holds against the bundle, today.
 fn verify(chain: &[String], bundle: &str) -> Result<(), String> {
     let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).unwrap();
@@ -31,7 +34,7 @@ fn verify(chain: &[String], bundle: &str) -> Result<(), String> {
 async fn who_gets_which_identity() {
     let rig = Rig::two_tenants().await;
     let foreign_gateway = GATEWAY.replace("alpha", "beta");
-    let cases: [(&str, &str, Option<&str>, Result<(), (Code, &str)>); 17] = [
+    let cases: [(&str, &str, Option<&str>, Fate); 17] = [
         ("the node that runs it", "n1", Some(A), Ok(())),
         ("the other node, its own pod", "n2", Some(B), Ok(())),
         ("a gateway, the tenant it serves", "g1", Some(GATEWAY), Ok(())),

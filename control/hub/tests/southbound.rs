@@ -23,7 +23,8 @@ async fn a_node_never_sees_another_tenant() {
     let mut root = rig.admin("root").await;
     let mut alpha = rig.subscribe("n1").await;
     let mut g1 = rig.subscribe("g1").await;
-    (alpha.settle().await, g1.settle().await);
+    alpha.settle().await;
+    g1.settle().await;
     root.must_apply("beta", &[&route("r", "a", &[("b", 1)])]).await;
     assert_eq!((alpha.settle().await, g1.settle().await), (vec![], vec![]), "beta's change is not alpha's business");
     assert!(!g1.names().iter().any(|n| n.contains("beta")), "g1 serves alpha only");
@@ -281,7 +282,8 @@ async fn principals_are_followed_and_a_revoked_token_ends_its_stream() {
     let rig = Rig::two_tenants().await;
     let mut n1 = rig.subscribe("n1").await;
     let mut n2 = rig.subscribe("n2").await;
-    (n1.settle().await, n2.settle().await);
+    n1.settle().await;
+    n2.settle().await;
     let path = &rig.config.principals;
     std::fs::write(path, "- {this is: not a list of principals").unwrap();
     tokio::time::sleep(Duration::from_millis(1500)).await;
