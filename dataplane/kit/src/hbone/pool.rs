@@ -3,13 +3,13 @@
 mod connection;
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use canal_model::identity::Identity;
+use hashbrown::HashMap;
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use tokio::sync::Notify;
 
@@ -117,12 +117,14 @@ struct Pending {
 struct Inner {
     config: PoolConfig,
     counters: HboneCounters,
-    slots: RefCell<HashMap<Key, Rc<Slot>>>,
+    /// A fast hash will do: keys come from verified configuration, not from strangers.
+    slots: RefCell<HashMap<Key, Rc<Slot>, foldhash::fast::RandomState>>,
     /// Numbers connections in the order they came up.
     serial: Cell<u64>,
 }
 
-/// The pool of one worker. Clones share it; it is `!Send` by design and needs a `LocalSet`.
+/// The pool of one worker. It holds at most one connection per open tunnel, and those idle for less than [`PoolConfig::idle`]; the
+/// callers' own limits on connections bound both. Clones share it; it is `!Send` by design and needs a `LocalSet`.
 #[derive(Clone)]
 pub struct Pool {
     inner: Rc<Inner>,

@@ -7,6 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_model::identity::Peer;
 use canal_wire::hbone::{CONNECTION_WINDOW, FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD, STREAM_WINDOW};
+use futures::future::LocalBoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use h2::RecvStream;
 use h2::server::{Connection, SendResponse};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
@@ -132,6 +135,13 @@ pub async fn serve<IO: AsyncRead + AsyncWrite + Unpin>(
     result.map(|()| service.served)
 }
 
+enum Event {
+    Draining,
+    Forced,
+    /// A PING was not answered.
+    Mute,
+}
+
 struct Service<'a, F> {
     peer: Rc<Peer>,
     counters: &'a HboneCounters,
@@ -146,22 +156,23 @@ impl<F: FnMut(Incoming)> Service<'_, F> {
         config: &ServerConfig,
         drain: Drain,
     ) -> (Ended, Result<(), HboneError>) {
-        let pings = h2.ping_pong();
-        let mut dead = std::pin::pin!(keep_alive(pings, config.ping));
+        let mut events = self.events(h2.ping_pong(), config, &drain);
         let mut draining = false;
         loop {
             tokio::select! {
                 biased;
-                () = drain.forced() => return (Ended::Drained, Ok(())),
-                () = drain.draining(), if !draining => {
-                    draining = true;
-                    h2.graceful_shutdown();
-                }
-                () = &mut dead => {
-                    h2.abrupt_shutdown(h2::Reason::NO_ERROR);
-                    let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
-                    return (Ended::Ping, Err(HboneError::Server("no answer to PING".into())));
-                }
+                Some(event) = events.next() => match event {
+                    Event::Forced => return (Ended::Drained, Ok(())),
+                    Event::Draining => {
+                        draining = true;
+                        h2.graceful_shutdown();
+                    }
+                    Event::Mute => {
+                        h2.abrupt_shutdown(h2::Reason::NO_ERROR);
+                        let _ = tokio::time::timeout(CLOSE_TIMEOUT, std::future::poll_fn(|cx| h2.poll_closed(cx))).await;
+                        return (Ended::Ping, Err(HboneError::Server("no answer to PING".into())));
+                    }
+                },
                 next = h2.accept() => match next {
                     Some(Ok((request, respond))) => self.request(request, respond),
                     Some(Err(e)) => return (Ended::Error, Err(HboneError::Server(e.to_string()))),
@@ -170,6 +181,36 @@ impl<F: FnMut(Incoming)> Service<'_, F> {
                 },
             }
         }
+    }
+
+    /// What may happen to a connection besides its frames. Gathered so that none of it is looked at on a turn that only brings frames:
+    /// asking the drain each time would take a lock that all workers share.
+    fn events<'d>(
+        &self,
+        pings: Option<h2::PingPong>,
+        config: &ServerConfig,
+        drain: &'d Drain,
+    ) -> FuturesUnordered<LocalBoxFuture<'d, Event>> {
+        let dead = keep_alive(pings, config.ping);
+        [
+            async move {
+                dead.await;
+                Event::Mute
+            }
+            .boxed_local(),
+            async {
+                drain.draining().await;
+                Event::Draining
+            }
+            .boxed_local(),
+            async {
+                drain.forced().await;
+                Event::Forced
+            }
+            .boxed_local(),
+        ]
+        .into_iter()
+        .collect()
     }
 
     fn request(&mut self, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {

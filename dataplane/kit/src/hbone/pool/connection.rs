@@ -8,6 +8,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_model::identity::Identity;
 use canal_wire::hbone::{CLIENT_HEADER_LIST, CLIENT_SEND_BUFFER, CONNECTION_WINDOW, FRAME_SIZE, STREAM_WINDOW};
+use futures::future::LocalBoxFuture;
+use futures::stream::FuturesUnordered;
+use futures::{FutureExt, StreamExt};
 use h2::client::SendRequest;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
@@ -155,22 +158,40 @@ async fn drive(
     ping: (Duration, Duration),
     idle: Duration,
 ) -> Ended {
-    let pings = h2.ping_pong();
-    let dead = keep_alive(pings, ping);
-    let mut dead = std::pin::pin!(dead);
     let h2_end = |r: Result<(), h2::Error>| if r.is_ok() { Ended::Closed } else { Ended::Error };
-    tokio::select! {
-        r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
-        // Dropping h2 here fails every stream at once.
-        () = &mut dead => return Ended::Ping,
-        () = connection.quiet(idle) => {
-            connection.retire(Ended::Idle);
+    let dead = keep_alive(h2.ping_pong(), ping);
+    let watched = connection.clone();
+    // Gathered, so that none of it is looked at on a turn that only brings frames.
+    let mut events: FuturesUnordered<LocalBoxFuture<'_, Event>> = [
+        async move {
+            dead.await;
+            Event::Mute
         }
-        () = connection.retiring.notified() => {}
+        .boxed_local(),
+        async move {
+            tokio::select! {
+                () = watched.quiet(idle) => watched.retire(Ended::Idle),
+                () = watched.retiring.notified() => {}
+            }
+            Event::Retired
+        }
+        .boxed_local(),
+    ]
+    .into_iter()
+    .collect();
+    tokio::select! {
+        biased;
+        Some(event) = events.next() => match event {
+            // Dropping h2 fails every stream at once.
+            Event::Mute => return Ended::Ping,
+            Event::Retired => {}
+        },
+        r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
     }
     // Retired: its streams go on for as long as they like, but a dead peer is still noticed.
     let why = connection.retired.get().unwrap_or(Ended::Retired);
     let emptied = async {
+        // Looked at now and then: this matters only for a peer that does not say goodbye.
         while connection.streams.get() > 0 {
             tokio::time::sleep(CLOSE_TIMEOUT).await;
         }
@@ -178,7 +199,14 @@ async fn drive(
     };
     tokio::select! {
         _ = &mut h2 => why,
-        () = &mut dead => Ended::Ping,
+        Some(_) = events.next() => Ended::Ping,
         () = emptied => why,
     }
+}
+
+enum Event {
+    /// A PING was not answered.
+    Mute,
+    /// No new streams may start.
+    Retired,
 }
