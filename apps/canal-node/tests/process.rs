@@ -68,6 +68,8 @@ struct Machine {
     cg: Cgroup,
     dir: tempfile::TempDir,
     ports: [u16; 3],
+    pins: PathBuf,
+    capture: &'static str,
 }
 
 fn free_port() -> u16 {
@@ -110,21 +112,23 @@ impl Machine {
         outside.ip("route add 10.77.0.2/32 dev out0");
         ns.ip(&format!("route add {GATEWAY}/32 dev pod0"));
         let ports = [free_port(), free_port(), free_port()];
-        Self { runtime, hub: Mutex::new(Some(hub)), controller, ns, outside, cg, dir, ports }
+        let (pins, capture) = (at("bpffs"), "bpf");
+        Self { pins, capture, runtime, hub: Mutex::new(Some(hub)), controller, ns, outside, cg, dir, ports }
     }
 
     fn node_command(&self) -> Command {
         let at = |name: &str| self.dir.path().join(name);
         let port = |i: usize| format!("127.0.0.1:{}", self.ports[i]);
+        let capture = self.capture;
         let mut c = Command::new(env!("CARGO_BIN_EXE_canal-node"));
-        c.args(["--node", "n1", "--az", "az1", "--workers", "2", "--capture", "bpf", "--drain-seconds", "5"]);
+        c.args(["--node", "n1", "--az", "az1", "--workers", "2", "--capture", capture, "--drain-seconds", "5"]);
         c.args(["--controller", &format!("https://{}", self.controller.addresses[0])]);
         for (flag, path) in [
             ("--root-ca", self.controller.root.clone()),
             ("--token-file", self.controller.token.clone()),
             ("--data-dir", at("node")),
             ("--pods-dir", at("pods")),
-            ("--bpf-pin-dir", at("bpffs")),
+            ("--bpf-pin-dir", self.pins.clone()),
             ("--access-log", at("access.log")),
         ] {
             c.arg(flag).arg(path);
@@ -198,9 +202,13 @@ impl Machine {
 
     /// GET: `(status, body)`; status 0 if nobody answers.
     fn get(&self, page: usize, path: &str) -> (u16, String) {
+        self.ask("GET", page, path)
+    }
+
+    fn ask(&self, method: &str, page: usize, path: &str) -> (u16, String) {
         let Ok(mut s) = TcpStream::connect(("127.0.0.1", self.ports[page])) else { return (0, String::new()) };
         s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        write!(s, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+        write!(s, "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
         let mut all = String::new();
         let _ = s.read_to_string(&mut all);
         let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
@@ -309,6 +317,42 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     assert!(m.node_command().arg("--release").status().unwrap().success());
     assert_eq!(m.dial(), "error NetworkUnreachable Some(101)", "let go at an operator's word");
     drop(gateway);
+}
+
+#[test]
+fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
+    let mut m = Machine::new();
+    m.ns.ip("route add default dev pod0");
+    // No bpffs can be mounted on a file: without a place for its pins BPF is as good as refused.
+    m.pins = m.dir.path().join("file");
+    fs::write(&m.pins, "").unwrap();
+    let refused = m.node_command().output().unwrap();
+    assert!(!refused.status.success() && String::from_utf8_lossy(&refused.stderr).contains("--bpf-pin-dir"), "bpf or nothing");
+    m.capture = "auto";
+    let node = m.node();
+    node.ready();
+    let _gateway = m.gateway();
+    m.add_pod();
+    m.until("served", || m.listens());
+    assert!(m.dial().ends_with(&format!("reply={VIP}")));
+    m.until("mode", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_capture_mode{mode=\"nft\"} 1"));
+    assert!(m.get(0, "/config_dump").1.contains("captureFallback"));
+    let said = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
+    assert!(said.contains("CAPTURE BY NFTABLES for this node"), "{said}");
+    node.kill();
+    assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "the table outlives the node, too");
+}
+
+#[test]
+fn the_admin_page_sets_the_level_and_ends_the_node_in_order() {
+    let m = Machine::new();
+    let mut node = m.node();
+    node.ready();
+    assert_eq!(m.ask("POST", 0, "/logging?level=canal_node_proxy=debug").0, 200);
+    assert!(m.get(0, "/logging").1.contains("canal_node_proxy=debug"));
+    assert_eq!(m.get(0, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
+    assert_eq!(m.ask("POST", 0, "/quitquitquit").0, 200);
+    assert_eq!(node.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]

@@ -182,12 +182,13 @@ impl Capture {
     }
 }
 
-/// Lets every pod of the node go, at an operator's word: pins, the private bpffs, and the tables in the namespaces of `pods`.
+/// Lets every pod of the node go, at an operator's word: pins, the private bpffs, and the tables in the namespaces of `pods`. What can
+/// be done is done, whatever fails.
 pub fn release_all(pin_dir: &Path, pods: &[Pod]) -> Result<(), OffloadError> {
-    for pod in pods.iter().filter(|p| p.netns.exists()) {
-        Redirect::remove(&pod.netns)?;
-    }
-    canal_offload::capture::release_all(pin_dir)
+    let tables = pods.iter().filter(|p| p.netns.exists()).map(|p| Redirect::remove(&p.netns));
+    let tables: Vec<_> = tables.collect();
+    let pins = canal_offload::capture::release_all(pin_dir);
+    tables.into_iter().chain([pins]).collect()
 }
 
 #[cfg(test)]

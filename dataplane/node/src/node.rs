@@ -9,7 +9,7 @@ use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
 use canal_kit::diagnostics::Level;
 use canal_kit::drain::{self, Drain, Trigger};
 use canal_kit::log::AccessLog;
-use canal_kit::metrics::Registry;
+use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Subscriber, SubscriberConfig};
 use canal_kit::sys::{self, ListenOptions, SysError};
 use canal_kit::worker::Workers;
@@ -83,6 +83,8 @@ pub async fn run(config: NodeConfig, level: Level) -> Result<bool, NodeError> {
 
 fn begin(config: &Arc<NodeConfig>, level: Level, process: &Arc<Trigger>, whole: Drain, traffic: Drain) -> Result<Parts, NodeError> {
     let registry = Registry::new();
+    let build = Family::new("istio_build", "What runs here.", &["component", "tag"]);
+    registry.gauges(build).shared(&["canal-node", env!("CARGO_PKG_VERSION")]).set(1);
     let capture = Capture::start(config.capture, &pin_dir(config))?;
     let log = start("starting the access log", AccessLog::start(config.access_log.clone(), &registry))?;
     let shared = Arc::new(Shared::new(config.az.clone(), registry.clone(), log));

@@ -143,6 +143,18 @@ fn bytes_half_closes_and_sizes_come_through_unchanged() {
 }
 
 #[test]
+fn two_thousand_short_connections_all_come_back_and_leave_nothing_behind() {
+    let rig = Rig::new(&Setup { workers: 2, ..Setup::default() });
+    let gateway = rig.gateway(NEAR, Does::Echo);
+    assert_eq!(rig.app("many", &[VIP, "500"]).line(), "2000");
+    rig.until("all closed", || rig.metric("istio_tcp_connections_closed_total", &["response_flags=\"-\""]) == 2000.0);
+    assert_eq!(rig.metric("canal_node_refused_total", &[]), 0.0);
+    assert_eq!(rig.metric("canal_limit_used", &[]), 0.0);
+    assert_eq!(rig.metric("istio_tcp_sent_bytes_total", &[]), 16_000.0);
+    assert!(gateway.connections.load(Relaxed) <= 4, "two workers, one or two connections each");
+}
+
+#[test]
 fn resets_are_carried_both_ways() {
     let rig = Rig::new(&Setup { gateways: &[("near", NEAR)], ..Setup::default() });
     {

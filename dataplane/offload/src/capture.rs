@@ -7,7 +7,6 @@ use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use canal_abi::capture::{ORIGINS_MAX, VERDICTS, verdict_name};
 use libbpf_rs::query::LinkTypeInfo;
@@ -107,8 +106,6 @@ impl Capture {
             MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })
         };
         let (origins, counts) = (Origins::new(handle("canal_origins")?), handle("canal_counts")?);
-        // No listener of this process is open yet: whoever waits in the table was in the accept queue of a proxy that is gone.
-        origins.sweep(Duration::ZERO);
         Ok(Self { object, origins, counts, pins })
     }
 

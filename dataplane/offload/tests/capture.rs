@@ -112,6 +112,8 @@ fn loopback_and_udp_are_left_alone() {
         assert!(said.starts_with(&format!("peer={peer} ")) && said.ends_with("reply=none"), "{dial}: {said}");
         assert_eq!(count(&c, counter), before + 1, "{dial}");
     }
+    let mut app = Client::start(&ns, Some(&cg), "wrong_family", &["[fd00::1]:80"]);
+    assert_eq!((app.line().as_str(), count(&c, "left_family")), ("Err(Some(97))", 1), "EAFNOSUPPORT");
     let mut app = Client::start(&ns, Some(&cg), "udp", &["127.0.0.1:53"]);
     assert_eq!((app.line().as_str(), count(&c, "left_not_tcp")), ("peer=127.0.0.1:53", 1));
 }

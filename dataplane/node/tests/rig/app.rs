@@ -96,6 +96,24 @@ fn stay(to: &str) {
     let _ = t.read_to_end(&mut Vec::new());
 }
 
+/// `n` short connections from each of four threads, each echoed; says how many came back right.
+fn many(to: &str, n: u64) {
+    let one = |i: u64| -> std::io::Result<bool> {
+        let mut t = dial(to);
+        t.write_all(&i.to_be_bytes())?;
+        t.shutdown(std::net::Shutdown::Write)?;
+        let mut back = Vec::new();
+        t.read_to_end(&mut back)?;
+        Ok(back == i.to_be_bytes())
+    };
+    let all = |k: u64| (0..n).filter(|i| matches!(one(k * n + i), Ok(true))).count();
+    let right: usize = std::thread::scope(|s| {
+        let threads: Vec<_> = (0..4).map(|k| s.spawn(move || all(k))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).sum()
+    });
+    say(right);
+}
+
 /// Runs the named case.
 pub fn run(case: &[String]) {
     match case[0].as_str() {
@@ -104,6 +122,7 @@ pub fn run(case: &[String]) {
         "read_end" => read_end(&case[1]),
         "flood" => flood(&case[1]),
         "stay" => stay(&case[1]),
+        "many" => many(&case[1], case[2].parse().unwrap()),
         _ => lab::client::run(case),
     }
 }

@@ -121,6 +121,12 @@ pub fn one_port(args: &[String]) {
     say(format!("{} {}", read(a), read(b)));
 }
 
+/// An IPv6 address on an IPv4 socket: the kernel's own refusal is what the application sees.
+fn wrong_family(args: &[String]) {
+    let s = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
+    say(format!("{:?}", s.connect(&args[0].parse::<SocketAddr>().unwrap().into()).map_err(|e| e.raw_os_error())));
+}
+
 /// UDP is left alone: the datagram goes where it was sent.
 pub fn udp(args: &[String]) {
     let s = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
@@ -134,6 +140,7 @@ pub fn run(case: &[String]) {
         "dial" => dial(&case[1..]),
         "redial" => redial(&case[1..]),
         "one_port" => one_port(&case[1..]),
+        "wrong_family" => wrong_family(&case[1..]),
         "udp" => udp(&case[1..]),
         other => panic!("no case {other}"),
     }
