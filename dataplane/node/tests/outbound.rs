@@ -210,17 +210,17 @@ fn a_gateway_that_fails_is_passed_over_and_avoided() {
         assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
         assert!(start.elapsed() < Duration::from_millis(limit), "{:?}", start.elapsed());
     };
-    dial(2_000);
+    dial(5_000);
     let failures = |blame: &str| rig.metric("canal_node_gateway_failures_total", &["gateway=\"near\"", &format!("blame=\"{blame}\"")]);
     assert_eq!(failures("gateway"), 1.0, "nobody listens there");
-    dial(2_000);
+    dial(5_000);
     assert_eq!(failures("gateway"), 1.0, "avoided");
     assert_eq!(far.connections.load(Relaxed), 1);
 
     let mute = rig.gateway(NEAR, Does::Mute);
     std::thread::sleep(canal_node_proxy::gateways::AVOID.0);
     let before = Instant::now();
-    dial(3_000);
+    dial(6_000);
     assert!(mute.connections.load(Relaxed) == 1 && before.elapsed() >= canal_node_proxy::gateways::ATTEMPT_PATIENCE, "tried, not for long");
     assert_eq!(failures("gateway"), 2.0);
 }
