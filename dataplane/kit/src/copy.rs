@@ -95,15 +95,26 @@ impl Meter {
 pub async fn both<A: Leg, B: Leg>(a: &mut A, b: &mut B, meter: &Meter, idle: Option<Duration>) -> End {
     let (mut there, mut back) = (Direction::default(), Direction::default());
     let copied = std::future::poll_fn(|cx| {
-        // A fault in either direction ends both: half a broken connection is of no use to anyone.
-        if let Poll::Ready(Err(f)) = there.poll(cx, a, b, |n| meter.add(Side::A, n)) {
-            return Poll::Ready(Err(f.at(Side::A, Side::B)));
+        // A leg that was reset ends both at once. One that only takes no more may still have said something that is worth delivering
+        // (an answer sent before closing), so the other direction goes on to its end; that end is near.
+        match there.poll(cx, a, b, |n| meter.add(Side::A, n)) {
+            Poll::Ready(Err(Fault::Source(error))) => return Poll::Ready(Err((Side::A, error))),
+            Poll::Ready(Err(Fault::Sink(error))) => there.give_up(error),
+            _ => {}
         }
-        if let Poll::Ready(Err(f)) = back.poll(cx, b, a, |n| meter.add(Side::B, n)) {
-            return Poll::Ready(Err(f.at(Side::B, Side::A)));
+        match back.poll(cx, b, a, |n| meter.add(Side::B, n)) {
+            Poll::Ready(Err(Fault::Source(error))) => {
+                return Poll::Ready(Err(there.broken.take().map_or((Side::B, error), |e| (Side::B, e))));
+            }
+            Poll::Ready(Err(Fault::Sink(error))) => back.give_up(error),
+            _ => {}
         }
         match (there.done, back.done) {
-            (true, true) => Poll::Ready(Ok(())),
+            (true, true) => Poll::Ready(match (there.broken.take(), back.broken.take()) {
+                (Some(error), _) => Err((Side::B, error)),
+                (None, Some(error)) => Err((Side::A, error)),
+                (None, None) => Ok(()),
+            }),
             // Only written to from here on: a reset would go unseen until the next byte.
             (false, true) => b.poll_broken(cx).map(|e| Err((Side::B, e))),
             (true, false) => a.poll_broken(cx).map(|e| Err((Side::A, e))),
@@ -145,15 +156,6 @@ enum Fault {
     Sink(io::Error),
 }
 
-impl Fault {
-    fn at(self, source: Side, sink: Side) -> (Side, io::Error) {
-        match self {
-            Fault::Source(e) => (source, e),
-            Fault::Sink(e) => (sink, e),
-        }
-    }
-}
-
 #[derive(Default)]
 struct Direction {
     chunk: Bytes,
@@ -161,9 +163,16 @@ struct Direction {
     moved: u64,
     ended: bool,
     done: bool,
+    /// Why it ended early.
+    broken: Option<io::Error>,
 }
 
 impl Direction {
+    /// The sink takes no more.
+    fn give_up(&mut self, error: io::Error) {
+        (self.chunk, self.buffer, self.done, self.broken) = (Bytes::new(), BytesMut::new(), true, Some(error));
+    }
+
     /// Moves what can be moved now. Ready when done, or broken.
     fn poll<S: Leg, D: Leg>(
         &mut self,

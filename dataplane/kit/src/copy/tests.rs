@@ -94,3 +94,64 @@ async fn a_slow_reader_holds_the_writer() {
     assert!(sent < 32 << 20, "{sent}");
     drop(server);
 }
+
+/// A leg that has some chunks to say and then ends, and that refuses what is sent to it.
+struct Closing {
+    says: Vec<Bytes>,
+    heard: Vec<u8>,
+    refuses: bool,
+    /// Nothing is said before something was refused.
+    refused: bool,
+    aborted: bool,
+}
+
+impl Closing {
+    fn new(says: &[&'static str], refuses: bool) -> Self {
+        let says = says.iter().rev().map(|s| Bytes::from_static(s.as_bytes())).collect();
+        Self { says, heard: Vec::new(), refuses, refused: false, aborted: false }
+    }
+}
+
+impl Leg for Closing {
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, _: &mut BytesMut, _: usize) -> Poll<io::Result<Option<Bytes>>> {
+        if self.refuses && !self.refused {
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        Poll::Ready(Ok(self.says.pop()))
+    }
+    fn poll_send(&mut self, _: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>> {
+        if self.refuses {
+            self.refused = true;
+            return Poll::Ready(Err(ErrorKind::BrokenPipe.into()));
+        }
+        self.heard.extend_from_slice(data);
+        Poll::Ready(Ok(std::mem::take(data).len()))
+    }
+    fn poll_finish(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+    fn poll_broken(&mut self, _: &mut Context<'_>) -> Poll<io::Error> {
+        Poll::Pending
+    }
+    fn abort(&mut self) {
+        self.aborted = true;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_sent_before_closing_is_delivered_though_no_more_is_taken() {
+    for a_closes in [true, false] {
+        let mut closing = Closing::new(&["413 ", "too ", "large"], true);
+        let mut talking = Closing::new(&["body", "body"], false);
+        let meter = Meter::default();
+        let (end, side) = if a_closes {
+            (both(&mut closing, &mut talking, &meter, None).await, Side::A)
+        } else {
+            (both(&mut talking, &mut closing, &meter, None).await, Side::B)
+        };
+        assert!(matches!(&end, End::Broken { side: s, error } if *s == side && error.kind() == ErrorKind::BrokenPipe), "{end:?}");
+        assert_eq!(talking.heard, b"413 too large");
+        assert!(talking.aborted && closing.aborted);
+    }
+}

@@ -1,7 +1,10 @@
 //! Single responses: what is accepted, what is refused for which reason, and that a refused one changes nothing.
 
+use std::collections::BTreeMap;
+
 use canal_model::program::Kind;
 use canal_wire::discovery::DeltaDiscoveryResponse;
+use proptest::prelude::*;
 
 use super::rig::{response, service, tenant};
 use crate::southbound::State;
@@ -87,4 +90,45 @@ fn unchanged_versions_are_not_told_again() {
     let change = examine(&state, &[Kind::Tenant], &r).unwrap();
     assert_eq!(change.update.upserts.iter().map(|r| r.name()).collect::<Vec<_>>(), ["c"]);
     assert!(change.update.removals.is_empty() && !change.is_empty());
+}
+
+/// A response of tenants: generation, names put, names removed.
+fn any_response() -> impl Strategy<Value = (u64, Vec<u8>, Vec<u8>)> {
+    (0..12u64, prop::collection::vec(0..5u8, 0..4), prop::collection::vec(0..5u8, 0..3))
+}
+
+proptest! {
+    /// Reordered, repeated, stale, empty and contradictory pushes (reliability.md C5): the generation never falls, a refused response
+    /// changes nothing, an accepted one changes exactly what it names, and undoing one restores what was.
+    #[test]
+    fn whatever_is_pushed_the_state_is_that_of_the_accepted_responses(pushes in prop::collection::vec(any_response(), 0..40)) {
+        let name = |n: &u8| format!("t{n}");
+        let (mut state, mut model) = (State::default(), BTreeMap::new());
+        for (generation, put, remove) in pushes {
+            let list: Vec<_> = put.iter().map(|n| tenant(&name(n), u32::from(*n) + 1)).collect();
+            let gone: Vec<_> = remove.iter().map(name).collect();
+            let refs: Vec<_> = gone.iter().map(String::as_str).collect();
+            let before = (state.generation(), names(&state));
+            let all: Vec<_> = put.iter().chain(&remove).collect();
+            let twice = all.iter().enumerate().any(|(i, n)| all[..i].contains(n));
+            let good = !twice && generation >= state.generation().0;
+            match examine(&state, &[Kind::Tenant], &response(generation, Kind::Tenant, &list, &refs)) {
+                Ok(change) => {
+                    prop_assert!(good);
+                    let undo = state.apply(&change);
+                    state.undo(undo);
+                    prop_assert_eq!((state.generation(), names(&state)), before);
+                    state.apply(&change);
+                    model.extend(put.iter().map(|n| (name(n), format!("v{generation}"))));
+                    gone.iter().for_each(|n| { model.remove(n); });
+                }
+                Err(_) => {
+                    prop_assert!(!good);
+                    prop_assert_eq!((state.generation(), names(&state)), before);
+                }
+            }
+            let held: Vec<_> = model.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            prop_assert_eq!(names(&state), held);
+        }
+    }
 }
