@@ -4,7 +4,7 @@
 mod counts;
 mod held;
 mod session;
-mod snapshot;
+pub mod snapshot;
 mod state;
 
 use std::collections::BTreeMap;

@@ -22,19 +22,26 @@ const DIGEST_BYTES: usize = 32;
 
 /// Why a snapshot is not used. The name is the label `reason` of `canal_southbound_snapshot_refused_total`.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum SnapshotError {
+pub enum SnapshotError {
+    /// There is no file.
     #[error("no snapshot yet")]
     Missing,
+    /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Unreadable(std::io::Error),
+    /// The digest at the end does not fit the content.
     #[error("is torn or was changed: its digest does not fit")]
     Digest,
+    /// The content is not a snapshot.
     #[error("is not a snapshot: {0}")]
     Form(String),
+    /// Another build wrote it.
     #[error("has format {0}; this build reads {FORMAT}")]
     Format(u32),
+    /// A resource in it is not valid.
     #[error("holds a resource that this build refuses: {0}")]
     Resource(wire::WireError),
+    /// The data plane did not take it.
     #[error("was refused by this data plane: {0}")]
     Refused(String),
 }
@@ -74,7 +81,7 @@ pub(super) fn write(path: &Path, state: &State) -> std::io::Result<()> {
 }
 
 /// Reads the state of the kinds named; entries of other kinds are left out.
-pub(super) fn read(path: &Path, kinds: &[Kind]) -> Result<State, SnapshotError> {
+pub fn read(path: &Path, kinds: &[Kind]) -> Result<State, SnapshotError> {
     let bytes = std::fs::read(path).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => SnapshotError::Missing,
         _ => SnapshotError::Unreadable(e),

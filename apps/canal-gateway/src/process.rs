@@ -1,0 +1,182 @@
+//! The process: what is started, in which order, and how it ends. No traffic and no decisions here.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use canal_gateway_engine::{Engine, EngineConfig, Filter, Keyring, Surroundings};
+use canal_kit::admin::{self, Routes};
+use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
+use canal_kit::controller::Controller;
+use canal_kit::diagnostics::Level;
+use canal_kit::drain::{self, Drain, Phase, Trigger};
+use canal_kit::log::{AccessLog, Sink};
+use canal_kit::metrics::{Family, Registry};
+use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
+use canal_kit::sys::{self, ListenOptions};
+use canal_model::program::Kind;
+use serde_json::json;
+
+/// What tasks may take beyond the drain's deadline.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Where programs come from.
+pub(crate) enum Feed {
+    Controller(Controller),
+    Snapshot(PathBuf),
+}
+
+/// The process's settings.
+pub(crate) struct Config {
+    pub(crate) engine: EngineConfig,
+    pub(crate) feed: Feed,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) admin: SocketAddr,
+    pub(crate) metrics: SocketAddr,
+    pub(crate) readiness: SocketAddr,
+    pub(crate) access_log: Option<Sink>,
+    pub(crate) drain_limit: Duration,
+}
+
+/// What operators look at.
+struct Board {
+    engine: Arc<Engine>,
+    replica: String,
+    registry: Registry,
+    certificates: Option<CertificateSource>,
+    subscriber: Option<Subscriber>,
+    traffic: Drain,
+}
+
+/// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
+pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
+    sys::raise_file_limit();
+    std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
+    // Two trees: traffic drains while admin, southbound and certificates still work; these end with the process.
+    let (process, whole) = drain::tree();
+    let process = Arc::new(process);
+    let (trigger, traffic) = whole.branch();
+    let board = Arc::new(begin(&config, &whole, traffic)?);
+    serve_operators(&config, &board, level, &process, &whole)?;
+    let clean = drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals")?;
+    tracing::info!(clean, "drained");
+    let engine = board.engine.clone();
+    process.force();
+    drop(whole);
+    let _ = tokio::task::spawn_blocking(move || engine.workers().join()).await;
+    Ok(clean)
+}
+
+fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board> {
+    let registry = Registry::new();
+    let build = Family::new("istio_build", "What runs here.", &["component", "tag"]);
+    registry.gauges(build).shared(&["canal-gateway", env!("CARGO_PKG_VERSION")]).set(1);
+    let log = match &config.access_log {
+        Some(sink) => Some(AccessLog::start(sink.clone(), &registry).context("starting the access log (--access-log)")?),
+        None => None,
+    };
+    let certificates = match &config.feed {
+        Feed::Controller(controller) => Some(certificates(config, controller, &registry, whole)?),
+        Feed::Snapshot(_) => None,
+    };
+    let keyring = certificates.clone().map(|source| -> Keyring { Arc::new(move |identity| source.want(identity)) });
+    let around = Surroundings { registry: registry.clone(), drain: traffic.clone(), keyring, log };
+    let engine = Arc::new(Engine::start(config.engine.clone(), around)?);
+    let subscriber = match &config.feed {
+        Feed::Controller(controller) => Some(subscribe(config, controller, &engine, &registry, whole)),
+        Feed::Snapshot(file) => {
+            load(file, &engine)?;
+            None
+        }
+    };
+    Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic })
+}
+
+fn certificates(config: &Config, controller: &Controller, registry: &Registry, drain: &Drain) -> anyhow::Result<CertificateSource> {
+    let settings = CertificateConfig { controller: controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
+    CertificateSource::start(settings, registry, drain.clone()).context("starting the certificate source")
+}
+
+/// Serves a compiled snapshot, whole or not at all.
+fn load(file: &Path, engine: &Engine) -> anyhow::Result<()> {
+    let state = snapshot::read(file, &Kind::ALL).with_context(|| format!("{} (--snapshot)", file.display()))?;
+    let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
+    engine.replace(&all, state.generation());
+    Ok(())
+}
+
+fn subscribe(config: &Config, controller: &Controller, engine: &Arc<Engine>, registry: &Registry, drain: &Drain) -> Subscriber {
+    let settings = SubscriberConfig {
+        controller: controller.clone(),
+        node: format!("gateway~{}", config.engine.replica),
+        version: env!("CARGO_PKG_VERSION").into(),
+        kinds: Kind::ALL.to_vec(),
+        snapshot: config.data_dir.join("snapshot"),
+    };
+    let engine = engine.clone();
+    let apply = move |update: &Update, state: &State| {
+        match update.origin {
+            Origin::Snapshot => {
+                let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
+                engine.replace(&all, update.generation);
+            }
+            _ => engine.apply(&update.upserts, &update.removals, update.generation),
+        }
+        Ok(())
+    };
+    Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
+}
+
+impl Board {
+    fn dump(&self) -> serde_json::Value {
+        json!({
+            "replica": self.replica,
+            "version": env!("CARGO_PKG_VERSION"),
+            "southbound": self.subscriber.as_ref().map(Subscriber::status),
+            "certificates": self.certificates.as_ref().map(CertificateSource::status),
+            "engine": self.engine.dump(),
+        })
+    }
+
+    fn ready(&self) -> Result<(), String> {
+        if self.traffic.phase() != Phase::Running {
+            return Err("draining".into());
+        }
+        if self.subscriber.as_ref().is_some_and(|s| !s.ready()) {
+            return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
+        }
+        let lacking = |c: &&canal_kit::certs::CertificateStatus| c.not_after.is_none();
+        match self.certificates.as_ref().and_then(|s| s.status().iter().find(lacking).map(|c| c.identity.clone())) {
+            Some(identity) => Err(format!("no certificate for {identity} yet")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Admin on localhost, metrics and readiness where the operator says; each its own port, as in Istio.
+fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &Arc<Trigger>, drain: &Drain) -> anyhow::Result<()> {
+    let (for_dump, for_ready, tap) = (board.clone(), board.clone(), board.engine.tap());
+    let admin = Routes::new()
+        .config_dump(move || for_dump.dump())
+        .metrics(board.registry.clone())
+        .logging(level)
+        .quit(process.clone(), config.drain_limit)
+        .version(env!("CARGO_PKG_VERSION"))
+        .route(http::Method::GET, "/tap", move |request| {
+            let wanted = |name| admin::query(&request, name);
+            let filter = Filter { tenant: wanted("tenant"), service: wanted("service"), path: wanted("path"), status: wanted("status") };
+            std::future::ready(match tap.listen(filter) {
+                Some(lines) => admin::stream("application/x-ndjson", lines),
+                None => admin::text(http::StatusCode::SERVICE_UNAVAILABLE, "too many listeners; close one\n"),
+            })
+        });
+    let metrics = Routes::new().metrics(board.registry.clone());
+    let readiness = Routes::new().ready(move || for_ready.ready());
+    for (address, routes) in [(config.admin, admin), (config.metrics, metrics), (config.readiness, readiness)] {
+        let listener = sys::listen(None, address, &ListenOptions::default())?;
+        tokio::spawn(admin::serve(listener, routes, drain.clone()));
+    }
+    Ok(())
+}
