@@ -10,7 +10,6 @@ use canal_model::program::Kind;
 use canal_wire::api;
 use canal_wire::api::admin_server::Admin;
 use tokio::sync::oneshot;
-use tonic::metadata::MetadataMap;
 use tonic::{Request, Response, Status};
 
 use crate::apply::Wish;
@@ -57,7 +56,7 @@ impl Operator {
 #[tonic::async_trait]
 impl Admin for AdminService {
     async fn apply(&self, request: Request<api::ApplyRequest>) -> Result<Response<api::ApplyResponse>, Status> {
-        let operator = self.operator("apply", request.metadata())?;
+        let operator = self.operator("apply", &request)?;
         let api::ApplyRequest { tenant, files, dry_run } = request.into_inner();
         let outcome = self.wish("apply", &operator, &tenant, Wish::Apply(files), dry_run).await?;
         Ok(Response::new(api::ApplyResponse {
@@ -69,14 +68,14 @@ impl Admin for AdminService {
     }
 
     async fn diff(&self, request: Request<api::ApplyRequest>) -> Result<Response<api::DiffResponse>, Status> {
-        let operator = self.operator("diff", request.metadata())?;
+        let operator = self.operator("diff", &request)?;
         let api::ApplyRequest { tenant, files, .. } = request.into_inner();
         let outcome = self.wish("diff", &operator, &tenant, Wish::Apply(files), true).await?;
         Ok(Response::new(api::DiffResponse { changes: outcome.changes, diagnostics: outcome.diagnostics.iter().map(diagnostic).collect() }))
     }
 
     async fn delete(&self, request: Request<api::DeleteRequest>) -> Result<Response<api::DeleteResponse>, Status> {
-        let operator = self.operator("delete", request.metadata())?;
+        let operator = self.operator("delete", &request)?;
         let api::DeleteRequest { tenant, objects, ignore_missing } = request.into_inner();
         let outcome = self.wish("delete", &operator, &tenant, Wish::Delete { objects, ignore_missing }, false).await?;
         Ok(Response::new(api::DeleteResponse {
@@ -88,7 +87,7 @@ impl Admin for AdminService {
     }
 
     async fn get(&self, request: Request<api::GetRequest>) -> Result<Response<api::GetResponse>, Status> {
-        let operator = self.operator("get", request.metadata())?;
+        let operator = self.operator("get", &request)?;
         let request = request.into_inner();
         let tenant = operator.tenant_of(&request.tenant).inspect_err(|_| self.shared.refuse("foreign_tenant"))?;
         let kind = match request.kind.as_str() {
@@ -110,7 +109,7 @@ impl Admin for AdminService {
     }
 
     async fn status(&self, request: Request<api::StatusRequest>) -> Result<Response<api::StatusResponse>, Status> {
-        let operator = self.operator("status", request.metadata())?;
+        let operator = self.operator("status", &request)?;
         let catalog = self.shared.catalog.borrow().clone();
         let tenants = catalog.tenants.iter().filter(|(name, _)| operator.may_see(name));
         let response = api::StatusResponse {
@@ -130,8 +129,8 @@ impl Admin for AdminService {
 }
 
 impl AdminService {
-    fn operator(&self, verb: &'static str, metadata: &MetadataMap) -> Result<Operator, Status> {
-        let caller = self.shared.authenticate(metadata).inspect_err(|_| self.done(verb, "unauthenticated"))?;
+    fn operator<T>(&self, verb: &'static str, request: &Request<T>) -> Result<Operator, Status> {
+        let caller = self.shared.caller(request)?;
         match caller.principal {
             Principal::Operator { name, tenant } => Ok(Operator { name: name.to_string(), tenant }),
             other => {

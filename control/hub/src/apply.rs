@@ -42,6 +42,11 @@ pub(crate) fn decide(before: &TenantSources, wish: Wish, is_provider: bool, now:
 }
 
 impl Plan {
+    /// A plan that changes nothing, because of `fault`.
+    pub(crate) fn refused(before: &TenantSources, fault: Diagnostic) -> Self {
+        Self { after: before.clone(), edits: Vec::new(), changes: Vec::new(), diagnostics: vec![fault], named: BTreeSet::new() }
+    }
+
     fn apply(&mut self, before: &TenantSources, files: &[api::File], is_provider: bool, now: u64) {
         let mut documents: BTreeMap<ObjectKey, Document> = BTreeMap::new();
         for file in files {
@@ -84,7 +89,9 @@ impl Plan {
             return;
         }
         let created = old.and_then(|a| a.document.object.metadata().creation_timestamp).map_or(now, |t| t.0);
-        self.edits.push(Edit::Put { key: row_key(before, &key), yaml: document.text.to_string() });
+        let row = row_key(before, &key);
+        self.after.unreadable.remove(&row);
+        self.edits.push(Edit::Put { key: row, yaml: document.text.to_string() });
         self.after.applied.insert(key, Applied::new(document, created));
     }
 
@@ -104,10 +111,16 @@ impl Plan {
                 continue;
             }
             self.may_touch(before, &key, None, is_provider);
+            let row = row_key(before, &key);
+            let unreadable = self.after.unreadable.remove(&row).is_some();
             match self.after.applied.remove(&key) {
                 Some(old) => {
                     self.changes.push(change(What::Deleted, &key, &old.document.text, ""));
-                    self.edits.push(Edit::Delete { key: row_key(before, &key) });
+                    self.edits.push(Edit::Delete { key: row });
+                }
+                None if unreadable => {
+                    self.changes.push(change(What::Deleted, &key, "", ""));
+                    self.edits.push(Edit::Delete { key: row });
                 }
                 None if ignore_missing || before.file_of(&key).is_some() => {}
                 None => self.refuse(None, Some(key), "there is no such object".into(), "name an object that `canal get` shows"),

@@ -140,7 +140,7 @@ pub(crate) struct Certificates {
 #[tonic::async_trait]
 impl IstioCertificateService for Certificates {
     async fn create_certificate(&self, request: Request<IstioCertificateRequest>) -> Result<Response<IstioCertificateResponse>, Status> {
-        let caller = self.shared.authenticate(request.metadata())?;
+        let caller = self.shared.caller(&request)?;
         let request = request.into_inner();
         let asked = impersonated(&request);
         let catalog = self.shared.catalog.borrow().clone();

@@ -58,6 +58,8 @@ pub(crate) async fn follow(mut watch: Watch, root: PathBuf, shared: Arc<Shared>)
             return;
         }
     }
+    tracing::error!("the configuration directory is no longer watched; restart the controller to take up changes to files");
+    shared.refuse("watch_ended");
 }
 
 impl Shared {

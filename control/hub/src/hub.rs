@@ -18,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 
 use crate::admin::AdminService;
@@ -25,20 +26,19 @@ use crate::catalog::Catalog;
 use crate::certificates::{Authorities, Certificates};
 use crate::doors::{self, Door};
 use crate::files::{self, Reading};
-use crate::listener::{CONNECTIONS_MAX, ListenError, Listener};
+use crate::listener::{CONNECTIONS_MAX, HANDSHAKE, ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::principals::{self, Principals, PrincipalsError};
 use crate::session::SessionLimits;
 use crate::shared::{ServiceLimits, Shared, now_seconds};
 use crate::southbound::Southbound;
-use crate::subscribers::{STREAMS_MAX, Subscribers};
+use crate::subscribers::{self, STREAMS_MAX, Subscribers};
 use crate::writer::{COMMANDS_MAX, Command, Writer};
 
-/// Bytes of one request: an Apply with many files, or a first request of a subscriber that holds a great deal.
-const REQUEST_BYTES_MAX: usize = 64 << 20;
-/// HTTP/2 PING to a silent client, and how long its answer may take: a half-open connection is found within half a minute.
-const PING_EVERY: Duration = Duration::from_secs(10);
-const PING_TIMEOUT: Duration = Duration::from_secs(20);
+/// See [`Limits::request_bytes`].
+pub const REQUEST_BYTES_MAX: usize = 64 << 20;
+/// PING to a silent client, and how long its answer may take: a half-open connection is found within half a minute.
+const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
 /// How often what the store refused is tried again.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// How long open requests get when the controller stops.
@@ -82,6 +82,12 @@ pub struct Limits {
     pub response_bytes: usize,
     /// See [`crate::NACK_SPLITS_MAX`].
     pub nack_splits: usize,
+    /// Bytes of one request: an Apply with many files, or a first request of a subscriber that holds a great deal.
+    pub request_bytes: usize,
+    /// A TLS handshake that takes longer is given up.
+    pub handshake: Duration,
+    /// An HTTP/2 PING goes to a silent client so often, and must be answered within so long.
+    pub ping: (Duration, Duration),
 }
 
 impl Default for Limits {
@@ -94,6 +100,9 @@ impl Default for Limits {
             names: session.names,
             response_bytes: session.response_bytes,
             nack_splits: session.nack_splits,
+            request_bytes: REQUEST_BYTES_MAX,
+            handshake: HANDSHAKE,
+            ping: PING,
         }
     }
 }
@@ -143,7 +152,7 @@ impl Hub {
         if first.is_empty() {
             tracing::warn!(path = %config.principals.display(), "the principals file is empty, so nobody can connect");
         }
-        let listener = Listener::bind(config.listen, infra, config.limits.connections).await?;
+        let listener = Listener::bind(config.listen, infra, &config.limits).await?;
         let admin = door(config.admin, "--admin-addr").await?;
         let metrics_door = door(config.metrics, "--metrics-addr").await?;
 
@@ -171,6 +180,7 @@ impl Hub {
         let tasks = TaskTracker::new();
         let until = |f| shared.stopping.clone().run_until_cancelled_owned(f);
         tasks.spawn(until(Box::pin(principals::follow(config.principals.clone(), principals_now)) as Task));
+        tasks.spawn(until(Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())) as Task));
         tasks.spawn(until(Box::pin(retry(shared.commands.clone())) as Task));
         if let (Some(watch), Some(root)) = (watch, config.config_dir) {
             tasks.spawn(until(Box::pin(files::follow(watch, root, shared.clone())) as Task));
@@ -188,7 +198,7 @@ impl Hub {
                 tasks.spawn(doors::serve(listener, which, shared.clone()));
             }
         }
-        tasks.spawn(serve(listener, shared));
+        tasks.spawn(serve(listener, shared, config.limits));
         Ok(hub)
     }
 
@@ -259,22 +269,22 @@ async fn retry(commands: mpsc::Sender<Command>) {
     }
 }
 
-async fn serve(listener: Listener, shared: Arc<Shared>) {
+async fn serve(listener: Listener, shared: Arc<Shared>, limits: Limits) {
     let (sender, connections) = mpsc::channel(1);
     tokio::spawn(listener.run(sender, shared.metrics.clone(), shared.stopping.clone()));
     let admin = AdminServer::new(AdminService { shared: shared.clone() })
-        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
     let southbound = AggregatedDiscoveryServiceServer::new(Southbound { shared: shared.clone() })
-        .max_decoding_message_size(REQUEST_BYTES_MAX)
+        .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
     let certificates = IstioCertificateServiceServer::new(Certificates { shared: shared.clone() });
     let server = Server::builder()
-        .http2_keepalive_interval(Some(PING_EVERY))
-        .http2_keepalive_timeout(Some(PING_TIMEOUT))
-        .add_service(southbound)
-        .add_service(certificates)
-        .add_service(admin);
+        .http2_keepalive_interval(Some(limits.ping.0))
+        .http2_keepalive_timeout(Some(limits.ping.1))
+        .add_service(InterceptedService::new(southbound, shared.door()))
+        .add_service(InterceptedService::new(certificates, shared.door()))
+        .add_service(InterceptedService::new(admin, shared.door()));
     let stopping = shared.stopping.clone();
     let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move { stopping.cancelled().await });
     if let Err(e) = done.await {

@@ -27,7 +27,7 @@ mod writer;
 
 pub use admin::FILES_MAX;
 pub use doors::DOOR_CONNECTIONS_MAX;
-pub use hub::{Config, Hub, HubError, Limits};
+pub use hub::{Config, Hub, HubError, Limits, REQUEST_BYTES_MAX};
 pub use listener::{CONNECTIONS_MAX, ListenError};
 pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};
 pub use session::{NACK_SPLITS_MAX, NAMES_MAX, RESPONSE_BYTES_MAX};

@@ -11,19 +11,21 @@ use rustls::crypto::aws_lc_rs;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time::error::Elapsed;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::connection::Connection;
+use crate::hub::Limits;
 use crate::metrics::{self, Metrics};
 use crate::shared::now_seconds;
 
 /// Open connections, authenticated or not.
 pub const CONNECTIONS_MAX: usize = 25_000;
 /// A handshake that takes longer is given up.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
 /// After accept(2) failed (usually: no file descriptors left) the listener rests this long instead of spinning.
 const REST: Duration = Duration::from_millis(100);
 /// How often the server certificate's age is looked at.
@@ -48,6 +50,7 @@ pub(crate) struct Listener {
     name: &'static str,
     not_after: u64,
     connections_max: usize,
+    handshake: Duration,
 }
 
 /// Why the controller cannot listen.
@@ -65,7 +68,7 @@ pub enum ListenError {
 }
 
 impl Listener {
-    pub(crate) async fn bind(address: SocketAddr, infra: Arc<Infra>, connections_max: usize) -> Result<Self, ListenError> {
+    pub(crate) async fn bind(address: SocketAddr, infra: Arc<Infra>, limits: &Limits) -> Result<Self, ListenError> {
         let tcp = TcpListener::bind(address).await.map_err(|why| ListenError::Bind { address, why, flag: "--listen" })?;
         let name = canal_wire::CONTROLLER_NAME;
         let certificate = infra.server_certificate(name, now_seconds())?;
@@ -78,7 +81,7 @@ impl Listener {
             .with_cert_resolver(current.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
         let tls = TlsAcceptor::from(Arc::new(config));
-        Ok(Self { tcp, tls, current, infra, name, not_after, connections_max })
+        Ok(Self { tcp, tls, current, infra, name, not_after, connections_max: limits.connections, handshake: limits.handshake })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -116,7 +119,16 @@ impl Listener {
                 metrics.count(metrics::REFUSED, &[("reason", "connections")]);
                 continue;
             };
-            tokio::spawn(greet(tcp, place, self.tls.clone(), connections.clone(), metrics.clone()));
+            // Responses are small and wait for nothing; a failure to set the option costs latency only.
+            let _ = tcp.set_nodelay(true);
+            let greeting = tokio::time::timeout(self.handshake, self.tls.accept(tcp));
+            let (connections, metrics) = (connections.clone(), metrics.clone());
+            tokio::spawn(async move {
+                if let Some(stream) = greeted(greeting.await, &metrics) {
+                    // The receiver is gone only when the controller ends.
+                    let _ = connections.send(Ok(Connection::new(stream, place, metrics))).await;
+                }
+            });
         }
     }
 
@@ -142,27 +154,18 @@ fn certified(certificate: ServerCertificate) -> Result<Arc<CertifiedKey>, rustls
     Ok(Arc::new(CertifiedKey::new(certificate.chain, key)))
 }
 
-async fn greet(
-    tcp: TcpStream,
-    place: OwnedSemaphorePermit,
-    tls: TlsAcceptor,
-    connections: mpsc::Sender<io::Result<Connection>>,
-    metrics: Arc<Metrics>,
-) {
-    // Responses are small and wait for nothing; a failure to set the option costs latency only.
-    let _ = tcp.set_nodelay(true);
-    let stream: TlsStream<TcpStream> = match tokio::time::timeout(HANDSHAKE, tls.accept(tcp)).await {
-        Ok(Ok(stream)) => stream,
+/// The stream of a handshake that went well; the others are counted.
+fn greeted(handshake: Result<io::Result<TlsStream<TcpStream>>, Elapsed>, metrics: &Metrics) -> Option<TlsStream<TcpStream>> {
+    match handshake {
+        Ok(Ok(stream)) => Some(stream),
         Ok(Err(e)) => {
             metrics.count(metrics::REFUSED, &[("reason", "handshake")]);
             tracing::debug!(error = %e, "a TLS handshake failed");
-            return;
+            None
         }
         Err(_) => {
             metrics.count(metrics::REFUSED, &[("reason", "handshake_deadline")]);
-            return;
+            None
         }
-    };
-    // The receiver is gone only when the controller ends.
-    let _ = connections.send(Ok(Connection::new(stream, place, metrics))).await;
+    }
 }

@@ -122,6 +122,11 @@ impl Principals {
         found
     }
 
+    /// Whether any token stands for `principal`.
+    pub(crate) fn knows(&self, principal: &Principal) -> bool {
+        self.entries.iter().any(|(_, p)| p == principal)
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.entries.len()

@@ -137,8 +137,8 @@ pub(crate) struct Session {
     kinds: [Subscription; 5],
     held: HashMap<TenantName, BTreeMap<Key, Version>>,
     held_count: usize,
-    /// What was refused: the version, or `None` for a removal, and why.
-    refused: HashMap<Key, (Option<Version>, String)>,
+    /// What was refused and not changed since: the version, or `None` for a removal.
+    refused: HashMap<Key, Option<Version>>,
     queue: VecDeque<Planned>,
     in_flight: VecDeque<(u64, Planned)>,
     nonce: u64,
@@ -304,7 +304,7 @@ impl Session {
             return;
         }
         for item in items {
-            self.refused.insert(item.key(), (item.version(), self.last_nack.clone()));
+            self.refused.insert(item.key(), item.version());
         }
     }
 
@@ -332,7 +332,11 @@ impl Session {
         if self.queue.is_empty() && self.in_flight.is_empty() {
             self.form_batch(catalog);
         }
-        let planned = self.queue.pop_front()?;
+        let mut planned = self.queue.pop_front()?;
+        if self.seen == Generation(0) {
+            // Only the answer to an unknown type comes before the first batch; a receiver never goes back, so it must not say 0.
+            planned.generation = catalog.generation;
+        }
         self.nonce += 1;
         self.sent = self.sent.max(planned.generation);
         let response = encode(&planned, self.nonce);
@@ -405,7 +409,7 @@ impl Session {
         let offered =
             view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(|e| scope::visible(&e.resource, &self.principal));
         let held = self.held.get(tenant).and_then(|h| h.get(&key));
-        let refused = self.refused.get(&key).map(|(version, _)| *version);
+        let refused = self.refused.get(&key).copied();
         match (offered, held) {
             (Some(entry), held) => {
                 self.wanted = self.wanted.max(entry.changed);

@@ -10,8 +10,8 @@ use canal_model::principal::Principal;
 use canal_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
 use tonic::metadata::MetadataMap;
+use tonic::{Request, Status};
 
 use crate::catalog::Catalog;
 use crate::certificates::Authorities;
@@ -63,7 +63,7 @@ pub(crate) struct Caller {
 
 impl Shared {
     /// Whom the request's bearer token stands for.
-    pub(crate) fn authenticate(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
+    fn authenticate(&self, metadata: &MetadataMap) -> Result<Caller, Status> {
         let refused = |reason: &str, text: &str| {
             self.refuse(reason);
             Status::unauthenticated(text)
@@ -81,6 +81,21 @@ impl Shared {
         let principal = self.principals.borrow().find(&token).cloned();
         let principal = principal.ok_or_else(|| refused("unknown_token", "the token is not known; ask the provider for a current one"))?;
         Ok(Caller { principal, token })
+    }
+
+    /// The caller that the interceptor found; see [`Shared::door`].
+    pub(crate) fn caller<T>(&self, request: &Request<T>) -> Result<Caller, Status> {
+        request.extensions().get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("send authorization: Bearer <token>"))
+    }
+
+    /// Authenticates before a byte of the request's body is read, so that strangers cost nothing.
+    pub(crate) fn door(self: &Arc<Self>) -> impl FnMut(Request<()>) -> Result<Request<()>, Status> + Clone + use<> {
+        let shared = self.clone();
+        move |mut request| {
+            let caller = shared.authenticate(request.metadata())?;
+            request.extensions_mut().insert(caller);
+            Ok(request)
+        }
     }
 
     /// True while the caller's token still stands for the same principal.

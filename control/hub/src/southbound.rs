@@ -36,7 +36,7 @@ impl AggregatedDiscoveryService for Southbound {
         &self,
         request: Request<Streaming<DeltaDiscoveryRequest>>,
     ) -> Result<Response<Self::DeltaAggregatedResourcesStream>, Status> {
-        let caller = self.shared.authenticate(request.metadata())?;
+        let caller = self.shared.caller(&request)?;
         if matches!(caller.principal, Principal::Operator { .. }) {
             self.shared.refuse("subscribe_operator");
             return Err(Status::permission_denied("an operator subscribes to nothing; use a node's or a gateway's token"));

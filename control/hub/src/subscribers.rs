@@ -7,10 +7,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use canal_model::ids::Generation;
 use canal_model::principal::Principal;
 use canal_wire::api;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
 use crate::principal_name;
+use crate::principals::Principals;
 use crate::session::Progress;
 
 /// Open streams of all subscribers together.
@@ -109,6 +111,14 @@ impl Subscribers {
     pub(crate) fn list(&self, catalog: &Catalog, visible: impl Fn(&Principal) -> bool) -> Vec<api::Subscriber> {
         let inner = self.lock();
         inner.records.iter().filter(|(p, _)| visible(p)).map(|(p, r)| shown(p, r, catalog)).collect()
+    }
+}
+
+/// Strikes off who is no longer a principal, whenever those change.
+pub(crate) async fn follow(registry: Arc<Subscribers>, mut principals: watch::Receiver<Arc<Principals>>) {
+    while principals.changed().await.is_ok() {
+        let current = principals.borrow_and_update().clone();
+        registry.lock().records.retain(|p, record| !record.streams.is_empty() || current.knows(p));
     }
 }
 

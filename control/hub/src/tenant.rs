@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use canal_compiler::claims::Claims;
 use canal_compiler::{Input, compile, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
@@ -89,13 +90,13 @@ pub(crate) struct TenantSources {
     /// Its files said something before this start, and some of them were not read yet: what they say is not known.
     pub(crate) is_partial: bool,
     pub(crate) applied: BTreeMap<ObjectKey, Applied>,
-    /// Rows of the store that this build cannot read; kept, reported, not compiled.
-    pub(crate) unreadable: Vec<Diagnostic>,
+    /// Rows of the store that this build cannot read, or not wholly, and why.
+    pub(crate) unreadable: BTreeMap<canal_store::ObjectKey, Diagnostic>,
 }
 
 impl TenantSources {
     pub(crate) fn new(name: TenantName) -> Self {
-        Self { name, files: None, is_partial: false, applied: BTreeMap::new(), unreadable: Vec::new() }
+        Self { name, files: None, is_partial: false, applied: BTreeMap::new(), unreadable: BTreeMap::new() }
     }
 
     /// Nothing is left of the tenant, and that is certain.
@@ -128,10 +129,16 @@ impl TenantSources {
         let documents: Vec<Arc<Document>> = objects.iter().map(|l| l.document.clone()).collect();
         let output = compile(&Input { tenant: &self.name, documents: &documents, service_ids });
         let mut diagnostics: Vec<Diagnostic> = self.files.iter().flat_map(|f| f.diagnostics.clone()).collect();
-        diagnostics.extend(self.unreadable.iter().cloned());
+        diagnostics.extend(self.unreadable.values().cloned());
         diagnostics.extend(self.shadowed());
         diagnostics.extend(output.diagnostics.into_iter().map(|d| placed(d, &documents)));
         Compiled { resources: output.resources, claims: output.claims, diagnostics, objects, complete: !self.is_partial }
+    }
+
+    /// What goes on record when compiling failed: the objects, and nothing made of them.
+    pub(crate) fn uncompiled(&self) -> Compiled {
+        let claims = Claims { tenant: self.name.clone(), isolation: None, gateways: Vec::new() };
+        Compiled { resources: Vec::new(), claims, diagnostics: Vec::new(), objects: self.objects(), complete: !self.is_partial }
     }
 
     fn shadowed(&self) -> Vec<Diagnostic> {

@@ -107,19 +107,18 @@ impl Writer {
         let StoredObject { key, yaml, created, .. } = object;
         let sources = self.tenant_mut(&key.tenant);
         let parsed = parse("api", &yaml);
+        let fault = parsed.diagnostics.into_iter().find(|d| d.severity == Severity::Error);
         match parsed.documents.into_iter().next() {
             Some(document) => {
                 sources.applied.insert(document.object.key(), Applied::new(document, created));
-                sources.unreadable.extend(parsed.diagnostics);
+                sources.unreadable.extend(fault.map(|f| (key, f)));
             }
-            None => sources.unreadable.push(Diagnostic {
-                severity: Severity::Error,
-                origin: None,
-                object: None,
-                field: String::new(),
-                problem: format!("the applied object {key} cannot be read by this build, so it is not in force"),
-                mend: "apply it again in a form that this build reads".into(),
-            }),
+            None => {
+                let problem = format!("the applied object {key} cannot be read by this build, so it is not in force");
+                let mend = "apply it again in a form that this build reads, or delete it".into();
+                let finding = Diagnostic { severity: Severity::Error, origin: None, object: None, field: String::new(), problem, mend };
+                sources.unreadable.insert(key, finding);
+            }
         }
     }
 
@@ -248,9 +247,13 @@ impl Writer {
     /// never push another tenant out.
     fn judge(&self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>, live: &BTreeMap<TenantName, Claims>) -> Judged {
         let begun = Instant::now();
-        let compiled = sources.compile(ids);
+        let compiled = guarded(|| sources.compile(ids));
         self.metrics.count(metrics::COMPILES, &[]);
         self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
+        let compiled = match compiled {
+            Ok(compiled) => compiled,
+            Err(fault) => return Judged { compiled: sources.uncompiled(), clashes: vec![*fault] },
+        };
         let elders = self.order.iter().filter(|n| **n != sources.name).filter_map(|n| live.get(n));
         let found = collisions(elders.chain(std::iter::once(&compiled.claims)));
         let clashes = if found.withheld.contains(&sources.name) {
@@ -299,7 +302,7 @@ impl Writer {
         let now = now_seconds();
         let is_delete = matches!(wish, Wish::Delete { .. });
         let before = self.tenants.get(tenant).cloned().unwrap_or_else(|| TenantSources::new(tenant.clone()));
-        let mut plan = decide(&before, wish, is_provider, now);
+        let mut plan = guarded(|| decide(&before, wish, is_provider, now)).unwrap_or_else(|fault| Plan::refused(&before, *fault));
         let keys: Vec<ServiceKey> = plan.after.service_keys().into_iter().collect();
         let ids = self.store.preview_service_ids(&keys, now)?;
         let live = self.catalog.tenants.iter().map(|(n, v)| (n.clone(), v.claims.clone())).collect();
@@ -340,6 +343,19 @@ impl Writer {
     }
 }
 
+/// Runs pure code on what tenants wrote. Should it panic, that is our fault and one tenant's misfortune, not the end of the writer.
+fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
+    let fault = || Diagnostic {
+        severity: Severity::Error,
+        origin: None,
+        object: None,
+        field: String::new(),
+        problem: "the controller failed on this input, which is a fault of the controller; what was in force stays".into(),
+        mend: "report it with the input; take the newest change back meanwhile".into(),
+    };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|_| Box::new(fault()))
+}
+
 impl TenantSources {
     /// Takes over what was found in the tenant's directory. False: nothing differs.
     fn take_files(&mut self, found: Found) -> bool {
@@ -358,5 +374,17 @@ impl TenantSources {
                 is_meant || self.files.is_some()
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_pure_code_becomes_a_finding() {
+        assert_eq!(guarded(|| 7).ok(), Some(7));
+        let fault = guarded(|| -> u8 { panic!("expected in this test") }).unwrap_err();
+        assert!(fault.problem.contains("a fault of the controller"), "{fault}");
     }
 }

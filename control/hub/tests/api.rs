@@ -205,6 +205,40 @@ async fn a_newcomer_cannot_take_what_a_running_tenant_has() {
 }
 
 #[tokio::test]
+async fn a_row_that_this_build_cannot_read_is_told_and_can_be_removed() {
+    let mut rig = Rig::two_tenants().await;
+    rig.admin("ann").await.must_apply("alpha", &[&service(1, "c", 3)]).await;
+    rig.stop().await;
+    let until = Instant::now() + PATIENCE;
+    let store = loop {
+        match canal_store::Store::open(&rig.config.data_dir, canal_store::Limits::default()) {
+            Ok(store) => break store,
+            Err(e) => assert!(Instant::now() < until, "{e}"),
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    let key = |name: &str| canal_store::ObjectKey {
+        tenant: "alpha".parse().unwrap(),
+        kind: "Service".into(),
+        namespace: "shop".into(),
+        name: name.into(),
+    };
+    let edits = [
+        canal_store::Edit::Put { key: key("torn"), yaml: "kind: [".into() },
+        canal_store::Edit::Put { key: key("odd"), yaml: service(1, "odd", 9).replace("selector", "selektor") },
+    ];
+    store.apply(&edits, store.next_generation().unwrap(), 1).unwrap();
+    drop(store);
+    rig.start().await;
+    let mut ann = rig.admin("ann").await;
+    let found = errors(&ann.status().await.diagnostics).join("\n");
+    assert!(found.contains("Service shop/torn cannot be read") && found.contains("selektor"), "{found}");
+    assert!(ann.names("alpha", "svc").await.contains(&"Service shop/c (api)".to_string()), "the others are in force");
+    assert!(ann.delete("alpha", &[("svc", "shop", "torn"), ("svc", "shop", "odd")], false).await.unwrap().accepted);
+    assert_eq!(errors(&ann.status().await.diagnostics), [""; 0]);
+}
+
+#[tokio::test]
 async fn limits_refuse_by_name() {
     let store = canal_store::Limits { objects_per_tenant: 3, ..canal_store::Limits::default() };
     let rig = Rig::with(Limits { store, ..Limits::default() }, |config| {

@@ -585,8 +585,11 @@ fn strange_messages_change_nothing() {
     assert_eq!(c.session.hear(newer.clone()).unwrap(), Heard::UnknownType);
     let answer = c.session.next_response(&w.catalog).unwrap();
     assert_eq!((answer.type_url.as_str(), answer.resources.len()), (newer.type_url.as_str(), 0));
-    c.session.hear(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer }).unwrap();
+    c.session.hear(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer.clone() }).unwrap();
     assert!(c.session.next_response(&w.catalog).is_none() && !c.session.is_waiting());
+    let mut first = Session::new(gateway("g1"), SessionLimits::default());
+    first.hear(newer).unwrap();
+    assert_eq!(first.next_response(&w.catalog).unwrap().system_version_info, "1", "never a generation before the one in force");
 }
 
 /// Random histories: changes, late answers, refusals, reconnects, restarts. In the end the subscriber holds exactly what is in force
