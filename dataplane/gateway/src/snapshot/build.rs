@@ -386,3 +386,6 @@ impl Targets for SlotsOf<'_> {
         self.0.slot(service, port, subset)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,155 @@
+//! Every limit, reached.
+
+use std::time::Duration;
+
+use canal_gateway_engine::Limits;
+use canal_model::program::AppProtocol;
+use http::Request;
+
+use crate::client::Client;
+use crate::http2::connect;
+use crate::origin::{Origin, Peer};
+use crate::rig::{Plot, Rig};
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+
+/// Answers after a while, so that requests pile up.
+async fn slow() -> Origin {
+    Origin::each(|mut peer: Peer| async move {
+        while peer.request().await.is_some() {
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+        }
+    })
+    .await
+}
+
+fn with(limits: Limits) -> Plot {
+    Plot { limits, ..Plot::default() }
+}
+
+#[tokio::test]
+async fn connections_of_the_process() {
+    let origin = Origin::named("x").await;
+    let rig = Rig::new(with(Limits { connections: 2, ..Limits::default() }), &[origin.address]);
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(rig.web).await;
+        client.send(GET).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        kept.push(client);
+    }
+    let mut third = Client::connect(rig.web).await;
+    assert!(!third.more().await);
+    assert_eq!(rig.metric("canal_limit_refused_total", &["limit=\"connections\""]), 1.0);
+    drop(kept);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(Client::get(rig.web, "/").await.status, 200);
+}
+
+#[tokio::test]
+async fn connections_of_a_tenant() {
+    let origin = Origin::named("x").await;
+    let rig = Rig::new(with(Limits { tenant_connections: 1, ..Limits::default() }), &[origin.address]);
+    let mut first = Client::connect(rig.web).await;
+    first.send(GET).await;
+    assert_eq!(first.answer().await.unwrap().status, 200);
+    let mut second = Client::connect(rig.web).await;
+    assert!(!second.more().await);
+    assert_eq!(rig.metric("canal_gateway_refused_connections_total", &["tenant_connections"]), 1.0);
+}
+
+#[tokio::test]
+async fn requests_in_flight_of_a_tenant_and_of_the_process() {
+    for (limits, status, reason) in [
+        (Limits { tenant_requests: 2, ..Limits::default() }, 429, "tenant_busy"),
+        (Limits { requests: 2, ..Limits::default() }, 503, "overload"),
+    ] {
+        let origin = slow().await;
+        let rig = Rig::new(with(limits), &[origin.address]);
+        let mut busy = Vec::new();
+        for _ in 0..2 {
+            let mut client = Client::connect(rig.web).await;
+            client.send(GET).await;
+            busy.push(client);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut client = Client::connect(rig.web).await;
+        client.send(GET).await;
+        let refused = client.answer().await.unwrap();
+        assert_eq!((refused.status, refused.field("retry-after")), (status, Some("1")));
+        assert_eq!(rig.metric("canal_gateway_refused_requests_total", &[reason]), 1.0);
+        for client in &mut busy {
+            assert_eq!(client.answer().await.unwrap().status, 200);
+        }
+        // The refused client's connection was kept, and there is room now.
+        client.send(GET).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
+async fn bytes_of_a_head_in_both_versions() {
+    let origin = Origin::named("x").await;
+    let rig = Rig::new(with(Limits { head_bytes: 4096, ..Limits::default() }), &[origin.address]);
+    let long = "x".repeat(5000);
+    let answer = Client::once(rig.web, &format!("GET / HTTP/1.1\r\nHost: web\r\nX: {long}\r\n\r\n")).await;
+    assert_eq!(answer.status, 431);
+    assert_eq!(rig.metric("canal_gateway_refused_requests_total", &["head_too_large"]), 1.0);
+    let client = connect(&rig).await;
+    let request = Request::builder().uri("http://web/").header("x", &long).body(()).unwrap();
+    let (response, _) = client.ready().await.unwrap().send_request(request, true).unwrap();
+    assert_eq!(response.await.unwrap().status(), 431);
+    assert_eq!(origin.requests(), 0);
+}
+
+#[tokio::test]
+async fn streams_of_a_connection() {
+    let origin = slow().await;
+    let rig = Rig::new(with(Limits { streams: 3, ..Limits::default() }), &[origin.address]);
+    let client = connect(&rig).await;
+    let mut answers = Vec::new();
+    for _ in 0..9 {
+        let request = Request::builder().uri("http://web/").body(()).unwrap();
+        // Waits for the peer's limit, which it has told.
+        let (response, _) = client.clone().ready().await.unwrap().send_request(request, true).unwrap();
+        answers.push(tokio::spawn(async move { response.await.unwrap().status() }));
+    }
+    for answer in answers {
+        assert_eq!(answer.await.unwrap(), 200);
+    }
+    assert!(origin.connections() <= 3, "{}", origin.connections());
+}
+
+#[tokio::test]
+async fn kept_connections_of_an_endpoint() {
+    let origin = slow().await;
+    let rig = Rig::new(with(Limits { idle_per_endpoint: 2, ..Limits::default() }), &[origin.address]);
+    let all: Vec<_> = (0..5).map(|_| tokio::spawn(Client::get(rig.web, "/"))).collect();
+    for answer in all {
+        assert_eq!(answer.await.unwrap().status, 200);
+    }
+    assert_eq!((origin.connections(), rig.metric("canal_gateway_upstream_not_kept_total", &[])), (5, 3.0));
+}
+
+#[tokio::test]
+async fn connections_of_an_http2_endpoint() {
+    // One stream per connection: the rest waits, and at most so many connections are opened.
+    let origin = Origin::each(|peer: Peer| async move {
+        let mut connection = h2::server::Builder::new().max_concurrent_streams(1).handshake::<_, bytes::Bytes>(peer.stream).await.unwrap();
+        while let Some(Ok((_, mut respond))) = connection.accept().await {
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                let _ = respond.send_response(http::Response::new(()), true);
+            });
+        }
+    })
+    .await;
+    let limits = Limits { http2_per_endpoint: 2, ..Limits::default() };
+    let rig = Rig::new(Plot { protocol: AppProtocol::Http2, ..with(limits) }, &[origin.address]);
+    let all: Vec<_> = (0..8).map(|_| tokio::spawn(Client::get(rig.web, "/"))).collect();
+    for answer in all {
+        assert_eq!(answer.await.unwrap().status, 200);
+    }
+    assert_eq!(origin.connections(), 2);
+}

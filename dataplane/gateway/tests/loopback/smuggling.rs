@@ -1,0 +1,109 @@
+//! The codec's table of malformed messages, sent to the real server: what must be refused is refused by its name and reaches no endpoint,
+//! what is accepted arrives as the table says.
+
+use std::sync::{Arc, Mutex};
+
+use canal_gateway_engine::Times;
+use canal_h1::cases::{RequestWant, ResponseWant, requests, responses};
+use canal_h1::{Asked, Refusal};
+use tokio::io::AsyncWriteExt;
+
+use crate::client::Client;
+use crate::origin::{Origin, Peer};
+use crate::rig::{Plot, Rig};
+
+/// What arrived at the endpoint: heads and decoded bodies.
+type Arrived = Arc<Mutex<Vec<(String, Vec<u8>)>>>;
+
+async fn recorder() -> (Origin, Arrived) {
+    let arrived = Arrived::default();
+    let seen = arrived.clone();
+    let origin = Origin::each(move |mut peer: Peer| {
+        let seen = seen.clone();
+        async move {
+            while let Some(request) = peer.request().await {
+                seen.lock().unwrap().push(request);
+                peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
+            }
+        }
+    })
+    .await;
+    (origin, arrived)
+}
+
+fn times() -> Times {
+    // Unfinished messages are cut soon; none of the table's is slow by intention.
+    Times { client: std::time::Duration::from_millis(400), ..Times::default() }
+}
+
+#[tokio::test]
+async fn every_request_of_the_table_is_refused_or_passed_on_as_it_says() {
+    let (origin, arrived) = recorder().await;
+    let rig = Rig::new(Plot { times: times(), ..Plot::default() }, &[origin.address]);
+    let (mut refused, mut passed) = (0, 0);
+    for case in requests() {
+        arrived.lock().unwrap().clear();
+        let mut client = Client::connect(rig.web).await;
+        client.send(&case.bytes).await;
+        // Whatever the server still waits for will not come.
+        let _ = client.stream.shutdown().await;
+        let answer = client.answer().await;
+        match case.want {
+            RequestWant::Refuse(refusal) | RequestWant::RefuseBody(refusal) => {
+                refused += 1;
+                let name = format!("reason=\"{}\"", refusal.name());
+                if refusal != Refusal::TruncatedBody {
+                    let answer = answer.unwrap_or_else(|| panic!("{}: no answer", case.name));
+                    assert_eq!(answer.status, refusal.status(), "{}: {}", case.name, answer.head);
+                    assert_eq!(answer.field("connection"), Some("close"), "{}", case.name);
+                    assert!(client.closed().await, "{}: reset", case.name);
+                    assert!(rig.metric("canal_gateway_refused_requests_total", &[&name]) > 0.0, "{}: {name} not counted", case.name);
+                }
+                assert!(arrived.lock().unwrap().is_empty(), "{}: reached the endpoint", case.name);
+            }
+            RequestWant::Accept(accepted) if accepted.forwarded.starts_with("CONNECT") => {
+                assert_eq!(answer.map(|a| a.status), Some(405), "{}", case.name);
+            }
+            RequestWant::Accept(accepted) => {
+                passed += 1;
+                assert_eq!(answer.map(|a| a.status), Some(200), "{}", case.name);
+                let (head, body) = arrived.lock().unwrap()[0].clone();
+                assert_eq!(without_additions(&head), accepted.forwarded, "{}", case.name);
+                assert_eq!(String::from_utf8_lossy(&body), accepted.payload, "{}", case.name);
+            }
+        }
+    }
+    assert!(refused >= 60 && passed >= 10, "{refused} refused, {passed} passed");
+}
+
+/// The head without what the gateway adds.
+fn without_additions(head: &str) -> String {
+    let added = ["x-forwarded-for: 127.0.0.1", "x-forwarded-proto: http", "x-request-id: "];
+    let kept = head.split_inclusive("\r\n").filter(|line| !added.iter().any(|a| line.starts_with(a)));
+    kept.collect()
+}
+
+#[tokio::test]
+async fn no_malformed_answer_of_the_table_reaches_a_client_as_a_success() {
+    let mut refused = 0;
+    for case in responses().filter(|case| matches!(case.asked, Asked::Ordinary)) {
+        let bytes = case.bytes.to_vec();
+        let origin = Origin::each(move |mut peer: Peer| {
+            let bytes = bytes.clone();
+            async move {
+                peer.request().await;
+                peer.write(&bytes).await;
+            }
+        })
+        .await;
+        let rig = Rig::new(Plot { times: times(), ..Plot::default() }, &[origin.address]);
+        let mut client = Client::connect(rig.web).await;
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        if matches!(case.want, ResponseWant::Refuse(_)) {
+            refused += 1;
+            let answer = client.answer().await.unwrap_or_else(|| panic!("{}: no answer", case.name));
+            assert_eq!(answer.status, 502, "{}: {}", case.name, answer.head);
+        }
+    }
+    assert!(refused >= 10, "{refused}");
+}

@@ -1,0 +1,135 @@
+//! The engine's life: before its first configuration, many workers, draining with nothing lost, the end by force.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use canal_gateway_engine::Times;
+use canal_model::program::{AppProtocol, Kind};
+use http::Request;
+use tokio::net::TcpStream;
+
+use crate::client::Client;
+use crate::http2::connect;
+use crate::origin::{Origin, Peer};
+use crate::rig::{Plot, Rig};
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+
+async fn slow(delay: Duration) -> Origin {
+    Origin::each(move |mut peer: Peer| async move {
+        while peer.request().await.is_some() {
+            tokio::time::sleep(delay).await;
+            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_service_that_goes_away_is_a_503_on_open_connections() {
+    let origin = Origin::named("x").await;
+    let rig = Rig::new(Plot::default(), &[origin.address]);
+    let mut client = Client::connect(rig.web).await;
+    client.send(GET).await;
+    assert_eq!(client.answer().await.unwrap().status, 200);
+    rig.change(vec![], &[(Kind::Service, "alpha/default/web")]);
+    client.send(GET).await;
+    assert_eq!(client.answer().await.unwrap().status, 503);
+    assert_eq!(rig.metric("istio_requests_total", &["response_flags=\"NC\""]), 1.0);
+}
+
+#[tokio::test]
+async fn draining_answers_what_is_in_flight_and_closes_what_is_idle() {
+    let origin = slow(Duration::from_millis(300)).await;
+    let times = Times { drain_idle: Duration::from_millis(500), ..Times::default() };
+    let mut rig = Rig::new(Plot { times, ..Plot::default() }, &[origin.address]);
+    let mut busy = Client::connect(rig.web).await;
+    let mut idle = Client::connect(rig.web).await;
+    idle.send(GET).await;
+    assert_eq!(idle.answer().await.unwrap().field("connection"), None);
+    busy.send(GET).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    rig.drain(Duration::from_secs(10));
+    let answer = busy.answer().await.unwrap();
+    assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
+    assert!(busy.closed().await && idle.closed().await);
+    assert!(rig.ended(Duration::from_secs(5)).await);
+    assert!(TcpStream::connect(rig.web).await.is_err(), "nobody listens");
+}
+
+#[tokio::test]
+async fn no_request_is_lost_when_draining_under_load() {
+    let origin = slow(Duration::from_millis(2)).await;
+    let mut rig = Rig::new(Plot::default(), &[origin.address]);
+    let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let (web, stop, answered) = (rig.web, stop.clone(), answered.clone());
+            tokio::spawn(async move {
+                // As a client with a connection pool: a closed connection is replaced, a refused connect ends the test.
+                while !stop.load(Ordering::SeqCst) {
+                    let Ok(stream) = TcpStream::connect(web).await else { return };
+                    let mut client = Client { stream, buffer: Vec::new() };
+                    loop {
+                        client.send(GET).await;
+                        let answer = client.answer().await.expect("every request that was sent is answered");
+                        assert_eq!(answer.status, 200);
+                        answered.fetch_add(1, Ordering::SeqCst);
+                        if answer.field("connection") == Some("close") {
+                            break;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    rig.drain(Duration::from_secs(10));
+    assert!(rig.ended(Duration::from_secs(8)).await);
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert!(answered.load(Ordering::SeqCst) > 100);
+}
+
+#[tokio::test]
+async fn http2_clients_are_told_to_go_and_their_streams_finish() {
+    let origin = slow(Duration::from_millis(300)).await;
+    let mut rig = Rig::new(Plot { protocol: AppProtocol::Http1, ..Plot::default() }, &[origin.address]);
+    let client = connect(&rig).await;
+    let get = || Request::builder().uri("http://web/").body(()).unwrap();
+    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    rig.drain(Duration::from_secs(10));
+    let answer = response.await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let mut body = answer.into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "ok");
+    // After GOAWAY no stream can be opened.
+    let gone = async {
+        loop {
+            let Ok(mut send) = client.clone().ready().await else { return };
+            if send.send_request(get(), true).is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.unwrap();
+    drop((client, body));
+    assert!(rig.ended(Duration::from_secs(5)).await);
+}
+
+#[tokio::test]
+async fn what_does_not_end_in_time_is_forced() {
+    let origin = slow(Duration::from_secs(60)).await;
+    let mut rig = Rig::new(Plot::default(), &[origin.address]);
+    let mut client = Client::connect(rig.web).await;
+    client.send(GET).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    rig.drain(Duration::from_millis(300));
+    assert!(rig.ended(Duration::from_secs(3)).await);
+    assert!(client.answer().await.is_none());
+}
