@@ -105,6 +105,8 @@ impl Store {
         })?;
         let path = dir.join(FILE);
         let (database, loaded) = open_database(&path)?;
+        // A file whose name is not on disk yet would be lost with the power, and every write in it.
+        fs::File::open(dir).and_then(|d| d.sync_all()).map_err(|e| StoreError::Disk { path: dir.into(), why: e.to_string() })?;
         let inner = Inner {
             database: Some(database),
             counts: loaded.counts,
