@@ -111,9 +111,10 @@ async fn send(args: &BlobClientArgs, authority: &str, connection: &mut Dialed) -
     let mut request = Request::builder().method(method).uri(uri).body(body)?;
     if args.protocol == Protocol::H1 {
         request.headers_mut().insert(header::HOST, HeaderValue::from_str(host)?);
-        request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
+    // Trailers are only sent to who asked (RFC 9110 §6.5.1), whatever version the last hop speaks.
+    request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
     if args.framing == Framing::Trailers && args.mode != Mode::Get {
         request.headers_mut().insert(header::TRAILER, HeaderValue::from_static("x-length, x-sha256"));
     }

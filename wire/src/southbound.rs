@@ -2,6 +2,7 @@
 
 mod decode;
 mod encode;
+pub mod snapshot;
 
 use canal_model::program::{Kind, Resource};
 use prost::Message;

@@ -117,7 +117,7 @@ fn canal_with(root: &Path, dir: &Path, services: usize, routes: usize, port: u16
             std::fs::write(config.join(format!("services-{n}.yaml")), text)?;
         }
         let status = std::process::Command::new(root.join("target/release/canal"))
-            .args(["compile", &config.parent().unwrap_or(dir).to_string_lossy(), "-o", &snapshot.to_string_lossy()])
+            .args(["compile", &config.parent().unwrap_or(dir).to_string_lossy(), "--snapshot", &snapshot.to_string_lossy()])
             .status()?;
         anyhow::ensure!(status.success(), "canal compile failed");
     }

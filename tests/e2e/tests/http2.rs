@@ -54,7 +54,7 @@ fn gateway(dir: &Path) -> Program {
     std::fs::write(config.join("all.yaml"), CONFIG).unwrap();
     let text = |p: &Path| p.to_str().expect("a UTF-8 path").to_string();
     let snapshot = text(&dir.join("snapshot"));
-    let done = Command::new(bin("canal")).args(["compile", &text(&dir.join("config")), "-o", &snapshot]).status().unwrap();
+    let done = Command::new(bin("canal")).args(["compile", &text(&dir.join("config")), "--snapshot", &snapshot]).status().unwrap();
     assert!(done.success(), "canal compile");
     let flags = format!(
         "--replica spec --az az1 --workers 1 --data-dir {} --snapshot {snapshot} --plain 127.0.0.1:{GATEWAY}=spec/default/origin:80 \

@@ -139,3 +139,20 @@ fn broken_resources_are_refused_with_where_and_why() {
     assert!(matches!(decode(Kind::Tenant, "beta", &encode(&t)), Err(WireError::Name { .. })));
     assert!(kind_of("type.googleapis.com/x").is_err());
 }
+
+#[test]
+fn a_snapshot_is_used_whole_or_not_at_all() {
+    let all = samples();
+    let versions: Vec<String> = all.iter().map(snapshot::version).collect();
+    let bytes = snapshot::encode(canal_model::ids::Generation(7), versions.iter().map(String::as_str).zip(&all));
+    let (generation, entries) = snapshot::decode(&bytes, &Kind::ALL).unwrap();
+    assert_eq!((generation.0, entries.len()), (7, all.len()));
+    assert!(entries.iter().zip(all.iter().zip(&versions)).all(|(e, (r, v))| e.resource == *r && e.version == *v));
+    assert_eq!(snapshot::decode(&bytes, &[Kind::Tenant]).unwrap().1.len(), 1);
+    for at in [0, bytes.len() / 2, bytes.len() - 1] {
+        let mut torn = bytes.clone();
+        torn[at] ^= 1;
+        assert_eq!(snapshot::decode(&torn, &Kind::ALL), Err(snapshot::SnapshotError::Digest), "byte {at}");
+        assert_eq!(snapshot::decode(&bytes[..at], &Kind::ALL), Err(snapshot::SnapshotError::Digest), "cut at {at}");
+    }
+}

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use canal_compiler::{Input, Output, claims, compile, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
-use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
-use canal_model::program::Kind;
+use canal_model::program::{Kind, Resource};
+use canal_wire::southbound::snapshot;
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -21,13 +22,17 @@ use crate::output::{self, OutputArgs, Table};
 #[command(after_help = "Examples:
   canal compile my-tenants/                            # one directory per tenant
   canal compile my-tenants/alpha --tenant alpha
-  canal compile /run/canal/worlds/demo/config          # what a world's controller compiles")]
+  canal compile /run/canal/worlds/demo/config          # what a world's controller compiles
+  canal compile my-tenants/ --snapshot /tmp/compiled   # for `canal-gateway --snapshot`")]
 pub(crate) struct CompileArgs {
     /// Directory with one tenant's YAML files, or with a directory per tenant
     dir: PathBuf,
     /// Name of the tenant whose files these are [default: the directory's name]
     #[arg(short, long)]
     tenant: Option<String>,
+    /// Also write what a gateway boots from; only if there is no error
+    #[arg(long, value_name = "FILE")]
+    snapshot: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -52,7 +57,18 @@ pub(crate) fn run(args: CompileArgs) -> Outcome {
     diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
     output::print(args.output.format, &value(&all, &diagnostics), || table(&all))?;
     let broken = diagnostics.iter().any(|d| d.severity == Severity::Error);
-    if broken { Err(Failure::told(Exit::Failed)) } else { Ok(()) }
+    match &args.snapshot {
+        _ if broken => Err(Failure::told(Exit::Failed)),
+        Some(file) => write_snapshot(file, &all),
+        None => Ok(()),
+    }
+}
+
+fn write_snapshot(file: &Path, all: &[Compiled]) -> Outcome {
+    let resources: Vec<&Resource> = all.iter().flat_map(|c| &c.output.resources).collect();
+    let versions: Vec<String> = resources.iter().map(|r| snapshot::version(r)).collect();
+    let bytes = snapshot::encode(Generation(1), versions.iter().map(String::as_str).zip(resources));
+    std::fs::write(file, bytes).map_err(|problem| Failure::failed(file.display().to_string(), problem, "name a file that can be written"))
 }
 
 /// Names and directories of the tenants.
