@@ -16,7 +16,8 @@ use canal_kit::log::{AccessLog, Sink};
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
 use canal_kit::sys::{self, ListenOptions};
-use canal_model::program::Kind;
+use canal_model::ids::Generation;
+use canal_model::program::{Kind, Resource};
 use serde_json::json;
 
 /// What tasks may take beyond the drain's deadline.
@@ -83,12 +84,16 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
     };
     let keyring = certificates.clone().map(|source| -> Keyring { Arc::new(move |identity| source.want(identity)) });
     let around = Surroundings { registry: registry.clone(), drain: traffic.clone(), keyring, log };
-    let engine = Arc::new(Engine::start(config.engine.clone(), around)?);
-    let subscriber = match &config.feed {
-        Feed::Controller(controller) => Some(subscribe(config, controller, &engine, &registry, whole)),
+    let settings = config.engine.clone();
+    let (engine, subscriber) = match &config.feed {
+        Feed::Controller(controller) => {
+            let engine = Arc::new(Engine::start(settings, around)?);
+            let subscriber = subscribe(config, controller, &engine, &registry, whole);
+            (engine, Some(subscriber))
+        }
         Feed::Snapshot(file) => {
-            load(file, &engine)?;
-            None
+            let (state, generation) = load(file)?;
+            (Arc::new(Engine::start_with(settings, around, &state, generation)?), None)
         }
     };
     Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic })
@@ -99,12 +104,10 @@ fn certificates(config: &Config, controller: &Controller, registry: &Registry, d
     CertificateSource::start(settings, registry, drain.clone()).context("starting the certificate source")
 }
 
-/// Serves a compiled snapshot, whole or not at all.
-fn load(file: &Path, engine: &Engine) -> anyhow::Result<()> {
+/// A compiled snapshot, whole or not at all.
+fn load(file: &Path) -> anyhow::Result<(Vec<Arc<Resource>>, Generation)> {
     let state = snapshot::read(file, &Kind::ALL).with_context(|| format!("{} (--snapshot)", file.display()))?;
-    let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
-    engine.replace(&all, state.generation());
-    Ok(())
+    Ok((Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect(), state.generation()))
 }
 
 fn subscribe(config: &Config, controller: &Controller, engine: &Arc<Engine>, registry: &Registry, drain: &Drain) -> Subscriber {

@@ -41,8 +41,27 @@ pub(crate) struct Run {
     pub(crate) rss_mib: f64,
 }
 
+/// Set in the child that runs inside the private network namespace.
+const INSIDE: &str = "CANAL_BENCH_INSIDE";
+
+/// Runs this program again in a network namespace of its own, which goes when it goes: nothing can reach it, and it can reach nothing.
+fn enter_namespace() -> anyhow::Result<i32> {
+    let script = format!("ip link set lo up && ip address add {}/32 dev lo && exec \"$0\" \"$@\"", peers::ORIGIN);
+    let status = std::process::Command::new("unshare")
+        .args(["--net", "--kill-child", "--fork", "--", "sh", "-c", &script])
+        .arg(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(INSIDE, "1")
+        .status()
+        .context("unshare: network namespaces need root; run this as root")?;
+    Ok(status.code().unwrap_or(1))
+}
+
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
+    if std::env::var_os(INSIDE).is_none() {
+        std::process::exit(enter_namespace()?);
+    }
     let root = std::env::current_dir()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
     let _origin = peers::start_origin(dir.path())?;

@@ -5,6 +5,8 @@ use std::path::Path;
 use crate::load::Case;
 use crate::process::{LOAD_CORE, PROXY_CORE, Process};
 
+/// The origin's address, on the namespace's loopback device: a tenant's pod cannot have 127.0.0.1.
+pub(crate) const ORIGIN: &str = "10.99.0.1";
 const ORIGIN_PORT: u16 = 18_090;
 
 /// A proxy that can be compared.
@@ -47,7 +49,7 @@ pub(crate) fn start_origin(dir: &Path) -> anyhow::Result<Process> {
          events {{ worker_connections 4096; }}\n\
          http {{ access_log off; keepalive_requests 100000000; client_body_temp_path {d}/ob; proxy_temp_path {d}/op; fastcgi_temp_path {d}/of;\n\
          uwsgi_temp_path {d}/ou; scgi_temp_path {d}/os;\n\
-         server {{ listen 127.0.0.1:{ORIGIN_PORT} backlog=1024; location / {{ return 200 \"0123456789012345678901\\n\"; }} }} }}\n"
+         server {{ listen {ORIGIN_PORT} backlog=1024; location / {{ return 200 \"0123456789012345678901\\n\"; }} }} }}\n"
     );
     let conf = write(dir, "origin.conf", &conf)?;
     Process::start(&["nginx", "-c", &conf], LOAD_CORE, ORIGIN_PORT, &dir.join("origin.log"))
@@ -60,7 +62,7 @@ fn nginx(_: &Path, dir: &Path) -> anyhow::Result<Process> {
          events {{ worker_connections 4096; }}\n\
          http {{ access_log off; keepalive_requests 100000000; client_body_temp_path {d}/nb; proxy_temp_path {d}/np; fastcgi_temp_path {d}/nf;\n\
          uwsgi_temp_path {d}/nu; scgi_temp_path {d}/ns;\n\
-         upstream o {{ server 127.0.0.1:{ORIGIN_PORT}; keepalive 256; keepalive_requests 100000000; }}\n\
+         upstream o {{ server {ORIGIN}:{ORIGIN_PORT}; keepalive 256; keepalive_requests 100000000; }}\n\
          server {{ listen 127.0.0.1:18083 backlog=1024; location / {{ proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_pass http://o; }} }} }}\n"
     );
     let conf = write(dir, "nginx.conf", &conf)?;
@@ -71,7 +73,7 @@ fn haproxy(_: &Path, dir: &Path) -> anyhow::Result<Process> {
     // A clear-text `bind` takes HTTP/1.1 and, by its preface, HTTP/2.
     let conf = format!(
         "global\n  nbthread 1\n  maxconn 8000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n\
-         frontend f\n  bind 127.0.0.1:18082\n  option forwardfor\n  default_backend b\nbackend b\n  server s 127.0.0.1:{ORIGIN_PORT}\n"
+         frontend f\n  bind 127.0.0.1:18082\n  option forwardfor\n  default_backend b\nbackend b\n  server s {ORIGIN}:{ORIGIN_PORT}\n"
     );
     let conf = write(dir, "haproxy.cfg", &conf)?;
     Process::start(&["haproxy", "-db", "-f", &conf], PROXY_CORE, 18_082, &dir.join("haproxy.log"))
@@ -83,7 +85,7 @@ fn envoy(root: &Path, dir: &Path) -> anyhow::Result<Process> {
          \"@type\": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager\n          codec_type: AUTO\n          stat_prefix: i\n          \
          route_config: {{virtual_hosts: [{{name: v, domains: [\"*\"], routes: [{{match: {{prefix: \"/\"}}, route: {{cluster: o}}}}]}}]}}\n          \
          http_filters: [{{name: router, typed_config: {{\"@type\": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}}}]\n  \
-         clusters:\n  - name: o\n    type: STATIC\n    load_assignment: {{cluster_name: o, endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: 127.0.0.1, port_value: {ORIGIN_PORT}}}}}}}}}]}}]}}\n"
+         clusters:\n  - name: o\n    type: STATIC\n    load_assignment: {{cluster_name: o, endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: {ORIGIN}, port_value: {ORIGIN_PORT}}}}}}}}}]}}]}}\n"
     );
     let conf = write(dir, "envoy.yaml", &conf)?;
     let bin = root.join(".tools/envoy/bin/envoy");
@@ -152,15 +154,15 @@ fn canal_with(root: &Path, dir: &Path, services: usize, routes: usize, port: u16
 
 fn tenant() -> String {
     format!(
-        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: bench}}\nspec: {{vni: 1, trustDomain: bench.example, podCidrs: [127.0.0.0/8], serviceCidrs: [10.96.0.0/12]}}\n---\n\
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: bench}}\nspec: {{vni: 1, trustDomain: bench.example, podCidrs: [10.99.0.0/24], serviceCidrs: [10.64.0.0/12]}}\n---\n\
          apiVersion: v1\nkind: Pod\nmetadata: {{name: origin, namespace: default, labels: {{app: origin}}, annotations: {{canal.mesh/tunnel: none, canal.mesh/az: az1}}}}\n\
          spec: {{nodeName: n1, serviceAccountName: origin, containers: [{{name: c, ports: [{{containerPort: {ORIGIN_PORT}}}]}}]}}\n\
-         status: {{podIP: 127.0.0.1, podIPs: [{{ip: 127.0.0.1}}], conditions: [{{type: Ready, status: \"True\"}}]}}\n"
+         status: {{podIP: {ORIGIN}, podIPs: [{{ip: {ORIGIN}}}], conditions: [{{type: Ready, status: \"True\"}}]}}\n"
     )
 }
 
 fn service(n: usize, routes: usize) -> String {
-    let (hi, mid, lo) = (96 + (n >> 16), (n >> 8) & 255, n & 255);
+    let (hi, mid, lo) = (64 + (n >> 16), (n >> 8) & 255, n & 255);
     let mut out = format!(
         "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{n}, namespace: default}}\nspec:\n  clusterIP: 10.{hi}.{mid}.{lo}\n  selector: {{app: origin}}\n  \
          ports: [{{name: http, port: 80, targetPort: {ORIGIN_PORT}}}]\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: s{n}, namespace: default}}\nspec:\n  \

@@ -70,9 +70,21 @@ impl Gauges {
 impl Engine {
     /// Opens all listeners, then starts the workers. Must be called inside a tokio runtime. Until the first [`Engine::apply`] every
     /// request is answered 503.
-    pub fn start(mut config: EngineConfig, around: Surroundings) -> Result<Self, EngineError> {
+    pub fn start(config: EngineConfig, around: Surroundings) -> Result<Self, EngineError> {
+        Self::start_with(config, around, &[], Generation::default())
+    }
+
+    /// The same with a state that all requests are served by, from the first on.
+    pub fn start_with(
+        mut config: EngineConfig,
+        around: Surroundings,
+        state: &[Arc<Resource>],
+        generation: Generation,
+    ) -> Result<Self, EngineError> {
+        let mut builder = Builder::new(&config.replica, around.keyring.clone());
+        let first = (!state.is_empty()).then(|| builder.apply(state, &[], generation));
         let held = accept::bind(&mut config)?;
-        let Surroundings { registry, drain, keyring, log } = around;
+        let Surroundings { registry, drain, keyring: _, log } = around;
         let shared = Arc::new(Shared {
             publisher: Publisher::default(),
             families: Families::new(&registry),
@@ -82,6 +94,9 @@ impl Engine {
             registry: registry.clone(),
             config,
         });
+        if let Some(first) = first {
+            shared.publisher.publish(first);
+        }
         let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
         let (opened, all) = std::sync::mpsc::channel();
         let given = shared.clone();
@@ -92,8 +107,7 @@ impl Engine {
             let _ = all.recv();
         }
         drop(held);
-        let builder = Mutex::new(Builder::new(&shared.config.replica, keyring));
-        Ok(Self { shared, builder, workers, gauges: Gauges::new(&registry) })
+        Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: Gauges::new(&registry) })
     }
 
     /// Takes a change; requests that begin after it returned are served by it.

@@ -61,7 +61,7 @@ pub struct Update {
     pub removals: Vec<(Kind, String)>,
 }
 
-/// Called with each change and the state as it will be; `Err` refuses the whole of it: it is nacked with the reason and the last good
+/// Called with each change and the state as it will be, the first time with a whole state; `Err` refuses the whole of it: it is nacked with the reason and the last good
 /// state stays. Runs on the subscriber's task, so it should take milliseconds; a snapshot that is refused counts as corrupt.
 pub type Apply = Box<dyn FnMut(&Update, &State) -> Result<(), String> + Send>;
 

@@ -1,6 +1,6 @@
-//! h2spec, the HTTP/2 conformance suite, against the gateway's HTTP/2 port. The gateway runs alone on loopback from a compiled snapshot.
+//! h2spec, the HTTP/2 conformance suite, against the gateway's HTTP/2 port. The gateway runs alone, from a compiled snapshot, in a
+//! network namespace that goes when the test goes.
 
-use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,36 +19,62 @@ impl Drop for Program {
     }
 }
 
-fn start(argv: &[String], port: u16) -> Program {
-    let child = Command::new(&argv[0]).args(&argv[1..]).stdin(Stdio::null()).spawn().unwrap_or_else(|e| panic!("{}: {e}", argv[0]));
-    let mut program = Program(child);
-    let started = Instant::now();
-    while TcpStream::connect(("127.0.0.1", port)).is_err() {
-        assert!(program.0.try_wait().unwrap().is_none(), "{} ended at once", argv[0]);
-        assert!(started.elapsed() < Duration::from_secs(20), "{} does not listen on {port}", argv[0]);
-        std::thread::sleep(Duration::from_millis(50));
+/// A network namespace with one address on its loopback device, held by a process.
+struct Room(Program);
+
+impl Room {
+    fn new() -> Self {
+        let script = "ip link set lo up && ip address add 10.99.0.1/32 dev lo && echo up && exec sleep 300";
+        let mut child = Command::new("unshare").args(["--net", "sh", "-c", script]).stdout(Stdio::piped()).spawn().expect("unshare");
+        let mut said = [0; 2];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).expect("the namespace comes up (as root)");
+        Self(Program(child))
     }
-    program
+
+    fn command(&self, program: &str) -> Command {
+        let mut c = Command::new("nsenter");
+        c.args(["--net", "--target", &self.0.0.id().to_string(), "--", program]);
+        c
+    }
+
+    fn start(&self, argv: &[String], port: u16) -> Program {
+        let child = self
+            .command(&argv[0])
+            .args(&argv[1..])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{}: {e}", argv[0]));
+        let mut program = Program(child);
+        let started = Instant::now();
+        let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
+        while !self.command("bash").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success() {
+            assert!(program.0.try_wait().unwrap().is_none(), "{} ended at once", argv[0]);
+            assert!(started.elapsed() < Duration::from_secs(20), "{} does not listen on {port}", argv[0]);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        program
+    }
 }
 
 const CONFIG: &str = r#"apiVersion: canal.mesh/v1
 kind: Tenant
 metadata: {name: spec}
-spec: {vni: 1, trustDomain: spec.example, podCidrs: [127.0.0.0/8], serviceCidrs: [10.96.0.0/12]}
+spec: {vni: 1, trustDomain: spec.example, podCidrs: [10.99.0.0/24], serviceCidrs: [10.64.0.0/12]}
 ---
 apiVersion: v1
 kind: Pod
 metadata: {name: origin, namespace: default, labels: {app: origin}, annotations: {canal.mesh/tunnel: none, canal.mesh/az: az1}}
 spec: {nodeName: n1, serviceAccountName: origin, containers: [{name: c, ports: [{containerPort: 18180}]}]}
-status: {podIP: 127.0.0.1, podIPs: [{ip: 127.0.0.1}], conditions: [{type: Ready, status: "True"}]}
+status: {podIP: 10.99.0.1, podIPs: [{ip: 10.99.0.1}], conditions: [{type: Ready, status: "True"}]}
 ---
 apiVersion: v1
 kind: Service
 metadata: {name: origin, namespace: default}
-spec: {clusterIP: 10.96.0.1, selector: {app: origin}, ports: [{name: http, port: 80, targetPort: 18180}]}
+spec: {clusterIP: 10.64.0.1, selector: {app: origin}, ports: [{name: http2, port: 80, targetPort: 18180}]}
 "#;
 
-fn gateway(dir: &Path) -> Program {
+fn gateway(room: &Room, dir: &Path) -> Program {
     let config = dir.join("config/spec");
     std::fs::create_dir_all(&config).unwrap();
     std::fs::write(config.join("all.yaml"), CONFIG).unwrap();
@@ -62,15 +88,17 @@ fn gateway(dir: &Path) -> Program {
         text(&dir.join("data"))
     );
     let argv: Vec<String> = [text(&bin("canal-gateway"))].into_iter().chain(flags.split_whitespace().map(str::to_string)).collect();
-    start(&argv, GATEWAY)
+    room.start(&argv, GATEWAY)
 }
 
 #[test]
 fn h2spec_passes_wholly() {
     let dir = tempfile::tempdir().unwrap();
-    let _origin = start(&[bin("canal-samples").to_str().unwrap().into(), "blob".into(), "--port".into(), ORIGIN.to_string()], ORIGIN);
-    let _gateway = gateway(dir.path());
-    let out = Command::new(root().join(".tools/bin/h2spec"))
+    let room = Room::new();
+    let _origin = room.start(&[bin("canal-samples").to_str().unwrap().into(), "blob".into(), "--port".into(), ORIGIN.to_string()], ORIGIN);
+    let _gateway = gateway(&room, dir.path());
+    let out = room
+        .command(root().join(".tools/bin/h2spec").to_str().unwrap())
         .args(["-h", "127.0.0.1", "-p", &GATEWAY.to_string(), "--timeout", "2"])
         .output()
         .expect("h2spec: run setup/install test");

@@ -19,6 +19,13 @@ use crate::drain::Drain;
 /// A snapshot may take at most this share of the time: a large state under churn is written less often.
 const WRITE_SHARE: u32 = 10;
 
+/// What the caller is told of a response.
+enum Tell {
+    Nothing,
+    Change,
+    Whole,
+}
+
 /// The owner of the state.
 pub(super) struct Holder {
     kinds: Vec<Kind>,
@@ -37,6 +44,16 @@ pub(super) struct Holder {
     write_pause: Duration,
     /// Held until the newest state is on disk after draining began.
     drain: Option<Drain>,
+}
+
+/// All of a state as one change.
+fn whole(kinds: &[Kind], state: &State) -> Update {
+    Update {
+        origin: Origin::Controller,
+        generation: state.generation(),
+        upserts: kinds.iter().flat_map(|k| state.of(*k).cloned()).collect(),
+        removals: Vec::new(),
+    }
 }
 
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
@@ -85,12 +102,7 @@ impl Holder {
 
     fn try_boot(&mut self) -> Result<(), SnapshotError> {
         let state = snapshot::read(&self.path, &self.kinds)?;
-        let update = Update {
-            origin: Origin::Snapshot,
-            generation: state.generation(),
-            upserts: self.kinds.iter().flat_map(|k| state.of(*k).cloned()).collect(),
-            removals: Vec::new(),
-        };
+        let update = Update { origin: Origin::Snapshot, ..whole(&self.kinds, &state) };
         ask(&mut self.apply, &update, &state).map_err(SnapshotError::Refused)?;
         *lock(&self.state) = state;
         Ok(())
@@ -141,14 +153,31 @@ impl Holder {
         let mut state = lock(&self.state);
         let change = examine(&state, &self.kinds, response)?;
         let undo = state.apply(&change);
-        if !change.is_empty() {
-            if let Err(why) = ask(&mut self.apply, &change.update, &state) {
-                state.undo(undo);
-                return Err(Refusal::Caller(why));
+        let asked = match self.to_tell(change.kind) {
+            Tell::Nothing => Ok(()),
+            Tell::Change if change.is_empty() => return Ok(change.kind),
+            Tell::Change => ask(&mut self.apply, &change.update, &state),
+            Tell::Whole => {
+                let whole = whole(&self.kinds, &state);
+                ask(&mut self.apply, &whole, &state)
             }
-            self.dirty = true;
+        };
+        if let Err(why) = asked {
+            state.undo(undo);
+            return Err(Refusal::Caller(why));
         }
+        self.dirty |= !change.is_empty();
         Ok(change.kind)
+    }
+
+    /// Until every kind was answered there is only a part of a state: services without their routes, say. Nobody may serve by that.
+    fn to_tell(&self, kind: Kind) -> Tell {
+        let answered = |k: &Kind| *k == kind || self.answered.contains(k);
+        match (self.status.borrow().ready, self.kinds.iter().all(answered)) {
+            (true, _) => Tell::Change,
+            (false, true) => Tell::Whole,
+            (false, false) => Tell::Nothing,
+        }
     }
 
     fn accepted(&mut self, kind: Kind) {
