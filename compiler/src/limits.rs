@@ -18,6 +18,8 @@ pub const PORTS_PER_SERVICE_MAX: usize = 256;
 pub const TEXT_BYTES_MAX: usize = 4096;
 /// Length of a regular expression, in bytes.
 pub const REGEX_BYTES_MAX: usize = 1024;
+/// Depth of groups, classes and repetitions in a regular expression; less than a gateway grants.
+pub const REGEX_NESTING_MAX: u32 = 90;
 /// Memory of a regular expression's automaton, in bytes: `(a{500}){500}` is short and has a quarter of a million states.
 pub const REGEX_AUTOMATON_BYTES_MAX: usize = 256 << 10;
 /// Memory of all regular expressions of one service's rules, in bytes; less than a gateway grants.

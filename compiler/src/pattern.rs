@@ -4,7 +4,7 @@ use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
 use regex_automata::util::syntax;
 
-use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX};
+use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MAX};
 
 /// The bytes of memory that a pattern takes, or why it is refused: a sentence without a full stop.
 pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
@@ -12,7 +12,7 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
         return Err(format!("the regular expression has {} bytes, more than {REGEX_BYTES_MAX}", pattern.len()));
     }
     // On its own first: `a)|(b` must not become valid by what is put around it.
-    syntax::parse_with(pattern, &config())
+    syntax::parse_with(pattern, &config().nest_limit(REGEX_NESTING_MAX))
         .map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))?;
     thompson::Compiler::new()
         .syntax(config())
@@ -33,7 +33,8 @@ fn whole(pattern: &str) -> String {
 }
 
 fn config() -> syntax::Config {
-    syntax::Config::new().unicode(false).utf8(false)
+    // Anchors and group around a pattern count too.
+    syntax::Config::new().unicode(false).utf8(false).nest_limit(REGEX_NESTING_MAX + 2)
 }
 
 /// The last line of the parser's drawing says what is wrong.
@@ -71,5 +72,9 @@ mod tests {
             assert!(compile(pattern).is_none(), "{pattern:?}");
         }
         assert!(cost(&long[1..]).is_ok());
+        let nested = |depth: usize| format!("{}a{}", "(".repeat(depth), ")".repeat(depth));
+        let deepest = REGEX_NESTING_MAX as usize;
+        assert!(compile(&nested(deepest)).is_some_and(|regex| regex.is_match("a")));
+        assert!(cost(&nested(deepest + 1)).is_err_and(|problem| problem.contains("nested")));
     }
 }

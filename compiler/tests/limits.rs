@@ -146,6 +146,9 @@ fn texts_and_regular_expressions() {
     });
     let regex = |bytes: usize| rule_with_match(&format!("{{path: {{type: RegularExpression, value: /{}}}}}", "a".repeat(bytes - 1)));
     check(REGEX_BYTES_MAX, "bytes, more than", regex);
+    check(REGEX_NESTING_MAX as usize, "nested", |depth| {
+        rule_with_match(&format!("{{path: {{type: RegularExpression, value: '/{}a{}'}}}}", "(".repeat(depth - 1), ")".repeat(depth - 1)))
+    });
     let repeated = |n: usize| rule_with_match(&format!("{{path: {{type: RegularExpression, value: '/(a{{{n}}}){{100}}'}}}}"));
     assert_eq!(output(&repeated(10)).diagnostics, []);
     let large = output(&repeated(500));
