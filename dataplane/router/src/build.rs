@@ -65,14 +65,17 @@ struct RouterBuilder<'a> {
 impl Router {
     /// The router of one service, and what was wrong with its rules.
     ///
-    /// All matches are ordered by their precedence. A faulty match catches nothing; what the other matches of its rule catch is
-    /// refused with 500, because the rule no longer means what its writer meant. Other rules are not touched.
+    /// All matches are ordered by their precedence, equal ones by their rule's key. A faulty match catches nothing; what the other
+    /// matches of its rule catch is refused with 500, because the rule no longer means what its writer meant. Other rules are not
+    /// touched.
     pub fn build(rules: &[Arc<RouteRule>], limits: &Limits) -> (Router, Vec<Fault>) {
         let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(rules.len());
         for (i, rule) in rules.iter().enumerate() {
             candidates.extend(rule.matches.iter().enumerate().map(|(place, http)| Candidate { rule: i as u32, place, http }));
         }
-        candidates.sort_by(|a, b| a.http.precedence.cmp(&b.http.precedence));
+        // Equal precedence happens where one object is attached twice: then the keys decide, not the order in which rules arrived.
+        let key = |candidate: &Candidate<'_>| &rules[candidate.rule as usize].key;
+        candidates.sort_by(|a, b| a.http.precedence.cmp(&b.http.precedence).then_with(|| key(a).cmp(key(b))));
         let mut index = IndexBuilder::new();
         let mut builder = RouterBuilder {
             rules,
