@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use http::Request;
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::answer::Answer;
+use crate::answer::{self, Answer};
 
 /// Pending connections the kernel keeps for us.
 const BACKLOG: i32 = 4096;
@@ -90,15 +90,29 @@ where
     Ok(())
 }
 
+/// The head of an answer, with the length its body would have had.
+fn without_body(answer: Answer) -> Answer {
+    let (mut parts, body) = answer.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        parts.headers.entry(http::header::CONTENT_LENGTH).or_insert(length.into());
+    }
+    Answer::from_parts(parts, answer::boxed(http_body_util::Empty::new()))
+}
+
 async fn serve_connection<F, Fut>(stream: TcpStream, peer: SocketAddr, mut stop: watch::Receiver<bool>, handler: F)
 where
     F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
     Fut: Future<Output = Answer> + Send + 'static,
 {
     let _ = stream.set_nodelay(true);
-    let service = service_fn(move |request| {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let head = request.method() == http::Method::HEAD;
         let answer = handler(request, peer);
-        async move { Ok::<_, Infallible>(answer.await) }
+        async move {
+            let answer = answer.await;
+            // hyper leaves the body of an answer to HEAD out in HTTP/1.1, but sends it in HTTP/2.
+            Ok::<_, Infallible>(if head { without_body(answer) } else { answer })
+        }
     });
     let server = auto::Builder::new(TokioExecutor::new());
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);

@@ -112,13 +112,13 @@ fn pods_come_and_go() {
 #[test]
 fn a_dead_node_proxy_fails_closed() {
     let mesh = mesh();
-    mesh.world.stop("alpha/alpha-n1").unwrap();
+    mesh.world.stop("alpha-n1").unwrap();
     for target in ["10.101.0.60:9080", "10.1.0.1:80"] {
         let said = mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", &format!("http://{target}/")]);
         assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered without a proxy: {said:?}");
     }
-    mesh.world.start("alpha/alpha-n1").unwrap();
-    mesh.world.wait_host_ready("alpha/alpha-n1", Duration::from_secs(20)).unwrap();
+    mesh.world.start("alpha-n1").unwrap();
+    mesh.world.wait_host_ready("alpha-n1", Duration::from_secs(20)).unwrap();
     let started = Instant::now();
     while mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", REVIEWS]).code != Some(0) {
         assert!(started.elapsed() < Duration::from_secs(10), "{}", mesh.logs());
