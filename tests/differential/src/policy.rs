@@ -1,0 +1,99 @@
+//! Policy files with questions in comments: `#with NAME` puts `_NAME.yaml` before the file, `#? QUESTION` asks. Whether the answers are
+//! right is for the tests.
+//!
+//! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""` is an empty host.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use canal_compiler::oracle::Request;
+use canal_compiler::{Input, service_keys};
+use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::policy::Document;
+
+/// A tenant's documents, and requests to its services.
+pub struct Policy {
+    pub tenant: TenantName,
+    pub documents: Vec<Arc<Document>>,
+    pub service_ids: BTreeMap<ServiceKey, ServiceId>,
+    pub questions: Vec<Question>,
+}
+
+/// One request, as written, and what is expected if that is written too.
+pub struct Question {
+    pub text: String,
+    pub request: Request,
+    pub expected: Option<String>,
+}
+
+/// The policies of a folder, sorted; not those that others are put together with.
+pub fn files(folder: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder's entry").path()).collect();
+    files.retain(|path| path.extension().is_some_and(|e| e == "yaml") && !name_of(path).starts_with('_'));
+    files.sort();
+    files
+}
+
+/// The file's own name.
+pub fn name_of(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+impl Policy {
+    /// Reads a file and those it names.
+    pub fn read(path: &Path) -> Self {
+        let read = |path: &Path| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let own = read(path);
+        let mut texts: Vec<(String, String)> = Vec::new();
+        for name in own.lines().filter_map(|line| line.strip_prefix("#with ")) {
+            let file = format!("_{}.yaml", name.trim());
+            texts.push((file.clone(), read(&path.with_file_name(file))));
+        }
+        let questions: Vec<String> = own.lines().filter_map(|line| line.strip_prefix("#? ")).map(str::to_owned).collect();
+        texts.push((name_of(path), own));
+        let mut policy = Self::of(&texts);
+        policy.questions = questions.iter().map(|text| question(&policy.tenant, text)).collect();
+        policy
+    }
+
+    /// From files by name and content, of a tenant `alpha`.
+    pub fn of(texts: &[(String, String)]) -> Self {
+        let tenant = TenantName::new("alpha").expect("a name");
+        let parse = |(file, text): &(String, String)| canal_sources::parse(file, text).documents;
+        let documents: Vec<Arc<Document>> = texts.iter().flat_map(parse).map(Arc::new).collect();
+        let keys = service_keys(&tenant, &documents);
+        let service_ids = keys.into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).expect("few services"))).collect();
+        Self { tenant, documents, service_ids, questions: Vec::new() }
+    }
+
+    /// What to compile.
+    pub fn input(&self) -> Input<'_> {
+        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids }
+    }
+}
+
+fn question(tenant: &TenantName, text: &str) -> Question {
+    let (asked, expected) = match text.split_once("=>") {
+        Some((asked, expected)) => (asked, Some(expected.trim().to_owned())),
+        None => (text, None),
+    };
+    let words: Vec<&str> = asked.split_whitespace().collect();
+    let [method, destination, host, target, headers @ ..] = words.as_slice() else { panic!("{text:?} is not a question") };
+    let (service, port) = destination.rsplit_once(':').unwrap_or_else(|| panic!("{text:?}: SERVICE:PORT"));
+    let header = |word: &&str| {
+        let (name, value) = word.split_once(':').unwrap_or_else(|| panic!("{text:?}: header:value"));
+        (name.to_owned(), value.to_owned())
+    };
+    let request = Request {
+        service: format!("{tenant}/{service}").parse().unwrap_or_else(|error| panic!("{text:?}: {error}")),
+        port: port.parse().unwrap_or_else(|error| panic!("{text:?}: {error}")),
+        host: if *host == "\"\"" { String::new() } else { (*host).to_owned() },
+        method: (*method).to_owned(),
+        target: (*target).to_owned(),
+        headers: headers.iter().map(header).collect(),
+    };
+    Question { text: text.to_owned(), request, expected }
+}

@@ -1,0 +1,135 @@
+//! Requests made from a tenant's own rules: for each match one that holds, and many that are bent in one place. They need not be sensible.
+
+use canal_compiler::ir::{Ir, RuleIr, ServiceIr};
+use canal_compiler::oracle::{Request, holds};
+use canal_model::program::{HostMatch, HttpMatch, PathMatch, TextMatch, ValueMatch};
+
+/// Tried until one fits a regular expression.
+const PATHS: [&str; 12] = ["/", "/a", "/ab", "/a/b", "/b", "/a/x", "/ab/b", "/v1/x", "/api/7", "/re/42", "/a/b/c", "/x.html"];
+const VALUES: [&str; 8] = ["1", "", "2", "12", "1,2", "yes", "abc", "x1"];
+
+/// In the order of services, rules and matches.
+pub fn probes(ir: &Ir) -> Vec<Request> {
+    ir.services.values().flat_map(of_service).collect()
+}
+
+fn of_service(service: &ServiceIr) -> Vec<Request> {
+    let ports = service.service.ports.iter().map(|port| port.port);
+    let mut found = Vec::new();
+    for port in ports.clone().chain([1]) {
+        found.push(request(service, port, "/".to_owned()));
+        for rule in service.rules.iter().filter(|rule| rule.port.is_none_or(|own| own == port)) {
+            for http in &rule.matches {
+                let held = holding(service, port, rule, http);
+                found.extend(bent(&held));
+                found.push(held);
+            }
+        }
+    }
+    found
+}
+
+fn request(service: &ServiceIr, port: u16, target: String) -> Request {
+    let key = service.service.key.clone();
+    let host = key.name.to_string();
+    Request { service: key, port, host, method: "GET".to_owned(), target, headers: Vec::new() }
+}
+
+/// A request for which the match holds, unless its regular expressions ask for words that are not known here.
+fn holding(service: &ServiceIr, port: u16, rule: &RuleIr, http: &HttpMatch) -> Request {
+    let path = match &http.path {
+        PathMatch::Exact(path) | PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => path.clone(),
+        PathMatch::Regex(_) => fitting(&PATHS, |path| {
+            let alone = HttpMatch { method: None, headers: Vec::new(), query: Vec::new(), ..http.clone() };
+            holds(&[], &alone, &request(service, port, path.to_owned()))
+        }),
+    };
+    let query: Vec<String> = http.query.iter().map(|condition| format!("{}={}", condition.name, value(condition, http))).collect();
+    let target = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
+    let mut held = request(service, port, target);
+    match rule.hosts.first() {
+        Some(HostMatch::Exact(host)) => held.host.clone_from(host),
+        Some(HostMatch::Suffix(domain)) => held.host = format!("any{domain}"),
+        None => {}
+    }
+    if let Some(method) = &http.method {
+        held.method.clone_from(method);
+    }
+    held.headers = http.headers.iter().map(|condition| (condition.name.clone(), value(condition, http))).collect();
+    held
+}
+
+fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
+    match &condition.value {
+        TextMatch::Exact(text) => text.clone(),
+        TextMatch::Prefix(text) => format!("{text}z"),
+        TextMatch::Present => "here".to_owned(),
+        TextMatch::Regex(pattern) => {
+            // The oracle knows whether a pattern fits; a path that is the value asks it.
+            let as_path = HttpMatch {
+                path: PathMatch::Regex(pattern.clone()),
+                method: None,
+                headers: Vec::new(),
+                query: Vec::new(),
+                precedence: http.precedence.clone(),
+            };
+            let asked = |text: &str| Request {
+                service: "alpha/any/any".parse().expect("a service's key"),
+                port: 80,
+                host: String::new(),
+                method: String::new(),
+                target: text.to_owned(),
+                headers: Vec::new(),
+            };
+            fitting(&VALUES, |text| holds(&[], &as_path, &asked(text)))
+        }
+    }
+}
+
+fn fitting(words: &[&str], fits: impl Fn(&str) -> bool) -> String {
+    words.iter().find(|word| fits(word)).copied().unwrap_or(words[0]).to_owned()
+}
+
+/// The request, bent in one place each time.
+fn bent(held: &Request) -> Vec<Request> {
+    let mut found = Vec::new();
+    let mut bend = |change: &dyn Fn(&mut Request)| {
+        let mut other = held.clone();
+        change(&mut other);
+        if other != *held {
+            found.push(other);
+        }
+    };
+    let (path, query) = held.target.split_once('?').map_or((held.target.as_str(), None), |(path, query)| (path, Some(query)));
+    let asks = query.map(|query| format!("?{query}")).unwrap_or_default();
+    let shorter = path.strip_suffix(|_: char| true).filter(|shorter| !shorter.is_empty()).unwrap_or("/");
+    for other in [format!("{path}/"), format!("{path}x"), format!("{path}/x"), format!("/{path}"), path.to_uppercase(), shorter.to_owned()]
+    {
+        bend(&|request| request.target = format!("{other}{asks}"));
+    }
+    match query {
+        None => ["?", "?1", "?x-a=1&x-a=2"].iter().for_each(|asked| bend(&|request| request.target = format!("{path}{asked}"))),
+        Some(query) => {
+            let name = query.split(['=', '&']).next().unwrap_or_default();
+            for other in [format!("{name}=other&{query}"), format!("{query}&{name}=other"), format!("&&{query}?"), name.to_owned()] {
+                bend(&|request| request.target = format!("{path}?{other}"));
+            }
+        }
+    }
+    let upper = held.host.to_uppercase();
+    for other in [upper.clone(), format!("{upper}:80"), format!("{}.", held.host), format!("x.{}", held.host), format!("x{}", held.host)] {
+        bend(&|request| request.host.clone_from(&other));
+    }
+    for method in ["POST", "get", "OPTIONS"] {
+        bend(&|request| request.method = method.to_owned());
+    }
+    for at in 0..held.headers.len() {
+        bend(&|request| drop(request.headers.remove(at)));
+        bend(&|request| request.headers[at].0.make_ascii_uppercase());
+        bend(&|request| request.headers[at].1.push('z'));
+        bend(&|request| request.headers.push((held.headers[at].0.to_uppercase(), "2".to_owned())));
+        bend(&|request| request.headers.insert(0, (held.headers[at].0.clone(), String::new())));
+    }
+    bend(&|request| request.headers.push(("x-a".to_owned(), "1".to_owned())));
+    found
+}

@@ -1,0 +1,78 @@
+//! Generated tenants on every target. Every tenant has a seed of its own, which a failure prints after the tenant was made as small as
+//! possible: `CANAL_SEED=<seed>` begins there, `CANAL_TENANTS=<count>` says how many follow. What fails becomes a case in `cases/`.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use canal_compiler::generate::{Case, cases};
+use canal_compiler::oracle::Request;
+use canal_differential::probe::probes;
+use canal_differential::{Tally, Trial};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
+
+/// Unoptimised regular expressions are slow; the numbers that matter are those of release.
+const TENANTS: u64 = if cfg!(debug_assertions) { 300 } else { 1_500 };
+const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) { 10_000 } else { 50_000 };
+/// Of the requests made from one tenant's rules.
+const PROBES_MAX: usize = 64;
+
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number is needed")))
+}
+
+/// The same for the same seed, whatever was made before.
+fn runner(seed: u64) -> TestRunner {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&seed.to_le_bytes());
+    let config = Config { failure_persistence: None, max_shrink_iters: 4_000, ..Config::default() };
+    TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
+}
+
+/// The case's own requests and a part of those made from its rules, spread over all of them.
+fn requests(case: &Case, trial: &Trial) -> Vec<Request> {
+    let made = probes(&trial.ir);
+    let step = made.len().div_ceil(PROBES_MAX).max(1);
+    case.requests.iter().cloned().chain(made.into_iter().step_by(step)).collect()
+}
+
+fn check(case: &Case, tally: &RefCell<Tally>) -> Result<(), TestCaseError> {
+    let trial = Trial::of(&case.input()).ok_or_else(|| TestCaseError::fail("the tenant is not valid"))?;
+    for request in requests(case, &trial) {
+        trial.compare(&request, &mut tally.borrow_mut()).map_err(TestCaseError::fail)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn generated_tenants_mean_the_same_everywhere() {
+    let first = from_environment("CANAL_SEED").unwrap_or(1);
+    let count = from_environment("CANAL_TENANTS").unwrap_or(TENANTS);
+    let tally = RefCell::new(Tally::default());
+    for seed in (first..).take(usize::try_from(count).expect("a count")) {
+        let mut runner = runner(seed);
+        let tree = cases().new_tree(&mut runner).expect("a tenant");
+        if let Err(error) = runner.run_one(tree, |case| check(&case, &tally)) {
+            let why = match error {
+                TestError::Fail(why, _) => why.to_string(),
+                TestError::Abort(why) => format!("aborted: {why}"),
+            };
+            panic!("seed {seed} (CANAL_SEED={seed} CANAL_TENANTS=1 repeats it): {why}");
+        }
+    }
+    let tally = tally.into_inner();
+    println!("{count} tenants from seed {first}: {tally:?}");
+    if count >= TENANTS {
+        assert!(tally.comparisons >= COMPARISONS_LEAST, "{tally:?}");
+        let all: usize = tally.verdicts.values().sum();
+        assert!(tally.verdicts.len() == 5 && tally.verdicts.values().all(|count| count * 50 > all), "{tally:?}");
+    }
+}
+
+/// A seed that is printed must bring the same tenant back.
+#[test]
+fn a_seed_names_a_tenant() {
+    let made = |seed| format!("{:?}", cases().new_tree(&mut runner(seed)).expect("a tenant").current());
+    assert_eq!(made(7), made(7));
+    assert_eq!((1..20).map(made).collect::<BTreeSet<String>>().len(), 19, "every seed its own tenant");
+}

@@ -1,0 +1,99 @@
+//! At the edges of what the compiler lets through: a router takes all of it, since a rule that it refused would have had no diagnostic.
+//! [`Trial::of`] fails if a router finds fault. Where the compiler's limits are is for its own tests.
+
+use std::fmt::Write;
+
+use canal_compiler::limits::{REGEX_BYTES_MAX, REGEX_NESTING_MAX};
+use canal_compiler::oracle::{Request, Verdict};
+use canal_differential::policy::Policy;
+use canal_differential::{Tally, Trial};
+
+const SHOP: &str = include_str!("../cases/_shop.yaml");
+
+/// The shop with these rules of one HTTPRoute on `web`.
+fn trial(hosts: &str, rules: &str) -> Trial {
+    let parents = r#"[{group: "", kind: Service, name: web, port: 80}]"#;
+    let metadata = "{name: r, namespace: shop}";
+    let route = format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {metadata}\nspec:\n  \
+         parentRefs: {parents}\n  hostnames: {hosts}\n  rules:\n{rules}"
+    );
+    let policy = Policy::of(&[("shop".to_owned(), SHOP.to_owned()), ("route".to_owned(), route)]);
+    Trial::of(&policy.input()).expect("the tenant is valid")
+}
+
+fn rule(matches: &str) -> String {
+    format!("  - {{matches: [{{{matches}}}], backendRefs: [{{name: web, port: 80}}]}}\n")
+}
+
+fn get(target: &str, host: &str, header: Option<&str>) -> Request {
+    Request {
+        service: "alpha/shop/web".parse().unwrap(),
+        port: 80,
+        host: host.to_owned(),
+        method: "GET".to_owned(),
+        target: target.to_owned(),
+        headers: header.map(|value| ("x-a".to_owned(), value.to_owned())).into_iter().collect(),
+    }
+}
+
+fn is_split(trial: &Trial, request: &Request) -> bool {
+    let verdict = trial.compare(request, &mut Tally::default()).unwrap_or_else(|difference| panic!("{difference}"));
+    matches!(verdict, Verdict::Split { .. })
+}
+
+/// One pattern as a path and as a header, just inside of a limit and just beyond.
+#[test]
+fn one_regular_expression() {
+    let nested = |depth: usize, open: &str, close: &str| format!("{}a{}", open.repeat(depth), close.repeat(depth));
+    let deepest = REGEX_NESTING_MAX as usize;
+    let long = |bytes: usize| "a".repeat(bytes);
+    for (what, pattern, accepted) in [
+        ("groups", nested(deepest - 1, "(", ")"), true),
+        ("groups", nested(deepest + 1, "(", ")"), false),
+        ("repetitions", nested(deepest / 2 - 1, "(", ")?"), true),
+        ("repetitions", nested(deepest, "(", ")?"), false),
+        ("alternations", nested(deepest / 2 - 1, "(b|", ")"), true),
+        ("alternations", nested(deepest, "(b|", ")"), false),
+        ("classes", format!("{}a{}", "[".repeat(40), "]".repeat(40)), true),
+        ("length", long(REGEX_BYTES_MAX - 1), true),
+        ("length", long(REGEX_BYTES_MAX + 1), false),
+        ("memory", "(abc|d[e-z]){400}".to_owned(), true),
+        ("memory", "((abc|d[e-z]){200}){50}".to_owned(), false),
+    ] {
+        let path = rule(&format!("path: {{type: RegularExpression, value: '/{pattern}'}}"));
+        let header = rule(&format!("path: {{value: /h}}, headers: [{{name: x-a, value: '{pattern}', type: RegularExpression}}]"));
+        let trial = trial("[]", &(path + &header));
+        let fits = if what == "length" {
+            pattern.clone()
+        } else if what == "memory" {
+            "abc".repeat(400)
+        } else {
+            "a".to_owned()
+        };
+        for request in [get(&format!("/{fits}"), "web", None), get("/h", "web", Some(&fits))] {
+            assert_eq!(is_split(&trial, &request), accepted, "{what}: {request:?}");
+        }
+    }
+}
+
+/// As many as a service may have, for several hosts: each host has an automaton of its own.
+#[test]
+fn all_regular_expressions_of_a_service() {
+    for hosts in ["[]", "[a.example.com, '*.example.com', b.example.com]"] {
+        let mut rules = String::new();
+        for number in 0..200 {
+            let pattern = format!("/{number}(abc|d[e-z]){{300}}");
+            let header = "headers: [{name: x-a, value: '[ab]+', type: RegularExpression}]";
+            write!(rules, "{}", rule(&format!("path: {{type: RegularExpression, value: '{pattern}'}}, {header}"))).unwrap();
+        }
+        let trial = trial(hosts, &rules);
+        // The oracle compiles every expression anew for every request: few requests are enough.
+        for (number, fits) in [(0, true), (1, true), (30, true), (199, false)] {
+            let path = format!("/{number}{}", "abc".repeat(300));
+            for (header, holds) in [("ab", true), ("c", false)] {
+                assert_eq!(is_split(&trial, &get(&path, "a.example.com", Some(header))), fits && holds, "{number} on {hosts}");
+            }
+        }
+    }
+}
