@@ -11,7 +11,7 @@ use canal_kit::admin::{self, Routes};
 use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
 use canal_kit::controller::Controller;
 use canal_kit::diagnostics::Level;
-use canal_kit::drain::{self, Drain, Phase, Trigger};
+use canal_kit::drain::{self, Drain, Phase, Trigger, Watcher};
 use canal_kit::log::{AccessLog, Sink};
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
@@ -48,7 +48,7 @@ struct Board {
     registry: Registry,
     certificates: Option<CertificateSource>,
     subscriber: Option<Subscriber>,
-    traffic: Drain,
+    traffic: Watcher,
 }
 
 /// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
@@ -83,7 +83,9 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
         Feed::Snapshot(_) => None,
     };
     let keyring = certificates.clone().map(|source| -> Keyring { Arc::new(move |identity| source.want(identity)) });
-    let around = Surroundings { registry: registry.clone(), drain: traffic.clone(), keyring, log };
+    // A watcher, not a hold: the drain waits for every holder.
+    let watcher = traffic.watcher();
+    let around = Surroundings { registry: registry.clone(), drain: traffic, keyring, log };
     let settings = config.engine.clone();
     let (engine, subscriber) = match &config.feed {
         Feed::Controller(controller) => {
@@ -96,7 +98,7 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
             (Arc::new(Engine::start_with(settings, around, &state, generation)?), None)
         }
     };
-    Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic })
+    Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic: watcher })
 }
 
 fn certificates(config: &Config, controller: &Controller, registry: &Registry, drain: &Drain) -> anyhow::Result<CertificateSource> {
