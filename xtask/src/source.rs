@@ -146,23 +146,26 @@ fn dead_files(tree: &Tree, found: &mut Vec<String>) {
         let Ok(ast) = syn::parse_file(text) else { continue };
         let file = path.rsplit('/').next().unwrap_or(path);
         let dir = path.strip_suffix(file).unwrap_or_default();
-        let is_root = ["lib.rs", "main.rs", "mod.rs", "build.rs"].contains(&file) || is_target(path);
+        let is_root = ["lib.rs", "main.rs", "mod.rs"].contains(&file) || is_target(path);
         let base = if is_root { dir.to_string() } else { format!("{}/", path.trim_end_matches(".rs")) };
         mods(&ast.items, &base, dir, &mut named);
     }
     for (path, _) in tree.with_suffix(".rs") {
         let file = path.rsplit('/').next().unwrap_or(path);
-        let root = ["lib.rs", "main.rs", "build.rs"].contains(&file) || is_target(path);
+        let root = ["lib.rs", "main.rs"].contains(&file) || is_target(path);
         if !root && !named.contains(path) {
             found.push(format!("{path}: no `mod` names this file; delete it or name it"));
         }
     }
 }
 
-/// Files cargo finds by their place: `tests/x.rs`, `benches/x.rs`, `examples/x.rs`, `src/bin/x.rs`.
+/// Files cargo finds by their place: `build.rs`, `tests/x.rs`, `benches/x.rs`, `examples/x.rs`, `src/bin/x.rs`.
 fn is_target(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     let n = parts.len();
+    if parts[n - 1] == "build.rs" && !parts.contains(&"src") {
+        return true;
+    }
     n >= 2
         && (["tests", "benches", "examples"].contains(&parts[n - 2]) && !parts.contains(&"src")
             || n >= 3 && parts[n - 2] == "bin" && parts[n - 3] == "src")

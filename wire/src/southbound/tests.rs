@@ -10,7 +10,7 @@ fn key(s: &str) -> canal_model::ids::ServiceKey {
     s.parse().unwrap()
 }
 
-fn samples() -> Vec<Resource> {
+fn routes() -> [Resource; 2] {
     let precedence = p::Precedence { class: 1, specificity: [1, 2, 3, 4, 5], created: 7, object: "HTTPRoute/a/b".into(), place: [8, 9] };
     let matches = vec![
         p::HttpMatch {
@@ -47,6 +47,16 @@ fn samples() -> Vec<Resource> {
         matches: matches.clone(),
         action,
     };
+    [Resource::Route(rule(split)), Resource::Route(rule(p::RouteAction::Refuse { status: 500, reason: "broken".into() }))]
+}
+
+fn samples() -> Vec<Resource> {
+    let mut all = parents();
+    all.extend(routes());
+    all
+}
+
+fn parents() -> Vec<Resource> {
     vec![
         Resource::Tenant(p::Tenant {
             name: "alpha".parse().unwrap(),
@@ -82,8 +92,6 @@ fn samples() -> Vec<Resource> {
             tunnel: p::Tunnel::None,
             endpoints: vec![p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 }],
         }),
-        Resource::Route(rule(split)),
-        Resource::Route(rule(p::RouteAction::Refuse { status: 500, reason: "broken".into() })),
     ]
 }
 
