@@ -68,7 +68,8 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     let clock = worker.clock.clone();
     tokio::task::spawn_local(async move { clock.run().await });
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
-    let accepting: Vec<_> = doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
+    let accepting: Vec<_> =
+        doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
     worker.drain.draining().await;
     worker.begin_drain();
     for task in accepting {

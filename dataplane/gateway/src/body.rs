@@ -68,7 +68,11 @@ pub(crate) fn cause_of(e: &h2::Error) -> Cause {
 
 enum Piece {
     /// Payload, or framed bytes for a verbatim body; `last` if surely nothing follows.
-    Data { bytes: Bytes, payload: u64, last: bool },
+    Data {
+        bytes: Bytes,
+        payload: u64,
+        last: bool,
+    },
     End(Option<HeaderMap>),
 }
 
@@ -135,8 +139,7 @@ impl Pump {
                 }
                 Poll::Ready(Err(cause)) => return Poll::Ready(Err(Broken::Source(cause))),
                 Poll::Ready(Ok(Piece::End(trailers))) => {
-                    self.grpc_status =
-                        trailers.as_ref().and_then(|map| map.get("grpc-status")).and_then(|v| v.to_str().ok()?.parse().ok());
+                    self.grpc_status = trailers.as_ref().and_then(|map| map.get("grpc-status")).and_then(|v| v.to_str().ok()?.parse().ok());
                     self.ended = Some(trailers);
                 }
                 Poll::Ready(Ok(Piece::Data { bytes, payload, last })) => {

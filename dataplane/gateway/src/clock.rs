@@ -88,8 +88,7 @@ impl Clock {
 
     /// A deadline of one owner, not armed.
     pub(crate) fn timer(&self) -> Timer {
-        let slot =
-            Rc::new(Slot { due: Cell::new(None), what: Cell::new(Late::Idle), fired: Cell::new(None), waker: RefCell::new(None) });
+        let slot = Rc::new(Slot { due: Cell::new(None), what: Cell::new(Late::Idle), fired: Cell::new(None), waker: RefCell::new(None) });
         let key = self.inner.slots.borrow_mut().insert(slot.clone());
         Timer { clock: self.clone(), slot, key }
     }

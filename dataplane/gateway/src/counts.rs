@@ -45,7 +45,11 @@ impl Counts {
                 &["reason"],
             ),
             refused_connects: family("canal_gateway_refused_connects_total", "HBONE CONNECTs that were refused, by reason.", &["reason"]),
-            retries: family("canal_gateway_retries_total", "Requests sent again to another endpoint or connection, by reason.", &["reason"]),
+            retries: family(
+                "canal_gateway_retries_total",
+                "Requests sent again to another endpoint or connection, by reason.",
+                &["reason"],
+            ),
             timeouts: Late::ALL.iter().map(|late| shard.counter(&timeouts, &[late.name()])).collect(),
             http2_errors: family(
                 "canal_gateway_http2_errors_total",

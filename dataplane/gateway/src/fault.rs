@@ -86,7 +86,9 @@ impl Fault {
             Fault::NoRoute => 404,
             Fault::Route { status, .. } => *status,
             Fault::TenantBusy => 429,
-            Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => 503,
+            Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => {
+                503
+            }
             Fault::UpstreamClosed { .. } | Fault::UpstreamReset | Fault::UpstreamProtocol(_) => 502,
             Fault::UpstreamTimeout => 504,
         }

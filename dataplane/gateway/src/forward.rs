@@ -74,7 +74,8 @@ pub(crate) fn plan<R: Request>(worker: &Worker, session: &Session, request: &R, 
         Ok((view, admission)) => {
             record.target = Some((view.clone(), None));
             // Only tunnels need it, and only new ones: cloned lazily would be cheaper still, but the snapshot must not be held.
-            let tls = if view.set.endpoints.iter().any(|e| e.workload.tunnel == canal_model::program::Tunnel::Hbone) { tls() } else { None };
+            let tls =
+                if view.set.endpoints.iter().any(|e| e.workload.tunnel == canal_model::program::Tunnel::Hbone) { tls() } else { None };
             Ok(Plan { view, tls, _admission: admission })
         }
         Err(fault) => {
@@ -85,6 +86,10 @@ pub(crate) fn plan<R: Request>(worker: &Worker, session: &Session, request: &R, 
 }
 
 /// A way to an endpoint, in the HTTP version that it speaks.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+)]
 pub(crate) enum Up {
     Http1(Lease),
     Http2(Place, SendRequest<Bytes>),
@@ -195,7 +200,9 @@ mod tests {
 
     #[test]
     fn grpc_is_told_by_its_content_type() {
-        for (text, want) in [("application/grpc", true), ("application/grpc+proto", true), ("application/grpc-web", false), ("text/plain", false)] {
+        for (text, want) in
+            [("application/grpc", true), ("application/grpc+proto", true), ("application/grpc-web", false), ("text/plain", false)]
+        {
             assert_eq!(is_grpc(text.as_bytes()), want, "{text}");
         }
     }

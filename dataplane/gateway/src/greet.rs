@@ -13,9 +13,7 @@ use canal_kit::sys;
 use canal_kit::tls::TlsError;
 use canal_model::identity::Peer;
 use canal_model::program::AppProtocol;
-use canal_wire::hbone::{
-    BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded, forwarded_for,
-};
+use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded, forwarded_for};
 use http::{HeaderMap, HeaderValue};
 use tokio::net::TcpStream;
 
@@ -251,8 +249,8 @@ fn welcome(worker: &Rc<Worker>, tenant: &Arc<TenantView>, incoming: &Incoming) -
 fn caller(tenant: &TenantView, peer: &Peer, headers: &HeaderMap) -> Caller {
     let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
     let address = forwarded_for(text(FORWARDED)).unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
-    let party = party_at(tenant, address.ip(), Some(peer))
-        .unwrap_or_else(|| Party::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE))));
+    let party =
+        party_at(tenant, address.ip(), Some(peer)).unwrap_or_else(|| Party::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE))));
     Caller { party, address, secured: true }
 }
 

@@ -80,7 +80,8 @@ pub(crate) fn account(worker: &Worker, tenant: &TenantView) -> Rc<Account> {
     if accounts.len() <= at {
         accounts.resize(at + 1, None);
     }
-    let fresh = || Rc::new(Account { tenant: tenant.name.clone(), number: tenant.number, requests: Rc::default(), connections: Rc::default() });
+    let fresh =
+        || Rc::new(Account { tenant: tenant.name.clone(), number: tenant.number, requests: Rc::default(), connections: Rc::default() });
     accounts[at].get_or_insert_with(fresh).clone()
 }
 

@@ -151,7 +151,8 @@ impl Upstreams {
 
     fn look_up(&self, set: &Arc<EndpointSet>, az: Option<&str>) -> SetView {
         let states = set.endpoints.iter().map(|e| self.state(Key::Listed(e.id))).collect();
-        let near: Vec<u32> = (0u32..).zip(set.endpoints.iter()).filter(|(_, e)| Some(e.workload.az.as_str()) == az).map(|(n, _)| n).collect();
+        let near: Vec<u32> =
+            (0u32..).zip(set.endpoints.iter()).filter(|(_, e)| Some(e.workload.az.as_str()) == az).map(|(n, _)| n).collect();
         let near = if near.len() == set.endpoints.len() { Vec::new() } else { near };
         SetView { set: set.clone(), states, near }
     }
@@ -215,7 +216,11 @@ pub(crate) async fn fresh(worker: &Worker, chosen: &Chosen, introduction: Introd
 pub(crate) fn keep(worker: &Worker, chosen: &Chosen, wire: Wire) {
     let mut idle = chosen.state().idle.borrow_mut();
     // Bytes that nobody asked for make it unusable: they would be read as the answer to someone else's request.
-    if wire.inbox.is_empty() && wire.outbox.is_empty() && idle.len() < worker.shared.config.limits.idle_per_endpoint && !worker.is_draining() {
+    if wire.inbox.is_empty()
+        && wire.outbox.is_empty()
+        && idle.len() < worker.shared.config.limits.idle_per_endpoint
+        && !worker.is_draining()
+    {
         idle.push(Kept { io: wire.io, since: worker.clock.now() });
     } else {
         worker.counts.not_kept.inc();

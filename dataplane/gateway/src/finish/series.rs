@@ -172,7 +172,7 @@ impl Series {
     fn make(&self, session: &Session, target: Option<&Target>, seen: &Observed) -> OfRequest {
         let unknown = Party::unknown();
         let (mut code, mut grpc) = (itoa::Buffer::new(), itoa::Buffer::new());
-        let mut values = common(session, target, &unknown, if seen.grpc { "grpc" } else { "http" }, seen.flag);
+        let mut values = label_values(session, target, &unknown, if seen.grpc { "grpc" } else { "http" }, seen.flag);
         values.push(code.format(seen.status));
         values.push(seen.grpc_status.map_or("", |s| grpc.format(s)));
         OfRequest {
@@ -186,7 +186,7 @@ impl Series {
     /// Counts a relayed connection as opened, and gives the counters of its bytes.
     pub(crate) fn relay_opened(&self, session: &Session, target: &Target) -> Relay {
         let unknown = Party::unknown();
-        let values = common(session, Some(target), &unknown, "tcp", Flag::None);
+        let values = label_values(session, Some(target), &unknown, "tcp", Flag::None);
         self.shard.counter(&self.families.tcp_opened, &values).inc();
         Relay {
             received: self.shard.counter(&self.families.tcp_received, &values),
@@ -197,11 +197,11 @@ impl Series {
     /// Counts a relayed connection as closed, or as one that never came up.
     pub(crate) fn relay_closed(&self, session: &Session, target: Option<&Target>, flag: Flag) {
         let unknown = Party::unknown();
-        self.shard.counter(&self.families.tcp_closed, &common(session, target, &unknown, "tcp", flag)).inc();
+        self.shard.counter(&self.families.tcp_closed, &label_values(session, target, &unknown, "tcp", flag)).inc();
     }
 }
 
-fn common<'a>(session: &'a Session, target: Option<&'a Target>, unknown: &'a Party, protocol: &'a str, flag: Flag) -> Values<'a> {
+fn label_values<'a>(session: &'a Session, target: Option<&'a Target>, unknown: &'a Party, protocol: &'a str, flag: Flag) -> Values<'a> {
     let endpoint = target.and_then(|(view, at)| view.set.endpoints.get((*at)?));
     let service = target.and_then(|(view, _)| view.set.service.as_deref());
     let mut values: Values<'a> = SmallVec::new();

@@ -137,15 +137,7 @@ fn send(client: &mut Client, ask: &Ask, up: Up, add: &Additions<'_>) -> Result<B
 }
 
 /// After an exchange: what becomes of the client's connection. `kept` is what the client was told.
-async fn settle(
-    worker: &Worker,
-    client: &mut Client,
-    ask: &Ask,
-    len: usize,
-    record: &mut Record,
-    outcome: Outcome,
-    kept: bool,
-) -> Next {
+async fn settle(worker: &Worker, client: &mut Client, ask: &Ask, len: usize, record: &mut Record, outcome: Outcome, kept: bool) -> Next {
     match outcome {
         Outcome::Done { request_done } => {
             if !ask.has_body() {

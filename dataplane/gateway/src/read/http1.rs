@@ -28,6 +28,10 @@ pub(crate) struct Client {
 }
 
 /// What becomes of the connection after a request.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+)]
 pub(crate) enum Next {
     /// The next request.
     Keep,

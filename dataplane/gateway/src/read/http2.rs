@@ -16,6 +16,10 @@ use crate::io::{Io, Rewound};
 use crate::limits;
 use crate::worker::Worker;
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+)]
 enum Event {
     Request(Request<h2::RecvStream>, SendResponse<Bytes>),
     Failed(h2::Error),

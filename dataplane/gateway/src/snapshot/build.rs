@@ -334,7 +334,8 @@ impl Builder {
         let id = self.last_id;
         let state = self.services.entry_ref(key).or_default();
         let service = state.service.as_ref();
-        let hostname = service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
+        let hostname =
+            service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
         let mut endpoints = Vec::new();
         for workload in state.members.iter().filter_map(|uid| self.workloads.get(uid)) {

@@ -27,7 +27,16 @@ impl Party {
     /// Nothing is known.
     pub(crate) fn unknown() -> Self {
         let u = || UNKNOWN.to_string();
-        Self { workload: u(), namespace: u(), app: u(), version: u(), service: u(), revision: "latest".into(), cluster: u(), ..Self::default() }
+        Self {
+            workload: u(),
+            namespace: u(),
+            app: u(),
+            version: u(),
+            service: u(),
+            revision: "latest".into(),
+            cluster: u(),
+            ..Self::default()
+        }
     }
 
     /// From the registry.

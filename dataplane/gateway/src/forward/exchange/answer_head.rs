@@ -95,7 +95,7 @@ impl Exchange<'_> {
         let to = heads::framing_to_1(framing, self.ask.spoken);
         match &mut self.front {
             Front::Http1(client) => {
-                let keep = keep && to != Framing::UntilClose && !(status >= 400 && !self.up.done);
+                let keep = keep && to != Framing::UntilClose && (status < 400 || self.up.done);
                 self.kept = keep;
                 let outgoing = Outgoing {
                     framing: to,
@@ -164,7 +164,7 @@ impl Exchange<'_> {
         match &mut self.front {
             Front::Http1(client) => {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
-                let keep = keep && framing != Framing::UntilClose && !(status >= 400 && !self.up.done);
+                let keep = keep && framing != Framing::UntilClose && (status < 400 || self.up.done);
                 self.kept = keep;
                 let outgoing = Outgoing { framing, persistence: heads::persistence(self.ask.spoken, keep), ..Outgoing::default() };
                 let into = client.wire.outbox.head();

@@ -12,7 +12,14 @@ pub(crate) fn set_of(endpoints: usize) -> EndpointSet {
     let snapshot = builder.apply(&all, &[], Generation(1));
     let port = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
     let set = snapshot.set(port).unwrap();
-    EndpointSet { id: set.id, service: set.service.clone(), port: 80, protocol: set.protocol, known: true, endpoints: set.endpoints.clone() }
+    EndpointSet {
+        id: set.id,
+        service: set.service.clone(),
+        port: 80,
+        protocol: set.protocol,
+        known: true,
+        endpoints: set.endpoints.clone(),
+    }
 }
 
 fn key(name: &str) -> ServiceKey {
@@ -59,7 +66,13 @@ fn rule(name: &str, of: &str, to: &str, subset: &str) -> Arc<Resource> {
     let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0, 0] };
     let subset = if subset.is_empty() { Labels::new() } else { [("version".to_string(), subset.to_string())].into() };
     Arc::new(Resource::Route(RouteRule {
-        key: RouteKey { tenant: "t".parse().unwrap(), kind: "HTTPRoute".into(), namespace: "ns".parse().unwrap(), name: name.parse().unwrap(), rule: "0".into() },
+        key: RouteKey {
+            tenant: "t".parse().unwrap(),
+            kind: "HTTPRoute".into(),
+            namespace: "ns".parse().unwrap(),
+            name: name.parse().unwrap(),
+            rule: "0".into(),
+        },
         parent: key(of),
         parent_port: Some(80),
         hosts: vec![],
@@ -75,7 +88,8 @@ fn told(snapshot: &Snapshot) -> String {
         for s in tenant.services() {
             for p in s.ports.iter() {
                 let set = snapshot.set(p.slot).unwrap();
-                let endpoints: Vec<_> = set.endpoints.iter().map(|e| format!("{}@{} as {:?}", e.workload.uid, e.address, e.workload.identity)).collect();
+                let endpoints: Vec<_> =
+                    set.endpoints.iter().map(|e| format!("{}@{} as {:?}", e.workload.uid, e.address, e.workload.identity)).collect();
                 lines.push(format!("{}:{} routed={} {endpoints:?}", s.names.key, p.port, p.routed));
             }
         }
@@ -86,7 +100,8 @@ fn told(snapshot: &Snapshot) -> String {
 
 #[test]
 fn the_order_of_arrival_does_not_matter() {
-    let all = [tenant(), service("a", &[80, 81]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b"), rule("r", "a", "b", "")];
+    let all =
+        [tenant(), service("a", &[80, 81]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b"), rule("r", "a", "b", "")];
     let at_once = told(&Builder::new("gw", None).apply(&all, &[], Generation(1)));
     assert!(at_once.contains("t/ns/a:80 routed=true") && at_once.contains("t/ns/a:81 routed=false"), "{at_once}");
     assert!(at_once.contains("spiffe://t.example/ns/ns/sa/sa"), "{at_once}");
@@ -101,7 +116,8 @@ fn the_order_of_arrival_does_not_matter() {
 #[test]
 fn a_change_rebuilds_its_service_and_shares_the_rest() {
     let mut builder = Builder::new("gw", None);
-    let first = builder.apply(&[service("a", &[80]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b")], &[], Generation(1));
+    let first =
+        builder.apply(&[service("a", &[80]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b")], &[], Generation(1));
     let second = builder.apply(&[workload("a-1", 3, "a")], &[], Generation(2));
     let set = |snapshot: &Snapshot, name: &str| {
         let slot = snapshot.tenant("t").unwrap().service(&key(name)).unwrap().port(80).unwrap().slot;
@@ -136,7 +152,11 @@ fn what_is_removed_is_gone_and_what_it_hid_comes_back() {
 #[test]
 fn a_whole_state_removes_what_it_does_not_hold() {
     let mut builder = Builder::new("gw", None);
-    builder.apply(&[tenant(), service("a", &[80]), service("b", &[80]), workload("b-0", 1, "b"), rule("r", "a", "b", "")], &[], Generation(1));
+    builder.apply(
+        &[tenant(), service("a", &[80]), service("b", &[80]), workload("b-0", 1, "b"), rule("r", "a", "b", "")],
+        &[],
+        Generation(1),
+    );
     let mut gone: Vec<_> = builder.names_beside(&[tenant(), service("a", &[80])]);
     gone.sort();
     let names: Vec<_> = gone.iter().map(|(kind, name)| (*kind, name.as_str())).collect();
@@ -163,7 +183,9 @@ fn only_this_replicas_addresses_are_doors() {
 #[test]
 fn ten_thousand_services_load_fast_and_a_change_is_small() {
     let mut builder = Builder::new("gw", None);
-    let all: Vec<_> = (0..10_000).flat_map(|n| [service(&format!("s{n}"), &[80]), rule(&format!("r{n}"), &format!("s{n}"), &format!("s{n}"), "")]).collect();
+    let all: Vec<_> = (0..10_000)
+        .flat_map(|n| [service(&format!("s{n}"), &[80]), rule(&format!("r{n}"), &format!("s{n}"), &format!("s{n}"), "")])
+        .collect();
     let start = std::time::Instant::now();
     builder.apply(&all, &[], Generation(1));
     let load = start.elapsed();
