@@ -89,7 +89,7 @@ fn planned_restarts_lose_nothing() {
 #[test]
 fn pods_come_and_go() {
     let mesh = mesh();
-    let topology = canal_world::Topology::load(&canal_e2e::root().join("tests/e2e/worlds/mesh.yaml")).unwrap();
+    let topology = canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/mesh.yaml")).unwrap();
     let alpha = topology.tenants.iter().find(|t| t.name.as_str() == "alpha").unwrap();
     let mut pod = alpha.pods.iter().find(|p| p.name == "client").unwrap().clone();
     for n in 0..5 {

@@ -307,7 +307,9 @@ mod tests {
 
     #[test]
     fn http2_requests_that_could_mean_two_things_are_refused() {
-        let cases: &[(&str, &[(&str, &str)], Result<&str, &str>)] = &[
+        /// Target, fields, the authority or the reason of the refusal.
+        type Case = (&'static str, &'static [(&'static str, &'static str)], Result<&'static str, &'static str>);
+        let cases: &[Case] = &[
             ("http://a/x?y=1", &[], Ok("a")),
             ("http://a:8080/x", &[("host", "A:8080")], Ok("a:8080")),
             ("/x", &[("host", "b")], Ok("b")),

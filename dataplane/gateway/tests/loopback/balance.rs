@@ -16,11 +16,12 @@ use crate::rig::{LOCALHOST, Plot, Rig, TENANT, key, pod, prefix, route, service,
 async fn rules_send_requests_where_they_say() {
     let (v1, v2, other) = (Origin::named("v1").await, Origin::named("v2").await, Origin::named("other").await);
     let rig = Rig::new(Plot::default(), &[v1.address, v2.address]);
-    rig.apply(vec![service(TENANT, "other", "10.96.0.2", &[(80, AppProtocol::Http1)]), Resource::Workload(pod(TENANT, "o-0", other.address, "other"))]);
-    let header = HttpMatch {
-        headers: vec![ValueMatch { name: "end-user".into(), value: TextMatch::Exact("jason".into()) }],
-        ..prefix("/")
-    };
+    rig.apply(vec![
+        service(TENANT, "other", "10.96.0.2", &[(80, AppProtocol::Http1)]),
+        Resource::Workload(pod(TENANT, "o-0", other.address, "other")),
+    ]);
+    let header =
+        HttpMatch { headers: vec![ValueMatch { name: "end-user".into(), value: TextMatch::Exact("jason".into()) }], ..prefix("/") };
     let split = |backends: Vec<Backend>| RouteAction::Split(backends);
     rig.apply(vec![
         route("web", "a", 0, header, split(vec![to("web", &[("version", "web-1")], 1)])),
@@ -42,7 +43,7 @@ async fn rules_send_requests_where_they_say() {
     for (path, status, flag) in [("/broken", 500, "RR"), ("/none", 503, "NC"), ("/empty", 503, "UH"), ("/x", 404, "NR")] {
         assert_eq!(get(path, "").await.0, status, "{path}");
         let labels = [format!("response_flags=\"{flag}\""), format!("response_code=\"{status}\""), "tenant=\"alpha\"".into()];
-        assert_eq!(rig.metric("istio_requests_total", &[&labels[0], &labels[1], &labels[2]]), 1.0, "{path}");
+        rig.until("istio_requests_total", &[&labels[0], &labels[1], &labels[2]], 1.0).await;
     }
     // No rule left: the service's own endpoints.
     let names = ["a", "b", "c", "d", "e", "f"].map(|n| format!("{TENANT}/VirtualService/default/{n}/0"));
@@ -112,7 +113,7 @@ async fn an_endpoint_that_cannot_be_connected_is_passed_over() {
     assert!(rig.metric("canal_gateway_endpoint_ejections_total", &[]) >= 1.0);
     let only = Rig::new(Plot::default(), &[closed_port().await]);
     assert_eq!(Client::get(only.web, "/").await.status, 503);
-    assert_eq!(only.metric("istio_requests_total", &["response_flags=\"UF\""]), 1.0);
+    only.until("istio_requests_total", &["response_flags=\"UF\""], 1.0).await;
 }
 
 #[tokio::test]
@@ -161,7 +162,7 @@ async fn a_kept_connection_that_dies_costs_no_idempotent_request() {
         assert!(status == 200 || status == 502, "{status}");
     }
     assert_eq!(origin.requests() - before, 2, "each POST was sent once");
-    assert!(rig.metric("istio_requests_total", &["response_flags=\"UC\""]) >= 1.0);
+    rig.until("istio_requests_total", &["response_flags=\"UC\""], 1.0).await;
 }
 
 #[tokio::test]
@@ -206,10 +207,13 @@ async fn nothing_of_one_tenant_leads_to_another() {
         Resource::Workload(pod("beta", "web-0", theirs.address, "web")),
     ]);
     // A backend, a parent and an endpoint that name the other tenant's service.
-    let foreign = Backend { weight: 1, target: BackendTarget::Service { service: key("beta", "web"), port: 80, subset: Default::default() } };
+    let foreign =
+        Backend { weight: 1, target: BackendTarget::Service { service: key("beta", "web"), port: 80, subset: Default::default() } };
     rig.apply(vec![route("web", "leak", 0, prefix("/leak"), RouteAction::Split(vec![foreign]))]);
     rig.apply(vec![route("web", "own", 1, prefix("/"), RouteAction::Split(vec![to("web", &[], 1)]))]);
-    let Resource::Route(mut rule) = route("web", "steal", 0, prefix("/"), RouteAction::Split(vec![to("web", &[], 1)])) else { unreachable!() };
+    let Resource::Route(mut rule) = route("web", "steal", 0, prefix("/"), RouteAction::Split(vec![to("web", &[], 1)])) else {
+        unreachable!()
+    };
     rule.parent = key("beta", "web");
     rig.apply(vec![Resource::Route(rule)]);
     let mut spy = pod("beta", "spy", theirs.address, "web");
@@ -253,6 +257,8 @@ async fn a_thousand_changes_under_load_fail_no_request() {
     for client in clients {
         client.await.unwrap();
     }
-    assert!(done.load(Ordering::SeqCst) > 200);
+    let done = done.load(Ordering::SeqCst) as f64;
+    assert!(done > 200.0);
+    rig.until("istio_requests_total", &[], done).await;
     assert_eq!(rig.metric("istio_requests_total", &[]), rig.metric("istio_requests_total", &["response_code=\"200\""]));
 }

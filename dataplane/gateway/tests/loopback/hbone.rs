@@ -165,15 +165,21 @@ fn requests_pass_from_node_to_node() {
                 assert!(answer.status == 200 && answer.text().contains("x-forwarded-for: 10.1.1.9\r\n"), "{}", answer.text());
             }
         }
-        let seen = node.seen.borrow();
+        let seen = node.seen.take();
         assert_eq!(seen.len(), 1, "one tunnel carries all requests");
         let (authority, headers, peer) = &seen[0];
         assert_eq!(authority.to_string(), format!("{}:{}", mesh.address(10), origin.address.port()));
         assert_eq!(peer, "spiffe://alpha.example/ns/canal-system/sa/gateway");
         assert!(headers.get("forwarded").is_none(), "a shared tunnel speaks for no client");
-        let labels = ["source_principal=\"spiffe://alpha.example/ns/default/sa/client\"", "source_canonical_service=\"client\"",
-            "source_version=\"v7\"", "destination_principal=\"spiffe://alpha.example/ns/default/sa/web\"",
-            "destination_service=\"web.default.svc.cluster.local\"", "connection_security_policy=\"mutual_tls\"", "destination_workload=\"web\""];
+        let labels = [
+            "source_principal=\"spiffe://alpha.example/ns/default/sa/client\"",
+            "source_canonical_service=\"client\"",
+            "source_version=\"v7\"",
+            "destination_principal=\"spiffe://alpha.example/ns/default/sa/web\"",
+            "destination_service=\"web.default.svc.cluster.local\"",
+            "connection_security_policy=\"mutual_tls\"",
+            "destination_workload=\"web\"",
+        ];
         mesh.rig.until("istio_requests_total", &labels, 6.0).await;
     });
 }

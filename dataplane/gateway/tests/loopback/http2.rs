@@ -21,7 +21,8 @@ use crate::rig::{Plot, Rig};
 /// A client's connection to the gateway, driven by a task.
 pub(crate) async fn connect(rig: &Rig) -> SendRequest<Bytes> {
     let stream = TcpStream::connect(rig.web).await.unwrap();
-    let (send, connection) = h2::client::Builder::new().initial_window_size(1 << 20).handshake(stream).await.unwrap();
+    let (send, connection) =
+        h2::client::Builder::new().initial_window_size(1 << 20).initial_connection_window_size(16 << 20).handshake(stream).await.unwrap();
     tokio::spawn(async move {
         let _ = connection.await;
     });
@@ -140,7 +141,9 @@ async fn chunked_requests_and_trailers_reach_http2_and_come_back() {
     let two = origin(echo).await;
     let rig = Rig::new(plot(AppProtocol::Grpc), &[two.address]);
     let mut client = Client::connect(rig.web).await;
-    client.send(b"POST / HTTP/1.1\r\nHost: web\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx-sum: 9\r\n\r\n").await;
+    client
+        .send(b"POST / HTTP/1.1\r\nHost: web\r\nTE: trailers\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nx-sum: 9\r\n\r\n")
+        .await;
     let answer = client.answer().await.unwrap();
     assert!(answer.text().ends_with("\n\nabc"), "{}", answer.text());
     assert_eq!(answer.trailers, ["x-sum: 9"]);
@@ -290,7 +293,9 @@ async fn what_http1_could_misread_is_refused() {
     let one = Origin::echo().await;
     let rig = Rig::new(plot(AppProtocol::Http1), &[one.address]);
     let client = connect(&rig).await;
-    let cases: &[(&str, &[(&str, &str)], u16, &str)] = &[
+    /// Method, fields, status, reason.
+    type Case = (&'static str, &'static [(&'static str, &'static str)], u16, &'static str);
+    let cases: &[Case] = &[
         ("CONNECT", &[], 405, "method_not_served"),
         ("GET", &[("host", "other")], 400, "h2_host_mismatch"),
         ("GET", &[("host", "web"), ("host", "web")], 400, "h2_duplicate_host"),
@@ -305,7 +310,9 @@ async fn what_http1_could_misread_is_refused() {
         }
     }
     // Connection-specific fields: a stream error (RFC 9113 §8.2.2), whatever the client's library lets pass.
-    for (name, value) in [("connection", "close"), ("transfer-encoding", "chunked"), ("te", "gzip"), ("upgrade", "x"), ("proxy-connection", "x")] {
+    for (name, value) in
+        [("connection", "close"), ("transfer-encoding", "chunked"), ("te", "gzip"), ("upgrade", "x"), ("proxy-connection", "x")]
+    {
         let error = raw_request(&rig, name, value).await;
         assert_eq!(error, Some(Reason::PROTOCOL_ERROR), "{name}");
     }
@@ -341,7 +348,8 @@ async fn raw_request(rig: &Rig, name: &str, value: &str) -> Option<Reason> {
 async fn faults_are_told_in_the_clients_own_way() {
     let rig = Rig::new(plot(AppProtocol::Grpc), &[]);
     let client = connect(&rig).await;
-    let (response, _) = client.clone().ready().await.unwrap().send_request(request("POST", "/", &[("content-type", "application/grpc")]), true).unwrap();
+    let (response, _) =
+        client.clone().ready().await.unwrap().send_request(request("POST", "/", &[("content-type", "application/grpc")]), true).unwrap();
     let response = response.await.unwrap();
     assert_eq!((response.status().as_u16(), &response.headers()["grpc-status"]), (200, &http::HeaderValue::from_static("14")));
     let (response, _) = client.ready().await.unwrap().send_request(request("GET", "/", &[]), true).unwrap();

@@ -108,10 +108,13 @@ async fn streams_of_a_connection() {
     let origin = slow().await;
     let rig = Rig::new(with(Limits { streams: 3, ..Limits::default() }), &[origin.address]);
     let client = connect(&rig).await;
+    let get = || Request::builder().uri("http://web/").body(()).unwrap();
+    // After one answer the client surely knows the limit; streams above it wait then.
+    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    assert_eq!(response.await.unwrap().status(), 200);
     let mut answers = Vec::new();
     for _ in 0..9 {
-        let request = Request::builder().uri("http://web/").body(()).unwrap();
-        // Waits for the peer's limit, which it has told.
+        let request = get();
         let (response, _) = client.clone().ready().await.unwrap().send_request(request, true).unwrap();
         answers.push(tokio::spawn(async move { response.await.unwrap().status() }));
     }
@@ -147,6 +150,8 @@ async fn connections_of_an_http2_endpoint() {
     .await;
     let limits = Limits { http2_per_endpoint: 2, ..Limits::default() };
     let rig = Rig::new(Plot { protocol: AppProtocol::Http2, ..with(limits) }, &[origin.address]);
+    // The first tells the gateway the endpoint's limit.
+    assert_eq!(Client::get(rig.web, "/").await.status, 200);
     let all: Vec<_> = (0..8).map(|_| tokio::spawn(Client::get(rig.web, "/"))).collect();
     for answer in all {
         assert_eq!(answer.await.unwrap().status, 200);

@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use canal_gateway_engine::Times;
-use canal_h1::cases::{RequestWant, ResponseWant, requests, responses};
+use canal_h1::cases::{RequestCase, RequestWant, ResponseWant, requests, responses};
 use canal_h1::{Asked, Refusal};
 use tokio::io::AsyncWriteExt;
 
@@ -41,7 +41,9 @@ async fn every_request_of_the_table_is_refused_or_passed_on_as_it_says() {
     let (origin, arrived) = recorder().await;
     let rig = Rig::new(Plot { times: times(), ..Plot::default() }, &[origin.address]);
     let (mut refused, mut passed) = (0, 0);
-    for case in requests() {
+    // This port speaks HTTP/2 as well: its preface is no mistake here.
+    let for_http1 = |case: &RequestCase| !matches!(case.want, RequestWant::Refuse(Refusal::Http2Preface));
+    for case in requests().into_iter().filter(for_http1) {
         arrived.lock().unwrap().clear();
         let mut client = Client::connect(rig.web).await;
         client.send(&case.bytes).await;
@@ -68,7 +70,13 @@ async fn every_request_of_the_table_is_refused_or_passed_on_as_it_says() {
                 passed += 1;
                 assert_eq!(answer.map(|a| a.status), Some(200), "{}", case.name);
                 let (head, body) = arrived.lock().unwrap()[0].clone();
-                assert_eq!(without_additions(&head), accepted.forwarded, "{}", case.name);
+                // Cases at a limit say no more than that they pass: then the head is as it came, framing fields written anew.
+                let came = String::from_utf8_lossy(&case.bytes);
+                let as_it_came = came.split_inclusive("\r\n\r\n").next().unwrap_or_default();
+                let want = if accepted.forwarded.is_empty() { as_it_came } else { accepted.forwarded };
+                let seen = without_additions(&head);
+                let same = if accepted.forwarded.is_empty() { seen.eq_ignore_ascii_case(want) } else { seen == want };
+                assert!(same, "{}: {head}", case.name);
                 assert_eq!(String::from_utf8_lossy(&body), accepted.payload, "{}", case.name);
             }
         }

@@ -18,9 +18,18 @@ async fn requests_are_counted_with_istios_names() {
         Client::once(rig.web, POST).await;
     }
     let labels = [
-        "tenant=\"alpha\"", "reporter=\"waypoint\"", "destination_workload=\"web\"", "destination_app=\"web\"", "destination_version=\"web-0\"",
-        "destination_service=\"web.default.svc.cluster.local\"", "destination_service_name=\"web\"", "destination_service_namespace=\"default\"",
-        "request_protocol=\"http\"", "response_code=\"200\"", "response_flags=\"-\"", "connection_security_policy=\"none\"",
+        "tenant=\"alpha\"",
+        "reporter=\"waypoint\"",
+        "destination_workload=\"web\"",
+        "destination_app=\"web\"",
+        "destination_version=\"web-0\"",
+        "destination_service=\"web.default.svc.cluster.local\"",
+        "destination_service_name=\"web\"",
+        "destination_service_namespace=\"default\"",
+        "request_protocol=\"http\"",
+        "response_code=\"200\"",
+        "response_flags=\"-\"",
+        "connection_security_policy=\"none\"",
     ];
     rig.until("istio_requests_total", &labels, 3.0).await;
     assert_eq!(rig.metric("istio_request_duration_milliseconds_count", &labels), 3.0);
@@ -49,9 +58,17 @@ async fn the_access_log_has_a_line_per_request() {
     let text = tokio::time::timeout(Duration::from_secs(5), lines).await.unwrap();
     let line: serde_json::Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
     for (name, want) in [
-        ("tenant", "alpha"), ("method", "POST"), ("path", "/a?b=c"), ("protocol", "HTTP/1.1"), ("authority", "web:80"),
-        ("response_flags", "-"), ("user_agent", "test/1"), ("request_id", "id-1"), ("service", "default/web"),
-        ("service_host", "web.default.svc.cluster.local:80"), ("upstream_pod", "web-0"),
+        ("tenant", "alpha"),
+        ("method", "POST"),
+        ("path", "/a?b=c"),
+        ("protocol", "HTTP/1.1"),
+        ("authority", "web:80"),
+        ("response_flags", "-"),
+        ("user_agent", "test/1"),
+        ("request_id", "id-1"),
+        ("service", "default/web"),
+        ("service_host", "web.default.svc.cluster.local:80"),
+        ("upstream_pod", "web-0"),
     ] {
         assert_eq!(line[name], want, "{name} in {line}");
     }

@@ -36,7 +36,7 @@ async fn a_service_that_goes_away_is_a_503_on_open_connections() {
     rig.change(vec![], &[(Kind::Service, "alpha/default/web")]);
     client.send(GET).await;
     assert_eq!(client.answer().await.unwrap().status, 503);
-    assert_eq!(rig.metric("istio_requests_total", &["response_flags=\"NC\""]), 1.0);
+    rig.until("istio_requests_total", &["response_flags=\"NC\""], 1.0).await;
 }
 
 #[tokio::test]
