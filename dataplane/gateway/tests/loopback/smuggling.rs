@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use canal_gateway_engine::Times;
 use canal_h1::cases::{RequestCase, RequestWant, ResponseWant, requests, responses};
-use canal_h1::{Asked, Refusal};
+use canal_h1::{Asked, Framing, Refusal};
 use tokio::io::AsyncWriteExt;
 
 use crate::client::Client;
@@ -70,13 +70,13 @@ async fn every_request_of_the_table_is_refused_or_passed_on_as_it_says() {
                 passed += 1;
                 assert_eq!(answer.map(|a| a.status), Some(200), "{}", case.name);
                 let (head, body) = arrived.lock().unwrap()[0].clone();
-                // Cases at a limit say no more than that they pass: then the head is as it came, framing fields written anew.
-                let came = String::from_utf8_lossy(&case.bytes);
-                let as_it_came = came.split_inclusive("\r\n\r\n").next().unwrap_or_default();
-                let want = if accepted.forwarded.is_empty() { as_it_came } else { accepted.forwarded };
-                let seen = without_additions(&head);
-                let same = if accepted.forwarded.is_empty() { seen.eq_ignore_ascii_case(want) } else { seen == want };
-                assert!(same, "{}: {head}", case.name);
+                // Long heads are not written out in the table: they go out as they came. Chunked ones get their framing field anew.
+                if !accepted.forwarded.is_empty() {
+                    assert_eq!(without_additions(&head), accepted.forwarded, "{}", case.name);
+                } else if accepted.framing != Framing::Chunked {
+                    let came = String::from_utf8_lossy(&case.bytes[..case.bytes.len() - accepted.payload.len() - accepted.rest.len()]);
+                    assert!(without_additions(&head) == came, "{}: {head}", case.name);
+                }
                 assert_eq!(String::from_utf8_lossy(&body), accepted.payload, "{}", case.name);
             }
         }
