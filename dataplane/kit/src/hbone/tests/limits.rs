@@ -88,8 +88,10 @@ fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
 fn the_first_of_a_crowd_may_leave() {
     run(async {
         let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let first = tokio::time::timeout(std::time::Duration::ZERO, rig.open()).await;
-        assert!(first.is_err());
+        // Polled once: it has begun to connect, and leaves before the handshake is over.
+        let mut first = Box::pin(rig.open());
+        assert!(futures::poll!(&mut first).is_pending());
+        drop(first);
         assert!(rig.open().await.is_ok());
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
     });
