@@ -50,29 +50,32 @@ fn ask_of(checked: &Checked, ended: bool) -> Ask {
     }
 }
 
-/// Serves one stream.
-pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
+/// Checks a stream's head; gives what serves it, unless it was refused. The head is checked before there is a task, so that what the task
+/// has to hold is small.
+pub(crate) fn serve(
+    worker: &Rc<Worker>,
+    session: &Rc<Session>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Option<impl Future<Output = ()> + use<>> {
     let mut record = Record::begin(worker, session, Spoken::Http2);
     let (parts, body) = request.into_parts();
     let grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes()));
     record.grpc = grpc;
-    let checked = match heads::check_2(parts) {
-        Ok(checked) => checked,
-        Err(fault) => return refuse(&mut respond, &mut record, &fault, grpc, false),
-    };
-    let ended = body.is_end_stream();
-    let stream = Stream { body, respond, answer: None, timer: worker.clock.timer() };
-    checked_request(worker, session, checked, ended, stream, record).await;
+    match heads::check_2(parts) {
+        Ok(checked) => {
+            let stream = Stream { body, respond, answer: None, timer: worker.clock.timer() };
+            Some(serve_checked(worker.clone(), session.clone(), checked, stream, record))
+        }
+        Err(fault) => {
+            refuse(&mut respond, &mut record, &fault, grpc, false);
+            None
+        }
+    }
 }
 
-async fn checked_request(
-    worker: &Rc<Worker>,
-    session: &Rc<Session>,
-    mut checked: Checked,
-    ended: bool,
-    mut stream: Stream,
-    mut record: Record,
-) {
+async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Checked, mut stream: Stream, mut record: Record) {
+    let (worker, session, ended) = (&worker, &session, stream.body.is_end_stream());
     let ask = ask_of(&checked, ended);
     if Record::wants_texts(worker) {
         record.texts = Some(Texts::of(&checked, checked.authority.as_bytes()));

@@ -56,12 +56,13 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, fi
         match event.await {
             Event::Request(request, respond) => {
                 timer.disarm();
-                let guard = Stream::begin(&streams);
-                let (worker, session) = (worker.clone(), session.clone());
-                tokio::task::spawn_local(async move {
-                    forward::serve(&worker, &session, request, respond).await;
-                    drop(guard);
-                });
+                if let Some(served) = forward::serve(worker, session, request, respond) {
+                    let guard = Stream::begin(&streams);
+                    tokio::task::spawn_local(async move {
+                        served.await;
+                        drop(guard);
+                    });
+                }
             }
             Event::Failed(e) => return worker.counts.http2_error("client", &e),
             Event::Ended => return,
