@@ -2,153 +2,21 @@
 
 #![forbid(unsafe_code)]
 
+mod flags;
 mod process;
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_gateway_engine::{EngineConfig, Limits, Plain};
-use canal_kit::controller::Controller;
 use canal_kit::diagnostics;
-use canal_kit::log::Sink;
-use canal_model::ids::{AzName, ReplicaName};
-use clap::{ArgGroup, Parser};
-
-use process::{Config, Feed};
+use clap::Parser;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A gateway replica of Canal: does the Layer-7 work for all tenants it is told of.
-#[derive(Debug, Parser)]
-#[command(version, about, group = ArgGroup::new("feed").required(true))]
-#[command(after_help = "Examples:
-  canal-gateway --replica gw-1 --az az1 --controller https://250.1.0.1:15012 --root-ca root.pem --token-file token --data-dir /var/lib/canal
-  canal-gateway --replica bench --az az1 --snapshot compiled --data-dir /tmp/gw --plain 127.0.0.1:8080=alpha/default/web:80")]
-struct Flags {
-    /// This replica's name, as in the Gateway objects.
-    #[arg(long, env = "CANAL_REPLICA")]
-    replica: ReplicaName,
-    /// The availability zone this replica is in.
-    #[arg(long)]
-    az: AzName,
-    /// The controller, as https://HOST:PORT; repeat for several.
-    #[arg(long = "controller", group = "feed", requires = "root_ca", requires = "token_file", value_parser = controller_address)]
-    controllers: Vec<String>,
-    /// PEM file of the CA that signed the controller's certificate.
-    #[arg(long)]
-    root_ca: Option<PathBuf>,
-    /// File with the bearer token that the controller knows this replica by.
-    #[arg(long)]
-    token_file: Option<PathBuf>,
-    /// Serve this compiled snapshot (`canal compile`) and know no controller. HBONE is off: there is nobody to give certificates.
-    #[arg(long, group = "feed")]
-    snapshot: Option<PathBuf>,
-    /// Where the last good configuration and the certificates are kept.
-    #[arg(long)]
-    data_dir: PathBuf,
-    /// Where HBONE is accepted.
-    #[arg(long, default_value = "[::]:15008")]
-    hbone_addr: SocketAddr,
-    /// A listener without TLS for one service: ADDRESS:PORT=TENANT/NAMESPACE/SERVICE:PORT; repeat for several.
-    #[arg(long)]
-    plain: Vec<Plain>,
-    /// Worker threads; 0 is one per core.
-    #[arg(long, default_value_t = 0)]
-    workers: usize,
-    /// Let workers move between cores.
-    #[arg(long)]
-    no_pin: bool,
-    /// Operators' pages: /config_dump, /tap, /logging, /quitquitquit, /version.
-    #[arg(long, default_value = "127.0.0.1:15000")]
-    admin_addr: SocketAddr,
-    /// /metrics.
-    #[arg(long, default_value = "0.0.0.0:15020")]
-    metrics_addr: SocketAddr,
-    /// /healthz/ready.
-    #[arg(long, default_value = "0.0.0.0:15021")]
-    readiness_addr: SocketAddr,
-    /// File for the access log, or `off`; stdout if not given.
-    #[arg(long)]
-    access_log: Option<PathBuf>,
-    /// What to tell on stderr, e.g. info or info,canal_gateway_engine=debug.
-    #[arg(long, default_value = "info")]
-    log: String,
-    /// How long requests may go on after SIGTERM, in seconds.
-    #[arg(long, default_value_t = 30)]
-    drain_seconds: u64,
-    /// Accepted connections of the process.
-    #[arg(long, default_value_t = Limits::default().connections)]
-    max_connections: u64,
-    /// Accepted connections of one tenant.
-    #[arg(long, default_value_t = Limits::default().tenant_connections)]
-    max_tenant_connections: u64,
-    /// Requests in flight in the process.
-    #[arg(long, default_value_t = Limits::default().requests)]
-    max_requests: u64,
-    /// Requests in flight of one tenant.
-    #[arg(long, default_value_t = Limits::default().tenant_requests)]
-    max_tenant_requests: u64,
-}
-
-fn controller_address(given: &str) -> Result<String, String> {
-    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
-    match address.rsplit_once(':') {
-        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
-        _ => Err("write https://HOST:PORT".into()),
-    }
-}
-
-impl Flags {
-    fn config(self) -> Config {
-        let feed = match (self.snapshot, self.root_ca, self.token_file) {
-            (Some(file), ..) => Feed::Snapshot(file),
-            (None, root, token) => Feed::Controller(Controller {
-                addresses: self.controllers,
-                root: root.unwrap_or_default(),
-                token: token.unwrap_or_default(),
-            }),
-        };
-        let access_log = match self.access_log {
-            None => Some(Sink::Stdout),
-            Some(p) if p.as_os_str() == "off" => None,
-            Some(p) => Some(Sink::File(p)),
-        };
-        let hbone = if matches!(feed, Feed::Controller(_)) { vec![self.hbone_addr] } else { Vec::new() };
-        let limits = Limits {
-            connections: self.max_connections,
-            tenant_connections: self.max_tenant_connections,
-            requests: self.max_requests,
-            tenant_requests: self.max_tenant_requests,
-            ..Limits::default()
-        };
-        Config {
-            engine: EngineConfig {
-                replica: self.replica.to_string(),
-                az: Some(self.az),
-                workers: self.workers,
-                pin: !self.no_pin,
-                hbone,
-                plain: self.plain,
-                limits,
-                ..EngineConfig::default()
-            },
-            feed,
-            data_dir: self.data_dir,
-            admin: self.admin_addr,
-            metrics: self.metrics_addr,
-            readiness: self.readiness_addr,
-            access_log,
-            drain_limit: Duration::from_secs(self.drain_seconds),
-        }
-    }
-}
-
 fn main() -> anyhow::Result<ExitCode> {
-    let flags = Flags::parse();
+    let flags = flags::Flags::parse();
     let level = diagnostics::start(&flags.log).context("--log")?;
     // For control work only; traffic runs on the workers' own threads.
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;

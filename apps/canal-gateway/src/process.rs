@@ -66,7 +66,7 @@ pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
     let engine = board.engine.clone();
     process.force();
     drop(whole);
-    let _ = tokio::task::spawn_blocking(move || engine.workers().join()).await;
+    let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
 }
 

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use canal_kit::sys::{self, ListenOptions, SysError};
 use canal_kit::worker::Worker as Thread;
-use futures::FutureExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
@@ -112,9 +111,13 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, door: Door) {
             () = &mut draining => break,
         }
     }
-    // Closing a listener resets what waits in its queue: serve that first.
-    while let Some(Ok((stream, client))) = listener.accept().now_or_never() {
-        welcome(&worker, stream, client, &door);
+    // Closing a listener resets what waits in its queue: serve that first. By the socket itself, because tokio knows of new
+    // connections only after its next turn.
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, client)) = listener.accept() {
+        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+            welcome(&worker, stream, client, &door);
+        }
     }
 }
 

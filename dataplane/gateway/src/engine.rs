@@ -90,7 +90,7 @@ impl Engine {
             families: Families::new(&registry),
             tap: Hub::new(&registry),
             connections: Limit::new(&registry, "connections", config.limits.connections),
-            log,
+            log: Mutex::new(log),
             registry: registry.clone(),
             config,
         });
@@ -147,6 +147,14 @@ impl Engine {
     /// The workers: to wait for their end.
     pub fn workers(&self) -> &Workers {
         &self.workers
+    }
+
+    /// Waits, blocking, until the workers have ended, and until the access log's last line is written.
+    pub fn finish(&self) {
+        self.workers.join();
+        if let Some(log) = self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            log.finish();
+        }
     }
 
     /// What it serves by, for `/config_dump`.

@@ -42,3 +42,22 @@ impl Sources {
         source
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parties_keep_their_number_until_there_are_too_many() {
+        let sources = Sources::default();
+        let party = |n: usize| Party { workload: n.to_string(), pod: "p".into(), ..Party::unknown() };
+        let first = sources.of(&party(0));
+        assert_eq!(sources.of(&Party { pod: "other".into(), ..party(0) }).number, first.number);
+        for n in 0..=SOURCES_MAX {
+            sources.of(&party(n));
+        }
+        let again = sources.of(&party(0));
+        assert!(again.number > first.number && again.party == first.party);
+        assert!(sources.known.borrow().len() <= SOURCES_MAX);
+    }
+}

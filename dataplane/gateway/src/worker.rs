@@ -3,7 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_kit::drain::{Drain, Phase};
 use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
@@ -32,7 +32,8 @@ pub(crate) struct Shared {
     pub(crate) publisher: Publisher,
     pub(crate) registry: Registry,
     pub(crate) families: Families,
-    pub(crate) log: Option<AccessLog>,
+    /// Taken out when the workers have ended, to be finished.
+    pub(crate) log: Mutex<Option<AccessLog>>,
     pub(crate) tap: Hub,
     pub(crate) connections: canal_kit::limits::Limit,
 }
@@ -81,6 +82,7 @@ impl Worker {
     pub(crate) fn new(shared: Arc<Shared>, count: usize, drain: Drain) -> Rc<Self> {
         let shard = shared.registry.shard();
         let hbone = HboneCounters::new(&shared.registry, &shard);
+        let log = shared.log.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|log| log.worker(&shard));
         Rc::new(Self {
             snapshot: RefCell::new(Rc::new(shared.publisher.newest())),
             sequence: Cell::new(0),
@@ -91,7 +93,7 @@ impl Worker {
             upstreams: Upstreams::default(),
             tunnels: Pool::new(PoolConfig::default(), hbone.clone()),
             hbone,
-            log: shared.log.as_ref().map(|log| log.worker(&shard)),
+            log,
             sources: Sources::default(),
             shares: Shares::of(&shared.config.limits, count),
             accounts: RefCell::default(),

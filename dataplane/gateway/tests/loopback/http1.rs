@@ -314,6 +314,17 @@ async fn slow_heads_idle_clients_and_stalled_bodies_end_by_name() {
 }
 
 #[tokio::test]
+async fn a_refused_client_that_stays_is_left_after_its_time() {
+    let origin = Origin::echo().await;
+    let rig = Rig::new(Plot { times: quick(), ..Plot::default() }, &[origin.address]);
+    let mut client = Client::connect(rig.web).await;
+    client.send(b"GET / HTTP/9.9\r\n\r\n").await;
+    assert_eq!(client.answer().await.unwrap().status, 505);
+    assert!(client.closed().await);
+    rig.until("canal_gateway_timeouts_total", &["what=\"linger\""], 1.0).await;
+}
+
+#[tokio::test]
 async fn a_mute_upstream_is_a_gateway_timeout() {
     let origin = Origin::each(|mut peer: Peer| async move {
         peer.request().await;

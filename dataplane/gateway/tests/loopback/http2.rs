@@ -329,7 +329,7 @@ async fn raw_request(rig: &Rig, name: &str, value: &str) -> Option<Reason> {
         block.push(text.len() as u8);
         block.extend_from_slice(text.as_bytes());
     }
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let mut bytes = PREFACE.to_vec();
     bytes.extend_from_slice(&[0, 0, block.len() as u8, 1, 0x5, 0, 0, 0, 1]);
     bytes.extend_from_slice(&block);
     stream.write_all(&bytes).await.unwrap();
@@ -364,7 +364,7 @@ async fn floods_end_the_connection_and_are_counted() {
     let rig = Rig::new(Plot { limits, ..plot(AppProtocol::Http1) }, &[one.address]);
     // Rapid reset: HEADERS and RST_STREAM in pairs, faster than anyone can look at them.
     let mut stream = TcpStream::connect(rig.web).await.unwrap();
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let mut bytes = PREFACE.to_vec();
     for n in 0..2000u32 {
         let id = (2 * n + 1).to_be_bytes();
         bytes.extend_from_slice(&[0, 0, 8, 1, 0x5]);
@@ -381,7 +381,7 @@ async fn floods_end_the_connection_and_are_counted() {
     assert!(one.requests() < 200, "{} requests of a flood reached the endpoint", one.requests());
     // CONTINUATION flood: a header block that never ends.
     let mut stream = TcpStream::connect(rig.web).await.unwrap();
-    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    let mut bytes = PREFACE.to_vec();
     bytes.extend_from_slice(&[0, 0, 8, 1, 0x1, 0, 0, 0, 1, 0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b']);
     stream.write_all(&bytes).await.unwrap();
     let mut frame = vec![0, 0x40, 0, 9, 0, 0, 0, 0, 1];
@@ -399,6 +399,67 @@ async fn floods_end_the_connection_and_are_counted() {
         panic!("16 MB of CONTINUATION were taken");
     };
     tokio::time::timeout(Duration::from_secs(20), flood).await.unwrap();
+}
+
+/// The client's side of a handshake, by hand.
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+#[tokio::test]
+async fn frames_that_ask_for_answers_which_nobody_reads_stop_being_read() {
+    let one = Origin::echo().await;
+    let rig = Rig::new(plot(AppProtocol::Http1), &[one.address]);
+    let ping = [&[0, 0, 8, 6, 0, 0, 0, 0, 0][..], &[7; 8]].concat();
+    let settings = vec![0, 0, 0, 4, 0, 0, 0, 0, 0];
+    for frame in [ping, settings] {
+        let mut stream = TcpStream::connect(rig.web).await.unwrap();
+        stream.write_all(PREFACE).await.unwrap();
+        let (sent, flood) = (Arc::new(AtomicU64::new(0)), frame.repeat(4000));
+        let counted = sent.clone();
+        let task = tokio::spawn(async move {
+            while stream.write_all(&flood).await.is_ok() {
+                counted.fetch_add(flood.len() as u64, Ordering::SeqCst);
+            }
+        });
+        // Either the gateway stops reading, or it ends the connection: it never holds more than socket buffers do.
+        let held = settled(&sent).await;
+        assert!(held < 32 << 20, "{held}");
+        task.abort();
+    }
+    assert_eq!(Client::get(rig.web, "/").await.status, 200);
+}
+
+#[tokio::test]
+async fn streams_that_force_resets_end_the_connection() {
+    // "MadeYouReset": each stream is reset because of the client's own error, here a window that overflows.
+    let one = Origin::each(|mut peer: Peer| async move {
+        peer.request().await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    let rig = Rig::new(plot(AppProtocol::Http1), &[one.address]);
+    let mut stream = TcpStream::connect(rig.web).await.unwrap();
+    stream.write_all(PREFACE).await.unwrap();
+    let (mut read, mut write) = stream.into_split();
+    let reading = tokio::spawn(async move {
+        let mut all = Vec::new();
+        let _ = read.read_to_end(&mut all).await;
+    });
+    for n in 0..2000u32 {
+        let id = (2 * n + 1).to_be_bytes();
+        let mut bytes = vec![0, 0, 8, 1, 0x5];
+        bytes.extend_from_slice(&id);
+        bytes.extend_from_slice(&[0x82, 0x84, 0x86, 0x01, 3, b'w', b'e', b'b', 0, 0, 4, 8, 0]);
+        bytes.extend_from_slice(&id);
+        bytes.extend_from_slice(&0x7fff_ffffu32.to_be_bytes());
+        if write.write_all(&bytes).await.is_err() {
+            break;
+        }
+        if n % 20 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    tokio::time::timeout(Duration::from_secs(10), reading).await.expect("the connection ends").unwrap();
+    rig.until("canal_gateway_http2_errors_total", &["enhance_your_calm", "side=\"client\""], 1.0).await;
 }
 
 #[tokio::test]

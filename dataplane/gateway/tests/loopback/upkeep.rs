@@ -54,6 +54,7 @@ async fn draining_answers_what_is_in_flight_and_closes_what_is_idle() {
     let answer = busy.answer().await.unwrap();
     assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
     assert!(busy.closed().await && idle.closed().await);
+    rig.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
     assert!(rig.ended(Duration::from_secs(5)).await);
     assert!(TcpStream::connect(rig.web).await.is_err(), "nobody listens");
 }
