@@ -135,7 +135,7 @@ pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: Socket
     let protocol = session.resolve(worker).map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
     let inbox = Inbox::new(&worker.blocks);
     match protocol {
-        AppProtocol::Tcp => relay::tcp(worker, &session, Io::Tcp(stream), inbox).await,
+        AppProtocol::Tcp => Box::pin(relay::tcp(worker, &session, Io::Tcp(stream), inbox)).await,
         protocol => sniff::speak(worker, &session, Io::Tcp(stream), inbox, protocol).await,
     }
 }
@@ -204,7 +204,7 @@ async fn tunnel(worker: &Rc<Worker>, tenant: &str, incoming: Incoming) {
     let _open = worker.counts.connections.hold();
     let inbox = Inbox::new(&worker.blocks);
     match resolved.protocol() {
-        AppProtocol::Tcp => tcp_tunnel(worker, &session, incoming, inbox).await,
+        AppProtocol::Tcp => Box::pin(tcp_tunnel(worker, &session, incoming, inbox)).await,
         protocol => {
             if let Ok(stream) = incoming.accept(HeaderMap::new()) {
                 sniff::speak(worker, &session, Io::Tunnel(Box::new(stream)), inbox, protocol).await;

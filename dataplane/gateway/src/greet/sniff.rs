@@ -49,17 +49,18 @@ pub(crate) async fn speak(worker: &Rc<Worker>, session: &Rc<Session>, mut io: Io
         Speech::Http2 => {
             let first = inbox.take_all();
             drop(inbox);
-            read::http2::serve(worker, session, io, first, timer).await;
+            // On the heap, as all that not every connection needs: most wait in HTTP/1.1, and their task is as large as the largest of these.
+            Box::pin(read::http2::serve(worker, session, io, first, timer)).await;
         }
         Speech::Relay => {
             drop(timer);
-            relay::tcp(worker, session, io, inbox).await;
+            Box::pin(relay::tcp(worker, session, io, inbox)).await;
         }
         Speech::Refuse => {
             worker.counts.refused_connection("not_http");
             timer.arm(Late::Linger, worker.shared.config.times.linger);
             // A late peer is simply dropped.
-            let _ = timer.within(io::linger(&mut io, &mut inbox)).await;
+            let _ = Box::pin(timer.within(io::linger(&mut io, &mut inbox))).await;
         }
         Speech::Wait | Speech::Gone => {}
     }

@@ -70,7 +70,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, in
             Next::Keep => {}
             Next::Close => return close(worker, &mut client).await,
             Next::Cut => return client.wire.io.abort(),
-            Next::Relay { up, record } => return upgraded(worker, client, up, record).await,
+            Next::Relay { up, record } => return Box::pin(upgraded(worker, client, up, record)).await,
         }
     }
 }
