@@ -45,6 +45,22 @@ pub(crate) fn load(name: &str) -> Outcome<Scenery> {
 /// Where the demo's files lie while a lasting world was made from them. Always the same, so that bringing it up twice is once.
 const LASTING: &str = "/run/canal/scenery";
 
+/// How the names of temporary directories begin; the process's number follows.
+const TEMPORARY: &str = "canal-scenery-";
+
+/// Removes the directories of processes that were killed before they could.
+pub(crate) fn remove_stale() {
+    let Ok(entries) = std::fs::read_dir(std::env::temp_dir()) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let pid = name.strip_prefix(TEMPORARY).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+            // Another process may remove it at the same time.
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
 /// As [`load`], for a world that outlives this process.
 pub(crate) fn load_lasting(name: &str) -> Outcome<Topology> {
     if name != "demo" {
@@ -65,7 +81,9 @@ pub(crate) fn forget_lasting() {
 /// The demo's topology.
 pub(crate) fn demo() -> Outcome<Scenery> {
     let failed = |problem: std::io::Error| Failure::failed("demo", problem, "is there room in the temporary directory?");
-    let files = tempfile::tempdir().map_err(failed)?;
+    remove_stale();
+    let prefix = format!("{TEMPORARY}{}-", std::process::id());
+    let files = tempfile::Builder::new().prefix(&prefix).tempdir().map_err(failed)?;
     unpack(files.path()).map_err(failed)?;
     Ok(Scenery { topology: read(&files.path().join("world.yaml"))?, _files: Some(files) })
 }
@@ -127,6 +145,14 @@ mod tests {
                 assert!(FILES.iter().any(|(built_in, _)| *built_in == name), "{name} is not built in");
             }
         }
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed() {
+        let stale = std::env::temp_dir().join(format!("{TEMPORARY}{}-test", u32::MAX));
+        std::fs::create_dir_all(&stale).unwrap();
+        let mine = demo().unwrap();
+        assert!(!stale.exists() && mine.topology.file.exists());
     }
 
     #[test]

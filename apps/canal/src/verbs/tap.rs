@@ -18,13 +18,13 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal tap
-  canal tap --tenant alpha --service bookinfo/reviews --status 5xx
+  canal tap --tenant alpha --service bookinfo/reviews-v2 --status 5xx
   canal tap --path /productpage --limit 100 -o json | jq .duration_ms")]
 pub(crate) struct TapArgs {
     /// Only requests of this tenant
     #[arg(short, long, env = "CANAL_TENANT")]
     tenant: Option<String>,
-    /// Only requests to this service: NAMESPACE/NAME
+    /// Only requests answered by this service, NAMESPACE/NAME: where the route led, not where the client asked
     #[arg(short, long)]
     service: Option<String>,
     /// Only paths that begin so

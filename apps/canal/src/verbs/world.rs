@@ -205,6 +205,10 @@ fn check(file: &str) -> Outcome {
 
 async fn gc() -> Outcome {
     let removed = realm::blocking(World::gc).await?;
+    scenery::remove_stale();
+    if World::list().is_ok_and(|worlds| worlds.is_empty()) {
+        scenery::forget_lasting();
+    }
     match removed.is_empty() {
         true => output::line("nothing was left behind"),
         false => output::line(&format!("removed {}", removed.join(", "))),

@@ -1,0 +1,109 @@
+//! The verbs that look into data planes, against the demo's whole world: status, config dump, logs, tap, exec; and `up` as a script runs it.
+
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const PARTS: [&str; 4] = ["canal-controller", "canal-node", "canal-gateway", "canal-samples"];
+
+/// `canal up demo` in the background.
+struct Up {
+    child: Child,
+    name: String,
+}
+
+impl Up {
+    /// `None`, said loudly, where it cannot be had.
+    fn start() -> Option<Self> {
+        let beside = Path::new(env!("CARGO_BIN_EXE_canal")).parent().unwrap();
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: worlds need root (network namespaces); run the tests as root");
+            return None;
+        }
+        if let Some(part) = PARTS.iter().find(|part| !beside.join(part).is_file()) {
+            eprintln!("SKIPPED: {} has no {part}; build the whole workspace first", beside.display());
+            return None;
+        }
+        let name = format!("mesh-{}", std::process::id() % 1_000_000);
+        let child = Command::new(env!("CARGO_BIN_EXE_canal"))
+            .args(["up", "demo", "--quiet", "--name", &name])
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        Some(Self { child, name })
+    }
+
+    fn command(&self, words: &str) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_canal"));
+        command.env_remove("CANAL_TENANT").env_remove("CANAL_SERVER").env("CANAL_WORLD", &self.name);
+        command.args(words.split_whitespace()).stdin(Stdio::null());
+        command
+    }
+
+    fn canal(&self, words: &str) -> Output {
+        self.command(words).output().unwrap()
+    }
+
+    /// Runs a verb that must succeed and say `want`; its standard output.
+    fn check(&self, words: &str, want: &str) -> String {
+        let output = self.canal(words);
+        let out = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "{words}: {out}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(out.contains(want), "{words}: no {want:?} in {out}");
+        out
+    }
+
+    fn until(&self, what: &str, mut holds: impl FnMut() -> bool) {
+        let started = Instant::now();
+        while !holds() {
+            assert!(started.elapsed() < Duration::from_secs(60), "{what} did not happen in a minute");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+
+    fn terminate(&mut self) -> Option<i32> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // Ended well already, or an assertion failed: the world dies with its owner either way.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 10";
+
+#[test]
+fn a_mesh_is_looked_into_while_it_runs() {
+    let Some(mut up) = Up::start() else { return };
+    up.until("all data planes are current and alpha's route is applied", || {
+        up.canal("status --check").status.success() && up.canal("get --tenant alpha httproute reviews -n bookinfo").status.success()
+    });
+
+    let status: serde_json::Value = serde_json::from_str(&up.check("status -o json", "")).unwrap();
+    assert_eq!(status["subscribers"].as_array().map(Vec::len), Some(6), "{status:#}");
+    up.check("world list", &up.name);
+    up.check("config dump gw-1", "southbound");
+    up.check("config dump alpha-n1 --part pods.0.identity", "spiffe://alpha.example/ns/bookinfo/sa/");
+    up.check("logs alpha-n1 --level debug", "debug");
+
+    let tap = up.command("tap -n 2 --tenant alpha --path /productpage -o json").stdout(Stdio::piped()).spawn().unwrap();
+    let mut tap = Some(tap);
+    up.until("the tap sees two pages", || {
+        up.check(&format!("{CURL} http://productpage:9080/productpage"), "\"service\":\"productpage\"");
+        tap.as_mut().is_none_or(|tap| tap.try_wait().unwrap().is_some())
+    });
+    let lines = String::from_utf8(tap.take().unwrap().wait_with_output().unwrap().stdout).unwrap();
+    let seen: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(seen.len(), 2);
+    assert!(seen.iter().all(|request| request["tenant"] == "alpha" && request["status"] == 200), "{lines}");
+    up.check("logs gw-1 --tail 20", "/productpage");
+
+    assert_eq!(up.terminate(), Some(0), "SIGTERM is how one leaves");
+    assert_eq!(up.canal(&format!("world list {}", up.name)).status.code(), Some(5), "the world is gone");
+}
