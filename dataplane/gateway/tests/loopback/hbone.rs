@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::LocalSet;
 
 use crate::client::Client;
+use crate::http2;
 use crate::origin::{Origin, Peer, pattern};
 use crate::rig::{Plot, Rig, TENANT, pod, service, tenant};
 
@@ -209,6 +210,47 @@ fn large_bodies_pass_through_tunnels_byte_exact() {
         let answer = client.answer().await.unwrap();
         assert!(answer.body == pattern(0, TOTAL));
         drop(sending);
+    });
+}
+
+#[test]
+fn http2_and_upgrades_pass_through_tunnels() {
+    local(|| async {
+        let grpc = http2::origin(http2::echo).await;
+        let mesh = Mesh::new(Plot { protocol: AppProtocol::Grpc, ..Plot::default() });
+        let _node = mesh.pod(10, "web-0", &grpc).await;
+        let stream = mesh.open("10.96.0.1:80").await.unwrap().stream;
+        let (send, connection) = h2::client::handshake(stream).await.unwrap();
+        tokio::task::spawn_local(connection);
+        for _ in 0..3 {
+            let request = http::Request::post("http://web/s/M").header("content-type", "application/grpc").body(()).unwrap();
+            let (response, mut body) = send.clone().ready().await.unwrap().send_request(request, false).unwrap();
+            let data = pattern(0, 200_000);
+            http2::send_all(&mut body, data.clone().into(), false).await.unwrap();
+            body.send_trailers([("x-sum".parse().unwrap(), "1".parse().unwrap())].into_iter().collect()).unwrap();
+            let (got, trailers) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+            assert!(got.ends_with(&data) && trailers.unwrap()["x-sum"] == "1");
+        }
+        assert_eq!(grpc.connections(), 1, "one tunnel, many streams");
+        let ws = Origin::each(|mut peer: Peer| async move {
+            peer.head().await.unwrap();
+            peer.write(b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: upgrade\r\n\r\n").await;
+            while let Some(line) = peer.line().await {
+                peer.write(format!("{line}!\r\n").as_bytes()).await;
+            }
+        })
+        .await;
+        let mesh = Mesh::new(Plot::default());
+        let _node = mesh.pod(10, "web-0", &ws).await;
+        let mut client = mesh.client("10.96.0.1:80").await;
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n").await;
+        assert_eq!(client.answer().await.unwrap().status, 101);
+        for _ in 0..3 {
+            client.send(b"hello\r\n").await;
+            assert_eq!(client.line().await, "hello!");
+        }
+        client.stream.shutdown().await.unwrap();
+        assert!(client.closed().await);
     });
 }
 

@@ -77,7 +77,7 @@ where
 }
 
 /// Answers with the request's fields as lines, then its body, then its trailers as trailers.
-async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>) {
+pub(crate) async fn echo(request: Request<RecvStream>, mut respond: h2::server::SendResponse<Bytes>) {
     let (parts, body) = request.into_parts();
     let Ok((data, trailers)) = read_all(body).await else { return };
     let mut text = format!("{} {}\n", parts.method, parts.uri);
