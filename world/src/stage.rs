@@ -31,6 +31,8 @@ pub(crate) struct Stage {
     posts: Mutex<BTreeMap<String, Post>>,
     /// Held while pods are added or removed: one at a time, so that no address is given twice.
     changes: Mutex<()>,
+    /// One writer of the registry's files at a time, and the last one writes the newest.
+    registry: Mutex<()>,
 }
 
 /// A host that is there.
@@ -57,6 +59,7 @@ impl Stage {
             services,
             posts: Mutex::default(),
             changes: Mutex::default(),
+            registry: Mutex::default(),
         })
     }
 
@@ -179,6 +182,7 @@ impl Stage {
 
     /// Writes every tenant's pods.
     pub(crate) fn write_registry(&self) -> Result<()> {
+        let _one = self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         for (tenant, pods) in self.pod_records() {
             registry::write_pods(&self.paths, &tenant, &pods)?;
         }
