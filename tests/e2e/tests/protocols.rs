@@ -124,7 +124,9 @@ fn web_socket_conformance_is_the_servers_own() {
     assert!(meshed.len() > 200, "only {} cases were run", meshed.len());
     assert_eq!(direct.len(), meshed.len());
     for (case, verdict) in &direct {
-        assert_eq!(meshed.get(case), Some(verdict), "case {case} directly: {verdict}");
+        // NON-STRICT is a pass that depends on how bytes were cut into segments, which a relay may change.
+        let passed = meshed.get(case) == Some(verdict) || (verdict == "OK" && meshed.get(case).is_some_and(|v| v == "NON-STRICT"));
+        assert!(passed, "case {case} directly: {verdict}, through the mesh: {:?}", meshed.get(case));
         assert_ne!(verdict, "FAILED", "case {case} fails even without the mesh: the sample server is at fault");
     }
 }
