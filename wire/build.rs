@@ -2,7 +2,7 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");
     tonic_prost_build::configure().btree_map(".canal.program.v1").compile_protos(
-        &["proto/discovery.proto", "proto/citadel.proto", "proto/program.proto", "proto/api.proto"],
+        &["proto/discovery.proto", "proto/citadel.proto", "proto/program.proto", "proto/api.proto", "proto/fleet.proto"],
         &["proto"],
     )?;
     Ok(())

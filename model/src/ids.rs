@@ -106,6 +106,10 @@ name_type!(/// An availability zone.
     AzName, "AZ name", 63, false);
 name_type!(/// One gateway replica.
     ReplicaName, "replica name", 63, false);
+name_type!(/// A gateway backend: a group of replicas with one configuration.
+    BackendName, "backend name", 63, false);
+name_type!(/// An edge.
+    EdgeName, "edge name", 63, false);
 name_type!(/// A SPIFFE trust domain (SPIFFE-ID §2.1, restricted to lower-case DNS names).
     TrustDomain, "trust domain", 253, true);
 
@@ -168,6 +172,38 @@ impl TryFrom<u32> for ServiceId {
 impl From<ServiceId> for u32 {
     fn from(v: ServiceId) -> u32 {
         v.0
+    }
+}
+
+/// A replica's number in bucket tables, 1 to 4095. Given at registration, given again only after the replica was forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct ReplicaNumber(u16);
+
+impl ReplicaNumber {
+    /// The largest: `CANAL_REPLICAS_MAX` of `bpf/abi/tier.h`, less one.
+    pub const MAX: u16 = 4095;
+    /// 1 to [`ReplicaNumber::MAX`].
+    pub fn new(n: u32) -> Result<Self, IdError> {
+        match u16::try_from(n) {
+            Ok(n) if (1..=Self::MAX).contains(&n) => Ok(Self(n)),
+            _ => Err(IdError::Range { what: "replica number", given: n.into(), min: 1, max: Self::MAX.into() }),
+        }
+    }
+    /// The number.
+    pub fn get(self) -> u16 {
+        self.0
+    }
+}
+impl TryFrom<u32> for ReplicaNumber {
+    type Error = IdError;
+    fn try_from(n: u32) -> Result<Self, IdError> {
+        Self::new(n)
+    }
+}
+impl From<ReplicaNumber> for u32 {
+    fn from(n: ReplicaNumber) -> u32 {
+        n.0.into()
     }
 }
 

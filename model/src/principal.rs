@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ids::{AzName, NodeName, ObjectName, ReplicaName, TenantName};
+use crate::ids::{AzName, EdgeName, NodeName, ObjectName, ReplicaName, TenantName};
 
 /// An authenticated client of the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -11,6 +11,8 @@ pub enum Principal {
     Node { name: NodeName, tenant: TenantName, az: AzName },
     /// A gateway replica: sees everything of the tenants it serves.
     Gateway { name: ReplicaName, az: AzName },
+    /// An edge: sees the tier's tables of its AZ and where tenants' nodes are.
+    Edge { name: EdgeName, az: AzName },
     /// A person or a pipeline behind `canal apply`; `tenant` is `None` for the provider, who may touch all.
     Operator { name: ObjectName, tenant: Option<TenantName> },
 }
@@ -20,6 +22,7 @@ impl fmt::Display for Principal {
         match self {
             Principal::Node { name, tenant, .. } => write!(f, "node {tenant}/{name}"),
             Principal::Gateway { name, .. } => write!(f, "gateway {name}"),
+            Principal::Edge { name, .. } => write!(f, "edge {name}"),
             Principal::Operator { name, tenant: Some(tenant) } => write!(f, "operator {tenant}/{name}"),
             Principal::Operator { name, tenant: None } => write!(f, "operator {name}"),
         }

@@ -1,12 +1,13 @@
 //! What a data plane is told: small immutable resources that mirror user objects; children name their parents. No wire format here.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
 use crate::ids::{
-    AzName, Namespace, NodeName, ObjectName, ReplicaName, ServiceAccount, ServiceId, ServiceKey, TenantName, TrustDomain, Vni,
+    AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, ServiceAccount, ServiceId, ServiceKey, TenantName,
+    TrustDomain, Vni,
 };
 
 /// Labels of a workload, sorted by name.
@@ -20,6 +21,12 @@ pub enum Resource {
     Service(Service),
     Workload(Workload),
     Route(RouteRule),
+    /// Of the cloud tier, as are all that follow.
+    Node(Node),
+    Replica(Replica),
+    Address(GatewayAddress),
+    Table(BucketTable),
+    Throttle(Throttle),
 }
 
 /// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
@@ -30,11 +37,27 @@ pub enum Kind {
     Service,
     Workload,
     Route,
+    Node,
+    Replica,
+    Address,
+    Table,
+    Throttle,
 }
 
 impl Kind {
     /// All kinds, parents first.
-    pub const ALL: [Kind; 5] = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload, Kind::Route];
+    pub const ALL: [Kind; 10] = [
+        Kind::Tenant,
+        Kind::Gateway,
+        Kind::Service,
+        Kind::Workload,
+        Kind::Route,
+        Kind::Node,
+        Kind::Replica,
+        Kind::Address,
+        Kind::Table,
+        Kind::Throttle,
+    ];
 }
 
 impl Resource {
@@ -46,6 +69,11 @@ impl Resource {
             Resource::Service(_) => Kind::Service,
             Resource::Workload(_) => Kind::Workload,
             Resource::Route(_) => Kind::Route,
+            Resource::Node(_) => Kind::Node,
+            Resource::Replica(_) => Kind::Replica,
+            Resource::Address(_) => Kind::Address,
+            Resource::Table(_) => Kind::Table,
+            Resource::Throttle(_) => Kind::Throttle,
         }
     }
     /// The name on the wire, unique per kind.
@@ -56,16 +84,29 @@ impl Resource {
             Resource::Service(s) => s.key.to_string(),
             Resource::Workload(w) => w.uid(),
             Resource::Route(r) => r.key.to_string(),
+            Resource::Node(n) => format!("{}/{}", n.tenant, n.name),
+            Resource::Replica(r) => r.name.to_string(),
+            Resource::Address(a) => format!("{}@{}", a.service, a.az),
+            Resource::Table(t) => format!("{}@{}", t.service, t.az),
+            Resource::Throttle(t) => match &t.service {
+                Some(service) => service.to_string(),
+                None => t.tenant.to_string(),
+            },
         }
     }
-    /// The tenant it belongs to: the unit of subscription scope.
-    pub fn tenant(&self) -> &TenantName {
+    /// The tenant it belongs to: the unit of subscription scope. `None`: it is the provider's, as replicas are.
+    pub fn tenant(&self) -> Option<&TenantName> {
         match self {
-            Resource::Tenant(t) => &t.name,
-            Resource::Gateway(g) => &g.tenant,
-            Resource::Service(s) => &s.key.tenant,
-            Resource::Workload(w) => &w.tenant,
-            Resource::Route(r) => &r.key.tenant,
+            Resource::Tenant(t) => Some(&t.name),
+            Resource::Gateway(g) => Some(&g.tenant),
+            Resource::Service(s) => Some(&s.key.tenant),
+            Resource::Workload(w) => Some(&w.tenant),
+            Resource::Route(r) => Some(&r.key.tenant),
+            Resource::Node(n) => Some(&n.tenant),
+            Resource::Replica(_) => None,
+            Resource::Address(a) => Some(&a.service.tenant),
+            Resource::Table(t) => Some(&t.service.tenant),
+            Resource::Throttle(t) => Some(&t.tenant),
         }
     }
 }
@@ -305,4 +346,86 @@ pub enum BackendTarget {
     Service { service: ServiceKey, port: u16, subset: Labels },
     /// The reference was broken (unknown service, missing grant …): answer this.
     Refuse { status: u16, reason: String },
+}
+
+/// A tenant's node as the edges reach it: which pod addresses are behind which tunnel end.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Node {
+    pub tenant: TenantName,
+    pub name: NodeName,
+    pub az: AzName,
+    /// Underlay address of its tunnel end.
+    pub underlay: Ipv4Addr,
+    /// MAC of its tunnel device.
+    pub mac: [u8; 6],
+    /// Pod addresses behind it (the node's own overlay address included).
+    pub pod_cidrs: Vec<IpNet>,
+}
+
+/// A gateway replica as the tier knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Replica {
+    pub name: ReplicaName,
+    pub number: ReplicaNumber,
+    pub backend: BackendName,
+    pub az: AzName,
+    /// Underlay address, from 250.0.0.0/8.
+    pub underlay: Ipv4Addr,
+    /// False: known to be dead; skipped in every chain.
+    pub up: bool,
+}
+
+/// Where a tenant's clients in (or nearest to) an AZ reach a service: a *gateway address*.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayAddress {
+    pub service: ServiceKey,
+    pub id: ServiceId,
+    pub az: AzName,
+    /// In the tenant's address space; at most one of each family.
+    pub addresses: Vec<IpAddr>,
+    /// False: no backend of the service is healthy in this AZ; ask another AZ first.
+    pub open: bool,
+}
+
+/// Buckets of a service's table; `CANAL_BUCKETS` of `bpf/abi/tier.h`.
+pub const BUCKETS: usize = 128;
+/// Replicas in a chain at most; `CANAL_CHAIN` of `bpf/abi/tier.h`.
+pub const CHAIN: usize = 8;
+
+/// A bucket's replicas: the head takes new sessions, all keep those they own (Canal fig. 26). Never longer than [`CHAIN`].
+pub type Chain = Vec<ReplicaNumber>;
+
+/// A service's bucket table in one AZ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BucketTable {
+    pub service: ServiceKey,
+    pub id: ServiceId,
+    pub az: AzName,
+    pub vni: Vni,
+    /// Raised with each change of this table.
+    pub version: u32,
+    /// [`BUCKETS`] of them.
+    pub chains: Vec<Chain>,
+}
+
+/// Early limits at the redirector, for each replica. A limit of 0 is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Throttle {
+    pub tenant: TenantName,
+    pub vni: Vni,
+    /// `None`: the whole tenant.
+    pub service: Option<ServiceKey>,
+    /// The service's, if there is one.
+    pub id: Option<ServiceId>,
+    /// New sessions per second, and how many at once.
+    pub sessions: Rate,
+    /// Packets per second, and how many at once.
+    pub packets: Rate,
+}
+
+/// Tokens per second, and the most that can be saved up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Rate {
+    pub per_second: u32,
+    pub burst: u32,
 }

@@ -5,6 +5,7 @@
 
 pub mod hbone;
 pub mod southbound;
+pub mod tier;
 
 /// Generated from `proto/discovery.proto`: the delta xDS transport.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
@@ -28,6 +29,12 @@ pub mod program {
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 pub mod api {
     tonic::include_proto!("canal.api.v1");
+}
+
+/// Generated from `proto/fleet.proto`: what edges and replicas report.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
+pub mod fleet {
+    tonic::include_proto!("canal.fleet.v1");
 }
 
 /// The controller's port for southbound, certificates and the API; Istio's number.

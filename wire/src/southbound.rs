@@ -1,7 +1,9 @@
 //! Southbound resources between `canal_model::program` and their wire form: every value is checked here, once, at the edge.
 
 mod decode;
+mod decode_tier;
 mod encode;
+mod encode_tier;
 pub mod snapshot;
 
 use canal_model::program::{Kind, Resource};
@@ -19,7 +21,7 @@ pub enum WireError {
     #[error("{what}: field {field}: {why}")]
     Field { what: String, field: &'static str, why: String },
     /// The type URL is not one of Canal's.
-    #[error("unknown resource type {0:?}; this build knows canal.program.v1 Tenant, Gateway, Service, Workload and Route")]
+    #[error("unknown resource type {0:?}; this build knows canal.program.v1 Tenant, Gateway, Service, Workload, Route, Node, Replica, GatewayAddress, BucketTable and Throttle")]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but holds {inner:?}")]
@@ -34,6 +36,11 @@ pub fn type_url(kind: Kind) -> &'static str {
         Kind::Service => "type.googleapis.com/canal.program.v1.Service",
         Kind::Workload => "type.googleapis.com/canal.program.v1.Workload",
         Kind::Route => "type.googleapis.com/canal.program.v1.Route",
+        Kind::Node => "type.googleapis.com/canal.program.v1.Node",
+        Kind::Replica => "type.googleapis.com/canal.program.v1.Replica",
+        Kind::Address => "type.googleapis.com/canal.program.v1.GatewayAddress",
+        Kind::Table => "type.googleapis.com/canal.program.v1.BucketTable",
+        Kind::Throttle => "type.googleapis.com/canal.program.v1.Throttle",
     }
 }
 
@@ -50,6 +57,11 @@ pub fn encode(r: &Resource) -> Vec<u8> {
         Resource::Service(s) => wire::Service::from(s).encode_to_vec(),
         Resource::Workload(w) => wire::Workload::from(w).encode_to_vec(),
         Resource::Route(r) => wire::Route::from(r).encode_to_vec(),
+        Resource::Node(n) => wire::Node::from(n).encode_to_vec(),
+        Resource::Replica(r) => wire::Replica::from(r).encode_to_vec(),
+        Resource::Address(a) => wire::GatewayAddress::from(a).encode_to_vec(),
+        Resource::Table(t) => wire::BucketTable::from(t).encode_to_vec(),
+        Resource::Throttle(t) => wire::Throttle::from(t).encode_to_vec(),
     }
 }
 
@@ -64,6 +76,11 @@ pub fn decode(kind: Kind, name: &str, bytes: &[u8]) -> Result<Resource, WireErro
         Kind::Service => Resource::Service(decode::service(name, read("Service", name, bytes)?)?),
         Kind::Workload => Resource::Workload(decode::workload(name, read("Workload", name, bytes)?)?),
         Kind::Route => Resource::Route(decode::route(name, read("Route", name, bytes)?)?),
+        Kind::Node => Resource::Node(decode_tier::node(name, read("Node", name, bytes)?)?),
+        Kind::Replica => Resource::Replica(decode_tier::replica(name, read("Replica", name, bytes)?)?),
+        Kind::Address => Resource::Address(decode_tier::address(name, read("GatewayAddress", name, bytes)?)?),
+        Kind::Table => Resource::Table(decode_tier::table(name, read("BucketTable", name, bytes)?)?),
+        Kind::Throttle => Resource::Throttle(decode_tier::throttle(name, read("Throttle", name, bytes)?)?),
     };
     let inner = r.name();
     if inner == name { Ok(r) } else { Err(WireError::Name { envelope: name.into(), inner }) }

@@ -13,31 +13,31 @@ use crate::program as w;
 pub(super) const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Carries the resource's name so that each error says where it is.
-struct At<'a>(&'a str);
+pub(super) struct At<'a>(pub(super) &'a str);
 
 impl At<'_> {
-    fn err<T>(&self, field: &'static str, why: impl ToString) -> Result<T, WireError> {
+    pub(super) fn err<T>(&self, field: &'static str, why: impl ToString) -> Result<T, WireError> {
         Err(WireError::Field { what: self.0.into(), field, why: why.to_string() })
     }
-    fn name<T: FromStr<Err = IdError>>(&self, field: &'static str, s: &str) -> Result<T, WireError> {
+    pub(super) fn name<T: FromStr<Err = IdError>>(&self, field: &'static str, s: &str) -> Result<T, WireError> {
         s.parse().or_else(|e: IdError| self.err(field, e))
     }
-    fn need<T>(&self, field: &'static str, v: Option<T>) -> Result<T, WireError> {
+    pub(super) fn need<T>(&self, field: &'static str, v: Option<T>) -> Result<T, WireError> {
         v.map_or_else(|| self.err(field, "is missing"), Ok)
     }
-    fn port(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
+    pub(super) fn port(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
         match u16::try_from(n) {
             Ok(n) if n > 0 => Ok(n),
             _ => self.err(field, format!("{n} is not a port: use 1 to 65535")),
         }
     }
-    fn status(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
+    pub(super) fn status(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
         if (400..600).contains(&n) { Ok(n as u16) } else { self.err(field, format!("{n} is not an error status: use 400 to 599")) }
     }
-    fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, WireError> {
+    pub(super) fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, WireError> {
         v.iter().map(|a| a.parse().or_else(|_| self.err(field, format!("{a:?} is not an IP address")))).collect()
     }
-    fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, WireError> {
+    pub(super) fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, WireError> {
         let k = self.need(field, k)?;
         Ok(ServiceKey {
             tenant: self.name(field, &k.tenant)?,

@@ -33,7 +33,7 @@ impl From<&p::Gateway> for w::Gateway {
     }
 }
 
-fn key(k: &ServiceKey) -> Option<w::ServiceKey> {
+pub(super) fn key(k: &ServiceKey) -> Option<w::ServiceKey> {
     Some(w::ServiceKey { tenant: k.tenant.to_string(), namespace: k.namespace.to_string(), name: k.name.to_string() })
 }
 

@@ -93,6 +93,58 @@ fn parents() -> Vec<Resource> {
             endpoints: vec![p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 }],
         }),
     ]
+    .into_iter()
+    .chain(tier_samples())
+    .collect()
+}
+
+fn tier_samples() -> Vec<Resource> {
+    let az = || "az1".parse().unwrap();
+    let number = |n| canal_model::ids::ReplicaNumber::new(n).unwrap();
+    let rate = |per_second| p::Rate { per_second, burst: 2 * per_second };
+    let throttle = |service: Option<&str>| p::Throttle {
+        tenant: "alpha".parse().unwrap(),
+        vni: Vni::new(101).unwrap(),
+        service: service.map(key),
+        id: service.map(|_| ServiceId::new(5).unwrap()),
+        sessions: rate(100),
+        packets: rate(0),
+    };
+    vec![
+        Resource::Node(p::Node {
+            tenant: "alpha".parse().unwrap(),
+            name: "n1".parse().unwrap(),
+            az: az(),
+            underlay: "10.201.0.7".parse().unwrap(),
+            mac: [2, 4, 0, 0, 0, 1],
+            pod_cidrs: vec!["10.1.1.0/24".parse().unwrap(), "fd00:1::1:0/112".parse().unwrap()],
+        }),
+        Resource::Replica(p::Replica {
+            name: "gw-1".parse().unwrap(),
+            number: number(3),
+            backend: "b1".parse().unwrap(),
+            az: az(),
+            underlay: "250.1.0.3".parse().unwrap(),
+            up: true,
+        }),
+        Resource::Address(p::GatewayAddress {
+            service: key("alpha/b/reviews"),
+            id: ServiceId::new(5).unwrap(),
+            az: az(),
+            addresses: vec!["10.1.224.5".parse().unwrap(), "fd00:1:0:1::5".parse().unwrap()],
+            open: true,
+        }),
+        Resource::Table(p::BucketTable {
+            service: key("alpha/b/reviews"),
+            id: ServiceId::new(5).unwrap(),
+            az: az(),
+            vni: Vni::new(101).unwrap(),
+            version: 9,
+            chains: (0..p::BUCKETS).map(|b| (1..=b as u32 % 9).map(number).collect()).collect(),
+        }),
+        Resource::Throttle(throttle(None)),
+        Resource::Throttle(throttle(Some("alpha/b/reviews"))),
+    ]
 }
 
 #[test]
@@ -109,7 +161,7 @@ fn every_kind_survives_the_wire() {
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
     let route = |f: fn(&mut wire::Route)| {
-        let Some(Resource::Route(r)) = samples().into_iter().nth(4) else { unreachable!() };
+        let Some(Resource::Route(r)) = samples().into_iter().find(|r| r.kind() == Kind::Route) else { unreachable!() };
         let mut m = wire::Route::from(&r);
         f(&mut m);
         (Kind::Route, r.key.to_string(), m.encode_to_vec())

@@ -1,0 +1,104 @@
+//! Wire messages of the cloud tier to `canal_model::program`.
+
+use std::net::Ipv4Addr;
+
+use canal_model::ids::{ReplicaNumber, ServiceId, Vni};
+use canal_model::program as p;
+
+use super::WireError;
+use super::decode::At;
+use crate::program as w;
+use crate::tier;
+
+fn underlay(at: &At<'_>, text: &str) -> Result<Ipv4Addr, WireError> {
+    text.parse().or_else(|_| at.err("underlay", format!("{text:?} is not an IPv4 address")))
+}
+
+fn vni(at: &At<'_>, n: u32) -> Result<Vni, WireError> {
+    match Vni::new(n) {
+        Ok(vni) if vni.get() != tier::TIER_VNI => Ok(vni),
+        Ok(_) => at.err("vni", "is the tier's own"),
+        Err(e) => at.err("vni", e),
+    }
+}
+
+fn id(at: &At<'_>, n: u32) -> Result<ServiceId, WireError> {
+    ServiceId::new(n).or_else(|e| at.err("id", e))
+}
+
+pub(super) fn node(name: &str, n: w::Node) -> Result<p::Node, WireError> {
+    let at = At(name);
+    let cidr = |c: &String| c.parse().or_else(|_| at.err("pod_cidrs", format!("{c:?} is not a CIDR")));
+    Ok(p::Node {
+        tenant: at.name("tenant", &n.tenant)?,
+        name: at.name("name", &n.name)?,
+        az: at.name("az", &n.az)?,
+        underlay: underlay(&at, &n.underlay)?,
+        mac: n.mac.as_slice().try_into().or_else(|_| at.err("mac", "is not six bytes"))?,
+        pod_cidrs: n.pod_cidrs.iter().map(cidr).collect::<Result<_, _>>()?,
+    })
+}
+
+pub(super) fn replica(name: &str, r: w::Replica) -> Result<p::Replica, WireError> {
+    let at = At(name);
+    Ok(p::Replica {
+        name: at.name("name", &r.name)?,
+        number: ReplicaNumber::new(r.number).or_else(|e| at.err("number", e))?,
+        backend: at.name("backend", &r.backend)?,
+        az: at.name("az", &r.az)?,
+        underlay: underlay(&at, &r.underlay)?,
+        up: r.up,
+    })
+}
+
+pub(super) fn address(name: &str, a: w::GatewayAddress) -> Result<p::GatewayAddress, WireError> {
+    let at = At(name);
+    Ok(p::GatewayAddress {
+        id: id(&at, a.id)?,
+        az: at.name("az", &a.az)?,
+        addresses: at.addresses("addresses", &a.addresses)?,
+        open: a.open,
+        service: at.key("service", a.service)?,
+    })
+}
+
+pub(super) fn table(name: &str, t: w::BucketTable) -> Result<p::BucketTable, WireError> {
+    let at = At(name);
+    const ROW: usize = p::CHAIN * 2;
+    if t.chains.len() != p::BUCKETS * ROW {
+        return at.err("chains", format!("{} bytes, not {}", t.chains.len(), p::BUCKETS * ROW));
+    }
+    let number = |pair: &[u8]| u16::from_be_bytes([pair[0], pair[1]]);
+    let chain = |row: &[u8]| {
+        let taken = row.chunks_exact(2).map(number).take_while(|n| *n != 0);
+        taken.map(|n| ReplicaNumber::new(n.into()).or_else(|e| at.err("chains", e))).collect::<Result<p::Chain, _>>()
+    };
+    Ok(p::BucketTable {
+        id: id(&at, t.id)?,
+        az: at.name("az", &t.az)?,
+        vni: vni(&at, t.vni)?,
+        version: t.version,
+        chains: t.chains.chunks_exact(ROW).map(chain).collect::<Result<_, _>>()?,
+        service: at.key("service", t.service)?,
+    })
+}
+
+fn rate(r: Option<w::Rate>) -> p::Rate {
+    r.map_or_else(p::Rate::default, |r| p::Rate { per_second: r.per_second, burst: r.burst })
+}
+
+pub(super) fn throttle(name: &str, t: w::Throttle) -> Result<p::Throttle, WireError> {
+    let at = At(name);
+    let service = t.service.map(|key| at.key("service", Some(key))).transpose()?;
+    if let Some(other) = service.as_ref().filter(|s| s.tenant.as_str() != t.tenant) {
+        return at.err("service", format!("{other} is another tenant's"));
+    }
+    Ok(p::Throttle {
+        tenant: at.name("tenant", &t.tenant)?,
+        vni: vni(&at, t.vni)?,
+        id: service.is_some().then(|| id(&at, t.id)).transpose()?,
+        service,
+        sessions: rate(t.sessions),
+        packets: rate(t.packets),
+    })
+}

@@ -1,0 +1,106 @@
+//! The cloud tier's addresses and its bucket function: what the edge, the redirector, the gateway and the controller must agree on.
+//! `bpf/abi/tier.h` says the same in C; `dataplane/offload` tests that both give the same results. No tables here.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use canal_model::ids::ServiceId;
+use canal_model::program::BUCKETS;
+use ipnet::IpNet;
+
+/// VNI between edges and replicas; no tenant may have it.
+pub const TIER_VNI: u32 = 0xCA0A1;
+/// First source port of aggregated tunnels.
+pub const TUNNEL_PORT: u16 = 40_000;
+/// Namespace and name of the service that every tenant has of the tier itself: CONNECTs to pod addresses, and DNS.
+pub const TIER_SERVICE: (&str, &str) = ("canal-system", "gateway");
+
+const SERVICE_NET4: u32 = 0xF000_0000;
+const SERVICE_NET6: u128 = 0xFDCA_00A1_0000_0240 << 64;
+const TIER_NET6: u128 = 0xFDCA_00A1_0000_0250 << 64;
+
+/// Where a service is inside the tier.
+pub fn service_address4(id: ServiceId) -> Ipv4Addr {
+    Ipv4Addr::from_bits(SERVICE_NET4 | id.get())
+}
+
+/// Where a service is inside the tier.
+pub fn service_address6(id: ServiceId) -> Ipv6Addr {
+    Ipv6Addr::from_bits(SERVICE_NET6 | u128::from(id.get()))
+}
+
+/// The service whose address inside the tier this is. v4-mapped addresses count as IPv4.
+pub fn service_of(address: IpAddr) -> Option<ServiceId> {
+    let number = match address.to_canonical() {
+        IpAddr::V4(v4) if v4.octets()[0] == 240 => v4.to_bits() & 0xff_ffff,
+        IpAddr::V6(v6) if v6.to_bits() >> 24 == SERVICE_NET6 >> 24 => v6.to_bits() as u32 & 0xff_ffff,
+        _ => return None,
+    };
+    ServiceId::new(number).ok()
+}
+
+/// The IPv6 address from which the replica with this underlay address dials endpoints.
+pub fn replica_address6(underlay: Ipv4Addr) -> Ipv6Addr {
+    Ipv6Addr::from_bits(TIER_NET6 | u128::from(underlay.to_bits()))
+}
+
+/// Address ranges of the tier itself; no tenant may use them.
+pub fn reserved() -> [IpNet; 2] {
+    let v4 = ipnet::Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4);
+    let v6 = ipnet::Ipv6Net::new_assert(Ipv6Addr::from_bits(0xFDCA_00A1_u128 << 96), 48);
+    [v4.into(), v6.into()]
+}
+
+/// The bucket of a session: murmur3's 32-bit mix over the client's address (v4-mapped), the two ports and the service ID.
+pub fn bucket(client: SocketAddr, port: u16, service: ServiceId) -> usize {
+    flow_hash(client, port, service) as usize % BUCKETS
+}
+
+/// The hash that [`bucket`] takes the rest of; the edge takes the tunnel's source port from its upper half.
+pub fn flow_hash(client: SocketAddr, port: u16, service: ServiceId) -> u32 {
+    let address = match client.ip() {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    };
+    let word = |at: usize| u32::from_be_bytes([address[at], address[at + 1], address[at + 2], address[at + 3]]);
+    let ports = u32::from(client.port()) << 16 | u32::from(port);
+    let mut hash = 0xCA0A_1000;
+    for word in [word(0), word(4), word(8), word(12), ports, service.get()] {
+        let mixed = word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
+        hash = (hash ^ mixed).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64);
+    }
+    hash ^= 24;
+    hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
+    hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);
+    hash ^ hash >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_service_is_found_by_its_address_inside_the_tier() {
+        let id = ServiceId::new(0x01_0203).unwrap();
+        assert_eq!(service_address4(id), Ipv4Addr::new(240, 1, 2, 3));
+        assert_eq!(service_address6(id).to_string(), "fdca:a1:0:240::1:203");
+        for address in ["240.1.2.3", "::ffff:240.1.2.3", "fdca:a1:0:240::1:203"] {
+            assert_eq!(service_of(address.parse().unwrap()), Some(id), "{address}");
+        }
+        for address in ["240.0.0.0", "250.1.2.3", "10.1.2.3", "fdca:a1:0:250::1:203", "fdca:a1:0:240:0:1:1:203", "fdca:a1:0:240::100:203"] {
+            assert_eq!(service_of(address.parse().unwrap()), None, "{address}");
+        }
+        assert_eq!(replica_address6(Ipv4Addr::new(250, 1, 0, 3)).to_string(), "fdca:a1:0:250::fa01:3");
+    }
+
+    #[test]
+    fn buckets_are_even_and_one_for_both_spellings_of_an_address() {
+        let id = ServiceId::new(7).unwrap();
+        let mut full = [0u32; BUCKETS];
+        for port in 1024..33792u16 {
+            full[bucket(SocketAddr::new("10.1.1.2".parse().unwrap(), port), 15008, id)] += 1;
+        }
+        assert!(full.iter().all(|n| (180..340).contains(n)), "{full:?}");
+        let mapped = bucket("[::ffff:10.1.1.2]:4711".parse().unwrap(), 80, id);
+        assert_eq!(bucket("10.1.1.2:4711".parse().unwrap(), 80, id), mapped);
+    }
+}
