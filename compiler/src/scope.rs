@@ -12,6 +12,8 @@ pub fn admits(claims: &Claims, principal: &Principal) -> bool {
     match principal {
         Principal::Node { tenant, .. } => *tenant == claims.tenant,
         Principal::Gateway { name, .. } => claims.gateways.iter().any(|g| g.replica == *name),
+        // An edge serves all tenants of the fleet.
+        Principal::Edge { .. } => true,
         Principal::Operator { .. } => false,
     }
 }
@@ -23,14 +25,25 @@ pub fn admits(claims: &Claims, principal: &Principal) -> bool {
 /// A gateway gets everything of the tenants it serves. An operator subscribes to nothing.
 pub fn visible(resource: &Resource, principal: &Principal) -> bool {
     match principal {
-        Principal::Gateway { .. } => true,
+        Principal::Gateway { az, .. } => match resource {
+            Resource::Table(table) => table.az == *az,
+            Resource::Node(_) => false,
+            _ => true,
+        },
+        Principal::Edge { az, .. } => match resource {
+            Resource::Tenant(_) | Resource::Node(_) | Resource::Replica(_) => true,
+            Resource::Address(address) => address.az == *az,
+            Resource::Table(table) => table.az == *az,
+            Resource::Gateway(_) | Resource::Service(_) | Resource::Workload(_) | Resource::Route(_) | Resource::Throttle(_) => false,
+        },
         Principal::Operator { .. } => false,
         Principal::Node { name, tenant, .. } => {
-            resource.tenant() == tenant
+            resource.tenant() == Some(tenant)
                 && match resource {
                     Resource::Tenant(_) | Resource::Gateway(_) | Resource::Service(_) => true,
                     Resource::Workload(workload) => workload.node == *name,
-                    Resource::Route(_) => false,
+                    Resource::Address(_) => true,
+                    Resource::Route(_) | Resource::Node(_) | Resource::Replica(_) | Resource::Table(_) | Resource::Throttle(_) => false,
                 }
         }
     }

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, Gateway, HostMatch, HttpMatch, OutsideMesh, PathMatch, Resource, RouteAction, RouteKey, RouteRule,
-    Service, ServicePort, Tenant, TextMatch, Tunnel, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, Gateway, GatewayAddress, HostMatch, HttpMatch, OutsideMesh, PathMatch, Rate, Replica, Resource,
+    RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, Tunnel, ValueMatch, Workload,
 };
 
 /// Any resource.
@@ -15,7 +15,28 @@ pub fn resource(resource: &Resource) -> String {
         Resource::Service(it) => [vec![service(it)], it.ports.iter().map(|p| format!("  {}", port(p))).collect()].concat().join("\n"),
         Resource::Workload(it) => workload(it),
         Resource::Route(it) => route(it),
+        Resource::Node(it) => format!("node {}/{} az {} at {} pods {}", it.tenant, it.name, it.az, it.underlay, list(&it.pod_cidrs)),
+        Resource::Replica(it) => replica(it),
+        Resource::Address(it) => address(it),
+        Resource::Table(it) => format!("table {} az {} version {}", it.service, it.az, it.version),
+        Resource::Throttle(it) => throttle(it),
     }
+}
+
+fn replica(replica: &Replica) -> String {
+    let state = if replica.up { "up" } else { "down" };
+    format!("replica {} number {} backend {} az {} at {} {state}", replica.name, replica.number.get(), replica.backend, replica.az, replica.underlay)
+}
+
+fn address(address: &GatewayAddress) -> String {
+    let state = if address.open { "open" } else { "closed" };
+    format!("address {} id {} az {} at {} {state}", address.service, address.id.get(), address.az, list(&address.addresses))
+}
+
+fn throttle(throttle: &Throttle) -> String {
+    let of = throttle.service.as_ref().map_or_else(|| throttle.tenant.to_string(), ToString::to_string);
+    let rate = |rate: Rate| format!("{}/s burst {}", rate.per_second, rate.burst);
+    format!("throttle {of} sessions {} packets {}", rate(throttle.sessions), rate(throttle.packets))
 }
 
 pub(crate) fn tenant(tenant: &Tenant) -> String {

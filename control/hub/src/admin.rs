@@ -186,6 +186,7 @@ impl AdminService {
         let mut list = self.shared.subscribers.list(catalog, |p| match p {
             Principal::Node { tenant, .. } => operator.may_see(tenant),
             Principal::Gateway { .. } => operator.is_provider() || is_served(p),
+            Principal::Edge { .. } => operator.is_provider(),
             Principal::Operator { .. } => false,
         });
         if !operator.is_provider() {

@@ -254,7 +254,7 @@ impl Catalog {
     }
 
     /// The newest generation after `since` that changed something of `kinds` which `principal` is told of.
-    pub(crate) fn newest_in_scope(&self, principal: &Principal, kinds: &[bool; 5], since: Generation) -> Option<Generation> {
+    pub(crate) fn newest_in_scope(&self, principal: &Principal, kinds: &[bool; Kind::ALL.len()], since: Generation) -> Option<Generation> {
         let concerns = |t: &Touch| {
             kinds[t.key.0 as usize] && [&t.before, &t.after].into_iter().flatten().any(|e| scope::visible(&e.resource, principal))
         };

@@ -69,7 +69,7 @@ impl Denied {
 pub(crate) fn decide_identity(catalog: &Catalog, principal: &Principal, asked: Option<&str>) -> Result<(TenantName, Identity), Denied> {
     let asked = asked.filter(|a| !a.is_empty()).ok_or(Denied::NoIdentity)?;
     let asked: Identity = asked.parse().map_err(|e: canal_model::ids::IdError| Denied::Form(e.to_string()))?;
-    if matches!(principal, Principal::Operator { .. }) {
+    if matches!(principal, Principal::Operator { .. } | Principal::Edge { .. }) {
         return Err(Denied::Operator);
     }
     let own = catalog.admitted(principal).find(|(_, view)| {
@@ -90,7 +90,7 @@ pub(crate) fn decide_identity(catalog: &Catalog, principal: &Principal, asked: O
         Principal::Node { name, .. } if view.runs(name, &asked) => Ok((tenant.clone(), asked)),
         Principal::Node { .. } if !view.complete => Err(Denied::RegistryIncomplete),
         Principal::Node { .. } => Err(Denied::NotOnNode(asked)),
-        Principal::Operator { .. } => Err(Denied::Operator),
+        Principal::Operator { .. } | Principal::Edge { .. } => Err(Denied::Operator),
     }
 }
 

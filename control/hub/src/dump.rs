@@ -78,6 +78,21 @@ fn resource(r: &Resource) -> Value {
             "parent": r.parent.to_string(), "port": r.parent_port, "hosts": r.hosts.iter().map(host).collect::<Vec<_>>(),
             "matches": r.matches.iter().map(http_match).collect::<Vec<_>>(), "action": action(&r.action),
         }),
+        Resource::Node(n) => json!({
+            "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }),
+        Resource::Replica(r) => json!({
+            "number": r.number.get(), "backend": r.backend, "az": r.az, "underlay": r.underlay.to_string(), "up": r.up,
+        }),
+        Resource::Address(a) => json!({ "id": a.id.get(), "az": a.az, "addresses": addresses(&a.addresses), "open": a.open }),
+        Resource::Table(t) => json!({
+            "id": t.id.get(), "az": t.az, "version": t.version,
+            "chains": t.chains.iter().map(|c| c.iter().map(|n| n.get()).collect::<Vec<_>>()).collect::<Vec<_>>(),
+        }),
+        Resource::Throttle(t) => json!({
+            "service": t.service.as_ref().map(ToString::to_string),
+            "sessions": [t.sessions.per_second, t.sessions.burst], "packets": [t.packets.per_second, t.packets.burst],
+        }),
     }
 }
 

@@ -45,6 +45,11 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Service => "Service",
         Kind::Workload => "Workload",
         Kind::Route => "Route",
+        Kind::Node => "Node",
+        Kind::Replica => "Replica",
+        Kind::Address => "GatewayAddress",
+        Kind::Table => "BucketTable",
+        Kind::Throttle => "Throttle",
     }
 }
 
@@ -53,6 +58,7 @@ fn principal_name(p: &Principal) -> &'static str {
     match p {
         Principal::Node { .. } => "node",
         Principal::Gateway { .. } => "gateway",
+        Principal::Edge { .. } => "edge",
         Principal::Operator { .. } => "operator",
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct TooManyNames {
 /// How a subscriber stands, for `canal status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    pub(crate) kinds: [bool; 5],
+    pub(crate) kinds: [bool; Kind::ALL.len()],
     /// Everything up to this generation was looked at.
     pub(crate) seen: Generation,
     pub(crate) wanted: Generation,
@@ -134,7 +134,7 @@ struct Planned {
 pub(crate) struct Session {
     principal: Principal,
     limits: SessionLimits,
-    kinds: [Subscription; 5],
+    kinds: [Subscription; Kind::ALL.len()],
     held: HashMap<TenantName, BTreeMap<Key, Version>>,
     held_count: usize,
     /// What was refused and not changed since: the version, or `None` for a removal.

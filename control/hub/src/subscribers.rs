@@ -195,6 +195,7 @@ fn shown(principal: &Principal, r: &Record, catalog: &Catalog) -> api::Subscribe
     let (name, tenant, az) = match principal {
         Principal::Node { name, tenant, az } => (name.to_string(), tenant.to_string(), az.to_string()),
         Principal::Gateway { name, az } => (name.to_string(), String::new(), az.to_string()),
+        Principal::Edge { name, az } => (name.to_string(), String::new(), az.to_string()),
         Principal::Operator { name, .. } => (name.to_string(), String::new(), String::new()),
     };
     api::Subscriber {

@@ -189,6 +189,11 @@ pub fn kind_name(kind: Kind) -> &'static str {
         Kind::Service => "service",
         Kind::Workload => "workload",
         Kind::Route => "route",
+        Kind::Node => "node",
+        Kind::Replica => "replica",
+        Kind::Address => "gateway address",
+        Kind::Table => "bucket table",
+        Kind::Throttle => "throttle",
     }
 }
 

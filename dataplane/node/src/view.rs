@@ -46,14 +46,14 @@ impl View {
             }
         }
         for r in all {
-            let Some(t) = tenants.get_mut(r.tenant()) else { continue };
+            let Some(t) = r.tenant().and_then(|name| tenants.get_mut(name)) else { continue };
             match r {
                 Resource::Gateway(g) => t.gateways.push(Arc::new(g.clone())),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
                 Resource::Workload(w) if w.node == *node => {
                     t.endpoints.insert(w.uid(), w.endpoints.clone());
                 }
-                Resource::Workload(_) | Resource::Tenant(_) | Resource::Route(_) => {}
+                Resource::Workload(_) | Resource::Tenant(_) | _ => {}
             }
         }
         for t in tenants.values_mut() {

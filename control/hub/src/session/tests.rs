@@ -251,7 +251,7 @@ impl Client {
                 }
                 Resource::Workload(w) => w.endpoints.iter().for_each(|e| has(Kind::Service, e.service.to_string())),
                 Resource::Service(s) => has(Kind::Tenant, s.key.tenant.to_string()),
-                Resource::Tenant(_) | Resource::Gateway(_) => {}
+                _ => {}
             }
         }
     }
@@ -502,7 +502,7 @@ fn a_gateway_follows_the_tenants_it_serves() {
     w.set("alpha", &both);
     c.settle(&w);
     assert_eq!(c.names().len(), 6);
-    assert!(w.catalog.newest_in_scope(&gateway("g2"), &[true; 5], Generation(1)).is_some());
+    assert!(w.catalog.newest_in_scope(&gateway("g2"), &[true; Kind::ALL.len()], Generation(1)).is_some());
     w.set("alpha", &says);
     c.settle(&w);
     assert_eq!(c.names(), [""; 0]);

@@ -107,6 +107,8 @@ impl Builder {
                 self.insert_workload(resource, workload);
             }
             Resource::Route(rule) => self.upsert_route(resource.name(), rule),
+            // The redirector's and the edges'.
+            Resource::Node(_) | Resource::Replica(_) | Resource::Address(_) | Resource::Table(_) | Resource::Throttle(_) => {}
         }
     }
 
@@ -141,6 +143,7 @@ impl Builder {
                     self.touched.views.insert(parent);
                 }
             }
+            Kind::Node | Kind::Replica | Kind::Address | Kind::Table | Kind::Throttle => {}
         }
     }
 
@@ -154,7 +157,7 @@ impl Builder {
                 TenantTls { server: ServerIdentity::new(tenant.name.clone(), credential.clone()), client: ClientIdentity::new(credential) }
             });
             // Their identities hold the trust domain.
-            let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| *r.tenant() == tenant.name).collect();
+            let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| r.tenant() == Some(&tenant.name)).collect();
             members.iter().for_each(|r| self.upsert(r));
         }
         self.touched.gateways = true;

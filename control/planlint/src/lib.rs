@@ -1,0 +1,2 @@
+//! The plan linter: pure.
+#![forbid(unsafe_code)]

@@ -1,0 +1,2 @@
+//! The planner: pure.
+#![forbid(unsafe_code)]
