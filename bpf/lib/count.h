@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
-/* One counter per verdict, per CPU, so that counting never contends. The including program says how many before including. */
+/* One counter per verdict, per CPU, so that counting never contends. The including program says how many before including, and may
+ * name the map. */
 #ifndef CANAL_LIB_COUNT_H
 #define CANAL_LIB_COUNT_H
 
@@ -9,17 +10,20 @@
 #ifndef CANAL_COUNTS
 #error "define CANAL_COUNTS, the number of verdicts, before including lib/count.h"
 #endif
+#ifndef CANAL_COUNTS_MAP
+#define CANAL_COUNTS_MAP canal_counts
+#endif
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, CANAL_COUNTS);
 	__type(key, __u32);
 	__type(value, __u64);
-} canal_counts SEC(".maps");
+} CANAL_COUNTS_MAP SEC(".maps");
 
 static __always_inline void count(__u32 verdict)
 {
-	__u64 *n = bpf_map_lookup_elem(&canal_counts, &verdict);
+	__u64 *n = bpf_map_lookup_elem(&CANAL_COUNTS_MAP, &verdict);
 
 	if (n)
 		*n += 1;
