@@ -1,11 +1,16 @@
 //! Generates Rust from `bpf/abi/*.h`. Fails the build, with the header's name, where libclang refuses one.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 fn main() {
-    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf");
+    let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf/abi");
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
-    let header = root.join("abi/capture.h");
+    for name in ["capture", "tier"] {
+        generate(&root.join(name).with_extension("h"), &out.join(name).with_extension("rs"));
+    }
+}
+
+fn generate(header: &Path, out: &Path) {
     println!("cargo:rerun-if-changed={}", header.display());
     bindgen::Builder::default()
         .header(header.to_string_lossy())
@@ -19,6 +24,6 @@ fn main() {
         .rust_edition(bindgen::RustEdition::Edition2024)
         .generate()
         .unwrap_or_else(|e| panic!("{}: libclang refused it: {e}; is linux-libc-dev installed?", header.display()))
-        .write_to_file(out.join("capture.rs"))
-        .unwrap_or_else(|e| panic!("cannot write the bindings into {}: {e}", out.display()));
+        .write_to_file(out)
+        .unwrap_or_else(|e| panic!("cannot write the bindings to {}: {e}", out.display()));
 }

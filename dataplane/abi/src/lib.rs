@@ -2,5 +2,6 @@
 
 pub mod capture;
 mod plain;
+pub mod tier;
 
 pub use plain::{Plain, from_bytes, to_bytes};
