@@ -15,6 +15,7 @@ pub mod load;
 pub mod outbound;
 pub mod pattern;
 pub mod pod;
+pub mod sessions;
 pub mod tcp;
 pub mod tcp_client;
 pub mod ws;

@@ -14,9 +14,10 @@ use canal_samples::grpc_client::GrpcClientArgs;
 use canal_samples::listen::{bind, serve, stop_signal};
 use canal_samples::load::LoadArgs;
 use canal_samples::pod::Pod;
+use canal_samples::sessions::SessionsArgs;
 use canal_samples::tcp_client::TcpClientArgs;
 use canal_samples::ws_client::WsClientArgs;
-use canal_samples::{blob, blob_client, grpc_client, load, tcp, tcp_client, ws, ws_client};
+use canal_samples::{blob, blob_client, grpc_client, load, sessions, tcp, tcp_client, ws, ws_client};
 use clap::{Args, Parser, Subcommand};
 use serde_json::Value;
 
@@ -66,6 +67,8 @@ enum Role {
     TcpClient(TcpClientArgs),
     /// Makes HTTP load and counts every failure
     Load(LoadArgs),
+    /// Holds many TCP sessions with an echo server and counts those that break
+    Sessions(SessionsArgs),
 }
 
 fn main() -> ExitCode {
@@ -98,6 +101,7 @@ async fn run(role: Role) -> anyhow::Result<ExitCode> {
         Role::BlobClient(args) => Ok(print(&blob_client::run(&args).await?)),
         Role::TcpClient(args) => Ok(print(&tcp_client::run(&args).await?)),
         Role::Load(args) => Ok(print(&load::run(&args).await?)),
+        Role::Sessions(args) => Ok(print(&sessions::run(&args).await?)),
         server => run_server(server).await.map(|()| ExitCode::SUCCESS),
     }
 }
