@@ -3,8 +3,11 @@
 #![forbid(unsafe_code)]
 
 pub mod diagnostic;
+pub mod fleet;
 pub mod identity;
 pub mod ids;
+pub mod plan;
 pub mod policy;
 pub mod principal;
 pub mod program;
+pub mod tier;

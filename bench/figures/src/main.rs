@@ -1,0 +1,3 @@
+//! Figures of the paper, computed.
+#![forbid(unsafe_code)]
+fn main() {}
