@@ -231,12 +231,11 @@ static __always_inline __u16 outer_sum(const struct frame *f, __u16 sum, __u64 c
 }
 
 /* Turns the frame into one of `leg`, back to the neighbour that it came from: the one router of this host. */
-static __always_inline int frame_turn(struct __sk_buff *skb, struct frame *f, const struct leg *leg)
+static __noinline int frame_turn(struct __sk_buff *skb, struct frame *f, const struct leg *leg)
 {
 	/* As 16-bit words: the Ethernet header's 14 bytes would misalign anything wider. */
 	__u16 h[FRAME_INNER_IP / 2], mac;
-	struct words old = { { 0, 0, f->outer_source_be, f->outer_destination_be } };
-	struct words new = { { 0, 0, leg->source_be, leg->destination_be } };
+	__u64 change = (__u64)(__u32)~f->outer_source_be + (__u32)~f->outer_destination_be + leg->source_be + leg->destination_be;
 	__u64 sum = 0;
 	__u32 id = bpf_htonl(leg->vni << 8 | leg->hop);
 
@@ -260,7 +259,7 @@ static __always_inline int frame_turn(struct __sk_buff *skb, struct frame *f, co
 		sum += h[i];
 	h[12] = ~sum_fold(sum);
 	h[17] = leg->source_port_be;
-	h[20] = outer_sum(f, h[20], sum_change(&old, &new));
+	h[20] = outer_sum(f, h[20], change);
 	h[23] = id & 0xffff;
 	h[24] = id >> 16;
 	__builtin_memcpy(&h[25], leg->mac, 6);

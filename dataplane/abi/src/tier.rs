@@ -21,6 +21,14 @@ pub const ABI: u32 = generated::CANAL_TIER_ABI;
 pub const VXLAN_PORT: u16 = generated::CANAL_VXLAN_PORT as u16;
 /// VNI between edges and replicas.
 pub const TIER_VNI: u32 = generated::CANAL_TIER_VNI;
+/// Where services are inside the tier.
+pub const SERVICE_NET4: u32 = generated::CANAL_SERVICE_NET4;
+/// From where the tier's hosts dial endpoints.
+pub const TIER_NET4: u32 = generated::CANAL_TIER_NET4;
+/// High 64 bits of the services' IPv6 addresses.
+pub const SERVICE_NET6: u64 = generated::CANAL_SERVICE_NET6;
+/// High 64 bits of the IPv6 addresses of the tier's hosts.
+pub const TIER_NET6: u64 = generated::CANAL_TIER_NET6;
 /// HBONE's port of a service address.
 pub const HBONE_PORT: u16 = generated::CANAL_HBONE_PORT as u16;
 /// DNS's port of a service address.

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
+/* Edge: the one program of a cloud tier's edge, on ingress of its only device. It takes VXLAN datagrams from tenants' nodes and from
+ * replicas, rewrites them in place and sends each back to the router that it came from. It keeps nothing about flows: what a
+ * packet becomes follows from the packet and from the maps that the agent fills, so that any edge takes any packet at any time, and a
+ * restart of the agent is not seen. See docs/design/0003-cloud-tier.md for the legs. Start reading at canal_edge().
+ *
+ *   tenant's VNI, from a node     to a gateway address: to_service(); to a replica's own address: to_dialler()
+ *   tenant's VNI, from a replica  dialled()
+ *   the tier's VNI, from a replica  to_client()
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi/tier.h"
+#define CANAL_COUNTS CANAL_EDGE_COUNTS
+#define CANAL_COUNTS_MAP canal_edge_counts
+#include "lib/count.h"
+#include "lib/flow.h"
+
+/* In a section of its own, so that the loader writes it as a whole. A new agent brings a new program with its own settings; the maps
+ * stay. */
+const volatile struct canal_edge_settings settings SEC(".rodata.settings");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_ADDRESSES_MAX);
+	__type(key, struct canal_address_key);
+	__type(value, struct canal_address);
+} canal_addresses SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_SERVICES_MAX);
+	__type(key, __u32);
+	__type(value, struct canal_return);
+} canal_returns SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_PREFIXES_MAX);
+	__type(key, struct canal_prefix_key);
+	__type(value, struct canal_prefix);
+} canal_prefixes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_PREFIXES_MAX);
+	__type(key, struct canal_node_key);
+	__type(value, __u32);
+} canal_nodes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_SERVICES_MAX);
+	__type(key, __u32);
+	__type(value, struct canal_table);
+} canal_tables SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CANAL_REPLICAS_MAX);
+	__type(key, __u32);
+	__type(value, struct canal_replica);
+} canal_replicas SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_REPLICAS_MAX);
+	__type(key, __be32);
+	__type(value, __u32);
+} canal_hosts SEC(".maps");
+
+static const __u8 replica_mac[6] = CANAL_REPLICA_MAC;
+
+static __always_inline int drop(__u32 why)
+{
+	count(why);
+	return TC_ACT_SHOT;
+}
+
+/* The source port of the tunnel for a flow with this hash. */
+static __always_inline __be16 tunnel_port(__u32 hash)
+{
+	if (settings.aggregate)
+		return bpf_htons(settings.tunnel_port + (hash >> 16) % settings.tunnels);
+	/* The dynamic ports, as RFC 7348 5 recommends. */
+	return bpf_htons(0xc000 | hash >> 16);
+}
+
+static __always_inline int send(struct __sk_buff *skb, struct frame *f, struct leg *leg, __u32 what)
+{
+	if (frame_turn(skb, f, leg))
+		return drop(CANAL_EDGE_DROP_MALFORMED);
+	count(what);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+static __always_inline struct canal_prefix *prefix_of(__u32 vni, const struct words *pod)
+{
+	struct canal_prefix_key key = { .prefixlen = 32 + 128, .vni_be = bpf_htonl(vni) };
+
+	put_words(key.address, pod);
+	return bpf_map_lookup_elem(&canal_prefixes, &key);
+}
+
+static __always_inline int send_to_node(struct __sk_buff *skb, struct frame *f, struct leg *leg, __u32 what)
+{
+	struct canal_prefix *prefix = prefix_of(leg->vni, &f->flow.destination);
+
+	if (!prefix)
+		return drop(CANAL_EDGE_DROP_NODE);
+	leg->destination_be = prefix->node_be;
+	__builtin_memcpy(leg->mac, prefix->mac, 6);
+	/* Nodes are many and their devices' own: the replica's port goes on. */
+	leg->source_port_be = f->outer_source_port_be;
+	return send(skb, f, leg, what);
+}
+
+/* From a replica to an endpoint that it dials. */
+static __always_inline int dialled(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+{
+	if (tier_host_of(&f->flow.source) != f->outer_source_be)
+		return drop(CANAL_EDGE_DROP_FORGED);
+	return send_to_node(skb, f, leg, CANAL_EDGE_DIALLED);
+}
+
+/* From a service's replica to its client. */
+static __always_inline int to_client(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+{
+	int is_error = f->kind == FRAME_ERROR;
+	__u32 service = service_of(is_error ? &f->about.destination : &f->flow.source);
+	struct canal_return *way;
+	struct words address;
+
+	if (!service)
+		return drop(CANAL_EDGE_DROP_FORGED);
+	way = bpf_map_lookup_elem(&canal_returns, &service);
+	if (!way)
+		return drop(CANAL_EDGE_DROP_SERVICE);
+	leg->vni = way->vni;
+	address = get_words(f->v6 ? way->address6 : way->address4);
+	if (!(address.w[0] | address.w[1] | address.w[2] | address.w[3]))
+		return drop(CANAL_EDGE_DROP_SERVICE);
+	if (is_error && embedded_set_destination(skb, f, &address))
+		return drop(CANAL_EDGE_DROP_MALFORMED);
+	if (inner_set_source(skb, f, &address))
+		return drop(CANAL_EDGE_DROP_MALFORMED);
+	return send_to_node(skb, f, leg, is_error ? CANAL_EDGE_ICMP_TRANSLATED : CANAL_EDGE_TO_NODE);
+}
+
+/* Bytes of a packet that is too big that the answer shows its sender: an IPv4 header with all options and 8 bytes (RFC 792); an
+ * IPv6 header and the whole header of TCP. */
+#define SHOWN 68
+
+static __always_inline __u64 sum_of(void *bytes, __u32 length)
+{
+	return (__u32)bpf_csum_diff(0, 0, bytes, length, 0);
+}
+
+struct too_big_icmp {
+	__u8 type, code;
+	__be16 sum;
+	__be32 mtu_be;
+	__u8 shown[SHOWN];
+};
+struct too_big4 {
+	struct iphdr ip;
+	struct too_big_icmp icmp;
+};
+struct too_big6 {
+	struct ipv6hdr ip;
+	struct too_big_icmp icmp;
+};
+struct too_big {
+	__u16 head[FRAME_INNER_IP / 2];
+	union {
+		struct too_big4 v4;
+		struct too_big6 v6;
+	};
+};
+
+/* Where an answer is composed: the stack has no room for it. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct too_big);
+} canal_too_big SEC(".maps");
+
+static __always_inline void fill_too_big4(struct too_big4 *a, const struct frame *f)
+{
+	__builtin_memset(&a->ip, 0, sizeof(a->ip));
+	a->ip.version = 4;
+	a->ip.ihl = 5;
+	a->ip.tot_len = bpf_htons(sizeof(*a));
+	a->ip.frag_off = bpf_htons(0x4000);
+	a->ip.ttl = 64;
+	a->ip.protocol = IPPROTO_ICMP;
+	a->ip.saddr = f->flow.destination.w[3];
+	a->ip.daddr = f->flow.source.w[3];
+	a->ip.check = ~sum_fold(sum_of(&a->ip, sizeof(a->ip)));
+	a->icmp.type = 3;
+	a->icmp.code = 4;
+	a->icmp.sum = 0;
+	a->icmp.mtu_be = bpf_htonl(settings.mtu);
+	a->icmp.sum = ~sum_fold(sum_of(&a->icmp, sizeof(a->icmp)));
+}
+
+static __always_inline void fill_too_big6(struct too_big6 *a, const struct frame *f)
+{
+	__builtin_memset(&a->ip, 0, sizeof(a->ip));
+	a->ip.version = 6;
+	a->ip.payload_len = bpf_htons(sizeof(a->icmp));
+	a->ip.nexthdr = IPPROTO_ICMPV6;
+	a->ip.hop_limit = 64;
+	__builtin_memcpy(&a->ip.saddr, &f->flow.destination, 16);
+	__builtin_memcpy(&a->ip.daddr, &f->flow.source, 16);
+	a->icmp.type = 2;
+	a->icmp.code = 0;
+	a->icmp.sum = 0;
+	a->icmp.mtu_be = bpf_htonl(settings.mtu);
+	/* The pseudo header: both addresses, the length, the protocol. */
+	a->icmp.sum = ~sum_fold(sum_of(&a->ip.saddr, 32) + a->ip.payload_len + bpf_htons(IPPROTO_ICMPV6) +
+				sum_of(&a->icmp, sizeof(a->icmp)));
+}
+
+/* Makes the frame `length` bytes long by taking what is behind its Ethernet header, which is written anew. From the front and in
+ * two steps at least, because that is the only way to be rid of a pending checksum: when the second step finds that its header is gone,
+ * the kernel forgets it. */
+static __always_inline int shorten(struct __sk_buff *skb, __u32 length)
+{
+	for (int i = 0; i < 20 && skb->len > length; i++) {
+		__u32 excess = skb->len - length;
+		__u32 step = excess > 0xf00 ? 0xf00 : i == 0 ? excess - 4 : excess;
+
+		if (bpf_skb_adjust_room(skb, -(__s32)step, BPF_ADJ_ROOM_MAC, 0))
+			return -1;
+	}
+	return skb->len != length;
+}
+
+/* Writes the answer to the packet's sender, as the address that it dialled, with the size that the tier takes (RFC 1191, RFC 8201). 0,
+ * or less if there is none. */
+static __noinline int write_too_big(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+{
+	__u32 inner = f->v6 ? sizeof(struct too_big6) : sizeof(struct too_big4);
+	__u32 zero = 0;
+	struct too_big *a = bpf_map_lookup_elem(&canal_too_big, &zero);
+
+	/* The kernel gives no way to make one packet of a GSO packet. What is not delivered TCP sends again in single segments, which are
+	 * answered. Nor is an error ever answered by an error (RFC 1122 3.2.2). */
+	if (!a || f->segment || f->kind == FRAME_ERROR || f->length < SHOWN + 64)
+		return -1;
+	if (bpf_skb_load_bytes(skb, 0, a->head, sizeof(a->head)) ||
+	    bpf_skb_load_bytes(skb, FRAME_INNER_IP, f->v6 ? a->v6.icmp.shown : a->v4.icmp.shown, SHOWN) ||
+	    shorten(skb, FRAME_INNER_IP + inner))
+		return -1;
+	f->pending = 0;
+	a->head[8] = bpf_htons(FRAME_INNER_IP - FRAME_IP + inner);
+	a->head[19] = bpf_htons(FRAME_INNER_IP - FRAME_UDP + inner);
+	leg->destination_be = f->outer_source_be;
+	leg->source_port_be = f->outer_source_port_be;
+	leg->vni = f->vni;
+	leg->hop = 0;
+	__builtin_memcpy(leg->mac, &a->head[28], 6);
+	if (f->v6)
+		fill_too_big6(&a->v6, f);
+	else
+		fill_too_big4(&a->v4, f);
+	if (bpf_skb_store_bytes(skb, 0, a->head, sizeof(a->head), BPF_F_RECOMPUTE_CSUM))
+		return -1;
+	return bpf_skb_store_bytes(skb, FRAME_INNER_IP, &a->v4, inner, BPF_F_RECOMPUTE_CSUM);
+}
+
+static __always_inline int answer_too_big(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+{
+	return write_too_big(skb, f, leg) ? drop(CANAL_EDGE_TOO_BIG) : send(skb, f, leg, CANAL_EDGE_TOO_BIG);
+}
+
+/* IPv4 without DF goes on: the routers behind may cut it, and it was not too big for the link that it came by. */
+static __always_inline int is_too_big(const struct frame *f)
+{
+	return f->dont_fragment && frame_largest(f) > settings.mtu;
+}
+
+/* From a pod to the replica that dialled it. */
+static __always_inline int to_dialler(struct __sk_buff *skb, struct frame *f, struct leg *leg, __be32 host_be)
+{
+	__u32 hash = flow_hash(&f->flow.source, f->flow.source_port_be, f->flow.destination_port_be, 0);
+	__u32 *number = bpf_map_lookup_elem(&canal_hosts, &host_be);
+
+	if (!number || !*number)
+		return drop(CANAL_EDGE_DROP_ADDRESS);
+	if (is_too_big(f))
+		return answer_too_big(skb, f, leg);
+	leg->destination_be = host_be;
+	leg->source_port_be = tunnel_port(hash);
+	__builtin_memcpy(leg->mac, replica_mac, 6);
+	return send(skb, f, leg, CANAL_EDGE_ANSWERED);
+}
+
+/* The first replica of the chain that is up, and its place. 0: none is. */
+static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, __u8 *hop)
+{
+	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
+		__u32 number = table->chain[bucket][i];
+		struct canal_replica *replica;
+
+		if (!number)
+			break;
+		replica = bpf_map_lookup_elem(&canal_replicas, &number);
+		if (replica && replica->state == CANAL_REPLICA_UP) {
+			*hop = i;
+			return replica->address_be;
+		}
+	}
+	return 0;
+}
+
+/* From a pod to a gateway address. An ICMP error goes where the session goes that it is about; that one went the other way. */
+static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+{
+	int is_error = f->kind == FRAME_ERROR;
+	const struct tuple *flow = is_error ? &f->about : &f->flow;
+	struct canal_address_key key = { .vni = f->vni };
+	struct canal_address *address;
+	struct canal_table *table;
+	struct words inside;
+	__u32 hash, service;
+
+	put_words(key.address, &f->flow.destination);
+	address = bpf_map_lookup_elem(&canal_addresses, &key);
+	if (!address)
+		return drop(CANAL_EDGE_DROP_ADDRESS);
+	service = address->service;
+	table = bpf_map_lookup_elem(&canal_tables, &service);
+	if (!table || table->vni != f->vni)
+		return drop(CANAL_EDGE_DROP_SERVICE);
+	if (is_error)
+		hash = flow_hash(&flow->destination, flow->destination_port_be, flow->source_port_be, service);
+	else
+		hash = flow_hash(&flow->source, flow->source_port_be, flow->destination_port_be, service);
+	leg->destination_be = choose(table, flow_bucket(hash), &leg->hop);
+	if (!leg->destination_be)
+		return drop(CANAL_EDGE_DROP_REPLICA);
+	if (is_too_big(f))
+		return answer_too_big(skb, f, leg);
+	inside = service_words(service, f->v6);
+	if (is_error && (!same_words(&f->about.source, &f->flow.destination) || embedded_set_source(skb, f, &inside)))
+		return drop(CANAL_EDGE_DROP_MALFORMED);
+	if (inner_set_destination(skb, f, &inside))
+		return drop(CANAL_EDGE_DROP_MALFORMED);
+	leg->vni = CANAL_TIER_VNI;
+	leg->source_port_be = tunnel_port(hash);
+	__builtin_memcpy(leg->mac, replica_mac, 6);
+	return send(skb, f, leg, is_error ? CANAL_EDGE_ICMP_TRANSLATED : CANAL_EDGE_TO_REPLICA);
+}
+
+/* From a tenant's node. Answers to a pod go to the node that the tables name; nobody else may speak for it. An ICMP error may be from
+ * any host on the way to the pod that it is about. */
+static __always_inline int from_node(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+{
+	struct canal_node_key node = { .vni = f->vni, .address_be = f->outer_source_be };
+	struct canal_prefix *prefix;
+	__be32 host_be;
+
+	if (!bpf_map_lookup_elem(&canal_nodes, &node))
+		return drop(CANAL_EDGE_DROP_STRANGER);
+	prefix = prefix_of(f->vni, f->kind == FRAME_ERROR ? &f->about.destination : &f->flow.source);
+	if (!prefix || prefix->node_be != f->outer_source_be)
+		return drop(CANAL_EDGE_DROP_FORGED);
+	host_be = tier_host_of(&f->flow.destination);
+	return host_be ? to_dialler(skb, f, leg, host_be) : to_service(skb, f, leg);
+}
+
+static __always_inline int pass(void)
+{
+	count(CANAL_EDGE_PASSED);
+	return TC_ACT_OK;
+}
+
+static __always_inline int refuse(int verdict)
+{
+	switch (verdict) {
+	case FRAME_FOREIGN:
+		return pass();
+	case FRAME_FRAGMENT:
+		return drop(CANAL_EDGE_DROP_FRAGMENT);
+	case FRAME_PROTOCOL:
+		return drop(CANAL_EDGE_DROP_PROTOCOL);
+	default:
+		return drop(CANAL_EDGE_DROP_MALFORMED);
+	}
+}
+
+SEC("tc")
+int canal_edge(struct __sk_buff *skb)
+{
+	struct leg leg = { .source_be = settings.address_be, .mac_source = CANAL_EDGE_MAC };
+	struct frame f;
+	int verdict = frame_parse(skb, &f);
+	__u32 *number;
+	int is_replica;
+
+	if (verdict)
+		return refuse(verdict);
+	if (f.outer_destination_be != settings.address_be)
+		return pass();
+	number = bpf_map_lookup_elem(&canal_hosts, &f.outer_source_be);
+	is_replica = number && *number;
+	leg.vni = f.vni;
+	if (f.vni == CANAL_TIER_VNI)
+		return is_replica ? to_client(skb, &f, &leg) : drop(CANAL_EDGE_DROP_STRANGER);
+	return is_replica ? dialled(skb, &f, &leg) : from_node(skb, &f, &leg);
+}
+
+/* The kernel asks for a licence before it lends its helpers. */
+char _license[] SEC("license") = "Dual BSD/GPL";
