@@ -1,19 +1,37 @@
-//! Compiles `bpf/*.bpf.c` with clang into objects that the crate embeds. Stops the build with clang's own words where it fails.
+//! Compiles every `bpf/*.bpf.c` with clang into objects that the crate embeds. Stops the build with clang's own words where it fails.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// cpu v3 (32-bit compares and jumps) is what clang 14 knows and every kernel since 5.1 takes.
 const FLAGS: [&str; 8] = ["-O2", "-g", "-Wall", "-Wextra", "-Werror", "-target", "bpf", "-mcpu=v3"];
 
+fn env(k: &str) -> String {
+    std::env::var(k).unwrap_or_else(|_| panic!("cargo did not set {k}"))
+}
+
 fn main() {
-    let env = |k: &str| std::env::var(k).unwrap_or_else(|_| panic!("cargo did not set {k}"));
     let bpf = PathBuf::from(env("CARGO_MANIFEST_DIR")).join("../../bpf");
-    let out = PathBuf::from(env("OUT_DIR")).join("capture.bpf.o");
-    for watched in ["capture.bpf.c", "abi/capture.h", "lib/address.h", "lib/count.h"] {
-        println!("cargo:rerun-if-changed={}", bpf.join(watched).display());
+    let out = PathBuf::from(env("OUT_DIR"));
+    for dir in ["", "abi", "lib"] {
+        println!("cargo:rerun-if-changed={}", bpf.join(dir).display());
     }
     println!("cargo:rerun-if-env-changed=CLANG");
+    for source in sources(&bpf) {
+        // capture.bpf.c becomes capture.bpf.o.
+        let object = out.join(source.with_extension("o").file_name().unwrap_or_else(|| panic!("{} has no name", source.display())));
+        compile(&bpf, &source, &object);
+    }
+}
+
+fn sources(bpf: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(bpf).unwrap_or_else(|e| panic!("cannot list {}: {e}", bpf.display()));
+    let mut found: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.to_string_lossy().ends_with(".bpf.c")).collect();
+    found.sort();
+    found
+}
+
+fn compile(bpf: &Path, source: &Path, object: &Path) {
     let clang = std::env::var("CLANG").unwrap_or_else(|_| "clang".into());
     let run = Command::new(&clang)
         .args(FLAGS)
@@ -23,13 +41,13 @@ fn main() {
         // Where Debian keeps <asm/types.h>; clang for bpf has no multiarch path of its own.
         .arg(format!("-I/usr/include/{}-linux-gnu", env("CARGO_CFG_TARGET_ARCH")))
         .arg("-c")
-        .arg(bpf.join("capture.bpf.c"))
+        .arg(source)
         .arg("-o")
-        .arg(&out)
+        .arg(object)
         .output();
     match run {
         Ok(o) if o.status.success() => {}
-        Ok(o) => panic!("{clang} refused bpf/capture.bpf.c:\n{}", String::from_utf8_lossy(&o.stderr)),
+        Ok(o) => panic!("{clang} refused {}:\n{}", source.display(), String::from_utf8_lossy(&o.stderr)),
         Err(e) => panic!("cannot run {clang}: {e}; install clang (Debian: apt-get install clang) or set CLANG"),
     }
 }
