@@ -10,6 +10,7 @@ use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, TrustDomai
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::error::StoreError;
+use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
 use crate::ids::{Allocation, Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, decide_allocation};
 use crate::objects::{Edit, ObjectKey, Row, StoredObject};
 use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX, StoredAuthority};
@@ -25,7 +26,7 @@ const TENANTS: TableDefinition<&str, (u64, bool)> = TableDefinition::new("tenant
 /// Counters by name.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
 
-const TABLES: usize = 5;
+const TABLES: usize = 10;
 
 const LAYOUT: u64 = 1;
 const COUNTER_LAYOUT: &str = "layout";
@@ -66,7 +67,7 @@ pub struct Store {
     inner: Mutex<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     /// `None` after the disk refused; the next call opens it again.
     database: Option<Database>,
     counts: BTreeMap<TenantName, usize>,
@@ -400,13 +401,13 @@ impl Store {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic while the lock was held leaves at worst an uncommitted transaction, which redb has rolled back.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The open database; opens it again after the disk had refused, and takes back a commit that was reported as failed.
-    fn opened<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
+    pub(crate) fn opened<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
         if inner.database.is_none() {
             let (database, loaded) = open_database(&self.path)?;
             inner.counts = loaded.counts;
@@ -429,7 +430,7 @@ impl Store {
     }
 
     /// Runs one durable transaction. After an I/O error redb takes no more writes on the same handle, so it is dropped here.
-    fn transact(&self, inner: &mut Inner, f: impl FnOnce(&WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
+    pub(crate) fn transact(&self, inner: &mut Inner, f: impl FnOnce(&WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
         let sequence = {
             self.opened(inner)?;
             inner.sequence + 1
@@ -473,7 +474,7 @@ impl Store {
 }
 
 /// What a transaction's body decided.
-enum Step {
+pub(crate) enum Step {
     Commit { before: Vec<(ObjectKey, Option<Vec<u8>>)> },
     Abort(StoreError),
 }
@@ -583,6 +584,11 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         tx.open_table(SERVICE_IDS)?;
         tx.open_table(AUTHORITIES)?;
         tx.open_table(TENANTS)?;
+        tx.open_table(REPLICAS)?;
+        tx.open_table(EDGES)?;
+        tx.open_table(AZS)?;
+        tx.open_table(PLANNED)?;
+        tx.open_table(PLAN)?;
         let mut counters = tx.open_table(COUNTERS)?;
         if counters.get(COUNTER_LAYOUT)?.is_none() {
             counters.insert(COUNTER_LAYOUT, LAYOUT)?;

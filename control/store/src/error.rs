@@ -31,6 +31,9 @@ pub enum StoreError {
     /// Every service id is in use or was released a short time ago.
     #[error("no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used")]
     ServiceIds { limit: u32, hours: u64 },
+    /// Every replica number is in use.
+    #[error("no replica number is left: all {limit} are taken; forget replicas that are gone")]
+    ReplicaNumbers { limit: u16 },
 }
 
 impl StoreError {
@@ -45,12 +48,13 @@ impl StoreError {
             Self::ObjectBytes { .. } => "object_bytes",
             Self::Edits { .. } => "edits",
             Self::ServiceIds { .. } => "service_ids",
+            Self::ReplicaNumbers { .. } => "replica_numbers",
         }
     }
 
     /// True where the limit, not the disk, refused: repeating the same request cannot help.
     pub fn is_limit(&self) -> bool {
-        matches!(self, Self::ObjectsPerTenant { .. } | Self::ObjectBytes { .. } | Self::Edits { .. } | Self::ServiceIds { .. })
+        matches!(self, Self::ObjectsPerTenant { .. } | Self::ObjectBytes { .. } | Self::Edits { .. } | Self::ServiceIds { .. } | Self::ReplicaNumbers { .. })
     }
 
     pub(crate) fn from_redb(path: &Path, e: redb::Error) -> Self {

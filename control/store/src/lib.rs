@@ -1,4 +1,5 @@
-//! The controller's memory on disk: applied objects, service ids, CA keys and the generation counter, in one redb file.
+//! The controller's memory on disk: applied objects, service ids, CA keys, the fleet and its plan, and the generation counter, in one
+//! redb file.
 //! A write that returned `Ok` survives a kill at any instant; one that returned an error changed nothing. It never interprets YAML.
 //! Start reading at [`Store::open`] and [`Store::apply`].
 
@@ -6,11 +7,13 @@
 
 mod database;
 mod error;
+mod fleet;
 mod ids;
 mod objects;
 
 pub use database::{Limits, Store};
 pub use error::StoreError;
+pub use fleet::{StoredEdge, StoredFleet, StoredReplica};
 pub use ids::SERVICE_ID_QUARANTINE_SECONDS;
 pub use objects::{Edit, ObjectKey, StoredObject};
 
