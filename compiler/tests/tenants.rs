@@ -63,10 +63,10 @@ fn principals_see_their_share() {
         apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{group: '', kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n";
     let output = output("alpha", yaml);
     let kinds = |principal: &Principal| -> Vec<Kind> {
-        if !scope::admits(&output.claims, principal) {
+        if !scope::admits(&output.claims, principal, &scope::Whereabouts::default()) {
             return Vec::new();
         }
-        output.resources.iter().filter(|resource| scope::visible(resource, principal)).map(Resource::kind).collect()
+        output.resources.iter().filter(|resource| scope::visible(resource, principal, &scope::Whereabouts::default())).map(Resource::kind).collect()
     };
     let az = || "az1".parse().unwrap();
     let node = |name: &str, tenant: &str| Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
@@ -77,7 +77,7 @@ fn principals_see_their_share() {
     assert_eq!(kinds(&node("n2", "alpha")), [Kind::Tenant, Kind::Gateway, Kind::Service]);
     assert_eq!(kinds(&node("n1", "beta")), []);
     // Even where the tenant was let in by mistake, its resources are not another tenant's to see.
-    assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"))));
+    assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"), &scope::Whereabouts::default())));
     for tenant in [None, Some("alpha".parse().unwrap())] {
         assert_eq!(kinds(&Principal::Operator { name: "ops".parse().unwrap(), tenant }), []);
     }

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use canal_compiler::claims::Claims;
-use canal_compiler::scope;
+use canal_compiler::scope::{self, Whereabouts};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::identity::Identity;
 use canal_model::ids::{Generation, Namespace, NodeName, ServiceAccount, TenantName};
@@ -121,6 +121,21 @@ pub(crate) struct Compiled {
     pub(crate) complete: bool,
 }
 
+impl Compiled {
+    /// What belongs to no tenant. Its claims are nobody's and are never looked at.
+    pub(crate) fn of_provider(resources: Vec<Resource>) -> Self {
+        let claims = Claims { tenant: nobody(), isolation: None, gateways: Vec::new() };
+        Self { resources, claims, diagnostics: Vec::new(), objects: Vec::new(), complete: true }
+    }
+}
+
+fn nobody() -> TenantName {
+    match TenantName::new("0") {
+        Ok(name) => name,
+        Err(_) => unreachable!("the constant is a valid name; the tests of the fleet reach it"),
+    }
+}
+
 /// One tenant as it stands.
 #[derive(Debug, Clone)]
 pub(crate) struct TenantView {
@@ -168,6 +183,22 @@ impl TenantView {
             view.floor = generation;
         }
         view
+    }
+
+    /// The same view with `tier` in place of what the planner gave the tenant before. `None`: nothing differs.
+    pub(crate) fn with_tier(&self, tier: Vec<Resource>, generation: Generation) -> Option<Self> {
+        let was = self.entries.iter().filter(|(key, _)| is_planned(key.0)).map(|(k, e)| (k.clone(), e.clone())).collect();
+        let (planned, touches) = compare(Some(&was), tier, generation);
+        if touches.is_empty() {
+            return None;
+        }
+        let mut view = self.clone();
+        view.entries.retain(|key, _| !is_planned(key.0));
+        view.entries.extend(planned);
+        view.changed = generation;
+        view.log.push_back(Arc::new(Delta { generation, touches }));
+        view.trim();
+        Some(view)
     }
 
     fn trim(&mut self) {
@@ -240,26 +271,53 @@ fn identities(entries: &BTreeMap<Key, Arc<Entry>>) -> HashSet<(NodeName, Namespa
         .collect()
 }
 
-/// All tenants at one moment.
+/// The kinds that come from the planner, not from what the tenant said.
+pub(crate) fn is_planned(kind: Kind) -> bool {
+    matches!(kind, Kind::Address | Kind::Table)
+}
+
+/// Whose a resource is; `None`: the provider's.
+pub(crate) type Owner = Option<TenantName>;
+
+/// All tenants, and the tier, at one moment.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Catalog {
     pub(crate) generation: Generation,
     pub(crate) tenants: BTreeMap<TenantName, Arc<TenantView>>,
+    /// What belongs to no tenant; `None` until there is a fleet.
+    pub(crate) provider: Option<Arc<TenantView>>,
+    /// Where services live.
+    pub(crate) whereabouts: Arc<Whereabouts>,
 }
 
 impl Catalog {
     /// The tenants that `principal` is told of.
     pub(crate) fn admitted<'a>(&'a self, principal: &'a Principal) -> impl Iterator<Item = (&'a TenantName, &'a Arc<TenantView>)> {
-        self.tenants.iter().filter(move |(_, view)| scope::admits(&view.claims, principal))
+        self.tenants.iter().filter(move |(_, view)| scope::admits(&view.claims, principal, &self.whereabouts))
+    }
+
+    /// All that `principal` is told of: of tenants, and of the tier.
+    pub(crate) fn concerning<'a>(&'a self, principal: &'a Principal) -> impl Iterator<Item = (Owner, &'a Arc<TenantView>)> {
+        let provider = self.provider.iter().filter(|_| scope::admits_tier(principal));
+        self.admitted(principal).map(|(name, view)| (Some(name.clone()), view)).chain(provider.map(|view| (None, view)))
+    }
+
+    /// What an owner says.
+    pub(crate) fn view(&self, owner: &Owner) -> Option<&Arc<TenantView>> {
+        match owner {
+            Some(tenant) => self.tenants.get(tenant),
+            None => self.provider.as_ref(),
+        }
     }
 
     /// The newest generation after `since` that changed something of `kinds` which `principal` is told of.
     pub(crate) fn newest_in_scope(&self, principal: &Principal, kinds: &[bool; Kind::ALL.len()], since: Generation) -> Option<Generation> {
         let concerns = |t: &Touch| {
-            kinds[t.key.0 as usize] && [&t.before, &t.after].into_iter().flatten().any(|e| scope::visible(&e.resource, principal))
+            kinds[t.key.0 as usize]
+                && [&t.before, &t.after].into_iter().flatten().any(|e| scope::visible(&e.resource, principal, &self.whereabouts))
         };
         let mut newest = None;
-        for (_, view) in self.admitted(principal).filter(|(_, v)| v.changed > since) {
+        for (_, view) in self.concerning(principal).filter(|(_, v)| v.changed > since) {
             let of_tenant = match view.deltas_after(since) {
                 Some(mut deltas) => deltas.find(|d| d.touches.iter().any(&concerns)).map(|d| d.generation),
                 // Too far back to tell: the tenant's newest change stands for all of them.

@@ -8,14 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
-use canal_compiler::scope;
+use canal_compiler::scope::{self, Whereabouts};
 use canal_model::ids::{Generation, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource};
 use canal_wire::southbound::{kind_of, type_url};
 
-use crate::catalog::{Catalog, Entry, Key, TenantView, Version};
+use crate::catalog::{Catalog, Entry, Key, Owner, TenantView, Version};
 
 /// Resources and names one stream may name or hold.
 pub const NAMES_MAX: usize = 500_000;
@@ -135,7 +135,7 @@ pub(crate) struct Session {
     principal: Principal,
     limits: SessionLimits,
     kinds: [Subscription; Kind::ALL.len()],
-    held: HashMap<TenantName, BTreeMap<Key, Version>>,
+    held: HashMap<Owner, BTreeMap<Key, Version>>,
     held_count: usize,
     /// What was refused and not changed since: the version, or `None` for a removal.
     refused: HashMap<Key, Option<Version>>,
@@ -145,7 +145,9 @@ pub(crate) struct Session {
     splits: usize,
     /// Compare with the whole catalog, not only with what changed.
     resync: bool,
-    admitted: BTreeSet<TenantName>,
+    admitted: BTreeSet<Owner>,
+    /// Where services were when the catalog was last looked at.
+    whereabouts: Arc<Whereabouts>,
     seen: Generation,
     wanted: Generation,
     sent: Generation,
@@ -168,6 +170,7 @@ impl Session {
             splits: 0,
             resync: true,
             admitted: BTreeSet::new(),
+            whereabouts: Arc::default(),
             seen: Generation(0),
             wanted: Generation(0),
             sent: Generation(0),
@@ -309,20 +312,20 @@ impl Session {
     }
 
     fn hold(&mut self, key: Key, version: Version) {
-        let held = self.held.entry(tenant_of(&key)).or_default();
+        let held = self.held.entry(owner_of(&key)).or_default();
         if held.insert(key, version).is_none() {
             self.held_count += 1;
         }
     }
 
     fn drop_held(&mut self, key: &Key) {
-        let tenant = tenant_of(key);
-        if let Some(held) = self.held.get_mut(&tenant) {
+        let owner = owner_of(key);
+        if let Some(held) = self.held.get_mut(&owner) {
             if held.remove(key).is_some() {
                 self.held_count -= 1;
             }
             if held.is_empty() {
-                self.held.remove(&tenant);
+                self.held.remove(&owner);
             }
         }
     }
@@ -349,6 +352,9 @@ impl Session {
         if self.seen == catalog.generation && !self.resync && !unanswered {
             return;
         }
+        // Services that moved change what a gateway sees of resources that did not change.
+        self.resync |= self.whereabouts != catalog.whereabouts && matches!(self.principal, Principal::Gateway { .. });
+        self.whereabouts = catalog.whereabouts.clone();
         let items = self.differences(catalog);
         self.seen = catalog.generation;
         self.resync = false;
@@ -367,19 +373,19 @@ impl Session {
 
     /// Every line that must be sent so that the subscriber holds what the catalog says.
     fn differences(&mut self, catalog: &Catalog) -> Vec<Item> {
-        let admitted: BTreeSet<TenantName> = catalog.admitted(&self.principal).map(|(name, _)| name.clone()).collect();
-        let tenants: BTreeSet<TenantName> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
+        let admitted: BTreeSet<Owner> = catalog.concerning(&self.principal).map(|(owner, _)| owner).collect();
+        let owners: BTreeSet<Owner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
         let mut items = Vec::new();
-        for tenant in &tenants {
-            let view = catalog.tenants.get(tenant);
-            let is_admitted = admitted.contains(tenant);
-            let whole = self.resync || is_admitted != self.admitted.contains(tenant);
+        for owner in &owners {
+            let view = catalog.view(owner);
+            let is_admitted = admitted.contains(owner);
+            let whole = self.resync || is_admitted != self.admitted.contains(owner);
             let keys = match view.filter(|_| is_admitted && !whole).and_then(|v| v.deltas_after(self.seen)) {
                 Some(deltas) => deltas.flat_map(|d| d.touches.iter().map(|t| t.key.clone())).collect(),
-                None => self.all_keys(tenant, view.filter(|_| is_admitted)),
+                None => self.all_keys(owner, view.filter(|_| is_admitted)),
             };
             for key in keys {
-                items.extend(self.difference(key, tenant, view.map(Arc::as_ref), is_admitted, catalog.generation));
+                items.extend(self.difference(key, owner, view.map(Arc::as_ref), is_admitted, catalog.generation));
             }
         }
         items.extend(self.unknown_names(&items));
@@ -387,8 +393,8 @@ impl Session {
         items
     }
 
-    fn all_keys(&self, tenant: &TenantName, view: Option<&Arc<TenantView>>) -> BTreeSet<Key> {
-        let held = self.held.get(tenant).into_iter().flat_map(|h| h.keys());
+    fn all_keys(&self, owner: &Owner, view: Option<&Arc<TenantView>>) -> BTreeSet<Key> {
+        let held = self.held.get(owner).into_iter().flat_map(|h| h.keys());
         let offered = view.into_iter().flat_map(|v| v.entries.keys());
         held.chain(offered).filter(|(kind, name)| self.kinds[*kind as usize].covers(name)).cloned().collect()
     }
@@ -396,7 +402,7 @@ impl Session {
     fn difference(
         &mut self,
         key: Key,
-        tenant: &TenantName,
+        owner: &Owner,
         view: Option<&TenantView>,
         is_admitted: bool,
         generation: Generation,
@@ -406,9 +412,9 @@ impl Session {
             return None;
         }
         let asked = subscription.asked.contains(&key.1);
-        let offered =
-            view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(|e| scope::visible(&e.resource, &self.principal));
-        let held = self.held.get(tenant).and_then(|h| h.get(&key));
+        let is_visible = |e: &&Arc<Entry>| scope::visible(&e.resource, &self.principal, &self.whereabouts);
+        let offered = view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(is_visible);
+        let held = self.held.get(owner).and_then(|h| h.get(&key));
         let refused = self.refused.get(&key).copied();
         match (offered, held) {
             (Some(entry), held) => {
@@ -437,7 +443,7 @@ impl Session {
     /// Names asked for that nothing carries are answered as removed, so that the subscriber need not wait.
     fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
         let answered: BTreeSet<Key> = found.iter().map(Item::key).collect();
-        let is_held = |key: &Key| self.held.get(&tenant_of(key)).is_some_and(|h| h.contains_key(key));
+        let is_held = |key: &Key| self.held.get(&owner_of(key)).is_some_and(|h| h.contains_key(key));
         let asked = Kind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
         asked.filter(|key| !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
     }
@@ -498,16 +504,11 @@ impl Session {
     }
 }
 
-/// Names begin with their tenant. A name that is not one of ours belongs to a tenant that does not exist.
-fn tenant_of((_, name): &Key) -> TenantName {
-    let first = name.split('/').next().unwrap_or_default();
-    TenantName::new(first).unwrap_or_else(|_| nobody())
-}
-
-fn nobody() -> TenantName {
-    match TenantName::new("0") {
-        Ok(name) => name,
-        Err(_) => unreachable!("the constant is a valid name; the tests of this module reach it"),
+/// Names begin with their tenant, those of replicas do not. A name that is not one of ours is nobody's, and nobody offers it.
+fn owner_of((kind, name): &Key) -> Owner {
+    match kind {
+        Kind::Replica => None,
+        _ => name.split('/').next().and_then(|first| TenantName::new(first).ok()),
     }
 }
 

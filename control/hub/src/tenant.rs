@@ -78,6 +78,8 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::DestinationRule(o) => &mut o.metadata,
         Object::Tenant(o) => &mut o.metadata,
         Object::Gateway(o) => &mut o.metadata,
+        Object::Node(o) => &mut o.metadata,
+        Object::Throttle(o) => &mut o.metadata,
     }
 }
 

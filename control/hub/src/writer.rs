@@ -6,15 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use canal_compiler::claims::{Claims, collisions};
+use canal_compiler::scope::Whereabouts;
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
+use canal_model::program::Resource;
 use canal_sources::parse;
 use canal_store::{Store, StoreError, StoredObject};
 use canal_wire::api;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::apply::{Plan, Wish, decide};
-use crate::catalog::{Catalog, Compiled, TenantView};
+use crate::catalog::{Catalog, Compiled, TenantView, is_planned};
 use crate::files::{Found, Reading, is_unread};
 use crate::metrics::{self, Metrics};
 use crate::shared::now_seconds;
@@ -29,8 +31,20 @@ pub(crate) enum Command {
     Files(Reading),
     /// Try again what the store refused.
     Retry,
+    /// What the planner gives the data planes now.
+    Tier { tier: Tier, reply: oneshot::Sender<Result<Generation, StoreError>> },
     /// An operator's wish.
     Wish { tenant: TenantName, wish: Wish, is_provider: bool, dry_run: bool, reply: oneshot::Sender<Result<Outcome, StoreError>> },
+}
+
+/// All that the planner has to say to data planes.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Tier {
+    /// Gateway addresses and bucket tables.
+    pub(crate) tenants: BTreeMap<TenantName, Vec<Resource>>,
+    /// Replicas.
+    pub(crate) provider: Vec<Resource>,
+    pub(crate) whereabouts: Arc<Whereabouts>,
 }
 
 /// What came of a wish.
@@ -56,6 +70,8 @@ pub(crate) struct Writer {
     behind: BTreeSet<TenantName>,
     /// The services of each tenant that hold ids.
     services: BTreeMap<TenantName, BTreeSet<ServiceKey>>,
+    /// What the planner said last.
+    tier: Tier,
 }
 
 /// A tenant's next state, compiled and found acceptable or not.
@@ -74,7 +90,7 @@ impl Writer {
         files: Reading,
     ) -> Result<Self, StoreError> {
         let order = store.tenants()?;
-        let catalog = Catalog { generation: store.generation(), tenants: BTreeMap::new() };
+        let catalog = Catalog { generation: store.generation(), ..Catalog::default() };
         let mut writer = Self {
             store,
             metrics,
@@ -85,6 +101,7 @@ impl Writer {
             withheld: BTreeSet::new(),
             behind: BTreeSet::new(),
             services: BTreeMap::new(),
+            tier: Tier::default(),
         };
         for object in writer.store.objects()? {
             writer.take_up(object);
@@ -132,6 +149,10 @@ impl Writer {
             match command {
                 Command::Files(reading) => self.take_reading(reading),
                 Command::Retry => self.catch_up(),
+                Command::Tier { tier, reply } => {
+                    // The fleet's task may have ended with the controller.
+                    let _ = reply.send(self.take_tier(tier));
+                }
                 Command::Wish { tenant, wish, is_provider, dry_run, reply } => {
                     let outcome = self.grant(&tenant, wish, is_provider, dry_run);
                     if let Err(e) = &outcome {
@@ -153,6 +174,25 @@ impl Writer {
             }
         }
         self.catch_up();
+    }
+
+    /// Takes over what the planner says, in one generation.
+    fn take_tier(&mut self, tier: Tier) -> Result<Generation, StoreError> {
+        let generation = self.store.next_generation()?;
+        for (name, view) in &mut self.catalog.tenants {
+            let planned = tier.tenants.get(name).cloned().unwrap_or_default();
+            if let Some(next) = view.with_tier(planned, generation) {
+                *view = Arc::new(next);
+            }
+        }
+        let provider = Compiled::of_provider(tier.provider.clone());
+        let before = self.catalog.provider.as_deref();
+        self.catalog.provider = Some(Arc::new(TenantView::next(before, provider, generation)));
+        self.catalog.whereabouts = tier.whereabouts.clone();
+        self.catalog.generation = generation;
+        self.tier = tier;
+        self.publish.send_replace(Arc::new(self.catalog.clone()));
+        Ok(generation)
     }
 
     /// Brings into force what is not yet. What the store cannot follow stays behind for the next try.
@@ -279,7 +319,8 @@ impl Writer {
         }
         compiled.diagnostics.extend(clashes);
         let before = self.catalog.tenants.get(name);
-        compiled.resources = before.map(|b| b.entries.values().map(|e| e.resource.clone()).collect()).unwrap_or_default();
+        let said = |b: &Arc<TenantView>| b.entries.values().map(|e| e.resource.clone()).filter(|r| !is_planned(r.kind())).collect();
+        compiled.resources = before.map(said).unwrap_or_default();
         compiled.claims = match before {
             Some(b) => b.claims.clone(),
             None => Claims { tenant: name.clone(), isolation: None, gateways: Vec::new() },
@@ -288,7 +329,8 @@ impl Writer {
     }
 
     fn publish_all(&mut self, next: Vec<(TenantName, Compiled)>, generation: Generation) {
-        for (name, compiled) in next {
+        for (name, mut compiled) in next {
+            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flatten().cloned());
             let before = self.catalog.tenants.get(&name);
             let view = TenantView::next(before.map(Arc::as_ref), compiled, generation);
             self.catalog.tenants.insert(name, Arc::new(view));

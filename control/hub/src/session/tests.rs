@@ -38,6 +38,7 @@ fn resources(name: &str, says: &Says) -> Vec<Resource> {
         vni: canal_model::ids::Vni::new(7).unwrap(),
         trust_domain: format!("{name}.example").parse().unwrap(),
         pod_cidrs: vec![],
+        gateway_cidrs: vec![],
         outside: program::OutsideMesh::Deny,
     })];
     out.extend(says.gateways.iter().map(|g| {
@@ -114,6 +115,7 @@ impl World {
             vni: canal_model::ids::Vni::new(7).unwrap(),
             trust_domain: format!("{name}.example").parse().unwrap(),
             pod_cidrs: vec![],
+            gateway_cidrs: vec![],
         };
         let compiled = Compiled {
             resources: if says.is_partial { vec![] } else { resources(name, says) },
@@ -634,7 +636,7 @@ fn random_histories_end_well() {
             .catalog
             .admitted(&principal)
             .flat_map(|(_, v)| v.entries.values())
-            .filter(|e| scope::visible(&e.resource, &principal))
+            .filter(|e| scope::visible(&e.resource, &principal, &w.catalog.whereabouts))
             .map(|e| ((e.resource.kind(), e.name.to_string()), e.version.to_string()))
             .collect();
         let got: BTreeMap<_, _> = c.held.iter().map(|(k, (v, _))| (k.clone(), v.clone())).collect();
