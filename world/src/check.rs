@@ -7,6 +7,7 @@ use ipnet::{IpNet, Ipv4Net};
 
 use crate::plan::{AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, REPLICAS_MAX, node_slots};
 use crate::problem::{Findings, Spot};
+use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
 use crate::topology::{Component, Pod, Tenant, Topology};
 
 /// World names go into cgroup and namespace names.
@@ -42,7 +43,7 @@ pub(crate) fn topology(topology: &Topology, findings: &mut Findings) {
     for component in underlay_components(topology) {
         az_exists(topology, &component.az, component.spot, findings);
     }
-    if topology.gateways.len() > REPLICAS_MAX {
+    if !topology.is_tier() && topology.gateways.len() > REPLICAS_MAX {
         let what = format!("{} gateways are more than {REPLICAS_MAX}", topology.gateways.len());
         findings.add(topology.gateways[REPLICAS_MAX].spot, what, "remove some: a tenant's gateway range is one /24");
     }
@@ -50,13 +51,14 @@ pub(crate) fn topology(topology: &Topology, findings: &mut Findings) {
         tenant_alone(topology, tenant, findings);
     }
     tenants_together(topology, findings);
+    tier(topology, findings);
     mesh_parts(topology, findings);
     size(topology, findings);
 }
 
 fn underlay_components(topology: &Topology) -> impl Iterator<Item = &Component> {
     let controller = topology.controller.iter();
-    controller.chain(&topology.gateways).chain(&topology.key_servers).chain(&topology.hosts)
+    controller.chain(&topology.edges).chain(&topology.gateways).chain(&topology.key_servers).chain(&topology.hosts)
 }
 
 fn azs(topology: &Topology, findings: &mut Findings) {
@@ -183,18 +185,23 @@ fn service_objects(tenant: &Tenant, findings: &mut Findings) {
 }
 
 /// Everything routed in the underlay, which no tenant may use.
-fn reserved() -> [(Ipv4Net, &'static str); 4] {
-    let net = |a, b, prefix| Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), prefix);
-    [
-        (NODES_UNDERLAY, "the nodes' underlay"),
-        (PROVIDERS, "the provider's hosts"),
+fn reserved(tier: bool) -> Vec<(IpNet, String)> {
+    let net = |a, b, prefix| Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), prefix).into();
+    let mut ranges = vec![
+        (NODES_UNDERLAY.into(), "the nodes' underlay"),
+        (PROVIDERS.into(), "the provider's hosts"),
         (net(127, 0, 8), "loopback"),
         (net(169, 254, 16), "link-local gateways"),
-    ]
+    ];
+    if tier {
+        ranges.extend([(TIER_RANGE4.into(), "the cloud tier"), (TIER_RANGE6.into(), "the cloud tier")]);
+    }
+    ranges.into_iter().map(|(range, whose)| (range, whose.to_owned())).collect()
 }
 
 fn tenants_together(topology: &Topology, findings: &mut Findings) {
-    let mut ranges: Vec<(IpNet, String)> = reserved().iter().map(|(net, what)| (IpNet::V4(*net), (*what).to_owned())).collect();
+    let mut ranges = reserved(topology.is_tier());
+    let reserved = ranges.len();
     let (mut names, mut vnis, mut domains) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
     for tenant in &topology.tenants {
         if let Some(first) = names.insert(tenant.name.clone(), tenant.spots.whole.line) {
@@ -212,7 +219,13 @@ fn tenants_together(topology: &Topology, findings: &mut Findings) {
         }
         let pods = [IpNet::V4(tenant.pods4), IpNet::V6(tenant.pods6)].map(|cidr| (cidr, tenant.spots.pods));
         let services = tenant.service_cidrs.iter().map(|cidr| (*cidr, tenant.spots.services));
-        for (cidr, spot) in pods.into_iter().chain(services) {
+        let gateways = tenant.gateway_cidrs.iter().flat_map(|(four, six)| [IpNet::V4(*four), IpNet::V6(*six)]);
+        let gateways = gateways.map(|cidr| (cidr, tenant.spots.gateways));
+        if topology.is_tier() {
+            // A tenant's addresses are its own affair there: only the tier's, and its own others, are not free.
+            ranges.truncate(reserved);
+        }
+        for (cidr, spot) in pods.into_iter().chain(services).chain(gateways) {
             if let Some((other, whose)) = ranges.iter().find(|(range, _)| overlap(range, &cidr)) {
                 findings.add(spot, format!("{cidr} overlaps {other} of {whose}"), "choose a range nobody uses");
             }
@@ -225,15 +238,71 @@ fn overlap(left: &IpNet, right: &IpNet) -> bool {
     left.contains(&right.network()) || right.contains(&left.network())
 }
 
+/// What makes a tier world, and what only a tier world has.
+fn tier(topology: &Topology, findings: &mut Findings) {
+    let mut edges: BTreeMap<&str, Spot> = BTreeMap::new();
+    for edge in &topology.edges {
+        if let Some(first) = edges.insert(&edge.az, edge.spot) {
+            findings.add(edge.spot, format!("AZ {:?} has an edge already on line {}", edge.az, first.line), "keep one of them");
+        }
+    }
+    for gateway in &topology.gateways {
+        match (&gateway.backend, topology.is_tier()) {
+            (None, true) => findings.add(gateway.spot, format!("gateway {:?} has no `backend`", gateway.name), "add `backend: …`"),
+            (Some(_), false) => findings.add(gateway.spot, "`backend` means nothing without edges", "remove it, or add `edges`"),
+            (Some(backend), true) => {
+                if let Err((what, mend)) = label(backend, "backend", NAME_MAX) {
+                    findings.add(gateway.spot, what, mend);
+                }
+            }
+            (None, false) => {}
+        }
+        if topology.is_tier() && !edges.contains_key(gateway.az.as_str()) {
+            let what = format!("AZ {:?} has gateways and no edge", gateway.az);
+            findings.add(gateway.spot, what, format!("add an edge to `edges`: {{name: edge-…, az: {}}}", gateway.az));
+        }
+    }
+    for tenant in &topology.tenants {
+        tier_tenant(topology, tenant, findings);
+    }
+}
+
+fn tier_tenant(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
+    let name = &tenant.name;
+    if !topology.is_tier() {
+        if tenant.gateway_cidrs.is_some() {
+            findings.add(tenant.spots.gateways, "`gatewayCidrs` mean nothing without edges", "remove them, or add `edges`");
+        }
+        if tenant.dns {
+            findings.add(tenant.spots.dns, "`dns` means nothing without edges", "remove it, or add `edges`");
+        }
+        return;
+    }
+    if tenant.gateway_cidrs.is_none() {
+        let mend = "add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use";
+        findings.add(tenant.spots.whole, format!("tenant {name:?} has no `gatewayCidrs`"), mend);
+    }
+    if tenant.vni == TIER_VNI {
+        findings.add(tenant.spots.vni, format!("vni {TIER_VNI} is the cloud tier's own"), "choose another vni");
+    }
+}
+
+/// What a gateway that joins a living world must be; names are looked up by the caller.
+pub(crate) fn gateway_names(name: &str, backend: &str) -> Result<(), Mistake> {
+    label(name, "name", NAME_MAX)?;
+    label(backend, "backend", NAME_MAX)
+}
+
 /// Node proxies and gateways cannot live without a controller.
 fn mesh_parts(topology: &Topology, findings: &mut Findings) {
     if topology.controller.is_some() {
         return;
     }
     let mend = "add `controller: {az: …}`";
-    for gateway in &topology.gateways {
-        if gateway.process.as_ref().is_some_and(|process| process.command.is_empty()) {
-            findings.add(gateway.spot, format!("gateway {:?} needs a controller", gateway.name), mend);
+    let edges = topology.edges.iter().map(|edge| (edge, "edge"));
+    for (component, kind) in edges.chain(topology.gateways.iter().map(|gateway| (gateway, "gateway"))) {
+        if component.process.as_ref().is_some_and(|process| process.command.is_empty()) {
+            findings.add(component.spot, format!("{kind} {:?} needs a controller", component.name), mend);
         }
     }
     for node in topology.tenants.iter().flat_map(|tenant| &tenant.nodes) {

@@ -33,6 +33,14 @@ pub(crate) enum Request {
     AddPod { tenant: String, pod: Box<Pod> },
     /// Remove one pod.
     RemovePod { uid: String },
+    /// Make a gateway of a backend in an AZ.
+    AddGateway { name: String, az: String, backend: String },
+    /// End a gateway's process and remove it.
+    RemoveGateway { name: String },
+    /// Cut an AZ off from the others, with its hosts alive or not.
+    CutAz { az: String, hosts_die: bool },
+    /// Undo that.
+    HealAz { az: String },
     /// Take a host's link down, or up again.
     Link { host: String, up: bool },
     /// Take the world down.

@@ -42,14 +42,14 @@ impl World {
     pub fn heal(&self, one: &str, other: &str) -> Result<()> {
         for (from, to) in [(one, other), (other, one)] {
             let (from, to) = (self.host(from)?, self.host(to)?);
-            let chain = chain(&from);
+            let (place, chain, _) = self.place(&from, to)?;
             let lines = [
                 format!("add table {TABLE}"),
                 format!("add chain {TABLE} {chain}"),
                 format!("flush chain {TABLE} {chain}"),
                 format!("delete chain {TABLE} {chain}"),
             ];
-            self.nft(&to, lines.into())?;
+            self.nft(&place, lines.into())?;
         }
         Ok(())
     }
@@ -74,12 +74,25 @@ impl World {
         self.ask(&Request::Link { host, up: true }).map(drop)
     }
 
+    /// Cuts an AZ off: every link between its router and the others' goes down at its own end, so that the other AZs send into a black
+    /// hole. With `hosts_die` every process in it is killed too, pods' included, and stays dead until [`World::heal_az`].
+    pub fn cut_az(&self, az: &str, hosts_die: bool) -> Result<()> {
+        self.ask(&Request::CutAz { az: az.into(), hosts_die }).map(drop)
+    }
+
+    /// Brings an AZ's links back, and starts what died by [`World::cut_az`].
+    pub fn heal_az(&self, az: &str) -> Result<()> {
+        self.ask(&Request::HealAz { az: az.into() }).map(drop)
+    }
+
     fn disturb(&self, from: &str, to: &str, loss: Loss) -> Result<()> {
         let (from, to) = (self.host(from)?, self.host(to)?);
-        let chain = chain(&from);
+        let packets = matches(&from, &to);
+        let (place, chain, device) = self.place(&from, to)?;
+        let hook = if device.is_empty() { "prerouting" } else { "postrouting" };
         let mut lines = vec![
             format!("add table {TABLE}"),
-            format!("add chain {TABLE} {chain} {{ type filter hook prerouting priority -350; }}"),
+            format!("add chain {TABLE} {chain} {{ type filter hook {hook} priority -350; }}"),
             format!("flush chain {TABLE} {chain}"),
         ];
         let verdict = match loss {
@@ -87,8 +100,21 @@ impl World {
             Loss::All | Loss::Percent(100..) => "counter drop".to_owned(),
             Loss::Percent(percent) => format!("numgen random mod 100 < {percent} counter drop"),
         };
-        lines.extend(matches(&from, &to).into_iter().map(|packets| format!("add rule {TABLE} {chain} {packets} {verdict}")));
-        self.nft(&to, lines)
+        lines.extend(packets.into_iter().map(|packets| format!("add rule {TABLE} {chain} {device}{packets} {verdict}")));
+        self.nft(&place, lines)
+    }
+
+    /// Where packets on their way from `from` to `to` are caught: the host and the chain there, and for the last hop before `to` a
+    /// match of the device. An edge's or tier replica's programs take packets before nft sees them, so theirs are caught at the router.
+    fn place(&self, from: &Host, to: Host) -> Result<(Host, String, String)> {
+        let has_programs = to.seat.kind == "edge" || (to.seat.kind == "gateway" && to.seat.overlay.is_empty());
+        match (&to.seat.router_device, has_programs) {
+            (Some(device), true) => {
+                let router = self.host(&crate::plan::router_name(&to.seat.az))?;
+                Ok((router, format!("{}_{}", chain(from), plain(&to.seat.name)), format!("oifname \"{device}\" ")))
+            }
+            _ => Ok((to, chain(from), String::new())),
+        }
     }
 
     fn nft(&self, host: &Host, lines: Vec<String>) -> Result<()> {
@@ -99,8 +125,11 @@ impl World {
 
 /// One chain per sender, so that each can be healed alone.
 fn chain(from: &Host) -> String {
-    let name: String = from.seat.name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' }).collect();
-    format!("from_{name}")
+    format!("from_{}", plain(&from.seat.name))
+}
+
+fn plain(name: &str) -> String {
+    name.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '_' }).collect()
 }
 
 /// Which packets, at `to`, come from `from`.

@@ -32,8 +32,10 @@ mod sweep;
 mod sys;
 #[cfg(test)]
 mod tests;
+pub mod tier;
 pub mod topology;
 mod tree;
+mod vswitch;
 mod world;
 
 pub use cgroup::CpuTime;

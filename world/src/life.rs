@@ -122,6 +122,8 @@ pub(crate) enum Order {
     Start,
     /// End, and stay ended.
     Stop,
+    /// End without warning, and stay ended: the machine under it is gone.
+    Fall,
     /// End and run again at once.
     Restart,
     /// End, and end the life too.
@@ -320,7 +322,7 @@ impl Life {
                     let _ = done.send(());
                 }
                 Event::Order(order, done) => {
-                    self.end(&mut child, pidfd);
+                    self.end(&mut child, pidfd, order != Order::Fall);
                     let next = self.after_order(order);
                     let _ = done.send(());
                     return next;
@@ -346,11 +348,13 @@ impl Life {
         started + if ready { period } else { period.min(retry) }
     }
 
-    /// Ends the process: politely, then not, with all it left in the cgroup.
-    fn end(&mut self, child: &mut Child, pidfd: &OwnedFd) {
-        probe::signal(pidfd, Signal::TERM);
-        let deadline = Timespec::try_from(GRACE).ok();
-        let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], deadline.as_ref());
+    /// Ends the process: politely if so wished, then not, with all it left in the cgroup.
+    fn end(&mut self, child: &mut Child, pidfd: &OwnedFd, politely: bool) {
+        if politely {
+            probe::signal(pidfd, Signal::TERM);
+            let deadline = Timespec::try_from(GRACE).ok();
+            let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], deadline.as_ref());
+        }
         probe::signal(pidfd, Signal::KILL);
         self.sweep_out();
         // It has been killed: waiting cannot hang, and the status no longer matters.
@@ -371,7 +375,7 @@ impl Life {
                 self.board.update(&self.seat.name, |pulse| pulse.restarts += 1);
                 Next::Start
             }
-            Order::Stop => {
+            Order::Stop | Order::Fall => {
                 self.show(Phase::Stopped);
                 Next::Rest
             }
@@ -405,7 +409,7 @@ impl Life {
 fn idle_order(order: Order) -> Next {
     match order {
         Order::Start | Order::Restart => Next::Start,
-        Order::Stop => Next::Rest,
+        Order::Stop | Order::Fall => Next::Rest,
         Order::Quit => Next::Quit,
     }
 }

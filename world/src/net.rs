@@ -146,7 +146,8 @@ pub(crate) fn configure_space(netns: &str, forwarding: Forwarding) -> Result<()>
 }
 
 /// Packets that a host refused. A node refuses what its pods send to an uncaptured VIP, another
-/// tenant, the underlay or the world outside; a gateway refuses what comes by the wrong overlay.
+/// tenant, the underlay or the world outside; a gateway refuses what comes by the wrong overlay; the routers of a tier world refuse
+/// tunnels that a tenant's node may not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
     /// TCP segments, answered with a reset.
@@ -155,9 +156,17 @@ pub struct Refused {
     pub other: u64,
     /// At a gateway: for an address, or from one, that is not of the tenant whose overlay it came by.
     pub foreign: u64,
+    /// At a router: from a tenant's node, with another underlay address than its own.
+    pub source: u64,
+    /// At a router: a fragment from a tenant's node.
+    pub fragment: u64,
+    /// At a router: VXLAN from a tenant's node with a VNI that is not the tenant's, or too short to have one.
+    pub vni: u64,
+    /// At a router: VXLAN from a tenant's node to neither a node of the tenant nor an edge.
+    pub peer: u64,
 }
 
-/// Reads a node's or gateway's refusals.
+/// Reads a node's, gateway's or router's refusals.
 pub(crate) fn refused(netns: &Path) -> Result<Refused> {
     let mut command = Command::new("nft");
     command.arg("list counters table").arg(REFUSALS);
@@ -169,7 +178,16 @@ pub(crate) fn refused(netns: &Path) -> Result<Refused> {
         return Err(Error::Tool { tool: "nft", netns: netns.display().to_string(), message });
     }
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(Refused { tcp: counted(&text, "refused_tcp"), other: counted(&text, "refused_other"), foreign: counted(&text, "refused_foreign") })
+    let count = |name: &str| counted(&text, &format!("refused_{name}"));
+    Ok(Refused {
+        tcp: count("tcp"),
+        other: count("other"),
+        foreign: count("foreign"),
+        source: count("source"),
+        fragment: count("fragment"),
+        vni: count("vni"),
+        peer: count("peer"),
+    })
 }
 
 /// `counter NAME { packets 3 bytes 180 }`, over several lines.

@@ -11,6 +11,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
+use crate::tier::{self, EdgePlan};
 use crate::topology::{Component, Links, Node, Pod, Rate, Tenant, Topology};
 
 /// Underlay of the nodes: one /16 per AZ.
@@ -29,6 +30,9 @@ pub const POD_NUMBER_FIRST: u8 = 2;
 pub const NEXT_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
 /// The same for IPv6.
 pub const NEXT_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
+
+/// Hosts of one AZ that ever were: the router's address is above, and device names stay short.
+pub const HOST_NUMBER_MAX: u16 = 65_000;
 
 /// How many nodes fit into a pod range: slot 0 is unused, the top one is the gateways'.
 pub fn node_slots(pods4: Ipv4Net) -> usize {
@@ -49,6 +53,11 @@ impl Mac {
     fn of(family: u8, number: u32) -> Self {
         let [a, b, c, d] = number.to_be_bytes();
         Self([0x02, family, a, b, c, d])
+    }
+
+    /// The MAC under which the edge of an AZ stands in nodes' forwarding tables, one per AZ: a table has one remote for each.
+    pub(crate) fn of_edge(az: u8) -> Self {
+        Self([0x02, 0xca, 0x0a, 0x01, 0x01, az])
     }
 }
 
@@ -79,8 +88,10 @@ pub struct Plan {
     pub links: Links,
     /// One per AZ, in order.
     pub routers: Vec<RouterPlan>,
-    /// All underlay hosts: controller, gateways, key servers, plain hosts, nodes.
+    /// All underlay hosts: controller, edges, gateways, key servers, plain hosts, nodes.
     pub hosts: Vec<HostPlan>,
+    /// The edges as tunnel ends; with any, this is a tier world.
+    pub edges: Vec<EdgePlan>,
     /// Overlays.
     pub tenants: Vec<TenantPlan>,
     /// Pods, in the order of the file.
@@ -129,6 +140,8 @@ impl RouterPlan {
 pub enum HostKind {
     /// The controller.
     Controller,
+    /// An edge of the cloud tier.
+    Edge,
     /// The n-th gateway replica, from 0.
     Gateway(usize),
     /// A key server.
@@ -164,6 +177,10 @@ pub struct HostPlan {
     pub ip4: Ipv4Addr,
     /// Rate of its uplink, each direction.
     pub rate: Option<Rate>,
+    /// MTU of its uplink, if not the underlay's.
+    pub mtu: Option<u32>,
+    /// Backend of a gateway in a tier world.
+    pub backend: Option<String>,
 }
 
 impl HostPlan {
@@ -180,6 +197,13 @@ impl HostPlan {
     /// MAC of the router's end.
     pub fn router_mac(&self) -> Mac {
         Mac::of(family::ROUTER, self.wire_number())
+    }
+
+    /// Takes over what the file says of its link and backend.
+    fn fit(&mut self, component: &Component) {
+        self.rate = component.rate.or(self.rate);
+        self.mtu = component.mtu;
+        self.backend.clone_from(&component.backend);
     }
 
     fn wire_number(&self) -> u32 {
@@ -219,8 +243,11 @@ pub struct TenantPlan {
     pub pods6: Ipv6Net,
     /// Its nodes' tunnel ends; node k has slot k + 1.
     pub nodes: Vec<Vtep>,
-    /// The gateway replicas' tunnel ends: their addresses are the tenant's gateway addresses.
+    /// The gateway replicas' tunnel ends: their addresses are the tenant's gateway addresses. None in tier worlds, whose
+    /// replicas no node knows.
     pub gateways: Vec<Vtep>,
+    /// Ranges of its gateway addresses in a tier world.
+    pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
     /// Pods may reach hosts marked `outside`.
     pub passthrough: bool,
 }
@@ -257,6 +284,8 @@ pub struct PodPlan {
     pub ip6: Ipv6Addr,
     /// Rate of its link, each direction.
     pub rate: Option<Rate>,
+    /// MTU of its link, if not the overlays'.
+    pub mtu: Option<u32>,
 }
 
 impl PodPlan {
@@ -303,6 +332,7 @@ impl Plan {
             links: topology.links,
             routers: routers(topology),
             hosts: Vec::new(),
+            edges: Vec::new(),
             tenants: Vec::new(),
             pods: Vec::new(),
         };
@@ -332,6 +362,7 @@ impl Plan {
             ip4: address4(owner.pods4, slot, number),
             ip6: address6(owner.pods6, slot, number),
             rate: pod.rate.or(self.links.pod),
+            mtu: pod.mtu,
             name,
         }
     }
@@ -341,49 +372,83 @@ impl Plan {
         self.hosts.iter().find(|host| host.name == name)
     }
 
+    /// Whether gateways are reached through edges.
+    pub fn is_tier(&self) -> bool {
+        !self.edges.is_empty()
+    }
+
     fn az_index(&self, az: &str) -> usize {
         // Checked topologies name existing AZs only; the first is a harmless answer otherwise.
         self.routers.iter().position(|router| router.az == az).unwrap_or(0)
     }
 
-    fn add_host(&mut self, name: &str, az: &str, kind: HostKind, rate: Option<Rate>) -> Ipv4Addr {
+    /// Adds a host with the next number of its AZ.
+    fn add_host(&mut self, name: &str, az: &str, kind: HostKind) -> &mut HostPlan {
         let az = self.az_index(az);
         let number = 1 + self.hosts.iter().filter(|host| host.az == az).count() as u16;
+        self.add_host_as(name, az, kind, number)
+    }
+
+    fn add_host_as(&mut self, name: &str, az: usize, kind: HostKind, number: u16) -> &mut HostPlan {
         let router = &self.routers[az];
         let range = if matches!(kind, HostKind::Node { .. }) { router.nodes() } else { router.providers() };
         let ip4 = Ipv4Addr::from_bits(range.network().to_bits() | u32::from(number));
-        let rate = rate.or(match kind {
+        let rate = match kind {
             HostKind::Node { .. } => self.links.node,
             HostKind::Gateway(_) => self.links.gateway,
-            HostKind::Controller | HostKind::KeyServer | HostKind::Host { .. } => self.links.host,
-        });
-        self.hosts.push(HostPlan { name: name.to_owned(), kind, netns: netns(&self.world, name), az, number, ip4, rate });
-        ip4
+            HostKind::Controller | HostKind::Edge | HostKind::KeyServer | HostKind::Host { .. } => self.links.host,
+        };
+        let netns = netns(&self.world, name);
+        let at = self.hosts.len();
+        self.hosts.push(HostPlan { name: name.to_owned(), kind, netns, az, number, ip4, rate, mtu: None, backend: None });
+        &mut self.hosts[at]
+    }
+
+    fn add_component(&mut self, component: &Component, kind: HostKind) {
+        self.add_host(&component.name, &component.az, kind).fit(component);
     }
 
     fn add_components(&mut self, topology: &Topology) {
-        let mut add = |component: &Component, kind| {
-            self.add_host(&component.name, &component.az, kind, component.rate);
-        };
         if let Some(controller) = &topology.controller {
-            add(controller, HostKind::Controller);
+            self.add_component(controller, HostKind::Controller);
         }
+        for edge in &topology.edges {
+            self.add_component(edge, HostKind::Edge);
+        }
+        self.edges = tier::edges(self);
         for (index, gateway) in topology.gateways.iter().enumerate() {
-            add(gateway, HostKind::Gateway(index));
+            self.add_component(gateway, HostKind::Gateway(index));
         }
         for key_server in &topology.key_servers {
-            add(key_server, HostKind::KeyServer);
+            self.add_component(key_server, HostKind::KeyServer);
         }
         for host in &topology.hosts {
-            add(host, HostKind::Host { outside: host.outside });
+            self.add_component(host, HostKind::Host { outside: host.outside });
         }
+    }
+
+    /// Plans one more gateway of a tier world, beside those that are there. `last` is the number given last in its AZ: a new host
+    /// gets one that was not in use lately, so that nobody takes it for the one before. None: no number is free.
+    pub(crate) fn add_gateway(&mut self, gateway: &Component, last: u16) -> Option<HostPlan> {
+        let az = self.az_index(&gateway.az);
+        let taken: Vec<u16> = self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).collect();
+        let number = next_number(last, &taken)?;
+        let index = self.hosts.iter().filter(|host| matches!(host.kind, HostKind::Gateway(_))).count();
+        let host = self.add_host_as(&gateway.name, az, HostKind::Gateway(index), number);
+        host.fit(gateway);
+        Some(host.clone())
+    }
+
+    /// The largest number of an AZ's hosts.
+    pub(crate) fn last_number(&self, az: usize) -> u16 {
+        self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).max().unwrap_or(0)
     }
 
     fn add_tenant(&mut self, tenant: &Tenant) {
         let index = self.tenants.len();
         let nodes = tenant.nodes.iter().enumerate().map(|(node, host)| self.node_vtep(tenant, index, node, host)).collect();
         let gateways = self.hosts.iter().filter_map(|host| match host.kind {
-            HostKind::Gateway(replica) => Some(gateway_vtep(tenant, host, replica)),
+            HostKind::Gateway(replica) if !self.is_tier() => Some(gateway_vtep(tenant, host, replica)),
             _ => None,
         });
         self.tenants.push(TenantPlan {
@@ -393,12 +458,15 @@ impl Plan {
             pods6: tenant.pods6,
             nodes,
             gateways: gateways.collect(),
+            gateway_cidrs: tenant.gateway_cidrs,
             passthrough: tenant.outside == crate::topology::Outside::Passthrough,
         });
     }
 
     fn node_vtep(&mut self, tenant: &Tenant, index: usize, node: usize, host: &Node) -> Vtep {
-        let underlay = self.add_host(&host.name, &host.az, HostKind::Node { tenant: index, node }, host.rate);
+        let planned = self.add_host(&host.name, &host.az, HostKind::Node { tenant: index, node });
+        planned.rate = host.rate.or(planned.rate);
+        let underlay = planned.ip4;
         let slot = node_slot(node);
         Vtep {
             host: host.name.clone(),
@@ -433,6 +501,11 @@ fn routers(topology: &Topology) -> Vec<RouterPlan> {
     topology.azs.iter().enumerate().map(plan).collect()
 }
 
+/// The first number after `last` that nobody has, from 1 again after [`HOST_NUMBER_MAX`].
+fn next_number(last: u16, taken: &[u16]) -> Option<u16> {
+    (last + 1..=HOST_NUMBER_MAX).chain(1..=last.min(HOST_NUMBER_MAX)).find(|number| !taken.contains(number))
+}
+
 fn node_slot(node: usize) -> u32 {
     node as u32 + 1
 }
@@ -463,17 +536,47 @@ impl fmt::Display for Plan {
         for host in &self.hosts {
             let router = &self.routers[host.az];
             let rate = host.rate.map(|rate| format!(" {}bit", rate.bits)).unwrap_or_default();
-            writeln!(out, "host {} {} {} {}/{} {}{rate}", host.name, host.ip4, host.mac(), router.name, host.router_device(), host.netns)?;
+            let mtu = host.mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
+            let backend = host.backend.as_ref().map(|backend| format!(" backend {backend}")).unwrap_or_default();
+            write!(out, "host {} {} {} {}/{} {}", host.name, host.ip4, host.mac(), router.name, host.router_device(), host.netns)?;
+            writeln!(out, "{rate}{mtu}{backend}")?;
+        }
+        for edge in &self.edges {
+            let (four, six) = (edge.replicas4(), edge.replicas6());
+            writeln!(out, "edge {} {} {} via {} {} to {four} {six}", edge.host, edge.underlay, edge.mac, edge.hop4, edge.hop6)?;
         }
         for tenant in &self.tenants {
             writeln!(out, "tenant {} vni {} {} {}", tenant.name, tenant.vni, tenant.pods4, tenant.pods6)?;
             for vtep in tenant.nodes.iter().chain(&tenant.gateways) {
                 writeln!(out, "  vtep {} {} {} {} {} {} {}", vtep.host, vtep.underlay, vtep.mac, vtep.ip4, vtep.ip6, vtep.net4, vtep.net6)?;
             }
+            for (edge, (four, six)) in self.edges.iter().filter_map(|edge| Some((edge, tenant.gateway_cidrs?))) {
+                writeln!(out, "  gateway addresses {} {} by {}", tier::part4(four, edge.az), tier::part6(six, edge.az), edge.host)?;
+            }
         }
         for pod in &self.pods {
-            writeln!(out, "pod {} {}/{} {} {} {}", pod.uid, pod.node_name, pod.node_device(), pod.ip4, pod.ip6, pod.netns)?;
+            let mtu = pod.mtu.map(|mtu| format!(" mtu {mtu}")).unwrap_or_default();
+            writeln!(out, "pod {} {}/{} {} {} {}{mtu}", pod.uid, pod.node_name, pod.node_device(), pod.ip4, pod.ip6, pod.netns)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_not_given_again_at_once() {
+        for (name, last, taken, expected) in [
+            ("the first", 0, &[][..], Some(1)),
+            ("after the last", 7, &[1, 2], Some(8)),
+            ("not one in use", 7, &[8, 9], Some(10)),
+            ("from the start again", HOST_NUMBER_MAX, &[1, 2], Some(3)),
+        ] {
+            assert_eq!(next_number(last, taken), expected, "{name}");
+        }
+        let all: Vec<u16> = (1..=HOST_NUMBER_MAX).collect();
+        assert_eq!(next_number(3, &all), None);
     }
 }

@@ -16,6 +16,7 @@ const COUNT: &str = "a whole number from 1 to 1000";
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Controller,
+    Edge,
     Gateway,
     KeyServer,
     Host,
@@ -25,6 +26,7 @@ impl Kind {
     fn owner(self) -> &'static str {
         match self {
             Kind::Controller => "the controller",
+            Kind::Edge => "an edge",
             Kind::Gateway => "a gateway",
             Kind::KeyServer => "a key server",
             Kind::Host => "a host",
@@ -33,7 +35,7 @@ impl Kind {
 
     /// The mesh's own components have a built-in command line; others name theirs.
     fn is_built_in(self) -> bool {
-        matches!(self, Kind::Controller | Kind::Gateway)
+        matches!(self, Kind::Controller | Kind::Edge | Kind::Gateway)
     }
 }
 
@@ -57,6 +59,7 @@ pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Opt
         azs,
         links,
         controller,
+        edges: components(fields.list("edges", findings), Kind::Edge, findings),
         gateways: components(fields.list("gateways", findings), Kind::Gateway, findings),
         key_servers: components(fields.list("keyServers", findings), Kind::KeyServer, findings),
         hosts: components(fields.list("hosts", findings), Kind::Host, findings),
@@ -87,15 +90,8 @@ fn az(tree: &Tree, findings: &mut Findings) -> Option<Az> {
 
 fn links(tree: &Tree, findings: &mut Findings) -> Option<Links> {
     let mut fields = Fields::open(tree, "links", findings)?;
-    let expected = "a number of bytes from 1280 to 9000";
-    let mtu: Option<u32> = fields.parsed("mtu", expected, findings);
-    if let Some(mtu) = mtu
-        && !(1280..=9000).contains(&mtu)
-    {
-        findings.add(fields.spot_of("mtu"), format!("mtu: {mtu} is not {expected}"), format!("write {expected}"));
-    }
     let links = Links {
-        mtu: mtu.unwrap_or(Links::MTU_DEFAULT),
+        mtu: link_mtu(&mut fields, findings).unwrap_or(Links::MTU_DEFAULT),
         inter_az: link_rate(&mut fields, "interAz", findings),
         node: link_rate(&mut fields, "node", findings),
         pod: link_rate(&mut fields, "pod", findings),
@@ -104,6 +100,16 @@ fn links(tree: &Tree, findings: &mut Findings) -> Option<Links> {
     };
     fields.close(findings);
     Some(links)
+}
+
+/// No link is narrower than IPv6 allows (RFC 8200 §5).
+fn link_mtu(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u32> {
+    let expected = "a number of bytes from 1280 to 9000";
+    let mtu: u32 = fields.parsed("mtu", expected, findings)?;
+    if !(1280..=9000).contains(&mtu) {
+        findings.add(fields.spot_of("mtu"), format!("mtu: {mtu} is not {expected}"), format!("write {expected}"));
+    }
+    Some(mtu)
 }
 
 fn link_rate(fields: &mut Fields<'_>, name: &'static str, findings: &mut Findings) -> Option<Rate> {
@@ -118,20 +124,22 @@ fn component(tree: &Tree, kind: Kind, findings: &mut Findings) -> Option<Compone
     let spot = fields.spot;
     let name = match kind {
         Kind::Controller => Some("controller".to_owned()),
-        Kind::Gateway | Kind::KeyServer | Kind::Host => fields.must_text("name", findings),
+        Kind::Edge | Kind::Gateway | Kind::KeyServer | Kind::Host => fields.must_text("name", findings),
     };
     let az = fields.must_text("az", findings);
     let workers = match kind {
         Kind::Gateway => fields.parsed("workers", COUNT, findings).unwrap_or(1),
-        Kind::Controller | Kind::KeyServer | Kind::Host => 1,
+        Kind::Controller | Kind::Edge | Kind::KeyServer | Kind::Host => 1,
     };
+    let backend = if kind == Kind::Gateway { fields.text("backend", findings) } else { None };
+    let mtu = if matches!(kind, Kind::Edge | Kind::Gateway) { link_mtu(&mut fields, findings) } else { None };
     let outside = kind == Kind::Host && fields.flag("outside", false, findings);
     let rate = fields.parsed("rate", RATE, findings);
     let default = if kind == Kind::Host { Restart::Never } else { Restart::Always };
     let process = process(&mut fields, default, findings);
     fields.close(findings);
     let process = (kind.is_built_in() || !process.command.is_empty()).then_some(process);
-    Some(Component { name: name?, az: az?, process, rate, workers, outside, spot })
+    Some(Component { name: name?, az: az?, process, rate, mtu, workers, backend, outside, spot })
 }
 
 /// The fields that every process has; `command` may be empty here.
@@ -201,12 +209,16 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         trust_domain: fields.spot_of("trustDomain"),
         pods: fields.spot_of("podCidrs"),
         services: fields.spot_of("serviceCidrs"),
+        gateways: fields.spot_of("gatewayCidrs"),
+        dns: fields.spot_of("dns"),
     };
     let name = fields.must_text("name", findings);
     let vni = vni(&mut fields, findings);
     let trust_domain = fields.must_text("trustDomain", findings);
     let outside = fields.parsed("outside", "Deny or Passthrough", findings).unwrap_or(Outside::Deny);
     let pods = pod_cidrs(&mut fields, findings);
+    let gateway_cidrs = gateway_cidrs(&mut fields, findings);
+    let dns = fields.flag("dns", false, findings);
     let service_cidrs = cidrs(&mut fields, "serviceCidrs", findings).into_iter().map(|(_, cidr)| cidr).collect();
     let config = config_files(&mut fields, file, findings);
     let nodes = collect(fields.list("nodes", findings), findings, node);
@@ -221,6 +233,8 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         pods4,
         pods6,
         service_cidrs,
+        gateway_cidrs: gateway_cidrs?,
+        dns,
         config,
         nodes,
         pods: pods_list,
@@ -263,11 +277,14 @@ fn cidrs(fields: &mut Fields<'_>, name: &'static str, findings: &mut Findings) -
     })
 }
 
-/// Exactly one IPv4 and one IPv6 range, each large enough for the plan's slots.
-fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)> {
-    let spot = fields.spot_of("podCidrs");
-    let list = cidrs(fields, "podCidrs", findings);
-    if list.len() < fields.list("podCidrs", findings).len() {
+/// One range of each family, where each is written.
+type Pair = ((Spot, ipnet::Ipv4Net), (Spot, ipnet::Ipv6Net));
+
+/// Exactly one IPv4 and one IPv6 range.
+fn pair(fields: &mut Fields<'_>, name: &'static str, example: &str, findings: &mut Findings) -> Option<Pair> {
+    let spot = fields.spot_of(name);
+    let list = cidrs(fields, name, findings);
+    if list.len() < fields.list(name, findings).len() {
         // An entry was refused, and has been reported.
         return None;
     }
@@ -278,24 +295,49 @@ fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet:
             IpNet::V6(cidr) => six.push((spot, cidr)),
         }
     }
-    let ([(spot4, pods4)], [(spot6, pods6)]) = (four.as_slice(), six.as_slice()) else {
-        findings.add(spot, "podCidrs needs exactly one IPv4 and one IPv6 range", "write e.g. [10.1.0.0/16, \"fd00:101::/64\"]");
+    let ([four], [six]) = (four.as_slice(), six.as_slice()) else {
+        findings.add(spot, format!("{name} needs exactly one IPv4 and one IPv6 range"), format!("write e.g. {example}"));
         return None;
     };
+    Some((*four, *six))
+}
+
+/// Large enough for the plan's slots.
+fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)> {
+    let ((spot4, pods4), (spot6, pods6)) = pair(fields, "podCidrs", "[10.1.0.0/16, \"fd00:101::/64\"]", findings)?;
     let mut large_enough = true;
     if !(8..=22).contains(&pods4.prefix_len()) {
         findings.add(
-            *spot4,
+            spot4,
             format!("podCidrs: {pods4} cannot be split"),
             "write a prefix length from 8 to 22: a /24 for each node, and one for gateways",
         );
         large_enough = false;
     }
     if !(16..=96).contains(&pods6.prefix_len()) {
-        findings.add(*spot6, format!("podCidrs: {pods6} cannot be split"), "write a prefix length from 16 to 96: a /112 for each node");
+        findings.add(spot6, format!("podCidrs: {pods6} cannot be split"), "write a prefix length from 16 to 96: a /112 for each node");
         large_enough = false;
     }
-    large_enough.then_some((*pods4, *pods6))
+    large_enough.then_some((pods4, pods6))
+}
+
+/// Large enough that an AZ's eighth has some addresses. Only tier worlds have them.
+fn gateway_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)>> {
+    if fields.tree("gatewayCidrs").is_none() {
+        return Some(None);
+    }
+    let ((spot4, four), (spot6, six)) = pair(fields, "gatewayCidrs", "[10.1.192.0/18, \"fd00:101:0:c::/64\"]", findings)?;
+    let mut large_enough = true;
+    for (spot, shown, length, range) in
+        [(spot4, four.to_string(), four.prefix_len(), 8..=26), (spot6, six.to_string(), six.prefix_len(), 16..=112)]
+    {
+        if !range.contains(&length) {
+            let mend = format!("write a prefix length from {} to {}: each AZ has an eighth", range.start(), range.end());
+            findings.add(spot, format!("gatewayCidrs: {shown} cannot be split"), mend);
+            large_enough = false;
+        }
+    }
+    large_enough.then_some(Some((four, six)))
 }
 
 /// The YAML files that `config` names, directories expanded, relative to the topology's file.
@@ -362,12 +404,13 @@ fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
     let service_account = fields.text("serviceAccount", findings).unwrap_or_else(|| "default".to_owned());
     let labels = fields.table("labels", findings);
     let rate = fields.parsed("rate", RATE, findings);
+    let mtu = link_mtu(&mut fields, findings);
     let process = process(&mut fields, Restart::Always, findings);
     if process.command.is_empty() {
         fields.report_missing("command", findings);
     }
     fields.close(findings);
-    Some(Pod { name: name?, namespace, nodes: nodes?, nodes_spot, replicas, service_account, labels, process, rate, spot })
+    Some(Pod { name: name?, namespace, nodes: nodes?, nodes_spot, replicas, service_account, labels, process, rate, mtu, spot })
 }
 
 /// `node: a-n1` or `nodes: [a-n1, a-n2]`.

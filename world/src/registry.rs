@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result, Tried};
-use crate::plan::{HostKind, Plan, PodPlan, TenantPlan};
+use crate::plan::{HostKind, HostPlan, Plan, PodPlan, TenantPlan, Vtep};
 use crate::state::{Paths, make_dir, write_whole};
 use crate::topology::{Pod, Tenant};
 
@@ -40,7 +40,7 @@ fn documents(objects: &[Value]) -> Result<String> {
     Ok(text)
 }
 
-/// The tenant's own YAML, its Tenant object and its gateways.
+/// The tenant's own YAML, its Tenant object, and how it meets gateways: where they are, or in a tier world where its nodes are.
 pub(crate) fn write_tenant(paths: &Paths, tenant: &Tenant, plan: &TenantPlan, whole: &Plan) -> Result<()> {
     let dir = paths.tenant_config(&tenant.name);
     make_dir(&dir)?;
@@ -49,7 +49,17 @@ pub(crate) fn write_tenant(paths: &Paths, tenant: &Tenant, plan: &TenantPlan, wh
         let name = file.file_name().unwrap_or_default();
         std::fs::copy(file, dir.join(name)).tried("cannot copy", file)?;
     }
-    let object = json!({
+    write_whole(&dir.join("_tenant.yaml"), &documents(&[tenant_object(tenant)])?, 0o644)?;
+    let (name, objects): (&str, Vec<Value>) = if whole.is_tier() {
+        ("_nodes.yaml", plan.nodes.iter().map(|vtep| node_object(vtep, whole)).collect())
+    } else {
+        ("_gateways.yaml", plan.gateways.iter().map(|vtep| gateway_object(vtep, whole)).collect())
+    };
+    write_whole(&dir.join(name), &documents(&objects)?, 0o644)
+}
+
+fn tenant_object(tenant: &Tenant) -> Value {
+    let mut object = json!({
         "apiVersion": "canal.mesh/v1",
         "kind": "Tenant",
         "metadata": {"name": tenant.name},
@@ -61,21 +71,38 @@ pub(crate) fn write_tenant(paths: &Paths, tenant: &Tenant, plan: &TenantPlan, wh
             "outside": tenant.outside.to_string(),
         },
     });
-    write_whole(&dir.join("_tenant.yaml"), &documents(&[object])?, 0o644)?;
-    let gateways: Vec<Value> = plan
-        .gateways
-        .iter()
-        .map(|vtep| {
-            let az = whole.host(&vtep.host).map(|host| whole.routers[host.az].az.clone());
-            json!({
-                "apiVersion": "canal.mesh/v1",
-                "kind": "Gateway",
-                "metadata": {"name": vtep.host},
-                "spec": {"az": az, "addresses": [vtep.ip4.to_string(), vtep.ip6.to_string()]},
-            })
-        })
-        .collect();
-    write_whole(&dir.join("_gateways.yaml"), &documents(&gateways)?, 0o644)
+    if let Some((four, six)) = tenant.gateway_cidrs {
+        object["spec"]["gatewayCidrs"] = json!([four.to_string(), six.to_string()]);
+    }
+    object
+}
+
+fn az_of(vtep: &Vtep, plan: &Plan) -> Option<String> {
+    plan.host(&vtep.host).map(|host| plan.routers[host.az].az.clone())
+}
+
+fn gateway_object(vtep: &Vtep, plan: &Plan) -> Value {
+    json!({
+        "apiVersion": "canal.mesh/v1",
+        "kind": "Gateway",
+        "metadata": {"name": vtep.host},
+        "spec": {"az": az_of(vtep, plan), "addresses": [vtep.ip4.to_string(), vtep.ip6.to_string()]},
+    })
+}
+
+/// As Kubernetes shows a node; the annotation is the network plugin's.
+fn node_object(vtep: &Vtep, plan: &Plan) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": vtep.host,
+            "labels": {"topology.kubernetes.io/zone": az_of(vtep, plan)},
+            "annotations": {"canal.mesh/vtep-mac": vtep.mac.to_string()},
+        },
+        "spec": {"podCIDRs": [vtep.net4.to_string(), vtep.net6.to_string()]},
+        "status": {"addresses": [{"type": "InternalIP", "address": vtep.underlay.to_string()}]},
+    })
 }
 
 /// A tenant's pods with their readiness.
@@ -131,31 +158,65 @@ fn pod_file(paths: &Paths, plan: &PodPlan) -> std::path::PathBuf {
     paths.node_pods(&plan.node_name).join(format!("{}.json", crate::state::file_name(&plan.uid)))
 }
 
-/// Fresh tokens for everyone who talks to the controller, and the controller's list of them.
-pub(crate) fn write_principals(paths: &Paths, plan: &Plan) -> Result<()> {
-    let mut list = Vec::new();
-    let token = fresh_token()?;
-    write_whole(&paths.operator_token(), &token, 0o600)?;
-    list.push(json!({"tokenSha256": digest(&token), "kind": "operator", "name": "operator"}));
-    for host in &plan.hosts {
+/// Who may talk to the controller: the list it reads. Everybody's token is in a file of its own.
+#[derive(Debug, Default)]
+pub(crate) struct Principals {
+    /// By the names of hosts, in the order of admission.
+    list: Vec<(String, Value)>,
+}
+
+impl Principals {
+    /// Fresh tokens for the operator and every host that talks to the controller.
+    pub(crate) fn of(paths: &Paths, plan: &Plan) -> Result<Self> {
+        let mut principals = Self::default();
+        let token = fresh_token()?;
+        write_whole(&paths.operator_token(), &token, 0o600)?;
+        let operator = json!({"tokenSha256": digest(&token), "kind": "operator", "name": "operator"});
+        principals.list.push((String::new(), operator));
+        for host in &plan.hosts {
+            principals.admit(paths, plan, host)?;
+        }
+        principals.write(paths)?;
+        Ok(principals)
+    }
+
+    /// Gives a host a token, if it is one that talks to the controller.
+    pub(crate) fn admit(&mut self, paths: &Paths, plan: &Plan, host: &HostPlan) -> Result<()> {
         let az = &plan.routers[host.az].az;
         let mut principal = match host.kind {
             HostKind::Node { tenant, .. } => json!({"kind": "node", "name": host.name, "tenant": plan.tenants[tenant].name, "az": az}),
+            HostKind::Edge => json!({"kind": "edge", "name": host.name, "az": az}),
             HostKind::Gateway(_) => json!({"kind": "gateway", "name": host.name, "az": az}),
-            HostKind::Controller | HostKind::KeyServer | HostKind::Host { .. } => continue,
+            HostKind::Controller | HostKind::KeyServer | HostKind::Host { .. } => return Ok(()),
         };
+        if let Some(backend) = &host.backend {
+            principal["backend"] = backend.as_str().into();
+        }
         let token = fresh_token()?;
         let path = paths.token(&host.name);
         make_dir(path.parent().unwrap_or(paths.dir()))?;
         write_whole(&path, &token, 0o600)?;
         principal["tokenSha256"] = digest(&token).into();
-        list.push(principal);
+        self.list.push((host.name.clone(), principal));
+        Ok(())
     }
-    let text = serde_saphyr::to_string(&list).map_err(|error| Error::Machine {
-        what: format!("a YAML form of the principals: {error}"),
-        mend: "report this, it is a defect".into(),
-    })?;
-    write_whole(&paths.principals(), &text, 0o600)
+
+    /// Takes a host's token from it.
+    pub(crate) fn dismiss(&mut self, paths: &Paths, host: &str) {
+        self.list.retain(|(name, _)| name != host);
+        // A file that is gone already is what is wanted.
+        let _ = std::fs::remove_file(paths.token(host));
+    }
+
+    /// Writes the controller's list.
+    pub(crate) fn write(&self, paths: &Paths) -> Result<()> {
+        let list: Vec<&Value> = self.list.iter().map(|(_, principal)| principal).collect();
+        let text = serde_saphyr::to_string(&list).map_err(|error| Error::Machine {
+            what: format!("a YAML form of the principals: {error}"),
+            mend: "report this, it is a defect".into(),
+        })?;
+        write_whole(&paths.principals(), &text, 0o600)
+    }
 }
 
 /// 32 random bytes in hex.

@@ -5,14 +5,16 @@
 use std::net::IpAddr;
 
 use crate::plan::{HostKind, HostPlan, NEXT_HOP4, NEXT_HOP6, NODES_UNDERLAY, PROVIDERS, Plan, PodPlan, RouterPlan, TenantPlan, Vtep};
+use crate::tier::{REPLICAS6, part4, part6};
 use crate::topology::Rate;
+use crate::vswitch;
 
 /// Lowest priority of a route, so that "unreachable" is what remains when nothing else matches.
 const LAST: &str = "metric 4278198272";
 /// Table with the underlay's routes on nodes; only the node's own packets look into it.
 const UNDERLAY_TABLE: u32 = 100;
 
-/// nftables table in which nodes count what they refused of their pods, and gateways of tenants.
+/// nftables table in which nodes count what they refused of their pods, gateways of tenants, and a tier world's routers of nodes.
 pub(crate) const REFUSALS: &str = "inet canal_refuse";
 
 /// The programs that read batches.
@@ -87,7 +89,8 @@ pub(crate) fn spaces(plan: &Plan) -> Vec<(&str, Forwarding)> {
     let routers = plan.routers.iter().map(|router| (router.netns.as_str(), Forwarding::Always));
     let hosts = plan.hosts.iter().map(|host| match host.kind {
         HostKind::Node { .. } => (host.netns.as_str(), Forwarding::Always),
-        // Gateways above all: a packet must not get from one tenant's overlay into another's.
+        // Gateways above all: a packet must not get from one tenant's overlay into another's. An edge's program needs no
+        // forwarding stack, and without one nothing gets past it.
         _ => (host.netns.as_str(), Forwarding::Never),
     });
     let pods = plan.pods.iter().map(|pod| (pod.netns.as_str(), Forwarding::Never));
@@ -124,8 +127,9 @@ fn veth(mtu: u32, device: &str, mac: impl std::fmt::Display, peer: &str, peer_ma
     format!("link add {device} mtu {mtu} address {mac} type veth peer name {peer} mtu {mtu} address {peer_mac} netns {peer_netns}")
 }
 
-fn host_wire(plan: &Plan, host: &HostPlan) -> String {
-    veth(plan.links.underlay_mtu(), &host.router_device(), host.router_mac(), "eth0", host.mac(), &host.netns)
+/// Line for the router's namespace that makes a host's link.
+pub(crate) fn host_wire(plan: &Plan, host: &HostPlan) -> String {
+    veth(host.mtu.unwrap_or(plan.links.underlay_mtu()), &host.router_device(), host.router_mac(), "eth0", host.mac(), &host.netns)
 }
 
 fn inter_az_wire(plan: &Plan, router: &RouterPlan, other: &RouterPlan) -> String {
@@ -135,7 +139,7 @@ fn inter_az_wire(plan: &Plan, router: &RouterPlan, other: &RouterPlan) -> String
 
 /// Line for the node's namespace that makes a pod's link.
 pub(crate) fn pod_wire(plan: &Plan, pod: &PodPlan) -> String {
-    veth(plan.links.mtu, &pod.node_device(), pod.node_mac(), "eth0", pod.mac(), &pod.netns)
+    veth(pod.mtu.unwrap_or(plan.links.mtu), &pod.node_device(), pod.node_mac(), "eth0", pod.mac(), &pod.netns)
 }
 
 /// Addresses, routes, neighbours, tunnels and rates: one list of batches per namespace.
@@ -144,15 +148,22 @@ pub(crate) fn configuration(plan: &Plan) -> Vec<Vec<Batch>> {
     let hosts = plan.hosts.iter().map(|host| {
         let mut batches = match host.kind {
             HostKind::Node { tenant, node } => node_configuration(plan, host, tenant, node),
-            HostKind::Gateway(replica) => gateway_configuration(plan, host, replica),
-            HostKind::Controller | HostKind::KeyServer | HostKind::Host { .. } => {
-                vec![Batch::of(&host.netns, Tool::Ip, uplink(host, None))]
-            }
+            HostKind::Gateway(replica) if !plan.is_tier() => gateway_configuration(plan, host, replica),
+            _ => return plain_configuration(host),
         };
-        batches.extend(shape(&host.netns, host.rate.map(|rate| ("eth0".to_owned(), rate))));
+        batches.extend(shape_uplink(host));
         batches
     });
     routers.chain(hosts).chain(plan.pods.iter().map(pod_configuration)).collect()
+}
+
+/// A host that has only its uplink. In a tier world gateways are such, and edges: their own programs do the rest.
+pub(crate) fn plain_configuration(host: &HostPlan) -> Vec<Batch> {
+    std::iter::once(Batch::of(&host.netns, Tool::Ip, uplink(host, None))).chain(shape_uplink(host)).collect()
+}
+
+fn shape_uplink(host: &HostPlan) -> Option<Batch> {
+    shape(&host.netns, host.rate.map(|rate| ("eth0".to_owned(), rate)))
 }
 
 fn unreachable() -> [String; 2] {
@@ -177,6 +188,7 @@ fn router_configuration(plan: &Plan, az: usize, router: &RouterPlan) -> Vec<Batc
     }
     let mut batches = vec![Batch::of(&router.netns, Tool::Ip, lines)];
     batches.extend(shape(&router.netns, rates));
+    batches.extend(plan.is_tier().then(|| vswitch::refusals(plan, az)));
     batches
 }
 
@@ -250,6 +262,28 @@ fn remotes<'v>(tenant: &TenantPlan, own: &Vtep, others: impl Iterator<Item = &'v
     (ip, bridge)
 }
 
+/// Neighbours and routes from a node to the edges: each has its AZ's part of the tenant's gateway addresses behind it, and its
+/// AZ's replicas.
+fn edge_remotes(plan: &Plan, tenant: &TenantPlan, own: &Vtep) -> (Vec<String>, Vec<String>) {
+    let device = tenant.device();
+    let (mut ip, mut bridge) = (Vec::new(), Vec::new());
+    if plan.is_tier() {
+        // What the node itself answers from its overlay address must not leave by the underlay.
+        ip.push(format!("rule add pref 90 iif lo from {} lookup main", own.ip4));
+    }
+    for edge in &plan.edges {
+        bridge.push(format!("fdb append {} dev {device} dst {}", edge.mac, edge.underlay));
+        ip.push(neighbour(edge.hop4, edge.mac, &device));
+        ip.push(neighbour(edge.hop6, edge.mac, &device));
+        let parts = tenant.gateway_cidrs.map(|(four, six)| (part4(four, edge.az), part6(six, edge.az)));
+        for (four, six) in parts.into_iter().chain([(edge.replicas4(), edge.replicas6())]) {
+            ip.push(format!("route add {four} via {} onlink dev {device} src {}", edge.hop4, own.ip4));
+            ip.push(format!("route add {six} via {} onlink dev {device} src {}", edge.hop6, own.ip6));
+        }
+    }
+    (ip, bridge)
+}
+
 fn node_configuration(plan: &Plan, host: &HostPlan, tenant: usize, node: usize) -> Vec<Batch> {
     let owner = &plan.tenants[tenant];
     let own = &owner.nodes[node];
@@ -259,8 +293,11 @@ fn node_configuration(plan: &Plan, host: &HostPlan, tenant: usize, node: usize) 
     lines.extend(uplink(host, Some(UNDERLAY_TABLE)));
     lines.extend(tunnel(plan, owner, own));
     let others = owner.nodes.iter().filter(|other| other.host != own.host);
-    let (ip, bridge) = remotes(owner, own, others.chain(&owner.gateways));
+    let (ip, mut bridge) = remotes(owner, own, others.chain(&owner.gateways));
     lines.extend(ip);
+    let (ip, fdb) = edge_remotes(plan, owner, own);
+    lines.extend(ip);
+    bridge.extend(fdb);
     let mut rates = Vec::new();
     for pod in plan.pods.iter().filter(|pod| (pod.tenant, pod.node) == (tenant, node)) {
         lines.extend(node_to_pod(plan, pod));
@@ -278,10 +315,24 @@ fn node_configuration(plan: &Plan, host: &HostPlan, tenant: usize, node: usize) 
 /// routes would refuse it too, but only by ICMP, which TCP may notice a second later.
 fn refusals(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
     let outside = outside_hosts(plan, tenant).map(|host| format!(", {}", host.ip4)).collect::<String>();
-    let rules = [
+    let (mut gateways4, mut answers) = (String::new(), Vec::new());
+    if let Some((four, six)) = tenant.gateway_cidrs {
+        gateways4 = format!(", {four}");
+        // Replicas dial pods, and pods do not dial replicas.
+        answers = vec![
+            format!("ip6 daddr {six} accept"),
+            format!("ip daddr {PROVIDERS} tcp flags & (syn | ack) != syn accept"),
+            format!("ip6 daddr {REPLICAS6} tcp flags & (syn | ack) != syn accept"),
+            format!("ip daddr {PROVIDERS} meta l4proto icmp accept"),
+            format!("ip6 daddr {REPLICAS6} meta l4proto ipv6-icmp accept"),
+        ];
+    }
+    let accepted = [
         "iifname != \"p*\" accept".to_owned(),
-        format!("ip daddr {{ {}{outside} }} accept", tenant.pods4),
+        format!("ip daddr {{ {}{gateways4}{outside} }} accept", tenant.pods4),
         format!("ip6 daddr {} accept", tenant.pods6),
+    ];
+    let refused = [
         "meta pkttype { broadcast, multicast } drop".to_owned(),
         "meta l4proto tcp counter name refused_tcp reject with tcp reset".to_owned(),
         "counter name refused_other reject".to_owned(),
@@ -292,7 +343,8 @@ fn refusals(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
         format!("add counter {REFUSALS} refused_other"),
         format!("add chain {REFUSALS} from_pods {{ type filter hook prerouting priority filter; }}"),
     ];
-    lines.extend(rules.iter().map(|rule| format!("add rule {REFUSALS} from_pods {rule}")));
+    let rules = accepted.into_iter().chain(answers).chain(refused);
+    lines.extend(rules.map(|rule| format!("add rule {REFUSALS} from_pods {rule}")));
     lines
 }
 

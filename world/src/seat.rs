@@ -25,7 +25,7 @@ pub const CAPTURE_PORT: u16 = 15001;
 pub struct Seat {
     /// Name in the world: `gw1`, `a-n1`, `alpha/bookinfo/reviews-v1-0`.
     pub name: String,
-    /// `router`, `controller`, `gateway`, `keyServer`, `host`, `node` or `pod`.
+    /// `router`, `controller`, `edge`, `gateway`, `keyServer`, `host`, `node` or `pod`.
     pub kind: String,
     /// Name of the AZ.
     pub az: String,
@@ -33,6 +33,9 @@ pub struct Seat {
     pub tenant: Option<String>,
     /// Node of a pod.
     pub node: Option<String>,
+    /// The router's interface towards an underlay host, in the namespace of `router-AZ`: where the underlay sees all the host says
+    /// and hears.
+    pub router_device: Option<String>,
     /// File of the network namespace.
     pub netns: PathBuf,
     /// Namespace from which readiness is asked: a pod's node, as a kubelet does (so that no
@@ -114,6 +117,7 @@ impl Seats<'_> {
             az: az.to_owned(),
             tenant: None,
             node: None,
+            router_device: None,
             netns: netns_path(netns),
             vantage: netns_path(netns),
             cgroup: self.cgroup.join(name),
@@ -138,10 +142,11 @@ impl Seats<'_> {
             .into()
     }
 
-    fn host(&self, host: &HostPlan) -> Seat {
+    pub(crate) fn host(&self, host: &HostPlan) -> Seat {
         let az = &self.plan.routers[host.az].az;
         let kind = match host.kind {
             HostKind::Controller => "controller",
+            HostKind::Edge => "edge",
             HostKind::Gateway(_) => "gateway",
             HostKind::KeyServer => "keyServer",
             HostKind::Host { .. } => "host",
@@ -149,6 +154,7 @@ impl Seats<'_> {
         };
         let mut seat = self.blank(&host.name, kind, az, &host.netns);
         seat.ip4 = Some(host.ip4);
+        seat.router_device = Some(host.router_device());
         for tenant in &self.plan.tenants {
             for vtep in tenant.nodes.iter().chain(&tenant.gateways).filter(|vtep| vtep.host == host.name) {
                 seat.overlay.insert(tenant.name.clone(), (vtep.ip4, vtep.ip6));
@@ -174,6 +180,7 @@ impl Seats<'_> {
         let named = |list: &'_ [Component]| list.iter().find(|component| component.name == host.name).cloned();
         let component = match host.kind {
             HostKind::Controller => self.topology.controller.clone(),
+            HostKind::Edge => named(&self.topology.edges),
             HostKind::Gateway(_) => named(&self.topology.gateways),
             HostKind::KeyServer => named(&self.topology.key_servers),
             HostKind::Host { .. } => named(&self.topology.hosts),
@@ -185,6 +192,7 @@ impl Seats<'_> {
         }
         match host.kind {
             HostKind::Controller => Some(self.controller_job(process)),
+            HostKind::Edge => Some(self.edge_job(host, process)),
             HostKind::Gateway(_) => Some(self.gateway_job(host, &component, process)),
             HostKind::KeyServer | HostKind::Host { .. } | HostKind::Node { .. } => None,
         }
@@ -225,10 +233,26 @@ impl Seats<'_> {
         ]
     }
 
+    fn edge_job(&self, host: &HostPlan, process: Process) -> Job {
+        let mut argv = vec!["canal-edge".into(), "--edge".into(), host.name.clone(), "--address".into(), host.ip4.to_string()];
+        argv.extend(self.controller_args(host));
+        argv.extend(self.program_args(host));
+        built_in(argv, process, vec![Condition::File(self.paths.root_ca())], mesh_check())
+    }
+
+    /// What those need that hang programs on their uplink.
+    fn program_args(&self, host: &HostPlan) -> [String; 4] {
+        ["--device".into(), "eth0".into(), "--pin-dir".into(), shown(&self.paths.bpffs(&host.name))]
+    }
+
     fn gateway_job(&self, host: &HostPlan, gateway: &Component, process: Process) -> Job {
         let mut argv = vec!["canal-gateway".into(), "--replica".into(), host.name.clone()];
         argv.extend(self.controller_args(host));
         argv.extend(["--workers".into(), gateway.workers.to_string()]);
+        if let Some(backend) = &host.backend {
+            argv.extend(["--backend".into(), backend.clone(), "--underlay".into(), host.ip4.to_string()]);
+            argv.extend(self.program_args(host));
+        }
         built_in(argv, process, vec![Condition::File(self.paths.root_ca())], mesh_check())
     }
 
@@ -283,9 +307,11 @@ impl Seats<'_> {
         }
         crate::cgroup::make(&seat.cgroup)?;
         let addresses: Vec<IpAddr> = seat.ip4.map(IpAddr::V4).into_iter().chain(seat.ip6.map(IpAddr::V6)).collect();
+        let servers = self.name_servers(seat);
         let hosts = if seat.kind == "pod" {
-            let namespace = seat.env.get("POD_NAMESPACE").map_or("", String::as_str);
-            services::hosts_file(seat.hostname(), &addresses, namespace, services)
+            // Whoever has a DNS must find services there.
+            let services = if servers.is_empty() { services } else { &[] };
+            services::hosts_file(seat.hostname(), &addresses, pod_namespace(seat), services)
         } else {
             let mut text = services::hosts_file(seat.hostname(), &addresses, "", &[]);
             for host in self.plan.hosts.iter().filter(|host| host.name != seat.name) {
@@ -294,7 +320,20 @@ impl Seats<'_> {
             text
         };
         write_whole(&seat.etc.join("hosts"), &hosts, 0o644)?;
-        write_whole(&seat.etc.join("resolv.conf"), "# A world has no name server: names are in /etc/hosts.\n", 0o644)
+        write_whole(&seat.etc.join("resolv.conf"), &services::resolver_file(pod_namespace(seat), &servers), 0o644)
+    }
+
+    /// The tenant's DNS in every AZ, for pods that find services by it alone.
+    fn name_servers(&self, seat: &Seat) -> Vec<Ipv4Addr> {
+        let named = |tenant: &&Tenant| Some(&tenant.name) == seat.tenant.as_ref();
+        let (Some(tenant), Some(node)) = (self.topology.tenants.iter().find(named), &seat.node) else { return Vec::new() };
+        let captured = tenant.nodes.iter().any(|other| other.name == *node && other.proxy.is_some());
+        if captured || !tenant.dns {
+            return Vec::new();
+        }
+        let plan = self.plan.tenants.iter().find(|plan| plan.name == tenant.name);
+        let az = self.plan.routers.iter().find(|router| router.az == seat.az).map_or(0, |router| router.number);
+        plan.map(|plan| crate::tier::name_servers(self.plan, plan, az)).unwrap_or_default()
     }
 }
 
@@ -308,6 +347,10 @@ impl Seat {
     pub fn file_name(&self) -> String {
         file_name(&self.name)
     }
+}
+
+fn pod_namespace(seat: &Seat) -> &str {
+    seat.env.get("POD_NAMESPACE").map_or("", String::as_str)
 }
 
 fn shown(path: &Path) -> String {

@@ -1,7 +1,7 @@
-//! Service objects in a tenant's own YAML: only their names and VIPs, for `/etc/hosts`.
+//! Service objects in a tenant's own YAML: only their names and VIPs, for `/etc/hosts`; and `/etc/resolv.conf` where a DNS is.
 //! Broken files are not this module's business: the controller reports them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use serde_json::Value;
@@ -70,4 +70,16 @@ pub(crate) fn hosts_file(own_names: &str, own_addresses: &[IpAddr], namespace: &
         }
     }
     text
+}
+
+/// Name servers that the C library's resolver looks at (`MAXNS` of resolv.conf(5)).
+const SERVERS_MAX: usize = 3;
+
+/// `/etc/resolv.conf` of a pod in `namespace`, as a kubelet writes it, but impatient: the next AZ's server is asked after a second.
+pub(crate) fn resolver_file(namespace: &str, servers: &[Ipv4Addr]) -> String {
+    if servers.is_empty() {
+        return "# A world has no name server: names are in /etc/hosts.\n".to_owned();
+    }
+    let servers: String = servers.iter().take(SERVERS_MAX).map(|server| format!("nameserver {server}\n")).collect();
+    format!("{servers}search {namespace}.svc.cluster.local svc.cluster.local\noptions timeout:1 attempts:3 ndots:2\n")
 }

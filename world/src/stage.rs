@@ -1,7 +1,9 @@
 //! A world under construction and in use: builds the namespaces, furnishes and starts the hosts,
 //! adds and removes pods. Owned by the supervisor; who asks is not its business.
 
-use std::collections::BTreeMap;
+mod fleet;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -9,8 +11,8 @@ use crate::control::Host;
 use crate::error::{Error, Result, Tried};
 use crate::life::{Board, Life, Order, Orders, Pulse};
 use crate::net::Tools;
-use crate::plan::{POD_NUMBER_FIRST, PODS_PER_NODE_MAX, Plan, PodPlan};
-use crate::registry::{self, PodRecord};
+use crate::plan::{HostKind, POD_NUMBER_FIRST, PODS_PER_NODE_MAX, Plan, PodPlan};
+use crate::registry::{self, PodRecord, Principals};
 use crate::script::{self, Batch, Forwarding, Tool};
 use crate::seat::{Seat, Seats};
 use crate::services::{self, Service};
@@ -22,17 +24,28 @@ use crate::{cgroup, net};
 pub(crate) struct Stage {
     pub(crate) paths: Paths,
     pub(crate) board: Arc<Board>,
-    topology: Topology,
-    plan: Plan,
+    design: Mutex<Arc<Design>>,
     cgroup: PathBuf,
     tools: Tools,
     bin_dirs: Vec<PathBuf>,
     services: Vec<Vec<Service>>,
     posts: Mutex<BTreeMap<String, Post>>,
-    /// Held while pods are added or removed: one at a time, so that no address is given twice.
+    principals: Mutex<Principals>,
+    /// The number given last in each AZ, by index: numbers of removed gateways are not given again at once.
+    last_numbers: Mutex<BTreeMap<usize, u16>>,
+    /// What died with its AZ, and starts again with it.
+    fallen: Mutex<BTreeSet<String>>,
+    /// Held while pods or gateways are added or removed: one at a time, so that no address is given twice.
     changes: Mutex<()>,
     /// One writer of the registry's files at a time, and the last one writes the newest.
     registry: Mutex<()>,
+}
+
+/// What a world shall be, and its addresses. Replaced as a whole when gateways come and go.
+#[derive(Clone)]
+struct Design {
+    topology: Topology,
+    plan: Plan,
 }
 
 /// A host that is there.
@@ -51,13 +64,15 @@ impl Stage {
         Ok(Self {
             cgroup,
             tools: Tools { cgroup: Some(tools) },
-            plan: Plan::of(&topology),
             paths,
             board: Arc::default(),
-            topology,
+            design: Mutex::new(Arc::new(Design { plan: Plan::of(&topology), topology })),
             bin_dirs: record.bin_dirs,
             services,
             posts: Mutex::default(),
+            principals: Mutex::default(),
+            last_numbers: Mutex::default(),
+            fallen: Mutex::default(),
             changes: Mutex::default(),
             registry: Mutex::default(),
         })
@@ -72,29 +87,39 @@ impl Stage {
         self.changes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn seats(&self) -> Seats<'_> {
-        Seats { topology: &self.topology, plan: &self.plan, paths: &self.paths, cgroup: &self.cgroup, bin_dirs: &self.bin_dirs }
+    /// The world as it shall be now.
+    fn design(&self) -> Arc<Design> {
+        Arc::clone(&self.design.lock().unwrap_or_else(|poisoned| poisoned.into_inner()))
+    }
+
+    fn seats<'s>(&'s self, design: &'s Design) -> Seats<'s> {
+        Seats { topology: &design.topology, plan: &design.plan, paths: &self.paths, cgroup: &self.cgroup, bin_dirs: &self.bin_dirs }
     }
 
     /// Makes namespaces, links, addresses, routes, tunnels, rates. Starts nothing.
     pub(crate) fn build_network(&self, go_on: impl Fn() -> Result<()>) -> Result<()> {
-        let spaces = script::spaces(&self.plan);
+        let design = self.design();
+        let spaces = script::spaces(&design.plan);
         self.tools.run(&script::make_spaces(spaces.iter().map(|(name, _)| *name)))?;
         go_on()?;
         net::each(&spaces, |(name, forwarding)| net::configure_space(name, *forwarding))?;
         go_on()?;
-        net::each(&script::wires(&self.plan), |batch| self.tools.run(batch))?;
+        net::each(&script::wires(&design.plan), |batch| self.tools.run(batch))?;
         go_on()?;
-        self.tools.run_all(&script::configuration(&self.plan))
+        self.tools.run_all(&script::configuration(&design.plan))
     }
 
     /// Writes everything that processes read at their start.
     pub(crate) fn furnish(&self) -> Result<()> {
+        let design = self.design();
         make_dir(&self.paths.infra())?;
         make_dir(&self.paths.config())?;
-        registry::write_principals(&self.paths, &self.plan)?;
-        for (tenant, plan) in self.topology.tenants.iter().zip(&self.plan.tenants) {
-            registry::write_tenant(&self.paths, tenant, plan, &self.plan)?;
+        *self.principals() = Principals::of(&self.paths, &design.plan)?;
+        for host in design.plan.hosts.iter().filter(|host| host.kind == HostKind::Edge || host.backend.is_some()) {
+            mount_bpffs(&self.paths.bpffs(&host.name))?;
+        }
+        for (tenant, plan) in design.topology.tenants.iter().zip(&design.plan.tenants) {
+            registry::write_tenant(&self.paths, tenant, plan, &design.plan)?;
             registry::write_pods(&self.paths, &tenant.name, &[])?;
             for node in &tenant.nodes {
                 make_dir(&self.paths.node_pods(&node.name))?;
@@ -108,19 +133,20 @@ impl Stage {
 
     /// Takes every planned host into use and starts what it runs.
     pub(crate) fn open(&self) -> Result<()> {
-        let seats = self.seats();
+        let design = self.design();
+        let seats = self.seats(&design);
         for seat in seats.fixed() {
             seats.furnish(&seat, &[])?;
             self.settle(seat, None)?;
         }
-        let templates = self
+        let templates = design
             .topology
             .tenants
             .iter()
             .enumerate()
             .flat_map(|(index, tenant)| tenant.pods.iter().flat_map(move |pod| (0..pod.replicas).map(move |_| (index, pod))));
         // The plan lists pods in the same order.
-        for (plan, (tenant, pod)) in self.plan.pods.iter().zip(templates) {
+        for (plan, (tenant, pod)) in design.plan.pods.iter().zip(templates) {
             debug_assert_eq!(plan.tenant, tenant);
             self.admit(plan.clone(), pod.clone())?;
         }
@@ -143,7 +169,8 @@ impl Stage {
 
     /// Takes a pod whose network is there into use: its node learns of it before it starts.
     fn admit(&self, plan: PodPlan, pod: Pod) -> Result<()> {
-        let seats = self.seats();
+        let design = self.design();
+        let seats = self.seats(&design);
         let seat = seats.pod(&plan, &pod);
         seats.furnish(&seat, &self.services[plan.tenant])?;
         let record = self.record(&plan, &pod, &seat, false);
@@ -152,7 +179,8 @@ impl Stage {
     }
 
     fn record(&self, plan: &PodPlan, pod: &Pod, seat: &Seat, ready: bool) -> PodRecord {
-        let has_proxy = self.topology.tenants[plan.tenant].nodes[plan.node].proxy.is_some();
+        let design = self.design();
+        let has_proxy = design.topology.tenants[plan.tenant].nodes[plan.node].proxy.is_some();
         PodRecord { plan: plan.clone(), pod: pod.clone(), az: seat.az.clone(), has_proxy, ready }
     }
 
@@ -168,8 +196,9 @@ impl Stage {
 
     /// The pods of every tenant, as the registry shows them.
     fn pod_records(&self) -> BTreeMap<String, Vec<PodRecord>> {
+        let design = self.design();
         let mut tenants: BTreeMap<String, Vec<PodRecord>> =
-            self.topology.tenants.iter().map(|tenant| (tenant.name.clone(), Vec::new())).collect();
+            design.topology.tenants.iter().map(|tenant| (tenant.name.clone(), Vec::new())).collect();
         let posts = self.posts();
         let pulses = self.board.lock();
         for post in posts.values() {
@@ -219,7 +248,8 @@ impl Stage {
 
     /// Makes all replicas of a pod, live.
     pub(crate) fn add_pod(&self, tenant: &str, pod: &Pod) -> Result<Vec<String>> {
-        let index = self.topology.tenants.iter().position(|owner| owner.name == tenant);
+        let design = self.design();
+        let index = design.topology.tenants.iter().position(|owner| owner.name == tenant);
         let index = index.ok_or_else(|| self.refusal(format!("there is no tenant {tenant:?}")))?;
         let _alone = self.alone();
         // All are placed before any is built: what does not fit is refused whole.
@@ -241,7 +271,8 @@ impl Stage {
 
     /// A free address on the replica's node, beside those that are `planned` but not yet there.
     fn place(&self, tenant: usize, pod: &Pod, replica: u16, planned: &[PodPlan]) -> Result<PodPlan> {
-        let owner = &self.topology.tenants[tenant];
+        let design = self.design();
+        let owner = &design.topology.tenants[tenant];
         let node_name = &pod.nodes[usize::from(replica) % pod.nodes.len()];
         let node = owner.nodes.iter().position(|node| node.name == *node_name);
         let node = node.ok_or_else(|| self.refusal(format!("tenant {:?} has no node {node_name:?}", owner.name)))?;
@@ -252,28 +283,30 @@ impl Stage {
         let number = (POD_NUMBER_FIRST..=254).find(|number| !taken.contains(number));
         let number =
             number.ok_or_else(|| self.refusal(format!("node {node_name:?} has no room for it: {PODS_PER_NODE_MAX} pods are the limit")))?;
-        let plan = self.plan.pod(tenant, node, number, pod, replica);
+        let plan = design.plan.pod(tenant, node, number, pod, replica);
         if posts.contains_key(&plan.uid) {
             return Err(self.refusal(format!("pod {:?} is there already; remove it first or choose another name", plan.uid)));
         }
         Ok(plan)
     }
 
-    fn node_netns(&self, pod: &PodPlan) -> Result<&str> {
-        self.plan.host(&pod.node_name).map(|host| host.netns.as_str()).ok_or_else(|| self.no_host(&pod.node_name))
+    fn node_netns(&self, pod: &PodPlan) -> Result<String> {
+        let design = self.design();
+        design.plan.host(&pod.node_name).map(|host| host.netns.clone()).ok_or_else(|| self.no_host(&pod.node_name))
     }
 
     fn in_node(&self, pod: &PodPlan, tool: Tool, lines: Vec<String>) -> Result<Batch> {
-        Ok(Batch { netns: Some(self.node_netns(pod)?.to_owned()), tool, lines })
+        Ok(Batch { netns: Some(self.node_netns(pod)?), tool, lines })
     }
 
     fn build_pod(&self, pod: &PodPlan) -> Result<()> {
+        let design = self.design();
         self.tools.run(&script::make_spaces(std::iter::once(pod.netns.as_str())))?;
         net::configure_space(&pod.netns, Forwarding::Never)?;
-        let mut lines = vec![script::pod_wire(&self.plan, pod)];
-        lines.extend(script::node_to_pod(&self.plan, pod));
+        let mut lines = vec![script::pod_wire(&design.plan, pod)];
+        lines.extend(script::node_to_pod(&design.plan, pod));
         self.tools.run(&self.in_node(pod, Tool::Ip, lines)?)?;
-        if let Some(batch) = script::shape(self.node_netns(pod)?, pod.rate.map(|rate| (pod.node_device(), rate))) {
+        if let Some(batch) = script::shape(&self.node_netns(pod)?, pod.rate.map(|rate| (pod.node_device(), rate))) {
             self.tools.run(&batch)?;
         }
         script::pod_configuration(pod).iter().try_for_each(|batch| self.tools.run(batch))
@@ -316,14 +349,15 @@ impl Stage {
 
     /// Takes the far end of a host's only link down, or brings it back with its routes.
     pub(crate) fn link(&self, host: &str, up: bool) -> Result<()> {
-        let batch = if let Some(plan) = self.plan.host(host) {
+        let design = self.design();
+        let batch = if let Some(plan) = design.plan.host(host) {
             let lines = if up { script::router_to_host(plan) } else { vec![format!("link set {} down", plan.router_device())] };
-            Batch { netns: Some(self.plan.routers[plan.az].netns.clone()), tool: Tool::Ip, lines }
+            Batch { netns: Some(design.plan.routers[plan.az].netns.clone()), tool: Tool::Ip, lines }
         } else {
             let posts = self.posts();
             let pod = posts.get(host).and_then(|post| post.pod.as_ref());
             let (plan, _) = pod.ok_or_else(|| self.no_host(host))?;
-            let lines = if up { script::node_to_pod(&self.plan, plan) } else { vec![format!("link set {} down", plan.node_device())] };
+            let lines = if up { script::node_to_pod(&design.plan, plan) } else { vec![format!("link set {} down", plan.node_device())] };
             self.in_node(plan, Tool::Ip, lines)?
         };
         self.tools.run(&batch)

@@ -216,6 +216,10 @@ fn answer(stage: &Stage, request: Request) -> Result<Answer> {
         Request::Restart { host } => stage.order(&host, Order::Restart).map(|()| Answer::Done),
         Request::AddPod { tenant, pod } => stage.add_pod(&tenant, &pod).map(Answer::Names),
         Request::RemovePod { uid } => stage.remove_pod(&uid).map(|()| Answer::Done),
+        Request::AddGateway { name, az, backend } => stage.add_gateway(&name, &az, &backend).map(|()| Answer::Done),
+        Request::RemoveGateway { name } => stage.remove_gateway(&name).map(|()| Answer::Done),
+        Request::CutAz { az, hosts_die } => stage.cut_az(&az, hosts_die).map(|()| Answer::Done),
+        Request::HealAz { az } => stage.heal_az(&az).map(|()| Answer::Done),
         Request::Link { host, up } => stage.link(&host, up).map(|()| Answer::Done),
         Request::Down => Ok(Answer::Done),
     }

@@ -1,5 +1,7 @@
 //! Tests of the pure rooms: golden texts of plan and script, and what each mistake in a file is answered.
 
+mod tier;
+
 use std::path::{Path, PathBuf};
 
 use crate::plan::Plan;
@@ -103,12 +105,16 @@ const KNOWN_FIELDS: &[&str] = &[
     "args",
     "az",
     "azs",
+    "backend",
     "command",
     "config",
     "controller",
+    "dns",
+    "edges",
     "env",
     "exec",
     "gateway",
+    "gatewayCidrs",
     "gateways",
     "host",
     "hosts",
@@ -193,7 +199,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 101\n",
         to: "  vni: 101\n  colour: red\n",
         answers: &[
-            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, serviceCidrs, config, nodes, pods",
+            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, gatewayCidrs, dns, serviceCidrs, config, nodes, pods",
         ],
     },
     Mistake {

@@ -26,6 +26,8 @@ pub struct Topology {
     pub links: Links,
     /// The controller, if the world has one.
     pub controller: Option<Component>,
+    /// Edges of the cloud tier, at most one per AZ. One edge makes the whole world a *tier world*.
+    pub edges: Vec<Component>,
     /// Gateway replicas.
     pub gateways: Vec<Component>,
     /// Key-server hosts.
@@ -187,7 +189,7 @@ pub enum Check {
     Exec(Vec<String>),
 }
 
-/// An underlay host: controller, gateway replica, key server or plain host.
+/// An underlay host: controller, edge, gateway replica, key server or plain host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Component {
     /// Unique in the world.
@@ -198,8 +200,12 @@ pub struct Component {
     pub process: Option<Process>,
     /// Rate of its uplink, if not the kind's.
     pub rate: Option<Rate>,
+    /// MTU of its link in bytes, both ends, if not the underlay's (edges and gateways only).
+    pub mtu: Option<u32>,
     /// Worker threads (gateways only).
     pub workers: u16,
+    /// The backend it belongs to (gateways of tier worlds only).
+    pub backend: Option<String>,
     /// Pods of tenants with `outside: Passthrough` may reach it (plain hosts only).
     pub outside: bool,
     /// Where it is written.
@@ -250,6 +256,10 @@ pub struct Tenant {
     pub pods6: Ipv6Net,
     /// Ranges of service VIPs, which have no route anywhere.
     pub service_cidrs: Vec<ipnet::IpNet>,
+    /// Ranges of the tenant's gateway addresses (tier worlds only). AZ number a has the a-th eighth.
+    pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
+    /// Pods on nodes without a proxy ask the tenant's DNS for services (tier worlds only).
+    pub dns: bool,
     /// YAML files (absolute paths) copied to the controller's directory for this tenant.
     pub config: Vec<PathBuf>,
     /// Nodes.
@@ -273,6 +283,10 @@ pub struct TenantSpots {
     pub pods: Spot,
     /// `serviceCidrs`.
     pub services: Spot,
+    /// `gatewayCidrs`.
+    pub gateways: Spot,
+    /// `dns`.
+    pub dns: Spot,
 }
 
 /// A tenant's node.
@@ -311,6 +325,8 @@ pub struct Pod {
     pub process: Process,
     /// Rate of its link, if not the kind's.
     pub rate: Option<Rate>,
+    /// MTU of its link in bytes, both ends, if not the overlays'.
+    pub mtu: Option<u32>,
     /// Where it is written.
     pub spot: Spot,
 }
@@ -327,6 +343,11 @@ impl Pod {
 }
 
 impl Topology {
+    /// Whether gateways are reached through edges, and tenants may use the same addresses.
+    pub fn is_tier(&self) -> bool {
+        !self.edges.is_empty()
+    }
+
     /// Reads and checks a topology file.
     ///
     /// Errors: every mistake found, in the order of the lines.

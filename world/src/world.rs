@@ -338,6 +338,21 @@ impl World {
         self.ask(&Request::RemovePod { uid }).map(drop)
     }
 
+    /// Adds a gateway replica to a running tier world: host, links, token and process, all as the other gateways of its backend
+    /// have them (or the world's first gateway, or the defaults). Returns when its process has been started.
+    ///
+    /// Errors: no tier world, a name that is taken or none, no such AZ, or one without an edge.
+    pub fn add_gateway(&self, name: &str, az: &str, backend: &str) -> Result<()> {
+        self.ask(&Request::AddGateway { name: name.into(), az: az.into(), backend: backend.into() }).map(drop)
+    }
+
+    /// Ends a gateway's process like [`World::stop`], so that it can drain, then removes its host and its token. One that shall not
+    /// drain is killed first ([`World::kill`]). Errors: no tier world, or no such gateway.
+    pub fn remove_gateway(&self, name: &str) -> Result<()> {
+        let name = self.host(name)?.seat.name;
+        self.ask(&Request::RemoveGateway { name }).map(drop)
+    }
+
     /// Whether a host's process is ready.
     pub fn is_ready(&self, host: &str) -> Result<bool> {
         Ok(self.host(host)?.pulse.ready)
@@ -382,7 +397,8 @@ impl World {
         net::traffic(&self.host(host)?.seat.netns)
     }
 
-    /// What a node refused of its pods' packets, or a gateway replica of tenants'.
+    /// What a node refused of its pods' packets, a gateway replica of tenants' (not in tier worlds, where its own programs count), or
+    /// a tier world's router of nodes'.
     pub fn refused(&self, host: &str) -> Result<Refused> {
         net::refused(&self.host(host)?.seat.netns)
     }

@@ -1,0 +1,179 @@
+//! Tests of tier worlds' pure rooms: the golden texts, and what each mistake is answered.
+
+use std::path::{Path, PathBuf};
+
+use super::{brief, golden, show};
+use crate::plan::Plan;
+use crate::script;
+use crate::topology::Topology;
+
+const TIER: &str = include_str!("../../topologies/tier.yaml");
+
+fn file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml")
+}
+
+fn tier() -> Topology {
+    Topology::parse(&file(), TIER).unwrap_or_else(|problems| panic!("{problems:#?}"))
+}
+
+#[test]
+fn golden_plan() {
+    golden("tier.plan.txt", &Plan::of(&tier()).to_string());
+}
+
+/// What differs from worlds without edges: a router, an edge, a gateway, a node.
+#[test]
+fn golden_script() {
+    let batches = script::configuration(&Plan::of(&tier())).into_iter().flatten();
+    let shown = ["router-az1", "edge-1", "gw-1a", "b-free2"].map(|host| format!("cnl-tier.{host}"));
+    let batches = batches.filter(|batch| batch.netns.as_ref().is_some_and(|netns| shown.contains(netns)));
+    golden("tier.script.txt", &batches.map(|batch| show(&batch)).collect::<String>());
+}
+
+#[test]
+fn overlapping_tenants_differ_in_nothing_but_their_overlay() {
+    let plan = Plan::of(&tier());
+    let (alpha, beta) = (&plan.tenants[0], &plan.tenants[1]);
+    assert_eq!((alpha.pods4, alpha.nodes[0].ip4, alpha.nodes[0].mac), (beta.pods4, beta.nodes[0].ip4, beta.nodes[0].mac));
+    assert_ne!(alpha.nodes[0].underlay, beta.nodes[0].underlay);
+    let ours: Vec<_> = plan.pods.iter().filter(|pod| pod.tenant == 0).map(|pod| (pod.ip4, pod.ip6)).collect();
+    assert!(ours.iter().all(|pair| plan.pods.iter().any(|pod| pod.tenant == 1 && (pod.ip4, pod.ip6) == *pair)));
+    assert!(alpha.gateways.is_empty(), "no node knows a replica");
+}
+
+/// A change to the tier topology, and what it is answered.
+#[test]
+fn mistakes_are_told_with_place_and_mend() {
+    let cases: &[(&str, &str, &str, &[&str])] = &[
+        (
+            "two edges in one AZ",
+            "{name: edge-2, az: az2}",
+            "{name: edge-2, az: az1}",
+            &[
+                "8: AZ \"az1\" has an edge already on line 7; keep one of them",
+                "14: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
+                "15: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
+                "16: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
+                "17: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
+            ],
+        ),
+        (
+            "an edge nowhere",
+            "{name: edge-2, az: az2}",
+            "{name: edge-2, az: az2}\n- {name: edge-3, az: az3}",
+            &["9: there is no AZ \"az3\"; use one of: az1, az2"],
+        ),
+        (
+            "no backend",
+            "{name: gw-1a, az: az1, backend: b1}",
+            "{name: gw-1a, az: az1}",
+            &["10: gateway \"gw-1a\" has no `backend`; add `backend: …`"],
+        ),
+        (
+            "no name for a backend",
+            "{name: gw-1a, az: az1, backend: b1}",
+            "{name: gw-1a, az: az1, backend: B1}",
+            &["10: backend: \"B1\" is not a name; use 1 to 63 of a-z, 0-9 and -, not - at an end"],
+        ),
+        (
+            "no gateway addresses",
+            "  gatewayCidrs: [10.1.192.0/18, \"fd00:1:0:c::/64\"]\n",
+            "",
+            &[
+                "19: tenant \"alpha\" has no `gatewayCidrs`; add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use",
+            ],
+        ),
+        (
+            "gateway addresses of one family",
+            "gatewayCidrs: [10.1.192.0/18, \"fd00:1:0:c::/64\"]",
+            "gatewayCidrs: [10.1.192.0/18]",
+            &["24: gatewayCidrs needs exactly one IPv4 and one IPv6 range; write e.g. [10.1.192.0/18, \"fd00:101:0:c::/64\"]"],
+        ),
+        (
+            "too few gateway addresses",
+            "gatewayCidrs: [10.1.192.0/18, \"fd00:1:0:c::/64\"]",
+            "gatewayCidrs: [10.1.192.0/27, \"fd00:1:0:c::/120\"]",
+            &[
+                "24: gatewayCidrs: 10.1.192.0/27 cannot be split; write a prefix length from 8 to 26: each AZ has an eighth",
+                "24: gatewayCidrs: fd00:1:0:c::/120 cannot be split; write a prefix length from 16 to 112: each AZ has an eighth",
+            ],
+        ),
+        (
+            "gateway addresses among the pods'",
+            "gatewayCidrs: [10.1.192.0/18,",
+            "gatewayCidrs: [10.1.64.0/18,",
+            &["24: 10.1.64.0/18 overlaps 10.1.0.0/17 of tenant \"alpha\"; choose a range nobody uses"],
+        ),
+        ("the tier's own VNI", "vni: 101", "vni: 827553", &["20: vni 827553 is the cloud tier's own; choose another vni"]),
+        ("one VNI twice", "vni: 102", "vni: 101", &["41: vni 101 is already used on line 20; choose another vni"]),
+        (
+            "the tier's own range",
+            "podCidrs: [10.1.0.0/17,",
+            "podCidrs: [241.1.0.0/17,",
+            &["22: 241.1.0.0/17 overlaps 240.0.0.0/4 of the cloud tier; choose a range nobody uses"],
+        ),
+        (
+            "the tier's own range of IPv6",
+            "podCidrs: [10.1.0.0/17, \"fd00:1::/64\"]",
+            "podCidrs: [10.1.0.0/17, \"fdca:a1:0:1::/64\"]",
+            &["22: fdca:a1:0:1::/64 overlaps fdca:a1::/48 of the cloud tier; choose a range nobody uses"],
+        ),
+        (
+            "a link too narrow",
+            "{name: gw-1a, az: az1, backend: b1}",
+            "{name: gw-1a, az: az1, backend: b1, mtu: 1000}",
+            &["10: mtu: 1000 is not a number of bytes from 1280 to 9000; write a number of bytes from 1280 to 9000"],
+        ),
+        (
+            "edges without a controller",
+            "controller: {az: az1}\nedges:\n- {name: edge-1, az: az1}\n",
+            "edges:\n- {name: edge-1, az: az1, command: [sleep, \"9\"]}\n",
+            &["7: edge \"edge-2\" needs a controller; add `controller: {az: …}`"],
+        ),
+    ];
+    let mut wrong = Vec::new();
+    for (name, from, to, answers) in cases {
+        assert!(TIER.contains(from), "{name}: the topology has no {from:?}");
+        let found = match Topology::parse(&file(), &TIER.replacen(from, to, 1)) {
+            Ok(_) => vec!["nothing".to_owned()],
+            Err(problems) => problems.iter().map(brief).collect(),
+        };
+        // Only the first mistake of a world without a controller is this table's.
+        let found = &found[..found.len().min(answers.len().max(1))];
+        let mut expected: Vec<&str> = answers.to_vec();
+        expected.sort_by_key(|line| line.split(':').next().and_then(|line| line.parse::<u32>().ok()));
+        if found != expected {
+            wrong.push(format!("{name}:\n  {}", found.join("\n  ")));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn what_only_a_tier_has_means_nothing_without_edges() {
+    let edges = "edges:\n- {name: edge-1, az: az1}\n- {name: edge-2, az: az2}\n";
+    let problems = Topology::parse(&file(), &TIER.replacen(edges, "", 1)).expect_err("no tier");
+    let found: Vec<String> = problems.iter().map(brief).collect();
+    for expected in [
+        "7: `backend` means nothing without edges; remove it, or add `edges`",
+        "21: `gatewayCidrs` mean nothing without edges; remove them, or add `edges`",
+        "40: `dns` means nothing without edges; remove it, or add `edges`",
+    ] {
+        assert!(found.iter().any(|line| line == expected), "{expected} is not in {found:#?}");
+    }
+    assert!(found.iter().any(|line| line.contains("10.1.0.0/17 overlaps 10.1.0.0/17 of tenant \"alpha\"")), "{found:#?}");
+}
+
+#[test]
+fn resolvers_ask_the_own_az_first() {
+    let plan = Plan::of(&tier());
+    let servers = |az| crate::tier::name_servers(&plan, &plan.tenants[1], az);
+    assert_eq!(servers(2).iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.1.208.1", "10.1.200.1"]);
+    let text = crate::services::resolver_file("shop", &servers(1));
+    let expected = "nameserver 10.1.200.1\nnameserver 10.1.208.1\n\
+        search shop.svc.cluster.local svc.cluster.local\noptions timeout:1 attempts:3 ndots:2\n";
+    assert_eq!(text, expected);
+    let many: Vec<_> = (1..=7).map(|last| std::net::Ipv4Addr::new(10, 0, 0, last)).collect();
+    assert_eq!(crate::services::resolver_file("shop", &many).matches("nameserver").count(), 3, "resolvers read three");
+}
