@@ -1,6 +1,7 @@
 //! Phase *accept*: a worker's listeners and the connections that come in on them; the worker's life from its first accept to its last close.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,33 @@ const LAST_TURN: Duration = Duration::from_millis(50);
 enum Door {
     Hbone,
     Plain(Plain),
+    /// Plain, for all services of the tier.
+    Inside,
+}
+
+/// One worker's listening sockets once more, for the kernel's redirector. Each stands for those of all workers, because they share
+/// their ports. To be dropped before the engine drains: a listener is closed when its last copy is.
+#[derive(Debug, Default)]
+pub struct Doors {
+    pub hbone: Option<OwnedFd>,
+    pub plain: Option<OwnedFd>,
+}
+
+impl Doors {
+    fn of(opened: &[(TcpListener, Door)]) -> std::io::Result<Self> {
+        let mut doors = Self::default();
+        for (listener, door) in opened {
+            let place = match door {
+                Door::Hbone => &mut doors.hbone,
+                Door::Inside => &mut doors.plain,
+                Door::Plain(_) => continue,
+            };
+            if place.is_none() {
+                *place = Some(listener.as_fd().try_clone_to_owned()?);
+            }
+        }
+        Ok(doors)
+    }
 }
 
 /// Opens one worker's listeners: each worker has its own on the same addresses, the kernel spreads connections over them.
@@ -33,7 +61,8 @@ fn open(config: &EngineConfig) -> Result<Vec<(TcpListener, Door)>, SysError> {
     let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let hbone = config.hbone.iter().map(|address| (*address, Door::Hbone));
     let plain = config.plain.iter().map(|plain| (plain.address, Door::Plain(plain.clone())));
-    hbone.chain(plain).map(|(address, door)| Ok((sys::listen(None, address, &options)?, door))).collect()
+    let inside = config.tier.iter().map(|tier| (tier.plain, Door::Inside));
+    hbone.chain(plain).chain(inside).map(|(address, door)| Ok((sys::listen(None, address, &options)?, door))).collect()
 }
 
 /// Checks that all listeners can be opened, before any worker runs; tells where they are (port 0 is resolved for all workers alike).
@@ -41,6 +70,7 @@ pub(crate) fn bind(config: &mut EngineConfig) -> Result<Vec<TcpListener>, SysErr
     let mut held = Vec::new();
     let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let addresses = config.hbone.iter_mut().chain(config.plain.iter_mut().map(|plain| &mut plain.address));
+    let addresses = addresses.chain(config.tier.iter_mut().map(|tier| &mut tier.plain));
     for address in addresses {
         let listener = sys::listen(None, *address, &options)?;
         if let Ok(bound) = listener.local_addr() {
@@ -52,7 +82,7 @@ pub(crate) fn bind(config: &mut EngineConfig) -> Result<Vec<TcpListener>, SysErr
 }
 
 /// A worker's whole life. Ends when it is drained: all connections closed, or forced.
-pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::mpsc::Sender<()>) {
+pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::mpsc::Sender<Doors>) {
     let worker = Worker::new(shared, thread.count, thread.drain);
     let doors = match open(&worker.shared.config) {
         Ok(doors) => doors,
@@ -62,7 +92,11 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
         }
     };
     // Received by the engine; if it is gone, so is the need.
-    let _ = opened.send(());
+    let copies = if worker.shared.config.tier.is_some() && thread.index == 0 { Doors::of(&doors) } else { Ok(Doors::default()) };
+    let _ = opened.send(copies.unwrap_or_else(|error| {
+        tracing::error!(%error, "the redirector cannot be given the listeners");
+        Doors::default()
+    }));
     drop(opened);
     let clock = worker.clock.clone();
     tokio::task::spawn_local(async move { clock.run().await });
@@ -133,7 +167,8 @@ fn welcome(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &Do
     let (worker, door) = (worker.clone(), door.clone());
     tokio::task::spawn_local(async move {
         match &door {
-            Door::Hbone => Box::pin(greet::hbone(&worker, stream, local)).await,
+            Door::Hbone => Box::pin(greet::hbone(&worker, stream, local.ip())).await,
+            Door::Inside => greet::inside(&worker, stream, client, local).await,
             Door::Plain(plain) => greet::plain(&worker, stream, client, plain).await,
         }
         drop((permit, open, counted));

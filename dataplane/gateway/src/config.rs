@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use canal_kit::sys::Sources;
 use canal_model::ids::{AzName, ServiceKey};
 
 /// A listener without TLS that is one service's: for benches, proxyless clients and tests.
@@ -12,6 +13,17 @@ pub struct Plain {
     pub address: SocketAddr,
     pub service: ServiceKey,
     pub port: u16,
+}
+
+/// What makes an engine a replica of the cloud tier: it dials endpoints with the tenant's VNI as the socket's mark, and takes plain
+/// connections to services' addresses inside the tier (`canal_wire::tier`).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tier {
+    /// Where plain connections are accepted; which service and port they are for is told by their local address alone, so that the
+    /// kernel's redirector can send all of them to this one listener. Usually `[::]:15009`.
+    pub plain: SocketAddr,
+    /// Where endpoints are dialled from.
+    pub sources: Sources,
 }
 
 /// A `--plain` value has not the form `ADDR:PORT=TENANT/NAMESPACE/SERVICE:PORT`.
@@ -50,6 +62,10 @@ pub struct EngineConfig {
     /// Where HBONE is accepted; usually `[::]:15008`.
     pub hbone: Vec<SocketAddr>,
     pub plain: Vec<Plain>,
+    /// `None`: not a replica of the cloud tier.
+    pub tier: Option<Tier>,
+    /// A test's aid: a request with this path ends the process, as a query of death would.
+    pub crash_on_path: Option<String>,
     pub limits: Limits,
     pub times: Times,
 }
@@ -63,6 +79,8 @@ impl Default for EngineConfig {
             pin: true,
             hbone: Vec::new(),
             plain: Vec::new(),
+            tier: None,
+            crash_on_path: None,
             limits: Limits::default(),
             times: Times::default(),
         }

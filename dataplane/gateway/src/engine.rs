@@ -12,7 +12,7 @@ use canal_kit::worker::{WorkerConfig, Workers};
 use canal_model::ids::Generation;
 use canal_model::program::{Kind, Resource};
 
-use crate::accept;
+use crate::accept::{self, Doors};
 use crate::config::EngineConfig;
 use crate::finish::Families;
 use crate::snapshot::build::{Builder, Keyring};
@@ -46,6 +46,7 @@ pub struct Engine {
     builder: Mutex<Builder>,
     workers: Workers,
     gauges: Gauges,
+    doors: Mutex<Doors>,
 }
 
 struct Gauges {
@@ -103,11 +104,14 @@ impl Engine {
         let workers = Workers::start(threads, drain, move |thread| accept::run(given.clone(), thread, opened.clone()))
             .map_err(EngineError::Workers)?;
         // The listeners that found the ports are closed once every worker has its own.
+        let mut doors = Doors::default();
         for _ in 0..workers.count() {
-            let _ = all.recv();
+            if let Ok(opened) = all.recv() {
+                doors = Doors { hbone: doors.hbone.or(opened.hbone), plain: doors.plain.or(opened.plain) };
+            }
         }
         drop(held);
-        Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: Gauges::new(&registry) })
+        Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: Gauges::new(&registry), doors: Mutex::new(doors) })
     }
 
     /// Takes a change; requests that begin after it returned are served by it.
@@ -127,6 +131,16 @@ impl Engine {
     pub fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
         let gone = self.builder.lock().unwrap_or_else(PoisonError::into_inner).names_beside(state);
         self.apply(state, &gone, generation);
+    }
+
+    /// The listeners of a replica of the cloud tier, for its redirector. They are given once.
+    pub fn take_doors(&self) -> Doors {
+        std::mem::take(&mut *self.doors.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where plain connections inside the tier are accepted.
+    pub fn inside_address(&self) -> Option<SocketAddr> {
+        self.shared.config.tier.as_ref().map(|tier| tier.plain)
     }
 
     /// For `/tap`.

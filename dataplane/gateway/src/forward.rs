@@ -66,6 +66,12 @@ pub(crate) struct Plan {
 
 /// *place* and *permit*. Names the service in the record, also for what goes nowhere.
 pub(crate) fn plan<R: Request>(worker: &Worker, session: &Session, request: &R, record: &mut Record) -> Result<Plan, Fault> {
+    if let Some(fatal) = &worker.shared.config.crash_on_path
+        && request.path() == fatal.as_bytes()
+    {
+        tracing::error!(path = fatal, "a request with the path of --crash-on-path: the process ends");
+        std::process::abort();
+    }
     let (snapshot, resolved) = session.resolve(worker)?;
     let placed = permit::request(worker, session, &resolved)
         .and_then(|admission| Ok((place::decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));

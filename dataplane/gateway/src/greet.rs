@@ -8,12 +8,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use canal_kit::hbone::{self, Authority, Incoming, ServerConfig};
+use canal_kit::hbone::{self, Incoming, ServerConfig};
 use canal_kit::sys;
 use canal_kit::tls::TlsError;
 use canal_model::identity::Peer;
+use canal_model::ids::ServiceKey;
 use canal_model::program::AppProtocol;
 use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded, forwarded_for};
+use canal_wire::tier;
 use http::{HeaderMap, HeaderValue};
 use tokio::net::TcpStream;
 
@@ -23,9 +25,9 @@ use crate::fault::Fault;
 use crate::finish::Relayed;
 use crate::io::Io;
 use crate::permit::{self, Account, Held};
-use crate::place::{Destination, Resolved};
+use crate::place::{Destination, Misplaced, Resolved, Scope};
 use crate::relay;
-use crate::snapshot::{Party, TenantView};
+use crate::snapshot::{Party, Snapshot, TenantView};
 use crate::source::Source;
 use crate::worker::{Snap, Worker};
 
@@ -52,8 +54,20 @@ pub(crate) struct Session {
 enum Unwelcome {
     IllegalPort,
     UnknownDestination,
+    /// Not of the service whose address the connection came in on.
+    WrongService,
+    UnknownPort,
     TenantConnections,
     TenantGone,
+}
+
+impl From<Misplaced> for Unwelcome {
+    fn from(why: Misplaced) -> Self {
+        match why {
+            Misplaced::WrongService => Unwelcome::WrongService,
+            Misplaced::UnknownPort => Unwelcome::UnknownPort,
+        }
+    }
 }
 
 impl Unwelcome {
@@ -61,6 +75,8 @@ impl Unwelcome {
         match self {
             Unwelcome::IllegalPort => "illegal_port",
             Unwelcome::UnknownDestination => "unknown_destination",
+            Unwelcome::WrongService => "wrong_service",
+            Unwelcome::UnknownPort => "unknown_port",
             Unwelcome::TenantConnections => "tenant_connections",
             Unwelcome::TenantGone => "tenant_gone",
         }
@@ -68,8 +84,8 @@ impl Unwelcome {
     /// The answer to CONNECT, with ztunnel's meanings.
     fn status(self) -> u16 {
         match self {
-            Unwelcome::IllegalPort => STATUS_BAD,
-            Unwelcome::UnknownDestination | Unwelcome::TenantConnections | Unwelcome::TenantGone => STATUS_UNAVAILABLE,
+            Unwelcome::IllegalPort | Unwelcome::WrongService => STATUS_BAD,
+            Unwelcome::UnknownDestination | Unwelcome::UnknownPort | Unwelcome::TenantConnections | Unwelcome::TenantGone => STATUS_UNAVAILABLE,
         }
     }
 }
@@ -115,23 +131,48 @@ impl Session {
     }
 }
 
-/// Serves a connection of a plain listener.
+/// Serves a connection of a plain listener that is one service's.
 pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, plain: &Plain) {
     let snapshot = worker.snapshot();
     let Some(tenant) = snapshot.tenant(plain.service.tenant.as_str()).cloned() else {
         worker.counts.refused_connection("no_tenant");
         return;
     };
+    drop(snapshot);
+    begin_plain(worker, stream, client, &tenant, Destination::Service(plain.service.clone(), plain.port)).await;
+}
+
+/// Serves a connection of the tier's plain listener: which service it is for is told by its local address, which port by its local port.
+pub(crate) async fn inside(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, local: SocketAddr) {
+    let snapshot = worker.snapshot();
+    let found = decide_inside(&snapshot, local).map(|(tenant, key)| (tenant.clone(), key.clone()));
+    drop(snapshot);
+    match found {
+        Ok((tenant, key)) => begin_plain(worker, stream, client, &tenant, Destination::Service(key, local.port())).await,
+        Err(why) => {
+            worker.counts.refused_connection(why);
+            sys::reset_on_close(&stream);
+        }
+    }
+}
+
+/// Whose a plain connection inside the tier is.
+fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<(&Arc<TenantView>, &ServiceKey), &'static str> {
+    let id = tier::service_of(local.ip()).ok_or("no_service_address")?;
+    let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
+    let port = tenant.service(key).and_then(|s| s.port(local.port()));
+    port.map(|_| (tenant, key)).ok_or("unknown_port")
+}
+
+async fn begin_plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, tenant: &Arc<TenantView>, destination: Destination) {
     let client = SocketAddr::new(client.ip().to_canonical(), client.port());
-    let party = party_at(&tenant, client.ip(), None).unwrap_or_else(Party::unknown);
+    let party = party_at(tenant, client.ip(), None).unwrap_or_else(Party::unknown);
     // Nothing was proved here: a name from the registry is shown, an identity is not.
     let party = Party { principal: String::new(), ..party };
-    let destination = Destination::Service(plain.service.clone(), plain.port);
-    let session = match Session::begin(worker, &tenant, destination, Caller { party, address: client, secured: false }) {
+    let session = match Session::begin(worker, tenant, destination, Caller { party, address: client, secured: false }) {
         Ok(session) => Rc::new(session),
         Err(why) => return worker.counts.refused_connection(why.name()),
     };
-    drop(snapshot);
     let protocol = session.resolve(worker).map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
     let inbox = Inbox::new(&worker.blocks);
     match protocol {
@@ -140,11 +181,23 @@ pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: Socket
     }
 }
 
+/// Whose an HBONE connection is, and what may be dialled through it: by its local address alone.
+fn decide_scope(snapshot: &Snapshot, local: IpAddr) -> Result<(&Arc<TenantView>, Scope), &'static str> {
+    match tier::service_of(local) {
+        Some(id) => {
+            let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
+            Ok((tenant, Scope::inside(key)))
+        }
+        None => Ok((snapshot.tenant_at(local.to_canonical()).ok_or("no_gateway_address")?, Scope::Tenant)),
+    }
+}
+
 /// Serves an HBONE connection: TLS with the tenant of the local address, then tunnels.
 pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr) {
     let snapshot = worker.snapshot();
-    let Some(tenant) = snapshot.tenant_at(local.to_canonical()).cloned() else {
-        return worker.counts.refused_connection("no_gateway_address");
+    let (tenant, scope) = match decide_scope(&snapshot, local) {
+        Ok((tenant, scope)) => (tenant.clone(), Rc::new(scope)),
+        Err(why) => return worker.counts.refused_connection(why),
     };
     drop(snapshot);
     let Some(tls) = &tenant.tls else {
@@ -164,10 +217,10 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
     let config = ServerConfig::default();
     let connect = |incoming: Incoming| {
         let worker = worker.clone();
-        let name = tenant.name.clone();
+        let (name, scope) = (tenant.name.clone(), scope.clone());
         tokio::task::spawn_local(async move {
             let _open = worker.opened();
-            tunnel(&worker, name.as_str(), incoming).await;
+            tunnel(&worker, name.as_str(), &scope, incoming).await;
         });
     };
     // The reasons for its end are the kit's counters.
@@ -185,12 +238,12 @@ fn tls_reason(e: &TlsError) -> &'static str {
 }
 
 /// Serves one CONNECT.
-async fn tunnel(worker: &Rc<Worker>, tenant: &str, incoming: Incoming) {
+async fn tunnel(worker: &Rc<Worker>, tenant: &str, scope: &Scope, incoming: Incoming) {
     // The tenant as it is now, not as it was when the connection came up.
     let snapshot = worker.snapshot();
     let welcomed = match snapshot.tenant(tenant) {
         None => Err(Unwelcome::TenantGone),
-        Some(tenant) => welcome(worker, tenant, &incoming),
+        Some(tenant) => welcome(worker, tenant, scope, &incoming),
     };
     drop(snapshot);
     let (session, resolved) = match welcomed {
@@ -231,14 +284,16 @@ async fn tcp_tunnel(worker: &Rc<Worker>, session: &Rc<Session>, incoming: Incomi
 }
 
 /// Whether this CONNECT leads anywhere.
-fn welcome(worker: &Rc<Worker>, tenant: &Arc<TenantView>, incoming: &Incoming) -> Result<(Rc<Session>, Rc<Resolved>), Unwelcome> {
+fn welcome(
+    worker: &Rc<Worker>,
+    tenant: &Arc<TenantView>,
+    scope: &Scope,
+    incoming: &Incoming,
+) -> Result<(Rc<Session>, Rc<Resolved>), Unwelcome> {
     if ILLEGAL_PORTS.contains(&incoming.authority.port()) {
         return Err(Unwelcome::IllegalPort);
     }
-    let destination = match &incoming.authority {
-        Authority::Address(address) => Destination::Address(*address),
-        Authority::Name(host, port) => Destination::Name(host.clone(), *port),
-    };
+    let destination = scope.decide(tenant, &incoming.authority)?;
     let caller = caller(tenant, &incoming.peer, &incoming.headers);
     let session = Rc::new(Session::begin(worker, tenant, destination, caller)?);
     let (_, resolved) = session.resolve(worker).map_err(|_| Unwelcome::UnknownDestination)?;
@@ -280,7 +335,7 @@ pub(crate) fn introduction(session: &Session, host: Option<&str>) -> HeaderMap {
 }
 
 /// The local address of an accepted connection.
-pub(crate) fn local_of(stream: &TcpStream) -> Option<IpAddr> {
+pub(crate) fn local_of(stream: &TcpStream) -> Option<SocketAddr> {
     sys::tune(stream).ok()?;
-    stream.local_addr().ok().map(|a| a.ip())
+    stream.local_addr().ok()
 }

@@ -33,7 +33,8 @@ mod time;
 mod upstream;
 mod worker;
 
-pub use config::{BadPlain, EngineConfig, Limits, Plain, Times};
+pub use accept::Doors;
+pub use config::{BadPlain, EngineConfig, Limits, Plain, Tier, Times};
 pub use engine::{Engine, EngineError, Surroundings};
 pub use snapshot::build::Keyring;
 pub use tap::{Filter, Hub};

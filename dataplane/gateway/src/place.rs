@@ -5,9 +5,11 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use canal_kit::hbone::Authority;
 use canal_model::ids::ServiceKey;
 use canal_model::program::AppProtocol;
 use canal_router::Request;
+use canal_wire::tier::TIER_SERVICE;
 
 use crate::fault::Fault;
 use crate::finish::Texts;
@@ -22,8 +24,67 @@ pub(crate) enum Destination {
     Address(SocketAddr),
     /// A service's hostname, lower case, and port.
     Name(String, u16),
-    /// Named in the configuration of a plain listener.
+    /// Named by the configuration of a plain listener, or by the address that a connection came in on.
     Service(ServiceKey, u16),
+    /// A pod's own address, and nothing else.
+    Pod(SocketAddr),
+}
+
+/// What may be dialled through a connection, by the address that it came in on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// A gateway replica's address in the tenant: all services and pods of the tenant.
+    Tenant,
+    /// One service's address inside the tier: that service and its endpoints.
+    Service(ServiceKey),
+    /// The address of the tier's own service: pods by their addresses.
+    Pods,
+}
+
+/// Why a CONNECT leads nowhere through the connection that it came on. The names are counter labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Misplaced {
+    /// Another service's, or nobody's: the edge sends each service's connections to its own address.
+    WrongService,
+    UnknownPort,
+}
+
+impl Scope {
+    /// Of a service's address inside the tier.
+    pub(crate) fn inside(service: &ServiceKey) -> Self {
+        if (service.namespace.as_str(), service.name.as_str()) == TIER_SERVICE { Self::Pods } else { Self::Service(service.clone()) }
+    }
+
+    /// What a CONNECT to `authority` dials.
+    pub(crate) fn decide(&self, tenant: &TenantView, authority: &Authority) -> Result<Destination, Misplaced> {
+        match (self, authority) {
+            (Scope::Tenant, Authority::Address(address)) => Ok(Destination::Address(*address)),
+            (Scope::Tenant, Authority::Name(host, port)) => Ok(Destination::Name(host.clone(), *port)),
+            (Scope::Pods, Authority::Address(address)) if tenant.workload_at(address.ip()).is_some() => Ok(Destination::Pod(*address)),
+            (Scope::Pods, _) => Err(Misplaced::WrongService),
+            (Scope::Service(key), _) => decide_service(tenant, key, authority),
+        }
+    }
+}
+
+fn decide_service(tenant: &TenantView, key: &ServiceKey, authority: &Authority) -> Result<Destination, Misplaced> {
+    let named = match authority {
+        Authority::Name(host, _) => tenant.service_named(host).map(|s| &s.names.key),
+        Authority::Address(a) => tenant.service_at(a.ip()).map(|s| &s.names.key).or_else(|| tenant.gateway_of(a.ip())),
+    };
+    let known = |port| tenant.service(key).is_some_and(|s| s.port(port).is_some());
+    match (named, authority) {
+        (Some(named), _) if named != key => Err(Misplaced::WrongService),
+        (Some(_), _) if known(authority.port()) => Ok(Destination::Service(key.clone(), authority.port())),
+        (Some(_), _) => Err(Misplaced::UnknownPort),
+        (None, Authority::Address(a)) if serves(tenant, *a, key) => Ok(Destination::Pod(*a)),
+        (None, _) => Err(Misplaced::WrongService),
+    }
+}
+
+/// Whether a pod serves the service at that address.
+fn serves(tenant: &TenantView, at: SocketAddr, key: &ServiceKey) -> bool {
+    tenant.workload_at(at.ip()).is_some_and(|w| w.serves.iter().any(|(service, _, target)| service == key && *target == at.port()))
 }
 
 /// A destination as one snapshot knows it.
@@ -47,6 +108,7 @@ impl Resolved {
                 Some(found) => service(found, address.port()),
                 None => Some(Self::pod(worker, tenant, tenant.workload_at(address.ip())?, *address)),
             },
+            Destination::Pod(address) => Some(Self::pod(worker, tenant, tenant.workload_at(address.ip())?, *address)),
         }
     }
 

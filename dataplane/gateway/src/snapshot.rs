@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use canal_kit::tls::{ClientIdentity, ServerIdentity};
 use canal_model::identity::Identity;
-use canal_model::ids::{Generation, ServiceKey, TenantName, TrustDomain};
+use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
 use canal_model::program::{AppProtocol, Labels, Resource, Tunnel};
 use hashbrown::HashMap;
 
@@ -30,6 +30,8 @@ pub(crate) struct Snapshot {
     tenants: HashMap<TenantName, Arc<TenantView>>,
     /// This replica's gateway addresses and whose they are.
     gateways: HashMap<IpAddr, TenantName>,
+    /// Every service by its ID, which is its address inside the tier; the key names the tenant.
+    inside: Shards<ServiceId, ServiceKey>,
     sets: Sets,
 }
 
@@ -42,6 +44,13 @@ impl Snapshot {
     /// The tenant whose gateway address this is.
     pub(crate) fn tenant_at(&self, local: IpAddr) -> Option<&Arc<TenantView>> {
         self.gateways.get(&local).and_then(|name| self.tenants.get(name))
+    }
+
+    /// The tenant and the service that an address inside the tier is of. Whether the service has ports is not said: the tier's own has
+    /// none that a tenant made.
+    pub(crate) fn service_inside(&self, id: ServiceId) -> Option<(&Arc<TenantView>, &ServiceKey)> {
+        let key = self.inside.get(&id)?;
+        Some((self.tenants.get(&key.tenant)?, key))
     }
 
     /// The endpoints behind a slot.
@@ -66,11 +75,15 @@ pub(crate) struct TenantView {
     /// Dense, for per-worker accounts; never reused while the process lives.
     pub(crate) number: u32,
     pub(crate) trust_domain: Option<TrustDomain>,
+    /// Set exactly when the trust domain is.
+    pub(crate) vni: Option<Vni>,
     /// The gateway's own identity in the tenant's trust domain; `None` where no certificates are issued.
     pub(crate) tls: Option<TenantTls>,
     services: Shards<ServiceKey, Arc<ServiceView>>,
     vips: Shards<IpAddr, Arc<ServiceView>>,
     hosts: Shards<String, Arc<ServiceView>>,
+    /// The tenant's gateway addresses, of every AZ.
+    gateways: Shards<IpAddr, ServiceKey>,
     workloads: Shards<IpAddr, Arc<WorkloadView>>,
 }
 
@@ -83,6 +96,10 @@ pub(crate) struct TenantTls {
 impl TenantView {
     pub(crate) fn service_at(&self, vip: IpAddr) -> Option<&Arc<ServiceView>> {
         self.vips.get(&vip)
+    }
+    /// The service that a gateway address of this tenant is of.
+    pub(crate) fn gateway_of(&self, address: IpAddr) -> Option<&ServiceKey> {
+        self.gateways.get(&address)
     }
     pub(crate) fn service_named(&self, host: &str) -> Option<&Arc<ServiceView>> {
         self.hosts.get(host)
@@ -144,6 +161,8 @@ pub(crate) struct WorkloadView {
     pub(crate) az: String,
     pub(crate) ready: bool,
     pub(crate) tunnel: Tunnel,
+    /// The tenant's, which connections to it are marked with inside the tier.
+    pub(crate) vni: Option<Vni>,
     /// Whom its node must prove to be.
     pub(crate) identity: Arc<[Identity]>,
     /// (service, port, target port).
@@ -169,7 +188,7 @@ pub(crate) struct EndpointSet {
 /// One address that serves a service.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
-    /// The same for the same workload and target port, for as long as the process lives.
+    /// The same for the same workload at the same address and port in the same network, for as long as the process lives.
     pub(crate) id: u64,
     pub(crate) workload: Arc<WorkloadView>,
     pub(crate) address: SocketAddr,

@@ -12,6 +12,7 @@ use std::time::Duration;
 use canal_kit::hbone::{Authority, Target};
 use canal_kit::sys::{self, ConnectOptions};
 use canal_model::identity::Identity;
+use canal_model::ids::Vni;
 use canal_model::program::Tunnel;
 use canal_wire::hbone::HBONE_PORT;
 use http::HeaderMap;
@@ -37,8 +38,8 @@ const DOUBLINGS_MAX: u32 = 4;
 pub(crate) enum Key {
     /// An endpoint of a service.
     Listed(u64),
-    /// An address of a tenant's pod that was dialled itself.
-    Direct(u32, SocketAddr),
+    /// An address of a tenant's pod that was dialled itself; the tenant's number and VNI.
+    Direct(u32, Option<Vni>, SocketAddr),
 }
 
 /// One endpoint as this worker knows it.
@@ -159,7 +160,7 @@ impl Upstreams {
 
     /// A view of one endpoint that no slot names: a pod dialled by its address.
     pub(crate) fn direct(&self, set: EndpointSet, tenant: u32) -> Rc<SetView> {
-        let states = set.endpoints.iter().map(|e| self.state(Key::Direct(tenant, e.address))).collect();
+        let states = set.endpoints.iter().map(|e| self.state(Key::Direct(tenant, e.workload.vni, e.address))).collect();
         Rc::new(SetView { set: Arc::new(set), states, near: Vec::new() })
     }
 
@@ -239,7 +240,7 @@ pub(crate) struct Introduction<'a> {
 pub(crate) async fn connect(worker: &Worker, chosen: &Chosen, introduction: Introduction<'_>) -> Result<Io, Fault> {
     let endpoint = chosen.endpoint();
     let opened = match endpoint.workload.tunnel {
-        Tunnel::None => plain(endpoint.address).await,
+        Tunnel::None => plain(worker, endpoint).await,
         Tunnel::Hbone => tunnel(worker, endpoint, introduction).await,
     };
     match opened {
@@ -258,8 +259,21 @@ pub(crate) async fn connect(worker: &Worker, chosen: &Chosen, introduction: Intr
     }
 }
 
-async fn plain(address: SocketAddr) -> Result<Io, String> {
-    let options = ConnectOptions { timeout: CONNECT_TIMEOUT, ..ConnectOptions::default() };
+/// The mark of connections to an endpoint: inside the tier the tenant's VNI, without which nothing is dialled, because there the mark alone
+/// says in whose network the address is.
+fn decide_mark(tier: bool, endpoint: &Endpoint) -> Result<Option<u32>, String> {
+    match (tier, endpoint.workload.vni) {
+        (false, _) => Ok(None),
+        (true, Some(vni)) => Ok(Some(vni.get())),
+        (true, None) => Err(format!("{}: the tenant's network is not known", endpoint.address)),
+    }
+}
+
+async fn plain(worker: &Worker, endpoint: &Endpoint) -> Result<Io, String> {
+    let (address, tier) = (endpoint.address, worker.shared.config.tier.as_ref());
+    let bind = tier.and_then(|t| t.sources.towards(address.ip()));
+    let mark = decide_mark(tier.is_some(), endpoint)?;
+    let options = ConnectOptions { bind, mark, timeout: CONNECT_TIMEOUT, ..ConnectOptions::default() };
     sys::connect(None, address, &options).await.map(Io::Tcp).map_err(|e| e.to_string())
 }
 
@@ -269,7 +283,8 @@ async fn tunnel(worker: &Worker, endpoint: &Endpoint, introduction: Introduction
     };
     let expected: Arc<[Identity]> = endpoint.workload.identity.clone();
     let address = SocketAddr::new(endpoint.address.ip(), HBONE_PORT);
-    let target = Target { source: tls.client.clone(), expected, address, netns: None, mark: None };
+    let mark = decide_mark(worker.shared.config.tier.is_some(), endpoint)?;
+    let target = Target { source: tls.client.clone(), expected, address, netns: None, mark };
     let authority = Authority::Address(endpoint.address);
     match worker.tunnels.open(&target, &authority, introduction.headers).await {
         Ok(opened) => Ok(Io::Tunnel(Box::new(opened.stream))),

@@ -77,6 +77,11 @@ impl Drop for Open {
     }
 }
 
+fn pool_config(config: &EngineConfig) -> PoolConfig {
+    let sources = config.tier.as_ref().map(|tier| tier.sources).unwrap_or_default();
+    PoolConfig { sources, ..PoolConfig::default() }
+}
+
 impl Worker {
     /// To be called on the worker's own thread, inside its `LocalSet`.
     pub(crate) fn new(shared: Arc<Shared>, count: usize, drain: Drain) -> Rc<Self> {
@@ -91,7 +96,7 @@ impl Worker {
             counts: Rc::new(Counts::new(&shared.registry, &shard)),
             series: Series::new(&shared.families, &shard),
             upstreams: Upstreams::default(),
-            tunnels: Pool::new(PoolConfig::default(), hbone.clone()),
+            tunnels: Pool::new(pool_config(&shared.config), hbone.clone()),
             hbone,
             log,
             sources: Sources::default(),

@@ -190,15 +190,48 @@ fn stricter(own: &mut Phase, parent: Phase) -> bool {
 
 /// Waits for SIGTERM or SIGINT, drains with `limit`, waits for the end as [`Trigger::finished`]; a second signal forces.
 /// Errors if the signals cannot be caught.
-pub async fn on_signals(mut trigger: Trigger, limit: Duration, grace: Duration) -> std::io::Result<bool> {
+pub async fn on_signals(trigger: Trigger, limit: Duration, grace: Duration) -> std::io::Result<bool> {
+    on_signals_after(trigger, Notice { order: std::future::pending(), give: || {}, wait: Duration::ZERO }, limit, grace).await
+}
+
+/// What comes before a drain, for what others must be told of first.
+#[derive(Debug)]
+pub struct Notice<O, G> {
+    /// Begins the drain as a signal does.
+    pub order: O,
+    /// Called once.
+    pub give: G,
+    /// How long after that the drain begins; a second signal cuts it short.
+    pub wait: Duration,
+}
+
+/// [`on_signals`] that gives notice and serves on for a while before it drains. One that somebody else begins is without notice.
+pub async fn on_signals_after<O, G>(mut trigger: Trigger, notice: Notice<O, G>, limit: Duration, grace: Duration) -> std::io::Result<bool>
+where
+    O: Future<Output = ()>,
+    G: FnOnce(),
+{
     use tokio::signal::unix::{SignalKind, signal};
     let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut phase = trigger.phase.subscribe();
-    tokio::select! {
-        _ = term.recv() => trigger.drain(limit),
-        _ = int.recv() => trigger.drain(limit),
+    let begun = tokio::select! {
+        _ = term.recv() => true,
+        _ = int.recv() => true,
+        () = notice.order => true,
         // Begun by someone else, e.g. `/quitquitquit`.
-        _ = phase.wait_for(|p| *p != Phase::Running) => {}
+        _ = phase.wait_for(|p| *p != Phase::Running) => false,
+    };
+    if begun {
+        (notice.give)();
+        tokio::select! {
+            () = tokio::time::sleep(notice.wait) => {}
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        // A second call would force.
+        if *phase.borrow() == Phase::Running {
+            trigger.drain(limit);
+        }
     }
     let again = trigger.phase.clone();
     tokio::select! {

@@ -3,7 +3,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -152,6 +152,23 @@ impl Default for ConnectOptions {
     }
 }
 
+/// The addresses that connections are opened from; `None` leaves it to the routing table.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Sources {
+    pub v4: Option<Ipv4Addr>,
+    pub v6: Option<Ipv6Addr>,
+}
+
+impl Sources {
+    /// What to bind to before connecting to `to`; the kernel chooses the port when it connects.
+    pub fn towards(&self, to: IpAddr) -> Option<SocketAddr> {
+        match to.to_canonical() {
+            IpAddr::V4(_) => self.v4.map(|own| SocketAddr::new(own.into(), 0)),
+            IpAddr::V6(_) => self.v6.map(|own| SocketAddr::new(own.into(), 0)),
+        }
+    }
+}
+
 fn at<T>(what: &'static str, address: SocketAddr, r: io::Result<T>) -> Result<T, SysError> {
     r.map_err(|source| SysError::Socket { what, address, source })
 }
@@ -201,6 +218,9 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
     let s = inside(netns, || {
         let s = socket(address, options.mark, options.freebind)?;
         if let Some(source) = options.bind {
+            if source.port() == 0 {
+                at("IP_BIND_ADDRESS_NO_PORT", source, port_at_connect(&s))?;
+            }
             at("bind", source, s.bind(&source.into()))?;
         }
         match s.connect(&address.into()) {
@@ -245,6 +265,18 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
     let s = SockRef::from(stream);
     let addr = if v4 { s.original_dst_v4()? } else { s.original_dst_v6()? };
     addr.as_socket().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the kernel gave an address that is not IP"))
+}
+
+/// Leaves the choice of the source port to the connect. A bind would take one that no other connection from this address may have,
+/// whatever its destination: with one source address, that is all ports of the host for 28,000 connections.
+fn port_at_connect(socket: &Socket) -> io::Result<()> {
+    let on: libc::c_int = 1;
+    let len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the fd is open for the borrow's life; the kernel reads `len` = 4 bytes from `on`, which is 4 bytes long.
+    let rc = unsafe {
+        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, (&raw const on).cast(), len)
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The kernel's cookie of the socket's network namespace (`SO_NETNS_COOKIE`), the same number BPF's `bpf_get_netns_cookie` gives.

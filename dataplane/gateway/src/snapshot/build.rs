@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use canal_kit::tls::{ClientIdentity, Credential, ServerIdentity};
 use canal_model::identity::{Identity, gateway_identity};
-use canal_model::ids::{Generation, ServiceKey, TenantName};
-use canal_model::program::{AppProtocol, Gateway, Kind, Labels, Resource, RouteRule, Service, Tenant, Workload};
+use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, Vni};
+use canal_model::program::{AppProtocol, Gateway, GatewayAddress, Kind, Labels, Resource, RouteRule, Service, Tenant, Workload};
 use hashbrown::HashMap;
 
 use super::routes::Targets;
@@ -51,7 +51,9 @@ pub(crate) struct Builder {
     workloads: HashMap<String, Arc<WorkloadView>>,
     route_parents: HashMap<String, ServiceKey>,
     gateways: HashMap<String, Gateway>,
-    endpoint_ids: HashMap<(String, u16), u64>,
+    addresses: BTreeMap<String, GatewayAddress>,
+    /// By all that a kept connection depends on: one to an address that the workload has left may lead to another by now.
+    endpoint_ids: HashMap<(String, SocketAddr, Option<Vni>), u64>,
     last_id: u64,
     /// Faults in the routes of a service.
     faults: HashMap<ServiceKey, usize>,
@@ -69,6 +71,7 @@ impl Builder {
             workloads: HashMap::default(),
             route_parents: HashMap::default(),
             gateways: HashMap::default(),
+            addresses: BTreeMap::default(),
             endpoint_ids: HashMap::default(),
             last_id: 0,
             faults: HashMap::default(),
@@ -100,15 +103,20 @@ impl Builder {
             Resource::Service(service) => {
                 self.touched.views.insert(service.key.clone());
                 self.touched.members.insert(service.key.clone());
-                self.state(&service.key).service = Some(service.clone());
+                let before = self.state(&service.key).service.replace(service.clone());
+                if let Some(before) = before.filter(|s| s.id != service.id) {
+                    self.forget_inside(&service.key, before.id);
+                }
+                self.snapshot.inside.insert(service.id, service.key.clone());
             }
             Resource::Workload(workload) => {
                 self.remove_workload(&workload.uid());
                 self.insert_workload(resource, workload);
             }
             Resource::Route(rule) => self.upsert_route(resource.name(), rule),
+            Resource::Address(address) => self.upsert_address(resource.name(), address),
             // The redirector's and the edges'.
-            Resource::Node(_) | Resource::Replica(_) | Resource::Address(_) | Resource::Table(_) | Resource::Throttle(_) => {}
+            Resource::Node(_) | Resource::Replica(_) | Resource::Table(_) | Resource::Throttle(_) => {}
         }
     }
 
@@ -118,7 +126,7 @@ impl Builder {
                 if let Ok(tenant) = TenantName::new(name)
                     && let Some(view) = self.tenants.get_mut(&tenant)
                 {
-                    (view.trust_domain, view.tls) = (None, None);
+                    (view.trust_domain, view.vni, view.tls) = (None, None, None);
                     self.touched.tenants.insert(tenant);
                 }
             }
@@ -128,14 +136,16 @@ impl Builder {
             }
             Kind::Service => {
                 if let Ok(key) = name.parse::<ServiceKey>() {
-                    self.state(&key).service = None;
+                    if let Some(gone) = self.state(&key).service.take() {
+                        self.forget_inside(&key, gone.id);
+                    }
                     self.touched.views.insert(key.clone());
                     self.touched.members.insert(key);
                 }
             }
             Kind::Workload => {
                 self.remove_workload(name);
-                self.endpoint_ids.retain(|(uid, _), _| uid != name);
+                self.endpoint_ids.retain(|(uid, ..), _| uid != name);
             }
             Kind::Route => {
                 if let Some(parent) = self.route_parents.remove(name) {
@@ -143,24 +153,59 @@ impl Builder {
                     self.touched.views.insert(parent);
                 }
             }
-            Kind::Node | Kind::Replica | Kind::Address | Kind::Table | Kind::Throttle => {}
+            Kind::Address => self.remove_address(name),
+            Kind::Node | Kind::Replica | Kind::Table | Kind::Throttle => {}
         }
     }
 
     fn upsert_tenant(&mut self, tenant: &Tenant) {
         let keyring = self.keyring.clone();
         let view = self.tenant(&tenant.name);
-        if view.trust_domain.as_ref() != Some(&tenant.trust_domain) {
+        let renamed = view.trust_domain.as_ref() != Some(&tenant.trust_domain);
+        if renamed {
             view.trust_domain = Some(tenant.trust_domain.clone());
             view.tls = keyring.map(|keyring| {
                 let credential = keyring(&gateway_identity(tenant.trust_domain.clone()));
                 TenantTls { server: ServerIdentity::new(tenant.name.clone(), credential.clone()), client: ClientIdentity::new(credential) }
             });
-            // Their identities hold the trust domain.
+        }
+        if view.vni.replace(tenant.vni) != Some(tenant.vni) || renamed {
+            // Their identities hold the trust domain, and they the VNI.
             let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| r.tenant() == Some(&tenant.name)).collect();
             members.iter().for_each(|r| self.upsert(r));
         }
         self.touched.gateways = true;
+    }
+
+    fn upsert_address(&mut self, name: String, address: &GatewayAddress) {
+        self.remove_address(&name);
+        let known = &mut self.tenant(&address.service.tenant).gateways;
+        for ip in &address.addresses {
+            known.insert(*ip, address.service.clone());
+        }
+        self.snapshot.inside.insert(address.id, address.service.clone());
+        self.addresses.insert(name, address.clone());
+    }
+
+    fn remove_address(&mut self, name: &str) {
+        let Some(gone) = self.addresses.remove(name) else { return };
+        let known = &mut self.tenant(&gone.service.tenant).gateways;
+        for ip in &gone.addresses {
+            if known.get(ip) == Some(&gone.service) {
+                known.remove(ip);
+            }
+        }
+        self.forget_inside(&gone.service, gone.id);
+    }
+
+    /// The service's ID is no longer said; by something else it may be.
+    fn forget_inside(&mut self, key: &ServiceKey, id: ServiceId) {
+        let of_service = self.services.get(key).and_then(|s| s.service.as_ref()).is_some_and(|s| s.id == id);
+        let prefix = format!("{key}@");
+        let mut addresses = self.addresses.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+        if !of_service && !addresses.any(|(_, a)| a.id == id) && self.snapshot.inside.get(&id) == Some(key) {
+            self.snapshot.inside.remove(&id);
+        }
     }
 
     fn upsert_route(&mut self, name: String, rule: &RouteRule) {
@@ -193,7 +238,8 @@ impl Builder {
     }
 
     fn insert_workload(&mut self, resource: &Arc<Resource>, workload: &Workload) {
-        let trust_domain = self.tenant(&workload.tenant).trust_domain.clone();
+        let tenant = self.tenant(&workload.tenant);
+        let (trust_domain, vni) = (tenant.trust_domain.clone(), tenant.vni);
         let identity = trust_domain.map(|trust_domain| Identity {
             trust_domain,
             namespace: workload.namespace.clone(),
@@ -212,6 +258,7 @@ impl Builder {
             az: workload.az.to_string(),
             ready: workload.ready,
             tunnel: workload.tunnel,
+            vni,
             identity: identity.into_iter().collect(),
             serves: serves.map(|e| (e.service.clone(), e.port, e.target_port)).collect(),
             source: resource.clone(),
@@ -239,10 +286,12 @@ impl Builder {
             name: name.clone(),
             number,
             trust_domain: None,
+            vni: None,
             tls: None,
             services: Shards::default(),
             vips: Shards::default(),
             hosts: Shards::default(),
+            gateways: Shards::default(),
             workloads: Shards::default(),
         })
     }
@@ -345,12 +394,13 @@ impl Builder {
             let chosen = workload.ready && subset.iter().all(|(k, v)| workload.labels.get(k) == Some(v));
             let serves = workload.serves.iter().find(|(s, p, _)| s == key && *p == port);
             if let (true, Some((_, _, target)), Some(address)) = (chosen, serves, workload.addresses.first()) {
-                let known = self.endpoint_ids.entry((workload.uid.clone(), *target));
+                let address = SocketAddr::new(*address, *target);
+                let known = self.endpoint_ids.entry((workload.uid.clone(), address, workload.vni));
                 let id = *known.or_insert_with(|| {
                     self.last_id += 1;
                     self.last_id
                 });
-                endpoints.push(Endpoint { id, workload: workload.clone(), address: SocketAddr::new(*address, *target) });
+                endpoints.push(Endpoint { id, workload: workload.clone(), address });
             }
         }
         EndpointSet {
@@ -372,7 +422,8 @@ impl Builder {
             .chain(self.gateways.keys().map(|name| (Kind::Gateway, name.clone())))
             .chain(services)
             .chain(self.workloads.keys().map(|uid| (Kind::Workload, uid.clone())))
-            .chain(self.route_parents.keys().map(|name| (Kind::Route, name.clone())));
+            .chain(self.route_parents.keys().map(|name| (Kind::Route, name.clone())))
+            .chain(self.addresses.keys().map(|name| (Kind::Address, name.clone())));
         known.filter(|named| !kept.contains(named)).collect()
     }
 

@@ -8,6 +8,7 @@ mod http2;
 mod limits;
 mod smuggling;
 mod tcp;
+mod tier;
 mod told;
 mod upkeep;
 

@@ -42,7 +42,14 @@ impl Origin {
         F: Fn(Peer) -> R + Send + Sync + 'static,
         R: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind(address).await.unwrap();
+        Self::on(TcpListener::bind(address).await.unwrap(), serve)
+    }
+
+    pub(crate) fn on<F, R>(listener: TcpListener, serve: F) -> Self
+    where
+        F: Fn(Peer) -> R + Send + Sync + 'static,
+        R: Future<Output = ()> + Send + 'static,
+    {
         let origin = Self { address: listener.local_addr().unwrap(), connections: Arc::default(), requests: Arc::default() };
         let (connections, requests) = (origin.connections.clone(), origin.requests.clone());
         tokio::spawn(async move {

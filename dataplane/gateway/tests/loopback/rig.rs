@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use canal_gateway_engine::{Engine, EngineConfig, Keyring, Limits, Plain, Surroundings, Times};
+use canal_gateway_engine::{Engine, EngineConfig, Keyring, Limits, Plain, Surroundings, Tier, Times};
 use canal_kit::drain::{self, Trigger};
 use canal_kit::log::AccessLog;
 use canal_kit::metrics::Registry;
@@ -26,14 +26,19 @@ pub(crate) fn tenant(name: &str, vni: u32) -> Resource {
         vni: Vni::new(vni).unwrap(),
         trust_domain: format!("{name}.example").parse().unwrap(),
         pod_cidrs: vec![],
+        gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
     })
 }
 
 pub(crate) fn service(tenant: &str, name: &str, vip: &str, ports: &[(u16, AppProtocol)]) -> Resource {
+    service_with_id(tenant, name, 1, vip, ports)
+}
+
+pub(crate) fn service_with_id(tenant: &str, name: &str, id: u32, vip: &str, ports: &[(u16, AppProtocol)]) -> Resource {
     Resource::Service(Service {
         key: key(tenant, name),
-        id: ServiceId::new(1).unwrap(),
+        id: ServiceId::new(id).unwrap(),
         hostname: format!("{name}.default.svc.cluster.local"),
         vips: vec![vip.parse().unwrap()],
         ports: ports.iter().map(|(port, protocol)| ServicePort { port: *port, name: "p".into(), protocol: *protocol }).collect(),
@@ -95,11 +100,12 @@ pub(crate) struct Plot {
     pub(crate) hbone: Vec<SocketAddr>,
     pub(crate) keyring: Option<Keyring>,
     pub(crate) log: Option<std::path::PathBuf>,
+    pub(crate) tier: Option<Tier>,
 }
 
 impl Default for Plot {
     fn default() -> Self {
-        Self { limits: Limits::default(), times: Times::default(), protocol: AppProtocol::Http1, hbone: vec![], keyring: None, log: None }
+        Self { limits: Limits::default(), times: Times::default(), protocol: AppProtocol::Http1, hbone: vec![], keyring: None, log: None, tier: None }
     }
 }
 
@@ -124,6 +130,7 @@ impl Rig {
             pin: false,
             hbone: plot.hbone,
             plain: vec![web],
+            tier: plot.tier,
             limits: plot.limits,
             times: plot.times,
             ..EngineConfig::default()

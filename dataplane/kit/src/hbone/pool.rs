@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use super::counts::{Ended, HboneCounters};
 use super::error::{may_retry, of_h2};
 use super::{Authority, HboneError, HboneStream};
-use crate::sys::{Netns, NetnsId};
+use crate::sys::{Netns, NetnsId, Sources};
 use crate::tls::{Certificate, ClientIdentity, TlsError};
 use connection::Connection;
 
@@ -38,6 +38,8 @@ pub struct PoolConfig {
     pub answer_timeout: Duration,
     /// PING interval and answer limit.
     pub ping: (Duration, Duration),
+    /// Where connections are opened from.
+    pub sources: Sources,
 }
 
 impl Default for PoolConfig {
@@ -48,6 +50,7 @@ impl Default for PoolConfig {
             connect_timeout: crate::sys::CONNECT_TIMEOUT,
             answer_timeout: Duration::from_secs(20),
             ping: super::PING,
+            sources: Sources::default(),
         }
     }
 }

@@ -32,6 +32,7 @@ fn tenant() -> Arc<Resource> {
         vni: Vni::new(1).unwrap(),
         trust_domain: "t.example".parse().unwrap(),
         pod_cidrs: vec![],
+        gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
     }))
 }

@@ -113,7 +113,8 @@ pub(super) struct Established {
 pub(super) async fn establish(config: &PoolConfig, target: &Target) -> Result<Established, HboneError> {
     let address = target.address;
     let tls_error = |e| HboneError::Tls { address, source: Arc::new(e) };
-    let options = ConnectOptions { mark: target.mark, timeout: config.connect_timeout, ..ConnectOptions::default() };
+    let bind = config.sources.towards(address.ip());
+    let options = ConnectOptions { bind, mark: target.mark, timeout: config.connect_timeout, ..ConnectOptions::default() };
     let tcp = sys::connect(target.netns.as_deref(), address, &options).await.map_err(|e| HboneError::Connect(Arc::new(e)))?;
     // One certificate for the handshake and for the record of what was proved.
     let identity = target.source.pinned().map_err(tls_error)?;

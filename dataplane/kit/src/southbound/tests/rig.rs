@@ -27,6 +27,7 @@ pub(super) fn tenant(name: &str, vni: u32) -> Resource {
         vni: canal_model::ids::Vni::new(vni).unwrap(),
         trust_domain: format!("{name}.example").parse().unwrap(),
         pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
+        gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
     })
 }
