@@ -22,7 +22,15 @@ pub(crate) fn build(checked: Checked) -> Option<Ir> {
         let chains = service.ports.iter().map(|port| chain(port.port, &own)).collect();
         (key, ServiceIr { service, rules: own, chains })
     });
-    Some(Ir { tenant, gateways: checked.gateways, services: services.collect(), workloads: checked.workloads })
+    Some(Ir {
+        tenant,
+        gateways: checked.gateways,
+        services: services.collect(),
+        workloads: checked.workloads,
+        nodes: checked.nodes,
+        throttles: checked.throttles,
+        homes: checked.homes,
+    })
 }
 
 fn rule(rule: RouteRule) -> RuleIr {

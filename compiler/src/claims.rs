@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{Namespace, ObjectName, ReplicaName, TenantName, TrustDomain, Vni};
 use canal_model::policy::{ObjectKey, ObjectKind};
+use canal_model::tier::overlap;
 use ipnet::IpNet;
 
 /// What one tenant claims.
@@ -24,6 +25,21 @@ pub struct Isolation {
     pub vni: Vni,
     pub trust_domain: TrustDomain,
     pub pod_cidrs: Vec<IpNet>,
+    /// Not empty: the tenant is on the cloud tier, which tells tenants apart by VNI alone.
+    pub gateway_cidrs: Vec<IpNet>,
+}
+
+impl Isolation {
+    /// All ranges, with the field that says each.
+    fn ranges(&self) -> impl Iterator<Item = (String, &IpNet)> {
+        let named = |field: &'static str| move |(at, net)| (format!("spec.{field}[{at}]"), net);
+        let pods = self.pod_cidrs.iter().enumerate().map(named("podCidrs"));
+        pods.chain(self.gateway_cidrs.iter().enumerate().map(named("gatewayCidrs")))
+    }
+
+    fn is_on_tier(&self) -> bool {
+        !self.gateway_cidrs.is_empty()
+    }
 }
 
 /// The addresses by which a replica knows that a connection is for this tenant.
@@ -84,10 +100,12 @@ fn clashes(elder: &Claims, newcomer: &Claims, report: &mut impl FnMut(Diagnostic
             let problem = format!("trust domain {} is already tenant {other}'s, so their identities would mix", new.trust_domain);
             error(ObjectKind::Tenant, name, "spec.trustDomain", problem, "give every tenant its own trust domain");
         }
-        for (at, net) in new.pod_cidrs.iter().enumerate() {
-            if let Some(taken) = old.pod_cidrs.iter().find(|taken| overlap(taken, net)) {
-                let problem = format!("{net} overlaps {taken} of tenant {other}; this version tells tenants' pods apart by address");
-                error(ObjectKind::Tenant, name, &format!("spec.podCidrs[{at}]"), problem, "choose a range that no other tenant uses");
+        let apart_by_vni = old.is_on_tier() && new.is_on_tier();
+        for (field, net) in new.ranges().filter(|_| !apart_by_vni) {
+            if let Some((_, taken)) = old.ranges().find(|(_, taken)| overlap(taken, net)) {
+                let problem = format!("{net} overlaps {taken} of tenant {other}; outside the cloud tier tenants are told apart by address");
+                let mend = "choose a range that no other tenant uses, or give both tenants gatewayCidrs";
+                error(ObjectKind::Tenant, name, &field, problem, mend);
             }
         }
     }
@@ -100,8 +118,4 @@ fn clashes(elder: &Claims, newcomer: &Claims, report: &mut impl FnMut(Diagnostic
             error(ObjectKind::Gateway, new.replica.as_str(), &format!("spec.addresses[{at}]"), problem, mend);
         }
     }
-}
-
-fn overlap(a: &IpNet, b: &IpNet) -> bool {
-    a.contains(&b.network()) || b.contains(&a.network())
 }

@@ -112,8 +112,15 @@ fn numbered<T>(what: &'static str, specs: Vec<(Option<u64>, T)>) -> impl Iterato
 
 fn tenant() -> Object {
     let pod_cidrs = "10.1.0.0/16".parse().into_iter().collect();
-    let spec =
-        TenantSpec { vni: vni(), trust_domain: name("alpha.example"), pod_cidrs, service_cidrs: Vec::new(), outside: OutsideMesh::Deny };
+    let spec = TenantSpec {
+        vni: vni(),
+        trust_domain: name("alpha.example"),
+        pod_cidrs,
+        service_cidrs: Vec::new(),
+        gateway_cidrs: Vec::new(),
+        home_az: None,
+        outside: OutsideMesh::Deny,
+    };
     Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
 }
 

@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use canal_model::ids::ServiceKey;
-use canal_model::program::{Gateway, HostMatch, HttpMatch, RouteAction, RouteKey, Service, Tenant, Workload};
+use canal_model::ids::{AzName, ServiceKey};
+use canal_model::program::{Gateway, HostMatch, HttpMatch, Node, RouteAction, RouteKey, Service, Tenant, Throttle, Workload};
 
 use crate::text;
 
@@ -18,6 +18,12 @@ pub struct Ir {
     pub services: BTreeMap<ServiceKey, ServiceIr>,
     /// Sorted by namespace and name.
     pub workloads: Vec<Workload>,
+    /// Sorted by name; only of the cloud tier, as are the two that follow.
+    pub nodes: Vec<Node>,
+    /// The tenant's own first, then sorted by service.
+    pub throttles: Vec<Throttle>,
+    /// Where the services that say so want to live.
+    pub homes: BTreeMap<ServiceKey, AzName>,
 }
 
 /// A service with its rules.
@@ -93,6 +99,15 @@ impl fmt::Display for Ir {
         writeln!(f)?;
         for workload in &self.workloads {
             writeln!(f, "{}", text::workload(workload))?;
+        }
+        for node in &self.nodes {
+            writeln!(f, "{}", text::node(node))?;
+        }
+        for throttle in &self.throttles {
+            writeln!(f, "{}", text::throttle(throttle))?;
+        }
+        for (service, az) in &self.homes {
+            writeln!(f, "home {service} az {az}")?;
         }
         Ok(())
     }

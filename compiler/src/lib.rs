@@ -26,9 +26,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
-use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::ids::{AzName, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
+use canal_model::tier::tier_service;
 
 use claims::{Claims, GatewayClaim, Isolation};
 use ir::Ir;
@@ -52,24 +53,29 @@ pub struct Output {
     /// Errors first, then by object. Origins are those of the objects; `canal_sources::pinpoint` finds the field's own.
     pub diagnostics: Vec<Diagnostic>,
     pub claims: Claims,
+    /// The AZs in which services of the cloud tier want to live: those that say so, or whose tenant does.
+    pub homes: BTreeMap<ServiceKey, AzName>,
 }
 
-/// The services for which [`compile`] needs ids.
+/// The services for which [`compile`] needs ids; the tier's own service too, where the tenant is on the cloud tier.
 pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSet<ServiceKey> {
-    let services = documents.iter().filter(|document| matches!(document.object, Object::Service(_)));
-    services
-        .map(|document| {
-            let metadata = document.object.metadata();
-            ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }
-        })
-        .collect()
+    let keys = documents.iter().filter_map(|document| match &document.object {
+        Object::Service(service) => {
+            let metadata = &service.metadata;
+            Some(ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() })
+        }
+        Object::Tenant(own) if !own.spec.gateway_cidrs.is_empty() => Some(tier_service(tenant)),
+        _ => None,
+    });
+    keys.collect()
 }
 
 /// Compiles one tenant. Never fails: what is broken becomes an entry that fails closed, and a diagnostic.
 pub fn compile(input: &Input<'_>) -> Output {
     let (ir, diagnostics) = build_ir(input);
     let claims = claims_of(input.tenant, ir.as_ref());
-    Output { resources: ir.map(lower::gateway).unwrap_or_default(), diagnostics, claims }
+    let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
+    Output { resources: ir.map(lower::gateway).unwrap_or_default(), diagnostics, claims, homes }
 }
 
 /// The tenant before it is lowered, for the oracle and for golden tests; `None` without a valid Tenant object.
@@ -80,8 +86,12 @@ pub fn build_ir(input: &Input<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
 }
 
 fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> Claims {
-    let isolation =
-        ir.map(|ir| Isolation { vni: ir.tenant.vni, trust_domain: ir.tenant.trust_domain.clone(), pod_cidrs: ir.tenant.pod_cidrs.clone() });
+    let isolation = ir.map(|ir| Isolation {
+        vni: ir.tenant.vni,
+        trust_domain: ir.tenant.trust_domain.clone(),
+        pod_cidrs: ir.tenant.pod_cidrs.clone(),
+        gateway_cidrs: ir.tenant.gateway_cidrs.clone(),
+    });
     let gateways = ir.map(|ir| ir.gateways.as_slice()).unwrap_or_default();
     let gateways = gateways.iter().map(|g| GatewayClaim { replica: g.replica.clone(), addresses: g.addresses.clone() }).collect();
     Claims { tenant: tenant.clone(), isolation, gateways }

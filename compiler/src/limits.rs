@@ -12,6 +12,12 @@ pub const CONDITIONS_PER_MATCH_MAX: usize = 64;
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
 /// Hosts of one route object (Gateway API allows 16).
 pub const HOSTS_PER_ROUTE_MAX: usize = 256;
+/// Nodes of one tenant that the edges know (Kubernetes' own limit is 5,000).
+pub const NODES_PER_TENANT_MAX: usize = 8192;
+/// Pod ranges of one node (Kubernetes has two, one of each family).
+pub const RANGES_PER_NODE_MAX: usize = 8;
+/// Throttles of one tenant; a replica has room for 32,768 in all.
+pub const THROTTLES_PER_TENANT_MAX: usize = 4096;
 /// Ports of one service.
 pub const PORTS_PER_SERVICE_MAX: usize = 256;
 /// Length of a path, header value or other text that is compared with a request, in bytes.

@@ -3,8 +3,8 @@
 use std::fmt::Display;
 
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, Gateway, GatewayAddress, HostMatch, HttpMatch, OutsideMesh, PathMatch, Rate, Replica, Resource,
-    RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, Tunnel, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, Gateway, GatewayAddress, HostMatch, HttpMatch, Node, OutsideMesh, PathMatch, Rate, Replica,
+    Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, Tunnel, ValueMatch, Workload,
 };
 
 /// Any resource.
@@ -15,7 +15,7 @@ pub fn resource(resource: &Resource) -> String {
         Resource::Service(it) => [vec![service(it)], it.ports.iter().map(|p| format!("  {}", port(p))).collect()].concat().join("\n"),
         Resource::Workload(it) => workload(it),
         Resource::Route(it) => route(it),
-        Resource::Node(it) => format!("node {}/{} az {} at {} pods {}", it.tenant, it.name, it.az, it.underlay, list(&it.pod_cidrs)),
+        Resource::Node(it) => node(it),
         Resource::Replica(it) => replica(it),
         Resource::Address(it) => address(it),
         Resource::Table(it) => format!("table {} az {} version {}", it.service, it.az, it.version),
@@ -23,9 +23,21 @@ pub fn resource(resource: &Resource) -> String {
     }
 }
 
+pub(crate) fn node(node: &Node) -> String {
+    let mac: Vec<String> = node.mac.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("node {}/{} az {} at {} mac {} pods {}", node.tenant, node.name, node.az, node.underlay, mac.join(":"), list(&node.pod_cidrs))
+}
+
 fn replica(replica: &Replica) -> String {
     let state = if replica.up { "up" } else { "down" };
-    format!("replica {} number {} backend {} az {} at {} {state}", replica.name, replica.number.get(), replica.backend, replica.az, replica.underlay)
+    format!(
+        "replica {} number {} backend {} az {} at {} {state}",
+        replica.name,
+        replica.number.get(),
+        replica.backend,
+        replica.az,
+        replica.underlay
+    )
 }
 
 fn address(address: &GatewayAddress) -> String {
@@ -33,7 +45,7 @@ fn address(address: &GatewayAddress) -> String {
     format!("address {} id {} az {} at {} {state}", address.service, address.id.get(), address.az, list(&address.addresses))
 }
 
-fn throttle(throttle: &Throttle) -> String {
+pub(crate) fn throttle(throttle: &Throttle) -> String {
     let of = throttle.service.as_ref().map_or_else(|| throttle.tenant.to_string(), ToString::to_string);
     let rate = |rate: Rate| format!("{}/s burst {}", rate.per_second, rate.burst);
     format!("throttle {of} sessions {} packets {}", rate(throttle.sessions), rate(throttle.packets))
@@ -45,7 +57,8 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
         OutsideMesh::Passthrough => "passthrough",
     };
     let pods = list(&tenant.pod_cidrs);
-    format!("tenant {} vni {} trust {} pods {pods} outside {outside}", tenant.name, tenant.vni.get(), tenant.trust_domain)
+    let gateways = if tenant.gateway_cidrs.is_empty() { String::new() } else { format!(" gateways {}", list(&tenant.gateway_cidrs)) };
+    format!("tenant {} vni {} trust {} pods {pods}{gateways} outside {outside}", tenant.name, tenant.vni.get(), tenant.trust_domain)
 }
 
 pub(crate) fn gateway(gateway: &Gateway) -> String {

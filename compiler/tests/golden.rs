@@ -88,7 +88,8 @@ fn nodes(ir: &Ir, resources: &[Resource]) -> String {
     for name in names {
         let lowered = lower::node(ir, name);
         let principal = Principal::Node { name: name.clone(), tenant: ir.tenant.name.clone(), az: AzName::new("az1").unwrap() };
-        let visible: Vec<Resource> = resources.iter().filter(|resource| scope::visible(resource, &principal, &scope::Whereabouts::default())).cloned().collect();
+        let visible: Vec<Resource> =
+            resources.iter().filter(|resource| scope::visible(resource, &principal, &scope::Whereabouts::default())).cloned().collect();
         assert_eq!(lowered, visible, "node {name}");
         writeln!(out, "# node {name}\n{}", show(&lowered)).unwrap();
     }

@@ -206,6 +206,70 @@ fn ports_of_a_service() {
     assert!(ports(&beyond).is_empty());
 }
 
+/// A tenant on the cloud tier with `count` objects made by `object`, and what `kept` keeps of the outcome.
+fn on_tier<T>(count: usize, object: impl Fn(usize) -> String, kept: impl Fn(&Resource) -> Option<T>) -> (Vec<T>, Vec<String>) {
+    let base = BASE.replace("podCidrs: [10.1.0.0/16]", "podCidrs: [10.1.0.0/16, 'fd00:1::/64'], gatewayCidrs: [10.101.0.0/20]");
+    let objects: Vec<String> = (0..count).map(object).collect();
+    let parsed = canal_sources::parse("limits.yaml", &format!("{base}{}", objects.join("---\n")));
+    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    let output = compiled(parsed);
+    let problems = output.diagnostics.into_iter().map(|diagnostic| diagnostic.problem).collect();
+    (output.resources.iter().filter_map(kept).collect(), problems)
+}
+
+fn node(number: usize, ranges: &str) -> String {
+    let underlay = std::net::Ipv4Addr::from_bits(0xC0A8_0001 + number as u32);
+    format!(
+        "apiVersion: v1\nkind: Node\nmetadata: {{name: n{number}, labels: {{topology.kubernetes.io/zone: az1}}, \
+         annotations: {{canal.mesh/vtep-mac: '02:00:5e:10:00:01'}}}}\nspec: {{podCIDRs: [{ranges}]}}\n\
+         status: {{addresses: [{{type: InternalIP, address: {underlay}}}]}}\n"
+    )
+}
+
+fn ranges(resource: &Resource) -> Option<usize> {
+    match resource {
+        Resource::Node(node) => Some(node.pod_cidrs.len()),
+        _ => None,
+    }
+}
+
+#[test]
+fn nodes_of_a_tenant_and_their_ranges() {
+    let many = |count: usize| on_tier(count, |number| node(number, &format!("'fd00:1::{:x}:0/112'", number + 1)), ranges);
+    let (nodes, problems) = many(NODES_PER_TENANT_MAX);
+    assert_eq!((nodes.len(), problems), (NODES_PER_TENANT_MAX, vec![]));
+    let (nodes, problems) = many(NODES_PER_TENANT_MAX + 1);
+    assert_eq!(nodes.len(), NODES_PER_TENANT_MAX);
+    assert!(problems.len() == 1 && problems[0].contains("nodes, more than"), "{problems:?}");
+    let wide = |count: usize| {
+        let nets: Vec<String> = (0..count).map(|number| format!("10.1.{number}.0/24")).collect();
+        on_tier(1, |number| node(number, &nets.join(", ")), ranges)
+    };
+    assert_eq!(wide(RANGES_PER_NODE_MAX), (vec![RANGES_PER_NODE_MAX], vec![]));
+    let (nodes, problems) = wide(RANGES_PER_NODE_MAX + 1);
+    assert_eq!(nodes, [RANGES_PER_NODE_MAX]);
+    assert!(problems.len() == 1 && problems[0].contains("ranges, more than"), "{problems:?}");
+}
+
+#[test]
+fn throttles_of_a_tenant() {
+    let object = |number: usize| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {{clusterIP: 10.97.{}.{}, selector: {{app: web}}, ports: [{{port: 80}}]}}\n---\n\
+             apiVersion: canal.mesh/v1\nkind: Throttle\nmetadata: {{name: t{number}}}\n\
+             spec: {{targetRef: {{kind: Service, name: s{number}}}, sessions: {{perSecond: 5}}}}\n",
+            number / 256,
+            number % 256
+        )
+    };
+    let throttles = |count: usize| on_tier(count, object, |resource| matches!(resource, Resource::Throttle(_)).then_some(()));
+    let (kept, problems) = throttles(THROTTLES_PER_TENANT_MAX);
+    assert_eq!((kept.len(), problems), (THROTTLES_PER_TENANT_MAX, vec![]));
+    let (kept, problems) = throttles(THROTTLES_PER_TENANT_MAX + 1);
+    assert_eq!(kept.len(), THROTTLES_PER_TENANT_MAX);
+    assert!(problems.len() == 1 && problems[0].contains("throttles, more than"), "{problems:?}");
+}
+
 #[test]
 fn objects_of_a_tenant() {
     // Pods are left out first: a route that is left out would open its service.

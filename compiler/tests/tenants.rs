@@ -17,12 +17,13 @@ fn output(name: &str, yaml: &str) -> Output {
     compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids })
 }
 
-/// `vni trust-domain pods replica address` of a tenant.
+/// `vni trust-domain pods replica address` of a tenant, then its gateway ranges.
 fn claims(name: &str, line: &str) -> Claims {
     let words: Vec<&str> = line.split(' ').collect();
-    let [vni, trust, pods, replica, address] = words.as_slice() else { panic!("{line:?}") };
+    let [vni, trust, pods, replica, address, gateways @ ..] = words.as_slice() else { panic!("{line:?}") };
+    let gateways = gateways.join(", ");
     let yaml = format!(
-        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {trust}, podCidrs: [{pods}]}}\n---\n\
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {trust}, podCidrs: [{pods}], gatewayCidrs: [{gateways}]}}\n---\n\
          apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {{name: {replica}}}\nspec: {{az: az1, addresses: [{address}]}}\n"
     );
     output(name, &yaml).claims
@@ -54,27 +55,54 @@ fn the_newcomer_yields() {
     check(&[alpha, beta, ("gamma", "3 b.example 10.3.0.0/16 gw-0 10.3.0.1")], &["beta"], &["beta spec.vni"]);
 }
 
+/// The cloud tier tells tenants apart by VNI; where one of two is not on it, addresses must do.
+#[test]
+fn tenants_on_the_tier_may_have_the_same_addresses() {
+    let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1 10.101.0.0/20");
+    check(&[alpha, ("beta", "2 b.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20")], &[], &[]);
+    check(&[alpha, ("beta", "1 b.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20")], &["beta"], &["beta spec.vni"]);
+    check(&[alpha, ("beta", "2 a.example 10.1.0.0/16 gw-1 10.1.0.1 10.101.0.0/20")], &["beta"], &["beta spec.trustDomain"]);
+    check(&[alpha, ("beta", "2 b.example 10.1.0.0/16 gw-1 10.1.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
+    check(&[alpha, ("beta", "2 b.example 10.101.8.0/24 gw-1 10.1.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
+    check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")], &[], &[]);
+    let plain = ("plain", "3 p.example 10.1.7.0/24 gw-1 10.1.7.1");
+    check(&[plain, alpha], &["alpha"], &["alpha spec.podCidrs[0]"]);
+    check(&[plain, ("beta", "2 b.example 10.2.0.0/16 gw-2 10.2.0.1 10.1.0.0/19")], &["beta"], &["beta spec.gatewayCidrs[0]"]);
+}
+
 #[test]
 fn principals_see_their_share() {
-    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16]}\n---\n\
+    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20]}\n---\n\
         apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
         apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n---\n\
         apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, labels: {app: web}}\nspec: {nodeName: n1}\nstatus: {podIP: 10.1.0.2}\n---\n\
-        apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{group: '', kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n";
+        apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{group: '', kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n---\n\
+        apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: az1}, annotations: {canal.mesh/vtep-mac: '02:00:5e:10:00:01'}}\n\
+        spec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: 192.168.1.1}]}\n---\n\
+        apiVersion: canal.mesh/v1\nkind: Throttle\nmetadata: {name: t}\nspec: {sessions: {perSecond: 5}}\n";
     let output = output("alpha", yaml);
     let kinds = |principal: &Principal| -> Vec<Kind> {
         if !scope::admits(&output.claims, principal, &scope::Whereabouts::default()) {
             return Vec::new();
         }
-        output.resources.iter().filter(|resource| scope::visible(resource, principal, &scope::Whereabouts::default())).map(Resource::kind).collect()
+        output
+            .resources
+            .iter()
+            .filter(|resource| scope::visible(resource, principal, &scope::Whereabouts::default()))
+            .map(Resource::kind)
+            .collect()
     };
     let az = || "az1".parse().unwrap();
     let node = |name: &str, tenant: &str| Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
     let gateway = |name: &str| Principal::Gateway { name: name.parse().unwrap(), az: az() };
-    assert_eq!(kinds(&gateway("gw-0")), Kind::ALL);
+    let edge = Principal::Edge { name: "edge-az1".parse().unwrap(), az: az() };
+    // The tier's own service comes before `web`.
+    let of_node = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Service];
+    assert_eq!(kinds(&gateway("gw-0")), [of_node.as_slice(), &[Kind::Workload, Kind::Route, Kind::Throttle]].concat());
+    assert_eq!(kinds(&edge), [Kind::Tenant, Kind::Node]);
     assert_eq!(kinds(&gateway("gw-1")), []);
-    assert_eq!(kinds(&node("n1", "alpha")), [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload]);
-    assert_eq!(kinds(&node("n2", "alpha")), [Kind::Tenant, Kind::Gateway, Kind::Service]);
+    assert_eq!(kinds(&node("n1", "alpha")), [of_node.as_slice(), &[Kind::Workload]].concat());
+    assert_eq!(kinds(&node("n2", "alpha")), of_node);
     assert_eq!(kinds(&node("n1", "beta")), []);
     // Even where the tenant was let in by mistake, its resources are not another tenant's to see.
     assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"), &scope::Whereabouts::default())));

@@ -5,14 +5,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use canal_model::ids::ServiceId;
 use canal_model::program::BUCKETS;
-use ipnet::IpNet;
+pub use canal_model::tier::{TIER_SERVICE, TIER_VNI, reserved};
 
-/// VNI between edges and replicas; no tenant may have it.
-pub const TIER_VNI: u32 = 0xCA0A1;
 /// First source port of aggregated tunnels.
 pub const TUNNEL_PORT: u16 = 40_000;
-/// Namespace and name of the service that every tenant has of the tier itself: CONNECTs to pod addresses, and DNS.
-pub const TIER_SERVICE: (&str, &str) = ("canal-system", "gateway");
 
 const SERVICE_NET4: u32 = 0xF000_0000;
 const SERVICE_NET6: u128 = 0xFDCA_00A1_0000_0240 << 64;
@@ -41,13 +37,6 @@ pub fn service_of(address: IpAddr) -> Option<ServiceId> {
 /// The IPv6 address from which the replica with this underlay address dials endpoints.
 pub fn replica_address6(underlay: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(TIER_NET6 | u128::from(underlay.to_bits()))
-}
-
-/// Address ranges of the tier itself; no tenant may use them.
-pub fn reserved() -> [IpNet; 2] {
-    let v4 = ipnet::Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4);
-    let v6 = ipnet::Ipv6Net::new_assert(Ipv6Addr::from_bits(0xFDCA_00A1_u128 << 96), 48);
-    [v4.into(), v6.into()]
 }
 
 /// The bucket of a session: murmur3's 32-bit mix over the client's address (v4-mapped), the two ports and the service ID.

@@ -4,7 +4,7 @@ use canal_model::program::{Resource, RouteRule};
 
 use crate::ir::Ir;
 
-/// All resources of the tenant, parents first, sorted by name within a kind.
+/// All resources of the tenant, for the hub to share out by scope: parents first, sorted by name within a kind.
 pub fn gateway(ir: Ir) -> Vec<Resource> {
     let mut resources = vec![Resource::Tenant(ir.tenant)];
     resources.extend(ir.gateways.into_iter().map(Resource::Gateway));
@@ -26,5 +26,7 @@ pub fn gateway(ir: Ir) -> Vec<Resource> {
     resources.extend(services);
     resources.extend(ir.workloads.into_iter().map(Resource::Workload));
     resources.extend(routes.into_iter().map(Resource::Route));
+    resources.extend(ir.nodes.into_iter().map(Resource::Node));
+    resources.extend(ir.throttles.into_iter().map(Resource::Throttle));
     resources
 }

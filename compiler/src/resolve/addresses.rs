@@ -38,9 +38,15 @@ pub(crate) fn reserved(address: IpAddr) -> Option<&'static str> {
         IpAddr::V6(v6) if v6.is_unspecified() || v6.is_loopback() || v6.is_multicast() || v6.is_unicast_link_local() => {
             Some("is not an address that a host can have on a network")
         }
+        IpAddr::V6(v6) if is_tiers(v6) => Some("lies in fdca:a1::/48, which is the provider's"),
         IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => Some("is an IPv4 address in disguise; write it as IPv4"),
         IpAddr::V4(_) | IpAddr::V6(_) => None,
     }
+}
+
+/// The tier's own addresses that are not in 240.0.0.0/4.
+fn is_tiers(address: Ipv6Addr) -> bool {
+    canal_model::tier::reserved().iter().any(|range| range.contains(&IpAddr::V6(address)))
 }
 
 /// Why no tenant may use a range: it holds a reserved address at its ends, or a reserved range inside.
@@ -50,6 +56,7 @@ pub(crate) fn reserved_range(net: &ipnet::IpNet) -> Option<&'static str> {
         IpAddr::V4(Ipv4Addr::new(224, 0, 0, 1)),
         IpAddr::V4(Ipv4Addr::new(240, 0, 0, 1)),
         IpAddr::V6(Ipv6Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::new(0xfdca, 0xa1, 0, 0, 0, 0, 0, 1)),
     ];
     let ends = reserved(net.network()).or_else(|| reserved(net.broadcast()));
     ends.or_else(|| inside.iter().any(|address| net.contains(address)).then_some("holds addresses that no tenant can have"))
@@ -78,6 +85,8 @@ mod tests {
             ("fe80::1", false),
             ("ff02::1", false),
             ("::ffff:10.0.0.1", false),
+            ("fdca:a1:0:240::7", false),
+            ("fdca:a2::7", true),
         ] {
             assert_eq!(reserved(address.parse().unwrap()).is_none(), fine, "{address}");
         }
@@ -87,7 +96,9 @@ mod tests {
             ("126.0.0.0/7", false),
             ("250.0.0.0/8", false),
             ("128.0.0.0/1", false),
-            ("fd00::/8", true),
+            ("fd00::/16", true),
+            ("fd00::/8", false),
+            ("fdca:a1:0:1::/64", false),
             ("::/0", false),
         ] {
             assert_eq!(reserved_range(&net.parse().unwrap()).is_none(), fine, "{net}");

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use canal_model::policy::istio::{DestinationRule, VirtualService};
-use canal_model::policy::kubernetes::{Pod, Service};
-use canal_model::policy::mesh::{Gateway, Tenant};
+use canal_model::policy::kubernetes::{Node, Pod, Service};
+use canal_model::policy::mesh::{Gateway, Tenant, Throttle};
 use canal_model::policy::route::{HttpRoute, ReferenceGrant};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
@@ -33,12 +33,14 @@ impl<T> Said<'_, T> {
 pub(crate) struct Corpus<'a> {
     pub(crate) tenants: Vec<Said<'a, Tenant>>,
     pub(crate) gateways: Vec<Said<'a, Gateway>>,
+    pub(crate) nodes: Vec<Said<'a, Node>>,
     pub(crate) services: Vec<Said<'a, Service>>,
     pub(crate) pods: Vec<Said<'a, Pod>>,
     pub(crate) http_routes: Vec<Said<'a, HttpRoute>>,
     pub(crate) grants: Vec<Said<'a, ReferenceGrant>>,
     pub(crate) virtual_services: Vec<Said<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Said<'a, DestinationRule>>,
+    pub(crate) throttles: Vec<Said<'a, Throttle>>,
 }
 
 impl<'a> Corpus<'a> {
@@ -71,22 +73,24 @@ impl<'a> Corpus<'a> {
         match &document.object {
             Object::Tenant(object) => self.tenants.push(Said { document, object }),
             Object::Gateway(object) => self.gateways.push(Said { document, object }),
+            Object::Node(object) => self.nodes.push(Said { document, object }),
             Object::Service(object) => self.services.push(Said { document, object }),
             Object::Pod(object) => self.pods.push(Said { document, object }),
             Object::HttpRoute(object) => self.http_routes.push(Said { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Said { document, object }),
             Object::VirtualService(object) => self.virtual_services.push(Said { document, object }),
             Object::DestinationRule(object) => self.destination_rules.push(Said { document, object }),
+            Object::Throttle(object) => self.throttles.push(Said { document, object }),
         }
     }
 }
 
-/// What is left out first when there is too much: pods, then services. A route that is left out would open its service.
+/// What is left out first when there is too much: pods, then services. A route or a throttle that is left out would open its service.
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,
-        ObjectKind::Gateway => 1,
-        ObjectKind::HttpRoute | ObjectKind::VirtualService => 2,
+        ObjectKind::Gateway | ObjectKind::Node => 1,
+        ObjectKind::HttpRoute | ObjectKind::VirtualService | ObjectKind::Throttle => 2,
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
         ObjectKind::Service => 4,
         ObjectKind::Pod => 5,

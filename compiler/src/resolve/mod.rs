@@ -6,17 +6,20 @@ mod corpus;
 mod destination;
 mod gateway;
 mod http_route;
+mod node;
 mod route_parts;
 mod service;
 mod subset;
 mod tenant;
+mod throttle;
+mod tier;
 mod virtual_service;
 mod workload;
 
 use std::collections::BTreeMap;
 
-use canal_model::ids::ServiceKey;
-use canal_model::program::{Gateway, RouteRule, Service, Tenant, Workload};
+use canal_model::ids::{AzName, ServiceKey};
+use canal_model::program::{Gateway, Node, RouteRule, Service, Tenant, Throttle, Workload};
 
 use crate::Input;
 use crate::report::Report;
@@ -31,6 +34,10 @@ pub(crate) struct Checked {
     pub(crate) gateways: Vec<Gateway>,
     pub(crate) services: BTreeMap<ServiceKey, Service>,
     pub(crate) workloads: Vec<Workload>,
+    /// Of the cloud tier, as are the two that follow.
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) throttles: Vec<Throttle>,
+    pub(crate) homes: BTreeMap<ServiceKey, AzName>,
     /// In no order; all parents are in `services`.
     pub(crate) rules: Vec<RouteRule>,
 }
@@ -41,11 +48,14 @@ pub(crate) fn resolve(input: &Input<'_>, report: &mut Report) -> Checked {
     let tenant = tenant::resolve(input.tenant, &corpus.tenants, report);
     let mut addresses = Addresses::default();
     let gateways = gateway::resolve(input.tenant, &corpus.gateways, &mut addresses, report);
-    let services = service::resolve(input, &corpus.services, &mut addresses, report);
+    let mut services = service::resolve(input, &corpus.services, &mut addresses, report);
+    let homes = tier::resolve(input, tenant.as_ref(), &corpus, &mut services, report);
     let workloads = workload::resolve(input.tenant, tenant.as_ref(), &corpus, &services, &mut addresses, report);
     let subsets = subset::resolve(input.tenant, &corpus.destination_rules, &services, report);
     let destinations = Destinations { tenant: input.tenant, services: &services, subsets: &subsets, grants: &corpus.grants };
     let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, report);
     rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, report));
-    Checked { tenant, gateways, services, workloads, rules }
+    let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);
+    let throttles = throttle::resolve(tenant.as_ref(), &corpus.throttles, &services, report);
+    Checked { tenant, gateways, services, workloads, nodes, throttles, homes, rules }
 }

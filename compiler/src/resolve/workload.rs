@@ -4,15 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
 use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
-use canal_model::policy::kubernetes::{self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport};
+use canal_model::policy::kubernetes::{self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport, ZONE_LABEL};
 use canal_model::program::{EndpointPort, Service, Tenant, Tunnel, Workload};
 
 use super::addresses::Addresses;
 use super::corpus::{Corpus, Said};
 use crate::report::Report;
 
-/// The usual label with a node's zone; the annotation goes first.
-const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// The zone of a pod that names none.
 const ZONE_UNKNOWN: &str = "unknown";
 const ACCOUNT_DEFAULT: &str = "default";

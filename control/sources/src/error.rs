@@ -123,6 +123,7 @@ fn wanted(expected: &str) -> String {
         "a map" | "map" => "a mapping",
         "a nonzero u16" | "u16" => "a number from 1 to 65535",
         "u32" => "a number from 0 to 4294967295",
+        "a nonzero u32" => "a number from 1 to 4294967295",
         "u64" => "a number, zero or more",
         "IpAddr" | "IP address" => "an IPv4 or IPv6 address",
         other if other.starts_with("struct ") => "a mapping",

@@ -161,14 +161,19 @@ pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Ve
         return Verdict::Noise;
     }
     let entries: &[Entry] = match kind {
-        // A pod's containers, volumes and statuses are for the kubelet.
-        ObjectKind::Pod if pattern.starts_with("spec.") || pattern.starts_with("status.") => return Verdict::Noise,
+        // A pod's containers, volumes and statuses are for the kubelet, as are a node's taints, images and capacities.
+        ObjectKind::Pod | ObjectKind::Node if pattern.starts_with("spec.") || pattern.starts_with("status.") => return Verdict::Noise,
         ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return Verdict::Noise,
         ObjectKind::Service => &SERVICE,
         ObjectKind::HttpRoute => &ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
-        ObjectKind::Pod | ObjectKind::ReferenceGrant | ObjectKind::Tenant | ObjectKind::Gateway => &[],
+        ObjectKind::Pod
+        | ObjectKind::Node
+        | ObjectKind::ReferenceGrant
+        | ObjectKind::Tenant
+        | ObjectKind::Gateway
+        | ObjectKind::Throttle => &[],
     };
     let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return Verdict::Unknown };
     match entry.harmless {
@@ -238,6 +243,8 @@ mod tests {
     fn kinds_are_told_apart_by_group() {
         for (api_version, kind, expected) in [
             ("v1", "Pod", Ok(ObjectKind::Pod)),
+            ("v1", "Node", Ok(ObjectKind::Node)),
+            ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
             ("canal.mesh/v1", "Gateway", Ok(ObjectKind::Gateway)),
             ("gateway.networking.k8s.io/v1", "Gateway", Err(Stranger::Refused)),
             ("networking.istio.io/v1", "Gateway", Err(Stranger::Refused)),
@@ -272,6 +279,8 @@ mod tests {
             (ObjectKind::HttpRoute, "spec.rules", "x", false),
             (ObjectKind::Pod, "spec.containers[].image", "x", true),
             (ObjectKind::Pod, "specs", "x", false),
+            (ObjectKind::Node, "status.capacity", "{cpu: 4}", true),
+            (ObjectKind::Throttle, "spec.requests", "x", false),
         ] {
             let node = crate::tree::parse(yaml).unwrap();
             assert_eq!(judge(kind, pattern, Some(&node)) == Verdict::Noise, noise, "{kind} {pattern}: {yaml}");

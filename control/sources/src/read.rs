@@ -145,6 +145,8 @@ impl Reading<'_> {
             ObjectKind::DestinationRule => self.typed(kind, root, Empty::Refused).map(Object::DestinationRule),
             ObjectKind::Tenant => self.typed(kind, root, Empty::Refused).map(Object::Tenant),
             ObjectKind::Gateway => self.typed(kind, root, Empty::Refused).map(Object::Gateway),
+            ObjectKind::Node => self.typed(kind, root, Empty::Absent).map(Object::Node),
+            ObjectKind::Throttle => self.typed(kind, root, Empty::Refused).map(Object::Throttle),
         }
     }
 

@@ -1,8 +1,9 @@
-//! Pods and Services (`v1`), reduced to what a mesh needs of them. Containers' images, volumes and the like are not kept.
+//! Pods, Services and Nodes (`v1`), reduced to what a mesh needs of them. Containers' images, volumes and the like are not kept.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
 
+use ipnet::IpNet;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 
@@ -14,6 +15,10 @@ use crate::program::Labels;
 pub const TUNNEL_ANNOTATION: &str = "canal.mesh/tunnel";
 /// Annotation that names the availability zone of the pod's node.
 pub const AZ_ANNOTATION: &str = "canal.mesh/az";
+/// The usual label with the zone of a node.
+pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
+/// Annotation of a Node: the MAC of its tunnel device, as `02:00:5e:10:00:01`.
+pub const VTEP_MAC_ANNOTATION: &str = "canal.mesh/vtep-mac";
 
 /// `v1/Pod`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
@@ -219,4 +224,41 @@ impl<'de> Deserialize<'de> for TargetPort {
         }
         deserializer.deserialize_any(NumberOrName)
     }
+}
+
+/// `v1/Node`, as the cloud tier needs it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Node {
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: NodeSpec,
+    #[serde(default)]
+    pub status: NodeStatus,
+}
+
+/// `spec:` of a Node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeSpec {
+    #[serde(rename = "podCIDR")]
+    pub pod_cidr: Option<IpNet>,
+    /// If not empty, this is used.
+    #[serde(rename = "podCIDRs")]
+    pub pod_cidrs: Vec<IpNet>,
+}
+
+/// `status:` of a Node.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    pub addresses: Vec<NodeAddress>,
+}
+
+/// One address of a Node; `InternalIP` is that of its tunnel end.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct NodeAddress {
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// A host name is possible too, by `kind`.
+    pub address: String,
 }

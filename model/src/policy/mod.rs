@@ -27,6 +27,8 @@ pub enum Object {
     DestinationRule(istio::DestinationRule),
     Tenant(mesh::Tenant),
     Gateway(mesh::Gateway),
+    Node(kubernetes::Node),
+    Throttle(mesh::Throttle),
 }
 
 /// The kinds of objects, in the order in which listings show them.
@@ -34,25 +36,29 @@ pub enum Object {
 pub enum ObjectKind {
     Tenant,
     Gateway,
+    Node,
     Service,
     Pod,
     HttpRoute,
     ReferenceGrant,
     VirtualService,
     DestinationRule,
+    Throttle,
 }
 
 impl ObjectKind {
     /// All kinds.
-    pub const ALL: [ObjectKind; 8] = [
+    pub const ALL: [ObjectKind; 10] = [
         ObjectKind::Tenant,
         ObjectKind::Gateway,
+        ObjectKind::Node,
         ObjectKind::Service,
         ObjectKind::Pod,
         ObjectKind::HttpRoute,
         ObjectKind::ReferenceGrant,
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
+        ObjectKind::Throttle,
     ];
 
     /// The `kind:` in YAML.
@@ -60,20 +66,22 @@ impl ObjectKind {
         match self {
             ObjectKind::Tenant => "Tenant",
             ObjectKind::Gateway => "Gateway",
+            ObjectKind::Node => "Node",
             ObjectKind::Service => "Service",
             ObjectKind::Pod => "Pod",
             ObjectKind::HttpRoute => "HTTPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
+            ObjectKind::Throttle => "Throttle",
         }
     }
 
     /// The accepted values of `apiVersion:`; the first is the one to write.
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
-            ObjectKind::Tenant | ObjectKind::Gateway => &["canal.mesh/v1"],
-            ObjectKind::Service | ObjectKind::Pod => &["v1"],
+            ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Throttle => &["canal.mesh/v1"],
+            ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::HttpRoute => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
             ObjectKind::ReferenceGrant => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
             ObjectKind::VirtualService | ObjectKind::DestinationRule => {
@@ -84,7 +92,7 @@ impl ObjectKind {
 
     /// True for the kinds that only the provider of the mesh may write: they decide about isolation.
     pub fn is_providers(self) -> bool {
-        matches!(self, ObjectKind::Tenant | ObjectKind::Gateway)
+        matches!(self, ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Node)
     }
 
     /// As a user of a CLI writes it: any case, singular or plural, or the usual short name.
@@ -93,12 +101,14 @@ impl ObjectKind {
         Some(match word.as_str() {
             "tenant" | "tenants" => ObjectKind::Tenant,
             "gateway" | "gateways" | "gw" => ObjectKind::Gateway,
+            "node" | "nodes" | "no" => ObjectKind::Node,
             "service" | "services" | "svc" => ObjectKind::Service,
             "pod" | "pods" | "po" => ObjectKind::Pod,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
+            "throttle" | "throttles" => ObjectKind::Throttle,
             _ => return None,
         })
     }
@@ -148,6 +158,8 @@ impl Object {
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
             Object::Tenant(_) => ObjectKind::Tenant,
             Object::Gateway(_) => ObjectKind::Gateway,
+            Object::Node(_) => ObjectKind::Node,
+            Object::Throttle(_) => ObjectKind::Throttle,
         }
     }
 
@@ -162,6 +174,8 @@ impl Object {
             Object::DestinationRule(o) => &o.metadata,
             Object::Tenant(o) => &o.metadata,
             Object::Gateway(o) => &o.metadata,
+            Object::Node(o) => &o.metadata,
+            Object::Throttle(o) => &o.metadata,
         }
     }
 

@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
 use canal_model::program as p;
+use ipnet::IpNet;
 
 use super::WireError;
 use crate::program as w;
@@ -37,6 +38,9 @@ impl At<'_> {
     pub(super) fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, WireError> {
         v.iter().map(|a| a.parse().or_else(|_| self.err(field, format!("{a:?} is not an IP address")))).collect()
     }
+    pub(super) fn cidrs(&self, field: &'static str, v: &[String]) -> Result<Vec<IpNet>, WireError> {
+        v.iter().map(|c| c.parse().or_else(|_| self.err(field, format!("{c:?} is not a CIDR")))).collect()
+    }
     pub(super) fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, WireError> {
         let k = self.need(field, k)?;
         Ok(ServiceKey {
@@ -57,11 +61,8 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
         name: at.name("name", &t.name)?,
         vni: Vni::new(t.vni).or_else(|e| at.err("vni", e))?,
         trust_domain: at.name("trust_domain", &t.trust_domain)?,
-        pod_cidrs: t
-            .pod_cidrs
-            .iter()
-            .map(|c| c.parse().or_else(|_| at.err("pod_cidrs", format!("{c:?} is not a CIDR"))))
-            .collect::<Result<_, _>>()?,
+        pod_cidrs: at.cidrs("pod_cidrs", &t.pod_cidrs)?,
+        gateway_cidrs: at.cidrs("gateway_cidrs", &t.gateway_cidrs)?,
         outside,
     })
 }

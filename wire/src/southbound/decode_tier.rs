@@ -28,14 +28,13 @@ fn id(at: &At<'_>, n: u32) -> Result<ServiceId, WireError> {
 
 pub(super) fn node(name: &str, n: w::Node) -> Result<p::Node, WireError> {
     let at = At(name);
-    let cidr = |c: &String| c.parse().or_else(|_| at.err("pod_cidrs", format!("{c:?} is not a CIDR")));
     Ok(p::Node {
         tenant: at.name("tenant", &n.tenant)?,
         name: at.name("name", &n.name)?,
         az: at.name("az", &n.az)?,
         underlay: underlay(&at, &n.underlay)?,
         mac: n.mac.as_slice().try_into().or_else(|_| at.err("mac", "is not six bytes"))?,
-        pod_cidrs: n.pod_cidrs.iter().map(cidr).collect::<Result<_, _>>()?,
+        pod_cidrs: at.cidrs("pod_cidrs", &n.pod_cidrs)?,
     })
 }
 

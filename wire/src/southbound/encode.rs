@@ -16,6 +16,7 @@ impl From<&p::Tenant> for w::Tenant {
             vni: t.vni.get(),
             trust_domain: t.trust_domain.to_string(),
             pod_cidrs: t.pod_cidrs.iter().map(ToString::to_string).collect(),
+            gateway_cidrs: t.gateway_cidrs.iter().map(ToString::to_string).collect(),
             outside: outside.into(),
         }
     }

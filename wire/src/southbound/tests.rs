@@ -63,6 +63,7 @@ fn parents() -> Vec<Resource> {
             vni: Vni::new(101).unwrap(),
             trust_domain: "alpha.example".parse().unwrap(),
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
+            gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
             outside: p::OutsideMesh::Passthrough,
         }),
         Resource::Gateway(p::Gateway {

@@ -23,6 +23,7 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
             vni: Vni::new(1).unwrap(),
             trust_domain: "alpha.example".parse().unwrap(),
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd01::/64".parse().unwrap()],
+            gateway_cidrs: vec![],
             outside,
         }),
         p::Resource::Gateway(p::Gateway {

@@ -216,6 +216,7 @@ fn view(setup: &Setup) -> View {
             vni: Vni::new(1).unwrap(),
             trust_domain: setup.trust_domain.parse().unwrap(),
             pod_cidrs: vec!["10.77.0.0/24".parse().unwrap(), "fd77::/64".parse().unwrap()],
+            gateway_cidrs: vec![],
             outside: setup.outside,
         }),
         p::Resource::Service(p::Service {

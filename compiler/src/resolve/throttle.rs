@@ -1,0 +1,104 @@
+//! Throttles: early limits of a service or of the whole tenant. What enforces them is the redirector.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use canal_model::ids::ServiceKey;
+use canal_model::policy::ObjectKey;
+use canal_model::policy::mesh::{self, ThrottleRate};
+use canal_model::program::{Rate, Service, Tenant, Throttle};
+
+use super::corpus::Said;
+use crate::limits::THROTTLES_PER_TENANT_MAX;
+use crate::report::Report;
+
+/// The throttles of a tenant on the cloud tier: its own first, then by service. One for each target; the elder's holds.
+pub(crate) fn resolve(
+    tenant: Option<&Tenant>,
+    said: &[Said<'_, mesh::Throttle>],
+    services: &BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> Vec<Throttle> {
+    let Some(tenant) = tenant else { return Vec::new() };
+    if tenant.gateway_cidrs.is_empty() {
+        for throttle in said {
+            let problem = "the tenant is not on the cloud tier, so nothing is throttled";
+            report.error(throttle.document, "", problem, "remove it, or ask the provider for gatewayCidrs");
+        }
+        return Vec::new();
+    }
+    if let Some(first) = said.get(THROTTLES_PER_TENANT_MAX) {
+        let problem =
+            format!("the tenant has {} throttles, more than {THROTTLES_PER_TENANT_MAX}; from this one on they are left out", said.len());
+        report.error(first.document, "", problem, "remove throttles");
+    }
+    let mut throttles: BTreeMap<Option<ServiceKey>, (ObjectKey, Throttle)> = BTreeMap::new();
+    for object in said.iter().take(THROTTLES_PER_TENANT_MAX) {
+        let Some(throttle) = read(tenant, object, services, report) else { continue };
+        if let Some((elder, _)) = throttles.get(&throttle.service) {
+            let problem = format!("{elder} limits the same already; that one is used");
+            report.error(object.document, "spec.targetRef", problem, "remove one of them");
+            continue;
+        }
+        throttles.insert(throttle.service.clone(), (object.document.object.key(), throttle));
+    }
+    throttles.into_values().map(|(_, throttle)| throttle).collect()
+}
+
+fn read(
+    tenant: &Tenant,
+    said: &Said<'_, mesh::Throttle>,
+    services: &BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> Option<Throttle> {
+    // Without its target, one service's limit would become the tenant's.
+    if said.fault("spec.targetRef").is_some() {
+        return None;
+    }
+    let service = target(tenant, said, services, report)?;
+    let spec = &said.object.spec;
+    if spec.sessions.is_none() && spec.packets.is_none() {
+        if said.fault("spec").is_none() {
+            report.error(said.document, "spec", "it limits nothing", "write sessions or packets, each with perSecond");
+        }
+        return None;
+    }
+    Some(Throttle {
+        tenant: tenant.name.clone(),
+        vni: tenant.vni,
+        id: service.map(|service| service.id),
+        service: service.map(|service| service.key.clone()),
+        sessions: rate(spec.sessions),
+        packets: rate(spec.packets),
+    })
+}
+
+/// `None`: the target is broken. `Some(None)`: the whole tenant.
+fn target<'s>(
+    tenant: &Tenant,
+    said: &Said<'_, mesh::Throttle>,
+    services: &'s BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> Option<Option<&'s Service>> {
+    let mesh::Throttle { metadata, spec } = said.object;
+    let Some(target) = &spec.target_ref else { return Some(None) };
+    if !target.group.is_empty() || target.kind != "Service" {
+        let problem = format!("a {:?} of group {:?} cannot be throttled", target.kind, target.group);
+        report.error(said.document, "spec.targetRef.kind", problem, "write kind: Service, or remove targetRef to limit the whole tenant");
+        return None;
+    }
+    let key = ServiceKey { tenant: tenant.name.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
+    let found = services.get(&key);
+    if found.is_none() {
+        let problem = format!("there is no Service {}/{}", key.namespace, key.name);
+        report.error(said.document, "spec.targetRef.name", problem, "create it, correct the name, or move the Throttle into its namespace");
+    }
+    found.map(Some)
+}
+
+fn rate(written: Option<ThrottleRate>) -> Rate {
+    written.map_or_else(Rate::default, |rate| Rate {
+        per_second: rate.per_second.get(),
+        burst: rate.burst.map_or(rate.per_second.get(), NonZeroU32::get),
+    })
+}
