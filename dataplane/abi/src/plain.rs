@@ -7,6 +7,9 @@
 /// the object's BTF with Rust's layout holds both to each other.
 pub unsafe trait Plain: Copy + Default {}
 
+// SAFETY: an integer has neither padding nor forbidden values.
+unsafe impl Plain for u32 {}
+
 /// The bytes of `value`, as the kernel copies them.
 pub fn to_bytes<T: Plain>(value: &T) -> &[u8] {
     // SAFETY: `Plain` promises that all `size_of::<T>()` bytes are initialised; the lifetime is that of the borrow.

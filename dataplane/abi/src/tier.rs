@@ -26,9 +26,9 @@ pub const SERVICE_NET4: u32 = generated::CANAL_SERVICE_NET4;
 /// From where the tier's hosts dial endpoints.
 pub const TIER_NET4: u32 = generated::CANAL_TIER_NET4;
 /// High 64 bits of the services' IPv6 addresses.
-pub const SERVICE_NET6: u64 = generated::CANAL_SERVICE_NET6;
+pub const SERVICE_NET6: u64 = generated::CANAL_SERVICE_NET6.cast_unsigned();
 /// High 64 bits of the IPv6 addresses of the tier's hosts.
-pub const TIER_NET6: u64 = generated::CANAL_TIER_NET6;
+pub const TIER_NET6: u64 = generated::CANAL_TIER_NET6.cast_unsigned();
 /// HBONE's port of a service address.
 pub const HBONE_PORT: u16 = generated::CANAL_HBONE_PORT as u16;
 /// DNS's port of a service address.

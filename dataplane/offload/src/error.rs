@@ -10,6 +10,19 @@ pub enum OffloadError {
         "bpf/capture.bpf.c was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_SYS_ADMIN) and Linux 5.18 or newer. What libbpf said: {journal}"
     )]
     Load { source: libbpf_rs::Error, journal: String },
+    /// One of the cloud tier's objects was refused by libbpf or by the verifier.
+    #[error(
+        "{object} was refused by the kernel: {source}; needs root (CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON), Linux 6.1 or newer, and its BTF in /sys/kernel/btf/vmlinux. What libbpf said: {journal}"
+    )]
+    Refused { object: &'static str, source: libbpf_rs::Error, journal: String },
+    /// A program could not be put on a device, or taken off it.
+    #[error(
+        "device {device} (namespace {netns:?}): {source}; is it there, and does the kernel have CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS?"
+    )]
+    Hook { device: String, netns: Option<PathBuf>, source: libbpf_rs::Error },
+    /// A program could not be run over a frame.
+    #[error("{program} cannot be tried: {source}")]
+    Trial { program: &'static str, source: libbpf_rs::Error },
     /// The embedded object lacks something this code names: the two were not built from one tree.
     #[error("the embedded BPF object has no {what} {name:?}; rebuild canal-offload from a clean tree")]
     Object { what: &'static str, name: &'static str },
@@ -22,6 +35,9 @@ pub enum OffloadError {
     /// A map could not be read or written.
     #[error("BPF map {map}: {source}")]
     Map { map: &'static str, source: libbpf_rs::Error },
+    /// A map has no room for one more element.
+    #[error("BPF map {map} is full: it holds {capacity} elements")]
+    Full { map: &'static str, capacity: u32 },
     /// The pin directory cannot be used.
     #[error(
         "BPF pin directory {dir}: {step}: {source}; give a path on a bpffs, or one where this process may mount a bpffs (--bpf-pin-dir)"
@@ -36,4 +52,11 @@ pub enum OffloadError {
     /// The original destination of a redirected connection cannot be had.
     #[error("the original destination is not known: {0}")]
     Origin(std::io::Error),
+}
+
+impl OffloadError {
+    /// Whether a map had no room for the element.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Full { .. })
+    }
 }

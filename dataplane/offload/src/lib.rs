@@ -1,14 +1,18 @@
 //! What the kernel does for a data plane: loads and keeps `bpf/*.bpf.c`, and the nftables fallback where BPF is refused.
-//! Decides no policy. Start at [`capture::Capture`].
+//! Decides no policy. Start at [`capture::Capture`] for nodes, at [`edge::Edge`] for the cloud tier.
 
 pub mod capture;
+pub mod edge;
+pub mod entries;
 mod error;
+mod hook;
 mod journal;
 pub mod nft;
 pub mod origins;
 mod pins;
 mod sys;
+mod tier;
 
 pub use error::OffloadError;
-pub use pins::default_pin_dir;
+pub use pins::{default_pin_dir, default_tier_pin_dir};
 pub use sys::netns_cookie;

@@ -24,6 +24,23 @@ pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
     if is_bpffs(machine) { machine.join(format!("canal-node-{}", file_name(node))) } else { data_dir.join("bpffs") }
 }
 
+/// The same for a host of the cloud tier; `what` is `canal-edge` or `canal-gateway`.
+pub fn default_tier_pin_dir(what: &str, name: &str, data_dir: &Path) -> PathBuf {
+    let machine = Path::new("/sys/fs/bpf");
+    if is_bpffs(machine) { machine.join(format!("{what}-{}", file_name(name))) } else { data_dir.join("bpffs") }
+}
+
+/// Makes `dir` usable: mounts a bpffs on it unless it is on one already. Whether what is pinned there stays when this process goes.
+pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
+    let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
+    let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
+    if !found {
+        fs::create_dir_all(dir).map_err(err("making the directory"))?;
+        sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
+    }
+    Ok(found || in_the_machines_mounts())
+}
+
 fn is_bpffs(p: &Path) -> bool {
     rustix::fs::statfs(p).is_ok_and(|s| s.f_type == BPF_FS_MAGIC)
 }
@@ -55,12 +72,7 @@ impl Pins {
     /// Makes `dir` usable: mounts a bpffs on it unless it is on one already.
     pub(crate) fn open(dir: &Path) -> Result<Self, OffloadError> {
         let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
-        let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
-        if !found {
-            fs::create_dir_all(dir).map_err(err("making the directory"))?;
-            sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
-        }
-        let pins = Self { root: dir.to_path_buf(), durable: found || in_the_machines_mounts() };
+        let pins = Self { root: dir.to_path_buf(), durable: make_usable(dir)? };
         for d in [pins.maps(), pins.links()] {
             fs::create_dir_all(&d).map_err(err("making a directory in it"))?;
         }
@@ -145,7 +157,7 @@ fn in_the_machines_mounts() -> bool {
     namespace("self").is_some_and(|own| namespace("1").is_none_or(|init| init == own))
 }
 
-fn remove_tree(p: &Path) -> io::Result<()> {
+pub(crate) fn remove_tree(p: &Path) -> io::Result<()> {
     match fs::remove_dir_all(p) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
         _ => Ok(()),

@@ -54,11 +54,20 @@ pub(crate) fn ktime_ns() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// How many instructions the verifier walked before it let the program in.
-pub(crate) fn verified_instructions(program: BorrowedFd<'_>) -> io::Result<u32> {
+fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info> {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of_val(&info) as u32;
     // SAFETY: `info` is `len` writable bytes whose pointers are all null, so the kernel fills only the fixed fields.
     let rc = unsafe { libbpf_sys::bpf_obj_get_info_by_fd(program.as_raw_fd(), std::ptr::from_mut(&mut info).cast(), &mut len) };
-    if rc == 0 { Ok(info.verified_insns) } else { Err(io::Error::last_os_error()) }
+    if rc == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
+}
+
+/// How many instructions the verifier walked before it let the program in.
+pub(crate) fn verified_instructions(program: BorrowedFd<'_>) -> io::Result<u32> {
+    program_info(program).map(|i| i.verified_insns)
+}
+
+/// The number by which the kernel lists the program.
+pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    program_info(program).map(|i| i.id)
 }

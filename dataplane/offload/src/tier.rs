@@ -1,0 +1,132 @@
+//! What the tier's loaders (edge, redirector, doors, sessions) share: pins keyed by [`ABI`], and loading an object with its maps.
+//!
+//! `<dir>/<program>-v<ABI>/<map>`. No links: the programs are held by the devices' filters, see [`crate::hook`].
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use canal_abi::tier::ABI;
+use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, ProgramMut};
+
+use crate::{OffloadError, journal, pins, sys};
+
+/// A directory on a bpffs, for one loader's maps.
+#[derive(Debug, Clone)]
+pub(crate) struct TierPins {
+    root: PathBuf,
+    what: &'static str,
+    durable: bool,
+}
+
+impl TierPins {
+    /// Makes `dir` usable: mounts a bpffs on it unless it is on one already. `what` is the loader.
+    pub(crate) fn open(dir: &Path, what: &'static str) -> Result<Self, OffloadError> {
+        let durable = pins::make_usable(dir)?;
+        let p = Self { root: dir.to_path_buf(), what, durable };
+        p.make_maps()?;
+        Ok(p)
+    }
+
+    fn make_maps(&self) -> Result<(), OffloadError> {
+        fs::create_dir_all(self.maps()).map_err(|source| OffloadError::Pins { dir: self.maps(), step: "making a directory in it", source })
+    }
+
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    /// Where this ABI's maps are pinned.
+    pub(crate) fn maps(&self) -> PathBuf {
+        self.root.join(format!("{}-v{ABI}", self.what))
+    }
+
+    pub(crate) fn has_maps(&self) -> bool {
+        fs::read_dir(self.maps()).is_ok_and(|mut d| d.next().is_some())
+    }
+
+    fn forget_maps(&self) -> Result<(), OffloadError> {
+        pins::remove_tree(&self.maps()).map_err(|source| OffloadError::Pins { dir: self.maps(), step: "removing maps", source })
+    }
+
+    /// Forgets the maps of other ABIs: no program uses them any more.
+    pub(crate) fn forget_other_versions(&self) {
+        let (keep, prefix) = (self.maps(), format!("{}-v", self.what));
+        for e in fs::read_dir(&self.root).into_iter().flatten().flatten() {
+            if e.path() != keep && e.file_name().to_string_lossy().starts_with(&prefix) && pins::remove_tree(&e.path()).is_err() {
+                tracing::warn!(pins = %e.path().display(), "cannot remove the pins of an older version; remove them by hand");
+            }
+        }
+    }
+
+    /// Removes this loader's pins of every version, and the directory, if it is empty then.
+    pub(crate) fn remove(&self) -> Result<(), OffloadError> {
+        self.forget_other_versions();
+        self.forget_maps()?;
+        let is_empty = fs::read_dir(&self.root).is_ok_and(|d| d.flatten().all(|e| !e.file_type().is_ok_and(|t| t.is_dir())));
+        if is_empty { pins::release(&self.root) } else { Ok(()) }
+    }
+}
+
+/// Loads `bytes`. Maps named in `pinned` are taken over from `pins` or pinned there; `settings` names a read-only section and what it holds.
+pub(crate) fn load(
+    name: &'static str,
+    bytes: &[u8],
+    pinned: &[&str],
+    pins: Option<&TierPins>,
+    settings: Option<(&'static str, &[u8])>,
+) -> Result<Object, OffloadError> {
+    journal::install();
+    match (try_load(name, bytes, pinned, pins, settings), pins) {
+        (Err(OffloadError::Refused { source, journal, .. }), Some(p)) if p.has_maps() => {
+            // Maps of the same ABI number but another shape: forwarding stops until the agent has filled new ones, which is better than never.
+            tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
+            p.forget_maps()?;
+            p.make_maps()?;
+            try_load(name, bytes, pinned, pins, settings)
+        }
+        (loaded, _) => loaded,
+    }
+}
+
+fn try_load(
+    name: &'static str,
+    bytes: &[u8],
+    pinned: &[&str],
+    pins: Option<&TierPins>,
+    settings: Option<(&'static str, &[u8])>,
+) -> Result<Object, OffloadError> {
+    let _ = journal::last_words();
+    let err = |source| OffloadError::Refused { object: name, source, journal: journal::last_words() };
+    let mut open = ObjectBuilder::default().open_memory(bytes).map_err(err)?;
+    for mut map in open.maps_mut() {
+        let map_name = map.name().to_string_lossy().into_owned();
+        if let Some(p) = pins.filter(|_| pinned.contains(&map_name.as_str())) {
+            map.set_pin_path(p.maps().join(&map_name)).map_err(err)?;
+        }
+        if let Some((section, value)) = settings.filter(|(s, _)| *s == map_name) {
+            match map.initial_value_mut() {
+                Some(held) if held.len() == value.len() => held.copy_from_slice(value),
+                _ => return Err(OffloadError::Object { what: "section of the right size", name: section }),
+            }
+        }
+    }
+    open.load().map_err(err)
+}
+
+/// The map `name`, to keep.
+pub(crate) fn map(object: &Object, name: &'static str) -> Result<MapHandle, OffloadError> {
+    let map = object.maps().find(|m| m.name() == name).ok_or(OffloadError::Object { what: "map", name })?;
+    MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })
+}
+
+/// The program `name`.
+pub(crate) fn program<'o>(object: &'o Object, name: &'static str) -> Result<ProgramMut<'o>, OffloadError> {
+    object.progs_mut().find(|p| p.name() == name).ok_or(OffloadError::Object { what: "program", name })
+}
+
+/// How many instructions the verifier walked for it.
+pub(crate) fn verified_insns(object: &Object, source: &'static str, name: &'static str) -> Result<u32, OffloadError> {
+    use std::os::fd::AsFd;
+    let err = |e: std::io::Error| OffloadError::Refused { object: source, source: e.into(), journal: String::new() };
+    sys::verified_instructions(program(object, name)?.as_fd()).map_err(err)
+}
