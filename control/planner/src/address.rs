@@ -1,0 +1,173 @@
+//! Gateway numbers and the addresses that follow from them. Nothing is kept here: numbers live in plans, ranges in tenants.
+//!
+//! A tenant's `gatewayCidrs` are cut into eighths; the AZ with number *a* (1 to 7) has the *a*-th. A service's gateway number counts
+//! through the usable addresses of that part, from 1; several ranges of one family follow each other. The part's first address and, of
+//! IPv4, its last stay free, so that no gateway address is ever a network's or broadcast address.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use canal_model::fleet::{Demands, Fleet};
+use canal_model::ids::TenantName;
+use canal_model::plan::{Note, Plan, PlannedService};
+use ipnet::IpNet;
+
+use crate::{Numbers, Taken};
+
+/// Why a service has no gateway address (of one family).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// The tenant has no ranges.
+    #[error("the tenant has no gatewayCidrs; give it a range, e.g. a /20")]
+    NoRange,
+    /// The AZ's number is not 1 to 7.
+    #[error("AZ number {0} is out of range: use 1 to 7")]
+    Az(u8),
+    /// All addresses of the AZ's part are taken.
+    #[error("the tenant's {family} gatewayCidrs have {capacity} addresses for each AZ, and the service's number is {number}; add a range")]
+    RangeFull { family: &'static str, capacity: u64, number: u32 },
+}
+
+/// A service's gateway addresses in one AZ: at most one of each family.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Addresses {
+    /// IPv4 first.
+    pub given: Vec<IpAddr>,
+    /// Families that have ranges, all full.
+    pub full: Vec<AddressError>,
+}
+
+/// The gateway addresses of the service with gateway number `number` (from 1) in the AZ with number `az`.
+///
+/// # Errors
+/// [`AddressError::NoRange`] and [`AddressError::Az`]; a full family is told in [`Addresses::full`], because the other one still works.
+pub fn addresses(ranges: &[IpNet], az: u8, number: u32) -> Result<Addresses, AddressError> {
+    if !(1..=7).contains(&az) {
+        return Err(AddressError::Az(az));
+    }
+    if ranges.is_empty() {
+        return Err(AddressError::NoRange);
+    }
+    let mut result = Addresses::default();
+    for (family, is_v4) in [("IPv4", true), ("IPv6", false)] {
+        let parts: Vec<Part> = ranges.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(|range| part(range, az)).collect();
+        let mut before = 0;
+        let found = parts.iter().find_map(|part| {
+            let place = u64::from(number).checked_sub(before).filter(|place| (1..=part.capacity).contains(place));
+            before += part.capacity;
+            place.map(|place| part.at(place))
+        });
+        match found {
+            Some(address) => result.given.push(address),
+            None if parts.is_empty() => {}
+            None => result.full.push(AddressError::RangeFull { family, capacity: before, number }),
+        }
+    }
+    Ok(result)
+}
+
+/// An AZ's part of one range.
+struct Part {
+    first: u128,
+    capacity: u64,
+    is_v4: bool,
+}
+
+impl Part {
+    fn at(&self, place: u64) -> IpAddr {
+        let bits = self.first + u128::from(place);
+        // An IPv4 part's addresses are below 2^32, because the range's are.
+        if self.is_v4 { Ipv4Addr::from_bits(bits as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
+    }
+}
+
+fn part(range: &IpNet, az: u8) -> Part {
+    let (network, width, is_v4) = match range {
+        IpNet::V4(net) => (u128::from(net.network().to_bits()), 32 - u32::from(net.prefix_len()), true),
+        IpNet::V6(net) => (net.network().to_bits(), 128 - u32::from(net.prefix_len()), false),
+    };
+    // The width of 2^29 is more than there can be services, so that wider ranges need no larger numbers.
+    let Some(size) = width.checked_sub(3) else { return Part { first: 0, capacity: 0, is_v4 } };
+    let unusable = if is_v4 { 2 } else { 1 };
+    let capacity = (1_u64 << size.min(29)).saturating_sub(unusable);
+    Part { first: network + (u128::from(az) << size), capacity, is_v4 }
+}
+
+/// Every service's gateway number: the parent's, else the lowest that is free in its tenant.
+pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> Numbers {
+    let mut taken: Taken = BTreeMap::new();
+    let mut numbers = Numbers::new();
+    for (id, demand) in &demands.services {
+        if let Some(before) = parent.services.get(id).filter(|before| before.key.tenant == demand.key.tenant && before.number > 0) {
+            // Two with one number cannot be in a plan of ours; in any other the second gets a new one.
+            if taken.entry(&demand.key.tenant).or_default().insert(before.number) {
+                numbers.insert(*id, before.number);
+            }
+        }
+    }
+    let mut from: BTreeMap<&TenantName, u32> = BTreeMap::new();
+    for (id, demand) in &demands.services {
+        if numbers.contains_key(id) {
+            continue;
+        }
+        let taken = taken.entry(&demand.key.tenant).or_default();
+        let lowest = from.entry(&demand.key.tenant).or_insert(1);
+        while taken.contains(lowest) {
+            *lowest += 1;
+        }
+        taken.insert(*lowest);
+        numbers.insert(*id, *lowest);
+    }
+    numbers
+}
+
+/// Says which of the service's AZs give it no address of a family.
+pub(crate) fn check(service: &PlannedService, fleet: &Fleet, demands: &Demands, notes: &mut Vec<Note>) {
+    let ranges = demands.ranges.get(&service.key.tenant).map_or(&[][..], Vec::as_slice);
+    for az in service.tables.keys() {
+        let number = fleet.azs.get(az).copied().unwrap_or(0);
+        let errors = match addresses(ranges, number, service.number) {
+            Ok(addresses) => addresses.full,
+            Err(error) => vec![error],
+        };
+        for error in errors {
+            let (key, tenant) = (service.key.clone(), service.key.tenant.clone());
+            notes.push(Note::NoAddress { service: key, tenant, az: az.clone(), why: error.to_string() });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(ranges: &[&str], az: u8, number: u32, expected: &str) {
+        let ranges: Vec<IpNet> = ranges.iter().map(|range| range.parse().unwrap()).collect();
+        let got = match addresses(&ranges, az, number) {
+            Ok(addresses) => {
+                let given = addresses.given.iter().map(ToString::to_string);
+                given.chain(addresses.full.iter().map(|error| format!("{error:?}").chars().take(9).collect())).collect::<Vec<_>>().join(" ")
+            }
+            Err(error) => format!("{error:?}"),
+        };
+        assert_eq!(got, expected, "{ranges:?} az {az} number {number}");
+    }
+
+    #[test]
+    fn numbers_become_addresses() {
+        let both = ["10.9.0.0/20", "fd00:9::/64"];
+        check(&both, 1, 1, "10.9.2.1 fd00:9:0:0:2000::1");
+        check(&both, 7, 510, "10.9.15.254 fd00:9:0:0:e000::1fe");
+        check(&both, 7, 511, "fd00:9:0:0:e000::1ff RangeFull");
+        check(&["10.9.0.0/24"], 2, 30, "10.9.0.94");
+        check(&["10.9.0.0/24", "10.8.0.0/24"], 2, 31, "10.8.0.65");
+        check(&["10.9.0.0/24", "10.8.0.0/24"], 2, 61, "RangeFull");
+        check(&["10.9.0.0/30"], 2, 1, "RangeFull");
+        check(&["10.9.0.0/28"], 2, 1, "RangeFull");
+        check(&["0.0.0.0/0"], 7, 1, "224.0.0.1");
+        check(&["fd00::/8"], 1, u32::MAX, "RangeFull");
+        check(&[], 2, 1, "NoRange");
+        check(&both, 0, 1, "Az(0)");
+        check(&both, 8, 1, "Az(8)");
+    }
+}
