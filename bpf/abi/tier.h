@@ -206,4 +206,33 @@ enum canal_redirector_count {
 	CANAL_REDIRECTOR_COUNTS,
 };
 
+/* Map canal_tunnel_counts: what leaves a replica by its VXLAN device. */
+enum canal_tunnel_count {
+	CANAL_TUNNEL_SERVICE,       /* what services answer */
+	CANAL_TUNNEL_DIALLED,       /* what the gateway dials for tenants */
+	CANAL_TUNNEL_DROP_SOURCE,   /* a source that is neither a service (no mark) nor this replica (mark) */
+	CANAL_TUNNEL_DROP_MARK,     /* a mark that is no tenant's VNI */
+	CANAL_TUNNEL_DROP_PROTOCOL, /* neither IPv4 nor IPv6 */
+	CANAL_TUNNEL_DROP_KEY,      /* the kernel had no memory for a tunnel key */
+	CANAL_TUNNEL_COUNTS,
+};
+/* Map canal_doors_counts: look-ups of sockets for service addresses; the redirector's and the stack's. */
+enum canal_doors_count {
+	CANAL_DOORS_HBONE,
+	CANAL_DOORS_PLAIN,
+	CANAL_DOORS_DNS,
+	CANAL_DOORS_CLOSED, /* no socket in that door */
+	CANAL_DOORS_COUNTS,
+};
+/* Map canal_sessions_counts. */
+enum canal_sessions_count {
+	CANAL_SESSIONS_OUTER,      /* first packets of sessions */
+	CANAL_SESSIONS_INNER,
+	CANAL_SESSIONS_OUTER_FULL, /* packets of sessions that the table could not take */
+	CANAL_SESSIONS_INNER_FULL,
+	CANAL_SESSIONS_OTHER,      /* packets without ports, and malformed ones */
+	CANAL_SESSIONS_PACKETS,
+	CANAL_SESSIONS_COUNTS,
+};
+
 #endif

@@ -231,7 +231,7 @@ static __always_inline __u16 outer_sum(const struct frame *f, __u16 sum, __u64 c
 }
 
 /* Turns the frame into one of `leg`, back to the neighbour that it came from: the one router of this host. */
-static __noinline int frame_turn(struct __sk_buff *skb, struct frame *f, const struct leg *leg)
+static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, struct frame *f, const struct leg *leg)
 {
 	/* As 16-bit words: the Ethernet header's 14 bytes would misalign anything wider. */
 	__u16 h[FRAME_INNER_IP / 2], mac;

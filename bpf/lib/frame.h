@@ -213,7 +213,7 @@ static __always_inline int frame_transport(void *data, void *end, struct frame *
 
 /* Reads the frame. The program itself compares the outer addresses with its own: a datagram for VXLAN's port that the program passes
  * to a host that has a VXLAN device is taken by that device, whichever of the host's addresses it is for. */
-static __noinline int frame_parse(struct __sk_buff *skb, struct frame *f)
+static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb, struct frame *f)
 {
 	__u32 read = skb->len < FRAME_READ ? skb->len : FRAME_READ;
 	__u32 header, length, left, first;

@@ -1,0 +1,517 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
+/* Redirector: takes what the edge sends to this replica, keeps the sessions that live here and passes the others along the chain of
+ * their bucket (Canal 4.4, appendix C), before the host's VXLAN device sees them. It keeps nothing about flows: whose a session
+ * is, the kernel's own sockets say. See docs/design/0003-cloud-tier.md, "Buckets". Start reading at canal_redirector().
+ *
+ *   the tier's VNI    to_service(): early limits, then new sessions to the bucket's head, others to the first that owns them
+ *   a tenant's VNI    answer(): of a connection that the gateway dialled for this very tenant, or nothing
+ *   anything else     foreign(): the host's, unless it tries to go round the tunnel
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi/tier.h"
+#define CANAL_COUNTS CANAL_REDIRECTOR_COUNTS
+#define CANAL_COUNTS_MAP canal_redirector_counts
+#include "lib/count.h"
+#include "lib/flow.h"
+
+/* One token, in the unit of canal_bucket.tokens: nanoseconds times tokens per second. */
+#define TOKEN 1000000000ull
+
+/* One element, that the agent writes: registration changes it while packets pass. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct canal_redirector_settings);
+} canal_self SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_SERVICES_MAX);
+	__type(key, __u32);
+	__type(value, struct canal_table);
+} canal_tables SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, CANAL_REPLICAS_MAX);
+	__type(key, __u32);
+	__type(value, struct canal_replica);
+} canal_replicas SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_REPLICAS_MAX);
+	__type(key, __be32);
+	__type(value, __u32);
+} canal_hosts SEC(".maps");
+
+/* struct canal_throttle as the kernel wants it spelled. */
+struct throttle {
+	struct bpf_spin_lock lock;
+	__u32 zero;
+	struct canal_bucket sessions;
+	struct canal_bucket packets;
+};
+_Static_assert(sizeof(struct throttle) == sizeof(struct canal_throttle), "one layout");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_THROTTLES_MAX);
+	__type(key, struct canal_throttle_key);
+	__type(value, struct throttle);
+} canal_throttles SEC(".maps");
+
+static __always_inline int drop(__u32 why)
+{
+	count(why);
+	return TC_ACT_SHOT;
+}
+
+/* Early limits. */
+
+/* Refills and takes one token; 0: there is none. The clock is read before the lock, inside of which no helper may be called, so that it
+ * can be behind what another CPU has written: then nothing is refilled. */
+static __always_inline int take(struct canal_bucket *b, __u64 now)
+{
+	__u64 full = b->burst * TOKEN;
+
+	if (!b->rate)
+		return 1;
+	if (now > b->at_ns) {
+		__u64 elapsed = now - b->at_ns;
+
+		b->at_ns = now;
+		if (b->tokens >= full || elapsed > (full - b->tokens) / b->rate)
+			b->tokens = full;
+		else
+			b->tokens += elapsed * b->rate;
+	}
+	if (b->tokens < TOKEN) {
+		b->refused++;
+		return 0;
+	}
+	b->tokens -= TOKEN;
+	return 1;
+}
+
+enum taken {
+	TAKEN,
+	NO_SESSIONS,
+	NO_PACKETS,
+};
+
+static __always_inline int throttle(__u32 scope, __u32 id, int is_session)
+{
+	struct canal_throttle_key key = { .scope = scope, .id = id };
+	struct throttle *t = bpf_map_lookup_elem(&canal_throttles, &key);
+	__u64 now;
+	int taken = TAKEN;
+
+	if (!t)
+		return TAKEN;
+	now = bpf_ktime_get_ns();
+	bpf_spin_lock(&t->lock);
+	if (is_session && !take(&t->sessions, now))
+		taken = NO_SESSIONS;
+	else if (!take(&t->packets, now))
+		taken = NO_PACKETS;
+	bpf_spin_unlock(&t->lock);
+	return taken;
+}
+
+/* 0, or the counter of the limit that is used up. */
+static __always_inline __u32 throttled(__u32 service, __u32 vni, int is_session)
+{
+	switch (throttle(CANAL_THROTTLE_SERVICE, service, is_session)) {
+	case NO_SESSIONS:
+		return CANAL_REDIRECTOR_THROTTLED_SERVICE_SESSIONS;
+	case NO_PACKETS:
+		return CANAL_REDIRECTOR_THROTTLED_SERVICE_PACKETS;
+	}
+	switch (throttle(CANAL_THROTTLE_TENANT, vni, is_session)) {
+	case NO_SESSIONS:
+		return CANAL_REDIRECTOR_THROTTLED_TENANT_SESSIONS;
+	case NO_PACKETS:
+		return CANAL_REDIRECTOR_THROTTLED_TENANT_PACKETS;
+	}
+	return 0;
+}
+
+/* What the kernel's sockets say. */
+
+/* Fills the tuple as the lookup helpers take it and gives its length. */
+static __always_inline __u32 socket_tuple(struct bpf_sock_tuple *to, const struct words *source, __be16 source_port_be,
+					  const struct words *destination, __be16 destination_port_be, int v6)
+{
+	if (v6) {
+		__builtin_memcpy(to->ipv6.saddr, source, 16);
+		__builtin_memcpy(to->ipv6.daddr, destination, 16);
+		to->ipv6.sport = source_port_be;
+		to->ipv6.dport = destination_port_be;
+		return sizeof(to->ipv6);
+	}
+	to->ipv4.saddr = source->w[3];
+	to->ipv4.daddr = destination->w[3];
+	to->ipv4.sport = source_port_be;
+	to->ipv4.dport = destination_port_be;
+	return sizeof(to->ipv4);
+}
+
+/* Whether a gateway would take a new session. The source port 0 is in no table of connections, so that an old connection's remains do not
+ * answer for a gateway that is gone: only listeners do, by way of the doors. */
+static __noinline int is_listening(struct __sk_buff *skb, const struct frame *f)
+{
+	struct bpf_sock_tuple tuple;
+	struct bpf_sock *sk;
+	__u32 length;
+
+	if (!f)
+		return 0;
+	length = socket_tuple(&tuple, &f->flow.source, 0, &f->flow.destination, f->flow.destination_port_be, f->v6);
+	if (f->kind == FRAME_ECHO)
+		return 1;
+	if (f->kind == FRAME_TCP)
+		sk = bpf_skc_lookup_tcp(skb, &tuple, length, BPF_F_CURRENT_NETNS, 0);
+	else
+		sk = bpf_sk_lookup_udp(skb, &tuple, length, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return 0;
+	bpf_sk_release(sk);
+	return 1;
+}
+
+/* Whether the segment's acknowledgement is a SYN cookie of this listener. */
+static __always_inline int has_cookie(struct __sk_buff *skb, const struct frame *f, struct bpf_sock *listener)
+{
+	void *data = (void *)(long)skb->data;
+	void *end = (void *)(long)skb->data_end;
+	__u32 transport = f->transport;
+	struct tcphdr *tcp;
+
+	if ((f->flags & (FRAME_SYN | FRAME_RST | FRAME_ACK)) != FRAME_ACK || transport > FRAME_INNER_IP + 60)
+		return 0;
+	tcp = data + transport;
+	if ((void *)(tcp + 1) > end || data + FRAME_INNER_IP + sizeof(struct ipv6hdr) > end)
+		return 0;
+	return !bpf_tcp_check_syncookie(listener, data + FRAME_INNER_IP, f->v6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr), tcp,
+					sizeof(*tcp));
+}
+
+enum owner {
+	NOBODY,
+	SOCKET,
+	COOKIE,
+};
+
+/* Whether the session of a TCP segment, or the one that an ICMP error is about, is this kernel's. */
+static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
+{
+	struct bpf_sock_tuple tuple;
+	struct bpf_sock *sk;
+	int owner = NOBODY;
+	__u32 length;
+
+	if (!f)
+		return NOBODY;
+	if (f->kind == FRAME_ERROR)
+		length = socket_tuple(&tuple, &f->about.destination, f->about.destination_port_be, &f->about.source, f->about.source_port_be,
+				      f->v6);
+	else
+		length = socket_tuple(&tuple, &f->flow.source, f->flow.source_port_be, &f->flow.destination, f->flow.destination_port_be,
+				      f->v6);
+	sk = bpf_skc_lookup_tcp(skb, &tuple, length, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return NOBODY;
+	if (sk->state != BPF_TCP_LISTEN)
+		owner = SOCKET;
+	else if (f->kind == FRAME_TCP && has_cookie(skb, f, sk))
+		owner = COOKIE;
+	bpf_sk_release(sk);
+	return owner;
+}
+
+/* Chains. */
+
+struct place {
+	__u32 number; /* of the replica; 0: there is no place */
+	__be32 address_be;
+	__u8 hop; /* that a packet sent there has */
+};
+
+/* The first place at `from` or behind it whose replica is up and is not `skip`. */
+static __always_inline struct place next_place(const struct canal_table *table, __u32 bucket, __u32 from, __u32 skip)
+{
+	struct place none = {};
+
+	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
+		__u32 number = table->chain[bucket][i];
+		struct canal_replica *replica;
+
+		if (!number)
+			break;
+		if (i < from || number == skip)
+			continue;
+		replica = bpf_map_lookup_elem(&canal_replicas, &number);
+		if (replica && replica->state == CANAL_REPLICA_UP) {
+			struct place p = { .number = number, .address_be = replica->address_be, .hop = i + 1 };
+
+			return p;
+		}
+	}
+	return none;
+}
+
+static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct place *to, __u32 what)
+{
+	struct leg leg = {
+		.source_be = self_be,
+		.destination_be = to->address_be,
+		.vni = f->vni,
+		.source_port_be = f->outer_source_port_be,
+		.hop = to->hop,
+		.mac = CANAL_REPLICA_MAC,
+		.mac_source = CANAL_EDGE_MAC,
+	};
+
+	if (frame_turn(skb, f, &leg))
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	count(what);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
+static __always_inline int keep(struct __sk_buff *skb, struct frame *f, __u32 what)
+{
+	if (f->hop && frame_clear_hop(skb, f))
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	count(what);
+	return TC_ACT_OK;
+}
+
+/* What begins a session, or has none: a SYN, a datagram, an echo. */
+static __always_inline int begin(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self,
+				 const struct canal_table *table, __u32 bucket, __u32 what)
+{
+	struct place place;
+
+	/* A hop says that the sender chose this replica. */
+	if (!f->hop) {
+		place = next_place(table, bucket, 0, 0);
+		if (place.number && place.number != self->number)
+			return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_FORWARDED_NEW);
+	}
+	if (is_listening(skb, f))
+		return keep(skb, f, what);
+	place = next_place(table, bucket, f->hop, self->number);
+	if (place.number)
+		return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_NOT_LISTENING);
+	return keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
+}
+
+/* What belongs to a session. */
+static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self,
+				 const struct canal_table *table, __u32 bucket)
+{
+	int is_error = f->kind == FRAME_ERROR;
+	int owner = owner_here(skb, f);
+	struct place place;
+
+	if (owner == SOCKET)
+		return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_OWNED);
+	if (owner == COOKIE)
+		return keep(skb, f, CANAL_REDIRECTOR_COOKIE);
+	place = next_place(table, bucket, f->hop, self->number);
+	if (place.number)
+		return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_FORWARDED);
+	return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_UNOWNED);
+}
+
+/* From an edge, or from a replica before this one in a chain, to a service. */
+static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self)
+{
+	int is_error = f->kind == FRAME_ERROR;
+	int is_syn = f->kind == FRAME_TCP && (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN;
+	__u32 service = service_of(&f->flow.destination);
+	struct canal_table *table;
+	__u32 refused, hash;
+
+	table = service ? bpf_map_lookup_elem(&canal_tables, &service) : 0;
+	if (!table)
+		return drop(CANAL_REDIRECTOR_DROP_SERVICE);
+	if (is_error && !same_words(&f->about.source, &f->flow.destination))
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	refused = throttled(service, table->vni, is_syn);
+	if (refused)
+		return drop(refused);
+	/* An error is about a packet that went the other way. */
+	if (is_error)
+		hash = flow_hash(&f->about.destination, f->about.destination_port_be, f->about.source_port_be, service);
+	else
+		hash = flow_hash(&f->flow.source, f->flow.source_port_be, f->flow.destination_port_be, service);
+	hash = flow_bucket(hash);
+	if (is_syn)
+		return begin(skb, f, self, table, hash, CANAL_REDIRECTOR_NEW);
+	if (f->kind == FRAME_DATAGRAM)
+		return begin(skb, f, self, table, hash, CANAL_REDIRECTOR_DATAGRAM);
+	if (f->kind == FRAME_ECHO)
+		return begin(skb, f, self, table, hash, CANAL_REDIRECTOR_ICMP);
+	/* The errors of datagrams too: no socket owns them, so that they run along the chain and end where the kernel drops them. */
+	return go_on(skb, f, self, table, hash);
+}
+
+enum dialled {
+	DIALLED_NOBODY,
+	DIALLED_HERE,
+	DIALLED_CROSSED,
+};
+
+/* Whose connection an answer is of. Tenants' addresses are their own affair, so that two may have the same; what the gateway dialled,
+ * it dialled with the tenant's VNI as the socket's mark. */
+static __noinline int dialled_here(struct __sk_buff *skb, const struct frame *f)
+{
+	struct bpf_sock_tuple tuple;
+	struct bpf_sock *sk, *full;
+	int dialled = DIALLED_HERE;
+	__u32 length;
+
+	if (!f)
+		return DIALLED_NOBODY;
+	if (f->kind == FRAME_ERROR)
+		length = socket_tuple(&tuple, &f->about.destination, f->about.destination_port_be, &f->about.source, f->about.source_port_be,
+				      f->v6);
+	else
+		length = socket_tuple(&tuple, &f->flow.source, f->flow.source_port_be, &f->flow.destination, f->flow.destination_port_be,
+				      f->v6);
+	sk = bpf_skc_lookup_tcp(skb, &tuple, length, BPF_F_CURRENT_NETNS, 0);
+	if (!sk)
+		return DIALLED_NOBODY;
+	full = bpf_sk_fullsock(sk);
+	if (full && (full->state == BPF_TCP_LISTEN || full->mark != f->vni))
+		dialled = DIALLED_CROSSED;
+	bpf_sk_release(sk);
+	return dialled;
+}
+
+/* From an endpoint that the gateway dialled, by way of the edge. */
+static __always_inline int answer(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self)
+{
+	int is_error = f->kind == FRAME_ERROR;
+
+	if (!is_error && f->kind != FRAME_TCP)
+		return drop(CANAL_REDIRECTOR_DROP_PROTOCOL);
+	if (is_error && f->about_protocol != IPPROTO_TCP)
+		return drop(CANAL_REDIRECTOR_DROP_PROTOCOL);
+	if (tier_host_of(&f->flow.destination) != self->address_be || (is_error && !same_words(&f->about.source, &f->flow.destination)))
+		return drop(CANAL_REDIRECTOR_DROP_CROSSED);
+	switch (dialled_here(skb, f)) {
+	case DIALLED_CROSSED:
+		return drop(CANAL_REDIRECTOR_DROP_CROSSED);
+	case DIALLED_NOBODY:
+		/* Nobody dials a replica. The end of a connection that is gone here is told so by the kernel's RST. */
+		if (is_error || f->flags & FRAME_SYN)
+			return drop(CANAL_REDIRECTOR_DROP_CROSSED);
+	}
+	/* What the kernel itself answers goes by the same VNI (net.ipv4.fwmark_reflect). */
+	skb->mark = f->vni;
+	return keep(skb, f, CANAL_REDIRECTOR_ANSWER);
+}
+
+/* Not a datagram for the VXLAN device. The addresses of the inside are this host's own, so that a packet for them without a tunnel would be
+ * taken for one that came through it. */
+static __always_inline int foreign4(struct __sk_buff *skb)
+{
+	__be32 destination_be;
+
+	if (bpf_skb_load_bytes(skb, FRAME_IP + 16, &destination_be, sizeof(destination_be)))
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	if ((destination_be & bpf_htonl(0xff000000)) == bpf_htonl(CANAL_SERVICE_NET4))
+		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+	count(CANAL_REDIRECTOR_PASSED);
+	return TC_ACT_OK;
+}
+
+#define EXTENSIONS 4
+
+/* The VXLAN device listens on IPv6 too, where the tier has no tunnels. */
+static __always_inline int foreign6(struct __sk_buff *skb)
+{
+	__u32 at = FRAME_IP + sizeof(struct ipv6hdr);
+	struct words destination;
+	__be16 port_be;
+	__u8 next, extension[2];
+
+	if (bpf_skb_load_bytes(skb, FRAME_IP + 24, &destination, sizeof(destination)) || bpf_skb_load_bytes(skb, FRAME_IP + 6, &next, 1))
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	if (has_high6(&destination, CANAL_SERVICE_NET6) || has_high6(&destination, CANAL_TIER_NET6))
+		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+	for (int i = 0; i <= EXTENSIONS; i++) {
+		if (next == IPPROTO_UDP) {
+			if (bpf_skb_load_bytes(skb, at + 2, &port_be, sizeof(port_be)))
+				return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+			if (port_be == bpf_htons(CANAL_VXLAN_PORT))
+				return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+			break;
+		}
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
+			break;
+		if (i == EXTENSIONS || bpf_skb_load_bytes(skb, at, extension, sizeof(extension)))
+			return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+		/* A fragment's UDP header may be in another. */
+		if (next == IPPROTO_FRAGMENT && extension[0] != IPPROTO_TCP && extension[0] != IPPROTO_ICMPV6)
+			return drop(CANAL_REDIRECTOR_DROP_FRAGMENT);
+		at += next == IPPROTO_FRAGMENT ? 8 : (extension[1] + 1) * 8;
+		next = extension[0];
+	}
+	count(CANAL_REDIRECTOR_PASSED);
+	return TC_ACT_OK;
+}
+
+static __always_inline int refuse(struct __sk_buff *skb, int verdict)
+{
+	switch (verdict) {
+	case FRAME_FOREIGN:
+		if (skb->protocol == bpf_htons(ETH_P_IP))
+			return foreign4(skb);
+		if (skb->protocol == bpf_htons(ETH_P_IPV6))
+			return foreign6(skb);
+		count(CANAL_REDIRECTOR_PASSED);
+		return TC_ACT_OK;
+	case FRAME_FRAGMENT:
+		return drop(CANAL_REDIRECTOR_DROP_FRAGMENT);
+	case FRAME_PROTOCOL:
+		return drop(CANAL_REDIRECTOR_DROP_PROTOCOL);
+	default:
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	}
+}
+
+SEC("tc")
+int canal_redirector(struct __sk_buff *skb)
+{
+	struct frame f;
+	int verdict = frame_parse(skb, &f);
+	__u32 zero = 0;
+	const struct canal_redirector_settings *self = bpf_map_lookup_elem(&canal_self, &zero);
+	__u32 *host;
+
+	if (verdict)
+		return refuse(skb, verdict);
+	host = bpf_map_lookup_elem(&canal_hosts, &f.outer_source_be);
+	if (!self || !host || f.outer_destination_be != self->address_be)
+		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+	if (f.vni == CANAL_TIER_VNI)
+		return to_service(skb, &f, self);
+	/* Answers come from edges, which are number 0: they know which node may speak for which pod. */
+	return *host ? drop(CANAL_REDIRECTOR_DROP_STRANGER) : answer(skb, &f, self);
+}
+
+/* The kernel asks for a licence before it lends its helpers. */
+char _license[] SEC("license") = "Dual BSD/GPL";

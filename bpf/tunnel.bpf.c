@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
+/* Tunnel: says where packets go that leave a replica by its one VXLAN device: all to the edge of its AZ. What a service answers goes by
+ * the tier's VNI; what the gateway dials for a tenant goes by the tenant's, which is the packet's mark. On egress of the
+ * collect-metadata device, which drops what this program gives no tunnel key.
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "abi/tier.h"
+#define CANAL_COUNTS CANAL_TUNNEL_COUNTS
+#define CANAL_COUNTS_MAP canal_tunnel_counts
+#include "lib/count.h"
+#include "lib/flow.h"
+
+/* The redirector's. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct canal_redirector_settings);
+} canal_self SEC(".maps");
+
+static __always_inline int drop(__u32 why)
+{
+	count(why);
+	return TC_ACT_SHOT;
+}
+
+/* Where the packet comes from. -1: it is neither IPv4 nor IPv6. */
+static __always_inline int read_source(struct __sk_buff *skb, struct words *source)
+{
+	__be32 v4;
+
+	if (skb->protocol == bpf_htons(ETH_P_IPV6))
+		return bpf_skb_load_bytes(skb, ETH_HLEN + 8, source, 16);
+	if (skb->protocol != bpf_htons(ETH_P_IP) || bpf_skb_load_bytes(skb, ETH_HLEN + 12, &v4, sizeof(v4)))
+		return -1;
+	*source = words_v4(v4);
+	return 0;
+}
+
+SEC("tc")
+int canal_tunnel(struct __sk_buff *skb)
+{
+	struct bpf_tunnel_key key = { .tunnel_id = CANAL_TIER_VNI, .tunnel_ttl = 64 };
+	__u32 zero = 0, mark = skb->mark;
+	const struct canal_redirector_settings *self = bpf_map_lookup_elem(&canal_self, &zero);
+	struct words source;
+
+	if (!self || read_source(skb, &source))
+		return drop(CANAL_TUNNEL_DROP_PROTOCOL);
+	if (mark > 0xffffff || mark == CANAL_TIER_VNI)
+		return drop(CANAL_TUNNEL_DROP_MARK);
+	if (mark ? tier_host_of(&source) != self->address_be : !service_of(&source))
+		return drop(CANAL_TUNNEL_DROP_SOURCE);
+	if (mark)
+		key.tunnel_id = mark;
+	key.remote_ipv4 = bpf_ntohl(self->edge_be);
+	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_ZERO_CSUM_TX))
+		return drop(CANAL_TUNNEL_DROP_KEY);
+	/* The way to the edge is not the tenant's: with the mark, the outer packet would be routed into this device again. */
+	skb->mark = 0;
+	count(mark ? CANAL_TUNNEL_DIALLED : CANAL_TUNNEL_SERVICE);
+	return TC_ACT_OK;
+}
+
+/* The kernel asks for a licence before it lends its helpers. */
+char _license[] SEC("license") = "Dual BSD/GPL";
