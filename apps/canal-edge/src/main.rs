@@ -1,0 +1,143 @@
+//! `canal-edge`: flags to settings, a runtime, and the edge's agent in it. What the agent does is `canal-edge-agent`'s.
+
+#![forbid(unsafe_code)]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context;
+use canal_edge_agent::config::{EdgeConfig, Place, TUNNELS_PER_CORE, VXLAN_OVERHEAD};
+use canal_edge_agent::{device, kernel};
+use canal_kit::controller::Controller;
+use canal_kit::{diagnostics, sys};
+use canal_model::ids::{AzName, EdgeName};
+use clap::Parser;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The edge of Canal's cloud tier in one availability zone: brings tenants' packets to the gateway replicas and back. Its program forwards
+/// in the kernel, with or without this process. Runs as root.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+#[command(after_help = "Examples:
+  canal-edge --edge edge-1 --az az1 --address 250.1.0.1 --controller https://250.0.0.1:15012 --root-ca root.pem --token-file token --data-dir /var/lib/canal
+  canal-edge --edge edge-1 --az az1 --address 250.1.0.1 --data-dir /var/lib/canal --detach")]
+struct Flags {
+    /// This edge's name.
+    #[arg(long, env = "CANAL_EDGE")]
+    edge: EdgeName,
+    /// The availability zone this edge is the entry of.
+    #[arg(long)]
+    az: AzName,
+    /// This host's underlay address.
+    #[arg(long)]
+    address: Ipv4Addr,
+    /// The device that all packets come in by and leave by.
+    #[arg(long, default_value = "eth0")]
+    device: String,
+    /// Where the maps are kept while no agent runs: a directory on a bpffs, or one where a bpffs may be mounted.
+    /// [default: /sys/fs/bpf/canal-edge-EDGE if that is a bpffs, else DATA_DIR/bpffs]
+    #[arg(long)]
+    pin_dir: Option<PathBuf>,
+    /// The controller, as https://HOST:PORT; repeat for several.
+    #[arg(long = "controller", required_unless_present = "detach", value_parser = controller_address)]
+    controllers: Vec<String>,
+    /// PEM file of the CA that signed the controller's certificate.
+    #[arg(long, required_unless_present = "detach")]
+    root_ca: Option<PathBuf>,
+    /// File with the bearer token that the controller knows this edge by.
+    #[arg(long, required_unless_present = "detach")]
+    token_file: Option<PathBuf>,
+    /// Where the last good configuration is kept.
+    #[arg(long)]
+    data_dir: PathBuf,
+    /// Source ports, and so sessions at the underlay, towards each replica. [default: 10 per core]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..=25_000))]
+    tunnels: Option<u16>,
+    /// Give each flow a source port of its own, as RFC 7348 recommends, in place of sharing the tunnels.
+    #[arg(long)]
+    no_aggregate: bool,
+    /// Largest inner packet, in bytes; larger ones are answered by ICMP. [default: the device's MTU - 50]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
+    mtu: Option<u32>,
+    /// Take program and maps away and exit: the edge forwards nothing any more. For uninstalling.
+    #[arg(long)]
+    detach: bool,
+    /// Operators' pages: /config_dump, /logging, /quitquitquit, /version.
+    #[arg(long, default_value = "127.0.0.1:15000")]
+    admin_addr: SocketAddr,
+    /// /metrics.
+    #[arg(long, default_value = "0.0.0.0:15020")]
+    metrics_addr: SocketAddr,
+    /// /healthz/ready.
+    #[arg(long, default_value = "0.0.0.0:15021")]
+    readiness_addr: SocketAddr,
+    /// What to tell on stderr, e.g. info or info,canal_edge_agent=debug.
+    #[arg(long, default_value = "info")]
+    log: String,
+}
+
+fn controller_address(given: &str) -> Result<String, String> {
+    let address = given.strip_prefix("https://").unwrap_or(given).trim_end_matches('/');
+    match address.rsplit_once(':') {
+        Some((host, port)) if !host.is_empty() && port.parse::<u16>().is_ok_and(|p| p > 0) => Ok(address.to_string()),
+        _ => Err("write https://HOST:PORT".into()),
+    }
+}
+
+impl Flags {
+    /// Looks at the machine where a default depends on it.
+    fn config(self) -> anyhow::Result<EdgeConfig> {
+        let mtu = match self.mtu {
+            Some(mtu) => mtu,
+            // Taking away needs no size.
+            None if self.detach => 0,
+            None => device::mtu(&self.device)
+                .with_context(|| format!("asking for the MTU of {} (--device)", self.device))?
+                .checked_sub(VXLAN_OVERHEAD)
+                .filter(|mtu| *mtu >= 1280)
+                .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; raise it, or say --mtu", self.device))?,
+        };
+        let cores = u16::try_from(sys::cores().len()).unwrap_or(u16::MAX);
+        let pin_dir = self.pin_dir.unwrap_or_else(|| canal_offload::default_tier_pin_dir("canal-edge", self.edge.as_str(), &self.data_dir));
+        Ok(EdgeConfig {
+            place: Place {
+                device: self.device,
+                pin_dir,
+                address: self.address,
+                tunnels: self.tunnels.unwrap_or(cores.saturating_mul(TUNNELS_PER_CORE)),
+                aggregate: !self.no_aggregate,
+                mtu,
+            },
+            edge: self.edge,
+            az: self.az,
+            controller: Controller {
+                addresses: self.controllers,
+                root: self.root_ca.unwrap_or_default(),
+                token: self.token_file.unwrap_or_default(),
+            },
+            data_dir: self.data_dir,
+            admin: self.admin_addr,
+            metrics: self.metrics_addr,
+            readiness: self.readiness_addr,
+        })
+    }
+}
+
+fn main() -> anyhow::Result<ExitCode> {
+    let flags = Flags::parse();
+    let level = diagnostics::start(&flags.log).context("--log")?;
+    let (detach, config) = (flags.detach, flags.config()?);
+    if detach {
+        kernel::detach(&config.place).context("--detach")?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    // For control work only: packets never leave the kernel, and probes have a thread of their own.
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().context("starting the runtime")?;
+    let clean = runtime.block_on(canal_edge_agent::run(config, level))?;
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(3) })
+}

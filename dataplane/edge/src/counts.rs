@@ -1,0 +1,141 @@
+//! The edge's metrics, by name. `docs/operations/counters.md` says what each means.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use canal_kit::metrics::{Counters, Family, Gauges, Registry, SharedCounter, SharedGauge};
+
+use crate::maps::{Content, LeftOut, Room};
+
+/// Handles of all families.
+#[derive(Clone)]
+pub struct Counts {
+    entries: Gauges,
+    limits: Gauges,
+    left_out: Gauges,
+    left_out_shown: Arc<Mutex<BTreeSet<(&'static str, &'static str)>>>,
+    behind: SharedGauge,
+    write_failures: Counters,
+    updates_refused: SharedCounter,
+    packets: Counters,
+    packets_seen: Arc<Mutex<BTreeMap<&'static str, u64>>>,
+    probes: Counters,
+    changes: Counters,
+    replicas: Gauges,
+    reports: Counters,
+    repairs: Counters,
+    /// Instructions that the verifier walked.
+    verified: Gauges,
+    attached: SharedGauge,
+}
+
+impl Counts {
+    /// Registers them.
+    pub fn new(r: &Registry) -> Self {
+        let counters = |name, help, labels| r.counters(Family::new(name, help, labels));
+        let gauges = |name, help, labels| r.gauges(Family::new(name, help, labels));
+        let c = Self {
+            entries: gauges("canal_edge_map_entries", "Elements of the edge's maps.", &["map"]),
+            limits: gauges("canal_edge_map_limit", "Elements that a map holds at most.", &["map"]),
+            left_out: gauges("canal_edge_left_out", "What the controller said that is not in the maps.", &["map", "reason"]),
+            left_out_shown: Arc::default(),
+            behind: gauges("canal_edge_map_behind", "Elements that could not be written yet.", &[]).shared(&[]),
+            write_failures: counters("canal_edge_map_write_failures_total", "Elements that the kernel did not take.", &["map"]),
+            updates_refused: counters("canal_edge_updates_refused_total", "Updates nacked for want of room in a map.", &[]).shared(&[]),
+            packets: counters("canal_edge_packets_total", "Packets by what the edge's program did with them.", &["what"]),
+            packets_seen: Arc::default(),
+            probes: counters("canal_edge_probes_total", "Health requests to replicas, by their outcome.", &["result"]),
+            changes: counters("canal_edge_replica_changes_total", "Replicas that this edge found dead or back.", &["to"]),
+            replicas: gauges("canal_edge_replicas", "Replicas of this edge's AZ, by what they are held for.", &["state"]),
+            reports: counters("canal_edge_reports_total", "Reports to the controller, by their outcome.", &["result"]),
+            repairs: counters("canal_edge_repairs_total", "What somebody removed behind the edge's back and was put again.", &["what"]),
+            verified: gauges("canal_edge_verified_instructions", "Instructions the verifier walked through.", &["program"]),
+            attached: gauges("canal_edge_attached", "1 while the program is on the device.", &[]).shared(&[]),
+        };
+        for what in ["attachment", "pins", "elements"] {
+            c.repairs.shared(&[what]);
+        }
+        c
+    }
+
+    pub(crate) fn entries(&self, c: &Content) {
+        let shown = [
+            ("canal_addresses", c.addresses.len()),
+            ("canal_returns", c.returns.len()),
+            ("canal_prefixes", c.prefixes.len()),
+            ("canal_nodes", c.nodes.len()),
+            ("canal_tables", c.tables.len()),
+            ("canal_replicas", c.replicas.len()),
+            ("canal_hosts", c.hosts.len()),
+        ];
+        shown.iter().for_each(|(map, n)| set(&self.entries, &[map], *n));
+    }
+    pub(crate) fn room(&self, room: &Room) {
+        let replicas = usize::from(canal_model::ids::ReplicaNumber::MAX);
+        let shown = [
+            ("canal_addresses", room.addresses),
+            ("canal_returns", room.services),
+            ("canal_prefixes", room.prefixes),
+            ("canal_nodes", room.nodes),
+            ("canal_tables", room.services),
+            ("canal_replicas", replicas),
+            ("canal_hosts", room.hosts),
+        ];
+        shown.iter().for_each(|(map, n)| set(&self.limits, &[map], *n));
+    }
+    pub(crate) fn left_out(&self, all: &BTreeSet<LeftOut>) {
+        let mut now = BTreeMap::new();
+        for l in all {
+            *now.entry((l.map, l.reason.name())).or_insert(0) += 1;
+        }
+        let mut shown = self.left_out_shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.extend(now.keys());
+        for (map, reason) in shown.iter() {
+            set(&self.left_out, &[map, reason], now.get(&(*map, *reason)).copied().unwrap_or(0));
+        }
+    }
+    pub(crate) fn behind(&self, n: usize) {
+        self.behind.set(i64::try_from(n).unwrap_or(i64::MAX));
+    }
+    pub(crate) fn write_failed(&self, map: &str) {
+        self.write_failures.shared(&[map]).inc();
+    }
+    pub(crate) fn refused_update(&self) {
+        self.updates_refused.inc();
+    }
+    /// The kernel's counters as they stand; they outlive the agent, so the first look shows what passed while none ran.
+    pub(crate) fn packets(&self, now: &[(&'static str, u64)]) {
+        let mut seen = self.packets_seen.lock().unwrap_or_else(PoisonError::into_inner);
+        for (what, n) in now {
+            let before = seen.insert(what, *n).unwrap_or(0);
+            // New maps count from zero again.
+            self.packets.shared(&[what]).add(n.checked_sub(before).unwrap_or(*n));
+        }
+    }
+    pub(crate) fn probe(&self, result: &str) {
+        self.probes.shared(&[result]).inc();
+    }
+    pub(crate) fn change(&self, up: bool) {
+        self.changes.shared(&[if up { "up" } else { "down" }]).inc();
+    }
+    pub(crate) fn replicas(&self, up: usize, down: usize) {
+        set(&self.replicas, &["up"], up);
+        set(&self.replicas, &["down"], down);
+    }
+    pub(crate) fn report(&self, result: &str) {
+        self.reports.shared(&[result]).inc();
+    }
+    pub(crate) fn repair(&self, what: &str, n: usize) {
+        self.repairs.shared(&[what]).add(n as u64);
+    }
+    pub(crate) fn verified(&self, program: &str, instructions: u32) {
+        self.verified.shared(&[program]).set(instructions.into());
+    }
+    pub(crate) fn attached(&self, yes: bool) {
+        self.attached.set(yes.into());
+    }
+}
+
+fn set(gauges: &Gauges, labels: &[&str], n: usize) {
+    gauges.shared(labels).set(i64::try_from(n).unwrap_or(i64::MAX));
+}

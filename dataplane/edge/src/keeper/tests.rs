@@ -1,0 +1,167 @@
+//! The keeper on maps that a test can break.
+
+use std::sync::Arc;
+
+use canal_kit::metrics::Registry;
+use canal_model::ids::{ReplicaNumber, Vni};
+use canal_model::program::{Node, OutsideMesh, Replica, Resource, Tenant};
+
+use super::*;
+use crate::maps::Slot;
+
+const ROOM: Room = Room { addresses: 9, services: 9, prefixes: 2, nodes: 9, hosts: 9 };
+
+/// Maps with a bounded number of prefixes, as the kernel's are; `deaf` refuses everything.
+#[derive(Default)]
+struct Small {
+    content: Content,
+    deaf: bool,
+    written: Vec<Step>,
+}
+
+impl Tables for Small {
+    fn write(&mut self, step: &Step) -> Result<(), String> {
+        let full = matches!(step, Step::Prefix(k, Some(_)) if self.content.prefixes.len() == 2 && !self.content.prefixes.contains_key(k));
+        if self.deaf || full {
+            return Err("no room".into());
+        }
+        take(&mut self.content, step);
+        self.written.push(step.clone());
+        Ok(())
+    }
+    fn read(&mut self) -> Result<Content, String> {
+        Ok(self.content.clone())
+    }
+}
+
+fn ip(n: u8) -> Ipv4Addr {
+    Ipv4Addr::new(250, 1, 0, n)
+}
+
+fn tenant() -> Resource {
+    Resource::Tenant(Tenant {
+        name: "alpha".parse().unwrap(),
+        vni: Vni::new(101).unwrap(),
+        trust_domain: "alpha.example".parse().unwrap(),
+        pod_cidrs: Vec::new(),
+        gateway_cidrs: Vec::new(),
+        outside: OutsideMesh::Deny,
+    })
+}
+
+fn node(n: u8) -> Resource {
+    Resource::Node(Node {
+        tenant: "alpha".parse().unwrap(),
+        name: format!("n{n}").parse().unwrap(),
+        az: "az1".parse().unwrap(),
+        underlay: Ipv4Addr::new(172, 16, 0, n),
+        mac: [2, 0, 0, 0, 0, n],
+        pod_cidrs: vec![format!("10.1.{n}.0/24").parse().unwrap()],
+    })
+}
+
+fn replica(n: u8, az: &str, up: bool) -> Resource {
+    Resource::Replica(Replica {
+        name: format!("g{n}").parse().unwrap(),
+        number: number(n),
+        backend: "be".parse().unwrap(),
+        az: az.parse().unwrap(),
+        underlay: ip(n),
+        up,
+    })
+}
+
+fn number(n: u8) -> ReplicaNumber {
+    ReplicaNumber::new(n.into()).unwrap()
+}
+
+fn target(n: u8) -> Target {
+    Target { name: format!("g{n}").parse().unwrap(), address: ip(n) }
+}
+
+fn keeper(content: Content) -> (Keeper<Small>, Registry) {
+    let registry = Registry::new();
+    let small = Small { content, ..Small::default() };
+    (Keeper::adopt(small, "az1".parse().unwrap(), ip(254), ROOM, Counts::new(&registry)).unwrap(), registry)
+}
+
+fn say(resources: &[Resource]) -> Vec<Arc<Resource>> {
+    resources.iter().map(|r| Arc::new(r.clone())).collect()
+}
+
+fn shows(registry: &Registry, line: &str) -> bool {
+    registry.render().lines().any(|l| l == line)
+}
+
+#[test]
+fn a_full_map_takes_the_new_once_the_old_is_gone() {
+    let (mut k, registry) = keeper(Content::default());
+    k.tell(say(&[tenant(), node(1), node(2)])).unwrap();
+    k.tell(say(&[tenant(), node(3), node(4)])).unwrap();
+    assert_eq!((k.tables.content.prefixes.len(), k.standing().behind), (2, 0));
+    assert_eq!(k.tables.content, k.maps.content);
+    assert!(shows(&registry, "canal_edge_map_entries{map=\"canal_prefixes\"} 2"));
+    assert!(shows(&registry, "canal_edge_map_limit{map=\"canal_prefixes\"} 2"));
+}
+
+#[test]
+fn the_first_state_is_taken_as_far_as_it_fits_and_a_later_excess_is_nacked() {
+    let (mut k, registry) = keeper(Content::default());
+    k.tell(say(&[tenant(), node(1), node(2), node(3)])).unwrap();
+    assert_eq!(k.tables.content.prefixes.len(), 2);
+    assert!(shows(&registry, "canal_edge_left_out{map=\"canal_prefixes\",reason=\"full\"} 1"));
+    let why = k.tell(say(&[tenant(), node(1), node(2), node(3), node(4)])).unwrap_err();
+    assert!(why.contains("alpha/n4 10.1.4.0/24 does not fit canal_prefixes, which holds 2"), "{why}");
+    assert!(shows(&registry, "canal_edge_updates_refused_total 1"));
+    k.tell(say(&[tenant(), node(1), node(3)])).unwrap();
+    assert!(shows(&registry, "canal_edge_left_out{map=\"canal_prefixes\",reason=\"full\"} 0"));
+}
+
+#[test]
+fn what_an_earlier_run_found_of_a_replica_outlives_the_controllers_word_and_the_own_finding_outlives_both() {
+    let earlier = Content { replicas: [(number(1), Slot { address: ip(1), up: false })].into(), ..Content::default() };
+    let (mut k, _) = keeper(earlier);
+    let all = say(&[replica(1, "az1", true), replica(2, "az1", true), replica(3, "az2", false)]);
+    k.tell(all.clone()).unwrap();
+    let up = |k: &Keeper<Small>| k.tables.content.replicas.values().map(|s| s.up).collect::<Vec<_>>();
+    assert_eq!(up(&k), [false, true, false]);
+    assert_eq!(k.targets().keys().cloned().collect::<Vec<_>>(), [target(1), target(2)], "the other AZ's is not this edge's to probe");
+    assert!(k.found(&target(1), true) && k.found(&target(2), false));
+    assert_eq!(up(&k), [true, false, false], "in the kernel at once");
+    assert!(!k.found(&target(2), false), "no news");
+    assert!(!k.found(&target(3), true) && !k.found(&target(9), true), "not this edge's");
+    k.tell(all).unwrap();
+    assert_eq!(up(&k), [true, false, false]);
+}
+
+#[test]
+fn nothing_is_touched_before_the_first_state() {
+    let earlier = Content { hosts: [(ip(7), 7)].into(), ..Content::default() };
+    let (mut k, _) = keeper(earlier.clone());
+    k.tell_hosts([ip(1)].into());
+    assert_eq!(k.audit(), Ok(0));
+    assert_eq!(k.tables.content, earlier);
+    k.tell(Vec::new()).unwrap();
+    k.tell_hosts([ip(1)].into());
+    assert_eq!(k.tables.content.hosts, [(ip(1), 0), (ip(254), 0)].into());
+}
+
+#[test]
+fn an_audit_mends_what_somebody_else_did_and_what_failed() {
+    let (mut k, registry) = keeper(Content::default());
+    k.tell(say(&[tenant(), node(1), replica(1, "az1", true)])).unwrap();
+    assert_eq!(k.audit(), Ok(0));
+    k.tables.content.nodes.clear();
+    k.tables.content.hosts.insert(ip(66), 0);
+    assert_eq!(k.audit(), Ok(2));
+    assert_eq!(k.tables.content, k.maps.content);
+    k.tables.deaf = true;
+    assert!(k.found(&target(1), false), "it is news for the controller, kernel or not");
+    k.tell(say(&[tenant(), node(2), replica(1, "az1", true)])).unwrap();
+    assert!(k.standing().behind > 0);
+    assert!(shows(&registry, "canal_edge_map_write_failures_total{map=\"canal_prefixes\"} 2"));
+    k.tables.deaf = false;
+    assert_eq!(k.audit(), Ok(0));
+    assert_eq!((k.standing().behind, &k.tables.content), (0, &k.maps.content));
+    assert!(!k.tables.content.replicas[&number(1)].up);
+}

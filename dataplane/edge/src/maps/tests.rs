@@ -1,0 +1,237 @@
+//! Maps from words: named cases, whatever the order they are said in.
+
+use std::fmt::Write as _;
+
+use canal_model::program::{OutsideMesh, Tenant};
+
+use super::*;
+
+const ROOM: Room = Room { addresses: 4, services: 3, prefixes: 4, nodes: 3, hosts: 5 };
+
+fn az(s: &str) -> AzName {
+    s.parse().unwrap()
+}
+
+/// One word per resource:
+/// `tenant NAME VNI`, `node TENANT/NAME UNDERLAY CIDR,..`, `replica NAME NUMBER AZ UNDERLAY [down]`, `address TENANT/SERVICE ID AZ IP,..`,
+/// `table TENANT/SERVICE ID AZ VERSION NUMBER,..`, `host IP`.
+fn told(text: &str) -> Told {
+    let mut told = Told::default();
+    for line in text.lines().map(str::trim).filter(|l| !l.is_empty()) {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let list = |i: usize| words[i].split(',').map(|s| s.to_string());
+        let key = |s: &str| -> canal_model::ids::ServiceKey { s.replacen('/', "/shop/", 1).parse().unwrap() };
+        let resource = match words[0] {
+            "tenant" => Resource::Tenant(Tenant {
+                name: words[1].parse().unwrap(),
+                vni: Vni::new(words[2].parse().unwrap()).unwrap(),
+                trust_domain: "example".parse().unwrap(),
+                pod_cidrs: Vec::new(),
+                gateway_cidrs: Vec::new(),
+                outside: OutsideMesh::Deny,
+            }),
+            "node" => {
+                let (tenant, name) = words[1].split_once('/').unwrap();
+                Resource::Node(Node {
+                    tenant: tenant.parse().unwrap(),
+                    name: name.parse().unwrap(),
+                    az: az("az1"),
+                    underlay: words[2].parse().unwrap(),
+                    mac: [2, 0, 0, 0, 0, 7],
+                    pod_cidrs: list(3).map(|c| c.parse().unwrap()).collect(),
+                })
+            }
+            "replica" => Resource::Replica(Replica {
+                name: words[1].parse().unwrap(),
+                number: ReplicaNumber::new(words[2].parse().unwrap()).unwrap(),
+                backend: "be".parse().unwrap(),
+                az: az(words[3]),
+                underlay: words[4].parse().unwrap(),
+                up: words.get(5).is_none(),
+            }),
+            "address" => Resource::Address(GatewayAddress {
+                service: key(words[1]),
+                id: ServiceId::new(words[2].parse().unwrap()).unwrap(),
+                az: az(words[3]),
+                addresses: list(4).map(|a| a.parse().unwrap()).collect(),
+                open: true,
+            }),
+            "table" => {
+                let chain: Vec<_> = list(5).map(|n| ReplicaNumber::new(n.parse().unwrap()).unwrap()).collect();
+                Resource::Table(BucketTable {
+                    service: key(words[1]),
+                    id: ServiceId::new(words[2].parse().unwrap()).unwrap(),
+                    az: az(words[3]),
+                    vni: Vni::new(101).unwrap(),
+                    version: words[4].parse().unwrap(),
+                    chains: vec![chain; BUCKETS],
+                })
+            }
+            "host" => {
+                told.hosts.insert(words[1].parse().unwrap());
+                continue;
+            }
+            other => panic!("{other}"),
+        };
+        told.resources.push(Arc::new(resource));
+    }
+    told
+}
+
+/// The maps as text, without the edge's own host.
+fn show(maps: &Maps) -> Vec<String> {
+    let c = &maps.content;
+    let mut lines: Vec<String> = c.addresses.iter().map(|((v, ip), id)| format!("address {v:?} {ip} {id:?}")).collect();
+    let some = |ip: Option<IpAddr>| ip.map_or_else(|| "-".to_string(), |ip| ip.to_string());
+    lines.extend(
+        c.returns.iter().map(|(id, r)| format!("return {id:?} {:?} {} {}", r.vni, some(r.v4.map(IpAddr::V4)), some(r.v6.map(IpAddr::V6)))),
+    );
+    lines.extend(c.prefixes.iter().map(|((v, net), via)| format!("prefix {v:?} {net} {}", via.node)));
+    lines.extend(c.nodes.iter().map(|(v, ip)| format!("node {v:?} {ip}")));
+    for (id, t) in &c.tables {
+        assert!(t.chains.iter().all(|row| *row == t.chains[0]));
+        let mut line = format!("table {id:?} v{}", t.version);
+        t.chains[0].iter().filter(|n| **n != 0).for_each(|n| write!(line, " {n}").unwrap());
+        lines.push(line);
+    }
+    lines.extend(c.replicas.iter().map(|(n, s)| format!("replica {} {} {}", n.get(), s.address, if s.up { "up" } else { "down" })));
+    lines.extend(c.hosts.iter().filter(|(h, _)| h.octets()[3] != 254).map(|(h, n)| format!("host {h} {n}")));
+    lines.extend(maps.left_out.iter().map(|l| format!("left out: {l}")));
+    lines.iter().map(|l| l.replace("Vni(", "").replace("ServiceId(", "").replace(')', "")).collect()
+}
+
+#[test]
+fn words_become_maps() {
+    let full = "does not fit";
+    let cases: &[(&str, &str, &[&str])] = &[
+        ("nothing", "", &[]),
+        (
+            "two tenants with the same address",
+            "tenant alpha 101
+             tenant beta 102
+             address alpha/web 1 az1 10.255.0.1,fd00::1
+             address beta/web 2 az1 10.255.0.1",
+            &[
+                "address 101 10.255.0.1 1",
+                "address 101 fd00::1 1",
+                "address 102 10.255.0.1 2",
+                "return 1 101 10.255.0.1 fd00::1",
+                "return 2 102 10.255.0.1 -",
+            ],
+        ),
+        (
+            "another AZ's addresses and tables are not this edge's",
+            "tenant alpha 101
+             address alpha/web 1 az2 10.255.0.1
+             table alpha/web 1 az2 3 1,2",
+            &[],
+        ),
+        ("a table with its chains", "table alpha/web 1 az1 3 7,8,9", &["table 1 v3 7 8 9"]),
+        (
+            "nodes of every AZ, by family, with host bits cleared",
+            "tenant alpha 101
+             node alpha/n1 172.16.0.1 10.1.1.5/24,fd01::/64",
+            &["prefix 101 10.1.1.0/24 172.16.0.1", "prefix 101 fd01::/64 172.16.0.1", "node 101 172.16.0.1"],
+        ),
+        (
+            "replicas of all AZs are hosts; other hosts have no number",
+            "replica g1 1 az1 250.1.0.11
+             replica g2 2 az2 250.2.0.11 down
+             host 250.1.0.11
+             host 250.2.0.1",
+            &["replica 1 250.1.0.11 up", "replica 2 250.2.0.11 down", "host 250.1.0.11 1", "host 250.2.0.1 0", "host 250.2.0.11 2"],
+        ),
+        (
+            "what belongs to an unknown tenant waits",
+            "address alpha/web 1 az1 10.255.0.1
+             node alpha/n1 172.16.0.1 10.1.1.0/24",
+            &[
+                "left out: alpha/shop/web@az1 is not in canal_addresses: its tenant is not known",
+                "left out: alpha/n1 is not in canal_nodes: its tenant is not known",
+            ],
+        ),
+        (
+            "two that claim one place",
+            "tenant alpha 101
+             address alpha/b 2 az1 10.255.0.1
+             address alpha/a 1 az1 10.255.0.1
+             node alpha/n2 172.16.0.2 10.1.1.0/24
+             node alpha/n1 172.16.0.1 10.1.1.0/24
+             replica g2 1 az1 250.1.0.12
+             replica g1 1 az1 250.1.0.11",
+            &[
+                "address 101 10.255.0.1 1",
+                "return 1 101 10.255.0.1 -",
+                "return 2 101 10.255.0.1 -",
+                "prefix 101 10.1.1.0/24 172.16.0.1",
+                "node 101 172.16.0.1",
+                "node 101 172.16.0.2",
+                "replica 1 250.1.0.11 up",
+                "host 250.1.0.11 1",
+                "left out: alpha/shop/b@az1 10.255.0.1 is not in canal_addresses: alpha/shop/a@az1 10.255.0.1 has its place",
+                "left out: alpha/n2 10.1.1.0/24 is not in canal_prefixes: alpha/n1 has its place",
+                "left out: g2 is not in canal_replicas: g1 has its place",
+            ],
+        ),
+        (
+            "addresses beyond the room",
+            "tenant alpha 101
+             address alpha/a 1 az1 10.255.0.1,fd00::1
+             address alpha/b 2 az1 10.255.0.2,fd00::2
+             address alpha/c 3 az1 10.255.0.3",
+            &["address 101 10.255.0.1 1", "address 101 10.255.0.2 2", "address 101 10.255.0.3 3", "address 101 fd00::1 1", full],
+        ),
+        (
+            "services beyond the room",
+            "tenant alpha 101
+             table alpha/a 1 az1 1 1
+             table alpha/b 2 az1 1 1
+             table alpha/c 3 az1 1 1
+             table alpha/d 4 az1 1 1",
+            &["table 1 v1 1", "table 2 v1 1", "table 3 v1 1", full],
+        ),
+        (
+            "nodes and prefixes beyond the room",
+            "tenant alpha 101
+             node alpha/n1 172.16.0.1 10.1.1.0/24,10.1.2.0/24
+             node alpha/n2 172.16.0.2 10.1.3.0/24
+             node alpha/n3 172.16.0.3 10.1.4.0/24
+             node alpha/n4 172.16.0.4 10.1.5.0/24",
+            &["prefix 101 10.1.4.0/24 172.16.0.3", "node 101 172.16.0.3", full],
+        ),
+        ("hosts beyond the room", "host 1.0.0.1\nhost 1.0.0.2\nhost 1.0.0.3\nhost 1.0.0.4\nhost 251.0.0.5", &["host 1.0.0.4 0", full]),
+    ];
+    for (name, text, want) in cases {
+        let mut words = told(text);
+        let decide = |t: &Told| show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM));
+        let got = decide(&words);
+        if want.contains(&full) {
+            for line in *want {
+                assert!(got.iter().any(|g| g.contains(line)), "{name}: {line} is not in {got:#?}");
+            }
+        } else {
+            assert_eq!(got, *want, "{name}");
+        }
+        words.resources.reverse();
+        assert_eq!(decide(&words), got, "{name}: in another order");
+    }
+}
+
+#[test]
+fn an_update_that_does_not_fit_is_refused_by_name_and_an_old_excess_is_no_reason() {
+    let table = |n: u32| format!("table alpha/s{n} {n} az1 1 1\n");
+    let left_out = |most: u32| {
+        let text: String = (1..=most).map(table).collect();
+        decide_maps(&told(&text), &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM).left_out
+    };
+    let (fits, one, many) = (left_out(3), left_out(4), left_out(14));
+    assert_eq!(decide_fit(&fits, &fits), Ok(()));
+    assert_eq!(decide_fit(&one, &one), Ok(()));
+    assert_eq!(decide_fit(&many, &one), Ok(()));
+    let why = decide_fit(&fits, &one).unwrap_err();
+    assert!(why.starts_with("alpha/shop/s4@az1 does not fit canal_tables, which holds 3; "), "{why}");
+    let why = decide_fit(&one, &many).unwrap_err();
+    assert!(why.ends_with("; and 2 more") && why.contains("s14@az1"), "{why}");
+    let waits = decide_maps(&told("address alpha/a 1 az1 10.255.0.1"), &az("az1"), Ipv4Addr::LOCALHOST, &ROOM).left_out;
+    assert_eq!(decide_fit(&fits, &waits), Ok(()), "an unknown tenant may come yet");
+}

@@ -1,0 +1,137 @@
+//! The prober against listeners that answer, refuse, hang or hang up.
+
+use std::net::Ipv4Addr;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::*;
+
+#[test]
+fn answers_mean_what_the_gateways_readiness_says() {
+    for (status, body, want) in [
+        (200, "ready\n", Outcome::Ready),
+        (503, "draining\n", Outcome::Draining),
+        (503, "draining: an operator's order\n", Outcome::Draining),
+        (503, "no certificate for spiffe://a/b yet\n", Outcome::Unready),
+        (404, "", Outcome::Unready),
+        (500, "draining", Outcome::Unready),
+    ] {
+        assert_eq!(decide_outcome(status, body.as_bytes()), want, "{status} {body}");
+    }
+}
+
+/// Answers each connection's requests with `answer`; `None` never answers. Counts connections.
+async fn replica(answer: Option<&'static str>, close: bool) -> (SocketAddr, Arc<Mutex<usize>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (address, seen) = (listener.local_addr().unwrap(), Arc::new(Mutex::new(0)));
+    let count = seen.clone();
+    tokio::spawn(async move {
+        loop {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            *count.lock().unwrap() += 1;
+            tokio::spawn(async move {
+                let mut head = [0; 1024];
+                while tcp.read(&mut head).await.is_ok_and(|n| n > 0) {
+                    let Some(answer) = answer else { continue };
+                    tcp.write_all(answer.as_bytes()).await.unwrap();
+                    if close {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    (address, seen)
+}
+
+const READY: &str = "HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nready\n";
+const DRAINING: &str = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 9\r\n\r\ndraining\n";
+const LONG: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn a_connection_is_kept_and_a_closed_one_is_no_failure() {
+    for (answer, close, want, connections) in [
+        (READY, false, Outcome::Ready, 1),
+        (READY, true, Outcome::Ready, 3),
+        (DRAINING, false, Outcome::Draining, 1),
+        ("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n", false, Outcome::Unready, 1),
+        ("SSH-2.0-x\r\n", true, Outcome::Failed, 3),
+    ] {
+        let (address, seen) = replica(Some(answer), close).await;
+        let mut client = Client { address, kept: None };
+        for _ in 0..3 {
+            assert_eq!(ask(&mut client, LONG).await, want, "{answer:?}");
+        }
+        assert_eq!(*seen.lock().unwrap(), connections, "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn silence_and_refusal_have_their_names() {
+    let (address, _) = replica(None, false).await;
+    assert_eq!(ask(&mut Client { address, kept: None }, Duration::from_millis(50)).await, Outcome::Timeout);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    assert_eq!(ask(&mut Client { address: free, kept: None }, LONG).await, Outcome::Refused);
+    // The thread itself is held up: the future's deadline passes unseen.
+    let (address, _) = replica(None, false).await;
+    let mut client = Client { address, kept: None };
+    let held_up = async {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        std::thread::sleep(Duration::from_millis(150));
+    };
+    let (outcome, ()) = tokio::join!(ask(&mut client, Duration::from_millis(50)), held_up);
+    assert_eq!(outcome, Outcome::Late);
+}
+
+#[derive(Clone, Default)]
+struct Changes(Arc<Mutex<Vec<(String, bool)>>>);
+
+impl Ear for Changes {
+    fn heard(&self, target: &Target, _: Outcome, changed: Option<bool>) {
+        if let Some(up) = changed {
+            self.0.lock().unwrap().push((target.name.to_string(), up));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_replica_is_followed_down_and_up_and_left() {
+    let until = |what: &'static str, changes: Changes, n: usize| async move {
+        for _ in 0..1000 {
+            if changes.0.lock().unwrap().len() >= n {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        panic!("{what}");
+    };
+    let at: SocketAddr = "127.0.77.1:0".parse().unwrap();
+    let listener = TcpListener::bind(at).await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let changes = Changes::default();
+    let rhythm = Rhythm { port, pause: Duration::from_millis(10), timeout: Duration::from_millis(500) };
+    let mut prober = Prober::new(rhythm, changes.clone());
+    let target = Target { name: "g1".parse().unwrap(), address: Ipv4Addr::new(127, 0, 77, 1) };
+    let targets: BTreeMap<_, _> = [(target, true)].into();
+    prober.follow(&targets);
+    until("down", changes.clone(), 1).await;
+    let listener = TcpListener::bind(("127.0.77.1", port)).await.unwrap();
+    let serving = tokio::spawn(async move {
+        loop {
+            let (mut tcp, _) = listener.accept().await.unwrap();
+            let mut head = [0; 1024];
+            if tcp.read(&mut head).await.is_ok() {
+                let _ = tcp.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\nready").await;
+            }
+        }
+    });
+    prober.follow(&targets);
+    until("up", changes.clone(), 2).await;
+    prober.follow(&BTreeMap::new());
+    serving.abort();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert_eq!(*changes.0.lock().unwrap(), [("g1".to_string(), false), ("g1".to_string(), true)], "nobody asks any more");
+}
