@@ -8,11 +8,12 @@ mod generated {
 }
 
 pub use generated::{
-    canal_address as Address, canal_address_key as AddressKey, canal_bucket as TokenBucket, canal_edge_count as EdgeCount,
-    canal_edge_settings as EdgeSettings, canal_node_key as NodeKey, canal_prefix as Prefix, canal_prefix_key as PrefixKey,
-    canal_redirector_count as RedirectorCount, canal_redirector_settings as RedirectorSettings, canal_replica as Replica,
-    canal_replica_state as ReplicaState, canal_return as Return, canal_session as Session, canal_session_key as SessionKey,
-    canal_table as Table, canal_throttle as Throttle, canal_throttle_key as ThrottleKey,
+    canal_address as Address, canal_address_key as AddressKey, canal_bucket as TokenBucket, canal_doors_count as DoorsCount,
+    canal_edge_count as EdgeCount, canal_edge_settings as EdgeSettings, canal_node_key as NodeKey, canal_prefix as Prefix,
+    canal_prefix_key as PrefixKey, canal_redirector_count as RedirectorCount, canal_redirector_settings as RedirectorSettings,
+    canal_replica as Replica, canal_replica_state as ReplicaState, canal_return as Return, canal_session as Session,
+    canal_session_key as SessionKey, canal_sessions_count as SessionsCount, canal_table as Table, canal_throttle as Throttle,
+    canal_throttle_key as ThrottleKey, canal_tunnel_count as TunnelCount,
 };
 
 /// Raised with any change of layout; part of the pin path.
@@ -84,113 +85,105 @@ crate::plain::plain_types! {
     Table = canal_table { vni, version, chain },
 }
 
-/// Every counter of the edge, in the order of its map.
-pub const EDGE_COUNTS: [EdgeCount; EdgeCount::CANAL_EDGE_COUNTS as usize] = {
-    use EdgeCount::*;
-    [
-        CANAL_EDGE_TO_REPLICA,
-        CANAL_EDGE_TO_NODE,
-        CANAL_EDGE_DIALLED,
-        CANAL_EDGE_ANSWERED,
-        CANAL_EDGE_ICMP_TRANSLATED,
-        CANAL_EDGE_TOO_BIG,
-        CANAL_EDGE_DROP_STRANGER,
-        CANAL_EDGE_DROP_FORGED,
-        CANAL_EDGE_DROP_ADDRESS,
-        CANAL_EDGE_DROP_SERVICE,
-        CANAL_EDGE_DROP_REPLICA,
-        CANAL_EDGE_DROP_NODE,
-        CANAL_EDGE_DROP_FRAGMENT,
-        CANAL_EDGE_DROP_MALFORMED,
-        CANAL_EDGE_DROP_PROTOCOL,
-        CANAL_EDGE_PASSED,
-    ]
-};
+/// Lists an enum of counters once: in the order of its map, with the names that metrics show, which are the header's without prefix and
+/// in lower case.
+macro_rules! counts {
+    ($(#[$doc:meta])* $list:ident, $name:ident: $count:ident[$len:ident] { $($variant:ident = $text:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        pub const $list: [$count; $count::$len as usize] = [$($count::$variant),+];
 
-/// Every counter of the redirector, in the order of its map.
-pub const REDIRECTOR_COUNTS: [RedirectorCount; RedirectorCount::CANAL_REDIRECTOR_COUNTS as usize] = {
-    use RedirectorCount::*;
-    [
-        CANAL_REDIRECTOR_NEW,
-        CANAL_REDIRECTOR_OWNED,
-        CANAL_REDIRECTOR_COOKIE,
-        CANAL_REDIRECTOR_FORWARDED_NEW,
-        CANAL_REDIRECTOR_FORWARDED,
-        CANAL_REDIRECTOR_UNOWNED,
-        CANAL_REDIRECTOR_NOT_LISTENING,
-        CANAL_REDIRECTOR_DATAGRAM,
-        CANAL_REDIRECTOR_ICMP,
-        CANAL_REDIRECTOR_ANSWER,
-        CANAL_REDIRECTOR_DROP_STRANGER,
-        CANAL_REDIRECTOR_DROP_CROSSED,
-        CANAL_REDIRECTOR_DROP_SERVICE,
-        CANAL_REDIRECTOR_DROP_FRAGMENT,
-        CANAL_REDIRECTOR_DROP_MALFORMED,
-        CANAL_REDIRECTOR_DROP_PROTOCOL,
-        CANAL_REDIRECTOR_THROTTLED_SERVICE_SESSIONS,
-        CANAL_REDIRECTOR_THROTTLED_SERVICE_PACKETS,
-        CANAL_REDIRECTOR_THROTTLED_TENANT_SESSIONS,
-        CANAL_REDIRECTOR_THROTTLED_TENANT_PACKETS,
-        CANAL_REDIRECTOR_PASSED,
-    ]
-};
-
-/// The counter's name as metrics show it: the header's, without prefix, in lower case.
-pub fn edge_count_name(c: EdgeCount) -> &'static str {
-    name(EDGE_NAMES, c as usize)
+        /// The counter's name as metrics show it.
+        pub fn $name(c: $count) -> &'static str {
+            match c {
+                $($count::$variant => $text,)+
+                $count::$len => "counts",
+            }
+        }
+    };
 }
 
-/// The counter's name as metrics show it: the header's, without prefix, in lower case.
-pub fn redirector_count_name(c: RedirectorCount) -> &'static str {
-    name(REDIRECTOR_NAMES, c as usize)
+counts! {
+    /// Every counter of the edge, in the order of its map.
+    EDGE_COUNTS, edge_count_name: EdgeCount[CANAL_EDGE_COUNTS] {
+        CANAL_EDGE_TO_REPLICA = "to_replica",
+        CANAL_EDGE_TO_NODE = "to_node",
+        CANAL_EDGE_DIALLED = "dialled",
+        CANAL_EDGE_ANSWERED = "answered",
+        CANAL_EDGE_ICMP_TRANSLATED = "icmp_translated",
+        CANAL_EDGE_TOO_BIG = "too_big",
+        CANAL_EDGE_DROP_STRANGER = "drop_stranger",
+        CANAL_EDGE_DROP_FORGED = "drop_forged",
+        CANAL_EDGE_DROP_ADDRESS = "drop_address",
+        CANAL_EDGE_DROP_SERVICE = "drop_service",
+        CANAL_EDGE_DROP_REPLICA = "drop_replica",
+        CANAL_EDGE_DROP_NODE = "drop_node",
+        CANAL_EDGE_DROP_FRAGMENT = "drop_fragment",
+        CANAL_EDGE_DROP_MALFORMED = "drop_malformed",
+        CANAL_EDGE_DROP_PROTOCOL = "drop_protocol",
+        CANAL_EDGE_PASSED = "passed",
+    }
 }
 
-fn name(names: &[&'static str], at: usize) -> &'static str {
-    names.get(at).copied().unwrap_or("counts")
+counts! {
+    /// Every counter of the redirector, in the order of its map.
+    REDIRECTOR_COUNTS, redirector_count_name: RedirectorCount[CANAL_REDIRECTOR_COUNTS] {
+        CANAL_REDIRECTOR_NEW = "new",
+        CANAL_REDIRECTOR_OWNED = "owned",
+        CANAL_REDIRECTOR_COOKIE = "cookie",
+        CANAL_REDIRECTOR_FORWARDED_NEW = "forwarded_new",
+        CANAL_REDIRECTOR_FORWARDED = "forwarded",
+        CANAL_REDIRECTOR_UNOWNED = "unowned",
+        CANAL_REDIRECTOR_NOT_LISTENING = "not_listening",
+        CANAL_REDIRECTOR_DATAGRAM = "datagram",
+        CANAL_REDIRECTOR_ICMP = "icmp",
+        CANAL_REDIRECTOR_ANSWER = "answer",
+        CANAL_REDIRECTOR_DROP_STRANGER = "drop_stranger",
+        CANAL_REDIRECTOR_DROP_CROSSED = "drop_crossed",
+        CANAL_REDIRECTOR_DROP_SERVICE = "drop_service",
+        CANAL_REDIRECTOR_DROP_FRAGMENT = "drop_fragment",
+        CANAL_REDIRECTOR_DROP_MALFORMED = "drop_malformed",
+        CANAL_REDIRECTOR_DROP_PROTOCOL = "drop_protocol",
+        CANAL_REDIRECTOR_THROTTLED_SERVICE_SESSIONS = "throttled_service_sessions",
+        CANAL_REDIRECTOR_THROTTLED_SERVICE_PACKETS = "throttled_service_packets",
+        CANAL_REDIRECTOR_THROTTLED_TENANT_SESSIONS = "throttled_tenant_sessions",
+        CANAL_REDIRECTOR_THROTTLED_TENANT_PACKETS = "throttled_tenant_packets",
+        CANAL_REDIRECTOR_PASSED = "passed",
+    }
 }
 
-const EDGE_NAMES: &[&str] = &[
-    "to_replica",
-    "to_node",
-    "dialled",
-    "answered",
-    "icmp_translated",
-    "too_big",
-    "drop_stranger",
-    "drop_forged",
-    "drop_address",
-    "drop_service",
-    "drop_replica",
-    "drop_node",
-    "drop_fragment",
-    "drop_malformed",
-    "drop_protocol",
-    "passed",
-];
+counts! {
+    /// Every counter of a replica's tunnel device, in the order of its map.
+    TUNNEL_COUNTS, tunnel_count_name: TunnelCount[CANAL_TUNNEL_COUNTS] {
+        CANAL_TUNNEL_SERVICE = "service",
+        CANAL_TUNNEL_DIALLED = "dialled",
+        CANAL_TUNNEL_DROP_SOURCE = "drop_source",
+        CANAL_TUNNEL_DROP_MARK = "drop_mark",
+        CANAL_TUNNEL_DROP_PROTOCOL = "drop_protocol",
+        CANAL_TUNNEL_DROP_KEY = "drop_key",
+    }
+}
 
-const REDIRECTOR_NAMES: &[&str] = &[
-    "new",
-    "owned",
-    "cookie",
-    "forwarded_new",
-    "forwarded",
-    "unowned",
-    "not_listening",
-    "datagram",
-    "icmp",
-    "answer",
-    "drop_stranger",
-    "drop_crossed",
-    "drop_service",
-    "drop_fragment",
-    "drop_malformed",
-    "drop_protocol",
-    "throttled_service_sessions",
-    "throttled_service_packets",
-    "throttled_tenant_sessions",
-    "throttled_tenant_packets",
-    "passed",
-];
+counts! {
+    /// Every counter of the look-ups of listening sockets, in the order of its map.
+    DOORS_COUNTS, doors_count_name: DoorsCount[CANAL_DOORS_COUNTS] {
+        CANAL_DOORS_HBONE = "hbone",
+        CANAL_DOORS_PLAIN = "plain",
+        CANAL_DOORS_DNS = "dns",
+        CANAL_DOORS_CLOSED = "closed",
+    }
+}
+
+counts! {
+    /// Every counter of the session tables, in the order of its map.
+    SESSIONS_COUNTS, sessions_count_name: SessionsCount[CANAL_SESSIONS_COUNTS] {
+        CANAL_SESSIONS_OUTER = "outer",
+        CANAL_SESSIONS_INNER = "inner",
+        CANAL_SESSIONS_OUTER_FULL = "outer_full",
+        CANAL_SESSIONS_INNER_FULL = "inner_full",
+        CANAL_SESSIONS_OTHER = "other",
+        CANAL_SESSIONS_PACKETS = "packets",
+    }
+}
 
 /// An IPv4 address as the `_be` fields hold it.
 pub fn address_be(address: Ipv4Addr) -> u32 {
@@ -258,16 +251,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_are_complete_in_the_order_of_the_map_and_named_as_in_the_header() {
-        for (i, c) in EDGE_COUNTS.into_iter().enumerate() {
-            assert_eq!(c as usize, i, "{c:?}");
-            assert_eq!(edge_count_name(c), format!("{c:?}").trim_start_matches("CANAL_EDGE_").to_ascii_lowercase());
+    fn counters_are_in_the_order_of_the_map_and_named_as_in_the_header() {
+        fn check<C: Copy + std::fmt::Debug>(counts: &[C], number: fn(C) -> usize, name: fn(C) -> &'static str, prefix: &str) {
+            for (i, c) in counts.iter().enumerate() {
+                let in_header = format!("{c:?}").trim_start_matches(prefix).to_ascii_lowercase();
+                assert_eq!((number(*c), name(*c)), (i, in_header.as_str()), "{c:?}");
+            }
         }
-        for (i, c) in REDIRECTOR_COUNTS.into_iter().enumerate() {
-            assert_eq!(c as usize, i, "{c:?}");
-            assert_eq!(redirector_count_name(c), format!("{c:?}").trim_start_matches("CANAL_REDIRECTOR_").to_ascii_lowercase());
-        }
-        assert_eq!((EDGE_NAMES.len(), REDIRECTOR_NAMES.len()), (EDGE_COUNTS.len(), REDIRECTOR_COUNTS.len()));
+        check(&EDGE_COUNTS, |c| c as usize, edge_count_name, "CANAL_EDGE_");
+        check(&REDIRECTOR_COUNTS, |c| c as usize, redirector_count_name, "CANAL_REDIRECTOR_");
+        check(&TUNNEL_COUNTS, |c| c as usize, tunnel_count_name, "CANAL_TUNNEL_");
+        check(&DOORS_COUNTS, |c| c as usize, doors_count_name, "CANAL_DOORS_");
+        check(&SESSIONS_COUNTS, |c| c as usize, sessions_count_name, "CANAL_SESSIONS_");
     }
 
     #[test]

@@ -223,8 +223,15 @@ impl Edge {
 
     /// Runs the program over one frame, without a device; counters count it. For tests and for the question "why is this dropped".
     pub fn trial(&self, frame: &[u8]) -> Result<Trial, OffloadError> {
+        self.trial_gso(frame, 0)
+    }
+
+    /// The same over a packet that a device would cut into segments of so many bytes of payload; 0: over an ordinary one.
+    pub fn trial_gso(&self, frame: &[u8], segment: u16) -> Result<Trial, OffloadError> {
         let mut out = vec![0; frame.len() + 256];
-        let input = ProgramInput { data_in: Some(frame), data_out: Some(&mut out), ..ProgramInput::default() };
+        let mut context = tier::context(segment);
+        let input =
+            ProgramInput { data_in: Some(frame), data_out: Some(&mut out), context_in: Some(&mut context), ..ProgramInput::default() };
         let program = tier::program(&self.object, PROGRAM)?;
         let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
         let frame = ran.data.map(|d| d.to_vec()).unwrap_or_default();

@@ -130,3 +130,14 @@ pub(crate) fn verified_insns(object: &Object, source: &'static str, name: &'stat
     let err = |e: std::io::Error| OffloadError::Refused { object: source, source: e.into(), journal: String::new() };
     sys::verified_instructions(program(object, name)?.as_fd()).map_err(err)
 }
+
+/// Size of `struct __sk_buff`, and where its `gso_size` is (linux/bpf.h; fixed for good, like all of the kernel's interface).
+const CONTEXT: (usize, usize) = (192, 176);
+
+/// The context of a trial: a `struct __sk_buff` in which only the segments' size is set.
+pub(crate) fn context(segment: u16) -> Vec<u8> {
+    let (size, at) = CONTEXT;
+    let mut context = vec![0; size];
+    context[at..at + 4].copy_from_slice(&u32::from(segment).to_ne_bytes());
+    context
+}

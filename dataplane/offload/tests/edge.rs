@@ -1,0 +1,565 @@
+//! `bpf/edge.bpf.c` over single frames: every leg, every refusal, checksums, and the bucket function against Rust's.
+
+mod frames;
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use canal_abi::tier::{Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI, Table, address_be};
+use canal_model::ids::ServiceId;
+use canal_offload::edge::{Edge, Settings};
+use canal_wire::tier::flow_hash;
+use frames::{ACK, FIN, HEAD, SYN, Tunnel, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
+
+const EDGE: &str = "250.1.0.1";
+const REPLICA: &str = "250.1.0.2";
+const NODE: &str = "172.20.0.10";
+const TENANT: u32 = 0x70;
+const SERVICE: u32 = 0x01_0203;
+/// No table; a table of another tenant's; no replica up; one replica per bucket.
+const WITHOUT_TABLE: u32 = 8;
+const CROSSED: u32 = 9;
+const DEAD: u32 = 10;
+const SPREAD: u32 = 11;
+const MTU: u32 = 1400;
+const SETTINGS: Settings = Settings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: MTU };
+
+fn v4(s: &str) -> Ipv4Addr {
+    s.parse().unwrap()
+}
+
+fn a(s: &str) -> IpAddr {
+    s.parse().unwrap()
+}
+
+fn table(vni: u32, chain: [u16; CHAIN]) -> Table {
+    Table { vni, version: 1, chain: [chain; BUCKETS] }
+}
+
+/// An edge with two tenants whose addresses overlap.
+fn world(settings: &Settings) -> Edge {
+    let e = Edge::load(settings, None).unwrap();
+    for (n, at, up) in [(1, REPLICA, true), (2, "250.1.0.3", true), (3, "250.1.0.4", false)] {
+        e.replicas().put(&n, &Replica::new(v4(at), up)).unwrap();
+        e.hosts().put(&address_be(v4(at)), &n).unwrap();
+    }
+    e.hosts().put(&address_be(v4("250.2.0.1")), &0).unwrap();
+    for (vni, service, v4a, v6a) in [
+        (TENANT, SERVICE, "10.9.0.1", "fd09::1"),
+        (0x71, 12, "10.9.0.1", "fd09::1"),
+        (TENANT, WITHOUT_TABLE, "10.9.0.8", "fd09::8"),
+        (TENANT, CROSSED, "10.9.0.9", "fd09::9"),
+        (TENANT, DEAD, "10.9.0.10", "fd09::10"),
+        (TENANT, SPREAD, "10.9.0.11", "fd09::11"),
+    ] {
+        for at in [v4a, v6a] {
+            e.addresses().put(&AddressKey::new(vni, a(at)), &Address { service }).unwrap();
+        }
+        e.returns().put(&service, &Return::new(vni, Some(v4(v4a)), Some(v6a.parse().unwrap()))).unwrap();
+    }
+    e.returns().put(&13, &Return::new(TENANT, Some(v4("10.9.0.13")), None)).unwrap();
+    e.tables().put(&SERVICE, &table(TENANT, [3, 1, 2, 0, 0, 0, 0, 0])).unwrap();
+    e.tables().put(&12, &table(0x71, [2, 1, 0, 0, 0, 0, 0, 0])).unwrap();
+    e.tables().put(&CROSSED, &table(0x71, [1, 0, 0, 0, 0, 0, 0, 0])).unwrap();
+    e.tables().put(&DEAD, &table(TENANT, [3, 0, 1, 0, 0, 0, 0, 0])).unwrap();
+    let mut spread = table(TENANT, [0; CHAIN]);
+    for b in 0..BUCKETS as u16 {
+        spread.chain[usize::from(b)][0] = 100 + b;
+        e.replicas().put(&(100 + u32::from(b)), &Replica::new(Ipv4Addr::new(250, 1, 1, b as u8), true)).unwrap();
+    }
+    e.tables().put(&SPREAD, &spread).unwrap();
+    for (vni, node, mac, pods4, pods6) in [
+        (TENANT, NODE, 0xa0, "10.1.1.0", "fd01:1::"),
+        (TENANT, "172.20.0.11", 0xb0, "10.1.2.0", "fd01:2::"),
+        (0x71, "172.20.0.20", 0xc0, "10.1.1.0", "fd01:1::"),
+    ] {
+        e.nodes().put(&NodeKey::new(vni, v4(node)), &1).unwrap();
+        for (pods, length) in [(pods4, 24), (pods6, 64)] {
+            e.prefixes().put(&PrefixKey::new(vni, a(pods), length), &Prefix::new(v4(node), [2, 2, 2, 2, 2, mac])).unwrap();
+        }
+    }
+    e
+}
+
+fn from_node(inner: &[u8]) -> Vec<u8> {
+    Tunnel::new(NODE, EDGE, TENANT).frame(inner)
+}
+
+fn from_replica(inner: &[u8]) -> Vec<u8> {
+    Tunnel::new(REPLICA, EDGE, TIER_VNI).frame(inner)
+}
+
+fn dial(inner: &[u8]) -> Vec<u8> {
+    Tunnel::new(REPLICA, EDGE, TENANT).frame(inner)
+}
+
+fn counts(e: &Edge) -> HashMap<&'static str, u64> {
+    e.counts().unwrap().into_iter().collect()
+}
+
+/// Runs the frame and says which counters moved.
+fn run(e: &Edge, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
+    let before = counts(e);
+    let t = e.trial(frame).unwrap();
+    let moved = counts(e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
+    (t.verdict, t.frame, moved)
+}
+
+const PASSED: u32 = 0;
+const DROPPED: u32 = 2;
+const SENT: u32 = 7;
+const TO_REPLICA: &str = "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 02ca0a010002 > 02ca0a010001: ";
+const TO_NODE: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 0202020202a0: ";
+const TO_DIALLER: &str = "250.1.0.1 > 250.1.0.2 vni 0x70 hop 0 02ca0a010002 > 02ca0a010001: ";
+const ANSWER: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 020101010101: ";
+
+const POD: &str = "10.1.1.2:4711";
+const POD6: &str = "[fd01:1::2]:4711";
+const SVC: &str = "10.9.0.1:80";
+const SVC6: &str = "[fd09::1]:80";
+const IN: &str = "240.1.2.3:80";
+const IN6: &str = "[fdca:a1:0:240::1:203]:80";
+const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
+
+/// Case, frame, where it goes, what it is then, counter.
+type Sent = (&'static str, Vec<u8>, &'static str, &'static str, &'static str);
+
+fn sent_to_replicas() -> Vec<Sent> {
+    let answer = tcp(SVC, POD, ACK, b"answer");
+    let answer6 = udp(SVC6, POD6, b"answer");
+    let cut = udp("10.9.0.1:53", POD, &[0; 600]);
+    let options = with_ip4(tcp(POD, SVC, SYN, b""), 0x4000, &[1, 1, 1, 0]);
+    let mut summed = Tunnel::new(NODE, EDGE, TENANT);
+    (summed.summed, summed.hop) = (true, 9);
+    vec![
+        ("SYN", from_node(&tcp(POD, SVC, SYN, b"")), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
+        ("data", from_node(&tcp(POD, SVC, ACK, b"odd bytes")), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
+        ("IPv4 options", from_node(&options), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
+        (
+            "an outer checksum goes, a hop is nothing to an edge",
+            summed.frame(&tcp(POD, SVC, FIN, b"")),
+            TO_REPLICA,
+            "tcp 10.1.1.2:4711 > 240.1.2.3:80",
+            "to_replica",
+        ),
+        (
+            "v6",
+            from_node(&tcp(POD6, SVC6, ACK, b"odd bytes")),
+            TO_REPLICA,
+            "tcp [fd01:1::2]:4711 > [fdca:a1:0:240::1:203]:80",
+            "to_replica",
+        ),
+        ("UDP", from_node(&udp(POD, "10.9.0.1:53", b"name?")), TO_REPLICA, "udp 10.1.1.2:4711 > 240.1.2.3:53", "to_replica"),
+        (
+            "UDP without a checksum",
+            from_node(&udp_bare(POD, "10.9.0.1:53", b"name?")),
+            TO_REPLICA,
+            "udp without checksum 10.1.1.2:4711 > 240.1.2.3:53",
+            "to_replica",
+        ),
+        (
+            "UDP v6",
+            from_node(&udp(POD6, "[fd09::1]:53", b"name?")),
+            TO_REPLICA,
+            "udp [fd01:1::2]:4711 > [fdca:a1:0:240::1:203]:53",
+            "to_replica",
+        ),
+        ("echo", from_node(&echo("10.1.1.2", "10.9.0.1", false)), TO_REPLICA, "icmp 8/0 10.1.1.2 > 240.1.2.3", "to_replica"),
+        (
+            "echo v6",
+            from_node(&echo("fd01:1::2", "fd09::1", false)),
+            TO_REPLICA,
+            "icmp 128/0 fd01:1::2 > fdca:a1:0:240::1:203",
+            "to_replica",
+        ),
+        (
+            "an error about an answer",
+            from_node(&unreachable("10.1.1.2", "10.9.0.1", &answer, 28)),
+            TO_REPLICA,
+            "icmp 3/3 10.1.1.2 > 240.1.2.3 about tcp 240.1.2.3:80 > 10.1.1.2:4711",
+            "icmp_translated",
+        ),
+        (
+            "an error of a router on the way, of more bytes",
+            from_node(&unreachable("10.1.254.1", "10.9.0.1", &cut, 548)),
+            TO_REPLICA,
+            "icmp 3/3 10.1.254.1 > 240.1.2.3 about udp 240.1.2.3:53 > 10.1.1.2:4711",
+            "icmp_translated",
+        ),
+        (
+            "an error v6",
+            from_node(&unreachable("fd01:1::2", "fd09::1", &answer6, 1000)),
+            TO_REPLICA,
+            "icmp 1/4 fd01:1::2 > fdca:a1:0:240::1:203 about udp [fdca:a1:0:240::1:203]:80 > [fd01:1::2]:4711",
+            "icmp_translated",
+        ),
+        (
+            "the same addresses in another tenant",
+            Tunnel::new("172.20.0.20", EDGE, 0x71).frame(&tcp(POD, SVC, SYN, b"")),
+            "250.1.0.1 > 250.1.0.3 vni 0xca0a1 hop 0 02ca0a010002 > 02ca0a010001: ",
+            "tcp 10.1.1.2:4711 > 240.0.0.12:80",
+            "to_replica",
+        ),
+        (
+            "a pod's answer",
+            from_node(&tcp("10.1.1.2:8080", "250.1.0.2:5000", SYN | ACK, b"")),
+            TO_DIALLER,
+            "tcp 10.1.1.2:8080 > 250.1.0.2:5000",
+            "answered",
+        ),
+        (
+            "a pod's answer v6",
+            from_node(&tcp("[fd01:1::2]:8080", R6, SYN | ACK, b"")),
+            TO_DIALLER,
+            "tcp [fd01:1::2]:8080 > [fdca:a1:0:250::fa01:2]:5000",
+            "answered",
+        ),
+        (
+            "an error about a dial",
+            from_node(&unreachable("10.1.1.1", "250.1.0.2", &tcp("250.1.0.2:5000", "10.1.1.2:8080", SYN, b""), 28)),
+            TO_DIALLER,
+            "icmp 3/3 10.1.1.1 > 250.1.0.2 about tcp 250.1.0.2:5000 > 10.1.1.2:8080",
+            "answered",
+        ),
+    ]
+}
+
+fn sent_to_nodes() -> Vec<Sent> {
+    let asked = tcp(POD, IN, ACK, b"question");
+    let asked6 = udp(POD6, IN6, b"question");
+    vec![
+        ("an answer", from_replica(&tcp(IN, POD, SYN | ACK, b"")), TO_NODE, "tcp 10.9.0.1:80 > 10.1.1.2:4711", "to_node"),
+        ("an answer v6", from_replica(&tcp(IN6, POD6, ACK, b"odd bytes")), TO_NODE, "tcp [fd09::1]:80 > [fd01:1::2]:4711", "to_node"),
+        ("a datagram", from_replica(&udp("240.1.2.3:53", POD, b"a name")), TO_NODE, "udp 10.9.0.1:53 > 10.1.1.2:4711", "to_node"),
+        (
+            "a datagram without a checksum",
+            from_replica(&udp_bare("240.1.2.3:53", POD, b"a name")),
+            TO_NODE,
+            "udp without checksum 10.9.0.1:53 > 10.1.1.2:4711",
+            "to_node",
+        ),
+        ("an echo's reply", from_replica(&echo("240.1.2.3", "10.1.1.2", true)), TO_NODE, "icmp 0/0 10.9.0.1 > 10.1.1.2", "to_node"),
+        (
+            "an echo's reply v6",
+            from_replica(&echo("fdca:a1:0:240::1:203", "fd01:1::2", true)),
+            TO_NODE,
+            "icmp 129/0 fd09::1 > fd01:1::2",
+            "to_node",
+        ),
+        (
+            "an error about a question",
+            from_replica(&unreachable("240.1.2.3", "10.1.1.2", &asked, 28)),
+            TO_NODE,
+            "icmp 3/3 10.9.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 10.9.0.1:80",
+            "icmp_translated",
+        ),
+        (
+            "an error of the replica's own address",
+            from_replica(&unreachable("250.1.0.2", "10.1.1.2", &asked, 100)),
+            TO_NODE,
+            "icmp 3/3 10.9.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 10.9.0.1:80",
+            "icmp_translated",
+        ),
+        (
+            "an error v6",
+            from_replica(&unreachable("fdca:a1:0:240::1:203", "fd01:1::2", &asked6, 1000)),
+            TO_NODE,
+            "icmp 1/4 fd09::1 > fd01:1::2 about udp [fd01:1::2]:4711 > [fd09::1]:80",
+            "icmp_translated",
+        ),
+        (
+            "another node's pod",
+            from_replica(&tcp(IN, "10.1.2.2:1", ACK, b"")),
+            "250.1.0.1 > 172.20.0.11 vni 0x70 hop 0 02ca0a010002 > 0202020202b0: ",
+            "tcp 10.9.0.1:80 > 10.1.2.2:1",
+            "to_node",
+        ),
+        ("a dial", dial(&tcp("250.1.0.2:5000", "10.1.1.2:8080", SYN, b"")), TO_NODE, "tcp 250.1.0.2:5000 > 10.1.1.2:8080", "dialled"),
+        (
+            "a dial v6",
+            dial(&tcp(R6, "[fd01:1::2]:8080", SYN, b"")),
+            TO_NODE,
+            "tcp [fdca:a1:0:250::fa01:2]:5000 > [fd01:1::2]:8080",
+            "dialled",
+        ),
+        (
+            "a replica that is down may still answer",
+            Tunnel::new("250.1.0.4", EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, b"")),
+            TO_NODE,
+            "tcp 10.9.0.1:80 > 10.1.1.2:4711",
+            "to_node",
+        ),
+    ]
+}
+
+#[test]
+fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
+    let e = world(&SETTINGS);
+    for (case, frame, outside, inside, counter) in sent_to_replicas().into_iter().chain(sent_to_nodes()) {
+        let (verdict, out, moved) = run(&e, &frame);
+        assert_eq!((verdict, &moved[..]), (SENT, &[counter][..]), "{case}");
+        assert_eq!(out.len(), frame.len(), "{case}");
+        assert_eq!(read(&out), format!("{outside}{inside}"), "{case}");
+        let ports = if outside.contains("> 172.") { 55_555..55_556 } else { 40_000..40_020 };
+        assert!(ports.contains(&port_of(&out)), "{case}: port {}", port_of(&out));
+    }
+}
+
+/// Case, frame, counter.
+fn refused() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+    let node = |from: &str, vni: u32, inner: &[u8]| Tunnel::new(from, EDGE, vni).frame(inner);
+    let syn = tcp(POD, SVC, SYN, b"");
+    let answer = tcp(IN, POD, ACK, b"");
+    let echoed = echo("10.9.0.1", "10.1.1.2", false);
+    let edit = |mut f: Vec<u8>, at: usize, to: u8| {
+        f[at] = to;
+        f
+    };
+    let mut hop6 = ip(a("fd01:1::2"), a("fd09::1"), 44, &[6, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]);
+    hop6.extend([0; 4]);
+    vec![
+        ("another tenant's VNI", node(NODE, 0x71, &syn), "drop_stranger"),
+        ("nobody's VNI", node(NODE, 0x99, &syn), "drop_stranger"),
+        ("an unknown host", node("172.20.0.99", TENANT, &syn), "drop_stranger"),
+        ("the tier's VNI from a node", node(NODE, TIER_VNI, &answer), "drop_stranger"),
+        ("the tier's VNI from an edge", node("250.2.0.1", TIER_VNI, &answer), "drop_stranger"),
+        ("a tenant's VNI from another edge", node("250.2.0.1", TENANT, &syn), "drop_stranger"),
+        ("another node's pod", from_node(&tcp("10.1.2.2:4711", SVC, SYN, b"")), "drop_forged"),
+        ("a pod that nobody has", from_node(&tcp("10.1.3.2:4711", SVC, SYN, b"")), "drop_forged"),
+        ("a pod that claims to be a replica", from_node(&tcp("250.1.0.2:5000", SVC, SYN, b"")), "drop_forged"),
+        ("another node's pod v6", from_node(&tcp("[fd01:2::2]:1", SVC6, SYN, b"")), "drop_forged"),
+        (
+            "an error about another node's pod",
+            from_node(&unreachable("10.1.1.2", "10.9.0.1", &tcp(SVC, "10.1.2.2:1", ACK, b""), 28)),
+            "drop_forged",
+        ),
+        ("a dial from another replica's address", dial(&tcp("250.1.0.3:5000", "10.1.1.2:80", SYN, b"")), "drop_forged"),
+        ("a dial from a service", dial(&tcp(IN, "10.1.1.2:80", SYN, b"")), "drop_forged"),
+        ("an answer of no service", from_replica(&tcp("250.1.0.2:80", POD, ACK, b"")), "drop_forged"),
+        ("service 0", from_replica(&tcp("240.0.0.0:80", POD, ACK, b"")), "drop_forged"),
+        (
+            "an error about no service",
+            from_replica(&unreachable("240.1.2.3", "10.1.1.2", &tcp(POD, "10.9.0.1:80", ACK, b""), 28)),
+            "drop_forged",
+        ),
+        ("no gateway address", from_node(&tcp(POD, "10.9.0.77:80", SYN, b"")), "drop_address"),
+        ("an inside address", from_node(&tcp(POD, IN, SYN, b"")), "drop_address"),
+        ("a pod's answer to no replica", from_node(&tcp(POD, "250.1.0.77:5000", SYN, b"")), "drop_address"),
+        ("a pod's packet to an edge of the tier", from_node(&tcp(POD, "250.2.0.1:5000", SYN, b"")), "drop_address"),
+        ("no table", from_node(&tcp(POD, "10.9.0.8:80", SYN, b"")), "drop_service"),
+        ("another tenant's table", from_node(&tcp(POD, "10.9.0.9:80", SYN, b"")), "drop_service"),
+        ("an answer of an unknown service", from_replica(&tcp("240.0.0.77:80", POD, ACK, b"")), "drop_service"),
+        ("an answer v6 of a service without", from_replica(&tcp("[fdca:a1:0:240::d]:80", POD6, ACK, b"")), "drop_service"),
+        ("no replica is up; behind the end of the chain is nobody", from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")), "drop_replica"),
+        ("no node has the client", from_replica(&tcp(IN, "10.1.3.2:4711", ACK, b"")), "drop_node"),
+        ("no node has the endpoint", dial(&tcp("250.1.0.2:5000", "10.1.3.2:80", SYN, b"")), "drop_node"),
+        ("a first fragment", from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x2000, &[])), "drop_fragment"),
+        ("a later fragment", from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x0004, &[])), "drop_fragment"),
+        ("a fragment v6", from_node(&hop6), "drop_fragment"),
+        ("an outer first fragment", edit(from_node(&syn), 20, 0x20), "drop_fragment"),
+        ("an outer later fragment", edit(from_node(&syn), 21, 3), "drop_fragment"),
+        (
+            "an error about a fragment",
+            from_node(&unreachable("10.1.1.2", "10.9.0.1", &with_ip4(tcp(SVC, POD, ACK, b""), 9, &[]), 28)),
+            "drop_fragment",
+        ),
+        ("ARP", edit(from_node(&syn), 63, 6), "drop_protocol"),
+        ("SCTP", from_node(&ip(a("10.1.1.2"), a("10.9.0.1"), 132, &[0; 32])), "drop_protocol"),
+        ("hop-by-hop options", from_node(&ip(a("fd01:1::2"), a("fd09::1"), 0, &[0; 32])), "drop_protocol"),
+        ("ICMP inside IPv6", from_node(&ip(a("fd01:1::2"), a("fd09::1"), 1, &[8; 32])), "drop_protocol"),
+        ("a redirect", from_node(&icmp("10.1.1.2", "10.9.0.1", 5, 1, [0; 4], &syn)), "drop_protocol"),
+        ("a neighbour's solicitation", from_node(&icmp("fd01:1::2", "fd09::1", 135, 0, [0; 4], &[0; 16])), "drop_protocol"),
+        ("an error about an echo", from_node(&unreachable("10.1.1.2", "10.9.0.1", &echoed, 28)), "drop_protocol"),
+        (
+            "an error that is not to whom it is about",
+            from_node(&unreachable("10.1.1.2", "10.9.0.1", &tcp("10.9.0.2:80", POD, ACK, b""), 28)),
+            "drop_malformed",
+        ),
+        ("outer options", edit(from_node(&syn), 14, 0x46), "drop_malformed"),
+        ("an outer length too long", edit(from_node(&syn), 16, 9), "drop_malformed"),
+        ("an outer UDP length of its own", edit(from_node(&syn), 39, 9), "drop_malformed"),
+        ("no VNI", edit(from_node(&syn), 42, 0), "drop_malformed"),
+        ("unknown VXLAN flags", edit(from_node(&syn), 42, 0x88), "drop_malformed"),
+        ("a reserved byte", edit(from_node(&syn), 44, 1), "drop_malformed"),
+        ("not IPv4 inside", edit(from_node(&syn), HEAD, 0x65), "drop_malformed"),
+        ("a short inner header", edit(from_node(&syn), HEAD, 0x44), "drop_malformed"),
+        ("an inner length too long", edit(from_node(&syn), HEAD + 2, 1), "drop_malformed"),
+        ("an inner length too short", edit(from_node(&syn), HEAD + 3, 19), "drop_malformed"),
+        ("a TCP header too long", edit(from_node(&syn), HEAD + 32, 0xf0), "drop_malformed"),
+        ("a TCP header too short", edit(from_node(&syn), HEAD + 32, 0x40), "drop_malformed"),
+    ]
+}
+
+#[test]
+fn every_refusal_has_a_counter() {
+    let e = world(&SETTINGS);
+    for (case, frame, counter) in refused() {
+        let (verdict, _, moved) = run(&e, &frame);
+        assert_eq!((verdict, &moved[..]), (DROPPED, &[counter][..]), "{case}");
+    }
+}
+
+#[test]
+fn what_is_not_the_tiers_goes_to_the_hosts_stack_untouched() {
+    let e = world(&SETTINGS);
+    let mut outer = frames::HOST.to_vec();
+    outer.extend(frames::ROUTER);
+    let ether = |kind: [u8; 2], p: &[u8]| [&outer[..], &kind, p].concat();
+    for (case, frame) in [
+        ("TCP", ether([8, 0], &tcp("172.20.0.10:1", "250.1.0.1:15021", SYN, b""))),
+        ("another UDP port", ether([8, 0], &udp("172.20.0.10:1", "250.1.0.1:53", b"hi"))),
+        ("ARP", ether([8, 6], &[0; 28])),
+        ("IPv6", ether([0x86, 0xdd], &tcp(POD6, SVC6, SYN, b""))),
+        ("another host's", Tunnel::new(NODE, "250.1.0.99", TENANT).frame(&tcp(POD, SVC, SYN, b""))),
+    ] {
+        let (verdict, out, moved) = run(&e, &frame);
+        assert_eq!((verdict, out, &moved[..]), (PASSED, frame, &["passed"][..]), "{case}");
+    }
+}
+
+/// Frames that end in the middle, with outer lengths that say so and with outer lengths that lie.
+#[test]
+fn a_frame_cut_at_any_byte_is_malformed() {
+    let e = world(&SETTINGS);
+    let about = tcp(SVC, POD, ACK, b"");
+    let about6 = tcp(SVC6, POD6, ACK, b"");
+    for (inner, least) in [
+        (tcp(POD, SVC, SYN, b""), 52),
+        (tcp(POD6, SVC6, SYN, b""), 72),
+        (udp(POD, SVC, b""), 28),
+        (udp(POD6, SVC6, b""), 48),
+        (echo("10.1.1.2", "10.9.0.1", false), 28),
+        (unreachable("10.1.1.2", "10.9.0.1", &about, 28), 56),
+        (unreachable("fd01:1::2", "fd09::1", &about6, 48), 96),
+    ] {
+        let whole = from_node(&inner);
+        // The kernel makes no packet of less than an Ethernet and an IP header.
+        for cut in 34..whole.len() {
+            let (verdict, _, moved) = run(&e, &whole[..cut]);
+            assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "cut at {cut}");
+        }
+        for cut in 1..inner.len() {
+            let (verdict, _, moved) = run(&e, &from_node(&inner[..cut]));
+            assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "inside cut at {cut}");
+        }
+        for cut in 1..least {
+            let mut short = inner[..cut].to_vec();
+            if inner[0] >> 4 == 4 && cut >= 4 {
+                short[2..4].copy_from_slice(&(cut as u16).to_be_bytes());
+            } else if inner[0] >> 4 == 6 && cut >= 40 {
+                short[4..6].copy_from_slice(&(cut as u16 - 40).to_be_bytes());
+            }
+            let (verdict, _, moved) = run(&e, &from_node(&short));
+            assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "an inner packet of {cut} bytes");
+        }
+    }
+}
+
+#[test]
+fn buckets_and_tunnels_are_those_of_the_controller() {
+    let e = world(&SETTINGS);
+    let own = world(&Settings { aggregate: false, ..SETTINGS });
+    let id = ServiceId::new(SPREAD).unwrap();
+    let mut state = 0x1234_5678_9abc_def0u64;
+    let mut random = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as u32
+    };
+    for i in 0..2000u32 {
+        let (port, service_port) = (random() as u16, random() as u16);
+        let (client, to) = if i % 2 == 0 {
+            (format!("10.1.1.{}:{port}", random() % 256), format!("10.9.0.11:{service_port}"))
+        } else {
+            (format!("[fd01:1::{:x}:{:x}]:{port}", random() & 0xffff, random() & 0xffff), format!("[fd09::11]:{service_port}"))
+        };
+        let client: SocketAddr = client.parse().unwrap();
+        let hash = flow_hash(client, service_port, id);
+        let frame = from_node(&udp(&client.to_string(), &to, b"x"));
+        let out = e.trial(&frame).unwrap().frame;
+        assert_eq!(out[30..34], [250, 1, 1, (hash as usize % BUCKETS) as u8], "{client} > {to}");
+        assert_eq!(port_of(&out), 40_000 + (hash >> 16) as u16 % 20, "{client} > {to}");
+        let out = own.trial(&frame).unwrap().frame;
+        assert_eq!(port_of(&out), 0xc000 | (hash >> 16) as u16, "{client} > {to}");
+    }
+}
+
+#[test]
+fn an_error_goes_where_its_session_is() {
+    let e = world(&SETTINGS);
+    for port in 1000..1100u16 {
+        let client = format!("10.1.1.2:{port}");
+        let there = e.trial(&from_node(&tcp(&client, "10.9.0.11:80", ACK, b""))).unwrap().frame;
+        let error = unreachable("10.1.1.2", "10.9.0.11", &tcp("10.9.0.11:80", &client, ACK, b""), 28);
+        let error = e.trial(&from_node(&error)).unwrap().frame;
+        assert_eq!((&error[30..34], port_of(&error)), (&there[30..34], port_of(&there)), "{client}");
+    }
+}
+
+/// Case, inner packet, bytes per GSO segment, the answer or whether it goes on.
+fn sizes() -> Vec<(&'static str, Vec<u8>, u16, Result<&'static str, &'static str>)> {
+    // 20 + 32 bytes of headers, or 40 + 32.
+    let data = |n: usize| vec![7u8; n];
+    let error4 = unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data(1500)), 1500);
+    vec![
+        ("just fits", tcp(POD, SVC, ACK, &data(1348)), 0, Err("to_replica")),
+        ("just fits v6", tcp(POD6, SVC6, ACK, &data(1328)), 0, Err("to_replica")),
+        (
+            "a byte too much",
+            tcp(POD, SVC, ACK, &data(1349)),
+            0,
+            Ok("icmp 3/4 mtu 1400 10.9.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 10.9.0.1:80"),
+        ),
+        (
+            "a byte too much v6",
+            tcp(POD6, SVC6, ACK, &data(1329)),
+            0,
+            Ok("icmp 2/0 mtu 1400 fd09::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fd09::1]:80"),
+        ),
+        ("a datagram", udp(POD, SVC, &data(1500)), 0, Ok("icmp 3/4 mtu 1400 10.9.0.1 > 10.1.1.2 about udp 10.1.1.2:4711 > 10.9.0.1:80")),
+        ("a jumbo", udp(POD6, SVC6, &data(3300)), 0, Ok("icmp 2/0 mtu 1400 fd09::1 > fd01:1::2 about udp [fd01:1::2]:4711 > [fd09::1]:80")),
+        (
+            "a pod's answer",
+            udp(POD, "250.1.0.2:80", &data(1500)),
+            0,
+            Ok("icmp 3/4 mtu 1400 250.1.0.2 > 10.1.1.2 about udp 10.1.1.2:4711 > 250.1.0.2:80"),
+        ),
+        (
+            "an echo",
+            icmp("10.1.1.2", "10.9.0.1", 8, 0, [0; 4], &data(1500)),
+            0,
+            Ok("icmp 3/4 mtu 1400 10.9.0.1 > 10.1.1.2 about icmp 8/0 10.1.1.2 > 10.9.0.1"),
+        ),
+        ("it may be cut", with_ip4(udp(POD, SVC, &data(1500)), 0, &[]), 0, Err("to_replica")),
+        ("an error is not answered", error4, 0, Err("too_big")),
+        ("many segments that fit", tcp(POD, SVC, ACK, &data(3300)), 1348, Err("to_replica")),
+        ("segments that do not: TCP sends them again one by one", tcp(POD, SVC, ACK, &data(3300)), 1349, Err("too_big")),
+        ("datagrams' segments that fit", udp(POD, SVC, &data(3300)), 1372, Err("to_replica")),
+    ]
+}
+
+#[test]
+fn what_is_too_big_is_answered_as_the_address_that_was_dialled() {
+    let e = world(&SETTINGS);
+    for (case, inner, segment, wanted) in sizes() {
+        let before = counts(&e);
+        let t = e.trial_gso(&from_node(&inner), segment).unwrap();
+        let moved: Vec<_> = counts(&e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
+        match wanted {
+            Ok(answer) => {
+                assert_eq!((t.verdict, &moved[..]), (SENT, &["too_big"][..]), "{case}");
+                assert_eq!(read(&t.frame), format!("{ANSWER}{answer}"), "{case}");
+                let icmp = if inner[0] >> 4 == 6 { HEAD + 40 + 8 } else { HEAD + 20 + 8 };
+                assert_eq!(t.frame[icmp..], inner[..68], "{case}: what it is about");
+            }
+            Err("too_big") => assert_eq!((t.verdict, &moved[..]), (DROPPED, &["too_big"][..]), "{case}"),
+            Err(counter) => assert_eq!((t.verdict, &moved[..]), (SENT, &[counter][..]), "{case}"),
+        }
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_brought_to_some_that_do() {
+    let e = world(&Settings { tunnels: 0, tunnel_port: 65_535, ..SETTINGS });
+    let out = e.trial(&from_node(&tcp(POD, SVC, SYN, b""))).unwrap().frame;
+    assert_eq!(port_of(&out), 65_535);
+}

@@ -1,0 +1,260 @@
+//! Frames of the tier as the tests write and read them: built from text, read back into one line of text, every checksum verified.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+pub const HEAD: usize = 64;
+pub const ROUTER: [u8; 6] = [2, 0, 0, 0, 0, 1];
+pub const HOST: [u8; 6] = [2, 0, 0, 0, 0, 2];
+pub const POD_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
+
+pub const FIN: u8 = 1;
+pub const SYN: u8 = 2;
+pub const ACK: u8 = 16;
+
+/// The ones' complement sum of 16-bit words (RFC 1071), folded.
+pub fn sum(parts: &[&[u8]]) -> u16 {
+    let mut total = 0u64;
+    for part in parts {
+        for pair in part.chunks(2) {
+            total += u64::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        }
+    }
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    total as u16
+}
+
+fn put_sum(bytes: &mut [u8], at: usize, value: u16) {
+    bytes[at..at + 2].copy_from_slice(&value.to_be_bytes());
+}
+
+fn octets(a: IpAddr) -> Vec<u8> {
+    match a {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    }
+}
+
+fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
+    let mut p = octets(from);
+    p.extend(octets(to));
+    p.extend((length as u32).to_be_bytes());
+    p.extend([0, 0, 0, protocol]);
+    p
+}
+
+/// An IP packet around a payload whose checksum is right already.
+pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut p;
+    if from.is_ipv4() {
+        p = vec![0x45, 0, 0, 0, 0x12, 0x34, 0x40, 0, 63, protocol, 0, 0];
+        p[2..4].copy_from_slice(&(20 + payload.len() as u16).to_be_bytes());
+        p.extend(octets(from));
+        p.extend(octets(to));
+        let s = !sum(&[&p]);
+        put_sum(&mut p, 10, s);
+    } else {
+        p = vec![0x60, 0, 0, 0, 0, 0, protocol, 63];
+        p[4..6].copy_from_slice(&(payload.len() as u16).to_be_bytes());
+        p.extend(octets(from));
+        p.extend(octets(to));
+    }
+    p.extend(payload);
+    p
+}
+
+/// Gives an IPv4 packet other fragment bits, or an IPv4 header other options, and a right header checksum.
+pub fn with_ip4(mut p: Vec<u8>, fragment: u16, options: &[u8]) -> Vec<u8> {
+    p[6..8].copy_from_slice(&fragment.to_be_bytes());
+    p.splice(20..20, options.iter().copied());
+    p[0] = 0x45 + (options.len() / 4) as u8;
+    let length = p.len() as u16;
+    p[2..4].copy_from_slice(&length.to_be_bytes());
+    let head = 20 + options.len();
+    put_sum(&mut p, 10, 0);
+    let s = !sum(&[&p[..head]]);
+    put_sum(&mut p, 10, s);
+    p
+}
+
+fn ends(from: &str, to: &str) -> (SocketAddr, SocketAddr) {
+    (from.parse().unwrap_or_else(|e| panic!("{from}: {e}")), to.parse().unwrap_or_else(|e| panic!("{to}: {e}")))
+}
+
+fn transport(from: &str, to: &str, protocol: u8, at: usize, rest: &[u8]) -> Vec<u8> {
+    let (from, to) = ends(from, to);
+    let mut p = from.port().to_be_bytes().to_vec();
+    p.extend(to.port().to_be_bytes());
+    p.extend(rest);
+    let s = !sum(&[&pseudo(from.ip(), to.ip(), protocol, p.len()), &p]);
+    put_sum(&mut p, at, if protocol == 17 && s == 0 { 0xffff } else { s });
+    ip(from.ip(), to.ip(), protocol, &p)
+}
+
+/// A TCP packet with 12 bytes of options.
+pub fn tcp(from: &str, to: &str, flags: u8, data: &[u8]) -> Vec<u8> {
+    let mut rest = vec![0, 0, 0, 9, 0, 0, 0, 8, 0x80, flags, 0x10, 0, 0, 0, 0, 0];
+    rest.extend([1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 6]);
+    rest.extend(data);
+    transport(from, to, 6, 16, &rest)
+}
+
+pub fn udp(from: &str, to: &str, data: &[u8]) -> Vec<u8> {
+    let mut rest = (8 + data.len() as u16).to_be_bytes().to_vec();
+    rest.extend([0, 0]);
+    rest.extend(data);
+    transport(from, to, 17, 6, &rest)
+}
+
+/// UDP over IPv4 without a checksum.
+pub fn udp_bare(from: &str, to: &str, data: &[u8]) -> Vec<u8> {
+    let mut p = udp(from, to, data);
+    put_sum(&mut p, 26, 0);
+    p
+}
+
+/// ICMP or ICMPv6: `kind` and `code`, the four bytes behind the checksum, and the data.
+pub fn icmp(from: &str, to: &str, kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
+    let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
+    let mut p = vec![kind, code, 0, 0];
+    p.extend(rest);
+    p.extend(data);
+    let (protocol, over) = if from.is_ipv4() { (1, vec![]) } else { (58, pseudo(from, to, 58, p.len())) };
+    let s = !sum(&[&over, &p]);
+    put_sum(&mut p, 2, s);
+    ip(from, to, protocol, &p)
+}
+
+pub fn echo(from: &str, to: &str, is_reply: bool) -> Vec<u8> {
+    let kind = if from.contains(':') {
+        128 + u8::from(is_reply)
+    } else if is_reply {
+        0
+    } else {
+        8
+    };
+    icmp(from, to, kind, 0, [0x12, 0x34, 0, 1], b"ping ping")
+}
+
+/// Port unreachable, about `packet`, of which it shows the first `shown` bytes.
+pub fn unreachable(from: &str, to: &str, packet: &[u8], shown: usize) -> Vec<u8> {
+    let (kind, code) = if from.contains(':') { (1, 4) } else { (3, 3) };
+    icmp(from, to, kind, code, [0; 4], &packet[..shown.min(packet.len())])
+}
+
+/// The outside of a frame.
+#[derive(Debug, Clone)]
+pub struct Tunnel {
+    pub from: Ipv4Addr,
+    pub to: Ipv4Addr,
+    pub port: u16,
+    pub vni: u32,
+    pub hop: u8,
+    /// Whether the outer UDP header has a checksum.
+    pub summed: bool,
+}
+
+impl Tunnel {
+    pub fn new(from: &str, to: &str, vni: u32) -> Self {
+        Self { from: from.parse().unwrap(), to: to.parse().unwrap(), port: 55_555, vni, hop: 0, summed: false }
+    }
+
+    pub fn frame(&self, inner: &[u8]) -> Vec<u8> {
+        let mut data = vec![8, 0, 0, 0];
+        data.extend((self.vni << 8 | u32::from(self.hop)).to_be_bytes());
+        data.extend([0xee; 6]);
+        data.extend(POD_MAC);
+        data.extend(if inner[0] >> 4 == 6 { [0x86, 0xdd] } else { [8, 0] });
+        data.extend(inner);
+        let ends = (format!("{}:{}", self.from, self.port), format!("{}:4789", self.to));
+        let outer = if self.summed { udp(&ends.0, &ends.1, &data) } else { udp_bare(&ends.0, &ends.1, &data) };
+        let mut f = HOST.to_vec();
+        f.extend(ROUTER);
+        f.extend([8, 0]);
+        f.extend(outer);
+        f
+    }
+}
+
+struct Inner {
+    text: String,
+    length: usize,
+}
+
+/// Reads an IP packet; `whole`: its payload is all there and its checksums must be right.
+fn read_ip(p: &[u8], whole: bool) -> Inner {
+    let (from, to, protocol, head, length): (IpAddr, IpAddr, u8, usize, usize);
+    if p[0] >> 4 == 4 {
+        let a = |at: usize| IpAddr::from(<[u8; 4]>::try_from(&p[at..at + 4]).unwrap());
+        head = usize::from(p[0] & 15) * 4;
+        (from, to, protocol, length) = (a(12), a(16), p[9], usize::from(u16::from_be_bytes([p[2], p[3]])));
+        assert_eq!(sum(&[&p[..head]]), 0xffff, "the IPv4 header's checksum, {from} > {to}");
+    } else {
+        let a = |at: usize| IpAddr::from(<[u8; 16]>::try_from(&p[at..at + 16]).unwrap());
+        head = 40;
+        (from, to, protocol, length) = (a(8), a(24), p[6], 40 + usize::from(u16::from_be_bytes([p[4], p[5]])));
+    }
+    let body = &p[head..length.min(p.len())];
+    let over = pseudo(from, to, protocol, length - head);
+    let port = |at: usize| u16::from_be_bytes([body[at], body[at + 1]]);
+    let verify = |over: &[u8], what: &str| {
+        if whole {
+            assert_eq!(sum(&[over, body]), 0xffff, "{what}'s checksum, {from} > {to}");
+        }
+    };
+    let end = |a: IpAddr, port: u16| SocketAddr::new(a, port);
+    let text = match protocol {
+        6 => {
+            verify(&over, "TCP");
+            format!("tcp {} > {}", end(from, port(0)), end(to, port(2)))
+        }
+        17 => {
+            let bare = port(6) == 0;
+            if !bare {
+                verify(&over, "UDP");
+            }
+            format!("{} {} > {}", if bare { "udp without checksum" } else { "udp" }, end(from, port(0)), end(to, port(2)))
+        }
+        1 | 58 => {
+            verify(if protocol == 58 { &over } else { &[] }, "ICMP");
+            let kind = format!("icmp {}/{}", body[0], body[1]);
+            let is_error = if protocol == 58 { body[0] < 128 } else { ![0, 8].contains(&body[0]) };
+            match (is_error, body[0], protocol) {
+                (false, ..) => format!("{kind} {from} > {to}"),
+                (_, 2, 58) => format!(
+                    "{kind} mtu {} {from} > {to} about {}",
+                    u32::from_be_bytes(body[4..8].try_into().unwrap()),
+                    read_ip(&body[8..], false).text
+                ),
+                (_, 3, 1) if body[1] == 4 => {
+                    format!("{kind} mtu {} {from} > {to} about {}", port(6), read_ip(&body[8..], false).text)
+                }
+                _ => format!("{kind} {from} > {to} about {}", read_ip(&body[8..], false).text),
+            }
+        }
+        other => format!("protocol {other} {from} > {to}"),
+    };
+    Inner { text, length }
+}
+
+/// A frame as one line; panics where a checksum or a length is wrong. The outer source port is left out: [`port_of`].
+pub fn read(f: &[u8]) -> String {
+    assert_eq!((&f[..6], &f[6..12], &f[12..14]), (&ROUTER[..], &HOST[..], &[8, 0][..]), "back to the router");
+    let outer = read_ip(&f[14..], true);
+    assert_eq!(14 + outer.length, f.len(), "the outer length");
+    assert_eq!(usize::from(u16::from_be_bytes([f[38], f[39]])), f.len() - 34, "the outer UDP length");
+    assert_eq!((f[22], &f[36..38], &f[42..46]), (64, &4789u16.to_be_bytes()[..], &[8, 0, 0, 0][..]), "TTL, port, VXLAN flags");
+    let a = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&f[at..at + 4]).unwrap());
+    let vni = u32::from_be_bytes([0, f[46], f[47], f[48]]);
+    let macs: Vec<String> = [&f[50..56], &f[56..62]].iter().map(|m| m.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    let inner = read_ip(&f[HEAD..], true);
+    assert_eq!(HEAD + inner.length, f.len(), "the inner length");
+    format!("{} > {} vni {vni:#x} hop {} {} > {}: {}", a(26), a(30), f[49], macs[1], macs[0], inner.text)
+}
+
+/// The outer UDP source port.
+pub fn port_of(f: &[u8]) -> u16 {
+    u16::from_be_bytes([f[34], f[35]])
+}
