@@ -7,6 +7,8 @@ use canal_model::ids::ServiceId;
 use canal_model::program::BUCKETS;
 pub use canal_model::tier::{TIER_SERVICE, TIER_VNI, reserved};
 
+/// Port of the tenant's DNS at the tier's own service.
+pub const DNS_PORT: u16 = 53;
 /// First source port of aggregated tunnels.
 pub const TUNNEL_PORT: u16 = 40_000;
 

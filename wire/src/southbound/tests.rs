@@ -158,6 +158,15 @@ fn every_kind_survives_the_wire() {
     }
 }
 
+/// When an AZ closes, every node is told so of every service: each may cost little.
+#[test]
+fn a_gateway_address_is_small() {
+    let samples = samples();
+    let address = samples.iter().find(|r| r.kind() == Kind::Address).unwrap();
+    let bytes = encode(address).len() + address.name().len();
+    assert!(bytes <= 100, "{bytes}");
+}
+
 /// One broken message per case: what is sent, and a part of the text a nack must carry.
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
