@@ -3,11 +3,13 @@
 
 mod scene;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use canal_world::{Phase, Refused, Signal, Topology, World};
-use scene::{becomes, run, said};
+use scene::said;
 
 const SOON: Duration = Duration::from_secs(15);
 
@@ -30,39 +32,55 @@ fn world(tag: &str) -> World {
     world
 }
 
-fn refused(world: &World, host: &str) -> Refused {
-    world.refused(host).unwrap_or_else(|error| panic!("{error}"))
+/// Gives an edge what its program would do for alpha's node of its AZ: a tunnel end, with a gateway address and a replica's behind it.
+fn stand_in(world: &World) {
+    let address = |host: &str| world.host(host).expect("a host").ip4().expect("an address");
+    let (edge, node, mac) = (address("edge-1"), address("a-n1"), "02:04:00:00:00:01");
+    let script = format!(
+        "set -e
+        ip link add vx101 mtu 1500 address 02:ca:0a:01:01:01 type vxlan id 101 local {edge} dstport 4789 nolearning
+        for net in 10.1.200.1/32 250.1.0.77/32 fd00:1:0:c:2000::1/128 fdca:a1:0:250::fa01:4d/128; do ip addr add $net dev vx101; done
+        ip link set vx101 up
+        ip neigh replace 10.1.1.1 lladdr {mac} dev vx101 nud permanent
+        ip neigh replace fd00:1::1:1 lladdr {mac} dev vx101 nud permanent
+        ip route add 10.1.1.0/24 via 10.1.1.1 onlink dev vx101 src 250.1.0.77
+        ip route add fd00:1::1:0/112 via fd00:1::1:1 onlink dev vx101 src fdca:a1:0:250::fa01:4d
+        bridge fdb append {mac} dev vx101 dst {node}"
+    );
+    said(world, "edge-1", &["sh", "-c", &script]).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Gives an edge what its program would do for one tenant, for one node: a tunnel end, with one of its gateway addresses and one of
-/// its AZ's replicas' behind it.
-fn stand_in(world: &World, edge: &str, vni: u32, node: &str, addresses: &[&str]) {
-    let ip = |host: &str| world.host(host).expect("a host").ip4().expect("an address");
-    let device = format!("vx{vni}");
-    let mut lines = vec![
-        format!("link add {device} mtu 1500 address 02:ca:0a:01:00:02 type vxlan id {vni} local {} dstport 4789 nolearning", ip(edge)),
-        format!("link set {device} up"),
-        format!("neigh replace 10.1.1.1 lladdr 02:04:00:00:00:01 dev {device} nud permanent"),
-        format!("neigh replace fd00:1::1:1 lladdr 02:04:00:00:00:01 dev {device} nud permanent"),
-    ];
-    lines.extend(addresses.iter().map(|address| format!("addr add {address} dev {device} nodad")));
-    lines.push(format!("route add 10.1.1.0/24 via 10.1.1.1 onlink dev {device}"));
-    lines.push(format!("route add fd00:1::1:0/112 via fd00:1::1:1 onlink dev {device}"));
-    for line in lines {
-        let line = if line.contains(':') && line.contains("nodad") && !line.contains("::") { line.replace(" nodad", "") } else { line };
-        said(world, edge, &["sh", "-c", &format!("ip {line}")]).unwrap_or_else(|error| panic!("{line}: {error}"));
+/// A listener in a host, as long as this lives.
+struct Listener(Child);
+
+impl Listener {
+    fn on(world: &World, host: &str) -> Self {
+        let mut command = world.exec(host, &["canal-world-peer", "listen", "8080"]).expect("a command");
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().expect("piped")).read_line(&mut line).expect("a line");
+        assert_eq!(line, "listening on 8080\n");
+        Self(child)
     }
-    let fdb = format!("bridge fdb append 02:04:00:00:00:01 dev {device} dst {}", ip(node));
-    said(world, edge, &["sh", "-c", &fdb]).expect("a remote");
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Ended already is as good.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn dial(world: &World, from: &str, to: &str) -> Result<String, String> {
+    said(world, from, &["canal-world-peer", "dial", to])
 }
 
 #[test]
-fn a_tier_comes_up_with_overlapping_tenants_and_its_routes_lead_to_edges() {
+fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
     let world = world("tier");
-    // One address, two tenants: each hears its own pod.
     for tenant in ["alpha", "beta"] {
-        let answer = said(&world, &format!("{tenant}/client-0"), &["canal-world-peer", "dial", "10.1.2.2:8080"]);
-        assert_eq!(answer, Ok("you are 10.1.1.3".into()), "{tenant}");
+        assert_eq!(dial(&world, &format!("{tenant}/client-0"), "10.1.2.2:8080"), Ok("you are 10.1.1.3".into()), "{tenant}");
     }
     for host in ["edge-1", "gw-1a"] {
         let devices: Vec<String> = world.traffic(host).expect("counters").into_iter().map(|(name, _)| name).collect();
@@ -70,4 +88,282 @@ fn a_tier_comes_up_with_overlapping_tenants_and_its_routes_lead_to_edges() {
         assert_eq!(said(&world, host, &["cat", "/proc/sys/net/ipv4/ip_forward"]), Ok("0".into()));
         assert!(world.host(host).expect("a host").seat.overlay.is_empty());
     }
+    stand_in(&world);
+    let _listeners = [Listener::on(&world, "edge-1"), Listener::on(&world, "a-n1")];
+    for (name, from, to, seen) in [
+        ("a pod to a gateway address", "alpha/client-0", "10.1.200.1:8080", "10.1.1.3"),
+        ("the same, IPv6", "alpha/client-0", "[fd00:1:0:c:2000::1]:8080", "fd00:1::1:3"),
+        ("a node to a gateway address", "a-n1", "10.1.200.1:8080", "10.1.1.1"),
+        ("the same, IPv6", "a-n1", "[fd00:1:0:c:2000::1]:8080", "fd00:1::1:1"),
+        ("a replica to a pod", "edge-1", "10.1.1.2:8080", "250.1.0.77"),
+        ("the same, IPv6", "edge-1", "[fd00:1::1:2]:8080", "fdca:a1:0:250::fa01:4d"),
+        ("a replica to a node", "edge-1", "10.1.1.1:8080", "250.1.0.77"),
+        ("the same, IPv6", "edge-1", "[fd00:1::1:1]:8080", "fdca:a1:0:250::fa01:4d"),
+        ("the underlay beside", "a-n1", "250.1.0.2:8080", "10.201.0.7"),
+    ] {
+        assert_eq!(dial(&world, from, to), Ok(format!("you are {seen}")), "{name}");
+    }
+    // Replicas dial pods; pods do not dial replicas, nor what else is in the tier.
+    for to in ["250.1.0.77:8080", "[fdca:a1:0:250::fa01:4d]:8080", "240.0.0.1:80", "[fdca:a1:0:240::1]:80"] {
+        let refused = dial(&world, "alpha/client-0", to).expect_err(to);
+        assert!(refused.contains("ConnectionRefused"), "{to}: {refused}");
+    }
+    said(&world, "alpha/client-0", &["canal-world-peer", "udp", "250.1.0.77:53"]).expect_err("no datagrams to replicas");
+    assert_eq!(world.refused("router-az1").expect("counters"), Refused::default());
+
+    // Faults on the way to an edge hold although its programs would see packets before nft there does.
+    world.cut_one_way("a-n1", "edge-1").expect("cut");
+    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect_err("cut");
+    world.heal("a-n1", "edge-1").expect("healed");
+    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect("healed");
+    world.lose("a-n1", "edge-1", 100).expect("lost");
+    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect_err("lost");
+    world.heal_all().expect("healed");
+    world.link_down("edge-1").expect("down");
+    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect_err("down");
+    world.link_up("edge-1").expect("up");
+    dial(&world, "alpha/client-0", "10.1.200.1:8080").expect("up");
+}
+
+#[test]
+fn routers_refuse_what_a_tenants_node_may_not_tunnel() {
+    let world = world("switch");
+    let ip = |host: &str| world.host(host).expect("a host").ip4().expect("an address").to_string();
+    let inner = ["spoof", "from=10.1.1.2:4711", "to=10.1.200.1:80"];
+    let vni = Refused { vni: 1, ..Refused::default() };
+    let peer = Refused { peer: 1, ..Refused::default() };
+    let cases = [
+        ("another tenant's VNI", format!("vni=101 via={}", ip("edge-1")), vni),
+        ("the tier's VNI to a replica", format!("vni=827553 hop=1 via={}", ip("gw-1a")), vni),
+        ("the tier's VNI to an edge", format!("vni=827553 via={}", ip("edge-1")), vni),
+        ("another tenant's node", format!("vni=102 via={}", ip("a-n1")), peer),
+        ("a node of another AZ", format!("vni=102 via={}", ip("a-n2")), peer),
+        ("a replica", format!("vni=102 via={}", ip("gw-1a")), peer),
+        (
+            "another node's address",
+            format!("vni=102 outer={} via={}", ip("a-n1"), ip("edge-1")),
+            Refused { source: 1, ..Refused::default() },
+        ),
+        (
+            "an edge's address",
+            format!("vni=827553 outer={} via={}", ip("edge-1"), ip("gw-1a")),
+            Refused { source: 1, ..Refused::default() },
+        ),
+        (
+            "a VNI behind the fold",
+            format!("vni=101 torn=true outer={} via={}", ip("b-n1"), ip("edge-1")),
+            Refused { fragment: 2, ..Refused::default() },
+        ),
+        ("what it may", format!("vni=102 via={}", ip("edge-1")), Refused::default()),
+        ("what it may in another AZ", format!("vni=102 via={}", ip("b-n2")), Refused::default()),
+    ];
+    for (name, order, expected) in cases {
+        let before = world.refused("router-az1").expect("counters");
+        let words: Vec<&str> = ["canal-world-peer"].into_iter().chain(inner).chain(order.split(' ')).collect();
+        let sent = said(&world, "b-n1", &words).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(sent.starts_with("sent 1 syn 10.1.1.2:4711 > 10.1.200.1:80 in vni "), "{sent}");
+        let now = world.refused("router-az1").expect("counters");
+        let counts = |refused: &Refused| [refused.source, refused.fragment, refused.vni, refused.peer];
+        let more: Vec<u64> = counts(&now).iter().zip(counts(&before)).map(|(now, before)| now - before).collect();
+        assert_eq!(more, counts(&expected), "{name}");
+    }
+    // A pod gets no tunnel out of its node at all, and no source but its own.
+    let sent = |host: &str| {
+        let devices = world.traffic(host).expect("counters");
+        devices.iter().filter(|(name, _)| !name.starts_with('p')).map(|(_, traffic)| traffic.tx_packets).sum::<u64>()
+    };
+    let before = (sent("b-n1"), world.refused("b-n1").expect("counters").other);
+    for order in [
+        format!("from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}", ip("edge-1")),
+        "from=10.1.2.3:1 to=10.1.200.1:80".to_owned(),
+        "from=250.1.0.3:1 to=10.1.200.1:80".to_owned(),
+        "from=240.0.0.1:1 to=10.1.200.1:80".to_owned(),
+    ] {
+        let words: Vec<&str> = ["canal-world-peer", "spoof"].into_iter().chain(order.split(' ')).collect();
+        said(&world, "beta/client-0", &words).unwrap_or_else(|error| panic!("{order}: {error}"));
+    }
+    assert_eq!((sent("b-n1"), world.refused("b-n1").expect("counters").other), (before.0, before.1 + 1));
+    let wrong = said(&world, "b-n1", &["canal-world-peer", "spoof", "from=10.1.1.2:1", "to=10.1.1.3:1", "colour=red"]);
+    assert!(wrong.expect_err("an unknown word").contains("is unknown here"));
+}
+
+/// What a machine holds of a world's gateways: namespaces, mounts, cgroups, files, devices, principals.
+fn holdings(world: &World) -> Vec<String> {
+    let mut held: Vec<String> = scene::remains(world.name()).into_iter().filter(|item| !item.starts_with("process")).collect();
+    // Mounts have ids that say nothing.
+    held.iter_mut().for_each(|item| *item = item.split(' ').filter(|word| word.contains("cnl-") || word.contains('/')).collect());
+    for dir in ["tokens", "data", "etc"] {
+        let entries = std::fs::read_dir(world.dir().join(dir)).expect(dir);
+        held.extend(entries.flatten().map(|entry| format!("{dir}/{}", entry.file_name().to_string_lossy())));
+    }
+    let groups = world.host("gw-1a").expect("a gateway").seat.cgroup;
+    let groups = std::fs::read_dir(groups.parent().expect("a parent")).expect("cgroups");
+    held.extend(
+        groups.flatten().filter(|entry| entry.path().is_dir()).map(|entry| format!("cgroup {}", entry.file_name().to_string_lossy())),
+    );
+    held.extend(world.traffic("router-az1").expect("counters").into_iter().map(|(name, _)| format!("device {name}")));
+    held.push(std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals"));
+    held.extend(world.hosts().expect("hosts").into_iter().map(|host| host.seat.name));
+    held.sort();
+    held
+}
+
+#[test]
+fn gateways_come_and_go_without_a_trace() {
+    let world = world("fleet");
+    let before = holdings(&world);
+    let mut addresses = Vec::new();
+    for round in 0..50 {
+        let name = format!("gw-x{}", round % 5);
+        world.add_gateway(&name, "az1", "b1").unwrap_or_else(|error| panic!("{round}: {error}"));
+        world.wait_host_ready(&name, SOON).expect("ready");
+        addresses.push(world.host(&name).expect("a host").ip4().expect("an address"));
+        if round == 0 {
+            let principals = std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
+            assert!(principals.contains("gw-x0") && holdings(&world) != before);
+            let _listener = Listener::on(&world, &name);
+            for from in ["gw-3a", "edge-1"] {
+                dial(&world, from, &format!("{}:8080", addresses[0])).unwrap_or_else(|error| panic!("from {from}: {error}"));
+            }
+            world.cut("gw-3a", &name).expect("cut");
+            dial(&world, "gw-3a", &format!("{}:8080", addresses[0])).expect_err("cut");
+            world.heal("gw-3a", &name).expect("healed");
+            world.link_down(&name).expect("down");
+            world.link_up(&name).expect("up");
+            world.kill(&name, Signal::Kill).expect("killed");
+        }
+        world.remove_gateway(&name).unwrap_or_else(|error| panic!("{round}: {error}"));
+    }
+    assert_eq!(holdings(&world), before);
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(addresses.len(), 50, "no address was given again");
+
+    for (name, az, backend, answer) in [
+        ("gw-1a", "az1", "b1", "the name \"gw-1a\" is already taken"),
+        ("edge-1", "az1", "b1", "the name \"edge-1\" is already taken"),
+        ("gw-9", "az9", "b1", "there is no AZ \"az9\" with an edge; use one of: az1, az2"),
+        ("GW", "az1", "b1", "name: \"GW\" is not a name"),
+        ("gw-9", "az1", "b_1", "backend: \"b_1\" is not a name"),
+    ] {
+        let refused = world.add_gateway(name, az, backend).expect_err(answer).to_string();
+        assert!(refused.contains(answer), "{refused}");
+    }
+    for name in ["edge-1", "a-n1"] {
+        let refused = world.remove_gateway(name).expect_err(name).to_string();
+        assert!(refused.contains("is no gateway of a tier world"), "{refused}");
+    }
+    // Those of the file go too, and several at once.
+    std::thread::scope(|scope| {
+        for name in ["gw-1a", "gw-1b", "gw-4a"] {
+            let world = &world;
+            scope.spawn(move || world.remove_gateway(name).expect("removed"));
+        }
+    });
+    assert_eq!(world.hosts().expect("hosts").iter().filter(|host| host.seat.kind == "gateway").count(), 5);
+    world.add_gateway("gw-1a", "az2", "b9").expect("the name is free");
+    assert_eq!(world.host("gw-1a").expect("a host").seat.az, "az2");
+    let name = world.name().to_owned();
+    world.down().expect("down");
+    assert_eq!(scene::remains(&name), Vec::<String>::new());
+
+    let old = scene::world("nofleet", scene::SMOKE);
+    let refused = old.add_gateway("gw9", "az1", "b1").expect_err("no tier").to_string();
+    assert!(refused.contains("this world has no edges"), "{refused}");
+    old.remove_gateway("gw1").expect_err("no tier");
+}
+
+#[test]
+fn an_az_falls_and_rises() {
+    let world = world("az");
+    let _listeners = ["gw-1a", "gw-1b", "gw-3a"].map(|host| Listener::on(&world, host));
+    let ip = |host: &str| format!("{}:8080", world.host(host).expect("a host").ip4().expect("an address"));
+    let (near, far, theirs) = (ip("gw-1b"), ip("gw-3a"), ip("gw-1a"));
+    let phase = |host: &str| world.host(host).expect("a host").pulse.phase;
+
+    world.cut_az("az2", false).expect("cut");
+    let lost = dial(&world, "gw-1a", &far).expect_err("cut");
+    assert!(lost.contains("TimedOut") || lost.contains("WouldBlock"), "a black hole, not {lost}");
+    dial(&world, "gw-1a", &near).expect("its own AZ");
+    dial(&world, "gw-3b", &far).expect("the other AZ inside");
+    dial(&world, "gw-3b", &theirs).expect_err("cut from the other side too");
+    assert_eq!((phase("edge-2"), phase("alpha/web-1")), (Phase::Running, Phase::Running));
+    world.heal_az("az2").expect("healed");
+    dial(&world, "gw-1a", &far).expect("healed");
+    dial(&world, "gw-3b", &theirs).expect("healed");
+
+    world.stop("gw-4b").expect("stopped by hand");
+    world.cut_az("az2", true).expect("cut");
+    std::thread::sleep(Duration::from_millis(600));
+    for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
+        assert_eq!(phase(host), Phase::Stopped, "{host} is dead and stays so");
+    }
+    for host in ["controller", "edge-1", "alpha/web-0"] {
+        assert_eq!(phase(host), Phase::Running, "{host} lives");
+    }
+    world.heal_az("az2").expect("healed");
+    for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
+        world.wait_host_ready(host, SOON).unwrap_or_else(|error| panic!("{error}"));
+    }
+    assert_eq!(phase("gw-4b"), Phase::Stopped, "what was stopped before stays so");
+    assert_eq!(dial(&world, "alpha/client-0", "10.1.2.2:8080"), Ok("you are 10.1.1.3".into()));
+    let unknown = world.cut_az("az7", true).expect_err("no such AZ").to_string();
+    assert!(unknown.contains("there is no AZ \"az7\"; use one of: az1, az2"), "{unknown}");
+}
+
+#[test]
+fn what_the_mesh_reads_of_a_tier_is_written() {
+    let world = world("tfiles");
+    let read = |path: &str| std::fs::read_to_string(world.dir().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let parse = |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
+    let tenant = &parse(&read("config/alpha/_tenant.yaml"))[0];
+    assert_eq!(tenant["spec"]["gatewayCidrs"], serde_json::json!(["10.1.192.0/18", "fd00:1:0:c::/64"]));
+    let nodes = parse(&read("config/beta/_nodes.yaml"));
+    assert_eq!(nodes.len(), 4);
+    let expected = serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {
+            "name": "b-n2",
+            "labels": {"topology.kubernetes.io/zone": "az2"},
+            "annotations": {"canal.mesh/vtep-mac": "02:04:00:00:00:02"},
+        },
+        "spec": {"podCIDRs": ["10.1.2.0/24", "fd00:1::2:0/112"]},
+        "status": {"addresses": [{"type": "InternalIP", "address": "10.202.0.7"}]},
+    });
+    assert_eq!(nodes[1], expected);
+    assert!(!world.config_dir("alpha").join("_gateways.yaml").exists());
+    let principals = parse(&read("principals.yaml")).remove(0);
+    let of = |name: &str| {
+        let list = principals.as_array().expect("a list");
+        list.iter().find(|entry| entry["name"] == name).unwrap_or_else(|| panic!("{name}")).clone()
+    };
+    let (edge, gateway) = (of("edge-2"), of("gw-3b"));
+    assert_eq!((&edge["kind"], &edge["az"]), (&"edge".into(), &"az2".into()));
+    assert_eq!((&gateway["kind"], &gateway["az"], &gateway["backend"]), (&"gateway".into(), &"az2".into(), &"b3".into()));
+
+    let inside = |host: &str, file: &str| said(&world, host, &["cat", file]).expect(file);
+    let resolver = inside("beta/free-1", "/etc/resolv.conf");
+    assert!(resolver.starts_with("nameserver 10.1.208.1\nnameserver 10.1.200.1\nsearch shop.svc.cluster.local "), "{resolver}");
+    assert!(!inside("beta/free-1", "/etc/hosts").contains("web"));
+    assert!(inside("beta/client-0", "/etc/hosts").contains("10.1.128.10 web web.shop"), "captured pods have names as ever");
+    assert!(!inside("beta/client-0", "/etc/resolv.conf").contains("nameserver"));
+    assert_eq!(world.host("gw-1a").expect("a host").seat.router_device.as_deref(), Some("h3"));
+}
+
+#[test]
+fn a_link_can_be_narrow() {
+    let narrow = |text: String| {
+        text.replace("name: gw-1a, az: az1, backend: b1", "name: gw-1a, az: az1, backend: b1, mtu: 1400")
+            .replace("{name: free, namespace: shop,", "{name: free, namespace: shop, mtu: 1300,")
+    };
+    let world = World::up(&topology("narrow", narrow), &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
+    for (host, device, mtu) in
+        [("gw-1a", "eth0", 1400), ("router-az1", "h3", 1400), ("gw-1b", "eth0", 1600), ("free-0", "eth0", 1300), ("b-free1", "p2", 1300)]
+    {
+        let link = said(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
+        assert!(link.contains(&format!(" mtu {mtu} ")), "{host}: {link}");
+    }
+    world.add_gateway("gw-1c", "az2", "b1").expect("as the others of its backend");
+    assert!(said(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"]).expect("a link").contains(" mtu 1400 "));
 }

@@ -1,5 +1,9 @@
-//! A tiny network peer for this crate's tests: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`,
-//! `echo-udp PORT`. Needs nothing that a bare machine lacks.
+//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`, `udp ADDRESS`, and the adversary's
+//! `spoof …`. Needs nothing that a bare machine lacks.
+#![forbid(unsafe_code)]
+
+mod packet;
+mod spoof;
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,7 +19,11 @@ fn main() -> std::io::Result<()> {
         ["dial", address] => dial(target(address)?),
         ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
         ["udp", address] => udp(target(address)?),
-        _ => Err(std::io::Error::other("usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS")),
+        ["spoof", order @ ..] => spoof::spoof(order),
+        _ => {
+            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS | ";
+            Err(std::io::Error::other(format!("{usage}{}", spoof::USAGE)))
+        }
     }
 }
 

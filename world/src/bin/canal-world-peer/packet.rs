@@ -1,0 +1,194 @@
+//! Packets made by hand: IPv4 and IPv6 with TCP, UDP or ICMP inside, VXLAN around them, checksums right. Pure: sends nothing.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// VXLAN's port (RFC 7348 §5).
+pub(crate) const VXLAN_PORT: u16 = 4789;
+const PROTOCOL_ICMP: u8 = 1;
+const PROTOCOL_TCP: u8 = 6;
+const PROTOCOL_UDP: u8 = 17;
+const PROTOCOL_ICMP6: u8 = 58;
+/// "More fragments" of the IPv4 header, RFC 791 §3.1.
+const MORE_FRAGMENTS: u16 = 0x2000;
+
+/// What is inside the IP header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// TCP with these flags.
+    Tcp(u8),
+    Udp,
+    /// An echo request.
+    Icmp,
+}
+
+impl Kind {
+    /// By the name a user writes.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        match name {
+            "syn" => Some(Kind::Tcp(0x02)),
+            "ack" => Some(Kind::Tcp(0x10)),
+            "synack" => Some(Kind::Tcp(0x12)),
+            "rst" => Some(Kind::Tcp(0x04)),
+            "udp" => Some(Kind::Udp),
+            "icmp" => Some(Kind::Icmp),
+            _ => None,
+        }
+    }
+}
+
+/// The sum of 16-bit words in one's complement, RFC 1071.
+fn checksum(parts: &[&[u8]]) -> u16 {
+    let mut sum: u32 = 0;
+    for part in parts {
+        // Only a last part has an odd length here.
+        for pair in part.chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], pair.get(1).copied().unwrap_or(0)]));
+        }
+    }
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// A whole IP packet. Both addresses are of one family.
+pub(crate) fn ip(from: SocketAddr, to: SocketAddr, kind: Kind, payload: &[u8]) -> Vec<u8> {
+    let protocol = match (kind, from) {
+        (Kind::Tcp(_), _) => PROTOCOL_TCP,
+        (Kind::Udp, _) => PROTOCOL_UDP,
+        (Kind::Icmp, SocketAddr::V4(_)) => PROTOCOL_ICMP,
+        (Kind::Icmp, SocketAddr::V6(_)) => PROTOCOL_ICMP6,
+    };
+    let segment = segment(from, to, kind, protocol, payload);
+    match (from.ip(), to.ip()) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => ip4(from, to, protocol, 0, &segment),
+        (from, to) => {
+            let mut packet = vec![0x60, 0, 0, 0];
+            packet.extend((segment.len() as u16).to_be_bytes());
+            packet.extend([protocol, 64]);
+            packet.extend(octets(from));
+            packet.extend(octets(to));
+            packet.extend(segment);
+            packet
+        }
+    }
+}
+
+/// `fragment` is the header's field of flags and offset.
+fn ip4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, fragment: u16, segment: &[u8]) -> Vec<u8> {
+    let mut header = vec![0x45, 0];
+    header.extend((20 + segment.len() as u16).to_be_bytes());
+    header.extend([0xca, 0x0a]);
+    header.extend(fragment.to_be_bytes());
+    header.extend([64, protocol, 0, 0]);
+    header.extend(from.octets());
+    header.extend(to.octets());
+    let sum = checksum(&[&header]);
+    header[10..12].copy_from_slice(&sum.to_be_bytes());
+    header.extend(segment);
+    header
+}
+
+fn segment(from: SocketAddr, to: SocketAddr, kind: Kind, protocol: u8, payload: &[u8]) -> Vec<u8> {
+    let mut segment = Vec::new();
+    let sum_at = match kind {
+        Kind::Tcp(flags) => {
+            segment.extend(from.port().to_be_bytes());
+            segment.extend(to.port().to_be_bytes());
+            segment.extend([0xca, 0x0a, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
+            16
+        }
+        Kind::Udp => {
+            segment.extend(from.port().to_be_bytes());
+            segment.extend(to.port().to_be_bytes());
+            segment.extend((8 + payload.len() as u16).to_be_bytes());
+            segment.extend([0, 0]);
+            6
+        }
+        Kind::Icmp => {
+            segment.extend([if protocol == PROTOCOL_ICMP { 8 } else { 128 }, 0, 0, 0, 0xca, 0x0a, 0, 1]);
+            2
+        }
+    };
+    segment.extend(payload);
+    let length = (segment.len() as u32).to_be_bytes();
+    let pseudo = [octets(from.ip()), octets(to.ip()), length.to_vec(), vec![0, 0, 0, protocol]].concat();
+    let covered: &[u8] = if protocol == PROTOCOL_ICMP { &[] } else { &pseudo };
+    // Nought means "no checksum" to UDP, RFC 768.
+    let sum = match checksum(&[covered, &segment]) {
+        0 if kind == Kind::Udp => 0xffff,
+        sum => sum,
+    };
+    segment[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+    segment
+}
+
+/// What a VXLAN packet's UDP carries: header with `hop` in its reserved last byte, Ethernet, the inner packet.
+pub(crate) fn vxlan(vni: u32, hop: u8, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
+    let mut frame = vec![0x08, 0, 0, 0];
+    frame.extend((vni << 8 | u32::from(hop)).to_be_bytes());
+    frame.extend(mac);
+    frame.extend([0x02, 0xca, 0x0a, 0x02, 0, 1]);
+    let is_ip6 = inner.first().is_some_and(|byte| byte >> 4 == 6);
+    frame.extend(if is_ip6 { [0x86, 0xdd] } else { [0x08, 0x00] });
+    frame.extend(inner);
+    frame
+}
+
+/// A datagram torn after its UDP header, so that the first fragment shows ports and the second what they carry.
+pub(crate) fn torn(from: Ipv4Addr, to: Ipv4Addr, datagram: &[u8]) -> [Vec<u8>; 2] {
+    let segment = &datagram[20..];
+    let (first, second) = segment.split_at(8);
+    [ip4(from, to, PROTOCOL_UDP, MORE_FRAGMENTS, first), ip4(from, to, PROTOCOL_UDP, 1, second)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().unwrap()
+    }
+
+    /// The receiver's own test: the sum over everything, checksum included, is nought.
+    #[test]
+    fn checksums_hold_where_they_arrive() {
+        let pairs = [("10.1.1.2:4711", "10.1.200.1:80"), ("[fd00:1::1:2]:4711", "[fd00:1:0:c:2000::1]:80")];
+        for (from, to) in pairs.map(|(from, to)| (address(from), address(to))) {
+            for (name, protocol) in [("syn", 6), ("ack", 6), ("synack", 6), ("rst", 6), ("udp", 17), ("icmp", 0)] {
+                let packet = ip(from, to, Kind::named(name).unwrap(), b"odd");
+                let (header, protocol) = match (from.is_ipv4(), protocol) {
+                    (true, 0) => (20, 1),
+                    (false, 0) => (40, 58),
+                    (is_ip4, protocol) => (if is_ip4 { 20 } else { 40 }, protocol),
+                };
+                if from.is_ipv4() {
+                    assert_eq!(checksum(&[&packet[..20]]), 0, "{name}: header");
+                }
+                let segment = &packet[header..];
+                let pseudo = [octets(from.ip()), octets(to.ip()), vec![0, 0, 0, segment.len() as u8, 0, 0, 0, protocol]].concat();
+                let covered: &[u8] = if protocol == 1 { &[] } else { &pseudo };
+                assert_eq!(checksum(&[covered, segment]), 0, "{name} {from}");
+            }
+        }
+        assert_eq!(Kind::named("fin"), None);
+    }
+
+    #[test]
+    fn a_tunnel_packet_says_what_it_was_told() {
+        let inner = ip(address("250.1.0.3:1"), address("10.1.1.2:2"), Kind::Udp, b"");
+        let frame = vxlan(0xCA0A1, 3, [2, 0, 0, 0, 0, 9], &inner);
+        assert_eq!(frame[..8], [0x08, 0, 0, 0, 0x0c, 0xa0, 0xa1, 3]);
+        assert_eq!((frame[8..14].to_vec(), frame[20..22].to_vec()), (vec![2, 0, 0, 0, 0, 9], vec![0x08, 0]));
+        assert_eq!(frame[22..], inner);
+        let [first, second] = torn(Ipv4Addr::LOCALHOST, Ipv4Addr::LOCALHOST, &inner);
+        assert_eq!((first.len(), &first[6..8], second.len(), &second[6..8]), (28, &[0x20, 0][..], 20, &[0, 1][..]));
+    }
+}

@@ -1,0 +1,144 @@
+//! The adversary: sends what no honest host would, and says what it sent. Reads its orders, opens raw sockets, judges nothing:
+//! whether a packet got through is for the test to see.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{Error, Result};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use crate::packet::{self, Kind, VXLAN_PORT};
+
+/// `IPPROTO_RAW`: the sender writes the IP header too (raw(7)).
+const HEADER_IS_MINE: i32 = 255;
+/// As many as one run may send.
+const COUNT_MAX: u32 = 1_000_000;
+
+pub(crate) const USAGE: &str = "spoof from=ADDRESS:PORT to=ADDRESS:PORT [kind=syn|ack|synack|rst|udp|icmp] [count=N] [payload=TEXT] \
+    [vni=N via=ADDRESS [outer=ADDRESS] [port=N] [hop=N] [mac=MAC] [torn=true]]";
+
+/// One order.
+struct Order {
+    from: SocketAddr,
+    to: SocketAddr,
+    name: String,
+    kind: Kind,
+    payload: Vec<u8>,
+    count: u32,
+    tunnel: Option<Tunnel>,
+}
+
+/// VXLAN around the packet.
+struct Tunnel {
+    vni: u32,
+    hop: u8,
+    mac: [u8; 6],
+    /// The far end.
+    via: Ipv4Addr,
+    /// The near end; none is the host's own.
+    outer: Option<Ipv4Addr>,
+    port: u16,
+    torn: bool,
+}
+
+impl fmt::Display for Order {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} {} {} > {}", self.count, self.name, self.from, self.to)?;
+        let Some(tunnel) = &self.tunnel else { return Ok(()) };
+        let outer = tunnel.outer.map_or_else(|| "the own address".to_owned(), |outer| outer.to_string());
+        write!(out, " in vni {} hop {} from {outer} by {}", tunnel.vni, tunnel.hop, tunnel.via)?;
+        if tunnel.torn { write!(out, " torn") } else { Ok(()) }
+    }
+}
+
+/// Sends, then prints `sent …`. Errors: an order that cannot be read, or a packet that this host's own kernel refuses to send.
+pub(crate) fn spoof(words: &[&str]) -> Result<()> {
+    let order = read(words)?;
+    for _ in 0..order.count {
+        send(&order)?;
+    }
+    println!("sent {order}");
+    Ok(())
+}
+
+fn bad(what: impl fmt::Display) -> Error {
+    Error::other(format!("{what}; usage: {USAGE}"))
+}
+
+fn read(words: &[&str]) -> Result<Order> {
+    let mut fields = BTreeMap::new();
+    for word in words {
+        let (name, value) = word.split_once('=').ok_or_else(|| bad(format!("{word:?} is not NAME=VALUE")))?;
+        fields.insert(name, value);
+    }
+    let mut take = |name: &str| fields.remove(name);
+    let from: SocketAddr = parsed("from", take("from"))?.ok_or_else(|| bad("no from"))?;
+    let to: SocketAddr = parsed("to", take("to"))?.ok_or_else(|| bad("no to"))?;
+    if from.is_ipv4() != to.is_ipv4() {
+        return Err(bad("from and to are of two families"));
+    }
+    let name = take("kind").unwrap_or("syn").to_owned();
+    let kind = Kind::named(&name).ok_or_else(|| bad(format!("kind={name}")))?;
+    let payload = take("payload").unwrap_or_default().as_bytes().to_vec();
+    let count = parsed("count", take("count"))?.unwrap_or(1);
+    if count > COUNT_MAX {
+        return Err(bad(format!("count={count} is more than {COUNT_MAX}")));
+    }
+    let vni: Option<u32> = parsed("vni", take("vni"))?;
+    let tunnel = match vni {
+        Some(vni) if vni >> 24 == 0 => Some(Tunnel {
+            vni,
+            hop: parsed("hop", take("hop"))?.unwrap_or(0),
+            mac: take("mac").map_or(Ok([0x02, 0xca, 0x0a, 0x01, 0, 0x02]), mac)?,
+            via: parsed("via", take("via"))?.ok_or_else(|| bad("no via"))?,
+            outer: parsed("outer", take("outer"))?,
+            port: parsed("port", take("port"))?.unwrap_or(0),
+            torn: parsed("torn", take("torn"))?.unwrap_or(false),
+        }),
+        Some(vni) => return Err(bad(format!("vni={vni} has more than 24 bits"))),
+        None => None,
+    };
+    if tunnel.as_ref().is_some_and(|tunnel| tunnel.torn && tunnel.outer.is_none()) {
+        return Err(bad("torn needs outer"));
+    }
+    match fields.keys().next() {
+        Some(unknown) => Err(bad(format!("{unknown:?} is unknown here"))),
+        None => Ok(Order { from, to, name, kind, payload, count, tunnel }),
+    }
+}
+
+fn parsed<T: std::str::FromStr>(name: &str, value: Option<&str>) -> Result<Option<T>> {
+    value.map(|value| value.parse().map_err(|_| bad(format!("{name}={value}")))).transpose()
+}
+
+fn mac(text: &str) -> Result<[u8; 6]> {
+    let bytes: Option<Vec<u8>> = text.split(':').map(|part| u8::from_str_radix(part, 16).ok()).collect();
+    bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| bad(format!("mac={text}")))
+}
+
+fn send(order: &Order) -> Result<()> {
+    let inner = packet::ip(order.from, order.to, order.kind, &order.payload);
+    let Some(tunnel) = &order.tunnel else { return send_raw(&inner, order.to.ip()) };
+    let frame = packet::vxlan(tunnel.vni, tunnel.hop, tunnel.mac, &inner);
+    let Some(outer) = tunnel.outer else {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, tunnel.port))?;
+        return socket.send_to(&frame, (tunnel.via, VXLAN_PORT)).map(drop);
+    };
+    let ends = [(outer, tunnel.port), (tunnel.via, VXLAN_PORT)].map(|(ip, port)| SocketAddr::from((ip, port)));
+    let datagram = packet::ip(ends[0], ends[1], Kind::Udp, &frame);
+    if !tunnel.torn {
+        return send_raw(&datagram, tunnel.via.into());
+    }
+    packet::torn(outer, tunnel.via, &datagram).iter().try_for_each(|fragment| send_raw(fragment, tunnel.via.into()))
+}
+
+/// An IP packet as it is, where the host's routes lead.
+fn send_raw(packet: &[u8], to: IpAddr) -> Result<()> {
+    let (domain, to): (Domain, SockAddr) = match to {
+        IpAddr::V4(to) => (Domain::IPV4, SocketAddrV4::new(to, 0).into()),
+        IpAddr::V6(to) => (Domain::IPV6, SocketAddrV6::new(to, 0, 0, 0).into()),
+    };
+    let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(HEADER_IS_MINE)))?;
+    socket.send_to(packet, &to).map(drop)
+}
