@@ -9,7 +9,7 @@ use canal_compiler::claims::Claims;
 use canal_compiler::scope::{self, Whereabouts};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::identity::Identity;
-use canal_model::ids::{Generation, Namespace, NodeName, ServiceAccount, TenantName};
+use canal_model::ids::{AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
 use canal_model::policy::Document;
 use canal_model::principal::Principal;
 use canal_model::program::{Kind, Resource};
@@ -115,6 +115,8 @@ pub(crate) struct Listed {
 pub(crate) struct Compiled {
     pub(crate) resources: Vec<Resource>,
     pub(crate) claims: Claims,
+    /// The AZs in which services want to live.
+    pub(crate) homes: BTreeMap<ServiceKey, AzName>,
     pub(crate) diagnostics: Vec<Diagnostic>,
     pub(crate) objects: Vec<Listed>,
     /// False while a source could not be read and nothing was known before: what subscribers hold is then left alone.
@@ -125,7 +127,7 @@ impl Compiled {
     /// What belongs to no tenant. Its claims are nobody's and are never looked at.
     pub(crate) fn of_provider(resources: Vec<Resource>) -> Self {
         let claims = Claims { tenant: nobody(), isolation: None, gateways: Vec::new() };
-        Self { resources, claims, diagnostics: Vec::new(), objects: Vec::new(), complete: true }
+        Self { resources, claims, homes: BTreeMap::new(), diagnostics: Vec::new(), objects: Vec::new(), complete: true }
     }
 }
 
@@ -140,6 +142,7 @@ fn nobody() -> TenantName {
 #[derive(Debug, Clone)]
 pub(crate) struct TenantView {
     pub(crate) claims: Claims,
+    pub(crate) homes: BTreeMap<ServiceKey, AzName>,
     pub(crate) entries: BTreeMap<Key, Arc<Entry>>,
     pub(crate) diagnostics: Arc<[Diagnostic]>,
     pub(crate) objects: Arc<[Listed]>,
@@ -163,6 +166,7 @@ impl TenantView {
         };
         let mut view = Self {
             claims: compiled.claims,
+            homes: compiled.homes,
             entries,
             diagnostics: compiled.diagnostics.into(),
             objects: compiled.objects.into(),

@@ -13,6 +13,7 @@ use canal_store::{Store, StoreError};
 use canal_wire::api::admin_server::AdminServer;
 use canal_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use canal_wire::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
+use canal_wire::fleet::fleet_server::FleetServer;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
@@ -26,6 +27,7 @@ use crate::catalog::Catalog;
 use crate::certificates::{Authorities, Certificates};
 use crate::doors::{self, Door};
 use crate::files::{self, Reading};
+use crate::fleet::{Fleet, FleetService, FleetTimes, Keeper};
 use crate::listener::{CONNECTIONS_MAX, HANDSHAKE, ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::principals::{self, Principals, PrincipalsError};
@@ -86,6 +88,8 @@ pub struct Limits {
     pub request_bytes: usize,
     /// A TLS handshake that takes longer is given up.
     pub handshake: Duration,
+    /// How long silence of edges and replicas is borne.
+    pub fleet: FleetTimes,
     /// An HTTP/2 PING goes to a silent client so often, and must be answered within so long.
     pub ping: (Duration, Duration),
 }
@@ -102,6 +106,7 @@ impl Default for Limits {
             nack_splits: session.nack_splits,
             request_bytes: REQUEST_BYTES_MAX,
             handshake: HANDSHAKE,
+            fleet: FleetTimes::default(),
             ping: PING,
         }
     }
@@ -157,6 +162,7 @@ impl Hub {
         let metrics_door = door(config.metrics, "--metrics-addr").await?;
 
         let metrics = Arc::new(Metrics::default());
+        let fleet = Fleet::open(&store, config.limits.fleet)?;
         let (publish, _) = watch::channel(Arc::new(Catalog::default()));
         let (commands, queue) = mpsc::channel(COMMANDS_MAX);
         let (principals_now, principals) = watch::channel(Arc::new(first));
@@ -167,6 +173,7 @@ impl Hub {
             store,
             authorities: Authorities::default(),
             subscribers: Subscribers::new(config.limits.streams),
+            fleet,
             metrics,
             commands,
             limits: service_limits(&config),
@@ -177,10 +184,15 @@ impl Hub {
         let writer = Writer::start(shared.store.clone(), shared.metrics.clone(), shared.catalog.clone(), reading)?;
         let writer = std::thread::Builder::new().name("canal-writer".into()).spawn(move || writer.run(queue))?;
 
+        let mut keeper = Keeper::new(shared.clone());
+        if !keeper.begin().await {
+            tracing::warn!("the fleet's tables are not in force yet; they are tried again");
+        }
         let tasks = TaskTracker::new();
         let until = |f| shared.stopping.clone().run_until_cancelled_owned(f);
         tasks.spawn(until(Box::pin(principals::follow(config.principals.clone(), principals_now)) as Task));
         tasks.spawn(until(Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())) as Task));
+        tasks.spawn(until(Box::pin(keeper.run()) as Task));
         tasks.spawn(until(Box::pin(retry(shared.commands.clone())) as Task));
         if let (Some(watch), Some(root)) = (watch, config.config_dir) {
             tasks.spawn(until(Box::pin(files::follow(watch, root, shared.clone())) as Task));
@@ -279,11 +291,13 @@ async fn serve(listener: Listener, shared: Arc<Shared>, limits: Limits) {
         .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
     let certificates = IstioCertificateServiceServer::new(Certificates { shared: shared.clone() });
+    let fleet = FleetServer::new(FleetService { shared: shared.clone() }).max_decoding_message_size(limits.request_bytes);
     let server = Server::builder()
         .http2_keepalive_interval(Some(limits.ping.0))
         .http2_keepalive_timeout(Some(limits.ping.1))
         .add_service(InterceptedService::new(southbound, shared.door()))
         .add_service(InterceptedService::new(certificates, shared.door()))
+        .add_service(InterceptedService::new(fleet, shared.door()))
         .add_service(InterceptedService::new(admin, shared.door()));
     let stopping = shared.stopping.clone();
     let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move { stopping.cancelled().await });

@@ -14,6 +14,7 @@ mod connection;
 mod doors;
 mod dump;
 mod files;
+mod fleet;
 mod hub;
 mod listener;
 mod metrics;
@@ -27,6 +28,7 @@ mod writer;
 
 pub use admin::FILES_MAX;
 pub use doors::DOOR_CONNECTIONS_MAX;
+pub use fleet::{FleetTimes, OWNED_MAX, SEEN_MAX};
 pub use hub::{Config, Hub, HubError, Limits, REQUEST_BYTES_MAX};
 pub use listener::{CONNECTIONS_MAX, ListenError};
 pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};

@@ -42,6 +42,24 @@ metrics! {
     API_REQUESTS, "canal_controller_api_requests_total", "counter", "Requests of operators by verb and outcome.";
     STORE_ERRORS, "canal_controller_store_errors_total", "counter", "Refusals of the store by reason.";
     REFUSED, "canal_controller_refused_total", "counter", "Requests, streams and connections refused by reason.";
+    FLEET_REPORTS, "canal_controller_fleet_reports_total", "counter", "Reports heard, by who sent them (replica, edge).";
+    FLEET_REFUSALS, "canal_controller_fleet_reports_refused_total", "counter", "Reports refused by reason.";
+    FLEET_REGISTRATIONS, "canal_controller_fleet_registrations_total", "counter", "Replicas registered.";
+    FLEET_FORGOTTEN, "canal_controller_fleet_forgotten_total", "counter", "Replicas forgotten; their numbers are free.";
+    FLEET_PLANS, "canal_controller_fleet_plan_seconds_count", "counter", "Computations of a plan.";
+    FLEET_PLAN_SECONDS, "canal_controller_fleet_plan_seconds_sum", "counter", "Seconds spent computing plans.";
+    FLEET_PUBLICATIONS, "canal_controller_fleet_publications_total", "counter", "Generations that told data planes of the tier.";
+    FLEET_BUCKETS_MOVED, "canal_controller_fleet_buckets_moved_total", "counter", "Buckets that got another head.";
+    FLEET_BUCKETS_HELD, "canal_controller_fleet_buckets_held_total", "counter", "Buckets that kept their head because their chain was full of owners.";
+    FLEET_OWNERS_KEPT, "canal_controller_fleet_owners_kept_total", "counter", "Former heads that stayed in a chain for their sessions.";
+    FLEET_AZS_CLOSED, "canal_controller_fleet_azs_closed_total", "counter", "AZs closed because their edge fell silent.";
+    FLEET_PLAN, "canal_controller_fleet_plan", "gauge", "Number of the plan in force.";
+    FLEET_REPLICAS, "canal_controller_fleet_replicas", "gauge", "Registered replicas by state.";
+    FLEET_DOWN, "canal_controller_fleet_replicas_down", "gauge", "Registered replicas that are down.";
+    FLEET_EDGES, "canal_controller_fleet_edges", "gauge", "Edges that are heard.";
+    FLEET_CLOSED, "canal_controller_fleet_addresses_closed", "gauge", "Gateway addresses that take no new sessions.";
+    FLEET_WAITING, "canal_controller_fleet_tables_waiting", "gauge", "Bucket tables that wait until their new replicas know the tenant.";
+    FLEET_NOTES, "canal_controller_fleet_plan_notes", "gauge", "What the plan could not satisfy.";
     WITHHELD, "canal_controller_changes_withheld_total", "counter", "Changes to files that were not taken over, by reason.";
 }
 

@@ -1,12 +1,12 @@
 //! Who may speak to the controller: a YAML list of token hashes and whom each stands for, read again when it changes.
 //! A token is never stored, logged or compared as text.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use canal_model::ids::{AzName, NodeName, ObjectName, ReplicaName, TenantName};
+use canal_model::ids::{AzName, BackendName, EdgeName, NodeName, ObjectName, ReplicaName, TenantName};
 use canal_model::principal::Principal;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -46,13 +46,15 @@ impl TokenHash {
 #[derive(Clone, Default)]
 pub struct Principals {
     entries: Vec<(TokenHash, Principal)>,
+    /// The backends that gateways are held to.
+    backends: BTreeMap<Principal, BackendName>,
 }
 
 /// Why the file was not taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum PrincipalsError {
     /// It cannot be read.
-    #[error("the principals file {path} cannot be read: {why}; give --principals a YAML list of {{tokenSha256, kind, name, tenant, az}}")]
+    #[error("the principals file {path} cannot be read: {why}; give --principals a YAML list of {{tokenSha256, kind, name, tenant, az, backend}}")]
     File { path: PathBuf, why: String },
     /// It is not what it must be. All faults, one a line.
     #[error("the principals file {path} is not usable:\n{}", .faults.join("\n"))]
@@ -67,6 +69,7 @@ struct Row {
     name: String,
     tenant: Option<String>,
     az: Option<String>,
+    backend: Option<String>,
 }
 
 impl Principals {
@@ -93,6 +96,7 @@ impl Principals {
         }
         let mut faults = Vec::new();
         let mut entries = Vec::new();
+        let mut backends: BTreeMap<Principal, BackendName> = BTreeMap::new();
         let mut seen = BTreeSet::new();
         for (i, row) in rows.iter().enumerate() {
             match entry(row) {
@@ -104,11 +108,17 @@ impl Principals {
                         row.name
                     ));
                 }
-                Ok(e) => entries.push(e),
+                Ok((hash, principal)) => {
+                    match backend(row, &principal, &backends) {
+                        Ok(held) => backends.extend(held.map(|b| (principal.clone(), b))),
+                        Err(why) => faults.push(format!("entry {} ({} {}): {why}", i + 1, row.kind, row.name)),
+                    }
+                    entries.push((hash, principal));
+                }
                 Err(why) => faults.push(format!("entry {} ({} {}): {why}", i + 1, row.kind, row.name)),
             }
         }
-        if faults.is_empty() { Ok(Self { entries }) } else { Err(faults) }
+        if faults.is_empty() { Ok(Self { entries, backends }) } else { Err(faults) }
     }
 
     /// Whom a token stands for. Looks at every entry, so that the time taken tells nothing.
@@ -120,6 +130,11 @@ impl Principals {
             }
         }
         found
+    }
+
+    /// The backend that a gateway must be of; `None`: it may be of any.
+    pub(crate) fn backend(&self, principal: &Principal) -> Option<&BackendName> {
+        self.backends.get(principal)
     }
 
     /// Whether any token stands for `principal`.
@@ -149,13 +164,28 @@ fn entry(row: &Row) -> Result<(TokenHash, Principal), String> {
         "node" => Principal::Node { name: NodeName::new(&row.name).map_err(|e| e.to_string())?, tenant: tenant()?, az: az()? },
         "gateway" if row.tenant.is_some() => return Err("a gateway serves many tenants; remove tenant".into()),
         "gateway" => Principal::Gateway { name: ReplicaName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
+        "edge" if row.tenant.is_some() => return Err("an edge serves all tenants; remove tenant".into()),
+        "edge" => Principal::Edge { name: EdgeName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
         "operator" => {
             let tenant = row.tenant.as_deref().map(TenantName::new).transpose().map_err(|e| e.to_string())?;
             Principal::Operator { name: ObjectName::new(&row.name).map_err(|e| e.to_string())?, tenant }
         }
-        other => return Err(format!("kind {other:?} is not known; write node, gateway or operator")),
+        other => return Err(format!("kind {other:?} is not known; write node, gateway, edge or operator")),
     };
     Ok((hash, principal))
+}
+
+/// The backend that an entry holds its principal to. Two tokens of one gateway must agree on it.
+fn backend(row: &Row, principal: &Principal, held: &BTreeMap<Principal, BackendName>) -> Result<Option<BackendName>, String> {
+    let Some(name) = row.backend.as_deref() else { return Ok(None) };
+    if !matches!(principal, Principal::Gateway { .. }) {
+        return Err("only a gateway is of a backend; remove backend".into());
+    }
+    let name = BackendName::new(name).map_err(|e| e.to_string())?;
+    match held.get(principal) {
+        Some(other) if *other != name => Err(format!("another entry of the same gateway says backend {other}; write one")),
+        _ => Ok(Some(name)),
+    }
 }
 
 /// Reads the file again when it changes, for as long as someone listens. A file that is not usable changes nothing and is told once.
@@ -176,7 +206,7 @@ pub(crate) async fn follow(path: PathBuf, current: watch::Sender<Arc<Principals>
         match Principals::read(&path) {
             Ok(new) => {
                 current.send_if_modified(|held| {
-                    let differs = held.entries != new.entries;
+                    let differs = held.entries != new.entries || held.backends != new.backends;
                     if differs {
                         tracing::info!(principals = new.len(), "the principals file was read again");
                         *held = Arc::new(new);

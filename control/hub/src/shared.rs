@@ -15,6 +15,7 @@ use tonic::{Request, Status};
 
 use crate::catalog::Catalog;
 use crate::certificates::Authorities;
+use crate::fleet::Fleet;
 use crate::metrics::{self, Metrics};
 use crate::principals::{Principals, TOKEN_BYTES_MAX, TokenHash};
 use crate::session::SessionLimits;
@@ -44,6 +45,7 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) authorities: Authorities,
     pub(crate) subscribers: Arc<Subscribers>,
+    pub(crate) fleet: Fleet,
     pub(crate) metrics: Arc<Metrics>,
     /// To the one writer.
     pub(crate) commands: mpsc::Sender<Command>,

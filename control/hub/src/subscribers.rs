@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::Catalog;
+use crate::fleet::Known;
 use crate::principal_name;
 use crate::principals::Principals;
 use crate::session::Progress;
@@ -93,6 +94,15 @@ impl Subscribers {
             oldest.cancel();
         }
         Ok(OpenStream { registry: self.clone(), principal: principal.clone(), id, superseded })
+    }
+
+    /// How far a data plane has come, as it acknowledged.
+    pub(crate) fn known(&self, principal: &Principal) -> Known {
+        let inner = self.lock();
+        let Some(record) = inner.records.get(principal) else { return Known::default() };
+        let p = &record.progress;
+        let is_whole = p.nack.is_empty() && p.acked >= p.wanted && record.unacked_since.is_none();
+        Known { acked: p.acked, whole: if is_whole { p.seen } else { p.acked } }
     }
 
     /// How many are connected, by kind; how many of them have all that concerns them; the longest debt of an answer, seconds.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use canal_compiler::claims::Claims;
-use canal_compiler::{Input, compile, service_keys};
+use canal_compiler::{Input, Output, compile, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Metadata, Object, ObjectKey, Timestamp};
@@ -133,14 +133,16 @@ impl TenantSources {
         let mut diagnostics: Vec<Diagnostic> = self.files.iter().flat_map(|f| f.diagnostics.clone()).collect();
         diagnostics.extend(self.unreadable.values().cloned());
         diagnostics.extend(self.shadowed());
-        diagnostics.extend(output.diagnostics.into_iter().map(|d| placed(d, &documents)));
-        Compiled { resources: output.resources, claims: output.claims, diagnostics, objects, complete: !self.is_partial }
+        diagnostics.extend(output.diagnostics.iter().cloned().map(|d| placed(d, &documents)));
+        let Output { resources, claims, homes, .. } = output;
+        Compiled { resources, claims, homes, diagnostics, objects, complete: !self.is_partial }
     }
 
     /// What goes on record when compiling failed: the objects, and nothing made of them.
     pub(crate) fn uncompiled(&self) -> Compiled {
         let claims = Claims { tenant: self.name.clone(), isolation: None, gateways: Vec::new() };
-        Compiled { resources: Vec::new(), claims, diagnostics: Vec::new(), objects: self.objects(), complete: !self.is_partial }
+        let (homes, objects) = (BTreeMap::new(), self.objects());
+        Compiled { resources: Vec::new(), claims, homes, diagnostics: Vec::new(), objects, complete: !self.is_partial }
     }
 
     fn shadowed(&self) -> Vec<Diagnostic> {

@@ -120,6 +120,7 @@ impl World {
         let compiled = Compiled {
             resources: if says.is_partial { vec![] } else { resources(name, says) },
             claims: Claims { tenant: t.clone(), isolation: Some(isolation), gateways },
+            homes: BTreeMap::new(),
             diagnostics: vec![],
             objects: vec![],
             complete: !says.is_partial,

@@ -1,0 +1,83 @@
+//! The cloud tier's fleet: hears edges and replicas, has the planner decide where sessions go, and sees to it that data planes are told.
+//!
+//! `report` (what they say) → `roster` (who is there, and how) → `tier` (what the planner is asked, what its plan means) → `keeper`
+//! (the task that does it all, one step after the other). `service` is the door of reports, `overview` the operators' view.
+
+mod keeper;
+mod report;
+mod roster;
+mod service;
+mod tier;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use canal_model::ids::ReplicaName;
+use canal_model::plan::Plan;
+use canal_store::{Store, StoreError, StoredReplica};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+pub(crate) use keeper::Keeper;
+pub use report::{OWNED_MAX, SEEN_MAX};
+pub(crate) use roster::{Known, Roster};
+pub use roster::FleetTimes;
+pub(crate) use service::FleetService;
+
+/// The fleet as all services of the controller share it. Locks are held for a moment, never across a wait.
+pub(crate) struct Fleet {
+    roster: Mutex<Roster>,
+    /// The plan in force, with what could not be satisfied.
+    plan: Mutex<Arc<Plan>>,
+    /// The keeper is to look.
+    wake: Notify,
+    /// How many (service, AZ) pairs are closed, and how many tables wait.
+    counts: Mutex<Counts>,
+}
+
+/// Numbers for the metrics.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) closed: usize,
+    pub(crate) waiting: usize,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change leaves the value whole, so a panic elsewhere does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Fleet {
+    /// Takes up what the store knows.
+    pub(crate) fn open(store: &Store, times: FleetTimes) -> Result<Self, StoreError> {
+        let plan = store.plan()?;
+        let roster = Roster::new(store.fleet()?, &plan, times, Instant::now());
+        Ok(Self { roster: Mutex::new(roster), plan: Mutex::new(Arc::new(plan)), wake: Notify::new(), counts: Mutex::default() })
+    }
+
+    pub(crate) fn roster(&self) -> MutexGuard<'_, Roster> {
+        locked(&self.roster)
+    }
+
+    pub(crate) fn plan(&self) -> Arc<Plan> {
+        locked(&self.plan).clone()
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        *locked(&self.counts)
+    }
+
+    /// Keeps an operator's order; `None`: there is no such replica.
+    pub(crate) fn order_drain(&self, store: &Store, name: &ReplicaName, drain: bool) -> Result<Option<StoredReplica>, StoreError> {
+        let Some(row) = self.roster().order_drain(name, drain) else { return Ok(None) };
+        store.put_replica(&row)?;
+        self.wake.notify_one();
+        Ok(Some(row))
+    }
+
+    /// Declares a replica gone; see [`Roster::declare_gone`].
+    pub(crate) fn declare_gone(&self, name: &ReplicaName) -> Option<bool> {
+        let done = self.roster().declare_gone(name, Instant::now());
+        self.wake.notify_one();
+        done
+    }
+}
