@@ -20,7 +20,6 @@ const HANDLE: u32 = 1;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     Ingress,
-    #[allow(dead_code, reason = "the redirector's tunnel program is on egress")]
     Egress,
 }
 

@@ -2,6 +2,7 @@
 //! Decides no policy. Start at [`capture::Capture`] for nodes, at [`edge::Edge`] for the cloud tier.
 
 pub mod capture;
+pub mod doors;
 pub mod edge;
 pub mod entries;
 mod error;
@@ -10,8 +11,12 @@ mod journal;
 pub mod nft;
 pub mod origins;
 mod pins;
+pub mod redirector;
+pub mod sessions;
 mod sys;
+mod throttle;
 mod tier;
+mod tunnel;
 
 pub use error::OffloadError;
 pub use pins::{default_pin_dir, default_tier_pin_dir};

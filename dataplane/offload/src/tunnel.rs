@@ -1,0 +1,232 @@
+//! The replica's one VXLAN device and what leads packets into it: addresses, routes, rules, the neighbour behind it, sysctls. By the `ip`
+//! program, because all of it is what an operator looks at with `ip` too. What to do is decided in [`decide_batch`], without IO.
+
+use std::fs;
+use std::io::Write;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use canal_abi::tier::{EDGE_MAC, REPLICA_MAC, TIER_NET6, VXLAN_PORT};
+
+use crate::OffloadError;
+
+/// The device's name.
+pub(crate) const TUNNEL_DEVICE: &str = "tier0";
+/// Routing table of everything that leaves through it, and the preferences of the two rules that lead there.
+const TABLE: u32 = 240;
+const RULE_SERVICE: u32 = 240;
+const RULE_MARK: u32 = 241;
+const SERVICE4: &str = "240.0.0.0/8";
+const SERVICE6: &str = "fdca:a1:0:240::/96";
+/// The edge as a neighbour on the device. Any addresses do: nothing is ever asked of them.
+const NEXT4: &str = "169.254.202.1";
+const NEXT6: &str = "fe80::ca:1";
+
+/// What the device is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tunnel {
+    pub(crate) address: Ipv4Addr,
+    pub(crate) mtu: u32,
+    pub(crate) port: u16,
+    pub(crate) ports: u16,
+}
+
+/// What is there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Found {
+    /// `ip -details -oneline link show`; none if there is no such device.
+    link: Option<String>,
+    /// `ip rule show` of both families.
+    rules4: String,
+    rules6: String,
+    has_ipv6: bool,
+}
+
+fn mac(m: [u8; 6]) -> String {
+    m.map(|b| format!("{b:02x}")).join(":")
+}
+
+fn source_ports(t: &Tunnel) -> Option<String> {
+    // The kernel leaves the last port out.
+    let end = u32::from(t.port) + u32::from(t.ports);
+    (t.ports > 0).then(|| format!("srcport {} {}", t.port, end.min(65535)))
+}
+
+/// Whether the device that is there is the one that is wanted; what cannot be changed on a living one counts.
+fn fits(link: &str, t: &Tunnel) -> bool {
+    let ports = source_ports(t).unwrap_or_else(|| "srcport 0 0".into());
+    link.contains("vxlan external") && link.contains(&format!("dstport {VXLAN_PORT} ")) && link.contains(&format!("{ports} "))
+}
+
+fn has_rule(rules: &str, preference: u32) -> bool {
+    rules.lines().any(|l| l.starts_with(&format!("{preference}:")))
+}
+
+/// The commands that make what is wanted of what is there, one a line for `ip -batch`. Those that are there already and cannot be said
+/// twice are left out.
+fn decide_batch(found: &Found, t: &Tunnel) -> Vec<String> {
+    let dev = TUNNEL_DEVICE;
+    let mut b = Vec::new();
+    if found.link.as_deref().is_some_and(|l| !fits(l, t)) {
+        b.push(format!("link del {dev}"));
+    }
+    if !found.link.as_deref().is_some_and(|l| fits(l, t)) {
+        let ports = source_ports(t).unwrap_or_default();
+        b.push(format!("link add {dev} address {} type vxlan external dstport {VXLAN_PORT} {ports}", mac(REPLICA_MAC)).trim_end().into());
+        if found.has_ipv6 {
+            b.push(format!("link set {dev} addrgenmode none"));
+        }
+    }
+    b.push(format!("link set {dev} mtu {} up", t.mtu));
+    b.push(format!("-4 route replace local {SERVICE4} dev lo"));
+    b.push(format!("-4 neigh replace {NEXT4} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
+    b.push(format!("-4 route replace default via {NEXT4} dev {dev} onlink table {TABLE}"));
+    if !has_rule(&found.rules4, RULE_SERVICE) {
+        b.push(format!("-4 rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"));
+    }
+    if !has_rule(&found.rules4, RULE_MARK) {
+        b.push(format!("-4 rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
+    }
+    if !found.has_ipv6 {
+        return b;
+    }
+    let own = Ipv6Addr::from_bits(u128::from(TIER_NET6) << 64 | u128::from(t.address.to_bits()));
+    b.push(format!("-6 addr replace {own}/128 dev {dev} nodad"));
+    b.push(format!("-6 route replace local {SERVICE6} dev lo"));
+    b.push(format!("-6 neigh replace {NEXT6} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
+    b.push(format!("-6 route replace default via {NEXT6} dev {dev} table {TABLE}"));
+    if !has_rule(&found.rules6, RULE_SERVICE) {
+        b.push(format!("-6 rule add pref {RULE_SERVICE} from {SERVICE6} lookup {TABLE}"));
+    }
+    if !has_rule(&found.rules6, RULE_MARK) {
+        b.push(format!("-6 rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
+    }
+    b
+}
+
+/// Settings of the namespace and of the device, under /proc/sys/net.
+const SYSCTLS: &[(&str, &str)] = &[
+    // Tenants' addresses are routed by mark or by source: the way back to one is no way by its address alone.
+    ("ipv4/conf/tier0/rp_filter", "0"),
+    ("ipv4/conf/tier0/src_valid_mark", "1"),
+    // What is learnt of a pod's address must not be believed of another tenant's pod with the same one.
+    ("ipv4/tcp_no_metrics_save", "1"),
+    // The kernel's own answers go to the tenant whose packet they answer.
+    ("ipv4/fwmark_reflect", "1"),
+    ("ipv6/fwmark_reflect", "1"),
+    ("ipv6/conf/tier0/accept_ra", "0"),
+    ("ipv6/conf/tier0/accept_dad", "0"),
+    ("ipv6/conf/tier0/router_solicitations", "0"),
+];
+
+fn failed(step: &str, why: impl std::fmt::Display) -> OffloadError {
+    OffloadError::Tunnel { step: step.to_string(), why: why.to_string() }
+}
+
+fn ip(args: &[&str], input: Option<&str>) -> Result<(bool, String, String), OffloadError> {
+    let no_ip = |e: std::io::Error| failed("running ip", format!("{e}; install iproute2"));
+    let mut child = Command::new("ip")
+        .args(args)
+        .stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(no_ip)?;
+    if let (Some(text), Some(mut stdin)) = (input, child.stdin.take()) {
+        stdin.write_all(text.as_bytes()).map_err(no_ip)?;
+    }
+    let out = child.wait_with_output().map_err(no_ip)?;
+    let text = |b: Vec<u8>| String::from_utf8_lossy(&b).trim().to_string();
+    Ok((out.status.success(), text(out.stdout), text(out.stderr)))
+}
+
+fn find() -> Result<Found, OffloadError> {
+    let rules = |family| ip(&[family, "rule", "show"], None).map(|(_, text, _)| text);
+    let has_ipv6 = Path::new("/proc/sys/net/ipv6").exists();
+    let (is_there, link, _) = ip(&["-details", "-oneline", "link", "show", "dev", TUNNEL_DEVICE], None)?;
+    Ok(Found {
+        link: is_there.then_some(link),
+        rules4: rules("-4")?,
+        rules6: if has_ipv6 { rules("-6")? } else { String::new() },
+        has_ipv6,
+    })
+}
+
+fn batch(lines: &[String]) -> Result<(), OffloadError> {
+    match ip(&["-batch", "-"], Some(&(lines.join("\n") + "\n")))? {
+        (true, ..) => Ok(()),
+        (false, _, said) => Err(failed("ip -batch", said)),
+    }
+}
+
+/// Makes the device and all that leads to it, in this thread's network namespace. What is there and right stays.
+pub(crate) fn make(t: &Tunnel) -> Result<(), OffloadError> {
+    let found = find()?;
+    batch(&decide_batch(&found, t))?;
+    for (name, value) in SYSCTLS.iter().filter(|(name, _)| found.has_ipv6 || !name.starts_with("ipv6")) {
+        let path = Path::new("/proc/sys/net").join(name);
+        // One that is right already need not be writable: containers often see /proc/sys read-only.
+        if fs::read_to_string(&path).is_ok_and(|now| now.trim() == *value) {
+            continue;
+        }
+        fs::write(&path, value).map_err(|e| failed(&format!("setting {} to {value}", path.display()), e))?;
+    }
+    Ok(())
+}
+
+/// Takes it all away again; sysctls stay.
+pub(crate) fn remove() -> Result<(), OffloadError> {
+    let found = find()?;
+    let mut b = Vec::new();
+    for (family, rules) in [("-4", &found.rules4), ("-6", &found.rules6)] {
+        b.extend([RULE_SERVICE, RULE_MARK].into_iter().filter(|p| has_rule(rules, *p)).map(|p| format!("{family} rule del pref {p}")));
+    }
+    if found.link.is_some() {
+        b.push(format!("link del {TUNNEL_DEVICE}"));
+    }
+    batch(&b)?;
+    // A route that is not there is fine, and `ip` has no way to say so beforehand in one word.
+    for (family, net) in [("-4", SERVICE4), ("-6", SERVICE6)] {
+        ip(&[family, "route", "del", "local", net, "dev", "lo"], None)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WANTED: Tunnel = Tunnel { address: Ipv4Addr::new(250, 1, 0, 3), mtu: 1450, port: 40_000, ports: 20 };
+
+    #[test]
+    fn only_what_is_missing_is_made() {
+        let link = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40020 dstport 4789 ttl auto ageing 300 ";
+        let other = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40040 dstport 4789 ttl auto ageing 300 ";
+        let rules = "0:\tfrom all lookup local\n240:\tfrom 240.0.0.0/8 lookup 240\n241:\tnot from all fwmark 0/0xffffffff lookup 240\n";
+        let found = |link: Option<&str>, rules: &str, has_ipv6| Found {
+            link: link.map(str::to_string),
+            rules4: rules.into(),
+            rules6: rules.into(),
+            has_ipv6,
+        };
+        for (case, found, adds, dels, rules, v6) in [
+            ("nothing there", found(None, "", true), true, false, 4, true),
+            ("all there", found(Some(link), rules, true), false, false, 0, true),
+            ("other source ports", found(Some(other), rules, true), true, true, 0, true),
+            ("no IPv6", found(None, "", false), true, false, 2, false),
+        ] {
+            let b = decide_batch(&found, &WANTED);
+            let has = |what: &str| b.iter().any(|l| l.contains(what));
+            let counted = b.iter().filter(|l| l.contains("rule add")).count();
+            assert_eq!((has("link add"), has("link del"), counted, has("fdca")), (adds, dels, rules, v6), "{case}: {b:#?}");
+        }
+    }
+
+    #[test]
+    fn ports_end_where_ports_end() {
+        for (port, ports, said) in [(40_000, 20, Some("srcport 40000 40020")), (65_530, 20, Some("srcport 65530 65535")), (1, 0, None)] {
+            assert_eq!(source_ports(&Tunnel { port, ports, ..WANTED }).as_deref(), said);
+        }
+    }
+}
