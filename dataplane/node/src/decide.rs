@@ -8,11 +8,12 @@ use canal_kit::hbone::Authority;
 use canal_model::identity::Peer;
 use canal_model::program::{OutsideMesh, Service};
 use canal_wire::hbone::ILLEGAL_PORTS;
+use canal_wire::tier::DNS_PORT;
 
 use crate::authorization::{Authorization, Question};
 use crate::pod::Pod;
 use crate::refusal::Refusal;
-use crate::view::{TenantView, View};
+use crate::view::{Behind, TenantView, View};
 
 /// Where a captured connection goes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub enum Way {
     Mesh { authority: SocketAddr, service: Option<Arc<Service>> },
     /// The pod dialled itself: plain, it never leaves the namespace.
     Own(SocketAddr),
-    /// Out of the mesh in plain TCP, as the tenant allows.
+    /// In plain TCP: out of the mesh, as the tenant allows, or to the tier's own DNS.
     Passthrough(SocketAddr),
 }
 
@@ -37,11 +38,13 @@ pub fn decide_outbound(view: &View, pod: &Pod, destination: SocketAddr) -> Resul
     }
     let tenant = view.tenant(&pod.tenant).ok_or(Refusal::TenantUnknown)?;
     if let Some(service) = tenant.service(to.ip()) {
-        // The service's own ports, whatever their number: the illegal ones are a pod's.
-        return match service.ports.iter().any(|p| p.port == to.port()) {
-            true => Ok(Way::Mesh { authority: to, service: Some(service.clone()) }),
-            false => Err(Refusal::UnknownPort),
-        };
+        return to_service(service, to);
+    }
+    match tenant.behind(to.ip()) {
+        // Whoever resolves names by the tier's DNS dials a service's gateway address. It is the service's as its virtual address is.
+        Some(Behind::Service(service)) => return to_service(service, to),
+        Some(Behind::Tier) if to.port() == DNS_PORT => return Ok(Way::Passthrough(to)),
+        Some(Behind::Tier) | None => {}
     }
     if tenant.is_gateway(to.ip()) {
         return Err(Refusal::GatewayAddress);
@@ -52,6 +55,14 @@ pub fn decide_outbound(view: &View, pod: &Pod, destination: SocketAddr) -> Resul
     match tenant.tenant.outside {
         OutsideMesh::Deny => Err(Refusal::OutsideMesh),
         OutsideMesh::Passthrough => Ok(Way::Passthrough(to)),
+    }
+}
+
+/// The service's own ports, whatever their number: the illegal ones are a pod's.
+fn to_service(service: &Arc<Service>, to: SocketAddr) -> Result<Way, Refusal> {
+    match service.ports.iter().any(|p| p.port == to.port()) {
+        true => Ok(Way::Mesh { authority: to, service: Some(service.clone()) }),
+        false => Err(Refusal::UnknownPort),
     }
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::config::NodeConfig;
+use crate::gateways::{Entrance, EntranceKind};
 use crate::pods::Board;
 use crate::view::TenantView;
 use crate::worker::Shared;
@@ -77,11 +78,19 @@ impl Dump {
 }
 
 fn tenant(t: &TenantView) -> Value {
+    let draining = |e: &Entrance| e.kind == EntranceKind::Replica { draining: true };
     let gateways: Vec<Value> = t
-        .gateways
+        .replicas
         .iter()
-        .map(|g| json!({"replica": g.replica.as_str(), "az": g.az.as_str(), "addresses": g.addresses, "draining": g.draining}))
+        .map(|e| json!({"replica": e.label, "az": e.az.as_str(), "addresses": e.addresses, "draining": draining(e)}))
         .collect();
+    let mut closed: Vec<String> = t
+        .addresses()
+        .filter(|(_, e)| e.kind == EntranceKind::Address { open: false })
+        .map(|(key, e)| format!("{}/{}@{}", key.namespace, key.name, e.az))
+        .collect();
+    closed.sort();
+    let tier: Vec<Value> = t.entrances(None).iter().map(|e| json!({"az": e.az.as_str(), "addresses": e.addresses})).collect();
     json!({
         "name": t.tenant.name.as_str(),
         "trustDomain": t.tenant.trust_domain.as_str(),
@@ -90,5 +99,7 @@ fn tenant(t: &TenantView) -> Value {
         "podCidrs": t.tenant.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
         "services": t.service_count(),
         "gateways": gateways,
+        "gatewayCidrs": t.tenant.gateway_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "gatewayAddresses": {"known": t.addresses().count(), "closed": closed, "forPods": tier},
     })
 }

@@ -1,9 +1,9 @@
-//! Which gateway to ask, and in what order: same AZ first, two drawn at random and the one with fewer streams before the other, those
-//! that failed lately last. The order is a pure function; what happened to each gateway is remembered here per worker.
+//! Which gateway to ask, and in what order: same AZ first, of replicas two drawn at random and the one with fewer streams before the
+//! other, those that failed lately last. The order is a pure function; what happened to each address is remembered here per worker.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use canal_kit::backoff::Backoff;
 use canal_kit::hbone::HboneError;
 use canal_kit::tls::TlsError;
 use canal_model::ids::AzName;
-use canal_model::program::Gateway;
+use canal_model::program::{Gateway, GatewayAddress};
 use canal_wire::hbone::HBONE_PORT;
 use rand::Rng;
 use tokio::time::Instant;
@@ -27,10 +27,47 @@ pub const ATTEMPT_PATIENCE: Duration = Duration::from_millis(800);
 /// A gateway that failed is asked last for so long: first time, at most.
 pub const AVOID: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// One address of one gateway, as the order weighs it.
+/// Where tunnels may be opened: a gateway replica, or a service's gateway address in one AZ, behind which is the whole tier of that AZ.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entrance {
+    /// In metrics: the replica's name, or the AZ's; there may be thousands of services.
+    pub label: String,
+    pub az: AzName,
+    /// At most one of each family where it is a gateway address.
+    pub addresses: Vec<IpAddr>,
+    pub kind: EntranceKind,
+}
+
+/// What an entrance is, and how it stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EntranceKind {
+    Replica {
+        /// It takes nothing new.
+        draining: bool,
+    },
+    Address {
+        /// False: the controller knows of nobody in this AZ who would answer.
+        open: bool,
+    },
+}
+
+impl Entrance {
+    /// A gateway replica that the tenant reaches at an address of its own.
+    pub fn replica(g: &Gateway) -> Self {
+        let kind = EntranceKind::Replica { draining: g.draining };
+        Self { label: g.replica.to_string(), az: g.az.clone(), addresses: g.addresses.clone(), kind }
+    }
+
+    /// A service's gateway address.
+    pub fn address(a: &GatewayAddress) -> Self {
+        Self { label: a.az.to_string(), az: a.az.clone(), addresses: a.addresses.clone(), kind: EntranceKind::Address { open: a.open } }
+    }
+}
+
+/// One address of one entrance, as the order weighs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
-    pub gateway: Arc<Gateway>,
+    pub entrance: Arc<Entrance>,
     pub address: SocketAddr,
     /// Streams this worker has open to it.
     pub streams: usize,
@@ -38,16 +75,18 @@ pub struct Candidate {
     pub avoided: bool,
 }
 
-/// The candidates in the order to ask them. A draining gateway is not asked; one that failed lately is asked after all others, because
-/// asking it is still better than refusing.
+/// The candidates in the order to ask them. A draining replica is not asked; what failed lately is asked after all others, and before
+/// that what is said to be closed, because asking is still better than refusing. Gateway addresses of other AZs are asked in the order
+/// given, the same at all nodes; replicas are drawn.
 pub fn decide_order(mut all: Vec<Candidate>, az: &AzName, rng: &mut impl Rng) -> Vec<Candidate> {
-    all.retain(|c| !c.gateway.draining);
-    let mut groups: [Vec<Candidate>; 4] = Default::default();
+    all.retain(|c| c.entrance.kind != EntranceKind::Replica { draining: true });
+    let mut groups: [Vec<Candidate>; 8] = Default::default();
     for c in all {
-        let far = usize::from(c.gateway.az != *az);
-        groups[usize::from(c.avoided) * 2 + far].push(c);
+        let (far, closed) = (c.entrance.az != *az, c.entrance.kind == EntranceKind::Address { open: false });
+        groups[usize::from(c.avoided) * 4 + usize::from(closed) * 2 + usize::from(far)].push(c);
     }
-    groups.into_iter().flat_map(|g| by_two_choices(g, rng)).collect()
+    let is_replica = |c: &Candidate| matches!(c.entrance.kind, EntranceKind::Replica { .. });
+    groups.into_iter().flat_map(|g| if g.iter().all(is_replica) { by_two_choices(g, rng) } else { g }).collect()
 }
 
 /// Draws two at a time and takes the one with fewer streams: near the balance of "least", without every worker running to the same one.
@@ -102,7 +141,7 @@ impl Memory {
     }
 }
 
-/// One worker's memory of the gateways it asked, by address.
+/// One worker's memory of what it asked, by address.
 #[derive(Debug, Default)]
 pub struct Gateways {
     memory: RefCell<HashMap<SocketAddr, Memory>>,
@@ -115,18 +154,17 @@ pub struct StreamHold {
 }
 
 impl Gateways {
-    /// The addresses of `gateways` that `pod` can reach, with what is remembered of each. A gateway counts once per family, and the
-    /// pod's own families come first by being the only ones.
-    pub fn candidates(&self, gateways: &[Arc<Gateway>], pod: &Pod, now: Instant) -> Vec<Candidate> {
+    /// The addresses of `entrances` that `pod` can reach, one of each entrance, with what is remembered of it.
+    pub fn candidates(&self, entrances: &[Arc<Entrance>], pod: &Pod, now: Instant) -> Vec<Candidate> {
         let memory = self.memory.borrow();
-        let reachable = |g: &Arc<Gateway>| g.addresses.iter().copied().find(|a| pod.speaks(*a));
-        gateways
+        let reachable = |e: &Arc<Entrance>| e.addresses.iter().copied().find(|a| pod.speaks(*a));
+        entrances
             .iter()
-            .filter_map(|g| Some((g, SocketAddr::new(reachable(g)?, HBONE_PORT))))
-            .map(|(g, address)| {
+            .filter_map(|e| Some((e, SocketAddr::new(reachable(e)?, HBONE_PORT))))
+            .map(|(e, address)| {
                 let m = memory.get(&address);
                 Candidate {
-                    gateway: g.clone(),
+                    entrance: e.clone(),
                     address,
                     streams: m.map_or(0, |m| Rc::strong_count(&m.streams) - 1),
                     avoided: m.and_then(|m| m.avoid_until).is_some_and(|until| now < until),
@@ -154,7 +192,7 @@ impl Gateways {
         StreamHold { _one: m.streams.clone() }
     }
 
-    /// Forgets gateways that are no more, so that memory follows the fleet.
+    /// Forgets addresses that are no more, so that memory follows the fleet.
     pub fn keep_only(&self, known: impl Fn(SocketAddr) -> bool) {
         self.memory.borrow_mut().retain(|a, m| known(*a) || Rc::strong_count(&m.streams) > 1);
     }
@@ -165,14 +203,13 @@ mod tests {
     use super::*;
     use rand::SeedableRng;
 
-    fn gateway(name: &str, az: &str, address: &str, draining: bool) -> Arc<Gateway> {
-        Arc::new(Gateway {
-            tenant: "alpha".parse().unwrap(),
-            replica: name.parse().unwrap(),
-            az: az.parse().unwrap(),
-            addresses: address.split(',').map(|a| a.parse().unwrap()).collect(),
-            draining,
-        })
+    fn entrance(label: &str, az: &str, address: &str, kind: EntranceKind) -> Arc<Entrance> {
+        let addresses = address.split(',').map(|a| a.parse().unwrap()).collect();
+        Arc::new(Entrance { label: label.into(), az: az.parse().unwrap(), addresses, kind })
+    }
+
+    fn gateway(name: &str, az: &str, address: &str, draining: bool) -> Arc<Entrance> {
+        entrance(name, az, address, EntranceKind::Replica { draining })
     }
 
     fn pod(ips: &str) -> Pod {
@@ -182,7 +219,7 @@ mod tests {
     }
 
     fn names(order: &[Candidate]) -> String {
-        order.iter().map(|c| c.gateway.replica.as_str()).collect::<Vec<_>>().join(" ")
+        order.iter().map(|c| c.entrance.label.as_str()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -209,6 +246,37 @@ mod tests {
         assert_eq!(order(later + AVOID.0 - Duration::from_millis(1)), "far near", "the second time takes longer");
         drop(memory.answered(near));
         assert_eq!(order(later), "near far", "forgiven by an answer");
+    }
+
+    #[test]
+    fn gateway_addresses_are_asked_own_az_first_then_open_then_closed_and_what_failed_last() {
+        let az = "az2".parse().unwrap();
+        // As the view has them: by AZ.
+        let all = |closed: &str| -> Vec<Arc<Entrance>> {
+            let open = |az: &str| EntranceKind::Address { open: !closed.contains(az) };
+            (1..=4).map(|n| format!("az{n}")).map(|az| entrance(&az, &az, &format!("10.9.{}.1", &az[2..]), open(&az))).collect()
+        };
+        for (closed, failed, want) in [
+            ("", "", "az2 az1 az3 az4"),
+            ("az2", "", "az1 az3 az4 az2"),
+            ("az2 az1", "", "az3 az4 az2 az1"),
+            ("az1 az2 az3 az4", "", "az2 az1 az3 az4"),
+            ("", "az2", "az1 az3 az4 az2"),
+            ("az3", "az1 az2", "az4 az3 az2 az1"),
+            ("az2", "az1 az2", "az3 az4 az1 az2"),
+        ] {
+            let (memory, pod, now) = (Gateways::default(), pod("\"10.0.9.9\""), Instant::now());
+            for az in failed.split_whitespace() {
+                memory.failed(format!("10.9.{}.1:15008", &az[2..]).parse().unwrap(), now);
+            }
+            // However busy they are, and whatever is drawn.
+            let _busy: Vec<_> = (0..3).map(|_| memory.answered("10.9.3.1:15008".parse().unwrap())).collect();
+            for seed in 0..20 {
+                let mut rng = rand::rngs::StdRng::seed_from_u64(seed);
+                let order = decide_order(memory.candidates(&all(closed), &pod, now), &az, &mut rng);
+                assert_eq!(names(&order), want, "closed: {closed:?}, failed: {failed:?}");
+            }
+        }
     }
 
     #[test]

@@ -17,12 +17,12 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use crate::decide::{Way, decide_outbound};
-use crate::gateways::{ATTEMPT_PATIENCE, ATTEMPTS_MAX, Blame, Candidate, StreamHold, decide_blame, decide_order};
+use crate::gateways::{ATTEMPT_PATIENCE, ATTEMPTS_MAX, Blame, Candidate, Entrance, StreamHold, decide_blame, decide_order};
 use crate::pod::Pod;
 use crate::refusal::Refusal;
 use crate::room::{Room, RoomIdentity};
 use crate::telemetry::{CUT, Fault, Flow, Party, RESET, Reporter};
-use crate::view::{TenantView, View};
+use crate::view::View;
 use crate::worker::Local;
 
 /// A pod's first connections may come before its certificate; they wait so long for it.
@@ -150,10 +150,11 @@ async fn dial(local: &Local, room: &Room, view: &View, pod: &Pod, way: &Way, flo
                 Err(e) => no_upstream(Refusal::ConnectFailed, e),
             }
         }
-        Way::Mesh { authority, .. } => {
+        Way::Mesh { authority, service } => {
             let Some(tenant) = view.tenant(&pod.tenant) else { return no_upstream(Refusal::TenantUnknown, "") };
             let Some(identity) = identity(room).await else { return no_upstream(Refusal::NoIdentity, "no certificate in time") };
-            dial_tunnel(local, room, tenant, pod, &identity, &Authority::Address(*authority), headers(flow)).await
+            let entrances = tenant.entrances(service.as_ref().map(|s| &s.key));
+            dial_tunnel(local, room, entrances, pod, &identity, &Authority::Address(*authority), headers(flow)).await
         }
     }
 }
@@ -169,16 +170,16 @@ async fn identity(room: &Room) -> Option<Arc<RoomIdentity>> {
 async fn dial_tunnel(
     local: &Local,
     room: &Room,
-    tenant: &TenantView,
+    entrances: &[Arc<Entrance>],
     pod: &Pod,
     identity: &RoomIdentity,
     authority: &Authority,
     headers: HeaderMap,
 ) -> Result<Upstream, NoUpstream> {
     let now = tokio::time::Instant::now();
-    let order = decide_order(local.gateways.candidates(&tenant.gateways, pod, now), &local.shared.az, &mut rand::rng());
+    let order = decide_order(local.gateways.candidates(entrances, pod, now), &local.shared.az, &mut rand::rng());
     let attempts = order.len().min(ATTEMPTS_MAX);
-    let mut failure = NoUpstream { fault: Refusal::NoGateway.into(), why: format!("{} gateways known", tenant.gateways.len()) };
+    let mut failure = NoUpstream { fault: Refusal::NoGateway.into(), why: format!("{} gateways known", entrances.len()) };
     for (n, candidate) in order.iter().take(attempts).enumerate() {
         let target = Target {
             source: identity.client.clone(),
@@ -217,7 +218,7 @@ fn settle(local: &Local, candidate: &Candidate, answer: Answer) -> Result<Opened
     if blame == Blame::Gateway {
         local.gateways.failed(candidate.address, tokio::time::Instant::now());
     }
-    local.records.gateway_failed(candidate.gateway.replica.as_str(), blame_name(blame));
+    local.records.gateway_failed(&candidate.entrance.label, blame_name(blame));
     Err((NoUpstream { fault, why }, blame))
 }
 

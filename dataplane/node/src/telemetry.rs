@@ -265,8 +265,8 @@ impl Records {
     }
 
     /// A gateway that did not open a tunnel.
-    pub fn gateway_failed(&self, replica: &str, blame: &str) {
-        self.shard.counter(&self.families.gateway_failures, &[replica, blame]).inc();
+    pub fn gateway_failed(&self, label: &str, blame: &str) {
+        self.shard.counter(&self.families.gateway_failures, &[label, blame]).inc();
     }
 
     /// The connection is about to be made.

@@ -6,10 +6,13 @@ use std::sync::Arc;
 
 use canal_kit::southbound::State;
 use canal_model::ids::{Generation, NodeName, ServiceKey, TenantName};
-use canal_model::program::{EndpointPort, Gateway, Kind, Resource, Service, Tenant};
+use canal_model::program::{EndpointPort, GatewayAddress, Kind, Resource, Service, Tenant};
+use canal_model::tier::is_tier_service;
+
+use crate::gateways::Entrance;
 
 /// The kinds a node subscribes to; the controller narrows each to the node's tenant, and workloads to the node's own.
-pub const KINDS: [Kind; 4] = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload];
+pub const KINDS: [Kind; 5] = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload, Kind::Address];
 
 /// Everything, at one generation.
 #[derive(Debug, Default)]
@@ -22,11 +25,27 @@ pub struct View {
 #[derive(Debug)]
 pub struct TenantView {
     pub tenant: Arc<Tenant>,
-    pub gateways: Vec<Arc<Gateway>>,
+    /// Gateway replicas with addresses of their own, by name.
+    pub replicas: Vec<Arc<Entrance>>,
+    /// Gateway addresses of services, by AZ. A service that has some is reached by them alone.
+    addresses: HashMap<ServiceKey, Vec<Arc<Entrance>>>,
+    /// Of the tier's own service, through which pods are reached.
+    tier: Vec<Arc<Entrance>>,
+    /// Whose gateway address it is.
+    owners: HashMap<IpAddr, ServiceKey>,
     services: HashMap<IpAddr, Arc<Service>>,
+    by_key: HashMap<ServiceKey, Arc<Service>>,
     hosts: HashMap<String, Arc<Service>>,
     /// What this node's pods serve, by pod uid.
     endpoints: HashMap<String, Vec<EndpointPort>>,
+}
+
+/// What a gateway address leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind<'a> {
+    Service(&'a Arc<Service>),
+    /// The tier's own service: tunnels to pods, and DNS.
+    Tier,
 }
 
 impl View {
@@ -48,7 +67,8 @@ impl View {
         for r in all {
             let Some(t) = r.tenant().and_then(|name| tenants.get_mut(name)) else { continue };
             match r {
-                Resource::Gateway(g) => t.gateways.push(Arc::new(g.clone())),
+                Resource::Gateway(g) => t.replicas.push(Arc::new(Entrance::replica(g))),
+                Resource::Address(a) => t.add_address(a),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
                 Resource::Workload(w) if w.node == *node => {
                     t.endpoints.insert(w.uid(), w.endpoints.clone());
@@ -57,7 +77,9 @@ impl View {
             }
         }
         for t in tenants.values_mut() {
-            t.gateways.sort_by(|a, b| a.replica.cmp(&b.replica));
+            t.replicas.sort_by(|a, b| a.label.cmp(&b.label));
+            t.tier.sort_by(|a, b| a.az.cmp(&b.az));
+            t.addresses.values_mut().for_each(|of| of.sort_by(|a, b| a.az.cmp(&b.az)));
         }
         Self { generation, tenants }
     }
@@ -75,7 +97,33 @@ impl View {
 
 impl TenantView {
     fn empty(tenant: Tenant) -> Self {
-        Self { tenant: Arc::new(tenant), gateways: Vec::new(), services: HashMap::new(), hosts: HashMap::new(), endpoints: HashMap::new() }
+        Self {
+            tenant: Arc::new(tenant),
+            replicas: Vec::new(),
+            addresses: HashMap::new(),
+            tier: Vec::new(),
+            owners: HashMap::new(),
+            services: HashMap::new(),
+            by_key: HashMap::new(),
+            hosts: HashMap::new(),
+            endpoints: HashMap::new(),
+        }
+    }
+
+    fn add_address(&mut self, a: &GatewayAddress) {
+        for ip in &a.addresses {
+            let smaller = |old: &mut ServiceKey| {
+                if a.service < *old {
+                    *old = a.service.clone();
+                }
+            };
+            self.owners.entry(ip.to_canonical()).and_modify(smaller).or_insert_with(|| a.service.clone());
+        }
+        let entrance = Arc::new(Entrance::address(a));
+        match is_tier_service(&a.service) {
+            true => self.tier.push(entrance),
+            false => self.addresses.entry(a.service.clone()).or_default().push(entrance),
+        }
     }
 
     fn add_service(&mut self, s: Arc<Service>) {
@@ -87,6 +135,7 @@ impl TenantView {
         for vip in &s.vips {
             self.services.entry(vip.to_canonical()).and_modify(first).or_insert_with(|| s.clone());
         }
+        self.by_key.insert(s.key.clone(), s.clone());
         self.hosts.entry(s.hostname.to_ascii_lowercase()).and_modify(first).or_insert_with(|| s.clone());
     }
 
@@ -110,9 +159,34 @@ impl TenantView {
         self.tenant.pod_cidrs.iter().any(|c| c.contains(&ip))
     }
 
-    /// Whether the address is a gateway's.
+    /// Whether the address is a gateway's, or kept for one.
     pub fn is_gateway(&self, ip: IpAddr) -> bool {
-        self.gateways.iter().any(|g| g.addresses.contains(&ip))
+        self.is_entrance(ip) || self.tenant.gateway_cidrs.iter().any(|c| c.contains(&ip))
+    }
+
+    /// Whether tunnels are opened to the address.
+    pub fn is_entrance(&self, ip: IpAddr) -> bool {
+        self.owners.contains_key(&ip) || self.replicas.iter().any(|r| r.addresses.contains(&ip))
+    }
+
+    /// What is at a gateway address.
+    pub fn behind(&self, ip: IpAddr) -> Option<Behind<'_>> {
+        let key = self.owners.get(&ip)?;
+        if is_tier_service(key) { Some(Behind::Tier) } else { self.by_key.get(key).map(Behind::Service) }
+    }
+
+    /// Where tunnels to the service, or to a pod's address (`None`), may be opened.
+    pub fn entrances(&self, service: Option<&ServiceKey>) -> &[Arc<Entrance>] {
+        let own = match service {
+            Some(key) => self.addresses.get(key),
+            None => Some(&self.tier),
+        };
+        own.filter(|of| !of.is_empty()).unwrap_or(&self.replicas)
+    }
+
+    /// All gateway addresses with the services they are of, in no order.
+    pub fn addresses(&self) -> impl Iterator<Item = (&ServiceKey, &Arc<Entrance>)> {
+        self.addresses.iter().flat_map(|(key, of)| of.iter().map(move |entrance| (key, entrance)))
     }
 
     /// How many service addresses are known.

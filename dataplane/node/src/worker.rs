@@ -143,7 +143,7 @@ pub fn forget_gateways(workers: &Workers) {
         workers.spawn(k, move || async move {
             let Some(local) = here() else { return };
             let view = local.shared.view.load_full();
-            local.gateways.keep_only(|a| view.tenants().any(|t| t.is_gateway(a.ip())));
+            local.gateways.keep_only(|a| view.tenants().any(|t| t.is_entrance(a.ip())));
         });
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use canal_model::program::OutsideMesh;
 use canal_node_proxy::config::{CaptureChoice, Limits};
 use rig::gateway::{Does, Saw};
-use rig::{FAR, NEAR, POD_V4, POD_V6, Rig, Setup, identity};
+use rig::{FAR, FOR_PODS, NEAR, POD_V4, POD_V6, Rig, Setup, identity};
 
 /// The child's entry.
 #[test]
@@ -304,4 +304,76 @@ fn what_is_open_finishes_and_nothing_new_begins_when_it_drains() {
     open.go_on();
     assert_eq!(gateway.ended(), "end after 1");
     rig.logged(|l| l["result"] == "complete");
+}
+
+/// On the cloud tier: the service's gateway addresses in this node's AZ and in another.
+fn on_tier(near_open: bool) -> Setup {
+    let addresses: &'static [_] = match near_open {
+        true => &[("az1", NEAR, true), ("az2", FAR, true)],
+        false => &[("az1", NEAR, false), ("az2", FAR, true)],
+    };
+    Setup { gateways: &[], addresses, ..Setup::default() }
+}
+
+#[test]
+fn on_the_cloud_tier_services_are_reached_at_their_gateway_addresses_and_pods_at_the_tiers() {
+    let rig = Rig::new(&on_tier(true));
+    let (near, far, for_pods) = (rig.gateway(NEAR, Does::Tell), rig.gateway(FAR, Does::Tell), rig.gateway(FOR_PODS, Does::Tell));
+    // Whether the application dials the virtual address or what the tier's DNS says, in whichever AZ, the near entrance is asked.
+    for (dial, at) in
+        [(VIP, &near), ("10.77.255.1:80", &near), ("10.77.255.2:80", &near), ("10.77.0.9:8080", &for_pods), ("[fd77::9]:8080", &for_pods)]
+    {
+        assert!(rig.app("dial", &[dial]).line().ends_with(&format!("reply={dial}")), "{dial}");
+        assert_eq!((at.authority().as_str(), at.ended()), (dial, "end after 2".to_string()));
+    }
+    let connections = [&near, &far, &for_pods].map(|g| g.connections.load(Relaxed));
+    assert_eq!(connections, [1, 0, 1], "one HBONE connection for each address");
+    let of_service = ["destination_service=\"shop.b.svc.cluster.local\""];
+    rig.until("closed", || rig.metric("istio_tcp_connections_closed_total", &of_service) == 3.0);
+}
+
+#[test]
+fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
+    let rig = Rig::new(&on_tier(false));
+    let (near, far) = (rig.gateway(NEAR, Does::Mute), rig.gateway(FAR, Does::Tell));
+    assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
+    assert_eq!((near.connections.load(Relaxed), far.connections.load(Relaxed)), (0, 1), "closed: not asked");
+    drop(rig);
+
+    let rig = Rig::new(&on_tier(true));
+    let (near, far) = (rig.gateway(NEAR, Does::Mute), rig.gateway(FAR, Does::Tell));
+    let timed = || {
+        let start = Instant::now();
+        assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
+        start.elapsed()
+    };
+    let took = timed();
+    let bounds = canal_node_proxy::gateways::ATTEMPT_PATIENCE..Duration::from_millis(2_000);
+    assert!(bounds.contains(&took), "{took:?} with the start of a process and two handshakes");
+    assert!(timed() < canal_node_proxy::gateways::ATTEMPT_PATIENCE, "avoided");
+    assert_eq!((near.connections.load(Relaxed), far.connections.load(Relaxed)), (1, 1));
+    assert_eq!(rig.metric("canal_node_gateway_failures_total", &["gateway=\"az1\"", "blame=\"gateway\""]), 1.0);
+}
+
+/// A draining replica says GOAWAY, and the same address leads to another one: the next stream is there, and nothing is counted a failure.
+#[test]
+fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
+    let rig = Rig::new(&on_tier(true));
+    let leaving = rig.gateway(NEAR, Does::Watch);
+    let far = rig.gateway(FAR, Does::Tell);
+    let mut open = rig.app("stay", &[VIP]);
+    assert_eq!((open.line().as_str(), leaving.authority().as_str()), ("up", VIP));
+    leaving.drain();
+    std::thread::sleep(Duration::from_millis(200));
+    let next = rig.gateway(NEAR, Does::Tell);
+    for _ in 0..3 {
+        assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
+        assert_eq!(next.authority(), VIP);
+        next.ended();
+    }
+    let connections = [&leaving, &next, &far].map(|g| g.connections.load(Relaxed));
+    assert_eq!(connections, [1, 1, 0]);
+    assert_eq!(rig.metric("canal_node_gateway_failures_total", &[]), 0.0);
+    open.go_on();
+    assert_eq!(leaving.ended(), "end after 1", "what was open finishes where it is");
 }

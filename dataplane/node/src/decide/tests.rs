@@ -17,13 +17,22 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
             ports: vec![p::ServicePort { port, name: "http".into(), protocol: p::AppProtocol::Http1 }],
         })
     };
+    let address = |k: &str, az: &str, at: &[&str]| {
+        p::Resource::Address(p::GatewayAddress {
+            service: key(k),
+            id: ServiceId::new(7).unwrap(),
+            az: az.parse().unwrap(),
+            addresses: at.iter().map(|a| a.parse().unwrap()).collect(),
+            open: true,
+        })
+    };
     let all = [
         p::Resource::Tenant(p::Tenant {
             name: "alpha".parse().unwrap(),
             vni: Vni::new(1).unwrap(),
             trust_domain: "alpha.example".parse().unwrap(),
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd01::/64".parse().unwrap()],
-            gateway_cidrs: vec![],
+            gateway_cidrs: vec!["10.9.0.0/16".parse().unwrap()],
             outside,
         }),
         p::Resource::Gateway(p::Gateway {
@@ -37,6 +46,12 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
         service("alpha/b/zz-late", &["10.96.0.1", "10.96.0.9"], 1),
         service("alpha/b/proxyish", &["10.96.0.2"], 15008),
         service("beta/b/other", &["10.96.7.7"], 80),
+        address("alpha/b/reviews", "az1", &["10.9.1.2", "fd09::2"]),
+        address("alpha/b/reviews", "az2", &["10.9.2.2"]),
+        address("alpha/canal-system/gateway", "az2", &["10.9.2.1"]),
+        address("alpha/canal-system/gateway", "az1", &["10.9.1.1"]),
+        address("alpha/b/unheard-of", "az1", &["10.9.1.4"]),
+        address("beta/b/other", "az1", &["10.8.1.2"]),
         p::Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),
             namespace: "b".parse().unwrap(),
@@ -94,6 +109,15 @@ fn a_captured_connection_has_one_way_to_go() {
     check("its own HBONE port", &pass, "10.1.1.2:15008", Err(Refusal::ReservedPort));
     check("a gateway", &pass, "10.1.255.1:15008", Err(Refusal::GatewayAddress));
     check("a gateway, another port", &deny, "10.1.255.1:80", Err(Refusal::GatewayAddress));
+    check("a service's gateway address", &deny, "10.9.1.2:9080", Ok(("mesh 10.9.1.2:9080", reviews)));
+    check("in another AZ", &deny, "10.9.2.2:9080", Ok(("mesh 10.9.2.2:9080", reviews)));
+    check("the IPv6 one", &deny, "[fd09::2]:9080", Ok(("mesh [fd09::2]:9080", reviews)));
+    check("a port that the service there does not have", &pass, "10.9.1.2:15008", Err(Refusal::UnknownPort));
+    check("a gateway address of a service that is not known", &pass, "10.9.1.4:80", Err(Refusal::GatewayAddress));
+    check("kept for a gateway", &pass, "10.9.7.7:80", Err(Refusal::GatewayAddress));
+    check("the tier's own service", &pass, "10.9.1.1:15008", Err(Refusal::GatewayAddress));
+    check("the tier's DNS", &deny, "10.9.1.1:53", Ok(("passthrough 10.9.1.1:53", None)));
+    check("another tenant's gateway address is the outside", &deny, "10.8.1.2:80", Err(Refusal::OutsideMesh));
     check("outside, denied", &deny, "192.0.2.1:443", Err(Refusal::OutsideMesh));
     check("outside, passed", &pass, "192.0.2.1:443", Ok(("passthrough 192.0.2.1:443", None)));
     check("outside on an HBONE port, passed", &pass, "192.0.2.1:15008", Ok(("passthrough 192.0.2.1:15008", None)));
@@ -147,4 +171,28 @@ fn of_two_claims_to_an_address_the_smaller_key_wins() {
     assert_eq!(alpha.service("10.96.0.9".parse().unwrap()).unwrap().key.to_string(), "alpha/b/zz-late");
     assert!(view.tenant(&"beta".parse().unwrap()).is_none(), "a service of an unknown tenant is left out");
     assert_eq!((alpha.service_count(), view.tenants().count()), (3, 1));
+}
+
+#[test]
+fn a_service_with_gateway_addresses_is_reached_by_them_and_pods_by_the_tiers_own() {
+    let (view, _) = pod(p::OutsideMesh::Deny);
+    let alpha = view.tenant(&"alpha".parse().unwrap()).unwrap();
+    let check = |service: Option<&str>, want: &str| {
+        let key = service.map(|s| s.parse().unwrap());
+        let at: Vec<String> = alpha.entrances(key.as_ref()).iter().map(|e| format!("{}={}", e.label, e.addresses[0])).collect();
+        assert_eq!(at.join(" "), want, "{service:?}");
+    };
+    check(Some("alpha/b/reviews"), "az1=10.9.1.2 az2=10.9.2.2");
+    check(None, "az1=10.9.1.1 az2=10.9.2.1");
+    check(Some("alpha/b/zz-late"), "gw1=10.1.255.1");
+    for (ip, entrance, gateway) in [
+        ("10.9.1.2", true, true),
+        ("10.9.2.1", true, true),
+        ("10.1.255.1", true, true),
+        ("10.9.7.7", false, true),
+        ("10.8.1.2", false, false),
+    ] {
+        let ip = ip.parse().unwrap();
+        assert_eq!((alpha.is_entrance(ip), alpha.is_gateway(ip)), (entrance, gateway), "{ip}");
+    }
 }

@@ -74,6 +74,8 @@ impl Gateway {
                     let (server, tell, drain) = (server.clone(), tell.clone(), drain.clone());
                     tokio::task::spawn_local(connection(server, tcp, source.to_string(), tell, drain, does));
                 }
+                // The address may be another's from here on.
+                drop(listener);
                 drain.forced().await;
             });
         });

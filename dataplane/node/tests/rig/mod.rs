@@ -39,6 +39,8 @@ pub const POD_V6: &str = "fd77::2";
 /// The gateways: near (this node's AZ) and far.
 pub const NEAR: &str = "10.77.255.1";
 pub const FAR: &str = "10.77.255.2";
+/// On the cloud tier: where tunnels to pods are opened, in this node's AZ.
+pub const FOR_PODS: &str = "10.77.255.9";
 
 /// What a test wants otherwise.
 pub struct Setup {
@@ -51,6 +53,8 @@ pub struct Setup {
     /// Whether the pod has its certificate from the start.
     pub certificate: bool,
     pub gateways: &'static [(&'static str, &'static str)],
+    /// Gateway addresses of the service, by AZ, and whether they are open. With some, the tenant is on the cloud tier.
+    pub addresses: &'static [(&'static str, &'static str, bool)],
 }
 
 impl Default for Setup {
@@ -63,6 +67,7 @@ impl Default for Setup {
             trust_domain: TRUST_DOMAIN,
             certificate: true,
             gateways: &[("near", NEAR)],
+            addresses: &[],
         }
     }
 }
@@ -192,7 +197,7 @@ impl Drop for Rig {
 fn join(pod: &Netns, outside: &Netns) {
     pod.ip(&format!("link set nowhere netns {} name out0", outside.name()));
     outside.ip("link set out0 up");
-    for a in [NEAR, FAR, "192.0.2.1"] {
+    for a in [NEAR, FAR, FOR_PODS, "192.0.2.1"] {
         outside.ip(&format!("addr add {a}/32 dev out0"));
         pod.ip(&format!("route add {a}/32 dev pod0"));
     }
@@ -210,6 +215,7 @@ fn pod(ns: &Netns, cg: &Cgroup) -> Pod {
 fn view(setup: &Setup) -> View {
     let key = "alpha/b/shop".parse::<canal_model::ids::ServiceKey>().unwrap();
     let port = p::ServicePort { port: 80, name: "http".into(), protocol: p::AppProtocol::Http1 };
+    let shop = key.clone();
     let mut all = vec![
         p::Resource::Tenant(p::Tenant {
             name: "alpha".parse().unwrap(),
@@ -240,6 +246,19 @@ fn view(setup: &Setup) -> View {
             endpoints: vec![p::EndpointPort { service: key, port: 80, target_port: 8080 }],
         }),
     ];
+    let address = |service: &canal_model::ids::ServiceKey, az: &str, at: &str, open: bool| {
+        p::Resource::Address(p::GatewayAddress {
+            service: service.clone(),
+            id: ServiceId::new(7).unwrap(),
+            az: az.parse().unwrap(),
+            addresses: vec![at.parse().unwrap()],
+            open,
+        })
+    };
+    all.extend(setup.addresses.iter().map(|(az, at, open)| address(&shop, az, at, *open)));
+    if !setup.addresses.is_empty() {
+        all.push(address(&canal_model::tier::tier_service(&shop.tenant), "az1", FOR_PODS, true));
+    }
     for (replica, address) in setup.gateways {
         all.push(p::Resource::Gateway(p::Gateway {
             tenant: "alpha".parse().unwrap(),
