@@ -1,0 +1,168 @@
+//! The real process in a namespace of its own, beside a controller and replicas that the test plays: maps are filled, replicas die and come
+//! back, the agent is stopped, killed and started again without the controller, and what is flushed behind its back is put again.
+
+mod rig;
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use canal_abi::tier::{AddressKey, NodeKey};
+use canal_offload::edge::{Edge as Loaded, Settings};
+use rig::{Machine, ReplicaPage};
+
+/// The maps as another process sees them.
+fn maps(m: &Machine) -> Loaded {
+    let settings = Settings { address: [250, 1, 0, 1].into(), tunnels: 1, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
+    Loaded::load(&settings, Some(&m.pins())).unwrap()
+}
+
+fn up(m: &Machine, number: u32) -> Option<u32> {
+    maps(m).replicas().get(&number).unwrap().map(|r| r.state)
+}
+
+#[test]
+fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
+    let m = Machine::new();
+    let (one, two) = (ReplicaPage::open(&m.ns, [250, 1, 0, 11]), ReplicaPage::open(&m.ns, [250, 1, 0, 12]));
+    let edge = m.edge();
+    edge.ready();
+    let dump = m.dump();
+    assert_eq!((dump["place"]["mtu"].as_u64(), dump["program"]["attached"].as_bool()), (Some(1450), Some(true)), "{dump}");
+    let loaded = maps(&m);
+    assert_eq!(loaded.addresses().get(&AddressKey::new(101, "fd02::1".parse().unwrap())).unwrap().unwrap().service, 5);
+    assert!(loaded.nodes().get(&NodeKey::new(101, [172, 16, 0, 1].into())).unwrap().is_some());
+    assert_eq!(loaded.tables().get(&5).unwrap().map(|t| (t.vni, t.version, t.chain[127])), Some((101, 3, [1, 2, 0, 0, 0, 0, 0, 0])));
+    drop(loaded);
+
+    // Reports come twice a second, with the token, and bring the hosts.
+    let desk = m.controller.lock().unwrap().as_ref().unwrap().desk.clone();
+    desk.lock().unwrap().orders.hosts = vec!["250.2.0.1".into()];
+    m.until("hosts", || m.dump()["hosts"].to_string().contains("250.2.0.1"));
+    assert_eq!(desk.lock().unwrap().subscribers, ["edge~edge-1"]);
+    let before = desk.lock().unwrap().reports.len();
+    std::thread::sleep(Duration::from_millis(2100));
+    let reports = desk.lock().unwrap().reports.len() - before;
+    assert!((3..=6).contains(&reports), "{reports} reports in two seconds");
+    let report = desk.lock().unwrap().reports.last().unwrap().1.clone();
+    assert_eq!((report.az.as_str(), report.underlay.as_str(), report.generation), ("az1", "250.1.0.1", 1));
+
+    // A replica dies: packets leave it, and the controller hears, within a second.
+    let died = Instant::now();
+    two.close(&m.ns);
+    m.until("down in the kernel", || up(&m, 2) == Some(2));
+    let took = m.until("down at the controller", || m.seen().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]);
+    assert!(died.elapsed() < Duration::from_secs(2), "{:?}, of it {took:?} after the kernel knew", died.elapsed());
+    assert!(m.metric("canal_edge_replica_changes_total{to=\"down\"} 1"));
+    let two = ReplicaPage::open(&m.ns, [250, 1, 0, 12]);
+    m.until("back", || up(&m, 2) == Some(1));
+
+    // A draining replica keeps its sessions, so it keeps its packets.
+    one.draining.store(true, std::sync::atomic::Ordering::Relaxed);
+    m.until("heard", || m.ask("GET", 15020, "/metrics").1.contains("canal_edge_probes_total{result=\"draining\"}"));
+    std::thread::sleep(Duration::from_millis(800));
+    assert_eq!(up(&m, 1), Some(1));
+
+    // What is gone goes.
+    m.controller.lock().unwrap().as_ref().unwrap().tell(|all| all.retain(|r| !r.name().contains("shop")));
+    m.until("gone", || m.dump()["addresses"].as_array().is_some_and(Vec::is_empty));
+    assert!(maps(&m).tables().get(&5).unwrap().is_none());
+    assert!(m.metric("canal_edge_map_entries{map=\"canal_tables\"} 0") && m.metric("canal_edge_map_limit{map=\"canal_tables\"} 16384"));
+    one.close(&m.ns);
+    two.close(&m.ns);
+}
+
+#[test]
+fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without_the_controller() {
+    let m = Machine::new();
+    let edge = m.edge();
+    edge.ready();
+    m.until("both found dead: nobody answers", || (up(&m, 1), up(&m, 2)) == (Some(2), Some(2)));
+    drop(m.controller.lock().unwrap().take());
+    let first = m.ns.program();
+    assert!(first.is_some());
+    assert_eq!(edge.terminate(), Some(0));
+    assert_eq!(m.ns.program(), first, "stopped in order: still there");
+    assert_eq!(up(&m, 1), Some(2));
+
+    let edge = m.edge();
+    edge.ready();
+    let second = m.ns.program();
+    assert!(second.is_some() && second != first, "the agent's own program, in the place of the earlier one's");
+    let dump = m.dump();
+    assert_eq!((dump["southbound"]["live"].as_bool(), dump["tables"].as_array().map(Vec::len)), (Some(false), Some(1)), "{dump}");
+    assert_eq!(dump["replicas"][0]["up"].as_bool(), Some(false), "what the earlier agent found is newer than the controller's word");
+    edge.kill();
+    assert_eq!(m.ns.program(), second, "killed: still there");
+    assert_eq!(maps(&m).tables().get(&5).unwrap().map(|t| t.version), Some(3));
+
+    // Gone at an operator's word, and twice is as good as once.
+    for _ in 0..2 {
+        let detached = m.output(&["--detach"]);
+        assert!(detached.status.success(), "{}", String::from_utf8_lossy(&detached.stderr));
+        assert_eq!(m.ns.program(), None);
+        assert!(!m.pins().join(format!("edge-v{}", canal_abi::tier::ABI)).exists());
+    }
+
+    // From nothing but the snapshot.
+    let edge = m.edge();
+    edge.ready();
+    assert_eq!(maps(&m).tables().get(&5).unwrap().map(|t| t.version), Some(3));
+    assert_eq!(edge.terminate(), Some(0));
+}
+
+#[test]
+fn what_is_flushed_behind_the_agents_back_is_put_again() {
+    let m = Machine::new();
+    let edge = m.edge();
+    edge.ready();
+    for (what, flush) in [
+        ("attachment", Box::new(|m: &Machine| drop(m.ns.tc("qdisc del dev eth0 clsact"))) as Box<dyn Fn(&Machine)>),
+        ("elements", Box::new(|m| maps(m).addresses().remove(&AddressKey::new(101, "10.255.32.1".parse().unwrap())).unwrap())),
+        (
+            "pins",
+            Box::new(|m| {
+                let dir = fs::read_dir(m.pins()).unwrap().flatten().find(|e| e.file_name().to_string_lossy().starts_with("edge-"));
+                fs::remove_dir_all(dir.unwrap().path()).unwrap();
+            }),
+        ),
+    ] {
+        flush(&m);
+        let took = m.until(what, || m.metric(&format!("canal_edge_repairs_total{{what=\"{what}\"}} 1")));
+        assert!(took < Duration::from_secs(5), "{what}: {took:?}");
+        assert!(m.ns.program().is_some(), "{what}");
+        assert!(maps(&m).addresses().get(&AddressKey::new(101, "10.255.32.1".parse().unwrap())).unwrap().is_some(), "{what}");
+        assert_eq!(m.ask("GET", 15021, "/healthz/ready").0, 200);
+    }
+    assert!(m.log().contains("SOMEBODY REMOVED") && m.log().contains("SOMEBODY CHANGED"), "{}", m.log());
+    assert_eq!(edge.terminate(), Some(0));
+}
+
+#[test]
+fn the_admin_page_sets_the_level_and_ends_the_agent_in_order() {
+    let m = Machine::new();
+    let mut edge = m.edge();
+    edge.ready();
+    assert_eq!(m.ask("POST", 15000, "/logging?level=canal_edge_agent=debug").0, 200);
+    assert_eq!(m.ask("GET", 15000, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
+    m.until("counted", || m.ask("GET", 15020, "/metrics").1.contains("canal_edge_packets_total{what=\"drop_stranger\"} 0"));
+    assert!(m.ask("GET", 15020, "/metrics").1.contains("canal_edge_verified_instructions{program=\"canal_edge\"} "));
+    assert_eq!(m.ask("POST", 15000, "/quitquitquit").0, 200);
+    assert_eq!(edge.child.wait().unwrap().code(), Some(0));
+    assert!(m.ns.program().is_some());
+}
+
+#[test]
+fn bad_flags_and_places_are_told_in_one_line() {
+    let m = Machine::new();
+    for (args, told) in [
+        (&["--controller", "nowhere"][..], "write https://HOST:PORT"),
+        (&["--log", "!!"], "--log"),
+        (&["--device", "eth7"], "MTU of eth7"),
+        (&["--mtu", "1200"], "1280"),
+        (&["--tunnels", "0"], "1..=25000"),
+    ] {
+        let out = m.output(args);
+        let said = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && said.contains(told), "{args:?}: {said}");
+    }
+}
