@@ -63,7 +63,7 @@ struct Flags {
     /// Largest inner packet, in bytes; larger ones are answered by ICMP. [default: the device's MTU - 50]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     mtu: Option<u32>,
-    /// Take program and maps away and exit: the edge forwards nothing any more. For uninstalling.
+    /// Take program and maps away and exit: the edge forwards nothing any more. For uninstalling; stop the agent first.
     #[arg(long)]
     detach: bool,
     /// Operators' pages: /config_dump, /logging, /quitquitquit, /version.

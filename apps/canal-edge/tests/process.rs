@@ -7,6 +7,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use canal_abi::tier::{AddressKey, NodeKey};
+use canal_model::program::{Kind, Node, Resource};
 use canal_offload::edge::{Edge as Loaded, Settings};
 use rig::{Machine, ReplicaPage};
 
@@ -134,6 +135,34 @@ fn what_is_flushed_behind_the_agents_back_is_put_again() {
         assert_eq!(m.ask("GET", 15021, "/healthz/ready").0, 200);
     }
     assert!(m.log().contains("SOMEBODY REMOVED") && m.log().contains("SOMEBODY CHANGED"), "{}", m.log());
+    assert_eq!(edge.terminate(), Some(0));
+}
+
+#[test]
+fn what_does_not_fit_is_nacked_by_name_and_the_rest_stays() {
+    let m = Machine::new();
+    let edge = m.edge();
+    edge.ready();
+    let prefixes = canal_abi::tier::PREFIXES_MAX;
+    let many = |n: u32| -> Vec<_> { (0..n).map(|i| format!("fd03::{:x}:{:x}/128", i >> 16, i & 0xffff).parse().unwrap()).collect() };
+    let node = |n: u32| {
+        let Some(Resource::Node(n1)) = rig::resources().into_iter().find(|r| r.kind() == Kind::Node) else { unreachable!() };
+        Resource::Node(Node { name: "n2".parse().unwrap(), underlay: [172, 16, 0, 2].into(), pod_cidrs: many(n), ..n1 })
+    };
+    let tell = |change: &dyn Fn(&mut Vec<Resource>)| m.controller.lock().unwrap().as_ref().unwrap().tell(change);
+    // The first node has two.
+    tell(&|all| all.push(node(prefixes - 2)));
+    m.until("full", || m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {prefixes}")));
+    tell(&|all| *all.last_mut().unwrap() = node(prefixes - 1));
+    m.until("refused", || m.metric("canal_edge_updates_refused_total 1"));
+    let desk = m.controller.lock().unwrap().as_ref().unwrap().desk.clone();
+    m.until("nacked", || !desk.lock().unwrap().nacks.is_empty());
+    let why = desk.lock().unwrap().nacks[0].clone();
+    assert!(why.contains("alpha/n2 fd03::") && why.contains("does not fit canal_prefixes, which holds 65536"), "{why}");
+    assert!(m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {prefixes}")));
+    assert_eq!(m.ask("GET", 15021, "/healthz/ready").0, 200);
+    tell(&|all| all.truncate(all.len() - 1));
+    m.until("room again", || m.metric("canal_edge_map_entries{map=\"canal_prefixes\"} 2"));
     assert_eq!(edge.terminate(), Some(0));
 }
 

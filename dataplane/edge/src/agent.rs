@@ -123,15 +123,18 @@ struct Reporter {
 }
 
 impl Desk for Reporter {
-    fn report(&self) -> EdgeState {
-        let seen = self.shared.keeper().targets().iter().map(|(t, up)| Seen { replica: t.name.to_string(), up: *up }).collect();
-        EdgeState {
+    fn report(&self) -> Option<EdgeState> {
+        let mut keeper = self.shared.keeper();
+        let forwards = keeper.standing().told && keeper.tables().is_attached();
+        let seen = keeper.targets().iter().map(|(t, up)| Seen { replica: t.name.to_string(), up: *up }).collect();
+        drop(keeper);
+        forwards.then(|| EdgeState {
             az: self.config.az.to_string(),
             underlay: self.config.place.address.to_string(),
             generation: self.southbound.borrow().generation,
             seen,
             version: env!("CARGO_PKG_VERSION").into(),
-        }
+        })
     }
 
     fn orders(&self, hosts: BTreeSet<Ipv4Addr>) {

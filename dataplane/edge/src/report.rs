@@ -22,8 +22,8 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from
 
 /// Makes reports and takes orders.
 pub trait Desk: Send + 'static {
-    /// The report to send now.
-    fn report(&self) -> EdgeState;
+    /// The report to send now; `None`: this edge forwards nothing, and silence says so.
+    fn report(&self) -> Option<EdgeState>;
     /// What came back.
     fn orders(&self, hosts: BTreeSet<Ipv4Addr>);
 }
@@ -83,7 +83,11 @@ async fn talk(
     let mut fleet = FleetClient::new(connection.channel.clone());
     loop {
         changed.borrow_and_update();
-        let answer = tokio::time::timeout(REPORT_TIMEOUT, fleet.edge_report(connection.request(desk.report()))).await;
+        let Some(state) = desk.report() else {
+            next(REPORT_PAUSE, changed).await;
+            continue;
+        };
+        let answer = tokio::time::timeout(REPORT_TIMEOUT, fleet.edge_report(connection.request(state))).await;
         let orders = match answer {
             Ok(Ok(orders)) => orders.into_inner(),
             Ok(Err(status)) => return ("refused", format!("{}: {}", connection.address, status)),
@@ -100,13 +104,18 @@ async fn talk(
                 tracing::warn!(host, controller = connection.address, "the orders name a host that is no IPv4 address; none is taken");
             }
         }
-        tokio::select! {
-            () = tokio::time::sleep(decide_pause(&orders)) => {}
-            news = changed.changed() => if news.is_err() {
-                // The process is ending.
-                std::future::pending::<()>().await;
-            },
-        }
+        next(decide_pause(&orders), changed).await;
+    }
+}
+
+/// Waits for the pause's end, or for news.
+async fn next(pause: Duration, changed: &mut watch::Receiver<u64>) {
+    tokio::select! {
+        () = tokio::time::sleep(pause) => {}
+        news = changed.changed() => if news.is_err() {
+            // The process is ending.
+            std::future::pending::<()>().await;
+        },
     }
 }
 

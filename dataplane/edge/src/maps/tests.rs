@@ -100,112 +100,116 @@ fn show(maps: &Maps) -> Vec<String> {
     lines.iter().map(|l| l.replace("Vni(", "").replace("ServiceId(", "").replace(')', "")).collect()
 }
 
+/// In place of a whole list: only these parts are asked for.
+const FULL: &str = "does not fit";
+
+/// Name, words, and the maps that they become.
+const CASES: &[(&str, &str, &[&str])] = &[
+    ("nothing", "", &[]),
+    (
+        "two tenants with the same address",
+        "tenant alpha 101
+         tenant beta 102
+         address alpha/web 1 az1 10.255.0.1,fd00::1
+         address beta/web 2 az1 10.255.0.1",
+        &[
+            "address 101 10.255.0.1 1",
+            "address 101 fd00::1 1",
+            "address 102 10.255.0.1 2",
+            "return 1 101 10.255.0.1 fd00::1",
+            "return 2 102 10.255.0.1 -",
+        ],
+    ),
+    (
+        "another AZ's addresses and tables are not this edge's",
+        "tenant alpha 101
+         address alpha/web 1 az2 10.255.0.1
+         table alpha/web 1 az2 3 1,2",
+        &[],
+    ),
+    ("a table with its chains", "table alpha/web 1 az1 3 7,8,9", &["table 1 v3 7 8 9"]),
+    (
+        "nodes of every AZ, by family, with host bits cleared",
+        "tenant alpha 101
+         node alpha/n1 172.16.0.1 10.1.1.5/24,fd01::/64",
+        &["prefix 101 10.1.1.0/24 172.16.0.1", "prefix 101 fd01::/64 172.16.0.1", "node 101 172.16.0.1"],
+    ),
+    (
+        "replicas of all AZs are hosts; other hosts have no number",
+        "replica g1 1 az1 250.1.0.11
+         replica g2 2 az2 250.2.0.11 down
+         host 250.1.0.11
+         host 250.2.0.1",
+        &["replica 1 250.1.0.11 up", "replica 2 250.2.0.11 down", "host 250.1.0.11 1", "host 250.2.0.1 0", "host 250.2.0.11 2"],
+    ),
+    (
+        "what belongs to an unknown tenant waits",
+        "address alpha/web 1 az1 10.255.0.1
+         node alpha/n1 172.16.0.1 10.1.1.0/24",
+        &[
+            "left out: alpha/shop/web@az1 is not in canal_addresses: its tenant is not known",
+            "left out: alpha/n1 is not in canal_nodes: its tenant is not known",
+        ],
+    ),
+    (
+        "two that claim one place",
+        "tenant alpha 101
+         address alpha/b 2 az1 10.255.0.1
+         address alpha/a 1 az1 10.255.0.1
+         node alpha/n2 172.16.0.2 10.1.1.0/24
+         node alpha/n1 172.16.0.1 10.1.1.0/24
+         replica g2 1 az1 250.1.0.12
+         replica g1 1 az1 250.1.0.11",
+        &[
+            "address 101 10.255.0.1 1",
+            "return 1 101 10.255.0.1 -",
+            "return 2 101 10.255.0.1 -",
+            "prefix 101 10.1.1.0/24 172.16.0.1",
+            "node 101 172.16.0.1",
+            "node 101 172.16.0.2",
+            "replica 1 250.1.0.11 up",
+            "host 250.1.0.11 1",
+            "left out: alpha/shop/b@az1 10.255.0.1 is not in canal_addresses: alpha/shop/a@az1 10.255.0.1 has its place",
+            "left out: alpha/n2 10.1.1.0/24 is not in canal_prefixes: alpha/n1 has its place",
+            "left out: g2 is not in canal_replicas: g1 has its place",
+        ],
+    ),
+    (
+        "addresses beyond the room",
+        "tenant alpha 101
+         address alpha/a 1 az1 10.255.0.1,fd00::1
+         address alpha/b 2 az1 10.255.0.2,fd00::2
+         address alpha/c 3 az1 10.255.0.3",
+        &["address 101 10.255.0.1 1", "address 101 10.255.0.2 2", "address 101 10.255.0.3 3", "address 101 fd00::1 1", FULL],
+    ),
+    (
+        "services beyond the room",
+        "tenant alpha 101
+         table alpha/a 1 az1 1 1
+         table alpha/b 2 az1 1 1
+         table alpha/c 3 az1 1 1
+         table alpha/d 4 az1 1 1",
+        &["table 1 v1 1", "table 2 v1 1", "table 3 v1 1", FULL],
+    ),
+    (
+        "nodes and prefixes beyond the room",
+        "tenant alpha 101
+         node alpha/n1 172.16.0.1 10.1.1.0/24,10.1.2.0/24
+         node alpha/n2 172.16.0.2 10.1.3.0/24
+         node alpha/n3 172.16.0.3 10.1.4.0/24
+         node alpha/n4 172.16.0.4 10.1.5.0/24",
+        &["prefix 101 10.1.4.0/24 172.16.0.3", "node 101 172.16.0.3", FULL],
+    ),
+    ("hosts beyond the room", "host 1.0.0.1\nhost 1.0.0.2\nhost 1.0.0.3\nhost 1.0.0.4\nhost 251.0.0.5", &["host 1.0.0.4 0", FULL]),
+];
+
 #[test]
 fn words_become_maps() {
-    let full = "does not fit";
-    let cases: &[(&str, &str, &[&str])] = &[
-        ("nothing", "", &[]),
-        (
-            "two tenants with the same address",
-            "tenant alpha 101
-             tenant beta 102
-             address alpha/web 1 az1 10.255.0.1,fd00::1
-             address beta/web 2 az1 10.255.0.1",
-            &[
-                "address 101 10.255.0.1 1",
-                "address 101 fd00::1 1",
-                "address 102 10.255.0.1 2",
-                "return 1 101 10.255.0.1 fd00::1",
-                "return 2 102 10.255.0.1 -",
-            ],
-        ),
-        (
-            "another AZ's addresses and tables are not this edge's",
-            "tenant alpha 101
-             address alpha/web 1 az2 10.255.0.1
-             table alpha/web 1 az2 3 1,2",
-            &[],
-        ),
-        ("a table with its chains", "table alpha/web 1 az1 3 7,8,9", &["table 1 v3 7 8 9"]),
-        (
-            "nodes of every AZ, by family, with host bits cleared",
-            "tenant alpha 101
-             node alpha/n1 172.16.0.1 10.1.1.5/24,fd01::/64",
-            &["prefix 101 10.1.1.0/24 172.16.0.1", "prefix 101 fd01::/64 172.16.0.1", "node 101 172.16.0.1"],
-        ),
-        (
-            "replicas of all AZs are hosts; other hosts have no number",
-            "replica g1 1 az1 250.1.0.11
-             replica g2 2 az2 250.2.0.11 down
-             host 250.1.0.11
-             host 250.2.0.1",
-            &["replica 1 250.1.0.11 up", "replica 2 250.2.0.11 down", "host 250.1.0.11 1", "host 250.2.0.1 0", "host 250.2.0.11 2"],
-        ),
-        (
-            "what belongs to an unknown tenant waits",
-            "address alpha/web 1 az1 10.255.0.1
-             node alpha/n1 172.16.0.1 10.1.1.0/24",
-            &[
-                "left out: alpha/shop/web@az1 is not in canal_addresses: its tenant is not known",
-                "left out: alpha/n1 is not in canal_nodes: its tenant is not known",
-            ],
-        ),
-        (
-            "two that claim one place",
-            "tenant alpha 101
-             address alpha/b 2 az1 10.255.0.1
-             address alpha/a 1 az1 10.255.0.1
-             node alpha/n2 172.16.0.2 10.1.1.0/24
-             node alpha/n1 172.16.0.1 10.1.1.0/24
-             replica g2 1 az1 250.1.0.12
-             replica g1 1 az1 250.1.0.11",
-            &[
-                "address 101 10.255.0.1 1",
-                "return 1 101 10.255.0.1 -",
-                "return 2 101 10.255.0.1 -",
-                "prefix 101 10.1.1.0/24 172.16.0.1",
-                "node 101 172.16.0.1",
-                "node 101 172.16.0.2",
-                "replica 1 250.1.0.11 up",
-                "host 250.1.0.11 1",
-                "left out: alpha/shop/b@az1 10.255.0.1 is not in canal_addresses: alpha/shop/a@az1 10.255.0.1 has its place",
-                "left out: alpha/n2 10.1.1.0/24 is not in canal_prefixes: alpha/n1 has its place",
-                "left out: g2 is not in canal_replicas: g1 has its place",
-            ],
-        ),
-        (
-            "addresses beyond the room",
-            "tenant alpha 101
-             address alpha/a 1 az1 10.255.0.1,fd00::1
-             address alpha/b 2 az1 10.255.0.2,fd00::2
-             address alpha/c 3 az1 10.255.0.3",
-            &["address 101 10.255.0.1 1", "address 101 10.255.0.2 2", "address 101 10.255.0.3 3", "address 101 fd00::1 1", full],
-        ),
-        (
-            "services beyond the room",
-            "tenant alpha 101
-             table alpha/a 1 az1 1 1
-             table alpha/b 2 az1 1 1
-             table alpha/c 3 az1 1 1
-             table alpha/d 4 az1 1 1",
-            &["table 1 v1 1", "table 2 v1 1", "table 3 v1 1", full],
-        ),
-        (
-            "nodes and prefixes beyond the room",
-            "tenant alpha 101
-             node alpha/n1 172.16.0.1 10.1.1.0/24,10.1.2.0/24
-             node alpha/n2 172.16.0.2 10.1.3.0/24
-             node alpha/n3 172.16.0.3 10.1.4.0/24
-             node alpha/n4 172.16.0.4 10.1.5.0/24",
-            &["prefix 101 10.1.4.0/24 172.16.0.3", "node 101 172.16.0.3", full],
-        ),
-        ("hosts beyond the room", "host 1.0.0.1\nhost 1.0.0.2\nhost 1.0.0.3\nhost 1.0.0.4\nhost 251.0.0.5", &["host 1.0.0.4 0", full]),
-    ];
-    for (name, text, want) in cases {
+    for (name, text, want) in CASES {
         let mut words = told(text);
         let decide = |t: &Told| show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM));
         let got = decide(&words);
-        if want.contains(&full) {
+        if want.contains(&FULL) {
             for line in *want {
                 assert!(got.iter().any(|g| g.contains(line)), "{name}: {line} is not in {got:#?}");
             }
