@@ -1,0 +1,310 @@
+//! The edge on a road of real devices: a pod behind its node's VXLAN device, a router, the edge, a replica behind its own. TCP of
+//! some megabytes both ways while the agent goes and comes back, errors, and the size of packets.
+//!
+//! The replica here is a plain VXLAN device with the tier's VNI: what a redirector adds is tested with it.
+
+mod lab;
+
+use std::collections::HashMap;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use canal_abi::tier::{
+    Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, TIER_VNI, Table, address_be,
+};
+use canal_offload::edge::{self, Edge, Options, Settings};
+use lab::Netns;
+
+const EDGE: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
+const REPLICA: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 3);
+const NODE: Ipv4Addr = Ipv4Addr::new(172, 20, 0, 11);
+const TENANT: u32 = 0x70;
+const SERVICE: u32 = 0x01_0203;
+const NODE_MAC: [u8; 6] = [2, 2, 2, 2, 2, 0xa0];
+
+fn mac(m: [u8; 6]) -> String {
+    m.map(|b| format!("{b:02x}")).join(":")
+}
+
+struct Road {
+    pod: Netns,
+    replica: Netns,
+    edge: Netns,
+    _router: Netns,
+    _node: Netns,
+}
+
+/// `sums`: whether the outer UDP headers have checksums.
+fn road(sums: &str) -> Road {
+    let [router, node, pod, edge, replica] = [(); 5].map(|()| Netns::bare());
+    router.within(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
+    for (device, host, gateway, address) in
+        [("node", &node, "172.20.0.10", NODE), ("edge", &edge, "250.1.0.0", EDGE), ("replica", &replica, "250.1.0.2", REPLICA)]
+    {
+        router.ip(&format!("link add {device} type veth peer name eth0 netns {}", host.name()));
+        router.ip(&format!("addr add {gateway}/31 dev {device}"));
+        router.ip(&format!("link set {device} up"));
+        host.ip(&format!("addr add {address}/31 dev eth0"));
+        host.ip("link set eth0 up");
+        host.ip(&format!("route add default via {gateway}"));
+    }
+    let vxlan = |at: &Netns, name: &str, id: u32, mac: &str, local: Ipv4Addr| {
+        let tunnel = format!("type vxlan id {id} local {local} remote {EDGE} dstport 4789 nolearning {sums}");
+        at.ip(&format!("link add {name} mtu 1450 address {mac} {tunnel}"));
+    };
+    // The pod's namespace has the node's device: its tunnel stays in the node's.
+    vxlan(&node, "vx", TENANT, &mac(NODE_MAC), NODE);
+    node.ip(&format!("link set vx netns {}", pod.name()));
+    vxlan(&replica, "tier", TIER_VNI, &mac(REPLICA_MAC), REPLICA);
+    vxlan(&replica, "dial", TENANT, &mac(REPLICA_MAC), REPLICA);
+    let join = |at: &Netns, device: &str, own: [&str; 2], peers: [&str; 2]| {
+        at.ip(&format!("link set {device} up"));
+        for (own, peer) in own.into_iter().zip(peers) {
+            let (length, nodad) = if own.contains(':') { (128, " nodad") } else { (32, "") };
+            if own != "250.1.0.3" {
+                at.ip(&format!("addr add {own}/{length} dev {device}{nodad}"));
+            }
+            at.ip(&format!("route add {peer}/{length} dev {device} src {own}"));
+            at.ip(&format!("neigh add {peer} lladdr {} dev {device} nud permanent", mac(EDGE_MAC)));
+        }
+    };
+    join(&pod, "vx", ["10.1.1.2", "fd01:1::2"], ["10.9.0.1", "fd09::1"]);
+    join(&pod, "vx", ["10.1.1.3", "fd01:1::3"], ["250.1.0.3", "fdca:a1:0:250::fa01:3"]);
+    join(&replica, "tier", ["240.1.2.3", "fdca:a1:0:240::1:203"], ["10.1.1.2", "fd01:1::2"]);
+    join(&replica, "dial", ["250.1.0.3", "fdca:a1:0:250::fa01:3"], ["10.1.1.3", "fd01:1::3"]);
+    Road { pod, replica, edge, _router: router, _node: node }
+}
+
+impl Road {
+    fn options(&self, pins: &Path, mtu: u32) -> Options {
+        Options {
+            netns: Some(self.edge.path()),
+            device: "eth0".into(),
+            pin_dir: Some(pins.to_path_buf()),
+            settings: Settings { address: EDGE, tunnels: 4, aggregate: true, tunnel_port: 40_000, mtu },
+        }
+    }
+}
+
+fn fill(e: &Edge) {
+    let a = |s: &str| -> IpAddr { s.parse().unwrap() };
+    let mut chain = [0; CHAIN];
+    chain[0] = 1;
+    e.replicas().put(&1, &Replica::new(REPLICA, true)).unwrap();
+    e.hosts().replace_all(&HashMap::from([(address_be(REPLICA), 1), (address_be(EDGE), 0)])).unwrap();
+    e.tables().put(&SERVICE, &Table { vni: TENANT, version: 1, chain: [chain; BUCKETS] }).unwrap();
+    let way = Return::new(TENANT, Some("10.9.0.1".parse().unwrap()), Some("fd09::1".parse().unwrap()));
+    e.returns().put(&SERVICE, &way).unwrap();
+    e.nodes().put(&NodeKey::new(TENANT, NODE), &1).unwrap();
+    for at in ["10.9.0.1", "fd09::1"] {
+        e.addresses().put(&AddressKey::new(TENANT, a(at)), &Address { service: SERVICE }).unwrap();
+    }
+    for (pods, length) in [("10.1.1.0", 24), ("fd01:1::", 64)] {
+        e.prefixes().put(&PrefixKey::new(TENANT, a(pods), length), &Prefix::new(NODE, NODE_MAC)).unwrap();
+    }
+}
+
+/// A service's session and a dial: who listens where, and what the other end dials. Each in both families.
+const SERVED: [(&str, &str); 2] = [("240.1.2.3:80", "10.9.0.1:80"), ("[fdca:a1:0:240::1:203]:80", "[fd09::1]:80")];
+const DIALLED: [&str; 2] = ["10.1.1.3:8080", "[fd01:1::3]:8080"];
+
+fn connect(from: &Netns, listener: &TcpListener, to: &str) -> (TcpStream, TcpStream) {
+    let to: SocketAddr = to.parse().unwrap();
+    let client = from.within(|| TcpStream::connect_timeout(&to, Duration::from_secs(10))).unwrap_or_else(|e| panic!("{to}: {e}"));
+    (client, listener.accept().unwrap().0)
+}
+
+const CHUNK: usize = 64 * 1024;
+
+fn pattern(i: usize) -> Vec<u8> {
+    (0..CHUNK).map(|at| (at.wrapping_mul(31) + i * 7) as u8).collect()
+}
+
+/// Sends so many chunks each way at once; every byte is compared.
+fn exchange(pair: &(TcpStream, TcpStream), chunks: usize, what: &str) {
+    std::thread::scope(|s| {
+        for (from, to) in [(&pair.0, &pair.1), (&pair.1, &pair.0)] {
+            s.spawn(move || (0..chunks).for_each(|i| (&*from).write_all(&pattern(i)).unwrap()));
+            s.spawn(move || {
+                to.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+                let mut got = vec![0; CHUNK];
+                for i in 0..chunks {
+                    (&*to).read_exact(&mut got).unwrap_or_else(|e| panic!("{what}, chunk {i}: {e}"));
+                    assert!(got == pattern(i), "{what}, chunk {i}");
+                }
+            });
+        }
+    });
+}
+
+fn count(e: &Edge, name: &str) -> u64 {
+    e.counts().unwrap().into_iter().find(|(n, _)| *n == name).unwrap().1
+}
+
+/// What went wrong. Devices that come up solicit routers and report multicast groups: those are no protocol of the tier.
+fn drops(e: &Edge) -> Vec<(&'static str, u64)> {
+    let wrong = |name: &str| name == "too_big" || (name.starts_with("drop_") && name != "drop_protocol");
+    e.counts().unwrap().into_iter().filter(|(n, c)| *c > 0 && wrong(n)).collect()
+}
+
+/// Switches a device's transmit checksums off (SIOCETHTOOL, ETHTOOL_STXCSUM), so that what leaves it has whole ones, and receivers check.
+fn without_offload(at: &Netns, device: &str) {
+    #[repr(C)]
+    struct Request {
+        name: [u8; 16],
+        value: *mut [u32; 2],
+        rest: [u64; 2],
+    }
+    at.within(|| {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut value = [0x17u32, 0];
+        let mut request = Request { name: [0; 16], value: &mut value, rest: [0; 2] };
+        request.name[..device.len()].copy_from_slice(device.as_bytes());
+        // SAFETY: `request` is as large as struct ifreq, and its pointer is to a struct ethtool_value.
+        let rc = unsafe { libc::ioctl(socket.as_raw_fd(), 0x8946, &mut request) };
+        assert_eq!(rc, 0, "{device}: {}", std::io::Error::last_os_error());
+    });
+}
+
+#[test]
+fn sessions_cross_the_edge_and_outlive_its_agent() {
+    for (sums, offload) in [("noudpcsum", true), ("udpcsum", true), ("noudpcsum", false), ("udpcsum", false)] {
+        let case = &format!("{sums}, offload {offload}");
+        let (road, pins) = (road(sums), tempfile::tempdir().unwrap());
+        if !offload {
+            without_offload(&road.pod, "vx");
+            without_offload(&road.replica, "tier");
+            without_offload(&road.replica, "dial");
+        }
+        let options = road.options(pins.path(), 1450);
+        let e = Edge::attach(&options).unwrap();
+        assert!(!e.is_adopted() && e.is_attached());
+        fill(&e);
+        let mut sessions = Vec::new();
+        for (listen, dial) in SERVED {
+            sessions.push((dial, connect(&road.pod, &road.replica.listen(listen), dial)));
+        }
+        for at in DIALLED {
+            sessions.push((at, connect(&road.replica, &road.pod.listen(at), at)));
+        }
+        const CHUNKS: usize = 24;
+        for (what, pair) in &sessions {
+            exchange(pair, CHUNKS, &format!("{case}: {what}"));
+        }
+        assert_eq!(drops(&e), [], "{case}");
+        let packets = count(&e, "to_replica");
+        if offload {
+            // Both families, one way, in segments of the wire's size.
+            let segments = (2 * CHUNKS * CHUNK / 1448) as u64;
+            assert!(packets < segments, "{case}: {packets} packets for {segments} segments: GSO packets go as one");
+        }
+        drop(e);
+        std::thread::scope(|s| {
+            let running: Vec<_> =
+                sessions.iter().map(|(what, pair)| s.spawn(move || exchange(pair, CHUNKS, &format!("{case}, no agent: {what}")))).collect();
+            // While the bytes flow agents come and go, with other settings too.
+            for mtu in [1450, 1449, 1450] {
+                let next =
+                    Edge::attach(&Options { settings: Settings { mtu, tunnels: 7, ..options.settings }, ..options.clone() }).unwrap();
+                assert!(next.is_adopted() && next.is_attached(), "{case}");
+                assert_eq!(next.tables().all().unwrap().len(), 1, "{case}: the maps have their contents");
+                assert!(count(&next, "to_replica") >= packets, "{case}: and the counters theirs");
+            }
+            running.into_iter().for_each(|t| t.join().unwrap());
+        });
+        let e = Edge::attach(&options).unwrap();
+        assert_eq!(drops(&e).into_iter().filter(|(n, _)| *n != "too_big").collect::<Vec<_>>(), [], "{case}");
+        e.remove().unwrap();
+        let mut late = sessions[0].1.0.try_clone().unwrap();
+        late.write_all(b"into nothing").unwrap();
+        sessions[0].1.1.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+        let stopped = (&sessions[0].1.1).read(&mut [0; 8]).unwrap_err().kind();
+        assert!([ErrorKind::WouldBlock, ErrorKind::TimedOut].contains(&stopped), "{case}: removed is removed: {stopped}");
+        assert!(!pins.path().exists(), "{case}: and its pins");
+        edge::remove(options.netns.as_deref(), "eth0", options.pin_dir.as_deref()).unwrap();
+    }
+}
+
+#[test]
+fn errors_come_back_to_who_sent_the_packet() {
+    for sums in ["noudpcsum", "udpcsum"] {
+        let (road, pins) = (road(sums), tempfile::tempdir().unwrap());
+        let e = Edge::attach(&road.options(pins.path(), 1450)).unwrap();
+        fill(&e);
+        // Nobody listens on these ports.
+        for (at, from, to) in [
+            (&road.pod, "10.1.1.2:0", "10.9.0.1:9"),
+            (&road.pod, "[fd01:1::2]:0", "[fd09::1]:9"),
+            (&road.replica, "250.1.0.3:0", "10.1.1.3:9"),
+            (&road.replica, "[fdca:a1:0:250::fa01:3]:0", "[fd01:1::3]:9"),
+        ] {
+            let socket = at.within(|| UdpSocket::bind(from).unwrap());
+            socket.connect(to).unwrap();
+            socket.send(b"anybody?").unwrap();
+            socket.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+            assert_eq!(socket.recv(&mut [0; 9]).unwrap_err().kind(), ErrorKind::ConnectionRefused, "{sums}: {to}");
+        }
+        assert_eq!((count(&e, "icmp_translated"), drops(&e)), (2, vec![]), "{sums}: the dialler's need no translation");
+        e.remove().unwrap();
+    }
+}
+
+#[test]
+fn packets_that_are_too_big_for_the_tier_get_smaller() {
+    for sums in ["noudpcsum", "udpcsum"] {
+        let (road, pins) = (road(sums), tempfile::tempdir().unwrap());
+        let e = Edge::attach(&road.options(pins.path(), 1400)).unwrap();
+        fill(&e);
+        for (from, to) in [("10.1.1.2:0", "10.9.0.1:9"), ("[fd01:1::2]:0", "[fd09::1]:9")] {
+            let socket = road.pod.within(|| UdpSocket::bind(from).unwrap());
+            let to: SocketAddr = to.parse().unwrap();
+            socket.connect(to).unwrap();
+            socket.send(&[0; 1402]).unwrap();
+            let route = || {
+                let o = Command::new("ip").args(["-n", road.pod.name(), "route", "get", &to.ip().to_string()]).output().unwrap();
+                String::from_utf8(o.stdout).unwrap()
+            };
+            let learned = (0..100).any(|_| {
+                std::thread::sleep(Duration::from_millis(20));
+                route().contains("mtu 1400")
+            });
+            assert!(learned, "{sums}: {to}: {}; {:?}", route(), e.counts());
+        }
+        assert_eq!(drops(&e), [("too_big", 2)], "{sums}");
+        e.remove().unwrap();
+    }
+}
+
+#[test]
+fn a_session_whose_segments_have_become_too_big_goes_on() {
+    let (road, pins) = (road("udpcsum"), tempfile::tempdir().unwrap());
+    let options = road.options(pins.path(), 1450);
+    let e = Edge::attach(&options).unwrap();
+    fill(&e);
+    let sessions: Vec<_> = SERVED.iter().map(|(listen, dial)| (dial, connect(&road.pod, &road.replica.listen(listen), dial))).collect();
+    sessions.iter().for_each(|(what, pair)| exchange(pair, 4, what));
+    let e = Edge::attach(&Options { settings: Settings { mtu: 1380, ..options.settings }, ..options }).unwrap();
+    sessions.iter().for_each(|(what, pair)| exchange(pair, 8, &format!("smaller: {what}")));
+    assert!(count(&e, "too_big") >= 2, "GSO packets are dropped, single segments are answered");
+    e.remove().unwrap();
+}
+
+#[test]
+fn errors_say_where() {
+    let nowhere = Options {
+        netns: Some("/run/netns/canal-offload-none".into()),
+        device: "eth0".into(),
+        pin_dir: None,
+        settings: Settings { address: EDGE, tunnels: 1, aggregate: false, tunnel_port: 1, mtu: 1500 },
+    };
+    let e = Edge::attach(&nowhere).unwrap_err().to_string();
+    assert!(e.contains("/run/netns/canal-offload-none"), "{e}");
+    let ns = Netns::bare();
+    let e = Edge::attach(&Options { netns: Some(ns.path()), device: "eth7".into(), ..nowhere }).unwrap_err().to_string();
+    assert!(e.contains("eth7") && e.contains(ns.name()), "{e}");
+    edge::remove(Some(&ns.path()), "lo", None).unwrap();
+}

@@ -1,0 +1,69 @@
+//! The cloud tier's compiled objects: their layouts are Rust's, and the verifier's work stays within `budgets.txt`.
+
+use std::collections::BTreeMap;
+
+use canal_abi::tier::LAYOUTS;
+use canal_offload::edge::{self, Edge, Settings};
+use libbpf_rs::btf::types::{MemberAttr, Struct};
+use libbpf_rs::btf::{Btf, BtfKind, BtfType, HasSize};
+
+/// Every struct of the header that the object has is laid out as in Rust, and none is missing from Rust's list.
+fn check_layouts(object: &str, bytes: &[u8]) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), bytes).unwrap();
+    let btf = Btf::from_path(file.path()).unwrap();
+    let names: Vec<String> = (1..btf.len() as u32)
+        .filter_map(|id| btf.type_by_id::<BtfType<'_>>(id.into()))
+        .filter(|t| t.kind() == BtfKind::Struct)
+        .filter_map(|t| Some(t.name()?.to_str()?.to_string()))
+        .filter(|n| n.starts_with("canal_"))
+        .collect();
+    assert!(!names.is_empty(), "{object} has no struct of the header");
+    for name in names {
+        let s: Struct<'_> = btf.type_by_name(&name).unwrap();
+        let in_c: Vec<(String, usize)> = s
+            .iter()
+            .map(|m| {
+                let MemberAttr::Normal { offset } = m.attr else { panic!("{name} has a bit field") };
+                (m.name.unwrap().to_str().unwrap().to_string(), offset as usize / 8)
+            })
+            .collect();
+        let (_, size, fields) =
+            LAYOUTS.iter().find(|(n, ..)| *n == name).unwrap_or_else(|| panic!("{object}: struct {name} is not in canal-abi's list"));
+        let in_rust: Vec<(String, usize)> = fields.iter().map(|(f, o)| ((*f).to_string(), *o)).collect();
+        assert_eq!((s.size(), in_c), (*size, in_rust), "{object}: {name}");
+    }
+}
+
+#[test]
+fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
+    check_layouts("edge", edge::object_bytes());
+}
+
+fn measured() -> Vec<(&'static str, u32)> {
+    let settings = Settings { address: [250, 1, 0, 1].into(), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
+    vec![("canal_edge", Edge::load(&settings, None).unwrap().verified_insns().unwrap())]
+}
+
+/// `budgets.txt` holds `program instructions`, recorded on the reference kernel. A program may get cheaper; ten per cent dearer is a
+/// change to look at. Record anew with BLESS=1.
+#[test]
+fn the_verifiers_work_stays_within_budget() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/budgets.txt");
+    let mut budgets: BTreeMap<String, u32> = std::fs::read_to_string(path)
+        .unwrap_or_default()
+        .lines()
+        .map(|l| l.split_once(' ').unwrap())
+        .map(|(n, i)| (n.to_string(), i.parse().unwrap()))
+        .collect();
+    let measured = measured();
+    if std::env::var_os("BLESS").is_some() {
+        budgets.extend(measured.iter().map(|(n, i)| ((*n).to_string(), *i)));
+        std::fs::write(path, budgets.iter().map(|(n, i)| format!("{n} {i}\n")).collect::<String>()).unwrap();
+    }
+    for (name, now) in measured {
+        let budget = budgets.get(name).unwrap_or_else(|| panic!("{name} has no budget: BLESS=1"));
+        let most = budget + budget / 10;
+        assert!(now > 0 && now <= most, "{name}: {now} instructions, budget {most}");
+    }
+}
