@@ -63,9 +63,9 @@ fn has_rule(rules: &str, preference: u32) -> bool {
     rules.lines().any(|l| l.starts_with(&format!("{preference}:")))
 }
 
-/// The commands that make what is wanted of what is there, one a line for `ip -batch`. Those that are there already and cannot be said
-/// twice are left out.
-fn decide_batch(found: &Found, t: &Tunnel) -> Vec<String> {
+/// The commands that make what is wanted of what is there, for `ip -4 -batch` and `ip -6 -batch`. Those that are there already and cannot
+/// be said twice are left out.
+fn decide_batch(found: &Found, t: &Tunnel) -> [Vec<String>; 2] {
     let dev = TUNNEL_DEVICE;
     let mut b = Vec::new();
     if found.link.as_deref().is_some_and(|l| !fits(l, t)) {
@@ -79,30 +79,31 @@ fn decide_batch(found: &Found, t: &Tunnel) -> Vec<String> {
         }
     }
     b.push(format!("link set {dev} mtu {} up", t.mtu));
-    b.push(format!("-4 route replace local {SERVICE4} dev lo"));
-    b.push(format!("-4 neigh replace {NEXT4} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
-    b.push(format!("-4 route replace default via {NEXT4} dev {dev} onlink table {TABLE}"));
+    b.push(format!("route replace local {SERVICE4} dev lo"));
+    b.push(format!("neigh replace {NEXT4} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
+    b.push(format!("route replace default via {NEXT4} dev {dev} onlink table {TABLE}"));
     if !has_rule(&found.rules4, RULE_SERVICE) {
-        b.push(format!("-4 rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"));
+        b.push(format!("rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"));
     }
     if !has_rule(&found.rules4, RULE_MARK) {
-        b.push(format!("-4 rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
+        b.push(format!("rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
     }
+    let v4 = std::mem::take(&mut b);
     if !found.has_ipv6 {
-        return b;
+        return [v4, b];
     }
     let own = Ipv6Addr::from_bits(u128::from(TIER_NET6) << 64 | u128::from(t.address.to_bits()));
-    b.push(format!("-6 addr replace {own}/128 dev {dev} nodad"));
-    b.push(format!("-6 route replace local {SERVICE6} dev lo"));
-    b.push(format!("-6 neigh replace {NEXT6} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
-    b.push(format!("-6 route replace default via {NEXT6} dev {dev} table {TABLE}"));
+    b.push(format!("addr replace {own}/128 dev {dev} nodad"));
+    b.push(format!("route replace local {SERVICE6} dev lo"));
+    b.push(format!("neigh replace {NEXT6} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
+    b.push(format!("route replace default via {NEXT6} dev {dev} table {TABLE}"));
     if !has_rule(&found.rules6, RULE_SERVICE) {
-        b.push(format!("-6 rule add pref {RULE_SERVICE} from {SERVICE6} lookup {TABLE}"));
+        b.push(format!("rule add pref {RULE_SERVICE} from {SERVICE6} lookup {TABLE}"));
     }
     if !has_rule(&found.rules6, RULE_MARK) {
-        b.push(format!("-6 rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
+        b.push(format!("rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
     }
-    b
+    [v4, b]
 }
 
 /// Settings of the namespace and of the device, under /proc/sys/net.
@@ -153,11 +154,14 @@ fn find() -> Result<Found, OffloadError> {
     })
 }
 
-fn batch(lines: &[String]) -> Result<(), OffloadError> {
-    match ip(&["-batch", "-"], Some(&(lines.join("\n") + "\n")))? {
-        (true, ..) => Ok(()),
-        (false, _, said) => Err(failed("ip -batch", said)),
+fn batch(batches: &[Vec<String>; 2]) -> Result<(), OffloadError> {
+    for (family, lines) in ["-4", "-6"].into_iter().zip(batches).filter(|(_, lines)| !lines.is_empty()) {
+        let (done, _, said) = ip(&[family, "-batch", "-"], Some(&(lines.join("\n") + "\n")))?;
+        if !done {
+            return Err(failed(&format!("ip {family} -batch ({})", lines.join("; ")), said));
+        }
     }
+    Ok(())
 }
 
 /// Makes the device and all that leads to it, in this thread's network namespace. What is there and right stays.
@@ -178,12 +182,10 @@ pub(crate) fn make(t: &Tunnel) -> Result<(), OffloadError> {
 /// Takes it all away again; sysctls stay.
 pub(crate) fn remove() -> Result<(), OffloadError> {
     let found = find()?;
-    let mut b = Vec::new();
-    for (family, rules) in [("-4", &found.rules4), ("-6", &found.rules6)] {
-        b.extend([RULE_SERVICE, RULE_MARK].into_iter().filter(|p| has_rule(rules, *p)).map(|p| format!("{family} rule del pref {p}")));
-    }
+    let mut b: [Vec<String>; 2] = [&found.rules4, &found.rules6]
+        .map(|rules| [RULE_SERVICE, RULE_MARK].into_iter().filter(|p| has_rule(rules, *p)).map(|p| format!("rule del pref {p}")).collect());
     if found.link.is_some() {
-        b.push(format!("link del {TUNNEL_DEVICE}"));
+        b[0].push(format!("link del {TUNNEL_DEVICE}"));
     }
     batch(&b)?;
     // A route that is not there is fine, and `ip` has no way to say so beforehand in one word.
@@ -216,7 +218,7 @@ mod tests {
             ("other source ports", found(Some(other), rules, true), true, true, 0, true),
             ("no IPv6", found(None, "", false), true, false, 2, false),
         ] {
-            let b = decide_batch(&found, &WANTED);
+            let b = decide_batch(&found, &WANTED).concat();
             let has = |what: &str| b.iter().any(|l| l.contains(what));
             let counted = b.iter().filter(|l| l.contains("rule add")).count();
             assert_eq!((has("link add"), has("link del"), counted, has("fdca")), (adds, dels, rules, v6), "{case}: {b:#?}");

@@ -1,0 +1,408 @@
+//! Redirector, tunnel and doors on replicas in namespaces, with real connections through a stand-in for the edge: where sessions begin, and
+//! that they go on where they began while tables change and gateways die.
+
+mod lab;
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::time::Duration;
+
+use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
+use canal_offload::doors::{Door, Doors};
+use canal_offload::redirector::{Options, Redirector};
+use lab::{Client, Netns, case, pause, say};
+use socket2::{Domain, Protocol, Socket, Type};
+
+const TENANT: u32 = 0x70;
+const OTHER: u32 = 0x71;
+const SERVICE: u32 = 7;
+const V4: &str = "240.0.0.7:80";
+const V6: &str = "[fdca:a1:0:240::7]:80";
+const WAIT: Duration = Duration::from_secs(5);
+
+fn underlay(n: u8) -> Ipv4Addr {
+    Ipv4Addr::new(250, 1, 0, 1 + n)
+}
+
+fn options(netns: Option<&Netns>, n: u8, pin_dir: Option<&std::path::Path>) -> Options {
+    Options {
+        netns: netns.map(Netns::path),
+        device: "eth0".into(),
+        pin_dir: pin_dir.map(Into::into),
+        address: underlay(n),
+        number: n.into(),
+        edge: underlay(0),
+        mtu: 1400,
+        tunnel_port: 40_000,
+        tunnels: 4,
+    }
+}
+
+/// Tells a redirector the chain of every bucket, and of replica `n` out of three that it is down if `down` names it.
+fn fill(r: &Redirector, chain: &[u16], down: u8) {
+    let mut whole = [0; CHAIN];
+    whole[..chain.len()].copy_from_slice(chain);
+    r.hosts().put(&address_be(underlay(0)), &0).unwrap();
+    for n in 1..=3u8 {
+        r.hosts().put(&address_be(underlay(n)), &n.into()).unwrap();
+        r.replicas().put(&n.into(), &Replica::new(underlay(n), n != down)).unwrap();
+    }
+    r.tables().put(&SERVICE, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
+}
+
+/// Answers every line with its own name, on any connection.
+fn serve(listener: TcpListener, name: u8) {
+    std::thread::spawn(move || {
+        while let Ok((s, _)) = listener.accept() {
+            std::thread::spawn(move || {
+                let mut out = s.try_clone().unwrap();
+                for line in BufReader::new(s).lines().map_while(Result::ok) {
+                    let _ = out.write_all(format!("{name}: {line}\n").as_bytes());
+                }
+            });
+        }
+    });
+}
+
+struct Member {
+    netns: Netns,
+    redirector: Redirector,
+    doors: Doors,
+}
+
+/// The stand-in for the edge, which is the router too and has the clients: whatever it sends into the tier goes to the replica that [`Tier::steer`]
+/// names, with hop 0.
+struct Tier {
+    edge: Netns,
+    members: Vec<Member>,
+}
+
+fn bridge(netns: &Netns, args: &str) {
+    let all: Vec<&str> = ["-n", netns.name()].into_iter().chain(args.split(' ')).collect();
+    let o = Command::new("bridge").args(&all).output().unwrap();
+    assert!(o.status.success(), "bridge {all:?}: {}", String::from_utf8_lossy(&o.stderr));
+}
+
+fn sysctl(netns: &Netns, name: &str, value: &str) {
+    netns.within(|| std::fs::write(format!("/proc/sys/net/{name}"), value)).unwrap();
+}
+
+fn make_edge() -> Netns {
+    let edge = Netns::bare();
+    sysctl(&edge, "ipv4/ip_forward", "1");
+    edge.ip("addr add 250.1.0.1/32 dev lo");
+    for (dev, vni, v4, v6) in
+        [("vxtier", 0xca0a1, "10.1.1.2", "fd01::2"), ("vxone", TENANT, "10.1.2.2", "fd02::2"), ("vxtwo", OTHER, "10.1.3.2", "fd03::2")]
+    {
+        edge.ip(&format!("link add {dev} address 02:ca:0a:01:00:02 mtu 1400 type vxlan id {vni} dstport 4789 local 250.1.0.1 nolearning"));
+        edge.ip(&format!("link set {dev} up"));
+        edge.ip(&format!("addr add {v4}/32 dev {dev}"));
+        edge.ip(&format!("-6 addr add {v6}/128 dev {dev} nodad"));
+    }
+    edge.ip("route add 240.0.0.0/8 dev vxtier src 10.1.1.2");
+    edge.ip("-6 route add fdca:a1:0:240::/96 dev vxtier src fd01::2");
+    edge.ip("neigh add 240.0.0.7 lladdr 02:ca:0a:01:00:01 dev vxtier nud permanent");
+    edge.ip("-6 neigh add fdca:a1:0:240::7 lladdr 02:ca:0a:01:00:01 dev vxtier nud permanent");
+    edge
+}
+
+/// A namespace that is linked to the edge, without programs.
+fn make_replica(edge: &Netns, n: u8) -> Netns {
+    let netns = Netns::bare();
+    edge.ip(&format!("link add e{n} type veth peer name eth0 netns {}", netns.name()));
+    edge.ip(&format!("link set e{n} up"));
+    edge.ip(&format!("route add {}/32 dev e{n} src 250.1.0.1", underlay(n)));
+    netns.ip("link set eth0 up");
+    netns.ip(&format!("addr add {}/32 dev eth0", underlay(n)));
+    netns.ip("route add 250.1.0.1/32 dev eth0");
+    netns.ip("route add default via 250.1.0.1");
+    netns
+}
+
+impl Tier {
+    fn new(count: u8, chain: &[u16]) -> Self {
+        let edge = make_edge();
+        let members = (1..=count)
+            .map(|n| {
+                let netns = make_replica(&edge, n);
+                let redirector = Redirector::attach(&options(Some(&netns), n, None)).unwrap();
+                let doors = Doors::attach(Some(&netns.path()), None).unwrap();
+                let listener = netns.listen("[::]:20000");
+                doors.set(Door::Plain, &listener).unwrap();
+                serve(listener, n);
+                fill(&redirector, chain, 0);
+                Member { netns, redirector, doors }
+            })
+            .collect();
+        let tier = Self { edge, members };
+        tier.steer(1);
+        tier
+    }
+
+    fn steer(&self, n: u8) {
+        bridge(&self.edge, &format!("fdb replace 02:ca:0a:01:00:01 dev vxtier dst {} self permanent", underlay(n)));
+    }
+
+    fn fill(&self, chain: &[u16]) {
+        for m in &self.members {
+            fill(&m.redirector, chain, 0);
+        }
+    }
+
+    fn dial(&self, to: &str) -> std::io::Result<TcpStream> {
+        dial(&self.edge, to)
+    }
+
+    fn count(&self, n: usize, name: &str) -> u64 {
+        counts(&self.members[n - 1].redirector)[name]
+    }
+}
+
+fn dial(edge: &Netns, to: &str) -> std::io::Result<TcpStream> {
+    let to: SocketAddr = to.parse().unwrap();
+    let s = edge.within(|| TcpStream::connect_timeout(&to, WAIT))?;
+    s.set_read_timeout(Some(WAIT)).unwrap();
+    Ok(s)
+}
+
+fn counts(r: &Redirector) -> HashMap<&'static str, u64> {
+    r.counts().unwrap().into_iter().collect()
+}
+
+/// Who answers on this connection.
+fn ask(s: &mut TcpStream) -> String {
+    s.write_all(b"who\n").unwrap();
+    let mut answer = [0; 7];
+    s.read_exact(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_session_begins_at_the_head_and_stays_where_it_began() {
+    let t = Tier::new(3, &[1, 2, 3]);
+    for to in [V4, V6] {
+        t.fill(&[1, 2, 3]);
+        t.steer(2);
+        let mut first = t.dial(to).unwrap();
+        assert_eq!(ask(&mut first), "1: who\n", "{to}: dialled at 2, which is not the head");
+        t.steer(1);
+        assert_eq!(ask(&mut first), "1: who\n", "{to}: at its owner");
+        t.fill(&[2, 1]);
+        t.steer(2);
+        assert_eq!(ask(&mut first), "1: who\n", "{to}: an old session when the head is another");
+        let mut second = t.dial(to).unwrap();
+        assert_eq!(ask(&mut second), "2: who\n", "{to}: a new one");
+        t.fill(&[3, 2, 1]);
+        t.steer(3);
+        let mut third = t.dial(to).unwrap();
+        for (s, who) in [(&mut first, "1: who\n"), (&mut second, "2: who\n"), (&mut third, "3: who\n")] {
+            assert_eq!(ask(s), who, "{to}: along the chain");
+        }
+    }
+    assert_eq!((t.count(2, "forwarded_new"), t.count(1, "new"), t.count(2, "new"), t.count(3, "new")), (2, 2, 2, 2));
+    assert!(t.count(2, "forwarded") > 0 && t.count(3, "forwarded") > 0 && t.count(1, "owned") > 0);
+    for n in 1..=3 {
+        assert_eq!((t.count(n, "unowned"), t.count(n, "drop_stranger")), (0, 0), "{n}");
+    }
+}
+
+#[test]
+fn bulk_goes_through_the_chain_whole() {
+    let t = Tier::new(2, &[1, 2]);
+    let mut s = t.dial(V4).unwrap();
+    assert_eq!(ask(&mut s), "1: who\n");
+    t.fill(&[2, 1]);
+    t.steer(2);
+    let line: Vec<u8> = (0..200_000u32).map(|i| b'a' + (i % 26) as u8).chain([b'\n']).collect();
+    let mut writer = s.try_clone().unwrap();
+    let sent = line.clone();
+    let w = std::thread::spawn(move || (0..20).for_each(|_| writer.write_all(&sent).unwrap()));
+    let mut r = BufReader::new(s);
+    for _ in 0..20 {
+        let mut got = Vec::new();
+        r.read_until(b'\n', &mut got).unwrap();
+        assert!(got == [b"1: ".as_slice(), &line].concat(), "bytes are lost or changed");
+    }
+    w.join().unwrap();
+}
+
+#[test]
+fn syn_cookies_are_owned_by_who_gave_them() {
+    let t = Tier::new(2, &[1, 2]);
+    for m in &t.members {
+        sysctl(&m.netns, "ipv4/tcp_syncookies", "2");
+    }
+    for (to, steered) in [(V4, 1), (V4, 2), (V6, 1), (V6, 2)] {
+        t.steer(steered);
+        let before = t.count(1, "cookie");
+        let mut s = t.dial(to).unwrap();
+        assert_eq!(ask(&mut s), "1: who\n", "{to} at {steered}");
+        assert!(t.count(1, "cookie") > before, "{to} at {steered}");
+    }
+    assert_eq!(t.count(2, "cookie"), 0, "whose cookie it is not");
+}
+
+#[test]
+fn a_gateway_that_is_gone_leaves_its_redirector_and_nobody_waits() {
+    let t = Tier::new(1, &[1, 2]);
+    let second = make_replica(&t.edge, 2);
+    let pins = tempfile::tempdir().unwrap();
+    let dir = pins.path().join("bpf");
+    let mut gateway = Client::start(&second, None, "gateway", &[dir.to_str().unwrap()]);
+    assert_eq!(gateway.line(), "attached: new");
+    t.fill(&[2, 1]);
+    t.steer(2);
+    let mut s = t.dial(V4).unwrap();
+    assert_eq!(ask(&mut s), "2: who\n");
+    gateway.kill();
+    let mut after = t.dial(V4).unwrap_or_else(|e| panic!("{e}: {:?}", counts(&t.members[0].redirector)));
+    assert_eq!(ask(&mut after), "1: who\n", "nobody was told, and yet the SYN went on");
+    assert_eq!(ask(&mut after), "1: who\n");
+    // The next process finds the tables and takes over without a gap.
+    let mut gateway = Client::start(&second, None, "gateway", &[dir.to_str().unwrap(), "no tables"]);
+    let line = gateway.line();
+    assert!(line.starts_with("attached: adopted"), "{line}");
+    let mut s = t.dial(V6).unwrap();
+    assert_eq!(ask(&mut s), "2: who\n");
+    assert_eq!(ask(&mut after), "1: who\n", "a session of the time between");
+    gateway.go_on();
+    assert_eq!(gateway.line(), "removed");
+    let links = second.within(|| Command::new("sh").args(["-c", "ip link; ip rule; ip route show table all"]).output().unwrap().stdout);
+    let left = String::from_utf8_lossy(&links).into_owned();
+    assert!(!left.contains("tier0") && !left.contains("240"), "{left}");
+}
+
+/// The child of the test above: a gateway's process with everything it keeps in the kernel.
+fn gateway(dir: &str, with_tables: bool) {
+    let dir = std::path::Path::new(dir);
+    let redirector = Redirector::attach(&options(None, if with_tables { 2 } else { 0 }, Some(dir))).unwrap();
+    let doors = Doors::attach(None, Some(dir)).unwrap();
+    if with_tables {
+        fill(&redirector, &[2, 1], 0);
+    }
+    let listener = TcpListener::bind("[::]:20000").unwrap();
+    doors.set(Door::Plain, &listener).unwrap();
+    serve(listener, 2);
+    assert_eq!((redirector.number().unwrap(), redirector.is_attached()), (2, true));
+    assert_eq!(redirector.is_adopted(), doors.is_adopted());
+    say(if redirector.is_adopted() { "attached: adopted" } else { "attached: new" });
+    pause();
+    doors.remove().unwrap();
+    redirector.remove().unwrap();
+    say("removed");
+}
+
+#[test]
+fn the_client() {
+    let Some(case) = case() else { return };
+    let case: Vec<&str> = case.iter().map(String::as_str).collect();
+    match case[..] {
+        ["gateway", dir] => gateway(dir, true),
+        ["gateway", dir, "no tables"] => gateway(dir, false),
+        _ => panic!("{case:?}"),
+    }
+}
+
+/// Dials `to` as the gateway does for the tenant `vni`.
+fn dial_for(replica: &Member, vni: u32, to: &str, from: IpAddr) -> std::io::Result<TcpStream> {
+    let to: SocketAddr = to.parse().unwrap();
+    replica.netns.within(|| {
+        let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
+        s.set_mark(vni)?;
+        s.bind(&SocketAddr::new(from, 0).into())?;
+        s.connect_timeout(&to.into(), Duration::from_millis(1500))?;
+        Ok(s.into())
+    })
+}
+
+#[test]
+fn the_gateway_dials_tenants_by_mark_and_hears_only_them() {
+    let t = Tier::new(1, &[1]);
+    let r = &t.members[0];
+    for dev in ["vxone", "vxtwo"] {
+        t.edge.ip(&format!("route add 250.1.0.2/32 dev {dev} table {}", if dev == "vxone" { 112 } else { 113 }));
+        t.edge.ip(&format!("-6 route add fdca:a1:0:250::fa01:2/128 dev {dev} table {}", if dev == "vxone" { 112 } else { 113 }));
+        t.edge.ip(&format!("neigh add 250.1.0.2 lladdr 02:ca:0a:01:00:01 dev {dev} nud permanent"));
+        t.edge.ip(&format!("-6 neigh add fdca:a1:0:250::fa01:2 lladdr 02:ca:0a:01:00:01 dev {dev} nud permanent"));
+        bridge(&t.edge, &format!("fdb add 02:ca:0a:01:00:01 dev {dev} dst 250.1.0.2 self permanent"));
+    }
+    for (net4, net6, table) in [("10.1.2.2", "fd02::2", 112), ("10.1.3.2", "fd03::2", 113)] {
+        t.edge.ip(&format!("rule add from {net4} lookup {table}"));
+        t.edge.ip(&format!("-6 rule add from {net6} lookup {table}"));
+    }
+    serve(t.edge.listen("[::]:8080"), 9);
+    let own4: IpAddr = "250.1.0.2".parse().unwrap();
+    let own6: IpAddr = "fdca:a1:0:250::fa01:2".parse().unwrap();
+    for (vni, to, from) in
+        [(TENANT, "10.1.2.2:8080", own4), (OTHER, "10.1.3.2:8080", own4), (TENANT, "[fd02::2]:8080", own6), (OTHER, "[fd03::2]:8080", own6)]
+    {
+        let mut s = dial_for(r, vni, to, from).unwrap_or_else(|e| panic!("{to}: {e}"));
+        s.set_read_timeout(Some(WAIT)).unwrap();
+        assert_eq!(ask(&mut s), "9: who\n", "{to}");
+    }
+    assert!(t.count(1, "answer") > 0);
+    assert_eq!(t.count(1, "drop_crossed"), 0);
+    // The tenant's endpoint answers by another tenant's VNI: nothing of that is heard.
+    t.edge.ip("rule del from 10.1.2.2 lookup 112");
+    t.edge.ip("rule add from 10.1.2.2 lookup 113");
+    let e = dial_for(r, TENANT, "10.1.2.2:8080", own4).unwrap_err();
+    assert_eq!(e.kind(), std::io::ErrorKind::TimedOut);
+    assert!(t.count(1, "drop_crossed") > 0);
+    // Nobody in a tenant can dial a replica, not even what listens there.
+    let _admin = r.netns.listen("0.0.0.0:15021");
+    t.edge.ip("rule del from 10.1.2.2 lookup 113");
+    t.edge.ip("rule add from 10.1.2.2 lookup 112");
+    let crossed = t.count(1, "drop_crossed");
+    let dialled = t.edge.within(|| {
+        let s = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        s.bind(&"10.1.2.2:0".parse::<SocketAddr>().unwrap().into()).unwrap();
+        s.connect_timeout(&"250.1.0.2:15021".parse::<SocketAddr>().unwrap().into(), Duration::from_millis(500))
+    });
+    assert!(dialled.is_err() && t.count(1, "drop_crossed") > crossed);
+    let tunnel: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
+    assert!(tunnel["dialled"] > 0, "{tunnel:?}");
+}
+
+#[test]
+fn the_doors_are_three_and_shut_by_themselves() {
+    let t = Tier::new(1, &[1]);
+    let r = &t.members[0];
+    let dns = r.netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
+    let hbone = r.netns.listen("[::]:20008");
+    r.doors.set(Door::Dns, &dns).unwrap();
+    r.doors.set(Door::Hbone, &hbone).unwrap();
+    serve(hbone, 8);
+    // Answers as a server does that sets the source of each packet to what was asked (IP_PKTINFO).
+    let answers = r.netns.within(|| ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"].map(|at| UdpSocket::bind(at).unwrap()));
+    std::thread::spawn(move || {
+        let mut b = [0; 64];
+        while let Ok((n, from)) = dns.recv_from(&mut b) {
+            let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+            let _ = answers[usize::from(from.is_ipv6())].send_to(&b[..n], from);
+        }
+    });
+    for (to, who) in
+        [("240.0.0.7:15008", "8: who\n"), ("[fdca:a1:0:240::7]:15008", "8: who\n"), ("240.0.0.7:53", "1: who\n"), (V6, "1: who\n")]
+    {
+        assert_eq!(ask(&mut t.dial(to).unwrap()), who, "{to}");
+    }
+    for to in ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"] {
+        let s = t.edge.within(|| UdpSocket::bind(if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" }).unwrap());
+        s.set_read_timeout(Some(WAIT)).unwrap();
+        s.send_to(b"question", to).unwrap();
+        let mut b = [0; 64];
+        let (n, from) = s.recv_from(&mut b).unwrap_or_else(|e| panic!("{to}: {e}"));
+        assert_eq!((&b[..n], from), (&b"question"[..], to.parse().unwrap()));
+    }
+    assert!([Door::Hbone, Door::Plain, Door::Dns].into_iter().all(|d| r.doors.is_open(d)));
+    r.doors.shut(Door::Hbone).unwrap();
+    r.doors.shut(Door::Hbone).unwrap();
+    let _own = r.netns.listen("[::]:15008");
+    let e = t.dial("240.0.0.7:15008").unwrap_err();
+    assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused, "the kernel resets, and another's listener is not asked");
+    assert_eq!((t.count(1, "unowned"), r.doors.is_open(Door::Hbone)), (1, false));
+    let counted: HashMap<_, _> = r.doors.counts().unwrap().into_iter().collect();
+    assert!(counted.values().all(|c| *c > 0), "{counted:?}");
+}
