@@ -12,6 +12,8 @@ pub const CONDITIONS_PER_MATCH_MAX: usize = 64;
 pub const BACKENDS_PER_RULE_MAX: usize = 256;
 /// Hosts of one route object (Gateway API allows 16).
 pub const HOSTS_PER_ROUTE_MAX: usize = 256;
+/// Ranges of a tenant's gateway addresses.
+pub const GATEWAY_RANGES_MAX: usize = 16;
 /// Nodes of one tenant that the edges know (Kubernetes' own limit is 5,000).
 pub const NODES_PER_TENANT_MAX: usize = 8192;
 /// Pod ranges of one node (Kubernetes has two, one of each family).

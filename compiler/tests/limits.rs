@@ -234,6 +234,27 @@ fn ranges(resource: &Resource) -> Option<usize> {
 }
 
 #[test]
+fn ranges_of_gateway_addresses() {
+    let tenant = |count: usize| {
+        let nets: Vec<String> = (0..count).map(|number| format!("10.101.{number}.0/24")).collect();
+        let base = BASE.replace("podCidrs: [10.1.0.0/16]", &format!("podCidrs: [10.1.0.0/16], gatewayCidrs: [{}]", nets.join(", ")));
+        compiled(canal_sources::parse("limits.yaml", base.trim_end_matches("---\n")))
+    };
+    let ranges = |output: &Output| {
+        let mut tenants = output.resources.iter().filter_map(|resource| match resource {
+            Resource::Tenant(tenant) => Some(tenant.gateway_cidrs.len()),
+            _ => None,
+        });
+        tenants.next().unwrap()
+    };
+    let fine = tenant(GATEWAY_RANGES_MAX);
+    assert_eq!((ranges(&fine), fine.diagnostics.as_slice()), (GATEWAY_RANGES_MAX, &[][..]));
+    let beyond = tenant(GATEWAY_RANGES_MAX + 1);
+    assert_eq!(ranges(&beyond), GATEWAY_RANGES_MAX);
+    assert!(beyond.diagnostics[0].problem.contains("ranges, more than"), "{:?}", beyond.diagnostics);
+}
+
+#[test]
 fn nodes_of_a_tenant_and_their_ranges() {
     let many = |count: usize| on_tier(count, |number| node(number, &format!("'fd00:1::{:x}:0/112'", number + 1)), ranges);
     let (nodes, problems) = many(NODES_PER_TENANT_MAX);

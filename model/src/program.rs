@@ -119,7 +119,7 @@ pub struct Tenant {
     pub trust_domain: TrustDomain,
     /// Addresses of the tenant's pods. A captured connection to one of them goes to a gateway even without a service.
     pub pod_cidrs: Vec<IpNet>,
-    /// Where the tenant's services have their gateway addresses, at most one range of each family. Not empty: it is on the cloud tier.
+    /// Where the tenant's services have their gateway addresses. Not empty: it is on the cloud tier.
     pub gateway_cidrs: Vec<IpNet>,
     /// What happens to a captured connection whose destination is neither a service nor a pod.
     pub outside: OutsideMesh,

@@ -3,11 +3,12 @@
 use canal_model::ids::TenantName;
 use canal_model::policy::mesh;
 use canal_model::program::Tenant;
-use canal_model::tier::{TIER_VNI, has_room, overlap, room};
+use canal_model::tier::{TIER_VNI, has_room, overlap};
 use ipnet::IpNet;
 
 use super::addresses::reserved_range;
 use super::corpus::Said;
+use crate::limits::GATEWAY_RANGES_MAX;
 use crate::report::Report;
 
 pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report: &mut Report) -> Option<Tenant> {
@@ -52,28 +53,28 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
     })
 }
 
-/// The ranges of gateway addresses: at most one of each family, apart from all others, and large enough for all AZs.
+/// The ranges of gateway addresses: apart from all others, and each large enough for all AZs.
 fn gateway_ranges(tenant: &Said<'_, mesh::Tenant>, pods: &[IpNet], services: &[IpNet], report: &mut Report) -> Vec<IpNet> {
+    let written = &tenant.object.spec.gateway_cidrs;
+    if written.len() > GATEWAY_RANGES_MAX {
+        let problem = format!("the tenant has {} ranges, more than {GATEWAY_RANGES_MAX}; the rest is left out", written.len());
+        report.error(tenant.document, format!("spec.gatewayCidrs[{GATEWAY_RANGES_MAX}]"), problem, "write fewer and larger ranges");
+    }
     let mut good: Vec<IpNet> = Vec::new();
-    for (at, written) in tenant.object.spec.gateway_cidrs.iter().enumerate() {
-        let net = written.trunc();
+    for (at, net) in written.iter().map(IpNet::trunc).enumerate().take(GATEWAY_RANGES_MAX) {
+        let overlapped = |ranges: &[IpNet]| ranges.iter().find(|other| overlap(other, &net)).copied();
+        let apart = "choose ranges that do not overlap";
         let (problem, mend) = if let Some(reason) = reserved_range(&net) {
             (format!("{net} {reason}"), "choose a private range such as 10.101.0.0/16")
-        } else if let Some(pods) = pods.iter().find(|pods| overlap(pods, &net)) {
-            (format!("{net} overlaps the pods' range {pods}"), "choose ranges that do not overlap")
-        } else if let Some(services) = services.iter().find(|services| overlap(services, &net)) {
-            (format!("{net} overlaps the services' range {services}"), "choose ranges that do not overlap")
+        } else if let Some(pods) = overlapped(pods) {
+            (format!("{net} overlaps the pods' range {pods}"), apart)
+        } else if let Some(services) = overlapped(services) {
+            (format!("{net} overlaps the services' range {services}"), apart)
+        } else if let Some(other) = overlapped(&good) {
+            (format!("{net} overlaps {other}"), apart)
         } else if !has_room(&net) {
             let mend = if net.addr().is_ipv4() { "write a prefix length up to 27" } else { "write a prefix length up to 123" };
-            (
-                format!(
-                    "{net} is too small: each AZ has an eighth of it, with room for {} of the 3 services there must be room for",
-                    room(&net)
-                ),
-                mend,
-            )
-        } else if let Some(other) = good.iter().find(|other| other.addr().is_ipv4() == net.addr().is_ipv4()) {
-            (format!("{other} is of the same family"), "write one IPv4 range and one IPv6 range")
+            (format!("{net} is too small: an eighth of it is each AZ's, and must have room for the tier's own service and one more"), mend)
         } else {
             good.push(net);
             continue;

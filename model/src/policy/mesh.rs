@@ -31,7 +31,8 @@ pub struct TenantSpec {
     /// Where the tenant's services have their addresses; empty: not checked.
     #[serde(default)]
     pub service_cidrs: Vec<IpNet>,
-    /// Where the tenant's services have their gateway addresses: at most one range of each family. With it the tenant is on the cloud tier.
+    /// Where the tenant's services have their gateway addresses. With it the tenant is on the cloud tier. Ranges of one family follow each
+    /// other in the order written, so a new one goes to the end.
     #[serde(default)]
     pub gateway_cidrs: Vec<IpNet>,
     /// The AZ in which the tenant's services live, where they do not say otherwise themselves ([`HOME_AZ_ANNOTATION`]).
