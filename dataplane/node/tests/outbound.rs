@@ -355,6 +355,32 @@ fn an_az_that_is_closed_or_dead_is_left_within_a_second() {
     assert_eq!(rig.metric("canal_node_gateway_failures_total", &["gateway=\"az1\"", "blame=\"gateway\""]), 1.0);
 }
 
+/// The AZ goes while its connection is in use: nothing answers, not even with a reset.
+#[test]
+fn an_az_that_dies_under_its_connection_is_left_within_a_second() {
+    let rig = Rig::new(&on_tier(true));
+    let (near, far) = (rig.gateway(NEAR, Does::Tell), rig.gateway(FAR, Does::Tell));
+    let dial = || {
+        let start = Instant::now();
+        assert!(rig.app("dial", &[VIP]).line().ends_with(&format!("reply={VIP}")));
+        start.elapsed()
+    };
+    dial();
+    rig.outside.ip(&format!("addr del {NEAR}/32 dev out0"));
+    let took = dial();
+    assert!(took < Duration::from_millis(1_500), "{took:?} with the start of a process and a handshake");
+    assert!(dial() < canal_node_proxy::gateways::ATTEMPT_PATIENCE, "avoided");
+    assert_eq!((near.connections.load(Relaxed), far.connections.load(Relaxed)), (1, 1));
+    // Back, on the connection that it had: TCP sends again what was lost.
+    rig.outside.ip(&format!("addr add {NEAR}/32 dev out0"));
+    std::thread::sleep(canal_node_proxy::gateways::AVOID.0);
+    while near.saw.try_recv().is_ok() {}
+    rig.until("the near one again", || {
+        dial();
+        near.saw.try_recv().is_ok()
+    });
+}
+
 /// A draining replica says GOAWAY, and the same address leads to another one: the next stream is there, and nothing is counted a failure.
 #[test]
 fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
