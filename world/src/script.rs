@@ -48,6 +48,8 @@ pub(crate) type Settings = Vec<(&'static str, &'static str)>;
 pub(crate) enum Forwarding {
     Never,
     Always,
+    /// Never; and devices that its own programs make decide for themselves which sources they take, as on any tier host.
+    Tier,
 }
 
 /// Settings before any device exists, so that every device inherits them.
@@ -61,7 +63,8 @@ pub(crate) fn settings(forwarding: Forwarding) -> Settings {
         ("net/ipv6/conf/default/dad_transmits", "0"),
         ("net/ipv6/conf/default/addr_gen_mode", "1"),
         // Strict: a source that would not be routed back the same way is forged.
-        ("net/ipv4/conf/all/rp_filter", "1"),
+        // The stricter of "all" and the device's own counts; devices begin with the default.
+        ("net/ipv4/conf/all/rp_filter", if forwarding == Forwarding::Tier { "0" } else { "1" }),
         ("net/ipv4/conf/default/rp_filter", "1"),
         ("net/ipv4/conf/all/accept_redirects", "0"),
         ("net/ipv4/conf/default/accept_redirects", "0"),
@@ -69,7 +72,7 @@ pub(crate) fn settings(forwarding: Forwarding) -> Settings {
         ("net/ipv4/conf/default/send_redirects", "0"),
     ];
     let (four, six) = match forwarding {
-        Forwarding::Never => ("0", "0"),
+        Forwarding::Never | Forwarding::Tier => ("0", "0"),
         Forwarding::Always => ("1", "1"),
     };
     settings.push(("net/ipv4/ip_forward", four));
@@ -89,6 +92,8 @@ pub(crate) fn spaces(plan: &Plan) -> Vec<(&str, Forwarding)> {
     let routers = plan.routers.iter().map(|router| (router.netns.as_str(), Forwarding::Always));
     let hosts = plan.hosts.iter().map(|host| match host.kind {
         HostKind::Node { .. } => (host.netns.as_str(), Forwarding::Always),
+        HostKind::Edge => (host.netns.as_str(), Forwarding::Tier),
+        HostKind::Gateway(_) if plan.is_tier() => (host.netns.as_str(), Forwarding::Tier),
         // Gateways above all: a packet must not get from one tenant's overlay into another's. An edge's program needs no
         // forwarding stack, and without one nothing gets past it.
         _ => (host.netns.as_str(), Forwarding::Never),

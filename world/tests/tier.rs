@@ -85,7 +85,9 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
     for host in ["edge-1", "gw-1a"] {
         let devices: Vec<String> = world.traffic(host).expect("counters").into_iter().map(|(name, _)| name).collect();
         assert_eq!(devices, ["lo", "eth0"], "{host} is built by its own programs");
-        assert_eq!(said(&world, host, &["cat", "/proc/sys/net/ipv4/ip_forward"]), Ok("0".into()));
+        for (setting, value) in [("ip_forward", "0"), ("conf/all/rp_filter", "0"), ("conf/eth0/rp_filter", "1")] {
+            assert_eq!(said(&world, host, &["cat", &format!("/proc/sys/net/ipv4/{setting}")]), Ok(value.into()), "{host}: {setting}");
+        }
         assert!(world.host(host).expect("a host").seat.overlay.is_empty());
     }
     stand_in(&world);

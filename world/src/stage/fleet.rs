@@ -78,7 +78,7 @@ impl Stage {
     fn make_gateway(&self, host: &HostPlan) -> Result<()> {
         let design = self.design();
         self.tools.run(&script::make_spaces(std::iter::once(host.netns.as_str())))?;
-        net::configure_space(&host.netns, Forwarding::Never)?;
+        net::configure_space(&host.netns, Forwarding::Tier)?;
         let router = &design.plan.routers[host.az];
         let mut lines = vec![script::host_wire(&design.plan, host)];
         lines.extend(script::router_to_host(host));

@@ -177,3 +177,28 @@ fn resolvers_ask_the_own_az_first() {
     let many: Vec<_> = (1..=7).map(|last| std::net::Ipv4Addr::new(10, 0, 0, last)).collect();
     assert_eq!(crate::services::resolver_file("shop", &many).matches("nameserver").count(), 3, "resolvers read three");
 }
+
+#[test]
+fn edges_and_gateways_are_told_where_they_are() {
+    let topology = tier();
+    let (plan, paths) = (Plan::of(&topology), crate::state::Paths::of("tier"));
+    let seats = crate::seat::Seats { topology: &topology, plan: &plan, paths: &paths, cgroup: Path::new("/cgroup"), bin_dirs: &[] };
+    let command = |host: &str| {
+        let seat = seats.host(plan.host(host).expect("a host"));
+        seat.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
+    };
+    let common = |host: &str, az: &str| {
+        format!(
+            "--az {az} --controller https://250.1.0.1:15012 --root-ca DIR/infra/root.pem --token-file DIR/tokens/{host}.token --data-dir DIR/data/{host}"
+        )
+    };
+    let programs = |host: &str| format!("--device eth0 --pin-dir DIR/data/{host}/bpffs");
+    let edge = format!("canal-edge --edge edge-2 --address 250.2.0.1 {} {}", common("edge-2", "az2"), programs("edge-2"));
+    assert_eq!(command("edge-2"), edge);
+    let gateway = format!(
+        "canal-gateway --replica gw-3a {} --workers 1 --backend b3 --underlay 250.2.0.2 {}",
+        common("gw-3a", "az2"),
+        programs("gw-3a")
+    );
+    assert_eq!(command("gw-3a"), gateway);
+}
