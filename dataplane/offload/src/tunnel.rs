@@ -116,6 +116,8 @@ const SYSCTLS: &[(&str, &str)] = &[
     // The kernel's own answers go to the tenant whose packet they answer.
     ("ipv4/fwmark_reflect", "1"),
     ("ipv6/fwmark_reflect", "1"),
+    // A local route makes IPv4 addresses bindable, IPv6 ones not: a datagram's answer could not have the source that was asked.
+    ("ipv6/ip_nonlocal_bind", "1"),
     ("ipv6/conf/tier0/accept_ra", "0"),
     ("ipv6/conf/tier0/accept_dad", "0"),
     ("ipv6/conf/tier0/router_solicitations", "0"),
