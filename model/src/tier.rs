@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_overlap_have_an_address_in_common() {
+    fn ranges_overlap_within_a_family() {
         for (a, b, both) in [
             ("10.0.0.0/8", "10.1.0.0/16", true),
             ("10.1.0.0/16", "10.1.0.0/16", true),
