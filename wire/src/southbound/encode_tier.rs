@@ -50,14 +50,7 @@ impl From<&p::BucketTable> for w::BucketTable {
             let numbers = chain.iter().map(|n| n.get()).chain(std::iter::repeat(0));
             chains.extend(numbers.take(p::CHAIN).flat_map(u16::to_be_bytes));
         }
-        Self {
-            service: key(&t.service),
-            id: t.id.get(),
-            az: t.az.to_string(),
-            vni: t.vni.get(),
-            version: t.version,
-            chains,
-        }
+        Self { service: key(&t.service), id: t.id.get(), az: t.az.to_string(), vni: t.vni.get(), version: t.version, chains }
     }
 }
 
