@@ -73,7 +73,8 @@ impl View {
                 Resource::Workload(w) if w.node == *node => {
                     t.endpoints.insert(w.uid(), w.endpoints.clone());
                 }
-                Resource::Workload(_) | Resource::Tenant(_) | _ => {}
+                // Another node's workload, the tenant itself, and what nodes are not told of.
+                _ => {}
             }
         }
         for t in tenants.values_mut() {
