@@ -3,17 +3,19 @@
 use std::sync::Arc;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
-use canal_model::ids::TenantName;
+use canal_model::ids::{IdError, ReplicaName, ServiceKey, TenantName};
 use canal_model::policy::ObjectKind;
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
 use canal_wire::api;
+use canal_store::StoreError;
 use canal_wire::api::admin_server::Admin;
 use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use crate::apply::Wish;
 use crate::catalog::{Catalog, Listed, TenantView};
+use crate::fleet::Overview;
 use crate::metrics;
 use crate::shared::Shared;
 use crate::writer::{Command, Outcome};
@@ -126,6 +128,56 @@ impl Admin for AdminService {
         self.done("status", "accepted");
         Ok(Response::new(response))
     }
+
+    async fn fleet(&self, request: Request<api::FleetRequest>) -> Result<Response<api::FleetResponse>, Status> {
+        let operator = self.operator("fleet", &request)?;
+        let overview = self.overview();
+        self.done("fleet", "accepted");
+        Ok(Response::new(overview.whole(operator.is_provider(), |tenant| operator.may_see(tenant))))
+    }
+
+    async fn drain_replica(&self, request: Request<api::ReplicaRequest>) -> Result<Response<api::ReplicaResponse>, Status> {
+        self.order("drain", request, |shared, name| shared.fleet.order_drain(&shared.store, name, true).map(|row| row.is_some())).await
+    }
+
+    async fn undrain_replica(&self, request: Request<api::ReplicaRequest>) -> Result<Response<api::ReplicaResponse>, Status> {
+        self.order("undrain", request, |shared, name| shared.fleet.order_drain(&shared.store, name, false).map(|row| row.is_some())).await
+    }
+
+    async fn forget_replica(&self, request: Request<api::ReplicaRequest>) -> Result<Response<api::ReplicaResponse>, Status> {
+        let name = request.get_ref().name.clone();
+        self.provider("forget", &request)?;
+        let known = parsed::<ReplicaName>(&name)?;
+        match self.shared.fleet.declare_gone(&known) {
+            None => Err(no_replica(&name)),
+            Some(false) => {
+                self.done("forget", "refused");
+                Err(Status::failed_precondition(format!("{name} was heard a moment ago; drain it and end its process first")))
+            }
+            Some(true) => {
+                self.done("forget", "accepted");
+                tracing::info!(target: "audit", replica = name, "an operator declared the replica gone");
+                Ok(Response::new(api::ReplicaResponse { replica: self.overview().replica(&name) }))
+            }
+        }
+    }
+
+    async fn explain_service(&self, request: Request<api::ExplainRequest>) -> Result<Response<api::ExplainResponse>, Status> {
+        let operator = self.operator("explain", &request)?;
+        let key = parsed::<ServiceKey>(&request.get_ref().service)?;
+        operator.tenant_of(key.tenant.as_str()).inspect_err(|_| self.shared.refuse("foreign_tenant"))?;
+        let explained = self.overview().explain(&key, operator.is_provider());
+        self.done("explain", if explained.is_some() { "accepted" } else { "missing" });
+        explained.map(Response::new).ok_or_else(|| Status::not_found(format!("the cloud tier has no service {key}")))
+    }
+}
+
+fn parsed<T: std::str::FromStr<Err = IdError>>(text: &str) -> Result<T, Status> {
+    text.parse().map_err(|e: IdError| Status::invalid_argument(e.to_string()))
+}
+
+fn no_replica(name: &str) -> Status {
+    Status::not_found(format!("no replica {name} is registered"))
 }
 
 impl AdminService {
@@ -139,6 +191,46 @@ impl AdminService {
                 Err(Status::permission_denied(format!("{other} is not an operator; use an operator's token")))
             }
         }
+    }
+
+    /// A request that only the provider may make.
+    fn provider<T>(&self, verb: &'static str, request: &Request<T>) -> Result<Operator, Status> {
+        let operator = self.operator(verb, request)?;
+        if operator.is_provider() {
+            return Ok(operator);
+        }
+        self.done(verb, "denied");
+        self.shared.refuse("not_the_provider");
+        Err(Status::permission_denied("only the provider's operators may do this: the tier serves all tenants"))
+    }
+
+    fn overview(&self) -> Overview {
+        Overview::of(&self.shared.fleet, &self.shared.catalog.borrow().clone())
+    }
+
+    /// Carries out an order on one replica; `act` says whether there is such a replica.
+    async fn order(
+        &self,
+        verb: &'static str,
+        request: Request<api::ReplicaRequest>,
+        act: impl FnOnce(&Shared, &ReplicaName) -> Result<bool, StoreError> + Send + 'static,
+    ) -> Result<Response<api::ReplicaResponse>, Status> {
+        let operator = self.provider(verb, &request)?;
+        let name = request.into_inner().name;
+        let (shared, replica) = (self.shared.clone(), parsed::<ReplicaName>(&name)?);
+        // The order is on disk before it is acknowledged.
+        let done = tokio::task::spawn_blocking(move || act(&shared, &replica)).await;
+        let is_there = done.map_err(|_| Status::internal("the order could not be kept; try again"))?;
+        let is_there = is_there.map_err(|e| {
+            self.done(verb, "store");
+            Status::unavailable(e.to_string())
+        })?;
+        self.done(verb, if is_there { "accepted" } else { "missing" });
+        if !is_there {
+            return Err(no_replica(&name));
+        }
+        tracing::info!(target: "audit", operator = operator.name, replica = name, verb, "an operator's order");
+        Ok(Response::new(api::ReplicaResponse { replica: self.overview().replica(&name) }))
     }
 
     async fn wish(&self, verb: &'static str, operator: &Operator, tenant: &str, wish: Wish, dry_run: bool) -> Result<Outcome, Status> {

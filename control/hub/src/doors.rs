@@ -99,14 +99,30 @@ fn text(status: StatusCode, body: String) -> Response<Full<Bytes>> {
 }
 
 #[allow(clippy::cast_precision_loss, reason = "all of these are far below 2^52")]
+fn fleet_gauges(shared: &Shared, g: &mut Gauges) {
+    let (states, down, edges) = shared.fleet.roster().tally();
+    for (state, n) in states {
+        g.set(metrics::FLEET_REPLICAS, &[("state", state)], n as f64);
+    }
+    let (plan, counts) = (shared.fleet.plan(), shared.fleet.counts());
+    g.set(metrics::FLEET_DOWN, &[], down as f64);
+    g.set(metrics::FLEET_EDGES, &[], edges as f64);
+    g.set(metrics::FLEET_PLAN, &[], f64::from(plan.number));
+    g.set(metrics::FLEET_NOTES, &[], plan.notes.len() as f64);
+    g.set(metrics::FLEET_CLOSED, &[], counts.closed as f64);
+    g.set(metrics::FLEET_WAITING, &[], counts.waiting as f64);
+}
+
+#[allow(clippy::cast_precision_loss, reason = "all of these are far below 2^52")]
 fn gauges(shared: &Shared) -> Gauges {
     let catalog = shared.catalog.borrow().clone();
     let summary = shared.subscribers.summary(&catalog);
     let mut g = Gauges::default();
     g.set(metrics::GENERATION, &[], catalog.generation.0 as f64);
-    for kind in ["node", "gateway"] {
+    for kind in ["node", "gateway", "edge"] {
         g.set(metrics::SUBSCRIBERS, &[("kind", kind)], summary.connected.get(kind).copied().unwrap_or(0) as f64);
     }
+    fleet_gauges(shared, &mut g);
     g.set(metrics::CONVERGED, &[], summary.converged as f64);
     g.set(metrics::UNACKED_SECONDS, &[], summary.unacked_seconds);
     let sources = shared.sources.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

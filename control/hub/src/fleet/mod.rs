@@ -4,6 +4,7 @@
 //! (the task that does it all, one step after the other). `service` is the door of reports, `overview` the operators' view.
 
 mod keeper;
+mod overview;
 mod report;
 mod roster;
 mod service;
@@ -18,6 +19,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 pub(crate) use keeper::Keeper;
+pub(crate) use overview::Overview;
 pub use report::{OWNED_MAX, SEEN_MAX};
 pub(crate) use roster::{Known, Roster};
 pub use roster::FleetTimes;

@@ -154,9 +154,6 @@ impl Roster {
     pub(crate) fn edges(&self) -> &BTreeMap<AzName, Edge> {
         &self.edges
     }
-    pub(crate) fn azs(&self) -> &BTreeMap<AzName, u8> {
-        &self.azs
-    }
     pub(crate) fn ownership(&self) -> &Ownership {
         &self.ownership
     }
@@ -451,6 +448,11 @@ impl Member {
             told: None,
             wants_drain: false,
         }
+    }
+
+    /// How long it was not heard; `None`: not once since the start.
+    pub(crate) fn silence(&self, now: Instant) -> Option<Duration> {
+        self.heard.map(|at| now.duration_since(at))
     }
 
     fn is_heard(&self, now: Instant, within: Duration) -> bool {

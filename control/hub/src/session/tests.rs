@@ -12,6 +12,8 @@ use canal_wire::southbound::decode;
 use super::*;
 use crate::catalog::{Compiled, LOG_DELTAS_MAX};
 
+const ALL_KINDS: [&str; 10] = ["Tenant", "Gateway", "Service", "Workload", "Route", "Node", "Replica", "Address", "Table", "Throttle"];
+
 // ---- a small world ----
 
 /// What one tenant says, in a few words: services and the workloads behind them; each service has a route to `to`.
@@ -313,7 +315,7 @@ fn each_subscriber_sees_its_scope_and_no_more() {
 fn every_kind_is_answered_once_in_order_even_with_nothing() {
     let mut w = World::default();
     let mut c = Client::new(node("alpha", "n0"));
-    assert_eq!(c.settle(&w), ["Tenant", "Gateway", "Service", "Workload", "Route"]);
+    assert_eq!(c.settle(&w), ALL_KINDS);
     assert_eq!(c.settle(&w), [""; 0]);
     w.set("alpha", &shop(&["a"]));
     let all = ["Tenant +alpha", "Gateway +alpha/g1", "Service +alpha/shop/a", "Workload +alpha/shop/a-0"];
@@ -356,13 +358,14 @@ fn a_reconnect_brings_only_what_changed() {
     let mut c = Client::new(gateway("g1"));
     c.settle(&w);
     c.reconnect();
-    assert_eq!(c.settle(&w), ["Tenant", "Gateway", "Service", "Workload", "Route"], "nothing changed");
+    assert_eq!(c.settle(&w), ALL_KINDS, "nothing changed");
     let mut says = shop(&["a", "b", "c"]);
     says.services.insert("a".into(), 77);
     says.routes.remove("b");
     w.set("alpha", &says);
     c.reconnect();
-    let want = ["Tenant", "Gateway", "Service +alpha/shop/a", "Workload", "Route", "Route -alpha/HTTPRoute/shop/b/0"];
+    let rest = ["Workload", "Route", "Node", "Replica", "Address", "Table", "Throttle", "Route -alpha/HTTPRoute/shop/b/0"];
+    let want: Vec<&str> = ["Tenant", "Gateway", "Service +alpha/shop/a"].into_iter().chain(rest).collect();
     assert_eq!(c.settle(&w), want);
     c.held.insert((Kind::Service, "alpha/shop/old".into()), ("no version of ours".into(), c.held.values().next().unwrap().1.clone()));
     c.check_parents = false;
