@@ -58,6 +58,7 @@ async fn run(verb: Verb) -> Outcome {
         Verb::Delete(args) => verbs::delete::run(args).await,
         Verb::Diff(args) => verbs::diff::run(args).await,
         Verb::Status(args) => verbs::status::run(args).await,
+        Verb::Gateway(args) => verbs::gateway::run(args).await,
         Verb::Config(args) => verbs::config::run(args).await,
         Verb::Logs(args) => verbs::logs::run(args).await,
         Verb::Tap(args) => verbs::tap::run(args).await,

@@ -164,6 +164,18 @@ impl Realm {
         blocking(move || realm.world.wait_ready(limit)).await
     }
 
+    /// Adds a gateway replica to a tier world; its process was started.
+    pub(crate) async fn add_gateway(self: &Arc<Self>, name: &str, az: &str, backend: &str) -> Outcome {
+        let (realm, name, az, backend) = (self.clone(), name.to_owned(), az.to_owned(), backend.to_owned());
+        blocking(move || realm.world.add_gateway(&name, &az, &backend)).await
+    }
+
+    /// Ends a gateway replica's process, which may drain, and removes its host.
+    pub(crate) async fn remove_gateway(self: &Arc<Self>, name: &str) -> Outcome {
+        let (realm, name) = (self.clone(), name.to_owned());
+        blocking(move || realm.world.remove_gateway(&name)).await
+    }
+
     /// Takes the world down; nothing of it is left.
     pub(crate) async fn down(&self) -> Outcome {
         let name = self.name().to_owned();

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::exit::EXIT_CODES;
-use crate::verbs::{apply, compile, completion, config, delete, demo, diff, get, logs, status, tap, up, world};
+use crate::verbs::{apply, compile, completion, config, delete, demo, diff, gateway, get, logs, status, tap, up, world};
 
 /// Canal: a sidecar-free, multi-tenant service mesh
 #[derive(Debug, Parser)]
@@ -23,6 +23,7 @@ pub(crate) enum Verb {
     Delete(delete::DeleteArgs),
     Diff(diff::DiffArgs),
     Status(status::StatusArgs),
+    Gateway(gateway::GatewayArgs),
     Config(config::ConfigArgs),
     Logs(logs::LogsArgs),
     Tap(tap::TapArgs),

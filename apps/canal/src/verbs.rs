@@ -7,6 +7,7 @@ pub(crate) mod config;
 pub(crate) mod delete;
 pub(crate) mod demo;
 pub(crate) mod diff;
+pub(crate) mod gateway;
 pub(crate) mod get;
 pub(crate) mod logs;
 pub(crate) mod status;

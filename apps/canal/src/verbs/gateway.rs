@@ -1,0 +1,495 @@
+//! `canal gateway`: the replicas of the cloud tier: list, status, drain, undrain, replace, scale, forget. Waiting is done here, deciding
+//! where sessions go is the controller's. Hosts are made only where the mesh runs in a world; elsewhere the operator starts processes.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use canal_wire::api::{ExplainRequest, ExplainResponse, FleetRequest, FleetResponse, ReplicaRequest, ReplicaStatus};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use crate::admin::{self, Admin, MeshArgs};
+use crate::exit::{Exit, Failure, Outcome};
+use crate::output::{self, OutputArgs, Progress, Table, span};
+use crate::realm::Realm;
+
+/// How often a waiting verb asks.
+const POLL: Duration = Duration::from_millis(200);
+
+/// Handles the gateway replicas of the cloud tier
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  canal gateway list
+  canal gateway drain gw-2 --timeout 120
+  canal gateway scale b1 3")]
+pub(crate) struct GatewayArgs {
+    #[command(subcommand)]
+    verb: GatewayVerb,
+}
+
+#[derive(Debug, Subcommand)]
+enum GatewayVerb {
+    /// Lists replicas: state, health, sessions, buckets
+    #[command(after_help = "Examples:\n  canal gateway list\n  canal gateway list -o json | jq '.replicas[] | select(.up | not)'")]
+    List(ShowArgs),
+    /// Shows edges, where services live, and how far a failure would reach; or all about one service
+    #[command(after_help = "Examples:\n  canal gateway status\n  canal gateway status alpha/bookinfo/reviews")]
+    Status {
+        /// tenant/namespace/name
+        service: Option<String>,
+        #[command(flatten)]
+        show: ShowArgs,
+    },
+    /// Gives a replica no new sessions, and waits until those it has have ended
+    #[command(after_help = "Examples:\n  canal gateway drain gw-2\n  canal gateway drain gw-2 --timeout 0     # only order it")]
+    Drain(WaitArgs),
+    /// Takes the order to drain back
+    #[command(after_help = "Examples:\n  canal gateway undrain gw-2")]
+    Undrain(NameArgs),
+    /// Starts a new replica beside one, drains that one, and removes it
+    #[command(after_help = "Examples:\n  canal gateway replace gw-2 --by gw-5")]
+    Replace {
+        /// Name of the new replica [default: the backend's name and a free number]
+        #[arg(long, value_name = "NAME")]
+        by: Option<String>,
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+    /// Adds replicas to a backend, or drains and removes some
+    #[command(after_help = "Examples:\n  canal gateway scale b1 3\n  canal gateway scale b9 1 --az az2      # a new backend")]
+    Scale {
+        /// The backend
+        backend: String,
+        /// How many replicas it is to have
+        replicas: usize,
+        /// AZ of a backend that has no replica yet
+        #[arg(long)]
+        az: Option<String>,
+        #[command(flatten)]
+        limit: LimitArgs,
+        #[command(flatten)]
+        show: ShowArgs,
+    },
+    /// Declares a silent replica gone: its sessions count as ended, its number becomes free
+    #[command(after_help = "Examples:\n  canal gateway forget gw-2")]
+    Forget(NameArgs),
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    mesh: MeshArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+struct NameArgs {
+    /// The replica
+    replica: String,
+    #[command(flatten)]
+    show: ShowArgs,
+}
+
+#[derive(Debug, Args)]
+struct LimitArgs {
+    /// Wait at most this many seconds; 0: do not wait
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    timeout: u64,
+}
+
+#[derive(Debug, Args)]
+struct WaitArgs {
+    #[command(flatten)]
+    name: NameArgs,
+    #[command(flatten)]
+    limit: LimitArgs,
+}
+
+pub(crate) async fn run(args: GatewayArgs) -> Outcome {
+    match args.verb {
+        GatewayVerb::List(show) => list(&show).await,
+        GatewayVerb::Status { service: None, show } => status(&show).await,
+        GatewayVerb::Status { service: Some(service), show } => explain(service, &show).await,
+        GatewayVerb::Drain(args) => drain(&args).await,
+        GatewayVerb::Undrain(args) => {
+            let mut tier = Tier::open(&args.show.mesh).await?;
+            let done = tier.admin.undrain_replica(named(&args.replica)).await;
+            told(&args, done.map_err(|s| admin::refused(&s))?.into_inner().replica)
+        }
+        GatewayVerb::Forget(args) => {
+            let mut tier = Tier::open(&args.show.mesh).await?;
+            let done = tier.admin.forget_replica(named(&args.replica)).await;
+            told(&args, done.map_err(|s| admin::refused(&s))?.into_inner().replica)
+        }
+        GatewayVerb::Replace { by, wait } => replace(by, &wait).await,
+        GatewayVerb::Scale { backend, replicas, az, limit, show } => scale(&backend, replicas, az.as_deref(), &limit, &show).await,
+    }
+}
+
+/// The mesh, and the world it runs in if it does.
+struct Tier {
+    admin: Admin,
+    realm: Option<Arc<Realm>>,
+    progress: Progress,
+}
+
+fn named(replica: &str) -> ReplicaRequest {
+    ReplicaRequest { name: replica.to_owned() }
+}
+
+impl Tier {
+    async fn open(mesh: &MeshArgs) -> Outcome<Self> {
+        let realm = match mesh.server {
+            Some(_) => None,
+            None => Some(Realm::open(mesh.world.as_deref())?),
+        };
+        let admin = match &realm {
+            Some(realm) => admin::connect_in(realm.clone()).await?,
+            None => admin::connect(mesh).await?,
+        };
+        Ok(Self { admin, realm, progress: Progress::new() })
+    }
+
+    async fn fetch(&mut self) -> Outcome<FleetResponse> {
+        Ok(self.admin.fleet(FleetRequest {}).await.map_err(|status| admin::refused(&status))?.into_inner())
+    }
+
+    async fn replica(&mut self, name: &str) -> Outcome<Option<ReplicaStatus>> {
+        Ok(self.fetch().await?.replicas.into_iter().find(|r| r.name == name))
+    }
+
+    /// Waits until `done` says so of the replica; `None` stands for one that is not registered.
+    async fn wait(&mut self, name: &str, seconds: u64, what: &str, done: impl Fn(Option<&ReplicaStatus>) -> bool) -> Outcome {
+        let until = Instant::now() + Duration::from_secs(seconds);
+        let mut said = String::new();
+        loop {
+            let replica = self.replica(name).await?;
+            if done(replica.as_ref()) {
+                return Ok(());
+            }
+            let now = replica.as_ref().map_or_else(|| "not registered".to_owned(), progress_line);
+            if Instant::now() >= until {
+                let mend = "it goes on by itself; look with `canal gateway list`, or wait longer with --timeout";
+                return Err(Failure::new(Exit::Partial, name, format!("not {what} within {seconds} s: {now}"), mend));
+            }
+            if now != said {
+                self.progress.say(&format!("{name}: {now}"));
+                said = now;
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    async fn drain(&mut self, name: &str, seconds: u64) -> Outcome {
+        self.admin.drain_replica(named(name)).await.map_err(|status| admin::refused(&status))?;
+        if seconds == 0 {
+            return Ok(());
+        }
+        self.wait(name, seconds, "drained", |r| r.is_none_or(is_drained)).await
+    }
+
+    /// A new replica: made in a world, else asked of the operator. Returns when it takes sessions.
+    async fn start(&mut self, name: &str, az: &str, backend: &str, seconds: u64) -> Outcome {
+        match &self.realm {
+            Some(realm) => realm.add_gateway(name, az, backend).await?,
+            None => eprintln!("start now: canal-gateway --replica {name} --az {az} --backend {backend} with its token; this waits for it"),
+        }
+        if seconds == 0 {
+            return Ok(());
+        }
+        self.wait(name, seconds, "active", |r| r.is_some_and(|r| r.state == "active" && r.up)).await
+    }
+
+    /// A drained replica leaves.
+    async fn remove(&mut self, name: &str, seconds: u64) -> Outcome {
+        match &self.realm {
+            Some(realm) => realm.remove_gateway(name).await?,
+            None => eprintln!("stop now: the process of {name}; this waits until it is gone"),
+        }
+        if seconds == 0 {
+            return Ok(());
+        }
+        self.wait(name, seconds, "gone", |r| r.is_none_or(|r| r.state == "gone")).await
+    }
+
+    /// A name that no replica and no host has.
+    async fn free_name(&mut self, backend: &str) -> Outcome<String> {
+        let mut taken: BTreeSet<String> = self.fetch().await?.replicas.into_iter().map(|r| r.name).collect();
+        if let Some(realm) = &self.realm {
+            taken.extend(realm.hosts()?.into_iter().map(|host| host.seat.name));
+        }
+        Ok(decide_name(backend, &taken))
+    }
+}
+
+fn decide_name(backend: &str, taken: &BTreeSet<String>) -> String {
+    let names = (1..).map(|n: u32| format!("{backend}-{n}"));
+    names.into_iter().find(|name| !taken.contains(name)).unwrap_or_default()
+}
+
+/// Nothing new comes to it, and nothing is left on it.
+fn is_drained(r: &ReplicaStatus) -> bool {
+    r.state == "gone" || (r.state == "draining" && r.heads == 0 && r.owners == 0 && r.sessions == 0)
+}
+
+fn progress_line(r: &ReplicaStatus) -> String {
+    format!("{}, {} sessions, head of {} buckets, owner in {}", r.state, r.sessions, r.heads, r.owners)
+}
+
+async fn list(show: &ShowArgs) -> Outcome {
+    let fleet = Tier::open(&show.mesh).await?.fetch().await?;
+    let value = json!({ "replicas": fleet.replicas.iter().map(replica_value).collect::<Vec<_>>() });
+    output::print(show.output.format, &value, || replica_lines(&fleet.replicas))
+}
+
+async fn status(show: &ShowArgs) -> Outcome {
+    let fleet = Tier::open(&show.mesh).await?.fetch().await?;
+    output::print(show.output.format, &fleet_value(&fleet), || fleet_lines(&fleet))
+}
+
+async fn explain(service: String, show: &ShowArgs) -> Outcome {
+    let mut tier = Tier::open(&show.mesh).await?;
+    let explained = tier.admin.explain_service(ExplainRequest { service }).await.map_err(|status| admin::refused(&status))?.into_inner();
+    output::print(show.output.format, &explained_value(&explained), || explained_lines(&explained))
+}
+
+async fn drain(args: &WaitArgs) -> Outcome {
+    let mut tier = Tier::open(&args.name.show.mesh).await?;
+    tier.drain(&args.name.replica, args.limit.timeout).await?;
+    let replica = tier.replica(&args.name.replica).await?;
+    told(&args.name, replica)
+}
+
+async fn replace(by: Option<String>, args: &WaitArgs) -> Outcome {
+    let (name, seconds) = (&args.name.replica, args.limit.timeout);
+    let mut tier = Tier::open(&args.name.show.mesh).await?;
+    let missing = || Failure::new(Exit::Missing, name, "no such replica is registered", "`canal gateway list` shows those that are");
+    let old = tier.replica(name).await?.ok_or_else(missing)?;
+    let new = match by {
+        Some(new) => new,
+        None => tier.free_name(&old.backend).await?,
+    };
+    tier.start(&new, &old.az, &old.backend, seconds).await?;
+    tier.drain(name, seconds).await?;
+    tier.remove(name, seconds).await?;
+    let replica = tier.replica(&new).await?;
+    told(&NameArgs { replica: new, show: args.name.show.again() }, replica)
+}
+
+/// What scaling does: so many more, or these to go: draining ones first, then those with the fewest sessions.
+#[derive(Debug, PartialEq, Eq)]
+enum Scaling {
+    Add(usize),
+    Remove(Vec<String>),
+}
+
+fn decide_scaling(replicas: &[&ReplicaStatus], wanted: usize) -> Scaling {
+    let mut there: Vec<&&ReplicaStatus> = replicas.iter().filter(|r| r.state != "gone").collect();
+    if there.len() <= wanted {
+        return Scaling::Add(wanted - there.len());
+    }
+    there.sort_by_key(|r| (r.state != "draining", r.sessions, std::cmp::Reverse(r.number)));
+    let surplus = there.len() - wanted;
+    Scaling::Remove(there.into_iter().take(surplus).map(|r| r.name.clone()).collect())
+}
+
+async fn scale(backend: &str, wanted: usize, az: Option<&str>, limit: &LimitArgs, show: &ShowArgs) -> Outcome {
+    let mut tier = Tier::open(&show.mesh).await?;
+    let fleet = tier.fetch().await?;
+    let own: Vec<&ReplicaStatus> = fleet.replicas.iter().filter(|r| r.backend == backend).collect();
+    let home = own.first().map(|r| r.az.clone()).or(az.map(ToOwned::to_owned));
+    match decide_scaling(&own, wanted) {
+        Scaling::Add(count) => {
+            for _ in 0..count {
+                let mend = "name the AZ of a new backend with --az";
+                let az = home.clone().ok_or_else(|| Failure::new(Exit::Missing, backend, "no replica of this backend is registered", mend))?;
+                let name = tier.free_name(backend).await?;
+                tier.start(&name, &az, backend, limit.timeout).await?;
+            }
+        }
+        Scaling::Remove(names) => {
+            for name in names {
+                tier.drain(&name, limit.timeout).await?;
+                tier.remove(&name, limit.timeout).await?;
+            }
+        }
+    }
+    let fleet = tier.fetch().await?;
+    let own: Vec<ReplicaStatus> = fleet.replicas.into_iter().filter(|r| r.backend == backend).collect();
+    let value = json!({ "replicas": own.iter().map(replica_value).collect::<Vec<_>>() });
+    output::print(show.output.format, &value, || replica_lines(&own))
+}
+
+impl ShowArgs {
+    fn again(&self) -> ShowArgs {
+        ShowArgs { mesh: self.mesh.clone(), output: self.output.clone() }
+    }
+}
+
+/// Prints what became of a replica; one that is not registered any more is no failure.
+fn told(args: &NameArgs, replica: Option<ReplicaStatus>) -> Outcome {
+    let value = json!({ "name": args.replica, "replica": replica.as_ref().map(replica_value) });
+    output::print(args.show.output.format, &value, || match &replica {
+        Some(r) => vec![format!("{}: {}", r.name, progress_line(r))],
+        None => vec![format!("{}: not registered any more", args.replica)],
+    })
+}
+
+fn replica_value(r: &ReplicaStatus) -> Value {
+    json!({
+        "name": r.name, "number": r.number, "backend": r.backend, "az": r.az, "underlay": r.underlay, "state": r.state, "up": r.up,
+        "drain_ordered": r.drain_ordered, "sessions": r.sessions, "accepted": r.accepted, "generation": r.generation,
+        "services": r.services, "heads": r.heads, "owners": r.owners, "silent_ms": r.silent_ms, "version": r.version,
+    })
+}
+
+fn replica_lines(replicas: &[ReplicaStatus]) -> Vec<String> {
+    if replicas.is_empty() {
+        return vec!["no replica is registered".to_owned()];
+    }
+    let mut table = Table::new(&["NAME", "NUMBER", "AZ", "BACKEND", "STATE", "HEALTH", "SESSIONS", "HEADS", "OWNERS", "GENERATION", "HEARD"]);
+    for r in replicas {
+        table.row([
+            r.name.clone(),
+            r.number.to_string(),
+            r.az.clone(),
+            r.backend.clone(),
+            r.state.clone(),
+            if r.up { "up" } else { "down" }.to_owned(),
+            r.sessions.to_string(),
+            r.heads.to_string(),
+            r.owners.to_string(),
+            r.generation.to_string(),
+            if r.silent_ms == 0 { "not yet".to_owned() } else { format!("{} ago", span(r.silent_ms)) },
+        ]);
+    }
+    table.lines()
+}
+
+fn fleet_value(fleet: &FleetResponse) -> Value {
+    let edge = |e: &canal_wire::api::EdgeStatus| {
+        json!({ "name": e.name, "az": e.az, "underlay": e.underlay, "heard": e.heard, "generation": e.generation, "version": e.version })
+    };
+    let blast = |b: &canal_wire::api::Blast| json!({ "failed": b.failed, "expected_services": b.expected_services });
+    json!({
+        "plan": fleet.plan, "tables_waiting": fleet.tables_waiting, "notes": fleet.notes, "findings": fleet.findings,
+        "edges": fleet.edges.iter().map(edge).collect::<Vec<_>>(),
+        "replicas": fleet.replicas.iter().map(replica_value).collect::<Vec<_>>(),
+        "services": fleet.services.iter().map(service_value).collect::<Vec<_>>(),
+        "blast": fleet.blast.iter().map(blast).collect::<Vec<_>>(),
+    })
+}
+
+fn service_value(s: &canal_wire::api::PlacedService) -> Value {
+    json!({
+        "service": s.service, "id": s.id, "home": s.home, "backends": s.backends, "open": s.open,
+        "gateway_number": s.gateway_number, "in_motion": s.in_motion,
+    })
+}
+
+fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
+    let mut lines = vec![format!("plan {}, {} tables wait for their replicas", fleet.plan, fleet.tables_waiting), String::new()];
+    let mut edges = Table::new(&["EDGE", "AZ", "UNDERLAY", "STATE", "GENERATION"]);
+    for e in &fleet.edges {
+        let state = if e.heard { "heard" } else { "silent" };
+        edges.row([e.name.clone(), e.az.clone(), e.underlay.clone(), state.to_owned(), e.generation.to_string()]);
+    }
+    lines.extend(edges.lines());
+    lines.push(String::new());
+    lines.extend(replica_lines(&fleet.replicas));
+    lines.push(String::new());
+    let mut services = Table::new(&["SERVICE", "ID", "HOME", "OPEN IN", "MOTION", "BACKENDS"]);
+    for s in &fleet.services {
+        let motion = if s.in_motion { "yes" } else { "no" };
+        services.row([s.service.clone(), s.id.to_string(), s.home.clone(), s.open.join(","), motion.to_owned(), s.backends.join(", ")]);
+    }
+    lines.extend(services.lines());
+    if !fleet.blast.is_empty() {
+        lines.push(String::new());
+        let mut blast = Table::new(&["BACKENDS FAILING AT ONCE", "SERVICES LOST ON AVERAGE"]);
+        for b in &fleet.blast {
+            blast.row([b.failed.to_string(), format!("{:.3}", b.expected_services)]);
+        }
+        lines.extend(blast.lines());
+    }
+    lines.extend(fleet.notes.iter().map(|note| format!("note: {note}")));
+    lines.extend(fleet.findings.iter().map(|finding| format!("FAULT: {finding}")));
+    lines
+}
+
+fn explained_value(explained: &ExplainResponse) -> Value {
+    let seat = |s: &canal_wire::api::ExplainedSeat| json!({ "replica": s.replica, "heads": s.heads, "owners": s.owners, "standbys": s.standbys });
+    let table = |t: &canal_wire::api::ExplainedTable| {
+        json!({
+            "az": t.az, "version": t.version, "confirmed": t.confirmed, "closing": t.closing, "open": t.open, "addresses": t.addresses,
+            "seats": t.seats.iter().map(seat).collect::<Vec<_>>(),
+        })
+    };
+    json!({
+        "service": explained.service.as_ref().map(service_value), "notes": explained.notes,
+        "tables": explained.tables.iter().map(table).collect::<Vec<_>>(),
+    })
+}
+
+fn explained_lines(explained: &ExplainResponse) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(s) = &explained.service {
+        lines.push(format!("{} (id {}, gateway number {})", s.service, s.id, s.gateway_number));
+        lines.push(format!("lives in {}, on {}", s.home, s.backends.join(", ")));
+    }
+    for t in &explained.tables {
+        let state = match (t.closing, t.open) {
+            (true, _) => "left; kept for its sessions",
+            (false, true) => "open",
+            (false, false) => "closed",
+        };
+        let known = if t.confirmed { "all have it" } else { "not all have it yet" };
+        lines.push(String::new());
+        lines.push(format!("{}: {state}, table version {} ({known}), at {}", t.az, t.version, t.addresses.join(", ")));
+        let mut seats = Table::new(&["REPLICA", "HEAD OF", "OWNER IN", "STANDBY IN"]);
+        for s in &t.seats {
+            seats.row([s.replica.clone(), s.heads.to_string(), s.owners.to_string(), s.standbys.to_string()]);
+        }
+        if !t.seats.is_empty() {
+            lines.extend(seats.lines());
+        }
+    }
+    lines.extend(explained.notes.iter().map(|note| format!("note: {note}")));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn replica(name: &str, number: u32, state: &str, sessions: u64) -> ReplicaStatus {
+        ReplicaStatus { name: name.into(), number, state: state.into(), sessions, ..ReplicaStatus::default() }
+    }
+
+    #[test]
+    fn a_replica_is_drained_when_nothing_is_left_and_nothing_can_come() {
+        let drained = |state: &str, heads, owners, sessions| is_drained(&ReplicaStatus { heads, owners, ..replica("g", 1, state, sessions) });
+        assert!(drained("draining", 0, 0, 0) && drained("gone", 3, 0, 9));
+        assert!(!drained("draining", 1, 0, 0) && !drained("draining", 0, 2, 0) && !drained("draining", 0, 0, 1) && !drained("active", 0, 0, 0));
+    }
+
+    #[test]
+    fn scaling_adds_or_takes_the_least_used() {
+        let all = [replica("a", 1, "active", 5), replica("b", 2, "active", 1), replica("c", 3, "draining", 9), replica("d", 4, "gone", 0)];
+        let all: Vec<&ReplicaStatus> = all.iter().collect();
+        let remove = |names: &[&str]| Scaling::Remove(names.iter().map(ToString::to_string).collect());
+        for (wanted, want) in
+            [(5, Scaling::Add(2)), (3, Scaling::Add(0)), (2, remove(&["c"])), (1, remove(&["c", "b"])), (0, remove(&["c", "b", "a"]))]
+        {
+            assert_eq!(decide_scaling(&all, wanted), want, "{wanted}");
+        }
+    }
+
+    #[test]
+    fn a_new_replica_has_a_name_that_nobody_has() {
+        let taken = ["b1-1", "b1-2", "gw-1"].map(ToOwned::to_owned).into();
+        assert_eq!((decide_name("b1", &taken), decide_name("gw", &taken)), ("b1-3".to_owned(), "gw-2".to_owned()));
+    }
+}
