@@ -21,7 +21,9 @@ pub enum OffloadError {
     )]
     Hook { device: String, netns: Option<PathBuf>, source: libbpf_rs::Error },
     /// The replica's tunnel device, or what leads packets into it, could not be made.
-    #[error("tunnel device tier0: {step}: {why}; needs root (CAP_NET_ADMIN), the ip program (Debian: apt-get install iproute2) and CONFIG_VXLAN")]
+    #[error(
+        "tunnel device tier0: {step}: {why}; needs root (CAP_NET_ADMIN), the ip program (Debian: apt-get install iproute2) and CONFIG_VXLAN"
+    )]
     Tunnel { step: String, why: String },
     /// A program could not be run over a frame.
     #[error("{program} cannot be tried: {source}")]

@@ -1,9 +1,15 @@
 //! The cloud tier's compiled objects: their layouts are Rust's, and the verifier's work stays within `budgets.txt`.
 
+mod lab;
+
 use std::collections::BTreeMap;
 
 use canal_abi::tier::LAYOUTS;
+use canal_offload::doors::Doors;
 use canal_offload::edge::{self, Edge, Settings};
+use canal_offload::redirector::{self, Redirector};
+use canal_offload::sessions::{self, Sessions};
+use lab::Netns;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, HasSize};
 
@@ -38,11 +44,31 @@ fn check_layouts(object: &str, bytes: &[u8]) {
 #[test]
 fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
     check_layouts("edge", edge::object_bytes());
+    for (object, bytes) in ["redirector", "tunnel"].into_iter().zip(redirector::object_bytes()) {
+        check_layouts(object, bytes);
+    }
+    check_layouts("sessions", sessions::object_bytes());
 }
 
 fn measured() -> Vec<(&'static str, u32)> {
     let settings = Settings { address: [250, 1, 0, 1].into(), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
-    vec![("canal_edge", Edge::load(&settings, None).unwrap().verified_insns().unwrap())]
+    let mut all = vec![("canal_edge", Edge::load(&settings, None).unwrap().verified_insns().unwrap())];
+    let netns = Netns::new();
+    let redirector = Redirector::load(&redirector::Options {
+        netns: None,
+        device: "pod0".into(),
+        pin_dir: None,
+        address: [250, 1, 0, 2].into(),
+        number: 1,
+        edge: [250, 1, 0, 1].into(),
+        mtu: 1450,
+        tunnel_port: 40_000,
+        tunnels: 20,
+    });
+    all.extend(redirector.unwrap().verified_insns().unwrap());
+    all.push(Doors::attach(Some(&netns.path()), None).unwrap().verified_insns().unwrap());
+    all.push(Sessions::attach(Some(&netns.path()), "pod0").unwrap().verified_insns().unwrap());
+    all
 }
 
 /// `budgets.txt` holds `program instructions`, recorded on the reference kernel. A program may get cheaper; ten per cent dearer is a

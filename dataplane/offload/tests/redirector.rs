@@ -1,0 +1,536 @@
+//! `bpf/redirector.bpf.c` over single frames, in a namespace with real sockets in every state: who takes what, where the rest goes, every
+//! refusal, and limits that are exact.
+
+mod frames;
+mod lab;
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::{Duration, Instant};
+
+use canal_abi::tier::{BUCKETS, CHAIN, Replica, THROTTLE_SERVICE, THROTTLE_TENANT, TIER_VNI, Table, ThrottleKey, address_be};
+use canal_offload::doors::{Door, Doors};
+use canal_offload::redirector::{Limit, Limits, Options, Redirector};
+use frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, udp, unreachable, with_ip4};
+use lab::Netns;
+use socket2::{Domain, Protocol, Socket, Type};
+
+const EDGE: &str = "250.1.0.1";
+const SELF: &str = "250.1.0.2";
+const SELF6: &str = "[fdca:a1:0:250::fa01:2]";
+const TENANT: u32 = 0x70;
+const RST: u8 = 4;
+const PASSED: u32 = 0;
+const DROPPED: u32 = 2;
+const SENT: u32 = 7;
+
+/// Chains by service ID. This replica is 1; 9 is down, 10 is unknown, all others are up.
+const CHAINS: [(u32, &[u16]); 8] = [
+    (1, &[1, 2, 3]),
+    (2, &[2, 1, 3]),
+    (3, &[2, 3]),
+    (4, &[1]),
+    (5, &[9, 10, 1, 2]),
+    (6, &[2, 9, 1, 3]),
+    (7, &[9, 10]),
+    (8, &[2, 3, 4, 5, 6, 7, 8, 1]),
+];
+
+struct Scene {
+    netns: Netns,
+    redirector: Redirector,
+    doors: Doors,
+    _dns: UdpSocket,
+    plain: Option<TcpListener>,
+}
+
+fn scene() -> Scene {
+    let netns = Netns::new();
+    netns.ip(&format!("addr add {SELF}/32 dev pod0"));
+    let redirector = Redirector::attach(&Options {
+        netns: Some(netns.path()),
+        device: "pod0".into(),
+        pin_dir: None,
+        address: SELF.parse().unwrap(),
+        number: 1,
+        edge: EDGE.parse().unwrap(),
+        mtu: 1400,
+        tunnel_port: 40_000,
+        tunnels: 0,
+    })
+    .unwrap();
+    redirector.hosts().put(&address_be(EDGE.parse().unwrap()), &0).unwrap();
+    for n in 1..=9u8 {
+        let at = Ipv4Addr::new(250, 1, 0, 1 + n);
+        redirector.hosts().put(&address_be(at), &n.into()).unwrap();
+        redirector.replicas().put(&n.into(), &Replica::new(at, n != 9)).unwrap();
+    }
+    for (service, chain) in CHAINS {
+        let mut whole = [0; CHAIN];
+        whole[..chain.len()].copy_from_slice(chain);
+        redirector.tables().put(&service, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
+    }
+    let doors = Doors::attach(Some(&netns.path()), None).unwrap();
+    let dns = netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
+    let plain = netns.listen("[::]:20000");
+    doors.set(Door::Dns, &dns).unwrap();
+    doors.set(Door::Plain, &plain).unwrap();
+    Scene { netns, redirector, doors, _dns: dns, plain: Some(plain) }
+}
+
+fn connect(netns: &Netns, from: &str, to: &str, mark: u32) -> TcpStream {
+    let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+    netns.within(|| {
+        let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+        s.set_mark(mark).unwrap();
+        s.bind(&from.into()).unwrap();
+        s.connect_timeout(&to.into(), Duration::from_secs(3)).unwrap();
+        s.into()
+    })
+}
+
+/// Puts an IP packet on loopback as if its source had sent it.
+fn inject(netns: &Netns, packet: &[u8], to: IpAddr) {
+    netns.within(|| {
+        let s = Socket::new(Domain::for_address(SocketAddr::new(to, 0)), Type::RAW, Some(Protocol::from(255))).unwrap();
+        s.send_to(packet, &SocketAddr::new(to, 0).into()).unwrap();
+    });
+}
+
+fn counts(r: &Redirector) -> HashMap<&'static str, u64> {
+    r.counts().unwrap().into_iter().collect()
+}
+
+struct Ran {
+    verdict: u32,
+    mark: u32,
+    frame: Vec<u8>,
+    moved: Vec<&'static str>,
+}
+
+impl Scene {
+    fn run(&self, frame: &[u8]) -> Ran {
+        let before = counts(&self.redirector);
+        let t = self.netns.within(|| self.redirector.trial(frame).unwrap());
+        let moved = counts(&self.redirector).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
+        Ran { verdict: t.verdict, mark: t.mark, frame: t.frame, moved }
+    }
+
+    /// The frame is given to the host's stack, with nothing changed but the hop, which is gone.
+    fn keeps(&self, case: &str, frame: &[u8], counter: &str) {
+        let ran = self.run(frame);
+        let mut untouched = frame.to_vec();
+        untouched[49] = 0;
+        assert_eq!((ran.verdict, &ran.moved[..]), (PASSED, &[counter][..]), "{case}");
+        assert!(ran.frame == untouched, "{case}: it is changed");
+    }
+
+    fn drops(&self, case: &str, frame: &[u8], counter: &str) {
+        let ran = self.run(frame);
+        assert_eq!((ran.verdict, &ran.moved[..]), (DROPPED, &[counter][..]), "{case}");
+    }
+
+    /// `to`: the replica's number and the hop that it gets.
+    fn sends(&self, case: &str, frame: &[u8], to: (u8, u8), inside: &str, counter: &str) {
+        let ran = self.run(frame);
+        assert_eq!((ran.verdict, &ran.moved[..]), (SENT, &[counter][..]), "{case}");
+        let at = Ipv4Addr::new(250, 1, 0, 1 + to.0);
+        assert_eq!(read(&ran.frame), format!("{SELF} > {at} vni 0xca0a1 hop {} 02ca0a010002 > 02ca0a010001: {inside}", to.1), "{case}");
+    }
+}
+
+fn from_edge(hop: u8, inner: &[u8]) -> Vec<u8> {
+    Tunnel { hop, ..Tunnel::new(EDGE, SELF, TIER_VNI) }.frame(inner)
+}
+
+fn service4(id: u32) -> String {
+    format!("240.0.0.{id}")
+}
+
+fn service6(id: u32) -> String {
+    format!("fdca:a1:0:240::{id:x}")
+}
+
+/// What becomes of one.
+enum To {
+    Here,
+    Replica(u8, u8),
+}
+use To::{Here, Replica as Next};
+
+/// Case, service, hop, TCP flags, where to, counter.
+type Segment = (&'static str, u32, u8, u8, To, &'static str);
+
+/// With a gateway that listens.
+fn segments() -> Vec<Segment> {
+    vec![
+        ("SYN at the head", 1, 0, SYN, Here, "new"),
+        ("SYN with ECN", 1, 0, SYN | 0xc0, Here, "new"),
+        ("SYN behind the head", 2, 0, SYN, Next(2, 1), "forwarded_new"),
+        ("SYN that was sent here", 2, 1, SYN, Here, "new"),
+        ("SYN that a replica sent here", 2, 2, SYN, Here, "new"),
+        ("SYN of another's bucket", 3, 0, SYN, Next(2, 1), "forwarded_new"),
+        ("SYN of another's bucket, but sent here", 3, 2, SYN, Here, "new"),
+        ("SYN, those before are down or unknown", 5, 0, SYN, Here, "new"),
+        ("SYN, nobody is up", 7, 0, SYN, Here, "new"),
+        ("SYN and ACK begin nothing", 2, 0, SYN | ACK, Next(2, 1), "forwarded"),
+        ("from the head on", 1, 0, ACK, Next(2, 2), "forwarded"),
+        ("from the second on", 1, 2, ACK, Next(3, 3), "forwarded"),
+        ("FIN", 1, 2, FIN | ACK, Next(3, 3), "forwarded"),
+        ("RST", 1, 2, RST, Next(3, 3), "forwarded"),
+        ("no flags", 1, 2, 0, Next(3, 3), "forwarded"),
+        ("the end of the chain", 1, 3, ACK, Here, "unowned"),
+        ("back to the head, if the edge chose another", 2, 0, ACK, Next(2, 1), "forwarded"),
+        ("not to oneself", 2, 1, ACK, Next(3, 3), "forwarded"),
+        ("alone", 4, 0, ACK, Here, "unowned"),
+        ("over one that is down, and over oneself", 6, 1, ACK, Next(3, 4), "forwarded"),
+        ("nobody else is up", 7, 0, ACK, Here, "unowned"),
+        ("the longest chain, its begin", 8, 0, ACK, Next(2, 1), "forwarded"),
+        ("the longest chain, last but one", 8, 6, ACK, Next(8, 7), "forwarded"),
+        ("the longest chain, its end", 8, 7, ACK, Here, "unowned"),
+        ("a hop behind all chains", 8, 255, ACK, Here, "unowned"),
+    ]
+}
+
+/// With a gateway that is gone.
+fn segments_without() -> Vec<Segment> {
+    vec![
+        ("SYN at the head", 1, 0, SYN, Next(2, 2), "not_listening"),
+        ("SYN that was sent here", 2, 1, SYN, Next(3, 3), "not_listening"),
+        ("SYN behind the head", 2, 0, SYN, Next(2, 1), "forwarded_new"),
+        ("SYN at the end", 1, 3, SYN, Here, "unowned"),
+        ("SYN, alone", 4, 0, SYN, Here, "unowned"),
+        ("SYN, nobody is up", 7, 0, SYN, Here, "unowned"),
+        ("other", 1, 0, ACK, Next(2, 2), "forwarded"),
+    ]
+}
+
+fn check_segments(s: &Scene, segments: &[Segment]) {
+    for (case, service, hop, flags, to, counter) in segments {
+        for (from, at) in
+            [("10.1.1.2:4711", format!("{}:80", service4(*service))), ("[fd01::2]:4711", format!("[{}]:80", service6(*service)))]
+        {
+            let frame = from_edge(*hop, &tcp(from, &at, *flags, b"some bytes"));
+            let case = format!("{case}, to {at}");
+            match to {
+                Here => s.keeps(&case, &frame, counter),
+                Next(n, h) => s.sends(&case, &frame, (*n, *h), &format!("tcp {from} > {at}"), counter),
+            }
+        }
+    }
+}
+
+#[test]
+fn segments_go_to_the_head_or_along_the_chain() {
+    let mut s = scene();
+    check_segments(&s, &segments());
+    s.plain = None;
+    assert!(!s.doors.is_open(Door::Plain), "it left with its socket");
+    check_segments(&s, &segments_without());
+}
+
+#[test]
+fn what_is_no_tcp_goes_where_sessions_begin() {
+    let s = scene();
+    let shut = udp("10.1.1.2:4711", "240.0.0.1:54", b"q");
+    s.keeps("UDP", &from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question")), "datagram");
+    s.keeps("UDP v6", &from_edge(2, &udp("[fd01::2]:4711", "[fdca:a1:0:240::2]:53", b"question")), "datagram");
+    s.keeps("echo", &from_edge(0, &echo("10.1.1.2", "240.0.0.1", false)), "icmp");
+    s.keeps("echo v6", &from_edge(1, &echo("fd01::2", "fdca:a1:0:240::2", false)), "icmp");
+    let question = udp("10.1.1.2:4711", "240.0.0.2:53", b"question");
+    s.sends("UDP behind the head", &from_edge(0, &question), (2, 1), "udp 10.1.1.2:4711 > 240.0.0.2:53", "forwarded_new");
+    s.sends("UDP to a door that is none", &from_edge(0, &shut), (2, 2), "udp 10.1.1.2:4711 > 240.0.0.1:54", "not_listening");
+    let ping = echo("10.1.1.2", "240.0.0.2", false);
+    s.sends("echo behind the head", &from_edge(0, &ping), (2, 1), "icmp 8/0 10.1.1.2 > 240.0.0.2", "forwarded_new");
+}
+
+/// The client's end of a connection to a service, in a state that the kernel keeps it in.
+fn established(s: &Scene, from: &str, to: &str) -> (SocketAddr, [TcpStream; 2]) {
+    let client = connect(&s.netns, from, to, 0);
+    let (server, _) = s.plain.as_ref().unwrap().accept().unwrap();
+    (client.local_addr().unwrap(), [client, server])
+}
+
+fn waiting(s: &Scene, from: &str, to: &str) -> SocketAddr {
+    let (at, [mut client, server]) = established(s, from, to);
+    drop(server);
+    assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
+    drop(client);
+    std::thread::sleep(Duration::from_millis(50));
+    at
+}
+
+fn requested(s: &Scene, from: &str, to: &str) -> SocketAddr {
+    inject(&s.netns, &tcp(from, to, SYN, b""), to.parse::<SocketAddr>().unwrap().ip());
+    std::thread::sleep(Duration::from_millis(50));
+    from.parse().unwrap()
+}
+
+#[test]
+fn what_the_kernel_knows_is_owned_and_nothing_else() {
+    let mut s = scene();
+    let (from4, from6) = ("10.77.0.2:0", "[fd77::2]:0");
+    let mut open = Vec::new();
+    let mut owned = Vec::new();
+    for (from, to) in [(from4, "240.0.0.2:80"), (from6, "[fdca:a1:0:240::2]:80")] {
+        let (client, ends) = established(&s, from, to);
+        open.push(ends);
+        owned.push(("established", client, to));
+        owned.push(("time-wait", waiting(&s, from, to), to));
+    }
+    owned.push(("request", requested(&s, "10.77.0.9:4711", "240.0.0.2:80"), "240.0.0.2:80"));
+    owned.push(("request v6", requested(&s, "[fd77::9]:4711", "[fdca:a1:0:240::2]:80"), "[fdca:a1:0:240::2]:80"));
+    for listening in [true, false] {
+        for (case, from, to) in &owned {
+            let case = format!("{case} from {from}, listening: {listening}");
+            let from_text = from.to_string();
+            if listening || !case.starts_with("request") {
+                for (hop, flags) in [(0, ACK), (2, ACK), (3, FIN | ACK), (0, RST)] {
+                    s.keeps(&case, &from_edge(hop, &tcp(&from_text, to, flags, b"data")), "owned");
+                }
+                let about = unreachable(&from.ip().to_string(), &ip_of(to), &tcp(to, &from_text, ACK, b"data"), 60);
+                s.keeps(&case, &from_edge(0, &about), "icmp");
+            }
+            let syn = from_edge(0, &tcp(&from_text, to, SYN, b""));
+            s.sends(&case, &syn, (2, 1), &format!("tcp {from} > {to}"), "forwarded_new");
+            if !listening {
+                let syn = from_edge(1, &tcp(&from_text, to, SYN, b""));
+                s.sends(&case, &syn, (3, 3), &format!("tcp {from} > {to}"), "not_listening");
+            }
+            let other = SocketAddr::new(from.ip(), from.port() ^ 1).to_string();
+            let frame = from_edge(0, &tcp(&other, to, ACK, b""));
+            s.sends("another port", &frame, (2, 1), &format!("tcp {other} > {to}"), "forwarded");
+        }
+        s.plain = None;
+    }
+}
+
+fn ip_of(at: &str) -> String {
+    at.parse::<SocketAddr>().unwrap().ip().to_string()
+}
+
+#[test]
+fn errors_follow_the_session_that_they_are_about() {
+    let s = scene();
+    let error = |service: u32, hop| {
+        let at = service4(service);
+        from_edge(hop, &unreachable("10.1.9.9", &at, &tcp(&format!("{at}:80"), "10.1.1.2:4711", ACK, b""), 28))
+    };
+    let about = "icmp 3/3 10.1.9.9 > 240.0.0.1 about tcp 240.0.0.1:80 > 10.1.1.2:4711";
+    s.sends("nobody's here", &error(1, 0), (2, 2), about, "forwarded");
+    s.keeps("the end of the chain", &error(1, 3), "icmp");
+    let datagram = unreachable("10.1.9.9", "240.0.0.4", &udp("240.0.0.4:53", "10.1.1.2:4711", b"a"), 28);
+    s.keeps("about a datagram", &from_edge(0, &datagram), "icmp");
+    let other = unreachable("10.1.9.9", "240.0.0.1", &tcp("240.0.0.2:80", "10.1.1.2:4711", ACK, b""), 28);
+    s.drops("about another service", &from_edge(0, &other), "drop_malformed");
+}
+
+#[test]
+fn a_cookie_that_is_none_is_nobodys() {
+    let s = scene();
+    s.netns.within(|| std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap());
+    // The kernel believes cookies only shortly after it gave some.
+    requested(&s, "10.77.0.9:4711", "240.0.0.4:80");
+    s.keeps("no cookie", &from_edge(0, &tcp("10.77.0.9:4711", "240.0.0.4:80", ACK, b"")), "unowned");
+}
+
+/// A connection that the gateway dialled for the tenant.
+fn dialled(s: &Scene, from: &str, to: &str) -> (SocketAddr, TcpStream) {
+    let client = connect(&s.netns, from, to, TENANT);
+    (client.local_addr().unwrap(), client)
+}
+
+#[test]
+fn answers_are_heard_from_the_tenant_that_was_dialled() {
+    let s = scene();
+    let _endpoint = s.netns.listen("[::]:9000");
+    let _admin = s.netns.listen("0.0.0.0:15021");
+    for (own, to) in [(format!("{SELF}:0"), "10.77.0.2:9000"), (format!("{SELF6}:0"), "[fd77::2]:9000")] {
+        let (at, _open) = dialled(&s, &own, to);
+        let text = at.to_string();
+        let answer = |from: &str, vni: u32, inner: &[u8]| Tunnel::new(from, SELF, vni).frame(inner);
+        let data = tcp(to, &text, ACK, b"answer");
+        let ran = s.run(&answer(EDGE, TENANT, &data));
+        assert_eq!((ran.verdict, ran.mark, &ran.moved[..]), (PASSED, TENANT, &["answer"][..]), "{to}");
+        let error = unreachable(&ip_of(to), &ip_of(&text), &tcp(&text, to, ACK, b""), 60);
+        s.keeps("an error", &answer(EDGE, TENANT, &error), "answer");
+        let gone = SocketAddr::new(at.ip(), 9).to_string();
+        s.keeps("the rest of a connection that is gone: a reset is due", &answer(EDGE, TENANT, &tcp(to, &gone, ACK, b"")), "answer");
+        s.drops("another tenant's VNI", &answer(EDGE, 0x71, &data), "drop_crossed");
+        s.drops("an error by another tenant's VNI", &answer(EDGE, 0x71, &error), "drop_crossed");
+        s.drops("a SYN", &answer(EDGE, TENANT, &tcp(to, &gone, SYN, b"")), "drop_crossed");
+        s.drops("a SYN and ACK of nothing", &answer(EDGE, TENANT, &tcp(to, &gone, SYN | ACK, b"")), "drop_crossed");
+        let late = unreachable(&ip_of(to), &ip_of(&text), &tcp(&gone, to, ACK, b""), 60);
+        s.drops("an error about nothing", &answer(EDGE, TENANT, &late), "drop_crossed");
+        s.drops("not from an edge", &answer("250.1.0.3", TENANT, &data), "drop_stranger");
+        s.drops("from nobody of the tier", &answer("250.1.0.99", TENANT, &data), "drop_stranger");
+        s.drops("a datagram", &answer(EDGE, TENANT, &udp(to, &text, b"")), "drop_protocol");
+        s.drops("an echo", &answer(EDGE, TENANT, &echo(&ip_of(to), &ip_of(&text), false)), "drop_protocol");
+    }
+    let to_admin = tcp("10.1.1.2:4711", &format!("{SELF}:15021"), ACK, b"");
+    s.drops("a listener", &Tunnel::new(EDGE, SELF, TENANT).frame(&to_admin), "drop_crossed");
+    let datagram = unreachable("10.77.0.2", SELF, &udp(&format!("{SELF}:1"), "10.77.0.2:9000", b""), 28);
+    s.drops("an error about a datagram", &Tunnel::new(EDGE, SELF, TENANT).frame(&datagram), "drop_protocol");
+    for to in ["250.1.0.3:5000", "240.0.0.1:80", "127.0.0.1:5000"] {
+        s.drops(to, &Tunnel::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")), "drop_crossed");
+    }
+}
+
+#[test]
+fn every_refusal_has_a_counter() {
+    let s = scene();
+    let syn = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
+    let tier = |from: &str, to: &str| Tunnel::new(from, to, TIER_VNI).frame(&syn);
+    let edit = |mut f: Vec<u8>, at: usize, to: u8| {
+        f[at] = to;
+        f
+    };
+    let a = |text: &str| text.parse::<IpAddr>().unwrap();
+    let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
+    for (case, frame, counter) in [
+        ("an unknown host", tier("250.1.0.99", SELF), "drop_stranger"),
+        ("for another host", tier(EDGE, "250.1.0.3"), "drop_stranger"),
+        ("no table", to("240.0.0.77:80"), "drop_service"),
+        ("service 0", to("240.0.0.0:80"), "drop_service"),
+        ("the replica's own address", to("250.1.0.2:80"), "drop_service"),
+        ("loopback", to("127.0.0.1:80"), "drop_service"),
+        ("a fragment", from_edge(0, &with_ip4(udp("10.1.1.2:1", "240.0.0.1:53", b"12345678"), 0x2000, &[])), "drop_fragment"),
+        ("an outer fragment", edit(from_edge(0, &syn), 20, 0x20), "drop_fragment"),
+        ("SCTP", from_edge(0, &ip(a("10.1.1.2"), a("240.0.0.1"), 132, &[0; 32])), "drop_protocol"),
+        ("a redirect", from_edge(0, &icmp("10.1.1.2", "240.0.0.1", 5, 1, [0; 4], &syn)), "drop_protocol"),
+        ("ARP", edit(from_edge(0, &syn), 63, 6), "drop_protocol"),
+        ("no VNI", edit(from_edge(0, &syn), 42, 0), "drop_malformed"),
+        ("unknown VXLAN flags", edit(from_edge(0, &syn), 42, 0x88), "drop_malformed"),
+        ("an inner length too long", edit(from_edge(0, &syn), frames::HEAD + 2, 1), "drop_malformed"),
+        ("outer options", edit(from_edge(0, &syn), 14, 0x46), "drop_malformed"),
+    ] {
+        s.drops(case, &frame, counter);
+    }
+}
+
+#[test]
+fn nothing_goes_round_the_tunnel() {
+    let s = scene();
+    let ether = |kind: [u8; 2], p: &[u8]| [&frames::HOST[..], &frames::ROUTER[..], &kind, p].concat();
+    let v4 = |p: &[u8]| ether([8, 0], p);
+    let v6 = |p: &[u8]| ether([0x86, 0xdd], p);
+    let a = |text: &str| text.parse::<IpAddr>().unwrap();
+    let (from, here) = (a("fe80::1"), a("fe80::2"));
+    // UDP to VXLAN's port, and to another.
+    let (vxlan, other) = ([0xd9, 3, 0x12, 0xb5, 0, 8, 0, 0], [0xd9, 3, 0x12, 0xb6, 0, 8, 0, 0]);
+    let behind = |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
+    let options = [17, 0, 1, 4, 0, 0, 0, 0];
+    let many: Vec<u8> = (0..5).flat_map(|i| [if i == 4 { 17 } else { 60 }, 0, 1, 4, 0, 0, 0, 0]).chain(vxlan).collect();
+    for (case, frame, verdict, counter) in [
+        ("TCP to the host", v4(&tcp("172.20.0.1:1", "250.1.0.2:15021", SYN, b"")), PASSED, "passed"),
+        ("UDP to the host", v4(&udp("172.20.0.1:1", "250.1.0.2:53", b"hi")), PASSED, "passed"),
+        ("ARP", ether([8, 6], &[0; 28]), PASSED, "passed"),
+        ("a service without a tunnel", v4(&tcp("172.20.0.1:1", "240.0.0.1:80", SYN, b"")), DROPPED, "drop_stranger"),
+        ("a service by UDP without a tunnel", v4(&udp("172.20.0.1:1", "240.0.0.1:53", b"")), DROPPED, "drop_stranger"),
+        ("a service v6", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:240::1]:80", SYN, b"")), DROPPED, "drop_stranger"),
+        ("the replica's inner address", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:250::fa01:2]:80", SYN, b"")), DROPPED, "drop_stranger"),
+        ("IPv6", v6(&tcp("[fe80::1]:1", "[fe80::2]:80", SYN, b"")), PASSED, "passed"),
+        ("VXLAN over IPv6", v6(&ip(from, here, 17, &vxlan)), DROPPED, "drop_stranger"),
+        ("other UDP over IPv6", v6(&ip(from, here, 17, &other)), PASSED, "passed"),
+        ("VXLAN behind hop-by-hop options", behind(0, &options, &vxlan), DROPPED, "drop_stranger"),
+        ("VXLAN behind destination options", behind(60, &options, &vxlan), DROPPED, "drop_stranger"),
+        ("VXLAN behind a routing header", behind(43, &options, &vxlan), DROPPED, "drop_stranger"),
+        ("other UDP behind options", behind(0, &options, &other), PASSED, "passed"),
+        ("a fragment of UDP over IPv6", behind(44, &[17, 0, 0, 1, 0, 0, 0, 7], &vxlan), DROPPED, "drop_fragment"),
+        ("a fragment of TCP over IPv6", behind(44, &[6, 0, 0, 1, 0, 0, 0, 7], &[0; 24]), PASSED, "passed"),
+        ("multicast listeners", behind(0, &[58, 0, 5, 2, 0, 0, 1, 0], &[143, 0, 0, 0, 0, 0, 0, 0]), PASSED, "passed"),
+        ("more extensions than anybody sends", behind(60, &many, &[]), DROPPED, "drop_malformed"),
+        ("UDP cut short over IPv6", v6(&ip(from, here, 17, &[0xd9, 3])), DROPPED, "drop_malformed"),
+    ] {
+        let ran = s.run(&frame);
+        assert_eq!((ran.verdict, &ran.moved[..]), (verdict, &[counter][..]), "{case}");
+        assert!(verdict == DROPPED || ran.frame == frame, "{case}: it is changed");
+    }
+}
+
+#[test]
+fn frames_that_end_in_the_middle_are_never_taken() {
+    let s = scene();
+    for packet in [
+        tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""),
+        tcp("[fd01::2]:4711", "[fdca:a1:0:240::1]:80", SYN, b""),
+        unreachable("10.1.9.9", "240.0.0.1", &tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b""), 28),
+    ] {
+        let whole = from_edge(0, &packet);
+        // The kernel makes no packet of less than an Ethernet and an IP header.
+        for length in 34..whole.len() {
+            let mut honest = whole[..length].to_vec();
+            if length >= 42 {
+                honest[16..18].copy_from_slice(&(length as u16 - 14).to_be_bytes());
+                honest[38..40].copy_from_slice(&(length as u16 - 34).to_be_bytes());
+            }
+            for frame in [whole[..length].to_vec(), honest] {
+                let ran = s.run(&frame);
+                assert_eq!((ran.verdict, &ran.moved[..]), (DROPPED, &["drop_malformed"][..]), "{length} bytes of {}", whole.len());
+            }
+        }
+    }
+}
+
+/// The slowest limit gives one token a second: what took longer has to be done again.
+fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
+    loop {
+        let began = Instant::now();
+        let done = f();
+        if began.elapsed() < Duration::from_millis(900) {
+            return done;
+        }
+    }
+}
+
+#[test]
+fn early_limits_are_exact() {
+    let s = scene();
+    let r = &s.redirector;
+    let service = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
+    let tenant = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
+    let limit = |burst| Some(Limit { rate: 1, burst });
+    let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
+    let data = from_edge(3, &tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, b""));
+    let forwarded = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.2:80", SYN, b""));
+    let sessions = |b| Limits { sessions: limit(b), packets: None };
+    let packets = |b| Limits { sessions: None, packets: limit(b) };
+    for (case, key, limits, frame, pass, counter) in [
+        ("a service's sessions", service(1), sessions(5), &syn, 5, "throttled_service_sessions"),
+        ("a service's packets", service(1), packets(7), &data, 7, "throttled_service_packets"),
+        ("SYNs are packets", service(1), packets(3), &syn, 3, "throttled_service_packets"),
+        ("what is passed on counts too", service(2), sessions(2), &forwarded, 2, "throttled_service_sessions"),
+        ("a tenant's sessions", tenant, sessions(4), &syn, 4, "throttled_tenant_sessions"),
+        ("a tenant's packets", tenant, packets(1), &data, 1, "throttled_tenant_packets"),
+    ] {
+        let ran = within_a_second(|| {
+            r.remove_throttle(&key).unwrap();
+            r.set_throttle(&key, &limits).unwrap();
+            (0..pass + 2).map(|_| s.run(frame)).collect::<Vec<Ran>>()
+        });
+        let refused = ran.iter().filter(|x| x.verdict == DROPPED).collect::<Vec<_>>();
+        assert!(ran[..pass].iter().all(|x| x.verdict != DROPPED), "{case}");
+        assert_eq!(refused.len(), 2, "{case}");
+        assert!(refused.iter().all(|x| x.moved == [counter]), "{case}");
+        let held = r.throttles().unwrap()[&key];
+        assert_eq!(held.sessions.refused + held.packets.refused, 2, "{case}");
+        r.remove_throttle(&key).unwrap();
+        assert_ne!(s.run(frame).verdict, DROPPED, "{case}: lifted");
+    }
+    let both = HashMap::from([(service(1), sessions(1)), (tenant, sessions(2))]);
+    let moved = within_a_second(|| {
+        r.replace_throttles(&HashMap::new()).unwrap();
+        assert_eq!(r.replace_throttles(&both).unwrap().put, 2);
+        assert_eq!(r.replace_throttles(&both).unwrap().put, 0, "they keep what they have");
+        [&syn, &syn, &data, &forwarded, &forwarded].map(|frame| s.run(frame).moved[0])
+    });
+    // Packets are not limited; another service has its own; and what a service refuses, its tenant does not pay for.
+    assert_eq!(moved, ["new", "throttled_service_sessions", "unowned", "forwarded_new", "throttled_tenant_sessions"]);
+    assert_eq!(r.replace_throttles(&HashMap::new()).unwrap().removed, 2);
+    r.set_throttle(&service(1), &Limits { sessions: Some(Limit { rate: 200, burst: 1 }), packets: None }).unwrap();
+    s.run(&syn);
+    std::thread::sleep(Duration::from_millis(60));
+    assert_eq!(s.run(&syn).moved, ["new"], "refilled");
+    assert_eq!(r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000, 0, "never more than the burst");
+}
