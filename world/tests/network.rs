@@ -92,11 +92,7 @@ fn tenants_reach_their_own_and_nobody_else() {
 #[test]
 fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
     let world = world("vip", SMOKE);
-    let sent = |host: &str| -> u64 {
-        let devices = world.traffic(host).expect("counters");
-        devices.iter().filter(|(name, _)| name == "eth0" || name.starts_with("vx")).map(|(_, traffic)| traffic.tx_packets).sum()
-    };
-    let before = sent("a-n1");
+    let before = scene::silence(&world, "a-n1");
     for _ in 0..20 {
         check(&world, &[("alpha/web-0", "10.101.0.5:80", Refused), ("alpha/web-0", "[fd00:1101::5]:80", Refused)]);
     }
@@ -105,7 +101,7 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
     let refused = world.refused("a-n1").expect("counters");
     assert_eq!((refused.tcp, refused.other), (40, 1));
     assert_eq!(world.refused("b-n1").expect("counters"), canal_world::Refused::default());
-    assert_eq!(sent("a-n1"), before, "the node sent something into underlay or overlay");
+    assert_eq!(scene::sent(&world, "a-n1"), before, "the node sent something into underlay or overlay");
 }
 
 #[test]

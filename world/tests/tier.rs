@@ -170,11 +170,7 @@ fn routers_refuse_what_a_tenants_node_may_not_tunnel() {
         assert_eq!(more, counts(&expected), "{name}");
     }
     // A pod gets no tunnel out of its node at all, and no source but its own.
-    let sent = |host: &str| {
-        let devices = world.traffic(host).expect("counters");
-        devices.iter().filter(|(name, _)| !name.starts_with('p')).map(|(_, traffic)| traffic.tx_packets).sum::<u64>()
-    };
-    let before = (sent("b-n1"), world.refused("b-n1").expect("counters").other);
+    let before = (scene::silence(&world, "b-n1"), world.refused("b-n1").expect("counters").other);
     for order in [
         format!("from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}", ip("edge-1")),
         "from=10.1.2.3:1 to=10.1.200.1:80".to_owned(),
@@ -184,7 +180,7 @@ fn routers_refuse_what_a_tenants_node_may_not_tunnel() {
         let words: Vec<&str> = ["canal-world-peer", "spoof"].into_iter().chain(order.split(' ')).collect();
         said(&world, "beta/client-0", &words).unwrap_or_else(|error| panic!("{order}: {error}"));
     }
-    assert_eq!((sent("b-n1"), world.refused("b-n1").expect("counters").other), (before.0, before.1 + 1));
+    assert_eq!((scene::sent(&world, "b-n1"), world.refused("b-n1").expect("counters").other), (before.0, before.1 + 1));
     let wrong = said(&world, "b-n1", &["canal-world-peer", "spoof", "from=10.1.1.2:1", "to=10.1.1.3:1", "colour=red"]);
     assert!(wrong.expect_err("an unknown word").contains("is unknown here"));
 }

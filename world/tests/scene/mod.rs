@@ -103,6 +103,25 @@ pub(crate) fn becomes(what: &str, within: Duration, mut holds: impl FnMut() -> b
     }
 }
 
+/// Packets that a node has sent into the underlay and its overlays.
+pub(crate) fn sent(world: &World, node: &str) -> u64 {
+    let devices = world.traffic(node).expect("counters");
+    devices.iter().filter(|(name, _)| name == "eth0" || name.starts_with("vx")).map(|(_, traffic)| traffic.tx_packets).sum()
+}
+
+/// Waits until a node is silent: for two seconds at most after its birth it tells of the multicast groups it is in (RFC 3810 §9.11).
+pub(crate) fn silence(world: &World, node: &str) -> u64 {
+    let mut before = sent(world, node);
+    loop {
+        std::thread::sleep(Duration::from_millis(1_200));
+        let now = sent(world, node);
+        if now == before {
+            return now;
+        }
+        before = now;
+    }
+}
+
 /// This crate's own small program, with these words.
 pub(crate) fn program(words: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
