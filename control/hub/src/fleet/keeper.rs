@@ -146,8 +146,9 @@ impl Keeper {
             let ships = roster.fleet(now);
             tier::telling(&plan, &ships, &demands, &roster, &self.told)
         };
+        let is_waiting = telling.waiting > 0;
         let done = self.tell(telling).await;
-        done && self.forget(&plan).await
+        done && (is_waiting || self.forget(&plan).await)
     }
 
     /// The next plan, on disk and in force. `None`: the store refused.
@@ -227,7 +228,7 @@ impl Keeper {
 
     /// Frees the numbers of replicas that are gone from all tables. False: something was freed, so that there is more to tell.
     async fn forget(&self, plan: &Plan) -> bool {
-        let names = self.shared.fleet.roster().forgettable(plan);
+        let names = self.shared.fleet.roster().forgettable(plan, self.generation);
         let mut done = true;
         for name in names {
             let (store, gone) = (self.shared.store.clone(), name.clone());

@@ -12,7 +12,7 @@ use canal_wire::api;
 use tokio::time::Instant;
 
 use super::Fleet;
-use super::roster::{Member, Roster};
+use super::roster::{Member, Roster, is_moving};
 use super::tier;
 use crate::catalog::Catalog;
 
@@ -159,10 +159,6 @@ impl Seats {
         }
         out
     }
-}
-
-fn is_moving(table: &PlannedTable) -> bool {
-    table.confirmed < table.version || table.chains.iter().flatten().any(|s| s.is_owner())
 }
 
 fn note_service(note: &canal_model::plan::Note) -> &canal_model::ids::ServiceKey {

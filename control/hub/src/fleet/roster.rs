@@ -11,7 +11,7 @@ use std::time::Duration;
 use canal_compiler::scope::Whereabouts;
 use canal_model::fleet::{Fleet, FleetReplica, OwnerReport, Ownership, ReplicaState};
 use canal_model::ids::{AzName, BackendName, EdgeName, Generation, ReplicaName, ReplicaNumber, TenantName};
-use canal_model::plan::Plan;
+use canal_model::plan::{Plan, PlannedTable};
 use canal_store::{StoredEdge, StoredFleet, StoredReplica};
 use tokio::time::Instant;
 
@@ -74,6 +74,8 @@ pub(crate) struct Member {
     /// The first generation that says that it exists; `None`: none does yet.
     told: Option<Generation>,
     wants_drain: bool,
+    /// The generation since which no table has it.
+    vacated: Option<Generation>,
 }
 
 /// An AZ's edge.
@@ -85,6 +87,15 @@ pub(crate) struct Edge {
     pub(crate) alive: bool,
     heard: Option<Instant>,
     seen: BTreeMap<ReplicaName, bool>,
+    /// It has all that was said up to here.
+    whole: Generation,
+}
+
+impl Edge {
+    fn new(row: StoredEdge, alive: bool) -> Self {
+        let (seen, version) = (BTreeMap::new(), String::new());
+        Self { row, generation: Generation(0), version, alive, heard: None, seen, whole: Generation(0) }
+    }
 }
 
 /// What [`Roster::observe`] found.
@@ -117,8 +128,6 @@ pub(crate) struct Roster {
     plan_heard: u64,
     /// Backends with tables in motion.
     moving: BTreeSet<BackendName>,
-    /// Tables that wait for somebody to have an older version.
-    unconfirmed: bool,
 }
 
 impl Roster {
@@ -126,7 +135,7 @@ impl Roster {
     pub(crate) fn new(stored: StoredFleet, plan: &Plan, times: FleetTimes, now: Instant) -> Self {
         let member = |row: StoredReplica| (row.name.clone(), Member::new(row, None, true));
         let edge = |row: StoredEdge| {
-            let edge = Edge { row, generation: Generation(0), version: String::new(), alive: true, heard: None, seen: BTreeMap::new() };
+            let edge = Edge::new(row, true);
             (edge.row.az.clone(), edge)
         };
         Self {
@@ -140,7 +149,6 @@ impl Roster {
             plans: VecDeque::new(),
             plan_heard: plan.heard(),
             moving: BTreeSet::new(),
-            unconfirmed: true,
         }
     }
 
@@ -232,7 +240,7 @@ impl Roster {
         let said = OwnerReport { plan, owned: report.owned };
         let before = self.ownership.report(number);
         // A report that says the same is news once: when it is the first since the tables were last sure.
-        let news = before.is_none_or(|(heard, old)| *old != said || heard <= self.plan_heard || self.unconfirmed);
+        let news = before.is_none_or(|(heard, old)| *old != said || heard <= self.plan_heard);
         self.ownership.hear(number, said);
         differs || restarted || news
     }
@@ -252,15 +260,16 @@ impl Roster {
     /// Takes up an edge that the store has kept.
     pub(crate) fn enter_edge(&mut self, row: StoredEdge) {
         self.azs.insert(row.az.clone(), az_number(row.underlay));
-        let edge = Edge { row, generation: Generation(0), version: String::new(), alive: false, heard: None, seen: BTreeMap::new() };
-        self.edges.insert(edge.row.az.clone(), edge);
+        self.edges.insert(row.az.clone(), Edge::new(row, false));
     }
 
     /// Hears an edge. True: the planner must look again.
     pub(crate) fn hear_edge(&mut self, report: EdgeReport, known: Known, now: Instant) -> bool {
         let plan = self.plan_at(report.generation.min(known.acked));
         let Some(edge) = self.edges.get_mut(&report.az) else { return false };
-        let differs = edge.seen != report.seen || !edge.alive || self.ownership.edge(&report.az) != Some(plan);
+        let is_new = edge.seen != report.seen || !edge.alive || self.ownership.edge(&report.az) != Some(plan);
+        let differs = is_new || edge.whole != known.whole;
+        edge.whole = known.whole;
         edge.heard = Some(now);
         edge.alive = true;
         edge.generation = report.generation;
@@ -378,19 +387,14 @@ impl Roster {
         after.checked_sub(1).and_then(|i| self.plans.get(i)).map_or(0, |(_, plan)| *plan)
     }
 
-    /// Takes over what is in motion in the plan in force.
+    /// Takes over which tables are in motion in the plan in force: they have owners, or their service left the AZ.
     pub(crate) fn note_motion(&mut self, plan: &Plan) {
         self.plan_heard = plan.heard();
         let by_number: BTreeMap<ReplicaNumber, &BackendName> = self.members.values().map(|m| (m.row.number, &m.row.backend)).collect();
         let mut moving = BTreeSet::new();
-        self.unconfirmed = false;
-        for table in plan.services.values().flat_map(|s| s.tables.values()) {
-            let unconfirmed = table.confirmed < table.version;
-            self.unconfirmed |= unconfirmed;
-            if unconfirmed || table.chains.iter().flatten().any(|s| s.is_owner()) {
-                let seats = table.chains.iter().flatten();
-                moving.extend(seats.filter_map(|s| by_number.get(&s.replica).map(|b| (*b).clone())));
-            }
+        for table in plan.services.values().flat_map(|s| s.tables.values()).filter(|t| is_moving(t)) {
+            let seats = table.chains.iter().flatten();
+            moving.extend(seats.filter_map(|s| by_number.get(&s.replica).map(|b| (*b).clone())));
         }
         self.moving = moving;
     }
@@ -416,13 +420,17 @@ impl Roster {
         Some(true)
     }
 
-    /// Replicas that are gone and of which no table that anybody may still have knows.
-    pub(crate) fn forgettable(&self, plan: &Plan) -> Vec<ReplicaName> {
-        let newest = self.plans.back().map_or(0, |(_, plan)| *plan);
-        if newest < plan.number || self.unconfirmed {
-            return Vec::new();
+    /// Replicas that are gone and of which no table that anybody may still have knows: `plan` has none, all of it was told by
+    /// `generation`, and all who are there acknowledged that.
+    pub(crate) fn forgettable(&mut self, plan: &Plan, generation: Generation) -> Vec<ReplicaName> {
+        for member in self.members.values_mut().filter(|m| m.gone && plan.seats(m.row.number) == 0) {
+            member.vacated.get_or_insert(generation);
         }
-        self.members.values().filter(|m| m.gone && plan.seats(m.row.number) == 0).map(|m| m.row.name.clone()).collect()
+        let members = self.members.values().filter(|m| m.up && m.heard.is_some()).map(|m| m.whole);
+        let edges = self.edges.values().filter(|e| e.alive && e.heard.is_some()).map(|e| e.whole);
+        let all_have = members.chain(edges).min().unwrap_or(generation);
+        let free = self.members.values().filter(|m| m.vacated.is_some_and(|at| at <= all_have));
+        free.map(|m| m.row.name.clone()).collect()
     }
 
     pub(crate) fn forget(&mut self, name: &ReplicaName) {
@@ -430,6 +438,11 @@ impl Roster {
             self.ownership.forget(member.row.number);
         }
     }
+}
+
+/// Are there sessions that the table keeps for replicas that are not heads?
+pub(crate) fn is_moving(table: &PlannedTable) -> bool {
+    table.closing > 0 || table.chains.iter().flatten().any(|s| s.is_owner())
 }
 
 impl Member {
@@ -447,6 +460,7 @@ impl Member {
             whole: Generation(0),
             told: None,
             wants_drain: false,
+            vacated: None,
         }
     }
 

@@ -320,6 +320,30 @@ impl Operator {
         self.client.status(with_token(api::StatusRequest {}, self.token)).await.unwrap().into_inner()
     }
 
+    pub(crate) async fn fleet(&mut self) -> Result<api::FleetResponse, Status> {
+        self.client.fleet(with_token(api::FleetRequest {}, self.token)).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn drain(&mut self, name: &str) -> Result<api::ReplicaResponse, Status> {
+        let request = api::ReplicaRequest { name: name.into() };
+        self.client.drain_replica(with_token(request, self.token)).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn undrain(&mut self, name: &str) -> Result<api::ReplicaResponse, Status> {
+        let request = api::ReplicaRequest { name: name.into() };
+        self.client.undrain_replica(with_token(request, self.token)).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn forget(&mut self, name: &str) -> Result<api::ReplicaResponse, Status> {
+        let request = api::ReplicaRequest { name: name.into() };
+        self.client.forget_replica(with_token(request, self.token)).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn explain(&mut self, service: &str) -> Result<api::ExplainResponse, Status> {
+        let request = api::ExplainRequest { service: service.into() };
+        self.client.explain_service(with_token(request, self.token)).await.map(tonic::Response::into_inner)
+    }
+
     pub(crate) async fn subscriber(&mut self, name: &str) -> api::Subscriber {
         self.status().await.subscribers.into_iter().find(|s| s.name == name).unwrap_or_default()
     }
