@@ -322,7 +322,5 @@ pub struct Step<'a> {
     pub demands: &'a Demands,
     pub ownership: &'a Ownership,
     pub before: &'a Plan,
-    /// The fleet when `before` was made.
-    pub fleet_before: &'a Fleet,
     pub after: &'a Plan,
 }

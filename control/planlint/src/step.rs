@@ -1,14 +1,14 @@
 //! Checks the way from one plan to the next: nobody with sessions is dropped, little moves, versions say the truth. It does not look at
 //! what one plan shows by itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::fleet::{Fleet, Placement, ReplicaState};
-use canal_model::ids::{AzName, ReplicaNumber, ServiceId};
-use canal_model::plan::{PlannedService, PlannedTable, Seat};
+use canal_model::fleet::Placement;
+use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId};
+use canal_model::plan::{Plan, PlannedService, PlannedTable, Seat};
 use canal_model::program::{BUCKETS, CHAIN};
 
-use crate::{Finding, Noted, Step, wanted};
+use crate::{Finding, Noted, Site, Step, wanted};
 
 /// Checks what changed between two plans. Empty: all of it was allowed.
 pub fn step(step: &Step) -> Vec<Finding> {
@@ -18,13 +18,13 @@ pub fn step(step: &Step) -> Vec<Finding> {
     if !is_same && (after.parent != before.number || after.number <= before.number) {
         findings.push(Finding::Parent { number: after.number, parent: after.parent });
     }
-    let noted = Noted::of(before);
+    let crowded = crowded(before);
     for (id, service) in &after.services {
         let Some(old) = before.services.get(id) else { continue };
-        check_service(step, &noted, *id, old, service, &mut findings);
+        check_service(step, &crowded, *id, old, service, &mut findings);
         for (az, old_table) in &old.tables {
             match service.tables.get(az) {
-                Some(table) => check_table(step, *id, old, service, (az, old_table, table), &mut findings),
+                Some(table) => check_table(step, *id, service, (az, old_table, table), &mut findings),
                 None => check_closed(step, *id, old, (az, old_table), &mut findings),
             }
         }
@@ -33,7 +33,7 @@ pub fn step(step: &Step) -> Vec<Finding> {
     findings
 }
 
-fn check_service(step: &Step, noted: &Noted, id: ServiceId, old: &PlannedService, new: &PlannedService, findings: &mut Vec<Finding>) {
+fn check_service(step: &Step, crowded: &BTreeSet<ServiceId>, id: ServiceId, old: &PlannedService, new: &PlannedService, findings: &mut Vec<Finding>) {
     if old.number != new.number {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
@@ -43,17 +43,29 @@ fn check_service(step: &Step, noted: &Noted, id: ServiceId, old: &PlannedService
     if from.home != to.home && home_stays && asked != Some(&to.home) {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
-    // One backend may be exchanged for uniqueness, if this service or another lost or lacked something.
+    // One backend may be exchanged for uniqueness, if this service lost or lacked something, or shared all with another.
     let (home, away) = wanted(&step.demands.rules);
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
     let is_touched = from.backends.iter().any(|(az, backends)| backends.iter().any(|backend| !stays(az, backend)));
-    let may_exchange = is_touched || !is_whole(from) || noted.shared.contains(&old.key) || from.home != to.home;
+    let may_exchange = is_touched || !is_whole(from) || crowded.contains(&id) || from.home != to.home;
     let mut left: Vec<_> = from.all().filter(|backend| step.fleet.backends.contains_key(*backend) && !to.all().any(|other| other == *backend)).collect();
-    if may_exchange && from.home == to.home && is_whole(to) && left.len() <= 1 || from.home != to.home {
+    if may_exchange && left.len() <= 1 || from.home != to.home {
         left.clear();
     }
     findings.extend(left.into_iter().map(|backend| Finding::Left { service: new.key.clone(), backend: backend.clone() }));
+}
+
+/// Services all of whose backends are another's, and those others.
+fn crowded(plan: &Plan) -> BTreeSet<ServiceId> {
+    let shared = Noted::of(plan).shared;
+    let backends = |service: &PlannedService| -> BTreeSet<BackendName> { service.placement.iter().flat_map(Placement::all).cloned().collect() };
+    let noted: Vec<_> = plan.services.values().filter(|service| shared.contains(&service.key)).map(backends).collect();
+    let is_crowded = |service: &PlannedService| {
+        let own = backends(service);
+        noted.iter().any(|other| own.is_subset(other) || other.is_subset(&own))
+    };
+    plan.services.iter().filter(|(_, service)| is_crowded(service)).map(|(id, _)| *id).collect()
 }
 
 fn names(chain: &[Seat]) -> Vec<ReplicaNumber> {
@@ -63,7 +75,6 @@ fn names(chain: &[Seat]) -> Vec<ReplicaNumber> {
 fn check_table(
     step: &Step,
     id: ServiceId,
-    old: &PlannedService,
     new: &PlannedService,
     (az, before, after): (&AzName, &PlannedTable, &PlannedTable),
     findings: &mut Vec<Finding>,
@@ -93,7 +104,7 @@ fn check_table(
         head(before).is_some() && head(before) != head(after)
     });
     let moved = moved.count();
-    let bound = bound(step, old, new, az, before);
+    let bound = bound(step, new, az, before);
     if moved > bound {
         findings.push(Finding::Moved { service: service(), az: az_name(), moved, bound });
     }
@@ -108,48 +119,33 @@ fn may_own(step: &Step, id: ServiceId, bucket: usize, seat: Seat, chain: &[Seat]
     is_head || report.is_some_and(|report| report.owns(id, bucket)) || seat.is_owner() && !proved
 }
 
-/// How many heads may move: those that may not be heads any more, and what makes place for those that newly may.
-fn bound(step: &Step, old: &PlannedService, new: &PlannedService, az: &AzName, before: &PlannedTable) -> usize {
-    let heads = |fleet: &Fleet, service: &PlannedService| -> BTreeSet<ReplicaNumber> {
-        let Some(placement) = &service.placement else { return BTreeSet::new() };
-        let of_state = |state| {
-            let found = fleet.replicas.values().filter(move |r| r.up && r.state == state && r.az == *az && placement.has(az, &r.backend));
-            found.map(|r| r.number).collect::<BTreeSet<_>>()
-        };
-        let active = of_state(ReplicaState::Active);
-        if active.is_empty() { of_state(ReplicaState::Draining) } else { active }
+/// How many heads may move: those that may not be heads any more, and what a replica had above the least of an even part. Less is not
+/// always possible; more never is needed.
+fn bound(step: &Step, new: &PlannedService, az: &AzName, before: &PlannedTable) -> usize {
+    let head = |chain: &Vec<Seat>| chain.first().map(|seat| seat.replica);
+    let sites = Site::all(step.fleet);
+    let heads = match (&new.placement, sites.get(az)) {
+        (Some(placement), Some(site)) => site.heads(az, placement),
+        _ => BTreeMap::new(),
     };
-    let (was, is) = (heads(step.fleet_before, old), heads(step.fleet, new));
-    if is.is_empty() {
+    if heads.is_empty() {
         // Only heads that were forgotten have a successor.
-        return before.chains.iter().filter(|chain| chain.first().is_some_and(|head| !step.fleet.replicas.contains_key(&head.replica))).count();
+        let is_forgotten = |replica: &ReplicaNumber| !step.fleet.replicas.contains_key(replica);
+        return before.chains.iter().filter_map(head).filter(is_forgotten).count();
     }
-    let forced = before.chains.iter().filter(|chain| chain.first().is_none_or(|head| !is.contains(&head.replica))).count();
-    if was == is {
-        return forced + held(step, old, az);
+    let mut members: BTreeMap<&BackendName, usize> = BTreeMap::new();
+    for replica in heads.values() {
+        *members.entry(&replica.backend).or_default() += 1;
     }
-    // Even parts by backend and replica: whoever is new gets its part, and backends that got or lost a replica give or take one bucket
-    // for each replica; nobody else moves. A backend that newly has a live replica gets a backend's part.
-    let backend = |fleet: &Fleet, number: &ReplicaNumber| fleet.replicas.get(number).map(|replica| replica.backend.clone());
-    let backends = |fleet: &Fleet, set: &BTreeSet<ReplicaNumber>| set.iter().filter_map(|number| backend(fleet, number)).collect::<BTreeSet<_>>();
-    let (old_backends, new_backends) = (backends(step.fleet_before, &was), backends(step.fleet, &is));
-    let fresh: Vec<_> = is.difference(&was).collect();
-    let part = BUCKETS.div_ceil(new_backends.len().max(1));
-    let mut bound = forced + is.len() + new_backends.len() + held(step, old, az);
-    for name in &new_backends {
-        let members = is.iter().filter(|number| backend(step.fleet, number).as_ref() == Some(name)).count();
-        let newcomers = fresh.iter().filter(|number| backend(step.fleet, number).as_ref() == Some(name)).count();
-        bound += if old_backends.contains(name) { (part * newcomers).div_ceil(members.max(1)) } else { part };
+    let mut counts: BTreeMap<ReplicaNumber, usize> = BTreeMap::new();
+    for head in before.chains.iter().filter_map(head) {
+        *counts.entry(head).or_default() += 1;
     }
-    // A backend that lost its last live replica leaves its part to the others, which they share evenly: all of that was forced.
-    bound
-}
-
-/// Buckets that were held may move at last.
-fn held(step: &Step, old: &PlannedService, az: &AzName) -> usize {
-    let full = |table: &PlannedTable| table.chains.iter().filter(|chain| chain.len() + 1 >= CHAIN).count();
-    let noted = Noted::of(step.before).held.get(&(&old.key, az)).map_or(0, |buckets| buckets.len());
-    noted + old.tables.get(az).map_or(0, |table| full(table))
+    let above = |(number, count): (&ReplicaNumber, &usize)| match heads.get(number) {
+        Some(replica) => count.saturating_sub(BUCKETS / members.len() / members[&replica.backend]),
+        None => *count,
+    };
+    counts.iter().map(above).sum()
 }
 
 /// A table that is gone: nobody in it may own sessions.

@@ -33,7 +33,9 @@ pub fn place(fleet: &Fleet, demands: &Demands, kept: &Kept, notes: &mut Vec<Note
             continue;
         };
         let set = shards.retained(kept[id], home);
-        if shards.lacks(&set, home) == (0, 0) && shards.index.clash(&set).is_none() {
+        // Who lost a backend waits, lest its remainder drives somebody away who lost nothing.
+        let is_whole = set.slots().count() == kept[id].all().count() && shards.lacks(&set, home) == (0, 0);
+        if is_whole && shards.index.clash(&set).is_none() {
             shards.settle(*id, demand, home, set);
         } else {
             open.push((*id, Some((home, set))));
@@ -46,9 +48,6 @@ pub fn place(fleet: &Fleet, demands: &Demands, kept: &Kept, notes: &mut Vec<Note
             continue;
         };
         let set = shards.choose(id, demand, home, set);
-        if let Some(other) = shards.index.clash(&set) {
-            notes.push(Note::Shared { service: demand.key.clone(), with: demands.services[&other].key.clone() });
-        }
         shards.settle(id, demand, home, set);
     }
     shards.finish(notes)
@@ -209,7 +208,14 @@ impl<'a> Shards<'a> {
 
     fn finish(self, notes: &mut Vec<Note>) -> BTreeMap<ServiceId, Placement> {
         let mut result = BTreeMap::new();
+        // In order of IDs, so that of two that share the same one is named each time.
+        let mut index = Index::default();
         for (id, (home, set)) in &self.settled {
+            if let Some(other) = index.clash(set) {
+                let key = |id: &ServiceId| self.demands.services[id].key.clone();
+                notes.push(Note::Shared { service: key(id), with: key(&other) });
+            }
+            index.add(set, *id);
             let mut backends: BTreeMap<AzName, Backends> = BTreeMap::new();
             for slot in set.slots() {
                 let (name, zone) = self.backends[usize::from(slot)];

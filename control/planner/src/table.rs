@@ -85,14 +85,16 @@ pub fn next(before: Option<&Arc<PlannedTable>>, asked: &Asked) -> Next {
         Some(before) => before.as_ref().clone(),
         None => PlannedTable { version: 0, confirmed: 0, heard: 0, closing: 0, chains: vec![Vec::new(); BUCKETS] },
     };
-    forget(&mut table, asked);
+    let mut vacant = forget(&mut table, asked);
     if asked.backends.is_none() {
+        inherit(&mut table);
         return close(table, before, asked);
     }
     table.closing = 0;
     owners::confirm(&mut table, asked, &heads);
-    owners::judge(&mut table, asked);
-    let held = move_heads(&mut table, asked, &heads);
+    owners::judge(&mut table, asked, &vacant);
+    let held = move_heads(&mut table, asked, &heads, &mut vacant);
+    inherit(&mut table);
     standbys::set(&mut table, asked, &heads);
     Next { table: Some(finish(table, before, asked)), held }
 }
@@ -132,28 +134,43 @@ fn is_steady(table: &PlannedTable, asked: &Asked, heads: &[&FleetReplica]) -> bo
     settled && !heads.is_empty() && shares::is_even(table, heads) && !heads.iter().any(owns_behind)
 }
 
-/// Members that the fleet forgot, or that are in another AZ now, are gone.
-fn forget(table: &mut PlannedTable, asked: &Asked) {
+/// Members that the fleet forgot, or that are in another AZ now, are gone. Says which buckets lost their head, or have none yet.
+fn forget(table: &mut PlannedTable, asked: &Asked) -> Vacant {
+    let is_known = |seat: &Seat| asked.replica(seat.replica).is_some();
+    let vacant = (0..BUCKETS).filter(|bucket| !table.chains[*bucket].first().is_some_and(is_known)).collect();
     for chain in &mut table.chains {
-        chain.retain(|seat| asked.replica(seat.replica).is_some());
-        if let Some(head) = chain.first_mut() {
-            // If the head was forgotten, the next one is; whatever it owns, it owns as a head now.
-            head.left = 0;
-        }
+        chain.retain(is_known);
+    }
+    vacant
+}
+
+/// Who follows a forgotten head if nobody may be one: the next. Whatever it owns, it owns as the head now.
+fn inherit(table: &mut PlannedTable) {
+    for head in table.chains.iter_mut().filter_map(|chain| chain.first_mut()) {
+        head.left = 0;
     }
 }
 
-/// The service left this AZ: the table stays as it is until every replica of it said that it owns nothing.
+/// The service left this AZ. Its gateway address is gone from nodes and DNS with this plan; the table stays as it is until everybody was
+/// heard to have this plan or a later one, and every replica of it said after that that it owns nothing.
 fn close(mut table: PlannedTable, before: Option<&Arc<PlannedTable>>, asked: &Asked) -> Next {
     if table.closing == 0 {
         table.closing = asked.number;
     }
+    let closing = table.closing;
     let members: BTreeSet<ReplicaNumber> = table.chains.iter().flatten().map(|seat| seat.replica).collect();
-    let is_done = |member: &ReplicaNumber| match asked.ownership.report(*member) {
-        Some((_, report)) => report.plan >= table.closing && report.owned.get(&asked.service).is_none_or(|owned| owned.buckets.0 == 0),
+    let report = |member: ReplicaNumber| asked.ownership.report(member);
+    if table.confirmed < closing {
+        let has = |member: &ReplicaNumber| !asked.is_up(*member) || report(*member).is_some_and(|(_, report)| report.plan >= closing);
+        if members.iter().all(has) && asked.ownership.edge(asked.az).is_none_or(|plan| plan >= closing) {
+            (table.confirmed, table.heard) = (closing, asked.ownership.heard());
+        }
+    }
+    let owns_none = |member: &ReplicaNumber| match report(*member) {
+        Some((at, report)) => at > table.heard && report.owned.get(&asked.service).is_none_or(|owned| owned.buckets.0 == 0),
         None => false,
     };
-    if members.iter().all(is_done) {
+    if table.confirmed >= closing && members.iter().all(owns_none) {
         return Next::default();
     }
     Next { table: Some(finish(table, before, asked)), held: Vec::new() }
@@ -176,12 +193,12 @@ fn finish(mut table: PlannedTable, before: Option<&Arc<PlannedTable>>, asked: &A
 }
 
 /// Gives every bucket its head. Returns the buckets that are held.
-fn move_heads(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetReplica]) -> Vec<u8> {
+fn move_heads(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetReplica], vacant: &mut Vacant) -> Vec<u8> {
     if heads.is_empty() {
         return Vec::new();
     }
-    let mut missing = shares::missing(table, asked, heads);
-    let movers = shares::movers(table, asked, heads, &mut missing);
+    let mut missing = shares::missing(table, asked, heads, vacant);
+    let movers = shares::movers(table, heads, vacant, &mut missing);
     let mut held = Vec::new();
     for bucket in movers {
         let chain = &mut table.chains[bucket];
@@ -189,7 +206,8 @@ fn move_heads(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetReplica]) 
             |(number, missing)| (cost(chain, *number), std::cmp::Reverse(*missing), mix([asked.service.get().into(), number.get().into(), 2])),
         );
         let Some((head, _)) = best else { continue };
-        if promote(chain, head, asked) {
+        if promote(chain, head, asked, vacant.contains(&bucket)) {
+            vacant.remove(&bucket);
             *missing.entry(head).or_default() -= 1;
         } else {
             // `bucket` is below 128.
@@ -209,12 +227,14 @@ fn cost(chain: &[Seat], number: ReplicaNumber) -> u8 {
     }
 }
 
-/// Makes the replica the chain's head, and the head an owner. False: no room, nothing was changed.
-fn promote(chain: &mut Vec<Seat>, head: ReplicaNumber, asked: &Asked) -> bool {
+/// Makes the replica the chain's head, and the head an owner, if there is one. False: no room, nothing was changed.
+fn promote(chain: &mut Vec<Seat>, head: ReplicaNumber, asked: &Asked, is_vacant: bool) -> bool {
+    let kept = usize::from(!is_vacant);
     let place = chain.iter().position(|seat| seat.replica == head);
     let droppable = || {
-        let standby = chain.iter().skip(1).rposition(|seat| !seat.is_owner());
-        standby.or_else(|| chain.iter().skip(1).rposition(|seat| !asked.is_up(seat.replica))).map(|place| place + 1)
+        let behind = || chain.iter().skip(kept);
+        let standby = behind().rposition(|seat| !seat.is_owner());
+        standby.or_else(|| behind().rposition(|seat| !asked.is_up(seat.replica))).map(|place| place + kept)
     };
     let leaves = match place {
         Some(place) => Some(place),
@@ -227,12 +247,15 @@ fn promote(chain: &mut Vec<Seat>, head: ReplicaNumber, asked: &Asked) -> bool {
     if let Some(place) = leaves {
         chain.remove(place);
     }
-    if let Some(old) = chain.first_mut() {
+    if let Some(old) = chain.first_mut().filter(|_| !is_vacant) {
         old.left = asked.number;
     }
     chain.insert(0, Seat { replica: head, left: 0 });
     true
 }
+
+/// Buckets without a head.
+type Vacant = BTreeSet<usize>;
 
 /// Numbers by replica.
 type Counts = BTreeMap<ReplicaNumber, usize>;

@@ -3,7 +3,7 @@
 use canal_model::fleet::FleetReplica;
 use canal_model::plan::PlannedTable;
 
-use super::Asked;
+use super::{Asked, Vacant};
 
 /// Notes the version that everybody who could send a packet was heard to have: live members, replicas that may be heads, the edge.
 pub(super) fn confirm(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetReplica]) {
@@ -18,13 +18,14 @@ pub(super) fn confirm(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetRe
 }
 
 /// Makes owners of members that may own sessions, and standbys of owners that proved to own none.
-pub(super) fn judge(table: &mut PlannedTable, asked: &Asked) {
+pub(super) fn judge(table: &mut PlannedTable, asked: &Asked, vacant: &Vacant) {
     let (version, confirmed, heard) = (table.version.max(1), table.confirmed, table.heard);
     let mut stood_in = false;
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
         // SYNs go to the first that is up: while all before it are dead, a standby gets them.
-        let mut dead_before = chain.first().is_some_and(|head| !asked.is_up(head.replica));
-        for seat in chain.iter_mut().skip(1) {
+        let is_vacant = vacant.contains(&bucket);
+        let mut dead_before = is_vacant || chain.first().is_some_and(|head| !asked.is_up(head.replica));
+        for seat in chain.iter_mut().skip(usize::from(!is_vacant)) {
             let report = asked.ownership.report(seat.replica);
             let owns = report.is_some_and(|(_, report)| report.owns(asked.service, bucket));
             let is_up = asked.is_up(seat.replica);

@@ -7,13 +7,13 @@ use canal_model::ids::{BackendName, ReplicaNumber};
 use canal_model::plan::{PlannedTable, Seat};
 use canal_model::program::{BUCKETS, CHAIN};
 
-use super::{Asked, Counts};
+use super::{Asked, Counts, Vacant};
 use crate::mix::mix;
 
 /// How many buckets each of these is the head of.
-fn counts(table: &PlannedTable, heads: &[&FleetReplica]) -> Counts {
+fn counts(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant) -> Counts {
     let mut counts: Counts = heads.iter().map(|head| (head.number, 0)).collect();
-    for head in table.chains.iter().filter_map(|chain| chain.first()) {
+    for head in (0..BUCKETS).filter(|bucket| !vacant.contains(bucket)).filter_map(|bucket| table.chains[bucket].first()) {
         if let Some(count) = counts.get_mut(&head.replica) {
             *count += 1;
         }
@@ -49,13 +49,13 @@ fn shares(counts: &Counts, heads: &[&FleetReplica], tie: impl Fn(u64) -> u64) ->
 
 /// Does everybody have its part? Which of them has one more makes no difference.
 pub(super) fn is_even(table: &PlannedTable, heads: &[&FleetReplica]) -> bool {
-    let counts = counts(table, heads);
+    let counts = counts(table, heads, &Vacant::new());
     counts.values().sum::<usize>() == BUCKETS && shares(&counts, heads, |number| number) == counts
 }
 
 /// How many buckets each should be the head of, less those that it is.
-pub(super) fn missing(table: &PlannedTable, asked: &Asked, heads: &[&FleetReplica]) -> BTreeMap<ReplicaNumber, i64> {
-    let counts = counts(table, heads);
+pub(super) fn missing(table: &PlannedTable, asked: &Asked, heads: &[&FleetReplica], vacant: &Vacant) -> BTreeMap<ReplicaNumber, i64> {
+    let counts = counts(table, heads, vacant);
     let shares = shares(&counts, heads, |number| mix([asked.service.get().into(), number, 3]));
     // Both are at most 128.
     shares.into_iter().map(|(number, share)| (number, share as i64 - counts[&number] as i64)).collect()
@@ -63,9 +63,9 @@ pub(super) fn missing(table: &PlannedTable, asked: &Asked, heads: &[&FleetReplic
 
 /// The buckets that get another head, in the order in which they should choose: first those whose head may not be one. Of replicas with
 /// too many, the shortest chains move; full ones do not, as there is no hurry.
-pub(super) fn movers(table: &PlannedTable, _: &Asked, heads: &[&FleetReplica], missing: &mut BTreeMap<ReplicaNumber, i64>) -> Vec<usize> {
+pub(super) fn movers(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant, missing: &mut BTreeMap<ReplicaNumber, i64>) -> Vec<usize> {
     let may: BTreeSet<ReplicaNumber> = heads.iter().map(|head| head.number).collect();
-    let has_head = |bucket: &usize| table.chains[*bucket].first().is_some_and(|head| may.contains(&head.replica));
+    let has_head = |bucket: &usize| !vacant.contains(bucket) && table.chains[*bucket].first().is_some_and(|head| may.contains(&head.replica));
     let mut movers: Vec<usize> = (0..BUCKETS).filter(|bucket| !has_head(bucket)).collect();
     let mut rich: Vec<usize> = (0..BUCKETS).filter(has_head).collect();
     let owners = |bucket: usize| table.chains[bucket].iter().filter(|seat| seat.is_owner()).count();

@@ -1,0 +1,213 @@
+//! Sessions through planned and unplanned changes of the fleet, in a model of the tier where everything may be late.
+
+mod sim;
+
+use canal_model::fleet::ReplicaState;
+use proptest::prelude::*;
+use sim::{Rule, Tier, around, az, from_the_hop, id, number};
+
+/// One thing that happens. Numbers choose among what is there.
+#[derive(Debug, Clone)]
+enum Event {
+    Join(usize),
+    Activate(usize),
+    Drain(usize),
+    Undrain(usize),
+    Demand(u32),
+    Plan,
+    Deliver(usize),
+    DeliverEdge(usize),
+    Look(usize),
+    Hear,
+    HearEdge(usize),
+    Open(u32, usize, usize),
+    Close(usize),
+    Die(usize),
+    Flap(usize),
+    Rise(usize),
+    Forget(usize),
+}
+
+const BACKENDS: [&str; 7] = ["a1", "a2", "a3", "b1", "b2", "b3", "c1"];
+const AZS: [&str; 3] = ["a", "b", "c"];
+
+fn planned() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => (0..7usize).prop_map(Event::Join),
+        3 => any::<usize>().prop_map(Event::Activate),
+        3 => any::<usize>().prop_map(Event::Drain),
+        1 => any::<usize>().prop_map(Event::Undrain),
+        1 => (1..6u32).prop_map(Event::Demand),
+        12 => Just(Event::Plan),
+        12 => any::<usize>().prop_map(Event::Deliver),
+        6 => (0..3usize).prop_map(Event::DeliverEdge),
+        14 => any::<usize>().prop_map(Event::Look),
+        14 => Just(Event::Hear),
+        6 => (0..3usize).prop_map(Event::HearEdge),
+        20 => (1..5u32, 0..3usize, 0..128usize).prop_map(|(service, az, bucket)| Event::Open(service, az, bucket)),
+        10 => any::<usize>().prop_map(Event::Close),
+    ]
+}
+
+fn anything() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        12 => planned(),
+        1 => any::<usize>().prop_map(Event::Die),
+        1 => any::<usize>().prop_map(Event::Flap),
+        2 => any::<usize>().prop_map(Event::Rise),
+        1 => any::<usize>().prop_map(Event::Forget),
+    ]
+}
+
+fn apply(tier: &mut Tier, event: Event) {
+    let pick = |at: usize, wanted: &dyn Fn(ReplicaState, bool) -> bool| {
+        let found: Vec<_> = tier.replicas.values().filter(|r| wanted(r.state, r.up)).map(|r| r.number).collect();
+        (!found.is_empty()).then(|| found[at % found.len()])
+    };
+    let any_of = |at| pick(at, &|_, _| true);
+    match event {
+        Event::Join(backend) if tier.replicas.len() < 24 => tier.join(BACKENDS[backend], ReplicaState::Joining),
+        Event::Join(_) => {}
+        Event::Activate(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Joining), ReplicaState::Active),
+        Event::Drain(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Active), ReplicaState::Draining),
+        Event::Undrain(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Draining), ReplicaState::Active),
+        Event::Demand(n) => _ = tier.demands.services.insert(id(n), sim::demand(n)),
+        Event::Plan => {
+            tier.plan();
+            tier.leave();
+        }
+        Event::Deliver(at) => {
+            if let Some(replica) = any_of(at) {
+                let newest = tier.plans.len() - 1;
+                tier.has.insert(replica, newest);
+            }
+        }
+        Event::DeliverEdge(at) => _ = tier.edges.insert(az(AZS[at]), tier.plans.len() - 1),
+        Event::Look(at) => {
+            if let Some(replica) = pick(at, &|_, up| up) {
+                tier.look(replica);
+            }
+        }
+        Event::Hear => tier.hear(),
+        Event::HearEdge(at) => tier.hear_edge(az(AZS[at])),
+        Event::Open(service, at, bucket) => _ = tier.open(id(service), &az(AZS[at]), bucket),
+        Event::Close(at) => {
+            if !tier.sessions.is_empty() {
+                tier.sessions.swap_remove(at % tier.sessions.len());
+            }
+        }
+        Event::Die(at) => {
+            if let Some(replica) = any_of(at) {
+                tier.replicas.get_mut(&replica).unwrap().up = false;
+                tier.sessions.retain(|session| session.3 != replica);
+            }
+        }
+        Event::Flap(at) => {
+            if let Some(replica) = any_of(at) {
+                tier.replicas.get_mut(&replica).unwrap().up = false;
+            }
+        }
+        Event::Rise(at) => {
+            if let Some(replica) = pick(at, &|_, up| !up) {
+                tier.replicas.get_mut(&replica).unwrap().up = true;
+            }
+        }
+        Event::Forget(at) => {
+            if let Some(replica) = pick(at, &|_, up| !up) {
+                tier.forget(replica);
+            }
+        }
+    }
+}
+
+fn set(tier: &mut Tier, replica: Option<canal_model::ids::ReplicaNumber>, state: ReplicaState) {
+    if let Some(replica) = replica {
+        tier.replicas.get_mut(&replica).unwrap().state = state;
+    }
+}
+
+fn tier() -> Tier {
+    let mut tier = Tier::new(&[("a1", 2), ("a2", 2), ("b1", 2), ("b2", 1)], 3);
+    tier.plan();
+    tier.deliver_all();
+    tier
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever is late, and by how much: with planned changes, the owner of every session stays in its chain.
+    #[test]
+    fn no_owner_is_dropped_by_planned_changes(events in proptest::collection::vec(planned(), 1..250)) {
+        let mut tier = tier();
+        for event in events {
+            apply(&mut tier, event);
+            prop_assert!(tier.orphans().is_empty(), "{:?}", tier.orphans());
+        }
+    }
+
+    /// While tables of two plans in a row are about, each packet of a session finds its owner.
+    #[test]
+    fn packets_find_their_owner_while_a_plan_spreads(events in proptest::collection::vec(planned(), 1..250)) {
+        let mut tier = tier();
+        for event in events {
+            if matches!(event, Event::Plan) {
+                tier.deliver_all();
+            }
+            apply(&mut tier, event);
+            for session in &tier.sessions {
+                prop_assert!(tier.reaches(session, around), "{session:?}");
+            }
+        }
+    }
+
+    /// With deaths as well, every plan and every step obeys the linter (`Tier::plan` asks it), and everything comes to rest.
+    #[test]
+    fn any_sequence_obeys_the_rules(events in proptest::collection::vec(anything(), 1..250)) {
+        let mut tier = tier();
+        for event in events {
+            apply(&mut tier, event);
+        }
+        tier.sessions.clear();
+        tier.replicas.values_mut().for_each(|replica| replica.up = true);
+        tier.settle();
+        tier.leave();
+        let before = tier.newest().number;
+        tier.settle();
+        prop_assert_eq!(before, tier.newest().number, "it never rests");
+        for table in tier.newest().services.values().flat_map(|service| service.tables.values()) {
+            prop_assert!(table.chains.iter().flatten().all(|seat| !seat.is_owner()));
+        }
+    }
+}
+
+/// Two replicas drain one after the other, and their sessions live on; a third joins, and a late redirector gets the packet.
+#[test]
+fn a_late_redirector_is_why_the_own_place_counts() {
+    let reaches = |rule: Rule| {
+        let mut tier = Tier::new(&[("a1", 2), ("a2", 1)], 1);
+        tier.demands.rules.standby = 0;
+        tier.settle();
+        let service = id(1);
+        let home = tier.newest().services[&service].placement.as_ref().unwrap().home.clone();
+        let owner = tier.open(service, &home, 5).unwrap();
+        for _ in 0..2 {
+            let head = tier.newest().services[&service].tables[&home].chains[5][0].replica;
+            tier.replicas.get_mut(&head).unwrap().state = ReplicaState::Draining;
+            tier.join("a1", ReplicaState::Active);
+            tier.plan();
+            let late = tier.has.clone();
+            tier.deliver_all();
+            if head != owner {
+                // All but the last head have it.
+                tier.has.insert(head, late[&head]);
+            }
+        }
+        let chain: Vec<u16> = tier.newest().services[&service].tables[&home].chains[5].iter().map(|seat| seat.replica.get()).collect();
+        assert_eq!(chain.len(), 3, "{chain:?}");
+        assert_eq!(number(chain[2].into()), owner);
+        tier.reaches(&tier.sessions[0], rule)
+    };
+    assert!(reaches(around));
+    assert!(!reaches(from_the_hop), "the design's rule has been mended otherwise: this test may go");
+}
