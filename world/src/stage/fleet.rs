@@ -28,7 +28,8 @@ impl Stage {
     pub(crate) fn add_gateway(&self, name: &str, az: &str, backend: &str) -> Result<()> {
         let _alone = self.alone();
         let before = self.design();
-        self.may_join(&before.topology, name, az, backend).map_err(|message| self.refusal(message))?;
+        let hosts: Vec<String> = self.posts().keys().cloned().collect();
+        decide_join(&before.topology, &hosts, name, az, backend).map_err(|message| self.refusal(message))?;
         let mut design = Design::clone(&before);
         let gateway = like_its_backend(&design.topology, name, az, backend);
         let host = self.number(&mut design.plan, &gateway)?;
@@ -41,27 +42,6 @@ impl Stage {
             let _ = self.unmake_gateway(&host);
         }
         made
-    }
-
-    /// Why a gateway cannot join, if so.
-    fn may_join(&self, topology: &Topology, name: &str, az: &str, backend: &str) -> std::result::Result<(), String> {
-        if !topology.is_tier() {
-            return Err("this world has no edges: its gateways are those of its file; add `edges` to it".into());
-        }
-        gateway_names(name, backend).map_err(|(what, mend)| format!("{what}; {mend}"))?;
-        if !topology.edges.iter().any(|edge| edge.az == az) {
-            let azs: Vec<&str> = topology.edges.iter().map(|edge| edge.az.as_str()).collect();
-            return Err(format!("there is no AZ {az:?} with an edge; use one of: {}", azs.join(", ")));
-        }
-        let posts = self.posts();
-        // The design still has a gateway that is being removed.
-        if posts.contains_key(name) || topology.gateways.iter().any(|gateway| gateway.name == name) {
-            return Err(format!("the name {name:?} is already taken; give it another name"));
-        }
-        if posts.len() >= HOSTS_MAX {
-            return Err(format!("the world has {} hosts, and {HOSTS_MAX} are the limit; remove some", posts.len()));
-        }
-        Ok(())
     }
 
     /// Plans the host under a number that was not in use lately.
@@ -218,6 +198,26 @@ impl Stage {
     }
 }
 
+/// Whether a gateway can join the `hosts` that are there. Errors: why not.
+fn decide_join(topology: &Topology, hosts: &[String], name: &str, az: &str, backend: &str) -> std::result::Result<(), String> {
+    if !topology.is_tier() {
+        return Err("this world has no edges: its gateways are those of its file; add `edges` to it".into());
+    }
+    gateway_names(name, backend).map_err(|(what, mend)| format!("{what}; {mend}"))?;
+    if !topology.edges.iter().any(|edge| edge.az == az) {
+        let azs: Vec<&str> = topology.edges.iter().map(|edge| edge.az.as_str()).collect();
+        return Err(format!("there is no AZ {az:?} with an edge; use one of: {}", azs.join(", ")));
+    }
+    // The topology still has a gateway that is being removed.
+    if hosts.iter().any(|host| host == name) || topology.gateways.iter().any(|gateway| gateway.name == name) {
+        return Err(format!("the name {name:?} is already taken; give it another name"));
+    }
+    if hosts.len() >= HOSTS_MAX {
+        return Err(format!("the world has {} hosts, and {HOSTS_MAX} are the limit; remove some", hosts.len()));
+    }
+    Ok(())
+}
+
 fn in_router(router: &RouterPlan, lines: Vec<String>) -> Batch {
     debug_assert_eq!(router.name, router_name(&router.az));
     Batch { netns: Some(router.netns.clone()), tool: Tool::Ip, lines }
@@ -245,5 +245,54 @@ fn like_its_backend(topology: &Topology, name: &str, az: &str, backend: &str) ->
         backend: Some(backend.to_owned()),
         outside: false,
         spot: Spot::default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn who_may_join() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
+        let tier = Topology::parse(&file, include_str!("../../topologies/tier.yaml")).expect("right");
+        let few = ["edge-1".to_owned(), "alpha/shop/web-0".to_owned()];
+        let many = vec![String::new(); HOSTS_MAX];
+        let good = ("gw-9", "az1", "b1");
+        for (what, hosts, (name, az, backend), expected) in [
+            ("one of its kind", &few[..], good, Ok(())),
+            ("one of a new backend", &few, ("gw-9", "az2", "b9"), Ok(())),
+            ("a name of the file, being removed", &few, ("gw-1a", "az1", "b1"), Err("is already taken")),
+            ("a name in use", &few, ("edge-1", "az1", "b1"), Err("is already taken")),
+            ("no name", &few, ("gw/9", "az1", "b1"), Err("is not a name")),
+            ("no backend", &few, ("gw-9", "az1", ""), Err("backend: \"\" is not a name")),
+            ("no AZ", &few, ("gw-9", "az3", "b1"), Err("there is no AZ \"az3\" with an edge")),
+            ("no room", &many, good, Err("2000 are the limit")),
+        ] {
+            match (decide_join(&tier, hosts, name, az, backend), expected) {
+                (Ok(()), Ok(())) => {}
+                (Err(said), Err(expected)) if said.contains(expected) => {}
+                (other, _) => panic!("{what}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_gateway_is_as_the_others_of_its_backend() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/reference.yaml");
+        let topology = Topology::load(&file).expect("right");
+        for (backend, workers, mtu, restart) in
+            [("b1", 1, None, Restart::Always), ("b2", 2, Some(1600), Restart::Never), ("b3", 1, None, Restart::Always)]
+        {
+            let gateway = like_its_backend(&topology, "gw9", "az1", backend);
+            let process = gateway.process.expect("a process");
+            assert_eq!((gateway.workers, gateway.mtu, process.restart), (workers, mtu, restart), "{backend}");
+        }
+        let mut empty = topology.clone();
+        empty.gateways.clear();
+        let first = like_its_backend(&empty, "gw9", "az1", "b1");
+        assert_eq!((first.workers, first.process.map(|process| process.restart)), (1, Some(Restart::Always)));
     }
 }

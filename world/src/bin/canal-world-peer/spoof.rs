@@ -142,3 +142,35 @@ fn send_raw(packet: &[u8], to: IpAddr) -> Result<()> {
     let socket = Socket::new(domain, Type::RAW, Some(Protocol::from(HEADER_IS_MINE)))?;
     socket.send_to(packet, &to).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_said_back_or_refused() {
+        let base = "from=10.1.1.2:1 to=10.1.200.1:80";
+        for (order, expected) in [
+            (base.to_owned(), "1 syn 10.1.1.2:1 > 10.1.200.1:80"),
+            (format!("{base} kind=udp count=3 payload=x"), "3 udp 10.1.1.2:1 > 10.1.200.1:80"),
+            ("from=[fd00::1]:1 to=[fd00::2]:2 kind=icmp".into(), "1 icmp [fd00::1]:1 > [fd00::2]:2"),
+            (format!("{base} vni=101 via=250.1.0.2"), "in vni 101 hop 0 from the own address by 250.1.0.2"),
+            (format!("{base} vni=1 via=250.1.0.2 outer=10.201.0.9 hop=3 torn=true"), "in vni 1 hop 3 from 10.201.0.9 by 250.1.0.2 torn"),
+            ("from=10.1.1.2:1".into(), "no to"),
+            ("to=10.1.1.2:1".into(), "no from"),
+            ("from=10.1.1.2:1 to=[fd00::2]:2".into(), "of two families"),
+            (format!("{base} kind=fin"), "kind=fin"),
+            (format!("{base} count=1000001"), "count=1000001 is more than 1000000"),
+            (format!("{base} vni=16777216 via=250.1.0.2"), "vni=16777216 has more than 24 bits"),
+            (format!("{base} vni=1"), "no via"),
+            (format!("{base} vni=1 via=250.1.0.2 torn=true"), "torn needs outer"),
+            (format!("{base} vni=1 via=250.1.0.2 mac=02:00"), "mac=02:00"),
+            (format!("{base} hop=1"), "\"hop\" is unknown here"),
+            (format!("{base} loud"), "\"loud\" is not NAME=VALUE"),
+        ] {
+            let words: Vec<&str> = order.split(' ').collect();
+            let said = read(&words).map_or_else(|error| error.to_string(), |order| order.to_string());
+            assert!(said.contains(expected), "{order}: {said}");
+        }
+    }
+}
