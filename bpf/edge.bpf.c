@@ -232,16 +232,15 @@ static __always_inline void fill_too_big6(struct too_big6 *a, const struct frame
 				sum_of(&a->icmp, sizeof(a->icmp)));
 }
 
-/* Makes the frame `length` bytes long by taking what is behind its Ethernet header, which is written anew. From the front and in
- * two steps at least, because that is the only way to be rid of a pending checksum: when the second step finds that its header is gone,
- * the kernel forgets it. */
+/* Makes the frame `length` bytes long by taking what is behind its Ethernet header; all of it is written anew. From the front,
+ * because then a pending checksum's header is gone too, and the kernel forgets the checksum with the next write (skb_postpull_rcsum). */
 static __always_inline int shorten(struct __sk_buff *skb, __u32 length)
 {
 	for (int i = 0; i < 20 && skb->len > length; i++) {
 		__u32 excess = skb->len - length;
-		__u32 step = excess > 0xf00 ? 0xf00 : i == 0 ? excess - 4 : excess;
 
-		if (bpf_skb_adjust_room(skb, -(__s32)step, BPF_ADJ_ROOM_MAC, 0))
+		/* The most that one call takes is 0xfff. */
+		if (bpf_skb_adjust_room(skb, -(__s32)(excess > 0xf00 ? 0xf00 : excess), BPF_ADJ_ROOM_MAC, 0))
 			return -1;
 	}
 	return skb->len != length;
