@@ -1,6 +1,8 @@
 //! The real process in a namespace of its own, beside a controller and replicas that the test plays: maps are filled, replicas die and come
 //! back, the agent is stopped, killed and started again without the controller, and what is flushed behind its back is put again.
 
+#[path = "../../../dataplane/offload/tests/frames/mod.rs"]
+mod frames;
 mod rig;
 
 use std::fs;
@@ -9,6 +11,7 @@ use std::time::{Duration, Instant};
 use canal_abi::tier::{AddressKey, NodeKey};
 use canal_model::program::{Kind, Node, Resource};
 use canal_offload::edge::{Edge as Loaded, Settings};
+use frames::{ACK, SYN, Tunnel, read, tcp};
 use rig::{Machine, ReplicaPage};
 
 /// The maps as another process sees them.
@@ -47,15 +50,34 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     let report = desk.lock().unwrap().reports.last().unwrap().1.clone();
     assert_eq!((report.az.as_str(), report.underlay.as_str(), report.generation), ("az1", "250.1.0.1", 1));
 
+    // With these maps the program takes a client's packet to a replica and the answer back.
+    for (client, to, inside) in
+        [("10.1.1.5:4711", "10.255.32.1:80", "240.0.0.5:80"), ("[fd01:1::5]:4711", "[fd02::1]:80", "[fdca:a1:0:240::5]:80")]
+    {
+        let loaded = maps(&m);
+        let sent = loaded.trial(&Tunnel::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(client, to, SYN, b""))).unwrap();
+        let line = read(&sent.frame);
+        assert!(line.starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 hop 0 ") && line.contains(inside), "{line}");
+        let sent = loaded.trial(&Tunnel::new("250.1.0.12", "250.1.0.1", 0xca0a1).frame(&tcp(inside, client, SYN | ACK, b""))).unwrap();
+        let line = read(&sent.frame);
+        assert!(line.starts_with("250.1.0.1 > 172.16.0.1 vni 0x65 hop 0 02ca0a010002 > 020000000001: ") && line.contains(to), "{line}");
+    }
+
+    // The regular report is a second away from now on; news does not wait for it.
+    desk.lock().unwrap().orders.next_ms = 1000;
+    std::thread::sleep(Duration::from_millis(1100));
+
     // A replica dies: packets leave it, and the controller hears, within a second.
     let died = Instant::now();
     two.close(&m.ns);
     m.until("down in the kernel", || up(&m, 2) == Some(2));
     let took = m.until("down at the controller", || m.seen().unwrap().1 == [("g1".to_string(), true), ("g2".to_string(), false)]);
-    assert!(died.elapsed() < Duration::from_secs(2), "{:?}, of it {took:?} after the kernel knew", died.elapsed());
+    assert!(died.elapsed() < Duration::from_secs(2) && took < Duration::from_millis(500), "{:?}, of it {took:?}", died.elapsed());
     assert!(m.metric("canal_edge_replica_changes_total{to=\"down\"} 1"));
     let two = ReplicaPage::open(&m.ns, [250, 1, 0, 12]);
     m.until("back", || up(&m, 2) == Some(1));
+    let took = m.until("back at the controller", || m.seen().unwrap().1.iter().all(|(_, up)| *up));
+    assert!(took < Duration::from_millis(500), "{took:?}");
 
     // A draining replica keeps its sessions, so it keeps its packets.
     one.draining.store(true, std::sync::atomic::Ordering::Relaxed);
