@@ -11,8 +11,8 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use canal_abi::tier::{
-    REDIRECTOR_COUNTS, RedirectorSettings, Replica, TUNNEL_COUNTS, Table, Throttle, ThrottleKey, address_be, redirector_count_name,
-    tunnel_count_name,
+    REDIRECTOR_COUNTS, RedirectorSettings, Replica, TUNNEL_COUNTS, Table, Throttle, ThrottleKey, address_be, address_of_be,
+    redirector_count_name, tunnel_count_name,
 };
 use canal_abi::{from_bytes, to_bytes};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ProgramInput};
@@ -58,7 +58,7 @@ pub struct Options {
     pub address: Ipv4Addr,
     /// The replica's number in bucket tables; 0: not known yet, and an earlier process's stays in force.
     pub number: u16,
-    /// The edge of the replica's AZ.
+    /// The edge of the replica's AZ; 0.0.0.0: not known yet, and an earlier process's stays in force.
     pub edge: Ipv4Addr,
     /// Bytes: the largest inner packet, with its IP header, that the tier takes.
     pub mtu: u32,
@@ -133,8 +133,11 @@ impl Redirector {
             object,
             tunnel,
         };
-        let number = if options.number == 0 { redirector.number()? } else { options.number };
-        redirector.set_self(number, options.edge)?;
+        let (number, edge) = redirector.own()?;
+        redirector.set_self(
+            if options.number == 0 { number } else { options.number },
+            if options.edge.is_unspecified() { edge } else { options.edge },
+        )?;
         Ok(redirector)
     }
 
@@ -158,9 +161,10 @@ impl Redirector {
         self.pins.map_or(Ok(()), |(a, b)| a.remove().and_then(|()| b.remove()))
     }
 
-    /// The replica's number in bucket tables, as the programs know it; 0: none.
-    pub fn number(&self) -> Result<u16, OffloadError> {
-        Ok(self.own[0].get(&0)?.map_or(0, |s| s.number as u16))
+    /// The replica's number in bucket tables and the edge of its AZ, as the programs know them; 0 and 0.0.0.0: not known.
+    pub fn own(&self) -> Result<(u16, Ipv4Addr), OffloadError> {
+        let held = self.own[0].get(&0)?.unwrap_or_default();
+        Ok((held.number as u16, address_of_be(held.edge_be)))
     }
 
     /// Tells the programs the replica's number in bucket tables, and the edge that they send to.

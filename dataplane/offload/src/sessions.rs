@@ -6,15 +6,15 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use canal_abi::tier::{SESSIONS_COUNTS, Session, SessionKey, SessionsCount, sessions_count_name};
+use canal_abi::tier::{SESSIONS_COUNTS, SESSIONS_MAX, Session, SessionKey, SessionsCount, sessions_count_name};
 use canal_abi::{from_bytes, to_bytes};
-use libbpf_rs::{MapCore, MapFlags, MapHandle, Object};
+use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 
 use crate::OffloadError;
 use crate::hook::{Direction, Hook};
 use crate::origins::sum_counter;
 use crate::sys::ktime_ns;
-use crate::tier;
+use crate::{journal, tier};
 
 /// Aligned as ELF wants it.
 #[repr(C, align(8))]
@@ -28,6 +28,8 @@ pub fn object_bytes() -> &'static [u8] {
 
 const PROGRAM: &str = "canal_sessions";
 const SOURCE: &str = "bpf/sessions.bpf.c";
+const OUTER: &str = "canal_sessions_outer";
+const INNER: &str = "canal_sessions_inner";
 
 /// A session table on one device.
 #[derive(Debug)]
@@ -43,11 +45,16 @@ impl Sessions {
     /// Watches both directions of `device` in the network namespace at the path `netns`, or in this thread's. Not for a device that
     /// has an edge's or a redirector's program: theirs is the same place.
     pub fn attach(netns: Option<&Path>, device: &str) -> Result<Self, OffloadError> {
-        let object = tier::load(SOURCE, object_bytes(), &[], None, None)?;
+        Self::attach_sized(netns, device, SESSIONS_MAX)
+    }
+
+    /// The same with tables of `max` sessions each.
+    pub fn attach_sized(netns: Option<&Path>, device: &str, max: u32) -> Result<Self, OffloadError> {
+        let object = load(max)?;
         let hook = |direction| Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction };
         let sessions = Self {
-            outer: (tier::map(&object, "canal_sessions_outer")?, AtomicU64::new(0)),
-            inner: (tier::map(&object, "canal_sessions_inner")?, AtomicU64::new(0)),
+            outer: (tier::map(&object, OUTER)?, AtomicU64::new(0)),
+            inner: (tier::map(&object, INNER)?, AtomicU64::new(0)),
             counts: tier::map(&object, "canal_sessions_counts")?,
             hooks: [hook(Direction::Ingress), hook(Direction::Egress)],
             object,
@@ -76,10 +83,30 @@ impl Sessions {
         Ok((sweep(&self.outer, oldest)?, sweep(&self.inner, oldest)?))
     }
 
+    /// Runs the program over one frame, without a device; tables and counters see it. For tests.
+    pub fn trial(&self, frame: &[u8]) -> Result<(), OffloadError> {
+        let input = ProgramInput { data_in: Some(frame), ..ProgramInput::default() };
+        let program = tier::program(&self.object, PROGRAM)?;
+        program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source }).map(drop)
+    }
+
     /// The program's name and how many instructions the verifier walked: the budget that a test holds.
     pub fn verified_insns(&self) -> Result<(&'static str, u32), OffloadError> {
         Ok((PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?))
     }
+}
+
+fn load(max: u32) -> Result<Object, OffloadError> {
+    journal::install();
+    let _ = journal::last_words();
+    let err = |source| OffloadError::Refused { object: SOURCE, source, journal: journal::last_words() };
+    let mut open = ObjectBuilder::default().open_memory(object_bytes()).map_err(err)?;
+    for mut map in open.maps_mut() {
+        if map.name() == OUTER || map.name() == INNER {
+            map.set_max_entries(max).map_err(err)?;
+        }
+    }
+    open.load().map_err(err)
 }
 
 fn sweep((map, gone): &(MapHandle, AtomicU64), oldest: u64) -> Result<u64, OffloadError> {

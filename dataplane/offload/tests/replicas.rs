@@ -279,7 +279,7 @@ fn gateway(dir: &str, with_tables: bool) {
     let dir = std::path::Path::new(dir);
     let mut options = options(None, 2, Some(dir));
     if !with_tables {
-        options.number = 0;
+        (options.number, options.edge) = (0, Ipv4Addr::UNSPECIFIED);
     }
     let redirector = Redirector::attach(&options).unwrap();
     let doors = Doors::attach(None, Some(dir)).unwrap();
@@ -289,7 +289,7 @@ fn gateway(dir: &str, with_tables: bool) {
     let listener = TcpListener::bind("[::]:20000").unwrap();
     doors.set(Door::Plain, &listener).unwrap();
     serve(listener, 2);
-    assert_eq!((redirector.number().unwrap(), redirector.is_attached()), (2, true));
+    assert_eq!((redirector.own().unwrap(), redirector.is_attached()), ((2, underlay(0)), true));
     assert_eq!(redirector.is_adopted(), doors.is_adopted());
     say(if redirector.is_adopted() { "attached: adopted" } else { "attached: new" });
     pause();
