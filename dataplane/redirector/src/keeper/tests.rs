@@ -1,0 +1,124 @@
+//! What is written when: against maps in memory that can refuse.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+
+use canal_kit::metrics::Registry;
+
+use super::*;
+use crate::content::tests::{replica, table_of, throttle};
+use crate::content::{Orders, decide_content};
+
+/// The maps, and what was written in order.
+#[derive(Default)]
+pub(crate) struct Memory {
+    pub(crate) tables: BTreeMap<u32, u32>,
+    pub(crate) replicas: BTreeMap<u16, Slot>,
+    pub(crate) hosts: BTreeMap<Ipv4Addr, u16>,
+    pub(crate) throttles: BTreeMap<Scope, Rates>,
+    pub(crate) own: Option<(u16, Option<Ipv4Addr>)>,
+    pub(crate) log: Vec<String>,
+    /// Refuses tables.
+    pub(crate) full: bool,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Shared(pub(crate) Arc<Mutex<Memory>>);
+
+fn put<K: Ord + Copy, V: Copy>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+}
+
+impl Kernel for Shared {
+    fn put_table(&mut self, service: u32, table: Option<&BucketTable>) -> Result<(), String> {
+        let mut m = self.0.lock().unwrap();
+        if m.full && table.is_some() {
+            return Err("full".into());
+        }
+        m.log.push(format!("{}table {service}", if table.is_some() { "+" } else { "-" }));
+        put(&mut m.tables, service, table.map(|t| t.version));
+        Ok(())
+    }
+    fn put_replica(&mut self, number: u16, slot: Option<Slot>) -> Result<(), String> {
+        let mut m = self.0.lock().unwrap();
+        m.log.push(format!("{}replica {number}", if slot.is_some() { "+" } else { "-" }));
+        put(&mut m.replicas, number, slot);
+        Ok(())
+    }
+    fn put_host(&mut self, host: Ipv4Addr, number: Option<u16>) -> Result<(), String> {
+        put(&mut self.0.lock().unwrap().hosts, host, number);
+        Ok(())
+    }
+    fn put_throttle(&mut self, scope: Scope, rates: Option<Rates>) -> Result<(), String> {
+        put(&mut self.0.lock().unwrap().throttles, scope, rates);
+        Ok(())
+    }
+    fn put_own(&mut self, number: u16, edge: Option<Ipv4Addr>) -> Result<(), String> {
+        self.0.lock().unwrap().own = Some((number, edge));
+        Ok(())
+    }
+    fn found(&mut self) -> Result<Found, String> {
+        let m = self.0.lock().unwrap();
+        Ok(Found {
+            tables: m.tables.keys().copied().collect(),
+            replicas: m.replicas.keys().copied().collect(),
+            hosts: m.hosts.keys().copied().collect(),
+            throttles: m.throttles.keys().copied().collect(),
+        })
+    }
+    fn counts(&mut self) -> Result<Vec<(&'static str, &'static str, u64)>, String> {
+        Ok(vec![("redirector", "new", 3)])
+    }
+    fn repair(&mut self) -> Result<bool, String> {
+        Ok(false)
+    }
+}
+
+fn orders(hosts: &[&str]) -> Orders {
+    let hosts: BTreeSet<Ipv4Addr> = hosts.iter().map(|h| h.parse().unwrap()).collect();
+    Orders { number: 1, edge: None, hosts, drain: false }
+}
+
+#[test]
+fn what_an_earlier_process_left_stays_until_it_is_known_to_be_stale() {
+    let memory = Shared::default();
+    {
+        let mut m = memory.0.lock().unwrap();
+        m.tables = [(7, 1), (8, 1)].into();
+        m.hosts = [("250.1.0.9".parse().unwrap(), 0)].into();
+        m.replicas = [(1, Slot { address: "250.1.0.1".parse().unwrap(), up: true }), (9, Slot { address: "250.1.0.9".parse().unwrap(), up: true })].into();
+        m.throttles = [(Scope::Tenant(1), Rates { sessions: Default::default(), packets: Default::default() })].into();
+    }
+    let az = "az1".parse().unwrap();
+    let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&Registry::new())).unwrap();
+    assert_eq!(memory.0.lock().unwrap().log, Vec::<String>::new());
+    let all = [table_of("alpha/default/web", 7, "az1", 2, &[1]), replica("gw-1", 1, "250.1.0.1", true), throttle(None, None, 5)];
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None)), 0);
+    {
+        let m = memory.0.lock().unwrap();
+        assert_eq!(m.log, ["+replica 1", "+table 7", "-table 8", "-replica 9"], "new before old");
+        assert_eq!((m.hosts.len(), m.own, m.throttles.len()), (1, None, 1), "who may speak is not known before there are orders");
+    }
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, Some(&orders(&["250.1.0.1"])))), 0);
+    let m = memory.0.lock().unwrap();
+    assert_eq!(m.hosts, [("250.1.0.1".parse().unwrap(), 1)].into());
+    assert_eq!(m.own, Some((1, None)));
+    assert_eq!(m.log.len(), 4, "what is right stays untouched");
+}
+
+#[test]
+fn what_the_kernel_refuses_is_tried_again() {
+    let (memory, registry, az) = (Shared::default(), Registry::new(), "az1".parse().unwrap());
+    let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&registry)).unwrap();
+    let content = decide_content([table_of("alpha/default/web", 7, "az1", 2, &[1])].iter(), &az, None);
+    memory.0.lock().unwrap().full = true;
+    assert_eq!(keeper.reconcile(&content), 1);
+    assert!(registry.render().contains("canal_redirector_map_write_failures_total{map=\"canal_tables\"} 1"), "{}", registry.render());
+    memory.0.lock().unwrap().full = false;
+    assert_eq!(keeper.reconcile(&content), 0);
+    let m = memory.0.lock().unwrap();
+    assert_eq!(m.tables, [(7, 2)].into());
+}

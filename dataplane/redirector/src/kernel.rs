@@ -1,0 +1,127 @@
+//! The real maps: the keeper's words as elements of the redirector's maps, and the gateway's sockets in its doors.
+
+use std::net::Ipv4Addr;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+
+use canal_abi::tier::{self as abi, Table, ThrottleKey, address_be, address_of_be};
+use canal_model::program::{BucketTable, Rate};
+use canal_offload::OffloadError;
+use canal_offload::doors::{Door, Doors};
+use canal_offload::redirector::{Limit, Limits, Options, Redirector};
+
+use crate::content::{Rates, Scope, Slot};
+use crate::keeper::{Found, Kernel};
+
+/// The redirector's programs on this process's network namespace.
+pub struct Programs {
+    redirector: Redirector,
+    doors: Doors,
+    options: Options,
+}
+
+impl Programs {
+    /// Loads, takes over what an earlier process left, and puts the programs in place. Sessions that are open go on.
+    pub fn attach(options: Options, pin_dir: Option<&PathBuf>) -> Result<Self, OffloadError> {
+        let doors = Doors::attach(options.netns.as_deref(), pin_dir.map(PathBuf::as_path))?;
+        let redirector = Redirector::attach(&options)?;
+        Ok(Self { redirector, doors, options })
+    }
+
+    /// Opens the doors: from now on sessions to service addresses come to these sockets.
+    pub fn open_doors(&self, hbone: Option<&impl AsFd>, plain: Option<&impl AsFd>, dns: Option<&impl AsFd>) -> Result<(), OffloadError> {
+        hbone.map_or(Ok(()), |fd| self.doors.set(Door::Hbone, fd))?;
+        plain.map_or(Ok(()), |fd| self.doors.set(Door::Plain, fd))?;
+        dns.map_or(Ok(()), |fd| self.doors.set(Door::Dns, fd))
+    }
+}
+
+fn text<T>(done: Result<T, OffloadError>) -> Result<T, String> {
+    done.map_err(|e| e.to_string())
+}
+
+fn element(table: &BucketTable) -> Table {
+    let mut element = Table { vni: table.vni.get(), version: table.version, ..Table::default() };
+    for (row, chain) in element.chain.iter_mut().zip(&table.chains) {
+        for (place, number) in row.iter_mut().zip(chain) {
+            *place = number.get();
+        }
+    }
+    element
+}
+
+fn key(scope: Scope) -> ThrottleKey {
+    match scope {
+        Scope::Service(id) => ThrottleKey { scope: abi::THROTTLE_SERVICE, id },
+        Scope::Tenant(id) => ThrottleKey { scope: abi::THROTTLE_TENANT, id },
+    }
+}
+
+fn limits(rates: Rates) -> Limits {
+    let limit = |r: Rate| (r.per_second > 0).then_some(Limit { rate: r.per_second.into(), burst: r.burst.into() });
+    Limits { sessions: limit(rates.sessions), packets: limit(rates.packets) }
+}
+
+impl Kernel for Programs {
+    fn put_table(&mut self, service: u32, table: Option<&BucketTable>) -> Result<(), String> {
+        text(match table {
+            Some(table) => self.redirector.tables().put(&service, &element(table)),
+            None => self.redirector.tables().remove(&service),
+        })
+    }
+
+    fn put_replica(&mut self, number: u16, slot: Option<Slot>) -> Result<(), String> {
+        let number = u32::from(number);
+        text(match slot {
+            Some(slot) => self.redirector.replicas().put(&number, &abi::Replica::new(slot.address, slot.up)),
+            None => self.redirector.replicas().remove(&number),
+        })
+    }
+
+    fn put_host(&mut self, host: Ipv4Addr, number: Option<u16>) -> Result<(), String> {
+        text(match number {
+            Some(number) => self.redirector.hosts().put(&address_be(host), &number.into()),
+            None => self.redirector.hosts().remove(&address_be(host)),
+        })
+    }
+
+    fn put_throttle(&mut self, scope: Scope, rates: Option<Rates>) -> Result<(), String> {
+        text(match rates {
+            Some(rates) => self.redirector.set_throttle(&key(scope), &limits(rates)),
+            None => self.redirector.remove_throttle(&key(scope)),
+        })
+    }
+
+    fn put_own(&mut self, number: u16, edge: Option<Ipv4Addr>) -> Result<(), String> {
+        // An edge that is gone stays where answers go until there is another: sessions may outlive its agent's silence.
+        let edge = edge.unwrap_or(self.options.edge);
+        text(self.redirector.set_self(number, edge))?;
+        (self.options.number, self.options.edge) = (number, edge);
+        Ok(())
+    }
+
+    fn found(&mut self) -> Result<Found, String> {
+        let r = &self.redirector;
+        let scope = |k: ThrottleKey| if k.scope == abi::THROTTLE_SERVICE { Scope::Service(k.id) } else { Scope::Tenant(k.id) };
+        Ok(Found {
+            tables: text(r.tables().all())?.into_keys().collect(),
+            replicas: text(r.replicas().all())?.into_keys().filter_map(|n| u16::try_from(n).ok()).collect(),
+            hosts: text(r.hosts().all())?.into_keys().map(address_of_be).collect(),
+            throttles: text(r.throttles())?.into_keys().map(scope).collect(),
+        })
+    }
+
+    fn counts(&mut self) -> Result<Vec<(&'static str, &'static str, u64)>, String> {
+        let of = |program, counts: Vec<(&'static str, u64)>| counts.into_iter().map(move |(what, n)| (program, what, n));
+        let redirector = of("redirector", text(self.redirector.counts())?);
+        Ok(redirector.chain(of("tunnel", text(self.redirector.tunnel_counts())?)).chain(of("doors", text(self.doors.counts())?)).collect())
+    }
+
+    fn repair(&mut self) -> Result<bool, String> {
+        if self.redirector.is_attached() {
+            return Ok(false);
+        }
+        text(self.redirector.go_live(&self.options))?;
+        Ok(true)
+    }
+}
