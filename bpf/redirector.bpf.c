@@ -174,8 +174,6 @@ static __noinline int is_listening(struct __sk_buff *skb, const struct frame *f)
 	struct bpf_sock *sk;
 	__u32 length;
 
-	if (!f)
-		return 0;
 	length = socket_tuple(&tuple, &f->flow.source, 0, &f->flow.destination, f->flow.destination_port_be, f->v6);
 	if (f->kind == FRAME_ECHO)
 		return 1;
@@ -220,8 +218,6 @@ static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
 	int owner = NOBODY;
 	__u32 length;
 
-	if (!f)
-		return NOBODY;
 	if (f->kind == FRAME_ERROR)
 		length = socket_tuple(&tuple, &f->about.destination, f->about.destination_port_be, &f->about.source, f->about.source_port_be,
 				      f->v6);
@@ -382,8 +378,6 @@ static __noinline int dialled_here(struct __sk_buff *skb, const struct frame *f)
 	int dialled = DIALLED_HERE;
 	__u32 length;
 
-	if (!f)
-		return DIALLED_NOBODY;
 	if (f->kind == FRAME_ERROR)
 		length = socket_tuple(&tuple, &f->about.destination, f->about.destination_port_be, &f->about.source, f->about.source_port_be,
 				      f->v6);

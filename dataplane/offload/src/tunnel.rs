@@ -146,7 +146,7 @@ fn ip(args: &[&str], input: Option<&str>) -> Result<(bool, String, String), Offl
 
 fn find() -> Result<Found, OffloadError> {
     let rules = |family| ip(&[family, "rule", "show"], None).map(|(_, text, _)| text);
-    let has_ipv6 = Path::new("/proc/sys/net/ipv6").exists();
+    let has_ipv6 = fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6").is_ok_and(|off| off.trim() == "0");
     let (is_there, link, _) = ip(&["-details", "-oneline", "link", "show", "dev", TUNNEL_DEVICE], None)?;
     Ok(Found {
         link: is_there.then_some(link),

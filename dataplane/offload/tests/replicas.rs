@@ -1,17 +1,21 @@
 //! Redirector, tunnel and doors on replicas in namespaces, with real connections through a stand-in for the edge: where sessions begin, and
 //! that they go on where they began while tables change and gateways die.
 
+mod frames;
 mod lab;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
 use canal_offload::doors::{Door, Doors};
-use canal_offload::redirector::{Options, Redirector};
+use canal_offload::redirector::{self, Options, Redirector};
+use canal_offload::sessions::Sessions;
 use lab::{Client, Netns, case, pause, say};
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -274,7 +278,121 @@ fn a_gateway_that_is_gone_leaves_its_redirector_and_nobody_waits() {
     assert!(!left.contains("tier0") && !left.contains("240"), "{left}");
 }
 
-/// The child of the test above: a gateway's process with everything it keeps in the kernel.
+#[test]
+fn programs_are_replaced_under_load_without_losing_a_byte() {
+    let mut t = Tier::new(2, &[1, 2]);
+    let mut s = t.dial(V4).unwrap();
+    assert_eq!(ask(&mut s), "1: who\n");
+    t.fill(&[2, 1]);
+    t.steer(2);
+    let done = Arc::new(AtomicBool::new(false));
+    let asking = {
+        let done = Arc::clone(&done);
+        std::thread::spawn(move || {
+            let (mut asked, mut slowest) = (0u32, Duration::ZERO);
+            while !done.load(Ordering::Relaxed) {
+                let began = Instant::now();
+                assert_eq!(ask(&mut s), "1: who\n");
+                slowest = slowest.max(began.elapsed());
+                asked += 1;
+            }
+            (asked, slowest)
+        })
+    };
+    for _ in 0..10 {
+        for (i, n) in [(0, 1), (1, 2)] {
+            // Loaded and filled first, as a process does that found no pins.
+            let o = options(Some(&t.members[i].netns), n, None);
+            let next = Redirector::load(&o).unwrap();
+            fill(&next, &[2, 1], 0);
+            next.go_live(&o).unwrap();
+            assert!(next.is_attached() && !t.members[i].redirector.is_attached());
+            t.members[i].redirector = next;
+        }
+    }
+    done.store(true, Ordering::Relaxed);
+    let (asked, slowest) = asking.join().unwrap();
+    assert!(asked > 50 && slowest < Duration::from_millis(190), "{asked} answers, the slowest after {slowest:?}: a segment was sent again");
+}
+
+#[test]
+fn the_tunnel_device_is_made_anew_only_if_it_has_to_be() {
+    let edge = make_edge();
+    let netns = make_replica(&edge, 1);
+    let index = || {
+        let shown = Command::new("ip").args(["-n", netns.name(), "-oneline", "link", "show", "dev", "tier0"]).output().unwrap().stdout;
+        String::from_utf8(shown).unwrap().split(':').next().unwrap().to_string()
+    };
+    let mut o = options(Some(&netns), 1, None);
+    let first = Redirector::attach(&o).unwrap();
+    let made = index();
+    let second = Redirector::attach(&o).unwrap();
+    assert_eq!(index(), made);
+    assert!(second.is_attached() && !first.is_attached());
+    o.mtu = 1300;
+    Redirector::attach(&o).unwrap();
+    assert_eq!(index(), made, "the size of packets can change");
+    (o.tunnels, o.tunnel_port) = (0, 0);
+    let third = Redirector::attach(&o).unwrap();
+    assert_ne!(index(), made, "source ports cannot");
+    assert!(third.is_attached());
+    netns.ip("link del tier0");
+    assert!(!third.is_attached());
+    third.go_live(&o).unwrap();
+    assert!(third.is_attached(), "repaired");
+    third.remove().unwrap();
+    redirector::remove(Some(&netns.path()), "eth0", None).unwrap();
+    let e = Redirector::attach(&Options { device: "eth9".into(), ..options(Some(&netns), 1, None) }).unwrap_err().to_string();
+    assert!(e.contains("eth9"), "{e}");
+}
+
+#[test]
+fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
+    let t = Tier::new(1, &[1]);
+    let r = &t.members[0];
+    let before: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
+    let send = |from: &str, to: &str, mark: u32| {
+        let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+        r.netns.within(|| {
+            let s = Socket::new(Domain::for_address(to), Type::DGRAM, None).unwrap();
+            s.bind(&from.into()).unwrap();
+            s.set_mark(mark).unwrap();
+            s.send_to(b"hello", &to.into()).unwrap()
+        });
+    };
+    r.netns.ip("route add 10.9.9.9/32 via 169.254.202.1 dev tier0 onlink");
+    for (case, from, to, mark, counter) in [
+        ("the service", "240.0.0.7:9", "10.1.1.2:9", 0, "service"),
+        ("the service v6", "[fdca:a1:0:240::7]:9", "[fd01::2]:9", 0, "service"),
+        ("a dial", "250.1.0.2:9", "10.1.2.2:9", TENANT, "dialled"),
+        ("a dial v6", "[fdca:a1:0:250::fa01:2]:9", "[fd02::2]:9", TENANT, "dialled"),
+        ("a service with a mark", "240.0.0.7:9", "10.1.1.2:9", TENANT, "drop_source"),
+        ("the replica without a mark", "250.1.0.2:9", "10.9.9.9:9", 0, "drop_source"),
+        ("the tier's own VNI as a mark", "250.1.0.2:9", "10.1.2.2:9", 0xca0a1, "drop_mark"),
+        ("a mark that is no VNI", "250.1.0.2:9", "10.1.2.2:9", 0x0100_0000, "drop_mark"),
+    ] {
+        let had: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
+        send(from, to, mark);
+        let has: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
+        assert_eq!(has[counter] - had[counter], 1, "{case}: {has:?}");
+    }
+    assert_eq!(before["drop_key"], 0);
+}
+
+#[test]
+fn the_sessions_of_a_replica_are_few_outside_and_many_inside() {
+    let t = Tier::new(1, &[1]);
+    let table = Sessions::attach(Some(&t.edge.path()), "e1").unwrap();
+    let mut all: Vec<TcpStream> = (0..40).map(|_| t.dial(V4).unwrap()).collect();
+    all.iter_mut().for_each(|s| assert_eq!(ask(s), "1: who\n"));
+    let (outer, inner) = table.sessions().unwrap();
+    // The stand-in for the edge uses a port for each flow, the replica four for all.
+    assert!(inner == 40 && outer <= 44, "{outer} outside, {inner} inside");
+    let of_replica = outer.saturating_sub(40);
+    assert!(of_replica <= 4, "{of_replica}");
+}
+
+/// The child of a test above: a gateway's process with everything it keeps in the kernel.
 fn gateway(dir: &str, with_tables: bool) {
     let dir = std::path::Path::new(dir);
     let mut options = options(None, 2, Some(dir));
@@ -348,6 +466,29 @@ fn the_gateway_dials_tenants_by_mark_and_hears_only_them() {
     }
     assert!(t.count(1, "answer") > 0);
     assert_eq!(t.count(1, "drop_crossed"), 0);
+    // What is left of a connection that is gone here is reset, by the tenant's own VNI.
+    let reset = |from: &str, to: &str| {
+        let dialled = || r.redirector.tunnel_counts().unwrap().into_iter().find(|(n, _)| *n == "dialled").unwrap().1;
+        // The connections before this one are still being closed.
+        let mut before = dialled();
+        loop {
+            std::thread::sleep(Duration::from_millis(150));
+            match std::mem::replace(&mut before, dialled()) {
+                last if last == before => break,
+                _ => {}
+            }
+        }
+        t.edge.within(|| {
+            let (source, to_ip): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+            let raw = Socket::new(Domain::for_address(source), Type::RAW, Some(Protocol::from(255))).unwrap();
+            raw.bind(&SocketAddr::new(source.ip(), 0).into()).unwrap();
+            raw.send_to(&frames::tcp(from, to, frames::ACK, b"late"), &SocketAddr::new(to_ip.ip(), 0).into()).unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(dialled() - before, 1, "{from}");
+    };
+    reset("10.1.2.2:8081", "250.1.0.2:999");
+    reset("[fd02::2]:8081", "[fdca:a1:0:250::fa01:2]:999");
     // The tenant's endpoint answers by another tenant's VNI: nothing of that is heard.
     t.edge.ip("rule del from 10.1.2.2 lookup 112");
     t.edge.ip("rule add from 10.1.2.2 lookup 113");
@@ -401,6 +542,21 @@ fn the_doors_are_three_and_shut_by_themselves() {
         assert_eq!((&b[..n], from), (&b"question"[..], to.parse().unwrap()));
     }
     assert!([Door::Hbone, Door::Plain, Door::Dns].into_iter().all(|d| r.doors.is_open(d)));
+    let group = [0; 2].map(|_| {
+        r.netns.within(|| {
+            let s = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
+            s.set_reuse_port(true).unwrap();
+            s.bind(&"[::]:20080".parse::<SocketAddr>().unwrap().into()).unwrap();
+            s.listen(128).unwrap();
+            TcpListener::from(s)
+        })
+    });
+    r.doors.set(Door::Plain, &group[0]).unwrap();
+    for (n, listener) in group.into_iter().enumerate() {
+        serve(listener, 3 + n as u8);
+    }
+    let answers: HashSet<String> = (0..40).map(|_| ask(&mut t.dial(V4).unwrap())).collect();
+    assert_eq!(answers, HashSet::from(["3: who\n".into(), "4: who\n".into()]), "both of the group");
     r.doors.shut(Door::Hbone).unwrap();
     r.doors.shut(Door::Hbone).unwrap();
     let _own = r.netns.listen("[::]:15008");
