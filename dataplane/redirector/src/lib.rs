@@ -9,6 +9,7 @@
 mod agent;
 pub mod content;
 mod counts;
+pub mod dns;
 pub mod keeper;
 pub mod kernel;
 mod report;
