@@ -131,7 +131,9 @@ impl fmt::Display for Note {
                 write!(f, "{service}: its tenant asks for home AZ {az}, which has no backend; add one there, or change the tenant")
             }
             Note::NoBackend { service } => write!(f, "{service}: there is no gateway backend; start a replica"),
-            Note::NoReplica { service, az } => write!(f, "{service}: no active replica of its backends is up in {az}; start or undrain one"),
+            Note::NoReplica { service, az } => {
+                write!(f, "{service}: no active replica of its backends is up in {az}; start or undrain one")
+            }
             Note::Held { service, az, buckets, owners } => write!(
                 f,
                 "{service}: {} buckets in {az} keep their head, their chains are full of sessions of replicas {}; let drains end first",
@@ -185,8 +187,10 @@ fn chains_in<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Vec<Seat>>, D::Error
         };
         Ok(Seat { replica: ReplicaNumber::new(replica).map_err(D::Error::custom)?, left })
     };
-    let chains: Vec<Vec<Seat>> =
-        text.split(',').map(|chain| chain.split(' ').filter(|part| !part.is_empty()).map(seat).collect()).collect::<Result<_, D::Error>>()?;
+    let chains: Vec<Vec<Seat>> = text
+        .split(',')
+        .map(|chain| chain.split(' ').filter(|part| !part.is_empty()).map(seat).collect())
+        .collect::<Result<_, D::Error>>()?;
     if chains.len() != BUCKETS || chains.iter().any(|chain| chain.len() > CHAIN) {
         return Err(D::Error::custom(format!("a table has {BUCKETS} chains of at most {CHAIN} replicas")));
     }

@@ -1,3 +1,38 @@
-//! Figures of the paper, computed.
+//! The paper's figures that are computed, not measured: who shares which backends (Fig. 19), what failures take down, and what the
+//! cloud resources cost (Table 5). It plans with the controller's own planner, and measures nothing.
+
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod blast;
+mod cost;
+mod shards;
+mod tier;
+
+use clap::{Parser, Subcommand};
+
+/// Computes figures of the Canal paper with Canal's planner.
+#[derive(Parser)]
+#[command(version, about)]
+struct Arguments {
+    #[command(subcommand)]
+    figure: Figure,
+}
+
+#[derive(Subcommand)]
+enum Figure {
+    /// Fig. 19: which backends services share, and how even the load is.
+    Shards(tier::Size),
+    /// The blast radius of 1 to 8 failures at once: shuffle sharding beside plain sharding.
+    Blast(blast::Arguments),
+    /// Table 5: what redirectors and tunnels save, from measured costs.
+    Cost(cost::Costs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Arguments::parse().figure {
+        Figure::Shards(size) => print!("{}", shards::figure(&size)?),
+        Figure::Blast(arguments) => print!("{}", blast::figure(&arguments)?),
+        Figure::Cost(costs) => print!("{}", cost::figure(&costs)?),
+    }
+    Ok(())
+}

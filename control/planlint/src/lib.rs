@@ -217,7 +217,14 @@ fn check_numbers(plan: &Plan, findings: &mut Vec<Finding>) {
     }
 }
 
-fn check_tables(sites: &BTreeMap<&AzName, Site>, demands: &Demands, number: u32, service: &PlannedService, noted: &Noted, findings: &mut Vec<Finding>) {
+fn check_tables(
+    sites: &BTreeMap<&AzName, Site>,
+    demands: &Demands,
+    number: u32,
+    service: &PlannedService,
+    noted: &Noted,
+    findings: &mut Vec<Finding>,
+) {
     let Some(placement) = &service.placement else { return };
     for az in placement.backends.keys().filter(|az| !service.tables.contains_key(*az)) {
         findings.push(Finding::NoTable { service: service.key.clone(), az: az.clone() });

@@ -33,7 +33,14 @@ pub fn step(step: &Step) -> Vec<Finding> {
     findings
 }
 
-fn check_service(step: &Step, crowded: &BTreeSet<ServiceId>, id: ServiceId, old: &PlannedService, new: &PlannedService, findings: &mut Vec<Finding>) {
+fn check_service(
+    step: &Step,
+    crowded: &BTreeSet<ServiceId>,
+    id: ServiceId,
+    old: &PlannedService,
+    new: &PlannedService,
+    findings: &mut Vec<Finding>,
+) {
     if old.number != new.number {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
@@ -49,7 +56,8 @@ fn check_service(step: &Step, crowded: &BTreeSet<ServiceId>, id: ServiceId, old:
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
     let is_touched = from.backends.iter().any(|(az, backends)| backends.iter().any(|backend| !stays(az, backend)));
     let may_exchange = is_touched || !is_whole(from) || crowded.contains(&id) || from.home != to.home;
-    let mut left: Vec<_> = from.all().filter(|backend| step.fleet.backends.contains_key(*backend) && !to.all().any(|other| other == *backend)).collect();
+    let mut left: Vec<_> =
+        from.all().filter(|backend| step.fleet.backends.contains_key(*backend) && !to.all().any(|other| other == *backend)).collect();
     if may_exchange && left.len() <= 1 || from.home != to.home {
         left.clear();
     }
@@ -59,7 +67,8 @@ fn check_service(step: &Step, crowded: &BTreeSet<ServiceId>, id: ServiceId, old:
 /// Services all of whose backends are another's, and those others.
 fn crowded(plan: &Plan) -> BTreeSet<ServiceId> {
     let shared = Noted::of(plan).shared;
-    let backends = |service: &PlannedService| -> BTreeSet<BackendName> { service.placement.iter().flat_map(Placement::all).cloned().collect() };
+    let backends =
+        |service: &PlannedService| -> BTreeSet<BackendName> { service.placement.iter().flat_map(Placement::all).cloned().collect() };
     let noted: Vec<_> = plan.services.values().filter(|service| shared.contains(&service.key)).map(backends).collect();
     let is_crowded = |service: &PlannedService| {
         let own = backends(service);
@@ -87,7 +96,9 @@ fn check_table(
     for (bucket, (before, after)) in before.chains.iter().zip(&after.chains).enumerate() {
         let full_of_owners = after.len() == CHAIN;
         for seat in before.iter().filter(|seat| !after.iter().any(|other| other.replica == seat.replica)) {
-            if may_own(step, id, bucket, *seat, before) && !(full_of_owners && !step.fleet.replicas[&seat.replica].up) {
+            let is_up = step.fleet.replicas.get(&seat.replica).is_some_and(|replica| replica.up);
+            // A dead owner may make place in a full chain.
+            if may_own(step, id, bucket, *seat, before) && (is_up || !full_of_owners) {
                 findings.push(Finding::OwnerDropped { service: service(), az: az_name(), bucket, replica: seat.replica });
             }
         }

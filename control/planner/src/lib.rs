@@ -52,7 +52,8 @@ pub fn plan(fleet: &Fleet, demands: &Demands, ownership: &Ownership, parent: Opt
                 tables.insert(az.clone(), table);
             }
         }
-        let service = PlannedService { key: demand.key.clone(), vni: demand.vni, number: numbers.get(id).copied().unwrap_or(0), placement, tables };
+        let service =
+            PlannedService { key: demand.key.clone(), vni: demand.vni, number: numbers.get(id).copied().unwrap_or(0), placement, tables };
         address::check(&service, fleet, demands, &mut notes);
         services.insert(*id, service);
     }

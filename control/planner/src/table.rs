@@ -203,7 +203,9 @@ fn move_heads(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetReplica], 
     for bucket in movers {
         let chain = &mut table.chains[bucket];
         let best = missing.iter().filter(|(_, missing)| **missing > 0).map(|(number, missing)| (*number, *missing)).min_by_key(
-            |(number, missing)| (cost(chain, *number), std::cmp::Reverse(*missing), mix([asked.service.get().into(), number.get().into(), 2])),
+            |(number, missing)| {
+                (cost(chain, *number), std::cmp::Reverse(*missing), mix([asked.service.get().into(), number.get().into(), 2]))
+            },
         );
         let Some((head, _)) = best else { continue };
         if promote(chain, head, asked, vacant.contains(&bucket)) {

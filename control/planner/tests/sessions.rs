@@ -1,5 +1,6 @@
 //! Sessions through planned and unplanned changes of the fleet, in a model of the tier where everything may be late.
 
+#[allow(dead_code, reason = "each test takes its part")]
 mod sim;
 
 use canal_model::fleet::ReplicaState;

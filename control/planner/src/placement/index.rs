@@ -18,7 +18,10 @@ impl Set {
         slots.iter().fold(Set::default(), |set, slot| set.with(*slot))
     }
     pub(super) fn slots(self) -> impl Iterator<Item = Slot> {
-        std::iter::successors(Some(self.0), |word| Some(word >> 16)).map(|word| word as u16).take_while(|slot| *slot != 0).map(|slot| slot - 1)
+        std::iter::successors(Some(self.0), |word| Some(word >> 16))
+            .map(|word| word as u16)
+            .take_while(|slot| *slot != 0)
+            .map(|slot| slot - 1)
     }
     pub(super) fn has(self, slot: Slot) -> bool {
         self.slots().any(|other| other == slot)
@@ -100,7 +103,8 @@ mod tests {
         let id = |n| ServiceId::new(n).unwrap();
         let mut index = Index::default();
         index.add(&Set::of(&[1, 2, 3]), id(1));
-        for (slots, expected) in [(&[1, 2, 3][..], Some(1)), (&[1, 2], Some(1)), (&[1, 2, 3, 4], Some(1)), (&[1, 2, 4], None), (&[4], None)] {
+        for (slots, expected) in [(&[1, 2, 3][..], Some(1)), (&[1, 2], Some(1)), (&[1, 2, 3, 4], Some(1)), (&[1, 2, 4], None), (&[4], None)]
+        {
             assert_eq!(index.clash(&Set::of(slots)), expected.map(id), "{slots:?}");
         }
         index.add(&Set::of(&[1, 2, 4]), id(2));

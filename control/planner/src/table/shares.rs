@@ -24,7 +24,8 @@ fn counts(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant) -> Cou
 /// Shares `total` out evenly; who has most already gets what cannot be divided, so that least moves. `(have, tie)` by key.
 fn split<K: Ord + Copy>(total: usize, have: &BTreeMap<K, (usize, u64)>) -> BTreeMap<K, usize> {
     let Some((each, rest)) = total.checked_div(have.len()).map(|each| (each, total % have.len())) else { return BTreeMap::new() };
-    let mut order: Vec<(std::cmp::Reverse<usize>, u64, K)> = have.iter().map(|(key, (have, tie))| (std::cmp::Reverse(*have), *tie, *key)).collect();
+    let mut order: Vec<(std::cmp::Reverse<usize>, u64, K)> =
+        have.iter().map(|(key, (have, tie))| (std::cmp::Reverse(*have), *tie, *key)).collect();
     order.sort_unstable();
     order.into_iter().enumerate().map(|(at, (_, _, key))| (key, each + usize::from(at < rest))).collect()
 }
@@ -63,9 +64,15 @@ pub(super) fn missing(table: &PlannedTable, asked: &Asked, heads: &[&FleetReplic
 
 /// The buckets that get another head, in the order in which they should choose: first those whose head may not be one. Of replicas with
 /// too many, the shortest chains move; full ones do not, as there is no hurry.
-pub(super) fn movers(table: &PlannedTable, heads: &[&FleetReplica], vacant: &Vacant, missing: &mut BTreeMap<ReplicaNumber, i64>) -> Vec<usize> {
+pub(super) fn movers(
+    table: &PlannedTable,
+    heads: &[&FleetReplica],
+    vacant: &Vacant,
+    missing: &mut BTreeMap<ReplicaNumber, i64>,
+) -> Vec<usize> {
     let may: BTreeSet<ReplicaNumber> = heads.iter().map(|head| head.number).collect();
-    let has_head = |bucket: &usize| !vacant.contains(bucket) && table.chains[*bucket].first().is_some_and(|head| may.contains(&head.replica));
+    let has_head =
+        |bucket: &usize| !vacant.contains(bucket) && table.chains[*bucket].first().is_some_and(|head| may.contains(&head.replica));
     let mut movers: Vec<usize> = (0..BUCKETS).filter(|bucket| !has_head(bucket)).collect();
     let mut rich: Vec<usize> = (0..BUCKETS).filter(has_head).collect();
     let owners = |bucket: usize| table.chains[bucket].iter().filter(|seat| seat.is_owner()).count();

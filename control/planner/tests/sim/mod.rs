@@ -1,4 +1,5 @@
 //! A tier that runs on plans: replicas and an edge that get plans late, sessions that are opened and closed, reports that arrive late. A
+
 //! plain model of the redirector's rules; nothing of it is fast, and it decides nothing that the planner decides.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -100,13 +101,7 @@ impl Tier {
         assert!(is_crowded || told(&next) == told(&again), "a plan from itself tells something else: {}", difference(&next, &again));
         assert_eq!(canal_planlint::check(&fleet, &self.demands, &next), []);
         if let Some(before) = self.plans.last() {
-            let step = canal_planlint::Step {
-                fleet: &fleet,
-                demands: &self.demands,
-                ownership: &self.ownership,
-                before,
-                after: &next,
-            };
+            let step = canal_planlint::Step { fleet: &fleet, demands: &self.demands, ownership: &self.ownership, before, after: &next };
             let placed = |plan: &Plan| plan.services.values().map(|service| service.placement.clone()).collect::<Vec<_>>();
             assert_eq!(canal_planlint::step(&step), [], "{:?}, then {:?}", placed(before), placed(step.after));
         }
@@ -213,7 +208,8 @@ impl Tier {
     /// Draining replicas that no chain needs any more leave.
     pub(crate) fn leave(&mut self) {
         let newest = self.newest();
-        let draining = self.replicas.values().filter(|replica| replica.state == ReplicaState::Draining && newest.seats(replica.number) == 0);
+        let draining =
+            self.replicas.values().filter(|replica| replica.state == ReplicaState::Draining && newest.seats(replica.number) == 0);
         let gone: BTreeSet<ReplicaNumber> = draining.map(|replica| replica.number).collect();
         for replica in gone {
             assert!(self.sessions.iter().all(|session| session.3 != replica), "replica {replica:?} may leave, and owns sessions");
@@ -233,13 +229,23 @@ impl Tier {
 pub(crate) type Rule = fn(&[ReplicaNumber], ReplicaNumber, usize, &dyn Fn(ReplicaNumber) -> bool) -> Option<(ReplicaNumber, usize)>;
 
 /// The design's rule: the next place from the hop on.
-pub(crate) fn from_the_hop(chain: &[ReplicaNumber], here: ReplicaNumber, hop: usize, is_up: &dyn Fn(ReplicaNumber) -> bool) -> Option<(ReplicaNumber, usize)> {
+pub(crate) fn from_the_hop(
+    chain: &[ReplicaNumber],
+    here: ReplicaNumber,
+    hop: usize,
+    is_up: &dyn Fn(ReplicaNumber) -> bool,
+) -> Option<(ReplicaNumber, usize)> {
     let place = (hop..chain.len()).find(|place| chain[*place] != here && is_up(chain[*place]))?;
     Some((chain[place], place + 1))
 }
 
 /// From one's own place on, around; the hop only counts visits, to at most 8.
-pub(crate) fn around(chain: &[ReplicaNumber], here: ReplicaNumber, hop: usize, is_up: &dyn Fn(ReplicaNumber) -> bool) -> Option<(ReplicaNumber, usize)> {
+pub(crate) fn around(
+    chain: &[ReplicaNumber],
+    here: ReplicaNumber,
+    hop: usize,
+    is_up: &dyn Fn(ReplicaNumber) -> bool,
+) -> Option<(ReplicaNumber, usize)> {
     let own = chain.iter().position(|replica| *replica == here);
     let from = match own {
         Some(own) if hop > 0 => own + 1,
@@ -251,7 +257,9 @@ pub(crate) fn around(chain: &[ReplicaNumber], here: ReplicaNumber, hop: usize, i
 
 /// What data planes learn of a plan.
 fn told(plan: &Plan) -> Vec<canal_model::program::BucketTable> {
-    let tables = |(id, service): (&ServiceId, &canal_model::plan::PlannedService)| service.tables.keys().map(|az| (*id, az.clone())).collect::<Vec<_>>();
+    let tables = |(id, service): (&ServiceId, &canal_model::plan::PlannedService)| {
+        service.tables.keys().map(|az| (*id, az.clone())).collect::<Vec<_>>()
+    };
     plan.services.iter().flat_map(tables).filter_map(|(id, az)| plan.table(id, &az)).collect()
 }
 
