@@ -121,8 +121,9 @@ impl Edge {
     /// Loads without attaching, so that new maps can be filled before [`Edge::go_live`].
     pub fn load(settings: &Settings, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
         let pins = pin_dir.map(|d| TierPins::open(d, "edge")).transpose()?;
-        let adopted = pins.as_ref().is_some_and(TierPins::has_maps);
+        let found = pins.as_ref().and_then(TierPins::found);
         let object = tier::load("bpf/edge.bpf.c", object_bytes(), MAPS, pins.as_ref(), Some((SETTINGS, to_bytes(&settings.plain()))))?;
+        let adopted = found.is_some() && pins.as_ref().and_then(TierPins::found) == found;
         let counts = tier::map(&object, "canal_edge_counts")?;
         Ok(Self {
             hook: None,

@@ -3,6 +3,7 @@
 //! `<dir>/<program>-v<ABI>/<map>`. No links: the programs are held by the devices' filters, see [`crate::hook`].
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use canal_abi::tier::ABI;
@@ -44,6 +45,11 @@ impl TierPins {
         fs::read_dir(self.maps()).is_ok_and(|mut d| d.next().is_some())
     }
 
+    /// Which maps are pinned: a number that changes when they are let go for new ones; `None`: there are none.
+    pub(crate) fn found(&self) -> Option<u64> {
+        fs::metadata(self.maps()).ok().filter(|_| self.has_maps()).map(|m| m.ino())
+    }
+
     fn forget_maps(&self) -> Result<(), OffloadError> {
         pins::remove_tree(&self.maps()).map_err(|source| OffloadError::Pins { dir: self.maps(), step: "removing maps", source })
     }
@@ -67,6 +73,9 @@ impl TierPins {
     }
 }
 
+/// What libbpf says of a pinned map that is not as the object wants it. Any other failure leaves the maps alone.
+const MISFIT: &str = "parameter mismatch";
+
 /// Loads `bytes`. Maps named in `pinned` are taken over from `pins` or pinned there; `settings` names a read-only section and what it holds.
 pub(crate) fn load(
     name: &'static str,
@@ -77,7 +86,7 @@ pub(crate) fn load(
 ) -> Result<Object, OffloadError> {
     journal::install();
     match (try_load(name, bytes, pinned, pins, settings), pins) {
-        (Err(OffloadError::Refused { source, journal, .. }), Some(p)) if p.has_maps() => {
+        (Err(OffloadError::Refused { source, journal, .. }), Some(p)) if journal.contains(MISFIT) => {
             // Maps of the same ABI number but another shape: forwarding stops until the agent has filled new ones, which is better than never.
             tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
             p.forget_maps()?;

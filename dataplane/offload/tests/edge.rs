@@ -124,10 +124,7 @@ const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
 /// Case, frame, where it goes, what it is then, counter.
 type Sent = (&'static str, Vec<u8>, &'static str, &'static str, &'static str);
 
-fn sent_to_replicas() -> Vec<Sent> {
-    let answer = tcp(SVC, POD, ACK, b"answer");
-    let answer6 = udp(SVC6, POD6, b"answer");
-    let cut = udp("10.9.0.1:53", POD, &[0; 600]);
+fn asked() -> Vec<Sent> {
     let options = with_ip4(tcp(POD, SVC, SYN, b""), 0x4000, &[1, 1, 1, 0]);
     let mut summed = Tunnel::new(NODE, EDGE, TENANT);
     (summed.summed, summed.hop) = (true, 9);
@@ -173,6 +170,21 @@ fn sent_to_replicas() -> Vec<Sent> {
             "to_replica",
         ),
         (
+            "the same addresses in another tenant",
+            Tunnel::new("172.20.0.20", EDGE, 0x71).frame(&tcp(POD, SVC, SYN, b"")),
+            "250.1.0.1 > 250.1.0.3 vni 0xca0a1 hop 0 02ca0a010002 > 02ca0a010001: ",
+            "tcp 10.1.1.2:4711 > 240.0.0.12:80",
+            "to_replica",
+        ),
+    ]
+}
+
+fn answered_by_pods() -> Vec<Sent> {
+    let answer = tcp(SVC, POD, ACK, b"answer");
+    let answer6 = udp(SVC6, POD6, b"answer");
+    let cut = udp("10.9.0.1:53", POD, &[0; 600]);
+    vec![
+        (
             "an error about an answer",
             from_node(&unreachable("10.1.1.2", "10.9.0.1", &answer, 28)),
             TO_REPLICA,
@@ -192,13 +204,6 @@ fn sent_to_replicas() -> Vec<Sent> {
             TO_REPLICA,
             "icmp 1/4 fd01:1::2 > fdca:a1:0:240::1:203 about udp [fdca:a1:0:240::1:203]:80 > [fd01:1::2]:4711",
             "icmp_translated",
-        ),
-        (
-            "the same addresses in another tenant",
-            Tunnel::new("172.20.0.20", EDGE, 0x71).frame(&tcp(POD, SVC, SYN, b"")),
-            "250.1.0.1 > 250.1.0.3 vni 0xca0a1 hop 0 02ca0a010002 > 02ca0a010001: ",
-            "tcp 10.1.1.2:4711 > 240.0.0.12:80",
-            "to_replica",
         ),
         (
             "a pod's answer",
@@ -295,7 +300,7 @@ fn sent_to_nodes() -> Vec<Sent> {
 #[test]
 fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
     let e = world(&SETTINGS);
-    for (case, frame, outside, inside, counter) in sent_to_replicas().into_iter().chain(sent_to_nodes()) {
+    for (case, frame, outside, inside, counter) in [asked(), answered_by_pods(), sent_to_nodes()].concat() {
         let (verdict, out, moved) = run(&e, &frame);
         assert_eq!((verdict, &moved[..]), (SENT, &[counter][..]), "{case}");
         assert_eq!(out.len(), frame.len(), "{case}");
@@ -306,17 +311,12 @@ fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
 }
 
 /// Case, frame, counter.
-fn refused() -> Vec<(&'static str, Vec<u8>, &'static str)> {
+type Refused = (&'static str, Vec<u8>, &'static str);
+
+fn by_their_addresses() -> Vec<Refused> {
     let node = |from: &str, vni: u32, inner: &[u8]| Tunnel::new(from, EDGE, vni).frame(inner);
     let syn = tcp(POD, SVC, SYN, b"");
     let answer = tcp(IN, POD, ACK, b"");
-    let echoed = echo("10.9.0.1", "10.1.1.2", false);
-    let edit = |mut f: Vec<u8>, at: usize, to: u8| {
-        f[at] = to;
-        f
-    };
-    let mut hop6 = ip(a("fd01:1::2"), a("fd09::1"), 44, &[6, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]);
-    hop6.extend([0; 4]);
     vec![
         ("another tenant's VNI", node(NODE, 0x71, &syn), "drop_stranger"),
         ("nobody's VNI", node(NODE, 0x99, &syn), "drop_stranger"),
@@ -353,9 +353,21 @@ fn refused() -> Vec<(&'static str, Vec<u8>, &'static str)> {
         ("no replica is up; behind the end of the chain is nobody", from_node(&tcp(POD, "10.9.0.10:80", SYN, b"")), "drop_replica"),
         ("no node has the client", from_replica(&tcp(IN, "10.1.3.2:4711", ACK, b"")), "drop_node"),
         ("no node has the endpoint", dial(&tcp("250.1.0.2:5000", "10.1.3.2:80", SYN, b"")), "drop_node"),
+    ]
+}
+
+fn by_their_form() -> Vec<Refused> {
+    let syn = tcp(POD, SVC, SYN, b"");
+    let echoed = echo("10.9.0.1", "10.1.1.2", false);
+    let edit = |mut f: Vec<u8>, at: usize, to: u8| {
+        f[at] = to;
+        f
+    };
+    let fragment6 = ip(a("fd01:1::2"), a("fd09::1"), 44, &[6, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0]);
+    vec![
         ("a first fragment", from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x2000, &[])), "drop_fragment"),
         ("a later fragment", from_node(&with_ip4(udp(POD, SVC, b"12345678"), 0x0004, &[])), "drop_fragment"),
-        ("a fragment v6", from_node(&hop6), "drop_fragment"),
+        ("a fragment v6", from_node(&fragment6), "drop_fragment"),
         ("an outer first fragment", edit(from_node(&syn), 20, 0x20), "drop_fragment"),
         ("an outer later fragment", edit(from_node(&syn), 21, 3), "drop_fragment"),
         (
@@ -393,7 +405,7 @@ fn refused() -> Vec<(&'static str, Vec<u8>, &'static str)> {
 #[test]
 fn every_refusal_has_a_counter() {
     let e = world(&SETTINGS);
-    for (case, frame, counter) in refused() {
+    for (case, frame, counter) in [by_their_addresses(), by_their_form()].concat() {
         let (verdict, _, moved) = run(&e, &frame);
         assert_eq!((verdict, &moved[..]), (DROPPED, &[counter][..]), "{case}");
     }
