@@ -98,50 +98,11 @@ impl Vms {
 pub(crate) fn figure(costs: &Costs) -> anyhow::Result<String> {
     costs.check()?;
     let mut text = String::new();
-    writeln!(text, "assumptions")?;
-    writeln!(
-        text,
-        "  a VM is bounded by sessions at the underlay or by CPU, whichever is reached first; memory and the least number of VMs that a"
-    )?;
-    writeln!(
-        text,
-        "  backend needs are not counted. Full of sessions ({:.0} %), a replica uses {:.0} % of its CPU; it may use {:.0} %.",
-        100.0 * costs.session_level,
-        100.0 * costs.cpu_at_level,
-        100.0 * costs.cpu_level
-    )?;
-    writeln!(
-        text,
-        "  load balancers are VMs of the same kind, and hold each client session once; replicas hold {} more for each, to endpoints.",
-        costs.upstream
-    )?;
-    writeln!(
-        text,
-        "  per request: L7 {} µs, redirector {} µs ({:.1} × less), tunnels {} µs, load balancer {} µs",
-        costs.l7_us,
-        costs.packets * costs.redirector_us,
-        costs.l7_us / (costs.packets * costs.redirector_us),
-        costs.packets * costs.tunnel_us,
-        costs.lb_us
-    )?;
-    writeln!(
-        text,
-        "  sessions of a replica at the underlay: {} without tunnels, {} with",
-        costs.sessions * (1.0 + costs.upstream),
-        costs.tunnel_sessions
-    )?;
+    assumptions(&mut text, costs)?;
     let vms = costs.vms(costs.cpu_level);
-    writeln!(
-        text,
-        "\nVMs for each 100 replicas: before {:.0}, with redirectors {:.0}, with tunnels as well {:.0}",
-        100.0 * vms.before,
-        100.0 * vms.redirector,
-        100.0 * vms.both
-    )?;
+    let [before, redirector, both] = [vms.before, vms.redirector, vms.both].map(|vms| 100.0 * vms);
+    writeln!(text, "\nVMs for each 100 replicas: before {before:.0}, with redirectors {redirector:.0}, with tunnels as well {both:.0}")?;
     writeln!(text, "\n             redirector  tunneling (of what is left)  both")?;
-    let row = |name: &str, (redirector, tunneling, both): (f64, f64, f64)| {
-        format!("{name:<12} {redirector:>8.1} % {tunneling:>9.1} % {both:>24.1} %")
-    };
     writeln!(text, "{}", row("Canal", vms.saved()))?;
     for (name, redirector, tunneling, both) in PAPER {
         writeln!(text, "{}", row(name, (redirector, tunneling, both)))?;
@@ -150,26 +111,60 @@ pub(crate) fn figure(costs: &Costs) -> anyhow::Result<String> {
         text,
         "(the paper's columns multiply: both = 1 - (1 - redirector)(1 - tunneling), so tunneling is of what redirectors leave)"
     )?;
-    let work = 1.0 + costs.packets * (costs.redirector_us + costs.tunnel_us) / costs.l7_us;
-    let implied = PAPER.map(|(_, _, tunneling, _)| 100.0 * costs.cpu_at_level * work / (1.0 - tunneling / 100.0));
-    let bounds = (implied.iter().copied().fold(f64::MAX, f64::min), implied.iter().copied().fold(0.0, f64::max));
-    writeln!(
-        text,
-        "(by this model the paper's regions let their CPUs be {:.0} to {:.0} % busy; the default lies between, so that row is no proof)",
-        bounds.0, bounds.1
-    )?;
-    let upstream = PAPER.map(|(_, redirector, _, _)| 100.0 / redirector - 2.0);
-    let bounds = (upstream.iter().copied().fold(f64::MAX, f64::min), upstream.iter().copied().fold(f64::MIN, f64::max));
-    writeln!(
-        text,
-        "(and have {:.1} to {:.1} sessions to endpoints for each client session, if load balancers are bounded by sessions)",
-        bounds.0, bounds.1
-    )?;
+    implied(&mut text, costs)?;
     writeln!(text, "\nby how busy a CPU may be")?;
     for level in [0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8] {
         writeln!(text, "{}", row(&format!("{:.0} %", 100.0 * level), costs.vms(level).saved()))?;
     }
     Ok(text)
+}
+
+fn row(name: &str, (redirector, tunneling, both): (f64, f64, f64)) -> String {
+    format!("{name:<12} {redirector:>8.1} % {tunneling:>9.1} % {both:>24.1} %")
+}
+
+fn assumptions(text: &mut String, costs: &Costs) -> std::fmt::Result {
+    let [full, used, level] = [costs.session_level, costs.cpu_at_level, costs.cpu_level].map(|share| 100.0 * share);
+    let (redirector, tunnels) = (costs.packets * costs.redirector_us, costs.packets * costs.tunnel_us);
+    writeln!(text, "assumptions")?;
+    writeln!(
+        text,
+        "  a VM is bounded by sessions at the underlay or by CPU, whichever is reached first; memory and the least number of VMs"
+    )?;
+    writeln!(
+        text,
+        "  that a backend needs are not counted. Full of sessions ({full:.0} %), a replica uses {used:.0} % of its CPU; it may use {level:.0} %."
+    )?;
+    writeln!(
+        text,
+        "  load balancers are VMs of the same kind and hold each client session once; a replica holds {} more for each, to endpoints.",
+        costs.upstream
+    )?;
+    writeln!(
+        text,
+        "  per request: L7 {} µs, redirector {redirector} µs ({:.1} × less), tunnels {tunnels} µs, load balancer {} µs.",
+        costs.l7_us,
+        costs.l7_us / redirector,
+        costs.lb_us
+    )?;
+    let sessions = costs.sessions * (1.0 + costs.upstream);
+    writeln!(text, "  sessions of a replica at the underlay: {sessions} without tunnels, {} with.", costs.tunnel_sessions)
+}
+
+/// What the paper's regions must be like if this model is right.
+fn implied(text: &mut String, costs: &Costs) -> std::fmt::Result {
+    let range = |values: [f64; 4]| (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
+    let work = 1.0 + costs.packets * (costs.redirector_us + costs.tunnel_us) / costs.l7_us;
+    let (least, most) = range(PAPER.map(|(_, _, tunneling, _)| 100.0 * costs.cpu_at_level * work / (1.0 - tunneling / 100.0)));
+    writeln!(
+        text,
+        "(by this model the paper's regions keep CPUs {least:.0} to {most:.0} % busy; the default lies between, so that row is no proof)"
+    )?;
+    let (least, most) = range(PAPER.map(|(_, redirector, _, _)| 100.0 / redirector - 2.0));
+    writeln!(
+        text,
+        "(and have {least:.1} to {most:.1} sessions to endpoints for each client session, if load balancers are bounded by sessions)"
+    )
 }
 
 #[cfg(test)]
