@@ -1,11 +1,12 @@
 //! A namespace with an edge's device, replicas that answer health probes, and the folders of an edge. All is removed on drop; what a
 //! killed run left behind is removed by the next one. Needs root.
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 pub(crate) mod controller;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -191,13 +192,23 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
+    /// Beside a controller that the test plays.
     pub(crate) fn new() -> Self {
+        let mut controller = None;
+        let mut machine = Self::beside(|ns, folder| {
+            let listener = ns.within(|| TcpListener::bind("127.0.0.1:0").unwrap());
+            let desk = Desk { resources: resources(), generation: 1, ..Desk::default() };
+            controller.insert(Controller::start(listener, folder, Arc::new(Mutex::new(desk)))).address
+        });
+        machine.controller = Mutex::new(controller);
+        machine
+    }
+
+    /// Beside the controller that `start` starts in the namespace; it writes `root.pem` and `token` to the folder.
+    pub(crate) fn beside(start: impl FnOnce(&Netns, &Path) -> SocketAddr) -> Self {
         let (ns, dir) = (Netns::new(), tempfile::tempdir().unwrap());
-        let listener = ns.within(|| TcpListener::bind("127.0.0.1:0").unwrap());
-        let desk = Desk { resources: resources(), generation: 1, ..Desk::default() };
-        let controller = Controller::start(listener, dir.path(), Arc::new(Mutex::new(desk)));
-        let address = format!("https://{}", controller.address);
-        Self { ns, controller: Mutex::new(Some(controller)), dir, address }
+        let address = format!("https://{}", start(&ns, dir.path()));
+        Self { ns, controller: Mutex::new(None), dir, address }
     }
 
     pub(crate) fn pins(&self) -> PathBuf {
