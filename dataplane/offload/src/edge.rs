@@ -101,6 +101,15 @@ pub struct Edge {
     counts: MapHandle,
 }
 
+/// How a device received the frame of an [`Edge::trial_as`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Received {
+    /// Bytes of payload of each of the segments that make up the packet (GSO); 0: it is one packet.
+    pub segment: u16,
+    /// Whether the device summed the packet up (CHECKSUM_COMPLETE): the kernel verifies that the program kept the sum true.
+    pub is_summed: bool,
+}
+
 /// What the program made of one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trial {
@@ -224,15 +233,21 @@ impl Edge {
 
     /// Runs the program over one frame, without a device; counters count it. For tests and for the question "why is this dropped".
     pub fn trial(&self, frame: &[u8]) -> Result<Trial, OffloadError> {
-        self.trial_gso(frame, 0)
+        self.trial_as(frame, &Received::default())
     }
 
-    /// The same over a packet that a device would cut into segments of so many bytes of payload; 0: over an ordinary one.
-    pub fn trial_gso(&self, frame: &[u8], segment: u16) -> Result<Trial, OffloadError> {
+    /// The same over a frame as a device would have received it. Errors: [`OffloadError::Trial`], also if the program made a sum false
+    /// that the device had reported.
+    pub fn trial_as(&self, frame: &[u8], received: &Received) -> Result<Trial, OffloadError> {
         let mut out = vec![0; frame.len() + 256];
-        let mut context = tier::context(segment);
-        let input =
-            ProgramInput { data_in: Some(frame), data_out: Some(&mut out), context_in: Some(&mut context), ..ProgramInput::default() };
+        let mut context = tier::context(received.segment);
+        let input = ProgramInput {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            context_in: Some(&mut context),
+            flags: if received.is_summed { libbpf_sys::BPF_F_TEST_SKB_CHECKSUM_COMPLETE } else { 0 },
+            ..ProgramInput::default()
+        };
         let program = tier::program(&self.object, PROGRAM)?;
         let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
         let frame = ran.data.map(|d| d.to_vec()).unwrap_or_default();

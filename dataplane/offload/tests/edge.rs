@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use canal_abi::tier::{Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI, Table, address_be};
 use canal_model::ids::ServiceId;
-use canal_offload::edge::{Edge, Settings};
+use canal_offload::edge::{Edge, Received, Settings};
 use canal_wire::tier::flow_hash;
 use frames::{ACK, FIN, HEAD, SYN, Tunnel, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
 
@@ -99,8 +99,10 @@ fn counts(e: &Edge) -> HashMap<&'static str, u64> {
 
 /// Runs the frame and says which counters moved.
 fn run(e: &Edge, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
+    let summed = e.trial_as(frame, &Received { is_summed: true, ..Received::default() }).unwrap();
     let before = counts(e);
     let t = e.trial(frame).unwrap();
+    assert_eq!(t, summed);
     let moved = counts(e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
     (t.verdict, t.frame, moved)
 }
@@ -553,8 +555,10 @@ fn sizes() -> Vec<(&'static str, Vec<u8>, u16, Result<&'static str, &'static str
 fn what_is_too_big_is_answered_as_the_address_that_was_dialled() {
     let e = world(&SETTINGS);
     for (case, inner, segment, wanted) in sizes() {
+        let summed = e.trial_as(&from_node(&inner), &Received { segment, is_summed: true }).unwrap();
         let before = counts(&e);
-        let t = e.trial_gso(&from_node(&inner), segment).unwrap();
+        let t = e.trial_as(&from_node(&inner), &Received { segment, ..Received::default() }).unwrap();
+        assert_eq!(t, summed, "{case}");
         let moved: Vec<_> = counts(&e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
         match wanted {
             Ok(answer) => {
