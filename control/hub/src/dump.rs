@@ -21,6 +21,7 @@ pub(crate) fn catalog(catalog: &Catalog, only: Option<&str>, subscribers: &[api:
     json!({
         "generation": catalog.generation.0,
         "tenants": tenants,
+        "tier": catalog.provider.iter().filter(|_| only.is_none()).flat_map(|v| v.entries.values()).map(|e| entry(e)).collect::<Vec<_>>(),
         "subscribers": subscribers.iter().map(subscriber).collect::<Vec<_>>(),
     })
 }

@@ -278,6 +278,32 @@ mod tests {
     }
 
     #[test]
+    fn a_gateway_may_be_held_to_a_backend() {
+        let row = |token: &str, rest: &str| format!("- {{tokenSha256: {}, {rest}}}\n", hex(token));
+        let gateway = |token: &str, name: &str, backend: &str| row(token, &format!("kind: gateway, name: {name}, az: az1{backend}"));
+        let text = [
+            gateway("t1", "g1", ", backend: b1"),
+            gateway("t2", "g1", ", backend: b1"),
+            gateway("t3", "g2", ""),
+            row("t4", "kind: edge, name: e1, az: az1"),
+        ]
+        .concat();
+        let p = Principals::parse(&text).unwrap();
+        let backend = |token: &str| p.backend(p.find(&TokenHash::of(token)).unwrap()).map(ToString::to_string);
+        assert_eq!(["t1", "t2", "t3", "t4"].map(backend), [Some("b1".into()), Some("b1".into()), None, None]);
+        assert_eq!(p.find(&TokenHash::of("t4")).unwrap().to_string(), "edge e1");
+        for (text, part) in [
+            ([gateway("t1", "g1", ", backend: b1"), gateway("t2", "g1", ", backend: b2")].concat(), "says backend b1"),
+            (gateway("t1", "g1", ", backend: B"), "backend name"),
+            (row("t1", "kind: edge, name: e1, az: az1, backend: b1"), "only a gateway"),
+            (row("t1", "kind: edge, name: e1, tenant: alpha"), "remove tenant"),
+        ] {
+            let faults = Principals::parse(&text).err().unwrap();
+            assert!(faults.len() == 1 && faults[0].contains(part), "{faults:?}");
+        }
+    }
+
+    #[test]
     fn the_number_of_entries_is_limited() {
         let row = |i: usize| format!("- {{tokenSha256: {i:064x}, kind: operator, name: o{i}}}\n");
         let text: String = (0..=PRINCIPALS_MAX).map(row).collect();

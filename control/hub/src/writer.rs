@@ -41,7 +41,7 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Tier {
     /// Gateway addresses and bucket tables.
-    pub(crate) tenants: BTreeMap<TenantName, Vec<Resource>>,
+    pub(crate) tenants: BTreeMap<TenantName, Arc<Vec<Resource>>>,
     /// Replicas.
     pub(crate) provider: Vec<Resource>,
     pub(crate) whereabouts: Arc<Whereabouts>,
@@ -180,7 +180,11 @@ impl Writer {
     fn take_tier(&mut self, tier: Tier) -> Result<Generation, StoreError> {
         let generation = self.store.next_generation()?;
         for (name, view) in &mut self.catalog.tenants {
-            let planned = tier.tenants.get(name).cloned().unwrap_or_default();
+            let (planned, before) = (tier.tenants.get(name), self.tier.tenants.get(name));
+            if planned.zip(before).is_some_and(|(p, b)| Arc::ptr_eq(p, b)) {
+                continue;
+            }
+            let planned = planned.map(|p| p.to_vec()).unwrap_or_default();
             if let Some(next) = view.with_tier(planned, generation) {
                 *view = Arc::new(next);
             }
@@ -330,7 +334,7 @@ impl Writer {
 
     fn publish_all(&mut self, next: Vec<(TenantName, Compiled)>, generation: Generation) {
         for (name, mut compiled) in next {
-            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flatten().cloned());
+            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flat_map(|planned| planned.iter().cloned()));
             let before = self.catalog.tenants.get(&name);
             let view = TenantView::next(before.map(Arc::as_ref), compiled, generation);
             self.catalog.tenants.insert(name, Arc::new(view));

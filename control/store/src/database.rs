@@ -6,7 +6,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, TrustDomain};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, TrustDomain};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::error::StoreError;
@@ -52,18 +52,26 @@ pub struct Limits {
     pub edits: usize,
     /// The largest service id given out: 24 bits.
     pub service_ids: u32,
+    /// The largest replica number given out.
+    pub replica_numbers: u16,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { objects_per_tenant: OBJECTS_PER_TENANT_MAX, object_bytes: OBJECT_BYTES_MAX, edits: EDITS_MAX, service_ids: (1 << 24) - 1 }
+        Self {
+            objects_per_tenant: OBJECTS_PER_TENANT_MAX,
+            object_bytes: OBJECT_BYTES_MAX,
+            edits: EDITS_MAX,
+            service_ids: (1 << 24) - 1,
+            replica_numbers: ReplicaNumber::MAX,
+        }
     }
 }
 
 /// The store. One process opens it; all methods block for at most a few disk flushes.
 pub struct Store {
     path: PathBuf,
-    limits: Limits,
+    pub(crate) limits: Limits,
     inner: Mutex<Inner>,
 }
 

@@ -8,8 +8,8 @@ use canal_model::fleet::ReplicaState;
 use canal_model::ids::{AzName, BackendName, EdgeName, ReplicaName, ReplicaNumber, ServiceId};
 use canal_model::plan::{Note, Plan, PlannedService};
 use redb::{ReadableDatabase, ReadableTable, TableDefinition};
-use serde::{Deserialize, Serialize};
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 
 use crate::database::{Step, Store};
 use crate::error::StoreError;
@@ -121,9 +121,10 @@ impl Store {
                     own = Some((held.number, held.drain));
                 }
             }
-            let free = (1..=ReplicaNumber::MAX).find(|n| !taken.contains(n)).and_then(|n| ReplicaNumber::new(n.into()).ok());
+            let limit = self.limits.replica_numbers;
+            let free = (1..=limit).find(|n| !taken.contains(n)).and_then(|n| ReplicaNumber::new(n.into()).ok());
             let Some((number, drain)) = own.or(free.map(|n| (n, false))) else {
-                return Ok(Step::Abort(StoreError::ReplicaNumbers { limit: ReplicaNumber::MAX }));
+                return Ok(Step::Abort(StoreError::ReplicaNumbers { limit }));
             };
             let state = ReplicaState::Joining;
             let replica = StoredReplica { name: name.clone(), number, backend: backend.clone(), az: az.0.clone(), underlay, state, drain };

@@ -1,11 +1,14 @@
-//! A child process writes and acknowledges; it is killed with SIGKILL at arbitrary instants. Every acknowledged write must be there.
+//! A child process writes objects, ids, replicas and plans, and acknowledges; it is killed with SIGKILL at arbitrary instants. Every acknowledged write must be there.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use canal_model::ids::{Generation, ServiceKey, TenantName};
+use canal_model::ids::{AzName, Generation, ServiceId, ServiceKey, TenantName, Vni};
+use canal_model::plan::{Plan, PlannedService};
 use canal_store::{Edit, Limits, ObjectKey, Store};
 
 const CHILD: &str = "CANAL_STORE_KILL_CHILD";
@@ -23,6 +26,7 @@ fn writer() {
     let first =
         store.objects().unwrap().iter().filter_map(|o| o.key.name.strip_prefix('n')?.parse::<u64>().ok()).max().map_or(0, |n| n + 1);
     let mut out = std::io::stdout();
+    let mut plan = store.plan().unwrap();
     for n in first.. {
         let generation = store.next_generation().unwrap();
         let mut edits: Vec<Edit> =
@@ -31,12 +35,31 @@ fn writer() {
             edits.extend(['n', 'm'].iter().map(|c| Edit::Delete { key: key(&format!("{c}{}", n - 50)) }));
         }
         store.apply(&edits, generation, n).unwrap();
+        plan = keep_fleet(&store, &plan, n);
         let service: ServiceKey = format!("alpha/shop/s{n}").parse().unwrap();
         let id = store.service_ids(std::slice::from_ref(&service), n).unwrap()[&service];
         // The test harness writes to stdout too, so the lines are marked.
         writeln!(out, "ack {n} {} {}", generation.0, id.get()).unwrap();
         out.flush().unwrap();
     }
+}
+
+/// A replica comes, an older one is forgotten; the plan has two services that always say the same.
+fn keep_fleet(store: &Store, plan: &Plan, n: u64) -> Plan {
+    let az: AzName = "az1".parse().unwrap();
+    store.register(&format!("r{n}").parse().unwrap(), &"b1".parse().unwrap(), (&az, 1), Ipv4Addr::new(250, 1, 0, 9)).unwrap();
+    if n >= 8 {
+        store.forget_replica(&format!("r{}", n - 8).parse().unwrap()).unwrap();
+    }
+    let number = u32::try_from(n).unwrap() + 1;
+    let service = |i: u32| {
+        let key = format!("alpha/shop/p{i}").parse().unwrap();
+        let planned = PlannedService { key, vni: Vni::new(1).unwrap(), number, placement: None, tables: BTreeMap::new() };
+        (ServiceId::new(i).unwrap(), planned)
+    };
+    let next = Plan { number, parent: plan.number, services: [service(1), service(2)].into(), notes: vec![] };
+    store.put_plan(Some(plan), &next).unwrap();
+    next
 }
 
 struct Ack {
@@ -103,7 +126,13 @@ fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     ms.sort_unstable();
     assert_eq!(ns, ms, "round {round}: a half-applied transaction");
     assert!(store.generation() >= Generation(last.generation), "round {round}");
+    let (plan, fleet) = (store.plan().unwrap(), store.fleet().unwrap());
+    assert!(plan.services.values().all(|s| s.number == plan.number), "round {round}: half a plan: {plan:?}");
+    let numbers: BTreeSet<u16> = fleet.replicas.iter().map(|r| r.number.get()).collect();
+    assert!(numbers.len() == fleet.replicas.len() && fleet.replicas.len() as u64 <= 10 + round, "round {round}: {:?}", fleet.replicas);
     if any {
+        assert!(u64::from(plan.number) > last.n, "round {round}: plan {} and {} was acknowledged", plan.number, last.n);
+        assert!(fleet.replicas.iter().any(|r| r.name.as_str() == format!("r{}", last.n)), "round {round}: a registration is lost");
         let newest = *ns.last().unwrap();
         assert!(newest >= last.n, "round {round}: {} was acknowledged, the newest on disk is {newest}", last.n);
         assert_eq!(ns, (newest.saturating_sub(49)..=newest).collect::<Vec<_>>(), "round {round}");

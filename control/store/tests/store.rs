@@ -1,10 +1,14 @@
 //! The store as its users see it: transactions, limits, service ids, generations, authorities, and what an unusable folder says.
 
+use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use canal_model::ids::{Generation, ServiceKey, TenantName, TrustDomain};
-use canal_store::{Edit, Limits, ObjectKey, Store, StoreError, StoredAuthority};
+use canal_model::fleet::ReplicaState;
+use canal_model::ids::{AzName, Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
+use canal_model::plan::{Note, Plan, PlannedService, PlannedTable, Seat};
+use canal_model::program::BUCKETS;
+use canal_store::{Edit, Limits, ObjectKey, Store, StoreError, StoredAuthority, StoredEdge, StoredReplica};
 
 fn open(dir: &Path) -> Store {
     Store::open(dir, Limits::default()).unwrap()
@@ -46,7 +50,7 @@ fn an_apply_is_one_transaction_and_survives_opening_again() {
 #[test]
 fn limits_refuse_the_whole_apply() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits { objects_per_tenant: 2, object_bytes: 8, edits: 3, service_ids: 2 };
+    let limits = Limits { objects_per_tenant: 2, object_bytes: 8, edits: 3, service_ids: 2, ..Limits::default() };
     let s = Store::open(dir.path(), limits).unwrap();
     s.apply(&[put("alpha", "a", "1")], Generation(1), 0).unwrap();
     let cases: [(&str, Vec<Edit>, &str); 4] = [
@@ -221,4 +225,80 @@ fn a_newer_layout_is_refused() {
     drop(db);
     let Err(e) = Store::open(dir.path(), Limits::default()) else { panic!("opened") };
     assert!(matches!(e, StoreError::Layout { found: 7, .. }), "{e}");
+}
+
+// ---- the fleet ----
+
+fn register(s: &Store, name: &str) -> Result<StoredReplica, StoreError> {
+    let az: AzName = "az1".parse().unwrap();
+    s.register(&name.parse().unwrap(), &"b1".parse().unwrap(), (&az, 1), Ipv4Addr::new(250, 1, 0, 9))
+}
+
+fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
+    let seat = |bucket: usize| Seat { replica: ReplicaNumber::new(heads[bucket % heads.len()]).unwrap(), left: 0 };
+    let chains = (0..BUCKETS).map(|bucket| vec![seat(bucket)]).collect();
+    let table = PlannedTable { version, confirmed: version, heard: 5, closing: 0, chains };
+    let service = PlannedService {
+        key: format!("alpha/shop/s{n}").parse().unwrap(),
+        vni: Vni::new(1).unwrap(),
+        number: n,
+        placement: None,
+        tables: [("az1".parse().unwrap(), std::sync::Arc::new(table))].into(),
+    };
+    (ServiceId::new(n).unwrap(), service)
+}
+
+#[test]
+fn replicas_have_the_lowest_free_number_for_as_long_as_they_are_not_forgotten() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    let number = |s: &Store, name: &str| register(s, name).unwrap().number.get();
+    assert_eq!(["a", "b", "c", "a"].map(|n| number(&s, n)), [1, 2, 3, 1]);
+    let mut b = register(&s, "b").unwrap();
+    (b.state, b.drain) = (ReplicaState::Active, true);
+    s.put_replica(&b).unwrap();
+    let edge = StoredEdge { name: "e1".parse().unwrap(), az: "az2".parse().unwrap(), underlay: Ipv4Addr::new(250, 2, 0, 2) };
+    s.put_edge(&edge, 2).unwrap();
+    let before = s.fleet().unwrap();
+    drop(s);
+    let s = open(dir.path());
+    assert_eq!(s.fleet().unwrap(), before);
+    assert_eq!((before.replicas.len(), &before.replicas[1], &before.edges[..]), (3, &b, &[edge][..]));
+    assert_eq!(before.azs.values().copied().collect::<Vec<_>>(), [1, 2]);
+    s.forget_replica(&"a".parse().unwrap()).unwrap();
+    s.forget_replica(&"nobody".parse().unwrap()).unwrap();
+    assert_eq!(["d", "a"].map(|n| number(&s, n)), [1, 4], "a freed number is given to the next, and only to one");
+    assert!(register(&s, "b").unwrap().drain, "an order outlives a new registration");
+}
+
+#[test]
+fn replica_numbers_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = Store::open(dir.path(), Limits { replica_numbers: 2, ..Limits::default() }).unwrap();
+    register(&s, "a").unwrap();
+    register(&s, "b").unwrap();
+    let refused = register(&s, "c").unwrap_err();
+    assert!(refused.is_limit() && refused.name() == "replica_numbers" && refused.to_string().contains("all 2 are taken"), "{refused}");
+    assert_eq!(s.fleet().unwrap().replicas.len(), 2, "nothing was changed");
+    s.forget_replica(&"b".parse().unwrap()).unwrap();
+    assert_eq!(register(&s, "c").unwrap().number.get(), 2);
+}
+
+#[test]
+fn a_plan_is_kept_whole_whatever_was_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = open(dir.path());
+    assert_eq!(s.plan().unwrap(), Plan::default());
+    let first = Plan { number: 1, parent: 0, services: [planned(1, 1, &[1]), planned(2, 1, &[2])].into(), notes: vec![] };
+    s.put_plan(Some(&Plan::default()), &first).unwrap();
+    let note = Note::NoBackend { service: "alpha/shop/s3".parse().unwrap() };
+    let second = Plan { number: 2, parent: 1, services: [planned(2, 2, &[1, 2]), planned(3, 2, &[1])].into(), notes: vec![note] };
+    s.put_plan(Some(&first), &second).unwrap();
+    drop(s);
+    let s = open(dir.path());
+    assert_eq!(s.plan().unwrap(), second);
+    // What is on disk is not known: all of it is written.
+    let third = Plan { number: 3, parent: 2, services: [planned(9, 3, &[4])].into(), notes: vec![] };
+    s.put_plan(None, &third).unwrap();
+    assert_eq!(s.plan().unwrap(), third);
 }

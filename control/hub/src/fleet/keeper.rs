@@ -10,7 +10,7 @@ use canal_model::plan::{Note, Plan};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::tier::{self, Tables, Telling};
+use super::tier::{self, MadeOf, Tables, Telling};
 use super::{Counts, locked};
 use crate::catalog::Catalog;
 use crate::metrics;
@@ -32,6 +32,7 @@ pub(crate) struct Keeper {
     kept: Option<Arc<Plan>>,
     /// The tables that data planes were last told.
     told: Tables,
+    made_of: MadeOf,
     /// What the writer was last given.
     given: Option<Tier>,
     generation: Generation,
@@ -40,8 +41,8 @@ pub(crate) struct Keeper {
 impl Keeper {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let plan = shared.fleet.plan();
-        let told = tier::tables(&plan);
-        Self { shared, kept: Some(plan), told, given: None, generation: Generation(0) }
+        let told = tier::tables(&plan, &Tables::new());
+        Self { shared, kept: Some(plan), told, made_of: MadeOf::new(), given: None, generation: Generation(0) }
     }
 
     /// The first look, before anybody can connect: what the store says is in force from the first moment on.
@@ -144,7 +145,7 @@ impl Keeper {
             let mut roster = fleet.roster();
             roster.note_motion(&plan);
             let ships = roster.fleet(now);
-            tier::telling(&plan, &ships, &demands, &roster, &self.told)
+            tier::telling(&plan, &ships, &demands, &roster, (&self.told, &self.made_of))
         };
         let is_waiting = telling.waiting > 0;
         let done = self.tell(telling).await;
@@ -199,7 +200,7 @@ impl Keeper {
 
     /// Has the writer publish what differs from what it said last. False: it must be repeated.
     async fn tell(&mut self, telling: Telling) -> bool {
-        let Telling { tier, tables, plan, waiting, closed } = telling;
+        let Telling { tier, made_of, tables, plan, waiting, closed } = telling;
         *locked(&self.shared.fleet.counts) = Counts { closed, waiting };
         if self.given.as_ref() == Some(&tier) {
             self.shared.fleet.roster().note_plan(self.generation, plan);
@@ -221,7 +222,7 @@ impl Keeper {
         self.shared.fleet.roster().published(generation, plan, &tier.whereabouts, Instant::now());
         self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
         self.generation = generation;
-        self.told = tables;
+        (self.told, self.made_of) = (tables, made_of);
         self.given = Some(tier);
         true
     }

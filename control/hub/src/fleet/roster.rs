@@ -284,6 +284,10 @@ impl Roster {
     /// Draws the conclusions from what was heard, and what was not.
     pub(crate) fn observe(&mut self, now: Instant) -> Observed {
         let mut out = Observed::default();
+        if self.is_blind(now) {
+            self.hold(now);
+            return out;
+        }
         let in_grace = now.duration_since(self.started) < self.times.grace;
         for (az, edge) in &mut self.edges {
             let alive = edge.heard.map_or(edge.alive && in_grace, |at| now.duration_since(at) < self.times.edge_silent);
@@ -297,7 +301,7 @@ impl Roster {
         for (name, member) in &mut self.members {
             let edge = self.edges.get(&member.row.az).filter(|e| e.alive && e.heard.is_some());
             let word = edge.and_then(|e| e.seen.get(name)).copied();
-            let by_itself = member.heard.map_or(in_grace, |at| now.duration_since(at) < self.times.replica_silent);
+            let by_itself = member.heard.map_or(in_grace && member.up, |at| now.duration_since(at) < self.times.replica_silent);
             let up = word.unwrap_or(by_itself) && !member.gone;
             out.changed |= up != member.up;
             member.up = up;
@@ -317,9 +321,16 @@ impl Roster {
         out
     }
 
+    /// While nobody is heard everybody is as they were last; who comes back first must not make the others look dead.
+    fn hold(&mut self, now: Instant) {
+        let members = self.members.values_mut().map(|m| &mut m.heard);
+        members.chain(self.edges.values_mut().map(|e| &mut e.heard)).for_each(|at| *at = None);
+        self.started = now;
+    }
+
     /// True while nobody at all is heard: then it is the controller that is cut off, and what is in force stands.
     pub(crate) fn is_blind(&self, now: Instant) -> bool {
-        let recent = |at: Option<Instant>| at.is_some_and(|at| now.duration_since(at) < self.times.replica_silent);
+        let recent = |at: Option<Instant>| at.is_some_and(|at| now.duration_since(at) < self.times.edge_silent);
         !self.members.values().any(|m| recent(m.heard)) && !self.edges.values().any(|e| recent(e.heard))
     }
 
@@ -487,3 +498,6 @@ impl Member {
         (next != self.row.state).then_some(next)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use canal_compiler::scope::Whereabouts;
 use canal_model::fleet::{Demand, Demands, Fleet, Rules};
-use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey};
+use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey, TenantName};
 use canal_model::plan::{Plan, PlannedService};
 use canal_model::program::{BucketTable, GatewayAddress, Kind, Replica, Resource};
 use canal_model::tier::is_tier_service;
@@ -16,7 +16,7 @@ use crate::catalog::{Catalog, TenantView};
 use crate::writer::Tier;
 
 /// Bucket tables as data planes are told of them.
-pub(crate) type Tables = BTreeMap<(ServiceId, AzName), BucketTable>;
+pub(crate) type Tables = BTreeMap<(ServiceId, AzName), Arc<BucketTable>>;
 
 /// What all tenants on the tier demand.
 pub(crate) fn demands(catalog: &Catalog, rules: Rules) -> Demands {
@@ -62,16 +62,42 @@ pub(crate) fn seeded(parent: &Plan, demands: &Demands) -> Plan {
     plan
 }
 
-/// All tables of a plan.
-pub(crate) fn tables(plan: &Plan) -> Tables {
-    let pairs = plan.services.iter().flat_map(|(id, service)| service.tables.keys().map(move |az| (*id, az.clone())));
-    pairs.filter_map(|(id, az)| Some(((id, az.clone()), plan.table(id, &az)?))).collect()
+/// All tables of a plan. Those that did not change are those of `before`: a table's version says all of it.
+pub(crate) fn tables(plan: &Plan, before: &Tables) -> Tables {
+    let table = |id: ServiceId, az: &AzName, version| {
+        let key = (id, az.clone());
+        match before.get(&key).filter(|b| b.version == version) {
+            Some(same) => Some((key, same.clone())),
+            None => Some((key, Arc::new(plan.table(id, az)?))),
+        }
+    };
+    let all = plan.services.iter().flat_map(|(id, service)| service.tables.iter().map(move |(az, t)| (*id, az, t.version)));
+    all.filter_map(|(id, az, version)| table(id, az, version)).collect()
 }
+
+/// What a tenant is told: its addresses and tables.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Parts {
+    addresses: Vec<GatewayAddress>,
+    tables: Vec<Arc<BucketTable>>,
+}
+
+impl Parts {
+    fn resources(&self) -> Vec<Resource> {
+        let addresses = self.addresses.iter().cloned().map(Resource::Address);
+        addresses.chain(self.tables.iter().map(|t| Resource::Table(t.as_ref().clone()))).collect()
+    }
+}
+
+/// Each tenant's parts with the resources that they came to, so that who is not concerned costs nothing.
+pub(crate) type MadeOf = BTreeMap<TenantName, (Parts, Arc<Vec<Resource>>)>;
 
 /// What is to be told now.
 #[derive(Debug)]
 pub(crate) struct Telling {
     pub(crate) tier: Tier,
+    /// What the tenants' part of `tier` was made of.
+    pub(crate) made_of: MadeOf,
     pub(crate) tables: Tables,
     /// The newest plan all of whose tables are in it.
     pub(crate) plan: u32,
@@ -83,11 +109,12 @@ pub(crate) struct Telling {
 
 /// What data planes are to be told of `plan`, when they were last told `told`. A table whose new replicas do not know the tenant yet
 /// stays as it was: they are told of the tenant first.
-pub(crate) fn telling(plan: &Plan, fleet: &Fleet, demands: &Demands, roster: &Roster, told: &Tables) -> Telling {
-    let mut out = Telling { tier: Tier::default(), tables: Tables::new(), plan: plan.number, waiting: 0, closed: 0 };
-    for (key, table) in tables(plan) {
-        let before = told.get(&key);
-        if before.is_some_and(|b| b.version == table.version) || newcomers(before, &table).all(|n| roster.is_ready(n, &table.service.tenant)) {
+pub(crate) fn telling(plan: &Plan, fleet: &Fleet, demands: &Demands, roster: &Roster, told: (&Tables, &MadeOf)) -> Telling {
+    let (tier, made_of, none) = (Tier::default(), MadeOf::new(), Tables::new());
+    let mut out = Telling { tier, made_of, tables: none, plan: plan.number, waiting: 0, closed: 0 };
+    for (key, table) in tables(plan, told.0) {
+        let before = told.0.get(&key);
+        if before.is_some_and(|b| Arc::ptr_eq(b, &table)) || newcomers(before.map(Arc::as_ref), &table).all(|n| roster.is_ready(n, &table.service.tenant)) {
             out.tables.insert(key, table);
             continue;
         }
@@ -98,15 +125,22 @@ pub(crate) fn telling(plan: &Plan, fleet: &Fleet, demands: &Demands, roster: &Ro
         }
     }
     out.tier.whereabouts = Arc::new(whereabouts(plan, roster, &out.tables));
+    let mut parts: BTreeMap<TenantName, Parts> = BTreeMap::new();
     for (id, service) in &plan.services {
-        for address in service_addresses(*id, service, fleet, demands, roster, &out.tables) {
-            out.closed += usize::from(!address.open);
-            out.tier.tenants.entry(service.key.tenant.clone()).or_default().push(Resource::Address(address));
-        }
+        let addresses = service_addresses(*id, service, fleet, demands, roster, &out.tables);
+        out.closed += addresses.iter().filter(|a| !a.open).count();
+        parts.entry(service.key.tenant.clone()).or_default().addresses.extend(addresses);
     }
     for table in out.tables.values() {
-        out.tier.tenants.entry(table.service.tenant.clone()).or_default().push(Resource::Table(table.clone()));
+        parts.entry(table.service.tenant.clone()).or_default().tables.push(table.clone());
     }
+    let made = |(tenant, parts): (TenantName, Parts)| {
+        let same = told.1.get(&tenant).filter(|(before, _)| *before == parts).map(|(_, resources)| resources.clone());
+        let resources = same.unwrap_or_else(|| Arc::new(parts.resources()));
+        (tenant, (parts, resources))
+    };
+    out.made_of = parts.into_iter().map(made).collect();
+    out.tier.tenants = out.made_of.iter().map(|(tenant, (_, resources))| (tenant.clone(), resources.clone())).collect();
     out.tier.provider = replicas(roster);
     out
 }

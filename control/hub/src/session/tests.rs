@@ -700,3 +700,77 @@ impl Dice {
         }
     }
 }
+
+// ---- the tier ----
+
+/// Replica `name`, and the tenants and services that its backend holds.
+fn fleet(w: &mut World, generation: u64, replicas: &[&str], held: &[(&str, u32)], tables: &[(&str, u32)]) {
+    use canal_compiler::scope::Held;
+    use canal_model::ids::{ReplicaNumber, ServiceId, Vni};
+    use program::{BucketTable, Replica};
+    let az = || "az1".parse().unwrap();
+    let replica = |(i, name): (usize, &&str)| {
+        let (name, number) = (name.parse().unwrap(), ReplicaNumber::new(i as u32 + 1).unwrap());
+        let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3);
+        Resource::Replica(Replica { name, number, backend: "b1".parse().unwrap(), az: az(), underlay, up: true })
+    };
+    let provider = Compiled::of_provider(replicas.iter().enumerate().map(replica).collect());
+    let generation = Generation(w.catalog.generation.0 + generation);
+    w.catalog.provider = Some(Arc::new(TenantView::next(w.catalog.provider.as_deref(), provider, generation)));
+    for (name, view) in &mut w.catalog.tenants {
+        let table = |(_, id): &(&str, u32)| {
+            let (service, id) = (format!("{name}/shop/a").parse().unwrap(), ServiceId::new(*id).unwrap());
+            Resource::Table(BucketTable { service, id, az: az(), vni: Vni::new(7).unwrap(), version: 1, chains: vec![vec![]; 128] })
+        };
+        let planned = tables.iter().filter(|(t, _)| *t == name.as_str()).map(table).collect();
+        if let Some(next) = view.with_tier(planned, generation) {
+            *view = Arc::new(next);
+        }
+    }
+    let held = Held {
+        tenants: held.iter().map(|(t, _)| tenant(t)).collect(),
+        services: held.iter().map(|(_, id)| ServiceId::new(*id).unwrap()).collect(),
+    };
+    let replicas = replicas.iter().map(|r| (r.parse().unwrap(), "b1".parse().unwrap())).collect();
+    w.catalog.whereabouts = Arc::new(Whereabouts { replicas, backends: [("b1".parse().unwrap(), held)].into() });
+    w.catalog.generation = generation;
+}
+
+#[test]
+fn a_gateway_follows_the_services_of_its_backend() {
+    let mut w = World::default();
+    w.set("alpha", &Says { gateways: BTreeSet::new(), ..shop(&["a"]) });
+    w.set("beta", &Says { gateways: BTreeSet::new(), ..shop(&["a"]) });
+    let mut c = Client::new(gateway("r1"));
+    let mut edge = Client::new(Principal::Edge { name: "e1".parse().unwrap(), az: "az1".parse().unwrap() });
+    c.settle(&w);
+    edge.settle(&w);
+    assert_eq!((c.names(), edge.names().len()), (vec![], 2), "nobody is registered; the edge knows the tenants");
+    let tables = [("alpha", 1), ("beta", 2)];
+    fleet(&mut w, 1, &["r1"], &[("alpha", 1)], &tables);
+    let alpha = ["Tenant alpha", "Service alpha/shop/a", "Workload alpha/shop/a-0", "Route alpha/HTTPRoute/shop/a/0"];
+    c.settle(&w);
+    assert_eq!(c.names(), [&alpha[..], &["Replica r1", "Table alpha/shop/a@az1"]].concat());
+    edge.settle(&w);
+    let both = ["Tenant alpha", "Tenant beta", "Replica r1", "Table alpha/shop/a@az1", "Table beta/shop/a@az1"];
+    assert_eq!(edge.names(), both);
+    // Services move: what is told changes although no resource does.
+    fleet(&mut w, 1, &["r1"], &[("beta", 2)], &tables);
+    c.settle(&w);
+    let beta: Vec<String> = alpha.iter().map(|n| n.replace("alpha", "beta")).collect();
+    assert_eq!(c.names(), [beta, vec!["Replica r1".into(), "Table beta/shop/a@az1".into()]].concat());
+    assert_eq!(edge.settle(&w), [""; 0], "an edge is not concerned");
+    // The tenant stays, the service leaves.
+    fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
+    assert_eq!(c.settle(&w), ["Table -beta/shop/a@az1"]);
+    // A change of what the tenant says keeps what the planner gave it only through the writer; here it goes, and comes back.
+    fleet(&mut w, 1, &["r1", "r2"], &[("beta", 2)], &tables);
+    assert_eq!(c.settle(&w), ["Replica +r2", "Table +beta/shop/a@az1"]);
+    fleet(&mut w, 1, &["r2"], &[("beta", 2)], &[]);
+    c.settle(&w);
+    edge.settle(&w);
+    assert_eq!((c.names(), c.is_converged()), (vec!["Replica r2".to_string()], true), "r1 is forgotten: it knows the tier and no tenant");
+    assert_eq!(edge.names(), ["Tenant alpha", "Tenant beta", "Replica r2"]);
+    c.reconnect();
+    assert_eq!(c.settle(&w), ALL_KINDS, "replicas are held under their own name across a reconnect");
+}
