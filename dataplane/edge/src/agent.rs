@@ -15,7 +15,7 @@ use canal_kit::sys::{self, ListenOptions, SysError};
 use canal_model::program::Kind;
 use canal_offload::OffloadError;
 use canal_wire::fleet::{EdgeState, Seen};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 
 use crate::config::{EdgeConfig, GUARD_PAUSE, PROBE_PAUSE, PROBE_TIMEOUT, READINESS_PORT};
 use crate::counts::Counts;
@@ -49,6 +49,9 @@ pub enum EdgeError {
     /// A directory, a thread or a signal could not be had.
     #[error("{what}: {source}")]
     Start { what: &'static str, source: std::io::Error },
+    /// A part of the agent panicked. An agent that has silently lost one would be a grey failure.
+    #[error("{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile")]
+    Lost(&'static str),
 }
 
 fn start<T>(what: &'static str, r: std::io::Result<T>) -> Result<T, EdgeError> {
@@ -110,6 +113,11 @@ impl Ear for Shared {
         drop(keeper);
         self.counts.change(up);
         self.show_replicas(&targets);
+        // A probe that is begun again starts from here.
+        self.targets.send_if_modified(|now| {
+            *now = targets;
+            false
+        });
         tracing::warn!(replica = %target.name, address = %target.address, up, last = outcome.name(), "a replica changed");
         self.news.send_modify(|n| *n += 1);
     }
@@ -156,12 +164,18 @@ pub async fn run(config: EdgeConfig, level: Level) -> Result<bool, EdgeError> {
     drop(traffic);
     let board = Board { config: config.clone(), keeper: shared.keeper.clone(), southbound: subscriber.watch(), traffic: watcher };
     serve_operators(&config, Arc::new(board), &registry, level, &process, &whole)?;
-    let prober = spawn_prober(shared.clone(), whole.watcher())?;
+    let (prober, mut lost) = spawn_prober(shared.clone(), whole.watcher())?;
     let reporter = Reporter { shared: shared.clone(), config: config.clone(), southbound: subscriber.watch() };
     let news = shared.news.subscribe();
-    tokio::spawn(report::run(config.controller.clone(), reporter, news, shared.counts.clone(), whole.watcher()));
-    tokio::spawn(guard(shared.clone(), whole.watcher()));
-    let clean = start("catching signals", drain::on_signals(trigger, DRAIN_LIMIT, GRACE).await)?;
+    let reports = tokio::spawn(report::run(config.controller.clone(), reporter, news, shared.counts.clone(), whole.watcher()));
+    let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
+    // None of the three ends before the process does.
+    let clean = tokio::select! {
+        ended = drain::on_signals(trigger, DRAIN_LIMIT, GRACE) => start("catching signals", ended)?,
+        _ = reports => return Err(EdgeError::Lost("the reporter")),
+        _ = guard => return Err(EdgeError::Lost("the guard")),
+        _ = &mut lost => return Err(EdgeError::Lost("the prober")),
+    };
     tracing::info!(clean, "ending; the program stays on the device and forwards by the maps as they are");
     subscriber.stop().await;
     process.force();
@@ -214,11 +228,12 @@ fn subscribe(config: &EdgeConfig, shared: &Shared, registry: &Registry, drain: D
     Subscriber::start(settings, registry, drain, Box::new(apply))
 }
 
-/// Probes on a thread of their own: a large update must not make replicas look late.
-fn spawn_prober(shared: Shared, end: Watcher) -> Result<std::thread::JoinHandle<()>, EdgeError> {
+/// Probes on a thread of their own: a large update must not make replicas look late. The receiver resolves when the thread ends.
+fn spawn_prober(shared: Shared, end: Watcher) -> Result<(std::thread::JoinHandle<()>, oneshot::Receiver<()>), EdgeError> {
     let runtime = start("making the prober's runtime", tokio::runtime::Builder::new_current_thread().enable_all().build())?;
     let rhythm = Rhythm { port: READINESS_PORT, pause: PROBE_PAUSE, timeout: PROBE_TIMEOUT };
     let mut targets = shared.targets.subscribe();
+    let (alive, lost) = oneshot::channel::<()>();
     let probing = async move {
         let mut prober = Prober::new(rhythm, shared);
         loop {
@@ -226,14 +241,20 @@ fn spawn_prober(shared: Shared, end: Watcher) -> Result<std::thread::JoinHandle<
             prober.follow(&now);
             tokio::select! {
                 () = end.forced() => return,
+                // A probe that panicked is begun again.
+                () = tokio::time::sleep(GUARD_PAUSE) => {}
                 news = targets.changed() => if news.is_err() {
                     return;
                 },
             }
         }
     };
-    let thread = std::thread::Builder::new().name("edge-prober".into()).spawn(move || runtime.block_on(probing));
-    start("starting the prober's thread", thread)
+    let run = move || {
+        let _alive = alive;
+        runtime.block_on(probing);
+    };
+    let thread = std::thread::Builder::new().name("edge-prober".into()).spawn(run);
+    Ok((start("starting the prober's thread", thread)?, lost))
 }
 
 /// What the guard saw of program and pins.

@@ -94,10 +94,11 @@ impl<E: Ear> Prober<E> {
         Self { rhythm, ear, tasks: BTreeMap::new() }
     }
 
-    /// Probes these from now on; those probed already go on undisturbed. Runs tasks on the calling runtime.
+    /// Probes these from now on; those probed already go on undisturbed, those whose task panicked begin again. Runs tasks on the calling
+    /// runtime.
     pub fn follow(&mut self, targets: &BTreeMap<Target, bool>) {
         self.tasks.retain(|target, task| {
-            let stays = targets.contains_key(target);
+            let stays = targets.contains_key(target) && !task.is_finished();
             if !stays {
                 task.abort();
             }
