@@ -469,22 +469,48 @@ fn a_frame_cut_at_any_byte_is_malformed() {
     }
 }
 
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 40) as u32
+    }
+}
+
+/// Frames with some bytes that are not as they should be: each leaves by one exit, and what is sent has the length that came.
+#[test]
+fn spoiled_frames_leave_by_one_exit_each() {
+    let e = world(&SETTINGS);
+    let frames: Vec<Vec<u8>> = [asked(), answered_by_pods(), sent_to_nodes()].concat().into_iter().map(|c| c.1).collect();
+    let total = || e.counts().unwrap().iter().map(|c| c.1).sum::<u64>();
+    let mut random = Random(7);
+    for n in 0..8000 {
+        let mut frame = frames[n % frames.len()].clone();
+        for _ in 0..1 + random.next() % 3 {
+            // Behind the Ethernet header: the kernel's test run itself reads that.
+            let at = 14 + random.next() as usize % (frame.len() - 14).min(110);
+            frame[at] = random.next() as u8;
+        }
+        let before = total();
+        let t = e.trial(&frame).unwrap();
+        assert_eq!(total(), before + 1, "{frame:02x?}");
+        assert!([PASSED, DROPPED, SENT].contains(&t.verdict) && t.frame.len() == frame.len(), "{frame:02x?}");
+    }
+}
+
 #[test]
 fn buckets_and_tunnels_are_those_of_the_controller() {
     let e = world(&SETTINGS);
     let own = world(&Settings { aggregate: false, ..SETTINGS });
     let id = ServiceId::new(SPREAD).unwrap();
-    let mut state = 0x1234_5678_9abc_def0u64;
-    let mut random = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as u32
-    };
+    let mut random = Random(0x1234_5678_9abc_def0);
     for i in 0..2000u32 {
-        let (port, service_port) = (random() as u16, random() as u16);
+        let (port, service_port) = (random.next() as u16, random.next() as u16);
         let (client, to) = if i % 2 == 0 {
-            (format!("10.1.1.{}:{port}", random() % 256), format!("10.9.0.11:{service_port}"))
+            (format!("10.1.1.{}:{port}", random.next() % 256), format!("10.9.0.11:{service_port}"))
         } else {
-            (format!("[fd01:1::{:x}:{:x}]:{port}", random() & 0xffff, random() & 0xffff), format!("[fd09::11]:{service_port}"))
+            (format!("[fd01:1::{:x}:{:x}]:{port}", random.next() & 0xffff, random.next() & 0xffff), format!("[fd09::11]:{service_port}"))
         };
         let client: SocketAddr = client.parse().unwrap();
         let hash = flow_hash(client, service_port, id);
@@ -509,8 +535,10 @@ fn an_error_goes_where_its_session_is() {
     }
 }
 
-/// Case, inner packet, bytes per GSO segment, the answer or whether it goes on.
-fn sizes() -> Vec<(&'static str, Vec<u8>, u16, Result<&'static str, &'static str>)> {
+/// Case, inner packet, bytes per GSO segment, the answer or else the counter.
+type Size = (&'static str, Vec<u8>, u16, Result<&'static str, &'static str>);
+
+fn sizes() -> Vec<Size> {
     // 20 + 32 bytes of headers, or 40 + 32.
     let data = |n: usize| vec![7u8; n];
     let error4 = unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data(1500)), 1500);
