@@ -8,7 +8,6 @@ mod lab;
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use canal_abi::tier::{
     Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, TIER_VNI, Table, address_be,
 };
 use canal_offload::edge::{self, Edge, Options, Settings};
-use lab::Netns;
+use lab::{Netns, Pins};
 
 const EDGE: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
 const REPLICA: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 3);
@@ -100,27 +99,6 @@ const WIRES: [(&str, Wire); 6] = [
     ("udpcsum", Wire::Router),
 ];
 
-/// A pin directory; whatever became of the test, nothing stays mounted.
-struct Pins(tempfile::TempDir);
-
-impl Pins {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-}
-
-impl Drop for Pins {
-    fn drop(&mut self) {
-        if self.path().exists() {
-            let _ = Command::new("umount").args(["-l", "-q"]).arg(self.path()).output();
-        }
-    }
-}
-
 impl Road {
     fn real(&self, wire: Wire) {
         let devices: &[(&Netns, &str)] = match wire {
@@ -128,7 +106,7 @@ impl Road {
             Wire::Ends => &[(&self.pod, "vx"), (&self.replica, "tier"), (&self.replica, "dial")],
             Wire::Router => &[(&self.router, "node"), (&self.router, "replica")],
         };
-        devices.iter().for_each(|(at, device)| without_offload(at, device));
+        devices.iter().for_each(|(at, device)| at.without_offload(device));
     }
 
     fn options(&self, pins: &Path, mtu: u32) -> Options {
@@ -200,25 +178,6 @@ fn count(e: &Edge, name: &str) -> u64 {
 fn drops(e: &Edge) -> Vec<(&'static str, u64)> {
     let wrong = |name: &str| name == "too_big" || (name.starts_with("drop_") && name != "drop_protocol");
     e.counts().unwrap().into_iter().filter(|(n, c)| *c > 0 && wrong(n)).collect()
-}
-
-/// Switches a device's transmit checksums off (SIOCETHTOOL, ETHTOOL_STXCSUM), so that what leaves it has whole ones, and receivers check.
-fn without_offload(at: &Netns, device: &str) {
-    #[repr(C)]
-    struct Request {
-        name: [u8; 16],
-        value: *mut [u32; 2],
-        rest: [u64; 2],
-    }
-    at.within(|| {
-        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-        let mut value = [0x17u32, 0];
-        let mut request = Request { name: [0; 16], value: &mut value, rest: [0; 2] };
-        request.name[..device.len()].copy_from_slice(device.as_bytes());
-        // SAFETY: `request` is as large as struct ifreq, and its pointer is to a struct ethtool_value.
-        let rc = unsafe { libc::ioctl(socket.as_raw_fd(), 0x8946, &mut request) };
-        assert_eq!(rc, 0, "{device}: {}", std::io::Error::last_os_error());
-    });
 }
 
 #[test]

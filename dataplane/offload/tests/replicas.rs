@@ -16,7 +16,7 @@ use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
 use canal_offload::doors::{Door, Doors};
 use canal_offload::redirector::{self, Options, Redirector};
 use canal_offload::sessions::Sessions;
-use lab::{Client, Netns, case, pause, say};
+use lab::{Client, Netns, Pins, case, pause, say};
 use socket2::{Domain, Protocol, Socket, Type};
 
 const TENANT: u32 = 0x70;
@@ -252,8 +252,8 @@ fn syn_cookies_are_owned_by_who_gave_them() {
 fn a_gateway_that_is_gone_leaves_its_redirector_and_nobody_waits() {
     let t = Tier::new(1, &[1, 2]);
     let second = make_replica(&t.edge, 2);
-    let pins = tempfile::tempdir().unwrap();
-    let dir = pins.path().join("bpf");
+    let pins = Pins::new();
+    let dir = pins.path();
     let mut gateway = Client::start(&second, None, "gateway", &[dir.to_str().unwrap()]);
     assert_eq!(gateway.line(), "attached: new");
     t.fill(&[2, 1]);

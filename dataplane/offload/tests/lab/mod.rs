@@ -6,8 +6,8 @@ pub mod client;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -100,11 +100,51 @@ impl Netns {
         let at: SocketAddr = at.parse().unwrap();
         self.within(|| TcpListener::bind(at).unwrap())
     }
+
+    /// Switches a device's transmit checksums off (SIOCETHTOOL, ETHTOOL_STXCSUM), so that what leaves it has whole ones, and receivers check.
+    pub fn without_offload(&self, device: &str) {
+        #[repr(C)]
+        struct Request {
+            name: [u8; 16],
+            value: *mut [u32; 2],
+            rest: [u64; 2],
+        }
+        self.within(|| {
+            let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+            let mut value = [0x17u32, 0];
+            let mut request = Request { name: [0; 16], value: &mut value, rest: [0; 2] };
+            request.name[..device.len()].copy_from_slice(device.as_bytes());
+            // SAFETY: `request` is as large as struct ifreq, and its pointer is to a struct ethtool_value.
+            let rc = unsafe { libc::ioctl(socket.as_raw_fd(), 0x8946, &mut request) };
+            assert_eq!(rc, 0, "{device}: {}", std::io::Error::last_os_error());
+        });
+    }
 }
 
 impl Drop for Netns {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+    }
+}
+
+/// A pin directory; whatever became of the test, nothing stays mounted.
+pub struct Pins(tempfile::TempDir);
+
+impl Pins {
+    pub fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        if self.path().exists() {
+            let _ = Command::new("umount").args(["-l", "-q"]).arg(self.path()).output();
+        }
     }
 }
 
