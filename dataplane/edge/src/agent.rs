@@ -330,11 +330,12 @@ fn look_after(shared: &Shared) {
         Err(error) => tracing::error!(error, "the maps cannot be read"),
     }
     let kernel = keeper.tables();
-    if !kernel.is_live() && told {
-        if let Err(error) = kernel.go_live() {
-            tracing::error!(%error, "the program could not be put on the device; tried again within seconds");
-            return;
-        }
+    if !kernel.is_live()
+        && told
+        && let Err(error) = kernel.go_live()
+    {
+        tracing::error!(%error, "the program could not be put on the device; tried again within seconds");
+        return;
     }
     if let Some(what) = what {
         shared.counts.repair(what, 1);
