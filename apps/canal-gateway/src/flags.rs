@@ -1,16 +1,20 @@
 //! The command line: what an operator may say, and the settings it means. Nothing is started here.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use canal_gateway_engine::{EngineConfig, Limits, Plain};
+use canal_gateway_engine::{EngineConfig, Limits, Plain, Tier};
 use canal_kit::controller::Controller;
 use canal_kit::log::Sink;
-use canal_model::ids::{AzName, ReplicaName};
+use canal_kit::sys::{Sources, cores};
+use canal_model::ids::{AzName, BackendName, ReplicaName};
+use canal_redirector::kernel::default_pin_dir;
+use canal_wire::tier::{TUNNEL_PORT, replica_address6};
 use clap::{ArgGroup, Parser};
 
 use crate::process::{Config, Feed};
+use crate::tier::TierConfig;
 
 /// A gateway replica of Canal: does the Layer-7 work for all tenants it is told of.
 #[derive(Debug, Parser)]
@@ -85,6 +89,37 @@ pub(crate) struct Flags {
     /// Requests in flight of one tenant.
     #[arg(long, default_value_t = Limits::default().tenant_requests)]
     max_tenant_requests: u64,
+    /// Be a replica of this backend of the cloud tier: sessions come from edges through the redirector, which this process keeps on
+    /// --device. Without it the gateway serves on its own addresses, as Gateway objects say.
+    #[arg(long, requires = "underlay", requires = "controllers", help_heading = "Cloud tier")]
+    backend: Option<BackendName>,
+    /// This replica's underlay address, from 250.0.0.0/8; endpoints are dialled from it.
+    #[arg(long, requires = "backend", help_heading = "Cloud tier")]
+    underlay: Option<Ipv4Addr>,
+    /// The device that has the underlay address.
+    #[arg(long, default_value = "eth0", help_heading = "Cloud tier")]
+    device: String,
+    /// Where the redirector's maps are pinned; the machine's bpffs if it is mounted, else a folder in --data-dir.
+    #[arg(long, help_heading = "Cloud tier")]
+    pin_dir: Option<PathBuf>,
+    /// Tunnels to the edge that flows share; 10 per core if not given, 0: each flow has a source port of its own.
+    #[arg(long, value_parser = clap::value_parser!(u16).range(0..=i64::from(u16::MAX - TUNNEL_PORT)), help_heading = "Cloud tier")]
+    tunnels: Option<u16>,
+    /// Largest inner packet of the tier, bytes: the underlay's MTU less 50.
+    #[arg(long, default_value_t = 1450, value_parser = clap::value_parser!(u32).range(1280..=65_485), help_heading = "Cloud tier")]
+    tier_mtu: u32,
+    /// Where plain connections inside the tier are accepted. Only the redirector leads there.
+    #[arg(long, default_value = "[::]:15009", help_heading = "Cloud tier")]
+    plain_addr: SocketAddr,
+    /// Where the tenants' DNS queries are taken. The port must be the one that clients ask, 53.
+    #[arg(long, default_value = "[::]:53", help_heading = "Cloud tier")]
+    dns_addr: SocketAddr,
+    /// How long new sessions are still taken after SIGTERM, while the controller moves the service's buckets away, in milliseconds.
+    #[arg(long, default_value_t = 2000, help_heading = "Cloud tier")]
+    drain_grace_ms: u64,
+    /// A test's aid, never for production: a request with exactly this path ends the process, as a query of death would.
+    #[arg(long)]
+    crash_on_path: Option<String>,
 }
 
 fn controller_address(given: &str) -> Result<String, String> {
@@ -96,8 +131,26 @@ fn controller_address(given: &str) -> Result<String, String> {
 }
 
 impl Flags {
+    fn tier(&self) -> Option<TierConfig> {
+        let (backend, underlay) = (self.backend.clone()?, self.underlay?);
+        let most = u16::MAX - TUNNEL_PORT;
+        Some(TierConfig {
+            backend,
+            az: self.az.clone(),
+            underlay,
+            device: self.device.clone(),
+            pin_dir: self.pin_dir.clone().unwrap_or_else(|| default_pin_dir(self.replica.as_str(), &self.data_dir)),
+            tunnels: self.tunnels.unwrap_or_else(|| u16::try_from(10 * cores().len()).unwrap_or(most).min(most)),
+            mtu: self.tier_mtu,
+            dns: self.dns_addr,
+            grace: Duration::from_millis(self.drain_grace_ms),
+        })
+    }
+
     /// The settings they mean.
     pub(crate) fn config(self) -> Config {
+        let tier = self.tier();
+        let sources = |t: &TierConfig| Sources { v4: Some(t.underlay), v6: Some(replica_address6(t.underlay)) };
         let feed = match (self.snapshot, self.root_ca, self.token_file) {
             (Some(file), ..) => Feed::Snapshot(file),
             (None, root, token) => Feed::Controller(Controller {
@@ -127,9 +180,12 @@ impl Flags {
                 pin: !self.no_pin,
                 hbone,
                 plain: self.plain,
+                tier: tier.as_ref().map(|t| Tier { plain: self.plain_addr, sources: sources(t) }),
+                crash_on_path: self.crash_on_path,
                 limits,
                 ..EngineConfig::default()
             },
+            tier,
             feed,
             data_dir: self.data_dir,
             admin: self.admin_addr,

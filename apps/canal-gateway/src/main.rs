@@ -4,6 +4,7 @@
 
 mod flags;
 mod process;
+mod tier;
 
 use std::process::ExitCode;
 use std::time::Duration;

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -11,7 +12,7 @@ use canal_kit::admin::{self, Routes};
 use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
 use canal_kit::controller::Controller;
 use canal_kit::diagnostics::Level;
-use canal_kit::drain::{self, Drain, Phase, Trigger, Watcher};
+use canal_kit::drain::{self, Drain, Notice, Phase, Trigger, Watcher};
 use canal_kit::log::{AccessLog, Sink};
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
@@ -19,6 +20,8 @@ use canal_kit::sys::{self, ListenOptions};
 use canal_model::ids::Generation;
 use canal_model::program::{Kind, Resource};
 use serde_json::json;
+
+use crate::tier::{self, Replica, TierConfig};
 
 /// What tasks may take beyond the drain's deadline.
 const GRACE: Duration = Duration::from_secs(2);
@@ -32,6 +35,8 @@ pub(crate) enum Feed {
 /// The process's settings.
 pub(crate) struct Config {
     pub(crate) engine: EngineConfig,
+    /// A replica of the cloud tier.
+    pub(crate) tier: Option<TierConfig>,
     pub(crate) feed: Feed,
     pub(crate) data_dir: PathBuf,
     pub(crate) admin: SocketAddr,
@@ -49,6 +54,8 @@ struct Board {
     certificates: Option<CertificateSource>,
     subscriber: Option<Subscriber>,
     traffic: Watcher,
+    replica_of_tier: Option<Arc<Replica>>,
+    was_ready: AtomicBool,
 }
 
 /// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
@@ -61,13 +68,34 @@ pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
     let (trigger, traffic) = whole.branch();
     let board = Arc::new(begin(&config, &whole, traffic)?);
     serve_operators(&config, &board, level, &process, &whole)?;
-    let clean = drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals")?;
+    if let Some(replica) = &board.replica_of_tier {
+        let asked = board.clone();
+        tokio::spawn(tier::open_when_ready(replica.agent.clone(), move || asked.ready(), board.traffic.clone()));
+    }
+    let clean = drained(&config, &board, trigger).await?;
     tracing::info!(clean, "drained");
+    if let Some(replica) = &board.replica_of_tier {
+        replica.agent.leave().await;
+    }
     let engine = board.engine.clone();
     process.force();
     drop(whole);
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
+}
+
+/// Waits for the end. A replica of the tier tells the controller first and serves on for a while: sessions that come meanwhile find it.
+async fn drained(config: &Config, board: &Board, trigger: Trigger) -> anyhow::Result<bool> {
+    let (Some(tier), Some(replica)) = (&config.tier, &board.replica_of_tier) else {
+        return drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals");
+    };
+    let agent = replica.agent.clone();
+    let give = || {
+        tracing::info!(grace = ?tier.grace, "draining: new sessions are taken until the buckets have moved");
+        agent.drain();
+    };
+    let notice = Notice { order: replica.agent.drain_ordered(), give, wait: tier.grace };
+    drain::on_signals_after(trigger, notice, config.drain_limit, GRACE).await.context("catching signals")
 }
 
 fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board> {
@@ -85,20 +113,27 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
     let keyring = certificates.clone().map(|source| -> Keyring { Arc::new(move |identity| source.want(identity)) });
     // A watcher, not a hold: the drain waits for every holder.
     let watcher = traffic.watcher();
-    let around = Surroundings { registry: registry.clone(), drain: traffic, keyring, log };
+    let names = config.tier.as_ref().map(|tier| tier::names(tier, &registry, whole)).transpose()?;
+    let around = Surroundings { registry: registry.clone(), drain: traffic, keyring, log, dns: names.as_ref().map(tier::handover) };
     let settings = config.engine.clone();
-    let (engine, subscriber) = match &config.feed {
+    let (engine, subscriber, replica_of_tier) = match &config.feed {
         Feed::Controller(controller) => {
             let engine = Arc::new(Engine::start(settings, around)?);
-            let subscriber = subscribe(config, controller, &engine, &registry, whole);
-            (engine, Some(subscriber))
+            let replica = match (&config.tier, names) {
+                (Some(tier), Some(names)) => {
+                    Some(Arc::new(tier::start(tier, controller, &config.data_dir, &engine, names, &registry, whole)?))
+                }
+                _ => None,
+            };
+            let subscriber = subscribe(config, controller, &engine, replica.clone(), &registry, whole);
+            (engine, Some(subscriber), replica)
         }
         Feed::Snapshot(file) => {
             let (state, generation) = load(file)?;
-            (Arc::new(Engine::start_with(settings, around, &state, generation)?), None)
+            (Arc::new(Engine::start_with(settings, around, &state, generation)?), None, None)
         }
     };
-    Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic: watcher })
+    Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic: watcher, replica_of_tier, was_ready: AtomicBool::new(false) })
 }
 
 fn certificates(config: &Config, controller: &Controller, registry: &Registry, drain: &Drain) -> anyhow::Result<CertificateSource> {
@@ -112,7 +147,14 @@ fn load(file: &Path) -> anyhow::Result<(Vec<Arc<Resource>>, Generation)> {
     Ok((Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect(), state.generation()))
 }
 
-fn subscribe(config: &Config, controller: &Controller, engine: &Arc<Engine>, registry: &Registry, drain: &Drain) -> Subscriber {
+fn subscribe(
+    config: &Config,
+    controller: &Controller,
+    engine: &Arc<Engine>,
+    replica: Option<Arc<Replica>>,
+    registry: &Registry,
+    drain: &Drain,
+) -> Subscriber {
     let settings = SubscriberConfig {
         controller: controller.clone(),
         node: format!("gateway~{}", config.engine.replica),
@@ -129,6 +171,10 @@ fn subscribe(config: &Config, controller: &Controller, engine: &Arc<Engine>, reg
             }
             _ => engine.apply(&update.upserts, &update.removals, update.generation),
         }
+        // After the engine: a session that a new table leads here finds its service.
+        if let Some(replica) = &replica {
+            replica.apply(update, state);
+        }
         Ok(())
     };
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
@@ -141,14 +187,27 @@ impl Board {
             "version": env!("CARGO_PKG_VERSION"),
             "southbound": self.subscriber.as_ref().map(Subscriber::status),
             "certificates": self.certificates.as_ref().map(CertificateSource::status),
+            "redirector": self.replica_of_tier.as_ref().map(|r| r.agent.dump()),
             "engine": self.engine.dump(),
         })
     }
 
     fn ready(&self) -> Result<(), String> {
-        if self.traffic.phase() != Phase::Running {
-            return Err("draining".into());
+        let Some(replica) = &self.replica_of_tier else {
+            return if self.traffic.phase() == Phase::Running { self.complete() } else { Err("draining".into()) };
+        };
+        // A replica of the tier is up from its first readiness to its end. While it drains it keeps its sessions, and new ones are led
+        // elsewhere by the bucket tables; and a tenant whose certificate is not there yet must not take the others' replica away.
+        if !self.was_ready.load(Relaxed) {
+            self.complete()?;
+            replica.agent.ready()?;
+            self.was_ready.store(true, Relaxed);
         }
+        Ok(())
+    }
+
+    /// Whether it has all that it needs.
+    fn complete(&self) -> Result<(), String> {
         if self.subscriber.as_ref().is_some_and(|s| !s.ready()) {
             return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
         }

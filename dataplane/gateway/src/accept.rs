@@ -163,6 +163,7 @@ fn welcome(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &Do
         return worker.counts.refused_connection("gone");
     };
     worker.counts.accepted.inc();
+    worker.shared.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (open, counted) = (worker.opened(), worker.counts.connections.hold());
     let (worker, door) = (worker.clone(), door.clone());
     tokio::task::spawn_local(async move {

@@ -1,6 +1,7 @@
 //! The engine as its process sees it: started with a configuration, fed with changes, asked how it stands, drained.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_kit::drain::Drain;
@@ -31,6 +32,9 @@ pub enum EngineError {
     Workers(std::io::Error),
 }
 
+/// Takes over a TCP connection that is not the engine's to serve. Called on the workers' threads.
+pub type Handover = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
+
 /// What an engine needs besides its configuration.
 pub struct Surroundings {
     pub registry: Registry,
@@ -38,6 +42,8 @@ pub struct Surroundings {
     /// Gives certificates; `None` where HBONE is not spoken.
     pub keyring: Option<Keyring>,
     pub log: Option<AccessLog>,
+    /// Takes connections to port 53 of the tier's own services; `None`: they are reset.
+    pub dns: Option<Handover>,
 }
 
 /// A running engine.
@@ -85,13 +91,15 @@ impl Engine {
         let mut builder = Builder::new(&config.replica, around.keyring.clone());
         let first = (!state.is_empty()).then(|| builder.apply(state, &[], generation));
         let held = accept::bind(&mut config)?;
-        let Surroundings { registry, drain, keyring: _, log } = around;
+        let Surroundings { registry, drain, keyring: _, log, dns } = around;
         let shared = Arc::new(Shared {
             publisher: Publisher::default(),
             families: Families::new(&registry),
             tap: Hub::new(&registry),
             connections: Limit::new(&registry, "connections", config.limits.connections),
             log: Mutex::new(log),
+            dns,
+            accepted: AtomicU64::new(0),
             registry: registry.clone(),
             config,
         });
@@ -141,6 +149,11 @@ impl Engine {
     /// Where plain connections inside the tier are accepted.
     pub fn inside_address(&self) -> Option<SocketAddr> {
         self.shared.config.tier.as_ref().map(|tier| tier.plain)
+    }
+
+    /// TCP connections of clients: open now, and accepted since the start.
+    pub fn sessions(&self) -> (u64, u64) {
+        (self.shared.connections.used(), self.shared.accepted.load(Relaxed))
     }
 
     /// For `/tap`.

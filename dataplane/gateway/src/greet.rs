@@ -31,6 +31,9 @@ use crate::snapshot::{Party, Snapshot, TenantView};
 use crate::source::Source;
 use crate::worker::{Snap, Worker};
 
+/// Where the tier's own services answer names.
+const DNS_PORT: u16 = 53;
+
 /// What is known of a client's connection (or tunnel) for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -145,23 +148,41 @@ pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: Socket
 /// Serves a connection of the tier's plain listener: which service it is for is told by its local address, which port by its local port.
 pub(crate) async fn inside(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, local: SocketAddr) {
     let snapshot = worker.snapshot();
-    let found = decide_inside(&snapshot, local).map(|(tenant, key)| (tenant.clone(), key.clone()));
-    drop(snapshot);
-    match found {
-        Ok((tenant, key)) => begin_plain(worker, stream, client, &tenant, Destination::Service(key, local.port())).await,
-        Err(why) => {
-            worker.counts.refused_connection(why);
-            sys::reset_on_close(&stream);
+    let found = decide_inside(&snapshot, local);
+    let refuse = |why: &str| {
+        worker.counts.refused_connection(why);
+        sys::reset_on_close(&stream);
+    };
+    match (found, &worker.shared.dns) {
+        (Ok(Inside::Service(tenant, key)), _) => {
+            let (tenant, destination) = (tenant.clone(), Destination::Service(key.clone(), local.port()));
+            drop(snapshot);
+            begin_plain(worker, stream, client, &tenant, destination).await;
         }
+        (Ok(Inside::Names), Some(dns)) => match stream.into_std() {
+            Ok(stream) => dns(stream),
+            Err(_) => worker.counts.refused_connection("gone"),
+        },
+        (Ok(Inside::Names), None) => refuse("unknown_port"),
+        (Err(why), _) => refuse(why),
     }
 }
 
-/// Whose a plain connection inside the tier is.
-fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<(&Arc<TenantView>, &ServiceKey), &'static str> {
+/// What a plain connection inside the tier is for.
+enum Inside<'a> {
+    Service(&'a Arc<TenantView>, &'a ServiceKey),
+    /// The tenant's name service.
+    Names,
+}
+
+fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<Inside<'_>, &'static str> {
     let id = tier::service_of(local.ip()).ok_or("no_service_address")?;
     let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
+    if local.port() == DNS_PORT && Scope::inside(key) == Scope::Pods {
+        return Ok(Inside::Names);
+    }
     let port = tenant.service(key).and_then(|s| s.port(local.port()));
-    port.map(|_| (tenant, key)).ok_or("unknown_port")
+    port.map(|_| Inside::Service(tenant, key)).ok_or("unknown_port")
 }
 
 async fn begin_plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, tenant: &Arc<TenantView>, destination: Destination) {

@@ -35,6 +35,6 @@ mod worker;
 
 pub use accept::Doors;
 pub use config::{BadPlain, EngineConfig, Limits, Plain, Tier, Times};
-pub use engine::{Engine, EngineError, Surroundings};
+pub use engine::{Engine, EngineError, Handover, Surroundings};
 pub use snapshot::build::Keyring;
 pub use tap::{Filter, Hub};

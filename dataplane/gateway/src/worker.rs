@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_kit::drain::{Drain, Phase};
@@ -16,6 +17,7 @@ use crate::buffer::Blocks;
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::counts::Counts;
+use crate::engine::Handover;
 use crate::finish::{Families, Series};
 use crate::permit::{Account, Shares};
 use crate::snapshot::{Publisher, Snapshot};
@@ -36,6 +38,9 @@ pub(crate) struct Shared {
     pub(crate) log: Mutex<Option<AccessLog>>,
     pub(crate) tap: Hub,
     pub(crate) connections: canal_kit::limits::Limit,
+    pub(crate) dns: Option<Handover>,
+    /// Connections accepted by all workers.
+    pub(crate) accepted: AtomicU64,
 }
 
 /// One worker.

@@ -77,6 +77,7 @@ struct Holding {
     /// Elements that are not written.
     failed: usize,
     draining: bool,
+    leaving: bool,
     /// May own sessions that somebody must know of.
     behind: bool,
 }
@@ -114,6 +115,7 @@ impl Agent {
             generation: 0,
             failed: 0,
             draining: false,
+            leaving: false,
             behind: false,
         };
         let inner = Arc::new(Inner {
@@ -155,6 +157,16 @@ impl Agent {
         self.inner.tell();
     }
 
+    /// Opens the doors: sessions come from now on.
+    pub fn open_doors(&self) -> Result<(), String> {
+        self.inner.held().keeper.kernel().open_doors()
+    }
+
+    /// Lets go of the gateway's sockets if the doors were never opened.
+    pub fn forget_doors(&self) {
+        self.inner.held().keeper.kernel().forget_doors();
+    }
+
     /// From now on reports say that this replica wants no new sessions.
     pub fn drain(&self) {
         self.inner.held().draining = true;
@@ -172,8 +184,11 @@ impl Agent {
     /// The last words: everything is closed, or ends now.
     pub async fn leave(&self) {
         let Some(controller) = &self.inner.config.controller else { return };
-        let state = ReplicaState { draining: true, leaving: true, owned: Vec::new(), ..self.inner.state() };
-        report::last(controller, state, &self.inner.counts).await;
+        {
+            let mut held = self.inner.held();
+            (held.draining, held.leaving) = (true, true);
+        }
+        report::last(controller, self.inner.state(), &self.inner.counts).await;
     }
 
     /// Why the replica cannot serve yet.
@@ -311,7 +326,10 @@ impl Inner {
 
     fn state(&self) -> ReplicaState {
         let (sessions, accepted) = (self.sessions)();
-        let draining = self.held().draining;
+        let (draining, leaving) = {
+            let held = self.held();
+            (held.draining, held.leaving)
+        };
         let looked = self.looked();
         ReplicaState {
             backend: self.config.backend.to_string(),
@@ -319,8 +337,8 @@ impl Inner {
             underlay: self.config.underlay.to_string(),
             generation: looked.generation,
             draining,
-            leaving: false,
-            owned: owned(&looked),
+            leaving,
+            owned: if leaving { Vec::new() } else { owned(&looked) },
             sessions,
             accepted,
             version: self.config.version.clone(),

@@ -27,6 +27,10 @@ pub trait Kernel: Send + 'static {
     fn counts(&mut self) -> Result<Vec<(&'static str, &'static str, u64)>, String>;
     /// Looks whether the programs are still where they were put, and puts them there again; true if it had to.
     fn repair(&mut self) -> Result<bool, String>;
+    /// From now on sessions to service addresses come to the gateway's sockets.
+    fn open_doors(&mut self) -> Result<(), String>;
+    /// Lets the gateway's sockets go, so that they can close.
+    fn forget_doors(&mut self);
 }
 
 /// Keys of what is in the maps.

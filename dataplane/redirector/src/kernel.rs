@@ -1,8 +1,8 @@
 //! The real maps: the keeper's words as elements of the redirector's maps, and the gateway's sockets in its doors.
 
 use std::net::Ipv4Addr;
-use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
 
 use canal_abi::tier::{self as abi, Table, ThrottleKey, address_be, address_of_be};
 use canal_model::program::{BucketTable, Rate};
@@ -10,29 +10,70 @@ use canal_offload::OffloadError;
 use canal_offload::doors::{Door, Doors};
 use canal_offload::redirector::{Limit, Limits, Options, Redirector};
 
+use canal_wire::tier::TUNNEL_PORT;
+
+use crate::agent::read_orders;
 use crate::content::{Rates, Scope, Slot};
 use crate::keeper::{Found, Kernel};
+
+/// How to attach.
+#[derive(Debug, Clone)]
+pub struct Attach {
+    /// The replica's underlay device, e.g. `eth0`.
+    pub device: String,
+    /// For maps, on a bpffs, so that they outlive this process.
+    pub pin_dir: PathBuf,
+    /// The replica's underlay address.
+    pub address: Ipv4Addr,
+    /// Bytes: the largest inner packet, with its IP header, that the tier takes.
+    pub mtu: u32,
+    /// Tunnels to the edge; 0: each flow its own.
+    pub tunnels: u16,
+}
+
+/// What goes into the doors: listening TCP sockets and a bound UDP one.
+#[derive(Debug, Default)]
+pub struct Sockets {
+    pub hbone: Option<OwnedFd>,
+    pub plain: Option<OwnedFd>,
+    pub dns: Option<OwnedFd>,
+}
 
 /// The redirector's programs on this process's network namespace.
 pub struct Programs {
     redirector: Redirector,
     doors: Doors,
     options: Options,
+    sockets: Sockets,
+}
+
+/// Where a replica's pins go if nobody says.
+pub fn default_pin_dir(replica: &str, data_dir: &Path) -> PathBuf {
+    canal_offload::default_tier_pin_dir("canal-gateway", replica, data_dir)
 }
 
 impl Programs {
-    /// Loads, takes over what an earlier process left, and puts the programs in place. Sessions that are open go on.
-    pub fn attach(options: Options, pin_dir: Option<&PathBuf>) -> Result<Self, OffloadError> {
-        let doors = Doors::attach(options.netns.as_deref(), pin_dir.map(PathBuf::as_path))?;
+    /// Loads, takes over what an earlier process left, and puts the programs in place. Sessions that are open go on. `orders` is the
+    /// agent's file: which number and edge an earlier process was given.
+    pub fn attach(attach: &Attach, orders: &Path, sockets: Sockets) -> Result<Self, OffloadError> {
+        let before = read_orders(orders).unwrap_or_default();
+        let options = Options {
+            netns: None,
+            device: attach.device.clone(),
+            pin_dir: Some(attach.pin_dir.clone()),
+            address: attach.address,
+            number: before.number,
+            edge: before.edge.unwrap_or(Ipv4Addr::UNSPECIFIED),
+            mtu: attach.mtu,
+            tunnel_port: TUNNEL_PORT,
+            tunnels: attach.tunnels,
+        };
+        let doors = Doors::attach(None, Some(&attach.pin_dir))?;
         let redirector = Redirector::attach(&options)?;
-        Ok(Self { redirector, doors, options })
-    }
-
-    /// Opens the doors: from now on sessions to service addresses come to these sockets.
-    pub fn open_doors(&self, hbone: Option<&impl AsFd>, plain: Option<&impl AsFd>, dns: Option<&impl AsFd>) -> Result<(), OffloadError> {
-        hbone.map_or(Ok(()), |fd| self.doors.set(Door::Hbone, fd))?;
-        plain.map_or(Ok(()), |fd| self.doors.set(Door::Plain, fd))?;
-        dns.map_or(Ok(()), |fd| self.doors.set(Door::Dns, fd))
+        if !redirector.is_durable() {
+            tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps go with this process: it is in a mount namespace of its own");
+        }
+        Ok(Self { redirector, doors, options, sockets })
     }
 }
 
@@ -123,5 +164,19 @@ impl Kernel for Programs {
         }
         text(self.redirector.go_live(&self.options))?;
         Ok(true)
+    }
+
+    fn open_doors(&mut self) -> Result<(), String> {
+        let sockets = std::mem::take(&mut self.sockets);
+        for (door, socket) in [(Door::Plain, sockets.plain), (Door::Dns, sockets.dns), (Door::Hbone, sockets.hbone)] {
+            if let Some(socket) = socket {
+                text(self.doors.set(door, &socket))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn forget_doors(&mut self) {
+        self.sockets = Sockets::default();
     }
 }

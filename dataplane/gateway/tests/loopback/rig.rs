@@ -136,7 +136,7 @@ impl Rig {
             ..EngineConfig::default()
         };
         let log = plot.log.map(|path| AccessLog::start(canal_kit::log::Sink::File(path), &registry).unwrap());
-        let around = Surroundings { registry: registry.clone(), drain, keyring: plot.keyring, log };
+        let around = Surroundings { registry: registry.clone(), drain, keyring: plot.keyring, log, dns: None };
         let engine = Engine::start(config, around).unwrap();
         let web = engine.plain_addresses()[0];
         let rig = Self { engine, registry, trigger: Some(trigger), web, generation: AtomicU64::new(0) };

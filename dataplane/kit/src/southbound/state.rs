@@ -46,6 +46,17 @@ impl State {
         self.kinds.get(&kind).map_or(0, HashMap::len)
     }
 
+    /// A state of these, for tests of what is done with one.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn of_resources(resources: Vec<Arc<Resource>>, generation: Generation) -> Self {
+        let mut state = Self { generation, kinds: BTreeMap::new() };
+        for resource in resources {
+            let name = Arc::from(resource.name());
+            state.kinds.entry(resource.kind()).or_default().insert(name, Held { version: Arc::from("1"), resource });
+        }
+        state
+    }
+
     /// Everything of a kind with its name and version, in no order.
     pub fn held(&self, kind: Kind) -> impl Iterator<Item = (&Arc<str>, &Held)> {
         self.kinds.get(&kind).into_iter().flatten()

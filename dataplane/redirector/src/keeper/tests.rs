@@ -75,6 +75,11 @@ impl Kernel for Shared {
     fn repair(&mut self) -> Result<bool, String> {
         Ok(false)
     }
+    fn open_doors(&mut self) -> Result<(), String> {
+        self.0.lock().unwrap().log.push("doors".into());
+        Ok(())
+    }
+    fn forget_doors(&mut self) {}
 }
 
 fn orders(hosts: &[&str]) -> Orders {

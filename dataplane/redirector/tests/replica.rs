@@ -1,0 +1,257 @@
+//! The agent with the real redirector, in a network namespace of its own (needs root): maps follow states and outlive the process, doors
+//! lead to the name service, sessions are found where the kernel shows them, reports reach a controller.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use canal_kit::drain;
+use canal_kit::metrics::Registry;
+use canal_kit::southbound::{Origin, State, Update};
+use canal_kit::sys::{self, ListenOptions, Netns};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, Vni};
+use canal_model::program::*;
+use canal_redirector::dns::Dns;
+use canal_redirector::kernel::{Attach, Programs, Sockets};
+use canal_redirector::{Agent, Config, Kernel, sockets};
+use hickory_proto::op::{Message, Query, ResponseCode};
+use hickory_proto::rr::{Name, RecordType};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpStream, UdpSocket};
+
+fn ip(args: &str) {
+    let made = Command::new("ip").args(args.split(' ')).output().expect("these tests need root and iproute2");
+    assert!(made.status.success(), "ip {args}: {}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// A replica's namespace with a device that leads nowhere; removed on drop.
+struct Net(String);
+
+impl Net {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let net = Self(format!("canal-rdr-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst)));
+        let name = &net.0;
+        ip(&format!("netns add {name}"));
+        ip(&format!("-n {name} link set lo up"));
+        ip(&format!("-n {name} link add eth0 type veth peer name nowhere"));
+        ip(&format!("-n {name} link set nowhere up"));
+        ip(&format!("-n {name} link set eth0 up"));
+        ip(&format!("-n {name} addr add 250.1.0.1/16 dev eth0"));
+        ip(&format!("-n {name} addr add 10.1.1.9/32 dev lo"));
+        ip(&format!("-n {name} addr add fd77::9/128 dev lo nodad"));
+        net
+    }
+
+    fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
+        let run = || tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap().block_on(test());
+        Netns::open(format!("/run/netns/{}", self.0)).unwrap().enter(run).unwrap();
+    }
+}
+
+impl Drop for Net {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "del", &self.0]).output();
+    }
+}
+
+/// A folder for pins; the bpffs that was mounted in it goes with it.
+struct Pins(tempfile::TempDir);
+
+impl Pins {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+    fn attach(&self) -> Attach {
+        Attach { device: "eth0".into(), pin_dir: self.0.path().join("bpf"), address: Ipv4Addr::new(250, 1, 0, 1), mtu: 1450, tunnels: 20 }
+    }
+    fn orders(&self) -> std::path::PathBuf {
+        self.0.path().join("orders.json")
+    }
+}
+
+impl Drop for Pins {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path().join("bpf")).output();
+    }
+}
+
+fn table(service: &str, id: u32, version: u32, chain: &[u32]) -> Arc<Resource> {
+    Arc::new(Resource::Table(BucketTable {
+        service: service.parse().unwrap(),
+        id: ServiceId::new(id).unwrap(),
+        az: "az1".parse().unwrap(),
+        vni: Vni::new(101).unwrap(),
+        version,
+        chains: vec![chain.iter().map(|n| ReplicaNumber::new(*n).unwrap()).collect(); BUCKETS],
+    }))
+}
+
+fn address(service: &str, id: u32, address: &str) -> Arc<Resource> {
+    Arc::new(Resource::Address(GatewayAddress {
+        service: service.parse().unwrap(),
+        id: ServiceId::new(id).unwrap(),
+        az: "az1".parse().unwrap(),
+        addresses: vec![address.parse().unwrap()],
+        open: true,
+    }))
+}
+
+fn told(resources: Vec<Arc<Resource>>, generation: u64) -> (Update, State) {
+    let update = Update { origin: Origin::Snapshot, generation: Generation(generation), upserts: resources.clone(), removals: vec![] };
+    (update, State::of_resources(resources, Generation(generation)))
+}
+
+fn config(pins: &Pins, controller: Option<canal_kit::controller::Controller>) -> Config {
+    Config {
+        az: "az1".parse().unwrap(),
+        backend: "b1".parse().unwrap(),
+        underlay: Ipv4Addr::new(250, 1, 0, 1),
+        version: "test".into(),
+        controller,
+        orders: pins.orders(),
+        sockets: "/proc/thread-self/net".into(),
+    }
+}
+
+async fn ask(to: IpAddr, name: &str, over_tcp: bool) -> Message {
+    let mut query = Message::new();
+    query.set_id(7).add_query(Query::query(Name::from_ascii(name).unwrap(), RecordType::A));
+    let query = query.to_vec().unwrap();
+    let to = SocketAddr::new(to, 53);
+    let asked = async {
+        if over_tcp {
+            let mut stream = TcpStream::connect(to).await.unwrap();
+            stream.write_all(&[&(query.len() as u16).to_be_bytes()[..], &query].concat()).await.unwrap();
+            let mut answer = vec![0; stream.read_u16().await.unwrap().into()];
+            stream.read_exact(&mut answer).await.unwrap();
+            return answer;
+        }
+        let own: SocketAddr = if to.is_ipv4() { "10.1.1.9:0" } else { "[fd77::9]:0" }.parse().unwrap();
+        let socket = UdpSocket::bind(own).await.unwrap();
+        // Connected: an answer from anywhere else is not heard.
+        socket.connect(to).await.unwrap();
+        socket.send(&query).await.unwrap();
+        let mut answer = vec![0; 2000];
+        let length = socket.recv(&mut answer).await.unwrap();
+        answer.truncate(length);
+        answer
+    };
+    let answer = tokio::time::timeout(Duration::from_secs(5), asked).await.expect("an answer within 5 s");
+    Message::from_vec(&answer).unwrap()
+}
+
+#[test]
+fn tenants_ask_their_own_address_and_hear_their_own_names() {
+    let (net, pins) = (Net::new(), Pins::new());
+    net.run(|| async {
+        let (registry, (_trigger, drain)) = (Registry::new(), drain::tree());
+        let dns = Dns::start("[::]:53".parse().unwrap(), "az1".parse().unwrap(), &registry, &drain).unwrap();
+        let listener = sys::listen(None, "[::]:15009".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let sockets = Sockets {
+            hbone: None,
+            plain: Some(std::os::fd::AsFd::as_fd(&listener).try_clone_to_owned().unwrap()),
+            dns: Some(dns.door().unwrap()),
+        };
+        let mut programs = Programs::attach(&pins.attach(), &pins.orders(), sockets).unwrap();
+        programs.open_doors().unwrap();
+        let (update, state) = told(
+            vec![
+                address("alpha/default/web", 7, "10.0.1.1"),
+                address("alpha/canal-system/gateway", 5, "10.0.1.5"),
+                address("beta/default/web", 8, "10.0.2.1"),
+                address("beta/canal-system/gateway", 6, "10.0.1.5"),
+            ],
+            1,
+        );
+        dns.apply(&update, &state);
+        let taking = dns.clone();
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                taking.take(stream.into_std().unwrap());
+            }
+        });
+        for (to, want) in [("240.0.0.5", "10.0.1.1"), ("240.0.0.6", "10.0.2.1"), ("fdca:a1:0:240::5", "10.0.1.1")] {
+            for over_tcp in [false, true] {
+                let answer = ask(to.parse().unwrap(), "web.default.svc.cluster.local.", over_tcp).await;
+                let found: Vec<String> = answer.answers().iter().map(|r| r.data().to_string()).collect();
+                assert_eq!(found, [want], "{to} tcp={over_tcp}");
+            }
+        }
+        assert_eq!(ask("240.0.0.5".parse().unwrap(), "www.example.com.", false).await.response_code(), ResponseCode::Refused);
+        // A service's address is no name service.
+        let socket = UdpSocket::bind("10.1.1.9:0").await.unwrap();
+        socket.send_to(&[0; 12], "240.0.0.7:53").await.unwrap();
+        for _ in 0..500 {
+            if registry.render().contains("canal_dns_queries_total{transport=\"udp\",result=\"no_tenant\"} 1") {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{}", registry.render());
+    });
+}
+
+#[test]
+fn maps_follow_states_and_outlive_the_process() {
+    let (net, pins) = (Net::new(), Pins::new());
+    net.run(|| async {
+        let (registry, (_trigger, drain)) = (Registry::new(), drain::tree());
+        let start = |registry: &Registry| {
+            let programs = Programs::attach(&pins.attach(), &pins.orders(), Sockets::default()).unwrap();
+            Agent::start(config(&pins, None), Box::new(programs), Box::new(|| (0, 0)), registry, &drain).unwrap()
+        };
+        let held = || {
+            let mut programs = Programs::attach(&pins.attach(), &pins.orders(), Sockets::default()).unwrap();
+            let mut tables: Vec<u32> = programs.found().unwrap().tables.into_iter().collect();
+            tables.sort_unstable();
+            tables
+        };
+        let agent = start(&registry);
+        assert!(agent.ready().unwrap_err().contains("bucket tables"));
+        let (update, state) = told(vec![table("alpha/default/web", 7, 1, &[1, 2]), table("alpha/default/db", 8, 1, &[2])], 3);
+        agent.apply(&update, &state);
+        assert_eq!(held(), [7, 8]);
+        drop(agent);
+        let agent = start(&Registry::new());
+        assert_eq!(held(), [7, 8], "a new process takes them over as they are");
+        let (update, state) = told(vec![table("alpha/default/db", 8, 2, &[2])], 4);
+        agent.apply(&update, &state);
+        assert_eq!(held(), [8], "and removes what has become stale");
+        let dump = agent.dump();
+        assert_eq!((dump["generation"].as_u64(), dump["tables"][0]["version"].as_u64()), (Some(4), Some(2)), "{dump}");
+    });
+}
+
+#[test]
+fn sessions_are_found_where_the_kernel_shows_them() {
+    let net = Net::new();
+    ip(&format!("-n {} addr add 240.0.0.7/32 dev lo", net.0));
+    net.run(|| async {
+        // Both families, as the gateway listens.
+        let listener = sys::listen(None, "[::]:80".parse().unwrap(), &ListenOptions::default()).unwrap();
+        let look = || {
+            let mut owned = sockets::Owned::new();
+            for table in ["tcp", "tcp6"] {
+                let file = std::fs::File::open(Path::new("/proc/thread-self/net").join(table)).unwrap();
+                sockets::read(std::io::BufReader::new(file), &mut owned, || false).unwrap();
+            }
+            owned
+        };
+        let id = ServiceId::new(7).unwrap();
+        assert!(look().is_empty(), "a listener is no session");
+        let client = TcpStream::connect("240.0.0.7:80").await.unwrap();
+        let (server, from) = listener.accept().await.unwrap();
+        let from = SocketAddr::new(from.ip().to_canonical(), from.port());
+        // On loopback the client's end has the service as its peer, not as its own address.
+        let bucket = 1 << canal_wire::tier::bucket(from, 80, id);
+        assert_eq!(look(), [(id, sockets::OfService { buckets: bucket, sessions: 1 })].into());
+        drop(server);
+        drop(client);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert_eq!(look().get(&id).map(|o| o.buckets), Some(bucket), "TIME_WAIT answers packets still");
+    });
+}
