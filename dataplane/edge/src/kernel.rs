@@ -19,6 +19,9 @@ use crate::keeper::Tables;
 use crate::maps::{Content, Return, Room, Slot, Table, Via};
 use crate::steps::Step;
 
+const MAPS: [&str; 7] =
+    ["canal_replicas", "canal_hosts", "canal_tables", "canal_returns", "canal_prefixes", "canal_nodes", "canal_addresses"];
+
 /// The loaded program with its maps.
 pub struct Kernel {
     edge: Edge,
@@ -61,8 +64,8 @@ impl Kernel {
 
     /// Whether the next process would find the maps.
     pub fn is_pinned(&self) -> bool {
-        // The layout is canal-offload's; of its maps the one without which nothing goes on.
-        self.pins().join("canal_tables").exists()
+        // Where they are is canal-offload's choice.
+        MAPS.iter().all(|map| self.pins().join(map).exists())
     }
 
     fn pins(&self) -> PathBuf {
