@@ -9,11 +9,13 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use canal_abi::tier::{BUCKETS, CHAIN, Replica, THROTTLE_SERVICE, THROTTLE_TENANT, TIER_VNI, Table, ThrottleKey, address_be};
+use canal_abi::tier::{
+    BUCKETS, CHAIN, REPLICAS_MAX, Replica, THROTTLE_SERVICE, THROTTLE_TENANT, THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
+};
 use canal_offload::doors::{Door, Doors};
-use canal_offload::redirector::{Limit, Limits, Options, Redirector};
+use canal_offload::redirector::{self, Limit, Limits, Options, Redirector};
 use frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, udp, unreachable, with_ip4};
-use lab::Netns;
+use lab::{Netns, Pins};
 use socket2::{Domain, Protocol, Socket, Type};
 
 const EDGE: &str = "250.1.0.1";
@@ -533,4 +535,70 @@ fn early_limits_are_exact() {
     std::thread::sleep(Duration::from_millis(60));
     assert_eq!(s.run(&syn).moved, ["new"], "refilled");
     assert_eq!(r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000, 0, "never more than the burst");
+}
+
+fn options(pins: Option<&Pins>) -> Options {
+    Options {
+        netns: None,
+        device: "lo".into(),
+        pin_dir: pins.map(|p| p.path().to_path_buf()),
+        address: SELF.parse().unwrap(),
+        number: 1,
+        edge: EDGE.parse().unwrap(),
+        mtu: 1400,
+        tunnel_port: 40_000,
+        tunnels: 4,
+    }
+}
+
+#[test]
+fn two_processors_share_one_limit() {
+    let pins = Pins::new();
+    let pair = [0; 2].map(|_| Redirector::load(&options(Some(&pins))).unwrap());
+    assert_eq!(pair.each_ref().map(Redirector::is_adopted), [false, true], "the second has the maps of the first");
+    pair[0].hosts().put(&address_be(EDGE.parse().unwrap()), &0).unwrap();
+    pair[1].tables().put(&4, &Table { vni: TENANT, version: 1, chain: [[1, 0, 0, 0, 0, 0, 0, 0]; BUCKETS] }).unwrap();
+    let key = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
+    let frame = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.4:80", ACK, b""));
+    let throttled = |r: &Redirector| counts(r)["throttled_tenant_packets"];
+    let mut pair = Some(pair);
+    within_a_second(|| {
+        let [a, b] = pair.take().unwrap();
+        a.remove_throttle(&key).unwrap();
+        a.set_throttle(&key, &Limits { sessions: None, packets: Some(Limit { rate: 1, burst: 250 }) }).unwrap();
+        let before = throttled(&a);
+        let run = |r: Redirector| {
+            let frame = frame.clone();
+            std::thread::spawn(move || {
+                (0..400).for_each(|_| drop(r.trial(&frame).unwrap()));
+                r
+            })
+        };
+        let (a, b) = (run(a), run(b));
+        let [a, b] = [a.join().unwrap(), b.join().unwrap()];
+        let refused = throttled(&a) - before;
+        assert_eq!(a.throttles().unwrap()[&key].packets.refused, refused);
+        pair = Some([a, b]);
+        assert!((548..=550).contains(&refused), "{refused} of 800 refused, 250 may pass");
+    });
+    drop(pair);
+    redirector::remove(Some(&Netns::new().path()), "pod0", Some(pins.path())).unwrap();
+    assert!(!pins.path().exists(), "nothing stays");
+}
+
+#[test]
+fn a_full_map_says_so() {
+    let r = Redirector::load(&options(None)).unwrap();
+    let key = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
+    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 1 }), packets: None };
+    (0..THROTTLES_MAX).for_each(|id| r.set_throttle(&key(id), &limits).unwrap());
+    let e = r.set_throttle(&key(THROTTLES_MAX), &limits).unwrap_err();
+    assert!(e.is_full() && e.to_string().contains("canal_throttles"), "{e}");
+    r.remove_throttle(&key(0)).unwrap();
+    r.remove_throttle(&key(0)).unwrap();
+    r.set_throttle(&key(THROTTLES_MAX), &limits).unwrap();
+    (0..REPLICAS_MAX).for_each(|n| r.hosts().put(&n, &n).unwrap());
+    assert!(r.hosts().put(&REPLICAS_MAX, &0).unwrap_err().is_full());
+    assert!(r.replicas().put(&REPLICAS_MAX, &Replica::new(Ipv4Addr::LOCALHOST, true)).unwrap_err().is_full());
+    assert_eq!((r.own().unwrap(), r.is_durable()), ((1, EDGE.parse().unwrap()), false));
 }
