@@ -112,7 +112,14 @@ mod tests {
                 mac: [0; 6],
                 pod_cidrs: vec![],
             }),
-            Resource::Throttle(Throttle { tenant, vni, service: None, id: None, sessions: Default::default(), packets: Default::default() }),
+            Resource::Throttle(Throttle {
+                tenant,
+                vni,
+                service: None,
+                id: None,
+                sessions: Default::default(),
+                packets: Default::default(),
+            }),
         ];
         for az in AZS.map(|az| AzName::new(az).unwrap()) {
             let (service, chains) = (key.clone(), vec![]);
@@ -142,7 +149,9 @@ mod tests {
         let pair = |replica: &str, backend: &str| (replica.parse().unwrap(), backend.parse().unwrap());
         Whereabouts {
             replicas: [pair("r1", "b1"), pair("r2", "b2"), pair("r3", "b3")].into(),
-            backends: [("b1", held(&[("alpha", 1)])), ("b2", held(&[("alpha", 1), ("beta", 2)]))].map(|(b, h)| (b.parse().unwrap(), h)).into(),
+            backends: [("b1", held(&[("alpha", 1)])), ("b2", held(&[("alpha", 1), ("beta", 2)]))]
+                .map(|(b, h)| (b.parse().unwrap(), h))
+                .into(),
         }
     }
 
@@ -150,11 +159,8 @@ mod tests {
     fn nobody_sees_of_the_tier_what_is_not_its_own() {
         let gateway = |name: &str, az: &str| Principal::Gateway { name: name.parse().unwrap(), az: az.parse().unwrap() };
         let edge = |az: &str| Principal::Edge { name: "e".parse().unwrap(), az: az.parse().unwrap() };
-        let node = |tenant: &str| Principal::Node {
-            name: "n1".parse().unwrap(),
-            tenant: tenant.parse().unwrap(),
-            az: "az1".parse().unwrap(),
-        };
+        let node =
+            |tenant: &str| Principal::Node { name: "n1".parse().unwrap(), tenant: tenant.parse().unwrap(), az: "az1".parse().unwrap() };
         let alpha = "Service alpha/shop/a, Address alpha/shop/a@az1, Address alpha/shop/a@az2";
         let beta = "Service beta/shop/a, Address beta/shop/a@az1, Address beta/shop/a@az2";
         let cases: [(&str, Principal, String); 9] = [

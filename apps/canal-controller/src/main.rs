@@ -5,9 +5,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use canal_authority::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN};
-use canal_hub::{Config, Hub, Limits};
+use canal_hub::{Config, FleetTimes, Hub, Limits};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -26,7 +27,7 @@ struct Flags {
     /// Folder with one folder per tenant, which holds the tenant's YAML files. Without it, `canal apply` is the only source.
     #[arg(long, value_name = "DIR")]
     config_dir: Option<PathBuf>,
-    /// YAML list of who may connect: {tokenSha256, kind: node|gateway|operator, name, tenant, az}. Read again when it changes.
+    /// YAML list of who may connect: {tokenSha256, kind: node|gateway|edge|operator, name, tenant, az, backend}. Read again when it changes.
     #[arg(long, value_name = "FILE")]
     principals: PathBuf,
     /// Folder of the controller's own authority; clients need root.pem from it.
@@ -35,6 +36,9 @@ struct Flags {
     /// Life of workload certificates, e.g. 24h, 90m, 60s.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = lifetime)]
     svid_ttl: u64,
+    /// A gateway replica that is silent for so long, and dead by its edge, is gone: its sessions count as ended.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = patience)]
+    replica_gone_after: Duration,
     /// /config_dump, /metrics and /healthz/ready; keep it on localhost.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
@@ -46,8 +50,8 @@ struct Flags {
     log: String,
 }
 
-/// A time with a unit in seconds, within what a certificate may live.
-fn lifetime(text: &str) -> Result<u64, String> {
+/// A time with a unit, in seconds.
+fn seconds(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let seconds = match (digits.parse::<u64>(), &text[digits.len()..]) {
         (Ok(n), "s") => Some(n),
@@ -55,12 +59,23 @@ fn lifetime(text: &str) -> Result<u64, String> {
         (Ok(n), "h") => n.checked_mul(3600),
         _ => None,
     };
-    let seconds = seconds.ok_or("write a number and a unit, as in 24h, 90m or 60s")?;
+    seconds.ok_or_else(|| "write a number and a unit, as in 24h, 90m or 60s".into())
+}
+
+/// A time within what a certificate may live, in seconds.
+fn lifetime(text: &str) -> Result<u64, String> {
+    let seconds = seconds(text)?;
     if (LIFETIME_SECONDS_MIN..=LIFETIME_SECONDS_MAX).contains(&seconds) {
         Ok(seconds)
     } else {
         Err(format!("certificates live {LIFETIME_SECONDS_MIN}s to {}h", LIFETIME_SECONDS_MAX / 3600))
     }
+}
+
+/// A time with a unit, at least what an edge needs to be sure.
+fn patience(text: &str) -> Result<Duration, String> {
+    let seconds = seconds(text)?;
+    if (5..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 5s to 24h".into()) }
 }
 
 fn main() -> ExitCode {
@@ -102,7 +117,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         principals: flags.principals,
         infra_dir: flags.infra_dir,
         svid_seconds: flags.svid_ttl,
-        limits: Limits::default(),
+        limits: Limits { fleet: FleetTimes { gone: flags.replica_gone_after, ..FleetTimes::default() }, ..Limits::default() },
     })
     .await?;
     tracing::info!(address = %hub.address(), version = env!("CARGO_PKG_VERSION"), "serving");

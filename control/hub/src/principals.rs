@@ -54,7 +54,9 @@ pub struct Principals {
 #[derive(Debug, thiserror::Error)]
 pub enum PrincipalsError {
     /// It cannot be read.
-    #[error("the principals file {path} cannot be read: {why}; give --principals a YAML list of {{tokenSha256, kind, name, tenant, az, backend}}")]
+    #[error(
+        "the principals file {path} cannot be read: {why}; give --principals a YAML list of {{tokenSha256, kind, name, tenant, az, backend}}"
+    )]
     File { path: PathBuf, why: String },
     /// It is not what it must be. All faults, one a line.
     #[error("the principals file {path} is not usable:\n{}", .faults.join("\n"))]

@@ -216,7 +216,9 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     let mut r1 = Ship::launch(&rig, "r1", "b1", "az1", "250.1.0.3").await;
     assert_eq!(r1.turn().await.number, 1);
     for _ in 0..10 {
-        (r1.turn().await, r3.turn().await, e1.turn().await);
+        r1.turn().await;
+        r3.turn().await;
+        e1.turn().await;
     }
     assert_eq!((tables(&e1.south), addresses(&e1.south)), (before.0, before.1));
 
@@ -229,7 +231,8 @@ async fn numbers_and_tables_survive_restarts_and_come_back_only_after_forgetting
     let until = Instant::now() + PATIENCE;
     while root.fleet().await.unwrap().replicas.iter().any(|r| r.name == "r1") {
         assert!(Instant::now() < until, "r1 is not forgotten");
-        (r3.turn().await, e1.turn().await);
+        r3.turn().await;
+        e1.turn().await;
     }
     let mut r2 = Ship::launch(&rig, "r2", "b1", "az1", "250.1.0.4").await;
     assert_eq!(r2.turn().await.number, 1);
@@ -331,7 +334,8 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     let mut r2 = Ship::launch(&rig, "r2", "b1", "az1", "250.1.0.4").await;
     for _ in 0..20 {
         r2.report().await.unwrap();
-        (r1.turn().await, e1.turn().await);
+        r1.turn().await;
+        e1.turn().await;
     }
     let mut root = rig.admin("root").await;
     let states = |f: &canal_wire::api::FleetResponse| f.replicas.iter().map(|r| format!("{} {}", r.name, r.state)).collect::<Vec<_>>();
@@ -344,7 +348,9 @@ async fn a_replica_gets_sessions_only_once_it_knows_the_tenant() {
     let until = Instant::now() + Duration::from_millis(700);
     while Instant::now() < until {
         // Only r1 takes what it is told.
-        (r1.turn().await, r2.report().await.unwrap(), e1.turn().await);
+        r1.turn().await;
+        r2.report().await.unwrap();
+        e1.turn().await;
         assert!(!tables(&e1.south).keys().any(|n| n.starts_with("gamma")), "a table before both knew the tenant");
     }
     assert!(r1.south.has(Kind::Service, "gamma/shop/a"));
@@ -373,8 +379,7 @@ async fn a_draining_replica_keeps_what_it_owns_until_it_says_that_it_owns_nothin
     sail(&mut [&mut r1, &mut r2], &mut [&mut e1], "tables", |_, rims| both(&rims[0].south)).await;
     let headed = |s: &Subscriber| -> Vec<(String, usize)> {
         let of = |(name, t): (String, BucketTable)| {
-            let mine = (0..t.chains.len()).filter(|b| t.chains[*b][0].get() == 1).map(|b| (name.clone(), b)).collect::<Vec<_>>();
-            mine
+            (0..t.chains.len()).filter(|b| t.chains[*b][0].get() == 1).map(|b| (name.clone(), b)).collect::<Vec<_>>()
         };
         tables(s).into_iter().flat_map(of).collect()
     };
@@ -390,7 +395,8 @@ async fn a_draining_replica_keeps_what_it_owns_until_it_says_that_it_owns_nothin
         owns_all(&mut r1);
         let orders = r1.turn().await;
         assert!(orders.drain);
-        (r2.turn().await, e1.turn().await);
+        r2.turn().await;
+        e1.turn().await;
         let now = tables(&e1.south);
         let kept = |(name, bucket): &(String, usize)| now[name].chains[*bucket].iter().any(|n| n.get() == 1);
         assert!(owned.iter().all(kept), "an owner was dropped");
@@ -436,7 +442,9 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     // The edge of az2 falls silent.
     let begun = Instant::now();
     let closed = loop {
-        (r1.turn().await, r4.turn().await, e1.turn().await);
+        r1.turn().await;
+        r4.turn().await;
+        e1.turn().await;
         node.drain(Duration::from_millis(5)).await;
         let shut: Vec<bool> = addresses(&node).iter().filter(|(n, _)| n.ends_with("@az2")).map(|(_, a)| !a.open).collect();
         if shut == [true, true] {
@@ -461,7 +469,9 @@ async fn a_silent_edge_closes_its_az_and_a_dead_replica_is_left_in_bounded_time(
     let mut root = rig.admin("root").await;
     while root.fleet().await.unwrap().replicas.iter().any(|r| r.name == "r4") {
         assert!(Instant::now() < until, "r4 is not forgotten: {:?}", root.fleet().await);
-        (r1.turn().await, e1.turn().await, e2.turn().await);
+        r1.turn().await;
+        e1.turn().await;
+        e2.turn().await;
     }
     assert!(root.forget("r1").await.is_err_and(|s| s.code() == Code::FailedPrecondition), "it is alive");
 }

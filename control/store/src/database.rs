@@ -438,7 +438,11 @@ impl Store {
     }
 
     /// Runs one durable transaction. After an I/O error redb takes no more writes on the same handle, so it is dropped here.
-    pub(crate) fn transact(&self, inner: &mut Inner, f: impl FnOnce(&WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
+    pub(crate) fn transact(
+        &self,
+        inner: &mut Inner,
+        f: impl FnOnce(&WriteTransaction) -> Result<Step, redb::Error>,
+    ) -> Result<(), StoreError> {
         let sequence = {
             self.opened(inner)?;
             inner.sequence + 1

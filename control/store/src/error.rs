@@ -54,7 +54,14 @@ impl StoreError {
 
     /// True where the limit, not the disk, refused: repeating the same request cannot help.
     pub fn is_limit(&self) -> bool {
-        matches!(self, Self::ObjectsPerTenant { .. } | Self::ObjectBytes { .. } | Self::Edits { .. } | Self::ServiceIds { .. } | Self::ReplicaNumbers { .. })
+        matches!(
+            self,
+            Self::ObjectsPerTenant { .. }
+                | Self::ObjectBytes { .. }
+                | Self::Edits { .. }
+                | Self::ServiceIds { .. }
+                | Self::ReplicaNumbers { .. }
+        )
     }
 
     pub(crate) fn from_redb(path: &Path, e: redb::Error) -> Self {

@@ -304,7 +304,8 @@ async fn scale(backend: &str, wanted: usize, az: Option<&str>, limit: &LimitArgs
         Scaling::Add(count) => {
             for _ in 0..count {
                 let mend = "name the AZ of a new backend with --az";
-                let az = home.clone().ok_or_else(|| Failure::new(Exit::Missing, backend, "no replica of this backend is registered", mend))?;
+                let az =
+                    home.clone().ok_or_else(|| Failure::new(Exit::Missing, backend, "no replica of this backend is registered", mend))?;
                 let name = tier.free_name(backend).await?;
                 tier.start(&name, &az, backend, limit.timeout).await?;
             }
@@ -349,7 +350,8 @@ fn replica_lines(replicas: &[ReplicaStatus]) -> Vec<String> {
     if replicas.is_empty() {
         return vec!["no replica is registered".to_owned()];
     }
-    let mut table = Table::new(&["NAME", "NUMBER", "AZ", "BACKEND", "STATE", "HEALTH", "SESSIONS", "HEADS", "OWNERS", "GENERATION", "HEARD"]);
+    let mut table =
+        Table::new(&["NAME", "NUMBER", "AZ", "BACKEND", "STATE", "HEALTH", "SESSIONS", "HEADS", "OWNERS", "GENERATION", "HEARD"]);
     for r in replicas {
         table.row([
             r.name.clone(),
@@ -369,9 +371,7 @@ fn replica_lines(replicas: &[ReplicaStatus]) -> Vec<String> {
 }
 
 fn fleet_value(fleet: &FleetResponse) -> Value {
-    let edge = |e: &canal_wire::api::EdgeStatus| {
-        json!({ "name": e.name, "az": e.az, "underlay": e.underlay, "heard": e.heard, "generation": e.generation, "version": e.version })
-    };
+    let edge = |e: &canal_wire::api::EdgeStatus| json!({ "name": e.name, "az": e.az, "underlay": e.underlay, "heard": e.heard, "generation": e.generation, "version": e.version });
     let blast = |b: &canal_wire::api::Blast| json!({ "failed": b.failed, "expected_services": b.expected_services });
     json!({
         "plan": fleet.plan, "tables_waiting": fleet.tables_waiting, "notes": fleet.notes, "findings": fleet.findings,
@@ -420,7 +420,8 @@ fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
 }
 
 fn explained_value(explained: &ExplainResponse) -> Value {
-    let seat = |s: &canal_wire::api::ExplainedSeat| json!({ "replica": s.replica, "heads": s.heads, "owners": s.owners, "standbys": s.standbys });
+    let seat =
+        |s: &canal_wire::api::ExplainedSeat| json!({ "replica": s.replica, "heads": s.heads, "owners": s.owners, "standbys": s.standbys });
     let table = |t: &canal_wire::api::ExplainedTable| {
         json!({
             "az": t.az, "version": t.version, "confirmed": t.confirmed, "closing": t.closing, "open": t.open, "addresses": t.addresses,
@@ -470,9 +471,12 @@ mod tests {
 
     #[test]
     fn a_replica_is_drained_when_nothing_is_left_and_nothing_can_come() {
-        let drained = |state: &str, heads, owners, sessions| is_drained(&ReplicaStatus { heads, owners, ..replica("g", 1, state, sessions) });
+        let drained =
+            |state: &str, heads, owners, sessions| is_drained(&ReplicaStatus { heads, owners, ..replica("g", 1, state, sessions) });
         assert!(drained("draining", 0, 0, 0) && drained("gone", 3, 0, 9));
-        assert!(!drained("draining", 1, 0, 0) && !drained("draining", 0, 2, 0) && !drained("draining", 0, 0, 1) && !drained("active", 0, 0, 0));
+        assert!(
+            !drained("draining", 1, 0, 0) && !drained("draining", 0, 2, 0) && !drained("draining", 0, 0, 1) && !drained("active", 0, 0, 0)
+        );
     }
 
     #[test]

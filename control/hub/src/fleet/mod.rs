@@ -21,8 +21,8 @@ use tokio::time::Instant;
 pub(crate) use keeper::Keeper;
 pub(crate) use overview::Overview;
 pub use report::{OWNED_MAX, SEEN_MAX};
-pub(crate) use roster::{Known, Roster};
 pub use roster::FleetTimes;
+pub(crate) use roster::{Known, Roster};
 pub(crate) use service::FleetService;
 
 /// The fleet as all services of the controller share it. Locks are held for a moment, never across a wait.

@@ -85,7 +85,8 @@ impl Overview {
 
     fn placed(&self, id: ServiceId, service: &PlannedService) -> api::PlacedService {
         let placement = service.placement.as_ref();
-        let backends = placement.iter().flat_map(|p| p.backends.iter()).flat_map(|(az, names)| names.iter().map(move |b| format!("{az}/{b}")));
+        let backends =
+            placement.iter().flat_map(|p| p.backends.iter()).flat_map(|(az, names)| names.iter().map(move |b| format!("{az}/{b}")));
         api::PlacedService {
             service: service.key.to_string(),
             id: id.get(),
@@ -220,7 +221,8 @@ fn replica(m: &Member, seats: &Seats, now: Instant) -> api::ReplicaStatus {
 /// How many services lose all their backends when `failed` of them, chosen evenly, fail at once. A service with `k` of `n` backends is
 /// lost with the probability that all `k` are among the failed: C(n-k, f-k) / C(n, f).
 fn blast(plan: &Plan) -> Vec<api::Blast> {
-    let sets: Vec<BTreeSet<&BackendName>> = plan.services.values().filter_map(|s| s.placement.as_ref()).map(|p| p.all().collect()).collect();
+    let sets: Vec<BTreeSet<&BackendName>> =
+        plan.services.values().filter_map(|s| s.placement.as_ref()).map(|p| p.all().collect()).collect();
     let all: BTreeSet<&BackendName> = sets.iter().flatten().copied().collect();
     let n = u32::try_from(all.len()).unwrap_or(u32::MAX);
     let lost = |k: u32, failed: u32| (0..k).map(|i| f64::from(failed.saturating_sub(i)) / f64::from(n - i)).product::<f64>();
@@ -257,8 +259,7 @@ mod tests {
             let az: AzName = "az1".parse().unwrap();
             let placement = Placement { home: az.clone(), backends: [(az, names)].into() };
             let key = format!("alpha/shop/s{n}").parse().unwrap();
-            let planned =
-                PlannedService { key, vni: Vni::new(1).unwrap(), number: n, placement: Some(placement), tables: BTreeMap::new() };
+            let planned = PlannedService { key, vni: Vni::new(1).unwrap(), number: n, placement: Some(placement), tables: BTreeMap::new() };
             (ServiceId::new(n).unwrap(), planned)
         };
         let services = [service(1, &["a", "b"]), service(2, &["b", "c"]), service(3, &["d"])].into();

@@ -350,7 +350,8 @@ impl Roster {
 
     fn is_lagging(&self, member: &Member, now: Instant) -> bool {
         let of_backend = self.told.iter().filter(|((backend, _), _)| *backend == member.row.backend);
-        member.heard.is_some() && of_backend.into_iter().any(|(_, (at, when))| *at > member.whole && now.duration_since(*when) > self.times.lag)
+        member.heard.is_some()
+            && of_backend.into_iter().any(|(_, (at, when))| *at > member.whole && now.duration_since(*when) > self.times.lag)
     }
 
     /// True where the replica has all that a tenant's sessions need. A dead one is waited for by nobody.

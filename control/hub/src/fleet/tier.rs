@@ -53,13 +53,19 @@ fn weights(view: &TenantView) -> BTreeMap<ServiceKey, u32> {
 }
 
 /// The plan to start from. A tenant's service of the tier itself has gateway number 1, whenever the tenant's others came.
-pub(crate) fn seeded(parent: &Plan, demands: &Demands) -> Plan {
-    let mut plan = parent.clone();
-    for (id, demand) in demands.services.iter().filter(|(_, d)| is_tier_service(&d.key)) {
-        let first = || PlannedService { key: demand.key.clone(), vni: demand.vni, number: 1, placement: None, tables: BTreeMap::new() };
-        plan.services.entry(*id).or_insert_with(first);
+pub(crate) fn seeded(parent: &Arc<Plan>, demands: &Demands) -> Arc<Plan> {
+    let new = demands.services.iter().filter(|(id, d)| is_tier_service(&d.key) && !parent.services.contains_key(id));
+    let first = |demand: &Demand| {
+        let (key, tables) = (demand.key.clone(), BTreeMap::new());
+        PlannedService { key, vni: demand.vni, number: 1, placement: None, tables }
+    };
+    let new: Vec<(ServiceId, PlannedService)> = new.map(|(id, demand)| (*id, first(demand))).collect();
+    if new.is_empty() {
+        return parent.clone();
     }
-    plan
+    let mut plan = Plan::clone(parent);
+    plan.services.extend(new);
+    Arc::new(plan)
 }
 
 /// All tables of a plan. Those that did not change are those of `before`: a table's version says all of it.
@@ -114,7 +120,9 @@ pub(crate) fn telling(plan: &Plan, fleet: &Fleet, demands: &Demands, roster: &Ro
     let mut out = Telling { tier, made_of, tables: none, plan: plan.number, waiting: 0, closed: 0 };
     for (key, table) in tables(plan, told.0) {
         let before = told.0.get(&key);
-        if before.is_some_and(|b| Arc::ptr_eq(b, &table)) || newcomers(before.map(Arc::as_ref), &table).all(|n| roster.is_ready(n, &table.service.tenant)) {
+        if before.is_some_and(|b| Arc::ptr_eq(b, &table))
+            || newcomers(before.map(Arc::as_ref), &table).all(|n| roster.is_ready(n, &table.service.tenant))
+        {
             out.tables.insert(key, table);
             continue;
         }

@@ -29,11 +29,7 @@ fn row(name: &str, number: u32, backend: &str, az: u8) -> StoredReplica {
 }
 
 fn edge_row(az: u8) -> StoredEdge {
-    StoredEdge {
-        name: format!("e{az}").parse().unwrap(),
-        az: format!("az{az}").parse().unwrap(),
-        underlay: Ipv4Addr::new(250, az, 0, 2),
-    }
+    StoredEdge { name: format!("e{az}").parse().unwrap(), az: format!("az{az}").parse().unwrap(), underlay: Ipv4Addr::new(250, az, 0, 2) }
 }
 
 fn name(n: &str) -> ReplicaName {
