@@ -5,7 +5,7 @@ mod sim;
 
 use canal_model::fleet::ReplicaState;
 use proptest::prelude::*;
-use sim::{Rule, Tier, around, az, from_the_hop, id, number};
+use sim::{Rule, Tier, az, from_its_own_place, from_the_hop, id, number};
 
 /// One thing that happens. Numbers choose among what is there.
 #[derive(Debug, Clone)]
@@ -157,7 +157,7 @@ proptest! {
             }
             apply(&mut tier, event);
             for session in &tier.sessions {
-                prop_assert!(tier.reaches(session, around), "{session:?}");
+                prop_assert!(tier.reaches(session, from_its_own_place), "{session:?}");
             }
         }
     }
@@ -209,6 +209,6 @@ fn a_late_redirector_is_why_the_own_place_counts() {
         assert_eq!(number(chain[2].into()), owner);
         tier.reaches(&tier.sessions[0], rule)
     };
-    assert!(reaches(around));
+    assert!(reaches(from_its_own_place));
     assert!(!reaches(from_the_hop), "the design's rule has been mended otherwise: this test may go");
 }

@@ -239,19 +239,18 @@ pub(crate) fn from_the_hop(
     Some((chain[place], place + 1))
 }
 
-/// From one's own place on, around; the hop only counts visits, to at most 8.
-pub(crate) fn around(
+/// The place behind one's own; from the front if the edge sent it, or one is not in the chain. The hop only counts visits, to at most 8.
+pub(crate) fn from_its_own_place(
     chain: &[ReplicaNumber],
     here: ReplicaNumber,
     hop: usize,
     is_up: &dyn Fn(ReplicaNumber) -> bool,
 ) -> Option<(ReplicaNumber, usize)> {
-    let own = chain.iter().position(|replica| *replica == here);
-    let from = match own {
+    let from = match chain.iter().position(|replica| *replica == here) {
         Some(own) if hop > 0 => own + 1,
         _ => 0,
     };
-    let place = (from..from + chain.len()).map(|place| place % chain.len()).find(|place| chain[*place] != here && is_up(chain[*place]))?;
+    let place = (from..chain.len()).find(|place| chain[*place] != here && is_up(chain[*place]))?;
     (hop < 8).then_some((chain[place], hop + 1))
 }
 
