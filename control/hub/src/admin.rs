@@ -137,11 +137,11 @@ impl Admin for AdminService {
     }
 
     async fn drain_replica(&self, request: Request<api::ReplicaRequest>) -> Result<Response<api::ReplicaResponse>, Status> {
-        self.order("drain", request, |shared, name| shared.fleet.order_drain(&shared.store, name, true).map(|row| row.is_some())).await
+        self.order("drain", request, |shared, name| shared.fleet.order_drain(&shared.store, name, true)).await
     }
 
     async fn undrain_replica(&self, request: Request<api::ReplicaRequest>) -> Result<Response<api::ReplicaResponse>, Status> {
-        self.order("undrain", request, |shared, name| shared.fleet.order_drain(&shared.store, name, false).map(|row| row.is_some())).await
+        self.order("undrain", request, |shared, name| shared.fleet.order_drain(&shared.store, name, false)).await
     }
 
     async fn forget_replica(&self, request: Request<api::ReplicaRequest>) -> Result<Response<api::ReplicaResponse>, Status> {

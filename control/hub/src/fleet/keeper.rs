@@ -95,10 +95,10 @@ impl Keeper {
         for replica in &seen.gone {
             tracing::warn!(%replica, "nobody has seen the replica for long; it is gone");
         }
-        for row in seen.rows {
-            tracing::info!(replica = %row.name, state = ?row.state, "the replica's state changed");
-            let store = self.shared.store.clone();
-            let kept = tokio::task::spawn_blocking(move || store.put_replica(&row)).await;
+        for name in seen.rows {
+            let shared = self.shared.clone();
+            tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "the replica's state changed");
+            let kept = tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name)).await;
             if let Ok(Err(e)) = kept {
                 // The state follows from reports; after a restart it is found again.
                 self.store_refused(&e);
@@ -232,8 +232,12 @@ impl Keeper {
         let names = self.shared.fleet.roster().forgettable(plan, self.generation);
         let mut done = true;
         for name in names {
-            let (store, gone) = (self.shared.store.clone(), name.clone());
-            match tokio::task::spawn_blocking(move || store.forget_replica(&gone)).await {
+            let (shared, gone) = (self.shared.clone(), name.clone());
+            let forget = move || {
+                let _alone = locked(&shared.fleet.rows);
+                shared.store.forget_replica(&gone)
+            };
+            match tokio::task::spawn_blocking(forget).await {
                 Ok(Ok(())) => {
                     self.shared.fleet.roster().forget(&name);
                     self.shared.metrics.count(metrics::FLEET_FORGOTTEN, &[]);

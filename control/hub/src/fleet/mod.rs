@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use canal_model::ids::ReplicaName;
 use canal_model::plan::Plan;
-use canal_store::{Store, StoreError, StoredReplica};
+use canal_store::{Store, StoreError};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -32,6 +32,8 @@ pub(crate) struct Fleet {
     plan: Mutex<Arc<Plan>>,
     /// The keeper is to look.
     wake: Notify,
+    /// Held while a row is written.
+    rows: Mutex<()>,
     /// How many (service, AZ) pairs are closed, and how many tables wait.
     counts: Mutex<Counts>,
 }
@@ -53,7 +55,13 @@ impl Fleet {
     pub(crate) fn open(store: &Store, times: FleetTimes) -> Result<Self, StoreError> {
         let plan = store.plan()?;
         let roster = Roster::new(store.fleet()?, &plan, times, Instant::now());
-        Ok(Self { roster: Mutex::new(roster), plan: Mutex::new(Arc::new(plan)), wake: Notify::new(), counts: Mutex::default() })
+        Ok(Self {
+            roster: Mutex::new(roster),
+            plan: Mutex::new(Arc::new(plan)),
+            wake: Notify::new(),
+            rows: Mutex::default(),
+            counts: Mutex::default(),
+        })
     }
 
     pub(crate) fn roster(&self) -> MutexGuard<'_, Roster> {
@@ -68,12 +76,21 @@ impl Fleet {
         *locked(&self.counts)
     }
 
-    /// Keeps an operator's order; `None`: there is no such replica.
-    pub(crate) fn order_drain(&self, store: &Store, name: &ReplicaName, drain: bool) -> Result<Option<StoredReplica>, StoreError> {
-        let Some(row) = self.roster().order_drain(name, drain) else { return Ok(None) };
-        store.put_replica(&row)?;
+    /// Keeps an operator's order. False: there is no such replica.
+    pub(crate) fn order_drain(&self, store: &Store, name: &ReplicaName, drain: bool) -> Result<bool, StoreError> {
+        if !self.roster().order_drain(name, drain) {
+            return Ok(false);
+        }
+        self.keep_row(store, name)?;
         self.wake.notify_one();
-        Ok(Some(row))
+        Ok(true)
+    }
+
+    /// Keeps a replica's row as it is now. Blocks for a disk write; rows are written one after the other, so that the newest stays.
+    fn keep_row(&self, store: &Store, name: &ReplicaName) -> Result<(), StoreError> {
+        let _alone = locked(&self.rows);
+        let row = self.roster().members().get(name).map(|m| m.row.clone());
+        row.map_or(Ok(()), |row| store.put_replica(&row))
     }
 
     /// Declares a replica gone; see [`Roster::declare_gone`].

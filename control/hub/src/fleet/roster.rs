@@ -56,6 +56,17 @@ pub(crate) struct Known {
     pub(crate) whole: Generation,
 }
 
+impl Known {
+    /// Up to where a data plane that reports `reported` serves by all that was said: it may have acknowledged what it does not serve by yet.
+    fn served(self, reported: Generation) -> Generation {
+        match reported {
+            Generation(0) => reported,
+            _ if reported >= self.acked => self.whole,
+            _ => reported.min(self.whole),
+        }
+    }
+}
+
 /// A registered replica.
 #[derive(Debug, Clone)]
 pub(crate) struct Member {
@@ -103,8 +114,8 @@ impl Edge {
 pub(crate) struct Observed {
     /// The planner must look again.
     pub(crate) changed: bool,
-    /// Rows to keep.
-    pub(crate) rows: Vec<StoredReplica>,
+    /// Replicas whose rows are to be kept.
+    pub(crate) rows: Vec<ReplicaName>,
     /// AZs whose edge fell silent just now.
     pub(crate) closed: Vec<AzName>,
     /// Replicas that are gone since just now.
@@ -219,7 +230,7 @@ impl Roster {
         let plan = self.plan_at(report.generation.min(known.acked));
         let Some(member) = self.members.get_mut(name) else { return false };
         let number = member.row.number;
-        let has = if report.generation == Generation(0) { Generation(0) } else { known.whole };
+        let has = known.served(report.generation);
         let restarted = report.generation < member.generation;
         let whole = if restarted { has } else { member.whole.max(has) };
         let differs = whole != member.whole || report.draining != member.wants_drain || report.leaving != member.gone;
@@ -268,8 +279,9 @@ impl Roster {
         let plan = self.plan_at(report.generation.min(known.acked));
         let Some(edge) = self.edges.get_mut(&report.az) else { return false };
         let is_new = edge.seen != report.seen || !edge.alive || self.ownership.edge(&report.az) != Some(plan);
-        let differs = is_new || edge.whole != known.whole;
-        edge.whole = known.whole;
+        let whole = known.served(report.generation);
+        let differs = is_new || edge.whole != whole;
+        edge.whole = whole;
         edge.heard = Some(now);
         edge.alive = true;
         edge.generation = report.generation;
@@ -314,7 +326,7 @@ impl Roster {
             }
             if let Some(state) = member.decide_state() {
                 member.row.state = state;
-                out.rows.push(member.row.clone());
+                out.rows.push(name.clone());
                 out.changed = true;
             }
         }
@@ -413,11 +425,10 @@ impl Roster {
 
     // ---- operators ----
 
-    /// Sets or takes back an order to drain; the row to keep.
-    pub(crate) fn order_drain(&mut self, name: &ReplicaName, drain: bool) -> Option<StoredReplica> {
-        let member = self.members.get_mut(name)?;
-        member.row.drain = drain;
-        Some(member.row.clone())
+    /// Sets or takes back an order to drain. False: there is no such replica.
+    pub(crate) fn order_drain(&mut self, name: &ReplicaName, drain: bool) -> bool {
+        let member = self.members.get_mut(name);
+        member.map(|m| m.row.drain = drain).is_some()
     }
 
     /// Declares a replica gone. False: it is not there, or was heard a moment ago and would be back at once.
