@@ -291,3 +291,27 @@ async fn tunnel(worker: &Worker, endpoint: &Endpoint, introduction: Introduction
         Err(e) => Err(e.to_string()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::build::tests::set_of;
+
+    #[test]
+    fn pods_at_one_address_in_two_networks_have_two_states() {
+        let upstreams = Upstreams::default();
+        let address = "10.1.1.2:8080".parse().unwrap();
+        let state = |tenant, vni: u32| upstreams.state(Key::Direct(tenant, Some(Vni::new(vni).unwrap()), address));
+        let (one, again, two, renumbered) = (state(0, 101), state(0, 101), state(1, 102), state(0, 103));
+        assert!(Rc::ptr_eq(&one, &again) && !Rc::ptr_eq(&one, &two) && !Rc::ptr_eq(&one, &renumbered));
+    }
+
+    #[test]
+    fn inside_the_tier_nothing_is_dialled_without_a_mark() {
+        let set = set_of(1);
+        let endpoint = &set.endpoints[0];
+        assert_eq!(endpoint.workload.vni, None, "its tenant was not told");
+        assert!(decide_mark(true, endpoint).is_err());
+        assert_eq!(decide_mark(false, endpoint), Ok(None));
+    }
+}

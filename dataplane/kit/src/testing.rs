@@ -2,6 +2,7 @@
 //! plays what it is told. Never in a product build. It panics where it cannot go on, as tests do.
 
 mod fake;
+mod reports;
 
 use canal_model::identity::Identity;
 use rcgen::{
@@ -11,6 +12,7 @@ use rcgen::{
 use crate::tls::{Certificate, Credential};
 
 pub use fake::{FakeController, FakeStream, TOKEN};
+pub use reports::{Heard, Reports};
 
 /// A CA of one trust domain.
 pub struct TestCa {

@@ -421,3 +421,6 @@ fn keep_orders(path: &std::path::Path, orders: &Orders) {
         tracing::warn!(path = %path.display(), %error, "orders are not kept; a restart without a controller would not know them");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,6 +9,7 @@ use canal_wire::citadel::istio_certificate_service_server::{IstioCertificateServ
 use canal_wire::citadel::{IstioCertificateRequest, IstioCertificateResponse};
 use canal_wire::discovery::aggregated_discovery_service_server::{AggregatedDiscoveryService, AggregatedDiscoveryServiceServer};
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse};
+use canal_wire::fleet::fleet_server::FleetServer;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -16,7 +17,7 @@ use tokio_stream::wrappers::{ReceiverStream, TcpListenerStream};
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::TestCa;
+use super::{Reports, TestCa};
 use crate::controller::Controller;
 
 /// The token that is right.
@@ -54,7 +55,7 @@ struct Ca {
 }
 
 #[allow(clippy::result_large_err, reason = "tonic's own error type")]
-fn authenticate<T>(r: &Request<T>) -> Result<(), Status> {
+pub(super) fn authenticate<T>(r: &Request<T>) -> Result<(), Status> {
     let given = r.metadata().get("authorization").and_then(|v| v.to_str().ok());
     if given == Some(&format!("Bearer {TOKEN}")) { Ok(()) } else { Err(Status::unauthenticated("unknown token")) }
 }
@@ -95,6 +96,8 @@ pub struct FakeController {
     streams: mpsc::Receiver<FakeStream>,
     issue: Arc<Mutex<Issue>>,
     most: Arc<AtomicUsize>,
+    /// Of replicas and edges.
+    pub reports: Reports,
     server: JoinHandle<()>,
 }
 
@@ -116,18 +119,19 @@ impl FakeController {
         let (tx, streams) = mpsc::channel(16);
         let refuse: Issue = Box::new(|_| Err(Status::unavailable("the test issues nothing")));
         let issue = Arc::new(Mutex::new(refuse));
-        let most = Arc::new(AtomicUsize::new(0));
+        let (most, reports) = (Arc::new(AtomicUsize::new(0)), Reports::default());
         let ca = Ca { issue: issue.clone(), now: AtomicUsize::new(0), most: most.clone() };
         let own = infra.server(canal_wire::CONTROLLER_NAME);
         let tls = ServerTlsConfig::new().identity(Identity::from_pem(own.chain, own.key));
         let mut server = Server::builder().tls_config(tls).expect("a right certificate");
         let routes = server
             .add_service(AggregatedDiscoveryServiceServer::new(Xds(tx)).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX))
-            .add_service(IstioCertificateServiceServer::new(ca));
+            .add_service(IstioCertificateServiceServer::new(ca))
+            .add_service(FleetServer::new(reports.clone()));
         let server = tokio::spawn(async move {
             let _ = routes.serve_with_incoming(TcpListenerStream::new(listener)).await;
         });
-        Self { infra, address, streams, issue, most, server }
+        Self { infra, address, streams, issue, most, reports, server }
     }
 
     /// Kills it and starts another at the same place.

@@ -198,3 +198,58 @@ fn ten_thousand_services_load_fast_and_a_change_is_small() {
     // Generous: this runs unoptimised on a shared machine. The point is that a change does not cost what a load does.
     assert!(change < load / 50 && change < std::time::Duration::from_millis(20), "load {load:?}, one change {change:?}");
 }
+
+#[test]
+fn a_service_is_found_inside_the_tier_while_anything_says_its_number() {
+    let numbered = |number: u32, of: &str| {
+        let mut service = (*service(of, &[80])).clone();
+        if let Resource::Service(service) = &mut service {
+            service.id = ServiceId::new(number).unwrap();
+        }
+        Arc::new(service)
+    };
+    let address = |az: &str, ip: &str| {
+        let (service, id) = (key("s"), ServiceId::new(7).unwrap());
+        Arc::new(Resource::Address(GatewayAddress { service, id, az: az.parse().unwrap(), addresses: vec![ip.parse().unwrap()], open: true }))
+    };
+    let mut builder = Builder::new("gw", None);
+    let inside = |snapshot: &Snapshot, number: u32| {
+        let found = snapshot.service_inside(ServiceId::new(number).unwrap());
+        found.map(|(tenant, key)| (tenant.name.to_string(), key.name.to_string()))
+    };
+    let found = Some(("t".to_string(), "s".to_string()));
+    let first = builder.apply(&[tenant(), numbered(7, "s"), address("az1", "10.9.0.1"), address("az2", "10.9.0.2")], &[], Generation(1));
+    let of = |snapshot: &Snapshot, ip: &str| snapshot.tenant("t").unwrap().gateway_of(ip.parse().unwrap()).cloned();
+    assert_eq!((inside(&first, 7), of(&first, "10.9.0.2")), (found.clone(), Some(key("s"))));
+    let gone = |kind, name: &str| vec![(kind, name.to_string())];
+    let second = builder.apply(&[], &gone(Kind::Service, "t/ns/s"), Generation(2));
+    assert_eq!(inside(&second, 7), found, "its addresses say it still");
+    let third = builder.apply(&[], &gone(Kind::Address, "t/ns/s@az2"), Generation(3));
+    assert_eq!((inside(&third, 7), of(&third, "10.9.0.2")), (found.clone(), None));
+    let fourth = builder.apply(&[], &gone(Kind::Address, "t/ns/s@az1"), Generation(4));
+    assert_eq!(inside(&fourth, 7), None);
+    let fifth = builder.apply(&[numbered(7, "s")], &[], Generation(5));
+    let sixth = builder.apply(&[numbered(8, "s")], &[], Generation(6));
+    assert_eq!((inside(&fifth, 7), inside(&sixth, 7), inside(&sixth, 8)), (found.clone(), None, found));
+}
+
+#[test]
+fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
+    let mut builder = Builder::new("gw", None);
+    let id = |snapshot: &Snapshot| {
+        let port = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
+        snapshot.set(port).unwrap().endpoints[0].id
+    };
+    let first = builder.apply(&[tenant(), service("s", &[80]), workload("w", 1, "s")], &[], Generation(1));
+    let same = builder.apply(&[workload("w", 1, "s")], &[], Generation(2));
+    assert_eq!(id(&first), id(&same));
+    let moved = builder.apply(&[workload("w", 2, "s")], &[], Generation(3));
+    assert_ne!(id(&moved), id(&same), "connections to the old address lead to whoever has it now");
+    let mut elsewhere = (*tenant()).clone();
+    if let Resource::Tenant(tenant) = &mut elsewhere {
+        tenant.vni = Vni::new(2).unwrap();
+    }
+    let renumbered = builder.apply(&[Arc::new(elsewhere)], &[], Generation(4));
+    assert_ne!(id(&renumbered), id(&moved));
+    assert_eq!(renumbered.tenant("t").unwrap().workload_at("10.1.0.2".parse().unwrap()).unwrap().vni, Some(Vni::new(2).unwrap()));
+}

@@ -1,0 +1,150 @@
+//! The agent against maps in memory, a socket table in a file, and a controller that hears it over TLS.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use canal_kit::drain::{self, Trigger};
+use canal_kit::southbound::State;
+use canal_kit::testing::FakeController;
+use canal_model::ids::{Generation, ServiceId};
+use canal_wire::fleet::{ReplicaOrders, ReplicaState};
+use canal_wire::tier;
+
+use super::*;
+use crate::content::tests::{replica, table_of};
+use crate::keeper::tests::Shared;
+
+struct Rig {
+    agent: Agent,
+    memory: Shared,
+    controller: FakeController,
+    registry: Registry,
+    folder: tempfile::TempDir,
+    _trigger: Trigger,
+}
+
+const HEADING: &str = "  sl  local_address rem_address   st\n";
+
+fn sessions(folder: &Path, lines: &str) {
+    std::fs::write(folder.join("tcp"), format!("{HEADING}{lines}")).unwrap();
+}
+
+/// A session of 240.0.0.`service`:80 from 10.1.1.9.
+fn session(service: u32, port: u16) -> String {
+    format!("   0: {service:02X}0000F0:0050 0901010A:{port:04X} 01 0:0 0:0 0 0 0 1\n")
+}
+
+impl Rig {
+    async fn new(orders: ReplicaOrders) -> Self {
+        let controller = FakeController::start().await;
+        controller.reports.heard().replica_orders = orders;
+        let folder = tempfile::tempdir().unwrap();
+        sessions(folder.path(), "");
+        let (trigger, drain) = drain::tree();
+        let (memory, registry) = (Shared::default(), Registry::new());
+        let config = Config {
+            az: "az1".parse().unwrap(),
+            backend: "b1".parse().unwrap(),
+            underlay: Ipv4Addr::new(250, 1, 0, 1),
+            version: "1".into(),
+            controller: Some(controller.reached_through(folder.path(), controller.address)),
+            orders: folder.path().join("orders.json"),
+            sockets: folder.path().into(),
+        };
+        let agent = Agent::start(config, Box::new(memory.clone()), Box::new(|| (3, 9)), &registry, &drain).unwrap();
+        Self { agent, memory, controller, registry, folder, _trigger: trigger }
+    }
+
+    fn apply(&self, resources: Vec<Arc<Resource>>, generation: u64) {
+        let update =
+            Update { origin: Origin::Controller, generation: Generation(generation), upserts: resources.clone(), removals: vec![] };
+        self.agent.apply(&update, &State::of_resources(resources, Generation(generation)));
+    }
+
+    /// Waits for a report.
+    async fn until(&self, what: &str, wanted: impl Fn(&ReplicaState) -> bool) -> ReplicaState {
+        for _ in 0..500 {
+            if let Some(last) = self.controller.reports.heard().replicas.last().filter(|r| wanted(r)) {
+                return last.clone();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what}: {:?}", self.controller.reports.heard().replicas.last());
+    }
+}
+
+fn orders(drain: bool) -> ReplicaOrders {
+    ReplicaOrders { number: 2, edge: "250.1.0.200".into(), hosts: vec!["250.1.0.1".into(), "250.1.0.200".into()], drain, next_ms: 100 }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_registers_takes_orders_and_reports_what_it_owns_only_while_that_matters() {
+    let rig = Rig::new(orders(false)).await;
+    let first = rig.until("registration", |_| true).await;
+    assert_eq!((first.backend.as_str(), first.underlay.as_str(), first.generation, first.sessions, first.accepted), ("b1", "250.1.0.1", 0, 3, 9));
+    assert!(rig.agent.ready().is_err());
+    sessions(rig.folder.path(), &format!("{}{}", session(7, 40000), session(8, 40001)));
+    // A head: nobody asks what it owns.
+    rig.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1]), replica("gw-2", 2, "250.1.0.1", true)], 10);
+    let head = rig.until("generation 10", |r| r.generation == 10).await;
+    assert!(head.owned.is_empty());
+    assert_eq!(rig.agent.ready(), Ok(()));
+    {
+        let m = rig.memory.0.lock().unwrap();
+        assert_eq!(m.own, Some((2, Some("250.1.0.200".parse().unwrap()))));
+        assert_eq!(m.hosts, [("250.1.0.1".parse().unwrap(), 2), ("250.1.0.200".parse().unwrap(), 0)].into());
+    }
+    // Behind another head: what it owns, by the version that its maps have.
+    rig.apply(vec![table_of("alpha/default/web", 7, "az1", 5, &[1, 2])], 11);
+    let behind = rig.until("generation 11", |r| r.generation == 11 && !r.owned.is_empty()).await;
+    let owned: HashMap<u32, _> = behind.owned.iter().map(|o| (o.service, (o.table_version, o.buckets.clone(), o.sessions))).collect();
+    let bit = |id: u32, port: u16| {
+        let client = format!("10.1.1.9:{port}").parse().unwrap();
+        (1u128 << tier::bucket(client, 80, ServiceId::new(id).unwrap())).to_le_bytes().to_vec()
+    };
+    // A service whose table it has no longer: version 0 proves nothing.
+    assert_eq!(owned, [(7, (5, bit(7, 40000), 1)), (8, (0, bit(8, 40001), 1))].into());
+    // Gone for two looks: gone.
+    sessions(rig.folder.path(), "");
+    rig.until("nothing owned", |r| r.generation == 11 && r.owned.is_empty()).await;
+    // What cannot be read is no proof that there is nothing.
+    sessions(rig.folder.path(), "x\n");
+    rig.apply(vec![table_of("alpha/default/web", 7, "az1", 6, &[1, 2])], 12);
+    for _ in 0..300 {
+        if rig.registry.render().contains("canal_redirector_looks_total{result=\"failed\"}") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(rig.agent.dump()["looked_at_generation"], 11);
+    assert!(rig.controller.reports.heard().replicas.iter().all(|r| r.generation < 12));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_is_ordered_reported_and_ended_with_last_words() {
+    let rig = Rig::new(orders(false)).await;
+    rig.until("registration", |_| true).await;
+    rig.controller.reports.heard().replica_orders = orders(true);
+    tokio::time::timeout(Duration::from_secs(5), rig.agent.drain_ordered()).await.unwrap();
+    rig.agent.drain();
+    rig.until("draining", |r| r.draining && !r.leaving).await;
+    rig.agent.leave().await;
+    rig.until("leaving", |r| r.leaving && r.owned.is_empty()).await;
+    // The next process knows its number and edge before any controller answers, and serves.
+    let kept = read_orders(&rig.folder.path().join("orders.json")).unwrap();
+    assert_eq!((kept.number, kept.edge, kept.drain), (2, Some("250.1.0.200".parse().unwrap()), false));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn orders_that_cannot_be_read_change_nothing() {
+    let rig = Rig::new(ReplicaOrders { edge: "edge-1".into(), ..orders(false) }).await;
+    rig.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1])], 10);
+    for _ in 0..500 {
+        if rig.registry.render().contains("canal_redirector_reports_total{result=\"bad_orders\"}") {
+            assert_eq!(rig.memory.0.lock().unwrap().own, None);
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{}", rig.registry.render());
+}
