@@ -1,6 +1,7 @@
 //! A tier of some size, planned: services with seeded weights on backends in AZs. No replicas: figures are about backends.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use canal_model::fleet::{Demand, Demands, Fleet, Ownership, Rules};
@@ -43,6 +44,8 @@ pub(crate) struct Tier {
     pub(crate) few: usize,
     /// What the linter found.
     pub(crate) findings: usize,
+    /// What the planner needed.
+    pub(crate) took: Duration,
 }
 
 impl Size {
@@ -65,14 +68,16 @@ impl Size {
             let weight = 1 + draw.below(u64::from(self.heaviest.max(1))) as u32;
             demands.services.insert(ServiceId::new(n)?, Demand { key, vni: Vni::new(1)?, weight, home: None });
         }
+        let start = Instant::now();
         let plan = canal_planner::plan(&fleet, &demands, &Ownership::default(), None);
+        let took = start.elapsed();
         let findings = canal_planlint::check(&fleet, &demands, &plan).len();
-        Ok(Tier::new(&fleet, &demands, &plan, findings))
+        Ok(Tier { took, findings, ..Tier::new(&fleet, &demands, &plan) })
     }
 }
 
 impl Tier {
-    fn new(fleet: &Fleet, demands: &Demands, plan: &Plan, findings: usize) -> Tier {
+    fn new(fleet: &Fleet, demands: &Demands, plan: &Plan) -> Tier {
         let slots: BTreeMap<&BackendName, usize> = fleet.backends.keys().zip(0..).collect();
         let zones: BTreeMap<&AzName, usize> = fleet.azs.keys().zip(0..).collect();
         let services = plan.services.values().map(|service| {
@@ -87,7 +92,8 @@ impl Tier {
             azs: fleet.backends.values().map(|az| zones[az]).collect(),
             shared: count(|note| matches!(note, Note::Shared { .. })),
             few: count(|note| matches!(note, Note::FewAtHome { .. } | Note::FewAway { .. })),
-            findings,
+            findings: 0,
+            took: Duration::ZERO,
         }
     }
 }
