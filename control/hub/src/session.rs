@@ -70,6 +70,8 @@ pub(crate) struct Progress {
     pub(crate) wanted: Generation,
     pub(crate) sent: Generation,
     pub(crate) acked: Generation,
+    /// The newest generation of which something was sent; other responses only say that nothing differs.
+    pub(crate) content: Generation,
     /// The newest refusal that still stands.
     pub(crate) nack: String,
     pub(crate) resources: usize,
@@ -152,6 +154,7 @@ pub(crate) struct Session {
     wanted: Generation,
     sent: Generation,
     acked: Generation,
+    content: Generation,
     last_nack: String,
 }
 
@@ -175,6 +178,7 @@ impl Session {
             wanted: Generation(0),
             sent: Generation(0),
             acked: Generation(0),
+            content: Generation(0),
             last_nack: String::new(),
         }
     }
@@ -342,6 +346,9 @@ impl Session {
         }
         self.nonce += 1;
         self.sent = self.sent.max(planned.generation);
+        if !planned.items.is_empty() {
+            self.content = self.content.max(planned.generation);
+        }
         let response = encode(&planned, self.nonce);
         self.in_flight.push_back((self.nonce, planned));
         Some(response)
@@ -498,6 +505,7 @@ impl Session {
             wanted: self.wanted,
             sent: self.sent,
             acked: self.acked,
+            content: self.content,
             nack: if self.refused.is_empty() && self.queue.is_empty() { String::new() } else { self.last_nack.clone() },
             resources: self.held_count,
         }

@@ -45,6 +45,8 @@ struct Record {
     connects: u64,
     last_seen_ms: u64,
     version: String,
+    /// The newest generation of which something was sent, on any of its streams.
+    content: Generation,
     unacked_since: Option<Instant>,
 }
 
@@ -102,7 +104,7 @@ impl Subscribers {
         let Some(record) = inner.records.get(principal) else { return Known::default() };
         let p = &record.progress;
         let is_whole = p.nack.is_empty() && p.acked >= p.wanted && record.unacked_since.is_none();
-        Known { acked: p.acked, whole: if is_whole { p.seen } else { p.acked } }
+        Known { whole: if is_whole { p.seen } else { p.acked }, content: record.content }
     }
 
     /// How many are connected, by kind; how many of them have all that concerns them; the longest debt of an answer, seconds.
@@ -156,6 +158,7 @@ impl OpenStream {
         self.update(|r| {
             r.bytes_sent += bytes as u64;
             r.responses_sent += 1;
+            r.content = r.content.max(progress.content);
             r.progress = progress;
             r.unacked_since.get_or_insert_with(Instant::now);
         });

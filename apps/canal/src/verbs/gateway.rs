@@ -446,9 +446,8 @@ fn explained_lines(explained: &ExplainResponse) -> Vec<String> {
             (false, true) => "open",
             (false, false) => "closed",
         };
-        let known = if t.confirmed { "all have it" } else { "not all have it yet" };
         lines.push(String::new());
-        lines.push(format!("{}: {state}, table version {} ({known}), at {}", t.az, t.version, t.addresses.join(", ")));
+        lines.push(format!("{}: {state}, table version {}, at {}", t.az, t.version, t.addresses.join(", ")));
         let mut seats = Table::new(&["REPLICA", "HEAD OF", "OWNER IN", "STANDBY IN"]);
         for s in &t.seats {
             seats.row([s.replica.clone(), s.heads.to_string(), s.owners.to_string(), s.standbys.to_string()]);

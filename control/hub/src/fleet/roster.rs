@@ -50,18 +50,19 @@ impl Default for FleetTimes {
 /// What the southbound side knows of a data plane.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Known {
-    /// It acknowledged everything up to this generation that differed.
-    pub(crate) acked: Generation,
-    /// It lacks nothing that this generation says.
+    /// It acknowledged all of this generation that concerns it.
     pub(crate) whole: Generation,
+    /// The newest generation of which it was sent anything.
+    pub(crate) content: Generation,
 }
 
 impl Known {
-    /// Up to where a data plane that reports `reported` serves by all that was said: it may have acknowledged what it does not serve by yet.
+    /// The generation by all of which a data plane serves that reports `reported`. It may have acknowledged what it does not serve by
+    /// yet; and it hears nothing of generations that do not concern it, so that what it reports is no newer than what it was sent.
     fn served(self, reported: Generation) -> Generation {
         match reported {
             Generation(0) => reported,
-            _ if reported >= self.acked => self.whole,
+            _ if reported >= self.content => self.whole,
             _ => reported.min(self.whole),
         }
     }
@@ -227,10 +228,10 @@ impl Roster {
 
     /// Hears a registered replica. True: the planner must look again.
     pub(crate) fn hear_replica(&mut self, name: &ReplicaName, report: ReplicaReport, known: Known, now: Instant) -> bool {
-        let plan = self.plan_at(report.generation.min(known.acked));
+        let has = known.served(report.generation);
+        let plan = self.plan_at(has);
         let Some(member) = self.members.get_mut(name) else { return false };
         let number = member.row.number;
-        let has = known.served(report.generation);
         let restarted = report.generation < member.generation;
         let whole = if restarted { has } else { member.whole.max(has) };
         let differs = whole != member.whole || report.draining != member.wants_drain || report.leaving != member.gone;
@@ -276,10 +277,10 @@ impl Roster {
 
     /// Hears an edge. True: the planner must look again.
     pub(crate) fn hear_edge(&mut self, report: EdgeReport, known: Known, now: Instant) -> bool {
-        let plan = self.plan_at(report.generation.min(known.acked));
+        let whole = known.served(report.generation);
+        let plan = self.plan_at(whole);
         let Some(edge) = self.edges.get_mut(&report.az) else { return false };
         let is_new = edge.seen != report.seen || !edge.alive || self.ownership.edge(&report.az) != Some(plan);
-        let whole = known.served(report.generation);
         let differs = is_new || edge.whole != whole;
         edge.whole = whole;
         edge.heard = Some(now);

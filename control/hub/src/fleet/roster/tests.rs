@@ -84,7 +84,7 @@ impl Scene {
             accepted: 0,
             version: String::new(),
         };
-        let mut known = Known { acked: newest, whole: newest };
+        let mut known = Known { whole: newest, content: newest };
         change(&mut report, &mut known);
         self.roster.hear_replica(&name(n), report, known, self.now)
     }
@@ -98,7 +98,7 @@ impl Scene {
             seen: seen.iter().map(|(n, up)| (name(n), *up)).collect(),
             version: String::new(),
         };
-        self.roster.hear_edge(report, Known { acked: newest, whole: newest }, self.now)
+        self.roster.hear_edge(report, Known { whole: newest, content: newest }, self.now)
     }
 
     fn all_report(&mut self) {
@@ -264,14 +264,17 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
     }
     s.roster.note_plan(Generation(5), 9);
     let plan = |s: &Scene| s.roster.ownership().report(ReplicaNumber::new(1).unwrap()).unwrap().1.plan;
-    for (what, reported, acked, want) in [
-        ("as reported", 3, 5, 3),
-        ("not more than it acknowledged", 5, 2, 2),
-        ("a plan that changed no table is in the generation before", 5, 5, 9),
-        ("between two publications", 7, 7, 9),
-        ("before all", 0, 5, 0),
+    for (what, reported, whole, content, want) in [
+        ("as reported", 3, 5, 5, 3),
+        ("not more than it acknowledged", 5, 2, 5, 2),
+        ("a plan that changed no table is in the generation before", 5, 5, 5, 9),
+        ("between two publications", 7, 7, 7, 9),
+        ("nothing since concerned it", 2, 5, 2, 9),
+        ("the controller has just started, and nothing differs", 2, 5, 0, 9),
+        ("before all", 0, 5, 0, 0),
     ] {
-        s.report("a", |report, known| (report.generation, known.acked) = (Generation(reported), Generation(acked)));
+        let known = Known { whole: Generation(whole), content: Generation(content) };
+        s.report("a", |report, k| (report.generation, *k) = (Generation(reported), known));
         assert_eq!(plan(&s), want, "{what}");
     }
     s.report("a", |_, _| {});
