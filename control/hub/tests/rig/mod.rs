@@ -380,6 +380,8 @@ pub(crate) struct Subscriber {
     /// Every response as `Kind +a -b`.
     pub(crate) log: Vec<String>,
     pub(crate) generation: u64,
+    /// Of the last response that said anything; a data plane counts no others.
+    pub(crate) content: u64,
 }
 
 impl Subscriber {
@@ -402,7 +404,7 @@ impl Subscriber {
             requests.send(request).await.unwrap();
         }
         let responses = client.delta_aggregated_resources(with_token(ReceiverStream::new(outbound), token)).await?.into_inner();
-        Ok(Self { requests, responses, held, refuses: BTreeSet::new(), log: Vec::new(), generation: 0 })
+        Ok(Self { requests, responses, held, refuses: BTreeSet::new(), log: Vec::new(), generation: 0, content: 0 })
     }
 
     /// The next response, if one comes within `wait`.
@@ -440,6 +442,9 @@ impl Subscriber {
             let generation = response.system_version_info.parse().unwrap();
             assert!(generation >= self.generation, "the generation went back from {} to {generation}", self.generation);
             self.generation = generation;
+            if !response.resources.is_empty() || !response.removed_resources.is_empty() {
+                self.content = generation;
+            }
             for r in response.resources {
                 let resource = decode(kind, &r.name, &r.resource.unwrap().value).unwrap();
                 self.held.insert((kind, r.name), (r.version, resource));
