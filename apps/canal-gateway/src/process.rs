@@ -133,7 +133,16 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
             (Arc::new(Engine::start_with(settings, around, &state, generation)?), None, None)
         }
     };
-    Ok(Board { engine, replica: config.engine.replica.clone(), registry, certificates, subscriber, traffic: watcher, replica_of_tier, was_ready: AtomicBool::new(false) })
+    Ok(Board {
+        engine,
+        replica: config.engine.replica.clone(),
+        registry,
+        certificates,
+        subscriber,
+        traffic: watcher,
+        replica_of_tier,
+        was_ready: AtomicBool::new(false),
+    })
 }
 
 fn certificates(config: &Config, controller: &Controller, registry: &Registry, drain: &Drain) -> anyhow::Result<CertificateSource> {

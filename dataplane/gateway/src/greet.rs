@@ -88,7 +88,9 @@ impl Unwelcome {
     fn status(self) -> u16 {
         match self {
             Unwelcome::IllegalPort | Unwelcome::WrongService => STATUS_BAD,
-            Unwelcome::UnknownDestination | Unwelcome::UnknownPort | Unwelcome::TenantConnections | Unwelcome::TenantGone => STATUS_UNAVAILABLE,
+            Unwelcome::UnknownDestination | Unwelcome::UnknownPort | Unwelcome::TenantConnections | Unwelcome::TenantGone => {
+                STATUS_UNAVAILABLE
+            }
         }
     }
 }

@@ -300,4 +300,19 @@ mod tests {
         drop((branch, second, early, _own));
         assert!(trigger.finished(ms(10)).await);
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn notice_is_given_before_a_drain_and_then_it_is_served_on() {
+        let (trigger, drain) = tree();
+        let start = Instant::now();
+        let (told, heard) = std::sync::mpsc::channel();
+        let notice = Notice { order: tokio::time::sleep(ms(50)), give: move || told.send(start.elapsed()).unwrap(), wait: ms(2000) };
+        let holder = tokio::spawn(async move {
+            drain.draining().await;
+            start.elapsed()
+        });
+        assert!(on_signals_after(trigger, notice, ms(1000), ms(10)).await.unwrap());
+        assert_eq!(heard.try_recv().unwrap().as_millis() / 10, 5);
+        assert_eq!(holder.await.unwrap().as_millis() / 10, 205);
+    }
 }

@@ -273,9 +273,7 @@ fn port_at_connect(socket: &Socket) -> io::Result<()> {
     let on: libc::c_int = 1;
     let len = size_of::<libc::c_int>() as libc::socklen_t;
     // SAFETY: the fd is open for the borrow's life; the kernel reads `len` = 4 bytes from `on`, which is 4 bytes long.
-    let rc = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, (&raw const on).cast(), len)
-    };
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, (&raw const on).cast(), len) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -287,7 +287,11 @@ impl Inner {
     fn purpose(&self) -> Purpose {
         let held = self.held();
         let versions = held.keeper.have().tables.iter().filter_map(|(id, r)| Some((*id, table(r)?.version))).collect();
-        Purpose { needed: held.behind || held.draining || held.orders.as_ref().is_some_and(|o| o.drain), generation: held.generation, versions }
+        Purpose {
+            needed: held.behind || held.draining || held.orders.as_ref().is_some_and(|o| o.drain),
+            generation: held.generation,
+            versions,
+        }
     }
 
     /// Looks at the kernel's sockets if somebody must know what is there. The versions are those from before the look.

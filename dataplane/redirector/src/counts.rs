@@ -31,7 +31,11 @@ impl Counts {
             entries: gauges("canal_redirector_map_entries", "Elements of the redirector's maps.", &["map"]),
             behind: gauges("canal_redirector_map_behind", "Elements that could not be written yet.", &[]).shared(&[]),
             write_failures: counters("canal_redirector_map_write_failures_total", "Elements that the kernel did not take.", &["map"]),
-            packets: counters("canal_redirector_packets_total", "Packets by what the replica's programs did with them.", &["program", "what"]),
+            packets: counters(
+                "canal_redirector_packets_total",
+                "Packets by what the replica's programs did with them.",
+                &["program", "what"],
+            ),
             packets_seen: Arc::default(),
             reports: counters("canal_redirector_reports_total", "Reports to the controller, by their outcome.", &["result"]),
             looks: counters("canal_redirector_looks_total", "Looks at the kernel's sockets for owned sessions, by outcome.", &["result"]),

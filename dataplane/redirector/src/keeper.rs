@@ -73,7 +73,9 @@ impl Keeper {
         let Self { kernel, have, found, counts } = self;
         let mut pass = Pass { counts, failed: 0 };
         let Content { tables, replicas, hosts, throttles, own } = wanted;
-        pass.add("canal_replicas", replicas, &mut have.replicas, &mut found.replicas, PartialEq::eq, |k, v| kernel.put_replica(*k, Some(*v)));
+        pass.add("canal_replicas", replicas, &mut have.replicas, &mut found.replicas, PartialEq::eq, |k, v| {
+            kernel.put_replica(*k, Some(*v))
+        });
         if let Some((number, edge)) = *own
             && have.own != *own
             && pass.check("canal_self", &number, kernel.put_own(number, edge))

@@ -148,7 +148,8 @@ mod tests {
         };
         let read = decide_orders(&orders(3, "", &["250.1.0.2", "250.1.0.1", "250.1.0.2"])).unwrap();
         assert_eq!((read.number, read.edge, read.hosts.len(), read.drain), (3, None, 2, true));
-        for (bad, what) in [(orders(70_000, "", &[]), "70000"), (orders(3, "edge", &[]), "edge"), (orders(3, "", &["250.1.0"]), "250.1.0")] {
+        for (bad, what) in [(orders(70_000, "", &[]), "70000"), (orders(3, "edge", &[]), "edge"), (orders(3, "", &["250.1.0"]), "250.1.0")]
+        {
             assert_eq!(decide_orders(&bad), Err(what.to_string()));
         }
         for (next_ms, want) in [(0, 500), (1, 100), (250, 250), (60_000, 10_000)] {

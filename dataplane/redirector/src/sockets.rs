@@ -133,7 +133,13 @@ mod tests {
     #[test]
     fn a_table_that_is_not_read_whole_is_an_error() {
         let heading = "  sl  local_address rem_address   st\n";
-        for bad in ["x", "0: 0100007F:1F90 0100007F:1F90", "0: 0100007F:1F9 0100007F:1F90 01", "0: 00007F:1F90 0100007F:1F90 01", "0: é:1F90 0: 01"] {
+        for bad in [
+            "x",
+            "0: 0100007F:1F90 0100007F:1F90",
+            "0: 0100007F:1F9 0100007F:1F90 01",
+            "0: 00007F:1F90 0100007F:1F90 01",
+            "0: é:1F90 0: 01",
+        ] {
             let table = format!("{heading}{bad}\n");
             assert!(matches!(read(table.as_bytes(), &mut Owned::new(), || false), Err(LookError::Line(_))), "{bad}");
         }
@@ -147,7 +153,9 @@ mod tests {
     #[test]
     fn random_bytes_never_panic() {
         for _ in 0..2000 {
-            let bytes: Vec<u8> = (0..rand::random_range(0..300)).map(|_| *b"0123456789ABCDEF:: \n\xc3\xa9".get(rand::random_range(0..22)).unwrap()).collect();
+            let bytes: Vec<u8> = (0..rand::random_range(0..300))
+                .map(|_| *b"0123456789ABCDEF:: \n\xc3\xa9".get(rand::random_range(0..22)).unwrap())
+                .collect();
             let _ = read(bytes.as_slice(), &mut Owned::new(), || false);
         }
     }

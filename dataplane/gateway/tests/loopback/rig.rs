@@ -101,11 +101,21 @@ pub(crate) struct Plot {
     pub(crate) keyring: Option<Keyring>,
     pub(crate) log: Option<std::path::PathBuf>,
     pub(crate) tier: Option<Tier>,
+    pub(crate) crash_on_path: Option<String>,
 }
 
 impl Default for Plot {
     fn default() -> Self {
-        Self { limits: Limits::default(), times: Times::default(), protocol: AppProtocol::Http1, hbone: vec![], keyring: None, log: None, tier: None }
+        Self {
+            limits: Limits::default(),
+            times: Times::default(),
+            protocol: AppProtocol::Http1,
+            hbone: vec![],
+            keyring: None,
+            log: None,
+            tier: None,
+            crash_on_path: None,
+        }
     }
 }
 
@@ -131,6 +141,7 @@ impl Rig {
             hbone: plot.hbone,
             plain: vec![web],
             tier: plot.tier,
+            crash_on_path: plot.crash_on_path,
             limits: plot.limits,
             times: plot.times,
             ..EngineConfig::default()

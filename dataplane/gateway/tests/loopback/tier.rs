@@ -363,3 +363,25 @@ fn tunnels_to_overlapping_nodes_are_told_apart_by_mark() {
         assert_eq!(origins.map(|o| o.connections()), [1, 1], "tunnels are kept, by tenant");
     });
 }
+
+/// Runs in a process of its own: this binary again, for this test alone.
+#[test]
+fn a_query_of_death_ends_the_process_and_no_other_request_does() {
+    use std::os::unix::process::ExitStatusExt;
+    const CHILD: &str = "CANAL_QUERY_OF_DEATH";
+    const NAME: &str = "tier::a_query_of_death_ends_the_process_and_no_other_request_does";
+    if std::env::var_os(CHILD).is_none() {
+        let child = Command::new(std::env::current_exe().unwrap()).args([NAME, "--exact", "--nocapture"]).env(CHILD, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&child.stdout).into_owned();
+        assert!(said.contains("alive: 200") && !said.contains("still alive"), "{said}");
+        assert_eq!(child.status.signal(), Some(6), "SIGABRT");
+        return;
+    }
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap().block_on(async {
+        let origin = Origin::named("web").await;
+        let rig = Rig::new(Plot { crash_on_path: Some("/die".into()), ..Plot::default() }, &[origin.address]);
+        println!("alive: {}", Client::get(rig.web, "/die/not").await.status);
+        let _ = Client::get(rig.web, "/die").await;
+        println!("still alive");
+    });
+}

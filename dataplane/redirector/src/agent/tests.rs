@@ -81,7 +81,10 @@ fn orders(drain: bool) -> ReplicaOrders {
 async fn it_registers_takes_orders_and_reports_what_it_owns_only_while_that_matters() {
     let rig = Rig::new(orders(false)).await;
     let first = rig.until("registration", |_| true).await;
-    assert_eq!((first.backend.as_str(), first.underlay.as_str(), first.generation, first.sessions, first.accepted), ("b1", "250.1.0.1", 0, 3, 9));
+    assert_eq!(
+        (first.backend.as_str(), first.underlay.as_str(), first.generation, first.sessions, first.accepted),
+        ("b1", "250.1.0.1", 0, 3, 9)
+    );
     assert!(rig.agent.ready().is_err());
     sessions(rig.folder.path(), &format!("{}{}", session(7, 40000), session(8, 40001)));
     // A head: nobody asks what it owns.

@@ -61,7 +61,8 @@ impl Dns {
         let socket = open(address).map_err(at("opening the socket"))?;
         let state = UdpSocketState::new(UdpSockRef::from(&socket)).map_err(at("asking for addresses"))?;
         let socket = UdpSocket::from_std(socket.into()).map_err(at("registering"))?;
-        let family = Family::new("canal_dns_queries_total", "DNS queries, by transport and by what became of them.", &["transport", "result"]);
+        let family =
+            Family::new("canal_dns_queries_total", "DNS queries, by transport and by what became of them.", &["transport", "result"]);
         let inner = Arc::new(Inner {
             az,
             zones: ArcSwap::default(),

@@ -115,7 +115,9 @@ impl Zone {
             (Some(_), [namespace, "svc"]) if self.namespaces.contains(*namespace) => Found::Between,
             (Some(_), [name, namespace, "svc"]) => self.service(name, namespace, az).map_or(Found::Unknown, Found::Service),
             (Some(_), _) => Found::Unknown,
-            (None, [name, namespace] | [name, namespace, "svc"]) => self.service(name, namespace, az).map_or(Found::Foreign, Found::Service),
+            (None, [name, namespace] | [name, namespace, "svc"]) => {
+                self.service(name, namespace, az).map_or(Found::Foreign, Found::Service)
+            }
             (None, _) => Found::Foreign,
         }
     }
@@ -164,10 +166,8 @@ pub(crate) mod tests {
             ("other", [false, false, true], &["10.0.3.1"]),
             ("none", [false, false, false], &["10.0.1.1"]),
         ] {
-            let all: Vec<_> = (1..=3)
-                .rev()
-                .map(|n| address("alpha/default/web", 7, &format!("az{n}"), &[&format!("10.0.{n}.1")], open[n - 1]))
-                .collect();
+            let all: Vec<_> =
+                (1..=3).rev().map(|n| address("alpha/default/web", 7, &format!("az{n}"), &[&format!("10.0.{n}.1")], open[n - 1])).collect();
             let zones = decide_zones(all.iter(), 1);
             let found = zones.of(&"alpha".parse().unwrap()).unwrap().find(&["web", "default"], &"az1".parse().unwrap());
             assert_eq!(found, Found::Service(want.iter().map(|a| a.parse().unwrap()).collect()), "{case}");

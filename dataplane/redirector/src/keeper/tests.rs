@@ -94,7 +94,9 @@ fn what_an_earlier_process_left_stays_until_it_is_known_to_be_stale() {
         let mut m = memory.0.lock().unwrap();
         m.tables = [(7, 1), (8, 1)].into();
         m.hosts = [("250.1.0.9".parse().unwrap(), 0)].into();
-        m.replicas = [(1, Slot { address: "250.1.0.1".parse().unwrap(), up: true }), (9, Slot { address: "250.1.0.9".parse().unwrap(), up: true })].into();
+        m.replicas =
+            [(1, Slot { address: "250.1.0.1".parse().unwrap(), up: true }), (9, Slot { address: "250.1.0.9".parse().unwrap(), up: true })]
+                .into();
         m.throttles = [(Scope::Tenant(1), Rates { sessions: Default::default(), packets: Default::default() })].into();
     }
     let az = "az1".parse().unwrap();

@@ -210,7 +210,13 @@ fn a_service_is_found_inside_the_tier_while_anything_says_its_number() {
     };
     let address = |az: &str, ip: &str| {
         let (service, id) = (key("s"), ServiceId::new(7).unwrap());
-        Arc::new(Resource::Address(GatewayAddress { service, id, az: az.parse().unwrap(), addresses: vec![ip.parse().unwrap()], open: true }))
+        Arc::new(Resource::Address(GatewayAddress {
+            service,
+            id,
+            az: az.parse().unwrap(),
+            addresses: vec![ip.parse().unwrap()],
+            open: true,
+        }))
     };
     let mut builder = Builder::new("gw", None);
     let inside = |snapshot: &Snapshot, number: u32| {

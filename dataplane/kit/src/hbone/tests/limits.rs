@@ -301,3 +301,17 @@ fn no_certificate_is_an_error_without_a_connection() {
         drop(ca);
     });
 }
+
+#[test]
+fn targets_that_differ_in_their_mark_share_no_connection() {
+    run(async {
+        let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let mut held = Vec::new();
+        // Marks need CAP_NET_ADMIN, as the gateway has.
+        for (mark, handshakes) in [(Some(101), 1), (Some(102), 2), (Some(101), 2), (None, 3)] {
+            rig.target.mark = mark;
+            held.push(rig.open().await.unwrap());
+            assert_eq!(rig.metric("canal_hbone_handshakes_total"), handshakes, "{mark:?}");
+        }
+    });
+}

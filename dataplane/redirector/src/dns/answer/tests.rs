@@ -74,7 +74,10 @@ fn large_answers_are_cut_on_udp_only() {
         }
         let (answer, result, length) = reply(&message, "alpha", transport);
         assert!(length <= most, "{payload:?}: {length}");
-        assert_eq!((answer.truncated(), answer.answers().len(), result == "truncated"), (truncated, if truncated { 0 } else { 100 }, truncated));
+        assert_eq!(
+            (answer.truncated(), answer.answers().len(), result == "truncated"),
+            (truncated, if truncated { 0 } else { 100 }, truncated)
+        );
         assert_eq!(answer.extensions().is_some(), payload.is_some());
     }
 }
