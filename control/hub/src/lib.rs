@@ -2,7 +2,7 @@
 //! It opens the controller's ports; it knows nothing of how traffic flows.
 //!
 //! Start reading at [`Hub::start`]; then `writer` (how a change comes into force), `catalog` (what is in force), `session` (what one
-//! subscriber is to be sent), `southbound`, `certificates` and `admin` (the three services).
+//! subscriber is to be sent), `southbound`, `certificates` and `admin` (three of the services), and `fleet` (the cloud tier).
 
 #![forbid(unsafe_code)]
 

@@ -206,3 +206,52 @@ fn service_addresses(
     };
     service.tables.keys().filter_map(address).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use canal_model::fleet::{Ownership, ReplicaState};
+    use canal_model::ids::Vni;
+
+    use super::*;
+
+    fn demand(demands: &mut Demands, id: u32, key: &str) {
+        let key: ServiceKey = key.parse().unwrap();
+        let vni = Vni::new(1).unwrap();
+        demands.ranges.insert(key.tenant.clone(), vec!["10.1.192.0/18".parse().unwrap()]);
+        demands.services.insert(ServiceId::new(id).unwrap(), Demand { key, vni, weight: 1, home: None });
+    }
+
+    fn fleet() -> Fleet {
+        let replica = canal_model::fleet::FleetReplica {
+            name: "r1".parse().unwrap(),
+            number: ReplicaNumber::new(1).unwrap(),
+            backend: "b1".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            underlay: std::net::Ipv4Addr::new(250, 1, 0, 3),
+            state: ReplicaState::Active,
+            up: true,
+        };
+        Fleet::of([("az1".parse().unwrap(), 1)].into(), [replica])
+    }
+
+    #[test]
+    fn the_tiers_own_service_is_number_one_and_what_did_not_change_is_not_made_anew() {
+        let mut demands = Demands::default();
+        demand(&mut demands, 1, "alpha/a/a");
+        demand(&mut demands, 2, "alpha/canal-system/gateway");
+        let first = seeded(&Arc::default(), &demands);
+        let plan = Arc::new(canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&first)));
+        let numbers = |plan: &Plan| plan.services.values().map(|s| s.number).collect::<Vec<_>>();
+        assert_eq!(numbers(&plan), [2, 1]);
+        assert!(Arc::ptr_eq(&seeded(&plan, &demands), &plan), "nothing new");
+        let before = tables(&plan, &Tables::new());
+        assert_eq!(before.len(), 2);
+        demand(&mut demands, 3, "alpha/b/b");
+        let next = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&seeded(&plan, &demands)));
+        assert_eq!(numbers(&next), [2, 1, 3]);
+        let after = tables(&next, &before);
+        assert!(after.len() == 3 && before.iter().all(|(key, table)| Arc::ptr_eq(table, &after[key])));
+        let again = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&next));
+        assert_eq!(again, next, "the same question has the same answer");
+    }
+}
