@@ -78,6 +78,8 @@ struct Holding {
     failed: usize,
     draining: bool,
     leaving: bool,
+    /// A state came from the controller, not only from disk.
+    live: bool,
     /// May own sessions that somebody must know of.
     behind: bool,
 }
@@ -116,6 +118,7 @@ impl Agent {
             failed: 0,
             draining: false,
             leaving: false,
+            live: false,
             behind: false,
         };
         let inner = Arc::new(Inner {
@@ -145,7 +148,8 @@ impl Agent {
     pub fn apply(&self, update: &Update, state: &State) {
         let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind())) || update.removals.iter().any(|(k, _)| KINDS.contains(k));
         let mut held = self.inner.held();
-        let first = held.told == 0;
+        let first = held.told == 0 || (!held.live && update.origin == Origin::Controller);
+        held.live |= update.origin == Origin::Controller;
         held.told = update.generation.0;
         if concerns || first || update.origin == Origin::Snapshot {
             held.resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
@@ -274,8 +278,8 @@ impl Inner {
             return;
         }
         held.wanted = decide_content(held.resources.iter(), &self.config.az, held.orders.as_ref());
-        let Holding { keeper, wanted, orders, .. } = held;
-        let failed = keeper.reconcile(wanted);
+        let Holding { keeper, wanted, orders, live, .. } = held;
+        let failed = keeper.reconcile(wanted, *live);
         let number = orders.as_ref().map_or(0, |o| o.number);
         let behind = number != 0 && wanted.tables.values().filter_map(|r| table(r)).any(|t| decide_behind(t, number));
         (held.failed, held.behind) = (failed, behind);

@@ -1,7 +1,7 @@
 //! Owns what the redirector's maps hold: adopts what an earlier process left, and writes what differs from what they should hold. What
 //! that is, [`crate::content`] decides.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::net::Ipv4Addr;
@@ -37,6 +37,8 @@ pub trait Kernel: Send + 'static {
 #[derive(Debug, Clone, Default)]
 pub struct Found {
     pub tables: HashSet<u32>,
+    /// Of these tables.
+    pub versions: HashMap<u32, u32>,
     pub replicas: HashSet<u16>,
     pub hosts: HashSet<Ipv4Addr>,
     pub throttles: HashSet<Scope>,
@@ -69,7 +71,10 @@ impl Keeper {
 
     /// Writes what differs: new elements before old ones go, and what tables name before the tables. Gives the number of elements that
     /// could not be written; they are tried again at the next call.
-    pub fn reconcile(&mut self, wanted: &Content) -> usize {
+    ///
+    /// What is not `live` comes from disk, and may be older than what an earlier process left in the maps: newer tables there stay, and
+    /// nothing is removed.
+    pub fn reconcile(&mut self, wanted: &Content, live: bool) -> usize {
         let Self { kernel, have, found, counts } = self;
         let mut pass = Pass { counts, failed: 0 };
         let Content { tables, replicas, hosts, throttles, own } = wanted;
@@ -85,7 +90,12 @@ impl Keeper {
         pass.add("canal_hosts", hosts, &mut have.hosts, &mut found.hosts, PartialEq::eq, |k, v| kernel.put_host(*k, Some(*v)));
         let put = |k: &Scope, v: &Rates| kernel.put_throttle(*k, Some(*v));
         pass.add("canal_throttles", throttles, &mut have.throttles, &mut found.throttles, PartialEq::eq, put);
-        pass.add("canal_tables", tables, &mut have.tables, &mut found.tables, same, |k, v| kernel.put_table(*k, table(v)));
+        let newer = |id: &u32, r: &Arc<Resource>| !live && found.versions.get(id).copied() > table(r).map(|t| t.version);
+        let fitting: BTreeMap<u32, Arc<Resource>> = tables.iter().filter(|(k, v)| !newer(k, v)).map(|(k, v)| (*k, v.clone())).collect();
+        pass.add("canal_tables", &fitting, &mut have.tables, &mut found.tables, same, |k, v| kernel.put_table(*k, table(v)));
+        if !live {
+            return pass.done(have);
+        }
         pass.remove("canal_tables", tables, &mut have.tables, &mut found.tables, |k| kernel.put_table(*k, None));
         pass.remove("canal_throttles", throttles, &mut have.throttles, &mut found.throttles, |k| kernel.put_throttle(*k, None));
         // Without orders nobody has said which hosts are stale.
@@ -93,10 +103,7 @@ impl Keeper {
             pass.remove("canal_hosts", hosts, &mut have.hosts, &mut found.hosts, |k| kernel.put_host(*k, None));
         }
         pass.remove("canal_replicas", replicas, &mut have.replicas, &mut found.replicas, |k| kernel.put_replica(*k, None));
-        let failed = pass.failed;
-        counts.entries(have);
-        counts.behind(failed);
-        failed
+        pass.done(have)
     }
 }
 
@@ -107,6 +114,12 @@ struct Pass<'a> {
 }
 
 impl Pass<'_> {
+    fn done(self, have: &Content) -> usize {
+        self.counts.entries(have);
+        self.counts.behind(self.failed);
+        self.failed
+    }
+
     fn check(&mut self, map: &'static str, key: &dyn Debug, done: Result<(), String>) -> bool {
         let Err(error) = done else { return true };
         self.failed += 1;

@@ -1,5 +1,6 @@
 //! The real maps: the keeper's words as elements of the redirector's maps, and the gateway's sockets in its doors.
 
+use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -144,8 +145,10 @@ impl Kernel for Programs {
     fn found(&mut self) -> Result<Found, String> {
         let r = &self.redirector;
         let scope = |k: ThrottleKey| if k.scope == abi::THROTTLE_SERVICE { Scope::Service(k.id) } else { Scope::Tenant(k.id) };
+        let versions: HashMap<u32, u32> = text(r.tables().all())?.into_iter().map(|(id, table)| (id, table.version)).collect();
         Ok(Found {
-            tables: text(r.tables().all())?.into_keys().collect(),
+            tables: versions.keys().copied().collect(),
+            versions,
             replicas: text(r.replicas().all())?.into_keys().filter_map(|n| u16::try_from(n).ok()).collect(),
             hosts: text(r.hosts().all())?.into_keys().map(address_of_be).collect(),
             throttles: text(r.throttles())?.into_keys().map(scope).collect(),

@@ -101,7 +101,7 @@ fn address(service: &str, id: u32, address: &str) -> Arc<Resource> {
 }
 
 fn told(resources: Vec<Arc<Resource>>, generation: u64) -> (Update, State) {
-    let update = Update { origin: Origin::Snapshot, generation: Generation(generation), upserts: resources.clone(), removals: vec![] };
+    let update = Update { origin: Origin::Controller, generation: Generation(generation), upserts: resources.clone(), removals: vec![] };
     (update, State::of_resources(resources, Generation(generation)))
 }
 

@@ -64,6 +64,7 @@ impl Kernel for Shared {
         let m = self.0.lock().unwrap();
         Ok(Found {
             tables: m.tables.keys().copied().collect(),
+            versions: m.tables.iter().map(|(id, version)| (*id, *version)).collect(),
             replicas: m.replicas.keys().copied().collect(),
             hosts: m.hosts.keys().copied().collect(),
             throttles: m.throttles.keys().copied().collect(),
@@ -103,13 +104,13 @@ fn what_an_earlier_process_left_stays_until_it_is_known_to_be_stale() {
     let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&Registry::new())).unwrap();
     assert_eq!(memory.0.lock().unwrap().log, Vec::<String>::new());
     let all = [table_of("alpha/default/web", 7, "az1", 2, &[1]), replica("gw-1", 1, "250.1.0.1", true), throttle(None, None, 5)];
-    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None)), 0);
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None), true), 0);
     {
         let m = memory.0.lock().unwrap();
         assert_eq!(m.log, ["+replica 1", "+table 7", "-table 8", "-replica 9"], "new before old");
         assert_eq!((m.hosts.len(), m.own, m.throttles.len()), (1, None, 1), "who may speak is not known before there are orders");
     }
-    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, Some(&orders(&["250.1.0.1"])))), 0);
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, Some(&orders(&["250.1.0.1"]))), true), 0);
     let m = memory.0.lock().unwrap();
     assert_eq!(m.hosts, [("250.1.0.1".parse().unwrap(), 1)].into());
     assert_eq!(m.own, Some((1, None)));
@@ -122,10 +123,22 @@ fn what_the_kernel_refuses_is_tried_again() {
     let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&registry)).unwrap();
     let content = decide_content([table_of("alpha/default/web", 7, "az1", 2, &[1])].iter(), &az, None);
     memory.0.lock().unwrap().full = true;
-    assert_eq!(keeper.reconcile(&content), 1);
+    assert_eq!(keeper.reconcile(&content, true), 1);
     assert!(registry.render().contains("canal_redirector_map_write_failures_total{map=\"canal_tables\"} 1"), "{}", registry.render());
     memory.0.lock().unwrap().full = false;
-    assert_eq!(keeper.reconcile(&content), 0);
+    assert_eq!(keeper.reconcile(&content, true), 0);
     let m = memory.0.lock().unwrap();
     assert_eq!(m.tables, [(7, 2)].into());
+}
+
+#[test]
+fn a_state_from_disk_takes_nothing_back_that_the_maps_know_better() {
+    let (memory, az) = (Shared::default(), "az1".parse().unwrap());
+    memory.0.lock().unwrap().tables = [(7, 5), (8, 1), (9, 4)].into();
+    let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&Registry::new())).unwrap();
+    let all = [table_of("alpha/default/web", 7, "az1", 4, &[1]), table_of("alpha/default/db", 8, "az1", 2, &[1])];
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None), false), 0);
+    assert_eq!(memory.0.lock().unwrap().tables, [(7, 5), (8, 2), (9, 4)].into());
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None), true), 0);
+    assert_eq!(memory.0.lock().unwrap().tables, [(7, 4), (8, 2)].into(), "the controller is right");
 }
