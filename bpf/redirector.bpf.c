@@ -244,10 +244,12 @@ struct place {
 };
 
 /* The first place at `from` or behind it whose replica is up and is not `skip`. */
-static __always_inline struct place next_place(const struct canal_table *table, __u32 bucket, __u32 from, __u32 skip)
+static __always_inline struct place next_place(const struct canal_table *table, __u32 bucket, __u32 from, __u32 skip, __u8 hop)
 {
 	struct place none = {};
 
+	if (hop >= CANAL_CHAIN)
+		return none;
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
 		__u32 number = table->chain[bucket][i];
 		struct canal_replica *replica;
@@ -258,12 +260,29 @@ static __always_inline struct place next_place(const struct canal_table *table, 
 			continue;
 		replica = bpf_map_lookup_elem(&canal_replicas, &number);
 		if (replica && replica->state == CANAL_REPLICA_UP) {
-			struct place p = { .number = number, .address_be = replica->address_be, .hop = i + 1 };
+			struct place p = { .number = number, .address_be = replica->address_be, .hop = hop + 1 };
 
 			return p;
 		}
 	}
 	return none;
+}
+
+/* The place behind this replica's own, if a sender chose it: the sender's table may be another than ours, in which the places behind are
+ * other ones, but members never change their order, so that what stands behind us here was not asked before us. 0: from the front. */
+static __always_inline __u32 behind(const struct canal_table *table, __u32 bucket, __u32 self, __u8 hop)
+{
+	if (!hop)
+		return 0;
+	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
+		__u32 number = table->chain[bucket][i];
+
+		if (!number)
+			break;
+		if (number == self)
+			return i + 1;
+	}
+	return 0;
 }
 
 static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct place *to, __u32 what)
@@ -300,13 +319,13 @@ static __always_inline int begin(struct __sk_buff *skb, struct frame *f, const s
 
 	/* A hop says that the sender chose this replica. */
 	if (!f->hop) {
-		place = next_place(table, bucket, 0, 0);
+		place = next_place(table, bucket, 0, 0, 0);
 		if (place.number && place.number != self->number)
 			return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_FORWARDED_NEW);
 	}
 	if (is_listening(skb, f))
 		return keep(skb, f, what);
-	place = next_place(table, bucket, f->hop, self->number);
+	place = next_place(table, bucket, behind(table, bucket, self->number, f->hop), self->number, f->hop);
 	if (place.number)
 		return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_NOT_LISTENING);
 	return keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
@@ -324,7 +343,7 @@ static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, const s
 		return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_OWNED);
 	if (owner == COOKIE)
 		return keep(skb, f, CANAL_REDIRECTOR_COOKIE);
-	place = next_place(table, bucket, f->hop, self->number);
+	place = next_place(table, bucket, behind(table, bucket, self->number, f->hop), self->number, f->hop);
 	if (place.number)
 		return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_FORWARDED);
 	return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_UNOWNED);
