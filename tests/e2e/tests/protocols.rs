@@ -1,9 +1,12 @@
-//! Every protocol through two node proxies and a gateway, IPv4 and IPv6: real clients, real servers, every byte checked.
+//! Every protocol through two node proxies and the cloud tier, IPv4 and IPv6, by two tenants with the same addresses and names at the same
+//! time: real clients, real servers, every byte checked.
 
 use std::sync::OnceLock;
 
-use canal_e2e::{Mesh, root};
+use canal_e2e::{Mesh, Said, root};
 
+/// The same pod in both tenants.
+const TENANTS: [&str; 2] = ["alpha", "beta"];
 const CLIENT: &str = "alpha/default/client-0";
 
 fn mesh() -> &'static Mesh {
@@ -16,13 +19,24 @@ fn both(n: u16, port: u16) -> [String; 2] {
     [format!("10.101.0.{n}:{port}"), format!("[fd00:101::{n}]:{port}")]
 }
 
-/// Runs `canal-samples` in alpha's client pod; the client itself checks what it got and says `"ok": true`.
+/// Runs a command in the client pods of both tenants at once; the tenants' names with what was said.
+fn in_both(argv: &[&str]) -> [(&'static str, Said); 2] {
+    let started = TENANTS.map(|tenant| (tenant, mesh().spawn(&format!("{tenant}/default/client-0"), argv)));
+    started.map(|(tenant, child)| (tenant, mesh().end(&format!("{tenant}: {}", argv.join(" ")), child)))
+}
+
+/// Runs `canal-samples` in both tenants at once; the client itself checks what it got and says `"ok": true`. The answer is alpha's.
 fn sample(argv: &[&str]) -> serde_json::Value {
     let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).collect();
-    let said = mesh().run(CLIENT, &all);
-    let json = said.json();
-    assert!(json["ok"] == true && said.code == Some(0), "{}\n{json}\n{}\n{}", said.command, said.stderr, mesh().logs());
-    json
+    let [alpha, _] = in_both(&all).map(|(tenant, said)| {
+        let json = said.json();
+        assert!(json["ok"] == true && said.code == Some(0), "{}\n{json}\n{}\n{}", said.command, said.stderr, mesh().logs());
+        for answered_by in json["served_by"].as_object().into_iter().flat_map(|by| by.keys()) {
+            assert!(answered_by.ends_with(tenant), "{tenant} was answered by {answered_by}");
+        }
+        json
+    });
+    alpha
 }
 
 /// Bodies of every framing, version and direction; 100 MB once per direction, version and family.
@@ -102,7 +116,9 @@ fn grpc_interop_passes() {
     let client = client.to_str().expect("a UTF-8 path");
     for host in ["10.101.0.21", "fd00:101::21"] {
         for case in cases {
-            mesh().run(CLIENT, &[client, "-server_host", host, "-server_port", "9100", "-test_case", case]).ok();
+            for (_, said) in in_both(&[client, "-server_host", host, "-server_port", "9100", "-test_case", case]) {
+                said.ok();
+            }
         }
     }
 }
@@ -188,13 +204,17 @@ fn back_pressure_crosses_the_mesh() {
 #[test]
 fn redis_answers() {
     for host in ["10.101.0.40", "fd00:101::40"] {
-        let ask = |argv: &[&str]| {
+        let ask = |tenant: &str, argv: &[&str]| {
             let all: Vec<&str> = ["redis-cli", "-h", host].into_iter().chain(argv.iter().copied()).collect();
-            mesh().run(CLIENT, &all).ok()
+            mesh().run(&format!("{tenant}/default/client-0"), &all).ok()
         };
-        assert_eq!(ask(&["ping"]).trim(), "PONG");
-        assert_eq!(ask(&["set", "k", "v"]).trim(), "OK");
-        assert_eq!(ask(&["get", "k"]).trim(), "v");
+        for tenant in TENANTS {
+            assert_eq!(ask(tenant, &["ping"]).trim(), "PONG");
+            assert_eq!(ask(tenant, &["set", "k", tenant]).trim(), "OK");
+        }
+        for tenant in TENANTS {
+            assert_eq!(ask(tenant, &["get", "k"]).trim(), tenant, "each tenant has its own redis behind the one address");
+        }
     }
 }
 
@@ -223,26 +243,24 @@ fn a_service_without_endpoints_is_unavailable() {
     assert_eq!(said.ok().trim(), "503");
 }
 
-/// Tenants are apart, and what is outside the mesh is refused by default.
+/// What is outside the mesh is refused by default, and so is everything that is another tenant's: it has the same addresses, so there is no
+/// address by which it could be meant; names, pods and addresses lead to one's own.
 #[test]
-fn foreign_tenants_and_the_outside_are_refused() {
-    let hosts = mesh().world.hosts().unwrap();
-    let beta = &hosts.iter().find(|h| h.seat.name == "beta/default/blob-0").expect("beta has a pod").seat;
-    let (v4, v6) = (beta.ip4.expect("v4"), beta.ip6.expect("v6"));
-    let targets = [
-        "10.102.0.10:80".to_string(),
-        "[fd00:102::10]:80".to_string(),
-        format!("{v4}:8080"),
-        format!("[{v6}]:8080"),
-        format!("{v4}:15008"),
-        "10.101.77.77:80".to_string(),
-        "250.1.0.1:15012".to_string(),
-        "192.0.2.1:80".to_string(),
-    ];
+fn the_outside_is_refused_and_tenants_meet_only_themselves() {
+    let targets =
+        ["10.101.77.77:80", "[fd00:101::7777]:80", "250.1.0.1:15012", "240.0.0.1:80", "[fdca:a1:0:240::1]:80", "10.201.0.1:4789", "192.0.2.1:80"];
     for target in targets {
-        let said = mesh().run(CLIENT, &["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]);
-        assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered: {said:?}");
+        for (_, said) in in_both(&["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]) {
+            assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered: {said:?}");
+        }
     }
-    let own = mesh().run("beta/default/client-0", &["canal-samples", "blob-client", "http://10.102.0.10:80", "--size", "10"]);
-    assert_eq!(own.json()["ok"], true, "beta reaches its own service");
+    let hosts = mesh().world.hosts().unwrap();
+    let seat = &hosts.iter().find(|h| h.seat.name == "beta/default/blob-0").expect("beta has a pod").seat;
+    let pod = format!("http://{}:8080/blob?size=1", seat.ip4.expect("pods have an IPv4 address"));
+    for url in ["http://10.101.0.10/blob?size=1", "http://blob.default/blob?size=1", &pod] {
+        for (tenant, said) in in_both(&["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-D", "-", url]) {
+            let head = said.ok();
+            assert!(head.contains(&format!("x-served-by: blob-{tenant}")), "{tenant} asked {url}: {head}");
+        }
+    }
 }
