@@ -149,7 +149,7 @@ impl<'a> Shards<'a> {
         (self.want.0.min(there).saturating_sub(at_home), self.want.1.min(self.backends.len() - there).saturating_sub(away))
     }
 
-    /// Fills up a set; exchanges one of its backends if it is not unique otherwise.
+    /// Fills up a set; exchanges one of its backends if it is not unique otherwise, or all.
     fn choose(&mut self, id: ServiceId, demand: &Demand, home: Zone, set: Set) -> Set {
         let search = |shards: &Self, fixed: &Set| shards.search(id, demand, home, fixed);
         if self.exhausted[home] {
@@ -164,7 +164,11 @@ impl<'a> Shards<'a> {
         if let Some(found) = exchanged.iter().find_map(|slot| search(self, &set.without(*slot))) {
             return found;
         }
-        self.exhausted[home] = search(self, &Set::default()).is_none();
+        // Moving all of it is dear, but a service that dies with another is what sharding is there to prevent.
+        if let Some(found) = search(self, &Set::default()) {
+            return found;
+        }
+        self.exhausted[home] = true;
         self.fill(id, home, set)
     }
 

@@ -26,6 +26,11 @@ pub fn bin(name: &str) -> PathBuf {
     path
 }
 
+/// Whether a host's name is one of a data plane in the test worlds. (A node without a proxy has nothing to run.)
+fn is_data_plane(name: &str) -> bool {
+    ["gw-", "edge-"].iter().any(|prefix| name.starts_with(prefix)) || name.contains("-n")
+}
+
 /// A mesh that is up.
 pub struct Mesh {
     /// The world it lives in.
@@ -112,7 +117,7 @@ impl Mesh {
         // A controller that has just been started may not answer yet.
         let Ok(status) = serde_json::from_str::<Value>(&self.canal(&["status", "-o", "json"]).stdout) else { return false };
         let planes =
-            self.world.hosts().unwrap_or_default().iter().filter(|h| ["gw-", "edge-"].iter().any(|p| h.seat.name.starts_with(p)) || h.seat.name.contains("-n")).count();
+            self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.job.is_some() && is_data_plane(&h.seat.name)).count();
         let Some(subscribers) = status["subscribers"].as_array() else { return false };
         let n = |s: &Value, k: &str| s[k].as_u64().or_else(|| s[k].as_str().and_then(|t| t.parse().ok())).unwrap_or(0);
         let good = |s: &&Value| {

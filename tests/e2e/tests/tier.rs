@@ -11,6 +11,8 @@ use serde_json::Value;
 /// A pod behind a node proxy, and one whose node runs nothing of ours.
 const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
+/// With all its labels: a resolver that tries a search list first asks a dead server once for each of its entries.
+const ECHO: &str = "tcp.default.svc.cluster.local:7000";
 /// How long a change of the fleet may take to show.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 
@@ -31,7 +33,7 @@ fn mesh() -> &'static Mesh {
 }
 
 fn url(n: u32) -> String {
-    format!("http://web-{n}.default:80/blob?size=100")
+    format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100")
 }
 
 fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
@@ -70,11 +72,10 @@ fn ok(said: Said) -> Said {
 #[test]
 fn planned_changes_break_no_session() {
     let mesh = mesh();
-    let echo = "tcp.default:7000";
     let seconds = 130;
     let held = mesh.spawn(
         PROXYLESS,
-        &["canal-samples", "sessions", echo, "-n", "2000", "--open-rate", "1000", "--interval-ms", "2000", "-d", &seconds.to_string()],
+        &["canal-samples", "sessions", ECHO, "-n", "2000", "--open-rate", "1000", "--interval-ms", "2000", "-d", &seconds.to_string()],
     );
     let fresh = load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive", "-d", &(seconds - 4).to_string()]);
     let meshed = load(MESHED, 1, &["-r", "40", "-c", "8", "-d", &(seconds - 4).to_string()]);
@@ -111,24 +112,33 @@ fn planned_changes_break_no_session() {
 #[test]
 fn a_killed_replica_costs_only_its_own_sessions() {
     let mesh = mesh();
-    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", "tcp.default:7000", "-n", "300", "--interval-ms", "100", "-d", "12"]);
+    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", ECHO, "-n", "300", "--interval-ms", "100", "-d", "12"]);
     std::thread::sleep(Duration::from_secs(4));
-    let before = fleet();
-    mesh.world.kill("gw-1", Signal::Kill).unwrap();
+    // Replicas report once a second.
+    std::thread::sleep(Duration::from_secs(1));
+    let (victim, own) = busiest();
+    mesh.world.kill(&victim, Signal::Kill).unwrap();
     let held = mesh.end("sessions while a replica dies", held).json();
-    let own = before["replicas"].as_array().and_then(|all| all.iter().find(|r| r["name"] == "gw-1")).map_or(0, |r| number(r, "sessions"));
-    println!("replica killed: {} of 300 sessions broken (it had {own}), {} ms to the next answer at most", held["broken"], held["gap_ms_max"]);
-    assert!(number(&held, "broken") <= own.max(1) + 30, "more broke than were its own ({own}): {held}");
-    assert!(number(&held, "broken") < 290, "{held}");
+    println!("{victim} killed: {} of 300 sessions broken (it had {own}), {} ms to the next answer at most", held["broken"], held["gap_ms_max"]);
+    assert!((1..=own).contains(&number(&held, "broken")), "more broke than were its own ({own}), or none: {held}");
     assert!(number(&held, "gap_ms_max") < 1000, "{held}");
-    mesh.world.wait_host_ready("gw-1", SETTLED_WITHIN).unwrap();
+    mesh.world.wait_host_ready(&victim, SETTLED_WITHIN).unwrap();
+}
+
+/// The replica with the most sessions, and how many.
+fn busiest() -> (String, u64) {
+    let fleet = fleet();
+    let all = fleet["replicas"].as_array().expect("replicas");
+    let sessions = |r: &&Value| number(r, "sessions");
+    let most = all.iter().max_by_key(sessions).expect("there is a replica");
+    (most["name"].as_str().expect("a name").to_string(), sessions(&most))
 }
 
 /// The redirector and the edge forward without their processes, and adopt what they find when they are back.
 #[test]
 fn agents_restart_without_a_lost_session() {
     let mesh = mesh();
-    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", "tcp.default:7000", "-n", "300", "--interval-ms", "200", "-d", "15"]);
+    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", ECHO, "-n", "300", "--interval-ms", "200", "-d", "15"]);
     let fresh = load(PROXYLESS, 0, &["-r", "50", "-c", "4", "--no-keepalive", "-d", "14"]);
     std::thread::sleep(Duration::from_secs(3));
     mesh.world.kill("edge-1", Signal::Kill).unwrap();
@@ -171,16 +181,16 @@ fn a_dead_az_is_replaced_within_two_seconds() {
     let mesh = mesh();
     let loads = [MESHED, PROXYLESS].map(|client| (client, load(client, 0, &["-r", "50", "-c", "8", "-d", "14", "--timeout-ms", "1500", "--no-keepalive"])));
     std::thread::sleep(Duration::from_secs(3));
-    for host in ["edge-1", "gw-1", "gw-2", "gw-3"] {
+    for host in ["edge-1", "gw-1", "gw-2", "gw-3", "gw-6"] {
         mesh.world.link_down(host).unwrap();
     }
     for (client, child) in loads {
         let report = mesh.end("load while an AZ dies", child).json();
         println!("az1's tier dead: {client}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
-        assert!(number(&report, "gap_ms_max") < 2000 || client == PROXYLESS, "{client}: {report}");
+        assert!(number(&report, "gap_ms_max") < 2000, "{client}: {report}");
         assert!(number(&report, "succeeded") > 300, "{client}: {report}");
     }
-    for host in ["edge-1", "gw-1", "gw-2", "gw-3"] {
+    for host in ["edge-1", "gw-1", "gw-2", "gw-3", "gw-6"] {
         mesh.world.link_up(host).unwrap();
     }
     mesh.converge(SETTLED_WITHIN);
@@ -194,7 +204,7 @@ fn a_query_of_death_takes_down_one_service_only() {
     let placed = mesh.canal(&["gateway", "status", "-o", "json"]).json();
     let others: Vec<_> = (1..4).map(|n| (n, load(MESHED, n, &["-r", "25", "-c", "4", "-d", "12"]))).collect();
     std::thread::sleep(Duration::from_secs(2));
-    let death = "http://web-0.default:80/death";
+    let death = "http://web-0.default.svc.cluster.local:80/death";
     for _ in 0..12 {
         mesh.run(MESHED, &["curl", "-sS", "--max-time", "1", "-o", "/dev/null", death]);
         std::thread::sleep(Duration::from_millis(200));
@@ -205,7 +215,7 @@ fn a_query_of_death_takes_down_one_service_only() {
         assert!(number(&report, "gap_ms_max") < 2000, "web-{n}: {report}\n{placed}");
         assert!(number(&report, "succeeded") * 10 > number(&report, "requests") * 9, "web-{n}: {report}");
     }
-    for gateway in ["gw-1", "gw-2", "gw-3", "gw-4", "gw-5"] {
+    for gateway in ["gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6"] {
         mesh.world.wait_host_ready(gateway, Duration::from_secs(30)).unwrap();
     }
 }
