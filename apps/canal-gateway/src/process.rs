@@ -94,7 +94,8 @@ async fn drained(config: &Config, board: &Board, trigger: Trigger) -> anyhow::Re
         tracing::info!(grace = ?tier.grace, "draining: new sessions are taken until the buckets have moved");
         agent.drain();
     };
-    let notice = Notice { order: replica.agent.drain_ordered(), give, wait: tier.grace };
+    // An operator's order to drain is no end: it may be taken back, and sessions stay as long as they like. The process ends when it is told to.
+    let notice = Notice { order: std::future::pending(), give, wait: tier.grace };
     drain::on_signals_after(trigger, notice, config.drain_limit, GRACE).await.context("catching signals")
 }
 

@@ -177,14 +177,6 @@ impl Agent {
         self.inner.tell();
     }
 
-    /// Resolves when an operator wants this replica drained.
-    pub async fn drain_ordered(&self) {
-        let mut orders = self.inner.orders.subscribe();
-        if orders.wait_for(|o| o.as_ref().is_some_and(|o| o.drain)).await.is_err() {
-            std::future::pending().await
-        }
-    }
-
     /// The last words: everything is closed, or ends now.
     pub async fn leave(&self) {
         let Some(controller) = &self.inner.config.controller else { return };
