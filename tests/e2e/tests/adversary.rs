@@ -1,0 +1,94 @@
+//! An adversary with raw sockets, in a tenant's pod and in a tenant's node, tries to reach another tenant, to speak for one, and to get round the
+//! edge. Every frame must end in a refusal that is counted, and none may be heard by whom it was meant for.
+
+use std::sync::OnceLock;
+
+use canal_e2e::Mesh;
+
+/// Frames of each attack.
+const FRAMES: u64 = 20;
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| Mesh::up("mesh.yaml", "e2e-adversary"))
+}
+
+fn address(host: &str) -> String {
+    let seat = mesh().world.host(host).unwrap_or_else(|e| panic!("{host}: {e}")).seat;
+    seat.ip4.unwrap_or_else(|| panic!("{host} has no IPv4 address")).to_string()
+}
+
+/// Everything that anybody in the world refused or dropped so far.
+fn refusals() -> u64 {
+    let world = &mesh().world;
+    let mut all = 0;
+    for host in world.hosts().unwrap() {
+        let name = &host.seat.name;
+        if name.starts_with("gw-") || name.starts_with("edge-") {
+            let metrics = mesh().run(name, &["curl", "-sS", "--max-time", "5", "http://127.0.0.1:15020/metrics"]).ok();
+            let dropped = metrics.lines().filter(|l| l.contains("_packets_total{") && l.contains("what=\"drop_"));
+            all += dropped.filter_map(|l| l.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>();
+        }
+        if let Ok(refused) = world.refused(name) {
+            all += refused.tcp + refused.other + refused.foreign + refused.source + refused.fragment + refused.vni + refused.peer;
+        }
+        if name.contains("-n") || name.contains('/') {
+            // The kernel's own: a source that would not be routed back the same way, an address that nobody has.
+            let counters = mesh().run(name, &["nstat", "-asz", "TcpExtIPReversePathFilter", "IpExtInNoRoutes", "IpInAddrErrors", "IpOutNoRoutes"]).ok();
+            all += counters.lines().filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
+        }
+    }
+    all
+}
+
+/// What an attack is, from which host, and the peer program's words for it.
+fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
+    let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
+    let pod = address("beta/default/client-0");
+    let words = |text: String| text.split(' ').map(str::to_string).collect::<Vec<_>>();
+    let tenant = |vni: u32, via: &str, from: &str, to: &str| words(format!("from={from} to={to} vni={vni} via={via}"));
+    vec![
+        ("another tenant's VNI, from a node to the edge", "beta-n1", tenant(101, &edge, &format!("{pod}:999"), "10.102.2.3:15008")),
+        ("the tier's VNI, from a node to the edge", "beta-n1", tenant(827_553, &edge, "240.0.0.3:15008", &format!("{pod}:999"))),
+        ("the tier's VNI, from a node to a replica", "beta-n1", tenant(827_553, &replica, &format!("{pod}:999"), "240.0.0.3:15008")),
+        ("the own VNI, but round the edge to a replica", "beta-n1", tenant(102, &replica, &format!("{pod}:999"), "240.0.0.3:15008")),
+        ("another tenant's VNI, to that tenant's node", "beta-n1", tenant(101, &node, "10.1.2.2:999", "10.1.1.2:8080")),
+        ("a pod of another node, by the own VNI", "beta-n1", tenant(102, &edge, "10.1.2.2:999", "10.102.2.3:15008")),
+        ("no pod of the tenant, by the own VNI", "beta-n1", tenant(102, &edge, "192.0.2.1:999", "10.102.2.3:15008")),
+        ("a new session to a replica's own address", "beta-n1", tenant(102, &edge, &format!("{pod}:999"), &format!("{replica}:15021"))),
+        ("a new session to the controller, by the overlay", "beta-n1", tenant(102, &edge, &format!("{pod}:999"), "250.1.0.1:15012")),
+        ("a gateway address that is no service's", "beta-n1", tenant(102, &edge, &format!("{pod}:999"), "10.102.3.200:80")),
+        ("a service's inner address, from a pod", "beta/default/client-0", words(format!("from={pod}:999 to=240.0.0.3:80"))),
+        ("a replica's source, from a pod", "beta/default/client-0", words(format!("from={replica}:999 to=10.1.2.2:8080"))),
+        ("a service's source, from a pod", "beta/default/client-0", words("from=240.0.0.3:999 to=10.1.2.2:8080".into())),
+        ("another pod's source, from a pod", "beta/default/client-0", words("from=10.1.2.2:999 to=10.102.2.3:15008".into())),
+        ("VXLAN of its own, from a pod", "beta/default/client-0", tenant(101, &edge, "10.1.1.2:999", "10.102.2.3:15008")),
+        ("the underlay, from a pod", "beta/default/client-0", words(format!("from={pod}:999 to={node}:15021"))),
+    ]
+}
+
+#[test]
+fn no_forged_frame_passes() {
+    let peer = canal_e2e::bin("canal-world-peer");
+    let peer = peer.to_str().expect("a UTF-8 path");
+    for (attack, host, words) in attacks() {
+        let before = refusals();
+        let count = format!("count={FRAMES}");
+        let argv: Vec<&str> = [peer, "spoof"].into_iter().chain(words.iter().map(String::as_str)).chain([count.as_str()]).collect();
+        let said = mesh().run(host, &argv);
+        // A kernel that refuses to send at all has refused too.
+        if said.code == Some(0) {
+            std::thread::sleep(std::time::Duration::from_millis(1200));
+            let refused = refusals() - before;
+            println!("{attack}: {} refused of {FRAMES} frames", refused);
+            assert!(refused >= FRAMES, "{attack}: only {refused} of {FRAMES} frames were refused: {said:?}");
+        } else {
+            println!("{attack}: refused by the sender's own kernel: {}", said.stderr.trim());
+            assert!(said.stderr.contains("os error"), "{attack}: {said:?}");
+        }
+    }
+    for tenant in ["alpha", "beta"] {
+        let said = mesh().run(&format!("{tenant}/default/client-0"), &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
+        assert_eq!(said.json()["ok"], true, "{tenant} is served as before");
+    }
+}
