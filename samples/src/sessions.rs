@@ -72,7 +72,8 @@ pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
     if args.count == 0 || args.count > SESSIONS_MAX {
         bail!("--count {}: use 1 to {SESSIONS_MAX}", args.count);
     }
-    if !(args.open_rate > 0.0 && args.open_rate.is_finite()) || !(0.0..=3600.0).contains(&args.duration) {
+    let is_rate = args.open_rate > 0.0 && args.open_rate.is_finite();
+    if !is_rate || !(0.0..=3600.0).contains(&args.duration) {
         bail!("--open-rate must be more than 0, --duration 0 to 3600 seconds");
     }
     let (started, args) = (Instant::now(), Arc::new(args.clone()));

@@ -21,7 +21,9 @@ pub enum WireError {
     #[error("{what}: field {field}: {why}")]
     Field { what: String, field: &'static str, why: String },
     /// The type URL is not one of Canal's.
-    #[error("unknown resource type {0:?}; this build knows canal.program.v1 Tenant, Gateway, Service, Workload, Route, Node, Replica, GatewayAddress, BucketTable and Throttle")]
+    #[error(
+        "unknown resource type {0:?}; this build knows canal.program.v1 Tenant, Gateway, Service, Workload, Route, Node, Replica, GatewayAddress, BucketTable and Throttle"
+    )]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but holds {inner:?}")]

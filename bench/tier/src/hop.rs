@@ -20,7 +20,8 @@ pub(crate) fn run(rate: u32, seconds: u32) -> anyhow::Result<()> {
     let mut lb = None;
     let scene = Scene::up(|topology, plan| {
         let address = |host: &str| plan.host(host).map(|h| h.ip4);
-        let mut text = String::from("global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n");
+        let mut text =
+            String::from("global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n");
         let _ = writeln!(text, "listen gateways\n  bind :{LB_PORT}\n  balance roundrobin");
         for gateway in &mut topology.gateways {
             if let (Some(ip), Some(process)) = (address(&gateway.name), gateway.process.as_mut()) {
@@ -33,7 +34,8 @@ pub(crate) fn run(rate: u32, seconds: u32) -> anyhow::Result<()> {
     let (ip, text) = lb.context("the world has a load balancer host")?;
     std::fs::write(&config, text)?;
     let config = config.to_string_lossy().into_owned();
-    let mut balancer = scene.world.exec("lb", &["haproxy", "-db", "-f", &config])?.spawn().context("haproxy; setup/install bench installs it")?;
+    let mut balancer =
+        scene.world.exec("lb", &["haproxy", "-db", "-f", &config])?.spawn().context("haproxy; setup/install bench installs it")?;
     let paths = [("edge and redirector", TIER.to_string()), ("HAProxy hop", format!("http://{ip}:{LB_PORT}/blob?size=100"))];
     let outcome = compare(&scene, &paths, rate, seconds);
     // It dies with its world anyway.
@@ -63,7 +65,13 @@ fn compare(scene: &Scene, paths: &[(&str, String)], rate: u32, seconds: u32) -> 
         println!("| {name} | {:.3} | {:.3} | {:.3} | {:.0} |", m[0], m[1], m[2], m[3]);
     }
     if let [tier, lb] = medians.as_slice() {
-        println!("| HAProxy hop / tier | {:.2} | {:.2} | {:.2} | {:.2} |", lb[0] / tier[0], lb[1] / tier[1], lb[2] / tier[2], lb[3] / tier[3]);
+        println!(
+            "| HAProxy hop / tier | {:.2} | {:.2} | {:.2} | {:.2} |",
+            lb[0] / tier[0],
+            lb[1] / tier[1],
+            lb[2] / tier[2],
+            lb[3] / tier[3]
+        );
     }
     Ok(())
 }

@@ -16,7 +16,9 @@ const OPEN_RATE: u32 = 3000;
 const STAY: u32 = 20;
 
 pub(crate) fn run(count: u32) -> anyhow::Result<()> {
-    println!("| source ports | client sessions | held, broken | sessions at the underlay: tunnels | inside them | machine's CPU per session opened, µs |");
+    println!(
+        "| source ports | client sessions | held, broken | sessions at the underlay: tunnels | inside them | machine's CPU per session opened, µs |"
+    );
     println!("|---|---|---|---|---|---|");
     for (name, flag) in [("aggregated", None), ("one per flow", Some("--no-aggregate"))] {
         measure(count, name, flag)?;
@@ -43,7 +45,9 @@ fn measure(count: u32, name: &str, flag: Option<&str>) -> anyhow::Result<()> {
     let before = machine_us()?;
     let seconds = count / OPEN_RATE + STAY;
     let (targets, duration, all) = (addresses(&scene)?, seconds.to_string(), count.to_string());
-    let command = format!("ulimit -n 500000; exec canal-samples sessions {targets} -n {all} --open-rate {OPEN_RATE} --interval-ms 30000 -d {duration}");
+    let command = format!(
+        "ulimit -n 500000; exec canal-samples sessions {targets} -n {all} --open-rate {OPEN_RATE} --interval-ms 30000 -d {duration}"
+    );
     let program = std::env::current_exe()?.parent().context("a program has a folder")?.join("canal-samples");
     let command = command.replace("canal-samples", &program.to_string_lossy());
     let said = scene.run(CLIENT, &["sh", "-c", &command])?;
@@ -78,7 +82,8 @@ fn attach(scene: &Scene, gateway: &str) -> anyhow::Result<Sessions> {
 /// The service's gateway addresses, both families, as DNS says: two families are two ranges of ports.
 fn addresses(scene: &Scene) -> anyhow::Result<String> {
     let said = scene.run(CLIENT, &["getent", "ahosts", "tcp.default"])?;
-    let mut found: Vec<String> = said.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).map(String::from).collect();
+    let mut found: Vec<String> =
+        said.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).map(String::from).collect();
     found.sort();
     found.dedup();
     anyhow::ensure!(!found.is_empty(), "tcp.default has no address in {CLIENT}: {said}");

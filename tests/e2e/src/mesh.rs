@@ -116,8 +116,7 @@ impl Mesh {
     pub fn is_converged(&self) -> bool {
         // A controller that has just been started may not answer yet.
         let Ok(status) = serde_json::from_str::<Value>(&self.canal(&["status", "-o", "json"]).stdout) else { return false };
-        let planes =
-            self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.job.is_some() && is_data_plane(&h.seat.name)).count();
+        let planes = self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.job.is_some() && is_data_plane(&h.seat.name)).count();
         let Some(subscribers) = status["subscribers"].as_array() else { return false };
         let n = |s: &Value, k: &str| s[k].as_u64().or_else(|| s[k].as_str().and_then(|t| t.parse().ok())).unwrap_or(0);
         let good = |s: &&Value| {

@@ -34,7 +34,9 @@ fn refusals() -> u64 {
         }
         if name.contains("-n") || name.contains('/') {
             // The kernel's own: a source that would not be routed back the same way, an address that nobody has.
-            let counters = mesh().run(name, &["nstat", "-asz", "TcpExtIPReversePathFilter", "IpExtInNoRoutes", "IpInAddrErrors", "IpOutNoRoutes"]).ok();
+            let counters = mesh()
+                .run(name, &["nstat", "-asz", "TcpExtIPReversePathFilter", "IpExtInNoRoutes", "IpInAddrErrors", "IpOutNoRoutes"])
+                .ok();
             all += counters.lines().filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
         }
     }
@@ -88,7 +90,8 @@ fn no_forged_frame_passes() {
         }
     }
     for tenant in ["alpha", "beta"] {
-        let said = mesh().run(&format!("{tenant}/default/client-0"), &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
+        let said =
+            mesh().run(&format!("{tenant}/default/client-0"), &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
         assert_eq!(said.json()["ok"], true, "{tenant} is served as before");
     }
 }

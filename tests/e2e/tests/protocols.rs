@@ -247,8 +247,15 @@ fn a_service_without_endpoints_is_unavailable() {
 /// address by which it could be meant; names, pods and addresses lead to one's own.
 #[test]
 fn the_outside_is_refused_and_tenants_meet_only_themselves() {
-    let targets =
-        ["10.101.77.77:80", "[fd00:101::7777]:80", "250.1.0.1:15012", "240.0.0.1:80", "[fdca:a1:0:240::1]:80", "10.201.0.1:4789", "192.0.2.1:80"];
+    let targets = [
+        "10.101.77.77:80",
+        "[fd00:101::7777]:80",
+        "250.1.0.1:15012",
+        "240.0.0.1:80",
+        "[fdca:a1:0:240::1]:80",
+        "10.201.0.1:4789",
+        "192.0.2.1:80",
+    ];
     for target in targets {
         for (_, said) in in_both(&["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]) {
             assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered: {said:?}");

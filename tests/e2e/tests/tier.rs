@@ -13,6 +13,8 @@ const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
 /// With all its labels: a resolver that tries a search list first asks a dead server once for each of its entries.
 const ECHO: &str = "tcp.default.svc.cluster.local:7000";
+/// Between two changes of the fleet: some 70 of them in two minutes.
+const PAUSE: Duration = Duration::from_millis(2500);
 /// How long a change of the fleet may take to show.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 
@@ -89,10 +91,10 @@ fn planned_changes_break_no_session() {
             mesh.world.add_gateway(&guest, "az1", backend).unwrap_or_else(|e| panic!("{guest}: {e}"));
             mesh.world.wait_host_ready(&guest, SETTLED_WITHIN).unwrap();
             ok(mesh.canal(&["gateway", "drain", old, "--timeout", "0"]));
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(PAUSE);
             ok(mesh.canal(&["gateway", "undrain", old]));
             ok(mesh.canal(&["gateway", "drain", &guest, "--timeout", "0"]));
-            std::thread::sleep(Duration::from_millis(500));
+            std::thread::sleep(PAUSE);
             // Its process says goodbye first, which takes seconds; the next guest need not wait for it.
             removals.spawn(move || mesh.world.remove_gateway(&guest).unwrap_or_else(|e| panic!("{guest}: {e}")));
             events += 4;
@@ -123,7 +125,10 @@ fn a_killed_replica_costs_only_its_own_sessions() {
     let (victim, own) = busiest();
     mesh.world.kill(&victim, Signal::Kill).unwrap();
     let held = mesh.end("sessions while a replica dies", held).json();
-    println!("{victim} killed: {} of 300 sessions broken (it had {own}), {} ms to the next answer at most", held["broken"], held["gap_ms_max"]);
+    println!(
+        "{victim} killed: {} of 300 sessions broken (it had {own}), {} ms to the next answer at most",
+        held["broken"], held["gap_ms_max"]
+    );
     assert!((1..=own).contains(&number(&held, "broken")), "more broke than were its own ({own}), or none: {held}");
     assert!(number(&held, "gap_ms_max") < 1000, "{held}");
     mesh.world.wait_host_ready(&victim, SETTLED_WITHIN).unwrap();
@@ -171,7 +176,10 @@ fn a_dead_backend_is_replaced_within_a_second() {
     mesh.world.stop("gw-2").unwrap();
     for (client, n, child) in loads {
         let report = mesh.end("load while a backend dies", child).json();
-        println!("backend b2 dead: {client} web-{n}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
+        println!(
+            "backend b2 dead: {client} web-{n}: {} of {} failed, gap {} ms",
+            report["failed"], report["requests"], report["gap_ms_max"]
+        );
         assert!(number(&report, "gap_ms_max") < 1000, "{client} web-{n}: {report}");
         assert!(number(&report, "failed") <= 8, "{client} web-{n}: {report}");
     }
@@ -183,7 +191,8 @@ fn a_dead_backend_is_replaced_within_a_second() {
 #[test]
 fn a_dead_az_is_replaced_within_two_seconds() {
     let mesh = mesh();
-    let loads = [MESHED, PROXYLESS].map(|client| (client, load(client, 0, &["-r", "50", "-c", "8", "-d", "14", "--timeout-ms", "1500", "--no-keepalive"])));
+    let loads = [MESHED, PROXYLESS]
+        .map(|client| (client, load(client, 0, &["-r", "50", "-c", "8", "-d", "14", "--timeout-ms", "1500", "--no-keepalive"])));
     std::thread::sleep(Duration::from_secs(3));
     for host in ["edge-1", "gw-1", "gw-2", "gw-3", "gw-6"] {
         mesh.world.link_down(host).unwrap();
@@ -215,7 +224,10 @@ fn a_query_of_death_takes_down_one_service_only() {
     }
     for (n, child) in others {
         let report = mesh.end("load beside a query of death", child).json();
-        println!("query of death for web-0: web-{n}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
+        println!(
+            "query of death for web-0: web-{n}: {} of {} failed, gap {} ms",
+            report["failed"], report["requests"], report["gap_ms_max"]
+        );
         assert!(number(&report, "gap_ms_max") < 2000, "web-{n}: {report}\n{placed}");
         assert!(number(&report, "succeeded") * 10 > number(&report, "requests") * 9, "web-{n}: {report}");
     }
