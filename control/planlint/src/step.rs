@@ -50,7 +50,7 @@ fn check_service(
     if from.home != to.home && home_stays && asked != Some(&to.home) {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
-    // One backend may be exchanged for uniqueness, if this service lost or lacked something, or shared all with another.
+    // Backends may be exchanged for uniqueness, one or where that does not help all, if this service lost or lacked something, or shared all with another.
     let (home, away) = wanted(&step.demands.rules);
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
@@ -58,7 +58,7 @@ fn check_service(
     let may_exchange = is_touched || !is_whole(from) || crowded.contains(&id) || from.home != to.home;
     let mut left: Vec<_> =
         from.all().filter(|backend| step.fleet.backends.contains_key(*backend) && !to.all().any(|other| other == *backend)).collect();
-    if may_exchange && left.len() <= 1 || from.home != to.home {
+    if may_exchange || from.home != to.home {
         left.clear();
     }
     findings.extend(left.into_iter().map(|backend| Finding::Left { service: new.key.clone(), backend: backend.clone() }));

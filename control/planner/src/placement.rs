@@ -3,7 +3,8 @@
 //! The rules, in this order:
 //! 1. A service has [`Rules::home`] backends in its home AZ and [`Rules::away`] elsewhere, or as many as there are.
 //! 2. No service's backends are all among another's: whatever kills one service leaves every other one a backend.
-//! 3. What was chosen stays, unless its backend is gone or a rule is broken; then one backend is exchanged, not all.
+//! 3. What was chosen stays, unless its backend is gone or a rule is broken; then one backend is exchanged, and all
+//!    only where no single one helps.
 //! 4. New choices are among the least loaded backends, within one service's weight; among those, pairs that few services share.
 //!
 //! Load is the sum of the weights of a backend's services: each must be able to carry its services alone.
