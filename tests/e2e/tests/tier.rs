@@ -70,7 +70,7 @@ fn ok(said: Said) -> Said {
     said
 }
 
-/// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones.
+/// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones; none breaks.
 #[test]
 fn planned_changes_break_no_session() {
     let mesh = mesh();
@@ -109,12 +109,9 @@ fn planned_changes_break_no_session() {
         held["sessions"], held["broken"], fresh["requests"], fresh["failed"], meshed["requests"], meshed["failed"]
     );
     assert!(events >= 50, "{events} events only");
-    for (what, report) in [("fresh", &fresh), ("meshed", &meshed)] {
+    for (what, report) in [("held", &held), ("fresh", &fresh), ("meshed", &meshed)] {
         assert_eq!(report["ok"], true, "{what}: {report}\n{}", fleet());
     }
-    // The bar is 0. Some 11 of 2,000 are reset once, however many changes there are: a fault that is being looked for, see
-    // docs/operations/failure.md. The bound only keeps it from growing.
-    assert!(number(&held, "broken") <= 20 && number(&held, "unopened") == 0, "{held}\n{}", fleet());
 }
 
 /// A process dies, its host lives: the redirector goes on, the sessions of others are untouched, and each client's next try succeeds.
