@@ -166,6 +166,16 @@ static __always_inline __u32 socket_tuple(struct bpf_sock_tuple *to, const struc
 	return sizeof(to->ipv4);
 }
 
+/* The tuple of the session that a segment belongs to, or an ICMP error is about; the error went against it. */
+static __always_inline __u32 session_tuple(struct bpf_sock_tuple *to, const struct frame *f)
+{
+	const struct tuple *flow = &f->flow, *about = &f->about;
+
+	if (f->kind == FRAME_ERROR)
+		return socket_tuple(to, &about->destination, about->destination_port_be, &about->source, about->source_port_be, f->v6);
+	return socket_tuple(to, &flow->source, flow->source_port_be, &flow->destination, flow->destination_port_be, f->v6);
+}
+
 /* Whether a gateway would take a new session. The source port 0 is in no table of connections, so that an old connection's remains do not
  * answer for a gateway that is gone: only listeners do, by way of the doors. */
 static __noinline int is_listening(struct __sk_buff *skb, const struct frame *f)
@@ -218,12 +228,7 @@ static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
 	int owner = NOBODY;
 	__u32 length;
 
-	if (f->kind == FRAME_ERROR)
-		length = socket_tuple(&tuple, &f->about.destination, f->about.destination_port_be, &f->about.source, f->about.source_port_be,
-				      f->v6);
-	else
-		length = socket_tuple(&tuple, &f->flow.source, f->flow.source_port_be, &f->flow.destination, f->flow.destination_port_be,
-				      f->v6);
+	length = session_tuple(&tuple, f);
 	sk = bpf_skc_lookup_tcp(skb, &tuple, length, BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return NOBODY;
@@ -397,12 +402,7 @@ static __noinline int dialled_here(struct __sk_buff *skb, const struct frame *f)
 	int dialled = DIALLED_HERE;
 	__u32 length;
 
-	if (f->kind == FRAME_ERROR)
-		length = socket_tuple(&tuple, &f->about.destination, f->about.destination_port_be, &f->about.source, f->about.source_port_be,
-				      f->v6);
-	else
-		length = socket_tuple(&tuple, &f->flow.source, f->flow.source_port_be, &f->flow.destination, f->flow.destination_port_be,
-				      f->v6);
+	length = session_tuple(&tuple, f);
 	sk = bpf_skc_lookup_tcp(skb, &tuple, length, BPF_F_CURRENT_NETNS, 0);
 	if (!sk)
 		return DIALLED_NOBODY;
