@@ -18,6 +18,8 @@ const SESSIONS_MAX: usize = 200_000;
 const MESSAGE_BYTES: usize = 32;
 /// How long an exchange or a connect may take.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Breaks that the report tells one by one.
+const BREAKS_TOLD: usize = 50;
 /// Pause before a broken session is opened again: enough not to spin, too little to hide a gap.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -48,6 +50,8 @@ struct Tally {
     exchanges: u64,
     /// Sessions that ended before their time, by kind.
     broken: BTreeMap<String, u64>,
+    /// The first of them: when, from which port, after how many exchanges, and why.
+    breaks: Vec<Value>,
     /// Connects that failed, by kind.
     unopened: BTreeMap<String, u64>,
     /// Longest time from a break, or from the first connect, to the next answer.
@@ -64,6 +68,8 @@ impl Tally {
             }
         }
         self.gap_max = self.gap_max.max(other.gap_max);
+        self.breaks.extend(other.breaks);
+        self.breaks.truncate(BREAKS_TOLD);
     }
 }
 
@@ -90,7 +96,7 @@ pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
     Ok(json!({
         "ok": broken == 0 && unopened == 0 && whole.opened >= args.count as u64,
         "sessions": args.count, "opened": whole.opened, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
-        "broken_by": whole.broken, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
+        "broken_by": whole.broken, "breaks": whole.breaks, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
     }))
 }
 
@@ -103,8 +109,11 @@ async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Ins
         match within(end, TcpStream::connect(&args.addresses[number % args.addresses.len()])).await {
             Some(Ok(stream)) => {
                 tally.opened += 1;
+                let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
                 if let Some(problem) = converse(stream, &args, number, end, &mut whole_at, &mut tally).await {
                     *tally.broken.entry(problem.kind().to_string()).or_default() += 1;
+                    let (at, exchanges) = (started.elapsed().as_secs_f64(), tally.exchanges - before);
+                    tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 }
             }
             Some(Err(problem)) => *tally.unopened.entry(problem.kind().to_string()).or_default() += 1,
