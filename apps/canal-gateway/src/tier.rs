@@ -81,7 +81,7 @@ pub(crate) fn start(
         version: env!("CARGO_PKG_VERSION").into(),
         controller: Some(controller.clone()),
         orders,
-        sockets: "/proc/self/net".into(),
+        sockets: canal_redirector::sockets::Sockets::kernel(),
     };
     let agent = Agent::start(settings, Box::new(programs), Box::new(move || counted.sessions()), registry, drain)
         .map_err(anyhow::Error::msg)

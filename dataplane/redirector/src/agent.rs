@@ -1,7 +1,6 @@
 //! The agent itself: takes states and orders, has the maps written, looks for owned sessions, makes reports. The one place where these
 //! meet; what each of them decides is in its own module.
 
-use std::io::BufReader;
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,11 +16,11 @@ use canal_wire::fleet::{self, ReplicaState};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::content::{Content, Orders, decide_behind, decide_content, table};
+use crate::content::{Content, Orders, decide_behind, decide_content, decide_parting, table};
 use crate::counts::Counts;
 use crate::keeper::{Keeper, Kernel};
 use crate::report::{self, Desk};
-use crate::sockets::{self, LookError, Owned};
+use crate::sockets::{LookError, Owned, Sockets};
 
 /// The kinds that the maps are made of.
 const KINDS: [Kind; 3] = [Kind::Table, Kind::Replica, Kind::Throttle];
@@ -43,8 +42,8 @@ pub struct Config {
     pub controller: Option<Controller>,
     /// Where orders are kept over restarts, so that a process that starts while no controller answers knows its number and its edge.
     pub orders: PathBuf,
-    /// The folder of `tcp` and `tcp6`: `/proc/self/net`.
-    pub sockets: PathBuf,
+    /// Where sessions are looked for.
+    pub sockets: Sockets,
 }
 
 /// The gateway's sessions: open now, and taken since it started.
@@ -63,7 +62,7 @@ struct Inner {
     held: Mutex<Holding>,
     looked: Mutex<Looked>,
     news: watch::Sender<u64>,
-    orders: watch::Sender<Option<Orders>>,
+    parting: watch::Sender<bool>,
 }
 
 struct Holding {
@@ -127,7 +126,7 @@ impl Agent {
             held: Mutex::new(held),
             looked: Mutex::default(),
             news: watch::channel(0).0,
-            orders: watch::channel(None).0,
+            parting: watch::channel(false).0,
             config,
         });
         let agent = Self { inner };
@@ -173,8 +172,16 @@ impl Agent {
 
     /// From now on reports say that this replica wants no new sessions.
     pub fn drain(&self) {
-        self.inner.held().draining = true;
+        let mut held = self.inner.held();
+        held.draining = true;
+        self.inner.weigh(&held);
+        drop(held);
         self.inner.tell();
+    }
+
+    /// Whether clients should take their sessions elsewhere: this replica drains, and new sessions are led to others.
+    pub fn parting(&self) -> watch::Receiver<bool> {
+        self.inner.parting.subscribe()
     }
 
     /// The last words: everything is closed, or ends now.
@@ -278,6 +285,15 @@ impl Inner {
         if failed == 0 {
             held.generation = held.told;
         }
+        self.weigh(held);
+    }
+
+    /// Says anew whether clients should leave.
+    fn weigh(&self, held: &Holding) {
+        let drains = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
+        let number = held.orders.as_ref().map_or(0, |o| o.number);
+        let parts = decide_parting(drains, number, held.keeper.have().tables.values().filter_map(|r| table(r)));
+        self.parting.send_if_modified(|was| std::mem::replace(was, parts) != parts);
     }
 
     fn purpose(&self) -> Purpose {
@@ -300,9 +316,9 @@ impl Inner {
         if self.looked().rest_until.is_some_and(|until| Instant::now() < until) {
             return;
         }
-        let folder = self.config.sockets.clone();
+        let sockets = self.config.sockets.clone();
         let begun = Instant::now();
-        let read = tokio::task::spawn_blocking(move || look_at(&folder, begun + LOOK_LIMIT)).await;
+        let read = tokio::task::spawn_blocking(move || sockets.look(begun + LOOK_LIMIT)).await;
         let took = begun.elapsed();
         let mut looked = self.looked();
         looked.rest_until = Some(Instant::now() + took * LOOK_REST);
@@ -363,19 +379,6 @@ fn owned(looked: &Looked) -> Vec<fleet::Owned> {
         .collect()
 }
 
-fn look_at(folder: &std::path::Path, until: Instant) -> Result<Owned, LookError> {
-    let mut owned = Owned::new();
-    for table in ["tcp", "tcp6"] {
-        match std::fs::File::open(folder.join(table)) {
-            Ok(file) => sockets::read(BufReader::with_capacity(1 << 16, file), &mut owned, || Instant::now() > until)?,
-            // A kernel without IPv6.
-            Err(e) if table == "tcp6" && e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(e.into()),
-        }
-    }
-    Ok(owned)
-}
-
 impl Desk for Inner {
     async fn report(&self) -> ReplicaState {
         self.look().await;
@@ -388,15 +391,9 @@ impl Desk for Inner {
             if held.orders.as_ref().map(|o| (o.number, o.edge)) != Some((orders.number, orders.edge)) {
                 keep_orders(&self.config.orders, &orders);
             }
-            held.orders = Some(orders.clone());
+            held.orders = Some(orders);
             self.settle(&mut held);
         }
-        drop(held);
-        self.orders.send_if_modified(|o| {
-            let changed = o.as_ref() != Some(&orders);
-            *o = Some(orders);
-            changed
-        });
     }
 
     fn news(&self) -> watch::Receiver<u64> {

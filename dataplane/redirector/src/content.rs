@@ -106,6 +106,13 @@ pub fn decide_behind(table: &BucketTable, number: u16) -> bool {
     table.chains.iter().any(|chain| chain.iter().skip(1).any(|member| member.get() == number))
 }
 
+/// Whether a replica that drains should ask its clients to leave: not before all buckets lead new sessions to others, or they would be back
+/// at once; and never if there is nobody else.
+pub fn decide_parting<'a>(drains: bool, number: u16, mut tables: impl Iterator<Item = &'a BucketTable>) -> bool {
+    let heads = |table: &BucketTable| table.chains.iter().any(|chain| chain.first().is_some_and(|head| head.get() == number));
+    drains && number != 0 && !tables.any(heads)
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -176,6 +183,20 @@ pub(crate) mod tests {
         for (chain, number, want) in [(&[1, 2][..], 1, false), (&[1, 2], 2, true), (&[1, 2], 3, false), (&[], 1, false)] {
             let resource = table_of("alpha/default/web", 7, "az1", 1, chain);
             assert_eq!(decide_behind(table(&resource).unwrap(), number), want, "{chain:?} {number}");
+        }
+    }
+
+    #[test]
+    fn clients_are_asked_to_leave_when_no_bucket_leads_here() {
+        let (elsewhere, here) = (table_of("alpha/b/c", 7, "az1", 1, &[3, 2]), table_of("alpha/b/d", 8, "az1", 1, &[2, 3]));
+        for (what, drains, number, tables, want) in [
+            ("serving", false, 2, vec![&elsewhere], false),
+            ("drains, all buckets moved", true, 2, vec![&elsewhere], true),
+            ("drains, one service not moved", true, 2, vec![&elsewhere, &here], false),
+            ("drains, no service", true, 2, vec![], true),
+            ("drains before any orders", true, 0, vec![&elsewhere], false),
+        ] {
+            assert_eq!(decide_parting(drains, number, tables.into_iter().filter_map(|r| table(r))), want, "{what}");
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use canal_abi::tier::{self as abi, Table, ThrottleKey, address_be, address_of_be};
 use canal_model::program::{BucketTable, Rate};
@@ -16,6 +17,10 @@ use canal_wire::tier::TUNNEL_PORT;
 use crate::agent::read_orders;
 use crate::content::{Rates, Scope, Slot};
 use crate::keeper::{Found, Kernel};
+
+/// A replica that is down keeps getting the packets of its sessions for so long: two late answers to a health check are no proof that it
+/// is dead, and a reset cannot be taken back.
+const SUSPECT: Duration = Duration::from_secs(3);
 
 /// How to attach.
 #[derive(Debug, Clone)]
@@ -46,6 +51,8 @@ pub struct Programs {
     doors: Doors,
     options: Options,
     sockets: Sockets,
+    /// Replicas that were up and are not, since when, by number.
+    suspects: HashMap<u32, (Ipv4Addr, Instant)>,
 }
 
 /// Where a replica's pins go if nobody says.
@@ -74,7 +81,30 @@ impl Programs {
         if !redirector.is_durable() {
             tracing::warn!(pins = %attach.pin_dir.display(), "the redirector's maps go with this process: it is in a mount namespace of its own");
         }
-        Ok(Self { redirector, doors, options, sockets })
+        Ok(Self { redirector, doors, options, sockets, suspects: HashMap::new() })
+    }
+
+    /// Of a replica that is not up: whether it is a suspect still.
+    fn suspect(&mut self, number: u32, address: Ipv4Addr) -> Result<bool, OffloadError> {
+        if let Some((_, since)) = self.suspects.get(&number).filter(|(at, _)| *at == address) {
+            return Ok(since.elapsed() < SUSPECT);
+        }
+        let was_up = self.redirector.replicas().get(&number)? == Some(abi::Replica::new(address, true));
+        if was_up {
+            self.suspects.insert(number, (address, Instant::now()));
+        }
+        Ok(was_up)
+    }
+
+    /// Suspects that were not up again in time are down.
+    fn settle_suspects(&mut self) -> Result<(), OffloadError> {
+        let late: Vec<(u32, Ipv4Addr)> =
+            self.suspects.iter().filter(|(_, (_, since))| since.elapsed() >= SUSPECT).map(|(number, (at, _))| (*number, *at)).collect();
+        for (number, address) in late {
+            self.redirector.replicas().put(&number, &abi::Replica::new(address, false))?;
+            self.suspects.remove(&number);
+        }
+        Ok(())
     }
 }
 
@@ -114,8 +144,19 @@ impl Kernel for Programs {
 
     fn put_replica(&mut self, number: u16, slot: Option<Slot>) -> Result<(), String> {
         let number = u32::from(number);
-        text(match slot {
-            Some(slot) => self.redirector.replicas().put(&number, &abi::Replica::new(slot.address, slot.up)),
+        let state = match slot {
+            Some(slot) if !slot.up && text(self.suspect(number, slot.address))? => Some(abi::Replica::suspect(slot.address)),
+            Some(slot) => {
+                self.suspects.remove(&number);
+                Some(abi::Replica::new(slot.address, slot.up))
+            }
+            None => {
+                self.suspects.remove(&number);
+                None
+            }
+        };
+        text(match state {
+            Some(state) => self.redirector.replicas().put(&number, &state),
             None => self.redirector.replicas().remove(&number),
         })
     }
@@ -162,6 +203,7 @@ impl Kernel for Programs {
     }
 
     fn repair(&mut self) -> Result<bool, String> {
+        text(self.settle_suspects())?;
         if self.redirector.is_attached() {
             return Ok(false);
         }

@@ -1,20 +1,48 @@
-//! Which sessions this network namespace has, by service and bucket: read from the kernel's tables of TCP sockets as text, one line
-//! at a time. Sockets that are not of a service address inside the tier do not count.
+//! Which sessions this network namespace has, by service and bucket, asked of the kernel's socket diagnostics (`NETLINK_SOCK_DIAG`,
+//! `linux/inet_diag.h`). The kernel sorts out sockets that are not of a service address inside the tier, so that the gateway's own
+//! connections cost next to nothing. It asks; whether a look is needed, and what it means, is the agent's.
 
 use std::collections::BTreeMap;
-use std::io::{self, BufRead};
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use canal_model::ids::ServiceId;
 use canal_wire::tier;
+use socket2::{Domain, Protocol, Socket, Type};
 
-/// `TCP_CLOSE` and `TCP_LISTEN` (include/net/tcp_states.h): no sessions. All others are, also half-open ones and those in TIME_WAIT,
-/// which still answer packets.
-const NO_SESSION: [u8; 2] = [0x07, 0x0a];
-/// The longest line the kernel writes is below 200 bytes.
-const LINE_MAX: usize = 512;
-/// Lines between two looks at the clock.
-const STRIDE: usize = 1024;
+/// `AF_NETLINK`, `NETLINK_SOCK_DIAG`, and the families of sockets (`linux/socket.h`, `linux/netlink.h`).
+const NETLINK: i32 = 16;
+const SOCK_DIAG: i32 = 4;
+const V4: u8 = 2;
+const V6: u8 = 10;
+/// `SOCK_DIAG_BY_FAMILY`; `NLM_F_REQUEST | NLM_F_DUMP`; `NLMSG_NOOP`, `NLMSG_ERROR`, `NLMSG_DONE`.
+const BY_FAMILY: u16 = 20;
+const DUMP: u16 = 0x301;
+const NOOP: u16 = 1;
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+/// `INET_DIAG_REQ_BYTECODE`; the filter's operations `INET_DIAG_BC_JMP` and `INET_DIAG_BC_S_COND`.
+const FILTER: u16 = 1;
+const JUMP: u8 = 1;
+const IS_LOCAL: u8 = 7;
+/// `IPPROTO_TCP`.
+const TCP: u8 = 6;
+/// One bit per state (`net/tcp_states.h`), but for `TCP_CLOSE` (7) and `TCP_LISTEN` (10), which are no sessions. All others are, also
+/// half-open ones (3 and 12) and those in TIME_WAIT (6), which still answer packets.
+const SESSIONS: u32 = 0x1ffe & !(1 << 7 | 1 << 10);
+/// Service addresses inside the tier: `240.0.0.0/8` and `fdca:a1:0:240::/96`, as [`tier::service_of`] has them.
+const SERVICES_V4: Ipv4Addr = Ipv4Addr::new(240, 0, 0, 0);
+const SERVICES_V6: Ipv6Addr = Ipv6Addr::new(0xfdca, 0xa1, 0, 0x240, 0, 0, 0, 0);
+/// Sizes of `nlmsghdr`, `inet_diag_req_v2` and `inet_diag_msg`.
+const HEAD: usize = 16;
+const REQUEST: usize = 56;
+const MESSAGE: usize = 72;
+/// A dump comes in pieces of at most 32 KiB.
+const PIECE_MAX: usize = 64 << 10;
+/// A piece takes the kernel micro- to milliseconds; without one for so long the dump has stopped.
+const PIECE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What a replica owns of one service.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -30,83 +58,185 @@ pub type Owned = BTreeMap<ServiceId, OfService>;
 /// Why a look is worth nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
-    #[error("{0}; is /proc mounted?")]
+    #[error("asking the kernel for its TCP sockets: {0}; it needs CONFIG_INET_TCP_DIAG (or the module tcp_diag) and netlink sockets")]
     Io(#[from] io::Error),
     /// Better no answer than one that forgets sessions.
-    #[error("the kernel's socket table was not read to its end in time")]
+    #[error("the kernel's sockets were not all read in time")]
     Late,
-    #[error("the kernel's socket table has a line that is none of its format: {0:?}")]
-    Line(String),
+    #[error("the kernel's answer on its TCP sockets is none of its format: {0}")]
+    Format(&'static str),
 }
 
-/// Adds the sessions of one table (`/proc/net/tcp` or `/proc/net/tcp6`) to `owned`. `late` is asked now and then whether to give up.
-pub fn read(mut table: impl BufRead, owned: &mut Owned, mut late: impl FnMut() -> bool) -> Result<(), LookError> {
-    let mut line = Vec::with_capacity(LINE_MAX);
-    let mut lines = 0;
-    loop {
-        line.clear();
-        if io::Read::take(&mut table, LINE_MAX as u64).read_until(b'\n', &mut line)? == 0 {
-            return Ok(());
-        }
-        lines += 1;
-        // The first is the heading.
-        if lines == 1 {
-            continue;
-        }
-        if lines % STRIDE == 0 && late() {
-            return Err(LookError::Late);
-        }
-        let read = decide_line(&line).ok_or_else(|| LookError::Line(String::from_utf8_lossy(&line).into_owned()))?;
-        if let Some((service, port, client)) = read {
-            let of = owned.entry(service).or_default();
-            of.buckets |= 1 << tier::bucket(client, port, service);
-            of.sessions = of.sessions.saturating_add(1);
-        }
+/// Looks once; gives up at the instant given.
+type Look = dyn Fn(Instant) -> Result<Owned, LookError> + Send + Sync;
+
+/// Where sessions are looked for. Clones share it.
+#[derive(Clone)]
+pub struct Sockets(Arc<Look>);
+
+impl Sockets {
+    /// The kernel's, of the network namespace that the looking thread is in.
+    pub fn kernel() -> Self {
+        Self::of(|until| look(|| Instant::now() > until))
+    }
+
+    /// Another source.
+    pub fn of(look: impl Fn(Instant) -> Result<Owned, LookError> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(look))
+    }
+
+    /// All sessions that are there. Blocks.
+    pub fn look(&self, until: Instant) -> Result<Owned, LookError> {
+        (self.0)(until)
     }
 }
 
-/// A line's session: service, service port, client. `Some(None)` is another socket, `None` not a line of this table.
-fn decide_line(line: &[u8]) -> Option<Option<(ServiceId, u16, SocketAddr)>> {
-    let mut fields = line.split(|b| b.is_ascii_whitespace()).filter(|f| !f.is_empty()).skip(1);
-    let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
-    let state = u8::from_str_radix(std::str::from_utf8(state).ok()?, 16).ok()?;
-    let local = address(local)?;
-    if NO_SESSION.contains(&state) {
-        return Some(None);
+impl std::fmt::Debug for Sockets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Sockets")
     }
-    let Some(service) = tier::service_of(local.ip()) else { return Some(None) };
-    let client = address(remote)?;
-    Some(Some((service, local.port(), SocketAddr::new(client.ip().to_canonical(), client.port()))))
 }
 
-/// `0100007F:1F90`: words of network order printed as numbers of this machine, then the port.
-fn address(text: &[u8]) -> Option<SocketAddr> {
-    let (ip, port) = std::str::from_utf8(text).ok()?.split_once(':')?;
-    if !text.iter().all(|b| b.is_ascii_hexdigit() || *b == b':') || port.len() != 4 {
-        return None;
-    }
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let word = |at: usize| Some(u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok()?.to_ne_bytes());
-    let ip = match ip.len() {
-        8 => IpAddr::V4(Ipv4Addr::from(word(0)?)),
-        32 => {
-            let mut bytes = [0; 16];
-            for (at, four) in bytes.chunks_exact_mut(4).enumerate() {
-                four.copy_from_slice(&word(at)?);
+/// All sessions of both families. `late` is asked after each piece whether to give up.
+fn look(mut late: impl FnMut() -> bool) -> Result<Owned, LookError> {
+    let mut owned = Owned::new();
+    // A socket each: what an unfinished dump left behind could be read as the next one's.
+    for family in [V4, V6] {
+        let socket = Socket::new(Domain::from(NETLINK), Type::DGRAM, Some(Protocol::from(SOCK_DIAG)))?;
+        socket.set_read_timeout(Some(PIECE_TIMEOUT))?;
+        socket.send(&request(family))?;
+        let mut piece = vec![0; PIECE_MAX];
+        loop {
+            let length = match (&socket).read(&mut piece) {
+                Ok(length) => length,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Err(LookError::Late),
+                Err(e) => return Err(e.into()),
+            };
+            if read(&piece[..length], family, &mut owned)? {
+                break;
             }
-            IpAddr::V6(Ipv6Addr::from(bytes))
+            if late() {
+                return Err(LookError::Late);
+            }
         }
-        _ => return None,
+    }
+    Ok(owned)
+}
+
+/// The question for all sessions of one family whose local address is a service's.
+fn request(family: u8) -> Vec<u8> {
+    let filter = filter(family);
+    let attribute = 4 + filter.len();
+    let mut message = Vec::with_capacity(HEAD + REQUEST + attribute);
+    message.extend_from_slice(&((HEAD + REQUEST + attribute) as u32).to_ne_bytes());
+    message.extend_from_slice(&BY_FAMILY.to_ne_bytes());
+    message.extend_from_slice(&DUMP.to_ne_bytes());
+    message.extend_from_slice(&u32::from(family).to_ne_bytes());
+    message.extend_from_slice(&[0; 4]);
+    message.extend_from_slice(&[family, TCP, 0, 0]);
+    message.extend_from_slice(&SESSIONS.to_ne_bytes());
+    // No single socket is asked for.
+    message.resize(HEAD + REQUEST, 0);
+    message.extend_from_slice(&(attribute as u16).to_ne_bytes());
+    message.extend_from_slice(&FILTER.to_ne_bytes());
+    message.extend_from_slice(&filter);
+    message
+}
+
+/// The filter in the kernel's own bytecode: an operation names how far to go on if it holds and if not; to go 4 bytes beyond the end is to
+/// refuse. A socket of the v6 family may have a v4 address (mapped), because the gateway listens for both at once.
+fn filter(family: u8) -> Vec<u8> {
+    let (v4, v6) = (local(V4, &SERVICES_V4.octets(), 8), local(V6, &SERVICES_V6.octets(), 96));
+    if family == V4 {
+        return v4;
+    }
+    let mut either = v4;
+    // Not v4: on behind the jump.
+    let behind = (either.len() + 4) as u16;
+    either[2..4].copy_from_slice(&behind.to_ne_bytes());
+    either.extend_from_slice(&[JUMP, 4]);
+    either.extend_from_slice(&((4 + v6.len()) as u16).to_ne_bytes());
+    either.extend_from_slice(&v6);
+    either
+}
+
+/// `inet_diag_bc_op` and `inet_diag_hostcond`: the local address is in the prefix; at any port (-1).
+fn local(family: u8, prefix: &[u8], bits: u8) -> Vec<u8> {
+    let length = (4 + 8 + prefix.len()) as u8;
+    let mut condition = vec![IS_LOCAL, length];
+    condition.extend_from_slice(&(u16::from(length) + 4).to_ne_bytes());
+    condition.extend_from_slice(&[family, bits, 0, 0]);
+    condition.extend_from_slice(&(-1i32).to_ne_bytes());
+    condition.extend_from_slice(prefix);
+    condition
+}
+
+/// Adds the sessions of one piece of a dump to `owned`; true at the dump's end.
+fn read(mut piece: &[u8], family: u8, owned: &mut Owned) -> Result<bool, LookError> {
+    if piece.is_empty() {
+        return Err(LookError::Format("an empty piece"));
+    }
+    while !piece.is_empty() {
+        let word = |at: usize| piece.get(at..at + 4).and_then(|b| Some(u32::from_ne_bytes(b.try_into().ok()?)));
+        let (Some(length), Some(kind), Some(number)) = (word(0), word(4), word(8)) else {
+            return Err(LookError::Format("a message without a head"));
+        };
+        // In memory the kind comes before the flags.
+        let [low, high, ..] = kind.to_ne_bytes();
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let Some(body) = piece.get(HEAD..length) else { return Err(LookError::Format("a message that is cut")) };
+        if number != u32::from(family) {
+            return Err(LookError::Format("the answer to another question"));
+        }
+        match u16::from_ne_bytes([low, high]) {
+            NOOP => {}
+            // Both begin with a negative error number; an old kernel's end has none.
+            kind @ (DONE | ERROR) => match body.get(..4).and_then(|b| Some(i32::from_ne_bytes(b.try_into().ok()?))) {
+                Some(problem) if problem < 0 => return Err(io::Error::from_raw_os_error(problem.saturating_neg()).into()),
+                _ if kind == DONE => return Ok(true),
+                _ => {}
+            },
+            BY_FAMILY => {
+                if let Some((service, port, client)) = decide_session(body)? {
+                    let of = owned.entry(service).or_default();
+                    of.buckets |= 1 << tier::bucket(client, port, service);
+                    of.sessions = of.sessions.saturating_add(1);
+                }
+            }
+            _ => return Err(LookError::Format("a message of another kind")),
+        }
+        // Messages are padded to 4 bytes, the last one perhaps not.
+        piece = piece.get(length.next_multiple_of(4)..).unwrap_or_default();
+    }
+    Ok(false)
+}
+
+/// A socket's session: service, service port, client. `None`: another socket, from a kernel that knows no filters.
+fn decide_session(body: &[u8]) -> Result<Option<(ServiceId, u16, SocketAddr)>, LookError> {
+    let Some(message) = body.first_chunk::<MESSAGE>() else { return Err(LookError::Format("a socket that is cut")) };
+    let [family, state, ..] = *message;
+    // Of `inet_diag_sockid`, behind four bytes: both ports, both addresses, in network order.
+    let port = |at: usize| u16::from_be_bytes([message[at], message[at + 1]]);
+    let address = |at: usize| {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&message[at..at + 16]);
+        match family {
+            V4 => Ok(IpAddr::V4(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]))),
+            V6 => Ok(IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical()),
+            _ => Err(LookError::Format("a socket of another family")),
+        }
     };
-    Some(SocketAddr::new(ip, port))
+    let (local, client) = (address(8)?, SocketAddr::new(address(24)?, port(6)));
+    if state >= 32 || SESSIONS & 1 << state == 0 {
+        return Ok(None);
+    }
+    Ok(tier::service_of(local).map(|service| (service, port(4), client)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const TCP: &str = include_str!("../tests/golden/tcp");
-    const TCP6: &str = include_str!("../tests/golden/tcp6");
 
     fn id(n: u32) -> ServiceId {
         ServiceId::new(n).unwrap()
@@ -116,47 +246,146 @@ mod tests {
         clients.iter().fold(0, |all, c| all | 1 << tier::bucket(c.parse().unwrap(), port, id(service)))
     }
 
+    /// A message of a dump: kind, and what follows the head.
+    fn message(family: u8, kind: u16, body: &[u8]) -> Vec<u8> {
+        let length = (HEAD + body.len()) as u32;
+        let head = [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 2], &u32::from(family).to_ne_bytes(), &[0; 4], body];
+        head.concat()
+    }
+
+    /// A socket as the kernel tells it, with an attribute behind it, as it always has some.
+    fn socket(family: u8, state: u8, local: &str, client: &str) -> Vec<u8> {
+        let (local, client): (SocketAddr, SocketAddr) = (local.parse().unwrap(), client.parse().unwrap());
+        let octets = |a: SocketAddr| match (a.ip(), family) {
+            (IpAddr::V4(v4), V4) => [v4.octets().as_slice(), &[0; 12]].concat(),
+            (IpAddr::V4(v4), _) => v4.to_ipv6_mapped().octets().to_vec(),
+            (IpAddr::V6(v6), _) => v6.octets().to_vec(),
+        };
+        let parts =
+            [&[family, state, 0, 0][..], &local.port().to_be_bytes(), &client.port().to_be_bytes(), &octets(local), &octets(client)];
+        let mut body = parts.concat();
+        body.resize(MESSAGE, 0);
+        body.extend_from_slice(&[5, 0, 8, 0, 7, 0, 0, 0]);
+        message(family, BY_FAMILY, &body)
+    }
+
     #[test]
-    #[cfg(target_endian = "little")]
-    fn sessions_of_services_are_found_in_both_tables() {
+    fn sessions_of_services_are_found_in_both_families() {
         let mut owned = Owned::new();
-        read(TCP.as_bytes(), &mut owned, || false).unwrap();
-        // Established, half-open, and TIME_WAIT; not the listener, not the gateway's own connections, not the closed one.
-        let seven = buckets(80, 7, &["10.1.1.9:40000", "10.1.1.9:40001", "10.1.1.10:40002"]);
-        assert_eq!(owned, Owned::from([(id(7), OfService { buckets: seven, sessions: 3 })]));
-        read(TCP6.as_bytes(), &mut owned, || false).unwrap();
-        let seven = OfService { buckets: seven | buckets(80, 7, &["10.1.1.9:40003"]), sessions: 4 };
-        let eight = OfService { buckets: buckets(15008, 0x01_0203, &["[fd77::9]:40004"]), sessions: 1 };
+        let first = [
+            socket(V4, 1, "240.0.0.7:80", "10.1.1.9:40000"),
+            // Half-open, in either of its two forms, and TIME_WAIT.
+            socket(V4, 3, "240.0.0.7:80", "10.1.1.9:40001"),
+            socket(V4, 12, "240.0.0.7:80", "10.1.1.10:40002"),
+            socket(V4, 6, "240.0.0.7:80", "10.1.1.10:40003"),
+            // A listener, a closed one, and the gateway's own: a kernel that does not sort them out is understood.
+            socket(V4, 10, "240.0.0.7:80", "0.0.0.0:0"),
+            socket(V4, 7, "240.0.0.7:80", "10.1.1.9:40009"),
+            socket(V4, 1, "250.1.0.1:34000", "10.1.2.3:8080"),
+        ];
+        assert!(!read(&first.concat(), V4, &mut owned).unwrap());
+        assert!(read(&message(V4, DONE, &[0; 4]), V4, &mut owned).unwrap());
+        let clients = ["10.1.1.9:40000", "10.1.1.9:40001", "10.1.1.10:40002", "10.1.1.10:40003"];
+        let seven = buckets(80, 7, &clients);
+        assert_eq!(owned, Owned::from([(id(7), OfService { buckets: seven, sessions: 4 })]));
+        let second = [
+            socket(V6, 1, "240.0.0.7:80", "10.1.1.9:40004"),
+            socket(V6, 8, "[fdca:a1:0:240::1:203]:15008", "[fd77::9]:40005"),
+            message(V6, NOOP, &[]),
+            message(V6, DONE, &[]),
+        ];
+        assert!(read(&second.concat(), V6, &mut owned).unwrap());
+        let seven = OfService { buckets: seven | buckets(80, 7, &["10.1.1.9:40004"]), sessions: 5 };
+        let eight = OfService { buckets: buckets(15008, 0x01_0203, &["[fd77::9]:40005"]), sessions: 1 };
         assert_eq!(owned, Owned::from([(id(7), seven), (id(0x01_0203), eight)]));
     }
 
     #[test]
-    fn a_table_that_is_not_read_whole_is_an_error() {
-        let heading = "  sl  local_address rem_address   st\n";
-        for bad in [
-            "x",
-            "0: 0100007F:1F90 0100007F:1F90",
-            "0: 0100007F:1F9 0100007F:1F90 01",
-            "0: 00007F:1F90 0100007F:1F90 01",
-            "0: é:1F90 0: 01",
-        ] {
-            let table = format!("{heading}{bad}\n");
-            assert!(matches!(read(table.as_bytes(), &mut Owned::new(), || false), Err(LookError::Line(_))), "{bad}");
+    fn an_answer_that_is_not_whole_is_an_error() {
+        let one = socket(V4, 1, "240.0.0.7:80", "10.1.1.9:40000");
+        let short = |n: usize| one[..n].to_vec();
+        let long = {
+            let mut long = one.clone();
+            long[..4].copy_from_slice(&200u32.to_ne_bytes());
+            long
+        };
+        let cases: [(&str, Vec<u8>); 8] = [
+            ("nothing", Vec::new()),
+            ("half a head", short(7)),
+            ("less than it says", short(one.len() - 1)),
+            ("more than it has", long),
+            ("no length", vec![0; HEAD]),
+            ("a small socket", message(V4, BY_FAMILY, &[V4, 1, 0, 0])),
+            ("another question", message(V6, DONE, &[0; 4])),
+            ("another kind", message(V4, 99, &[])),
+        ];
+        for (name, piece) in cases {
+            assert!(matches!(read(&piece, V4, &mut Owned::new()), Err(LookError::Format(_))), "{name}");
         }
-        let line = "   0: 070000F0:0050 0901010A:9C40 01 00000000:00000000 00:00000000 00000000     0        0 1 1 0 20 4 30 10 -1\n";
-        let long = format!("{heading}{}", line.repeat(3000));
-        assert!(matches!(read(long.as_bytes(), &mut Owned::new(), || true), Err(LookError::Late)));
-        let endless = "7".repeat(100_000);
-        assert!(read(format!("{heading}{endless}").as_bytes(), &mut Owned::new(), || false).is_err());
+        let mut family = message(V4, BY_FAMILY, &one[HEAD..]);
+        family[HEAD] = 9;
+        assert!(matches!(read(&family, V4, &mut Owned::new()), Err(LookError::Format(_))));
+        for kind in [ERROR, DONE] {
+            let refused = read(&message(V4, kind, &(-2i32).to_ne_bytes()), V4, &mut Owned::new()).unwrap_err().to_string();
+            assert!(refused.contains("os error 2") && refused.contains("CONFIG_INET_TCP_DIAG"), "{refused}");
+        }
     }
 
     #[test]
     fn random_bytes_never_panic() {
-        for _ in 0..2000 {
-            let bytes: Vec<u8> = (0..rand::random_range(0..300))
-                .map(|_| *b"0123456789ABCDEF:: \n\xc3\xa9".get(rand::random_range(0..22)).unwrap())
-                .collect();
-            let _ = read(bytes.as_slice(), &mut Owned::new(), || false);
+        let one = socket(V4, 1, "240.0.0.7:80", "10.1.1.9:40000");
+        for _ in 0..5000 {
+            let mut piece = one.repeat(3);
+            for _ in 0..rand::random_range(1..8) {
+                let at = rand::random_range(0..piece.len());
+                piece[at] = rand::random();
+            }
+            piece.truncate(rand::random_range(0..=piece.len()));
+            let _ = read(&piece, V4, &mut Owned::new());
+        }
+    }
+
+    /// The bytecode, run as `inet_diag_bc_run` does: the offset of each operation's outcome, and whether the end is met exactly.
+    fn passes(code: &[u8], family: u8, local: IpAddr) -> bool {
+        let (mut at, end) = (0, code.len());
+        while at < end {
+            let holds = code[at] == IS_LOCAL && {
+                let (of, bits, prefix) = (code[at + 4], usize::from(code[at + 5]), &code[at + 12..at + usize::from(code[at + 1])]);
+                let address = match (family, of, local) {
+                    (V4, V4, IpAddr::V4(v4)) => v4.octets().to_vec(),
+                    (V6, V6, IpAddr::V6(v6)) => v6.octets().to_vec(),
+                    (V6, V4, IpAddr::V6(v6)) => v6.to_ipv4_mapped().map(|v4| v4.octets().to_vec()).unwrap_or_default(),
+                    _ => Vec::new(),
+                };
+                address.get(..bits / 8) == prefix.get(..bits / 8)
+            };
+            at += if holds { usize::from(code[at + 1]) } else { usize::from(u16::from_ne_bytes([code[at + 2], code[at + 3]])) };
+        }
+        at == end
+    }
+
+    #[test]
+    fn the_kernel_is_asked_for_service_addresses_only() {
+        for (family, local, want) in [
+            (V4, "240.0.0.7", true),
+            (V4, "240.255.1.2", true),
+            (V4, "250.1.0.1", false),
+            (V4, "127.0.0.1", false),
+            (V6, "::ffff:240.0.0.7", true),
+            (V6, "::ffff:250.1.0.1", false),
+            (V6, "fdca:a1:0:240::7", true),
+            (V6, "fdca:a1:0:250::7", false),
+            (V6, "fdca:a1:0:240:1::7", false),
+            (V6, "::1", false),
+        ] {
+            let address: IpAddr = local.parse().unwrap();
+            assert_eq!(passes(&filter(family), family, address), want, "{local}");
+            assert_eq!(tier::service_of(address).is_some(), want, "{local}");
+        }
+        for family in [V4, V6] {
+            let asked = request(family);
+            assert_eq!(asked.len() % 4, 0);
+            assert_eq!(asked.len() as u32, u32::from_ne_bytes(asked[..4].try_into().unwrap()));
         }
     }
 }

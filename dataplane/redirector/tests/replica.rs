@@ -2,11 +2,10 @@
 //! lead to the name service, sessions are found where the kernel shows them, reports reach a controller.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_kit::drain;
 use canal_kit::metrics::Registry;
@@ -16,7 +15,8 @@ use canal_model::ids::{Generation, ReplicaNumber, ServiceId, Vni};
 use canal_model::program::*;
 use canal_redirector::dns::Dns;
 use canal_redirector::kernel::{Attach, Programs, Sockets};
-use canal_redirector::{Agent, Config, Kernel, sockets};
+use canal_redirector::sockets::Sockets as Sessions;
+use canal_redirector::{Agent, Config, Kernel};
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -113,7 +113,7 @@ fn config(pins: &Pins, controller: Option<canal_kit::controller::Controller>) ->
         version: "test".into(),
         controller,
         orders: pins.orders(),
-        sockets: "/proc/thread-self/net".into(),
+        sockets: Sessions::kernel(),
     }
 }
 
@@ -233,14 +233,8 @@ fn sessions_are_found_where_the_kernel_shows_them() {
     net.run(|| async {
         // Both families, as the gateway listens.
         let listener = sys::listen(None, "[::]:80".parse().unwrap(), &ListenOptions::default()).unwrap();
-        let look = || {
-            let mut owned = sockets::Owned::new();
-            for table in ["tcp", "tcp6"] {
-                let file = std::fs::File::open(Path::new("/proc/thread-self/net").join(table)).unwrap();
-                sockets::read(std::io::BufReader::new(file), &mut owned, || false).unwrap();
-            }
-            owned
-        };
+        // On this thread: it is the one in the namespace.
+        let look = || Sessions::kernel().look(Instant::now() + Duration::from_secs(5)).unwrap();
         let id = ServiceId::new(7).unwrap();
         assert!(look().is_empty(), "a listener is no session");
         // Not from the service's own address, which the kernel would choose.

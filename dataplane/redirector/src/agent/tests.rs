@@ -1,7 +1,6 @@
-//! The agent against maps in memory, a socket table in a file, and a controller that hears it over TLS.
+//! The agent against maps in memory, a table of sockets in memory, and a controller that hears it over TLS.
 
 use std::collections::HashMap;
-use std::path::Path;
 
 use canal_kit::drain::{self, Trigger};
 use canal_kit::southbound::State;
@@ -13,25 +12,31 @@ use canal_wire::tier;
 use super::*;
 use crate::content::tests::{replica, table_of};
 use crate::keeper::tests::Shared;
+use crate::sockets::OfService;
 
 struct Rig {
     agent: Agent,
     memory: Shared,
     controller: FakeController,
     registry: Registry,
+    found: Found,
     folder: tempfile::TempDir,
     _trigger: Trigger,
 }
 
-const HEADING: &str = "  sl  local_address rem_address   st\n";
+/// What a look finds: sessions, or an answer that cannot be read.
+type Found = Arc<Mutex<Option<Owned>>>;
 
-fn sessions(folder: &Path, lines: &str) {
-    std::fs::write(folder.join("tcp"), format!("{HEADING}{lines}")).unwrap();
+/// The bucket of a session at port 80 from 10.1.1.9.
+fn bucket(service: u32, port: u16) -> u128 {
+    1 << tier::bucket(format!("10.1.1.9:{port}").parse().unwrap(), 80, ServiceId::new(service).unwrap())
 }
 
-/// A session of 240.0.0.`service`:80 from 10.1.1.9.
-fn session(service: u32, port: u16) -> String {
-    format!("   0: {service:02X}0000F0:0050 0901010A:{port:04X} 01 0:0 0:0 0 0 0 1\n")
+/// One session of each of these services from these ports.
+fn sessions(found: &Found, all: &[(u32, u16)]) {
+    let one =
+        |(service, port): &(u32, u16)| (ServiceId::new(*service).unwrap(), OfService { buckets: bucket(*service, *port), sessions: 1 });
+    *found.lock().unwrap() = Some(all.iter().map(one).collect());
 }
 
 impl Rig {
@@ -39,7 +44,8 @@ impl Rig {
         let controller = FakeController::start().await;
         controller.reports.heard().replica_orders = orders;
         let folder = tempfile::tempdir().unwrap();
-        sessions(folder.path(), "");
+        let found = Found::new(Mutex::new(Some(Owned::new())));
+        let seen = found.clone();
         let (trigger, drain) = drain::tree();
         let (memory, registry) = (Shared::default(), Registry::new());
         let config = Config {
@@ -49,10 +55,10 @@ impl Rig {
             version: "1".into(),
             controller: Some(controller.reached_through(folder.path(), controller.address)),
             orders: folder.path().join("orders.json"),
-            sockets: folder.path().into(),
+            sockets: Sockets::of(move |_| seen.lock().unwrap().clone().ok_or(LookError::Format("a test's"))),
         };
         let agent = Agent::start(config, Box::new(memory.clone()), Box::new(|| (3, 9)), &registry, &drain).unwrap();
-        Self { agent, memory, controller, registry, folder, _trigger: trigger }
+        Self { agent, memory, controller, registry, found, folder, _trigger: trigger }
     }
 
     fn apply(&self, resources: Vec<Arc<Resource>>, generation: u64) {
@@ -86,7 +92,7 @@ async fn it_registers_takes_orders_and_reports_what_it_owns_only_while_that_matt
         ("b1", "250.1.0.1", 0, 3, 9)
     );
     assert!(rig.agent.ready().is_err());
-    sessions(rig.folder.path(), &format!("{}{}", session(7, 40000), session(8, 40001)));
+    sessions(&rig.found, &[(7, 40000), (8, 40001)]);
     // A head: nobody asks what it owns.
     rig.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1]), replica("gw-2", 2, "250.1.0.1", true)], 10);
     let head = rig.until("generation 10", |r| r.generation == 10).await;
@@ -101,17 +107,14 @@ async fn it_registers_takes_orders_and_reports_what_it_owns_only_while_that_matt
     rig.apply(vec![table_of("alpha/default/web", 7, "az1", 5, &[1, 2])], 11);
     let behind = rig.until("generation 11", |r| r.generation == 11 && !r.owned.is_empty()).await;
     let owned: HashMap<u32, _> = behind.owned.iter().map(|o| (o.service, (o.table_version, o.buckets.clone(), o.sessions))).collect();
-    let bit = |id: u32, port: u16| {
-        let client = format!("10.1.1.9:{port}").parse().unwrap();
-        (1u128 << tier::bucket(client, 80, ServiceId::new(id).unwrap())).to_le_bytes().to_vec()
-    };
+    let bit = |id: u32, port: u16| bucket(id, port).to_le_bytes().to_vec();
     // A service whose table it has no longer: version 0 proves nothing.
     assert_eq!(owned, [(7, (5, bit(7, 40000), 1)), (8, (0, bit(8, 40001), 1))].into());
     // Gone for two looks: gone.
-    sessions(rig.folder.path(), "");
+    sessions(&rig.found, &[]);
     rig.until("nothing owned", |r| r.generation == 11 && r.owned.is_empty()).await;
     // What cannot be read is no proof that there is nothing.
-    sessions(rig.folder.path(), "x\n");
+    *rig.found.lock().unwrap() = None;
     rig.apply(vec![table_of("alpha/default/web", 7, "az1", 6, &[1, 2])], 12);
     for _ in 0..300 {
         if rig.registry.render().contains("canal_redirector_looks_total{result=\"failed\"}") {
