@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::config::{EngineConfig, Plain};
 use crate::greet;
+use crate::parting;
 use crate::worker::{Shared, Worker};
 
 /// How often kept connections to endpoints are looked at.
@@ -101,6 +102,7 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     let clock = worker.clock.clone();
     tokio::task::spawn_local(async move { clock.run().await });
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
+    tokio::task::spawn_local(parting::run(Rc::downgrade(&worker), worker.shared.parting.subscribe()));
     let accepting: Vec<_> =
         doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
     worker.drain.draining().await;

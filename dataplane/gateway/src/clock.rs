@@ -27,7 +27,7 @@ pub(crate) enum Late {
     Upstream,
     /// The last answer was not taken.
     Linger,
-    /// The worker drains and this connection is idle.
+    /// The worker drains, or asks its clients to leave, and this connection is idle.
     Drain,
 }
 
@@ -61,6 +61,8 @@ struct Inner {
     now: Cell<Instant>,
     /// Since when the worker drains, and how long an idle connection may stay then.
     draining: Cell<Option<Instant>>,
+    /// How much earlier than armed idle connections are late.
+    haste: Cell<Duration>,
 }
 
 /// The worker's clock. Clones share it.
@@ -71,7 +73,12 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub(crate) fn new() -> Self {
-        let inner = Inner { slots: RefCell::default(), now: Cell::new(Instant::now()), draining: Cell::new(None) };
+        let inner = Inner {
+            slots: RefCell::default(),
+            now: Cell::new(Instant::now()),
+            draining: Cell::new(None),
+            haste: Cell::new(Duration::ZERO),
+        };
         Self { inner: Rc::new(inner) }
     }
 
@@ -86,6 +93,11 @@ impl Clock {
         self.inner.draining.set(Some(until));
     }
 
+    /// From now on idle connections are late so much earlier; zero ends it.
+    pub(crate) fn hasten(&self, by: Duration) {
+        self.inner.haste.set(by);
+    }
+
     /// A deadline of one owner, not armed.
     pub(crate) fn timer(&self) -> Timer {
         let slot = Rc::new(Slot { due: Cell::new(None), what: Cell::new(Late::Idle), fired: Cell::new(None), waker: RefCell::new(None) });
@@ -97,11 +109,12 @@ impl Clock {
     pub(crate) fn sweep(&self, now: Instant) {
         self.inner.now.set(now);
         let drained = self.inner.draining.get().is_some_and(|until| until <= now);
+        let hastened = now + self.inner.haste.get();
         // Wakers only mark tasks as runnable; none of them runs, and so none touches the slab, in here.
         for (_, slot) in self.inner.slots.borrow().iter() {
             let Some(due) = slot.due.get() else { continue };
             let idle = slot.what.get() == Late::Idle;
-            if due > now && !(idle && drained) {
+            if due > now && !(idle && (drained || due <= hastened)) {
                 continue;
             }
             slot.due.set(None);
@@ -209,5 +222,21 @@ mod tests {
         assert!(head.poll(&cx).is_pending());
         drop((idle, head, none));
         assert!(clock.inner.slots.borrow().is_empty());
+    }
+
+    #[test]
+    fn asked_to_leave_idle_connections_are_late_earlier_until_it_is_taken_back() {
+        let clock = Clock::new();
+        let (start, s) = (clock.now(), Duration::from_secs);
+        let (idle, client) = (clock.timer(), clock.timer());
+        let cx = Context::from_waker(Waker::noop());
+        idle.arm(Late::Idle, s(60));
+        client.arm(Late::Client, s(60));
+        for (hasten, swept, late) in [(58, 1, false), (0, 3, false), (58, 3, true)] {
+            clock.hasten(s(hasten));
+            clock.sweep(start + s(swept));
+            assert_eq!(idle.poll(&cx) == Poll::Ready(Late::Drain), late, "{hasten} s earlier, after {swept} s");
+        }
+        assert!(client.poll(&cx).is_pending(), "a message under way has its time");
     }
 }

@@ -100,6 +100,7 @@ impl Engine {
             log: Mutex::new(log),
             dns,
             accepted: AtomicU64::new(0),
+            parting: tokio::sync::watch::Sender::new(false),
             registry: registry.clone(),
             config,
         });
@@ -154,6 +155,12 @@ impl Engine {
     /// TCP connections of clients: open now, and accepted since the start.
     pub fn sessions(&self) -> (u64, u64) {
         (self.shared.connections.used(), self.shared.accepted.load(Relaxed))
+    }
+
+    /// Asks clients to take their sessions elsewhere (RFC 9113 §6.8, RFC 9112 §9.6), for as long as `wanted`; the engine serves on, and
+    /// no stream or relay is ended. Sessions that come meanwhile are asked too, after a moment. For a replica that others take over from.
+    pub fn part(&self, wanted: bool) {
+        self.shared.parting.send_if_modified(|was| std::mem::replace(was, wanted) != wanted);
     }
 
     /// For `/tap`.

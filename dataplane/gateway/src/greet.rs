@@ -247,7 +247,7 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
         });
     };
     // The reasons for its end are the kit's counters.
-    let _ = hbone::serve(stream, peer, &config, &worker.hbone, worker.drain.clone(), connect).await;
+    let _ = hbone::serve(stream, peer, &config, &worker.hbone, worker.parting.drain(), connect).await;
 }
 
 fn tls_reason(e: &TlsError) -> &'static str {

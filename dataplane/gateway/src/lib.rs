@@ -21,6 +21,7 @@ mod forward;
 mod greet;
 mod io;
 mod limits;
+mod parting;
 mod permit;
 mod pick;
 mod place;

@@ -10,7 +10,7 @@ use canal_kit::drain::{Drain, Phase};
 use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
 use canal_kit::log::{AccessLog, WorkerLog};
 use canal_kit::metrics::Registry;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::buffer::Blocks;
@@ -19,6 +19,7 @@ use crate::config::EngineConfig;
 use crate::counts::Counts;
 use crate::engine::Handover;
 use crate::finish::{Families, Series};
+use crate::parting::Parting;
 use crate::permit::{Account, Shares};
 use crate::snapshot::{Publisher, Snapshot};
 use crate::source::Sources;
@@ -41,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) dns: Option<Handover>,
     /// Connections accepted by all workers.
     pub(crate) accepted: AtomicU64,
+    /// Whether clients are asked to take their sessions elsewhere.
+    pub(crate) parting: watch::Sender<bool>,
 }
 
 /// One worker.
@@ -65,6 +68,7 @@ pub(crate) struct Worker {
     /// For heads written in one go.
     pub(crate) scratch: RefCell<canal_h1::OutHead>,
     pub(crate) drain: Drain,
+    pub(crate) parting: Parting,
     draining: Cell<bool>,
     open: Cell<usize>,
     closed: Notify,
@@ -112,6 +116,7 @@ impl Worker {
             // Above all ids that the builder gives.
             direct: Cell::new(1 << 63),
             h1_limits: canal_h1::Limits { head_bytes_max: shared.config.limits.head_bytes as usize, ..canal_h1::Limits::DEFAULT },
+            parting: Parting::new(&drain),
             drain,
             draining: Cell::new(false),
             open: Cell::new(0),
@@ -166,10 +171,16 @@ impl Worker {
         self.open.get()
     }
 
-    /// True once answers should say that the connection closes.
+    /// The process ends.
     #[inline]
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.get()
+    }
+
+    /// True while answers should say that the connection closes.
+    #[inline]
+    pub(crate) fn keeps_no_client(&self) -> bool {
+        self.is_draining() || self.parting.is_asked()
     }
 
     /// Idle connections close soon, busy ones after their next answer.

@@ -158,7 +158,7 @@ async fn settle(worker: &Worker, client: &mut Client, ask: &Ask, len: usize, rec
 async fn refuse(worker: &Worker, client: &mut Client, ask: &Ask, len: usize, record: &mut Record, fault: Fault) -> Next {
     record.fault(&fault);
     // With a body under way, where the next request begins is known only after reading it all.
-    let keep = ask.keep_alive && !ask.has_body() && !worker.is_draining() && !matches!(fault, Fault::BadRequest(_));
+    let keep = ask.keep_alive && !ask.has_body() && !worker.keeps_no_client() && !matches!(fault, Fault::BadRequest(_));
     if !ask.has_body() {
         client.wire.inbox.advance(len);
     }

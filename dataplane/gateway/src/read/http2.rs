@@ -39,7 +39,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, fi
         Err(late) => return worker.counts.late(late),
     };
     let streams = Rc::new(Cell::new(0usize));
-    let mut draining = pin!(worker.drain.draining());
+    let drain = worker.parting.drain();
+    let mut draining = pin!(drain.draining());
     let mut leaving = false;
     loop {
         let event = std::future::poll_fn(|cx| {

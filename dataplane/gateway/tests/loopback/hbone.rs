@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use canal_gateway_engine::Keyring;
+use canal_gateway_engine::{Keyring, Times};
 use canal_kit::copy::{Meter, both};
 use canal_kit::drain;
 use canal_kit::hbone::{Authority, HboneCounters, HboneError, HboneStream, Opened, Pool, PoolConfig, ServerConfig, Target, serve};
@@ -413,4 +413,57 @@ fn draining_says_goaway_and_loses_nothing() {
         drop(client);
         assert!(mesh.rig.ended(Duration::from_secs(8)).await);
     });
+}
+
+/// Asked to leave: the tunnel that is up goes on, the next one has a connection of its own, and connections go with their last stream.
+#[test]
+fn a_node_that_is_asked_to_leave_opens_its_next_tunnel_anew_and_loses_none() {
+    local(|| async {
+        let origin = Origin::echo().await;
+        let times = Times { drain_idle: Duration::from_secs(20), ..Times::default() };
+        let mesh = Mesh::new(Plot { times, ..Plot::default() });
+        let _node = mesh.pod(10, "web-0", &origin).await;
+        let request = b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
+        // One certificate: a renewed one would have a connection of its own.
+        let (target, authority) = (mesh.target(TENANT, TENANT), "10.96.0.1:80".parse().unwrap());
+        let open = async || mesh.pool.open(&target, &authority, HeaderMap::new()).await.unwrap();
+        let tunnel = async || Client { stream: open().await.stream, buffer: Vec::new() };
+        let mut stays = tunnel().await;
+        stays.send(request).await;
+        assert_eq!(stays.answer().await.unwrap().field("connection"), None);
+        assert_eq!(mesh.rig.engine.sessions(), (1, 1));
+        mesh.rig.engine.part(true);
+        mesh.rig.engine.part(true);
+        // Each of these may meet a GOAWAY at any moment of its life, also a connection's first.
+        for _ in 0..40 {
+            let mut client = tunnel().await;
+            client.send(request).await;
+            let answer = client.answer().await.unwrap();
+            assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let (_, accepted) = mesh.rig.engine.sessions();
+        assert!((2..=6).contains(&accepted), "one connection per turn, not per tunnel: {accepted}");
+        stays.send(request).await;
+        let answer = stays.answer().await.unwrap();
+        assert_eq!((answer.status, answer.field("connection")), (200, Some("close")), "the tunnel from before lives");
+        drop(stays);
+        until_sessions(&mesh.rig, 0).await;
+        mesh.rig.engine.part(false);
+        let mut back = tunnel().await;
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        back.send(request).await;
+        assert_eq!(back.answer().await.unwrap().field("connection"), None);
+        assert!(open().await.reused, "nobody is asked any more");
+    });
+}
+
+async fn until_sessions(rig: &Rig, wanted: u64) {
+    for _ in 0..1000 {
+        if rig.engine.sessions().0 == wanted {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{} sessions, not {wanted}", rig.engine.sessions().0);
 }

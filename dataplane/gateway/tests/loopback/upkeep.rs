@@ -134,3 +134,78 @@ async fn what_does_not_end_in_time_is_forced() {
     assert!(rig.ended(Duration::from_secs(3)).await);
     assert!(client.answer().await.is_none());
 }
+
+#[tokio::test]
+async fn clients_that_are_asked_to_leave_lose_no_request_and_are_welcome_again() {
+    let origin = slow(Duration::from_millis(2)).await;
+    let times = Times { drain_idle: Duration::from_millis(700), ..Times::default() };
+    let rig = Rig::new(Plot { times, ..Plot::default() }, &[origin.address]);
+    let mut idle = Client::connect(rig.web).await;
+    idle.send(GET).await;
+    assert_eq!(idle.answer().await.unwrap().field("connection"), None);
+    let (stop, closed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (web, stop, closed) = (rig.web, stop.clone(), closed.clone());
+            tokio::spawn(async move {
+                let mut client = Client::connect(web).await;
+                while !stop.load(Ordering::SeqCst) {
+                    client.send(GET).await;
+                    let answer = client.answer().await.expect("every request that was sent is answered");
+                    assert_eq!(answer.status, 200);
+                    if answer.field("connection") == Some("close") {
+                        closed.fetch_add(1, Ordering::SeqCst);
+                        client = Client::connect(web).await;
+                    }
+                }
+                client
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(closed.load(Ordering::SeqCst), 0);
+    rig.engine.part(true);
+    assert!(idle.closed().await, "an idle connection is closed in order");
+    rig.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
+    assert!(closed.load(Ordering::SeqCst) > 10);
+    rig.engine.part(false);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let before = closed.load(Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(closed.load(Ordering::SeqCst), before, "nobody is asked any more");
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        let mut client = client.await.unwrap();
+        client.send(GET).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
+async fn http2_clients_that_are_asked_to_leave_finish_their_streams_and_come_back() {
+    let origin = slow(Duration::from_millis(300)).await;
+    let rig = Rig::new(Plot::default(), &[origin.address]);
+    let client = connect(&rig).await;
+    let get = || Request::builder().uri("http://web/").body(()).unwrap();
+    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    rig.engine.part(true);
+    let mut body = response.await.unwrap().into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "ok");
+    drop(body);
+    let gone = async {
+        while rig.engine.sessions().0 > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("the connection ends though its client keeps it");
+    assert!(client.ready().await.is_err());
+    rig.engine.part(false);
+    let client = connect(&rig).await;
+    for _ in 0..3 {
+        let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+        assert_eq!(response.await.unwrap().status(), 200);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert_eq!(rig.engine.sessions(), (1, 2));
+}

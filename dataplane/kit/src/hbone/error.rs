@@ -69,7 +69,20 @@ pub(super) fn of_h2(address: SocketAddr, authority: &str, e: &h2::Error) -> Hbon
     if why.contains("received fatal alert") { HboneError::RefusedByPeer { address, why } } else { HboneError::Http2 { address, why } }
 }
 
-/// Whether the peer surely did nothing for this CONNECT, or at least no payload was sent: then a new connection may try again.
-pub(super) fn may_retry(e: &h2::Error) -> bool {
-    e.is_io() || e.is_go_away() || e.is_library() || e.reason() == Some(h2::Reason::REFUSED_STREAM)
+/// Whether another connection may be asked after a failure: the peer surely did nothing for this CONNECT, or at least no payload was sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Again {
+    No,
+    /// The connection is dead, or has no room.
+    Dead,
+    /// The peer takes no new streams on it, in order: it is well, and so is a new connection.
+    Closing,
+}
+
+pub(super) fn decide_again(e: &h2::Error) -> Again {
+    match () {
+        () if e.is_go_away() && e.is_remote() && e.reason() == Some(h2::Reason::NO_ERROR) => Again::Closing,
+        () if e.is_io() || e.is_go_away() || e.is_library() || e.reason() == Some(h2::Reason::REFUSED_STREAM) => Again::Dead,
+        () => Again::No,
+    }
 }

@@ -14,7 +14,7 @@ use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use tokio::sync::Notify;
 
 use super::counts::{Ended, HboneCounters};
-use super::error::{may_retry, of_h2};
+use super::error::{Again, decide_again, of_h2};
 use super::{Authority, HboneError, HboneStream};
 use crate::sys::{Netns, NetnsId, Sources};
 use crate::tls::{Certificate, ClientIdentity, TlsError};
@@ -146,30 +146,28 @@ impl Pool {
         Self { inner: Rc::new(Inner { config, counters, slots: RefCell::default(), serial: Cell::new(0) }) }
     }
 
-    /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out dead or closing is replaced
-    /// once; that is safe, because no payload is sent before the 200.
+    /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out dead is replaced once; one that its peer
+    /// closes in order (GOAWAY, RFC 9113 §6.8) is replaced though it be new. That is safe, because no payload is sent before the 200.
     pub async fn open(&self, target: &Target, authority: &Authority, headers: HeaderMap) -> Result<Opened, HboneError> {
         let authority = authority.to_string();
-        let known = self.inner.serial.get();
-        let first = self.take(target, 0).await?;
-        let reused = first.connection().serial <= known;
         let request = connect_request(&authority, headers)?;
-        if !reused {
-            return self.ask(target, first, request, &authority, false).await.map_err(|(e, _)| e);
-        }
-        // Younger connections may have been replaced by a neighbour who met the same dead one: those will do.
-        let after = first.connection().serial;
-        match self.ask(target, first, request.clone(), &authority, true).await {
-            Err((_, true)) => {
-                self.inner.counters.retries.inc();
-                let second = self.take(target, after).await?;
-                self.ask(target, second, request, &authority, false).await.map_err(|(e, _)| e)
+        let (known, mut after) = (self.inner.serial.get(), 0);
+        for tries_left in (0..OPENS_MAX).rev() {
+            // Younger connections may have been replaced by a neighbour who met the same dead one: those will do.
+            let taken = self.take(target, after).await?;
+            after = taken.connection().serial;
+            let reused = after <= known;
+            match self.ask(target, taken, request.clone(), &authority, reused).await {
+                Err((_, again)) if tries_left > 0 && (again == Again::Closing || (again == Again::Dead && reused)) => {
+                    self.inner.counters.retries.inc();
+                }
+                other => return other.map_err(|(e, _)| e),
             }
-            other => other.map_err(|(e, _)| e),
         }
+        Err(HboneError::Http2 { address: target.address, why: format!("{OPENS_MAX} connections in a row were closing") })
     }
 
-    /// Sends the CONNECT and waits for its answer. The error says whether another connection may be tried.
+    /// Sends the CONNECT and waits for its answer. The error says whether another connection may be asked.
     async fn ask(
         &self,
         target: &Target,
@@ -177,17 +175,17 @@ impl Pool {
         request: Request<()>,
         authority: &str,
         reused: bool,
-    ) -> Result<Opened, (HboneError, bool)> {
+    ) -> Result<Opened, (HboneError, Again)> {
         let (address, limit) = (target.address, self.inner.config.answer_timeout);
         let failed = |taken: &Taken, e: h2::Error| {
-            let retry = may_retry(&e);
-            if retry {
+            let again = decide_again(&e);
+            if again != Again::No {
                 taken.connection().retire(Ended::Closed);
             }
-            (of_h2(address, authority, &e), retry)
+            (of_h2(address, authority, &e), again)
         };
         let Some(send) = taken.connection().sender() else {
-            return Err((HboneError::Http2 { address, why: "the connection is closing".into() }, true));
+            return Err((HboneError::Http2 { address, why: "the connection is closing".into() }, Again::Closing));
         };
         let answered = tokio::time::timeout(limit, async {
             let (response, stream) = send.ready().await?.send_request(request, false)?;
@@ -196,12 +194,12 @@ impl Pool {
         let (response, send) = match answered.await {
             Ok(Ok(up)) => up,
             Ok(Err(e)) => return Err(failed(&taken, e)),
-            Err(_) => return Err((HboneError::Timeout { address, authority: authority.into(), limit }, false)),
+            Err(_) => return Err((HboneError::Timeout { address, authority: authority.into(), limit }, Again::No)),
         };
         let (head, recv) = response.into_parts();
         if head.status != StatusCode::OK {
             let status = head.status.as_u16();
-            return Err((HboneError::Refused { address, authority: authority.into(), status }, false));
+            return Err((HboneError::Refused { address, authority: authority.into(), status }, Again::No));
         }
         let peer = taken.connection().peer.clone();
         Ok(Opened { stream: HboneStream::new(send, recv, Some(taken)), headers: head.headers, peer, reused })

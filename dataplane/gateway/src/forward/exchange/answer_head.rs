@@ -126,7 +126,7 @@ impl Exchange<'_> {
 
     /// Whether the client's connection is kept, as far as it is known when the answer begins.
     fn keeps_client(&self) -> bool {
-        self.ask.keep_alive && !self.worker.is_draining()
+        self.ask.keep_alive && !self.worker.keeps_no_client()
     }
 
     fn poll_head_2(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {

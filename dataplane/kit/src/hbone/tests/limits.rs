@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::rig::{BOB, Rig, authority, echo, hold, ms, run, until};
 use crate::drain;
-use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig};
+use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig, serve};
 use crate::testing::{TestCa, identity};
 use crate::tls::{ClientIdentity, ServerIdentity};
 
@@ -172,6 +172,47 @@ fn goaway_lets_streams_finish_and_sends_new_ones_elsewhere() {
         until("the old connection ends in order", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
         until("on both sides", || rig.pool.size() == (1, 1)).await;
         assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"), 1);
+    });
+}
+
+/// A peer may send GOAWAY at any moment of a connection's life, its first included: a CONNECT that was not processed is asked anew.
+#[test]
+fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
+    run(async {
+        let (rig, trigger) = Rig::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        for n in 0..40 {
+            if n == 20 {
+                // From now on GOAWAY is the first thing that each connection hears.
+                trigger.drain(ms(60_000));
+                tokio::time::sleep(ms(50)).await;
+                let listener = TcpListener::bind(rig.target.address).await.unwrap();
+                let (leaving, drain) = drain::tree();
+                leaving.drain(ms(60_000));
+                let (server, counters) =
+                    (ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB))), rig.counters.clone());
+                tokio::task::spawn_local(async move {
+                    let _leaving = leaving;
+                    loop {
+                        let Ok((tcp, _)) = listener.accept().await else { return };
+                        let (server, counters, drain) = (server.clone(), counters.clone(), drain.clone());
+                        tokio::task::spawn_local(async move {
+                            let (tls, peer) = server.accept(tcp).await.unwrap();
+                            let connect = |incoming| drop(tokio::task::spawn_local(echo(incoming)));
+                            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+                        });
+                    }
+                });
+            }
+            let crowd = join_all((0..5).map(|_| rig.open())).await;
+            for opened in crowd {
+                let mut stream = opened.unwrap_or_else(|e| panic!("{n}: {e}")).stream;
+                stream.write_all(b"hello").await.unwrap();
+                stream.shutdown().await.unwrap();
+                let mut got = String::new();
+                stream.read_to_string(&mut got).await.unwrap();
+                assert_eq!(got, "hello");
+            }
+        }
     });
 }
 
