@@ -3,7 +3,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -112,5 +112,20 @@ pub(crate) async fn open_when_ready(agent: Agent, ready: impl Fn() -> Result<(),
             Ok(()) => tracing::info!("the doors are open"),
             Err(error) => tracing::error!(error, "the doors cannot be opened: no session can come"),
         },
+    }
+}
+
+/// Has the engine ask its clients to leave while the agent says so.
+pub(crate) async fn part_when_told(agent: Agent, engine: Weak<Engine>) {
+    let mut parting = agent.parting();
+    loop {
+        let parts = *parting.borrow_and_update();
+        let Some(engine) = engine.upgrade() else { return };
+        engine.part(parts);
+        drop(engine);
+        tracing::info!(parts, "whether clients are asked to take their sessions elsewhere");
+        if parting.changed().await.is_err() {
+            return;
+        }
     }
 }
