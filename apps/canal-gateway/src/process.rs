@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_gateway_engine::{Engine, EngineConfig, Filter, Keyring, Surroundings};
+use canal_gateway_engine::{Engine, EngineConfig, Filter, Keyring, Limits, Surroundings};
 use canal_kit::admin::{self, Routes};
 use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
 use canal_kit::controller::Controller;
@@ -59,8 +59,8 @@ struct Board {
 }
 
 /// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
-pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
-    sys::raise_file_limit();
+pub(crate) async fn run(mut config: Config, level: Level) -> anyhow::Result<bool> {
+    fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
     // Two trees: traffic drains while admin, southbound and certificates still work; these end with the process.
     let (process, whole) = drain::tree();
@@ -82,6 +82,22 @@ pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
     drop(whole);
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
+}
+
+/// Opens the way for as many files as connections may need; where that is refused, fewer connections are taken.
+fn fit_to_files(limits: &mut Limits) {
+    let (wanted, files) = (limits.files(), sys::raise_file_limit_to(limits.files()));
+    let asked = std::mem::replace(limits, limits.clone().within(files)).connections;
+    if limits.connections < asked {
+        let taken = limits.connections;
+        tracing::warn!(
+            files,
+            wanted,
+            asked,
+            taken,
+            "fewer connections are taken than --max-connections: raise the limit of open files (ulimit -n, LimitNOFILE)"
+        );
+    }
 }
 
 /// Waits for the end. A replica of the tier tells the controller first and serves on for a while: sessions that come meanwhile find it.

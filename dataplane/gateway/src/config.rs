@@ -123,6 +123,22 @@ impl Default for Limits {
     }
 }
 
+/// Files that a process opens beside its clients' connections and those to endpoints: listeners, maps, logs, the controller.
+const FILES_BESIDE: u64 = 1024;
+
+impl Limits {
+    /// Open files that all connections need: each client's, and one to an endpoint for it.
+    pub fn files(&self) -> u64 {
+        self.connections.saturating_mul(2).saturating_add(FILES_BESIDE)
+    }
+
+    /// As many connections as `files` open files are enough for. A connection that is refused is told and counted; one without a file waits
+    /// in the kernel and knows nothing.
+    pub fn within(self, files: u64) -> Self {
+        Self { connections: self.connections.min(files.saturating_sub(FILES_BESIDE) / 2), ..self }
+    }
+}
+
 /// How long things may take. Each has a name in `canal_gateway_timeouts_total`.
 #[derive(Debug, Clone)]
 pub struct Times {
@@ -169,6 +185,15 @@ impl Default for Times {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_are_as_many_as_there_are_files_for() {
+        let limits = Limits { connections: 10_000, ..Limits::default() };
+        assert_eq!(limits.files(), 21_024);
+        for (files, want) in [(u64::MAX, 10_000), (21_024, 10_000), (21_023, 9_999), (20_000, 9_488), (1_024, 0), (10, 0)] {
+            assert_eq!(limits.clone().within(files).connections, want, "{files}");
+        }
+    }
 
     #[test]
     fn plain_listeners_are_read_or_refused_with_the_reason() {

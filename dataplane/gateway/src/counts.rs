@@ -14,6 +14,7 @@ pub(crate) struct Counts {
     refused_connections: Counters,
     refused_connects: Counters,
     retries: Counters,
+    shortages: Counters,
     timeouts: Vec<Counter>,
     http2_errors: Counters,
     pub(crate) connections: Gauge,
@@ -50,6 +51,11 @@ impl Counts {
                 "Requests sent again to another endpoint or connection, by reason.",
                 &["reason"],
             ),
+            shortages: family(
+                "canal_gateway_shortages_total",
+                "Connections to endpoints that were not opened because this machine has no more of something.",
+                &["what"],
+            ),
             timeouts: Late::ALL.iter().map(|late| shard.counter(&timeouts, &[late.name()])).collect(),
             http2_errors: family(
                 "canal_gateway_http2_errors_total",
@@ -82,6 +88,9 @@ impl Counts {
     }
     pub(crate) fn retried(&self, reason: &str) {
         self.shard.counter(&self.retries, &[reason]).inc();
+    }
+    pub(crate) fn short_of(&self, what: &str) {
+        self.shard.counter(&self.shortages, &[what]).inc();
     }
     pub(crate) fn late(&self, late: Late) {
         self.timeouts[late as usize].inc();

@@ -249,13 +249,27 @@ pub(crate) async fn connect(worker: &Worker, chosen: &Chosen, introduction: Intr
             worker.counts.connects_ok.inc();
             Ok(io)
         }
-        Err(why) => {
+        Err(Unopened { why, shortage }) => {
             worker.counts.connects_failed.inc();
-            if chosen.state().failed(Instant::now(), worker.shared.config.times.ejection) {
+            if let Some(what) = shortage {
+                worker.counts.short_of(what);
+            } else if chosen.state().failed(Instant::now(), worker.shared.config.times.ejection) {
                 worker.counts.ejections.inc();
             }
             Err(Fault::Connect { why })
         }
+    }
+}
+
+/// Why there is no connection, and what this machine lacks if that is why: then the endpoint is as good as before.
+struct Unopened {
+    why: String,
+    shortage: Option<&'static str>,
+}
+
+impl From<String> for Unopened {
+    fn from(why: String) -> Self {
+        Self { why, shortage: None }
     }
 }
 
@@ -269,17 +283,18 @@ fn decide_mark(tier: bool, endpoint: &Endpoint) -> Result<Option<u32>, String> {
     }
 }
 
-async fn plain(worker: &Worker, endpoint: &Endpoint) -> Result<Io, String> {
+async fn plain(worker: &Worker, endpoint: &Endpoint) -> Result<Io, Unopened> {
     let (address, tier) = (endpoint.address, worker.shared.config.tier.as_ref());
     let bind = tier.and_then(|t| t.sources.towards(address.ip()));
     let mark = decide_mark(tier.is_some(), endpoint)?;
     let options = ConnectOptions { bind, mark, timeout: CONNECT_TIMEOUT, ..ConnectOptions::default() };
-    sys::connect(None, address, &options).await.map(Io::Tcp).map_err(|e| e.to_string())
+    let failed = |e: sys::SysError| Unopened { shortage: e.shortage(), why: e.to_string() };
+    sys::connect(None, address, &options).await.map(Io::Tcp).map_err(failed)
 }
 
-async fn tunnel(worker: &Worker, endpoint: &Endpoint, introduction: Introduction<'_>) -> Result<Io, String> {
+async fn tunnel(worker: &Worker, endpoint: &Endpoint, introduction: Introduction<'_>) -> Result<Io, Unopened> {
     let Some(tls) = introduction.tls else {
-        return Err(format!("{}: the gateway has no identity in this tenant", endpoint.address));
+        return Err(format!("{}: the gateway has no identity in this tenant", endpoint.address).into());
     };
     let expected: Arc<[Identity]> = endpoint.workload.identity.clone();
     let address = SocketAddr::new(endpoint.address.ip(), HBONE_PORT);
@@ -288,7 +303,7 @@ async fn tunnel(worker: &Worker, endpoint: &Endpoint, introduction: Introduction
     let authority = Authority::Address(endpoint.address);
     match worker.tunnels.open(&target, &authority, introduction.headers).await {
         Ok(opened) => Ok(Io::Tunnel(Box::new(opened.stream))),
-        Err(e) => Err(e.to_string()),
+        Err(e) => Err(e.to_string().into()),
     }
 }
 

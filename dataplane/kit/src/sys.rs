@@ -43,7 +43,24 @@ fn hint(what: &str, source: &io::Error) -> &'static str {
         ("SO_MARK" | "IP_FREEBIND" | "IP_TRANSPARENT", io::ErrorKind::PermissionDenied) => "; the process needs CAP_NET_ADMIN",
         ("bind", io::ErrorKind::AddrInUse) => "; another process listens there",
         ("bind", io::ErrorKind::AddrNotAvailable) => "; the address is not local in this namespace",
+        ("connect", io::ErrorKind::AddrNotAvailable) => {
+            "; all source ports towards it are taken: widen net.ipv4.ip_local_port_range, or add endpoints"
+        }
+        ("socket", _) if source.raw_os_error() == Some(libc::EMFILE) => "; the process has all the files that it may open (ulimit -n)",
         _ => "",
+    }
+}
+
+impl SysError {
+    /// What this machine lacks, if that is why; then the other side is not to blame.
+    pub fn shortage(&self) -> Option<&'static str> {
+        let SysError::Socket { what, source, .. } = self else { return None };
+        match (*what, source.raw_os_error()?) {
+            ("connect", libc::EADDRNOTAVAIL) => Some("source_ports"),
+            (_, libc::EMFILE | libc::ENFILE) => Some("open_files"),
+            (_, libc::ENOBUFS | libc::ENOMEM) => Some("memory"),
+            _ => None,
+        }
     }
 }
 
@@ -311,6 +328,16 @@ pub fn pin_thread(core: usize) -> io::Result<()> {
 
 /// Raises the soft limit of open files to the hard one; a proxy holds two per connection. Returns the limit in force.
 pub fn raise_file_limit() -> u64 {
+    raise_file_limit_to(0)
+}
+
+/// The same, and before that the hard limit to `wanted` if it is less and this process may (CAP_SYS_RESOURCE).
+pub fn raise_file_limit_to(wanted: u64) -> u64 {
+    let have = rustix::process::getrlimit(Resource::Nofile);
+    if have.maximum.is_some_and(|most| most < wanted) {
+        // Refused without the capability, or above fs.nr_open; the caller learns it from what is in force.
+        let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(wanted) });
+    }
     let have = rustix::process::getrlimit(Resource::Nofile);
     // Refused only in a sandbox; then the present limit stands.
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: have.maximum, maximum: have.maximum });

@@ -171,5 +171,45 @@ fn threads_are_pinned_and_files_are_many() {
     });
     assert_eq!(seen.join().unwrap(), [core]);
     assert!(pin_thread(1 << 20).is_err());
-    assert!(raise_file_limit() >= 1024);
+    let most = raise_file_limit();
+    assert!(most >= 1024);
+    assert!(raise_file_limit_to(most.saturating_add(1)) >= most, "whether it may or not, nothing is lost");
+}
+
+#[test]
+fn what_this_machine_lacks_is_no_fault_of_the_other_side() {
+    for (what, code, want) in [
+        ("connect", libc::EADDRNOTAVAIL, Some("source_ports")),
+        ("bind", libc::EADDRNOTAVAIL, None),
+        ("socket", libc::EMFILE, Some("open_files")),
+        ("socket", libc::ENFILE, Some("open_files")),
+        ("connect", libc::ENOBUFS, Some("memory")),
+        ("connect", libc::ECONNREFUSED, None),
+    ] {
+        let error = SysError::Socket { what, address: any(), source: io::Error::from_raw_os_error(code) };
+        assert_eq!(error.shortage(), want, "{error}");
+    }
+    assert_eq!(SysError::Timeout { address: any(), limit: CONNECT_TIMEOUT }.shortage(), None);
+}
+
+#[tokio::test]
+async fn a_machine_without_free_ports_is_told_from_a_peer_that_refuses() {
+    let pod = TestNetns::new();
+    let ports = "echo 40000 40001 > /proc/sys/net/ipv4/ip_local_port_range";
+    let done = pod.netns.enter(|| Command::new("sh").args(["-c", ports]).status().unwrap()).unwrap();
+    assert!(done.success());
+    let listener = listen(Some(&pod.netns), "127.0.0.1:80".parse().unwrap(), &ListenOptions::default()).unwrap();
+    let options = ConnectOptions { bind: Some(any()), ..ConnectOptions::default() };
+    let mut held = Vec::new();
+    let error = loop {
+        match connect(Some(&pod.netns), listener.local_addr().unwrap(), &options).await {
+            Ok(stream) => held.push(stream),
+            Err(error) => break error,
+        }
+        assert!(held.len() <= 2, "there are two ports");
+    };
+    assert_eq!((held.len(), error.shortage()), (2, Some("source_ports")), "{error}");
+    assert!(error.to_string().contains("ip_local_port_range"), "{error}");
+    let refused = connect(Some(&pod.netns), "127.0.0.1:81".parse().unwrap(), &options).await.unwrap_err();
+    assert_eq!(refused.shortage(), None, "{refused}");
 }
