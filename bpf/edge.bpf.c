@@ -269,6 +269,7 @@ static __noinline int write_too_big(struct __sk_buff *skb, struct frame *f, stru
 	leg->source_port_be = f->outer_source_port_be;
 	leg->vni = f->vni;
 	leg->hop = 0;
+	leg->stamp = 0;
 	__builtin_memcpy(leg->mac, &a->head[28], 6);
 	if (f->v6)
 		fill_too_big6(&a->v6, f);
@@ -306,8 +307,8 @@ static __always_inline int to_dialler(struct __sk_buff *skb, struct frame *f, st
 	return send(skb, f, leg, CANAL_EDGE_ANSWERED);
 }
 
-/* The first replica of the chain that is up, and its place. 0: none is. */
-static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, __u8 *hop)
+/* The first replica of the chain that is up, its place, and by which table. 0: none is. */
+static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg)
 {
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
 		__u32 number = table->chain[bucket][i];
@@ -317,7 +318,8 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 			break;
 		replica = bpf_map_lookup_elem(&canal_replicas, &number);
 		if (replica && replica->state == CANAL_REPLICA_UP) {
-			*hop = i;
+			leg->hop = i;
+			leg->stamp = (table->version & CANAL_STAMP_VERSION) | (i ? CANAL_STAMP_SKIPPED : 0);
 			return replica->address_be;
 		}
 	}
@@ -347,7 +349,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 		hash = flow_hash(&flow->destination, flow->destination_port_be, flow->source_port_be, service);
 	else
 		hash = flow_hash(&flow->source, flow->source_port_be, flow->destination_port_be, service);
-	leg->destination_be = choose(table, flow_bucket(hash), &leg->hop);
+	leg->destination_be = choose(table, flow_bucket(hash), leg);
 	if (!leg->destination_be)
 		return drop(CANAL_EDGE_DROP_REPLICA);
 	if (is_too_big(f))

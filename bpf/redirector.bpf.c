@@ -242,18 +242,42 @@ static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
 
 /* Chains. */
 
+/* What is known of a packet's way so far. */
+struct way {
+	__u32 self;   /* this replica's number */
+	__u32 sender; /* number of the replica that chose this one; 0: an edge did */
+	__u32 stamp;  /* what the packet has when it goes on */
+	__u8 hop;
+};
+
 struct place {
 	__u32 number; /* of the replica; 0: there is no place */
 	__be32 address_be;
-	__u8 hop; /* that a packet sent there has */
 };
 
-/* The first place at `from` or behind it whose replica is up and is not `skip`. */
-static __always_inline struct place next_place(const struct canal_table *table, __u32 bucket, __u32 from, __u32 skip, __u8 hop)
+/* Tables spread over replicas in no order, so that the sender's may be another than ours. */
+static __always_inline struct way way_of(const struct frame *f, const struct canal_table *table, __u32 self, __u32 sender)
+{
+	__u32 version = table->version & CANAL_STAMP_VERSION;
+	__u32 stamp = version | (f->stamp & ~CANAL_STAMP_VERSION);
+	struct way way = { .self = self, .sender = sender, .stamp = stamp, .hop = f->hop };
+
+	if ((f->stamp & CANAL_STAMP_VERSION) != version)
+		way.stamp |= CANAL_STAMP_MIXED;
+	return way;
+}
+
+enum of {
+	OF_NEW,
+	OF_SESSION, /* of one that a replica may have that is only slow */
+};
+
+/* The first place at `from` or behind it whose replica takes such packets and did not just have this one. */
+static __always_inline struct place next_place(const struct canal_table *table, __u32 bucket, __u32 from, struct way *way, enum of of)
 {
 	struct place none = {};
 
-	if (hop >= CANAL_CHAIN)
+	if (way->hop >= CANAL_CHAIN)
 		return none;
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
 		__u32 number = table->chain[bucket][i];
@@ -261,43 +285,62 @@ static __always_inline struct place next_place(const struct canal_table *table, 
 
 		if (!number)
 			break;
-		if (i < from || number == skip)
+		if (i < from || number == way->self || number == way->sender)
 			continue;
 		replica = bpf_map_lookup_elem(&canal_replicas, &number);
-		if (replica && replica->state == CANAL_REPLICA_UP) {
-			struct place p = { .number = number, .address_be = replica->address_be, .hop = hop + 1 };
+		if (replica && (replica->state == CANAL_REPLICA_UP || (of == OF_SESSION && replica->state == CANAL_REPLICA_SUSPECT))) {
+			struct place p = { .number = number, .address_be = replica->address_be };
 
 			return p;
 		}
+		way->stamp |= CANAL_STAMP_SKIPPED;
 	}
 	return none;
 }
 
-/* The place behind this replica's own, if a sender chose it: the sender's table may be another than ours, in which the places behind are
- * other ones, but members never change their order, so that what stands behind us here was not asked before us. 0: from the front. */
-static __always_inline __u32 behind(const struct canal_table *table, __u32 bucket, __u32 self, __u8 hop)
+/* The place behind this replica's own, if a sender chose it; behind the sender's, if this replica is no member any more. Members keep
+ * their order from one table to the next, so that what stands behind was not asked before. 0: from the front. */
+static __always_inline __u32 behind(const struct canal_table *table, __u32 bucket, const struct way *way)
 {
-	if (!hop)
+	__u32 place = 0;
+
+	if (!way->hop)
 		return 0;
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
 		__u32 number = table->chain[bucket][i];
 
 		if (!number)
 			break;
-		if (number == self)
+		if (number == way->self)
 			return i + 1;
+		if (number == way->sender)
+			place = i + 1;
 	}
-	return 0;
+	return place;
 }
 
-static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct place *to, __u32 what)
+/* The next replica that may own the session. Whom an edge or a replica before us passed over is asked at the end, if we know better: a
+ * replica that answers a health check late has sessions all the same. */
+static __always_inline struct place next_owner(const struct canal_table *table, __u32 bucket, struct way *way)
+{
+	struct place place = next_place(table, bucket, behind(table, bucket, way), way, OF_SESSION);
+
+	if (place.number || (way->stamp & (CANAL_STAMP_SKIPPED | CANAL_STAMP_LAST)) != CANAL_STAMP_SKIPPED)
+		return place;
+	way->stamp |= CANAL_STAMP_LAST;
+	return next_place(table, bucket, 0, way, OF_SESSION);
+}
+
+static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct place *to, const struct way *way,
+				   __u32 what)
 {
 	struct leg leg = {
 		.source_be = self_be,
 		.destination_be = to->address_be,
 		.vni = f->vni,
+		.stamp = way->stamp,
 		.source_port_be = f->outer_source_port_be,
-		.hop = to->hop,
+		.hop = way->hop + 1,
 		.mac = CANAL_REPLICA_MAC,
 		.mac_source = CANAL_EDGE_MAC,
 	};
@@ -310,35 +353,36 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be3
 
 static __always_inline int keep(struct __sk_buff *skb, struct frame *f, __u32 what)
 {
-	if (f->hop && frame_clear_hop(skb, f))
+	if ((f->hop || f->stamp) && frame_clear_reserved(skb, f))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
 	count(what);
 	return TC_ACT_OK;
 }
 
 /* What begins a session, or has none: a SYN, a datagram, an echo. */
-static __always_inline int begin(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self,
-				 const struct canal_table *table, __u32 bucket, __u32 what)
+static __always_inline int begin(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct canal_table *table, __u32 bucket,
+				 struct way *way, __u32 what)
 {
+	struct way first = { .stamp = way->stamp };
 	struct place place;
 
 	/* A hop says that the sender chose this replica. */
 	if (!f->hop) {
-		place = next_place(table, bucket, 0, 0, 0);
-		if (place.number && place.number != self->number)
-			return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_FORWARDED_NEW);
+		place = next_place(table, bucket, 0, &first, OF_NEW);
+		if (place.number && place.number != way->self)
+			return forward(skb, f, self_be, &place, &first, CANAL_REDIRECTOR_FORWARDED_NEW);
 	}
 	if (is_listening(skb, f))
 		return keep(skb, f, what);
-	place = next_place(table, bucket, behind(table, bucket, self->number, f->hop), self->number, f->hop);
+	place = next_place(table, bucket, behind(table, bucket, way), way, OF_NEW);
 	if (place.number)
-		return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_NOT_LISTENING);
+		return forward(skb, f, self_be, &place, way, CANAL_REDIRECTOR_NOT_LISTENING);
 	return keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
 }
 
 /* What belongs to a session. */
-static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self,
-				 const struct canal_table *table, __u32 bucket)
+static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct canal_table *table, __u32 bucket,
+				 struct way *way)
 {
 	int is_error = f->kind == FRAME_ERROR;
 	int owner = owner_here(skb, f);
@@ -348,20 +392,24 @@ static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, const s
 		return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_OWNED);
 	if (owner == COOKIE)
 		return keep(skb, f, CANAL_REDIRECTOR_COOKIE);
-	place = next_place(table, bucket, behind(table, bucket, self->number, f->hop), self->number, f->hop);
+	place = next_owner(table, bucket, way);
 	if (place.number)
-		return forward(skb, f, self->address_be, &place, CANAL_REDIRECTOR_FORWARDED);
-	return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_UNOWNED);
+		return forward(skb, f, self_be, &place, way, CANAL_REDIRECTOR_FORWARDED);
+	if (is_error)
+		return keep(skb, f, CANAL_REDIRECTOR_ICMP);
+	/* Between two tables the owner may not have been asked. TCP sends it again when they are one. */
+	return way->stamp & CANAL_STAMP_MIXED ? drop(CANAL_REDIRECTOR_UNSETTLED) : keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
 }
 
-/* From an edge, or from a replica before this one in a chain, to a service. */
-static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self)
+/* From an edge, or from a replica before this one in a chain (`sender`, its number), to a service. */
+static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self, __u32 sender)
 {
 	int is_error = f->kind == FRAME_ERROR;
 	int is_syn = f->kind == FRAME_TCP && (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN;
 	__u32 service = service_of(&f->flow.destination);
 	struct canal_table *table;
 	__u32 refused, hash;
+	struct way way;
 
 	table = service ? bpf_map_lookup_elem(&canal_tables, &service) : 0;
 	if (!table)
@@ -377,14 +425,15 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 	else
 		hash = flow_hash(&f->flow.source, f->flow.source_port_be, f->flow.destination_port_be, service);
 	hash = flow_bucket(hash);
+	way = way_of(f, table, self->number, sender);
 	if (is_syn)
-		return begin(skb, f, self, table, hash, CANAL_REDIRECTOR_NEW);
+		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_NEW);
 	if (f->kind == FRAME_DATAGRAM)
-		return begin(skb, f, self, table, hash, CANAL_REDIRECTOR_DATAGRAM);
+		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_DATAGRAM);
 	if (f->kind == FRAME_ECHO)
-		return begin(skb, f, self, table, hash, CANAL_REDIRECTOR_ICMP);
+		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_ICMP);
 	/* The errors of datagrams too: no socket owns them, so that they run along the chain and end where the kernel drops them. */
-	return go_on(skb, f, self, table, hash);
+	return go_on(skb, f, self->address_be, table, hash, &way);
 }
 
 enum dialled {
@@ -521,7 +570,7 @@ int canal_redirector(struct __sk_buff *skb)
 	if (!self || !host || f.outer_destination_be != self->address_be)
 		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
 	if (f.vni == CANAL_TIER_VNI)
-		return to_service(skb, &f, self);
+		return to_service(skb, &f, self, *host);
 	/* Answers come from edges, which are number 0: they know which node may speak for which pod. */
 	return *host ? drop(CANAL_REDIRECTOR_DROP_STRANGER) : answer(skb, &f, self);
 }

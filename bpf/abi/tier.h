@@ -37,6 +37,13 @@
 #define CANAL_BUCKETS 128
 #define CANAL_CHAIN 8
 
+/* What a packet inside the tier carries in the VXLAN header's first reserved field (24 bits; RFC 7348): by which version of the table its
+ * replica was chosen, and what that table, or another since, could not say. */
+#define CANAL_STAMP_VERSION 0x1fffffu /* low bits of the version */
+#define CANAL_STAMP_MIXED 0x200000u   /* tables of two versions have had a say */
+#define CANAL_STAMP_SKIPPED 0x400000u /* somebody was passed over for not being up */
+#define CANAL_STAMP_LAST 0x800000u    /* once more along the chain, whoever was passed over */
+
 #define CANAL_SERVICES_MAX 16384
 #define CANAL_REPLICAS_MAX 4096
 #define CANAL_ADDRESSES_MAX 65536
@@ -55,6 +62,7 @@ enum canal_replica_state {
 	CANAL_REPLICA_UNKNOWN = 0, /* an empty slot: never chosen */
 	CANAL_REPLICA_UP = 1,      /* takes packets, draining or not: what it takes follows from its places in chains */
 	CANAL_REPLICA_DOWN = 2,    /* skipped */
+	CANAL_REPLICA_SUSPECT = 3, /* down since a moment ago: no new sessions, but those it has may only have been slow */
 };
 
 /* Map canal_replicas: array, index = replica number (0 is nobody). */
@@ -188,6 +196,7 @@ enum canal_redirector_count {
 	CANAL_REDIRECTOR_FORWARDED_NEW,  /* SYNs sent to the head */
 	CANAL_REDIRECTOR_FORWARDED,      /* packets sent along the chain */
 	CANAL_REDIRECTOR_UNOWNED,        /* the end of the chain: the kernel resets */
+	CANAL_REDIRECTOR_UNSETTLED,      /* the end of the chain while a table spreads: dropped, TCP sends it again */
 	CANAL_REDIRECTOR_NOT_LISTENING,  /* a SYN passed on because the gateway here is gone */
 	CANAL_REDIRECTOR_DATAGRAM,       /* UDP taken here */
 	CANAL_REDIRECTOR_ICMP,

@@ -215,6 +215,7 @@ struct leg {
 	__be32 source_be;
 	__be32 destination_be;
 	__u32 vni;
+	__u32 stamp;
 	__be16 source_port_be;
 	__u8 hop;
 	__u8 mac[6];        /* inner destination */
@@ -237,7 +238,7 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 	__u16 h[FRAME_INNER_IP / 2], mac;
 	__u64 change = (__u64)(__u32)~f->outer_source_be + (__u32)~f->outer_destination_be + leg->source_be + leg->destination_be;
 	__u64 sum = 0;
-	__u32 id = bpf_htonl(leg->vni << 8 | leg->hop);
+	__u32 id = bpf_htonl(leg->vni << 8 | leg->hop), flags = bpf_htonl(0x08000000 | leg->stamp);
 
 	if (bpf_skb_load_bytes(skb, 0, h, sizeof(h)))
 		return -1;
@@ -260,6 +261,8 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 	h[12] = ~sum_fold(sum);
 	h[17] = leg->source_port_be;
 	h[20] = outer_sum(f, h[20], change);
+	h[21] = flags & 0xffff;
+	h[22] = flags >> 16;
 	h[23] = id & 0xffff;
 	h[24] = id >> 16;
 	__builtin_memcpy(&h[25], leg->mac, 6);
@@ -269,13 +272,13 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 	return bpf_skb_store_bytes(skb, 0, h, sizeof(h), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Only the hop, for local delivery: Linux drops VXLAN headers with reserved bits that it does not know. */
-static __always_inline int frame_clear_hop(struct __sk_buff *skb, const struct frame *f)
+/* Only the reserved bits, for local delivery: Linux drops VXLAN headers with some that it does not know. */
+static __always_inline int frame_clear_reserved(struct __sk_buff *skb, const struct frame *f)
 {
-	__be32 id = bpf_htonl(f->vni << 8);
+	__be32 vxlan[2] = { bpf_htonl(0x08000000), bpf_htonl(f->vni << 8) };
 	__u16 sum;
 
-	if (bpf_skb_store_bytes(skb, FRAME_VXLAN + 4, &id, sizeof(id), BPF_F_RECOMPUTE_CSUM))
+	if (bpf_skb_store_bytes(skb, FRAME_VXLAN, vxlan, sizeof(vxlan), BPF_F_RECOMPUTE_CSUM))
 		return -1;
 	if (f->pending == FRAME_UDP || f->segment)
 		return 0;

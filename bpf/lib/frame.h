@@ -65,6 +65,7 @@ struct frame {
 	__be16 outer_source_port_be;
 	__u16 pending;      /* offset of the header whose checksum the device finishes (CHECKSUM_PARTIAL); 0: none */
 	__u32 vni;
+	__u32 stamp;        /* CANAL_STAMP_*; only inside the tier */
 	__u16 segment;      /* gso_size; 0: not a GSO packet */
 	__u16 transport;    /* offset of the inner TCP, UDP or ICMP header */
 	__u16 length;       /* of the inner packet with its IP header */
@@ -254,7 +255,8 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 	    bpf_ntohs(udp->len) != length - sizeof(*ip))
 		return FRAME_MALFORMED;
 	first = bpf_ntohl(vxlan[1]);
-	if (vxlan[0] != bpf_htonl(0x08000000))
+	f->stamp = bpf_ntohl(vxlan[0]) & 0xffffff;
+	if (bpf_ntohl(vxlan[0]) >> 24 != 0x08 || (f->stamp && first >> 8 != CANAL_TIER_VNI))
 		return FRAME_MALFORMED;
 	f->outer_source_be = ip->saddr;
 	f->outer_destination_be = ip->daddr;

@@ -58,6 +58,14 @@ pub const PREFIXES_MAX: u32 = generated::CANAL_PREFIXES_MAX;
 pub const THROTTLES_MAX: u32 = generated::CANAL_THROTTLES_MAX;
 /// Scope of [`ThrottleKey`]: a service's limits.
 pub const THROTTLE_SERVICE: u32 = generated::CANAL_THROTTLE_SERVICE;
+/// Bits of a stamp that are a table's version.
+pub const STAMP_VERSION: u32 = generated::CANAL_STAMP_VERSION;
+/// Bit of a stamp: tables of two versions have had a say.
+pub const STAMP_MIXED: u32 = generated::CANAL_STAMP_MIXED;
+/// Bit of a stamp: somebody was passed over for not being up.
+pub const STAMP_SKIPPED: u32 = generated::CANAL_STAMP_SKIPPED;
+/// Bit of a stamp: once more along the chain.
+pub const STAMP_LAST: u32 = generated::CANAL_STAMP_LAST;
 /// Scope of [`ThrottleKey`]: a tenant's limits.
 pub const THROTTLE_TENANT: u32 = generated::CANAL_THROTTLE_TENANT;
 /// Index in `canal_doors`.
@@ -141,6 +149,7 @@ counts! {
         CANAL_REDIRECTOR_FORWARDED_NEW = "forwarded_new",
         CANAL_REDIRECTOR_FORWARDED = "forwarded",
         CANAL_REDIRECTOR_UNOWNED = "unowned",
+        CANAL_REDIRECTOR_UNSETTLED = "unsettled",
         CANAL_REDIRECTOR_NOT_LISTENING = "not_listening",
         CANAL_REDIRECTOR_DATAGRAM = "datagram",
         CANAL_REDIRECTOR_ICMP = "icmp",
@@ -251,6 +260,11 @@ impl Replica {
     pub fn new(address: Ipv4Addr, is_up: bool) -> Self {
         let state = if is_up { ReplicaState::CANAL_REPLICA_UP } else { ReplicaState::CANAL_REPLICA_DOWN };
         Self { address_be: address_be(address), state: state as u32 }
+    }
+
+    /// One that is down since a moment ago.
+    pub fn suspect(address: Ipv4Addr) -> Self {
+        Self { address_be: address_be(address), state: ReplicaState::CANAL_REPLICA_SUSPECT as u32 }
     }
 }
 

@@ -110,7 +110,7 @@ fn run(e: &Edge, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
 const PASSED: u32 = 0;
 const DROPPED: u32 = 2;
 const SENT: u32 = 7;
-const TO_REPLICA: &str = "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 02ca0a010002 > 02ca0a010001: ";
+const TO_REPLICA: &str = "250.1.0.1 > 250.1.0.2 vni 0xca0a1 hop 1 stamp 0x400001 02ca0a010002 > 02ca0a010001: ";
 const TO_NODE: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 0202020202a0: ";
 const TO_DIALLER: &str = "250.1.0.1 > 250.1.0.2 vni 0x70 hop 0 02ca0a010002 > 02ca0a010001: ";
 const ANSWER: &str = "250.1.0.1 > 172.20.0.10 vni 0x70 hop 0 02ca0a010002 > 020101010101: ";
@@ -174,7 +174,7 @@ fn asked() -> Vec<Sent> {
         (
             "the same addresses in another tenant",
             Tunnel::new("172.20.0.20", EDGE, 0x71).frame(&tcp(POD, SVC, SYN, b"")),
-            "250.1.0.1 > 250.1.0.3 vni 0xca0a1 hop 0 02ca0a010002 > 02ca0a010001: ",
+            "250.1.0.1 > 250.1.0.3 vni 0xca0a1 hop 0 stamp 0x1 02ca0a010002 > 02ca0a010001: ",
             "tcp 10.1.1.2:4711 > 240.0.0.12:80",
             "to_replica",
         ),

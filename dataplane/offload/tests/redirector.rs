@@ -10,7 +10,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use canal_abi::tier::{
-    BUCKETS, CHAIN, REPLICAS_MAX, Replica, THROTTLE_SERVICE, THROTTLE_TENANT, THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
+    BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, THROTTLE_SERVICE, THROTTLE_TENANT,
+    THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
 };
 use canal_offload::doors::{Door, Doors};
 use canal_offload::redirector::{self, Limit, Limits, Options, Redirector};
@@ -69,9 +70,7 @@ fn scene() -> Scene {
         redirector.replicas().put(&n.into(), &Replica::new(at, n != 9)).unwrap();
     }
     for (service, chain) in CHAINS {
-        let mut whole = [0; CHAIN];
-        whole[..chain.len()].copy_from_slice(chain);
-        redirector.tables().put(&service, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
+        put_table(&redirector, service, chain);
     }
     let doors = Doors::attach(Some(&netns.path()), None).unwrap();
     let dns = netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
@@ -79,6 +78,12 @@ fn scene() -> Scene {
     doors.set(Door::Dns, &dns).unwrap();
     doors.set(Door::Plain, &plain).unwrap();
     Scene { netns, redirector, doors, _dns: dns, plain: Some(plain) }
+}
+
+fn put_table(redirector: &Redirector, service: u32, chain: &[u16]) {
+    let mut whole = [0; CHAIN];
+    whole[..chain.len()].copy_from_slice(chain);
+    redirector.tables().put(&service, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
 }
 
 fn connect(netns: &Netns, from: &str, to: &str, mark: u32) -> TcpStream {
@@ -119,10 +124,11 @@ impl Scene {
         Ran { verdict: t.verdict, mark: t.mark, frame: t.frame, moved }
     }
 
-    /// The frame is given to the host's stack, with nothing changed but the hop, which is gone.
+    /// The frame is given to the host's stack, with nothing changed but hop and stamp, which are gone.
     fn keeps(&self, case: &str, frame: &[u8], counter: &str) {
         let ran = self.run(frame);
         let mut untouched = frame.to_vec();
+        untouched[43..46].fill(0);
         untouched[49] = 0;
         assert_eq!((ran.verdict, &ran.moved[..]), (PASSED, &[counter][..]), "{case}");
         assert!(ran.frame == untouched, "{case}: it is changed");
@@ -135,15 +141,21 @@ impl Scene {
 
     /// `to`: the replica's number and the hop that it gets.
     fn sends(&self, case: &str, frame: &[u8], to: (u8, u8), inside: &str, counter: &str) {
+        self.sends_stamped(case, frame, (to.0, to.1, 1), inside, counter);
+    }
+
+    /// `to`: the replica's number, the hop and the stamp that it gets.
+    fn sends_stamped(&self, case: &str, frame: &[u8], to: (u8, u8, u32), inside: &str, counter: &str) {
         let ran = self.run(frame);
         assert_eq!((ran.verdict, &ran.moved[..]), (SENT, &[counter][..]), "{case}");
         let at = Ipv4Addr::new(250, 1, 0, 1 + to.0);
-        assert_eq!(read(&ran.frame), format!("{SELF} > {at} vni 0xca0a1 hop {} 02ca0a010002 > 02ca0a010001: {inside}", to.1), "{case}");
+        let outside = format!("{SELF} > {at} vni 0xca0a1 hop {} stamp {:#x} 02ca0a010002 > 02ca0a010001", to.1, to.2);
+        assert_eq!(read(&ran.frame), format!("{outside}: {inside}"), "{case}");
     }
 }
 
 fn from_edge(hop: u8, inner: &[u8]) -> Vec<u8> {
-    Tunnel { hop, ..Tunnel::new(EDGE, SELF, TIER_VNI) }.frame(inner)
+    Tunnel { hop, stamp: 1, ..Tunnel::new(EDGE, SELF, TIER_VNI) }.frame(inner)
 }
 
 fn service4(id: u32) -> String {
@@ -225,12 +237,71 @@ fn check_segments(s: &Scene, segments: &[Segment]) {
     }
 }
 
+/// Case, service, sender (1: the edge), hop, stamp; to whom with which hop and stamp (0: here, which here is dropped or kept), counter.
+type Spread = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'static str);
+
+/// A segment while tables spread, or while not all agree on who is up.
+fn spreading() -> Vec<Spread> {
+    const NONE: (u8, u8, u32) = (0, 0, 0);
+    let (mixed, skipped, last) = (STAMP_MIXED, STAMP_SKIPPED, STAMP_LAST);
+    vec![
+        ("by another version", 1, 1, 0, 2, (2, 1, mixed | 1), "forwarded"),
+        ("a mix stays one", 1, 1, 1, mixed | 1, (2, 2, mixed | 1), "forwarded"),
+        ("by the high bits of a version", 1, 1, 0, STAMP_VERSION, (2, 1, mixed | 1), "forwarded"),
+        ("no stamp", 1, 1, 0, 0, (2, 1, mixed | 1), "forwarded"),
+        ("the end of the chain of another version", 8, 1, 1, 2, NONE, "unsettled"),
+        ("the end of the chain after a mix", 4, 1, 3, mixed | 1, NONE, "unsettled"),
+        ("sent by a member, to one that is none: behind that member", 3, 2, 1, 2, (3, 2, mixed | 1), "forwarded"),
+        ("sent by the last member, to one that is none", 3, 3, 2, 2, NONE, "unsettled"),
+        ("not back to the sender", 2, 3, 1, 1, NONE, "unowned"),
+        ("to a suspect", 9, 1, 0, 1, (8, 1, 1), "forwarded"),
+        ("over one that is down", 10, 1, 0, 1, (2, 1, skipped | 1), "forwarded"),
+        ("whom the edge passed over, and who is up here", 2, 1, 1, skipped | 1, (3, 2, skipped | 1), "forwarded"),
+        ("whom the edge passed over, asked at the end", 8, 1, 7, skipped | 1, (2, 8, last | skipped | 1), "forwarded"),
+        ("whom the edge passed over, but who sent it", 11, 2, 1, skipped | 1, NONE, "unowned"),
+        ("once more along the chain, its end", 8, 1, 7, last | skipped | 1, NONE, "unowned"),
+        ("once more along the chain, and on", 1, 1, 4, last | skipped | 1, (2, 5, last | skipped | 1), "forwarded"),
+        ("passed over, and really down", 7, 1, 1, skipped | 1, NONE, "unowned"),
+    ]
+}
+
+#[test]
+fn segments_find_their_owner_while_tables_spread() {
+    let s = scene();
+    let suspect = Ipv4Addr::new(250, 1, 0, 9);
+    s.redirector.replicas().put(&8, &Replica::suspect(suspect)).unwrap();
+    for (service, chain) in [(9, &[1u16, 8, 2][..]), (10, &[1, 9, 2]), (11, &[2, 1])] {
+        put_table(&s.redirector, service, chain);
+    }
+    for (case, service, sender, hop, stamp, to, counter) in spreading() {
+        let at = format!("{}:80", service4(service));
+        let segment = tcp("10.1.1.2:4711", &at, ACK, b"some bytes");
+        let sender = Ipv4Addr::new(250, 1, 0, sender + u8::from(sender != 1));
+        let frame = Tunnel { hop, stamp, ..Tunnel::new(&sender.to_string(), SELF, TIER_VNI) }.frame(&segment);
+        match (to, counter) {
+            ((0, ..), "unsettled") => s.drops(case, &frame, counter),
+            ((0, ..), _) => s.keeps(case, &frame, counter),
+            _ => s.sends_stamped(case, &frame, to, &format!("tcp 10.1.1.2:4711 > {at}"), counter),
+        }
+    }
+    // A suspect gets no new sessions.
+    put_table(&s.redirector, 9, &[8, 2]);
+    let syn = tcp("10.1.1.2:4711", "240.0.0.9:80", SYN, b"");
+    let inside = "tcp 10.1.1.2:4711 > 240.0.0.9:80";
+    s.sends_stamped("SYN over a suspect", &from_edge(0, &syn), (2, 1, STAMP_SKIPPED | 1), inside, "forwarded_new");
+}
+
 #[test]
 fn segments_go_to_the_head_or_along_the_chain() {
     let mut s = scene();
     check_segments(&s, &segments());
     s.plain = None;
-    assert!(!s.doors.is_open(Door::Plain), "it left with its socket");
+    // A closed socket leaves the map after a grace period of the kernel's.
+    let closed = Instant::now();
+    while s.doors.is_open(Door::Plain) {
+        assert!(closed.elapsed() < Duration::from_secs(5), "it left with its socket");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     check_segments(&s, &segments_without());
 }
 
@@ -406,6 +477,7 @@ fn every_refusal_has_a_counter() {
         ("ARP", edit(from_edge(0, &syn), 63, 6), "drop_protocol"),
         ("no VNI", edit(from_edge(0, &syn), 42, 0), "drop_malformed"),
         ("unknown VXLAN flags", edit(from_edge(0, &syn), 42, 0x88), "drop_malformed"),
+        ("a stamp by a tenant's VNI", edit(from_edge(0, &syn), 48, 0xa2), "drop_malformed"),
         ("an inner length too long", edit(from_edge(0, &syn), frames::HEAD + 2, 1), "drop_malformed"),
         ("outer options", edit(from_edge(0, &syn), 14, 0x46), "drop_malformed"),
     ] {

@@ -152,17 +152,18 @@ pub struct Tunnel {
     pub port: u16,
     pub vni: u32,
     pub hop: u8,
+    pub stamp: u32,
     /// Whether the outer UDP header has a checksum.
     pub summed: bool,
 }
 
 impl Tunnel {
     pub fn new(from: &str, to: &str, vni: u32) -> Self {
-        Self { from: from.parse().unwrap(), to: to.parse().unwrap(), port: 55_555, vni, hop: 0, summed: false }
+        Self { from: from.parse().unwrap(), to: to.parse().unwrap(), port: 55_555, vni, hop: 0, stamp: 0, summed: false }
     }
 
     pub fn frame(&self, inner: &[u8]) -> Vec<u8> {
-        let mut data = vec![8, 0, 0, 0];
+        let mut data = (8 << 24 | self.stamp).to_be_bytes().to_vec();
         data.extend((self.vni << 8 | u32::from(self.hop)).to_be_bytes());
         data.extend([0xee; 6]);
         data.extend(POD_MAC);
@@ -239,19 +240,23 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
     Inner { text, length }
 }
 
-/// A frame as one line; panics where a checksum or a length is wrong. The outer source port is left out: [`port_of`].
+/// A frame as one line; panics where a checksum or a length is wrong. The outer source port is left out ([`port_of`]), and a stamp of 0.
 pub fn read(f: &[u8]) -> String {
     assert_eq!((&f[..6], &f[6..12], &f[12..14]), (&ROUTER[..], &HOST[..], &[8, 0][..]), "back to the router");
     let outer = read_ip(&f[14..], true);
     assert_eq!(14 + outer.length, f.len(), "the outer length");
     assert_eq!(usize::from(u16::from_be_bytes([f[38], f[39]])), f.len() - 34, "the outer UDP length");
-    assert_eq!((f[22], &f[36..38], &f[42..46]), (64, &4789u16.to_be_bytes()[..], &[8, 0, 0, 0][..]), "TTL, port, VXLAN flags");
+    assert_eq!((f[22], &f[36..38], f[42]), (64, &4789u16.to_be_bytes()[..], 8), "TTL, port, VXLAN flags");
     let a = |at: usize| Ipv4Addr::from(<[u8; 4]>::try_from(&f[at..at + 4]).unwrap());
     let vni = u32::from_be_bytes([0, f[46], f[47], f[48]]);
     let macs: Vec<String> = [&f[50..56], &f[56..62]].iter().map(|m| m.iter().map(|b| format!("{b:02x}")).collect()).collect();
     let inner = read_ip(&f[HEAD..], true);
     assert_eq!(HEAD + inner.length, f.len(), "the inner length");
-    format!("{} > {} vni {vni:#x} hop {} {} > {}: {}", a(26), a(30), f[49], macs[1], macs[0], inner.text)
+    let stamp = match u32::from_be_bytes([0, f[43], f[44], f[45]]) {
+        0 => String::new(),
+        stamp => format!(" stamp {stamp:#x}"),
+    };
+    format!("{} > {} vni {vni:#x} hop {}{stamp} {} > {}: {}", a(26), a(30), f[49], macs[1], macs[0], inner.text)
 }
 
 /// The outer UDP source port.
