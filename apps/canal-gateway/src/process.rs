@@ -71,6 +71,7 @@ pub(crate) async fn run(mut config: Config, level: Level) -> anyhow::Result<bool
     if let Some(replica) = &board.replica_of_tier {
         let asked = board.clone();
         tokio::spawn(tier::open_when_ready(replica.agent.clone(), move || asked.ready(), board.traffic.clone()));
+        tokio::spawn(tier::part_when_told(replica.agent.clone(), Arc::downgrade(&board.engine)));
     }
     let clean = drained(&config, &board, trigger).await?;
     tracing::info!(clean, "drained");
@@ -110,7 +111,7 @@ async fn drained(config: &Config, board: &Board, trigger: Trigger) -> anyhow::Re
         tracing::info!(grace = ?tier.grace, "draining: new sessions are taken until the buckets have moved");
         agent.drain();
     };
-    // An operator's order to drain is no end: it may be taken back, and sessions stay as long as they like. The process ends when it is told to.
+    // An operator's order to drain is no end: it may be taken back, and streams stay as long as they like. The process ends when it is told to.
     let notice = Notice { order: std::future::pending(), give, wait: tier.grace };
     drain::on_signals_after(trigger, notice, config.drain_limit, GRACE).await.context("catching signals")
 }
