@@ -319,13 +319,13 @@ static __always_inline __u32 behind(const struct canal_table *table, __u32 bucke
 	return place;
 }
 
-/* The next replica that may own the session. Whom an edge or a replica before us passed over is asked at the end, if we know better: a
- * replica that answers a health check late has sessions all the same. */
+/* The next replica that may own the session. Where a sender passed somebody over for not being up, or chose by another table, the chain's
+ * end is not the end: once more from the front, for a replica that answers a health check late has sessions all the same. */
 static __always_inline struct place next_owner(const struct canal_table *table, __u32 bucket, struct way *way)
 {
 	struct place place = next_place(table, bucket, behind(table, bucket, way), way, OF_SESSION);
 
-	if (place.number || (way->stamp & (CANAL_STAMP_SKIPPED | CANAL_STAMP_LAST)) != CANAL_STAMP_SKIPPED)
+	if (place.number || way->stamp & CANAL_STAMP_LAST || !(way->stamp & (CANAL_STAMP_SKIPPED | CANAL_STAMP_MIXED)))
 		return place;
 	way->stamp |= CANAL_STAMP_LAST;
 	return next_place(table, bucket, 0, way, OF_SESSION);

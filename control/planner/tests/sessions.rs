@@ -5,7 +5,7 @@ mod sim;
 
 use canal_model::fleet::ReplicaState;
 use proptest::prelude::*;
-use sim::{Rule, Tier, az, from_its_own_place, from_the_hop, id, number};
+use sim::{Fate, Rule, Tier, az, from_its_own_place, from_the_hop, id, number};
 
 /// One thing that happens. Numbers choose among what is there.
 #[derive(Debug, Clone)]
@@ -158,6 +158,18 @@ proptest! {
             apply(&mut tier, event);
             for session in &tier.sessions {
                 prop_assert!(tier.reaches(session, from_its_own_place), "{session:?}");
+            }
+        }
+    }
+
+    /// However many tables are about: no session is reset. At the worst its packet is sent again.
+    #[test]
+    fn no_session_is_reset_however_late_tables_are(events in proptest::collection::vec(planned(), 1..250)) {
+        let mut tier = tier();
+        for event in events {
+            apply(&mut tier, event);
+            for session in &tier.sessions {
+                prop_assert!(tier.send(session, from_its_own_place) != Fate::Reset, "{session:?}");
             }
         }
     }

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use canal_model::fleet::{Buckets, Demand, Demands, Fleet, FleetReplica, OwnedBuckets, OwnerReport, Ownership, ReplicaState};
 use canal_model::ids::{AzName, ReplicaNumber, ServiceId, Vni};
 use canal_model::plan::{Note, Plan};
+use canal_model::program::CHAIN;
 use canal_planner::plan;
 
 pub(crate) type Session = (ServiceId, AzName, usize, ReplicaNumber);
@@ -181,18 +182,36 @@ impl Tier {
         Some(here)
     }
 
-    /// A packet of a session by the edge's table, then along the redirectors' chains by the rule. Does it reach its owner?
-    pub(crate) fn reaches(&self, (service, az, bucket, owner): &Session, rule: Rule) -> bool {
-        let Some(chain) = self.chain(self.edges[az], *service, az, *bucket) else { return false };
-        let Some(place) = chain.iter().position(|replica| self.is_up(*replica)) else { return false };
-        let (mut here, mut hop) = (chain[place], place);
+    fn version(&self, plan: usize, service: ServiceId, az: &AzName) -> Option<u32> {
+        Some(self.plans.get(plan)?.services.get(&service)?.tables.get(az)?.version)
+    }
+
+    /// A packet of a session by the edge's table, then along the redirectors' chains by the rule. What becomes of it?
+    pub(crate) fn send(&self, (service, az, bucket, owner): &Session, rule: Rule) -> Fate {
+        let chain = |plan: usize| Some((self.chain(plan, *service, az, *bucket)?, self.version(plan, *service, az)?));
+        // Who has no table drops what is for it.
+        let Some((front, stamp)) = chain(self.edges[az]) else { return Fate::Again };
+        let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else { return Fate::Again };
+        let (mut sender, mut here, mut hop, mut mixed, mut last) = (None, front[place], place, false, false);
         while here != *owner {
-            let Some(plan) = self.has.get(&here) else { return false };
-            let Some(chain) = self.chain(*plan, *service, az, *bucket) else { return false };
-            let Some((next, raised)) = rule(&chain, here, hop, &|replica| self.is_up(replica)) else { return false };
-            (here, hop) = (next, raised);
+            let Some((chain, version)) = self.has.get(&here).and_then(|plan| chain(*plan)) else { return Fate::Again };
+            mixed |= version != stamp;
+            let mut next = rule(&chain, (sender, here), hop, &|replica| self.is_up(replica));
+            if next.is_none() && mixed && !last && hop < CHAIN {
+                last = true;
+                next = rule(&chain, (sender, here), 0, &|replica| self.is_up(replica)).map(|(next, _)| (next, hop + 1));
+            }
+            match next {
+                Some((next, raised)) => (sender, here, hop) = (Some(here), next, raised),
+                None if mixed => return Fate::Again,
+                None => return Fate::Reset,
+            }
         }
-        true
+        Fate::Found
+    }
+
+    pub(crate) fn reaches(&self, session: &Session, rule: Rule) -> bool {
+        self.send(session, rule) == Fate::Found
     }
 
     /// Sessions whose owner is in no chain of the newest plan.
@@ -225,13 +244,26 @@ impl Tier {
     }
 }
 
-/// Where the redirector sends a packet that is not its own: the chain as it has it, itself, the packet's hop, who is up.
-pub(crate) type Rule = fn(&[ReplicaNumber], ReplicaNumber, usize, &dyn Fn(ReplicaNumber) -> bool) -> Option<(ReplicaNumber, usize)>;
+/// What becomes of a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Its owner has it.
+    Found,
+    /// Dropped, because tables of two versions had a say: TCP sends it again.
+    Again,
+    /// The session is over.
+    Reset,
+}
+
+/// Where the redirector sends a packet that is not its own: the chain as it has it; who sent it if no edge, and itself; the packet's hop;
+/// who is up.
+pub(crate) type Rule =
+    fn(&[ReplicaNumber], (Option<ReplicaNumber>, ReplicaNumber), usize, &dyn Fn(ReplicaNumber) -> bool) -> Option<(ReplicaNumber, usize)>;
 
 /// The design's rule: the next place from the hop on.
 pub(crate) fn from_the_hop(
     chain: &[ReplicaNumber],
-    here: ReplicaNumber,
+    (_, here): (Option<ReplicaNumber>, ReplicaNumber),
     hop: usize,
     is_up: &dyn Fn(ReplicaNumber) -> bool,
 ) -> Option<(ReplicaNumber, usize)> {
@@ -239,18 +271,19 @@ pub(crate) fn from_the_hop(
     Some((chain[place], place + 1))
 }
 
-/// The place behind one's own; from the front if the edge sent it, or one is not in the chain. The hop only counts visits, to at most 8.
+/// The place behind one's own, or behind the sender's if one is not in the chain; from the front if the edge sent it. The hop only counts
+/// visits, to at most 8.
 pub(crate) fn from_its_own_place(
     chain: &[ReplicaNumber],
-    here: ReplicaNumber,
+    (sender, here): (Option<ReplicaNumber>, ReplicaNumber),
     hop: usize,
     is_up: &dyn Fn(ReplicaNumber) -> bool,
 ) -> Option<(ReplicaNumber, usize)> {
-    let from = match chain.iter().position(|replica| *replica == here) {
-        Some(own) if hop > 0 => own + 1,
-        _ => 0,
-    };
-    let place = (from..chain.len()).find(|place| chain[*place] != here && is_up(chain[*place]))?;
+    let place_of = |wanted: ReplicaNumber| chain.iter().position(|replica| *replica == wanted);
+    let own = place_of(here).or_else(|| place_of(sender?)).filter(|_| hop > 0);
+    let from = own.map_or(0, |own| own + 1);
+    let fits = |replica: ReplicaNumber| replica != here && Some(replica) != sender && is_up(replica);
+    let place = (from..chain.len()).find(|place| fits(chain[*place]))?;
     (hop < 8).then_some((chain[place], hop + 1))
 }
 
