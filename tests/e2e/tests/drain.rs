@@ -1,0 +1,101 @@
+//! A replica of the cloud tier is drained under load of clients that keep their connections: nobody loses a request, and it ends with no
+//! session, so that it can be stopped. What is lost is counted by the clients; nothing here retries.
+
+use std::time::{Duration, Instant};
+
+use canal_e2e::Mesh;
+use serde_json::Value;
+
+/// A pod behind a node proxy, and one whose node runs nothing of ours.
+const MESHED: &str = "alpha/default/client-0";
+const PROXYLESS: &str = "beta/default/client-0";
+/// How long a change of the fleet may take to show.
+const SETTLED_WITHIN: Duration = Duration::from_secs(20);
+/// The promise: a drained replica has no session any more.
+const EMPTY_WITHIN: Duration = Duration::from_secs(10);
+
+fn url(n: u32) -> String {
+    format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100")
+}
+
+fn until(within: Duration, what: &str, holds: impl Fn() -> bool) -> Duration {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    started.elapsed()
+}
+
+fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
+    let said = mesh.run(client, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", &url(n)]);
+    said.stdout.trim() == "200"
+}
+
+/// A load over all services of the client's tenant.
+fn load(mesh: &Mesh, client: &str, extra: &[&str]) -> std::process::Child {
+    let urls: Vec<String> = (0..4).map(url).collect();
+    let all = ["canal-samples", "load"].into_iter().chain(urls.iter().map(String::as_str)).chain(extra.iter().copied());
+    mesh.spawn(client, &all.collect::<Vec<_>>())
+}
+
+fn replicas(mesh: &Mesh) -> Vec<Value> {
+    mesh.canal(&["gateway", "list", "-o", "json"]).json()["replicas"].as_array().expect("replicas").clone()
+}
+
+fn replica(mesh: &Mesh, name: &str) -> Value {
+    replicas(mesh).into_iter().find(|r| r["name"] == name).unwrap_or_else(|| panic!("{name} is not registered"))
+}
+
+fn number(of: &Value, field: &str) -> u64 {
+    of[field].as_f64().unwrap_or_else(|| panic!("{field} is missing: {of}")) as u64
+}
+
+#[test]
+fn a_drained_replica_ends_with_no_sessions() {
+    let mesh = Mesh::up("tier.yaml", "e2e-drain");
+    for client in [MESHED, PROXYLESS] {
+        until(SETTLED_WITHIN, &format!("{client} reaches every service"), || (0..4).all(|n| answers(&mesh, client, n)));
+    }
+    // Together 200 requests per second over connections that are kept.
+    let loads = [MESHED, PROXYLESS].map(|client| (client, load(&mesh, client, &["-r", "100", "-c", "16", "-d", "40"])));
+    std::thread::sleep(Duration::from_secs(4));
+    let mut had = 0;
+    // All of the clients' AZ, one after the other: node proxies' tunnels are on some of them, plain connections on all.
+    for name in ["gw-1", "gw-2", "gw-3", "gw-6"] {
+        had += drained(&mesh, name);
+        mesh.canal(&["gateway", "undrain", name]).ok();
+        until(SETTLED_WITHIN, &format!("{name} serves again"), || replica(&mesh, name)["state"] == "active");
+    }
+    assert!(had > 16, "the clients' sessions were elsewhere: {had}");
+    // A drained replica stays empty, and the clients' connections are kept by others.
+    drained(&mesh, "gw-1");
+    let empty = replica(&mesh, "gw-1");
+    std::thread::sleep(Duration::from_secs(3));
+    let later = replica(&mesh, "gw-1");
+    assert_eq!((number(&later, "accepted"), number(&later, "sessions")), (number(&empty, "accepted"), 0), "{later}");
+    let elsewhere: u64 = replicas(&mesh).iter().map(|r| number(r, "sessions")).sum();
+    assert!(elsewhere > 16, "the sessions are nowhere: {elsewhere}");
+    mesh.canal(&["gateway", "undrain", "gw-1"]).ok();
+    let fresh = load(&mesh, PROXYLESS, &["-r", "50", "-c", "8", "-d", "10", "--no-keepalive"]);
+    until(SETTLED_WITHIN, "gw-1 takes sessions again", || number(&replica(&mesh, "gw-1"), "accepted") > number(&later, "accepted"));
+    for (what, child) in loads.into_iter().chain([("new sessions", fresh)]) {
+        let report = mesh.end(what, child).json();
+        println!("{what}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
+        assert_eq!(report["failed"], 0, "{what}: {report}\n{}", mesh.logs());
+    }
+}
+
+/// Drains a replica until no session is left; how many it had.
+fn drained(mesh: &Mesh, name: &str) -> u64 {
+    let had = number(&replica(mesh, name), "sessions");
+    mesh.canal(&["gateway", "drain", name, "--timeout", "0"]).ok();
+    let none_left = || {
+        let now = replica(mesh, name);
+        now["state"] == "draining" && number(&now, "heads") == 0 && number(&now, "sessions") == 0
+    };
+    let took = until(EMPTY_WITHIN, &format!("{name} has no session"), none_left);
+    let said = mesh.canal(&["gateway", "drain", name, "--timeout", "20"]).ok();
+    println!("{name} had {had} sessions; the last one had left {:.1} s after the order. {}", took.as_secs_f64(), said.trim());
+    had
+}
