@@ -77,6 +77,8 @@ struct Holding {
     failed: usize,
     draining: bool,
     leaving: bool,
+    /// Since when it drains, by order or by itself.
+    drains_since: Option<Instant>,
     /// A state came from the controller, not only from disk.
     live: bool,
     /// May own sessions that somebody must know of.
@@ -117,6 +119,7 @@ impl Agent {
             failed: 0,
             draining: false,
             leaving: false,
+            drains_since: None,
             live: false,
             behind: false,
         };
@@ -174,7 +177,7 @@ impl Agent {
     pub fn drain(&self) {
         let mut held = self.inner.held();
         held.draining = true;
-        self.inner.weigh(&held);
+        self.inner.weigh(&mut held);
         drop(held);
         self.inner.tell();
     }
@@ -241,6 +244,8 @@ impl Agent {
             let mut held = self.inner.held();
             if held.failed > 0 {
                 self.inner.settle(&mut held);
+            } else {
+                self.inner.weigh(&mut held);
             }
             match held.keeper.kernel().repair() {
                 Ok(true) => {
@@ -289,10 +294,15 @@ impl Inner {
     }
 
     /// Says anew whether clients should leave.
-    fn weigh(&self, held: &Holding) {
+    fn weigh(&self, held: &mut Holding) {
         let drains = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
+        held.drains_since = drains.then(|| held.drains_since.unwrap_or_else(Instant::now));
         let number = held.orders.as_ref().map_or(0, |o| o.number);
-        let parts = decide_parting(drains, number, held.keeper.have().tables.values().filter_map(|r| table(r)));
+        let parts = decide_parting(
+            held.drains_since.map(|since| since.elapsed()),
+            number,
+            held.keeper.have().tables.values().filter_map(|r| table(r)),
+        );
         self.parting.send_if_modified(|was| std::mem::replace(was, parts) != parts);
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use canal_model::ids::AzName;
 use canal_model::program::{BucketTable, Rate, Resource, Throttle};
@@ -106,11 +107,15 @@ pub fn decide_behind(table: &BucketTable, number: u16) -> bool {
     table.chains.iter().any(|chain| chain.iter().skip(1).any(|member| member.get() == number))
 }
 
-/// Whether a replica that drains should ask its clients to leave: not before all buckets lead new sessions to others, or they would be back
-/// at once; and never if there is nobody else.
-pub fn decide_parting<'a>(drains: bool, number: u16, mut tables: impl Iterator<Item = &'a BucketTable>) -> bool {
-    let heads = |table: &BucketTable| table.chains.iter().any(|chain| chain.first().is_some_and(|head| head.get() == number));
-    drains && number != 0 && !tables.any(heads)
+/// A replica that drains waits so long for all buckets to lead elsewhere; some may be held by the sessions of others.
+pub const PARTING_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Whether a replica that drains (for so long) should ask its clients to leave: once all buckets lead new sessions to others, or they would be
+/// back at once. After a while it is enough that more than half of each service's do; where there is nobody else, they never do.
+pub fn decide_parting<'a>(drains: Option<Duration>, number: u16, mut tables: impl Iterator<Item = &'a BucketTable>) -> bool {
+    let Some(drains) = drains.filter(|_| number != 0) else { return false };
+    let heads = |table: &BucketTable| table.chains.iter().filter(|chain| chain.first().is_some_and(|head| head.get() == number)).count();
+    tables.all(|table| heads(table) == 0 || (drains >= PARTING_PATIENCE && heads(table) * 2 < table.chains.len()))
 }
 
 #[cfg(test)]
@@ -188,15 +193,24 @@ pub(crate) mod tests {
 
     #[test]
     fn clients_are_asked_to_leave_when_no_bucket_leads_here() {
-        let (elsewhere, here) = (table_of("alpha/b/c", 7, "az1", 1, &[3, 2]), table_of("alpha/b/d", 8, "az1", 1, &[2, 3]));
+        let of = |heads_here: usize| {
+            let Resource::Table(mut table) = Arc::unwrap_or_clone(table_of("alpha/b/c", 7, "az1", 1, &[3, 2])) else { unreachable!() };
+            table.chains.iter_mut().take(heads_here).for_each(|chain| chain.reverse());
+            table
+        };
+        let (none, some, half, all) = (of(0), of(BUCKETS / 2 - 1), of(BUCKETS / 2), of(BUCKETS));
+        let (at_once, late) = (Some(Duration::ZERO), Some(PARTING_PATIENCE));
         for (what, drains, number, tables, want) in [
-            ("serving", false, 2, vec![&elsewhere], false),
-            ("drains, all buckets moved", true, 2, vec![&elsewhere], true),
-            ("drains, one service not moved", true, 2, vec![&elsewhere, &here], false),
-            ("drains, no service", true, 2, vec![], true),
-            ("drains before any orders", true, 0, vec![&elsewhere], false),
+            ("serving", None, 2, vec![&none], false),
+            ("all buckets moved", at_once, 2, vec![&none], true),
+            ("no service", at_once, 2, vec![], true),
+            ("one service not moved", at_once, 2, vec![&none, &some], false),
+            ("some are held for long", late, 2, vec![&none, &some], true),
+            ("half are held for long", late, 2, vec![&none, &half], false),
+            ("nobody else", late, 2, vec![&none, &all], false),
+            ("before any orders", late, 0, vec![&none], false),
         ] {
-            assert_eq!(decide_parting(drains, number, tables.into_iter().filter_map(|r| table(r))), want, "{what}");
+            assert_eq!(decide_parting(drains, number, tables.into_iter()), want, "{what}");
         }
     }
 }

@@ -161,3 +161,28 @@ async fn orders_that_cannot_be_read_change_nothing() {
     }
     panic!("{}", rig.registry.render());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_are_asked_to_leave_once_new_sessions_are_led_elsewhere_and_not_after_an_undrain() {
+    let rig = Rig::new(orders(false)).await;
+    let mut parting = rig.agent.parting();
+    let ordered = async |drain: bool| {
+        rig.controller.reports.heard().replica_orders = orders(drain);
+        for _ in 0..200 {
+            if rig.agent.dump()["orders"]["drain"] == drain {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("{}", rig.agent.dump());
+    };
+    rig.apply(vec![table_of("alpha/default/web", 7, "az1", 4, &[2, 1])], 10);
+    ordered(true).await;
+    assert!(!*parting.borrow_and_update(), "they would be back at once");
+    rig.apply(vec![table_of("alpha/default/web", 7, "az1", 5, &[1, 2])], 11);
+    assert!(*parting.borrow_and_update());
+    ordered(false).await;
+    assert!(!*parting.borrow_and_update());
+    rig.agent.drain();
+    assert!(*parting.borrow_and_update(), "its own drain is as good as an order");
+}
