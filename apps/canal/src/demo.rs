@@ -1,10 +1,12 @@
 //! The demo: steps that each make promises and show what was seen. The steps know the demo's own world (`demo/*.yaml`), nothing else does.
 
 pub(crate) mod canary;
+pub(crate) mod fleet;
 pub(crate) mod hops;
 pub(crate) mod isolation;
 pub(crate) mod live;
 pub(crate) mod loss;
+pub(crate) mod proxyless;
 pub(crate) mod screen;
 pub(crate) mod stage;
 pub(crate) mod traffic;
@@ -14,7 +16,7 @@ use stage::Stage;
 
 /// Plays all steps in order. A step that fails counts as a broken promise; the others go on.
 pub(crate) async fn play(stage: &Stage, screen: &mut Screen) {
-    let step = screen.begin("Traffic flows: HTTP, gRPC, WebSocket and TCP through two node proxies and a gateway, IPv4 and IPv6");
+    let step = screen.begin("Traffic flows: HTTP, gRPC, WebSocket and TCP through two node proxies, edges and a gateway, IPv4 and IPv6");
     let seen = traffic::run(stage).await;
     screen.end(step, seen);
 
@@ -30,8 +32,16 @@ pub(crate) async fn play(stage: &Stage, screen: &mut Screen) {
     let seen = live::run(stage).await;
     screen.end(step, seen);
 
-    let step = screen.begin("Tenants are apart: alpha cannot reach beta");
+    let step = screen.begin("Tenants with the same addresses and names are apart");
     let seen = isolation::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("A tenant without node proxies: by DNS alone");
+    let seen = proxyless::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("The gateway fleet changes under load: drain, undrain, replace");
+    let seen = fleet::run(stage, screen).await;
     screen.end(step, seen);
 
     let step = screen.begin("A gateway replica is killed under load");

@@ -20,14 +20,14 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Gateway,
-    Node,
+    Edge,
 }
 
 impl Kind {
     fn name(self) -> &'static str {
         match self {
             Kind::Gateway => "gateway",
-            Kind::Node => "node",
+            Kind::Edge => "edge",
         }
     }
 }

@@ -14,12 +14,13 @@ use crate::verbs::apply;
 pub(crate) const ALPHA_ROUTES: &str = include_str!("../../../demo/alpha/routes.yaml");
 
 /// All files of the demo, with their paths relative to each other.
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 6] = [
     ("world.yaml", include_str!("../../../demo/world.yaml")),
     ("alpha/services.yaml", include_str!("../../../demo/alpha/services.yaml")),
     ("alpha/routes.yaml", ALPHA_ROUTES),
     ("beta/services.yaml", include_str!("../../../demo/beta/services.yaml")),
     ("beta/routes.yaml", include_str!("../../../demo/beta/routes.yaml")),
+    ("gamma/services.yaml", include_str!("../../../demo/gamma/services.yaml")),
 ];
 
 /// A topology and the files it refers to, which are needed until the world is up.
@@ -128,18 +129,23 @@ mod tests {
     fn the_demos_topology_is_sound_and_complete() {
         let scenery = demo().unwrap();
         let topology = &scenery.topology;
-        assert_eq!((topology.azs.len(), topology.gateways.len(), topology.tenants.len()), (2, 2, 2));
+        assert_eq!((topology.azs.len(), topology.edges.len(), topology.gateways.len(), topology.tenants.len()), (2, 2, 4, 3));
         for tenant in &topology.tenants {
-            let files = if tenant.name == "alpha" { 1 } else { 2 };
+            let (files, reviews) = match tenant.name.as_str() {
+                "alpha" => (1, 3),
+                "beta" => (2, 3),
+                _ => (1, 0),
+            };
             assert_eq!(tenant.config.len(), files, "{}", tenant.name);
-            assert_eq!(tenant.pods.iter().filter(|pod| pod.name.starts_with("reviews-")).count(), 3);
+            assert_eq!(tenant.pods.iter().filter(|pod| pod.name.starts_with("reviews-")).count(), reviews, "{}", tenant.name);
+            assert_eq!((tenant.pods4, tenant.pods6), (topology.tenants[0].pods4, topology.tenants[0].pods6), "{}", tenant.name);
         }
     }
 
     #[test]
     fn every_file_of_the_demo_is_built_in() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../demo");
-        for folder in ["", "alpha", "beta"] {
+        for folder in ["", "alpha", "beta", "gamma"] {
             for file in crate::files::yaml_files(&root.join(folder)).unwrap() {
                 let name = file.strip_prefix(&root).unwrap().to_str().unwrap().to_owned();
                 assert!(FILES.iter().any(|(built_in, _)| *built_in == name), "{name} is not built in");

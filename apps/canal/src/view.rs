@@ -91,7 +91,7 @@ impl Observer {
 }
 
 fn is_mesh(host: &Host) -> bool {
-    matches!(host.seat.kind.as_str(), "controller" | "gateway" | "node" | "keyServer")
+    matches!(host.seat.kind.as_str(), "controller" | "edge" | "gateway" | "node" | "keyServer")
 }
 
 fn count_requests(counts: &mut BTreeMap<String, f64>, samples: &[Sample]) {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::demo::screen::Promise;
 use crate::demo::stage::{Stage, client};
-use crate::demo::traffic::{PAGE, REVIEWS, addresses};
+use crate::demo::traffic::{PAGE, REVIEWS, at};
 use crate::exit::Outcome;
 
 /// Requests measured: with a share of 10 %, four standard deviations of 3,000 draws are 2.2 points.
@@ -26,10 +26,8 @@ pub(crate) fn counts(report: &Value) -> String {
 }
 
 pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
-    let direct =
-        measure(stage, "alpha", &format!("http://{}/reviews/0", addresses("alpha").at(false, REVIEWS, 9080)), "x-served-by").await?;
-    let paged =
-        measure(stage, "beta", &format!("http://{}/productpage", addresses("beta").at(true, PAGE, 9080)), "x-reviews-served-by").await?;
+    let direct = measure(stage, "alpha", &format!("http://{}/reviews/0", at(false, REVIEWS, 9080)), "x-served-by").await?;
+    let paged = measure(stage, "beta", &format!("http://{}/productpage", at(true, PAGE, 9080)), "x-reviews-served-by").await?;
     Ok(vec![direct, paged])
 }
 
@@ -47,7 +45,7 @@ async fn measure(stage: &Stage, tenant: &str, url: &str, header: &str) -> Outcom
 pub(crate) async fn header_route(stage: &Stage) -> Outcome<Vec<Promise>> {
     let mut promises = Vec::new();
     for (tenant, v6) in [("alpha", true), ("beta", false)] {
-        let url = format!("http://{}/productpage", addresses(tenant).at(v6, PAGE, 9080));
+        let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
         for (who, version, want) in [("tester", "reviews-v3", 100.0), ("reader", "reviews-v3", 0.0)] {
             let header = format!("end-user: {who}");
             let argv = ["canal-samples", "load", &url, "-n", "200", "-c", "4", "-H", &header, "--served-by", "x-reviews-served-by"];

@@ -7,27 +7,46 @@ use serde_json::Value;
 use crate::dataplane::{self, METRICS_PORT};
 use crate::demo::screen::{Promise, Screen};
 use crate::demo::stage::{Stage, client};
-use crate::demo::traffic::addresses;
+use crate::demo::traffic::{DETAILS, at};
 use crate::exit::Outcome;
 use crate::metrics;
 use crate::output::Table;
 use crate::realm::Kind;
 
-/// `details`, which calls nobody: one request is one trip through the mesh.
-const DETAILS: u8 = 11;
 const DETAILS_POD: &str = "alpha/bookinfo/details-0";
 /// Requests measured.
 const REQUESTS: u64 = 4_000;
 const CONNECTIONS: &str = "8";
-/// The hops of the path, in order: what it is, which host.
-const HOPS: [(&str, &str); 6] = [
-    ("client (load generator)", "alpha/bookinfo/client-0"),
-    ("node proxy, source", "alpha-n1"),
-    ("gateway", "gw-1"),
-    ("gateway", "gw-2"),
-    ("node proxy, destination", "alpha-n2"),
-    ("application (details)", DETAILS_POD),
-];
+
+/// One hop of the path: what it is, on which hosts, and whether its work is the mesh's and done by processes.
+struct Hop {
+    what: &'static str,
+    hosts: Vec<String>,
+    counted: Counted,
+}
+
+/// Whose CPU time a hop's is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Counted {
+    Mesh,
+    Application,
+    /// eBPF programs: their time is no process's.
+    Kernel,
+}
+
+/// The hops of the path, in order.
+fn hops(edges: Vec<String>, gateways: Vec<String>) -> [Hop; 6] {
+    let hop = |what, hosts, counted| Hop { what, hosts, counted };
+    let one = |host: &str| vec![host.to_owned()];
+    [
+        hop("client (load generator)", one("alpha/bookinfo/client-0"), Counted::Application),
+        hop("node proxy, source", one("alpha-n1"), Counted::Mesh),
+        hop("edges", edges, Counted::Kernel),
+        hop("gateways", gateways, Counted::Mesh),
+        hop("node proxy, destination", one("alpha-n2"), Counted::Mesh),
+        hop("application (details)", one(DETAILS_POD), Counted::Application),
+    ]
+}
 
 /// Counters of one hop.
 #[derive(Debug, Clone, Copy, Default)]
@@ -37,13 +56,20 @@ struct Counters {
     tx_bytes: u64,
 }
 
-fn counters(stage: &Stage, host: &str) -> Outcome<Counters> {
-    let uplink = stage.realm.uplink(host)?;
-    Ok(Counters { cpu: stage.realm.cpu(host)?.total(), rx_bytes: uplink.rx_bytes, tx_bytes: uplink.tx_bytes })
+/// The sum over a hop's hosts.
+fn counters(stage: &Stage, hop: &Hop) -> Outcome<Counters> {
+    let mut sum = Counters::default();
+    for host in &hop.hosts {
+        let uplink = stage.realm.uplink(host)?;
+        sum.cpu += stage.realm.cpu(host)?.total();
+        sum.rx_bytes += uplink.rx_bytes;
+        sum.tx_bytes += uplink.tx_bytes;
+    }
+    Ok(sum)
 }
 
-fn all(stage: &Stage) -> Outcome<Vec<Counters>> {
-    HOPS.iter().map(|(_, host)| counters(stage, host)).collect()
+fn all(stage: &Stage, hops: &[Hop]) -> Outcome<Vec<Counters>> {
+    hops.iter().map(|hop| counters(stage, hop)).collect()
 }
 
 /// Milliseconds and requests that the gateways have measured so far, at their own door.
@@ -59,16 +85,17 @@ async fn gateways_own(stage: &Stage) -> Outcome<(f64, f64)> {
 }
 
 pub(crate) async fn run(stage: &Stage, screen: &mut Screen) -> Outcome<Vec<Promise>> {
-    let url = format!("http://{}/details/0", addresses("alpha").at(false, DETAILS, 9080));
+    let url = format!("http://{}/details/0", at(false, DETAILS, 9080));
     let count = REQUESTS.to_string();
     let argv = ["canal-samples", "load", &url, "-n", &count, "-c", CONNECTIONS];
-    let (before, before_ms) = (all(stage)?, gateways_own(stage).await?);
+    let hops = hops(stage.realm.names_of(Kind::Edge)?, stage.realm.names_of(Kind::Gateway)?);
+    let (before, before_ms) = (all(stage, &hops)?, gateways_own(stage).await?);
     let meshed = stage.report(&client("alpha"), &argv).await?;
-    let (after, after_ms) = (all(stage)?, gateways_own(stage).await?);
+    let (after, after_ms) = (all(stage, &hops)?, gateways_own(stage).await?);
     // The same load beside the application itself: what is left is the mesh's share.
     let argv = ["canal-samples", "load", "http://127.0.0.1:9080/details/0", "-n", &count, "-c", CONNECTIONS];
     let alone = stage.report(DETAILS_POD, &argv).await?;
-    screen.note(lines(&before, &after, &meshed, &alone));
+    screen.note(lines(&hops, &before, &after, &meshed, &alone));
     let mean_ms = (after_ms.0 - before_ms.0) / (after_ms.1 - before_ms.1).max(1.0);
     screen.note(vec![format!("from the gateway on:    mean {mean_ms:.2} ms, by its own clock")]);
     let failed = &meshed["failed"];
@@ -79,20 +106,23 @@ pub(crate) async fn run(stage: &Stage, screen: &mut Screen) -> Outcome<Vec<Promi
     )])
 }
 
-fn lines(before: &[Counters], after: &[Counters], meshed: &Value, alone: &Value) -> Vec<String> {
+fn lines(hops: &[Hop], before: &[Counters], after: &[Counters], meshed: &Value, alone: &Value) -> Vec<String> {
     let requests = meshed["requests"].as_f64().unwrap_or(0.0).max(1.0);
     let mut table = Table::new(&["HOP", "HOST", "CPU PER REQUEST", "RECEIVED PER REQUEST", "SENT PER REQUEST"]);
     let mut mesh_us = 0.0;
-    for (((what, host), before), after) in HOPS.iter().zip(before).zip(after) {
+    for ((hop, before), after) in hops.iter().zip(before).zip(after) {
         let us = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e6 / requests;
         let bytes = |after: u64, before: u64| format!("{:.0} B", after.saturating_sub(before) as f64 / requests);
-        if !what.starts_with("client") && !what.starts_with("application") {
+        if hop.counted == Counted::Mesh {
             mesh_us += us;
         }
         table.row([
-            (*what).to_owned(),
-            (*host).to_owned(),
-            format!("{us:.0} us"),
+            hop.what.to_owned(),
+            match hop.hosts.as_slice() {
+                [one] => one.clone(),
+                several => format!("{} hosts", several.len()),
+            },
+            if hop.counted == Counted::Kernel { "in the kernel".to_owned() } else { format!("{us:.0} us") },
             bytes(after.rx_bytes, before.rx_bytes),
             bytes(after.tx_bytes, before.tx_bytes),
         ]);
@@ -113,7 +143,7 @@ fn lines(before: &[Counters], after: &[Counters], meshed: &Value, alone: &Value)
         String::new(),
         format!("through the mesh:       {}", latency(meshed)),
         format!("beside the application: {}", latency(alone)),
-        format!("the mesh's own CPU:     {mesh_us:.0} us per request over three hops, {CONNECTIONS} connections"),
+        format!("the mesh's own CPU:     {mesh_us:.0} us per request over three processes, {CONNECTIONS} connections; what eBPF costs: docs/performance.md"),
     ]);
     lines
 }
@@ -128,8 +158,10 @@ mod tests {
         let before = [Counters::default(); 6];
         let after = [Counters { cpu: Duration::from_millis(10), rx_bytes: 5_000, tx_bytes: 7_000 }; 6];
         let report = json!({ "requests": 100, "latency_ms": { "p50": 1.0, "p99": 2.0, "p999": 3.0 }, "rps": 50.0 });
-        let lines = lines(&before, &after, &report, &report).join("\n");
+        let hops = hops(vec!["edge-1".into(), "edge-2".into()], vec!["gw-1".into()]);
+        let lines = lines(&hops, &before, &after, &report, &report).join("\n");
         assert!(lines.contains("100 us") && lines.contains("50 B") && lines.contains("70 B"), "{lines}");
-        assert!(lines.contains("400 us per request"), "four mesh processes at 100 us each: {lines}");
+        assert!(lines.contains("300 us per request"), "two node proxies and a gateway at 100 us each: {lines}");
+        assert!(lines.contains("2 hosts") && lines.contains("in the kernel"), "{lines}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::demo::canary::{counts, share};
 use crate::demo::screen::Promise;
 use crate::demo::stage::{Stage, client, parse};
-use crate::demo::traffic::{PAGE, REVIEWS, addresses};
+use crate::demo::traffic::{PAGE, REVIEWS, at};
 use crate::exit::Outcome;
 
 /// Changes made.
@@ -25,8 +25,7 @@ pub(crate) fn route(v1: u32, v2: u32) -> String {
 }
 
 pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
-    let alpha = addresses("alpha");
-    let (page4, page6) = (page(alpha.at(false, PAGE, 9080)), page(alpha.at(true, PAGE, 9080)));
+    let (page4, page6) = (page(at(false, PAGE, 9080)), page(at(true, PAGE, 9080)));
     let argv = [
         "canal-samples",
         "load",
@@ -70,7 +69,7 @@ fn page(address: String) -> String {
 
 /// After the last change everything goes to v2; then the demo's own weights are put back.
 async fn last_word(stage: &Stage) -> Outcome<Promise> {
-    let url = format!("http://{}/reviews/0", addresses("alpha").at(false, REVIEWS, 9080));
+    let url = format!("http://{}/reviews/0", at(false, REVIEWS, 9080));
     let argv = ["canal-samples", "load", &url, "-n", "500", "-c", "4"];
     let report = stage.report(&client("alpha"), &argv).await?;
     stage.apply("alpha", "demo/alpha/routes.yaml", route(90, 10)).await?;

@@ -4,13 +4,14 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use canal_world::Host;
 use serde_json::Value;
 use tokio::process::Child;
 
 use crate::admin::{self, Admin};
 use crate::demo::screen::{Promise, Screen};
 use crate::exit::{Exit, Failure, Outcome};
-use crate::realm::{self, Kind, Realm};
+use crate::realm::{self, Realm};
 use crate::signals::Stop;
 use crate::verbs::status;
 use crate::{scenery, verbs};
@@ -58,7 +59,8 @@ impl Said {
 impl Stage {
     /// Brings the world up and waits until all of it is ready and every data plane has its configuration.
     pub(crate) async fn up(screen: &mut Screen, stop: &mut Stop) -> Outcome<Self> {
-        let step = screen.begin("The world comes up: two AZs, two tenants, two gateway replicas, one controller");
+        let step =
+            screen.begin("The world comes up: two AZs, each with an edge and two gateway replicas; three tenants with the same addresses");
         let started = Instant::now();
         let scenery = scenery::demo()?;
         let realm = realm::up_ephemeral(scenery.topology.clone(), scenery::free_name("demo")?).await?;
@@ -88,7 +90,7 @@ impl Stage {
             let hosts = ready(realm).await?;
             scenery::dress_demo(realm).await?;
             let mut admin = admin::connect_in(realm.clone()).await?;
-            let planes = realm.names_of(Kind::Gateway)?.len() + realm.names_of(Kind::Node)?.len();
+            let planes = realm.hosts()?.iter().filter(|host| is_plane(host)).count();
             loop {
                 let status = status::converged(&mut admin, 1).await?;
                 if status.subscribers.iter().filter(|s| s.connected).count() >= planes {
@@ -135,6 +137,19 @@ impl Stage {
         parse(&said, argv)
     }
 
+    /// Runs `canal …` as an operator would, and gives its lines; a verb that fails is an error.
+    pub(crate) async fn canal(&self, argv: &[&str]) -> Outcome<Vec<String>> {
+        let failed = |problem: std::io::Error| Failure::failed("canal", problem, "");
+        let mut command = tokio::process::Command::new(std::env::current_exe().map_err(failed)?);
+        command.args(argv).env("CANAL_WORLD", self.realm.name());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        let said = self.listen(command.spawn().map_err(failed)?, argv).await?;
+        match said.code {
+            Some(0) => Ok(said.stdout.lines().map(ToOwned::to_owned).collect()),
+            _ => Err(Failure::failed(format!("canal {}", argv.join(" ")), said.brief(), "")),
+        }
+    }
+
     /// Applies YAML to a tenant and waits until every data plane runs it; how long that took.
     pub(crate) async fn apply(&self, tenant: &str, name: &str, yaml: String) -> Outcome<Duration> {
         verbs::apply::apply_text(&mut self.admin.clone(), tenant, name, yaml).await
@@ -165,6 +180,11 @@ async fn ready(realm: &Realm) -> Outcome<usize> {
         }
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// Nodes without a proxy run nothing of ours, and subscribe to nothing.
+fn is_plane(host: &Host) -> bool {
+    matches!(host.seat.kind.as_str(), "edge" | "gateway" | "node") && host.seat.job.is_some()
 }
 
 /// Who is not ready, for the failure.

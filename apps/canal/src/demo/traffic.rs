@@ -4,38 +4,26 @@ use crate::demo::screen::Promise;
 use crate::demo::stage::{Stage, client};
 use crate::exit::Outcome;
 
-/// Service addresses of a tenant in `demo/`: both end alike.
-pub(crate) struct Addresses {
-    v4: String,
-    v6: String,
+/// A service's address in `demo/`, the same in all tenants: `[fd00:101::10]:9080` or `10.101.0.10:9080`.
+pub(crate) fn at(v6: bool, service: u8, port: u16) -> String {
+    if v6 { format!("[{}]:{port}", host(v6, service)) } else { format!("{}:{port}", host(v6, service)) }
 }
 
-/// Of `alpha` or `beta`.
-pub(crate) fn addresses(tenant: &str) -> Addresses {
-    let number = if tenant == "alpha" { 101 } else { 102 };
-    Addresses { v4: format!("10.{number}.0."), v6: format!("fd00:{number}::") }
-}
-
-impl Addresses {
-    /// `[fd00:101::10]:9080` or `10.101.0.10:9080`.
-    pub(crate) fn at(&self, v6: bool, service: u8, port: u16) -> String {
-        let Self { v4, v6: prefix } = self;
-        if v6 { format!("[{prefix}{service}]:{port}") } else { format!("{v4}{service}:{port}") }
-    }
-
-    fn host(&self, v6: bool, service: u8) -> String {
-        if v6 { format!("{}{service}", self.v6) } else { format!("{}{service}", self.v4) }
-    }
+fn host(v6: bool, service: u8) -> String {
+    if v6 { format!("fd00:101::{service}") } else { format!("10.101.0.{service}") }
 }
 
 /// Numbers of the services in `demo/*/services.yaml`.
 pub(crate) const PAGE: u8 = 10;
+/// Calls nobody, and says in `x-served-by` whose it is.
+pub(crate) const DETAILS: u8 = 11;
 pub(crate) const REVIEWS: u8 = 12;
 const ECHO: u8 = 31;
 const WS: u8 = 32;
 const REDIS: u8 = 33;
 
-fn family(v6: bool) -> &'static str {
+/// For people.
+pub(crate) fn family(v6: bool) -> &'static str {
     if v6 { "IPv6" } else { "IPv4" }
 }
 
@@ -53,26 +41,28 @@ pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
 }
 
 async fn page(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
-    let url = format!("http://{}/productpage", addresses(tenant).at(v6, PAGE, 9080));
+    let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
     let argv = ["curl", "-sS", "--fail-with-body", "--max-time", "10", "-g", &url];
     let said = stage.run(&client(tenant), &argv).await?;
     let page: serde_json::Value = serde_json::from_str(&said.stdout).unwrap_or_default();
     let text = |value: &serde_json::Value| value.as_str().unwrap_or("?").to_owned();
-    let held = said.code == Some(0) && page["details"]["title"].is_string() && page["reviews"]["reviews"].is_array();
+    let own = page["details"]["version"] == tenant;
+    let held = said.code == Some(0) && own && page["details"]["title"].is_string() && page["reviews"]["reviews"].is_array();
     let seen = match held {
         true => format!(
-            "page by {}, details by {}, reviews by {}",
+            "page by {}, details by {} of {}, reviews by {}",
             text(&page["pod"]),
             text(&page["details"]["pod"]),
+            text(&page["details"]["version"]),
             text(&page["reviews"]["pod"])
         ),
         false => said.brief(),
     };
-    Ok(Promise::new(held, format!("{tenant}: curl gets the book's page over {}", family(v6)), seen))
+    Ok(Promise::new(held, format!("{tenant}: curl gets its own book's page at {}", at(v6, PAGE, 9080)), seen))
 }
 
 async fn grpc(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
-    let address = addresses(tenant).at(v6, ECHO, 9000);
+    let address = at(v6, ECHO, 9000);
     let mut seen = Vec::new();
     let mut held = true;
     for (mode, extra) in [
@@ -92,7 +82,7 @@ async fn grpc(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
 }
 
 async fn websocket(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
-    let url = format!("ws://{}/chat", addresses(tenant).at(v6, WS, 8081));
+    let url = format!("ws://{}/chat", at(v6, WS, 8081));
     let argv = ["canal-samples", "ws-client", &url, "--count", "50"];
     let report = stage.report(&client(tenant), &argv).await?;
     let seen = format!("{} of 50 echoed, pong {}, closed with {}", report["echoed"], report["pong"], report["close_code"]);
@@ -100,7 +90,7 @@ async fn websocket(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
 }
 
 async fn redis(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
-    let host = addresses(tenant).host(v6, REDIS);
+    let host = host(v6, REDIS);
     let redis = |words: &[&str]| {
         let argv: Vec<String> = ["redis-cli", "-h", &host, "-p", "6379"].iter().chain(words).map(|w| (*w).to_owned()).collect();
         async move {

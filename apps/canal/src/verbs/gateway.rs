@@ -236,7 +236,8 @@ fn is_drained(r: &ReplicaStatus) -> bool {
 }
 
 fn progress_line(r: &ReplicaStatus) -> String {
-    format!("{}, {} sessions, head of {} buckets, owner in {}", r.state, r.sessions, r.heads, r.owners)
+    let owner = if r.sessions == 0 { String::new() } else { format!(", owner in {}", r.owners) };
+    format!("{}, {} sessions, head of {} buckets{owner}", r.state, r.sessions, r.heads)
 }
 
 async fn list(show: &ShowArgs) -> Outcome {
