@@ -64,7 +64,7 @@ impl<T: Tables> Keeper<T> {
     /// room, is refused whole: `Err` is the nack.
     pub fn tell(&mut self, resources: Vec<std::sync::Arc<canal_model::program::Resource>>) -> Result<(), String> {
         let told = Told { resources, hosts: self.told.hosts.clone() };
-        let maps = decide_maps(&told, &self.az, self.address, &self.room);
+        let maps = decide_maps(&told, &self.az, self.address, &self.room, &self.maps);
         if self.standing.told
             && let Err(why) = decide_fit(&self.maps.left_out, &maps.left_out)
         {
@@ -84,7 +84,7 @@ impl<T: Tables> Keeper<T> {
             return;
         }
         self.told.hosts = hosts;
-        let maps = decide_maps(&self.told, &self.az, self.address, &self.room);
+        let maps = decide_maps(&self.told, &self.az, self.address, &self.room, &self.maps);
         self.change_to(maps);
     }
 

@@ -134,25 +134,82 @@ pub struct Maps {
     pub content: Content,
     pub members: BTreeMap<ReplicaNumber, Member>,
     pub left_out: BTreeSet<LeftOut>,
+    made_of: MadeOf,
 }
 
-/// The maps of the edge of `az` at `address`.
-pub fn decide_maps(told: &Told, az: &AzName, address: Ipv4Addr, room: &Room) -> Maps {
-    let mut maps = Maps::default();
-    let mut vnis = BTreeMap::new();
-    for resource in &told.resources {
-        if let Resource::Tenant(t) = &**resource {
-            vnis.insert(&t.name, t.vni);
+/// What was said, by kind; so that what did not change is not decided again. Resources are the same if they are one in memory.
+#[derive(Debug, Clone, Default)]
+struct MadeOf {
+    tenants: Vec<Arc<Resource>>,
+    addresses: Vec<Arc<Resource>>,
+    tables: Vec<Arc<Resource>>,
+    nodes: Vec<Arc<Resource>>,
+    replicas: Vec<Arc<Resource>>,
+    /// This edge's tables, as far as they fit.
+    table_of: BTreeMap<ServiceId, Arc<Resource>>,
+}
+
+impl MadeOf {
+    fn of(told: &Told) -> Self {
+        let mut said = Self::default();
+        for resource in &told.resources {
+            let of_kind = match &**resource {
+                Resource::Tenant(_) => &mut said.tenants,
+                Resource::Address(_) => &mut said.addresses,
+                Resource::Table(_) => &mut said.tables,
+                Resource::Node(_) => &mut said.nodes,
+                Resource::Replica(_) => &mut said.replicas,
+                _ => continue,
+            };
+            of_kind.push(resource.clone());
         }
+        said
     }
-    let by = By { vnis, az, room };
-    let all = || told.resources.iter().map(|r| &**r);
-    by.services(all().filter_map(|r| if let Resource::Address(a) = r { Some(a) } else { None }), &mut maps);
-    by.tables(all().filter_map(|r| if let Resource::Table(t) = r { Some(t) } else { None }), &mut maps);
-    by.nodes(all().filter_map(|r| if let Resource::Node(n) = r { Some(n) } else { None }), &mut maps);
-    by.replicas(all().filter_map(|r| if let Resource::Replica(r) = r { Some(r) } else { None }), &mut maps);
+}
+
+fn is_same(one: &[Arc<Resource>], other: &[Arc<Resource>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(a, b)| Arc::ptr_eq(a, b))
+}
+
+/// The maps of the edge of `az` at `address`. `before` are those of the same edge that were decided last, or none: whatever they are, the
+/// result is the same.
+pub fn decide_maps(told: &Told, az: &AzName, address: Ipv4Addr, room: &Room, before: &Maps) -> Maps {
+    let (said, old) = (MadeOf::of(told), &before.made_of);
+    let mut maps = Maps::default();
+    let vnis = said.tenants.iter().filter_map(|r| if let Resource::Tenant(t) = &**r { Some((&t.name, t.vni)) } else { None });
+    let by = By { vnis: vnis.collect(), az, room };
+    let same_tenants = is_same(&said.tenants, &old.tenants);
+    if same_tenants && is_same(&said.addresses, &old.addresses) {
+        maps.content.addresses = before.content.addresses.clone();
+        maps.content.returns = before.content.returns.clone();
+        maps.keep_left_out(before, &["canal_addresses", "canal_returns"]);
+    } else {
+        by.services(said.addresses.iter().filter_map(|r| if let Resource::Address(a) = &**r { Some(a) } else { None }), &mut maps);
+    }
+    if is_same(&said.tables, &old.tables) {
+        maps.content.tables = before.content.tables.clone();
+        maps.made_of.table_of = old.table_of.clone();
+        maps.keep_left_out(before, &["canal_tables"]);
+    } else {
+        by.tables(&said.tables, before, &mut maps);
+    }
+    if same_tenants && is_same(&said.nodes, &old.nodes) {
+        maps.content.prefixes = before.content.prefixes.clone();
+        maps.content.nodes = before.content.nodes.clone();
+        maps.keep_left_out(before, &["canal_prefixes", "canal_nodes"]);
+    } else {
+        by.nodes(said.nodes.iter().filter_map(|r| if let Resource::Node(n) = &**r { Some(n) } else { None }), &mut maps);
+    }
+    by.replicas(said.replicas.iter().filter_map(|r| if let Resource::Replica(r) = &**r { Some(r) } else { None }), &mut maps);
     by.hosts(&told.hosts, address, &mut maps);
+    maps.made_of = MadeOf { table_of: maps.made_of.table_of, ..said };
     maps
+}
+
+impl Maps {
+    fn keep_left_out(&mut self, before: &Maps, of: &[&'static str]) {
+        self.left_out.extend(before.left_out.iter().filter(|left_out| of.contains(&left_out.map)).cloned());
+    }
 }
 
 /// What all parts go by.
@@ -194,10 +251,23 @@ impl By<'_> {
         maps.content.returns = returns.into_iter().map(|(id, (r, _))| (id, r)).collect();
     }
 
-    fn tables<'a>(&self, said: impl Iterator<Item = &'a BucketTable>, maps: &mut Maps) {
-        let mut tables: BTreeMap<ServiceId, &BucketTable> = said.filter(|t| t.az == *self.az).map(|t| (t.id, t)).collect();
-        cut(&mut tables, self.room.services, "canal_tables", |_, t| format!("{}@{}", t.service, t.az), &mut maps.left_out);
-        maps.content.tables = tables.into_iter().map(|(id, t)| (id, Arc::new(Table::of(t)))).collect();
+    /// A table is thousands of bytes, and most of them stay.
+    fn tables(&self, said: &[Arc<Resource>], before: &Maps, maps: &mut Maps) {
+        let mut tables: BTreeMap<ServiceId, (&BucketTable, &Arc<Resource>)> = BTreeMap::new();
+        for resource in said {
+            if let Resource::Table(t) = &**resource
+                && t.az == *self.az
+            {
+                tables.insert(t.id, (t, resource));
+            }
+        }
+        cut(&mut tables, self.room.services, "canal_tables", |_, (t, _)| format!("{}@{}", t.service, t.az), &mut maps.left_out);
+        for (id, (table, resource)) in tables {
+            let known = before.made_of.table_of.get(&id).filter(|known| Arc::ptr_eq(known, resource));
+            let table = known.and_then(|_| before.content.tables.get(&id)).cloned().unwrap_or_else(|| Arc::new(Table::of(table)));
+            maps.content.tables.insert(id, table);
+            maps.made_of.table_of.insert(id, resource.clone());
+        }
     }
 
     fn nodes<'a>(&self, said: impl Iterator<Item = &'a Node>, maps: &mut Maps) {

@@ -36,12 +36,29 @@ impl Step {
     }
 }
 
+/// Both maps are sorted, and are walked side by side: all of it is looked at with each change.
 fn puts<K: Ord + Clone, V: PartialEq + Clone>(have: &BTreeMap<K, V>, want: &BTreeMap<K, V>) -> Vec<(K, Option<V>)> {
-    want.iter().filter(|(k, v)| have.get(k) != Some(v)).map(|(k, v)| (k.clone(), Some(v.clone()))).collect()
+    let mut there = have.iter().peekable();
+    let mut fresh = Vec::new();
+    for (key, value) in want {
+        while there.next_if(|(other, _)| *other < key).is_some() {}
+        if there.peek().is_none_or(|(other, old)| *other != key || *old != value) {
+            fresh.push((key.clone(), Some(value.clone())));
+        }
+    }
+    fresh
 }
 
 fn removals<K: Ord + Clone, V>(have: &BTreeMap<K, V>, want: &BTreeMap<K, V>) -> Vec<(K, Option<V>)> {
-    have.keys().filter(|k| !want.contains_key(k)).map(|k| (k.clone(), None)).collect()
+    let mut there = want.keys().peekable();
+    let mut gone = Vec::new();
+    for key in have.keys() {
+        while there.next_if(|other| *other < key).is_some() {}
+        if there.peek().is_none_or(|other| *other != key) {
+            gone.push((key.clone(), None));
+        }
+    }
+    gone
 }
 
 fn only_in<K: Ord + Copy>(a: &BTreeSet<K>, b: &BTreeSet<K>) -> Vec<K> {

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use canal_kit::metrics::Registry;
+use canal_model::ids::ServiceId;
 use canal_model::ids::{ReplicaNumber, Vni};
-use canal_model::program::{Node, OutsideMesh, Replica, Resource, Tenant};
+use canal_model::program::{BUCKETS, BucketTable, GatewayAddress, Node, OutsideMesh, Replica, Resource, Tenant};
 
 use super::*;
 use crate::maps::Slot;
@@ -164,4 +165,106 @@ fn an_audit_mends_what_somebody_else_did_and_what_failed() {
     assert_eq!(k.audit(), Ok(0));
     assert_eq!((k.standing().behind, &k.tables.content), (0, &k.maps.content));
     assert!(!k.tables.content.replicas[&number(1)].up);
+}
+
+/// What 16,000 services of one tenant on 80 replicas are told.
+fn many(services: u32) -> Vec<Arc<Resource>> {
+    let key = |n: u32| format!("alpha/shop/s{n}").parse().unwrap();
+    let table = |n: u32| {
+        let of = |bucket: usize, at: u32| number(u8::try_from((n * 3 + at + bucket as u32) % 80 + 1).unwrap());
+        BucketTable {
+            service: key(n),
+            id: ServiceId::new(n).unwrap(),
+            az: "az1".parse().unwrap(),
+            vni: Vni::new(101).unwrap(),
+            version: 1,
+            chains: (0..BUCKETS).map(|bucket| (0..3).map(|at| of(bucket, at * 7)).collect()).collect(),
+        }
+    };
+    let address = |n: u32, az: u8| GatewayAddress {
+        service: key(n),
+        id: ServiceId::new(n).unwrap(),
+        az: format!("az{az}").parse().unwrap(),
+        addresses: vec![[10, 128 + az, (n >> 8) as u8, n as u8].into(), format!("fd00:{az}::{n:x}").parse().unwrap()],
+        open: true,
+    };
+    let mut all = vec![tenant()];
+    all.extend((1..=80).map(|n| replica(n, "az1", true)));
+    all.extend((1..=200).map(node));
+    all.extend(
+        (1..=services).flat_map(|n| [Resource::Address(address(n, 1)), Resource::Address(address(n, 2)), Resource::Table(table(n))]),
+    );
+    all.into_iter().map(Arc::new).collect()
+}
+
+/// `cargo test --release -p canal-edge-agent of_many_services -- --nocapture` prints what an update costs, the kernel's part left out.
+#[test]
+fn an_update_of_many_services_costs_what_changed() {
+    const SERVICES: u32 = 16_000;
+    let room = Room { addresses: 40_000, services: 20_000, prefixes: 300, nodes: 300, hosts: 300 };
+    let az: AzName = "az1".parse().unwrap();
+    let mut k = Keeper::adopt(Wide::default(), az, ip(254), room, Counts::new(&Registry::new())).unwrap();
+    let mut resources = many(SERVICES);
+    let mut tell = |what: &str, resources: &[Arc<Resource>], written: usize| {
+        let before = k.tables.written;
+        let begun = std::time::Instant::now();
+        k.tell(resources.to_vec()).unwrap();
+        let took = begun.elapsed();
+        println!("{SERVICES} services, {what}: {took:.1?}, {} elements written", k.tables.written - before);
+        assert_eq!((k.tables.written - before, k.standing().behind), (written, 0), "{what}");
+        took
+    };
+    let services = SERVICES as usize;
+    let first = tell("all of it", &resources, services * 4 + 80 + 81 + 400);
+    let changed = |resources: &mut Vec<Arc<Resource>>, change: &dyn Fn(&mut Resource) -> bool| {
+        let at = resources.iter().position(|r| change(&mut Resource::clone(r))).unwrap();
+        let mut next = Resource::clone(&resources[at]);
+        change(&mut next);
+        resources[at] = Arc::new(next);
+    };
+    changed(&mut resources, &|r| {
+        if let Resource::Table(t) = r {
+            t.version += 1;
+            true
+        } else {
+            false
+        }
+    });
+    let one = tell("one table", &resources, 1);
+    changed(&mut resources, &|r| {
+        if let Resource::Address(a) = r {
+            a.open = false;
+            true
+        } else {
+            false
+        }
+    });
+    tell("one address closed, which is no matter of an edge's", &resources, 0);
+    changed(&mut resources, &|r| {
+        if let Resource::Replica(r) = r {
+            r.underlay = ip(250);
+            true
+        } else {
+            false
+        }
+    });
+    tell("one replica's address", &resources, 3);
+    tell("nothing", &resources, 0);
+    assert!(one * 4 < first, "one table took {one:?} and all of it {first:?}");
+}
+
+/// Maps with room for everything, that count.
+#[derive(Default)]
+struct Wide {
+    written: usize,
+}
+
+impl Tables for Wide {
+    fn write(&mut self, _: &Step) -> Result<(), String> {
+        self.written += 1;
+        Ok(())
+    }
+    fn read(&mut self) -> Result<Content, String> {
+        Ok(Content::default())
+    }
 }

@@ -207,7 +207,7 @@ const CASES: &[(&str, &str, &[&str])] = &[
 fn words_become_maps() {
     for (name, text, want) in CASES {
         let mut words = told(text);
-        let decide = |t: &Told| show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM));
+        let decide = |t: &Told| show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &Maps::default()));
         let got = decide(&words);
         if want.contains(&FULL) {
             for line in *want {
@@ -226,7 +226,7 @@ fn an_update_that_does_not_fit_is_refused_by_name_and_an_old_excess_is_no_reason
     let table = |n: u32| format!("table alpha/s{n} {n} az1 1 1\n");
     let left_out = |most: u32| {
         let text: String = (1..=most).map(table).collect();
-        decide_maps(&told(&text), &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM).left_out
+        decide_maps(&told(&text), &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &Maps::default()).left_out
     };
     let (fits, one, many) = (left_out(3), left_out(4), left_out(14));
     assert_eq!(decide_fit(&fits, &fits), Ok(()));
@@ -236,6 +236,35 @@ fn an_update_that_does_not_fit_is_refused_by_name_and_an_old_excess_is_no_reason
     assert!(why.starts_with("alpha/shop/s4@az1 does not fit canal_tables, which holds 3; "), "{why}");
     let why = decide_fit(&one, &many).unwrap_err();
     assert!(why.ends_with("; and 2 more") && why.contains("s14@az1"), "{why}");
-    let waits = decide_maps(&told("address alpha/a 1 az1 10.255.0.1"), &az("az1"), Ipv4Addr::LOCALHOST, &ROOM).left_out;
+    let waits = decide_maps(&told("address alpha/a 1 az1 10.255.0.1"), &az("az1"), Ipv4Addr::LOCALHOST, &ROOM, &Maps::default()).left_out;
     assert_eq!(decide_fit(&fits, &waits), Ok(()), "an unknown tenant may come yet");
+}
+
+#[test]
+fn what_was_decided_before_makes_no_difference() {
+    let own = Ipv4Addr::new(250, 1, 0, 254);
+    let all = |maps: &Maps| (maps.content.clone(), maps.members.clone(), maps.left_out.clone());
+    let mut before = Maps::default();
+    for (name, text, _) in CASES {
+        let whole = told(text);
+        // The whole, each resource in turn gone and back, and another's words between them.
+        for at in 0..=whole.resources.len() {
+            let mut part = whole.clone();
+            if at < part.resources.len() {
+                part.resources.remove(at);
+            }
+            for words in [&part, &whole] {
+                let next = decide_maps(words, &az("az1"), own, &ROOM, &before);
+                assert_eq!(all(&next), all(&decide_maps(words, &az("az1"), own, &ROOM, &Maps::default())), "{name}, without {at}");
+                before = next;
+            }
+        }
+    }
+    let mut words = told("table alpha/a 1 az1 1 1\ntable alpha/b 2 az1 1 1");
+    let one = decide_maps(&words, &az("az1"), own, &ROOM, &before);
+    words.resources[1] = told("table alpha/b 2 az1 2 3").resources.remove(0);
+    let two = decide_maps(&words, &az("az1"), own, &ROOM, &one);
+    let table = |maps: &Maps, id: u32| maps.content.tables[&ServiceId::new(id).unwrap()].clone();
+    assert!(Arc::ptr_eq(&table(&one, 1), &table(&two, 1)), "who did not change costs nothing");
+    assert_eq!((table(&one, 2).version, table(&two, 2).version), (1, 2));
 }
