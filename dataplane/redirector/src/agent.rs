@@ -27,9 +27,11 @@ const KINDS: [Kind; 3] = [Kind::Table, Kind::Replica, Kind::Throttle];
 /// How often what could not be written is tried again, programs are looked after, and counters are read.
 const AUDIT: Duration = Duration::from_secs(1);
 /// A look at the kernel's sockets that takes longer is given up: what is not whole says nothing.
-const LOOK_LIMIT: Duration = Duration::from_secs(2);
-/// A look's time is followed by so many times as long without one: a tenth of a core at most.
-const LOOK_REST: u32 = 9;
+const LOOK_LIMIT: Duration = Duration::from_secs(5);
+/// A look's time is followed by so many times as long without one: a fiftieth of a core at most.
+const LOOK_REST: u32 = 49;
+/// While nothing moves, a look is made so often: it tells no more than the one before.
+const LOOK_QUIET: Duration = Duration::from_secs(1);
 
 /// Who this replica is.
 #[derive(Debug, Clone)]
@@ -93,15 +95,43 @@ struct Looked {
     before: Owned,
     generation: u64,
     versions: std::collections::HashMap<u32, u32>,
-    rest_until: Option<Instant>,
+    /// When the last one began, and what it took.
+    last: Option<(Instant, Duration)>,
     error: String,
 }
 
 /// What a look is made for.
+#[derive(Default)]
 struct Purpose {
     needed: bool,
+    draining: bool,
     generation: u64,
     versions: std::collections::HashMap<u32, u32>,
+}
+
+/// Whether to look now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Nobody needs to know.
+    Needless,
+    Rest,
+    Look,
+}
+
+/// A look is due at once after a change of tables or of what was seen, but never more of them than their rest allows.
+fn decide_turn(purpose: &Purpose, looked: &Looked, now: Instant) -> Turn {
+    let buckets = |owned: &Owned| owned.iter().map(|(id, of)| (*id, of.buckets)).collect::<Vec<_>>();
+    let moves = || {
+        purpose.draining
+            || (purpose.generation, &purpose.versions) != (looked.generation, &looked.versions)
+            || buckets(&looked.owned) != buckets(&looked.before)
+    };
+    match looked.last.map(|(begun, took)| (now.saturating_duration_since(begun), took)) {
+        _ if !purpose.needed => Turn::Needless,
+        Some((since, took)) if since < took * (LOOK_REST + 1) => Turn::Rest,
+        Some((since, _)) if since < LOOK_QUIET && !moves() => Turn::Rest,
+        _ => Turn::Look,
+    }
 }
 
 impl Agent {
@@ -309,29 +339,33 @@ impl Inner {
     fn purpose(&self) -> Purpose {
         let held = self.held();
         let versions = held.keeper.have().tables.iter().filter_map(|(id, r)| Some((*id, table(r)?.version))).collect();
-        Purpose {
-            needed: held.behind || held.draining || held.orders.as_ref().is_some_and(|o| o.drain),
-            generation: held.generation,
-            versions,
-        }
+        let draining = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
+        Purpose { needed: held.behind || draining, draining, generation: held.generation, versions }
     }
 
     /// Looks at the kernel's sockets if somebody must know what is there. The versions are those from before the look.
     async fn look(&self) {
         let purpose = self.purpose();
-        if !purpose.needed {
-            *self.looked() = Looked { generation: purpose.generation, ..Looked::default() };
-            return;
-        }
-        if self.looked().rest_until.is_some_and(|until| Instant::now() < until) {
-            return;
+        let begun = Instant::now();
+        {
+            let mut looked = self.looked();
+            match decide_turn(&purpose, &looked, begun) {
+                Turn::Needless => {
+                    *looked = Looked { generation: purpose.generation, ..Looked::default() };
+                    return;
+                }
+                Turn::Rest => {
+                    self.counts.look("spared", 0);
+                    return;
+                }
+                Turn::Look => {}
+            }
         }
         let sockets = self.config.sockets.clone();
-        let begun = Instant::now();
         let read = tokio::task::spawn_blocking(move || sockets.look(begun + LOOK_LIMIT)).await;
         let took = begun.elapsed();
         let mut looked = self.looked();
-        looked.rest_until = Some(Instant::now() + took * LOOK_REST);
+        looked.last = Some((begun, took));
         let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         match read.unwrap_or_else(|e| Err(LookError::Io(std::io::Error::other(e)))) {
             Ok(owned) => {

@@ -186,3 +186,33 @@ async fn clients_are_asked_to_leave_once_new_sessions_are_led_elsewhere_and_not_
     rig.agent.drain();
     assert!(*parting.borrow_and_update(), "its own drain is as good as an order");
 }
+
+#[test]
+fn looks_are_made_when_something_moves_and_never_without_rest() {
+    let ms = Duration::from_millis;
+    let owned = |port: u16| Owned::from([(ServiceId::new(7).unwrap(), OfService { buckets: bucket(7, port), sessions: 1 })]);
+    let more = |n| owned(1).into_iter().map(|(id, of)| (id, OfService { sessions: n, ..of })).collect::<Owned>();
+    let wants = |generation| Purpose { needed: true, generation, versions: [(7, 3)].into(), ..Purpose::default() };
+    let seen = |owned, before| Looked { owned, before, generation: 5, versions: [(7, 3)].into(), ..Looked::default() };
+    let quiet = || seen(owned(1), owned(1));
+    // Purpose, what the last look saw, how long ago it began, what it took.
+    let cases: Vec<(&str, Purpose, Looked, Option<(Duration, Duration)>, Turn)> = vec![
+        ("nobody asks", Purpose { needed: false, ..wants(6) }, quiet(), None, Turn::Needless),
+        ("the first", wants(5), quiet(), None, Turn::Look),
+        ("all as it was", wants(5), quiet(), Some((ms(500), ms(2))), Turn::Rest),
+        ("all as it was, for long", wants(5), quiet(), Some((ms(2000), ms(2))), Turn::Look),
+        ("another state", wants(6), quiet(), Some((ms(500), ms(2))), Turn::Look),
+        ("another table", Purpose { versions: [(7, 4)].into(), ..wants(5) }, quiet(), Some((ms(500), ms(2))), Turn::Look),
+        ("draining", Purpose { draining: true, ..wants(5) }, quiet(), Some((ms(500), ms(2))), Turn::Look),
+        ("a bucket was emptied", wants(5), seen(Owned::new(), owned(1)), Some((ms(500), ms(2))), Turn::Look),
+        ("a bucket more", wants(5), seen(owned(1), owned(2)), Some((ms(500), ms(2))), Turn::Look),
+        ("sessions more", wants(5), seen(more(9), more(1)), Some((ms(500), ms(2))), Turn::Rest),
+        ("another state, but looks are slow", wants(6), quiet(), Some((ms(4900), ms(100))), Turn::Rest),
+        ("the same, after its rest", wants(6), quiet(), Some((ms(5000), ms(100))), Turn::Look),
+    ];
+    let now = Instant::now() + Duration::from_secs(60);
+    for (name, purpose, looked, last, want) in cases {
+        let looked = Looked { last: last.map(|(ago, took)| (now - ago, took)), ..looked };
+        assert_eq!(decide_turn(&purpose, &looked, now), want, "{name}");
+    }
+}
