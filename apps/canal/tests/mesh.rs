@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const PARTS: [&str; 4] = ["canal-controller", "canal-node", "canal-gateway", "canal-samples"];
+const PARTS: [&str; 5] = ["canal-controller", "canal-node", "canal-edge", "canal-gateway", "canal-samples"];
 
 /// `canal up demo` in the background.
 struct Up {
@@ -86,7 +86,9 @@ fn a_mesh_is_looked_into_while_it_runs() {
     });
 
     let status: serde_json::Value = serde_json::from_str(&up.check("status -o json", "")).unwrap();
-    assert_eq!(status["subscribers"].as_array().map(Vec::len), Some(6), "{status:#}");
+    assert_eq!(status["subscribers"].as_array().map(Vec::len), Some(10), "two edges, four replicas, four nodes: {status:#}");
+    let fleet: serde_json::Value = serde_json::from_str(&up.check("gateway list -o json", "")).unwrap();
+    assert_eq!(fleet["replicas"].as_array().map(Vec::len), Some(4), "{fleet:#}");
     up.check("world list", &up.name);
     up.check("config dump gw-1", "southbound");
     up.check("config dump alpha-n1 --part pods.0.identity", "spiffe://alpha.example/ns/bookinfo/sa/");
@@ -102,7 +104,8 @@ fn a_mesh_is_looked_into_while_it_runs() {
     let seen: Vec<serde_json::Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(seen.len(), 2);
     assert!(seen.iter().all(|request| request["tenant"] == "alpha" && request["status"] == 200), "{lines}");
-    up.check("logs gw-1 --tail 20", "/productpage");
+    let logged = (1..=4).any(|n| String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout).contains("/productpage"));
+    assert!(logged, "the page is in the access log of the replica that served it");
 
     assert_eq!(up.terminate(), Some(0), "SIGTERM is how one leaves");
     assert_eq!(up.canal(&format!("world list {}", up.name)).status.code(), Some(5), "the world is gone");
