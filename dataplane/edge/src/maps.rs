@@ -253,21 +253,24 @@ impl By<'_> {
 
     /// A table is thousands of bytes, and most of them stay.
     fn tables(&self, said: &[Arc<Resource>], before: &Maps, maps: &mut Maps) {
-        let mut tables: BTreeMap<ServiceId, (&BucketTable, &Arc<Resource>)> = BTreeMap::new();
-        for resource in said {
-            if let Resource::Table(t) = &**resource
-                && t.az == *self.az
-            {
-                tables.insert(t.id, (t, resource));
-            }
-        }
+        let own = said.iter().filter_map(|resource| match &**resource {
+            Resource::Table(t) if t.az == *self.az => Some((t.id, (t, resource))),
+            _ => None,
+        });
+        let mut tables: BTreeMap<ServiceId, (&BucketTable, &Arc<Resource>)> = own.collect();
         cut(&mut tables, self.room.services, "canal_tables", |_, (t, _)| format!("{}@{}", t.service, t.az), &mut maps.left_out);
-        for (id, (table, resource)) in tables {
-            let known = before.made_of.table_of.get(&id).filter(|known| Arc::ptr_eq(known, resource));
-            let table = known.and_then(|_| before.content.tables.get(&id)).cloned().unwrap_or_else(|| Arc::new(Table::of(table)));
-            maps.content.tables.insert(id, table);
-            maps.made_of.table_of.insert(id, resource.clone());
-        }
+        // Both are sorted.
+        let mut known = before.made_of.table_of.iter().zip(before.content.tables.values()).peekable();
+        let mut known = |id: &ServiceId, resource: &Arc<Resource>| {
+            while known.next_if(|((other, _), _)| *other < id).is_some() {}
+            let ((other, made_of), table) = known.peek()?;
+            (*other == id && Arc::ptr_eq(made_of, resource)).then(|| (*table).clone())
+        };
+        let table = |(id, (table, resource)): (&ServiceId, &(&BucketTable, &Arc<Resource>))| {
+            (*id, known(id, resource).unwrap_or_else(|| Arc::new(Table::of(table))))
+        };
+        maps.content.tables = tables.iter().map(table).collect();
+        maps.made_of.table_of = tables.into_iter().map(|(id, (_, resource))| (id, resource.clone())).collect();
     }
 
     fn nodes<'a>(&self, said: impl Iterator<Item = &'a Node>, maps: &mut Maps) {
