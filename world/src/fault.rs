@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use crate::control::{Host, Request};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::net::Tools;
 use crate::script::{Batch, Tool};
 use crate::world::World;
@@ -85,6 +85,28 @@ impl World {
         self.ask(&Request::HealAz { az: az.into() }).map(drop)
     }
 
+    /// Gives a host's or pod's link another MTU, in bytes, at both ends and at once: a path that becomes narrow, or wide again. Tunnels
+    /// that run through it keep theirs. Errors: a router, which has many links.
+    pub fn set_mtu(&self, host: &str, mtu: u32) -> Result<()> {
+        let near = self.host(host)?;
+        let (far, device) = self.far_end(&near)?;
+        for (host, device) in [(near, "eth0".to_owned()), (far, device)] {
+            self.run(&host, Tool::Ip, vec![format!("link set {device} mtu {mtu}")])?;
+        }
+        Ok(())
+    }
+
+    /// The host at the other end of a host's only link, and the device there.
+    fn far_end(&self, host: &Host) -> Result<(Host, String)> {
+        if let Some(device) = &host.seat.router_device {
+            return Ok((self.host(&crate::plan::router_name(&host.seat.az))?, device.clone()));
+        }
+        match (&host.seat.node, host.seat.ip4) {
+            (Some(node), Some(address)) => Ok((self.host(node)?, crate::plan::node_device(address.octets()[3]))),
+            _ => Err(Error::Supervisor { world: self.name().into(), message: format!("{} has not one link", host.seat.name) }),
+        }
+    }
+
     fn disturb(&self, from: &str, to: &str, loss: Loss) -> Result<()> {
         let (from, to) = (self.host(from)?, self.host(to)?);
         let packets = matches(&from, &to);
@@ -118,8 +140,12 @@ impl World {
     }
 
     fn nft(&self, host: &Host, lines: Vec<String>) -> Result<()> {
+        self.run(host, Tool::Nft, lines)
+    }
+
+    fn run(&self, host: &Host, tool: Tool, lines: Vec<String>) -> Result<()> {
         let netns = host.seat.netns.file_name().map(|name| name.to_string_lossy().into_owned());
-        Tools::default().run(&Batch { netns, tool: Tool::Nft, lines })
+        Tools::default().run(&Batch { netns, tool, lines })
     }
 }
 

@@ -291,7 +291,7 @@ pub struct PodPlan {
 impl PodPlan {
     /// The node's interface towards this pod.
     pub fn node_device(&self) -> String {
-        format!("p{}", self.number)
+        node_device(self.number)
     }
 
     /// MAC of the pod's `eth0`. Pods of one node differ; a pod's link has no other members.
@@ -303,6 +303,11 @@ impl PodPlan {
     pub fn node_mac(&self) -> Mac {
         Mac::of(family::NODE_OF_POD, u32::from(self.number))
     }
+}
+
+/// A node's interface towards its pod with this number.
+pub(crate) fn node_device(number: u8) -> String {
+    format!("p{number}")
 }
 
 /// Address `number` of slot `slot`.

@@ -362,6 +362,14 @@ fn a_link_can_be_narrow() {
         let link = said(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
         assert!(link.contains(&format!(" mtu {mtu} ")), "{host}: {link}");
     }
+    for (host, far, device, mtu) in [("gw-1b", "router-az1", "h4", 1500), ("free-0", "b-free1", "p2", 1280)] {
+        world.set_mtu(host, mtu).expect("a link");
+        for (host, device) in [(host, "eth0"), (far, device)] {
+            let link = said(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
+            assert!(link.contains(&format!(" mtu {mtu} ")), "{host}, live: {link}");
+        }
+    }
+    assert!(world.set_mtu("router-az1", 1500).is_err_and(|error| error.to_string().contains("router-az1")));
     world.add_gateway("gw-1c", "az2", "b1").expect("as the others of its backend");
     assert!(said(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"]).expect("a link").contains(" mtu 1400 "));
 }

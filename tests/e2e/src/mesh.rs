@@ -1,5 +1,6 @@
 //! A world with the whole mesh in it, made from `tests/e2e/worlds/*.yaml`; gone when the test process ends, however it ends.
 
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -110,6 +111,40 @@ impl Mesh {
             .output()
             .expect("canal starts");
         Said::new(format!("canal {}", argv.join(" ")), out)
+    }
+
+    /// The sum of a metric family's series that have all of these labels, as `name="value"`, at one host. Agents read their programs'
+    /// counters every two seconds.
+    pub fn counted(&self, host: &str, family: &str, labels: &[&str]) -> u64 {
+        let metrics = self.run(host, &["curl", "-sS", "--max-time", "5", "http://127.0.0.1:15020/metrics"]).ok();
+        let of_family = metrics.lines().filter(|l| l.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' '])));
+        let series = of_family.filter(|l| labels.iter().all(|label| l.contains(label)));
+        series.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// The addresses that a name has for a pod, of both families, each once; empty if it has none.
+    pub fn resolve(&self, pod: &str, name: &str) -> Vec<IpAddr> {
+        let said = self.run(pod, &["getent", "ahosts", name]);
+        let mut all: Vec<IpAddr> = said.stdout.lines().filter_map(|l| l.split_whitespace().next()?.parse().ok()).collect();
+        all.sort();
+        all.dedup();
+        all
+    }
+
+    /// Applies these objects for a tenant and waits until every data plane runs with them.
+    pub fn apply(&self, tenant: &str, yaml: &str) {
+        let dir = tempfile::tempdir().expect("a temporary directory");
+        let file = dir.path().join("objects.yaml");
+        std::fs::write(&file, yaml).expect("a file in a temporary directory");
+        self.canal(&["apply", "--tenant", tenant, "--wait", "10", "-f", &file.to_string_lossy()]).ok();
+    }
+
+    /// The replicas of an AZ to which a service's new sessions go, in the plan of this moment.
+    pub fn heads(&self, service: &str, az: &str) -> Vec<String> {
+        let status = self.canal(&["gateway", "status", service, "-o", "json"]).json();
+        let tables = status["tables"].as_array().into_iter().flatten().filter(|table| table["az"] == az);
+        let seats = tables.filter_map(|table| table["seats"].as_array()).flatten().filter(|seat| seat["heads"].as_u64() > Some(0));
+        seats.filter_map(|seat| seat["replica"].as_str().map(str::to_string)).collect()
     }
 
     /// Every data plane is connected and runs the newest generation that concerns it.

@@ -1,0 +1,192 @@
+//! Path MTU through the whole tier: links that become narrow under a running transfer, senders that are told by ICMP, and nothing that vanishes
+//! without a word. Every byte is checked by the client; transfers are slow enough (by their pods' links) that a change meets them half way.
+
+use std::net::{IpAddr, UdpSocket};
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use canal_e2e::{Heard, Icmp, Mesh};
+use canal_world::topology::Rate;
+
+/// Bytes each way.
+const SIZE: &str = "10485760";
+/// Of the clients' links: two transfers at once take more than a second.
+const RATE: Rate = Rate { bits: 160_000_000 };
+/// When the change comes.
+const HALF_WAY: Duration = Duration::from_millis(500);
+/// Agents read their programs' counters every two seconds.
+const SEEN_WITHIN: Duration = Duration::from_secs(6);
+const TENANTS: [&str; 2] = ["alpha", "beta"];
+/// AZ 1's part of the tier.
+const TIER1: [&str; 5] = ["edge-1", "gw-1", "gw-2", "gw-3", "gw-6"];
+/// AZ 2's.
+const TIER2: [&str; 3] = ["edge-2", "gw-4", "gw-5"];
+
+fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
+    let of_az = |az: &str| usize::from(az == "az2");
+    let mesh = Mesh::up_with("tier.yaml", name, |topology| {
+        for (parts, args) in [(&mut topology.edges, edges), (&mut topology.gateways, gateways)] {
+            for part in parts {
+                let own = args[of_az(&part.az)].iter().map(|a| a.to_string());
+                part.process.as_mut().expect("it runs").args.extend(own);
+            }
+        }
+        for pod in topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.pods).filter(|pod| pod.name.starts_with("client")) {
+            pod.rate = Some(RATE);
+        }
+    });
+    for pod in TENANTS.iter().flat_map(|tenant| ["client-0", "client-far-0"].map(|pod| format!("{tenant}/default/{pod}"))) {
+        until(Duration::from_secs(20), &format!("{pod} is served"), || {
+            let url = "http://web-0.default.svc.cluster.local:80/blob?size=10";
+            mesh.run(&pod, &["curl", "-sSf", "--max-time", "2", "-o", "/dev/null", url]).code == Some(0)
+        });
+    }
+    mesh
+}
+
+fn until(within: Duration, what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// One transfer both ways at once for each tenant and family, from these pods. Meshed pods dial the service's VIP, others its gateway address.
+fn begin(mesh: &Mesh, pod: &str) -> Vec<(String, Child)> {
+    let mut all = Vec::new();
+    for tenant in TENANTS {
+        let pod = format!("{tenant}/default/{pod}");
+        let addresses = mesh.resolve(&pod, "web-0.default.svc.cluster.local");
+        assert_eq!(addresses.len(), 2, "{pod}: web-0 has both families: {addresses:?}");
+        for address in addresses {
+            let host = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
+            let url = format!("http://{host}:80");
+            let child = mesh.spawn(&pod, &["timeout", "20", "canal-samples", "blob-client", &url, "--mode", "echo", "--size", SIZE]);
+            all.push((format!("{pod} to {url}"), child));
+        }
+    }
+    all
+}
+
+/// The change happens under the transfers, and they end with every byte right.
+fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
+    let started = Instant::now();
+    let mut all = begin(mesh, pod);
+    std::thread::sleep(HALF_WAY);
+    change();
+    for (transfer, child) in &mut all {
+        assert!(child.try_wait().expect("a child").is_none(), "{what}: {transfer} was over before the change");
+    }
+    for (transfer, child) in all {
+        let said = mesh.end(&format!("{what}: {transfer}"), child);
+        assert_eq!(said.code, Some(0), "{what}: {transfer}: {said:?}\n{}", drops(mesh));
+        assert_eq!(said.json()["ok"], true, "{what}: {transfer}");
+    }
+    println!("{what}: 10 MiB each way, twice for each tenant, in {:.1} s", started.elapsed().as_secs_f64());
+}
+
+fn edge(mesh: &Mesh, edge: &str, what: &str) -> u64 {
+    mesh.counted(edge, "canal_edge_packets_total", &[&format!("what=\"{what}\"")])
+}
+
+/// Fragments that edges and replicas had to drop.
+fn fragments(mesh: &Mesh) -> u64 {
+    let edges = ["edge-1", "edge-2"].iter().map(|host| edge(mesh, host, "drop_fragment"));
+    let replicas = TIER1[1..].iter().chain(&TIER2[1..]);
+    edges.chain(replicas.map(|host| mesh.counted(host, "canal_redirector_packets_total", &["what=\"drop_fragment\""]))).sum()
+}
+
+/// For a failing test's output.
+fn drops(mesh: &Mesh) -> String {
+    let mut out = String::new();
+    for host in TIER1.iter().chain(&TIER2) {
+        let metrics = mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
+        let told = metrics.lines().filter(|l| l.contains("_packets_total{") && (l.contains("drop_") || l.contains("too_big")));
+        told.filter(|l| !l.ends_with(" 0")).for_each(|l| out.push_str(&format!("{host}: {l}\n")));
+    }
+    out
+}
+
+/// What replicas' kernels heard of their packets' fate, IPv4 and IPv6.
+fn told_replicas(mesh: &Mesh) -> [u64; 2] {
+    let mut sums = [0, 0];
+    for gateway in &TIER1[1..] {
+        let said = mesh.run(gateway, &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"]).ok();
+        for (sum, name) in sums.iter_mut().zip(["IcmpInDestUnreachs", "Icmp6InPktTooBigs"]) {
+            *sum +=
+                said.lines().filter(|l| l.starts_with(name)).filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
+        }
+    }
+    sums
+}
+
+fn set_mtu(mesh: &Mesh, hosts: &[&str], mtu: u32) {
+    hosts.iter().for_each(|host| mesh.world.set_mtu(host, mtu).unwrap_or_else(|e| panic!("{host}: {e}")));
+}
+
+/// With nothing set, the tier asks of the underlay 50 bytes more than `--tier-mtu`, and not one more; links of pods, in front and behind,
+/// may narrow at any time: who sends hears of it, through the edge, as the address that it dialled.
+#[test]
+fn transfers_go_on_when_links_narrow() {
+    let mesh = mesh("e2e-mtu", [&[], &[]], [&[], &[]]);
+    check(&mesh, "client-0", "as it comes", || {});
+    check(&mesh, "client-0", "the tier's links narrow to 1500", || set_mtu(&mesh, &TIER1, 1500));
+    set_mtu(&mesh, &TIER1, 1600);
+
+    let translated = edge(&mesh, "edge-1", "icmp_translated");
+    let clients = TENANTS.map(|tenant| format!("{tenant}/default/client-0"));
+    check(&mesh, "client-0", "the clients' links narrow to 1300", || set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1300));
+    until(SEEN_WITHIN, "errors about answers are translated", || edge(&mesh, "edge-1", "icmp_translated") > translated);
+    set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1500);
+
+    let before = told_replicas(&mesh);
+    let servers: Vec<String> = TENANTS.iter().flat_map(|t| ["web-0", "web-1"].map(|pod| format!("{t}/default/{pod}"))).collect();
+    let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
+    check(&mesh, "client-0", "the endpoints' links narrow to 1300", || set_mtu(&mesh, &servers, 1300));
+    let after = told_replicas(&mesh);
+    assert!(after[0] > before[0], "no replica heard that what it dialled has become narrow: {before:?}, {after:?}");
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));
+}
+
+/// AZ 1: an edge that takes less than its replicas say, so that senders learn it by ICMP only. AZ 2: edge and replicas that were told of a
+/// narrow underlay before it became so.
+#[test]
+fn a_narrow_tier_is_told_to_senders() {
+    let narrow_edge: &[&str] = &["--mtu", "1350"];
+    let mesh = mesh("e2e-mtu-n", [narrow_edge, narrow_edge], [&[], &["--tier-mtu", "1350"]]);
+    check(&mesh, "client-0", "the edge takes 1350 bytes", || {});
+    until(SEEN_WITHIN, "senders are told", || edge(&mesh, "edge-1", "too_big") > 0);
+    check(&mesh, "client-far-0", "all of a tier's links narrow to 1400, as it was told", || set_mtu(&mesh, &TIER2, 1400));
+    std::thread::sleep(Duration::from_secs(2));
+    assert_eq!(fragments(&mesh), 0, "{}", drops(&mesh));
+    oversize_datagrams_are_answered_as_the_gateway_address(&mesh);
+}
+
+/// A datagram that is too big, from a tenant's pod: the ICMP error is from the address that it was for, and about that address. (Both tenants
+/// have the same addresses; each hears its own.)
+fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
+    for tenant in TENANTS {
+        let pod = format!("{tenant}/default/client-0");
+        let seat = mesh.world.host(&pod).unwrap().seat;
+        let own: [IpAddr; 2] = [seat.ip4.expect("dual stack").into(), seat.ip6.expect("dual stack").into()];
+        for address in mesh.resolve("beta/default/client-0", "tcp.default.svc.cluster.local") {
+            let is_v6 = address.is_ipv6();
+            let icmp = Icmp::open(&mesh.world, &pod, is_v6);
+            let from: IpAddr = own[usize::from(is_v6)];
+            let before = edge(mesh, "edge-1", "too_big");
+            let socket = mesh.world.inside(&pod, || UdpSocket::bind((from, 0))).unwrap().unwrap();
+            let source = socket.local_addr().unwrap();
+            // 1,500 bytes with its headers: what the pod's link takes.
+            socket.send_to(&vec![0; if is_v6 { 1452 } else { 1472 }], (address, 9)).unwrap();
+            let heard = icmp.hear_one(Duration::from_secs(2), |h| h.about.is_some_and(|(about, ..)| about == source));
+            let kind = if is_v6 { (2, 0) } else { (3, 4) };
+            let expected = Heard { from: address, kind, mtu: 1350, about: Some((source, (address, 9).into(), 17)) };
+            assert_eq!(heard, Some(expected), "{pod} to {address}");
+            let route = mesh.run(&pod, &["ip", "route", "get", &address.to_string()]).ok();
+            assert!(route.contains("mtu 1350"), "{pod} has learned: {route}");
+            until(SEEN_WITHIN, "it is counted", || edge(mesh, "edge-1", "too_big") > before);
+        }
+    }
+}
