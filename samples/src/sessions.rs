@@ -48,6 +48,8 @@ pub struct SessionsArgs {
 struct Tally {
     opened: u64,
     exchanges: u64,
+    /// Whether it was open, and had been answered, when the time was over.
+    held: u64,
     /// Sessions that ended before their time, by kind.
     broken: BTreeMap<String, u64>,
     /// The first of them: when, from which port, after how many exchanges, and why.
@@ -62,6 +64,7 @@ impl Tally {
     fn merge(&mut self, other: Tally) {
         self.opened += other.opened;
         self.exchanges += other.exchanges;
+        self.held += other.held;
         for (from, into) in [(other.broken, &mut self.broken), (other.unopened, &mut self.unopened)] {
             for (kind, n) in from {
                 *into.entry(kind).or_default() += n;
@@ -95,7 +98,7 @@ pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
     let (broken, unopened) = (whole.broken.values().sum::<u64>(), whole.unopened.values().sum::<u64>());
     Ok(json!({
         "ok": broken == 0 && unopened == 0 && whole.opened >= args.count as u64,
-        "sessions": args.count, "opened": whole.opened, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
+        "sessions": args.count, "opened": whole.opened, "held": whole.held, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
         "broken_by": whole.broken, "breaks": whole.breaks, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
     }))
 }
@@ -114,6 +117,8 @@ async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Ins
                     *tally.broken.entry(problem.kind().to_string()).or_default() += 1;
                     let (at, exchanges) = (started.elapsed().as_secs_f64(), tally.exchanges - before);
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
+                } else {
+                    tally.held += u64::from(tally.exchanges > before);
                 }
             }
             Some(Err(problem)) => *tally.unopened.entry(problem.kind().to_string()).or_default() += 1,
@@ -201,7 +206,7 @@ mod tests {
         });
         let report = run(&args(address, 1, 0.6)).await.unwrap();
         assert_eq!((&report["broken"], &report["unopened"], &report["opened"]), (&json!(1), &json!(0), &json!(2)), "{report}");
-        assert_eq!(report["ok"], false);
+        assert_eq!((&report["ok"], &report["held"]), (&json!(false), &json!(1)));
         server.abort();
     }
 
@@ -209,7 +214,7 @@ mod tests {
     async fn what_cannot_be_opened_is_counted() {
         let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
         let report = run(&args(format!("127.0.0.1:{port}"), 2, 0.2)).await.unwrap();
-        assert!(report["unopened"].as_u64().unwrap() >= 2, "{report}");
+        assert!(report["unopened"].as_u64().unwrap() >= 2 && report["held"] == 0, "{report}");
         assert!(run(&args("127.0.0.1:1".into(), SESSIONS_MAX + 1, 1.0)).await.is_err());
     }
 }

@@ -1,46 +1,123 @@
-//! Table 5 as a cost model: VMs of a region before and after redirectors and tunnels. Nothing is measured here: costs are arguments, and
-//! every assumption is printed with the result.
+//! Table 5 as a cost model: VMs of a region before and after redirectors and tunnels. Nothing is measured here: costs are what
+//! `canal-bench-tier` measured, or arguments, and every one and every assumption is printed with the result.
 
 use std::fmt::Write;
+use std::path::PathBuf;
 
-use anyhow::ensure;
+use anyhow::{Context, ensure};
+use serde_json::Value;
 
-/// Measured costs, and what a region is like.
-#[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Costs {
-    /// CPU of the gateway's L7 work per request, µs. Default: 13.5 × the redirector's, the middle of the paper's 12 to 15 (§4.4).
-    #[arg(long, default_value_t = 27.0)]
-    l7_us: f64,
-    /// CPU of the redirector per packet, µs. Default: assumed; measure it.
-    #[arg(long, default_value_t = 0.2)]
-    redirector_us: f64,
-    /// Packets into a replica per request. Default: assumed (request, acknowledgement, and the endpoint's answers).
-    #[arg(long, default_value_t = 10.0)]
-    packets: f64,
-    /// CPU of taking a packet out of its tunnel, µs. Default: assumed; measure it.
-    #[arg(long, default_value_t = 0.2)]
-    tunnel_us: f64,
-    /// CPU of a load balancer's hop per request, µs. Default: assumed, as the redirector's work twice over.
-    #[arg(long, default_value_t = 4.0)]
-    lb_us: f64,
-    /// Sessions at the underlay of a replica without tunnels. Default: the 100,000 client sessions.
-    #[arg(long, default_value_t = 100_000.0)]
-    sessions: f64,
-    /// Sessions at the underlay of a replica with tunnels. Default: 10 × cores for 4 cores (§4.4).
-    #[arg(long, default_value_t = 40.0)]
-    tunnel_sessions: f64,
-    /// Sessions of a replica to endpoints, for each client session: they need room at the underlay, too. Default: assumed pooling.
-    #[arg(long, default_value_t = 0.5)]
-    upstream: f64,
-    /// How full the session table may be. Default: §3.2's 90 %.
+/// What was measured, by the machine and the commands that are written in it.
+const MEASURED: &str = include_str!("../measured.json");
+
+/// Measured costs, and what a region is like. What is not given is taken from the measured file.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Flags {
+    /// Figures that `canal-bench-tier PART --json FILE` measured. Default: those that were measured for this version
+    #[arg(long, value_name = "FILE")]
+    measured: Option<PathBuf>,
+    /// Take the figures of a load with a connection for each request, in place of keep-alive
+    #[arg(long)]
+    connection_per_request: bool,
+    /// CPU of the gateway's L7 work per request, µs
+    #[arg(long)]
+    l7_us: Option<f64>,
+    /// CPU of the redirector per packet, µs
+    #[arg(long)]
+    redirector_us: Option<f64>,
+    /// Packets into a replica per request
+    #[arg(long)]
+    packets: Option<f64>,
+    /// CPU of taking a packet out of its tunnel, µs
+    #[arg(long)]
+    tunnel_us: Option<f64>,
+    /// CPU of a load balancer's hop per request, µs
+    #[arg(long)]
+    lb_us: Option<f64>,
+    /// Client sessions of a replica
+    #[arg(long)]
+    sessions: Option<f64>,
+    /// Sessions at the underlay of a replica with tunnels
+    #[arg(long)]
+    tunnel_sessions: Option<f64>,
+    /// Sessions of a replica to endpoints, for each client session: they need room at the underlay, too
+    #[arg(long)]
+    upstream: Option<f64>,
+    /// How full the session table may be. Default: §3.2's 90 %
     #[arg(long, default_value_t = 0.9)]
     session_level: f64,
-    /// CPU in use when sessions are at that level. Default: §3.2's 20 %.
+    /// CPU in use when sessions are at that level. Default: §3.2's 20 %
     #[arg(long, default_value_t = 0.2)]
     cpu_at_level: f64,
-    /// How busy a VM's CPU may be. Default: assumed; the paper gives none. The rows below the result show others.
+    /// How busy a VM's CPU may be. Default: assumed; the paper gives none. The rows below the result show others
     #[arg(long, default_value_t = 0.35)]
     cpu_level: f64,
+}
+
+/// All that the model computes with.
+#[derive(Debug, Clone, PartialEq)]
+struct Costs {
+    l7_us: f64,
+    redirector_us: f64,
+    packets: f64,
+    tunnel_us: f64,
+    lb_us: f64,
+    sessions: f64,
+    tunnel_sessions: f64,
+    upstream: f64,
+    session_level: f64,
+    cpu_at_level: f64,
+    cpu_level: f64,
+    /// Where each measured figure is from.
+    sources: Vec<String>,
+}
+
+impl Flags {
+    fn costs(&self) -> anyhow::Result<Costs> {
+        let text = match &self.measured {
+            Some(file) => std::fs::read_to_string(file).with_context(|| file.display().to_string())?,
+            None => MEASURED.to_string(),
+        };
+        self.costs_of(&serde_json::from_str(&text).context("the measured figures")?)
+    }
+
+    /// Flags before what was measured.
+    fn costs_of(&self, measured: &Value) -> anyhow::Result<Costs> {
+        let load = if self.connection_per_request { "connection_per_request" } else { "keep_alive" };
+        let packets = number(measured, &format!("/cost/{load}/packets"))?;
+        let redirector = number(measured, &format!("/cost/{load}/redirector_us"))? / packets;
+        let (count, replicas) = (number(measured, "/sessions/count")?, number(measured, "/sessions/aggregated/replicas")?);
+        let inside = number(measured, "/sessions/aggregated/inside")?;
+        let sections = ["cost", "disaggregation", "hop", "sessions"];
+        let source = |section: &str| format!("{} ({})", text(measured, section, "command"), text(measured, section, "machine"));
+        Ok(Costs {
+            l7_us: self.l7_us.map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?,
+            redirector_us: self.redirector_us.unwrap_or(redirector),
+            packets: self.packets.unwrap_or(packets),
+            tunnel_us: self.tunnel_us.map_or_else(|| Ok::<_, anyhow::Error>(number(measured, "/disaggregation/tunnel_ns")? / 1e3), Ok)?,
+            lb_us: self.lb_us.map_or_else(|| number(measured, "/hop/lb_us"), Ok)?,
+            sessions: self.sessions.unwrap_or(count / replicas),
+            tunnel_sessions: match self.tunnel_sessions {
+                Some(given) => given,
+                None => number(measured, "/sessions/aggregated/underlay")? / replicas,
+            },
+            upstream: self.upstream.unwrap_or(inside / count - 1.0),
+            session_level: self.session_level,
+            cpu_at_level: self.cpu_at_level,
+            cpu_level: self.cpu_level,
+            sources: sections.map(source).to_vec(),
+        })
+    }
+}
+
+fn number(measured: &Value, path: &str) -> anyhow::Result<f64> {
+    let number = measured.pointer(path).and_then(Value::as_f64).filter(|n| n.is_finite() && *n >= 0.0);
+    let part = path.split('/').nth(1).unwrap_or_default();
+    number.with_context(|| format!("{path} is not among the measured figures: run `canal-bench-tier {part} --json FILE`"))
+}
+
+fn text<'a>(measured: &'a Value, section: &str, what: &str) -> &'a str {
+    measured[section][what].as_str().unwrap_or("not said")
 }
 
 /// The paper's Table 5 in percent: redirector, tunneling, both.
@@ -81,7 +158,18 @@ impl Costs {
         }
         let costs = [("l7-us", self.l7_us), ("sessions", self.sessions)];
         for (name, cost) in costs {
-            ensure!(cost > 0.0, "--{name} {cost} is out of range: use a positive number");
+            ensure!(cost.is_finite() && cost > 0.0, "--{name} {cost} is out of range: use a positive number");
+        }
+        let more = [
+            ("redirector-us", self.redirector_us),
+            ("packets", self.packets),
+            ("tunnel-us", self.tunnel_us),
+            ("lb-us", self.lb_us),
+            ("tunnel-sessions", self.tunnel_sessions),
+            ("upstream", self.upstream),
+        ];
+        for (name, cost) in more {
+            ensure!(cost.is_finite() && cost >= 0.0, "--{name} {cost} is out of range: use a number of 0 or more");
         }
         Ok(())
     }
@@ -95,7 +183,8 @@ impl Vms {
     }
 }
 
-pub(crate) fn figure(costs: &Costs) -> anyhow::Result<String> {
+pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
+    let costs = &flags.costs()?;
     costs.check()?;
     let mut text = String::new();
     assumptions(&mut text, costs)?;
@@ -116,6 +205,10 @@ pub(crate) fn figure(costs: &Costs) -> anyhow::Result<String> {
     for level in [0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8] {
         writeln!(text, "{}", row(&format!("{:.0} %", 100.0 * level), costs.vms(level).saved()))?;
     }
+    writeln!(text, "\nby sessions to endpoints for each client session")?;
+    for upstream in [0.0, 0.25, 0.5, 1.0] {
+        writeln!(text, "{}", row(&format!("{upstream}"), Costs { upstream, ..costs.clone() }.vms(costs.cpu_level).saved()))?;
+    }
     Ok(text)
 }
 
@@ -126,6 +219,10 @@ fn row(name: &str, (redirector, tunneling, both): (f64, f64, f64)) -> String {
 fn assumptions(text: &mut String, costs: &Costs) -> std::fmt::Result {
     let [full, used, level] = [costs.session_level, costs.cpu_at_level, costs.cpu_level].map(|share| 100.0 * share);
     let (redirector, tunnels) = (costs.packets * costs.redirector_us, costs.packets * costs.tunnel_us);
+    writeln!(text, "measured, where no flag says otherwise")?;
+    for source in &costs.sources {
+        writeln!(text, "  {source}")?;
+    }
     writeln!(text, "assumptions")?;
     writeln!(
         text,
@@ -137,18 +234,18 @@ fn assumptions(text: &mut String, costs: &Costs) -> std::fmt::Result {
     )?;
     writeln!(
         text,
-        "  load balancers are VMs of the same kind and hold each client session once; a replica holds {} more for each, to endpoints.",
+        "  load balancers are VMs of the same kind and hold each client session once; a replica holds {:.2} more for each, to endpoints.",
         costs.upstream
     )?;
     writeln!(
         text,
-        "  per request: L7 {} µs, redirector {redirector} µs ({:.1} × less), tunnels {tunnels} µs, load balancer {} µs.",
+        "  per request: L7 {:.1} µs, redirector {redirector:.2} µs ({:.0} × less), tunnels {tunnels:.2} µs, load balancer {:.1} µs.",
         costs.l7_us,
         costs.l7_us / redirector,
         costs.lb_us
     )?;
     let sessions = costs.sessions * (1.0 + costs.upstream);
-    writeln!(text, "  sessions of a replica at the underlay: {sessions} without tunnels, {} with.", costs.tunnel_sessions)
+    writeln!(text, "  sessions of a replica at the underlay: {sessions:.0} without tunnels, {:.0} with.", costs.tunnel_sessions)
 }
 
 /// What the paper's regions must be like if this model is right.
@@ -170,6 +267,61 @@ fn implied(text: &mut String, costs: &Costs) -> std::fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn measured() -> Value {
+        serde_json::from_str(MEASURED).unwrap()
+    }
+
+    #[test]
+    fn the_committed_figures_are_whole_and_flags_go_before_them() {
+        for connection_per_request in [false, true] {
+            let flags = Flags { connection_per_request, ..Flags::default() };
+            let costs = flags.costs_of(&measured()).unwrap();
+            assert!(costs.sources.iter().all(|s| s.contains("canal-bench-tier") && s.contains("Linux")), "{:?}", costs.sources);
+            let given = Flags { l7_us: Some(27.0), packets: Some(10.0), redirector_us: Some(0.2), upstream: Some(0.5), ..flags };
+            let want = Costs { l7_us: 27.0, packets: 10.0, redirector_us: 0.2, upstream: 0.5, ..costs };
+            assert_eq!(given.costs_of(&measured()).unwrap(), want);
+        }
+    }
+
+    #[test]
+    fn a_missing_figure_names_the_command_that_measures_it() {
+        for section in ["cost", "disaggregation", "hop", "sessions"] {
+            let mut without = measured();
+            without[section] = Value::Null;
+            let error = Flags::default().costs_of(&without).unwrap_err().to_string();
+            assert!(error.contains(&format!("canal-bench-tier {section} --json")), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_bounded_by_sessions_is_saved_by_tunnels_and_what_is_bounded_by_cpu_is_not() {
+        let costs = Costs {
+            l7_us: 20.0,
+            redirector_us: 0.5,
+            packets: 2.0,
+            tunnel_us: 0.5,
+            lb_us: 0.0,
+            sessions: 1000.0,
+            tunnel_sessions: 20.0,
+            upstream: 1.0,
+            session_level: 0.9,
+            cpu_at_level: 0.2,
+            cpu_level: 1.0,
+            sources: Vec::new(),
+        };
+        // Half a balancer for each replica; then a fifth of a replica, and a tenth more for redirector and tunnels.
+        for (name, costs, want) in [
+            ("sessions", costs.clone(), (1.5, 1.0, 0.22)),
+            ("CPU", Costs { cpu_at_level: 1.0, ..costs.clone() }, (1.5, 1.05, 1.1)),
+            ("no endpoints' sessions", Costs { upstream: 0.0, ..costs }, (2.0, 1.0, 0.22)),
+        ] {
+            let vms = costs.vms(costs.cpu_level);
+            for (got, want) in [(vms.before, want.0), (vms.redirector, want.1), (vms.both, want.2)] {
+                assert!((got - want).abs() < 1e-9, "{name}: {got}, not {want}");
+            }
+        }
+    }
 
     #[test]
     fn the_papers_columns_multiply() {

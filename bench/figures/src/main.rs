@@ -25,7 +25,7 @@ enum Figure {
     /// The blast radius of 1 to 8 failures at once: shuffle sharding beside plain sharding.
     Blast(blast::Arguments),
     /// Table 5: what redirectors and tunnels save, from measured costs.
-    Cost(cost::Costs),
+    Cost(cost::Flags),
 }
 
 fn main() -> anyhow::Result<()> {

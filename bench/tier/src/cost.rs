@@ -2,24 +2,27 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::{Value, json};
+
 use crate::programs::{self, Counting, Ran};
+use crate::record::Record;
 use crate::scene::{Scene, machine_us, number};
 
 const CLIENT: &str = "hop/default/client-0";
 const URL: &str = "http://web.default:80/blob?size=100";
 
-pub(crate) fn run(seconds: u32) -> anyhow::Result<()> {
-    let scene = Scene::up(|_, _| {})?;
+pub(crate) fn run(seconds: u32, record: &Record) -> anyhow::Result<()> {
+    let scene = Scene::up("world.yaml", |_, _| {})?;
     scene.until_served(CLIENT, URL)?;
     println!("| load | part | CPU per packet | packets per request | CPU per request |");
     println!("|---|---|---|---|---|");
-    for (name, extra) in [("keep-alive", [].as_slice()), ("a connection per request", &["--no-keepalive"])] {
-        measure(&scene, name, extra, seconds)?;
-    }
-    Ok(())
+    let keep_alive = measure(&scene, "keep-alive", &[], seconds)?;
+    let per_request = measure(&scene, "a connection per request", &["--no-keepalive"], seconds)?;
+    record.put("cost", json!({ "keep_alive": keep_alive, "connection_per_request": per_request }))
 }
 
-fn measure(scene: &Scene, name: &str, extra: &[&str], seconds: u32) -> anyhow::Result<()> {
+/// Prints a load's rows; what of them others compute with.
+fn measure(scene: &Scene, name: &str, extra: &[&str], seconds: u32) -> anyhow::Result<Value> {
     let seconds = seconds.to_string();
     let load: Vec<&str> = ["load", URL, "-c", "16", "-d", &seconds].into_iter().chain(extra.iter().copied()).collect();
     scene.sample(CLIENT, &["load", URL, "-c", "16", "-d", "1"])?;
@@ -42,10 +45,11 @@ fn measure(scene: &Scene, name: &str, extra: &[&str], seconds: u32) -> anyhow::R
     }
     println!("| {name} | gateway process, Layer 7 | | | {gateway:.1} µs |");
     println!("| {name} | the whole machine, client and server included | | | {machine:.1} µs |");
-    let redirector = ran.iter().find(|(program, _)| program.starts_with("canal_redirect")).map_or(0.0, |(_, each)| each.ns / 1e3);
-    println!("| {name} | gateway / redirector | | | {:.0} x (paper: 12-15 x) |", gateway / redirector);
+    let redirector = ran.iter().find(|(program, _)| program.starts_with("canal_redirect")).map(|(_, each)| *each).unwrap_or_default();
+    let redirector_us = redirector.ns / 1e3;
+    println!("| {name} | gateway / redirector | | | {:.0} x (paper: 12-15 x) |", gateway / redirector_us);
     println!("| {name} | requests {requests}, failed {} | | | |", report["failed"]);
-    Ok(())
+    Ok(json!({ "l7_us": gateway, "redirector_us": redirector_us, "packets": redirector.runs }))
 }
 
 fn gateways_us(scene: &Scene) -> anyhow::Result<f64> {

@@ -4,7 +4,9 @@
 use std::fmt::Write;
 
 use anyhow::Context;
+use serde_json::json;
 
+use crate::record::Record;
 use crate::scene::{Scene, machine_us, number};
 
 const CLIENT: &str = "hop/default/client-0";
@@ -14,11 +16,11 @@ const PLAIN_PORT: u16 = 8099;
 const LB_PORT: u16 = 8098;
 const TURNS: usize = 3;
 
-pub(crate) fn run(rate: u32, seconds: u32) -> anyhow::Result<()> {
+pub(crate) fn run(rate: u32, seconds: u32, record: &Record) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let config = dir.path().join("haproxy.cfg");
     let mut lb = None;
-    let scene = Scene::up(|topology, plan| {
+    let scene = Scene::up("world.yaml", |topology, plan| {
         let address = |host: &str| plan.host(host).map(|h| h.ip4);
         let mut text =
             String::from("global\n  nbthread 1\ndefaults\n  mode tcp\n  timeout connect 2s\n  timeout client 60s\n  timeout server 60s\n");
@@ -37,41 +39,44 @@ pub(crate) fn run(rate: u32, seconds: u32) -> anyhow::Result<()> {
     let mut balancer =
         scene.world.exec("lb", &["haproxy", "-db", "-f", &config])?.spawn().context("haproxy; setup/install bench installs it")?;
     let paths = [("edge and redirector", TIER.to_string()), ("HAProxy hop", format!("http://{ip}:{LB_PORT}/blob?size=100"))];
-    let outcome = compare(&scene, &paths, rate, seconds);
+    let outcome = compare(&scene, &paths, rate, seconds, record);
     // It dies with its world anyway.
     let _ = balancer.kill();
     let _ = balancer.wait();
     outcome
 }
 
-fn compare(scene: &Scene, paths: &[(&str, String)], rate: u32, seconds: u32) -> anyhow::Result<()> {
+fn compare(scene: &Scene, paths: &[(&str, String)], rate: u32, seconds: u32, record: &Record) -> anyhow::Result<()> {
     let (rate, seconds) = (rate.to_string(), seconds.to_string());
-    let mut rows: Vec<Vec<[f64; 4]>> = vec![Vec::new(); paths.len()];
+    let mut rows: Vec<Vec<[f64; 5]>> = vec![Vec::new(); paths.len()];
     for turn in 0..TURNS {
         for (at, (name, url)) in paths.iter().enumerate() {
             scene.until_served(CLIENT, url).with_context(|| (*name).to_string())?;
             eprintln!("turn {}/{TURNS}: {name}", turn + 1);
-            let before = machine_us()?;
+            let before = (machine_us()?, scene.cpu_us("lb")?);
             let report = scene.sample(CLIENT, &["load", url, "-c", "16", "-r", &rate, "-d", &seconds])?;
-            let spent = machine_us()? - before;
+            let (spent, balancer) = (machine_us()? - before.0, scene.cpu_us("lb")? - before.1);
+            let requests = number(&report, "succeeded")?;
             let latency = |field: &str| report["latency_ms"][field].as_f64().with_context(|| format!("latency_ms.{field}: {report}"));
-            rows[at].push([latency("p50")?, latency("p90")?, latency("p99")?, spent / number(&report, "succeeded")?]);
+            rows[at].push([latency("p50")?, latency("p90")?, latency("p99")?, spent / requests, balancer / requests]);
         }
     }
-    println!("| path | p50 ms | p90 ms | p99 ms | whole machine's CPU per request, µs |");
-    println!("|---|---|---|---|---|");
-    let medians: Vec<[f64; 4]> = rows.iter().map(|row| std::array::from_fn(|field| median(row.iter().map(|run| run[field])))).collect();
+    println!("| path | p50 ms | p90 ms | p99 ms | whole machine's CPU per request, µs | HAProxy's process |");
+    println!("|---|---|---|---|---|---|");
+    let medians: Vec<[f64; 5]> = rows.iter().map(|row| std::array::from_fn(|field| median(row.iter().map(|run| run[field])))).collect();
     for ((name, _), m) in paths.iter().zip(&medians) {
-        println!("| {name} | {:.3} | {:.3} | {:.3} | {:.0} |", m[0], m[1], m[2], m[3]);
+        println!("| {name} | {:.3} | {:.3} | {:.3} | {:.0} | {:.1} |", m[0], m[1], m[2], m[3], m[4]);
     }
     if let [tier, lb] = medians.as_slice() {
         println!(
-            "| HAProxy hop / tier | {:.2} | {:.2} | {:.2} | {:.2} |",
+            "| HAProxy hop / tier | {:.2} | {:.2} | {:.2} | {:.2} | |",
             lb[0] / tier[0],
             lb[1] / tier[1],
             lb[2] / tier[2],
             lb[3] / tier[3]
         );
+        let ms = |m: &[f64; 5]| json!({ "p50_ms": m[0], "p90_ms": m[1], "p99_ms": m[2], "machine_us": m[3] });
+        record.put("hop", json!({ "tier": ms(tier), "balancer": ms(lb), "lb_us": lb[4] }))?;
     }
     Ok(())
 }

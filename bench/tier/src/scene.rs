@@ -19,13 +19,18 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).to_path_buf()
 }
 
+/// Where this program and the others are.
+pub(crate) fn programs() -> anyhow::Result<PathBuf> {
+    Ok(std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf())
+}
+
 impl Scene {
-    /// Brings the world up with the topology changed by `change`; it goes when this value goes, however the process ends.
-    pub(crate) fn up(change: impl FnOnce(&mut Topology, &Plan)) -> anyhow::Result<Self> {
-        let mut topology = Topology::load(folder().join("world.yaml")).map_err(|problems| anyhow::anyhow!("world.yaml: {problems:?}"))?;
+    /// Brings the world of a file of this folder up, with the topology changed by `change`; it goes when this value goes, however the process ends.
+    pub(crate) fn up(file: &str, change: impl FnOnce(&mut Topology, &Plan)) -> anyhow::Result<Self> {
+        let mut topology = Topology::load(folder().join(file)).map_err(|problems| anyhow::anyhow!("{file}: {problems:?}"))?;
         let plan = Plan::of(&topology);
         change(&mut topology, &plan);
-        let bin = std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf();
+        let bin = programs()?;
         let options = Options { ephemeral: true, replace: true, bin_dirs: vec![bin], ..Options::default() };
         let world = World::up(&topology, &options)?;
         world.wait_ready(UP_WITHIN)?;
@@ -60,6 +65,16 @@ impl Scene {
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
+    }
+
+    /// Memory that a host's own process has in RAM, bytes.
+    pub(crate) fn resident(&self, host: &str) -> anyhow::Result<u64> {
+        let pid = self.world.host(host)?.pulse.pid.with_context(|| format!("{host} runs nothing"))?;
+        let file = format!("/proc/{pid}/status");
+        let status = std::fs::read_to_string(&file).context(file)?;
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let kib: u64 = line.trim().trim_end_matches(" kB").parse()?;
+        Ok(kib << 10)
     }
 
     /// CPU that a host's processes used, µs.

@@ -1,74 +1,183 @@
-//! Sessions that the server under a replica must track, as its session table sees them: with aggregation (edge → replica tunnels with few source
-//! ports), with a source port per flow as RFC 7348 recommends, and bare, which is what the inner sessions come to.
+//! Sessions that the servers under the replicas must track, as their session tables see them: with aggregation (edge → replica and back in
+//! tunnels with few source ports) and without, a source port per flow as RFC 7348 recommends. All client sessions are open at once.
 
-use std::time::Duration;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use canal_offload::sessions::Sessions;
+use serde_json::{Value, json};
 
-use crate::scene::{Scene, machine_us, number};
+use crate::record::Record;
+use crate::scene::{Scene, machine_us, number, programs};
 
-const CLIENT: &str = "many/default/client-0";
-const ECHO: &str = "tcp.default:7000";
-/// How fast sessions are opened, per second.
-const OPEN_RATE: u32 = 3000;
-/// How long all of them stay after the last was opened.
-const STAY: u32 = 20;
+/// How long all of them stay after the last was opened: longer than the pause between two words of one, so that each is heard.
+const STAY: Duration = Duration::from_secs(40);
+/// Between two words of a session.
+const PAUSE_MS: &str = "30000";
 
-pub(crate) fn run(count: u32) -> anyhow::Result<()> {
-    println!(
-        "| source ports | client sessions | held, broken | sessions at the underlay: tunnels | inside them | machine's CPU per session opened, µs |"
-    );
-    println!("|---|---|---|---|---|---|");
-    for (name, flag) in [("aggregated", None), ("one per flow", Some("--no-aggregate"))] {
-        measure(count, name, flag)?;
-    }
-    Ok(())
+/// How many, how fast.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Size {
+    /// Sessions that clients hold
+    #[arg(long, default_value_t = 100_000)]
+    count: u32,
+    /// Sessions opened per second
+    #[arg(long, default_value_t = 800)]
+    open_rate: u32,
 }
 
-fn measure(count: u32, name: &str, flag: Option<&str>) -> anyhow::Result<()> {
-    let scene = Scene::up(|topology, _| {
-        for edge in &mut topology.edges {
-            edge.process.as_mut().into_iter().for_each(|p| p.args.extend(flag.map(String::from)));
-        }
-        for gateway in &mut topology.gateways {
-            let limits = ["--max-connections", "1000000", "--max-tenant-connections", "1000000", "--max-requests", "1000000"];
-            gateway.process.as_mut().into_iter().for_each(|p| p.args.extend(limits.map(String::from)));
-        }
-    })?;
-    // A host has as many ports as there are; the default range is for hosts that serve too.
-    for host in [CLIENT, "gw-1", "gw-2"] {
-        scene.run(host, &["sysctl", "-qw", "net.ipv4.ip_local_port_range=1024 65535"])?;
-    }
-    scene.sample(CLIENT, &["sessions", ECHO, "-n", "10", "-d", "1"])?;
-    let tables: Vec<Sessions> = ["gw-1", "gw-2"].into_iter().map(|gateway| attach(&scene, gateway)).collect::<anyhow::Result<_>>()?;
-    let before = machine_us()?;
-    let seconds = count / OPEN_RATE + STAY;
-    let (targets, duration, all) = (addresses(&scene)?, seconds.to_string(), count.to_string());
-    let command = format!(
-        "ulimit -n 500000; exec canal-samples sessions {targets} -n {all} --open-rate {OPEN_RATE} --interval-ms 30000 -d {duration}"
-    );
-    let program = std::env::current_exe()?.parent().context("a program has a folder")?.join("canal-samples");
-    let command = command.replace("canal-samples", &program.to_string_lossy());
-    let said = scene.run(CLIENT, &["sh", "-c", &command])?;
-    let report: serde_json::Value = serde_json::from_str(&said).with_context(|| said.clone())?;
-    let spent = machine_us()? - before;
-    let (mut outer, mut inner) = (0, 0);
-    for table in &tables {
-        let (tunnels, sessions) = table.sessions()?;
-        outer += tunnels;
-        inner += sessions;
-    }
+/// What was seen while all sessions were open, and after.
+#[derive(Default)]
+struct Seen {
+    at_once: u64,
+    replicas: usize,
+    outer: u64,
+    inner: u64,
+    /// Of the replica with most: outer, inner.
+    most: (u64, u64),
+    looks: Looks,
+    resident: u64,
+    opened: f64,
+    held: f64,
+    broken: f64,
+    unopened: f64,
+    spent_us: f64,
+    took: Duration,
+}
+
+/// Looks at the kernel's sockets of all replicas.
+#[derive(Default)]
+struct Looks {
+    ok: f64,
+    not: f64,
+    us: f64,
+}
+
+pub(crate) fn run(size: &Size, record: &Record) -> anyhow::Result<()> {
     println!(
-        "| {name} | {count} | {}, {} | {outer} | {inner} | {:.0} |",
-        report["opened"],
-        report["broken"],
-        spent / number(&report, "opened")?
+        "| tunnels | client sessions open at once | broken, not opened | sessions at the underlay, all replicas | the replica with most | inside them | machine's CPU per session, opened and held |"
     );
-    drop(tables);
-    drop(scene);
-    std::thread::sleep(Duration::from_secs(1));
-    Ok(())
+    println!("|---|---|---|---|---|---|---|");
+    let (mut notes, mut kept) = (Vec::new(), json!({ "count": size.count }));
+    for (name, edge, gateway) in [("aggregated", None, &[][..]), ("one_per_flow", Some("--no-aggregate"), &["--tunnels", "0"])] {
+        let seen = measure(size, edge, gateway)?;
+        println!(
+            "| {} | {} (held to the end {}) | {}, {} | {} | {} | {} ({}) | {:.0} µs |",
+            name.replace('_', " "),
+            seen.at_once,
+            seen.held,
+            seen.broken,
+            seen.unopened,
+            seen.outer,
+            seen.most.0,
+            seen.inner,
+            seen.most.1,
+            seen.spent_us / seen.opened
+        );
+        kept[name] = json!({
+            "at_once": seen.at_once, "broken": seen.broken, "unopened": seen.unopened, "replicas": seen.replicas,
+            "underlay": seen.outer, "underlay_most": seen.most.0, "inside": seen.inner,
+        });
+        let Looks { ok, not, us } = seen.looks;
+        notes.push(format!(
+            "{name}: {:.0} s; looks of all replicas: {ok} whole, {not} not, {:.2} ms each; gateways' memory {} KiB per session",
+            seen.took.as_secs_f64(),
+            us / (ok + not).max(1.0) / 1e3,
+            seen.resident / 1024 / u64::from(size.count)
+        ));
+    }
+    notes.iter().for_each(|note| println!("{note}"));
+    record.put("sessions", kept)
+}
+
+fn measure(size: &Size, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<Seen> {
+    let scene = Scene::up("sessions.yaml", |topology, _| {
+        topology.edges.iter_mut().filter_map(|e| e.process.as_mut()).for_each(|p| p.args.extend(edge.map(String::from)));
+        let limits = ["--max-tenant-connections", "1000000", "--max-requests", "1000000", "--max-tenant-requests", "1000000"];
+        let args = || limits.iter().chain(gateway).map(ToString::to_string);
+        topology.gateways.iter_mut().filter_map(|g| g.process.as_mut()).for_each(|p| p.args.extend(args()));
+    })?;
+    let names: Vec<String> = scene.world.hosts()?.into_iter().map(|host| host.seat.name).collect();
+    let of = |part: &str| names.iter().filter(|n| n.starts_with(part)).cloned().collect::<Vec<_>>();
+    let (clients, gateways) = (of("many/default/client-"), of("gw-"));
+    let targets = addresses(&scene, &clients[0])?;
+    scene.sample(
+        &clients[0],
+        &[&["sessions"], &*targets.iter().map(String::as_str).collect::<Vec<_>>(), &["-n", "40", "-d", "1"]].concat(),
+    )?;
+    let tables: Vec<Sessions> = gateways.iter().map(|gateway| attach(&scene, gateway)).collect::<anyhow::Result<_>>()?;
+    let (before, started) = (machine_us()?, Instant::now());
+    let opening = Duration::from_secs_f64(f64::from(size.count) / f64::from(size.open_rate));
+    let running = clients.iter().enumerate().map(|(n, client)| hold(&scene, client, &targets, share(size, clients.len(), n), opening));
+    let running = running.collect::<anyhow::Result<Vec<_>>>()?;
+    // All are open; most of the time that they stay is still to come.
+    std::thread::sleep((opening + STAY / 4).saturating_sub(started.elapsed()));
+    let mut seen = Seen { at_once: open_now(&scene, &clients)?, replicas: gateways.len(), ..Seen::default() };
+    for child in running {
+        let out = child.wait_with_output()?;
+        let report: Value = serde_json::from_slice(&out.stdout).with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
+        seen.opened += number(&report, "opened")?;
+        seen.held += number(&report, "held")?;
+        seen.broken += number(&report, "broken")?;
+        seen.unopened += number(&report, "unopened")?;
+        if report["ok"] != true {
+            eprintln!("{report}");
+        }
+    }
+    (seen.spent_us, seen.took) = (machine_us()? - before, started.elapsed());
+    for (table, gateway) in tables.iter().zip(&gateways) {
+        let (outer, inner) = table.sessions()?;
+        (seen.outer, seen.inner, seen.most) = (seen.outer + outer, seen.inner + inner, seen.most.max((outer, inner)));
+        let metrics = scene.run(gateway, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])?;
+        seen.looks.ok += sum(&metrics, "canal_redirector_looks_total{result=\"ok\"}");
+        seen.looks.not += sum(&metrics, "canal_redirector_looks_total") - sum(&metrics, "canal_redirector_looks_total{result=\"ok\"}");
+        seen.looks.us += sum(&metrics, "canal_redirector_look_microseconds_total");
+        seen.resident += scene.resident(gateway)?;
+    }
+    Ok(seen)
+}
+
+/// The client's part of all sessions.
+fn share(size: &Size, clients: usize, n: usize) -> (u32, f64) {
+    let (clients, n) = (clients as u32, n as u32);
+    (size.count / clients + u32::from(n < size.count % clients), f64::from(size.open_rate) / f64::from(clients))
+}
+
+/// Starts a client that opens its sessions and holds them.
+fn hold(
+    scene: &Scene,
+    client: &str,
+    targets: &[String],
+    (count, rate): (u32, f64),
+    opening: Duration,
+) -> anyhow::Result<std::process::Child> {
+    let samples = programs()?.join("canal-samples").to_string_lossy().into_owned();
+    let (count, rate, seconds) = (count.to_string(), rate.to_string(), (opening + STAY).as_secs().to_string());
+    let mut argv = vec![samples.as_str(), "sessions"];
+    argv.extend(targets.iter().map(String::as_str));
+    argv.extend(["-n", &count, "--open-rate", &rate, "--interval-ms", PAUSE_MS, "-d", &seconds]);
+    Ok(scene.world.exec(client, &argv)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
+}
+
+/// TCP sockets in use in the clients' network namespaces, which have nothing else.
+fn open_now(scene: &Scene, clients: &[String]) -> anyhow::Result<u64> {
+    let mut open = 0;
+    for client in clients {
+        let said = scene.run(client, &["cat", "/proc/net/sockstat", "/proc/net/sockstat6"])?;
+        open +=
+            said.lines().filter_map(|l| l.strip_prefix("TCP: inuse ").or(l.strip_prefix("TCP6: inuse "))).filter_map(first).sum::<u64>();
+    }
+    Ok(open)
+}
+
+fn first(text: &str) -> Option<u64> {
+    text.split_whitespace().next()?.parse().ok()
+}
+
+/// All series whose name and labels begin so.
+fn sum(metrics: &str, series: &str) -> f64 {
+    metrics.lines().filter(|l| l.starts_with(series)).filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
 /// Counts on the router's end of the replica's link: where the server's NIC would count.
@@ -79,13 +188,12 @@ fn attach(scene: &Scene, gateway: &str) -> anyhow::Result<Sessions> {
     Ok(Sessions::attach(Some(&std::path::Path::new("/run/netns").join(&router.netns)), &device)?)
 }
 
-/// The service's gateway addresses, both families, as DNS says: two families are two ranges of ports.
-fn addresses(scene: &Scene) -> anyhow::Result<String> {
-    let said = scene.run(CLIENT, &["getent", "ahosts", "tcp.default"])?;
-    let mut found: Vec<String> =
-        said.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).map(String::from).collect();
-    found.sort();
+/// The service's gateway addresses, both families, as DNS says.
+fn addresses(scene: &Scene, client: &str) -> anyhow::Result<Vec<String>> {
+    let said = scene.run(client, &["getent", "ahosts", "tcp.default"])?;
+    let mut found: Vec<&str> = said.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).collect();
+    found.sort_unstable();
     found.dedup();
-    anyhow::ensure!(!found.is_empty(), "tcp.default has no address in {CLIENT}: {said}");
-    Ok(found.iter().map(|a| if a.contains(':') { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect::<Vec<_>>().join(" "))
+    anyhow::ensure!(!found.is_empty(), "tcp.default has no address in {client}: {said}");
+    Ok(found.iter().map(|a| if a.contains(':') { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect())
 }

@@ -187,6 +187,9 @@ async fn clients_are_asked_to_leave_once_new_sessions_are_led_elsewhere_and_not_
     assert!(*parting.borrow_and_update(), "its own drain is as good as an order");
 }
 
+/// Name, purpose, what the last look saw, how long ago it began and what it took, what follows.
+type Case = (&'static str, Purpose, Looked, Option<(Duration, Duration)>, Turn);
+
 #[test]
 fn looks_are_made_when_something_moves_and_never_without_rest() {
     let ms = Duration::from_millis;
@@ -195,8 +198,7 @@ fn looks_are_made_when_something_moves_and_never_without_rest() {
     let wants = |generation| Purpose { needed: true, generation, versions: [(7, 3)].into(), ..Purpose::default() };
     let seen = |owned, before| Looked { owned, before, generation: 5, versions: [(7, 3)].into(), ..Looked::default() };
     let quiet = || seen(owned(1), owned(1));
-    // Purpose, what the last look saw, how long ago it began, what it took.
-    let cases: Vec<(&str, Purpose, Looked, Option<(Duration, Duration)>, Turn)> = vec![
+    let cases: Vec<Case> = vec![
         ("nobody asks", Purpose { needed: false, ..wants(6) }, quiet(), None, Turn::Needless),
         ("the first", wants(5), quiet(), None, Turn::Look),
         ("all as it was", wants(5), quiet(), Some((ms(500), ms(2))), Turn::Rest),

@@ -1,0 +1,116 @@
+//! What a look at the kernel's sockets costs a replica with many sessions, beside reading `/proc/net/tcp`, which tells the same as text. The
+//! sessions are real, in a network namespace of their own; each has both of its ends there, as a replica's have one to the client and one to
+//! the endpoint.
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use canal_kit::sys::Netns;
+use canal_redirector::sockets::Sockets;
+
+use crate::scene::programs;
+
+/// Sessions of one pair of processes: a limit of 20,000 open files is enough for it.
+const EACH: u32 = 15_000;
+/// Servers listen from this port on.
+const PORT: u32 = 7000;
+const OPEN_WITHIN: Duration = Duration::from_secs(180);
+const LOOKS: usize = 5;
+
+/// A namespace with its processes; gone when dropped.
+struct Lab {
+    name: String,
+    running: Vec<Child>,
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for child in &mut self.running {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
+    }
+}
+
+impl Lab {
+    fn ip(&self, args: &str) -> anyhow::Result<()> {
+        let out = Command::new("ip").args(args.split_whitespace()).output().context("ip (iproute2)")?;
+        ensure!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
+        Ok(())
+    }
+
+    fn start(&mut self, args: &str) -> anyhow::Result<()> {
+        let samples = programs()?.join("canal-samples");
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name]).arg(samples).args(args.split_whitespace());
+        self.running.push(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().context("canal-samples")?);
+        Ok(())
+    }
+}
+
+/// Opens so many sessions and looks at them.
+pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
+    let mut lab = Lab { name: format!("canal-bench-{}-looks", std::process::id()), running: Vec::new() };
+    lab.ip(&format!("netns add {}", lab.name))?;
+    lab.ip(&format!("-n {} link set lo up", lab.name))?;
+    lab.ip(&format!("-n {} addr add 10.1.1.9/32 dev lo", lab.name))?;
+    lab.ip(&format!("-n {} route add local 240.0.0.7 dev lo src 10.1.1.9", lab.name))?;
+    let netns = Netns::open(format!("/run/netns/{}", lab.name))?;
+    let pairs = sessions.div_ceil(EACH);
+    for n in 0..pairs {
+        lab.start(&format!("tcp --listen echo={}", PORT + n))?;
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    for n in 0..pairs {
+        let count = sessions / pairs + u32::from(n < sessions % pairs);
+        let port = PORT + n;
+        lab.start(&format!("sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600", 6000 / pairs))?;
+    }
+    let sockets = Sockets::kernel();
+    let found = || {
+        let owned = netns.enter(|| sockets.look(Instant::now() + Duration::from_secs(60)))??;
+        anyhow::Ok(owned.values().map(|of| of.sessions).sum::<u32>())
+    };
+    let started = Instant::now();
+    while found()? < sessions {
+        ensure!(started.elapsed() < OPEN_WITHIN, "only {} sessions were opened within {OPEN_WITHIN:?}", found()?);
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    // The last ones get their first word.
+    std::thread::sleep(Duration::from_secs(2));
+    let look = least(|| found().map(u64::from))?;
+    let text = least(|| netns.enter(read_text)?)?;
+    println!("| {sessions} sessions, {} sockets | read | time |", 2 * sessions);
+    println!("|---|---|---|");
+    println!("| socket diagnostics, sorted out by the kernel | {} sessions | {:.0} ms |", look.0, look.1);
+    println!("| /proc/net/tcp and tcp6 as text, not even parsed | {} bytes | {:.0} ms |", text.0, text.1);
+    Ok(())
+}
+
+/// The least time of some, ms, and what was read.
+fn least(mut read: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<(u64, f64)> {
+    let mut best = (0, f64::MAX);
+    for _ in 0..LOOKS {
+        let begun = Instant::now();
+        let got = read()?;
+        best = (got, best.1.min(begun.elapsed().as_secs_f64() * 1e3));
+    }
+    Ok(best)
+}
+
+fn read_text() -> anyhow::Result<u64> {
+    let (mut buffer, mut bytes) = (vec![0; 1 << 16], 0);
+    for table in ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"] {
+        let mut file = std::fs::File::open(table).context(table)?;
+        loop {
+            match file.read(&mut buffer)? {
+                0 => break,
+                n => bytes += n as u64,
+            }
+        }
+    }
+    Ok(bytes)
+}
