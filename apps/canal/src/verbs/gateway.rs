@@ -16,6 +16,8 @@ use crate::realm::Realm;
 
 /// How often a waiting verb asks.
 const POLL: Duration = Duration::from_millis(200);
+/// An order to drain, and the tables that follow from it, are with edges and replicas.
+const ORDER_SPREADS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Handles the gateway replicas of the cloud tier
 #[derive(Debug, Args)]
@@ -187,7 +189,8 @@ impl Tier {
         if seconds == 0 {
             return Ok(());
         }
-        self.wait(name, seconds, "drained", |r| r.is_none_or(is_drained)).await
+        let ordered = Instant::now();
+        self.wait(name, seconds, "drained", |r| r.is_none_or(|r| is_drained(r, ordered.elapsed()))).await
     }
 
     /// A new replica: made in a world, else asked of the operator. Returns when it takes sessions.
@@ -231,8 +234,10 @@ fn decide_name(backend: &str, taken: &BTreeSet<String>) -> String {
 
 /// Nothing new comes to it, and nothing is left on it. Buckets it still owns are of sessions that have ended, and are remembered for packets
 /// that come late (TIME_WAIT): who may end need not wait for those.
-fn is_drained(r: &ReplicaStatus) -> bool {
-    r.state == "gone" || (r.state == "draining" && r.heads == 0 && r.sessions == 0)
+/// What was reported before the order took effect says nothing.
+fn is_drained(r: &ReplicaStatus, since_order: Duration) -> bool {
+    let heard_after = Duration::from_millis(r.silent_ms) + ORDER_SPREADS_WITHIN <= since_order;
+    r.state == "gone" || (r.state == "draining" && heard_after && r.heads == 0 && r.sessions == 0)
 }
 
 fn progress_line(r: &ReplicaStatus) -> String {
@@ -472,10 +477,12 @@ mod tests {
 
     #[test]
     fn a_replica_is_drained_when_nothing_is_left_and_nothing_can_come() {
-        let drained =
-            |state: &str, heads, owners, sessions| is_drained(&ReplicaStatus { heads, owners, ..replica("g", 1, state, sessions) });
+        let status =
+            |state: &str, heads, owners, sessions| ReplicaStatus { heads, owners, silent_ms: 300, ..replica("g", 1, state, sessions) };
+        let drained = |state: &str, heads, owners, sessions| is_drained(&status(state, heads, owners, sessions), Duration::from_secs(1));
         assert!(drained("draining", 0, 0, 0) && drained("draining", 0, 2, 0) && drained("gone", 3, 0, 9));
         assert!(!drained("draining", 1, 0, 0) && !drained("draining", 0, 2, 1) && !drained("active", 0, 0, 0));
+        assert!(!is_drained(&status("draining", 0, 0, 0), Duration::from_millis(700)), "the report is older than the order");
     }
 
     #[test]
