@@ -41,6 +41,28 @@ static __always_inline int read_source(struct __sk_buff *skb, struct words *sour
 	return 0;
 }
 
+#define ICMP6 (ETH_HLEN + 40)
+/* In what an ICMPv6 error embeds (RFC 4443 3.1). */
+#define ABOUT_DESTINATION (ICMP6 + 8 + 24)
+
+/* The kernel's ICMPv6 errors about what came for a service: no device has the service's address, so that the kernel says them from the
+ * device's own (RFC 4443 2.2 (d)), which is nobody in a tenant's network. They are the service's to say; over IPv4 they already are. */
+static __always_inline void speak_as_service(struct __sk_buff *skb, struct words *source)
+{
+	struct words about;
+	__u8 next, type;
+	__s64 change;
+
+	if (skb->protocol != bpf_htons(ETH_P_IPV6) || bpf_skb_load_bytes(skb, ETH_HLEN + 6, &next, 1) || next != IPPROTO_ICMPV6 ||
+	    bpf_skb_load_bytes(skb, ICMP6, &type, 1) || type & 0x80 || bpf_skb_load_bytes(skb, ABOUT_DESTINATION, &about, 16) ||
+	    !service_of(&about))
+		return;
+	change = bpf_csum_diff((__be32 *)source, 16, (__be32 *)&about, 16, 0);
+	if (bpf_l4_csum_replace(skb, ICMP6 + 2, 0, change, BPF_F_PSEUDO_HDR) || bpf_skb_store_bytes(skb, ETH_HLEN + 8, &about, 16, 0))
+		return;
+	*source = about;
+}
+
 SEC("tc")
 int canal_tunnel(struct __sk_buff *skb)
 {
@@ -53,6 +75,8 @@ int canal_tunnel(struct __sk_buff *skb)
 		return drop(CANAL_TUNNEL_DROP_PROTOCOL);
 	if (mark > 0xffffff || mark == CANAL_TIER_VNI)
 		return drop(CANAL_TUNNEL_DROP_MARK);
+	if (!mark && tier_host_of(&source) == self->address_be)
+		speak_as_service(skb, &source);
 	if (mark ? tier_host_of(&source) != self->address_be : !service_of(&source))
 		return drop(CANAL_TUNNEL_DROP_SOURCE);
 	if (mark)

@@ -13,10 +13,12 @@ use crate::OffloadError;
 
 /// The device's name.
 pub(crate) const TUNNEL_DEVICE: &str = "tier0";
-/// Routing table of everything that leaves through it, and the preferences of the two rules that lead there.
+/// Routing table of everything that leaves through it, and the preferences of the rules that lead there: what services say, what is marked,
+/// and the kernel's ICMPv6 errors about services, which the program on the device makes theirs.
 const TABLE: u32 = 240;
 const RULE_SERVICE: u32 = 240;
 const RULE_MARK: u32 = 241;
+const RULE_ERROR: u32 = 242;
 const SERVICE4: &str = "240.0.0.0/8";
 const SERVICE6: &str = "fdca:a1:0:240::/96";
 /// The edge as a neighbour on the device. Any addresses do: nothing is ever asked of them.
@@ -103,6 +105,9 @@ fn decide_batch(found: &Found, t: &Tunnel) -> [Vec<String>; 2] {
     if !has_rule(&found.rules6, RULE_MARK) {
         b.push(format!("rule add pref {RULE_MARK} not fwmark 0/0xffffffff lookup {TABLE}"));
     }
+    if !has_rule(&found.rules6, RULE_ERROR) {
+        b.push(format!("rule add pref {RULE_ERROR} from {own} ipproto ipv6-icmp lookup {TABLE}"));
+    }
     [v4, b]
 }
 
@@ -184,8 +189,9 @@ pub(crate) fn make(t: &Tunnel) -> Result<(), OffloadError> {
 /// Takes it all away again; sysctls stay.
 pub(crate) fn remove() -> Result<(), OffloadError> {
     let found = find()?;
-    let mut b: [Vec<String>; 2] = [&found.rules4, &found.rules6]
-        .map(|rules| [RULE_SERVICE, RULE_MARK].into_iter().filter(|p| has_rule(rules, *p)).map(|p| format!("rule del pref {p}")).collect());
+    let mut b: [Vec<String>; 2] = [&found.rules4, &found.rules6].map(|rules| {
+        [RULE_SERVICE, RULE_MARK, RULE_ERROR].into_iter().filter(|p| has_rule(rules, *p)).map(|p| format!("rule del pref {p}")).collect()
+    });
     if found.link.is_some() {
         b[0].push(format!("link del {TUNNEL_DEVICE}"));
     }
@@ -207,7 +213,8 @@ mod tests {
     fn only_what_is_missing_is_made() {
         let link = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40020 dstport 4789 ttl auto ageing 300 ";
         let other = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40040 dstport 4789 ttl auto ageing 300 ";
-        let rules = "0:\tfrom all lookup local\n240:\tfrom 240.0.0.0/8 lookup 240\n241:\tnot from all fwmark 0/0xffffffff lookup 240\n";
+        let rules = "0:\tfrom all lookup local\n240:\tfrom 240.0.0.0/8 lookup 240\n241:\tnot from all fwmark 0/0xffffffff lookup 240\n\
+                     242:\tfrom fdca:a1:0:250::fa01:3 ipproto ipv6-icmp lookup 240\n";
         let found = |link: Option<&str>, rules: &str, has_ipv6| Found {
             link: link.map(str::to_string),
             rules4: rules.into(),
@@ -215,7 +222,7 @@ mod tests {
             has_ipv6,
         };
         for (case, found, adds, dels, rules, v6) in [
-            ("nothing there", found(None, "", true), true, false, 4, true),
+            ("nothing there", found(None, "", true), true, false, 5, true),
             ("all there", found(Some(link), rules, true), false, false, 0, true),
             ("other source ports", found(Some(other), rules, true), true, true, 0, true),
             ("no IPv6", found(None, "", false), true, false, 2, false),

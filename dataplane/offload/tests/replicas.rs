@@ -344,6 +344,36 @@ fn the_tunnel_device_is_made_anew_only_if_it_has_to_be() {
     assert!(e.contains("eth9"), "{e}");
 }
 
+/// The kernel has no device with a service's address; its errors are the service's all the same, for both families.
+#[test]
+fn what_nobody_takes_is_refused_as_the_service() {
+    let t = Tier::new(1, &[1]);
+    for (own, service, domain, protocol, unreachable) in [
+        ("10.1.1.2:0", "240.0.0.7:9", Domain::IPV4, Protocol::ICMPV4, 3),
+        ("[fd01::2]:0", "[fdca:a1:0:240::7]:9", Domain::IPV6, Protocol::ICMPV6, 1),
+    ] {
+        let service: SocketAddr = service.parse().unwrap();
+        let raw: UdpSocket = t.edge.within(|| Socket::new(domain, Type::RAW, Some(protocol)).unwrap()).into();
+        raw.set_read_timeout(Some(WAIT)).unwrap();
+        let asking = t.edge.within(|| UdpSocket::bind(own).unwrap());
+        asking.set_read_timeout(Some(WAIT)).unwrap();
+        asking.connect(service).unwrap();
+        asking.send(b"anybody?").unwrap();
+        let error = asking.recv(&mut [0; 16]).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionRefused, "{service}: {error}");
+        let mut room = [0; 1500];
+        let header = if service.is_ipv6() { 0 } else { 20 };
+        let from = loop {
+            let (length, from) = raw.recv_from(&mut room).unwrap();
+            if length > header && room[header] == unreachable {
+                break from.ip();
+            }
+        };
+        assert_eq!(from, service.ip());
+    }
+    assert_eq!(t.members[0].redirector.tunnel_counts().unwrap().into_iter().find(|(name, _)| *name == "service").unwrap().1, 2);
+}
+
 #[test]
 fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
     let t = Tier::new(1, &[1]);
