@@ -12,7 +12,7 @@ use canal_model::identity::Identity;
 use canal_model::ids::{AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
 use canal_model::policy::Document;
 use canal_model::principal::Principal;
-use canal_model::program::{Kind, Resource};
+use canal_model::program::{BucketTable, GatewayAddress, Kind, Resource};
 use canal_wire::southbound;
 use sha2::{Digest, Sha256};
 
@@ -189,20 +189,58 @@ impl TenantView {
         view
     }
 
-    /// The same view with `tier` in place of what the planner gave the tenant before. `None`: nothing differs.
-    pub(crate) fn with_tier(&self, tier: Vec<Resource>, generation: Generation) -> Option<Self> {
-        let was = self.entries.iter().filter(|(key, _)| is_planned(key.0)).map(|(k, e)| (k.clone(), e.clone())).collect();
-        let (planned, touches) = compare(Some(&was), tier, generation);
+    /// The same view with `planned` in place of what the planner gave the tenant before, which is `was` if that is known. `None`: nothing
+    /// differs. What did not change costs a comparison, and nothing at all if a whole list is the same.
+    pub(crate) fn with_tier(&self, planned: &Planned, was: Option<&Planned>, generation: Generation) -> Option<Self> {
+        let mut touches = Vec::new();
+        if was.is_none_or(|was| !Arc::ptr_eq(&was.addresses, &planned.addresses)) {
+            let name = |a: &GatewayAddress| tier_name(&a.service, &a.az);
+            let is_same = |a: &GatewayAddress, r: &Resource| matches!(r, Resource::Address(old) if old == a);
+            self.touch(Kind::Address, &planned.addresses, generation, (name, is_same, |a| Resource::Address(a.clone())), &mut touches);
+        }
+        if was.is_none_or(|was| !Arc::ptr_eq(&was.tables, &planned.tables)) {
+            let name = |t: &Arc<BucketTable>| tier_name(&t.service, &t.az);
+            let is_same = |t: &Arc<BucketTable>, r: &Resource| matches!(r, Resource::Table(old) if *old == **t);
+            let resource = |t: &Arc<BucketTable>| Resource::Table(t.as_ref().clone());
+            self.touch(Kind::Table, &planned.tables, generation, (name, is_same, resource), &mut touches);
+        }
         if touches.is_empty() {
             return None;
         }
         let mut view = self.clone();
-        view.entries.retain(|key, _| !is_planned(key.0));
-        view.entries.extend(planned);
+        for touch in &touches {
+            match &touch.after {
+                Some(entry) => _ = view.entries.insert(touch.key.clone(), entry.clone()),
+                None => _ = view.entries.remove(&touch.key),
+            }
+        }
         view.changed = generation;
         view.log.push_back(Arc::new(Delta { generation, touches }));
         view.trim();
         Some(view)
+    }
+
+    /// What differs between this view's resources of a kind and what is said now: by name, by whether they are the same, as resources.
+    fn touch<T>(
+        &self,
+        kind: Kind,
+        said: &[T],
+        generation: Generation,
+        (name, is_same, resource): (impl Fn(&T) -> Arc<str>, impl Fn(&T, &Resource) -> bool, impl Fn(&T) -> Resource),
+        touches: &mut Vec<Touch>,
+    ) {
+        let mut gone: BTreeMap<&Arc<str>, &Arc<Entry>> = self.of(kind).map(|entry| (&entry.name, entry)).collect();
+        for item in said {
+            let name = name(item);
+            let old = gone.remove(&name);
+            if old.is_some_and(|old| is_same(item, &old.resource)) {
+                continue;
+            }
+            let after = Some(Arc::new(Entry::new(resource(item), generation)));
+            touches.push(Touch { key: (kind, name), before: old.cloned(), after });
+        }
+        let gone = gone.into_iter().map(|(name, old)| Touch { key: (kind, name.clone()), before: Some(old.clone()), after: None });
+        touches.extend(gone);
     }
 
     fn trim(&mut self) {
@@ -273,6 +311,25 @@ fn identities(entries: &BTreeMap<Key, Arc<Entry>>) -> HashSet<(NodeName, Namespa
             _ => None,
         })
         .collect()
+}
+
+/// As [`Resource::name`] has it; a test holds them together.
+fn tier_name(service: &ServiceKey, az: &AzName) -> Arc<str> {
+    format!("{service}@{az}").into()
+}
+
+/// What the planner gives one tenant. Lists that are one in memory are the same.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Planned {
+    pub(crate) addresses: Arc<Vec<GatewayAddress>>,
+    pub(crate) tables: Arc<Vec<Arc<BucketTable>>>,
+}
+
+impl Planned {
+    pub(crate) fn resources(&self) -> impl Iterator<Item = Resource> {
+        let addresses = self.addresses.iter().cloned().map(Resource::Address);
+        addresses.chain(self.tables.iter().map(|t| Resource::Table(t.as_ref().clone())))
+    }
 }
 
 /// The kinds that come from the planner, not from what the tenant said.

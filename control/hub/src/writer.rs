@@ -1,9 +1,9 @@
 //! The one writer: every change of what the controller says goes through here, one after the other. It reads sources, compiles,
 //! checks tenants against each other, writes the store, and only then publishes. Readers never wait for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use canal_compiler::claims::{Claims, collisions};
 use canal_compiler::scope::Whereabouts;
@@ -16,7 +16,7 @@ use canal_wire::api;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::apply::{Plan, Wish, decide};
-use crate::catalog::{Catalog, Compiled, TenantView, is_planned};
+use crate::catalog::{Catalog, Compiled, Planned, TenantView, is_planned};
 use crate::files::{Found, Reading, is_unread};
 use crate::metrics::{self, Metrics};
 use crate::shared::now_seconds;
@@ -24,6 +24,8 @@ use crate::tenant::{Applied, TenantSources};
 
 /// Requests that may wait for the writer.
 pub(crate) const COMMANDS_MAX: usize = 256;
+/// While a tenant is compiled, what the planner says is looked for so often.
+const TIER_EVERY: Duration = Duration::from_millis(5);
 
 /// What the writer is asked.
 pub(crate) enum Command {
@@ -41,7 +43,7 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Tier {
     /// Gateway addresses and bucket tables.
-    pub(crate) tenants: BTreeMap<TenantName, Arc<Vec<Resource>>>,
+    pub(crate) tenants: BTreeMap<TenantName, Planned>,
     /// Replicas.
     pub(crate) provider: Vec<Resource>,
     pub(crate) whereabouts: Arc<Whereabouts>,
@@ -72,6 +74,10 @@ pub(crate) struct Writer {
     services: BTreeMap<TenantName, BTreeSet<ServiceKey>>,
     /// What the planner said last.
     tier: Tier,
+    /// What it is asked; `None` until it runs.
+    queue: Option<mpsc::Receiver<Command>>,
+    /// What was asked during a compilation, in order. At most [`COMMANDS_MAX`].
+    waiting: VecDeque<Command>,
 }
 
 /// A tenant's next state, compiled and found acceptable or not.
@@ -102,6 +108,8 @@ impl Writer {
             behind: BTreeSet::new(),
             services: BTreeMap::new(),
             tier: Tier::default(),
+            queue: None,
+            waiting: VecDeque::new(),
         };
         for object in writer.store.objects()? {
             writer.take_up(object);
@@ -144,8 +152,9 @@ impl Writer {
     }
 
     /// Serves commands until all senders are gone.
-    pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        while let Some(command) = commands.blocking_recv() {
+    pub(crate) fn run(mut self, commands: mpsc::Receiver<Command>) {
+        self.queue = Some(commands);
+        while let Some(command) = self.waiting.pop_front().or_else(|| self.queue.as_mut()?.blocking_recv()) {
             match command {
                 Command::Files(reading) => self.take_reading(reading),
                 Command::Retry => self.catch_up(),
@@ -165,6 +174,38 @@ impl Writer {
         }
     }
 
+    /// Does a compilation. What the planner says does not wait for it, however large the tenant: it may be that an AZ is closed. All others
+    /// keep their order.
+    fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
+        if self.queue.is_none() {
+            return work();
+        }
+        let writer = std::thread::current();
+        std::thread::scope(|scope| {
+            let at_work = scope.spawn(move || {
+                let done = work();
+                writer.unpark();
+                done
+            });
+            while !at_work.is_finished() {
+                self.take_urgent();
+                std::thread::park_timeout(TIER_EVERY);
+            }
+            at_work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn take_urgent(&mut self) {
+        while self.waiting.len() < COMMANDS_MAX
+            && let Some(command) = self.queue.as_mut().and_then(|queue| queue.try_recv().ok())
+        {
+            match command {
+                Command::Tier { tier, reply } => _ = reply.send(self.take_tier(tier)),
+                other => self.waiting.push_back(other),
+            }
+        }
+    }
+
     /// Takes over what changed in the files.
     fn take_reading(&mut self, reading: Reading) {
         for (name, found) in reading.tenants {
@@ -179,13 +220,10 @@ impl Writer {
     /// Takes over what the planner says, in one generation.
     fn take_tier(&mut self, tier: Tier) -> Result<Generation, StoreError> {
         let generation = self.store.next_generation()?;
+        let none = Planned::default();
         for (name, view) in &mut self.catalog.tenants {
-            let (planned, before) = (tier.tenants.get(name), self.tier.tenants.get(name));
-            if planned.zip(before).is_some_and(|(p, b)| Arc::ptr_eq(p, b)) {
-                continue;
-            }
-            let planned = planned.map(|p| p.to_vec()).unwrap_or_default();
-            if let Some(next) = view.with_tier(planned, generation) {
+            let planned = tier.tenants.get(name).unwrap_or(&none);
+            if let Some(next) = view.with_tier(planned, self.tier.tenants.get(name), generation) {
                 *view = Arc::new(next);
             }
         }
@@ -289,9 +327,9 @@ impl Writer {
 
     /// Compiles a tenant and compares its claims with everybody's that are live. Whoever changes is the newcomer: an edit can
     /// never push another tenant out.
-    fn judge(&self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>, live: &BTreeMap<TenantName, Claims>) -> Judged {
+    fn judge(&mut self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>, live: &BTreeMap<TenantName, Claims>) -> Judged {
         let begun = Instant::now();
-        let compiled = guarded(|| sources.compile(ids));
+        let compiled = guarded(|| self.meanwhile(|| sources.compile(ids)));
         self.metrics.count(metrics::COMPILES, &[]);
         self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
         let compiled = match compiled {
@@ -334,7 +372,7 @@ impl Writer {
 
     fn publish_all(&mut self, next: Vec<(TenantName, Compiled)>, generation: Generation) {
         for (name, mut compiled) in next {
-            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flat_map(|planned| planned.iter().cloned()));
+            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flat_map(Planned::resources));
             let before = self.catalog.tenants.get(&name);
             let view = TenantView::next(before.map(Arc::as_ref), compiled, generation);
             self.catalog.tenants.insert(name, Arc::new(view));

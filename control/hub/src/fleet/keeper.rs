@@ -8,9 +8,9 @@ use canal_model::fleet::{Demands, Fleet as Ships, Ownership, Rules};
 use canal_model::ids::Generation;
 use canal_model::plan::{Note, Plan};
 use tokio::sync::oneshot;
-use tokio::time::Instant;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use super::tier::{self, MadeOf, Tables, Telling};
+use super::tier::{self, Tables, Telling};
 use super::{Counts, locked};
 use crate::catalog::Catalog;
 use crate::metrics;
@@ -31,18 +31,25 @@ pub(crate) struct Keeper {
     /// The plan that is on disk for certain.
     kept: Option<Arc<Plan>>,
     /// The tables that data planes were last told.
-    told: Tables,
-    made_of: MadeOf,
+    told: Arc<Tables>,
     /// What the writer was last given.
     given: Option<Tier>,
+    /// What was demanded when a plan was last told.
+    demands: Arc<Demands>,
     generation: Generation,
+    tick: Interval,
+    /// Something was seen while something else was done.
+    again: bool,
 }
 
 impl Keeper {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let plan = shared.fleet.plan();
-        let told = tier::tables(&plan, &Tables::new());
-        Self { shared, kept: Some(plan), told, made_of: MadeOf::new(), given: None, generation: Generation(0) }
+        let told = Arc::new(tier::tables(&plan, &Tables::new()));
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (demands, generation) = (Arc::default(), Generation(0));
+        Self { shared, kept: Some(plan), told, given: None, demands, generation, tick, again: false }
     }
 
     /// The first look, before anybody can connect: what the store says is in force from the first moment on.
@@ -54,8 +61,6 @@ impl Keeper {
     /// Runs until the controller ends.
     pub(crate) async fn run(mut self) {
         let mut catalogs = self.shared.catalog.subscribe();
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut due = true;
         loop {
             if due {
@@ -67,13 +72,14 @@ impl Keeper {
                 let newest = catalogs.borrow_and_update().generation;
                 let is_own = newest == self.generation && newest.0 == catalog.generation.0 + 1;
                 due |= newest != catalog.generation && !is_own;
-                tokio::time::sleep(begun.elapsed() * REST).await;
+                self.meanwhile(tokio::time::sleep(begun.elapsed() * REST)).await;
+                due |= std::mem::take(&mut self.again);
                 if due {
                     continue;
                 }
             }
             tokio::select! {
-                _ = tick.tick() => due = self.observe().await,
+                _ = self.tick.tick() => due = self.look().await,
                 () = self.shared.fleet.wake.notified() => due = true,
                 changed = catalogs.changed() => {
                     if changed.is_err() {
@@ -85,8 +91,44 @@ impl Keeper {
         }
     }
 
-    /// Draws conclusions from silence; true: there is something to plan.
-    async fn observe(&self) -> bool {
+    /// Waits for something, with an eye on edges: an AZ is closed at once, by the plan in force, however long a plan or a rest takes.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                _ = self.tick.tick() => {
+                    let changed = Box::pin(self.look()).await;
+                    self.again |= changed;
+                }
+            }
+        }
+    }
+
+    /// Looks for silence, and closes AZs. True: there is something to plan.
+    async fn look(&mut self) -> bool {
+        let seen = self.observe().await;
+        if seen.closed && !self.close().await {
+            self.again = true;
+        }
+        seen.changed
+    }
+
+    /// Tells the plan in force as it stands now. False: it must be repeated.
+    async fn close(&mut self) -> bool {
+        if self.given.is_none() {
+            return true;
+        }
+        let telling = self.telling(self.shared.fleet.plan(), self.demands.clone(), Instant::now()).await;
+        match telling {
+            Some(telling) => self.tell(telling).await,
+            None => false,
+        }
+    }
+
+    /// Draws conclusions from silence.
+    async fn observe(&self) -> Seen {
         let seen = self.shared.fleet.roster().observe(Instant::now());
         for az in &seen.closed {
             tracing::error!(%az, "the AZ's edge is silent; the AZ is closed");
@@ -104,7 +146,7 @@ impl Keeper {
                 self.store_refused(&e);
             }
         }
-        seen.changed
+        Seen { changed: seen.changed, closed: !seen.closed.is_empty() }
     }
 
     fn store_refused(&self, e: &canal_store::StoreError) {
@@ -114,11 +156,11 @@ impl Keeper {
 
     /// One look at everything. False: it must be repeated.
     async fn step(&mut self, catalog: &Arc<Catalog>) -> bool {
-        self.observe().await;
+        self.look().await;
         let shared = self.shared.clone();
         let now = Instant::now();
         let fleet = &shared.fleet;
-        let demands = tier::demands(catalog, Rules::default());
+        let demands = Arc::new(tier::demands(catalog, Rules::default()));
         let parent = fleet.plan();
         let (ships, ownership, is_idle) = {
             let roster = fleet.roster();
@@ -138,26 +180,39 @@ impl Keeper {
             _ => Some(parent),
         };
         let Some(plan) = plan else {
-            tokio::time::sleep(AFTER_REFUSAL).await;
+            self.meanwhile(tokio::time::sleep(AFTER_REFUSAL)).await;
             return false;
         };
-        let telling = {
-            let mut roster = fleet.roster();
-            roster.note_motion(&plan);
-            let ships = roster.fleet(now);
-            tier::telling(&plan, &ships, &demands, &roster, (&self.told, &self.made_of))
-        };
+        fleet.roster().note_motion(&plan);
+        self.demands = demands.clone();
+        let Some(telling) = self.telling(plan.clone(), demands, now).await else { return false };
         let is_waiting = telling.waiting > 0;
         let done = self.tell(telling).await;
         done && (is_waiting || self.forget(&plan).await)
     }
 
+    /// What is to be told of a plan. `None`: it must be repeated.
+    async fn telling(&mut self, plan: Arc<Plan>, demands: Arc<Demands>, now: Instant) -> Option<Telling> {
+        let shared = self.shared.clone();
+        let (told, given) = (self.told.clone(), self.given.as_ref().map(|given| given.tenants.clone()));
+        let work = move || {
+            let roster = shared.fleet.roster();
+            let ships = roster.fleet(now);
+            tier::telling(&plan, &ships, &demands, &roster, (&told, &given.unwrap_or_default()))
+        };
+        let telling = tokio::task::spawn_blocking(work).await;
+        telling
+            .inspect_err(|_| tracing::error!("what to tell could not be decided, which is a fault of the controller; it is tried again"))
+            .ok()
+    }
+
     /// The next plan, on disk and in force. `None`: the store refused.
-    async fn plan(&mut self, parent: Arc<Plan>, ships: Ships, demands: Demands, ownership: Ownership) -> Option<Arc<Plan>> {
+    async fn plan(&mut self, parent: Arc<Plan>, ships: Ships, demands: Arc<Demands>, ownership: Ownership) -> Option<Arc<Plan>> {
         let before = parent.clone();
         let work = move || canal_planner::plan(&ships, &demands, &ownership, Some(&tier::seeded(&before, &demands)));
         let begun = Instant::now();
-        let Ok(next) = tokio::task::spawn_blocking(work).await else {
+        let work = tokio::task::spawn_blocking(work);
+        let Ok(next) = self.meanwhile(work).await else {
             tracing::error!("the planner failed, which is a fault of the controller; the last plan stands");
             return Some(parent);
         };
@@ -168,8 +223,8 @@ impl Keeper {
         }
         let next = Arc::new(next);
         let (store, before, after) = (self.shared.store.clone(), self.kept.take(), next.clone());
-        let kept = tokio::task::spawn_blocking(move || store.put_plan(before.as_deref(), &after)).await;
-        match kept {
+        let keeping = tokio::task::spawn_blocking(move || store.put_plan(before.as_deref(), &after));
+        match self.meanwhile(keeping).await {
             Ok(Ok(())) => self.kept = Some(next.clone()),
             Ok(Err(e)) => {
                 // Which of the two plans is on disk is not known, so the next one is written whole.
@@ -200,7 +255,7 @@ impl Keeper {
 
     /// Has the writer publish what differs from what it said last. False: it must be repeated.
     async fn tell(&mut self, telling: Telling) -> bool {
-        let Telling { tier, made_of, tables, plan, waiting, closed } = telling;
+        let Telling { tier, tables, plan, waiting, closed } = telling;
         *locked(&self.shared.fleet.counts) = Counts { closed, waiting };
         if self.given.as_ref() == Some(&tier) {
             self.shared.fleet.roster().note_plan(self.generation, plan);
@@ -222,7 +277,7 @@ impl Keeper {
         self.shared.fleet.roster().published(generation, plan, &tier.whereabouts, Instant::now());
         self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
         self.generation = generation;
-        (self.told, self.made_of) = (tables, made_of);
+        self.told = Arc::new(tables);
         self.given = Some(tier);
         true
     }
@@ -250,6 +305,14 @@ impl Keeper {
         }
         done
     }
+}
+
+/// What became of silence.
+struct Seen {
+    /// There is something to plan.
+    changed: bool,
+    /// An AZ's edge fell silent just now.
+    closed: bool,
 }
 
 /// What one plan changed.

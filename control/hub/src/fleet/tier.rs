@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_compiler::scope::Whereabouts;
-use canal_model::fleet::{Demand, Demands, Fleet, Rules};
+use canal_model::fleet::{Demand, Demands, Fleet, ReplicaState, Rules};
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey, TenantName};
 use canal_model::plan::{Plan, PlannedService};
 use canal_model::program::{BucketTable, GatewayAddress, Kind, Replica, Resource};
@@ -12,11 +12,21 @@ use canal_model::tier::is_tier_service;
 use canal_planner::address::addresses;
 
 use super::roster::Roster;
-use crate::catalog::{Catalog, TenantView};
+use crate::catalog::{Catalog, Planned, TenantView};
 use crate::writer::Tier;
 
 /// Bucket tables as data planes are told of them.
-pub(crate) type Tables = BTreeMap<(ServiceId, AzName), Arc<BucketTable>>;
+pub(crate) type Tables = BTreeMap<(ServiceId, AzName), Seated>;
+
+/// A table, and who is in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Seated {
+    pub(crate) table: Arc<BucketTable>,
+    members: Arc<BTreeSet<ReplicaNumber>>,
+}
+
+/// What each tenant is told.
+pub(crate) type Tenants = BTreeMap<TenantName, Planned>;
 
 /// What all tenants on the tier demand.
 pub(crate) fn demands(catalog: &Catalog, rules: Rules) -> Demands {
@@ -72,38 +82,23 @@ pub(crate) fn seeded(parent: &Arc<Plan>, demands: &Demands) -> Arc<Plan> {
 pub(crate) fn tables(plan: &Plan, before: &Tables) -> Tables {
     let table = |id: ServiceId, az: &AzName, version| {
         let key = (id, az.clone());
-        match before.get(&key).filter(|b| b.version == version) {
+        match before.get(&key).filter(|b| b.table.version == version) {
             Some(same) => Some((key, same.clone())),
-            None => Some((key, Arc::new(plan.table(id, az)?))),
+            None => {
+                let table = plan.table(id, az)?;
+                let members = Arc::new(table.chains.iter().flatten().copied().collect());
+                Some((key, Seated { table: Arc::new(table), members }))
+            }
         }
     };
     let all = plan.services.iter().flat_map(|(id, service)| service.tables.iter().map(move |(az, t)| (*id, az, t.version)));
     all.filter_map(|(id, az, version)| table(id, az, version)).collect()
 }
 
-/// What a tenant is told: its addresses and tables.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Parts {
-    addresses: Vec<GatewayAddress>,
-    tables: Vec<Arc<BucketTable>>,
-}
-
-impl Parts {
-    fn resources(&self) -> Vec<Resource> {
-        let addresses = self.addresses.iter().cloned().map(Resource::Address);
-        addresses.chain(self.tables.iter().map(|t| Resource::Table(t.as_ref().clone()))).collect()
-    }
-}
-
-/// Each tenant's parts with the resources that they came to, so that who is not concerned costs nothing.
-pub(crate) type MadeOf = BTreeMap<TenantName, (Parts, Arc<Vec<Resource>>)>;
-
 /// What is to be told now.
 #[derive(Debug)]
 pub(crate) struct Telling {
     pub(crate) tier: Tier,
-    /// What the tenants' part of `tier` was made of.
-    pub(crate) made_of: MadeOf,
     pub(crate) tables: Tables,
     /// The newest plan all of whose tables are in it.
     pub(crate) plan: u32,
@@ -115,49 +110,57 @@ pub(crate) struct Telling {
 
 /// What data planes are to be told of `plan`, when they were last told `told`. A table whose new replicas do not know the tenant yet
 /// stays as it was: they are told of the tenant first.
-pub(crate) fn telling(plan: &Plan, fleet: &Fleet, demands: &Demands, roster: &Roster, told: (&Tables, &MadeOf)) -> Telling {
-    let (tier, made_of, none) = (Tier::default(), MadeOf::new(), Tables::new());
-    let mut out = Telling { tier, made_of, tables: none, plan: plan.number, waiting: 0, closed: 0 };
-    for (key, table) in tables(plan, told.0) {
-        let before = told.0.get(&key);
-        if before.is_some_and(|b| Arc::ptr_eq(b, &table))
-            || newcomers(before.map(Arc::as_ref), &table).all(|n| roster.is_ready(n, &table.service.tenant))
+pub(crate) fn telling(plan: &Plan, fleet: &Fleet, demands: &Demands, roster: &Roster, told: (&Tables, &Tenants)) -> Telling {
+    let mut out = Telling { tier: Tier::default(), tables: Tables::new(), plan: plan.number, waiting: 0, closed: 0 };
+    let planned = tables(plan, told.0);
+    for (key, seated) in &planned {
+        let before = told.0.get(key);
+        if before.is_some_and(|b| Arc::ptr_eq(&b.table, &seated.table))
+            || newcomers(before, seated).all(|n| roster.is_ready(n, &seated.table.service.tenant))
         {
-            out.tables.insert(key, table);
+            out.tables.insert(key.clone(), seated.clone());
             continue;
         }
         out.waiting += 1;
-        out.plan = out.plan.min(table.version.saturating_sub(1));
+        out.plan = out.plan.min(seated.table.version.saturating_sub(1));
         if let Some(before) = before {
-            out.tables.insert(key, before.clone());
+            out.tables.insert(key.clone(), before.clone());
         }
     }
-    out.tier.whereabouts = Arc::new(whereabouts(plan, roster, &out.tables));
-    let mut parts: BTreeMap<TenantName, Parts> = BTreeMap::new();
+    out.tier.whereabouts = Arc::new(whereabouts(plan, roster, (&planned, &out.tables)));
+    let mut parts: BTreeMap<&TenantName, (Vec<GatewayAddress>, Vec<Arc<BucketTable>>)> = BTreeMap::new();
+    let open = open_backends(fleet);
     for (id, service) in &plan.services {
-        let addresses = service_addresses(*id, service, fleet, demands, roster, &out.tables);
+        let addresses = service_addresses(*id, service, (fleet, &open), demands, roster, &out.tables);
         out.closed += addresses.iter().filter(|a| !a.open).count();
-        parts.entry(service.key.tenant.clone()).or_default().addresses.extend(addresses);
+        parts.entry(&service.key.tenant).or_default().0.extend(addresses);
     }
-    for table in out.tables.values() {
-        parts.entry(table.service.tenant.clone()).or_default().tables.push(table.clone());
+    for seated in out.tables.values() {
+        parts.entry(&seated.table.service.tenant).or_default().1.push(seated.table.clone());
     }
-    let made = |(tenant, parts): (TenantName, Parts)| {
-        let same = told.1.get(&tenant).filter(|(before, _)| *before == parts).map(|(_, resources)| resources.clone());
-        let resources = same.unwrap_or_else(|| Arc::new(parts.resources()));
-        (tenant, (parts, resources))
-    };
-    out.made_of = parts.into_iter().map(made).collect();
-    out.tier.tenants = out.made_of.iter().map(|(tenant, (_, resources))| (tenant.clone(), resources.clone())).collect();
+    for (tenant, (addresses, tables)) in parts {
+        let before = told.1.get(tenant);
+        let planned = Planned { addresses: kept(before.map(|b| &b.addresses), addresses), tables: kept(before.map(|b| &b.tables), tables) };
+        out.tier.tenants.insert(tenant.clone(), planned);
+    }
     out.tier.provider = replicas(roster);
     out
 }
 
+/// What was there if it is the same, so that who is not concerned costs nothing.
+fn kept<T: Eq>(before: Option<&Arc<Vec<T>>>, now: Vec<T>) -> Arc<Vec<T>> {
+    before.filter(|before| ***before == now).cloned().unwrap_or_else(|| Arc::new(now))
+}
+
 /// Replicas that a table has and the one before has not.
-fn newcomers<'a>(before: Option<&'a BucketTable>, table: &'a BucketTable) -> impl Iterator<Item = ReplicaNumber> + 'a {
-    let old: BTreeSet<ReplicaNumber> = before.into_iter().flat_map(|b| b.chains.iter().flatten()).copied().collect();
-    let new: BTreeSet<ReplicaNumber> = table.chains.iter().flatten().copied().collect();
-    new.into_iter().filter(move |n| !old.contains(n))
+fn newcomers<'a>(before: Option<&'a Seated>, seated: &'a Seated) -> impl Iterator<Item = ReplicaNumber> + 'a {
+    seated.members.iter().copied().filter(move |n| before.is_none_or(|before| !before.members.contains(n)))
+}
+
+/// Backends on which a session may begin: as [`canal_planner::is_open`], for all services at once.
+fn open_backends(fleet: &Fleet) -> BTreeSet<(&AzName, &BackendName)> {
+    let open = fleet.replicas.values().filter(|r| r.up && r.state == ReplicaState::Active);
+    open.map(|r| (&r.az, &r.backend)).collect()
 }
 
 fn replicas(roster: &Roster) -> Vec<Resource> {
@@ -168,22 +171,29 @@ fn replicas(roster: &Roster) -> Vec<Resource> {
     roster.members().values().map(|m| resource(&m.row, m.up)).collect()
 }
 
-fn whereabouts(plan: &Plan, roster: &Roster, tables: &Tables) -> Whereabouts {
+/// Where services live, and where tables keep sessions of theirs: those of the plan, and those that are told.
+fn whereabouts(plan: &Plan, roster: &Roster, tables: (&Tables, &Tables)) -> Whereabouts {
     let replicas = roster.members().values().map(|m| (m.row.name.clone(), m.row.backend.clone())).collect();
     let by_number: BTreeMap<ReplicaNumber, &BackendName> = roster.members().values().map(|m| (m.row.number, &m.row.backend)).collect();
     let mut out = Whereabouts { replicas, ..Whereabouts::default() };
-    let mut hold = |backend: &BackendName, id: ServiceId, service: &ServiceKey| {
-        let held = out.backends.entry(backend.clone()).or_default();
-        held.tenants.insert(service.tenant.clone());
-        held.services.insert(id);
-    };
+    let mut seated: BTreeMap<ServiceId, BTreeSet<&BackendName>> = BTreeMap::new();
+    for ((id, _), table) in tables.0.iter().chain(tables.1) {
+        seated.entry(*id).or_default().extend(table.members.iter().filter_map(|n| by_number.get(n).copied()));
+    }
+    let mut held: BTreeMap<&BackendName, (BTreeSet<&TenantName>, BTreeSet<ServiceId>)> = BTreeMap::new();
     for (id, service) in &plan.services {
-        let placed = service.placement.iter().flat_map(|p| p.all());
-        let seated = service.tables.values().flat_map(|t| t.chains.iter().flatten()).map(|s| s.replica);
-        let told = service.tables.keys().filter_map(|az| tables.get(&(*id, az.clone()))).flat_map(|t| t.chains.iter().flatten()).copied();
-        let seated: BTreeSet<ReplicaNumber> = seated.chain(told).collect();
-        let backends: BTreeSet<&BackendName> = placed.chain(seated.iter().filter_map(|n| by_number.get(n).copied())).collect();
-        backends.into_iter().for_each(|backend| hold(backend, *id, &service.key));
+        let mut backends = seated.remove(id).unwrap_or_default();
+        backends.extend(service.placement.iter().flat_map(|p| p.all()));
+        for backend in backends {
+            let held = held.entry(backend).or_default();
+            held.0.insert(&service.key.tenant);
+            held.1.insert(*id);
+        }
+    }
+    for (backend, (tenants, services)) in held {
+        let held = out.backends.entry(backend.clone()).or_default();
+        held.tenants.extend(tenants.into_iter().cloned());
+        held.services.extend(services);
     }
     out
 }
@@ -191,7 +201,7 @@ fn whereabouts(plan: &Plan, roster: &Roster, tables: &Tables) -> Whereabouts {
 fn service_addresses(
     id: ServiceId,
     service: &PlannedService,
-    fleet: &Fleet,
+    (fleet, open): (&Fleet, &BTreeSet<(&AzName, &BackendName)>),
     demands: &Demands,
     roster: &Roster,
     tables: &Tables,
@@ -201,7 +211,8 @@ fn service_addresses(
         let number = *fleet.azs.get(az)?;
         let given = addresses(ranges, number, service.number).ok()?.given;
         let edge_lives = roster.edges().get(az).is_some_and(|e| e.alive);
-        let open = edge_lives && tables.contains_key(&(id, az.clone())) && canal_planner::is_open(fleet, service, az);
+        let live = service.placement.iter().filter_map(|p| p.backends.get(az)).flatten().any(|backend| open.contains(&(az, backend)));
+        let open = edge_lives && live && tables.contains_key(&(id, az.clone()));
         (!given.is_empty()).then(|| GatewayAddress { service: service.key.clone(), id, az: az.clone(), addresses: given, open })
     };
     service.tables.keys().filter_map(address).collect()
@@ -209,7 +220,7 @@ fn service_addresses(
 
 #[cfg(test)]
 mod tests {
-    use canal_model::fleet::{Ownership, ReplicaState};
+    use canal_model::fleet::Ownership;
     use canal_model::ids::Vni;
 
     use super::*;
@@ -250,7 +261,7 @@ mod tests {
         let next = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&seeded(&plan, &demands)));
         assert_eq!(numbers(&next), [2, 1, 3]);
         let after = tables(&next, &before);
-        assert!(after.len() == 3 && before.iter().all(|(key, table)| Arc::ptr_eq(table, &after[key])));
+        assert!(after.len() == 3 && before.iter().all(|(key, table)| Arc::ptr_eq(&table.table, &after[key].table)));
         let again = canal_planner::plan(&fleet(), &demands, &Ownership::default(), Some(&next));
         assert_eq!(again, next, "the same question has the same answer");
     }

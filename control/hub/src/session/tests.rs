@@ -720,10 +720,12 @@ fn fleet(w: &mut World, generation: u64, replicas: &[&str], held: &[(&str, u32)]
     for (name, view) in &mut w.catalog.tenants {
         let table = |(_, id): &(&str, u32)| {
             let (service, id) = (format!("{name}/shop/a").parse().unwrap(), ServiceId::new(*id).unwrap());
-            Resource::Table(BucketTable { service, id, az: az(), vni: Vni::new(7).unwrap(), version: 1, chains: vec![vec![]; 128] })
+            Arc::new(BucketTable { service, id, az: az(), vni: Vni::new(7).unwrap(), version: 1, chains: vec![vec![]; 128] })
         };
-        let planned = tables.iter().filter(|(t, _)| *t == name.as_str()).map(table).collect();
-        if let Some(next) = view.with_tier(planned, generation) {
+        let tables: Vec<Arc<BucketTable>> = tables.iter().filter(|(t, _)| *t == name.as_str()).map(table).collect();
+        let planned = crate::catalog::Planned { tables: Arc::new(tables), ..Default::default() };
+        assert!(planned.resources().all(|r| r.name().ends_with("@az1")));
+        if let Some(next) = view.with_tier(&planned, None, generation) {
             *view = Arc::new(next);
         }
     }
