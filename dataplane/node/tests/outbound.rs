@@ -403,3 +403,24 @@ fn a_goaway_moves_the_next_stream_to_whoever_is_at_the_address_now() {
     open.go_on();
     assert_eq!(leaving.ended(), "end after 1", "what was open finishes where it is");
 }
+
+/// A replica that is drained by an order sends GOAWAY while connections come and go, again and again: none of them fails.
+#[test]
+fn goaways_under_load_fail_no_connection() {
+    let rig = Rig::new(&Setup { workers: 2, ..on_tier(true) });
+    let gateway = rig.gateway(NEAR, Does::Echo);
+    let mut app = rig.app("many", &[VIP, "500"]);
+    let said = std::thread::scope(|s| {
+        let loading = s.spawn(|| app.line());
+        while !loading.is_finished() {
+            std::thread::sleep(Duration::from_millis(5));
+            gateway.part();
+        }
+        loading.join().unwrap()
+    });
+    assert_eq!(said, "2000");
+    rig.until("all closed", || rig.metric("istio_tcp_connections_closed_total", &["response_flags=\"-\""]) == 2000.0);
+    assert!(gateway.connections.load(Relaxed) > 10, "GOAWAY came often: {}", gateway.connections.load(Relaxed));
+    assert_eq!(rig.metric("canal_node_gateway_failures_total", &[]), 0.0);
+    assert_eq!(rig.metric("canal_node_refused_total", &[]), 0.0);
+}

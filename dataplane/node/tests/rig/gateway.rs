@@ -1,13 +1,13 @@
 //! A gateway's place, held by the kit's HBONE server: it shows what the node sent and answers as the test says.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canal_kit::copy::Leg;
-use canal_kit::drain::{self, Trigger};
+use canal_kit::drain::{self, Drain, Trigger};
 use canal_kit::hbone::{HboneCounters, Incoming, ServerConfig, serve};
 use canal_kit::metrics::Registry;
 use canal_kit::sys::{self, ListenOptions, Netns};
@@ -47,6 +47,9 @@ pub struct Gateway {
     pub saw: Receiver<Saw>,
     pub connections: Arc<AtomicUsize>,
     trigger: Option<Trigger>,
+    /// Of the connections since the last [`Gateway::part`], and those of earlier ones, which must not be lost while these live.
+    newest: Arc<Mutex<(Trigger, Drain)>>,
+    parted: Mutex<Vec<Trigger>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -60,6 +63,8 @@ impl Gateway {
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = connections.clone();
         let (trigger, drain) = drain::tree();
+        let newest = Arc::new(Mutex::new(drain::tree()));
+        let current = newest.clone();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             LocalSet::new().block_on(&runtime, async move {
@@ -71,7 +76,7 @@ impl Gateway {
                         accepted = listener.accept() => accepted.unwrap(),
                     };
                     counted.fetch_add(1, Ordering::Relaxed);
-                    let (server, tell, drain) = (server.clone(), tell.clone(), drain.clone());
+                    let (server, tell, drain) = (server.clone(), tell.clone(), current.lock().unwrap().1.clone());
                     tokio::task::spawn_local(connection(server, tcp, source.to_string(), tell, drain, does));
                 }
                 // The address may be another's from here on.
@@ -80,7 +85,7 @@ impl Gateway {
             });
         });
         is_up.recv_timeout(Duration::from_secs(5)).unwrap();
-        Self { saw, connections, trigger: Some(trigger), thread: Some(thread) }
+        Self { saw, connections, trigger: Some(trigger), newest, parted: Mutex::default(), thread: Some(thread) }
     }
 
     pub fn next(&self) -> Saw {
@@ -99,29 +104,32 @@ impl Gateway {
         how
     }
 
-    /// GOAWAY to all; open tunnels may finish.
+    /// GOAWAY to all, and no new connections; open tunnels may finish.
     pub fn drain(&self) {
         self.trigger.as_ref().unwrap().drain(Duration::from_secs(60));
+        self.part();
+    }
+
+    /// GOAWAY to all that are connected; new connections are welcome.
+    pub fn part(&self) {
+        let (trigger, _) = std::mem::replace(&mut *self.newest.lock().unwrap(), drain::tree());
+        trigger.drain(Duration::from_secs(60));
+        self.parted.lock().unwrap().push(trigger);
     }
 }
 
 impl Drop for Gateway {
     fn drop(&mut self) {
         drop(self.trigger.take());
+        self.newest.lock().unwrap().0.force();
+        self.parted.lock().unwrap().clear();
         if let Some(t) = self.thread.take() {
             let _ = t.join();
         }
     }
 }
 
-async fn connection(
-    server: ServerIdentity,
-    tcp: tokio::net::TcpStream,
-    source: String,
-    tell: Sender<Saw>,
-    drain: drain::Drain,
-    does: Does,
-) {
+async fn connection(server: ServerIdentity, tcp: tokio::net::TcpStream, source: String, tell: Sender<Saw>, drain: Drain, does: Does) {
     if does == Does::Mute {
         drain.forced().await;
         return drop(tcp);
