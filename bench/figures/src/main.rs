@@ -1,10 +1,11 @@
 //! The paper's figures that are computed, not measured: who shares which backends (Fig. 19), what failures take down, and what the
-//! cloud resources cost (Table 5). It plans with the controller's own planner, and measures nothing.
+//! cloud resources cost (Table 5). It plans with the controller's own planner, and measures nothing but that planner.
 
 #![forbid(unsafe_code)]
 
 mod blast;
 mod cost;
+mod scale;
 mod shards;
 mod tier;
 
@@ -24,6 +25,8 @@ enum Figure {
     Shards(tier::Size),
     /// The blast radius of 1 to 8 failures at once: shuffle sharding beside plain sharding.
     Blast(blast::Arguments),
+    /// What planning a large tier costs.
+    Scale(scale::Arguments),
     /// Table 5: what redirectors and tunnels save, from measured costs.
     Cost(cost::Flags),
 }
@@ -32,6 +35,7 @@ fn main() -> anyhow::Result<()> {
     match Arguments::parse().figure {
         Figure::Shards(size) => print!("{}", shards::figure(&size)?),
         Figure::Blast(arguments) => print!("{}", blast::figure(&arguments)?),
+        Figure::Scale(arguments) => print!("{}", scale::figure(&arguments)?),
         Figure::Cost(costs) => print!("{}", cost::figure(&costs)?),
     }
     Ok(())

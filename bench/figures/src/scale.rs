@@ -1,0 +1,137 @@
+//! What planning costs the controller: the whole of a tier at first, a look at which nothing changed, and changes of the fleet. The time
+//! of the planner alone, on this machine; reading reports and telling data planes are the controller's.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, OwnerReport, Ownership, ReplicaState};
+use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, Vni};
+use canal_model::plan::Plan;
+
+#[derive(clap::Args)]
+pub(crate) struct Arguments {
+    #[arg(long, default_value_t = 16_000)]
+    services: u32,
+    #[arg(long, default_value_t = 40)]
+    backends: u32,
+    /// Of each backend.
+    #[arg(long, default_value_t = 2)]
+    replicas: u32,
+}
+
+/// The AZs of the figure.
+const AZS: u32 = 2;
+/// A plan is made so often; the quickest counts, as others use the machine.
+const LOOKS: usize = 3;
+
+struct Tier {
+    azs: BTreeMap<AzName, u8>,
+    replicas: BTreeMap<ReplicaNumber, FleetReplica>,
+    demands: Demands,
+    ownership: Ownership,
+    plan: Option<Plan>,
+    text: String,
+}
+
+impl Tier {
+    fn join(&mut self, backend: u32, replicas: u32) -> anyhow::Result<()> {
+        for _ in 0..replicas {
+            let number = self.replicas.keys().last().map_or(1, |last| u32::from(last.get()) + 1);
+            let az = backend % AZS;
+            let replica = FleetReplica {
+                name: format!("replica-{number}").parse()?,
+                number: ReplicaNumber::new(number)?,
+                backend: BackendName::new(&format!("backend-{backend:05}"))?,
+                az: AzName::new(&format!("az{}", az + 1))?,
+                underlay: [250, az as u8 + 1, (number >> 8) as u8, number as u8].into(),
+                state: ReplicaState::Active,
+                up: true,
+            };
+            self.replicas.insert(replica.number, replica);
+        }
+        Ok(())
+    }
+
+    /// Everybody has the plan, and nobody owns anything but by it.
+    fn deliver(&mut self) {
+        let plan = self.plan.as_ref().map_or(0, |plan| plan.number);
+        for number in self.replicas.keys() {
+            self.ownership.hear(*number, OwnerReport { plan, owned: BTreeMap::new() });
+        }
+        self.azs.keys().for_each(|az| self.ownership.hear_edge(az.clone(), plan));
+    }
+
+    fn look(&mut self, what: &str) -> anyhow::Result<()> {
+        let fleet = Fleet::of(self.azs.clone(), self.replicas.values().cloned());
+        let mut best: Option<(Duration, Plan)> = None;
+        for _ in 0..LOOKS {
+            let begun = Instant::now();
+            let next = canal_planner::plan(&fleet, &self.demands, &self.ownership, self.plan.as_ref());
+            let took = begun.elapsed();
+            if best.as_ref().is_none_or(|(least, _)| took < *least) {
+                best = Some((took, next));
+            }
+        }
+        let (took, next) = best.context("a plan was made")?;
+        let of = |id| self.plan.as_ref().and_then(|plan| plan.services.get(id));
+        let moved = next.services.iter().filter(|(id, service)| of(id).is_some_and(|old| old.placement != service.placement)).count();
+        let tables = next.services.iter().map(|(id, service)| {
+            let old = |az: &AzName| of(id).and_then(|old| old.tables.get(az)).map(|table| table.version);
+            service.tables.iter().filter(|(az, table)| old(az) != Some(table.version)).count()
+        });
+        writeln!(self.text, "{what:<44} {:>8.1} ms   {moved:>6}   {:>6}", took.as_secs_f64() * 1e3, tables.sum::<usize>())?;
+        self.plan = Some(next);
+        Ok(())
+    }
+}
+
+pub(crate) fn figure(arguments: &Arguments) -> anyhow::Result<String> {
+    let Arguments { services, backends, replicas } = *arguments;
+    let mut azs = BTreeMap::new();
+    for az in 0..AZS {
+        azs.insert(AzName::new(&format!("az{}", az + 1))?, az as u8 + 1);
+    }
+    let (demands, ownership) = (Demands::default(), Ownership::default());
+    let mut tier = Tier { azs, replicas: BTreeMap::new(), demands, ownership, plan: None, text: String::new() };
+    tier.demands.ranges.insert("tenant".parse()?, vec!["10.128.0.0/9".parse()?]);
+    for n in 1..=services {
+        let key = format!("tenant/shop/service-{n}").parse()?;
+        tier.demands.services.insert(ServiceId::new(n)?, Demand { key, vni: Vni::new(1)?, weight: 1 + n % 4, home: None });
+    }
+    for backend in 0..backends {
+        tier.join(backend, replicas)?;
+    }
+    writeln!(tier.text, "{services} services, {backends} backends of {replicas} replicas, {AZS} AZs")?;
+    writeln!(tier.text, "{:<44} {:>11}   {:>6}   {:>6}", "", "planned in", "moved", "tables")?;
+    tier.look("all of it, for the first time")?;
+    tier.deliver();
+    tier.look("nothing changed")?;
+    tier.join(0, 1)?;
+    tier.look("a replica joined")?;
+    tier.look("nothing changed since, and tables in motion")?;
+    for what in ["all have the tables", "all said that they own nothing else"] {
+        tier.deliver();
+        tier.look(what)?;
+    }
+    tier.join(backends, replicas)?;
+    tier.look("a new backend: the first wave")?;
+    let mut waves = 1;
+    loop {
+        tier.deliver();
+        let before = tier.plan.clone();
+        let kept = tier.text.len();
+        tier.look("")?;
+        tier.text.truncate(kept);
+        if before == tier.plan {
+            break;
+        }
+        waves += 1;
+    }
+    writeln!(tier.text, "{waves} plans until it has its part")?;
+    tier.look("nothing changed")?;
+    tier.replicas.retain(|_, replica| replica.backend.as_str() != "backend-00001");
+    tier.look("a backend is gone")?;
+    Ok(tier.text)
+}
