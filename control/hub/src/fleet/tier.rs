@@ -49,7 +49,7 @@ pub(crate) fn demands(catalog: &Catalog, rules: Rules) -> Demands {
     demands
 }
 
-/// What a service is expected to weigh: its workloads. What it weighs in fact changes all the time, and must not move it.
+/// What a service is expected to weigh: its workloads. What it weighs in fact changes all the time, and would have it moved about.
 fn weights(view: &TenantView) -> BTreeMap<ServiceKey, u32> {
     let mut weights = BTreeMap::new();
     for entry in view.of(Kind::Workload) {
