@@ -46,7 +46,7 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<u64>, u64) {
     let tables = watch(mesh, replicas);
     let count = SESSIONS.to_string();
     let mut argv = vec!["canal-samples", "sessions", &targets[0], &targets[1], "-n", &count, "--open-rate", "500"];
-    argv.extend(["--interval-ms", "1000", "-d", "6"]);
+    argv.extend(["--interval-ms", "1000", "-d", "4"]);
     let report = mesh.run(pod, &argv).json();
     assert_eq!(report["ok"], true, "{pod}: {report}");
     let seen: Vec<(u64, u64)> = tables.iter().map(|table| table.sessions().unwrap()).collect();
