@@ -466,6 +466,38 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_the_planner_says_does_not_wait_for_a_compilation_and_others_keep_their_order() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(Store::open(dir.path(), canal_store::Limits::default()).unwrap());
+        let (publish, catalogs) = watch::channel(Arc::new(Catalog::default()));
+        let mut writer = Writer::start(store, Arc::default(), publish, Reading::default()).unwrap();
+        let (commands, queue) = mpsc::channel(2 * COMMANDS_MAX);
+        writer.queue = Some(queue);
+        let tier = || {
+            let (reply, answer) = oneshot::channel();
+            commands.blocking_send(Command::Tier { tier: Tier::default(), reply }).unwrap();
+            answer
+        };
+        // This is the compilation: it ends when the planner was heard.
+        let told = writer.meanwhile(|| {
+            commands.blocking_send(Command::Retry).unwrap();
+            tier().blocking_recv().unwrap().unwrap()
+        });
+        assert_eq!((told, catalogs.borrow().generation), (writer.catalog.generation, told));
+        assert!(matches!(writer.waiting.make_contiguous(), [Command::Retry]));
+        // So many wait at most; all that come after them, the planner as well, stay in the queue, which has a bound of its own.
+        (0..COMMANDS_MAX).for_each(|_| commands.blocking_send(Command::Retry).unwrap());
+        let mut answer = tier();
+        writer.meanwhile(|| std::thread::sleep(4 * TIER_EVERY));
+        assert_eq!(writer.waiting.len(), COMMANDS_MAX);
+        assert!(answer.try_recv().is_err());
+        drop(commands);
+        let queue = writer.queue.take().unwrap();
+        writer.run(queue);
+        assert!(answer.try_recv().unwrap().unwrap() > told);
+    }
+
+    #[test]
     fn a_panic_in_pure_code_becomes_a_finding() {
         assert_eq!(guarded(|| 7).ok(), Some(7));
         let fault = guarded(|| -> u8 { panic!("expected in this test") }).unwrap_err();
