@@ -6,6 +6,7 @@
 //! 3. What was chosen stays, unless its backend is gone or a rule is broken; then one backend is exchanged, and all
 //!    only where no single one helps.
 //! 4. New choices are among the least loaded backends, within one service's weight; among those, pairs that few services share.
+//! 5. Where backends or AZs are off the mean by more than a bound, few services at a time exchange one backend ([`balance`]).
 //!
 //! Load is the sum of the weights of a backend's services: each must be able to carry its services alone.
 
@@ -18,40 +19,16 @@ use canal_model::plan::Note;
 use crate::mix::mix;
 use crate::{Backends, Kept};
 
+pub(crate) mod balance;
 mod combine;
 mod index;
 
 use combine::{Pool, Search};
 use index::{Index, Set};
 
-/// Placements for all services that any backend can hold. `kept` are the last plan's.
+/// Placements for all services that any backend can hold. `kept` are the last plan's. Nobody moves for balance's sake.
 pub fn place(fleet: &Fleet, demands: &Demands, kept: &Kept, notes: &mut Vec<Note>) -> BTreeMap<ServiceId, Placement> {
-    let mut shards = Shards::new(fleet, demands);
-    let mut open = Vec::new();
-    for (id, demand) in &demands.services {
-        let Some(home) = kept.get(id).and_then(|kept| shards.kept_home(kept, demand)) else {
-            open.push((*id, None));
-            continue;
-        };
-        let set = shards.retained(kept[id], home);
-        // Who lost a backend waits, lest its remainder drives somebody away who lost nothing.
-        let is_whole = set.slots().count() == kept[id].all().count() && shards.lacks(&set, home) == (0, 0);
-        if is_whole && shards.index.clash(&set).is_none() {
-            shards.settle(*id, demand, home, set);
-        } else {
-            open.push((*id, Some((home, set))));
-        }
-    }
-    for (id, before) in open {
-        let demand = &demands.services[&id];
-        let Some((home, set)) = before.or_else(|| shards.home(demand).map(|home| (home, Set::default()))) else {
-            notes.push(Note::NoBackend { service: demand.key.clone() });
-            continue;
-        };
-        let set = shards.choose(id, demand, home, set);
-        shards.settle(id, demand, home, set);
-    }
-    shards.finish(notes)
+    Shards::settled(fleet, demands, kept, notes).placements(notes)
 }
 
 /// A backend by its place in [`Shards::backends`].
@@ -60,7 +37,8 @@ type Slot = u16;
 /// An AZ by its place in [`Shards::azs`].
 type Zone = usize;
 
-struct Shards<'a> {
+/// Services on backends, in the making.
+pub(crate) struct Shards<'a> {
     demands: &'a Demands,
     azs: Vec<&'a AzName>,
     backends: Vec<(&'a BackendName, Zone)>,
@@ -68,8 +46,8 @@ struct Shards<'a> {
     /// Backends of each AZ.
     zones: Vec<Vec<Slot>>,
     load: Vec<u64>,
-    /// Weight of the services that have their home in the AZ.
-    home_load: Vec<u64>,
+    /// The sum of its backends' loads.
+    zone_load: Vec<u64>,
     index: Index,
     settled: BTreeMap<ServiceId, (Zone, Set)>,
     /// Home AZs in which a search among all backends found nothing; sets only ever become fewer.
@@ -93,8 +71,38 @@ impl<'a> Shards<'a> {
         }
         let home = demands.rules.home.clamp(1, Rules::MOST);
         let want = (home, demands.rules.away.min(Rules::MOST - home));
-        let (load, home_load, exhausted) = (vec![0; backends.len()], vec![0; azs.len()], vec![false; azs.len()]);
-        Shards { demands, azs, backends, slots, zones, load, home_load, index: Index::default(), settled: BTreeMap::new(), exhausted, want }
+        let (load, zone_load, exhausted) = (vec![0; backends.len()], vec![0; azs.len()], vec![false; azs.len()]);
+        Shards { demands, azs, backends, slots, zones, load, zone_load, index: Index::default(), settled: BTreeMap::new(), exhausted, want }
+    }
+
+    /// By the rules 1 to 4.
+    pub(crate) fn settled(fleet: &'a Fleet, demands: &'a Demands, kept: &Kept, notes: &mut Vec<Note>) -> Self {
+        let mut shards = Shards::new(fleet, demands);
+        let mut open = Vec::new();
+        for (id, demand) in &demands.services {
+            let Some(home) = kept.get(id).and_then(|kept| shards.kept_home(kept, demand)) else {
+                open.push((*id, None));
+                continue;
+            };
+            let set = shards.retained(kept[id], home);
+            // Who lost a backend waits, lest its remainder drives somebody away who lost nothing.
+            let is_whole = set.slots().count() == kept[id].all().count() && shards.lacks(&set, home) == (0, 0);
+            if is_whole && shards.index.clash(&set).is_none() {
+                shards.settle(*id, demand, home, set);
+            } else {
+                open.push((*id, Some((home, set))));
+            }
+        }
+        for (id, before) in open {
+            let demand = &demands.services[&id];
+            let Some((home, set)) = before.or_else(|| shards.home(demand).map(|home| (home, Set::default()))) else {
+                notes.push(Note::NoBackend { service: demand.key.clone() });
+                continue;
+            };
+            let set = shards.choose(id, demand, home, set);
+            shards.settle(id, demand, home, set);
+        }
+        shards
     }
 
     fn zone(&self, az: &AzName) -> Option<Zone> {
@@ -113,7 +121,7 @@ impl<'a> Shards<'a> {
         asked.or_else(|| {
             (0..self.azs.len()).min_by(|a, b| {
                 let few = |zone: Zone| self.zones[zone].len() < self.want.0;
-                let share = |zone: Zone, other: Zone| u128::from(self.home_load[zone]) * self.zones[other].len() as u128;
+                let share = |zone: Zone, other: Zone| u128::from(self.zone_load[zone]) * self.zones[other].len() as u128;
                 few(*a).cmp(&few(*b)).then(share(*a, *b).cmp(&share(*b, *a))).then(a.cmp(b))
             })
         })
@@ -205,28 +213,36 @@ impl<'a> Shards<'a> {
         let weight = u64::from(demand.weight.max(1));
         for slot in set.slots() {
             self.load[usize::from(slot)] += weight;
+            let zone = self.zone_of(slot);
+            self.zone_load[zone] += weight;
         }
-        self.home_load[home] += weight;
         self.index.add(&set, id);
         self.settled.insert(id, (home, set));
     }
 
-    fn finish(self, notes: &mut Vec<Note>) -> BTreeMap<ServiceId, Placement> {
+    /// Where a service lives now.
+    fn placement(&self, id: ServiceId) -> Option<Placement> {
+        let (home, set) = self.settled.get(&id)?;
+        let mut backends: BTreeMap<AzName, Backends> = BTreeMap::new();
+        for slot in set.slots() {
+            let (name, zone) = self.backends[usize::from(slot)];
+            backends.entry(self.azs[zone].clone()).or_default().insert(name.clone());
+        }
+        Some(Placement { home: self.azs[*home].clone(), backends })
+    }
+
+    /// All placements, and what they lack.
+    pub(crate) fn placements(&self, notes: &mut Vec<Note>) -> BTreeMap<ServiceId, Placement> {
         let mut result = BTreeMap::new();
         // In order of IDs, so that of two that share the same one is named each time.
         let mut index = Index::default();
-        for (id, (home, set)) in &self.settled {
+        for (id, (_, set)) in &self.settled {
             if let Some(other) = index.clash(set) {
                 let key = |id: &ServiceId| self.demands.services[id].key.clone();
                 notes.push(Note::Shared { service: key(id), with: key(&other) });
             }
             index.add(set, *id);
-            let mut backends: BTreeMap<AzName, Backends> = BTreeMap::new();
-            for slot in set.slots() {
-                let (name, zone) = self.backends[usize::from(slot)];
-                backends.entry(self.azs[zone].clone()).or_default().insert(name.clone());
-            }
-            let placement = Placement { home: self.azs[*home].clone(), backends };
+            let Some(placement) = self.placement(*id) else { continue };
             let demand = &self.demands.services[id];
             let service = || demand.key.clone();
             if let Some(az) = demand.home.as_ref().filter(|az| **az != placement.home) {

@@ -6,8 +6,8 @@ mod sim;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use canal_model::fleet::{Demands, Fleet, Ownership, Placement};
-use canal_model::ids::{BackendName, ServiceId};
+use canal_model::fleet::{Demands, Fleet, OwnerReport, Ownership, Placement, ReplicaState};
+use canal_model::ids::{AzName, BackendName, ServiceId};
 use canal_model::plan::{Note, Plan};
 use canal_planner::{placement, plan};
 use proptest::prelude::*;
@@ -136,6 +136,228 @@ fn large_fleets_are_planned_in_time() {
     }
 }
 
+/// A tier of one replica in each backend, everybody prompt.
+struct Prompt {
+    fleet: Fleet,
+    demands: Demands,
+    ownership: Ownership,
+    plan: Plan,
+    /// The weight of services that moved for balance's sake, each time that they did.
+    moved: u64,
+}
+
+impl Prompt {
+    fn new(backends: &[String], services: u32) -> Prompt {
+        let (fleet, plan) = (Fleet { azs: azs(), ..Fleet::default() }, Plan::default());
+        let mut tier = Prompt { fleet, demands: demands(services), ownership: Ownership::default(), plan, moved: 0 };
+        backends.iter().for_each(|name| tier.join(name));
+        tier
+    }
+    fn join(&mut self, backend: &str) {
+        let number = self.fleet.replicas.keys().last().map_or(1, |last| u32::from(last.get()) + 1);
+        let replica = sim::replica(number, backend, ReplicaState::Active);
+        self.refit(|replicas| _ = replicas.insert(replica.number, replica));
+    }
+    fn leave(&mut self, backend: &str) {
+        self.refit(|replicas| replicas.retain(|_, replica| *replica.backend.as_str() != *backend));
+    }
+    fn refit(&mut self, change: impl FnOnce(&mut BTreeMap<canal_model::ids::ReplicaNumber, canal_model::fleet::FleetReplica>)) {
+        let mut replicas = std::mem::take(&mut self.fleet.replicas);
+        change(&mut replicas);
+        self.fleet = Fleet::of(azs(), replicas.into_values());
+    }
+    /// Everybody has the newest plan, and no session outlives its bucket's move.
+    fn deliver(&mut self) {
+        for number in self.fleet.replicas.keys() {
+            self.ownership.hear(*number, OwnerReport { plan: self.plan.number, owned: BTreeMap::new() });
+        }
+        self.fleet.azs.keys().for_each(|az| self.ownership.hear_edge(az.clone(), self.plan.number));
+    }
+    fn next(&self) -> Plan {
+        plan(&self.fleet, &self.demands, &self.ownership, Some(&self.plan))
+    }
+    /// One plan, in which nobody has a reason to move but balance. How many services moved.
+    fn step(&mut self) -> usize {
+        let next = self.next();
+        assert_eq!(canal_planlint::check(&self.fleet, &self.demands, &next), []);
+        let again = plan(&self.fleet, &self.demands, &self.ownership, Some(&next));
+        assert_eq!(backends(&again), backends(&next), "a plan from itself moves nobody");
+        let mut moved = 0;
+        for (id, service) in &next.services {
+            let (old, new) = (self.plan.services[id].placement.as_ref().unwrap(), service.placement.as_ref().unwrap());
+            let count = all(old).difference(&all(new)).count();
+            assert!(count <= 1, "{id:?} moves by one backend at a time");
+            assert_eq!((new.at_home(), new.away()), (2, 1), "{id:?} has what the rules ask for");
+            if count == 1 {
+                let mut closing = self.plan.services[id].tables.iter().filter(|(_, table)| table.closing > 0);
+                assert!(closing.all(|(az, _)| !service.tables.contains_key(az)), "{id:?} is on the way");
+                moved += 1;
+                self.moved += u64::from(self.demands.services[id].weight.max(1));
+            }
+        }
+        assert!(moved <= (self.demands.services.len() / 100).max(1), "{moved} at once");
+        self.plan = next;
+        moved
+    }
+    /// Waves until nothing happens any more. How many there were.
+    fn settle(&mut self) -> usize {
+        let mut waves = 0;
+        for _ in 0..10_000 {
+            let before = self.plan.number;
+            waves += usize::from(self.step() > 0);
+            self.deliver();
+            if self.plan.number == before && self.next() == self.plan {
+                return waves;
+            }
+        }
+        panic!("no end of plans");
+    }
+    /// The same, where anybody may move at first.
+    fn begin(&mut self) {
+        self.plan = self.next();
+        self.deliver();
+        self.settle();
+        self.moved = 0;
+    }
+    fn loads(&self) -> BTreeMap<BackendName, u64> {
+        let mut loads: BTreeMap<BackendName, u64> = self.fleet.backends.keys().map(|name| (name.clone(), 0)).collect();
+        for (id, service) in &self.plan.services {
+            for backend in service.placement.iter().flat_map(Placement::all) {
+                *loads.get_mut(backend).unwrap() += u64::from(self.demands.services[id].weight.max(1));
+            }
+        }
+        loads
+    }
+    fn homes(&self, az: &str) -> usize {
+        self.plan.services.values().filter(|service| service.placement.as_ref().unwrap().home == sim::az(az)).count()
+    }
+    /// What must move at least until each backend of an AZ is within a tenth of its mean (or the lightest service), and each AZ within
+    /// a tenth of its part; and how far one is outside now, in loads of the heaviest service.
+    fn imbalance(&self) -> (u64, bool) {
+        let loads = self.loads();
+        let mut by_az: BTreeMap<&AzName, Vec<u64>> = BTreeMap::new();
+        for (name, az) in &self.fleet.backends {
+            by_az.entry(az).or_default().push(loads[name]);
+        }
+        let (total, count) = (loads.values().sum::<u64>() as f64, loads.len() as f64);
+        let (mut least, mut is_off) = (0.0_f64, false);
+        let mut look = |parts: &[(f64, f64)]| {
+            let beyond = |sign: f64, slack: f64| {
+                parts.iter().map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0)).sum::<f64>()
+            };
+            least += beyond(1.0, 1.0).max(beyond(-1.0, 1.0));
+            is_off |= beyond(1.0, 4.0) > 0.0 || beyond(-1.0, 4.0) > 0.0;
+        };
+        for loads in by_az.values() {
+            let fair = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
+            look(&loads.iter().map(|load| (*load as f64, fair)).collect::<Vec<_>>());
+        }
+        look(&by_az.values().map(|loads| (loads.iter().sum::<u64>() as f64, total * loads.len() as f64 / count)).collect::<Vec<_>>());
+        (least as u64, is_off)
+    }
+}
+
+fn backends(plan: &Plan) -> Vec<(ServiceId, Option<Placement>)> {
+    plan.services.iter().map(|(id, service)| (*id, service.placement.clone())).collect()
+}
+
+fn names(zones: &[&str], each: usize) -> Vec<String> {
+    zones.iter().flat_map(|zone| (0..each).map(move |n| format!("{zone}{n:03}"))).collect()
+}
+
+#[test]
+fn a_new_backend_gets_its_part_in_waves_and_no_more_than_that() {
+    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    tier.begin();
+    assert_eq!(tier.settle(), 0);
+    tier.join("a008");
+    let (least, is_off) = tier.imbalance();
+    assert!(is_off, "{:?}", tier.loads());
+    let waves = tier.settle();
+    let (left, is_off) = tier.imbalance();
+    assert!(!is_off && left == 0, "{:?}", tier.loads());
+    assert!(tier.moved * 2 <= least * 3, "{} moved where {least} had to", tier.moved);
+    assert!(waves >= 10, "{waves} waves of one service");
+}
+
+#[test]
+fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
+    let mut tier = Prompt::new(&names(&["a", "b"], 4), 120);
+    tier.plan = tier.next();
+    tier.deliver();
+    assert!(tier.plan.notes.iter().any(|note| matches!(note, Note::Shared { .. })));
+    tier.join("a004");
+    // Who may be alone now moves at once, and as a whole.
+    let mut last = 0;
+    for _ in 0..400 {
+        tier.plan = tier.next();
+        tier.deliver();
+        assert_eq!(canal_planlint::check(&tier.fleet, &tier.demands, &tier.plan), []);
+        if tier.plan.number == last {
+            break;
+        }
+        last = tier.plan.number;
+    }
+    assert_eq!(tier.next(), tier.plan, "it rests");
+    assert!(!tier.imbalance().1, "{:?}", tier.loads());
+}
+
+#[test]
+fn an_az_that_comes_late_becomes_a_home() {
+    let mut tier = Prompt::new(&names(&["a"], 8), 120);
+    tier.demands.services.get_mut(&id(7)).unwrap().home = Some(az("a"));
+    tier.plan = tier.next();
+    tier.deliver();
+    assert_eq!(tier.homes("a"), 120);
+    names(&["b"], 8).iter().for_each(|name| tier.join(name));
+    tier.begin();
+    assert!(!tier.imbalance().1 && tier.homes("b") > 20, "{} have their home at b: {:?}", tier.homes("b"), tier.loads());
+    assert_eq!(tier.plan.services[&id(7)].placement.as_ref().unwrap().home, az("a"), "its tenant asked for it");
+    // And a third: nobody lives there, so that backends away from home begin.
+    names(&["c"], 8).iter().for_each(|name| tier.join(name));
+    tier.settle();
+    assert!(!tier.imbalance().1, "{:?}", tier.loads());
+    assert!(tier.homes("c") > 0 && tier.homes("a") > tier.homes("c"), "those who lost an address move last");
+}
+
+#[test]
+fn who_is_on_the_way_is_left_alone_and_the_next_wave_waits() {
+    let mut tier = Prompt::new(&names(&["a", "b"], 11), 300);
+    tier.begin();
+    tier.join("a011");
+    let moves = [tier.step(), tier.step(), tier.step()];
+    assert_eq!(moves, [3, 0, 0], "not everybody has the first wave's tables");
+    tier.deliver();
+    assert_eq!(tier.step(), 3);
+    // A silent replica holds all up; one that is down holds nobody up.
+    let silent = *tier.fleet.replicas.keys().next().unwrap();
+    let said = tier.ownership.report(silent).unwrap().1.clone();
+    tier.deliver();
+    tier.ownership.hear(silent, said);
+    let concerned = tier
+        .plan
+        .services
+        .values()
+        .flat_map(|service| service.tables.values())
+        .any(|table| table.version == tier.plan.number && table.chains.iter().flatten().any(|seat| seat.replica == silent));
+    assert_eq!(tier.step(), if concerned { 0 } else { 3 });
+}
+
+#[test]
+fn an_outage_is_no_imbalance() {
+    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    tier.begin();
+    tier.join("a008");
+    tier.refit(|replicas| replicas.values_mut().filter(|replica| replica.az == az("a")).for_each(|replica| replica.up = false));
+    for _ in 0..4 {
+        assert_eq!(tier.step(), 0);
+        tier.deliver();
+    }
+    tier.refit(|replicas| replicas.values_mut().for_each(|replica| replica.up = true));
+    tier.settle();
+    assert!(tier.moved > 0 && !tier.imbalance().1);
+}
+
 #[test]
 fn gateway_numbers_stay_and_free_ones_are_taken_again() {
     let fleet = wide(&["a", "b"], 3);
@@ -195,5 +417,43 @@ proptest! {
             }
             before = Some(next);
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Backends come and go, weights change: loads come back within the bound with little more than must move, and stay there.
+    #[test]
+    fn balance_is_found_again_at_little_cost(
+        each in 7..9usize, services in 60..160u32, heavy in proptest::collection::vec(1..150u32, 0..12),
+        changes in proptest::collection::vec(0..27usize, 1..4),
+    ) {
+        let names = names(&["a", "b", "c"], 9);
+        let has = |name: &str| name[1..].parse::<usize>().unwrap() < each && !name.starts_with('c');
+        let mut tier = Prompt::new(&names.iter().filter(|name| has(name)).cloned().collect::<Vec<_>>(), services);
+        tier.begin();
+        for service in heavy.iter().filter(|service| **service <= services) {
+            tier.demands.services.get_mut(&id(*service)).unwrap().weight = 4;
+        }
+        for change in &changes {
+            let name = &names[*change];
+            match tier.fleet.backends.contains_key(&name.parse::<BackendName>().unwrap()) {
+                true if tier.fleet.backends.values().filter(|zone| **zone == az(&name[..1])).count() > 5 => tier.leave(name),
+                true => {}
+                false => tier.join(name),
+            }
+        }
+        // Whoever lost a backend gets another one first.
+        tier.plan = tier.next();
+        tier.deliver();
+        let (least, _) = tier.imbalance();
+        tier.moved = 0;
+        tier.settle();
+        let (_, is_off) = tier.imbalance();
+        prop_assert!(!is_off, "{:?}", tier.loads());
+        // A service cannot be divided.
+        let grain = 4 * tier.fleet.backends.len() as u64;
+        prop_assert!(tier.moved * 2 <= least * 3 + grain, "{} moved where {least} had to: {:?}", tier.moved, tier.loads());
     }
 }

@@ -59,7 +59,8 @@ impl Set {
 pub(super) struct Index {
     /// Every part of every set: how many services share it, and the first of them.
     parts: HashMap<Set, (u32, ServiceId), FixedState>,
-    whole: HashMap<Set, ServiceId, FixedState>,
+    /// The same of whole sets.
+    whole: HashMap<Set, (u32, ServiceId), FixedState>,
 }
 
 impl Index {
@@ -67,14 +68,31 @@ impl Index {
         for part in set.parts() {
             self.parts.entry(part).or_insert((0, service)).0 += 1;
         }
-        self.whole.entry(*set).or_insert(service);
+        self.whole.entry(*set).or_insert((0, service)).0 += 1;
+    }
+    /// Takes back what [`Index::add`] did. Who is named as sharing the rest may be the one that left.
+    pub(super) fn remove(&mut self, set: &Set) {
+        fn less(map: &mut HashMap<Set, (u32, ServiceId), FixedState>, set: Set) {
+            if let Some((count, _)) = map.get_mut(&set) {
+                *count -= 1;
+                if *count == 0 {
+                    map.remove(&set);
+                }
+            }
+        }
+        set.parts().for_each(|part| less(&mut self.parts, part));
+        less(&mut self.whole, *set);
+    }
+    /// True of a service's own set that nobody else's contains, and that contains nobody else's.
+    pub(super) fn is_alone(&self, set: &Set) -> bool {
+        self.parts.get(set).is_some_and(|(count, _)| *count == 1) && !set.parts().any(|part| part != *set && self.whole.contains_key(&part))
     }
     /// A service all of whose backends are in the set, or whose backends contain the set.
     pub(super) fn clash(&self, set: &Set) -> Option<ServiceId> {
         if let Some((_, service)) = self.parts.get(set) {
             return Some(*service);
         }
-        set.parts().find_map(|part| self.whole.get(&part).copied())
+        set.parts().find_map(|part| self.whole.get(&part).map(|(_, service)| *service))
     }
     /// How many services share this very pair, for all pairs of the set.
     pub(super) fn pairs(&self, set: &Set) -> u32 {
@@ -109,5 +127,15 @@ mod tests {
         }
         index.add(&Set::of(&[1, 2, 4]), id(2));
         assert_eq!(index.pairs(&Set::of(&[1, 2, 5])), 2);
+        assert!(index.is_alone(&Set::of(&[1, 2, 3])) && index.is_alone(&Set::of(&[1, 2, 4])));
+        index.add(&Set::of(&[4]), id(3));
+        assert!(!index.is_alone(&Set::of(&[1, 2, 4])) && !index.is_alone(&Set::of(&[4])) && index.is_alone(&Set::of(&[1, 2, 3])));
+        index.add(&Set::of(&[1, 2, 3]), id(4));
+        assert!(!index.is_alone(&Set::of(&[1, 2, 3])));
+        index.remove(&Set::of(&[1, 2, 3]));
+        assert!(index.is_alone(&Set::of(&[1, 2, 3])));
+        index.remove(&Set::of(&[1, 2, 3]));
+        assert_eq!(index.pairs(&Set::of(&[1, 2, 5])), 1);
+        assert_eq!(index.clash(&Set::of(&[1, 2, 3])), None);
     }
 }
