@@ -11,6 +11,7 @@ use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey
 use canal_model::plan::{Note, Plan, PlannedService, PlannedTable};
 use canal_model::program::{BUCKETS, CHAIN};
 
+mod balance;
 mod step;
 
 pub use step::step;
@@ -64,6 +65,12 @@ pub enum Finding {
     Reordered { service: ServiceKey, az: AzName, bucket: usize },
     /// Between two plans: a backend was left although it exists and no rule asked for that.
     Left { service: ServiceKey, backend: BackendName },
+    /// Between two plans: more services moved for balance's sake than may at once.
+    Wave { moved: usize, most: usize },
+    /// Between two plans: a service moved for balance's sake while a table of it keeps sessions of an earlier change.
+    Restless { service: ServiceKey },
+    /// Between two plans: services moved for balance's sake, and loads are no nearer to each other.
+    Apart { moved: usize },
     /// Between two plans: a gateway number or home changed.
     Unstable { service: ServiceKey },
     /// The plan does not name its parent, or its number did not rise.

@@ -8,7 +8,7 @@ use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId};
 use canal_model::plan::{Plan, PlannedService, PlannedTable, Seat};
 use canal_model::program::{BUCKETS, CHAIN};
 
-use crate::{Finding, Noted, Site, Step, wanted};
+use crate::{Finding, Noted, Site, Step, balance, wanted};
 
 /// Checks what changed between two plans. Empty: all of it was allowed.
 pub fn step(step: &Step) -> Vec<Finding> {
@@ -19,9 +19,12 @@ pub fn step(step: &Step) -> Vec<Finding> {
         findings.push(Finding::Parent { number: after.number, parent: after.parent });
     }
     let crowded = crowded(before);
+    let mut balanced = Vec::new();
     for (id, service) in &after.services {
         let Some(old) = before.services.get(id) else { continue };
-        check_service(step, &crowded, *id, old, service, &mut findings);
+        if check_service(step, &crowded, *id, old, service, &mut findings) {
+            balanced.push(*id);
+        }
         for (az, old_table) in &old.tables {
             match service.tables.get(az) {
                 Some(table) => check_table(step, *id, service, (az, old_table, table), &mut findings),
@@ -29,10 +32,12 @@ pub fn step(step: &Step) -> Vec<Finding> {
             }
         }
     }
+    balance::check(step, &balanced, &mut findings);
     findings.sort();
     findings
 }
 
+/// True: the service moved for balance's sake, and for nothing else.
 fn check_service(
     step: &Step,
     crowded: &BTreeSet<ServiceId>,
@@ -40,14 +45,15 @@ fn check_service(
     old: &PlannedService,
     new: &PlannedService,
     findings: &mut Vec<Finding>,
-) {
+) -> bool {
     if old.number != new.number {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
-    let (Some(from), Some(to)) = (&old.placement, &new.placement) else { return };
+    let (Some(from), Some(to)) = (&old.placement, &new.placement) else { return false };
     let asked = step.demands.services.get(&id).and_then(|demand| demand.home.as_ref());
     let home_stays = step.fleet.backends.values().any(|az| *az == from.home);
-    if from.home != to.home && home_stays && asked != Some(&to.home) {
+    let is_exchange = from != to && balance::is_exchange(step, id, from, to);
+    if from.home != to.home && home_stays && asked != Some(&to.home) && !is_exchange {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
     // Backends may be exchanged for uniqueness, one or where that does not help all, if this service lost or lacked something, or shared all with another.
@@ -55,13 +61,16 @@ fn check_service(
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
     let is_touched = from.backends.iter().any(|(az, backends)| backends.iter().any(|backend| !stays(az, backend)));
-    let may_exchange = is_touched || !is_whole(from) || crowded.contains(&id) || from.home != to.home;
-    let mut left: Vec<_> =
-        from.all().filter(|backend| step.fleet.backends.contains_key(*backend) && !to.all().any(|other| other == *backend)).collect();
-    if may_exchange || from.home != to.home {
-        left.clear();
+    let may_exchange = is_touched || !is_whole(from) || crowded.contains(&id) || from.home != to.home && !is_exchange;
+    if may_exchange {
+        return false;
     }
-    findings.extend(left.into_iter().map(|backend| Finding::Left { service: new.key.clone(), backend: backend.clone() }));
+    if is_exchange {
+        return true;
+    }
+    let left = from.all().filter(|backend| !to.all().any(|other| other == *backend));
+    findings.extend(left.map(|backend| Finding::Left { service: new.key.clone(), backend: backend.clone() }));
+    false
 }
 
 /// Services all of whose backends are another's, and those others.

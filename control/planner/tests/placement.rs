@@ -176,10 +176,15 @@ impl Prompt {
     fn next(&self) -> Plan {
         plan(&self.fleet, &self.demands, &self.ownership, Some(&self.plan))
     }
+    fn lint(&self, next: &Plan) -> Vec<canal_planlint::Finding> {
+        let (fleet, demands, ownership) = (&self.fleet, &self.demands, &self.ownership);
+        canal_planlint::step(&canal_planlint::Step { fleet, demands, ownership, before: &self.plan, after: next })
+    }
     /// One plan, in which nobody has a reason to move but balance. How many services moved.
     fn step(&mut self) -> usize {
         let next = self.next();
         assert_eq!(canal_planlint::check(&self.fleet, &self.demands, &next), []);
+        assert_eq!(self.lint(&next), []);
         let again = plan(&self.fleet, &self.demands, &self.ownership, Some(&next));
         assert_eq!(backends(&again), backends(&next), "a plan from itself moves nobody");
         let mut moved = 0;
@@ -341,6 +346,59 @@ fn who_is_on_the_way_is_left_alone_and_the_next_wave_waits() {
         .flat_map(|service| service.tables.values())
         .any(|table| table.version == tier.plan.number && table.chains.iter().flatten().any(|seat| seat.replica == silent));
     assert_eq!(tier.step(), if concerned { 0 } else { 3 });
+}
+
+#[test]
+fn the_linter_sees_what_balance_may_not() {
+    let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
+    tier.begin();
+    let child = |tier: &Prompt| Plan { number: tier.plan.number + 1, parent: tier.plan.number, ..tier.plan.clone() };
+    // One backend of so many services at a goes to the fullest, or to the emptiest, that they do not have.
+    let crowd = |plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize| {
+        let mut at_a: Vec<&BackendName> = loads.keys().filter(|name| name.as_str().starts_with('a')).collect();
+        at_a.sort_by_key(|name| loads[*name]);
+        if is_full {
+            at_a.reverse();
+        }
+        let mut left = count;
+        for service in plan.services.values_mut() {
+            let names = service.placement.as_mut().unwrap().backends.get_mut(&az("a")).unwrap();
+            let worst = if is_full { at_a.last() } else { at_a.first() };
+            if left > 0 && names.len() == 2 && !names.contains(at_a[0]) && (!is_full || names.contains(*worst.unwrap())) {
+                let first = if is_full { (*worst.unwrap()).clone() } else { names.first().unwrap().clone() };
+                names.remove(&first);
+                names.insert(at_a[0].clone());
+                left -= 1;
+            }
+        }
+        assert_eq!(left, 0);
+    };
+    let kinds = |findings: Vec<canal_planlint::Finding>| {
+        let mut kinds: Vec<String> = findings.iter().map(|f| format!("{f:?}").split(' ').next().unwrap().to_owned()).collect();
+        kinds.dedup();
+        kinds.join(" ")
+    };
+    let mut next = child(&tier);
+    crowd(&mut next, &tier.loads(), true, 1);
+    assert_eq!(kinds(tier.lint(&next)), "Apart");
+    let mut next = child(&tier);
+    crowd(&mut next, &tier.loads(), true, 2);
+    assert_eq!(kinds(tier.lint(&next)), "Wave Apart");
+    tier.join("a008");
+    assert_eq!(tier.step(), 1);
+    let moving =
+        tier.plan.services.iter().find(|(_, s)| s.tables.values().any(|t| t.version == tier.plan.number)).map(|(id, _)| *id).unwrap();
+    let mut next = child(&tier);
+    let service = next.services.get_mut(&moving).unwrap().placement.as_mut().unwrap();
+    let names = service.backends.get_mut(&az("a")).unwrap();
+    let other = tier.loads().into_keys().find(|name| name.as_str().starts_with('a') && !names.contains(name)).unwrap();
+    names.pop_first();
+    names.insert(other);
+    assert!(kinds(tier.lint(&next)).starts_with("Restless"), "{}", kinds(tier.lint(&next)));
+    let mut next = child(&tier);
+    let still = next.services.values_mut().find(|s| s.placement.as_ref().unwrap().home == az("a")).unwrap();
+    still.placement.as_mut().unwrap().home = az("b");
+    assert_eq!(kinds(tier.lint(&next)), "Unstable");
 }
 
 #[test]

@@ -186,8 +186,8 @@ impl Tier {
         Some(self.plans.get(plan)?.services.get(&service)?.tables.get(az)?.version)
     }
 
-    /// A packet of a session by the edge's table, then along the redirectors' chains by the rule. What becomes of it?
-    pub(crate) fn send(&self, (service, az, bucket, owner): &Session, rule: Rule) -> Fate {
+    /// A packet of a session by the edge's table, then along the redirectors' chains by their rule. What becomes of it?
+    pub(crate) fn send(&self, (service, az, bucket, owner): &Session) -> Fate {
         let chain = |plan: usize| Some((self.chain(plan, *service, az, *bucket)?, self.version(plan, *service, az)?));
         // Who has no table drops what is for it.
         let Some((front, stamp)) = chain(self.edges[az]) else { return Fate::Again };
@@ -196,10 +196,10 @@ impl Tier {
         while here != *owner {
             let Some((chain, version)) = self.has.get(&here).and_then(|plan| chain(*plan)) else { return Fate::Again };
             mixed |= version != stamp;
-            let mut next = rule(&chain, (sender, here), hop, &|replica| self.is_up(replica));
+            let mut next = next_place(&chain, (sender, here), hop, &|replica| self.is_up(replica));
             if next.is_none() && mixed && !last && hop < CHAIN {
                 last = true;
-                next = rule(&chain, (sender, here), 0, &|replica| self.is_up(replica)).map(|(next, _)| (next, hop + 1));
+                next = next_place(&chain, (sender, here), 0, &|replica| self.is_up(replica)).map(|(next, _)| (next, hop + 1));
             }
             match next {
                 Some((next, raised)) => (sender, here, hop) = (Some(here), next, raised),
@@ -210,8 +210,8 @@ impl Tier {
         Fate::Found
     }
 
-    pub(crate) fn reaches(&self, session: &Session, rule: Rule) -> bool {
-        self.send(session, rule) == Fate::Found
+    pub(crate) fn reaches(&self, session: &Session) -> bool {
+        self.send(session) == Fate::Found
     }
 
     /// Sessions whose owner is in no chain of the newest plan.
@@ -255,25 +255,10 @@ pub(crate) enum Fate {
     Reset,
 }
 
-/// Where the redirector sends a packet that is not its own: the chain as it has it; who sent it if no edge, and itself; the packet's hop;
-/// who is up.
-pub(crate) type Rule =
-    fn(&[ReplicaNumber], (Option<ReplicaNumber>, ReplicaNumber), usize, &dyn Fn(ReplicaNumber) -> bool) -> Option<(ReplicaNumber, usize)>;
-
-/// The design's rule: the next place from the hop on.
-pub(crate) fn from_the_hop(
-    chain: &[ReplicaNumber],
-    (_, here): (Option<ReplicaNumber>, ReplicaNumber),
-    hop: usize,
-    is_up: &dyn Fn(ReplicaNumber) -> bool,
-) -> Option<(ReplicaNumber, usize)> {
-    let place = (hop..chain.len()).find(|place| chain[*place] != here && is_up(chain[*place]))?;
-    Some((chain[place], place + 1))
-}
-
-/// The place behind one's own, or behind the sender's if one is not in the chain; from the front if the edge sent it. The hop only counts
-/// visits, to at most 8.
-pub(crate) fn from_its_own_place(
+/// Where the redirector sends a packet that is not its own, by the chain as it has it; who sent it if no edge, and itself; the packet's hop;
+/// who is up. It is the place behind one's own, or behind the sender's if one is not in the chain; from the front if the edge sent it. The
+/// hop only counts visits, to at most 8.
+fn next_place(
     chain: &[ReplicaNumber],
     (sender, here): (Option<ReplicaNumber>, ReplicaNumber),
     hop: usize,

@@ -1,0 +1,74 @@
+//! Checks what moved for balance's sake: single backends, few services at once, nobody who was on the way, and loads nearer to each
+//! other than before. When there was reason to move at all is not looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_model::fleet::{Placement, ReplicaState};
+use canal_model::ids::{AzName, BackendName, ServiceId};
+use canal_model::plan::{Plan, PlannedService};
+
+use crate::{Finding, Step};
+
+/// One of so many services may move at once, and one in any case.
+const WAVE: usize = 100;
+
+/// Is this one backend exchanged for another, by what the service needs at home? A home moves along with its backend only.
+pub(crate) fn is_exchange(step: &Step, id: ServiceId, from: &Placement, to: &Placement) -> bool {
+    let of = |placement: &Placement| -> BTreeSet<(AzName, BackendName)> {
+        placement.backends.iter().flat_map(|(az, names)| names.iter().map(|name| (az.clone(), name.clone()))).collect()
+    };
+    let (old, new) = (of(from), of(to));
+    let (left, reached): (Vec<_>, Vec<_>) = (old.difference(&new).collect(), new.difference(&old).collect());
+    let ([left], [reached]) = (&left[..], &reached[..]) else { return false };
+    let asked = step.demands.services.get(&id).and_then(|demand| demand.home.as_ref());
+    let is_bound = asked.is_some_and(|asked| step.fleet.backends.values().any(|az| az == asked));
+    let home_stays = from.home == to.home && (left.0 == from.home) == (reached.0 == from.home);
+    home_stays || !is_bound && left.0 == from.home && reached.0 == to.home && from.at_home() == to.at_home()
+}
+
+/// Checks services that moved by one backend without another reason.
+pub(crate) fn check(step: &Step, moved: &[ServiceId], findings: &mut Vec<Finding>) {
+    let most = (step.after.services.len() / WAVE).max(1);
+    if moved.len() > most {
+        findings.push(Finding::Wave { moved: moved.len(), most });
+    }
+    for service in moved.iter().map(|id| &step.after.services[id]).filter(|service| was_moving(service, step.after)) {
+        findings.push(Finding::Restless { service: service.key.clone() });
+    }
+    let others = step.after.services.iter().filter(|(id, _)| !moved.contains(id));
+    let is_alone = others.into_iter().all(|(id, service)| step.before.services.get(id).is_some_and(|b| b.placement == service.placement));
+    if !moved.is_empty() && is_alone && apart(step, step.after) >= apart(step, step.before) {
+        findings.push(Finding::Apart { moved: moved.len() });
+    }
+}
+
+/// Does a table keep sessions of an earlier change? In one that closes with this plan owners stay, whatever they said.
+fn was_moving(service: &PlannedService, plan: &Plan) -> bool {
+    let is_old = |number: u32| number > 0 && number < plan.number;
+    let mut tables = service.tables.values();
+    tables.any(|table| is_old(table.closing) || table.closing == 0 && table.chains.iter().flatten().any(|seat| is_old(seat.left)))
+}
+
+/// How far loads are apart: of AZs, and then of backends. Only backends that take sessions count.
+fn apart(step: &Step, plan: &Plan) -> (u128, u128) {
+    let live = step.fleet.replicas.values().filter(|r| r.up && r.state == ReplicaState::Active);
+    let live: BTreeMap<&BackendName, &AzName> =
+        live.filter(|r| step.fleet.backends.get(&r.backend) == Some(&r.az)).map(|r| (&r.backend, &r.az)).collect();
+    let mut loads: BTreeMap<&BackendName, u128> = live.keys().map(|name| (*name, 0)).collect();
+    for (id, service) in &plan.services {
+        let Some(demand) = step.demands.services.get(id) else { continue };
+        for backend in service.placement.iter().flat_map(Placement::all) {
+            if let Some(load) = loads.get_mut(backend) {
+                *load += u128::from(demand.weight.max(1));
+            }
+        }
+    }
+    let mut azs: BTreeMap<&AzName, (u128, u128)> = BTreeMap::new();
+    for (name, load) in &loads {
+        let (sum, count) = azs.entry(live[name]).or_default();
+        (*sum, *count) = (*sum + load, *count + 1);
+    }
+    // In parts of the product of all counts, so that nothing is rounded.
+    let all: u128 = azs.values().map(|(_, count)| count).product();
+    (azs.values().map(|(sum, count)| sum * sum * (all / count)).sum(), loads.values().map(|load| load * load).sum())
+}
