@@ -10,8 +10,8 @@ use canal_world::topology::Rate;
 
 /// Bytes each way.
 const SIZE: &str = "10485760";
-/// Of the clients' links: two transfers at once take more than a second.
-const RATE: Rate = Rate { bits: 160_000_000 };
+/// Of the clients' links: two transfers at once take almost two seconds.
+const RATE: Rate = Rate { bits: 100_000_000 };
 /// When the change comes.
 const HALF_WAY: Duration = Duration::from_millis(500);
 /// Agents read their programs' counters every two seconds.
@@ -52,27 +52,30 @@ fn until(within: Duration, what: &str, holds: impl Fn() -> bool) {
     }
 }
 
-/// One transfer both ways at once for each tenant and family, from these pods. Meshed pods dial the service's VIP, others its gateway address.
-fn begin(mesh: &Mesh, pod: &str) -> Vec<(String, Child)> {
-    let mut all = Vec::new();
-    for tenant in TENANTS {
+/// The service from these pods of both tenants: pod and URL, for each family. Meshed pods dial the service's VIP, others its gateway address.
+fn targets(mesh: &Mesh, pod: &str) -> Vec<(String, String)> {
+    let of_tenant = |tenant: &str| {
         let pod = format!("{tenant}/default/{pod}");
         let addresses = mesh.resolve(&pod, "web-0.default.svc.cluster.local");
         assert_eq!(addresses.len(), 2, "{pod}: web-0 has both families: {addresses:?}");
-        for address in addresses {
-            let host = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
-            let url = format!("http://{host}:80");
-            let child = mesh.spawn(&pod, &["timeout", "20", "canal-samples", "blob-client", &url, "--mode", "echo", "--size", SIZE]);
-            all.push((format!("{pod} to {url}"), child));
-        }
-    }
-    all
+        let url = |address: IpAddr| if address.is_ipv6() { format!("http://[{address}]:80") } else { format!("http://{address}:80") };
+        addresses.into_iter().map(|address| (pod.clone(), url(address))).collect::<Vec<_>>()
+    };
+    TENANTS.iter().flat_map(|tenant| of_tenant(tenant)).collect()
+}
+
+/// A transfer both ways at once.
+fn begin(mesh: &Mesh, pod: &str, url: &str) -> Child {
+    mesh.spawn(pod, &["timeout", "20", "canal-samples", "blob-client", url, "--mode", "echo", "--size", SIZE])
 }
 
 /// The change happens under the transfers, and they end with every byte right.
 fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
+    // All are known before any begins, so that they run side by side on a busy machine too.
+    let targets = targets(mesh, pod);
     let started = Instant::now();
-    let mut all = begin(mesh, pod);
+    let mut all: Vec<(String, Child)> =
+        targets.into_iter().map(|(pod, url)| (format!("{pod} to {url}"), begin(mesh, &pod, &url))).collect();
     std::thread::sleep(HALF_WAY);
     change();
     for (transfer, child) in &mut all {
