@@ -16,8 +16,6 @@ use tokio::time::Instant;
 const SESSIONS_MAX: usize = 200_000;
 /// Bytes of one exchange in each direction.
 const MESSAGE_BYTES: usize = 32;
-/// How long an exchange or a connect may take.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Breaks that the report tells one by one.
 const BREAKS_TOLD: usize = 50;
 /// Pause before a broken session is opened again: enough not to spin, too little to hide a gap.
@@ -38,6 +36,9 @@ pub struct SessionsArgs {
     /// Pause between two exchanges of a session, in milliseconds
     #[arg(long, default_value_t = 1000)]
     pub interval_ms: u64,
+    /// How long a connect or an exchange may take, in milliseconds; then the session counts as broken
+    #[arg(long, default_value_t = 5000)]
+    pub patience_ms: u64,
     /// Seconds after which all sessions are closed
     #[arg(short, long, default_value_t = 10.0)]
     pub duration: f64,
@@ -109,7 +110,7 @@ async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Ins
     tokio::time::sleep_until((started + Duration::from_secs_f64(number as f64 / args.open_rate)).min(end)).await;
     let mut whole_at = Instant::now();
     while Instant::now() < end {
-        match within(end, TcpStream::connect(&args.addresses[number % args.addresses.len()])).await {
+        match within(&args, end, TcpStream::connect(&args.addresses[number % args.addresses.len()])).await {
             Some(Ok(stream)) => {
                 tally.opened += 1;
                 let (port, before) = (stream.local_addr().map_or(0, |a| a.port()), tally.exchanges);
@@ -150,7 +151,7 @@ async fn converse(
             stream.read_exact(&mut back).await?;
             if back == message { Ok(()) } else { Err(std::io::Error::other("another session's bytes")) }
         };
-        match within(end, exchange).await {
+        match within(args, end, exchange).await {
             Some(Ok(())) => tally.exchanges += 1,
             Some(Err(problem)) => return Some(problem),
             None => return None,
@@ -166,9 +167,9 @@ async fn converse(
     None
 }
 
-/// The outcome, [`PATIENCE`]'s timeout, or `None` once the run is over.
-async fn within<T>(end: Instant, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
-    let deadline = Instant::now() + PATIENCE;
+/// The outcome, patience's timeout, or `None` once the run is over.
+async fn within<T>(args: &SessionsArgs, end: Instant, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
+    let deadline = Instant::now() + Duration::from_millis(args.patience_ms);
     match tokio::time::timeout_at(deadline.min(end), work).await {
         Ok(outcome) => Some(outcome),
         Err(_) if Instant::now() >= end => None,
@@ -182,7 +183,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     fn args(address: String, count: usize, duration: f64) -> SessionsArgs {
-        SessionsArgs { addresses: vec![address], count, open_rate: 1000.0, interval_ms: 50, duration }
+        SessionsArgs { addresses: vec![address], count, open_rate: 1000.0, interval_ms: 50, patience_ms: 5000, duration }
     }
 
     #[tokio::test]
@@ -208,6 +209,17 @@ mod tests {
         assert_eq!((&report["broken"], &report["unopened"], &report["opened"]), (&json!(1), &json!(0), &json!(2)), "{report}");
         assert_eq!((&report["ok"], &report["held"]), (&json!(false), &json!(1)));
         server.abort();
+    }
+
+    #[tokio::test]
+    async fn a_session_without_an_answer_is_broken_once_patience_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        for (patience_ms, broken) in [(100, true), (60_000, false)] {
+            let report = run(&SessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }).await.unwrap();
+            assert_eq!(report["broken_by"]["timed out"].as_u64().is_some(), broken, "{report}");
+            assert_eq!(report["held"], 0, "it never was answered");
+        }
     }
 
     #[tokio::test]

@@ -90,12 +90,15 @@ impl Flags {
         let inside = number(measured, "/sessions/aggregated/inside")?;
         let sections = ["cost", "disaggregation", "hop", "sessions"];
         let source = |section: &str| format!("{} ({})", text(measured, section, "command"), text(measured, section, "machine"));
+        let l7_us = self.l7_us.map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?;
+        // Beside a gateway at the same rate: a process that often has nothing to do costs more per request than a busy one.
+        let balancer = || Ok::<_, anyhow::Error>(l7_us * number(measured, "/hop/lb_us")? / number(measured, "/hop/gateway_us")?);
         Ok(Costs {
-            l7_us: self.l7_us.map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?,
+            l7_us,
             redirector_us: self.redirector_us.unwrap_or(redirector),
             packets: self.packets.unwrap_or(packets),
             tunnel_us: self.tunnel_us.map_or_else(|| Ok::<_, anyhow::Error>(number(measured, "/disaggregation/tunnel_ns")? / 1e3), Ok)?,
-            lb_us: self.lb_us.map_or_else(|| number(measured, "/hop/lb_us"), Ok)?,
+            lb_us: self.lb_us.map_or_else(balancer, Ok)?,
             sessions: self.sessions.unwrap_or(count / replicas),
             tunnel_sessions: match self.tunnel_sessions {
                 Some(given) => given,
@@ -205,6 +208,10 @@ pub(crate) fn figure(flags: &Flags) -> anyhow::Result<String> {
     for level in [0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.8] {
         writeln!(text, "{}", row(&format!("{:.0} %", 100.0 * level), costs.vms(level).saved()))?;
     }
+    writeln!(text, "\nby a load balancer's CPU per request: one that forwards packets, and the measured one, which is a TCP proxy")?;
+    for lb_us in [2.0, 10.0, costs.lb_us] {
+        writeln!(text, "{}", row(&format!("{lb_us:.1} µs"), Costs { lb_us, ..costs.clone() }.vms(costs.cpu_level).saved()))?;
+    }
     writeln!(text, "\nby sessions to endpoints for each client session")?;
     for upstream in [0.0, 0.25, 0.5, 1.0] {
         writeln!(text, "{}", row(&format!("{upstream}"), Costs { upstream, ..costs.clone() }.vms(costs.cpu_level).saved()))?;
@@ -278,8 +285,9 @@ mod tests {
             let flags = Flags { connection_per_request, ..Flags::default() };
             let costs = flags.costs_of(&measured()).unwrap();
             assert!(costs.sources.iter().all(|s| s.contains("canal-bench-tier") && s.contains("Linux")), "{:?}", costs.sources);
-            let given = Flags { l7_us: Some(27.0), packets: Some(10.0), redirector_us: Some(0.2), upstream: Some(0.5), ..flags };
-            let want = Costs { l7_us: 27.0, packets: 10.0, redirector_us: 0.2, upstream: 0.5, ..costs };
+            let given =
+                Flags { l7_us: Some(27.0), lb_us: Some(4.0), packets: Some(10.0), redirector_us: Some(0.2), upstream: Some(0.5), ..flags };
+            let want = Costs { l7_us: 27.0, lb_us: 4.0, packets: 10.0, redirector_us: 0.2, upstream: 0.5, ..costs };
             assert_eq!(given.costs_of(&measured()).unwrap(), want);
         }
     }

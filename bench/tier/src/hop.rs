@@ -48,37 +48,41 @@ pub(crate) fn run(rate: u32, seconds: u32, record: &Record) -> anyhow::Result<()
 
 fn compare(scene: &Scene, paths: &[(&str, String)], rate: u32, seconds: u32, record: &Record) -> anyhow::Result<()> {
     let (rate, seconds) = (rate.to_string(), seconds.to_string());
-    let mut rows: Vec<Vec<[f64; 5]>> = vec![Vec::new(); paths.len()];
+    let mut rows: Vec<Vec<[f64; 6]>> = vec![Vec::new(); paths.len()];
     for turn in 0..TURNS {
         for (at, (name, url)) in paths.iter().enumerate() {
             scene.until_served(CLIENT, url).with_context(|| (*name).to_string())?;
             eprintln!("turn {}/{TURNS}: {name}", turn + 1);
-            let before = (machine_us()?, scene.cpu_us("lb")?);
+            let before = (machine_us()?, scene.cpu_us("lb")?, gateways_us(scene)?);
             let report = scene.sample(CLIENT, &["load", url, "-c", "16", "-r", &rate, "-d", &seconds])?;
-            let (spent, balancer) = (machine_us()? - before.0, scene.cpu_us("lb")? - before.1);
+            let (spent, balancer, gateway) = (machine_us()? - before.0, scene.cpu_us("lb")? - before.1, gateways_us(scene)? - before.2);
             let requests = number(&report, "succeeded")?;
             let latency = |field: &str| report["latency_ms"][field].as_f64().with_context(|| format!("latency_ms.{field}: {report}"));
-            rows[at].push([latency("p50")?, latency("p90")?, latency("p99")?, spent / requests, balancer / requests]);
+            rows[at].push([latency("p50")?, latency("p90")?, latency("p99")?, spent / requests, balancer / requests, gateway / requests]);
         }
     }
-    println!("| path | p50 ms | p90 ms | p99 ms | whole machine's CPU per request, µs | HAProxy's process |");
-    println!("|---|---|---|---|---|---|");
-    let medians: Vec<[f64; 5]> = rows.iter().map(|row| std::array::from_fn(|field| median(row.iter().map(|run| run[field])))).collect();
+    println!("| path | p50 ms | p90 ms | p99 ms | whole machine's CPU per request, µs | HAProxy's process | gateway process |");
+    println!("|---|---|---|---|---|---|---|");
+    let medians: Vec<[f64; 6]> = rows.iter().map(|row| std::array::from_fn(|field| median(row.iter().map(|run| run[field])))).collect();
     for ((name, _), m) in paths.iter().zip(&medians) {
-        println!("| {name} | {:.3} | {:.3} | {:.3} | {:.0} | {:.1} |", m[0], m[1], m[2], m[3], m[4]);
+        println!("| {name} | {:.3} | {:.3} | {:.3} | {:.0} | {:.1} | {:.1} |", m[0], m[1], m[2], m[3], m[4], m[5]);
     }
     if let [tier, lb] = medians.as_slice() {
         println!(
-            "| HAProxy hop / tier | {:.2} | {:.2} | {:.2} | {:.2} | |",
+            "| HAProxy hop / tier | {:.2} | {:.2} | {:.2} | {:.2} | | |",
             lb[0] / tier[0],
             lb[1] / tier[1],
             lb[2] / tier[2],
             lb[3] / tier[3]
         );
-        let ms = |m: &[f64; 5]| json!({ "p50_ms": m[0], "p90_ms": m[1], "p99_ms": m[2], "machine_us": m[3] });
-        record.put("hop", json!({ "tier": ms(tier), "balancer": ms(lb), "lb_us": lb[4] }))?;
+        let ms = |m: &[f64; 6]| json!({ "p50_ms": m[0], "p90_ms": m[1], "p99_ms": m[2], "machine_us": m[3] });
+        record.put("hop", json!({ "tier": ms(tier), "balancer": ms(lb), "lb_us": lb[4], "gateway_us": lb[5] }))?;
     }
     Ok(())
+}
+
+fn gateways_us(scene: &Scene) -> anyhow::Result<f64> {
+    Ok(scene.cpu_us("gw-1")? + scene.cpu_us("gw-2")?)
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

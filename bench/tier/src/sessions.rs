@@ -15,6 +15,8 @@ use crate::scene::{Scene, machine_us, number, programs};
 const STAY: Duration = Duration::from_secs(40);
 /// Between two words of a session.
 const PAUSE_MS: &str = "30000";
+/// A session without an answer for so long is broken. All of both ends run on this one machine, which may be late for seconds.
+const PATIENCE_MS: &str = "30000";
 
 /// How many, how fast.
 #[derive(Debug, Clone, clap::Args)]
@@ -131,7 +133,8 @@ fn measure(size: &Size, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<
         (seen.outer, seen.inner, seen.most) = (seen.outer + outer, seen.inner + inner, seen.most.max((outer, inner)));
         let metrics = scene.run(gateway, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])?;
         seen.looks.ok += sum(&metrics, "canal_redirector_looks_total{result=\"ok\"}");
-        seen.looks.not += sum(&metrics, "canal_redirector_looks_total") - sum(&metrics, "canal_redirector_looks_total{result=\"ok\"}");
+        let results = ["late", "failed"].map(|result| format!("canal_redirector_looks_total{{result=\"{result}\"}}"));
+        seen.looks.not += results.iter().map(|series| sum(&metrics, series)).sum::<f64>();
         seen.looks.us += sum(&metrics, "canal_redirector_look_microseconds_total");
         seen.resident += scene.resident(gateway)?;
     }
@@ -156,7 +159,7 @@ fn hold(
     let (count, rate, seconds) = (count.to_string(), rate.to_string(), (opening + STAY).as_secs().to_string());
     let mut argv = vec![samples.as_str(), "sessions"];
     argv.extend(targets.iter().map(String::as_str));
-    argv.extend(["-n", &count, "--open-rate", &rate, "--interval-ms", PAUSE_MS, "-d", &seconds]);
+    argv.extend(["-n", &count, "--open-rate", &rate, "--interval-ms", PAUSE_MS, "--patience-ms", PATIENCE_MS, "-d", &seconds]);
     Ok(scene.world.exec(client, &argv)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
 }
 
