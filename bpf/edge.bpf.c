@@ -18,6 +18,7 @@
 #define CANAL_COUNTS_MAP canal_edge_counts
 #include "lib/count.h"
 #include "lib/flow.h"
+#include "lib/too_big.h"
 
 /* In a section of its own, so that the loader writes it as a whole. A new agent brings a new program with its own settings; the maps
  * stay. */
@@ -156,139 +157,26 @@ static __always_inline int to_client(struct __sk_buff *skb, struct frame *f, str
 	return send_to_node(skb, f, leg, is_error ? CANAL_EDGE_ICMP_TRANSLATED : CANAL_EDGE_TO_NODE);
 }
 
-/* Bytes of a packet that is too big that the answer shows its sender: an IPv4 header with all options and 8 bytes (RFC 792); an
- * IPv6 header and the whole header of TCP. */
-#define SHOWN 68
-
-static __always_inline __u64 sum_of(void *bytes, __u32 length)
+static __always_inline int answer_too_big(struct __sk_buff *skb, struct frame *f, struct leg *leg, __u32 mtu)
 {
-	return (__u32)bpf_csum_diff(0, 0, bytes, length, 0);
-}
-
-struct too_big_icmp {
-	__u8 type, code;
-	__be16 sum;
-	__be32 mtu_be;
-	__u8 shown[SHOWN];
-};
-struct too_big4 {
-	struct iphdr ip;
-	struct too_big_icmp icmp;
-};
-struct too_big6 {
-	struct ipv6hdr ip;
-	struct too_big_icmp icmp;
-};
-struct too_big {
-	__u16 head[FRAME_INNER_IP / 2];
-	union {
-		struct too_big4 v4;
-		struct too_big6 v6;
-	};
-};
-
-/* Where an answer is composed: the stack has no room for it. */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct too_big);
-} canal_too_big SEC(".maps");
-
-static __always_inline void fill_too_big4(struct too_big4 *a, const struct frame *f)
-{
-	__builtin_memset(&a->ip, 0, sizeof(a->ip));
-	a->ip.version = 4;
-	a->ip.ihl = 5;
-	a->ip.tot_len = bpf_htons(sizeof(*a));
-	a->ip.frag_off = bpf_htons(0x4000);
-	a->ip.ttl = 64;
-	a->ip.protocol = IPPROTO_ICMP;
-	a->ip.saddr = f->flow.destination.w[3];
-	a->ip.daddr = f->flow.source.w[3];
-	a->ip.check = ~sum_fold(sum_of(&a->ip, sizeof(a->ip)));
-	a->icmp.type = 3;
-	a->icmp.code = 4;
-	a->icmp.sum = 0;
-	a->icmp.mtu_be = bpf_htonl(settings.mtu);
-	a->icmp.sum = ~sum_fold(sum_of(&a->icmp, sizeof(a->icmp)));
-}
-
-static __always_inline void fill_too_big6(struct too_big6 *a, const struct frame *f)
-{
-	__builtin_memset(&a->ip, 0, sizeof(a->ip));
-	a->ip.version = 6;
-	a->ip.payload_len = bpf_htons(sizeof(a->icmp));
-	a->ip.nexthdr = IPPROTO_ICMPV6;
-	a->ip.hop_limit = 64;
-	__builtin_memcpy(&a->ip.saddr, &f->flow.destination, 16);
-	__builtin_memcpy(&a->ip.daddr, &f->flow.source, 16);
-	a->icmp.type = 2;
-	a->icmp.code = 0;
-	a->icmp.sum = 0;
-	a->icmp.mtu_be = bpf_htonl(settings.mtu);
-	/* The pseudo header: both addresses, the length, the protocol. */
-	a->icmp.sum = ~sum_fold(sum_of(&a->ip.saddr, 32) + a->ip.payload_len + bpf_htons(IPPROTO_ICMPV6) +
-				sum_of(&a->icmp, sizeof(a->icmp)));
-}
-
-/* Makes the frame `length` bytes long by taking what is behind its Ethernet header; all of it is written anew. From the front,
- * because then a pending checksum's header is gone too, and the kernel forgets the checksum with the next write (skb_postpull_rcsum). */
-static __always_inline int shorten(struct __sk_buff *skb, __u32 length)
-{
-	for (int i = 0; i < 20 && skb->len > length; i++) {
-		__u32 excess = skb->len - length;
-
-		/* The most that one call takes is 0xfff. */
-		if (bpf_skb_adjust_room(skb, -(__s32)(excess > 0xf00 ? 0xf00 : excess), BPF_ADJ_ROOM_MAC, 0))
-			return -1;
-	}
-	return skb->len != length;
-}
-
-/* Writes the answer to the packet's sender, as the address that it dialled, with the size that the tier takes (RFC 1191, RFC 8201). 0,
- * or less if there is none. */
-static __noinline int write_too_big(struct __sk_buff *skb, struct frame *f, struct leg *leg)
-{
-	__u32 inner = f->v6 ? sizeof(struct too_big6) : sizeof(struct too_big4);
-	__u32 zero = 0;
-	struct too_big *a = bpf_map_lookup_elem(&canal_too_big, &zero);
-
-	/* The kernel gives no way to make one packet of a GSO packet. What is not delivered TCP sends again in single segments, which are
-	 * answered. Nor is an error ever answered by an error (RFC 1122 3.2.2). */
-	if (!a || f->segment || f->kind == FRAME_ERROR || f->length < SHOWN + 64)
-		return -1;
-	if (bpf_skb_load_bytes(skb, 0, a->head, sizeof(a->head)) ||
-	    bpf_skb_load_bytes(skb, FRAME_INNER_IP, f->v6 ? a->v6.icmp.shown : a->v4.icmp.shown, SHOWN) ||
-	    shorten(skb, FRAME_INNER_IP + inner))
-		return -1;
-	f->pending = 0;
-	a->head[8] = bpf_htons(FRAME_INNER_IP - FRAME_IP + inner);
-	a->head[19] = bpf_htons(FRAME_INNER_IP - FRAME_UDP + inner);
-	leg->destination_be = f->outer_source_be;
-	leg->source_port_be = f->outer_source_port_be;
-	leg->vni = f->vni;
-	leg->hop = 0;
-	leg->stamp = 0;
-	__builtin_memcpy(leg->mac, &a->head[28], 6);
-	if (f->v6)
-		fill_too_big6(&a->v6, f);
-	else
-		fill_too_big4(&a->v4, f);
-	if (bpf_skb_store_bytes(skb, 0, a->head, sizeof(a->head), BPF_F_RECOMPUTE_CSUM))
-		return -1;
-	return bpf_skb_store_bytes(skb, FRAME_INNER_IP, &a->v4, inner, BPF_F_RECOMPUTE_CSUM);
-}
-
-static __always_inline int answer_too_big(struct __sk_buff *skb, struct frame *f, struct leg *leg)
-{
-	return write_too_big(skb, f, leg) ? drop(CANAL_EDGE_TOO_BIG) : send(skb, f, leg, CANAL_EDGE_TOO_BIG);
+	return write_too_big(skb, f, leg, mtu) ? drop(CANAL_EDGE_TOO_BIG) : send(skb, f, leg, CANAL_EDGE_TOO_BIG);
 }
 
 /* IPv4 without DF goes on: the routers behind may cut it, and it was not too big for the link that it came by. */
 static __always_inline int is_too_big(const struct frame *f)
 {
 	return f->dont_fragment && frame_largest(f) > settings.mtu;
+}
+
+/* A router on the way here cut the datagram, because a link is narrower than this edge was told: whoever sent what is inside hears of it and
+ * sends smaller packets. Only the first fragment shows who that is; none goes on. */
+static __always_inline int torn(struct __sk_buff *skb, struct frame *f, struct leg *leg, int is_replica)
+{
+	struct canal_node_key node = { .vni = f->vni, .address_be = f->outer_source_be };
+
+	if (!f->dont_fragment || (!is_replica && !bpf_map_lookup_elem(&canal_nodes, &node)))
+		return drop(CANAL_EDGE_DROP_FRAGMENT);
+	return answer_too_big(skb, f, leg, f->whole);
 }
 
 /* From a pod to the replica that dialled it. */
@@ -300,7 +188,7 @@ static __always_inline int to_dialler(struct __sk_buff *skb, struct frame *f, st
 	if (!number || !*number)
 		return drop(CANAL_EDGE_DROP_ADDRESS);
 	if (is_too_big(f))
-		return answer_too_big(skb, f, leg);
+		return answer_too_big(skb, f, leg, settings.mtu);
 	leg->destination_be = host_be;
 	leg->source_port_be = tunnel_port(hash);
 	__builtin_memcpy(leg->mac, replica_mac, 6);
@@ -353,7 +241,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 	if (!leg->destination_be)
 		return drop(CANAL_EDGE_DROP_REPLICA);
 	if (is_too_big(f))
-		return answer_too_big(skb, f, leg);
+		return answer_too_big(skb, f, leg, settings.mtu);
 	inside = service_words(service, f->v6);
 	if (is_error && (!same_words(&f->about.source, &f->flow.destination) || embedded_set_source(skb, f, &inside)))
 		return drop(CANAL_EDGE_DROP_MALFORMED);
@@ -411,13 +299,15 @@ int canal_edge(struct __sk_buff *skb)
 	__u32 *number;
 	int is_replica;
 
-	if (verdict)
+	if (verdict && verdict != FRAME_TORN)
 		return refuse(verdict);
 	if (f.outer_destination_be != settings.address_be)
-		return pass();
+		return verdict ? refuse(FRAME_FRAGMENT) : pass();
 	number = bpf_map_lookup_elem(&canal_hosts, &f.outer_source_be);
 	is_replica = number && *number;
 	leg.vni = f.vni;
+	if (verdict)
+		return torn(skb, &f, &leg, is_replica);
 	if (f.vni == CANAL_TIER_VNI)
 		return is_replica ? to_client(skb, &f, &leg) : drop(CANAL_EDGE_DROP_STRANGER);
 	return is_replica ? dialled(skb, &f, &leg) : from_node(skb, &f, &leg);

@@ -18,6 +18,7 @@
 #define CANAL_COUNTS_MAP canal_redirector_counts
 #include "lib/count.h"
 #include "lib/flow.h"
+#include "lib/too_big.h"
 
 /* One token, in the unit of canal_bucket.tokens: nanoseconds times tokens per second. */
 #define TOKEN 1000000000ull
@@ -486,6 +487,27 @@ static __always_inline int answer(struct __sk_buff *skb, struct frame *f, const 
 	return keep(skb, f, CANAL_REDIRECTOR_ANSWER);
 }
 
+/* A router on the way here cut the datagram, because a link is narrower than the edge was told: whoever sent what is inside hears of it, by
+ * way of the edge, and sends smaller packets. Only the first fragment shows who that is; none goes on. */
+static __always_inline int torn(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self, int is_edge)
+{
+	struct leg leg = { .source_be = self->address_be, .mac_source = CANAL_REPLICA_MAC };
+	const struct words *to = &f->flow.destination;
+	const __u8 edge_mac[6] = CANAL_EDGE_MAC;
+
+	if (!f->dont_fragment || (f->vni == CANAL_TIER_VNI ? !service_of(to) : !is_edge || tier_host_of(to) != self->address_be))
+		return drop(CANAL_REDIRECTOR_DROP_FRAGMENT);
+	if (write_too_big(skb, f, &leg, f->whole))
+		return drop(CANAL_REDIRECTOR_TOO_BIG);
+	/* Another replica may have passed it on; only edges know the way to pods. */
+	leg.destination_be = self->edge_be;
+	__builtin_memcpy(leg.mac, edge_mac, 6);
+	if (frame_turn(skb, f, &leg))
+		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
+	count(CANAL_REDIRECTOR_TOO_BIG);
+	return bpf_redirect(skb->ifindex, 0);
+}
+
 /* Not a datagram for the VXLAN device. The addresses of the inside are this host's own, so that a packet for them without a tunnel would be
  * taken for one that came through it. */
 static __always_inline int foreign4(struct __sk_buff *skb)
@@ -564,11 +586,13 @@ int canal_redirector(struct __sk_buff *skb)
 	const struct canal_redirector_settings *self = bpf_map_lookup_elem(&canal_self, &zero);
 	__u32 *host;
 
-	if (verdict)
+	if (verdict && verdict != FRAME_TORN)
 		return refuse(skb, verdict);
 	host = bpf_map_lookup_elem(&canal_hosts, &f.outer_source_be);
 	if (!self || !host || f.outer_destination_be != self->address_be)
 		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+	if (verdict)
+		return torn(skb, &f, self, !*host);
 	if (f.vni == CANAL_TIER_VNI)
 		return to_service(skb, &f, self, *host);
 	/* Answers come from edges, which are number 0: they know which node may speak for which pod. */

@@ -201,6 +201,7 @@ enum canal_redirector_count {
 	CANAL_REDIRECTOR_DATAGRAM,       /* UDP taken here */
 	CANAL_REDIRECTOR_ICMP,
 	CANAL_REDIRECTOR_ANSWER,         /* packets of connections that the gateway dialled */
+	CANAL_REDIRECTOR_TOO_BIG,        /* cut on the way: answered with ICMP fragmentation needed / packet too big */
 	CANAL_REDIRECTOR_DROP_STRANGER,
 	CANAL_REDIRECTOR_DROP_CROSSED,   /* an answer by another tenant's VNI than the socket's mark */
 	CANAL_REDIRECTOR_DROP_SERVICE,   /* no bucket table: the service does not live here */

@@ -40,6 +40,7 @@ enum frame_verdict {
 	FRAME_FOREIGN,   /* not IPv4, or not UDP, or not VXLAN's port: the host's stack may have it */
 	FRAME_MALFORMED, /* shorter than its headers say, or a header that no sender of the tier writes */
 	FRAME_FRAGMENT,  /* outer or inner; an outer one may be of any UDP datagram */
+	FRAME_TORN,      /* the first of an outer datagram's fragments; all of the inner headers are in it, and have been read */
 	FRAME_PROTOCOL,  /* inside is neither TCP, UDP, an echo nor an ICMP error about TCP or UDP */
 };
 
@@ -69,6 +70,7 @@ struct frame {
 	__u16 segment;      /* gso_size; 0: not a GSO packet */
 	__u16 transport;    /* offset of the inner TCP, UDP or ICMP header */
 	__u16 length;       /* of the inner packet with its IP header */
+	__u16 whole;        /* how long it may be that this datagram would have come in one piece */
 	__u16 header;       /* length of the TCP, UDP or ICMP header */
 	__u16 embedded;     /* offset of the embedded IP header */
 	__u8 hop;           /* the VXLAN header's last byte */
@@ -223,7 +225,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 	struct iphdr *ip;
 	struct udphdr *udp;
 	__be32 *vxlan;
-	int verdict;
+	int verdict, torn;
 
 	__builtin_memset(f, 0, sizeof(*f));
 	if (skb->data_end - skb->data < read && bpf_skb_pull_data(skb, read))
@@ -248,11 +250,12 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_MALFORMED;
 	if (udp->dest != bpf_htons(CANAL_VXLAN_PORT))
 		return FRAME_FOREIGN;
-	if (ip->frag_off & bpf_htons(0x2000))
-		return FRAME_FRAGMENT;
+	torn = !!(ip->frag_off & bpf_htons(0x2000));
 	length = bpf_ntohs(ip->tot_len);
+	if (torn && bpf_ntohs(udp->len) <= length - sizeof(*ip))
+		return FRAME_FRAGMENT;
 	if (data + FRAME_INNER_IP > end || length < FRAME_INNER_IP - FRAME_IP || FRAME_IP + length > skb->len ||
-	    bpf_ntohs(udp->len) != length - sizeof(*ip))
+	    (!torn && bpf_ntohs(udp->len) != length - sizeof(*ip)))
 		return FRAME_MALFORMED;
 	first = bpf_ntohl(vxlan[1]);
 	f->stamp = bpf_ntohl(vxlan[0]) & 0xffffff;
@@ -268,14 +271,16 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 	f->v6 = ether->h_proto == bpf_htons(ETH_P_IPV6);
 	if (!f->v6 && ether->h_proto != bpf_htons(ETH_P_IP))
 		return FRAME_PROTOCOL;
-	left = length - (FRAME_INNER_IP - FRAME_IP);
-	verdict = frame_ip(data, end, FRAME_INNER_IP, left, f->v6, 1, &f->flow, &f->protocol, &header, &left, &f->dont_fragment);
+	left = f->whole = length - (FRAME_INNER_IP - FRAME_IP);
+	verdict = frame_ip(data, end, FRAME_INNER_IP, left, f->v6, !torn, &f->flow, &f->protocol, &header, &left, &f->dont_fragment);
 	if (verdict)
-		return verdict;
+		return torn ? FRAME_FRAGMENT : verdict;
 	f->length = left;
 	f->transport = FRAME_INNER_IP + header;
 	verdict = frame_transport(data, end, f, left - header);
 	f->pending = frame_pending(skb);
+	if (torn)
+		return verdict ? FRAME_FRAGMENT : FRAME_TORN;
 	return verdict;
 }
 

@@ -154,6 +154,7 @@ counts! {
         CANAL_REDIRECTOR_DATAGRAM = "datagram",
         CANAL_REDIRECTOR_ICMP = "icmp",
         CANAL_REDIRECTOR_ANSWER = "answer",
+        CANAL_REDIRECTOR_TOO_BIG = "too_big",
         CANAL_REDIRECTOR_DROP_STRANGER = "drop_stranger",
         CANAL_REDIRECTOR_DROP_CROSSED = "drop_crossed",
         CANAL_REDIRECTOR_DROP_SERVICE = "drop_service",

@@ -535,6 +535,63 @@ fn an_error_goes_where_its_session_is() {
     }
 }
 
+/// Case, the whole frame, what the answer to its first fragment (of a link of 1400 bytes: 1346 inside) says.
+fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
+    let data = vec![7u8; 1348];
+    let back =
+        |to: &str, vni: u32, mac: &str, said: &str| Some(format!("250.1.0.1 > {to} vni {vni:#x} hop 0 02ca0a010002 > {mac}: {said}"));
+    let sender = "020101010101";
+    let stranger = |inner: &[u8]| Tunnel::new("172.20.0.77", EDGE, TENANT).frame(inner);
+    vec![
+        (
+            "a pod's",
+            from_node(&tcp(POD, SVC, ACK, &data)),
+            back(NODE, TENANT, sender, "icmp 3/4 mtu 1346 10.9.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 10.9.0.1:80"),
+        ),
+        (
+            "a pod's v6",
+            from_node(&tcp(POD6, SVC6, ACK, &data)),
+            back(NODE, TENANT, sender, "icmp 2/0 mtu 1346 fd09::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fd09::1]:80"),
+        ),
+        (
+            "a service's",
+            from_replica(&tcp(IN, POD, ACK, &data)),
+            back(REPLICA, TIER_VNI, sender, "icmp 3/4 mtu 1346 10.1.1.2 > 240.1.2.3 about tcp 240.1.2.3:80 > 10.1.1.2:4711"),
+        ),
+        (
+            "what a replica dials v6",
+            dial(&tcp(R6, POD6, ACK, &data)),
+            back(
+                REPLICA,
+                TENANT,
+                sender,
+                "icmp 2/0 mtu 1346 fd01:1::2 > fdca:a1:0:250::fa01:2 about tcp [fdca:a1:0:250::fa01:2]:5000 > [fd01:1::2]:4711",
+            ),
+        ),
+        ("it may be cut inside", from_node(&with_ip4(udp(POD, SVC, &data), 0, &[])), None),
+        ("an error is not answered", from_node(&unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data), 1400)), None),
+        ("a stranger's", stranger(&tcp(POD, SVC, ACK, &data)), None),
+        ("a stranger's, by the tier's VNI", Tunnel::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)), None),
+        ("for another host", Tunnel::new(NODE, "250.1.0.9", TENANT).frame(&tcp(POD, SVC, ACK, &data)), None),
+    ]
+}
+
+#[test]
+fn who_sent_what_a_router_had_to_cut_is_told_so() {
+    let e = world(&SETTINGS);
+    for (case, frame, wanted) in cut() {
+        let (verdict, frame, moved) = run(&e, &frames::torn(&frame, 1400));
+        match wanted {
+            Some(answer) => {
+                assert_eq!((verdict, &moved[..]), (SENT, &["too_big"][..]), "{case}");
+                assert_eq!(read(&frame), answer, "{case}");
+                assert_eq!(frame[20] & 0x3f, 0, "{case}: the answer is whole");
+            }
+            None => assert!(verdict == DROPPED && ["drop_fragment", "too_big"].contains(&moved[0]), "{case}: {moved:?}"),
+        }
+    }
+}
+
 /// Case, inner packet, bytes per GSO segment, the answer or else the counter.
 type Size = (&'static str, Vec<u8>, u16, Result<&'static str, &'static str>);
 

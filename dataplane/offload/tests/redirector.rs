@@ -486,6 +486,46 @@ fn every_refusal_has_a_counter() {
     }
 }
 
+/// A router cut what an edge or another replica sent: the sender of what is inside hears of it by the edge.
+#[test]
+fn who_sent_what_a_router_had_to_cut_is_told_so() {
+    let s = scene();
+    let data = vec![7u8; 1348];
+    let to_service = tcp("10.1.1.2:4711", "240.0.0.1:80", 0x10, &data);
+    let to_service6 = tcp("[fd01:1::2]:4711", "[fdca:a1:0:240::1]:80", 0x10, &data);
+    let answer = tcp("10.1.2.2:8080", "250.1.0.2:4711", 0x10, &data);
+    let by = |from: &str, vni: u32, inner: &[u8]| frames::torn(&Tunnel::new(from, SELF, vni).frame(inner), 1400);
+    let said = |vni: u32, what: &str| format!("{SELF} > {EDGE} vni {vni:#x} hop 0 02ca0a010001 > 02ca0a010002: {what}");
+    let about = "icmp 3/4 mtu 1346 240.0.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 240.0.0.1:80";
+    for (case, frame, wanted) in [
+        ("by an edge", by(EDGE, TIER_VNI, &to_service), said(TIER_VNI, about)),
+        ("by another replica", by("250.1.0.3", TIER_VNI, &to_service), said(TIER_VNI, about)),
+        (
+            "IPv6",
+            by(EDGE, TIER_VNI, &to_service6),
+            said(TIER_VNI, "icmp 2/0 mtu 1346 fdca:a1:0:240::1 > fd01:1::2 about tcp [fd01:1::2]:4711 > [fdca:a1:0:240::1]:80"),
+        ),
+        (
+            "an endpoint's answer",
+            by(EDGE, TENANT, &answer),
+            said(TENANT, "icmp 3/4 mtu 1346 250.1.0.2 > 10.1.2.2 about tcp 10.1.2.2:8080 > 250.1.0.2:4711"),
+        ),
+    ] {
+        let ran = s.run(&frame);
+        assert_eq!((ran.verdict, &ran.moved[..]), (SENT, &["too_big"][..]), "{case}");
+        assert_eq!(frames::read(&ran.frame), wanted, "{case}");
+    }
+    for (case, frame, counter) in [
+        ("by a stranger", by("250.1.0.99", TIER_VNI, &to_service), "drop_stranger"),
+        ("a tenant's, by a replica", by("250.1.0.3", TENANT, &answer), "drop_fragment"),
+        ("for no service", by(EDGE, TIER_VNI, &answer), "drop_fragment"),
+        ("for no replica", by(EDGE, TENANT, &to_service), "drop_fragment"),
+        ("it may be cut inside", by(EDGE, TIER_VNI, &with_ip4(to_service.clone(), 0, &[])), "drop_fragment"),
+    ] {
+        s.drops(case, &frame, counter);
+    }
+}
+
 #[test]
 fn nothing_goes_round_the_tunnel() {
     let s = scene();

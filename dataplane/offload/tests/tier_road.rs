@@ -293,3 +293,41 @@ fn the_gateway_dials_through_the_edge() {
     }
     assert_eq!(r.drops(), []);
 }
+
+/// A replica's connection to an endpoint in the pod, which answers as 9.
+fn dial_pod(r: &Road, n: u8, to: &str, from: &str) -> TcpStream {
+    let (to, from): (SocketAddr, SocketAddr) = (to.parse().unwrap(), from.parse().unwrap());
+    let s: TcpStream = r.members[usize::from(n) - 1].netns.within(|| {
+        let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+        s.set_mark(TENANT).unwrap();
+        s.bind(&from.into()).unwrap();
+        s.connect_timeout(&to.into(), WAIT).unwrap_or_else(|e| panic!("{to} from {from}: {e}: {:?}", r.drops()));
+        s.into()
+    });
+    s.set_read_timeout(Some(WAIT)).unwrap();
+    s
+}
+
+/// A link becomes narrower than anybody was told: routers cut datagrams, and where the pieces arrive, the sender of what is inside is told.
+#[test]
+fn sessions_go_on_when_a_link_narrows() {
+    for (link, address) in [("edge", EDGE), ("replica1", replica(1)), ("node", NODE)] {
+        let r = Road::new();
+        serve(r.pod.listen("[::]:8080"), 9);
+        let sessions = [
+            (r.dial(V4), 1),
+            (r.dial(V6), 1),
+            (dial_pod(&r, 1, "10.1.1.2:8080", "250.1.0.3:0"), 9),
+            (dial_pod(&r, 1, "[fd01:1::2]:8080", "[fdca:a1:0:250::fa01:3]:0"), 9),
+        ];
+        sessions.iter().for_each(|(s, name)| bulk(s, *name));
+        assert_eq!(r.drops(), [], "{link}");
+        r.router.ip(&format!("route add {address}/32 dev {link} mtu 1400"));
+        sessions.iter().for_each(|(s, name)| bulk(s, *name));
+        // Not one waits for a second: later pieces are the only ones that are gone without an answer.
+        assert!(r.drops().iter().all(|(what, _)| *what == "drop_fragment"), "{link}: {:?}", r.drops());
+        let told = r.count(1, "too_big") + r.edge.counts().unwrap().into_iter().find(|(name, _)| *name == "too_big").unwrap().1;
+        // A node's kernel puts pieces together.
+        assert_eq!(told > 0, link != "node", "{link}");
+    }
+}

@@ -179,6 +179,18 @@ impl Tunnel {
     }
 }
 
+/// The first fragment of a frame, as a router makes it whose link takes outer datagrams of so many bytes.
+pub fn torn(frame: &[u8], link: usize) -> Vec<u8> {
+    let length = 20 + (link - 20) / 8 * 8;
+    let mut f = frame[..14 + length].to_vec();
+    f[16..18].copy_from_slice(&(length as u16).to_be_bytes());
+    f[20] |= 0x20;
+    put_sum(&mut f, 24, 0);
+    let s = !sum(&[&f[14..34]]);
+    put_sum(&mut f, 24, s);
+    f
+}
+
 struct Inner {
     text: String,
     length: usize,
