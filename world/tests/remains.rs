@@ -55,7 +55,9 @@ fn a_persistent_world_is_brought_up_once() {
     let name = name("twice");
     let topology = topology(&name, SMOKE);
     let first = World::up(&topology, &options(false)).expect("up");
+    first.wait_ready(SOON).expect("ready");
     let pid = first.host("gw1").expect("a host").pulse.pid;
+    assert!(pid.is_some());
     drop(first);
     let second = World::up(&topology, &options(false)).expect("the same again");
     assert_eq!(second.host("gw1").expect("a host").pulse.pid, pid, "nothing was restarted");

@@ -147,6 +147,24 @@ impl Mesh {
         seats.filter_map(|seat| seat["replica"].as_str().map(str::to_string)).collect()
     }
 
+    /// Waits until buckets have stopped moving: for two seconds nobody's heads changed, and nobody owns sessions behind another head.
+    pub fn rest(&self, within: Duration) {
+        let places = || -> Vec<(String, u64, u64)> {
+            let fleet = self.canal(&["gateway", "list", "-o", "json"]).json();
+            let place = |r: &Value| (r["name"].to_string(), r["heads"].as_u64().unwrap_or(0), r["owners"].as_u64().unwrap_or(1));
+            fleet["replicas"].as_array().into_iter().flatten().map(place).collect()
+        };
+        let (started, mut last, mut since) = (Instant::now(), places(), Instant::now());
+        while since.elapsed() < Duration::from_secs(2) {
+            assert!(started.elapsed() < within, "buckets still move after {within:?}: {last:?}");
+            std::thread::sleep(Duration::from_millis(200));
+            let now = places();
+            if now != last || now.iter().any(|(_, _, owners)| *owners > 0) {
+                (last, since) = (now, Instant::now());
+            }
+        }
+    }
+
     /// Every data plane is connected and runs the newest generation that concerns it.
     pub fn is_converged(&self) -> bool {
         // A controller that has just been started may not answer yet.

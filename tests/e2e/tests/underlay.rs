@@ -56,7 +56,8 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<u64>, u64) {
 #[test]
 fn sessions_at_the_underlay_are_bounded_by_tunnels_and_replicas() {
     let mesh = mesh();
-    std::thread::sleep(Duration::from_secs(1));
+    // While buckets move, replicas pass packets on to each other, by tunnels of their own.
+    mesh.rest(Duration::from_secs(60));
     let [(_, aggregated), (_, plain)] = TIER;
     let (outer, inner) = hold(&mesh, "beta/default/client-0", aggregated);
     println!("{SESSIONS} sessions, aggregated: {outer:?} at the underlay, {inner} inside");
