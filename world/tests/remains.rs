@@ -50,9 +50,19 @@ fn a_dropped_handle_takes_its_world_along() {
     assert_eq!(remains(&name), Vec::<String>::new());
 }
 
+/// A persistent world goes when its test does, also when that fails.
+struct Down<'a>(&'a str);
+
+impl Drop for Down<'_> {
+    fn drop(&mut self) {
+        let _ = World::down_by_name(self.0);
+    }
+}
+
 #[test]
 fn a_persistent_world_is_brought_up_once() {
     let name = name("twice");
+    let _down = Down(&name);
     let topology = topology(&name, SMOKE);
     let first = World::up(&topology, &options(false)).expect("up");
     first.wait_ready(SOON).expect("ready");

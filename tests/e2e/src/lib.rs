@@ -1,5 +1,5 @@
 //! A mesh in a world for the end-to-end tests: brings it up, runs clients in its pods, reads its counters and raw packets, and gives what
-//! they said. It asserts nothing itself.
+//! they said. Of tests it knows nothing.
 
 #![forbid(unsafe_code)]
 
@@ -10,5 +10,5 @@ mod said;
 
 pub use dns::{Answer, ask_tcp, ask_udp, query};
 pub use icmp::{Heard, Icmp};
-pub use mesh::{Mesh, bin, root};
+pub use mesh::{Mesh, bin, root, until};
 pub use said::Said;

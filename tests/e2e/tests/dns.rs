@@ -3,9 +3,9 @@
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use canal_e2e::{Answer, Mesh, ask_tcp, ask_udp, query};
+use canal_e2e::{Answer, Mesh, ask_tcp, ask_udp, query, until};
 use canal_world::{Signal, World};
 
 const NEAR: &str = "beta/default/client-0";
@@ -40,15 +40,6 @@ fn mesh() -> &'static Mesh {
 
 fn names() -> Vec<String> {
     (0..4).map(|n| format!("web-{n}.default.svc.cluster.local.")).chain(["tcp.default.svc.cluster.local.".to_string()]).collect()
-}
-
-fn until(within: Duration, what: &str, holds: impl Fn() -> bool) -> Duration {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < within, "not within {within:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    started.elapsed()
 }
 
 fn address(text: &str) -> IpAddr {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use canal_e2e::{Heard, Icmp, Mesh};
+use canal_e2e::{Heard, Icmp, Mesh, until};
 use canal_world::topology::Rate;
 
 /// Bytes each way.
@@ -43,14 +43,6 @@ fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
         });
     }
     mesh
-}
-
-fn until(within: Duration, what: &str, holds: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < within, "not within {within:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 /// The service from these pods of both tenants: pod and URL, for each family. Meshed pods dial the service's VIP, others its gateway address.

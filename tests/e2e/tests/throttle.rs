@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use canal_e2e::{Icmp, Mesh, ask_udp, query};
+use canal_e2e::{Icmp, Mesh, ask_udp, query, until};
 
 const ALPHA: &str = "alpha/default/client-0";
 const BETA: &str = "beta/default/client-0";
@@ -26,14 +26,6 @@ fn mesh() -> &'static Mesh {
         });
         mesh
     })
-}
-
-fn until(within: Duration, what: &str, holds: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < within, "not within {within:?}: {what}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 /// A Throttle of beta's, for a service or for all of the tenant.

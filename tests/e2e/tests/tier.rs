@@ -4,7 +4,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use canal_e2e::{Mesh, Said};
+use canal_e2e::{Mesh, Said, until};
 use canal_world::Signal;
 use serde_json::Value;
 
@@ -41,14 +41,6 @@ fn url(n: u32) -> String {
 fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
     let said = mesh.run(client, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", &url(n)]);
     said.stdout.trim() == "200"
-}
-
-fn until(within: Duration, what: &str, holds: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < within, "not within {within:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 fn load(client: &str, n: u32, extra: &[&str]) -> std::process::Child {
