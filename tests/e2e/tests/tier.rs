@@ -100,6 +100,12 @@ fn planned_changes_break_no_session() {
         "{events} changes of the fleet in {took:.0} s: {} sessions held, {} broken; {} new sessions, {} failed; {} meshed requests, {} failed",
         held["sessions"], held["broken"], fresh["requests"], fresh["failed"], meshed["requests"], meshed["failed"]
     );
+    // By what way the sessions lived on: along chains, and by a segment that TCP sent again.
+    let spread = |what: &str| -> u64 {
+        let label = format!("what=\"{what}\"");
+        ["gw-1", "gw-2", "gw-3", "gw-6"].iter().map(|host| mesh.counted(host, "canal_redirector_packets_total", &[&label])).sum()
+    };
+    println!("packets passed on: {}; sent again: {}; reset: {}", spread("forwarded"), spread("unsettled"), spread("unowned"));
     assert!(events >= 50, "{events} events only");
     for (what, report) in [("held", &held), ("fresh", &fresh), ("meshed", &meshed)] {
         assert_eq!(report["ok"], true, "{what}: {report}\n{}", fleet());
