@@ -146,13 +146,9 @@ impl Kernel for Programs {
         let number = u32::from(number);
         let state = match slot {
             Some(slot) if !slot.up && text(self.suspect(number, slot.address))? => Some(abi::Replica::suspect(slot.address)),
-            Some(slot) => {
+            other => {
                 self.suspects.remove(&number);
-                Some(abi::Replica::new(slot.address, slot.up))
-            }
-            None => {
-                self.suspects.remove(&number);
-                None
+                other.map(|slot| abi::Replica::new(slot.address, slot.up))
             }
         };
         text(match state {

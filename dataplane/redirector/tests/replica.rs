@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use canal_abi::tier::ReplicaState;
 use canal_kit::drain;
 use canal_kit::metrics::Registry;
 use canal_kit::southbound::{Origin, State, Update};
 use canal_kit::sys::{self, ConnectOptions, ListenOptions, Netns};
 use canal_model::ids::{Generation, ReplicaNumber, ServiceId, Vni};
 use canal_model::program::*;
+use canal_offload::redirector::{Options, Redirector};
 use canal_redirector::dns::Dns;
 use canal_redirector::kernel::{Attach, Programs, Sockets};
 use canal_redirector::sockets::Sockets as Sessions;
@@ -223,6 +225,61 @@ fn maps_follow_states_and_outlive_the_process() {
         assert_eq!(held(), [8], "and removes what has become stale");
         let dump = agent.dump();
         assert_eq!((dump["generation"].as_u64(), dump["tables"][0]["version"].as_u64()), (Some(4), Some(2)), "{dump}");
+    });
+}
+
+/// What the map says of a replica's state.
+fn state_of(pins: &Pins, number: u32) -> u32 {
+    let attach = pins.attach();
+    let options = Options {
+        netns: None,
+        device: attach.device,
+        pin_dir: Some(attach.pin_dir),
+        address: attach.address,
+        number: 1,
+        edge: Ipv4Addr::new(250, 1, 0, 254),
+        mtu: attach.mtu,
+        tunnel_port: 40_000,
+        tunnels: attach.tunnels,
+    };
+    Redirector::attach(&options).unwrap().replicas().get(&number).unwrap().unwrap().state
+}
+
+#[test]
+fn a_replica_that_went_down_is_a_suspect_first() {
+    let (net, pins) = (Net::new(), Pins::new());
+    net.run(|| async {
+        let (_trigger, drain) = drain::tree();
+        let programs = Programs::attach(&pins.attach(), &pins.orders(), Sockets::default()).unwrap();
+        let agent = Agent::start(config(&pins, None), Box::new(programs), Box::new(|| (0, 0)), &Registry::new(), &drain).unwrap();
+        let replica = |up| {
+            Arc::new(Resource::Replica(Replica {
+                name: "gw-2".parse().unwrap(),
+                number: ReplicaNumber::new(2).unwrap(),
+                backend: "b2".parse().unwrap(),
+                az: "az1".parse().unwrap(),
+                underlay: Ipv4Addr::new(250, 1, 0, 2),
+                up,
+            }))
+        };
+        let says = |up, generation, want: ReplicaState| {
+            let (update, state) = told(vec![replica(up)], generation);
+            agent.apply(&update, &state);
+            assert_eq!(state_of(&pins, 2), want as u32, "generation {generation}");
+        };
+        says(false, 1, ReplicaState::CANAL_REPLICA_DOWN);
+        says(true, 2, ReplicaState::CANAL_REPLICA_UP);
+        says(false, 3, ReplicaState::CANAL_REPLICA_SUSPECT);
+        says(true, 4, ReplicaState::CANAL_REPLICA_UP);
+        says(false, 5, ReplicaState::CANAL_REPLICA_SUSPECT);
+        // Whatever else is told meanwhile, its time runs out.
+        says(false, 6, ReplicaState::CANAL_REPLICA_SUSPECT);
+        let begun = Instant::now();
+        while state_of(&pins, 2) != ReplicaState::CANAL_REPLICA_DOWN as u32 {
+            assert!(begun.elapsed() < Duration::from_secs(20), "it is a suspect for ever");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        says(true, 7, ReplicaState::CANAL_REPLICA_UP);
     });
 }
 
