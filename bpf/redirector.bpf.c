@@ -299,8 +299,8 @@ static __always_inline struct place next_place(const struct canal_table *table, 
 	return none;
 }
 
-/* The place behind this replica's own, if a sender chose it; behind the sender's, if this replica is no member any more. Members keep
- * their order from one table to the next, so that what stands behind was not asked before. 0: from the front. */
+/* The place behind this replica's own, if a sender chose it; behind the sender's, if this replica is no member any more. All but a new
+ * head keep their order from one table to the next, so that what stands behind was not asked before. 0: from the front. */
 static __always_inline __u32 behind(const struct canal_table *table, __u32 bucket, const struct way *way)
 {
 	__u32 place = 0;
