@@ -7,8 +7,10 @@ mod dns;
 mod icmp;
 mod mesh;
 mod said;
+mod wait;
 
 pub use dns::{Answer, ask_tcp, ask_udp, query};
 pub use icmp::{Heard, Icmp};
-pub use mesh::{Mesh, bin, root, until};
+pub use mesh::{Mesh, bin, root};
 pub use said::Said;
+pub use wait::until;

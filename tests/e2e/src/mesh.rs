@@ -32,16 +32,6 @@ fn is_data_plane(name: &str) -> bool {
     ["gw-", "edge-"].iter().any(|prefix| name.starts_with(prefix)) || name.contains("-n")
 }
 
-/// Waits until something holds, and says how long that took; a panic names what did not come to hold.
-pub fn until(within: Duration, what: &str, holds: impl Fn() -> bool) -> Duration {
-    let started = Instant::now();
-    while !holds() {
-        assert!(started.elapsed() < within, "not within {within:?}: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    started.elapsed()
-}
-
 /// A mesh that is up.
 pub struct Mesh {
     /// The world it lives in.
