@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod authorization;
 pub mod diagnostic;
 pub mod fleet;
 pub mod identity;
@@ -11,3 +12,4 @@ pub mod policy;
 pub mod principal;
 pub mod program;
 pub mod tier;
+pub mod trust;

@@ -5,10 +5,12 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
+use crate::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
 use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, ServiceAccount, ServiceId, ServiceKey, TenantName,
     TrustDomain, Vni,
 };
+use crate::trust::{Bundle, Entitlement, KeyPolicy, KeyServer, Termination};
 
 /// Labels of a workload, sorted by name.
 pub type Labels = BTreeMap<String, String>;
@@ -27,6 +29,15 @@ pub enum Resource {
     Address(GatewayAddress),
     Table(BucketTable),
     Throttle(Throttle),
+    /// Of zero trust, as are all that follow.
+    Bundle(Bundle),
+    KeyServer(KeyServer),
+    Authorizer(Authorizer),
+    Authorization(Authorization),
+    Authentication(Authentication),
+    PeerAuthentication(PeerAuthentication),
+    Termination(Termination),
+    Entitlement(Entitlement),
 }
 
 /// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
@@ -42,11 +53,19 @@ pub enum Kind {
     Address,
     Table,
     Throttle,
+    Bundle,
+    KeyServer,
+    Authorizer,
+    Authorization,
+    Authentication,
+    PeerAuthentication,
+    Termination,
+    Entitlement,
 }
 
 impl Kind {
     /// All kinds, parents first.
-    pub const ALL: [Kind; 10] = [
+    pub const ALL: [Kind; 18] = [
         Kind::Tenant,
         Kind::Gateway,
         Kind::Service,
@@ -57,6 +76,14 @@ impl Kind {
         Kind::Address,
         Kind::Table,
         Kind::Throttle,
+        Kind::Bundle,
+        Kind::KeyServer,
+        Kind::Authorizer,
+        Kind::Authorization,
+        Kind::Authentication,
+        Kind::PeerAuthentication,
+        Kind::Termination,
+        Kind::Entitlement,
     ];
 }
 
@@ -74,6 +101,14 @@ impl Resource {
             Resource::Address(_) => Kind::Address,
             Resource::Table(_) => Kind::Table,
             Resource::Throttle(_) => Kind::Throttle,
+            Resource::Bundle(_) => Kind::Bundle,
+            Resource::KeyServer(_) => Kind::KeyServer,
+            Resource::Authorizer(_) => Kind::Authorizer,
+            Resource::Authorization(_) => Kind::Authorization,
+            Resource::Authentication(_) => Kind::Authentication,
+            Resource::PeerAuthentication(_) => Kind::PeerAuthentication,
+            Resource::Termination(_) => Kind::Termination,
+            Resource::Entitlement(_) => Kind::Entitlement,
         }
     }
     /// The name on the wire, unique per kind.
@@ -92,6 +127,14 @@ impl Resource {
                 Some(service) => service.to_string(),
                 None => t.tenant.to_string(),
             },
+            Resource::Bundle(b) => format!("{}/{}", b.tenant, b.trust_domain),
+            Resource::KeyServer(k) => format!("{}/{}", k.tenant, k.name),
+            Resource::Authorizer(a) => a.key.to_string(),
+            Resource::Authorization(a) => a.key.to_string(),
+            Resource::Authentication(a) => a.key.to_string(),
+            Resource::PeerAuthentication(p) => p.key.to_string(),
+            Resource::Termination(t) => format!("{}:{}", t.service, t.port),
+            Resource::Entitlement(e) => format!("{}/{}", e.tenant, e.requester),
         }
     }
     /// The tenant it belongs to: the unit of subscription scope. `None`: it is the provider's, as replicas are.
@@ -107,6 +150,14 @@ impl Resource {
             Resource::Address(a) => Some(&a.service.tenant),
             Resource::Table(t) => Some(&t.service.tenant),
             Resource::Throttle(t) => Some(&t.tenant),
+            Resource::Bundle(b) => Some(&b.tenant),
+            Resource::KeyServer(k) => Some(&k.tenant),
+            Resource::Authorizer(a) => Some(&a.key.tenant),
+            Resource::Authorization(a) => Some(&a.key.tenant),
+            Resource::Authentication(a) => Some(&a.key.tenant),
+            Resource::PeerAuthentication(p) => Some(&p.key.tenant),
+            Resource::Termination(t) => Some(&t.service.tenant),
+            Resource::Entitlement(e) => Some(&e.tenant),
         }
     }
 }
@@ -123,6 +174,8 @@ pub struct Tenant {
     pub gateway_cidrs: Vec<IpNet>,
     /// What happens to a captured connection whose destination is neither a service nor a pod.
     pub outside: OutsideMesh,
+    /// Where its private keys are.
+    pub keys: KeyPolicy,
 }
 
 /// Policy for destinations outside the mesh. The default fails closed.

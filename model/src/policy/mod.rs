@@ -6,6 +6,7 @@ pub mod kubernetes;
 pub mod mesh;
 mod metadata;
 pub mod route;
+pub mod security;
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,6 +30,13 @@ pub enum Object {
     Gateway(mesh::Gateway),
     Node(kubernetes::Node),
     Throttle(mesh::Throttle),
+    AuthorizationPolicy(security::AuthorizationPolicy),
+    RequestAuthentication(security::RequestAuthentication),
+    PeerAuthentication(security::PeerAuthentication),
+    ExternalAuthorizer(mesh::ExternalAuthorizer),
+    Federation(mesh::Federation),
+    KeyServer(mesh::KeyServer),
+    Termination(mesh::Termination),
 }
 
 /// The kinds of objects, in the order in which listings show them.
@@ -44,11 +52,18 @@ pub enum ObjectKind {
     VirtualService,
     DestinationRule,
     Throttle,
+    AuthorizationPolicy,
+    RequestAuthentication,
+    PeerAuthentication,
+    ExternalAuthorizer,
+    Federation,
+    KeyServer,
+    Termination,
 }
 
 impl ObjectKind {
     /// All kinds.
-    pub const ALL: [ObjectKind; 10] = [
+    pub const ALL: [ObjectKind; 17] = [
         ObjectKind::Tenant,
         ObjectKind::Gateway,
         ObjectKind::Node,
@@ -59,6 +74,13 @@ impl ObjectKind {
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
         ObjectKind::Throttle,
+        ObjectKind::AuthorizationPolicy,
+        ObjectKind::RequestAuthentication,
+        ObjectKind::PeerAuthentication,
+        ObjectKind::ExternalAuthorizer,
+        ObjectKind::Federation,
+        ObjectKind::KeyServer,
+        ObjectKind::Termination,
     ];
 
     /// The `kind:` in YAML.
@@ -74,6 +96,13 @@ impl ObjectKind {
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
             ObjectKind::Throttle => "Throttle",
+            ObjectKind::AuthorizationPolicy => "AuthorizationPolicy",
+            ObjectKind::RequestAuthentication => "RequestAuthentication",
+            ObjectKind::PeerAuthentication => "PeerAuthentication",
+            ObjectKind::ExternalAuthorizer => "ExternalAuthorizer",
+            ObjectKind::Federation => "Federation",
+            ObjectKind::KeyServer => "KeyServer",
+            ObjectKind::Termination => "Termination",
         }
     }
 
@@ -81,6 +110,10 @@ impl ObjectKind {
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
             ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Throttle => &["canal.mesh/v1"],
+            ObjectKind::ExternalAuthorizer | ObjectKind::Federation | ObjectKind::KeyServer | ObjectKind::Termination => &["canal.mesh/v1"],
+            ObjectKind::AuthorizationPolicy | ObjectKind::RequestAuthentication | ObjectKind::PeerAuthentication => {
+                &["security.istio.io/v1", "security.istio.io/v1beta1"]
+            }
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::HttpRoute => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
             ObjectKind::ReferenceGrant => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
@@ -109,6 +142,13 @@ impl ObjectKind {
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
             "throttle" | "throttles" => ObjectKind::Throttle,
+            "authorizationpolicy" | "authorizationpolicies" | "ap" => ObjectKind::AuthorizationPolicy,
+            "requestauthentication" | "requestauthentications" | "ra" => ObjectKind::RequestAuthentication,
+            "peerauthentication" | "peerauthentications" | "pa" => ObjectKind::PeerAuthentication,
+            "externalauthorizer" | "externalauthorizers" => ObjectKind::ExternalAuthorizer,
+            "federation" | "federations" => ObjectKind::Federation,
+            "keyserver" | "keyservers" => ObjectKind::KeyServer,
+            "termination" | "terminations" => ObjectKind::Termination,
             _ => return None,
         })
     }
@@ -160,6 +200,13 @@ impl Object {
             Object::Gateway(_) => ObjectKind::Gateway,
             Object::Node(_) => ObjectKind::Node,
             Object::Throttle(_) => ObjectKind::Throttle,
+            Object::AuthorizationPolicy(_) => ObjectKind::AuthorizationPolicy,
+            Object::RequestAuthentication(_) => ObjectKind::RequestAuthentication,
+            Object::PeerAuthentication(_) => ObjectKind::PeerAuthentication,
+            Object::ExternalAuthorizer(_) => ObjectKind::ExternalAuthorizer,
+            Object::Federation(_) => ObjectKind::Federation,
+            Object::KeyServer(_) => ObjectKind::KeyServer,
+            Object::Termination(_) => ObjectKind::Termination,
         }
     }
 
@@ -176,6 +223,13 @@ impl Object {
             Object::Gateway(o) => &o.metadata,
             Object::Node(o) => &o.metadata,
             Object::Throttle(o) => &o.metadata,
+            Object::AuthorizationPolicy(o) => &o.metadata,
+            Object::RequestAuthentication(o) => &o.metadata,
+            Object::PeerAuthentication(o) => &o.metadata,
+            Object::ExternalAuthorizer(o) => &o.metadata,
+            Object::Federation(o) => &o.metadata,
+            Object::KeyServer(o) => &o.metadata,
+            Object::Termination(o) => &o.metadata,
         }
     }
 
@@ -214,7 +268,9 @@ mod tests {
     fn every_kind_has_one_spelling_and_reads_back() {
         for kind in ObjectKind::ALL {
             assert_eq!(ObjectKind::from_word(kind.as_str()), Some(kind));
-            assert_eq!(ObjectKind::from_word(&format!("{}s", kind.as_str().to_lowercase())), Some(kind));
+            let word = kind.as_str().to_lowercase();
+            let plural = word.strip_suffix("cy").map_or_else(|| format!("{word}s"), |stem| format!("{stem}cies"));
+            assert_eq!(ObjectKind::from_word(&plural), Some(kind));
             assert!(!kind.api_versions().is_empty());
             let key: ObjectKey = format!("{kind} bookinfo/reviews").parse().unwrap();
             assert_eq!(key.to_string(), format!("{kind} bookinfo/reviews"));
