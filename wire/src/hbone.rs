@@ -39,6 +39,9 @@ pub const BAGGAGE: &str = "baggage";
 /// W3C trace context, one per connection.
 pub const TRACEPARENT: &str = "traceparent";
 
+/// The source's SPIFFE ID, on a tunnel that a gateway opens for one connection of one source. Believed from gateways alone.
+pub const SOURCE: &str = "canal-source";
+
 /// Refused by an authorization policy (ztunnel answers 401, not 403).
 pub const STATUS_DENIED: u16 = 401;
 /// Not CONNECT, bad authority, or the destination does not match the address dialled.

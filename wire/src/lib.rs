@@ -4,6 +4,7 @@
 #![forbid(unsafe_code)]
 
 pub mod hbone;
+pub mod keyrpc;
 pub mod southbound;
 pub mod tier;
 

@@ -1,9 +1,13 @@
 //! Southbound resources between `canal_model::program` and their wire form: every value is checked here, once, at the edge.
 
 mod decode;
+mod decode_authorization;
 mod decode_tier;
+mod decode_trust;
 mod encode;
+mod encode_authorization;
 mod encode_tier;
+mod encode_trust;
 pub mod snapshot;
 
 use canal_model::program::{Kind, Resource};
@@ -21,13 +25,16 @@ pub enum WireError {
     #[error("{what}: field {field}: {why}")]
     Field { what: String, field: &'static str, why: String },
     /// The type URL is not one of Canal's.
-    #[error(
-        "unknown resource type {0:?}; this build knows canal.program.v1 Tenant, Gateway, Service, Workload, Route, Node, Replica, GatewayAddress, BucketTable and Throttle"
-    )]
+    #[error("unknown resource type {0:?}; this build knows those of canal.program.v1: {known}", known = known())]
     Type(String),
     /// The name on the envelope is not the name in the resource.
     #[error("the envelope names {envelope:?} but holds {inner:?}")]
     Name { envelope: String, inner: String },
+}
+
+fn known() -> String {
+    let names = Kind::ALL.map(|kind| type_url(kind).rsplit('.').next().unwrap_or_default());
+    names.join(", ")
 }
 
 /// The type URL of a kind.
@@ -43,6 +50,14 @@ pub fn type_url(kind: Kind) -> &'static str {
         Kind::Address => "type.googleapis.com/canal.program.v1.GatewayAddress",
         Kind::Table => "type.googleapis.com/canal.program.v1.BucketTable",
         Kind::Throttle => "type.googleapis.com/canal.program.v1.Throttle",
+        Kind::Bundle => "type.googleapis.com/canal.program.v1.Bundle",
+        Kind::KeyServer => "type.googleapis.com/canal.program.v1.KeyServer",
+        Kind::Authorizer => "type.googleapis.com/canal.program.v1.Authorizer",
+        Kind::Authorization => "type.googleapis.com/canal.program.v1.Authorization",
+        Kind::Authentication => "type.googleapis.com/canal.program.v1.Authentication",
+        Kind::PeerAuthentication => "type.googleapis.com/canal.program.v1.PeerAuthentication",
+        Kind::Termination => "type.googleapis.com/canal.program.v1.Termination",
+        Kind::Entitlement => "type.googleapis.com/canal.program.v1.Entitlement",
     }
 }
 
@@ -64,6 +79,14 @@ pub fn encode(r: &Resource) -> Vec<u8> {
         Resource::Address(a) => wire::GatewayAddress::from(a).encode_to_vec(),
         Resource::Table(t) => wire::BucketTable::from(t).encode_to_vec(),
         Resource::Throttle(t) => wire::Throttle::from(t).encode_to_vec(),
+        Resource::Bundle(b) => wire::Bundle::from(b).encode_to_vec(),
+        Resource::KeyServer(k) => wire::KeyServer::from(k).encode_to_vec(),
+        Resource::Authorizer(a) => wire::Authorizer::from(a).encode_to_vec(),
+        Resource::Authorization(a) => wire::Authorization::from(a).encode_to_vec(),
+        Resource::Authentication(a) => wire::Authentication::from(a).encode_to_vec(),
+        Resource::PeerAuthentication(p) => wire::PeerAuthentication::from(p).encode_to_vec(),
+        Resource::Termination(t) => wire::Termination::from(t).encode_to_vec(),
+        Resource::Entitlement(e) => wire::Entitlement::from(e).encode_to_vec(),
     }
 }
 
@@ -83,6 +106,16 @@ pub fn decode(kind: Kind, name: &str, bytes: &[u8]) -> Result<Resource, WireErro
         Kind::Address => Resource::Address(decode_tier::address(name, read("GatewayAddress", name, bytes)?)?),
         Kind::Table => Resource::Table(decode_tier::table(name, read("BucketTable", name, bytes)?)?),
         Kind::Throttle => Resource::Throttle(decode_tier::throttle(name, read("Throttle", name, bytes)?)?),
+        Kind::Bundle => Resource::Bundle(decode_trust::bundle(name, read("Bundle", name, bytes)?)?),
+        Kind::KeyServer => Resource::KeyServer(decode_trust::key_server(name, read("KeyServer", name, bytes)?)?),
+        Kind::Authorizer => Resource::Authorizer(decode_authorization::authorizer(name, read("Authorizer", name, bytes)?)?),
+        Kind::Authorization => Resource::Authorization(decode_authorization::authorization(name, read("Authorization", name, bytes)?)?),
+        Kind::Authentication => Resource::Authentication(decode_authorization::authentication(name, read("Authentication", name, bytes)?)?),
+        Kind::PeerAuthentication => {
+            Resource::PeerAuthentication(decode_authorization::peer_authentication(name, read("PeerAuthentication", name, bytes)?)?)
+        }
+        Kind::Termination => Resource::Termination(decode_trust::termination(name, read("Termination", name, bytes)?)?),
+        Kind::Entitlement => Resource::Entitlement(decode_trust::entitlement(name, read("Entitlement", name, bytes)?)?),
     };
     let inner = r.name();
     if inner == name { Ok(r) } else { Err(WireError::Name { envelope: name.into(), inner }) }

@@ -7,7 +7,7 @@ use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
 use canal_model::program as p;
 use ipnet::IpNet;
 
-use super::WireError;
+use super::{WireError, decode_trust};
 use crate::program as w;
 
 /// Largest weight of a backend (Gateway API BackendRef.weight).
@@ -64,6 +64,7 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
         pod_cidrs: at.cidrs("pod_cidrs", &t.pod_cidrs)?,
         gateway_cidrs: at.cidrs("gateway_cidrs", &t.gateway_cidrs)?,
         outside,
+        keys: decode_trust::key_policy(&at, t.keys)?,
     })
 }
 

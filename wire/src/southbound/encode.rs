@@ -3,6 +3,7 @@
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;
 
+use super::encode_trust;
 use crate::program as w;
 
 impl From<&p::Tenant> for w::Tenant {
@@ -18,6 +19,7 @@ impl From<&p::Tenant> for w::Tenant {
             pod_cidrs: t.pod_cidrs.iter().map(ToString::to_string).collect(),
             gateway_cidrs: t.gateway_cidrs.iter().map(ToString::to_string).collect(),
             outside: outside.into(),
+            keys: encode_trust::key_policy(&t.keys),
         }
     }
 }

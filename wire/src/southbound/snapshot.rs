@@ -8,8 +8,9 @@ use sha2::{Digest, Sha256};
 use super::WireError;
 use crate::program::{Snapshot, snapshot};
 
-/// The layout this build writes and reads.
-const FORMAT: u32 = 1;
+/// What this build writes, and all that it reads. It is raised with every kind of resource that decides who may do what: a snapshot from before
+/// that kind has none, and a data plane that booted from it would let through what it should refuse. 2: trust and policies (1 had neither).
+pub const FORMAT: u32 = 2;
 /// `digest` as encoded: field 4, wire type 2, 32 bytes. It is the last field, so what it covers is the bytes before it.
 const DIGEST_HEAD: [u8; 2] = [4 << 3 | 2, 32];
 const DIGEST_BYTES: usize = 32;
@@ -24,7 +25,7 @@ pub enum SnapshotError {
     #[error("is not a snapshot: {0}")]
     Form(String),
     /// Another build wrote it.
-    #[error("has format {0}; this build reads {FORMAT}")]
+    #[error("has format {0}, and this build reads {FORMAT} alone: what another build did not know, policies say, is not in it")]
     Format(u32),
     /// A resource in it is not valid.
     #[error("holds a resource that this build refuses: {0}")]

@@ -6,6 +6,8 @@ use prost::Message;
 
 use super::*;
 
+mod trust;
+
 fn key(s: &str) -> canal_model::ids::ServiceKey {
     s.parse().unwrap()
 }
@@ -53,6 +55,7 @@ fn routes() -> [Resource; 2] {
 fn samples() -> Vec<Resource> {
     let mut all = parents();
     all.extend(routes());
+    all.extend(trust::samples());
     all
 }
 
@@ -65,6 +68,7 @@ fn parents() -> Vec<Resource> {
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
             gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
             outside: p::OutsideMesh::Passthrough,
+            keys: Default::default(),
         }),
         Resource::Gateway(p::Gateway {
             tenant: "alpha".parse().unwrap(),
@@ -224,5 +228,28 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
         torn[at] ^= 1;
         assert_eq!(snapshot::decode(&torn, &Kind::ALL), Err(snapshot::SnapshotError::Digest), "byte {at}");
         assert_eq!(snapshot::decode(&bytes[..at], &Kind::ALL), Err(snapshot::SnapshotError::Digest), "cut at {at}");
+    }
+}
+
+/// A new kind needs a new format, unless nobody is refused by it: this number is changed together with [`snapshot::FORMAT`].
+#[test]
+fn a_snapshots_format_is_of_these_kinds() {
+    assert_eq!((snapshot::FORMAT, Kind::ALL.len()), (2, 18));
+}
+
+#[test]
+fn a_snapshot_of_another_format_is_refused_by_name() {
+    use prost::Message;
+    use sha2::{Digest, Sha256};
+    let all = samples();
+    let versions: Vec<String> = all.iter().map(snapshot::version).collect();
+    let bytes = snapshot::encode(canal_model::ids::Generation(7), versions.iter().map(String::as_str).zip(&all));
+    let whole = crate::program::Snapshot::decode(&bytes[..]).unwrap();
+    for format in [0, 1, snapshot::FORMAT + 1] {
+        let mut other = crate::program::Snapshot { format, digest: Vec::new(), ..whole.clone() };
+        other.digest = Sha256::digest(other.encode_to_vec()).to_vec();
+        let refused = snapshot::decode(&other.encode_to_vec(), &Kind::ALL).unwrap_err();
+        assert_eq!(refused, snapshot::SnapshotError::Format(format));
+        assert!(refused.to_string().contains(&format!("has format {format}")), "{refused}");
     }
 }

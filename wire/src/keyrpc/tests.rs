@@ -1,0 +1,279 @@
+//! Frames there and back, what is malformed by name, and bytes without meaning.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn identity(account: &str) -> Identity {
+    format!("spiffe://alpha.example/ns/shop/sa/{account}").parse().unwrap()
+}
+
+fn encoded(id: u64, request: &Request<'_>) -> Vec<u8> {
+    let mut out = Vec::new();
+    request.encode(id, &mut out).unwrap();
+    out
+}
+
+fn requests() -> Vec<Request<'static>> {
+    let begin = |role, expected: &[&str], bytes| {
+        let expected = expected.iter().map(|e| identity(e)).collect();
+        Request::Begin(Begin { identity: identity("web"), role, alpn: vec![b"h2", b"x"], expected, deadline_ms: 250, bytes })
+    };
+    vec![
+        begin(Role::Client, &["a", "b"], b""),
+        begin(Role::Server, &[], b"\x16\x03\x01"),
+        Request::More { bytes: &[7; MORE_BYTES_MAX] },
+        Request::Sign { key: KeyName::Identity(identity("web")), scheme: 0x0403, deadline_ms: 0, input: b"input" },
+        Request::Sign { key: KeyName::File("alpha/shop/web".parse().unwrap()), scheme: 0x0804, deadline_ms: 9, input: b"" },
+        Request::Sign { key: KeyName::Service("alpha/shop/web".parse().unwrap()), scheme: 0x0403, deadline_ms: 1, input: b"x" },
+        Request::Chain { key: KeyName::File("alpha/shop/api".parse().unwrap()) },
+        Request::Abandon,
+        Request::Ping,
+    ]
+}
+
+fn responses() -> Vec<Response<'static>> {
+    let mut all = vec![
+        Response::Send { bytes: b"flight" },
+        Response::Done(Done {
+            bytes: b"finished",
+            consumed: 77,
+            suite: 0x1302,
+            alpn: b"h2",
+            client_traffic: &[1; 92],
+            server_traffic: &[2; 92],
+            peer: identity("peer"),
+            leaf: &[3; 700],
+            above: Above::default(),
+        }),
+        Response::Signature { bytes: &[4; 256] },
+        Response::Certificates { chain: vec![&[5; 900], &[6; 800]] },
+        Response::Pong,
+    ];
+    all.extend(Refusal::ALL.iter().map(|name| Response::Refused { name: *name, text: "why" }));
+    all
+}
+
+#[test]
+fn everything_comes_back_as_it_was_said() {
+    let (requests, responses) = (requests(), responses());
+    let mut out = Vec::new();
+    for (id, r) in requests.iter().enumerate() {
+        r.encode(id as u64, &mut out).unwrap();
+    }
+    for (id, r) in responses.iter().enumerate() {
+        r.encode(u64::MAX - id as u64, &mut out).unwrap();
+    }
+    let mut rest = out.as_slice();
+    for (id, r) in requests.iter().enumerate() {
+        let (frame, length) = split(rest).unwrap().unwrap();
+        assert_eq!((frame.id, frame.request().as_ref()), (id as u64, Ok(r)));
+        assert!(frame.response().is_err());
+        rest = &rest[length..];
+    }
+    for (id, r) in responses.iter().enumerate() {
+        let (frame, length) = split(rest).unwrap().unwrap();
+        assert_eq!((frame.id, frame.response().as_ref()), (u64::MAX - id as u64, Ok(r)));
+        assert!(frame.request().is_err());
+        rest = &rest[length..];
+    }
+    assert_eq!(split(rest), Ok(None));
+}
+
+#[test]
+fn what_is_above_a_leaf_is_carried_and_costs_nothing_where_there_is_nothing() {
+    let links = [Link { issuer: b"the intermediate's issuer", serial: &[0, 0x80, 1] }, Link { issuer: b"root", serial: &[5] }];
+    let mut bytes = Vec::new();
+    links.iter().for_each(|link| link.append(&mut bytes).unwrap());
+    let Response::Done(bare) = responses().remove(1) else { panic!("the second is Done") };
+    let encoded = |above| {
+        let mut out = Vec::new();
+        Response::Done(Done { above, ..bare.clone() }).encode(7, &mut out).unwrap();
+        out
+    };
+    let (with, without) = (encoded(Above::read(&bytes).unwrap()), encoded(Above::default()));
+    assert_eq!(with.len(), without.len() + bytes.len());
+    let Ok(Response::Done(done)) = split(&with).unwrap().unwrap().0.response() else { panic!("a Done") };
+    assert_eq!(done.above.links().collect::<Vec<_>>(), links);
+    let Ok(Response::Done(done)) = split(&without).unwrap().unwrap().0.response() else { panic!("a Done") };
+    assert_eq!(done.above.links().count(), 0);
+    let long = vec![0; 1 << 16];
+    assert_eq!(Link { issuer: &long, serial: &[1] }.append(&mut bytes).unwrap_err().given, 1 << 16);
+    assert_eq!(Above::read(&[0; 36]).unwrap().links().count(), 9);
+}
+
+#[test]
+fn a_frame_is_waited_for_until_it_is_whole() {
+    let frame = encoded(9, &requests()[0]);
+    for end in 0..frame.len() {
+        assert_eq!(split(&frame[..end]), Ok(None), "{end}");
+    }
+    assert_eq!(split(&frame).unwrap().unwrap().1, frame.len());
+}
+
+#[test]
+fn what_is_malformed_has_a_name() {
+    let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
+    let whole = |kind: u8, body: &[u8]| frame(9 + body.len() as u32, &[&[0; 8][..], &[kind], body].concat());
+    let name = |s: &str| [&(s.len() as u16).to_be_bytes()[..], s.as_bytes()].concat();
+    let id = name("spiffe://a.example/ns/b/sa/c");
+    let ask = |body: &[&[u8]]| whole(BEGIN, &body.concat());
+    let long_protocol = [&[1, 0][..], &[0; 256]].concat();
+    let cases: Vec<(&str, Vec<u8>, Malformed)> = vec![
+        ("too long", frame(65_546, &[]), Malformed::Long(65_546)),
+        ("absurdly long", frame(u32::MAX, &[]), Malformed::Long(u32::MAX)),
+        ("no room for a kind", frame(8, &[0; 8]), Malformed::Short(8)),
+        ("empty", frame(0, &[]), Malformed::Short(0)),
+        ("no such kind", whole(0x7f, b""), Malformed::Kind(0x7f, "request")),
+        ("a response", whole(PONG, b""), Malformed::Kind(PONG, "request")),
+        ("nothing in it", ask(&[]), Malformed::Truncated("identity")),
+        ("a name's length lies", ask(&[&[0, 9], b"spiffe"]), Malformed::Truncated("identity")),
+        ("a name too long", ask(&[&[8, 1]]), Malformed::Oversized("identity", 2049, 2048)),
+        ("not UTF-8", ask(&[&[0, 1, 0xff]]), Malformed::Text("identity")),
+        ("no identity", ask(&[&name("spiffe://a.example/x")]), Malformed::Name("identity")),
+        ("no role", ask(&[&id]), Malformed::Truncated("role")),
+        ("no such role", ask(&[&id, &[2]]), Malformed::Value("role", 2)),
+        ("nine protocols", ask(&[&id, &[0], &[0, 9]]), Malformed::Oversized("ALPN", 9, 8)),
+        ("a protocol too long", ask(&[&id, &[0], &[0, 1], &long_protocol]), Malformed::Oversized("ALPN", 256, 255)),
+        ("65 expected", ask(&[&id, &[0], &[0, 0], &[0, 65]]), Malformed::Oversized("expected identities", 65, 64)),
+        ("one of two expected", ask(&[&id, &[0], &[0, 0], &[0, 2], &id]), Malformed::Truncated("expected identity")),
+        ("no deadline", ask(&[&id, &[0], &[0, 0], &[0, 0], &[0, 0, 0]]), Malformed::Truncated("deadline")),
+        ("a ping with a body", whole(PING, b"xy"), Malformed::Trailing(2)),
+        ("a chain with more", whole(CHAIN, &[&id[..], b"z"].concat()), Malformed::Trailing(1)),
+        ("a key's name is none", whole(CHAIN, &name("../etc/passwd")), Malformed::Name("key")),
+        ("a key's identity is none", whole(CHAIN, &name("spiffe://a/b")), Malformed::Name("key")),
+        ("a service without a namespace", whole(CHAIN, &name("shop")), Malformed::Name("key")),
+        ("a file without a namespace", whole(CHAIN, &name("file:shop")), Malformed::Name("key")),
+        ("a file of nobody", whole(CHAIN, &name("file:shop/web")), Malformed::Name("key")),
+        ("no scheme", whole(SIGN, &id), Malformed::Truncated("scheme")),
+    ];
+    for (what, bytes, want) in cases {
+        let got = split(&bytes).and_then(|f| f.expect("a whole frame or an error").0.request());
+        assert_eq!(got, Err(want), "{what}");
+        assert_eq!(want.ends_channel(), matches!(want, Malformed::Long(_) | Malformed::Short(_)));
+        assert!(!want.to_string().is_empty());
+    }
+    let done = |above: &[u8]| {
+        let mut out = Vec::new();
+        responses()[1].encode(1, &mut out).unwrap();
+        whole(DONE, &[&out[HEADER..], above].concat())
+    };
+    let answers: Vec<(&str, Vec<u8>, Malformed)> = vec![
+        ("a request", whole(PING, b""), Malformed::Kind(PING, "response")),
+        ("no such refusal", whole(REFUSED, &[0xff, 0xff, 0, 0]), Malformed::Value("refusal", 0xffff)),
+        ("a text too long", whole(REFUSED, &[0, 1, 4, 1]), Malformed::Oversized("text", 1025, 1024)),
+        ("eleven certificates", whole(CERTIFICATES, &[0, 11]), Malformed::Oversized("chain", 11, 10)),
+        ("a certificate cut off", whole(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]), Malformed::Truncated("certificate")),
+        ("a length beyond all", whole(DONE, &[0xff; 4]), Malformed::Truncated("bytes")),
+        ("a link cut off", done(&[0, 1, 9, 0, 2, 7]), Malformed::Truncated("serial number")),
+        ("a link without a serial number", done(&[0, 1, 9]), Malformed::Truncated("serial number")),
+        ("ten above", done(&[0; 40]), Malformed::Oversized("certificates above the leaf", 10, 9)),
+        ("a secret too long", whole(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]), Malformed::Oversized("client traffic", 93, 92)),
+    ];
+    for (what, bytes, want) in answers {
+        assert_eq!(split(&bytes).and_then(|f| f.expect("a whole frame").0.response()), Err(want), "{what}");
+    }
+}
+
+#[test]
+fn what_is_too_long_is_not_said() {
+    let begin = |alpn, expected, bytes| Begin { identity: identity("web"), role: Role::Client, alpn, expected, deadline_ms: 0, bytes };
+    let big = vec![0; BODY_MAX + 1];
+    let cases: Vec<(&str, Request<'_>, &str)> = vec![
+        ("nine protocols", Request::Begin(begin(vec![b"x"; 9], vec![], b"")), "ALPN"),
+        ("a long protocol", Request::Begin(begin(vec![&big[..256]], vec![], b"")), "ALPN"),
+        ("65 expected", Request::Begin(begin(vec![], vec![identity("a"); 65], b"")), "expected identities"),
+        ("too many bytes", Request::More { bytes: &big }, "body"),
+    ];
+    for (name, request, what) in cases {
+        let mut out = vec![1, 2, 3];
+        assert_eq!(request.encode(1, &mut out).unwrap_err().what, what, "{name}");
+        assert_eq!(out, [1, 2, 3], "{name}");
+    }
+    let mut out = Vec::new();
+    assert_eq!(Response::Certificates { chain: vec![b"x"; 11] }.encode(1, &mut out).unwrap_err().what, "chain");
+    assert_eq!(Response::Certificates { chain: vec![&big] }.encode(1, &mut out).unwrap_err().what, "certificate");
+    // The widest Begin has room for what it promises.
+    let account = format!("{}.{}.{}.{}", "a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61));
+    let domain = account.clone();
+    let widest: Identity = format!("spiffe://{domain}/ns/{}/sa/{account}", "n".repeat(63)).parse().unwrap();
+    let full = Begin {
+        identity: widest.clone(),
+        role: Role::Server,
+        alpn: vec![&big[..255]; PROTOCOLS_MAX],
+        expected: vec![widest; EXPECTED_MAX],
+        deadline_ms: 0,
+        bytes: &big[..BEGIN_BYTES_MAX],
+    };
+    assert_eq!(Request::Begin(full).encode(1, &mut out), Ok(()));
+}
+
+#[test]
+fn a_refusals_text_is_cut_between_characters() {
+    let mut out = Vec::new();
+    let text = "ä".repeat(TEXT_MAX);
+    Response::Refused { name: Refusal::Failed, text: &text }.encode(1, &mut out).unwrap();
+    let (frame, _) = split(&out).unwrap().unwrap();
+    assert_eq!(frame.response(), Ok(Response::Refused { name: Refusal::Failed, text: &text[..TEXT_MAX] }));
+}
+
+#[test]
+fn refusals_have_names_and_codes_of_their_own() {
+    let names: std::collections::BTreeSet<_> = Refusal::ALL.iter().map(|r| r.name()).collect();
+    assert_eq!(names.len(), Refusal::ALL.len());
+    for r in Refusal::ALL {
+        assert_eq!(Refusal::of(r.code()), Some(*r));
+    }
+}
+
+#[test]
+fn secrets_are_not_shown() {
+    let Response::Done(done) = &responses()[1] else { panic!("the second is Done") };
+    let shown = format!("{done:?}");
+    assert!(shown.contains("peer: spiffe://") && !shown.contains("secret") && !shown.contains("1, 1"), "{shown}");
+}
+
+prop_compose! {
+    fn begins()(
+        account in "[a-z]{1,20}", server in any::<bool>(), alpn in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..20), 0..8),
+        expected in prop::collection::vec("[a-z]{1,9}", 0..9), deadline_ms in any::<u32>(), bytes in prop::collection::vec(any::<u8>(), 0..3000),
+    ) -> (String, bool, Vec<Vec<u8>>, Vec<String>, u32, Vec<u8>) {
+        (account, server, alpn, expected, deadline_ms, bytes)
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_begin_comes_back((account, server, alpn, expected, deadline_ms, bytes) in begins(), id in any::<u64>()) {
+        let begin = Request::Begin(Begin {
+            identity: identity(&account),
+            role: if server { Role::Server } else { Role::Client },
+            alpn: alpn.iter().map(Vec::as_slice).collect(),
+            expected: expected.iter().map(|e| identity(e)).collect(),
+            deadline_ms,
+            bytes: &bytes,
+        });
+        let out = encoded(id, &begin);
+        let (frame, length) = split(&out).unwrap().unwrap();
+        prop_assert_eq!((frame.id, length), (id, out.len()));
+        prop_assert_eq!(frame.request(), Ok(begin));
+    }
+
+    #[test]
+    fn bytes_without_meaning_never_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..0x90, framed in any::<bool>()) {
+        if framed && bytes.len() >= HEADER {
+            let length = bytes.len() as u32 - 4;
+            bytes[..4].copy_from_slice(&length.to_be_bytes());
+            bytes[12] = kind;
+        }
+        if let Ok(Some((frame, length))) = split(&bytes) {
+            prop_assert!(length <= bytes.len());
+            // What is read can be said again, and means the same.
+            if let Ok(request) = frame.request() {
+                let out = encoded(frame.id, &request);
+                prop_assert_eq!(split(&out).unwrap().unwrap().0.request(), Ok(request));
+            }
+            let _ = frame.response();
+        }
+    }
+}
