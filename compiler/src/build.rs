@@ -30,6 +30,7 @@ pub(crate) fn build(checked: Checked) -> Option<Ir> {
         nodes: checked.nodes,
         throttles: checked.throttles,
         homes: checked.homes,
+        security: checked.security,
     })
 }
 

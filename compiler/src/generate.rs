@@ -28,13 +28,15 @@ pub struct Case {
     pub tenant: TenantName,
     pub documents: Vec<Arc<Document>>,
     pub service_ids: BTreeMap<ServiceKey, ServiceId>,
+    /// Key sets by URI.
+    pub jwks: BTreeMap<String, String>,
     pub requests: Vec<Request>,
 }
 
 impl Case {
     /// What to compile.
     pub fn input(&self) -> Input<'_> {
-        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids }
+        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
     }
 }
 
@@ -66,7 +68,7 @@ pub fn cases() -> impl Strategy<Value = Case> {
     })
 }
 
-fn case(objects: Vec<Object>, requests: Vec<Request>) -> Case {
+pub(crate) fn case(objects: Vec<Object>, requests: Vec<Request>) -> Case {
     let documents: Vec<Arc<Document>> = (1..)
         .zip(objects)
         .map(|(line, object)| Document {
@@ -80,22 +82,22 @@ fn case(objects: Vec<Object>, requests: Vec<Request>) -> Case {
     let tenant: TenantName = name("alpha");
     let keys = service_keys(&tenant, &documents);
     let service_ids = keys.into_iter().zip(1..).filter_map(|(key, id)| Some((key, ServiceId::new(id).ok()?))).collect();
-    Case { tenant, documents, service_ids, requests }
+    Case { tenant, documents, service_ids, jwks: BTreeMap::new(), requests }
 }
 
 /// The constants of this module are valid; a test that uses them would fail at once otherwise.
-fn name<T: std::str::FromStr>(text: &str) -> T {
+pub(crate) fn name<T: std::str::FromStr>(text: &str) -> T {
     match text.parse() {
         Ok(name) => name,
         Err(_) => unreachable!("{text:?} is a constant of this module"),
     }
 }
 
-fn port(number: u16) -> NonZeroU16 {
+pub(crate) fn port(number: u16) -> NonZeroU16 {
     NonZeroU16::new(number).unwrap_or(NonZeroU16::MIN)
 }
 
-fn metadata(own: &str, created: Option<u64>) -> Metadata {
+pub(crate) fn metadata(own: &str, created: Option<u64>) -> Metadata {
     Metadata {
         name: name(own),
         namespace: name(NAMESPACE),
@@ -110,7 +112,7 @@ fn numbered<T>(what: &'static str, specs: Vec<(Option<u64>, T)>) -> impl Iterato
     specs.into_iter().enumerate().map(move |(at, (created, spec))| (metadata(&format!("{what}-{at}"), created), spec))
 }
 
-fn tenant() -> Object {
+pub(crate) fn tenant() -> Object {
     let pod_cidrs = "10.1.0.0/16".parse().into_iter().collect();
     let spec = TenantSpec {
         vni: vni(),
@@ -120,6 +122,7 @@ fn tenant() -> Object {
         gateway_cidrs: Vec::new(),
         home_az: None,
         outside: OutsideMesh::Deny,
+        keys: Default::default(),
     };
     Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
 }
@@ -131,7 +134,7 @@ fn vni() -> canal_model::ids::Vni {
     }
 }
 
-fn service(at: usize, own: &str, ports: &[(u16, &str)]) -> Object {
+pub(crate) fn service(at: usize, own: &str, ports: &[(u16, &str)]) -> Object {
     let ports = ports.iter().map(|(number, protocol)| ServicePort {
         name: (*protocol).to_owned(),
         port: port(*number),
@@ -145,7 +148,7 @@ fn service(at: usize, own: &str, ports: &[(u16, &str)]) -> Object {
     Object::Service(Service { metadata: metadata(own, None), spec })
 }
 
-fn pod(number: u8) -> Object {
+pub(crate) fn pod(number: u8) -> Object {
     let app = if number <= 3 { "web" } else { "api" };
     let version = if number.is_multiple_of(2) { "v2" } else { "v1" };
     let mut own = metadata(&format!("pod-{number}"), None);
@@ -163,7 +166,7 @@ fn destination_rule() -> Object {
     Object::DestinationRule(istio::DestinationRule { metadata: metadata("web", None), spec })
 }
 
-fn words(words: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
+pub(crate) fn words(words: &'static [&'static str]) -> impl Strategy<Value = String> + Clone {
     select(words).prop_map(str::to_owned)
 }
 

@@ -1,11 +1,13 @@
 //! The compiler's own form of a tenant: for each port of each service the matches in the order in which they are tried.
 //! Its text ([`Ir`] displays itself) is what golden files hold. Targets are in `lower`, the meaning is in `oracle`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use canal_model::ids::{AzName, ServiceKey};
-use canal_model::program::{Gateway, HostMatch, HttpMatch, Node, RouteAction, RouteKey, Service, Tenant, Throttle, Workload};
+use canal_model::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
+use canal_model::ids::{AzName, ServiceKey, TenantName, TrustDomain};
+use canal_model::program::{Gateway, HostMatch, HttpMatch, Node, Resource, RouteAction, RouteKey, Service, Tenant, Throttle, Workload};
+use canal_model::trust::{Entitlement, KeyServer, Termination};
 
 use crate::text;
 
@@ -24,6 +26,37 @@ pub struct Ir {
     pub throttles: Vec<Throttle>,
     /// Where the services that say so want to live.
     pub homes: BTreeMap<ServiceKey, AzName>,
+    pub security: Security,
+}
+
+/// Policies, trust and keys of a tenant; each list is sorted by name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Security {
+    pub key_servers: Vec<KeyServer>,
+    pub authorizers: Vec<Authorizer>,
+    pub authorizations: Vec<Authorization>,
+    pub authentications: Vec<Authentication>,
+    pub peer_authentications: Vec<PeerAuthentication>,
+    pub terminations: Vec<Termination>,
+    /// Of nodes; those of gateways are the hub's.
+    pub entitlements: Vec<Entitlement>,
+    pub federations: BTreeSet<(TenantName, TrustDomain)>,
+    /// URIs of key sets.
+    pub jwks: BTreeSet<String>,
+}
+
+impl Security {
+    /// In the order of kinds.
+    pub fn into_resources(self) -> impl Iterator<Item = Resource> {
+        let policies = self.authorizations.into_iter().map(Resource::Authorization);
+        let first = self.key_servers.into_iter().map(Resource::KeyServer).chain(self.authorizers.into_iter().map(Resource::Authorizer));
+        first
+            .chain(policies)
+            .chain(self.authentications.into_iter().map(Resource::Authentication))
+            .chain(self.peer_authentications.into_iter().map(Resource::PeerAuthentication))
+            .chain(self.terminations.into_iter().map(Resource::Termination))
+            .chain(self.entitlements.into_iter().map(Resource::Entitlement))
+    }
 }
 
 /// A service with its rules.
@@ -108,6 +141,15 @@ impl fmt::Display for Ir {
         }
         for (service, az) in &self.homes {
             writeln!(f, "home {service} az {az}")?;
+        }
+        for resource in self.security.clone().into_resources() {
+            writeln!(f, "{}", text::resource(&resource))?;
+        }
+        for (tenant, trust_domain) in &self.security.federations {
+            writeln!(f, "federation {tenant} {trust_domain}")?;
+        }
+        for uri in &self.security.jwks {
+            writeln!(f, "key set {uri}")?;
         }
         Ok(())
     }

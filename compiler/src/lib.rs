@@ -9,11 +9,15 @@ mod build;
 pub mod claims;
 #[cfg(feature = "generate")]
 pub mod generate;
+#[cfg(feature = "generate")]
+pub mod generate_authorization;
 pub mod ir;
 pub mod limits;
 pub mod lower;
 mod names;
 pub mod oracle;
+pub mod oracle_authorization;
+pub mod oracle_journey;
 mod pattern;
 mod precedence;
 mod protocol;
@@ -21,12 +25,13 @@ mod report;
 mod resolve;
 pub mod scope;
 pub mod text;
+pub mod text_security;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use canal_model::diagnostic::Diagnostic;
-use canal_model::ids::{AzName, ServiceId, ServiceKey, TenantName};
+use canal_model::ids::{AzName, ServiceId, ServiceKey, TenantName, TrustDomain};
 use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
 use canal_model::tier::tier_service;
@@ -43,6 +48,8 @@ pub struct Input<'a> {
     pub documents: &'a [Arc<Document>],
     /// An id for each of [`service_keys`], always the same for the same key. A service without one is left out.
     pub service_ids: &'a BTreeMap<ServiceKey, ServiceId>,
+    /// The key sets (RFC 7517, JSON) of [`Output::jwks`], by URI, as far as they could be had.
+    pub jwks: &'a BTreeMap<String, String>,
 }
 
 /// What came of it.
@@ -55,6 +62,10 @@ pub struct Output {
     pub claims: Claims,
     /// The AZs in which services of the cloud tier want to live: those that say so, or whose tenant does.
     pub homes: BTreeMap<ServiceKey, AzName>,
+    /// The tenants and trust domains with which this one says that it federates. It is in force once the other says so too.
+    pub federations: BTreeSet<(TenantName, TrustDomain)>,
+    /// The URIs whose key sets are needed: `https://`, `http://`, or `file:` and a path relative to the tenant's source folder.
+    pub jwks: BTreeSet<String>,
 }
 
 /// The services for which [`compile`] needs ids; the tier's own service too, where the tenant is on the cloud tier.
@@ -75,7 +86,8 @@ pub fn compile(input: &Input<'_>) -> Output {
     let (ir, diagnostics) = build_ir(input);
     let claims = claims_of(input.tenant, ir.as_ref());
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
-    Output { resources: ir.map(lower::gateway).unwrap_or_default(), diagnostics, claims, homes }
+    let (federations, jwks) = ir.as_ref().map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone())).unwrap_or_default();
+    Output { resources: ir.map(lower::gateway).unwrap_or_default(), diagnostics, claims, homes, federations, jwks }
 }
 
 /// The tenant before it is lowered, for the oracle and for golden tests; `None` without a valid Tenant object.

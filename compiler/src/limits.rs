@@ -20,6 +20,16 @@ pub const NODES_PER_TENANT_MAX: usize = 8192;
 pub const RANGES_PER_NODE_MAX: usize = 8;
 /// Throttles of one tenant; a replica has room for 32,768 in all.
 pub const THROTTLES_PER_TENANT_MAX: usize = 4096;
+/// Services that one policy names.
+pub const TARGETS_PER_POLICY_MAX: usize = 16;
+/// Addresses of JWT key sets of one tenant; each is fetched by the controller.
+pub const JWKS_URIS_PER_TENANT_MAX: usize = 64;
+/// Length of such an address, in bytes.
+pub const JWKS_URI_BYTES_MAX: usize = 2048;
+/// Other tenants with which one federates.
+pub const FEDERATIONS_PER_TENANT_MAX: usize = 64;
+/// A tenant's own key servers.
+pub const KEY_SERVERS_PER_TENANT_MAX: usize = 64;
 /// Ports of one service.
 pub const PORTS_PER_SERVICE_MAX: usize = 256;
 /// Length of a path, header value or other text that is compared with a request, in bytes.

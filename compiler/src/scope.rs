@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use canal_model::identity::COMPONENTS;
 use canal_model::ids::{BackendName, ReplicaName, ServiceId, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::Resource;
@@ -46,41 +47,56 @@ pub fn admits(claims: &Claims, principal: &Principal, whereabouts: &Whereabouts)
         }
         // An edge serves all tenants of the fleet.
         Principal::Edge { .. } => true,
+        Principal::KeyServer { tenant, .. } => tenant.as_ref().is_none_or(|tenant| *tenant == claims.tenant),
         Principal::Operator { .. } => false,
     }
 }
 
-/// Whether `principal` is told of what belongs to no tenant: the tier's replicas.
-pub fn admits_tier(principal: &Principal) -> bool {
-    matches!(principal, Principal::Gateway { .. } | Principal::Edge { .. })
+/// Whether `principal` is told anything of what belongs to no tenant: the tier's replicas, and who vouches for Canal's own parts.
+pub fn admits_provider(principal: &Principal) -> bool {
+    !matches!(principal, Principal::Operator { .. })
+}
+
+/// Roots and revocation lists of Canal's own parts: for all that have such a certificate, since they show them to each other.
+fn is_of_components(resource: &Resource) -> bool {
+    matches!(resource, Resource::Bundle(bundle) if bundle.trust_domain.as_str() == COMPONENTS)
 }
 
 /// Whether `principal`, whom [`admits`] let into the resource's tenant, is told of `resource`.
 ///
 /// A node gets its tenant, the tenant's gateways, gateway addresses and services, and the workloads on itself, whose identities it asks
 /// for and whose labels it reports; no routes and no other workloads: layer 7 is not its work, and a stolen node shall know little.
-/// A gateway gets everything of the tenants it serves, but bucket tables only of services on its own backend in its own AZ.
+/// Of zero trust it gets whom to trust, and the policies that need no HTTP.
+/// A gateway gets everything of the tenants it serves, but bucket tables only of services on its own backend in its own AZ, and no
+/// entitlements: those are for key servers, which get whom to trust and whose keys are for whom, and nothing else.
+/// All that hold a certificate as a part of Canal are told who vouches for those.
 /// An operator subscribes to nothing.
 pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &Whereabouts) -> bool {
     match principal {
         Principal::Gateway { name, az } => match resource {
             Resource::Table(table) => table.az == *az && whereabouts.of(name).is_some_and(|held| held.services.contains(&table.id)),
-            Resource::Node(_) => false,
+            Resource::Node(_) | Resource::Entitlement(_) => false,
             _ => true,
         },
         Principal::Edge { az, .. } => match resource {
             Resource::Tenant(_) | Resource::Node(_) | Resource::Replica(_) => true,
             Resource::Address(address) => address.az == *az,
             Resource::Table(table) => table.az == *az,
-            Resource::Gateway(_) | Resource::Service(_) | Resource::Workload(_) | Resource::Route(_) | Resource::Throttle(_) => false,
+            _ => false,
         },
+        Principal::KeyServer { .. } | Principal::Node { .. } if is_of_components(resource) => true,
+        Principal::KeyServer { tenant, .. } => {
+            tenant.as_ref().is_none_or(|tenant| resource.tenant() == Some(tenant))
+                && matches!(resource, Resource::Tenant(_) | Resource::Bundle(_) | Resource::Entitlement(_))
+        }
         Principal::Operator { .. } => false,
         Principal::Node { name, tenant, .. } => {
             resource.tenant() == Some(tenant)
                 && match resource {
                     Resource::Tenant(_) | Resource::Gateway(_) | Resource::Service(_) | Resource::Address(_) => true,
+                    Resource::Bundle(_) | Resource::Authorization(_) | Resource::PeerAuthentication(_) => true,
                     Resource::Workload(workload) => workload.node == *name,
-                    Resource::Route(_) | Resource::Node(_) | Resource::Replica(_) | Resource::Table(_) | Resource::Throttle(_) => false,
+                    _ => false,
                 }
         }
     }
@@ -155,6 +171,110 @@ mod tests {
         }
     }
 
+    /// What tenant `name` has of zero trust: one of each kind.
+    fn zero_trust(name: &str) -> Vec<Resource> {
+        use canal_model::authorization as a;
+        use canal_model::trust as t;
+        let tenant = || TenantName::new(name).unwrap();
+        let key = a::PolicyKey { tenant: tenant(), namespace: "shop".parse().unwrap(), name: "p".parse().unwrap() };
+        let service: ServiceKey = format!("{name}/shop/a").parse().unwrap();
+        let target = || a::PolicyTarget::Tenant;
+        vec![
+            Resource::Bundle(t::Bundle {
+                tenant: tenant(),
+                trust_domain: "x.example".parse().unwrap(),
+                roots: vec![],
+                revoked: vec![],
+                federated: false,
+            }),
+            Resource::KeyServer(t::KeyServer { tenant: tenant(), name: "own".parse().unwrap(), addresses: vec![] }),
+            Resource::Authorizer(a::Authorizer {
+                key: key.clone(),
+                service: service.clone(),
+                port: 1,
+                timeout: std::time::Duration::from_secs(1),
+                fail_open: false,
+                headers: vec![],
+                body_bytes: 0,
+            }),
+            Resource::Authorization(a::Authorization {
+                key: key.clone(),
+                target: target(),
+                action: a::Action::Deny,
+                rules: vec![],
+                dry_run: false,
+                broken: None,
+            }),
+            Resource::Authentication(a::Authentication { key: key.clone(), target: target(), rules: vec![], broken: None }),
+            Resource::PeerAuthentication(a::PeerAuthentication {
+                key,
+                target: target(),
+                mode: None,
+                ports: Default::default(),
+                created: 0,
+            }),
+            Resource::Termination(t::Termination {
+                service,
+                port: 443,
+                certificate: t::TerminationCertificate::Mesh,
+                clients: t::ClientCertificates::None,
+                required: true,
+                broken: None,
+            }),
+            Resource::Entitlement(t::Entitlement {
+                tenant: tenant(),
+                requester: t::Requester::Node("n1".parse().unwrap()),
+                identities: vec![],
+            }),
+        ]
+    }
+
+    #[test]
+    fn each_is_told_its_share_of_zero_trust() {
+        let az = || "az1".parse().unwrap();
+        let node = |tenant: &str| Principal::Node { name: "n1".parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
+        let keys = |tenant: Option<&str>| Principal::KeyServer {
+            name: "k".parse().unwrap(),
+            az: az(),
+            tenant: tenant.map(|t| t.parse().unwrap()),
+        };
+        let gateway = "Bundle alpha, KeyServer alpha, Authorizer alpha, Authorization alpha, Authentication alpha, \
+                       PeerAuthentication alpha, Termination alpha";
+        let cases = [
+            ("a node", node("alpha"), "Bundle alpha, Authorization alpha, PeerAuthentication alpha".to_owned()),
+            ("a node of the other", node("beta"), "Bundle beta, Authorization beta, PeerAuthentication beta".to_owned()),
+            ("a gateway of one", Principal::Gateway { name: "r1".parse().unwrap(), az: az() }, gateway.to_owned()),
+            (
+                "a gateway of both",
+                Principal::Gateway { name: "r2".parse().unwrap(), az: az() },
+                format!("{gateway}, {}", gateway.replace("alpha", "beta")),
+            ),
+            ("a gateway of neither", Principal::Gateway { name: "r3".parse().unwrap(), az: az() }, String::new()),
+            ("the provider's key server", keys(None), "Bundle alpha, Entitlement alpha, Bundle beta, Entitlement beta".to_owned()),
+            ("a tenant's key server", keys(Some("beta")), "Bundle beta, Entitlement beta".to_owned()),
+            ("a key server of a tenant that is not there", keys(Some("gamma")), String::new()),
+            ("an edge", Principal::Edge { name: "e".parse().unwrap(), az: az() }, String::new()),
+            ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),
+        ];
+        let whereabouts = whereabouts();
+        for (what, principal, want) in cases {
+            let mut seen = Vec::new();
+            for name in ["alpha", "beta"] {
+                let claims = Claims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
+                if admits(&claims, &principal, &whereabouts) {
+                    seen.extend(zero_trust(name).into_iter().filter(|r| visible(r, &principal, &whereabouts)));
+                }
+            }
+            let got: Vec<String> = seen.iter().filter_map(|r| r.tenant().map(|t| format!("{:?} {t}", r.kind()))).collect();
+            assert_eq!(got.join(", "), want, "{what}");
+            assert_eq!(admits_provider(&principal), !matches!(principal, Principal::Operator { .. }), "{what}");
+            let (tenant, trust_domain) = canal_model::identity::components();
+            let own = canal_model::trust::Bundle { tenant, trust_domain, roots: vec![], revoked: vec![], federated: false };
+            let has_certificate = !matches!(principal, Principal::Edge { .. } | Principal::Operator { .. });
+            assert_eq!(visible(&Resource::Bundle(own), &principal, &whereabouts), has_certificate, "{what}");
+        }
+    }
+
     #[test]
     fn nobody_sees_of_the_tier_what_is_not_its_own() {
         let gateway = |name: &str, az: &str| Principal::Gateway { name: name.parse().unwrap(), az: az.parse().unwrap() };
@@ -195,8 +315,9 @@ mod tests {
                     seen.extend(tenant(name, n).into_iter().filter(|r| visible(r, &principal, &whereabouts)));
                 }
             }
-            if admits_tier(&principal) {
-                seen.extend([replica("r1", 1, "b1", "az1"), replica("r2", 2, "b2", "az2")]);
+            if admits_provider(&principal) {
+                let replicas = [replica("r1", 1, "b1", "az1"), replica("r2", 2, "b2", "az2")];
+                seen.extend(replicas.into_iter().filter(|r| visible(r, &principal, &whereabouts)));
             }
             seen.sort_by_key(|r| (r.tenant().is_none(), r.tenant().cloned(), r.kind()));
             let got: Vec<String> = seen.iter().map(|r| format!("{:?} {}", r.kind(), r.name())).collect();

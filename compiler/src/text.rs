@@ -7,6 +7,8 @@ use canal_model::program::{
     Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, Tunnel, ValueMatch, Workload,
 };
 
+use crate::text_security;
+
 /// Any resource.
 pub fn resource(resource: &Resource) -> String {
     match resource {
@@ -20,6 +22,14 @@ pub fn resource(resource: &Resource) -> String {
         Resource::Address(it) => address(it),
         Resource::Table(it) => format!("table {} az {} version {}", it.service, it.az, it.version),
         Resource::Throttle(it) => throttle(it),
+        Resource::Bundle(it) => text_security::bundle(it),
+        Resource::KeyServer(it) => text_security::key_server(it),
+        Resource::Authorizer(it) => text_security::authorizer(it),
+        Resource::Authorization(it) => text_security::authorization(it),
+        Resource::Authentication(it) => text_security::authentication(it),
+        Resource::PeerAuthentication(it) => text_security::peer_authentication(it),
+        Resource::Termination(it) => text_security::termination(it),
+        Resource::Entitlement(it) => text_security::entitlement(it),
     }
 }
 
@@ -58,7 +68,8 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
     };
     let pods = list(&tenant.pod_cidrs);
     let gateways = if tenant.gateway_cidrs.is_empty() { String::new() } else { format!(" gateways {}", list(&tenant.gateway_cidrs)) };
-    format!("tenant {} vni {} trust {} pods {pods}{gateways} outside {outside}", tenant.name, tenant.vni.get(), tenant.trust_domain)
+    let keys = text_security::keys(&tenant.keys);
+    format!("tenant {} vni {} trust {} pods {pods}{gateways} outside {outside}{keys}", tenant.name, tenant.vni.get(), tenant.trust_domain)
 }
 
 pub(crate) fn gateway(gateway: &Gateway) -> String {
@@ -184,7 +195,7 @@ fn backend(backend: &Backend) -> String {
     }
 }
 
-fn list<T: Display>(items: &[T]) -> String {
+pub(crate) fn list<T: Display>(items: &[T]) -> String {
     if items.is_empty() {
         return "none".to_owned();
     }

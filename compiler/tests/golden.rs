@@ -1,7 +1,11 @@
 //! Golden texts: `tests/golden/compiler/NAME.yaml` and what becomes of it. `CANAL_BLESS=1` writes them anew.
 //!
 //! A line `#with NAME` puts `_NAME.yaml` before the file. A line `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` asks the
-//! oracle, whose answers are golden too.
+//! oracle, whose answers are golden too. A line `#! FROM SERVICE:PORT [name=value …]` asks what becomes of a request on its whole way; FROM is
+//! an identity `NAMESPACE/ACCOUNT` or `spiffe://…`, an address of a client that proves none, or `-`. A line `#jwks URI KEYS` is what the controller has fetched.
+
+#[path = "golden/journey.rs"]
+mod journey;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -45,7 +49,7 @@ fn no_golden_text_is_an_orphan() {
 /// The files of one policy that differ.
 fn check(path: &Path) -> Vec<String> {
     let case = Case::read(path);
-    let input = Input { tenant: &case.tenant, documents: &case.documents, service_ids: &case.ids };
+    let input = Input { tenant: &case.tenant, documents: &case.documents, service_ids: &case.ids, jwks: &case.jwks };
     let (ir, found) = build_ir(&input);
     let output = compile(&input);
     assert_eq!(output.diagnostics, found, "{}", path.display());
@@ -57,6 +61,7 @@ fn check(path: &Path) -> Vec<String> {
         texts.push(("gateway", show(&gateway)));
         texts.push(("node", nodes(ir, &output.resources)));
         texts.push(("oracle", case.questions.iter().map(|question| answer(ir, question)).collect()));
+        texts.push(("journeys", case.journeys.iter().map(|journey| journey::answer(ir, journey)).collect()));
     }
     texts.into_iter().filter_map(|(extension, text)| differs(&path.with_extension(extension), text.trim())).collect()
 }
@@ -101,20 +106,27 @@ struct Case {
     tenant: TenantName,
     documents: Vec<Arc<Document>>,
     ids: BTreeMap<ServiceKey, ServiceId>,
+    jwks: BTreeMap<String, String>,
     parsed: Vec<Diagnostic>,
     questions: Vec<String>,
+    journeys: Vec<String>,
 }
 
 impl Case {
     fn read(path: &Path) -> Self {
         let own = fs::read_to_string(path).unwrap();
         let tenant = TenantName::new("alpha").unwrap();
-        let mut case = Case { tenant, documents: Vec::new(), ids: BTreeMap::new(), parsed: Vec::new(), questions: Vec::new() };
+        let (documents, parsed, questions) = (Vec::new(), Vec::new(), Vec::new());
+        let mut case = Case { tenant, documents, ids: BTreeMap::new(), jwks: BTreeMap::new(), parsed, questions, journeys: Vec::new() };
         for line in own.lines() {
             if let Some(name) = line.strip_prefix("#with ") {
                 let name = format!("_{}.yaml", name.trim());
                 case.add(&name, &fs::read_to_string(folder().join(&name)).unwrap());
             }
+            if let Some((uri, keys)) = line.strip_prefix("#jwks ").and_then(|line| line.split_once(' ')) {
+                case.jwks.insert(uri.to_owned(), keys.to_owned());
+            }
+            case.journeys.extend(line.strip_prefix("#! ").map(str::to_owned));
             case.questions.extend(line.strip_prefix("#? ").map(str::to_owned));
         }
         case.add(&path.file_name().unwrap().to_string_lossy(), &own);

@@ -31,7 +31,7 @@ fn compiled(parsed: canal_sources::Parsed) -> Output {
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids })
+    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() })
 }
 
 fn routes(output: &Output) -> Vec<&RouteRule> {
@@ -306,7 +306,7 @@ fn objects_of_a_tenant() {
     }
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids });
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
     assert!(output.diagnostics[0].problem.contains("objects, more than"), "{:?}", output.diagnostics);
     assert_eq!(routes(&output).len(), 1);
     let services = output.resources.iter().filter(|resource| matches!(resource, Resource::Service(_))).count();
@@ -318,7 +318,7 @@ fn service_ids() {
     let parsed = canal_sources::parse("limits.yaml", BASE);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &Default::default() });
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &Default::default(), jwks: &Default::default() });
     assert!(output.diagnostics[0].problem.contains("service IDs are taken"), "{:?}", output.diagnostics);
     assert!(!output.resources.iter().any(|resource| matches!(resource, Resource::Service(_))));
 }

@@ -165,6 +165,6 @@ proptest! {
         }
         let tenant = TenantName::new("alpha").unwrap();
         let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-        check_sound(&compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids }).resources);
+        check_sound(&compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() }).resources);
     }
 }

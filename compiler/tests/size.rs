@@ -8,7 +8,7 @@ use canal_compiler::{Input, compile, service_keys};
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::program::{Kind, Resource};
 
-/// Services of ten rules and four pods each.
+/// Services of ten rules, a policy and four pods each.
 fn tenant(services: usize) -> String {
     let mut yaml = String::from(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.0.0.0/10]}\n",
@@ -20,6 +20,7 @@ fn tenant(services: usize) -> String {
         for r in 0..10 {
             writeln!(yaml, "  - {{matches: [{{path: {{value: /r{r}}}, headers: [{{name: x-user, value: u{r}}}]}}], backendRefs: [{{name: s{s}, port: 80, weight: 9}}, {{name: s0, port: 80}}]}}").unwrap();
         }
+        write!(yaml, "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: a{s}}}\nspec: {{selector: {{matchLabels: {{app: s{s}}}}}, rules: [{{from: [{{source: {{serviceAccounts: [u{s}]}}}}], to: [{{operation: {{methods: [GET], paths: [/r*]}}}}]}}]}}\n").unwrap();
         for p in 0..4 {
             write!(yaml, "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: p{s}-{p}, labels: {{app: s{s}, version: v{p}}}, annotations: {{canal.mesh/az: az1}}}}\nspec: {{nodeName: n{p}}}\nstatus: {{podIP: 10.{p}.{high}.{low}, conditions: [{{type: Ready, status: 'True'}}]}}\n").unwrap();
         }
@@ -40,11 +41,12 @@ fn time(services: usize) -> (Duration, Duration) {
         let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
         let ids = service_keys(&name, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
         let begin = Instant::now();
-        let output = compile(&Input { tenant: &name, documents: &documents, service_ids: &ids });
+        let output = compile(&Input { tenant: &name, documents: &documents, service_ids: &ids, jwks: &Default::default() });
         best = (best.0.min(read), best.1.min(begin.elapsed()));
         assert_eq!(output.diagnostics, []);
         let count = |kind: Kind| output.resources.iter().filter(|resource: &&Resource| resource.kind() == kind).count();
         assert_eq!((count(Kind::Service), count(Kind::Route), count(Kind::Workload)), (services, services * 10, services * 4));
+        assert_eq!(count(Kind::Authorization), services);
     }
     println!("{services} services, {} rules, {} bytes: read in {:?}, compiled in {:?}", services * 10, yaml.len(), best.0, best.1);
     best

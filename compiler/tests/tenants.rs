@@ -14,7 +14,7 @@ fn output(name: &str, yaml: &str) -> Output {
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new(name).unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids })
+    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() })
 }
 
 /// `vni trust-domain pods replica address` of a tenant, then its gateway ranges.
@@ -72,14 +72,19 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
 
 #[test]
 fn principals_see_their_share() {
-    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20]}\n---\n\
+    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {place: KeyServer}}\n---\n\
         apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
         apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n---\n\
         apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, labels: {app: web}}\nspec: {nodeName: n1}\nstatus: {podIP: 10.1.0.2}\n---\n\
         apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: r}\nspec: {parentRefs: [{group: '', kind: Service, name: web}], rules: [{backendRefs: [{name: web, port: 80}]}]}\n---\n\
         apiVersion: v1\nkind: Node\nmetadata: {name: n1, labels: {topology.kubernetes.io/zone: az1}, annotations: {canal.mesh/vtep-mac: '02:00:5e:10:00:01'}}\n\
         spec: {podCIDR: 10.1.0.0/24}\nstatus: {addresses: [{type: InternalIP, address: 192.168.1.1}]}\n---\n\
-        apiVersion: canal.mesh/v1\nkind: Throttle\nmetadata: {name: t}\nspec: {sessions: {perSecond: 5}}\n";
+        apiVersion: canal.mesh/v1\nkind: Throttle\nmetadata: {name: t}\nspec: {sessions: {perSecond: 5}}\n---\n\
+        apiVersion: canal.mesh/v1\nkind: KeyServer\nmetadata: {name: own}\nspec: {addresses: ['192.0.2.1:15013']}\n---\n\
+        apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: none}\n---\n\
+        apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: jwt}\n---\n\
+        apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict}\nspec: {mtls: {mode: STRICT}}\n---\n\
+        apiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web}\nspec: {targetRef: {kind: Service, name: web}, port: 80, certificate: {mesh: {}}}\n";
     let output = output("alpha", yaml);
     let kinds = |principal: &Principal| -> Vec<Kind> {
         if !scope::admits(&output.claims, principal, &scope::Whereabouts::default()) {
@@ -98,11 +103,19 @@ fn principals_see_their_share() {
     let edge = Principal::Edge { name: "edge-az1".parse().unwrap(), az: az() };
     // The tier's own service comes before `web`.
     let of_node = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Service];
-    assert_eq!(kinds(&gateway("gw-0")), [of_node.as_slice(), &[Kind::Workload, Kind::Route, Kind::Throttle]].concat());
+    let policies = [Kind::KeyServer, Kind::Authorization, Kind::Authentication, Kind::PeerAuthentication, Kind::Termination];
+    let of_gateway = [of_node.as_slice(), &[Kind::Workload, Kind::Route, Kind::Throttle], &policies].concat();
+    assert_eq!(kinds(&gateway("gw-0")), of_gateway);
     assert_eq!(kinds(&edge), [Kind::Tenant, Kind::Node]);
     assert_eq!(kinds(&gateway("gw-1")), []);
-    assert_eq!(kinds(&node("n1", "alpha")), [of_node.as_slice(), &[Kind::Workload]].concat());
-    assert_eq!(kinds(&node("n2", "alpha")), of_node);
+    let of_all_nodes = [Kind::Authorization, Kind::PeerAuthentication];
+    assert_eq!(kinds(&node("n1", "alpha")), [of_node.as_slice(), &[Kind::Workload], &of_all_nodes].concat());
+    assert_eq!(kinds(&node("n2", "alpha")), [of_node.as_slice(), &of_all_nodes].concat());
+    let keys =
+        |tenant: Option<&str>| Principal::KeyServer { name: "k".parse().unwrap(), az: az(), tenant: tenant.map(|t| t.parse().unwrap()) };
+    assert_eq!(kinds(&keys(None)), [Kind::Tenant, Kind::Entitlement]);
+    assert_eq!(kinds(&keys(Some("alpha"))), [Kind::Tenant, Kind::Entitlement]);
+    assert_eq!(kinds(&keys(Some("beta"))), []);
     assert_eq!(kinds(&node("n1", "beta")), []);
     // Even where the tenant was let in by mistake, its resources are not another tenant's to see.
     assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"), &scope::Whereabouts::default())));

@@ -28,5 +28,6 @@ pub fn gateway(ir: Ir) -> Vec<Resource> {
     resources.extend(routes.into_iter().map(Resource::Route));
     resources.extend(ir.nodes.into_iter().map(Resource::Node));
     resources.extend(ir.throttles.into_iter().map(Resource::Throttle));
+    resources.extend(ir.security.into_resources());
     resources
 }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::kubernetes::{Node, Pod, Service};
-use canal_model::policy::mesh::{Gateway, Tenant, Throttle};
+use canal_model::policy::mesh::{ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle};
 use canal_model::policy::route::{HttpRoute, ReferenceGrant};
+use canal_model::policy::security::{AuthorizationPolicy, PeerAuthentication, RequestAuthentication};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
 use crate::Input;
@@ -41,6 +42,13 @@ pub(crate) struct Corpus<'a> {
     pub(crate) virtual_services: Vec<Said<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Said<'a, DestinationRule>>,
     pub(crate) throttles: Vec<Said<'a, Throttle>>,
+    pub(crate) authorization_policies: Vec<Said<'a, AuthorizationPolicy>>,
+    pub(crate) request_authentications: Vec<Said<'a, RequestAuthentication>>,
+    pub(crate) peer_authentications: Vec<Said<'a, PeerAuthentication>>,
+    pub(crate) external_authorizers: Vec<Said<'a, ExternalAuthorizer>>,
+    pub(crate) federations: Vec<Said<'a, Federation>>,
+    pub(crate) key_servers: Vec<Said<'a, KeyServer>>,
+    pub(crate) terminations: Vec<Said<'a, Termination>>,
 }
 
 impl<'a> Corpus<'a> {
@@ -81,15 +89,25 @@ impl<'a> Corpus<'a> {
             Object::VirtualService(object) => self.virtual_services.push(Said { document, object }),
             Object::DestinationRule(object) => self.destination_rules.push(Said { document, object }),
             Object::Throttle(object) => self.throttles.push(Said { document, object }),
+            Object::AuthorizationPolicy(object) => self.authorization_policies.push(Said { document, object }),
+            Object::RequestAuthentication(object) => self.request_authentications.push(Said { document, object }),
+            Object::PeerAuthentication(object) => self.peer_authentications.push(Said { document, object }),
+            Object::ExternalAuthorizer(object) => self.external_authorizers.push(Said { document, object }),
+            Object::Federation(object) => self.federations.push(Said { document, object }),
+            Object::KeyServer(object) => self.key_servers.push(Said { document, object }),
+            Object::Termination(object) => self.terminations.push(Said { document, object }),
         }
     }
 }
 
-/// What is left out first when there is too much: pods, then services. A route or a throttle that is left out would open its service.
+/// What is left out first when there is too much: pods, then services. A policy, a route or a throttle that is left out would open what it
+/// is for.
 fn rank(kind: ObjectKind) -> u8 {
     match kind {
         ObjectKind::Tenant => 0,
         ObjectKind::Gateway | ObjectKind::Node => 1,
+        ObjectKind::AuthorizationPolicy | ObjectKind::RequestAuthentication | ObjectKind::PeerAuthentication | ObjectKind::Termination => 1,
+        ObjectKind::ExternalAuthorizer | ObjectKind::KeyServer | ObjectKind::Federation => 1,
         ObjectKind::HttpRoute | ObjectKind::VirtualService | ObjectKind::Throttle => 2,
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
         ObjectKind::Service => 4,

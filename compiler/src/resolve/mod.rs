@@ -7,21 +7,25 @@ mod destination;
 mod gateway;
 mod http_route;
 mod node;
+mod policy;
 mod route_parts;
 mod service;
 mod subset;
 mod tenant;
+mod termination;
 mod throttle;
 mod tier;
+mod trust;
 mod virtual_service;
 mod workload;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::{AzName, ServiceKey};
 use canal_model::program::{Gateway, Node, RouteRule, Service, Tenant, Throttle, Workload};
 
 use crate::Input;
+use crate::ir::Security;
 use crate::report::Report;
 use addresses::Addresses;
 use corpus::Corpus;
@@ -40,6 +44,7 @@ pub(crate) struct Checked {
     pub(crate) homes: BTreeMap<ServiceKey, AzName>,
     /// In no order; all parents are in `services`.
     pub(crate) rules: Vec<RouteRule>,
+    pub(crate) security: Security,
 }
 
 /// Never fails; see the crate's root.
@@ -57,5 +62,36 @@ pub(crate) fn resolve(input: &Input<'_>, report: &mut Report) -> Checked {
     rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, report));
     let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);
     let throttles = throttle::resolve(tenant.as_ref(), &corpus.throttles, &services, report);
-    Checked { tenant, gateways, services, workloads, nodes, throttles, homes, rules }
+    let security = tenant.as_ref().map(|tenant| security(input, tenant, &corpus, &services, &workloads, report)).unwrap_or_default();
+    Checked { tenant, gateways, services, workloads, nodes, throttles, homes, rules, security }
+}
+
+/// Policies, trust and keys.
+fn security(
+    input: &Input<'_>,
+    tenant: &Tenant,
+    corpus: &Corpus<'_>,
+    services: &BTreeMap<ServiceKey, Service>,
+    workloads: &[Workload],
+    report: &mut Report,
+) -> Security {
+    let key_servers = trust::key_servers(input.tenant, &corpus.key_servers, report);
+    let terminations = termination::resolve(input.tenant, &corpus.terminations, services, &key_servers, report);
+    let authorizers = policy::authorizer::resolve(input.tenant, &corpus.external_authorizers, services, report);
+    let known = policy::authorization::Known { tenant, services, authorizers: &authorizers };
+    let ground = policy::Ground::new(services, workloads, &terminations);
+    let authorizations = policy::authorization::resolve(&known, &corpus.authorization_policies, &ground, report);
+    let mut sets = policy::authentication::KeySets { fetched: input.jwks, wanted: BTreeSet::new() };
+    let authentications = policy::authentication::resolve(input.tenant, &corpus.request_authentications, services, &mut sets, report);
+    Security {
+        peer_authentications: policy::peer::resolve(input.tenant, &corpus.peer_authentications, report),
+        federations: trust::federations(tenant, &corpus.federations, report),
+        entitlements: trust::entitlements(tenant, workloads, report),
+        authorizers: authorizers.into_values().collect(),
+        jwks: sets.wanted,
+        key_servers,
+        authorizations,
+        authentications,
+        terminations,
+    }
 }

@@ -1,9 +1,11 @@
 //! The Tenant object. Without a valid one the tenant's isolation is not certain, and nothing of it is sent out.
 
+use canal_model::identity::{COMPONENTS, PROVIDER};
 use canal_model::ids::TenantName;
-use canal_model::policy::mesh;
+use canal_model::policy::mesh::{self, KeyFallback, KeysSpec};
 use canal_model::program::Tenant;
 use canal_model::tier::{TIER_VNI, has_room, overlap};
+use canal_model::trust::{KeyPlace, KeyPolicy};
 use ipnet::IpNet;
 
 use super::addresses::reserved_range;
@@ -26,6 +28,16 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
         return None;
     };
     let spec = &tenant.object.spec;
+    if name.as_str() == PROVIDER {
+        let problem = format!("{PROVIDER} is the provider's own name; nothing of the tenant is served");
+        report.error(tenant.document, "metadata.name", problem, "choose another name");
+        return None;
+    }
+    if spec.trust_domain.as_str() == COMPONENTS {
+        let problem = format!("{COMPONENTS} is the trust domain of Canal's own parts; nothing of the tenant is served");
+        report.error(tenant.document, "spec.trustDomain", problem, "choose another trust domain");
+        return None;
+    }
     let pod_cidrs = ranges(tenant, "podCidrs", &spec.pod_cidrs, report);
     if pod_cidrs.is_empty() {
         report.error(tenant.document, "spec.podCidrs", "the tenant has no range for its pods", "write the ranges of its pods' addresses");
@@ -50,7 +62,17 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
         pod_cidrs,
         gateway_cidrs,
         outside: spec.outside,
+        keys: keys(tenant),
     })
+}
+
+/// Where the keys are. What cannot be read must not leave keys where they may not be.
+fn keys(tenant: &Said<'_, mesh::Tenant>) -> KeyPolicy {
+    let KeysSpec { place, algorithm, fallback } = tenant.object.spec.keys;
+    if tenant.fault("spec.keys").is_some() {
+        return KeyPolicy { place: KeyPlace::KeyServer, algorithm, local_fallback: false };
+    }
+    KeyPolicy { place, algorithm, local_fallback: place == KeyPlace::KeyServer && fallback == KeyFallback::Local }
 }
 
 /// The ranges of gateway addresses: apart from all others, and each large enough for all AZs.

@@ -1,0 +1,146 @@
+//! AuthorizationPolicies, Istio's schema and meaning. One with a mistake anywhere denies all that it is for.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_model::authorization::{Action, Authorization, Authorizer, PolicyKey, PolicyTarget, RULES_MAX};
+use canal_model::ids::{Namespace, ObjectName, ServiceKey};
+use canal_model::policy::security::{AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES};
+use canal_model::program::{Service, Tenant};
+
+use super::conditions;
+use super::enforceable::{Ground, blind};
+use super::target::{Written, keys, targets};
+use super::values::Context;
+use super::{Reading, key};
+use crate::report::Report;
+use crate::resolve::corpus::Said;
+
+/// What policies may refer to.
+pub(in crate::resolve) struct Known<'a> {
+    pub(in crate::resolve) tenant: &'a Tenant,
+    pub(in crate::resolve) services: &'a BTreeMap<ServiceKey, Service>,
+    pub(in crate::resolve) authorizers: &'a BTreeMap<PolicyKey, Authorizer>,
+}
+
+/// Sorted by key.
+pub(in crate::resolve) fn resolve(
+    known: &Known<'_>,
+    said: &[Said<'_, AuthorizationPolicy>],
+    ground: &Ground<'_>,
+    report: &mut Report,
+) -> Vec<Authorization> {
+    let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(&known.tenant.name, &said.object.metadata)).collect();
+    let mut policies: Vec<Authorization> = Vec::new();
+    for said in said {
+        let (policy, targets) = read(known, said, report);
+        for (key, target) in keys(&policy.key, targets.len(), &taken).into_iter().zip(targets) {
+            taken.insert(key.clone());
+            let policy = Authorization { key, target, ..policy.clone() };
+            for blind in blind(&policy, ground) {
+                let (field, problem, mend) = blind.told();
+                report.warning(said.document, field, problem, mend);
+            }
+            policies.push(policy);
+        }
+    }
+    policies.sort_by(|a, b| a.key.cmp(&b.key));
+    policies
+}
+
+fn read(known: &Known<'_>, said: &Said<'_, AuthorizationPolicy>, report: &mut Report) -> (Authorization, Vec<PolicyTarget>) {
+    let AuthorizationPolicy { metadata, spec } = said.object;
+    let mut reading = Reading::new(said, report);
+    let written = Written {
+        metadata,
+        selector: spec.selector.as_ref(),
+        target_ref: spec.target_ref.as_ref(),
+        target_refs: spec.target_refs.as_deref(),
+    };
+    let targets = targets(&known.tenant.name, &written, known.services, &mut reading);
+    let dry_run = dry_run(&mut reading);
+    let action = action(known, &mut reading);
+    let mut rules = Vec::new();
+    if spec.rules.len() > RULES_MAX {
+        let problem = format!("the policy has {} rules, more than {RULES_MAX}", spec.rules.len());
+        reading.breaks("spec.rules", problem, "write several policies");
+    } else {
+        let context = Context { namespace: &metadata.namespace, trust_domain: &known.tenant.trust_domain };
+        rules.extend(
+            spec.rules.iter().enumerate().map(|(at, rule)| conditions::rule(context, &format!("spec.rules[{at}]"), rule, &mut reading)),
+        );
+    }
+    // What is left of a broken policy is not what its writer meant.
+    if reading.broken.is_some() {
+        rules.clear();
+    }
+    let policy = Authorization {
+        key: key(&known.tenant.name, metadata),
+        target: PolicyTarget::Tenant,
+        action,
+        rules,
+        dry_run,
+        broken: reading.broken,
+    };
+    (policy, targets)
+}
+
+fn dry_run(reading: &mut Reading<'_, AuthorizationPolicy>) -> bool {
+    match reading.said.object.metadata.annotations.get(DRY_RUN_ANNOTATION).map(String::as_str) {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(other) => {
+            let field = format!("metadata.annotations[{DRY_RUN_ANNOTATION:?}]");
+            reading.error(field, format!("{other:?} is neither true nor false, so the policy is enforced"), "write \"true\" or \"false\"");
+            false
+        }
+    }
+}
+
+fn action(known: &Known<'_>, reading: &mut Reading<'_, AuthorizationPolicy>) -> Action {
+    let spec = &reading.said.object.spec;
+    if spec.provider.is_some() && spec.action != PolicyAction::Custom && reading.said.fault("spec.action").is_none() {
+        reading.breaks("spec.provider", "only `action: CUSTOM` has a provider", "remove it, or write the action");
+    }
+    let never = spec.rules.is_empty() && reading.said.fault("spec.rules").is_none();
+    if never && matches!(spec.action, PolicyAction::Deny | PolicyAction::Custom) {
+        reading.breaks("spec.rules", "without rules it never matches", "write the empty rule {} to match always, or remove the policy");
+    }
+    match spec.action {
+        PolicyAction::Allow => Action::Allow,
+        PolicyAction::Deny => Action::Deny,
+        PolicyAction::Audit => Action::Audit,
+        PolicyAction::Custom => custom(known, reading),
+    }
+}
+
+/// A CUSTOM policy without its authorizer is a DENY, and broken.
+fn custom(known: &Known<'_>, reading: &mut Reading<'_, AuthorizationPolicy>) -> Action {
+    let AuthorizationPolicy { metadata, spec } = reading.said.object;
+    if reading.said.fault("spec.provider").is_some() {
+        return Action::Deny;
+    }
+    let name = spec.provider.as_ref().map(|provider| provider.name.as_str()).unwrap_or_default();
+    if name.is_empty() {
+        reading.breaks("spec.provider.name", "a CUSTOM policy needs a provider", "write the name of an ExternalAuthorizer");
+        return Action::Deny;
+    }
+    let candidates: Vec<(Namespace, &str)> = match name.split_once('/') {
+        Some((namespace, name)) => Namespace::new(namespace).map(|namespace| (namespace, name)).into_iter().collect(),
+        None => {
+            let roots = ROOT_NAMESPACES.iter().filter_map(|root| Namespace::new(root).ok());
+            std::iter::once(metadata.namespace.clone()).chain(roots).map(|namespace| (namespace, name)).collect()
+        }
+    };
+    let found = candidates.into_iter().find_map(|(namespace, name)| {
+        let key = PolicyKey { tenant: known.tenant.name.clone(), namespace, name: ObjectName::new(name).ok()? };
+        known.authorizers.contains_key(&key).then_some(key)
+    });
+    match found {
+        Some(key) => Action::Custom(key),
+        None => {
+            let problem = format!("there is no ExternalAuthorizer {name:?} that works, here or in a root namespace");
+            reading.breaks("spec.provider.name", problem, "create it, correct the name, or write namespace/name");
+            Action::Deny
+        }
+    }
+}

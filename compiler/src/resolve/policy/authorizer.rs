@@ -1,0 +1,76 @@
+//! ExternalAuthorizers: services of the tenant that CUSTOM policies ask. A broken one is not sent out, and policies that name it are broken.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use canal_model::authorization::{AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, Authorizer, PolicyKey, VALUES_MAX};
+use canal_model::ids::{ServiceKey, TenantName};
+use canal_model::policy::mesh::ExternalAuthorizer;
+use canal_model::program::{AppProtocol, Service};
+
+use super::values::header;
+use super::{Reading, key};
+use crate::report::Report;
+use crate::resolve::corpus::Said;
+
+const TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
+
+pub(in crate::resolve) fn resolve(
+    tenant: &TenantName,
+    said: &[Said<'_, ExternalAuthorizer>],
+    services: &BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> BTreeMap<PolicyKey, Authorizer> {
+    said.iter().filter_map(|said| read(tenant, said, services, report)).map(|one| (one.key.clone(), one)).collect()
+}
+
+fn read(
+    tenant: &TenantName,
+    said: &Said<'_, ExternalAuthorizer>,
+    services: &BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> Option<Authorizer> {
+    let ExternalAuthorizer { metadata, spec } = said.object;
+    let mut reading = Reading::new(said, report);
+    let namespace = spec.service.namespace.as_ref().unwrap_or(&metadata.namespace).clone();
+    let service = ServiceKey { tenant: tenant.clone(), namespace, name: spec.service.name.clone() };
+    let port = spec.service.port.get();
+    match services.get(&service).map(|service| service.ports.iter().find(|p| p.port == port)) {
+        None => {
+            let problem = format!("there is no Service {}/{}", service.namespace, service.name);
+            reading.breaks("spec.service.name", problem, "create it or correct the name");
+        }
+        Some(None) => {
+            reading.breaks("spec.service.port", format!("the Service has no TCP port {port}"), "write one of its ports");
+        }
+        Some(Some(port)) if matches!(port.protocol, AppProtocol::Http1 | AppProtocol::Tcp) => {
+            let problem = format!("port {} does not speak gRPC", port.port);
+            reading.breaks("spec.service.port", problem, "name the Service's port grpc, or give it appProtocol: grpc");
+        }
+        Some(Some(_)) => {}
+    }
+    let timeout = spec.timeout.map_or(TIMEOUT_DEFAULT, |timeout| timeout.0);
+    if timeout.is_zero() || timeout > AUTHORIZER_TIMEOUT_MAX {
+        let problem = format!("the time is not within {} s", AUTHORIZER_TIMEOUT_MAX.as_secs());
+        reading.breaks("spec.timeout", problem, "write a time such as 500ms");
+    }
+    let body_bytes = spec.include_request_body.map_or(0, |body| body.max_bytes);
+    if body_bytes > AUTHORIZER_BODY_BYTES_MAX {
+        let problem = format!("{body_bytes} bytes are more than {AUTHORIZER_BODY_BYTES_MAX}");
+        reading.breaks("spec.includeRequestBody.maxBytes", problem, "write a smaller number");
+    }
+    if spec.include_request_headers.len() > VALUES_MAX {
+        let problem = format!("there are {} headers, more than {VALUES_MAX}", spec.include_request_headers.len());
+        reading.breaks("spec.includeRequestHeaders", problem, "remove the field to show all headers");
+    }
+    let mut headers = Vec::new();
+    for (at, name) in spec.include_request_headers.iter().enumerate().take(VALUES_MAX) {
+        match header(name) {
+            Ok(name) => headers.push(name),
+            Err((problem, mend)) => reading.breaks(format!("spec.includeRequestHeaders[{at}]"), problem, mend),
+        }
+    }
+    let key = key(tenant, metadata);
+    let is_good = reading.broken.is_none();
+    is_good.then_some(Authorizer { key, service, port, timeout, fail_open: spec.fail_open, headers, body_bytes })
+}

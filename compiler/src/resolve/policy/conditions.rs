@@ -1,0 +1,160 @@
+//! Rules of an AuthorizationPolicy: from what is written to clauses. Everything that is wrong is told, and breaks the policy.
+
+use canal_model::authorization::{ALTERNATIVES_MAX, All, Attribute, CLAUSES_MAX, Clause, Match, Rule, VALUES_MAX};
+use canal_model::policy::security::{AuthorizationPolicy, AuthorizationRule, Condition, Operation, Source, Values};
+
+use super::Reading;
+use super::values::{Context, Read, attribute, read, trust_domain};
+
+type PolicyReading<'a> = Reading<'a, AuthorizationPolicy>;
+
+/// A list as written, with its field.
+type Written<'a> = (&'static str, &'a Values);
+
+/// Reads one rule, which stands at `field`.
+pub(super) fn rule(context: Context<'_>, field: &str, written: &AuthorizationRule, reading: &mut PolicyReading<'_>) -> Rule {
+    let mut rule = Rule::default();
+    for (at, from) in items(&format!("{field}.from"), &written.from, ALTERNATIVES_MAX, reading) {
+        match &from.source {
+            Some(source) => rule.from.push(of_source(context, &format!("{at}.source"), source, reading)),
+            None if reading.said.fault(&at).is_none() => reading.breaks(format!("{at}.source"), "the source is missing", "write it"),
+            None => {}
+        }
+    }
+    for (at, to) in items(&format!("{field}.to"), &written.to, ALTERNATIVES_MAX, reading) {
+        match &to.operation {
+            Some(operation) => rule.to.push(of_operation(context, &format!("{at}.operation"), operation, reading)),
+            None if reading.said.fault(&at).is_none() => reading.breaks(format!("{at}.operation"), "the operation is missing", "write it"),
+            None => {}
+        }
+    }
+    for (at, condition) in items(&format!("{field}.when"), &written.when, CLAUSES_MAX, reading) {
+        rule.when.extend(of_condition(context, &at, condition, reading));
+    }
+    rule
+}
+
+/// The items of a list with their fields; none if there is something wrong with the list itself.
+fn items<'w, T>(field: &str, list: &'w Option<Vec<T>>, most: usize, reading: &mut PolicyReading<'_>) -> Vec<(String, &'w T)> {
+    let Some(list) = list else { return Vec::new() };
+    if list.is_empty() {
+        // Cut items were told of before.
+        if reading.said.fault(field).is_none() {
+            reading.breaks(field, "the list is empty", "write an item, or remove the field to ask nothing");
+        }
+        return Vec::new();
+    }
+    if list.len() > most {
+        reading.breaks(field, format!("there are {} items, more than {most}", list.len()), "write several rules or policies");
+        return Vec::new();
+    }
+    list.iter().enumerate().map(|(at, item)| (format!("{field}[{at}]"), item)).collect()
+}
+
+fn of_source(context: Context<'_>, field: &str, source: &Source, reading: &mut PolicyReading<'_>) -> All {
+    let lists: [(Attribute, Written<'_>, Written<'_>); 6] = [
+        (Attribute::SourcePrincipal, ("principals", &source.principals), ("notPrincipals", &source.not_principals)),
+        (
+            Attribute::RequestPrincipal,
+            ("requestPrincipals", &source.request_principals),
+            ("notRequestPrincipals", &source.not_request_principals),
+        ),
+        (Attribute::SourceNamespace, ("namespaces", &source.namespaces), ("notNamespaces", &source.not_namespaces)),
+        (
+            Attribute::SourceServiceAccount,
+            ("serviceAccounts", &source.service_accounts),
+            ("notServiceAccounts", &source.not_service_accounts),
+        ),
+        (Attribute::SourceAddress, ("ipBlocks", &source.ip_blocks), ("notIpBlocks", &source.not_ip_blocks)),
+        (Attribute::RemoteAddress, ("remoteIpBlocks", &source.remote_ip_blocks), ("notRemoteIpBlocks", &source.not_remote_ip_blocks)),
+    ];
+    let has_accounts = source.service_accounts.is_some() || source.not_service_accounts.is_some();
+    let others = [&source.principals, &source.not_principals, &source.namespaces, &source.not_namespaces];
+    if has_accounts && others.iter().any(|list| list.is_some()) {
+        let problem = "service accounts stand beside principals or namespaces, which say the same";
+        reading.breaks(format!("{field}.serviceAccounts"), problem, "write one of them");
+    }
+    let mut all = clauses(context, field, &lists, reading);
+    let domain = |value: &str| trust_domain(context.trust_domain, value).map(|m| (m, None));
+    if source.trust_domains.is_some() || source.not_trust_domains.is_some() {
+        let any = matches(&format!("{field}.trustDomains"), &source.trust_domains, &domain, reading);
+        let none = matches(&format!("{field}.notTrustDomains"), &source.not_trust_domains, &domain, reading);
+        all.push(Clause { attribute: Attribute::SourcePrincipal, any, none });
+    }
+    asks(field, &all, reading);
+    all
+}
+
+fn of_operation(context: Context<'_>, field: &str, operation: &Operation, reading: &mut PolicyReading<'_>) -> All {
+    let lists: [(Attribute, Written<'_>, Written<'_>); 4] = [
+        (Attribute::Host, ("hosts", &operation.hosts), ("notHosts", &operation.not_hosts)),
+        (Attribute::DestinationPort, ("ports", &operation.ports), ("notPorts", &operation.not_ports)),
+        (Attribute::Method, ("methods", &operation.methods), ("notMethods", &operation.not_methods)),
+        (Attribute::Path, ("paths", &operation.paths), ("notPaths", &operation.not_paths)),
+    ];
+    let all = clauses(context, field, &lists, reading);
+    asks(field, &all, reading);
+    all
+}
+
+/// There must be something asked.
+fn asks(field: &str, all: &All, reading: &mut PolicyReading<'_>) {
+    if all.is_empty() && reading.said.fault(field).is_none() {
+        reading.breaks(field, "it asks nothing", "write a condition, or remove the field around it");
+    }
+}
+
+/// A clause for each attribute that is asked for.
+fn clauses(context: Context<'_>, field: &str, lists: &[(Attribute, Written<'_>, Written<'_>)], reading: &mut PolicyReading<'_>) -> All {
+    let mut all = All::new();
+    for (attribute, any, none) in lists {
+        if any.1.is_some() || none.1.is_some() {
+            let one = |value: &str| read(context, attribute, value);
+            let [any, none] = [any, none].map(|(name, values)| matches(&format!("{field}.{name}"), values, &one, reading));
+            all.push(Clause { attribute: attribute.clone(), any, none });
+        }
+    }
+    all
+}
+
+fn of_condition(context: Context<'_>, field: &str, condition: &Condition, reading: &mut PolicyReading<'_>) -> Option<Clause> {
+    if reading.said.fault(field).is_some() {
+        return None;
+    }
+    let attribute = match attribute(&condition.key) {
+        Ok(attribute) => attribute,
+        Err((problem, mend)) => {
+            reading.breaks(format!("{field}.key"), problem, mend);
+            return None;
+        }
+    };
+    if condition.values.is_none() && condition.not_values.is_none() {
+        reading.breaks(field, "it asks nothing", "write values or notValues");
+        return None;
+    }
+    let one = |value: &str| read(context, &attribute, value);
+    let any = matches(&format!("{field}.values"), &condition.values, &one, reading);
+    let none = matches(&format!("{field}.notValues"), &condition.not_values, &one, reading);
+    Some(Clause { attribute, any, none })
+}
+
+fn matches(field: &str, values: &Values, one: &dyn Fn(&str) -> Read, reading: &mut PolicyReading<'_>) -> Vec<Match> {
+    let mut found: Vec<Match> = Vec::new();
+    for (at, value) in items(field, values, VALUES_MAX, reading) {
+        if reading.said.fault(&at).is_some() {
+            continue;
+        }
+        match one(value) {
+            Ok((m, odd)) => {
+                if let Some((problem, mend)) = odd {
+                    reading.warning(at, problem, mend);
+                }
+                if !found.contains(&m) {
+                    found.push(m);
+                }
+            }
+            Err((problem, mend)) => reading.breaks(at, problem, mend),
+        }
+    }
+    found
+}

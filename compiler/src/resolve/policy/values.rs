@@ -1,0 +1,355 @@
+//! One value of a policy, as Istio reads it: exact, `prefix*`, `*suffix`, `*`; networks, ports, path templates.
+
+use std::net::IpAddr;
+
+use canal_model::authorization::{Attribute, Match, VALUE_BYTES_MAX};
+use canal_model::identity::Identity;
+use canal_model::ids::{Namespace, ServiceAccount, TrustDomain};
+use ipnet::IpNet;
+
+use crate::oracle_authorization::normal_path;
+
+/// Istio's word for the mesh's own trust domain.
+const OWN_TRUST_DOMAIN: &str = "cluster.local";
+
+/// What is needed to read values.
+#[derive(Clone, Copy)]
+pub(super) struct Context<'a> {
+    pub(super) namespace: &'a Namespace,
+    pub(super) trust_domain: &'a TrustDomain,
+}
+
+/// A problem and its mend.
+pub(super) type Flaw = (String, &'static str);
+
+/// What was read, and what is odd about it though it works.
+pub(super) type Read = Result<(Match, Option<Flaw>), Flaw>;
+
+/// Reads a value for an attribute.
+pub(super) fn read(context: Context<'_>, attribute: &Attribute, value: &str) -> Read {
+    if value.is_empty() {
+        return Err(("the value is empty, and nothing would match it".into(), "write a value, or `*` for any"));
+    }
+    if value.len() > VALUE_BYTES_MAX {
+        return Err((format!("the value has {} bytes, more than {VALUE_BYTES_MAX}", value.len()), "write a shorter one"));
+    }
+    match attribute {
+        Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => network(value).map(plain),
+        Attribute::DestinationPort => port(value).map(plain),
+        Attribute::SourceServiceAccount => account(context.namespace, value).map(plain),
+        Attribute::SourcePrincipal => principal(context.trust_domain, value),
+        Attribute::Path => path(value),
+        // Istio takes such a star for any text; what cannot be compared must not match nothing.
+        Attribute::SourceNamespace
+            if value.trim_matches('*').contains('*') || (value.len() > 1 && value.starts_with('*') && value.ends_with('*')) =>
+        {
+            Err((format!("{value:?}: only one `*`, at one end, stands for any text"), "write a prefix or a suffix"))
+        }
+        // What no value can be must not match nothing.
+        Attribute::SourceNamespace if !value.contains('*') && Namespace::new(value).is_err() => {
+            Err((format!("{value:?} cannot name a namespace"), "use lower-case letters, digits and '-'"))
+        }
+        Attribute::Host | Attribute::ServerName if value.contains(['/', '@']) || value.contains(char::is_whitespace) => {
+            Err((format!("{value:?} is not a host"), "write a name, without scheme and path"))
+        }
+        Attribute::RequestPrincipal if !value.contains(['*', '/']) => {
+            Err((format!("{value:?} is not a request's principal"), "write issuer/subject"))
+        }
+        // A header that is there but empty is present (Envoy's HeaderMatcher).
+        Attribute::Header(_) if value == "*" => Ok(plain(Match::Prefix(String::new()))),
+        _ => Ok(text(value)),
+    }
+}
+
+fn plain(m: Match) -> (Match, Option<Flaw>) {
+    (m, None)
+}
+
+fn text(value: &str) -> (Match, Option<Flaw>) {
+    let (m, rest) = if value == "*" {
+        return plain(Match::Present);
+    } else if let Some(suffix) = value.strip_prefix('*') {
+        (Match::Suffix(suffix.to_owned()), suffix)
+    } else if let Some(prefix) = value.strip_suffix('*') {
+        (Match::Prefix(prefix.to_owned()), prefix)
+    } else {
+        (Match::Exact(value.to_owned()), value)
+    };
+    let odd = rest.contains('*').then(|| {
+        let problem = format!("{value:?}: only a `*` at one end stands for any text; the other is a plain character");
+        (problem, "write a prefix or a suffix")
+    });
+    (m, odd)
+}
+
+fn network(value: &str) -> Result<Match, Flaw> {
+    let net = value.parse::<IpNet>().ok().or_else(|| value.parse::<IpAddr>().ok().map(IpNet::from));
+    let net = net.ok_or_else(|| (format!("{value:?} is neither an address nor a range"), "write one such as 10.1.0.0/16 or fd00::1"))?;
+    Ok(Match::Network(net.trunc()))
+}
+
+fn port(value: &str) -> Result<Match, Flaw> {
+    let port = value.parse::<u16>().ok().filter(|port| *port > 0);
+    port.map(Match::Port).ok_or_else(|| (format!("{value:?} is not a port"), "write a number from 1 to 65535"))
+}
+
+fn account(namespace: &Namespace, value: &str) -> Result<Match, Flaw> {
+    let (namespace, account) = match value.split_once('/') {
+        Some((namespace, account)) => (Namespace::new(namespace).ok(), account),
+        None => (Some(namespace.clone()), value),
+    };
+    match (namespace, ServiceAccount::new(account)) {
+        (Some(namespace), Ok(account)) => Ok(Match::Exact(format!("{namespace}/{account}"))),
+        _ => Err((format!("{value:?} is not a service account"), "write namespace/name, or the name of one in this namespace; no `*`")),
+    }
+}
+
+fn principal(own: &TrustDomain, value: &str) -> Read {
+    if value.starts_with("spiffe:") {
+        return Err((format!("{value:?} begins with a scheme, which principals are compared without"), "remove `spiffe://`"));
+    }
+    let written = match value.split_once('/') {
+        Some((OWN_TRUST_DOMAIN, rest)) => format!("{own}/{rest}"),
+        _ => value.to_owned(),
+    };
+    let (m, odd) = text(&written);
+    if matches!(m, Match::Exact(_)) && format!("spiffe://{written}").parse::<Identity>().is_err() {
+        return Err((format!("{value:?} is nobody's identity"), "write trust.domain/ns/NAMESPACE/sa/ACCOUNT"));
+    }
+    Ok((m, odd))
+}
+
+/// A trust domain as principals begin with it.
+pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<Match, Flaw> {
+    let written = if value == OWN_TRUST_DOMAIN { own.as_str() } else { value };
+    let is_name = |name: &str| TrustDomain::new(name).is_ok();
+    match written.strip_suffix('*') {
+        Some("") => Ok(Match::Present),
+        Some(prefix) if is_name(&format!("{prefix}x")) => Ok(Match::Prefix(prefix.to_owned())),
+        None if is_name(written) => Ok(Match::Prefix(format!("{written}/"))),
+        _ => Err((format!("{value:?} is not a trust domain"), "write its whole name, or the begin of one and `*`")),
+    }
+}
+
+/// A path. Requests' paths are compared in their normal form, so that one in any other form would match nothing.
+fn path(value: &str) -> Read {
+    let (m, odd) = if value.contains(['{', '}']) { plain(template(value)?) } else { text(value) };
+    let sample = match &m {
+        Match::Exact(path) => path.clone(),
+        Match::Prefix(start) => format!("{start}x"),
+        Match::Template(template) => template.replace("{**}", "x").replace("{*}", "x"),
+        _ => return Ok((m, odd)),
+    };
+    if sample.is_ascii() && normal_path(&sample).as_ref() == Some(&sample) {
+        return Ok((m, odd));
+    }
+    let problem = format!("no request has the path {value:?}: paths are compared without query and in their normal form");
+    Err((problem, "begin with /, without query, // or dot segments; %-escapes only of what must be, in capitals"))
+}
+
+/// Istio's path templates: `{*}` is one segment, `{**}` any number, and the last of all.
+fn template(value: &str) -> Result<Match, Flaw> {
+    let mut segments = value.trim_matches('/').split('/').peekable();
+    let mut rest_seen = false;
+    let wrong = |why: &str| Err((format!("{value:?}: {why}"), "write whole segments as {*}, and {**} once, after all others"));
+    while let Some(segment) = segments.next() {
+        match segment {
+            "{*}" | "{**}" if rest_seen => return wrong("{**} is not the last of its operators"),
+            "{*}" => {}
+            "{**}" => rest_seen = true,
+            plain if plain.contains(['{', '}']) => return wrong("braces are around * or ** only, and fill a whole segment"),
+            plain if plain.contains('*') => return wrong("a `*` outside of braces has no meaning in a template"),
+            "" if segments.peek().is_some() => return wrong("a segment is empty"),
+            _ => {}
+        }
+    }
+    Ok(Match::Template(value.to_owned()))
+}
+
+/// The attribute of a key of `when`.
+pub(super) fn attribute(key: &str) -> Result<Attribute, Flaw> {
+    const KEYS: &str = "write one of source.ip, remote.ip, source.namespace, source.principal, source.serviceAccount, request.headers[NAME], \
+        request.auth.principal, request.auth.audiences, request.auth.presenter, request.auth.claims[NAME], destination.ip, destination.port, \
+        connection.sni";
+    Ok(match key {
+        "source.ip" => Attribute::SourceAddress,
+        "remote.ip" => Attribute::RemoteAddress,
+        "source.namespace" => Attribute::SourceNamespace,
+        "source.principal" => Attribute::SourcePrincipal,
+        "source.serviceAccount" => Attribute::SourceServiceAccount,
+        "request.auth.principal" => Attribute::RequestPrincipal,
+        "request.auth.audiences" => Attribute::RequestAudience,
+        "request.auth.presenter" => Attribute::RequestPresenter,
+        "destination.ip" => Attribute::DestinationAddress,
+        "destination.port" => Attribute::DestinationPort,
+        "connection.sni" => Attribute::ServerName,
+        _ => {
+            if let Some(name) = key.strip_prefix("request.headers[").and_then(|rest| rest.strip_suffix(']')) {
+                return header(name).map(Attribute::Header);
+            }
+            if let Some(path) = key.strip_prefix("request.auth.claims[").and_then(|rest| rest.strip_suffix(']')) {
+                return claim(path.split("][")).map(Attribute::RequestClaim);
+            }
+            return Err((format!("{key:?} is no key of a condition"), KEYS));
+        }
+    })
+}
+
+/// A header's name, in lower case.
+pub(super) fn header(name: &str) -> Result<String, Flaw> {
+    let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
+    let lower = name.to_ascii_lowercase();
+    if matches!(lower.as_str(), "host" | ":authority" | ":method" | ":path") {
+        return Err((format!("{name:?} is not read as a header"), "use hosts, methods or paths of `to.operation`"));
+    }
+    if name.is_empty() || name.len() > VALUE_BYTES_MAX || !name.chars().all(is_token) {
+        return Err((format!("{:?} is not a header's name", name.chars().take(80).collect::<String>()), "write a name such as x-token"));
+    }
+    Ok(lower)
+}
+
+/// The path of a claim.
+pub(super) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, Flaw> {
+    let path: Vec<String> = parts.map(str::to_owned).collect();
+    let is_good = |part: &String| !part.is_empty() && part.len() <= VALUE_BYTES_MAX && !part.contains(['[', ']']);
+    if path.is_empty() || path.len() > canal_model::authorization::CLAIM_DEPTH_MAX || !path.iter().all(is_good) {
+        return Err(("this is not the name of a claim".into(), "write its name, and those of nested claims after it, 16 at most"));
+    }
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(attribute: Attribute, value: &str) -> String {
+        let namespace = Namespace::new("shop").unwrap();
+        let trust_domain = TrustDomain::new("alpha.example").unwrap();
+        match read(Context { namespace: &namespace, trust_domain: &trust_domain }, &attribute, value) {
+            Ok((m, None)) => format!("{m:?}"),
+            Ok((m, Some(_))) => format!("{m:?}, odd"),
+            Err(_) => "refused".into(),
+        }
+    }
+
+    fn check(cases: impl IntoIterator<Item = (Attribute, &'static str, &'static str)>) {
+        for (attribute, value, want) in cases {
+            assert_eq!(shown(attribute.clone(), value), want, "{attribute:?} {value:?}");
+        }
+    }
+
+    #[test]
+    fn values_are_read_as_istio_does() {
+        use Attribute as A;
+        check([
+            (A::Method, "GET", r#"Exact("GET")"#),
+            (A::Method, "*", "Present"),
+            (A::Method, "G*", r#"Prefix("G")"#),
+            (A::Method, "*T", r#"Suffix("T")"#),
+            (A::Method, "*E*", r#"Suffix("E*"), odd"#),
+            (A::Method, "G*T", r#"Exact("G*T"), odd"#),
+            (A::Method, "", "refused"),
+            (A::Header("x".into()), "*", r#"Prefix("")"#),
+            (A::SourceAddress, "10.1.2.3/8", "Network(10.0.0.0/8)"),
+            (A::SourceAddress, "fd00::1", "Network(fd00::1/128)"),
+            (A::RemoteAddress, "10.1.2", "refused"),
+            (A::DestinationAddress, "*", "refused"),
+            (A::DestinationPort, "80", "Port(80)"),
+            (A::DestinationPort, "0", "refused"),
+            (A::DestinationPort, "http", "refused"),
+            (A::SourceServiceAccount, "web", r#"Exact("shop/web")"#),
+            (A::SourceServiceAccount, "other/web", r#"Exact("other/web")"#),
+            (A::SourceServiceAccount, "other/*", "refused"),
+            (A::SourcePrincipal, "alpha.example/ns/a/sa/b", r#"Exact("alpha.example/ns/a/sa/b")"#),
+            (A::SourcePrincipal, "cluster.local/ns/a/sa/b", r#"Exact("alpha.example/ns/a/sa/b")"#),
+            (A::SourcePrincipal, "cluster.local/ns/a/*", r#"Prefix("alpha.example/ns/a/")"#),
+            (A::SourcePrincipal, "*/sa/b", r#"Suffix("/sa/b")"#),
+            (A::SourcePrincipal, "a/sa/b", "refused"),
+            (A::SourceNamespace, "Shop", "refused"),
+            (A::Host, "https://web", "refused"),
+            (A::Host, "web/x", "refused"),
+            (A::Host, "web:80", r#"Exact("web:80")"#),
+            (A::ServerName, "a b", "refused"),
+            (A::RequestPrincipal, "user", "refused"),
+            (A::RequestPrincipal, "https://i/user", r#"Exact("https://i/user")"#),
+            (A::SourcePrincipal, "spiffe://a/ns/b/sa/c", "refused"),
+            (A::SourceNamespace, "a*b", "refused"),
+            (A::SourceNamespace, "*a*", "refused"),
+            (A::SourceNamespace, "*", "Present"),
+            (A::SourceNamespace, "a*", r#"Prefix("a")"#),
+        ]);
+        assert_eq!(shown(A::Host, &"a".repeat(VALUE_BYTES_MAX + 1)), "refused");
+    }
+
+    #[test]
+    fn paths_are_read_as_istio_does() {
+        use Attribute as A;
+        check([
+            (A::Path, "/a/{*}/b", r#"Template("/a/{*}/b")"#),
+            (A::Path, "/a/{**}/b", r#"Template("/a/{**}/b")"#),
+            (A::Path, "/a/{**}/{*}", "refused"),
+            (A::Path, "/a{*}", "refused"),
+            (A::Path, "/a/{b}", "refused"),
+            (A::Path, "/a*/{*}", "refused"),
+            (A::Path, "/a//{*}", "refused"),
+            (A::Path, "/a/*", r#"Prefix("/a/")"#),
+            (A::Path, "/", r#"Exact("/")"#),
+            (A::Path, "/*", r#"Prefix("/")"#),
+            (A::Path, "*", "Present"),
+            (A::Path, "*.html", r#"Suffix(".html")"#),
+            (A::Path, "/a.b/c;d/%20", r#"Exact("/a.b/c;d/%20")"#),
+            (A::Path, "/a/", r#"Exact("/a/")"#),
+            (A::Path, "/a/.*", r#"Prefix("/a/.")"#),
+            (A::Path, "a", "refused"),
+            (A::Path, "a*", "refused"),
+            (A::Path, "/a?b=c", "refused"),
+            (A::Path, "/a//b", "refused"),
+            (A::Path, "/a/../b*", "refused"),
+            (A::Path, "/%61", "refused"),
+            (A::Path, "/a%2fb", "refused"),
+            (A::Path, "/%c3%a9", "refused"),
+            (A::Path, "/%C3%A9", r#"Exact("/%C3%A9")"#),
+            (A::Path, "/\u{e9}", "refused"),
+            (A::Path, "/a b", "refused"),
+            (A::Path, "/a/./{*}", "refused"),
+        ]);
+    }
+
+    #[test]
+    fn trust_domains_begin_principals() {
+        let own = TrustDomain::new("alpha.example").unwrap();
+        for (value, want) in [
+            ("beta.example", r#"Prefix("beta.example/")"#),
+            ("cluster.local", r#"Prefix("alpha.example/")"#),
+            ("beta*", r#"Prefix("beta")"#),
+            ("beta.*", r#"Prefix("beta.")"#),
+            ("*", "Present"),
+            ("*.example", "refused"),
+            ("a/b", "refused"),
+            ("a/b*", "refused"),
+            ("", "refused"),
+        ] {
+            assert_eq!(trust_domain(&own, value).map_or_else(|_| "refused".into(), |m| format!("{m:?}")), want, "{value:?}");
+        }
+    }
+
+    #[test]
+    fn keys_of_conditions_are_istios() {
+        for (key, want) in [
+            ("source.ip", "SourceAddress"),
+            ("request.headers[X-Token]", r#"Header("x-token")"#),
+            ("request.headers[host]", "refused"),
+            ("request.headers[a b]", "refused"),
+            ("request.headers[]", "refused"),
+            ("request.auth.claims[a][b.c]", r#"RequestClaim(["a", "b.c"])"#),
+            ("request.auth.claims[]", "refused"),
+            ("request.auth.claims", "refused"),
+            ("experimental.envoy.filters.a[b]", "refused"),
+            ("", "refused"),
+        ] {
+            let got = attribute(key).map_or_else(|_| "refused".into(), |a| format!("{a:?}"));
+            assert_eq!(got, want, "{key}");
+        }
+        assert!(attribute(&format!("request.auth.claims[{}]", ["a"; 17].join("]["))).is_err());
+    }
+}

@@ -1,0 +1,96 @@
+//! Terminations: ports at which TLS of clients without a node proxy ends at the gateway. A broken one refuses its port.
+
+use std::collections::BTreeMap;
+
+use canal_model::authorization::REASON_BYTES_MAX;
+use canal_model::ids::{ServiceKey, TenantName};
+use canal_model::policy::mesh::{CertificateSpec, Termination as Written};
+use canal_model::program::Service;
+use canal_model::trust::{KeyServer, Termination, TerminationCertificate};
+
+use super::corpus::Said;
+use crate::report::Report;
+
+/// Sorted by service and port. Of two for one port the elder is used.
+pub(crate) fn resolve(
+    tenant: &TenantName,
+    said: &[Said<'_, Written>],
+    services: &BTreeMap<ServiceKey, Service>,
+    key_servers: &[KeyServer],
+    report: &mut Report,
+) -> Vec<Termination> {
+    let mut all: BTreeMap<(ServiceKey, u16), Termination> = BTreeMap::new();
+    for said in said {
+        let Some((service, port)) = place(tenant, said, services, report) else { continue };
+        if all.contains_key(&(service.clone(), port)) {
+            let problem =
+                format!("TLS to {}/{}:{port} ends by another Termination already; that one is used", service.namespace, service.name);
+            report.error(said.document, "spec.port", problem, "remove one of them");
+            continue;
+        }
+        let termination = read(said, service.clone(), port, key_servers, report);
+        all.insert((service, port), termination);
+    }
+    all.into_values().collect()
+}
+
+/// The port it is for; `None`: there is no such port, so there is nothing to refuse.
+fn place(
+    tenant: &TenantName,
+    said: &Said<'_, Written>,
+    services: &BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> Option<(ServiceKey, u16)> {
+    let Written { metadata, spec } = said.object;
+    let target = &spec.target_ref;
+    if !target.group.is_empty() || target.kind != "Service" {
+        let problem = format!("TLS cannot end for a {:?} of group {:?}", target.kind, target.group);
+        report.error(said.document, "spec.targetRef.kind", problem, "write kind: Service");
+        return None;
+    }
+    let key = ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
+    let Some(service) = services.get(&key) else {
+        let problem = format!("there is no Service {}/{}", key.namespace, key.name);
+        let mend = "create it, correct the name, or move the Termination into its namespace";
+        report.error(said.document, "spec.targetRef.name", problem, mend);
+        return None;
+    };
+    let port = spec.port.get();
+    if !service.ports.iter().any(|p| p.port == port) {
+        report.error(said.document, "spec.port", format!("the Service has no TCP port {port}"), "write one of its ports");
+        return None;
+    }
+    Some((key, port))
+}
+
+fn read(said: &Said<'_, Written>, service: ServiceKey, port: u16, key_servers: &[KeyServer], report: &mut Report) -> Termination {
+    let spec = &said.object.spec;
+    let mut broken = said.document.faults.iter().find(|f| f.field.starts_with("spec")).map(|f| format!("{}: {}", f.field, f.problem));
+    let mut breaks = |field: &str, problem: String, mend: &str| {
+        broken.get_or_insert_with(|| format!("{field}: {problem}"));
+        report.error(said.document, field, problem, mend);
+    };
+    let certificate = match &spec.certificate {
+        CertificateSpec { mesh: Some(_), key_server: None } => TerminationCertificate::Mesh,
+        CertificateSpec { mesh: None, key_server: Some(name) } => {
+            if !key_servers.iter().any(|server| server.name == *name) {
+                breaks("spec.certificate.keyServer", format!("there is no KeyServer {name} that works"), "create it or correct the name");
+            }
+            TerminationCertificate::KeyServer(name.clone())
+        }
+        CertificateSpec { mesh: None, key_server: None } => {
+            if said.fault("spec.certificate").is_none() {
+                breaks("spec.certificate", "it says no certificate".into(), "write mesh: {} or keyServer: NAME");
+            }
+            TerminationCertificate::Mesh
+        }
+        CertificateSpec { mesh: Some(_), key_server: Some(_) } => {
+            breaks("spec.certificate", "it says two certificates".into(), "write mesh: {} or keyServer: NAME");
+            TerminationCertificate::Mesh
+        }
+    };
+    if let Some(reason) = &mut broken {
+        reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));
+    }
+    Termination { service, port, certificate, clients: spec.client_certificates, required: spec.required, broken }
+}

@@ -1,0 +1,291 @@
+//! Every limit of policies, trust and keys is reached: what goes beyond it fails closed and is told, and what just fits works.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use canal_compiler::limits::*;
+use canal_compiler::{Input, Output, compile, service_keys};
+use canal_model::authorization::*;
+use canal_model::ids::{ServiceId, TenantName};
+use canal_model::program::Resource;
+use canal_model::trust::{IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX};
+
+const BASE: &str = "
+apiVersion: canal.mesh/v1
+kind: Tenant
+metadata: {name: alpha}
+spec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.0.0.0/8], keys: {place: KeyServer}}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {clusterIP: 192.168.0.1, selector: {app: web}, ports: [{name: grpc, port: 80}]}
+---
+";
+
+fn output(yaml: &str) -> Output {
+    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{yaml}"));
+    assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
+    let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
+    let tenant = TenantName::new("alpha").unwrap();
+    let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
+    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &BTreeMap::new() })
+}
+
+fn policy(spec: &str) -> String {
+    format!("apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p}}\nspec: {{{spec}}}\n---\n")
+}
+
+fn token(spec: &str) -> String {
+    format!("apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: t}}\nspec: {{{spec}}}\n---\n")
+}
+
+/// Whether each policy is broken.
+fn broken(output: &Output) -> Vec<bool> {
+    let all = output.resources.iter().filter_map(|resource| match resource {
+        Resource::Authorization(policy) => Some(policy.broken.is_some()),
+        Resource::Authentication(policy) => Some(policy.broken.is_some()),
+        _ => None,
+    });
+    all.collect()
+}
+
+fn list(count: usize, item: impl Fn(usize) -> String) -> String {
+    (0..count).map(item).collect::<Vec<_>>().join(", ")
+}
+
+/// At the limit the policy works, beyond it is broken with `problem` among the findings.
+#[track_caller]
+fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
+    let fine = output(&yaml(limit));
+    assert!(!fine.diagnostics.iter().any(|d| d.problem.contains("more than")), "at the limit: {:?}", fine.diagnostics);
+    assert!(!broken(&fine).is_empty() && broken(&fine).iter().all(|broken| !broken), "at the limit");
+    let beyond = output(&yaml(limit + 1));
+    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains(problem)), "{:?}", beyond.diagnostics);
+    assert!(!broken(&beyond).is_empty() && broken(&beyond).iter().all(|broken| *broken), "beyond the limit");
+}
+
+#[test]
+fn rules_and_their_parts() {
+    check(RULES_MAX, "rules, more than", |n| policy(&format!("rules: [{}]", list(n, |_| "{}".into()))));
+    let from = |n| list(n, |at| format!("{{source: {{namespaces: [n{at}]}}}}"));
+    check(ALTERNATIVES_MAX, "items, more than", |n| policy(&format!("rules: [{{from: [{}]}}]", from(n))));
+    let to = |n| list(n, |at| format!("{{operation: {{methods: [M{at}]}}}}"));
+    check(ALTERNATIVES_MAX, "items, more than", |n| policy(&format!("rules: [{{to: [{}]}}]", to(n))));
+    let when = |n| list(n, |at| format!("{{key: 'request.headers[x{at}]', values: [a]}}"));
+    check(CLAUSES_MAX, "items, more than", |n| policy(&format!("rules: [{{when: [{}]}}]", when(n))));
+    let values = |n| list(n, |at| format!("n{at}"));
+    check(VALUES_MAX, "items, more than", |n| policy(&format!("rules: [{{from: [{{source: {{namespaces: [{}]}}}}]}}]", values(n))));
+}
+
+#[test]
+fn values_and_claims() {
+    let header = |n: usize| policy(&format!("rules: [{{when: [{{key: 'request.headers[x]', values: [{}]}}]}}]", "a".repeat(n)));
+    check(VALUE_BYTES_MAX, "bytes, more than", header);
+    let claim =
+        |n: usize| policy(&format!("rules: [{{when: [{{key: 'request.auth.claims[{}]', values: [a]}}]}}]", vec!["c"; n].join("][")));
+    check(CLAIM_DEPTH_MAX, "not the name of a claim", claim);
+}
+
+#[test]
+fn targets_of_a_policy() {
+    let services = |n: usize| {
+        let service = |at: usize| {
+            format!(
+                "apiVersion: v1\nkind: Service\nmetadata: {{name: s{at}}}\nspec: {{clusterIP: 192.168.1.{}, ports: [{{port: 80}}]}}\n---\n",
+                at + 1
+            )
+        };
+        (0..n).map(service).collect::<String>()
+    };
+    let refs = |n| list(n, |at| format!("{{kind: Service, name: s{at}}}"));
+    check(TARGETS_PER_POLICY_MAX, "targets, more than", |n| services(n) + &policy(&format!("targetRefs: [{}], rules: [{{}}]", refs(n))));
+}
+
+#[test]
+fn issuers_and_their_keys() {
+    const KEYS: &str = "'{\"keys\":[{\"kty\":\"EC\"}]}'";
+    let rules = |n| list(n, |at| format!("{{issuer: i{at}, jwks: {KEYS}}}"));
+    check(JWT_RULES_MAX, "rules, more than", |n| token(&format!("jwtRules: [{}]", rules(n))));
+    for field in ["audiences", "fromParams", "fromCookies"] {
+        let words = |n| list(n, |at| format!("a{at}"));
+        check(VALUES_MAX, "items, more than", |n| token(&format!("jwtRules: [{{issuer: i, jwks: {KEYS}, {field}: [{}]}}]", words(n))));
+    }
+    let issuer = |n: usize| token(&format!("jwtRules: [{{issuer: {}, jwks: {KEYS}}}]", "i".repeat(n)));
+    check(VALUE_BYTES_MAX, "bytes are more than", issuer);
+    // Keys that are too long, or from too many places, close only their own issuer.
+    let keyed = |output: &Output| -> Vec<bool> {
+        let all = output.resources.iter().filter_map(|resource| match resource {
+            Resource::Authentication(policy) => Some(policy.rules.iter().map(|rule| rule.keys.is_some()).collect::<Vec<_>>()),
+            _ => None,
+        });
+        all.flatten().collect()
+    };
+    let inline = |n: usize| {
+        token(&format!("jwtRules: [{{issuer: i, jwks: {KEYS}}}, {{issuer: j, jwks: '{}{}'}}]", &KEYS[1..KEYS.len() - 1], " ".repeat(n)))
+    };
+    let room = KEYS_BYTES_MAX - (KEYS.len() - 2);
+    assert_eq!(keyed(&output(&inline(room))), [true, true]);
+    let beyond = output(&inline(room + 1));
+    assert_eq!(keyed(&beyond), [true, false]);
+    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains("key set has")), "{:?}", beyond.diagnostics);
+    assert_eq!(broken(&beyond), [false]);
+    let uris = |n: usize| {
+        let mut yaml = String::new();
+        for at in 0..n {
+            let name = format!("metadata: {{name: t{at}}}");
+            yaml += &token(&format!("jwtRules: [{{issuer: i, jwksUri: 'https://i/{at}'}}]")).replace("metadata: {name: t}", &name);
+        }
+        output(&yaml)
+    };
+    assert_eq!(uris(JWKS_URIS_PER_TENANT_MAX).jwks.len(), JWKS_URIS_PER_TENANT_MAX);
+    let beyond = uris(JWKS_URIS_PER_TENANT_MAX + 1);
+    assert_eq!(beyond.jwks.len(), JWKS_URIS_PER_TENANT_MAX);
+    assert!(beyond.diagnostics.iter().any(|d| d.problem.contains("addresses of keys")), "{:?}", beyond.diagnostics);
+}
+
+#[test]
+fn authorizers_are_bounded() {
+    let authorizer = |spec: &str| {
+        format!(
+            "apiVersion: canal.mesh/v1\nkind: ExternalAuthorizer\nmetadata: {{name: a}}\nspec: {{service: {{name: web, port: 80}}, {spec}}}\n---\n"
+        ) + &policy("action: CUSTOM, provider: {name: a}, rules: [{}]")
+    };
+    for (fits, beyond) in [
+        ("timeout: 60s".to_owned(), "timeout: 60001ms".to_owned()),
+        (format!("includeRequestBody: {{maxBytes: {AUTHORIZER_BODY_BYTES_MAX}}}"), "includeRequestBody: {maxBytes: 65537}".to_owned()),
+        (
+            format!("includeRequestHeaders: [{}]", list(VALUES_MAX, |at| format!("x{at}"))),
+            format!("includeRequestHeaders: [{}]", list(VALUES_MAX + 1, |at| format!("x{at}"))),
+        ),
+    ] {
+        assert_eq!(broken(&output(&authorizer(&fits))), [false], "{}", &fits[..20]);
+        assert_eq!(broken(&output(&authorizer(&beyond))), [true], "{}", &beyond[..20]);
+    }
+}
+
+#[test]
+fn ports_of_a_peer_authentication() {
+    let yaml = |n: usize| {
+        let ports = list(n, |at| format!("'{}': {{mode: DISABLE}}", at + 1));
+        format!(
+            "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: p}}\nspec: {{selector: {{matchLabels: {{a: b}}}}, mtls: {{mode: DISABLE}}, portLevelMtls: {{{ports}}}}}\n"
+        )
+    };
+    let said = |n: usize| -> Vec<(Option<PeerMode>, usize)> {
+        let all = output(&yaml(n)).resources.into_iter().filter_map(|resource| match resource {
+            Resource::PeerAuthentication(policy) => Some((policy.mode, policy.ports.len())),
+            _ => None,
+        });
+        all.collect()
+    };
+    assert_eq!(said(VALUES_MAX), [(Some(PeerMode::Disable), VALUES_MAX)]);
+    assert_eq!(said(VALUES_MAX + 1), [(Some(PeerMode::Strict), 0)]);
+}
+
+#[test]
+fn federations_and_key_servers_of_a_tenant() {
+    let federations = |n: usize| {
+        let one = |at: usize| {
+            format!(
+                "apiVersion: canal.mesh/v1\nkind: Federation\nmetadata: {{name: f{at}}}\nspec: {{tenant: t{at}, trustDomain: t{at}.example}}\n---\n"
+            )
+        };
+        output(&(0..n).map(one).collect::<String>())
+    };
+    assert_eq!(federations(FEDERATIONS_PER_TENANT_MAX).federations.len(), FEDERATIONS_PER_TENANT_MAX);
+    let beyond = federations(FEDERATIONS_PER_TENANT_MAX + 1);
+    assert_eq!((beyond.federations.len(), beyond.diagnostics.len()), (FEDERATIONS_PER_TENANT_MAX, 1));
+
+    let servers = |n: usize, addresses: usize| -> (usize, usize) {
+        let mut yaml = String::new();
+        for at in 0..n {
+            let addresses = list(addresses, |a| format!("'192.0.2.{}:15013'", a + 1));
+            writeln!(
+                yaml,
+                "apiVersion: canal.mesh/v1\nkind: KeyServer\nmetadata: {{name: k{at}}}\nspec: {{addresses: [{addresses}]}}\n---"
+            )
+            .unwrap();
+        }
+        let output = output(&yaml);
+        (output.resources.iter().filter(|resource| matches!(resource, Resource::KeyServer(_))).count(), output.diagnostics.len())
+    };
+    assert_eq!(servers(KEY_SERVERS_PER_TENANT_MAX, 1), (KEY_SERVERS_PER_TENANT_MAX, 0));
+    assert_eq!(servers(KEY_SERVERS_PER_TENANT_MAX + 1, 1), (KEY_SERVERS_PER_TENANT_MAX, 1));
+    assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX), (1, 0));
+    assert_eq!(servers(1, KEY_SERVER_ADDRESSES_MAX + 1), (0, 1));
+}
+
+#[test]
+fn identities_of_a_node() {
+    let pods = |n: usize| {
+        let pod = |at: usize| {
+            format!(
+                "apiVersion: v1\nkind: Pod\nmetadata: {{name: p{at}, annotations: {{canal.mesh/az: az1}}}}\nspec: {{nodeName: n1, serviceAccountName: a{at}}}\nstatus: {{podIP: 10.1.{}.{}}}\n---\n",
+                at / 250,
+                at % 250 + 1
+            )
+        };
+        let output = output(&(0..n).map(pod).collect::<String>());
+        let entitled: Vec<usize> = output
+            .resources
+            .iter()
+            .filter_map(|resource| match resource {
+                Resource::Entitlement(entitlement) => Some(entitlement.identities.len()),
+                _ => None,
+            })
+            .collect();
+        (entitled, output.diagnostics.len())
+    };
+    assert_eq!(pods(IDENTITIES_MAX), (vec![IDENTITIES_MAX], 0));
+    assert_eq!(pods(IDENTITIES_MAX + 1), (vec![IDENTITIES_MAX], 1));
+}
+
+#[test]
+fn a_reason_is_cut_where_it_is_too_long() {
+    let yaml = policy(&format!("action: CUSTOM, provider: {{name: {}}}, rules: [{{}}]", "ä".repeat(2 * REASON_BYTES_MAX)));
+    let output = output(&yaml);
+    let reason = output.resources.iter().find_map(|resource| match resource {
+        Resource::Authorization(policy) => policy.broken.clone(),
+        _ => None,
+    });
+    let reason = reason.expect("the policy is broken");
+    assert!((REASON_BYTES_MAX - 4..=REASON_BYTES_MAX).contains(&reason.len()), "{}", reason.len());
+}
+
+/// The name of the provider, and the trust domain of Canal's own parts, are nobody's.
+#[test]
+fn reserved_names_compile_to_nothing() {
+    let compiled = |tenant: &str, trust_domain: &str| {
+        let yaml = format!(
+            "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {tenant}}}\nspec: {{vni: 1, trustDomain: {trust_domain}, podCidrs: [10.1.0.0/16]}}\n"
+        );
+        let documents: Vec<_> = canal_sources::parse("t.yaml", &yaml).documents.into_iter().map(Arc::new).collect();
+        let tenant = TenantName::new(tenant).unwrap();
+        let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &BTreeMap::new(), jwks: &BTreeMap::new() });
+        (output.resources.len(), output.diagnostics.into_iter().map(|d| d.field).collect::<Vec<_>>())
+    };
+    assert_eq!(compiled("alpha", "alpha.example"), (1, vec![]));
+    assert_eq!(compiled("canal-system", "alpha.example"), (0, vec!["metadata.name".to_owned()]));
+    assert_eq!(compiled("alpha", "components.canal"), (0, vec!["spec.trustDomain".to_owned()]));
+}
+
+/// Of a policy's targets each has a name of its own, whatever other policies are called.
+#[test]
+fn targets_have_names_that_nobody_else_has() {
+    let named = |name: &str, spec: &str| policy(spec).replace("{name: p}", &format!("{{name: {name}}}"));
+    let long = "l".repeat(63) + &format!(".{}", "m".repeat(63)) + &format!(".{}", "n".repeat(63)) + &format!(".{}", "o".repeat(61));
+    let refs = "targetRefs: [{kind: Service, name: web}, {kind: Service, name: gone}], rules: [{}]";
+    let yaml = [named("p", refs), named("p.target-2", "rules: [{}]"), named(&long, refs)].concat();
+    let output = output(&yaml);
+    let names: Vec<String> = output
+        .resources
+        .iter()
+        .filter_map(|resource| match resource {
+            Resource::Authorization(policy) => Some(policy.key.name.to_string()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(names, [long.as_str(), "p", "p.target-2", "p.target-3", "target-2.of-long-name"]);
+}
