@@ -5,12 +5,15 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use canal_model::identity::components;
 use rcgen::{ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::SERVER_LIFETIME_SECONDS;
 use crate::issuer::{Root, dated};
+use crate::request::Refusal;
+use crate::tenant::TenantAuthority;
 
 const ROOT_FILE: &str = "root.pem";
 const KEY_FILE: &str = "root.key";
@@ -87,6 +90,14 @@ impl Infra {
     /// The root certificate, PEM.
     pub fn certificate(&self) -> &str {
         &self.root.pem
+    }
+
+    /// The same root as the authority of Canal's own parts, which show its certificates on the channel to key servers.
+    ///
+    /// # Errors
+    /// [`Refusal::Signing`].
+    pub fn of_components(&self) -> Result<TenantAuthority, Refusal> {
+        TenantAuthority::load(&components().1, &self.root.key_der(), &self.root.pem)
     }
 
     /// A fresh server certificate for the DNS name `name`.

@@ -1,25 +1,30 @@
-//! What every root of Canal has in common: an ECDSA P-256 key, one self-signed certificate, and how leaves get their dates and serials.
+//! What every authority of Canal has in common: a key and the certificate over it, and how leaves get their dates, serials and usages.
 
 use std::time::Duration;
 
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+use canal_model::identity::Identity;
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256,
-    SerialNumber, date_time_ymd,
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, date_time_ymd,
 };
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
+use crate::request::{ProvedKey, Refusal};
 use crate::{ROOT_LIFETIME_SECONDS, SKEW_SECONDS};
 
-/// A root that can sign.
+/// A root, or an intermediate, that can sign.
 pub(crate) struct Root {
     pub(crate) issuer: Issuer<'static, KeyPair>,
-    /// The self-signed certificate.
+    /// The certificate; a root's is self-signed.
     pub(crate) pem: String,
     /// Seconds since 1970.
     pub(crate) not_after: u64,
+    /// Of the certificate: the first half of its SHA-256, hexadecimal.
+    pub(crate) fingerprint: String,
 }
 
 impl Root {
@@ -31,8 +36,10 @@ impl Root {
         p.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         p.distinguished_name = DistinguishedName::new();
         p.distinguished_name.push(DnType::OrganizationName, "Canal");
-        // X.520 bounds a common name to 64 characters; the key identifier, not the name, tells roots apart.
-        p.distinguished_name.push(DnType::CommonName, name.chars().take(64).collect::<String>());
+        // X.520 bounds a common name to 64 characters. Roots of one domain must have names of their own: a revocation list is found by
+        // the name of its issuer alone, and a second root of the same name would make every chain look wrongly revoked.
+        let own = hex(&aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, key.public_key_raw()).as_ref()[..4]);
+        p.distinguished_name.push(DnType::CommonName, format!("{} {own}", name.chars().take(55).collect::<String>()));
         let pem = p.self_signed(&key).map_err(|e| e.to_string())?.pem();
         Self::assemble(key, pem)
     }
@@ -44,6 +51,12 @@ impl Root {
         Self::assemble(key, pem.to_string())
     }
 
+    /// An authority with a key of any kind that people keep: PKCS#8, PKCS#1 or SEC1, ECDSA or RSA.
+    pub(crate) fn adopt(key: PrivateKeyDer<'static>, pem: &str) -> Result<Self, String> {
+        let key = KeyPair::try_from(&key).map_err(|e| format!("the key cannot be used: {e}"))?;
+        Self::assemble(key, pem.to_string())
+    }
+
     fn assemble(key: KeyPair, pem: String) -> Result<Self, String> {
         let der = CertificateDer::from_pem_slice(pem.as_bytes()).map_err(|e| format!("the certificate cannot be read: {e}"))?;
         let (_, certificate) = X509Certificate::from_der(&der).map_err(|e| format!("the certificate cannot be read: {e}"))?;
@@ -52,7 +65,7 @@ impl Root {
         }
         let not_after = u64::try_from(certificate.validity().not_after.timestamp()).unwrap_or(0);
         let issuer = Issuer::from_ca_cert_pem(&pem, key).map_err(|e| e.to_string())?;
-        Ok(Self { issuer, pem, not_after })
+        Ok(Self { issuer, fingerprint: fingerprint(&der), pem, not_after })
     }
 
     /// PKCS#8 DER. Secret.
@@ -61,13 +74,50 @@ impl Root {
     }
 }
 
+/// Of a certificate: the first half of its SHA-256, hexadecimal.
+pub(crate) fn fingerprint(der: &[u8]) -> String {
+    hex(&aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, der).as_ref()[..16])
+}
+
+/// The leaf of `identity` over a proved key, and its serial.
+pub(crate) fn leaf(
+    root: &Root,
+    proved: &ProvedKey,
+    identity: &Identity,
+    names: &[String],
+    (now, not_after): (u64, u64),
+) -> Result<(String, String), Refusal> {
+    let bad = |e: rcgen::Error| Refusal::Signing(e.to_string());
+    let mut p = dated(now, not_after).map_err(Refusal::Signing)?;
+    p.subject_alt_names = vec![SanType::URI(identity.to_string().try_into().map_err(bad)?)];
+    for name in names {
+        p.subject_alt_names.push(SanType::DnsName(name.clone().try_into().map_err(bad)?));
+    }
+    p.is_ca = IsCa::ExplicitNoCa;
+    p.use_authority_key_identifier_extension = true;
+    p.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    if proved.is_rsa {
+        p.key_usages.push(KeyUsagePurpose::KeyEncipherment);
+    }
+    p.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+    let serial = p.serial_number.as_ref().map(|s| hex(&s.to_bytes())).unwrap_or_default();
+    let leaf = p.signed_by(&proved.spki, &root.issuer).map_err(bad)?;
+    Ok((leaf.pem(), serial))
+}
+
+/// A moment as certificates say it.
+pub(crate) fn moment(seconds: u64) -> Result<OffsetDateTime, String> {
+    let at = date_time_ymd(1970, 1, 1);
+    let after = Duration::from_secs(seconds).try_into().ok().and_then(|d| at.checked_add(d));
+    after.ok_or_else(|| "the clock is outside what a certificate can say".into())
+}
+
 /// Parameters of a certificate valid from [`SKEW_SECONDS`] before `now` until `until`, with a random serial and no subject.
 pub(crate) fn dated(now: u64, until: u64) -> Result<CertificateParams, String> {
-    let at = |seconds: u64| date_time_ymd(1970, 1, 1).checked_add(Duration::from_secs(seconds).try_into().ok()?);
     let mut p = CertificateParams::default();
     p.distinguished_name = DistinguishedName::new();
-    p.not_before = at(now.saturating_sub(SKEW_SECONDS)).ok_or("the clock is outside what a certificate can say")?;
-    p.not_after = at(until).ok_or("the clock is outside what a certificate can say")?;
+    p.not_before = moment(now.saturating_sub(SKEW_SECONDS))?;
+    p.not_after = moment(until)?;
     p.serial_number = Some(SerialNumber::from_slice(&serial()?));
     Ok(p)
 }

@@ -1,17 +1,26 @@
-//! Certificate authorities: one per tenant trust domain for workloads, one for the controller's own server certificate.
+//! Certificate authorities: one per tenant trust domain for workloads, one for the controller's own server certificate and the parts of
+//! Canal among each other.
 //! Who may have which identity is not decided here (`canal-hub` does); here is only what a certificate holds and how it is signed.
 //! Time is an argument everywhere.
 
 #![forbid(unsafe_code)]
 
+mod external;
+mod files;
 mod infra;
 mod issuer;
 mod request;
+mod revocation;
+mod rotation;
 mod tenant;
 
+pub use external::{AnswerFault, check_answer, check_request, root_fingerprint};
+pub use files::{AuthorityFiles, FILE_CERTIFICATES_MAX, FilesFault, read_crls, read_roots};
 pub use infra::{Infra, InfraError, ServerCertificate};
 pub use request::{CSR_BYTES_MAX, Refusal};
-pub use tenant::{Issued, TenantAuthority};
+pub use revocation::{CRL_LIFETIME_SECONDS, ForeignCrl, RevokedSerial};
+pub use rotation::{Patience, Phase, Sight, Step, decide_step, is_overdue};
+pub use tenant::{Asked, Issued, TenantAuthority};
 
 /// Longest life of a workload certificate, seconds; also the default.
 pub const LIFETIME_SECONDS_MAX: u64 = 24 * 3600;

@@ -31,6 +31,9 @@ pub enum Refusal {
     /// Another algorithm or a weak key.
     #[error("{0} is not accepted: use ECDSA P-256 (preferred) or P-384 with SHA-2, or RSA of 2048 to 4096 bits with SHA-2")]
     Key(String),
+    /// A key of an algorithm that the tenant does not ask for.
+    #[error("the tenant's keys are ECDSA P-256: send such a key, or set spec.keys.algorithm to Rsa2048")]
+    Algorithm,
     /// The request names another identity than the one asked for.
     #[error("the request names {named}, the identity asked for is {asked}: leave the URI name out, or make them equal")]
     Name { named: String, asked: String },
@@ -38,8 +41,11 @@ pub enum Refusal {
     #[error("the certificate could not be signed: {0}; this is a fault of the controller, try again")]
     Signing(String),
     /// The root has ended.
-    #[error("the authority's root ended at {0} s since 1970; give the tenant a new trust domain, or remove the authority")]
+    #[error("the authority's root ended at {0} s since 1970; replace it with `canal ca rotate`, or the files that hold it")]
     RootEnded(u64),
+    /// The authority may not sign revocation lists.
+    #[error("the intermediate may not sign revocation lists; give it the key usage cRLSign, or put crl.pem beside it")]
+    CrlSigner,
 }
 
 impl Refusal {
@@ -50,9 +56,11 @@ impl Refusal {
             Self::Form(_) => "form",
             Self::Signature => "signature",
             Self::Key(_) => "key",
+            Self::Algorithm => "key_algorithm",
             Self::Name { .. } => "name",
             Self::Signing(_) => "signing",
             Self::RootEnded(_) => "root_ended",
+            Self::CrlSigner => "crl_signer",
         }
     }
 }
@@ -60,11 +68,13 @@ impl Refusal {
 /// The public key of a request whose sender holds the private one.
 pub(crate) struct ProvedKey {
     pub(crate) spki: SubjectPublicKeyInfo,
+    /// The same, DER.
+    pub(crate) raw: Vec<u8>,
     pub(crate) is_rsa: bool,
 }
 
 /// Checks size, form, key, proof of possession and the URI name, in this order. Every extension but the name is ignored.
-pub(crate) fn check(pem: &str, asked: &Identity) -> Result<ProvedKey, Refusal> {
+pub(crate) fn check(pem: &str, asked: &Identity, rsa: bool) -> Result<ProvedKey, Refusal> {
     if pem.len() > CSR_BYTES_MAX {
         return Err(Refusal::TooLarge(pem.len()));
     }
@@ -74,11 +84,15 @@ pub(crate) fn check(pem: &str, asked: &Identity) -> Result<ProvedKey, Refusal> {
         return Err(Refusal::Form(format!("{} bytes stand after it", rest.len())));
     }
     let is_rsa = check_key(&csr.certification_request_info.subject_pki)?;
+    if is_rsa && !rsa {
+        return Err(Refusal::Algorithm);
+    }
     check_algorithm(&csr.signature_algorithm)?;
     csr.verify_signature().map_err(|_| Refusal::Signature)?;
     check_names(&csr, asked)?;
-    let spki = SubjectPublicKeyInfo::from_der(csr.certification_request_info.subject_pki.raw).map_err(|e| Refusal::Key(e.to_string()))?;
-    Ok(ProvedKey { spki, is_rsa })
+    let raw = csr.certification_request_info.subject_pki.raw.to_vec();
+    let spki = SubjectPublicKeyInfo::from_der(&raw).map_err(|e| Refusal::Key(e.to_string()))?;
+    Ok(ProvedKey { spki, raw, is_rsa })
 }
 
 fn check_key(spki: &x509::SubjectPublicKeyInfo<'_>) -> Result<bool, Refusal> {

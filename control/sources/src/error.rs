@@ -49,6 +49,9 @@ impl de::Error for DecodeError {
     /// Our own types say "problem: mend" in one sentence.
     fn custom<T: fmt::Display>(message: T) -> Self {
         let message = message.to_string();
+        if message.contains("socket address syntax") {
+            return Self::new("this is not an address with a port", "write ip:port, as 192.0.2.1:15013 or [2001:db8::1]:15013");
+        }
         if message.contains("IP address syntax") {
             return Self::new(
                 "this is not an address",

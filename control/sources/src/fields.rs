@@ -155,6 +155,15 @@ const DESTINATION_RULE: [Entry; 4] = [
     never("spec.workloadSelector", "rules for some clients only are not in this version", REMOVE),
 ];
 
+const AUTHORIZATION_POLICY: [Entry; 1] =
+    [never("spec.selector.matchExpressions", "workloads are selected by equal labels only", "use matchLabels")];
+
+const REQUEST_AUTHENTICATION: [Entry; 3] = [
+    never("spec.selector.matchExpressions", "workloads are selected by equal labels only", "use matchLabels"),
+    left_out("spec.jwtRules[].timeout", "the controller has a time of its own for fetching keys", REMOVE),
+    never("spec.jwtRules[].spaceDelimitedClaims", "other claims than `scope` and `permission` are not split", REMOVE),
+];
+
 /// Judges the field of `kind` at `pattern` (a path without numbers), which holds `value`.
 pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Verdict {
     if matches!(pattern, "apiVersion" | "kind" | "status") || METADATA_NOISE.contains(&pattern) {
@@ -173,7 +182,14 @@ pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Ve
         | ObjectKind::ReferenceGrant
         | ObjectKind::Tenant
         | ObjectKind::Gateway
-        | ObjectKind::Throttle => &[],
+        | ObjectKind::Throttle
+        | ObjectKind::ExternalAuthorizer
+        | ObjectKind::Federation
+        | ObjectKind::KeyServer
+        | ObjectKind::Termination
+        | ObjectKind::PeerAuthentication => &[],
+        ObjectKind::AuthorizationPolicy => &AUTHORIZATION_POLICY,
+        ObjectKind::RequestAuthentication => &REQUEST_AUTHENTICATION,
     };
     let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return Verdict::Unknown };
     match entry.harmless {
@@ -251,7 +267,11 @@ mod tests {
             ("gateway.networking.k8s.io/v1beta1", "HTTPRoute", Ok(ObjectKind::HttpRoute)),
             ("gateway.networking.k8s.io/v1alpha2", "HTTPRoute", Err(Stranger::OtherVersion(ObjectKind::HttpRoute))),
             ("networking.istio.io/v1alpha3", "VirtualService", Ok(ObjectKind::VirtualService)),
-            ("security.istio.io/v1", "AuthorizationPolicy", Err(Stranger::Refused)),
+            ("security.istio.io/v1", "AuthorizationPolicy", Ok(ObjectKind::AuthorizationPolicy)),
+            ("security.istio.io/v1beta1", "PeerAuthentication", Ok(ObjectKind::PeerAuthentication)),
+            ("security.istio.io/v1alpha1", "RequestAuthentication", Err(Stranger::OtherVersion(ObjectKind::RequestAuthentication))),
+            ("security.istio.io/v1", "MeshPolicy", Err(Stranger::Refused)),
+            ("canal.mesh/v1", "KeyServer", Ok(ObjectKind::KeyServer)),
             ("apps/v1", "Deployment", Err(Stranger::Skipped)),
             ("v1", "ServiceAccount", Err(Stranger::Skipped)),
             ("networking.k8s.io/v1", "NetworkPolicy", Err(Stranger::Refused)),
@@ -281,6 +301,8 @@ mod tests {
             (ObjectKind::Pod, "specs", "x", false),
             (ObjectKind::Node, "status.capacity", "{cpu: 4}", true),
             (ObjectKind::Throttle, "spec.requests", "x", false),
+            (ObjectKind::AuthorizationPolicy, "spec.selector.matchExpressions", "[x]", false),
+            (ObjectKind::RequestAuthentication, "spec.jwtRules[].spaceDelimitedClaims", "[x]", false),
         ] {
             let node = crate::tree::parse(yaml).unwrap();
             assert_eq!(judge(kind, pattern, Some(&node)) == Verdict::Noise, noise, "{kind} {pattern}: {yaml}");

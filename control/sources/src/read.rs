@@ -147,6 +147,13 @@ impl Reading<'_> {
             ObjectKind::Gateway => self.typed(kind, root, Empty::Refused).map(Object::Gateway),
             ObjectKind::Node => self.typed(kind, root, Empty::Absent).map(Object::Node),
             ObjectKind::Throttle => self.typed(kind, root, Empty::Refused).map(Object::Throttle),
+            ObjectKind::AuthorizationPolicy => self.typed(kind, root, Empty::Refused).map(Object::AuthorizationPolicy),
+            ObjectKind::RequestAuthentication => self.typed(kind, root, Empty::Refused).map(Object::RequestAuthentication),
+            ObjectKind::PeerAuthentication => self.typed(kind, root, Empty::Refused).map(Object::PeerAuthentication),
+            ObjectKind::ExternalAuthorizer => self.typed(kind, root, Empty::Refused).map(Object::ExternalAuthorizer),
+            ObjectKind::Federation => self.typed(kind, root, Empty::Refused).map(Object::Federation),
+            ObjectKind::KeyServer => self.typed(kind, root, Empty::Refused).map(Object::KeyServer),
+            ObjectKind::Termination => self.typed(kind, root, Empty::Refused).map(Object::Termination),
         }
     }
 

@@ -6,27 +6,27 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, TrustDomain};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::error::StoreError;
 use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
 use crate::ids::{Allocation, Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, decide_allocation};
 use crate::objects::{Edit, ObjectKey, Row, StoredObject};
-use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX, StoredAuthority};
+use crate::seal::StoreKey;
+use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
+use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX};
 
 /// `(tenant, kind, namespace, name)` to a JSON [`Row`].
 const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinition::new("objects");
 /// Service key to `(id, seconds since 1970 of its release or 0)`.
 const SERVICE_IDS: TableDefinition<&str, (u32, u64)> = TableDefinition::new("service-ids");
-/// `(tenant, trust domain)` to `(PKCS#8 DER, PEM)`.
-const AUTHORITIES: TableDefinition<(&str, &str), (&[u8], &str)> = TableDefinition::new("authorities");
 /// Tenant to its place in the order in which tenants were first seen, and whether it has files.
 const TENANTS: TableDefinition<&str, (u64, bool)> = TableDefinition::new("tenants");
 /// Counters by name.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
 
-const TABLES: usize = 10;
+const TABLES: usize = 14;
 
 const LAYOUT: u64 = 1;
 const COUNTER_LAYOUT: &str = "layout";
@@ -72,6 +72,8 @@ impl Default for Limits {
 pub struct Store {
     path: PathBuf,
     pub(crate) limits: Limits,
+    /// Seals private keys.
+    pub(crate) key: Option<StoreKey>,
     inner: Mutex<Inner>,
 }
 
@@ -105,8 +107,14 @@ impl Store {
     /// Opens or creates `controller.redb` in `dir`, both readable by their owner only.
     ///
     /// # Errors
-    /// [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`] or [`StoreError::Disk`].
+    /// [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`], [`StoreError::Disk`], or [`StoreError::Key`] for a store
+    /// whose keys are sealed.
     pub fn open(dir: &Path, limits: Limits) -> Result<Self, StoreError> {
+        Self::open_with(dir, limits, None)
+    }
+
+    /// The store before anybody looked whether its keys open.
+    pub(crate) fn open_unsealed(dir: &Path, limits: Limits) -> Result<Self, StoreError> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| StoreError::Open {
             path: dir.into(),
             why: e.to_string(),
@@ -125,7 +133,7 @@ impl Store {
             given: loaded.generation,
             doubt: None,
         };
-        Ok(Self { path, limits, inner: Mutex::new(inner) })
+        Ok(Self { path, limits, key: None, inner: Mutex::new(inner) })
     }
 
     /// Where the file is.
@@ -365,34 +373,6 @@ impl Store {
         Ok(gone.len())
     }
 
-    /// The authority of a tenant's trust domain, if one was made.
-    ///
-    /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
-    pub fn authority(&self, tenant: &TenantName, domain: &TrustDomain) -> Result<Option<StoredAuthority>, StoreError> {
-        let mut inner = self.lock();
-        let database = self.opened(&mut inner)?;
-        let read = || -> Result<Option<StoredAuthority>, redb::Error> {
-            let table = database.begin_read()?.open_table(AUTHORITIES)?;
-            let row = table.get((tenant.as_str(), domain.as_str()))?;
-            Ok(row.map(|r| StoredAuthority { key: r.value().0.to_vec(), certificate: r.value().1.to_string() }))
-        };
-        read().map_err(|e| StoreError::from_redb(&self.path, e))
-    }
-
-    /// Keeps a new authority. It must be on disk before the first certificate leaves: a root that is lost cannot be trusted again.
-    ///
-    /// # Errors
-    /// [`StoreError::Disk`].
-    pub fn put_authority(&self, tenant: &TenantName, domain: &TrustDomain, authority: &StoredAuthority) -> Result<(), StoreError> {
-        let mut inner = self.lock();
-        self.transact(&mut inner, |tx| {
-            let value = (authority.key.as_slice(), authority.certificate.as_str());
-            tx.open_table(AUTHORITIES)?.insert((tenant.as_str(), domain.as_str()), value)?;
-            Ok(Step::Commit { before: Vec::new() })
-        })
-    }
-
     /// Gives back the generations that were reserved and not used, so that an orderly restart goes on without a gap.
     /// A process that dies without this call costs a gap, nothing else.
     ///
@@ -407,6 +387,16 @@ impl Store {
         })?;
         inner.reserved = given;
         Ok(())
+    }
+
+    /// Gives the file's unused pages back to the disk.
+    pub(crate) fn compact(&self) -> Result<(), StoreError> {
+        let mut inner = self.lock();
+        self.opened(&mut inner)?;
+        match inner.database.as_mut().map(Database::compact) {
+            Some(Err(e)) => Err(StoreError::from_redb(&self.path, e.into())),
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -595,6 +585,10 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         tx.open_table(OBJECTS)?;
         tx.open_table(SERVICE_IDS)?;
         tx.open_table(AUTHORITIES)?;
+        tx.open_table(AUTHORITIES_SECOND)?;
+        tx.open_table(TRUST)?;
+        tx.open_table(ISSUED)?;
+        tx.open_table(JWKS)?;
         tx.open_table(TENANTS)?;
         tx.open_table(REPLICAS)?;
         tx.open_table(EDGES)?;

@@ -34,6 +34,9 @@ pub enum StoreError {
     /// Every replica number is in use.
     #[error("no replica number is left: all {limit} are taken; forget replicas that are gone")]
     ReplicaNumbers { limit: u16 },
+    /// Private keys are sealed and do not open, or the key to do so cannot be had.
+    #[error("the store's key: {why}; give --store-key-file the file of 32 bytes under which the store was sealed")]
+    Key { why: String },
 }
 
 impl StoreError {
@@ -49,6 +52,7 @@ impl StoreError {
             Self::Edits { .. } => "edits",
             Self::ServiceIds { .. } => "service_ids",
             Self::ReplicaNumbers { .. } => "replica_numbers",
+            Self::Key { .. } => "key",
         }
     }
 

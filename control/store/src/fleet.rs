@@ -215,23 +215,23 @@ impl Store {
         })
     }
 
-    fn read<T>(&self, f: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>) -> Result<T, StoreError> {
+    pub(crate) fn read<T>(&self, f: impl FnOnce(&redb::ReadTransaction) -> Result<T, redb::Error>) -> Result<T, StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
         let run = || f(&database.begin_read()?);
         run().map_err(|e| StoreError::from_redb(self.path(), e))
     }
 
-    fn write(&self, f: impl FnOnce(&redb::WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
+    pub(crate) fn write(&self, f: impl FnOnce(&redb::WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
         let mut inner = self.lock();
         self.transact(&mut inner, f)
     }
 }
 
-fn json(value: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
+pub(crate) fn json(value: &impl Serialize) -> Result<Vec<u8>, redb::Error> {
     serde_json::to_vec(value).map_err(|e| redb::Error::Corrupted(e.to_string()))
 }
 
-fn row<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, redb::Error> {
+pub(crate) fn row<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, redb::Error> {
     serde_json::from_slice(bytes).map_err(|e| redb::Error::Corrupted(format!("a {what}: {e}")))
 }

@@ -10,14 +10,18 @@ mod error;
 mod fleet;
 mod ids;
 mod objects;
+mod seal;
+mod trust;
 
 pub use database::{Limits, Store};
 pub use error::StoreError;
 pub use fleet::{StoredEdge, StoredFleet, StoredReplica};
 pub use ids::SERVICE_ID_QUARANTINE_SECONDS;
 pub use objects::{Edit, ObjectKey, StoredObject};
+pub use seal::StoreKey;
+pub use trust::{DomainName, StoredCertificate, StoredTrust};
 
-/// A certificate authority as it is kept: the key is secret, the file's mode is 0600.
+/// A certificate authority as it is kept: the key is secret. The file's mode is 0600, and with a [`StoreKey`] it is sealed in it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredAuthority {
     /// PKCS#8 DER.

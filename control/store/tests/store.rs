@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use canal_model::fleet::ReplicaState;
-use canal_model::ids::{AzName, Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
+use canal_model::ids::{AzName, Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::plan::{Note, Plan, PlannedService, PlannedTable, Seat};
 use canal_model::program::BUCKETS;
-use canal_store::{Edit, Limits, ObjectKey, Store, StoreError, StoredAuthority, StoredEdge, StoredReplica};
+use canal_store::{Edit, Limits, ObjectKey, Store, StoreError, StoredEdge, StoredReplica};
 
 fn open(dir: &Path) -> Store {
     Store::open(dir, Limits::default()).unwrap()
@@ -177,23 +177,6 @@ fn the_reserve_is_renewed_before_it_is_used_up() {
     }
     drop(s);
     assert!(open(dir.path()).generation().0 >= n);
-}
-
-#[test]
-fn authorities_are_kept_per_tenant_and_domain() {
-    let dir = tempfile::tempdir().unwrap();
-    let s = open(dir.path());
-    let (alpha, beta) = (TenantName::new("alpha").unwrap(), TenantName::new("beta").unwrap());
-    let (one, two) = (TrustDomain::new("one.example").unwrap(), TrustDomain::new("two.example").unwrap());
-    let a = StoredAuthority { key: vec![1, 2, 3], certificate: "PEM".into() };
-    assert_eq!(s.authority(&alpha, &one).unwrap(), None);
-    s.put_authority(&alpha, &one, &a).unwrap();
-    drop(s);
-    let s = open(dir.path());
-    assert_eq!(s.authority(&alpha, &one).unwrap(), Some(a.clone()));
-    assert_eq!(s.authority(&alpha, &two).unwrap(), None);
-    assert_eq!(s.authority(&beta, &one).unwrap(), None);
-    assert!(!format!("{a:?}").contains("[1, 2, 3]"), "the key is never printed");
 }
 
 #[test]

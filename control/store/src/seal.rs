@@ -1,0 +1,142 @@
+//! Private keys at rest: AES-256-GCM under a key that the operator gives. Without one they lie in the file as they are, whose mode is 0600.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
+
+use crate::error::StoreError;
+
+/// What a sealed key begins with; PKCS#8 DER begins with 0x30.
+const MAGIC: &[u8] = b"CANAL1";
+/// Bytes of a store key.
+const KEY_BYTES: usize = 32;
+/// More than 64 hexadecimal digits and white space is no key.
+const KEY_FILE_BYTES_MAX: u64 = 256;
+
+/// The key under which the store's private keys are sealed.
+pub struct StoreKey {
+    key: RandomizedNonceKey,
+}
+
+impl std::fmt::Debug for StoreKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("StoreKey(secret)")
+    }
+}
+
+impl StoreKey {
+    /// Of 32 bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Key`].
+    pub fn new(bytes: &[u8]) -> Result<Self, StoreError> {
+        let key = RandomizedNonceKey::new(&AES_256_GCM, bytes);
+        key.map(|key| Self { key }).map_err(|_| StoreError::Key { why: format!("{} bytes, not {KEY_BYTES}", bytes.len()) })
+    }
+
+    /// Reads a file of 32 bytes, or of 64 hexadecimal digits.
+    ///
+    /// # Errors
+    /// [`StoreError::Key`].
+    pub fn read(path: &Path) -> Result<Self, StoreError> {
+        let refused = |why: String| StoreError::Key { why: format!("{}: {why}", path.display()) };
+        let mut bytes = Vec::new();
+        let file = File::open(path).map_err(|e| refused(e.to_string()))?;
+        file.take(KEY_FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(|e| refused(e.to_string()))?;
+        if bytes.len() == KEY_BYTES {
+            return Self::new(&bytes);
+        }
+        let text = std::str::from_utf8(&bytes).map(str::trim).unwrap_or_default();
+        let digit = |at: usize| text.get(2 * at..2 * at + 2).and_then(|d| u8::from_str_radix(d, 16).ok());
+        let read: Option<Vec<u8>> = (0..KEY_BYTES).map(digit).collect();
+        match read.filter(|_| text.len() == 2 * KEY_BYTES) {
+            Some(bytes) => Self::new(&bytes),
+            None => Err(refused("it holds neither 32 bytes nor 64 hexadecimal digits".into())),
+        }
+    }
+
+    /// `plain`, sealed for one place: elsewhere it does not open.
+    fn seal(&self, plain: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+        let mut body = plain.to_vec();
+        let sealed = self.key.seal_in_place_append_tag(Aad::from(place.as_bytes()), &mut body);
+        let nonce = sealed.map_err(|_| StoreError::Key { why: "a key could not be sealed".into() })?;
+        Ok([MAGIC, nonce.as_ref(), &body].concat())
+    }
+
+    fn open(&self, sealed: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+        let refused = || StoreError::Key { why: format!("it is not the one under which {place} was sealed, or the store is damaged") };
+        let (nonce, body) = sealed.split_at_checked(NONCE_LEN).ok_or_else(refused)?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| refused())?;
+        let mut body = body.to_vec();
+        let plain = self.key.open_in_place(nonce, Aad::from(place.as_bytes()), &mut body).map_err(|_| refused())?;
+        Ok(plain.to_vec())
+    }
+}
+
+/// True where `bytes` are sealed.
+pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
+    bytes.starts_with(MAGIC)
+}
+
+/// As it is to lie on disk.
+pub(crate) fn sealed(key: Option<&StoreKey>, plain: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+    match key {
+        Some(key) => key.seal(plain, place),
+        None => Ok(plain.to_vec()),
+    }
+}
+
+/// As it was before.
+pub(crate) fn opened(key: Option<&StoreKey>, bytes: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+    match (bytes.strip_prefix(MAGIC), key) {
+        (None, _) => Ok(bytes.to_vec()),
+        (Some(body), Some(key)) => key.open(body, place),
+        (Some(_), None) => Err(StoreError::Key { why: "the store's keys are sealed and none was given".into() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_opens_in_its_place_under_its_key_only() {
+        let (a, b) = (StoreKey::new(&[1; 32]).unwrap(), StoreKey::new(&[2; 32]).unwrap());
+        let lying = sealed(Some(&a), b"secret", "alpha/x").unwrap();
+        assert!(is_sealed(&lying) && !lying.windows(6).any(|w| w == b"secret"));
+        let mut torn = lying.clone();
+        *torn.last_mut().unwrap() ^= 1;
+        for (what, key, bytes, place, want) in [
+            ("its key and place", Some(&a), &lying[..], "alpha/x", Some(&b"secret"[..])),
+            ("another key", Some(&b), &lying, "alpha/x", None),
+            ("no key", None, &lying, "alpha/x", None),
+            ("another place", Some(&a), &lying, "beta/x", None),
+            ("a changed bit", Some(&a), &torn, "alpha/x", None),
+            ("cut off", Some(&a), &lying[..9], "alpha/x", None),
+            ("never sealed", Some(&a), b"secret", "alpha/x", Some(b"secret")),
+        ] {
+            assert_eq!(opened(key, bytes, place).ok().as_deref(), want, "{what}");
+        }
+        assert_ne!(sealed(Some(&a), b"secret", "p").unwrap(), sealed(Some(&a), b"secret", "p").unwrap(), "a nonce of its own");
+    }
+
+    #[test]
+    fn key_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        for (content, ok) in [
+            (vec![7; 32], true),
+            (format!("{}\n", "ab".repeat(32)).into_bytes(), true),
+            (vec![7; 31], false),
+            ("zz".repeat(32).into_bytes(), false),
+            (Vec::new(), false),
+            (vec![b'a'; 4096], false),
+        ] {
+            std::fs::write(&path, &content).unwrap();
+            assert_eq!(StoreKey::read(&path).is_ok(), ok, "{} bytes", content.len());
+        }
+        assert!(StoreKey::read(&dir.path().join("none")).is_err());
+    }
+}

@@ -1,0 +1,260 @@
+//! What the certificate authorities must not forget: roots with their keys, what they have issued, key sets that were fetched. Rows only;
+//! what a trust domain's state means is the hub's.
+
+use canal_model::ids::{TenantName, TrustDomain};
+use redb::{ReadableTable, TableDefinition};
+use serde::{Deserialize, Serialize};
+
+use crate::StoredAuthority;
+use crate::database::{Step, Store};
+use crate::error::StoreError;
+use crate::fleet::{json, row};
+use crate::seal::{StoreKey, is_sealed, opened, sealed};
+
+type DomainKey = (&'static str, &'static str);
+type DomainRow = (&'static [u8], &'static str);
+type KeyAndPem = (Vec<u8>, String);
+
+/// `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that signs.
+pub(crate) const AUTHORITIES: TableDefinition<DomainKey, DomainRow> = TableDefinition::new("authorities");
+/// The same of the root that comes or goes.
+pub(crate) const AUTHORITIES_SECOND: TableDefinition<DomainKey, DomainRow> = TableDefinition::new("authorities-second");
+/// `(tenant, trust domain)` to the state that goes with the roots: a text of the hub's.
+pub(crate) const TRUST: TableDefinition<DomainKey, &str> = TableDefinition::new("trust");
+/// `(tenant, trust domain, serial)` to a JSON [`StoredCertificate`].
+pub(crate) const ISSUED: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("issued");
+/// `(tenant, URI)` to a key set.
+pub(crate) const JWKS: TableDefinition<(&str, &str), &str> = TableDefinition::new("jwks");
+
+/// All that is kept of one trust domain's authority.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StoredTrust {
+    /// The root that signs; `None` where files or another process do.
+    pub first: Option<StoredAuthority>,
+    /// The root that comes or goes.
+    pub second: Option<StoredAuthority>,
+    /// The hub's own words on it.
+    pub state: String,
+}
+
+/// One certificate that was issued.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredCertificate {
+    /// Hexadecimal.
+    pub serial: String,
+    /// Whom it names.
+    pub identity: String,
+    /// DNS names in it, beside the identity.
+    #[serde(default)]
+    pub names: Vec<String>,
+    /// To whom it was given.
+    pub holder: String,
+    /// Fingerprint of the root it chains to.
+    pub root: String,
+    /// Seconds since 1970.
+    pub issued: u64,
+    /// Seconds since 1970.
+    pub until: u64,
+}
+
+/// Of one trust domain.
+pub type DomainName = (TenantName, TrustDomain);
+
+impl Store {
+    /// All trust domains' authorities.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`], [`StoreError::Damaged`] or [`StoreError::Key`].
+    pub fn trusts(&self) -> Result<Vec<(DomainName, StoredTrust)>, StoreError> {
+        let mut found: std::collections::BTreeMap<DomainName, StoredTrust> = Default::default();
+        let (firsts, seconds, states) = self.read(|tx| {
+            let rows = |table: TableDefinition<DomainKey, DomainRow>| -> Result<Vec<(DomainName, KeyAndPem)>, redb::Error> {
+                let mut out = Vec::new();
+                for entry in tx.open_table(table)?.iter()? {
+                    let (k, v) = entry?;
+                    out.push((domain(k.value())?, (v.value().0.to_vec(), v.value().1.to_string())));
+                }
+                Ok(out)
+            };
+            let mut states = Vec::new();
+            for entry in tx.open_table(TRUST)?.iter()? {
+                let (k, v) = entry?;
+                states.push((domain(k.value())?, v.value().to_string()));
+            }
+            Ok((rows(AUTHORITIES)?, rows(AUTHORITIES_SECOND)?, states))
+        })?;
+        for (name, row) in firsts {
+            let first = self.open_row(&name, row)?;
+            found.entry(name).or_default().first = Some(first);
+        }
+        for (name, row) in seconds {
+            let second = self.open_row(&name, row)?;
+            found.entry(name).or_default().second = Some(second);
+        }
+        for (name, state) in states {
+            found.entry(name).or_default().state = state;
+        }
+        Ok(found.into_iter().collect())
+    }
+
+    fn open_row(&self, name: &DomainName, (key, certificate): KeyAndPem) -> Result<StoredAuthority, StoreError> {
+        Ok(StoredAuthority { key: opened(self.key.as_ref(), &key, &place(name))?, certificate })
+    }
+
+    /// Keeps the authorities of some trust domains, all or none. A new root must be on disk before its first certificate leaves: one that is
+    /// lost cannot be trusted again.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Key`].
+    pub fn put_trusts(&self, all: &[(DomainName, StoredTrust)]) -> Result<(), StoreError> {
+        let seal = |name: &DomainName, a: &Option<StoredAuthority>| -> Result<Option<KeyAndPem>, StoreError> {
+            let row = a.as_ref().map(|a| Ok((sealed(self.key.as_ref(), &a.key, &place(name))?, a.certificate.clone())));
+            row.transpose()
+        };
+        let mut rows = Vec::new();
+        for (name, trust) in all {
+            rows.push((name, seal(name, &trust.first)?, seal(name, &trust.second)?, trust.state.as_str()));
+        }
+        self.write(|tx| {
+            let mut states = tx.open_table(TRUST)?;
+            let mut tables = [tx.open_table(AUTHORITIES)?, tx.open_table(AUTHORITIES_SECOND)?];
+            for ((tenant, domain), first, second, state) in &rows {
+                let key = (tenant.as_str(), domain.as_str());
+                for (table, row) in tables.iter_mut().zip([first, second]) {
+                    match row {
+                        Some((sealed, pem)) => _ = table.insert(key, (sealed.as_slice(), pem.as_str()))?,
+                        None => _ = table.remove(key)?,
+                    }
+                }
+                states.insert(key, *state)?;
+            }
+            Ok(Step::Commit { before: Vec::new() })
+        })
+    }
+
+    /// Seals keys that lie open, where a key to do so was given. How many.
+    pub(crate) fn seal_all(&self) -> Result<usize, StoreError> {
+        let is_open = |table: TableDefinition<DomainKey, DomainRow>| {
+            self.read(|tx| {
+                let mut open = 0;
+                for entry in tx.open_table(table)?.iter()? {
+                    open += usize::from(!is_sealed(entry?.1.value().0));
+                }
+                Ok(open)
+            })
+        };
+        let open = is_open(AUTHORITIES)? + is_open(AUTHORITIES_SECOND)?;
+        // Read in any case: a key that does not fit must be told before anything is served.
+        let all = self.trusts()?;
+        if self.key.is_some() && open > 0 {
+            self.put_trusts(&all)?;
+        }
+        Ok(open)
+    }
+
+    /// Everything on record of what was issued.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn issued(&self) -> Result<Vec<(DomainName, StoredCertificate)>, StoreError> {
+        self.read(|tx| {
+            let mut out = Vec::new();
+            for entry in tx.open_table(ISSUED)?.iter()? {
+                let (k, v) = entry?;
+                let (tenant, trust_domain, _) = k.value();
+                out.push((domain((tenant, trust_domain))?, row("issued certificate", v.value())?));
+            }
+            Ok(out)
+        })
+    }
+
+    /// Puts certificates on record, before they leave.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn add_issued(&self, all: &[(DomainName, StoredCertificate)]) -> Result<(), StoreError> {
+        self.write(|tx| {
+            let mut table = tx.open_table(ISSUED)?;
+            for ((tenant, domain), c) in all {
+                table.insert((tenant.as_str(), domain.as_str(), c.serial.as_str()), json(c)?.as_slice())?;
+            }
+            Ok(Step::Commit { before: Vec::new() })
+        })
+    }
+
+    /// Forgets certificates that ended before `now`, seconds since 1970. How many.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn prune_issued(&self, now: u64) -> Result<usize, StoreError> {
+        let ended: Vec<_> = self.issued()?.into_iter().filter(|(_, c)| c.until < now).collect();
+        if !ended.is_empty() {
+            self.write(|tx| {
+                let mut table = tx.open_table(ISSUED)?;
+                for ((tenant, domain), c) in &ended {
+                    table.remove((tenant.as_str(), domain.as_str(), c.serial.as_str()))?;
+                }
+                Ok(Step::Commit { before: Vec::new() })
+            })?;
+        }
+        Ok(ended.len())
+    }
+
+    /// Key sets as they were last fetched, by tenant and URI.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn jwks(&self) -> Result<Vec<(TenantName, String, String)>, StoreError> {
+        self.read(|tx| {
+            let mut out = Vec::new();
+            for entry in tx.open_table(JWKS)?.iter()? {
+                let (k, v) = entry?;
+                let tenant = TenantName::new(k.value().0).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
+                out.push((tenant, k.value().1.to_string(), v.value().to_string()));
+            }
+            Ok(out)
+        })
+    }
+
+    /// Keeps a fetched key set, or forgets it.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`].
+    pub fn put_jwks(&self, tenant: &TenantName, uri: &str, body: Option<&str>) -> Result<(), StoreError> {
+        self.write(|tx| {
+            let mut table = tx.open_table(JWKS)?;
+            match body {
+                Some(body) => _ = table.insert((tenant.as_str(), uri), body)?,
+                None => _ = table.remove((tenant.as_str(), uri))?,
+            }
+            Ok(Step::Commit { before: Vec::new() })
+        })
+    }
+}
+
+impl Store {
+    /// As [`Store::open`], with private keys sealed under `key`. Those that lay open until now are sealed.
+    ///
+    /// # Errors
+    /// As [`Store::open`]; [`StoreError::Key`] where keys are sealed and `key` does not open them.
+    pub fn open_with(dir: &std::path::Path, limits: crate::Limits, key: Option<StoreKey>) -> Result<Self, StoreError> {
+        let mut store = Self::open_unsealed(dir, limits)?;
+        store.key = key;
+        let lay_open = store.seal_all()?;
+        if store.key.is_some() && lay_open > 0 {
+            // Pages that are no longer used still hold the keys as they lay; they go with the file's shrinking.
+            store.compact()?;
+            tracing::info!(keys = lay_open, "the store's private keys are sealed now");
+        }
+        Ok(store)
+    }
+}
+
+fn place((tenant, domain): &DomainName) -> String {
+    format!("{tenant}/{domain}")
+}
+
+fn domain((tenant, domain): (&str, &str)) -> Result<DomainName, redb::Error> {
+    let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
+    Ok((TenantName::new(tenant).map_err(damaged)?, TrustDomain::new(domain).map_err(damaged)?))
+}
