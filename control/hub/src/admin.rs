@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::identity::{Identity, components};
 use canal_model::ids::{IdError, ReplicaName, ServiceKey, TenantName};
 use canal_model::policy::ObjectKind;
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
-use canal_store::StoreError;
+use canal_store::{DomainName, StoreError};
 use canal_wire::api;
 use canal_wire::api::admin_server::Admin;
 use tokio::sync::oneshot;
@@ -17,7 +18,8 @@ use crate::apply::Wish;
 use crate::catalog::{Catalog, Listed, TenantView};
 use crate::fleet::Overview;
 use crate::metrics;
-use crate::shared::Shared;
+use crate::shared::{Shared, now_seconds};
+use crate::trust::{OrderError, OrderFault, Target, Trust};
 use crate::writer::{Command, Outcome};
 
 /// Files in one Apply or Diff.
@@ -170,6 +172,56 @@ impl Admin for AdminService {
         self.done("explain", if explained.is_some() { "accepted" } else { "missing" });
         explained.map(Response::new).ok_or_else(|| Status::not_found(format!("the cloud tier has no service {key}")))
     }
+
+    async fn trust(&self, request: Request<api::TrustRequest>) -> Result<Response<api::TrustResponse>, Status> {
+        let operator = self.operator("ca_status", &request)?;
+        let request = request.into_inner();
+        let only = match request.tenant.as_str() {
+            "" => None,
+            named => Some(operator.tenant_of(named).inspect_err(|_| self.shared.refuse("foreign_tenant"))?),
+        };
+        let catalog = self.shared.catalog.borrow().clone();
+        let seen = catalog.tenants.iter().filter(|(name, _)| operator.may_see(name) && only.as_ref().is_none_or(|o| o == *name));
+        let domains = seen.filter_map(|(name, view)| Some((name.clone(), view.claims.isolation.as_ref()?.trust_domain.clone())));
+        let own = Some(components()).filter(|own| operator.is_provider() && only.as_ref().is_none_or(|o| *o == own.0));
+        let domains = domains.chain(own);
+        let now = now_seconds();
+        let domains = domains.map(|name| self.shared.trust.status(&name, request.certificates, now)).collect();
+        self.done("ca_status", "accepted");
+        Ok(Response::new(api::TrustResponse { domains, note: String::new() }))
+    }
+
+    async fn rotate_root(&self, request: Request<api::RotateRequest>) -> Result<Response<api::TrustResponse>, Status> {
+        let operator = self.operator("ca_rotate", &request)?;
+        let request = request.into_inner();
+        let act = move |trust: &Trust, name: &DomainName| trust.rotate(name, request.force).map(str::to_string);
+        self.on_trust("ca_rotate", &operator, &request.tenant, act).await
+    }
+
+    async fn revoke(&self, request: Request<api::RevokeRequest>) -> Result<Response<api::TrustResponse>, Status> {
+        let operator = self.operator("ca_revoke", &request)?;
+        let request = request.into_inner();
+        let target = match (request.identity.as_str(), request.serial.as_str()) {
+            ("", "") => return Err(Status::invalid_argument("name an identity or a serial")),
+            (identity, "") => Target::Identity(parsed::<Identity>(identity)?),
+            ("", serial) => Target::Serial(serial.trim_start_matches("0x").replace(':', "").to_ascii_lowercase()),
+            _ => return Err(Status::invalid_argument("name an identity or a serial, not both")),
+        };
+        self.on_trust("ca_revoke", &operator, &request.tenant, move |trust, name| match &target {
+            Target::Identity(identity) if identity.trust_domain != name.1 => {
+                Err(OrderFault::Foreign(identity.clone(), name.1.clone()).into())
+            }
+            _ => trust.revoke(name, &target),
+        })
+        .await
+    }
+
+    async fn restore(&self, request: Request<api::RevokeRequest>) -> Result<Response<api::TrustResponse>, Status> {
+        let operator = self.operator("ca_restore", &request)?;
+        let request = request.into_inner();
+        let identity = parsed::<Identity>(&request.identity)?;
+        self.on_trust("ca_restore", &operator, &request.tenant, move |trust, name| trust.restore(name, &identity)).await
+    }
 }
 
 fn parsed<T: std::str::FromStr<Err = IdError>>(text: &str) -> Result<T, Status> {
@@ -233,6 +285,51 @@ impl AdminService {
         Ok(Response::new(api::ReplicaResponse { replica: self.overview().replica(&name) }))
     }
 
+    /// Carries out an order on a tenant's authority.
+    async fn on_trust(
+        &self,
+        verb: &'static str,
+        operator: &Operator,
+        tenant: &str,
+        act: impl FnOnce(&Trust, &DomainName) -> Result<String, OrderError> + Send + 'static,
+    ) -> Result<Response<api::TrustResponse>, Status> {
+        let tenant = operator.tenant_of(tenant).inspect_err(|_| {
+            self.done(verb, "denied");
+            self.shared.refuse("foreign_tenant");
+        })?;
+        let catalog = self.shared.catalog.borrow().clone();
+        let domain = match components() {
+            // A tenant's operator has no other name than its own accepted above.
+            (provider, domain) if tenant == provider => Some(domain),
+            _ => catalog.tenants.get(&tenant).and_then(|view| view.claims.isolation.as_ref()).map(|i| i.trust_domain.clone()),
+        };
+        let Some(domain) = domain else {
+            self.done(verb, "missing");
+            return Err(Status::not_found(format!("there is no tenant {tenant} with a trust domain")));
+        };
+        let (shared, name) = (self.shared.clone(), (tenant, domain));
+        let order = tokio::task::spawn_blocking(move || {
+            let said = act(&shared.trust, &name);
+            said.map(|note| api::TrustResponse { domains: vec![shared.trust.status(&name, false, now_seconds())], note })
+        });
+        let done = order.await.map_err(|_| Status::internal("the order could not be carried out; try again"))?;
+        match done {
+            Ok(response) => {
+                self.done(verb, "accepted");
+                tracing::info!(target: "audit", operator = operator.name, verb, note = response.note, "an operator's order");
+                Ok(Response::new(response))
+            }
+            Err(e) => {
+                self.done(verb, e.name());
+                Err(match &e {
+                    OrderError::Store(_) => Status::unavailable(e.to_string()),
+                    OrderError::Fault(OrderFault::UnknownSerial(_) | OrderFault::NotBarred(_)) => Status::not_found(e.to_string()),
+                    OrderError::Fault(_) => Status::failed_precondition(e.to_string()),
+                })
+            }
+        }
+    }
+
     async fn wish(&self, verb: &'static str, operator: &Operator, tenant: &str, wish: Wish, dry_run: bool) -> Result<Outcome, Status> {
         let tenant = operator.tenant_of(tenant).inspect_err(|_| {
             self.done(verb, "denied");
@@ -278,7 +375,8 @@ impl AdminService {
         let mut list = self.shared.subscribers.list(catalog, |p| match p {
             Principal::Node { tenant, .. } => operator.may_see(tenant),
             Principal::Gateway { .. } => operator.is_provider() || is_served(p),
-            Principal::Edge { .. } => operator.is_provider(),
+            Principal::Edge { .. } | Principal::KeyServer { tenant: None, .. } => operator.is_provider(),
+            Principal::KeyServer { tenant: Some(tenant), .. } => operator.may_see(tenant),
             Principal::Operator { .. } => false,
         });
         if !operator.is_provider() {

@@ -1,7 +1,7 @@
 //! What the controller currently says, as immutable values: one [`Catalog`] at a time, made by the one writer, read by every stream.
 //! Each change leaves a [`Delta`], so that a subscriber that keeps up never looks at what did not change. No IO.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,10 +9,11 @@ use canal_compiler::claims::Claims;
 use canal_compiler::scope::{self, Whereabouts};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::identity::Identity;
-use canal_model::ids::{AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
+use canal_model::ids::{AzName, Generation, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName, TrustDomain};
 use canal_model::policy::Document;
 use canal_model::principal::Principal;
 use canal_model::program::{BucketTable, GatewayAddress, Kind, Resource};
+use canal_model::trust::Requester;
 use canal_wire::southbound;
 use sha2::{Digest, Sha256};
 
@@ -117,6 +118,10 @@ pub(crate) struct Compiled {
     pub(crate) claims: Claims,
     /// The AZs in which services want to live.
     pub(crate) homes: BTreeMap<ServiceKey, AzName>,
+    /// With whom the tenant says that it federates.
+    pub(crate) federations: BTreeSet<(TenantName, TrustDomain)>,
+    /// The URIs of key sets that it needs.
+    pub(crate) jwks: BTreeSet<String>,
     pub(crate) diagnostics: Vec<Diagnostic>,
     pub(crate) objects: Vec<Listed>,
     /// False while a source could not be read and nothing was known before: what subscribers hold is then left alone.
@@ -127,7 +132,13 @@ impl Compiled {
     /// What belongs to no tenant. Its claims are nobody's and are never looked at.
     pub(crate) fn of_provider(resources: Vec<Resource>) -> Self {
         let claims = Claims { tenant: nobody(), isolation: None, gateways: Vec::new() };
-        Self { resources, claims, homes: BTreeMap::new(), diagnostics: Vec::new(), objects: Vec::new(), complete: true }
+        Self { resources, ..Self::nothing(claims) }
+    }
+
+    /// Claims, and nothing else.
+    pub(crate) fn nothing(claims: Claims) -> Self {
+        let (homes, federations, jwks) = (BTreeMap::new(), BTreeSet::new(), BTreeSet::new());
+        Self { resources: Vec::new(), claims, homes, federations, jwks, diagnostics: Vec::new(), objects: Vec::new(), complete: true }
     }
 }
 
@@ -143,6 +154,8 @@ fn nobody() -> TenantName {
 pub(crate) struct TenantView {
     pub(crate) claims: Claims,
     pub(crate) homes: BTreeMap<ServiceKey, AzName>,
+    pub(crate) federations: BTreeSet<(TenantName, TrustDomain)>,
+    pub(crate) jwks: Arc<BTreeSet<String>>,
     pub(crate) entries: BTreeMap<Key, Arc<Entry>>,
     pub(crate) diagnostics: Arc<[Diagnostic]>,
     pub(crate) objects: Arc<[Listed]>,
@@ -167,6 +180,8 @@ impl TenantView {
         let mut view = Self {
             claims: compiled.claims,
             homes: compiled.homes,
+            federations: compiled.federations,
+            jwks: Arc::new(compiled.jwks),
             entries,
             diagnostics: compiled.diagnostics.into(),
             objects: compiled.objects.into(),
@@ -204,20 +219,7 @@ impl TenantView {
             let resource = |t: &Arc<BucketTable>| Resource::Table(t.as_ref().clone());
             self.touch(Kind::Table, &planned.tables, generation, (name, is_same, resource), &mut touches);
         }
-        if touches.is_empty() {
-            return None;
-        }
-        let mut view = self.clone();
-        for touch in &touches {
-            match &touch.after {
-                Some(entry) => _ = view.entries.insert(touch.key.clone(), entry.clone()),
-                None => _ = view.entries.remove(&touch.key),
-            }
-        }
-        view.changed = generation;
-        view.log.push_back(Arc::new(Delta { generation, touches }));
-        view.trim();
-        Some(view)
+        (!touches.is_empty()).then(|| self.touched(touches, generation))
     }
 
     /// What differs between this view's resources of a kind and what is said now: by name, by whether they are the same, as resources.
@@ -241,6 +243,42 @@ impl TenantView {
         }
         let gone = gone.into_iter().map(|(name, old)| Touch { key: (kind, name.clone()), before: Some(old.clone()), after: None });
         touches.extend(gone);
+    }
+
+    /// The same view with `told` in place of what the hub itself said of the tenant's trust before. `None`: nothing differs.
+    pub(crate) fn with_trust(&self, told: &[Resource], generation: Generation) -> Option<Self> {
+        let mut gone: BTreeMap<Key, &Arc<Entry>> = self.of_hub().map(|e| (e.key(), e)).collect();
+        let mut touches = Vec::new();
+        for resource in told {
+            let key: Key = (resource.kind(), resource.name().into());
+            let before = gone.remove(&key);
+            if before.is_some_and(|old| old.resource == *resource) {
+                continue;
+            }
+            let after = Some(Arc::new(Entry::new(resource.clone(), generation)));
+            touches.push(Touch { key, before: before.cloned(), after });
+        }
+        touches.extend(gone.into_iter().map(|(key, old)| Touch { key, before: Some(old.clone()), after: None }));
+        (!touches.is_empty()).then(|| self.touched(touches, generation))
+    }
+
+    /// What the hub itself said.
+    pub(crate) fn of_hub(&self) -> impl Iterator<Item = &Arc<Entry>> {
+        self.of(Kind::Bundle).chain(self.of(Kind::Entitlement)).filter(|e| is_of_hub(&e.resource))
+    }
+
+    fn touched(&self, touches: Vec<Touch>, generation: Generation) -> Self {
+        let mut view = self.clone();
+        for touch in &touches {
+            match &touch.after {
+                Some(entry) => _ = view.entries.insert(touch.key.clone(), entry.clone()),
+                None => _ = view.entries.remove(&touch.key),
+            }
+        }
+        view.changed = generation;
+        view.log.push_back(Arc::new(Delta { generation, touches }));
+        view.trim();
+        view
     }
 
     fn trim(&mut self) {
@@ -337,6 +375,15 @@ pub(crate) fn is_planned(kind: Kind) -> bool {
     matches!(kind, Kind::Address | Kind::Table)
 }
 
+/// What comes from neither the planner nor the tenant: the hub says who vouches for the tenant, and which gateways may use its keys.
+pub(crate) fn is_of_hub(resource: &Resource) -> bool {
+    match resource {
+        Resource::Bundle(_) => true,
+        Resource::Entitlement(entitlement) => matches!(entitlement.requester, Requester::Gateway(_)),
+        _ => false,
+    }
+}
+
 /// Whose a resource is; `None`: the provider's.
 pub(crate) type Owner = Option<TenantName>;
 
@@ -345,7 +392,7 @@ pub(crate) type Owner = Option<TenantName>;
 pub(crate) struct Catalog {
     pub(crate) generation: Generation,
     pub(crate) tenants: BTreeMap<TenantName, Arc<TenantView>>,
-    /// What belongs to no tenant; `None` until there is a fleet.
+    /// What belongs to no tenant; `None` until something was said.
     pub(crate) provider: Option<Arc<TenantView>>,
     /// Where services live.
     pub(crate) whereabouts: Arc<Whereabouts>,
@@ -357,9 +404,9 @@ impl Catalog {
         self.tenants.iter().filter(move |(_, view)| scope::admits(&view.claims, principal, &self.whereabouts))
     }
 
-    /// All that `principal` is told of: of tenants, and of the tier.
+    /// All that `principal` is told of: of tenants, and of the provider.
     pub(crate) fn concerning<'a>(&'a self, principal: &'a Principal) -> impl Iterator<Item = (Owner, &'a Arc<TenantView>)> {
-        let provider = self.provider.iter().filter(|_| scope::admits_tier(principal));
+        let provider = self.provider.iter().filter(|_| scope::admits_provider(principal));
         self.admitted(principal).map(|(name, view)| (Some(name.clone()), view)).chain(provider.map(|view| (None, view)))
     }
 

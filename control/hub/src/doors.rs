@@ -119,16 +119,20 @@ fn gauges(shared: &Shared) -> Gauges {
     let summary = shared.subscribers.summary(&catalog);
     let mut g = Gauges::default();
     g.set(metrics::GENERATION, &[], catalog.generation.0 as f64);
-    for kind in ["node", "gateway", "edge"] {
+    for kind in ["node", "gateway", "edge", "keyserver"] {
         g.set(metrics::SUBSCRIBERS, &[("kind", kind)], summary.connected.get(kind).copied().unwrap_or(0) as f64);
     }
     fleet_gauges(shared, &mut g);
     g.set(metrics::CONVERGED, &[], summary.converged as f64);
     g.set(metrics::UNACKED_SECONDS, &[], summary.unacked_seconds);
+    shared.trust.gauges(&canal_model::identity::components(), &mut g);
     let sources = shared.sources.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for (name, view) in &catalog.tenants {
         let tenant = ("tenant", name.as_str());
         g.set(metrics::STALE_SECONDS, &[tenant], sources.stale.get(name).map_or(0.0, |since| since.elapsed().as_secs_f64()));
+        if let Some(isolation) = &view.claims.isolation {
+            shared.trust.gauges(&(name.clone(), isolation.trust_domain.clone()), &mut g);
+        }
         for kind in canal_model::program::Kind::ALL {
             g.set(metrics::RESOURCES, &[tenant, ("kind", kind_name(kind))], view.count(kind) as f64);
         }

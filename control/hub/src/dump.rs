@@ -94,6 +94,7 @@ fn resource(r: &Resource) -> Value {
             "service": t.service.as_ref().map(ToString::to_string),
             "sessions": [t.sessions.per_second, t.sessions.burst], "packets": [t.packets.per_second, t.packets.burst],
         }),
+        other => json!({ "text": canal_compiler::text::resource(other) }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Puts the controller together: opens what must be open, reads all sources once, and only then listens.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use std::time::Duration;
 
 use canal_authority::{Infra, InfraError};
 use canal_sources::{Watch, WatchError};
-use canal_store::{Store, StoreError};
+use canal_store::{Store, StoreError, StoreKey};
 use canal_wire::api::admin_server::AdminServer;
 use canal_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
 use canal_wire::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
@@ -24,10 +25,12 @@ use tonic::transport::Server;
 
 use crate::admin::AdminService;
 use crate::catalog::Catalog;
-use crate::certificates::{Authorities, Certificates};
+use crate::certificates::Certificates;
 use crate::doors::{self, Door};
+use crate::fetch::Client;
 use crate::files::{self, Reading};
 use crate::fleet::{Fleet, FleetService, FleetTimes, Keeper};
+use crate::jwks::{self, JwksOptions, Origin};
 use crate::listener::{CONNECTIONS_MAX, HANDSHAKE, ListenError, Listener};
 use crate::metrics::Metrics;
 use crate::principals::{self, Principals, PrincipalsError};
@@ -35,12 +38,15 @@ use crate::session::SessionLimits;
 use crate::shared::{ServiceLimits, Shared, now_seconds};
 use crate::southbound::Southbound;
 use crate::subscribers::{self, STREAMS_MAX, Subscribers};
-use crate::writer::{COMMANDS_MAX, Command, Writer};
+use crate::trust::{self, ISSUED_MAX, Trust, TrustOptions};
+use crate::writer::{COMMANDS_MAX, Command, Voice, Writer};
 
 /// See [`Limits::request_bytes`].
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
 /// PING to a silent client, and how long its answer may take: a half-open connection is found within half a minute.
 const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
+/// Roots for https, where Debian and most others keep them.
+const TLS_ROOTS: &str = "/etc/ssl/certs/ca-certificates.crt";
 /// How often what the store refused is tried again.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 /// How long open requests get when the controller stops.
@@ -65,6 +71,10 @@ pub struct Config {
     pub infra_dir: PathBuf,
     /// Life of workload certificates, seconds.
     pub svid_seconds: u64,
+    /// Of tenants' authorities.
+    pub trust: TrustOptions,
+    /// Of key sets.
+    pub jwks: JwksOptions,
     /// How much of everything.
     pub limits: Limits,
 }
@@ -88,6 +98,8 @@ pub struct Limits {
     pub request_bytes: usize,
     /// A TLS handshake that takes longer is given up.
     pub handshake: Duration,
+    /// See [`crate::ISSUED_MAX`].
+    pub issued: usize,
     /// How long silence of edges and replicas is borne.
     pub fleet: FleetTimes,
     /// An HTTP/2 PING goes to a silent client so often, and must be answered within so long.
@@ -106,6 +118,7 @@ impl Default for Limits {
             nack_splits: session.nack_splits,
             request_bytes: REQUEST_BYTES_MAX,
             handshake: HANDSHAKE,
+            issued: ISSUED_MAX,
             fleet: FleetTimes::default(),
             ping: PING,
         }
@@ -121,6 +134,9 @@ pub enum HubError {
     /// The controller's own certificate.
     #[error(transparent)]
     Infra(#[from] InfraError),
+    /// Roots for https.
+    #[error("--tls-roots: {0}")]
+    Tls(#[from] rustls::Error),
     /// A port.
     #[error(transparent)]
     Listen(#[from] ListenError),
@@ -151,18 +167,19 @@ impl Hub {
     /// # Errors
     /// A [`HubError`] that says what to change.
     pub async fn start(config: Config) -> Result<Self, HubError> {
-        let store = Arc::new(Store::open(&config.data_dir, config.limits.store)?);
+        let key = config.trust.key_file.as_deref().map(StoreKey::read).transpose()?;
+        let store = Arc::new(Store::open_with(&config.data_dir, config.limits.store, key)?);
         let infra = Arc::new(Infra::open(&config.infra_dir, now_seconds())?);
-        let first = Principals::read(&config.principals)?;
-        if first.is_empty() {
-            tracing::warn!(path = %config.principals.display(), "the principals file is empty, so nobody can connect");
-        }
+        let parts = infra.of_components().map_err(|e| InfraError::Signing(e.to_string()))?;
+        let first = first_principals(&config.principals)?;
         let listener = Listener::bind(config.listen, infra, &config.limits).await?;
         let admin = door(config.admin, "--admin-addr").await?;
         let metrics_door = door(config.metrics, "--metrics-addr").await?;
 
         let metrics = Arc::new(Metrics::default());
         let fleet = Fleet::open(&store, config.limits.fleet)?;
+        let client = Client::of_file(config.trust.tls_roots.as_deref().unwrap_or(Path::new(TLS_ROOTS)))?;
+        let trust = Arc::new(Trust::open(store.clone(), metrics.clone(), parts, &config.trust, &client, config.limits.issued)?);
         let (publish, _) = watch::channel(Arc::new(Catalog::default()));
         let (commands, queue) = mpsc::channel(COMMANDS_MAX);
         let (principals_now, principals) = watch::channel(Arc::new(first));
@@ -171,7 +188,7 @@ impl Hub {
             catalog: publish,
             principals,
             store,
-            authorities: Authorities::default(),
+            trust,
             subscribers: Subscribers::new(config.limits.streams),
             fleet,
             metrics,
@@ -181,22 +198,25 @@ impl Hub {
             stopping: CancellationToken::new(),
         });
         shared.note_findings(&reading);
-        let writer = Writer::start(shared.store.clone(), shared.metrics.clone(), shared.catalog.clone(), reading)?;
-        let writer = std::thread::Builder::new().name("canal-writer".into()).spawn(move || writer.run(queue))?;
-
+        let (writer, had) = start_writer(&shared, reading, queue)?;
         let mut keeper = Keeper::new(shared.clone());
         if !keeper.begin().await {
             tracing::warn!("the fleet's tables are not in force yet; they are tried again");
         }
-        let tasks = TaskTracker::new();
-        let until = |f| shared.stopping.clone().run_until_cancelled_owned(f);
-        tasks.spawn(until(Box::pin(principals::follow(config.principals.clone(), principals_now)) as Task));
-        tasks.spawn(until(Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())) as Task));
-        tasks.spawn(until(Box::pin(keeper.run()) as Task));
-        tasks.spawn(until(Box::pin(retry(shared.commands.clone())) as Task));
+        let origin = Origin { client, options: Arc::new(config.jwks), config_dir: config.config_dir.clone().map(Arc::new) };
+        let mut work: Vec<Task> = vec![
+            Box::pin(principals::follow(config.principals.clone(), principals_now)),
+            Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())),
+            Box::pin(keeper.run()),
+            Box::pin(retry(shared.commands.clone())),
+            Box::pin(trust::turn(shared.clone())),
+            Box::pin(tell_trust(shared.clone())),
+            Box::pin(jwks::follow(shared.clone(), origin, had)),
+        ];
         if let (Some(watch), Some(root)) = (watch, config.config_dir) {
-            tasks.spawn(until(Box::pin(files::follow(watch, root, shared.clone())) as Task));
+            work.push(Box::pin(files::follow(watch, root, shared.clone())));
         }
+        let tasks = spawned(&shared, work);
         let hub = Self {
             address: listener.address()?,
             admin: admin.as_ref().map(TcpListener::local_addr).transpose()?,
@@ -205,10 +225,9 @@ impl Hub {
             tasks: tasks.clone(),
             writer: Some(writer),
         };
-        for (listener, which) in [(admin, Door::Admin), (metrics_door, Door::Metrics)] {
-            if let Some(listener) = listener {
-                tasks.spawn(doors::serve(listener, which, shared.clone()));
-            }
+        let open = [(admin, Door::Admin), (metrics_door, Door::Metrics)];
+        for (listener, which) in open.into_iter().filter_map(|(listener, which)| Some((listener?, which))) {
+            tasks.spawn(doors::serve(listener, which, shared.clone()));
         }
         tasks.spawn(serve(listener, shared, config.limits));
         Ok(hub)
@@ -250,6 +269,37 @@ impl Hub {
     }
 }
 
+fn first_principals(path: &Path) -> Result<Principals, PrincipalsError> {
+    let first = Principals::read(path)?;
+    if first.is_empty() {
+        tracing::warn!(path = %path.display(), "the principals file is empty, so nobody can connect");
+    }
+    Ok(first)
+}
+
+/// Starts the one writer; the key sets that it took up from the store.
+fn start_writer(
+    shared: &Arc<Shared>,
+    reading: Reading,
+    queue: mpsc::Receiver<Command>,
+) -> Result<(JoinHandle<()>, BTreeSet<jwks::Place>), HubError> {
+    let sets = shared.store.jwks()?;
+    let had = sets.iter().map(|(tenant, uri, _)| (tenant.clone(), uri.clone())).collect();
+    let voice = Voice { publish: shared.catalog.clone(), trust: shared.trust.clone() };
+    let writer = Writer::start(shared.store.clone(), shared.metrics.clone(), voice, reading, sets)?;
+    let thread = std::thread::Builder::new().name("canal-writer".into()).spawn(move || writer.run(queue))?;
+    Ok((thread, had))
+}
+
+/// All of `work`, each until the controller stops.
+fn spawned(shared: &Shared, work: Vec<Task>) -> TaskTracker {
+    let tasks = TaskTracker::new();
+    for task in work {
+        tasks.spawn(shared.stopping.clone().run_until_cancelled_owned(task));
+    }
+    tasks
+}
+
 /// Reads all files once, before anyone can connect.
 async fn first_reading(root: Option<&Path>) -> Result<(Option<Watch>, Reading), HubError> {
     let Some(root) = root else { return Ok((None, Reading::default())) };
@@ -270,6 +320,16 @@ async fn door(address: Option<SocketAddr>, flag: &'static str) -> Result<Option<
 fn service_limits(config: &Config) -> ServiceLimits {
     let Limits { names, response_bytes, nack_splits, .. } = config.limits;
     ServiceLimits { session: SessionLimits { names, response_bytes, nack_splits }, svid_seconds: config.svid_seconds }
+}
+
+/// Has the writer say what changed of the tenants' trust.
+async fn tell_trust(shared: Arc<Shared>) {
+    loop {
+        shared.trust.changed().await;
+        if shared.commands.send(Command::Trust).await.is_err() {
+            return;
+        }
+    }
 }
 
 async fn retry(commands: mpsc::Sender<Command>) {

@@ -2,7 +2,8 @@
 //! It opens the controller's ports; it knows nothing of how traffic flows.
 //!
 //! Start reading at [`Hub::start`]; then `writer` (how a change comes into force), `catalog` (what is in force), `session` (what one
-//! subscriber is to be sent), `southbound`, `certificates` and `admin` (three of the services), and `fleet` (the cloud tier).
+//! subscriber is to be sent), `southbound`, `certificates` and `admin` (three of the services), `trust` (authorities), and `fleet` (the cloud
+//! tier).
 
 #![forbid(unsafe_code)]
 
@@ -13,9 +14,11 @@ mod certificates;
 mod connection;
 mod doors;
 mod dump;
+mod fetch;
 mod files;
 mod fleet;
 mod hub;
+mod jwks;
 mod listener;
 mod metrics;
 mod principals;
@@ -24,16 +27,19 @@ mod shared;
 mod southbound;
 mod subscribers;
 mod tenant;
+mod trust;
 mod writer;
 
 pub use admin::FILES_MAX;
 pub use doors::DOOR_CONNECTIONS_MAX;
 pub use fleet::{FleetTimes, OWNED_MAX, SEEN_MAX};
 pub use hub::{Config, Hub, HubError, Limits, REQUEST_BYTES_MAX};
+pub use jwks::{AllowedHost, JWKS_BYTES_MAX, JWKS_FETCHES_MAX, JWKS_FETCHES_PER_TENANT_MAX, JWKS_URIS_MAX, JwksOptions};
 pub use listener::{CONNECTIONS_MAX, ListenError};
 pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};
 pub use session::{NACK_SPLITS_MAX, NAMES_MAX, RESPONSE_BYTES_MAX};
 pub use subscribers::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
+pub use trust::{BARRED_MAX, CA_DOMAINS_MAX, CA_FILE_BYTES_MAX, EXTERNAL_REQUESTS_MAX, ExternalCa, ISSUED_MAX, REVOKED_MAX, TrustOptions};
 
 use canal_model::diagnostic::Severity;
 use canal_model::principal::Principal;
@@ -52,6 +58,14 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::Address => "GatewayAddress",
         Kind::Table => "BucketTable",
         Kind::Throttle => "Throttle",
+        Kind::Bundle => "Bundle",
+        Kind::KeyServer => "KeyServer",
+        Kind::Authorizer => "Authorizer",
+        Kind::Authorization => "Authorization",
+        Kind::Authentication => "Authentication",
+        Kind::PeerAuthentication => "PeerAuthentication",
+        Kind::Termination => "Termination",
+        Kind::Entitlement => "Entitlement",
     }
 }
 
@@ -61,6 +75,7 @@ fn principal_name(p: &Principal) -> &'static str {
         Principal::Node { .. } => "node",
         Principal::Gateway { .. } => "gateway",
         Principal::Edge { .. } => "edge",
+        Principal::KeyServer { .. } => "keyserver",
         Principal::Operator { .. } => "operator",
     }
 }

@@ -60,6 +60,16 @@ metrics! {
     FLEET_CLOSED, "canal_controller_fleet_addresses_closed", "gauge", "Gateway addresses that take no new sessions.";
     FLEET_WAITING, "canal_controller_fleet_tables_waiting", "gauge", "Bucket tables that wait until their new replicas know the tenant.";
     FLEET_NOTES, "canal_controller_fleet_plan_notes", "gauge", "What the plan could not satisfy.";
+    JWKS_FETCHES, "canal_controller_jwks_fetches_total", "counter", "Fetches of key sets by tenant and outcome.";
+    EXTERNAL_CA, "canal_controller_external_ca_requests_total", "counter", "Certificates asked of external authorities by outcome.";
+    CA_FILES_REFUSED, "canal_controller_ca_files_refused_total", "counter", "States of a trust domain's files that were not taken over, by reason.";
+    CRL_FAILURES, "canal_controller_crl_failures_total", "counter", "Revocation lists that could not be made anew, by reason.";
+    CA_NOT_AFTER, "canal_controller_ca_not_after_seconds", "gauge", "When the first certificate of an authority's chain ends, seconds since 1970.";
+    CA_FAULT, "canal_controller_ca_fault", "gauge", "1 while a trust domain's files are not usable as they stand.";
+    CA_REVOKED, "canal_controller_ca_revoked", "gauge", "Revoked certificates on a trust domain's list.";
+    CA_BARRED, "canal_controller_ca_barred", "gauge", "Identities that get no certificates.";
+    CA_ISSUED, "canal_controller_ca_issued", "gauge", "Certificates on record.";
+    CA_WAITING, "canal_controller_ca_rotation_waiting", "gauge", "Who is in the way of a root's replacement.";
     WITHHELD, "canal_controller_changes_withheld_total", "counter", "Changes to files that were not taken over, by reason.";
 }
 

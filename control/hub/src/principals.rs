@@ -144,6 +144,11 @@ impl Principals {
         self.entries.iter().any(|(_, p)| p == principal)
     }
 
+    /// Everybody, once each.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Principal> {
+        self.entries.iter().map(|(_, p)| p).collect::<BTreeSet<_>>().into_iter()
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -168,11 +173,15 @@ fn entry(row: &Row) -> Result<(TokenHash, Principal), String> {
         "gateway" => Principal::Gateway { name: ReplicaName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
         "edge" if row.tenant.is_some() => return Err("an edge serves all tenants; remove tenant".into()),
         "edge" => Principal::Edge { name: EdgeName::new(&row.name).map_err(|e| e.to_string())?, az: az()? },
+        "keyserver" => {
+            let tenant = row.tenant.as_deref().map(TenantName::new).transpose().map_err(|e| e.to_string())?;
+            Principal::KeyServer { name: ObjectName::new(&row.name).map_err(|e| e.to_string())?, az: az()?, tenant }
+        }
         "operator" => {
             let tenant = row.tenant.as_deref().map(TenantName::new).transpose().map_err(|e| e.to_string())?;
             Principal::Operator { name: ObjectName::new(&row.name).map_err(|e| e.to_string())?, tenant }
         }
-        other => return Err(format!("kind {other:?} is not known; write node, gateway, edge or operator")),
+        other => return Err(format!("kind {other:?} is not known; write node, gateway, edge, keyserver or operator")),
     };
     Ok((hash, principal))
 }
@@ -234,15 +243,21 @@ mod tests {
         let text = format!(
             "- {{tokenSha256: {}, kind: node, name: n1, tenant: alpha, az: az1}}\n- {{tokenSha256: {}, kind: gateway, name: g1, az: az1}}\n\
              - {{tokenSha256: {}, kind: operator, name: root}}\n- {{tokenSha256: {}, kind: operator, name: ann, tenant: alpha}}\n\
-             - {{tokenSha256: {}, kind: node, name: n1, tenant: alpha, az: az1}}\n",
+             - {{tokenSha256: {}, kind: node, name: n1, tenant: alpha, az: az1}}\n\
+             - {{tokenSha256: {}, kind: keyserver, name: ks1, az: az1}}\n\
+             - {{tokenSha256: {}, kind: keyserver, name: ks1, az: az1, tenant: alpha}}\n",
             hex("t1"),
             hex("t2"),
             hex("t3"),
             hex("t4").to_uppercase(),
             hex("t5"),
+            hex("t7"),
+            hex("t8"),
         );
         let p = Principals::parse(&text).unwrap();
         for (token, want) in [
+            ("t7", Some("keyserver ks1")),
+            ("t8", Some("keyserver alpha/ks1")),
             ("t1", Some("node alpha/n1")),
             ("t2", Some("gateway g1")),
             ("t3", Some("operator root")),

@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use canal_compiler::scope::{self, Whereabouts};
+use canal_model::identity::PROVIDER;
 use canal_model::ids::{Generation, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
@@ -512,11 +513,12 @@ impl Session {
     }
 }
 
-/// Names begin with their tenant, those of replicas do not. A name that is not one of ours is nobody's, and nobody offers it.
+/// Names begin with their tenant, those of replicas do not; where the provider stands for a tenant, it is the provider's. A name that is not
+/// one of ours is nobody's, and nobody offers it.
 fn owner_of((kind, name): &Key) -> Owner {
     match kind {
         Kind::Replica => None,
-        _ => name.split('/').next().and_then(|first| TenantName::new(first).ok()),
+        _ => name.split('/').next().filter(|first| *first != PROVIDER).and_then(|first| TenantName::new(first).ok()),
     }
 }
 

@@ -14,12 +14,12 @@ use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
 use crate::catalog::Catalog;
-use crate::certificates::Authorities;
 use crate::fleet::Fleet;
 use crate::metrics::{self, Metrics};
 use crate::principals::{Principals, TOKEN_BYTES_MAX, TokenHash};
 use crate::session::SessionLimits;
 use crate::subscribers::Subscribers;
+use crate::trust::Trust;
 use crate::writer::Command;
 
 /// Limits that the services apply.
@@ -43,7 +43,7 @@ pub(crate) struct Shared {
     pub(crate) catalog: watch::Sender<Arc<Catalog>>,
     pub(crate) principals: watch::Receiver<Arc<Principals>>,
     pub(crate) store: Arc<Store>,
-    pub(crate) authorities: Authorities,
+    pub(crate) trust: Arc<Trust>,
     pub(crate) subscribers: Arc<Subscribers>,
     pub(crate) fleet: Fleet,
     pub(crate) metrics: Arc<Metrics>,

@@ -6,6 +6,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use canal_model::ids::Generation;
 use canal_model::principal::Principal;
+use canal_model::program::Kind;
 use canal_wire::api;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -105,6 +106,16 @@ impl Subscribers {
         let p = &record.progress;
         let is_whole = p.nack.is_empty() && p.acked >= p.wanted && record.unacked_since.is_none();
         Known { whole: if is_whole { p.seen } else { p.acked }, content: record.content }
+    }
+
+    /// Whether a data plane acknowledged everything of `kind` up to `generation`; `None`: it is not connected.
+    pub(crate) fn has(&self, principal: &Principal, kind: Kind, generation: Generation) -> Option<bool> {
+        let inner = self.lock();
+        let record = inner.records.get(principal).filter(|r| !r.streams.is_empty())?;
+        let p = &record.progress;
+        let is_whole = p.nack.is_empty() && p.acked >= p.wanted && record.unacked_since.is_none();
+        let whole = if is_whole { p.seen } else { p.acked };
+        Some(p.kinds[kind as usize] && whole >= generation)
     }
 
     /// How many are connected, by kind; how many of them have all that concerns them; the longest debt of an answer, seconds.
@@ -209,6 +220,9 @@ fn shown(principal: &Principal, r: &Record, catalog: &Catalog) -> api::Subscribe
         Principal::Node { name, tenant, az } => (name.to_string(), tenant.to_string(), az.to_string()),
         Principal::Gateway { name, az } => (name.to_string(), String::new(), az.to_string()),
         Principal::Edge { name, az } => (name.to_string(), String::new(), az.to_string()),
+        Principal::KeyServer { name, az, tenant } => {
+            (name.to_string(), tenant.as_ref().map(ToString::to_string).unwrap_or_default(), az.to_string())
+        }
         Principal::Operator { name, .. } => (name.to_string(), String::new(), String::new()),
     };
     api::Subscriber {

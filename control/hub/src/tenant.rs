@@ -80,6 +80,13 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::Gateway(o) => &mut o.metadata,
         Object::Node(o) => &mut o.metadata,
         Object::Throttle(o) => &mut o.metadata,
+        Object::AuthorizationPolicy(o) => &mut o.metadata,
+        Object::RequestAuthentication(o) => &mut o.metadata,
+        Object::PeerAuthentication(o) => &mut o.metadata,
+        Object::ExternalAuthorizer(o) => &mut o.metadata,
+        Object::Federation(o) => &mut o.metadata,
+        Object::KeyServer(o) => &mut o.metadata,
+        Object::Termination(o) => &mut o.metadata,
     }
 }
 
@@ -94,11 +101,23 @@ pub(crate) struct TenantSources {
     pub(crate) applied: BTreeMap<ObjectKey, Applied>,
     /// Rows of the store that this build cannot read, or not wholly, and why.
     pub(crate) unreadable: BTreeMap<canal_store::ObjectKey, Diagnostic>,
+    /// Key sets that were fetched, by URI.
+    pub(crate) jwks: BTreeMap<String, String>,
+    /// Why some could not be, by URI.
+    pub(crate) jwks_faults: BTreeMap<String, String>,
 }
 
 impl TenantSources {
     pub(crate) fn new(name: TenantName) -> Self {
-        Self { name, files: None, is_partial: false, applied: BTreeMap::new(), unreadable: BTreeMap::new() }
+        Self {
+            name,
+            files: None,
+            is_partial: false,
+            applied: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
+            jwks: BTreeMap::new(),
+            jwks_faults: BTreeMap::new(),
+        }
     }
 
     /// Nothing is left of the tenant, and that is certain.
@@ -129,20 +148,20 @@ impl TenantSources {
     pub(crate) fn compile(&self, service_ids: &BTreeMap<ServiceKey, ServiceId>) -> Compiled {
         let objects = self.objects();
         let documents: Vec<Arc<Document>> = objects.iter().map(|l| l.document.clone()).collect();
-        let output = compile(&Input { tenant: &self.name, documents: &documents, service_ids });
+        let output = compile(&Input { tenant: &self.name, documents: &documents, service_ids, jwks: &self.jwks });
         let mut diagnostics: Vec<Diagnostic> = self.files.iter().flat_map(|f| f.diagnostics.clone()).collect();
         diagnostics.extend(self.unreadable.values().cloned());
         diagnostics.extend(self.shadowed());
         diagnostics.extend(output.diagnostics.iter().cloned().map(|d| placed(d, &documents)));
-        let Output { resources, claims, homes, .. } = output;
-        Compiled { resources, claims, homes, diagnostics, objects, complete: !self.is_partial }
+        let Output { resources, claims, homes, federations, jwks, .. } = output;
+        diagnostics.extend(self.jwks_faults.iter().filter(|(uri, _)| jwks.contains(*uri)).map(|(uri, fault)| unfetched(uri, fault, self)));
+        Compiled { resources, claims, homes, federations, jwks, diagnostics, objects, complete: !self.is_partial }
     }
 
     /// What goes on record when compiling failed: the objects, and nothing made of them.
     pub(crate) fn uncompiled(&self) -> Compiled {
         let claims = Claims { tenant: self.name.clone(), isolation: None, gateways: Vec::new() };
-        let (homes, objects) = (BTreeMap::new(), self.objects());
-        Compiled { resources: Vec::new(), claims, homes, diagnostics: Vec::new(), objects, complete: !self.is_partial }
+        Compiled { objects: self.objects(), complete: !self.is_partial, ..Compiled::nothing(claims) }
     }
 
     fn shadowed(&self) -> Vec<Diagnostic> {
@@ -157,6 +176,19 @@ impl TenantSources {
                 mend: "remove it from the file, or delete the applied one".into(),
             })
             .collect()
+    }
+}
+
+/// A key set that is not had. A warning: objects that name it are as good as before, and may be applied before the set is to be had.
+fn unfetched(uri: &str, fault: &str, sources: &TenantSources) -> Diagnostic {
+    let kept = if sources.jwks.contains_key(uri) { "the last good one is in force" } else { "tokens of its issuer are refused" };
+    Diagnostic {
+        severity: Severity::Warning,
+        origin: None,
+        object: None,
+        field: "spec.jwtRules[].jwksUri".into(),
+        problem: format!("the key set {uri} could not be fetched, so {kept}: {fault}"),
+        mend: "mend what the text names; it is tried again by itself".into(),
     }
 }
 

@@ -8,19 +8,23 @@ use std::time::{Duration, Instant};
 use canal_compiler::claims::{Claims, collisions};
 use canal_compiler::scope::Whereabouts;
 use canal_model::diagnostic::{Diagnostic, Severity};
-use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
-use canal_model::program::Resource;
+use canal_model::identity::{components, gateway_identity};
+use canal_model::ids::{Generation, ReplicaName, ServiceId, ServiceKey, TenantName};
+use canal_model::program::{Kind, Resource};
+use canal_model::trust::{Entitlement, KeyPlace, Requester};
 use canal_sources::parse;
-use canal_store::{Store, StoreError, StoredObject};
+use canal_store::{DomainName, Store, StoreError, StoredObject};
 use canal_wire::api;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::apply::{Plan, Wish, decide};
-use crate::catalog::{Catalog, Compiled, Planned, TenantView, is_planned};
+use crate::catalog::{Catalog, Compiled, Planned, TenantView, is_of_hub, is_planned};
+use crate::certificates::key_policy;
 use crate::files::{Found, Reading, is_unread};
 use crate::metrics::{self, Metrics};
 use crate::shared::now_seconds;
 use crate::tenant::{Applied, TenantSources};
+use crate::trust::Trust;
 
 /// Requests that may wait for the writer.
 pub(crate) const COMMANDS_MAX: usize = 256;
@@ -33,6 +37,10 @@ pub(crate) enum Command {
     Files(Reading),
     /// Try again what the store refused.
     Retry,
+    /// What is told of tenants' trust may differ.
+    Trust,
+    /// A key set was fetched, or could not be.
+    Jwks { tenant: TenantName, uri: String, set: Option<String>, fault: Option<String> },
     /// What the planner gives the data planes now.
     Tier { tier: Tier, reply: oneshot::Sender<Result<Generation, StoreError>> },
     /// An operator's wish.
@@ -58,10 +66,19 @@ pub(crate) struct Outcome {
     pub(crate) diagnostics: Vec<Diagnostic>,
 }
 
+/// Through what the writer speaks: to readers, and of tenants' trust.
+pub(crate) struct Voice {
+    pub(crate) publish: watch::Sender<Arc<Catalog>>,
+    pub(crate) trust: Arc<Trust>,
+}
+
 pub(crate) struct Writer {
     store: Arc<Store>,
     metrics: Arc<Metrics>,
     publish: watch::Sender<Arc<Catalog>>,
+    trust: Arc<Trust>,
+    /// Some tenant's trust is not told as it is, since the store refused.
+    untold: bool,
     catalog: Catalog,
     tenants: BTreeMap<TenantName, TenantSources>,
     /// In the order in which they were first seen.
@@ -92,8 +109,9 @@ impl Writer {
     pub(crate) fn start(
         store: Arc<Store>,
         metrics: Arc<Metrics>,
-        publish: watch::Sender<Arc<Catalog>>,
+        Voice { publish, trust }: Voice,
         files: Reading,
+        key_sets: Vec<(TenantName, String, String)>,
     ) -> Result<Self, StoreError> {
         let order = store.tenants()?;
         let catalog = Catalog { generation: store.generation(), ..Catalog::default() };
@@ -101,6 +119,8 @@ impl Writer {
             store,
             metrics,
             publish,
+            trust,
+            untold: false,
             catalog,
             tenants: BTreeMap::new(),
             order,
@@ -120,6 +140,12 @@ impl Writer {
         }
         for (name, found) in files.tenants {
             writer.tenant_mut(&name).take_files(found);
+        }
+        for (name, uri, set) in key_sets {
+            // Of a tenant that is gone nothing is left; its sets go with the first look.
+            if let Some(sources) = writer.tenants.get_mut(&name) {
+                sources.jwks.insert(uri, set);
+            }
         }
         let elders = writer.order.clone();
         let newcomers = writer.tenants.keys().filter(|n| !elders.contains(n)).cloned();
@@ -157,7 +183,14 @@ impl Writer {
         while let Some(command) = self.waiting.pop_front().or_else(|| self.queue.as_mut()?.blocking_recv()) {
             match command {
                 Command::Files(reading) => self.take_reading(reading),
-                Command::Retry => self.catch_up(),
+                Command::Retry => {
+                    self.catch_up();
+                    if self.untold {
+                        self.take_trust();
+                    }
+                }
+                Command::Trust => self.take_trust(),
+                Command::Jwks { tenant, uri, set, fault } => self.take_key_set(tenant, uri, set, fault),
                 Command::Tier { tier, reply } => {
                     // The fleet's task may have ended with the controller.
                     let _ = reply.send(self.take_tier(tier));
@@ -227,14 +260,89 @@ impl Writer {
                 *view = Arc::new(next);
             }
         }
-        let provider = Compiled::of_provider(tier.provider.clone());
         let before = self.catalog.provider.as_deref();
+        // As it was; what differs is told below.
+        let own = before.into_iter().flat_map(|b| b.of_hub()).map(|e| e.resource.clone());
+        let provider = Compiled::of_provider(tier.provider.iter().cloned().chain(own).collect());
         self.catalog.provider = Some(Arc::new(TenantView::next(before, provider, generation)));
         self.catalog.whereabouts = tier.whereabouts.clone();
-        self.catalog.generation = generation;
         self.tier = tier;
-        self.publish.send_replace(Arc::new(self.catalog.clone()));
+        self.publish_now(generation);
         Ok(generation)
+    }
+
+    /// Tells what changed of tenants' trust, if anything did.
+    fn take_trust(&mut self) {
+        let generation = match self.store.next_generation() {
+            Ok(generation) => generation,
+            Err(e) => {
+                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                self.untold = true;
+                return;
+            }
+        };
+        if self.tell_trust(generation) {
+            self.catalog.generation = generation;
+            self.publish.send_replace(Arc::new(self.catalog.clone()));
+        }
+    }
+
+    /// Puts into every view what the hub itself says of trust: into tenants' of theirs, into the provider's of Canal's own parts. False:
+    /// nothing differs.
+    fn tell_trust(&mut self, generation: Generation) -> bool {
+        let names: Vec<DomainName> = self.catalog.tenants.iter().filter_map(|(name, view)| domain_of(name, view)).collect();
+        // A root that cannot be kept must not be told; the tenant's own certificates wait with it.
+        self.untold = self
+            .trust
+            .ensure(names.iter())
+            .inspect_err(|e| {
+                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                tracing::error!(error = %e, "a new root could not be kept; it is tried again");
+            })
+            .is_err();
+        let told = trust_told(&self.catalog, &self.trust);
+        let own: Vec<Resource> = self.trust.bundle(&components()).map(Resource::Bundle).into_iter().collect();
+        let provider = self.catalog.provider.take().unwrap_or_else(|| {
+            let nothing = Compiled::of_provider(Vec::new());
+            Arc::new(TenantView::next(None, nothing, generation))
+        });
+        let next = provider.with_trust(&own, generation).map(Arc::new);
+        let mut differs = next.is_some();
+        self.catalog.provider = Some(next.unwrap_or(provider));
+        for (name, view) in &mut self.catalog.tenants {
+            let resources = told.get(name).map_or(&[][..], Vec::as_slice);
+            if let Some(next) = view.with_trust(resources, generation) {
+                *view = Arc::new(next);
+                differs = true;
+            }
+        }
+        differs
+    }
+
+    fn publish_now(&mut self, generation: Generation) {
+        self.tell_trust(generation);
+        self.catalog.generation = generation;
+        self.publish.send_replace(Arc::new(self.catalog.clone()));
+    }
+
+    fn take_key_set(&mut self, tenant: TenantName, uri: String, set: Option<String>, fault: Option<String>) {
+        let Some(sources) = self.tenants.get_mut(&tenant) else { return };
+        let is_new = set.as_ref().is_some_and(|set| sources.jwks.get(&uri) != Some(set));
+        let is_told = sources.jwks_faults.get(&uri) == fault.as_ref();
+        match fault {
+            Some(fault) => _ = sources.jwks_faults.insert(uri.clone(), fault),
+            None => _ = sources.jwks_faults.remove(&uri),
+        }
+        // Those that are wanted no more go, else a tenant that renames them could fill the memory.
+        let wanted = self.catalog.tenants.get(&tenant).map(|view| view.jwks.clone()).unwrap_or_default();
+        sources.jwks.retain(|uri, _| wanted.contains(uri));
+        sources.jwks_faults.retain(|uri, _| wanted.contains(uri));
+        sources.jwks.extend(set.map(|set| (uri, set)));
+        if is_new || !is_told {
+            self.metrics.count(metrics::CHANGES, &[("from", "jwks")]);
+            self.behind.insert(tenant);
+            self.catch_up();
+        }
     }
 
     /// Brings into force what is not yet. What the store cannot follow stays behind for the next try.
@@ -318,8 +426,7 @@ impl Writer {
         self.withheld.remove(name);
         self.services.remove(name);
         if self.catalog.tenants.remove(name).is_some() {
-            self.catalog.generation = generation;
-            self.publish.send_replace(Arc::new(self.catalog.clone()));
+            self.publish_now(generation);
             tracing::info!(tenant = %name, %generation, "the tenant is gone");
         }
         Ok(())
@@ -361,12 +468,16 @@ impl Writer {
         }
         compiled.diagnostics.extend(clashes);
         let before = self.catalog.tenants.get(name);
-        let said = |b: &Arc<TenantView>| b.entries.values().map(|e| e.resource.clone()).filter(|r| !is_planned(r.kind())).collect();
+        let said = |b: &Arc<TenantView>| {
+            b.entries.values().map(|e| e.resource.clone()).filter(|r| !is_planned(r.kind()) && !is_of_hub(r)).collect()
+        };
         compiled.resources = before.map(said).unwrap_or_default();
         compiled.claims = match before {
             Some(b) => b.claims.clone(),
             None => Claims { tenant: name.clone(), isolation: None, gateways: Vec::new() },
         };
+        compiled.federations = before.map(|b| b.federations.clone()).unwrap_or_default();
+        compiled.jwks = before.map(|b| b.jwks.as_ref().clone()).unwrap_or_default();
         compiled
     }
 
@@ -374,11 +485,12 @@ impl Writer {
         for (name, mut compiled) in next {
             compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flat_map(Planned::resources));
             let before = self.catalog.tenants.get(&name);
+            // As it was; what differs is told below, once all tenants' claims are in.
+            compiled.resources.extend(before.into_iter().flat_map(|b| b.of_hub()).map(|e| e.resource.clone()));
             let view = TenantView::next(before.map(Arc::as_ref), compiled, generation);
             self.catalog.tenants.insert(name, Arc::new(view));
         }
-        self.catalog.generation = generation;
-        self.publish.send_replace(Arc::new(self.catalog.clone()));
+        self.publish_now(generation);
     }
 
     /// Carries out a wish, or says all that is wrong with it.
@@ -427,6 +539,41 @@ impl Writer {
     }
 }
 
+fn domain_of(tenant: &TenantName, view: &TenantView) -> Option<DomainName> {
+    view.claims.isolation.as_ref().map(|i| (tenant.clone(), i.trust_domain.clone()))
+}
+
+/// What the hub itself says to each tenant: its own bundle and those of tenants that federate with it as it does with them, and which
+/// gateways may use its keys.
+fn trust_told(catalog: &Catalog, trust: &Trust) -> BTreeMap<TenantName, Vec<Resource>> {
+    let mut serving: BTreeMap<&TenantName, BTreeSet<&ReplicaName>> = BTreeMap::new();
+    for (tenant, view) in &catalog.tenants {
+        serving.entry(tenant).or_default().extend(view.claims.gateways.iter().map(|g| &g.replica));
+    }
+    for replica in catalog.whereabouts.replicas.keys() {
+        for tenant in catalog.whereabouts.of(replica).iter().flat_map(|held| &held.tenants) {
+            serving.entry(tenant).or_default().insert(replica);
+        }
+    }
+    let mut out = BTreeMap::new();
+    for (tenant, view) in &catalog.tenants {
+        let Some(own) = domain_of(tenant, view) else { continue };
+        let says_back = |other: &&DomainName| {
+            let theirs = catalog.tenants.get(&other.0).filter(|theirs| domain_of(&other.0, theirs).as_ref() == Some(*other));
+            theirs.is_some_and(|theirs| other.0 != *tenant && theirs.federations.contains(&own))
+        };
+        let mut told = trust.told(&own, view.federations.iter().filter(says_back));
+        let wants_key_servers = key_policy(view).place == KeyPlace::KeyServer || view.of(Kind::KeyServer).next().is_some();
+        let gateways = serving.get(tenant).into_iter().flatten().filter(|_| wants_key_servers);
+        told.extend(gateways.map(|replica| {
+            let (requester, identities) = (Requester::Gateway((*replica).clone()), vec![gateway_identity(own.1.clone())]);
+            Resource::Entitlement(Entitlement { tenant: tenant.clone(), requester, identities })
+        }));
+        out.insert(tenant.clone(), told);
+    }
+    out
+}
+
 /// Runs pure code on what tenants wrote. Should it panic, that is our fault and one tenant's misfortune, not the end of the writer.
 fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
     let fault = || Diagnostic {
@@ -470,7 +617,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(dir.path(), canal_store::Limits::default()).unwrap());
         let (publish, catalogs) = watch::channel(Arc::new(Catalog::default()));
-        let mut writer = Writer::start(store, Arc::default(), publish, Reading::default()).unwrap();
+        let client = crate::fetch::Client::new(b"").unwrap();
+        let infra = canal_authority::Infra::open(&dir.path().join("infra"), now_seconds()).unwrap().of_components().unwrap();
+        let trust = Arc::new(Trust::open(store.clone(), Arc::default(), infra, &Default::default(), &client, 1).unwrap());
+        let mut writer = Writer::start(store, Arc::default(), Voice { publish, trust }, Reading::default(), Vec::new()).unwrap();
         let (commands, queue) = mpsc::channel(2 * COMMANDS_MAX);
         writer.queue = Some(queue);
         let tier = || {

@@ -12,7 +12,26 @@ use canal_wire::southbound::decode;
 use super::*;
 use crate::catalog::{Compiled, LOG_DELTAS_MAX};
 
-const ALL_KINDS: [&str; 10] = ["Tenant", "Gateway", "Service", "Workload", "Route", "Node", "Replica", "Address", "Table", "Throttle"];
+const ALL_KINDS: [&str; 18] = [
+    "Tenant",
+    "Gateway",
+    "Service",
+    "Workload",
+    "Route",
+    "Node",
+    "Replica",
+    "Address",
+    "Table",
+    "Throttle",
+    "Bundle",
+    "KeyServer",
+    "Authorizer",
+    "Authorization",
+    "Authentication",
+    "PeerAuthentication",
+    "Termination",
+    "Entitlement",
+];
 
 // ---- a small world ----
 
@@ -32,17 +51,22 @@ fn tenant(name: &str) -> TenantName {
     TenantName::new(name).unwrap()
 }
 
-fn resources(name: &str, says: &Says) -> Vec<Resource> {
-    let t = tenant(name);
-    let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
-    let mut out = vec![Resource::Tenant(program::Tenant {
-        name: t.clone(),
+fn itself(name: &TenantName) -> program::Tenant {
+    program::Tenant {
+        name: name.clone(),
         vni: canal_model::ids::Vni::new(7).unwrap(),
         trust_domain: format!("{name}.example").parse().unwrap(),
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: program::OutsideMesh::Deny,
-    })];
+        keys: Default::default(),
+    }
+}
+
+fn resources(name: &str, says: &Says) -> Vec<Resource> {
+    let t = tenant(name);
+    let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
+    let mut out = vec![Resource::Tenant(itself(&t))];
     out.extend(says.gateways.iter().map(|g| {
         Resource::Gateway(program::Gateway {
             tenant: t.clone(),
@@ -121,11 +145,8 @@ impl World {
         };
         let compiled = Compiled {
             resources: if says.is_partial { vec![] } else { resources(name, says) },
-            claims: Claims { tenant: t.clone(), isolation: Some(isolation), gateways },
-            homes: BTreeMap::new(),
-            diagnostics: vec![],
-            objects: vec![],
             complete: !says.is_partial,
+            ..Compiled::nothing(Claims { tenant: t.clone(), isolation: Some(isolation), gateways })
         };
         let view = TenantView::next(self.catalog.tenants.get(&t).map(Arc::as_ref), compiled, generation);
         self.catalog.tenants.insert(t, Arc::new(view));
@@ -364,7 +385,7 @@ fn a_reconnect_brings_only_what_changed() {
     says.routes.remove("b");
     w.set("alpha", &says);
     c.reconnect();
-    let rest = ["Workload", "Route", "Node", "Replica", "Address", "Table", "Throttle", "Route -alpha/HTTPRoute/shop/b/0"];
+    let rest: Vec<&str> = ALL_KINDS[3..].iter().copied().chain(["Route -alpha/HTTPRoute/shop/b/0"]).collect();
     let want: Vec<&str> = ["Tenant", "Gateway", "Service +alpha/shop/a"].into_iter().chain(rest).collect();
     assert_eq!(c.settle(&w), want);
     c.held.insert((Kind::Service, "alpha/shop/old".into()), ("no version of ours".into(), c.held.values().next().unwrap().1.clone()));

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use canal_hub::{Config, Hub, HubError, Limits};
+use canal_hub::{Config, Hub, HubError, JwksOptions, Limits, TrustOptions};
 use canal_model::program::{Kind, Resource};
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{self, Severity};
@@ -60,13 +60,17 @@ impl Rig {
     }
 
     pub(crate) async fn with(limits: Limits, prepare: impl FnOnce(&Path)) -> Self {
+        Self::tuned(limits, |config| prepare(config.config_dir.as_ref().unwrap())).await
+    }
+
+    /// A controller whose settings `tune` changes before it starts.
+    pub(crate) async fn tuned(limits: Limits, tune: impl FnOnce(&mut Config)) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::create_dir(at("config")).unwrap();
-        prepare(&at("config"));
         write_principals(&at("principals.yaml"), &PRINCIPALS);
         let loopback = "127.0.0.1:0".parse().unwrap();
-        let config = Config {
+        let mut config = Config {
             listen: loopback,
             admin: Some(loopback),
             metrics: Some(loopback),
@@ -75,8 +79,11 @@ impl Rig {
             principals: at("principals.yaml"),
             infra_dir: at("infra"),
             svid_seconds: 24 * 3600,
+            trust: TrustOptions::default(),
+            jwks: JwksOptions::default(),
             limits,
         };
+        tune(&mut config);
         let hub = Some(Hub::start(config.clone()).await.unwrap());
         Self { hub, dir, config }
     }
@@ -141,10 +148,26 @@ impl Rig {
         identity: Option<&str>,
         csr: Option<String>,
     ) -> Result<IstioCertificateResponse, Status> {
+        self.ask(token, &[("ImpersonatedIdentity", identity)], csr).await
+    }
+
+    /// The same, with a service's host names.
+    pub(crate) async fn certificate_of(
+        &self,
+        token: &str,
+        identity: &str,
+        service: Option<&str>,
+        csr: Option<String>,
+    ) -> Result<IstioCertificateResponse, Status> {
+        self.ask(token, &[("ImpersonatedIdentity", Some(identity)), ("Service", service)], csr).await
+    }
+
+    async fn ask(&self, token: &str, fields: &[(&str, Option<&str>)], csr: Option<String>) -> Result<IstioCertificateResponse, Status> {
         let mut client = IstioCertificateServiceClient::new(self.channel().await);
         let csr = csr.unwrap_or_else(fresh_csr);
         let value = |s: &str| prost_types::Value { kind: Some(prost_types::value::Kind::StringValue(s.into())) };
-        let metadata = identity.map(|i| prost_types::Struct { fields: [("ImpersonatedIdentity".to_string(), value(i))].into() });
+        let fields = fields.iter().filter_map(|(name, text)| Some((name.to_string(), value((*text)?)))).collect();
+        let metadata = Some(prost_types::Struct { fields });
         let request = IstioCertificateRequest { csr, validity_duration: 3600, metadata };
         client.create_certificate(with_token(request, token)).await.map(tonic::Response::into_inner)
     }
@@ -247,8 +270,8 @@ pub(crate) fn route(name: &str, parent: &str, backends: &[(&str, u32)]) -> Strin
 // ---- the operator ----
 
 pub(crate) struct Operator {
-    client: AdminClient<Channel>,
-    token: &'static str,
+    pub(crate) client: AdminClient<Channel>,
+    pub(crate) token: &'static str,
 }
 
 /// A refused or accepted wish in a few words.
@@ -391,7 +414,7 @@ impl Subscriber {
 
     pub(crate) async fn try_open(channel: Channel, token: &str, held: Held) -> Result<Self, Status> {
         let mut client = AggregatedDiscoveryServiceClient::new(channel).max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
-        let (requests, outbound) = mpsc::channel(16);
+        let (requests, outbound) = mpsc::channel(2 * Kind::ALL.len());
         for kind in Kind::ALL {
             let versions = held.iter().filter(|((k, _), _)| *k == kind).map(|((_, n), (v, _))| (n.clone(), v.clone())).collect();
             let node = Node { id: format!("test~{token}"), user_agent_version: "1.2.3".into(), ..Node::default() };
