@@ -1,6 +1,7 @@
 //! Rust's view of `bpf/abi/*.h`, generated at build time, and the few conversions between it and std's types. Loads nothing.
 
 pub mod capture;
+pub mod inbound;
 mod plain;
 pub mod tier;
 

@@ -54,6 +54,9 @@ pub enum OffloadError {
     /// `nft` is missing or refused the rules.
     #[error("nftables in {netns}: {why}; needs the nft command (Debian: apt-get install nftables) and a kernel with nft NAT")]
     Nft { netns: PathBuf, why: String },
+    /// The kernel's list of a namespace's connections cannot be had, or one of them not be closed.
+    #[error("connections in {netns}: {step}: {source}; needs root (CAP_NET_ADMIN) and a kernel with CONFIG_INET_DIAG_DESTROY")]
+    Sockets { netns: PathBuf, step: &'static str, source: std::io::Error },
     /// The original destination of a redirected connection cannot be had.
     #[error("the original destination is not known: {0}")]
     Origin(std::io::Error),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use canal_abi::capture::OUTBOUND_PORT;
+use canal_abi::inbound::{HBONE_PORT, INBOUND_PORT};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::OffloadError;
@@ -31,6 +32,34 @@ table inet canal {{
     )
 }
 
+/// The rules for what comes in from outside. Only a SYN opens a translation: connections that are open already go on.
+fn inbound_rules() -> String {
+    format!(
+        "table inet canal_inbound
+delete table inet canal_inbound
+table inet canal_inbound {{
+  chain prerouting {{
+    type nat hook prerouting priority -100; policy accept;
+    iifname \"lo\" accept
+    tcp dport {HBONE_PORT} accept
+    tcp flags & (syn | ack) == syn counter redirect to :{INBOUND_PORT}
+  }}
+}}
+"
+    )
+}
+
+/// Takes plaintext connections into the pod at `netns` to the proxy's port, replacing an older table in the same transaction. They are
+/// refused while nobody listens there.
+pub fn take_inbound(netns: &Path) -> Result<(), OffloadError> {
+    nft(netns, &inbound_rules())
+}
+
+/// Undoes [`take_inbound`]; nothing there is fine.
+pub fn leave_inbound(netns: &Path) -> Result<(), OffloadError> {
+    nft(netns, "table inet canal_inbound\ndelete table inet canal_inbound\n")
+}
+
 /// A pod's redirection. Dropping it changes nothing; see [`Redirect::remove`].
 #[derive(Debug)]
 pub struct Redirect {
@@ -44,9 +73,9 @@ impl Redirect {
         Ok(Self { netns: netns.to_path_buf() })
     }
 
-    /// Takes the table away: from now on the pod's traffic leaves as it is.
+    /// Takes the tables away: from now on the pod's traffic leaves, and comes in, as it is.
     pub fn remove(netns: &Path) -> Result<(), OffloadError> {
-        nft(netns, "table inet canal\ndelete table inet canal\n")
+        nft(netns, "table inet canal\ndelete table inet canal\ntable inet canal_inbound\ndelete table inet canal_inbound\n")
     }
 
     /// Where the table is.

@@ -157,6 +157,14 @@ fn in_the_machines_mounts() -> bool {
     namespace("self").is_some_and(|own| namespace("1").is_none_or(|init| init == own))
 }
 
+/// Removes one pin. None there is fine.
+pub(crate) fn remove_file(p: &Path) -> io::Result<()> {
+    match fs::remove_file(p) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
 pub(crate) fn remove_tree(p: &Path) -> io::Result<()> {
     match fs::remove_dir_all(p) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

@@ -1,6 +1,7 @@
 //! The underlay's session table of one link (`bpf/sessions.bpf.c`): how many sessions a virtual switch would keep for it, outside and
 //! inside of its tunnels. Measures only; nothing is dropped, and nothing stays when it is dropped. Start at [`Sessions::attach`].
 
+use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,6 +31,14 @@ const PROGRAM: &str = "canal_sessions";
 const SOURCE: &str = "bpf/sessions.bpf.c";
 const OUTER: &str = "canal_sessions_outer";
 const INNER: &str = "canal_sessions_inner";
+
+/// A session by its outer headers. Both directions are one: which end is first says nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OuterSession {
+    /// IP protocol number.
+    pub protocol: u8,
+    pub ends: [SocketAddr; 2],
+}
 
 /// A session table on one device.
 #[derive(Debug)]
@@ -70,6 +79,16 @@ impl Sessions {
             Ok::<_, OffloadError>(sum_counter(&self.counts, count as u32)?.saturating_sub(gone.load(Ordering::Relaxed)))
         };
         Ok((now(SessionsCount::CANAL_SESSIONS_OUTER, &self.outer.1)?, now(SessionsCount::CANAL_SESSIONS_INNER, &self.inner.1)?))
+    }
+
+    /// What the outer table holds. Reads it.
+    pub fn outer(&self) -> Vec<OuterSession> {
+        let end = |address: [u8; 16], port_be: u16| SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be(port_be));
+        let session = |key: SessionKey| OuterSession {
+            protocol: key.protocol,
+            ends: [end(key.source, key.source_port_be), end(key.destination, key.destination_port_be)],
+        };
+        self.outer.0.keys().filter_map(|key| from_bytes(&key)).map(session).collect()
     }
 
     /// Every counter's name and its count.

@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use canal_offload::nft::{Redirect, original_destination};
-use lab::{Client, Netns};
+use lab::{Client, Netns, close};
 
 const MARK: u32 = 0x539;
 
@@ -67,7 +67,8 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     assert_eq!(answer(&own), "none");
     app.line();
 
-    drop((v4, v6));
+    close(v4);
+    close(v6);
     assert_eq!(Client::start(&ns, None, "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)", "no proxy: refused");
     Redirect::remove(&ns.path()).unwrap();
     Redirect::remove(&ns.path()).unwrap();

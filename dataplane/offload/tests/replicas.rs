@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
 use canal_offload::doors::{Door, Doors};
@@ -374,6 +374,22 @@ fn what_nobody_takes_is_refused_as_the_service() {
     assert_eq!(t.members[0].redirector.tunnel_counts().unwrap().into_iter().find(|(name, _)| *name == "service").unwrap().1, 2);
 }
 
+/// Waits for the kernel's own first words on a new device, multicast reports (RFC 3810 §6.1: two, at most a second apart): the tunnel refuses and
+/// counts them as it does others' packets.
+fn at_rest(redirector: &Redirector) {
+    let counts = || redirector.tunnel_counts().unwrap().into_iter().collect::<HashMap<_, _>>();
+    let until = Instant::now() + Duration::from_secs(20);
+    let (mut last, mut since) = (counts(), Instant::now());
+    while since.elapsed() < Duration::from_millis(1500) {
+        assert!(Instant::now() < until, "the tunnel is never at rest: {last:?}");
+        std::thread::sleep(Duration::from_millis(50));
+        let now = counts();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+}
+
 #[test]
 fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
     let t = Tier::new(1, &[1]);
@@ -389,6 +405,7 @@ fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
         });
     };
     r.netns.ip("route add 10.9.9.9/32 via 169.254.202.1 dev tier0 onlink");
+    at_rest(&r.redirector);
     for (case, from, to, mark, counter) in [
         ("the service", "240.0.0.7:9", "10.1.1.2:9", 0, "service"),
         ("the service v6", "[fdca:a1:0:240::7]:9", "[fd01::2]:9", 0, "service"),

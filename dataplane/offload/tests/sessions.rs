@@ -6,7 +6,7 @@ mod lab;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use canal_offload::sessions::Sessions;
+use canal_offload::sessions::{OuterSession, Sessions};
 use frames::{ACK, HOST, ROUTER, SYN, Tunnel, echo, ip, tcp, udp, unreachable};
 use lab::Netns;
 
@@ -70,6 +70,18 @@ fn sessions_are_counted_once() {
         assert_eq!((has["other"] - had["other"], has["packets"] - had["packets"]), (other, 1), "{case}");
     }
     let all = s.sessions().unwrap();
+    let listed = s.outer();
+    assert_eq!(listed.len() as u64, all.0, "{listed:?}");
+    for (protocol, one, other) in [
+        (17, "250.1.0.1:40000", "250.1.0.2:4789"),
+        (17, "250.1.0.2:40000", "250.1.0.1:4789"),
+        (6, "10.1.1.2:4711", "240.0.0.1:80"),
+        (6, "[fd01::2]:4711", "[fd01::3]:80"),
+    ] {
+        let ends = [one, other].map(|end| end.parse().unwrap());
+        let is_it = |s: &&OuterSession| s.protocol == protocol && (s.ends == ends || s.ends == [ends[1], ends[0]]);
+        assert_eq!(listed.iter().filter(is_it).count(), 1, "{one} {other}: {listed:?}");
+    }
     assert_eq!(s.sweep(Duration::from_secs(3600)).unwrap(), (0, 0));
     assert_eq!((s.sweep(Duration::ZERO).unwrap(), s.sessions().unwrap()), (all, (0, 0)), "all are idle");
     s.trial(&tunnel(EDGE, REPLICA, 40_000, 7, &syn)).unwrap();

@@ -35,6 +35,19 @@ fn cgroup2() -> PathBuf {
     PathBuf::from(line.split(' ').nth(1).unwrap())
 }
 
+/// Runs `f` on a thread inside the namespace at `path`.
+pub fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> T {
+    let ns = fs::File::open(path).unwrap();
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+            f()
+        })
+        .join()
+        .unwrap()
+    })
+}
+
 /// A named network namespace with loopback up, the pod addresses 10.77.0.2 and fd77::2, and an interface `pod0` that leads nowhere.
 pub struct Netns {
     name: String,
@@ -84,15 +97,7 @@ impl Netns {
 
     /// Runs `f` on a thread inside the namespace.
     pub fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
-        let ns = fs::File::open(self.path()).unwrap();
-        std::thread::scope(|s| {
-            s.spawn(|| {
-                move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-                f()
-            })
-            .join()
-            .unwrap()
-        })
+        within(&self.path(), f)
     }
 
     /// A listener inside the namespace.
@@ -125,6 +130,11 @@ impl Drop for Netns {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
     }
+}
+
+/// Ends a listener. Dropping it is not enough: a process that another test starts at this moment has it, too, until it is its program.
+pub fn close(l: TcpListener) {
+    socket2::SockRef::from(&l).shutdown(std::net::Shutdown::Both).unwrap();
 }
 
 /// A pin directory; whatever became of the test, nothing stays mounted.
