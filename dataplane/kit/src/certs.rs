@@ -1,16 +1,19 @@
-//! Obtains and renews certificates from `IstioCertificateService`: own P-256 key per identity, renewal at half life, the old one kept
-//! while valid. Keys survive a restart in `<data-dir>/certs/<sha256 of the identity>.json`, mode 0600, because a data plane must
-//! start without the controller; the key server replaces these files later.
+//! Obtains and renews certificates from `IstioCertificateService`: own key per identity, renewal at half life or when another root signs, the
+//! old one kept while valid. Keys survive a restart in `<data-dir>/certs/<sha256 of the identity>.json`, mode 0600, because a data plane
+//! must start without the controller; those of components never touch a disk, and those in key servers are none of this module's.
 
 mod issue;
 mod kept;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
 use canal_model::identity::Identity;
+use canal_model::ids::{ServiceKey, TrustDomain};
+use canal_model::trust::KeyAlgorithm;
 use rand::Rng;
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
@@ -19,19 +22,22 @@ use crate::backoff::Backoff;
 use crate::controller::Controller;
 use crate::drain::{Drain, Watcher};
 use crate::metrics::{Counters, Family, Registry, SharedCounter};
-use crate::tls::{Certificate, Credential, CredentialWriter};
-use issue::{IssueError, Issuer};
+use crate::tls::{Certificate, Credential, CredentialWriter, TrustStore};
+
+pub use issue::{IssueError, Issuer, Signed};
 
 /// Lifetime asked for (Istio's `SECRET_TTL`); the controller may give less.
 pub const VALIDITY: Duration = Duration::from_secs(24 * 3600);
 /// First and longest wait after a failed attempt.
-pub const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+pub const BACKOFF: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 /// Requests under way at once; a node that starts with hundreds of pods must not storm the controller.
 pub const REQUESTS_MAX: usize = 8;
 /// The clock is looked at this often, so that a machine that slept or whose clock was set renews within it.
 pub const LOOK: Duration = Duration::from_secs(15);
 /// Renewal is spread over this share of the lifetime around its half.
 const JITTER: f64 = 0.05;
+/// Once another root signs, certificates are renewed at random within this time.
+pub const SUPERSEDED_SPREAD: Duration = Duration::from_secs(10);
 
 /// What the source needs.
 #[derive(Debug, Clone)]
@@ -63,7 +69,9 @@ pub struct CertificateStatus {
 
 struct Inner {
     config: CertificateConfig,
-    wanted: Mutex<HashMap<Identity, Wanted>>,
+    wanted: Mutex<HashMap<What, Wanted>>,
+    /// Tells when another root signs.
+    trust: OnceLock<TrustStore>,
     wake: Notify,
     room: Semaphore,
     issuer: Issuer,
@@ -72,9 +80,36 @@ struct Inner {
     unwritten: SharedCounter,
 }
 
+/// What a certificate is for, and of which kind.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct What {
+    identity: Identity,
+    /// With its host names.
+    service: Option<ServiceKey>,
+    algorithm: KeyAlgorithm,
+    /// Kept for a restart.
+    kept: bool,
+}
+
+/// As its file's content names it.
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.identity.fmt(f)?;
+        if let Some(service) = &self.service {
+            write!(f, " for {service}")?;
+        }
+        match self.algorithm {
+            KeyAlgorithm::EcdsaP256 => Ok(()),
+            KeyAlgorithm::Rsa2048 => f.write_str(" (RSA)"),
+        }
+    }
+}
+
 /// One identity's work.
 struct Wanted {
     writer: CredentialWriter,
+    /// Renewal was moved forward, because another root signs.
+    hurried: bool,
     /// When to ask for the next certificate, by the wall clock; `None` without one.
     renew_at: Option<SystemTime>,
     backoff: Backoff,
@@ -109,7 +144,7 @@ fn decide(now: SystemTime, not_before: Option<SystemTime>, renew_at: Option<Syst
 }
 
 /// When to renew: half of the lifetime has passed, give or take `jitter` (-1 to 1) of [`JITTER`] (features.md A.2).
-fn half_life(not_before: SystemTime, not_after: SystemTime, jitter: f64) -> SystemTime {
+pub fn half_life(not_before: SystemTime, not_after: SystemTime, jitter: f64) -> SystemTime {
     let life = not_after.duration_since(not_before).unwrap_or_default();
     not_before + life.mul_f64(0.5 + JITTER * jitter)
 }
@@ -132,6 +167,7 @@ impl CertificateSource {
             issuer: Issuer::new(config.controller.clone(), config.validity),
             config,
             wanted: Mutex::default(),
+            trust: OnceLock::new(),
             wake: Notify::new(),
             room: Semaphore::new(REQUESTS_MAX),
             issued: plain("canal_certificates_issued_total", "Certificates obtained."),
@@ -150,23 +186,77 @@ impl CertificateSource {
     /// The place of `identity`'s certificate: filled at once from disk if a valid one is there, else when the controller answers.
     /// Renewal goes on until the last clone of the credential is dropped. Cheap to call again.
     pub fn want(&self, identity: &Identity) -> Credential {
+        self.want_with(identity, KeyAlgorithm::default())
+    }
+
+    /// [`CertificateSource::want`] with a key of this algorithm.
+    pub fn want_with(&self, identity: &Identity, algorithm: KeyAlgorithm) -> Credential {
+        self.place(What { identity: identity.clone(), service: None, algorithm, kept: true })
+    }
+
+    /// A certificate that is never on a disk: a component's own, for the channel to key servers.
+    pub fn want_in_memory(&self, identity: &Identity) -> Credential {
+        self.place(What { identity: identity.clone(), service: None, algorithm: KeyAlgorithm::default(), kept: false })
+    }
+
+    /// A certificate of `gateway` (the tenant's gateway identity) that has the host names of `service` too, for TLS that ends there.
+    pub fn want_service(&self, gateway: &Identity, service: &ServiceKey, algorithm: KeyAlgorithm) -> Credential {
+        self.place(What { identity: gateway.clone(), service: Some(service.clone()), algorithm, kept: true })
+    }
+
+    /// Removes what is kept on disk of `identity`: its key is in key servers from now on. Whoever holds its credential should drop it.
+    pub fn forget(&self, identity: &Identity) {
+        for algorithm in [KeyAlgorithm::EcdsaP256, KeyAlgorithm::Rsa2048] {
+            let what = What { identity: identity.clone(), service: None, algorithm, kept: true };
+            lock(&self.inner.wanted).remove(&what);
+            if let Err(error) = kept::remove(&self.inner.config.folder, &what) {
+                tracing::error!(%identity, %error, "a key that is in key servers now is still on disk");
+            }
+        }
+    }
+
+    /// [`CertificateSource::forget`] for all members of `domain`, those that nobody wants now among them.
+    pub fn forget_domain(&self, domain: &TrustDomain) {
+        lock(&self.inner.wanted).retain(|what, _| !what.kept || what.identity.trust_domain != *domain);
+        kept::remove_domain(&self.inner.config.folder, domain);
+    }
+
+    /// Renews early what another root signs by now, and what was revoked, as the bundles in `store` say. Only the first store counts.
+    pub fn follow(&self, store: TrustStore) {
+        if self.inner.trust.set(store.clone()).is_err() {
+            return;
+        }
+        let (inner, mut changes) = (Arc::downgrade(&self.inner), store.changes());
+        tokio::spawn(async move {
+            while changes.changed().await.is_ok() {
+                let Some(inner) = inner.upgrade() else { return };
+                inner.wake.notify_one();
+            }
+        });
+    }
+
+    fn place(&self, what: What) -> Credential {
         let mut wanted = lock(&self.inner.wanted);
-        if let Some(w) = wanted.get(identity) {
+        if let Some(w) = wanted.get(&what) {
             return w.writer.credential();
         }
-        let (writer, credential) = Credential::empty(identity.clone());
+        let (writer, credential) = Credential::empty(what.identity.clone());
         let mut new = Wanted {
             writer,
+            hurried: false,
             renew_at: None,
             backoff: Backoff::new(BACKOFF.0, BACKOFF.1),
             retry_at: None,
             under_way: false,
             error: String::new(),
         };
-        if let Some(certificate) = kept::read(&self.inner.config.folder, identity, SystemTime::now()) {
-            new.fill(certificate);
+        if what.kept
+            && let Some(certificate) = kept::read(&self.inner.config.folder, &what, SystemTime::now())
+        {
+            let since = certificate.not_before();
+            new.fill(certificate, since);
         }
-        wanted.insert(identity.clone(), new);
+        wanted.insert(what, new);
         self.inner.wake.notify_one();
         credential
     }
@@ -174,10 +264,10 @@ impl CertificateSource {
     /// All wanted identities, sorted.
     pub fn status(&self) -> Vec<CertificateStatus> {
         let seconds = |t: SystemTime| t.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let one = |(identity, w): (&Identity, &Wanted)| {
+        let one = |(what, w): (&What, &Wanted)| {
             let current = w.writer.credential().current();
             CertificateStatus {
-                identity: identity.to_string(),
+                identity: what.to_string(),
                 not_before: current.as_ref().map(|c| seconds(c.not_before())),
                 not_after: current.as_ref().map(|c| seconds(c.not_after())),
                 error: w.error.clone(),
@@ -190,10 +280,22 @@ impl CertificateSource {
 }
 
 impl Wanted {
-    fn fill(&mut self, certificate: Certificate) {
+    /// Its life counts from `since`.
+    fn fill(&mut self, certificate: Certificate, since: SystemTime) {
         let jitter = rand::rng().random_range(-1.0..=1.0);
-        self.renew_at = Some(half_life(certificate.not_before(), certificate.not_after(), jitter));
+        self.renew_at = Some(half_life(since, certificate.not_after(), jitter));
+        self.hurried = false;
         self.writer.replace(certificate);
+    }
+
+    /// Moves the renewal forward if another root signs by now.
+    fn hurry(&mut self, trust: &TrustStore, now: SystemTime) {
+        let Some(current) = self.writer.credential().current().filter(|_| !self.hurried) else { return };
+        if trust.superseded(&current.identity().trust_domain, current.chain()) {
+            self.hurried = true;
+            let soon = now + SUPERSEDED_SPREAD.mul_f64(rand::rng().random_range(0.0..=1.0));
+            self.renew_at = self.renew_at.map(|at| at.min(soon));
+        }
     }
 
     fn due(&self, now: SystemTime) -> Due {
@@ -205,15 +307,18 @@ impl Wanted {
 
 impl Inner {
     /// What to ask for now, and when to look again. Identities that nobody wants any more are forgotten.
-    fn round(&self) -> (Vec<Identity>, Duration) {
+    fn round(&self) -> (Vec<What>, Duration) {
         let (now, mut due, mut wait) = (SystemTime::now(), Vec::new(), LOOK);
         let mut wanted = lock(&self.wanted);
         wanted.retain(|_, w| w.under_way || w.writer.wanted());
-        for (identity, w) in wanted.iter_mut().filter(|(_, w)| !w.under_way) {
+        for (what, w) in wanted.iter_mut().filter(|(_, w)| !w.under_way) {
+            if let Some(trust) = self.trust.get() {
+                w.hurry(trust, now);
+            }
             match w.due(now) {
                 Due::Now => {
                     w.under_way = true;
-                    due.push(identity.clone());
+                    due.push(what.clone());
                 }
                 Due::In(left) => wait = wait.min(left),
             }
@@ -221,36 +326,46 @@ impl Inner {
         (due, wait)
     }
 
-    async fn obtain(&self, identity: Identity) {
+    async fn obtain(&self, what: What) {
         // Closed never; an error would only mean one request more at once.
         let _room = self.room.acquire().await;
-        let outcome = self.issuer.issue(&identity).await;
-        let kept = outcome.as_ref().ok().map(|i| kept::write(&self.config.folder, &identity, i));
+        let outcome = self.issuer.issue(&what).await;
+        // Forgotten meanwhile: then it is not to be on disk.
+        let wanted = what.kept && lock(&self.wanted).contains_key(&what);
+        let kept = outcome.as_ref().ok().filter(|_| wanted).map(|i| kept::write(&self.config.folder, &what, i));
         if let Some(Err(error)) = kept {
             self.unwritten.inc();
-            tracing::error!(%identity, %error, "the certificate works but will not survive a restart");
+            tracing::error!(identity = %what, %error, "the certificate works but will not survive a restart");
         }
-        self.settle(&identity, outcome.map(|i| i.certificate));
+        self.settle(&what, outcome.map(|i| i.certificate));
     }
 
-    fn settle(&self, identity: &Identity, outcome: Result<Certificate, IssueError>) {
-        if let Some(w) = lock(&self.wanted).get_mut(identity) {
+    fn settle(&self, what: &What, outcome: Result<Certificate, IssueError>) {
+        if let Some(w) = lock(&self.wanted).get_mut(what) {
             w.under_way = false;
             match outcome {
                 Ok(certificate) => {
                     self.issued.inc();
                     w.error.clear();
-                    w.backoff.reset();
-                    w.retry_at = None;
-                    tracing::info!(%identity, not_after = ?certificate.not_after(), "certificate obtained");
-                    w.fill(certificate);
+                    let superseded = |t: &TrustStore| t.superseded(&certificate.identity().trust_domain, certificate.chain());
+                    if self.trust.get().is_some_and(superseded) {
+                        // Told of the new root before it signs: as often as after a failure.
+                        w.retry_at = Some(Instant::now() + w.backoff.next_wait());
+                    } else {
+                        w.backoff.reset();
+                        w.retry_at = None;
+                    }
+                    tracing::info!(identity = %what, not_after = ?certificate.not_after(), "certificate obtained");
+                    // Authorities date certificates back; a short one would be past its half at birth.
+                    let since = certificate.not_before().max(SystemTime::now());
+                    w.fill(certificate, since);
                 }
                 Err(error) => {
                     self.failures.shared(&[error.reason()]).inc();
                     w.error = error.to_string();
                     let wait = w.backoff.next_wait();
                     w.retry_at = Some(Instant::now() + wait);
-                    tracing::warn!(%identity, %error, ?wait, "no certificate");
+                    tracing::warn!(identity = %what, %error, ?wait, "no certificate");
                 }
             }
         }
@@ -279,9 +394,9 @@ async fn run(inner: Weak<Inner>, watcher: Watcher) {
     loop {
         let Some(source) = inner.upgrade() else { return };
         let (due, wait) = source.round();
-        for identity in due {
+        for what in due {
             let source = source.clone();
-            tokio::spawn(async move { source.obtain(identity).await });
+            tokio::spawn(async move { source.obtain(what).await });
         }
         source.issuer.rest().await;
         let wake = async {

@@ -3,6 +3,7 @@
 
 mod counts;
 mod error;
+mod opening;
 pub mod pool;
 pub mod server;
 pub mod stream;

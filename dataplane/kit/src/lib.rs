@@ -13,6 +13,7 @@ pub mod copy;
 pub mod diagnostics;
 pub mod drain;
 pub mod hbone;
+pub mod keys;
 pub mod limits;
 pub mod log;
 pub mod metrics;

@@ -81,7 +81,7 @@ impl AccessLog {
         Ok(Self { full, dropped, thread })
     }
 
-    /// The end of the calling worker; spawns its flush task on the worker's `LocalSet`.
+    /// The end of the calling worker; spawns its flush task on the worker's `LocalRuntime`.
     pub fn worker(&self, shard: &Shard) -> WorkerLog {
         let (home, back) = mpsc::channel();
         let inner = Rc::new(Inner {

@@ -194,6 +194,14 @@ pub fn kind_name(kind: Kind) -> &'static str {
         Kind::Address => "gateway address",
         Kind::Table => "bucket table",
         Kind::Throttle => "throttle",
+        Kind::Bundle => "bundle",
+        Kind::KeyServer => "key server",
+        Kind::Authorizer => "authorizer",
+        Kind::Authorization => "authorization",
+        Kind::Authentication => "authentication",
+        Kind::PeerAuthentication => "peer authentication",
+        Kind::Termination => "termination",
+        Kind::Entitlement => "entitlement",
     }
 }
 

@@ -1,6 +1,7 @@
-//! Sockets with the options a proxy needs, opened in the namespace they belong to; thread pinning; cookies.
-//! Nothing is read from or written to a connection here. The only module of the crate with `unsafe`.
+//! Sockets with the options a proxy needs, opened in the namespace they belong to; kernel TLS' calls; thread pinning; cookies.
+//! Nothing is decided here about what is read or written. The only module of the crate with `unsafe`.
 
+use std::cell::Cell;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,7 +13,9 @@ use rustix::fs::{Mode, OFlags};
 use rustix::process::{Resource, Rlimit};
 use rustix::thread::{CpuSet, LinkNameSpaceType};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::ReadBuf;
 use tokio::net::{TcpListener, TcpStream};
+use zeroize::Zeroizing;
 
 /// Pending connections a listener keeps; the kernel caps it at `net.core.somaxconn`.
 pub const BACKLOG: i32 = 4096;
@@ -119,22 +122,56 @@ impl Netns {
     /// The process is aborted if the thread cannot return: a proxy thread in the wrong namespace would send one tenant's
     /// traffic from another's address. `work` must not await; sockets opened inside stay in the namespace for life.
     pub fn enter<T>(&self, work: impl FnOnce() -> T) -> Result<T, SysError> {
-        struct Home(OwnedFd);
-        impl Drop for Home {
-            fn drop(&mut self) {
-                if rustix::thread::move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).is_err() {
-                    std::process::abort();
-                }
-            }
-        }
         let refused = |source: io::Error| SysError::Enter { path: self.path.clone(), source };
-        // Opened per call, not cached per thread: a tokio blocking thread may be anywhere, and one open costs about 2 µs.
-        let home =
-            rustix::fs::open("/proc/thread-self/ns/net", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(|e| refused(e.into()))?;
+        let _way_back = WayBack(Some(Home::of_this_thread().map_err(refused)?));
         rustix::thread::move_into_link_name_space(self.fd.as_fd(), Some(LinkNameSpaceType::Network)).map_err(|e| refused(e.into()))?;
-        let _home = Home(home);
         Ok(work())
     }
+}
+
+thread_local! {
+    /// Of a thread that has settled, while it is at home.
+    static HOME: Cell<Option<Home>> = const { Cell::new(None) };
+}
+
+/// The network namespace that a thread comes from.
+struct Home {
+    fd: OwnedFd,
+    /// The thread has settled there.
+    settled: bool,
+}
+
+impl Home {
+    /// Who has settled need not look, which takes as long as the rest of a visit; a thread of a runtime's pool may be anywhere.
+    fn of_this_thread() -> io::Result<Self> {
+        if let Some(home) = HOME.take() {
+            return Ok(home);
+        }
+        let fd = rustix::fs::open("/proc/thread-self/ns/net", OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Self { fd, settled: false })
+    }
+}
+
+/// Leads home when dropped. Visits inside visits lead to the one that they began in.
+struct WayBack(Option<Home>);
+
+impl Drop for WayBack {
+    fn drop(&mut self) {
+        let Some(home) = self.0.take() else { return };
+        if rustix::thread::move_into_link_name_space(home.fd.as_fd(), Some(LinkNameSpaceType::Network)).is_err() {
+            std::process::abort();
+        }
+        if home.settled {
+            HOME.set(Some(home));
+        }
+    }
+}
+
+/// Says that the calling thread is in its network namespace for life, but for [`Netns::enter`], which then costs less.
+pub fn settle() -> io::Result<()> {
+    let here = Home::of_this_thread()?;
+    HOME.set(Some(Home { settled: true, ..here }));
+    Ok(())
 }
 
 /// How a listener is opened. `Default` is a plain listener with `SO_REUSEADDR`.
@@ -161,11 +198,13 @@ pub struct ConnectOptions {
     pub freebind: bool,
     /// Give up after.
     pub timeout: Duration,
+    /// The peer is a socket of this kernel: no network between can fall silent, so there is no keepalive.
+    pub local: bool,
 }
 
 impl Default for ConnectOptions {
     fn default() -> Self {
-        Self { bind: None, mark: None, freebind: false, timeout: CONNECT_TIMEOUT }
+        Self { bind: None, mark: None, freebind: false, timeout: CONNECT_TIMEOUT, local: false }
     }
 }
 
@@ -198,8 +237,7 @@ fn inside<T>(netns: Option<&Netns>, work: impl FnOnce() -> Result<T, SysError>) 
 }
 
 fn socket(address: SocketAddr, mark: Option<u32>, freebind: bool) -> Result<Socket, SysError> {
-    let s = at("socket", address, Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP)))?;
-    at("O_NONBLOCK", address, s.set_nonblocking(true))?;
+    let s = at("socket", address, Socket::new(Domain::for_address(address), Type::STREAM.nonblocking(), Some(Protocol::TCP)))?;
     if let Some(mark) = mark {
         at("SO_MARK", address, s.set_mark(mark))?;
     }
@@ -210,25 +248,48 @@ fn socket(address: SocketAddr, mark: Option<u32>, freebind: bool) -> Result<Sock
     Ok(s)
 }
 
+fn bound(address: SocketAddr, options: &ListenOptions) -> Result<Socket, SysError> {
+    let s = socket(address, options.mark, options.freebind)?;
+    at("SO_REUSEADDR", address, s.set_reuse_address(true))?;
+    if options.reuse_port {
+        at("SO_REUSEPORT", address, s.set_reuse_port(true))?;
+    }
+    if address.is_ipv6() {
+        at("IPV6_V6ONLY", address, s.set_only_v6(options.v6_only))?;
+    }
+    // Every accepted connection has what its listener has; said once here, it costs no connection five calls of the kernel.
+    at("keepalive", address, tune_socket(SockRef::from(&s)))?;
+    at("bind", address, s.bind(&address.into()))?;
+    Ok(s)
+}
+
 /// Opens a TCP listener at `address`, in `netns` if given, registered with the calling tokio runtime.
 pub fn listen(netns: Option<&Netns>, address: SocketAddr, options: &ListenOptions) -> Result<TcpListener, SysError> {
     let s = inside(netns, || {
-        let s = socket(address, options.mark, options.freebind)?;
-        at("SO_REUSEADDR", address, s.set_reuse_address(true))?;
-        if options.reuse_port {
-            at("SO_REUSEPORT", address, s.set_reuse_port(true))?;
-        }
-        if address.is_ipv6() {
-            at("IPV6_V6ONLY", address, s.set_only_v6(options.v6_only))?;
-        }
-        at("bind", address, s.bind(&address.into()))?;
+        let s = bound(address, options)?;
         at("listen", address, s.listen(BACKLOG))?;
         Ok(s)
     })?;
     at("register", address, TcpListener::from_std(s.into()))
 }
 
-/// Connects to `address`, in `netns` if given, with keepalive and `TCP_NODELAY` set.
+/// An address that is taken and not listened at: others with `SO_REUSEPORT` may listen there, and none of their connections come here,
+/// to be reset when this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    _socket: Socket,
+    /// With the port that the kernel chose, if 0 was asked for.
+    pub address: SocketAddr,
+}
+
+/// Takes `address` for listeners to come, which need the same options. Fails where another listens alone already.
+pub fn hold(address: SocketAddr, options: &ListenOptions) -> Result<Held, SysError> {
+    let socket = bound(address, options)?;
+    let own = at("getsockname", address, socket.local_addr())?;
+    Ok(Held { _socket: socket, address: own.as_socket().unwrap_or(address) })
+}
+
+/// Connects to `address`, in `netns` if given, with `TCP_NODELAY` and, unless it is local, keepalive set.
 ///
 /// The socket is made and the connect started inside the namespace without awaiting; only the wait for the peer's answer awaits.
 pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &ConnectOptions) -> Result<TcpStream, SysError> {
@@ -240,6 +301,11 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
             }
             at("bind", source, s.bind(&source.into()))?;
         }
+        if options.local {
+            at("TCP_NODELAY", address, s.set_tcp_nodelay(true))?;
+        } else {
+            at("keepalive", address, tune_socket(SockRef::from(&s)))?;
+        }
         match s.connect(&address.into()) {
             Ok(()) => {}
             Err(e) if e.raw_os_error() == Some(libc::EINPROGRESS) => {}
@@ -247,7 +313,12 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
         }
         Ok(s)
     })?;
+    // Within one kernel the peer has answered by now, as a rule, although the call says that it goes on.
+    let is_connected = s.peer_addr().is_ok();
     let stream = at("register", address, TcpStream::from_std(s.into()))?;
+    if is_connected {
+        return Ok(stream);
+    }
     match tokio::time::timeout(options.timeout, stream.writable()).await {
         Ok(ready) => at("connect", address, ready)?,
         Err(_) => return Err(SysError::Timeout { address, limit: options.timeout }),
@@ -255,17 +326,203 @@ pub async fn connect(netns: Option<&Netns>, address: SocketAddr, options: &Conne
     if let Some(source) = at("connect", address, stream.take_error())? {
         return Err(SysError::Socket { what: "connect", address, source });
     }
-    at("keepalive", address, tune(&stream))?;
     Ok(stream)
 }
 
-/// Sets `TCP_NODELAY` and [`KEEPALIVE`]; for accepted connections too.
+/// Whether the kernel can seal and open TLS records itself (`TCP_ULP` "tls"). It says so before it looks at the connection, so one that is
+/// not connected will do. The error is the probe's own.
+pub fn kernel_tls() -> io::Result<bool> {
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP))?;
+    match set_option(&socket, libc::SOL_TCP, libc::TCP_ULP, TLS_ULP) {
+        Ok(()) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOTCONN) => Ok(true),
+            Some(libc::ENOENT | libc::ENOPROTOOPT) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
+const TLS_ULP: &[u8] = b"tls";
+// linux/tls.h; the libc crate has none of these.
+const TLS_TX: libc::c_int = 1;
+const TLS_RX: libc::c_int = 2;
+const TLS_SET_RECORD_TYPE: libc::c_int = 1;
+const TLS_GET_RECORD_TYPE: libc::c_int = 2;
+const TLS_1_3: u16 = 0x0304;
+const TLS_AES_GCM_128: u16 = 51;
+const TLS_AES_GCM_256: u16 = 52;
+/// `struct tls12_crypto_info_aes_gcm_256`, the longer one.
+const TLS_KEYS_MAX: usize = 56;
+
+fn set_option(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: &[u8]) -> io::Result<()> {
+    let length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the fd is open for the borrow's life; the kernel reads `length` bytes from `value`, which has so many.
+    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), length) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Fills the front of `value`; how much of it.
+fn get_option(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: &mut [u8]) -> io::Result<usize> {
+    let mut length = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    // SAFETY: the fd is open for the borrow's life; the kernel writes at most `length` bytes to `value`, which has so many.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut length) };
+    if rc == 0 { Ok(length as usize) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Which records of a connection, as this end sees them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TlsWay {
+    Out,
+    In,
+}
+
+impl TlsWay {
+    fn name(self) -> libc::c_int {
+        match self {
+            TlsWay::Out => TLS_TX,
+            TlsWay::In => TLS_RX,
+        }
+    }
+}
+
+/// With what the kernel seals or opens the records of one direction: TLS 1.3, AES-GCM. Laid out as linux/tls.h has it, wiped when dropped.
+pub struct TlsKeys {
+    bytes: Zeroizing<[u8; TLS_KEYS_MAX]>,
+    length: usize,
+}
+
+impl TlsKeys {
+    /// `sequence` is the next record's. `None` if the key is not as long as one of AES-128 or AES-256.
+    pub fn new(key: &[u8], iv: &[u8; 12], sequence: u64) -> Option<Self> {
+        let cipher = match key.len() {
+            16 => TLS_AES_GCM_128,
+            32 => TLS_AES_GCM_256,
+            _ => return None,
+        };
+        let mut bytes = Zeroizing::new([0; TLS_KEYS_MAX]);
+        let mut length = 0;
+        // The IV's first four bytes are the kernel's salt.
+        for part in [&TLS_1_3.to_ne_bytes()[..], &cipher.to_ne_bytes(), &iv[4..], key, &iv[..4], &sequence.to_be_bytes()] {
+            bytes[length..length + part.len()].copy_from_slice(part);
+            length += part.len();
+        }
+        Some(Self { bytes, length })
+    }
+}
+
+/// Gives the connection to kernel TLS. Until keys are given too, its bytes go as they did.
+pub fn tls_attach(stream: &TcpStream) -> io::Result<()> {
+    set_option(stream, libc::SOL_TCP, libc::TCP_ULP, TLS_ULP)
+}
+
+/// From here on the kernel seals what is written, or opens what is read; there is no way back. A second time only on Linux 6.14 and later.
+pub fn tls_keys(stream: &TcpStream, way: TlsWay, keys: &TlsKeys) -> io::Result<()> {
+    set_option(stream, libc::SOL_TLS, way.name(), &keys.bytes[..keys.length])
+}
+
+/// How many records the kernel sealed or opened under the present keys, which are those of AES-`bits`.
+pub fn tls_records(stream: &TcpStream, way: TlsWay, bits: usize) -> io::Result<u64> {
+    let mut bytes = Zeroizing::new([0; TLS_KEYS_MAX]);
+    let length = get_option(stream, libc::SOL_TLS, way.name(), &mut bytes[..TLS_KEYS_MAX - 32 + bits / 8])?;
+    let number = bytes[..length].last_chunk().ok_or(io::ErrorKind::InvalidData)?;
+    Ok(u64::from_be_bytes(*number))
+}
+
+/// Room for one control message of a byte, aligned as its header.
+type OneControl = [u64; 4];
+
+/// Reads of one or more records of the same kind, no further than `buf` has room. How many bytes were put behind what is filled, which are
+/// initialized but not yet filled in, and the records' kind: none at the transport's end.
+pub fn tls_receive(stream: &TcpStream, buf: &mut ReadBuf<'_>) -> io::Result<(usize, Option<u8>)> {
+    let mut control: OneControl = [0; 4];
+    // SAFETY: what is uninitialized in the room is only written to, by the kernel.
+    let room = unsafe { buf.unfilled_mut() };
+    let mut part = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    // SAFETY: of integers and pointers, all of which may be zero.
+    let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
+    (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
+    (head.msg_control, head.msg_controllen) = ((&raw mut control).cast(), size_of::<OneControl>());
+    // SAFETY: the fd is open for the borrow's life; `head` points to `part` and `control`, which live on, and `part` to `room`, with its length.
+    let rc = unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut head, 0) };
+    let Ok(got) = usize::try_from(rc) else { return Err(io::Error::last_os_error()) };
+    // SAFETY: the kernel wrote the first `got` bytes of the room.
+    unsafe { buf.assume_init(got) };
+    // SAFETY: `head` is as the kernel left it, and what it points to lives; a control message that says it is of this kind has a byte.
+    let kind = unsafe {
+        let said = libc::CMSG_FIRSTHDR(&raw const head);
+        let is = !said.is_null() && (*said).cmsg_level == libc::SOL_TLS && (*said).cmsg_type == TLS_GET_RECORD_TYPE;
+        is.then(|| *libc::CMSG_DATA(said))
+    };
+    Ok((got, kind))
+}
+
+/// Sends one record of `kind`, all of it or nothing.
+pub fn tls_send(stream: &TcpStream, kind: u8, content: &[u8]) -> io::Result<()> {
+    let mut control: OneControl = [0; 4];
+    let mut part = libc::iovec { iov_base: content.as_ptr().cast_mut().cast(), iov_len: content.len() };
+    // SAFETY: of integers and pointers, all of which may be zero.
+    let mut head: libc::msghdr = unsafe { std::mem::zeroed() };
+    (head.msg_iov, head.msg_iovlen) = (&raw mut part, 1);
+    // SAFETY: pure arithmetic.
+    (head.msg_control, head.msg_controllen) = ((&raw mut control).cast(), unsafe { libc::CMSG_SPACE(1) } as usize);
+    // SAFETY: `control` has room for a header and a byte, and is aligned for a header. The kernel only reads `content`, whose length `part` has.
+    let rc = unsafe {
+        let say = libc::CMSG_FIRSTHDR(&raw const head);
+        ((*say).cmsg_level, (*say).cmsg_type, (*say).cmsg_len) = (libc::SOL_TLS, TLS_SET_RECORD_TYPE, libc::CMSG_LEN(1) as usize);
+        *libc::CMSG_DATA(say) = kind;
+        libc::sendmsg(stream.as_raw_fd(), &raw const head, libc::MSG_NOSIGNAL)
+    };
+    match usize::try_from(rc) {
+        Ok(sent) if sent == content.len() => Ok(()),
+        Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}
+
+/// How many bytes TCP was given so far, sent or not; `None` once the connection is gone. What kernel TLS still holds is not among them.
+pub fn tcp_given(stream: &TcpStream) -> io::Result<Option<u64>> {
+    // include/net/tcp_states.h
+    const TCP_CLOSE: u8 = 7;
+    let mut bytes = [0; size_of::<libc::tcp_info>()];
+    get_option(stream, libc::SOL_TCP, libc::TCP_INFO, &mut bytes)?;
+    // SAFETY: of integers, for which all bytes are good; the array is as long as it.
+    let info: libc::tcp_info = unsafe { bytes.as_ptr().cast::<libc::tcp_info>().read_unaligned() };
+    let given = info.tcpi_bytes_sent.saturating_sub(info.tcpi_bytes_retrans) + u64::from(info.tcpi_notsent_bytes);
+    Ok((info.tcpi_state != TCP_CLOSE).then_some(given))
+}
+
+/// Sets `TCP_NODELAY` and [`KEEPALIVE`]. Connections that [`listen`]'s listeners accept have both already.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
+    tune_socket(SockRef::from(stream))
+}
+
+fn tune_socket(s: SockRef<'_>) -> io::Result<()> {
     let (time, interval, retries) = KEEPALIVE;
-    let s = SockRef::from(stream);
     s.set_tcp_nodelay(true)?;
     s.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries))
 }
+
+/// While it lives, bytes that come in on a connection wake nobody. They stay in the kernel, and are told of when it goes.
+#[derive(Debug)]
+pub struct Deaf<'a>(&'a TcpStream);
+
+impl<'a> Deaf<'a> {
+    /// `SO_RCVLOWAT`: unlike to take the socket out of the poll set, that is one short call each way. `None` where the kernel does not do it.
+    pub fn to(stream: &'a TcpStream) -> Option<Self> {
+        set_option(stream, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &DEAF_BYTES.to_ne_bytes()).ok().map(|()| Self(stream))
+    }
+}
+
+impl Drop for Deaf<'_> {
+    fn drop(&mut self) {
+        // Fails on no socket on which the first call did not.
+        let _ = set_option(self.0, libc::SOL_SOCKET, libc::SO_RCVLOWAT, &1i32.to_ne_bytes());
+    }
+}
+
+/// So many bytes are told of all the same: less than any connection's receive buffer, which would fill unseen.
+const DEAF_BYTES: i32 = 32 << 10;
 
 /// Makes the coming close of `stream` a reset (RST) in place of an orderly end (FIN): how a reset is passed on.
 pub fn reset_on_close(stream: &TcpStream) {
@@ -288,10 +545,7 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddr> {
 /// whatever its destination: with one source address, that is all ports of the host for 28,000 connections.
 fn port_at_connect(socket: &Socket) -> io::Result<()> {
     let on: libc::c_int = 1;
-    let len = size_of::<libc::c_int>() as libc::socklen_t;
-    // SAFETY: the fd is open for the borrow's life; the kernel reads `len` = 4 bytes from `on`, which is 4 bytes long.
-    let rc = unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, (&raw const on).cast(), len) };
-    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_option(socket, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, &on.to_ne_bytes())
 }
 
 /// The kernel's cookie of the socket's network namespace (`SO_NETNS_COOKIE`), the same number BPF's `bpf_get_netns_cookie` gives.

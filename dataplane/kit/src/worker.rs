@@ -1,5 +1,8 @@
-//! N threads, each one core, one `current_thread` runtime, one `LocalSet`; nothing on them is shared. Control work (southbound,
-//! certificates, admin) runs on the caller's own multi-thread runtime.
+//! N threads, each one core, one `LocalRuntime`; nothing on them is shared. Control work (southbound, certificates, admin) runs on the
+//! caller's own multi-thread runtime.
+//!
+//! A `LocalRuntime` rather than a `LocalSet` on a runtime: tasks wake each other in one queue, where a set is one task of the runtime's and
+//! each wake from a socket or timer goes through two schedulers and asks the kernel for events in between.
 //!
 //! Panics: a panic in a task ends that task (one connection), is counted by [`panics`] and logged; a panic in a worker's root future ends
 //! the process with [`EXIT_PANIC`], because a worker that silently stopped accepting would be a grey failure.
@@ -10,8 +13,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::thread::JoinHandle;
 
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
 use tokio::sync::mpsc;
-use tokio::task::LocalSet;
 
 use crate::drain::Drain;
 use crate::sys;
@@ -55,8 +58,8 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Starts the threads. `root` is called on each of them and its future run there, inside the `LocalSet`; it should end when its drain
-    /// says so. Tasks it spawned end with it. Errors if a thread or its runtime cannot be made; those already started then end.
+    /// Starts the threads. `root` is called on each of them and its future run there, inside the `LocalRuntime`; it should end when its
+    /// drain says so. Tasks it spawned end with it. Errors if a thread or its runtime cannot be made; those already started then end.
     pub fn start<F, R>(config: WorkerConfig, drain: Drain, root: F) -> std::io::Result<Self>
     where
         F: Fn(Worker) -> R + Clone + Send + 'static,
@@ -69,11 +72,21 @@ impl Workers {
         for index in 0..count {
             let core = if config.pin { cores.get(index % cores.len().max(1)).copied() } else { None };
             let worker = Worker { index, count, core, drain: drain.clone() };
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
             let (tx, rx) = mpsc::unbounded_channel();
             let root = root.clone();
-            let run = move || live(&runtime, worker, rx, root);
+            // Such a runtime never leaves the thread that made it.
+            let (made, is_made) = std::sync::mpsc::sync_channel(1);
+            let run = move || match Builder::new_current_thread().enable_all().build_local(LocalOptions::default()) {
+                Ok(runtime) => {
+                    let _ = made.send(Ok(()));
+                    live(&runtime, worker, rx, root);
+                }
+                Err(e) => {
+                    let _ = made.send(Err(e));
+                }
+            };
             threads.push(std::thread::Builder::new().name(format!("{}-{index}", config.name)).spawn(run)?);
+            is_made.recv().unwrap_or_else(|e| Err(std::io::Error::other(e)))?;
             jobs.push(tx);
         }
         Ok(Self { inner: Arc::new(Inner { jobs, threads: Mutex::new(threads) }) })
@@ -106,7 +119,7 @@ impl Workers {
     }
 }
 
-fn live<F, R>(runtime: &tokio::runtime::Runtime, worker: Worker, mut jobs: mpsc::UnboundedReceiver<Job>, root: F)
+fn live<F, R>(runtime: &LocalRuntime, worker: Worker, mut jobs: mpsc::UnboundedReceiver<Job>, root: F)
 where
     F: Fn(Worker) -> R,
     R: Future<Output = ()> + 'static,
@@ -117,8 +130,11 @@ where
     {
         tracing::warn!(worker = name, core, %error, "worker runs unpinned");
     }
+    if let Err(error) = sys::settle() {
+        tracing::warn!(worker = name, %error, "worker looks for its network namespace again and again");
+    }
     let ended = catch_unwind(AssertUnwindSafe(|| {
-        LocalSet::new().block_on(runtime, async move {
+        runtime.block_on(async move {
             let root = root(worker);
             let mut root = std::pin::pin!(root);
             loop {

@@ -4,10 +4,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use canal_model::identity::Identity;
+use canal_model::ids::TrustDomain;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::What;
 use super::issue::Issued;
 use crate::durable;
 use crate::tls::Certificate;
@@ -21,16 +22,16 @@ struct Kept {
     bundle: String,
 }
 
-fn path(folder: &Path, identity: &Identity) -> PathBuf {
+fn path(folder: &Path, what: &What) -> PathBuf {
     // Hashed: an identity holds '/' and may be longer than a file name.
-    let name: String = Sha256::digest(identity.to_string()).iter().map(|b| format!("{b:02x}")).collect();
+    let name: String = Sha256::digest(what.to_string()).iter().map(|b| format!("{b:02x}")).collect();
     folder.join(format!("{name}.json"))
 }
 
-pub(super) fn write(folder: &Path, identity: &Identity, issued: &Issued) -> io::Result<()> {
+pub(super) fn write(folder: &Path, what: &What, issued: &Issued) -> io::Result<()> {
     let Issued { key, chain, bundle, .. } = issued;
-    let kept = Kept { identity: identity.to_string(), key: key.clone(), chain: chain.clone(), bundle: bundle.clone() };
-    durable::replace(&path(folder, identity), &serde_json::to_vec(&kept)?)
+    let kept = Kept { identity: what.to_string(), key: key.clone(), chain: chain.clone(), bundle: bundle.clone() };
+    durable::replace(&path(folder, what), &serde_json::to_vec(&kept)?)
 }
 
 fn load(path: &Path) -> Result<(String, Certificate), String> {
@@ -40,14 +41,36 @@ fn load(path: &Path) -> Result<(String, Certificate), String> {
     Ok((kept.identity, certificate))
 }
 
-/// The kept certificate of `identity`, if it is valid at `now`.
-pub(super) fn read(folder: &Path, identity: &Identity, now: SystemTime) -> Option<Certificate> {
-    let path = path(folder, identity);
+/// Removes what is kept, if anything is.
+pub(super) fn remove(folder: &Path, what: &What) -> io::Result<()> {
+    match std::fs::remove_file(path(folder, what)) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
+}
+
+/// Removes all that is kept of members of `domain`, best effort: what cannot be read cannot be used either.
+pub(super) fn remove_domain(folder: &Path, domain: &TrustDomain) {
+    let Ok(files) = std::fs::read_dir(folder) else { return };
+    let member = format!("spiffe://{domain}/");
+    for path in files.flatten().map(|f| f.path()).filter(|p| p.extension().is_some_and(|e| e == "json")) {
+        let kept = std::fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok());
+        if kept.is_some_and(|k| k.identity.starts_with(&member))
+            && let Err(error) = std::fs::remove_file(&path)
+        {
+            tracing::error!(file = %path.display(), %error, "a key that is in key servers now is still on disk");
+        }
+    }
+}
+
+/// The kept certificate, if it is valid at `now`.
+pub(super) fn read(folder: &Path, what: &What, now: SystemTime) -> Option<Certificate> {
+    let path = path(folder, what);
     if !path.exists() {
         return None;
     }
     match load(&path) {
-        Ok((name, c)) if name == identity.to_string() && c.identity() == identity => c.valid_at(now).then_some(c),
+        Ok((name, c)) if name == what.to_string() && *c.identity() == what.identity => c.valid_at(now).then_some(c),
         Ok((name, _)) => {
             tracing::warn!(file = %path.display(), name, "the kept certificate is another's; asking for a new one");
             None

@@ -289,3 +289,107 @@ async fn a_crowd_of_identities_asks_a_few_at_a_time() {
     assert!((2..=REQUESTS_MAX).contains(&most), "{most}");
     assert_eq!(rig.metric("canal_certificates_issued_total"), 50);
 }
+
+#[tokio::test]
+async fn services_and_algorithms_have_certificates_of_their_own() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let seen: Arc<Mutex<Vec<IstioCertificateRequest>>> = Arc::default();
+    let (ca, log) = (rig.ca.clone(), seen.clone());
+    rig.controller.issue(move |r| {
+        log.lock().unwrap().push(r.clone());
+        Ok(answer(&ca, &r, Duration::from_secs(3600)))
+    });
+    let source = rig.source();
+    let service: ServiceKey = "alpha/shop/cart".parse().unwrap();
+    let plain = source.want(&identity(ALICE));
+    let served = source.want_service(&identity(ALICE), &service, KeyAlgorithm::EcdsaP256);
+    let rsa = source.want_with(&identity(ALICE), KeyAlgorithm::Rsa2048);
+    for c in [&plain, &served, &rsa] {
+        assert_eq!(c.first().await.unwrap().identity(), &identity(ALICE));
+    }
+    let asked = seen.lock().unwrap().clone();
+    assert_eq!(asked.len(), 3);
+    let named = |r: &IstioCertificateRequest, field: &str| match r.metadata.as_ref()?.fields.get(field)?.kind.as_ref()? {
+        prost_types::value::Kind::StringValue(s) => Some(s.clone()),
+        _ => None,
+    };
+    assert!(asked.iter().all(|r| named(r, "ImpersonatedIdentity").as_deref() == Some(ALICE)));
+    assert_eq!(asked.iter().filter_map(|r| named(r, "Service")).collect::<Vec<_>>(), ["alpha/shop/cart"]);
+    let key = |c: &Credential| {
+        let der = c.current().unwrap().chain()[0].clone();
+        let (_, x) = <x509_parser::prelude::X509Certificate as x509_parser::prelude::FromDer<_>>::from_der(&der).unwrap();
+        x.public_key().parsed().unwrap().key_size()
+    };
+    assert_eq!((key(&plain), key(&rsa)), (256, 2048));
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 3);
+    // All three survive a restart.
+    drop(source);
+    rig.controller.issue(|_| Err(Status::unavailable("gone")));
+    let source = rig.source();
+    assert!(source.want_service(&identity(ALICE), &service, KeyAlgorithm::EcdsaP256).current().is_some());
+    assert!(source.want_with(&identity(ALICE), KeyAlgorithm::Rsa2048).current().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_in_key_servers_or_a_components_is_on_no_disk() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    assert!(source.want_in_memory(&identity(BOB)).first().await.is_some());
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+    let alice = source.want(&identity(ALICE));
+    assert!(alice.first().await.is_some());
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
+    source.forget(&identity(ALICE));
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+    // A tenant's keys move to key servers: all of its members are forgotten, and nobody else's.
+    let carol = "spiffe://beta.example/ns/shop/sa/carol";
+    let held = [ALICE, BOB, carol].map(|id| source.want(&identity(id)));
+    for c in &held {
+        assert!(c.first().await.is_some());
+    }
+    until("they are kept", || std::fs::read_dir(rig.certs()).unwrap().count() == 3).await;
+    source.forget_domain(&identity(ALICE).trust_domain);
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 1);
+    source.forget(&identity(carol));
+    // Forgotten while a certificate is on its way: it stays away as well.
+    let (asked, ca) = (rig.asked.load(Relaxed), rig.ca.clone());
+    let seen = rig.asked.clone();
+    rig.controller.issue(move |r| {
+        seen.fetch_add(1, Relaxed);
+        std::thread::sleep(Duration::from_millis(300));
+        Ok(answer(&ca, &r, Duration::from_secs(3600)))
+    });
+    let _alice = source.want(&identity(ALICE));
+    until("it is asked for", || rig.asked.load(Relaxed) > asked).await;
+    source.forget(&identity(ALICE));
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    let store = TrustStore::new(&rig.registry);
+    source.follow(store.clone());
+    let credential = source.want(&identity(ALICE));
+    let old = credential.first().await.unwrap();
+    store.replace([rig.ca.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert_eq!(rig.asked.load(Relaxed), 1);
+    // Another root signs.
+    let next = Arc::new(TestCa::new("next"));
+    let (ca, asked) = (next.clone(), rig.asked.clone());
+    rig.controller.issue(move |r| {
+        asked.fetch_add(1, Relaxed);
+        Ok(answer(&ca, &r, Duration::from_secs(3600)))
+    });
+    store.replace([next.bundle("alpha", "alpha.example", false, vec![])]).unwrap();
+    let start = Instant::now();
+    while credential.current().unwrap().chain() == old.chain() {
+        assert!(start.elapsed() < SUPERSEDED_SPREAD + Duration::from_secs(5), "not renewed");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(rig.asked.load(Relaxed), 2);
+}

@@ -1,6 +1,7 @@
 //! What happened to HBONE connections and streams, by name.
 
 use crate::metrics::{Counter, Counters, Family, Gauge, Registry, Shard};
+use crate::tls::Fallen;
 
 /// How a connection ended; the label `reason` of `canal_hbone_closed_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +18,19 @@ pub enum Ended {
     Error,
     /// The process drains or was forced.
     Drained,
+    /// The peer's certificate was revoked.
+    Revoked,
+    /// The peer's trust domain is federated no more.
+    Unfederated,
+}
+
+impl From<Fallen> for Ended {
+    fn from(why: Fallen) -> Self {
+        match why {
+            Fallen::Revoked => Ended::Revoked,
+            Fallen::Unfederated => Ended::Unfederated,
+        }
+    }
 }
 
 impl Ended {
@@ -28,6 +42,8 @@ impl Ended {
             Ended::Retired => "retired",
             Ended::Error => "error",
             Ended::Drained => "drained",
+            Ended::Revoked => Fallen::Revoked.name(),
+            Ended::Unfederated => Fallen::Unfederated.name(),
         }
     }
 }

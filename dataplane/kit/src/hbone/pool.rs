@@ -17,7 +17,7 @@ use super::counts::{Ended, HboneCounters};
 use super::error::{Again, decide_again, of_h2};
 use super::{Authority, HboneError, HboneStream};
 use crate::sys::{Netns, NetnsId, Sources};
-use crate::tls::{Certificate, ClientIdentity, TlsError};
+use crate::tls::{ClientIdentity, Proof};
 use connection::Connection;
 
 pub(super) use connection::Taken;
@@ -94,7 +94,7 @@ struct Key {
 impl Key {
     fn of(target: &Target) -> Self {
         Self {
-            source: target.source.credential().identity().clone(),
+            source: target.source.identity().clone(),
             expected: target.expected.clone(),
             address: target.address,
             netns: target.netns.as_ref().map(|n| n.id()),
@@ -127,7 +127,7 @@ struct Inner {
 }
 
 /// The pool of one worker. It holds at most one connection per open tunnel, and those idle for less than [`PoolConfig::idle`]; the
-/// callers' own limits on connections bound both. Clones share it; it is `!Send` by design and needs a `LocalSet`.
+/// callers' own limits on connections bound both. Clones share it; it is `!Send` by design and needs a runtime that spawns local tasks (`LocalRuntime`, `LocalSet`).
 #[derive(Clone)]
 pub struct Pool {
     inner: Rc<Inner>,
@@ -219,8 +219,9 @@ impl Pool {
     async fn take_from(&self, key: &Key, slot: &Rc<Slot>, target: &Target, after: u64) -> Result<Taken, HboneError> {
         let mut opened = 0;
         loop {
-            let certificate = certificate(target)?;
-            let pending = match slot.choose(&certificate, after, self.inner.config.streams_max) {
+            let address = target.address;
+            let proof = target.source.proof().map_err(|e| HboneError::Tls { address, source: Arc::new(e) })?;
+            let pending = match slot.choose(&proof, after, self.inner.config.streams_max) {
                 Choice::Take(t) => return Ok(t),
                 Choice::Wait(p) => p,
                 Choice::Open if opened == OPENS_MAX => {
@@ -312,9 +313,9 @@ impl Pool {
 impl Slot {
     /// Decides where the next stream goes. A connection made with an older certificate takes no new streams: so every identity proves its
     /// current certificate within the life of one, and nothing running is dropped.
-    fn choose(&self, certificate: &Arc<Certificate>, after: u64, streams_max: u32) -> Choice {
+    fn choose(&self, proof: &Proof, after: u64, streams_max: u32) -> Choice {
         for c in self.connections.borrow().iter() {
-            if !Arc::ptr_eq(&c.certificate, certificate) {
+            if !c.proof.same(proof) {
                 c.retire(Ended::Retired);
             } else if c.serial > after
                 && let Some(taken) = c.take(streams_max)
@@ -324,12 +325,6 @@ impl Slot {
         }
         self.pending.borrow().clone().map_or(Choice::Open, Choice::Wait)
     }
-}
-
-fn certificate(target: &Target) -> Result<Arc<Certificate>, HboneError> {
-    let credential = target.source.credential();
-    let missing = || TlsError::NoCertificate(credential.identity().clone());
-    credential.current().ok_or_else(|| HboneError::Tls { address: target.address, source: Arc::new(missing()) })
 }
 
 fn connect_request(authority: &str, headers: HeaderMap) -> Result<Request<()>, HboneError> {

@@ -13,11 +13,12 @@ use futures::{FutureExt, StreamExt};
 use h2::RecvStream;
 use h2::server::{Connection, SendResponse};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::counts::{Ended, HboneCounters};
+use super::opening::Opening;
 use super::{Authority, DATA_FRAME_BUDGET, HboneError, HboneStream, keep_alive};
 use crate::drain::Drain;
+use crate::tls::{Fallen, Standing, Stream, Transport, Worn};
 
 /// A client that has not sent its preface and settings by then is dropped.
 pub const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -99,9 +100,9 @@ fn decide_request(method: &Method, extended: bool, authority: Option<&str>) -> R
 }
 
 /// Serves one connection until it ends. `on_connect` must not block; it spawns what it does. When `drain` starts, GOAWAY is sent and open
-/// streams may finish; when it is forced the connection is dropped. Every connection runs on the caller's `LocalSet`.
-pub async fn serve<IO: AsyncRead + AsyncWrite + Unpin>(
-    io: IO,
+/// streams may finish; when it is forced, or the peer is believed no more (revoked), the connection is dropped. Every connection runs on the caller's thread.
+pub async fn serve<IO: Transport>(
+    io: Stream<IO>,
     peer: Peer,
     config: &ServerConfig,
     counters: &HboneCounters,
@@ -118,7 +119,8 @@ pub async fn serve<IO: AsyncRead + AsyncWrite + Unpin>(
         .max_send_buffer_size(SERVER_SEND_BUFFER)
         .data_frame_budget(DATA_FRAME_BUDGET)
         .to_owned();
-    let h2 = match tokio::time::timeout(PREFACE_TIMEOUT, builder.handshake(io)).await {
+    let life = (io.standing().clone(), io.worn());
+    let h2 = match tokio::time::timeout(PREFACE_TIMEOUT, builder.handshake(Opening::new(io))).await {
         Ok(Ok(h2)) => h2,
         Ok(Err(e)) => {
             counters.closed("server", Ended::Error);
@@ -130,7 +132,7 @@ pub async fn serve<IO: AsyncRead + AsyncWrite + Unpin>(
         }
     };
     let mut service = Service { peer: Rc::new(peer), counters, served: Served::default(), on_connect };
-    let (ended, result) = service.run(h2, config, drain).await;
+    let (ended, result) = service.run(h2, life, config, drain).await;
     counters.closed("server", ended);
     result.map(|()| service.served)
 }
@@ -140,6 +142,9 @@ enum Event {
     Forced,
     /// A PING was not answered.
     Mute,
+    Fallen(Fallen),
+    /// Its keys' time is nearly over.
+    Worn,
 }
 
 struct Service<'a, F> {
@@ -150,19 +155,26 @@ struct Service<'a, F> {
 }
 
 impl<F: FnMut(Incoming)> Service<'_, F> {
-    async fn run<IO: AsyncRead + AsyncWrite + Unpin>(
+    async fn run<IO: Transport>(
         &mut self,
-        mut h2: Connection<IO, Bytes>,
+        mut h2: Connection<Opening<Stream<IO>>, Bytes>,
+        life: (Standing, Option<Worn>),
         config: &ServerConfig,
         drain: Drain,
     ) -> (Ended, Result<(), HboneError>) {
-        let mut events = self.events(h2.ping_pong(), config, &drain);
+        let mut events = self.events(h2.ping_pong(), life, config, &drain);
         let mut draining = false;
         loop {
             tokio::select! {
                 biased;
                 Some(event) = events.next() => match event {
                     Event::Forced => return (Ended::Drained, Ok(())),
+                    Event::Fallen(why) => {
+                        let text = format!("the peer {} is believed no more: {}", self.peer.identity, why.name());
+                        return (why.into(), Err(HboneError::Server(text)));
+                    }
+                    // The peer opens its next streams on another.
+                    Event::Worn => h2.graceful_shutdown(),
                     Event::Draining => {
                         draining = true;
                         h2.graceful_shutdown();
@@ -188,6 +200,7 @@ impl<F: FnMut(Incoming)> Service<'_, F> {
     fn events<'d>(
         &self,
         pings: Option<h2::PingPong>,
+        (mut standing, worn): (Standing, Option<Worn>),
         config: &ServerConfig,
         drain: &'d Drain,
     ) -> FuturesUnordered<LocalBoxFuture<'d, Event>> {
@@ -198,6 +211,7 @@ impl<F: FnMut(Incoming)> Service<'_, F> {
                 Event::Mute
             }
             .boxed_local(),
+            async move { Event::Fallen(standing.fallen().await) }.boxed_local(),
             async {
                 drain.draining().await;
                 Event::Draining
@@ -210,6 +224,7 @@ impl<F: FnMut(Incoming)> Service<'_, F> {
             .boxed_local(),
         ]
         .into_iter()
+        .chain(worn.map(|worn| worn.out().map(|()| Event::Worn).boxed_local()))
         .collect()
     }
 

@@ -2,5 +2,6 @@
 
 mod limits;
 mod raw;
+mod revoked;
 mod rig;
 mod transfer;

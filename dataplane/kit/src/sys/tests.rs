@@ -81,6 +81,29 @@ fn a_panic_inside_comes_home_too_and_other_threads_never_left() {
 }
 
 #[test]
+fn who_has_settled_comes_home_from_every_visit() {
+    let (one, other) = (TestNetns::new(), TestNetns::new());
+    let here = || Netns::current().unwrap().id();
+    let visits = move || {
+        let home = here();
+        settle().unwrap();
+        for _ in 0..3 {
+            let (inside, within, back) = one.netns.enter(|| (here(), other.netns.enter(here).unwrap(), here())).unwrap();
+            assert_eq!((inside, within, back), (one.netns.id(), other.netns.id(), one.netns.id()), "a visit in a visit");
+            assert_eq!(here(), home);
+        }
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(Netns::open(file.path()).unwrap().enter(here).is_err());
+        assert_eq!(here(), home, "after a visit that cannot be");
+        assert!(std::panic::catch_unwind(|| one.netns.enter(|| panic!("inside"))).is_err());
+        assert_eq!(here(), home, "after a panic");
+        assert_eq!(other.netns.enter(here).unwrap(), other.netns.id());
+        assert_eq!(here(), home, "and after that");
+    };
+    std::thread::spawn(visits).join().unwrap();
+}
+
+#[test]
 fn a_namespace_that_is_gone_or_none_is_named() {
     let gone = Netns::open("/run/netns/canal-kit-none").unwrap_err().to_string();
     assert!(gone.contains("/run/netns/canal-kit-none") && gone.contains("is the pod gone"), "{gone}");
@@ -109,6 +132,15 @@ async fn options_reach_the_socket() {
     assert_eq!((s.mark().unwrap(), s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (7, true, true));
     assert_eq!((s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_retries().unwrap()), (KEEPALIVE.0, KEEPALIVE.2));
     assert_eq!(SockRef::from(&far).mark().unwrap(), 0x539, "accepted connections inherit the listener's mark");
+    let s = SockRef::from(&far);
+    assert_eq!((s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (true, true), "and all else");
+    assert_eq!((s.tcp_keepalive_time().unwrap(), s.tcp_keepalive_retries().unwrap()), (KEEPALIVE.0, KEEPALIVE.2));
+
+    let local = ConnectOptions { local: true, ..ConnectOptions::default() };
+    let near = connect(Some(&pod.netns), address, &local).await.unwrap();
+    assert!(near.peer_addr().is_ok(), "who is connected is not waited for");
+    let s = SockRef::from(&near);
+    assert_eq!((s.tcp_nodelay().unwrap(), s.keepalive().unwrap()), (true, false));
 
     let elsewhere = "10.99.0.1:80".parse().unwrap();
     let refused = listen(Some(&pod.netns), elsewhere, &ListenOptions::default()).unwrap_err().to_string();
@@ -162,6 +194,28 @@ async fn a_reset_is_seen_as_one() {
     assert_eq!(far.read_u8().await.unwrap_err().kind(), io::ErrorKind::ConnectionReset);
 }
 
+#[tokio::test]
+async fn who_is_deaf_hears_later() {
+    let listener = listen(None, any(), &ListenOptions::default()).unwrap();
+    let options = ConnectOptions::default();
+    let (near, far) = tokio::join!(connect(None, listener.local_addr().unwrap(), &options), listener.accept());
+    let (mut near, mut far) = (near.unwrap(), far.unwrap().0);
+    let mut buf = [0; 8];
+    near.write_all(b"one").await.unwrap();
+    assert_eq!(far.read(&mut buf).await.unwrap(), 3, "all that was said before is read");
+    let deaf = Deaf::to(&far).unwrap();
+    near.write_all(b"two").await.unwrap();
+    tokio::time::timeout(Duration::from_millis(50), far.readable()).await.expect_err("nobody is woken");
+    drop(deaf);
+    tokio::time::timeout(Duration::from_secs(5), far.readable()).await.expect("now it is told").unwrap();
+    assert_eq!(far.read(&mut buf).await.unwrap(), 3);
+    // More than may wait, and an end, are told all the same.
+    let _deaf = Deaf::to(&far).unwrap();
+    near.write_all(&vec![7; 2 * DEAF_BYTES as usize]).await.unwrap();
+    drop(near);
+    tokio::time::timeout(Duration::from_secs(5), far.readable()).await.expect("so much is told").unwrap();
+}
+
 #[test]
 fn threads_are_pinned_and_files_are_many() {
     let core = *cores().last().unwrap();
@@ -212,4 +266,44 @@ async fn a_machine_without_free_ports_is_told_from_a_peer_that_refuses() {
     assert!(error.to_string().contains("ip_local_port_range"), "{error}");
     let refused = connect(Some(&pod.netns), "127.0.0.1:81".parse().unwrap(), &options).await.unwrap_err();
     assert_eq!(refused.shortage(), None, "{refused}");
+}
+
+/// `struct tls12_crypto_info_aes_gcm_128` and `_256` of linux/tls.h: version, cipher, IV, key, salt, number of the next record.
+#[test]
+fn keys_are_laid_out_as_the_kernel_reads_them() {
+    let iv = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12];
+    for (length, cipher, whole) in [(16, 51u16, 40), (32, 52, 56)] {
+        let keys = TlsKeys::new(&vec![7; length], &iv, 0x0102).unwrap();
+        let want = [&0x0304u16.to_ne_bytes()[..], &cipher.to_ne_bytes(), &iv[4..], &vec![7; length], &iv[..4], &[0, 0, 0, 0, 0, 0, 1, 2]];
+        assert_eq!((keys.length, &keys.bytes[..keys.length]), (whole, &want.concat()[..]));
+    }
+    assert!(TlsKeys::new(&[7; 24], &iv, 0).is_none());
+}
+
+#[test]
+fn whether_the_kernel_has_tls_can_be_told() {
+    let has = kernel_tls().unwrap();
+    let listed = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_available_ulp").unwrap_or_default();
+    assert!(has || !listed.split_whitespace().any(|m| m == "tls"), "{listed}");
+}
+
+#[tokio::test]
+async fn a_held_address_takes_nobodys_connections() {
+    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let plain = ConnectOptions::default();
+    let held = hold(any(), &options).unwrap();
+    let refused = connect(None, held.address, &plain).await.unwrap_err().to_string();
+    assert!(refused.contains("refused"), "{refused}");
+
+    let listener = listen(None, held.address, &options).unwrap();
+    let taken = hold(held.address, &ListenOptions::default()).unwrap_err().to_string();
+    assert!(taken.contains("another process listens there"), "{taken}");
+    for _ in 0..64 {
+        let near = connect(None, held.address, &plain);
+        let both = async { tokio::join!(near, listener.accept()) };
+        let (near, far) = tokio::time::timeout(Duration::from_secs(10), both).await.expect("the listener gets every connection");
+        assert!(near.is_ok() && far.is_ok());
+    }
+    drop(held);
+    assert!(connect(None, listener.local_addr().unwrap(), &plain).await.is_ok());
 }

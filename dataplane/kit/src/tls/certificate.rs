@@ -4,19 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use canal_model::identity::Identity;
-use canal_wire::hbone::ALPN;
-use rustls::client::Resumption;
-use rustls::server::NoServerSessionStorage;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
-use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use tokio::sync::watch;
 use x509_parser::prelude::{ASN1Time, FromDer, X509Certificate};
 
 use super::provider;
-use super::verify::{self, ClientVerifier, ServerVerifier};
+use super::trust::Anchors;
+use super::verify;
 
 /// Why PEM material is not a usable certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -39,9 +35,10 @@ pub struct Certificate {
     bundle: Vec<CertificateDer<'static>>,
     not_before: SystemTime,
     not_after: SystemTime,
-    server: Arc<ServerConfig>,
-    client: ClientConfig,
-    roots: Arc<RootCertStore>,
+    signing: Arc<SingleCertAndKey>,
+    #[cfg(any(test, feature = "testing"))]
+    certified: Arc<CertifiedKey>,
+    anchors: Arc<Anchors>,
 }
 
 impl std::fmt::Debug for Certificate {
@@ -66,31 +63,40 @@ impl Certificate {
             rustls::Error::InconsistentKeys(_) => CertificateError::Key(leaf.identity.clone()),
             e => form("private key", e),
         })?;
+        #[cfg(any(test, feature = "testing"))]
+        let certified = Arc::new(signing.clone());
         let signing = Arc::new(SingleCertAndKey::from(signing));
-        let mut roots = RootCertStore::empty();
-        for root in &bundle {
-            roots.add(root.clone()).map_err(|e| form("bundle", e))?;
-        }
-        let roots = Arc::new(roots);
-        let server = server_config(&leaf.identity, signing.clone(), roots.clone())?;
-        let client = client_config(&leaf.identity, signing, roots.clone())?;
+        let anchors = Arc::new(Anchors::of(&bundle, &[]).map_err(|e| form("bundle", e))?);
         let Leaf { identity, not_before, not_after } = leaf;
-        Ok(Self { identity, chain, bundle, not_before, not_after, server: Arc::new(server), client, roots })
+        Ok(Self {
+            identity,
+            chain,
+            bundle,
+            not_before,
+            not_after,
+            signing,
+            #[cfg(any(test, feature = "testing"))]
+            certified,
+            anchors,
+        })
     }
     /// Whether the bundle vouches for the chain at `now`.
     pub fn vouched_for(&self, now: SystemTime) -> Result<(), CertificateError> {
         let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        verify::chain(&self.chain, &self.roots, UnixTime::since_unix_epoch(since)).map_err(|e| form("chain", e))
+        verify::chain(&self.chain, &self.anchors, UnixTime::since_unix_epoch(since)).map_err(|e| form("chain", e))
     }
-    /// For accepting connections.
-    pub(super) fn server_config(&self) -> Arc<ServerConfig> {
-        self.server.clone()
+    /// Key and chain, for either side of TLS.
+    pub(crate) fn signing(&self) -> &Arc<SingleCertAndKey> {
+        &self.signing
     }
-    /// For connecting to one of `expected`. Cloning the template is a handful of reference counts.
-    pub(super) fn client_config(&self, expected: &Arc<[Identity]>) -> Arc<ClientConfig> {
-        let mut config = self.client.clone();
-        config.dangerous().set_certificate_verifier(Arc::new(ServerVerifier::new(self.roots.clone(), expected.clone())));
-        Arc::new(config)
+    /// Key and chain, for tests' key servers.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn certified(&self) -> &Arc<CertifiedKey> {
+        &self.certified
+    }
+    /// What its own bundle vouches for.
+    pub(super) fn anchors(&self) -> &Arc<Anchors> {
+        &self.anchors
     }
     /// Who it is.
     pub fn identity(&self) -> &Identity {
@@ -140,35 +146,6 @@ fn leaf(der: &CertificateDer<'_>) -> Result<Leaf, CertificateError> {
         },
         _ => Err(CertificateError::Identity(uris)),
     }
-}
-
-fn server_config(own: &Identity, signing: Arc<SingleCertAndKey>, roots: Arc<RootCertStore>) -> Result<ServerConfig, CertificateError> {
-    let verifier = ClientVerifier::new(roots, own.trust_domain.clone()).map_err(|e| form("bundle", e))?;
-    let mut config = ServerConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(|e| form("algorithms", e))?
-        .with_client_cert_verifier(Arc::new(verifier))
-        .with_cert_resolver(signing);
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    // Clients of the mesh do not resume (features.md A.2), so tickets would be sent for nothing.
-    config.send_tls13_tickets = 0;
-    config.session_storage = Arc::new(NoServerSessionStorage {});
-    Ok(config)
-}
-
-fn client_config(own: &Identity, signing: Arc<SingleCertAndKey>, roots: Arc<RootCertStore>) -> Result<ClientConfig, CertificateError> {
-    // A template: the verifier is replaced for each connection by one that knows whom it expects. This one expects the own identity.
-    let verifier = ServerVerifier::new(roots, Arc::from([own.clone()]));
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&TLS13])
-        .map_err(|e| form("algorithms", e))?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_cert_resolver(signing);
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    config.enable_sni = false;
-    config.resumption = Resumption::disabled();
-    Ok(config)
 }
 
 /// The place where the current certificate of one identity is found; clones see every replacement. Live connections keep

@@ -1,14 +1,20 @@
 //! The handshake matrix: who may talk to whom, with which protocol, and what the errors say.
 
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, SanType, date_time_ymd};
-use rustls::{ClientConfig, RootCertStore, SupportedCipherSuite};
+use rustls::{ClientConfig, SupportedCipherSuite};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use canal_model::identity::{Identity, Peer};
+use canal_model::ids::TenantName;
+use rustls_pki_types::{CertificateDer, ServerName};
+use tokio_rustls::TlsConnector;
 
 use super::*;
 use crate::testing::{Issued, TestCa, identity};
 
 const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
 const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
+const CAROL: &str = "spiffe://alpha.example/ns/shop/sa/carol";
 const MALLORY: &str = "spiffe://beta.example/ns/shop/sa/alice";
 
 fn server(credential: Credential) -> ServerIdentity {
@@ -180,6 +186,62 @@ async fn new_handshakes_use_the_new_certificate_and_live_connections_go_on() {
 }
 
 #[tokio::test]
+async fn a_clients_configuration_is_made_anew_with_each_certificate_and_its_bundle() {
+    let (old, new) = (TestCa::new("old"), TestCa::new("new"));
+    let (writer, credential) = Credential::empty(identity(ALICE));
+    writer.replace(old.issue(&identity(ALICE)));
+    let client = ClientIdentity::new(credential);
+    let (bob, servers) = (expect(&[BOB]), [&old, &new].map(|ca| server(ca.credential(&identity(BOB)))));
+    let meets = async |of: &ServerIdentity| shake(client.clone(), of.clone(), &[BOB]).await.0;
+
+    let first = client.config(&bob);
+    assert!(Arc::ptr_eq(&first, &client.config(&expect(&[BOB]))), "the same certificate, the same peers");
+    assert!(Arc::ptr_eq(&first, &client.clone().config(&bob)) && Arc::ptr_eq(&first, &client.config(&bob)));
+    assert!(meets(&servers[0]).await.is_ok());
+    assert!(meets(&servers[1]).await.unwrap_err().contains("UnknownIssuer"));
+
+    // Key, chain and bundle are others now; so are what is shown and who is believed.
+    writer.replace(new.issue(&identity(ALICE)));
+    assert!(!Arc::ptr_eq(&first, &client.config(&bob)));
+    assert!(meets(&servers[0]).await.unwrap_err().contains("UnknownIssuer"));
+    assert!(meets(&servers[1]).await.is_ok());
+
+    // The same CA again: another certificate, another configuration.
+    let second = client.config(&bob);
+    writer.replace(new.issue(&identity(ALICE)));
+    assert!(!Arc::ptr_eq(&second, &client.config(&bob)));
+    assert!(meets(&servers[1]).await.is_ok());
+}
+
+#[tokio::test]
+async fn connections_of_one_client_expect_their_own_peers_alone() {
+    let ca = TestCa::new("alpha");
+    let client = ClientIdentity::new(ca.credential(&identity(ALICE)));
+    let (bob, carol) = (server(ca.credential(&identity(BOB))), server(ca.credential(&identity(CAROL))));
+    assert!(!Arc::ptr_eq(&client.config(&expect(&[BOB])), &client.config(&expect(&[CAROL]))));
+    // Whoever is expected first, and whatever was expected since, one after the other and at once.
+    let cases: [(&ServerIdentity, &[&str], bool); 8] = [
+        (&bob, &[BOB], true),
+        (&carol, &[BOB], false),
+        (&carol, &[CAROL], true),
+        (&bob, &[CAROL], false),
+        (&bob, &[], false),
+        (&carol, &[BOB, CAROL], true),
+        (&bob, &[CAROL, BOB], true),
+        (&carol, &[BOB], false),
+    ];
+    for (n, (srv, expected, want)) in cases.into_iter().enumerate() {
+        let (c, _) = shake(client.clone(), srv.clone(), expected).await;
+        assert_eq!(c.is_ok(), want, "case {n}: {c:?}");
+    }
+    let all = cases.map(|(srv, expected, want)| (shake(client.clone(), srv.clone(), expected), want));
+    let tasks: Vec<_> = all.into_iter().map(|(shake, want)| async move { (shake.await.0.is_ok(), want) }).collect();
+    for (n, (got, want)) in futures::future::join_all(tasks).await.into_iter().enumerate() {
+        assert_eq!(got, want, "case {n}, at once");
+    }
+}
+
+#[tokio::test]
 async fn the_handshake_is_hybrid_h2_and_without_sni_or_tickets() {
     let ca = TestCa::new("alpha");
     let (near, far) = tokio::io::duplex(64 << 10);
@@ -187,6 +249,7 @@ async fn the_handshake_is_hybrid_h2_and_without_sni_or_tickets() {
         (expect(&[BOB]), ClientIdentity::new(ca.credential(&identity(ALICE))), server(ca.credential(&identity(BOB))));
     let (c, s) = tokio::join!(client.connect(near, &expected), srv.accept(far));
     let (c, s) = (c.unwrap().0, s.unwrap().0);
+    let (stream::Inner::Client(c), stream::Inner::Server(s)) = (c.inner(), s.inner()) else { panic!("local handshakes") };
     let (c, s) = (c.get_ref().1, s.get_ref().1);
     assert_eq!(c.negotiated_key_exchange_group().unwrap().name(), rustls::NamedGroup::X25519MLKEM768);
     assert_eq!(c.negotiated_cipher_suite().unwrap().suite(), rustls::CipherSuite::TLS13_AES_256_GCM_SHA384);
@@ -244,9 +307,9 @@ fn raw_client(
     version: &'static rustls::SupportedProtocolVersion,
 ) -> Arc<ClientConfig> {
     use rustls_pki_types::pem::PemObject;
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(root.as_bytes()).unwrap()).unwrap();
-    let verifier = Arc::new(verify::ServerVerifier::new(Arc::new(roots), expect(&[BOB])));
+    let anchors = trust::Anchors::of(&[CertificateDer::from_pem_slice(root.as_bytes()).unwrap()], &[]).unwrap();
+    let judge = verify::Judge { own: identity(BOB).trust_domain, fallback: Arc::new(anchors), trust: TrustView::untold() };
+    let verifier = Arc::new(verify::ServerVerifier::new(judge, expect(&[BOB])));
     let builder = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[version])
         .unwrap()
@@ -278,3 +341,5 @@ async fn refused_by_server(config: Arc<ClientConfig>, srv: ServerIdentity) -> St
         Ok((_, peer)) => panic!("accepted {peer:?}"),
     }
 }
+
+mod believed;

@@ -15,14 +15,13 @@ use h2::client::SendRequest;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::Instant;
-use tokio_rustls::client::TlsStream;
 
 use super::{PoolConfig, Target};
 use crate::hbone::counts::Ended;
 use crate::hbone::error::of_h2;
 use crate::hbone::{DATA_FRAME_BUDGET, HboneError, keep_alive};
 use crate::sys::{self, ConnectOptions};
-use crate::tls::Certificate;
+use crate::tls::{Fallen, Proof, Standing, Stream, Worn};
 
 /// How long a connection may take to say goodbye.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -32,7 +31,7 @@ pub(in crate::hbone) struct Connection {
     /// Its place in the order of the pool's connections.
     pub(in crate::hbone) serial: u64,
     /// What it proved itself with.
-    pub(in crate::hbone) certificate: Arc<Certificate>,
+    pub(in crate::hbone) proof: Proof,
     /// Who the peer proved to be.
     pub(in crate::hbone) peer: Identity,
     /// Gone once no new stream may start; dropping the last sender closes the connection when its streams are done.
@@ -104,9 +103,11 @@ impl Connection {
 /// TCP, TLS and HTTP/2 are up.
 pub(super) struct Established {
     send: SendRequest<Bytes>,
-    h2: h2::client::Connection<TlsStream<TcpStream>, Bytes>,
-    certificate: Arc<Certificate>,
+    h2: h2::client::Connection<Stream<TcpStream>, Bytes>,
+    proof: Proof,
     peer: Identity,
+    standing: Standing,
+    worn: Option<Worn>,
 }
 
 /// Brings a connection up.
@@ -119,6 +120,7 @@ pub(super) async fn establish(config: &PoolConfig, target: &Target) -> Result<Es
     // One certificate for the handshake and for the record of what was proved.
     let identity = target.source.pinned().map_err(tls_error)?;
     let (tls, peer) = identity.connect(tcp, &target.expected).await.map_err(tls_error)?;
+    let (standing, worn) = (tls.standing().clone(), tls.worn());
     let (send, h2) = h2::client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
@@ -131,16 +133,16 @@ pub(super) async fn establish(config: &PoolConfig, target: &Target) -> Result<Es
         .handshake(tls)
         .await
         .map_err(|e| of_h2(address, "", &e))?;
-    Ok(Established { send, h2, certificate: identity.certificate().clone(), peer })
+    Ok(Established { send, h2, proof: identity.proof().clone(), peer, standing, worn })
 }
 
 impl Established {
     /// The pool's view of it, and the future that runs it.
     pub(super) fn start(self, serial: u64, config: &PoolConfig) -> (Rc<Connection>, impl Future<Output = Ended> + use<>) {
-        let Self { send, h2, certificate, peer } = self;
+        let Self { send, h2, proof, peer, standing, worn } = self;
         let connection = Rc::new(Connection {
             serial,
-            certificate,
+            proof,
             peer,
             sender: RefCell::new(Some(send)),
             streams: Cell::new(0),
@@ -148,16 +150,17 @@ impl Established {
             retired: Cell::new(None),
             retiring: Notify::new(),
         });
-        (connection.clone(), drive(connection, h2, config.ping, config.idle))
+        (connection.clone(), drive(connection, h2, standing, worn, (config.ping, config.idle)))
     }
 }
 
 /// Runs HTTP/2 until the connection ends, and says why it did.
 async fn drive(
     connection: Rc<Connection>,
-    mut h2: h2::client::Connection<TlsStream<TcpStream>, Bytes>,
-    ping: (Duration, Duration),
-    idle: Duration,
+    mut h2: h2::client::Connection<Stream<TcpStream>, Bytes>,
+    mut standing: Standing,
+    worn: Option<Worn>,
+    (ping, idle): ((Duration, Duration), Duration),
 ) -> Ended {
     let h2_end = |r: Result<(), h2::Error>| if r.is_ok() { Ended::Closed } else { Ended::Error };
     let dead = keep_alive(h2.ping_pong(), ping);
@@ -169,9 +172,17 @@ async fn drive(
             Event::Mute
         }
         .boxed_local(),
+        async move { Event::Fallen(standing.fallen().await) }.boxed_local(),
         async move {
+            let worn_out = async {
+                match worn {
+                    Some(worn) => worn.out().await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = watched.quiet(idle) => watched.retire(Ended::Idle),
+                () = worn_out => watched.retire(Ended::Retired),
                 () = watched.retiring.notified() => {}
             }
             Event::Retired
@@ -185,6 +196,7 @@ async fn drive(
         Some(event) = events.next() => match event {
             // Dropping h2 fails every stream at once.
             Event::Mute => return Ended::Ping,
+            Event::Fallen(why) => return why.into(),
             Event::Retired => {}
         },
         r = &mut h2 => return connection.retired.get().unwrap_or(h2_end(r)),
@@ -200,7 +212,10 @@ async fn drive(
     };
     tokio::select! {
         _ = &mut h2 => why,
-        Some(_) = events.next() => Ended::Ping,
+        Some(event) = events.next() => match event {
+            Event::Fallen(fallen) => fallen.into(),
+            Event::Mute | Event::Retired => Ended::Ping,
+        },
         () = emptied => why,
     }
 }
@@ -208,6 +223,8 @@ async fn drive(
 enum Event {
     /// A PING was not answered.
     Mute,
+    /// The peer is believed no more.
+    Fallen(Fallen),
     /// No new streams may start.
     Retired,
 }

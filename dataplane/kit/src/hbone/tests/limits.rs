@@ -11,7 +11,7 @@ use super::rig::{BOB, Rig, authority, echo, hold, ms, run, until};
 use crate::drain;
 use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig, serve};
 use crate::testing::{TestCa, identity};
-use crate::tls::{ClientIdentity, ServerIdentity};
+use crate::tls::{ClientIdentity, ServerIdentity, TrustStore};
 
 #[test]
 fn a_crowd_waits_for_one_handshake() {
@@ -102,7 +102,10 @@ fn a_server_that_refuses_the_clients_certificate_is_named() {
     run(async {
         let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
-        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger));
+        // The stranger's domain believes the server's; the server's believes nobody but itself.
+        let store = TrustStore::new(&rig.registry);
+        store.replace([rig.ca.bundle("beta", "alpha.example", true, vec![])]).unwrap();
+        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger)).trusting(store.view(&"beta".parse().unwrap()));
         let e = rig.open().await.unwrap_err();
         assert!(matches!(e, HboneError::RefusedByPeer { .. }) && e.flag() == "TLS_FAILURE", "{e:?}");
         until("the server says why", || !rig.served.borrow().is_empty()).await;

@@ -18,7 +18,7 @@ use crate::hbone::{Authority, HboneCounters, Incoming, Opened, Pool, PoolConfig,
 use crate::hbone::{HboneError, Served};
 use crate::metrics::Registry;
 use crate::testing::{TestCa, identity};
-use crate::tls::{ClientIdentity, Credential, CredentialWriter, ServerIdentity};
+use crate::tls::{Certificate, ClientIdentity, Credential, CredentialWriter, ServerIdentity, TrustStore, TrustView};
 
 pub(super) const ALICE: &str = "spiffe://alpha.example/ns/shop/sa/alice";
 pub(super) const BOB: &str = "spiffe://alpha.example/ns/shop/sa/bob";
@@ -29,6 +29,8 @@ pub(super) struct Rig {
     pub(super) counters: HboneCounters,
     pub(super) pool: Pool,
     pub(super) target: Target,
+    /// What both sides believe; told nothing at first.
+    pub(super) store: TrustStore,
     /// Replaces the client's certificate.
     pub(super) renew: CredentialWriter,
     /// What each connection the server had came to.
@@ -71,9 +73,11 @@ impl Rig {
         let (renew, credential) = Credential::empty(identity(ALICE));
         renew.replace(ca.issue(&identity(ALICE)));
         let expected: Arc<[Identity]> = Arc::from([identity(BOB)]);
-        let target = Target { source: ClientIdentity::new(credential), expected, address, netns: None, mark: None };
+        let store = TrustStore::new(&registry);
+        let source = ClientIdentity::new(credential).trusting(store.view(&"alpha".parse().unwrap()));
+        let target = Target { source, expected, address, netns: None, mark: None };
         let pool = Pool::new(config, counters.clone());
-        Self { ca, registry, counters, pool, target, renew, served: Rc::default() }
+        Self { ca, registry, counters, pool, target, store, renew, served: Rc::default() }
     }
 
     /// A pool and a server on loopback whose CONNECTs go to `handler`.
@@ -95,7 +99,7 @@ impl Rig {
         F: Fn(Incoming) -> R + Clone + 'static,
         R: Future<Output = ()> + 'static,
     {
-        let identity = ServerIdentity::new(TenantName::new("alpha").unwrap(), self.ca.credential(&identity(BOB)));
+        let identity = ServerIdentity::new(TenantName::new("alpha").unwrap(), self.ca.credential(&identity(BOB))).trusting(self.trust());
         let (counters, served) = (self.counters.clone(), self.served.clone());
         tokio::task::spawn_local(async move {
             loop {
@@ -119,6 +123,20 @@ impl Rig {
                 });
             }
         });
+    }
+
+    pub(super) fn trust(&self) -> TrustView {
+        self.store.view(&"alpha".parse().unwrap())
+    }
+
+    /// The number that revocation lists know the certificate by.
+    pub(super) fn numbered(&self, id: &str, serial: u64) -> Certificate {
+        let i = self.ca.issue_with(&identity(id), |p| p.serial_number = Some(serial.into()));
+        Certificate::from_pem(&i.key, &i.chain, &self.ca.root_pem()).unwrap()
+    }
+
+    pub(super) fn revoke(&self, serials: &[u64]) {
+        self.store.replace([self.ca.bundle("alpha", "alpha.example", false, vec![self.ca.revocations(serials)])]).unwrap();
     }
 
     pub(super) async fn open(&self) -> Result<Opened, HboneError> {

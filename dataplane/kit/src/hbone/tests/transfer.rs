@@ -326,7 +326,7 @@ fn a_certificate_is_renewed_while_a_tunnel_streams() {
         let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), echo).await;
         let mut old = rig.open().await.unwrap().stream;
         old.write_all(b"before").await.unwrap();
-        rig.renew.replace(rig.ca.issue(rig.target.source.credential().identity()));
+        rig.renew.replace(rig.ca.issue(rig.target.source.identity()));
         let new = rig.open().await.unwrap();
         assert!(!new.reused);
         assert_eq!(rig.pool.size(), (2, 2));

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use canal_model::program::Kind;
+use canal_wire::southbound::snapshot::FORMAT;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
@@ -150,15 +151,17 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
         b[at] ^= 1;
         b
     };
-    let cases: [(&str, Vec<u8>, &str); 8] = [
+    let cases: [(&str, Vec<u8>, &str); 9] = [
         ("torn", good[..good.len() / 2].to_vec(), "digest"),
         ("one byte short", good[..good.len() - 1].to_vec(), "digest"),
         ("grown", [&good[..], b"x"].concat(), "digest"),
         ("a bit flipped in the content", flip(good.len() / 3), "digest"),
         ("a bit flipped in the digest", flip(good.len() - 1), "digest"),
         ("empty", Vec::new(), "digest"),
-        ("format of the future", signed(&prost::Message::encode_to_vec(&format(2, &[]))), "format"),
-        ("a resource of no sense", signed(&prost::Message::encode_to_vec(&format(1, &[1, 2, 3]))), "resource"),
+        ("format of the future", signed(&prost::Message::encode_to_vec(&format(FORMAT + 1, &[]))), "format"),
+        // Good in every other respect. It was written before there were policies: what it lacks would not be refused.
+        ("format of the past", signed(&prost::Message::encode_to_vec(&older(&good))), "format"),
+        ("a resource of no sense", signed(&prost::Message::encode_to_vec(&format(FORMAT, &[1, 2, 3]))), "resource"),
     ];
     for (name, bytes, reason) in cases {
         let rig = Rig::new();
@@ -183,6 +186,12 @@ async fn a_snapshot_that_is_not_whole_is_refused_by_name_and_never_served() {
     assert_eq!(rig.metric("canal_southbound_snapshot_refused_total{reason=\"refused\"}"), 1);
 }
 
+/// The same state as a build before wrote it.
+fn older(good: &[u8]) -> canal_wire::program::Snapshot {
+    let snapshot: canal_wire::program::Snapshot = prost::Message::decode(good).unwrap();
+    canal_wire::program::Snapshot { format: FORMAT - 1, digest: Vec::new(), ..snapshot }
+}
+
 fn format(format: u32, resource: &[u8]) -> canal_wire::program::Snapshot {
     let type_url = canal_wire::southbound::type_url(Kind::Tenant).into();
     let entry = canal_wire::program::snapshot::Entry { type_url, name: "alpha".into(), version: "1".into(), resource: resource.to_vec() };
@@ -204,7 +213,7 @@ async fn the_snapshot_on_disk_is_what_the_proto_says() {
     let bytes = std::fs::read(rig.snapshot()).unwrap();
     let mut snapshot = canal_wire::program::Snapshot::decode(&bytes[..]).unwrap();
     let digest = std::mem::take(&mut snapshot.digest);
-    assert_eq!((snapshot.format, snapshot.generation, snapshot.entries.len()), (1, 5, 3));
+    assert_eq!((snapshot.format, snapshot.generation, snapshot.entries.len()), (FORMAT, 5, 3));
     assert_eq!(digest, Sha256::digest(snapshot.encode_to_vec())[..]);
     let mode = std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(rig.snapshot()).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);

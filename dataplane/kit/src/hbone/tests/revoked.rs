@@ -1,0 +1,70 @@
+//! A peer whose certificate is revoked while its connection is open, seen from both sides.
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::rig::{ALICE, BOB, Rig, echo, hold, ms, run, until};
+use crate::drain;
+use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig, serve};
+use crate::tls::{Credential, ServerIdentity};
+
+#[test]
+fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.revoke(&[]);
+        rig.renew.replace(rig.numbered(ALICE, 7));
+        let mut s = rig.open().await.unwrap().stream;
+        let start = Instant::now();
+        rig.revoke(&[7]);
+        assert!(s.read_u8().await.is_err());
+        assert!(start.elapsed() < ms(1000), "{:?}", start.elapsed());
+        until("the server says why", || rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"revoked\"}") == 1).await;
+        assert!(rig.served.borrow()[0].clone().unwrap_err().contains("believed no more: revoked"));
+        drop(s);
+        assert!(matches!(rig.open().await, Err(HboneError::RefusedByPeer { .. })));
+        // Renewed: the identity is as good as before.
+        rig.renew.replace(rig.numbered(ALICE, 8));
+        assert!(rig.open().await.is_ok());
+    });
+}
+
+#[test]
+fn an_unrevoked_client_never_notices() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        rig.renew.replace(rig.numbered(ALICE, 7));
+        let mut s = rig.open().await.unwrap().stream;
+        rig.revoke(&[8, 9]);
+        rig.revoke(&[]);
+        s.write_all(b"still here").await.unwrap();
+        s.shutdown().await.unwrap();
+        let mut got = String::new();
+        s.read_to_string(&mut got).await.unwrap();
+        assert_eq!(got, "still here");
+    });
+}
+
+#[test]
+fn pooled_connections_to_a_revoked_server_are_cut() {
+    run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = Rig::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        // A server that does not know of its own revocation.
+        let server = ServerIdentity::new("alpha".parse().unwrap(), Credential::fixed(rig.numbered(BOB, 12)));
+        let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
+        tokio::task::spawn_local(async move {
+            let (tls, peer) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let connect = |incoming: Incoming| drop(tokio::task::spawn_local(hold(incoming)));
+            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+        });
+        let mut s = rig.open().await.unwrap().stream;
+        let start = Instant::now();
+        rig.revoke(&[12]);
+        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        assert!(start.elapsed() < ms(1000), "{:?}", start.elapsed());
+        until("it leaves the pool", || rig.pool.size().0 == 0).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"revoked\"}"), 1);
+    });
+}

@@ -1,0 +1,242 @@
+//! TLS that ends here with keys that are here or elsewhere.
+
+use canal_model::trust::{ClientCertificates, KeyServer};
+use canal_wire::keyrpc::{KeyName, Refusal};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::*;
+use crate::tls::{Certificate, Credential, Terminated, TerminationTerms, Terminator};
+
+const HOST: &str = "shop.example";
+
+fn shop(ca: &TestCa, rsa: bool) -> Certificate {
+    let change = |p: &mut rcgen::CertificateParams| {
+        p.subject_alt_names.push(rcgen::SanType::DnsName(HOST.try_into().unwrap()));
+    };
+    let i = if rsa { ca.issue_rsa(&identity(BOB), change) } else { ca.issue_with(&identity(BOB), change) };
+    Certificate::from_pem(&i.key, &i.chain, &ca.root_pem()).unwrap()
+}
+
+fn terms(clients: ClientCertificates) -> TerminationTerms {
+    TerminationTerms {
+        tenant: "alpha".parse().unwrap(),
+        trust_domain: "alpha.example".parse().unwrap(),
+        clients,
+        alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        tls12: true,
+    }
+}
+
+/// A client that is not ours.
+fn browser(
+    ca: &TestCa,
+    shows: Option<&str>,
+    change: impl FnOnce(&mut ClientConfig),
+    groups: Option<Vec<&'static dyn rustls::crypto::SupportedKxGroup>>,
+) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.root_pem().as_bytes()).unwrap()).unwrap();
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    if let Some(groups) = groups {
+        provider.kx_groups = groups;
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match shows {
+        Some(id) => {
+            let i = ca.issue_with(&identity(id), |_| {});
+            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes()).collect::<Result<_, _>>().unwrap();
+            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(i.key.as_bytes()).unwrap()).unwrap()
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    change(&mut config);
+    Arc::new(config)
+}
+
+async fn meet(
+    terminator: &Terminator,
+    config: Arc<ClientConfig>,
+) -> (Result<TlsStream<DuplexStream>, String>, Result<Terminated<DuplexStream>, TlsError>) {
+    let (near, far) = duplex(64 << 10);
+    let client = async { TlsConnector::from(config).connect(ServerName::try_from(HOST).unwrap(), near).await.map_err(|e| e.to_string()) };
+    tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(client, terminator.accept(far)) }).await.expect("a handshake hangs")
+}
+
+fn own_server(rig: &Rig) -> KeyServer {
+    KeyServer { tenant: "alpha".parse().unwrap(), name: "own".parse().unwrap(), addresses: vec![rig.near.address] }
+}
+
+#[tokio::test]
+async fn keys_that_sign_elsewhere_serve_clients_of_every_kind() {
+    let rig = Rig::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    rig.near.hold("file:alpha/shop/slow", shop(&rig.ca, true));
+    let view = rig.store.view(&"alpha".parse().unwrap());
+    let only = |v: &'static rustls::SupportedProtocolVersion| {
+        let mut c = (*browser(&rig.ca, None, |_| {}, None)).clone();
+        let roots = {
+            let mut r = RootCertStore::empty();
+            r.add(CertificateDer::from_pem_slice(rig.ca.root_pem().as_bytes()).unwrap()).unwrap();
+            r
+        };
+        c = ClientConfig::builder_with_provider(c.crypto_provider().clone())
+            .with_protocol_versions(&[v])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Arc::new(c)
+    };
+    for key in ["alpha/shop/web", "alpha/shop/slow"] {
+        let signed = Signed::by_provider(&rig.requester, KeyName::File(key.parse().unwrap()));
+        let terminator = Terminator::signed(terms(ClientCertificates::None), signed, view.clone());
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            let (c, s) = meet(&terminator, only(version)).await;
+            let (mut c, mut s) = (c.unwrap(), s.unwrap());
+            assert_eq!((s.server_name.as_deref(), s.peer.is_none()), (Some(HOST), true), "{key}");
+            s.stream.write_all(b"welcome").await.unwrap();
+            s.stream.flush().await.unwrap();
+            let mut got = [0; 7];
+            c.read_exact(&mut got).await.unwrap();
+            assert_eq!(&got, b"welcome");
+        }
+        // A client whose first key share is of a group that the server lacks is asked again.
+        let groups = vec![rustls::crypto::aws_lc_rs::kx_group::SECP384R1, rustls::crypto::aws_lc_rs::kx_group::X25519];
+        let mesh = TerminationTerms { tls12: false, ..terms(ClientCertificates::None) };
+        let again = Terminator::signed(mesh, Signed::by_provider(&rig.requester, KeyName::File(key.parse().unwrap())), view.clone());
+        let (c, s) = meet(&again, browser(&rig.ca, None, |_| {}, Some(groups))).await;
+        assert_eq!(s.unwrap().alpn.as_deref(), Some(&b"http/1.1"[..]));
+        assert_eq!(c.unwrap().get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::FullWithHelloRetryRequest));
+    }
+}
+
+#[tokio::test]
+async fn clients_show_certificates_as_the_terms_say() {
+    let rig = Rig::new().await;
+    let view = rig.store.view(&"alpha".parse().unwrap());
+    let stranger = "spiffe://gamma.example/ns/x/sa/y";
+    let cases = [
+        (ClientCertificates::None, Some(ALICE), Ok(None)),
+        (ClientCertificates::Optional, None, Ok(None)),
+        (ClientCertificates::Optional, Some(ALICE), Ok(Some(ALICE))),
+        (ClientCertificates::Optional, Some(stranger), Err("wrong_trust_domain")),
+        (ClientCertificates::Required, Some(ALICE), Ok(Some(ALICE))),
+        (ClientCertificates::Required, None, Err("no_certificate")),
+    ];
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = Signed::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    for (clients, shows, want) in cases {
+        let here = Terminator::new(terms(clients), Credential::fixed(shop(&rig.ca, false)), view.clone());
+        let there = Terminator::signed(terms(clients), signed.clone(), view.clone());
+        for terminator in [here, there] {
+            let (_c, s) = meet(&terminator, browser(&rig.ca, shows, |_| {}, None)).await;
+            let got = s.map(|s| s.peer.map(|(p, _)| p.identity.to_string())).map_err(|e| e.reason());
+            assert_eq!(got, want.map(|id| id.map(str::to_string)), "{clients:?} {shows:?}");
+        }
+    }
+    assert!(rig.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}") >= 2);
+}
+
+#[tokio::test]
+async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
+    let rig = Rig::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let view = rig.store.view(&"alpha".parse().unwrap());
+    let signed = || Signed::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let here = || Credential::fixed(shop(&rig.ca, false));
+    for (name, terminator, shows, resumes) in [
+        ("here", Terminator::new(terms(ClientCertificates::None), here(), view.clone()), None, true),
+        ("here, with identities", Terminator::new(terms(ClientCertificates::Optional), here(), view.clone()), Some(ALICE), false),
+        ("elsewhere", Terminator::signed(terms(ClientCertificates::None), signed(), view.clone()), None, false),
+    ] {
+        let config = browser(&rig.ca, shows, |_| {}, None);
+        let mut kinds = Vec::new();
+        for _ in 0..2 {
+            let (c, s) = meet(&terminator, config.clone()).await;
+            let (mut c, mut s) = (c.unwrap(), s.unwrap());
+            kinds.push(c.get_ref().1.handshake_kind());
+            // Tickets come with the first bytes.
+            s.stream.write_all(b"x").await.unwrap();
+            s.stream.flush().await.unwrap();
+            c.read_u8().await.unwrap();
+        }
+        assert_eq!(kinds[1] == Some(rustls::HandshakeKind::Resumed), resumes, "{name}: {kinds:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_owner_of_a_key_may_refuse_at_any_time() {
+    let rig = Rig::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = Signed::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    assert!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.is_ok());
+    for server in [&rig.near, &rig.far] {
+        server.mood(Mood::Refusing(Refusal::NotAllowed));
+    }
+    let (c, s) = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await;
+    assert!(c.is_err());
+    let e = s.unwrap_err();
+    assert!(matches!(&e, TlsError::KeyServer(KeyError::Refused { name: Refusal::NotAllowed, .. })), "{e}");
+    // A key that nobody has.
+    rig.near.mood(Mood::Well);
+    let none = Signed::by_provider(&rig.requester, KeyName::File("alpha/shop/nobody".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), none, rig.store.view(&"alpha".parse().unwrap()));
+    assert_eq!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err().reason(), "key_server");
+}
+
+#[tokio::test]
+async fn a_tenants_own_key_server_must_be_the_tenants() {
+    let rig = Rig::new().await;
+    // The provider's key server stands where the tenant's should.
+    let signed = Signed::by_tenant(&rig.requester, &own_server(&rig), KeyName::File("alpha/shop/web".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    let e = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err();
+    assert!(e.reason() == "no_key_server" && e.to_string().contains("alpha/own: connect"), "{e}");
+}
+
+#[tokio::test]
+async fn when_all_threads_sign_the_next_is_refused_at_once() {
+    let rig = Rig::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = Signed::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let terminator = Arc::new(Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap())));
+    assert!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.is_ok());
+    rig.near.mood(Mood::Slow);
+    rig.far.mood(Mood::Slow);
+    let config = browser(&rig.ca, None, |_| {}, None);
+    let crowd = futures::future::join_all((0..THREADS + WAITING_MAX + 20).map(|_| meet(&terminator, config.clone()))).await;
+    let busy = crowd.iter().filter(|(_, s)| s.as_ref().is_err_and(|e| e.reason() == "handshakes_busy")).count();
+    // The threads may take theirs late.
+    assert!((10..=20 + THREADS).contains(&busy), "{busy}");
+    assert_eq!(rig.metric("canal_keys_handshakes_busy_total"), busy as u64);
+    // And nothing is left behind.
+    rig.near.mood(Mood::Well);
+    assert!(meet(&terminator, config).await.1.is_ok());
+}
+
+#[tokio::test]
+async fn who_is_asked_again_and_says_nothing_keeps_no_thread() {
+    let rig = Rig::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = Signed::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let mesh = TerminationTerms { tls12: false, ..terms(ClientCertificates::None) };
+    let terminator = Terminator::signed(mesh, signed, rig.store.view(&"alpha".parse().unwrap()));
+    let groups = vec![rustls::crypto::aws_lc_rs::kx_group::SECP384R1, rustls::crypto::aws_lc_rs::kx_group::X25519];
+    let config = browser(&rig.ca, None, |_| {}, Some(groups));
+    let mut client = rustls::ClientConnection::new(config, ServerName::try_from(HOST).unwrap()).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    let (mut near, far) = duplex(64 << 10);
+    near.write_all(&hello).await.unwrap();
+    let start = Instant::now();
+    assert_eq!(terminator.accept(far).await.unwrap_err().reason(), "io");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}
