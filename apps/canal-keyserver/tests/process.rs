@@ -1,0 +1,264 @@
+//! The real process beside a controller that the test plays: it is confined, proves who it is, signs and shakes hands for whom it is told, keeps
+//! no key on disk, drains on SIGTERM, and after a restart makes new keys.
+
+#[path = "../../../dataplane/keyserver/tests/rig/mod.rs"]
+mod rig;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use canal_kit::testing::{FakeController, FakeStream, TestCa, identity};
+use canal_model::program::{Kind, Resource};
+use canal_model::trust::KeyAlgorithm;
+use canal_wire::citadel::IstioCertificateResponse;
+use canal_wire::discovery::{DeltaDiscoveryResponse, Resource as Envelope};
+use canal_wire::keyrpc::{KeyName, Refusal, Request, Role};
+use canal_wire::southbound::{encode, type_url};
+use rig::*;
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+struct Process {
+    child: Child,
+    keys: SocketAddr,
+    admin: SocketAddr,
+    readiness: SocketAddr,
+}
+
+impl Process {
+    fn start(folder: &Path, controller: &str) -> Self {
+        let (keys, admin, metrics, readiness) = (free(), free(), free(), free());
+        let child = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
+            .args(["--name", "ks-1", "--az", "az1", "--workers", "1", "--controller", &format!("https://{controller}")])
+            .args(["--listen", &keys.to_string(), "--admin-addr", &admin.to_string()])
+            .args(["--metrics-addr", &metrics.to_string(), "--readiness-addr", &readiness.to_string()])
+            .arg("--root-ca")
+            .arg(folder.join("root.pem"))
+            .arg("--token-file")
+            .arg(folder.join("token"))
+            .arg("--data-dir")
+            .arg(folder.join("data"))
+            .stderr(Stdio::inherit())
+            .spawn()
+            .unwrap();
+        Self { child, keys, admin, readiness }
+    }
+
+    async fn ready(&self) {
+        let end = Instant::now() + SOON;
+        while ask(self.readiness, "/healthz/ready").await.is_none_or(|(status, _)| status != 200) {
+            assert!(Instant::now() < end, "not ready: {:?}", ask(self.readiness, "/healthz/ready").await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    fn proc(&self, file: &str) -> String {
+        std::fs::read_to_string(format!("/proc/{}/{file}", self.child.id())).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    async fn ended(&mut self) -> ExitStatus {
+        let end = Instant::now() + SOON;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "it does not end");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+    let mut tcp = tokio::net::TcpStream::connect(address).await.ok()?;
+    tcp.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
+    let mut all = String::new();
+    tcp.read_to_string(&mut all).await.ok()?;
+    let (head, body) = all.split_once("\r\n\r\n")?;
+    Some((head.split(' ').nth(1)?.parse().ok()?, body.to_string()))
+}
+
+/// Issues for components by `infra`, for alpha by `alpha`; remembers the requests.
+fn issue(controller: &FakeController, infra: Arc<TestCa>, alpha: Arc<TestCa>) -> Arc<Mutex<Vec<String>>> {
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let remembered = asked.clone();
+    controller.issue(move |request| {
+        remembered.lock().unwrap().push(request.csr.clone());
+        let fields = request.metadata.unwrap_or_default().fields;
+        let named = format!("{:?}", fields.get("ImpersonatedIdentity"));
+        let ca = if named.contains("components.canal") { &infra } else { &alpha };
+        Ok(IstioCertificateResponse { cert_chain: vec![ca.sign_request(&request.csr, |_| {}), ca.root_pem()] })
+    });
+    asked
+}
+
+async fn tell(stream: &FakeStream, all: &[Arc<Resource>]) {
+    for kind in [Kind::Tenant, Kind::Bundle, Kind::Entitlement] {
+        let envelope = |r: &Arc<Resource>| Envelope {
+            name: r.name(),
+            version: "1".into(),
+            resource: Some(prost_types::Any { type_url: type_url(kind).into(), value: encode(r) }),
+        };
+        stream
+            .say(DeltaDiscoveryResponse {
+                system_version_info: "1".into(),
+                type_url: type_url(kind).into(),
+                resources: all.iter().filter(|r| r.kind() == kind).map(envelope).collect(),
+                removed_resources: vec![],
+                nonce: format!("{kind:?}"),
+            })
+            .await;
+    }
+}
+
+async fn signature(channel: &Channel) -> Said {
+    let key = KeyName::Identity(identity(WEB));
+    channel.ask(&Request::Sign { key, scheme: 0x0403, deadline_ms: 0, input: &verify_input() }).next().await
+}
+
+/// Nothing in a dump, nothing in swap.
+fn is_confined(process: &Process) {
+    let limits = process.proc("limits");
+    let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap().split_whitespace().collect::<Vec<_>>();
+    assert_eq!(&core[4..6], ["0", "0"], "{limits}");
+    assert_eq!(process.proc("coredump_filter").trim(), "00000000");
+    let status = process.proc("status");
+    let locked = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+    let size = status.lines().find_map(|l| l.strip_prefix("VmSize:")).unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+    // All but the guard pages of stacks, and what the kernel itself maps.
+    assert!(locked > size / 2, "{locked} of {size} kB are locked");
+}
+
+/// PKCS#8 of ECDSA begins with a version and the algorithm.
+fn no_key_is_in(folder: &Path) {
+    let kept: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_file()).collect();
+    for file in kept {
+        let bytes = std::fs::read(&file).unwrap();
+        let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|w| w == needle);
+        assert!(!holds(b"PRIVATE KEY") && !holds(&[0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a]), "{}", file.display());
+    }
+}
+
+/// How many private keys as PKCS#8 (P-256, without parameters) are in the writable memory of a process.
+fn private_keys(pid: u32) -> usize {
+    const BEGIN: [u8; 36] = [
+        0x30, 0x81, 0x87, 0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48,
+        0xce, 0x3d, 0x03, 0x01, 0x07, 0x04, 0x6d, 0x30, 0x6b, 0x02, 0x01, 0x01, 0x04, 0x20,
+    ];
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).unwrap();
+    let (mut count, mut pages) = (0, 0);
+    for line in maps.lines().filter(|l| l.split(' ').nth(1).is_some_and(|p| p.starts_with("rw"))) {
+        let (from, to) = line.split_once(' ').unwrap().0.split_once('-').unwrap();
+        let (from, to) = (u64::from_str_radix(from, 16).unwrap(), u64::from_str_radix(to, 16).unwrap());
+        let mut area = vec![0; usize::try_from(to - from).unwrap()];
+        if std::os::unix::fs::FileExt::read_exact_at(&memory, &mut area, from).is_ok() {
+            pages += area.len() / 4096;
+            count += area.windows(BEGIN.len()).filter(|w| w[0] == 0x30 && *w == BEGIN).count();
+        }
+    }
+    assert!(pages > 100, "only {pages} pages could be read");
+    count
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_server_lives_and_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut controller = FakeController::start().await;
+    let (infra, alpha) = (Arc::new(TestCa::new("infra")), Arc::new(TestCa::new("alpha")));
+    let asked = issue(&controller, infra.clone(), alpha.clone());
+    let reached = controller.reached_through(folder.path(), controller.address);
+    let told = [
+        tenant("alpha", KeyAlgorithm::EcdsaP256),
+        alpha.bundle("alpha", "alpha.example", false, vec![]),
+        entitlement("alpha", "node/n1", &[WEB]),
+    ];
+    let mut process = Process::start(folder.path(), &reached.addresses[0]);
+    let mut stream = controller.stream().await;
+    assert!(stream.hear().await.is_some());
+    tell(&stream, &told).await;
+    process.ready().await;
+
+    is_confined(&process);
+    let channel = Channel::connect(process.keys, &infra, NODE).await.unwrap();
+    assert!(matches!(signature(&channel).await, Said::Signature(_)));
+    let stranger = Channel::connect(process.keys, &infra, BETA_NODE).await.unwrap();
+    assert!(matches!(signature(&stranger).await, Said::Refused(Refusal::NotEntitled, _)));
+    let (_, dump) = ask(process.admin, "/config_dump").await.unwrap();
+    assert!(dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"), "{dump}");
+    let (_, metrics) = ask(process.admin, "/metrics").await.unwrap();
+    assert!(metrics.contains("canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"), "{metrics}");
+
+    no_key_is_in(&folder.path().join("data"));
+    // Nor in memory between operations: no PKCS#8 of P-256, which is how keys are sealed and opened.
+    assert_eq!(private_keys(process.child.id()), 0);
+
+    // What is under way ends, and then the process.
+    let peers = Peers::new(&alpha, &alpha.issue_with(&identity(PEER), |_| {}), "alpha.example", &[WEB]);
+    let mut call = channel.begin(WEB, Role::Client, &[PEER], 0);
+    let Said::Send(hello) = call.next().await else { panic!("no ClientHello") };
+    process.signal(Signal::TERM);
+    let mut refused = Said::Pong;
+    while !matches!(refused, Said::Refused(Refusal::Draining, _)) {
+        refused = signature(&channel).await;
+    }
+    let mut server = peers.server();
+    hear(&mut server, &hello);
+    channel.say(call.id, &Request::More { bytes: &flight(&mut server) });
+    assert!(matches!(call.next().await, Said::Done { .. }));
+    assert_eq!(process.ended().await.code(), Some(0));
+
+    // Another life: it knows whom to serve from its own disk, and has no keys but those that it makes anew.
+    let before = asked.lock().unwrap().clone();
+    let mut process = Process::start(folder.path(), &reached.addresses[0]);
+    process.ready().await;
+    let channel = Channel::connect(process.keys, &infra, NODE).await.unwrap();
+    assert!(matches!(signature(&channel).await, Said::Signature(_)));
+    let after = asked.lock().unwrap().clone();
+    assert!(after.len() >= before.len() + 2 && after[before.len()..].iter().all(|csr| !before.contains(csr)));
+    // A second signal ends it at once, with a handshake under way.
+    let _call = channel.begin(WEB, Role::Client, &[PEER], 0);
+    assert!(channel.lives().await);
+    process.signal(Signal::TERM);
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    process.signal(Signal::TERM);
+    assert_eq!(process.ended().await.code(), Some(0));
+}
+
+#[test]
+fn mistakes_are_told_before_anything_starts() {
+    let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver")).arg("--help").output().unwrap();
+    let help = String::from_utf8_lossy(&out.stdout);
+    assert!(
+        out.status.success() && ["--tls-dir", "--rsa-open-ms", "--allow-unlocked", "Examples:"].iter().all(|f| help.contains(f)),
+        "{help}"
+    );
+    let rest = ["--az", "az1", "--controller", "https://127.0.0.1:1", "--root-ca", "r", "--token-file", "t", "--data-dir", "/proc/none"];
+    for (more, code, text) in [
+        (&["--name", "A_b"][..], 2, "name"),
+        (&["--name", "ks-1", "--tls-dir", "x"], 2, "--tenant"),
+        (&["--name", "ks-1"], 1, "--data-dir"),
+    ] {
+        let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver")).args(rest).args(more).output().unwrap();
+        let told = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(code) && told.contains(text), "{more:?}: {:?} {told}", out.status);
+    }
+}
