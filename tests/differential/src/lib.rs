@@ -4,9 +4,11 @@
 //! * [`Trial`] is one tenant on all targets; [`Trial::compare`] asks them all the same.
 //! * [`policy`] reads policies with questions from files; [`probe`] makes requests that hit or nearly hit a tenant's rules.
 //! * [`target`] are the targets.
+//! * [`guarded`] compares what data planes judge requests with.
 
 #![forbid(unsafe_code)]
 
+pub mod guarded;
 pub mod policy;
 pub mod probe;
 pub mod target;

@@ -18,6 +18,8 @@ pub struct Policy {
     pub tenant: TenantName,
     pub documents: Vec<Arc<Document>>,
     pub service_ids: BTreeMap<ServiceKey, ServiceId>,
+    /// Key sets by URI.
+    pub jwks: BTreeMap<String, String>,
     pub questions: Vec<Question>,
 }
 
@@ -45,6 +47,18 @@ pub fn name_of(path: &Path) -> String {
 impl Policy {
     /// Reads a file and those it names.
     pub fn read(path: &Path) -> Self {
+        let (mut policy, own) = Self::texts(path);
+        let questions: Vec<&str> = own.lines().filter_map(|line| line.strip_prefix("#? ")).collect();
+        policy.questions = questions.iter().map(|text| question(&policy.tenant, text)).collect();
+        policy
+    }
+
+    /// The same without its questions.
+    pub fn read_only(path: &Path) -> Self {
+        Self::texts(path).0
+    }
+
+    fn texts(path: &Path) -> (Self, String) {
         let read = |path: &Path| fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let own = read(path);
         let mut texts: Vec<(String, String)> = Vec::new();
@@ -52,11 +66,8 @@ impl Policy {
             let file = format!("_{}.yaml", name.trim());
             texts.push((file.clone(), read(&path.with_file_name(file))));
         }
-        let questions: Vec<String> = own.lines().filter_map(|line| line.strip_prefix("#? ")).map(str::to_owned).collect();
-        texts.push((name_of(path), own));
-        let mut policy = Self::of(&texts);
-        policy.questions = questions.iter().map(|text| question(&policy.tenant, text)).collect();
-        policy
+        texts.push((name_of(path), own.clone()));
+        (Self::of(&texts), own)
     }
 
     /// From files by name and content, of a tenant `alpha`.
@@ -66,12 +77,12 @@ impl Policy {
         let documents: Vec<Arc<Document>> = texts.iter().flat_map(parse).map(Arc::new).collect();
         let keys = service_keys(&tenant, &documents);
         let service_ids = keys.into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).expect("few services"))).collect();
-        Self { tenant, documents, service_ids, questions: Vec::new() }
+        Self { tenant, documents, service_ids, jwks: BTreeMap::new(), questions: Vec::new() }
     }
 
     /// What to compile.
     pub fn input(&self) -> Input<'_> {
-        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids }
+        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
     }
 }
 
