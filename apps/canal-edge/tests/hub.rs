@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use canal_hub::{Config, Hub, Limits};
+use canal_hub::{Config, Hub, JwksOptions, Limits, TrustOptions};
 use canal_kit::controller::Controller;
 use canal_kit::drain;
 use canal_kit::metrics::Registry;
@@ -65,6 +65,8 @@ fn start(runtime: &Runtime, ns: &Netns, folder: &Path) -> (Hub, SocketAddr) {
         principals: at("principals.yaml"),
         infra_dir: at("infra"),
         svid_seconds: 3600,
+        trust: TrustOptions::default(),
+        jwks: JwksOptions::default(),
         limits: Limits::default(),
     };
     // A socket belongs to the namespace of the thread that makes it.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use canal_gateway_engine::{EngineConfig, Limits, Plain, Tier};
 use canal_kit::controller::Controller;
+use canal_kit::keys::ServerAddress;
 use canal_kit::log::Sink;
 use canal_kit::sys::{Sources, cores};
 use canal_model::ids::{AzName, BackendName, ReplicaName};
@@ -41,6 +42,9 @@ pub(crate) struct Flags {
     /// File with the bearer token that the controller knows this replica by.
     #[arg(long)]
     token_file: Option<PathBuf>,
+    /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of --az are asked first.
+    #[arg(long = "key-server", requires = "controllers")]
+    key_servers: Vec<ServerAddress>,
     /// Serve this compiled snapshot (`canal compile`) and know no controller. HBONE is off: there is nobody to give certificates.
     #[arg(long, group = "feed")]
     snapshot: Option<PathBuf>,
@@ -175,7 +179,7 @@ impl Flags {
         Config {
             engine: EngineConfig {
                 replica: self.replica.to_string(),
-                az: self.prefer_az.then_some(self.az),
+                az: self.prefer_az.then_some(self.az.clone()),
                 workers: self.workers,
                 pin: !self.no_pin,
                 hbone,
@@ -186,6 +190,9 @@ impl Flags {
                 ..EngineConfig::default()
             },
             tier,
+            az: self.az,
+            name: self.replica,
+            key_servers: self.key_servers,
             feed,
             data_dir: self.data_dir,
             admin: self.admin_addr,

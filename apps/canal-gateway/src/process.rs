@@ -7,17 +7,21 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_gateway_engine::{Engine, EngineConfig, Filter, Keyring, Limits, Surroundings};
+use canal_gateway_engine::{Engine, EngineConfig, Filter, Limits, Surroundings, WantService};
 use canal_kit::admin::{self, Routes};
-use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
+use canal_kit::certs::{CertificateConfig, CertificateSource, CertificateStatus, VALIDITY};
 use canal_kit::controller::Controller;
 use canal_kit::diagnostics::Level;
 use canal_kit::drain::{self, Drain, Notice, Phase, Trigger, Watcher};
+use canal_kit::keys::{Keyring, Requester, RequesterConfig, ServerAddress, TRIP};
 use canal_kit::log::{AccessLog, Sink};
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
 use canal_kit::sys::{self, ListenOptions};
-use canal_model::ids::Generation;
+use canal_kit::tls::TrustStore;
+use canal_model::identity::{COMPONENTS, component_identity};
+use canal_model::ids::{AzName, Generation, ReplicaName};
+use canal_model::principal::Principal;
 use canal_model::program::{Kind, Resource};
 use serde_json::json;
 
@@ -37,6 +41,9 @@ pub(crate) struct Config {
     pub(crate) engine: EngineConfig,
     /// A replica of the cloud tier.
     pub(crate) tier: Option<TierConfig>,
+    pub(crate) az: AzName,
+    pub(crate) name: ReplicaName,
+    pub(crate) key_servers: Vec<ServerAddress>,
     pub(crate) feed: Feed,
     pub(crate) data_dir: PathBuf,
     pub(crate) admin: SocketAddr,
@@ -128,11 +135,22 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
         Feed::Controller(controller) => Some(certificates(config, controller, &registry, whole)?),
         Feed::Snapshot(_) => None,
     };
-    let keyring = certificates.clone().map(|source| -> Keyring { Arc::new(move |identity| source.want(identity)) });
+    let trust = TrustStore::new(&registry);
+    let keyring = certificates.as_ref().map(|source| keyring(config, source, &trust, &registry));
     // A watcher, not a hold: the drain waits for every holder.
     let watcher = traffic.watcher();
     let names = config.tier.as_ref().map(|tier| tier::names(tier, &registry, whole)).transpose()?;
-    let around = Surroundings { registry: registry.clone(), drain: traffic, keyring, log, dns: names.as_ref().map(tier::handover) };
+    let services = certificates
+        .clone()
+        .map(|source| -> WantService { Arc::new(move |gateway, service, algorithm| source.want_service(gateway, service, algorithm)) });
+    let around = Surroundings {
+        registry: registry.clone(),
+        drain: traffic,
+        keyring,
+        certificates: services,
+        log,
+        dns: names.as_ref().map(tier::handover),
+    };
     let settings = config.engine.clone();
     let (engine, subscriber, replica_of_tier) = match &config.feed {
         Feed::Controller(controller) => {
@@ -143,7 +161,7 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
                 }
                 _ => None,
             };
-            let subscriber = subscribe(config, controller, &engine, replica.clone(), &registry, whole);
+            let subscriber = subscribe(config, controller, &engine, replica.clone(), trust, &registry, whole);
             (engine, Some(subscriber), replica)
         }
         Feed::Snapshot(file) => {
@@ -168,6 +186,17 @@ fn certificates(config: &Config, controller: &Controller, registry: &Registry, d
     CertificateSource::start(settings, registry, drain.clone()).context("starting the certificate source")
 }
 
+/// Gives the gateway's proofs to its tenants: where their keys are is each tenant's policy.
+fn keyring(config: &Config, certificates: &CertificateSource, trust: &TrustStore, registry: &Registry) -> Keyring {
+    let me = Principal::Gateway { name: config.name.clone(), az: config.az.clone() };
+    // Without key servers of the provider too: tenants may have their own.
+    let requester = component_identity(&me).map(|me| {
+        let settings = RequesterConfig { az: config.az.clone(), servers: config.key_servers.clone(), me, trip: TRIP };
+        Requester::start(settings, certificates, trust, registry)
+    });
+    Keyring::new(certificates.clone(), requester, trust.clone())
+}
+
 /// A compiled snapshot, whole or not at all.
 fn load(file: &Path) -> anyhow::Result<(Vec<Arc<Resource>>, Generation)> {
     let state = snapshot::read(file, &Kind::ALL).with_context(|| format!("{} (--snapshot)", file.display()))?;
@@ -179,6 +208,7 @@ fn subscribe(
     controller: &Controller,
     engine: &Arc<Engine>,
     replica: Option<Arc<Replica>>,
+    trust: TrustStore,
     registry: &Registry,
     drain: &Drain,
 ) -> Subscriber {
@@ -191,6 +221,8 @@ fn subscribe(
     };
     let engine = engine.clone();
     let apply = move |update: &Update, state: &State| {
+        // First: it alone may refuse.
+        trust.apply(state)?;
         match update.origin {
             Origin::Snapshot => {
                 let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
@@ -238,7 +270,9 @@ impl Board {
         if self.subscriber.as_ref().is_some_and(|s| !s.ready()) {
             return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
         }
-        let lacking = |c: &&canal_kit::certs::CertificateStatus| c.not_after.is_none();
+        // What only some services or key servers need holds up nobody else.
+        let beside = |c: &CertificateStatus| c.identity.contains(COMPONENTS) || c.identity.contains(" for ");
+        let lacking = |c: &&CertificateStatus| c.not_after.is_none() && !beside(c);
         match self.certificates.as_ref().and_then(|s| s.status().iter().find(lacking).map(|c| c.identity.clone())) {
             Some(identity) => Err(format!("no certificate for {identity} yet")),
             None => Ok(()),

@@ -2,17 +2,18 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use canal_kit::sys::{self, ListenOptions, SysError};
+use canal_kit::sys::{self, Held, ListenOptions, SysError};
 use canal_kit::worker::Worker as Thread;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
 
 use crate::config::{EngineConfig, Plain};
 use crate::greet;
+use crate::judge;
 use crate::parting;
 use crate::worker::{Shared, Worker};
 
@@ -66,18 +67,16 @@ fn open(config: &EngineConfig) -> Result<Vec<(TcpListener, Door)>, SysError> {
     hbone.chain(plain).chain(inside).map(|(address, door)| Ok((sys::listen(None, address, &options)?, door))).collect()
 }
 
-/// Checks that all listeners can be opened, before any worker runs; tells where they are (port 0 is resolved for all workers alike).
-pub(crate) fn bind(config: &mut EngineConfig) -> Result<Vec<TcpListener>, SysError> {
+/// Takes the addresses of all listeners, before any worker runs; tells where they are (port 0 is resolved for all workers alike).
+pub(crate) fn bind(config: &mut EngineConfig) -> Result<Vec<Held>, SysError> {
     let mut held = Vec::new();
     let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
     let addresses = config.hbone.iter_mut().chain(config.plain.iter_mut().map(|plain| &mut plain.address));
     let addresses = addresses.chain(config.tier.iter_mut().map(|tier| &mut tier.plain));
     for address in addresses {
-        let listener = sys::listen(None, *address, &options)?;
-        if let Ok(bound) = listener.local_addr() {
-            *address = bound;
-        }
-        held.push(listener);
+        let taken = sys::hold(*address, &options)?;
+        *address = taken.address;
+        held.push(taken);
     }
     Ok(held)
 }
@@ -102,7 +101,10 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     let clock = worker.clock.clone();
     tokio::task::spawn_local(async move { clock.run().await });
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
-    tokio::task::spawn_local(parting::run(Rc::downgrade(&worker), worker.shared.parting.subscribe()));
+    tokio::task::spawn_local(judge::open::watch(Rc::downgrade(&worker)));
+    let parted = Rc::downgrade(&worker);
+    let part = move |ask| parted.upgrade().map(|worker| worker.part(ask)).is_some();
+    tokio::task::spawn_local(parting::run(worker.shared.parting.subscribe(), part));
     let accepting: Vec<_> =
         doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
     worker.drain.draining().await;
@@ -123,7 +125,7 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     }
 }
 
-async fn sweep(worker: std::rc::Weak<Worker>) {
+async fn sweep(worker: Weak<Worker>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         let Some(worker) = worker.upgrade() else { return };
@@ -151,8 +153,9 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, door: Door) {
     // connections only after its next turn.
     let Ok(listener) = listener.into_std() else { return };
     while let Ok((stream, client)) = listener.accept() {
-        if let Ok(stream) = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
-            welcome(&worker, stream, client, &door);
+        match stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+            Ok(stream) => welcome(&worker, stream, client, &door),
+            Err(_) => worker.counts.refused_connection("accept_failed"),
         }
     }
 }
@@ -161,7 +164,7 @@ fn welcome(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &Do
     let Some(permit) = worker.shared.connections.take() else {
         return worker.counts.refused_connection("connections");
     };
-    let Some(local) = greet::local_of(&stream) else {
+    let Ok(local) = stream.local_addr() else {
         return worker.counts.refused_connection("gone");
     };
     worker.counts.accepted.inc();

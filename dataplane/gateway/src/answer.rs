@@ -3,14 +3,13 @@
 use bytes::Bytes;
 use canal_h1::{Framing, Outgoing};
 use h2::server::SendResponse;
-use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
+use crate::client::Client;
 use crate::clock::Late;
 use crate::fault::Fault;
-use crate::finish::Spoken;
-use crate::forward::persistence;
-use crate::read::http1::Client;
+use crate::head::Spoken;
 use crate::worker::Worker;
 
 /// How an HTTP/1.1 client is answered.
@@ -29,20 +28,35 @@ impl Manner {
     }
 }
 
+/// What the gateway's own words are.
 const TEXT: &str = "text/plain; charset=utf-8";
 /// Methods that are served, for 405 (RFC 9110 §15.5.6).
 const ALLOWED: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS, TRACE";
+/// How a client is asked for a valid token (RFC 6750 §3).
+const CHALLENGE: &str = "Bearer error=\"invalid_token\"";
 
 /// Fields of the answer beside its framing.
-fn fields<'a>(fault: &Fault) -> impl Iterator<Item = (&'a [u8], &'a [u8])> + Clone + use<'a> {
+fn fields(fault: &Fault) -> impl Iterator<Item = (&[u8], &[u8])> + Clone {
     let status = fault.status();
-    let allow = (status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
-    let retry = matches!(status, 429 | 503).then_some((&b"retry-after"[..], &b"1"[..]));
-    [Some((&b"content-type"[..], TEXT.as_bytes())), allow, retry].into_iter().flatten()
+    let (extra, own) = match fault {
+        // An authorizer says what its answer is; nothing of ours.
+        Fault::Rejected(rejection) => (rejection.headers.as_slice(), false),
+        _ => (&[][..], true),
+    };
+    let said = extra.iter().any(|(name, _)| name == "content-type");
+    let text = (!said).then_some((&b"content-type"[..], TEXT.as_bytes()));
+    let allow = (own && status == 405).then_some((&b"allow"[..], ALLOWED.as_bytes()));
+    let retry = (own && matches!(status, 429 | 503)).then_some((&b"retry-after"[..], &b"1"[..]));
+    let challenge = (own && status == 401).then_some((&b"www-authenticate"[..], CHALLENGE.as_bytes()));
+    let extra = extra.iter().map(|(name, value)| (name.as_bytes(), value.as_slice()));
+    [text, allow, retry, challenge].into_iter().flatten().chain(extra)
 }
 
 fn body_of(fault: &Fault) -> String {
-    format!("{}\n", fault.text())
+    match fault {
+        Fault::Rejected(rejection) => rejection.body.clone(),
+        _ => format!("{}\n", fault.text()),
+    }
 }
 
 /// Answers an HTTP/1.1 client. Gives the payload's bytes; `None` if the client is gone or takes nothing.
@@ -53,7 +67,7 @@ pub(crate) async fn http1(worker: &Worker, client: &mut Client, fault: &Fault, m
     let body = body_of(fault);
     let length = body.len().to_string();
     let framing = if manner.head { Framing::None } else { Framing::Length(body.len() as u64) };
-    let outgoing = Outgoing { framing, persistence: persistence(manner.spoken, manner.keep), ..Outgoing::default() };
+    let outgoing = Outgoing { framing, persistence: manner.spoken.persistence(manner.keep), ..Outgoing::default() };
     // Only used for HEAD; otherwise the framing writes it.
     let described = manner.head.then_some((&b"content-length"[..], length.as_bytes()));
     client.out.encode_response(fault.status(), manner.head, fields(fault).chain(described), &outgoing).ok()?;
@@ -91,17 +105,14 @@ pub(crate) fn http2(respond: &mut SendResponse<Bytes>, fault: &Fault, grpc: bool
         return 0;
     }
     let body = body_of(fault);
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(TEXT));
-    headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-    match fault.status() {
-        405 => drop(headers.insert(ALLOW, HeaderValue::from_static(ALLOWED))),
-        429 | 503 => drop(headers.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
-        _ => {}
+    for (name, value) in fields(fault) {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(name), HeaderValue::from_bytes(value)) {
+            headers.append(name, value);
+        }
     }
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
     *response.status_mut() = StatusCode::from_u16(fault.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let Ok(mut send) = respond.send_response(response, head) else { return 0 };
-    if head || send.send_data(Bytes::from(body.clone()), true).is_err() {
-        return 0;
-    }
-    body.len() as u64
+    let bytes = body.len() as u64;
+    if head || send.send_data(Bytes::from(body), true).is_err() { 0 } else { bytes }
 }

@@ -59,7 +59,7 @@ pub(crate) enum Broken {
 }
 
 /// A reset if it is one; else the connection is lost.
-pub(crate) fn cause_of(e: &h2::Error) -> Cause {
+fn cause_of(e: &h2::Error) -> Cause {
     match e.reason() {
         Some(reason) if e.is_reset() => Cause::Reset(reason),
         _ => Cause::Closed,
@@ -79,6 +79,8 @@ enum Piece {
 /// A body on its way. Keep it until [`Pump::poll`] is ready.
 #[derive(Debug, Default)]
 pub(crate) struct Pump {
+    /// Read before the source was polled.
+    first: Bytes,
     /// For an HTTP/2 sink: what waits for its window.
     piece: Bytes,
     /// The window to give back to an HTTP/2 source.
@@ -104,6 +106,11 @@ impl Pump {
         Self { done, ..Self::default() }
     }
 
+    /// `first` was read from an HTTP/2 source already.
+    pub(crate) fn after(first: Bytes) -> Self {
+        Self { owed: first.len(), payload_bytes: first.len() as u64, first, ..Self::default() }
+    }
+
     /// Moves what can be moved. Ready when all has arrived in the sink, or a side broke.
     pub(crate) fn poll(
         &mut self,
@@ -117,6 +124,11 @@ impl Pump {
         }
         for _ in 0..PIECES_PER_TURN {
             self.starved = false;
+            if !self.first.is_empty() {
+                let first = std::mem::take(&mut self.first);
+                self.put(first, sink);
+                self.begun = true;
+            }
             if self.begun {
                 ready!(self.poll_drain(cx, sink)).map_err(Broken::Sink)?;
                 self.give_back(source);
@@ -342,7 +354,7 @@ fn read(inbox: &mut Inbox, reader: &mut BodyReader, limits: &Limits) -> Result<O
 }
 
 /// The trailer section as a map; what HTTP/2 cannot carry was refused by the reader.
-pub(crate) fn trailers_of(reader: &BodyReader, input: &[u8]) -> Option<HeaderMap> {
+fn trailers_of(reader: &BodyReader, input: &[u8]) -> Option<HeaderMap> {
     let fields = reader.trailers(input);
     if fields.is_empty() {
         return None;

@@ -14,6 +14,9 @@ use tokio::time::Instant;
 /// How often deadlines are looked at; they fire up to so much late.
 pub(crate) const TICK: Duration = Duration::from_millis(100);
 
+/// No tenant's number.
+const NOBODY: u32 = u32::MAX;
+
 /// What ran out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Late {
@@ -52,6 +55,8 @@ struct Slot {
     due: Cell<Option<Instant>>,
     what: Cell<Late>,
     fired: Cell<Option<Late>>,
+    /// The tenant whose policies' changes its owner wants to be woken for.
+    tenant: Cell<u32>,
     waker: RefCell<Option<Waker>>,
 }
 
@@ -88,6 +93,17 @@ impl Clock {
         self.inner.now.get()
     }
 
+    /// Wakes whoever watches this tenant's policies.
+    pub(crate) fn wake(&self, tenant: u32) {
+        for (_, slot) in self.inner.slots.borrow().iter() {
+            if slot.tenant.get() == tenant
+                && let Some(waker) = slot.waker.borrow_mut().take()
+            {
+                waker.wake();
+            }
+        }
+    }
+
     /// From now on idle connections have until `until`.
     pub(crate) fn drain(&self, until: Instant) {
         self.inner.draining.set(Some(until));
@@ -100,7 +116,14 @@ impl Clock {
 
     /// A deadline of one owner, not armed.
     pub(crate) fn timer(&self) -> Timer {
-        let slot = Rc::new(Slot { due: Cell::new(None), what: Cell::new(Late::Idle), fired: Cell::new(None), waker: RefCell::new(None) });
+        let slot = Slot {
+            due: Cell::new(None),
+            what: Cell::new(Late::Idle),
+            fired: Cell::new(None),
+            tenant: Cell::new(NOBODY),
+            waker: RefCell::new(None),
+        };
+        let slot = Rc::new(slot);
         let key = self.inner.slots.borrow_mut().insert(slot.clone());
         Timer { clock: self.clone(), slot, key }
     }
@@ -150,6 +173,12 @@ impl Timer {
         self.slot.what.set(what);
         self.slot.fired.set(None);
         self.slot.due.set(Some(self.clock.now() + after));
+    }
+
+    /// Its owner is woken when this tenant's policies change, while it waits for the deadline; `None`: no more.
+    #[inline]
+    pub(crate) fn watch(&self, tenant: Option<u32>) {
+        self.slot.tenant.set(tenant.unwrap_or(NOBODY));
     }
 
     /// Never due.

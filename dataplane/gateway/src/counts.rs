@@ -3,6 +3,7 @@
 
 use canal_kit::metrics::{Counter, Counters, Family, Gauge, Registry, Shard};
 
+use crate::account::Account;
 use crate::clock::Late;
 use crate::fault::Fault;
 
@@ -17,6 +18,10 @@ pub(crate) struct Counts {
     shortages: Counters,
     timeouts: Vec<Counter>,
     http2_errors: Counters,
+    authorizations: Counters,
+    tokens: Counters,
+    authorizers: Counters,
+    reopened: Counters,
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) connects_ok: Counter,
@@ -62,6 +67,22 @@ impl Counts {
                 "HTTP/2 connections that ended with an error, by side and reason.",
                 &["side", "reason"],
             ),
+            authorizations: family(
+                "canal_authorization_total",
+                "Requests and connections that policies judged, by what came of it; and audits and dry runs that matched.",
+                &["tenant", "action", "policy"],
+            ),
+            tokens: family("canal_gateway_tokens_total", "JSON Web Tokens that were checked, by result.", &["result"]),
+            authorizers: family(
+                "canal_authorizer_requests_total",
+                "Questions to external authorizers.",
+                &["tenant", "authorizer", "result"],
+            ),
+            reopened: family(
+                "canal_gateway_rejudged_total",
+                "Open requests and connections that were judged again after a change, by result.",
+                &["result"],
+            ),
             connections: shard.gauge(&gauge, &[]),
             accepted: plain("canal_gateway_accepted_connections_total", "Connections accepted, tunnels included."),
             connects_ok: shard.counter(&connects, &["ok"]),
@@ -77,6 +98,23 @@ impl Counts {
         }
     }
 
+    /// A policy (`namespace/name`) did something.
+    pub(crate) fn authorized(&self, account: &Account, action: &str, policy: &str) {
+        self.shard.counter(&self.authorizations, &[account.tenant.as_str(), action, policy]).inc();
+    }
+    /// Policies allowed it.
+    pub(crate) fn allowed(&self, account: &Account) {
+        account.allowed(|| self.shard.counter(&self.authorizations, &[account.tenant.as_str(), "allow", ""]));
+    }
+    pub(crate) fn token(&self, result: &str) {
+        self.shard.counter(&self.tokens, &[result]).inc();
+    }
+    pub(crate) fn asked(&self, account: &Account, authorizer: &str, result: &str) {
+        self.shard.counter(&self.authorizers, &[account.tenant.as_str(), authorizer, result]).inc();
+    }
+    pub(crate) fn rejudged(&self, result: &str) {
+        self.shard.counter(&self.reopened, &[result]).inc();
+    }
     pub(crate) fn refused_request(&self, fault: &Fault) {
         self.shard.counter(&self.refused_requests, &[fault.name(), fault.side().name()]).inc();
     }

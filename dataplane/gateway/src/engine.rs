@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_kit::drain::Drain;
+use canal_kit::keys::Keyring;
 use canal_kit::limits::Limit;
 use canal_kit::log::AccessLog;
 use canal_kit::metrics::{Family, Registry, SharedGauge};
@@ -15,11 +16,11 @@ use canal_model::program::{Kind, Resource};
 
 use crate::accept::{self, Doors};
 use crate::config::EngineConfig;
-use crate::finish::Families;
-use crate::snapshot::build::{Builder, Keyring};
-use crate::snapshot::{Publisher, Snapshot};
+use crate::series::Families;
+use crate::snapshot::build::{Builder, WantService};
+use crate::snapshot::{EndpointSet, PortView, Publisher, ServiceView, Snapshot, TenantView};
 use crate::tap::Hub;
-use crate::worker::Shared;
+use crate::worker::{Handover, Shared};
 
 /// Why an engine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -32,15 +33,14 @@ pub enum EngineError {
     Workers(std::io::Error),
 }
 
-/// Takes over a TCP connection that is not the engine's to serve. Called on the workers' threads.
-pub type Handover = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
-
 /// What an engine needs besides its configuration.
 pub struct Surroundings {
     pub registry: Registry,
     pub drain: Drain,
     /// Gives certificates; `None` where HBONE is not spoken.
     pub keyring: Option<Keyring>,
+    /// Gives certificates with services' names, for TLS that ends here; `None` where none ends.
+    pub certificates: Option<WantService>,
     pub log: Option<AccessLog>,
     /// Takes connections to port 53 of the tier's own services; `None`: they are reset.
     pub dns: Option<Handover>,
@@ -88,10 +88,10 @@ impl Engine {
         state: &[Arc<Resource>],
         generation: Generation,
     ) -> Result<Self, EngineError> {
-        let mut builder = Builder::new(&config.replica, around.keyring.clone());
+        let mut builder = Builder::new(&config.replica, around.keyring.clone(), around.certificates.clone());
         let first = (!state.is_empty()).then(|| builder.apply(state, &[], generation));
         let held = accept::bind(&mut config)?;
-        let Surroundings { registry, drain, keyring: _, log, dns } = around;
+        let Surroundings { registry, drain, keyring: _, certificates: _, log, dns } = around;
         let shared = Arc::new(Shared {
             publisher: Publisher::default(),
             families: Families::new(&registry),
@@ -112,7 +112,7 @@ impl Engine {
         let given = shared.clone();
         let workers = Workers::start(threads, drain, move |thread| accept::run(given.clone(), thread, opened.clone()))
             .map_err(EngineError::Workers)?;
-        // The listeners that found the ports are closed once every worker has its own.
+        // The addresses are held until every worker listens.
         let mut doors = Doors::default();
         for _ in 0..workers.count() {
             if let Ok(opened) = all.recv() {
@@ -132,7 +132,7 @@ impl Engine {
         self.gauges.generation.set(i64::try_from(generation.0).unwrap_or(i64::MAX));
         set(&self.gauges.services, counts.0);
         set(&self.gauges.workloads, counts.1);
-        set(&self.gauges.faults, builder.sizes().1);
+        set(&self.gauges.faults, builder.route_faults());
         self.shared.publisher.publish(snapshot);
     }
 
@@ -198,22 +198,24 @@ impl Engine {
 }
 
 fn dump(snapshot: &Snapshot) -> serde_json::Value {
-    let services = |tenant: &crate::snapshot::TenantView| -> serde_json::Value {
+    let services = |tenant: &TenantView| -> serde_json::Value {
         let mut list: Vec<_> = tenant.services().collect();
         list.sort_by(|a, b| a.names.key.cmp(&b.names.key));
-        let port = |p: &crate::snapshot::PortView| {
+        let port = |p: &PortView| {
             let set = snapshot.set(p.slot);
-            let endpoints = |set: &Arc<crate::snapshot::EndpointSet>| -> Vec<String> {
+            let endpoints = |set: &Arc<EndpointSet>| -> Vec<String> {
                 set.endpoints.iter().map(|e| format!("{} {}", e.workload.uid, e.address)).collect()
             };
             serde_json::json!({
                 "port": p.port,
                 "protocol": format!("{:?}", p.protocol),
                 "routed": p.routed,
+                "tls_ends_here": p.termination.is_some(),
+                "policed_endpoints": set.map_or(0, |set| set.endpoints.iter().filter(|e| e.guard.is_some()).count()),
                 "endpoints": set.map(endpoints).unwrap_or_default(),
             })
         };
-        let service = |s: &Arc<crate::snapshot::ServiceView>| {
+        let service = |s: &Arc<ServiceView>| {
             serde_json::json!({
                 "service": s.names.key.to_string(),
                 "host": s.names.hostname,
@@ -228,10 +230,12 @@ fn dump(snapshot: &Snapshot) -> serde_json::Value {
     tenants.sort_by(|a, b| a.name.cmp(&b.name));
     let mut gateways: Vec<_> = snapshot.gateways().map(|(a, t)| format!("{a} {t}")).collect();
     gateways.sort();
-    let tenant = |t: &Arc<crate::snapshot::TenantView>| {
+    let tenant = |t: &Arc<TenantView>| {
         serde_json::json!({
             "tenant": t.name.as_str(),
             "trust_domain": t.trust_domain.as_ref().map(|d| d.as_str()),
+            "federated": t.federated.iter().map(|d| d.as_str()).collect::<Vec<_>>(),
+            "policies": t.policies.list(),
             "services": services(t),
         })
     };

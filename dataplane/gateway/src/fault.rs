@@ -1,7 +1,10 @@
 //! Every reason for which the gateway itself ends a request: status, response flag, name, and whether another endpoint may be tried.
 //! One exhaustive table; nothing here acts.
 
+use canal_guard::Verdict;
 use canal_h1::Refusal;
+
+use crate::token::BadToken;
 
 /// Where the fault lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +35,48 @@ pub(crate) enum Retry {
     Reused,
 }
 
+/// Which policy said no.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Denial {
+    /// `namespace/name`; empty where no ALLOW policy matched.
+    pub(crate) policy: String,
+    /// In Envoy's words.
+    detail: String,
+    undecided: bool,
+}
+
+impl Denial {
+    /// Of a verdict that is not to allow.
+    pub(crate) fn of(verdict: &Verdict<'_>) -> Self {
+        let name = |key: &canal_model::authorization::PolicyKey| format!("{}/{}", key.namespace, key.name);
+        let (policy, detail, undecided) = match verdict {
+            Verdict::Deny { policy: Some(key), rule } => {
+                let rule = rule.map_or_else(|| "broken".to_string(), |n| format!("rule[{n}]"));
+                (name(key), format!("rbac_access_denied_matched_policy[ns[{}]-policy[{}]-{rule}]", key.namespace, key.name), false)
+            }
+            Verdict::Undecided { policy, attribute } => {
+                let (namespace, attribute) = (&policy.namespace, canal_guard::name(attribute));
+                (name(policy), format!("rbac_access_denied_undecided[ns[{namespace}]-policy[{}]-{attribute}]", policy.name), true)
+            }
+            _ => (String::new(), "rbac_access_denied_matched_policy[none]".into(), false),
+        };
+        Self { policy, detail, undecided }
+    }
+
+    /// The counter's label.
+    pub(crate) fn action(&self) -> &'static str {
+        if self.undecided { "undecided" } else { "deny" }
+    }
+}
+
+/// An external authorizer's no: what the client is answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Rejection {
+    pub(crate) status: u16,
+    pub(crate) headers: Vec<(String, Vec<u8>)>,
+    pub(crate) body: String,
+}
+
 /// Why the gateway ended a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -39,7 +84,7 @@ pub(crate) enum Fault {
     BadRequest(Refusal),
     /// The client's HTTP/2 message is well formed but cannot be served safely.
     BadHttp2(&'static str),
-    /// CONNECT and TRACE are not served.
+    /// CONNECT is not served as a request to a service.
     Method,
     /// The client did not send its request in time.
     RequestTimeout,
@@ -53,13 +98,23 @@ pub(crate) enum Fault {
     NoService,
     /// The service has no ready endpoint.
     NoEndpoint,
+    /// A policy forbids it.
+    Denied(Box<Denial>),
+    /// A token is not valid.
+    Unauthenticated(BadToken),
+    /// A policy looks at the path, and this one can be read in two ways.
+    UnsafePath(&'static str),
+    /// An external authorizer said no.
+    Rejected(Box<Rejection>),
+    /// An external authorizer did not say anything that can be understood.
+    Unasked(&'static str),
     /// The tenant has as many requests in flight as it may.
     TenantBusy,
     /// The worker has as many requests in flight as it may.
     Overload,
     /// No connection to the endpoint came up.
     Connect { why: String },
-    /// The connection died before the answer's first byte.
+    /// The connection ended before the answer did; `reused`: one that was kept, before the answer's first byte.
     UpstreamClosed { reused: bool },
     /// The endpoint said that it did not process the request.
     UpstreamRefused,
@@ -78,7 +133,10 @@ impl Fault {
     pub(crate) fn status(&self) -> u16 {
         match self {
             Fault::BadRequest(refusal) => refusal.status(),
-            Fault::BadHttp2(_) => 400,
+            Fault::BadHttp2(_) | Fault::UnsafePath(_) => 400,
+            Fault::Unauthenticated(_) => 401,
+            Fault::Denied(_) | Fault::Unasked(_) => 403,
+            Fault::Rejected(rejection) => rejection.status,
             Fault::Method => 405,
             Fault::RequestTimeout => 408,
             // Never sent; nginx's number for logs.
@@ -97,7 +155,10 @@ impl Fault {
     /// Envoy's response flag, as dashboards know it.
     pub(crate) fn flag(&self) -> Flag {
         match self {
-            Fault::BadRequest(_) | Fault::BadHttp2(_) | Fault::Method => Flag::DownstreamProtocol,
+            Fault::BadRequest(_) | Fault::BadHttp2(_) | Fault::Method | Fault::UnsafePath(_) => Flag::DownstreamProtocol,
+            // Envoy has no flag for these; its details tell them.
+            Fault::Denied(_) | Fault::Unauthenticated(_) => Flag::None,
+            Fault::Rejected(_) | Fault::Unasked(_) => Flag::Unauthorized,
             Fault::RequestTimeout => Flag::StreamIdle,
             Fault::ClientGone => Flag::DownstreamGone,
             Fault::NoRoute => Flag::NoRoute,
@@ -126,6 +187,11 @@ impl Fault {
             Fault::Route { .. } => "route_refused",
             Fault::NoService => "no_service",
             Fault::NoEndpoint => "no_endpoint",
+            Fault::Denied(_) => "denied",
+            Fault::Unauthenticated(_) => "unauthenticated",
+            Fault::UnsafePath(_) => "unsafe_path",
+            Fault::Rejected(_) => "authorizer_denied",
+            Fault::Unasked(_) => "authorizer_failed",
             Fault::TenantBusy => "tenant_busy",
             Fault::Overload => "overload",
             Fault::Connect { .. } => "connect_failed",
@@ -144,7 +210,10 @@ impl Fault {
             Fault::BadRequest(refusal) => refusal.name(),
             Fault::Route { reason, .. } => reason,
             Fault::Connect { why } => why,
-            Fault::UpstreamProtocol(name) | Fault::BadHttp2(name) => name,
+            Fault::UpstreamProtocol(name) | Fault::BadHttp2(name) | Fault::UnsafePath(name) | Fault::Unasked(name) => name,
+            Fault::Denied(denial) => &denial.detail,
+            Fault::Unauthenticated(bad) => bad.name(),
+            Fault::Rejected(_) => "ext_authz_denied",
             _ => self.name(),
         }
     }
@@ -161,6 +230,10 @@ impl Fault {
             Fault::Route { .. } => "the route for this request is not usable",
             Fault::NoService => "no such service",
             Fault::NoEndpoint => "no endpoint of this service is ready",
+            Fault::Denied(_) | Fault::Unasked(_) => "RBAC: access denied",
+            Fault::Unauthenticated(bad) => bad.text(),
+            Fault::UnsafePath(_) => "the path is ambiguous",
+            Fault::Rejected(rejection) => &rejection.body,
             Fault::TenantBusy => "too many requests in flight",
             Fault::Overload => "the gateway is overloaded",
             Fault::Draining => "the gateway is shutting down",
@@ -174,11 +247,20 @@ impl Fault {
     /// Whose fault it is.
     pub(crate) fn side(&self) -> Side {
         match self {
-            Fault::BadRequest(_) | Fault::BadHttp2(_) | Fault::Method | Fault::RequestTimeout | Fault::ClientGone => Side::Client,
+            Fault::BadRequest(_)
+            | Fault::BadHttp2(_)
+            | Fault::Method
+            | Fault::RequestTimeout
+            | Fault::ClientGone
+            | Fault::Denied(_)
+            | Fault::Unauthenticated(_)
+            | Fault::UnsafePath(_)
+            | Fault::Rejected(_) => Side::Client,
             Fault::NoRoute
             | Fault::Route { .. }
             | Fault::NoService
             | Fault::NoEndpoint
+            | Fault::Unasked(_)
             | Fault::TenantBusy
             | Fault::Overload
             | Fault::Draining => Side::Gateway,
@@ -229,6 +311,8 @@ pub(crate) enum Flag {
     NoCluster,
     NoHealthy,
     RateLimited,
+    /// An external authorizer.
+    Unauthorized,
     Overload,
     ConnectFailure,
     UpstreamClosed,
@@ -245,11 +329,12 @@ impl Flag {
             Flag::DownstreamGone => "DC",
             Flag::StreamIdle => "SI",
             Flag::NoRoute => "NR",
-            // Envoy has no letter for a route that answers by itself with an error; DI is its "delay injected" neighbour, so a name of ours.
+            // A name of ours: Envoy has none for a route that can answer nothing but an error.
             Flag::RouteRefused => "RR",
             Flag::NoCluster => "NC",
             Flag::NoHealthy => "UH",
             Flag::RateLimited => "RL",
+            Flag::Unauthorized => "UAEX",
             Flag::Overload => "OM",
             Flag::ConnectFailure => "UF",
             Flag::UpstreamClosed => "UC",
@@ -275,6 +360,10 @@ mod tests {
             (Fault::UpstreamReset, Retry::No, 502, "UR", Side::Upstream),
             (Fault::NoRoute, Retry::No, 404, "NR", Side::Gateway),
             (Fault::TenantBusy, Retry::No, 429, "RL", Side::Gateway),
+            (Fault::Denied(Box::new(Denial::of(&Verdict::Deny { policy: None, rule: None }))), Retry::No, 403, "-", Side::Client),
+            (Fault::Unauthenticated(BadToken::Expired), Retry::No, 401, "-", Side::Client),
+            (Fault::UnsafePath("path_above_root"), Retry::No, 400, "DPE", Side::Client),
+            (Fault::Unasked("authorizer_timeout"), Retry::No, 403, "UAEX", Side::Gateway),
             (Fault::BadRequest(Refusal::HeadTooLarge), Retry::No, 431, "DPE", Side::Client),
             (Fault::ClientGone, Retry::No, 499, "DC", Side::Client),
         ];

@@ -1,39 +1,23 @@
 //! Phase *finish*: what is said of a request once it is over: metrics with Istio's names, one line in the access log, the tap. Whatever
 //! happened to the request, its [`Record`] is dropped exactly once, and that is when this runs.
 
-mod series;
-
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use canal_h1::Name;
 
-use crate::fault::Fault;
-pub(crate) use crate::fault::Flag;
-use crate::greet::Session;
-use crate::relay::Target;
+use crate::endpoints::Target;
+use crate::fault::{Fault, Flag};
+use crate::head::Spoken;
+use crate::series::{Ends, Observed, Relay};
+use crate::session::Session;
+use crate::snapshot::Endpoint;
 use crate::tap::Seen;
-use crate::upstream::SetView;
 use crate::worker::Worker;
 
-pub(crate) use series::{Families, Series};
-
-/// What the client speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Spoken {
-    Http10,
-    Http11,
-    Http2,
-}
-
-impl Spoken {
-    fn text(self) -> &'static str {
-        match self {
-            Spoken::Http10 => "HTTP/1.0",
-            Spoken::Http11 => "HTTP/1.1",
-            Spoken::Http2 => "HTTP/2",
-        }
-    }
+fn ends<'a>(session: &'a Session, target: &'a Target) -> Ends<'a> {
+    let target = target.as_ref().map(|(view, at)| (&**view, *at));
+    Ends { account: &session.account, source: &session.source, secured: session.secured, target }
 }
 
 /// Parts of the request that logs show; copied only if someone reads them.
@@ -46,6 +30,16 @@ pub(crate) struct Texts {
     pub(crate) request_id: String,
     pub(crate) forwarded_for: String,
     pub(crate) route: String,
+    pub(crate) judged: Judged,
+}
+
+/// What policies made of it.
+#[derive(Debug, Default)]
+pub(crate) struct Judged {
+    /// `namespace/name` of the one that forbade it.
+    pub(crate) policy: String,
+    /// Audits and dry runs that matched: what they are, and which policy.
+    pub(crate) hits: Vec<String>,
 }
 
 impl Texts {
@@ -70,6 +64,7 @@ impl Texts {
             request_id: field(Name::XRequestId),
             forwarded_for: field(Name::XForwardedFor),
             route: String::new(),
+            judged: Judged::default(),
         })
     }
 }
@@ -90,7 +85,7 @@ pub(crate) struct Record {
     pub(crate) bytes_out: u64,
     answered: Option<Instant>,
     /// The set, and the endpoint in it once one was chosen.
-    pub(crate) target: Option<(Rc<SetView>, Option<usize>)>,
+    pub(crate) target: Target,
     pub(crate) grpc: bool,
     pub(crate) grpc_status: Option<u8>,
     pub(crate) texts: Option<Box<Texts>>,
@@ -114,6 +109,11 @@ impl Record {
             grpc_status: None,
             texts: None,
         }
+    }
+
+    /// The protocol's name.
+    pub(crate) fn spoken_text(&self) -> &'static str {
+        self.spoken.text()
     }
 
     /// Whether [`Record::texts`] would be read by anyone.
@@ -146,7 +146,7 @@ impl Record {
         }
     }
 
-    fn upstream(&self) -> Option<&crate::snapshot::Endpoint> {
+    fn upstream(&self) -> Option<&Endpoint> {
         let (view, at) = self.target.as_ref()?;
         view.set.endpoints.get((*at)?)
     }
@@ -177,6 +177,8 @@ impl Record {
             .some("service", &service)
             .some("service_host", &host)
             .some("route_name", &texts.route)
+            .some("authorization_policy", &texts.judged.policy)
+            .some("authorization_hits", &texts.judged.hits.join(", "))
             .display("downstream_remote_address", self.session.client)
             .str("source_workload", &source.workload)
             .str("source_namespace", &source.namespace)
@@ -235,7 +237,7 @@ impl Drop for Record {
             self.fault(&Fault::ClientGone);
         }
         let took = self.started.elapsed();
-        let observed = series::Observed {
+        let observed = Observed {
             status: self.status,
             flag: self.flag,
             grpc: self.grpc,
@@ -244,7 +246,7 @@ impl Drop for Record {
             bytes_in: self.bytes_in,
             bytes_out: self.bytes_out,
         };
-        self.worker.series.request(&self.session, self.target.as_ref(), &observed);
+        self.worker.series.request(&ends(&self.session, &self.target), &observed);
         if self.texts.is_some() {
             self.log(took);
             if self.worker.shared.tap.is_on() {
@@ -260,11 +262,26 @@ pub(crate) struct Relayed {
     session: Rc<Session>,
     started: Instant,
     ended: bool,
+    pub(crate) judged: Judged,
+    /// What the log says beside the flag.
+    pub(crate) detail: String,
 }
 
 impl Relayed {
     pub(crate) fn begin(worker: &Rc<Worker>, session: &Rc<Session>) -> Self {
-        Self { worker: worker.clone(), session: session.clone(), started: Instant::now(), ended: false }
+        Self {
+            worker: worker.clone(),
+            session: session.clone(),
+            started: Instant::now(),
+            ended: false,
+            judged: Judged::default(),
+            detail: String::new(),
+        }
+    }
+
+    /// A connection to the endpoint is up: the counters of its bytes.
+    pub(crate) fn opened(&self, target: &Target) -> Relay {
+        self.worker.series.relay_opened(&ends(&self.session, target))
     }
 
     /// It is over; `bytes` are those from the client and those to it.
@@ -274,7 +291,7 @@ impl Relayed {
 
     fn tell(&mut self, target: Target, flag: Flag, (received, sent): (u64, u64)) {
         self.ended = true;
-        self.worker.series.relay_closed(&self.session, target.as_ref(), flag);
+        self.worker.series.relay_closed(&ends(&self.session, &target), flag);
         let Some(log) = &self.worker.log else { return };
         let source = &self.session.source.party;
         let mut line = log
@@ -282,6 +299,9 @@ impl Relayed {
             .str("tenant", self.session.account.tenant.as_str())
             .str("protocol", "TCP")
             .str("response_flags", flag.text())
+            .some("response_code_details", &self.detail)
+            .some("authorization_policy", &self.judged.policy)
+            .some("authorization_hits", &self.judged.hits.join(", "))
             .u64("bytes_received", received)
             .u64("bytes_sent", sent)
             .millis("duration_ms", self.started.elapsed())

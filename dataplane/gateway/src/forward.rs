@@ -6,90 +6,29 @@ mod heads;
 pub(crate) mod http1;
 pub(crate) mod http2;
 
-pub(crate) use heads::persistence;
-
 use std::rc::Rc;
 
 use bytes::Bytes;
-use canal_h1::{Asked, Framing};
+use canal_model::authorization::Authorizer;
 use canal_model::program::AppProtocol;
-use canal_router::Request;
 use h2::client::SendRequest;
 use http::HeaderMap;
 
+use crate::changes::Changes;
+use crate::endpoints::{self, Chosen};
 use crate::fault::{Fault, Retry};
-use crate::finish::{Record, Spoken};
-use crate::greet::Session;
-use crate::permit::{self, Admission};
+use crate::finish::Record;
+use crate::head::{Ask, Spoken, Whole};
+use crate::judge::body::Beginning;
+use crate::judge::{self, Consent, Guards, Trial, ask};
 use crate::pick::{self, Tried};
-use crate::place;
-use crate::snapshot::TenantTls;
-use crate::upstream::{self, Chosen, Introduction, Lease, Place, SetView};
+use crate::place::Placed;
+use crate::session::Session;
+use crate::upstream::{self, Introduction, Lease};
 use crate::worker::Worker;
 
-/// Sendings of one request: the first and two more.
+/// Tries of one request, with as many picks: the first and two more.
 const TRIES_MAX: usize = 3;
-
-/// What later phases need of a request's head.
-#[derive(Debug, Clone)]
-pub(crate) struct Ask {
-    pub(crate) asked: Asked,
-    pub(crate) framing: Framing,
-    pub(crate) spoken: Spoken,
-    /// The client keeps its connection.
-    pub(crate) keep_alive: bool,
-    /// RFC 9110 §9.2.2.
-    pub(crate) idempotent: bool,
-    pub(crate) grpc: bool,
-}
-
-impl Ask {
-    pub(crate) fn has_body(&self) -> bool {
-        !matches!(self.framing, Framing::None | Framing::Length(0))
-    }
-}
-
-pub(crate) fn is_idempotent(method: &[u8]) -> bool {
-    matches!(method, b"GET" | b"HEAD" | b"OPTIONS" | b"TRACE" | b"PUT" | b"DELETE")
-}
-
-pub(crate) fn is_grpc(content_type: &[u8]) -> bool {
-    content_type.starts_with(b"application/grpc") && matches!(content_type.get(16), None | Some(b'+' | b';' | b' '))
-}
-
-/// A request that is placed and permitted.
-pub(crate) struct Plan {
-    view: Rc<SetView>,
-    tls: Option<TenantTls>,
-    _admission: Admission,
-}
-
-/// *place* and *permit*. Names the service in the record, also for what goes nowhere.
-pub(crate) fn plan<R: Request>(worker: &Worker, session: &Session, request: &R, record: &mut Record) -> Result<Plan, Fault> {
-    if let Some(fatal) = &worker.shared.config.crash_on_path
-        && request.path() == fatal.as_bytes()
-    {
-        tracing::error!(path = fatal, "a request with the path of --crash-on-path: the process ends");
-        std::process::abort();
-    }
-    let (snapshot, resolved) = session.resolve(worker)?;
-    let placed = permit::request(worker, session, &resolved)
-        .and_then(|admission| Ok((place::decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));
-    let tls = || snapshot.tenant(session.account.tenant.as_str()).and_then(|t| t.tls.clone());
-    match placed {
-        Ok((view, admission)) => {
-            record.target = Some((view.clone(), None));
-            // Only tunnels need it, and only new ones: cloned lazily would be cheaper still, but the snapshot must not be held.
-            let tls =
-                if view.set.endpoints.iter().any(|e| e.workload.tunnel == canal_model::program::Tunnel::Hbone) { tls() } else { None };
-            Ok(Plan { view, tls, _admission: admission })
-        }
-        Err(fault) => {
-            record.target = resolved.own(worker, &snapshot).map(|view| (view, None));
-            Err(fault)
-        }
-    }
-}
 
 /// A way to an endpoint, in the HTTP version that it speaks.
 #[expect(
@@ -98,7 +37,7 @@ pub(crate) fn plan<R: Request>(worker: &Worker, session: &Session, request: &R, 
 )]
 pub(crate) enum Up {
     Http1(Lease),
-    Http2(Place, SendRequest<Bytes>),
+    Http2(endpoints::Place, SendRequest<Bytes>),
 }
 
 /// What the endpoint is spoken to in.
@@ -112,23 +51,40 @@ fn decide_version(protocol: AppProtocol, client: Spoken) -> Spoken {
 /// The endpoints tried for one request.
 pub(crate) struct Attempts<'a> {
     worker: &'a Rc<Worker>,
-    plan: &'a Plan,
+    session: &'a Rc<Session>,
+    placed: &'a Placed,
+    /// Endpoints that a byte of the request never reached.
     tried: Tried,
-    sent: usize,
+    tries: usize,
+    /// Set where a policy has a say.
+    trial: Option<Box<Trial>>,
+    /// Read already, for authorizers.
+    body: Option<Beginning>,
 }
 
 impl<'a> Attempts<'a> {
-    pub(crate) fn new(worker: &'a Rc<Worker>, plan: &'a Plan) -> Self {
-        Self { worker, plan, tried: Tried::new(), sent: 0 }
+    pub(crate) fn new(worker: &'a Rc<Worker>, session: &'a Rc<Session>, placed: &'a Placed, body: Option<Beginning>) -> Self {
+        Self { worker, session, placed, tried: Tried::new(), tries: 0, trial: None, body }
     }
 
-    /// *pick*, and a connection to what was picked: kept, shared or new.
-    pub(crate) async fn next(&mut self, ask: &Ask, record: &mut Record) -> Result<(Chosen, Up), Fault> {
+    /// What judging changes of the request.
+    pub(crate) fn changes(&self) -> Option<&Changes> {
+        self.trial.as_ref().map(|trial| &trial.changes).filter(|changes| !changes.is_empty())
+    }
+
+    /// *pick*, *judge*, and a connection to what was picked: kept, shared or new. `authority` is the request's host with its port.
+    pub(crate) async fn next<R: Whole>(&mut self, ask: &Ask, record: &mut Record, request: (&R, &[u8])) -> Result<(Chosen, Up), Fault> {
         loop {
-            let (worker, view) = (self.worker, &self.plan.view);
+            let (worker, view) = (self.worker, &self.placed.view);
             let chosen = pick::endpoint(view, &self.tried, worker.clock.now(), || worker.random())?;
-            self.sent += 1;
+            self.tries += 1;
             record.target = Some((view.clone(), Some(chosen.at)));
+            let guards = Guards::of(&chosen, &self.placed.resolved);
+            if !guards.is_empty() || self.session.who.foreign {
+                self.judge(&guards, &chosen, record, request).await?;
+            } else {
+                self.trial = None;
+            }
             match self.connect(&chosen, ask).await {
                 Ok(up) => return Ok((chosen, up)),
                 Err(fault) => {
@@ -140,11 +96,46 @@ impl<'a> Attempts<'a> {
         }
     }
 
+    /// Judges the request at this endpoint. What authorizers agreed to stands while the same policies ask.
+    async fn judge<R: Whole>(
+        &mut self,
+        guards: &Guards<'_>,
+        chosen: &Chosen,
+        record: &mut Record,
+        request: (&R, &[u8]),
+    ) -> Result<(), Fault> {
+        let (worker, session, to) = (self.worker, self.session, chosen.endpoint().address);
+        let before = self.trial.take();
+        let mut trial = Box::new(Trial::default());
+        if let Some(before) = before.filter(|before| before.consent.is_of(guards)) {
+            trial = before;
+        } else {
+            trial.prepare(worker, guards, request.0)?;
+        }
+        loop {
+            let judged = record.texts.as_mut().map(|texts| &mut texts.judged);
+            match trial.decide(worker, session, guards, to, request, judged)? {
+                judge::Next::Pass => break,
+                judge::Next::Ask(question) => {
+                    let spoken = record.spoken_text();
+                    let whole = ask::Shown { trial: &trial, protocol: spoken, body: self.body.as_ref() };
+                    let shown = |authorizer: &Authorizer| ask::request(session, to, request, &whole, authorizer);
+                    let agreed = Box::pin(ask::ask(worker, session, &question, shown)).await?;
+                    agreed.apply(request.0, &mut trial.changes);
+                    trial.consent = Consent::To(question);
+                }
+            }
+        }
+        trial.settle(guards);
+        self.trial = Some(trial);
+        Ok(())
+    }
+
     async fn connect(&self, chosen: &Chosen, ask: &Ask) -> Result<Up, Fault> {
-        let (worker, plan) = (self.worker, self.plan);
+        let (worker, placed) = (self.worker, self.placed);
         // A pooled connection carries many clients' requests: it speaks for none of them.
-        let introduction = || Introduction { tls: plan.tls.as_ref(), headers: HeaderMap::new() };
-        if decide_version(plan.view.set.protocol, ask.spoken) == Spoken::Http2 {
+        let introduction = || Introduction { tls: placed.tls.as_ref(), headers: HeaderMap::new() };
+        if decide_version(placed.view.set.protocol, ask.spoken) == Spoken::Http2 {
             let (place, send) = Box::pin(upstream::place(worker, chosen, introduction())).await?;
             return Ok(Up::Http2(place, send));
         }
@@ -156,7 +147,7 @@ impl<'a> Attempts<'a> {
 
     /// Whether to send the request again after `fault`; remembers and counts it if so. `untouched`: no byte of a body was passed on.
     pub(crate) fn again(&mut self, fault: &Fault, ask: &Ask, chosen: &Chosen, untouched: bool) -> bool {
-        if self.sent >= TRIES_MAX || !decide_again(fault.retry(), ask, untouched) {
+        if self.tries >= TRIES_MAX || !decide_again(fault.retry(), ask, untouched) {
             return false;
         }
         if fault.retry() == Retry::Unsent {
@@ -177,6 +168,8 @@ fn decide_again(retry: Retry, ask: &Ask, untouched: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use canal_h1::{Asked, Framing};
+
     use super::*;
 
     #[test]
@@ -201,15 +194,6 @@ mod tests {
             (Retry::No, &get, true, false),
         ] {
             assert_eq!(decide_again(retry, ask, untouched), want, "{retry:?} {ask:?} {untouched}");
-        }
-    }
-
-    #[test]
-    fn grpc_is_told_by_its_content_type() {
-        for (text, want) in
-            [("application/grpc", true), ("application/grpc+proto", true), ("application/grpc-web", false), ("text/plain", false)]
-        {
-            assert_eq!(is_grpc(text.as_bytes()), want, "{text}");
         }
     }
 }

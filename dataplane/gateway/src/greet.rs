@@ -2,8 +2,8 @@
 //! [`Session`] and a stream of bytes.
 
 mod sniff;
+mod terminate;
 
-use std::cell::RefCell;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,43 +14,25 @@ use canal_kit::tls::TlsError;
 use canal_model::identity::Peer;
 use canal_model::ids::ServiceKey;
 use canal_model::program::AppProtocol;
-use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded, forwarded_for};
+use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_DENIED, STATUS_UNAVAILABLE, forwarded_for};
 use canal_wire::tier;
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 use tokio::net::TcpStream;
 
 use crate::buffer::Inbox;
 use crate::config::Plain;
+use crate::destination::{Destination, Misplaced, Resolved, Scope};
 use crate::fault::Fault;
 use crate::finish::Relayed;
 use crate::io::Io;
-use crate::permit::{self, Account, Held};
-use crate::place::{Destination, Misplaced, Resolved, Scope};
 use crate::relay;
+use crate::session::{Caller, Session, Who};
 use crate::snapshot::{Party, Snapshot, TenantView};
-use crate::source::Source;
-use crate::worker::{Snap, Worker};
+use crate::worker::Worker;
+use terminate::Entered;
 
 /// Where the tier's own services answer names.
 const DNS_PORT: u16 = 53;
-
-/// What is known of a client's connection (or tunnel) for as long as it lives.
-#[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) account: Rc<Account>,
-    pub(crate) destination: Destination,
-    pub(crate) source: Rc<Source>,
-    /// The source's pod, for logs.
-    pub(crate) pod: String,
-    /// Where the client is, as the authenticated hop before us says, else as seen.
-    pub(crate) client: SocketAddr,
-    /// [`Session::client`]'s address as text, for `x-forwarded-for`.
-    pub(crate) client_ip: String,
-    /// The source proved its identity.
-    pub(crate) secured: bool,
-    resolved: RefCell<Option<(u64, Rc<Resolved>)>>,
-    _held: Held,
-}
 
 /// Why there is no session. The names are counter labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,53 +77,11 @@ impl Unwelcome {
     }
 }
 
-/// Who is at the other end.
-struct Caller {
-    party: Party,
-    address: SocketAddr,
-    secured: bool,
-}
-
-impl Session {
-    fn begin(worker: &Worker, tenant: &TenantView, destination: Destination, caller: Caller) -> Result<Self, Unwelcome> {
-        let account = permit::account(worker, tenant);
-        let held = permit::connection(worker, &account).ok_or(Unwelcome::TenantConnections)?;
-        let mut party = caller.party;
-        let pod = std::mem::take(&mut party.pod);
-        Ok(Self {
-            account,
-            destination,
-            source: worker.sources.of(&party),
-            pod,
-            client: caller.address,
-            client_ip: caller.address.ip().to_string(),
-            secured: caller.secured,
-            resolved: RefCell::new(None),
-            _held: held,
-        })
-    }
-
-    /// The newest snapshot, and the destination in it. Looked up once per snapshot.
-    pub(crate) fn resolve(&self, worker: &Worker) -> Result<(Snap, Rc<Resolved>), Fault> {
-        let snapshot = worker.snapshot();
-        if let Some((sequence, resolved)) = &*self.resolved.borrow()
-            && *sequence == snapshot.sequence
-        {
-            return Ok((snapshot, resolved.clone()));
-        }
-        let tenant = snapshot.tenant(self.account.tenant.as_str()).ok_or(Fault::NoService)?;
-        let resolved = Rc::new(Resolved::find(worker, tenant, &self.destination).ok_or(Fault::NoService)?);
-        *self.resolved.borrow_mut() = Some((snapshot.sequence, resolved.clone()));
-        Ok((snapshot, resolved))
-    }
-}
-
 /// Serves a connection of a plain listener that is one service's.
 pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, plain: &Plain) {
     let snapshot = worker.snapshot();
     let Some(tenant) = snapshot.tenant(plain.service.tenant.as_str()).cloned() else {
-        worker.counts.refused_connection("no_tenant");
-        return;
+        return worker.counts.refused_connection("no_tenant");
     };
     drop(snapshot);
     begin_plain(worker, stream, client, &tenant, Destination::Service(plain.service.clone(), plain.port)).await;
@@ -188,20 +128,70 @@ fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<Inside<'_>, &
 }
 
 async fn begin_plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, tenant: &Arc<TenantView>, destination: Destination) {
-    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
-    let party = party_at(tenant, client.ip(), None).unwrap_or_else(Party::unknown);
-    // Nothing was proved here: a name from the registry is shown, an identity is not.
-    let party = Party { principal: String::new(), ..party };
-    let session = match Session::begin(worker, tenant, destination, Caller { party, address: client, secured: false }) {
-        Ok(session) => Rc::new(session),
-        Err(why) => return worker.counts.refused_connection(why.name()),
+    let (termination, protocol) = match &destination {
+        Destination::Service(key, port) => {
+            let port = tenant.service(key).and_then(|service| service.port(*port));
+            port.map_or((None, AppProtocol::Http1), |port| (port.termination.clone(), port.protocol))
+        }
+        _ => (None, AppProtocol::Http1),
     };
+    let entered = match &termination {
+        None => Entered::plain(stream),
+        // On the heap: few connections have it.
+        Some(view) => match Box::pin(terminate::enter(worker, stream, view, protocol)).await {
+            Ok(entered) => entered,
+            Err(why) => return worker.counts.refused_connection(why),
+        },
+    };
+    let Entered { io, tls, server_name, peer } = entered;
+    let (peer, standing) = peer.unzip();
+    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+    let caller = match &peer {
+        None => {
+            let party = party_at(tenant, client.ip(), None).unwrap_or_else(Party::unknown);
+            // Nothing was proved here: a name from the registry is shown, an identity is not.
+            let party = Party { principal: String::new(), ..party };
+            Caller { party, address: client, secured: false, tls, who: Who::default().named(server_name) }
+        }
+        // The verifier has compared trust domains; this compares what came of it.
+        Some(peer) if !is_welcome(tenant, peer) => return worker.counts.refused_connection("foreign_tenant"),
+        Some(peer) => {
+            let unknown = || Party::of_identity(&peer.identity, &Baggage::default());
+            let party = party_at(tenant, client.ip(), Some(peer)).unwrap_or_else(unknown);
+            let who = Who::proved(&peer.identity, tenant.trust_domain.as_ref()).named(server_name);
+            Caller { party, address: client, secured: true, tls, who }
+        }
+    };
+    let Some(session) = Session::begin(worker, tenant, destination, caller).map(Rc::new) else {
+        return worker.counts.refused_connection(Unwelcome::TenantConnections.name());
+    };
+    let served = serve_plain(worker, &session, io);
+    match standing {
+        None => served.await,
+        Some(mut standing) => {
+            let fallen = tokio::select! {
+                () = Box::pin(served) => None,
+                why = standing.fallen() => Some(why),
+            };
+            fallen.inspect(|why| worker.counts.refused_connection(why.name()));
+        }
+    }
+}
+
+async fn serve_plain(worker: &Rc<Worker>, session: &Rc<Session>, io: Io) {
     let protocol = session.resolve(worker).map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
     let inbox = Inbox::new(&worker.blocks);
     match protocol {
-        AppProtocol::Tcp => Box::pin(relay::tcp(worker, &session, Io::Tcp(stream), inbox)).await,
-        protocol => sniff::speak(worker, &session, Io::Tcp(stream), inbox, protocol).await,
+        AppProtocol::Tcp => Box::pin(relay::tcp(worker, session, io, inbox)).await,
+        protocol => sniff::speak(worker, session, io, inbox, protocol).await,
     }
+}
+
+/// Whether a verified peer may connect at all: a member of the tenant, or of one that it federates with. What foreigners may do is what a
+/// policy allows them by name (`judge`).
+fn is_welcome(tenant: &TenantView, peer: &Peer) -> bool {
+    let own = Some(&peer.identity.trust_domain) == tenant.trust_domain.as_ref();
+    peer.tenant == tenant.name && (own || tenant.federated.contains(&peer.identity.trust_domain))
 }
 
 /// Whose an HBONE connection is, and what may be dialled through it: by its local address alone.
@@ -234,7 +224,7 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
         }
     };
     // The verifier has compared trust domains; this compares what came of it, where a mistake would let one tenant in at another's door.
-    if peer.tenant != tenant.name || Some(&peer.identity.trust_domain) != tenant.trust_domain.as_ref() {
+    if !is_welcome(&tenant, &peer) {
         return worker.counts.refused_connection("foreign_tenant");
     }
     let config = ServerConfig::default();
@@ -257,6 +247,7 @@ fn tls_reason(e: &TlsError) -> &'static str {
         TlsError::Protocol(_) => "tls_protocol",
         TlsError::Io(_) => "tls_io",
         TlsError::Timeout(_) => "tls_timeout",
+        TlsError::KeyServer(_) => "tls_key_server",
     }
 }
 
@@ -291,8 +282,8 @@ async fn tunnel(worker: &Rc<Worker>, tenant: &str, scope: &Scope, incoming: Inco
 
 /// TCP: the answer to CONNECT says whether the endpoint could be connected.
 async fn tcp_tunnel(worker: &Rc<Worker>, session: &Rc<Session>, incoming: Incoming, inbox: Inbox) {
-    let relayed = Relayed::begin(worker, session);
-    match relay::open(worker, session).await {
+    let mut relayed = Relayed::begin(worker, session);
+    match relay::open(worker, session, &mut relayed.judged).await {
         Ok(opened) => {
             if let Ok(stream) = incoming.accept(HeaderMap::new()) {
                 relay::run(worker, session, relayed, Io::Tunnel(Box::new(stream)), inbox, opened).await;
@@ -300,8 +291,10 @@ async fn tcp_tunnel(worker: &Rc<Worker>, session: &Rc<Session>, incoming: Incomi
         }
         Err((fault, target)) => {
             worker.counts.refused_connect(fault.name());
+            relayed.detail = fault.detail().to_string();
             relayed.end(target, fault.flag(), (0, 0));
-            incoming.refuse(STATUS_UNAVAILABLE);
+            let forbidden = matches!(fault, Fault::Denied(_) | Fault::Rejected(_) | Fault::Unasked(_));
+            incoming.refuse(if forbidden { STATUS_DENIED } else { STATUS_UNAVAILABLE });
         }
     }
 }
@@ -318,7 +311,7 @@ fn welcome(
     }
     let destination = scope.decide(tenant, &incoming.authority)?;
     let caller = caller(tenant, &incoming.peer, &incoming.headers);
-    let session = Rc::new(Session::begin(worker, tenant, destination, caller)?);
+    let session = Rc::new(Session::begin(worker, tenant, destination, caller).ok_or(Unwelcome::TenantConnections)?);
     let (_, resolved) = session.resolve(worker).map_err(|_| Unwelcome::UnknownDestination)?;
     Ok((session, resolved))
 }
@@ -329,36 +322,12 @@ fn caller(tenant: &TenantView, peer: &Peer, headers: &HeaderMap) -> Caller {
     let address = forwarded_for(text(FORWARDED)).unwrap_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)));
     let party =
         party_at(tenant, address.ip(), Some(peer)).unwrap_or_else(|| Party::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE))));
-    Caller { party, address, secured: true }
+    let who = Who::proved(&peer.identity, tenant.trust_domain.as_ref());
+    Caller { party, address, secured: true, tls: false, who }
 }
 
 fn party_at(tenant: &TenantView, ip: IpAddr, peer: Option<&Peer>) -> Option<Party> {
     let workload = tenant.workload_at(ip)?;
     let agrees = peer.is_none_or(|p| workload.identity.contains(&p.identity));
     agrees.then(|| (*workload.party).clone())
-}
-
-/// What the destination's node is told of a client whose bytes alone a tunnel carries.
-pub(crate) fn introduction(session: &Session, host: Option<&str>) -> HeaderMap {
-    let source = &session.source.party;
-    let baggage = Baggage {
-        namespace: source.namespace.clone(),
-        pod: session.pod.clone(),
-        service: source.service.clone(),
-        version: source.version.clone(),
-        ..Baggage::default()
-    };
-    let mut headers = HeaderMap::new();
-    for (name, value) in [(FORWARDED, forwarded(session.client, host)), (BAGGAGE, baggage.encode())] {
-        if let (Ok(value), false) = (HeaderValue::from_str(&value), value.is_empty()) {
-            headers.insert(name, value);
-        }
-    }
-    headers
-}
-
-/// The local address of an accepted connection.
-pub(crate) fn local_of(stream: &TcpStream) -> Option<SocketAddr> {
-    sys::tune(stream).ok()?;
-    stream.local_addr().ok()
 }

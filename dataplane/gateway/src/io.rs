@@ -1,5 +1,7 @@
 //! A byte stream to a client or an endpoint: TCP or an HBONE tunnel. Reads into an [`Inbox`], writes from an [`Outbox`]; no protocol.
 
+mod tls;
+
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::pin::{Pin, pin};
@@ -11,6 +13,8 @@ use canal_kit::hbone::HboneStream;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
+pub(crate) use tls::Tls;
+
 use crate::buffer::{BLOCK, Inbox, Outbox};
 
 /// One stream of bytes, both ways.
@@ -18,6 +22,8 @@ use crate::buffer::{BLOCK, Inbox, Outbox};
 pub(crate) enum Io {
     Tcp(TcpStream),
     Tunnel(Box<HboneStream>),
+    /// A client's.
+    Tls(Box<Tls>),
 }
 
 impl Io {
@@ -45,6 +51,7 @@ impl Io {
                     None => return Poll::Ready(Ok(0)),
                 }
             },
+            Io::Tls(tls) => tls.poll_fill(cx, inbox),
         }
     }
 
@@ -64,6 +71,7 @@ impl Io {
                     outbox.advance(n);
                 }
             }
+            Io::Tls(tls) => return tls.poll_drain(cx, outbox),
             Io::Tunnel(stream) => {
                 // What is small goes out as one frame, copied once; large pieces go as they are.
                 while !outbox.is_empty() && outbox.len() <= FRAME_COPIED_BYTES_MAX {
@@ -92,6 +100,7 @@ impl Io {
         match self {
             Io::Tcp(stream) => Leg::poll_finish(stream, cx),
             Io::Tunnel(stream) => Leg::poll_finish(&mut **stream, cx),
+            Io::Tls(tls) => tls.poll_finish(cx),
         }
     }
 
@@ -113,6 +122,8 @@ impl Io {
                 Poll::Ready(_) => true,
                 Poll::Pending => stream.poll_reset(&mut cx).is_ready(),
             },
+            // Never kept: endpoints are not reached by TLS.
+            Io::Tls(_) => true,
         }
     }
 
@@ -121,6 +132,8 @@ impl Io {
         match self {
             Io::Tcp(stream) => Leg::poll_broken(stream, cx),
             Io::Tunnel(stream) => stream.poll_reset(cx),
+            // Told only by reading.
+            Io::Tls(_) => Poll::Pending,
         }
     }
 
@@ -129,6 +142,7 @@ impl Io {
         match self {
             Io::Tcp(stream) => canal_kit::sys::reset_on_close(stream),
             Io::Tunnel(stream) => stream.reset(h2::Reason::CANCEL),
+            Io::Tls(tls) => tls.abort(),
         }
     }
 }
@@ -141,12 +155,14 @@ impl Leg for Io {
         match self {
             Io::Tcp(stream) => Leg::poll_chunk(stream, cx, buffer, limit),
             Io::Tunnel(stream) => Leg::poll_chunk(&mut **stream, cx, buffer, limit),
+            Io::Tls(tls) => tls.poll_chunk(cx, buffer, limit),
         }
     }
     fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>> {
         match self {
             Io::Tcp(stream) => Leg::poll_send(stream, cx, data),
             Io::Tunnel(stream) => Leg::poll_send(&mut **stream, cx, data),
+            Io::Tls(tls) => tls.poll_send(cx, data),
         }
     }
     fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -178,6 +194,7 @@ impl AsyncRead for Rewound {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
+            Io::Tls(tls) => Pin::new(&mut **tls).poll_read(cx, buf),
         }
     }
 }
@@ -187,12 +204,14 @@ impl AsyncWrite for Rewound {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_write(cx, buf),
+            Io::Tls(tls) => Pin::new(&mut **tls).poll_write(cx, buf),
         }
     }
     fn poll_write_vectored(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bufs: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_write_vectored(cx, bufs),
+            Io::Tls(tls) => Pin::new(&mut **tls).poll_write_vectored(cx, bufs),
         }
     }
     fn is_write_vectored(&self) -> bool {
@@ -202,6 +221,7 @@ impl AsyncWrite for Rewound {
         match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_flush(cx),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_flush(cx),
+            Io::Tls(tls) => Pin::new(&mut **tls).poll_flush(cx),
         }
     }
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -3,13 +3,10 @@
 //! relay: those stay for as long as both sides like. Who asks, and when, is the process's business.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Weak;
 use std::time::Duration;
 
 use canal_kit::drain::{Drain, Trigger};
 use tokio::sync::watch;
-
-use crate::worker::Worker;
 
 /// While clients are asked to leave, those that came since are asked so often: each has a moment to be served, so that one which finds no
 /// other door does not spin.
@@ -44,9 +41,10 @@ impl Parting {
         self.asked.get()
     }
 
-    /// Asks all connections that nobody has asked yet.
-    fn ask(&self) {
-        if !self.used.replace(false) {
+    /// Whether clients are asked to leave from now on; if so, asks all connections that nobody has asked yet.
+    pub(crate) fn set(&self, asked: bool) {
+        self.asked.set(asked);
+        if !asked || !self.used.replace(false) {
             return;
         }
         let (mut trigger, drain) = self.newest.replace(self.worker.branch());
@@ -57,18 +55,12 @@ impl Parting {
     }
 }
 
-/// Asks when `wanted` says so, for as long as it does.
-pub(crate) async fn run(worker: Weak<Worker>, mut wanted: watch::Receiver<bool>) {
+/// Has `turn` done with what `wanted` says, at each change and again while it is wanted, until `turn` says that the worker is gone.
+pub(crate) async fn run(mut wanted: watch::Receiver<bool>, turn: impl Fn(bool) -> bool) {
     loop {
         let ask = *wanted.borrow_and_update();
-        {
-            let Some(worker) = worker.upgrade() else { return };
-            let times = &worker.shared.config.times;
-            worker.parting.asked.set(ask);
-            worker.clock.hasten(if ask { times.idle.saturating_sub(times.drain_idle) } else { Duration::ZERO });
-            if ask {
-                worker.parting.ask();
-            }
+        if !turn(ask) {
+            return;
         }
         let changed =
             async { if ask { tokio::time::timeout(TURN, wanted.changed()).await.unwrap_or(Ok(())) } else { wanted.changed().await } };

@@ -6,8 +6,8 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
+use crate::endpoints::{Chosen, SetView};
 use crate::fault::Fault;
-use crate::upstream::{Chosen, SetView};
 
 /// Endpoints a request has tried already.
 pub(crate) type Tried = SmallVec<[usize; 3]>;
@@ -61,8 +61,8 @@ fn below(random: u64, n: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::endpoints::Upstreams;
     use crate::snapshot::build::tests::set_of;
-    use crate::upstream::Upstreams;
     use std::time::Duration;
 
     fn view(endpoints: usize) -> Rc<SetView> {

@@ -1,168 +1,88 @@
-//! Phase *place*: from a destination (what the client dialled) and a request's head to the endpoints that may serve it. Look-ups in one
-//! snapshot, inside one tenant; nothing is sent or chosen here.
+//! Phase *place*: whether there is room for a request (or a connection) now, and where it goes: its places among those in flight, then the
+//! endpoints that may serve it. Look-ups in one snapshot, inside one tenant; nothing is sent and no endpoint is chosen.
 
-use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 
-use canal_kit::hbone::Authority;
-use canal_model::ids::ServiceKey;
-use canal_model::program::AppProtocol;
+use canal_model::program::Tunnel;
 use canal_router::Request;
-use canal_wire::tier::TIER_SERVICE;
 
+use crate::account::Admission;
+use crate::destination::Resolved;
+use crate::endpoints::{SetView, Target};
 use crate::fault::Fault;
-use crate::finish::Texts;
-use crate::snapshot::{Endpoint, EndpointSet, PortView, ServiceView, Snapshot, TenantView, Way, WorkloadView};
-use crate::upstream::SetView;
+use crate::finish::{Record, Texts};
+use crate::session::Session;
+use crate::snapshot::{PortView, Snapshot, TenantTls, Way};
 use crate::worker::Worker;
 
-/// What a client dialled.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Destination {
-    /// A service's virtual address, or a pod's own.
-    Address(SocketAddr),
-    /// A service's hostname, lower case, and port.
-    Name(String, u16),
-    /// Named by the configuration of a plain listener, or by the address that a connection came in on.
-    Service(ServiceKey, u16),
-    /// A pod's own address, and nothing else.
-    Pod(SocketAddr),
+/// What has its place: until it is dropped it counts among what its tenant and the worker have in flight.
+pub(crate) struct Placed {
+    pub(crate) view: Rc<SetView>,
+    pub(crate) resolved: Rc<Resolved>,
+    /// The gateway's identity in the tenant, where an endpoint is reached by tunnel.
+    pub(crate) tls: Option<TenantTls>,
+    /// Of the tenant's policies, not newer than those that judge it.
+    pub(crate) version: u64,
+    _admission: Admission,
 }
 
-/// What may be dialled through a connection, by the address that it came in on.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Scope {
-    /// A gateway replica's address in the tenant: all services and pods of the tenant.
-    Tenant,
-    /// One service's address inside the tier: that service and its endpoints.
-    Service(ServiceKey),
-    /// The address of the tier's own service: pods by their addresses.
-    Pods,
-}
-
-/// Why a CONNECT leads nowhere through the connection that it came on. The names are counter labels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Misplaced {
-    /// Another service's, or nobody's: the edge sends each service's connections to its own address.
-    WrongService,
-    UnknownPort,
-}
-
-impl Scope {
-    /// Of a service's address inside the tier.
-    pub(crate) fn inside(service: &ServiceKey) -> Self {
-        if (service.namespace.as_str(), service.name.as_str()) == TIER_SERVICE { Self::Pods } else { Self::Service(service.clone()) }
+impl Placed {
+    fn new(session: &Session, snapshot: &Snapshot, view: Rc<SetView>, resolved: Rc<Resolved>, admission: Admission) -> Self {
+        // Only new tunnels need it: cloned lazily would be cheaper still, but the snapshot must not be held.
+        let tunnelled = view.set.endpoints.iter().any(|e| e.workload.tunnel == Tunnel::Hbone);
+        let tls = if tunnelled { snapshot.tenant(session.account.tenant.as_str()).and_then(|t| t.tls.clone()) } else { None };
+        Self { view, resolved, tls, version: session.account.policy_version.get(), _admission: admission }
     }
+}
 
-    /// What a CONNECT to `authority` dials.
-    pub(crate) fn decide(&self, tenant: &TenantView, authority: &Authority) -> Result<Destination, Misplaced> {
-        match (self, authority) {
-            (Scope::Tenant, Authority::Address(address)) => Ok(Destination::Address(*address)),
-            (Scope::Tenant, Authority::Name(host, port)) => Ok(Destination::Name(host.clone(), *port)),
-            (Scope::Pods, Authority::Address(address)) if tenant.workload_at(address.ip()).is_some() => Ok(Destination::Pod(*address)),
-            (Scope::Pods, _) => Err(Misplaced::WrongService),
-            (Scope::Service(key), _) => decide_service(tenant, key, authority),
+/// Finds a request its place. Names the service in the record, also for what goes nowhere.
+pub(crate) fn request<R: Request>(worker: &Worker, session: &Session, request: &R, record: &mut Record) -> Result<Placed, Fault> {
+    crash_if_asked(worker, request.path());
+    let (snapshot, resolved) = session.resolve(worker)?;
+    // Room first, so that a flood costs no look-ups among routes.
+    let placed = admit(worker, session, &resolved)
+        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));
+    match placed {
+        Ok((view, admission)) => {
+            record.target = Some((view.clone(), None));
+            Ok(Placed::new(session, &snapshot, view, resolved, admission))
+        }
+        Err(fault) => {
+            record.target = resolved.own(&worker.upstreams, &snapshot).map(|view| (view, None));
+            Err(fault)
         }
     }
 }
 
-fn decide_service(tenant: &TenantView, key: &ServiceKey, authority: &Authority) -> Result<Destination, Misplaced> {
-    let named = match authority {
-        Authority::Name(host, _) => tenant.service_named(host).map(|s| &s.names.key),
-        Authority::Address(a) => tenant.service_at(a.ip()).map(|s| &s.names.key).or_else(|| tenant.gateway_of(a.ip())),
-    };
-    let known = |port| tenant.service(key).is_some_and(|s| s.port(port).is_some());
-    match (named, authority) {
-        (Some(named), _) if named != key => Err(Misplaced::WrongService),
-        (Some(_), _) if known(authority.port()) => Ok(Destination::Service(key.clone(), authority.port())),
-        (Some(_), _) => Err(Misplaced::UnknownPort),
-        (None, Authority::Address(a)) if serves(tenant, *a, key) => Ok(Destination::Pod(*a)),
-        (None, _) => Err(Misplaced::WrongService),
-    }
+/// Finds bytes that are not requests their place: at the destination's own endpoints. A fault comes with what counters name.
+pub(crate) fn connection(worker: &Worker, session: &Session) -> Result<Placed, (Fault, Target)> {
+    let (snapshot, resolved) = session.resolve(worker).map_err(|fault| (fault, None))?;
+    let view = resolved.own(&worker.upstreams, &snapshot).ok_or((Fault::NoService, None))?;
+    let admission = admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
+    Ok(Placed::new(session, &snapshot, view, resolved, admission))
 }
 
-/// Whether a pod serves the service at that address.
-fn serves(tenant: &TenantView, at: SocketAddr, key: &ServiceKey) -> bool {
-    tenant.workload_at(at.ip()).is_some_and(|w| w.serves.iter().any(|(service, _, target)| service == key && *target == at.port()))
+/// The tenant check, and room among what the tenant and the worker have in flight.
+fn admit(worker: &Worker, session: &Session, resolved: &Resolved) -> Result<Admission, Fault> {
+    // Look-ups are made inside the tenant; this says so once more, where a mistake would otherwise become a leak.
+    if resolved.tenant() != session.account.tenant.as_str() {
+        return Err(Fault::NoService);
+    }
+    worker.shares.request(&session.account)
 }
 
-/// A destination as one snapshot knows it.
-#[derive(Debug)]
-pub(crate) enum Resolved {
-    Service { service: Arc<ServiceView>, port: usize },
-    Pod { tenant: String, view: Rc<SetView> },
-}
-
-impl Resolved {
-    /// Finds a destination inside `tenant`.
-    pub(crate) fn find(worker: &Worker, tenant: &TenantView, destination: &Destination) -> Option<Self> {
-        let service = |service: &Arc<ServiceView>, port: u16| {
-            let port = service.ports.iter().position(|p| p.port == port)?;
-            Some(Self::Service { service: service.clone(), port })
-        };
-        match destination {
-            Destination::Service(key, port) => service(tenant.service(key)?, *port),
-            Destination::Name(host, port) => service(tenant.service_named(host)?, *port),
-            Destination::Address(address) => match tenant.service_at(address.ip()) {
-                Some(found) => service(found, address.port()),
-                None => Some(Self::pod(worker, tenant, tenant.workload_at(address.ip())?, *address)),
-            },
-            Destination::Pod(address) => Some(Self::pod(worker, tenant, tenant.workload_at(address.ip())?, *address)),
-        }
-    }
-
-    /// A pod by its own address: no routes, one endpoint.
-    fn pod(worker: &Worker, tenant: &TenantView, workload: &Arc<WorkloadView>, address: SocketAddr) -> Self {
-        let served = workload.serves.iter().find(|(_, _, target)| *target == address.port());
-        let port = served.and_then(|(service, port, _)| tenant.service(service)?.port(*port));
-        let id = worker.direct_id();
-        let set = EndpointSet {
-            id,
-            service: None,
-            port: address.port(),
-            protocol: port.map_or(AppProtocol::Detect, |p| p.protocol),
-            known: true,
-            endpoints: [Endpoint { id, workload: workload.clone(), address }].into(),
-        };
-        Self::Pod { tenant: tenant.name.to_string(), view: worker.upstreams.direct(set, tenant.number) }
-    }
-
-    /// Whose it is.
-    pub(crate) fn tenant(&self) -> &str {
-        match self {
-            Self::Service { service, .. } => service.names.key.tenant.as_str(),
-            Self::Pod { tenant, .. } => tenant,
-        }
-    }
-
-    /// What is spoken there.
-    pub(crate) fn protocol(&self) -> AppProtocol {
-        match self {
-            Self::Service { service, port } => service.ports[*port].protocol,
-            Self::Pod { view, .. } => view.set.protocol,
-        }
-    }
-
-    /// The service's hostname.
-    pub(crate) fn hostname(&self) -> Option<&str> {
-        match self {
-            Self::Service { service, .. } => Some(&service.names.hostname),
-            Self::Pod { .. } => None,
-        }
-    }
-
-    /// The destination's own endpoints, without routes: for TCP, and to name the service in metrics of requests that went nowhere.
-    pub(crate) fn own(&self, worker: &Worker, snapshot: &Snapshot) -> Option<Rc<SetView>> {
-        match self {
-            Self::Service { service, port } => worker.upstreams.view(snapshot, service.ports[*port].slot, worker.az()),
-            Self::Pod { view, .. } => Some(view.clone()),
-        }
+/// A test's aid, see [`crate::EngineConfig::crash_on_path`].
+fn crash_if_asked(worker: &Worker, path: &[u8]) {
+    if let Some(fatal) = &worker.shared.config.crash_on_path
+        && path == fatal.as_bytes()
+    {
+        tracing::error!(path = fatal, "a request with the path of --crash-on-path: the process ends");
+        std::process::abort();
     }
 }
 
 /// The endpoints for one request.
-pub(crate) fn decide<R: Request>(
+fn decide<R: Request>(
     worker: &Worker,
     snapshot: &Snapshot,
     resolved: &Resolved,
@@ -170,7 +90,7 @@ pub(crate) fn decide<R: Request>(
     texts: Option<&mut Box<Texts>>,
 ) -> Result<Rc<SetView>, Fault> {
     let Resolved::Service { service, port } = resolved else {
-        return resolved.own(worker, snapshot).ok_or(Fault::NoService);
+        return resolved.own(&worker.upstreams, snapshot).ok_or(Fault::NoService);
     };
     let port: &PortView = &service.ports[*port];
     let slot = match &service.routes {
@@ -187,13 +107,5 @@ pub(crate) fn decide<R: Request>(
         }
         _ => port.slot,
     };
-    worker.upstreams.view(snapshot, slot, worker.az()).ok_or(Fault::NoService)
-}
-
-/// The host in an authority, without port and brackets.
-pub(crate) fn host_of(authority: &[u8]) -> &[u8] {
-    match canal_h1::split_authority(authority) {
-        Some((host, _)) => host.strip_prefix(b"[").and_then(|h| h.strip_suffix(b"]")).unwrap_or(host),
-        None => authority,
-    }
+    worker.upstreams.view(snapshot, slot).ok_or(Fault::NoService)
 }

@@ -3,9 +3,12 @@
 
 pub(crate) mod build;
 pub(crate) mod party;
+pub(crate) mod policies;
 pub(crate) mod routes;
 mod shards;
+pub(crate) mod termination;
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +16,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use arc_swap::ArcSwap;
 use canal_kit::tls::{ClientIdentity, ServerIdentity};
 use canal_model::identity::Identity;
-use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
+use canal_model::ids::{Generation, Namespace, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
 use canal_model::program::{AppProtocol, Labels, Resource, Tunnel};
+use canal_model::trust::KeyPolicy;
 use hashbrown::HashMap;
 
 pub(crate) use party::Party;
+pub(crate) use policies::{Guard, Policies};
 pub(crate) use routes::{Routes, Way};
 use shards::Shards;
+pub(crate) use termination::TerminationView;
 
 /// Everything that is known, as of one generation.
 #[derive(Debug, Default, Clone)]
@@ -75,6 +81,8 @@ pub(crate) struct TenantView {
     /// Dense, for per-worker accounts; never reused while the process lives.
     pub(crate) number: u32,
     pub(crate) trust_domain: Option<TrustDomain>,
+    /// Where the tenant's private keys are. Set exactly when the trust domain is.
+    pub(crate) keys: Option<KeyPolicy>,
     /// Set exactly when the trust domain is.
     pub(crate) vni: Option<Vni>,
     /// The gateway's own identity in the tenant's trust domain; `None` where no certificates are issued.
@@ -85,6 +93,11 @@ pub(crate) struct TenantView {
     /// The tenant's gateway addresses, of every AZ.
     gateways: Shards<IpAddr, ServiceKey>,
     workloads: Shards<IpAddr, Arc<WorkloadView>>,
+    /// Trust domains of other tenants whose members may connect.
+    pub(crate) federated: Arc<BTreeSet<TrustDomain>>,
+    pub(crate) policies: Arc<Policies>,
+    /// Another one whenever what is open must be judged anew.
+    pub(crate) policy_version: u64,
 }
 
 #[derive(Debug, Clone)]
@@ -132,6 +145,8 @@ pub(crate) struct ServiceView {
     pub(crate) vips: Vec<IpAddr>,
     pub(crate) ports: Box<[PortView]>,
     pub(crate) routes: Option<Arc<Routes>>,
+    /// What is said of the service itself, for requests that routes lead elsewhere.
+    pub(crate) guard: Option<Arc<Guard>>,
 }
 
 impl ServiceView {
@@ -149,12 +164,15 @@ pub(crate) struct PortView {
     pub(crate) slot: Slot,
     /// There are routes for it; a request that none matches is answered 404.
     pub(crate) routed: bool,
+    /// TLS of clients without a node proxy ends at it.
+    pub(crate) termination: Option<Arc<TerminationView>>,
 }
 
 /// A running program.
 #[derive(Debug)]
 pub(crate) struct WorkloadView {
     pub(crate) uid: String,
+    pub(crate) namespace: Namespace,
     pub(crate) party: Arc<Party>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) labels: Labels,
@@ -192,6 +210,8 @@ pub(crate) struct Endpoint {
     pub(crate) id: u64,
     pub(crate) workload: Arc<WorkloadView>,
     pub(crate) address: SocketAddr,
+    /// `None`: nobody said anything of it.
+    pub(crate) guard: Option<Arc<Guard>>,
 }
 
 /// Names an endpoint set; stays the same while the set behind it changes.
@@ -231,6 +251,7 @@ impl Sets {
         }
     }
 
+    #[cfg(test)]
     fn len(&self) -> usize {
         self.chunks.iter().map(|c| c.len()).sum()
     }

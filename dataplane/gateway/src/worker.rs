@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use canal_kit::drain::{Drain, Phase};
 use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
@@ -13,18 +14,21 @@ use canal_kit::metrics::Registry;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
+use crate::account::{Accounts, Shares};
 use crate::buffer::Blocks;
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::counts::Counts;
-use crate::engine::Handover;
-use crate::finish::{Families, Series};
+use crate::endpoints::Upstreams;
 use crate::parting::Parting;
-use crate::permit::{Account, Shares};
+use crate::series::{Families, Series};
 use crate::snapshot::{Publisher, Snapshot};
 use crate::source::Sources;
 use crate::tap::Hub;
-use crate::upstream::Upstreams;
+use crate::token;
+
+/// Takes over a TCP connection that is not the engine's to serve. Called on the workers' threads.
+pub type Handover = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
 
 /// A snapshot as a worker hands it around: counted per worker, because one shared count would be fought over by all cores.
 pub(crate) type Snap = Rc<Arc<Snapshot>>;
@@ -61,9 +65,10 @@ pub(crate) struct Worker {
     pub(crate) log: Option<WorkerLog>,
     pub(crate) sources: Sources,
     pub(crate) shares: Shares,
-    pub(crate) accounts: RefCell<Vec<Option<Rc<Account>>>>,
+    pub(crate) accounts: Accounts,
+    /// Tokens that were verified.
+    pub(crate) tokens: token::Cache,
     random: Cell<u64>,
-    direct: Cell<u64>,
     h1_limits: canal_h1::Limits,
     /// For heads written in one go.
     pub(crate) scratch: RefCell<canal_h1::OutHead>,
@@ -92,7 +97,7 @@ fn pool_config(config: &EngineConfig) -> PoolConfig {
 }
 
 impl Worker {
-    /// To be called on the worker's own thread, inside its `LocalSet`.
+    /// To be called on the worker's own thread, inside its `LocalRuntime`.
     pub(crate) fn new(shared: Arc<Shared>, count: usize, drain: Drain) -> Rc<Self> {
         let shard = shared.registry.shard();
         let hbone = HboneCounters::new(&shared.registry, &shard);
@@ -104,17 +109,16 @@ impl Worker {
             clock: Clock::new(),
             counts: Rc::new(Counts::new(&shared.registry, &shard)),
             series: Series::new(&shared.families, &shard),
-            upstreams: Upstreams::default(),
+            upstreams: Upstreams::new(shared.config.az.clone()),
             tunnels: Pool::new(pool_config(&shared.config), hbone.clone()),
             hbone,
             log,
             sources: Sources::default(),
             shares: Shares::of(&shared.config.limits, count),
-            accounts: RefCell::default(),
+            accounts: Accounts::default(),
+            tokens: token::Cache::default(),
             random: Cell::new(rand::random::<u64>() | 1),
             scratch: RefCell::default(),
-            // Above all ids that the builder gives.
-            direct: Cell::new(1 << 63),
             h1_limits: canal_h1::Limits { head_bytes_max: shared.config.limits.head_bytes as usize, ..canal_h1::Limits::DEFAULT },
             parting: Parting::new(&drain),
             drain,
@@ -146,19 +150,8 @@ impl Worker {
         z ^ (z >> 31)
     }
 
-    /// A number for an endpoint set that no snapshot holds.
-    pub(crate) fn direct_id(&self) -> u64 {
-        self.direct.set(self.direct.get() + 1);
-        self.direct.get()
-    }
-
     pub(crate) fn h1_limits(&self) -> &canal_h1::Limits {
         &self.h1_limits
-    }
-
-    /// The AZ whose endpoints are preferred.
-    pub(crate) fn az(&self) -> Option<&str> {
-        self.shared.config.az.as_ref().map(|az| az.as_str())
     }
 
     /// Counts a connection as open.
@@ -181,6 +174,13 @@ impl Worker {
     #[inline]
     pub(crate) fn keeps_no_client(&self) -> bool {
         self.is_draining() || self.parting.is_asked()
+    }
+
+    /// Asks clients to leave, or no more: those that are idle soon, the others with their next answer.
+    pub(crate) fn part(&self, ask: bool) {
+        let times = &self.shared.config.times;
+        self.clock.hasten(if ask { times.idle.saturating_sub(times.drain_idle) } else { Duration::ZERO });
+        self.parting.set(ask);
     }
 
     /// Idle connections close soon, busy ones after their next answer.

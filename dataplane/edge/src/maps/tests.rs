@@ -29,6 +29,7 @@ fn told(text: &str) -> Told {
                 pod_cidrs: Vec::new(),
                 gateway_cidrs: Vec::new(),
                 outside: OutsideMesh::Deny,
+                keys: Default::default(),
             }),
             "node" => {
                 let (tenant, name) = words[1].split_once('/').unwrap();

@@ -12,32 +12,25 @@ use std::time::Duration;
 use bytes::Bytes;
 use canal_h1::{BodyReader, Framing, Refusal, ResponseHead};
 use h2::client::ResponseFuture;
-use h2::server::SendResponse;
 use h2::{Reason, RecvStream, SendStream};
 
 use crate::body::{Broken, Cause, Pump, Sink, Source, Wire};
 use crate::buffer::BLOCK;
+use crate::client::{Client, Stream};
 use crate::clock::{Late, Timer};
+use crate::endpoints::Place;
 use crate::fault::Fault;
 use crate::finish::Record;
-use crate::forward::Ask;
-use crate::read::http1::Client;
-use crate::upstream::{Lease, Place};
+use crate::forward::http1;
+use crate::head::Ask;
+use crate::judge::open::Open;
+use crate::upstream::Lease;
 use crate::worker::Worker;
 
 /// The client's side of an exchange.
 pub(crate) enum Front<'a> {
     Http1(&'a mut Client),
     Http2(&'a mut Stream),
-}
-
-/// A client's HTTP/2 stream.
-pub(crate) struct Stream {
-    pub(crate) body: RecvStream,
-    pub(crate) respond: SendResponse<Bytes>,
-    /// Once the answer's head was sent and a body follows.
-    pub(crate) answer: Option<SendStream<Bytes>>,
-    pub(crate) timer: Timer,
 }
 
 /// The endpoint's side of an exchange.
@@ -108,20 +101,34 @@ pub(crate) struct Exchange<'a> {
     down_framing: (Framing, Framing),
     upgrade: bool,
     stage: Stage,
+    open: Open<'a>,
     /// What an HTTP/1.1 client was told: its connection stays.
     pub(crate) kept: bool,
 }
 
 impl<'a> Exchange<'a> {
     /// The request's head lies in the endpoint's outbox or was sent. `sent`: there is no body to pass on.
-    pub(crate) fn new(worker: &'a Rc<Worker>, ask: &'a Ask, record: &'a mut Record, front: Front<'a>, back: Back, sent: bool) -> Self {
-        Self {
+    pub(crate) fn new(
+        worker: &'a Rc<Worker>,
+        ask: &'a Ask,
+        record: &'a mut Record,
+        front: Front<'a>,
+        back: Back,
+        sent: bool,
+        open: Open<'a>,
+    ) -> Self {
+        let mut front = front;
+        let up = match &mut front {
+            Front::Http2(stream) if !sent => Pump::after(std::mem::take(&mut stream.first)),
+            _ => Pump::new(sent),
+        };
+        let exchange = Self {
             worker,
             ask,
             record,
             front,
             back,
-            up: Pump::new(sent),
+            up,
             up_reader: BodyReader::new(ask.framing),
             up_cut: false,
             down: Pump::new(false),
@@ -129,14 +136,18 @@ impl<'a> Exchange<'a> {
             down_framing: (Framing::None, Framing::None),
             upgrade: false,
             stage: Stage::Head,
+            open,
             kept: false,
-        }
+        };
+        exchange.timer().watch(Some(exchange.open.tenant()));
+        exchange
     }
 
     /// Runs to the end.
     pub(crate) async fn run(&mut self) -> Outcome {
         let outcome = std::future::poll_fn(|cx| self.poll(cx)).await;
         self.timer().disarm();
+        self.timer().watch(None);
         self.record.bytes_in += self.up.payload_bytes;
         self.record.bytes_out += self.down.payload_bytes;
         if let Some(status) = self.down.grpc_status {
@@ -156,6 +167,11 @@ impl<'a> Exchange<'a> {
         if let Poll::Ready(late) = self.timer().poll(cx) {
             self.worker.counts.late(late);
             return self.fail(if late == Late::Client && self.stage == Stage::Head { Fault::RequestTimeout } else { late_fault(late) });
+        }
+        if self.open.is_outdated()
+            && let Err(fault) = self.judge_again()
+        {
+            return self.fail(fault);
         }
         if let Poll::Ready(Err(fault)) = self.poll_up(cx) {
             return self.fail(fault);
@@ -182,6 +198,15 @@ impl<'a> Exchange<'a> {
                 Poll::Pending
             }
         }
+    }
+
+    /// Whether policies have changed, and forbid it now.
+    fn judge_again(&mut self) -> Result<(), Fault> {
+        let judged = match &self.front {
+            Front::Http1(client) => http1::judge_again(self.worker, &self.open, self.ask, client),
+            Front::Http2(_) => self.open.judge_checked(self.worker),
+        };
+        judged.inspect_err(|_| self.abort_back(&Cause::Closed))
     }
 
     fn fail(&self, fault: Fault) -> Poll<Outcome> {

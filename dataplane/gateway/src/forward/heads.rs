@@ -1,15 +1,16 @@
 //! Heads from one HTTP version to another, and what the gateway adds to requests. Strict: what one side cannot say safely is refused, never
 //! repaired (RFC 9113 §8.2–8.3, §10.3). No IO.
 
-use canal_h1::{Asked, Edit, Field, Framing, Name, OutHead, Outgoing, Persistence, Refusal, RequestView, ResponseView, split_authority};
+use canal_h1::{Asked, Edit, Field, Framing, Name, OutHead, Outgoing, Refusal, RequestView, ResponseView, split_authority};
+use canal_wire::hbone::SOURCE;
 use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TE};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
 use smallvec::SmallVec;
 
+use crate::changes::Changes;
 use crate::fault::Fault;
-use crate::finish::Spoken;
-use crate::forward::Ask;
+use crate::head::{Ask, Checked, Spoken};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -37,6 +38,9 @@ pub(crate) struct Additions<'a> {
     pub(crate) request_id: [u8; 36],
     /// For an HTTP/1.0 request without Host.
     pub(crate) hostname: &'a str,
+    pub(crate) scheme: &'static str,
+    /// What judging made of the request.
+    pub(crate) changes: Option<&'a Changes>,
 }
 
 /// HTTP/1.1 in, HTTP/1.1 out: the head goes from the client's buffer to `into`.
@@ -51,7 +55,7 @@ pub(crate) fn request_1_to_1(
     let mut edits: SmallVec<[Edit<'_>; 4]> = SmallVec::new();
     edits.push(Edit::Set(b"x-forwarded-for", &forwarded));
     if !view.fields().has(Name::XForwardedProto) {
-        edits.push(Edit::Add(b"x-forwarded-proto", b"http"));
+        edits.push(Edit::Add(b"x-forwarded-proto", add.scheme.as_bytes()));
     }
     if !view.fields().has(Name::XRequestId) {
         edits.push(Edit::Add(b"x-request-id", &add.request_id));
@@ -59,7 +63,14 @@ pub(crate) fn request_1_to_1(
     if view.authority().is_empty() {
         edits.push(Edit::Default(b"host", add.hostname.as_bytes()));
     }
+    if view.fields().named(SOURCE.as_bytes()).next().is_some() {
+        edits.push(Edit::Remove(SOURCE.as_bytes()));
+    }
+    let headers = add.changes.into_iter().flat_map(Changes::headers);
+    edits.extend(headers.map(|(name, value)| value.map_or(Edit::Remove(name.as_bytes()), |value| Edit::Set(name.as_bytes(), value))));
+    let target = add.changes.and_then(|changes| changes.target(view.path(), view.query()));
     let outgoing = Outgoing {
+        target: target.as_deref(),
         edits: &edits,
         framing: view.framing(),
         upgrade: view.upgrade(),
@@ -105,8 +116,11 @@ pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Res
     if view.accepts_trailers() {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
+    let changed = add.changes.and_then(|changes| changes.target(view.path(), view.query()));
     let path = if view.path() == b"*" {
         PathAndQuery::from_static("*")
+    } else if let Some(changed) = changed {
+        PathAndQuery::from_maybe_shared(bytes::Bytes::from(changed)).map_err(|_| bad())?
     } else {
         let mut text = view.path().to_vec();
         if let Some(query) = view.query() {
@@ -118,6 +132,8 @@ pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Res
     let authority = if view.authority().is_empty() { add.hostname.as_bytes() } else { view.authority() };
     let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build().map_err(|_| bad())?;
     let method = Method::from_bytes(view.method()).map_err(|_| Fault::BadRequest(Refusal::BadMethod))?;
+    headers.remove(SOURCE);
+    add.changes.inspect(|changes| changes.apply(&mut headers));
     additions(&mut headers, add);
     Ok(whole(method, uri, headers))
 }
@@ -138,22 +154,13 @@ pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
         headers.insert(X_FORWARDED_FOR, line);
     }
     if !headers.contains_key(X_FORWARDED_PROTO) {
-        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(add.scheme));
     }
     if !headers.contains_key(X_REQUEST_ID)
         && let Ok(id) = HeaderValue::from_bytes(&add.request_id)
     {
         headers.insert(X_REQUEST_ID, id);
     }
-}
-
-/// An HTTP/2 request as it may be passed on, whatever the upstream speaks.
-#[derive(Debug, Clone)]
-pub(crate) struct Checked {
-    pub(crate) method: Method,
-    pub(crate) authority: String,
-    pub(crate) path: PathAndQuery,
-    pub(crate) headers: HeaderMap,
 }
 
 /// Checks what h2 leaves to the application: nothing in here may mean something else to an HTTP/1.1 reader.
@@ -191,6 +198,7 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<Checked, Fault> {
         return bad("h2_duplicate_content_length");
     }
     headers.remove(HOST);
+    headers.remove(SOURCE);
     Ok(Checked { method, authority, path, headers })
 }
 
@@ -210,25 +218,6 @@ pub(crate) fn request_2_to_1(out: &mut OutHead, checked: &Checked, framing: Fram
     out.encode_request(checked.method.as_str().as_bytes(), checked.authority.as_bytes(), pairs.iter().copied(), &outgoing)?;
     out.write_to(&[], into);
     Ok(())
-}
-
-/// How an HTTP/2 request's body is framed in HTTP/1.1.
-pub(crate) fn framing_of_2(headers: &HeaderMap, ended: bool) -> Framing {
-    let length = headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
-    match (length, ended) {
-        (Some(n), _) => Framing::Length(n),
-        (None, true) => Framing::None,
-        (None, false) => Framing::Chunked,
-    }
-}
-
-/// What is said to an HTTP/1.1 client about its connection.
-pub(crate) fn persistence(spoken: Spoken, keep: bool) -> Persistence {
-    match (keep, spoken) {
-        (false, _) => Persistence::Close,
-        (true, Spoken::Http10) => Persistence::KeepAlive,
-        (true, _) => Persistence::Implied,
-    }
 }
 
 /// The answer's framing towards an HTTP/1.1 client.

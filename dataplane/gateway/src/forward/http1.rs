@@ -2,74 +2,86 @@
 
 use std::rc::Rc;
 
-use canal_h1::{Asked, Name, RequestView, Version};
-use canal_router::Request;
+use canal_h1::{Asked, RequestHead};
 
 use super::exchange::{Back, Exchange, Front, Outcome, http2_fault};
 use super::heads::{self, Additions};
-use super::{Ask, Attempts, Up, is_grpc, is_idempotent, plan};
+use super::{Attempts, Up};
 use crate::answer::{self, Manner};
+use crate::body::Wire;
+use crate::client::Client;
+use crate::endpoints::Chosen;
 use crate::fault::Fault;
-use crate::finish::{Record, Spoken, Texts};
-use crate::greet::Session;
-use crate::place::host_of;
-use crate::read::http1::{Client, Next};
+use crate::finish::{Record, Texts};
+use crate::head::{Ask, Head};
+use crate::judge::body;
+use crate::judge::open::Open;
+use crate::place;
+use crate::session::Session;
 use crate::upstream;
 use crate::worker::Worker;
 
-/// The view as the router asks it.
-struct Head<'a> {
-    view: RequestView<'a>,
-    host: &'a [u8],
+/// What becomes of the connection after a request.
+pub(crate) enum Next {
+    /// The next request.
+    Keep,
+    /// Close it in an orderly way.
+    Close,
+    /// Cut it: the client must not take what it has for the whole.
+    Cut,
+    /// It is no longer HTTP.
+    Relay(Box<Relay>),
 }
 
-impl Request for Head<'_> {
-    fn host(&self) -> &[u8] {
-        self.host
-    }
-    fn method(&self) -> &[u8] {
-        self.view.method()
-    }
-    fn path(&self) -> &[u8] {
-        self.view.path()
-    }
-    fn query(&self) -> Option<&[u8]> {
-        self.view.query()
-    }
-    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        self.view.fields().named(name.as_bytes()).for_each(visit);
-    }
+/// A connection that was upgraded.
+pub(crate) struct Relay {
+    pub(crate) up: Wire,
+    pub(crate) record: Record,
+    /// The request that asked for it.
+    pub(crate) head: Option<Box<[u8]>>,
+    pub(crate) chosen: Chosen,
+    /// Of the policies that it was judged by.
+    pub(crate) version: u64,
 }
 
-fn ask_of(view: &RequestView<'_>) -> Ask {
-    let asked = match view.method() {
-        b"HEAD" => Asked::Head,
-        _ if view.upgrade().is_some() => Asked::Upgrade,
-        _ => Asked::Ordinary,
+/// Judges a request once more while it is open. `kept`: its head, where the client's inbox has it no more.
+pub(crate) fn judge_again(worker: &Worker, open: &Open<'_>, ask: &Ask, client: &Client) -> Result<(), Fault> {
+    let head = match open.kept {
+        Some(kept) => kept,
+        None if !ask.has_body() => client.wire.inbox.bytes(),
+        // Policies came to the tenant while its body is under way: what it asked for is known no more.
+        None => return open.judge_unseen(worker),
     };
-    Ask {
-        asked,
-        framing: view.framing(),
-        spoken: if view.version() == Version::Http10 { Spoken::Http10 } else { Spoken::Http11 },
-        keep_alive: view.keep_alive(),
-        idempotent: is_idempotent(view.method()),
-        grpc: view.get(Name::ContentType).is_some_and(is_grpc),
-    }
+    let view = client.head.view(head);
+    open.judge(worker, (&Head::of(view), view.authority()))
+}
+
+/// The same for a connection that was upgraded.
+pub(crate) fn judge_upgraded(
+    worker: &Worker,
+    session: &Rc<Session>,
+    parsed: &RequestHead,
+    relay: (Option<&[u8]>, &Chosen),
+) -> Result<(), Fault> {
+    let open = Open::unseen(session, relay.1);
+    let Some(head) = relay.0 else { return open.judge_unseen(worker) };
+    let view = parsed.view(head);
+    open.judge(worker, (&Head::of(view), view.authority()))
 }
 
 /// Serves the request whose head is the first `len` bytes of the client's inbox.
 pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &mut Client, len: usize) -> Next {
     let view = client.head.view(client.wire.inbox.bytes());
-    let ask = ask_of(&view);
+    let ask = Ask::of_http1(&view);
     let mut record = Record::begin(worker, session, ask.spoken);
     record.grpc = ask.grpc;
-    let head = Head { view, host: host_of(view.authority()) };
+    let head = Head::of(view);
     if Record::wants_texts(worker) {
         record.texts = Some(Texts::of(&head, view.authority()));
     }
-    let planned = if view.method() == b"CONNECT" { Err(Fault::Method) } else { plan(worker, session, &head, &mut record) };
-    let plan = match planned {
-        Ok(plan) => plan,
+    let placed = if view.method() == b"CONNECT" { Err(Fault::Method) } else { place::request(worker, session, &head, &mut record) };
+    let placed = match placed {
+        Ok(placed) => placed,
         Err(fault) => return refuse(worker, client, &ask, len, &mut record, fault).await,
     };
     let request_id = heads::request_id(worker.random(), worker.random());
@@ -78,14 +90,25 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &m
     {
         texts.request_id = String::from_utf8_lossy(&request_id).into_owned();
     }
-    let hostname = plan.view.set.service.as_ref().map_or("", |names| names.hostname.as_str());
-    let add = Additions { client_ip: &session.client_ip, request_id, hostname };
-    let mut attempts = Attempts::new(worker, &plan);
+    let hostname = placed.view.set.service.as_ref().map_or("", |names| names.hostname.as_str());
+    let beginning = match body::wanted(worker, session, &placed, &ask) {
+        0 => Ok(None),
+        wanted => Box::pin(body::of_http1(worker, client, &ask, len, wanted)).await.map(Some),
+    };
+    let beginning = match beginning {
+        Ok(beginning) => beginning,
+        Err(fault) => return refuse(worker, client, &ask, len, &mut record, fault).await,
+    };
+    let mut attempts = Attempts::new(worker, session, &placed, beginning);
+    // A body overwrites the head; whoever judges again needs it.
+    let own_head: Option<Box<[u8]>> = (ask.has_body() && session.is_policed()).then(|| client.wire.inbox.bytes()[..len].into());
     loop {
-        let (chosen, up) = match attempts.next(&ask, &mut record).await {
+        let view = client.head.view(client.wire.inbox.bytes());
+        let (chosen, up) = match attempts.next(&ask, &mut record, (&Head::of(view), view.authority())).await {
             Ok(next) => next,
             Err(fault) => return refuse(worker, client, &ask, len, &mut record, fault).await,
         };
+        let add = Additions { client_ip: &session.client_ip, request_id, hostname, scheme: session.scheme(), changes: attempts.changes() };
         let back = match send(client, &ask, up, &add) {
             Ok(back) => back,
             Err(fault) if attempts.again(&fault, &ask, &chosen, true) => continue,
@@ -95,7 +118,8 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &m
             client.wire.inbox.advance(len);
         }
         let sent = matches!(back, Back::Http2(_)) && !ask.has_body();
-        let mut exchange = Exchange::new(worker, &ask, &mut record, Front::Http1(client), back, sent);
+        let open = Open::new(session, &chosen, placed.version, own_head.as_deref(), None);
+        let mut exchange = Exchange::new(worker, &ask, &mut record, Front::Http1(client), back, sent, open);
         let outcome = exchange.run().await;
         let kept = exchange.kept;
         if let Outcome::Failed { fault, answered: false } = &outcome
@@ -105,14 +129,24 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &m
         }
         if outcome == Outcome::Upgraded {
             let up = exchange.into_upgraded();
-            client.wire.inbox.advance(len);
-            return up.map_or(Next::Cut, |up| Next::Relay { up, record: Box::new(record) });
+            let head = own_head.or_else(|| take_head(client, &ask, len));
+            return up.map_or(Next::Cut, |up| Next::Relay(Box::new(Relay { up, record, head, chosen, version: placed.version })));
         }
         if let Some(wire) = exchange.into_reusable(&outcome) {
             upstream::keep(worker, &chosen, wire);
         }
         return settle(worker, client, &ask, len, &mut record, outcome, kept).await;
     }
+}
+
+/// The head of a request without a body, which is where it was until now.
+fn take_head(client: &mut Client, ask: &Ask, len: usize) -> Option<Box<[u8]>> {
+    if ask.has_body() {
+        return None;
+    }
+    let head = client.wire.inbox.bytes().get(..len).map(Into::into);
+    client.wire.inbox.advance(len);
+    head
 }
 
 /// Writes the request's head for what the endpoint speaks.

@@ -4,51 +4,25 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use canal_h1::Asked;
-use canal_router::Request as Asks;
 use h2::RecvStream;
 use h2::server::SendResponse;
+use http::Request;
 use http::header::CONTENT_TYPE;
-use http::{Method, Request};
 
-use super::exchange::{Back, Exchange, Front, Outcome, Stream, http2_fault};
-use super::heads::{self, Additions, Checked};
-use super::{Ask, Attempts, Up, is_grpc, is_idempotent, plan};
+use super::exchange::{Back, Exchange, Front, Outcome, http2_fault};
+use super::heads::{self, Additions};
+use super::{Attempts, Up};
 use crate::answer;
+use crate::client::Stream;
 use crate::fault::Fault;
-use crate::finish::{Record, Spoken, Texts};
-use crate::greet::Session;
-use crate::place::host_of;
+use crate::finish::{Record, Texts};
+use crate::head::{Ask, Checked, Spoken, is_grpc};
+use crate::judge::body;
+use crate::judge::open::Open;
+use crate::place;
+use crate::session::Session;
 use crate::upstream;
 use crate::worker::Worker;
-
-impl Asks for Checked {
-    fn host(&self) -> &[u8] {
-        host_of(self.authority.as_bytes())
-    }
-    fn method(&self) -> &[u8] {
-        self.method.as_str().as_bytes()
-    }
-    fn path(&self) -> &[u8] {
-        self.path.path().as_bytes()
-    }
-    fn query(&self) -> Option<&[u8]> {
-        self.path.query().map(str::as_bytes)
-    }
-    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        self.headers.get_all(name).iter().for_each(|value| visit(value.as_bytes()));
-    }
-}
-
-fn ask_of(checked: &Checked, ended: bool) -> Ask {
-    Ask {
-        asked: if checked.method == Method::HEAD { Asked::Head } else { Asked::Ordinary },
-        framing: heads::framing_of_2(&checked.headers, ended),
-        spoken: Spoken::Http2,
-        keep_alive: true,
-        idempotent: is_idempotent(checked.method.as_str().as_bytes()),
-        grpc: checked.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes())),
-    }
-}
 
 /// Checks a stream's head; gives what serves it, unless it was refused. The head is checked before there is a task, so that what the task
 /// has to hold is small.
@@ -64,7 +38,7 @@ pub(crate) fn serve(
     record.grpc = grpc;
     match heads::check_2(parts) {
         Ok(checked) => {
-            let stream = Stream { body, respond, answer: None, timer: worker.clock.timer() };
+            let stream = Stream { body, respond, answer: None, timer: worker.clock.timer(), first: Bytes::new() };
             Some(serve_checked(worker.clone(), session.clone(), checked, stream, record))
         }
         Err(fault) => {
@@ -76,24 +50,38 @@ pub(crate) fn serve(
 
 async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Checked, mut stream: Stream, mut record: Record) {
     let (worker, session, ended) = (&worker, &session, stream.body.is_end_stream());
-    let ask = ask_of(&checked, ended);
+    let ask = Ask::of_http2(&checked, ended);
     if Record::wants_texts(worker) {
         record.texts = Some(Texts::of(&checked, checked.authority.as_bytes()));
     }
     let head = ask.asked == Asked::Head;
-    let plan = match plan(worker, session, &checked, &mut record) {
-        Ok(plan) => plan,
+    let placed = match place::request(worker, session, &checked, &mut record) {
+        Ok(placed) => placed,
         Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
     };
     let request_id = heads::request_id(worker.random(), worker.random());
-    heads::additions(&mut checked.headers, &Additions { client_ip: &session.client_ip, request_id, hostname: "" });
+    heads::additions(
+        &mut checked.headers,
+        &Additions { client_ip: &session.client_ip, request_id, hostname: "", scheme: session.scheme(), changes: None },
+    );
     if let (Some(texts), Some(id)) = (&mut record.texts, checked.headers.get(heads::X_REQUEST_ID)) {
         texts.request_id = String::from_utf8_lossy(id.as_bytes()).into_owned();
     }
-    let mut attempts = Attempts::new(worker, &plan);
+    let wanted = body::wanted(worker, session, &placed, &ask);
+    let mut beginning = None;
+    if wanted > 0 {
+        match Box::pin(body::of_http2(worker, &mut stream, wanted)).await {
+            Ok(read) => beginning = Some(read),
+            Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
+        }
+    }
+    let mut attempts = Attempts::new(worker, session, &placed, beginning);
     loop {
-        let sent = attempts.next(&ask, &mut record).await.and_then(|(chosen, up)| {
-            let back = send(worker, &checked, &ask, ended, up);
+        let sent = attempts.next(&ask, &mut record, (&checked, checked.authority.as_bytes())).await.and_then(|(chosen, up)| {
+            let back = match attempts.changes() {
+                None => send(worker, &checked, &ask, ended, up),
+                Some(changes) => send(worker, &checked.changed(changes)?, &ask, ended, up),
+            };
             Ok((chosen, back?))
         });
         let (chosen, back) = match sent {
@@ -101,7 +89,8 @@ async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Ch
             Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
         };
         let done = matches!(back, Back::Http2(_)) && ended;
-        let mut exchange = Exchange::new(worker, &ask, &mut record, Front::Http2(&mut stream), back, done);
+        let open = Open::new(session, &chosen, placed.version, None, Some(&checked));
+        let mut exchange = Exchange::new(worker, &ask, &mut record, Front::Http2(&mut stream), back, done, open);
         let outcome = exchange.run().await;
         if let Outcome::Failed { fault, answered: false } = &outcome
             && attempts.again(fault, &ask, &chosen, ended)

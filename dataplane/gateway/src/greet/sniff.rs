@@ -7,10 +7,10 @@ use canal_model::program::AppProtocol;
 
 use crate::buffer::Inbox;
 use crate::clock::{Late, Timer};
-use crate::greet::Session;
 use crate::io::{self, Io};
 use crate::read;
 use crate::relay;
+use crate::session::Session;
 use crate::worker::Worker;
 
 /// What to do with the connection.

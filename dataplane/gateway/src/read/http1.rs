@@ -8,40 +8,16 @@ use canal_h1::{OutHead, RequestHead};
 use crate::answer;
 use crate::body::Wire;
 use crate::buffer::Inbox;
+use crate::client::Client;
 use crate::clock::{Late, Timer};
 use crate::fault::Fault;
-use crate::finish::{Record, Spoken};
-use crate::forward::http1 as forward;
-use crate::greet::Session;
+use crate::finish::Record;
+use crate::forward::http1::{self as forward, Next, Relay};
+use crate::head::Spoken;
 use crate::io::{self, Io};
 use crate::relay;
+use crate::session::Session;
 use crate::worker::Worker;
-
-/// A client's HTTP/1.1 connection with the memory that its requests use in turn.
-pub(crate) struct Client {
-    pub(crate) wire: Wire,
-    pub(crate) head: RequestHead,
-    pub(crate) out: OutHead,
-    pub(crate) timer: Timer,
-    /// The client has said that it sends no more.
-    pub(crate) ended: bool,
-}
-
-/// What becomes of the connection after a request.
-#[expect(
-    clippy::large_enum_variant,
-    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
-)]
-pub(crate) enum Next {
-    /// The next request.
-    Keep,
-    /// Close it in an orderly way.
-    Close,
-    /// Cut it: the client must not take what it has for the whole.
-    Cut,
-    /// It is no longer HTTP.
-    Relay { up: Wire, record: Box<Record> },
-}
 
 enum Read {
     /// A whole head of so many bytes.
@@ -70,7 +46,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, in
             Next::Keep => {}
             Next::Close => return close(worker, &mut client).await,
             Next::Cut => return client.wire.io.abort(),
-            Next::Relay { up, record } => return Box::pin(upgraded(worker, client, up, record)).await,
+            Next::Relay(relay) => return Box::pin(upgraded(worker, session, client, *relay)).await,
         }
     }
 }
@@ -130,11 +106,17 @@ async fn close(worker: &Worker, client: &mut Client) {
 }
 
 /// Relays what both sides say after the upgrade.
-async fn upgraded(worker: &Worker, client: Client, mut up: Wire, mut record: Box<Record>) {
-    let Client { mut wire, timer, .. } = client;
+async fn upgraded(worker: &Worker, session: &Rc<Session>, client: Client, relay: Relay) {
+    let Client { mut wire, timer, head: parsed, .. } = client;
+    let Relay { mut up, mut record, head, chosen, version } = relay;
     drop(timer);
     let (from, to) = (wire.inbox.take_all(), up.inbox.take_all());
-    let (received, sent) = relay::upgraded(worker, (wire.io, from), (up.io, to)).await;
-    record.bytes_in += received;
-    record.bytes_out += sent;
+    let again = || forward::judge_upgraded(worker, session, &parsed, (head.as_deref(), &chosen));
+    let watch = relay::Watch { account: &session.account, version, again: &again };
+    let (bytes, denied) = relay::upgraded(worker, &watch, (wire.io, from), (up.io, to)).await;
+    record.bytes_in += bytes.0;
+    record.bytes_out += bytes.1;
+    if let Some(fault) = denied {
+        record.fault(&fault);
+    }
 }

@@ -11,9 +11,9 @@ use http::Request;
 
 use crate::clock::{Late, Timer};
 use crate::forward::http2 as forward;
-use crate::greet::Session;
 use crate::io::{Io, Rewound};
 use crate::limits;
+use crate::session::Session;
 use crate::worker::Worker;
 
 #[expect(

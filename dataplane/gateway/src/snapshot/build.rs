@@ -1,22 +1,31 @@
 //! Makes snapshots: keeps what was said so far, takes a change, rebuilds only the services it touches. It opens nothing and has no clock.
 
+mod guarding;
+mod terminating;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use canal_kit::tls::{ClientIdentity, Credential, ServerIdentity};
+use canal_guard::Place;
+use canal_kit::keys::Keyring;
+use canal_kit::tls::Credential;
+use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, Vni};
 use canal_model::program::{AppProtocol, Gateway, GatewayAddress, Kind, Labels, Resource, RouteRule, Service, Tenant, Workload};
+use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use hashbrown::HashMap;
 
+use super::policies::Policies;
 use super::routes::Targets;
 use super::{
     Endpoint, EndpointSet, Party, PortView, Routes, ServiceNames, ServiceView, Shards, Slot, Snapshot, TenantTls, TenantView, WorkloadView,
 };
 
-/// Gives the place of a certificate, as `canal_kit::certs::CertificateSource::want` does.
-pub type Keyring = Arc<dyn Fn(&Identity) -> Credential + Send + Sync>;
+/// Gives the place of a certificate of a tenant's gateway identity that has a service's names too, as
+/// `canal_kit::certs::CertificateSource::want_service` does.
+pub type WantService = Arc<dyn Fn(&Identity, &ServiceKey, KeyAlgorithm) -> Credential + Send + Sync>;
 
 /// What is known of a service, complete or not: parts arrive in any order.
 #[derive(Default)]
@@ -38,6 +47,8 @@ struct Touched {
     /// Endpoints of these services changed.
     members: HashSet<ServiceKey>,
     tenants: HashSet<TenantName>,
+    /// Policies for these targets changed; none of them: something else did that judgements depend on.
+    policies: BTreeMap<TenantName, Vec<PolicyTarget>>,
     gateways: bool,
 }
 
@@ -45,10 +56,15 @@ struct Touched {
 pub(crate) struct Builder {
     replica: String,
     keyring: Option<Keyring>,
+    certificates: Option<WantService>,
     snapshot: Snapshot,
     tenants: HashMap<TenantName, TenantView>,
     services: HashMap<ServiceKey, ServiceState>,
     workloads: HashMap<String, Arc<WorkloadView>>,
+    policies: HashMap<TenantName, Policies>,
+    terminations: HashMap<(ServiceKey, u16), Termination>,
+    key_servers: HashMap<String, KeyServer>,
+    terminated: HashMap<(ServiceKey, u16), terminating::Made>,
     route_parents: HashMap<String, ServiceKey>,
     gateways: HashMap<String, Gateway>,
     addresses: BTreeMap<String, GatewayAddress>,
@@ -61,14 +77,19 @@ pub(crate) struct Builder {
 }
 
 impl Builder {
-    pub(crate) fn new(replica: &str, keyring: Option<Keyring>) -> Self {
+    pub(crate) fn new(replica: &str, keyring: Option<Keyring>, certificates: Option<WantService>) -> Self {
         Self {
             replica: replica.into(),
             keyring,
+            certificates,
             snapshot: Snapshot::default(),
             tenants: HashMap::default(),
             services: HashMap::default(),
             workloads: HashMap::default(),
+            policies: HashMap::default(),
+            terminations: HashMap::default(),
+            key_servers: HashMap::default(),
+            terminated: HashMap::default(),
             route_parents: HashMap::default(),
             gateways: HashMap::default(),
             addresses: BTreeMap::default(),
@@ -115,8 +136,12 @@ impl Builder {
             }
             Resource::Route(rule) => self.upsert_route(resource.name(), rule),
             Resource::Address(address) => self.upsert_address(resource.name(), address),
-            // The redirector's and the edges'.
-            Resource::Node(_) | Resource::Replica(_) | Resource::Table(_) | Resource::Throttle(_) => {}
+            Resource::Authorization(_) | Resource::Authentication(_) | Resource::Authorizer(_) => self.upsert_policy(resource),
+            Resource::Bundle(bundle) => self.upsert_bundle(bundle),
+            Resource::Termination(termination) => self.upsert_termination(termination),
+            Resource::KeyServer(server) => self.upsert_key_server(server),
+            // The redirector's, the edges', the nodes' and the kit's.
+            _ => {}
         }
     }
 
@@ -126,7 +151,7 @@ impl Builder {
                 if let Ok(tenant) = TenantName::new(name)
                     && let Some(view) = self.tenants.get_mut(&tenant)
                 {
-                    (view.trust_domain, view.vni, view.tls) = (None, None, None);
+                    (view.trust_domain, view.keys, view.vni, view.tls) = (None, None, None, None);
                     self.touched.tenants.insert(tenant);
                 }
             }
@@ -154,7 +179,11 @@ impl Builder {
                 }
             }
             Kind::Address => self.remove_address(name),
-            Kind::Node | Kind::Replica | Kind::Table | Kind::Throttle => {}
+            Kind::Bundle => self.remove_bundle(name),
+            Kind::Termination => self.remove_termination(name),
+            Kind::KeyServer => self.remove_key_server(name),
+            Kind::Authorization | Kind::Authentication | Kind::Authorizer => self.remove_policy(kind, name),
+            _ => {}
         }
     }
 
@@ -162,13 +191,16 @@ impl Builder {
         let keyring = self.keyring.clone();
         let view = self.tenant(&tenant.name);
         let renamed = view.trust_domain.as_ref() != Some(&tenant.trust_domain);
-        if renamed {
+        let keys_moved = view.keys.replace(tenant.keys) != Some(tenant.keys);
+        if renamed || keys_moved {
             view.trust_domain = Some(tenant.trust_domain.clone());
             view.tls = keyring.map(|keyring| {
-                let credential = keyring(&gateway_identity(tenant.trust_domain.clone()));
-                TenantTls { server: ServerIdentity::new(tenant.name.clone(), credential.clone()), client: ClientIdentity::new(credential) }
+                let (server, client) = keyring.pair(&tenant.name, &tenant.keys, &gateway_identity(tenant.trust_domain.clone()));
+                TenantTls { server, client }
             });
+            self.touch_terminations(&tenant.name);
         }
+        let view = self.tenant(&tenant.name);
         if view.vni.replace(tenant.vni) != Some(tenant.vni) || renamed {
             // Their identities hold the trust domain, and they the VNI.
             let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| r.tenant() == Some(&tenant.name)).collect();
@@ -252,6 +284,7 @@ impl Builder {
         let serves = workload.endpoints.iter().filter(|e| e.service.tenant == workload.tenant);
         let view = Arc::new(WorkloadView {
             uid: workload.uid(),
+            namespace: workload.namespace.clone(),
             party: Arc::new(party),
             addresses: workload.addresses.clone(),
             labels: workload.labels.clone(),
@@ -266,6 +299,10 @@ impl Builder {
         let known = &mut self.tenant(&workload.tenant).workloads;
         for address in &view.addresses {
             known.insert(*address, view.clone());
+        }
+        if self.policies.get(&workload.tenant).is_some_and(|policies| !policies.is_empty()) {
+            // Its labels may be others now: what is open is judged anew.
+            self.touch_policies(&workload.tenant, []);
         }
         for (service, _, _) in &view.serves {
             self.state(service).members.insert(view.uid.clone());
@@ -286,6 +323,7 @@ impl Builder {
             name: name.clone(),
             number,
             trust_domain: None,
+            keys: None,
             vni: None,
             tls: None,
             services: Shards::default(),
@@ -293,12 +331,17 @@ impl Builder {
             hosts: Shards::default(),
             gateways: Shards::default(),
             workloads: Shards::default(),
+            federated: Arc::default(),
+            policies: Arc::default(),
+            policy_version: 0,
         })
     }
 
     /// Rebuilds what was touched.
     fn settle(&mut self) {
-        let touched = std::mem::take(&mut self.touched);
+        let mut touched = std::mem::take(&mut self.touched);
+        self.spread_policies(&mut touched);
+        self.publish_policies(&touched);
         for key in &touched.members {
             let slots: Vec<_> = self.state(key).slots.clone();
             for (port, subset, slot) in slots {
@@ -341,15 +384,17 @@ impl Builder {
         }
         let Some(service) = self.state(key).service.clone() else { return };
         let routes = self.routes_of(key);
+        let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });
         let ports = service.ports.iter().map(|p| PortView {
             port: p.port,
             protocol: p.protocol,
             slot: self.slot(key, p.port, &Labels::new()),
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
+            termination: self.termination(key, p, &names.hostname),
         });
         let ports = ports.collect();
-        let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });
-        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes });
+        let guard = self.policies.get(&key.tenant).and_then(|policies| policies.guard(&Place::service(key)));
+        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes, guard });
         let tenant = self.tenant(&key.tenant);
         tenant.services.insert(key.clone(), view.clone());
         for vip in &view.vips {
@@ -389,6 +434,7 @@ impl Builder {
         let hostname =
             service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
         let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
+        let policies = self.policies.get(&key.tenant);
         let mut endpoints = Vec::new();
         for workload in state.members.iter().filter_map(|uid| self.workloads.get(uid)) {
             let chosen = workload.ready && subset.iter().all(|(k, v)| workload.labels.get(k) == Some(v));
@@ -400,7 +446,9 @@ impl Builder {
                     self.last_id += 1;
                     self.last_id
                 });
-                endpoints.push(Endpoint { id, workload: workload.clone(), address });
+                let place = Place::workload(&workload.namespace, &workload.labels).serving(Some(key));
+                let guard = policies.and_then(|policies| policies.guard(&place));
+                endpoints.push(Endpoint { id, workload: workload.clone(), address, guard });
             }
         }
         EndpointSet {
@@ -423,13 +471,16 @@ impl Builder {
             .chain(services)
             .chain(self.workloads.keys().map(|uid| (Kind::Workload, uid.clone())))
             .chain(self.route_parents.keys().map(|name| (Kind::Route, name.clone())))
-            .chain(self.addresses.keys().map(|name| (Kind::Address, name.clone())));
+            .chain(self.addresses.keys().map(|name| (Kind::Address, name.clone())))
+            .chain(self.policy_names())
+            .chain(self.bundle_names())
+            .chain(self.termination_names());
         known.filter(|named| !kept.contains(named)).collect()
     }
 
-    /// Endpoint sets, and faults in routes, for `/config_dump` and metrics.
-    pub(crate) fn sizes(&self) -> (usize, usize) {
-        (self.snapshot.sets.len(), self.faults.values().sum())
+    /// Faults in routes, of all services.
+    pub(crate) fn route_faults(&self) -> usize {
+        self.faults.values().sum()
     }
 }
 

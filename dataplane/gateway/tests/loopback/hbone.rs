@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use canal_gateway_engine::{Keyring, Times};
+use canal_gateway_engine::Times;
 use canal_kit::copy::{Meter, both};
 use canal_kit::drain;
 use canal_kit::hbone::{Authority, HboneCounters, HboneError, HboneStream, Opened, Pool, PoolConfig, ServerConfig, Target, serve};
+use canal_kit::keys::Keyring;
 use canal_kit::metrics::Registry;
 use canal_kit::testing::{TestCa, identity};
-use canal_kit::tls::{ClientIdentity, ServerIdentity};
+use canal_kit::tls::{ClientIdentity, ServerIdentity, TrustStore};
 use canal_model::program::*;
 use http::HeaderMap;
 use tokio::io::AsyncWriteExt;
@@ -32,8 +33,9 @@ fn network() -> [u8; 3] {
 }
 
 /// Two tenants, the gateway's address for each, and one CA each.
-struct Mesh {
-    rig: Rig,
+pub(crate) struct Mesh {
+    pub(crate) rig: Rig,
+    pub(crate) trust: TrustStore,
     net: [u8; 3],
     ca: Arc<[TestCa; 2]>,
     gateway: [SocketAddr; 2],
@@ -45,12 +47,15 @@ impl Mesh {
         IpAddr::V4(Ipv4Addr::new(self.net[0], self.net[1], self.net[2], host))
     }
 
-    fn new(plot: Plot) -> Self {
+    pub(crate) fn new(plot: Plot) -> Self {
         let net = network();
         let at = |host| IpAddr::V4(Ipv4Addr::new(net[0], net[1], net[2], host));
         let ca = Arc::new([TestCa::new("alpha"), TestCa::new("beta")]);
         let issuers = ca.clone();
-        let keyring: Keyring = Arc::new(move |id| issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id));
+        let trust = TrustStore::new(&Registry::new());
+        let issue =
+            move |id: &canal_model::identity::Identity| issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id);
+        let keyring = Keyring::of(Arc::new(issue), None, trust.clone());
         let hbone = vec![SocketAddr::new(at(1), 0), SocketAddr::new(at(2), 0), SocketAddr::new(at(3), 0)];
         let rig = Rig::new(Plot { hbone, keyring: Some(keyring), ..plot }, &[]);
         let bound = rig.engine.hbone_addresses();
@@ -66,10 +71,10 @@ impl Mesh {
         rig.apply(vec![tenant("beta", 2), gateway(TENANT, 1), gateway("beta", 2)]);
         let registry = Registry::new();
         let pool = Pool::new(PoolConfig::default(), HboneCounters::new(&registry, &registry.shard()));
-        Self { rig, net, ca, gateway: [bound[0], bound[1]], pool }
+        Self { rig, trust, net, ca, gateway: [bound[0], bound[1]], pool }
     }
 
-    fn ca(&self, tenant: &str) -> &TestCa {
+    pub(crate) fn ca(&self, tenant: &str) -> &TestCa {
         &self.ca[usize::from(tenant == "beta")]
     }
 
@@ -86,19 +91,33 @@ impl Mesh {
         }
     }
 
-    async fn open(&self, authority: &str) -> Result<Opened, HboneError> {
+    pub(crate) async fn open(&self, authority: &str) -> Result<Opened, HboneError> {
+        self.open_as(TENANT, authority).await
+    }
+
+    /// The same as a member of `own`.
+    pub(crate) async fn open_as(&self, own: &str, authority: &str) -> Result<Opened, HboneError> {
         let mut headers = HeaderMap::new();
         headers.insert("forwarded", "for=\"10.1.1.9:4711\"".parse().unwrap());
         headers.insert("baggage", "k8s.namespace.name=default,service.name=client,service.version=v7".parse().unwrap());
-        self.pool.open(&self.target(TENANT, TENANT), &authority.parse().unwrap(), headers).await
+        let mut target = self.target(own, TENANT);
+        if own != TENANT {
+            // What its own data planes are told where the two tenants federate.
+            let told = TrustStore::new(&Registry::new());
+            let bundles =
+                [self.ca(own).bundle(own, "beta.example", false, vec![]), self.ca(TENANT).bundle(own, "alpha.example", true, vec![])];
+            told.replace(bundles).unwrap();
+            target.source = target.source.trusting(told.view(&own.parse().unwrap()));
+        }
+        self.pool.open(&target, &authority.parse().unwrap(), headers).await
     }
 
-    async fn client(&self, authority: &str) -> Client<HboneStream> {
+    pub(crate) async fn client(&self, authority: &str) -> Client<HboneStream> {
         Client { stream: self.open(authority).await.unwrap().stream, buffer: Vec::new() }
     }
 
     /// A pod at host `host` that serves `web` with `serve`, behind a node's HBONE server.
-    async fn pod(&self, host: u8, name: &str, origin: &Origin) -> Node {
+    pub(crate) async fn pod(&self, host: u8, name: &str, origin: &Origin) -> Node {
         let node = Node::start(self, host, "web", origin.address).await;
         let mut workload = pod(TENANT, name, SocketAddr::new(self.address(host), origin.address.port()), "web");
         workload.tunnel = Tunnel::Hbone;
@@ -108,8 +127,8 @@ impl Mesh {
 }
 
 /// A node's HBONE server for one pod: relays to `origin` whatever address the CONNECT names.
-struct Node {
-    seen: Rc<std::cell::RefCell<Vec<(Authority, HeaderMap, String)>>>,
+pub(crate) struct Node {
+    pub(crate) seen: Rc<std::cell::RefCell<Vec<(Authority, HeaderMap, String)>>>,
 }
 
 impl Node {
@@ -146,7 +165,7 @@ impl Node {
 }
 
 /// Runs a test whose clients live on a `LocalSet`.
-fn local<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
+pub(crate) fn local<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let _inside = runtime.enter();
     LocalSet::new().block_on(&runtime, test());

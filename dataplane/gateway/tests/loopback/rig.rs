@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use canal_gateway_engine::{Engine, EngineConfig, Keyring, Limits, Plain, Surroundings, Tier, Times};
+use canal_gateway_engine::{Engine, EngineConfig, Limits, Plain, Surroundings, Tier, Times, WantService};
 use canal_kit::drain::{self, Trigger};
+use canal_kit::keys::Keyring;
 use canal_kit::log::AccessLog;
 use canal_kit::metrics::Registry;
 use canal_model::ids::{Generation, ServiceId, ServiceKey, Vni};
@@ -28,6 +29,7 @@ pub(crate) fn tenant(name: &str, vni: u32) -> Resource {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
+        keys: Default::default(),
     })
 }
 
@@ -99,6 +101,7 @@ pub(crate) struct Plot {
     pub(crate) protocol: AppProtocol,
     pub(crate) hbone: Vec<SocketAddr>,
     pub(crate) keyring: Option<Keyring>,
+    pub(crate) certificates: Option<WantService>,
     pub(crate) log: Option<std::path::PathBuf>,
     pub(crate) tier: Option<Tier>,
     pub(crate) crash_on_path: Option<String>,
@@ -112,6 +115,7 @@ impl Default for Plot {
             protocol: AppProtocol::Http1,
             hbone: vec![],
             keyring: None,
+            certificates: None,
             log: None,
             tier: None,
             crash_on_path: None,
@@ -147,7 +151,8 @@ impl Rig {
             ..EngineConfig::default()
         };
         let log = plot.log.map(|path| AccessLog::start(canal_kit::log::Sink::File(path), &registry).unwrap());
-        let around = Surroundings { registry: registry.clone(), drain, keyring: plot.keyring, log, dns: None };
+        let around =
+            Surroundings { registry: registry.clone(), drain, keyring: plot.keyring, certificates: plot.certificates, log, dns: None };
         let engine = Engine::start(config, around).unwrap();
         let web = engine.plain_addresses()[0];
         let rig = Self { engine, registry, trigger: Some(trigger), web, generation: AtomicU64::new(0) };

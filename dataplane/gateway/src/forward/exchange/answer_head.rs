@@ -10,8 +10,8 @@ use http::{Response, StatusCode};
 
 use super::{Back, Back1, Exchange, Front};
 use crate::fault::Fault;
-use crate::finish::Spoken;
 use crate::forward::heads;
+use crate::head::Spoken;
 
 impl Exchange<'_> {
     /// Until the final head has been handed to the client's side.
@@ -99,7 +99,7 @@ impl Exchange<'_> {
                 self.kept = keep;
                 let outgoing = Outgoing {
                     framing: to,
-                    persistence: if self.upgrade { Default::default() } else { heads::persistence(self.ask.spoken, keep) },
+                    persistence: if self.upgrade { Default::default() } else { self.ask.spoken.persistence(keep) },
                     upgrade: view.upgrade(),
                     ..Outgoing::default()
                 };
@@ -166,7 +166,7 @@ impl Exchange<'_> {
                 let framing = heads::framing_of_answer(self.ask, &parts, ended);
                 let keep = keep && framing != Framing::UntilClose && (status < 400 || self.up.done);
                 self.kept = keep;
-                let outgoing = Outgoing { framing, persistence: heads::persistence(self.ask.spoken, keep), ..Outgoing::default() };
+                let outgoing = Outgoing { framing, persistence: self.ask.spoken.persistence(keep), ..Outgoing::default() };
                 let into = client.wire.outbox.head();
                 heads::response_2_to_1(&mut client.out, &parts, &outgoing, framing == Framing::None, into)
                     .map_err(|refusal| Fault::UpstreamProtocol(refusal.name()))?;

@@ -6,7 +6,7 @@ use canal_model::program::*;
 
 /// A set of so many endpoints, for tests of who is chosen.
 pub(crate) fn set_of(endpoints: usize) -> EndpointSet {
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let mut all = vec![service("s", &[80])];
     all.extend((0..endpoints).map(|n| workload(&format!("w-{n}"), n as u8, "s")));
     let snapshot = builder.apply(&all, &[], Generation(1));
@@ -34,6 +34,7 @@ fn tenant() -> Arc<Resource> {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
+        keys: Default::default(),
     }))
 }
 
@@ -103,10 +104,10 @@ fn told(snapshot: &Snapshot) -> String {
 fn the_order_of_arrival_does_not_matter() {
     let all =
         [tenant(), service("a", &[80, 81]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b"), rule("r", "a", "b", "")];
-    let at_once = told(&Builder::new("gw", None).apply(&all, &[], Generation(1)));
+    let at_once = told(&Builder::new("gw", None, None).apply(&all, &[], Generation(1)));
     assert!(at_once.contains("t/ns/a:80 routed=true") && at_once.contains("t/ns/a:81 routed=false"), "{at_once}");
     assert!(at_once.contains("spiffe://t.example/ns/ns/sa/sa"), "{at_once}");
-    let mut backwards = Builder::new("gw", None);
+    let mut backwards = Builder::new("gw", None, None);
     let mut last = None;
     for resource in all.iter().rev() {
         last = Some(backwards.apply(std::slice::from_ref(resource), &[], Generation(1)));
@@ -116,7 +117,7 @@ fn the_order_of_arrival_does_not_matter() {
 
 #[test]
 fn a_change_rebuilds_its_service_and_shares_the_rest() {
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let first =
         builder.apply(&[service("a", &[80]), service("b", &[80]), workload("a-0", 1, "a"), workload("b-0", 2, "b")], &[], Generation(1));
     let second = builder.apply(&[workload("a-1", 3, "a")], &[], Generation(2));
@@ -134,7 +135,7 @@ fn a_change_rebuilds_its_service_and_shares_the_rest() {
 
 #[test]
 fn what_is_removed_is_gone_and_what_it_hid_comes_back() {
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let both = [service("a", &[80]), workload("a-0", 1, "a"), rule("r", "a", "a", "a-0")];
     let with = builder.apply(&both, &[], Generation(1));
     let a = |snapshot: &Snapshot| snapshot.tenant("t").unwrap().service(&key("a")).cloned();
@@ -147,12 +148,12 @@ fn what_is_removed_is_gone_and_what_it_hid_comes_back() {
     assert!(tenant.workload_at("10.1.0.1".parse().unwrap()).is_none() && tenant.service_named("a.ns").is_none());
     let back = builder.apply(&both, &[], Generation(4));
     assert_eq!(told(&back), told(&with));
-    assert_eq!(builder.sizes().0, 2, "slots are found again");
+    assert_eq!(builder.snapshot.sets.len(), 2, "slots are found again");
 }
 
 #[test]
 fn a_whole_state_removes_what_it_does_not_hold() {
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     builder.apply(
         &[tenant(), service("a", &[80]), service("b", &[80]), workload("b-0", 1, "b"), rule("r", "a", "b", "")],
         &[],
@@ -175,7 +176,7 @@ fn only_this_replicas_addresses_are_doors() {
             draining: false,
         }))
     };
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let snapshot = builder.apply(&[tenant(), gateway("gw", "10.0.0.1"), gateway("other", "10.0.0.2")], &[], Generation(1));
     assert_eq!(snapshot.tenant_at("10.0.0.1".parse().unwrap()).unwrap().name.as_str(), "t");
     assert!(snapshot.tenant_at("10.0.0.2".parse().unwrap()).is_none());
@@ -183,7 +184,7 @@ fn only_this_replicas_addresses_are_doors() {
 
 #[test]
 fn ten_thousand_services_load_fast_and_a_change_is_small() {
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let all: Vec<_> = (0..10_000)
         .flat_map(|n| [service(&format!("s{n}"), &[80]), rule(&format!("r{n}"), &format!("s{n}"), &format!("s{n}"), "")])
         .collect();
@@ -218,7 +219,7 @@ fn a_service_is_found_inside_the_tier_while_anything_says_its_number() {
             open: true,
         }))
     };
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let inside = |snapshot: &Snapshot, number: u32| {
         let found = snapshot.service_inside(ServiceId::new(number).unwrap());
         found.map(|(tenant, key)| (tenant.name.to_string(), key.name.to_string()))
@@ -241,7 +242,7 @@ fn a_service_is_found_inside_the_tier_while_anything_says_its_number() {
 
 #[test]
 fn an_endpoint_is_another_one_at_another_address_or_in_another_network() {
-    let mut builder = Builder::new("gw", None);
+    let mut builder = Builder::new("gw", None, None);
     let id = |snapshot: &Snapshot| {
         let port = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
         snapshot.set(port).unwrap().endpoints[0].id

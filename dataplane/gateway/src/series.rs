@@ -7,11 +7,12 @@ use canal_kit::metrics::{Counter, Counters, Family, Histogram, Histograms, Regis
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::account::Account;
+use crate::endpoints::SetView;
 use crate::fault::Flag;
-use crate::greet::Session;
 use crate::snapshot::Party;
 use crate::snapshot::party::UNKNOWN;
-use crate::upstream::SetView;
+use crate::source::Source;
 
 /// Series a worker finds by number; reaching it forgets them all, which costs look-ups and nothing else.
 const SERIES_MAX: usize = 8192;
@@ -88,16 +89,27 @@ impl Families {
     }
 }
 
+/// From where to where, as labels say it.
+#[derive(Clone, Copy)]
+pub(crate) struct Ends<'a> {
+    pub(crate) account: &'a Account,
+    pub(crate) source: &'a Source,
+    /// The source proved its identity.
+    pub(crate) secured: bool,
+    /// The set, and the endpoint in it once one was chosen.
+    pub(crate) target: Option<(&'a SetView, Option<usize>)>,
+}
+
 /// What is counted of one request.
 #[derive(Debug)]
-pub(super) struct Observed {
-    pub(super) status: u16,
-    pub(super) flag: Flag,
-    pub(super) grpc: bool,
-    pub(super) grpc_status: Option<u8>,
-    pub(super) micros: u64,
-    pub(super) bytes_in: u64,
-    pub(super) bytes_out: u64,
+pub(crate) struct Observed {
+    pub(crate) status: u16,
+    pub(crate) flag: Flag,
+    pub(crate) grpc: bool,
+    pub(crate) grpc_status: Option<u8>,
+    pub(crate) micros: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) bytes_out: u64,
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -134,7 +146,6 @@ pub(crate) struct Series {
     known: RefCell<HashMap<Key, Rc<OfRequest>, foldhash::fast::RandomState>>,
 }
 
-type Target = (Rc<SetView>, Option<usize>);
 type Values<'a> = SmallVec<[&'a str; 28]>;
 
 impl Series {
@@ -143,19 +154,19 @@ impl Series {
     }
 
     /// Counts one request.
-    pub(super) fn request(&self, session: &Session, target: Option<&Target>, seen: &Observed) {
+    pub(crate) fn request(&self, ends: &Ends<'_>, seen: &Observed) {
         let key = Key {
-            source: session.source.number,
+            source: ends.source.number,
             // 0 is no set's.
-            set: target.map_or(u64::from(session.account.number) << 40, |(view, _)| view.set.id),
-            endpoint: target.and_then(|(_, at)| *at).map_or(u32::MAX, |at| at as u32),
+            set: ends.target.map_or(u64::from(ends.account.number) << 40, |(view, _)| view.set.id),
+            endpoint: ends.target.and_then(|(_, at)| at).map_or(u32::MAX, |at| at as u32),
             status: seen.status,
             flag: seen.flag,
             grpc: seen.grpc.then_some(seen.grpc_status),
         };
         let known = self.known.borrow().get(&key).cloned();
         let series = known.unwrap_or_else(|| {
-            let made = Rc::new(self.make(session, target, seen));
+            let made = Rc::new(self.make(ends, seen));
             let mut known = self.known.borrow_mut();
             if known.len() >= SERIES_MAX {
                 known.clear();
@@ -169,10 +180,10 @@ impl Series {
         series.bytes_out.observe(seen.bytes_out);
     }
 
-    fn make(&self, session: &Session, target: Option<&Target>, seen: &Observed) -> OfRequest {
+    fn make(&self, ends: &Ends<'_>, seen: &Observed) -> OfRequest {
         let unknown = Party::unknown();
         let (mut code, mut grpc) = (itoa::Buffer::new(), itoa::Buffer::new());
-        let mut values = label_values(session, target, &unknown, if seen.grpc { "grpc" } else { "http" }, seen.flag);
+        let mut values = label_values(ends, &unknown, if seen.grpc { "grpc" } else { "http" }, seen.flag);
         values.push(code.format(seen.status));
         values.push(seen.grpc_status.map_or("", |s| grpc.format(s)));
         OfRequest {
@@ -184,9 +195,9 @@ impl Series {
     }
 
     /// Counts a relayed connection as opened, and gives the counters of its bytes.
-    pub(crate) fn relay_opened(&self, session: &Session, target: &Target) -> Relay {
+    pub(crate) fn relay_opened(&self, ends: &Ends<'_>) -> Relay {
         let unknown = Party::unknown();
-        let values = label_values(session, Some(target), &unknown, "tcp", Flag::None);
+        let values = label_values(ends, &unknown, "tcp", Flag::None);
         self.shard.counter(&self.families.tcp_opened, &values).inc();
         Relay {
             received: self.shard.counter(&self.families.tcp_received, &values),
@@ -195,19 +206,19 @@ impl Series {
     }
 
     /// Counts a relayed connection as closed, or as one that never came up.
-    pub(crate) fn relay_closed(&self, session: &Session, target: Option<&Target>, flag: Flag) {
+    pub(crate) fn relay_closed(&self, ends: &Ends<'_>, flag: Flag) {
         let unknown = Party::unknown();
-        self.shard.counter(&self.families.tcp_closed, &label_values(session, target, &unknown, "tcp", flag)).inc();
+        self.shard.counter(&self.families.tcp_closed, &label_values(ends, &unknown, "tcp", flag)).inc();
     }
 }
 
-fn label_values<'a>(session: &'a Session, target: Option<&'a Target>, unknown: &'a Party, protocol: &'a str, flag: Flag) -> Values<'a> {
-    let endpoint = target.and_then(|(view, at)| view.set.endpoints.get((*at)?));
-    let service = target.and_then(|(view, _)| view.set.service.as_deref());
+fn label_values<'a>(ends: &Ends<'a>, unknown: &'a Party, protocol: &'a str, flag: Flag) -> Values<'a> {
+    let endpoint = ends.target.and_then(|(view, at)| view.set.endpoints.get(at?));
+    let service = ends.target.and_then(|(view, _)| view.set.service.as_deref());
     let mut values: Values<'a> = SmallVec::new();
     // "waypoint" is Istio's word for a proxy between the two nodes, as dashboards of ambient meshes know it.
-    values.extend([session.account.tenant.as_str(), "waypoint"]);
-    for party in [&session.source.party, endpoint.map_or(unknown, |e| &*e.workload.party)] {
+    values.extend([ends.account.tenant.as_str(), "waypoint"]);
+    for party in [&ends.source.party, endpoint.map_or(unknown, |e| &*e.workload.party)] {
         let principal = if party.principal.is_empty() { UNKNOWN } else { &party.principal };
         values.extend([party.workload.as_str(), &party.namespace, principal, &party.app, &party.version, &party.cluster]);
         values.extend([party.service.as_str(), &party.revision]);
@@ -216,6 +227,6 @@ fn label_values<'a>(session: &'a Session, target: Option<&'a Target>, unknown: &
         Some(names) => values.extend([names.hostname.as_str(), names.key.name.as_str(), names.key.namespace.as_str()]),
         None => values.extend([UNKNOWN; 3]),
     }
-    values.extend([if session.secured { "mutual_tls" } else { "none" }, protocol, flag.text()]);
+    values.extend([if ends.secured { "mutual_tls" } else { "none" }, protocol, flag.text()]);
     values
 }

@@ -1,0 +1,224 @@
+//! External authorizers: real gRPC servers that agree, refuse, are late, or make no sense; and what the gateway makes of it.
+
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use canal_model::authorization::{Action, Authorizer, Rule};
+use canal_model::program::*;
+use http::{HeaderMap, Response};
+use prost::Message;
+
+use crate::client::Client;
+use crate::http2;
+use crate::origin::Origin;
+use crate::policies::{named, policy};
+use crate::rig::{Plot, Rig, TENANT, key, pod, service_with_id};
+
+/// The messages, generated once more, so that the engine's own are not compared with themselves.
+mod proto {
+    #![allow(unreachable_pub, reason = "generated")]
+    include!(concat!(env!("OUT_DIR"), "/canal.ext_authz.v3.rs"));
+}
+
+use proto::check_response::HttpResponse;
+
+fn header(key: &str, value: &str) -> proto::HeaderValueOption {
+    let header = proto::HeaderValue { key: key.into(), value: value.into(), raw_value: vec![] };
+    proto::HeaderValueOption { header: Some(header), append: None }
+}
+
+fn answer(path: &str) -> proto::CheckResponse {
+    let status = |code| Some(proto::Status { code, message: String::new() });
+    match path {
+        "/no" => {
+            let denied = proto::DeniedHttpResponse {
+                status: Some(proto::HttpStatus { code: 302 }),
+                headers: vec![header("location", "/login"), header("set-cookie", "a=1")],
+                body: "go away".into(),
+            };
+            proto::CheckResponse { status: status(7), http_response: Some(HttpResponse::DeniedResponse(denied)) }
+        }
+        _ => {
+            let ok = proto::OkHttpResponse { headers: vec![header("x-user", "ann")], headers_to_remove: vec!["x-secret".into()] };
+            proto::CheckResponse { status: status(0), http_response: Some(HttpResponse::OkResponse(ok)) }
+        }
+    }
+}
+
+struct Seen {
+    last: Mutex<Option<proto::CheckRequest>>,
+    asked: AtomicUsize,
+}
+
+async fn authorizer() -> (Origin, Arc<Seen>) {
+    let seen = Arc::new(Seen { last: Mutex::default(), asked: AtomicUsize::new(0) });
+    let told = seen.clone();
+    let origin = http2::origin(move |request, mut respond| {
+        let told = told.clone();
+        async move {
+            assert_eq!(request.uri().path(), "/envoy.service.auth.v3.Authorization/Check");
+            let (body, _) = http2::read_all(request.into_body()).await.unwrap();
+            let asked = proto::CheckRequest::decode(&body[5..]).unwrap();
+            let path = asked.attributes.clone().unwrap().request.unwrap().http.map_or_else(String::new, |http| http.path);
+            *told.last.lock().unwrap() = Some(asked);
+            told.asked.fetch_add(1, SeqCst);
+            match path.as_str() {
+                "/late" => tokio::time::sleep(Duration::from_secs(5)).await,
+                "/reset" => return respond.send_reset(h2::Reason::INTERNAL_ERROR),
+                _ => {}
+            }
+            let mut send =
+                respond.send_response(Response::builder().header("content-type", "application/grpc").body(()).unwrap(), false).unwrap();
+            let message = answer(&path).encode_to_vec();
+            let prefix = [&[0][..], &(message.len() as u32).to_be_bytes()].concat();
+            let data = if path == "/junk" { b"\x00\x00\x00\x00\x03\xff\xff\xff".to_vec() } else { [prefix, message].concat() };
+            send.send_data(Bytes::from(data), false).unwrap();
+            let status = if path == "/status" { "13" } else { "0" };
+            let trailers: HeaderMap = [("grpc-status".parse().unwrap(), status.parse().unwrap())].into_iter().collect();
+            let _ = send.send_trailers(trailers);
+        }
+    })
+    .await;
+    (origin, seen)
+}
+
+fn asking(fail_open: bool) -> Resource {
+    Resource::Authorizer(Authorizer {
+        key: named("judge"),
+        service: key(TENANT, "authz"),
+        port: 80,
+        timeout: Duration::from_millis(500),
+        fail_open,
+        headers: vec![],
+        body_bytes: 0,
+    })
+}
+
+#[tokio::test]
+async fn authorizers_say_yes_no_or_nothing() {
+    let (origin, (authz, seen)) = (Origin::echo().await, authorizer().await);
+    let rig = Rig::new(Plot::default(), &[origin.address]);
+    rig.apply(vec![
+        service_with_id(TENANT, "authz", 2, "10.96.0.2", &[(80, AppProtocol::Grpc)]),
+        Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
+        policy("ask", Action::Custom(named("judge")), vec![Rule::default()]),
+    ]);
+    let get = async |path: &str| {
+        let request = format!("GET {path} HTTP/1.1\r\nHost: web:80\r\nX-Secret: s\r\nX-User: root\r\nX-Request-Id: id-1\r\n\r\n");
+        Client::once(rig.web, &request).await
+    };
+    assert_eq!(get("/x").await.status, 403, "the authorizer is not known: nothing passes");
+    rig.apply(vec![asking(false)]);
+    let yes = get("/x?q=1").await;
+    let text = yes.text().to_ascii_lowercase();
+    assert!(yes.status == 200 && text.contains("x-user: ann\r\n") && !text.contains("root") && !text.contains("x-secret"), "{text}");
+    let http = seen.last.lock().unwrap().clone().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
+    assert_eq!(
+        (http.method.as_str(), http.path.as_str(), http.host.as_str(), http.protocol.as_str()),
+        ("GET", "/x?q=1", "web:80", "HTTP/1.1")
+    );
+    assert_eq!((http.headers["x-secret"].as_str(), http.id.as_str(), http.size), ("s", "id-1", -1));
+    let no = get("/no").await;
+    assert_eq!((no.status, no.field("location"), no.text().as_str()), (302, Some("/login"), "go away"));
+    rig.until("istio_requests_total", &["response_flags=\"UAEX\"", "response_code=\"302\""], 1.0).await;
+    for (path, why) in [
+        ("/late", "authorizer_timeout"),
+        ("/reset", "authorizer_broken"),
+        ("/junk", "authorizer_malformed"),
+        ("/status", "authorizer_grpc_status"),
+    ] {
+        assert_eq!(get(path).await.status, 403, "{path}");
+        let labels = [format!("result=\"{why}\""), "authorizer=\"default/judge\"".into()];
+        assert_eq!(rig.metric("canal_authorizer_requests_total", &[&labels[0], &labels[1]]), 1.0, "{path}");
+    }
+    rig.apply(vec![asking(true)]);
+    assert_eq!((get("/junk").await.status, get("/no").await.status), (200, 302), "open only where nothing was said");
+    assert_eq!(rig.metric("canal_authorizer_requests_total", &["result=\"failed_open\""]), 1.0);
+    // DENY comes after CUSTOM.
+    let asked = seen.asked.load(SeqCst);
+    rig.apply(vec![policy("none", Action::Deny, vec![Rule::default()])]);
+    assert_eq!((get("/x").await.status, get("/no").await.status), (403, 302));
+    assert_eq!(seen.asked.load(SeqCst), asked + 2);
+}
+
+#[tokio::test]
+async fn authorizers_are_shown_bodies_that_arrive_whole_all_the_same() {
+    let (authz, seen) = authorizer().await;
+    let (one, two) = (Origin::echo().await, http2::origin(http2::echo).await);
+    for (protocol, origin) in [(AppProtocol::Http1, one.address), (AppProtocol::Http2, two.address)] {
+        let rig = Rig::new(Plot { protocol, ..Plot::default() }, &[origin]);
+        let Resource::Authorizer(judge) = asking(false) else { panic!("an authorizer") };
+        rig.apply(vec![
+            service_with_id(TENANT, "authz", 2, "10.96.0.2", &[(80, AppProtocol::Grpc)]),
+            Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
+            policy("ask", Action::Custom(named("judge")), vec![Rule::default()]),
+            Resource::Authorizer(Authorizer { body_bytes: 10, ..judge }),
+        ]);
+        let shown = || {
+            let http = seen.last.lock().unwrap().take().unwrap().attributes.unwrap().request.unwrap().http.unwrap();
+            (http.body, http.headers["x-envoy-auth-partial-body"].clone())
+        };
+        let length = "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
+        let chunked = "POST /x HTTP/1.1\r\nHost: web\r\nTransfer-Encoding: chunked\r\n\r\n6\r\nhello \r\n9\r\nworld, so\r\n0\r\n\r\n";
+        let expects = "POST /x HTTP/1.1\r\nHost: web\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n";
+        for (request, more, body, want) in [
+            (length, "", "hello", ("hello", "false")),
+            (chunked, "", "hello world, so", ("hello worl", "true")),
+            (expects, "hello", "hello", ("hello", "false")),
+        ] {
+            let mut client = Client::connect(rig.web).await;
+            client.send(request.as_bytes()).await;
+            if !more.is_empty() {
+                assert_eq!(client.answer().await.unwrap().status, 100);
+                client.send(more.as_bytes()).await;
+            }
+            let mut answer = client.answer().await.unwrap();
+            while answer.status == 100 {
+                answer = client.answer().await.unwrap();
+            }
+            assert!(answer.status == 200 && answer.text().ends_with(body), "{protocol:?} {request}: {}", answer.text());
+            let (text, partial) = shown();
+            assert_eq!((text.as_str(), partial.as_str()), want, "{request}");
+        }
+        let data = crate::origin::pattern(0, 1 << 20);
+        let client = http2::connect(&rig).await;
+        let request = http::Request::post("http://web/x").body(()).unwrap();
+        let (response, mut send) = client.ready().await.unwrap().send_request(request, false).unwrap();
+        http2::send_all(&mut send, data.clone().into(), true).await.unwrap();
+        let (body, _) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+        assert!(body.ends_with(&data), "{protocol:?}");
+        assert_eq!(shown().1, "true");
+    }
+}
+
+#[tokio::test]
+async fn questions_are_bounded_and_each_request_is_asked_for_once() {
+    let (origin, (authz, seen)) = (Origin::echo().await, authorizer().await);
+    let rig = Rig::new(Plot::default(), &[origin.address]);
+    rig.apply(vec![
+        service_with_id(TENANT, "authz", 2, "10.96.0.2", &[(80, AppProtocol::Grpc)]),
+        Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
+        policy("ask", Action::Custom(named("judge")), vec![Rule::default()]),
+        asking(false),
+    ]);
+    // Two dead endpoints beside: a request that is tried again with the same policies is not asked for again.
+    let dead = || async { tokio::net::TcpListener::bind(crate::rig::LOCALHOST).await.unwrap().local_addr().unwrap() };
+    rig.apply(vec![
+        Resource::Workload(pod(TENANT, "web-8", dead().await, "web")),
+        Resource::Workload(pod(TENANT, "web-9", dead().await, "web")),
+    ]);
+    for _ in 0..10 {
+        assert_eq!(Client::get(rig.web, "/x").await.status, 200);
+    }
+    assert_eq!(seen.asked.load(SeqCst), 10);
+    let web = rig.web;
+    let late: Vec<_> = (0..300).map(|_| tokio::spawn(async move { Client::get(web, "/late").await.status })).collect();
+    for one in late {
+        assert_eq!(one.await.unwrap(), 403);
+    }
+    let failed = |why: &str| rig.metric("canal_authorizer_requests_total", &[&format!("result=\"{why}\"")]);
+    assert!(failed("authorizer_busy") > 0.0 && failed("authorizer_busy") + failed("authorizer_timeout") == 300.0);
+    assert_eq!(Client::get(rig.web, "/x").await.status, 200, "there is room again");
+}
