@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use canal_kit::controller::Controller;
 use canal_kit::diagnostics;
+use canal_kit::keys::ServerAddress;
 use canal_kit::log::Sink;
 use canal_model::ids::{AzName, NodeName};
 use canal_node_proxy::config::{CaptureChoice, Limits, NodeConfig};
@@ -42,6 +43,9 @@ struct Flags {
     /// File with the bearer token that the controller knows this node by.
     #[arg(long)]
     token_file: PathBuf,
+    /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of this node's AZ are asked first.
+    #[arg(long = "key-server")]
+    key_servers: Vec<ServerAddress>,
     /// Where the last good configuration and the certificates are kept.
     #[arg(long)]
     data_dir: PathBuf,
@@ -79,10 +83,14 @@ struct Flags {
     /// How long open connections may go on after SIGTERM, in seconds.
     #[arg(long, default_value_t = 30)]
     drain_seconds: u64,
+    /// Judge plaintext connections that this node's own processes make to pods like anybody's. A kubelet's probes then fail where policies
+    /// do not let them in.
+    #[arg(long)]
+    no_node_probes: bool,
     /// Captured connections per pod.
     #[arg(long, default_value_t = Limits::default().outbound)]
     max_outbound: u64,
-    /// Tunnels into a pod.
+    /// Tunnels into a pod, and as many plaintext connections where policies look at them.
     #[arg(long, default_value_t = Limits::default().inbound)]
     max_inbound: u64,
     /// HBONE connections into a pod.
@@ -112,6 +120,7 @@ impl Flags {
             az: self.az,
             cluster: self.cluster,
             controller: Controller { addresses: self.controllers, root: self.root_ca, token: self.token_file },
+            key_servers: self.key_servers,
             data_dir: self.data_dir,
             pods_dir: self.pods_dir,
             capture: match self.capture {
@@ -125,6 +134,7 @@ impl Flags {
             metrics: self.metrics_addr,
             readiness: self.readiness_addr,
             access_log: self.access_log.map_or(Sink::Stdout, Sink::File),
+            trusts_node: !self.no_node_probes,
             drain_limit: Duration::from_secs(self.drain_seconds),
             limits: Limits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
         }

@@ -101,6 +101,8 @@ impl Machine {
             principals: at("principals.yaml"),
             infra_dir: at("infra"),
             svid_seconds: 3600,
+            trust: Default::default(),
+            jwks: Default::default(),
             limits: canal_hub::Limits::default(),
         };
         let hub = runtime.block_on(Hub::start(config)).unwrap();
@@ -150,7 +152,7 @@ impl Machine {
     fn add_pod(&self) {
         let text = serde_json::json!({
             "uid": "alpha/b/app-0", "namespace": "b", "name": "app-0", "serviceAccount": "app", "netns": self.ns.path(),
-            "cgroup": self.cg.dir, "ips": ["10.77.0.2", "fd77::2"], "labels": {"app": "app"},
+            "cgroup": self.cg.dir, "ips": ["10.77.0.2", "fd77::2"], "labels": {"app": "app"}, "workloadApi": true,
         });
         let new = self.dir.path().join("pods/.new");
         fs::write(&new, text.to_string()).unwrap();
@@ -165,6 +167,13 @@ impl Machine {
     fn listens(&self) -> bool {
         let at: SocketAddr = "127.0.0.1:15001".parse().unwrap();
         self.ns.within(|| TcpStream::connect(at).is_ok())
+    }
+
+    /// Whether somebody outside without mTLS reaches the application.
+    fn plain(&self) -> bool {
+        let at: SocketAddr = "10.77.0.2:8080".parse().unwrap();
+        let dialled = self.outside.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5)));
+        dialled.is_ok_and(|mut s| s.read(&mut [0]).is_ok_and(|n| n == 1))
     }
 
     /// A gateway outside, with a certificate from the controller.
@@ -317,6 +326,47 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     assert!(m.node_command().arg("--release").status().unwrap().success());
     assert_eq!(m.dial(), "error NetworkUnreachable Some(101)", "let go at an operator's word");
     drop(gateway);
+}
+
+#[test]
+fn policies_reach_what_comes_in_without_mtls_and_outlive_the_node() {
+    let m = Machine::new();
+    let app = m.ns.listen("10.77.0.2:8080");
+    std::thread::spawn(move || app.incoming().flatten().for_each(|mut s| drop(s.write_all(b"x"))));
+    m.add_pod();
+    let node = m.node();
+    node.ready();
+    m.until("served", || m.listens());
+    m.until("nobody said anything", || m.plain());
+    let api: SocketAddr = "127.0.0.1:15010".parse().unwrap();
+    m.until("the Workload API", || m.ns.within(|| TcpStream::connect(api).is_ok()));
+
+    let policy = m.dir.path().join("config/alpha/policy.yaml");
+    let strict = "apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: mtls-please, namespace: b}\nspec: {mtls: {mode: STRICT}}\n";
+    fs::write(&policy, strict).unwrap();
+    m.until("strict", || !m.plain());
+    m.until("named", || m.get(1, "/metrics").1.contains("canal_node_refused_total{direction=\"inbound\",reason=\"strict_plaintext\"} "));
+    assert!(
+        m.get(0, "/config_dump").1.contains("\"peerAuthentication\": \"Strict\"")
+            || m.get(0, "/config_dump").1.contains("\"peerAuthentication\":\"Strict\"")
+    );
+    // What a killed node starts from.
+    let snapshot = m.dir.path().join("node/snapshot");
+    m.until("kept", || fs::read(&snapshot).is_ok_and(|bytes| bytes.windows(11).any(|w| w == b"mtls-please")));
+    node.kill();
+    assert!((0..3).all(|_| !m.plain()), "the node is gone, the program is not");
+    let node = m.node();
+    let start = Instant::now();
+    while m.get(2, "/healthz/ready").0 != 200 {
+        assert!(!m.plain() && start.elapsed() < Duration::from_secs(20), "at no time of the start");
+    }
+    m.until("served", || m.listens());
+    assert!((0..20).all(|_| !m.plain()));
+
+    fs::remove_file(policy).unwrap();
+    m.until("open again", || m.plain());
+    node.kill();
+    assert!(m.plain(), "nobody asked for a guard: nothing is left of it");
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::path::Path;
 use canal_kit::sys;
 use canal_offload::OffloadError;
 use canal_offload::capture::{CgroupState, Options, PodCapture, cgroup_state};
+use canal_offload::inbound::Inbound;
 use canal_offload::nft::Redirect;
 use canal_offload::origins::{ORIGIN_AGE_MAX, Origins};
 use canal_wire::hbone::PROXY_MARK;
@@ -46,6 +47,8 @@ pub fn decide_mode(choice: CaptureChoice, bpf_works: bool) -> Option<Mode> {
 pub struct Capture {
     choice: CaptureChoice,
     bpf: Option<canal_offload::capture::Capture>,
+    /// The same for plaintext into pods.
+    inbound: Option<Inbound>,
     /// Why BPF is not used although it was wanted.
     pub fallback: Option<String>,
 }
@@ -97,7 +100,7 @@ impl Capture {
     /// Loads BPF if it is wanted; takes over what an earlier process left in `pin_dir`.
     pub fn start(choice: CaptureChoice, pin_dir: &Path) -> Result<Self, OffloadError> {
         if choice == CaptureChoice::Nft {
-            return Ok(Self { choice, bpf: None, fallback: None });
+            return Ok(Self { choice, bpf: None, inbound: None, fallback: None });
         }
         let options = Options { pin_dir: Some(pin_dir.to_path_buf()), ..Options::default() };
         let (bpf, why) = match canal_offload::capture::Capture::load(&options) {
@@ -115,10 +118,47 @@ impl Capture {
             (None, Some(e)) => Err(e),
             (_, Some(e)) => {
                 warn_of_fallback("this node", &e);
-                Ok(Self { choice, bpf: None, fallback: Some(e.to_string()) })
+                Ok(Self { choice, bpf: None, inbound: None, fallback: Some(e.to_string()) })
             }
-            (_, None) => Ok(Self { choice, bpf, fallback: None }),
+            (_, None) => {
+                let inbound = match Inbound::load(Some(pin_dir)) {
+                    Ok(inbound) => Some(inbound),
+                    Err(e) if choice == CaptureChoice::Bpf => return Err(e),
+                    Err(e) => {
+                        warn_of_fallback("plaintext into this node's pods", &e);
+                        None
+                    }
+                };
+                Ok(Self { choice, bpf, inbound, fallback: None })
+            }
         }
+    }
+
+    /// BPF's means to take plaintext into pods; `None`: nftables has to.
+    pub fn inbound(&self) -> Option<&Inbound> {
+        self.inbound.as_ref()
+    }
+
+    /// Whether nftables may take a pod's plaintext after BPF failed with `error`; if not, that stays the error.
+    pub fn fall_back(&self, pod: &str, error: OffloadError) -> Result<(), OffloadError> {
+        if self.choice == CaptureChoice::Bpf {
+            return Err(error);
+        }
+        warn_of_fallback(&format!("plaintext into {pod}"), &error);
+        Ok(())
+    }
+
+    /// Lets plaintext into a pod through, though an earlier process took it.
+    pub fn forget_guard(&self, pod: &Pod) {
+        let Some(inbound) = self.inbound.as_ref().filter(|i| i.is_pinned(&pod.uid)) else { return };
+        if let Err(error) = inbound.forget(&pod.uid) {
+            tracing::warn!(pod = pod.uid, %error, "plaintext into the pod stays refused");
+        }
+    }
+
+    /// Every verdict of the program on plaintext into pods, and its count.
+    pub fn inbound_counters(&self) -> Vec<(String, u64)> {
+        self.inbound.as_ref().and_then(|i| i.counters().ok()).unwrap_or_default()
     }
 
     /// How pods are taken unless one refuses.

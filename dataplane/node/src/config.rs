@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use canal_kit::controller::Controller;
+use canal_kit::keys::ServerAddress;
 use canal_kit::log::Sink;
 use canal_model::ids::{AzName, NodeName};
 
@@ -29,6 +30,8 @@ pub struct NodeConfig {
     /// Named in `baggage` and labels.
     pub cluster: String,
     pub controller: Controller,
+    /// The provider's key servers, for tenants whose keys are there.
+    pub key_servers: Vec<ServerAddress>,
     /// Snapshot, certificates and, without a machine-wide one, a bpffs.
     pub data_dir: PathBuf,
     /// One file per pod of this node.
@@ -42,6 +45,8 @@ pub struct NodeConfig {
     pub metrics: SocketAddr,
     pub readiness: SocketAddr,
     pub access_log: Sink,
+    /// Whether this node's own processes reach pods in plaintext whatever policies say, as a kubelet's probes must.
+    pub trusts_node: bool,
     /// What is open may finish for so long after SIGTERM, or after its pod is gone.
     pub drain_limit: Duration,
     pub limits: Limits,

@@ -1,16 +1,16 @@
-//! The node's two questions, answered without IO: where does a captured connection go, and may a tunnel come in? Each answer is a
-//! small value that the roads ([`crate::outbound`], [`crate::inbound`]) carry out.
+//! The node's questions, answered without IO: where does a captured connection go, may a tunnel come in, may a connection in plaintext? Each
+//! answer is a small value that the roads ([`crate::outbound`], [`crate::inbound`], [`crate::plain`]) carry out.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use canal_kit::hbone::Authority;
-use canal_model::identity::Peer;
+use canal_model::identity::Identity;
 use canal_model::program::{OutsideMesh, Service};
 use canal_wire::hbone::ILLEGAL_PORTS;
 use canal_wire::tier::DNS_PORT;
 
-use crate::authorization::{Authorization, Question};
+use crate::authorization::{PodPolicy, Question, Refused, Source};
 use crate::pod::Pod;
 use crate::refusal::Refusal;
 use crate::view::{Behind, TenantView, View};
@@ -66,44 +66,85 @@ fn to_service(service: &Arc<Service>, to: SocketAddr) -> Result<Way, Refusal> {
     }
 }
 
-/// A tunnel that may come in: the application to connect to.
+/// A connection that may come in: the application to connect to, and what was asked, to be asked again when policies change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Admission {
     pub target: SocketAddr,
     pub service: Option<Arc<Service>>,
+    pub question: Question,
+}
+
+/// Who asks for a tunnel, and what it says.
+#[derive(Debug, Clone, Copy)]
+pub struct Caller<'a> {
+    /// As its certificate proved.
+    pub peer: &'a Identity,
+    /// The other end of its connection.
+    pub address: IpAddr,
+    /// What it says of the source: the identity, and the address.
+    pub told: (Option<&'a str>, Option<IpAddr>),
 }
 
 /// Decides for a CONNECT to `authority` that arrived at `dialled` in the pod, in ztunnel's order: destination, port, authorization.
-/// (Method and authority's form were checked when it was read; the peer's trust domain in the handshake.)
+/// (Method and authority's form were checked when it was read; the peer's trust domain in the handshake, and here again.)
 pub fn decide_inbound(
     view: &View,
     pod: &Pod,
+    policy: &PodPolicy,
     dialled: IpAddr,
     authority: &Authority,
-    peer: &Peer,
-    authorization: &Authorization,
-) -> Result<Admission, Refusal> {
-    let tenant = view.tenant(&pod.tenant).ok_or(Refusal::TenantUnknown)?;
+    caller: &Caller<'_>,
+) -> Result<Admission, Refused> {
+    let refuse = |refusal| Refused { refusal, policy: None, why: String::new() };
+    let tenant = view.tenant(&pod.tenant).ok_or_else(|| refuse(Refusal::TenantUnknown))?;
     let dialled = dialled.to_canonical();
-    let admission = match authority {
-        Authority::Address(a) if a.ip().to_canonical() != dialled => return Err(Refusal::DestinationMismatch),
-        Authority::Address(a) => Admission { target: SocketAddr::new(dialled, a.port()), service: None },
-        Authority::Name(host, port) => resolve(tenant, pod, dialled, host, *port).ok_or(Refusal::UnknownHost)?,
+    let (target, service) = match authority {
+        Authority::Address(a) if a.ip().to_canonical() != dialled => return Err(refuse(Refusal::DestinationMismatch)),
+        Authority::Address(a) => (SocketAddr::new(dialled, a.port()), None),
+        Authority::Name(host, port) => resolve(tenant, pod, dialled, host, *port).ok_or_else(|| refuse(Refusal::UnknownHost))?,
     };
-    if ILLEGAL_PORTS.contains(&admission.target.port()) {
-        return Err(Refusal::ReservedPort);
+    if ILLEGAL_PORTS.contains(&target.port()) {
+        return Err(refuse(Refusal::ReservedPort));
     }
-    let question = Question { trust_domain: &tenant.tenant.trust_domain, source: &peer.identity, destination: admission.target };
-    match authorization.allows(&question) {
-        true => Ok(admission),
-        false => Err(Refusal::Denied),
+    let source = policy.source(caller.peer, caller.told.0).ok_or_else(|| refuse(Refusal::BadSource))?;
+    let address = match source {
+        Source::Told(_) => caller.told.1,
+        Source::Gateway => None,
+        Source::Proven(_) | Source::Plain | Source::Node => Some(caller.address),
+    };
+    let question = Question { source, address, destination: target, service: service.as_ref().map(|s| s.key.clone()) };
+    policy.decide(&question).map(|()| Admission { target, service, question })
+}
+
+/// Decides for a connection without mTLS from `peer` that was dialled as `destination`, an address of the pod's. `from_node`, whether a
+/// process of this node made it, is asked only where policies do not let it in.
+pub fn decide_plain(
+    policy: &PodPolicy,
+    destination: SocketAddr,
+    peer: SocketAddr,
+    from_node: impl FnOnce(SocketAddr, SocketAddr) -> bool,
+) -> Result<Admission, Refused> {
+    let peer = SocketAddr::new(peer.ip().to_canonical(), peer.port());
+    let target = SocketAddr::new(destination.ip().to_canonical(), destination.port());
+    if ILLEGAL_PORTS.contains(&target.port()) {
+        return Err(Refused { refusal: Refusal::ReservedPort, policy: None, why: String::new() });
+    }
+    let question = Question { source: Source::Plain, address: Some(peer.ip()), destination: target, service: None };
+    match policy.decide(&question) {
+        Ok(()) => Ok(Admission { target, service: None, question }),
+        Err(_) if from_node(peer, target) => {
+            Ok(Admission { target, service: None, question: Question { source: Source::Node, ..question } })
+        }
+        Err(no) => Err(no),
     }
 }
 
-fn resolve(tenant: &TenantView, pod: &Pod, dialled: IpAddr, host: &str, port: u16) -> Option<Admission> {
+type Resolved = (SocketAddr, Option<Arc<Service>>);
+
+fn resolve(tenant: &TenantView, pod: &Pod, dialled: IpAddr, host: &str, port: u16) -> Option<Resolved> {
     let service = tenant.service_by_host(host)?;
     let target = tenant.target_port(&pod.uid, &service.key, port)?;
-    Some(Admission { target: SocketAddr::new(dialled, target), service: Some(service.clone()) })
+    Some((SocketAddr::new(dialled, target), Some(service.clone())))
 }
 
 #[cfg(test)]

@@ -51,15 +51,19 @@ impl Dump {
         rooms
             .iter()
             .map(|r| {
-                let (pod, identity) = (r.pod.load(), r.identity.load());
+                let (pod, identity, policy) = (r.pod.load(), r.identity.load(), r.policy.load());
                 json!({
                     "uid": pod.uid,
                     "ips": pod.ips,
                     "labels": pod.labels,
-                    "identity": identity.as_ref().map(|i| i.credential.identity().to_string()),
+                    "workloadApi": pod.workload_api,
+                    "identity": identity.as_ref().map(|i| i.identity.to_string()),
                     "capture": r.mode.name(),
                     "listeners": r.listeners(),
-                    "connections": {"outbound": r.outbound.used(), "inbound": r.inbound.used(), "hbone": r.hbone.used()},
+                    "plaintext": r.plaintext.describe(),
+                    "peerAuthentication": format!("{:?}", policy.mode(0)),
+                    "authorizationPolicies": policy.names().map(ToString::to_string).collect::<Vec<_>>(),
+                    "connections": {"outbound": r.outbound.used(), "inbound": r.inbound.used(), "hbone": r.hbone.used(), "plaintext": r.plain.used()},
                 })
             })
             .collect()

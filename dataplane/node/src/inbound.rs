@@ -1,7 +1,7 @@
-//! The road of a tunnel that comes in: accept (in [`crate::room`]) → greet → permit → connect → answer → copy → close. Who may come in is
+//! The road of a tunnel that comes in: accept (in [`crate::accept`]) → greet → permit → connect → answer → copy → close. Who may come in is
 //! decided in [`crate::decide`].
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,11 +10,13 @@ use canal_kit::drain::Drain;
 use canal_kit::hbone::{self, Incoming, ServerConfig};
 use canal_kit::sys::{self, ConnectOptions};
 use canal_model::identity::{Peer, gateway_identity};
-use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, PROXY_MARK, forwarded_for};
+use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, PROXY_MARK, SOURCE, forwarded_for};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::net::TcpStream;
 
-use crate::decide::{Admission, decide_inbound};
+use crate::authorization::Refused;
+use crate::decide::{Admission, Caller, decide_inbound};
+use crate::open::Held;
 use crate::outbound::finish;
 use crate::refusal::Refusal;
 use crate::room::Room;
@@ -36,7 +38,7 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
         local.records.refused(Reporter::Destination, reason, peer, None, &room.party.load(), why);
     };
     let Some(_permit) = room.hbone.take() else { return refuse(Refusal::ConnectionLimit, "HBONE connections") };
-    let (Ok(()), Ok(dialled)) = (sys::tune(&tcp), tcp.local_addr()) else {
+    let Ok(dialled) = tcp.local_addr() else {
         return refuse(Refusal::HandshakeFailed, "the connection is gone already");
     };
     let Some(identity) = room.identity.load_full() else { return refuse(Refusal::TenantUnknown, "") };
@@ -65,11 +67,11 @@ async fn tunnel(local: Rc<Local>, room: Arc<Room>, mut incoming: Incoming, ends:
     let started = Instant::now();
     let peer = incoming.peer.clone();
     let source_address = source_address(&incoming.headers, &peer, ends.peer);
-    let admission = match permit(&local, &room, &incoming, ends.dialled.ip(), &peer) {
-        Ok(admission) => admission,
-        Err(reason) => {
-            incoming.refuse(reason.status());
-            return local.records.refused(Reporter::Destination, reason, source_address, Some(ends.dialled), &room.party.load(), "");
+    let (admission, mut held) = match permit(&local, &room, &incoming, ends, &peer) {
+        Ok(permitted) => permitted,
+        Err(Refused { refusal, why, .. }) => {
+            incoming.refuse(refusal.status());
+            return local.records.refused(Reporter::Destination, refusal, source_address, Some(ends.dialled), &room.party.load(), &why);
         }
     };
     let Some(_permit) = room.inbound.take() else {
@@ -79,11 +81,16 @@ async fn tunnel(local: Rc<Local>, room: Arc<Room>, mut incoming: Incoming, ends:
     };
     let flow = flow(&incoming, &peer, &room, &admission, source_address, ends.dialled, started);
     let meter = local.records.opened(&flow);
-    let options = ConnectOptions { mark: Some(PROXY_MARK), ..ConnectOptions::default() };
+    let options = ConnectOptions { mark: Some(PROXY_MARK), local: true, ..ConnectOptions::default() };
     let connected = tokio::select! {
         connected = sys::connect(Some(&room.netns), admission.target, &options) => connected,
         () = std::future::poll_fn(|cx| incoming.poll_abandoned(cx)) => {
             return local.records.closed(&flow, &meter, Some((&RESET, "the peer gave up")));
+        }
+        no = held.over() => {
+            let (fault, why) = local.records.cut(&no);
+            incoming.refuse(no.refusal.status());
+            return local.records.closed(&flow, &meter, Some((&fault, &why)));
         }
         () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
     };
@@ -95,7 +102,7 @@ async fn tunnel(local: Rc<Local>, room: Arc<Room>, mut incoming: Incoming, ends:
         }
     };
     match incoming.accept(answer(&flow.destination)) {
-        Ok(mut stream) => finish(&local, &flow, &mut stream, &mut app, &meter, &drain).await,
+        Ok(mut stream) => finish(&local, &flow, &mut stream, &mut app, &meter, &drain, Some(&mut held)).await,
         Err(e) => {
             sys::reset_on_close(&app);
             local.records.closed(&flow, &meter, Some((&RESET, &e.to_string())));
@@ -103,9 +110,19 @@ async fn tunnel(local: Rc<Local>, room: Arc<Room>, mut incoming: Incoming, ends:
     }
 }
 
-fn permit(local: &Local, room: &Room, incoming: &Incoming, dialled: IpAddr, peer: &Peer) -> Result<Admission, Refusal> {
-    let (view, pod) = (local.shared.view.load(), room.pod.load());
-    decide_inbound(&view, &pod, dialled, &incoming.authority, peer, &local.shared.authorization)
+/// Whether the tunnel may come in; if so, it is held from the same moment on.
+fn permit(local: &Local, room: &Arc<Room>, incoming: &Incoming, ends: Ends, peer: &Peer) -> Result<(Admission, Held), Refused> {
+    let (view, pod, policy) = (local.shared.view.load(), room.pod.load(), room.policy.load_full());
+    // A value that is no text is no identity either.
+    let told = incoming.headers.get(SOURCE).map(|v| v.to_str().unwrap_or_default());
+    let from = incoming.headers.get(FORWARDED).and_then(|v| v.to_str().ok()).and_then(forwarded_for);
+    let caller = Caller { peer: &peer.identity, address: ends.peer.ip(), told: (told, from.map(|a| a.ip())) };
+    let decided = decide_inbound(&view, &pod, &policy, ends.dialled.ip(), &incoming.authority, &caller);
+    local.records.judged(&pod, &policy, decided.as_ref().ok().map(|a| &a.question), decided.as_ref().err());
+    decided.map(|admission| {
+        let held = local.open.hold(room, admission.question.clone(), policy);
+        (admission, held)
+    })
 }
 
 /// The application's address where a gateway forwards for it; only a gateway's word is taken.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use canal_kit::admin::{self, Routes};
-use canal_kit::certs::{CertificateConfig, CertificateSource, VALIDITY};
+use canal_kit::certs::{CertificateConfig, CertificateSource, Issuer, VALIDITY};
 use canal_kit::diagnostics::Level;
 use canal_kit::drain::{self, Drain, Trigger};
 use canal_kit::log::AccessLog;
@@ -20,9 +20,11 @@ use tokio::sync::watch;
 use crate::capture::Capture;
 use crate::config::NodeConfig;
 use crate::dump::Dump;
+use crate::identities::Identities;
 use crate::pods::{Board, Pods};
 use crate::view::{KINDS, View};
 use crate::worker::{self, Shared};
+use crate::workload_api::WorkloadApis;
 
 /// What tasks may take beyond the drain's deadline.
 const GRACE: Duration = Duration::from_secs(2);
@@ -87,7 +89,7 @@ fn begin(config: &Arc<NodeConfig>, level: Level, process: &Arc<Trigger>, whole: 
     registry.gauges(build).shared(&["canal-node", env!("CARGO_PKG_VERSION")]).set(1);
     let capture = Capture::start(config.capture, &pin_dir(config))?;
     let log = start("starting the access log", AccessLog::start(config.access_log.clone(), &registry))?;
-    let shared = Arc::new(Shared::new(config.az.clone(), registry.clone(), log));
+    let shared = Arc::new(Shared::new(config.az.clone(), registry.clone(), log, config.trusts_node));
     let (subscriber, generations) = subscribe(config, &shared, whole.clone());
     let certificates =
         CertificateConfig { controller: config.controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
@@ -103,7 +105,10 @@ fn begin(config: &Arc<NodeConfig>, level: Level, process: &Arc<Trigger>, whole: 
         fallback: capture.fallback.clone(),
     };
     serve_operators(config, Arc::new(dump), level, process, &whole)?;
-    let pods = Pods::new(config.clone(), capture, shared.clone(), certificates, workers.clone(), board);
+    let apis = WorkloadApis::new(Issuer::new(config.controller.clone(), VALIDITY), &registry);
+    let (trust, key_servers) = (shared.trust.clone(), config.key_servers.clone());
+    let identities = Identities::new(config.node.clone(), config.az.clone(), key_servers, certificates, trust, registry);
+    let pods = Pods::new(config.clone(), capture, shared.clone(), identities, apis, workers.clone(), board);
     let pods = tokio::spawn(pods.run(generations, traffic, whole));
     Ok(Parts { shared, workers, subscriber, pods })
 }
@@ -120,7 +125,8 @@ fn subscribe(config: &NodeConfig, shared: &Arc<Shared>, drain: Drain) -> (Subscr
         snapshot: config.data_dir.join("snapshot"),
     };
     let apply = move |_: &canal_kit::southbound::Update, state: &canal_kit::southbound::State| {
-        let view = View::new(state, &node);
+        shared.trust.apply(state)?;
+        let view = View::after(&shared.view.load(), state, &node);
         let generation = view.generation;
         shared.view.store(Arc::new(view));
         changed.send_replace(generation);

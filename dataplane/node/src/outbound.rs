@@ -1,4 +1,4 @@
-//! The road of a captured connection: accept (in [`crate::room`]) → origin → decide → dial → copy → close. Choices are made in
+//! The road of a captured connection: accept (in [`crate::accept`]) → origin → decide → dial → copy → close. Choices are made in
 //! [`crate::decide`] and [`crate::gateways`]; here they are carried out.
 
 use std::net::SocketAddr;
@@ -18,6 +18,7 @@ use tokio::net::TcpStream;
 
 use crate::decide::{Way, decide_outbound};
 use crate::gateways::{ATTEMPT_PATIENCE, ATTEMPTS_MAX, Blame, Candidate, Entrance, StreamHold, decide_blame, decide_order};
+use crate::open::Held;
 use crate::pod::Pod;
 use crate::refusal::Refusal;
 use crate::room::{Room, RoomIdentity};
@@ -55,8 +56,6 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
     };
     let Some(origin) = room.origin(&client, peer) else { return refuse(Refusal::OriginUnknown, None, client) };
     let Some(_permit) = room.outbound.take() else { return refuse(Refusal::ConnectionLimit, Some(origin), client) };
-    // Keepalive and NODELAY on loopback: best effort, the connection works without.
-    let _ = sys::tune(&client);
     let (view, pod) = (local.shared.view.load_full(), room.pod.load_full());
     let way = match decide_outbound(&view, &pod, origin) {
         Ok(way) => way,
@@ -70,8 +69,8 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
         () = drain.forced() => return local.records.closed(&flow, &meter, Some((&CUT, ""))),
     };
     match dialled {
-        Ok(Upstream::Tunnel(mut tunnel, _hold)) => finish(&local, &flow, &mut client, &mut tunnel, &meter, &drain).await,
-        Ok(Upstream::Plain(mut plain)) => finish(&local, &flow, &mut client, &mut plain, &meter, &drain).await,
+        Ok(Upstream::Tunnel(mut tunnel, _hold)) => finish(&local, &flow, &mut client, &mut tunnel, &meter, &drain, None).await,
+        Ok(Upstream::Plain(mut plain)) => finish(&local, &flow, &mut client, &mut plain, &meter, &drain, None).await,
         Err(NoUpstream { fault, why }) => {
             sys::reset_on_close(&client);
             local.records.closed(&flow, &meter, Some((&fault, &why)));
@@ -79,26 +78,41 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
     }
 }
 
-/// Copies until both sides are done, and writes it down. Shared by both roads: `a` is the side that asked.
-pub(crate) async fn finish<A: Leg, B: Leg>(local: &Local, flow: &Flow, a: &mut A, b: &mut B, meter: &Meter, drain: &Drain) {
+/// Copies until both sides are done, and writes it down. Shared by all roads: `a` is the side that asked, `held` what policies may end.
+pub(crate) async fn finish<A: Leg, B: Leg>(
+    local: &Local,
+    flow: &Flow,
+    a: &mut A,
+    b: &mut B,
+    meter: &Meter,
+    drain: &Drain,
+    held: Option<&mut Held>,
+) {
+    let over = async {
+        match held {
+            Some(held) => held.over().await,
+            None => std::future::pending().await,
+        }
+    };
     let end = tokio::select! {
-        end = copy::both(a, b, meter, None) => Some(end),
-        () = drain.forced() => None,
+        end = copy::both(a, b, meter, None) => Ok(end),
+        no = over => Err(local.records.cut(&no)),
+        () = drain.forced() => Err((CUT, String::new())),
     };
     match end {
-        Some(End::Complete) => local.records.closed(flow, meter, None),
-        Some(End::Broken { side, error }) => local.records.closed(flow, meter, Some((&RESET, &format!("{side:?}: {error}")))),
-        Some(End::Idle(limit)) => local.records.closed(flow, meter, Some((&CUT, &format!("idle for {limit:?}")))),
-        None => {
+        Ok(End::Complete) => local.records.closed(flow, meter, None),
+        Ok(End::Broken { side, error }) => local.records.closed(flow, meter, Some((&RESET, &format!("{side:?}: {error}")))),
+        Ok(End::Idle(limit)) => local.records.closed(flow, meter, Some((&CUT, &format!("idle for {limit:?}")))),
+        Err((fault, why)) => {
             a.abort();
             b.abort();
-            local.records.closed(flow, meter, Some((&CUT, "")));
+            local.records.closed(flow, meter, Some((&fault, &why)));
         }
     }
 }
 
-/// Resolves when the application resets the connection. A half-close is not that: it may still read.
-async fn gone(client: &TcpStream) {
+/// Resolves when the side that asked resets the connection. A half-close is not that: it may still read.
+pub(crate) async fn gone(client: &TcpStream) {
     loop {
         match client.ready(Interest::ERROR).await {
             Ok(ready) if ready.is_error() => return,
@@ -159,10 +173,12 @@ async fn dial(local: &Local, room: &Room, view: &View, pod: &Pod, way: &Way, flo
     }
 }
 
-/// The pod's identity once it has a certificate.
+/// The pod's identity once it has a certificate, if it is to have one here.
 async fn identity(room: &Room) -> Option<Arc<RoomIdentity>> {
     let found = room.identity.load_full()?;
-    tokio::time::timeout(IDENTITY_PATIENCE, found.credential.first()).await.ok()??;
+    if let Some(credential) = &found.credential {
+        tokio::time::timeout(IDENTITY_PATIENCE, credential.first()).await.ok()??;
+    }
     Some(found)
 }
 

@@ -46,6 +46,8 @@ pub struct Pod {
     pub cgroup: PathBuf,
     pub ips: Vec<IpAddr>,
     pub labels: Labels,
+    /// The application asks for certificates of its own.
+    pub workload_api: bool,
 }
 
 #[derive(Deserialize)]
@@ -60,6 +62,8 @@ struct PodFile {
     ips: Vec<IpAddr>,
     #[serde(default)]
     labels: Labels,
+    #[serde(default)]
+    workload_api: bool,
 }
 
 impl Pod {
@@ -88,6 +92,7 @@ impl Pod {
             cgroup: f.cgroup,
             ips: f.ips.iter().map(IpAddr::to_canonical).collect(),
             labels: f.labels,
+            workload_api: f.workload_api,
         })
     }
 
@@ -144,6 +149,7 @@ mod tests {
         assert_eq!((p.tenant.as_str(), p.ips.len(), p.labels["app"].as_str()), ("alpha", 2, "reviews"));
         let id = p.identity("alpha.example".parse().unwrap());
         assert_eq!(id.to_string(), "spiffe://alpha.example/ns/bookinfo/sa/reviews");
+        assert!(!p.workload_api && Pod::parse("f", GOOD.replace("\"unknown\":1", "\"workloadApi\":true").as_bytes()).unwrap().workload_api);
         assert!(p.speaks("10.9.9.9".parse().unwrap()) && p.speaks("fd00::9".parse().unwrap()));
         let mut q = p.clone();
         q.labels.clear();

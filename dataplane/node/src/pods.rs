@@ -8,21 +8,25 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use canal_kit::certs::CertificateSource;
 use canal_kit::drain::{Drain, Trigger};
 use canal_kit::metrics::{Counters, Family, SharedCounter, SharedGauge};
-use canal_kit::tls::{ClientIdentity, ServerIdentity};
 use canal_kit::worker::Workers;
 use canal_model::ids::Generation;
 use futures::StreamExt;
 use tokio::sync::watch;
 
+use crate::accept;
+use crate::authorization::{Basis, PodPolicy};
 use crate::capture::{Capture, Mode, Taken};
 use crate::config::{NodeConfig, PODS_MAX};
+use crate::guard::Guards;
+use crate::identities::Identities;
 use crate::pod::{Pod, PodError};
-use crate::room::{Room, RoomIdentity};
+use crate::room::Room;
 use crate::telemetry::Party;
+use crate::view::TenantView;
 use crate::worker::{self, Shared};
+use crate::workload_api::{WorkloadApi, WorkloadApis};
 
 /// The directory is read anew at least so often, whatever inotify says; then, too, gone pods are let go and counters are read.
 const RESCAN: Duration = Duration::from_secs(2);
@@ -128,6 +132,8 @@ struct Kept {
     standing: Standing,
     room: Arc<Room>,
     taken: Taken,
+    /// Of pods that ask for it, once their tenant is known.
+    api: Option<WorkloadApi>,
     // Dropping it would cut the pod's connections.
     trigger: Trigger,
 }
@@ -139,6 +145,7 @@ struct Gauges {
     modes: [(Mode, SharedGauge); 2],
     refusals: SharedCounter,
     verdicts: Counters,
+    inbound_verdicts: Counters,
 }
 
 /// The task that follows the directory.
@@ -146,14 +153,17 @@ pub struct Pods {
     config: Arc<NodeConfig>,
     capture: Capture,
     shared: Arc<Shared>,
-    certificates: CertificateSource,
+    identities: Identities,
+    apis: WorkloadApis,
     workers: Workers,
     board: Arc<Board>,
     kept: HashMap<String, Kept>,
     /// Gone, but with processes that still run: they stay captured.
     leaving: Vec<(Arc<Pod>, Taken)>,
+    guards: Guards,
     gauges: Gauges,
     verdicts_seen: BTreeMap<String, u64>,
+    inbound_verdicts_seen: BTreeMap<String, u64>,
 }
 
 impl Pods {
@@ -162,7 +172,8 @@ impl Pods {
         config: Arc<NodeConfig>,
         capture: Capture,
         shared: Arc<Shared>,
-        certificates: CertificateSource,
+        identities: Identities,
+        apis: WorkloadApis,
         workers: Workers,
         board: Arc<Board>,
     ) -> Self {
@@ -176,18 +187,27 @@ impl Pods {
             modes: [Mode::Bpf, Mode::Nft].map(|m| (m, modes.shared(&[m.name()]))),
             refusals: r.counters(Family::new("canal_node_pod_refusals_total", "Pod files that were newly refused.", &[])).shared(&[]),
             verdicts: r.counters(Family::new("canal_capture_verdicts_total", "Ways out of the capture programs.", &["verdict"])),
+            inbound_verdicts: r.counters(Family::new(
+                "canal_inbound_verdicts_total",
+                "Ways out of the program that takes plaintext into pods.",
+                &["verdict"],
+            )),
         };
+        let guards = Guards::new(r, config.trusts_node);
         Self {
             config,
             capture,
             shared,
-            certificates,
+            identities,
+            apis,
             workers,
             board,
             kept: HashMap::new(),
             leaving: Vec::new(),
+            guards,
             gauges,
             verdicts_seen: BTreeMap::new(),
+            inbound_verdicts_seen: BTreeMap::new(),
         }
     }
 
@@ -201,9 +221,13 @@ impl Pods {
             tokio::select! {
                 () = traffic.draining() => break,
                 // Several events at once are one reason to look.
-                _ = events.next() => self.rescan(&traffic),
+                _ = events.next() => {
+                    let changed = self.rescan(&traffic);
+                    self.guard(&changed).await;
+                }
                 _ = tick.tick() => {
-                    self.rescan(&traffic);
+                    let changed = self.rescan(&traffic);
+                    self.guard(&changed).await;
                     if !std::mem::replace(&mut settled, true) {
                         self.capture.settled();
                     }
@@ -213,23 +237,27 @@ impl Pods {
                     if changed.is_err() {
                         break;
                     }
-                    self.dress_all();
+                    let changed = self.dress_all();
                     worker::forget_gateways(&self.workers);
+                    self.guard(&changed).await;
                 }
             }
         }
         drop(traffic);
+        self.kept.values_mut().for_each(|k| k.api = None);
         process.forced().await;
     }
 
-    fn rescan(&mut self, traffic: &Drain) {
+    /// Brings the directory's changes about. Says which pods have other policies now.
+    fn rescan(&mut self, traffic: &Drain) -> Vec<Arc<Room>> {
         let found = match tokio::task::block_in_place(|| scan(&self.config.pods_dir)) {
             Ok(found) => found,
             Err(error) => {
                 tracing::warn!(dir = %self.config.pods_dir.display(), %error, "cannot read the pods directory; keeping what there is");
-                return;
+                return Vec::new();
             }
         };
+        let mut changed = Vec::new();
         let standing = self.kept.iter().map(|(uid, k)| (uid.clone(), k.standing.clone())).collect();
         let Changes { remove, relabel, add, mut refused } = decide_changes(&standing, found);
         for uid in remove {
@@ -239,7 +267,9 @@ impl Pods {
             if let Some(k) = self.kept.get_mut(&pod.uid) {
                 k.standing.pod = Arc::new(pod.clone());
                 k.room.pod.store(Arc::new(pod));
-                dress(&self.shared, &self.config, &self.certificates, &k.room);
+                if dress(&self.shared, &self.config, &self.identities, &k.room) {
+                    changed.push(k.room.clone());
+                }
             }
         }
         for (file, pod) in add {
@@ -249,6 +279,17 @@ impl Pods {
             }
         }
         self.publish(refused);
+        changed
+    }
+
+    /// What was let in and may not stay is ended; then plaintext connections are taken, or left alone, as policies want it now.
+    async fn guard(&self, changed: &[Arc<Room>]) {
+        if !changed.is_empty() {
+            worker::reconsider(&self.workers);
+        }
+        let rooms: Vec<&Room> = self.kept.values().map(|k| &*k.room).collect();
+        let changed: Vec<&Room> = changed.iter().map(|r| &**r).collect();
+        self.guards.follow(&self.capture, &rooms, &changed).await;
     }
 
     fn add(&mut self, file: String, pod: Pod, traffic: &Drain) -> Result<(), String> {
@@ -260,17 +301,20 @@ impl Pods {
         let standing = Standing { file, pod: Arc::new(pod.clone()), netns: (netns.dev(), netns.ino()) };
         let room = Room::new(pod, party, taken.mode(), origins, &self.config.limits, &self.shared.registry).map_err(|e| e.to_string())?;
         let room = Arc::new(room);
-        dress(&self.shared, &self.config, &self.certificates, &room);
+        dress(&self.shared, &self.config, &self.identities, &room);
+        self.guards.begin(&self.capture, &room);
         let (trigger, drain) = traffic.branch();
-        worker::open_room(&self.workers, &room, &drain);
+        accept::open(&self.workers, &room, &drain);
         tracing::info!(pod = standing.pod.uid, mode = taken.mode().name(), "pod served");
-        self.kept.insert(standing.pod.uid.clone(), Kept { standing, room, taken, trigger });
+        let mut kept = Kept { standing, room, taken, api: None, trigger };
+        serve_api(&self.shared, &self.apis, &mut kept);
+        self.kept.insert(kept.standing.pod.uid.clone(), kept);
         Ok(())
     }
 
     /// Stops listening at once; what is open may finish. The pod stays captured while a process of it lives.
     fn remove(&mut self, uid: &str) {
-        let Some(Kept { standing, room, taken, mut trigger }) = self.kept.remove(uid) else { return };
+        let Some(Kept { standing, room, taken, mut trigger, .. }) = self.kept.remove(uid) else { return };
         tracing::info!(pod = uid, "pod gone; draining");
         trigger.drain(self.config.drain_limit);
         let workers = self.workers.clone();
@@ -297,17 +341,24 @@ impl Pods {
         self.let_go();
         let (kept, leaving) = (&self.kept, &self.leaving);
         self.capture.sweep(|uid| kept.contains_key(uid) || leaving.iter().any(|(p, _)| p.uid == uid));
-        for (name, now) in self.capture.counters() {
-            let seen = self.verdicts_seen.entry(name.clone()).or_default();
-            self.gauges.verdicts.shared(&[&name]).add(now.saturating_sub(*seen));
-            *seen = now;
-        }
+        let show = |counters: &Counters, seen: &mut BTreeMap<String, u64>, now: Vec<(String, u64)>| {
+            for (name, now) in now {
+                let seen = seen.entry(name.clone()).or_default();
+                counters.shared(&[&name]).add(now.saturating_sub(*seen));
+                *seen = now;
+            }
+        };
+        show(&self.gauges.verdicts, &mut self.verdicts_seen, self.capture.counters());
+        show(&self.gauges.inbound_verdicts, &mut self.inbound_verdicts_seen, self.capture.inbound_counters());
     }
 
-    fn dress_all(&self) {
-        for k in self.kept.values() {
-            dress(&self.shared, &self.config, &self.certificates, &k.room);
+    /// Says which pods have other policies now.
+    fn dress_all(&mut self) -> Vec<Arc<Room>> {
+        for kept in self.kept.values_mut() {
+            serve_api(&self.shared, &self.apis, kept);
         }
+        let dressed = self.kept.values().filter(|k| dress(&self.shared, &self.config, &self.identities, &k.room));
+        dressed.map(|k| k.room.clone()).collect()
     }
 
     fn publish(&self, refused: Vec<(String, String)>) {
@@ -330,26 +381,50 @@ impl Pods {
     }
 }
 
-/// Gives a room the identity its pod has in the present view, and its names. Keeps the identity it has if that is still right, so that
-/// live credentials go on renewing.
-fn dress(shared: &Shared, config: &NodeConfig, certificates: &CertificateSource, room: &Room) {
+/// Gives a room the identity its pod has in the present view, its policies and its names. Keeps the identity it has if that is still
+/// right, so that live credentials go on renewing. Whether its policies are others now.
+fn dress(shared: &Shared, config: &NodeConfig, identities: &Identities, room: &Room) -> bool {
     let pod = room.pod.load_full();
     let view = shared.view.load();
     if let Some(tenant) = view.tenant(&pod.tenant) {
-        let trust_domain = &tenant.tenant.trust_domain;
-        if room.identity.load().as_ref().is_none_or(|i| i.trust_domain != *trust_domain) {
-            let credential = certificates.want(&pod.identity(trust_domain.clone()));
-            room.identity.store(Some(Arc::new(RoomIdentity {
-                trust_domain: trust_domain.clone(),
-                client: ClientIdentity::new(credential.clone()),
-                server: ServerIdentity::new(pod.tenant.clone(), credential.clone()),
-                credential,
-            })));
+        let wanted = &tenant.tenant;
+        if room.identity.load().as_ref().is_none_or(|i| i.trust_domain != wanted.trust_domain || i.keys != wanted.keys) {
+            room.identity.store(Some(Arc::new(identities.of(&pod, wanted))));
         }
     }
     let identity = room.identity.load();
-    let principal = identity.as_ref().map(|i| i.credential.identity());
+    let principal = identity.as_ref().map(|i| &i.identity);
     room.party.store(Arc::new(Party::of_pod(&pod, &config.cluster, config.az.as_str(), principal)));
+    view.tenant(&pod.tenant).is_some_and(|tenant| renew_policy(room, tenant, &pod))
+}
+
+/// Gives a room the policies that its tenant has for it now. Whether they are others than before.
+pub fn renew_policy(room: &Room, tenant: &TenantView, pod: &Pod) -> bool {
+    let basis = Basis::new(tenant, pod);
+    if room.basis.load().as_ref().is_some_and(|held| held.is_same(&basis)) {
+        return false;
+    }
+    let renewed = PodPolicy::renew(&room.policy.load(), Some(tenant), pod);
+    room.basis.store(Some(Arc::new(basis)));
+    let is_new = renewed.is_some();
+    renewed.into_iter().for_each(|policy| room.policy.store(Arc::new(policy)));
+    is_new
+}
+
+/// Serves the Workload API to a pod that asks for it, as the identity it has now, and tells it whom its tenant believes.
+fn serve_api(shared: &Shared, apis: &WorkloadApis, kept: &mut Kept) {
+    let (pod, view) = (kept.room.pod.load(), shared.view.load());
+    let Some(tenant) = view.tenant(&pod.tenant).filter(|_| pod.workload_api) else { return };
+    let identity = pod.identity(tenant.tenant.trust_domain.clone());
+    if kept.api.as_ref().is_none_or(|api| *api.identity() != identity) {
+        // The old one's sockets close with it.
+        kept.api = None;
+        let trust = shared.trust.view(&pod.tenant);
+        kept.api = Some(apis.start(&kept.room.netns, identity, tenant.tenant.keys.algorithm, trust));
+    }
+    if let Some(api) = &kept.api {
+        api.tell(&tenant.bundles);
+    }
 }
 
 /// A stream that yields whenever the directory may have changed; never ends. Without inotify it never yields, and the clock does the work.

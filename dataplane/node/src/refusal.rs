@@ -36,14 +36,20 @@ pub enum Refusal {
     DestinationMismatch,
     /// The authority's host name is no service that this pod serves.
     UnknownHost,
-    /// Authorization said no.
+    /// Authorization said no: a policy, or a trust domain that is neither the tenant's nor federated with it.
     Denied,
+    /// A policy depends on what only a gateway knows, and no gateway has judged.
+    Undecided,
+    /// Without mTLS, to a port where PeerAuthentication wants it.
+    StrictPlaintext,
+    /// A gateway names a source that is no identity.
+    BadSource,
     /// The application did not take the connection.
     ApplicationDown,
 }
 
 /// All of them, for the metrics page and the tests.
-pub const REFUSALS: [Refusal; 18] = [
+pub const REFUSALS: [Refusal; 21] = [
     Refusal::OriginUnknown,
     Refusal::TenantUnknown,
     Refusal::NoIdentity,
@@ -61,6 +67,9 @@ pub const REFUSALS: [Refusal; 18] = [
     Refusal::DestinationMismatch,
     Refusal::UnknownHost,
     Refusal::Denied,
+    Refusal::Undecided,
+    Refusal::StrictPlaintext,
+    Refusal::BadSource,
     Refusal::ApplicationDown,
 ];
 
@@ -85,6 +94,9 @@ impl Refusal {
             Refusal::DestinationMismatch => "destination_mismatch",
             Refusal::UnknownHost => "unknown_host",
             Refusal::Denied => "denied",
+            Refusal::Undecided => "undecided",
+            Refusal::StrictPlaintext => "strict_plaintext",
+            Refusal::BadSource => "bad_source",
             Refusal::ApplicationDown => "application_down",
         }
     }
@@ -92,10 +104,15 @@ impl Refusal {
     /// `response_flags` (features.md A.7).
     pub fn flag(self) -> &'static str {
         match self {
-            Refusal::Denied | Refusal::OutsideMesh | Refusal::ReservedPort | Refusal::GatewayAddress => "DENY",
+            Refusal::Denied
+            | Refusal::Undecided
+            | Refusal::StrictPlaintext
+            | Refusal::OutsideMesh
+            | Refusal::ReservedPort
+            | Refusal::GatewayAddress => "DENY",
             Refusal::NoIdentity | Refusal::TenantUnknown => "IDENTITY_ERROR",
             Refusal::HandshakeFailed => "TLS_FAILURE",
-            Refusal::BadRequest | Refusal::DestinationMismatch | Refusal::UnknownHost => "H2_HANDSHAKE_FAILURE",
+            Refusal::BadRequest | Refusal::DestinationMismatch | Refusal::UnknownHost | Refusal::BadSource => "H2_HANDSHAKE_FAILURE",
             Refusal::OriginUnknown
             | Refusal::UnknownPort
             | Refusal::NoGateway
@@ -110,8 +127,8 @@ impl Refusal {
     /// The answer to a CONNECT (ztunnel's: 400 malformed or mismatched, 401 denied, 503 everything that another try might mend).
     pub fn status(self) -> u16 {
         match self {
-            Refusal::BadRequest | Refusal::DestinationMismatch => canal_wire::hbone::STATUS_BAD,
-            Refusal::Denied => canal_wire::hbone::STATUS_DENIED,
+            Refusal::BadRequest | Refusal::DestinationMismatch | Refusal::BadSource => canal_wire::hbone::STATUS_BAD,
+            Refusal::Denied | Refusal::Undecided | Refusal::StrictPlaintext => canal_wire::hbone::STATUS_DENIED,
             _ => canal_wire::hbone::STATUS_UNAVAILABLE,
         }
     }

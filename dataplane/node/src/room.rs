@@ -1,36 +1,37 @@
 //! One pod as the workers serve it: its namespace, its identity, its limits, and where its captured connections were going. Made and
-//! ended by [`crate::pods`].
+//! ended by [`crate::pods`]; listened in by [`crate::accept`].
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use canal_kit::backoff::Backoff;
-use canal_kit::drain::Drain;
 use canal_kit::limits::Limit;
 use canal_kit::metrics::Registry;
-use canal_kit::sys::{self, ListenOptions, Netns, SysError};
+use canal_kit::sys::{self, Netns, SysError};
 use canal_kit::tls::{ClientIdentity, Credential, ServerIdentity};
+use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
-use canal_wire::hbone::{HBONE_PORT, OUTBOUND_PORT};
-use tokio::net::{TcpListener, TcpStream};
+use canal_model::trust::KeyPolicy;
+use tokio::net::TcpStream;
 
+use crate::authorization::{Basis, PodPolicy};
 use crate::capture::{Mode, OriginSource};
 use crate::config::Limits;
+use crate::plaintext::Plaintext;
 use crate::pod::Pod;
 use crate::telemetry::Party;
-use crate::worker::Local;
-use crate::{inbound, outbound};
 
 /// A pod's proofs of who it is; there once its tenant is known.
 #[derive(Debug)]
 pub struct RoomIdentity {
     pub trust_domain: TrustDomain,
-    pub credential: Credential,
+    /// As the tenant wants them.
+    pub keys: KeyPolicy,
+    pub identity: Identity,
+    /// Where its certificate comes to, if its key is here; else key servers have it.
+    pub credential: Option<Credential>,
     pub client: ClientIdentity,
     pub server: ServerIdentity,
 }
@@ -49,6 +50,12 @@ pub struct Room {
     pub outbound: Limit,
     pub inbound: Limit,
     pub hbone: Limit,
+    pub plain: Limit,
+    /// Who may come in.
+    pub policy: ArcSwap<PodPolicy>,
+    /// What that was made of.
+    pub basis: ArcSwapOption<Basis>,
+    pub plaintext: Plaintext,
     /// Listeners open now, over all workers.
     listeners: AtomicU64,
 }
@@ -70,6 +77,10 @@ impl Room {
             outbound: Limit::new(registry, "pod_outbound_connections", limits.outbound),
             inbound: Limit::new(registry, "pod_inbound_tunnels", limits.inbound),
             hbone: Limit::new(registry, "pod_hbone_connections", limits.hbone),
+            plain: Limit::new(registry, "pod_plaintext_connections", limits.inbound),
+            policy: ArcSwap::default(),
+            basis: ArcSwapOption::empty(),
+            plaintext: Plaintext::default(),
             listeners: AtomicU64::new(0),
         })
     }
@@ -79,102 +90,18 @@ impl Room {
         self.origins.take(self.cookie, accepted, peer)
     }
 
-    /// Listeners open now.
+    /// Listeners open now, but for those of plaintext.
     pub fn listeners(&self) -> u64 {
         self.listeners.load(Relaxed)
     }
-}
 
-/// What a listener's connections are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Door {
-    Outbound,
-    Inbound,
-}
-
-/// Where a pod is listened to. Capture rewrites to loopback only, so nothing from outside reaches the outbound door.
-const DOORS: [(Door, SocketAddr); 4] = [
-    (Door::Outbound, SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), OUTBOUND_PORT)),
-    (Door::Outbound, SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::LOCALHOST), OUTBOUND_PORT)),
-    (Door::Inbound, SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), HBONE_PORT)),
-    (Door::Inbound, SocketAddr::new(std::net::IpAddr::V6(Ipv6Addr::UNSPECIFIED), HBONE_PORT)),
-];
-
-/// Opens a worker's four listeners of a pod and serves them until the drain.
-pub(crate) fn serve(local: &Rc<Local>, room: &Arc<Room>, drain: &Drain) {
-    for (door, address) in DOORS {
-        local.spawn(keep_open(local.clone(), room.clone(), door, address, drain.clone()));
+    /// A worker listens for the pod's own connections, or for those of the mesh.
+    pub(crate) fn opened(&self) {
+        self.listeners.fetch_add(1, Relaxed);
     }
-}
 
-/// A listener that cannot be opened is tried again: the address may be held by an application that has not stopped yet, and a pod that
-/// nobody serves is refused, not open.
-async fn keep_open(local: Rc<Local>, room: Arc<Room>, door: Door, address: SocketAddr, drain: Drain) {
-    let options = ListenOptions { reuse_port: true, v6_only: true, ..ListenOptions::default() };
-    let mut backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(5));
-    loop {
-        match sys::listen(Some(&room.netns), address, &options) {
-            Ok(listener) => {
-                room.listeners.fetch_add(1, Relaxed);
-                accept(&local, &room, door, listener, &drain).await;
-                room.listeners.fetch_sub(1, Relaxed);
-                return;
-            }
-            // A pod without IPv6 has nothing to listen to there, and nothing to capture.
-            Err(SysError::Socket { source, .. }) if address.is_ipv6() && has_no_ipv6(&source) => return,
-            Err(error) => {
-                local.listen_failures.inc();
-                tracing::warn!(pod = room.pod.load().uid, %error, "cannot listen in the pod; trying again");
-            }
-        }
-        tokio::select! {
-            () = tokio::time::sleep(backoff.next_wait()) => {}
-            () = drain.draining() => return,
-        }
-    }
-}
-
-fn has_no_ipv6(e: &std::io::Error) -> bool {
-    use rustix::io::Errno;
-    let code = Errno::from_io_error(e);
-    code == Some(Errno::AFNOSUPPORT) || code == Some(Errno::ADDRNOTAVAIL)
-}
-
-/// The first phase of both roads.
-async fn accept(local: &Rc<Local>, room: &Arc<Room>, door: Door, listener: TcpListener, drain: &Drain) {
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            () = drain.draining() => break,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, peer)) => admit(local, room, door, stream, peer, drain),
-            Err(error) => {
-                // Out of descriptors or memory: others must end first. The connection waits in the kernel.
-                local.accept_failures.inc();
-                tracing::warn!(pod = room.pod.load().uid, %error, "cannot accept");
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        }
-    }
-    // Whoever completed the handshake before the drain is served: closing the listener would reset them.
-    let waiting = std::future::poll_fn(|cx| {
-        let mut found = Vec::new();
-        while let std::task::Poll::Ready(Ok(c)) = listener.poll_accept(cx) {
-            found.push(c);
-        }
-        std::task::Poll::Ready(found)
-    });
-    for (stream, peer) in waiting.await {
-        admit(local, room, door, stream, peer, drain);
-    }
-}
-
-fn admit(local: &Rc<Local>, room: &Arc<Room>, door: Door, stream: TcpStream, peer: SocketAddr, drain: &Drain) {
-    let (local_, room, drain) = (local.clone(), room.clone(), drain.clone());
-    match door {
-        Door::Outbound => local.spawn(outbound::carry(local_, room, stream, peer, drain)),
-        Door::Inbound => local.spawn(inbound::greet(local_, room, stream, peer, drain)),
+    /// It does not any more.
+    pub(crate) fn closed(&self) {
+        self.listeners.fetch_sub(1, Relaxed);
     }
 }

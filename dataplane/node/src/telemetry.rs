@@ -7,10 +7,12 @@ use std::time::Instant;
 use canal_kit::copy::Meter;
 use canal_kit::log::WorkerLog;
 use canal_kit::metrics::{Counter, Counters, Family, Registry, Shard};
+use canal_model::authorization::PolicyKey;
 use canal_model::identity::Identity;
 use canal_model::program::Service;
 use canal_wire::hbone::Baggage;
 
+use crate::authorization::{PodPolicy, Question, Refused, Source};
 use crate::pod::{Pod, workload_name};
 use crate::refusal::{REFUSALS, Refusal};
 
@@ -183,7 +185,11 @@ pub fn labels<'a>(flow: &'a Flow, flag: &'a str) -> [&'a str; 27] {
         service.map_or(UNKNOWN, |s| s.key.namespace.as_str()),
         "tcp",
         flag,
-        if flow.mutual_tls { "mutual_tls" } else { UNKNOWN },
+        match (flow.mutual_tls, flow.reporter) {
+            (true, _) => "mutual_tls",
+            (false, Reporter::Destination) => "none",
+            (false, Reporter::Source) => UNKNOWN,
+        },
     ]
 }
 
@@ -197,6 +203,14 @@ pub struct Families {
     refused: Counters,
     /// `canal_node_gateway_failures_total{gateway,blame}`.
     gateway_failures: Counters,
+    /// `canal_authorization_total{tenant,action,policy}`.
+    authorization: Counters,
+    closed_early: Counters,
+}
+
+/// Connections that were let in and ended before their time.
+pub fn closed_family() -> Family {
+    Family::new("canal_node_closed_total", "Open connections into pods that were ended, by reason.", &["reason"])
 }
 
 impl Families {
@@ -212,6 +226,12 @@ impl Families {
             received: tcp("istio_tcp_received_bytes_total", "The size of total bytes received during request in case of a TCP connection."),
             refused: r.counters(refused),
             gateway_failures: r.counters(failures),
+            authorization: r.counters(Family::new(
+                "canal_authorization_total",
+                "Answers of policies to who wants into pods, and audits and dry runs that matched.",
+                &["tenant", "action", "policy"],
+            )),
+            closed_early: r.counters(closed_family()),
         }
     }
 }
@@ -267,6 +287,34 @@ impl Records {
     /// A gateway that did not open a tunnel.
     pub fn gateway_failed(&self, label: &str, blame: &str) {
         self.shard.counter(&self.families.gateway_failures, &[label, blame]).inc();
+    }
+
+    /// What policies of `pod` said: to `question`, if it was allowed, else that `no`. Pods without policies are not counted, unless they refuse.
+    /// Names are as in gateways.
+    pub fn judged(&self, pod: &Pod, policy: &PodPolicy, question: Option<&Question>, no: Option<&Refused>) {
+        let count = |action: &str, policy: Option<&PolicyKey>| {
+            let policy = policy.map(|key| format!("{}/{}", key.namespace, key.name)).unwrap_or_default();
+            self.shard.counter(&self.families.authorization, &[pod.tenant.as_str(), action, &policy]).inc();
+        };
+        match no {
+            Some(Refused { refusal, policy, .. }) => match refusal {
+                Refusal::Denied => count("deny", policy.as_ref()),
+                Refusal::Undecided | Refusal::StrictPlaintext => count(refusal.name(), policy.as_ref()),
+                _ => {}
+            },
+            None if question.is_some_and(|q| q.source == Source::Node) => count("node", None),
+            None if policy.is_empty() => {}
+            None => count("allow", None),
+        }
+        if let Some(question) = question {
+            policy.observe(question, &mut |key, kind| count(kind.name(), Some(key)));
+        }
+    }
+
+    /// An open connection that policies end: counted, and as the log says it.
+    pub fn cut(&self, no: &Refused) -> (Fault, String) {
+        self.shard.counter(&self.families.closed_early, &[no.refusal.name()]).inc();
+        (Fault { refusal: None, ..no.refusal.into() }, format!("policies have changed: {}", no.why))
     }
 
     /// The connection is about to be made.

@@ -1,18 +1,29 @@
 //! What the node knows of the mesh: one immutable view per southbound change, made from the kit's state. One connection, one view.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use canal_kit::southbound::State;
-use canal_model::ids::{Generation, NodeName, ServiceKey, TenantName};
+use canal_model::authorization::{Authorization, PeerAuthentication};
+use canal_model::ids::{Generation, NodeName, ServiceKey, TenantName, TrustDomain};
 use canal_model::program::{EndpointPort, GatewayAddress, Kind, Resource, Service, Tenant};
 use canal_model::tier::is_tier_service;
+use canal_model::trust::Bundle;
 
 use crate::gateways::Entrance;
 
 /// The kinds a node subscribes to; the controller narrows each to the node's tenant, and workloads to the node's own.
-pub const KINDS: [Kind; 5] = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Workload, Kind::Address];
+pub const KINDS: [Kind; 8] = [
+    Kind::Tenant,
+    Kind::Gateway,
+    Kind::Service,
+    Kind::Workload,
+    Kind::Address,
+    Kind::Bundle,
+    Kind::Authorization,
+    Kind::PeerAuthentication,
+];
 
 /// Everything, at one generation.
 #[derive(Debug, Default)]
@@ -38,6 +49,26 @@ pub struct TenantView {
     hosts: HashMap<String, Arc<Service>>,
     /// What this node's pods serve, by pod uid.
     endpoints: HashMap<String, Vec<EndpointPort>>,
+    /// Who may do what. The same as in the view before, unless it changed.
+    pub rules: Arc<Rules>,
+    /// Whom to trust, sorted by trust domain; its own among them.
+    pub bundles: Vec<Bundle>,
+}
+
+/// What decides who may connect to a tenant's pods. Sorted.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Rules {
+    pub trust_domain: TrustDomain,
+    /// Trust domains of other tenants, of which it has bundles.
+    pub federated: BTreeSet<TrustDomain>,
+    pub authorizations: Vec<Arc<Authorization>>,
+    pub peer_authentications: Vec<Arc<PeerAuthentication>>,
+}
+
+impl Rules {
+    fn empty(trust_domain: TrustDomain) -> Self {
+        Self { trust_domain, federated: BTreeSet::new(), authorizations: Vec::new(), peer_authentications: Vec::new() }
+    }
 }
 
 /// What a gateway address leads to.
@@ -56,20 +87,39 @@ impl View {
         Self::from_resources(state.generation(), all.iter().copied(), node)
     }
 
+    /// [`View::new`], keeping of the view before what has not changed and is dear to look at again.
+    pub fn after(before: &View, state: &State, node: &NodeName) -> Self {
+        let mut view = Self::new(state, node);
+        for (name, tenant) in &mut view.tenants {
+            if let Some(old) = before.tenants.get(name).filter(|old| old.rules == tenant.rules) {
+                tenant.rules = old.rules.clone();
+            }
+        }
+        view
+    }
+
     /// As [`View::new`], from resources in any order.
     pub fn from_resources<'a>(generation: Generation, all: impl Iterator<Item = &'a Resource> + Clone, node: &NodeName) -> Self {
         let mut tenants = HashMap::new();
+        let mut rules: HashMap<TenantName, Rules> = HashMap::new();
         for r in all.clone() {
             if let Resource::Tenant(t) = r {
+                rules.insert(t.name.clone(), Rules::empty(t.trust_domain.clone()));
                 tenants.insert(t.name.clone(), TenantView::empty(t.clone()));
             }
         }
         for r in all {
-            let Some(t) = r.tenant().and_then(|name| tenants.get_mut(name)) else { continue };
+            let Some((t, rules)) = r.tenant().and_then(|name| Some((tenants.get_mut(name)?, rules.get_mut(name)?))) else { continue };
             match r {
                 Resource::Gateway(g) => t.replicas.push(Arc::new(Entrance::replica(g))),
                 Resource::Address(a) => t.add_address(a),
                 Resource::Service(s) => t.add_service(Arc::new(s.clone())),
+                Resource::Authorization(a) => rules.authorizations.push(Arc::new(a.clone())),
+                Resource::PeerAuthentication(p) => rules.peer_authentications.push(Arc::new(p.clone())),
+                Resource::Bundle(b) => {
+                    rules.federated.extend(b.federated.then(|| b.trust_domain.clone()));
+                    t.bundles.push(b.clone());
+                }
                 Resource::Workload(w) if w.node == *node => {
                     t.endpoints.insert(w.uid(), w.endpoints.clone());
                 }
@@ -80,7 +130,15 @@ impl View {
         for t in tenants.values_mut() {
             t.replicas.sort_by(|a, b| a.label.cmp(&b.label));
             t.tier.sort_by(|a, b| a.az.cmp(&b.az));
+            t.bundles.sort_by(|a, b| a.trust_domain.cmp(&b.trust_domain));
             t.addresses.values_mut().for_each(|of| of.sort_by(|a, b| a.az.cmp(&b.az)));
+        }
+        for (name, mut rules) in rules {
+            rules.authorizations.sort_by(|a, b| a.key.cmp(&b.key));
+            rules.peer_authentications.sort_by(|a, b| a.key.cmp(&b.key));
+            if let Some(t) = tenants.get_mut(&name) {
+                t.rules = Arc::new(rules);
+            }
         }
         Self { generation, tenants }
     }
@@ -99,6 +157,7 @@ impl View {
 impl TenantView {
     fn empty(tenant: Tenant) -> Self {
         Self {
+            rules: Arc::new(Rules::empty(tenant.trust_domain.clone())),
             tenant: Arc::new(tenant),
             replicas: Vec::new(),
             addresses: HashMap::new(),
@@ -108,6 +167,7 @@ impl TenantView {
             by_key: HashMap::new(),
             hosts: HashMap::new(),
             endpoints: HashMap::new(),
+            bundles: Vec::new(),
         }
     }
 
@@ -153,6 +213,11 @@ impl TenantView {
     /// The pod's own port for a service's port, if the pod serves it.
     pub fn target_port(&self, pod_uid: &str, service: &ServiceKey, port: u16) -> Option<u16> {
         self.endpoints.get(pod_uid)?.iter().find(|e| e.service == *service && e.port == port).map(|e| e.target_port)
+    }
+
+    /// The services that the pod serves at some port.
+    pub fn served(&self, pod_uid: &str) -> BTreeSet<&ServiceKey> {
+        self.endpoints.get(pod_uid).into_iter().flatten().map(|e| &e.service).collect()
     }
 
     /// Whether the address is in the tenant's pod ranges.

@@ -11,13 +11,13 @@ use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
 use canal_kit::log::AccessLog;
 use canal_kit::metrics::{Counter, Counters, Family, Registry};
 use canal_kit::sys::NetnsId;
+use canal_kit::tls::TrustStore;
 use canal_kit::worker::{Worker, WorkerConfig, Workers};
 use canal_model::ids::AzName;
 use tokio_util::task::TaskTracker;
 
-use crate::authorization::Authorization;
 use crate::gateways::Gateways;
-use crate::room::{self, Room};
+use crate::open::Open;
 use crate::telemetry::{Families, Records};
 use crate::view::View;
 
@@ -25,7 +25,10 @@ use crate::view::View;
 pub struct Shared {
     pub az: AzName,
     pub view: ArcSwap<View>,
-    pub authorization: Authorization,
+    /// Whom tenants believe.
+    pub trust: TrustStore,
+    /// Whether the node's own processes (a kubelet's probes) reach pods in plaintext whatever policies say.
+    pub trusts_node: bool,
     pub registry: Registry,
     families: Families,
     listen_failures: Counters,
@@ -35,12 +38,13 @@ pub struct Shared {
 
 impl Shared {
     /// Registers the metrics.
-    pub fn new(az: AzName, registry: Registry, log: AccessLog) -> Self {
+    pub fn new(az: AzName, registry: Registry, log: AccessLog, trusts_node: bool) -> Self {
         let counters = |name, help| registry.counters(Family::new(name, help, &[]));
         Self {
             az,
             view: ArcSwap::default(),
-            authorization: Authorization::default(),
+            trust: TrustStore::new(&registry),
+            trusts_node,
             families: Families::new(&registry),
             listen_failures: counters("canal_node_listen_failures_total", "Listeners in pods that could not be opened; tried again."),
             accept_failures: counters("canal_node_accept_failures_total", "Failures of accept, e.g. out of file descriptors."),
@@ -56,6 +60,8 @@ pub struct Local {
     pub pool: Pool,
     pub hbone: HboneCounters,
     pub gateways: Gateways,
+    /// What was let in.
+    pub open: Rc<Open>,
     pub records: Records,
     pub listen_failures: Counter,
     pub accept_failures: Counter,
@@ -75,6 +81,7 @@ impl Local {
             pool: Pool::new(PoolConfig::default(), hbone.clone()),
             hbone,
             gateways: Gateways::default(),
+            open: Rc::default(),
             listen_failures: shard.counter(&shared.listen_failures, &[]),
             accept_failures: shard.counter(&shared.accept_failures, &[]),
             records: Records::new(shared.families.clone(), shard, log),
@@ -110,20 +117,9 @@ async fn live(local: Rc<Local>, drain: Drain) {
     HERE.set(None);
 }
 
-fn here() -> Option<Rc<Local>> {
+/// The one of the worker that runs this.
+pub(crate) fn here() -> Option<Rc<Local>> {
     HERE.with_borrow(Clone::clone)
-}
-
-/// Has every worker listen in `room` until `drain`.
-pub fn open_room(workers: &Workers, room: &Arc<Room>, drain: &Drain) {
-    for k in 0..workers.count() {
-        let (room, drain) = (room.clone(), drain.clone());
-        workers.spawn(k, move || async move {
-            if let Some(local) = here() {
-                room::serve(&local, &room, &drain);
-            }
-        });
-    }
 }
 
 /// Has every worker close its idle tunnels of a namespace that is gone.
@@ -132,6 +128,17 @@ pub fn retire(workers: &Workers, netns: NetnsId) {
         workers.spawn(k, move || async move {
             if let Some(local) = here() {
                 local.pool.retire(Some(netns));
+            }
+        });
+    }
+}
+
+/// Has every worker ask again whether what it let in may stay.
+pub fn reconsider(workers: &Workers) {
+    for k in 0..workers.count() {
+        workers.spawn(k, move || async move {
+            if let Some(local) = here() {
+                local.open.reconsider();
             }
         });
     }

@@ -34,6 +34,7 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd01::/64".parse().unwrap()],
             gateway_cidrs: vec!["10.9.0.0/16".parse().unwrap()],
             outside,
+            keys: Default::default(),
         }),
         p::Resource::Gateway(p::Gateway {
             tenant: "alpha".parse().unwrap(),
@@ -129,11 +130,16 @@ fn a_captured_connection_has_one_way_to_go() {
 #[test]
 fn a_tunnel_comes_in_by_ztunnels_order() {
     let (view, pod) = pod(p::OutsideMesh::Deny);
-    let peer = |identity: &str| Peer { tenant: "alpha".parse().unwrap(), identity: identity.parse().unwrap() };
-    let (ours, theirs) = (peer("spiffe://alpha.example/ns/canal-system/sa/gateway"), peer("spiffe://beta.example/ns/x/sa/y"));
-    let check = |case: &str, dialled: &str, authority: &str, peer: &Peer, want: Result<&str, Refusal>| {
-        let got = decide_inbound(&view, &pod, dialled.parse().unwrap(), &authority.parse().unwrap(), peer, &Authorization::SameTenant);
-        assert_eq!(got.map(|a| a.target.to_string()), want.map(str::to_string), "{case}");
+    let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod.tenant), &pod).unwrap();
+    let identity = |text: &str| text.parse::<Identity>().unwrap();
+    let (ours, theirs) = (identity("spiffe://alpha.example/ns/canal-system/sa/gateway"), identity("spiffe://beta.example/ns/x/sa/y"));
+    let decide = |view: &View, dialled: &str, authority: &str, peer: &Identity, told: Option<&str>| {
+        let caller = Caller { peer, address: "10.7.7.7".parse().unwrap(), told: (told, Some("10.1.9.9".parse().unwrap())) };
+        decide_inbound(view, &pod, &policy, dialled.parse().unwrap(), &authority.parse().unwrap(), &caller)
+    };
+    let check = |case: &str, dialled: &str, authority: &str, peer: &Identity, want: Result<&str, Refusal>| {
+        let got = decide(&view, dialled, authority, peer, None);
+        assert_eq!(got.map(|a| a.target.to_string()).map_err(|no| no.refusal), want.map(str::to_string), "{case}");
     };
     check("its address", "10.1.1.2", "10.1.1.2:8080", &ours, Ok("10.1.1.2:8080"));
     check("its IPv6 address", "fd01::2", "[fd01::2]:8080", &ours, Ok("[fd01::2]:8080"));
@@ -152,15 +158,51 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
     check("a service it does not serve", "10.1.1.2", "zz-late.b.svc.cluster.local:1", &ours, Err(Refusal::UnknownHost));
     check("a name nobody has", "10.1.1.2", "example.com:80", &ours, Err(Refusal::UnknownHost));
     check("a name that leads to a reserved port", "10.1.1.2", "proxyish.b.svc.cluster.local:15008", &ours, Err(Refusal::ReservedPort));
-    let none = decide_inbound(
-        &View::default(),
-        &pod,
-        "10.1.1.2".parse().unwrap(),
-        &"10.1.1.2:80".parse().unwrap(),
-        &ours,
-        &Authorization::SameTenant,
-    );
-    assert_eq!(none, Err(Refusal::TenantUnknown));
+    let none = decide(&View::default(), "10.1.1.2", "10.1.1.2:80", &ours, None);
+    assert_eq!(none.map_err(|no| no.refusal), Err(Refusal::TenantUnknown));
+
+    let asked = |peer: &Identity, told: Option<&str>| {
+        let got = decide(&view, "10.1.1.2", "10.1.1.2:8080", peer, told).map_err(|no| no.refusal)?;
+        Ok((got.question.source, got.question.address.map(|a| a.to_string())))
+    };
+    let app = "spiffe://alpha.example/ns/b/sa/c";
+    let named = |text: &str| std::rc::Rc::new(crate::authorization::Named::new(identity(text)));
+    for (case, peer, told, want) in [
+        ("a gateway, for many", &ours, None, Ok((Source::Gateway, None))),
+        ("a gateway, for one", &ours, Some(app), Ok((Source::Told(named(app)), Some("10.1.9.9".to_string())))),
+        ("a gateway that names nobody", &ours, Some("spiffe://x"), Err(Refusal::BadSource)),
+        (
+            "a pod is believed nothing",
+            &identity(app),
+            Some("spiffe://alpha.example/ns/b/sa/admin"),
+            Ok((Source::Proven(named(app)), Some("10.7.7.7".to_string()))),
+        ),
+        ("another tenant's gateway", &identity("spiffe://beta.example/ns/canal-system/sa/gateway"), Some(app), Err(Refusal::Denied)),
+    ] {
+        assert_eq!(asked(peer, told), want, "{case}");
+    }
+}
+
+#[test]
+fn plaintext_comes_in_to_any_port_but_the_proxys() {
+    let (view, pod) = pod(p::OutsideMesh::Deny);
+    let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod.tenant), &pod).unwrap();
+    let decide = |policy: &PodPolicy, to: &str| {
+        let got = decide_plain(policy, to.parse().unwrap(), "10.7.7.7:1".parse().unwrap(), |_, _| false);
+        got.map(|a| a.target.to_string()).map_err(|no| no.refusal)
+    };
+    assert_eq!(decide(&policy, "10.1.1.2:80"), Ok("10.1.1.2:80".into()));
+    assert_eq!(decide(&policy, "[::ffff:10.1.1.2]:80"), Ok("10.1.1.2:80".into()));
+    for port in ILLEGAL_PORTS {
+        assert_eq!(decide(&policy, &format!("10.1.1.2:{port}")), Err(Refusal::ReservedPort));
+    }
+    assert_eq!(decide(&PodPolicy::default(), "10.1.1.2:80"), Err(Refusal::TenantUnknown));
+    let probed = |to: &str| {
+        let ends = |peer: SocketAddr, to: SocketAddr| (peer.to_string(), to.to_string()) == ("10.7.7.7:1".into(), "10.1.1.2:80".into());
+        decide_plain(&PodPolicy::default(), to.parse().unwrap(), "[::ffff:10.7.7.7]:1".parse().unwrap(), ends).map(|a| a.question.source)
+    };
+    assert_eq!(probed("10.1.1.2:80"), Ok(Source::Node), "what the node's own processes may not is nothing");
+    assert_eq!(probed("10.1.1.2:15001").map_err(|no| no.refusal), Err(Refusal::ReservedPort));
 }
 
 #[test]

@@ -23,9 +23,12 @@ use canal_kit::worker::Workers;
 use canal_model::identity::Identity;
 use canal_model::ids::{Generation, ServiceId, Vni};
 use canal_model::program as p;
+use canal_node_proxy::accept;
 use canal_node_proxy::capture::{Capture, Taken};
 use canal_node_proxy::config::{CaptureChoice, Limits};
+use canal_node_proxy::guard::Guards;
 use canal_node_proxy::pod::Pod;
+use canal_node_proxy::pods;
 use canal_node_proxy::room::{Room, RoomIdentity};
 use canal_node_proxy::telemetry::Party;
 use canal_node_proxy::view::View;
@@ -55,6 +58,10 @@ pub struct Setup {
     pub gateways: &'static [(&'static str, &'static str)],
     /// Gateway addresses of the service, by AZ, and whether they are open. With some, the tenant is on the cloud tier.
     pub addresses: &'static [(&'static str, &'static str, bool)],
+    /// Whether the proxy runs where the pod's interface leads to, as on a node.
+    pub on_node: bool,
+    /// The tenant's policies, and whom it federates with: any kind of resource.
+    pub policies: Vec<p::Resource>,
 }
 
 impl Default for Setup {
@@ -68,6 +75,8 @@ impl Default for Setup {
             certificate: true,
             gateways: &[("near", NEAR)],
             addresses: &[],
+            on_node: false,
+            policies: Vec::new(),
         }
     }
 }
@@ -85,6 +94,7 @@ pub struct Rig {
     pub credential: CredentialWriter,
     pub trigger: Trigger,
     pub workers: Workers,
+    guards: Guards,
     capture: Option<(Capture, Taken)>,
     pins: PathBuf,
     dir: tempfile::TempDir,
@@ -96,12 +106,20 @@ pub fn identity(s: &str) -> Identity {
 
 impl Rig {
     pub fn new(setup: &Setup) -> Self {
-        let (ns, outside, cg, dir) = (Netns::new(), Netns::bare(), Cgroup::new(), tempfile::tempdir().unwrap());
+        let (ns, outside) = (Netns::new(), Netns::bare());
         join(&ns, &outside);
+        let path = outside.path();
+        // Threads are born where their makers are.
+        let start = move || Self::start(setup, ns, outside);
+        if setup.on_node { lab::within(&path, start) } else { start() }
+    }
+
+    fn start(setup: &Setup, ns: Netns, outside: Netns) -> Self {
+        let (cg, dir) = (Cgroup::new(), tempfile::tempdir().unwrap());
         let pod = pod(&ns, &cg);
         let registry = Registry::new();
         let log = AccessLog::start(Sink::File(dir.path().join("access.log")), &registry).unwrap();
-        let shared = Arc::new(Shared::new("az1".parse().unwrap(), registry.clone(), log));
+        let shared = Arc::new(Shared::new("az1".parse().unwrap(), registry.clone(), log, true));
         shared.view.store(Arc::new(view(setup)));
         let pins = dir.path().join("bpffs");
         let capture = Capture::start(setup.capture, &pins).unwrap();
@@ -116,17 +134,35 @@ impl Rig {
         }
         room.identity.store(Some(Arc::new(RoomIdentity {
             trust_domain: TRUST_DOMAIN.parse().unwrap(),
-            client: ClientIdentity::new(place.clone()),
-            server: ServerIdentity::new("alpha".parse().unwrap(), place.clone()),
-            credential: place,
+            keys: Default::default(),
+            client: ClientIdentity::new(place.clone()).trusting(shared.trust.view(&"alpha".parse().unwrap())),
+            server: ServerIdentity::new("alpha".parse().unwrap(), place.clone()).trusting(shared.trust.view(&"alpha".parse().unwrap())),
+            identity: own.clone(),
+            credential: Some(place),
         })));
         let (trigger, drain) = drain::tree();
         let workers = worker::start(setup.workers, &shared, drain.clone()).unwrap();
-        worker::open_room(&workers, &room, &drain);
-        let rig =
-            Self { ns, outside, cg, ca, registry, room, shared, credential, trigger, workers, capture: Some((capture, taken)), pins, dir };
+        let guards = Guards::new(&registry, true);
+        renew(&shared, &room);
+        guards.begin(&capture, &room);
+        accept::open(&workers, &room, &drain);
+        let capture = Some((capture, taken));
+        let rig = Self { ns, outside, cg, ca, registry, room, shared, credential, trigger, workers, guards, capture, pins, dir };
         rig.until("listeners", || rig.room.listeners() == 4 * setup.workers as u64);
         rig
+    }
+
+    /// What the node does when the controller says this from now on.
+    pub fn tell(&self, setup: &Setup) {
+        self.shared.trust.replace(setup.policies.iter().cloned().map(Arc::new)).unwrap();
+        self.shared.view.store(Arc::new(view(setup)));
+        let changed = renew(&self.shared, &self.room);
+        worker::reconsider(&self.workers);
+        let (capture, _) = self.capture.as_ref().unwrap();
+        let changed: &[&Room] = if changed { &[&self.room] } else { &[] };
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let follow = || runtime.block_on(self.guards.follow(capture, &[&self.room], changed));
+        if setup.on_node { self.outside.within(follow) } else { follow() }
     }
 
     /// The pod's namespace, for sockets of the test's own.
@@ -194,6 +230,11 @@ impl Drop for Rig {
     }
 }
 
+fn renew(shared: &Shared, room: &Room) -> bool {
+    let (view, pod) = (shared.view.load(), room.pod.load());
+    view.tenant(&pod.tenant).is_some_and(|tenant| pods::renew_policy(room, tenant, &pod))
+}
+
 fn join(pod: &Netns, outside: &Netns) {
     pod.ip(&format!("link set nowhere netns {} name out0", outside.name()));
     outside.ip("link set out0 up");
@@ -202,6 +243,9 @@ fn join(pod: &Netns, outside: &Netns) {
         pod.ip(&format!("route add {a}/32 dev pod0"));
     }
     outside.ip(&format!("route add {POD_V4}/32 dev out0"));
+    outside.ip("addr add fd77::9/128 dev out0 nodad");
+    outside.ip(&format!("-6 route add {POD_V6}/128 dev out0"));
+    pod.ip("-6 route add fd77::9/128 dev pod0");
 }
 
 fn pod(ns: &Netns, cg: &Cgroup) -> Pod {
@@ -224,6 +268,7 @@ fn view(setup: &Setup) -> View {
             pod_cidrs: vec!["10.77.0.0/24".parse().unwrap(), "fd77::/64".parse().unwrap()],
             gateway_cidrs: vec![],
             outside: setup.outside,
+            keys: Default::default(),
         }),
         p::Resource::Service(p::Service {
             key: key.clone(),
@@ -268,5 +313,6 @@ fn view(setup: &Setup) -> View {
             draining: false,
         }));
     }
+    all.extend(setup.policies.iter().cloned());
     View::from_resources(Generation(1), all.iter(), &"n1".parse().unwrap())
 }
