@@ -1,6 +1,6 @@
-//! Compiles the echo service's proto.
+//! Compiles the protos of services that samples serve or call.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tonic_prost_build::configure().compile_protos(&["proto/echo.proto"], &["proto"])?;
+    tonic_prost_build::configure().compile_protos(&["proto/echo.proto", "proto/ext_authz.proto", "proto/workload.proto"], &["proto"])?;
     Ok(())
 }

@@ -5,11 +5,13 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod authz;
 pub mod blob;
 pub mod blob_client;
 pub mod bookinfo;
 pub mod echo_rpc;
 pub mod grpc_client;
+pub mod issuer;
 pub mod listen;
 pub mod load;
 pub mod outbound;
@@ -18,10 +20,24 @@ pub mod pod;
 pub mod sessions;
 pub mod tcp;
 pub mod tcp_client;
+pub mod tls_client;
+pub mod workload_client;
 pub mod ws;
 pub mod ws_client;
 
 /// Generated from `proto/echo.proto`.
 pub mod proto {
     tonic::include_proto!("canal.samples.v1");
+}
+
+/// Generated from `proto/ext_authz.proto`.
+#[allow(unreachable_pub, clippy::all, reason = "generated code")]
+pub mod ext_authz {
+    tonic::include_proto!("envoy.service.auth.v3");
+}
+
+/// Generated from `proto/workload.proto`, which has no package.
+#[allow(unreachable_pub, clippy::all, reason = "generated code")]
+pub mod workload {
+    tonic::include_proto!("_");
 }

@@ -7,17 +7,21 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
+use canal_samples::authz::{Authorizer, AuthzArgs};
 use canal_samples::blob_client::BlobClientArgs;
 use canal_samples::bookinfo::{details, productpage::ProductPage, ratings, reviews::Reviews};
 use canal_samples::echo_rpc::EchoService;
 use canal_samples::grpc_client::GrpcClientArgs;
+use canal_samples::issuer::{Issuer, IssuerArgs};
 use canal_samples::listen::{bind, serve, stop_signal};
 use canal_samples::load::LoadArgs;
 use canal_samples::pod::Pod;
 use canal_samples::sessions::SessionsArgs;
 use canal_samples::tcp_client::TcpClientArgs;
+use canal_samples::tls_client::TlsClientArgs;
+use canal_samples::workload_client::WorkloadClientArgs;
 use canal_samples::ws_client::WsClientArgs;
-use canal_samples::{blob, blob_client, grpc_client, load, sessions, tcp, tcp_client, ws, ws_client};
+use canal_samples::{blob, blob_client, grpc_client, load, sessions, tcp, tcp_client, tls_client, workload_client, ws, ws_client};
 use clap::{Args, Parser, Subcommand};
 use serde_json::Value;
 
@@ -57,6 +61,10 @@ enum Role {
         #[arg(long, required = true)]
         listen: Vec<tcp::Listen>,
     },
+    /// External authorizer (ext_authz gRPC)
+    Authz(AuthzArgs),
+    /// Identity provider: keys, JWKS, tokens, forgeries
+    Issuer(IssuerArgs),
     /// Calls the gRPC echo service
     GrpcClient(GrpcClientArgs),
     /// Talks to the WebSocket echo server
@@ -69,6 +77,10 @@ enum Role {
     Load(LoadArgs),
     /// Holds many TCP sessions with an echo server and counts those that break
     Sessions(SessionsArgs),
+    /// Asks for a page over TLS and tells what was agreed
+    TlsClient(TlsClientArgs),
+    /// Asks the SPIFFE Workload API for its SVID
+    WorkloadClient(WorkloadClientArgs),
 }
 
 fn main() -> ExitCode {
@@ -102,6 +114,8 @@ async fn run(role: Role) -> anyhow::Result<ExitCode> {
         Role::TcpClient(args) => Ok(print(&tcp_client::run(&args).await?)),
         Role::Load(args) => Ok(print(&load::run(&args).await?)),
         Role::Sessions(args) => Ok(print(&sessions::run(&args).await?)),
+        Role::TlsClient(args) => Ok(print(&tls_client::run(&args).await?)),
+        Role::WorkloadClient(args) => Ok(print(&workload_client::run(&args).await?)),
         server => run_server(server).await.map(|()| ExitCode::SUCCESS),
     }
 }
@@ -144,6 +158,14 @@ async fn run_server(role: Role) -> anyhow::Result<()> {
         Role::Grpc(Port { port }) => {
             let service = EchoService::new(Pod::from_env("echo"));
             serve(bind(port)?, stop, move |request, _| service.clone().answer(request)).await
+        }
+        Role::Authz(args) => {
+            let authorizer = Authorizer::new(&args);
+            serve(bind(args.port)?, stop, move |request, _| authorizer.clone().answer(request)).await
+        }
+        Role::Issuer(args) => {
+            let issuer = Issuer::new(&args)?;
+            serve(bind(args.port)?, stop, move |request, _| issuer.clone().answer(request)).await
         }
         Role::Ws(Port { port }) => {
             let pod = Pod::from_env("ws");

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use canal_authority::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN};
-use canal_hub::{Config, FleetTimes, Hub, Limits};
+use canal_authority::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN, Patience};
+use canal_hub::{AllowedHost, Config, ExternalCa, FleetTimes, Hub, JwksOptions, Limits, TrustOptions};
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -27,7 +27,7 @@ struct Flags {
     /// Folder with one folder per tenant, which holds the tenant's YAML files. Without it, `canal apply` is the only source.
     #[arg(long, value_name = "DIR")]
     config_dir: Option<PathBuf>,
-    /// YAML list of who may connect: {tokenSha256, kind: node|gateway|edge|operator, name, tenant, az, backend}. Read again when it changes.
+    /// YAML list of who may connect: {tokenSha256, kind: node|gateway|edge|keyserver|operator, name, tenant, az, backend}. Read again when it changes.
     #[arg(long, value_name = "FILE")]
     principals: PathBuf,
     /// Folder of the controller's own authority; clients need root.pem from it.
@@ -36,6 +36,32 @@ struct Flags {
     /// Life of workload certificates, e.g. 24h, 90m, 60s.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = lifetime)]
     svid_ttl: u64,
+    /// Folder with a folder per trust domain whose authority somebody else gives: cert-chain.pem, key.pem, root-cert.pem, and crl.pem if there
+    /// is one. Read again when it changes.
+    #[arg(long, value_name = "DIR")]
+    ca_dir: Option<PathBuf>,
+    /// A trust domain whose certificates another process signs, by CFSSL's API: TRUST_DOMAIN=URL. Its root-cert.pem (and auth-key, profile,
+    /// crl.pem, tls-root.pem if needed) stand in its folder of --ca-dir.
+    #[arg(long, value_name = "DOMAIN=URL", requires = "ca_dir")]
+    external_ca: Vec<ExternalCa>,
+    /// File of 32 bytes, or 64 hexadecimal digits: private keys in the store are sealed under it. Without it they lie in a file of mode 0600.
+    #[arg(long, value_name = "FILE")]
+    store_key_file: Option<PathBuf>,
+    /// Time between the last data plane's acknowledgement of a new root and its first signature.
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = seconds)]
+    ca_rotation_settle: u64,
+    /// Time for which an old root is told after its last certificate in use.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = seconds)]
+    ca_retire_grace: u64,
+    /// Hosts whose key sets (jwksUri) the controller may fetch: host[:port], separated by commas.
+    #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
+    jwks_hosts: Vec<AllowedHost>,
+    /// How often key sets are fetched again.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = refresh)]
+    jwks_refresh: Duration,
+    /// PEM roots for https of key sets and external authorities.
+    #[arg(long, value_name = "FILE")]
+    tls_roots: Option<PathBuf>,
     /// A gateway replica that is silent for so long, and dead by its edge, is gone: its sessions count as ended.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = patience)]
     replica_gone_after: Duration,
@@ -78,6 +104,12 @@ fn patience(text: &str) -> Result<Duration, String> {
     if (5..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 5s to 24h".into()) }
 }
 
+/// How often somebody else is asked for the same thing.
+fn refresh(text: &str) -> Result<Duration, String> {
+    let seconds = seconds(text)?;
+    if (1..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 1s to 24h".into()) }
+}
+
 fn main() -> ExitCode {
     let flags = Flags::parse();
     let filter = match EnvFilter::try_new(&flags.log) {
@@ -117,6 +149,14 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
         principals: flags.principals,
         infra_dir: flags.infra_dir,
         svid_seconds: flags.svid_ttl,
+        trust: TrustOptions {
+            ca_dir: flags.ca_dir,
+            external: flags.external_ca,
+            key_file: flags.store_key_file,
+            tls_roots: flags.tls_roots,
+            patience: Patience { settle: flags.ca_rotation_settle, grace: flags.ca_retire_grace, ..Patience::default() },
+        },
+        jwks: JwksOptions { hosts: flags.jwks_hosts, refresh: flags.jwks_refresh },
         limits: Limits { fleet: FleetTimes { gone: flags.replica_gone_after, ..FleetTimes::default() }, ..Limits::default() },
     })
     .await?;

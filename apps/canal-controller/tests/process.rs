@@ -9,6 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use canal_wire::api;
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{ApplyRequest, GetRequest, StatusRequest};
 use rig::{PRINCIPALS, route, service, tenant, with_token};
@@ -151,6 +152,57 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
     println!("{} applies over 8 kills, the quickest start {quickest:?}", acknowledged.len());
 }
 
+/// Phase and roots of alpha's authority, the signing one first.
+type Roots = (String, Vec<String>);
+
+fn roots(answer: api::TrustResponse) -> Roots {
+    let domain = answer.domains.into_iter().next().unwrap();
+    (domain.phase, domain.roots.into_iter().map(|r| r.fingerprint).collect())
+}
+
+/// Whether one step of a root's replacement leads from `a` to `b`.
+fn is_next((phase, a): &Roots, (next, b): &Roots) -> bool {
+    match (phase.as_str(), next.as_str()) {
+        ("steady", "announced") => b.len() == 2 && a[0] == b[0],
+        ("announced", "switched") => b.len() == 2 && a[0] == b[1] && a[1] == b[0],
+        ("switched", "steady") => b.len() == 1 && a[0] == b[0],
+        _ => false,
+    }
+}
+
+#[tokio::test]
+async fn a_kill_at_any_step_of_a_roots_replacement_takes_nothing_back() {
+    let place = Place::new();
+    let mut last: Option<Roots> = None;
+    let mut steps = 0;
+    for round in 0..8u64 {
+        let mut running = place.start();
+        let (mut client, _) = place.client().await;
+        let request = api::TrustRequest { tenant: "alpha".into(), certificates: false };
+        let now = roots(client.trust(with_token(request, "root")).await.unwrap().into_inner());
+        if let Some(last) = &last {
+            // The step that was under way at the kill may have been taken, and no other.
+            assert!(now == *last || is_next(last, &now), "round {round}: {now:?} after {last:?}");
+        }
+        let turner = tokio::spawn(async move {
+            let mut seen = vec![now];
+            let request = || api::RotateRequest { tenant: "alpha".into(), force: true };
+            while let Ok(done) = client.rotate_root(with_token(request(), "root")).await {
+                seen.push(roots(done.into_inner()));
+            }
+            seen
+        });
+        tokio::time::sleep(Duration::from_millis(30 + round * 37 % 110)).await;
+        running.0.kill().unwrap();
+        running.0.wait().unwrap();
+        let seen = turner.await.unwrap();
+        assert!(seen.windows(2).all(|w| is_next(&w[0], &w[1])), "{seen:?}");
+        steps += seen.len() - 1;
+        last = seen.into_iter().last();
+    }
+    assert!(steps > 8, "too little was done to prove anything: {steps}");
+}
+
 fn address(round: u64, i: u64) -> String {
     format!("10.{}.{}.{}", 100 + round, i / 250, 1 + i % 250)
 }
@@ -206,6 +258,7 @@ fn what_is_wrong_with_its_flags_is_said() {
         ("no configuration folder", with("--config-dir", &no_dir), "--config-dir"),
         ("no principals", with("--principals", &no_dir), "--principals"),
         ("principals that are none", with("--principals", &file), "principals"),
+        ("a store key that is none", [place.args(), vec!["--store-key-file".into(), file.clone()]].concat(), "--store-key-file"),
     ];
     for (what, args, part) in cases {
         let out = refused(&args);
@@ -213,9 +266,16 @@ fn what_is_wrong_with_its_flags_is_said() {
         assert!(out.status.code() == Some(1) && text.contains(part), "{what}: {:?} {text}", out.status);
         assert!(!text.contains("panicked"), "{what}: {text}");
     }
-    for (flag, value, part) in
-        [("--svid-ttl", "25h", "60s to 24h"), ("--svid-ttl", "soon", "90m"), ("--log", "a=b=c", "--log"), ("--listen", "here", "--listen")]
-    {
+    for (flag, value, part) in [
+        ("--svid-ttl", "25h", "60s to 24h"),
+        ("--svid-ttl", "soon", "90m"),
+        ("--log", "a=b=c", "--log"),
+        ("--listen", "here", "--listen"),
+        ("--jwks-refresh", "0s", "1s to 24h"),
+        ("--jwks-hosts", "a b", "host:port"),
+        ("--external-ca", "alpha.example", "TRUST_DOMAIN=URL"),
+        ("--external-ca", "alpha.example=http://ca", "--ca-dir"),
+    ] {
         let out = refused(&[place.args(), vec![flag.into(), value.into()]].concat());
         let text = String::from_utf8_lossy(&out.stderr);
         assert!(out.status.code() == Some(2) && text.contains(part), "{flag} {value}: {:?} {text}", out.status);

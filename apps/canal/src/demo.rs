@@ -10,6 +10,7 @@ pub(crate) mod proxyless;
 pub(crate) mod screen;
 pub(crate) mod stage;
 pub(crate) mod traffic;
+pub(crate) mod trust;
 
 use screen::Screen;
 use stage::Stage;
@@ -34,6 +35,10 @@ pub(crate) async fn play(stage: &Stage, screen: &mut Screen) {
 
     let step = screen.begin("Tenants with the same addresses and names are apart");
     let seen = isolation::run(stage).await;
+    screen.end(step, seen);
+
+    let step = screen.begin("Zero trust: a policy decides, `canal explain` says why, and beta's private keys are in key servers alone");
+    let seen = trust::run(stage, screen).await;
     screen.end(step, seen);
 
     let step = screen.begin("A tenant without node proxies: by DNS alone");

@@ -21,6 +21,7 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) enum Kind {
     Gateway,
     Edge,
+    KeyServer,
 }
 
 impl Kind {
@@ -28,6 +29,7 @@ impl Kind {
         match self {
             Kind::Gateway => "gateway",
             Kind::Edge => "edge",
+            Kind::KeyServer => "keyServer",
         }
     }
 }

@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::exit::EXIT_CODES;
-use crate::verbs::{apply, compile, completion, config, delete, demo, diff, gateway, get, logs, status, tap, up, world};
+use crate::verbs::{apply, ca, compile, completion, config, delete, demo, diff, explain, gateway, get, logs, status, tap, up, world};
 
 /// Canal: a sidecar-free, multi-tenant service mesh
 #[derive(Debug, Parser)]
@@ -19,9 +19,11 @@ pub(crate) enum Verb {
     Demo(demo::DemoArgs),
     World(world::WorldArgs),
     Apply(apply::ApplyArgs),
+    Ca(ca::CaArgs),
     Get(get::GetArgs),
     Delete(delete::DeleteArgs),
     Diff(diff::DiffArgs),
+    Explain(explain::ExplainArgs),
     Status(status::StatusArgs),
     Gateway(gateway::GatewayArgs),
     Config(config::ConfigArgs),

@@ -1,12 +1,14 @@
 //! One module per verb. A verb parses nothing and prints its own result; failures go up to `main`.
 
 pub(crate) mod apply;
+pub(crate) mod ca;
 pub(crate) mod compile;
 pub(crate) mod completion;
 pub(crate) mod config;
 pub(crate) mod delete;
 pub(crate) mod demo;
 pub(crate) mod diff;
+pub(crate) mod explain;
 pub(crate) mod gateway;
 pub(crate) mod get;
 pub(crate) mod logs;

@@ -103,3 +103,25 @@ fn status_and_lists_are_the_same_facts_in_every_format() {
     // What the controller compiled, compiled again without it.
     world.check(&format!("compile /run/canal/worlds/{}/config", world.name), 0, "alpha   10");
 }
+
+#[test]
+fn policies_are_applied_refused_and_explained() {
+    let Some(world) = World::up('c') else { return };
+    let policy = |name: &str, rules: &str| {
+        let head = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: readers, namespace: bookinfo}\n";
+        let spec = format!("spec: {{targetRefs: [{{kind: Service, name: reviews}}], rules: [{rules}]}}\n");
+        world.write(name, &(head.to_owned() + &spec)).display().to_string()
+    };
+    let good = policy("good.yaml", "{to: [{operation: {methods: [GET]}}]}");
+    let bad = policy("bad.yaml", "{to: [{operation: {methods: []}}]}");
+    let asked = "explain --from bookinfo/productpage --to bookinfo/reviews:9080 --method";
+    world.check(&format!("{asked} POST"), 0, "route: ");
+    world.check(&format!("apply -f {bad}"), 1, "bad.yaml:4:81: error: AuthorizationPolicy bookinfo/readers");
+    world.check(&format!("apply -f {good} --wait 5"), 0, "AuthorizationPolicy bookinfo/readers created");
+    world.check("get authorizationpolicies", 0, "readers");
+    let shown = world.check(&format!("{asked} POST"), 0, "route: ");
+    // The demo's pods are there only while it runs; without them there is nobody to judge for.
+    assert!(shown.contains("nobody is ready") || shown.contains("403: no ALLOW policy matches"), "{shown}");
+    world.check(&format!("compile /run/canal/worlds/{}/config", world.name), 0, "POLICIES");
+    world.check("delete authorizationpolicy readers -n bookinfo", 0, "readers");
+}

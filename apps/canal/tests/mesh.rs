@@ -86,7 +86,11 @@ fn a_mesh_is_looked_into_while_it_runs() {
     });
 
     let status: serde_json::Value = serde_json::from_str(&up.check("status -o json", "")).unwrap();
-    assert_eq!(status["subscribers"].as_array().map(Vec::len), Some(10), "two edges, four replicas, four nodes: {status:#}");
+    assert_eq!(
+        status["subscribers"].as_array().map(Vec::len),
+        Some(12),
+        "two edges, four replicas, four nodes, two key servers: {status:#}"
+    );
     let fleet: serde_json::Value = serde_json::from_str(&up.check("gateway list -o json", "")).unwrap();
     assert_eq!(fleet["replicas"].as_array().map(Vec::len), Some(4), "{fleet:#}");
     up.check("world list", &up.name);

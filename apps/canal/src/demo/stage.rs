@@ -59,8 +59,9 @@ impl Said {
 impl Stage {
     /// Brings the world up and waits until all of it is ready and every data plane has its configuration.
     pub(crate) async fn up(screen: &mut Screen, stop: &mut Stop) -> Outcome<Self> {
-        let step =
-            screen.begin("The world comes up: two AZs, each with an edge and two gateway replicas; three tenants with the same addresses");
+        let step = screen.begin(
+            "The world comes up: two AZs, each with an edge, two gateway replicas and a key server; three tenants with the same addresses",
+        );
         let started = Instant::now();
         let scenery = scenery::demo()?;
         let realm = realm::up_ephemeral(scenery.topology.clone(), scenery::free_name("demo")?).await?;
@@ -184,7 +185,7 @@ async fn ready(realm: &Realm) -> Outcome<usize> {
 
 /// Nodes without a proxy run nothing of ours, and subscribe to nothing.
 fn is_plane(host: &Host) -> bool {
-    matches!(host.seat.kind.as_str(), "edge" | "gateway" | "node") && host.seat.job.is_some()
+    matches!(host.seat.kind.as_str(), "edge" | "gateway" | "node" | "keyServer") && host.seat.job.is_some()
 }
 
 /// Who is not ready, for the failure.

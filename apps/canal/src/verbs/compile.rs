@@ -100,9 +100,20 @@ fn compile_tenant(name: &str, dir: &Path, next_id: &mut u32) -> Outcome<Compiled
     let tenant = TenantName::new(name).map_err(|problem| Failure::new(Exit::Usage, "--tenant", problem.to_string(), ""))?;
     let (documents, mut diagnostics) = read(dir)?;
     let service_ids = ids(&tenant, &documents, next_id)?;
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &service_ids });
+    let mut output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &BTreeMap::new() });
+    let jwks = key_sets(dir, &output);
+    if !jwks.is_empty() {
+        output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &jwks });
+    }
     diagnostics.extend(output.diagnostics.iter().cloned());
     Ok(Compiled { tenant, output, diagnostics })
+}
+
+/// The key sets that are files of the tenant's; others are the controller's to fetch. A file that cannot be read is not there, which the
+/// compiler tells.
+fn key_sets(dir: &Path, output: &Output) -> BTreeMap<String, String> {
+    let files = output.jwks.iter().filter_map(|uri| Some((uri, uri.strip_prefix("file:")?)));
+    files.filter_map(|(uri, path)| Some((uri.clone(), std::fs::read_to_string(dir.join(path)).ok()?))).collect()
 }
 
 fn read(dir: &Path) -> Outcome<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
@@ -132,6 +143,10 @@ fn count(compiled: &Compiled, kind: Kind) -> usize {
     compiled.output.resources.iter().filter(|resource| resource.kind() == kind).count()
 }
 
+fn policies(compiled: &Compiled) -> usize {
+    [Kind::Authorization, Kind::Authentication, Kind::PeerAuthentication].iter().map(|kind| count(compiled, *kind)).sum()
+}
+
 fn found(compiled: &Compiled, severity: Severity) -> usize {
     compiled.diagnostics.iter().filter(|d| d.severity == severity).count()
 }
@@ -141,7 +156,7 @@ fn value(all: &[Compiled], diagnostics: &[&Diagnostic]) -> Value {
         let names: Vec<Value> = c.output.resources.iter().map(|r| json!({ "kind": format!("{:?}", r.kind()), "name": r.name() })).collect();
         json!({
             "tenant": c.tenant.as_str(), "services": count(c, Kind::Service), "workloads": count(c, Kind::Workload),
-            "routes": count(c, Kind::Route), "gateways": count(c, Kind::Gateway), "resources": names,
+            "routes": count(c, Kind::Route), "policies": policies(c), "gateways": count(c, Kind::Gateway), "resources": names,
             "errors": found(c, Severity::Error), "warnings": found(c, Severity::Warning),
         })
     });
@@ -150,13 +165,14 @@ fn value(all: &[Compiled], diagnostics: &[&Diagnostic]) -> Value {
 }
 
 fn table(all: &[Compiled]) -> Vec<String> {
-    let mut table = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "ROUTES", "GATEWAYS", "ERRORS", "WARNINGS"]);
+    let mut table = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "ROUTES", "POLICIES", "GATEWAYS", "ERRORS", "WARNINGS"]);
     for c in all {
         table.row([
             c.tenant.to_string(),
             count(c, Kind::Service).to_string(),
             count(c, Kind::Workload).to_string(),
             count(c, Kind::Route).to_string(),
+            policies(c).to_string(),
             count(c, Kind::Gateway).to_string(),
             found(c, Severity::Error).to_string(),
             found(c, Severity::Warning).to_string(),

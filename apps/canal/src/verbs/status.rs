@@ -7,9 +7,11 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::admin::{self, Admin, MeshArgs};
+use crate::dataplane;
 use crate::diagnostics;
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{self, OutputArgs, Table, size, span};
+use crate::realm::{Kind, Realm};
 
 /// How often a waiting verb asks.
 const POLL: Duration = Duration::from_millis(50);
@@ -34,11 +36,49 @@ pub(crate) async fn run(args: StatusArgs) -> Outcome {
     let mut admin = admin::connect(&args.mesh).await?;
     let status = fetch(&mut admin).await?;
     let now_ms = now_ms();
-    output::print(args.output.format, &value(&status), || lines(&status, now_ms))?;
+    let servers = key_servers(&args.mesh).await?;
+    let mut shown = value(&status);
+    shown["key_servers"] = servers.iter().map(|(name, hardware)| json!({ "name": name, "hardware": hardware })).collect();
+    output::print(args.output.format, &shown, || [lines(&status, now_ms), hardware_lines(&servers)].concat())?;
     if args.check && !decide_converged(&status, 0, true) {
         return Err(Failure::new(Exit::Partial, "status", "not every data plane is connected and up to date", ""));
     }
     Ok(())
+}
+
+/// The world's key servers, and what each says its machine has for cryptography; null: it does not answer.
+async fn key_servers(mesh: &MeshArgs) -> Outcome<Vec<(String, Value)>> {
+    if mesh.server.is_some() {
+        return Ok(Vec::new());
+    }
+    let realm = Realm::open(mesh.world.as_deref())?;
+    let mut servers = Vec::new();
+    for name in realm.names_of(Kind::KeyServer)? {
+        let dump = dataplane::get(&realm, &name, dataplane::ADMIN_PORT, "/config_dump").await.ok();
+        let dump = dump.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok()).unwrap_or_default();
+        servers.push((name, dump["engine"]["hardware"].clone()));
+    }
+    Ok(servers)
+}
+
+fn hardware_lines(servers: &[(String, Value)]) -> Vec<String> {
+    if servers.is_empty() {
+        return Vec::new();
+    }
+    let mut table = Table::new(&["KEY SERVER", "HARDWARE"]);
+    for (name, hardware) in servers {
+        let feature = |feature: &Value| {
+            let word = match (feature["present"] == true, feature["used"] == true) {
+                (true, true) => "used",
+                (true, false) => "present, not used",
+                (false, _) => "absent",
+            };
+            format!("{} {word}", feature["name"].as_str().unwrap_or("?"))
+        };
+        let text = hardware.as_array().map(|all| all.iter().map(feature).collect::<Vec<_>>().join("; "));
+        table.row([name.clone(), text.unwrap_or_else(|| "does not answer".to_owned())]);
+    }
+    [vec![String::new()], table.lines()].concat()
 }
 
 /// Asks the controller.
@@ -169,6 +209,15 @@ mod tests {
             let status = StatusResponse { generation: 5, subscribers, ..StatusResponse::default() };
             assert_eq!(decide_converged(&status, generation, all), want, "{name}");
         }
+    }
+
+    #[test]
+    fn hardware_is_told_in_words() {
+        let hardware =
+            json!([{"name": "vaes", "present": true, "used": true}, {"name": "qat", "present": true, "used": false}, {"name": "sha"}]);
+        let lines = hardware_lines(&[("ks-1".to_owned(), hardware), ("ks-2".to_owned(), Value::Null)]).join("\n");
+        assert!(lines.contains("vaes used; qat present, not used; sha absent") && lines.contains("does not answer"), "{lines}");
+        assert!(hardware_lines(&[]).is_empty());
     }
 
     #[test]
