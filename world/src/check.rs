@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv4Net};
 use crate::plan::{AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, REPLICAS_MAX, node_slots};
 use crate::problem::{Findings, Spot};
 use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
-use crate::topology::{Component, Pod, Tenant, Topology};
+use crate::topology::{Component, KeyPlace, Pod, Tenant, Topology};
 
 /// World names go into cgroup and namespace names.
 pub(crate) const WORLD_NAME_MAX: usize = 12;
@@ -52,6 +52,7 @@ pub(crate) fn topology(topology: &Topology, findings: &mut Findings) {
     }
     tenants_together(topology, findings);
     tier(topology, findings);
+    keys(topology, findings);
     mesh_parts(topology, findings);
     size(topology, findings);
 }
@@ -293,6 +294,39 @@ pub(crate) fn gateway_names(name: &str, backend: &str) -> Result<(), Mistake> {
     label(backend, "backend", NAME_MAX)
 }
 
+/// Whose key servers are, and that tenants whose keys are in key servers have one.
+fn keys(topology: &Topology, findings: &mut Findings) {
+    for key_server in &topology.key_servers {
+        let name = &key_server.name;
+        match &key_server.tenant {
+            Some(tenant) if !topology.tenants.iter().any(|other| other.name == *tenant) => {
+                let names: Vec<&str> = topology.tenants.iter().map(|tenant| tenant.name.as_str()).collect();
+                findings.add(
+                    key_server.spot,
+                    format!("key server {name:?}: there is no tenant {tenant:?}"),
+                    format!("use one of: {}", names.join(", ")),
+                );
+            }
+            None if key_server.tls_dir.is_some() => findings.add(
+                key_server.spot,
+                format!("key server {name:?} has `tlsDir` and no `tenant`"),
+                "add `tenant: …`, or remove it: the provider's has no keys but those it makes",
+            ),
+            _ => {}
+        }
+    }
+    let are_there = topology.key_servers.iter().any(|key_server| key_server.tenant.is_none());
+    for tenant in &topology.tenants {
+        if tenant.keys.is_some_and(|keys| keys.place == KeyPlace::KeyServer) && !are_there {
+            findings.add(
+                tenant.spots.keys,
+                format!("the keys of tenant {:?} are in key servers, and the provider has none", tenant.name),
+                "add one without `tenant` to `keyServers`: {name: ks-1, az: …}",
+            );
+        }
+    }
+}
+
 /// Node proxies and gateways cannot live without a controller.
 fn mesh_parts(topology: &Topology, findings: &mut Findings) {
     if topology.controller.is_some() {
@@ -300,7 +334,8 @@ fn mesh_parts(topology: &Topology, findings: &mut Findings) {
     }
     let mend = "add `controller: {az: …}`";
     let edges = topology.edges.iter().map(|edge| (edge, "edge"));
-    for (component, kind) in edges.chain(topology.gateways.iter().map(|gateway| (gateway, "gateway"))) {
+    let key_servers = topology.key_servers.iter().map(|key_server| (key_server, "key server"));
+    for (component, kind) in edges.chain(key_servers).chain(topology.gateways.iter().map(|gateway| (gateway, "gateway"))) {
         if component.process.as_ref().is_some_and(|process| process.command.is_empty()) {
             findings.add(component.spot, format!("{kind} {:?} needs a controller", component.name), mend);
         }

@@ -1,17 +1,25 @@
 //! Faults on the network of a living world: partitions, loss, links down. All are undone by
-//! [`World::heal`], and vanish with the world. (This kernel has no netem: delay needs a shim.)
+//! [`World::heal`], and vanish with the world. Delay is a relay's, at one port of one host, because kernels
+//! without netem have none.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader};
 use std::net::IpAddr;
+use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use crate::control::{Host, Request};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Tried};
 use crate::net::Tools;
 use crate::script::{Batch, Tool};
 use crate::world::World;
 
 /// nftables table that holds the faults of a namespace.
 const TABLE: &str = "inet canal_fault";
+/// nftables table that leads a port to its relay.
+const SLOW_TABLE: &str = "inet canal_slow";
+/// Port of a relay: that of the port which it stands for, plus this.
+const RELAY_OFFSET: u16 = 20_000;
 
 /// What happens to packets that arrive from somebody.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,10 +62,30 @@ impl World {
         Ok(())
     }
 
+    /// Makes every answer of a host's TCP port late by twice this time, once on the way in and once on the way out: connections that
+    /// are open end, and new ones go by a relay beside it. It ends with what this returns, and so do the connections. IPv4 only.
+    pub fn slow(&self, host: &str, port: u16, late: Duration) -> Result<Slow<'_>> {
+        let host = self.host(host)?;
+        let relay = port.wrapping_add(RELAY_OFFSET);
+        let address = host.seat.ip4.map(|address| format!("{address}:{port}")).unwrap_or_default();
+        let (relay_text, late_text) = (relay.to_string(), late.as_millis().to_string());
+        let mut command = self.exec(&host.seat.name, &["canal-world-peer", "delay", &relay_text, &address, &late_text])?;
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().tried("cannot start", "canal-world-peer")?;
+        // It says one line when it is ready; an end without one shows as connections that are refused.
+        let mut line = String::new();
+        let _ = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
+        let slow = Slow { world: self, host, relay: child };
+        self.nft(&slow.host, slow_lines(port, relay))?;
+        Ok(slow)
+    }
+
     /// Ends all cuts and losses in the world (not links that are down).
     pub fn heal_all(&self) -> Result<()> {
         for host in self.hosts()? {
-            self.nft(&host, vec![format!("add table {TABLE}"), format!("delete table {TABLE}")])?;
+            self.nft(
+                &host,
+                [TABLE, SLOW_TABLE].iter().flat_map(|table| [format!("add table {table}"), format!("delete table {table}")]).collect(),
+            )?;
         }
         Ok(())
     }
@@ -147,6 +175,34 @@ impl World {
         let netns = host.seat.netns.file_name().map(|name| name.to_string_lossy().into_owned());
         Tools::default().run(&Batch { netns, tool, lines })
     }
+}
+
+/// A port that answers late, for as long as this lives.
+#[derive(Debug)]
+pub struct Slow<'w> {
+    world: &'w World,
+    host: Host,
+    relay: Child,
+}
+
+impl Drop for Slow<'_> {
+    fn drop(&mut self) {
+        // The world may be gone already, and the relay with it.
+        let _ = self.world.nft(&self.host, vec![format!("add table {SLOW_TABLE}"), format!("delete table {SLOW_TABLE}")]);
+        let _ = self.relay.kill();
+        let _ = self.relay.wait();
+    }
+}
+
+/// New connections go to the relay; those from before are reset, or they would stay fast.
+fn slow_lines(port: u16, relay: u16) -> Vec<String> {
+    vec![
+        format!("add table {SLOW_TABLE}"),
+        format!("add chain {SLOW_TABLE} lead {{ type nat hook prerouting priority dstnat; }}"),
+        format!("add rule {SLOW_TABLE} lead tcp dport {port} redirect to :{relay}"),
+        format!("add chain {SLOW_TABLE} end {{ type filter hook input priority filter; }}"),
+        format!("add rule {SLOW_TABLE} end iifname != \"lo\" tcp dport {port} reject with tcp reset"),
+    ]
 }
 
 /// One chain per sender, so that each can be healed alone.

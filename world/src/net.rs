@@ -164,6 +164,10 @@ pub struct Refused {
     pub vni: u64,
     /// At a router: VXLAN from a tenant's node to neither a node of the tenant nor an edge.
     pub peer: u64,
+    /// At a router: from a tenant's node to a host of the provider's, but neither a tunnel nor for the controller or a key server.
+    pub provider: u64,
+    /// At a router: from who may not ask the key server that it was for.
+    pub keys: u64,
 }
 
 /// Reads a node's, gateway's or router's refusals.
@@ -187,6 +191,8 @@ pub(crate) fn refused(netns: &Path) -> Result<Refused> {
         fragment: count("fragment"),
         vni: count("vni"),
         peer: count("peer"),
+        provider: count("provider"),
+        keys: count("keys"),
     })
 }
 

@@ -2,7 +2,7 @@
 //! anything is built. Pure and deterministic: the same topology always has the same plan.
 //!
 //! Underlay (IPv4, one /32 per host, no ARP: all neighbours are static):
-//!   nodes 10.(200+az).0.0/16 · provider hosts 250.(az).0.0/16 (class E works as unicast on Linux)
+//!   nodes, and tenants' own key servers 10.(200+az).0.0/16 · provider hosts 250.(az).0.0/16 (class E works as unicast on Linux)
 //! Overlay of a tenant (dual stack): slot s of its pod ranges is one /24 and one /112:
 //!   node k owns slot k, its own address is .1, its pods .2 to .254; the top slot is the gateways'.
 
@@ -145,7 +145,10 @@ pub enum HostKind {
     /// The n-th gateway replica, from 0.
     Gateway(usize),
     /// A key server.
-    KeyServer,
+    KeyServer {
+        /// Index of the tenant whose own it is; `None`: the provider's.
+        tenant: Option<usize>,
+    },
     /// A plain host; `outside` when Passthrough tenants may reach it.
     Host {
         /// Reachable from pods of Passthrough tenants.
@@ -377,6 +380,12 @@ impl Plan {
         self.hosts.iter().find(|host| host.name == name)
     }
 
+    /// A tenant's own key servers.
+    pub(crate) fn key_servers_of(&self, tenant: &str) -> impl Iterator<Item = &HostPlan> {
+        let index = self.tenants.iter().position(|plan| plan.name == tenant);
+        self.hosts.iter().filter(move |host| index.is_some() && host.kind == HostKind::KeyServer { tenant: index })
+    }
+
     /// Whether gateways are reached through edges.
     pub fn is_tier(&self) -> bool {
         !self.edges.is_empty()
@@ -396,12 +405,14 @@ impl Plan {
 
     fn add_host_as(&mut self, name: &str, az: usize, kind: HostKind, number: u16) -> &mut HostPlan {
         let router = &self.routers[az];
-        let range = if matches!(kind, HostKind::Node { .. }) { router.nodes() } else { router.providers() };
+        // A tenant's own key server is the tenant's machine, like its nodes.
+        let is_tenants = matches!(kind, HostKind::Node { .. } | HostKind::KeyServer { tenant: Some(_) });
+        let range = if is_tenants { router.nodes() } else { router.providers() };
         let ip4 = Ipv4Addr::from_bits(range.network().to_bits() | u32::from(number));
         let rate = match kind {
             HostKind::Node { .. } => self.links.node,
             HostKind::Gateway(_) => self.links.gateway,
-            HostKind::Controller | HostKind::Edge | HostKind::KeyServer | HostKind::Host { .. } => self.links.host,
+            HostKind::Controller | HostKind::Edge | HostKind::KeyServer { .. } | HostKind::Host { .. } => self.links.host,
         };
         let netns = netns(&self.world, name);
         let at = self.hosts.len();
@@ -425,7 +436,8 @@ impl Plan {
             self.add_component(gateway, HostKind::Gateway(index));
         }
         for key_server in &topology.key_servers {
-            self.add_component(key_server, HostKind::KeyServer);
+            let tenant = topology.tenants.iter().position(|tenant| Some(&tenant.name) == key_server.tenant.as_ref());
+            self.add_component(key_server, HostKind::KeyServer { tenant });
         }
         for host in &topology.hosts {
             self.add_component(host, HostKind::Host { outside: host.outside });

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 use ipnet::IpNet;
 
 use crate::problem::{Findings, Problem, Spot};
-use crate::topology::{Az, Check, Component, Links, Node, Outside, Pod, Process, Rate, Readiness, Restart, Tenant, TenantSpots, Topology};
+use crate::topology::{
+    Az, Check, Component, KeyAlgorithm, KeyFallback, KeyPlace, Keys, Links, Node, Outside, Pod, Process, Rate, Readiness, Restart, Tenant,
+    TenantSpots, Topology,
+};
 use crate::tree::{Fields, Tree, Value};
 
 const RATE: &str = "a rate such as 100mbit or 1gbit (64kbit to 400gbit)";
@@ -35,7 +38,7 @@ impl Kind {
 
     /// The mesh's own components have a built-in command line; others name theirs.
     fn is_built_in(self) -> bool {
-        matches!(self, Kind::Controller | Kind::Edge | Kind::Gateway)
+        !matches!(self, Kind::Host)
     }
 }
 
@@ -52,17 +55,17 @@ pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Opt
         fields.report_missing("azs", findings);
     }
     let links = fields.tree("links").and_then(|tree| links(tree, findings)).unwrap_or_default();
-    let controller = fields.tree("controller").and_then(|tree| component(tree, Kind::Controller, findings));
+    let controller = fields.tree("controller").and_then(|tree| component(tree, Kind::Controller, file, findings));
     let topology = Topology {
         name: name.unwrap_or_default(),
         file: file.into(),
         azs,
         links,
         controller,
-        edges: components(fields.list("edges", findings), Kind::Edge, findings),
-        gateways: components(fields.list("gateways", findings), Kind::Gateway, findings),
-        key_servers: components(fields.list("keyServers", findings), Kind::KeyServer, findings),
-        hosts: components(fields.list("hosts", findings), Kind::Host, findings),
+        edges: components(fields.list("edges", findings), Kind::Edge, file, findings),
+        gateways: components(fields.list("gateways", findings), Kind::Gateway, file, findings),
+        key_servers: components(fields.list("keyServers", findings), Kind::KeyServer, file, findings),
+        hosts: components(fields.list("hosts", findings), Kind::Host, file, findings),
         tenants: collect(fields.list("tenants", findings), findings, |tree, findings| tenant(tree, file, findings)),
     };
     fields.close(findings);
@@ -73,8 +76,8 @@ fn collect<T>(items: &[Tree], findings: &mut Findings, mut read: impl FnMut(&Tre
     items.iter().filter_map(|item| read(item, findings)).collect()
 }
 
-fn components(items: &[Tree], kind: Kind, findings: &mut Findings) -> Vec<Component> {
-    collect(items, findings, |tree, findings| component(tree, kind, findings))
+fn components(items: &[Tree], kind: Kind, file: &Path, findings: &mut Findings) -> Vec<Component> {
+    collect(items, findings, |tree, findings| component(tree, kind, file, findings))
 }
 
 fn az(tree: &Tree, findings: &mut Findings) -> Option<Az> {
@@ -119,7 +122,7 @@ fn link_rate(fields: &mut Fields<'_>, name: &'static str, findings: &mut Finding
     rate
 }
 
-fn component(tree: &Tree, kind: Kind, findings: &mut Findings) -> Option<Component> {
+fn component(tree: &Tree, kind: Kind, file: &Path, findings: &mut Findings) -> Option<Component> {
     let mut fields = Fields::open(tree, kind.owner(), findings)?;
     let spot = fields.spot;
     let name = match kind {
@@ -134,12 +137,24 @@ fn component(tree: &Tree, kind: Kind, findings: &mut Findings) -> Option<Compone
     let backend = if kind == Kind::Gateway { fields.text("backend", findings) } else { None };
     let mtu = if matches!(kind, Kind::Edge | Kind::Gateway) { link_mtu(&mut fields, findings) } else { None };
     let outside = kind == Kind::Host && fields.flag("outside", false, findings);
+    let tenant = if kind == Kind::KeyServer { fields.text("tenant", findings) } else { None };
+    let tls_dir = if kind == Kind::KeyServer { tls_dir(&mut fields, file, findings) } else { None };
     let rate = fields.parsed("rate", RATE, findings);
     let default = if kind == Kind::Host { Restart::Never } else { Restart::Always };
     let process = process(&mut fields, default, findings);
     fields.close(findings);
     let process = (kind.is_built_in() || !process.command.is_empty()).then_some(process);
-    Some(Component { name: name?, az: az?, process, rate, mtu, workers, backend, outside, spot })
+    Some(Component { name: name?, az: az?, process, rate, mtu, workers, backend, outside, tenant, tls_dir, spot })
+}
+
+/// A directory relative to the topology's file.
+fn tls_dir(fields: &mut Fields<'_>, file: &Path, findings: &mut Findings) -> Option<PathBuf> {
+    let text = fields.text("tlsDir", findings)?;
+    let path = file.parent().unwrap_or(Path::new("/")).join(&text);
+    if !path.is_dir() {
+        findings.add(fields.spot_of("tlsDir"), format!("tlsDir: {text} is not a directory"), "name an existing directory");
+    }
+    Some(path)
 }
 
 /// The fields that every process has; `command` may be empty here.
@@ -211,6 +226,7 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         services: fields.spot_of("serviceCidrs"),
         gateways: fields.spot_of("gatewayCidrs"),
         dns: fields.spot_of("dns"),
+        keys: fields.spot_of("keys"),
     };
     let name = fields.must_text("name", findings);
     let vni = vni(&mut fields, findings);
@@ -219,6 +235,7 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
     let pods = pod_cidrs(&mut fields, findings);
     let gateway_cidrs = gateway_cidrs(&mut fields, findings);
     let dns = fields.flag("dns", false, findings);
+    let keys = fields.tree("keys").and_then(|tree| keys(tree, findings));
     let service_cidrs = cidrs(&mut fields, "serviceCidrs", findings).into_iter().map(|(_, cidr)| cidr).collect();
     let config = config_files(&mut fields, file, findings);
     let nodes = collect(fields.list("nodes", findings), findings, node);
@@ -235,11 +252,24 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         service_cidrs,
         gateway_cidrs: gateway_cidrs?,
         dns,
+        keys,
         config,
         nodes,
         pods: pods_list,
         spots,
     })
+}
+
+/// As a Tenant object has them; what is not written is as the mesh does by itself.
+fn keys(tree: &Tree, findings: &mut Findings) -> Option<Keys> {
+    let mut fields = Fields::open(tree, "keys", findings)?;
+    let keys = Keys {
+        place: fields.parsed("place", "Local or KeyServer", findings).unwrap_or(KeyPlace::Local),
+        algorithm: fields.parsed("algorithm", "EcdsaP256 or Rsa2048", findings).unwrap_or(KeyAlgorithm::EcdsaP256),
+        fallback: fields.parsed("fallback", "Refuse or Local", findings).unwrap_or(KeyFallback::Refuse),
+    };
+    fields.close(findings);
+    Some(keys)
 }
 
 fn vni(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u32> {
@@ -403,6 +433,7 @@ fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
     let namespace = fields.text("namespace", findings).unwrap_or_else(|| "default".to_owned());
     let service_account = fields.text("serviceAccount", findings).unwrap_or_else(|| "default".to_owned());
     let labels = fields.table("labels", findings);
+    let workload_api = fields.flag("workloadApi", false, findings);
     let rate = fields.parsed("rate", RATE, findings);
     let mtu = link_mtu(&mut fields, findings);
     let process = process(&mut fields, Restart::Always, findings);
@@ -410,7 +441,8 @@ fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
         fields.report_missing("command", findings);
     }
     fields.close(findings);
-    Some(Pod { name: name?, namespace, nodes: nodes?, nodes_spot, replicas, service_account, labels, process, rate, mtu, spot })
+    let nodes = nodes?;
+    Some(Pod { name: name?, namespace, nodes, nodes_spot, replicas, service_account, labels, workload_api, process, rate, mtu, spot })
 }
 
 /// `node: a-n1` or `nodes: [a-n1, a-n2]`.

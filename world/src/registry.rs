@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result, Tried};
 use crate::plan::{HostKind, HostPlan, Plan, PodPlan, TenantPlan, Vtep};
+use crate::seat::KEYS_PORT;
 use crate::state::{Paths, make_dir, write_whole};
 use crate::topology::{Pod, Tenant};
 
@@ -55,7 +56,22 @@ pub(crate) fn write_tenant(paths: &Paths, tenant: &Tenant, plan: &TenantPlan, wh
     } else {
         ("_gateways.yaml", plan.gateways.iter().map(|vtep| gateway_object(vtep, whole)).collect())
     };
-    write_whole(&dir.join(name), &documents(&objects)?, 0o644)
+    write_whole(&dir.join(name), &documents(&objects)?, 0o644)?;
+    let key_servers: Vec<Value> = whole.key_servers_of(&tenant.name).map(key_server_object).collect();
+    if key_servers.is_empty() {
+        return Ok(());
+    }
+    write_whole(&dir.join("_keyservers.yaml"), &documents(&key_servers)?, 0o644)
+}
+
+/// A tenant's own key server, as its operator would write it.
+fn key_server_object(host: &HostPlan) -> Value {
+    json!({
+        "apiVersion": "canal.mesh/v1",
+        "kind": "KeyServer",
+        "metadata": {"name": host.name},
+        "spec": {"addresses": [format!("{}:{KEYS_PORT}", host.ip4)]},
+    })
 }
 
 fn tenant_object(tenant: &Tenant) -> Value {
@@ -73,6 +89,9 @@ fn tenant_object(tenant: &Tenant) -> Value {
     });
     if let Some((four, six)) = tenant.gateway_cidrs {
         object["spec"]["gatewayCidrs"] = json!([four.to_string(), six.to_string()]);
+    }
+    if let Some(keys) = tenant.keys {
+        object["spec"]["keys"] = json!({"place": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
     }
     object
 }
@@ -135,7 +154,7 @@ fn pod_object(record: &PodRecord) -> Value {
 /// The file by which a node learns of its pod, as a CNI plugin would tell it.
 pub(crate) fn write_pod_file(paths: &Paths, record: &PodRecord, netns: &Path, cgroup: &Path) -> Result<()> {
     let PodRecord { plan, pod, .. } = record;
-    let text = json!({
+    let mut text = json!({
         "uid": plan.uid,
         "namespace": plan.namespace,
         "name": plan.name,
@@ -145,6 +164,9 @@ pub(crate) fn write_pod_file(paths: &Paths, record: &PodRecord, netns: &Path, cg
         "ips": [plan.ip4.to_string(), plan.ip6.to_string()],
         "labels": pod.labels,
     });
+    if pod.workload_api {
+        text["workloadApi"] = true.into();
+    }
     write_whole(&pod_file(paths, plan), &format!("{text:#}\n"), 0o644)
 }
 
@@ -187,8 +209,12 @@ impl Principals {
             HostKind::Node { tenant, .. } => json!({"kind": "node", "name": host.name, "tenant": plan.tenants[tenant].name, "az": az}),
             HostKind::Edge => json!({"kind": "edge", "name": host.name, "az": az}),
             HostKind::Gateway(_) => json!({"kind": "gateway", "name": host.name, "az": az}),
-            HostKind::Controller | HostKind::KeyServer | HostKind::Host { .. } => return Ok(()),
+            HostKind::KeyServer { .. } => json!({"kind": "keyserver", "name": host.name, "az": az}),
+            HostKind::Controller | HostKind::Host { .. } => return Ok(()),
         };
+        if let HostKind::KeyServer { tenant: Some(tenant) } = host.kind {
+            principal["tenant"] = plan.tenants[tenant].name.as_str().into();
+        }
         if let Some(backend) = &host.backend {
             principal["backend"] = backend.as_str().into();
         }

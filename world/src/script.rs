@@ -194,6 +194,7 @@ fn router_configuration(plan: &Plan, az: usize, router: &RouterPlan) -> Vec<Batc
     let mut batches = vec![Batch::of(&router.netns, Tool::Ip, lines)];
     batches.extend(shape(&router.netns, rates));
     batches.extend(plan.is_tier().then(|| vswitch::refusals(plan, az)));
+    batches.extend(vswitch::key_servers(plan, az));
     batches
 }
 

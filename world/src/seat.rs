@@ -17,6 +17,10 @@ use crate::topology::{Check, Component, Pod, Process, Readiness, Tenant, Topolog
 pub const CONTROLLER_PORT: u16 = 15012;
 /// Port of the readiness endpoint of nodes and gateways.
 pub const READINESS_PORT: u16 = 15021;
+/// Port on which a key server takes requests.
+pub const KEYS_PORT: u16 = 15013;
+/// Port on loopback, inside the pod, on which a node proxy serves the SPIFFE Workload API.
+const WORKLOAD_API_PORT: u16 = 15010;
 /// Port on which a node proxy takes a pod's outbound connections, inside the pod.
 pub const CAPTURE_PORT: u16 = 15001;
 
@@ -148,7 +152,7 @@ impl Seats<'_> {
             HostKind::Controller => "controller",
             HostKind::Edge => "edge",
             HostKind::Gateway(_) => "gateway",
-            HostKind::KeyServer => "keyServer",
+            HostKind::KeyServer { .. } => "keyServer",
             HostKind::Host { .. } => "host",
             HostKind::Node { .. } => "node",
         };
@@ -182,7 +186,7 @@ impl Seats<'_> {
             HostKind::Controller => self.topology.controller.clone(),
             HostKind::Edge => named(&self.topology.edges),
             HostKind::Gateway(_) => named(&self.topology.gateways),
-            HostKind::KeyServer => named(&self.topology.key_servers),
+            HostKind::KeyServer { .. } => named(&self.topology.key_servers),
             HostKind::Host { .. } => named(&self.topology.hosts),
             HostKind::Node { tenant, node } => return self.node_job(host, &self.topology.tenants[tenant], node),
         }?;
@@ -194,7 +198,8 @@ impl Seats<'_> {
             HostKind::Controller => Some(self.controller_job(process)),
             HostKind::Edge => Some(self.edge_job(host, process)),
             HostKind::Gateway(_) => Some(self.gateway_job(host, &component, process)),
-            HostKind::KeyServer | HostKind::Host { .. } | HostKind::Node { .. } => None,
+            HostKind::KeyServer { tenant } => Some(self.key_server_job(host, tenant, process)),
+            HostKind::Host { .. } | HostKind::Node { .. } => None,
         }
     }
 
@@ -245,10 +250,29 @@ impl Seats<'_> {
         ["--device".into(), "eth0".into(), "--pin-dir".into(), shown(&self.paths.bpffs(&host.name))]
     }
 
+    fn key_server_job(&self, host: &HostPlan, tenant: Option<usize>, process: Process) -> Job {
+        let mut argv = vec!["canal-keyserver".into(), "--name".into(), host.name.clone()];
+        argv.extend(self.controller_args(host));
+        argv.extend(["--listen".into(), format!("0.0.0.0:{KEYS_PORT}")]);
+        if let Some(tenant) = tenant {
+            argv.extend(["--tenant".into(), self.plan.tenants[tenant].name.clone()]);
+            argv.extend(["--tls-dir".into(), shown(&self.paths.tls(&host.name))]);
+        }
+        built_in(argv, process, vec![Condition::File(self.paths.root_ca())], mesh_check())
+    }
+
+    /// The provider's key servers, for those who ask them.
+    fn key_server_args(&self) -> Vec<String> {
+        let own = self.plan.hosts.iter().filter(|host| host.kind == HostKind::KeyServer { tenant: None });
+        let shown = |host: &HostPlan| format!("{}={}@{}:{KEYS_PORT}", self.plan.routers[host.az].az, host.name, host.ip4);
+        own.flat_map(|host| ["--key-server".to_owned(), shown(host)]).collect()
+    }
+
     fn gateway_job(&self, host: &HostPlan, gateway: &Component, process: Process) -> Job {
         let mut argv = vec!["canal-gateway".into(), "--replica".into(), host.name.clone()];
         argv.extend(self.controller_args(host));
         argv.extend(["--workers".into(), gateway.workers.to_string()]);
+        argv.extend(self.key_server_args());
         if let Some(backend) = &host.backend {
             argv.extend(["--backend".into(), backend.clone(), "--underlay".into(), host.ip4.to_string()]);
             argv.extend(self.program_args(host));
@@ -263,6 +287,7 @@ impl Seats<'_> {
         }
         let mut argv = vec!["canal-node".into(), "--node".into(), host.name.clone()];
         argv.extend(self.controller_args(host));
+        argv.extend(self.key_server_args());
         argv.extend(["--pods-dir".into(), shown(&self.paths.node_pods(&host.name))]);
         argv.extend(["--bpf-pin-dir".into(), shown(&self.paths.bpffs(&host.name))]);
         Some(built_in(argv, process, vec![Condition::File(self.paths.root_ca())], mesh_check()))
@@ -290,6 +315,9 @@ impl Seats<'_> {
             ("AZ", node.az.clone()),
         ] {
             seat.env.insert(key.into(), value);
+        }
+        if pod.workload_api {
+            seat.env.insert("SPIFFE_ENDPOINT_SOCKET".into(), format!("tcp://127.0.0.1:{WORKLOAD_API_PORT}"));
         }
         let mut job = written_job(pod.process.clone());
         // Fail closed: on a node with the built-in proxy no application runs uncaptured.

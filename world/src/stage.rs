@@ -17,7 +17,7 @@ use crate::script::{self, Batch, Forwarding, Tool};
 use crate::seat::{Seat, Seats};
 use crate::services::{self, Service};
 use crate::state::{Paths, Record, make_dir};
-use crate::topology::{Pod, Topology};
+use crate::topology::{Pod, Topology, tls_files};
 use crate::{cgroup, net};
 
 /// Everything a supervisor holds.
@@ -117,6 +117,15 @@ impl Stage {
         *self.principals() = Principals::of(&self.paths, &design.plan)?;
         for host in design.plan.hosts.iter().filter(|host| host.kind == HostKind::Edge || host.backend.is_some()) {
             mount_bpffs(&self.paths.bpffs(&host.name))?;
+        }
+        for key_server in design.topology.key_servers.iter().filter(|key_server| key_server.tenant.is_some()) {
+            let to = self.paths.tls(&key_server.name);
+            make_dir(&to)?;
+            let Some(from) = &key_server.tls_dir else { continue };
+            for file in tls_files(from).tried("cannot read", from)? {
+                // Files of a directory have names.
+                std::fs::copy(&file, to.join(file.file_name().unwrap_or_default())).tried("cannot copy", &file)?;
+            }
         }
         for (tenant, plan) in design.topology.tenants.iter().zip(&design.plan.tenants) {
             registry::write_tenant(&self.paths, tenant, plan, &design.plan)?;

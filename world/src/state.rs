@@ -114,6 +114,11 @@ impl Paths {
         self.data(node).join("bpffs")
     }
 
+    /// The tenant's own certificates and keys at its key server.
+    pub(crate) fn tls(&self, key_server: &str) -> PathBuf {
+        self.data(key_server).join("tls")
+    }
+
     /// Directory with the `hosts` and `resolv.conf` a host sees as /etc's.
     pub(crate) fn etc(&self, host: &str) -> PathBuf {
         self.dir.join("etc").join(file_name(host))

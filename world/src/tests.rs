@@ -1,5 +1,6 @@
 //! Tests of the pure rooms: golden texts of plan and script, and what each mistake in a file is answered.
 
+mod keys;
 mod tier;
 
 use std::path::{Path, PathBuf};
@@ -119,8 +120,15 @@ const KNOWN_FIELDS: &[&str] = &[
     "host",
     "hosts",
     "http",
+    "algorithm",
+    "fallback",
     "interAz",
     "keyServers",
+    "keys",
+    "place",
+    "tenant",
+    "tlsDir",
+    "workloadApi",
     "labels",
     "links",
     "mtu",
@@ -199,7 +207,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 101\n",
         to: "  vni: 101\n  colour: red\n",
         answers: &[
-            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, gatewayCidrs, dns, serviceCidrs, config, nodes, pods",
+            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, gatewayCidrs, dns, keys, serviceCidrs, config, nodes, pods",
         ],
     },
     Mistake {

@@ -208,6 +208,10 @@ pub struct Component {
     pub backend: Option<String>,
     /// Pods of tenants with `outside: Passthrough` may reach it (plain hosts only).
     pub outside: bool,
+    /// The tenant whose own it is; without one it is the provider's (key servers only).
+    pub tenant: Option<String>,
+    /// Directory whose files it starts with, absolute: the tenant's own certificates and keys (a tenant's key server only).
+    pub tls_dir: Option<PathBuf>,
     /// Where it is written.
     pub spot: Spot,
 }
@@ -239,6 +243,80 @@ impl fmt::Display for Outside {
     }
 }
 
+/// How a tenant's private keys are kept: `keys` of its Tenant object, word by word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Keys {
+    /// Where they are.
+    pub place: KeyPlace,
+    /// Of which kind.
+    pub algorithm: KeyAlgorithm,
+    /// What data planes do while no key server answers.
+    pub fallback: KeyFallback,
+}
+
+/// Where private keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyPlace {
+    /// At nodes and gateways.
+    Local,
+    /// In key servers alone.
+    KeyServer,
+}
+
+/// Of which kind keys are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyAlgorithm {
+    /// ECDSA with P-256.
+    EcdsaP256,
+    /// RSA of 2048 bits.
+    Rsa2048,
+}
+
+/// What happens while no key server answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyFallback {
+    /// Handshakes fail.
+    Refuse,
+    /// Data planes make keys of their own.
+    Local,
+}
+
+impl FromStr for KeyPlace {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "Local" => Ok(Self::Local),
+            "KeyServer" => Ok(Self::KeyServer),
+            _ => Err(()),
+        }
+    }
+}
+
+impl FromStr for KeyAlgorithm {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "EcdsaP256" => Ok(Self::EcdsaP256),
+            "Rsa2048" => Ok(Self::Rsa2048),
+            _ => Err(()),
+        }
+    }
+}
+
+impl FromStr for KeyFallback {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "Refuse" => Ok(Self::Refuse),
+            "Local" => Ok(Self::Local),
+            _ => Err(()),
+        }
+    }
+}
+
 /// A tenant: an overlay, a trust domain, nodes and pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Tenant {
@@ -260,6 +338,8 @@ pub struct Tenant {
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
     /// Pods on nodes without a proxy ask the tenant's DNS for services (tier worlds only).
     pub dns: bool,
+    /// How its private keys are kept; `None`: as the mesh does by itself.
+    pub keys: Option<Keys>,
     /// YAML files (absolute paths) copied to the controller's directory for this tenant.
     pub config: Vec<PathBuf>,
     /// Nodes.
@@ -287,6 +367,8 @@ pub struct TenantSpots {
     pub gateways: Spot,
     /// `dns`.
     pub dns: Spot,
+    /// `keys`.
+    pub keys: Spot,
 }
 
 /// A tenant's node.
@@ -321,6 +403,8 @@ pub struct Pod {
     pub service_account: String,
     /// Labels.
     pub labels: BTreeMap<String, String>,
+    /// The node serves the SPIFFE Workload API to it.
+    pub workload_api: bool,
     /// Its process.
     pub process: Process,
     /// Rate of its link, if not the kind's.
@@ -340,6 +424,14 @@ impl Pod {
         let tree = tree::parse(file, yaml).map_err(|problem| vec![problem])?;
         read::pod_alone(&tree, file)
     }
+}
+
+/// The files of a `tlsDir`, in order.
+pub(crate) fn tls_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
+    let entries: Vec<PathBuf> = std::fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
+    let mut files: Vec<PathBuf> = entries.into_iter().filter(|path| path.is_file()).collect();
+    files.sort();
+    Ok(files)
 }
 
 impl Topology {
@@ -392,6 +484,12 @@ impl Topology {
                 // A file that has vanished since differs from one that is there.
                 digest.update(std::fs::read(&*file).unwrap_or_default());
                 *file = file.file_name().map(PathBuf::from).unwrap_or_default();
+            }
+        }
+        for key_server in &mut bare.key_servers {
+            for file in key_server.tls_dir.take().map(|dir| tls_files(&dir).unwrap_or_default()).into_iter().flatten() {
+                digest.update(file.file_name().unwrap_or_default().as_encoded_bytes());
+                digest.update(std::fs::read(&file).unwrap_or_default());
             }
         }
         // Checked topologies hold only texts, numbers and lists, which always have a JSON form.

@@ -1,13 +1,14 @@
 //! What a cloud's virtual switch does for its tier, as nft lines for routers: a tenant's node tunnels with its own underlay address,
-//! in its own VNI, to its own peers and to edges; all else is dropped and counted. Pure.
+//! in its own VNI, to its own peers and to edges, and dials the controller and key servers; all else is dropped and counted. And before key servers, in any world: who may ask them. Pure.
 
-use crate::plan::{HostKind, HostPlan, Plan, TenantPlan};
+use crate::plan::{HostKind, HostPlan, NODES_UNDERLAY, PROVIDERS, Plan, TenantPlan};
 use crate::script::{Batch, REFUSALS, Tool};
+use crate::seat::{CONTROLLER_PORT, KEYS_PORT};
 
 /// VXLAN's port (RFC 7348 §5).
 const VXLAN_PORT: u16 = 4789;
 /// What is counted, one counter each.
-const COUNTERS: [&str; 4] = ["refused_source", "refused_fragment", "refused_vni", "refused_peer"];
+const COUNTERS: [&str; 5] = ["refused_source", "refused_fragment", "refused_vni", "refused_peer", "refused_provider"];
 
 /// The rules of the router of the `az`-th AZ.
 pub(crate) fn refusals(plan: &Plan, az: usize) -> Batch {
@@ -28,7 +29,7 @@ pub(crate) fn refusals(plan: &Plan, az: usize) -> Batch {
                 lines.extend(tenant_chains(plan, tenant));
             }
         }
-        lines.extend(from_nodes(plan, &nodes));
+        lines.extend(from_nodes(plan, az, &nodes));
     }
     Batch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines }
 }
@@ -49,9 +50,13 @@ fn tenant_chains(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
     ]
 }
 
-fn from_nodes(plan: &Plan, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
-    let devices = list(nodes.iter().map(|(host, _)| format!("\"{}\"", host.router_device())));
-    let sources = list(nodes.iter().map(|(host, _)| format!("\"{}\" . {}", host.router_device(), host.ip4)));
+fn from_nodes(plan: &Plan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
+    let servers = plan.hosts.iter().filter(|host| host.az == az && matches!(host.kind, HostKind::KeyServer { tenant: Some(_) }));
+    let servers: Vec<&HostPlan> = servers.collect();
+    let hosts: Vec<&HostPlan> = nodes.iter().map(|(host, _)| *host).chain(servers.iter().copied()).collect();
+    let devices = list(hosts.iter().map(|host| format!("\"{}\"", host.router_device())));
+    let sources = list(hosts.iter().map(|host| format!("\"{}\" . {}", host.router_device(), host.ip4)));
+    let only = list(servers.iter().map(|host| format!("\"{}\"", host.router_device())));
     let jumps =
         list(nodes.iter().map(|(host, tenant)| format!("\"{}\" : goto tenant_{}", host.router_device(), plan.tenants[*tenant].vni)));
     let rules = [
@@ -61,8 +66,75 @@ fn from_nodes(plan: &Plan, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
         "ip frag-off & 0x3fff != 0 counter name refused_fragment drop".to_owned(),
         format!("udp dport {VXLAN_PORT} iifname vmap {{ {jumps} }}"),
     ];
+    // Metrics, admin ports and whatever else the provider's hosts have is not for tenants' nodes.
+    let own = doors(plan).map(|door| format!("ip daddr . tcp dport {{ {door} }} accept"));
+    let outside = list(plan.hosts.iter().filter(|host| is_outside(host)).map(|host| host.ip4.to_string()));
+    let outside = (!outside.is_empty()).then(|| format!("ip daddr {{ {outside} }} accept"));
+    let closed = [
+        format!("ip daddr {PROVIDERS} tcp flags & (syn | ack) == syn counter name refused_provider drop"),
+        format!("ip daddr {PROVIDERS} meta l4proto udp counter name refused_provider drop"),
+    ];
+    // A tenant's key server dials the controller, and nobody else.
+    let servers = (!only.is_empty()).then(|| {
+        let dialled = format!("iifname {{ {only} }} tcp flags & (syn | ack) == syn counter name refused_provider drop");
+        [dialled, format!("iifname {{ {only} }} meta l4proto udp counter name refused_provider drop")]
+    });
+    let rules = rules.into_iter().chain(own).chain(outside).chain(closed).chain(servers.into_iter().flatten());
     let chain = format!("add chain {REFUSALS} from_nodes {{ type filter hook prerouting priority raw; }}");
-    std::iter::once(chain).chain(rules.iter().map(|rule| format!("add rule {REFUSALS} from_nodes {rule}"))).collect()
+    std::iter::once(chain).chain(rules.map(|rule| format!("add rule {REFUSALS} from_nodes {rule}"))).collect()
+}
+
+/// What of the provider's a tenant's node may dial: the controller and key servers.
+fn doors(plan: &Plan) -> impl Iterator<Item = String> {
+    let doors = plan.hosts.iter().filter_map(|host| match host.kind {
+        HostKind::Controller => Some(format!("{} . {CONTROLLER_PORT}", host.ip4)),
+        HostKind::KeyServer { .. } => Some(format!("{} . {KEYS_PORT}", host.ip4)),
+        _ => None,
+    });
+    let doors = list(doors);
+    (!doors.is_empty()).then_some(doors).into_iter()
+}
+
+fn is_outside(host: &HostPlan) -> bool {
+    host.kind == HostKind::Host { outside: true }
+}
+
+/// Who may ask the key servers of the `az`-th AZ: nodes and gateways, and a tenant's own only that tenant's nodes. The rule stands at
+/// their own router, the last before them. Gateways may be added later; so what is known to be none is what is refused.
+pub(crate) fn key_servers(plan: &Plan, az: usize) -> Option<Batch> {
+    let here: Vec<(&HostPlan, Option<usize>)> = plan
+        .hosts
+        .iter()
+        .filter(|host| host.az == az)
+        .filter_map(|host| match host.kind {
+            HostKind::KeyServer { tenant } => Some((host, tenant)),
+            _ => None,
+        })
+        .collect();
+    if here.is_empty() {
+        return None;
+    }
+    let mut lines = vec![
+        format!("add table {REFUSALS}"),
+        format!("add counter {REFUSALS} refused_keys"),
+        format!("add chain {REFUSALS} to_key_servers {{ type filter hook forward priority filter; }}"),
+    ];
+    for (host, tenant) in here {
+        let to = format!("add rule {REFUSALS} to_key_servers oifname \"{}\" tcp dport {KEYS_PORT}", host.router_device());
+        let others = plan.hosts.iter().filter(|other| other.name != host.name && !may_ask(other)).map(|other| other.ip4.to_string());
+        lines.push(format!("{to} ip saddr {{ {} }} counter name refused_keys drop", list(others)));
+        if let Some(owner) = tenant.and_then(|index| plan.tenants.get(index)) {
+            let own = list(owner.nodes.iter().map(|node| node.underlay.to_string()));
+            lines.extend((!own.is_empty()).then(|| format!("{to} ip saddr {{ {own} }} accept")));
+            lines.push(format!("{to} ip saddr {NODES_UNDERLAY} counter name refused_keys drop"));
+        }
+    }
+    lines.retain(|line| !line.contains("{  }"));
+    Some(Batch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines })
+}
+
+fn may_ask(host: &HostPlan) -> bool {
+    matches!(host.kind, HostKind::Node { .. } | HostKind::Gateway(_))
 }
 
 fn list(items: impl Iterator<Item = String>) -> String {

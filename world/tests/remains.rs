@@ -3,21 +3,12 @@
 mod scene;
 
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use canal_world::World;
-use scene::{SMOKE, becomes, name, options, program, remains, topology, vanishes, world};
-
-const SOON: Duration = Duration::from_secs(20);
-
-/// The smoke topology in a file, under a name of its own.
-fn file(name: &str) -> PathBuf {
-    let path = std::env::temp_dir().join(format!("canal-{name}.yaml"));
-    std::fs::write(&path, SMOKE.replace("world: smoke", &format!("world: {name}"))).expect("written");
-    path
-}
+use scene::{SMOKE, SOON, becomes, file, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world};
 
 /// A process that owns an ephemeral world; its output is read up to "up".
 fn owner(file: &Path, wait: bool) -> Child {
@@ -128,23 +119,6 @@ fn an_owner_killed_while_it_builds_leaves_nothing() {
     std::fs::remove_file(file).expect("removed");
 }
 
-/// The supervisor of a world, as soon as there is one.
-fn supervisor_of(name: &str) -> u32 {
-    let path = format!("/run/canal/worlds/{name}/supervisor.pid");
-    let mut pid = None;
-    becomes("a supervisor", SOON, || {
-        pid = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
-        pid.is_some()
-    });
-    pid.expect("just found")
-}
-
-fn kill_9(pid: u32) {
-    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
-    // It may have ended by itself.
-    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-}
-
 #[test]
 fn a_supervisor_killed_while_it_builds_leaves_nothing_and_the_owner_hears_of_it() {
     let name = name("sup");
@@ -165,47 +139,6 @@ fn a_supervisor_killed_while_it_builds_leaves_nothing_and_the_owner_hears_of_it(
         killer.join().expect("killed");
         vanishes(&name, SOON);
     }
-}
-
-#[test]
-fn what_killed_runs_left_is_cleaned_by_the_next() {
-    let name = name("left");
-    let file = file(&name);
-    // Persistent, so nobody reaps it; then its supervisor dies.
-    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
-    kill_9(supervisor_of(&name));
-    becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
-    assert!(World::open(&name).is_err(), "a leftover is no world");
-    assert!(remains(&name).iter().any(|left| left.starts_with("process")), "its processes still run");
-    // The next `up` of whatever name removes it.
-    drop(world("next", SMOKE));
-    vanishes(&name, SOON);
-
-    // And a leftover without any file: only what the kernel holds.
-    assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
-    kill_9(supervisor_of(&name));
-    std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
-    let removed = World::gc();
-    // Another test's `up` may have been faster.
-    removed.expect("collected");
-    vanishes(&name, SOON);
-    std::fs::remove_file(file).expect("removed");
-}
-
-#[test]
-fn a_world_that_cannot_be_built_says_why_and_leaves_nothing() {
-    let name = name("bad");
-    let missing = topology(&name, &SMOKE.replace("[sleep, infinity]", "[no-such-program]"));
-    let error = World::up(&missing, &options(true)).expect_err("no such program").to_string();
-    assert!(error.contains(":4:") && error.contains("there is no program \"no-such-program\"") && error.contains("build it"), "{error}");
-    assert_eq!(remains(&name), Vec::<String>::new());
-
-    // Something of ours is in the way, held by nobody's lock but not ours to have made.
-    let mut unsupervised = options(true);
-    unsupervised.supervisor = vec!["false".into()];
-    let error = World::up(&topology(&name, SMOKE), &unsupervised).expect_err("no supervisor").to_string();
-    assert!(error.contains("ended before the world was up (exit status: 1)"), "{error}");
-    assert_eq!(remains(&name), Vec::<String>::new());
 }
 
 #[test]

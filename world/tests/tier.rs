@@ -101,7 +101,6 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
         ("the same, IPv6", "edge-1", "[fd00:1::1:2]:8080", "fdca:a1:0:250::fa01:4d"),
         ("a replica to a node", "edge-1", "10.1.1.1:8080", "250.1.0.77"),
         ("the same, IPv6", "edge-1", "[fd00:1::1:1]:8080", "fdca:a1:0:250::fa01:4d"),
-        ("the underlay beside", "a-n1", "250.1.0.2:8080", "10.201.0.7"),
     ] {
         assert_eq!(dial(&world, from, to), Ok(format!("you are {seen}")), "{name}");
     }
@@ -112,6 +111,9 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
     }
     said(&world, "alpha/client-0", &["canal-world-peer", "udp", "250.1.0.77:53"]).expect_err("no datagrams to replicas");
     assert_eq!(world.refused("router-az1").expect("counters"), Refused::default());
+    // Nor do nodes see more of the provider's hosts than the controller and key servers.
+    dial(&world, "a-n1", "250.1.0.2:8080").expect_err("an edge's own port");
+    assert!(world.refused("router-az1").expect("counters").provider > 0);
 
     // Faults on the way to an edge hold although its programs would see packets before nft there does.
     world.cut_one_way("a-n1", "edge-1").expect("cut");

@@ -244,6 +244,8 @@ fn like_its_backend(topology: &Topology, name: &str, az: &str, backend: &str) ->
         workers: model.map_or(1, |model| model.workers),
         backend: Some(backend.to_owned()),
         outside: false,
+        tenant: None,
+        tls_dir: None,
         spot: Spot::default(),
     }
 }

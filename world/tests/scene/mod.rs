@@ -22,6 +22,9 @@ pub(crate) fn options(ephemeral: bool) -> Options {
     Options { ephemeral, supervisor: vec![PROGRAM.into(), "supervise".into()], bin_dirs: vec![bin_dir()], ..Options::default() }
 }
 
+/// In which what is awaited comes, or is missing.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
 /// A name no other test process has.
 pub(crate) fn name(tag: &str) -> String {
     format!("{tag}{:x}", std::process::id() & 0xf_ffff)
@@ -127,4 +130,28 @@ pub(crate) fn program(words: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(words);
     command
+}
+
+/// The smoke topology in a file, under a name of its own.
+pub(crate) fn file(name: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("canal-{name}.yaml"));
+    std::fs::write(&path, SMOKE.replace("world: smoke", &format!("world: {name}"))).expect("written");
+    path
+}
+
+/// The supervisor of a world, as soon as there is one.
+pub(crate) fn supervisor_of(name: &str) -> u32 {
+    let path = format!("/run/canal/worlds/{name}/supervisor.pid");
+    let mut pid = None;
+    becomes("a supervisor", SOON, || {
+        pid = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+        pid.is_some()
+    });
+    pid.expect("just found")
+}
+
+pub(crate) fn kill_9(pid: u32) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
+    // It may have ended by itself.
+    let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }

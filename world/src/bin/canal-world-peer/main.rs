@@ -1,7 +1,8 @@
-//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`, `udp ADDRESS`, and the adversary's
-//! `spoof …`. Needs nothing that a bare machine lacks.
+//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`, `udp ADDRESS`, `delay PORT ADDRESS MS`,
+//! and the adversary's `spoof …`. Needs nothing that a bare machine lacks.
 #![forbid(unsafe_code)]
 
+mod delay;
 mod packet;
 mod spoof;
 
@@ -19,9 +20,10 @@ fn main() -> std::io::Result<()> {
         ["dial", address] => dial(target(address)?),
         ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
         ["udp", address] => udp(target(address)?),
+        ["delay", port, address, ms] => delay::delay(number(port)? as u16, target(address)?, Duration::from_millis(number(ms)?)),
         ["spoof", order @ ..] => spoof::spoof(order),
         _ => {
-            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS | ";
+            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS | delay PORT ADDRESS MS | ";
             Err(std::io::Error::other(format!("{usage}{}", spoof::USAGE)))
         }
     }

@@ -1,0 +1,148 @@
+//! Tests of key servers in topologies, plans and scripts, and what each mistake is answered.
+
+use std::path::{Path, PathBuf};
+
+use super::{Mistake, brief, check, show};
+use crate::plan::Plan;
+use crate::script;
+use crate::topology::{KeyPlace, Topology};
+
+const TIER: &str = include_str!("../../topologies/tier.yaml");
+
+fn file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml")
+}
+
+/// The tier topology with key servers: one in each AZ, and one of beta's own.
+fn text() -> String {
+    let servers =
+        "keyServers:\n- {name: ks-1, az: az1}\n- {name: ks-2, az: az2}\n- {name: beta-ks, az: az1, tenant: beta, tlsDir: .}\ntenants:\n";
+    let keys = "  vni: 101\n  keys: {place: KeyServer, algorithm: Rsa2048}\n";
+    TIER.replacen("tenants:\n", servers, 1).replacen("  vni: 101\n", keys, 1)
+}
+
+fn topology() -> Topology {
+    Topology::parse(&file(), &text()).unwrap_or_else(|problems| panic!("{problems:#?}"))
+}
+
+#[test]
+fn requesters_are_told_the_provider_s_and_key_servers_who_they_are() {
+    let topology = topology();
+    let (plan, paths) = (Plan::of(&topology), crate::state::Paths::of("tier"));
+    let seats = crate::seat::Seats { topology: &topology, plan: &plan, paths: &paths, cgroup: Path::new("/cgroup"), bin_dirs: &[] };
+    let command = |host: &str| {
+        let seat = seats.host(plan.host(host).expect("a host"));
+        seat.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
+    };
+    let told = "--key-server az1=ks-1@250.1.0.7:15013 --key-server az2=ks-2@250.2.0.6:15013";
+    for host in ["a-n1", "b-n2", "gw-1a", "gw-4b"] {
+        let command = command(host);
+        assert!(command.contains(told) && !command.contains("beta-ks"), "{host}: {command}");
+    }
+    let own = "--tenant beta --tls-dir DIR/data/beta-ks/tls";
+    for (host, begins, ends) in
+        [("ks-1", "canal-keyserver --name ks-1 --az az1 ", "--listen 0.0.0.0:15013"), ("beta-ks", "canal-keyserver --name beta-ks ", own)]
+    {
+        let command = command(host);
+        assert!(command.starts_with(begins) && command.ends_with(ends), "{host}: {command}");
+        assert!(command.contains(&format!("--token-file DIR/tokens/{host}.token")), "{host}: {command}");
+    }
+    assert_eq!(topology.tenants[0].keys.map(|keys| keys.place), Some(KeyPlace::KeyServer));
+    assert_eq!(plan.key_servers_of("beta").map(|host| host.name.as_str()).collect::<Vec<_>>(), ["beta-ks"]);
+    assert_eq!(plan.key_servers_of("alpha").count(), 0);
+}
+
+/// Nodes and gateways reach the provider's; a tenant's own is reached by its own nodes and by gateways.
+#[test]
+fn routers_know_who_may_ask() {
+    let plan = Plan::of(&topology());
+    let batches = script::configuration(&plan).into_iter().flatten();
+    let rules: Vec<String> = batches
+        .filter(|batch| batch.netns.as_deref() == Some("cnl-tier.router-az1"))
+        .flat_map(|batch| batch.lines)
+        .filter(|line| line.contains("to_key_servers") && line.contains("rule"))
+        .collect();
+    let address = |host: &str| plan.host(host).expect("a host").ip4.to_string();
+    let device = |host: &str| format!("oifname \"{}\"", plan.host(host).expect("a host").router_device());
+    let of = |host: &str| rules.iter().filter(|rule| rule.contains(&device(host))).collect::<Vec<_>>();
+    let (ours, theirs) = (of("ks-1"), of("beta-ks"));
+    assert_eq!((ours.len(), theirs.len()), (1, 3), "{rules:#?}");
+    for stranger in ["edge-1", "edge-2", "controller", "ks-2", "beta-ks"] {
+        assert!(ours[0].contains(&address(stranger)), "{stranger}: {rules:#?}");
+    }
+    for asker in ["gw-1a", "gw-4b", "a-n1", "b-n2"] {
+        assert!(
+            !ours[0].contains(&format!("{},", address(asker))) && !theirs[0].contains(&format!("{},", address(asker))),
+            "{asker}: {rules:#?}"
+        );
+    }
+    assert!(theirs[1].contains(&address("b-n1")) && !theirs[1].contains(&address("a-n1")) && theirs[1].ends_with("accept"), "{rules:#?}");
+    assert!(theirs[2].contains("10.200.0.0/13") && theirs[2].ends_with("drop"), "{rules:#?}");
+    let without = Plan::of(&Topology::parse(&file(), TIER).expect("right"));
+    assert!(!script::configuration(&without).iter().flatten().any(|batch| show(batch).contains("to_key_servers")));
+}
+
+const MISTAKES: &[Mistake] = &[
+    Mistake {
+        name: "a key server of nobody's",
+        from: "tenant: beta",
+        to: "tenant: gamma",
+        answers: &["21: key server \"beta-ks\": there is no tenant \"gamma\"; use one of: alpha, beta"],
+    },
+    Mistake {
+        name: "keys of nobody's",
+        from: "tenant: beta, tlsDir: .",
+        to: "tlsDir: .",
+        answers: &[
+            "21: key server \"beta-ks\" has `tlsDir` and no `tenant`; add `tenant: …`, or remove it: the provider's has no keys but those it makes",
+        ],
+    },
+    Mistake {
+        name: "keys from nowhere",
+        from: "tlsDir: .",
+        to: "tlsDir: nowhere",
+        answers: &["21: tlsDir: nowhere is not a directory; name an existing directory"],
+    },
+    Mistake {
+        name: "keys in no key server",
+        from: "- {name: ks-1, az: az1}\n- {name: ks-2, az: az2}\n",
+        to: "",
+        answers: &[
+            "23: the keys of tenant \"alpha\" are in key servers, and the provider has none; add one without `tenant` to `keyServers`: {name: ks-1, az: …}",
+        ],
+    },
+    Mistake {
+        name: "a place for keys that is none",
+        from: "place: KeyServer",
+        to: "place: Cloud",
+        answers: &["25: place: \"Cloud\" is not Local or KeyServer; write Local or KeyServer"],
+    },
+    Mistake {
+        name: "an algorithm for nobody",
+        from: "algorithm: Rsa2048",
+        to: "algorithm: Rsa512",
+        answers: &["25: algorithm: \"Rsa512\" is not EcdsaP256 or Rsa2048; write EcdsaP256 or Rsa2048"],
+    },
+    Mistake {
+        name: "a tenant for who has none",
+        from: "{name: gw-1a, az: az1, backend: b1}",
+        to: "{name: gw-1a, az: az1, backend: b1, tenant: beta}",
+        answers: &[
+            "10: a gateway has no field `tenant`; remove it; known here: name, az, workers, backend, mtu, rate, command, args, env, restart, readiness",
+        ],
+    },
+];
+
+#[test]
+fn mistakes_are_told_with_place_and_mend() {
+    let text = text();
+    let wrong: Vec<String> = MISTAKES.iter().filter_map(|mistake| check(&file(), &text, mistake)).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn key_servers_need_a_controller_unless_they_have_a_command() {
+    let text = "world: few\nazs: [a]\nkeyServers:\n- {name: ks-1, az: a}\n- {name: ks-2, az: a, command: [sleep, \"9\"]}\n";
+    let problems = Topology::parse(&file(), text).expect_err("no controller");
+    assert_eq!(problems.iter().map(brief).collect::<Vec<_>>(), ["4: key server \"ks-1\" needs a controller; add `controller: {az: …}`"]);
+}

@@ -1,0 +1,82 @@
+//! Key servers' way: who reaches them and who is refused and counted, and a port that answers late. Needs root.
+
+mod scene;
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use canal_world::{KEYS_PORT, Topology, World};
+use scene::said;
+
+/// The tier topology with key servers, of which each answers `canal-world-peer dial`, and `sleep` in place of the mesh's programs.
+fn world(tag: &str) -> World {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
+    let text = std::fs::read_to_string(&file).expect("the tier topology");
+    let listen = format!("command: [canal-world-peer, listen, \"{KEYS_PORT}\"], readiness: {{tcp: {{port: {KEYS_PORT}}}}}");
+    let servers = format!(
+        "hosts:\n- {{name: load, az: az1}}\nkeyServers:\n- {{name: ks-1, az: az1, {listen}}}\n- {{name: beta-ks, az: az2, tenant: beta, {listen}}}\ntenants:\n"
+    );
+    let text = text.replacen("tenants:\n", &servers, 1);
+    let mut topology = Topology::parse(&file, &text).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let components = topology.controller.iter_mut().chain(&mut topology.edges).chain(&mut topology.gateways);
+    let proxies = topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.nodes).filter_map(|node| node.proxy.as_mut());
+    for process in components.filter_map(|component| component.process.as_mut()).chain(proxies) {
+        process.command = vec!["sleep".into(), "infinity".into()];
+    }
+    let topology = topology.renamed(&scene::name(tag)).expect("a name");
+    let world = World::up(&topology, &scene::options(true)).unwrap_or_else(|error| panic!("{error}"));
+    world.wait_ready(Duration::from_secs(30)).unwrap_or_else(|error| panic!("{error}"));
+    world
+}
+
+fn asks(world: &World, from: &str, to: &str) -> bool {
+    let address = world.host(to).expect("a host").ip4().expect("an address");
+    said(world, from, &["canal-world-peer", "dial", &format!("{address}:{KEYS_PORT}")]).is_ok()
+}
+
+#[test]
+fn who_reaches_key_servers() {
+    let world = world("keys");
+    for (from, to, expected) in [
+        ("a-n1", "ks-1", true),
+        ("b-n2", "ks-1", true),
+        ("gw-1a", "ks-1", true),
+        ("gw-4b", "ks-1", true),
+        ("edge-1", "ks-1", false),
+        ("load", "ks-1", false),
+        ("beta-ks", "ks-1", false),
+        ("alpha/shop/client-0", "ks-1", false),
+        ("b-n1", "beta-ks", true),
+        ("gw-1a", "beta-ks", true),
+        ("a-n1", "beta-ks", false),
+        ("ks-1", "beta-ks", false),
+        ("beta/shop/client-0", "beta-ks", false),
+    ] {
+        assert_eq!(asks(&world, from, to), expected, "{from} to {to}");
+    }
+    let counted = |router: &str| world.refused(router).expect("counters").keys;
+    assert!(counted("router-az1") > 0 && counted("router-az2") > 0, "{} {}", counted("router-az1"), counted("router-az2"));
+    let objects = std::fs::read_to_string(world.config_dir("beta").join("_keyservers.yaml")).expect("beta's key servers");
+    assert!(objects.contains("beta-ks") && objects.contains(":15013"), "{objects}");
+    assert!(!world.config_dir("alpha").join("_keyservers.yaml").exists());
+    let principals = std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
+    assert_eq!(principals.matches("keyserver").count(), 2, "{principals}");
+}
+
+#[test]
+fn a_slow_port_is_late_for_as_long_as_wished() {
+    let world = world("slow");
+    let took = || {
+        let started = Instant::now();
+        assert!(asks(&world, "a-n1", "ks-1"), "it is late, not lost");
+        started.elapsed()
+    };
+    let late = Duration::from_millis(150);
+    let before = took();
+    let slow = world.slow("ks-1", KEYS_PORT, late).unwrap_or_else(|error| panic!("{error}"));
+    let during = took();
+    drop(slow);
+    let after = took();
+    assert!(during >= 2 * late, "{during:?}");
+    assert!(before < 2 * late && after < 2 * late, "{before:?}, {during:?}, {after:?}");
+}
