@@ -1,6 +1,7 @@
 //! A world with the whole mesh in it, made from `tests/e2e/worlds/*.yaml`; gone when the test process ends, however it ends.
 
-use std::net::IpAddr;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,22 +15,30 @@ use crate::Said;
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
 /// No client of a test runs longer.
 const CLIENT_SECONDS: &str = "170";
+/// Where every program of the mesh tells its counters, and how long it may take for that.
+const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 15020);
+const METRICS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the crate stands in the repository")
 }
 
+/// Where cargo leaves programs that are built as this one is.
+fn built() -> PathBuf {
+    root().join(if cfg!(debug_assertions) { "target/debug" } else { "target/release" })
+}
+
 /// A program of this repository, as `make build` left it.
 pub fn bin(name: &str) -> PathBuf {
-    let path = root().join("target/release").join(name);
+    let path = built().join(name);
     assert!(path.exists(), "{} is missing: run `make build` first", path.display());
     path
 }
 
-/// Whether a host's name is one of a data plane in the test worlds. (A node without a proxy has nothing to run.)
-fn is_data_plane(name: &str) -> bool {
-    ["gw-", "edge-"].iter().any(|prefix| name.starts_with(prefix)) || name.contains("-n")
+/// Whether a host of this kind subscribes to the controller, if it has anything to run.
+fn is_subscriber(kind: &str) -> bool {
+    ["gateway", "edge", "node", "keyServer"].contains(&kind)
 }
 
 /// A mesh that is up.
@@ -50,12 +59,7 @@ impl Mesh {
         let mut topology = Topology::load(&path).unwrap_or_else(|problems| panic!("{file}: {problems:?}"));
         topology.name = name.to_string();
         change(&mut topology);
-        let options = Options {
-            ephemeral: true,
-            replace: true,
-            bin_dirs: vec![root().join("target/release"), root().join(".tools/bin")],
-            ..Options::default()
-        };
+        let options = Options { ephemeral: true, replace: true, bin_dirs: vec![built(), root().join(".tools/bin")], ..Options::default() };
         bin("canal");
         let world = World::up(&topology, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mesh = Self { world };
@@ -78,7 +82,8 @@ impl Mesh {
         out
     }
 
-    fn command(&self, host: &str, argv: &[&str]) -> Command {
+    /// A client in a pod or host, bounded in time, its output in pipes.
+    pub(crate) fn command(&self, host: &str, argv: &[&str]) -> Command {
         let mut all = vec!["timeout", "--kill-after=5", CLIENT_SECONDS];
         all.extend(argv);
         let mut c = self.world.exec(host, &all).unwrap_or_else(|e| panic!("{host}: {e}"));
@@ -113,13 +118,49 @@ impl Mesh {
         Said::new(format!("canal {}", argv.join(" ")), out)
     }
 
+    /// All counters and gauges of a host's program, as Prometheus has them.
+    pub fn metrics(&self, host: &str) -> String {
+        let ask = || {
+            let mut stream = TcpStream::connect_timeout(&METRICS.into(), METRICS_WITHIN)?;
+            stream.set_read_timeout(Some(METRICS_WITHIN))?;
+            // HTTP/1.0: the answer is not chunked, and ends with the connection.
+            stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).map(|_| answer)
+        };
+        let answer: std::io::Result<String> = self.world.inside(host, ask).unwrap_or_else(|e| panic!("{host}: {e}"));
+        let answer = answer.unwrap_or_else(|e| panic!("{host}: metrics: {e}"));
+        let (head, metrics) = answer.split_once("\r\n\r\n").unwrap_or_default();
+        assert!(head.split(' ').nth(1) == Some("200"), "{host}: metrics: {answer}");
+        metrics.to_owned()
+    }
+
     /// The sum of a metric family's series that have all of these labels, as `name="value"`, at one host. Agents read their programs'
     /// counters every two seconds.
     pub fn counted(&self, host: &str, family: &str, labels: &[&str]) -> u64 {
-        let metrics = self.run(host, &["curl", "-sS", "--max-time", "5", "http://127.0.0.1:15020/metrics"]).ok();
+        let metrics = self.metrics(host);
         let of_family = metrics.lines().filter(|l| l.strip_prefix(family).is_some_and(|rest| rest.starts_with(['{', ' '])));
         let series = of_family.filter(|l| labels.iter().all(|label| l.contains(label)));
         series.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
+    }
+
+    /// The sum of [`Mesh::counted`] at all hosts of a kind.
+    pub fn counted_at(&self, kind: &str, family: &str, labels: &[&str]) -> u64 {
+        let hosts = self.world.hosts().unwrap_or_default();
+        let names = hosts.iter().filter(|host| host.seat.kind == kind && host.pulse.pid.is_some()).map(|host| &host.seat.name);
+        names.map(|name| self.counted(name, family, labels)).sum()
+    }
+
+    /// The status that a pod's request gets, with curl's further arguments; 0: none.
+    pub fn code(&self, pod: &str, url: &str, more: &[&str]) -> u16 {
+        let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", url];
+        let said = self.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
+        said.stdout.trim().parse().unwrap_or(0)
+    }
+
+    /// The IPv4 address of a host or pod.
+    pub fn address(&self, host: &str) -> Ipv4Addr {
+        self.world.host(host).ok().and_then(|host| host.ip4()).unwrap_or_else(|| panic!("{host} has no IPv4 address"))
     }
 
     /// The addresses that a name has for a pod, of both families, each once; empty if it has none.
@@ -148,6 +189,7 @@ impl Mesh {
     }
 
     /// Waits until buckets have stopped moving: for two seconds nobody's heads changed, and nobody owns sessions behind another head.
+    /// A session opened before counts as owned until it has left TIME_WAIT, 60 s after its end: rest first.
     pub fn rest(&self, within: Duration) {
         let places = || -> Vec<(String, u64, u64)> {
             let fleet = self.canal(&["gateway", "list", "-o", "json"]).json();
@@ -169,7 +211,7 @@ impl Mesh {
     pub fn is_converged(&self) -> bool {
         // A controller that has just been started may not answer yet.
         let Ok(status) = serde_json::from_str::<Value>(&self.canal(&["status", "-o", "json"]).stdout) else { return false };
-        let planes = self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.job.is_some() && is_data_plane(&h.seat.name)).count();
+        let planes = self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.job.is_some() && is_subscriber(&h.seat.kind)).count();
         let Some(subscribers) = status["subscribers"].as_array() else { return false };
         let n = |s: &Value, k: &str| s[k].as_u64().or_else(|| s[k].as_str().and_then(|t| t.parse().ok())).unwrap_or(0);
         let good = |s: &&Value| {

@@ -1,17 +1,22 @@
 //! What the underlay must track of a thousand client sessions: its session table (`bpf/sessions.bpf.c`) on the routers' ends of the replicas'
 //! links. With aggregation it is bounded by tunnels and replicas, whatever the number of sessions; without, it is not.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::Duration;
 
 use canal_e2e::Mesh;
-use canal_offload::sessions::Sessions;
+use canal_offload::sessions::{OuterSession, Sessions};
 
 const SESSIONS: u64 = 1000;
 /// Source ports towards a replica, and from it: said to the edge and to the replica, so that the bound is not the machine's.
 const TUNNELS: u64 = 16;
 /// Sessions of a replica that are no tunnel's: to the controller, health probes, metrics.
-const OWN: u64 = 6;
+const OWN: usize = 6;
+const VXLAN_PORT: u16 = 4789;
+/// The first port that the kernel gives to who asks for none.
+const EPHEMERAL: u16 = 32768;
 const TIER: [(&str, &[&str]); 2] = [("az1", &["gw-1", "gw-2", "gw-3", "gw-6"]), ("az2", &["gw-4", "gw-5"])];
 
 fn mesh() -> Mesh {
@@ -38,8 +43,43 @@ fn watch(mesh: &Mesh, replicas: &[&str]) -> Vec<Sessions> {
     replicas.iter().map(|replica| link(replica)).collect()
 }
 
-/// Sessions outside and inside of the tunnels while a pod holds a thousand.
-fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<u64>, u64) {
+/// What a link's sessions are: source ports from one end of a tunnel to the other, by who sends to whom, and who else is spoken to.
+#[derive(Debug, Default)]
+struct Link {
+    tunnels: BTreeMap<(IpAddr, IpAddr), BTreeSet<u16>>,
+    own: BTreeSet<(u8, SocketAddr)>,
+    /// In all, each connection by itself.
+    sessions: u64,
+}
+
+impl Link {
+    fn of(sessions: &[OuterSession]) -> Link {
+        let mut link = Link { sessions: sessions.len() as u64, ..Link::default() };
+        for OuterSession { protocol, ends: [one, other] } in sessions {
+            let (from, to) = if one.port() == VXLAN_PORT { (other, one) } else { (one, other) };
+            if to.port() == VXLAN_PORT {
+                link.tunnels.entry((from.ip(), to.ip())).or_default().insert(from.port());
+            } else {
+                link.own.extend([one, other].into_iter().filter(|end| end.port() < EPHEMERAL).map(|end| (*protocol, *end)));
+            }
+        }
+        link
+    }
+
+    /// Each way of each tunnel has no more source ports than it was given, and there is nothing else but what every replica has.
+    fn is_bounded(&self) -> bool {
+        self.sessions <= 2 * TUNNELS + OWN as u64
+            && self.tunnels.values().all(|ports| ports.len() as u64 <= TUNNELS)
+            && self.own.len() <= OWN
+    }
+
+    fn through_tunnels(&self) -> u64 {
+        self.tunnels.values().map(|ports| ports.len() as u64).sum()
+    }
+}
+
+/// The links, and the sessions inside of their tunnels, while a pod holds a thousand.
+fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<Link>, u64) {
     let addresses = mesh.resolve(pod, "tcp.default.svc.cluster.local");
     assert_eq!(addresses.len(), 2, "{pod}: both families: {addresses:?}");
     let targets: Vec<String> = addresses.iter().map(|a| if a.is_ipv6() { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect();
@@ -49,8 +89,8 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<u64>, u64) {
     argv.extend(["--interval-ms", "1000", "-d", "4"]);
     let report = mesh.run(pod, &argv).json();
     assert_eq!(report["ok"], true, "{pod}: {report}");
-    let seen: Vec<(u64, u64)> = tables.iter().map(|table| table.sessions().unwrap()).collect();
-    (seen.iter().map(|(outer, _)| *outer).collect(), seen.iter().map(|(_, inner)| inner).sum())
+    let inner = tables.iter().map(|table| table.sessions().unwrap().1).sum();
+    (tables.iter().map(|table| Link::of(&table.outer())).collect(), inner)
 }
 
 #[test]
@@ -59,15 +99,18 @@ fn sessions_at_the_underlay_are_bounded_by_tunnels_and_replicas() {
     // While buckets move, replicas pass packets on to each other, by tunnels of their own.
     mesh.rest(Duration::from_secs(60));
     let [(_, aggregated), (_, plain)] = TIER;
-    let (outer, inner) = hold(&mesh, "beta/default/client-0", aggregated);
-    println!("{SESSIONS} sessions, aggregated: {outer:?} at the underlay, {inner} inside");
+    let (links, inner) = hold(&mesh, "beta/default/client-0", aggregated);
+    let outer: Vec<u64> = links.iter().map(Link::through_tunnels).collect();
+    println!("{SESSIONS} sessions, aggregated: {outer:?} through tunnels at the underlay, {inner} inside");
     // Each client's session, and the one to the endpoint that the replica dialled for it.
     assert!(inner >= 2 * SESSIONS, "{inner} inside: the table did not see them all");
-    // Both ends of a tunnel have their own source ports.
-    assert!(outer.iter().all(|one| *one <= 2 * TUNNELS + OWN), "{outer:?} are more than {TUNNELS} tunnels each way");
+    assert!(links.iter().all(Link::is_bounded), "more than {TUNNELS} source ports each way, or more than {OWN} others: {links:#?}");
+    // At rest the edge alone sends to replicas, and each to the edge alone.
+    assert!(links.iter().all(|link| link.tunnels.len() <= 2), "replicas at rest speak with others than the edge: {links:#?}");
 
-    let (outer, inner) = hold(&mesh, "beta/default/client-far-0", plain);
-    println!("{SESSIONS} sessions, a source port for each flow: {outer:?} at the underlay, {inner} inside");
+    let (links, inner) = hold(&mesh, "beta/default/client-far-0", plain);
+    let outer: Vec<u64> = links.iter().map(Link::through_tunnels).collect();
+    println!("{SESSIONS} sessions, a source port for each flow: {outer:?} through tunnels at the underlay, {inner} inside");
     assert!(inner >= 2 * SESSIONS, "{inner} inside: the table did not see them all");
     let all: u64 = outer.iter().sum();
     assert!(all > SESSIONS / 2, "{outer:?}: without aggregation the table should be long: does it see anything?");

@@ -1,0 +1,278 @@
+//! Attacks on the controller and on key servers: by who holds a token or a certificate of beta's, for what is alpha's or the provider's.
+
+use canal_e2e::controller::Caller;
+use canal_e2e::credential::{Credential, request, request_with_key};
+use canal_e2e::keys::{Answer, Requester};
+use canal_model::program::Kind;
+use canal_wire::keyrpc::KeyName;
+use canal_wire::southbound::type_url;
+
+use crate::stage::{Attack, BETA_OPERATOR, Seen, Stage};
+
+const CERTIFICATES: &str = "canal_controller_certificates_refused_total";
+const CONTROLLER: &str = "canal_controller_refused_total";
+const ALPHA_CLIENT: &str = "spiffe://alpha.example/ns/default/sa/client";
+const BETA_CLIENT: &str = "spiffe://beta.example/ns/default/sa/client";
+const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
+const ALPHA_NODE: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    [subscriptions(), certificates(), key_servers(), operators(), sights()].into_iter().flatten().collect()
+}
+
+/// Whether a subscriber is told anything of alpha's.
+fn told(stage: &Stage, caller: &Caller<'_>, node: &str, kinds: &[Kind], names: &[&str]) -> Seen {
+    // All at once: each waits out the silence after the last message.
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let asked: Vec<_> = kinds.iter().map(|kind| scope.spawn(|| caller.subscribe(node, type_url(*kind), names))).collect();
+        asked.into_iter().map(|asked| asked.join().expect("a subscription ends")).collect()
+    });
+    let mut all = Vec::new();
+    for answer in answers {
+        match answer {
+            Ok(told) => all.extend(told),
+            Err(status) => return Seen::of(false, (stage.mesh.world.name(), status)),
+        }
+    }
+    Seen::of(all.iter().any(|name| name.contains("alpha")), all)
+}
+
+fn subscriptions() -> Vec<Attack> {
+    let alphas =
+        |kinds: &'static [Kind]| move |s: &Stage| told(s, &Caller::as_itself(&s.mesh.world, "alpha-n1"), "node~alpha-n1", kinds, &[]);
+    let gateways = |kinds: &'static [Kind]| move |s: &Stage| told(s, &Caller::as_itself(&s.mesh.world, "gw-1"), "gateway~gw-1", kinds, &[]);
+    let beta = |node: &'static str, kinds: &'static [Kind], names: &'static [&'static str]| {
+        move |s: &Stage| told(s, &Caller::as_itself(&s.mesh.world, "beta-n1"), node, kinds, names)
+    };
+    const OWN: &[Kind] = &[Kind::Tenant, Kind::Service, Kind::Workload, Kind::Bundle];
+    vec![
+        Attack::new("every kind, by the wildcard, as alpha's node", beta("node~alpha-n1", &Kind::ALL, &[]), alphas(OWN)),
+        Attack::new("every kind, as a gateway", beta("gateway~gw-1", &Kind::ALL, &[]), gateways(&[Kind::Service, Kind::Route])),
+        Attack::new(
+            "alpha's services by name",
+            beta("node~beta-n1", &[Kind::Service, Kind::Workload], &["alpha/default/web", "alpha/default/web-0", "alpha"]),
+            alphas(&[Kind::Service]),
+        ),
+        Attack::new(
+            "alpha's bundle by name",
+            beta("node~beta-n1", &[Kind::Bundle], &["alpha/alpha.example", "beta/alpha.example"]),
+            alphas(OWN),
+        ),
+        Attack::new(
+            "alpha's policies and authorizers",
+            beta("node~beta-n1", &[Kind::Authorization, Kind::Authentication, Kind::Authorizer, Kind::Termination], &[]),
+            alphas(&[Kind::Authorization]),
+        ),
+        Attack::new(
+            "entitlements, as a tenant's key server",
+            |s| {
+                let beta = |told: Seen| Seen::of(told.said.contains("beta"), told.said);
+                beta(told(s, &Caller::as_itself(&s.mesh.world, "alpha-ks"), "keyserver~alpha-ks", &[Kind::Entitlement, Kind::Tenant], &[]))
+            },
+            |s| told(s, &Caller::as_itself(&s.mesh.world, "ks-1"), "keyserver~ks-1", &[Kind::Entitlement, Kind::Tenant], &[]),
+        ),
+        Attack::new(
+            "a token that nobody has",
+            |s| told(s, &Caller::with_token(&s.mesh.world, "beta-n1", &"0".repeat(64)), "node~alpha-n1", OWN, &[]),
+            alphas(OWN),
+        )
+        .counted("controller", CONTROLLER, &["reason=\"unknown_token\""]),
+        Attack::new(
+            "an operator's token for a subscription",
+            |s| told(s, &Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR), "node~alpha-n1", OWN, &[]),
+            alphas(OWN),
+        )
+        .counted("controller", CONTROLLER, &["reason=\"subscribe_operator\""]),
+    ]
+}
+
+fn issued(stage: &Stage, host: &str, identity: &str, csr: &str, service: Option<&str>) -> Seen {
+    let answer = Caller::as_itself(&stage.mesh.world, host).certificate(identity, csr, service);
+    Seen::of(answer.is_ok(), answer.map(|chain| chain.len()))
+}
+
+fn certificates() -> Vec<Attack> {
+    let own = |s: &Stage| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), None);
+    let asks = |name, host: &'static str, identity: &'static str, reason: &'static str| {
+        Attack::new(name, move |s: &Stage| issued(s, host, identity, &request(&[identity]), None), own).counted(
+            "controller",
+            CERTIFICATES,
+            &[reason],
+        )
+    };
+    vec![
+        asks("a certificate of alpha's", "beta-n1", ALPHA_CLIENT, "reason=\"trust_domain\""),
+        asks("a certificate of another node's pod", "beta-n1", "spiffe://beta.example/ns/default/sa/web", "reason=\"not_on_node\""),
+        asks("a certificate of nobody's", "beta-n1", "spiffe://beta.example/ns/default/sa/nobody", "reason=\"not_on_node\""),
+        asks("the own gateway's certificate", "beta-n1", "spiffe://beta.example/ns/canal-system/sa/gateway", "reason=\"reserved\""),
+        asks(
+            "another component's certificate",
+            "beta-n1",
+            "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1",
+            "reason=\"not_component\"",
+        ),
+        asks("another node's component certificate", "beta-n1", ALPHA_NODE, "reason=\"not_component\""),
+        asks(
+            "a key server's component certificate",
+            "beta-n1",
+            "spiffe://components.canal/ns/canal-system/sa/keyserver.ks-1",
+            "reason=\"not_component\"",
+        ),
+        asks("a pod's certificate, by a gateway", "gw-1", BETA_CLIENT, "reason=\"not_gateway\""),
+        asks("a certificate whose key is in key servers", "alpha-n1", ALPHA_CLIENT, "reason=\"keys_in_key_server\""),
+        Attack::new("a request with alpha's identity inside", |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[ALPHA_CLIENT]), None), own)
+            .counted("controller", CERTIFICATES, &["reason=\"name\""]),
+        Attack::new(
+            "a request with a second identity inside",
+            |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT, ALPHA_CLIENT]), None),
+            own,
+        )
+        .counted("controller", CERTIFICATES, &["reason=\"name\""]),
+        Attack::new(
+            "a certificate with the names of alpha's service",
+            |s| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), Some("alpha/default/web")),
+            own,
+        )
+        .counted("controller", CERTIFICATES, &[]),
+        Attack::new(
+            "a certificate by an operator's token",
+            |s| {
+                let caller = Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR);
+                let answer = caller.certificate(BETA_CLIENT, &request(&[BETA_CLIENT]), None);
+                Seen::of(answer.is_ok(), answer)
+            },
+            own,
+        )
+        .counted("controller", CERTIFICATES, &["reason=\"operator\""]),
+    ]
+}
+
+/// The channel certificate of a node, got with its token.
+fn component(stage: &Stage, host: &str, identity: &str) -> Credential {
+    let (csr, key) = request_with_key(&[identity]);
+    let chain = Caller::as_itself(&stage.mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
+    Credential { chain: chain[..chain.len() - 1].concat(), key }
+}
+
+fn asked(stage: &Stage, host: &str, credential: Option<&Credential>, ask: impl Fn(&Requester<'_>) -> Answer) -> Seen {
+    let answer = ask(&Requester { world: &stage.mesh.world, host, server: "ks-1", credential });
+    let used = matches!(answer, Answer::Signature(_) | Answer::Certificates(_) | Answer::Handshake);
+    Seen::of(used, answer)
+}
+
+fn key_servers() -> Vec<Attack> {
+    let key = |identity: &str| KeyName::Identity(identity.parse().expect("an identity"));
+    let alphas = move |s: &Stage| {
+        let own = component(s, "alpha-n1", ALPHA_NODE);
+        asked(s, "alpha-n1", Some(&own), |r| r.sign(key(ALPHA_CLIENT)))
+    };
+    let betas = |name, ask: fn(&Requester<'_>) -> Answer| {
+        let attempt = move |s: &Stage| {
+            let own = component(s, "beta-n1", BETA_NODE);
+            asked(s, "beta-n1", Some(&own), ask)
+        };
+        Attack::new(name, attempt, alphas)
+    };
+    vec![
+        betas("a signature by alpha's key", |r| r.sign(KeyName::Identity(ALPHA_CLIENT.parse().expect("an identity")))),
+        betas("the certificates of alpha's key", |r| r.chain(KeyName::Identity(ALPHA_CLIENT.parse().expect("an identity")))),
+        betas("a handshake by alpha's key", |r| r.begin(ALPHA_CLIENT.parse().expect("an identity"))),
+        betas("a signature by alpha's gateway's key", |r| {
+            r.sign(KeyName::Identity("spiffe://alpha.example/ns/canal-system/sa/gateway".parse().expect("an identity")))
+        }),
+        betas("a signature by the key of alpha's service", |r| r.sign(KeyName::Service("alpha/default/web".parse().expect("a service")))),
+        betas("a signature by a file's key", |r| r.sign(KeyName::File("alpha/default/web-open".parse().expect("a service")))),
+        Attack::new("a key server without a certificate", move |s| asked(s, "beta-n1", None, |r| r.sign(key(ALPHA_CLIENT))), alphas),
+        Attack::new(
+            "a key server with a workload's certificate",
+            move |s| asked(s, "beta-n1", Some(&s.member("alpha", "client")), |r| r.sign(key(ALPHA_CLIENT))),
+            alphas,
+        ),
+        Attack::new(
+            "a component's identity, signed by beta's authority",
+            move |s| asked(s, "beta-n1", Some(&s.issued("beta", ALPHA_NODE)), |r| r.sign(key(ALPHA_CLIENT))),
+            alphas,
+        ),
+        Attack::new(
+            "alpha's identity of another node's pod",
+            move |s| {
+                let own = component(s, "alpha-n1", ALPHA_NODE);
+                asked(s, "alpha-n1", Some(&own), |r| r.sign(key("spiffe://alpha.example/ns/default/sa/web")))
+            },
+            alphas,
+        ),
+    ]
+}
+
+fn beta_operator(stage: &Stage) -> Caller<'_> {
+    Caller::with_token(&stage.mesh.world, "controller", BETA_OPERATOR)
+}
+
+fn operators() -> Vec<Attack> {
+    fn seen<T: std::fmt::Debug>(answer: Result<T, impl std::fmt::Debug>) -> Seen {
+        Seen::of(answer.is_ok(), answer.map(|_| ()))
+    }
+    let foreign = |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"foreign_tenant\""]);
+    let provider = |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"not_the_provider\""]);
+    vec![
+        foreign(Attack::new("alpha's objects", |s| seen(beta_operator(s).get("alpha")), |s| seen(beta_operator(s).get("beta")))),
+        foreign(Attack::new(
+            "a removal from alpha",
+            |s| seen(beta_operator(s).delete("alpha", "AuthorizationPolicy", "clients")),
+            |s| seen(beta_operator(s).delete("beta", "AuthorizationPolicy", "clients")),
+        )),
+        foreign(Attack::new(
+            "a new root for alpha",
+            |s| seen(beta_operator(s).rotate("alpha")),
+            |s| Seen::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
+        )),
+        foreign(Attack::new(
+            "a revocation in alpha",
+            |s| seen(beta_operator(s).revoke("alpha", "spiffe://alpha.example/ns/default/sa/nobody")),
+            |s| Seen::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
+        )),
+        provider(Attack::new(
+            "a replica out of service",
+            |s| seen(beta_operator(s).drain("gw-3")),
+            |s| Seen::of(s.mesh.canal(&["gateway", "undrain", "gw-3"]).code == Some(0), "the provider"),
+        )),
+        Attack::new(
+            "the operators' API by a node's token",
+            |s| seen(Caller::as_itself(&s.mesh.world, "beta-n1").get("alpha")),
+            |s| seen(beta_operator(s).get("beta")),
+        )
+        .counted("controller", CONTROLLER, &["reason=\"not_an_operator\""]),
+    ]
+}
+
+/// What beta can look at says nothing of alpha.
+fn sights() -> Vec<Attack> {
+    let dump = |s: &Stage, host: &str| {
+        let said = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).ok();
+        Seen::of(said.contains("alpha"), said.chars().take(100).collect::<String>())
+    };
+    let metrics = |s: &Stage, host: &str| {
+        let said = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).ok();
+        Seen::of(said.contains("alpha"), said.lines().find(|line| line.contains("alpha")).unwrap_or_default())
+    };
+    let log = |s: &Stage, host: &str| {
+        let text = s.mesh.world.log(host).ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+        Seen::of(text.contains("alpha"), text.lines().find(|line| line.contains("alpha")).unwrap_or_default())
+    };
+    vec![
+        Attack::new(
+            "alpha in what beta's operator is shown",
+            |s| {
+                let said = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
+                Seen::of(said.contains("alpha"), said)
+            },
+            |s| {
+                let said = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
+                Seen::of(said.contains("beta"), said)
+            },
+        ),
+        Attack::new("alpha in the dump of beta's node", move |s| dump(s, "beta-n1"), move |s| dump(s, "alpha-n1")),
+        Attack::new("alpha in the metrics of beta's node", move |s| metrics(s, "beta-n1"), move |s| metrics(s, "gw-1")),
+        Attack::new("alpha in the log of beta's node", move |s| log(s, "beta-n1"), move |s| log(s, "alpha-n1")),
+    ]
+}

@@ -1,0 +1,169 @@
+//! Attacks by what a tenant may write: objects that would have the mesh go, look or answer for it where it may not itself. Beta's operator
+//! applies them, beta's client asks; what beta's operator may write is taken.
+
+use std::time::Duration;
+
+use canal_e2e::controller::Caller;
+
+use crate::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage};
+
+const OWN: &str = "http://10.101.0.10/headers";
+
+fn operator(stage: &Stage) -> Caller<'_> {
+    Caller::with_token(&stage.mesh.world, "controller", BETA_OPERATOR)
+}
+
+/// Applies objects for beta, asks, and takes them back.
+fn with(stage: &Stage, yaml: &str, objects: &[(&str, &str)], ask: impl Fn() -> Seen) -> Seen {
+    let applied = operator(stage).apply("beta", yaml);
+    // What was refused whole changed nothing.
+    if let Some(answer) = applied.as_ref().ok().filter(|answer| answer.accepted) {
+        stage.settle(answer.generation);
+    }
+    let seen = ask();
+    for (kind, name) in objects {
+        // What was not taken is not there.
+        let _ = operator(stage).delete("beta", kind, name);
+    }
+    let told = applied.map(|answer| (answer.accepted, answer.diagnostics.into_iter().map(|found| found.problem).collect::<Vec<_>>()));
+    Seen::of(seen.reached, (seen.said, told))
+}
+
+fn route(rule: &str) -> String {
+    format!(
+        "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: deputy, namespace: default}}\n\
+         spec:\n  parentRefs: [{{group: \"\", kind: Service, name: web}}]\n  rules:\n  - {rule}\n"
+    )
+}
+
+const ROUTE: &[(&str, &str)] = &[("HTTPRoute", "deputy")];
+/// A backend of beta's own.
+const TO_OWN: &str = "backendRefs: [{name: web-open, port: 80}]";
+
+/// A route whose backend would be alpha's.
+fn routed(name: &'static str, more: &'static str, backend: &'static str) -> Attack {
+    Attack::new(
+        name,
+        move |s: &Stage| with(s, &(more.to_owned() + &route(backend)), ROUTE, || s.by_alpha(BETA, OWN, &[])),
+        |s| with(s, &route(TO_OWN), ROUTE, || s.served(BETA, OWN, &[])),
+    )
+}
+
+const GRANT: &str = "apiVersion: gateway.networking.k8s.io/v1beta1\nkind: ReferenceGrant\nmetadata: {name: grant, namespace: secret}\n\
+                     spec: {from: [{group: gateway.networking.k8s.io, kind: HTTPRoute, namespace: default}], to: [{group: \"\", kind: Service}]}\n---\n";
+const EXTERNAL: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: external, namespace: default}\n\
+                        spec: {type: ExternalName, externalName: secret.default.svc.cluster.local, ports: [{name: http, port: 80}]}\n---\n";
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    let mut all = vec![
+        routed("a route to alpha's service", "", "backendRefs: [{name: secret, port: 80}]"),
+        routed("a route to alpha's service by a long name", "", "backendRefs: [{name: secret.default.svc.cluster.local, port: 80}]"),
+        routed("a route across namespaces, granted to oneself", GRANT, "backendRefs: [{name: web, namespace: secret, port: 80}]"),
+        routed("a route to an ExternalName of alpha's service", EXTERNAL, "backendRefs: [{name: external, port: 80}]"),
+        routed(
+            "a route that rewrites the Host to alpha's",
+            "",
+            "filters: [{type: URLRewrite, urlRewrite: {hostname: secret.default.svc.cluster.local}}]\n    backendRefs: [{name: web-open, port: 80}]",
+        ),
+        routed(
+            "a route that says to be alpha",
+            "",
+            "filters: [{type: RequestHeaderModifier, requestHeaderModifier: {set: [{name: canal-source, value: \"spiffe://alpha.example/ns/default/sa/client\"}]}}]\n    \
+             backendRefs: [{name: secret, port: 80}]",
+        ),
+        Attack::new("a mirror to alpha's service", mirrored, |s| with(s, &route(TO_OWN), ROUTE, || s.served(BETA, OWN, &[]))),
+    ];
+    all.extend(endpoints());
+    all.extend(objects());
+    all
+}
+
+fn mirrored(stage: &Stage) -> Seen {
+    let heard = || stage.mesh.counted_at("gateway", "istio_requests_total", &["tenant=\"alpha\""]);
+    let before = heard();
+    let rule = format!("filters: [{{type: RequestMirror, requestMirror: {{backendRef: {{name: secret, port: 80}}}}}}]\n    {TO_OWN}");
+    let said = with(stage, &route(&rule), ROUTE, || {
+        (0..5).for_each(|_| drop(stage.page(BETA, OWN, &[])));
+        stage.served(BETA, OWN, &[])
+    });
+    std::thread::sleep(Duration::from_secs(1));
+    Seen::of(heard() > before, said.said)
+}
+
+/// Pods that are none: the gateway would dial what they say.
+fn endpoints() -> Vec<Attack> {
+    let trap = |address: &str, port: u16| {
+        format!(
+            "apiVersion: v1\nkind: Service\nmetadata: {{name: trap, namespace: default}}\n\
+             spec: {{clusterIP: 10.101.0.95, selector: {{app: trap}}, ports: [{{name: http, port: 80, targetPort: {port}}}]}}\n---\n\
+             apiVersion: v1\nkind: Pod\nmetadata: {{name: trap, namespace: default, labels: {{app: trap}}, annotations: {{canal.mesh/tunnel: none}}}}\n\
+             spec: {{nodeName: beta-n3, serviceAccountName: default}}\n\
+             status: {{phase: Running, podIP: {address}, podIPs: [{{ip: {address}}}], conditions: [{{type: Ready, status: \"True\"}}]}}\n"
+        )
+    };
+    let objects: &[(&str, &str)] = &[("Pod", "trap"), ("Service", "trap")];
+    // A pod of beta's that runs nothing of the mesh answers, so a Pod object is believed where it may be.
+    let dialled = move |s: &Stage, address: String, port: u16, path: &'static str| {
+        let url = format!("http://10.101.0.95{path}");
+        with(s, &trap(&address, port), objects, || {
+            let page = s.page(BETA, &url, &[]);
+            Seen::of(page.contains(" 200"), page)
+        })
+    };
+    let own = |s: &Stage| s.served(BETA, OWN, &[]);
+    vec![
+        Attack::new(
+            "a Pod with the controller's address",
+            move |s| dialled(s, s.mesh.address("controller").to_string(), 15020, "/metrics"),
+            own,
+        ),
+        Attack::new("a Pod with a gateway's address", move |s| dialled(s, s.mesh.address("gw-1").to_string(), 15020, "/metrics"), own),
+        Attack::new("a Pod with the gateway's loopback", move |s| dialled(s, "127.0.0.1".into(), 15000, "/config_dump"), own),
+        Attack::new("a Pod with a link-local address", move |s| dialled(s, "169.254.0.1".into(), 15020, "/metrics"), own),
+        Attack::new(
+            "a Pod with the identity provider's address",
+            move |s| dialled(s, s.mesh.address("issuer").to_string(), 8090, "/jwks"),
+            own,
+        ),
+    ]
+}
+
+/// Objects that are not a tenant's to write.
+fn objects() -> Vec<Attack> {
+    let applied = |s: &Stage, tenant: &str, yaml: &str| {
+        let answer = operator(s).apply(tenant, yaml);
+        let taken = answer.as_ref().is_ok_and(|answer| answer.accepted);
+        Seen::of(taken, answer.map(|answer| answer.diagnostics))
+    };
+    let harmless = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: harmless, namespace: default}\n\
+                    spec: {selector: {matchLabels: {app: nobody}}, action: DENY, rules: [{}]}\n";
+    let own = move |s: &Stage| applied(s, "beta", harmless);
+    let tenant = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: NAME}\n\
+                  spec: {vni: 101, trustDomain: alpha.example, podCidrs: [10.1.0.0/16], serviceCidrs: [10.101.0.0/16]}\n";
+    let mut all = vec![
+        Attack::new("another trust domain for oneself", move |s| applied(s, "beta", &tenant.replace("NAME", "beta")), own),
+        Attack::new("another tenant's Tenant", move |s| applied(s, "beta", &tenant.replace("NAME", "alpha")), own),
+        Attack::new("a policy of alpha's, written by beta", move |s| applied(s, "alpha", harmless), own),
+        Attack::new(
+            "a Gateway of one's own",
+            move |s| {
+                let gateway = "apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-1}\nspec: {az: az1, addresses: [10.1.1.2]}\n";
+                applied(s, "beta", gateway)
+            },
+            own,
+        ),
+    ];
+    all.push(Attack::new(
+        "a federation that alpha does not want",
+        |s| {
+            let federation = "apiVersion: canal.mesh/v1\nkind: Federation\nmetadata: {name: alpha, namespace: default}\n\
+                              spec: {tenant: alpha, trustDomain: alpha.example}\n";
+            with(s, federation, &[("Federation", "alpha")], || {
+                let member = s.member("beta", "client");
+                s.tunnel(CLIENT, crate::stage::GATEWAY, &member, &s.pod("alpha/default/web-0", 8080), &[])
+            })
+        },
+        |s| s.tunnel(CLIENT, crate::stage::GATEWAY, &s.member("alpha", "client"), &s.pod("alpha/default/web-0", 8080), &[]),
+    ));
+    all
+}

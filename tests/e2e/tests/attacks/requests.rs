@@ -1,0 +1,208 @@
+//! Attacks inside HTTP: who one says to be, where one says to go, and paths, methods and messages that two readers could read differently.
+
+use canal_e2e::raw::{h2_frames, h2_is_over, h2_request, raw, raw_text};
+
+use crate::stage::{Attack, BETA, CLIENT, INTRUDER, Seen, Stage};
+
+/// Of the web service behind the policy on paths.
+const RAW: &str = "10.101.0.17";
+/// Type of the frames that end a stream and a connection of HTTP/2, and of its answers (RFC 9113 §6).
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+const HEADERS: u8 = 1;
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    [names(), claims(), paths(), methods(), framing(), streams()].into_iter().flatten().collect()
+}
+
+/// Alpha's service by any name that beta can write.
+fn names() -> Vec<Attack> {
+    let alphas = |s: &Stage| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &["-H", "Host: secret.default.svc.cluster.local"]);
+    let beta =
+        |name, url: &'static str, header: &'static str| Attack::new(name, move |s: &Stage| s.by_alpha(BETA, url, &["-H", header]), alphas);
+    vec![
+        beta("Host of alpha's service", "http://10.101.0.10/headers", "Host: secret.default.svc.cluster.local"),
+        beta("Host of alpha's service, with its trust domain", "http://10.101.0.10/headers", "Host: secret.default.alpha.example"),
+        beta("Host of alpha's service by its address", "http://10.101.0.10/headers", "Host: 10.101.0.90"),
+        beta("the address of alpha's service", "http://10.101.0.90/headers", "X-Canal-Tenant: alpha"),
+        Attack::new(
+            "an absolute target of alpha's service",
+            |s| {
+                let request = "GET http://secret.default.svc.cluster.local/headers HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
+                let answer = raw_text(&s.mesh, BETA, "10.101.0.10", 80, request, "blob-alpha");
+                Seen::of(answer.contains("blob-alpha"), answer)
+            },
+            alphas,
+        ),
+        Attack::new(
+            "two Hosts",
+            |s| {
+                let request = "GET /headers HTTP/1.1\r\nHost: web\r\nHost: secret.default.svc.cluster.local\r\nConnection: close\r\n\r\n";
+                let answer = raw_text(&s.mesh, BETA, "10.101.0.10", 80, request, " 200 ");
+                Seen::of(answer.contains(" 200 "), answer)
+            },
+            alphas,
+        )
+        .counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""]),
+    ]
+}
+
+/// Headers by which somebody says to be another.
+fn claims() -> Vec<Attack> {
+    let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
+    let client = |s: &Stage| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
+    let intruder = |name, header: &'static str| {
+        denied(Attack::new(name, move |s: &Stage| s.served(INTRUDER, "http://10.101.0.11/headers", &["-H", header]), client))
+    };
+    vec![
+        intruder(
+            "x-forwarded-client-cert of another",
+            "x-forwarded-client-cert: By=spiffe://alpha.example/ns/default/sa/web-l7;URI=spiffe://alpha.example/ns/default/sa/client",
+        ),
+        intruder("canal-source of another", "canal-source: spiffe://alpha.example/ns/default/sa/client"),
+        intruder("baggage of another", "baggage: k8s.namespace.name=default,k8s.pod.name=client-0"),
+        intruder("x-authz-user and its like", "x-authz-user: alpha.example/ns/default/sa/client"),
+        denied(Attack::new(
+            "x-forwarded-for of an address that may",
+            |s| {
+                let header = format!("x-forwarded-for: {}", s.mesh.address(CLIENT));
+                s.served(INTRUDER, "http://10.101.0.16/headers", &["-H", &header])
+            },
+            |s| s.served(CLIENT, "http://10.101.0.16/headers", &[]),
+        )),
+        denied(Attack::new(
+            "forwarded of an address that may",
+            |s| {
+                let header = format!("forwarded: for=\"{}:99\"", s.mesh.address(CLIENT));
+                s.served(INTRUDER, "http://10.101.0.12/headers", &["-H", &header])
+            },
+            |s| s.served(CLIENT, "http://10.101.0.12/headers", &[]),
+        )),
+    ]
+}
+
+/// Paths that an application could take for `/headers`, which the intruder may not have.
+fn paths() -> Vec<Attack> {
+    let client = |s: &Stage| s.served(CLIENT, &format!("http://{RAW}/headers"), &[]);
+    let variant =
+        |name, path: &'static str| Attack::new(name, move |s: &Stage| s.served(INTRUDER, &format!("http://{RAW}{path}"), &[]), client);
+    let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
+    let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &[]);
+    vec![
+        denied(variant("the path itself", "/headers")),
+        denied(variant("an encoded letter", "/%68eaders")),
+        denied(variant("every letter encoded", "/%68%65%61%64%65%72%73")),
+        denied(variant("two slashes", "//headers")),
+        denied(variant("a dot segment", "/./headers")),
+        denied(variant("an encoded dot segment", "/%2e/headers")),
+        denied(variant("two dots", "/blob/../headers")),
+        denied(variant("two encoded dots", "/blob/%2e%2e/headers")),
+        denied(variant("two dots, one encoded", "/blob/.%2E/headers")),
+        denied(variant("a query", "/headers?a=/blob")),
+        refused(variant("an encoded slash", "/blob%2f..%2fheaders")),
+        refused(variant("an encoded backslash", "/blob%5c..%5cheaders")),
+        refused(variant("a NUL", "/headers%00")),
+        refused(variant("above the root", "/../../headers")),
+        variant("a parameter", "/headers;a=b"),
+        variant("another case", "/HEADERS"),
+        variant("encoded twice", "/%2568eaders"),
+        variant("a fragment, encoded", "/headers%23"),
+    ]
+}
+
+fn methods() -> Vec<Attack> {
+    let put: &[&str] = &["-X", "PUT", "-d", "x"];
+    let client = move |s: &Stage| s.served(CLIENT, &format!("http://{RAW}/blob"), put);
+    let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
+    let over = |name, header: &'static str| {
+        denied(Attack::new(
+            name,
+            move |s: &Stage| s.served(INTRUDER, &format!("http://{RAW}/blob"), &["-X", "PUT", "-d", "x", "-H", header]),
+            client,
+        ))
+    };
+    vec![
+        over("a method overridden by a header", "X-HTTP-Method-Override: GET"),
+        over("the same by another", "X-HTTP-Method: GET"),
+        Attack::new(
+            "a method in lower case",
+            |s| {
+                let request = "put /blob HTTP/1.1\r\nHost: w\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx";
+                let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, request, "sha256");
+                Seen::of(answer.contains("sha256"), answer)
+            },
+            client,
+        ),
+    ]
+}
+
+/// Messages in which a second, forbidden request could hide.
+fn framing() -> Vec<Attack> {
+    const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
+    let pipelined = |s: &Stage| {
+        let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
+        let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
+        Seen::of(answer.to_lowercase().contains("x-hidden"), answer)
+    };
+    let refused = |name, head: &'static str, body: String| {
+        let attempt = move |s: &Stage| {
+            let request = format!("POST /blob?size=1 HTTP/1.1\r\nHost: w\r\n{head}\r\n\r\n{body}");
+            let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, &request, "x-hidden");
+            Seen::of(answer.to_lowercase().contains("x-hidden"), answer)
+        };
+        Attack::new(name, attempt, pipelined).counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""])
+    };
+    vec![
+        refused("both lengths, the first counts", "Content-Length: 5\r\nTransfer-Encoding: chunked", format!("0\r\n\r\n{HIDDEN}")),
+        refused("both lengths, the second counts", "Transfer-Encoding: chunked\r\nContent-Length: 4", format!("0\r\n\r\n{HIDDEN}")),
+        refused("two lengths", "Content-Length: 0\r\nContent-Length: 58", HIDDEN.into()),
+        refused("a length with a sign", "Content-Length: +0", HIDDEN.into()),
+        refused("a list of lengths", "Content-Length: 0, 58", HIDDEN.into()),
+        refused("chunked, misspelt", "Transfer-Encoding: xchunked", format!("0\r\n\r\n{HIDDEN}")),
+        refused("chunked, twice", "Transfer-Encoding: chunked, chunked", format!("0\r\n\r\n{HIDDEN}")),
+        refused("chunked, behind a blank", "Transfer-Encoding : chunked", format!("0\r\n\r\n{HIDDEN}")),
+        refused("chunked, on a folded line", "Transfer-Encoding:\r\n chunked", format!("0\r\n\r\n{HIDDEN}")),
+        refused("a chunk's size with a sign", "Transfer-Encoding: chunked", format!("+0\r\n\r\n{HIDDEN}")),
+        refused("lines that end in LF alone", "X: y\nContent-Length: 0", HIDDEN.into()),
+        refused("a NUL in a value", "X: a\0b\r\nContent-Length: 0", HIDDEN.into()),
+        Attack::new(
+            "an upgrade to HTTP/2 in the clear",
+            |s| {
+                let request = "GET /headers HTTP/1.1\r\nHost: w\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";
+                let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, request, "x-served-by");
+                Seen::of(answer.contains(" 101 ") || answer.contains("x-served-by"), answer)
+            },
+            pipelined,
+        ),
+    ]
+}
+
+/// Heads of HTTP/2 that mean two things, or a request of HTTP/1.1 that nobody sent.
+fn streams() -> Vec<Attack> {
+    let good: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":authority", "w"), (":path", "/headers")];
+    let ask = |s: &Stage, pod: &str, fields: &[(&str, &str)]| {
+        let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
+        // An answer's body mirrors the request; an error has none of it.
+        let mirrored = frames.iter().any(|(_, _, payload)| String::from_utf8_lossy(payload).contains("\"uri\""));
+        let kinds: Vec<u8> = frames.iter().map(|(kind, _, _)| *kind).filter(|kind| [HEADERS, RST_STREAM, GOAWAY].contains(kind)).collect();
+        Seen::of(mirrored, kinds)
+    };
+    let client = move |s: &Stage| ask(s, CLIENT, &good);
+    let intruder = |name, fields: Vec<(&'static str, &'static str)>| Attack::new(name, move |s: &Stage| ask(s, INTRUDER, &fields), client);
+    let with = |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
+    let path = |path: &'static str| vec![(":method", "GET"), (":scheme", "http"), (":authority", "w"), (":path", path)];
+    let counted = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""]);
+    vec![
+        intruder("HTTP/2: two paths", [(":path", "/blob?size=1")].into_iter().chain(good).collect()),
+        counted(intruder("HTTP/2: :authority and another Host", with(("host", "secret.default.svc.cluster.local")))),
+        intruder("HTTP/2: a line feed in a value", with(("x-a", "b\r\nx-hidden: yes"))),
+        intruder("HTTP/2: a name in capitals", with(("X-Forwarded-Client-Cert", "URI=spiffe://alpha.example/ns/default/sa/client"))),
+        intruder("HTTP/2: transfer-encoding", with(("transfer-encoding", "chunked"))),
+        intruder("HTTP/2: a pseudo field after others", [("x-a", "b")].into_iter().chain(good).collect()),
+        intruder("HTTP/2: a pseudo field that is none", with((":tenant", "alpha"))),
+        intruder("HTTP/2: a path with a line feed", path("/blob?size=1 HTTP/1.1\r\nx: y")),
+        intruder("HTTP/2: a path without a slash", path("headers")),
+        intruder("HTTP/2: an encoded path", path("/%68eaders")),
+        intruder("HTTP/2: a path with dots", path("/blob/../headers")),
+    ]
+}

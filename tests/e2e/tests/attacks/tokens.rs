@@ -1,0 +1,107 @@
+//! Attacks on JSON Web Tokens (RFC 8725): forged algorithms, wrong claims, headers that say a token was there; and on the controller, by what
+//! it is asked to fetch.
+
+use std::time::Duration;
+
+use canal_e2e::controller::Caller;
+
+use crate::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage, look};
+
+/// The controller has tried to fetch a new key set within this time.
+const FETCHED_WITHIN: Duration = Duration::from_secs(3);
+/// A key set that it has fetched is with the gateways within this time, on a busy machine too.
+const KNOWN_WITHIN: Duration = Duration::from_secs(5);
+/// So long it is tried whether one is that it must not fetch.
+const HIDDEN_FOR: Duration = Duration::from_secs(1);
+const URL: &str = "http://10.101.0.14/headers";
+const GOOD: &str = r#"{"sub": "me", "aud": "shop"}"#;
+
+fn token(stage: &Stage, query: &str, claims: &str) -> String {
+    let url = format!("http://127.0.0.1:8090/token?{query}");
+    stage.mesh.run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url]).ok()
+}
+
+fn with(stage: &Stage, token: &str) -> Seen {
+    stage.served(CLIENT, URL, &["-H", &format!("authorization: Bearer {token}")])
+}
+
+fn good(stage: &Stage) -> Seen {
+    with(stage, &token(stage, "kid=first", GOOD))
+}
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_tokens_total", &[]);
+    let forged = |name, query: &'static str, claims: &'static str| {
+        refused(Attack::new(name, move |s: &Stage| with(s, &token(s, query, claims)), good))
+    };
+    let mut all = vec![
+        forged("JWT: alg none", "kid=first&forge=none", GOOD),
+        forged("JWT: HMAC with the public key", "kid=first&forge=hmac", GOOD),
+        forged("JWT: HMAC with the public key of EC", "kid=curve&forge=hmac", GOOD),
+        forged("JWT: one bit of the signature", "kid=first&forge=bits", GOOD),
+        forged("JWT: another issuer", "kid=first", r#"{"iss": "https://evil.example", "aud": "shop", "sub": "me"}"#),
+        forged("JWT: another audience", "kid=first", r#"{"aud": "bank", "sub": "me"}"#),
+        forged("JWT: ended", "kid=first", r#"{"aud": "shop", "sub": "me", "exp": 1000000000}"#),
+        forged("JWT: not yet", "kid=first", r#"{"aud": "shop", "sub": "me", "nbf": 4000000000}"#),
+        refused(Attack::new(
+            "JWT: another's claims under one's signature",
+            |s| {
+                let (own, other) = (token(s, "kid=first", GOOD), token(s, "kid=first", r#"{"sub": "admin", "aud": "shop"}"#));
+                let part = |token: &str, n: usize| token.split('.').nth(n).unwrap_or_default().to_owned();
+                with(s, &format!("{}.{}.{}", part(&own, 0), part(&other, 1), part(&own, 2)))
+            },
+            good,
+        )),
+        refused(Attack::new("JWT: no token but its dots", |s| with(s, ".."), good)),
+        Attack::new("the payload of a token that was not there", |s| s.served(CLIENT, URL, &["-H", "x-payload: eyJzdWIiOiJtZSJ9"]), good),
+        Attack::new(
+            "two tokens, the second good",
+            |s| {
+                let (bad, good) = (token(s, "kid=first&forge=none", GOOD), token(s, "kid=first", GOOD));
+                s.served(CLIENT, URL, &["-H", &format!("authorization: Bearer {bad}"), "-H", &format!("authorization: Bearer {good}")])
+            },
+            good,
+        ),
+    ];
+    all.extend(fetches());
+    all
+}
+
+/// Key sets at which the controller must not look: what is refused is told to the tenant, and nothing is fetched.
+fn fetches() -> Vec<Attack> {
+    let authentication = |uri: &str| {
+        format!(
+            "apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: fetch, namespace: default}}\n\
+             spec: {{selector: {{matchLabels: {{app: web}}}}, jwtRules: [{{issuer: \"https://issuer.example\", jwksUri: \"{uri}\"}}]}}\n"
+        )
+    };
+    // A token of the issuer is good only if its keys were had.
+    let holds = move |s: &Stage, uri: &str, patience: Duration| {
+        let operator = Caller::with_token(&s.mesh.world, "controller", BETA_OPERATOR);
+        let fetches = || s.mesh.counted("controller", "canal_controller_jwks_fetches_total", &["tenant=\"beta\""]);
+        let before = fetches();
+        let applied = operator.apply("beta", &authentication(uri));
+        // What was refused whole changed nothing, and was not fetched.
+        if !applied.as_ref().is_ok_and(|answer| answer.accepted) {
+            return Seen::of(false, applied);
+        }
+        // Every outcome is counted, refusals too.
+        look(FETCHED_WITHIN, || Seen::of(fetches() > before, ""));
+        let token = token(s, "kid=first", GOOD);
+        let ask = || s.served(BETA, "http://10.101.0.10/headers", &["-H", &format!("authorization: Bearer {token}")]);
+        let seen = look(patience, ask);
+        let _ = operator.delete("beta", "RequestAuthentication", "fetch");
+        Seen::of(seen.reached, (applied, seen.said))
+    };
+    let control = move |s: &Stage| holds(s, "http://issuer:8090/jwks", KNOWN_WITHIN);
+    let fetch = |name, uri: &'static str| Attack::new(name, move |s: &Stage| holds(s, uri, HIDDEN_FOR), control);
+    vec![
+        fetch("JWKS: the controller's own loopback", "http://127.0.0.1:15000/config_dump"),
+        fetch("JWKS: another port of an allowed host", "http://issuer:15020/metrics"),
+        fetch("JWKS: a host that is not allowed", "http://gw-1:15020/metrics"),
+        fetch("JWKS: an allowed host as a user name", "http://issuer:8090@gw-1:15020/jwks"),
+        fetch("JWKS: another tenant's file", "file:../alpha/services.yaml"),
+        fetch("JWKS: a file of the machine", "file:/etc/passwd"),
+        fetch("JWKS: another scheme", "gopher://issuer:8090/jwks"),
+    ]
+}

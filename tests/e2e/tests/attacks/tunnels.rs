@@ -1,0 +1,285 @@
+//! Attacks on the ways between nodes, gateways and key servers: certificates where they do not belong, destinations that are none's to name,
+//! headers that only gateways may send, frames and ports of others.
+
+use std::net::TcpStream;
+use std::time::Duration;
+
+use canal_e2e::hbone::{Tunnel, tunnel};
+use canal_world::KEYS_PORT;
+
+use crate::stage::{Attack, BETA, CLIENT, GATEWAY, INTRUDER, Seen, Stage, seen};
+
+const ALPHA_WEB: &str = "alpha/default/web-0";
+const BETA_WEB: &str = "beta/default/web-0";
+const TLS: &str = "canal_tls_refused_total";
+
+/// A tunnel by its own gateway to its own pod.
+fn own(stage: &Stage) -> Seen {
+    stage.tunnel(BETA, GATEWAY, &stage.member("beta", "client"), &stage.pod(BETA_WEB, 8080), &[])
+}
+
+fn alphas_own(stage: &Stage) -> Seen {
+    stage.tunnel(CLIENT, GATEWAY, &stage.member("alpha", "client"), &stage.pod(ALPHA_WEB, 8080), &[])
+}
+
+/// To the node of a pod, past every gateway.
+fn to_node(stage: &Stage, from: &str, account: (&str, &str), pod: &str, headers: &[(&str, &str)]) -> Seen {
+    let door = stage.pod(pod, 15008);
+    stage.tunnel(from, &door, &stage.member(account.0, account.1), &stage.pod(pod, 8080), headers)
+}
+
+/// Beta's own gateway, asked for something by beta.
+fn asked(stage: &Stage, authority: &str) -> Seen {
+    stage.tunnel(BETA, GATEWAY, &stage.member("beta", "client"), authority, &[])
+}
+
+/// Beta's own node, asked for something by beta.
+fn asked_node(stage: &Stage, authority: &str) -> Seen {
+    stage.tunnel(BETA, &stage.pod(BETA_WEB, 15008), &stage.member("beta", "client"), authority, &[])
+}
+
+/// Whether a host's own socket gets through to a port.
+fn dials(stage: &Stage, from: &str, to: &str, port: u16) -> Seen {
+    let to = (stage.mesh.address(to), port).into();
+    let dial = || TcpStream::connect_timeout(&to, Duration::from_secs(2)).map(drop).map_err(|e| e.to_string());
+    let dialled = stage.mesh.world.inside(from, dial).unwrap_or_else(|e| panic!("{from}: {e}"));
+    Seen::of(dialled.is_ok(), dialled)
+}
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    [identities(), destinations(), words(), ports(), frames()].into_iter().flatten().collect()
+}
+
+fn identities() -> Vec<Attack> {
+    let refused = |attack: Attack, kind, reason| attack.counted(kind, TLS, &["side=\"server\"", reason]);
+    let wrong = "reason=\"wrong_trust_domain\"";
+    vec![
+        refused(
+            Attack::new(
+                "alpha's certificate, stolen, at beta's gateway address",
+                |s| s.tunnel(BETA, GATEWAY, &s.member("alpha", "client"), &s.pod(BETA_WEB, 8080), &[]),
+                own,
+            ),
+            "gateway",
+            wrong,
+        ),
+        refused(
+            Attack::new(
+                "alpha's gateway certificate, stolen, at beta's node",
+                |s| {
+                    let stolen = s.issued("alpha", "spiffe://alpha.example/ns/canal-system/sa/gateway");
+                    s.tunnel(BETA, &s.pod(BETA_WEB, 15008), &stolen, &s.pod(BETA_WEB, 8080), &[])
+                },
+                |s| to_node(s, BETA, ("beta", "client"), BETA_WEB, &[]),
+            ),
+            "node",
+            wrong,
+        ),
+        refused(
+            Attack::new(
+                "beta's certificate in alpha's network, at alpha's gateway address",
+                |s| s.tunnel(CLIENT, GATEWAY, &s.member("beta", "client"), &s.pod(ALPHA_WEB, 8080), &[]),
+                alphas_own,
+            ),
+            "gateway",
+            wrong,
+        ),
+        refused(
+            Attack::new(
+                "beta's certificate in alpha's network, at alpha's node",
+                |s| to_node(s, CLIENT, ("beta", "client"), ALPHA_WEB, &[]),
+                |s| to_node(s, CLIENT, ("alpha", "client"), ALPHA_WEB, &[]),
+            ),
+            "node",
+            wrong,
+        ),
+        refused(
+            Attack::new(
+                "alpha's identity, signed by beta's authority, at alpha's node",
+                |s| {
+                    let forged = s.issued("beta", "spiffe://alpha.example/ns/default/sa/client");
+                    s.tunnel(CLIENT, &s.pod(ALPHA_WEB, 15008), &forged, &s.pod(ALPHA_WEB, 8080), &[])
+                },
+                |s| to_node(s, CLIENT, ("alpha", "client"), ALPHA_WEB, &[]),
+            ),
+            "node",
+            "reason=\"unknown_issuer\"",
+        ),
+        refused(
+            Attack::new(
+                "no certificate, at alpha's node",
+                |s| {
+                    let (door, authority) = (s.pod(ALPHA_WEB, 15008), s.pod(ALPHA_WEB, 8080));
+                    seen(&tunnel(&s.mesh.world, &Tunnel::new(CLIENT, door.parse().expect("an address"), None, &authority)))
+                },
+                |s| to_node(s, CLIENT, ("alpha", "client"), ALPHA_WEB, &[]),
+            ),
+            "node",
+            "reason=\"no_certificate\"",
+        ),
+    ]
+}
+
+fn destinations() -> Vec<Attack> {
+    let connects = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_connects_total", &[]);
+    let inbound = |attack: Attack| attack.counted("node", "canal_node_refused_total", &["direction=\"inbound\""]);
+    let alphas_node = |s: &Stage| asked_node(s, &s.pod(BETA_WEB, 8080));
+    vec![
+        connects(Attack::new("CONNECT to alpha's service by beta's gateway address", |s| asked(s, "10.101.0.90:80"), own)),
+        connects(Attack::new("CONNECT to alpha's service by name", |s| asked(s, "secret.default.svc.cluster.local:80"), own)),
+        connects(Attack::new("CONNECT to alpha's pod", |s| asked(s, &s.pod("alpha/default/ws-0", 8081)), alphas_own)),
+        connects(Attack::new("CONNECT to the controller", |s| asked(s, &format!("{}:15020", s.mesh.address("controller"))), own)),
+        connects(Attack::new("CONNECT to a gateway replica's metrics", |s| asked(s, &format!("{}:15020", s.mesh.address("gw-1"))), own)),
+        connects(Attack::new("CONNECT to a gateway's own loopback", |s| asked(s, "127.0.0.1:15000"), own)),
+        connects(Attack::new("CONNECT to the proxy's port of a pod", |s| asked(s, &s.pod(BETA_WEB, 15001)), own)),
+        inbound(Attack::new("CONNECT to a node's loopback", |s| asked_node(s, "127.0.0.1:15000"), alphas_node)),
+        inbound(Attack::new(
+            "CONNECT to another pod than was dialled",
+            |s| asked_node(s, &s.pod("beta/default/echo-0", 7000)),
+            alphas_node,
+        )),
+        inbound(Attack::new("CONNECT to the proxy's port, at the node", |s| asked_node(s, &s.pod(BETA_WEB, 15008)), alphas_node)),
+        Attack::new(
+            "GET in place of CONNECT, at the node",
+            |s| {
+                let (door, member) = (s.pod(BETA_WEB, 15008), s.member("beta", "client"));
+                let uri = format!("http://{}/headers", s.pod(BETA_WEB, 8080));
+                let mut asked = Tunnel::new(BETA, door.parse().expect("an address"), Some(&member), &uri);
+                asked.method = "GET";
+                seen(&tunnel(&s.mesh.world, &asked))
+            },
+            alphas_node,
+        )
+        .counted("node", "canal_hbone_refused_total", &["reason=\"not_connect\""]),
+    ]
+}
+
+/// Headers by which gateways and nodes tell each other of sources.
+fn words() -> Vec<Attack> {
+    let denied = |attack: Attack| attack.counted("node", "canal_node_refused_total", &["reason=\"denied\""]);
+    let web = "alpha/default/web-l7-0";
+    let intruder = ("alpha", "intruder");
+    let client = move |s: &Stage| to_node(s, CLIENT, ("alpha", "client"), web, &[]);
+    vec![
+        denied(Attack::new(
+            "canal-source of another, from no gateway",
+            move |s| to_node(s, INTRUDER, intruder, web, &[("canal-source", "spiffe://alpha.example/ns/default/sa/client")]),
+            client,
+        )),
+        denied(Attack::new(
+            "canal-source of the gateway, from no gateway",
+            move |s| to_node(s, INTRUDER, intruder, web, &[("canal-source", "spiffe://alpha.example/ns/canal-system/sa/gateway")]),
+            client,
+        )),
+        denied(Attack::new(
+            "baggage of another workload",
+            move |s| {
+                to_node(s, INTRUDER, intruder, web, &[("baggage", "k8s.namespace.name=default,k8s.pod.name=client-0,service.name=client")])
+            },
+            client,
+        )),
+        denied(Attack::new(
+            "x-forwarded-client-cert of another, on CONNECT",
+            move |s| {
+                let value = "By=spiffe://alpha.example/ns/default/sa/web;URI=spiffe://alpha.example/ns/default/sa/client";
+                to_node(s, INTRUDER, intruder, web, &[("x-forwarded-client-cert", value)])
+            },
+            client,
+        )),
+        denied(Attack::new(
+            "forwarded from an address that may",
+            |s| {
+                let value = format!("for=\"{}:4711\"", s.mesh.address(CLIENT));
+                to_node(s, INTRUDER, ("alpha", "intruder"), "alpha/default/web-dry-0", &[("forwarded", &value)])
+            },
+            |s| to_node(s, CLIENT, ("alpha", "client"), "alpha/default/web-dry-0", &[]),
+        )),
+        Attack::new(
+            "past the gateway, where only it can judge",
+            |s| to_node(s, INTRUDER, ("alpha", "intruder"), "alpha/default/web-raw-0", &[]),
+            |s| s.served(INTRUDER, "http://10.101.0.17/blob?size=1", &[]),
+        )
+        .counted("node", "canal_node_refused_total", &["reason=\"undecided\""]),
+        Attack::new(
+            "plaintext past everybody, to a pod that wants mTLS",
+            |s| s.served("alpha/default/bare-0", &format!("http://{}/headers", s.pod("alpha/default/web-strict-0", 8080)), &[]),
+            |s| s.served(CLIENT, &format!("http://{}/headers", s.pod("alpha/default/web-strict-0", 8080)), &[]),
+        )
+        .counted("node", "canal_node_refused_total", &["reason=\"strict_plaintext\""]),
+    ]
+}
+
+fn ports() -> Vec<Attack> {
+    let keys = |attack: Attack| attack.dropped(|refused| refused.keys);
+    let provider = |attack: Attack| attack.dropped(|refused| refused.provider);
+    vec![
+        keys(Attack::new(
+            "beta's node dials alpha's own key server",
+            |s| dials(s, "beta-n1", "alpha-ks", KEYS_PORT),
+            |s| dials(s, "alpha-n1", "alpha-ks", KEYS_PORT),
+        )),
+        Attack::new(
+            "beta's pod dials the provider's key server",
+            |s| dials(s, BETA, "ks-1", KEYS_PORT),
+            |s| dials(s, "beta-n1", "ks-1", KEYS_PORT),
+        )
+        .dropped(|refused| refused.tcp),
+        provider(Attack::new(
+            "beta's node reads a gateway's metrics",
+            |s| dials(s, "beta-n1", "gw-1", 15020),
+            |s| dials(s, "gw-1", "gw-1", 15020),
+        )),
+        provider(Attack::new(
+            "beta's node reads the controller's metrics",
+            |s| dials(s, "beta-n1", "controller", 15020),
+            |s| dials(s, "controller", "controller", 15020),
+        )),
+        provider(Attack::new(
+            "beta's node reads a key server's metrics",
+            |s| dials(s, "beta-n1", "ks-1", 15020),
+            |s| dials(s, "ks-1", "ks-1", 15020),
+        )),
+        provider(Attack::new(
+            "beta's node opens a gateway's tap",
+            |s| dials(s, "beta-n1", "gw-1", 15000),
+            |s| Seen::of(s.mesh.run("gw-1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0), "the gateway itself"),
+        )),
+        Attack::new(
+            "beta's pod reads its own node's admin port",
+            |s| s.served(BETA, &format!("http://{}:15000/config_dump", s.mesh.address("beta-n1")), &[]),
+            |s| Seen::of(s.mesh.run("beta-n1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0), "the node itself"),
+        ),
+    ]
+}
+
+/// Frames that no honest host sends (all kinds of them are in `adversary.rs`).
+fn frames() -> Vec<Attack> {
+    let spoof = |stage: &Stage, words: &str| {
+        let peer = canal_e2e::bin("canal-world-peer").display().to_string();
+        let argv: Vec<&str> = [&*peer, "spoof"].into_iter().chain(words.split(' ')).collect();
+        let said = stage.mesh.run("beta-n1", &argv);
+        // What leaves is judged by the router's counter; nobody answers.
+        Seen::of(false, said.stdout)
+    };
+    let served = |s: &Stage| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
+    vec![
+        Attack::new(
+            "alpha's VNI from beta's node, to the edge",
+            move |s| spoof(s, &format!("from=10.1.1.2:999 to=10.102.2.1:15008 vni=101 via={} count=20", s.mesh.address("edge-1"))),
+            served,
+        )
+        .dropped(|refused| refused.vni),
+        Attack::new(
+            "alpha's VNI from beta's node, to alpha's node",
+            move |s| spoof(s, &format!("from=10.1.1.2:999 to=10.1.1.3:8080 vni=101 via={} count=20", s.mesh.address("alpha-n1"))),
+            served,
+        )
+        .dropped(|refused| refused.vni),
+        Attack::new(
+            "the own VNI, to a gateway replica past the edge",
+            move |s| spoof(s, &format!("from=10.1.1.2:999 to=10.102.2.1:15008 vni=102 via={} count=20", s.mesh.address("gw-1"))),
+            served,
+        )
+        .dropped(|refused| refused.peer),
+    ]
+}

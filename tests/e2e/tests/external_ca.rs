@@ -1,0 +1,86 @@
+//! Another process is the authority: CFSSL signs what the controller, as registration authority, vouches for. While it is away nothing that
+//! is open ends; what it may not sign is not asked of it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use canal_e2e::credential::Authority;
+use canal_e2e::{Mesh, until};
+use canal_world::{Signal, Topology};
+use serde_json::json;
+
+const CLIENT: &str = "alpha/default/client-0";
+const SOON: Duration = Duration::from_secs(20);
+/// Of cfssl's configuration and of the controller's `auth-key`.
+const AUTH_KEY: &str = "00112233445566778899aabbccddeeff";
+
+/// What cfssl reads, and what the controller reads of it.
+fn write(dir: &Path, root: &Authority) {
+    let write = |path: &str, text: &str| {
+        let path = dir.join(path);
+        std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+        std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    };
+    let profile = json!({
+        "usages": ["digital signature", "server auth", "client auth"], "expiry": "1h", "auth_key": "canal",
+        // The SPIFFE ID is a URI among the subject alternative names.
+        "allowed_extensions": ["2.5.29.17"],
+    });
+    let config = json!({
+        "signing": {"default": profile, "profiles": {"mesh": profile}},
+        "auth_keys": {"canal": {"type": "standard", "key": AUTH_KEY}},
+    });
+    write("cfssl/config.json", &config.to_string());
+    write("cfssl/ca.pem", &root.pem());
+    write("cfssl/ca-key.pem", &root.key_pem());
+    write("ca/alpha.example/root-cert.pem", &root.pem());
+    write("ca/alpha.example/auth-key", AUTH_KEY);
+    write("ca/alpha.example/profile", "mesh");
+}
+
+fn with_cfssl(topology: &mut Topology, dir: &Path) {
+    let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
+    let ca = dir.join("ca").display().to_string();
+    let args = ["--svid-ttl", "60s", "--ca-dir", &ca, "--external-ca", "alpha.example=http://cfssl:8888"];
+    controller.args.extend(args.map(str::to_owned));
+    let mut cfssl = topology.hosts[0].clone();
+    cfssl.name = "cfssl".into();
+    let process = cfssl.process.as_mut().expect("the host runs something");
+    let at = |file: &str| dir.join("cfssl").join(file).display().to_string();
+    let (ca, key, config) = (at("ca.pem"), at("ca-key.pem"), at("config.json"));
+    let command = ["cfssl", "serve", "-address", "0.0.0.0", "-port", "8888", "-ca", &ca, "-ca-key", &key, "-config", &config];
+    process.command = command.map(str::to_owned).into();
+    process.readiness = Some(canal_world::topology::Readiness { check: canal_world::topology::Check::Tcp { port: 8888 }, period_ms: 200 });
+    topology.hosts.push(cfssl);
+}
+
+#[test]
+fn another_process_signs() {
+    let (dir, root) = (tempfile::tempdir().expect("a directory"), Authority::root("the company's root"));
+    write(dir.path(), &root);
+    let mesh = Mesh::up_with("trust.yaml", "e2e-cfssl", |topology| with_cfssl(topology, dir.path()));
+    until(SOON, "the mesh works with certificates of cfssl's", || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200);
+    let status = mesh.canal(&["ca", "status", "--tenant", "alpha", "-o", "json"]).json();
+    assert_eq!(status["domains"][0]["source"], "external", "{status}");
+    let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
+    assert!(log.contains("signed certificate"), "{log}");
+    // It hangs, then comes back: what is open goes on, and certificates are renewed in time.
+    let load = mesh.spawn(CLIENT, &["canal-samples", "load", "http://10.101.0.10/blob?size=100", "-r", "50", "-c", "4", "-d", "50"]);
+    mesh.world.kill("cfssl", Signal::Stop).unwrap();
+    std::thread::sleep(Duration::from_secs(20));
+    mesh.world.kill("cfssl", Signal::Cont).unwrap();
+    let report = mesh.end("load while the authority hangs", load).json();
+    assert_eq!(report["failed"], 0, "{report}");
+    mesh.world.stop("cfssl").unwrap();
+    // Who is new needs a certificate now.
+    let topology = Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).expect("the topology");
+    let mut guest = topology.tenants[0].pods.iter().find(|pod| pod.name == "client").expect("alpha has a client").clone();
+    (guest.name, guest.service_account) = ("guest".into(), "guest".into());
+    mesh.world.add_pod("alpha", &guest).unwrap();
+    let refused = || mesh.counted("controller", "canal_controller_certificates_refused_total", &["reason=\"external_"]);
+    until(Duration::from_secs(40), "without it the controller says so", || refused() > 0);
+    mesh.world.start("cfssl").unwrap();
+    let guest = "alpha/default/guest-0";
+    until(Duration::from_secs(60), "it signs for the guest too", || mesh.code(guest, "http://10.101.0.10/headers", &[]) == 200);
+    assert_eq!(mesh.code(CLIENT, "http://10.101.0.10/headers", &[]), 200, "everybody else was served all the time");
+}

@@ -1,0 +1,278 @@
+//! Identities over their life: roots and intermediates replaced, members revoked, tenants federated, chains that no mesh may take, and the
+//! Workload API. Alpha has a root of the controller's; beta's is the test's own, in files, so that the test can issue what a careless or
+//! hostile authority would.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use canal_e2e::credential::{Authority, Credential, Leaf};
+use canal_e2e::hbone::{Opened, Tunnel, tunnel};
+use canal_e2e::{Mesh, until};
+use canal_world::Topology;
+use serde_json::Value;
+
+const CLIENT: &str = "alpha/default/client-0";
+const INTRUDER: &str = "alpha/default/intruder-0";
+const BETA_CLIENT: &str = "beta/default/client-0";
+const SOON: Duration = Duration::from_secs(15);
+
+/// Beta's authority, and the directory in which the controller finds it.
+struct Files {
+    dir: tempfile::TempDir,
+    root: Authority,
+    intermediate: Authority,
+}
+
+impl Files {
+    fn domain(&self) -> PathBuf {
+        self.dir.path().join("beta.example")
+    }
+
+    fn write(&self, intermediate: &Authority, crl: Option<&str>) {
+        let domain = self.domain();
+        std::fs::create_dir_all(&domain).expect("a directory");
+        let write = |name: &str, text: &str| std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        write("root-cert.pem", &self.root.pem());
+        write("key.pem", &intermediate.key_pem());
+        write("cert-chain.pem", &intermediate.pem());
+        if let Some(crl) = crl {
+            write("crl.pem", crl);
+        }
+    }
+}
+
+fn files() -> &'static Files {
+    static FILES: OnceLock<Files> = OnceLock::new();
+    FILES.get_or_init(|| {
+        let root = Authority::root("beta's own root");
+        let intermediate = root.intermediate("beta's first intermediate");
+        let files = Files { dir: tempfile::tempdir().expect("a directory"), root, intermediate };
+        files.write(&files.intermediate, None);
+        files
+    })
+}
+
+/// Certificates live for one minute, the least there is, and a root is replaced without long pauses.
+fn shortened(topology: &mut Topology) {
+    let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
+    let args = ["--svid-ttl", "60s", "--ca-rotation-settle", "1s", "--ca-retire-grace", "3s", "--ca-dir"];
+    controller.args.extend(args.map(str::to_owned));
+    controller.args.push(files().dir.path().display().to_string());
+}
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| {
+        let mesh = Mesh::up_with("trust.yaml", "e2e-identity", shortened);
+        for client in [CLIENT, BETA_CLIENT] {
+            until(SOON, "both tenants are served", || mesh.code(client, "http://10.101.0.10/headers", &[]) == 200);
+        }
+        mesh
+    })
+}
+
+fn domain(tenant: &str) -> Value {
+    let status = mesh().canal(&["ca", "status", "--tenant", tenant, "-o", "json"]).json();
+    let domains = status["domains"].as_array().cloned().unwrap_or_default();
+    domains.into_iter().find(|domain| domain["tenant"] == tenant).unwrap_or_else(|| panic!("{tenant} has no authority: {status}"))
+}
+
+fn roots(tenant: &str) -> Vec<String> {
+    let domain = domain(tenant);
+    domain["roots"].as_array().into_iter().flatten().filter_map(|root| Some(root["fingerprint"].as_str()?.to_owned())).collect()
+}
+
+/// Every certificate of a tenant is replaced, then its root, and no request notices.
+#[test]
+fn a_root_is_replaced_under_load() {
+    let before = roots("alpha");
+    let load = mesh().spawn(CLIENT, &["canal-samples", "load", "http://10.101.0.10/blob?size=100", "-r", "100", "-c", "8", "-d", "45"]);
+    let fresh = mesh().spawn(
+        "alpha/default/client-far-0",
+        &["canal-samples", "load", "http://10.101.0.10/blob?size=100", "-r", "20", "-c", "4", "-d", "45", "--no-keepalive"],
+    );
+    let held = mesh().spawn(CLIENT, &["canal-samples", "sessions", "10.101.0.50:7000", "-n", "50", "--interval-ms", "300", "-d", "45"]);
+    std::thread::sleep(Duration::from_secs(3));
+    mesh().canal(&["ca", "rotate", "--tenant", "alpha"]).ok();
+    until(SOON, "the replacement is under way", || domain("alpha")["phase"] != "steady");
+    let took = until(Duration::from_secs(38), "the old root is retired", || domain("alpha")["phase"] == "steady");
+    println!("a root was replaced in {took:?}");
+    for (what, child) in [("load over a new root", load), ("new connections over a new root", fresh), ("sessions over a new root", held)] {
+        let report = mesh().end(what, child).json();
+        assert_eq!(report["ok"], true, "{what}: {report}");
+    }
+    let after = roots("alpha");
+    assert!(after.len() == 1 && before.len() == 1 && after != before, "{before:?}, {after:?}");
+}
+
+/// The intermediate in the files is replaced: the next certificates are its. A broken one changes nothing, and is told.
+#[test]
+fn an_intermediate_is_taken_from_files_when_they_change() {
+    let certs = mesh().world.dir().join("data/beta-n1/certs");
+    let issuers = || {
+        let kept = std::fs::read_dir(&certs).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        kept.filter_map(|text| Some(serde_json::from_str::<Value>(&text).ok()?["chain"].as_str()?.to_owned())).collect::<Vec<_>>()
+    };
+    let shown_by = |intermediate: &Authority| {
+        let own = intermediate.pem().replace(['\r', '\n'], "");
+        let chains = issuers();
+        !chains.is_empty() && chains.iter().all(|chain| chain.replace(['\r', '\n'], "").contains(&own))
+    };
+    assert!(shown_by(&files().intermediate), "chains hold the intermediate");
+    std::fs::write(files().domain().join("cert-chain.pem"), "no certificate").expect("written");
+    until(SOON, "the fault is told", || domain("beta")["fault"].as_str().is_some_and(|fault| !fault.is_empty()));
+    assert_eq!(mesh().code(BETA_CLIENT, "http://10.101.0.10/headers", &[]), 200, "what was in force stays");
+    let second = files().root.intermediate("beta's second intermediate");
+    files().write(&second, None);
+    until(SOON, "the fault is gone", || domain("beta")["fault"].as_str().unwrap_or("").is_empty());
+    // Half a life later everybody has been renewed.
+    until(Duration::from_secs(100), "new certificates are the second's", || shown_by(&second));
+    assert_eq!(mesh().code(BETA_CLIENT, "http://10.101.0.10/headers", &[]), 200);
+    files().write(&files().intermediate, None);
+}
+
+/// Who is revoked is out at once, with all that is open; everybody else stays. Restored, it is back.
+#[test]
+fn the_revoked_are_out_at_once() {
+    let intruder = "spiffe://alpha.example/ns/default/sa/intruder";
+    let sessions =
+        |pod: &str| mesh().spawn(pod, &["canal-samples", "sessions", "10.101.0.50:7000", "-n", "20", "--interval-ms", "200", "-d", "12"]);
+    until(SOON, "it is a member like others", || mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]) == 200);
+    let (theirs, others) = (sessions(INTRUDER), sessions(CLIENT));
+    std::thread::sleep(Duration::from_secs(3));
+    mesh().canal(&["ca", "revoke", "--tenant", "alpha", "--identity", intruder]).ok();
+    let theirs = mesh().end("sessions of the revoked", theirs).json();
+    let others = mesh().end("sessions of others", others).json();
+    assert!(theirs["broken"].as_u64() >= Some(20), "{theirs}");
+    assert_eq!(others["broken"], 0, "{others}");
+    assert_ne!(mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]), 200, "nor does anything new open");
+    let ended = ["gateway", "node"].map(|kind| mesh().counted_at(kind, "canal_hbone_closed_total", &["reason=\"revoked\""]));
+    assert!(ended.iter().sum::<u64>() > 0, "{ended:?}");
+    let refused = mesh().counted("controller", "canal_controller_certificates_refused_total", &["reason=\"barred\""]);
+    mesh().canal(&["ca", "restore", "--tenant", "alpha", "--identity", intruder]).ok();
+    until(Duration::from_secs(40), "it is back", || mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]) == 200);
+    println!("while it was out the controller refused it {refused} certificates");
+}
+
+/// The gateway's address for pods in az1, which every tenant has.
+const GATEWAY: &str = "10.102.2.1:15008";
+
+/// A tunnel through alpha's gateway to alpha's web pod, by someone inside alpha's network.
+fn to_alpha(credential: &Credential) -> Opened {
+    let pod = format!("{}:8080", mesh().address("alpha/default/web-0"));
+    tunnel(&mesh().world, &Tunnel::new(CLIENT, GATEWAY.parse().expect("an address"), Some(credential), &pod))
+}
+
+/// Another tenant's members are let in only if both tenants say so, and then only where a policy names them.
+#[test]
+fn federation_needs_both_and_a_policy() {
+    let member = files().intermediate.issue(&Leaf::of("spiffe://beta.example/ns/default/sa/client"));
+    let federation = |tenant: &str| {
+        format!(
+            "---\napiVersion: canal.mesh/v1\nkind: Federation\nmetadata: {{name: {tenant}, namespace: default}}\n\
+             spec: {{tenant: {tenant}, trustDomain: {tenant}.example}}\n"
+        )
+    };
+    let closed = |what: &str| {
+        let opened = to_alpha(&member);
+        assert!(!matches!(opened, Opened::Open(_)), "{what}: {opened:?}");
+        opened
+    };
+    assert!(matches!(closed("strangers"), Opened::Refused(_)));
+    mesh().apply("beta", &federation("alpha"));
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(matches!(closed("beta alone wishes it"), Opened::Refused(_)));
+    mesh().apply("alpha", &federation("beta"));
+    let started = std::time::Instant::now();
+    // A tunnel is opened for it, and what it asks in there is refused.
+    while !matches!(to_alpha(&member), Opened::Open(answer) if answer.contains("RBAC: access denied")) {
+        assert!(started.elapsed() < SOON, "both wish it: it is heard, and allowed nothing: {:?}", to_alpha(&member));
+    }
+    let named = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: guests, namespace: default}\n\
+                 spec:\n  selector: {matchLabels: {app: web}}\n  action: ALLOW\n  rules:\n  \
+                 - from: [{source: {principals: [beta.example/ns/default/sa/client, \"alpha.example/*\"]}}]\n";
+    mesh().apply("alpha", named);
+    until(SOON, "a policy names it", || to_alpha(&member).reached());
+    let other = files().intermediate.issue(&Leaf::of("spiffe://beta.example/ns/default/sa/web"));
+    assert!(!to_alpha(&other).reached(), "another of the same tenant is not named");
+    mesh().canal(&["delete", "--tenant", "beta", "federation", "alpha"]).ok();
+    until(SOON, "one side takes its word back", || matches!(to_alpha(&member), Opened::Refused(_)));
+    mesh().canal(&["delete", "--tenant", "alpha", "federation", "beta"]).ok();
+    mesh().canal(&["delete", "--tenant", "alpha", "authorizationpolicy", "guests"]).ok();
+}
+
+/// Chains that are refused, by name, at a node and at a gateway; the same leaf without the fault is taken.
+#[test]
+fn bad_chains_are_refused_by_name() {
+    let good = Leaf::of("spiffe://beta.example/ns/default/sa/client");
+    let ours = &files().intermediate;
+    let stranger = Authority::root("nobody's root");
+    let (one, two) = ("spiffe://beta.example/ns/default/sa/client", "spiffe://beta.example/ns/default/sa/web");
+    let long = (0..10).fold(files().root.intermediate("deep 0"), |above, n| above.intermediate(&format!("deep {}", n + 1)));
+    let revoked = Leaf { serial: 77, ..good.clone() };
+    mesh();
+    files().write(ours, Some(&ours.revoke(&[77], 1)));
+    let cases: Vec<(&str, Credential)> = vec![
+        ("expired", ours.issue(&Leaf { not_before: -7200, not_after: -3600, ..good.clone() })),
+        ("not_yet_valid", ours.issue(&Leaf { not_before: 3600, not_after: 7200, ..good.clone() })),
+        ("wrong_usage", ours.issue(&Leaf { for_tls: false, ..good.clone() })),
+        ("wrong_trust_domain", ours.issue(&Leaf::of("spiffe://gamma.example/ns/default/sa/client"))),
+        ("wrong_trust_domain", ours.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client"))),
+        ("unknown_issuer", stranger.issue(&good)),
+        ("ambiguous", ours.issue(&Leaf { identities: vec![one.into(), two.into()], ..good.clone() })),
+        ("ambiguous", ours.issue(&Leaf { identities: Vec::new(), ..good.clone() })),
+        ("bad_chain", ours.issue(&Leaf { authority: true, ..good.clone() })),
+        ("chain_too_large", ours.issue(&Leaf { padding: 60_000, ..good.clone() })),
+        ("chain_too_long", long.issue(&good)),
+        ("revoked", ours.issue(&revoked)),
+    ];
+    let pod = mesh().address("beta/default/web-0");
+    let authority = format!("{pod}:8080");
+    let doors = [("node", format!("{pod}:15008")), ("gateway", GATEWAY.to_owned())];
+    let open = |door: &str, credential: Option<&Credential>| {
+        tunnel(&mesh().world, &Tunnel::new(BETA_CLIENT, door.parse().expect("an address"), credential, &authority))
+    };
+    for (kind, door) in &doors {
+        let taken = open(door, Some(&ours.issue(&good)));
+        assert!(taken.reached(), "{kind}: the same without a fault is taken: {taken:?}");
+        let known = || matches!(open(door, Some(&ours.issue(&revoked))), Opened::Refused(_));
+        let started = std::time::Instant::now();
+        while !known() {
+            assert!(started.elapsed() < SOON, "{kind}: the list of revoked is not known: {}\n{}", domain("beta"), mesh().logs());
+        }
+        let count =
+            |reason: &str| mesh().counted_at(kind, "canal_tls_refused_total", &["side=\"server\"", &format!("reason=\"{reason}\"")]);
+        for (reason, credential) in &cases {
+            let before = count(reason);
+            let opened = open(door, Some(credential));
+            assert!(matches!(opened, Opened::Refused(_)), "{kind}, {reason}: {opened:?}");
+            let asked = std::time::Instant::now();
+            // Who is refused may know it a moment before it is counted.
+            while count(reason) <= before {
+                assert!(asked.elapsed() < SOON, "{kind}: {reason} is not counted: {opened:?}\n{}", mesh().logs());
+            }
+        }
+        let before = count("no_certificate");
+        assert!(matches!(open(door, None), Opened::Refused(_)) && count("no_certificate") > before, "{kind}: none at all");
+    }
+}
+
+/// An application that asks has its SVID, and a new one before the old one ends; one that may not ask has none.
+#[test]
+fn the_workload_api_gives_svids_and_new_ones() {
+    let out = tempfile::tempdir().expect("a directory");
+    let dir = out.path().display().to_string();
+    let report = mesh().run(CLIENT, &["canal-samples", "workload-client", "-n", "2", "-d", "110", "--out", &dir]).json();
+    assert_eq!(report["ok"], true, "{report}");
+    let svid = |n: usize| &report["answers"][n]["svids"][0];
+    assert_eq!(svid(0)["spiffe_id"], "spiffe://alpha.example/ns/default/sa/client");
+    assert_ne!(svid(0)["serial"], svid(1)["serial"], "it was renewed: {report}");
+    let read = |name: &str| std::fs::read_to_string(out.path().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let own = Credential { chain: read("svid.pem"), key: read("key.pem") };
+    assert!(to_alpha(&own).reached(), "the mesh takes it");
+    let bare = mesh().run(CLIENT, &["canal-samples", "workload-client", "--without-header"]).json();
+    assert_eq!((&bare["ok"], &bare["code"]), (&false.into(), &"InvalidArgument".into()), "{bare}");
+    let none = mesh().run(INTRUDER, &["canal-samples", "workload-client", "-d", "3"]);
+    assert_ne!(none.code, Some(0), "{none:?}");
+}

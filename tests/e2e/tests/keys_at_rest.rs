@@ -1,0 +1,109 @@
+//! Where private keys are, and where they are not: alpha's are local, beta's in key servers, in one world. Alpha shows that the search finds a
+//! key that is there; beta's is nowhere but in key servers, and readable nowhere at all.
+
+use canal_e2e::credential::{Credential, request_with_key};
+use canal_e2e::keys::{Answer, Requester};
+use canal_e2e::memory::{self, Found, Publics};
+use canal_e2e::{Mesh, controller::Caller};
+use canal_wire::keyrpc::KeyName;
+use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde_json::Value;
+
+const GATEWAY: &str = "spiffe://beta.example/ns/canal-system/sa/gateway";
+
+fn up() -> Mesh {
+    let mesh = Mesh::up_with("trust.yaml", "e2e-at-rest", |topology| {
+        topology.tenants[1].keys =
+            Some(Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback: KeyFallback::Refuse });
+    });
+    for (tenant, far) in [("alpha", "alpha/default/client-far-0"), ("beta", "beta/default/client-far-0")] {
+        for client in [format!("{tenant}/default/client-0"), far.to_owned()] {
+            for n in 0..20 {
+                assert_eq!(mesh.code(&client, "http://10.101.0.10/headers", &[]), 200, "{client}, request {n}\n{}", mesh.logs());
+            }
+        }
+    }
+    mesh
+}
+
+/// What a data plane of alpha's keeps: identities and their public keys.
+fn kept(mesh: &Mesh, host: &str) -> Publics {
+    let dir = mesh.world.dir().join("data").join(host).join("certs");
+    let entries = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let kept = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
+    kept.filter_map(|kept| {
+        let leaf = CertificateDer::from_pem_slice(kept["chain"].as_str()?.as_bytes()).ok()?;
+        Some((memory::point(&leaf), kept["identity"].as_str()?.to_owned()))
+    })
+    .collect()
+}
+
+/// The channel's certificate of a component, got with its token: what a thief of the token could get.
+fn component(mesh: &Mesh, host: &str, identity: &str) -> Credential {
+    let (csr, key) = request_with_key(&[identity]);
+    let chain = Caller::as_itself(&mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
+    // The last element is the bundle.
+    Credential { chain: chain[..chain.len() - 1].concat(), key }
+}
+
+/// The public keys that key servers have for beta's identities on a host.
+fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) -> Publics {
+    let credential = component(mesh, host, component_identity);
+    let mut publics = Publics::new();
+    for server in ["ks-1", "ks-2"] {
+        let requester = Requester { world: &mesh.world, host, server, credential: Some(&credential) };
+        for identity in identities {
+            match requester.chain(KeyName::Identity(identity.parse().expect("an identity"))) {
+                Answer::Certificates(chain) => drop(publics.insert(memory::point(&chain[0]), (*identity).to_owned())),
+                other => panic!("{server}, {identity}: {other:?}"),
+            }
+        }
+    }
+    publics
+}
+
+fn searched(mesh: &Mesh, host: &str, publics: &Publics) -> Vec<Found> {
+    let pid = mesh.world.host(host).ok().and_then(|host| host.pid()).unwrap_or_else(|| panic!("{host} does not run"));
+    let files = memory::in_files(&mesh.world.dir().join("data").join(host), publics);
+    memory::in_process(pid, publics).into_iter().chain(files).collect()
+}
+
+#[test]
+fn private_keys_are_only_in_key_servers_and_there_sealed() {
+    let mesh = up();
+    let local = kept(&mesh, "alpha-n1");
+    assert!(!local.is_empty(), "alpha's node keeps its keys");
+    let found = searched(&mesh, "alpha-n1", &local);
+    for whose in local.values() {
+        let places = |kind: &str| found.iter().filter(|found| found.whose == *whose && found.place.starts_with(kind)).count();
+        assert!(places("memory") > 0 && places("/") > 0, "the search finds {whose}, which is there: {found:?}");
+    }
+    let at_gateway = kept(&mesh, "gw-1");
+    assert!(!searched(&mesh, "gw-1", &at_gateway).is_empty(), "and alpha's at a gateway");
+    let beta: Vec<String> = ["client", "intruder"].iter().map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}")).collect();
+    let beta: Vec<&str> = beta.iter().map(String::as_str).collect();
+    let far: Vec<String> = ["web", "echo", "client-far"].iter().map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}")).collect();
+    let far: Vec<&str> = far.iter().map(String::as_str).collect();
+    let mut all = held(&mesh, "beta-n1", "spiffe://components.canal/ns/beta/sa/node.beta-n1", &beta);
+    all.extend(held(&mesh, "beta-n2", "spiffe://components.canal/ns/beta/sa/node.beta-n2", &far));
+    all.extend(held(&mesh, "gw-1", "spiffe://components.canal/ns/canal-system/sa/gateway.gw-1", &[GATEWAY]));
+    assert!(all.len() >= 6, "{:?}", all.values());
+    for host in ["beta-n1", "beta-n2", "gw-1", "gw-2", "gw-3", "controller", "edge-1"] {
+        let found = searched(&mesh, host, &all);
+        assert!(found.is_empty(), "{host}: {found:?}");
+    }
+    // Not even root reads them in the key server: they are sealed but for the time of an operation.
+    for host in ["ks-1", "ks-2"] {
+        let found = searched(&mesh, host, &all);
+        assert!(found.is_empty(), "{host}: {found:?}");
+        let pid = mesh.world.host(host).unwrap().pid().expect("it runs");
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap_or_default().trim();
+        assert!(!locked.starts_with("0 "), "{host}: no memory is locked: {locked}");
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap_or_default();
+        assert!(core.split_whitespace().nth(4) == Some("0"), "{host}: {core}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Tenants without node proxies enter by TLS that ends at the gateway: with a certificate of the mesh, or with their own, whose key stays in the
+//! tenant's own key server, which may say no at any time. No gateway ever holds either key.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use canal_e2e::credential::{Authority, Credential, Leaf};
+use canal_e2e::memory::{self, Publics};
+use canal_e2e::{Mesh, until};
+use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject;
+use serde_json::Value;
+
+/// A pod on a node that runs nothing of the mesh, and another tenant's.
+const BARE: &str = "alpha/default/bare-0";
+const BETA_BARE: &str = "beta/default/bare-0";
+const SOON: Duration = Duration::from_secs(15);
+const SHOP: &str = "shop.example.com";
+
+/// Who vouches for alpha's identities, and who for its shop in the world outside.
+struct Stage {
+    mesh: Mesh,
+    dir: tempfile::TempDir,
+    alpha: Authority,
+    shop: Credential,
+}
+
+const TERMINATIONS: &str = "---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web, namespace: default}\n\
+    spec: {targetRef: {kind: Service, name: web}, port: 443, certificate: {mesh: {}}}\n\
+    ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-open, namespace: default}\n\
+    spec: {targetRef: {kind: Service, name: web-open}, port: 443, certificate: {keyServer: alpha-ks}}\n\
+    ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-strict, namespace: default}\n\
+    spec: {targetRef: {kind: Service, name: web-strict}, port: 443, certificate: {mesh: {}}, clientCertificates: Required, required: true}\n";
+
+fn stage() -> &'static Stage {
+    static STAGE: OnceLock<Stage> = OnceLock::new();
+    STAGE.get_or_init(|| {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
+            std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        };
+        let (alpha, public) = (Authority::root("alpha"), Authority::root("the world's"));
+        for (name, text) in [("root-cert.pem", alpha.pem()), ("cert-chain.pem", alpha.pem()), ("key.pem", alpha.key_pem())] {
+            write(&format!("ca/alpha.example/{name}"), &text);
+        }
+        write("alpha.pem", &alpha.pem());
+        write("public.pem", &public.pem());
+        let shop = public.issue(&Leaf::named(SHOP));
+        write("tls/default.web-open.crt", &shop.chain);
+        write("tls/default.web-open.key", &shop.key);
+        write("tls/allow.yaml", ALLOWED);
+        let mesh = Mesh::up_with("trust.yaml", "e2e-bare", |topology| {
+            let keys = Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback: KeyFallback::Refuse };
+            topology.tenants[0].keys = Some(keys);
+            topology.key_servers.iter_mut().filter(|server| server.tenant.is_some()).for_each(|server| {
+                server.tls_dir = Some(dir.path().join("tls"));
+            });
+            let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
+            controller.args.extend(["--ca-dir".into(), dir.path().join("ca").display().to_string()]);
+        });
+        mesh.apply("alpha", TERMINATIONS);
+        Stage { mesh, dir, alpha, shop }
+    })
+}
+
+/// The shop's service, and one that has no key though the list would let it.
+const ALLOWED: &str = "allow: {default/web-open: [gateway/*], other/web-open: [gateway/*]}\n";
+
+/// Asks for a page over TLS; `more` is the client's own arguments.
+fn page(pod: &str, service: &str, name: &str, roots: &str, more: &[&str]) -> Value {
+    let stage = stage();
+    let service = if service.contains('.') { service.to_owned() } else { format!("{service}.default") };
+    let address = format!("{service}.svc.cluster.local:443");
+    let roots = stage.dir.path().join(roots).display().to_string();
+    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers"];
+    stage.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).json()
+}
+
+#[test]
+fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
+    let name = "web.default.svc.cluster.local";
+    until(SOON, "TLS ends at the gateway", || page(BARE, "web", name, "alpha.pem", &[])["ok"] == true);
+    let report = page(BARE, "web", name, "alpha.pem", &["-n", "20"]);
+    assert!(report["ok"] == true && report["version"] == "TLSv1_3", "{report}");
+    assert!(report["body"].as_str().is_some_and(|body| body.contains("/headers")), "the application answered: {report}");
+    let names = report["chain"][0]["names"].to_string();
+    assert!(names.contains(&format!("DNS:{name}")) && names.contains("spiffe://alpha.example/ns/canal-system/sa/gateway"), "{report}");
+    assert_eq!(page(BARE, "web", name, "public.pem", &[])["ok"], false, "nobody else vouches for it");
+    assert_eq!(page(BARE, "web", "other.default.svc.cluster.local", "alpha.pem", &[])["ok"], false, "it has no other name");
+}
+
+/// The shop's key is the tenant's; its key server signs while its list says so, and not a moment longer.
+#[test]
+fn the_tenants_own_key_stays_at_home_and_may_say_no() {
+    let stage = stage();
+    until(SOON, "the shop is served", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+    let report = page(BARE, "web-open", SHOP, "public.pem", &["-n", "20"]);
+    assert_eq!(report["ok"], true, "{report}");
+    let leaf = CertificateDer::from_pem_slice(stage.shop.chain.as_bytes()).expect("a certificate");
+    let publics = Publics::from([(memory::point(&leaf), "the shop".to_owned())]);
+    for gateway in ["gw-1", "gw-2", "gw-3"] {
+        let pid = stage.mesh.world.host(gateway).unwrap().pid().expect("it runs");
+        let files = memory::in_files(&stage.mesh.world.dir().join("data").join(gateway), &publics);
+        let found: Vec<_> = memory::in_process(pid, &publics).into_iter().chain(files).collect();
+        assert!(found.is_empty(), "{gateway}: {found:?}");
+    }
+    let kept = memory::in_files(&stage.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
+    assert!(!kept.is_empty(), "the search finds it at home");
+    let list = stage.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
+    std::fs::write(&list, "allow: {}\n").expect("the list");
+    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "at once");
+    assert_eq!(page(BARE, "web", "web.default.svc.cluster.local", "alpha.pem", &[])["ok"], true, "others are not touched");
+    std::fs::write(&list, ALLOWED).expect("the list");
+    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], true, "and at once again");
+    stage.mesh.world.stop("alpha-ks").unwrap();
+    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "without it there is no signature");
+    stage.mesh.world.start("alpha-ks").unwrap();
+    until(SOON, "it is back", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+}
+
+/// Where clients must show who they are, a member may and nobody else; and without TLS nothing goes.
+#[test]
+fn clients_may_have_to_prove_themselves() {
+    let stage = stage();
+    let member = stage.alpha.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    let stranger = Authority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    let file = |name: &str, text: &str| {
+        let path = stage.dir.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let own = [file("member.crt", &member.chain), file("member.key", &member.key)];
+    let theirs = [file("stranger.crt", &stranger.chain), file("stranger.key", &stranger.key)];
+    let ask = |with: Option<&[String; 2]>| {
+        let words = with.map(|[cert, key]| ["--cert", cert, "--key", key]);
+        page(BARE, "web-strict", "web-strict.default.svc.cluster.local", "alpha.pem", words.as_ref().map_or(&[][..], |words| &words[..]))
+    };
+    until(SOON, "a member is let in", || ask(Some(&own))["ok"] == true);
+    assert_eq!(ask(Some(&theirs))["ok"], false, "a stranger is not");
+    assert_eq!(ask(None)["ok"], false, "nor who shows nothing");
+    assert_ne!(stage.mesh.code(BARE, "http://web-strict.default.svc.cluster.local:443/headers", &[]), 200, "nor plaintext");
+}
+
+/// Whoever may make a service of the shop's name in another namespace does not speak as the shop.
+#[test]
+fn a_key_is_of_one_namespace() {
+    const OTHER: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: web-open, namespace: other}\n\
+        spec: {clusterIP: 10.101.0.99, clusterIPs: [10.101.0.99], selector: {app: web-open}, ports: [{name: https, port: 443, targetPort: 8080, appProtocol: http}]}\n\
+        ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-open, namespace: other}\n\
+        spec: {targetRef: {kind: Service, name: web-open}, port: 443, certificate: {keyServer: alpha-ks}}\n";
+    let refused = || stage().mesh.counted("alpha-ks", "canal_key_refusals_total", &["name=\"unknown_key\""]);
+    let before = refused();
+    stage().mesh.apply("alpha", OTHER);
+    until(SOON, "its key is asked for and there is none", || {
+        let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
+        assert!(report["ok"] == false && report["chain"].is_null(), "another namespace speaks with the shop's key: {report}");
+        refused() > before
+    });
+    assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], true, "the shop does");
+}
+
+/// A tenant that names another's key server gets nothing of it.
+#[test]
+fn no_tenant_borrows_anothers_key_server() {
+    let stage = stage();
+    let address = stage.mesh.address("alpha-ks");
+    let borrowed = format!(
+        "---\napiVersion: canal.mesh/v1\nkind: KeyServer\nmetadata: {{name: alpha-ks, namespace: default}}\nspec: {{addresses: [\"{address}:15013\"]}}\n\
+         ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {{name: web-open, namespace: default}}\n\
+         spec: {{targetRef: {{kind: Service, name: web-open}}, port: 443, certificate: {{keyServer: alpha-ks}}}}\n"
+    );
+    stage.mesh.apply("beta", &borrowed);
+    std::thread::sleep(Duration::from_secs(2));
+    for _ in 0..5 {
+        let report = page(BETA_BARE, "web-open", SHOP, "public.pem", &[]);
+        assert!(report["ok"] == false && report["chain"].is_null(), "beta speaks with alpha's key: {report}");
+    }
+    until(SOON, "alpha does", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+}

@@ -1,0 +1,267 @@
+//! Policies on real traffic: who may do what, at layers 4 and 7, for requests, connections and plaintext; what tokens and an external
+//! authorizer decide; what a change ends. `canal explain` must say what happened.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use canal_e2e::{Mesh, until};
+
+const CLIENT: &str = "alpha/default/client-0";
+const INTRUDER: &str = "alpha/default/intruder-0";
+const SOON: Duration = Duration::from_secs(10);
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| {
+        let mesh = Mesh::up("trust.yaml", "e2e-policy");
+        until(SOON, "every service answers", || (10..18).all(|n| mesh.code(CLIENT, &url(n, "/headers"), &[]) == 200));
+        mesh
+    })
+}
+
+/// A web service's URL by the last number of its address.
+fn url(n: u32, path: &str) -> String {
+    format!("http://10.101.0.{n}{path}")
+}
+
+/// An AuthorizationPolicy for the pods of one application.
+fn policy(name: &str, app: &str, annotations: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default, annotations: {{{annotations}}}}}\n\
+         spec:\n  selector: {{matchLabels: {{app: {app}}}}}\n{spec}"
+    )
+}
+
+/// Whether `canal explain` lets the same request pass; `more` is curl's.
+fn explained(pod: &str, to: &str, path: &str, more: &[&str]) -> bool {
+    let account = pod.rsplit('/').next().and_then(|name| name.strip_suffix("-0")).expect("the first of its kind");
+    let from = format!("default/{account}");
+    let mut argv = vec!["explain", "--tenant", "alpha", "--from", &from, "--to", to, "--path", path, "-o", "json"];
+    let headers: Vec<String> =
+        more.iter().filter_map(|word| word.split_once(": ")).map(|(name, value)| format!("{name}={value}")).collect();
+    headers.iter().for_each(|header| argv.extend(["--header", header]));
+    let method = more.iter().skip_while(|word| **word != "-X").nth(1);
+    argv.extend(method.into_iter().flat_map(|method| ["--method", method]));
+    mesh().canal(&argv).json()["passes"] == true
+}
+
+/// What gateways and nodes counted of a policy.
+fn judged(action: &str, policy: &str) -> u64 {
+    // A gateway names the namespace and the policy, a node the tenant before them.
+    let labels = [format!("action=\"{action}\""), format!("{policy}\"")];
+    let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
+    ["gateway", "node"].iter().map(|kind| mesh().counted_at(kind, "canal_authorization_total", &labels)).sum()
+}
+
+/// Deny before allow; methods, paths, headers and principals; and what is not allowed is denied once anything is.
+#[test]
+fn layer_7_policies_allow_and_deny() {
+    let allow = "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/client]}}]\n    \
+                 to: [{operation: {methods: [GET, PUT], paths: [/headers, /blob*]}}]\n";
+    let deny = "  action: DENY\n  rules:\n  - to: [{operation: {paths: [/blob], methods: [PUT]}}]\n    \
+                when: [{key: \"request.headers[x-kind]\", notValues: [friendly]}]\n";
+    let yaml = policy("l7-allow", "web-l7", "", allow) + &policy("l7-deny", "web-l7", "", deny);
+    mesh().apply("alpha", &yaml);
+    let put: &[&str] = &["-X", "PUT", "-d", "x"];
+    let cases: [(&str, &str, &str, &[&str], u16); 8] = [
+        ("who may, what may be", CLIENT, "/headers", &[], 200),
+        ("a prefix", CLIENT, "/blob?size=3", &[], 200),
+        ("the query is not the path", CLIENT, "/headers?x=/blob", &[], 200),
+        ("another path", CLIENT, "/status/204", &[], 403),
+        ("another method", CLIENT, "/headers", &["-X", "DELETE"], 403),
+        ("another principal", INTRUDER, "/headers", &[], 403),
+        ("deny before allow", CLIENT, "/blob", put, 403),
+        ("what deny leaves out", CLIENT, "/blob", &["-X", "PUT", "-d", "x", "-H", "x-kind: friendly"], 200),
+    ];
+    for (what, pod, path, more, expected) in cases {
+        assert_eq!(mesh().code(pod, &url(11, path), more), expected, "{what}");
+        assert_eq!(explained(pod, "web-l7:80", path, more), expected == 200, "{what}: `canal explain` says what happened");
+    }
+    let said = mesh().run(INTRUDER, &["curl", "-sS", &url(11, "/headers")]).ok();
+    assert!(said.contains("RBAC: access denied"), "{said}");
+    assert!(judged("deny", "default/l7-deny") >= 1, "the denying policy is counted by its name");
+}
+
+/// On TCP, a gateway and a node decide by principals and ports alone.
+#[test]
+fn layer_4_policies_hold_on_tcp() {
+    let spec = "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/client]}}]\n    \
+                to: [{operation: {ports: [\"7000\"]}}]\n";
+    mesh().apply("alpha", &policy("l4", "echo-l4", "", spec));
+    let echoes = |pod: &str, port: u16| {
+        let mode = if port == 7000 { "echo" } else { "source" };
+        let argv =
+            ["canal-samples", "tcp-client", &format!("10.101.0.51:{port}"), "--mode", mode, "--size", "1000", "--timeout-ms", "4000"];
+        mesh().run(pod, &argv).code == Some(0)
+    };
+    for (what, pod, port, expected) in [
+        ("who may", CLIENT, 7000, true),
+        ("another port", CLIENT, 7003, false),
+        ("another principal", INTRUDER, 7000, false),
+        ("another principal of another node", "alpha/default/client-far-0", 7000, false),
+    ] {
+        assert_eq!(echoes(pod, port), expected, "{what}");
+        assert_eq!(explained(pod, &format!("echo-l4:{port}"), "/", &[]), expected, "{what}: `canal explain` says what happened");
+    }
+}
+
+/// Dry runs and audits are counted and change nothing.
+#[test]
+fn dry_runs_and_audits_only_count() {
+    let all = "  rules: [{}]\n";
+    let dry = policy("dry", "web-dry", "istio.io/dry-run: \"true\"", &format!("  action: DENY\n{all}"));
+    let audit = policy("audit", "web-dry", "", &format!("  action: AUDIT\n{all}"));
+    mesh().apply("alpha", &(dry + &audit));
+    for _ in 0..5 {
+        assert_eq!(mesh().code(INTRUDER, &url(12, "/headers"), &[]), 200);
+    }
+    assert!(judged("dry_run_deny", "default/dry") >= 5, "{}", judged("dry_run_deny", "default/dry"));
+    assert!(judged("audit", "default/audit") >= 5, "{}", judged("audit", "default/audit"));
+}
+
+/// CUSTOM asks the tenant's own authorizer, shows it what it may see, and obeys; without an answer it refuses.
+#[test]
+fn an_external_authorizer_is_asked_and_obeyed() {
+    let authorizer = "---\napiVersion: canal.mesh/v1\nkind: ExternalAuthorizer\nmetadata: {name: ours, namespace: default}\n\
+                      spec: {service: {name: authz, port: 9191}, timeout: 1s, includeRequestBody: {maxBytes: 100}}\n";
+    let custom = "  action: CUSTOM\n  provider: {name: ours}\n  rules:\n  - to: [{operation: {notPaths: [/health]}}]\n";
+    mesh().apply("alpha", &(authorizer.to_owned() + &policy("ask", "web-ask", "", custom)));
+    for (word, expected) in [("allow", 200), ("deny", 403), ("teapot", 418), ("fail", 403), ("hang", 403)] {
+        assert_eq!(mesh().code(CLIENT, &url(13, "/headers"), &["-H", &format!("x-authz: {word}")]), expected, "{word}");
+    }
+    let argv = ["curl", "-sS", "-d", "a body", "-H", "x-authz-secret: s", "-H", "x-authz-user: forged", &url(13, "/headers")];
+    let seen = mesh().run(CLIENT, &argv).ok();
+    assert!(seen.contains("alpha.example/ns/default/sa/client"), "the authorizer's header came on: {seen}");
+    assert!(!seen.contains("forged") && !seen.contains("x-authz-secret"), "and only its own: {seen}");
+    let asked = std::fs::read_to_string(mesh().world.log("alpha/default/authz-0").unwrap()).unwrap();
+    assert!(asked.contains("a body") && asked.contains("\"path\":\"/headers\""), "{asked}");
+    assert_eq!(mesh().code(CLIENT, &url(13, "/health"), &["-H", "x-authz: deny"]), 200, "what the rule leaves out is not asked");
+    mesh().world.stop("alpha/default/authz-0").unwrap();
+    assert_eq!(mesh().code(CLIENT, &url(13, "/headers"), &[]), 403, "no answer is a no");
+    mesh().apply("alpha", &authorizer.replace("timeout: 1s", "timeout: 1s, failOpen: true"));
+    until(SOON, "open where the tenant says so", || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200);
+    mesh().apply("alpha", authorizer);
+    mesh().world.start("alpha/default/authz-0").unwrap();
+    until(SOON, "the authorizer is back", || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200);
+}
+
+/// Asks the identity provider.
+fn issuer(method: &str, path: &str, body: &str) -> String {
+    mesh().run("issuer", &["curl", "-sS", "-X", method, "-d", body, &format!("http://127.0.0.1:8090{path}")]).ok()
+}
+
+fn with_token(token: &str, path: &str) -> u16 {
+    mesh().code(CLIENT, &url(14, path), &["-H", &format!("authorization: Bearer {token}")])
+}
+
+/// Keys by URL, replaced while in use; keys from a file; claims in policies.
+#[test]
+fn tokens_are_checked_by_keys_from_url_and_file() {
+    let file = mesh().world.config_dir("alpha").join("jwks.json");
+    std::fs::write(&file, issuer("GET", "/jwks", "")).expect("the tenant's own key set");
+    let rules = "  jwtRules:\n  - {issuer: \"https://issuer.example\", audiences: [shop], jwksUri: \"http://issuer:8090/jwks\"}\n  \
+                 - {issuer: \"https://file.example\", jwksUri: \"file:jwks.json\", outputPayloadToHeader: x-payload}\n";
+    let checks = "---\napiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {name: jwt, namespace: default}\n\
+                  spec:\n  selector: {matchLabels: {app: web-jwt}}\n";
+    let needs = "  action: ALLOW\n  rules:\n  - from: [{source: {requestPrincipals: [\"*\"]}}]\n    \
+                 when: [{key: \"request.auth.claims[group]\", values: [staff]}]\n";
+    mesh().apply("alpha", &(checks.to_owned() + rules + &policy("jwt", "web-jwt", "", needs)));
+    let token = |query: &str, claims: &str| issuer("POST", &format!("/token?{query}"), claims);
+    let staff = r#"{"sub": "me", "aud": "shop", "group": ["guests", "staff"]}"#;
+    until(SOON, "the controller has fetched the keys", || with_token(&token("kid=first", staff), "/headers") == 200);
+    let filed = r#"{"iss": "https://file.example", "sub": "me", "group": "staff"}"#;
+    let cases = [
+        ("an EC key", token("kid=curve", staff), 200),
+        ("keys of a file", token("kid=first", filed), 200),
+        ("no claim", token("kid=first", r#"{"sub": "me", "aud": "shop"}"#), 403),
+        ("another audience", token("kid=first", r#"{"sub": "me", "aud": "bank", "group": "staff"}"#), 401),
+        ("another issuer", token("kid=first", r#"{"iss": "https://evil.example", "group": "staff"}"#), 401),
+        ("ended", token("kid=first", r#"{"aud": "shop", "group": "staff", "exp": 1000000000}"#), 401),
+        ("not yet", token("kid=first", r#"{"aud": "shop", "group": "staff", "nbf": 4000000000}"#), 401),
+        ("one bit", token("kid=first&forge=bits", staff), 401),
+    ];
+    for (what, token, expected) in cases {
+        assert_eq!(with_token(&token, "/headers"), expected, "{what}");
+    }
+    assert_eq!(mesh().code(CLIENT, &url(14, "/headers"), &[]), 403, "no token is no principal");
+    let argv = ["curl", "-sS", "-H", &format!("authorization: Bearer {}", token("kid=first", filed)), &url(14, "/headers")];
+    assert!(mesh().run(CLIENT, &argv).ok().contains("x-payload"), "the payload goes on where the tenant wants it");
+    // A key is replaced: what it signed ends, what the new one signs is taken, nothing is restarted.
+    let old = token("kid=first", staff);
+    issuer("POST", "/keys?kid=second&alg=RS256", "");
+    until(SOON, "the new key is known", || with_token(&token("kid=second", staff), "/headers") == 200);
+    assert_eq!(with_token(&old, "/headers"), 200, "the old one still is");
+    issuer("DELETE", "/keys?kid=first", "");
+    until(SOON, "the old key is forgotten", || with_token(&old, "/headers") == 401);
+    assert!(mesh().counted_at("gateway", "canal_gateway_tokens_total", &[]) > 10);
+}
+
+/// Plaintext of a pod on a node that runs nothing of the mesh: refused where it must be mTLS, taken and judged elsewhere.
+#[test]
+fn strict_refuses_plaintext_and_permissive_takes_it() {
+    let bare = "alpha/default/bare-0";
+    let direct = |pod: &str| format!("http://{}:8080/headers", mesh().address(&format!("alpha/default/{pod}-0")));
+    let peers = |name: &str, app: &str, spec: &str| {
+        format!(
+            "---\napiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {{name: {name}, namespace: default}}\n\
+             spec: {{selector: {{matchLabels: {{app: {app}}}}}, {spec}}}\n"
+        )
+    };
+    assert_eq!(mesh().code(bare, &direct("web-strict"), &[]), 200, "by default both are taken");
+    mesh()
+        .apply("alpha", &(peers("strict", "web-strict", "mtls: {mode: STRICT}") + &peers("open", "web-open", "mtls: {mode: PERMISSIVE}")));
+    until(SOON, "plaintext is refused", || mesh().code(bare, &direct("web-strict"), &[]) == 0);
+    assert_eq!(mesh().code(CLIENT, &direct("web-strict"), &[]), 200, "mTLS is not");
+    assert_eq!(mesh().code(CLIENT, &url(15, "/headers"), &[]), 200, "nor by the service");
+    assert_eq!(mesh().code(bare, &direct("web-open"), &[]), 200, "nor plaintext elsewhere");
+    let reason = ["direction=\"inbound\"", "reason=\"strict_plaintext\""];
+    assert!(mesh().counted("alpha-n2", "canal_node_refused_total", &reason) > 0);
+    // Plaintext has no principal; a policy that names one does not allow it.
+    let named = "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [\"alpha.example/*\"]}}]\n";
+    mesh().apply("alpha", &policy("open", "web-open", "", named));
+    until(SOON, "nobody is not somebody", || mesh().code(bare, &direct("web-open"), &[]) == 0);
+    assert_eq!(mesh().code(CLIENT, &direct("web-open"), &[]), 200);
+}
+
+/// A rule that nobody on the path can judge denies, and its name says so.
+#[test]
+fn a_rule_that_nobody_can_judge_denies() {
+    let methods = "  action: ALLOW\n  rules:\n  - to: [{operation: {methods: [GET]}}]\n";
+    mesh().apply("alpha", &policy("methods", "echo", "", methods));
+    let argv = ["canal-samples", "tcp-client", "10.101.0.50:7000", "--mode", "echo", "--size", "10", "--timeout-ms", "4000"];
+    until(SOON, "TCP has no methods", || mesh().run(CLIENT, &argv).code != Some(0));
+    assert!(judged("undecided", "default/methods") > 0, "{}", mesh().logs());
+    // A pod that is dialled itself is judged by its node, which knows no paths: what only a gateway can judge is denied there.
+    let paths = "  action: ALLOW\n  rules:\n  - to: [{operation: {paths: [/headers]}}]\n";
+    mesh().apply("alpha", &policy("paths", "web-raw", "", paths));
+    assert_eq!(mesh().code(CLIENT, &url(17, "/headers"), &[]), 200, "the gateway judges");
+    assert_eq!(mesh().code(CLIENT, &url(17, "/blob?size=1"), &[]), 403);
+    let bare = mesh().code("alpha/default/bare-0", &format!("http://{}:8080/headers", mesh().address("alpha/default/web-raw-0")), &[]);
+    assert_eq!(bare, 0, "the node alone cannot");
+}
+
+/// A change ends what is open and no longer allowed, and nothing else.
+#[test]
+fn a_change_of_policy_ends_open_connections() {
+    let sessions = |pod: &str, seconds: &str| {
+        let argv = ["canal-samples", "sessions", "10.101.0.52:7000", "-n", "20", "--interval-ms", "200", "-d", seconds];
+        mesh().spawn(pod, &argv)
+    };
+    let (kept, ended) = (sessions(CLIENT, "10"), sessions(INTRUDER, "10"));
+    let socket = mesh().spawn(
+        INTRUDER,
+        &["canal-samples", "ws-client", "ws://10.101.0.61:8081/", "--count", "50", "--interval-ms", "200", "--timeout-ms", "3000"],
+    );
+    std::thread::sleep(Duration::from_secs(3));
+    let others = "  action: DENY\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/intruder]}}]\n";
+    mesh().apply("alpha", &(policy("live", "echo-live", "", others) + &policy("ws", "ws", "", others)));
+    let kept = mesh().end("sessions of who still may", kept).json();
+    let ended = mesh().end("sessions of who no longer may", ended).json();
+    let socket = mesh().end("a WebSocket of who no longer may", socket);
+    assert_eq!(kept["broken"], 0, "{kept}");
+    assert!(ended["broken"].as_u64() >= Some(20), "all of them ended: {ended}");
+    assert_ne!(socket.code, Some(0), "{socket:?}");
+    let counted =
+        mesh().counted_at("node", "canal_node_closed_total", &[]) + mesh().counted_at("gateway", "canal_gateway_rejudged_total", &[]);
+    assert!(counted >= 20, "{counted}");
+}
