@@ -1,0 +1,77 @@
+//! What one bare exchange with another core costs who asks: the kernel's part, below which no key server comes. It prints one line.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// About what a handshake sends each way, at once.
+const BYTES: usize = 1300;
+/// How long an answer takes: a signature and a key exchange.
+const WORK: Duration = Duration::from_micros(200);
+const WARM: u32 = 1_000;
+const SCHEDSTAT: &str = "/proc/thread-self/schedstat";
+
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// Exchanges, one after the other
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    count: u32,
+}
+
+pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("127.0.0.1")?;
+    let address = listener.local_addr()?;
+    let answering = thread::spawn(move || answer(&listener));
+    let cost = ask(TcpStream::connect(address).context("connect")?, flags.count)?;
+    answering.join().map_err(|_| anyhow::anyhow!("who answers panicked"))??;
+    println!("an exchange of {BYTES} bytes each way costs the asker {:.1} µs of CPU", cost.as_secs_f64() * 1e6);
+    Ok(())
+}
+
+/// On core 1, until the asker closes.
+fn answer(listener: &TcpListener) -> anyhow::Result<()> {
+    stay_on(1)?;
+    let (mut stream, _) = listener.accept().context("accept")?;
+    stream.set_nodelay(true)?;
+    let mut buffer = [0; BYTES];
+    while stream.read_exact(&mut buffer).is_ok() {
+        let end = Instant::now() + WORK;
+        while Instant::now() < end {}
+        stream.write_all(&buffer)?;
+    }
+    Ok(())
+}
+
+/// On core 0; the mean CPU time of an exchange once the first are over.
+fn ask(mut stream: TcpStream, count: u32) -> anyhow::Result<Duration> {
+    stay_on(0)?;
+    stream.set_nodelay(true)?;
+    let mut buffer = [0; BYTES];
+    let mut exchanges = |count| -> anyhow::Result<()> {
+        for _ in 0..count {
+            stream.write_all(&buffer)?;
+            stream.read_exact(&mut buffer)?;
+        }
+        Ok(())
+    };
+    exchanges(WARM)?;
+    let before = used()?;
+    exchanges(count)?;
+    Ok((used()? - before) / count)
+}
+
+fn stay_on(core: usize) -> anyhow::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("core {core}"))
+}
+
+/// CPU time of the calling thread.
+fn used() -> anyhow::Result<Duration> {
+    let text = std::fs::read_to_string(SCHEDSTAT).context(SCHEDSTAT)?;
+    text.split_whitespace().next().and_then(|ns| ns.parse().ok()).map(Duration::from_nanos).context(SCHEDSTAT)
+}

@@ -1,0 +1,247 @@
+//! The load: short flows, each a TCP connection, a new mTLS session and (unless only handshakes are asked for) one HBONE tunnel with one
+//! HTTP request in it. No session is resumed and none is kept. It prints one line of JSON, and judges nothing.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use bytes::Bytes;
+use rustls::client::Resumption;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
+use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio::task::LocalSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+/// A flow that takes longer has failed.
+const FLOW_TIMEOUT: Duration = Duration::from_secs(5);
+/// Flows that may be under way in an open loop; more are counted as failed, so that an overload does not eat the machine.
+const OPEN_MAX: usize = 2000;
+
+#[derive(clap::Args)]
+pub(crate) struct Flags {
+    /// A certificate with its key as a node keeps it
+    #[arg(long, value_name = "FILE")]
+    identity: PathBuf,
+    /// Where the node proxy listens for HBONE
+    #[arg(long, value_name = "IP:PORT")]
+    target: SocketAddr,
+    /// The application in the pod
+    #[arg(long, value_name = "IP:PORT")]
+    authority: String,
+    /// Flows at once (closed loop), unless a rate is given
+    #[arg(long, default_value_t = 8)]
+    concurrency: usize,
+    /// Flows per second (open loop)
+    #[arg(long)]
+    rate: Option<f64>,
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// No tunnel and no request: the session ends when the server has shown that it accepted it
+    #[arg(long)]
+    handshakes: bool,
+}
+
+/// What a run is about.
+struct Course {
+    tls: TlsConnector,
+    target: SocketAddr,
+    authority: String,
+    handshakes: bool,
+    outcome: RefCell<Outcome>,
+}
+
+#[derive(Default)]
+struct Outcome {
+    latencies_us: Vec<u64>,
+    failed: u64,
+    why: Option<String>,
+    under_way: usize,
+}
+
+pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
+    let course = Rc::new(Course {
+        tls: TlsConnector::from(config(&flags.identity)?),
+        target: flags.target,
+        authority: flags.authority.clone(),
+        handshakes: flags.handshakes,
+        outcome: RefCell::default(),
+    });
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let started = std::time::Instant::now();
+    let until = Duration::from_secs_f64(flags.seconds);
+    runtime.block_on(LocalSet::new().run_until(async {
+        match flags.rate {
+            Some(rate) => open(&course, rate, until).await,
+            None => closed(&course, flags.concurrency, until).await,
+        }
+    }));
+    let seconds = started.elapsed().as_secs_f64();
+    println!("{}", report(&mut course.outcome.borrow_mut(), seconds));
+    Ok(())
+}
+
+fn report(outcome: &mut Outcome, seconds: f64) -> Value {
+    outcome.latencies_us.sort_unstable();
+    let all = &outcome.latencies_us;
+    let at = |share: f64| all.get(((all.len() as f64 * share) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or(0);
+    json!({
+        "done": all.len(), "failed": outcome.failed, "why": outcome.why, "seconds": seconds,
+        "per_second": all.len() as f64 / seconds, "p50_us": at(0.5), "p90_us": at(0.9), "p99_us": at(0.99),
+    })
+}
+
+async fn closed(course: &Rc<Course>, concurrency: usize, until: Duration) {
+    let end = Instant::now() + until;
+    let each = |_| {
+        let course = course.clone();
+        tokio::task::spawn_local(async move {
+            while Instant::now() < end {
+                flow(&course, Instant::now()).await;
+            }
+        })
+    };
+    let all: Vec<_> = (0..concurrency).map(each).collect();
+    for one in all {
+        let _ = one.await;
+    }
+}
+
+async fn open(course: &Rc<Course>, rate: f64, until: Duration) {
+    let end = Instant::now() + until;
+    let mut ticks = interval(Duration::from_secs_f64(1.0 / rate));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    loop {
+        // The flow was due at the tick, however late this loop is.
+        let due = ticks.tick().await;
+        if due >= end {
+            break;
+        }
+        if course.outcome.borrow().under_way >= OPEN_MAX {
+            course.outcome.borrow_mut().failed += 1;
+            continue;
+        }
+        let course = course.clone();
+        tokio::task::spawn_local(async move { flow(&course, due).await });
+    }
+    let patience = Instant::now() + FLOW_TIMEOUT;
+    while course.outcome.borrow().under_way > 0 && Instant::now() < patience {
+        sleep_until(Instant::now() + Duration::from_millis(10)).await;
+    }
+}
+
+async fn flow(course: &Course, due: Instant) {
+    course.outcome.borrow_mut().under_way += 1;
+    let end = timeout(FLOW_TIMEOUT, carry(course)).await.unwrap_or_else(|_| Err(anyhow::anyhow!("no end in {FLOW_TIMEOUT:?}")));
+    let mut outcome = course.outcome.borrow_mut();
+    outcome.under_way -= 1;
+    match end {
+        Ok(()) => outcome.latencies_us.push(u64::try_from(due.elapsed().as_micros()).unwrap_or(u64::MAX)),
+        Err(error) => {
+            outcome.failed += 1;
+            outcome.why.get_or_insert_with(|| format!("{error:#}"));
+        }
+    }
+}
+
+async fn carry(course: &Course) -> anyhow::Result<()> {
+    let tcp = TcpStream::connect(course.target).await.context("connect")?;
+    tcp.set_nodelay(true)?;
+    // A reset at the end, so that no thousands of closed sessions stay behind on either side.
+    rustix::net::sockopt::set_socket_linger(&tcp, Some(Duration::ZERO))?;
+    let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
+    let mut tls = course.tls.connect(name, tcp).await.context("TLS")?;
+    if course.handshakes { settings(&mut tls).await } else { request(course, tls).await }
+}
+
+/// The server's first HTTP/2 frame: it comes only once the server has verified the client.
+async fn settings(tls: &mut TlsStream<TcpStream>) -> anyhow::Result<()> {
+    let mut head = [0; 9];
+    tls.read_exact(&mut head).await.context("no SETTINGS")?;
+    ensure!(head[3] == 4, "the first frame is of type {}", head[3]);
+    Ok(())
+}
+
+async fn request(course: &Course, tls: TlsStream<TcpStream>) -> anyhow::Result<()> {
+    let (mut client, connection) = h2::client::handshake(tls).await.context("HTTP/2")?;
+    let driven = tokio::task::spawn_local(connection);
+    let connect = http::Request::connect(course.authority.as_str()).body(())?;
+    let (answer, mut body) = client.send_request(connect, false).context("CONNECT")?;
+    let answer = answer.await.context("CONNECT")?;
+    ensure!(answer.status() == 200, "CONNECT: {}", answer.status());
+    let text = format!("GET /health HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\r\n", course.authority);
+    body.send_data(Bytes::from(text), false).context("request")?;
+    let mut down = answer.into_body();
+    let first = down.data().await.context("no answer")?.context("answer")?;
+    ensure!(first.starts_with(b"HTTP/1.1 200"), "the application said {:?}", String::from_utf8_lossy(&first[..first.len().min(60)]));
+    driven.abort();
+    Ok(())
+}
+
+fn config(file: &Path) -> anyhow::Result<Arc<ClientConfig>> {
+    let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let kept: Value = serde_json::from_str(&text)?;
+    let part = |name: &str| kept[name].as_str().with_context(|| format!("{}: no {name}", file.display()));
+    let chain = CertificateDer::pem_slice_iter(part("chain")?.as_bytes()).collect::<Result<Vec<_>, _>>()?;
+    let key = PrivateKeyDer::from_pem_slice(part("key")?.as_bytes())?;
+    if chain.is_empty() {
+        bail!("{}: no certificate", file.display());
+    }
+    let provider = Arc::new(aws_lc_rs::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_client_auth_cert(chain, key)?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    config.enable_sni = false;
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// The load trusts whom it reaches: it is a stopwatch, and what it would verify is not what is measured. Signatures are checked all the same.
+#[derive(Debug)]
+struct Anyone(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anyone {
+    fn verify_server_cert(
+        &self,
+        _leaf: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _name: &ServerName<'_>,
+        _ocsp: &[u8],
+        _now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+    fn verify_tls12_signature(
+        &self,
+        _message: &[u8],
+        _cert: &CertificateDer<'_>,
+        _dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Err(rustls::Error::General("TLS 1.3 only".into()))
+    }
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
+    }
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}
