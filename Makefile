@@ -20,7 +20,8 @@ up: build ## the demo's world, kept up for exploring until ctrl-c
 
 test: ## install what is missing, build, run every test; closes with `N passed, N failed, N skipped`
 	@setup/install test
-	@$(CARGO) build --release --workspace --locked
+# As the tests build them: the programs alone would have other features, and half of all would be built twice.
+	@$(CARGO) build --release --workspace --bins --tests --locked
 	@$(CARGO) xtask test
 
 build: ## install what is missing and build all programs (release)

@@ -2,7 +2,9 @@
 
 #![forbid(unsafe_code)]
 
+mod cycles;
 mod layers;
+mod programs;
 mod prose;
 mod source;
 mod suites;
@@ -13,9 +15,9 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask <command>
 
-  tidy            check the rules of the house: layers, unsafe rooms, dead files, doc paths, sizes, names
+  tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths, sizes, names
   tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
-  test [SUITE..]  run the suites (tidy, lint, unit, e2e; default all) and close with `N passed, N failed, N skipped`
+  test [SUITE..]  run the suites (tidy, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`
 ";
 
 fn main() -> ExitCode {
@@ -49,6 +51,7 @@ fn tidy(bless: bool) -> anyhow::Result<bool> {
     let tree = tree::Tree::read()?;
     let mut found = Vec::new();
     layers::check(&tree, bless, &mut found)?;
+    cycles::check(&tree, &mut found);
     source::check(&tree, &mut found)?;
     prose::check(&tree, &mut found)?;
     for f in &found {
