@@ -150,13 +150,16 @@ impl Roster {
             let edge = Edge::new(row, true);
             (edge.row.az.clone(), edge)
         };
+        // An edge that is there and was not heard yet has tables nobody knows of: it is waited for until it is silent for too long.
+        let mut ownership = Ownership::after(plan.heard());
+        stored.edges.iter().for_each(|edge| ownership.hear_edge(edge.az.clone(), 0));
         Self {
             times,
             started: now,
             members: stored.replicas.into_iter().map(member).collect(),
             edges: stored.edges.into_iter().map(edge).collect(),
             azs: stored.azs,
-            ownership: Ownership::after(plan.heard()),
+            ownership,
             told: BTreeMap::new(),
             plans: VecDeque::new(),
             plan_heard: plan.heard(),

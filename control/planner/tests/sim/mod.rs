@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use canal_model::fleet::{Buckets, Demand, Demands, Fleet, FleetReplica, OwnedBuckets, OwnerReport, Ownership, ReplicaState};
 use canal_model::ids::{AzName, ReplicaNumber, ServiceId, Vni};
-use canal_model::plan::{Note, Plan};
+use canal_model::plan::{Note, Plan, PlannedTable};
 use canal_model::program::CHAIN;
 use canal_planner::plan;
 
@@ -60,6 +60,8 @@ impl Tier {
         let mut tier = Tier::default();
         for name in ["a", "b", "c"] {
             tier.edges.insert(az(name), 0);
+            // As a controller that knows its edges and has heard none.
+            tier.ownership.hear_edge(az(name), 0);
         }
         for tenant in 0..3 {
             let ranges = ["10.9.0.0/16".parse().unwrap(), "fd00:9::/64".parse().unwrap()];
@@ -99,7 +101,8 @@ impl Tier {
         let again = plan(&fleet, &self.demands, &self.ownership, Some(&next));
         // Where the fleet is too small, one more plan may find one more combination.
         let is_crowded = next.notes.iter().any(|note| matches!(note, Note::Shared { .. }));
-        assert!(is_crowded || told(&next) == told(&again), "a plan from itself tells something else: {}", difference(&next, &again));
+        let may_go_on = is_crowded || self.plans.last().is_some_and(|before| has_landed_at_once(before, &next));
+        assert!(may_go_on || told(&next) == told(&again), "a plan from itself tells something else: {}", difference(&next, &again));
         assert_eq!(canal_planlint::check(&fleet, &self.demands, &next), []);
         if let Some(before) = self.plans.last() {
             let step = canal_planlint::Step { fleet: &fleet, demands: &self.demands, ownership: &self.ownership, before, after: &next };
@@ -244,6 +247,15 @@ impl Tier {
     }
 }
 
+/// Did a service move where none of its tables had a head, so that there is nothing to wait for before the next one moves?
+fn has_landed_at_once(before: &Plan, next: &Plan) -> bool {
+    let is_still = |table: &PlannedTable| table.closing == 0 && !table.chains.iter().flatten().any(|seat| seat.is_owner());
+    next.services.iter().any(|(id, service)| {
+        let has_moved = before.services.get(id).is_some_and(|old| old.placement != service.placement);
+        has_moved && service.tables.values().all(|table| is_still(table))
+    })
+}
+
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -289,7 +301,7 @@ fn difference(one: &Plan, other: &Plan) -> String {
         for ((az, one), other) in one.tables.iter().zip(other.tables.values()) {
             let chains = one.chains.iter().zip(&other.chains).enumerate().find(|(_, (one, other))| one != other);
             if one != other {
-                let head = |table: &canal_model::plan::PlannedTable| (table.version, table.confirmed, table.heard, table.closing);
+                let head = |table: &PlannedTable| (table.version, table.confirmed, table.heard, table.closing);
                 return format!("{service:?}@{az} {:?} {:?}: bucket {chains:?}", head(one), head(other));
             }
         }

@@ -215,6 +215,8 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     assert_eq!(s.states(), all);
     s.pass(10_000 * MS, |_| {});
     assert_eq!(s.states(), all, "nobody came yet");
+    let edge = |s: &Scene, az: &str| s.roster.ownership().edge(&az.parse().unwrap());
+    assert_eq!((edge(&s, "az1"), edge(&s, "az2")), (Some(0), Some(0)), "what edges have that were not heard is waited for");
     s.publish(&["t"]);
     s.report("a", |_, known| known.whole = Generation(0));
     s.roster.observe(s.now);
@@ -223,6 +225,9 @@ fn a_restart_of_the_controller_changes_nothing_until_the_grace_is_over() {
     s.report("b", |_, _| {});
     s.roster.observe(s.now);
     assert_eq!(s.states(), "a:Active+ b:Draining+ c:Active+", "c does not want to drain any more, b is ordered to");
+    let grace = FleetTimes::default().grace;
+    s.pass(grace, |s| _ = s.edge(1, &[("a", true), ("b", true)]));
+    assert_eq!((edge(&s, "az1"), edge(&s, "az2")), (Some(1), None), "who does not come within the grace is waited for no longer");
     assert_eq!(s.begun.elapsed().as_secs(), 0, "no test waits for real time");
 }
 
