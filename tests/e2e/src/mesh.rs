@@ -188,7 +188,8 @@ impl Mesh {
         seats.filter_map(|seat| seat["replica"].as_str().map(str::to_string)).collect()
     }
 
-    /// Waits until buckets have stopped moving: for two seconds nobody's heads changed, and nobody owns sessions behind another head.
+    /// Waits until buckets have stopped moving: for two seconds nobody's heads changed, nobody owns sessions behind another head, and all
+    /// data planes have what they were told.
     /// A session opened before counts as owned until it has left TIME_WAIT, 60 s after its end: rest first.
     pub fn rest(&self, within: Duration) {
         let places = || -> Vec<(String, u64, u64)> {
@@ -201,7 +202,7 @@ impl Mesh {
             assert!(started.elapsed() < within, "buckets still move after {within:?}: {last:?}");
             std::thread::sleep(Duration::from_millis(200));
             let now = places();
-            if now != last || now.iter().any(|(_, _, owners)| *owners > 0) {
+            if now != last || now.iter().any(|(_, _, owners)| *owners > 0) || !self.is_converged() {
                 (last, since) = (now, Instant::now());
             }
         }
