@@ -5,7 +5,7 @@ use std::ffi::CString;
 use std::fs;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,20 @@ fn found() -> Result<(PathBuf, PathBuf), String> {
     Ok((kernel, modules.ok_or_else(|| format!("{} has no tls.ko; {mend}", all.display()))?))
 }
 
+/// Builds what is preloaded into it, in `folder`.
+fn preloaded(folder: &Path) -> PathBuf {
+    let library = folder.join("xstate.so");
+    let mut cc = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O2", "-Wall", "-Werror", "-x", "c", "-", "-o"])
+        .arg(&library)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|e| panic!("cc: {e}; install Debian's gcc (setup/install build does)"));
+    cc.stdin.take().unwrap().write_all(include_bytes!("xstate.c")).unwrap();
+    assert!(cc.wait().unwrap().success(), "xstate.c does not compile");
+    library
+}
+
 /// Boots, runs the test `case` alone, and returns what was said on the console.
 pub(super) fn run(case: &str) -> String {
     let (kernel, modules) = found().unwrap_or_else(|e| panic!("{e}"));
@@ -48,6 +62,7 @@ pub(super) fn run(case: &str) -> String {
         // Its memory is a file.
         .env("TMPDIR", folder.path())
         .env("HOME", folder.path())
+        .env("LD_PRELOAD", preloaded(folder.path()))
         .stdin(Stdio::null())
         .stderr(out.try_clone().unwrap())
         .stdout(out)
