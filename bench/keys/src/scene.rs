@@ -279,7 +279,9 @@ fn identity(world: &World) -> anyhow::Result<PathBuf> {
     let started = Instant::now();
     loop {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            let text = std::fs::read_to_string(entry.path()).unwrap_or_default();
+            // One that is being written has another name yet.
+            let is_whole = entry.path().extension().is_some_and(|e| e == "json");
+            let text = if is_whole { std::fs::read_to_string(entry.path()).unwrap_or_default() } else { String::new() };
             if serde_json::from_str::<Value>(&text).is_ok_and(|kept| kept["identity"].as_str().is_some_and(|is| is.starts_with(IDENTITY))) {
                 return Ok(entry.path());
             }
