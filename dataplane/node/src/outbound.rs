@@ -11,6 +11,7 @@ use canal_kit::drain::Drain;
 use canal_kit::hbone::{Authority, HboneError, HboneStream, Opened, Target};
 use canal_kit::sys::{self, ConnectOptions};
 use canal_model::identity::gateway_identity;
+use canal_model::ids::Generation;
 use canal_wire::hbone::{BAGGAGE, FORWARDED, PROXY_MARK, TRACEPARENT, forwarded};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::io::Interest;
@@ -26,7 +27,7 @@ use crate::telemetry::{CUT, Fault, Flow, Party, RESET, Reporter};
 use crate::view::View;
 use crate::worker::Local;
 
-/// A pod's first connections may come before its certificate; they wait so long for it.
+/// A pod's first connections may come before its certificate, or before all that the node starts from; they wait so long for each.
 const IDENTITY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The other end of a captured connection.
@@ -56,11 +57,18 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
     };
     let Some(origin) = room.origin(&client, peer) else { return refuse(Refusal::OriginUnknown, None, client) };
     let Some(_permit) = room.outbound.take() else { return refuse(Refusal::ConnectionLimit, Some(origin), client) };
-    let (view, pod) = (local.shared.view.load_full(), room.pod.load_full());
-    let way = match decide_outbound(&view, &pod, origin) {
-        Ok(way) => way,
+    let decided = tokio::select! {
+        biased;
+        decided = decide(&local, &room, origin) => decided,
+        () = gone(&client) => Err(Refusal::TenantUnknown),
+        () = drain.forced() => Err(Refusal::TenantUnknown),
+    };
+    let (view, pod, way) = match decided {
+        Ok(decided) => decided,
         Err(reason) => return refuse(reason, Some(origin), client),
     };
+    // Whoever waited has a name now.
+    let party = room.party.load_full();
     let flow = flow(&way, &party, &view, &pod, source_address(&pod, origin, peer), origin, started);
     let meter = local.records.opened(&flow);
     let dialled = tokio::select! {
@@ -75,6 +83,23 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
             sys::reset_on_close(&client);
             local.records.closed(&flow, &meter, Some((&fault, &why)));
         }
+    }
+}
+
+/// Decides by the present view; by the first one, if there is none yet and the way depends on it.
+async fn decide(local: &Local, room: &Room, origin: SocketAddr) -> Result<(Arc<View>, Arc<Pod>, Way), Refusal> {
+    let by_now = || {
+        let (view, pod) = (local.shared.view.load_full(), room.pod.load_full());
+        decide_outbound(&view, &pod, origin).map(|way| (view, pod, way))
+    };
+    let has_begun = local.shared.view.load().generation != Generation::default();
+    match by_now() {
+        Err(Refusal::TenantUnknown) if !has_begun => {
+            // A pod that has an identity is one whose tenant is known.
+            let _ = tokio::time::timeout(IDENTITY_PATIENCE, room.identity()).await;
+            by_now()
+        }
+        decided => decided,
     }
 }
 
@@ -175,7 +200,7 @@ async fn dial(local: &Local, room: &Room, view: &View, pod: &Pod, way: &Way, flo
 
 /// The pod's identity once it has a certificate, if it is to have one here.
 async fn identity(room: &Room) -> Option<Arc<RoomIdentity>> {
-    let found = room.identity.load_full()?;
+    let found = tokio::time::timeout(IDENTITY_PATIENCE, room.identity()).await.ok()?;
     if let Some(credential) = &found.credential {
         tokio::time::timeout(IDENTITY_PATIENCE, credential.first()).await.ok()??;
     }

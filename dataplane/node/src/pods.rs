@@ -12,6 +12,7 @@ use canal_kit::drain::{Drain, Trigger};
 use canal_kit::metrics::{Counters, Family, SharedCounter, SharedGauge};
 use canal_kit::worker::Workers;
 use canal_model::ids::Generation;
+use canal_model::program::Tenant;
 use futures::StreamExt;
 use tokio::sync::watch;
 
@@ -386,15 +387,14 @@ impl Pods {
 fn dress(shared: &Shared, config: &NodeConfig, identities: &Identities, room: &Room) -> bool {
     let pod = room.pod.load_full();
     let view = shared.view.load();
-    if let Some(tenant) = view.tenant(&pod.tenant) {
-        let wanted = &tenant.tenant;
-        if room.identity.load().as_ref().is_none_or(|i| i.trust_domain != wanted.trust_domain || i.keys != wanted.keys) {
-            room.identity.store(Some(Arc::new(identities.of(&pod, wanted))));
-        }
-    }
-    let identity = room.identity.load();
-    let principal = identity.as_ref().map(|i| &i.identity);
+    let held = room.identity.load_full();
+    let is_right = |wanted: &Tenant| held.as_ref().is_some_and(|i| i.trust_domain == wanted.trust_domain && i.keys == wanted.keys);
+    let wanted = view.tenant(&pod.tenant).map(|t| &*t.tenant).filter(|wanted| !is_right(wanted));
+    let fresh = wanted.map(|wanted| Arc::new(identities.of(&pod, wanted)));
+    let principal = fresh.as_ref().or(held.as_ref()).map(|i| &i.identity);
     room.party.store(Arc::new(Party::of_pod(&pod, &config.cluster, config.az.as_str(), principal)));
+    // Last: connections wait for it, and for nothing else.
+    fresh.into_iter().for_each(|identity| room.identify(identity));
     view.tenant(&pod.tenant).is_some_and(|tenant| renew_policy(room, tenant, &pod))
 }
 

@@ -15,6 +15,7 @@ use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_model::trust::KeyPolicy;
 use tokio::net::TcpStream;
+use tokio::sync::Notify;
 
 use crate::authorization::{Basis, PodPolicy};
 use crate::capture::{Mode, OriginSource};
@@ -47,6 +48,7 @@ pub struct Room {
     origins: OriginSource,
     pub mode: Mode,
     pub identity: ArcSwapOption<RoomIdentity>,
+    identified: Notify,
     pub outbound: Limit,
     pub inbound: Limit,
     pub hbone: Limit,
@@ -74,6 +76,7 @@ impl Room {
             origins,
             mode,
             identity: ArcSwapOption::empty(),
+            identified: Notify::new(),
             outbound: Limit::new(registry, "pod_outbound_connections", limits.outbound),
             inbound: Limit::new(registry, "pod_inbound_tunnels", limits.inbound),
             hbone: Limit::new(registry, "pod_hbone_connections", limits.hbone),
@@ -83,6 +86,23 @@ impl Room {
             plaintext: Plaintext::default(),
             listeners: AtomicU64::new(0),
         })
+    }
+
+    /// Its tenant is known now, or wants it otherwise.
+    pub fn identify(&self, identity: Arc<RoomIdentity>) {
+        self.identity.store(Some(identity));
+        self.identified.notify_waiters();
+    }
+
+    /// Its identity as soon as it has one, which may be never.
+    pub(crate) async fn identity(&self) -> Arc<RoomIdentity> {
+        loop {
+            let identified = self.identified.notified();
+            if let Some(identity) = self.identity.load_full() {
+                return identity;
+            }
+            identified.await;
+        }
     }
 
     /// Where an accepted connection was going, and forgets it.

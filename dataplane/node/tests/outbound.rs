@@ -3,6 +3,7 @@
 mod rig;
 
 use std::io::{Read, Write};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -273,6 +274,30 @@ fn no_certificate_is_not_waited_for_for_ever() {
     assert_eq!(said, "ConnectionReset");
     rig.until("refused", || rig.refused("outbound", "no_identity") == 1.0);
     assert_eq!(rig.logged(|l| l["result"] == "no_identity")["response_flags"], "IDENTITY_ERROR");
+}
+
+#[test]
+fn a_connection_waits_for_what_the_node_starts_from() {
+    let rig = Rig::new(&Setup::default());
+    let _gateway = rig.gateway(NEAR, Does::Tell);
+    let (view, identity) = (rig.shared.view.swap(Arc::default()), rig.room.identity.swap(None));
+    let mut app = rig.app("dial", &[VIP]);
+    rig.until("taken", || rig.metric("canal_limit_used", &["limit=\"pod_outbound_connections\""]) == 1.0);
+    std::thread::sleep(Duration::from_millis(100));
+    // In this order, and not at once.
+    rig.shared.view.store(view);
+    std::thread::sleep(Duration::from_millis(100));
+    rig.room.identify(identity.unwrap());
+    assert!(app.line().ends_with(&format!("reply={VIP}")));
+}
+
+#[test]
+fn what_the_node_starts_from_is_not_waited_for_for_ever() {
+    let rig = Rig::new(&Setup::default());
+    rig.shared.view.store(Arc::default());
+    rig.room.identity.store(None);
+    assert_eq!(rig.app("read_end", &[VIP]).line(), "ConnectionReset");
+    rig.until("refused", || rig.refused("outbound", "tenant_unknown") == 1.0);
 }
 
 #[test]

@@ -132,14 +132,14 @@ impl Rig {
         if setup.certificate {
             credential.replace(ca.issue(&own));
         }
-        room.identity.store(Some(Arc::new(RoomIdentity {
+        room.identify(Arc::new(RoomIdentity {
             trust_domain: TRUST_DOMAIN.parse().unwrap(),
             keys: Default::default(),
             client: ClientIdentity::new(place.clone()).trusting(shared.trust.view(&"alpha".parse().unwrap())),
             server: ServerIdentity::new("alpha".parse().unwrap(), place.clone()).trusting(shared.trust.view(&"alpha".parse().unwrap())),
             identity: own.clone(),
             credential: Some(place),
-        })));
+        }));
         let (trigger, drain) = drain::tree();
         let workers = worker::start(setup.workers, &shared, drain.clone()).unwrap();
         let guards = Guards::new(&registry, true);
