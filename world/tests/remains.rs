@@ -4,7 +4,7 @@ mod scene;
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use canal_world::World;
@@ -156,11 +156,12 @@ fn without_root_one_sentence_says_what_is_needed() {
     std::fs::create_dir_all(&dir).expect("a directory");
     std::fs::set_permissions(&dir, std::fs::Permissions::from_mode(0o755)).expect("open");
     let copy = dir.join("canal-world");
-    std::fs::copy(scene::PROGRAM, &copy).expect("copied");
+    // By another process: this one may be forking in another test, and a child that holds the file open for writing keeps it from running.
+    assert!(Command::new("cp").arg(scene::PROGRAM).arg(&copy).status().expect("cp").success());
     let yaml = dir.join("smoke.yaml");
     std::fs::write(&yaml, SMOKE).expect("written");
     let nobody = 65534;
-    let output = std::process::Command::new(&copy).args(["up".as_ref(), yaml.as_os_str()]).uid(nobody).gid(nobody).output().expect("ran");
+    let output = Command::new(&copy).args(["up".as_ref(), yaml.as_os_str()]).uid(nobody).gid(nobody).output().expect("ran");
     let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
     assert!(!output.status.success());
     assert!(said.starts_with("worlds need root: network namespaces") && said.ends_with("with sudo") && !said.contains('\n'), "{said}");

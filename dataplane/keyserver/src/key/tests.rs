@@ -3,6 +3,7 @@
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, RSA_PSS_2048_8192_SHA256, UnparsedPublicKey};
 use rustls_pki_types::{PrivatePkcs1KeyDer, PrivatePkcs8KeyDer};
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::*;
 
@@ -41,6 +42,13 @@ fn files_may_hold_any_usual_form() {
     for bad in [vec![], vec![0x30, 0x00], vec![7; KEY_BYTES_MAX + 1]] {
         assert_eq!(PrivateKey::read(&vault, &PrivatePkcs8KeyDer::from(bad).into()).unwrap_err(), KeyError::Form);
     }
+}
+
+/// Held by a test that searches memory: another's pages hold copies of what this one looks for.
+static SEARCH: Mutex<()> = Mutex::new(());
+
+fn search_alone() -> MutexGuard<'static, ()> {
+    SEARCH.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How often any of `needles` is in this process's writable memory.
@@ -95,6 +103,7 @@ fn keys() -> Vec<(Lane, PrivateKey, SignatureScheme, Vec<Vec<u8>>)> {
 
 #[test]
 fn a_key_is_in_memory_only_while_it_signs() {
+    let _alone = search_alone();
     for (lane, key, scheme, needles) in keys() {
         assert_eq!(found(&needles), 0, "{lane:?}: before");
         {
@@ -112,6 +121,7 @@ fn a_key_is_in_memory_only_while_it_signs() {
 
 #[test]
 fn an_rsa_key_lingers_and_is_wiped_when_it_rests() {
+    let _alone = search_alone();
     for (lane, key, scheme, needles) in keys() {
         let sign = |linger| {
             let _batch = Batch::begin(linger);
