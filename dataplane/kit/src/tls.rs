@@ -34,6 +34,8 @@ pub(crate) use leaf::leaf_of;
 
 /// A handshake that takes longer has failed.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Handshakes wait so long for the own identity's first certificate.
+pub const FIRST_PATIENCE: Duration = Duration::from_secs(5);
 /// Most certificates of a peer's chain, the leaf included.
 pub const CHAIN_CERTIFICATES_MAX: usize = 8;
 /// Most bytes of a peer's chain.

@@ -218,6 +218,7 @@ impl Pool {
 
     async fn take_from(&self, key: &Key, slot: &Rc<Slot>, target: &Target, after: u64) -> Result<Taken, HboneError> {
         let mut opened = 0;
+        target.source.begun().await;
         loop {
             let address = target.address;
             let proof = target.source.proof().map_err(|e| HboneError::Tls { address, source: Arc::new(e) })?;

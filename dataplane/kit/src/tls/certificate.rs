@@ -183,6 +183,10 @@ impl Credential {
     pub fn current(&self) -> Option<Arc<Certificate>> {
         self.current.borrow().clone()
     }
+    /// Whether there ever was a certificate.
+    pub fn has_begun(&self) -> bool {
+        self.current.borrow().is_some()
+    }
     /// Waits for the first certificate; `None` if there will never be one.
     pub async fn first(&self) -> Option<Arc<Certificate>> {
         self.current.clone().wait_for(Option::is_some).await.ok().and_then(|c| c.clone())

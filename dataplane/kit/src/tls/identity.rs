@@ -20,7 +20,7 @@ use super::refusal::{Refusal, TlsError};
 use super::stream::{Inner, Rewound, Stream, Transport};
 use super::trust::{Standing, TrustView};
 use super::verify::{Expected, Judge, Role};
-use super::{HANDSHAKE_TIMEOUT, config};
+use super::{FIRST_PATIENCE, HANDSHAKE_TIMEOUT, config};
 use crate::keys::{self, KeyError, Requester, Shaken, Terms};
 
 /// A connection whose handshake a key server did takes no new streams after this: by then the key server has another certificate.
@@ -130,7 +130,8 @@ impl ServerIdentity {
     }
 
     /// Handshake as the server. The peer must prove a certificate that chains to the newest trust of its trust domain, which is the own or
-    /// a federated one; who may do what is the caller's business, for foreigners above all. Fails after [`HANDSHAKE_TIMEOUT`].
+    /// a federated one; who may do what is the caller's business, for foreigners above all. Waits for the own first certificate. Fails after
+    /// [`HANDSHAKE_TIMEOUT`].
     pub async fn accept<IO: Transport>(&self, io: IO) -> Result<(Stream<IO>, Peer), TlsError> {
         let accepted = in_time(async {
             match &self.own {
@@ -142,6 +143,7 @@ impl ServerIdentity {
     }
 
     async fn greet<IO: Transport>(&self, credential: &Credential, io: Rewound<IO>) -> Result<(Stream<IO>, Peer), TlsError> {
+        begun(credential).await;
         let own = usable(credential)?;
         let judge = judge(&own, &self.trust);
         let expected = Expected::Members(judge.own.clone());
@@ -210,6 +212,13 @@ impl ClientIdentity {
     /// Who it is.
     pub fn identity(&self) -> &Identity {
         self.own.identity()
+    }
+
+    /// Waits for its first certificate, if none came yet, for [`FIRST_PATIENCE`] at most.
+    pub async fn begun(&self) {
+        if let Own::Here(credential) = &self.own {
+            begun(credential).await;
+        }
     }
 
     /// This identity with the certificate it has now, so that a caller knows which one a handshake proved.
@@ -395,6 +404,14 @@ fn counted<T>(trust: &TrustView, side: &'static str, done: Result<T, TlsError>) 
         shared.refused(side, why);
     }
     done
+}
+
+/// Waits for an identity's first certificate: a process serves before all have come.
+async fn begun(credential: &Credential) {
+    if !credential.has_begun() {
+        // What has not come by then is missing.
+        let _ = tokio::time::timeout(FIRST_PATIENCE, credential.first()).await;
+    }
 }
 
 pub(super) fn usable(credential: &Credential) -> Result<Arc<Certificate>, TlsError> {

@@ -149,7 +149,9 @@ async fn the_error_names_expected_and_seen() {
 async fn a_missing_or_expired_own_certificate_is_said_before_any_byte() {
     let ca = TestCa::new("alpha");
     let old = ca.issue_with(&identity(ALICE), |p| p.not_after = date_time_ymd(2021, 1, 1));
-    let (_writer, empty) = Credential::empty(identity(ALICE));
+    let (writer, empty) = Credential::empty(identity(ALICE));
+    // There will never be one: nobody waits.
+    drop(writer);
     for credential in [made(&old, &ca), empty] {
         let (near, _far) = tokio::io::duplex(1024);
         let c = ClientIdentity::new(credential.clone()).connect(near, &expect(&[BOB])).await;
@@ -157,6 +159,26 @@ async fn a_missing_or_expired_own_certificate_is_said_before_any_byte() {
         let (near, _far) = tokio::io::duplex(1024);
         assert!(matches!(server(credential).accept(near).await, Err(TlsError::NoCertificate(_))));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_waits_for_its_first_certificate_and_not_for_ever() {
+    let ca = TestCa::new("alpha");
+    let (writer, credential) = Credential::empty(identity(BOB));
+    let (near, far) = tokio::io::duplex(64 << 10);
+    let (expected, client) = (expect(&[BOB]), ClientIdentity::new(ca.credential(&identity(ALICE))));
+    let late = async {
+        tokio::time::sleep(FIRST_PATIENCE / 2).await;
+        writer.replace(ca.issue(&identity(BOB)));
+    };
+    let waits = server(credential);
+    let (c, s, ()) = tokio::join!(client.connect(near, &expected), waits.accept(far), late);
+    assert_eq!(c.unwrap().1, identity(BOB));
+    s.unwrap();
+
+    let (_writer, credential) = Credential::empty(identity(BOB));
+    let (_near, far) = tokio::io::duplex(1024);
+    assert!(matches!(server(credential).accept(far).await, Err(TlsError::NoCertificate(_))));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use http::HeaderMap;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-use super::rig::{BOB, Rig, authority, echo, hold, ms, run, until};
+use super::rig::{ALICE, BOB, Rig, authority, echo, hold, ms, run, until};
 use crate::drain;
 use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig, serve};
 use crate::testing::{TestCa, identity};
@@ -338,11 +338,27 @@ fn no_certificate_is_an_error_without_a_connection() {
     run(async {
         let ca = TestCa::new("alpha");
         let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
-        let (_writer, empty) = crate::tls::Credential::empty(identity(BOB));
+        let (writer, empty) = crate::tls::Credential::empty(identity(BOB));
+        drop(writer);
         rig.target.source = ClientIdentity::new(empty);
         assert!(matches!(rig.open().await, Err(HboneError::Tls { .. })));
         assert_eq!(rig.metric("canal_hbone_handshakes_total"), 0);
         drop(ca);
+    });
+}
+
+#[test]
+fn the_first_certificate_is_waited_for() {
+    run(async {
+        let (mut rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (writer, empty) = crate::tls::Credential::empty(identity(ALICE));
+        rig.target.source = ClientIdentity::new(empty).trusting(rig.store.view(&"alpha".parse().unwrap()));
+        let late = async {
+            tokio::time::sleep(ms(100)).await;
+            writer.replace(rig.ca.issue(&identity(ALICE)));
+        };
+        let (opened, ()) = tokio::join!(rig.open(), late);
+        opened.unwrap();
     });
 }
 

@@ -170,7 +170,8 @@ async fn every_fault_of_the_protocol_has_its_name() {
     // The client does not believe the server: the server hears an alert.
     let config = raw_client(Some(&right), &TestCa::new("x").root_pem(), &provider(), tls13);
     assert_eq!(door.refusal(config, door.server()).await, Refusal::Alert);
-    let (_writer, empty) = Credential::empty(identity(BOB));
+    let (writer, empty) = Credential::empty(identity(BOB));
+    drop(writer);
     let config = raw_client(Some(&right), &root, &provider(), tls13);
     assert_eq!(door.refusal(config, server(empty).trusting(door.view())).await, Refusal::NoOwnCertificate);
 }
