@@ -131,12 +131,13 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
             let to = SocketAddr::from((address("web-0", is_v6), 80));
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
             let Flood { tried, served, accepted, took } = sessions(to, spared);
-            lost += tried - served;
+            // The rest found a way in; whether it was answered within its client's patience is for the machine to say.
+            lost += tried - accepted;
             let most = most(replicas, RATE, took);
             println!("{counter}, {to}: {tried} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most");
             assert!(tried > 2 * most, "{tried} tries are no flood for a limit of {most}");
-            assert!((2 * RATE..=most).contains(&served), "{served} served, {most} at most");
-            assert!(accepted <= most, "{accepted} were accepted, {most} may be");
+            assert!((2 * RATE..=most).contains(&accepted), "{accepted} were accepted, {most} may be");
+            assert!((RATE..=accepted).contains(&served), "{served} served of {accepted} accepted");
         }
         // A SYN that is lost when its client gives up is counted once.
         until(SEEN_WITHIN, &format!("{lost} {counter} are counted"), || refused(counter) - before >= lost);
