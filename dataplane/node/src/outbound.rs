@@ -50,9 +50,8 @@ fn no_upstream<T>(refusal: Refusal, why: impl ToString) -> Result<T, NoUpstream>
 /// Carries one captured connection from its accept to its end.
 pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStream, peer: SocketAddr, drain: Drain) {
     let started = Instant::now();
-    let party = room.party.load_full();
     let refuse = |reason: Refusal, destination, client: TcpStream| {
-        local.records.refused(Reporter::Source, reason, peer, destination, &party, "");
+        local.records.refused(Reporter::Source, reason, peer, destination, &room.party.load(), "");
         sys::reset_on_close(&client);
     };
     let Some(origin) = room.origin(&client, peer) else { return refuse(Refusal::OriginUnknown, None, client) };
@@ -67,7 +66,7 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
         Ok(decided) => decided,
         Err(reason) => return refuse(reason, Some(origin), client),
     };
-    // Whoever waited has a name now.
+    // Not before: whoever waited has a name only now.
     let party = room.party.load_full();
     let flow = flow(&way, &party, &view, &pod, source_address(&pod, origin, peer), origin, started);
     let meter = local.records.opened(&flow);
