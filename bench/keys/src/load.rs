@@ -24,8 +24,8 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// A flow that takes longer has failed. 64 RSA handshakes at once on 15 % of a core, as a first load, may take some seconds together.
-const FLOW_TIMEOUT: Duration = Duration::from_secs(15);
+/// A flow that takes longer has failed.
+const FLOW_TIMEOUT: Duration = Duration::from_secs(5);
 /// Flows that may be under way in an open loop; more are counted as failed, so that an overload does not eat the machine.
 const OPEN_MAX: usize = 2000;
 

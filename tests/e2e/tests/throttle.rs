@@ -101,7 +101,8 @@ fn sessions(to: SocketAddr, spared: u64) -> Flood {
     let mesh = mesh();
     let (before, started) = (sum("canal_gateway_accepted_connections_total", &[]), Instant::now());
     let (url, seconds) = (format!("http://{to}/blob?size=100"), FLOOD.as_secs_f64().to_string());
-    let argv = ["canal-samples", "load", &url, "--no-keepalive", "-c", "100", "-d", &seconds, "--timeout-ms", "200"];
+    // Patient, so that who was let in is answered on a slow machine as well; and many, so that it is a flood all the same.
+    let argv = ["canal-samples", "load", &url, "--no-keepalive", "-c", "200", "-d", &seconds, "--timeout-ms", "400"];
     let flooding = mesh.spawn(BETA, &argv);
     let (alphas, failed) = alphas_sessions(to, FLOOD);
     if spared > 0 {
@@ -131,13 +132,12 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
             let to = SocketAddr::from((address("web-0", is_v6), 80));
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
             let Flood { tried, served, accepted, took } = sessions(to, spared);
-            // The rest found a way in; whether it was answered within its client's patience is for the machine to say.
-            lost += tried - accepted;
+            lost += tried - served;
             let most = most(replicas, RATE, took);
             println!("{counter}, {to}: {tried} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most");
             assert!(tried > 2 * most, "{tried} tries are no flood for a limit of {most}");
-            assert!((2 * RATE..=most).contains(&accepted), "{accepted} were accepted, {most} may be");
-            assert!((RATE..=accepted).contains(&served), "{served} served of {accepted} accepted");
+            assert!((2 * RATE..=most).contains(&served), "{served} served, {most} at most");
+            assert!(accepted <= most, "{accepted} were accepted, {most} may be");
         }
         // A SYN that is lost when its client gives up is counted once.
         until(SEEN_WITHIN, &format!("{lost} {counter} are counted"), || refused(counter) - before >= lost);
