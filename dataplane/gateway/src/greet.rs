@@ -8,7 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use canal_kit::hbone::{self, Incoming, ServerConfig};
+use canal_kit::hbone::{self, Asked, Incoming, ServerConfig};
 use canal_kit::sys;
 use canal_kit::tls::TlsError;
 use canal_model::identity::Peer;
@@ -228,7 +228,9 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
         return worker.counts.refused_connection("foreign_tenant");
     }
     let config = ServerConfig::default();
-    let connect = |incoming: Incoming| {
+    let connect = |asked: Asked| {
+        // What was none is among the kit's counters.
+        let Ok(incoming) = asked else { return };
         let worker = worker.clone();
         let (name, scope) = (tenant.name.clone(), scope.clone());
         tokio::task::spawn_local(async move {

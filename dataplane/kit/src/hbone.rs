@@ -16,7 +16,7 @@ use std::time::Duration;
 pub use counts::{Ended, HboneCounters};
 pub use error::HboneError;
 pub use pool::{Opened, Pool, PoolConfig, Target};
-pub use server::{Incoming, Served, ServerConfig, serve};
+pub use server::{Asked, Incoming, ServerConfig, serve};
 pub use stream::HboneStream;
 
 /// PING interval and the time its answer may take before the connection is dropped, both sides.

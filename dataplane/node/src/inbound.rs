@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use canal_kit::drain::Drain;
-use canal_kit::hbone::{self, Incoming, ServerConfig};
+use canal_kit::hbone::{self, Asked, Incoming, ServerConfig};
 use canal_kit::sys::{self, ConnectOptions};
 use canal_model::identity::{Peer, gateway_identity};
 use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, PROXY_MARK, SOURCE, forwarded_for};
@@ -52,13 +52,18 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
     };
     let ends = Ends { peer, dialled };
     let (local_, room_, drain_) = (local.clone(), room.clone(), drain.clone());
-    let on_connect = move |incoming: Incoming| {
+    let on_request = move |asked: Asked| {
         let (local, room, drain) = (local_.clone(), room_.clone(), drain_.clone());
-        local_.spawn(tunnel(local, room, incoming, ends, drain));
+        match asked {
+            Ok(incoming) => local_.spawn(tunnel(local, room, incoming, ends, drain)),
+            Err(why) => {
+                let (side, reason) = (Reporter::Destination, Refusal::BadRequest);
+                local_.records.refused(side, reason, peer, Some(dialled), &room_.party.load(), why);
+            }
+        }
     };
-    match hbone::serve(tls, who, &ServerConfig::default(), &local.hbone, drain, on_connect).await {
-        Ok(served) => local.records.count_refused(Reporter::Destination, Refusal::BadRequest, served.refused),
-        Err(e) => tracing::debug!(%peer, %e, "HBONE connection ended"),
+    if let Err(e) = hbone::serve(tls, who, &ServerConfig::default(), &local.hbone, drain, on_request).await {
+        tracing::debug!(%peer, %e, "HBONE connection ended");
     }
 }
 

@@ -262,7 +262,7 @@ impl Records {
         pod: &Party,
         why: &str,
     ) {
-        self.count_refused(reporter, reason, 1);
+        self.count_refused(reporter, reason);
         let (end, of) = match reporter {
             Reporter::Source => ("src.workload", "src.namespace"),
             Reporter::Destination => ("dst.workload", "dst.namespace"),
@@ -276,11 +276,11 @@ impl Records {
         line.str(end, &pod.workload).str(of, &pod.namespace).some("error", why).end();
     }
 
-    /// Counts refusals that are logged elsewhere or not at all.
-    pub fn count_refused(&self, reporter: Reporter, reason: Refusal, n: u64) {
+    /// Counts a refusal that is logged elsewhere.
+    fn count_refused(&self, reporter: Reporter, reason: Refusal) {
         let side = usize::from(reporter == Reporter::Destination);
         if let Some(i) = REFUSALS.iter().position(|x| *x == reason) {
-            self.refused[side][i].add(n);
+            self.refused[side][i].inc();
         }
     }
 
@@ -329,7 +329,7 @@ impl Records {
         let flag = fault.map_or(FLAG_NONE, |(f, _)| f.flag);
         self.shard.counter(&self.families.closed, &labels(flow, flag)).inc();
         if let Some((Fault { refusal: Some(r), .. }, _)) = fault {
-            self.count_refused(flow.reporter, *r, 1);
+            self.count_refused(flow.reporter, *r);
         }
         let service = flow.service.as_deref();
         let line = self.log.line().str("direction", flow.reporter.direction());

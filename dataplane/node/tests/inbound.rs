@@ -89,6 +89,20 @@ fn every_request_gets_ztunnels_status() {
 }
 
 #[test]
+fn a_bad_request_is_counted_and_logged_while_its_connection_lives() {
+    let rig = Rig::new(&Setup::default());
+    echo(rig.ns.listen(APP));
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        assert_eq!(connect(&h2, POD_V4, &[]).await.err(), Some(400), "no port");
+        rig.until("counted", || rig.refused("inbound", "bad_request") == 1.0);
+        let line = rig.logged(|l| l["result"] == "bad_request");
+        assert_eq!((&line["dst.addr"], &line["error"]), (&HBONE.into(), &"bad_authority".into()), "{line}");
+        assert!(connect(&h2, APP, &[]).await.is_ok(), "the connection serves on");
+    });
+}
+
+#[test]
 fn authorization_answers_401() {
     // The tenant's trust domain has changed; the pod still proves the old one, and so does its peer.
     let rig = Rig::new(&Setup { trust_domain: "new.example", ..Setup::default() });

@@ -147,7 +147,8 @@ impl Node {
                 let (server, counters, told, drain) = (server.clone(), counters.clone(), told.clone(), drain.clone());
                 tokio::task::spawn_local(async move {
                     let Ok((stream, peer)) = server.accept(stream).await else { return };
-                    let connect = move |incoming: canal_kit::hbone::Incoming| {
+                    let connect = move |asked: canal_kit::hbone::Asked| {
+                        let incoming = asked.unwrap();
                         let identity = incoming.peer.identity.to_string();
                         told.borrow_mut().push((incoming.authority.clone(), incoming.headers.clone(), identity));
                         tokio::task::spawn_local(async move {

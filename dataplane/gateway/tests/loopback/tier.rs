@@ -333,7 +333,8 @@ fn node(net: &Net, part: &str, ca: &TestCa, name: &str, origin: SocketAddr) {
             let (server, counters, drain, inside) = (server.clone(), counters.clone(), drain.clone(), inside.clone());
             tokio::task::spawn_local(async move {
                 let Ok((stream, peer)) = server.accept(stream).await else { return };
-                let connect = move |incoming: canal_kit::hbone::Incoming| {
+                let connect = move |asked: canal_kit::hbone::Asked| {
+                    let incoming = asked.unwrap();
                     let inside = inside.clone();
                     tokio::task::spawn_local(async move {
                         let up: Result<TcpStream, _> = sys::connect(Some(&inside), origin, &ConnectOptions::default()).await;

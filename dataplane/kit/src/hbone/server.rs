@@ -79,14 +79,8 @@ fn refuse(respond: &mut SendResponse<Bytes>, status: u16) {
     let _ = respond.send_response(response, true);
 }
 
-/// What became of a connection.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Served {
-    /// CONNECTs handed out.
-    pub streams: u64,
-    /// Requests answered 400 here: not CONNECT, or a bad authority.
-    pub refused: u64,
-}
+/// A request as it came: a CONNECT, or why it was answered 400 here already, the `reason` of `canal_hbone_refused_total`.
+pub type Asked = Result<Incoming, &'static str>;
 
 /// What a request is, before anyone is asked: the name of the refusal is its counter's `reason`.
 fn decide_request(method: &Method, extended: bool, authority: Option<&str>) -> Result<Authority, &'static str> {
@@ -99,7 +93,7 @@ fn decide_request(method: &Method, extended: bool, authority: Option<&str>) -> R
     authority.and_then(|a| a.parse().ok()).ok_or("bad_authority")
 }
 
-/// Serves one connection until it ends. `on_connect` must not block; it spawns what it does. When `drain` starts, GOAWAY is sent and open
+/// Serves one connection until it ends. `on_request` must not block; it spawns what it does. When `drain` starts, GOAWAY is sent and open
 /// streams may finish; when it is forced, or the peer is believed no more (revoked), the connection is dropped. Every connection runs on the caller's thread.
 pub async fn serve<IO: Transport>(
     io: Stream<IO>,
@@ -107,8 +101,8 @@ pub async fn serve<IO: Transport>(
     config: &ServerConfig,
     counters: &HboneCounters,
     drain: Drain,
-    on_connect: impl FnMut(Incoming),
-) -> Result<Served, HboneError> {
+    on_request: impl FnMut(Asked),
+) -> Result<(), HboneError> {
     let _open = counters.server_open.hold();
     let builder = h2::server::Builder::new()
         .initial_window_size(STREAM_WINDOW)
@@ -131,10 +125,10 @@ pub async fn serve<IO: Transport>(
             return Err(HboneError::Server(format!("no HTTP/2 preface in {PREFACE_TIMEOUT:?}")));
         }
     };
-    let mut service = Service { peer: Rc::new(peer), counters, served: Served::default(), on_connect };
+    let mut service = Service { peer: Rc::new(peer), counters, on_request };
     let (ended, result) = service.run(h2, life, config, drain).await;
     counters.closed("server", ended);
-    result.map(|()| service.served)
+    result
 }
 
 enum Event {
@@ -150,11 +144,10 @@ enum Event {
 struct Service<'a, F> {
     peer: Rc<Peer>,
     counters: &'a HboneCounters,
-    served: Served,
-    on_connect: F,
+    on_request: F,
 }
 
-impl<F: FnMut(Incoming)> Service<'_, F> {
+impl<F: FnMut(Asked)> Service<'_, F> {
     async fn run<IO: Transport>(
         &mut self,
         mut h2: Connection<Opening<Stream<IO>>, Bytes>,
@@ -233,14 +226,13 @@ impl<F: FnMut(Incoming)> Service<'_, F> {
         let extended = head.extensions.get::<h2::ext::Protocol>().is_some();
         match decide_request(&head.method, extended, head.uri.authority().map(http::uri::Authority::as_str)) {
             Ok(authority) => {
-                self.served.streams += 1;
                 let incoming = Incoming { authority, headers: head.headers, peer: self.peer.clone(), recv, respond };
-                (self.on_connect)(incoming);
+                (self.on_request)(Ok(incoming));
             }
             Err(reason) => {
-                self.served.refused += 1;
                 self.counters.refused(reason);
                 refuse(&mut respond, STATUS_BAD);
+                (self.on_request)(Err(reason));
             }
         }
     }

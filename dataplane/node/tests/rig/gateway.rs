@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use canal_kit::copy::Leg;
 use canal_kit::drain::{self, Drain, Trigger};
-use canal_kit::hbone::{HboneCounters, Incoming, ServerConfig, serve};
+use canal_kit::hbone::{Asked, HboneCounters, Incoming, ServerConfig, serve};
 use canal_kit::metrics::Registry;
 use canal_kit::sys::{self, ListenOptions, Netns};
 use canal_kit::tls::{Credential, ServerIdentity};
@@ -138,12 +138,13 @@ async fn connection(server: ServerIdentity, tcp: tokio::net::TcpStream, source: 
     let registry = Registry::new();
     let counters = HboneCounters::new(&registry, &registry.shard());
     let who = peer.identity.clone();
-    let on_connect = move |incoming: Incoming| {
+    let on_request = move |asked: Asked| {
+        let Ok(incoming) = asked else { return };
         let (authority, headers) = (incoming.authority.to_string(), incoming.headers.clone());
         let _ = tell.send(Saw::Connect { authority: authority.clone(), headers, peer: who.clone(), source: source.clone() });
         tokio::task::spawn_local(tunnel(incoming, authority, tell.clone(), does));
     };
-    let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, on_connect).await;
+    let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, on_request).await;
 }
 
 async fn tunnel(incoming: Incoming, authority: String, tell: Sender<Saw>, does: Does) {

@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 
 use super::rig::{ALICE, BOB, Rig, authority, echo, hold, ms, run, until};
 use crate::drain;
-use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig, serve};
+use crate::hbone::{Asked, HboneError, Incoming, PoolConfig, ServerConfig, serve};
 use crate::testing::{TestCa, identity};
 use crate::tls::{ClientIdentity, ServerIdentity, TrustStore};
 
@@ -200,7 +200,7 @@ fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
                         let (server, counters, drain) = (server.clone(), counters.clone(), drain.clone());
                         tokio::task::spawn_local(async move {
                             let (tls, peer) = server.accept(tcp).await.unwrap();
-                            let connect = |incoming| drop(tokio::task::spawn_local(echo(incoming)));
+                            let connect = |asked: Asked| drop(tokio::task::spawn_local(echo(asked.unwrap())));
                             let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
                         });
                     }

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::rig::{ALICE, BOB, Rig, echo, hold, ms, run, until};
 use crate::drain;
-use crate::hbone::{HboneError, Incoming, PoolConfig, ServerConfig, serve};
+use crate::hbone::{Asked, HboneError, PoolConfig, ServerConfig, serve};
 use crate::tls::{Credential, ServerIdentity};
 
 #[test]
@@ -56,7 +56,7 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
         let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
         tokio::task::spawn_local(async move {
             let (tls, peer) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
-            let connect = |incoming: Incoming| drop(tokio::task::spawn_local(hold(incoming)));
+            let connect = |asked: Asked| drop(tokio::task::spawn_local(hold(asked.unwrap())));
             let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
         });
         let mut s = rig.open().await.unwrap().stream;

@@ -14,8 +14,7 @@ use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 
 use crate::drain::{self, Drain, Trigger};
-use crate::hbone::{Authority, HboneCounters, Incoming, Opened, Pool, PoolConfig, ServerConfig, Target, serve};
-use crate::hbone::{HboneError, Served};
+use crate::hbone::{Asked, Authority, HboneCounters, HboneError, Incoming, Opened, Pool, PoolConfig, ServerConfig, Target, serve};
 use crate::metrics::Registry;
 use crate::testing::{TestCa, identity};
 use crate::tls::{Certificate, ClientIdentity, Credential, CredentialWriter, ServerIdentity, TrustStore, TrustView};
@@ -34,7 +33,7 @@ pub(super) struct Rig {
     /// Replaces the client's certificate.
     pub(super) renew: CredentialWriter,
     /// What each connection the server had came to.
-    pub(super) served: Rc<RefCell<Vec<Result<Served, String>>>>,
+    pub(super) served: Rc<RefCell<Vec<Result<(), String>>>>,
 }
 
 /// Runs a test where `spawn_local` works, and fails it rather than hang.
@@ -112,8 +111,10 @@ impl Rig {
                 tokio::task::spawn_local(async move {
                     let result = match identity.accept(tcp).await {
                         Ok((io, peer)) => {
-                            let hand_out = |incoming| {
-                                tokio::task::spawn_local(handler(incoming));
+                            let hand_out = |asked: Asked| {
+                                if let Ok(incoming) = asked {
+                                    tokio::task::spawn_local(handler(incoming));
+                                }
                             };
                             serve(io, peer, &config, &counters, drain, hand_out).await.map_err(|e| e.to_string())
                         }

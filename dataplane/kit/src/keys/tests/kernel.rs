@@ -7,7 +7,7 @@ use tokio::task::{LocalSet, spawn_local};
 
 use super::*;
 use crate::drain;
-use crate::hbone::{HboneCounters, Incoming, Pool, PoolConfig, ServerConfig, Target, serve};
+use crate::hbone::{Asked, HboneCounters, Incoming, Pool, PoolConfig, ServerConfig, Target, serve};
 
 /// Both ends by key servers, each to the kernel; a client with its own key in between.
 pub(crate) async fn both_ends_are_the_kernels(pair: (TcpStream, TcpStream), again: (TcpStream, TcpStream)) {
@@ -43,7 +43,7 @@ pub(crate) async fn worn_connections_are_followed_by_others(wear: bool) {
             spawn_local(async move {
                 let (io, peer) = server.accept(tcp).await.unwrap();
                 assert!(io.is_kernel());
-                let each = |incoming| drop(spawn_local(echo(incoming)));
+                let each = |asked: Asked| drop(spawn_local(echo(asked.unwrap())));
                 serve(io, peer, &ServerConfig::default(), &counters, drain, each).await.unwrap();
             });
         }
