@@ -140,7 +140,10 @@ impl Capture {
         if let Some(p) = &self.pins {
             p.forget_pod(pod)?;
         }
-        drop(captured);
+        for link in captured.iter().flat_map(|c| &c.links) {
+            // Not only closed, after which the kernel detaches it some time later.
+            link.detach().map_err(|source| OffloadError::Refused { object: "capture", source, journal: "detaching".into() })?;
+        }
         Ok(())
     }
 

@@ -9,12 +9,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use canal_abi::capture::ABI;
+use libbpf_rs::Link;
 
 use crate::OffloadError;
 use crate::sys;
 
 /// statfs's type of a bpffs (linux/magic.h).
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
+/// Where the pods' links are, under the root.
+const LINKS: &str = "links";
 /// Longest file name made; bpffs allows 255.
 const NAME_MAX: usize = 200;
 
@@ -90,7 +93,7 @@ impl Pins {
     }
 
     fn links(&self) -> PathBuf {
-        self.root.join("links")
+        self.root.join(LINKS)
     }
 
     /// Where a pod's links are pinned.
@@ -111,8 +114,9 @@ impl Pins {
         Ok(dir)
     }
 
-    /// Forgets a pod's pins; a link without descriptor and without pin detaches.
+    /// Detaches a pod's links and forgets their pins.
     pub(crate) fn forget_pod(&self, pod: &str) -> Result<(), OffloadError> {
+        detach_all(&self.pod(pod));
         remove_tree(&self.pod(pod)).map_err(|source| OffloadError::Pins { dir: self.pod(pod), step: "removing the pod's links", source })
     }
 
@@ -133,11 +137,24 @@ impl Pins {
     }
 }
 
+/// Detaches the links pinned in `dir`: when a link's last pin goes, the kernel detaches it too, but some time later, and who was told that
+/// a pod is let go would still find it captured. A link that cannot be detached is left to that.
+fn detach_all(dir: &Path) {
+    for pin in fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()) {
+        if let Err(e) = Link::open(&pin).and_then(|link| link.detach()) {
+            tracing::debug!(pin = %pin.display(), %e, "a link is left to its pin's end");
+        }
+    }
+}
+
 /// Removes all pins under `dir` and, if a private bpffs was mounted there, unmounts it. Nothing there is fine.
 pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
     if !is_bpffs(dir) {
         return Ok(());
+    }
+    for pod in fs::read_dir(dir.join(LINKS)).into_iter().flatten().flatten() {
+        detach_all(&pod.path());
     }
     // The root of a bpffs also holds the kernel's own maps.debug and progs.debug, which cannot be removed.
     for d in fs::read_dir(dir).map_err(err("listing"))?.flatten().filter(|d| d.file_type().is_ok_and(|t| t.is_dir())) {
