@@ -288,6 +288,12 @@ impl Inner {
     /// Puts a name before all others, unless its last attempt failed since the caller began to wait, or a moment ago.
     fn hurry(&self, name: &KeyName, claim: &Claim, since: Instant) -> Result<(), String> {
         let mut state = lock(&self.state);
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        if held.get(name).is_some_and(|c| c.valid_at(SystemTime::now())) {
+            // Settled since the caller looked: to be found now, not made once more.
+            return Ok(());
+        }
+        drop(held);
         let State { wanted, queue } = &mut *state;
         if !wanted.contains_key(name) {
             let services = wanted.keys().filter(|k| matches!(k, KeyName::Service(s) if s.tenant == claim.tenant)).count();
