@@ -29,6 +29,8 @@ const CONNECTIONS_MAX: u64 = 256;
 /// Datagrams taken in one go, and the room for each, which may hold several that the kernel joined.
 const BATCH: usize = 4;
 const DATAGRAM_MAX: usize = 65_535;
+/// The highest number that the UDP socket is moved to: the kernel's table of a process's files has 8 bytes for each.
+const NUMBER_MAX: i32 = 0xffff;
 
 /// The socket could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -126,7 +128,16 @@ fn open(address: SocketAddr) -> io::Result<Socket> {
     }
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
-    Ok(socket)
+    Ok(dying_first(socket))
+}
+
+/// The socket by a number that is higher than those of sessions. A process that is killed closes what it has from the highest number down,
+/// which takes long where there are many sessions: a question that comes meanwhile lies in this socket and is lost, and those whose sessions
+/// have just ended ask. Where so high a number is not to be had, the socket stays as it is.
+fn dying_first(socket: Socket) -> Socket {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let number = i32::try_from(limit.saturating_sub(1)).unwrap_or(i32::MAX).min(NUMBER_MAX);
+    rustix::io::fcntl_dupfd_cloexec(&socket, number).map_or(socket, Socket::from)
 }
 
 impl Inner {
@@ -200,5 +211,26 @@ impl Inner {
                 return self.count("tcp", "not_sent");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd;
+
+    use super::*;
+
+    #[test]
+    fn the_socket_has_a_higher_number_than_any_session() {
+        let (socket, other) = (open("127.0.0.1:0".parse().unwrap()).unwrap(), std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+        let want = limit.min(u64::from(NUMBER_MAX.unsigned_abs()) + 1) as i32 - 1;
+        assert!(socket.as_raw_fd() >= want && want > other.as_raw_fd(), "{} of {limit}, beside {}", socket.as_raw_fd(), other.as_raw_fd());
+        assert!(rustix::io::fcntl_getfd(&socket).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        let client = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        client.send_to(b"?", socket.local_addr().unwrap().as_socket().unwrap()).unwrap();
+        socket.set_nonblocking(false).unwrap();
+        let mut room = [std::mem::MaybeUninit::uninit(); 8];
+        assert_eq!(socket.recv(&mut room).unwrap(), 1, "it is the same socket");
     }
 }
