@@ -3,9 +3,11 @@
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use canal_e2e::{Icmp, Mesh, ask_udp, query, until};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const ALPHA: &str = "alpha/default/client-0";
 const BETA: &str = "beta/default/client-0";
@@ -14,6 +16,15 @@ const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 const RATE: u64 = 20;
 /// How long floods last.
 const FLOOD: Duration = Duration::from_millis(1500);
+/// Beta's sessions in a flood, and the pause before the next, whatever becomes of those before it.
+const SESSIONS: u64 = 1500;
+const NEXT_SESSION: Duration = Duration::from_millis(1);
+/// Beta gives up a session that is not open by then: a SYN that was dropped is sent again after a second.
+const OPEN_WITHIN: Duration = Duration::from_millis(500);
+/// Who was let in is answered, on whatever machine.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
+/// Both families empty the same buckets, which hold what comes in a second: so long after one flood they are full for the next.
+const FULL_AGAIN: Duration = Duration::from_secs(1);
 /// Questions between two pauses: so many that a machine with much else to do sends a flood too.
 const QUESTIONS: u64 = 5;
 /// Agents read their programs' counters every two seconds.
@@ -46,10 +57,10 @@ fn lift() {
     mesh().converge(Duration::from_secs(10));
 }
 
-/// HTTP load on `web-N`, each request on a connection of its own; the report.
+/// HTTP load on `web-N`, each request on a connection of its own, which fails if one SYN of it is lost; the report.
 fn flood(mesh: &Mesh, pod: &str, n: u32, extra: &[&str]) -> serde_json::Value {
     let url = format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100");
-    let all = ["canal-samples", "load", &url, "--no-keepalive", "--timeout-ms", "400"].into_iter().chain(extra.iter().copied());
+    let all = ["canal-samples", "load", &url, "--no-keepalive", "--timeout-ms", "900"].into_iter().chain(extra.iter().copied());
     mesh.run(pod, &all.collect::<Vec<_>>()).json()
 }
 
@@ -62,59 +73,99 @@ fn refused(what: &str) -> u64 {
     sum("canal_redirector_packets_total", &[&format!("what=\"throttled_{what}\"")])
 }
 
-fn number(report: &serde_json::Value, field: &str) -> u64 {
-    report[field].as_u64().unwrap_or_else(|| panic!("{field} is missing: {report}"))
-}
-
 /// The address of beta's `web-0` in AZ 1; alpha's has the same number, if any service of alpha's has.
 fn address(name: &str, is_v6: bool) -> IpAddr {
     let all = mesh().resolve(BETA, &format!("{name}.default.svc.cluster.local"));
     *all.iter().find(|a| a.is_ipv6() == is_v6).unwrap_or_else(|| panic!("{name} has both families: {all:?}"))
 }
 
-/// Sessions that alpha opens at the same address meanwhile, one every 20 ms, by no proxy: how many, and how many failed within 300 ms
-/// (a SYN that is dropped is sent again after a second).
-fn alphas_sessions(to: SocketAddr, during: Duration) -> (u64, u64) {
+/// SYNs that this thread's namespace has sent again since it is there.
+fn syns_sent_again() -> u64 {
+    let text = std::fs::read_to_string("/proc/thread-self/net/netstat").expect("the kernel's counters");
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("TcpExt: "));
+    let (names, values) = (lines.next().expect("names"), lines.next().expect("values"));
+    let found = names.split(' ').zip(values.split(' ')).find(|(name, _)| *name == "TCPSynRetrans");
+    found.and_then(|(_, value)| value.parse().ok()).expect("TCPSynRetrans")
+}
+
+/// Sessions that alpha opens at the same address meanwhile, by no proxy, one every 20 ms until it is `over`: how many, and how many of
+/// their SYNs were lost.
+fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
     let work = || {
-        let (started, mut all, mut failed) = (Instant::now(), 0, 0);
-        while started.elapsed() < during {
+        let (before, mut all) = (syns_sent_again(), 0);
+        while !over.load(Ordering::Relaxed) {
             all += 1;
-            failed += u64::from(TcpStream::connect_timeout(&to, Duration::from_millis(300)).is_err());
+            TcpStream::connect_timeout(&to, ANSWERED_WITHIN).unwrap_or_else(|e| panic!("alpha: {to}: {e}"));
             std::thread::sleep(Duration::from_millis(20));
         }
-        (all, failed)
+        (all, syns_sent_again() - before)
     };
     mesh().world.inside(ALPHA, work).unwrap()
 }
 
+/// When a session was let in or given up, and, if it was let in, whether a request was answered on it.
+async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
+    let opened = tokio::time::timeout(OPEN_WITHIN, tokio::net::TcpStream::connect(to)).await;
+    let at = Instant::now();
+    let Ok(Ok(mut stream)) = opened else { return (at, None) };
+    let ask = async {
+        stream.write_all(format!("GET /blob?size=100 HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n").as_bytes()).await?;
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).await.map(|_| answer.starts_with(b"HTTP/1.1 200 "))
+    };
+    (at, Some(matches!(tokio::time::timeout(ANSWERED_WITHIN, ask).await, Ok(Ok(true)))))
+}
+
 /// What a flood came to.
 struct Flood {
-    tried: u64,
+    let_in: u64,
     served: u64,
     /// By user space, alpha's and the spared service's not counted.
     accepted: u64,
+    /// From the first SYN until no session waited for its own any more.
     took: Duration,
+}
+
+/// Beta's sessions, one after the other without waiting for any: for each that was let in, whether it was answered; and what
+/// [`Flood::took`] is.
+fn flood_with_sessions(to: SocketAddr) -> (Vec<bool>, Duration) {
+    let work = async {
+        let (started, mut next) = (Instant::now(), tokio::time::interval(NEXT_SESSION));
+        let mut all = tokio::task::JoinSet::new();
+        for _ in 0..SESSIONS {
+            next.tick().await;
+            all.spawn_local(session(to));
+        }
+        let came = all.join_all().await;
+        let last = came.iter().map(|(at, _)| *at).max().expect("there are sessions");
+        (came.into_iter().filter_map(|(_, answered)| answered).collect(), last - started)
+    };
+    let run = || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        tokio::task::LocalSet::new().block_on(&runtime, work)
+    };
+    mesh().world.inside(BETA, run).unwrap()
 }
 
 /// Beta floods `to` with new sessions while alpha opens some at the same address; `spared` more are beta's to another service.
 fn sessions(to: SocketAddr, spared: u64) -> Flood {
-    let mesh = mesh();
-    let (before, started) = (sum("canal_gateway_accepted_connections_total", &[]), Instant::now());
-    let (url, seconds) = (format!("http://{to}/blob?size=100"), FLOOD.as_secs_f64().to_string());
-    // Patient, so that who was let in is answered on a slow machine as well; and many, so that it is a flood all the same.
-    let argv = ["canal-samples", "load", &url, "--no-keepalive", "-c", "200", "-d", &seconds, "--timeout-ms", "400"];
-    let flooding = mesh.spawn(BETA, &argv);
-    let (alphas, failed) = alphas_sessions(to, FLOOD);
-    if spared > 0 {
-        let report = flood(mesh, BETA, 1, &["-n", &spared.to_string(), "-c", "2"]);
-        assert_eq!(report["failed"], 0, "beta's web-1 has no limit: {report}");
-    }
-    let report = mesh.end("a flood", flooding).json();
-    let took = started.elapsed();
-    println!("{to}: alpha opened {alphas} sessions meanwhile, {failed} failed");
-    assert!(alphas > 30 && failed == 0, "alpha: {failed} of {alphas} sessions to {to} failed");
+    let (mesh, over) = (mesh(), AtomicBool::new(false));
+    let before = sum("canal_gateway_accepted_connections_total", &[]);
+    let (answered, took, (alphas, lost)) = std::thread::scope(|scope| {
+        let alpha = scope.spawn(|| alphas_sessions(to, &over));
+        let other = scope.spawn(|| (spared > 0).then(|| flood(mesh, BETA, 1, &["-n", &spared.to_string(), "-c", "2"])));
+        let flooded = scope.spawn(|| flood_with_sessions(to)).join();
+        over.store(true, Ordering::Relaxed);
+        if let Some(report) = other.join().expect("beta's other sessions") {
+            assert_eq!(report["failed"], 0, "beta's web-1 has no limit: {report}");
+        }
+        let (answered, took) = flooded.expect("beta's sessions");
+        (answered, took, alpha.join().expect("alpha's sessions"))
+    });
+    println!("{to}: alpha opened {alphas} sessions meanwhile, {lost} of their SYNs were lost");
+    assert!(alphas > 30 && lost == 0, "alpha: {lost} SYNs of {alphas} sessions to {to} were lost");
     let accepted = (sum("canal_gateway_accepted_connections_total", &[]) - before).saturating_sub(alphas + spared);
-    Flood { tried: number(&report, "requests"), served: number(&report, "succeeded"), accepted, took }
+    Flood { let_in: answered.len() as u64, served: answered.iter().filter(|answered| **answered).count() as u64, accepted, took }
 }
 
 /// What a limit of `rate` lets through in this time at so many replicas.
@@ -131,11 +182,13 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
         for is_v6 in [false, true] {
             let to = SocketAddr::from((address("web-0", is_v6), 80));
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
-            let Flood { tried, served, accepted, took } = sessions(to, spared);
-            lost += tried - served;
+            std::thread::sleep(FULL_AGAIN);
+            let Flood { let_in, served, accepted, took } = sessions(to, spared);
+            lost += SESSIONS - let_in;
             let most = most(replicas, RATE, took);
-            println!("{counter}, {to}: {tried} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most");
-            assert!(tried > 2 * most, "{tried} tries are no flood for a limit of {most}");
+            println!("{counter}, {to}: {SESSIONS} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most");
+            assert!(SESSIONS > 2 * most, "{SESSIONS} tries are no flood for a limit of {most}");
+            assert_eq!(served, let_in, "who is let in is served");
             assert!((2 * RATE..=most).contains(&served), "{served} served, {most} at most");
             assert!(accepted <= most, "{accepted} were accepted, {most} may be");
         }
@@ -177,6 +230,7 @@ fn packets_are_cut_to_the_rate() {
         let (before, mut lost) = (refused(counter), 0);
         for is_v6 in [false, true] {
             let to = address("web-0", is_v6);
+            std::thread::sleep(FULL_AGAIN);
             let started = Instant::now();
             // Beta sends ten times what it may, alpha what it likes below that.
             let ((sent, answered), (alphas, alphas_answered)) = std::thread::scope(|scope| {
@@ -211,6 +265,7 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         let before: u64 = REPLICAS.iter().map(|replica| asked(replica)).sum();
         let any = if server.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
         let socket = mesh.world.inside(BETA, || UdpSocket::bind(any)).unwrap().unwrap();
+        std::thread::sleep(FULL_AGAIN);
         let (started, mut sent) = (Instant::now(), 0);
         while started.elapsed() < FLOOD {
             for _ in 0..QUESTIONS {
