@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::authorization::Refused;
 use crate::decide::{Admission, Caller, decide_inbound};
 use crate::open::Held;
-use crate::outbound::finish;
+use crate::outbound::{IDENTITY_PATIENCE, finish};
 use crate::refusal::Refusal;
 use crate::room::Room;
 use crate::telemetry::{CUT, Flow, Party, RESET, Reporter};
@@ -41,7 +41,12 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
     let Ok(dialled) = tcp.local_addr() else {
         return refuse(Refusal::HandshakeFailed, "the connection is gone already");
     };
-    let Some(identity) = room.identity.load_full() else { return refuse(Refusal::TenantUnknown, "") };
+    // A node that has just started is soon told.
+    let identity = tokio::select! {
+        identity = tokio::time::timeout(IDENTITY_PATIENCE, room.identity()) => identity,
+        () = drain.forced() => return,
+    };
+    let Ok(identity) = identity else { return refuse(Refusal::TenantUnknown, "no identity in time") };
     let greeted = tokio::select! {
         greeted = identity.server.accept(tcp) => greeted,
         () = drain.forced() => return,

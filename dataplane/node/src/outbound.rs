@@ -28,7 +28,7 @@ use crate::view::View;
 use crate::worker::Local;
 
 /// A pod's first connections may come before its certificate, or before all that the node starts from; they wait so long for each.
-const IDENTITY_PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const IDENTITY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The other end of a captured connection.
 enum Upstream {

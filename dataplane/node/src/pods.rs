@@ -393,9 +393,10 @@ fn dress(shared: &Shared, config: &NodeConfig, identities: &Identities, room: &R
     let fresh = wanted.map(|wanted| Arc::new(identities.of(&pod, wanted)));
     let principal = fresh.as_ref().or(held.as_ref()).map(|i| &i.identity);
     room.party.store(Arc::new(Party::of_pod(&pod, &config.cluster, config.az.as_str(), principal)));
+    let is_changed = view.tenant(&pod.tenant).is_some_and(|tenant| renew_policy(room, tenant, &pod));
     // Last: connections wait for it, and for nothing else.
     fresh.into_iter().for_each(|identity| room.identify(identity));
-    view.tenant(&pod.tenant).is_some_and(|tenant| renew_policy(room, tenant, &pod))
+    is_changed
 }
 
 /// Gives a room the policies that its tenant has for it now. Whether they are others than before.

@@ -103,6 +103,32 @@ fn a_bad_request_is_counted_and_logged_while_its_connection_lives() {
 }
 
 #[test]
+fn a_tunnel_waits_for_what_the_node_starts_from() {
+    let rig = Rig::new(&Setup::default());
+    echo(rig.ns.listen(APP));
+    let identity = rig.room.identity.swap(None).unwrap();
+    let opened = run(async {
+        let later = async {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            rig.room.identify(identity);
+        };
+        let hello = Hello::gateway(&rig);
+        let tunnel = async { connect(&raw::h2(&rig, HBONE, &hello).await, APP, &[]).await.map(drop) };
+        tokio::join!(later, tunnel).1
+    });
+    assert_eq!((opened, rig.refused("inbound", "tenant_unknown")), (Ok(()), 0.0));
+}
+
+#[test]
+fn what_the_node_starts_from_is_not_waited_for_for_ever() {
+    let rig = Rig::new(&Setup::default());
+    rig.room.identity.store(None);
+    let greeted = run(async { raw::tls(&rig, HBONE, &Hello::gateway(&rig)).await.map(drop) });
+    assert!(greeted.is_err());
+    rig.until("refused", || rig.refused("inbound", "tenant_unknown") == 1.0);
+}
+
+#[test]
 fn authorization_answers_401() {
     // The tenant's trust domain has changed; the pod still proves the old one, and so does its peer.
     let rig = Rig::new(&Setup { trust_domain: "new.example", ..Setup::default() });
