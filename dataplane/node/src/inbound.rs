@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use crate::authorization::Refused;
 use crate::decide::{Admission, Caller, decide_inbound};
 use crate::open::Held;
-use crate::outbound::{IDENTITY_PATIENCE, finish};
+use crate::outbound::finish;
 use crate::refusal::Refusal;
 use crate::room::Room;
 use crate::telemetry::{CUT, Flow, Party, RESET, Reporter};
@@ -43,10 +43,10 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
     };
     // A node that has just started is soon told.
     let identity = tokio::select! {
-        identity = tokio::time::timeout(IDENTITY_PATIENCE, room.identity()) => identity,
+        identity = room.identity() => identity,
         () = drain.forced() => return,
     };
-    let Ok(identity) = identity else { return refuse(Refusal::TenantUnknown, "no identity in time") };
+    let Some(identity) = identity else { return refuse(Refusal::TenantUnknown, "no identity in time") };
     let greeted = tokio::select! {
         greeted = identity.server.accept(tcp) => greeted,
         () = drain.forced() => return,
@@ -57,14 +57,11 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
     };
     let ends = Ends { peer, dialled };
     let (local_, room_, drain_) = (local.clone(), room.clone(), drain.clone());
-    let on_request = move |asked: Asked| {
-        let (local, room, drain) = (local_.clone(), room_.clone(), drain_.clone());
-        match asked {
-            Ok(incoming) => local_.spawn(tunnel(local, room, incoming, ends, drain)),
-            Err(why) => {
-                let (side, reason) = (Reporter::Destination, Refusal::BadRequest);
-                local_.records.refused(side, reason, peer, Some(dialled), &room_.party.load(), why);
-            }
+    let on_request = move |asked: Asked| match asked {
+        Ok(incoming) => local_.spawn(tunnel(local_.clone(), room_.clone(), incoming, ends, drain_.clone())),
+        Err(why) => {
+            let (side, reason) = (Reporter::Destination, Refusal::BadRequest);
+            local_.records.refused(side, reason, peer, Some(dialled), &room_.party.load(), why);
         }
     };
     if let Err(e) = hbone::serve(tls, who, &ServerConfig::default(), &local.hbone, drain, on_request).await {

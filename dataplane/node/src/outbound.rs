@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use canal_kit::copy::{self, End, Leg, Meter};
 use canal_kit::drain::Drain;
@@ -22,13 +22,10 @@ use crate::gateways::{ATTEMPT_PATIENCE, ATTEMPTS_MAX, Blame, Candidate, Entrance
 use crate::open::Held;
 use crate::pod::Pod;
 use crate::refusal::Refusal;
-use crate::room::{Room, RoomIdentity};
+use crate::room::{IDENTITY_PATIENCE, Room, RoomIdentity};
 use crate::telemetry::{CUT, Fault, Flow, Party, RESET, Reporter};
 use crate::view::View;
 use crate::worker::Local;
-
-/// A pod's first connections may come before its certificate, or before all that the node starts from; they wait so long for each.
-pub(crate) const IDENTITY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The other end of a captured connection.
 enum Upstream {
@@ -95,7 +92,7 @@ async fn decide(local: &Local, room: &Room, origin: SocketAddr) -> Result<(Arc<V
     match by_now() {
         Err(Refusal::TenantUnknown) if !has_begun => {
             // A pod that has an identity is one whose tenant is known.
-            let _ = tokio::time::timeout(IDENTITY_PATIENCE, room.identity()).await;
+            room.identity().await;
             by_now()
         }
         decided => decided,
@@ -199,7 +196,7 @@ async fn dial(local: &Local, room: &Room, view: &View, pod: &Pod, way: &Way, flo
 
 /// The pod's identity once it has a certificate, if it is to have one here.
 async fn identity(room: &Room) -> Option<Arc<RoomIdentity>> {
-    let found = tokio::time::timeout(IDENTITY_PATIENCE, room.identity()).await.ok()?;
+    let found = room.identity().await?;
     if let Some(credential) = &found.credential {
         tokio::time::timeout(IDENTITY_PATIENCE, credential.first()).await.ok()??;
     }

@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use canal_kit::limits::Limit;
@@ -23,6 +24,9 @@ use crate::config::Limits;
 use crate::plaintext::Plaintext;
 use crate::pod::Pod;
 use crate::telemetry::Party;
+
+/// A pod's first connections may come before its certificate, or before all that the node starts from; they wait so long for each.
+pub(crate) const IDENTITY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A pod's proofs of who it is; there once its tenant is known.
 #[derive(Debug)]
@@ -94,15 +98,18 @@ impl Room {
         self.identified.notify_waiters();
     }
 
-    /// Its identity as soon as it has one, which may be never.
-    pub(crate) async fn identity(&self) -> Arc<RoomIdentity> {
-        loop {
-            let identified = self.identified.notified();
-            if let Some(identity) = self.identity.load_full() {
-                return identity;
+    /// Its identity as soon as it has one; `None`: not within [`IDENTITY_PATIENCE`].
+    pub(crate) async fn identity(&self) -> Option<Arc<RoomIdentity>> {
+        let identified = async {
+            loop {
+                let identified = self.identified.notified();
+                if let Some(identity) = self.identity.load_full() {
+                    return identity;
+                }
+                identified.await;
             }
-            identified.await;
-        }
+        };
+        tokio::time::timeout(IDENTITY_PATIENCE, identified).await.ok()
     }
 
     /// Where an accepted connection was going, and forgets it.
