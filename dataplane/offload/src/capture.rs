@@ -138,7 +138,7 @@ impl Capture {
     /// Lets a pod go: its connections leave as they are from now on. Only for pods whose cgroup is gone or empty, or at an operator's word.
     pub fn release(&self, pod: &str, captured: Option<PodCapture>) -> Result<(), OffloadError> {
         if let Some(p) = &self.pins {
-            p.forget_pod(pod)?;
+            return p.forget_pod(pod);
         }
         for link in captured.iter().flat_map(|c| &c.links) {
             // Not only closed, after which the kernel detaches it some time later.
