@@ -70,6 +70,8 @@ pub struct CertificateStatus {
 struct Inner {
     config: CertificateConfig,
     wanted: Mutex<HashMap<What, Wanted>>,
+    /// Locked, before `wanted`, while what is on disk changes: nothing comes there once it is forgotten.
+    disk: Mutex<()>,
     /// Tells when another root signs.
     trust: OnceLock<TrustStore>,
     wake: Notify,
@@ -167,6 +169,7 @@ impl CertificateSource {
             issuer: Issuer::new(config.controller.clone(), config.validity),
             config,
             wanted: Mutex::default(),
+            disk: Mutex::default(),
             trust: OnceLock::new(),
             wake: Notify::new(),
             room: Semaphore::new(REQUESTS_MAX),
@@ -206,6 +209,7 @@ impl CertificateSource {
 
     /// Removes what is kept on disk of `identity`: its key is in key servers from now on. Whoever holds its credential should drop it.
     pub fn forget(&self, identity: &Identity) {
+        let _alone = lock(&self.inner.disk);
         for algorithm in [KeyAlgorithm::EcdsaP256, KeyAlgorithm::Rsa2048] {
             let what = What { identity: identity.clone(), service: None, algorithm, kept: true };
             lock(&self.inner.wanted).remove(&what);
@@ -217,6 +221,7 @@ impl CertificateSource {
 
     /// [`CertificateSource::forget`] for all members of `domain`, those that nobody wants now among them.
     pub fn forget_domain(&self, domain: &TrustDomain) {
+        let _alone = lock(&self.inner.disk);
         lock(&self.inner.wanted).retain(|what, _| !what.kept || what.identity.trust_domain != *domain);
         kept::remove_domain(&self.inner.config.folder, domain);
     }
@@ -330,14 +335,22 @@ impl Inner {
         // Closed never; an error would only mean one request more at once.
         let _room = self.room.acquire().await;
         let outcome = self.issuer.issue(&what).await;
-        // Forgotten meanwhile: then it is not to be on disk.
-        let wanted = what.kept && lock(&self.wanted).contains_key(&what);
-        let kept = outcome.as_ref().ok().filter(|_| wanted).map(|i| kept::write(&self.config.folder, &what, i));
-        if let Some(Err(error)) = kept {
+        if let Ok(issued) = &outcome {
+            self.keep(&what, issued);
+        }
+        self.settle(&what, outcome.map(|i| i.certificate));
+    }
+
+    /// For a restart, unless it was forgotten meanwhile.
+    fn keep(&self, what: &What, issued: &issue::Issued) {
+        let _alone = lock(&self.disk);
+        if !what.kept || !lock(&self.wanted).contains_key(what) {
+            return;
+        }
+        if let Err(error) = kept::write(&self.config.folder, what, issued) {
             self.unwritten.inc();
             tracing::error!(identity = %what, %error, "the certificate works but will not survive a restart");
         }
-        self.settle(&what, outcome.map(|i| i.certificate));
     }
 
     fn settle(&self, what: &What, outcome: Result<Certificate, IssueError>) {

@@ -366,6 +366,28 @@ async fn what_is_in_key_servers_or_a_components_is_on_no_disk() {
     assert_eq!(std::fs::read_dir(rig.certs()).unwrap().count(), 0);
 }
 
+/// At whatever moment of its coming a key is forgotten, it is not on the disk from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_forgotten_is_not_kept_afterwards() {
+    let rig = Rig::new(Duration::from_secs(3600)).await;
+    let source = rig.source();
+    for round in 0..200 {
+        let asked = rig.asked.load(Relaxed);
+        let held = source.want(&identity(ALICE));
+        while rig.asked.load(Relaxed) == asked {
+            tokio::task::yield_now().await;
+        }
+        // The answer takes a millisecond or two to come, and as long to be written.
+        std::thread::sleep(Duration::from_micros(25 * round));
+        source.forget(&identity(ALICE));
+        let kept = || std::fs::read_dir(rig.certs()).unwrap().count();
+        assert_eq!(kept(), 0, "round {round}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        assert_eq!(kept(), 0, "round {round}, later");
+        drop(held);
+    }
+}
+
 #[tokio::test]
 async fn a_certificate_of_a_root_that_signs_no_more_is_renewed_soon_and_once() {
     let rig = Rig::new(Duration::from_secs(3600)).await;
