@@ -45,6 +45,9 @@ pub const TEXT_MAX: usize = 1024;
 /// The length that a frame without a body says.
 const LENGTH_MIN: usize = HEADER - 4;
 
+/// Which of the keys that a name has had, and has elsewhere: SHA-256 of the certificate's SubjectPublicKeyInfo, DER (as in RFC 7469 §2.4).
+pub type SpkiHash = [u8; 32];
+
 /// Which side of the handshake the key server takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Role {
@@ -65,6 +68,8 @@ pub enum KeyName {
     File(ServiceKey),
 }
 
+/// The field in errors.
+const SPKI_HASH: &str = "the key's hash";
 /// Before the service of a [`KeyName::File`].
 const FILE: &str = "file:";
 
@@ -105,6 +110,8 @@ pub enum Request<'a> {
     /// A signature over `input`, which is hashed by the key server. `scheme` is TLS' SignatureScheme (RFC 8446 §4.2.3).
     Sign {
         key: KeyName,
+        /// The key's of the certificate that the peer is shown: another's signature would be of no use. `None`: whichever the name has now.
+        shown: Option<SpkiHash>,
         scheme: u16,
         /// As in [`Begin`].
         deadline_ms: u32,
@@ -263,7 +270,13 @@ impl<'a> Frame<'a> {
         let request = match self.kind {
             BEGIN => Request::Begin(read_begin(&mut r)?),
             MORE => Request::More { bytes: r.rest() },
-            SIGN => Request::Sign { key: r.key()?, scheme: r.u16("scheme")?, deadline_ms: r.u32("deadline")?, input: r.rest() },
+            SIGN => Request::Sign {
+                key: r.key()?,
+                shown: r.spki_hash()?,
+                scheme: r.u16("scheme")?,
+                deadline_ms: r.u32("deadline")?,
+                input: r.rest(),
+            },
             CHAIN => Request::Chain { key: r.key()? },
             ABANDON => Request::Abandon,
             PING => Request::Ping,
@@ -342,8 +355,9 @@ impl Request<'_> {
                 w.rest(b.bytes)
             }
             Request::More { bytes } => w.rest(bytes),
-            Request::Sign { key, scheme, deadline_ms, input } => {
+            Request::Sign { key, shown, scheme, deadline_ms, input } => {
                 w.name("key", key)?;
+                w.short(SPKI_HASH, shown.as_ref().map_or(&[], |hash| hash), size_of::<SpkiHash>())?;
                 w.0.extend_from_slice(&scheme.to_be_bytes());
                 w.0.extend_from_slice(&deadline_ms.to_be_bytes());
                 w.rest(input)

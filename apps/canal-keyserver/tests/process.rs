@@ -131,7 +131,7 @@ async fn tell(stream: &FakeStream, all: &[Arc<Resource>]) {
 
 async fn signature(channel: &Channel) -> Said {
     let key = KeyName::Identity(identity(WEB));
-    channel.ask(&Request::Sign { key, scheme: 0x0403, deadline_ms: 0, input: &verify_input() }).next().await
+    channel.ask(&Request::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 0, input: &verify_input() }).next().await
 }
 
 /// Nothing in a dump, nothing in swap.

@@ -44,7 +44,7 @@ async fn signatures(rig: &Rig, component: &str, id: &str, scheme: u16, count: us
         let (channel, key, input) = (rig.channel(component).await, KeyName::Identity(identity(id)), verify_input());
         tasks.push(tokio::spawn(async move {
             for _ in 0..count / CONCURRENCY {
-                let mut call = channel.ask(&Request::Sign { key: key.clone(), scheme, deadline_ms: 0, input: &input });
+                let mut call = channel.ask(&Request::Sign { key: key.clone(), shown: None, scheme, deadline_ms: 0, input: &input });
                 assert!(matches!(call.next().await, Said::Signature(_)), "a signature");
                 channel.forget(&call);
             }

@@ -5,10 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use canal_kit::keys::spki_hash;
 use canal_kit::tls::{self, ClientTemplate, Judge};
 use canal_model::identity::Identity;
 use canal_model::ids::TenantName;
-use canal_wire::keyrpc::KeyName;
+use canal_wire::keyrpc::{KeyName, SpkiHash};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{ClientConfig, ServerConfig};
 use rustls_pki_types::CertificateDer;
@@ -51,6 +52,8 @@ pub struct Certified {
     pub name: KeyName,
     pub tenant: TenantName,
     pub key: Arc<PrivateKey>,
+    /// The key's.
+    pub spki: SpkiHash,
     /// Leaf first.
     pub chain: Vec<CertificateDer<'static>>,
     pub not_before: SystemTime,
@@ -82,6 +85,7 @@ impl Certified {
         if x.public_key().raw != key.public().as_ref() {
             return Err("the certificate is for another key".into());
         }
+        let spki = spki_hash(x.public_key().raw);
         let time = |t: ASN1Time| SystemTime::UNIX_EPOCH + Duration::from_secs(u64::try_from(t.timestamp()).unwrap_or(0));
         let (not_before, not_after) = (time(x.validity().not_before), time(x.validity().not_after));
         let resolver = CertifiedKey::new(chain.clone(), Arc::new(TlsKey(key.clone())));
@@ -90,6 +94,7 @@ impl Certified {
             name,
             tenant,
             key,
+            spki,
             chain,
             not_before,
             not_after,

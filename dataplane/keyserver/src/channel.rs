@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use canal_kit::metrics::SharedGauge;
 use canal_model::identity::Identity;
 use canal_model::ids::TenantName;
-use canal_wire::keyrpc::{Begin, Done, Frame, KeyName, Refusal, Request, Response, Role};
+use canal_wire::keyrpc::{Begin, Done, Frame, KeyName, Refusal, Request, Response, Role, SpkiHash};
 use rustls::SignatureScheme;
 use tokio::sync::Notify;
 use zeroize::Zeroize;
@@ -95,6 +95,18 @@ pub(crate) struct Core {
     pub(crate) lanes: Lanes<Job>,
     pub(crate) ledger: Ledger,
     pub(crate) counts: Counts,
+}
+
+impl Core {
+    /// The key of what a peer is shown: that of the name, or the one before it.
+    fn shown(&self, certified: Arc<Certified>, shown: Option<SpkiHash>) -> Result<Arc<Certified>, No> {
+        let Some(spki) = shown.filter(|spki| *spki != certified.spki) else { return Ok(certified) };
+        let before = match &certified.name {
+            KeyName::File(service) => self.files.as_ref().and_then(|files| files.shown(service, &spki)),
+            name => self.provisioner.shown(name, &spki),
+        };
+        before.ok_or_else(|| No::new(Refusal::OtherKey, format!("{} has another key here than the one shown", certified.name)))
+    }
 }
 
 /// A requester's channel.
@@ -203,7 +215,9 @@ impl Channel {
             Ok(Request::More { bytes }) => self.more(id, bytes),
             Ok(_) if self.closing.load(Relaxed) => Err(No::new(Refusal::Draining, "this key server is about to end")),
             Ok(Request::Begin(begin)) => self.begin(id, &begin),
-            Ok(Request::Sign { key, scheme, deadline_ms, input }) => self.sign(id, key, scheme, deadline(deadline_ms, SIGN_TIME), input),
+            Ok(Request::Sign { key, shown, scheme, deadline_ms, input }) => {
+                self.sign(id, key, shown, scheme, deadline(deadline_ms, SIGN_TIME), input)
+            }
             Ok(Request::Chain { key }) => self.chain(id, key),
         };
         if let Err(no) = done {
@@ -231,7 +245,7 @@ impl Channel {
         Ok(())
     }
 
-    fn sign(self: &Arc<Self>, id: u64, key: KeyName, scheme: u16, until: Instant, input: &[u8]) -> Result<(), No> {
+    fn sign(self: &Arc<Self>, id: u64, key: KeyName, shown: Option<SpkiHash>, scheme: u16, until: Instant, input: &[u8]) -> Result<(), No> {
         let file = matches!(key, KeyName::File(_));
         if !handshake::signable(input, file) {
             return Err(No::new(Refusal::Input, "only what a TLS handshake signs is signed"));
@@ -239,6 +253,7 @@ impl Channel {
         let scheme = SignatureScheme::from(scheme);
         let input = input.to_vec();
         let then = move |channel: &Arc<Self>, ticket, certified: Arc<Certified>| {
+            let certified = channel.core.shown(certified, shown)?;
             if !certified.key.schemes().contains(&scheme) {
                 return Err(No::new(Refusal::Scheme, format!("the key of {} cannot sign with {scheme:?}", certified.name)));
             }

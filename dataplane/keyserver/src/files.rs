@@ -8,17 +8,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_kit::metrics::{Family, Registry, SharedCounter};
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::trust::Requester;
-use canal_wire::keyrpc::{KeyName, Refusal};
+use canal_wire::keyrpc::{KeyName, Refusal, SpkiHash};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use zeroize::Zeroizing;
 
 use crate::certified::Certified;
+use crate::held::Held;
 use crate::key::PrivateKey;
 use crate::limits::{FILE_BYTES_MAX, FILES_MAX};
 use crate::rights::Caller;
@@ -91,7 +92,7 @@ struct Allow {
 
 struct Known {
     stamps: (Stamp, Stamp),
-    certified: Option<Arc<Certified>>,
+    held: Option<Held>,
     error: String,
 }
 
@@ -190,15 +191,25 @@ impl Files {
         self.tell_misnamed(misnamed);
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.retain(|name, _| found.contains_key(name));
+        let now = Instant::now();
+        known.values_mut().filter_map(|k| k.held.as_mut()).for_each(|held| held.tidy(now));
         for (name, stamps) in found {
             if known.get(&name).is_some_and(|k| k.stamps == stamps) {
                 continue;
             }
-            let before = known.remove(&name).and_then(|k| k.certified);
-            let (certified, error) = match self.load(&name) {
+            let before = known.remove(&name).and_then(|k| k.held);
+            let (held, error) = match self.load(&name) {
                 Ok(certified) => {
                     tracing::info!(key = %name, until = ?certified.not_after, "key read");
-                    (Some(Arc::new(certified)), String::new())
+                    let certified = Arc::new(certified);
+                    let held = match before {
+                        Some(mut held) => {
+                            held.replace(certified, now);
+                            held
+                        }
+                        None => Held::new(certified),
+                    };
+                    (Some(held), String::new())
                 }
                 Err(error) => {
                     self.broken.inc();
@@ -206,7 +217,7 @@ impl Files {
                     (before, error)
                 }
             };
-            known.insert(name, Known { stamps, certified, error });
+            known.insert(name, Known { stamps, held, error });
         }
         drop(known);
         drop(self.fresh());
@@ -286,12 +297,18 @@ impl Files {
             return Err(Refusal::NotAllowed);
         }
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.get(name).and_then(|k| k.certified.clone()).ok_or(Refusal::UnknownKey)
+        known.get(name).and_then(|k| k.held.as_ref()).map(|held| held.current().clone()).ok_or(Refusal::UnknownKey)
+    }
+
+    /// The key of certificates that a peer is shown, in use or just replaced. Who may use it is asked of [`Files::find`].
+    pub(crate) fn shown(&self, name: &ServiceKey, spki: &SpkiHash) -> Option<Arc<Certified>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(name)?.held.as_ref()?.shown(spki, Instant::now()).cloned()
     }
 
     /// Keys in use.
     pub fn count(&self) -> usize {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).values().filter(|k| k.certified.is_some()).count()
+        self.known.read().unwrap_or_else(PoisonError::into_inner).values().filter(|k| k.held.is_some()).count()
     }
 
     /// Sorted by name, then files whose names are of no service; the last one is the allow list, if it cannot be read.
@@ -299,7 +316,7 @@ impl Files {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(service, k): (&ServiceKey, &Known)| FileStatus {
             name: stem(service),
-            algorithm: k.certified.as_ref().map(|c| c.key.lane().name()),
+            algorithm: k.held.as_ref().map(|held| held.current().key.lane().name()),
             error: k.error.clone(),
         };
         let mut all: Vec<_> = known.iter().map(one).collect();

@@ -15,6 +15,7 @@ mod fair;
 pub mod files;
 pub mod handshake;
 pub mod hardware;
+mod held;
 pub mod key;
 pub mod lanes;
 mod ledger;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use canal_kit::tls::CHAIN_BYTES_MAX;
+use canal_kit::keys::CHAIN_LIFE;
+use canal_kit::tls::{CHAIN_BYTES_MAX, HANDSHAKE_TIMEOUT};
 
 /// Channels of one requester: one per worker of it.
 pub const REQUESTER_CHANNELS_MAX: usize = 128;
@@ -16,6 +17,10 @@ pub const STRANGERS_EACH_MAX: usize = 64;
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// A signature's end must come within, whatever the requester says.
 pub const SIGN_TIME: Duration = Duration::from_secs(5);
+/// A key that was replaced signs so long for peers that are shown its certificates: requesters show them for [`CHAIN_LIFE`], and the last
+/// handshake takes its time.
+pub const REPLACED_TIME: Duration = Duration::from_secs(90);
+const _: () = assert!(REPLACED_TIME.as_secs() > CHAIN_LIFE.as_secs() + HANDSHAKE_TIMEOUT.as_secs(), "no handshake is lost");
 /// Bytes of a peer before its handshake has ended.
 pub const HANDSHAKE_BYTES_MAX: usize = 64 << 10;
 const _: () = assert!(HANDSHAKE_BYTES_MAX > CHAIN_BYTES_MAX, "a chain that may be shown must be sent before");

@@ -16,7 +16,7 @@ use canal_kit::tls::{Judge, Role, TrustStore};
 use canal_model::identity::{Identity, gateway_identity};
 use canal_model::ids::ServiceKey;
 use canal_model::trust::KeyAlgorithm;
-use canal_wire::keyrpc::KeyName;
+use canal_wire::keyrpc::{KeyName, SpkiHash};
 use rand::Rng;
 use rcgen::{CertificateParams, DistinguishedName, SanType};
 use rustls_pki_types::CertificateDer;
@@ -25,6 +25,7 @@ use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 
 use crate::certified::Certified;
+use crate::held::Held;
 use crate::key::{PrivateKey, RequestKey};
 use crate::limits::{GENERATIONS_MAX, ISSUES_MAX, SERVICES_MAX};
 use crate::rights::{Claim, Rights};
@@ -97,7 +98,7 @@ struct Inner {
     trust: TrustStore,
     /// The key server's own name and what it may have for it.
     own: (Identity, Claim),
-    held: RwLock<HashMap<KeyName, Arc<Certified>>>,
+    held: RwLock<HashMap<KeyName, Held>>,
     state: Mutex<State>,
     wake: Notify,
     /// All names are to be looked at, not only those queued.
@@ -201,8 +202,13 @@ impl Provisioner {
 
     /// A key with a certificate that is valid now.
     pub fn find(&self, name: &KeyName) -> Option<Arc<Certified>> {
+        self.inner.valid(name).inspect(|c| c.ask())
+    }
+
+    /// The key of certificates that a peer is shown, in use or just replaced.
+    pub(crate) fn shown(&self, name: &KeyName, spki: &SpkiHash) -> Option<Arc<Certified>> {
         let held = self.inner.held.read().unwrap_or_else(PoisonError::into_inner);
-        held.get(name).filter(|c| c.valid_at(SystemTime::now())).inspect(|c| c.ask()).cloned()
+        held.get(name)?.shown(spki, std::time::Instant::now()).cloned()
     }
 
     /// [`Provisioner::find`], or obtains it before all that nobody waits for. The error is the last attempt's.
@@ -270,7 +276,7 @@ impl Provisioner {
         let state = lock(&self.inner.state);
         let held = self.inner.held.read().unwrap_or_else(PoisonError::into_inner);
         let one = |(name, want): (&KeyName, &Want)| {
-            let certified = held.get(name);
+            let certified = held.get(name).map(Held::current);
             KeyStatus {
                 name: name.to_string(),
                 algorithm: certified.map(|c| c.key.lane().name()),
@@ -285,15 +291,18 @@ impl Provisioner {
 }
 
 impl Inner {
+    fn valid(&self, name: &KeyName) -> Option<Arc<Certified>> {
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        held.get(name).map(Held::current).filter(|c| c.valid_at(SystemTime::now())).cloned()
+    }
+
     /// Puts a name before all others, unless its last attempt failed since the caller began to wait, or a moment ago.
     fn hurry(&self, name: &KeyName, claim: &Claim, since: Instant) -> Result<(), String> {
         let mut state = lock(&self.state);
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
-        if held.get(name).is_some_and(|c| c.valid_at(SystemTime::now())) {
+        if self.valid(name).is_some() {
             // Settled since the caller looked: to be found now, not made once more.
             return Ok(());
         }
-        drop(held);
         let State { wanted, queue } = &mut *state;
         if !wanted.contains_key(name) {
             let services = wanted.keys().filter(|k| matches!(k, KeyName::Service(s) if s.tenant == claim.tenant)).count();
@@ -315,6 +324,14 @@ impl Inner {
         Ok(())
     }
 
+    fn hold(&self, name: &KeyName, next: Arc<Certified>) {
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        match held.get_mut(name) {
+            Some(held) => held.replace(next, std::time::Instant::now()),
+            None => drop(held.insert(name.clone(), Held::new(next))),
+        }
+    }
+
     fn forget(&self, names: &[KeyName]) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         for name in names {
@@ -329,11 +346,13 @@ impl Inner {
         let now = SystemTime::now();
         // Everywhere the state is locked before what is held.
         let mut state = lock(&self.state);
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
+        let since = std::time::Instant::now();
+        held.values_mut().for_each(|h| h.tidy(since));
         let State { wanted, queue } = &mut *state;
         let mut unused = Vec::new();
         for (name, want) in wanted.iter_mut().filter(|(_, w)| !w.queued) {
-            let certified = held.get(name);
+            let certified = held.get(name).map(Held::current);
             let rested = want.superseded_at.is_none_or(|at| at.elapsed() >= SUPERSEDED_PAUSE);
             if rested && certified.is_some_and(|c| self.trust.superseded(&want.claim.trust_domain, &c.chain)) {
                 (want.renew_at, want.superseded_at) = (None, Some(Instant::now()));
@@ -431,7 +450,7 @@ impl Inner {
                     let jitter = rand::rng().random_range(-1.0..=1.0);
                     // Of the life that it has from now on: authorities date certificates back, for clocks that are late.
                     want.renew_at = Some(half_life(certified.not_before.max(SystemTime::now()), certified.not_after, jitter));
-                    self.held.write().unwrap_or_else(PoisonError::into_inner).insert(name.clone(), Arc::new(certified));
+                    self.hold(name, Arc::new(certified));
                 }
                 // The policy changed meanwhile: once more, by the new one.
                 Ok(_) => {}
@@ -459,7 +478,7 @@ impl Inner {
             let now = SystemTime::now();
             let state = lock(&inner.state);
             let held = inner.held.read().unwrap_or_else(PoisonError::into_inner);
-            state.wanted.keys().filter(|k| held.get(k).is_none_or(|c| !c.valid_at(now))).count() as f64
+            state.wanted.keys().filter(|k| held.get(k).is_none_or(|h| !h.current().valid_at(now))).count() as f64
         });
     }
 }

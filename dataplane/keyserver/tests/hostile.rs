@@ -16,7 +16,7 @@ fn sign(id: &str, scheme: u16, deadline_ms: u32) -> (KeyName, u16, u32) {
 }
 
 fn ask(channel: &Channel, (key, scheme, deadline_ms): (KeyName, u16, u32)) -> Call {
-    channel.ask(&Request::Sign { key, scheme, deadline_ms, input: &verify_input() })
+    channel.ask(&Request::Sign { key, shown: None, scheme, deadline_ms, input: &verify_input() })
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,7 +270,7 @@ async fn an_id_that_comes_again_is_another_request() {
     let key = || KeyName::Identity(identity(SLOW));
     let mut call = rsa.listen(5);
     for _ in 0..200 {
-        rsa.say(5, &Request::Sign { key: key(), scheme: 0x0804, deadline_ms: 0, input: &input });
+        rsa.say(5, &Request::Sign { key: key(), shown: None, scheme: 0x0804, deadline_ms: 0, input: &input });
         rsa.say(5, &Request::Abandon);
     }
     rsa.say(5, &Request::Chain { key: key() });

@@ -25,7 +25,7 @@ async fn round(rig: &Rig, channel: &Channel, peers: &Peers, handshakes: usize) {
         let mut peer = if n % 2 == 0 { peers.client() } else { peers.server() };
         assert!(matches!(channel.shake(WEB, &mut peer).await, Said::Done { .. }));
         let key = KeyName::Identity(identity(WEB));
-        let mut call = channel.ask(&Request::Sign { key, scheme: 0x0403, deadline_ms: 0, input: &input });
+        let mut call = channel.ask(&Request::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 0, input: &input });
         assert!(matches!(call.next().await, Said::Signature(_)));
         channel.forget(&call);
         let mut call = channel.begin(WEB, Role::Client, &[PEER], 0);

@@ -21,7 +21,7 @@ pub use circuit::{CIRCUIT_WAIT, FAILURES_MAX};
 pub use keyring::Keyring;
 pub use requester::{LAST_TRIPS, Requester, RequesterConfig, TRIP};
 pub use server::{ServerAddress, parse_key_server};
-pub use signed::{CHAIN_LIFE, Signed, THREADS, WAITING_MAX};
+pub use signed::{CHAIN_LIFE, Signed, THREADS, WAITING_MAX, spki_hash};
 
 pub(crate) use remote::{Shaken, Terms, as_client, as_server, turn_away};
 pub(crate) use signed::Always;

@@ -52,7 +52,7 @@ impl Requester<'_> {
     /// Asks for a signature over what looks like TLS 1.3's CertificateVerify of a client (RFC 8446 §4.4.3).
     pub fn sign(&self, key: KeyName) -> Answer {
         let input = [&[0x20; 64][..], b"TLS 1.3, client CertificateVerify\0", &[7; 32]].concat();
-        self.ask(&Request::Sign { key, scheme: 0x0403, deadline_ms: 3000, input: &input })
+        self.ask(&Request::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 3000, input: &input })
     }
 
     /// Asks for a key's certificates.

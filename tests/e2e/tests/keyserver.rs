@@ -27,6 +27,8 @@ const NEAR: &str = "ks-2";
 /// A way into both tenants' gateways in az1, whose own key server is the first.
 const GATEWAY: &str = "10.102.2.1:15008";
 const GATEWAYS_OWN: &str = "ks-1";
+/// In that AZ.
+const GATEWAYS: usize = 2;
 
 /// rsaEncryption (RFC 8017 A.1), DER.
 const RSA_ENCRYPTION: [u8; 11] = [6, 9, 42, 134, 72, 134, 247, 13, 1, 1, 1];
@@ -260,6 +262,18 @@ fn by_rsa(kind: &str) -> u64 {
     mesh().counted_at("keyServer", "canal_key_operations_total", &labels.each_ref().map(String::as_str))
 }
 
+/// A client without a node proxy, by TLS that a gateway ends with a certificate of the service.
+fn terminated() -> Result<(), Value> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), authorities().1[1].pem()).expect("written");
+    let (name, roots) = ("web-open.default.svc.cluster.local", file.path().display().to_string());
+    let address = format!("{name}:443");
+    let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers"];
+    let report = mesh().run("beta/default/bare-0", &argv).json();
+    let is_well = report["ok"] == true && report["chain"][0]["names"].to_string().contains(name);
+    if is_well { Ok(()) } else { Err(report) }
+}
+
 /// A tenant that wants RSA has it wherever its keys are: on its nodes and gateways, in key servers for handshakes, and for signatures alone.
 /// The requests go from one node by a gateway to another.
 #[test]
@@ -290,19 +304,30 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
         !mesh.world.dir().join("data/beta-n2/certs").read_dir().is_ok_and(|mut files| files.next().is_some()),
         "no key stays on the node"
     );
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), authorities().1[1].pem()).expect("written");
-    let name = "web-open.default.svc.cluster.local";
     mesh.apply("beta", TERMINATION);
-    until(SOON, "signatures: the gateway ends TLS", || {
-        let (address, roots) = (format!("{name}:443"), file.path().display().to_string());
-        let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers"];
-        let report = mesh.run("beta/default/bare-0", &argv).json();
-        report["ok"] == true && report["chain"][0]["names"].to_string().contains(name)
-    });
+    until(SOON, "signatures: the gateway ends TLS", || terminated().is_ok());
     assert!(by_rsa("sign") > 0);
     keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
     until(SOON, "as before", || served() && asked(mesh, "beta").reached());
+}
+
+/// Each key server has a key of its own for a service. A gateway shows one's certificates for a while, and never has another sign for them:
+/// with a key server that dies go the handshakes that it was about to sign, and with one that comes back none.
+#[test]
+fn a_service_s_key_is_one_key_server_s() {
+    let mesh = mesh();
+    mesh.apply("beta", TERMINATION);
+    until(SOON, "the gateway ends TLS", || terminated().is_ok());
+    let all_of = |what: &str| (0..20).for_each(|n| terminated().unwrap_or_else(|e| panic!("{what}, {n}: {e}\n{}", mesh.logs())));
+    all_of("both");
+    gone(GATEWAYS_OWN);
+    let failed = (0..20).filter(|_| terminated().is_err()).count();
+    println!("the gateways' own key server killed: {failed} of 20 handshakes failed");
+    assert!(failed <= GATEWAYS, "one of each gateway's: {failed}");
+    back(GATEWAYS_OWN);
+    all_of("back");
+    mesh.canal(&["delete", "--tenant", "beta", "Termination", "web-open"]).ok();
+    mesh.converge(SOON);
 }
 
 /// A component's certificate, got with its own token.

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use canal_model::identity::{IDENTITY_BYTES_MAX, Identity};
 
-use super::{BODY_MAX, FILE, HEADER, KeyName, Malformed, Unsendable};
+use super::{BODY_MAX, FILE, HEADER, KeyName, Malformed, SPKI_HASH, SpkiHash, Unsendable};
 
 /// What is left of a body.
 pub(super) struct Reader<'a>(pub(super) &'a [u8]);
@@ -71,6 +71,14 @@ impl<'a> Reader<'a> {
             None => text.parse().map(KeyName::Service),
         };
         read.map_err(|_| Malformed::Name("key"))
+    }
+
+    /// One, or nothing.
+    pub(super) fn spki_hash(&mut self) -> Result<Option<SpkiHash>, Malformed> {
+        match self.short(SPKI_HASH, size_of::<SpkiHash>())? {
+            [] => Ok(None),
+            hash => hash.try_into().map(Some).map_err(|_| Malformed::Truncated(SPKI_HASH)),
+        }
     }
 
     /// A u16 count, then the entries.

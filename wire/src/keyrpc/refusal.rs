@@ -81,6 +81,8 @@ refusals! {
     Failed = 16, "failed", Server;
     /// The tenant's keys are not kept in key servers, or the tenant is not known (yet).
     UnknownTenant = 17, "unknown_tenant", Server;
+    /// The name has another key here than the one that the peer is shown.
+    OtherKey = 18, "other_key", Server;
     /// The peer's certificate has expired, or one above it.
     PeerExpired = 32, "peer_expired", Peer;
     /// The peer's certificate is not valid yet, or one above it.

@@ -23,9 +23,21 @@ fn requests() -> Vec<Request<'static>> {
         begin(Role::Client, &["a", "b"], b""),
         begin(Role::Server, &[], b"\x16\x03\x01"),
         Request::More { bytes: &[7; MORE_BYTES_MAX] },
-        Request::Sign { key: KeyName::Identity(identity("web")), scheme: 0x0403, deadline_ms: 0, input: b"input" },
-        Request::Sign { key: KeyName::File("alpha/shop/web".parse().unwrap()), scheme: 0x0804, deadline_ms: 9, input: b"" },
-        Request::Sign { key: KeyName::Service("alpha/shop/web".parse().unwrap()), scheme: 0x0403, deadline_ms: 1, input: b"x" },
+        Request::Sign { key: KeyName::Identity(identity("web")), shown: None, scheme: 0x0403, deadline_ms: 0, input: b"input" },
+        Request::Sign {
+            key: KeyName::File("alpha/shop/web".parse().unwrap()),
+            shown: Some([9; 32]),
+            scheme: 0x0804,
+            deadline_ms: 9,
+            input: b"",
+        },
+        Request::Sign {
+            key: KeyName::Service("alpha/shop/web".parse().unwrap()),
+            shown: Some([0; 32]),
+            scheme: 0x0403,
+            deadline_ms: 1,
+            input: b"x",
+        },
         Request::Chain { key: KeyName::File("alpha/shop/api".parse().unwrap()) },
         Request::Abandon,
         Request::Ping,
@@ -145,7 +157,10 @@ fn what_is_malformed_has_a_name() {
         ("a service without a namespace", whole(CHAIN, &name("shop")), Malformed::Name("key")),
         ("a file without a namespace", whole(CHAIN, &name("file:shop")), Malformed::Name("key")),
         ("a file of nobody", whole(CHAIN, &name("file:shop/web")), Malformed::Name("key")),
-        ("no scheme", whole(SIGN, &id), Malformed::Truncated("scheme")),
+        ("no word of which key", whole(SIGN, &id), Malformed::Truncated("the key's hash")),
+        ("a hash cut off", whole(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()), Malformed::Truncated("the key's hash")),
+        ("a hash too long", whole(SIGN, &[&id[..], &[0, 33]].concat()), Malformed::Oversized("the key's hash", 33, 32)),
+        ("no scheme", whole(SIGN, &[&id[..], &[0, 0]].concat()), Malformed::Truncated("scheme")),
     ];
     for (what, bytes, want) in cases {
         let got = split(&bytes).and_then(|f| f.expect("a whole frame or an error").0.request());

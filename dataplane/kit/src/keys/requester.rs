@@ -10,7 +10,7 @@ use std::time::Duration;
 use canal_model::identity::{Identity, components};
 use canal_model::ids::AzName;
 use canal_model::trust::KeyServer;
-use canal_wire::keyrpc::{Blame, KeyName, Request};
+use canal_wire::keyrpc::{Blame, KeyName, Request, SpkiHash};
 use tokio::time::Instant;
 
 use super::KeyError;
@@ -230,10 +230,18 @@ impl Requester {
         Err(KeyError::NoKeyServer(if tried.is_empty() { "there is none".into() } else { tried.join(", ") }))
     }
 
-    /// A signature, by whichever key server answers.
-    pub(super) async fn sign(&self, servers: &Servers, key: KeyName, scheme: u16, input: &[u8]) -> Result<Vec<u8>, KeyError> {
+    /// A signature with the key that is `shown`, by whichever key server has it and answers.
+    pub(super) async fn sign(
+        &self,
+        servers: &Servers,
+        key: KeyName,
+        shown: SpkiHash,
+        scheme: u16,
+        input: &[u8],
+    ) -> Result<Vec<u8>, KeyError> {
         let deadline_ms = u32::try_from((self.inner.trip * LAST_TRIPS).as_millis()).unwrap_or(u32::MAX);
-        let (known, _, answer) = self.first(servers, &Request::Sign { key, scheme, deadline_ms, input }).await?;
+        let request = Request::Sign { key, shown: Some(shown), scheme, deadline_ms, input };
+        let (known, _, answer) = self.first(servers, &request).await?;
         match answer {
             Answer::Signature(bytes) => {
                 known.tally.signatures.inc();
@@ -243,11 +251,14 @@ impl Requester {
         }
     }
 
-    /// A key's certificates, DER, leaf first.
-    pub(super) async fn chain(&self, servers: &Servers, key: KeyName) -> Result<Vec<Vec<u8>>, KeyError> {
+    /// A key's certificates, DER, leaf first, and the key servers with the one first that has this key: another one's may be another key.
+    pub(super) async fn chain(&self, servers: &Servers, key: KeyName) -> Result<(Vec<Vec<u8>>, Servers), KeyError> {
         let (known, _, answer) = self.first(servers, &Request::Chain { key }).await?;
         match answer {
-            Answer::Certificates(chain) if !chain.is_empty() => Ok(chain),
+            Answer::Certificates(chain) if !chain.is_empty() => {
+                let others = servers.iter().filter(|other| !Arc::ptr_eq(other, &known));
+                Ok((chain, std::iter::once(&known).chain(others).cloned().collect()))
+            }
             _ => Err(KeyError::Answer { server: known.place.name.clone(), what: "no certificates" }),
         }
     }

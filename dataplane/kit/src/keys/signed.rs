@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use canal_model::trust::KeyServer;
-use canal_wire::keyrpc::KeyName;
+use canal_wire::keyrpc::{KeyName, SpkiHash};
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::{CertifiedKey, Signer, SigningKey};
 use rustls::{ServerConfig, SignatureAlgorithm, SignatureScheme};
 use rustls_pki_types::CertificateDer;
+use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -31,7 +32,8 @@ use crate::tls::TlsError;
 pub const THREADS: usize = 4;
 /// Handshakes that may wait for a thread.
 pub const WAITING_MAX: usize = 64;
-/// Certificates of a key that signs elsewhere are asked for anew after.
+/// Certificates of a key that signs elsewhere are asked for anew after; until then they are shown, so a key server keeps a key as long when it
+/// has made or read the next.
 pub const CHAIN_LIFE: Duration = Duration::from_secs(60);
 /// A client that was asked for another key share (HelloRetryRequest) may keep a thread so long.
 const RETRY_PATIENCE: Duration = Duration::from_secs(1);
@@ -94,7 +96,19 @@ struct Inner {
     requester: Requester,
     servers: Servers,
     key: KeyName,
-    shown: ArcSwapOption<(Instant, Arc<CertifiedKey>)>,
+    shown: ArcSwapOption<Shown>,
+}
+
+/// What peers are shown.
+struct Shown {
+    since: Instant,
+    spki: SpkiHash,
+    certified: Arc<CertifiedKey>,
+}
+
+/// SHA-256 of a SubjectPublicKeyInfo, DER.
+pub fn spki_hash(spki: &[u8]) -> SpkiHash {
+    Sha256::digest(spki).into()
 }
 
 impl fmt::Debug for Signed {
@@ -122,22 +136,29 @@ impl Signed {
     /// at each signature.
     pub async fn certified(&self) -> Result<Arc<CertifiedKey>, KeyError> {
         let held = self.inner.shown.load_full();
-        if let Some((since, key)) = held.as_deref()
-            && since.elapsed() < CHAIN_LIFE
-        {
-            return Ok(key.clone());
+        if let Some(shown) = held.as_deref().filter(|shown| shown.since.elapsed() < CHAIN_LIFE) {
+            return Ok(shown.certified.clone());
         }
         match self.inner.requester.chain(&self.inner.servers, self.inner.key.clone()).await {
-            Ok(chain) => {
-                let key = Arc::new(self.key(chain)?);
-                self.inner.shown.store(Some(Arc::new((Instant::now(), key.clone()))));
-                Ok(key)
+            Ok((chain, servers)) => {
+                let shown = self.to_show(chain, servers)?;
+                let certified = shown.certified.clone();
+                self.inner.shown.store(Some(Arc::new(shown)));
+                Ok(certified)
             }
-            Err(e) => held.map(|h| h.1.clone()).ok_or(e),
+            Err(e) => held.map(|shown| shown.certified.clone()).ok_or(e),
         }
     }
 
-    fn key(&self, chain: Vec<Vec<u8>>) -> Result<CertifiedKey, KeyError> {
+    /// Nobody signs with this key now, so the next handshake shows what there is then.
+    fn forget(&self, spki: &SpkiHash) {
+        let held = self.inner.shown.load();
+        if held.as_ref().is_some_and(|shown| shown.spki == *spki) {
+            self.inner.shown.compare_and_swap(&held, None);
+        }
+    }
+
+    fn to_show(&self, chain: Vec<Vec<u8>>, servers: Servers) -> Result<Shown, KeyError> {
         let wrong = |what| KeyError::Answer { server: self.inner.key.to_string(), what };
         let chain: Vec<_> = chain.into_iter().map(CertificateDer::from).collect();
         let leaf = chain.first().ok_or_else(|| wrong("no certificates"))?;
@@ -148,8 +169,9 @@ impl Signed {
             Ok(PublicKey::EC(_)) => (SignatureAlgorithm::ECDSA, P384),
             _ => return Err(wrong("a certificate of an unknown kind of key")),
         };
-        let key = Elsewhere { signed: self.clone(), algorithm, schemes };
-        Ok(CertifiedKey::new(chain, Arc::new(key)))
+        let spki = spki_hash(x.public_key().raw);
+        let key = Elsewhere { signed: self.clone(), servers, spki, algorithm, schemes };
+        Ok(Shown { since: Instant::now(), spki, certified: Arc::new(CertifiedKey::new(chain, Arc::new(key))) })
     }
 
     /// Goes on with a handshake whose ClientHello was read, with a configuration that shows [`Signed::certified`]. Only the step that signs
@@ -211,6 +233,9 @@ const P384: &[SignatureScheme] = &[SignatureScheme::ECDSA_NISTP384_SHA384];
 #[derive(Debug, Clone)]
 struct Elsewhere {
     signed: Signed,
+    /// The one that gave the certificates first.
+    servers: Servers,
+    spki: SpkiHash,
     algorithm: SignatureAlgorithm,
     schemes: &'static [SignatureScheme],
 }
@@ -218,7 +243,7 @@ struct Elsewhere {
 impl SigningKey for Elsewhere {
     fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
         let scheme = self.schemes.iter().find(|s| offered.contains(s))?;
-        Some(Box::new(OneScheme { signed: self.signed.clone(), scheme: *scheme }))
+        Some(Box::new(OneScheme { key: self.clone(), scheme: *scheme }))
     }
     fn algorithm(&self) -> SignatureAlgorithm {
         self.algorithm
@@ -227,7 +252,7 @@ impl SigningKey for Elsewhere {
 
 #[derive(Debug)]
 struct OneScheme {
-    signed: Signed,
+    key: Elsewhere,
     scheme: SignatureScheme,
 }
 
@@ -238,9 +263,11 @@ impl Signer for OneScheme {
             // Waiting here would stop a worker with all its connections.
             return Err(rustls::Error::General("this key signs on handshake threads only".into()));
         }
-        let Inner { requester, servers, key, .. } = &*self.signed.inner;
-        let asked = requester.sign(servers, key.clone(), self.scheme.into(), message);
+        let Elsewhere { signed, servers, spki, .. } = &self.key;
+        let Inner { requester, key, .. } = &*signed.inner;
+        let asked = requester.sign(servers, key.clone(), *spki, self.scheme.into(), message);
         futures::executor::block_on(asked).map_err(|e| {
+            signed.forget(spki);
             let text = e.to_string();
             NOW.with_borrow_mut(|now| now.as_mut().map(|n| n.failed = Some(e)));
             rustls::Error::General(text)

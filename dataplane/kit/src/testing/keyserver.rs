@@ -8,15 +8,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use canal_model::identity::Identity;
-use canal_wire::keyrpc::{self, Done, KeyName, Refusal, Request, Response, Role};
+use canal_wire::keyrpc::{self, Done, KeyName, Refusal, Request, Response, Role, SpkiHash};
 use rustls::{Connection, KeyLog};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 use super::{TestCa, identity};
+use crate::keys::spki_hash;
 use crate::tls::{self, Certificate, Judge, TrustView};
 
 /// What it does with requests.
@@ -162,7 +164,10 @@ impl Inner {
                 Some(held) => say(&Response::Certificates { chain: held.chain().iter().map(|c| &**c).collect() }, id, out),
                 None => unknown(id, out),
             },
-            Request::Sign { key, scheme, input, .. } => match self.find(&key) {
+            Request::Sign { key, shown, scheme, input, .. } => match self.find(&key) {
+                Some(held) if shown.is_some_and(|shown| shown != spki_of(&held.chain()[0])) => {
+                    say(&Response::Refused { name: Refusal::OtherKey, text: "the test gave it another" }, id, out);
+                }
                 Some(held) => match held.certified().key.choose_scheme(&[scheme.into()]) {
                     Some(signer) => say(&Response::Signature { bytes: &signer.sign(input).expect("it signs") }, id, out),
                     None => say(&Response::Refused { name: Refusal::Scheme, text: "" }, id, out),
@@ -175,6 +180,10 @@ impl Inner {
     fn find(&self, key: &KeyName) -> Option<Arc<Certificate>> {
         self.held.lock().expect("no panic").get(&key.to_string()).cloned()
     }
+}
+
+fn spki_of(leaf: &[u8]) -> SpkiHash {
+    spki_hash(X509Certificate::from_der(leaf).expect("a certificate").1.public_key().raw)
 }
 
 fn unknown(id: u64, out: &mut Vec<u8>) {

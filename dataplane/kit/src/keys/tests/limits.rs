@@ -35,7 +35,13 @@ async fn a_channel_takes_so_many_requests_and_bytes_and_no_more() {
     let (channel, _listener) = waiting(&components).await;
     let input = vec![0; 60_000];
     let sign = || {
-        channel.ask(&Request::Sign { key: KeyName::File("alpha/shop/a".parse().unwrap()), scheme: 0x0403, deadline_ms: 0, input: &input })
+        channel.ask(&Request::Sign {
+            key: KeyName::File("alpha/shop/a".parse().unwrap()),
+            shown: None,
+            scheme: 0x0403,
+            deadline_ms: 0,
+            input: &input,
+        })
     };
     let mut held = Vec::new();
     while let Ok(exchange) = sign() {

@@ -192,6 +192,39 @@ async fn the_owner_of_a_key_may_refuse_at_any_time() {
     assert_eq!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err().reason(), "key_server");
 }
 
+/// Key servers make their own keys: what one shows another cannot sign for.
+#[tokio::test]
+async fn certificates_and_signatures_are_of_one_key() {
+    let rig = Rig::new().await;
+    for server in [&rig.near, &rig.far] {
+        server.hold("alpha/shop/web", shop(&rig.ca, false));
+    }
+    let signed = Signed::by_provider(&rig.requester, KeyName::Service("alpha/shop/web".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    let config = browser(&rig.ca, None, |_| {}, None);
+    let shake = async || meet(&terminator, config.clone()).await.1;
+    // The near one is late with its certificates, and well from then on.
+    rig.near.mood(Mood::Mute);
+    shake().await.unwrap();
+    rig.near.mood(Mood::Well);
+    let asked = rig.near.asked();
+    shake().await.unwrap();
+    assert_eq!(rig.near.asked(), asked, "who gave the certificates is asked first");
+    let other_key = || rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"other_key\"}");
+    let refused = |e: TlsError| assert!(matches!(&e, TlsError::KeyServer(KeyError::NoKeyServer(_))), "{e}");
+    // Whoever's key is gone, one handshake is lost with it, and no more.
+    rig.far.mood(Mood::Mute);
+    refused(shake().await.unwrap_err());
+    assert_eq!(other_key(), 1);
+    shake().await.unwrap();
+    rig.far.mood(Mood::Well);
+    shake().await.unwrap();
+    rig.near.hold("alpha/shop/web", shop(&rig.ca, true));
+    refused(shake().await.unwrap_err());
+    assert_eq!(other_key(), 2);
+    shake().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_tenants_own_key_server_must_be_the_tenants() {
     let rig = Rig::new().await;
