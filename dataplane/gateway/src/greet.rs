@@ -229,7 +229,7 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
     }
     let config = ServerConfig::default();
     let connect = |asked: Asked| {
-        // What was none is among the kit's counters.
+        // Refused already, and counted by the kit.
         let Ok(incoming) = asked else { return };
         let worker = worker.clone();
         let (name, scope) = (tenant.name.clone(), scope.clone());

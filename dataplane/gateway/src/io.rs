@@ -104,6 +104,14 @@ impl Io {
         }
     }
 
+    /// [`Io::poll_finish`] where nobody waits for it, right before the stream goes: dropped alone, a tunnel would be reset.
+    pub(crate) fn end(&mut self) {
+        if !matches!(self, Io::Tcp(_)) {
+            // What cannot be said now is not said.
+            let _ = self.poll_finish(&mut Context::from_waker(std::task::Waker::noop()));
+        }
+    }
+
     /// True if the peer is known to have closed, or to have sent bytes nobody asked for: the connection cannot carry a request.
     /// Costs no system call while the connection is idle.
     pub(crate) fn is_stale(&mut self) -> bool {

@@ -40,7 +40,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, in
                 answer::http1(worker, &mut client, &fault, answer::Manner::last()).await;
                 Next::Close
             }
-            Read::Over => return,
+            Read::Over => Next::Close,
         };
         match next {
             Next::Keep => {}
@@ -79,6 +79,7 @@ async fn read_head(worker: &Worker, client: &mut Client) -> Read {
         match timer.within(poll_fn(|cx| wire.io.poll_fill(cx, &mut wire.inbox))).await {
             Ok(Ok(1..)) => {}
             Ok(Ok(0)) => {
+                *ended = true;
                 if !wire.inbox.is_empty() {
                     worker.counts.refused_connection("truncated_head");
                 }
@@ -93,11 +94,11 @@ async fn read_head(worker: &Worker, client: &mut Client) -> Read {
     }
 }
 
-/// Closes so that the client sees the last answer.
+/// Closes so that the client sees the last answer, and an end in order after it.
 async fn close(worker: &Worker, client: &mut Client) {
     let Client { wire, timer, ended, .. } = client;
     if *ended && wire.inbox.is_empty() {
-        return;
+        return wire.io.end();
     }
     timer.arm(Late::Linger, worker.shared.config.times.linger);
     if timer.within(io::linger(&mut wire.io, &mut wire.inbox)).await.is_err() {

@@ -435,6 +435,28 @@ fn draining_says_goaway_and_loses_nothing() {
     });
 }
 
+/// A reset would reach an application that has done nothing, and be told as one by its node.
+#[test]
+fn tunnels_of_http1_end_in_order() {
+    local(|| async {
+        let origin = Origin::echo().await;
+        let times = Times { idle: Duration::from_millis(300), ..Times::default() };
+        let mesh = Mesh::new(Plot { times, ..Plot::default() });
+        let _node = mesh.pod(10, "web-0", &origin).await;
+        let request = b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
+        for (what, leaves) in [("the client's end", true), ("idle for too long", false)] {
+            let mut client = mesh.client("10.96.0.1:80").await;
+            client.send(request).await;
+            assert_eq!(client.answer().await.unwrap().status, 200, "{what}");
+            if leaves {
+                client.stream.shutdown().await.unwrap();
+            }
+            assert!(client.closed().await, "{what}");
+        }
+        assert_eq!(mesh.rig.metric("canal_gateway_timeouts_total", &["what=\"idle\""]), 1.0);
+    });
+}
+
 /// Asked to leave: the tunnel that is up goes on, the next one has a connection of its own, and connections go with their last stream.
 #[test]
 fn a_node_that_is_asked_to_leave_opens_its_next_tunnel_anew_and_loses_none() {
