@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod cycles;
+mod failures;
 mod layers;
 mod programs;
 mod prose;

@@ -10,6 +10,7 @@ use std::time::Instant;
 use anyhow::Context;
 use serde_json::Value;
 
+use crate::failures::Failures;
 use crate::suites::{Count, read_line};
 
 /// Parts of the machine: for two cores.
@@ -63,12 +64,12 @@ struct Ended {
 }
 
 /// Builds by `build`, which tells in JSON what came of it, and runs the test programs of one package in its folder.
-pub(crate) fn run(root: &Path, build: &[&str], package: &str) -> anyhow::Result<(bool, Count)> {
+pub(crate) fn run(root: &Path, build: &[&str], package: &str, failures: &mut Failures) -> anyhow::Result<(bool, Count)> {
     let Some(programs) = built(root, build, &root.join(package).join("Cargo.toml"))? else {
         return Ok((false, Count { failed: 1, ..Count::default() }));
     };
     anyhow::ensure!(!programs.is_empty(), "cargo told of no test program of {package}");
-    side_by_side(&root.join(package), programs)
+    side_by_side(&root.join(package), programs, failures)
 }
 
 /// The test programs of the package, in the order in which they shall begin; none if the build failed.
@@ -103,7 +104,7 @@ fn decide_next(waiting: &[Program], free: usize) -> Option<usize> {
     waiting.iter().position(|program| parts(&program.name) <= free)
 }
 
-fn side_by_side(folder: &Path, mut waiting: Vec<Program>) -> anyhow::Result<(bool, Count)> {
+fn side_by_side(folder: &Path, mut waiting: Vec<Program>, failures: &mut Failures) -> anyhow::Result<(bool, Count)> {
     let (sender, receiver) = channel();
     let (mut free, mut running, mut total, mut all_ended_well) = (ROOM, 0, Count::default(), true);
     loop {
@@ -119,6 +120,7 @@ fn side_by_side(folder: &Path, mut waiting: Vec<Program>) -> anyhow::Result<(boo
         let ended: Ended = receiver.recv().context("a program's end is not heard of")?;
         (free, running) = (free + parts(&ended.name), running - 1);
         tell(&ended);
+        ended.lines.iter().for_each(|line| failures.hear(line));
         let (is_well, count) = decide_count(&ended);
         all_ended_well &= is_well;
         total.add(count);

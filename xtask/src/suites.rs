@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
+use crate::failures::Failures;
 use crate::programs;
 use crate::tree::Tree;
 
@@ -56,7 +57,7 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
     if let Some(bad) = wanted.iter().find(|w| **w != "tidy" && !SUITES.iter().any(|(n, ..)| n == *w)) {
         anyhow::bail!("no suite {bad:?}; there are tidy, {}", SUITES.map(|s| s.0).join(", "));
     }
-    let mut total = Count::default();
+    let (mut total, mut failures) = (Count::default(), Failures::default());
     let mut all_ended_well = true;
     if wanted.is_empty() || wanted.contains(&"tidy") {
         println!("== tidy: the rules of the house");
@@ -69,7 +70,8 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
         }
         println!("== {name}: {what}");
         let started = std::time::Instant::now();
-        let (ok, mut count) = if name == "e2e" { programs::run(&tree.root, command, E2E)? } else { one(&tree, command)? };
+        let (ok, mut count) =
+            if name == "e2e" { programs::run(&tree.root, command, E2E, &mut failures)? } else { one(&tree, command, &mut failures)? };
         if matches!(name, "lint" | "plain") {
             count = Count { passed: ok.into(), failed: (!ok).into(), skipped: 0 };
         }
@@ -87,11 +89,12 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
         // A suite that died without counting its failure must not look green.
         total.failed = 1;
     }
+    failures.told().iter().for_each(|line| println!("{line}"));
     println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
     Ok(total.failed == 0)
 }
 
-fn one(tree: &Tree, command: &[&str]) -> anyhow::Result<(bool, Count)> {
+fn one(tree: &Tree, command: &[&str], failures: &mut Failures) -> anyhow::Result<(bool, Count)> {
     let mut child = Command::new(command[0]).args(&command[1..]).current_dir(&tree.root).stdout(Stdio::piped()).spawn()?;
     let mut count = Count::default();
     if let Some(out) = child.stdout.take() {
@@ -99,6 +102,7 @@ fn one(tree: &Tree, command: &[&str]) -> anyhow::Result<(bool, Count)> {
             let line = line?;
             println!("{line}");
             count.add(read_line(&line));
+            failures.hear(&line);
         }
     }
     Ok((child.wait()?.success(), count))

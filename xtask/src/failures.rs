@@ -1,0 +1,82 @@
+//! What failing tests said, told again at the end of a run: the log between is long. It reads libtest's output and decides nothing about a test.
+
+/// Lines that are told again of one panic, and characters of a line.
+const LINES_MAX: usize = 10;
+const CHARS_MAX: usize = 400;
+
+/// Panics and names of the failed, one program after another.
+#[derive(Default)]
+pub(crate) struct Failures {
+    /// Of the running program: whose thread, and what it said.
+    panics: Vec<(String, Vec<String>)>,
+    is_panicking: bool,
+    /// Of the running program.
+    names: Vec<String>,
+    lists_names: bool,
+    told: Vec<String>,
+}
+
+impl Failures {
+    /// Takes the next line.
+    pub(crate) fn hear(&mut self, line: &str) {
+        if let Some(name) = line.strip_prefix("thread '").filter(|l| l.contains("panicked at")).and_then(|l| l.split('\'').next()) {
+            self.panics.push((name.to_owned(), Vec::new()));
+            self.is_panicking = true;
+        }
+        self.is_panicking &= !line.starts_with("note: ") && !line.starts_with("test ");
+        if let Some((_, said)) = self.panics.last_mut().filter(|(_, said)| self.is_panicking && said.len() < LINES_MAX) {
+            said.push(line.chars().take(CHARS_MAX).collect());
+        }
+        if line == "failures:" {
+            // The list of names is the last of what is headed so.
+            (self.lists_names, self.is_panicking) = (true, false);
+            self.names.clear();
+        } else if self.lists_names && line.starts_with("    ") {
+            self.names.push(line.trim().to_owned());
+        }
+        if line.starts_with("test result: ") {
+            self.end();
+        }
+    }
+
+    fn end(&mut self) {
+        for name in std::mem::take(&mut self.names) {
+            self.told.push(format!("== failed: {name}"));
+            let said = self.panics.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, said)| said);
+            self.told.extend(said.cloned());
+        }
+        *self = Self { told: std::mem::take(&mut self.told), ..Self::default() };
+    }
+
+    /// All that is to be told again.
+    pub(crate) fn told(&self) -> &[String] {
+        &self.told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Failures;
+
+    #[test]
+    fn only_what_failing_tests_said_is_told_again() {
+        let mut failures = Failures::default();
+        let one_by_one = "running 2 tests\ntest that_passes ... \nthread 'that_passes' (6) panicked at a.rs:1:1:\ncaught\nok\n\
+            test that_fails ... \nthread 'that_fails' (7) panicked at b.rs:2:2:\nnot within 20s: peace\nnote: run with `RUST_BACKTRACE=1`\nFAILED\n\n\
+            failures:\n\nfailures:\n    that_fails\n\ntest result: FAILED. 1 passed; 1 failed;";
+        let captured = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\n\nthread 'a::b' (8) panicked at c.rs:3:3:\n    left: 1\n   right: 2\n\
+            note: run with\n\n\nfailures:\n    a::b\n\ntest result: FAILED. 0 passed; 1 failed;";
+        let well = "test c ... ok\ntest result: ok. 1 passed; 0 failed;";
+        [one_by_one, captured, well].iter().flat_map(|text| text.lines()).for_each(|line| failures.hear(line));
+        let wanted = [
+            "== failed: that_fails",
+            "thread 'that_fails' (7) panicked at b.rs:2:2:",
+            "not within 20s: peace",
+            "== failed: a::b",
+            "thread 'a::b' (8) panicked at c.rs:3:3:",
+            "    left: 1",
+            "   right: 2",
+        ];
+        assert_eq!(failures.told(), wanted);
+    }
+}
