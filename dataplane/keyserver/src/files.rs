@@ -201,15 +201,7 @@ impl Files {
             let (held, error) = match self.load(&name) {
                 Ok(certified) => {
                     tracing::info!(key = %name, until = ?certified.not_after, "key read");
-                    let certified = Arc::new(certified);
-                    let held = match before {
-                        Some(mut held) => {
-                            held.replace(certified, now);
-                            held
-                        }
-                        None => Held::new(certified),
-                    };
-                    (Some(held), String::new())
+                    (Some(Held::after(before, Arc::new(certified), now)), String::new())
                 }
                 Err(error) => {
                     self.broken.inc();

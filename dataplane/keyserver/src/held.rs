@@ -17,21 +17,15 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn new(current: Arc<Certified>) -> Self {
-        Self { current, before: None }
+    /// Another key, or other certificates of the same, in place of what the name had.
+    pub(crate) fn after(before: Option<Self>, current: Arc<Certified>, now: Instant) -> Self {
+        let before = before.and_then(|held| if held.current.spki == current.spki { held.before } else { Some((now, held.current)) });
+        Self { current, before }
     }
 
     /// The key for all that begins now.
     pub(crate) fn current(&self) -> &Arc<Certified> {
         &self.current
-    }
-
-    /// Puts another key, or other certificates of the same, in its place.
-    pub(crate) fn replace(&mut self, next: Arc<Certified>, now: Instant) {
-        let before = std::mem::replace(&mut self.current, next);
-        if before.spki != self.current.spki {
-            self.before = Some((now, before));
-        }
     }
 
     /// The key of certificates that a peer is shown.
@@ -69,9 +63,9 @@ mod tests {
         let [first, second, third] = [0, 1, 2].map(made);
         let start = Instant::now();
         let is = |held: &Held, key: &Arc<Certified>, now| held.shown(&key.spki, now).is_some_and(|found| Arc::ptr_eq(found, key));
-        let mut held = Held::new(first.clone());
+        let held = Held::after(None, first.clone(), start);
         assert!(is(&held, &first, start) && !is(&held, &second, start));
-        held.replace(second.clone(), start);
+        let mut held = Held::after(Some(held), second.clone(), start);
         let (late, over) = (start + REPLACED_TIME.mul_f64(0.99), start + REPLACED_TIME);
         assert!(Arc::ptr_eq(held.current(), &second) && is(&held, &second, over));
         assert!(is(&held, &first, late) && !is(&held, &first, over));
@@ -80,8 +74,8 @@ mod tests {
         held.tidy(over);
         assert_eq!(Arc::strong_count(&first), 1, "it is let go of");
         // The same key with other certificates takes nothing away; another one does.
-        held.replace(third.clone(), start);
-        held.replace(third.clone(), late);
+        let held = Held::after(Some(held), third.clone(), start);
+        let held = Held::after(Some(held), third.clone(), late);
         assert!(is(&held, &second, late) && !is(&held, &second, over) && !is(&held, &first, start));
     }
 }

@@ -326,10 +326,8 @@ impl Inner {
 
     fn hold(&self, name: &KeyName, next: Arc<Certified>) {
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        match held.get_mut(name) {
-            Some(held) => held.replace(next, std::time::Instant::now()),
-            None => drop(held.insert(name.clone(), Held::new(next))),
-        }
+        let before = held.remove(name);
+        held.insert(name.clone(), Held::after(before, next, std::time::Instant::now()));
     }
 
     fn forget(&self, names: &[KeyName]) {

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
@@ -111,6 +111,16 @@ pub fn spki_hash(spki: &[u8]) -> SpkiHash {
     Sha256::digest(spki).into()
 }
 
+impl Inner {
+    /// Nobody signs with this key now, so the next handshake shows what there is then.
+    fn forget(&self, spki: &SpkiHash) {
+        let held = self.shown.load();
+        if held.as_ref().is_some_and(|shown| shown.spki == *spki) {
+            self.shown.compare_and_swap(&held, None);
+        }
+    }
+}
+
 impl fmt::Debug for Signed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Signed({})", self.inner.key)
@@ -150,14 +160,6 @@ impl Signed {
         }
     }
 
-    /// Nobody signs with this key now, so the next handshake shows what there is then.
-    fn forget(&self, spki: &SpkiHash) {
-        let held = self.inner.shown.load();
-        if held.as_ref().is_some_and(|shown| shown.spki == *spki) {
-            self.inner.shown.compare_and_swap(&held, None);
-        }
-    }
-
     fn to_show(&self, chain: Vec<Vec<u8>>, servers: Servers) -> Result<Shown, KeyError> {
         let wrong = |what| KeyError::Answer { server: self.inner.key.to_string(), what };
         let chain: Vec<_> = chain.into_iter().map(CertificateDer::from).collect();
@@ -170,7 +172,7 @@ impl Signed {
             _ => return Err(wrong("a certificate of an unknown kind of key")),
         };
         let spki = spki_hash(x.public_key().raw);
-        let key = Elsewhere { signed: self.clone(), servers, spki, algorithm, schemes };
+        let key = Elsewhere { signed: Arc::downgrade(&self.inner), servers, spki, algorithm, schemes };
         Ok(Shown { since: Instant::now(), spki, certified: Arc::new(CertifiedKey::new(chain, Arc::new(key))) })
     }
 
@@ -232,7 +234,8 @@ const P384: &[SignatureScheme] = &[SignatureScheme::ECDSA_NISTP384_SHA384];
 
 #[derive(Debug, Clone)]
 struct Elsewhere {
-    signed: Signed,
+    /// Who shows it; there as long as a handshake is.
+    signed: Weak<Inner>,
     /// The one that gave the certificates first.
     servers: Servers,
     spki: SpkiHash,
@@ -264,8 +267,8 @@ impl Signer for OneScheme {
             return Err(rustls::Error::General("this key signs on handshake threads only".into()));
         }
         let Elsewhere { signed, servers, spki, .. } = &self.key;
-        let Inner { requester, key, .. } = &*signed.inner;
-        let asked = requester.sign(servers, key.clone(), *spki, self.scheme.into(), message);
+        let signed = signed.upgrade().ok_or_else(|| rustls::Error::General("the key is not in use any more".into()))?;
+        let asked = signed.requester.sign(servers, signed.key.clone(), *spki, self.scheme.into(), message);
         futures::executor::block_on(asked).map_err(|e| {
             signed.forget(spki);
             let text = e.to_string();
