@@ -19,7 +19,7 @@ const ROOM: usize = 4;
 const WAITS: usize = 1;
 /// For one that keeps a core busy.
 const WORKS: usize = 2;
-/// For one that bounds what a fault may cost, within a second: beside one that waits, and no other.
+/// For one that bounds what a fault or a planned change may cost, within a second or to no request: beside one that waits, and no other.
 const BOUNDS: usize = 3;
 /// For one that takes the whole machine: it floods, does all that can be done in a minute, or looks at who is faster, as h2spec does where it
 /// breaks a rule and an answer is under way already.
@@ -29,6 +29,7 @@ const ALONE: usize = ROOM;
 const KNOWN: [(&str, usize); 20] = [
     ("http2", ALONE),
     ("tier", BOUNDS),
+    ("drain", BOUNDS),
     ("failure", WAITS),
     ("attacks", WAITS),
     ("identity", WAITS),
@@ -36,7 +37,6 @@ const KNOWN: [(&str, usize); 20] = [
     ("external_ca", WAITS),
     ("keys_at_rest", WORKS),
     ("proxyless", WORKS),
-    ("drain", WAITS),
     ("mtu", WORKS),
     ("zerotrust", WAITS),
     ("adversary", WAITS),
