@@ -118,7 +118,7 @@ async fn send(args: &BlobClientArgs, authority: &str, connection: &mut Dialed) -
     if args.framing == Framing::Trailers && args.mode != Mode::Get {
         request.headers_mut().insert(header::TRAILER, HeaderValue::from_static("x-length, x-sha256"));
     }
-    Ok(connection.send(request).await.map_err(|e| e.into_error())?)
+    Ok(connection.send(request).await?)
 }
 
 struct Verdict {

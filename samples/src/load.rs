@@ -12,14 +12,13 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use bytes::Bytes;
 use clap::Args;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri, header};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::time::Instant;
 
 use crate::answer;
-use connection::{Dialed, Protocol, dial};
+use connection::{DialError, Dialed, Protocol, dial};
 use tally::{Outcome, Tally};
 
 /// Largest number of connections.
@@ -202,13 +201,17 @@ async fn work(plan: Arc<Plan>, number: usize, timeline: bool) -> Tally {
 
 /// Sends one request, on the open connection where there is one that can take it.
 async fn attempt(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Outcome {
+    let mut connection = match reuse_or_dial(plan, target, open).await {
+        Ok(connection) => connection,
+        Err(problem) => return Outcome::failed("connect", problem.to_string()),
+    };
     let request = match request(plan, target) {
         Ok(request) => request,
         Err(problem) => return Outcome::failed("request", problem.to_string()),
     };
-    let (connection, response) = match send(plan, target, open.take(), request).await {
-        Ok(both) => both,
-        Err(outcome) => return outcome,
+    let response = match connection.send(request).await {
+        Ok(response) => response,
+        Err(problem) => return Outcome::failed(connection::kind_of(&problem), connection::chain(&problem)),
     };
     let (head, mut body) = response.into_parts();
     while let Some(frame) = body.frame().await {
@@ -226,28 +229,13 @@ async fn attempt(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Out
     outcome
 }
 
-/// On the open connection, or, if the server has closed it before anything of the request went out, on a new one.
-async fn send(
-    plan: &Plan,
-    target: &Target,
-    open: Option<Dialed>,
-    mut request: Request<answer::AnswerBody>,
-) -> Result<(Dialed, Response<Incoming>), Outcome> {
-    let failed = |problem: &hyper::Error| Outcome::failed(connection::kind_of(problem), connection::chain(problem));
-    if let Some(mut connection) = open
+async fn reuse_or_dial(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Result<Dialed, DialError> {
+    if let Some(mut connection) = open.take()
         && connection.ready().await
     {
-        match connection.send(request).await {
-            Ok(response) => return Ok((connection, response)),
-            Err(mut problem) => request = problem.take_message().ok_or_else(|| failed(problem.error()))?,
-        }
+        return Ok(connection);
     }
-    let dialed = dial(&target.authority, plan.protocol).await;
-    let mut connection = dialed.map_err(|problem| Outcome::failed("connect", problem.to_string()))?;
-    match connection.send(request).await {
-        Ok(response) => Ok((connection, response)),
-        Err(problem) => Err(failed(problem.error())),
-    }
+    dial(&target.authority, plan.protocol).await
 }
 
 fn request(plan: &Plan, target: &Target) -> Result<Request<answer::AnswerBody>, http::Error> {

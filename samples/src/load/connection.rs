@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::ValueEnum;
 use http::{Request, Response};
 use hyper::body::Incoming;
-use hyper::client::conn::{TrySendError, http1, http2};
+use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
@@ -83,11 +83,11 @@ impl Dialed {
         }
     }
 
-    /// Sends one request. It is in the error if nothing of it was sent.
-    pub async fn send(&mut self, request: Request<AnswerBody>) -> Result<Response<Incoming>, TrySendError<Request<AnswerBody>>> {
+    /// Sends one request.
+    pub async fn send(&mut self, request: Request<AnswerBody>) -> Result<Response<Incoming>, hyper::Error> {
         match self {
-            Self::H1(sender) => sender.try_send_request(request).await,
-            Self::H2(sender) => sender.try_send_request(request).await,
+            Self::H1(sender) => sender.send_request(request).await,
+            Self::H2(sender) => sender.send_request(request).await,
         }
     }
 }
