@@ -339,14 +339,19 @@ impl Inner {
         }
     }
 
+    /// Apart from [`Inner::look`], which takes longer: requests wait for who writes.
+    fn tidy(&self) {
+        let now = std::time::Instant::now();
+        self.held.write().unwrap_or_else(PoisonError::into_inner).values_mut().for_each(|held| held.tidy(now));
+    }
+
     /// Finds what is due.
     fn look(&self) {
         let now = SystemTime::now();
         // Everywhere the state is locked before what is held.
         let mut state = lock(&self.state);
-        let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
-        let since = std::time::Instant::now();
-        held.values_mut().for_each(|h| h.tidy(since));
+        self.tidy();
+        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
         let State { wanted, queue } = &mut *state;
         let mut unused = Vec::new();
         for (name, want) in wanted.iter_mut().filter(|(_, w)| !w.queued) {
