@@ -373,8 +373,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
             other => panic!("{other:?}"),
         }
     };
-    let first = chain().await;
-    chains.insert(first.clone());
+    chains.insert(chain().await);
     let gateway = rig.channel(GATEWAY).await;
     let service = KeyName::Service("alpha/shop/web".parse().unwrap());
     assert!(matches!(gateway.ask(&Request::Chain { key: service }).next().await, Said::Certificates(_)));
@@ -393,7 +392,7 @@ async fn certificates_are_renewed_at_half_life_and_keys_follow_the_policy() {
     for leaf in &chains {
         match channel.ask(&sign_for(leaf, &key, ECDSA, &input)).next().await {
             Said::Signature(signature) => verify(leaf, ECDSA, &input, &signature),
-            other => panic!("{other:?}, the first: {}", *leaf == first),
+            other => panic!("{other:?}"),
         }
     }
     // A service that nobody asked for again is forgotten after half a life more.

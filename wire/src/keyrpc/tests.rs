@@ -19,25 +19,14 @@ fn requests() -> Vec<Request<'static>> {
         let expected = expected.iter().map(|e| identity(e)).collect();
         Request::Begin(Begin { identity: identity("web"), role, alpn: vec![b"h2", b"x"], expected, deadline_ms: 250, bytes })
     };
+    let sign = |key, shown, scheme, deadline_ms, input: &'static [u8]| Request::Sign { key, shown, scheme, deadline_ms, input };
     vec![
         begin(Role::Client, &["a", "b"], b""),
         begin(Role::Server, &[], b"\x16\x03\x01"),
         Request::More { bytes: &[7; MORE_BYTES_MAX] },
-        Request::Sign { key: KeyName::Identity(identity("web")), shown: None, scheme: 0x0403, deadline_ms: 0, input: b"input" },
-        Request::Sign {
-            key: KeyName::File("alpha/shop/web".parse().unwrap()),
-            shown: Some([9; 32]),
-            scheme: 0x0804,
-            deadline_ms: 9,
-            input: b"",
-        },
-        Request::Sign {
-            key: KeyName::Service("alpha/shop/web".parse().unwrap()),
-            shown: Some([0; 32]),
-            scheme: 0x0403,
-            deadline_ms: 1,
-            input: b"x",
-        },
+        sign(KeyName::Identity(identity("web")), None, 0x0403, 0, b"input"),
+        sign(KeyName::File("alpha/shop/web".parse().unwrap()), Some([9; 32]), 0x0804, 9, b""),
+        sign(KeyName::Service("alpha/shop/web".parse().unwrap()), Some([0; 32]), 0x0403, 1, b"x"),
         Request::Chain { key: KeyName::File("alpha/shop/api".parse().unwrap()) },
         Request::Abandon,
         Request::Ping,
