@@ -123,6 +123,7 @@ pub(crate) fn tenant() -> Object {
         home_az: None,
         outside: OutsideMesh::Deny,
         keys: Default::default(),
+        shares: Default::default(),
     };
     Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
 }

@@ -11,5 +11,6 @@ pub mod plan;
 pub mod policy;
 pub mod principal;
 pub mod program;
+pub mod share;
 pub mod tier;
 pub mod trust;

@@ -10,6 +10,7 @@ use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, ServiceAccount, ServiceId, ServiceKey, TenantName,
     TrustDomain, Vni,
 };
+use crate::share::Shares;
 use crate::trust::{Bundle, Entitlement, KeyPolicy, KeyServer, Termination};
 
 /// Labels of a workload, sorted by name.
@@ -176,6 +177,8 @@ pub struct Tenant {
     pub outside: OutsideMesh,
     /// Where its private keys are.
     pub keys: KeyPolicy,
+    /// How much of each shared limit it may take.
+    pub shares: Shares,
 }
 
 /// Policy for destinations outside the mesh. The default fails closed.

@@ -8,16 +8,17 @@ use anyhow::Context;
 use crate::tree::Tree;
 
 /// The layers in order; a crate may name crates of earlier layers and of its own. `control` and `dataplane` are apart.
-const ORDER: [(&str, &[&str]); 9] = [
+const ORDER: [(&str, &[&str]); 10] = [
     ("model", &["model"]),
+    ("runtime", &["model", "runtime"]),
     ("compiler", &["model", "compiler"]),
     ("wire", &["model", "wire"]),
-    ("control", &["model", "compiler", "wire", "control"]),
-    ("dataplane", &["model", "wire", "dataplane"]),
+    ("control", &["model", "runtime", "compiler", "wire", "control"]),
+    ("dataplane", &["model", "runtime", "wire", "dataplane"]),
     ("world", &["model", "world"]),
-    ("apps", &["model", "compiler", "wire", "control", "dataplane", "world", "apps"]),
-    ("tests", &["model", "compiler", "wire", "control", "dataplane", "world", "apps", "tests", "samples"]),
-    ("bench", &["model", "compiler", "wire", "control", "dataplane", "world", "apps", "bench", "samples"]),
+    ("apps", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps"]),
+    ("tests", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "tests", "samples"]),
+    ("bench", &["model", "runtime", "compiler", "wire", "control", "dataplane", "world", "apps", "bench", "samples"]),
 ];
 
 /// Pure crates: no sockets, no wall clock, no ambient randomness. Dependencies that would bring them are refused.

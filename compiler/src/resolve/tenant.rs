@@ -63,6 +63,7 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
         gateway_cidrs,
         outside: spec.outside,
         keys: keys(tenant),
+        shares: spec.shares.clone(),
     })
 }
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use super::Metadata;
 use crate::ids::{AzName, IdError, Namespace, ObjectName, TenantName, TrustDomain, Vni};
 use crate::program::OutsideMesh;
+use crate::share::Shares;
 use crate::trust::{ClientCertificates, KeyAlgorithm, KeyPlace};
 
 /// Annotation of a Service: the AZ it lives in.
@@ -46,6 +47,9 @@ pub struct TenantSpec {
     /// Where private keys of the tenant's workloads are.
     #[serde(default)]
     pub keys: KeysSpec,
+    /// How much of each shared limit the tenant may take, where the provider wants other than the default.
+    #[serde(default)]
+    pub shares: Shares,
 }
 
 /// `spec.keys:` of a Tenant.

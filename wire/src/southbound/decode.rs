@@ -1,10 +1,12 @@
 //! Wire messages to `canal_model::program`: the one place where southbound values are checked.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
 use canal_model::program as p;
+use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
 use super::{WireError, decode_trust};
@@ -65,7 +67,20 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
         gateway_cidrs: at.cidrs("gateway_cidrs", &t.gateway_cidrs)?,
         outside,
         keys: decode_trust::key_policy(&at, t.keys)?,
+        shares: shares(&at, &t.shares)?,
     })
+}
+
+/// Reads a tenant's shares. A kind that this build does not know is a newer controller's and concerns a limit that this build does not have.
+fn shares(at: &At<'_>, written: &BTreeMap<String, String>) -> Result<Shares, WireError> {
+    let mut shares = Shares::default();
+    for (key, share) in written {
+        let share = share.parse().or_else(|e: ShareFormatError| at.err("shares", e))?;
+        if let Some(kind) = Shares::kind(key) {
+            shares.set(kind, share);
+        }
+    }
+    Ok(shares)
 }
 
 pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::Gateway, WireError> {

@@ -20,6 +20,7 @@ impl From<&p::Tenant> for w::Tenant {
             gateway_cidrs: t.gateway_cidrs.iter().map(ToString::to_string).collect(),
             outside: outside.into(),
             keys: encode_trust::key_policy(&t.keys),
+            shares: t.shares.iter().map(|(kind, share)| (kind.key().to_owned(), share.to_string())).collect(),
         }
     }
 }

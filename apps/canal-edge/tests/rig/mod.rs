@@ -155,6 +155,7 @@ pub(crate) fn resources() -> Vec<Resource> {
             gateway_cidrs: vec!["10.255.0.0/16".parse().unwrap()],
             outside: OutsideMesh::Deny,
             keys: Default::default(),
+            shares: Default::default(),
         }),
         Resource::Node(Node {
             tenant: "alpha".parse().unwrap(),

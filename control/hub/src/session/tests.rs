@@ -60,6 +60,7 @@ fn itself(name: &TenantName) -> program::Tenant {
         gateway_cidrs: vec![],
         outside: program::OutsideMesh::Deny,
         keys: Default::default(),
+        shares: Default::default(),
     }
 }
 

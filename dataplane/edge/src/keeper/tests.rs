@@ -48,6 +48,7 @@ fn tenant() -> Resource {
         gateway_cidrs: Vec::new(),
         outside: OutsideMesh::Deny,
         keys: Default::default(),
+        shares: Default::default(),
     })
 }
 

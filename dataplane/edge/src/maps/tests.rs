@@ -30,6 +30,7 @@ fn told(text: &str) -> Told {
                 gateway_cidrs: Vec::new(),
                 outside: OutsideMesh::Deny,
                 keys: Default::default(),
+                shares: Default::default(),
             }),
             "node" => {
                 let (tenant, name) = words[1].split_once('/').unwrap();

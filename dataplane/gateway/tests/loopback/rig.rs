@@ -30,6 +30,7 @@ pub(crate) fn tenant(name: &str, vni: u32) -> Resource {
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
         keys: Default::default(),
+        shares: Default::default(),
     })
 }
 

@@ -19,6 +19,7 @@ fn tenant(name: &str, place: KeyPlace) -> Arc<Resource> {
         gateway_cidrs: vec![],
         outside: program::OutsideMesh::Deny,
         keys: KeyPolicy { place, ..KeyPolicy::default() },
+        shares: Default::default(),
     }))
 }
 

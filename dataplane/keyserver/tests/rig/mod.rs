@@ -118,6 +118,7 @@ pub fn tenant(name: &str, algorithm: KeyAlgorithm) -> Arc<Resource> {
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
         keys: KeyPolicy { place: KeyPlace::KeyServer, algorithm, local_fallback: false },
+        shares: Default::default(),
     }))
 }
 

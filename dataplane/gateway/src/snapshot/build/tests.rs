@@ -35,6 +35,7 @@ fn tenant() -> Arc<Resource> {
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
         keys: Default::default(),
+        shares: Default::default(),
     }))
 }
 

@@ -1,0 +1,247 @@
+//! The limits that tenants share, and how much of each one tenant may take: one table of names, units, defaults and bounds. It holds no
+//! counter; `canal_runtime::TenantLimit` does the counting.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+/// One tenant's part of a limit: an amount, or a percentage of the whole limit. Written as Kubernetes writes `maxSurge`: `4096` or `"25%"`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Share {
+    /// A count or bytes, in the unit of the limit.
+    Amount(u64),
+    /// A percentage of the whole limit, 1 to 100.
+    Percent(u8),
+}
+
+/// A text or number is not a share.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("share {given:?} is neither a whole number of at least 1 nor a percentage from 1% to 100%; fix: write for example 4096 or \"25%\"")]
+pub struct ShareFormatError {
+    given: String,
+}
+
+impl Share {
+    /// The largest amount that may be written: 2^53, which every YAML and JSON reader keeps exact.
+    pub const AMOUNT_MAX: u64 = 1 << 53;
+
+    /// How much of a limit of `whole` this is; at least 1, so that a small limit does not shut a tenant out.
+    pub fn of(self, whole: u64) -> u64 {
+        match self {
+            Self::Amount(amount) => amount.min(whole),
+            // Split, because `whole * percent` may not fit.
+            Self::Percent(percent) => (whole / 100 * u64::from(percent) + whole % 100 * u64::from(percent) / 100).max(1),
+        }
+    }
+}
+
+impl FromStr for Share {
+    type Err = ShareFormatError;
+
+    fn from_str(text: &str) -> Result<Self, ShareFormatError> {
+        let share = match text.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().filter(|p| (1..=100).contains(p)).map(Self::Percent),
+            None => text.parse().ok().filter(|a| (1..=Self::AMOUNT_MAX).contains(a)).map(Self::Amount),
+        };
+        share.ok_or_else(|| ShareFormatError { given: text.chars().take(64).collect() })
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Amount(amount) => write!(f, "{amount}"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Share {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        /// Takes a number or a text, as Kubernetes' IntOrString.
+        struct IntOrString;
+        impl serde::de::Visitor<'_> for IntOrString {
+            type Value = Share;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a whole number, or a percentage such as \"25%\"")
+            }
+            fn visit_u64<E: serde::de::Error>(self, n: u64) -> Result<Share, E> {
+                n.to_string().parse().map_err(E::custom)
+            }
+            fn visit_i64<E: serde::de::Error>(self, n: i64) -> Result<Share, E> {
+                n.to_string().parse().map_err(E::custom)
+            }
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Share, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(IntOrString)
+    }
+}
+
+/// Defines [`ShareKind`] from the table: variant, YAML key, metric label, unit, default share, description.
+macro_rules! share_kinds {
+    ($($variant:ident, $key:literal, $label:literal, $unit:literal, $default:expr, $what:literal;)*) => {
+        /// A limit that tenants share. The YAML key stands under `spec.shares` of a Tenant, the label in metrics and in `canal status`.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum ShareKind {
+            $(#[doc = $what] $variant,)*
+        }
+
+        impl ShareKind {
+            /// All kinds, in the order of the table.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The key under `spec.shares` of a Tenant, and the name on the wire.
+            pub fn key(self) -> &'static str {
+                match self { $(Self::$variant => $key,)* }
+            }
+
+            /// The value of the metric label `limit`.
+            pub fn label(self) -> &'static str {
+                match self { $(Self::$variant => $label,)* }
+            }
+
+            /// The unit that amounts are in.
+            pub fn unit(self) -> &'static str {
+                match self { $(Self::$variant => $unit,)* }
+            }
+
+            /// The share of a tenant whose Tenant object does not name one.
+            pub fn default_share(self) -> Share {
+                match self { $(Self::$variant => $default,)* }
+            }
+
+            /// What is shared.
+            pub fn description(self) -> &'static str {
+                match self { $(Self::$variant => $what,)* }
+            }
+        }
+    };
+}
+
+share_kinds! {
+    GatewayConnections, "gatewayConnections", "gateway_connections", "connections", Share::Percent(50),
+        "Connections that a gateway process has accepted.";
+    GatewayUnauthenticated, "gatewayUnauthenticated", "gateway_unauthenticated_connections", "connections", Share::Percent(25),
+        "Connections of a gateway process that have neither proved an identity nor sent a whole request head.";
+    GatewayHandshakes, "gatewayHandshakes", "gateway_handshakes", "handshakes", Share::Percent(25),
+        "TLS handshakes that are under way in a gateway process.";
+    GatewayRequests, "gatewayRequests", "gateway_requests", "requests", Share::Percent(40),
+        "Requests and tunnels in flight in a gateway process.";
+    GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
+        "Bytes that a gateway process may have to hold in HTTP/2 and HBONE windows.";
+    GatewayBodyBytes, "gatewayBodyBytes", "gateway_body_bytes", "bytes", Share::Percent(25),
+        "Bytes of request bodies that a gateway process holds for external authorizers.";
+    GatewayCpu, "gatewayCpu", "gateway_cpu", "weight", Share::Amount(100),
+        "The weight of a tenant's ready connections in the deficit round robin of a gateway worker.";
+    MetricSeries, "metricSeries", "metric_series", "series", Share::Percent(10),
+        "Series of one metric family of a process.";
+    Certificates, "certificates", "certificates", "certificates", Share::Percent(10),
+        "Unexpired certificates on record at the controller.";
+    ControllerConnections, "controllerConnections", "controller_connections", "connections", Share::Percent(25),
+        "Connections to the controller.";
+    ControllerUnauthenticated, "controllerUnauthenticated", "controller_unauthenticated_connections", "connections", Share::Percent(10),
+        "Connections to the controller that have not sent a valid token.";
+    SubscriptionBytes, "subscriptionBytes", "subscription_bytes", "bytes", Share::Percent(25),
+        "Bytes of the resource names that a tenant's data planes subscribe to at the controller.";
+    ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(64 << 20),
+        "Bytes of a tenant's objects in the controller's store.";
+    CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(128 << 20),
+        "Bytes of the resources that the compiler makes of a tenant's objects.";
+    QueuedChanges, "queuedChanges", "queued_changes", "changes", Share::Percent(10),
+        "Changes that wait for the controller's writer or are being compiled for it.";
+    QueuedChangeBytes, "queuedChangeBytes", "queued_change_bytes", "bytes", Share::Percent(25),
+        "Bytes of the changes that wait for the controller's writer.";
+    EdgeMapEntries, "edgeMapEntries", "edge_map_entries", "entries", Share::Percent(25),
+        "Entries of one BPF map of an edge or a redirector.";
+    KeyServerUnauthenticated, "keyServerUnauthenticated", "key_server_unauthenticated_connections", "connections", Share::Percent(25),
+        "Connections to a key server whose requester has not proved its identity.";
+    KeyServerRequests, "keyServerRequests", "key_server_requests", "requests", Share::Percent(25),
+        "Handshakes and signatures that one requester has under way at a key server.";
+    NodeConnections, "nodeConnections", "node_connections", "connections", Share::Percent(50),
+        "Connections that a node proxy has open, for the tenants' pods on the node.";
+}
+
+/// The shares that the provider wrote for one tenant; the defaults hold for what is not named.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Shares(BTreeMap<ShareKind, Share>);
+
+impl Shares {
+    /// The share of one limit: the tenant's own, else the default.
+    pub fn get(&self, kind: ShareKind) -> Share {
+        self.0.get(&kind).copied().unwrap_or_else(|| kind.default_share())
+    }
+
+    /// Sets the share of one limit.
+    pub fn set(&mut self, kind: ShareKind, share: Share) {
+        self.0.insert(kind, share);
+    }
+
+    /// The shares that differ from the defaults by name, in the order of the table.
+    pub fn iter(&self) -> impl Iterator<Item = (ShareKind, Share)> {
+        self.0.iter().map(|(kind, share)| (*kind, *share))
+    }
+
+    /// The kind with a key of `spec.shares`.
+    pub fn kind(key: &str) -> Option<ShareKind> {
+        ShareKind::ALL.iter().copied().find(|kind| kind.key() == key)
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Shares {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        use serde::de::Error;
+        let written = BTreeMap::<String, Share>::deserialize(deserializer)?;
+        let mut shares = Self::default();
+        for (key, share) in written {
+            let kind = Self::kind(&key).ok_or_else(|| {
+                let known: Vec<_> = ShareKind::ALL.iter().map(|kind| kind.key()).collect();
+                D::Error::custom(format!("{key:?} is no limit that tenants share; fix: write one of {}", known.join(", ")))
+            })?;
+            shares.set(kind, share);
+        }
+        Ok(shares)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_is_read_and_written_alike_and_bad_ones_are_refused() {
+        for (text, share) in
+            [("1", Share::Amount(1)), ("4096", Share::Amount(4096)), ("25%", Share::Percent(25)), ("100%", Share::Percent(100))]
+        {
+            assert_eq!(text.parse(), Ok(share));
+            assert_eq!(share.to_string(), text);
+        }
+        for bad in ["", "0", "-1", "0%", "101%", "25 %", "2.5%", "%", "many", "9007199254740993"] {
+            let error = bad.parse::<Share>().unwrap_err().to_string();
+            assert!(error.contains("fix: write"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_share_of_a_limit_is_between_one_and_the_whole() {
+        for (share, whole, expected) in [
+            (Share::Percent(25), 1000, 250),
+            (Share::Percent(1), 10, 1),
+            (Share::Percent(100), u64::MAX, u64::MAX),
+            (Share::Percent(50), 3, 1),
+            (Share::Amount(10), 5, 5),
+            (Share::Amount(10), 50, 10),
+        ] {
+            assert_eq!(share.of(whole), expected, "{share} of {whole}");
+        }
+    }
+
+    #[test]
+    fn keys_and_labels_of_limits_are_unique() {
+        for name in [ShareKind::key, ShareKind::label] {
+            let names: std::collections::BTreeSet<_> = ShareKind::ALL.iter().map(|kind| name(*kind)).collect();
+            assert_eq!(names.len(), ShareKind::ALL.len());
+        }
+    }
+}

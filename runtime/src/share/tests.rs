@@ -1,0 +1,174 @@
+//! The limit that tenants share, by cases and against its invariants on random histories.
+
+use canal_model::share::{Share, ShareKind, Shares};
+use proptest::prelude::*;
+
+use super::*;
+
+fn limit(capacity: u64, reserve: u64, give_way: GiveWay) -> TenantLimit {
+    let limit = TenantLimit::new(TenantLimitConfig { kind: ShareKind::GatewayConnections, capacity, reserve, give_way });
+    limit.set_default_share(Share::Percent(50));
+    limit
+}
+
+fn tenant(name: &str) -> ShareHolder {
+    ShareHolder::Tenant(name.parse().expect("a tenant's name"))
+}
+
+fn used(limit: &TenantLimit, holder: &ShareHolder) -> u64 {
+    limit.usage().holders.iter().find(|u| u.holder == *holder).map_or(0, |u| u.used)
+}
+
+#[test]
+fn tenant_takes_up_to_its_share_and_gives_back() {
+    let limit = limit(10, 0, GiveWay::Oldest);
+    let alpha = tenant("alpha");
+    let held: Vec<_> = (0..5).map(|_| limit.take(&alpha, 1).unwrap()).collect();
+    assert_eq!(limit.take(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    drop(held);
+    assert_eq!(used(&limit, &alpha), 0);
+    assert!(limit.take(&alpha, 5).is_ok());
+    assert_eq!(limit.usage().holders[0].refused, 1, "the refusal is still told");
+}
+
+#[test]
+fn tenant_with_its_own_share_takes_that_much() {
+    let limit = limit(100, 0, GiveWay::Oldest);
+    let mut shares = Shares::default();
+    shares.set(ShareKind::GatewayConnections, Share::Amount(80));
+    let name = "alpha".parse().unwrap();
+    limit.set_shares([(&name, &shares)]);
+    assert!(limit.take(&tenant("alpha"), 80).is_ok());
+    assert_eq!(limit.take(&tenant("beta"), 80).unwrap_err(), ShareRefusal::Share);
+}
+
+#[test]
+fn reserve_is_only_the_providers() {
+    let limit = limit(10, 4, GiveWay::Oldest);
+    let _a = limit.take(&tenant("alpha"), 3).unwrap();
+    let _b = limit.take(&tenant("beta"), 3).unwrap();
+    assert_eq!(limit.take(&tenant("gamma"), 1).unwrap_err(), ShareRefusal::Full);
+    assert!(limit.take(&ShareHolder::Provider, 4).is_ok());
+    assert_eq!(limit.take(&ShareHolder::Provider, 5).unwrap_err(), ShareRefusal::Full);
+}
+
+#[tokio::test]
+async fn full_limit_revokes_the_oldest_permit_of_the_largest_holder() {
+    let limit = limit(4, 0, GiveWay::Oldest);
+    limit.set_default_share(Share::Percent(100));
+    let alpha: Vec<_> = (0..3).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let _beta = limit.take_revocable(&tenant("beta"), 1).unwrap();
+    let _gamma = limit.take_revocable(&tenant("gamma"), 1).unwrap();
+    alpha[0].revoked().await;
+    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!((used(&limit, &tenant("alpha")), limit.usage().used), (2, 4));
+    drop(alpha);
+    assert_eq!(limit.usage().used, 2, "a revoked permit is not given back twice");
+}
+
+#[test]
+fn full_limit_revokes_the_newest_where_age_speaks_for_a_session() {
+    let limit = limit(3, 0, GiveWay::Newest);
+    limit.set_default_share(Share::Percent(100));
+    let alpha: Vec<_> = (0..3).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let _beta = limit.take(&tenant("beta"), 1).unwrap();
+    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [false, false, true]);
+}
+
+#[test]
+fn equal_holders_do_not_throw_each_other_out() {
+    let limit = limit(4, 0, GiveWay::Oldest);
+    let _alpha: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let _beta: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap()).collect();
+    assert_eq!(limit.take(&tenant("gamma"), 2).unwrap_err(), ShareRefusal::Full);
+    assert!(limit.take_revocable(&tenant("alpha"), 1).is_err());
+}
+
+#[test]
+fn kept_permit_is_never_revoked() {
+    let limit = limit(2, 0, GiveWay::Oldest);
+    limit.set_default_share(Share::Percent(100));
+    let mut alpha: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    alpha.iter_mut().for_each(TenantPermit::keep);
+    assert_eq!(limit.take(&tenant("beta"), 1).unwrap_err(), ShareRefusal::Full);
+    assert!(!alpha[0].is_revoked());
+}
+
+#[test]
+fn permit_moves_to_the_tenant_once_it_is_known() {
+    let limit = limit(10, 0, GiveWay::Oldest);
+    let network = ShareHolder::Network("10.1.0.0/24".parse().unwrap());
+    let mut permit = limit.take_revocable(&network, 2).unwrap();
+    permit.move_to(&tenant("alpha")).unwrap();
+    assert_eq!((used(&limit, &network), used(&limit, &tenant("alpha"))), (0, 2));
+    let _rest = limit.take(&tenant("beta"), 5).unwrap();
+    assert_eq!(permit.move_to(&tenant("beta")).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(used(&limit, &tenant("alpha")), 2, "a refused move changes nothing");
+}
+
+#[test]
+fn refusals_of_endless_sources_do_not_fill_the_memory() {
+    let limit = limit(2, 0, GiveWay::Oldest);
+    let _all = limit.take(&ShareHolder::Provider, 2).unwrap();
+    for n in 0..20_000u32 {
+        let source = ShareHolder::Network(ipnet::Ipv4Net::new(n.into(), 32).unwrap().into());
+        assert!(limit.take(&source, 1).is_err());
+    }
+    let usage = limit.usage();
+    assert!(usage.holders.len() <= 4097, "{}", usage.holders.len());
+    let listed: u64 = usage.holders.iter().map(|u| u.refused).sum();
+    assert_eq!(listed + usage.refused_before, 20_000, "no refusal is lost");
+}
+
+/// One step of a random history.
+#[derive(Debug, Clone)]
+enum Step {
+    Take { holder: u8, amount: u64, is_revocable: bool },
+    Grow { at: usize, amount: u64 },
+    Shrink { at: usize, amount: u64 },
+    Move { at: usize, holder: u8 },
+    Drop { at: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..4u8, 0..6u64, any::<bool>()).prop_map(|(holder, amount, is_revocable)| Step::Take { holder, amount, is_revocable }),
+        1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| Step::Grow { at, amount }),
+        1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| Step::Shrink { at, amount }),
+        1 => (any::<usize>(), 0..4u8).prop_map(|(at, holder)| Step::Move { at, holder }),
+        2 => any::<usize>().prop_map(|at| Step::Drop { at }),
+    ]
+}
+
+fn holder(n: u8) -> ShareHolder {
+    if n == 0 { ShareHolder::Provider } else { tenant(["alpha", "beta", "gamma"][usize::from(n) - 1]) }
+}
+
+proptest! {
+    #[test]
+    fn no_history_breaks_the_bounds(capacity in 1..24u64, reserve in 0..8u64, steps in prop::collection::vec(step(), 0..80)) {
+        let limit = limit(capacity, reserve, GiveWay::Oldest);
+        let mut permits: Vec<TenantPermit> = Vec::new();
+        for step in steps {
+            let len = permits.len().max(1);
+            match step {
+                Step::Take { holder: n, amount, is_revocable } => {
+                    let taken = if is_revocable { limit.take_revocable(&holder(n), amount) } else { limit.take(&holder(n), amount) };
+                    permits.extend(taken);
+                }
+                Step::Grow { at, amount } => { let _ = permits.get_mut(at % len).map(|p| p.grow(amount)); }
+                Step::Shrink { at, amount } => { let _ = permits.get_mut(at % len).map(|p| p.shrink(amount)); }
+                Step::Move { at, holder: n } => { let _ = permits.get_mut(at % len).map(|p| p.move_to(&holder(n))); }
+                Step::Drop { at } => if !permits.is_empty() { permits.swap_remove(at % len); }
+            }
+            let usage = limit.usage();
+            prop_assert!(usage.used <= capacity);
+            prop_assert_eq!(usage.used, usage.holders.iter().map(|u| u.used).sum::<u64>());
+            for u in &usage.holders {
+                prop_assert!(u.used <= u.max, "{:?}", u);
+            }
+        }
+        permits.clear();
+        prop_assert_eq!(limit.usage().used, 0);
+    }
+}
