@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test build check tidy bench-micro bench-peers clean-worlds
+.PHONY: help demo up test soak build check tidy bench-micro bench-peers clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -20,9 +20,11 @@ up: build ## the demo's world, kept up for exploring until ctrl-c
 
 test: ## install what is missing, build, run every test; closes with `N passed, N failed, N skipped`
 	@setup/install test
-# As the tests build them: the programs alone would have other features, and half of all would be built twice.
-	@$(CARGO) build --release --workspace --bins --tests --locked
 	@$(CARGO) xtask test
+
+soak: ## the long runs whole, or those that PART names: `make soak PART=compare`; each writes docs/soak/PART.md
+	@setup/install test
+	@$(CARGO) xtask soak $(PART)
 
 build: ## install what is missing and build all programs (release)
 	@setup/install build

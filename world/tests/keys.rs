@@ -1,12 +1,11 @@
 //! Key servers' way: who reaches them and who is refused and counted, and a port that answers late. Needs root.
 
-mod scene;
-
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::scene;
+use crate::scene::said;
 use canal_world::{KEYS_PORT, Topology, World};
-use scene::said;
 
 /// The tier topology with key servers, of which each answers `canal-world-peer dial`, and `sleep` in place of the mesh's programs.
 fn world(tag: &str) -> World {

@@ -1,11 +1,10 @@
 //! Processes of a world: started, probed, ended, started again, added and removed. Needs root.
 
-mod scene;
-
 use std::time::Duration;
 
+use crate::scene;
+use crate::scene::{SMOKE, becomes, run, said, world};
 use canal_world::{Phase, Pod, Signal, World};
-use scene::{SMOKE, becomes, run, said, world};
 
 const SOON: Duration = Duration::from_secs(15);
 

@@ -1,11 +1,10 @@
 //! Worlds as networks: who reaches whom, who does not, and how fast. Needs root.
 
-mod scene;
-
 use std::time::{Duration, Instant};
 
+use crate::scene;
+use crate::scene::{SMOKE, run, said, world};
 use canal_world::World;
-use scene::{SMOKE, run, said, world};
 
 /// What comes of a dial.
 #[derive(Clone, Copy)]

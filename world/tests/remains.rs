@@ -1,14 +1,13 @@
 //! What is left of a world: nothing, however it ended. Needs root.
 
-mod scene;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use crate::scene;
+use crate::scene::{SMOKE, SOON, becomes, file, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world};
 use canal_world::World;
-use scene::{SMOKE, SOON, becomes, file, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world};
 
 /// A process that owns an ephemeral world; its output is read up to "up".
 fn owner(file: &Path, wait: bool) -> Child {

@@ -1,9 +1,8 @@
 //! A hundred pods come up in time, and a hundred logs stay bounded by design. Needs root.
 
-mod scene;
-
 use std::time::{Duration, Instant};
 
+use crate::scene;
 use canal_world::World;
 
 /// The bar for 100 pods.

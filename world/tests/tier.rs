@@ -1,15 +1,14 @@
 //! Tier worlds without the mesh's programs: who is routed where, what routers refuse, gateways that come and go, AZs that fall.
 //! Needs root.
 
-mod scene;
-
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use crate::scene;
+use crate::scene::said;
 use canal_world::{Phase, Refused, Signal, Topology, World};
-use scene::said;
 
 const SOON: Duration = Duration::from_secs(15);
 

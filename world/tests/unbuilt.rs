@@ -1,10 +1,8 @@
 //! Worlds that cannot be built: they say why, and nothing is left the moment they do. Alone in its process, since any other test's `up` may hold
 //! a name for a moment, to look whether it is a leftover. Needs root.
 
-mod scene;
-
+use crate::scene::{SMOKE, name, options, remains, topology};
 use canal_world::World;
-use scene::{SMOKE, name, options, remains, topology};
 
 #[test]
 fn a_world_that_cannot_be_built_says_why_and_leaves_nothing() {

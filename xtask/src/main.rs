@@ -4,9 +4,13 @@
 
 mod cycles;
 mod failures;
+mod jobs;
 mod layers;
 mod programs;
 mod prose;
+mod report;
+mod schedule;
+mod soak;
 mod source;
 mod suites;
 mod tree;
@@ -19,6 +23,7 @@ usage: cargo xtask <command>
   tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths, sizes, names
   tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
   test [SUITE..]  run the suites (tidy, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`
+  soak [PART..]   run the long parts (default all), each at most an hour; CANAL_SEED=N repeats a seeded one; writes docs/soak/PART.md:
 ";
 
 fn main() -> ExitCode {
@@ -26,14 +31,15 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         [] | ["--help" | "-h" | "help"] => {
-            print!("{HELP}");
+            print!("{HELP}{}", soak::list());
             return ExitCode::SUCCESS;
         }
         ["tidy"] => tidy(false),
         ["tidy", "--bless"] => tidy(true),
         ["test", suites @ ..] => suites::run(suites),
+        ["soak", parts @ ..] => soak::run(parts),
         _ => {
-            eprint!("xtask: unknown command {:?}\n{HELP}", words.join(" "));
+            eprint!("xtask: unknown command {:?}\n{HELP}{}", words.join(" "), soak::list());
             return ExitCode::from(2);
         }
     };

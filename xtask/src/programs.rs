@@ -1,230 +1,156 @@
-//! Runs the programs of the end-to-end tests, several at once because most of them mostly wait, and keeps together what each says. It decides
-//! nothing about a test.
+//! The test programs of the workspace: builds them, lists their tests, and makes a job of each program, and of each module of a `suite`. It runs no
+//! test.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::mpsc::{Sender, channel};
-use std::time::Instant;
 
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::failures::Failures;
-use crate::suites::{Count, read_line};
+use crate::jobs::Job;
+use crate::tree::Tree;
 
-/// Parts of the machine: for two cores.
-const ROOM: usize = 4;
-/// Parts that a program needs which mostly waits: for certificates to end, for loads of a few requests a second.
-const WAITS: usize = 1;
-/// For one that keeps a core busy.
-const WORKS: usize = 2;
-/// For one that bounds what a fault or a planned change may cost, within a second or to no request: beside one that waits, and no other.
-const BOUNDS: usize = 3;
-/// For one that takes the whole machine: it floods, does all that can be done in a minute, or looks at who is faster, as h2spec does where it
-/// breaks a rule and an answer is under way already.
-const ALONE: usize = ROOM;
+/// The package whose programs are the suite `e2e`.
+const E2E: &str = "tests/e2e";
+/// The integration tests of a package with several files: each module is a process of its own, so that none sees another's memory, files, worlds
+/// and limits.
+const SUITE: &str = "suite";
 
-/// What is known of the programs: the one that needs the quietest machine first, then the longest. One that is not known runs alone.
-const KNOWN: [(&str, usize); 20] = [
-    ("http2", ALONE),
-    ("tier", BOUNDS),
-    ("drain", BOUNDS),
-    ("failure", WAITS),
-    ("attacks", WAITS),
-    ("identity", WAITS),
-    ("protocols", WORKS),
-    ("external_ca", WAITS),
-    ("keys_at_rest", WORKS),
-    ("proxyless", WORKS),
-    ("mtu", WORKS),
-    ("zerotrust", WAITS),
-    ("adversary", WAITS),
-    ("underlay", WORKS),
-    ("icmp", WAITS),
-    ("dns", WAITS),
-    ("canal_e2e", WAITS),
-    ("throttle", BOUNDS),
-    ("config", ALONE),
-    ("keyserver", ALONE),
-];
-
+/// A test program that cargo built.
 #[derive(Debug, PartialEq, Eq)]
-struct Program {
-    name: String,
+pub(crate) struct Program {
+    folder: PathBuf,
+    target: String,
+    is_library: bool,
     path: PathBuf,
 }
 
-/// What a program said, and how it ended.
-struct Ended {
-    name: String,
-    lines: Vec<String>,
-    status: std::io::Result<bool>,
-    seconds: u64,
-}
-
-/// Builds by `build`, which tells in JSON what came of it, and runs the test programs of one package in its folder.
-pub(crate) fn run(root: &Path, build: &[&str], package: &str, failures: &mut Failures) -> anyhow::Result<(bool, Count)> {
-    let Some(programs) = built(root, build, &root.join(package).join("Cargo.toml"))? else {
-        return Ok((false, Count { failed: 1, ..Count::default() }));
-    };
-    anyhow::ensure!(!programs.is_empty(), "cargo told of no test program of {package}");
-    side_by_side(&root.join(package), programs, failures)
-}
-
-/// The test programs of the package, in the order in which they shall begin; none if the build failed.
-fn built(root: &Path, build: &[&str], manifest: &Path) -> anyhow::Result<Option<Vec<Program>>> {
-    let mut cargo = Command::new(build[0]).args(&build[1..]).current_dir(root).stdout(Stdio::piped()).spawn()?;
+/// Runs cargo, which reports what it built in JSON; none if that failed.
+pub(crate) fn build(root: &Path, arguments: &[&str]) -> anyhow::Result<Option<Vec<Program>>> {
+    let mut cargo = Command::new("cargo").args(arguments).current_dir(root).stdout(Stdio::piped()).spawn()?;
     let mut programs = Vec::new();
     for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
-        programs.extend(program(&line?, manifest));
+        programs.extend(program(&line?));
     }
-    programs.sort_by_key(|program| place(&program.name));
     Ok(cargo.wait()?.success().then_some(programs))
 }
 
-/// The test program that a line of cargo's tells of (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
-fn program(line: &str, manifest: &Path) -> Option<Program> {
+/// The test program that a line of cargo's names (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
+fn program(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
-    let is_ours = message["profile"]["test"] == true && Path::new(message["manifest_path"].as_str()?) == manifest;
-    let path = message["executable"].as_str().filter(|_| is_ours)?.into();
-    Some(Program { name: message["target"]["name"].as_str()?.replace('-', "_"), path })
+    let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?.into();
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
+    let is_library = message["target"]["kind"].as_array()?.iter().any(|kind| kind == "lib");
+    Some(Program { folder, target: message["target"]["name"].as_str()?.to_owned(), is_library, path })
 }
 
-fn place(name: &str) -> usize {
-    KNOWN.iter().position(|(known, _)| *known == name).unwrap_or(KNOWN.len())
+/// A job for each program and for each module of a suite that has tests.
+pub(crate) fn jobs(tree: &Tree, programs: &[Program]) -> anyhow::Result<Vec<Job>> {
+    let mut jobs = Vec::new();
+    for program in programs {
+        let listed = list(program)?;
+        let package = package_name(&program.folder)?;
+        jobs.extend(decide_jobs(program, &package, &listed, program.folder == tree.root.join(E2E)));
+    }
+    let names: BTreeSet<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
+    anyhow::ensure!(names.len() == jobs.len(), "two test programs have one name");
+    Ok(jobs)
 }
 
-fn parts(name: &str) -> usize {
-    KNOWN.get(place(name)).map_or(ALONE, |(_, parts)| *parts)
+/// The names of a program's tests.
+fn list(program: &Program) -> anyhow::Result<Vec<String>> {
+    let out = Command::new(&program.path).args(["--list", "--format", "terse"]).current_dir(&program.folder).output()?;
+    anyhow::ensure!(out.status.success(), "{} does not list its tests", program.path.display());
+    Ok(String::from_utf8_lossy(&out.stdout).lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
 }
 
-/// Which of those that wait begins next: the first for which there is room.
-fn decide_next(waiting: &[Program], free: usize) -> Option<usize> {
-    waiting.iter().position(|program| parts(&program.name) <= free)
+fn package_name(folder: &Path) -> anyhow::Result<String> {
+    let manifest = folder.join("Cargo.toml");
+    let text = std::fs::read_to_string(&manifest).with_context(|| manifest.display().to_string())?;
+    let name = text.lines().find_map(|line| line.strip_prefix("name = \"")?.strip_suffix('"'));
+    Ok(name.with_context(|| format!("{}: no name", manifest.display()))?.to_owned())
 }
 
-fn side_by_side(folder: &Path, mut waiting: Vec<Program>, failures: &mut Failures) -> anyhow::Result<(bool, Count)> {
-    let (sender, receiver) = channel();
-    let (mut free, mut running, mut total, mut all_ended_well) = (ROOM, 0, Count::default(), true);
-    loop {
-        while let Some(next) = decide_next(&waiting, free) {
-            let program = waiting.remove(next);
-            println!("== {} begins", program.name);
-            (free, running) = (free - parts(&program.name), running + 1);
-            begin(folder, program, &sender);
+fn decide_jobs(program: &Program, package: &str, listed: &[String], is_e2e: bool) -> Vec<Job> {
+    let mut processes: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for test in listed {
+        let module = test.split_once("::").map_or("", |(module, _)| module);
+        let name = match program.target.as_str() {
+            SUITE => format!("{package} {module}").trim_end().to_owned(),
+            _ if program.is_library || program.target == package => package.to_owned(),
+            target => format!("{package} {target}"),
+        };
+        processes.entry(name).or_default().push(test);
+    }
+    let job = |(name, tests): (String, Vec<&str>)| {
+        let mut command: Vec<OsString> = vec![program.path.clone().into()];
+        // The tests of a module of `e2e` share a world, so they run one by one. Of others, what passing tests print is shown too, or nobody would
+        // see a `SKIPPED:`.
+        let how: &[&str] = if is_e2e { &["--test-threads=1", "--nocapture"] } else { &["--show-output"] };
+        command.extend(how.iter().map(OsString::from));
+        if program.target == SUITE {
+            command.push("--exact".into());
+            command.extend(tests.iter().map(OsString::from));
         }
-        if running == 0 {
-            return Ok((all_ended_well, total));
+        Job {
+            suite: if is_e2e { "e2e" } else { "unit" },
+            name,
+            command,
+            folder: program.folder.clone(),
+            listed: Some(tests.len() as u64),
+            counts_tests: true,
+            is_cargo: false,
         }
-        let ended: Ended = receiver.recv().context("a program's end is not heard of")?;
-        (free, running) = (free + parts(&ended.name), running - 1);
-        tell(&ended);
-        ended.lines.iter().for_each(|line| failures.hear(line));
-        let (is_well, count) = decide_count(&ended);
-        all_ended_well &= is_well;
-        total.add(count);
-    }
+    };
+    processes.into_iter().map(job).collect()
 }
 
-/// Prints all that a program said, in one piece.
-fn tell(ended: &Ended) {
-    println!("== {}, {} s", ended.name, ended.seconds);
-    for line in &ended.lines {
-        println!("{line}");
-    }
-    if !matches!(ended.status, Ok(true)) {
-        println!("== {} did not end well: {:?}", ended.name, ended.status);
-    }
-}
-
-/// Whether a program ended well, and what it counted. One that died without counting its failure must not look green.
-fn decide_count(ended: &Ended) -> (bool, Count) {
-    let is_well = matches!(ended.status, Ok(true));
-    let mut count = Count::default();
-    ended.lines.iter().for_each(|line| count.add(read_line(line)));
-    if !is_well {
-        count.failed = count.failed.max(1);
-    }
-    (is_well, count)
-}
-
-fn begin(folder: &Path, program: Program, ended: &Sender<Ended>) {
-    let (folder, ended) = (folder.to_owned(), ended.clone());
-    std::thread::spawn(move || {
-        let (started, mut lines) = (Instant::now(), Vec::new());
-        let status = listen(&folder, &program.path, &mut lines);
-        let seconds = started.elapsed().as_secs();
-        // Who does not listen any more has failed already.
-        let _ = ended.send(Ended { name: program.name, lines, status, seconds });
-    });
-}
-
-/// Runs a program to its end; whether that was a good one.
-fn listen(folder: &Path, program: &Path, lines: &mut Vec<String>) -> std::io::Result<bool> {
-    let (said, pipe) = std::io::pipe()?;
-    let mut command = Command::new(program);
-    // Its tests share a world, so they go one by one.
-    command.args(["--test-threads=1", "--nocapture"]).current_dir(folder).stdin(Stdio::null());
-    let mut child = command.stdout(pipe.try_clone()?).stderr(pipe).spawn()?;
-    // The command holds the pipe's other end, which would never end.
-    drop(command);
-    for line in BufReader::new(said).split(b'\n') {
-        lines.push(String::from_utf8_lossy(&line?).into_owned());
-    }
-    Ok(child.wait()?.success())
+/// The packages whose documentation has code, which cargo runs as tests.
+pub(crate) fn documented(tree: &Tree) -> BTreeSet<String> {
+    let has_code = |text: &str| text.lines().map(str::trim_start).any(|line| line.starts_with("/// ```") || line.starts_with("//! ```"));
+    let files = tree.with_suffix(".rs").filter(|(_, text)| has_code(text));
+    files.filter_map(|(path, _)| package_name(&tree.root.join(path.split_once("/src/")?.0)).ok()).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn named(names: &[&str]) -> Vec<Program> {
-        names.iter().map(|name| Program { name: (*name).to_owned(), path: PathBuf::new() }).collect()
+    fn suite(target: &str, is_library: bool) -> Program {
+        Program { folder: "/repo/control/hub".into(), target: target.into(), is_library, path: "/x".into() }
     }
 
     #[test]
-    fn the_first_that_fits_is_next() {
-        let waiting = named(&["keyserver", "tier", "protocols", "identity", "nobody_knows_it"]);
-        for (free, expected) in [(ROOM, Some(0)), (BOUNDS, Some(1)), (WORKS, Some(2)), (WAITS, Some(3)), (0, None)] {
-            assert_eq!(decide_next(&waiting, free), expected, "{free} free");
-        }
-        assert_eq!(decide_next(&waiting[4..], ROOM - 1), None, "what is not known runs alone");
-        assert_eq!(decide_next(&[], ROOM), None);
-    }
-
-    #[test]
-    fn cargo_s_words_are_read() {
-        let manifest = Path::new("/repo/tests/e2e/Cargo.toml");
-        let line = |manifest: &str, test: bool| {
+    fn cargo_messages_name_test_programs() {
+        let line = |kind: &str, test: bool| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"{manifest}","target":{{"name":"canal-e2e"}},"profile":{{"test":{test}}},"executable":"/x"}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/repo/control/hub/Cargo.toml","target":{{"name":"suite","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":"/x"}}"#
             )
         };
-        let expected = Program { name: "canal_e2e".into(), path: "/x".into() };
-        assert_eq!(program(&line("/repo/tests/e2e/Cargo.toml", true), manifest), Some(expected));
-        assert_eq!(program(&line("/repo/world/Cargo.toml", true), manifest), None);
-        assert_eq!(program(&line("/repo/tests/e2e/Cargo.toml", false), manifest), None);
-        assert_eq!(program("no JSON", manifest), None);
+        assert_eq!(program(&line("test", true)), Some(suite("suite", false)));
+        assert_eq!(program(&line("lib", true)), Some(suite("suite", true)));
+        assert_eq!(program(&line("bin", false)), None);
+        assert_eq!(program("no JSON"), None);
     }
 
     #[test]
-    fn who_dies_silently_has_failed() {
-        let ended = |lines: &[&str], status| Ended {
-            name: "x".into(),
-            lines: lines.iter().map(|line| (*line).to_owned()).collect(),
-            status,
-            seconds: 0,
+    fn each_module_of_a_suite_is_a_process() {
+        let tests = ["api::a", "fleet::b", "api::c::d"].map(String::from);
+        let all = |program: &Program, is_e2e| -> Vec<(String, u64, String)> {
+            let jobs = decide_jobs(program, "canal-hub", &tests, is_e2e);
+            jobs.into_iter().map(|job| (job.name, job.listed.unwrap(), job.command.join(" ".as_ref()).into_string().unwrap())).collect()
         };
-        let good = "test result: ok. 2 passed; 0 failed; 1 ignored;";
-        for (what, lines, status, expected) in [
-            ("well", &[good][..], Ok(true), (true, 2, 0, 1)),
-            ("killed at its end", &[good][..], Ok(false), (false, 2, 1, 1)),
-            ("killed at once", &[][..], Ok(false), (false, 0, 1, 0)),
-            ("never started", &[][..], Err(std::io::ErrorKind::NotFound.into()), (false, 0, 1, 0)),
-        ] {
-            let (is_well, count) = decide_count(&ended(lines, status));
-            assert_eq!((is_well, count.passed, count.failed, count.skipped), expected, "{what}");
-        }
+        let row = |name: &str, listed: u64, command: &str| (name.to_owned(), listed, command.to_owned());
+        let expected = [
+            row("canal-hub api", 2, "/x --show-output --exact api::a api::c::d"),
+            row("canal-hub fleet", 1, "/x --show-output --exact fleet::b"),
+        ];
+        assert_eq!(all(&suite("suite", false), false), expected);
+        assert_eq!(all(&suite("suite", false), true)[1].2, "/x --test-threads=1 --nocapture --exact fleet::b");
+        assert_eq!(all(&suite("canal_hub", true), false), [row("canal-hub", 3, "/x --show-output")]);
+        assert_eq!(all(&suite("leaks", false), false), [row("canal-hub leaks", 3, "/x --show-output")]);
     }
 }

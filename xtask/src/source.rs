@@ -31,6 +31,7 @@ pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) -> anyhow::Result<()> 
         }
     }
     dead_files(tree, found);
+    test_programs(tree, found);
     Ok(())
 }
 
@@ -146,23 +147,45 @@ fn dead_files(tree: &Tree, found: &mut Vec<String>) {
         let Ok(ast) = syn::parse_file(text) else { continue };
         let file = path.rsplit('/').next().unwrap_or(path);
         let dir = path.strip_suffix(file).unwrap_or_default();
-        let is_root = ["lib.rs", "main.rs", "mod.rs"].contains(&file) || is_target(path);
+        let is_root = ["lib.rs", "main.rs", "mod.rs"].contains(&file) || is_target(tree, path);
         let base = if is_root { dir.to_string() } else { format!("{}/", path.trim_end_matches(".rs")) };
         mods(&ast.items, &base, dir, &mut named);
     }
     for (path, _) in tree.with_suffix(".rs") {
         let file = path.rsplit('/').next().unwrap_or(path);
-        let root = ["lib.rs", "main.rs"].contains(&file) || is_target(path);
+        let root = ["lib.rs", "main.rs"].contains(&file) || is_target(tree, path);
         if !root && !named.contains(path) {
             found.push(format!("{path}: no `mod` names this file; delete it or name it"));
         }
     }
 }
 
-/// Files cargo finds by their place: `build.rs`, `tests/x.rs`, `benches/x.rs`, `examples/x.rs`, `src/bin/x.rs`.
-fn is_target(path: &str) -> bool {
+/// One program of integration tests for each crate, because each is linked by itself.
+fn test_programs(tree: &Tree, found: &mut Vec<String>) {
+    for (manifest, text) in tree.with_suffix("Cargo.toml").filter(|(_, text)| !has_named_tests(text)) {
+        let tests = format!("{}tests/", manifest.trim_end_matches("Cargo.toml"));
+        let files = tree.with_suffix(".rs").filter(|(path, _)| path.strip_prefix(&tests).is_some_and(|file| !file.contains('/'))).count();
+        if files > 1 && text.contains("[package]") {
+            found.push(format!("{manifest}: {files} test programs; name the files in tests/suite.rs, and `autotests = false`"));
+        }
+    }
+}
+
+/// The manifest names its test programs, and cargo looks for no others.
+fn has_named_tests(manifest: &str) -> bool {
+    manifest.lines().any(|line| line == "autotests = false")
+}
+
+/// Files cargo finds by their place: `build.rs`, `tests/x.rs`, `benches/x.rs`, `examples/x.rs`, `src/bin/x.rs`; or by the manifest's words.
+fn is_target(tree: &Tree, path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     let n = parts.len();
+    if n >= 2 && parts[n - 2] == "tests" && !parts.contains(&"src") {
+        let manifest = tree.files.get(&[&parts[..n - 2], &["Cargo.toml"]].concat().join("/"));
+        if let Some(text) = manifest.filter(|text| has_named_tests(text)) {
+            return text.contains(&format!("path = \"tests/{}\"", parts[n - 1]));
+        }
+    }
     if parts[n - 1] == "build.rs" && !parts.contains(&"src") {
         return true;
     }
@@ -192,5 +215,36 @@ fn mods(items: &[syn::Item], base: &str, dir: &str, named: &mut BTreeSet<String>
                 named.insert(format!("{base}{name}/mod.rs"));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tree(files: &[(&str, &str)]) -> Tree {
+        Tree { root: "/".into(), files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() }
+    }
+
+    #[test]
+    fn test_file_that_no_suite_names_is_dead() {
+        let named = "[package]\nautotests = false\n[[test]]\nname = \"suite\"\npath = \"tests/suite.rs\"\n";
+        let judge = |suite: &str| {
+            let mut found = Vec::new();
+            dead_files(&tree(&[("a/Cargo.toml", named), ("a/tests/suite.rs", suite), ("a/tests/x.rs", "")]), &mut found);
+            found
+        };
+        assert_eq!(judge("mod x;"), Vec::<String>::new());
+        assert_eq!(judge(""), ["a/tests/x.rs: no `mod` names this file; delete it or name it"]);
+    }
+
+    #[test]
+    fn crate_with_two_test_programs_is_found() {
+        let judge = |manifest: &str| {
+            let mut found = Vec::new();
+            test_programs(&tree(&[("a/Cargo.toml", manifest), ("a/tests/x.rs", ""), ("a/tests/y.rs", "")]), &mut found);
+            found.len()
+        };
+        assert_eq!((judge("[package]\n"), judge("[package]\nautotests = false\n"), judge("[workspace]\n")), (1, 0, 0));
     }
 }

@@ -1,147 +1,76 @@
-//! Runs the test suites one after another, passes their output through, adds up what they counted. It decides nothing about a test, and does
-//! not know how the programs of one are run.
+//! Runs the suites: checks the rules, builds everything once, and runs the programs and cargo's own checks side by side. Then it reports seconds
+//! and counts. It decides nothing about a test, and does not know how programs share the machine.
 
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use crate::failures::Failures;
+use crate::jobs::{Job, cargo_job};
 use crate::programs;
+use crate::report::{Count, Report};
+use crate::schedule;
 use crate::tree::Tree;
 
-#[derive(Default, Clone, Copy)]
-pub(crate) struct Count {
-    pub(crate) passed: u64,
-    pub(crate) failed: u64,
-    pub(crate) skipped: u64,
-}
-
-impl Count {
-    pub(crate) fn add(&mut self, more: Self) {
-        self.passed += more.passed;
-        self.failed += more.failed;
-        self.skipped += more.skipped;
-    }
-}
-
-/// Whose test programs `e2e` runs.
-const E2E: &str = "tests/e2e";
-
-/// A suite: its name, the command, and what it is for. The one of `e2e` only builds: of the whole workspace, as `unit` does, because crates that
-/// are built for other crates would be built with other features, a second time.
-const SUITES: [(&str, &[&str], &str); 4] = [
-    (
-        "lint",
-        &["cargo", "clippy", "--release", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
-        "compiler and clippy warnings",
-    ),
-    (
-        "plain",
-        &["cargo", "check", "--release", "--workspace", "--locked"],
-        "the programs as they are delivered, without the features that tests add",
-    ),
-    (
-        "unit",
-        // What passing tests say is shown, or a `SKIPPED:` would be heard by nobody.
-        &["cargo", "test", "--release", "--workspace", "--locked", "--no-fail-fast", "--exclude", "canal-e2e", "--", "--show-output"],
-        "crates: units, layouts, goldens, packet and netns tests",
-    ),
-    (
-        "e2e",
-        &["cargo", "test", "--release", "--workspace", "--locked", "--no-run", "--message-format=json-render-diagnostics"],
-        "whole meshes in worlds, faults, and the third-party judges",
-    ),
+/// A suite: its name and what it is for.
+const SUITES: [(&str, &str); 5] = [
+    ("tidy", "the rules of the house"),
+    ("lint", "compiler and clippy warnings"),
+    ("plain", "the programs as they are delivered, without the features that tests add"),
+    ("unit", "crates: units, layouts, goldens, packet and netns tests"),
+    ("e2e", "whole meshes in worlds, faults, and the third-party judges"),
 ];
 
+/// Everything that tests need, in the profile of tests and in one go: the programs alone would have other features, and half of all would be built
+/// twice.
+const BUILD: [&str; 6] = ["build", "--workspace", "--bins", "--tests", "--locked", "--message-format=json-render-diagnostics"];
+const LINT: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
+const PLAIN: [&str; 3] = ["check", "--workspace", "--locked"];
+
+/// Runs the named suites, or all when none is named. True when nothing failed.
 pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
+    if let Some(bad) = wanted.iter().find(|w| !SUITES.iter().any(|(name, _)| name == *w)) {
+        anyhow::bail!("no suite {bad:?}; there are {}", SUITES.map(|s| s.0).join(", "));
+    }
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.contains(&name);
     let tree = Tree::read()?;
-    if let Some(bad) = wanted.iter().find(|w| **w != "tidy" && !SUITES.iter().any(|(n, ..)| n == *w)) {
-        anyhow::bail!("no suite {bad:?}; there are tidy, {}", SUITES.map(|s| s.0).join(", "));
-    }
-    let (mut total, mut failures) = (Count::default(), Failures::default());
-    let mut all_ended_well = true;
-    if wanted.is_empty() || wanted.contains(&"tidy") {
-        println!("== tidy: the rules of the house");
-        let ok = super::tidy(false)?;
-        total.add(Count { passed: ok.into(), failed: (!ok).into(), skipped: 0 });
-    }
-    for (name, command, what) in SUITES {
-        if !wanted.is_empty() && !wanted.contains(&name) {
-            continue;
-        }
+    let (mut report, mut failures) = (Report::default(), Failures::default());
+    for (name, what) in SUITES.iter().filter(|(name, _)| is_wanted(name)) {
         println!("== {name}: {what}");
-        let started = std::time::Instant::now();
-        let (ok, mut count) =
-            if name == "e2e" { programs::run(&tree.root, command, E2E, &mut failures)? } else { one(&tree, command, &mut failures)? };
-        if matches!(name, "lint" | "plain") {
-            count = Count { passed: ok.into(), failed: (!ok).into(), skipped: 0 };
-        }
-        all_ended_well &= ok;
-        println!(
-            "== {name}: {} passed, {} failed, {} skipped in {} s",
-            count.passed,
-            count.failed,
-            count.skipped,
-            started.elapsed().as_secs()
-        );
-        total.add(count);
     }
-    if !all_ended_well && total.failed == 0 {
-        // A suite that died without counting its failure must not look green.
-        total.failed = 1;
+    if is_wanted("tidy") {
+        let started = Instant::now();
+        let ok = super::tidy(false)?;
+        report.add("tidy", "tidy", started.elapsed(), Count::of(ok));
     }
+    let mut jobs = Vec::new();
+    if is_wanted("unit") || is_wanted("e2e") {
+        println!("== build: everything that tests need");
+        let started = Instant::now();
+        let built = programs::build(&tree.root, &BUILD)?;
+        let count = if built.is_some() { Count::default() } else { Count::of(false) };
+        report.add("build", "build", started.elapsed(), count);
+        let all = programs::jobs(&tree, &built.unwrap_or_default())?;
+        let tests: u64 = all.iter().filter_map(|job| job.listed).sum();
+        println!("== {tests} tests are listed by {} programs", all.len());
+        jobs.extend(all.into_iter().filter(|job| is_wanted(job.suite)));
+    }
+    let beside = !jobs.is_empty();
+    jobs.extend(checks(&tree, beside).into_iter().filter(|job| is_wanted(job.suite)));
+    schedule::run(jobs, &mut report, &mut failures)?;
+    report.print();
     failures.told().iter().for_each(|line| println!("{line}"));
+    let total = report.total();
     println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
     Ok(total.failed == 0)
 }
 
-fn one(tree: &Tree, command: &[&str], failures: &mut Failures) -> anyhow::Result<(bool, Count)> {
-    let mut child = Command::new(command[0]).args(&command[1..]).current_dir(&tree.root).stdout(Stdio::piped()).spawn()?;
-    let mut count = Count::default();
-    if let Some(out) = child.stdout.take() {
-        for line in BufReader::new(out).lines() {
-            let line = line?;
-            println!("{line}");
-            count.add(read_line(&line));
-            failures.hear(&line);
-        }
+/// What cargo checks by itself. Beside programs, it leaves them a core.
+fn checks(tree: &Tree, beside: bool) -> Vec<Job> {
+    let documented = programs::documented(tree);
+    let mut doc = vec!["test", "--doc", "--locked"];
+    documented.iter().for_each(|package| doc.extend(["--package", package]));
+    let mut jobs = vec![cargo_job(&tree.root, "lint", "lint", &LINT, beside), cargo_job(&tree.root, "plain", "plain", &PLAIN, beside)];
+    if !documented.is_empty() {
+        jobs.push(Job { counts_tests: true, listed: Some(1), ..cargo_job(&tree.root, "unit", "doc tests", &doc, beside) });
     }
-    Ok((child.wait()?.success(), count))
-}
-
-/// `test result: ok. 5 passed; 0 failed; 0 ignored; …` and our own `SKIPPED: why` lines.
-pub(crate) fn read_line(line: &str) -> Count {
-    let mut c = Count::default();
-    // What a test says first stands behind its name when tests go one by one.
-    let said = line.split_once(" ... ").filter(|_| line.starts_with("test ")).map_or(line, |(_, said)| said);
-    if said.trim_start().starts_with("SKIPPED:") {
-        c.skipped = 1;
-    }
-    let Some(rest) = line.strip_prefix("test result: ") else { return c };
-    for part in rest.split(['.', ';']) {
-        let mut words = part.split_whitespace();
-        let (Some(n), Some(what)) = (words.next().and_then(|n| n.parse::<u64>().ok()), words.next()) else { continue };
-        match what {
-            "passed" => c.passed = n,
-            "failed" => c.failed = n,
-            "ignored" => c.skipped += n,
-            _ => {}
-        }
-    }
-    c
-}
-
-#[cfg(test)]
-mod tests {
-    use super::read_line;
-
-    #[test]
-    fn result_lines_are_counted() {
-        let c = read_line("test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.10s");
-        assert_eq!((c.passed, c.failed, c.skipped), (12, 3, 1));
-        let c = read_line("SKIPPED: no BPF here");
-        assert_eq!((c.passed, c.failed, c.skipped), (0, 0, 1));
-        let c = read_line("test a_world ... SKIPPED: no root");
-        assert_eq!((c.passed, c.failed, c.skipped), (0, 0, 1));
-        assert_eq!(read_line("running 5 tests").passed, 0);
-    }
+    jobs
 }

@@ -1,16 +1,14 @@
 //! The real process beside the real controller: an edge comes first, a replica registers, the plan reaches the maps, the replica dies and
 //! the controller knows.
 
-#[path = "../../../dataplane/offload/tests/frames/mod.rs"]
-mod frames;
-mod rig;
-
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::frames::{SYN, Tunnel, read, tcp};
+use crate::rig::{Machine, Netns, ReplicaPage};
 use canal_hub::{Config, Hub, JwksOptions, Limits, TrustOptions};
 use canal_kit::controller::Controller;
 use canal_kit::drain;
@@ -20,8 +18,6 @@ use canal_model::program::Kind;
 use canal_offload::edge::{Edge as Loaded, Settings};
 use canal_wire::fleet::ReplicaState;
 use canal_wire::fleet::fleet_client::FleetClient;
-use frames::{SYN, Tunnel, read, tcp};
-use rig::{Machine, Netns, ReplicaPage};
 use sha2::{Digest, Sha256};
 use tokio::runtime::{Builder, Runtime};
 

@@ -1,18 +1,15 @@
 //! The real process in a namespace of its own, beside a controller and replicas that the test plays: maps are filled, replicas die and come
 //! back, the agent is stopped, killed and started again without the controller, and what is flushed behind its back is put again.
 
-#[path = "../../../dataplane/offload/tests/frames/mod.rs"]
-mod frames;
-mod rig;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
+use crate::frames::{ACK, SYN, Tunnel, read, tcp};
+use crate::rig;
+use crate::rig::{Machine, ReplicaPage};
 use canal_abi::tier::{AddressKey, NodeKey};
 use canal_model::program::{Kind, Node, Resource};
 use canal_offload::edge::{Edge as Loaded, Settings};
-use frames::{ACK, SYN, Tunnel, read, tcp};
-use rig::{Machine, ReplicaPage};
 
 /// The maps as another process sees them.
 fn maps(m: &Machine) -> Loaded {

@@ -1,13 +1,11 @@
 //! The operators' API: applies are whole or not at all, tenants do not touch each other, and what was refused says why.
 
-mod rig;
-
 use std::time::{Duration, Instant};
 
+use crate::rig::{PATIENCE, Rig, errors, gateway, route, service, tenant, tenant_object};
 use canal_hub::{FILES_MAX, Limits};
 use canal_model::program::Kind;
 use canal_wire::api::change::What;
-use rig::{PATIENCE, Rig, errors, gateway, route, service, tenant, tenant_object};
 use tonic::Code;
 
 fn whats(changes: &[canal_wire::api::Change]) -> Vec<String> {

@@ -1,12 +1,11 @@
 //! Who gets which certificate, asked over the wire; rustls judges what was issued.
 
-mod rig;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rig;
+use crate::rig::{Rig, fresh_csr, gateway, tenant};
 use canal_hub::Limits;
-use rig::{Rig, fresh_csr, gateway, tenant};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, UnixTime};

@@ -1,12 +1,10 @@
 //! The configuration directory as a source: changes come into force, accidents do not.
 
-mod rig;
-
 use std::fs;
 use std::time::{Duration, Instant};
 
+use crate::rig::{Held, PATIENCE, Rig, Subscriber, errors, gateway, pod, service, tenant, tenant_object};
 use canal_model::program::Kind;
-use rig::{Held, PATIENCE, Rig, Subscriber, errors, gateway, pod, service, tenant, tenant_object};
 
 fn ready(held: &Held, name: &str) -> Option<bool> {
     held.get(&(Kind::Workload, format!("alpha/shop/{name}"))).map(|(_, r)| match r {

@@ -1,15 +1,14 @@
 //! The fleet over the wire: replicas and edges report and subscribe as data planes do; what they are told is judged.
 
-mod rig;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::rig;
+use crate::rig::{PATIENCE, Rig, Subscriber, pod, service, with_token};
 use canal_hub::{FleetTimes, Limits};
 use canal_model::program::{BucketTable, GatewayAddress, Kind, Resource};
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{EdgeOrders, EdgeState, Owned, ReplicaOrders, ReplicaState, Seen};
-use rig::{PATIENCE, Rig, Subscriber, pod, service, with_token};
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 

@@ -1,13 +1,11 @@
 //! Key sets that tenants name by URI: who may be asked, what is taken, what stays when it cannot be had. A small HTTP server plays the issuer.
 
-mod rig;
-
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use crate::rig::{PATIENCE, Rig, Subscriber, tenant};
 use canal_hub::Limits;
 use canal_model::program::{Kind, Resource};
-use rig::{PATIENCE, Rig, Subscriber, tenant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 

@@ -1,13 +1,11 @@
 //! Limits at the controller's doors: each is reached, refuses what is over it, and counts that.
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::rig::{PATIENCE, Rig, Subscriber, service, tenant_object};
 use canal_hub::{DOOR_CONNECTIONS_MAX, Limits, TOKEN_BYTES_MAX};
 use canal_model::program::Kind;
-use rig::{PATIENCE, Rig, Subscriber, service, tenant_object};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tonic::Code;

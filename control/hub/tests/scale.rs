@@ -1,19 +1,18 @@
 //! Thousands of services: an AZ is closed as fast as with a few, whatever else is computed at that moment.
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{Duration, Instant};
 
+use crate::rig;
+use crate::rig::{Rig, Subscriber, with_token};
 use canal_hub::{FleetTimes, Limits};
 use canal_model::program::Resource;
 use canal_wire::fleet::fleet_client::FleetClient;
 use canal_wire::fleet::{EdgeState, ReplicaState, Seen};
-use rig::{Rig, Subscriber, with_token};
 use tonic::transport::Channel;
 
-/// `cargo test --release` has what the tier is made for; without optimisation the same takes ten times as long.
+/// `make soak PART=services` has what the tier is made for; without optimisation the same takes ten times as long.
 const SERVICES: u32 = if cfg!(debug_assertions) { 600 } else { 16_000 };
 /// Until everybody has everything.
 const START: Duration = Duration::from_secs(300);

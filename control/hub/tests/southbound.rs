@@ -1,13 +1,12 @@
 //! What data planes are told, over real TLS streams: scope, order, reconnect, refusal, coalescing, isolation, bytes.
 
-mod rig;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::rig;
+use crate::rig::{PATIENCE, Rig, Subscriber, pod, route, service, tenant};
 use canal_hub::Limits;
 use canal_model::program::{Kind, Resource, RouteAction};
-use rig::{PATIENCE, Rig, Subscriber, pod, route, service, tenant};
 
 #[tokio::test]
 async fn a_node_never_sees_another_tenant() {

@@ -1,19 +1,18 @@
 //! Who vouches for tenants: bundles and federation, key servers, replacement of roots, revocation, files, another CA's process. Asked over
 //! the wire; rustls judges chains.
 
-mod rig;
-
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::rig;
+use crate::rig::{PATIENCE, PRINCIPALS, Rig, Subscriber, fresh_csr, tenant, with_token, write_principals};
 use canal_authority::Patience;
 use canal_hub::{ExternalCa, Limits};
 use canal_model::program::{Kind, Resource};
 use canal_model::trust::Bundle;
 use canal_wire::api;
-use rig::{PATIENCE, PRINCIPALS, Rig, Subscriber, fresh_csr, tenant, with_token, write_principals};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, UnixTime};

@@ -1,17 +1,15 @@
 //! Shuffle sharding as cases and properties: unique, balanced, and nobody moves without a reason.
 
-#[allow(dead_code, reason = "each test takes its part")]
-mod sim;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::sim;
+use crate::sim::{az, azs, demand, id};
 use canal_model::fleet::{Demands, Fleet, OwnerReport, Ownership, Placement, ReplicaState};
 use canal_model::ids::{AzName, BackendName, ServiceId};
 use canal_model::plan::{Note, Plan, PlannedService};
 use canal_planner::{placement, plan};
 use proptest::prelude::*;
-use sim::{az, azs, demand, id};
 
 fn fleet(backends: &[&str]) -> Fleet {
     let backends = backends.iter().map(|name| (name.parse().unwrap(), az(&name[..1]))).collect();

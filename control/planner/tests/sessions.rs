@@ -1,11 +1,9 @@
 //! Sessions through planned and unplanned changes of the fleet, in a model of the tier where everything may be late.
 
-#[allow(dead_code, reason = "each test takes its part")]
-mod sim;
-
+use crate::sim;
+use crate::sim::{Fate, Tier, az, id, number};
 use canal_model::fleet::ReplicaState;
 use proptest::prelude::*;
-use sim::{Fate, Tier, az, id, number};
 
 /// One thing that happens. Numbers choose among what is there.
 #[derive(Debug, Clone)]

@@ -1,16 +1,13 @@
 //! Bucket tables, one change at a time: who moves, who stays, when a version rises. And the linter sees what is broken on purpose.
 
-#[allow(dead_code, reason = "each test takes its part")]
-mod sim;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::sim::{Tier, az, id, number};
 use canal_model::fleet::{OwnerReport, ReplicaState};
 use canal_model::ids::AzName;
 use canal_model::plan::{Note, Plan, PlannedTable};
 use canal_model::program::CHAIN;
-use sim::{Tier, az, id, number};
 
 /// One service at home in AZ a, with two backends there.
 fn tier(first: usize, second: usize) -> Tier {

@@ -58,7 +58,7 @@ fn a_full_disk_is_refused_and_recovered_from() {
     let dir = tempfile::tempdir().unwrap();
     // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
     let out = Command::new("sh")
-        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact writer_on_a_full_disk --nocapture"])
+        .args(["-c", "trap '' XFSZ; exec \"$0\" --exact full::writer_on_a_full_disk --nocapture"])
         .arg(std::env::current_exe().unwrap())
         .env(CHILD, dir.path())
         .output()

@@ -70,7 +70,7 @@ struct Ack {
 
 fn run_and_kill(dir: &Path, after: Duration) -> Vec<Ack> {
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "writer", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "kill::writer", "--nocapture", "--test-threads=1"])
         .env(CHILD, dir)
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

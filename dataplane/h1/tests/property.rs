@@ -1,10 +1,9 @@
 //! Properties over mutated and generated messages: no panic, no dependence on how bytes arrive, writing is the inverse of parsing,
 //! nothing is accepted that httparse refuses.
 
-mod receive;
-
 use std::sync::LazyLock;
 
+use crate::receive::{Outcome, forward, receive};
 use canal_h1::cases::requests;
 use canal_h1::{
     Asked, BodyPart, BodyReader, CHUNK_END, ChunkStart, Framing, LAST_CHUNK, Limits, OutHead, Outgoing, RequestHead, ResponseHead, detect,
@@ -13,7 +12,6 @@ use canal_h1::{
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
-use receive::{Outcome, forward, receive};
 
 const LIMITS: Limits = Limits::DEFAULT;
 

@@ -1,10 +1,8 @@
 //! Every case of `canal_h1::cases`, as a whole, split at every byte, and byte by byte: the verdict is always the same.
 
-mod receive;
-
+use crate::receive::{Outcome, forward, receive};
 use canal_h1::cases::{Accepted, RequestCase, RequestWant, ResponseWant, requests, responses};
 use canal_h1::{Limits, OutHead, Outgoing, Refusal, RequestHead, ResponseHead};
-use receive::{Outcome, forward, receive};
 
 const LIMITS: Limits = Limits::DEFAULT;
 

@@ -1,13 +1,11 @@
 //! Requesters and tenants that misbehave: garbage, floods, silence, strangers; nobody else notices.
 
-mod rig;
-
 use std::time::{Duration, Instant};
 
+use crate::rig::*;
 use canal_keys::limits::{HANDSHAKE_BYTES_MAX, OUTBOX_MAX, REQUESTER_CHANNELS_MAX, STRANGERS_EACH_MAX, STRANGERS_MAX, Shares};
 use canal_kit::testing::{TestCa, identity};
 use canal_wire::keyrpc::{Begin, FRAME_MAX, KeyName, Refusal, Request, Role};
-use rig::*;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 

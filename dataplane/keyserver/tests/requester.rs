@@ -1,10 +1,9 @@
 //! The requester that nodes and gateways have (`canal_kit::keys`) against a real key server: both ends' keys are in it, and keyless TLS ends.
 
-mod rig;
-
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::rig::*;
 use canal_kit::keys::{Keyring, Requester, RequesterConfig, ServerAddress, Signed};
 use canal_kit::metrics::Registry;
 use canal_kit::testing::identity;
@@ -12,7 +11,6 @@ use canal_kit::tls::{TerminationTerms, Terminator, TrustStore};
 use canal_model::identity::Identity;
 use canal_model::trust::{ClientCertificates, KeyAlgorithm, KeyPlace, KeyPolicy, KeyServer};
 use canal_wire::keyrpc::KeyName;
-use rig::*;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};

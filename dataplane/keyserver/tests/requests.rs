@@ -1,13 +1,11 @@
 //! Requests over real channels: handshakes and signatures, who may have them, and what is refused by which name.
 
-mod rig;
-
+use crate::rig::*;
 use canal_keys::limits::Shares;
 use canal_kit::testing::{TestCa, identity};
 use canal_model::trust::KeyAlgorithm;
 use canal_wire::keyrpc::{KeyName, Refusal, Request, Role, SpkiHash};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, date_time_ymd};
-use rig::*;
 
 fn identity_key(id: &str) -> KeyName {
     KeyName::Identity(identity(id))

@@ -11,7 +11,13 @@ const ROLE: &str = "CANAL_KIT_TEST_ROLE";
 /// Runs `test` of this binary again, in the role it asks for.
 fn child(test: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(ROLE, "child").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+    command
+        .args(["--exact", &format!("process::{test}"), "--nocapture"])
+        .env(ROLE, "child")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
 fn is_child() -> bool {

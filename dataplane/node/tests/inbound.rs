@@ -1,16 +1,14 @@
 //! What a peer meets at a pod's HBONE port, spoken to by hand: TLS, settings, every status, bytes, resets, limits, drain and rotation.
 
-mod rig;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
+use crate::rig::raw::{self, Hello, connect};
+use crate::rig::{POD_V4, POD_V6, Rig, Setup, identity};
 use canal_kit::testing::TestCa;
 use canal_node_proxy::config::Limits;
 use http::{Method, Request};
-use rig::raw::{self, Hello, connect};
-use rig::{POD_V4, POD_V6, Rig, Setup, identity};
 use socket2::SockRef;
 
 const HBONE: &str = "10.77.0.2:15008";

@@ -1,24 +1,14 @@
 //! What an application's connection meets on its way out: captured by the kernel, decided, carried to a gateway, and recorded.
 
-mod rig;
-
 use std::io::{Read, Write};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use crate::rig::gateway::{Does, Saw};
+use crate::rig::{FAR, FOR_PODS, NEAR, POD_V4, POD_V6, Rig, Setup, identity};
 use canal_model::program::OutsideMesh;
 use canal_node_proxy::config::{CaptureChoice, Limits};
-use rig::gateway::{Does, Saw};
-use rig::{FAR, FOR_PODS, NEAR, POD_V4, POD_V6, Rig, Setup, identity};
-
-/// The child's entry.
-#[test]
-fn the_client() {
-    if let Some(case) = rig::lab::case() {
-        rig::app::run(&case);
-    }
-}
 
 const VIP: &str = "10.96.0.1:80";
 

@@ -1,19 +1,17 @@
 //! What policies do to who wants into a pod, over HBONE and in plaintext, and to who is in already when they change.
 
-mod rig;
-
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::rig::raw::{self, Hello, connect};
+use crate::rig::{POD_V4, POD_V6, Rig, Setup};
 use canal_kit::testing::TestCa;
 use canal_model::authorization::{
     Action, Attribute, Authorization, Clause, Match, PeerAuthentication, PeerMode, PolicyKey, PolicyTarget, Rule,
 };
 use canal_model::program::Resource;
 use canal_node_proxy::config::{CaptureChoice, Limits};
-use rig::raw::{self, Hello, connect};
-use rig::{POD_V4, POD_V6, Rig, Setup};
 
 const HBONE: &str = "10.77.0.2:15008";
 const APP: &str = "10.77.0.2:8080";

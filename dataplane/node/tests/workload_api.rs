@@ -1,8 +1,5 @@
 //! The SPIFFE Workload API as an application in a pod meets it: over both sockets, at renewal, at a change of bundles, and beyond its limits.
 
-#[path = "../../offload/tests/lab/mod.rs"]
-mod lab;
-
 use std::os::linux::net::SocketAddrExt;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::{Duration, SystemTime};
 
+use crate::rig::lab;
 use canal_kit::certs::Issuer;
 use canal_kit::metrics::Registry;
 use canal_kit::sys::{self, ConnectOptions, Netns};

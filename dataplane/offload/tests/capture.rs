@@ -1,14 +1,13 @@
 //! `bpf/capture.bpf.c` against real sockets: who is taken, who is left, what the proxy learns, what the application sees.
 
-mod lab;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
+use crate::lab;
+use crate::lab::{Cgroup, Client, Netns, pause, say};
 use canal_offload::capture::{Capture, CgroupState, Options, cgroup_state, release_all};
 use canal_offload::netns_cookie;
-use lab::{Cgroup, Client, Netns, pause, say};
 
 const V4: &str = "127.0.0.1:15001";
 const V6: &str = "[::1]:15001";

@@ -1,15 +1,14 @@
 //! `bpf/edge.bpf.c` over single frames: every leg, every refusal, checksums, and the bucket function against Rust's.
 
-mod frames;
-
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
+use crate::frames;
+use crate::frames::{ACK, FIN, HEAD, SYN, Tunnel, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
 use canal_abi::tier::{Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI, Table, address_be};
 use canal_model::ids::ServiceId;
 use canal_offload::edge::{Edge, Received, Settings};
 use canal_wire::tier::flow_hash;
-use frames::{ACK, FIN, HEAD, SYN, Tunnel, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
 
 const EDGE: &str = "250.1.0.1";
 const REPLICA: &str = "250.1.0.2";

@@ -1,18 +1,16 @@
 //! What the edge's agent does with its maps: every limit, the exact contents, and what the next process finds.
 
-mod lab;
-
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
+use crate::lab::Netns;
 use canal_abi::Plain;
 use canal_abi::tier::{
     ADDRESSES_MAX, Address, AddressKey, NodeKey, PREFIXES_MAX, Prefix, PrefixKey, REPLICAS_MAX, Replica, Return, SERVICES_MAX, Table,
 };
 use canal_offload::edge::{self, Edge, Options, Settings};
 use canal_offload::entries::{Entries, Replaced};
-use lab::Netns;
 use libbpf_rs::{MapHandle, MapType};
 
 const SETTINGS: Settings = Settings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };

@@ -3,8 +3,6 @@
 //!
 //! The replica here is a plain VXLAN device with the tier's VNI: what a redirector adds is tested with it.
 
-mod lab;
-
 use std::collections::HashMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,11 +10,11 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
+use crate::lab::{Netns, Pins};
 use canal_abi::tier::{
     Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, TIER_VNI, Table, address_be,
 };
 use canal_offload::edge::{self, Edge, Options, Settings};
-use lab::{Netns, Pins};
 
 const EDGE: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
 const REPLICA: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 3);

@@ -1,16 +1,15 @@
 //! `bpf/inbound.bpf.c`, its fallback and the end of older connections, against real sockets: who is taken, who is left, who is refused.
 
-mod lab;
-
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use crate::lab;
+use crate::lab::{Client, Netns, Pins, close, pause, say};
 use canal_offload::inbound::{Family, Inbound, PodInbound};
 use canal_offload::nft;
 use canal_offload::sockets::{self, Which};
-use lab::{Client, Netns, Pins, close, pause, say};
 use socket2::{Domain, SockRef, Socket, Type};
 
 const MARK: u32 = 0x539;

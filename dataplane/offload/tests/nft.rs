@@ -1,12 +1,11 @@
 //! The nftables fallback against real sockets in a namespace without any BPF.
 
-mod lab;
-
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
+use crate::lab;
+use crate::lab::{Client, Netns, close};
 use canal_offload::nft::{Redirect, original_destination};
-use lab::{Client, Netns, close};
 
 const MARK: u32 = 0x539;
 

@@ -1,22 +1,20 @@
 //! `bpf/redirector.bpf.c` over single frames, in a namespace with real sockets in every state: who takes what, where the rest goes, every
 //! refusal, and limits that are exact.
 
-mod frames;
-mod lab;
-
 use std::collections::HashMap;
 use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
+use crate::frames;
+use crate::frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, udp, unreachable, with_ip4};
+use crate::lab::{Netns, Pins};
 use canal_abi::tier::{
     BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, THROTTLE_SERVICE, THROTTLE_TENANT,
     THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
 };
 use canal_offload::doors::{Door, Doors};
 use canal_offload::redirector::{self, Limit, Limits, Options, Redirector};
-use frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, udp, unreachable, with_ip4};
-use lab::{Netns, Pins};
 use socket2::{Domain, Protocol, Socket, Type};
 
 const EDGE: &str = "250.1.0.1";

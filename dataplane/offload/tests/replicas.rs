@@ -1,9 +1,6 @@
 //! Redirector, tunnel and doors on replicas in namespaces, with real connections through a stand-in for the edge: where sessions begin, and
 //! that they go on where they began while tables change and gateways die.
 
-mod frames;
-mod lab;
-
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -12,11 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::frames;
+use crate::lab::{Client, Netns, Pins, case, pause, say};
 use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
 use canal_offload::doors::{Door, Doors};
 use canal_offload::redirector::{self, Options, Redirector};
 use canal_offload::sessions::Sessions;
-use lab::{Client, Netns, Pins, case, pause, say};
 use socket2::{Domain, Protocol, Socket, Type};
 
 const TENANT: u32 = 0x70;

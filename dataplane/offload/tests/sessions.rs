@@ -1,14 +1,12 @@
 //! `bpf/sessions.bpf.c`: how many sessions are seen outside and inside of tunnels, both directions as one, what is none, and full tables.
 
-mod frames;
-mod lab;
-
 use std::collections::HashMap;
 use std::time::Duration;
 
+use crate::frames;
+use crate::frames::{ACK, HOST, ROUTER, SYN, Tunnel, echo, ip, tcp, udp, unreachable};
+use crate::lab::Netns;
 use canal_offload::sessions::{OuterSession, Sessions};
-use frames::{ACK, HOST, ROUTER, SYN, Tunnel, echo, ip, tcp, udp, unreachable};
-use lab::Netns;
 
 fn counts(s: &Sessions) -> HashMap<&'static str, u64> {
     s.counts().unwrap().into_iter().collect()

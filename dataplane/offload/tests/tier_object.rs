@@ -1,15 +1,13 @@
 //! The cloud tier's compiled objects: their layouts are Rust's, and the verifier's work stays within `budgets.txt`.
 
-mod lab;
-
 use std::collections::BTreeMap;
 
+use crate::lab::Netns;
 use canal_abi::tier::LAYOUTS;
 use canal_offload::doors::Doors;
 use canal_offload::edge::{self, Edge, Settings};
 use canal_offload::redirector::{self, Redirector};
 use canal_offload::sessions::{self, Sessions};
-use lab::Netns;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, HasSize};
 

@@ -1,20 +1,18 @@
 //! The whole road of a service's session in the kernel, with real devices: a pod behind its node's VXLAN device, a router, an edge with
 //! its program, two replicas with theirs. Chains, bulk with checksums that receivers verify, errors, dials, a dead gateway.
 
-mod lab;
-
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use crate::lab::Netns;
 use canal_abi::tier::{
     Address, AddressKey, BUCKETS, CHAIN, EDGE_MAC, NodeKey, Prefix, PrefixKey, REPLICA_MAC, Replica, Return, Table, address_be,
 };
 use canal_offload::doors::{Door, Doors};
 use canal_offload::edge::{self, Edge, Settings};
 use canal_offload::redirector::{self, Redirector};
-use lab::Netns;
 use socket2::{Domain, Socket, Type};
 
 const EDGE: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);

@@ -1,16 +1,14 @@
 //! The router against the naive reading of all matches, over generated rules and requests from small alphabets, so that they meet.
 
-mod rules;
-
 use std::sync::Arc;
 
+use crate::rules::{Ask, naive, rule};
 use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteRule, TextMatch, ValueMatch};
 use canal_router::{Limits, Router};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use rules::{Ask, naive, rule};
 
 fn path() -> impl Strategy<Value = String> {
     "(/(a|b|ab|abc||a-segment-too-long-to-lie-in-the-table)){1,4}"

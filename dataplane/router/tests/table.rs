@@ -1,12 +1,10 @@
 //! The router by tables of cases: path kinds, hosts, conditions, order, faults and limits.
 
-mod rules;
-
 use std::sync::Arc;
 
+use crate::rules::{Ask, naive, rule};
 use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteRule, TextMatch, ValueMatch};
 use canal_router::{Action, Fault, Limits, Router};
-use rules::{Ask, naive, rule};
 
 /// `[METHOD ][host]/path[?query][ name:value …]`.
 fn ask(text: &str) -> Ask {

@@ -11,7 +11,7 @@ use canal_differential::{Tally, Trial};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// Unoptimised regular expressions are slow; the numbers that matter are those of release.
+/// `make soak PART=compare`, which builds for release, has the whole numbers.
 const TENANTS: u64 = if cfg!(debug_assertions) { 300 } else { 1_500 };
 const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) { 10_000 } else { 50_000 };
 /// Of the requests made from one tenant's rules.

@@ -11,6 +11,7 @@ use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
+/// `make soak PART=compare`, which builds for release, has the whole numbers.
 const TENANTS: u64 = if cfg!(debug_assertions) { 600 } else { 4_000 };
 const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) { 50_000 } else { 300_000 };
 /// Facts that are tried on each golden policy.

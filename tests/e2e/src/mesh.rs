@@ -24,15 +24,20 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the crate stands in the repository")
 }
 
-/// Where cargo leaves programs that are built as this one is.
+/// The folder of the programs that cargo built as this one: test programs are in `deps` of it.
 fn built() -> PathBuf {
-    root().join(if cfg!(debug_assertions) { "target/debug" } else { "target/release" })
+    let own = std::env::current_exe().expect("a test program has a path");
+    own.ancestors().nth(2).expect("a test program is in `deps` of the profile's folder").to_owned()
 }
 
-/// A program of this repository, as `make build` left it.
+/// A program of this repository, built in the profile of the tests.
 pub fn bin(name: &str) -> PathBuf {
     let path = built().join(name);
-    assert!(path.exists(), "{} is missing: run `make build` first", path.display());
+    assert!(
+        path.exists(),
+        "{} is missing; fix: run `cargo build --workspace --bins --tests` in the profile of the tests first",
+        path.display()
+    );
     path
 }
 

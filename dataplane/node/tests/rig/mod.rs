@@ -36,6 +36,14 @@ use canal_node_proxy::worker::{self, Shared};
 use gateway::{Does, Gateway};
 use lab::{Cgroup, Client, Netns};
 
+/// The entry of the child that [`Rig::app`] starts.
+#[test]
+fn the_client() {
+    if let Some(case) = lab::case() {
+        app::run(&case);
+    }
+}
+
 pub const TRUST_DOMAIN: &str = "alpha.example";
 pub const POD_V4: &str = "10.77.0.2";
 pub const POD_V6: &str = "fd77::2";

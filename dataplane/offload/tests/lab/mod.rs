@@ -195,6 +195,13 @@ impl Drop for Cgroup {
     }
 }
 
+/// The test `the_client` of a module of a suite by its file: `…/tests/capture.rs` has `capture::the_client`, `…/tests/rig/mod.rs` has
+/// `rig::the_client`. The only file of a test program has `the_client` itself.
+fn the_client(file: &str) -> String {
+    let module = file.rsplit_once("tests/").map_or(file, |(_, module)| module).trim_end_matches(".rs").trim_end_matches("/mod");
+    format!("{}::the_client", module.replace('/', "::"))
+}
+
 /// This test binary again, running the case `name` inside the namespace and, before its first socket, inside the cgroup.
 pub struct Client {
     child: Child,
@@ -202,11 +209,14 @@ pub struct Client {
 }
 
 impl Client {
+    /// The child runs the test `the_client` of the file that calls this.
+    #[track_caller]
     pub fn start(netns: &Netns, cgroup: Option<&Cgroup>, name: &str, args: &[&str]) -> Self {
+        let test = the_client(std::panic::Location::caller().file());
         let case = [name].iter().chain(args).copied().collect::<Vec<_>>().join("\n");
         let mut child = netns.within(|| {
             let mut c = Command::new(std::env::current_exe().unwrap());
-            c.args(["the_client", "--exact", "--nocapture", "--test-threads=1"]).env(CASE, case);
+            c.args(["the_client", &test, "--exact", "--nocapture", "--test-threads=1"]).env(CASE, case);
             if let Some(g) = cgroup {
                 c.env(CGROUP, &g.dir);
             }

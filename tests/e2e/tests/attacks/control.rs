@@ -7,7 +7,7 @@ use canal_model::program::Kind;
 use canal_wire::keyrpc::KeyName;
 use canal_wire::southbound::type_url;
 
-use crate::stage::{Attack, BETA_OPERATOR, Seen, Stage};
+use super::stage::{Attack, BETA_OPERATOR, Seen, Stage};
 
 const CERTIFICATES: &str = "canal_controller_certificates_refused_total";
 const CONTROLLER: &str = "canal_controller_refused_total";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use canal_e2e::controller::Caller;
 
-use crate::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage};
+use super::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage};
 
 const OWN: &str = "http://10.101.0.10/headers";
 
@@ -160,10 +160,10 @@ fn objects() -> Vec<Attack> {
                               spec: {tenant: alpha, trustDomain: alpha.example}\n";
             with(s, federation, &[("Federation", "alpha")], || {
                 let member = s.member("beta", "client");
-                s.tunnel(CLIENT, crate::stage::GATEWAY, &member, &s.pod("alpha/default/web-0", 8080), &[])
+                s.tunnel(CLIENT, super::stage::GATEWAY, &member, &s.pod("alpha/default/web-0", 8080), &[])
             })
         },
-        |s| s.tunnel(CLIENT, crate::stage::GATEWAY, &s.member("alpha", "client"), &s.pod("alpha/default/web-0", 8080), &[]),
+        |s| s.tunnel(CLIENT, super::stage::GATEWAY, &s.member("alpha", "client"), &s.pod("alpha/default/web-0", 8080), &[]),
     ));
     all
 }

@@ -2,7 +2,7 @@
 
 use canal_e2e::raw::{h2_frames, h2_is_over, h2_request, raw, raw_text};
 
-use crate::stage::{Attack, BETA, CLIENT, INTRUDER, Seen, Stage};
+use super::stage::{Attack, BETA, CLIENT, INTRUDER, Seen, Stage};
 
 /// Of the web service behind the policy on paths.
 const RAW: &str = "10.101.0.17";

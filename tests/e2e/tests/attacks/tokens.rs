@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use canal_e2e::controller::Caller;
 
-use crate::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage, look};
+use super::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage, look};
 
 /// The controller has tried to fetch a new key set within this time.
 const FETCHED_WITHIN: Duration = Duration::from_secs(3);

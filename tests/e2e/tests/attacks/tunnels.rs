@@ -7,7 +7,7 @@ use std::time::Duration;
 use canal_e2e::hbone::{Tunnel, tunnel};
 use canal_world::KEYS_PORT;
 
-use crate::stage::{Attack, BETA, CLIENT, GATEWAY, INTRUDER, Seen, Stage, seen};
+use super::stage::{Attack, BETA, CLIENT, GATEWAY, INTRUDER, Seen, Stage, seen};
 
 const ALPHA_WEB: &str = "alpha/default/web-0";
 const BETA_WEB: &str = "beta/default/web-0";

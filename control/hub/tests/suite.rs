@@ -1,0 +1,13 @@
+//! The integration tests of the controller from outside: its API, what data planes are given, trust, the fleet.
+//! `make test` runs each module in a process of its own (`suite MODULE::`).
+
+mod api;
+mod certificates;
+mod files;
+mod fleet;
+mod jwks;
+mod limits;
+mod rig;
+mod scale;
+mod southbound;
+mod trust;
