@@ -120,6 +120,13 @@ impl<'c> Caller<'c> {
         self.call(|channel| async move { Ok(AdminClient::new(channel).apply(request).await?.into_inner()) })
     }
 
+    /// Asks what applying objects would change; nothing is changed.
+    pub fn diff(&self, tenant: &str, yaml: &str) -> Result<ApplyResponse, Status> {
+        let files = vec![File { path: "objects.yaml".into(), yaml: yaml.into() }];
+        let request = self.request(ApplyRequest { tenant: tenant.into(), files, dry_run: true });
+        self.call(|channel| async move { Ok(AdminClient::new(channel).apply(request).await?.into_inner()) })
+    }
+
     /// All objects of a tenant, YAML.
     pub fn get(&self, tenant: &str) -> Result<Vec<String>, Status> {
         let request = self.request(GetRequest { tenant: tenant.into(), ..GetRequest::default() });

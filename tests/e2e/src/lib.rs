@@ -6,6 +6,7 @@
 pub mod controller;
 pub mod credential;
 mod dns;
+pub mod flood;
 pub mod hbone;
 mod icmp;
 pub mod keys;

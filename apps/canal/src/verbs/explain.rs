@@ -141,9 +141,8 @@ fn compiled(said: &Said) -> Done<Ir> {
     let first = build_ir(&Input { tenant, documents, service_ids: &service_ids, jwks: &BTreeMap::new() }).0;
     let jwks = first.map(|ir| known(&ir.security.jwks)).unwrap_or_default();
     let (ir, diagnostics) = build_ir(&Input { tenant, documents, service_ids: &service_ids, jwks: &jwks });
-    if ir.is_none() {
-        diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
-    }
+    // The answer is about what is in force, which may not be what was meant: a broken policy denies.
+    diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
     ir.ok_or_else(|| Failure::failed(format!("tenant {tenant}"), "has no valid Tenant object, so nothing of it is served", "mend it first"))
 }
 

@@ -36,7 +36,7 @@ pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     PolicyTarget::Workloads { namespace: (!is_root(metadata)).then(|| metadata.namespace.clone()), labels: labels.clone() }
 }
 
-/// Empty: the policy is for nothing that the mesh has.
+/// Whom the policy is for; never empty. What cannot be read or enforced breaks the policy and stands for the widest that it could be for.
 pub(super) fn targets<T>(
     tenant: &TenantName,
     written: &Written<'_>,
@@ -72,7 +72,8 @@ pub(super) fn targets<T>(
     }
     let mut found: Vec<ServiceKey> = Vec::new();
     for (field, target) in refs {
-        let Some(service) = service(tenant, metadata, &field, target, services, reading) else { continue };
+        // One target that cannot be enforced breaks the policy: nobody can tell how much of what it was to protect is left open.
+        let Some(service) = service(tenant, metadata, &field, target, services, reading) else { return widest() };
         if !found.contains(&service) {
             found.push(service);
         }
@@ -80,7 +81,7 @@ pub(super) fn targets<T>(
     found.into_iter().map(PolicyTarget::Service).collect()
 }
 
-/// `None`: it is nothing that the mesh has, so there is nothing to keep closed either.
+/// The Service that a target names. `None`: the target is nothing that a policy can be enforced at, which was reported and breaks the policy.
 fn service<T>(
     tenant: &TenantName,
     metadata: &Metadata,
@@ -90,13 +91,19 @@ fn service<T>(
     reading: &mut Reading<'_, T>,
 ) -> Option<ServiceKey> {
     if !(target.group.is_empty() || target.group == "core") || target.kind != "Service" {
-        let problem = format!("a {:?} of group {:?} is nothing that the mesh has", target.kind, target.group);
-        reading.error(format!("{field}.kind"), problem, "write kind: Service, or use a selector");
+        let problem = format!(
+            "policies are not enforced at a {:?} of group {:?}, so this one denies all of {}",
+            target.kind,
+            target.group,
+            extent(metadata)
+        );
+        let fix = "write kind: Service and the Service's name; for what a waypoint serves use a selector, or neither to mean the namespace";
+        reading.breaks(format!("{field}.kind"), problem, fix);
         return None;
     }
     if let Some(other) = target.namespace.as_ref().filter(|other| **other != metadata.namespace) {
-        let problem = format!("{other} is another namespace than the policy's, which it has no say in");
-        reading.error(format!("{field}.namespace"), problem, format!("write the policy in namespace {other}"));
+        let problem = format!("a policy has no say in another namespace ({other}), so this one denies all of {}", extent(metadata));
+        reading.breaks(format!("{field}.namespace"), problem, format!("write the policy in namespace {other}"));
         return None;
     }
     let key = ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
@@ -105,6 +112,11 @@ fn service<T>(
         reading.warning(format!("{field}.name"), problem, "create it, correct the name, or move the policy into its namespace");
     }
     Some(key)
+}
+
+/// [`widest`] in words.
+fn extent(metadata: &Metadata) -> String {
+    if is_root(metadata) { "the tenant".to_owned() } else { format!("namespace {}", metadata.namespace) }
 }
 
 /// A key for each target of a policy: its own, and for the others one of which no other policy has the name.

@@ -1,0 +1,214 @@
+//! Random faults and planned changes, one after the other, under two tenants with the same addresses: kills, cuts, drains, scale events, policy
+//! changes, rotations. No answer may come from the other tenant, no planned change may fail a request, and a fault loses only what was in flight.
+//! `make test` runs it shortened, `make soak PART=chaos` for 30 minutes; `CANAL_SEED` repeats a run.
+
+use std::process::Child;
+use std::time::{Duration, Instant, SystemTime};
+
+use canal_e2e::{Mesh, until};
+use canal_world::Signal;
+use serde_json::Value;
+
+/// A pod behind a node proxy, and one whose node runs nothing of ours.
+const CLIENTS: [(&str, &str); 2] = [("alpha", "alpha/default/client-0"), ("beta", "beta/default/client-0")];
+const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
+/// Where guests may be placed: one backend for each of [`GATEWAYS`].
+const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
+/// Connections of each client: one request at a time on each, so that as many can be in flight.
+const CONNECTIONS: u64 = 4;
+/// Of each round; the event comes after the first part.
+const LEAD_TIME: Duration = Duration::from_secs(1);
+const ROUND_SECONDS: u64 = 7;
+/// How long a link is cut.
+const CUT: Duration = Duration::from_secs(2);
+/// Everything is as before within this time after an event.
+const SETTLED_WITHIN: Duration = Duration::from_secs(30);
+/// A request that takes longer has failed.
+const REQUEST_TIMEOUT_MS: &str = "1500";
+
+/// What happens in a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Event {
+    Drain(usize),
+    RestartGateway(usize),
+    Scale(usize),
+    ChangePolicy,
+    Rotate,
+    RestartController,
+    RestartEdge,
+    KillGateway(usize),
+    KillController,
+    KillEdge,
+    Cut(usize),
+}
+
+impl Event {
+    /// A planned change must not cost a request; neither must the death of a process that no packet passes through.
+    fn losses_max(self) -> u64 {
+        match self {
+            Self::KillGateway(_) => CONNECTIONS,
+            // What was in flight, and what the same connections sent once more before the edge's probes noticed.
+            Self::Cut(_) => 2 * CONNECTIONS,
+            _ => 0,
+        }
+    }
+}
+
+/// Random numbers from a seed (SplitMix64).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn event(&mut self) -> Event {
+        let which = self.next() % GATEWAYS.len() as u64;
+        let gateway = usize::try_from(which).expect("it is small");
+        match self.next() % 11 {
+            0 => Event::Drain(gateway),
+            1 => Event::RestartGateway(gateway),
+            2 => Event::Scale(gateway),
+            3 => Event::ChangePolicy,
+            4 => Event::Rotate,
+            5 => Event::RestartController,
+            6 => Event::RestartEdge,
+            7 => Event::KillGateway(gateway),
+            8 => Event::KillController,
+            9 => Event::KillEdge,
+            _ => Event::Cut(gateway),
+        }
+    }
+}
+
+fn url(n: u32) -> String {
+    format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100")
+}
+
+fn answers(mesh: &Mesh, client: &str) -> bool {
+    (0..4).all(|n| mesh.code(client, &url(n), &[]) == 200)
+}
+
+fn load(mesh: &Mesh, client: &str) -> Child {
+    let urls: Vec<String> = (0..4).map(url).collect();
+    let (connections, seconds) = (CONNECTIONS.to_string(), ROUND_SECONDS.to_string());
+    let more = ["-r", "40", "-c", &connections, "-d", &seconds, "--timeout-ms", REQUEST_TIMEOUT_MS];
+    let argv: Vec<&str> = ["canal-samples", "load"].into_iter().chain(urls.iter().map(String::as_str)).chain(more).collect();
+    mesh.spawn(client, &argv)
+}
+
+/// A policy of alpha's that allows what is asked here anyway, with a new rule each time.
+fn policy(round: u64) -> String {
+    format!(
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: chaos, namespace: default}}\nspec:\n  action: DENY\n  \
+         rules: [{{to: [{{operation: {{paths: [\"/chaos/{round}\"]}}}}]}}]\n"
+    )
+}
+
+fn happen(mesh: &Mesh, event: Event, round: u64) {
+    let world = &mesh.world;
+    let ready = |host: &str| world.wait_host_ready(host, SETTLED_WITHIN).unwrap_or_else(|e| panic!("{host}: {e}"));
+    match event {
+        Event::Drain(n) => {
+            mesh.canal(&["gateway", "drain", GATEWAYS[n], "--timeout", "0"]).ok();
+            std::thread::sleep(CUT);
+            mesh.canal(&["gateway", "undrain", GATEWAYS[n]]).ok();
+        }
+        Event::RestartGateway(n) => {
+            world.restart(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            ready(GATEWAYS[n]);
+        }
+        Event::Scale(n) => {
+            let guest = format!("gw-guest-{round}");
+            world.add_gateway(&guest, "az1", BACKENDS[n]).unwrap_or_else(|e| panic!("{guest}: {e}"));
+            ready(&guest);
+            mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"]).ok();
+            world.remove_gateway(&guest).unwrap_or_else(|e| panic!("{guest}: {e}"));
+        }
+        Event::ChangePolicy => mesh.apply("alpha", &policy(round)),
+        Event::Rotate => {
+            // One that is under way already is refused, which is an answer too.
+            mesh.canal(&["ca", "rotate", "--tenant", "alpha"]);
+        }
+        Event::RestartController => {
+            world.restart("controller").unwrap_or_else(|e| panic!("controller: {e}"));
+            ready("controller");
+        }
+        Event::RestartEdge => {
+            world.restart("edge-1").unwrap_or_else(|e| panic!("edge-1: {e}"));
+            ready("edge-1");
+        }
+        Event::KillGateway(n) => {
+            world.kill(GATEWAYS[n], Signal::Kill).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            ready(GATEWAYS[n]);
+        }
+        Event::KillController => {
+            world.kill("controller", Signal::Kill).unwrap_or_else(|e| panic!("controller: {e}"));
+            ready("controller");
+        }
+        Event::KillEdge => {
+            world.kill("edge-1", Signal::Kill).unwrap_or_else(|e| panic!("edge-1: {e}"));
+            ready("edge-1");
+        }
+        Event::Cut(n) => {
+            world.link_down(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+            std::thread::sleep(CUT);
+            world.link_up(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
+        }
+    }
+}
+
+/// Answers of a client that another tenant's pod gave.
+fn strange(tenant: &str, report: &Value) -> u64 {
+    let by = report["served_by"].as_object();
+    let others = by.into_iter().flatten().filter(|(name, _)| !name.ends_with(tenant));
+    others.filter_map(|(_, count)| count.as_u64()).sum()
+}
+
+/// One round. The error says what was lost that may not be.
+fn round(mesh: &Mesh, event: Event, number: u64) -> Result<String, String> {
+    let loads = CLIENTS.map(|(tenant, client)| (tenant, load(mesh, client)));
+    std::thread::sleep(LEAD_TIME);
+    happen(mesh, event, number);
+    let (mut line, mut wrong) = (String::new(), Vec::new());
+    for (tenant, child) in loads {
+        let report = mesh.end("load in a round", child).json();
+        let count = |field: &str| report[field].as_u64().unwrap_or(u64::MAX);
+        let (failed, requests, strange) = (count("failed"), count("requests"), strange(tenant, &report));
+        line += &format!(" {tenant}: {failed} of {requests} failed, gap {} ms;", report["gap_ms_max"]);
+        if strange > 0 || failed > event.losses_max() || requests == 0 {
+            wrong.push(format!("{tenant}: {failed} failed (at most {}), {strange} answers of others: {report}", event.losses_max()));
+        }
+    }
+    until(SETTLED_WITHIN, "all data planes have what they were told", || mesh.is_converged());
+    until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(mesh, client)));
+    if wrong.is_empty() { Ok(line) } else { Err(wrong.join("\n")) }
+}
+
+#[test]
+fn random_faults_lose_only_what_was_in_flight() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let of_day = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_secs());
+    let seed = number("CANAL_SEED").unwrap_or_else(of_day);
+    let lasts = Duration::from_secs(number("CANAL_CHAOS_SECONDS").unwrap_or(60));
+    println!("seed {seed}, {lasts:?}");
+    let mesh = Mesh::up("tier.yaml", "e2e-chaos");
+    until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(&mesh, client)));
+    let (mut random, started, mut rounds, mut wrong) = (Random(seed), Instant::now(), 0, Vec::new());
+    while started.elapsed() < lasts {
+        let event = random.event();
+        rounds += 1;
+        match round(&mesh, event, rounds) {
+            Ok(line) => println!("{rounds}. {event:?}:{line}"),
+            Err(what) => {
+                println!("{rounds}. {event:?}: {what}");
+                wrong.push(format!("{rounds}. {event:?}: {what}"));
+            }
+        }
+    }
+    println!("{rounds} rounds, {} wrong", wrong.len());
+    assert!(rounds > 3 && wrong.is_empty(), "seed {seed}: {} of {rounds} rounds:\n{}\n{}", wrong.len(), wrong.join("\n"), mesh.logs());
+}

@@ -1,0 +1,41 @@
+//! Alpha's node takes the key server's connections and handshakes.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use canal_e2e::flood::{Flood, Hold, churn};
+use canal_wire::keyrpc::PORT;
+
+use crate::Case;
+use crate::stage::{ALPHA_NODE, Stage};
+
+/// The key server of the victim's AZ, which is its gateways' too.
+const NEAR: &str = "ks-1";
+
+fn server(stage: &Stage) -> SocketAddr {
+    SocketAddr::from((stage.mesh.address(NEAR), PORT))
+}
+
+fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> Case {
+    Case::new(name, connections as u64 / 4, move |stage, lasts| {
+        let flood = Flood { host: ALPHA_NODE, to: server(stage), connections, hold: hold(), lasts };
+        let report = flood.run(&stage.mesh.world);
+        report.opened + report.refused
+    })
+}
+
+pub(crate) fn cases() -> Vec<Case> {
+    vec![
+        held("channels without a byte", 1500, || Hold::Silent),
+        held("channels with half a TLS hello", 1500, || Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])),
+        held("channels with a TLS hello byte by byte", 500, || {
+            Hold::Drip(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc], Duration::from_millis(300))
+        }),
+        held("channels with TLS and no certificate", 200, || Hold::Tls(None)),
+        held("channels with endless garbage", 50, || Hold::Flood(vec![0xff; 16 << 10])),
+        Case::new("channels that are opened and reset", 1000, |stage, lasts| {
+            let report = churn(&stage.mesh.world, ALPHA_NODE, server(stage), lasts);
+            report.opened + report.refused
+        }),
+    ]
+}
