@@ -18,7 +18,7 @@ pub(crate) const ALONE: usize = ROOM;
 
 /// What is known of the jobs, in the order in which they begin: the one that needs the quietest machine first, then what cargo checks, because it
 /// runs beside what waits, then the longest. One that is not known runs alone, at the end.
-const KNOWN: [(&str, usize); 49] = [
+const KNOWN: [(&str, usize); 51] = [
     ("canal-e2e http2", ALONE),
     ("lint", WORKS),
     ("plain", WORKS),
@@ -67,6 +67,8 @@ const KNOWN: [(&str, usize); 49] = [
     ("canal-wire", WORKS),
     ("canal-model", WORKS),
     ("xtask", WORKS),
+    ("canal-e2e chaos", ALONE),
+    ("canal-e2e exhaustion", ALONE),
     ("canal-e2e config", ALONE),
     ("canal-e2e keyserver", ALONE),
 ];

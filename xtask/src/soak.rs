@@ -16,6 +16,10 @@ use crate::tree::Tree;
 const MINUTES_MAX: u64 = 60;
 /// Lines of a part's output in its report.
 const LINES_MAX: usize = 60;
+/// Set for every part: what `make test` runs shortened is run whole.
+const WHOLE: &str = "CANAL_SOAK";
+/// What a part in worlds needs built: the programs that the worlds start, too.
+const PROGRAMS: &[&str] = &["test", "--workspace", "--bins", "--tests", "--locked", "--no-run"];
 /// What seeded parts read their first seed from.
 const SEED: &str = "CANAL_SEED";
 
@@ -35,7 +39,25 @@ struct Part {
 }
 
 /// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
-const PARTS: [Part; 3] = [
+const PARTS: [Part; 5] = [
+    Part {
+        name: "chaos",
+        what: "30 minutes of random kills, cuts, drains, scale events, policy changes and rotations under two tenants with the same addresses",
+        minutes: 45,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "chaos::", "--nocapture", "--test-threads=1"],
+        is_seeded: true,
+        counts_tests: true,
+    },
+    Part {
+        name: "exhaustion",
+        what: "one tenant takes every limit that tenants share, 15 s each, while another is watched",
+        minutes: 30,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
+        is_seeded: false,
+        counts_tests: true,
+    },
     Part {
         name: "compare",
         what: "generated tenants and policies on every target beside the oracle: 1,500 and 4,000 tenants, 6,000 broken policies",
@@ -117,7 +139,7 @@ fn run_part(root: &Path, part: &Part) -> anyhow::Result<Run> {
     println!("== soak {}: seed {}", part.name, seed_text(seed));
     let started = Instant::now();
     let mut command = Command::new("timeout");
-    command.args(["--kill-after=30", &format!("{}m", part.minutes), "cargo"]).args(part.run).current_dir(root);
+    command.args(["--kill-after=30", &format!("{}m", part.minutes), "cargo"]).args(part.run).current_dir(root).env(WHOLE, "1");
     if let Some(seed) = seed {
         command.env(SEED, seed.to_string());
     }
@@ -220,7 +242,8 @@ mod tests {
         let tree = Tree::read().unwrap();
         for (n, part) in PARTS.iter().enumerate() {
             assert!(PARTS[..n].iter().all(|other| other.name != part.name), "{}", part.name);
-            for command in [part.build, part.run] {
+            // What is of the whole workspace names no package.
+            for command in [part.build, part.run].into_iter().filter(|command| !command.contains(&"--workspace")) {
                 let package = command.iter().skip_while(|word| **word != "-p").nth(1).unwrap();
                 let named = format!("name = \"{package}\"");
                 assert!(tree.with_suffix("Cargo.toml").any(|(_, text)| text.contains(&named)), "{}: {package}", part.name);

@@ -14,6 +14,9 @@ const CLIENTS: [(&str, &str); 2] = [("alpha", "alpha/default/client-0"), ("beta"
 const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 /// Where guests may be placed: one backend for each of [`GATEWAYS`].
 const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
+/// How long `make soak` and `make test` run it.
+const WHOLE: Duration = Duration::from_secs(1800);
+const SHORTENED: Duration = Duration::from_secs(60);
 /// Connections of each client: one request at a time on each, so that as many can be in flight.
 const CONNECTIONS: u64 = 4;
 /// Of each round; the event comes after the first part.
@@ -193,7 +196,7 @@ fn random_faults_lose_only_what_was_in_flight() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let of_day = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_secs());
     let seed = number("CANAL_SEED").unwrap_or_else(of_day);
-    let lasts = Duration::from_secs(number("CANAL_CHAOS_SECONDS").unwrap_or(60));
+    let lasts = if std::env::var_os("CANAL_SOAK").is_some() { WHOLE } else { SHORTENED };
     println!("seed {seed}, {lasts:?}");
     let mesh = Mesh::up("tier.yaml", "e2e-chaos");
     until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(&mesh, client)));

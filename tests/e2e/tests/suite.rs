@@ -4,9 +4,12 @@
 mod adversary;
 #[path = "attacks/main.rs"]
 mod attacks;
+mod chaos;
 mod config;
 mod dns;
 mod drain;
+#[path = "exhaustion/main.rs"]
+mod exhaustion;
 mod external_ca;
 mod failure;
 mod http2;

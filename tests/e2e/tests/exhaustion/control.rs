@@ -8,8 +8,8 @@ use canal_e2e::flood::{Flood, Hold};
 use canal_model::program::Kind;
 use canal_wire::southbound::type_url;
 
-use crate::Case;
-use crate::stage::{ALPHA_NODE, Stage};
+use super::Case;
+use super::stage::{ALPHA_NODE, Stage};
 
 /// An identity that alpha's node has, and the certificate of which it asks again and again.
 const OWN: &str = "spiffe://alpha.example/ns/default/sa/client";
@@ -101,7 +101,7 @@ fn remove(stage: &Stage) {
     }
 }
 
-pub(crate) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let unknown = "type.googleapis.com/canal.program.v1.Nobody";
     vec![
         held("connections to the controller without a byte", 3000, || Hold::Silent),

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use canal_e2e::flood::{Flood, Hold, churn};
 
-use crate::Case;
-use crate::stage::{ALPHA, ALPHA_WEB, Stage};
+use super::Case;
+use super::stage::{ALPHA, ALPHA_WEB, Stage};
 
 /// Connections of one flood; the world's gateways have room for about 9,000 each, and a test process for 20,000 files.
 const MANY: usize = 3000;
@@ -29,7 +29,7 @@ fn half_hello() -> Vec<u8> {
     vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03]
 }
 
-pub(crate) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     let mut cases = vec![
         held("TCP connections without a byte", MANY, || Hold::Silent),
         held("half a TLS hello on each connection", MANY, || Hold::Bytes(half_hello())),

@@ -6,8 +6,8 @@ use std::time::Duration;
 use canal_e2e::flood::{Flood, Hold, churn};
 use canal_wire::keyrpc::PORT;
 
-use crate::Case;
-use crate::stage::{ALPHA_NODE, Stage};
+use super::Case;
+use super::stage::{ALPHA_NODE, Stage};
 
 /// The key server of the victim's AZ, which is its gateways' too.
 const NEAR: &str = "ks-1";
@@ -24,7 +24,7 @@ fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> 
     })
 }
 
-pub(crate) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     vec![
         held("channels without a byte", 1500, || Hold::Silent),
         held("channels with half a TLS hello", 1500, || Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])),

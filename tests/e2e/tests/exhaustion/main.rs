@@ -16,29 +16,28 @@ use victim::Watch;
 /// Cases that there must be.
 const CASES_MIN: usize = 30;
 
-/// How long each case lasts: `make test` runs it shortened, `make soak` sets `CANAL_EXHAUSTION_SECONDS`.
+/// How long each case lasts: `make test` runs it shortened, `make soak` whole.
 fn lasts() -> Duration {
-    let seconds = std::env::var("CANAL_EXHAUSTION_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(3.0);
-    Duration::from_secs_f64(seconds)
+    Duration::from_secs(if std::env::var_os("CANAL_SOAK").is_some() { 15 } else { 3 })
 }
 
 /// What alpha does, and how much of it there must have been for the case to count.
-pub(crate) struct Case {
-    pub(crate) name: &'static str,
+pub(super) struct Case {
+    pub(super) name: &'static str,
     /// Returns how many times it was tried: connections, requests, bytes.
-    pub(crate) attack: Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>,
+    pub(super) attack: Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>,
     /// The least number of tries that makes it an attack.
-    pub(crate) tries_min: u64,
+    pub(super) tries_min: u64,
     /// What takes alpha's doings back, so that the next case begins as this one.
-    pub(crate) restore: Option<fn(&Stage)>,
+    pub(super) restore: Option<fn(&Stage)>,
 }
 
 impl Case {
-    pub(crate) fn new(name: &'static str, tries_min: u64, attack: impl Fn(&Stage, Duration) -> u64 + Send + Sync + 'static) -> Self {
+    pub(super) fn new(name: &'static str, tries_min: u64, attack: impl Fn(&Stage, Duration) -> u64 + Send + Sync + 'static) -> Self {
         Self { name, attack: Box::new(attack), tries_min, restore: None }
     }
 
-    pub(crate) fn restored_by(mut self, restore: fn(&Stage)) -> Self {
+    pub(super) fn restored_by(mut self, restore: fn(&Stage)) -> Self {
         self.restore = Some(restore);
         self
     }

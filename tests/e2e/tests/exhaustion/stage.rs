@@ -14,25 +14,25 @@ use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
 use sha2::{Digest, Sha256};
 
 /// The attacker's pod, its node, and the far pod that serves it.
-pub(crate) const ALPHA: &str = "alpha/default/client-0";
-pub(crate) const ALPHA_NODE: &str = "alpha-n1";
-pub(crate) const ALPHA_WEB: &str = "10.101.0.10:80";
+pub(super) const ALPHA: &str = "alpha/default/client-0";
+pub(super) const ALPHA_NODE: &str = "alpha-n1";
+pub(super) const ALPHA_WEB: &str = "10.101.0.10:80";
 /// The victim's pod.
-pub(crate) const BETA: &str = "beta/default/client-0";
-pub(crate) const BETA_WEB: &str = "10.101.0.10:80";
-pub(crate) const BETA_CLIENT: &str = "spiffe://beta.example/ns/default/sa/client";
+pub(super) const BETA: &str = "beta/default/client-0";
+pub(super) const BETA_WEB: &str = "10.101.0.10:80";
+pub(super) const BETA_CLIENT: &str = "spiffe://beta.example/ns/default/sa/client";
 /// The gateways' address for pods in az1, which every tenant has: which tenant's it is follows from the VNI.
-pub(crate) const GATEWAY: &str = "10.102.2.1:15008";
+pub(super) const GATEWAY: &str = "10.102.2.1:15008";
 /// Tokens of the tenants' own operators.
-pub(crate) const ALPHA_OPERATOR: &str = "a-token-of-alphas-operator-0123456789abcdef";
-pub(crate) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
+pub(super) const ALPHA_OPERATOR: &str = "a-token-of-alphas-operator-0123456789abcdef";
+pub(super) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
 
 /// What each kind of process may hold in memory (RSS), whatever a tenant does. Unoptimised test builds are within it too.
 const MEMORY_MAX_MIB: [(&str, u64); 5] = [("gateway", 512), ("controller", 768), ("edge", 256), ("node", 256), ("keyServer", 256)];
 
 /// The world, and the largest memory seen of each process.
-pub(crate) struct Stage {
-    pub(crate) mesh: Mesh,
+pub(super) struct Stage {
+    pub(super) mesh: Mesh,
     authorities: [Authority; 2],
     peaks: Mutex<BTreeMap<String, (String, u64)>>,
     _files: tempfile::TempDir,
@@ -40,28 +40,28 @@ pub(crate) struct Stage {
 
 impl Stage {
     /// A certificate as a member of a tenant has it.
-    pub(crate) fn member(&self, tenant: &str, account: &str) -> Credential {
+    pub(super) fn member(&self, tenant: &str, account: &str) -> Credential {
         let identity = format!("spiffe://{tenant}.example/ns/default/sa/{account}");
         self.authorities[usize::from(tenant == "beta")].issue(&Leaf::of(&identity))
     }
 
     /// The gateways as alpha reaches them.
-    pub(crate) fn gateway(&self) -> SocketAddr {
+    pub(super) fn gateway(&self) -> SocketAddr {
         GATEWAY.parse().expect("an address")
     }
 
     /// The controller as nodes reach it.
-    pub(crate) fn controller(&self) -> SocketAddr {
+    pub(super) fn controller(&self) -> SocketAddr {
         SocketAddr::from((self.mesh.address("controller"), CONTROLLER_PORT))
     }
 
     /// Alpha's operator, who calls from alpha's node.
-    pub(crate) fn operator(&self) -> Caller<'_> {
+    pub(super) fn operator(&self) -> Caller<'_> {
         Caller::with_token(&self.mesh.world, ALPHA_NODE, ALPHA_OPERATOR)
     }
 
     /// Looks at the memory of every process; says which is over its bound.
-    pub(crate) fn memory_complaint(&self) -> Option<String> {
+    pub(super) fn memory_complaint(&self) -> Option<String> {
         let mut peaks = self.peaks.lock().expect("nobody panics in there");
         let mut over = None;
         for host in self.mesh.world.hosts().unwrap_or_default() {
@@ -77,7 +77,7 @@ impl Stage {
     }
 
     /// The largest memory seen, a line for each process.
-    pub(crate) fn memory(&self) -> String {
+    pub(super) fn memory(&self) -> String {
         let mut text = String::from("most memory held, MiB:");
         for (name, (_, mib)) in self.peaks.lock().expect("nobody panics in there").iter() {
             // Writing to a String cannot fail.
@@ -118,7 +118,7 @@ fn admit_operators(mesh: &Mesh) {
 }
 
 /// The world, brought up once.
-pub(crate) fn stage() -> &'static Stage {
+pub(super) fn stage() -> &'static Stage {
     static STAGE: OnceLock<Stage> = OnceLock::new();
     STAGE.get_or_init(|| {
         let files = tempfile::tempdir().expect("a directory");

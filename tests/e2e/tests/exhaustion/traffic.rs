@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::Case;
-use crate::stage::{ALPHA, ALPHA_WEB, Stage};
+use super::Case;
+use super::stage::{ALPHA, ALPHA_WEB, Stage};
 
 /// Alpha's client sends as fast as it can over so many connections; how many requests that were.
 fn load(stage: &Stage, lasts: Duration, connections: usize, path: &str, more: &[&str]) -> u64 {
@@ -30,7 +30,7 @@ fn half_heads(stage: &Stage, lasts: Duration) -> u64 {
     stage.mesh.run(ALPHA, &["bash", "-c", &script]).stdout.trim().parse().unwrap_or(0)
 }
 
-pub(crate) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<Case> {
     vec![
         flood("requests as fast as they are answered", 200, 64, "/blob?size=100", &[]),
         flood("requests with a connection each", 50, 64, "/blob?size=100", &["--no-keepalive"]),

@@ -7,7 +7,7 @@ use canal_e2e::controller::Caller;
 use canal_e2e::credential::request;
 use canal_e2e::hbone::{Tunnel, load};
 
-use crate::stage::{BETA, BETA_CLIENT, BETA_OPERATOR, BETA_WEB, GATEWAY, Stage};
+use super::stage::{BETA, BETA_CLIENT, BETA_OPERATOR, BETA_WEB, GATEWAY, Stage};
 
 /// Requests per second on kept connections.
 const RATE: u32 = 60;
@@ -23,7 +23,7 @@ const CALL_INTERVAL: Duration = Duration::from_millis(700);
 
 /// What beta saw.
 #[derive(Debug, Clone)]
-pub(crate) struct Watch {
+pub(super) struct Watch {
     requests: u64,
     failed_requests: u64,
     p50: Duration,
@@ -36,7 +36,7 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Watches beta for this long.
-    pub(crate) fn run(stage: &Stage, lasts: Duration) -> Self {
+    pub(super) fn run(stage: &Stage, lasts: Duration) -> Self {
         std::thread::scope(|scope| {
             let requests = scope.spawn(|| requests(stage, lasts));
             let handshakes = scope.spawn(|| handshakes(stage, lasts));
@@ -50,7 +50,7 @@ impl Watch {
     }
 
     /// What beta suffered, if it did.
-    pub(crate) fn complaint(&self) -> Option<String> {
+    pub(super) fn complaint(&self) -> Option<String> {
         let lost = |failed: u64, all: u64| failed * 100 > all;
         if self.requests == 0 || self.handshakes == 0 || self.calls == 0 {
             return Some("beta's own load did not run".to_owned());
