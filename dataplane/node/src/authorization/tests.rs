@@ -67,6 +67,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             pod_cidrs: vec![],
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
+            resolvers: Vec::new(),
             keys: Default::default(),
         }),
         p::Resource::Workload(p::Workload {
@@ -250,6 +251,7 @@ fn policies_are_made_anew_only_if_they_changed_and_outlive_their_tenant() {
             pod_cidrs: vec![],
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
+            resolvers: Vec::new(),
             keys: Default::default(),
         })]
         .into_iter()

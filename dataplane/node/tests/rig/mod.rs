@@ -276,6 +276,7 @@ fn view(setup: &Setup) -> View {
             pod_cidrs: vec!["10.77.0.0/24".parse().unwrap(), "fd77::/64".parse().unwrap()],
             gateway_cidrs: vec![],
             outside: setup.outside,
+            resolvers: Vec::new(),
             keys: Default::default(),
         }),
         p::Resource::Service(p::Service {
