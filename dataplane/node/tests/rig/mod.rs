@@ -259,7 +259,7 @@ fn join(pod: &Netns, outside: &Netns) {
 fn pod(ns: &Netns, cg: &Cgroup) -> Pod {
     let text = serde_json::json!({
         "uid": "alpha/b/app-0", "namespace": "b", "name": "app-0", "serviceAccount": "app",
-        "netns": ns.path(), "cgroup": cg.dir, "ips": [POD_V4, POD_V6], "labels": {"app": "app", "version": "v1"},
+        "netns": ns.path(), "cgroup": cg.dir, "ips": [POD_V4, POD_V6], "labels": {"app": "app", "version": "v1"}, "probePorts": [8080],
     });
     Pod::parse("test", text.to_string().as_bytes()).unwrap()
 }
