@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
 /* Capture: takes the TCP connections of a pod's cgroup to the node proxy that listens on loopback inside the pod's network
- * namespace, and tells the proxy where each was going. Decides nothing about policy: everything that could leave the pod is
- * taken, whatever its port, mark or source address; the proxy decides.
+ * namespace, and tells the proxy where each was going. Decides nothing about policy: every connection that could leave the pod is
+ * taken, whatever its port, mark or source address; the proxy decides. What is no TCP is pod.bpf.c's.
  *
  * connect4/6       remember the destination with the socket, rewrite it to loopback:CANAL_OUTBOUND_PORT
  * sockops          TCP_CONNECT_CB: the local port is known and no SYN has left: publish the origin for the proxy

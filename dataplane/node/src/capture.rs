@@ -79,6 +79,11 @@ impl Taken {
             Taken::Nft(_) => Mode::Nft,
         }
     }
+
+    /// Whether the pod was not captured before. Unknown with nftables, where redirected connections look like any others.
+    pub fn is_new(&self) -> bool {
+        matches!(self, Taken::Bpf(capture) if !capture.is_adopted())
+    }
 }
 
 impl OriginSource {

@@ -171,6 +171,21 @@ impl Guards {
         }
     }
 
+    /// Connections that a pod dialled before it was captured would go on in the clear: they are reset.
+    pub fn end_dialled(&self, pod: &Pod) {
+        match sockets::dialled(&pod.netns, &pod.cgroup).and_then(|open| sockets::reset(&pod.netns, &open)) {
+            Ok(0) => {}
+            Ok(n) => {
+                self.closed.shared(&["older_outbound"]).add(n);
+                tracing::info!(pod = pod.uid, n, "connections that the pod dialled before it was captured were reset");
+            }
+            Err(error) => {
+                self.failures.inc();
+                tracing::error!(pod = pod.uid, %error, "connections that the pod dialled before it was captured may go on in the clear");
+            }
+        }
+    }
+
     /// Connections from before the guard go on without the proxy: those that may not stay are reset.
     fn end_older(&self, room: &Room) {
         let pod = room.pod.load();

@@ -12,7 +12,7 @@ use canal_kit::drain::{Drain, Trigger};
 use canal_kit::metrics::{Counters, Family, SharedCounter, SharedGauge};
 use canal_kit::worker::Workers;
 use canal_model::ids::Generation;
-use canal_model::program::Tenant;
+use canal_model::program::{OutsideMesh, Tenant};
 use futures::StreamExt;
 use tokio::sync::watch;
 
@@ -309,6 +309,9 @@ impl Pods {
         if let Some(packets) = &mut packets {
             packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
         }
+        if taken.is_new() && !self.passes_outside(&pod) {
+            self.guards.end_dialled(&pod);
+        }
         self.leaving.retain(|(p, ..)| p.uid != pod.uid);
         let party = Party::of_pod(&pod, &self.config.cluster, self.config.az.as_str(), None);
         let standing = Standing { file, pod: Arc::new(pod.clone()), netns: (netns.dev(), netns.ino()) };
@@ -325,6 +328,11 @@ impl Pods {
         serve_api(&self.shared, &self.apis, &mut kept);
         self.kept.insert(kept.standing.pod.uid.clone(), kept);
         Ok(())
+    }
+
+    /// Whether the pod's tenant is known to let its connections leave the mesh.
+    fn passes_outside(&self, pod: &Pod) -> bool {
+        self.shared.view.load().tenant(&pod.tenant).is_some_and(|t| t.tenant.outside == OutsideMesh::Passthrough)
     }
 
     /// Stops listening at once; what is open may finish. The pod stays captured while a process of it lives.

@@ -32,6 +32,7 @@ const SOCKET_ID: usize = 48;
 const MESSAGE: usize = 72;
 const ESTABLISHED: u32 = 1;
 const LISTEN: u32 = 10;
+const SYN_SENT: u32 = 1 << 2;
 /// Established, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT: those that can still carry bytes.
 const OPEN: u32 = 1 << ESTABLISHED | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8;
 /// The kernel writes its answers in blocks of at most this.
@@ -68,6 +69,26 @@ pub fn inbound(netns: &Path, cgroup: &Path, mark: u32, which: Which) -> Result<V
     Ok(select(all, mark, &cgroup_ids(cgroup), which))
 }
 
+/// Connections that processes in `cgroup` dialled to somebody outside the namespace at `netns`, for when capture was not there yet: not on
+/// loopback, and not of a local port that is listened to.
+pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<Connection>, OffloadError> {
+    let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
+    let all = within(Some(netns), || dump(OPEN | SYN_SENT | 1 << LISTEN))?.map_err(failed("listing"))?;
+    let (pod, listening) = (cgroup_ids(cgroup), listening(&all));
+    let dialled = |c: &Connection| {
+        u32::from(c.state) != LISTEN
+            && !c.local.ip().is_loopback()
+            && c.local.ip() != c.remote.ip()
+            && pod.contains(&c.cgroup)
+            && !listening.contains(&c.local.port())
+    };
+    Ok(all.into_iter().filter(dialled).collect())
+}
+
+fn listening(all: &[Connection]) -> HashSet<u16> {
+    all.iter().filter(|c| u32::from(c.state) == LISTEN).map(|c| c.local.port()).collect()
+}
+
 /// The kernel's numbers for a cgroup and all below it.
 fn cgroup_ids(cgroup: &Path) -> HashSet<u64> {
     let mut ids = HashSet::new();
@@ -81,7 +102,7 @@ fn cgroup_ids(cgroup: &Path) -> HashSet<u64> {
 }
 
 fn select(all: Vec<Connection>, mark: u32, pod: &HashSet<u64>, which: Which) -> Vec<Connection> {
-    let listening: HashSet<u16> = all.iter().filter(|c| u32::from(c.state) == LISTEN).map(|c| c.local.port()).collect();
+    let listening = listening(&all);
     let wanted = |c: &Connection| {
         u32::from(c.state) != LISTEN
             && !c.local.ip().is_loopback()

@@ -6,10 +6,11 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::Duration;
 
-use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, verdict_name};
 use crate::lab;
 use crate::lab::packets::{Receiver, TEXT, ip, protocol};
 use crate::lab::{Cgroup, Client, Netns, Pins};
+use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, verdict_name};
+use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// What passes has come by then; what is stopped never does.
@@ -286,4 +287,26 @@ fn an_interface_that_leads_past_the_node_is_named() {
     let guard = PodGuards::load(None).unwrap().attach("a/b/pod", &cgroup.dir, &ns.path()).unwrap();
     assert_eq!(guard.exposed_interfaces(), ["pod0"]);
     guard.release().unwrap();
+}
+
+#[test]
+fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
+    let lab = Lab::new();
+    for (far, near) in [("10.77.0.9:80", "10.77.0.2:81"), ("[fd77::9]:80", "[fd77::2]:81")] {
+        let listener = lab.node.listen(far);
+        let mut dialled = Client::start(&lab.pod, Some(&lab.cgroup), "dial", &[far]);
+        let (_held, from) = listener.accept().unwrap();
+        let mut server = Client::start(&lab.pod, Some(&lab.cgroup), "serve", &[near]);
+        assert_eq!(server.line(), "open");
+        let mut into = lab.node.within(|| TcpStream::connect(near).unwrap());
+        assert_eq!(server.line(), "accepted");
+        let older = sockets::dialled(&lab.pod.path(), &lab.cgroup.dir).unwrap();
+        assert_eq!(older.iter().map(|c| c.local).collect::<Vec<_>>(), [from], "{far}");
+        assert_eq!(sockets::reset(&lab.pod.path(), &older).unwrap(), 1, "{far}");
+        assert!(dialled.line().starts_with("error Connection"), "{far}: its application hears it");
+        server.go_on();
+        assert_eq!(server.line(), "Ok(())", "{near}: policies judge what was accepted");
+        into.read_exact(&mut [0; 2]).unwrap();
+        lab::close(listener);
+    }
 }

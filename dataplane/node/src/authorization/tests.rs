@@ -68,6 +68,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
             resolvers: Vec::new(),
+            shares: Default::default(),
             keys: Default::default(),
         }),
         p::Resource::Workload(p::Workload {
@@ -252,6 +253,7 @@ fn policies_are_made_anew_only_if_they_changed_and_outlive_their_tenant() {
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
             resolvers: Vec::new(),
+            shares: Default::default(),
             keys: Default::default(),
         })]
         .into_iter()

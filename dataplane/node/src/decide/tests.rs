@@ -36,6 +36,7 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
             outside,
             keys: Default::default(),
             resolvers: vec!["192.0.2.53".parse().unwrap()],
+            shares: Default::default(),
         }),
         p::Resource::Gateway(p::Gateway {
             tenant: "alpha".parse().unwrap(),

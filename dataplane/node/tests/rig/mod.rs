@@ -277,6 +277,7 @@ fn view(setup: &Setup) -> View {
             gateway_cidrs: vec![],
             outside: setup.outside,
             resolvers: Vec::new(),
+            shares: Default::default(),
             keys: Default::default(),
         }),
         p::Resource::Service(p::Service {

@@ -130,6 +130,16 @@ pub fn burst(args: &[String]) {
     drop(held);
 }
 
+/// `AT`: listens, and holds the first connection until the go.
+pub fn serve(args: &[String]) {
+    let listener = std::net::TcpListener::bind(&args[0]).unwrap();
+    say("open");
+    let (mut accepted, _) = listener.accept().unwrap();
+    say("accepted");
+    pause();
+    say(format!("{:?}", accepted.write_all(b"hi").map_err(|e| e.kind())));
+}
+
 /// A refusal, then the same socket to loopback: what was remembered for the first must not answer for the second.
 pub fn redial(args: &[String]) {
     let first: SocketAddr = args[0].parse().unwrap();
@@ -178,6 +188,7 @@ pub fn run(case: &[String]) {
     match case[0].as_str() {
         "dial" => dial(&case[1..]),
         "burst" => burst(&case[1..]),
+        "serve" => serve(&case[1..]),
         "redial" => redial(&case[1..]),
         "one_port" => one_port(&case[1..]),
         "wrong_family" => wrong_family(&case[1..]),
