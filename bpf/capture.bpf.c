@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
 /* Capture: takes the TCP connections of a pod's cgroup to the node proxy that listens on loopback inside the pod's network
- * namespace, and tells the proxy where each was going. Decides nothing about policy: everything that could leave the pod is
- * taken, whatever its port, mark or source address; the proxy decides.
+ * namespace, and tells the proxy where each was going. Decides nothing about policy: every connection that could leave the pod is
+ * taken, whatever its port, mark or source address; the proxy decides. What is no TCP is pod.bpf.c's.
  *
  * connect4/6       remember the destination with the socket, rewrite it to loopback:CANAL_OUTBOUND_PORT
  * sockops          TCP_CONNECT_CB: the local port is known and no SYN has left: publish the origin for the proxy
@@ -52,6 +52,31 @@ struct {
 	__type(value, struct canal_origin);
 } canal_origins SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_ORIGIN_PODS_MAX);
+	__type(key, __u64);
+	__type(value, struct canal_origin_pod);
+} canal_origin_pods SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_ORIGIN_PODS_MAX);
+	__type(key, __u64);
+	__type(value, __u64);
+} canal_origin_taken SEC(".maps");
+
+/* Whether as many of the pod's connections wait for the proxy as may. The proxy's count lags behind by a few. */
+static __always_inline int is_share_used(__u64 netns_cookie)
+{
+	struct canal_origin_pod *pod = bpf_map_lookup_elem(&canal_origin_pods, &netns_cookie);
+	__u64 *taken = bpf_map_lookup_elem(&canal_origin_taken, &netns_cookie);
+
+	return pod && (__s64)(pod->published - pod->withdrawn - (taken ? *taken : 0)) >= CANAL_ORIGINS_POD_MAX;
+}
+
 static __always_inline int refuse(__u32 verdict)
 {
 	count(verdict);
@@ -79,6 +104,8 @@ static __always_inline int take(struct bpf_sock_addr *ctx, const struct words *t
 
 	if (!sk)
 		return refuse(CANAL_CAPTURE_REFUSED_STORAGE);
+	if (is_share_used(bpf_get_netns_cookie(ctx)))
+		return refuse(CANAL_CAPTURE_REFUSED_SHARE);
 	/* A socket bound to the pod's interface could not reach loopback: the packet would leave by that interface. */
 	if (sk->bound_dev_if && bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, no_device, sizeof(no_device)))
 		return refuse(CANAL_CAPTURE_REFUSED_DEVICE);
@@ -166,6 +193,7 @@ static __always_inline struct words local_address(struct bpf_sock_ops *ops)
 static __always_inline void publish(struct bpf_sock_ops *ops, struct canal_socket *s)
 {
 	struct words from = local_address(ops);
+	struct canal_origin_pod none = {}, *pod;
 
 	s->key.netns_cookie = bpf_get_netns_cookie(ops);
 	put_words(s->key.source_ip, &from);
@@ -176,6 +204,13 @@ static __always_inline void publish(struct bpf_sock_ops *ops, struct canal_socke
 		return;
 	}
 	count(CANAL_CAPTURE_PUBLISHED);
+	pod = bpf_map_lookup_elem(&canal_origin_pods, &s->key.netns_cookie);
+	if (!pod) {
+		bpf_map_update_elem(&canal_origin_pods, &s->key.netns_cookie, &none, BPF_NOEXIST);
+		pod = bpf_map_lookup_elem(&canal_origin_pods, &s->key.netns_cookie);
+	}
+	if (pod)
+		__sync_fetch_and_add(&pod->published, 1);
 	/* Only this socket, and only beside what other programs asked for. */
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 }
@@ -184,8 +219,14 @@ static __always_inline void publish(struct bpf_sock_ops *ops, struct canal_socke
  * closed already: send-and-close clients would lose their bytes otherwise. What the proxy never asks for, it sweeps by age. */
 static __always_inline void withdraw(struct canal_socket *s)
 {
-	if (s->key.netns_cookie && !bpf_map_delete_elem(&canal_origins, &s->key))
-		count(CANAL_CAPTURE_WITHDRAWN);
+	struct canal_origin_pod *pod;
+
+	if (!s->key.netns_cookie || bpf_map_delete_elem(&canal_origins, &s->key))
+		return;
+	count(CANAL_CAPTURE_WITHDRAWN);
+	pod = bpf_map_lookup_elem(&canal_origin_pods, &s->key.netns_cookie);
+	if (pod)
+		__sync_fetch_and_add(&pod->withdrawn, 1);
 }
 
 SEC("sockops")

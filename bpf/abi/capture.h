@@ -11,13 +11,17 @@
 #include <linux/types.h>
 
 /* Raised with any change of a layout or of a map's meaning; part of the pin path, so old and new never share a map. */
-#define CANAL_CAPTURE_ABI 1
+#define CANAL_CAPTURE_ABI 2
 
 /* Where captured connections are sent, inside the pod's network namespace (Istio's number). */
 #define CANAL_OUTBOUND_PORT 15001
 
 /* Captured connections that the proxy has not accepted yet, per node. */
 #define CANAL_ORIGINS_MAX 65536
+/* Of one pod: its connections beyond that are refused, and those of other pods are not. */
+#define CANAL_ORIGINS_POD_MAX 8192
+/* Namespaces of which the counts are kept; the node serves fewer pods. */
+#define CANAL_ORIGIN_PODS_MAX 4096
 
 /* Which accepted connection: the client's own side of it. The whole source address is in the key, not only the port, because
  * a socket bound to the pod's address may use a port that another socket, bound to loopback, uses at the same time. */
@@ -34,6 +38,13 @@ struct canal_origin {
 	__be16 destination_port_be;
 	__u8 zero[6];
 	__u64 published_ns; /* bpf_ktime_get_ns (CLOCK_MONOTONIC) at publication */
+};
+
+/* Map canal_origin_pods: what the programs have counted for one network namespace. Map canal_origin_taken holds how many of the published
+ * ones the proxy has taken, by the proxy's own count; what is left waits. */
+struct canal_origin_pod {
+	__u64 published;
+	__u64 withdrawn;
 };
 
 /* Kept with the socket for its life: what getpeername answers, and the key to withdraw when the connection never came up. */
@@ -56,7 +67,8 @@ enum canal_capture_verdict {
 	CANAL_CAPTURE_PUBLISH_FULL = 9,		/* CANAL_ORIGINS_MAX reached: the proxy will reset the connection */
 	CANAL_CAPTURE_WITHDRAWN = 10,		/* the connection never came up */
 	CANAL_CAPTURE_PEER_RESTORED = 11,	/* getpeername answered with the dialled address */
-	CANAL_CAPTURE_VERDICTS = 12,		/* how many there are */
+	CANAL_CAPTURE_REFUSED_SHARE = 12,	/* CANAL_ORIGINS_POD_MAX of this pod wait already: ECONNREFUSED */
+	CANAL_CAPTURE_VERDICTS = 13,		/* how many there are */
 };
 
 #define CANAL_OFFSET(type, field, want) \
@@ -69,6 +81,7 @@ _Static_assert(sizeof(struct canal_origin) == 32, "canal_origin has a hole");
 CANAL_OFFSET(canal_origin, destination_port_be, 16);
 CANAL_OFFSET(canal_origin, zero, 18);
 CANAL_OFFSET(canal_origin, published_ns, 24);
+_Static_assert(sizeof(struct canal_origin_pod) == 16, "canal_origin_pod has a hole");
 _Static_assert(sizeof(struct canal_socket) == 64, "canal_socket has a hole");
 CANAL_OFFSET(canal_socket, origin, 32);
 #undef CANAL_OFFSET

@@ -122,6 +122,7 @@ pub(crate) fn tenant() -> Object {
         gateway_cidrs: Vec::new(),
         home_az: None,
         outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
     };

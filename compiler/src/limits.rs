@@ -16,6 +16,8 @@ pub const BACKENDS_PER_RULE_MAX: usize = 256;
 pub const HOSTS_PER_ROUTE_MAX: usize = 256;
 /// Ranges of a tenant's gateway addresses.
 pub const GATEWAY_RANGES_MAX: usize = 16;
+/// Name servers that a tenant's pods may ask; as many as a pod guard holds.
+pub const RESOLVERS_MAX: usize = 64;
 /// Nodes of one tenant that the edges know (Kubernetes' own limit is 5,000).
 pub const NODES_PER_TENANT_MAX: usize = 8192;
 /// Pod ranges of one node (Kubernetes has two, one of each family).

@@ -70,7 +70,13 @@ pub(crate) fn tenant(tenant: &Tenant) -> String {
     let pods = list(&tenant.pod_cidrs);
     let gateways = if tenant.gateway_cidrs.is_empty() { String::new() } else { format!(" gateways {}", list(&tenant.gateway_cidrs)) };
     let keys = text_security::keys(&tenant.keys);
-    format!("tenant {} vni {} trust {} pods {pods}{gateways} outside {outside}{keys}", tenant.name, tenant.vni.get(), tenant.trust_domain)
+    let resolvers = if tenant.resolvers.is_empty() { String::new() } else { format!(" resolvers {}", list(&tenant.resolvers)) };
+    format!(
+        "tenant {} vni {} trust {} pods {pods}{gateways} outside {outside}{keys}{resolvers}",
+        tenant.name,
+        tenant.vni.get(),
+        tenant.trust_domain
+    )
 }
 
 pub(crate) fn gateway(gateway: &Gateway) -> String {

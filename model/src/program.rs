@@ -214,6 +214,8 @@ pub struct Tenant {
     pub keys: KeyPolicy,
     /// How much of each shared limit it may take.
     pub shares: Shares,
+    /// Name servers that its pods may ask directly; empty: the tier's own, else the cluster's DNS service.
+    pub resolvers: Vec<IpAddr>,
 }
 
 /// Policy for destinations outside the mesh. The default fails closed.

@@ -11,7 +11,7 @@ use crate::error::{Error, Result, Tried};
 use crate::plan::{HostKind, HostPlan, Plan, PodPlan, TenantPlan, Vtep};
 use crate::seat::KEYS_PORT;
 use crate::state::{Paths, make_dir, write_whole};
-use crate::topology::{Pod, Tenant};
+use crate::topology::{Check, Pod, Tenant};
 
 /// A pod as the registry shows it.
 #[derive(Clone, Debug)]
@@ -166,6 +166,9 @@ pub(crate) fn write_pod_file(paths: &Paths, record: &PodRecord, netns: &Path, cg
     });
     if pod.workload_api {
         text["workloadApi"] = true.into();
+    }
+    if let Some(Check::Http { port, .. } | Check::Tcp { port }) = pod.process.readiness.as_ref().map(|r| &r.check) {
+        text["probePorts"] = json!([port]);
     }
     write_whole(&pod_file(paths, plan), &format!("{text:#}\n"), 0o644)
 }

@@ -83,8 +83,8 @@ struct Flags {
     /// How long open connections may go on after SIGTERM, in seconds.
     #[arg(long, default_value_t = 30)]
     drain_seconds: u64,
-    /// Judge plaintext connections that this node's own processes make to pods like anybody's. A kubelet's probes then fail where policies
-    /// do not let them in.
+    /// Judge plaintext connections that this node's own processes make to pods' probe ports like anybody's. A kubelet's probes then fail where
+    /// policies do not let them in.
     #[arg(long)]
     no_node_probes: bool,
     /// Captured connections per pod.

@@ -1,5 +1,7 @@
 //! The Tenant object. Without a valid one the tenant's isolation is not certain, and nothing of it is sent out.
 
+use std::net::IpAddr;
+
 use canal_model::identity::{COMPONENTS, PROVIDER};
 use canal_model::ids::TenantName;
 use canal_model::policy::mesh::{self, KeyFallback, KeysSpec};
@@ -10,7 +12,7 @@ use ipnet::IpNet;
 
 use super::addresses::reserved_range;
 use super::corpus::Said;
-use crate::limits::GATEWAY_RANGES_MAX;
+use crate::limits::{GATEWAY_RANGES_MAX, RESOLVERS_MAX};
 use crate::report::Report;
 
 pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report: &mut Report) -> Option<Tenant> {
@@ -64,6 +66,7 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
         outside: spec.outside,
         keys: keys(tenant),
         shares: spec.shares.clone(),
+        resolvers: resolvers(tenant, report),
     })
 }
 
@@ -74,6 +77,27 @@ fn keys(tenant: &Said<'_, mesh::Tenant>) -> KeyPolicy {
         return KeyPolicy { place: KeyPlace::KeyServer, algorithm, local_fallback: false };
     }
     KeyPolicy { place, algorithm, local_fallback: place == KeyPlace::KeyServer && fallback == KeyFallback::Local }
+}
+
+/// Name servers outside the mesh. One that is none is left out: its pods reach fewer, never more.
+fn resolvers(tenant: &Said<'_, mesh::Tenant>, report: &mut Report) -> Vec<IpAddr> {
+    let written = &tenant.object.spec.resolvers;
+    let mut good = Vec::new();
+    for (at, ip) in written.iter().map(IpAddr::to_canonical).enumerate() {
+        let (problem, fix) = if at >= RESOLVERS_MAX {
+            (format!("the tenant names {} resolvers, more than {RESOLVERS_MAX}; the rest is left out", written.len()), "name fewer")
+        } else if ip.is_loopback() || ip.is_unspecified() || ip.is_multicast() {
+            (format!("{ip} is no resolver that a pod reaches over the network"), "write the resolver's own address")
+        } else {
+            good.push(ip);
+            continue;
+        };
+        report.error(tenant.document, format!("spec.resolvers[{at}]"), problem, fix);
+        if at >= RESOLVERS_MAX {
+            break;
+        }
+    }
+    good
 }
 
 /// The ranges of gateway addresses: apart from all others, and each large enough for all AZs.

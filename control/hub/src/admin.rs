@@ -440,7 +440,7 @@ pub(crate) fn diagnostic(d: &Diagnostic) -> api::Diagnostic {
 }
 
 fn tenant_status(name: &TenantName, view: &TenantView) -> api::TenantStatus {
-    use canal_model::program::Resource;
+    use canal_model::program::{OutsideMesh, Resource};
     let ready = view.of(Kind::Workload).filter(|e| matches!(&e.resource, Resource::Workload(w) if w.ready)).count();
     let findings = |severity| view.diagnostics.iter().filter(|d| d.severity == severity).count() as u64;
     api::TenantStatus {
@@ -451,5 +451,6 @@ fn tenant_status(name: &TenantName, view: &TenantView) -> api::TenantStatus {
         routes: view.count(Kind::Route) as u64,
         errors: findings(Severity::Error),
         warnings: findings(Severity::Warning),
+        outside_passes: view.of(Kind::Tenant).any(|e| matches!(&e.resource, Resource::Tenant(t) if t.outside == OutsideMesh::Passthrough)),
     }
 }

@@ -8,7 +8,8 @@ mod generated {
 }
 
 pub use generated::{
-    canal_capture_verdict as Verdict, canal_origin as Origin, canal_origin_key as OriginKey, canal_socket as CapturedSocket,
+    canal_capture_verdict as Verdict, canal_origin as Origin, canal_origin_key as OriginKey, canal_origin_pod as OriginPod,
+    canal_socket as CapturedSocket,
 };
 
 /// Raised with any change of layout; part of the pin path.
@@ -18,9 +19,13 @@ pub const OUTBOUND_PORT: u16 = generated::CANAL_OUTBOUND_PORT as u16;
 /// Captured connections that the proxy has not accepted yet, per node.
 pub const ORIGINS_MAX: u32 = generated::CANAL_ORIGINS_MAX;
 
+/// The same of one pod.
+pub const ORIGINS_POD_MAX: u32 = generated::CANAL_ORIGINS_POD_MAX;
+
 crate::plain::plain_types! {
     OriginKey = canal_origin_key { netns_cookie, source_ip, source_port_be, zero },
     Origin = canal_origin { destination_ip, destination_port_be, zero, published_ns },
+    OriginPod = canal_origin_pod { published, withdrawn },
     CapturedSocket = canal_socket { key, origin },
 }
 
@@ -38,6 +43,7 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_CAPTURE_VERDICTS as usize] = [
     Verdict::CANAL_CAPTURE_PUBLISH_FULL,
     Verdict::CANAL_CAPTURE_WITHDRAWN,
     Verdict::CANAL_CAPTURE_PEER_RESTORED,
+    Verdict::CANAL_CAPTURE_REFUSED_SHARE,
 ];
 
 /// The verdict's name as metrics and logs show it: the header's, without prefix, in lower case.

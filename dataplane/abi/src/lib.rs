@@ -3,6 +3,7 @@
 pub mod capture;
 pub mod inbound;
 mod plain;
+pub mod pod;
 pub mod tier;
 
 pub use plain::{Plain, from_bytes, to_bytes};

@@ -10,10 +10,12 @@ use canal_offload::capture::{CgroupState, Options, PodCapture, cgroup_state};
 use canal_offload::inbound::Inbound;
 use canal_offload::nft::Redirect;
 use canal_offload::origins::{ORIGIN_AGE_MAX, Origins};
+use canal_offload::pod_guard::{self, PodGuards};
 use canal_wire::hbone::PROXY_MARK;
 use tokio::net::TcpStream;
 
 use crate::config::CaptureChoice;
+use crate::packets::PodPackets;
 use crate::pod::Pod;
 
 /// How a pod's connections are taken.
@@ -49,6 +51,8 @@ pub struct Capture {
     bpf: Option<canal_offload::capture::Capture>,
     /// The same for plaintext into pods.
     inbound: Option<Inbound>,
+    /// The same for what the mesh does not carry.
+    guards: Option<PodGuards>,
     /// Why BPF is not used although it was wanted.
     pub fallback: Option<String>,
 }
@@ -75,6 +79,11 @@ impl Taken {
             Taken::Nft(_) => Mode::Nft,
         }
     }
+
+    /// Whether the pod was not captured before. Unknown with nftables, where redirected connections look like any others.
+    pub fn is_new(&self) -> bool {
+        matches!(self, Taken::Bpf(capture) if !capture.is_adopted())
+    }
 }
 
 impl OriginSource {
@@ -100,7 +109,7 @@ impl Capture {
     /// Loads BPF if it is wanted; takes over what an earlier process left in `pin_dir`.
     pub fn start(choice: CaptureChoice, pin_dir: &Path) -> Result<Self, OffloadError> {
         if choice == CaptureChoice::Nft {
-            return Ok(Self { choice, bpf: None, inbound: None, fallback: None });
+            return Ok(Self { choice, bpf: None, inbound: None, guards: None, fallback: None });
         }
         let options = Options { pin_dir: Some(pin_dir.to_path_buf()), ..Options::default() };
         let (bpf, why) = match canal_offload::capture::Capture::load(&options) {
@@ -118,7 +127,7 @@ impl Capture {
             (None, Some(e)) => Err(e),
             (_, Some(e)) => {
                 warn_of_fallback("this node", &e);
-                Ok(Self { choice, bpf: None, inbound: None, fallback: Some(e.to_string()) })
+                Ok(Self { choice, bpf: None, inbound: None, guards: None, fallback: Some(e.to_string()) })
             }
             (_, None) => {
                 let inbound = match Inbound::load(Some(pin_dir)) {
@@ -129,7 +138,9 @@ impl Capture {
                         None
                     }
                 };
-                Ok(Self { choice, bpf, inbound, fallback: None })
+                // The kernel that takes the others takes this one, and a pod without it would speak past the mesh: no fallback.
+                let guards = Some(PodGuards::load(Some(pin_dir))?);
+                Ok(Self { choice, bpf, inbound, guards, fallback: None })
             }
         }
     }
@@ -168,15 +179,23 @@ impl Capture {
 
     /// Captures a pod. From the moment this returns its connections reach the proxy or are refused.
     pub fn take(&self, pod: &Pod) -> Result<(Taken, OriginSource), OffloadError> {
-        let nft = || Redirect::apply(&pod.netns, PROXY_MARK).map(|r| (Taken::Nft(r), OriginSource::Conntrack));
+        let nft = || Redirect::apply(&pod.netns, &pod.cgroup, PROXY_MARK).map(|r| (Taken::Nft(r), OriginSource::Conntrack));
         let Some(bpf) = &self.bpf else { return nft() };
         match bpf.attach(&pod.uid, &pod.cgroup) {
-            Ok(taken) => Ok((Taken::Bpf(taken), OriginSource::Bpf(bpf.origins().clone()))),
+            Ok(taken) => Ok((Taken::Bpf(taken), OriginSource::Bpf(bpf.origins().of_pod()))),
             Err(e) if self.choice == CaptureChoice::Auto => {
                 warn_of_fallback(&pod.uid, &e);
                 nft()
             }
             Err(e) => Err(e),
+        }
+    }
+
+    /// Guards a captured pod's packets that the mesh does not carry; `None`: nftables does, and knows no tenant's wishes.
+    pub fn guard_packets(&self, pod: &Pod, taken: &Taken) -> Result<Option<PodPackets>, OffloadError> {
+        match (&self.guards, taken) {
+            (Some(guards), Taken::Bpf(_)) => Ok(Some(PodPackets::new(pod, guards.attach(&pod.uid, &pod.cgroup, &pod.netns)?))),
+            _ => Ok(None),
         }
     }
 
@@ -186,7 +205,10 @@ impl Capture {
     }
 
     /// Lets a pod go. nft's table goes with the pod's namespace.
-    pub fn release(&self, pod: &Pod, taken: Taken) {
+    pub fn release(&self, pod: &Pod, taken: Taken, packets: Option<PodPackets>) {
+        if let Some(Err(error)) = packets.map(PodPackets::release) {
+            tracing::warn!(pod = pod.uid, %error, "pod guard: cannot release; the pod's packets stay stopped");
+        }
         if let (Some(bpf), Taken::Bpf(taken)) = (&self.bpf, taken)
             && let Err(e) = bpf.release(&pod.uid, Some(taken))
         {
@@ -226,7 +248,8 @@ impl Capture {
 /// be done is done, whatever fails.
 pub fn release_all(pin_dir: &Path, pods: &[Pod]) -> Result<(), OffloadError> {
     let tables = pods.iter().filter(|p| p.netns.exists()).map(|p| Redirect::remove(&p.netns));
-    let tables: Vec<_> = tables.collect();
+    let mut tables: Vec<_> = tables.collect();
+    tables.extend(pods.iter().filter(|p| p.netns.exists()).map(|p| pod_guard::release_interfaces(&p.netns)));
     let pins = canal_offload::capture::release_all(pin_dir);
     tables.into_iter().chain([pins]).collect()
 }

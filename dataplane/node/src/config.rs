@@ -45,7 +45,7 @@ pub struct NodeConfig {
     pub metrics: SocketAddr,
     pub readiness: SocketAddr,
     pub access_log: Sink,
-    /// Whether this node's own processes reach pods in plaintext whatever policies say, as a kubelet's probes must.
+    /// Whether this node's own processes reach pods' declared probe ports in plaintext whatever policies say, as a kubelet's probes must.
     pub trusts_node: bool,
     /// What is open may finish for so long after SIGTERM, or after its pod is gone.
     pub drain_limit: Duration,
@@ -61,6 +61,13 @@ pub struct Limits {
     pub inbound: u64,
     /// HBONE connections (each carries up to 200 tunnels).
     pub hbone: u64,
+}
+
+impl Limits {
+    /// HBONE connections whose peer has not authenticated: a quarter, so that they never fill a pod's.
+    pub fn unauthenticated(&self) -> usize {
+        usize::try_from(self.hbone / 4).unwrap_or(usize::MAX)
+    }
 }
 
 impl Default for Limits {

@@ -22,7 +22,7 @@ pub enum Way {
     Mesh { authority: SocketAddr, service: Option<Arc<Service>> },
     /// The pod dialled itself: plain, it never leaves the namespace.
     Own(SocketAddr),
-    /// In plain TCP: out of the mesh, as the tenant allows, or to the tier's own DNS.
+    /// In plain TCP: out of the mesh, as the tenant allows, or to a resolver: the tier's own, or one that the tenant names.
     Passthrough(SocketAddr),
 }
 
@@ -54,6 +54,10 @@ pub fn decide_outbound(view: &View, pod: &Pod, destination: SocketAddr) -> Resul
     }
     if tenant.is_pod(to.ip()) {
         return if reserved { Err(Refusal::ReservedPort) } else { Ok(Way::Mesh { authority: to, service: None }) };
+    }
+    // As with datagrams, which do not come here: the tenant names whom its pods may ask.
+    if to.port() == DNS_PORT && tenant.tenant.resolvers.contains(&to.ip()) {
+        return Ok(Way::Passthrough(to));
     }
     match tenant.tenant.outside {
         OutsideMesh::Deny => Err(Refusal::OutsideMesh),

@@ -1,6 +1,7 @@
 //! Plaintext connections into a pod: whether they are taken to the proxy, how, and what becomes of those that were made before. When they
 //! must be is for policies to say ([`PodPolicy::guards_plaintext`]); who may come in is decided in [`crate::decide`].
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -40,9 +41,10 @@ pub fn decide_step(wanted: bool, is_guarded: bool) -> Step {
     }
 }
 
-/// Whether a process of this node's own may reach pods whatever policies say, and whether this is one.
-pub fn is_from_node(trusted: bool) -> impl Fn(SocketAddr, SocketAddr) -> bool {
-    move |peer, destination| trusted && sockets::is_here(peer, destination)
+/// Whether a connection is a probe: to a port that the pod declares for them, by a process of this node's own. Any other connection of such a
+/// process is judged like anybody's.
+pub fn is_probe(trusted: bool, ports: &BTreeSet<u16>) -> impl Fn(SocketAddr, SocketAddr) -> bool {
+    move |peer, destination| trusted && ports.contains(&destination.port()) && sockets::is_here(peer, destination)
 }
 
 /// Older connections that may not stay.
@@ -56,7 +58,7 @@ pub struct Guards {
     guarded: SharedGauge,
     failures: SharedCounter,
     closed: Counters,
-    /// Whether the node's own processes reach pods whatever policies say.
+    /// Whether the node's own processes reach pods' probe ports whatever policies say.
     trusts_node: bool,
 }
 
@@ -169,6 +171,21 @@ impl Guards {
         }
     }
 
+    /// Connections that a pod dialled before it was captured would go on in the clear: they are reset.
+    pub fn end_dialled(&self, pod: &Pod) {
+        match sockets::dialled(&pod.netns, &pod.cgroup).and_then(|open| sockets::reset(&pod.netns, &open)) {
+            Ok(0) => {}
+            Ok(n) => {
+                self.closed.shared(&["older_outbound"]).add(n);
+                tracing::info!(pod = pod.uid, n, "connections that the pod dialled before it was captured were reset");
+            }
+            Err(error) => {
+                self.failures.inc();
+                tracing::error!(pod = pod.uid, %error, "connections that the pod dialled before it was captured may go on in the clear");
+            }
+        }
+    }
+
     /// Connections from before the guard go on without the proxy: those that may not stay are reset.
     fn end_older(&self, room: &Room) {
         let pod = room.pod.load();
@@ -177,8 +194,8 @@ impl Guards {
         }
         // nftables leaves the application's own sockets their far addresses, so that only a listener tells directions apart.
         let which = if room.mode == Mode::Bpf { Which::All } else { Which::Listening };
-        let ended = sockets::inbound(&pod.netns, PROXY_MARK, which)
-            .map(|open| decide_older(&room.policy.load(), open, is_from_node(self.trusts_node)))
+        let ended = sockets::inbound(&pod.netns, &pod.cgroup, PROXY_MARK, which)
+            .map(|open| decide_older(&room.policy.load(), open, is_probe(self.trusts_node, &pod.probe_ports)))
             .and_then(|over| sockets::reset(&pod.netns, &over));
         match ended {
             Ok(0) => {}

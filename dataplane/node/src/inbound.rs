@@ -8,7 +8,9 @@ use std::time::Instant;
 
 use canal_kit::drain::Drain;
 use canal_kit::hbone::{self, Asked, Incoming, ServerConfig};
+use canal_kit::limits::Permit;
 use canal_kit::sys::{self, ConnectOptions};
+use canal_kit::tls::Stream;
 use canal_model::identity::{Peer, gateway_identity};
 use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, PROXY_MARK, SOURCE, forwarded_for};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -37,24 +39,21 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
     let refuse = |reason: Refusal, why: &str| {
         local.records.refused(Reporter::Destination, reason, peer, None, &room.party.load(), why);
     };
-    let Some(_permit) = room.hbone.take() else { return refuse(Refusal::ConnectionLimit, "HBONE connections") };
+    // First room among those that have not authenticated, of which the oldest gives way; then among all.
+    let unauthenticated = room.unauthenticated.enter();
     let Ok(dialled) = tcp.local_addr() else {
         return refuse(Refusal::HandshakeFailed, "the connection is gone already");
     };
-    // A node that has just started is soon told.
-    let identity = tokio::select! {
-        identity = room.identity() => identity,
-        () = drain.forced() => return,
-    };
-    let Some(identity) = identity else { return refuse(Refusal::TenantUnknown, "no identity in time") };
     let greeted = tokio::select! {
-        greeted = identity.server.accept(tcp) => greeted,
+        greeted = authenticate(&room, tcp) => greeted,
+        () = unauthenticated.displaced() => Err((Refusal::ConnectionLimit, "unauthenticated HBONE connections: newer ones came".into())),
         () = drain.forced() => return,
     };
-    let (tls, who) = match greeted {
+    let (_permit, tls, who) = match greeted {
         Ok(greeted) => greeted,
-        Err(e) => return refuse(Refusal::HandshakeFailed, &e.to_string()),
+        Err((reason, why)) => return refuse(reason, &why),
     };
+    drop(unauthenticated);
     let ends = Ends { peer, dialled };
     let (local_, room_, drain_) = (local.clone(), room.clone(), drain.clone());
     let on_request = move |asked: Asked| match asked {
@@ -67,6 +66,15 @@ pub(crate) async fn greet(local: Rc<Local>, room: Arc<Room>, tcp: TcpStream, pee
     if let Err(e) = hbone::serve(tls, who, &ServerConfig::default(), &local.hbone, drain, on_request).await {
         tracing::debug!(%peer, %e, "HBONE connection ended");
     }
+}
+
+/// A connection within the pod's limit whose peer has authenticated; or why not.
+async fn authenticate(room: &Room, tcp: TcpStream) -> Result<(Permit, Stream<TcpStream>, Peer), (Refusal, String)> {
+    let permit = room.hbone.take().ok_or_else(|| (Refusal::ConnectionLimit, "HBONE connections".to_string()))?;
+    // A node that has just started is soon told.
+    let identity = room.identity().await.ok_or_else(|| (Refusal::TenantUnknown, "no identity in time".to_string()))?;
+    let (tls, who) = identity.server.accept(tcp).await.map_err(|e| (Refusal::HandshakeFailed, e.to_string()))?;
+    Ok((permit, tls, who))
 }
 
 /// Carries one tunnel from its CONNECT to its end.

@@ -12,7 +12,7 @@ use canal_wire::hbone::PROXY_MARK;
 use tokio::net::TcpStream;
 
 use crate::decide::decide_plain;
-use crate::guard::is_from_node;
+use crate::guard::is_probe;
 use crate::outbound::{finish, gone};
 use crate::refusal::Refusal;
 use crate::room::Room;
@@ -30,7 +30,8 @@ pub(crate) async fn carry(local: Rc<Local>, room: Arc<Room>, mut client: TcpStre
         return refuse(Refusal::ReservedPort, None, "the proxy's own port was dialled", client);
     };
     let policy = room.policy.load_full();
-    let admission = match decide_plain(&policy, destination, peer, is_from_node(local.shared.trusts_node)) {
+    let pod = room.pod.load_full();
+    let admission = match decide_plain(&policy, destination, peer, is_probe(local.shared.trusts_node, &pod.probe_ports)) {
         Ok(admission) => admission,
         Err(no) => {
             local.records.judged(&room.pod.load(), &policy, None, Some(&no));

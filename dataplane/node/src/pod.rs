@@ -1,5 +1,6 @@
 //! A pod of this node as its file in `--pods-dir` describes it: parsed and checked once. Watching the directory is [`crate::pods`].
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +49,8 @@ pub struct Pod {
     pub labels: Labels,
     /// The application asks for certificates of its own.
     pub workload_api: bool,
+    /// Ports that the pod's containers declare for probes: where the node's own processes may connect in plaintext, whatever policies say.
+    pub probe_ports: BTreeSet<u16>,
 }
 
 #[derive(Deserialize)]
@@ -64,6 +67,8 @@ struct PodFile {
     labels: Labels,
     #[serde(default)]
     workload_api: bool,
+    #[serde(default)]
+    probe_ports: BTreeSet<u16>,
 }
 
 impl Pod {
@@ -93,6 +98,7 @@ impl Pod {
             ips: f.ips.iter().map(IpAddr::to_canonical).collect(),
             labels: f.labels,
             workload_api: f.workload_api,
+            probe_ports: f.probe_ports,
         })
     }
 
@@ -113,10 +119,9 @@ impl Pod {
         self.ips.iter().any(|own| own.is_ipv4() == ip.is_ipv4())
     }
 
-    /// Equal but for labels: no socket has to move.
+    /// Equal but for labels and probes: no socket has to move.
     pub fn same_place(&self, other: &Self) -> bool {
-        let labels = Labels::new();
-        let bare = |p: &Self| Self { labels: labels.clone(), ..p.clone() };
+        let bare = |p: &Self| Self { labels: Labels::new(), probe_ports: BTreeSet::new(), ..p.clone() };
         bare(self) == bare(other)
     }
 }
@@ -149,10 +154,13 @@ mod tests {
         assert_eq!((p.tenant.as_str(), p.ips.len(), p.labels["app"].as_str()), ("alpha", 2, "reviews"));
         let id = p.identity("alpha.example".parse().unwrap());
         assert_eq!(id.to_string(), "spiffe://alpha.example/ns/bookinfo/sa/reviews");
+        let probed = Pod::parse("f", GOOD.replace("\"unknown\":1", "\"probePorts\":[8080,8081]").as_bytes()).unwrap();
+        assert_eq!((p.probe_ports.len(), probed.probe_ports), (0, BTreeSet::from([8080, 8081])), "none is declared unless it is written");
         assert!(!p.workload_api && Pod::parse("f", GOOD.replace("\"unknown\":1", "\"workloadApi\":true").as_bytes()).unwrap().workload_api);
         assert!(p.speaks("10.9.9.9".parse().unwrap()) && p.speaks("fd00::9".parse().unwrap()));
         let mut q = p.clone();
         q.labels.clear();
+        q.probe_ports.insert(8080);
         assert!(p.same_place(&q) && p != q);
         q.service_account = "other".parse().unwrap();
         assert!(!p.same_place(&q));

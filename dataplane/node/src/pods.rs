@@ -12,7 +12,7 @@ use canal_kit::drain::{Drain, Trigger};
 use canal_kit::metrics::{Counters, Family, SharedCounter, SharedGauge};
 use canal_kit::worker::Workers;
 use canal_model::ids::Generation;
-use canal_model::program::Tenant;
+use canal_model::program::{OutsideMesh, Tenant};
 use futures::StreamExt;
 use tokio::sync::watch;
 
@@ -22,6 +22,7 @@ use crate::capture::{Capture, Mode, Taken};
 use crate::config::{NodeConfig, PODS_MAX};
 use crate::guard::Guards;
 use crate::identities::Identities;
+use crate::packets::PodPackets;
 use crate::pod::{Pod, PodError};
 use crate::room::Room;
 use crate::telemetry::Party;
@@ -133,6 +134,7 @@ struct Kept {
     standing: Standing,
     room: Arc<Room>,
     taken: Taken,
+    packets: Option<PodPackets>,
     /// Of pods that ask for it, once their tenant is known.
     api: Option<WorkloadApi>,
     // Dropping it would cut the pod's connections.
@@ -147,6 +149,7 @@ struct Gauges {
     refusals: SharedCounter,
     verdicts: Counters,
     inbound_verdicts: Counters,
+    packets: Counters,
 }
 
 /// The task that follows the directory.
@@ -160,7 +163,7 @@ pub struct Pods {
     board: Arc<Board>,
     kept: HashMap<String, Kept>,
     /// Gone, but with processes that still run: they stay captured.
-    leaving: Vec<(Arc<Pod>, Taken)>,
+    leaving: Vec<(Arc<Pod>, Taken, Option<PodPackets>)>,
     guards: Guards,
     gauges: Gauges,
     verdicts_seen: BTreeMap<String, u64>,
@@ -192,6 +195,11 @@ impl Pods {
                 "canal_inbound_verdicts_total",
                 "Ways out of the program that takes plaintext into pods.",
                 &["verdict"],
+            )),
+            packets: r.counters(Family::new(
+                "canal_pod_guard_packets_total",
+                "Packets that the pod guards judged.",
+                &["tenant", "verdict"],
             )),
         };
         let guards = Guards::new(r, config.trusts_node);
@@ -297,25 +305,39 @@ impl Pods {
         let netns = std::fs::metadata(&pod.netns).map_err(|e| format!("network namespace {}: {e}", pod.netns.display()))?;
         // Capture first: from here on nothing leaves in the clear, and what dials before the listeners are open is refused.
         let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
-        self.leaving.retain(|(p, _)| p.uid != pod.uid);
+        let mut packets = self.capture.guard_packets(&pod, &taken).map_err(|e| e.to_string())?;
+        if let Some(packets) = &mut packets {
+            packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
+        }
+        if taken.is_new() && !self.passes_outside(&pod) {
+            self.guards.end_dialled(&pod);
+        }
+        self.leaving.retain(|(p, ..)| p.uid != pod.uid);
         let party = Party::of_pod(&pod, &self.config.cluster, self.config.az.as_str(), None);
         let standing = Standing { file, pod: Arc::new(pod.clone()), netns: (netns.dev(), netns.ino()) };
-        let room = Room::new(pod, party, taken.mode(), origins, &self.config.limits, &self.shared.registry).map_err(|e| e.to_string())?;
+        let mut room =
+            Room::new(pod, party, taken.mode(), origins, &self.config.limits, &self.shared.registry).map_err(|e| e.to_string())?;
+        room.packets = packets.as_ref().map(PodPackets::counts).unwrap_or_default();
         let room = Arc::new(room);
         dress(&self.shared, &self.config, &self.identities, &room);
         self.guards.begin(&self.capture, &room);
         let (trigger, drain) = traffic.branch();
         accept::open(&self.workers, &room, &drain);
         tracing::info!(pod = standing.pod.uid, mode = taken.mode().name(), "pod served");
-        let mut kept = Kept { standing, room, taken, api: None, trigger };
+        let mut kept = Kept { standing, room, taken, packets, api: None, trigger };
         serve_api(&self.shared, &self.apis, &mut kept);
         self.kept.insert(kept.standing.pod.uid.clone(), kept);
         Ok(())
     }
 
+    /// Whether the pod's tenant is known to let its connections leave the mesh.
+    fn passes_outside(&self, pod: &Pod) -> bool {
+        self.shared.view.load().tenant(&pod.tenant).is_some_and(|t| t.tenant.outside == OutsideMesh::Passthrough)
+    }
+
     /// Stops listening at once; what is open may finish. The pod stays captured while a process of it lives.
     fn remove(&mut self, uid: &str) {
-        let Some(Kept { standing, room, taken, mut trigger, .. }) = self.kept.remove(uid) else { return };
+        let Some(Kept { standing, room, taken, packets, mut trigger, .. }) = self.kept.remove(uid) else { return };
         tracing::info!(pod = uid, "pod gone; draining");
         trigger.drain(self.config.drain_limit);
         let workers = self.workers.clone();
@@ -323,16 +345,16 @@ impl Pods {
             trigger.finished(GRACE).await;
             worker::retire(&workers, room.netns.id());
         });
-        self.leaving.push((standing.pod, taken));
+        self.leaving.push((standing.pod, taken, packets));
         self.let_go();
     }
 
     fn let_go(&mut self) {
-        for (pod, taken) in std::mem::take(&mut self.leaving) {
+        for (pod, taken, packets) in std::mem::take(&mut self.leaving) {
             if Capture::may_release(&pod) {
-                self.capture.release(&pod, taken);
+                self.capture.release(&pod, taken, packets);
             } else {
-                self.leaving.push((pod, taken));
+                self.leaving.push((pod, taken, packets));
             }
         }
         self.gauges.leaving.set(self.leaving.len() as i64);
@@ -341,7 +363,7 @@ impl Pods {
     fn keep_house(&mut self) {
         self.let_go();
         let (kept, leaving) = (&self.kept, &self.leaving);
-        self.capture.sweep(|uid| kept.contains_key(uid) || leaving.iter().any(|(p, _)| p.uid == uid));
+        self.capture.sweep(|uid| kept.contains_key(uid) || leaving.iter().any(|(p, ..)| p.uid == uid));
         let show = |counters: &Counters, seen: &mut BTreeMap<String, u64>, now: Vec<(String, u64)>| {
             for (name, now) in now {
                 let seen = seen.entry(name.clone()).or_default();
@@ -351,12 +373,26 @@ impl Pods {
         };
         show(&self.gauges.verdicts, &mut self.verdicts_seen, self.capture.counters());
         show(&self.gauges.inbound_verdicts, &mut self.inbound_verdicts_seen, self.capture.inbound_counters());
+        let view = self.shared.view.load();
+        for kept in self.kept.values_mut() {
+            if let Some(packets) = &mut kept.packets {
+                packets.follow(&kept.standing.pod, view.tenant(&kept.standing.pod.tenant));
+                packets.read(&kept.standing.pod, &self.gauges.packets);
+            }
+        }
+        for (pod, _, packets) in &mut self.leaving {
+            packets.iter_mut().for_each(|p| p.read(pod, &self.gauges.packets));
+        }
     }
 
     /// Says which pods have other policies now.
     fn dress_all(&mut self) -> Vec<Arc<Room>> {
+        let view = self.shared.view.load_full();
         for kept in self.kept.values_mut() {
             serve_api(&self.shared, &self.apis, kept);
+            if let Some(packets) = &mut kept.packets {
+                packets.follow(&kept.standing.pod, view.tenant(&kept.standing.pod.tenant));
+            }
         }
         let dressed = self.kept.values().filter(|k| dress(&self.shared, &self.config, &self.identities, &k.room));
         dressed.map(|k| k.room.clone()).collect()

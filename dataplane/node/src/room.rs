@@ -21,9 +21,11 @@ use tokio::sync::Notify;
 use crate::authorization::{Basis, PodPolicy};
 use crate::capture::{Mode, OriginSource};
 use crate::config::Limits;
+use crate::packets::PacketCounts;
 use crate::plaintext::Plaintext;
 use crate::pod::Pod;
 use crate::telemetry::Party;
+use crate::unauthenticated::UnauthenticatedConnections;
 
 /// A pod's first connections may come before its certificate, or before all that the node starts from; they wait so long for each.
 pub(crate) const IDENTITY_PATIENCE: Duration = Duration::from_secs(10);
@@ -56,12 +58,16 @@ pub struct Room {
     pub outbound: Limit,
     pub inbound: Limit,
     pub hbone: Limit,
+    /// Of those, the ones whose peer has not authenticated.
+    pub unauthenticated: UnauthenticatedConnections,
     pub plain: Limit,
     /// Who may come in.
     pub policy: ArcSwap<PodPolicy>,
     /// What that was made of.
     pub basis: ArcSwapOption<Basis>,
     pub plaintext: Plaintext,
+    /// What became of the pod's packets that the mesh does not carry.
+    pub packets: PacketCounts,
     /// Listeners open now, over all workers.
     listeners: AtomicU64,
 }
@@ -84,10 +90,12 @@ impl Room {
             outbound: Limit::new(registry, "pod_outbound_connections", limits.outbound),
             inbound: Limit::new(registry, "pod_inbound_tunnels", limits.inbound),
             hbone: Limit::new(registry, "pod_hbone_connections", limits.hbone),
+            unauthenticated: UnauthenticatedConnections::new(registry, limits.unauthenticated()),
             plain: Limit::new(registry, "pod_plaintext_connections", limits.inbound),
             policy: ArcSwap::default(),
             basis: ArcSwapOption::empty(),
             plaintext: Plaintext::default(),
+            packets: PacketCounts::default(),
             listeners: AtomicU64::new(0),
         })
     }

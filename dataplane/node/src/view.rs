@@ -74,6 +74,9 @@ impl Rules {
     }
 }
 
+/// The DNS service of a cluster, as every distribution of Kubernetes names it.
+const CLUSTER_DNS: &str = "kube-dns.kube-system.svc.cluster.local";
+
 /// What a gateway address leads to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Behind<'a> {
@@ -252,6 +255,17 @@ impl TenantView {
     pub fn behind(&self, ip: IpAddr) -> Option<Behind<'_>> {
         let key = self.owners.get(&ip)?;
         if is_tier_service(key) { Some(Behind::Tier) } else { self.by_key.get(key).map(Behind::Service) }
+    }
+
+    /// Name servers that pods may ask by datagrams, which the mesh does not carry: those that the tenant names, else the tier's own, else the
+    /// cluster's DNS service. Sorted.
+    pub fn resolvers(&self) -> Vec<IpAddr> {
+        let tier = || self.owners.iter().filter(|(_, key)| is_tier_service(key)).map(|(ip, _)| *ip).collect::<Vec<_>>();
+        let cluster = || self.hosts.get(CLUSTER_DNS).map(|service| service.vips.clone()).unwrap_or_default();
+        let named = self.tenant.resolvers.clone();
+        let mut found = [named, tier(), cluster()].into_iter().find(|of| !of.is_empty()).unwrap_or_default();
+        found.sort();
+        found
     }
 
     /// Where tunnels to the service, or to a pod's address (`None`), may be opened.

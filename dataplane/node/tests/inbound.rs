@@ -286,6 +286,23 @@ fn tunnels_and_connections_are_limited_by_name() {
     rig.until("both", || rig.refused("inbound", "connection_limit") == 2.0);
 }
 
+/// Connections that never say a word hold no place against those that authenticate.
+#[test]
+fn silent_connections_give_way_to_newer_ones() {
+    let rig = Rig::new(&Setup { limits: Limits { hbone: 8, ..Limits::default() }, ..Setup::default() });
+    echo(rig.ns.listen(APP));
+    let dial = || rig.outside.within(|| std::net::TcpStream::connect(HBONE).unwrap());
+    let mut silent: Vec<_> = (0..3).map(|_| dial()).collect();
+    silent[0].set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    assert!(!matches!(silent[0].read(&mut [0]), Ok(1..)), "a quarter of eight may wait: the oldest is closed at once, not after 10 s");
+    rig.until("counted", || rig.metric("canal_node_unauthenticated_displaced_total", &[]) == 1.0);
+    run(async {
+        let h2 = raw::h2(&rig, HBONE, &Hello::gateway(&rig)).await;
+        assert!(connect(&h2, APP, &[]).await.is_ok(), "a peer that authenticates comes in beside them");
+    });
+    assert_eq!(rig.refused("inbound", "connection_limit"), 2.0, "the second has given way to the peer");
+}
+
 #[test]
 fn a_drain_says_goaway_and_lets_tunnels_finish() {
     let rig = Rig::new(&Setup::default());

@@ -316,16 +316,21 @@ fn plaintext_connections_are_limited_by_name() {
 }
 
 #[test]
-fn the_nodes_own_processes_reach_the_pod_whatever_policies_say() {
+fn probes_reach_declared_ports_whatever_policies_say_and_no_others() {
+    const UNDECLARED: &str = "10.77.0.2:8081";
     let strict = || Setup { on_node: true, ..setup(vec![mode(PeerMode::Strict)]) };
     let rig = Rig::new(&strict());
     echo(rig.ns.listen(APP));
+    echo(rig.ns.listen(UNDECLARED));
     rig.until("listeners", || rig.room.plaintext.listeners() == 2);
     let mut probe = dial(&rig, APP).unwrap();
     assert_eq!(ping(&mut probe), Ok(()));
+    assert_eq!(plain(&rig, UNDECLARED), Err(ErrorKind::ConnectionReset), "a process of the node is judged like anybody's");
+    rig.until("named", || rig.refused("inbound", "strict_plaintext") == 1.0);
     rig.tell(&Setup { on_node: true, ..setup(vec![policy("shut", Action::Deny, Attribute::DestinationPort, Match::Port(8080))]) });
     assert_eq!((ping(&mut probe), plain(&rig, APP)), (Ok(()), Ok(())), "a change does not end it");
     assert_eq!(rig.metric("canal_authorization_total", &["action=\"node\""]), 2.0);
+    assert_eq!(plain(&rig, UNDECLARED), Ok(()), "policies let it in now, as anybody");
     let refused = plain(&rig, &format!("{POD_V4}:15006"));
     assert_eq!(refused, Err(ErrorKind::ConnectionReset), "the proxy's own ports are nobody's");
 }

@@ -28,7 +28,7 @@ pub fn object_bytes() -> &'static [u8] {
 
 /// In the order of attachment: nothing is taken before it can be published and answered for.
 const PROGRAMS: [&str; 5] = ["canal_sockops", "canal_getpeername4", "canal_getpeername6", "canal_connect4", "canal_connect6"];
-const MAPS: [&str; 3] = ["canal_sockets", "canal_origins", "canal_counts"];
+const MAPS: [&str; 5] = ["canal_sockets", "canal_origins", "canal_origin_pods", "canal_origin_taken", "canal_counts"];
 
 /// How to load.
 #[derive(Debug, Clone)]
@@ -105,7 +105,8 @@ impl Capture {
             let map = object.maps().find(|m| m.name() == name).ok_or(OffloadError::Object { what: "map", name })?;
             MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })
         };
-        let (origins, counts) = (Origins::new(handle("canal_origins")?), handle("canal_counts")?);
+        let origins = Origins::new(handle("canal_origins")?, handle("canal_origin_pods")?, handle("canal_origin_taken")?);
+        let counts = handle("canal_counts")?;
         Ok(Self { object, origins, counts, pins })
     }
 
@@ -233,7 +234,7 @@ fn is_detached(pin: &Path) -> bool {
 
 /// A link that an earlier process pinned, running our program from now on; `None` if it is not there or belongs to another cgroup (a
 /// pod that was made again under its old name while no proxy ran).
-fn adopt(pin: &Path, cgroup_id: u64, program: &Program<'_>) -> Option<Link> {
+pub(crate) fn adopt(pin: &Path, cgroup_id: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
     let ours = matches!(link.info().ok()?.info, LinkTypeInfo::Cgroup(c) if c.cgroup_id == cgroup_id);
     if ours && link.update_prog(program).is_ok() {

@@ -1,5 +1,6 @@
 //! The fallback where BPF is refused: nftables in the pod's own namespace redirects its TCP to the proxy. Costs conntrack and NAT per
-//! packet; the table lives in the namespace, so it, too, outlives the proxy and fails closed. The caller says loudly that it is used.
+//! packet; the table lives in the namespace, so it, too, outlives the proxy and fails closed. The caller says loudly that it is used. Only
+//! TCP is looked at: there is no pod guard here.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -13,18 +14,57 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::OffloadError;
 
-/// The rules. Only loopback and the proxy's own marked sockets are left alone: an exception by port would let an application reach
-/// that port anywhere in the clear. Setting the mark takes CAP_NET_ADMIN over the pod's namespace.
-fn rules(mark: u32) -> String {
+/// Where cgroup paths of nft rules begin, whatever is mounted there (nftables, src/datatype.c).
+const NFT_CGROUPS: &str = "/sys/fs/cgroup";
+
+/// A pod's cgroup as nft rules match it: its depth below the cgroup2 mount, and its path as nft spells it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct CgroupMatch {
+    level: usize,
+    path: String,
+}
+
+impl CgroupMatch {
+    /// `mounts` is what /proc/self/mounts says. The mount is found by its type: on machines with cgroup v1 as well it lies beside the others.
+    fn new(cgroup: &Path, mounts: &str) -> Result<Self, String> {
+        let mount = mounts
+            .lines()
+            .filter_map(|line| {
+                let mut words = line.split(' ').skip(1);
+                let at = Path::new(words.next()?);
+                (words.next()? == "cgroup2" && cgroup.starts_with(at)).then_some(at)
+            })
+            .max_by_key(|at| at.components().count())
+            .ok_or_else(|| format!("{} is on no cgroup2 mount; fix: name the pod's cgroup v2 directory in its file", cgroup.display()))?;
+        let level = cgroup.strip_prefix(mount).map(|below| below.components().count()).unwrap_or_default();
+        let path = cgroup.strip_prefix(NFT_CGROUPS).ok().and_then(Path::to_str).filter(|p| !p.contains(['"', '\\', '\n']));
+        match path {
+            Some(path) if level > 0 => Ok(Self { level, path: path.to_string() }),
+            _ => Err(format!("nftables cannot match cgroup {}; fix: mount cgroup2 below {NFT_CGROUPS}", cgroup.display())),
+        }
+    }
+
+    fn of(cgroup: &Path) -> Result<Self, String> {
+        Self::new(cgroup, &std::fs::read_to_string("/proc/self/mounts").map_err(|e| format!("/proc/self/mounts: {e}"))?)
+    }
+}
+
+/// The rules. What a socket of the pod's cgroup dials is taken whatever its mark, which any process with CAP_NET_RAW may set (since Linux
+/// 5.17; CAP_NET_ADMIN before). Of other sockets the marked ones are the proxy's own. An exception by port would let an application
+/// reach that port anywhere in the clear.
+fn rules(mark: u32, pod: &CgroupMatch) -> String {
+    let CgroupMatch { level, path } = pod;
+    let of_pod = format!("socket cgroupv2 level {level} \"{path}\"");
     format!(
         "table inet canal
 delete table inet canal
 table inet canal {{
   chain output {{
     type nat hook output priority -100; policy accept;
-    meta mark {mark:#x} accept
     ip daddr 127.0.0.0/8 accept
     ip6 daddr ::1 accept
+    {of_pod} meta l4proto tcp counter redirect to :{OUTBOUND_PORT}
+    meta mark {mark:#x} accept
     meta l4proto tcp counter redirect to :{OUTBOUND_PORT}
   }}
 }}
@@ -67,9 +107,11 @@ pub struct Redirect {
 }
 
 impl Redirect {
-    /// Puts the table into the namespace at `netns`, replacing an older one in the same transaction. `mark` is that of the proxy's sockets.
-    pub fn apply(netns: &Path, mark: u32) -> Result<Self, OffloadError> {
-        nft(netns, &rules(mark))?;
+    /// Puts the table into the namespace at `netns`, replacing an older one in the same transaction. `cgroup` is the pod's; `mark` that of the
+    /// proxy's sockets, which are in another.
+    pub fn apply(netns: &Path, cgroup: &Path, mark: u32) -> Result<Self, OffloadError> {
+        let pod = CgroupMatch::of(cgroup).map_err(|why| OffloadError::Nft { netns: netns.to_path_buf(), why })?;
+        nft(netns, &rules(mark, &pod))?;
         Ok(Self { netns: netns.to_path_buf() })
     }
 
@@ -115,5 +157,31 @@ fn nft(netns: &Path, script: &str) -> Result<(), OffloadError> {
         Ok(o) if o.status.success() => Ok(()),
         Ok(o) => Err(refused(String::from_utf8_lossy(&o.stderr).lines().next().unwrap_or("no reason given").to_string())),
         Err(e) => Err(refused(format!("cannot run nft: {e}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cgroup_is_matched_on_every_kind_of_mount() {
+        let unified = "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0";
+        let hybrid =
+            "tmpfs /sys/fs/cgroup tmpfs rw 0 0\ncgroup /sys/fs/cgroup/cpu cgroup rw,cpu 0 0\nc2 /sys/fs/cgroup/unified cgroup2 rw 0 0";
+        for (case, mounts, cgroup, level, path) in [
+            ("unified", unified, "/sys/fs/cgroup/kube/pod1", 2, "kube/pod1"),
+            ("hybrid", hybrid, "/sys/fs/cgroup/unified/kube/pod1", 2, "unified/kube/pod1"),
+        ] {
+            assert_eq!(CgroupMatch::new(Path::new(cgroup), mounts), Ok(CgroupMatch { level, path: path.into() }), "{case}");
+        }
+        for (case, mounts, cgroup) in [
+            ("the root, which is everybody's", unified, "/sys/fs/cgroup"),
+            ("version 1", hybrid, "/sys/fs/cgroup/cpu/pod1"),
+            ("elsewhere", "c2 /mnt/c2 cgroup2 rw 0 0", "/mnt/c2/pod1"),
+            ("a path that ends the rule", unified, "/sys/fs/cgroup/a\"b"),
+        ] {
+            assert!(CgroupMatch::new(Path::new(cgroup), mounts).unwrap_err().contains("fix: "), "{case}");
+        }
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use canal_abi::inbound::HBONE_PORT;
@@ -23,6 +24,7 @@ const REQUEST: u16 = 1;
 const ACK: u16 = 4;
 const DUMP: u16 = 0x300;
 const INET_DIAG_MARK: u16 = 15;
+const INET_DIAG_CGROUP_ID: u16 = 21;
 const IPPROTO_TCP: u8 = 6;
 const HEADER: usize = 16;
 /// Size of `struct inet_diag_sockid`, and of `struct inet_diag_msg`.
@@ -30,6 +32,7 @@ const SOCKET_ID: usize = 48;
 const MESSAGE: usize = 72;
 const ESTABLISHED: u32 = 1;
 const LISTEN: u32 = 10;
+const SYN_SENT: u32 = 1 << 2;
 /// Established, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT: those that can still carry bytes.
 const OPEN: u32 = 1 << ESTABLISHED | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8;
 /// The kernel writes its answers in blocks of at most this.
@@ -43,6 +46,7 @@ pub struct Connection {
     family: u8,
     state: u8,
     mark: u32,
+    cgroup: u64,
     /// The kernel's own words for it, a cookie among them.
     id: [u8; SOCKET_ID],
 }
@@ -56,22 +60,55 @@ pub enum Which {
     Listening,
 }
 
-/// Connections into the namespace at `netns` that no proxy is in: not on loopback, not HBONE, and not of a socket with `mark`.
-pub fn inbound(netns: &Path, mark: u32, which: Which) -> Result<Vec<Connection>, OffloadError> {
+/// Connections into the namespace at `netns` that no proxy is in: not on loopback, not HBONE, and not of a socket with `mark` outside the
+/// pod's `cgroup`. Inside it the mark says nothing: the pod's processes may set it themselves.
+pub fn inbound(netns: &Path, cgroup: &Path, mark: u32, which: Which) -> Result<Vec<Connection>, OffloadError> {
     let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
     let states = OPEN | 1 << LISTEN;
     let all = within(Some(netns), || dump(states))?.map_err(failed("listing"))?;
-    Ok(select(all, mark, which))
+    Ok(select(all, mark, &cgroup_ids(cgroup), which))
 }
 
-fn select(all: Vec<Connection>, mark: u32, which: Which) -> Vec<Connection> {
-    let listening: HashSet<u16> = all.iter().filter(|c| u32::from(c.state) == LISTEN).map(|c| c.local.port()).collect();
+/// Connections that processes in `cgroup` dialled to somebody outside the namespace at `netns`, for when capture was not there yet: not on
+/// loopback, and not of a local port that is listened to.
+pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<Connection>, OffloadError> {
+    let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
+    let all = within(Some(netns), || dump(OPEN | SYN_SENT | 1 << LISTEN))?.map_err(failed("listing"))?;
+    let (pod, listening) = (cgroup_ids(cgroup), listening(&all));
+    let dialled = |c: &Connection| {
+        u32::from(c.state) != LISTEN
+            && !c.local.ip().is_loopback()
+            && c.local.ip() != c.remote.ip()
+            && pod.contains(&c.cgroup)
+            && !listening.contains(&c.local.port())
+    };
+    Ok(all.into_iter().filter(dialled).collect())
+}
+
+fn listening(all: &[Connection]) -> HashSet<u16> {
+    all.iter().filter(|c| u32::from(c.state) == LISTEN).map(|c| c.local.port()).collect()
+}
+
+/// The kernel's numbers for a cgroup and all below it.
+fn cgroup_ids(cgroup: &Path) -> HashSet<u64> {
+    let mut ids = HashSet::new();
+    let mut unread = vec![cgroup.to_path_buf()];
+    while let Some(dir) = unread.pop() {
+        ids.extend(std::fs::metadata(&dir).map(|m| m.ino()).ok());
+        let below = std::fs::read_dir(&dir).into_iter().flatten().flatten();
+        unread.extend(below.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()));
+    }
+    ids
+}
+
+fn select(all: Vec<Connection>, mark: u32, pod: &HashSet<u64>, which: Which) -> Vec<Connection> {
+    let listening = listening(&all);
     let wanted = |c: &Connection| {
         u32::from(c.state) != LISTEN
             && !c.local.ip().is_loopback()
             && c.local.ip() != c.remote.ip()
             && c.local.port() != HBONE_PORT
-            && c.mark != mark
+            && (c.mark != mark || pod.contains(&c.cgroup))
             && (which == Which::All || listening.contains(&c.local.port()))
     };
     all.into_iter().filter(wanted).collect()
@@ -210,18 +247,21 @@ fn connection(body: &[u8]) -> Option<Connection> {
         Some(SocketAddr::new(ip, port))
     };
     let (local, remote) = (address(4, 0)?, address(20, 2)?);
-    Some(Connection { local, remote, family, state, mark: mark(body.get(MESSAGE..)?), id })
+    let attributes = body.get(MESSAGE..)?;
+    let mark = attribute(attributes, INET_DIAG_MARK).map(u32::from_ne_bytes).unwrap_or_default();
+    let cgroup = attribute(attributes, INET_DIAG_CGROUP_ID).map(u64::from_ne_bytes).unwrap_or_default();
+    Some(Connection { local, remote, family, state, mark, cgroup, id })
 }
 
-/// The socket's mark among a message's attributes; 0 if there is none.
-fn mark(mut attributes: &[u8]) -> u32 {
+/// The value of one kind among a message's attributes.
+fn attribute<const N: usize>(mut attributes: &[u8], wanted: u16) -> Option<[u8; N]> {
     while let (Some(length), Some(kind)) = (number(attributes, 0).map(u16::from_ne_bytes), number(attributes, 2).map(u16::from_ne_bytes)) {
-        if kind == INET_DIAG_MARK {
-            return number(attributes, 4).map(u32::from_ne_bytes).unwrap_or_default();
+        if kind == wanted {
+            return number(attributes, 4);
         }
         attributes = attributes.get(usize::from(length).max(4).next_multiple_of(4)..).unwrap_or_default();
     }
-    0
+    None
 }
 
 #[cfg(test)]
@@ -229,7 +269,15 @@ mod tests {
     use super::*;
 
     fn c(local: &str, remote: &str, state: u32, mark: u32) -> Connection {
-        Connection { local: local.parse().unwrap(), remote: remote.parse().unwrap(), family: 2, state: state as u8, mark, id: [0; 48] }
+        Connection {
+            local: local.parse().unwrap(),
+            remote: remote.parse().unwrap(),
+            family: 2,
+            state: state as u8,
+            mark,
+            cgroup: 5,
+            id: [0; 48],
+        }
     }
 
     #[test]
@@ -245,8 +293,10 @@ mod tests {
                 c("10.0.0.1:40000", "10.0.0.9:6", 8, 0),
             ]
         };
-        let ports = |which| select(all(), 7, which).iter().map(|c| c.remote.port()).collect::<Vec<_>>();
+        let ports = |which| select(all(), 7, &HashSet::from([6]), which).iter().map(|c| c.remote.port()).collect::<Vec<_>>();
         assert_eq!((ports(Which::All), ports(Which::Listening)), (vec![1, 6], vec![1]));
+        let marked = select(all(), 7, &HashSet::from([5]), Which::Listening);
+        assert_eq!(marked.iter().map(|c| c.remote.port()).collect::<Vec<_>>(), [1, 2], "a pod's own socket is listed whatever its mark");
     }
 
     #[test]

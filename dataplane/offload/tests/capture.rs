@@ -189,6 +189,35 @@ fn a_full_table_is_counted_and_the_proxy_learns_nothing_of_the_connection() {
     third.line();
 }
 
+/// One pod dials more than its share while the proxy accepts nothing; its neighbour's connections come through, and its own do again once
+/// some were taken.
+#[test]
+fn a_pod_that_dials_beyond_its_share_is_refused_and_its_neighbour_is_not() {
+    const BEYOND: u64 = 10;
+    let share = u64::from(canal_abi::capture::ORIGINS_POD_MAX);
+    let ((ns, cg), (other_ns, other_cg), c) = ((Netns::new(), Cgroup::new()), (Netns::new(), Cgroup::new()), load());
+    let (_pod, _other) = (c.attach("a/b/pod", &cg.dir).unwrap(), c.attach("a/b/other", &other_cg.dir).unwrap());
+    let (l, other) = (ns.listen(V4), other_ns.listen(V4));
+    let mut crowd = Client::start(&ns, Some(&cg), "burst", &["10.96.0.1:80", &(share + BEYOND).to_string()]);
+    assert_eq!(crowd.line(), format!("refused {BEYOND}"));
+    assert_eq!((count(&c, "refused_share"), count(&c, "publish_full")), (BEYOND, 0));
+    let mut neighbour = Client::start(&other_ns, Some(&other_cg), "dial", &["10.96.0.2:80"]);
+    assert_eq!(answer(&other, &c), Some("10.96.0.2:80".parse().unwrap()), "the neighbour has its own share");
+    neighbour.line();
+    let origins = c.origins().of_pod();
+    for _ in 0..64 {
+        let (_, peer) = l.accept().unwrap();
+        assert!(origins.take(netns_cookie(&l).unwrap(), peer).is_some());
+    }
+    let mut again = Client::start(&ns, Some(&cg), "burst", &["10.96.0.1:80", "100"]);
+    assert_eq!(again.line(), format!("refused {}", 100 - 64), "as many as were taken");
+    crowd.kill();
+    again.kill();
+    c.origins().sweep(Duration::ZERO);
+    let mut last = Client::start(&ns, Some(&cg), "burst", &["10.96.0.1:80", "1"]);
+    assert_eq!(last.line(), "refused 0", "nothing waits any more");
+}
+
 #[test]
 fn a_client_that_sends_and_closes_is_not_forgotten() {
     let (ns, cg, c) = (Netns::new(), Cgroup::new(), load());

@@ -13,6 +13,8 @@ use canal_offload::sockets::{self, Which};
 use socket2::{Domain, SockRef, Socket, Type};
 
 const MARK: u32 = 0x539;
+/// These tests' sockets are in no pod's.
+const NO_CGROUP: &str = "/none";
 const V4: &str = "10.77.0.2";
 const V6: &str = "[fd77::2]";
 
@@ -284,14 +286,14 @@ fn connections_from_before_are_found_and_reset() {
     let mut through = pod.dial(&format!("{V4}:80")).unwrap();
     let (mut taken, _) = proxy.accept().unwrap();
 
-    let found = sockets::inbound(&pod.ns.path(), MARK, Which::Listening).unwrap();
+    let found = sockets::inbound(&pod.ns.path(), NO_CGROUP.as_ref(), MARK, Which::Listening).unwrap();
     let mut remotes: Vec<SocketAddr> = found.iter().map(|c| c.remote).collect();
     remotes.sort();
     let mut wanted = vec![v4.local_addr().unwrap(), v6.local_addr().unwrap()];
     wanted.sort();
     assert_eq!(remotes, wanted, "neither HBONE, nor from inside, nor out of the pod, nor the proxy's");
     assert_eq!(found.iter().map(|c| c.local.port()).collect::<Vec<_>>(), [80, 80]);
-    assert_eq!(sockets::inbound(&pod.ns.path(), MARK, Which::All).unwrap().len(), 3, "and what the pod opened itself");
+    assert_eq!(sockets::inbound(&pod.ns.path(), NO_CGROUP.as_ref(), MARK, Which::All).unwrap().len(), 3, "and what the pod opened itself");
 
     let one: Vec<_> = found.into_iter().filter(|c| c.remote == v4.local_addr().unwrap()).collect();
     assert_eq!(sockets::reset(&pod.ns.path(), &one).unwrap(), 1);
@@ -313,7 +315,7 @@ fn refusals_name_the_namespace() {
     for e in [
         inbound.prepare("a/b/c", none).unwrap_err(),
         nft::take_inbound(none).unwrap_err(),
-        sockets::inbound(none, 1, Which::All).unwrap_err(),
+        sockets::inbound(none, NO_CGROUP.as_ref(), 1, Which::All).unwrap_err(),
     ] {
         assert!(e.to_string().contains("canal-offload-none"), "{e}");
     }

@@ -4,7 +4,7 @@ use std::io::{Read, Write};
 use std::net::TcpListener;
 
 use crate::lab;
-use crate::lab::{Client, Netns, close};
+use crate::lab::{Cgroup, Client, Netns, close};
 use canal_offload::nft::{Redirect, original_destination};
 
 const MARK: u32 = 0x539;
@@ -33,8 +33,9 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     // Without a route connect() fails before any packet meets the hook; the veth's peer is down, so nothing can leave.
     ns.ip("route add default dev pod0");
     ns.ip("-6 route add default dev pod0");
-    Redirect::apply(&ns.path(), MARK).unwrap();
-    let again = Redirect::apply(&ns.path(), MARK).unwrap();
+    let cgroup = Cgroup::new();
+    Redirect::apply(&ns.path(), &cgroup.dir, MARK).unwrap();
+    let again = Redirect::apply(&ns.path(), &cgroup.dir, MARK).unwrap();
     assert_eq!(again.netns(), ns.path());
     let (v4, v6) = (ns.listen("127.0.0.1:15001"), ns.listen("[::1]:15001"));
     for (to, l) in [
@@ -66,6 +67,13 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     assert_eq!(answer(&own), "none");
     app.line();
 
+    // The same mark in the pod's cgroup, by a process that may set it as any container's may: with CAP_NET_RAW alone.
+    for (to, l) in [("10.77.0.2:81", &v4), ("[fd77::2]:81", &v6)] {
+        let mut app = Client::start(&ns, Some(&cgroup), "dial", &[to, "net_raw", "mark"]);
+        assert_eq!(answer(l), to, "a pod's own mark buys nothing");
+        assert!(app.line().ends_with(&format!("reply={to}")), "{to}");
+    }
+
     close(v4);
     close(v6);
     assert_eq!(Client::start(&ns, None, "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)", "no proxy: refused");
@@ -78,6 +86,6 @@ fn tcp_is_redirected_and_the_destination_is_known() {
 
 #[test]
 fn refusals_name_the_namespace() {
-    let e = Redirect::apply("/run/netns/canal-offload-none".as_ref(), MARK).unwrap_err().to_string();
+    let e = Redirect::apply("/run/netns/canal-offload-none".as_ref(), &Cgroup::new().dir, MARK).unwrap_err().to_string();
     assert!(e.contains("/run/netns/canal-offload-none") && e.contains("namespace"), "{e}");
 }

@@ -2,18 +2,27 @@
 
 use std::collections::BTreeMap;
 
+use crate::lab::{Cgroup, Netns};
 use canal_abi::capture::LAYOUTS;
 use canal_offload::capture::{Capture, Options, object_bytes};
 use canal_offload::inbound::Inbound;
+use canal_offload::pod_guard::{self, PodGuards};
 use libbpf_rs::btf::types::Struct;
 use libbpf_rs::btf::{Btf, BtfKind};
 
 #[test]
-fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
+fn every_struct_of_the_headers_has_one_layout_in_c_and_in_rust() {
+    compare(object_bytes(), LAYOUTS);
+    compare(pod_guard::object_bytes(), canal_abi::pod::LAYOUTS);
+}
+
+type Layouts = [(&'static str, usize, &'static [(&'static str, usize)])];
+
+fn compare(object: &[u8], layouts: &Layouts) {
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), object_bytes()).unwrap();
+    std::fs::write(file.path(), object).unwrap();
     let btf = Btf::from_path(file.path()).unwrap();
-    for (name, size, fields) in LAYOUTS {
+    for (name, size, fields) in layouts {
         let s: Struct<'_> = btf.type_by_name(name).unwrap_or_else(|| panic!("the object has no struct {name}"));
         let in_c: Vec<(String, usize)> = s
             .iter()
@@ -32,9 +41,9 @@ fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
         .filter(|n| n.starts_with("canal_"))
         .collect();
     for n in &in_object {
-        assert!(LAYOUTS.iter().any(|(l, ..)| l == n), "struct {n} is in the object but not in canal-abi's list");
+        assert!(layouts.iter().any(|(l, ..)| l == n), "struct {n} is in the object but not in canal-abi's list");
     }
-    assert_eq!(in_object.len(), LAYOUTS.len());
+    assert_eq!(in_object.len(), layouts.len());
 }
 
 /// `tests/golden/verifier.txt` holds `program instructions`, recorded on the reference kernel. A program may get cheaper; ten per
@@ -45,6 +54,9 @@ fn the_verifiers_work_stays_within_budget() {
     let mut measured = Capture::load(&Options::default()).unwrap().verified_instructions().unwrap();
     let here = std::path::Path::new("/proc/self/ns/net");
     measured.push(Inbound::load(None).unwrap().prepare("a/b/c", here).unwrap().verified_instructions().unwrap());
+    let (ns, cgroup) = (Netns::new(), Cgroup::new());
+    let guard = PodGuards::load(None).unwrap().attach("a/b/c", &cgroup.dir, &ns.path()).unwrap();
+    measured.extend(guard.verified_instructions().unwrap());
     if std::env::var_os("BLESS").is_some() {
         let lines: String = measured.iter().map(|(n, i)| format!("{n} {i}\n")).collect();
         std::fs::write(path, lines).unwrap();

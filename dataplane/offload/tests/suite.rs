@@ -10,6 +10,7 @@ mod inbound;
 mod lab;
 mod nft;
 mod object;
+mod pod_guard;
 mod redirector;
 mod replicas;
 mod sessions;

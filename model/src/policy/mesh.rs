@@ -50,6 +50,9 @@ pub struct TenantSpec {
     /// How much of each shared limit the tenant may take, where the provider wants other than the default.
     #[serde(default)]
     pub shares: Shares,
+    /// Name servers that the tenant's pods may ask directly; empty: the tier's own, else the cluster's DNS service.
+    #[serde(default)]
+    pub resolvers: Vec<IpAddr>,
 }
 
 /// `spec.keys:` of a Tenant.

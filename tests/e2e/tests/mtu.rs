@@ -6,7 +6,7 @@ use std::process::Child;
 use std::time::{Duration, Instant};
 
 use canal_e2e::{Heard, Icmp, Mesh, until};
-use canal_world::topology::Rate;
+use canal_world::topology::{Outside, Rate};
 
 /// Bytes each way.
 const SIZE: &str = "10485760";
@@ -32,6 +32,8 @@ fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
                 part.process.as_mut().expect("it runs").args.extend(own);
             }
         }
+        // The datagrams that are too big are outside the mesh.
+        topology.tenants.iter_mut().for_each(|tenant| tenant.outside = Outside::Passthrough);
         for pod in topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.pods).filter(|pod| pod.name.starts_with("client")) {
             pod.rate = Some(RATE);
         }

@@ -1,6 +1,7 @@
 //! Policies on real traffic: who may do what, at layers 4 and 7, for requests, connections and plaintext; what tokens and an external
 //! authorizer decide; what a change ends. `canal explain` must say what happened.
 
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -264,4 +265,26 @@ fn a_change_of_policy_ends_open_connections() {
     let counted =
         mesh().counted_at("node", "canal_node_closed_total", &[]) + mesh().counted_at("gateway", "canal_gateway_rejudged_total", &[]);
     assert!(counted >= 20, "{counted}");
+}
+
+/// A datagram of a pod to a pod of another node, under `outside: Deny`: it never leaves, its sender hears EPERM, the node counts it. The control is
+/// the same datagram from the receiver's own node, up to which nothing stops it but the receiver's guard.
+#[test]
+fn a_datagram_to_another_nodes_pod_does_not_arrive() {
+    const SERVER: &str = "alpha/default/web-0";
+    let mesh = mesh();
+    let seat = mesh.world.host(SERVER).unwrap().seat;
+    for address in [IpAddr::from(seat.ip4.unwrap()), seat.ip6.unwrap().into()] {
+        let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        let receiver = mesh.world.inside(SERVER, || UdpSocket::bind(any)).unwrap().unwrap();
+        receiver.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+        let to = SocketAddr::new(address, receiver.local_addr().unwrap().port());
+        let sent = mesh.run(CLIENT, &["canal-world-peer", "udp", &to.to_string()]);
+        assert!(sent.code != Some(0) && sent.stderr.contains("PermissionDenied"), "{to}: {sent:?}");
+        assert!(receiver.recv(&mut [0; 8]).is_err(), "{to}: a datagram arrived in the clear");
+    }
+    let stopped = || mesh.counted_at("node", "canal_pod_guard_packets_total", &["tenant=\"alpha\"", "verdict=\"stopped_udp\""]);
+    until(SOON, "the node counts both", || stopped() >= 2);
+    let page = mesh.canal(&["status"]);
+    assert!(!page.stdout.contains("in the clear"), "{page:?}");
 }

@@ -66,6 +66,7 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
         outside,
         keys: decode_trust::key_policy(&at, t.keys)?,
         shares: shares(&at, &t.shares)?,
+        resolvers: at.addresses("resolvers", &t.resolvers)?,
     })
 }
 

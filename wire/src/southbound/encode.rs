@@ -21,6 +21,7 @@ impl From<&p::Tenant> for w::Tenant {
             outside: outside.into(),
             keys: encode_trust::key_policy(&t.keys),
             shares: t.shares.iter().map(|(kind, share)| (kind.key().to_owned(), share.to_string())).collect(),
+            resolvers: t.resolvers.iter().map(ToString::to_string).collect(),
         }
     }
 }

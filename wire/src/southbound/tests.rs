@@ -100,6 +100,8 @@ fn parents() -> Vec<Resource> {
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
             gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
             outside: p::OutsideMesh::Passthrough,
+            resolvers: vec!["10.96.0.10".parse().unwrap(), "fd00::53".parse().unwrap()],
+            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         }),

@@ -154,6 +154,7 @@ pub(crate) fn resources() -> Vec<Resource> {
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
             gateway_cidrs: vec!["10.255.0.0/16".parse().unwrap()],
             outside: OutsideMesh::Deny,
+            resolvers: Vec::new(),
             keys: Default::default(),
             shares: Default::default(),
         }),

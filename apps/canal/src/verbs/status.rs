@@ -118,7 +118,7 @@ pub(crate) fn value(status: &StatusResponse) -> Value {
     let tenants = status.tenants.iter().map(|t| {
         json!({
             "tenant": t.tenant, "services": t.services, "workloads": t.workloads, "workloads_ready": t.workloads_ready,
-            "routes": t.routes, "errors": t.errors, "warnings": t.warnings,
+            "routes": t.routes, "errors": t.errors, "warnings": t.warnings, "outside_passes": t.outside_passes,
         })
     });
     json!({
@@ -173,6 +173,13 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
         ]);
     }
     lines.extend(tenants.lines());
+    let in_the_clear = status.tenants.iter().filter(|t| t.outside_passes).map(|t| {
+        format!(
+            "tenant {}: outside: Passthrough: UDP, SCTP, ICMP and raw packets of its pods, and TCP to what is not in the mesh, travel in the clear",
+            t.tenant
+        )
+    });
+    lines.extend(in_the_clear);
     if !status.diagnostics.is_empty() {
         lines.push(String::new());
         lines.extend(diagnostics::lines(&status.diagnostics));

@@ -64,6 +64,7 @@ fn itself(name: &TenantName) -> program::Tenant {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: program::OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
     }

@@ -47,6 +47,7 @@ fn tenant() -> Resource {
         pod_cidrs: Vec::new(),
         gateway_cidrs: Vec::new(),
         outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
     })

@@ -29,6 +29,7 @@ fn told(text: &str) -> Told {
                 pod_cidrs: Vec::new(),
                 gateway_cidrs: Vec::new(),
                 outside: OutsideMesh::Deny,
+                resolvers: Vec::new(),
                 keys: Default::default(),
                 shares: Default::default(),
             }),

@@ -29,6 +29,7 @@ pub(crate) fn tenant(name: &str, vni: u32) -> Resource {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
     })

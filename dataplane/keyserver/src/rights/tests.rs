@@ -18,6 +18,7 @@ fn tenant(name: &str, place: KeyPlace) -> Arc<Resource> {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: program::OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: KeyPolicy { place, ..KeyPolicy::default() },
         shares: Default::default(),
     }))

@@ -117,6 +117,7 @@ pub fn tenant(name: &str, algorithm: KeyAlgorithm) -> Arc<Resource> {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: KeyPolicy { place: KeyPlace::KeyServer, algorithm, local_fallback: false },
         shares: Default::default(),
     }))

@@ -67,6 +67,8 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             pod_cidrs: vec![],
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
+            resolvers: Vec::new(),
+            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         }),
@@ -251,6 +253,8 @@ fn policies_are_made_anew_only_if_they_changed_and_outlive_their_tenant() {
             pod_cidrs: vec![],
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
+            resolvers: Vec::new(),
+            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         })]

@@ -35,6 +35,7 @@ fn state(outside: p::OutsideMesh) -> Vec<p::Resource> {
             gateway_cidrs: vec!["10.9.0.0/16".parse().unwrap()],
             outside,
             keys: Default::default(),
+            resolvers: vec!["192.0.2.53".parse().unwrap()],
             shares: Default::default(),
         }),
         p::Resource::Gateway(p::Gateway {
@@ -124,6 +125,9 @@ fn a_captured_connection_has_one_way_to_go() {
     check("the tier's DNS", &deny, "10.9.1.1:53", Ok(("passthrough 10.9.1.1:53", None)));
     check("another tenant's gateway address is the outside", &deny, "10.8.1.2:80", Err(Refusal::OutsideMesh));
     check("outside, denied", &deny, "192.0.2.1:443", Err(Refusal::OutsideMesh));
+    check("a resolver that the tenant names, by TCP", &deny, "192.0.2.53:53", Ok(("passthrough 192.0.2.53:53", None)));
+    check("another port of it", &deny, "192.0.2.53:443", Err(Refusal::OutsideMesh));
+    check("another resolver", &deny, "192.0.2.54:53", Err(Refusal::OutsideMesh));
     check("outside, passed", &pass, "192.0.2.1:443", Ok(("passthrough 192.0.2.1:443", None)));
     check("outside on an HBONE port, passed", &pass, "192.0.2.1:15008", Ok(("passthrough 192.0.2.1:15008", None)));
     check("another tenant's service is the outside", &deny, "10.96.7.7:80", Err(Refusal::OutsideMesh));

@@ -259,7 +259,7 @@ fn join(pod: &Netns, outside: &Netns) {
 fn pod(ns: &Netns, cg: &Cgroup) -> Pod {
     let text = serde_json::json!({
         "uid": "alpha/b/app-0", "namespace": "b", "name": "app-0", "serviceAccount": "app",
-        "netns": ns.path(), "cgroup": cg.dir, "ips": [POD_V4, POD_V6], "labels": {"app": "app", "version": "v1"},
+        "netns": ns.path(), "cgroup": cg.dir, "ips": [POD_V4, POD_V6], "labels": {"app": "app", "version": "v1"}, "probePorts": [8080],
     });
     Pod::parse("test", text.to_string().as_bytes()).unwrap()
 }
@@ -276,6 +276,8 @@ fn view(setup: &Setup) -> View {
             pod_cidrs: vec!["10.77.0.0/24".parse().unwrap(), "fd77::/64".parse().unwrap()],
             gateway_cidrs: vec![],
             outside: setup.outside,
+            resolvers: Vec::new(),
+            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         }),

@@ -27,6 +27,9 @@ fn try_dial(args: &[String]) -> io::Result<String> {
         // SAFETY: no memory is involved; this process has one thread that matters and ends after the case.
         assert_eq!(unsafe { libc::setresuid(65534, 65534, 65534) }, 0);
     }
+    if has("net_raw") {
+        only_net_raw();
+    }
     let protocol = if has("mptcp") { Protocol::from(IPPROTO_MPTCP) } else { Protocol::TCP };
     let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(protocol))?;
     s.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -76,6 +79,21 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     Ok(said)
 }
 
+/// From here on this process is nobody, with CAP_NET_RAW and nothing else: what a container has by default and can use.
+fn only_net_raw() {
+    const KEEP_CAPABILITIES: libc::c_int = 8;
+    const VERSION: u32 = 0x2008_0522;
+    const NET_RAW: u32 = 1 << 13;
+    // SAFETY: plain numbers; and two structures of the kernel's layout (capset(2)), which live across the call. This process has one
+    // thread that matters and ends after the case.
+    unsafe {
+        assert_eq!(libc::prctl(KEEP_CAPABILITIES, 1, 0, 0, 0), 0);
+        assert_eq!(libc::setresuid(65534, 65534, 65534), 0);
+        let (header, data) = ([VERSION, 0], [NET_RAW, NET_RAW, 0, 0, 0, 0]);
+        assert_eq!(libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()), 0);
+    }
+}
+
 fn sockopt_fastopen_connect(s: &Socket) -> io::Result<()> {
     let one: libc::c_int = 1;
     // SAFETY: a plain int option, its size given; the descriptor is borrowed for the call.
@@ -89,6 +107,37 @@ fn sockopt_fastopen_connect(s: &Socket) -> io::Result<()> {
         )
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `ADDRESS COUNT`: dials so many times without waiting, says how often it was refused, and holds what it has.
+pub fn burst(args: &[String]) {
+    let (to, count) = (args[0].parse::<SocketAddr>().unwrap(), args[1].parse::<u64>().unwrap());
+    let limit = libc::rlimit { rlim_cur: count + 64, rlim_max: count + 64 };
+    // SAFETY: the structure lives across the call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) }, 0);
+    let mut refused = 0;
+    let held: Vec<Socket> = (0..count)
+        .map(|_| {
+            let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP)).unwrap();
+            s.set_nonblocking(true).unwrap();
+            let dialled = s.connect(&to.into());
+            refused += u64::from(dialled.is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused));
+            s
+        })
+        .collect();
+    say(format!("refused {refused}"));
+    pause();
+    drop(held);
+}
+
+/// `AT`: listens, and holds the first connection until the go.
+pub fn serve(args: &[String]) {
+    let listener = std::net::TcpListener::bind(&args[0]).unwrap();
+    say("open");
+    let (mut accepted, _) = listener.accept().unwrap();
+    say("accepted");
+    pause();
+    say(format!("{:?}", accepted.write_all(b"hi").map_err(|e| e.kind())));
 }
 
 /// A refusal, then the same socket to loopback: what was remembered for the first must not answer for the second.
@@ -138,10 +187,15 @@ pub fn udp(args: &[String]) {
 pub fn run(case: &[String]) {
     match case[0].as_str() {
         "dial" => dial(&case[1..]),
+        "burst" => burst(&case[1..]),
+        "serve" => serve(&case[1..]),
         "redial" => redial(&case[1..]),
         "one_port" => one_port(&case[1..]),
         "wrong_family" => wrong_family(&case[1..]),
         "udp" => udp(&case[1..]),
+        "send" => super::packets::send(&case[1..]),
+        "receive" => super::packets::receive(&case[1..]),
+        "ask" => super::packets::ask(&case[1..]),
         other => panic!("no case {other}"),
     }
 }

@@ -34,6 +34,7 @@ fn tenant() -> Arc<Resource> {
         pod_cidrs: vec![],
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
     }))

@@ -31,6 +31,7 @@ pub(super) fn tenant(name: &str, vni: u32) -> Resource {
         pod_cidrs: vec!["10.1.0.0/16".parse().unwrap()],
         gateway_cidrs: vec![],
         outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
     })

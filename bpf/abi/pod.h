@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
+/* What pod.bpf.c and the node proxy share. This header is the law: Rust is generated from it (dataplane/abi). It holds no code. */
+#ifndef CANAL_ABI_POD_H
+#define CANAL_ABI_POD_H
+
+#include <linux/types.h>
+
+/* Raised with any change of a layout or of a map's meaning; part of the pins' names, so old and new never share a map. */
+#define CANAL_POD_ABI 1
+
+/* Map canal_pod_mode: an array of one. Zero, as the kernel makes it, is the stricter. */
+#define CANAL_POD_STOP 0  /* outside: Deny; what the mesh does not carry is dropped */
+#define CANAL_POD_WATCH 1 /* outside: Passthrough; it is counted */
+
+/* Map canal_pod_resolvers: a hash of addresses in the one form of abi/capture.h. */
+#define CANAL_POD_RESOLVERS_MAX 64
+#define CANAL_POD_DNS_PORT 53
+
+/* The kernel's own ARP and neighbour discovery are no longer than this (bytes from the network header): longer ones carry something. */
+#define CANAL_POD_ARP_MAX 50
+#define CANAL_POD_NEIGHBOUR_MAX 128
+
+/* Map canal_pod_last: an array of one, the packet that was stopped last. Written without a lock: for a log line, not for a decision. */
+struct canal_pod_packet {
+	__u8 remote_ip[16];
+	__be16 remote_port_be; /* 0: the protocol has no ports */
+	__u8 protocol;	       /* IANA's number; 0: no IP packet */
+	__u8 is_outgoing;
+	__u32 verdict; /* 0: none was stopped */
+};
+
+/* Map canal_pod_counts, per pod. Every way out of every program has a name and a counter. Append only; the two blocks STOPPED and CLEAR
+ * have one order. */
+enum canal_pod_verdict {
+	CANAL_POD_PASSED_LOOPBACK = 0,	/* stays in the pod */
+	CANAL_POD_PASSED_TCP = 1,	/* of a TCP socket: capture and inbound have the say; into the pod: all TCP */
+	CANAL_POD_PASSED_RESET = 2,	/* the kernel's own RST or ACK, without payload */
+	CANAL_POD_PASSED_RESOLVER = 3,	/* DNS to or from a resolver that the tenant names */
+	CANAL_POD_PASSED_NEIGHBOUR = 4, /* ARP, IPv6 neighbour discovery, multicast listener reports */
+	CANAL_POD_PASSED_ERROR = 5,	/* an ICMP error about the pod's TCP, or about its DNS */
+	CANAL_POD_LEFT_WATCHED = 6,	/* outside: Passthrough; counted where it leaves the pod */
+	CANAL_POD_STOPPED_UDP = 7,
+	CANAL_POD_STOPPED_ICMP = 8,
+	CANAL_POD_STOPPED_SCTP = 9,
+	CANAL_POD_STOPPED_TCP = 10,	/* TCP that no TCP socket made: a raw socket, or a packet that was forwarded */
+	CANAL_POD_STOPPED_PROTOCOL = 11, /* any other IP protocol */
+	CANAL_POD_STOPPED_FRAME = 12,	/* no IP at all, or neighbour discovery that carries more than its own */
+	CANAL_POD_STOPPED_PACKET_SOCKET = 13, /* AF_PACKET or AF_XDP, whatever is in it */
+	CANAL_POD_STOPPED_MALFORMED = 14, /* headers that cannot be read to the end */
+	CANAL_POD_CLEAR_UDP = 15,
+	CANAL_POD_CLEAR_ICMP = 16,
+	CANAL_POD_CLEAR_SCTP = 17,
+	CANAL_POD_CLEAR_TCP = 18,
+	CANAL_POD_CLEAR_PROTOCOL = 19,
+	CANAL_POD_CLEAR_FRAME = 20,
+	CANAL_POD_CLEAR_PACKET_SOCKET = 21,
+	CANAL_POD_CLEAR_MALFORMED = 22,
+	CANAL_POD_VERDICTS = 23, /* how many there are */
+};
+
+_Static_assert(sizeof(struct canal_pod_packet) == 24, "canal_pod_packet has a hole");
+_Static_assert(CANAL_POD_CLEAR_MALFORMED - CANAL_POD_CLEAR_UDP == CANAL_POD_STOPPED_MALFORMED - CANAL_POD_STOPPED_UDP, "the blocks differ");
+
+#endif

@@ -1,0 +1,100 @@
+//! `bpf/abi/pod.h`: modes, limits and the names of the verdicts of the pod guard. Loads nothing.
+
+use std::net::{Ipv6Addr, SocketAddr};
+
+#[allow(non_camel_case_types, non_upper_case_globals, missing_docs, unreachable_pub, clippy::all, reason = "generated from the header")]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/pod.rs"));
+}
+
+pub use generated::{canal_pod_packet as StoppedPacket, canal_pod_verdict as Verdict};
+
+/// Raised with any change of layout or meaning; part of the pins' names.
+pub const ABI: u32 = generated::CANAL_POD_ABI;
+/// Mode: what the mesh does not carry is dropped.
+pub const STOP: u32 = generated::CANAL_POD_STOP;
+/// Mode: it is counted.
+pub const WATCH: u32 = generated::CANAL_POD_WATCH;
+/// Size of `canal_pod_resolvers`.
+pub const RESOLVERS_MAX: usize = generated::CANAL_POD_RESOLVERS_MAX as usize;
+/// The port at which resolvers are asked.
+pub const DNS_PORT: u16 = generated::CANAL_POD_DNS_PORT as u16;
+
+crate::plain::plain_types! {
+    StoppedPacket = canal_pod_packet { remote_ip, remote_port_be, protocol, is_outgoing, verdict },
+}
+
+/// Every verdict, in the order of the counter map.
+pub const VERDICTS: [Verdict; Verdict::CANAL_POD_VERDICTS as usize] = [
+    Verdict::CANAL_POD_PASSED_LOOPBACK,
+    Verdict::CANAL_POD_PASSED_TCP,
+    Verdict::CANAL_POD_PASSED_RESET,
+    Verdict::CANAL_POD_PASSED_RESOLVER,
+    Verdict::CANAL_POD_PASSED_NEIGHBOUR,
+    Verdict::CANAL_POD_PASSED_ERROR,
+    Verdict::CANAL_POD_LEFT_WATCHED,
+    Verdict::CANAL_POD_STOPPED_UDP,
+    Verdict::CANAL_POD_STOPPED_ICMP,
+    Verdict::CANAL_POD_STOPPED_SCTP,
+    Verdict::CANAL_POD_STOPPED_TCP,
+    Verdict::CANAL_POD_STOPPED_PROTOCOL,
+    Verdict::CANAL_POD_STOPPED_FRAME,
+    Verdict::CANAL_POD_STOPPED_PACKET_SOCKET,
+    Verdict::CANAL_POD_STOPPED_MALFORMED,
+    Verdict::CANAL_POD_CLEAR_UDP,
+    Verdict::CANAL_POD_CLEAR_ICMP,
+    Verdict::CANAL_POD_CLEAR_SCTP,
+    Verdict::CANAL_POD_CLEAR_TCP,
+    Verdict::CANAL_POD_CLEAR_PROTOCOL,
+    Verdict::CANAL_POD_CLEAR_FRAME,
+    Verdict::CANAL_POD_CLEAR_PACKET_SOCKET,
+    Verdict::CANAL_POD_CLEAR_MALFORMED,
+];
+
+/// The verdict's name as metrics show it: the header's, without prefix, in lower case.
+pub fn verdict_name(v: Verdict) -> String {
+    format!("{v:?}").trim_start_matches("CANAL_POD_").to_ascii_lowercase()
+}
+
+/// Whether packets with this verdict were dropped.
+pub fn is_stopped(v: Verdict) -> bool {
+    (Verdict::CANAL_POD_STOPPED_UDP as u32..=Verdict::CANAL_POD_STOPPED_MALFORMED as u32).contains(&(v as u32))
+}
+
+impl StoppedPacket {
+    /// Where the packet was going to, or came from; port 0: its protocol has none. A frame without IP has the address `::`.
+    pub fn remote(&self) -> SocketAddr {
+        SocketAddr::new(Ipv6Addr::from(self.remote_ip).to_canonical(), u16::from_be(self.remote_port_be))
+    }
+
+    /// Why it was stopped; `None`: no packet was.
+    pub fn reason(&self) -> Option<Verdict> {
+        VERDICTS.into_iter().find(|v| *v as u32 == self.verdict).filter(|v| is_stopped(*v))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn verdicts_are_complete_and_in_the_order_of_the_map() {
+        for (i, v) in VERDICTS.into_iter().enumerate() {
+            assert_eq!(v as usize, i, "{v:?}");
+            assert_eq!(is_stopped(v), verdict_name(v).starts_with("stopped_"), "{v:?}");
+        }
+        for v in VERDICTS.into_iter().filter(|v| is_stopped(*v)) {
+            let clear = VERDICTS[v as usize + 8];
+            assert_eq!(verdict_name(clear), verdict_name(v).replace("stopped", "clear"), "one order");
+        }
+    }
+
+    #[test]
+    fn a_stopped_packet_names_its_remote_end_and_its_reason() {
+        let none = StoppedPacket::default();
+        assert_eq!((none.reason(), none.remote().to_string().as_str()), (None, "[::]:0"));
+        let mut udp = StoppedPacket { verdict: Verdict::CANAL_POD_STOPPED_UDP as u32, remote_port_be: 99u16.to_be(), ..none };
+        udp.remote_ip = "::ffff:10.0.0.9".parse::<Ipv6Addr>().unwrap().octets();
+        assert_eq!((udp.reason(), udp.remote().to_string().as_str()), (Some(Verdict::CANAL_POD_STOPPED_UDP), "10.0.0.9:99"));
+    }
+}

@@ -1,0 +1,270 @@
+//! The pod guard (`bpf/pod.bpf.c`): what the mesh does not carry neither leaves nor enters a pod, or is counted. Knows no policy: whoever
+//! calls says which. Start at [`PodGuards::load`].
+//!
+//! Everything stays when this process dies. The cgroup's programs are pinned links, the interface's are filters of the node's end of it,
+//! and their maps are pinned, so that the next process finds each pod's mode and resolvers and takes over without a gap.
+
+use std::collections::HashSet;
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use canal_abi::capture::address_bytes;
+use canal_abi::pod::{ABI, RESOLVERS_MAX, STOP, StoppedPacket, VERDICTS, Verdict, WATCH};
+pub use canal_abi::pod::{is_stopped, verdict_name};
+use canal_abi::{from_bytes, to_bytes};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
+
+use crate::capture::adopt;
+use crate::hook::{Direction, Hook};
+use crate::origins::sum_counter;
+use crate::peer::{self, OtherEnd};
+use crate::pins::{self, Pins};
+use crate::{OffloadError, journal, sys, tier};
+
+/// Aligned as ELF wants it.
+#[repr(C, align(8))]
+struct Embedded<B: ?Sized>(B);
+static OBJECT: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/pod.bpf.o")));
+
+/// The compiled object, for tests of its layout.
+pub fn object_bytes() -> &'static [u8] {
+    &OBJECT.0
+}
+
+const SOURCE: &str = "bpf/pod.bpf.c";
+const OF_CGROUP: [&str; 2] = ["canal_pod_egress", "canal_pod_ingress"];
+const OUT: &str = "canal_pod_out";
+const IN: &str = "canal_pod_in";
+const MODE: &str = "canal_pod_mode";
+const RESOLVERS: &str = "canal_pod_resolvers";
+const COUNTS: &str = "canal_pod_counts";
+const LAST: &str = "canal_pod_last";
+const MAPS: [&str; 4] = [MODE, RESOLVERS, COUNTS, LAST];
+const ZERO: [u8; 4] = [0; 4];
+
+/// What becomes of packets that the mesh does not carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OutsidePackets {
+    /// They are dropped.
+    #[default]
+    Stop,
+    /// They pass in the clear, and are counted.
+    Watch,
+}
+
+/// The node's part: where pods' pins are.
+#[derive(Debug)]
+pub struct PodGuards {
+    pins: Option<Pins>,
+}
+
+/// A pod whose packets are judged. Dropping it lets go only if nothing is pinned; the interface's programs stay until
+/// [`PodGuard::release`], or until the interface goes.
+#[derive(Debug)]
+pub struct PodGuard {
+    object: Object,
+    mode: MapHandle,
+    resolvers: MapHandle,
+    counts: MapHandle,
+    last: MapHandle,
+    links: Vec<Link>,
+    hooks: Vec<Hook>,
+    /// Interfaces whose other end is not the node's.
+    exposed: Vec<String>,
+}
+
+fn refused(step: &str) -> impl Fn(libbpf_rs::Error) -> OffloadError {
+    move |source| OffloadError::Refused { object: SOURCE, source, journal: format!("{step}: {}", journal::last_words()) }
+}
+
+/// Loads the object; its maps are those pinned in `dir`, or are pinned there.
+fn load(dir: Option<&Path>) -> Result<Object, OffloadError> {
+    journal::install();
+    let _ = journal::last_words();
+    let mut open = ObjectBuilder::default().open_memory(object_bytes()).map_err(refused("opening"))?;
+    for mut map in open.maps_mut() {
+        if let (Some(dir), Some(name)) = (dir, MAPS.into_iter().find(|n| map.name() == *n)) {
+            map.set_pin_path(map_pin(dir, name)).map_err(refused("pinning"))?;
+        }
+    }
+    open.load().map_err(refused("loading"))
+}
+
+fn map_pin(dir: &Path, map: &str) -> PathBuf {
+    dir.join(format!("{map}_{ABI}"))
+}
+
+impl PodGuards {
+    /// Whether the kernel takes the programs. Without `pin_dir` the cgroup's programs do not outlive the process.
+    pub fn load(pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
+        let pins = pin_dir.map(Pins::open).transpose()?;
+        load(None)?;
+        Ok(Self { pins })
+    }
+
+    /// Guards the pod whose processes live in `cgroup` and whose network namespace is at `netns`. A pod that is new is stopped until
+    /// [`PodGuard::set`] says otherwise; one that an earlier process guarded goes on as it was.
+    pub fn attach(&self, pod: &str, cgroup: &Path, netns: &Path) -> Result<PodGuard, OffloadError> {
+        let dir = self.pins.as_ref().map(|p| p.make_pod(pod)).transpose()?;
+        let object = match load(dir.as_deref()) {
+            // Maps of the same number but another shape: the pod is stopped until it is set again.
+            Err(error) if dir.as_deref().is_some_and(|d| MAPS.iter().any(|m| map_pin(d, m).exists())) => {
+                tracing::warn!(pod, %error, "pod guard: pinned maps do not fit; starting with new ones");
+                for map in MAPS.iter().filter_map(|m| dir.as_deref().map(|d| map_pin(d, m))) {
+                    pins::remove_file(&map).map_err(|source| OffloadError::Pins { dir: map, step: "removing a map", source })?;
+                }
+                load(dir.as_deref())?
+            }
+            loaded => loaded?,
+        };
+        let mut guard = PodGuard {
+            mode: tier::map(&object, MODE)?,
+            resolvers: tier::map(&object, RESOLVERS)?,
+            counts: tier::map(&object, COUNTS)?,
+            last: tier::map(&object, LAST)?,
+            object,
+            links: Vec::new(),
+            hooks: Vec::new(),
+            exposed: Vec::new(),
+        };
+        guard.attach_to_interfaces(netns)?;
+        guard.attach_to_cgroup(cgroup, dir.as_deref())?;
+        Ok(guard)
+    }
+}
+
+impl PodGuard {
+    fn attach_to_cgroup(&mut self, cgroup: &Path, pins: Option<&Path>) -> Result<(), OffloadError> {
+        let bad_cgroup = |source| OffloadError::Cgroup { cgroup: cgroup.to_path_buf(), source };
+        let dir = File::open(cgroup).map_err(bad_cgroup)?;
+        let id = dir.metadata().map_err(bad_cgroup)?.ino();
+        for name in OF_CGROUP {
+            let err = |source| OffloadError::Attach { program: name, cgroup: cgroup.to_path_buf(), source };
+            let program = tier::program(&self.object, name)?;
+            let pin = pins.map(|d| d.join(name));
+            let link = match pin.as_deref().and_then(|p| adopt(p, id, &program)) {
+                Some(link) => link,
+                None => {
+                    let mut link = program.attach_cgroup(dir.as_raw_fd()).map_err(err)?;
+                    if let Some(pin) = &pin {
+                        link.pin(pin).map_err(err)?;
+                    }
+                    link
+                }
+            };
+            self.links.push(link);
+        }
+        Ok(())
+    }
+
+    /// On the node's end of each interface that has one: what comes in there has left the pod. Where the other end is out of reach (a
+    /// physical device, another machine's), on the pod's own: there a process with CAP_NET_ADMIN in the pod could remove it.
+    fn attach_to_interfaces(&mut self, netns: &Path) -> Result<(), OffloadError> {
+        let of_node = |index| peer::name_of(index).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source });
+        for device in peer::devices(netns)? {
+            let (place, name, leaving, entering) = match device.other_end {
+                OtherEnd::Inside => continue,
+                OtherEnd::Here(index) => (None, of_node(index)?, Direction::Ingress, Direction::Egress),
+                OtherEnd::Elsewhere => {
+                    self.exposed.push(device.name.clone());
+                    (Some(netns.to_path_buf()), device.name, Direction::Egress, Direction::Ingress)
+                }
+            };
+            for (program, direction) in [(OUT, leaving), (IN, entering)] {
+                let hook = Hook { netns: place.clone(), device: name.clone(), direction };
+                hook.attach(tier::program(&self.object, program)?.as_fd())?;
+                self.hooks.push(hook);
+            }
+        }
+        Ok(())
+    }
+
+    /// Says what becomes of packets that the mesh does not carry, and which resolvers may be asked all the same. Resolvers beyond
+    /// [`RESOLVERS_MAX`] are left out: how many.
+    pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
+        let failed = |map| move |source| OffloadError::Map { map, source };
+        let wanted: HashSet<[u8; 16]> = resolvers.iter().take(RESOLVERS_MAX).map(|ip| address_bytes(*ip)).collect();
+        // The old ones first: the map may be full of them.
+        for old in self.resolvers.keys().filter(|k| !wanted.iter().any(|w| w == k.as_slice())).collect::<Vec<_>>() {
+            self.resolvers.delete(&old).map_err(failed(RESOLVERS))?;
+        }
+        for resolver in &wanted {
+            self.resolvers.update(resolver, to_bytes(&1u32), MapFlags::ANY).map_err(failed(RESOLVERS))?;
+        }
+        let mode = if outside == OutsidePackets::Watch { WATCH } else { STOP };
+        self.mode.update(&ZERO, to_bytes(&mode), MapFlags::ANY).map_err(failed(MODE))?;
+        Ok(resolvers.len().saturating_sub(RESOLVERS_MAX))
+    }
+
+    /// Every verdict and its count since the pod was first guarded.
+    pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
+        VERDICTS.into_iter().map(|v| Ok((v, sum_counter(&self.counts, v as u32)?))).collect()
+    }
+
+    /// The packet that was stopped last.
+    pub fn last_stopped(&self) -> Result<StoppedPacket, OffloadError> {
+        let found = self.last.lookup(&ZERO, MapFlags::ANY).map_err(|source| OffloadError::Map { map: LAST, source })?;
+        Ok(found.and_then(|b| from_bytes(&b)).unwrap_or_default())
+    }
+
+    /// Interfaces of the pod whose other end is not on this node: a pod with CAP_NET_ADMIN could take the guard off them.
+    pub fn exposed_interfaces(&self) -> &[String] {
+        &self.exposed
+    }
+
+    /// Each program's name and how many instructions the verifier walked for it: the budget that a test holds.
+    pub fn verified_instructions(&self) -> Result<Vec<(&'static str, u32)>, OffloadError> {
+        let all = OF_CGROUP.into_iter().chain([OUT, IN]);
+        all.map(|name| Ok((name, tier::verified_insns(&self.object, SOURCE, name)?))).collect()
+    }
+
+    /// Lets the pod's packets pass from now on. `pod`'s pins go with its capture's.
+    pub fn release(self) -> Result<(), OffloadError> {
+        for link in &self.links {
+            link.detach().map_err(refused("detaching"))?;
+        }
+        let id =
+            |name| -> Result<u32, OffloadError> { Ok(sys::program_id(tier::program(&self.object, name)?.as_fd()).unwrap_or_default()) };
+        let own: [u32; 2] = [id(OUT)?, id(IN)?];
+        for hook in &self.hooks {
+            let any = tier::program(&self.object, OUT)?;
+            // Another pod's, whose interface has got the same name since, is not ours.
+            if !hook.program_id(any.as_fd()).is_some_and(|id| own.contains(&id)) {
+                continue;
+            }
+            match hook.detach(any.as_fd()) {
+                // The interface went with its namespace, and the filter with it.
+                Err(OffloadError::Hook { source, .. }) => {
+                    tracing::debug!(device = hook.device, %source, "pod guard: the interface is gone")
+                }
+                Err(OffloadError::Netns { .. }) => {}
+                done => done?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Takes the guard off the interfaces of the namespace at `netns`, whoever put it there: for `canal-node --release`, after which the
+/// cgroup's links are gone with their pins. An interface that is not there is fine.
+pub fn release_interfaces(netns: &Path) -> Result<(), OffloadError> {
+    let object = load(None)?;
+    let any = tier::program(&object, OUT)?;
+    for device in peer::devices(netns)? {
+        let (place, name) = match device.other_end {
+            OtherEnd::Inside => continue,
+            OtherEnd::Here(index) => match peer::name_of(index) {
+                Ok(name) => (None, name),
+                Err(_) => continue,
+            },
+            OtherEnd::Elsewhere => (Some(netns.to_path_buf()), device.name),
+        };
+        for direction in [Direction::Egress, Direction::Ingress] {
+            Hook { netns: place.clone(), device: name.clone(), direction }.detach(any.as_fd())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! `bpf/pod.bpf.c` against real sockets: what leaves a pod, what enters, what is counted. The second namespace stands for the node: the
+//! guard is put there, and what arrives there has left the pod.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
+use std::time::Duration;
+
+use crate::lab;
+use crate::lab::packets::{Receiver, TEXT, ip, protocol};
+use crate::lab::{Cgroup, Client, Netns, Pins};
+use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, verdict_name};
+use canal_offload::sockets;
+use socket2::{Domain, Protocol, Socket, Type};
+
+/// What passes has come by then; what is stopped never does.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(2);
+const NEVER: Duration = Duration::from_millis(300);
+const EPERM: &str = "error 1";
+const KINDS: [(&str, &str); 5] = [("udp", "udp"), ("echo", "icmp"), ("sctp", "sctp"), ("tcp", "tcp"), ("frame", "packet_socket")];
+
+/// The child's entry. In an ordinary run there is none.
+#[test]
+fn the_client() {
+    if let Some(c) = lab::case() {
+        lab::client::run(&c);
+    }
+}
+
+struct Lab {
+    pod: Netns,
+    node: Netns,
+    cgroup: Cgroup,
+    hardware: String,
+}
+
+impl Lab {
+    fn new() -> Self {
+        let (pod, node) = (Netns::new(), Netns::bare());
+        let hardware = "02:77:00:00:00:09".to_string();
+        pod.ip(&format!("link set nowhere netns {} name out0", node.name()));
+        node.ip(&format!("link set out0 address {hardware}"));
+        node.ip("link set out0 up");
+        for (of, device, to) in [(&pod, "pod0", ["10.77.0.9", "fd77::9"]), (&node, "out0", ["10.77.0.2", "fd77::2"])] {
+            of.ip(&format!("route add {}/32 dev {device}", to[0]));
+            of.ip(&format!("-6 route add {}/128 dev {device}", to[1]));
+        }
+        pod.ip("route add 10.77.0.8/32 dev pod0");
+        node.ip("addr add 10.77.0.9/32 dev out0");
+        node.ip("addr add 10.77.0.8/32 dev out0");
+        node.ip("addr add fd77::9/128 dev out0 nodad");
+        Self { pod, node, cgroup: Cgroup::new(), hardware }
+    }
+
+    fn guard(&self, pins: Option<&Path>) -> PodGuard {
+        self.node.within(|| PodGuards::load(pins).unwrap().attach("a/b/pod", &self.cgroup.dir, &self.pod.path()).unwrap())
+    }
+
+    fn sender(&self, kind: &str, to: SocketAddr) -> Client {
+        let from = if to.is_ipv4() { "10.77.0.2" } else { "fd77::2" };
+        let mut client = Client::start(&self.pod, Some(&self.cgroup), "send", &[kind, &to.to_string(), from, &self.hardware]);
+        assert_eq!(client.line(), "open");
+        client
+    }
+
+    fn receiver(&self, to: SocketAddr, protocol: i32) -> Receiver {
+        self.node.within(|| Receiver::open(to, protocol))
+    }
+}
+
+fn count(guard: &PodGuard, name: &str) -> u64 {
+    guard.counters().unwrap().into_iter().find(|(v, _)| verdict_name(*v) == name).unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+fn targets() -> [SocketAddr; 2] {
+    ["10.77.0.9:99".parse().unwrap(), "[fd77::9]:99".parse().unwrap()]
+}
+
+/// Every protocol in both families, from sockets opened after the guard came and before.
+#[test]
+fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
+    let lab = Lab::new();
+    for (kind, reason) in KINDS {
+        for to in targets() {
+            let receiver = lab.receiver(to, protocol(kind, to));
+            let mut unguarded = lab.sender(kind, to);
+            unguarded.go_on();
+            assert_eq!((unguarded.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}: the control");
+            let mut older = lab.sender(kind, to);
+            let guard = lab.guard(None);
+            let newer = lab.sender(kind, to);
+            for (which, client) in [("older", &mut older), ("newer", &mut { newer })] {
+                let before = count(&guard, &format!("stopped_{reason}"));
+                client.go_on();
+                let said = client.line();
+                // A packet socket's frame is stopped on the other side of the wire, of which its sender does not hear.
+                assert_eq!(said, if kind == "frame" { "sent" } else { EPERM }, "{kind} to {to}, {which} socket");
+                assert!(!receiver.hears(NEVER), "{kind} to {to}, {which} socket: it left the pod");
+                assert_eq!(count(&guard, &format!("stopped_{reason}")), before + 1, "{kind} to {to}, {which} socket");
+            }
+            let last = guard.last_stopped().unwrap();
+            assert_eq!(last.reason().map(verdict_name), Some(format!("stopped_{reason}")), "{kind} to {to}");
+            lab.node.within(|| guard.release()).unwrap();
+            let mut released = lab.sender(kind, to);
+            released.go_on();
+            assert_eq!((released.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}: let go");
+        }
+    }
+}
+
+#[test]
+fn passthrough_counts_what_leaves_in_the_clear() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    guard.set(OutsidePackets::Watch, &[]).unwrap();
+    for (kind, reason) in KINDS {
+        for to in targets() {
+            let (receiver, counter) = (lab.receiver(to, protocol(kind, to)), format!("clear_{reason}"));
+            let (mut client, before) = (lab.sender(kind, to), count(&guard, &counter));
+            client.go_on();
+            assert_eq!((client.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}");
+            assert!(count(&guard, &counter) > before, "{kind} to {to}: {counter}");
+        }
+    }
+    assert_eq!(guard.last_stopped().unwrap().reason(), None);
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+#[test]
+fn dns_reaches_the_named_resolvers_and_no_others() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    let servers: Vec<UdpSocket> = ["10.77.0.9:53", "[fd77::9]:53", "10.77.0.8:53", "10.77.0.9:5353"]
+        .into_iter()
+        .map(|at| lab.node.within(|| UdpSocket::bind(at).unwrap()))
+        .collect();
+    for server in &servers {
+        let server = server.try_clone().unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        std::thread::spawn(move || {
+            while let Ok((n, from)) = server.recv_from(&mut [0; 64]) {
+                let _ = server.send_to(&TEXT[..n.min(TEXT.len())], from);
+            }
+        });
+    }
+    let ask = |to: &str| Client::start(&lab.pod, Some(&lab.cgroup), "ask", &[to]).line();
+    assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
+    let named: [IpAddr; 2] = ["10.77.0.9".parse().unwrap(), "fd77::9".parse().unwrap()];
+    assert_eq!(guard.set(OutsidePackets::Stop, &named).unwrap(), 0);
+    for (case, to, answer) in [
+        ("named", "10.77.0.9:53", "answer from 10.77.0.9"),
+        ("named, IPv6", "[fd77::9]:53", "answer from fd77::9"),
+        ("not named", "10.77.0.8:53", EPERM),
+        ("another port of a named one", "10.77.0.9:5353", EPERM),
+    ] {
+        assert_eq!(ask(to), answer, "{case}");
+    }
+    assert!(count(&guard, "passed_resolver") >= 4, "question and answer");
+    assert_eq!(guard.set(OutsidePackets::Stop, &["10.77.0.8".parse().unwrap()]).unwrap(), 0);
+    assert_eq!((ask("10.77.0.9:53").as_str(), ask("10.77.0.8:53").as_str()), (EPERM, "answer from 10.77.0.8"), "another is named");
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+#[test]
+fn nothing_enters_but_what_the_mesh_carries() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    for (at, to) in [("0.0.0.0:99", "10.77.0.2:99"), ("[::]:99", "[fd77::2]:99")] {
+        let mut client = Client::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
+        assert_eq!(client.line(), "open");
+        client.go_on();
+        let to: SocketAddr = to.parse().unwrap();
+        let from = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        lab.node.within(|| UdpSocket::bind(from).unwrap().send_to(TEXT, to)).unwrap();
+        assert_eq!(client.line(), "nothing", "{to}");
+    }
+    assert_eq!(count(&guard, "stopped_udp"), 2);
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+/// With empty neighbour tables, so that ARP and neighbour discovery have to work; the proxy is no member of the pod's cgroup.
+#[test]
+fn tcp_and_what_it_needs_of_the_link_pass() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    for (from, to, dial) in [
+        (&lab.pod, &lab.node, "10.77.0.9:80"),
+        (&lab.pod, &lab.node, "[fd77::9]:80"),
+        (&lab.node, &lab.pod, "10.77.0.2:81"),
+        (&lab.node, &lab.pod, "[fd77::2]:81"),
+    ] {
+        let at: SocketAddr = dial.parse().unwrap();
+        let listener = to.listen(&format!("{}:{}", if at.is_ipv4() { "0.0.0.0" } else { "[::]" }, at.port()));
+        let mut client = from.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5))).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(TEXT).unwrap();
+        server.read_exact(&mut [0; TEXT.len()]).unwrap();
+        lab::close(listener);
+    }
+    // Nobody listens: the pod's kernel answers with a reset of no application's.
+    for dial in ["10.77.0.2:9", "[fd77::2]:9"] {
+        let refused = lab.node.within(|| TcpStream::connect_timeout(&dial.parse().unwrap(), Duration::from_secs(5))).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{dial}");
+    }
+    for (counter, least) in [("passed_tcp", 20), ("passed_neighbour", 4), ("passed_reset", 2)] {
+        assert!(count(&guard, counter) >= least, "{counter}: {}", count(&guard, counter));
+    }
+    let stopped: Vec<_> =
+        guard.counters().unwrap().into_iter().filter(|(v, n)| canal_offload::pod_guard::is_stopped(*v) && *n > 0).collect();
+    assert!(stopped.is_empty(), "{stopped:?}");
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+/// Packet too big, in both families, about TCP and about a datagram that no one may have sent.
+#[test]
+fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    for to in ["10.77.0.2:0", "[fd77::2]:0"] {
+        let to: SocketAddr = to.parse().unwrap();
+        let from: IpAddr = if to.is_ipv4() { "10.77.0.9" } else { "fd77::9" }.parse().unwrap();
+        let family = if to.is_ipv4() { libc::IPPROTO_ICMP } else { libc::IPPROTO_ICMPV6 };
+        let receiver = lab.pod.within(|| Receiver::open(to, family));
+        let send = |quoted: u8| {
+            let mut error: Vec<u8> = if to.is_ipv4() { vec![3, 4, 0, 0, 0, 0, 0x05, 0] } else { vec![2, 0, 0, 0, 0, 0, 0x05, 0] };
+            error.extend(ip(to.ip(), from, quoted, TEXT));
+            let socket = lab.node.within(|| Socket::new(Domain::for_address(to), Type::RAW, Some(Protocol::from(family)))).unwrap();
+            // A sender on the node itself hears of the drop.
+            socket.send_to(&error, &to.into()).is_ok()
+        };
+        let before = (count(&guard, "passed_error"), count(&guard, "stopped_icmp"));
+        assert!(send(6) && receiver.hears(ARRIVES_WITHIN), "{to}: about TCP");
+        send(17);
+        assert!(!receiver.hears(NEVER), "{to}: about a datagram");
+        assert_eq!((count(&guard, "passed_error"), count(&guard, "stopped_icmp")), (before.0 + 1, before.1 + 1), "{to}");
+    }
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+#[test]
+fn a_guard_outlives_its_process_and_keeps_its_policy() {
+    let (lab, pins) = (Lab::new(), Pins::new());
+    let [to, _] = targets();
+    let receiver = lab.receiver(to, protocol("udp", to));
+    let sends = |arrives: bool, case: &str| {
+        for kind in ["udp", "frame"] {
+            let mut client = lab.sender(kind, to);
+            client.go_on();
+            client.line();
+            assert_eq!(receiver.hears(if arrives { ARRIVES_WITHIN } else { NEVER }), arrives, "{case}, {kind}");
+        }
+    };
+    drop(lab.guard(Some(pins.path())));
+    sends(false, "the process is gone");
+    let guard = lab.guard(Some(pins.path()));
+    guard.set(OutsidePackets::Watch, &[]).unwrap();
+    drop(guard);
+    sends(true, "the process is gone after it was told to watch");
+    let guard = lab.guard(Some(pins.path()));
+    sends(true, "the next process finds the policy");
+    assert!(count(&guard, "clear_udp") >= 2 && count(&guard, "stopped_udp") >= 1, "and the counters");
+    lab.node.within(|| guard.release()).unwrap();
+    canal_offload::capture::release_all(pins.path()).unwrap();
+}
+
+/// The pod's own loopback is nobody's business.
+#[test]
+fn datagrams_inside_a_pod_pass() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    for (at, to) in [("127.0.0.1:99", "127.0.0.1:99"), ("0.0.0.0:98", "10.77.0.2:98"), ("[::]:97", "[fd77::2]:97")] {
+        let mut receiver = Client::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
+        assert_eq!(receiver.line(), "open");
+        let mut sender = lab.sender("udp", to.parse().unwrap());
+        receiver.go_on();
+        sender.go_on();
+        assert_eq!((sender.line().as_str(), receiver.line()), ("sent", format!("{} bytes", TEXT.len())), "{to}");
+    }
+    assert!(count(&guard, "passed_loopback") >= 6);
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+#[test]
+fn an_interface_that_leads_past_the_node_is_named() {
+    let (ns, cgroup, far) = (Netns::new(), Cgroup::new(), Netns::bare());
+    ns.ip(&format!("link set nowhere netns {} name far0", far.name()));
+    let guard = PodGuards::load(None).unwrap().attach("a/b/pod", &cgroup.dir, &ns.path()).unwrap();
+    assert_eq!(guard.exposed_interfaces(), ["pod0"]);
+    guard.release().unwrap();
+}
+
+#[test]
+fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
+    let lab = Lab::new();
+    for (far, near) in [("10.77.0.9:80", "10.77.0.2:81"), ("[fd77::9]:80", "[fd77::2]:81")] {
+        let listener = lab.node.listen(far);
+        let mut dialled = Client::start(&lab.pod, Some(&lab.cgroup), "dial", &[far]);
+        let (_held, from) = listener.accept().unwrap();
+        let mut server = Client::start(&lab.pod, Some(&lab.cgroup), "serve", &[near]);
+        assert_eq!(server.line(), "open");
+        let mut into = lab.node.within(|| TcpStream::connect(near).unwrap());
+        assert_eq!(server.line(), "accepted");
+        let older = sockets::dialled(&lab.pod.path(), &lab.cgroup.dir).unwrap();
+        assert_eq!(older.iter().map(|c| c.local).collect::<Vec<_>>(), [from], "{far}");
+        assert_eq!(sockets::reset(&lab.pod.path(), &older).unwrap(), 1, "{far}");
+        assert!(dialled.line().starts_with("error Connection"), "{far}: its application hears it");
+        server.go_on();
+        assert_eq!(server.line(), "Ok(())", "{near}: policies judge what was accepted");
+        into.read_exact(&mut [0; 2]).unwrap();
+        lab::close(listener);
+    }
+}
