@@ -169,7 +169,7 @@ pub async fn run(config: EdgeConfig, level: Level) -> Result<bool, EdgeError> {
     let news = shared.news.subscribe();
     let reports = tokio::spawn(report::run(config.controller.clone(), reporter, news, shared.counts.clone(), whole.watcher()));
     let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
-    // None of the three ends before the process does.
+    // None of them ends before the process does.
     let clean = tokio::select! {
         ended = drain::on_signals(trigger, DRAIN_LIMIT, GRACE) => start("catching signals", ended)?,
         _ = reports => return Err(EdgeError::Lost("the reporter")),
@@ -221,7 +221,8 @@ fn subscribe(config: &EdgeConfig, shared: &Shared, registry: &Registry, drain: D
     let shared = shared.clone();
     let apply = move |_: &Update, state: &State| {
         let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
-        shared.keeper().tell(resources)?;
+        // What does not fit is counted, logged and shown by name; the rest of the state is in force.
+        let _refused = shared.keeper().tell(resources);
         shared.told();
         Ok(())
     };
