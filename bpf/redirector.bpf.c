@@ -12,6 +12,7 @@
 #include <linux/tcp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include <bpf/bpf_core_read.h>
 
 #include "abi/tier.h"
 #define CANAL_COUNTS CANAL_REDIRECTOR_COUNTS
@@ -57,7 +58,7 @@ struct {
 /* struct canal_throttle as the kernel wants it spelled. */
 struct throttle {
 	struct bpf_spin_lock lock;
-	__u32 zero;
+	__u32 part;
 	struct canal_bucket sessions;
 	struct canal_bucket packets;
 };
@@ -79,14 +80,18 @@ static __always_inline int drop(__u32 why)
 
 /* Early limits. */
 
-/* Refills and takes one token; 0: there is none. The clock is read before the lock, inside of which no helper may be called, so that it
+/* Refills and takes `cost`; 0: there is not so much. A replica that has a part of a limit pays as many times a token as its part goes into
+ * the whole: so the parts of all replicas make the limit, whatever fraction of a token per second each of them is. The clock is read before the lock, inside of which no helper may be called, so that it
  * can be behind what another CPU has written: then nothing is refilled. */
-static __always_inline int take(struct canal_bucket *b, __u64 now)
+static __always_inline int take(struct canal_bucket *b, __u64 now, __u64 cost)
 {
 	__u64 full = b->burst * TOKEN;
 
 	if (!b->rate)
 		return 1;
+	/* Else nothing could ever pass. */
+	if (full < cost)
+		full = cost;
 	if (now > b->at_ns) {
 		__u64 elapsed = now - b->at_ns;
 
@@ -96,11 +101,11 @@ static __always_inline int take(struct canal_bucket *b, __u64 now)
 		else
 			b->tokens += elapsed * b->rate;
 	}
-	if (b->tokens < TOKEN) {
+	if (b->tokens < cost) {
 		b->refused++;
 		return 0;
 	}
-	b->tokens -= TOKEN;
+	b->tokens -= cost;
 	return 1;
 }
 
@@ -114,16 +119,20 @@ static __always_inline int throttle(__u32 scope, __u32 id, int is_session)
 {
 	struct canal_throttle_key key = { .scope = scope, .id = id };
 	struct throttle *t = bpf_map_lookup_elem(&canal_throttles, &key);
-	__u64 now;
+	__u64 now, cost = TOKEN;
 	int taken = TAKEN;
+	__u32 part;
 
 	if (!t)
 		return TAKEN;
+	part = t->part;
+	if (part)
+		cost = TOKEN * CANAL_BUCKETS / part;
 	now = bpf_ktime_get_ns();
 	bpf_spin_lock(&t->lock);
-	if (is_session && !take(&t->sessions, now))
+	if (is_session && !take(&t->sessions, now, cost))
 		taken = NO_SESSIONS;
-	else if (!take(&t->packets, now))
+	else if (!take(&t->packets, now, cost))
 		taken = NO_PACKETS;
 	bpf_spin_unlock(&t->lock);
 	return taken;
@@ -215,6 +224,32 @@ static __always_inline int has_cookie(struct __sk_buff *skb, const struct frame 
 					sizeof(*tcp));
 }
 
+/* The kernel's own (Linux 6.2 or newer; without it any request owns any answer). bpf_skc_to_tcp_request_sock() knows no request whose listener
+ * is in a sockmap, as the doors' are. */
+extern void *bpf_rdonly_cast(const void *object, __u32 type) __ksym __weak;
+
+/* Only what is read here. */
+struct tcp_request_sock {
+	__u32 snt_isn;
+} __attribute__((preserve_access_index));
+
+/* Whether a half-open session that is found here is the segment's. A SYN that is sent again after a head has changed makes a second one at
+ * the new head; the client takes one of the two SYN-ACKs, and the other's replica would answer its acknowledgement with a reset. */
+static __always_inline int is_answered(struct __sk_buff *skb, const struct frame *f, struct bpf_sock *sk)
+{
+	struct tcp_request_sock *request;
+	__be32 acknowledged_be;
+
+	if (sk->state != BPF_TCP_NEW_SYN_RECV || f->kind != FRAME_TCP || (f->flags & (FRAME_SYN | FRAME_RST | FRAME_ACK)) != FRAME_ACK)
+		return 1;
+	if (!bpf_rdonly_cast)
+		return 1;
+	request = bpf_rdonly_cast(sk, bpf_core_type_id_kernel(struct tcp_request_sock));
+	if (bpf_skb_load_bytes(skb, f->transport + 8, &acknowledged_be, sizeof(acknowledged_be)))
+		return 1;
+	return bpf_ntohl(acknowledged_be) == request->snt_isn + 1;
+}
+
 enum owner {
 	NOBODY,
 	SOCKET,
@@ -234,7 +269,7 @@ static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
 	if (!sk)
 		return NOBODY;
 	if (sk->state != BPF_TCP_LISTEN)
-		owner = SOCKET;
+		owner = is_answered(skb, f, sk) ? SOCKET : NOBODY;
 	else if (f->kind == FRAME_TCP && has_cookie(skb, f, sk))
 		owner = COOKIE;
 	bpf_sk_release(sk);
@@ -409,6 +444,8 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 	int is_syn = f->kind == FRAME_TCP && (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN;
 	__u32 service = service_of(&f->flow.destination);
 	struct canal_table *table;
+	/* No socket says whether a datagram goes on with something, and a table of flows could be filled by one tenant: each is a session. */
+	int is_session = is_syn || f->kind == FRAME_DATAGRAM;
 	__u32 refused, hash;
 	struct way way;
 
@@ -417,7 +454,8 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 		return drop(CANAL_REDIRECTOR_DROP_SERVICE);
 	if (is_error && !same_words(&f->about.source, &f->flow.destination))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
-	refused = throttled(service, table->vni, is_syn);
+	/* A replica that passed it on has charged for it. The hop would not tell: an edge raises it too, where a head is down. */
+	refused = sender ? 0 : throttled(service, table->vni, is_session);
 	if (refused)
 		return drop(refused);
 	/* An error is about a packet that went the other way. */

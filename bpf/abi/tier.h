@@ -110,7 +110,8 @@ struct canal_node_key {
 };
 
 /* Map canal_throttles: hash; key: a service's or a tenant's early limits, in tokens per second. 0 is no limit. One element is one
- * pair of buckets for the whole replica. */
+ * pair of buckets for the whole replica. Only packets that come from an edge are charged: what another replica passed on was charged
+ * there. */
 #define CANAL_THROTTLE_SERVICE 0
 #define CANAL_THROTTLE_TENANT 1
 struct canal_throttle_key {
@@ -126,8 +127,8 @@ struct canal_bucket {
 };
 struct canal_throttle {
 	__u32 lock; /* struct bpf_spin_lock in C; no other access from Rust than whole writes with BPF_F_LOCK */
-	__u32 zero;
-	struct canal_bucket sessions; /* SYNs */
+	__u32 part; /* of the limit that is this replica's, in 1/CANAL_BUCKETS; 0: all of it */
+	struct canal_bucket sessions; /* SYNs and UDP datagrams */
 	struct canal_bucket packets;
 };
 

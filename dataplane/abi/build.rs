@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 fn main() {
     let root = PathBuf::from(std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../../bpf/abi");
     let out = PathBuf::from(std::env::var("OUT_DIR").expect("cargo sets it"));
-    for name in ["capture", "inbound", "pod", "tier"] {
+    for name in ["capture", "inbound", "interface_guard", "pod", "tier"] {
         generate(&root.join(name).with_extension("h"), &out.join(name).with_extension("rs"));
     }
 }

@@ -1,9 +1,13 @@
 //! The limits that tenants share, and how much of each one tenant may take: one table of names, units, defaults and bounds. It holds no
 //! counter; `canal_runtime::TenantLimit` does the counting.
 
+mod fit;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
+
+pub use fit::{MapDemand, Omission, decide_omitted};
 
 /// One tenant's part of a limit: an amount, or a percentage of the whole limit. Written as Kubernetes writes `maxSurge`: `4096` or `"25%"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

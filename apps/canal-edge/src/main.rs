@@ -63,6 +63,10 @@ struct Flags {
     /// Largest inner packet, in bytes; larger ones are answered by ICMP. [default: the device's MTU - 50]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     mtu: Option<u32>,
+    /// JSON file with the containers of this host that have no node proxy and an interface of their own; read again when it changes. What
+    /// each may send is guarded on its interface: see docs/security.md.
+    #[arg(long)]
+    interface_bindings: Option<PathBuf>,
     /// Take program and maps away and exit: the edge forwards nothing any more. For uninstalling; stop the agent first.
     #[arg(long)]
     detach: bool,
@@ -123,6 +127,7 @@ impl Flags {
             admin: self.admin_addr,
             metrics: self.metrics_addr,
             readiness: self.readiness_addr,
+            interface_bindings: self.interface_bindings,
         })
     }
 }

@@ -172,6 +172,31 @@ proptest! {
         }
     }
 
+    /// A client sends its SYN again while heads change and tables are late, so that replicas have a request each, and takes any of their
+    /// SYN-ACKs: its acknowledgement is never answered with a reset.
+    #[test]
+    fn a_syn_sent_again_costs_no_session(
+        events in proptest::collection::vec((planned(), any::<bool>()), 1..250),
+        (service, at, bucket) in (1..4u32, 0..3usize, 0..128usize),
+    ) {
+        let mut tier = tier();
+        // The client's own, which nobody closes.
+        let mut requests = Vec::new();
+        for (event, again) in events {
+            if matches!(event, Event::Close(_)) {
+                continue;
+            }
+            apply(&mut tier, event);
+            if again {
+                requests.extend(tier.open(id(service), &az(AZS[at]), bucket));
+            }
+            for answered in &requests {
+                let session = (id(service), az(AZS[at]), bucket, *answered);
+                prop_assert!(tier.acknowledge(&session, &requests, false) != Fate::Reset, "{session:?} of {requests:?}");
+            }
+        }
+    }
+
     /// With deaths as well, every plan and every step obeys the linter (`Tier::plan` asks it), and everything comes to rest.
     #[test]
     fn any_sequence_obeys_the_rules(events in proptest::collection::vec(anything(), 1..250)) {
@@ -192,6 +217,30 @@ proptest! {
         for table in tier.newest().services.values().flat_map(|service| service.tables.values()) {
             prop_assert!(table.chains.iter().flatten().all(|seat| !seat.is_owner()));
         }
+    }
+}
+
+/// The head changes between a SYN and its repetition: the new head has a request too. If any request owned any answer, the new head would reset
+/// the session that the client has with the old one; as it is, the answer goes on to its owner.
+#[test]
+fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
+    let mut tier = Tier::new(&[("a1", 2), ("a2", 1)], 1);
+    tier.settle();
+    let service = id(1);
+    let home = tier.newest().services[&service].placement.as_ref().unwrap().home.clone();
+    let old = tier.open(service, &home, 5).unwrap();
+    tier.replicas.get_mut(&old).unwrap().state = ReplicaState::Draining;
+    tier.join("a1", ReplicaState::Active);
+    for _ in 0..4 {
+        tier.settle();
+    }
+    let new = tier.open(service, &home, 5).unwrap();
+    assert_ne!(old, new, "the head has changed");
+    let requests = [old, new];
+    let session = |owner| (service, home.clone(), 5, owner);
+    assert_eq!(tier.acknowledge(&session(old), &requests, true), Fate::Reset, "the rule that was");
+    for owner in requests {
+        assert_eq!(tier.acknowledge(&session(owner), &requests, false), Fate::Found);
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod capture;
 pub mod inbound;
+pub mod interface_guard;
 mod plain;
 pub mod pod;
 pub mod tier;

@@ -93,7 +93,7 @@ crate::plain::plain_types! {
     NodeKey = canal_node_key { vni, address_be },
     ThrottleKey = canal_throttle_key { scope, id },
     TokenBucket = canal_bucket { rate, burst, tokens, at_ns, refused },
-    Throttle = canal_throttle { lock, zero, sessions, packets },
+    Throttle = canal_throttle { lock, part, sessions, packets },
     EdgeSettings = canal_edge_settings { address_be, tunnels, aggregate, tunnel_port, mtu },
     RedirectorSettings = canal_redirector_settings { address_be, number, edge_be, mtu },
     SessionKey = canal_session_key { source, destination, source_port_be, destination_port_be, protocol, zero, vni },

@@ -20,6 +20,7 @@ use tokio::sync::{oneshot, watch};
 use crate::config::{EdgeConfig, GUARD_PAUSE, PROBE_PAUSE, PROBE_TIMEOUT, READINESS_PORT};
 use crate::counts::Counts;
 use crate::dump::Board;
+use crate::interface_guard::{self, InterfaceCounts};
 use crate::keeper::{Keeper, Target};
 use crate::kernel::Kernel;
 use crate::probe::{Ear, Outcome, Prober, Rhythm};
@@ -169,11 +170,13 @@ pub async fn run(config: EdgeConfig, level: Level) -> Result<bool, EdgeError> {
     let news = shared.news.subscribe();
     let reports = tokio::spawn(report::run(config.controller.clone(), reporter, news, shared.counts.clone(), whole.watcher()));
     let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
-    // None of the three ends before the process does.
+    let interfaces = tokio::spawn(interface_guard::run(config.clone(), InterfaceCounts::new(&registry), whole.watcher()));
+    // None of them ends before the process does.
     let clean = tokio::select! {
         ended = drain::on_signals(trigger, DRAIN_LIMIT, GRACE) => start("catching signals", ended)?,
         _ = reports => return Err(EdgeError::Lost("the reporter")),
         _ = guard => return Err(EdgeError::Lost("the guard")),
+        _ = interfaces => return Err(EdgeError::Lost("the interface guard's agent")),
         _ = &mut lost => return Err(EdgeError::Lost("the prober")),
     };
     tracing::info!(clean, "ending; the program stays on the device and forwards by the maps as they are");
@@ -221,7 +224,8 @@ fn subscribe(config: &EdgeConfig, shared: &Shared, registry: &Registry, drain: D
     let shared = shared.clone();
     let apply = move |_: &Update, state: &State| {
         let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
-        shared.keeper().tell(resources)?;
+        // What does not fit is counted, logged and shown by name; the rest of the state is in force.
+        let _refused = shared.keeper().tell(resources);
         shared.told();
         Ok(Vec::new())
     };

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use canal_kit::metrics::{Counters, Family, Gauges, Registry, SharedCounter, SharedGauge};
+use canal_kit::metrics::{Counters, Family, Gauges, Registry, SharedGauge};
+use canal_model::ids::TenantName;
 
 use crate::maps::{Content, LeftOut, Room};
 
@@ -16,7 +17,7 @@ pub struct Counts {
     left_out_shown: Arc<Mutex<BTreeSet<(&'static str, &'static str)>>>,
     behind: SharedGauge,
     write_failures: Counters,
-    updates_refused: SharedCounter,
+    refused: Counters,
     packets: Counters,
     packets_seen: Arc<Mutex<BTreeMap<&'static str, u64>>>,
     probes: Counters,
@@ -41,7 +42,7 @@ impl Counts {
             left_out_shown: Arc::default(),
             behind: gauges("canal_edge_map_behind", "Elements that could not be written yet.", &[]).shared(&[]),
             write_failures: counters("canal_edge_map_write_failures_total", "Elements that the kernel did not take.", &["map"]),
-            updates_refused: counters("canal_edge_updates_refused_total", "Updates nacked for want of room in a map.", &[]).shared(&[]),
+            refused: counters("canal_edge_map_refused_total", "Entries refused beyond a tenant's share of a map.", &["map", "tenant"]),
             packets: counters("canal_edge_packets_total", "Packets by what the edge's program did with them.", &["what"]),
             packets_seen: Arc::default(),
             probes: counters("canal_edge_probes_total", "Health requests to replicas, by their outcome.", &["result"]),
@@ -100,8 +101,9 @@ impl Counts {
     pub(crate) fn write_failed(&self, map: &str) {
         self.write_failures.shared(&[map]).inc();
     }
-    pub(crate) fn refused_update(&self) {
-        self.updates_refused.inc();
+    /// `tenant` is `None` for the tier's own entries.
+    pub(crate) fn refused(&self, map: &str, tenant: Option<&TenantName>) {
+        self.refused.shared(&[map, tenant.map_or("", TenantName::as_str)]).inc();
     }
     /// The kernel's counters as they stand; they outlive the agent, so the first look shows what passed while none ran.
     pub(crate) fn packets(&self, now: &[(&'static str, u64)]) {

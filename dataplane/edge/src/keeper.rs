@@ -5,10 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use canal_model::ids::{AzName, ReplicaName};
+use canal_model::program::Kind;
 
 use crate::counts::Counts;
-use crate::maps::{Content, Maps, Room, Told, decide_fit, decide_maps};
+use crate::maps::{Content, LeftOut, Maps, Room, Told, decide_maps};
 use crate::steps::{Step, decide_steps, take};
+
+/// Entries left out that one update logs by name; a tenant may have thousands.
+const LOGGED_MAX: usize = 16;
 
 /// The kernel's maps, or in tests something that behaves like them.
 pub trait Tables: Send {
@@ -60,21 +64,15 @@ impl<T: Tables> Keeper<T> {
         Ok(Self { tables, az, address, room, told, maps, have, found: BTreeMap::new(), counts, standing: Standing::default() })
     }
 
-    /// Takes a whole state. The first one is taken whatever does not fit; a later one that leaves out more than the state before, for want of
-    /// room, is refused whole: `Err` is the nack.
-    pub fn tell(&mut self, resources: Vec<std::sync::Arc<canal_model::program::Resource>>) -> Result<(), String> {
+    /// Takes a whole state, as far as it fits: what is beyond a tenant's share is left out by name, and nothing of another's. Gives the
+    /// resources that are refused so: kind, name and why.
+    pub fn tell(&mut self, resources: Vec<std::sync::Arc<canal_model::program::Resource>>) -> Vec<(Kind, String, String)> {
         let told = Told { resources, hosts: self.told.hosts.clone() };
-        let maps = decide_maps(&told, &self.az, self.address, &self.room, &self.maps);
-        if self.standing.told
-            && let Err(why) = decide_fit(&self.maps.left_out, &maps.left_out)
-        {
-            self.counts.refused_update();
-            return Err(why);
-        }
+        let maps = decide_maps(&told, &self.az, self.address, &self.room, &self.maps, &self.have);
         self.standing.told = true;
         self.told = told;
         self.change_to(maps);
-        Ok(())
+        self.maps.refused().collect()
     }
 
     /// Takes the controller's list of the tier's hosts.
@@ -84,14 +82,12 @@ impl<T: Tables> Keeper<T> {
             return;
         }
         self.told.hosts = hosts;
-        let maps = decide_maps(&self.told, &self.az, self.address, &self.room, &self.maps);
+        let maps = decide_maps(&self.told, &self.az, self.address, &self.room, &self.maps, &self.have);
         self.change_to(maps);
     }
 
     fn change_to(&mut self, mut maps: Maps) {
-        for left_out in maps.left_out.difference(&self.maps.left_out) {
-            tracing::warn!(map = left_out.map, reason = left_out.reason.name(), "{left_out}");
-        }
+        self.show_left_out(&maps);
         let mut found = BTreeMap::new();
         for (number, member) in maps.members.iter().filter(|(_, m)| m.own) {
             let target = Target { name: member.name.clone(), address: member.address };
@@ -107,6 +103,20 @@ impl<T: Tables> Keeper<T> {
         self.counts.left_out(&maps.left_out);
         self.maps = maps;
         self.reconcile();
+    }
+
+    /// Counts what is newly left out, all of it, and logs it, some of it.
+    fn show_left_out(&self, maps: &Maps) {
+        let fresh: Vec<&LeftOut> = maps.left_out.difference(&self.maps.left_out).collect();
+        for left_out in fresh.iter().filter(|left_out| left_out.is_refused()) {
+            self.counts.refused(left_out.map, left_out.tenant.as_ref());
+        }
+        for left_out in fresh.iter().take(LOGGED_MAX) {
+            tracing::warn!(map = left_out.map, reason = left_out.reason.name(), "edge: entry left out of a map, {left_out}");
+        }
+        if fresh.len() > LOGGED_MAX {
+            tracing::warn!(entries = fresh.len() - LOGGED_MAX, "edge: more entries left out of maps; /config_dump names them");
+        }
     }
 
     /// Writes what differs. What fails is tried once more at the end, when removals have made room, and again at each [`Keeper::audit`].

@@ -109,8 +109,9 @@ fn load(place: &Place) -> Result<Edge, OffloadError> {
     Edge::load(&settings, Some(&place.pin_dir))
 }
 
-/// Takes program and pins away: the edge forwards nothing any more. Nothing there is fine.
+/// Takes programs and pins away: the edge forwards nothing any more, and guards no interface. Nothing there is fine.
 pub fn detach(place: &Place) -> Result<(), OffloadError> {
+    canal_offload::interface_guard::remove(None, &place.pin_dir)?;
     canal_offload::edge::remove(None, &place.device, Some(&place.pin_dir))
 }
 

@@ -11,6 +11,7 @@ pub mod counts;
 pub mod device;
 mod dump;
 pub mod health;
+mod interface_guard;
 pub mod keeper;
 pub mod kernel;
 pub mod maps;

@@ -20,6 +20,9 @@ pub enum OffloadError {
         "device {device} (namespace {netns:?}): {source}; is it there, and does the kernel have CONFIG_NET_CLS_BPF and CONFIG_NET_SCH_INGRESS?"
     )]
     Hook { device: String, netns: Option<PathBuf>, source: libbpf_rs::Error },
+    /// The interface of a container is not on this host.
+    #[error("interface {device} cannot be found: {source}; fix: name the host's side of the container's interface")]
+    Interface { device: String, source: std::io::Error },
     /// The replica's tunnel device, or what leads packets into it, could not be made.
     #[error(
         "tunnel device tier0: {step}: {why}; needs root (CAP_NET_ADMIN), the ip program (Debian: apt-get install iproute2) and CONFIG_VXLAN"

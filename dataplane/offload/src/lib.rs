@@ -8,6 +8,7 @@ pub mod entries;
 mod error;
 mod hook;
 pub mod inbound;
+pub mod interface_guard;
 mod journal;
 pub mod nft;
 pub mod origins;

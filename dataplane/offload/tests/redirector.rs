@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::frames;
-use crate::frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, udp, unreachable, with_ip4};
+use crate::frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, tcp_answer, udp, unreachable, with_ip4};
 use crate::lab::{Netns, Pins};
 use canal_abi::tier::{
     BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, THROTTLE_SERVICE, THROTTLE_TENANT,
@@ -341,6 +341,48 @@ fn requested(s: &Scene, from: &str, to: &str) -> SocketAddr {
     from.parse().unwrap()
 }
 
+/// The same, and the number of the SYN-ACK that the kernel sends for it.
+fn answered(s: &Scene, from: &str, to: &str) -> (SocketAddr, u32) {
+    let (client, service): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
+    let heard = s.netns.within(|| {
+        let all = i32::from((libc::ETH_P_ALL as u16).to_be());
+        Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(all))).unwrap()
+    });
+    heard.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+    let at = requested(s, from, to);
+    // Of the inner packet on tier0, or of the outer one behind it: ports, number, flags.
+    let ports = [service.port().to_be_bytes(), client.port().to_be_bytes()].concat();
+    for _ in 0..100 {
+        let mut frame = [0u8; 2048];
+        let Ok(length) = (&heard).read(&mut frame) else { break };
+        let found = frame[..length].windows(16).find(|w| w[..4] == ports && w[13] & 0x3f == SYN | ACK);
+        if let Some(tcp) = found {
+            return (at, u32::from_be_bytes([tcp[4], tcp[5], tcp[6], tcp[7]]));
+        }
+    }
+    panic!("no SYN-ACK from {to} to {from}");
+}
+
+/// A SYN that was sent again after a head change leaves a request at two replicas. Each takes only the answer to its own SYN-ACK: the other's
+/// goes along the chain, and is not reset here.
+#[test]
+fn a_request_owns_only_the_answer_to_its_own_syn_ack() {
+    let s = scene();
+    for (from, to) in [("10.77.0.9:4711", "240.0.0.2:80"), ("[fd77::9]:4711", "[fdca:a1:0:240::2]:80")] {
+        let (_, number) = answered(&s, from, to);
+        let (own, other) = (number.wrapping_add(1), number.wrapping_add(77));
+        let segment = |hop, flags, acknowledged| from_edge(hop, &tcp_answer(from, to, flags, acknowledged, b""));
+        for hop in [0, 2] {
+            s.keeps("the answer to the own SYN-ACK", &segment(hop, ACK, own), "owned");
+            s.keeps("with the client's FIN", &segment(hop, FIN | ACK, own), "owned");
+            s.keeps("a reset ends any request", &segment(hop, RST | ACK, other), "owned");
+        }
+        let next = format!("tcp {from} > {to}");
+        s.sends("the answer to another's, from the edge", &segment(0, ACK, other), (2, 1), &next, "forwarded");
+        s.sends("the answer to another's, along the chain", &segment(2, ACK, other), (3, 3), &next, "forwarded");
+    }
+}
+
 #[test]
 fn what_the_kernel_knows_is_owned_and_nothing_else() {
     let mut s = scene();
@@ -353,15 +395,20 @@ fn what_the_kernel_knows_is_owned_and_nothing_else() {
         owned.push(("established", client, to));
         owned.push(("time-wait", waiting(&s, from, to), to));
     }
-    owned.push(("request", requested(&s, "10.77.0.9:4711", "240.0.0.2:80"), "240.0.0.2:80"));
-    owned.push(("request v6", requested(&s, "[fd77::9]:4711", "[fdca:a1:0:240::2]:80"), "[fdca:a1:0:240::2]:80"));
+    let mut numbers = HashMap::new();
+    for (case, from, to) in [("request", "10.77.0.9:4711", "240.0.0.2:80"), ("request v6", "[fd77::9]:4711", "[fdca:a1:0:240::2]:80")] {
+        let (at, number) = answered(&s, from, to);
+        owned.push((case, at, to));
+        numbers.insert(at, number.wrapping_add(1));
+    }
     for listening in [true, false] {
         for (case, from, to) in &owned {
             let case = format!("{case} from {from}, listening: {listening}");
             let from_text = from.to_string();
             if listening || !case.starts_with("request") {
                 for (hop, flags) in [(0, ACK), (2, ACK), (3, FIN | ACK), (0, RST)] {
-                    s.keeps(&case, &from_edge(hop, &tcp(&from_text, to, flags, b"data")), "owned");
+                    let acknowledged = numbers.get(from).copied().unwrap_or(8);
+                    s.keeps(&case, &from_edge(hop, &tcp_answer(&from_text, to, flags, acknowledged, b"data")), "owned");
                 }
                 let about = unreachable(&from.ip().to_string(), &ip_of(to), &tcp(to, &from_text, ACK, b"data"), 60);
                 s.keeps(&case, &from_edge(0, &about), "icmp");
@@ -609,8 +656,8 @@ fn early_limits_are_exact() {
     let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
     let data = from_edge(8, &tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, b""));
     let forwarded = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.2:80", SYN, b""));
-    let sessions = |b| Limits { sessions: limit(b), packets: None };
-    let packets = |b| Limits { sessions: None, packets: limit(b) };
+    let sessions = |b| Limits { sessions: limit(b), ..Limits::default() };
+    let packets = |b| Limits { packets: limit(b), ..Limits::default() };
     for (case, key, limits, frame, pass, counter) in [
         ("a service's sessions", service(1), sessions(5), &syn, 5, "throttled_service_sessions"),
         ("a service's packets", service(1), packets(7), &data, 7, "throttled_service_packets"),
@@ -643,11 +690,89 @@ fn early_limits_are_exact() {
     // Packets are not limited; another service has its own; and what a service refuses, its tenant does not pay for.
     assert_eq!(moved, ["new", "throttled_service_sessions", "unowned", "forwarded_new", "throttled_tenant_sessions"]);
     assert_eq!(r.replace_throttles(&HashMap::new()).unwrap().removed, 2);
-    r.set_throttle(&service(1), &Limits { sessions: Some(Limit { rate: 200, burst: 1 }), packets: None }).unwrap();
+    r.set_throttle(&service(1), &Limits { sessions: Some(Limit { rate: 200, burst: 1 }), ..Limits::default() }).unwrap();
     s.run(&syn);
     std::thread::sleep(Duration::from_millis(60));
     assert_eq!(s.run(&syn).moved, ["new"], "refilled");
     assert_eq!(r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000, 0, "never more than the burst");
+}
+
+/// What a replica passed on was charged there; what an edge sent is charged here, whatever its hop.
+#[test]
+fn a_packet_is_charged_only_where_it_enters_the_tier() {
+    let s = scene();
+    let r = &s.redirector;
+    let key = ThrottleKey { scope: THROTTLE_SERVICE, id: 1 };
+    let packet = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
+    let forwarded = |hop: u8| Tunnel { hop, stamp: 1, ..Tunnel::new("250.1.0.3", SELF, TIER_VNI) }.frame(&packet);
+    let limit = Some(Limit { rate: 1, burst: 2 });
+    for limits in [Limits { sessions: limit, ..Limits::default() }, Limits { packets: limit, ..Limits::default() }] {
+        let ran = within_a_second(|| {
+            r.remove_throttle(&key).unwrap();
+            r.set_throttle(&key, &limits).unwrap();
+            let passed_on: Vec<u32> = (0..8).map(|_| s.run(&forwarded(1)).verdict).collect();
+            (passed_on, (0..4).map(|_| s.run(&from_edge(1, &packet)).verdict).collect::<Vec<u32>>())
+        });
+        assert!(ran.0.iter().all(|verdict| *verdict != DROPPED), "{limits:?}: {ran:?}");
+        assert_eq!(ran.1.iter().filter(|verdict| **verdict == DROPPED).count(), 2, "{limits:?}: {ran:?}");
+    }
+}
+
+/// The parts of all replicas make the limit: as many packets pass at one, two, three or 128 replicas, and of a small limit too.
+#[test]
+fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
+    let s = scene();
+    let r = &s.redirector;
+    let key = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
+    let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
+    for parts in [vec![0], vec![128], vec![64, 64], vec![43, 43, 42], vec![120, 8], vec![16; 8]] {
+        let passed: usize = parts
+            .iter()
+            .map(|part| {
+                within_a_second(|| {
+                    r.remove_throttle(&key).unwrap();
+                    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 96 }), part: *part, ..Limits::default() };
+                    r.set_throttle(&key, &limits).unwrap();
+                    (0..110).filter(|_| s.run(&syn).verdict != DROPPED).count()
+                })
+            })
+            .sum();
+        // Each may round down by one packet.
+        assert!((97 - parts.len().max(1)..=96).contains(&passed), "{parts:?}: {passed} of 96");
+    }
+    // A part that is less than one token of the burst still lets one through.
+    let few = within_a_second(|| {
+        r.remove_throttle(&key).unwrap();
+        r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 1, burst: 1 }), part: 1, ..Limits::default() }).unwrap();
+        (0..5).filter(|_| s.run(&syn).verdict != DROPPED).count()
+    });
+    assert_eq!(few, 1);
+    // The rate is divided too: a quarter of 400 a second is 100 a second. The burst is for pauses of this test.
+    r.remove_throttle(&key).unwrap();
+    r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 400, burst: 80 }), part: 32, ..Limits::default() }).unwrap();
+    while s.run(&syn).verdict != DROPPED {}
+    let (begun, mut passed) = (std::time::Instant::now(), 0u32);
+    while begun.elapsed() < Duration::from_millis(1000) {
+        passed += u32::from(s.run(&syn).verdict != DROPPED);
+    }
+    let most = (begun.elapsed().as_secs_f64() * 100.0) as u32 + 2;
+    assert!((90..=most).contains(&passed), "{passed} of {most}");
+}
+
+#[test]
+fn each_datagram_counts_as_a_session() {
+    let s = scene();
+    let r = &s.redirector;
+    let key = ThrottleKey { scope: THROTTLE_SERVICE, id: 1 };
+    let question = from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question"));
+    let ran = within_a_second(|| {
+        r.remove_throttle(&key).unwrap();
+        r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 1, burst: 3 }), ..Limits::default() }).unwrap();
+        (0..5).map(|_| s.run(&question)).collect::<Vec<Ran>>()
+    });
+    let refused: Vec<_> = ran.iter().filter(|x| x.verdict == DROPPED).collect();
+    assert_eq!(refused.len(), 2);
+    assert!(refused.iter().all(|x| x.moved == ["throttled_service_sessions"]));
 }
 
 fn options(pins: Option<&Pins>) -> Options {
@@ -678,7 +803,7 @@ fn two_processors_share_one_limit() {
     within_a_second(|| {
         let [a, b] = pair.take().unwrap();
         a.remove_throttle(&key).unwrap();
-        a.set_throttle(&key, &Limits { sessions: None, packets: Some(Limit { rate: 1, burst: 250 }) }).unwrap();
+        a.set_throttle(&key, &Limits { packets: Some(Limit { rate: 1, burst: 250 }), ..Limits::default() }).unwrap();
         let before = throttled(&a);
         let run = |r: Redirector| {
             let frame = frame.clone();
@@ -703,7 +828,7 @@ fn two_processors_share_one_limit() {
 fn a_full_map_says_so() {
     let r = Redirector::load(&options(None)).unwrap();
     let key = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
-    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 1 }), packets: None };
+    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 1 }), ..Limits::default() };
     (0..THROTTLES_MAX).for_each(|id| r.set_throttle(&key(id), &limits).unwrap());
     let e = r.set_throttle(&key(THROTTLES_MAX), &limits).unwrap_err();
     assert!(e.is_full() && e.to_string().contains("canal_throttles"), "{e}");

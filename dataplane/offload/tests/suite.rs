@@ -7,6 +7,7 @@ mod edge_maps;
 mod edge_road;
 mod frames;
 mod inbound;
+mod interface_guard;
 mod lab;
 mod nft;
 mod object;

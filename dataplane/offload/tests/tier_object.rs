@@ -6,6 +6,7 @@ use crate::lab::Netns;
 use canal_abi::tier::LAYOUTS;
 use canal_offload::doors::Doors;
 use canal_offload::edge::{self, Edge, Settings};
+use canal_offload::interface_guard::{self, InterfaceGuard};
 use canal_offload::redirector::{self, Redirector};
 use canal_offload::sessions::{self, Sessions};
 use libbpf_rs::btf::types::{MemberAttr, Struct};
@@ -32,8 +33,11 @@ fn check_layouts(object: &str, bytes: &[u8]) {
                 (m.name.unwrap().to_str().unwrap().to_string(), offset as usize / 8)
             })
             .collect();
-        let (_, size, fields) =
-            LAYOUTS.iter().find(|(n, ..)| *n == name).unwrap_or_else(|| panic!("{object}: struct {name} is not in canal-abi's list"));
+        let (_, size, fields) = LAYOUTS
+            .iter()
+            .chain(canal_abi::interface_guard::LAYOUTS)
+            .find(|(n, ..)| *n == name)
+            .unwrap_or_else(|| panic!("{object}: struct {name} is not in canal-abi's list"));
         let in_rust: Vec<(String, usize)> = fields.iter().map(|(f, o)| ((*f).to_string(), *o)).collect();
         assert_eq!((s.size(), in_c), (*size, in_rust), "{object}: {name}");
     }
@@ -46,6 +50,7 @@ fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
         check_layouts(object, bytes);
     }
     check_layouts("sessions", sessions::object_bytes());
+    check_layouts("interface_guard", interface_guard::object_bytes());
 }
 
 fn measured() -> Vec<(&'static str, u32)> {
@@ -65,6 +70,7 @@ fn measured() -> Vec<(&'static str, u32)> {
     });
     all.extend(redirector.unwrap().verified_insns().unwrap());
     all.push(Doors::attach(Some(&netns.path()), None).unwrap().verified_insns().unwrap());
+    all.push(("canal_interface_guard", InterfaceGuard::load(None, None).unwrap().verified_insns().unwrap()));
     all.push(Sessions::attach(Some(&netns.path()), "pod0").unwrap().verified_insns().unwrap());
     all
 }

@@ -16,14 +16,14 @@ use canal_wire::fleet::{self, ReplicaState};
 use serde_json::json;
 use tokio::sync::watch;
 
-use crate::content::{Content, Orders, decide_behind, decide_content, decide_parting, table};
+use crate::content::{Content, ContentRules, Orders, decide_behind, decide_content, decide_parting, table};
 use crate::counts::Counts;
 use crate::keeper::{Keeper, Kernel};
 use crate::report::{self, Desk};
 use crate::sockets::{LookError, Owned, Sockets};
 
 /// The kinds that the maps are made of.
-const KINDS: [Kind; 3] = [Kind::Table, Kind::Replica, Kind::Throttle];
+const KINDS: [Kind; 4] = [Kind::Tenant, Kind::Table, Kind::Replica, Kind::Throttle];
 /// How often what could not be written is tried again, programs are looked after, and counters are read.
 const AUDIT: Duration = Duration::from_secs(1);
 /// A look at the kernel's sockets that takes longer is given up: what is not whole says nothing.
@@ -176,8 +176,9 @@ impl Agent {
         Ok(agent)
     }
 
-    /// Takes a state: writes what differs. The whole state is given, so a lost update costs nothing.
-    pub fn apply(&self, update: &Update, state: &State) {
+    /// Takes a state: writes what differs. The whole state is given, so a lost update costs nothing. Gives the resources that are left out
+    /// because they are beyond their tenant's share of a map: kind, name and why.
+    pub fn apply(&self, update: &Update, state: &State) -> Vec<(Kind, String, String)> {
         let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind())) || update.removals.iter().any(|(k, _)| KINDS.contains(k));
         let mut held = self.inner.held();
         let first = held.told == 0 || (!held.live && update.origin == Origin::Controller);
@@ -189,8 +190,10 @@ impl Agent {
         } else if held.failed == 0 {
             held.generation = held.told;
         }
+        let omitted = held.wanted.omitted.iter().map(|entry| (entry.kind, entry.name.clone(), entry.why.clone())).collect();
         drop(held);
         self.inner.tell();
+        omitted
     }
 
     /// Opens the doors: sessions come from now on.
@@ -311,7 +314,9 @@ impl Inner {
         if held.told == 0 {
             return;
         }
-        held.wanted = decide_content(held.resources.iter(), &self.config.az, held.orders.as_ref());
+        let rules = ContentRules { held: Some(&held.keeper), ..ContentRules::default() };
+        let wanted = decide_content(held.resources.iter(), &self.config.az, held.orders.as_ref(), &rules);
+        held.wanted = wanted;
         let Holding { keeper, wanted, orders, live, .. } = held;
         let failed = keeper.reconcile(wanted, *live);
         let number = orders.as_ref().map_or(0, |o| o.number);

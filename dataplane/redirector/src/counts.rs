@@ -13,6 +13,7 @@ pub struct Counts {
     entries: Gauges,
     behind: SharedGauge,
     write_failures: Counters,
+    omitted: Counters,
     packets: Counters,
     packets_seen: Arc<Mutex<BTreeMap<(&'static str, &'static str), u64>>>,
     reports: Counters,
@@ -31,6 +32,11 @@ impl Counts {
             entries: gauges("canal_redirector_map_entries", "Elements of the redirector's maps.", &["map"]),
             behind: gauges("canal_redirector_map_behind", "Elements that could not be written yet.", &[]).shared(&[]),
             write_failures: counters("canal_redirector_map_write_failures_total", "Elements that the kernel did not take.", &["map"]),
+            omitted: counters(
+                "canal_redirector_map_refused_total",
+                "Entries refused beyond a tenant's share of a map.",
+                &["map", "tenant"],
+            ),
             packets: counters(
                 "canal_redirector_packets_total",
                 "Packets by what the replica's programs did with them.",
@@ -59,6 +65,9 @@ impl Counts {
     }
     pub(crate) fn write_failed(&self, map: &str) {
         self.write_failures.shared(&[map]).inc();
+    }
+    pub(crate) fn omitted(&self, map: &str, tenant: &str) {
+        self.omitted.shared(&[map, tenant]).inc();
     }
     /// The kernel's counters as they stand; they outlive the process, so the first look shows what passed while none ran.
     pub(crate) fn packets(&self, now: &[(&'static str, &'static str, u64)]) {

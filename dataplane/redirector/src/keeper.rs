@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use canal_model::program::{BucketTable, Resource};
 
-use crate::content::{Content, Rates, Scope, Slot, table};
+use crate::content::{Content, HeldEntries, Rates, Scope, Slot, table};
 use crate::counts::Counts;
 
 /// The kernel's maps, or in tests something that behaves like them. `None` removes; what is not there is removed already. Each write is
@@ -77,7 +77,7 @@ impl Keeper {
     pub fn reconcile(&mut self, wanted: &Content, live: bool) -> usize {
         let Self { kernel, have, found, counts } = self;
         let mut pass = Pass { counts, failed: 0 };
-        let Content { tables, replicas, hosts, throttles, own } = wanted;
+        let Content { tables, replicas, hosts, throttles, own, omitted } = wanted;
         pass.add("canal_replicas", replicas, &mut have.replicas, &mut found.replicas, PartialEq::eq, |k, v| {
             kernel.put_replica(*k, Some(*v))
         });
@@ -93,6 +93,11 @@ impl Keeper {
         let newer = |id: &u32, r: &Arc<Resource>| !live && found.versions.get(id).copied() > table(r).map(|t| t.version);
         let fitting: BTreeMap<u32, Arc<Resource>> = tables.iter().filter(|(k, v)| !newer(k, v)).map(|(k, v)| (*k, v.clone())).collect();
         pass.add("canal_tables", &fitting, &mut have.tables, &mut found.tables, same, |k, v| kernel.put_table(*k, table(v)));
+        for entry in omitted.difference(&have.omitted) {
+            counts.omitted(entry.map, entry.tenant.as_str());
+            tracing::warn!(map = entry.map, tenant = %entry.tenant, name = entry.name, why = entry.why, "redirector: entry left out of a map");
+        }
+        have.omitted.clone_from(omitted);
         if !live {
             return pass.done(have);
         }
@@ -104,6 +109,16 @@ impl Keeper {
         }
         pass.remove("canal_replicas", replicas, &mut have.replicas, &mut found.replicas, |k| kernel.put_replica(*k, None));
         pass.done(have)
+    }
+}
+
+impl HeldEntries for Keeper {
+    fn has_table(&self, service: u32) -> bool {
+        self.have.tables.contains_key(&service) || self.found.tables.contains(&service)
+    }
+
+    fn has_throttle(&self, scope: Scope) -> bool {
+        self.have.throttles.contains_key(&scope) || self.found.throttles.contains(&scope)
     }
 }
 

@@ -131,7 +131,7 @@ fn key(scope: Scope) -> ThrottleKey {
 
 fn limits(rates: Rates) -> Limits {
     let limit = |r: Rate| (r.per_second > 0).then_some(Limit { rate: r.per_second.into(), burst: r.burst.into() });
-    Limits { sessions: limit(rates.sessions), packets: limit(rates.packets) }
+    Limits { sessions: limit(rates.sessions), packets: limit(rates.packets), part: rates.part }
 }
 
 impl Kernel for Programs {

@@ -1,6 +1,5 @@
-//! A tier that runs on plans: replicas and an edge that get plans late, sessions that are opened and closed, reports that arrive late. A
-
-//! plain model of the redirector's rules; nothing of it is fast, and it decides nothing that the planner decides.
+//! A tier that runs on plans: replicas and an edge that get plans late, sessions that are opened and closed, SYNs that are sent again, reports
+//! that arrive late. A plain model of the redirector's rules; nothing of it is fast, and it decides nothing that the planner decides.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -185,18 +184,34 @@ impl Tier {
         Some(here)
     }
 
+    /// What becomes of a client's acknowledgement of `answered`'s SYN-ACK, where SYNs that were sent again left requests at `requests` too. By
+    /// the rule of the redirector a request owns only the answer to its own SYN-ACK; by `any_request`, which was its rule once, any answer.
+    pub(crate) fn acknowledge(&self, session: &Session, requests: &[ReplicaNumber], any_request: bool) -> Fate {
+        let answered = session.3;
+        let stops = |here: ReplicaNumber| any_request && here != answered && requests.contains(&here);
+        self.walk(session, &stops)
+    }
+
     fn version(&self, plan: usize, service: ServiceId, az: &AzName) -> Option<u32> {
         Some(self.plans.get(plan)?.services.get(&service)?.tables.get(az)?.version)
     }
 
     /// A packet of a session by the edge's table, then along the redirectors' chains by their rule. What becomes of it?
-    pub(crate) fn send(&self, (service, az, bucket, owner): &Session) -> Fate {
+    pub(crate) fn send(&self, session: &Session) -> Fate {
+        self.walk(session, &|_| false)
+    }
+
+    /// The way of a packet; a replica that `resets` ends the session.
+    fn walk(&self, (service, az, bucket, owner): &Session, resets: &dyn Fn(ReplicaNumber) -> bool) -> Fate {
         let chain = |plan: usize| Some((self.chain(plan, *service, az, *bucket)?, self.version(plan, *service, az)?));
         // Who has no table drops what is for it.
         let Some((front, stamp)) = chain(self.edges[az]) else { return Fate::Again };
         let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else { return Fate::Again };
         let (mut sender, mut here, mut hop, mut mixed, mut last) = (None, front[place], place, false, false);
         while here != *owner {
+            if resets(here) {
+                return Fate::Reset;
+            }
             let Some((chain, version)) = self.has.get(&here).and_then(|plan| chain(*plan)) else { return Fate::Again };
             mixed |= version != stamp;
             let mut next = next_place(&chain, (sender, here), hop, &|replica| self.is_up(replica));

@@ -49,7 +49,11 @@ fn tenant() -> Resource {
         outside: OutsideMesh::Deny,
         resolvers: Vec::new(),
         keys: Default::default(),
-        shares: Default::default(),
+        shares: {
+            let mut shares = canal_model::share::Shares::default();
+            shares.set(canal_model::share::ShareKind::EdgeMapEntries, "100%".parse().unwrap());
+            shares
+        },
     })
 }
 
@@ -100,8 +104,8 @@ fn shows(registry: &Registry, line: &str) -> bool {
 #[test]
 fn a_full_map_takes_the_new_once_the_old_is_gone() {
     let (mut k, registry) = keeper(Content::default());
-    k.tell(say(&[tenant(), node(1), node(2)])).unwrap();
-    k.tell(say(&[tenant(), node(3), node(4)])).unwrap();
+    k.tell(say(&[tenant(), node(1), node(2)]));
+    k.tell(say(&[tenant(), node(3), node(4)]));
     assert_eq!((k.tables.content.prefixes.len(), k.standing().behind), (2, 0));
     assert_eq!(k.tables.content, k.maps.content);
     assert!(shows(&registry, "canal_edge_map_entries{map=\"canal_prefixes\"} 2"));
@@ -109,16 +113,27 @@ fn a_full_map_takes_the_new_once_the_old_is_gone() {
 }
 
 #[test]
-fn the_first_state_is_taken_as_far_as_it_fits_and_a_later_excess_is_nacked() {
+fn excess_is_refused_by_name_at_any_state_and_what_worked_stays() {
     let (mut k, registry) = keeper(Content::default());
-    k.tell(say(&[tenant(), node(1), node(2), node(3)])).unwrap();
+    let name = |refused: Vec<(Kind, String, String)>| refused.into_iter().map(|(kind, name, _)| (kind, name)).collect::<Vec<_>>();
+    let nodes = |names: &[&str]| names.iter().map(|name| (Kind::Node, format!("alpha/{name}"))).collect::<Vec<_>>();
+    assert_eq!(name(k.tell(say(&[tenant(), node(1), node(2), node(3)]))), nodes(&["n3"]));
     assert_eq!(k.tables.content.prefixes.len(), 2);
-    assert!(shows(&registry, "canal_edge_left_out{map=\"canal_prefixes\",reason=\"full\"} 1"));
-    let why = k.tell(say(&[tenant(), node(1), node(2), node(3), node(4)])).unwrap_err();
-    assert!(why.contains("alpha/n4 10.1.4.0/24 does not fit canal_prefixes, which holds 2"), "{why}");
-    assert!(shows(&registry, "canal_edge_updates_refused_total 1"));
-    k.tell(say(&[tenant(), node(1), node(3)])).unwrap();
-    assert!(shows(&registry, "canal_edge_left_out{map=\"canal_prefixes\",reason=\"full\"} 0"));
+    assert!(shows(&registry, "canal_edge_left_out{map=\"canal_prefixes\",reason=\"share\"} 1"));
+    assert!(shows(&registry, "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 1"));
+    // The rest of a later state is taken although more is left out.
+    let all = say(&[tenant(), node(1), node(2), node(3), node(4), replica(1, "az1", true)]);
+    assert_eq!(name(k.tell(all)), nodes(&["n3", "n4"]));
+    assert_eq!(k.tables.content.replicas.len(), 1, "the replica is known");
+    assert!(shows(&registry, "canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 2"));
+    // 2 and 3 worked; 1 comes back and is the newest, though its key is the smallest.
+    k.tell(say(&[tenant(), node(2), node(3)]));
+    assert!(shows(&registry, "canal_edge_left_out{map=\"canal_prefixes\",reason=\"share\"} 0"));
+    assert_eq!(name(k.tell(say(&[tenant(), node(1), node(2), node(3)]))), nodes(&["n1"]));
+    let (mut again, _) = keeper(k.tables.content.clone());
+    let before = again.tables.content.prefixes.clone();
+    assert_eq!(name(again.tell(say(&[tenant(), node(1), node(2), node(3)]))), nodes(&["n1"]), "the agent was started again");
+    assert_eq!(again.tables.content.prefixes, before);
 }
 
 #[test]
@@ -126,7 +141,7 @@ fn what_an_earlier_run_found_of_a_replica_outlives_the_controllers_word_and_the_
     let earlier = Content { replicas: [(number(1), Slot { address: ip(1), up: false })].into(), ..Content::default() };
     let (mut k, _) = keeper(earlier);
     let all = say(&[replica(1, "az1", true), replica(2, "az1", true), replica(3, "az2", false)]);
-    k.tell(all.clone()).unwrap();
+    k.tell(all.clone());
     let up = |k: &Keeper<Small>| k.tables.content.replicas.values().map(|s| s.up).collect::<Vec<_>>();
     assert_eq!(up(&k), [false, true, false]);
     assert_eq!(k.targets().keys().cloned().collect::<Vec<_>>(), [target(1), target(2)], "the other AZ's is not this edge's to probe");
@@ -134,7 +149,7 @@ fn what_an_earlier_run_found_of_a_replica_outlives_the_controllers_word_and_the_
     assert_eq!(up(&k), [true, false, false], "in the kernel at once");
     assert!(!k.found(&target(2), false), "no news");
     assert!(!k.found(&target(3), true) && !k.found(&target(9), true), "not this edge's");
-    k.tell(all).unwrap();
+    k.tell(all);
     assert_eq!(up(&k), [true, false, false]);
 }
 
@@ -145,7 +160,7 @@ fn nothing_is_touched_before_the_first_state() {
     k.tell_hosts([ip(1)].into());
     assert_eq!(k.audit(), Ok(0));
     assert_eq!(k.tables.content, earlier);
-    k.tell(Vec::new()).unwrap();
+    k.tell(Vec::new());
     k.tell_hosts([ip(1)].into());
     assert_eq!(k.tables.content.hosts, [(ip(1), 0), (ip(254), 0)].into());
 }
@@ -153,7 +168,7 @@ fn nothing_is_touched_before_the_first_state() {
 #[test]
 fn an_audit_mends_what_somebody_else_did_and_what_failed() {
     let (mut k, registry) = keeper(Content::default());
-    k.tell(say(&[tenant(), node(1), replica(1, "az1", true)])).unwrap();
+    k.tell(say(&[tenant(), node(1), replica(1, "az1", true)]));
     assert_eq!(k.audit(), Ok(0));
     k.tables.content.nodes.clear();
     k.tables.content.hosts.insert(ip(66), 0);
@@ -161,7 +176,7 @@ fn an_audit_mends_what_somebody_else_did_and_what_failed() {
     assert_eq!(k.tables.content, k.maps.content);
     k.tables.deaf = true;
     assert!(k.found(&target(1), false), "it is news for the controller, kernel or not");
-    k.tell(say(&[tenant(), node(2), replica(1, "az1", true)])).unwrap();
+    k.tell(say(&[tenant(), node(2), replica(1, "az1", true)]));
     assert!(k.standing().behind > 0);
     assert!(shows(&registry, "canal_edge_map_write_failures_total{map=\"canal_prefixes\"} 2"));
     k.tables.deaf = false;
@@ -212,7 +227,7 @@ fn an_update_of_many_services_costs_what_changed() {
     let mut tell = |what: &str, resources: &[Arc<Resource>], written: usize| {
         let (before, tables) = (k.tables.written, k.maps.content.tables.clone());
         let begun = std::time::Instant::now();
-        k.tell(resources.to_vec()).unwrap();
+        k.tell(resources.to_vec());
         let took = begun.elapsed();
         println!("{SERVICES} services, {what}: {took:.1?}, {} elements written", k.tables.written - before);
         assert_eq!((k.tables.written - before, k.standing().behind), (written, 0), "{what}");

@@ -13,7 +13,7 @@ fn az(s: &str) -> AzName {
 }
 
 /// One word per resource:
-/// `tenant NAME VNI`, `node TENANT/NAME UNDERLAY CIDR,..`, `replica NAME NUMBER AZ UNDERLAY [down]`, `address TENANT/SERVICE ID AZ IP,..`,
+/// `tenant NAME VNI [SHARE]` (of each map; else all of it), `node TENANT/NAME UNDERLAY CIDR,..`, `replica NAME NUMBER AZ UNDERLAY [down]`, `address TENANT/SERVICE ID AZ IP,..`,
 /// `table TENANT/SERVICE ID AZ VERSION NUMBER,..`, `host IP`.
 fn told(text: &str) -> Told {
     let mut told = Told::default();
@@ -31,7 +31,11 @@ fn told(text: &str) -> Told {
                 outside: OutsideMesh::Deny,
                 resolvers: Vec::new(),
                 keys: Default::default(),
-                shares: Default::default(),
+                shares: {
+                    let mut shares = canal_model::share::Shares::default();
+                    shares.set(ShareKind::EdgeMapEntries, words.get(3).unwrap_or(&"100%").parse().unwrap());
+                    shares
+                },
             }),
             "node" => {
                 let (tenant, name) = words[1].split_once('/').unwrap();
@@ -183,7 +187,47 @@ const CASES: &[(&str, &str, &[&str])] = &[
          address alpha/a 1 az1 10.255.0.1,fd00::1
          address alpha/b 2 az1 10.255.0.2,fd00::2
          address alpha/c 3 az1 10.255.0.3",
-        &["address 101 10.255.0.1 1", "address 101 10.255.0.2 2", "address 101 10.255.0.3 3", "address 101 fd00::1 1", FULL],
+        &[
+            "address 101 10.255.0.1 1",
+            "address 101 10.255.0.2 2",
+            "address 101 fd00::1 1",
+            "address 101 fd00::2 2",
+            "left out: alpha/shop/c@az1 10.255.0.3 does not fit canal_addresses: its tenant's share is 4",
+            FULL,
+        ],
+    ),
+    (
+        "a tenant beyond its share, with smaller keys than another",
+        "tenant alpha 101 2
+         tenant beta 900 2
+         address beta/web 9 az1 10.255.0.1,fd00::1
+         address alpha/a 1 az1 10.255.0.1
+         address alpha/b 2 az1 10.255.0.2
+         address alpha/c 3 az1 10.255.0.3
+         table beta/web 9 az1 1 1
+         table alpha/a 1 az1 1 1
+         table alpha/b 2 az1 1 1
+         table alpha/c 3 az1 1 1
+         node beta/n1 172.17.0.1 10.1.1.0/24,10.1.2.0/24
+         node alpha/n1 172.16.0.1 10.1.1.0/24
+         node alpha/n2 172.16.0.2 10.1.2.0/24
+         node alpha/n3 172.16.0.3 10.1.3.0/24",
+        &[
+            "address 101 10.255.0.1 1",
+            "address 101 10.255.0.2 2",
+            "address 900 10.255.0.1 9",
+            "address 900 fd00::1 9",
+            "return 9 900 10.255.0.1 fd00::1",
+            "table 9 v1 1",
+            "prefix 900 10.1.1.0/24 172.17.0.1",
+            "prefix 900 10.1.2.0/24 172.17.0.1",
+            "node 900 172.17.0.1",
+            "left out: alpha/shop/c@az1 10.255.0.3 does not fit canal_addresses: its tenant's share is 2",
+            "left out: alpha/shop/c@az1 does not fit canal_tables: its tenant's share is 2",
+            "left out: alpha/n3 10.1.3.0/24 does not fit canal_prefixes: its tenant's share is 2",
+            "left out: alpha/n3 does not fit canal_nodes: its tenant's share is 2",
+            FULL,
+        ],
     ),
     (
         "services beyond the room",
@@ -210,7 +254,8 @@ const CASES: &[(&str, &str, &[&str])] = &[
 fn words_become_maps() {
     for (name, text, want) in CASES {
         let mut words = told(text);
-        let decide = |t: &Told| show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &Maps::default()));
+        let decide =
+            |t: &Told| show(&decide_maps(t, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &Maps::default(), &Content::default()));
         let got = decide(&words);
         if want.contains(&FULL) {
             for line in *want {
@@ -224,23 +269,89 @@ fn words_become_maps() {
     }
 }
 
+fn decide(told: &Told, have: &Content) -> Maps {
+    decide_maps(told, &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &Maps::default(), have)
+}
+
 #[test]
-fn an_update_that_does_not_fit_is_refused_by_name_and_an_old_excess_is_no_reason() {
-    let table = |n: u32| format!("table alpha/s{n} {n} az1 1 1\n");
-    let left_out = |most: u32| {
-        let text: String = (1..=most).map(table).collect();
-        decide_maps(&told(&text), &az("az1"), Ipv4Addr::new(250, 1, 0, 254), &ROOM, &Maps::default()).left_out
-    };
-    let (fits, one, many) = (left_out(3), left_out(4), left_out(14));
-    assert_eq!(decide_fit(&fits, &fits), Ok(()));
-    assert_eq!(decide_fit(&one, &one), Ok(()));
-    assert_eq!(decide_fit(&many, &one), Ok(()));
-    let why = decide_fit(&fits, &one).unwrap_err();
-    assert!(why.starts_with("alpha/shop/s4@az1 does not fit canal_tables, which holds 3; "), "{why}");
-    let why = decide_fit(&one, &many).unwrap_err();
-    assert!(why.ends_with("; and 2 more") && why.contains("s14@az1"), "{why}");
-    let waits = decide_maps(&told("address alpha/a 1 az1 10.255.0.1"), &az("az1"), Ipv4Addr::LOCALHOST, &ROOM, &Maps::default()).left_out;
-    assert_eq!(decide_fit(&fits, &waits), Ok(()), "an unknown tenant may come yet");
+fn resources_beyond_a_share_are_refused_by_kind_and_name() {
+    let text = "tenant alpha 101 2
+        address alpha/a 1 az1 10.255.0.1,fd00::1
+        address alpha/b 2 az1 10.255.0.2,fd00::2
+        address gamma/a 7 az1 10.255.0.9";
+    let refused: Vec<_> = decide(&told(text), &Content::default()).refused().collect();
+    // Once, although two of its addresses are left out; gamma may yet become known.
+    assert_eq!(refused.len(), 1, "{refused:?}");
+    let (kind, name, why) = &refused[0];
+    assert_eq!((*kind, name.as_str()), (Kind::Address, "alpha/shop/b@az1"));
+    assert!(why.contains("its tenant's share is 2 entries; fix: ") && why.contains("spec.shares.edgeMapEntries"), "{why}");
+}
+
+/// Every entry that the kernel held for beta stays when alpha wants more than its share, also at an agent's start, and alpha's older ones do.
+#[test]
+fn entries_that_worked_stay_when_a_tenant_wants_too_much() {
+    let beta = "tenant beta 900 2
+        table beta/web 900 az1 1 1
+        node beta/n1 172.17.0.1 10.1.1.0/24";
+    let alpha = "tenant alpha 101 2
+        table alpha/old 50 az1 1 1
+        node alpha/n9 172.16.0.9 10.1.9.0/24";
+    let worked = decide(&told(&format!("{beta}\n{alpha}")), &Content::default());
+    let flood = "table alpha/a 1 az1 1 1
+        table alpha/b 2 az1 1 1
+        table alpha/c 3 az1 1 1
+        node alpha/n1 172.16.0.1 10.0.1.0/24
+        node alpha/n2 172.16.0.2 10.0.2.0/24
+        node alpha/n3 172.16.0.3 10.0.3.0/24";
+    let flooded = decide(&told(&format!("{flood}\n{alpha}\n{beta}")), &worked.content);
+    let steps = crate::steps::decide_steps(&worked.content, &flooded.content);
+    assert!(!steps.is_empty(), "alpha has room for one more");
+    for step in steps {
+        let removes = format!("{step:?}").ends_with("None)");
+        assert!(!removes, "{step:?} takes away what worked");
+    }
+}
+
+proptest::proptest! {
+    /// Whatever alpha asks for, in whatever order and whatever the kernel held: beta's entries within its share are in the maps.
+    #[test]
+    fn no_demand_of_one_tenant_takes_anothers_entries(
+        services in proptest::collection::vec((1..200u32, 1..60u8), 0..40),
+        nodes in proptest::collection::vec((1..200u8, 1..60u8), 0..40),
+        shuffle in 0..8usize,
+    ) {
+        let beta = "tenant beta 900 25%\naddress beta/web 777 az1 10.255.0.1\ntable beta/web 777 az1 1 1\nnode beta/n1 172.17.0.1 10.1.1.0/24\n";
+        let mut text = String::from("tenant alpha 101 50%\n");
+        for (id, ip) in services {
+            // A service has one ID; the last one said counts, as in the controller's state.
+            text.push_str(&format!("address alpha/s{id} {id} az1 10.255.1.{ip}\ntable alpha/s{id} {id} az1 1 1\n"));
+        }
+        for (n, net) in nodes {
+            text.push_str(&format!("node alpha/n{n} 172.16.0.{n} 10.2.{net}.0/24\n"));
+        }
+        let mut words = told(&format!("{text}{beta}"));
+        let turn = shuffle % words.resources.len();
+        words.resources.rotate_left(turn);
+        let room = Room { addresses: 8, services: 8, prefixes: 8, nodes: 8, hosts: 5 };
+        let own = Ipv4Addr::new(250, 1, 0, 254);
+        let mut have = Content::default();
+        let mut before = Maps::default();
+        for _ in 0..2 {
+            let maps = decide_maps(&words, &az("az1"), own, &room, &before, &have);
+            let c = &maps.content;
+            let of = |vni: u32| c.addresses.keys().filter(|(v, _)| v.get() == vni).count();
+            proptest::prop_assert_eq!((of(900), c.tables.contains_key(&ServiceId::new(777).unwrap())), (1, true));
+            proptest::prop_assert_eq!(c.prefixes.keys().filter(|(v, _)| v.get() == 900).count(), 1);
+            proptest::prop_assert_eq!(c.nodes.iter().filter(|(v, _)| v.get() == 900).count(), 1);
+            proptest::prop_assert!(of(101) <= 4 && c.tables.len() <= 5 && c.returns.len() <= 5 && c.nodes.len() <= 5 && c.prefixes.len() <= 5);
+            proptest::prop_assert!(maps.left_out.iter().filter(|l| l.is_refused()).all(|l| l.tenant.as_ref().is_some_and(|t| t.as_str() == "alpha")));
+            // Deciding again about what is in the kernel then changes nothing.
+            if have != Content::default() {
+                proptest::prop_assert_eq!(&maps.content, &have);
+            }
+            (have, before) = (maps.content.clone(), Maps::default());
+        }
+    }
 }
 
 #[test]
@@ -257,16 +368,20 @@ fn what_was_decided_before_makes_no_difference() {
                 part.resources.remove(at);
             }
             for words in [&part, &whole] {
-                let next = decide_maps(words, &az("az1"), own, &ROOM, &before);
-                assert_eq!(all(&next), all(&decide_maps(words, &az("az1"), own, &ROOM, &Maps::default())), "{name}, without {at}");
+                let next = decide_maps(words, &az("az1"), own, &ROOM, &before, &Content::default());
+                assert_eq!(
+                    all(&next),
+                    all(&decide_maps(words, &az("az1"), own, &ROOM, &Maps::default(), &Content::default())),
+                    "{name}, without {at}"
+                );
                 before = next;
             }
         }
     }
-    let mut words = told("table alpha/a 1 az1 1 1\ntable alpha/b 2 az1 1 1");
-    let one = decide_maps(&words, &az("az1"), own, &ROOM, &before);
+    let mut words = told("table alpha/a 1 az1 1 1\ntable alpha/b 2 az1 1 1\ntenant alpha 101");
+    let one = decide_maps(&words, &az("az1"), own, &ROOM, &before, &Content::default());
     words.resources[1] = told("table alpha/b 2 az1 2 3").resources.remove(0);
-    let two = decide_maps(&words, &az("az1"), own, &ROOM, &one);
+    let two = decide_maps(&words, &az("az1"), own, &ROOM, &one, &Content::default());
     let table = |maps: &Maps, id: u32| maps.content.tables[&ServiceId::new(id).unwrap()].clone();
     assert!(Arc::ptr_eq(&table(&one, 1), &table(&two, 1)), "who did not change costs nothing");
     assert_eq!((table(&one, 2).version, table(&two, 2).version), (1, 2));

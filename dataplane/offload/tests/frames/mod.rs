@@ -95,7 +95,14 @@ fn transport(from: &str, to: &str, protocol: u8, at: usize, rest: &[u8]) -> Vec<
 
 /// A TCP packet with 12 bytes of options.
 pub fn tcp(from: &str, to: &str, flags: u8, data: &[u8]) -> Vec<u8> {
-    let mut rest = vec![0, 0, 0, 9, 0, 0, 0, 8, 0x80, flags, 0x10, 0, 0, 0, 0, 0];
+    tcp_answer(from, to, flags, 8, data)
+}
+
+/// A segment that acknowledges what is before `acknowledged`.
+pub fn tcp_answer(from: &str, to: &str, flags: u8, acknowledged: u32, data: &[u8]) -> Vec<u8> {
+    let mut rest = vec![0, 0, 0, 9];
+    rest.extend(acknowledged.to_be_bytes());
+    rest.extend([0x80, flags, 0x10, 0, 0, 0, 0, 0]);
     rest.extend([1, 1, 8, 10, 0, 0, 0, 5, 0, 0, 0, 6]);
     rest.extend(data);
     transport(from, to, 6, 16, &rest)

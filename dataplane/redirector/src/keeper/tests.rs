@@ -7,7 +7,7 @@ use canal_kit::metrics::Registry;
 
 use super::*;
 use crate::content::tests::{replica, table_of, throttle};
-use crate::content::{Orders, decide_content};
+use crate::content::{ContentRules, Orders, decide_content};
 
 /// The maps, and what was written in order.
 #[derive(Default)]
@@ -98,19 +98,19 @@ fn what_an_earlier_process_left_stays_until_it_is_known_to_be_stale() {
         m.replicas =
             [(1, Slot { address: "250.1.0.1".parse().unwrap(), up: true }), (9, Slot { address: "250.1.0.9".parse().unwrap(), up: true })]
                 .into();
-        m.throttles = [(Scope::Tenant(1), Rates { sessions: Default::default(), packets: Default::default() })].into();
+        m.throttles = [(Scope::Tenant(1), Rates { sessions: Default::default(), packets: Default::default(), part: 0 })].into();
     }
     let az = "az1".parse().unwrap();
     let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&Registry::new())).unwrap();
     assert_eq!(memory.0.lock().unwrap().log, Vec::<String>::new());
     let all = [table_of("alpha/default/web", 7, "az1", 2, &[1]), replica("gw-1", 1, "250.1.0.1", true), throttle(None, None, 5)];
-    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None), true), 0);
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None, &ContentRules::default()), true), 0);
     {
         let m = memory.0.lock().unwrap();
         assert_eq!(m.log, ["+replica 1", "+table 7", "-table 8", "-replica 9"], "new before old");
         assert_eq!((m.hosts.len(), m.own, m.throttles.len()), (1, None, 1), "who may speak is not known before there are orders");
     }
-    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, Some(&orders(&["250.1.0.1"]))), true), 0);
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, Some(&orders(&["250.1.0.1"])), &ContentRules::default()), true), 0);
     let m = memory.0.lock().unwrap();
     assert_eq!(m.hosts, [("250.1.0.1".parse().unwrap(), 1)].into());
     assert_eq!(m.own, Some((1, None)));
@@ -121,7 +121,7 @@ fn what_an_earlier_process_left_stays_until_it_is_known_to_be_stale() {
 fn what_the_kernel_refuses_is_tried_again() {
     let (memory, registry, az) = (Shared::default(), Registry::new(), "az1".parse().unwrap());
     let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&registry)).unwrap();
-    let content = decide_content([table_of("alpha/default/web", 7, "az1", 2, &[1])].iter(), &az, None);
+    let content = decide_content([table_of("alpha/default/web", 7, "az1", 2, &[1])].iter(), &az, None, &ContentRules::default());
     memory.0.lock().unwrap().full = true;
     assert_eq!(keeper.reconcile(&content, true), 1);
     assert!(registry.render().contains("canal_redirector_map_write_failures_total{map=\"canal_tables\"} 1"), "{}", registry.render());
@@ -137,8 +137,8 @@ fn a_state_from_disk_takes_nothing_back_that_the_maps_know_better() {
     memory.0.lock().unwrap().tables = [(7, 5), (8, 1), (9, 4)].into();
     let mut keeper = Keeper::adopt(Box::new(memory.clone()), Counts::new(&Registry::new())).unwrap();
     let all = [table_of("alpha/default/web", 7, "az1", 4, &[1]), table_of("alpha/default/db", 8, "az1", 2, &[1])];
-    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None), false), 0);
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None, &ContentRules::default()), false), 0);
     assert_eq!(memory.0.lock().unwrap().tables, [(7, 5), (8, 2), (9, 4)].into());
-    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None), true), 0);
+    assert_eq!(keeper.reconcile(&decide_content(all.iter(), &az, None, &ContentRules::default()), true), 0);
     assert_eq!(memory.0.lock().unwrap().tables, [(7, 4), (8, 2)].into(), "the controller is right");
 }

@@ -1,0 +1,290 @@
+//! Guards the interfaces of this host's containers that have no node proxy: reads which container is behind which interface from a file,
+//! keeps the kernel's guard in place, and counts and logs what it refuses. It decides nothing about packets; `bpf/interface_guard.bpf.c`
+//! does. Start at [`run`].
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::IpAddr;
+use std::path::Path;
+
+use canal_kit::drain::Watcher;
+use canal_kit::metrics::{Counters, Family, Gauges, Registry};
+use canal_model::ids::{TenantName, Vni};
+use canal_offload::interface_guard::{InterfaceBinding, InterfaceGuard, RefusedFrames};
+
+use crate::config::{EdgeConfig, INTERFACE_BINDINGS_BYTES_MAX, INTERFACE_GUARD_INTERVAL};
+
+/// The guard's metrics. `docs/operations/counters.md` says what each means.
+#[derive(Clone)]
+pub(crate) struct InterfaceCounts {
+    frames: Counters,
+    refused: Counters,
+    interfaces: Gauges,
+    files: Counters,
+}
+
+impl InterfaceCounts {
+    pub(crate) fn new(r: &Registry) -> Self {
+        let counters = |name, help, labels| r.counters(Family::new(name, help, labels));
+        let interfaces =
+            Family::new("canal_interface_guard_interfaces", "Containers' interfaces, by whether they are guarded.", &["state"]);
+        Self {
+            frames: counters("canal_interface_guard_frames_total", "Frames of containers, by what their guard did.", &["what"]),
+            refused: counters("canal_interface_guard_refused_total", "Frames that a container was refused.", &["interface", "tenant"]),
+            interfaces: r.gauges(interfaces),
+            files: counters("canal_interface_guard_file_errors_total", "Files of interface bindings that were not taken.", &["reason"]),
+        }
+    }
+}
+
+/// A container with an interface of its own, as the file has it.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Container {
+    /// The host's side of its interface.
+    interface: String,
+    tenant: String,
+    vni: u32,
+    mac: String,
+    addresses: Vec<IpAddr>,
+}
+
+#[derive(Debug, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BindingsFile {
+    containers: Vec<Container>,
+}
+
+/// Why a file of interface bindings is not taken; the bindings before it stay.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum BindingsError {
+    #[error("the file cannot be read: {0}; fix: give --interface-bindings a file that this process may read")]
+    Unreadable(String),
+    #[error("the file is larger than {INTERFACE_BINDINGS_BYTES_MAX} bytes; fix: name only this host's containers")]
+    TooLarge,
+    #[error(
+        "the file is not what it should be: {0}; fix: write {{\"containers\": [{{\"interface\", \"tenant\", \"vni\", \"mac\", \"addresses\"}}]}}"
+    )]
+    Format(String),
+    #[error("container on {interface}: {what}; fix: {fix}")]
+    Container { interface: String, what: String, fix: &'static str },
+}
+
+impl BindingsError {
+    /// The label.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Unreadable(_) => "unreadable",
+            Self::TooLarge => "too_large",
+            Self::Format(_) => "format",
+            Self::Container { .. } => "container",
+        }
+    }
+}
+
+/// What the file says, by interface: the tenant's name and the binding.
+type Bindings = BTreeMap<String, (TenantName, InterfaceBinding)>;
+
+/// The bindings in a file's text. The whole file is refused for one mistake: half of it could leave a container unguarded.
+fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
+    let file: BindingsFile = serde_json::from_slice(text).map_err(|e| BindingsError::Format(e.to_string()))?;
+    let mut bindings = Bindings::new();
+    let mut owners: BTreeMap<(u32, IpAddr), String> = BTreeMap::new();
+    for container in file.containers {
+        let Container { interface, tenant, vni, mac, addresses } = container;
+        let refuse = |what: String, fix| BindingsError::Container { interface: interface.clone(), what, fix };
+        let name: TenantName = tenant.parse().map_err(|_| refuse(format!("{tenant:?} is no tenant's name"), "name the Tenant"))?;
+        let vni = Vni::new(vni).map_err(|_| refuse(format!("{vni} is no VNI"), "give the Tenant's VNI, 1 to 16777215"))?;
+        let mac = read_mac(&mac).ok_or_else(|| refuse(format!("{mac:?} is no unicast MAC"), "write it as 02:00:00:00:00:01"))?;
+        for address in addresses.iter().map(IpAddr::to_canonical) {
+            if address.is_unspecified() || address.is_multicast() {
+                return Err(refuse(format!("{address} is no host's address"), "give the container's own addresses"));
+            }
+            if let Some(other) = owners.insert((vni.get(), address), interface.clone()) {
+                return Err(refuse(format!("{address} is bound to {other} too"), "give each of a tenant's addresses to one container"));
+            }
+        }
+        let binding = InterfaceBinding {
+            device: interface.clone(),
+            vni: vni.get(),
+            mac,
+            addresses: addresses.iter().map(IpAddr::to_canonical).collect(),
+        };
+        if bindings.insert(interface.clone(), (name, binding)).is_some() {
+            return Err(refuse("the interface is named twice".into(), "give each container an interface of its own"));
+        }
+    }
+    Ok(bindings)
+}
+
+fn read_mac(text: &str) -> Option<[u8; 6]> {
+    let bytes: Option<Vec<u8>> = text.split(':').map(|part| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2)).collect();
+    let mac: [u8; 6] = bytes?.try_into().ok()?;
+    // The lowest bit of the first byte is a group's; all zero is nobody's.
+    (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, BindingsError> {
+    let unreadable = |e: std::io::Error| BindingsError::Unreadable(format!("{}: {e}", path.display()));
+    let mut text = Vec::new();
+    let file = std::fs::File::open(path).map_err(unreadable)?;
+    file.take(INTERFACE_BINDINGS_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > INTERFACE_BINDINGS_BYTES_MAX { Err(BindingsError::TooLarge) } else { Ok(text) }
+}
+
+/// What was done and seen so far.
+struct Interfaces {
+    guard: Option<InterfaceGuard>,
+    /// As last read, good or not.
+    text: Option<Result<Vec<u8>, BindingsError>>,
+    bindings: Bindings,
+    /// A file was taken; before that, what an earlier agent bound stays.
+    was_taken: bool,
+    frames: BTreeMap<&'static str, u64>,
+    refused: BTreeMap<String, u64>,
+    /// The error of the last pass, so that it is logged once.
+    error: String,
+    counts: InterfaceCounts,
+}
+
+impl Interfaces {
+    /// Reads the file if it changed, and puts the guard where it should be: what somebody took away comes back.
+    fn pass(&mut self, path: &Path, pin_dir: &Path) {
+        let text = read_file(path);
+        if self.text.as_ref() != Some(&text) {
+            let read = text.as_ref().map_err(|e| BindingsError::Unreadable(e.to_string())).and_then(|text| decide_bindings(text));
+            match read {
+                Ok(bindings) => (self.bindings, self.was_taken) = (bindings, true),
+                Err(error) => {
+                    let error = text.as_ref().err().unwrap_or(&error);
+                    self.counts.files.shared(&[error.name()]).inc();
+                    tracing::error!(%error, "interface guard: file of bindings not taken, the bindings before it stay");
+                }
+            }
+            self.text = Some(text);
+        }
+        if !self.was_taken {
+            return;
+        }
+        if let Err(error) = self.apply(pin_dir) {
+            if self.error != error {
+                tracing::error!(error, "interface guard: interfaces could not be guarded, tried again within seconds");
+            }
+            self.error = error;
+        } else {
+            self.error.clear();
+        }
+    }
+
+    fn apply(&mut self, pin_dir: &Path) -> Result<(), String> {
+        let text = |e: canal_offload::OffloadError| e.to_string();
+        if self.guard.is_none() {
+            self.guard = Some(InterfaceGuard::load(None, Some(pin_dir)).map_err(text)?);
+        }
+        let Some(guard) = &self.guard else { return Ok(()) };
+        let wanted: Vec<InterfaceBinding> = self.bindings.values().map(|(_, binding)| binding.clone()).collect();
+        let failed = guard.apply(&wanted).map_err(text)?;
+        let guarded = i64::try_from(wanted.len() - failed.len()).unwrap_or(i64::MAX);
+        self.counts.interfaces.shared(&["guarded"]).set(guarded);
+        self.counts.interfaces.shared(&["failed"]).set(i64::try_from(failed.len()).unwrap_or(i64::MAX));
+        let (frames, refused) = (guard.counts().map_err(text)?, guard.refused().map_err(text)?);
+        for (what, now) in frames {
+            let before = self.frames.insert(what, now).unwrap_or(0);
+            // New maps count from zero again.
+            self.counts.frames.shared(&[what]).add(now.checked_sub(before).unwrap_or(now));
+        }
+        refused.iter().for_each(|refused| self.show_refused(refused));
+        match failed.into_iter().next() {
+            Some((_, error)) => Err(error.to_string()),
+            None => Ok(()),
+        }
+    }
+
+    fn show_refused(&mut self, now: &RefusedFrames) {
+        let before = self.refused.insert(now.device.clone(), now.frames).unwrap_or(0);
+        let frames = now.frames.checked_sub(before).unwrap_or(now.frames);
+        if frames == 0 {
+            return;
+        }
+        let tenant = self.bindings.get(&now.device).map_or("", |(tenant, _)| tenant.as_str());
+        self.counts.refused.shared(&[&now.device, tenant]).add(frames);
+        let address = now.last_address.map(|address| address.to_string());
+        tracing::warn!(
+            interface = now.device,
+            tenant,
+            frames,
+            address,
+            "interface guard: container used what is not its own, frames dropped"
+        );
+    }
+}
+
+/// Guards interfaces until the process ends; they stay guarded then. Without a file there is nothing to do.
+pub(crate) async fn run(config: EdgeConfig, counts: InterfaceCounts, end: Watcher) {
+    let Some(path) = config.interface_bindings.clone() else { return end.forced().await };
+    let mut interfaces = Interfaces {
+        guard: None,
+        text: None,
+        bindings: Bindings::new(),
+        was_taken: false,
+        frames: BTreeMap::new(),
+        refused: BTreeMap::new(),
+        error: String::new(),
+        counts,
+    };
+    loop {
+        let (path, pin_dir) = (path.clone(), config.place.pin_dir.clone());
+        let passed = tokio::task::spawn_blocking(move || {
+            interfaces.pass(&path, &pin_dir);
+            interfaces
+        });
+        match passed.await {
+            Ok(next) => interfaces = next,
+            // The process ends by it, and its supervisor starts a whole one.
+            Err(_) => return,
+        }
+        tokio::select! {
+            () = end.forced() => return,
+            () = tokio::time::sleep(INTERFACE_GUARD_INTERVAL) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"{"containers": [
+        {"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.1.1.5", "fd00::5"]},
+        {"interface": "to-b", "tenant": "beta", "vni": 102, "mac": "02:00:00:00:00:0B", "addresses": ["10.1.1.5"]}
+    ]}"#;
+
+    #[test]
+    fn a_file_of_bindings_is_read_and_tenants_may_have_equal_addresses() {
+        let bindings = decide_bindings(GOOD.as_bytes()).unwrap();
+        let (tenant, binding) = &bindings["to-b"];
+        assert_eq!((tenant.as_str(), binding.vni, binding.mac), ("beta", 102, [2, 0, 0, 0, 0, 0xb]));
+        assert_eq!(bindings["to-a"].1.addresses.len(), 2);
+    }
+
+    #[test]
+    fn one_mistake_refuses_the_whole_file_and_says_how_to_fix_it() {
+        for (from, to, says) in [
+            ("\"beta\", \"vni\": 102", "\"alpha\", \"vni\": 101", "10.1.1.5 is bound to to-a too"),
+            ("to-b", "to-a", "named twice"),
+            ("00:0B", "00", "is no unicast MAC"),
+            ("02:00:00:00:00:0B", "03:00:00:00:00:0B", "is no unicast MAC"),
+            ("fd00::5", "ff02::1", "is no host's address"),
+            ("fd00::5", "0.0.0.0", "is no host's address"),
+            ("102", "16777216", "is no VNI"),
+            ("\"beta\"", "\"Beta!\"", "is no tenant's name"),
+            ("\"mac\"", "\"max\"", "unknown field"),
+            ("{\"containers\"", "{\"container\"", "unknown field"),
+        ] {
+            let text = GOOD.replace(from, to);
+            assert_ne!(text, GOOD, "{from}");
+            let error = decide_bindings(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(says) && error.contains("fix: "), "{from}: {error}");
+        }
+    }
+}
