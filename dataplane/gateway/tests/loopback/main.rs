@@ -11,6 +11,7 @@ mod interim;
 mod limits;
 mod paths;
 mod policies;
+mod shares;
 mod smuggling;
 mod tcp;
 mod terminate;
