@@ -150,16 +150,15 @@ impl Ledger {
         Ok(id)
     }
 
-    pub(super) fn take_displacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
+    /// [`Ledger::take`], for which the holder's own revocable permits go where nobody else's do.
+    pub(super) fn take_replacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
         // Each turn revokes a permit, so this ends.
-        while matches!(self.decide(holder, amount), Decision::Refuse(_)) && self.has_revocable(holder) {
-            self.revoke_one(holder);
+        while let Decision::Refuse(_) = self.decide(holder, amount)
+            && self.accounts.get(holder).is_some_and(|a| !a.revocable.is_empty())
+        {
+            self.revoke_one(&holder.clone());
         }
         self.take(holder, amount, Some(revoke))
-    }
-
-    fn has_revocable(&self, holder: &ShareHolder) -> bool {
-        self.accounts.get(holder).is_some_and(|a| !a.revocable.is_empty())
     }
 
     pub(super) fn grow(&mut self, id: u64, more: u64) -> Result<(), ShareRefusal> {

@@ -47,9 +47,9 @@ async fn displacing_take_revokes_the_holders_own_oldest_permit() {
     let limit = limit(10, 0, GiveWay::Oldest);
     let (alpha, beta) = (tenant("alpha"), tenant("beta"));
     let kept = limit.take(&alpha, 1).unwrap();
-    let flood: Vec<_> = (0..4).map(|_| limit.take_displacing(&alpha, 1).unwrap()).collect();
-    let other = limit.take_displacing(&beta, 1).unwrap();
-    let newest = limit.take_displacing(&alpha, 1).unwrap();
+    let flood: Vec<_> = (0..4).map(|_| limit.take_replacing(&alpha, 1).unwrap()).collect();
+    let other = limit.take_replacing(&beta, 1).unwrap();
+    let newest = limit.take_replacing(&alpha, 1).unwrap();
     flood[0].revoked().await;
     assert_eq!(flood.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false]);
     assert!(!other.is_revoked() && !newest.is_revoked() && !kept.is_revoked());
@@ -57,7 +57,7 @@ async fn displacing_take_revokes_the_holders_own_oldest_permit() {
     // Without a permit of its own to revoke the holder is refused as ever.
     drop((flood, newest, kept));
     let _all = limit.take(&alpha, 5).unwrap();
-    assert_eq!(limit.take_displacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
     assert!(!other.is_revoked());
 }
 
@@ -69,9 +69,9 @@ async fn offered_permit_is_revoked_and_kept_one_is_not() {
     let (mut first, mut second) = (limit.take_revocable(&alpha, 1).unwrap(), limit.take_revocable(&alpha, 1).unwrap());
     first.keep();
     second.keep();
-    assert_eq!(limit.take_displacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
     second.offer();
-    let third = limit.take_displacing(&alpha, 1).unwrap();
+    let third = limit.take_replacing(&alpha, 1).unwrap();
     second.revoked().await;
     assert!(!first.is_revoked());
     // A permit that was revoked stays so, whatever its owner does next.
@@ -224,4 +224,24 @@ proptest! {
         permits.clear();
         prop_assert_eq!(limit.usage().used, 0);
     }
+}
+
+#[test]
+fn a_holder_with_its_whole_share_replaces_its_own_oldest_and_nobody_elses() {
+    let config = TenantLimitConfig { kind: ShareKind::KeyServerUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
+    let limit = TenantLimit::new(config);
+    let holder = |name: &str| ShareHolder::Tenant(name.parse().unwrap());
+    limit.set_default_share(Share::Percent(50));
+    let mut alpha: Vec<_> = (0..4).map(|_| limit.take_replacing(&holder("alpha"), 1).unwrap()).collect();
+    let beta = limit.take_replacing(&holder("beta"), 1).unwrap();
+    alpha.push(limit.take_replacing(&holder("alpha"), 1).unwrap());
+    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false, false]);
+    assert!(!beta.is_revoked());
+    // What is kept is not replaced.
+    alpha.iter_mut().for_each(TenantPermit::keep);
+    assert_eq!(limit.take_replacing(&holder("alpha"), 1).unwrap_err(), ShareRefusal::Share);
+    // In a full limit the largest, once it holds no more than the caller, is the caller itself.
+    let gamma: Vec<_> = (0..3).map(|_| limit.take_replacing(&holder("gamma"), 1).unwrap()).collect();
+    let next = limit.take_replacing(&holder("gamma"), 1).unwrap();
+    assert!(gamma[0].is_revoked() && !next.is_revoked() && !beta.is_revoked());
 }
