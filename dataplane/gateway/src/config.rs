@@ -48,6 +48,9 @@ impl FromStr for Plain {
     }
 }
 
+/// What a test program does at each request, by its path.
+pub type RequestHook = fn(&[u8]);
+
 /// An engine's settings. `Default` listens nowhere.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -64,8 +67,8 @@ pub struct EngineConfig {
     pub plain: Vec<Plain>,
     /// `None`: not a replica of the cloud tier.
     pub tier: Option<Tier>,
-    /// A test's aid: a request with this path ends the process, as a query of death would.
-    pub crash_on_path: Option<String>,
+    /// A test program's own code, called with the path of every request before it is routed. The shipped gateway has none.
+    pub request_hook: Option<RequestHook>,
     pub limits: Limits,
     pub times: Times,
 }
@@ -80,7 +83,7 @@ impl Default for EngineConfig {
             hbone: Vec::new(),
             plain: Vec::new(),
             tier: None,
-            crash_on_path: None,
+            request_hook: None,
             limits: Limits::default(),
             times: Times::default(),
         }

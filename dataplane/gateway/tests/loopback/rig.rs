@@ -105,7 +105,7 @@ pub(crate) struct Plot {
     pub(crate) certificates: Option<WantService>,
     pub(crate) log: Option<std::path::PathBuf>,
     pub(crate) tier: Option<Tier>,
-    pub(crate) crash_on_path: Option<String>,
+    pub(crate) request_hook: Option<canal_gateway_engine::RequestHook>,
 }
 
 impl Default for Plot {
@@ -119,7 +119,7 @@ impl Default for Plot {
             certificates: None,
             log: None,
             tier: None,
-            crash_on_path: None,
+            request_hook: None,
         }
     }
 }
@@ -146,7 +146,7 @@ impl Rig {
             hbone: plot.hbone,
             plain: vec![web],
             tier: plot.tier,
-            crash_on_path: plot.crash_on_path,
+            request_hook: plot.request_hook,
             limits: plot.limits,
             times: plot.times,
             ..EngineConfig::default()
