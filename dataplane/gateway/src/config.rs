@@ -48,6 +48,15 @@ impl FromStr for Plain {
     }
 }
 
+/// What applications are told of clients, beside `x-forwarded-for`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ForwardedHeaders {
+    /// `x-forwarded-client-cert` names the client's verified identity. A client's own copy is removed either way.
+    pub client_cert: bool,
+    /// A client's own `x-forwarded-proto` reaches the application: for tenants whose ingress is a pod.
+    pub keeps_proto: bool,
+}
+
 /// An engine's settings. `Default` listens nowhere.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -66,6 +75,7 @@ pub struct EngineConfig {
     pub tier: Option<Tier>,
     /// A test's aid: a request with this path ends the process, as a query of death would.
     pub crash_on_path: Option<String>,
+    pub forwarded: ForwardedHeaders,
     pub limits: Limits,
     pub times: Times,
 }
@@ -81,6 +91,7 @@ impl Default for EngineConfig {
             plain: Vec::new(),
             tier: None,
             crash_on_path: None,
+            forwarded: ForwardedHeaders::default(),
             limits: Limits::default(),
             times: Times::default(),
         }
@@ -148,6 +159,8 @@ pub struct Times {
     pub idle: Duration,
     /// No byte from or to the client within a message.
     pub client: Duration,
+    /// The beginning of a body that an authorizer is shown, from the head's end. A third of it before the first byte.
+    pub shown_body: Duration,
     /// No byte from or to the upstream within an exchange; the wait for the answer too.
     pub upstream: Duration,
     /// No byte either way on a TCP relay or an upgraded connection.
@@ -171,6 +184,7 @@ impl Default for Times {
             head: s(10),
             idle: s(60),
             client: s(60),
+            shown_body: s(15),
             upstream: s(300),
             relay: s(3600),
             sniff: Duration::from_millis(100),

@@ -1,10 +1,11 @@
-//! A path in its normal form, so that a policy and the endpoint cannot read two things in it: unreserved characters decoded, slashes merged,
-//! dot segments resolved (RFC 3986 §6.2.2). A path that endpoints read in different ways has no normal form. Pure.
+//! The normal form of a path, so that a route, a policy and the endpoint cannot read two things in it (RFC 3986 §6.2.2). It decodes
+//! unreserved characters, merges slashes and resolves dot segments. It does not decide who needs it: [`crate::Router::reads_path`] and
+//! policies do. Start with [`normalize_path`].
 
-/// Why a path has no normal form.
+/// Why a path has no normal form: servers read it in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Unsafe {
-    /// `%2F`, `%5C` or `\`: a separator for some, not for others.
+pub enum AmbiguousPath {
+    /// `%2F`, `%5C` or `\`: a separator for some servers, not for others.
     Separator,
     /// `%00`, or another control character.
     Control,
@@ -12,30 +13,33 @@ pub(super) enum Unsafe {
     Escape,
     /// `..` where there is nothing above.
     AboveRoot,
-    /// It does not begin with a slash.
+    /// The path does not begin with a slash.
     Relative,
+    /// `..;x`, `.;x` or `;x` as a segment: servers that drop path parameters resolve it as `..`, `.` or nothing.
+    DotParameter,
 }
 
-impl Unsafe {
+impl AmbiguousPath {
     /// The word in logs.
-    pub(super) fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Separator => "path_with_escaped_slashes",
             Self::Control => "path_with_control_characters",
             Self::Escape => "path_with_bad_escape",
             Self::AboveRoot => "path_above_root",
             Self::Relative => "path_is_relative",
+            Self::DotParameter => "path_with_dot_parameters",
         }
     }
 }
 
-/// The normal form; `None` if that is what it has.
-pub(super) fn normal(path: &[u8]) -> Result<Option<String>, Unsafe> {
+/// The normal form of a path without its query; `None` if the path has that form already.
+pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
     if path == b"*" {
         return Ok(None);
     }
     if path.first() != Some(&b'/') {
-        return Err(Unsafe::Relative);
+        return Err(AmbiguousPath::Relative);
     }
     if is_plain(path) {
         return Ok(None);
@@ -50,9 +54,10 @@ pub(super) fn normal(path: &[u8]) -> Result<Option<String>, Unsafe> {
         match part {
             b"" | b"." => open = last,
             b".." => {
-                segments.pop().ok_or(Unsafe::AboveRoot)?;
+                segments.pop().ok_or(AmbiguousPath::AboveRoot)?;
                 open = last;
             }
+            part if has_dot_parameter(part) => return Err(AmbiguousPath::DotParameter),
             part => {
                 segments.push(part);
                 open = false;
@@ -71,35 +76,58 @@ pub(super) fn normal(path: &[u8]) -> Result<Option<String>, Unsafe> {
         return Ok(None);
     }
     // Heads hold visible ASCII only in their targets; what else there is was refused where they were read.
-    String::from_utf8(made).map(Some).map_err(|_| Unsafe::Control)
+    String::from_utf8(made).map(Some).map_err(|_| AmbiguousPath::Control)
 }
 
-/// Nothing in it could have another form: most paths, and they cost no memory.
+/// A segment that is `..`, `.` or nothing once a server drops its parameters, written with `;` or `%3B`.
+fn has_dot_parameter(segment: &[u8]) -> bool {
+    let dots = segment.iter().take_while(|b| **b == b'.').count();
+    dots <= 2 && (segment[dots..].starts_with(b";") || segment[dots..].starts_with(b"%3B"))
+}
+
+/// Bytes that may have another form, or make another of their neighbours.
+static ODD: [bool; 256] = {
+    let mut odd = [false; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        odd[byte] = byte <= 0x20 || byte >= 0x7f || byte == b'%' as usize || byte == b'\\' as usize;
+        byte += 1;
+    }
+    odd
+};
+
+/// Nothing in the path could have another form: most paths, and they cost no memory.
 fn is_plain(path: &[u8]) -> bool {
-    let odd = |b: &u8| matches!(b, b'%' | b'\\' | 0..=0x20 | 0x7f..);
-    !path.iter().any(odd) && !path.windows(2).any(|two| matches!(two, b"//" | b"/."))
+    let mut before = 0;
+    for &byte in path {
+        if ODD[byte as usize] || (before == b'/' && matches!(byte, b'/' | b'.' | b';')) {
+            return false;
+        }
+        before = byte;
+    }
+    true
 }
 
-fn decode(path: &[u8]) -> Result<Vec<u8>, Unsafe> {
+fn decode(path: &[u8]) -> Result<Vec<u8>, AmbiguousPath> {
     let mut made = Vec::with_capacity(path.len());
     let mut rest = path;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         match byte {
-            b'\\' => return Err(Unsafe::Separator),
+            b'\\' => return Err(AmbiguousPath::Separator),
             b'%' => {
                 let hex = |at: usize| rest.get(at).and_then(|b| (*b as char).to_digit(16));
-                let (Some(high), Some(low)) = (hex(0), hex(1)) else { return Err(Unsafe::Escape) };
+                let (Some(high), Some(low)) = (hex(0), hex(1)) else { return Err(AmbiguousPath::Escape) };
                 let decoded = (high * 16 + low) as u8;
                 match decoded {
-                    b'/' | b'\\' => return Err(Unsafe::Separator),
-                    0..=0x1f | 0x7f => return Err(Unsafe::Control),
+                    b'/' | b'\\' => return Err(AmbiguousPath::Separator),
+                    0..=0x1f | 0x7f => return Err(AmbiguousPath::Control),
                     b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => made.push(decoded),
                     _ => made.extend([b'%', rest[0].to_ascii_uppercase(), rest[1].to_ascii_uppercase()]),
                 }
                 rest = &rest[2..];
             }
-            0..=0x20 | 0x7f => return Err(Unsafe::Control),
+            0..=0x20 | 0x7f => return Err(AmbiguousPath::Control),
             other => made.push(*other),
         }
     }
@@ -137,27 +165,36 @@ mod tests {
             ("/a%c3%a9", Ok(Some("/a%C3%A9"))),
             ("/%2561", Ok(None)),
             ("/%252e%252e/a", Ok(None)),
-            ("/a%2fb", Err(Unsafe::Separator)),
-            ("/a%2Fb", Err(Unsafe::Separator)),
-            ("/a%5cb", Err(Unsafe::Separator)),
-            ("/a\\b", Err(Unsafe::Separator)),
-            ("/a%00", Err(Unsafe::Control)),
-            ("/a%0d%0a", Err(Unsafe::Control)),
-            ("/a%7F", Err(Unsafe::Control)),
-            ("/a%", Err(Unsafe::Escape)),
-            ("/a%4", Err(Unsafe::Escape)),
-            ("/a%zz", Err(Unsafe::Escape)),
-            ("/..", Err(Unsafe::AboveRoot)),
-            ("/a/../..", Err(Unsafe::AboveRoot)),
-            ("/%2e%2e/etc", Err(Unsafe::AboveRoot)),
-            ("/a/../../a", Err(Unsafe::AboveRoot)),
-            ("a/b", Err(Unsafe::Relative)),
-            ("", Err(Unsafe::Relative)),
+            ("/a%2fb", Err(AmbiguousPath::Separator)),
+            ("/a%2Fb", Err(AmbiguousPath::Separator)),
+            ("/a%5cb", Err(AmbiguousPath::Separator)),
+            ("/a\\b", Err(AmbiguousPath::Separator)),
+            ("/a%00", Err(AmbiguousPath::Control)),
+            ("/a%0d%0a", Err(AmbiguousPath::Control)),
+            ("/a%7F", Err(AmbiguousPath::Control)),
+            ("/a%", Err(AmbiguousPath::Escape)),
+            ("/a%4", Err(AmbiguousPath::Escape)),
+            ("/a%zz", Err(AmbiguousPath::Escape)),
+            ("/..", Err(AmbiguousPath::AboveRoot)),
+            ("/a/../..", Err(AmbiguousPath::AboveRoot)),
+            ("/%2e%2e/etc", Err(AmbiguousPath::AboveRoot)),
+            ("/a/../../a", Err(AmbiguousPath::AboveRoot)),
+            ("/public/..;/admin", Err(AmbiguousPath::DotParameter)),
+            ("/public/..;x=1/admin", Err(AmbiguousPath::DotParameter)),
+            ("/public/%2e%2e;/admin", Err(AmbiguousPath::DotParameter)),
+            ("/public/..%3b/admin", Err(AmbiguousPath::DotParameter)),
+            ("/public/.;/admin", Err(AmbiguousPath::DotParameter)),
+            ("/public/;/admin", Err(AmbiguousPath::DotParameter)),
+            ("/public/;x", Err(AmbiguousPath::DotParameter)),
+            ("/a/...;x/b;", Ok(None)),
+            ("/a..;x", Ok(None)),
+            ("a/b", Err(AmbiguousPath::Relative)),
+            ("", Err(AmbiguousPath::Relative)),
         ] {
-            let got = normal(path.as_bytes());
+            let got = normalize_path(path.as_bytes());
             assert_eq!(got.as_ref().map(Option::as_deref), want.as_ref().map(|w| *w), "{path}");
             if let Ok(Some(again)) = got {
-                assert_eq!(normal(again.as_bytes()), Ok(None), "{path}: its normal form is normal");
+                assert_eq!(normalize_path(again.as_bytes()), Ok(None), "{path}: its normal form is normal");
             }
         }
     }

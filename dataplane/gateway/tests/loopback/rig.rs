@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use canal_gateway_engine::{Engine, EngineConfig, Limits, Plain, Surroundings, Tier, Times, WantService};
+use canal_gateway_engine::{Engine, EngineConfig, ForwardedHeaders, Limits, Plain, Surroundings, Tier, Times, WantService};
 use canal_kit::drain::{self, Trigger};
 use canal_kit::keys::Keyring;
 use canal_kit::log::AccessLog;
@@ -106,6 +106,7 @@ pub(crate) struct Plot {
     pub(crate) log: Option<std::path::PathBuf>,
     pub(crate) tier: Option<Tier>,
     pub(crate) crash_on_path: Option<String>,
+    pub(crate) forwarded: ForwardedHeaders,
 }
 
 impl Default for Plot {
@@ -120,6 +121,7 @@ impl Default for Plot {
             log: None,
             tier: None,
             crash_on_path: None,
+            forwarded: ForwardedHeaders::default(),
         }
     }
 }
@@ -147,6 +149,7 @@ impl Rig {
             plain: vec![web],
             tier: plot.tier,
             crash_on_path: plot.crash_on_path,
+            forwarded: plot.forwarded,
             limits: plot.limits,
             times: plot.times,
             ..EngineConfig::default()
