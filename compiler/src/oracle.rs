@@ -2,8 +2,9 @@
 //!
 //! The rules it fixes, for whoever routes faster:
 //! - The host is compared without port, in lower case, without a dot at its end. `*.x` holds for one label or more before `.x`.
-//! - The path is compared as sent, without the query and without decoding. `PathPrefix /a/` is `PathPrefix /a`: it holds for
-//!   `/a` and for all that begins with `/a/`.
+//! - The path is compared without the query. Where a match of the port asks for more than `/`, it is compared in its normal form
+//!   ([`crate::oracle_authorization::normal_path`]), and a path that has none is refused; elsewhere it may be anything.
+//! - `PathPrefix /a/` is `PathPrefix /a`: it holds for `/a` and for all that begins with `/a/`.
 //! - Header names are compared in lower case. A header that is sent several times has one value, joined by `,` (RFC 9110 §5.2).
 //! - Of a query parameter that is sent several times the first value counts. Names and values are compared as sent.
 //! - The method is compared as sent: methods have upper and lower case (RFC 9110 §9.1).
@@ -15,6 +16,7 @@ use canal_model::program::{
 };
 
 use crate::ir::Ir;
+use crate::oracle_authorization::normal_path;
 use crate::pattern;
 
 /// A request as far as routing looks at it.
@@ -45,6 +47,8 @@ pub enum Verdict {
     Refuse { rule: RouteKey, status: u16, reason: String },
     /// The port has rules, and none matches: 404.
     NoRule,
+    /// A rule of the port looks at the path, and this one can be read in several ways: 400.
+    AmbiguousPath,
 }
 
 /// The meaning of the IR for one request.
@@ -56,12 +60,29 @@ pub fn decide(ir: &Ir, request: &Request) -> Verdict {
         return Verdict::Service { service: request.service.clone(), port: request.port };
     }
     let mut links = chain.links.iter().filter_map(|link| service.link(*link));
-    match links.find(|(rule, http)| holds(&rule.hosts, http, request)) {
+    let mut request = request.clone();
+    if links.clone().any(|(_, http)| reads_path(&http.path)) {
+        let (path, query) = match request.target.split_once('?') {
+            Some((path, query)) => (path, format!("?{query}")),
+            None => (request.target.as_str(), String::new()),
+        };
+        let Some(normal) = normal_path(path) else { return Verdict::AmbiguousPath };
+        request.target = normal + &query;
+    }
+    match links.find(|(rule, http)| holds(&rule.hosts, http, &request)) {
         None => Verdict::NoRule,
         Some((rule, _)) => match &rule.action {
             RouteAction::Split(backends) => Verdict::Split { rule: rule.key.clone(), backends: backends.clone() },
             RouteAction::Refuse { status, reason } => Verdict::Refuse { rule: rule.key.clone(), status: *status, reason: reason.clone() },
         },
+    }
+}
+
+/// Whether a match asks of the path more than that there is one.
+pub fn reads_path(path: &PathMatch) -> bool {
+    match path {
+        PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => !matches!(text.as_str(), "" | "/"),
+        PathMatch::Exact(_) | PathMatch::Regex(_) => true,
     }
 }
 
@@ -166,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_compared_as_sent() {
+    fn paths_are_compared_as_they_are_given() {
         let element = |p: &str| PathMatch::ElementPrefix(p.to_owned());
         let string = |p: &str| PathMatch::StringPrefix(p.to_owned());
         for (written, path, expected) in [

@@ -329,6 +329,10 @@ pub fn normal_path(target: &str) -> Option<String> {
         match *part {
             "" | "." => {}
             ".." => drop(kept.pop()?),
+            // A server that drops path parameters reads `..`, `.` or nothing.
+            other if ["..", ".", ""].iter().any(|dots| [";", "%3B"].iter().any(|mark| other.starts_with(&format!("{dots}{mark}")))) => {
+                return None;
+            }
             other => kept.push(other),
         }
     }
@@ -399,6 +403,12 @@ mod tests {
             ("/a%2e%2E/b", Some("/a../b")),
             ("/a/%2e%2e/b", Some("/b")),
             ("/%3a", Some("/%3A")),
+            ("/public/..;/admin", None),
+            ("/public/%2e%2E;x=1/admin", None),
+            ("/public/..%3b/admin", None),
+            ("/public/.;/admin", None),
+            ("/public/;/admin", None),
+            ("/a/...;x/b;", Some("/a/...;x/b;")),
             ("/..", None),
             ("/a/../../b", None),
             ("/a%2fb", None),

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use canal_model::authorization::{Attribute, Authentication, Authorization, JwtRule, PeerMode, PolicyKey};
+use canal_model::authorization::{Action, Attribute, Authentication, Authorization, JwtRule, PeerMode, PolicyKey};
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, BackendTarget, Tunnel, Workload};
@@ -174,6 +174,7 @@ pub fn explain(ir: &Ir, journey: &Journey) -> Explained {
     let (route, targets): (String, Vec<BackendTarget>) = match route {
         Route::NoService => ("there is no such service or port".into(), Vec::new()),
         Route::NoRule => ("the port has rules and none matches: 404".into(), Vec::new()),
+        Route::AmbiguousPath => ("the path can be read in several ways, and a rule of the port looks at it: 400".into(), Vec::new()),
         Route::Refuse { rule, status, reason } => (format!("{rule} refuses: {status} ({reason})"), Vec::new()),
         Route::Service { service, port } => {
             let text = format!("{}/{}:{port}", service.namespace, service.name);
@@ -434,7 +435,7 @@ impl<'a> Way<'a> {
         facts.seen.insert(Attribute::Host, vec![Value::Text(request.host.clone())]);
         match normal_path(&request.target) {
             Some(path) => drop(facts.seen.insert(Attribute::Path, vec![Value::Text(path)])),
-            None if self.all_policies().iter().any(|policy| !policy.dry_run && asks(policy, &Attribute::Path)) => {
+            None if self.all_policies().iter().any(|policy| reads_path(policy)) => {
                 return Err("400: the path can be read in several ways, and a policy asks for it".into());
             }
             None => drop(facts.seen.insert(Attribute::Path, vec![Value::Text(request.target.clone())])),
@@ -510,9 +511,11 @@ fn texts(claim: Option<&Json>) -> Vec<String> {
     }
 }
 
-fn asks(policy: &Authorization, attribute: &Attribute) -> bool {
+/// Whether a policy that is enforced looks at the path, or shows it to an authorizer.
+fn reads_path(policy: &Authorization) -> bool {
     let lists = policy.rules.iter().flat_map(|rule| rule.from.iter().chain(&rule.to).chain([&rule.when]));
-    lists.flatten().any(|clause| clause.attribute == *attribute)
+    let asks = || lists.flatten().any(|clause| clause.attribute == Attribute::Path);
+    !policy.dry_run && (matches!(policy.action, Action::Custom(_)) || asks())
 }
 
 fn shown(verdict: Verdict, refused: &str) -> Outcome {
@@ -531,7 +534,7 @@ fn shown(verdict: Verdict, refused: &str) -> Outcome {
 fn judge(policy: &Authorization, facts: &Facts) -> Judged {
     let dry = if policy.dry_run { ", dry run" } else { "" };
     let what = format!("{} for {}{dry}", text_security::action(&policy.action), text_security::target(&policy.target));
-    let named = facts.is_foreign && policy.action == canal_model::authorization::Action::Allow;
+    let named = facts.is_foreign && policy.action == Action::Allow;
     let rules = policy.rules.iter().map(|rule| {
         let truth = rule_holds(rule, facts, named);
         let why = match &truth {

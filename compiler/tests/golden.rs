@@ -173,6 +173,7 @@ fn answer(ir: &Ir, question: &str) -> String {
     let verdict = match decide(ir, &request) {
         Verdict::NoService => "no such service".to_owned(),
         Verdict::NoRule => "404".to_owned(),
+        Verdict::AmbiguousPath => "400".to_owned(),
         Verdict::Service { service, port } => format!("{service}:{port}"),
         Verdict::Refuse { rule, status, .. } => format!("refuse {status} by {} {}", rule.kind, rule.rule),
         Verdict::Split { rule, backends } => {

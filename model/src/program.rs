@@ -350,7 +350,8 @@ pub struct Precedence {
     pub place: [u32; 2],
 }
 
-/// How the path (without query) must look. Paths are compared as sent, without decoding.
+/// How the path (without query) must look. Paths are compared in their normal form: unreserved characters decoded, slashes merged, dot
+/// segments resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PathMatch {
     Exact(String),

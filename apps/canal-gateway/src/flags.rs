@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use canal_gateway_engine::{EngineConfig, Limits, Plain, Tier};
+use canal_gateway_engine::{EngineConfig, ForwardedHeaders, Limits, Plain, Tier};
 use canal_kit::controller::Controller;
 use canal_kit::keys::ServerAddress;
 use canal_kit::log::Sink;
@@ -93,6 +93,13 @@ pub struct GatewayFlags {
     /// Requests in flight of one tenant.
     #[arg(long, default_value_t = Limits::default().tenant_requests)]
     max_tenant_requests: u64,
+    /// Tell applications who the client is, in x-forwarded-client-cert. A client's own x-forwarded-client-cert never reaches them.
+    #[arg(long)]
+    forward_client_cert: bool,
+    /// Let a client's own x-forwarded-proto reach applications, for tenants whose ingress is a pod. Else it says what the client spoke with
+    /// the gateway.
+    #[arg(long)]
+    keep_forwarded_proto: bool,
     /// Be a replica of this backend of the cloud tier: sessions come from edges through the redirector, which this process keeps on
     /// --device. Without it the gateway serves on its own addresses, as Gateway objects say.
     #[arg(long, requires = "underlay", requires = "controllers", help_heading = "Cloud tier")]
@@ -182,6 +189,7 @@ impl GatewayFlags {
                 hbone,
                 plain: self.plain,
                 tier: tier.as_ref().map(|t| Tier { plain: self.plain_addr, sources: sources(t) }),
+                forwarded: ForwardedHeaders { client_cert: self.forward_client_cert, keeps_proto: self.keep_forwarded_proto },
                 limits,
                 ..EngineConfig::default()
             },

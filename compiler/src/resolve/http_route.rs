@@ -235,6 +235,7 @@ fn http_match(place: [usize; 2], written: &HttpRouteMatch, rule: &mut Rule<'_>) 
             })
         }
     };
+    rule.warn_of_form(&format!("{field}.path.value"), &path);
     let headers =
         written.headers.iter().enumerate().map(|(at, condition)| (format!("[{at}]"), header_name(&condition.name), value(condition)));
     let headers = conditions(rule, &format!("{field}.headers"), headers);

@@ -3,9 +3,10 @@
 use std::collections::BTreeSet;
 
 use canal_model::policy::Document;
-use canal_model::program::{Backend, BackendTarget, RouteAction, TextMatch, ValueMatch};
+use canal_model::program::{Backend, BackendTarget, PathMatch, RouteAction, TextMatch, ValueMatch};
 
 use crate::limits::{BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX, WEIGHT_MAX};
+use crate::oracle_authorization::normal_path;
 use crate::pattern;
 use crate::report::Report;
 
@@ -58,6 +59,20 @@ impl Rule<'_> {
     pub(crate) fn warning(&mut self, field: &str, complaint: Complaint) {
         let field = self.place(field, &complaint.field);
         self.report.warning(self.document, field, complaint.problem, complaint.mend);
+    }
+
+    /// Warns of a path that is not written as paths are compared: requests' paths are in their normal form by then.
+    pub(crate) fn warn_of_form(&mut self, field: &str, path: &PathMatch) {
+        let sample = match path {
+            PathMatch::Exact(text) => text.clone(),
+            PathMatch::ElementPrefix(text) => format!("{}/x", text.strip_suffix('/').unwrap_or(text)),
+            PathMatch::StringPrefix(text) => format!("{text}x"),
+            PathMatch::Regex(_) => return,
+        };
+        if sample.is_ascii() && normal_path(&sample).as_ref() != Some(&sample) {
+            let problem = "no request has such a path: paths are compared in their normal form";
+            self.warning(field, Complaint::new("", problem, "write it without //, and %-escapes only of what must be, in capitals"));
+        }
     }
 
     fn place(&self, field: &str, inner: &str) -> String {

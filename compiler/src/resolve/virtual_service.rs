@@ -218,6 +218,7 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
             everything
         }),
     };
+    rule.warn_of_form(&format!("{field}.uri"), &uri);
     let method = written.method.as_ref().and_then(|condition| match condition {
         StringMatch { exact: Some(method), prefix: None, regex: None } if header_name(method).is_ok() => Some(method.clone()),
         _ => {

@@ -2,7 +2,7 @@
 //! authorizer and the endpoint all see the changed request.
 
 /// Names that frame the message, manage the connection or say whose request it is: nobody changes them by policy.
-const KEPT: [&str; 14] = [
+const KEPT: [&str; 15] = [
     "host",
     "connection",
     "content-length",
@@ -14,6 +14,7 @@ const KEPT: [&str; 14] = [
     "trailer",
     "transfer-encoding",
     "upgrade",
+    "x-forwarded-client-cert",
     "x-forwarded-for",
     "x-forwarded-proto",
     "x-request-id",

@@ -26,6 +26,8 @@ pub(crate) enum Late {
     Idle,
     /// The client sent or took no byte of a body.
     Client,
+    /// The client was too slow with the beginning of a body that an authorizer is shown.
+    ShownBody,
     /// The upstream sent or took no byte.
     Upstream,
     /// The last answer was not taken.
@@ -35,7 +37,7 @@ pub(crate) enum Late {
 }
 
 impl Late {
-    pub(crate) const ALL: [Late; 6] = [Late::Head, Late::Idle, Late::Client, Late::Upstream, Late::Linger, Late::Drain];
+    pub(crate) const ALL: [Late; 7] = [Late::Head, Late::Idle, Late::Client, Late::ShownBody, Late::Upstream, Late::Linger, Late::Drain];
 
     /// The counter label.
     pub(crate) fn name(self) -> &'static str {
@@ -43,6 +45,7 @@ impl Late {
             Late::Head => "request_head",
             Late::Idle => "idle",
             Late::Client => "client_stalled",
+            Late::ShownBody => "shown_body",
             Late::Upstream => "upstream_stalled",
             Late::Linger => "linger",
             Late::Drain => "drain",

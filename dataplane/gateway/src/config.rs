@@ -51,6 +51,15 @@ impl FromStr for Plain {
 /// What a test program does at each request, by its path.
 pub type RequestHook = fn(&[u8]);
 
+/// What applications are told of clients, beside `x-forwarded-for`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ForwardedHeaders {
+    /// `x-forwarded-client-cert` names the client's verified identity. A client's own copy is removed either way.
+    pub client_cert: bool,
+    /// A client's own `x-forwarded-proto` reaches the application: for tenants whose ingress is a pod.
+    pub keeps_proto: bool,
+}
+
 /// An engine's settings. `Default` listens nowhere.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
@@ -69,6 +78,7 @@ pub struct EngineConfig {
     pub tier: Option<Tier>,
     /// A test program's own code, called with the path of every request before it is routed. The shipped gateway has none.
     pub request_hook: Option<RequestHook>,
+    pub forwarded: ForwardedHeaders,
     pub limits: Limits,
     pub times: Times,
 }
@@ -84,6 +94,7 @@ impl Default for EngineConfig {
             plain: Vec::new(),
             tier: None,
             request_hook: None,
+            forwarded: ForwardedHeaders::default(),
             limits: Limits::default(),
             times: Times::default(),
         }
@@ -151,6 +162,8 @@ pub struct Times {
     pub idle: Duration,
     /// No byte from or to the client within a message.
     pub client: Duration,
+    /// The beginning of a body that an authorizer is shown, from the head's end. A third of it before the first byte.
+    pub shown_body: Duration,
     /// No byte from or to the upstream within an exchange; the wait for the answer too.
     pub upstream: Duration,
     /// No byte either way on a TCP relay or an upgraded connection.
@@ -174,6 +187,7 @@ impl Default for Times {
             head: s(10),
             idle: s(60),
             client: s(60),
+            shown_body: s(15),
             upstream: s(300),
             relay: s(3600),
             sniff: Duration::from_millis(100),

@@ -20,6 +20,7 @@ pub(crate) struct Counts {
     http2_errors: Counters,
     authorizations: Counters,
     tokens: Counters,
+    verifications: Counters,
     authorizers: Counters,
     reopened: Counters,
     pub(crate) connections: Gauge,
@@ -73,6 +74,11 @@ impl Counts {
                 &["tenant", "action", "policy"],
             ),
             tokens: family("canal_gateway_tokens_total", "JSON Web Tokens that were checked, by result.", &["result"]),
+            verifications: family(
+                "canal_gateway_token_verifications_total",
+                "Signatures of JSON Web Tokens that were verified, by result.",
+                &["result"],
+            ),
             authorizers: family(
                 "canal_authorizer_requests_total",
                 "Questions to external authorizers.",
@@ -108,6 +114,9 @@ impl Counts {
     }
     pub(crate) fn token(&self, result: &str) {
         self.shard.counter(&self.tokens, &[result]).inc();
+    }
+    pub(crate) fn verified(&self, result: &str) {
+        self.shard.counter(&self.verifications, &[result]).inc();
     }
     pub(crate) fn asked(&self, account: &Account, authorizer: &str, result: &str) {
         self.shard.counter(&self.authorizers, &[account.tenant.as_str(), authorizer, result]).inc();

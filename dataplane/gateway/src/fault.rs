@@ -112,6 +112,10 @@ pub(crate) enum Fault {
     TenantBusy,
     /// The worker has as many requests in flight as it may.
     Overload,
+    /// The worker holds as many bytes of the tenant's bodies for authorizers as it may.
+    TenantBodies,
+    /// The worker holds as many bytes of bodies for authorizers as it may.
+    Bodies,
     /// No connection to the endpoint came up.
     Connect { why: String },
     /// The connection ended before the answer did; `reused`: one that was kept, before the answer's first byte.
@@ -122,6 +126,8 @@ pub(crate) enum Fault {
     UpstreamReset,
     /// The upstream's message breaks HTTP.
     UpstreamProtocol(&'static str),
+    /// The upstream sent more interim (1xx) responses than a request may have.
+    InterimResponses(&'static str),
     /// The upstream did not answer or went silent.
     UpstreamTimeout,
     /// The gateway ends and the request had its time.
@@ -143,11 +149,10 @@ impl Fault {
             Fault::ClientGone => 499,
             Fault::NoRoute => 404,
             Fault::Route { status, .. } => *status,
-            Fault::TenantBusy => 429,
-            Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => {
-                503
-            }
-            Fault::UpstreamClosed { .. } | Fault::UpstreamReset | Fault::UpstreamProtocol(_) => 502,
+            Fault::TenantBusy | Fault::TenantBodies => 429,
+            Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Bodies => 503,
+            Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => 503,
+            Fault::UpstreamClosed { .. } | Fault::UpstreamReset | Fault::UpstreamProtocol(_) | Fault::InterimResponses(_) => 502,
             Fault::UpstreamTimeout => 504,
         }
     }
@@ -165,12 +170,12 @@ impl Fault {
             Fault::Route { .. } => Flag::RouteRefused,
             Fault::NoService => Flag::NoCluster,
             Fault::NoEndpoint => Flag::NoHealthy,
-            Fault::TenantBusy => Flag::RateLimited,
-            Fault::Overload | Fault::Draining => Flag::Overload,
+            Fault::TenantBusy | Fault::TenantBodies => Flag::RateLimited,
+            Fault::Overload | Fault::Bodies | Fault::Draining => Flag::Overload,
             Fault::Connect { .. } => Flag::ConnectFailure,
             Fault::UpstreamClosed { .. } => Flag::UpstreamClosed,
             Fault::UpstreamRefused | Fault::UpstreamReset => Flag::UpstreamReset,
-            Fault::UpstreamProtocol(_) => Flag::UpstreamProtocol,
+            Fault::UpstreamProtocol(_) | Fault::InterimResponses(_) => Flag::UpstreamProtocol,
             Fault::UpstreamTimeout => Flag::UpstreamTimeout,
         }
     }
@@ -194,11 +199,14 @@ impl Fault {
             Fault::Unasked(_) => "authorizer_failed",
             Fault::TenantBusy => "tenant_busy",
             Fault::Overload => "overload",
+            Fault::TenantBodies => "tenant_body_bytes",
+            Fault::Bodies => "body_bytes",
             Fault::Connect { .. } => "connect_failed",
             Fault::UpstreamClosed { .. } => "upstream_closed",
             Fault::UpstreamRefused => "upstream_refused",
             Fault::UpstreamReset => "upstream_reset",
             Fault::UpstreamProtocol(_) => "upstream_protocol",
+            Fault::InterimResponses(_) => "interim_responses",
             Fault::UpstreamTimeout => "upstream_timeout",
             Fault::Draining => "draining",
         }
@@ -210,7 +218,8 @@ impl Fault {
             Fault::BadRequest(refusal) => refusal.name(),
             Fault::Route { reason, .. } => reason,
             Fault::Connect { why } => why,
-            Fault::UpstreamProtocol(name) | Fault::BadHttp2(name) | Fault::UnsafePath(name) | Fault::Unasked(name) => name,
+            Fault::UpstreamProtocol(name) | Fault::InterimResponses(name) | Fault::BadHttp2(name) => name,
+            Fault::UnsafePath(name) | Fault::Unasked(name) => name,
             Fault::Denied(denial) => &denial.detail,
             Fault::Unauthenticated(bad) => bad.name(),
             Fault::Rejected(_) => "ext_authz_denied",
@@ -235,11 +244,12 @@ impl Fault {
             Fault::UnsafePath(_) => "the path is ambiguous",
             Fault::Rejected(rejection) => &rejection.body,
             Fault::TenantBusy => "too many requests in flight",
-            Fault::Overload => "the gateway is overloaded",
+            Fault::TenantBodies => "too many bodies wait for authorization",
+            Fault::Overload | Fault::Bodies => "the gateway is overloaded",
             Fault::Draining => "the gateway is shutting down",
             Fault::Connect { .. } | Fault::UpstreamRefused => "the service could not be reached",
             Fault::UpstreamClosed { .. } | Fault::UpstreamReset => "the service ended the connection without an answer",
-            Fault::UpstreamProtocol(_) => "the service's answer was malformed",
+            Fault::UpstreamProtocol(_) | Fault::InterimResponses(_) => "the service's answer was malformed",
             Fault::UpstreamTimeout => "the service did not answer in time",
         }
     }
@@ -263,12 +273,15 @@ impl Fault {
             | Fault::Unasked(_)
             | Fault::TenantBusy
             | Fault::Overload
+            | Fault::TenantBodies
+            | Fault::Bodies
             | Fault::Draining => Side::Gateway,
             Fault::Connect { .. }
             | Fault::UpstreamClosed { .. }
             | Fault::UpstreamRefused
             | Fault::UpstreamReset
             | Fault::UpstreamProtocol(_)
+            | Fault::InterimResponses(_)
             | Fault::UpstreamTimeout => Side::Upstream,
         }
     }
@@ -358,6 +371,7 @@ mod tests {
             (Fault::UpstreamClosed { reused: false }, Retry::No, 502, "UC", Side::Upstream),
             (Fault::UpstreamTimeout, Retry::No, 504, "UT", Side::Upstream),
             (Fault::UpstreamReset, Retry::No, 502, "UR", Side::Upstream),
+            (Fault::InterimResponses("too_many_interim_responses"), Retry::No, 502, "UPE", Side::Upstream),
             (Fault::NoRoute, Retry::No, 404, "NR", Side::Gateway),
             (Fault::TenantBusy, Retry::No, 429, "RL", Side::Gateway),
             (Fault::Denied(Box::new(Denial::of(&Verdict::Deny { policy: None, rule: None }))), Retry::No, 403, "-", Side::Client),

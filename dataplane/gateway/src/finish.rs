@@ -43,18 +43,20 @@ pub(crate) struct Judged {
 }
 
 impl Texts {
-    /// Copies what there is of a request.
-    pub(crate) fn of(request: &impl canal_router::Request, authority: &[u8]) -> Box<Self> {
+    /// Copies what there is of a request, without the tokens in it.
+    pub(crate) fn of(worker: &Worker, session: &Session, request: &impl canal_router::Request, authority: &[u8]) -> Box<Self> {
+        let snapshot = worker.snapshot();
+        let names = snapshot.tenant(session.account.tenant.as_str()).map(|tenant| tenant.policies.token_names());
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let field = |name: Name| {
             let mut found = String::new();
             request.header(name.text(), &mut |value| found = text(value));
-            found
+            names.map(|names| names.redact_header(name.text(), found)).unwrap_or_default()
         };
         let mut path = text(request.path());
         if let Some(query) = request.query() {
             path.push('?');
-            path.push_str(&text(query));
+            path.push_str(&names.map(|names| names.redact_query(query)).unwrap_or_default());
         }
         Box::new(Self {
             method: text(request.method()),
@@ -66,6 +68,36 @@ impl Texts {
             route: String::new(),
             judged: Judged::default(),
         })
+    }
+}
+
+/// Interim (1xx) responses that an endpoint may send for one request.
+pub(crate) const INTERIM_RESPONSES_MAX: u32 = 16;
+/// Bytes of their heads.
+pub(crate) const INTERIM_BYTES_MAX: usize = 64 << 10;
+
+/// The interim responses of one request, over all its attempts.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct InterimResponses {
+    responses: u32,
+    bytes: usize,
+    /// The client has seen `100 Continue`.
+    pub(crate) continued: bool,
+}
+
+impl InterimResponses {
+    /// Counts one of so many bytes; true if it is a `100` after the first. No flow control holds them back in HTTP/2, and a client need
+    /// not read them: so they are few.
+    pub(crate) fn count(&mut self, bytes: usize, is_continue: bool) -> Result<bool, Fault> {
+        self.responses += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.responses > INTERIM_RESPONSES_MAX {
+            return Err(Fault::InterimResponses("too_many_interim_responses"));
+        }
+        if self.bytes > INTERIM_BYTES_MAX {
+            return Err(Fault::InterimResponses("interim_responses_too_large"));
+        }
+        Ok(is_continue && std::mem::replace(&mut self.continued, true))
     }
 }
 
@@ -84,6 +116,7 @@ pub(crate) struct Record {
     /// Payload to the client.
     pub(crate) bytes_out: u64,
     answered: Option<Instant>,
+    pub(crate) interim: InterimResponses,
     /// The set, and the endpoint in it once one was chosen.
     pub(crate) target: Target,
     pub(crate) grpc: bool,
@@ -104,6 +137,7 @@ impl Record {
             bytes_in: 0,
             bytes_out: 0,
             answered: None,
+            interim: InterimResponses::default(),
             target: None,
             grpc: false,
             grpc_status: None,

@@ -24,6 +24,7 @@ use crate::judge::{self, Consent, Guards, Trial, ask};
 use crate::pick::{self, Tried};
 use crate::place::Placed;
 use crate::session::Session;
+use crate::token;
 use crate::upstream::{self, Introduction, Lease};
 use crate::worker::Worker;
 
@@ -38,6 +39,36 @@ const TRIES_MAX: usize = 3;
 pub(crate) enum Up {
     Http1(Lease),
     Http2(endpoints::Place, SendRequest<Bytes>),
+}
+
+/// What `x-forwarded-proto` says, whatever the client said; `None`: what the client says counts.
+fn own_proto(worker: &Worker, session: &Session) -> Option<&'static str> {
+    (!worker.shared.config.forwarded.keeps_proto).then(|| session.scheme())
+}
+
+/// The value of `x-forwarded-client-cert`, if applications are told of it and the client proved who it is.
+fn client_cert(worker: &Worker, session: &Session) -> Option<String> {
+    let is_told = worker.shared.config.forwarded.client_cert && session.who.principal.is_some();
+    is_told.then(|| format!("URI={}", session.who.spiffe_id()))
+}
+
+/// What the gateway says of a client in each request, whichever endpoint it goes to.
+fn additions<'a>(
+    worker: &Worker,
+    session: &'a Session,
+    request_id: [u8; 36],
+    hostname: &'a str,
+    client_cert: Option<&'a str>,
+) -> heads::Additions<'a> {
+    heads::Additions {
+        client_ip: &session.client_ip,
+        request_id,
+        hostname,
+        scheme: session.scheme(),
+        keeps_proto: worker.shared.config.forwarded.keeps_proto,
+        client_cert,
+        changes: None,
+    }
 }
 
 /// What the endpoint is spoken to in.
@@ -60,16 +91,23 @@ pub(crate) struct Attempts<'a> {
     trial: Option<Box<Trial>>,
     /// Read already, for authorizers.
     body: Option<Beginning>,
+    work: token::VerificationBudget,
 }
 
 impl<'a> Attempts<'a> {
     pub(crate) fn new(worker: &'a Rc<Worker>, session: &'a Rc<Session>, placed: &'a Placed, body: Option<Beginning>) -> Self {
-        Self { worker, session, placed, tried: Tried::new(), tries: 0, trial: None, body }
+        Self { worker, session, placed, tried: Tried::new(), tries: 0, trial: None, body, work: token::VerificationBudget::default() }
     }
 
-    /// What judging changes of the request.
+    /// What routing and judging change of the request.
     pub(crate) fn changes(&self) -> Option<&Changes> {
-        self.trial.as_ref().map(|trial| &trial.changes).filter(|changes| !changes.is_empty())
+        let judged = self.trial.as_ref().map(|trial| &trial.changes);
+        judged.or(self.placed.normal.as_deref()).filter(|changes| !changes.is_empty())
+    }
+
+    /// Gives back what was read for authorizers.
+    pub(crate) fn forget_body(&mut self) {
+        self.body = None;
     }
 
     /// *pick*, *judge*, and a connection to what was picked: kept, shared or new. `authority` is the request's host with its port.
@@ -110,7 +148,15 @@ impl<'a> Attempts<'a> {
         if let Some(before) = before.filter(|before| before.consent.is_of(guards)) {
             trial = before;
         } else {
-            trial.prepare(worker, guards, request.0)?;
+            // As it was routed.
+            trial.changes.path = self.placed.normal.as_ref().and_then(|changes| changes.path.clone());
+            loop {
+                match trial.prepare(worker, &session.account, guards, request.0) {
+                    Ok(()) => break,
+                    Err(judge::JudgingError::Fault(fault)) => return Err(fault),
+                    Err(judge::JudgingError::Verify(todo)) => Box::pin(judge::verify(worker, &session.account, &self.work, todo)).await,
+                }
+            }
         }
         loop {
             let judged = record.texts.as_mut().map(|texts| &mut texts.judged);

@@ -3,9 +3,11 @@
 
 use canal_h1::{Asked, Framing, Name, Persistence, RequestView, Version, split_authority};
 use canal_router::Request;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use canal_wire::hbone::SOURCE;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName};
 use http::uri::PathAndQuery;
 use http::{HeaderMap, Method};
+use smallvec::SmallVec;
 
 use crate::changes::Changes;
 use crate::fault::Fault;
@@ -110,10 +112,37 @@ pub(crate) trait Whole: Request {
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8]));
 }
 
-/// An HTTP/1.1 head as the router asks it.
+/// What only hops say, and a client's own words never reach an application: Envoy's internal headers, the client certificate as a proxy saw
+/// it, and who stands behind a tunnel.
+pub(crate) fn is_hop_word(name: &[u8]) -> bool {
+    const PREFIX: &[u8] = b"x-envoy-";
+    match name.first() {
+        Some(b'x' | b'X') => {
+            name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
+                || name.eq_ignore_ascii_case(CLIENT_CERT.as_bytes())
+        }
+        Some(b'c' | b'C') => name.eq_ignore_ascii_case(SOURCE.as_bytes()),
+        _ => false,
+    }
+}
+
+/// The header in which Envoy tells applications of the client's certificate.
+pub(crate) const CLIENT_CERT: &str = "x-forwarded-client-cert";
+
+/// Takes out of a map what [`is_hop_word`].
+pub(crate) fn strip_hop_words(headers: &mut HeaderMap) {
+    let words: SmallVec<[HeaderName; 2]> = headers.keys().filter(|name| is_hop_word(name.as_str().as_bytes())).cloned().collect();
+    for word in &words {
+        headers.remove(word);
+    }
+}
+
+/// An HTTP/1.1 head as it will be forwarded, as the router and policies ask it.
 pub(crate) struct Head<'a> {
     view: RequestView<'a>,
     host: &'a [u8],
+    /// What `x-forwarded-proto` will say; `None`: what the client said.
+    proto: Option<&'static str>,
 }
 
 impl Request for Head<'_> {
@@ -130,19 +159,27 @@ impl Request for Head<'_> {
         self.view.query()
     }
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        self.view.fields().named(name.as_bytes()).for_each(visit);
+        match self.proto {
+            Some(proto) if name == Name::XForwardedProto.text() => visit(proto.as_bytes()),
+            _ if is_hop_word(name.as_bytes()) => {}
+            _ => self.view.fields().named(name.as_bytes()).for_each(visit),
+        }
     }
 }
 
 impl Whole for Head<'_> {
     fn each_header(&self, visit: &mut dyn FnMut(&[u8], &[u8])) {
-        self.view.fields().iter().for_each(|field| visit(field.name, field.value));
+        let proto = self.proto.map(|proto| (Name::XForwardedProto.text().as_bytes(), proto.as_bytes()));
+        let fields = self.view.fields().iter().filter(|field| !is_hop_word(field.name));
+        let kept = fields.filter(|field| proto.is_none() || field.id != Name::XForwardedProto);
+        kept.for_each(|field| visit(field.name, field.value));
+        proto.into_iter().for_each(|(name, value)| visit(name, value));
     }
 }
 
 impl<'a> Head<'a> {
-    pub(crate) fn of(view: RequestView<'a>) -> Self {
-        Self { host: host_of(view.authority()), view }
+    pub(crate) fn of(view: RequestView<'a>, proto: Option<&'static str>) -> Self {
+        Self { host: host_of(view.authority()), view, proto }
     }
 }
 
@@ -202,6 +239,30 @@ fn host_of(authority: &[u8]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hop_words_are_known_in_any_case() {
+        for (name, want) in [
+            ("x-forwarded-client-cert", true),
+            ("X-Forwarded-Client-Cert", true),
+            ("x-envoy-internal", true),
+            ("X-ENVOY-peer-metadata-id", true),
+            ("Canal-Source", true),
+            ("x-envoy", false),
+            ("x-forwarded-for", false),
+            ("cookie", false),
+            ("", false),
+        ] {
+            assert_eq!(is_hop_word(name.as_bytes()), want, "{name}");
+        }
+        let mut map = HeaderMap::new();
+        for name in ["x-envoy-a", "x-envoy-b", "x-envoy-c", "accept", "canal-source"] {
+            map.append(name, "1".parse().unwrap());
+            map.append(name, "2".parse().unwrap());
+        }
+        strip_hop_words(&mut map);
+        assert_eq!(map.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["accept"]);
+    }
 
     #[test]
     fn grpc_is_told_by_its_content_type() {

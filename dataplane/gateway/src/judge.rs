@@ -7,7 +7,6 @@ pub(crate) mod ask;
 pub(crate) mod body;
 mod facts;
 pub(crate) mod open;
-mod path;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,8 +14,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use canal_guard::{Asked, PolicySet, Verdict};
 use canal_model::authorization::PolicyKey;
-use canal_router::Request;
+use canal_router::{Request, normalize_path};
 
+use crate::account::Account;
 use crate::changes::Changes;
 use crate::destination::Resolved;
 use crate::endpoints::Chosen;
@@ -24,7 +24,7 @@ use crate::fault::{Denial, Fault};
 use crate::finish::Judged;
 use crate::session::Session;
 use crate::snapshot::Guard;
-use crate::token::Token;
+use crate::token::{self, Token};
 use crate::worker::Worker;
 
 use facts::{Known, Subject};
@@ -110,6 +110,28 @@ pub(crate) struct Trial {
     pub(crate) consent: Consent,
 }
 
+/// Why judging came to no end.
+#[derive(Debug)]
+pub(crate) enum JudgingError {
+    Fault(Fault),
+    /// A signature has to be verified first: then it is to be judged again.
+    Verify(token::PendingVerification),
+}
+
+impl From<Fault> for JudgingError {
+    fn from(fault: Fault) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// Verifies one signature. The worker's other connections have their turn before the tenant's next verification.
+pub(crate) async fn verify(worker: &Worker, account: &Account, work: &token::VerificationBudget, todo: token::PendingVerification) {
+    let memory = worker.tokens.of(account.number);
+    if let Some(signed) = token::verify(&memory, work, todo, now()).await {
+        worker.counts.verified(if signed { "signed" } else { "not_signed" });
+    }
+}
+
 /// How far it came.
 #[derive(Debug)]
 pub(crate) enum Next {
@@ -118,22 +140,36 @@ pub(crate) enum Next {
 }
 
 impl Trial {
-    /// Checks tokens and the path: what the policies will look at.
-    pub(crate) fn prepare<R: Request>(&mut self, worker: &Worker, guards: &Guards<'_>, request: &R) -> Result<(), Fault> {
+    /// Checks tokens and the path: what the policies will look at. To be done again from the start after each verification.
+    pub(crate) fn prepare<R: Request>(
+        &mut self,
+        worker: &Worker,
+        account: &Account,
+        guards: &Guards<'_>,
+        request: &R,
+    ) -> Result<(), JudgingError> {
+        let mut valid = 0;
         for guard in guards.all() {
             if guard.policies.looks_at_path() && self.changes.path.is_none() {
-                self.changes.path = path::normal(request.path()).map_err(|why| Fault::UnsafePath(why.name()))?;
+                self.changes.path = normalize_path(request.path()).map_err(|why| Fault::UnsafePath(why.name()))?;
             }
             let Some(tokens) = &guard.tokens else { continue };
-            let checked = tokens.check(request, &worker.tokens, now(), &mut self.changes);
-            let token = checked.map_err(|bad| {
-                worker.counts.token(bad.name());
-                Fault::Unauthenticated(bad)
-            })?;
+            let memory = worker.tokens.of(account.number);
+            let token = match tokens.check(request, (&worker.tokens, &memory), now(), &mut self.changes) {
+                Ok(token) => token,
+                Err(token::TokenError::Verify(todo)) => return Err(JudgingError::Verify(todo)),
+                Err(token::TokenError::Bad(bad)) => {
+                    worker.counts.token(bad.name());
+                    return Err(Fault::Unauthenticated(bad).into());
+                }
+            };
             if token.is_some() {
-                worker.counts.token("valid");
+                valid += 1;
                 self.token = token;
             }
+        }
+        for _ in 0..valid {
+            worker.counts.token("valid");
         }
         Ok(())
     }

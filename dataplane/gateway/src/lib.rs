@@ -15,6 +15,7 @@ mod accept;
 mod account;
 mod answer;
 mod body;
+mod body_budget;
 mod buffer;
 mod changes;
 mod client;
@@ -48,7 +49,7 @@ mod upstream;
 mod worker;
 
 pub use accept::Doors;
-pub use config::{BadPlain, EngineConfig, Limits, Plain, RequestHook, Tier, Times};
+pub use config::{BadPlain, EngineConfig, ForwardedHeaders, Limits, Plain, RequestHook, Tier, Times};
 pub use engine::{Engine, EngineError, Surroundings};
 pub use snapshot::build::WantService;
 pub use tap::{Filter, Hub};

@@ -4,9 +4,10 @@
 use std::rc::Rc;
 
 use canal_model::program::Tunnel;
-use canal_router::Request;
+use canal_router::{Request, normalize_path};
 
 use crate::account::Admission;
+use crate::changes::Changes;
 use crate::destination::Resolved;
 use crate::endpoints::{SetView, Target};
 use crate::fault::Fault;
@@ -23,6 +24,8 @@ pub(crate) struct Placed {
     pub(crate) tls: Option<TenantTls>,
     /// Of the tenant's policies, not newer than those that judge it.
     pub(crate) version: u64,
+    /// The path in its normal form, where a route looked at the path and it was sent in another form.
+    pub(crate) normal: Option<Box<Changes>>,
     _admission: Admission,
 }
 
@@ -31,7 +34,7 @@ impl Placed {
         // Only new tunnels need it: cloned lazily would be cheaper still, but the snapshot must not be held.
         let tunnelled = view.set.endpoints.iter().any(|e| e.workload.tunnel == Tunnel::Hbone);
         let tls = if tunnelled { snapshot.tenant(session.account.tenant.as_str()).and_then(|t| t.tls.clone()) } else { None };
-        Self { view, resolved, tls, version: session.account.policy_version.get(), _admission: admission }
+        Self { view, resolved, tls, version: session.account.policy_version.get(), normal: None, _admission: admission }
     }
 }
 
@@ -42,12 +45,13 @@ pub(crate) fn request<R: Request>(worker: &Worker, session: &Session, request: &
     }
     let (snapshot, resolved) = session.resolve(worker)?;
     // Room first, so that a flood costs no look-ups among routes.
+    let mut normal = None;
     let placed = admit(worker, session, &resolved)
-        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));
+        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut(), &mut normal)?, admission)));
     match placed {
         Ok((view, admission)) => {
             record.target = Some((view.clone(), None));
-            Ok(Placed::new(session, &snapshot, view, resolved, admission))
+            Ok(Placed { normal, ..Placed::new(session, &snapshot, view, resolved, admission) })
         }
         Err(fault) => {
             record.target = resolved.own(&worker.upstreams, &snapshot).map(|view| (view, None));
@@ -73,13 +77,38 @@ fn admit(worker: &Worker, session: &Session, resolved: &Resolved) -> Result<Admi
     worker.shares.request(&session.account)
 }
 
-/// The endpoints for one request.
+/// A request with another path.
+struct AtPath<'a, R> {
+    request: &'a R,
+    path: &'a str,
+}
+
+impl<R: Request> Request for AtPath<'_, R> {
+    fn host(&self) -> &[u8] {
+        self.request.host()
+    }
+    fn method(&self) -> &[u8] {
+        self.request.method()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.request.query()
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.request.header(name, visit);
+    }
+}
+
+/// The endpoints for one request; `normal` is set to what becomes of its path where routes look at it.
 fn decide<R: Request>(
     worker: &Worker,
     snapshot: &Snapshot,
     resolved: &Resolved,
     request: &R,
     texts: Option<&mut Box<Texts>>,
+    normal: &mut Option<Box<Changes>>,
 ) -> Result<Rc<SetView>, Fault> {
     let Resolved::Service { service, port } = resolved else {
         return resolved.own(&worker.upstreams, snapshot).ok_or(Fault::NoService);
@@ -87,7 +116,16 @@ fn decide<R: Request>(
     let port: &PortView = &service.ports[*port];
     let slot = match &service.routes {
         Some(routes) if port.routed => {
-            let (way, rule) = routes.decide(port.port, request, worker.random());
+            // Two readings of one path must not lead to two places.
+            if port.routed_by_path
+                && let Some(path) = normalize_path(request.path()).map_err(|why| Fault::UnsafePath(why.name()))?
+            {
+                normal.get_or_insert_default().path = Some(path);
+            }
+            let (way, rule) = match normal.as_ref().and_then(|changes| changes.path.as_ref()) {
+                None => routes.decide(port.port, request, worker.random()),
+                Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
+            };
             if let (Some(texts), Some(rule)) = (texts, rule) {
                 texts.route = rule.key.to_string();
             }

@@ -14,10 +14,11 @@ use crate::fault::{Fault, Flag};
 use crate::finish::{Judged, Relayed};
 use crate::io::Io;
 use crate::judge::open::Open;
-use crate::judge::{self, Consent, Guards, ask};
+use crate::judge::{self, Consent, Guards, JudgingError, ask};
 use crate::pick::{self, Tried};
 use crate::place::{self, Placed};
 use crate::session::Session;
+use crate::token;
 use crate::upstream::{self, Introduction};
 use crate::worker::Worker;
 
@@ -116,12 +117,12 @@ pub(crate) async fn upgraded(worker: &Worker, watch: &Watch<'_>, client: (Io, By
 pub(crate) struct Watch<'a> {
     pub(crate) account: &'a Account,
     pub(crate) version: u64,
-    pub(crate) again: &'a dyn Fn() -> Result<(), Fault>,
+    pub(crate) again: &'a dyn Fn() -> Result<(), JudgingError>,
 }
 
 impl Watch<'_> {
     /// Resolves once policies forbid it.
-    async fn denied(&self) -> Fault {
+    async fn denied(&self, worker: &Worker) -> Fault {
         let mut judged = self.version;
         loop {
             let mut changed = pin!(self.account.changed.notified());
@@ -129,8 +130,12 @@ impl Watch<'_> {
             let newest = self.account.policy_version.get();
             if newest != judged {
                 judged = newest;
-                if let Err(fault) = (self.again)() {
-                    return fault;
+                let work = token::VerificationBudget::default();
+                while let Err(stop) = (self.again)() {
+                    match stop {
+                        JudgingError::Fault(fault) => return fault,
+                        JudgingError::Verify(todo) => judge::verify(worker, self.account, &work, todo).await,
+                    }
                 }
                 continue;
             }
@@ -149,7 +154,7 @@ async fn copied<A: copy::Leg, B: copy::Leg>(
     let end = tokio::select! {
         end = copy::both(&mut *a, &mut *b, meter, Some(worker.shared.config.times.relay)) => return Ok(decide_flag(&end)),
         () = worker.drain.forced() => Ok(Flag::Overload),
-        fault = watch.denied() => Err(fault),
+        fault = watch.denied(worker) => Err(fault),
     };
     // An orderly close would look like the end of the stream.
     a.abort();

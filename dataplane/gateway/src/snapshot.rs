@@ -164,6 +164,8 @@ pub(crate) struct PortView {
     pub(crate) slot: Slot,
     /// There are routes for it; a request that none matches is answered 404.
     pub(crate) routed: bool,
+    /// They ask for more of the path than `/`: it is normalised before it is routed.
+    pub(crate) routed_by_path: bool,
     /// TLS of clients without a node proxy ends at it.
     pub(crate) termination: Option<Arc<TerminationView>>,
 }

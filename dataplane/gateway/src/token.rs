@@ -6,21 +6,75 @@ mod jws;
 mod keys;
 mod place;
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use canal_model::authorization::{Authentication, JwtRule};
 use canal_router::Request;
 
-pub(crate) use cache::Cache;
-pub(crate) use jws::{BadToken, Token};
+pub(crate) use cache::{Cache, Name, TokenMemory};
+pub(crate) use jws::{BadToken, SignatureError, SignatureVerification, Token};
 use keys::KeySet;
+pub(crate) use place::TokenNames;
 use place::{Found, Places};
 
 use crate::changes::Changes;
 
 /// Tokens of one request at most.
 pub(crate) const TOKENS_MAX: usize = 4;
+/// Signatures verified for one request at most, over all its tokens, rules and attempts.
+pub(crate) const VERIFICATIONS_PER_REQUEST_MAX: u32 = 16;
+
+/// What a request may still have verified.
+#[derive(Debug, Default)]
+pub(crate) struct VerificationBudget {
+    done: Cell<u32>,
+}
+
+impl VerificationBudget {
+    fn take(&self) -> bool {
+        let done = self.done.get();
+        self.done.set(done + 1);
+        done < VERIFICATIONS_PER_REQUEST_MAX
+    }
+}
+
+/// Does one verification in the tenant's turn and remembers the result; `None` if it was known by then, or if the request has had as many
+/// as it may: then its token is refused when it is asked again. A worker's other connections have their turn before the tenant's next
+/// verification begins.
+pub(crate) async fn verify(memory: &TokenMemory, work: &VerificationBudget, todo: PendingVerification, now: u64) -> Option<bool> {
+    let PendingVerification { name, verification } = todo;
+    if !work.take() {
+        memory.refuse(name, BadToken::TooManyKeys, now);
+        return None;
+    }
+    // It is never closed.
+    let _turn = memory.turn.clone().acquire_owned().await;
+    if memory.is_signed(&verification.token, &verification.key.digest, now).is_some() {
+        return None;
+    }
+    let signed = verification.run();
+    memory.remember(verification.token, verification.key.digest, signed, now);
+    tokio::task::yield_now().await;
+    Some(signed)
+}
+
+/// A verification that a request waits for.
+#[derive(Debug)]
+pub(crate) struct PendingVerification {
+    /// Of the token, with what it is checked with.
+    name: Name,
+    verification: Box<SignatureVerification>,
+}
+
+/// Why [`Tokens::check`] gives no token.
+#[derive(Debug)]
+pub(crate) enum TokenError {
+    Bad(BadToken),
+    /// Ask again after [`verify`].
+    Verify(PendingVerification),
+}
 
 /// A RequestAuthentication made ready: its keys are parsed.
 #[derive(Debug)]
@@ -45,6 +99,13 @@ pub(crate) struct Issuer {
 impl Issuers {
     pub(crate) fn new(authentication: &Authentication) -> Self {
         Self { broken: authentication.broken.is_some(), rules: authentication.rules.iter().map(Issuer::new).collect() }
+    }
+}
+
+impl Issuers {
+    /// Adds where its tokens may be.
+    pub(crate) fn name_places(&self, names: &mut TokenNames) {
+        self.rules.iter().for_each(|rule| names.add(&rule.places));
     }
 }
 
@@ -85,26 +146,26 @@ impl Tokens {
     }
 
     /// Looks for tokens, checks them, and writes into `changes` what becomes of them in the request. Every token that is found must be
-    /// valid; the first one speaks. `now`: seconds since 1970.
+    /// valid; the first one speaks. `now`: seconds since 1970. It verifies no signature itself: it stops, and is asked again.
     pub(crate) fn check<R: Request>(
         &self,
         request: &R,
-        cache: &Cache,
+        (cache, memory): (&Cache, &TokenMemory),
         now: u64,
         changes: &mut Changes,
-    ) -> Result<Option<Arc<Token>>, BadToken> {
+    ) -> Result<Option<Arc<Token>>, TokenError> {
         if self.all.iter().any(|issuers| issuers.broken) {
-            return Err(BadToken::Broken);
+            return Err(TokenError::Bad(BadToken::Broken));
         }
         // What only this gateway may say: a client's own copies go, token or not.
         for rule in self.rules() {
             let said = rule.payload_header.iter().chain(rule.claim_headers.iter().map(|(name, _)| name));
             said.for_each(|name| changes.remove(name));
         }
-        let found = place::find(self.rules().map(|rule| &rule.places), request).ok_or(BadToken::TooMany)?;
+        let found = place::find(self.rules().map(|rule| &rule.places), request).ok_or(TokenError::Bad(BadToken::TooMany))?;
         let mut first = None;
         for one in &found {
-            let (token, rule) = self.accept(one, cache, now)?;
+            let (token, rule) = self.accept(one, (cache, memory), now)?;
             if !rule.forward {
                 one.place.strip(request, changes);
             }
@@ -117,29 +178,38 @@ impl Tokens {
     }
 
     /// The rule that looks at the token's place and accepts it.
-    fn accept(&self, found: &Found<'_>, cache: &Cache, now: u64) -> Result<(Arc<Token>, &Issuer), BadToken> {
+    fn accept(&self, found: &Found<'_>, (cache, memory): (&Cache, &TokenMemory), now: u64) -> Result<(Arc<Token>, &Issuer), TokenError> {
         let name = cache.name(self.id, &found.text);
         if let Some((token, rule)) = cache.get(&name, now)
             && let Some(issuer) = self.rules().nth(rule).filter(|issuer| issuer.places.hold(found.place))
         {
             return Ok((token, issuer));
         }
-        let parsed = jws::Parsed::read(&found.text)?;
+        if let Some(bad) = memory.refusal(&name, now) {
+            return Err(TokenError::Bad(bad));
+        }
+        let parsed = jws::Parsed::read(&found.text).map_err(TokenError::Bad)?;
+        let digest = cache.digest(&found.text);
         let mut why = BadToken::Issuer;
         for (n, rule) in self.rules().enumerate() {
             if rule.name != parsed.issuer() || !rule.places.hold(found.place) {
                 continue;
             }
-            match parsed.check(rule.keys.as_ref(), &rule.audiences, now) {
+            match parsed.check(rule.keys.as_ref(), &rule.audiences, now, (&digest, memory)) {
                 Ok(()) => {
                     let token = Arc::new(parsed.into_token());
                     cache.put(name, token.clone(), n, now);
                     return Ok((token, rule));
                 }
-                Err(bad) => why = bad,
+                Err(SignatureError::Verify(verification)) => return Err(TokenError::Verify(PendingVerification { name, verification })),
+                Err(SignatureError::Bad(bad)) => why = bad,
             }
         }
-        Err(why)
+        // What took work is not worked on again at once.
+        if matches!(why, BadToken::Signature | BadToken::TooManyKeys) {
+            memory.refuse(name, why, now);
+        }
+        Err(TokenError::Bad(why))
     }
 }
 

@@ -15,6 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
 use crate::account::{Accounts, Shares};
+use crate::body_budget::BodyBudget;
 use crate::buffer::Blocks;
 use crate::clock::Clock;
 use crate::config::EngineConfig;
@@ -68,6 +69,8 @@ pub(crate) struct Worker {
     pub(crate) accounts: Accounts,
     /// Tokens that were verified.
     pub(crate) tokens: token::Cache,
+    /// Bytes of bodies that are held for authorizers.
+    pub(crate) bodies: Rc<BodyBudget>,
     random: Cell<u64>,
     h1_limits: canal_h1::Limits,
     /// For heads written in one go.
@@ -117,6 +120,7 @@ impl Worker {
             shares: Shares::of(&shared.config.limits, count),
             accounts: Accounts::default(),
             tokens: token::Cache::default(),
+            bodies: Rc::default(),
             random: Cell::new(rand::random::<u64>() | 1),
             scratch: RefCell::default(),
             h1_limits: canal_h1::Limits { head_bytes_max: shared.config.limits.head_bytes as usize, ..canal_h1::Limits::DEFAULT },

@@ -137,7 +137,8 @@ impl PolicySet {
         let attributes = || enforced().flat_map(|p| p.rules.iter().flat_map(ReadyRule::attributes));
         let audited = set.watched.iter().filter(|(_, kind, _)| *kind == HitKind::Audit);
         let audited = audited.flat_map(|(policy, ..)| policy.rules.iter().flat_map(ReadyRule::attributes));
-        set.looks_at_path = attributes().chain(audited).any(|a| *a == Attribute::Path);
+        // An authorizer is shown the path, and what it decides by is not known here.
+        set.looks_at_path = attributes().chain(audited).any(|a| *a == Attribute::Path) || !set.customs.is_empty();
         set.looks_beyond_l4 = attributes().any(|a| !a.is_l4()) || !set.customs.is_empty();
         set.enforces = set.broken.is_some() || enforced().next().is_some();
         set
@@ -173,7 +174,7 @@ impl PolicySet {
         !self.watched.is_empty()
     }
 
-    /// It depends on the path, which must be normalised then; a dry run alone changes no request.
+    /// Whether the path decides, or an authorizer is shown it: then it must be normalised. A dry run alone changes no request.
     pub fn looks_at_path(&self) -> bool {
         self.looks_at_path
     }

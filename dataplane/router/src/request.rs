@@ -1,6 +1,6 @@
 //! What the router may ask a request. The gateway implements it once per protocol.
 
-/// A request head as the router sees it. All bytes are as sent.
+/// A request head as the router sees it. All bytes are as sent, but for a path that had to be normalised.
 pub trait Request {
     /// The host asked for, without port and brackets, in any case; empty if none.
     fn host(&self) -> &[u8];

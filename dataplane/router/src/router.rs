@@ -112,6 +112,16 @@ impl Router {
         Some(Found { router: self, index: found.rule as usize, place: found.place as usize })
     }
 
+    /// Whether a rule for this port asks of the path more than that there is one: then two readings of a path can lead to two places.
+    pub fn reads_path(&self, port: u16) -> bool {
+        let of_port = self.rules.iter().filter(|rule| rule.parent_port.is_none_or(|own| own == port));
+        let reads = |path: &PathMatch| match path {
+            PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => !matches!(text.as_str(), "" | "/"),
+            PathMatch::Exact(_) | PathMatch::Regex(_) => true,
+        };
+        of_port.flat_map(|rule| &rule.matches).any(|http| reads(&http.path))
+    }
+
     /// How many rules it holds.
     pub fn rule_count(&self) -> usize {
         self.rules.len()

@@ -362,3 +362,22 @@ fn matches_are_limited() {
     assert!(router.find(80, &ask("/2")).is_some());
     assert!(router.find(80, &ask("/3")).is_none());
 }
+
+#[test]
+fn port_reads_the_path_if_a_rule_asks_for_more_than_a_slash() {
+    for (path, want) in [
+        (element("/"), false),
+        (string("/"), false),
+        (string(""), false),
+        (element("/a"), true),
+        (string("/a"), true),
+        (exact("/"), true),
+        (regex("/.*"), true),
+    ] {
+        let mut own = paths(&[("all", element("/")), ("own", path.clone())]);
+        assert_eq!(build(&own).reads_path(80), want, "{path:?}");
+        Arc::make_mut(&mut own[1]).parent_port = Some(81);
+        let router = build(&own);
+        assert_eq!((router.reads_path(80), router.reads_path(81)), (false, want), "{path:?} on another port");
+    }
+}

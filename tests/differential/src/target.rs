@@ -7,7 +7,7 @@ use canal_compiler::oracle::{self, Verdict};
 use canal_h1::{Limits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
-use canal_router::{Action, Limits, Request, Router};
+use canal_router::{Action, Limits, Request, Router, normalize_path};
 use canal_wire::southbound;
 
 /// What a data plane has after it received these resources. Panics if one of them is refused or arrives as another.
@@ -72,7 +72,15 @@ impl Gateway {
         if port.protocol == AppProtocol::Tcp || !is_routed {
             return Verdict::Service { service: service.key.clone(), port: port.port };
         }
-        let Some(found) = router.find(port.port, request) else { return Verdict::NoRule };
+        let normal = match router.reads_path(port.port).then(|| normalize_path(request.path())).transpose() {
+            Ok(normal) => normal.flatten(),
+            Err(_) => return Verdict::AmbiguousPath,
+        };
+        let found = match &normal {
+            Some(path) => router.find(port.port, &Normal { request, path }),
+            None => router.find(port.port, request),
+        };
+        let Some(found) = found else { return Verdict::NoRule };
         let rule = found.rule().key.clone();
         match found.action() {
             Action::Split(backends) => Verdict::Split { rule, backends: backends.to_vec() },
@@ -99,6 +107,30 @@ impl Node {
     /// Whether it takes a connection to this port of the service to a gateway.
     pub fn knows(&self, service: &ServiceKey, port: u16) -> bool {
         self.ports.get(service).is_some_and(|ports| ports.contains(&port))
+    }
+}
+
+/// A request whose path is in its normal form.
+struct Normal<'a, R> {
+    request: &'a R,
+    path: &'a str,
+}
+
+impl<R: Request> Request for Normal<'_, R> {
+    fn host(&self) -> &[u8] {
+        self.request.host()
+    }
+    fn method(&self) -> &[u8] {
+        self.request.method()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.request.query()
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.request.header(name, visit);
     }
 }
 

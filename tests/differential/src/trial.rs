@@ -72,6 +72,7 @@ fn kind(verdict: &Verdict) -> &'static str {
         Verdict::Split { .. } => "split",
         Verdict::Refuse { .. } => "refuse",
         Verdict::NoRule => "404",
+        Verdict::AmbiguousPath => "400",
     }
 }
 

@@ -11,8 +11,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use canal_h1::{BodyReader, Framing, Refusal, ResponseHead};
+use canal_model::program::AppProtocol;
 use h2::client::ResponseFuture;
 use h2::{Reason, RecvStream, SendStream};
+use tokio::time::Instant;
 
 use crate::body::{Broken, Cause, Pump, Sink, Source, Wire};
 use crate::buffer::BLOCK;
@@ -23,6 +25,7 @@ use crate::fault::Fault;
 use crate::finish::Record;
 use crate::forward::http1;
 use crate::head::Ask;
+use crate::judge::JudgingError;
 use crate::judge::open::Open;
 use crate::upstream::Lease;
 use crate::worker::Worker;
@@ -101,10 +104,19 @@ pub(crate) struct Exchange<'a> {
     down_framing: (Framing, Framing),
     upgrade: bool,
     stage: Stage,
+    /// How far the request's body was when [`Exchange::head_wait`] began.
+    progress: Option<Progress>,
+    /// Since when the final head is awaited. Only the request's own body begins it anew: interim responses do not.
+    head_wait: Instant,
+    /// The endpoint's declared protocol and the request are gRPC: silence for long is no fault.
+    patient: bool,
     open: Open<'a>,
     /// What an HTTP/1.1 client was told: its connection stays.
     pub(crate) kept: bool,
 }
+
+/// How far a request's body has come: payload bytes, whether it is whole, whether it waits for the client.
+type Progress = (u64, bool, bool);
 
 impl<'a> Exchange<'a> {
     /// The request's head lies in the endpoint's outbox or was sent. `sent`: there is no body to pass on.
@@ -136,6 +148,10 @@ impl<'a> Exchange<'a> {
             down_framing: (Framing::None, Framing::None),
             upgrade: false,
             stage: Stage::Head,
+            progress: None,
+            head_wait: worker.clock.now(),
+            // A client's content type alone must not lift timeouts.
+            patient: ask.grpc && open.protocol() == AppProtocol::Grpc,
             open,
             kept: false,
         };
@@ -166,12 +182,15 @@ impl<'a> Exchange<'a> {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Outcome> {
         if let Poll::Ready(late) = self.timer().poll(cx) {
             self.worker.counts.late(late);
-            return self.fail(if late == Late::Client && self.stage == Stage::Head { Fault::RequestTimeout } else { late_fault(late) });
+            let unsent = late == Late::Client && self.stage == Stage::Head && !self.client_lags();
+            return self.fail(if unsent { Fault::RequestTimeout } else { late_fault(late) });
         }
-        if self.open.is_outdated()
-            && let Err(fault) = self.judge_again()
-        {
-            return self.fail(fault);
+        if self.open.is_outdated() {
+            match self.judge_again() {
+                Ok(()) => {}
+                Err(JudgingError::Fault(fault)) => return self.fail(fault),
+                Err(JudgingError::Verify(todo)) => self.open.verify(self.worker, todo, cx.waker().clone()),
+            }
         }
         if let Poll::Ready(Err(fault)) = self.poll_up(cx) {
             return self.fail(fault);
@@ -201,27 +220,44 @@ impl<'a> Exchange<'a> {
     }
 
     /// Whether policies have changed, and forbid it now.
-    fn judge_again(&mut self) -> Result<(), Fault> {
+    fn judge_again(&mut self) -> Result<(), JudgingError> {
         let judged = match &self.front {
             Front::Http1(client) => http1::judge_again(self.worker, &self.open, self.ask, client),
             Front::Http2(_) => self.open.judge_checked(self.worker),
         };
-        judged.inspect_err(|_| self.abort_back(&Cause::Closed))
+        if matches!(judged, Err(JudgingError::Fault(_))) {
+            self.abort_back(&Cause::Closed);
+        }
+        judged
     }
 
     fn fail(&self, fault: Fault) -> Poll<Outcome> {
         Poll::Ready(Outcome::Failed { fault, answered: self.stage == Stage::Body })
     }
 
-    /// Being polled means that something moved: every wait gets its time anew.
-    fn arm(&self) {
+    /// An HTTP/1.1 client has not taken all that was written for it.
+    fn client_lags(&self) -> bool {
+        matches!(&self.front, Front::Http1(client) if !client.wire.outbox.is_empty())
+    }
+
+    /// While bodies move, being polled means that something moved: every wait gets its time anew. The wait for the final head does not.
+    fn arm(&mut self) {
         let times = &self.worker.shared.config.times;
         // A gRPC stream may be silent for long on either side, and is alive all the same.
-        let of = |time: Duration| if self.ask.grpc { times.relay } else { time };
-        let request_waits = !self.up.done && self.up.starved;
+        let of = |time: Duration| if self.patient { times.relay } else { time };
         let (late, after) = match self.stage {
-            Stage::Head if request_waits => (Late::Client, of(times.client)),
-            Stage::Head => (Late::Upstream, of(times.upstream)),
+            Stage::Head => {
+                let progress = (self.up.payload_bytes, self.up.done, self.up.starved);
+                if self.progress != Some(progress) {
+                    self.progress = Some(progress);
+                    self.head_wait = self.worker.clock.now();
+                }
+                let waited = self.worker.clock.now().saturating_duration_since(self.head_wait);
+                let request_waits = !self.up.done && self.up.starved;
+                let client_waits = request_waits || self.client_lags();
+                let (late, time) = if client_waits { (Late::Client, times.client) } else { (Late::Upstream, times.upstream) };
+                (late, of(time).saturating_sub(waited))
+            }
             // Between parts of an answer there may be hours: server-sent events, watches.
             Stage::Body if self.down.starved => (Late::Upstream, times.relay),
             Stage::Body => (Late::Client, of(times.client)),
@@ -376,7 +412,7 @@ fn late_fault(late: Late) -> Fault {
     match late {
         Late::Upstream => Fault::UpstreamTimeout,
         Late::Drain => Fault::Draining,
-        Late::Head | Late::Idle | Late::Client | Late::Linger => Fault::ClientGone,
+        Late::Head | Late::Idle | Late::Client | Late::ShownBody | Late::Linger => Fault::ClientGone,
     }
 }
 

@@ -2,7 +2,6 @@
 //! repaired (RFC 9113 §8.2–8.3, §10.3). No IO.
 
 use canal_h1::{Asked, Edit, Field, Framing, Name, OutHead, Outgoing, Refusal, RequestView, ResponseView, split_authority};
-use canal_wire::hbone::SOURCE;
 use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TE};
 use http::uri::{PathAndQuery, Scheme};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
@@ -10,7 +9,7 @@ use smallvec::SmallVec;
 
 use crate::changes::Changes;
 use crate::fault::Fault;
-use crate::head::{Ask, Checked, Spoken};
+use crate::head::{Ask, CLIENT_CERT, Checked, Spoken, is_hop_word, strip_hop_words};
 
 pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -38,7 +37,12 @@ pub(crate) struct Additions<'a> {
     pub(crate) request_id: [u8; 36],
     /// For an HTTP/1.0 request without Host.
     pub(crate) hostname: &'a str,
+    /// What `x-forwarded-proto` says.
     pub(crate) scheme: &'static str,
+    /// A client's own `x-forwarded-proto` stays.
+    pub(crate) keeps_proto: bool,
+    /// For `x-forwarded-client-cert`, if the gateway is to tell of it and the client proved who it is.
+    pub(crate) client_cert: Option<&'a str>,
     /// What judging made of the request.
     pub(crate) changes: Option<&'a Changes>,
 }
@@ -54,17 +58,22 @@ pub(crate) fn request_1_to_1(
     let forwarded = forwarded_for(view.fields().all(Name::XForwardedFor), add.client_ip);
     let mut edits: SmallVec<[Edit<'_>; 4]> = SmallVec::new();
     edits.push(Edit::Set(b"x-forwarded-for", &forwarded));
-    if !view.fields().has(Name::XForwardedProto) {
-        edits.push(Edit::Add(b"x-forwarded-proto", add.scheme.as_bytes()));
-    }
+    edits.push(match add.keeps_proto {
+        true => Edit::Default(b"x-forwarded-proto", add.scheme.as_bytes()),
+        false => Edit::Set(b"x-forwarded-proto", add.scheme.as_bytes()),
+    });
     if !view.fields().has(Name::XRequestId) {
         edits.push(Edit::Add(b"x-request-id", &add.request_id));
     }
     if view.authority().is_empty() {
         edits.push(Edit::Default(b"host", add.hostname.as_bytes()));
     }
-    if view.fields().named(SOURCE.as_bytes()).next().is_some() {
-        edits.push(Edit::Remove(SOURCE.as_bytes()));
+    if view.fields().has(Name::Other) {
+        let words = view.fields().iter().filter(|field| field.id == Name::Other && is_hop_word(field.name));
+        edits.extend(words.map(|field| Edit::Remove(field.name)));
+    }
+    if let Some(client_cert) = add.client_cert {
+        edits.push(Edit::Set(CLIENT_CERT.as_bytes(), client_cert.as_bytes()));
     }
     let headers = add.changes.into_iter().flat_map(Changes::headers);
     edits.extend(headers.map(|(name, value)| value.map_or(Edit::Remove(name.as_bytes()), |value| Edit::Set(name.as_bytes(), value))));
@@ -91,6 +100,11 @@ fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> Sm
     }
     line.extend_from_slice(client.as_bytes());
     line
+}
+
+/// Bytes of names and values, each line with the four that HTTP/1.1 needs besides.
+pub(crate) fn byte_len(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
 }
 
 fn name_of(field: &Field<'_>) -> Option<HeaderName> {
@@ -132,7 +146,7 @@ pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Res
     let authority = if view.authority().is_empty() { add.hostname.as_bytes() } else { view.authority() };
     let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build().map_err(|_| bad())?;
     let method = Method::from_bytes(view.method()).map_err(|_| Fault::BadRequest(Refusal::BadMethod))?;
-    headers.remove(SOURCE);
+    strip_hop_words(&mut headers);
     add.changes.inspect(|changes| changes.apply(&mut headers));
     additions(&mut headers, add);
     Ok(whole(method, uri, headers))
@@ -153,8 +167,11 @@ pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
     if let Ok(line) = HeaderValue::from_bytes(&line) {
         headers.insert(X_FORWARDED_FOR, line);
     }
-    if !headers.contains_key(X_FORWARDED_PROTO) {
+    if !add.keeps_proto || !headers.contains_key(X_FORWARDED_PROTO) {
         headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(add.scheme));
+    }
+    if let Some(Ok(client_cert)) = add.client_cert.map(HeaderValue::from_str) {
+        headers.insert(CLIENT_CERT, client_cert);
     }
     if !headers.contains_key(X_REQUEST_ID)
         && let Ok(id) = HeaderValue::from_bytes(&add.request_id)
@@ -198,7 +215,7 @@ pub(crate) fn check_2(request: http::request::Parts) -> Result<Checked, Fault> {
         return bad("h2_duplicate_content_length");
     }
     headers.remove(HOST);
-    headers.remove(SOURCE);
+    strip_hop_words(&mut headers);
     Ok(Checked { method, authority, path, headers })
 }
 

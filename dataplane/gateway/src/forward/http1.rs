@@ -6,7 +6,7 @@ use canal_h1::{Asked, RequestHead};
 
 use super::exchange::{Back, Exchange, Front, Outcome, http2_fault};
 use super::heads::{self, Additions};
-use super::{Attempts, Up};
+use super::{Attempts, Up, additions, client_cert, own_proto};
 use crate::answer::{self, Manner};
 use crate::body::Wire;
 use crate::client::Client;
@@ -14,9 +14,10 @@ use crate::endpoints::Chosen;
 use crate::fault::Fault;
 use crate::finish::{Record, Texts};
 use crate::head::{Ask, Head};
-use crate::judge::body;
+use crate::judge::JudgingError;
+use crate::judge::body::{self, Beginning};
 use crate::judge::open::Open;
-use crate::place;
+use crate::place::{self, Placed};
 use crate::session::Session;
 use crate::upstream;
 use crate::worker::Worker;
@@ -45,7 +46,7 @@ pub(crate) struct Relay {
 }
 
 /// Judges a request once more while it is open. `kept`: its head, where the client's inbox has it no more.
-pub(crate) fn judge_again(worker: &Worker, open: &Open<'_>, ask: &Ask, client: &Client) -> Result<(), Fault> {
+pub(crate) fn judge_again(worker: &Worker, open: &Open<'_>, ask: &Ask, client: &Client) -> Result<(), JudgingError> {
     let head = match open.kept {
         Some(kept) => kept,
         None if !ask.has_body() => client.wire.inbox.bytes(),
@@ -53,7 +54,7 @@ pub(crate) fn judge_again(worker: &Worker, open: &Open<'_>, ask: &Ask, client: &
         None => return open.judge_unseen(worker),
     };
     let view = client.head.view(head);
-    open.judge(worker, (&Head::of(view), view.authority()))
+    open.judge(worker, (&Head::of(view, own_proto(worker, open.session())), view.authority()))
 }
 
 /// The same for a connection that was upgraded.
@@ -62,11 +63,11 @@ pub(crate) fn judge_upgraded(
     session: &Rc<Session>,
     parsed: &RequestHead,
     relay: (Option<&[u8]>, &Chosen),
-) -> Result<(), Fault> {
+) -> Result<(), JudgingError> {
     let open = Open::unseen(session, relay.1);
     let Some(head) = relay.0 else { return open.judge_unseen(worker) };
     let view = parsed.view(head);
-    open.judge(worker, (&Head::of(view), view.authority()))
+    open.judge(worker, (&Head::of(view, own_proto(worker, session)), view.authority()))
 }
 
 /// Serves the request whose head is the first `len` bytes of the client's inbox.
@@ -75,9 +76,10 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &m
     let ask = Ask::of_http1(&view);
     let mut record = Record::begin(worker, session, ask.spoken);
     record.grpc = ask.grpc;
-    let head = Head::of(view);
+    let proto = own_proto(worker, session);
+    let head = Head::of(view, proto);
     if Record::wants_texts(worker) {
-        record.texts = Some(Texts::of(&head, view.authority()));
+        record.texts = Some(Texts::of(worker, session, &head, view.authority()));
     }
     let placed = if view.method() == b"CONNECT" { Err(Fault::Method) } else { place::request(worker, session, &head, &mut record) };
     let placed = match placed {
@@ -91,31 +93,30 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &m
         texts.request_id = String::from_utf8_lossy(&request_id).into_owned();
     }
     let hostname = placed.view.set.service.as_ref().map_or("", |names| names.hostname.as_str());
-    let beginning = match body::wanted(worker, session, &placed, &ask) {
-        0 => Ok(None),
-        wanted => Box::pin(body::of_http1(worker, client, &ask, len, wanted)).await.map(Some),
-    };
-    let beginning = match beginning {
+    let beginning = match beginning(worker, session, client, (&placed, &ask), len, &mut record).await {
         Ok(beginning) => beginning,
         Err(fault) => return refuse(worker, client, &ask, len, &mut record, fault).await,
     };
     let mut attempts = Attempts::new(worker, session, &placed, beginning);
+    let client_cert = client_cert(worker, session);
     // A body overwrites the head; whoever judges again needs it.
     let own_head: Option<Box<[u8]>> = (ask.has_body() && session.is_policed()).then(|| client.wire.inbox.bytes()[..len].into());
     loop {
         let view = client.head.view(client.wire.inbox.bytes());
-        let (chosen, up) = match attempts.next(&ask, &mut record, (&Head::of(view), view.authority())).await {
+        let (chosen, up) = match attempts.next(&ask, &mut record, (&Head::of(view, proto), view.authority())).await {
             Ok(next) => next,
             Err(fault) => return refuse(worker, client, &ask, len, &mut record, fault).await,
         };
-        let add = Additions { client_ip: &session.client_ip, request_id, hostname, scheme: session.scheme(), changes: attempts.changes() };
-        let back = match send(client, &ask, up, &add) {
+        let add = Additions { changes: attempts.changes(), ..additions(worker, session, request_id, hostname, client_cert.as_deref()) };
+        let back = match send(client, &ask, up, &add, &mut record) {
             Ok(back) => back,
             Err(fault) if attempts.again(&fault, &ask, &chosen, true) => continue,
             Err(fault) => return refuse(worker, client, &ask, len, &mut record, fault).await,
         };
         if ask.has_body() {
             client.wire.inbox.advance(len);
+            // A request whose body is under way is not sent again: nobody is shown its beginning any more.
+            attempts.forget_body();
         }
         let sent = matches!(back, Back::Http2(_)) && !ask.has_body();
         let open = Open::new(session, &chosen, placed.version, own_head.as_deref(), None);
@@ -139,6 +140,25 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, client: &m
     }
 }
 
+/// What authorizers may have to be shown of the body, read and within the budget.
+async fn beginning(
+    worker: &Worker,
+    session: &Session,
+    client: &mut Client,
+    (placed, ask): (&Placed, &Ask),
+    len: usize,
+    record: &mut Record,
+) -> Result<Option<Beginning>, Fault> {
+    let wanted = body::wanted(worker, session, placed, ask);
+    if wanted == 0 {
+        return Ok(None);
+    }
+    let permit = body::permit(worker, session, ask, wanted)?;
+    // Reading the body sends the `100` that the client waits for.
+    record.interim.continued = client.head.view(client.wire.inbox.bytes()).expects_continue();
+    Box::pin(body::of_http1(worker, client, ask, (len, wanted), permit)).await.map(Some)
+}
+
 /// The head of a request without a body, which is where it was until now.
 fn take_head(client: &mut Client, ask: &Ask, len: usize) -> Option<Box<[u8]>> {
     if ask.has_body() {
@@ -150,7 +170,7 @@ fn take_head(client: &mut Client, ask: &Ask, len: usize) -> Option<Box<[u8]>> {
 }
 
 /// Writes the request's head for what the endpoint speaks.
-fn send(client: &mut Client, ask: &Ask, up: Up, add: &Additions<'_>) -> Result<Back, Fault> {
+fn send(client: &mut Client, ask: &Ask, up: Up, add: &Additions<'_>, record: &mut Record) -> Result<Back, Fault> {
     let buf = client.wire.inbox.bytes();
     let view = client.head.view(buf);
     match up {
@@ -160,7 +180,7 @@ fn send(client: &mut Client, ask: &Ask, up: Up, add: &Additions<'_>) -> Result<B
         }
         Up::Http2(place, mut send) => {
             let request = heads::request_1_to_2(&view, add)?;
-            if view.expects_continue() {
+            if view.expects_continue() && !std::mem::replace(&mut record.interim.continued, true) {
                 // HTTP/2 endpoints seldom do; the client would wait for its own timeout.
                 client.wire.outbox.push_static(b"HTTP/1.1 100 Continue\r\n\r\n");
             }

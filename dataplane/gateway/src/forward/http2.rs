@@ -10,16 +10,16 @@ use http::Request;
 use http::header::CONTENT_TYPE;
 
 use super::exchange::{Back, Exchange, Front, Outcome, http2_fault};
-use super::heads::{self, Additions};
-use super::{Attempts, Up};
+use super::heads;
+use super::{Attempts, Up, additions, client_cert};
 use crate::answer;
 use crate::client::Stream;
 use crate::fault::Fault;
 use crate::finish::{Record, Texts};
 use crate::head::{Ask, Checked, Spoken, is_grpc};
-use crate::judge::body;
+use crate::judge::body::{self, Beginning};
 use crate::judge::open::Open;
-use crate::place;
+use crate::place::{self, Placed};
 use crate::session::Session;
 use crate::upstream;
 use crate::worker::Worker;
@@ -52,7 +52,7 @@ async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Ch
     let (worker, session, ended) = (&worker, &session, stream.body.is_end_stream());
     let ask = Ask::of_http2(&checked, ended);
     if Record::wants_texts(worker) {
-        record.texts = Some(Texts::of(&checked, checked.authority.as_bytes()));
+        record.texts = Some(Texts::of(worker, session, &checked, checked.authority.as_bytes()));
     }
     let head = ask.asked == Asked::Head;
     let placed = match place::request(worker, session, &checked, &mut record) {
@@ -60,21 +60,15 @@ async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Ch
         Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
     };
     let request_id = heads::request_id(worker.random(), worker.random());
-    heads::additions(
-        &mut checked.headers,
-        &Additions { client_ip: &session.client_ip, request_id, hostname: "", scheme: session.scheme(), changes: None },
-    );
+    let client_cert = client_cert(worker, session);
+    heads::additions(&mut checked.headers, &additions(worker, session, request_id, "", client_cert.as_deref()));
     if let (Some(texts), Some(id)) = (&mut record.texts, checked.headers.get(heads::X_REQUEST_ID)) {
         texts.request_id = String::from_utf8_lossy(id.as_bytes()).into_owned();
     }
-    let wanted = body::wanted(worker, session, &placed, &ask);
-    let mut beginning = None;
-    if wanted > 0 {
-        match Box::pin(body::of_http2(worker, &mut stream, wanted)).await {
-            Ok(read) => beginning = Some(read),
-            Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
-        }
-    }
+    let beginning = match beginning(worker, session, &mut stream, &placed, &ask).await {
+        Ok(beginning) => beginning,
+        Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
+    };
     let mut attempts = Attempts::new(worker, session, &placed, beginning);
     loop {
         let sent = attempts.next(&ask, &mut record, (&checked, checked.authority.as_bytes())).await.and_then(|(chosen, up)| {
@@ -88,6 +82,10 @@ async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Ch
             Ok(sent) => sent,
             Err(fault) => return refuse(&mut stream.respond, &mut record, &fault, ask.grpc, head),
         };
+        if !ended {
+            // A request whose body is under way is not sent again: nobody is shown its beginning any more.
+            attempts.forget_body();
+        }
         let done = matches!(back, Back::Http2(_)) && ended;
         let open = Open::new(session, &chosen, placed.version, None, Some(&checked));
         let mut exchange = Exchange::new(worker, &ask, &mut record, Front::Http2(&mut stream), back, done, open);
@@ -110,6 +108,22 @@ async fn serve_checked(worker: Rc<Worker>, session: Rc<Session>, mut checked: Ch
         }
         return;
     }
+}
+
+/// What authorizers may have to be shown of the body, read and within the budget.
+async fn beginning(
+    worker: &Worker,
+    session: &Session,
+    stream: &mut Stream,
+    placed: &Placed,
+    ask: &Ask,
+) -> Result<Option<Beginning>, Fault> {
+    let wanted = body::wanted(worker, session, placed, ask);
+    if wanted == 0 {
+        return Ok(None);
+    }
+    let permit = body::permit(worker, session, ask, wanted)?;
+    Box::pin(body::of_http2(worker, stream, wanted, permit)).await.map(Some)
 }
 
 /// Writes the request's head for what the endpoint speaks.

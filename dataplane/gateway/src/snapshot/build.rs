@@ -390,6 +390,7 @@ impl Builder {
             protocol: p.protocol,
             slot: self.slot(key, p.port, &Labels::new()),
             routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
+            routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
             termination: self.termination(key, p, &names.hostname),
         });
         let ports = ports.collect();

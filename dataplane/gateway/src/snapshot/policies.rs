@@ -4,13 +4,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use canal_guard::{Place, PolicySet, applies};
 use canal_model::authorization::{Authentication, Authorization, Authorizer, PolicyKey, PolicyTarget};
 use canal_model::ids::{Namespace, ServiceKey};
 
-use crate::token::{Issuers, Tokens};
+use crate::token::{Issuers, TokenNames, Tokens};
 
 /// What guards one destination; there is none where nobody said anything.
 #[derive(Debug)]
@@ -82,6 +82,11 @@ impl<T> Targeted<T> {
         Some(target)
     }
 
+    fn all(&self) -> impl Iterator<Item = &Arc<T>> {
+        let homes = self.namespaces.values().chain(self.services.values()).chain([&self.wide]);
+        homes.flat_map(BTreeMap::values).map(|(_, object)| object)
+    }
+
     fn of(&self, place: &Place<'_>) -> Vec<Arc<T>> {
         let namespaced = place.workload.and_then(|(namespace, _)| self.namespaces.get(namespace));
         let serviced = place.service.and_then(|service| self.services.get(service));
@@ -101,6 +106,8 @@ pub(crate) struct Policies {
     authentications: Targeted<Issuers>,
     authorizers: HashMap<PolicyKey, Arc<Authorizer>>,
     made: Arc<Made>,
+    /// Collected when a log first asks a published copy; the builder's own copy never does.
+    token_names: OnceLock<Arc<TokenNames>>,
 }
 
 impl fmt::Debug for Policies {
@@ -143,6 +150,15 @@ impl Policies {
     /// Nobody said anything about anyone.
     pub(crate) fn is_empty(&self) -> bool {
         self.authorizations.targets.is_empty() && self.authentications.targets.is_empty()
+    }
+
+    /// Where tokens may be, of all RequestAuthentications.
+    pub(crate) fn token_names(&self) -> &TokenNames {
+        self.token_names.get_or_init(|| {
+            let mut names = TokenNames::default();
+            self.authentications.all().for_each(|issuers| issuers.name_places(&mut names));
+            Arc::new(names)
+        })
     }
 
     /// Names of all that was said: authorizations, authentications, authorizers.

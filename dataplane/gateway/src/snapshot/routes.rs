@@ -73,6 +73,11 @@ impl Routes {
         self.any_port || self.ports.binary_search(&port).is_ok()
     }
 
+    /// Whether a rule for this port asks for more of the path than `/`.
+    pub(crate) fn reads_path(&self, port: u16) -> bool {
+        self.router.reads_path(port)
+    }
+
     /// Where a request to this port goes, and by which rule. `random` shares out weights.
     pub(crate) fn decide<R: Request>(&self, port: u16, request: &R, random: u64) -> (Way, Option<&Arc<RouteRule>>) {
         let Some(found) = self.router.find(port, request) else { return (Way::Nowhere, None) };

@@ -1,11 +1,14 @@
 //! One token in the compact form (RFC 7515 §7.1): read, then checked. It looks for none and remembers none.
 
+use std::sync::Arc;
+
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::keys::{Algorithm, Checked, KeySet};
+use super::cache::TokenMemory;
+use super::keys::{Algorithm, Checked, Key, KeySet};
 
 /// Bytes of a token at most.
 pub(crate) const TOKEN_BYTES_MAX: usize = 16 << 10;
@@ -25,6 +28,8 @@ pub(crate) enum BadToken {
     Issuer,
     NoKeys,
     NoKey,
+    /// More keys would have to be tried than a request may try.
+    TooManyKeys,
     Signature,
     Expired,
     NotYet,
@@ -45,6 +50,7 @@ impl BadToken {
             Self::Issuer => "token_issuer",
             Self::NoKeys => "token_no_keys",
             Self::NoKey => "token_no_key",
+            Self::TooManyKeys => "token_too_many_keys",
             Self::Signature => "token_signature",
             Self::Expired => "token_expired",
             Self::NotYet => "token_not_yet_valid",
@@ -63,12 +69,46 @@ impl BadToken {
             Self::Critical => "Jwt header [crit] is not supported",
             Self::Issuer => "Jwt issuer is not configured",
             Self::NoKeys => "Jwks remote fetch is failed",
-            Self::NoKey => "Jwks doesn't have key to match kid or alg from Jwt",
+            Self::NoKey | Self::TooManyKeys => "Jwks doesn't have key to match kid or alg from Jwt",
             Self::Signature | Self::Broken => "Jwt verification fails",
             Self::Expired => "Jwt is expired",
             Self::NotYet => "Jwt not yet valid",
             Self::Audience => "Audiences in Jwt are not allowed",
         }
+    }
+}
+
+/// Names a token by its text alone.
+pub(crate) type TokenDigest = [u8; 32];
+
+/// A signature that has to be verified before more can be said of a token.
+#[derive(Debug)]
+pub(crate) struct SignatureVerification {
+    pub(crate) key: Arc<Key>,
+    pub(crate) token: TokenDigest,
+    algorithm: Algorithm,
+    message: Box<[u8]>,
+    signed: Vec<u8>,
+}
+
+impl SignatureVerification {
+    /// Does the work.
+    pub(crate) fn run(&self) -> bool {
+        self.key.verify(self.algorithm, &self.message, &self.signed)
+    }
+}
+
+/// Why no more is said of a token.
+#[derive(Debug)]
+pub(crate) enum SignatureError {
+    Bad(BadToken),
+    /// To be asked again once this is known.
+    Verify(Box<SignatureVerification>),
+}
+
+impl From<BadToken> for SignatureError {
+    fn from(bad: BadToken) -> Self {
+        Self::Bad(bad)
     }
 }
 
@@ -141,31 +181,42 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// Whether it is signed by one of `keys`, valid now and for one of `audiences` (none: any).
-    pub(crate) fn check(&self, keys: Option<&KeySet>, audiences: &[String], now: u64) -> Result<(), BadToken> {
+    /// Whether it is signed by one of `keys`, valid now and for one of `audiences` (none: any). `memory` has what verifications found.
+    pub(crate) fn check(
+        &self,
+        keys: Option<&KeySet>,
+        audiences: &[String],
+        now: u64,
+        (digest, memory): (&TokenDigest, &TokenMemory),
+    ) -> Result<(), SignatureError> {
         let algorithm = Algorithm::named(&self.header.alg).ok_or(BadToken::Algorithm)?;
         if self.header.crit.is_some() {
-            return Err(BadToken::Critical);
+            return Err(BadToken::Critical.into());
         }
         let keys = keys.ok_or(BadToken::NoKeys)?;
-        match keys.check(self.header.kid.as_deref(), algorithm, self.message, &self.signed) {
+        match keys.check(self.header.kid.as_deref(), algorithm, |key| memory.is_signed(digest, &key.digest, now)) {
             Checked::Signed => {}
-            Checked::NotSigned => return Err(BadToken::Signature),
-            Checked::NoKey => return Err(BadToken::NoKey),
+            Checked::NotSigned => return Err(BadToken::Signature.into()),
+            Checked::NoKey => return Err(BadToken::NoKey.into()),
+            Checked::TooMany => return Err(BadToken::TooManyKeys.into()),
+            Checked::Try(key) => {
+                let (message, signed) = (self.message.into(), self.signed.clone());
+                return Err(SignatureError::Verify(Box::new(SignatureVerification { key, token: *digest, algorithm, message, signed })));
+            }
         }
         if self.time("exp")?.is_some_and(|exp| exp.saturating_add(LEEWAY) <= now) {
-            return Err(BadToken::Expired);
+            return Err(BadToken::Expired.into());
         }
         for claim in ["nbf", "iat"] {
             if self.time(claim)?.is_some_and(|from| from > now + LEEWAY) {
-                return Err(BadToken::NotYet);
+                return Err(BadToken::NotYet.into());
             }
         }
         // A trailing slash is no other audience (Envoy).
         let bare = |audience: &str| audience.trim_end_matches('/').to_string();
         let given = texts(self.claims.get("aud"));
         if !audiences.is_empty() && !given.iter().any(|g| audiences.iter().any(|wanted| bare(wanted) == bare(g))) {
-            return Err(BadToken::Audience);
+            return Err(BadToken::Audience.into());
         }
         Ok(())
     }

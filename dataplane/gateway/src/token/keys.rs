@@ -1,6 +1,10 @@
-//! Public keys out of a JSON Web Key Set (RFC 7517), and signatures checked with them (RFC 7518 §3). Symmetric keys are not keys here: a
-//! public key must never be taken for a shared secret.
+//! Public keys out of a JSON Web Key Set (RFC 7517), and signatures verified with them (RFC 7518 §3). Symmetric keys are not keys here: a
+//! public key must never be taken for a shared secret. Start with [`KeySet::check`], which verifies nothing itself: it says with which key
+//! to verify next.
 
+use std::sync::Arc;
+
+use aws_lc_rs::digest::{Context, SHA256};
 use aws_lc_rs::signature::RsaPublicKeyComponents as PublicKeyComponents;
 use aws_lc_rs::signature::{self, UnparsedPublicKey};
 use base64::Engine as _;
@@ -9,6 +13,8 @@ use serde::Deserialize;
 
 /// Keys of one key set at most; further ones are left out.
 pub(crate) const KEYS_MAX: usize = 64;
+/// Keys tried for a token that does not name one of them.
+pub(crate) const UNNAMED_KEYS_MAX: usize = 4;
 /// Bytes of a modulus: 2048 to 8192 bits, as the verification demands.
 const MODULUS_BYTES: std::ops::RangeInclusive<usize> = 256..=1024;
 
@@ -55,8 +61,33 @@ enum Material {
     Ed25519(Vec<u8>),
 }
 
+impl Material {
+    fn digest(&self) -> KeyDigest {
+        let (kind, parts): (u8, [&[u8]; 2]) = match self {
+            Material::Rsa { n, e } => (0, [n, e]),
+            Material::P256(key) => (1, [key, &[]]),
+            Material::P384(key) => (2, [key, &[]]),
+            Material::Ed25519(key) => (3, [key, &[]]),
+        };
+        let mut context = Context::new(&SHA256);
+        context.update(&[kind]);
+        for part in parts {
+            context.update(&(part.len() as u64).to_be_bytes());
+            context.update(part);
+        }
+        let mut digest = [0; 16];
+        digest.copy_from_slice(&context.finish().as_ref()[..16]);
+        digest
+    }
+}
+
+/// Names a key by what it is: equal keys of several key sets are one.
+pub(crate) type KeyDigest = [u8; 16];
+
+/// One public key.
 #[derive(Debug)]
-struct Key {
+pub(crate) struct Key {
+    pub(crate) digest: KeyDigest,
     id: Option<String>,
     /// The only one that the key is for, if it says so.
     algorithm: Option<Algorithm>,
@@ -66,7 +97,7 @@ struct Key {
 /// See the module.
 #[derive(Debug, Default)]
 pub(crate) struct KeySet {
-    keys: Vec<Key>,
+    keys: Vec<Arc<Key>>,
     ignored: usize,
 }
 
@@ -90,13 +121,17 @@ struct KeyJson {
     y: Option<String>,
 }
 
-/// Whether there was a key for a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Whether a token is signed by a key of a set, as far as it is known.
+#[derive(Debug)]
 pub(crate) enum Checked {
     Signed,
     NotSigned,
     /// None of the keys is for this kid and algorithm.
     NoKey,
+    /// The token names no key, [`UNNAMED_KEYS_MAX`] were tried, and there are more.
+    TooMany,
+    /// This key has to be tried next.
+    Try(Arc<Key>),
 }
 
 impl KeySet {
@@ -106,7 +141,7 @@ impl KeySet {
             return Self { keys: Vec::new(), ignored: 1 };
         };
         let all = set.keys.len();
-        let keys: Vec<Key> = set.keys.into_iter().filter_map(Key::read).take(KEYS_MAX).collect();
+        let keys: Vec<Arc<Key>> = set.keys.into_iter().filter_map(Key::read).take(KEYS_MAX).map(Arc::new).collect();
         Self { ignored: all - keys.len(), keys }
     }
 
@@ -114,21 +149,22 @@ impl KeySet {
         self.ignored
     }
 
-    /// Checks with each key that may be meant: the one of that kid (while keys are exchanged there may be several), and those without one.
-    pub(crate) fn check(&self, kid: Option<&str>, algorithm: Algorithm, message: &[u8], signed: &[u8]) -> Checked {
+    /// Looks at each key that may be meant: those of that kid (while keys are exchanged there may be several), then a few without one.
+    /// `known` says what a verification with a key has found, if there was one.
+    pub(crate) fn check(&self, kid: Option<&str>, algorithm: Algorithm, known: impl Fn(&Key) -> Option<bool>) -> Checked {
+        let fitting = || self.keys.iter().filter(|key| key.is_for(algorithm));
+        let is_named = |key: &Key| kid.is_some() && key.id.as_deref() == kid;
+        let named = fitting().filter(|key| is_named(key));
+        let mut unnamed = fitting().filter(|key| kid.is_none() || key.id.is_none());
         let mut checked = Checked::NoKey;
-        for key in &self.keys {
-            let named = kid.is_none() || key.id.is_none() || key.id.as_deref() == kid;
-            if !named || key.algorithm.is_some_and(|only| only != algorithm) {
-                continue;
-            }
-            match key.verify(algorithm, message, signed) {
+        for key in named.chain(unnamed.by_ref().take(UNNAMED_KEYS_MAX)) {
+            match known(key) {
                 Some(true) => return Checked::Signed,
                 Some(false) => checked = Checked::NotSigned,
-                None => {}
+                None => return Checked::Try(key.clone()),
             }
         }
-        checked
+        if unnamed.next().is_some() { Checked::TooMany } else { checked }
     }
 }
 
@@ -162,16 +198,27 @@ impl Key {
             ("OKP", Some("Ed25519")) => Material::Ed25519(bytes(json.x.as_ref()).filter(|x| x.len() == 32)?),
             _ => return None,
         };
-        Some(Self { id: json.kid, algorithm, material })
+        Some(Self { digest: material.digest(), id: json.kid, algorithm, material })
     }
 
-    /// `None`: the key is not for this algorithm.
-    fn verify(&self, algorithm: Algorithm, message: &[u8], signed: &[u8]) -> Option<bool> {
+    fn is_for(&self, algorithm: Algorithm) -> bool {
+        use Algorithm::{EdDsa, Es256, Es384};
+        let is_of_kind = match self.material {
+            Material::Rsa { .. } => !matches!(algorithm, Es256 | Es384 | EdDsa),
+            Material::P256(_) => algorithm == Es256,
+            Material::P384(_) => algorithm == Es384,
+            Material::Ed25519(_) => algorithm == EdDsa,
+        };
+        is_of_kind && self.algorithm.is_none_or(|only| only == algorithm)
+    }
+
+    /// Whether the key made the signature. This is the work that has to be bounded: it takes the worker from all others.
+    pub(crate) fn verify(&self, algorithm: Algorithm, message: &[u8], signed: &[u8]) -> bool {
         let rsa = |n: &[u8], e: &[u8], parameters: &signature::RsaParameters| {
             PublicKeyComponents { n, e }.verify(parameters, message, signed).is_ok()
         };
         let point = |of: &dyn signature::VerificationAlgorithm, key: &[u8]| of.verify_sig(key, message, signed).is_ok();
-        Some(match (&self.material, algorithm) {
+        match (&self.material, algorithm) {
             (Material::Rsa { n, e }, Algorithm::Rs256) => rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA256),
             (Material::Rsa { n, e }, Algorithm::Rs384) => rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA384),
             (Material::Rsa { n, e }, Algorithm::Rs512) => rsa(n, e, &signature::RSA_PKCS1_2048_8192_SHA512),
@@ -181,7 +228,7 @@ impl Key {
             (Material::P256(key), Algorithm::Es256) => point(&signature::ECDSA_P256_SHA256_FIXED, key),
             (Material::P384(key), Algorithm::Es384) => point(&signature::ECDSA_P384_SHA384_FIXED, key),
             (Material::Ed25519(key), Algorithm::EdDsa) => UnparsedPublicKey::new(&signature::ED25519, key).verify(message, signed).is_ok(),
-            _ => return None,
-        })
+            _ => false,
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! Where tokens are in a request: headers, query parameters, cookies; and how one is taken out of it. What a token says is not looked at.
 
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
 use canal_model::authorization::JwtRule;
 use canal_router::Request;
 use smallvec::SmallVec;
@@ -19,6 +22,75 @@ pub(super) enum Place {
 /// The places of one rule.
 #[derive(Debug)]
 pub(super) struct Places(Vec<Place>);
+
+/// Where tokens of a tenant may be, whichever destination they are for: what logs and taps leave out.
+#[derive(Debug)]
+pub(crate) struct TokenNames {
+    parameters: BTreeSet<String>,
+    headers: BTreeSet<String>,
+}
+
+impl Default for TokenNames {
+    /// The places of a rule that names none (RFC 6750 §2): left out whatever policies say.
+    fn default() -> Self {
+        let mut names = Self { parameters: BTreeSet::new(), headers: BTreeSet::new() };
+        names.add(&Places(vec![Place::Parameter("access_token".into()), Place::Header("authorization".into(), String::new())]));
+        names
+    }
+}
+
+/// What is written in place of a token.
+const REDACTED: &str = "[redacted]";
+
+impl TokenNames {
+    pub(super) fn add(&mut self, places: &Places) {
+        for place in &places.0 {
+            match place {
+                Place::Header(name, _) => drop(self.headers.insert(name.clone())),
+                Place::Parameter(name) => drop(self.parameters.insert(name.clone())),
+                Place::Cookie(_) => drop(self.headers.insert("cookie".into())),
+            }
+        }
+    }
+
+    /// A query without the values of the parameters that hold tokens, however their names are escaped.
+    pub(crate) fn redact_query(&self, query: &[u8]) -> String {
+        let parts = parameters(query).map(|(part, name, value)| {
+            let is_token = self.parameters.contains(&*percent_decoded(name));
+            let shown = if is_token && !value.is_empty() { &part[..part.len() - value.len()] } else { part };
+            let text = String::from_utf8_lossy(shown).into_owned();
+            if shown.len() < part.len() { text + REDACTED } else { text }
+        });
+        parts.collect::<Vec<String>>().join("&")
+    }
+
+    /// A header's value, unless it may hold a token.
+    pub(crate) fn redact_header(&self, name: &str, value: String) -> String {
+        if self.headers.contains(name) && !value.is_empty() { REDACTED.into() } else { value }
+    }
+}
+
+fn percent_decoded(name: &[u8]) -> Cow<'_, str> {
+    if !name.contains(&b'%') {
+        return String::from_utf8_lossy(name);
+    }
+    let mut decoded = Vec::with_capacity(name.len());
+    let mut rest = name;
+    while let Some((byte, after)) = rest.split_first() {
+        let hex = |at: usize| after.get(at).and_then(|b| (*b as char).to_digit(16));
+        match (byte, hex(0), hex(1)) {
+            (b'%', Some(high), Some(low)) => {
+                decoded.push((high * 16 + low) as u8);
+                rest = &after[2..];
+            }
+            _ => {
+                decoded.push(*byte);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned().into()
+}
 
 /// A token and where it was.
 #[derive(Debug)]

@@ -125,9 +125,31 @@ fn bearer(token: &str) -> Asking {
     Asking { headers: vec![("authorization", format!("Bearer {token}"))], ..Asking::default() }
 }
 
+/// Asks until all that has to be verified is; gives the number of verifications too.
+async fn drive(
+    tokens: &Tokens,
+    request: &Asking,
+    (cache, now): (&Cache, u64),
+    changes: &mut Changes,
+) -> (Result<Option<Arc<Token>>, BadToken>, u32) {
+    let (memory, work, mut verified) = (cache.of(1), VerificationBudget::default(), 0);
+    loop {
+        match tokens.check(request, (cache, &memory), now, changes) {
+            Ok(token) => return (Ok(token), verified),
+            Err(TokenError::Bad(bad)) => return (Err(bad), verified),
+            Err(TokenError::Verify(todo)) => verified += u32::from(verify(&memory, &work, todo, now).await.is_some()),
+        }
+    }
+}
+
+fn drive_now(tokens: &Tokens, request: &Asking, at: (&Cache, u64), changes: &mut Changes) -> (Result<Option<Arc<Token>>, BadToken>, u32) {
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(drive(tokens, request, at, changes))
+}
+
 fn check(tokens: &Tokens, request: &Asking) -> (Result<Option<Arc<Token>>, BadToken>, Changes) {
     let mut changes = Changes::default();
-    (tokens.check(request, &Cache::default(), NOW, &mut changes), changes)
+    (drive_now(tokens, request, (&Cache::default(), NOW), &mut changes).0, changes)
 }
 
 #[test]
@@ -315,7 +337,7 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
         token_with(serde_json::json!({"alg": "ES256"}), claims, |m| signer.sign("ES256", m))
     };
     let (cache, own) = (Cache::default(), set());
-    let ask = |tokens: &Tokens, token: &str, now| tokens.check(&bearer(token), &cache, now, &mut Changes::default());
+    let ask = |tokens: &Tokens, token: &str, now| drive_now(tokens, &bearer(token), (&cache, now), &mut Changes::default()).0;
     let first = token(0, NOW + 100);
     let (one, again) = (ask(&own, &first, NOW).unwrap().unwrap(), ask(&own, &first, NOW).unwrap().unwrap());
     assert!(Arc::ptr_eq(&one, &again) && cache.len() == 1);
@@ -327,4 +349,128 @@ fn verified_tokens_are_remembered_with_their_keys_and_up_to_a_bound() {
         cache.put(name(n), one.clone(), 0, NOW);
     }
     assert!(cache.len() <= cache::ENTRIES_MAX);
+}
+
+/// A public key of random digits: it verifies nothing, and costs as much as any.
+fn rsa_key(kid: Option<&str>) -> serde_json::Value {
+    let mut n: [u8; 256] = std::array::from_fn(|_| rand::random());
+    (n[0], n[255]) = (n[0] | 0x80, n[255] | 1);
+    let mut key = serde_json::json!({"kty": "RSA", "n": b64(n), "e": "AQAB"});
+    if let Some(kid) = kid {
+        key["kid"] = kid.into();
+    }
+    key
+}
+
+/// Ten RequestAuthentications of ten rules of one issuer, each with what `keys` gives.
+fn hundred_rules(keys: impl Fn() -> Vec<serde_json::Value>) -> Tokens {
+    let issuers = (0..10).map(|n| {
+        let key = canal_model::authorization::PolicyKey {
+            tenant: "alpha".parse().unwrap(),
+            namespace: "default".parse().unwrap(),
+            name: format!("jwt-{n}").parse().unwrap(),
+        };
+        let rules = (0..10).map(|_| rule(Some(&keys()))).collect();
+        Arc::new(Issuers::new(&Authentication { key, target: PolicyTarget::Tenant, rules, broken: None }))
+    });
+    Tokens::new(issuers.collect())
+}
+
+fn forged(kid: Option<&str>, n: u64) -> String {
+    let mut header = serde_json::json!({"alg": "RS256"});
+    if let Some(kid) = kid {
+        header["kid"] = kid.into();
+    }
+    token_with(header, serde_json::json!({"iss": "iss", "sub": n.to_string()}), |_| vec![1; 256])
+}
+
+/// 6,400 keys used to be 6,400 verifications, in one go.
+#[test]
+fn request_has_sixteen_signatures_verified_at_most_and_again_none() {
+    for kid in [None, Some("k")] {
+        let (tokens, cache) = (hundred_rules(|| (0..keys::KEYS_MAX).map(|_| rsa_key(kid)).collect()), Cache::default());
+        let request = bearer(&forged(kid, 0));
+        let ask = |now| drive_now(&tokens, &request, (&cache, now), &mut Changes::default());
+        let (refused, verified) = ask(NOW);
+        assert_eq!((refused.unwrap_err(), verified), (BadToken::TooManyKeys, VERIFICATIONS_PER_REQUEST_MAX), "{kid:?}");
+        let (refused, verified) = ask(NOW + 5);
+        assert_eq!((refused.unwrap_err(), verified), (BadToken::TooManyKeys, 0), "{kid:?}: remembered");
+        assert!(ask(NOW + 20).1 > 0, "{kid:?}: not for long");
+    }
+}
+
+#[test]
+fn equal_keys_of_many_rules_are_verified_once() {
+    let signer = Signer::Rsa(RsaKeyPair::generate(KeySize::Rsa2048).unwrap());
+    let keys: Vec<_> =
+        (0..keys::KEYS_MAX - 1).map(|n| rsa_key(Some(&n.to_string()))).chain([signer.jwk(serde_json::json!({"kid": "own"}))]).collect();
+    let (tokens, cache) = (hundred_rules(|| keys.clone()), Cache::default());
+    let own = token_with(serde_json::json!({"alg": "RS256", "kid": "own"}), serde_json::json!({"iss": "iss", "sub": "s"}), |m| {
+        signer.sign("RS256", m)
+    });
+    for (token, want) in [(own, None), (forged(Some("own"), 1), Some(BadToken::Signature))] {
+        let (checked, verified) = drive_now(&tokens, &bearer(&token), (&cache, NOW), &mut Changes::default());
+        assert_eq!((checked.err(), verified), (want, 1));
+    }
+    // Other rules with the same keys: what a key has signed stays known.
+    let again = hundred_rules(|| keys.clone());
+    assert_eq!(drive_now(&again, &bearer(&forged(Some("own"), 1)), (&cache, NOW), &mut Changes::default()).1, 0);
+}
+
+#[test]
+fn token_without_kid_is_tried_with_four_keys() {
+    let signer = p256();
+    let others = |n: usize| (0..n).map(|_| p256().jwk(serde_json::json!({}))).collect::<Vec<_>>();
+    let token = token_with(serde_json::json!({"alg": "ES256"}), serde_json::json!({"iss": "iss", "sub": "s"}), |m| signer.sign("ES256", m));
+    let own = signer.jwk(serde_json::json!({}));
+    let last_of = |n: usize| tokens(vec![rule(Some(&[others(n - 1), vec![own.clone()]].concat()))], false);
+    assert!(check(&last_of(4), &bearer(&token)).0.is_ok());
+    assert_eq!(check(&last_of(5), &bearer(&token)).0.unwrap_err(), BadToken::TooManyKeys);
+    // Keys of another kind are no candidates.
+    let mixed = [(0..9).map(|_| rsa_key(None)).collect(), vec![own]].concat();
+    assert!(check(&tokens(vec![rule(Some(&mixed))], false), &bearer(&token)).0.is_ok());
+}
+
+/// Between two verifications of a tenant, all else that is ready has its turn, however many of the tenant's requests wait.
+#[tokio::test(flavor = "current_thread")]
+async fn other_connections_have_their_turn_between_two_verifications() {
+    let (tokens, cache) = (std::rc::Rc::new(hundred_rules(|| (0..8).map(|_| rsa_key(None)).collect())), std::rc::Rc::new(Cache::default()));
+    let local = tokio::task::LocalSet::new();
+    let attackers: Vec<_> = (0..3)
+        .map(|n| {
+            let (tokens, cache) = (tokens.clone(), cache.clone());
+            local.spawn_local(async move { drive(&tokens, &bearer(&forged(None, n)), (&cache, NOW), &mut Changes::default()).await.1 })
+        })
+        .collect();
+    let memory = cache.of(1);
+    let victim = local.spawn_local(async move {
+        let (mut turns, mut seen) = (0, 0);
+        while seen < 3 * VERIFICATIONS_PER_REQUEST_MAX as usize && turns < 10_000 {
+            let [_, verified, _] = memory.sizes();
+            assert!(verified <= seen + 1, "{} verifications between two turns", verified - seen);
+            (seen, turns) = (verified, turns + 1);
+            tokio::task::yield_now().await;
+        }
+        seen
+    });
+    local.await;
+    assert_eq!(victim.await.unwrap(), 48);
+    for attacker in attackers {
+        assert_eq!(attacker.await.unwrap(), VERIFICATIONS_PER_REQUEST_MAX);
+    }
+}
+
+#[test]
+fn memory_of_verifications_is_bounded_per_tenant() {
+    let cache = Cache::default();
+    let (one, two) = (cache.of(1), cache.of(2));
+    two.remember([9; 32], [9; 16], true, NOW);
+    for n in 0..3 * cache::VERIFICATIONS_MAX as u64 {
+        let digest = cache.name(n, b"x");
+        one.remember(digest, [0; 16], n % 2 == 0, NOW);
+        one.refuse(digest, BadToken::Signature, NOW);
+    }
+    assert!(one.sizes().iter().all(|size| *size <= cache::VERIFICATIONS_MAX), "{:?}", one.sizes());
+    assert_eq!(two.is_signed(&[9; 32], &[9; 16], NOW), Some(true), "another tenant's flood drives nothing out");
+    assert_eq!(two.is_signed(&[9; 32], &[9; 16], NOW + 301), None);
 }

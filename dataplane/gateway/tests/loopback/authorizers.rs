@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use canal_gateway_engine::Times;
 use canal_model::authorization::{Action, Authorizer, Rule};
 use canal_model::program::*;
 use http::{HeaderMap, Response};
@@ -141,6 +142,121 @@ async fn authorizers_say_yes_no_or_nothing() {
     rig.apply(vec![policy("none", Action::Deny, vec![Rule::default()])]);
     assert_eq!((get("/x").await.status, get("/no").await.status), (403, 302));
     assert_eq!(seen.asked.load(SeqCst), asked + 2);
+}
+
+/// An authorizer decides by what it is shown: the path that the endpoint gets, in the one form that it can be read in.
+#[tokio::test]
+async fn authorizers_are_shown_the_path_that_is_forwarded() {
+    let (authz, seen) = authorizer().await;
+    let origin = Origin::echo().await;
+    let rig = Rig::new(Plot::default(), &[origin.address]);
+    rig.apply(vec![
+        service_with_id(TENANT, "authz", 2, "10.96.0.2", &[(80, AppProtocol::Grpc)]),
+        Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
+        policy("ask", Action::Custom(named("judge")), vec![Rule::default()]),
+        asking(false),
+    ]);
+    let shown = || seen.last.lock().unwrap().take().map(|asked| asked.attributes.unwrap().request.unwrap().http.unwrap());
+    for sent in ["/%61dmin?q=%2F", "//admin?q=%2F", "/x/../admin?q=%2F", "/x/%2e%2e/admin?q=%2F"] {
+        for over_http2 in [false, true] {
+            let text = if over_http2 {
+                let client = http2::connect(&rig).await;
+                let request = http::Request::get(format!("http://web{sent}")).body(()).unwrap();
+                let (response, _) = client.ready().await.unwrap().send_request(request, true).unwrap();
+                let (body, _) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+                String::from_utf8(body).unwrap()
+            } else {
+                Client::get(rig.web, sent).await.text()
+            };
+            assert_eq!(shown().unwrap().path, "/admin?q=%2F", "{sent}, HTTP/2 {over_http2}");
+            assert!(text.starts_with("GET /admin?q=%2F HTTP/1.1\r\n"), "{sent}, HTTP/2 {over_http2}: {text}");
+        }
+    }
+    for sent in ["/a%2f..%2fadmin", "/x/..;/admin", "/x\\admin"] {
+        assert_eq!(Client::get(rig.web, sent).await.status, 400, "{sent}");
+        assert!(shown().is_none(), "{sent}: nobody is asked about what can be read in two ways");
+    }
+    // What only hops say is neither shown nor forwarded.
+    let words = "X-Forwarded-Client-Cert: URI=spiffe://alpha/x\r\nX-Envoy-Internal: true\r\nX-Forwarded-Proto: https\r\n";
+    let text = Client::once(rig.web, &format!("GET /x HTTP/1.1\r\nHost: web\r\n{words}\r\n")).await.text().to_ascii_lowercase();
+    let headers = shown().unwrap().headers;
+    assert!(!headers.contains_key("x-forwarded-client-cert") && !headers.contains_key("x-envoy-internal"), "{headers:?}");
+    assert_eq!(headers["x-forwarded-proto"], "http");
+    assert!(!text.contains("client-cert") && !text.contains("envoy") && text.contains("x-forwarded-proto: http\r\n"), "{text}");
+}
+
+/// A gateway whose authorizer is shown 64 KiB of each body, within `time`.
+async fn showing_bodies(time: Duration, origin: &Origin) -> (Rig, Origin) {
+    let (authz, _) = authorizer().await;
+    let rig = Rig::new(Plot { times: Times { shown_body: time, ..Times::default() }, ..Plot::default() }, &[origin.address]);
+    let Resource::Authorizer(judge) = asking(false) else { panic!("an authorizer") };
+    rig.apply(vec![
+        service_with_id(TENANT, "authz", 2, "10.96.0.2", &[(80, AppProtocol::Grpc)]),
+        Resource::Workload(pod(TENANT, "authz-0", authz.address, "authz")),
+        policy("ask", Action::Custom(named("judge")), vec![Rule::default()]),
+        Resource::Authorizer(Authorizer { body_bytes: 64 << 10, ..judge }),
+    ]);
+    (rig, authz)
+}
+
+/// Any byte used to begin the wait anew: a byte a minute held a request for months before anybody was authorized.
+#[tokio::test]
+async fn client_that_trickles_a_shown_body_is_refused_in_time() {
+    let origin = Origin::echo().await;
+    let (rig, _authz) = showing_bodies(Duration::from_millis(1500), &origin).await;
+    let began = std::time::Instant::now();
+    let mut client = Client::connect(rig.web).await;
+    client.send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 65536\r\n\r\n").await;
+    let slow = http2::connect(&rig).await;
+    let request = http::Request::post("http://web/x").body(()).unwrap();
+    let (response, mut send) = slow.ready().await.unwrap().send_request(request, false).unwrap();
+    for _ in 0..40 {
+        client.send(b"x").await;
+        let _ = send.send_data(Bytes::from_static(b"x"), false);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(client.answer().await.unwrap().status, 408);
+    assert_eq!(response.await.unwrap().status(), 408);
+    assert!(began.elapsed() < Duration::from_secs(10));
+    assert_eq!(rig.metric("canal_gateway_timeouts_total", &["what=\"shown_body\""]), 2.0);
+    assert_eq!(origin.requests(), 0);
+}
+
+#[tokio::test]
+async fn shown_bodies_have_a_budget_that_is_given_back() {
+    let origin = Origin::echo().await;
+    let (rig, _authz) = showing_bodies(Duration::from_secs(15), &origin).await;
+    // 128 KiB each: what is read, and what is shown. A tenant's share is 16 MiB.
+    let mut clients = Vec::new();
+    for _ in 0..128 {
+        let mut client = Client::connect(rig.web).await;
+        client.send(b"POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 65536\r\n\r\nx").await;
+        clients.push(client);
+    }
+    rig.until("canal_gateway_accepted_connections_total", &[], 128.0).await;
+    let small = "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
+    let refused = || rig.metric("canal_gateway_refused_requests_total", &["reason=\"tenant_body_bytes\"", "side=\"gateway\""]);
+    // Until the last of them has been read.
+    let mut status = 0;
+    for _ in 0..200 {
+        status = Client::once(rig.web, small).await.status;
+        if status == 429 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(status, 429);
+    assert!(refused() >= 1.0);
+    assert_eq!(Client::get(rig.web, "/x").await.status, 200, "what has no body needs no budget");
+    clients.pop();
+    for _ in 0..200 {
+        status = Client::once(rig.web, small).await.status;
+        if status == 200 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(status, 200, "there is room again");
 }
 
 #[tokio::test]

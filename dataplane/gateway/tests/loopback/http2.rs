@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_engine::Limits;
+use canal_gateway_engine::{Limits, Times};
 use canal_model::program::AppProtocol;
 use h2::client::SendRequest;
 use h2::{Reason, RecvStream, SendStream};
@@ -474,4 +474,23 @@ async fn both_versions_share_a_port_and_others_are_refused() {
     assert_eq!(Client::get(rig.web, "/").await.status, 200);
     let (response, _) = connect(&rig).await.ready().await.unwrap().send_request(request("HEAD", "/", &[]), true).unwrap();
     assert_eq!(response.await.unwrap().status(), 200);
+}
+
+/// The content type alone used to give a client an hour.
+#[tokio::test]
+async fn grpc_content_type_lifts_timeouts_only_where_grpc_is_declared() {
+    let silent = origin(|request: Request<RecvStream>, _respond| async move {
+        let _ = read_all(request.into_body()).await;
+        std::future::pending::<()>().await;
+    })
+    .await;
+    for (protocol, want) in [(AppProtocol::Http2, Some("4")), (AppProtocol::Grpc, None)] {
+        let times = Times { client: Duration::from_millis(300), ..Times::default() };
+        let rig = Rig::new(Plot { times, ..plot(protocol) }, &[silent.address]);
+        let ask = request("POST", "/s/M", &[("content-type", "application/grpc")]);
+        let (response, _send) = connect(&rig).await.ready().await.unwrap().send_request(ask, false).unwrap();
+        let answered = tokio::time::timeout(Duration::from_secs(2), response).await.ok().map(Result::unwrap);
+        assert_eq!(answered.as_ref().map(|answer| answer.headers()["grpc-status"].to_str().unwrap()), want, "{protocol:?}");
+        assert_eq!(rig.metric("canal_gateway_timeouts_total", &["what=\"client_stalled\""]), f64::from(u8::from(want.is_some())));
+    }
 }

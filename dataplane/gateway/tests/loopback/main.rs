@@ -6,12 +6,15 @@ mod balance;
 mod hbone;
 mod http1;
 mod http2;
+mod interim;
 mod limits;
+mod paths;
 mod policies;
 mod smuggling;
 mod tcp;
 mod terminate;
 mod tier;
+mod tokens;
 mod told;
 mod upkeep;
 

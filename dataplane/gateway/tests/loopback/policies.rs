@@ -248,7 +248,7 @@ async fn client_of(mesh: &Mesh) -> u16 {
 }
 
 /// Answers nothing but heads, and keeps every connection open.
-async fn patient() -> Origin {
+pub(crate) async fn patient() -> Origin {
     Origin::each(|mut peer: Peer| async move {
         let Some(head) = peer.head().await else { return };
         if head.contains("upgrade") {

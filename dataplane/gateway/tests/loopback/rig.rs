@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use canal_gateway_engine::{Engine, EngineConfig, Limits, Plain, Surroundings, Tier, Times, WantService};
+use canal_gateway_engine::{Engine, EngineConfig, ForwardedHeaders, Limits, Plain, Surroundings, Tier, Times, WantService};
 use canal_kit::drain::{self, Trigger};
 use canal_kit::keys::Keyring;
 use canal_kit::log::AccessLog;
@@ -106,6 +106,7 @@ pub(crate) struct Plot {
     pub(crate) log: Option<std::path::PathBuf>,
     pub(crate) tier: Option<Tier>,
     pub(crate) request_hook: Option<canal_gateway_engine::RequestHook>,
+    pub(crate) forwarded: ForwardedHeaders,
 }
 
 impl Default for Plot {
@@ -120,6 +121,7 @@ impl Default for Plot {
             log: None,
             tier: None,
             request_hook: None,
+            forwarded: ForwardedHeaders::default(),
         }
     }
 }
@@ -147,6 +149,7 @@ impl Rig {
             plain: vec![web],
             tier: plot.tier,
             request_hook: plot.request_hook,
+            forwarded: plot.forwarded,
             limits: plot.limits,
             times: plot.times,
             ..EngineConfig::default()

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use canal_gateway_engine::Filter;
+use canal_gateway_engine::{Filter, ForwardedHeaders};
+use canal_model::authorization::{Authentication, JwtRule, PolicyTarget};
+use canal_model::program::{AppProtocol, Resource};
 
 use crate::client::Client;
+use crate::hbone::{Mesh, local};
+use crate::http2;
 use crate::origin::Origin;
-use crate::rig::{Plot, Rig};
+use crate::rig::{Plot, Rig, TENANT};
 
 const POST: &str = "POST /a?b=c HTTP/1.1\r\nHost: web:80\r\nUser-Agent: test/1\r\nX-Request-Id: id-1\r\nContent-Length: 5\r\n\r\nhello";
 
@@ -108,4 +112,109 @@ async fn the_dump_shows_what_is_served() {
     let service = &dump["tenants"][0]["services"][0];
     assert_eq!((&service["service"], &service["rules"]), (&"alpha/default/web".into(), &0.into()));
     assert_eq!(service["ports"][0]["endpoints"][0], format!("alpha/default/web-0 {}", origin.address));
+}
+
+/// Applications that were moved from Envoy believe these headers: no client may say them.
+#[tokio::test]
+async fn hop_headers_of_clients_reach_no_application() {
+    let (one, two) = (Origin::echo().await, http2::origin(http2::echo).await);
+    let words = [
+        ("x-forwarded-client-cert", "By=spiffe://x;URI=spiffe://root"),
+        ("x-envoy-internal", "true"),
+        ("x-envoy-peer-metadata", "a"),
+        ("x-forwarded-proto", "https"),
+        ("x-kept", "yes"),
+    ];
+    for (protocol, origin) in [(AppProtocol::Http1, &one), (AppProtocol::Http2, &two)] {
+        for (forwarded, proto) in
+            [(ForwardedHeaders::default(), "http"), (ForwardedHeaders { client_cert: true, keeps_proto: true }, "https")]
+        {
+            let rig = Rig::new(Plot { protocol, forwarded, ..Plot::default() }, &[origin.address]);
+            let lines: String = words.iter().map(|(name, value)| format!("{}: {value}\r\n", name.to_ascii_uppercase())).collect();
+            let first = Client::once(rig.web, &format!("GET / HTTP/1.1\r\nHost: web\r\n{lines}\r\n")).await.text();
+            let mut request = http::Request::get("http://web/");
+            for (name, value) in words {
+                request = request.header(name, value);
+            }
+            let client = http2::connect(&rig).await;
+            let (response, _) = client.ready().await.unwrap().send_request(request.body(()).unwrap(), true).unwrap();
+            let (second, _) = http2::read_all(response.await.unwrap().into_body()).await.unwrap();
+            for text in [first, String::from_utf8(second).unwrap()] {
+                let text = text.to_ascii_lowercase();
+                // The client proved no identity: there is nothing to tell of it, whatever the option says.
+                assert!(!text.contains("client-cert") && !text.contains("envoy") && text.contains("x-kept: yes"), "{text}");
+                let protos: Vec<_> = text.lines().filter(|line| line.starts_with("x-forwarded-proto:")).collect();
+                assert_eq!(protos, [format!("x-forwarded-proto: {proto}")], "{forwarded:?}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn tokens_are_in_neither_log_nor_tap() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("access.log");
+    // An older version left it readable by all.
+    std::fs::write(&path, "").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
+    let origin = Origin::named("x").await;
+    let mut rig = Rig::new(Plot { log: Some(path.clone()), ..Plot::default() }, &[origin.address]);
+    let rule = JwtRule {
+        issuer: "iss".into(),
+        audiences: vec![],
+        keys: None,
+        headers: vec![("user-agent".into(), String::new())],
+        parameters: vec!["jwt".into()],
+        cookies: vec![],
+        forward: false,
+        payload_header: None,
+        claim_headers: vec![],
+    };
+    rig.apply(vec![Resource::Authentication(Authentication {
+        key: crate::policies::named("jwt"),
+        target: PolicyTarget::Service(crate::rig::key(TENANT, "other")),
+        rules: vec![rule],
+        broken: None,
+    })]);
+    let mut tapped = rig.engine.tap().listen(Filter::default()).unwrap();
+    let secrets = ["s3cret-1", "s3cret-2", "s3cret-3", "s3cret-4"];
+    let [a, b, c, d] = secrets;
+    // Of a destination without policies, of one without a route, in any spelling of the name.
+    let query = format!("/a?q=1&access_token={a}&jwt={b}&access%5Ftoken={c}&r");
+    let lines = format!("Host: web\r\nUser-Agent: {d}\r\n\r\n");
+    assert_eq!(Client::once(rig.web, &format!("GET {query} HTTP/1.1\r\n{lines}")).await.status, 200);
+    let client = http2::connect(&rig).await;
+    let request = http::Request::get(format!("http://web{query}")).header("user-agent", d).body(()).unwrap();
+    client.ready().await.unwrap().send_request(request, true).unwrap().0.await.unwrap();
+    let mut told = String::new();
+    for _ in 0..2 {
+        told += std::str::from_utf8(&tokio::time::timeout(Duration::from_secs(5), tapped.recv()).await.unwrap().unwrap()).unwrap();
+    }
+    rig.drain(Duration::from_secs(2));
+    assert!(rig.ended(Duration::from_secs(5)).await);
+    rig.engine.finish();
+    told += &std::fs::read_to_string(&path).unwrap();
+    assert!(secrets.iter().all(|secret| !told.contains(secret)), "{told}");
+    let shown = "/a?q=1&access_token=[redacted]&jwt=[redacted]&access%5Ftoken=[redacted]&r";
+    assert_eq!(told.matches(shown).count(), 4, "twice in the tap, twice in the log: {told}");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    let new = dir.path().join("new.log");
+    drop(canal_kit::log::AccessLog::start(canal_kit::log::Sink::File(new.clone()), &rig.registry).unwrap());
+    assert_eq!(std::fs::metadata(&new).unwrap().permissions().mode() & 0o037, 0, "as the process's umask leaves it, at most 0640");
+}
+
+#[test]
+fn client_identity_is_forwarded_where_the_operator_wants_it() {
+    local(|| async {
+        let origin = Origin::echo().await;
+        let forwarded = ForwardedHeaders { client_cert: true, keeps_proto: false };
+        let mesh = Mesh::new(Plot { forwarded, ..Plot::default() });
+        let _node = mesh.pod(10, "web-0", &origin).await;
+        let mut client = mesh.client("10.96.0.1:80").await;
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\nX-Forwarded-Client-Cert: URI=spiffe://root\r\n\r\n").await;
+        let text = client.answer().await.unwrap().text();
+        assert!(text.contains("x-forwarded-client-cert: URI=spiffe://alpha.example/ns/default/sa/client\r\n"), "{text}");
+        assert!(!text.contains("root"), "{text}");
+    });
 }

@@ -169,7 +169,8 @@ fn sets_say_what_they_look_at() {
         ("deny a {to method=GET}", false, true),
         ("allow a {to path=/x}", true, true),
         ("allow a {when header:x!=1}", false, true),
-        ("custom:z a {}", false, true),
+        ("custom:z a {}", true, true),
+        ("custom:z a dry {}", false, false),
         ("audit a {to path=/x}", true, false),
         ("deny a dry {to path=/x}", false, false),
     ] {

@@ -1,8 +1,8 @@
 //! The one thread that writes: blocks in, bytes out, blocks back. A failing disk loses lines and is counted; it stops nobody.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -26,8 +26,17 @@ pub(super) enum Target {
     File { path: PathBuf, file: File, looked: Instant },
 }
 
+/// Who may read the log: the process's user writes, its group reads, others see no request.
+const FILE_MODE: u32 = 0o640;
+
 fn append(path: &PathBuf) -> io::Result<File> {
-    OpenOptions::new().create(true).append(true).open(path)
+    let file = OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)?;
+    let known = file.metadata()?;
+    // A file of an older version, or of whoever rotates it. Not our file, or no file: its owner decides.
+    if known.is_file() && known.mode() & 0o7 != 0 {
+        let _ = file.set_permissions(Permissions::from_mode(known.mode() & 0o7770));
+    }
+    Ok(file)
 }
 
 impl Target {

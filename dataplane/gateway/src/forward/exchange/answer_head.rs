@@ -16,17 +16,41 @@ use crate::head::Spoken;
 impl Exchange<'_> {
     /// Until the final head has been handed to the client's side.
     pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        // An interim answer may still wait for the client.
-        if let Front::Http1(client) = &mut self.front
-            && !client.wire.outbox.is_empty()
-            && let Poll::Ready(Err(_)) = client.wire.io.poll_flush(cx, &mut client.wire.outbox)
-        {
-            return Poll::Ready(Err(Fault::ClientGone));
-        }
         match &self.back {
-            Back::Http1(_) => self.poll_head_1(cx),
-            Back::Http2(_) => self.poll_head_2(cx),
+            Back::Http1(_) => {
+                // Nothing more is read from the endpoint before the client has taken what is there: as for bodies.
+                ready!(self.poll_taken(cx))?;
+                self.poll_head_1(cx)
+            }
+            // The h2 crate queues what is not taken from it, without a bound: it is taken, counted, and refused beyond the limits.
+            Back::Http2(_) => {
+                let polled = self.poll_head_2(cx);
+                if polled.is_pending()
+                    && let Poll::Ready(Err(fault)) = self.poll_taken(cx)
+                {
+                    return Poll::Ready(Err(fault));
+                }
+                polled
+            }
         }
+    }
+
+    /// Ready once an HTTP/1.1 client has taken all that was written for it.
+    fn poll_taken(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
+        match &mut self.front {
+            Front::Http1(client) if !client.wire.outbox.is_empty() => {
+                client.wire.io.poll_flush(cx, &mut client.wire.outbox).map_err(|_| Fault::ClientGone)
+            }
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Counts an interim response of so many bytes; whether it is passed on. Each request may have so many, of so many bytes, and passes on
+    /// `100` once, whoever said it.
+    fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, Fault> {
+        let repeated = self.record.interim.count(bytes, status == 100)?;
+        // HTTP/1.0 has no interim responses.
+        Ok(!repeated && self.ask.spoken != Spoken::Http10)
     }
 
     fn poll_head_1(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
@@ -38,14 +62,16 @@ impl Exchange<'_> {
                     Ok(None) => {}
                     Ok(Some(len)) => {
                         let interim = back.head.view(back.wire.inbox.bytes()).is_interim();
-                        let delivered = if interim { self.interim_1(cx) } else { self.final_1() };
-                        if let Err(fault) = delivered {
-                            return Poll::Ready(Err(fault));
+                        if interim {
+                            self.interim_1(len)?
+                        } else {
+                            self.final_1()?
                         }
                         if let Back::Http1(back) = &mut self.back {
                             back.wire.inbox.advance(len);
                         }
                         if interim {
+                            ready!(self.poll_taken(cx))?;
                             continue;
                         }
                         return Poll::Ready(Ok(()));
@@ -61,21 +87,21 @@ impl Exchange<'_> {
         }
     }
 
-    fn interim_1(&mut self, cx: &mut Context<'_>) -> Result<(), Fault> {
-        let Back::Http1(back) = &mut self.back else { return Ok(()) };
-        let Back1 { head, wire, .. } = &mut **back;
+    /// Hands an interim response of `len` bytes to the client's side.
+    fn interim_1(&mut self, len: usize) -> Result<(), Fault> {
+        let Back::Http1(back) = &self.back else { return Ok(()) };
+        let status = back.head.view(back.wire.inbox.bytes()).status();
+        if !self.admit_interim(status, len)? {
+            return Ok(());
+        }
+        let Back::Http1(back) = &self.back else { return Ok(()) };
+        let Back1 { head, wire, .. } = &**back;
         let view = head.view(wire.inbox.bytes());
-        let malformed = |refusal: Refusal| Fault::UpstreamProtocol(refusal.name());
         match &mut self.front {
-            // HTTP/1.0 has no interim answers.
-            Front::Http1(_) if self.ask.spoken == Spoken::Http10 => Ok(()),
             Front::Http1(client) => {
                 let into = client.wire.outbox.head();
-                heads::response_1_to_1(&mut client.out, wire.inbox.bytes(), &view, &Outgoing::default(), into).map_err(malformed)?;
-                match client.wire.io.poll_flush(cx, &mut client.wire.outbox) {
-                    Poll::Ready(Err(_)) => Err(Fault::ClientGone),
-                    _ => Ok(()),
-                }
+                heads::response_1_to_1(&mut client.out, wire.inbox.bytes(), &view, &Outgoing::default(), into)
+                    .map_err(|refusal: Refusal| Fault::UpstreamProtocol(refusal.name()))
             }
             Front::Http2(stream) => {
                 let response = heads::response_1_to_2(&view).ok_or(Fault::UpstreamProtocol("untranslatable_head"))?;
@@ -130,27 +156,41 @@ impl Exchange<'_> {
     }
 
     fn poll_head_2(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        let Back::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
-        while let Poll::Ready(Some(Ok(interim))) = back.response.poll_informational(cx) {
-            match &mut self.front {
-                Front::Http1(_) if self.ask.spoken == Spoken::Http10 => {}
-                // The only one that was asked for is 100, and the gateway has sent it itself.
-                Front::Http1(_) if interim.status() == StatusCode::CONTINUE => {}
-                Front::Http1(client) => {
-                    let (parts, ()) = interim.into_parts();
-                    let into = client.wire.outbox.head();
-                    let written = heads::response_2_to_1(&mut client.out, &parts, &Outgoing::default(), false, into);
-                    written.map_err(|refusal| Fault::UpstreamProtocol(refusal.name()))?;
-                }
-                Front::Http2(stream) => stream.respond.send_informational(interim).map_err(|_| Fault::ClientGone)?,
+        loop {
+            let Back::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            match back.response.poll_informational(cx) {
+                Poll::Ready(Some(Ok(interim))) => self.interim_2(interim)?,
+                _ => break,
             }
         }
+        let Back::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
         match ready!(Pin::new(&mut back.response).poll(cx)) {
             Ok(response) => Poll::Ready(self.final_2(response)),
             Err(e) => Poll::Ready(Err(match http2_fault(&e) {
                 Fault::UpstreamClosed { .. } => Fault::UpstreamClosed { reused: back.place.reused },
                 fault => fault,
             })),
+        }
+    }
+
+    fn interim_2(&mut self, interim: Response<()>) -> Result<(), Fault> {
+        // RFC 9113 §8.6: HTTP/2 has no upgrade, and an HTTP/1.1 client would take what follows for another protocol.
+        if interim.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(Fault::UpstreamProtocol("h2_switching_protocols"));
+        }
+        if !self.admit_interim(interim.status().as_u16(), heads::byte_len(interim.headers()))? {
+            return Ok(());
+        }
+        match &mut self.front {
+            // The only one that an HTTP/1.1 client asks for is 100, and the gateway has sent it itself.
+            Front::Http1(_) if interim.status() == StatusCode::CONTINUE => Ok(()),
+            Front::Http1(client) => {
+                let (parts, ()) = interim.into_parts();
+                let into = client.wire.outbox.head();
+                let written = heads::response_2_to_1(&mut client.out, &parts, &Outgoing::default(), false, into);
+                written.map_err(|refusal| Fault::UpstreamProtocol(refusal.name()))
+            }
+            Front::Http2(stream) => stream.respond.send_informational(interim).map_err(|_| Fault::ClientGone),
         }
     }
 
