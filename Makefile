@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak build check tidy bench-micro bench-peers clean-worlds
+.PHONY: help demo up test soak build check sbom tidy bench-micro bench-peers clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -33,6 +33,9 @@ build: ## install what is missing and build all programs (release)
 check: ## quick: format, lints, rules of the house, unit tests
 	@$(CARGO) fmt --all --check
 	@$(CARGO) xtask test tidy lint unit
+
+sbom: ## the software bill of materials (CycloneDX), target/sbom.cdx.json
+	@$(CARGO) xtask sbom
 
 tidy: ## the rules of the house alone
 	@$(CARGO) xtask tidy

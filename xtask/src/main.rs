@@ -9,10 +9,12 @@ mod layers;
 mod programs;
 mod prose;
 mod report;
+mod sbom;
 mod schedule;
 mod soak;
 mod source;
 mod suites;
+mod supply;
 mod tree;
 
 use std::process::ExitCode;
@@ -20,9 +22,10 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask <command>
 
-  tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths, sizes, names
+  tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths, sizes, names, bill of materials
   tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
-  test [SUITE..]  run the suites (tidy, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`
+  sbom            write the software bill of materials, CycloneDX JSON, to target/sbom.cdx.json
+  test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`
   soak [PART..]   run the long parts (default all), each at most an hour; CANAL_SEED=N repeats a seeded one; writes docs/soak/PART.md:
 ";
 
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
         }
         ["tidy"] => tidy(false),
         ["tidy", "--bless"] => tidy(true),
+        ["sbom"] => tree::Tree::read().and_then(|tree| sbom::write(&tree)),
         ["test", suites @ ..] => suites::run(suites),
         ["soak", parts @ ..] => soak::run(parts),
         _ => {
@@ -61,6 +65,7 @@ fn tidy(bless: bool) -> anyhow::Result<bool> {
     cycles::check(&tree, &mut found);
     source::check(&tree, &mut found)?;
     prose::check(&tree, &mut found)?;
+    sbom::check(&tree, &mut found)?;
     for f in &found {
         println!("{f}");
     }

@@ -8,11 +8,13 @@ use crate::jobs::{Job, cargo_job};
 use crate::programs;
 use crate::report::{Count, Report};
 use crate::schedule;
+use crate::supply;
 use crate::tree::Tree;
 
 /// A suite: its name and what it is for.
-const SUITES: [(&str, &str); 5] = [
+const SUITES: [(&str, &str); 6] = [
     ("tidy", "the rules of the house"),
+    ("supply", "licences, sources and known vulnerabilities of dependencies"),
     ("lint", "compiler and clippy warnings"),
     ("plain", "the programs as they are delivered, without the features that tests add"),
     ("unit", "crates: units, layouts, goldens, packet and netns tests"),
@@ -40,6 +42,9 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
         let started = Instant::now();
         let ok = super::tidy(false)?;
         report.add("tidy", "tidy", started.elapsed(), Count::of(ok));
+    }
+    if is_wanted("supply") {
+        supply::run(&tree, &mut report)?;
     }
     let mut jobs = Vec::new();
     if is_wanted("unit") || is_wanted("e2e") {

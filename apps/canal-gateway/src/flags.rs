@@ -23,7 +23,7 @@ use crate::tier::TierConfig;
 #[command(after_help = "Examples:
   canal-gateway --replica gw-1 --az az1 --controller https://250.1.0.1:15012 --root-ca root.pem --token-file token --data-dir /var/lib/canal
   canal-gateway --replica bench --az az1 --snapshot compiled --data-dir /tmp/gw --plain 127.0.0.1:8080=alpha/default/web:80")]
-pub(crate) struct Flags {
+pub struct GatewayFlags {
     /// This replica's name, as in the Gateway objects.
     #[arg(long, env = "CANAL_REPLICA")]
     replica: ReplicaName,
@@ -128,9 +128,6 @@ pub(crate) struct Flags {
     /// How long new sessions are still taken after SIGTERM, while the controller moves the service's buckets away, in milliseconds.
     #[arg(long, default_value_t = 2000, help_heading = "Cloud tier")]
     drain_grace_ms: u64,
-    /// A test's aid, never for production: a request with exactly this path ends the process, as a query of death would.
-    #[arg(long)]
-    crash_on_path: Option<String>,
 }
 
 fn controller_address(given: &str) -> Result<String, String> {
@@ -141,7 +138,7 @@ fn controller_address(given: &str) -> Result<String, String> {
     }
 }
 
-impl Flags {
+impl GatewayFlags {
     fn tier(&self) -> Option<TierConfig> {
         let (backend, underlay) = (self.backend.clone()?, self.underlay?);
         let most = u16::MAX - TUNNEL_PORT;
@@ -192,7 +189,6 @@ impl Flags {
                 hbone,
                 plain: self.plain,
                 tier: tier.as_ref().map(|t| Tier { plain: self.plain_addr, sources: sources(t) }),
-                crash_on_path: self.crash_on_path,
                 forwarded: ForwardedHeaders { client_cert: self.forward_client_cert, keeps_proto: self.keep_forwarded_proto },
                 limits,
                 ..EngineConfig::default()

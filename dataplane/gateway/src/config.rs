@@ -48,6 +48,9 @@ impl FromStr for Plain {
     }
 }
 
+/// What a test program does at each request, by its path.
+pub type RequestHook = fn(&[u8]);
+
 /// What applications are told of clients, beside `x-forwarded-for`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ForwardedHeaders {
@@ -73,8 +76,8 @@ pub struct EngineConfig {
     pub plain: Vec<Plain>,
     /// `None`: not a replica of the cloud tier.
     pub tier: Option<Tier>,
-    /// A test's aid: a request with this path ends the process, as a query of death would.
-    pub crash_on_path: Option<String>,
+    /// A test program's own code, called with the path of every request before it is routed. The shipped gateway has none.
+    pub request_hook: Option<RequestHook>,
     pub forwarded: ForwardedHeaders,
     pub limits: Limits,
     pub times: Times,
@@ -90,7 +93,7 @@ impl Default for EngineConfig {
             hbone: Vec::new(),
             plain: Vec::new(),
             tier: None,
-            crash_on_path: None,
+            request_hook: None,
             forwarded: ForwardedHeaders::default(),
             limits: Limits::default(),
             times: Times::default(),

@@ -52,7 +52,7 @@ mod upstream;
 mod worker;
 
 pub use accept::Doors;
-pub use config::{BadPlain, EngineConfig, ForwardedHeaders, Limits, Plain, Tier, Times};
+pub use config::{BadPlain, EngineConfig, ForwardedHeaders, Limits, Plain, RequestHook, Tier, Times};
 pub use engine::{Engine, EngineError, Surroundings};
 pub use snapshot::build::WantService;
 pub use tap::{Filter, Hub};

@@ -40,7 +40,9 @@ impl Placed {
 
 /// Finds a request its place. Names the service in the record, also for what goes nowhere.
 pub(crate) fn request<R: Request>(worker: &Worker, session: &Session, request: &R, record: &mut Record) -> Result<Placed, Fault> {
-    crash_if_asked(worker, request.path());
+    if let Some(hook) = worker.shared.config.request_hook {
+        hook(request.path());
+    }
     let (snapshot, resolved) = session.resolve(worker)?;
     // Room first, so that a flood costs no look-ups among routes.
     let mut normal = None;
@@ -74,16 +76,6 @@ fn admit(worker: &Worker, session: &Session, resolved: &Resolved) -> Result<Admi
     }
     session.establish();
     worker.limits.request(&session.account)
-}
-
-/// A test's aid, see [`crate::EngineConfig::crash_on_path`].
-fn crash_if_asked(worker: &Worker, path: &[u8]) {
-    if let Some(fatal) = &worker.shared.config.crash_on_path
-        && path == fatal.as_bytes()
-    {
-        tracing::error!(path = fatal, "a request with the path of --crash-on-path: the process ends");
-        std::process::abort();
-    }
 }
 
 /// A request with another path.

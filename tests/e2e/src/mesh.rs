@@ -60,11 +60,26 @@ impl Mesh {
 
     /// The same, with the topology changed first.
     pub fn up_with(file: &str, name: &str, change: impl FnOnce(&mut Topology)) -> Self {
+        Self::up_from(file, name, vec![built(), root().join(".tools/bin")], change)
+    }
+
+    /// The same, and wherever the world starts `program.0`, it gets `program.1` of this repository's test programs.
+    pub fn up_in_place_of(file: &str, name: &str, program: (&str, &str), change: impl FnOnce(&mut Topology)) -> Self {
+        // A link in a folder that is looked through first; it stays among the build's files and is the same for every run.
+        let folder = built().join(program.1).with_extension("instead");
+        std::fs::create_dir_all(&folder).expect("a folder for the link");
+        let link = folder.join(program.0);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(bin(program.1), &link).unwrap_or_else(|e| panic!("{}: {e}", link.display()));
+        Self::up_from(file, name, vec![folder, built(), root().join(".tools/bin")], change)
+    }
+
+    fn up_from(file: &str, name: &str, bin_dirs: Vec<PathBuf>, change: impl FnOnce(&mut Topology)) -> Self {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("worlds").join(file);
         let mut topology = Topology::load(&path).unwrap_or_else(|problems| panic!("{file}: {problems:?}"));
         topology.name = name.to_string();
         change(&mut topology);
-        let options = Options { ephemeral: true, replace: true, bin_dirs: vec![built(), root().join(".tools/bin")], ..Options::default() };
+        let options = Options { ephemeral: true, replace: true, bin_dirs, ..Options::default() };
         bin("canal");
         let world = World::up(&topology, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mesh = Self { world };

@@ -90,7 +90,8 @@ async fn open_requests_have_their_tokens_verified_when_rules_come() {
     let open = async |token: String, more: &str| {
         let mut client = Client::connect(rig.web).await;
         client.send(format!("GET /watch HTTP/1.1\r\nHost: web\r\nAuthorization: Bearer {token}\r\n{more}\r\n").as_bytes()).await;
-        while !client.buffer.ends_with(b"hi\r\n") && !client.buffer.starts_with(b"HTTP/1.1 101") {
+        let whole = |seen: &[u8]| seen.ends_with(b"hi\r\n") || (seen.starts_with(b"HTTP/1.1 101") && seen.ends_with(b"\r\n\r\n"));
+        while !whole(&client.buffer) {
             assert_eq!(tokio::time::timeout(Duration::from_secs(10), client.more()).await, Ok(true), "{more}");
         }
         client
