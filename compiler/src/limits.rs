@@ -1,4 +1,6 @@
-//! How much one tenant may say. What goes beyond fails closed with a diagnostic; each limit is reached by a test.
+//! How much one tenant may say. What data planes check too stands in [`canal_model::limits`]. What goes beyond fails closed with a diagnostic; each limit is reached by a test.
+
+pub use canal_model::limits::WEIGHT_MAX;
 
 /// Objects of one tenant, from all sources together.
 pub const OBJECTS_PER_TENANT_MAX: usize = 100_000;
@@ -42,8 +44,6 @@ pub const REGEX_NESTING_MAX: u32 = 90;
 pub const REGEX_AUTOMATON_BYTES_MAX: usize = 256 << 10;
 /// Memory of all regular expressions of one service's rules, in bytes; less than a gateway grants.
 pub const REGEXES_PER_SERVICE_BYTES_MAX: usize = 3 << 20;
-/// Largest share of a backend (Gateway API BackendRef.weight).
-pub const WEIGHT_MAX: u32 = 1_000_000;
 
 // One regular expression must fit into its service.
 const _: () = assert!(REGEX_AUTOMATON_BYTES_MAX <= REGEXES_PER_SERVICE_BYTES_MAX);

@@ -30,6 +30,7 @@ pub fn resource(resource: &Resource) -> String {
         Resource::PeerAuthentication(it) => text_security::peer_authentication(it),
         Resource::Termination(it) => text_security::termination(it),
         Resource::Entitlement(it) => text_security::entitlement(it),
+        Resource::Manifest(it) => format!("manifest {} of {} resources", it.tenant, it.count),
     }
 }
 

@@ -31,7 +31,13 @@ fn compiled(parsed: canal_sources::Parsed) -> Output {
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() })
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
+    // Every data plane reads what was compiled, at each limit and beyond.
+    for resource in &output.resources {
+        let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
+        assert!(read.as_ref() == Ok(resource), "{}: {:?}", resource.name(), read.err());
+    }
+    output
 }
 
 fn routes(output: &Output) -> Vec<&RouteRule> {

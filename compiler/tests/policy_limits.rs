@@ -25,12 +25,28 @@ spec: {clusterIP: 192.168.0.1, selector: {app: web}, ports: [{name: grpc, port: 
 ";
 
 fn output(yaml: &str) -> Output {
-    let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{yaml}"));
+    output_in("alpha.example", yaml)
+}
+
+fn output_in(trust_domain: &str, yaml: &str) -> Output {
+    let base = BASE.replace("alpha.example", trust_domain);
+    let parsed = canal_sources::parse("limits.yaml", &format!("{base}{yaml}"));
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &BTreeMap::new() })
+    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &BTreeMap::new() });
+    assert_decodes(&output);
+    output
+}
+
+/// Every data plane reads what was compiled, at each limit and beyond.
+#[track_caller]
+fn assert_decodes(output: &Output) {
+    for resource in &output.resources {
+        let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
+        assert!(read.as_ref() == Ok(resource), "{}: {:?}", resource.name(), read.err());
+    }
 }
 
 fn policy(spec: &str) -> String {
@@ -77,6 +93,36 @@ fn rules_and_their_parts() {
     check(CLAUSES_MAX, "items, more than", |n| policy(&format!("rules: [{{when: [{}]}}]", when(n))));
     let values = |n| list(n, |at| format!("n{at}"));
     check(VALUES_MAX, "items, more than", |n| policy(&format!("rules: [{{from: [{{source: {{namespaces: [{}]}}}}]}}]", values(n))));
+}
+
+/// S3: a list and its opposite are one clause, which data planes take only so long.
+#[test]
+fn list_and_its_opposite_share_one_limit() {
+    let values = |n, what: &str| list(n, |at| format!("{what}{at}"));
+    let half = VALUES_MAX / 2;
+    check(VALUES_MAX - half, "more than", |n| {
+        let operation = format!("paths: [{}], notPaths: [{}]", values(half, "/a"), values(n, "/b"));
+        policy(&format!("action: DENY, rules: [{{to: [{{operation: {{{operation}}}}}]}}]"))
+    });
+    check(VALUES_MAX - half, "more than", |n| {
+        let lists = format!("values: [{}], notValues: [{}]", values(half, "a"), values(n, "b"));
+        policy(&format!("rules: [{{when: [{{key: 'request.headers[x]', {lists}}}]}}]"))
+    });
+    check(VALUES_MAX - half, "more than", |n| {
+        let source = format!("trustDomains: [{}], notTrustDomains: [{}]", values(half, "a"), values(n, "b"));
+        policy(&format!("rules: [{{from: [{{source: {{{source}}}}}]}}]"))
+    });
+}
+
+/// S3: the mesh's own trust domain is longer than `cluster.local`, in whose place it stands.
+#[test]
+fn principal_is_as_long_as_data_planes_read_it() {
+    let long = "a-longer-name-than-istio-has-for-its-own.alpha.example";
+    let prefix = |n: usize| policy(&format!("rules: [{{from: [{{source: {{principals: ['cluster.local/{}*']}}}}]}}]", "a".repeat(n - 15)));
+    let limit = VALUE_BYTES_MAX + "cluster.local".len() - long.len();
+    for (bytes, is_broken) in [(limit, false), (limit + 1, true), (VALUE_BYTES_MAX, true)] {
+        assert_eq!(broken(&output_in(long, &prefix(bytes))), [is_broken], "{bytes} bytes");
+    }
 }
 
 #[test]

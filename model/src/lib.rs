@@ -7,6 +7,7 @@ pub mod diagnostic;
 pub mod fleet;
 pub mod identity;
 pub mod ids;
+pub mod limits;
 pub mod plan;
 pub mod policy;
 pub mod principal;

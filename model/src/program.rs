@@ -39,6 +39,8 @@ pub enum Resource {
     PeerAuthentication(PeerAuthentication),
     Termination(Termination),
     Entitlement(Entitlement),
+    /// Made for one data plane by the controller's session with it; the compiler makes none.
+    Manifest(Manifest),
 }
 
 /// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
@@ -62,11 +64,13 @@ pub enum Kind {
     PeerAuthentication,
     Termination,
     Entitlement,
+    /// Last, here and in every subscription: it seals all that was sent before it.
+    Manifest,
 }
 
 impl Kind {
     /// All kinds, parents first.
-    pub const ALL: [Kind; 18] = [
+    pub const ALL: [Kind; 19] = [
         Kind::Tenant,
         Kind::Gateway,
         Kind::Service,
@@ -85,7 +89,25 @@ impl Kind {
         Kind::PeerAuthentication,
         Kind::Termination,
         Kind::Entitlement,
+        Kind::Manifest,
     ];
+
+    /// Kinds that say who may do what. A data plane that lacks one resource of these serves nothing of its tenant.
+    pub const SECURITY: [Kind; 8] = [
+        Kind::Tenant,
+        Kind::Bundle,
+        Kind::Authorizer,
+        Kind::Authorization,
+        Kind::Authentication,
+        Kind::PeerAuthentication,
+        Kind::Termination,
+        Kind::Entitlement,
+    ];
+
+    /// Whether the kind is one of [`Kind::SECURITY`].
+    pub fn is_security(self) -> bool {
+        Self::SECURITY.contains(&self)
+    }
 }
 
 impl Resource {
@@ -110,6 +132,7 @@ impl Resource {
             Resource::PeerAuthentication(_) => Kind::PeerAuthentication,
             Resource::Termination(_) => Kind::Termination,
             Resource::Entitlement(_) => Kind::Entitlement,
+            Resource::Manifest(_) => Kind::Manifest,
         }
     }
     /// The name on the wire, unique per kind.
@@ -136,6 +159,7 @@ impl Resource {
             Resource::PeerAuthentication(p) => p.key.to_string(),
             Resource::Termination(t) => format!("{}:{}", t.service, t.port),
             Resource::Entitlement(e) => format!("{}/{}", e.tenant, e.requester),
+            Resource::Manifest(m) => m.tenant.to_string(),
         }
     }
     /// The tenant it belongs to: the unit of subscription scope. `None`: it is the provider's, as replicas are.
@@ -159,8 +183,19 @@ impl Resource {
             Resource::PeerAuthentication(p) => Some(&p.key.tenant),
             Resource::Termination(t) => Some(&t.service.tenant),
             Resource::Entitlement(e) => Some(&e.tenant),
+            Resource::Manifest(m) => Some(&m.tenant),
         }
     }
+}
+
+/// A manifest seals what one data plane must hold of one tenant's security resources before it serves the tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    pub tenant: TenantName,
+    /// The number of the tenant's resources of [`Kind::SECURITY`].
+    pub count: u32,
+    /// SHA-256 over their kinds, names and versions, in that order.
+    pub digest: [u8; 32],
 }
 
 /// A tenant as its data planes see it.

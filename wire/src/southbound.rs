@@ -8,6 +8,8 @@ mod encode;
 mod encode_authorization;
 mod encode_tier;
 mod encode_trust;
+pub mod manifest;
+pub mod refused;
 pub mod snapshot;
 
 use canal_model::program::{Kind, Resource};
@@ -58,6 +60,7 @@ pub fn type_url(kind: Kind) -> &'static str {
         Kind::PeerAuthentication => "type.googleapis.com/canal.program.v1.PeerAuthentication",
         Kind::Termination => "type.googleapis.com/canal.program.v1.Termination",
         Kind::Entitlement => "type.googleapis.com/canal.program.v1.Entitlement",
+        Kind::Manifest => "type.googleapis.com/canal.program.v1.Manifest",
     }
 }
 
@@ -87,6 +90,7 @@ pub fn encode(r: &Resource) -> Vec<u8> {
         Resource::PeerAuthentication(p) => wire::PeerAuthentication::from(p).encode_to_vec(),
         Resource::Termination(t) => wire::Termination::from(t).encode_to_vec(),
         Resource::Entitlement(e) => wire::Entitlement::from(e).encode_to_vec(),
+        Resource::Manifest(m) => wire::Manifest::from(m).encode_to_vec(),
     }
 }
 
@@ -116,6 +120,7 @@ pub fn decode(kind: Kind, name: &str, bytes: &[u8]) -> Result<Resource, WireErro
         }
         Kind::Termination => Resource::Termination(decode_trust::termination(name, read("Termination", name, bytes)?)?),
         Kind::Entitlement => Resource::Entitlement(decode_trust::entitlement(name, read("Entitlement", name, bytes)?)?),
+        Kind::Manifest => Resource::Manifest(manifest::decode(name, read("Manifest", name, bytes)?)?),
     };
     let inner = r.name();
     if inner == name { Ok(r) } else { Err(WireError::Name { envelope: name.into(), inner }) }

@@ -86,7 +86,7 @@ fn live(folder: &Path, address: SocketAddr, end: &AtomicBool) {
             kinds: Kind::ALL.to_vec(),
             snapshot: folder.join("r1-snapshot"),
         };
-        let south = Subscriber::start(settings, &Registry::new(), drain, Box::new(|_, _| Ok(())));
+        let south = Subscriber::start(settings, &Registry::new(), drain, Box::new(|_, _| Ok(Vec::new())));
         let connection = controller.connect(0).await.unwrap();
         let mut fleet = FleetClient::new(connection.channel.clone());
         while !end.load(Relaxed) {

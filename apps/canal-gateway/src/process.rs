@@ -221,8 +221,9 @@ fn subscribe(
     };
     let engine = engine.clone();
     let apply = move |update: &Update, state: &State| {
-        // First: it alone may refuse.
-        trust.apply(state)?;
+        // First, so that nothing is served by new resources of a tenant that is closed since now.
+        engine.close_tenants(state.closed().keys().cloned().collect());
+        let refused = trust.apply(state);
         match update.origin {
             Origin::Snapshot => {
                 let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
@@ -234,7 +235,7 @@ fn subscribe(
         if let Some(replica) = &replica {
             replica.apply(update, state);
         }
-        Ok(())
+        Ok(refused)
     };
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
 }

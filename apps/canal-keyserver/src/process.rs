@@ -81,7 +81,7 @@ fn subscribe(config: &Config, engine: &Engine, registry: &Registry, drain: &Drai
         snapshot: config.data_dir.join("snapshot"),
     };
     let engine = engine.clone();
-    let apply = move |_: &Update, state: &State| engine.apply(state);
+    let apply = move |_: &Update, state: &State| Ok(engine.apply(state));
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
 }
 

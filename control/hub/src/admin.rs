@@ -372,21 +372,20 @@ impl AdminService {
     /// A tenant's operator sees its own nodes, and of the gateways that serve it only how far they are.
     fn subscribers(&self, operator: &Operator, catalog: &Catalog) -> Vec<api::Subscriber> {
         let is_served = |p: &Principal| catalog.admitted(p).any(|(tenant, _)| operator.may_see(tenant));
-        let mut list = self.shared.subscribers.list(catalog, |p| match p {
+        let is_visible = |p: &Principal| match p {
             Principal::Node { tenant, .. } => operator.may_see(tenant),
             Principal::Gateway { .. } => operator.is_provider() || is_served(p),
             Principal::Edge { .. } | Principal::KeyServer { tenant: None, .. } => operator.is_provider(),
             Principal::KeyServer { tenant: Some(tenant), .. } => operator.may_see(tenant),
             Principal::Operator { .. } => false,
-        });
-        if !operator.is_provider() {
-            for s in list.iter_mut().filter(|s| s.kind == "gateway") {
-                (s.resources, s.bytes_sent, s.responses_sent) = (0, 0, 0);
-                if !s.nack.is_empty() {
-                    // The reason may name another tenant's objects.
-                    s.nack = "a response was refused; ask the provider".into();
-                }
-            }
+        };
+        if operator.is_provider() {
+            return self.shared.subscribers.list(catalog, is_visible);
+        }
+        // A whole reason may name another tenant's objects: of refusals an operator is told its own.
+        let mut list = self.shared.subscribers.list_for(catalog, is_visible, |tenant| operator.may_see(tenant));
+        for s in list.iter_mut().filter(|s| s.kind == "gateway") {
+            (s.resources, s.bytes_sent, s.responses_sent) = (0, 0, 0);
         }
         list
     }

@@ -78,7 +78,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    fn new(resource: Resource, changed: Generation) -> Self {
+    pub(crate) fn new(resource: Resource, changed: Generation) -> Self {
         let body = southbound::encode(&resource);
         Self { name: resource.name().into(), version: Version::of(&body), body, resource, changed }
     }

@@ -319,7 +319,10 @@ async fn door(address: Option<SocketAddr>, flag: &'static str) -> Result<Option<
 
 fn service_limits(config: &Config) -> ServiceLimits {
     let Limits { names, response_bytes, nack_splits, .. } = config.limits;
-    ServiceLimits { session: SessionLimits { names, response_bytes, nack_splits }, svid_seconds: config.svid_seconds }
+    ServiceLimits {
+        session: SessionLimits { names, response_bytes, nack_splits, ..SessionLimits::default() },
+        svid_seconds: config.svid_seconds,
+    }
 }
 
 /// Has the writer say what changed of the tenants' trust.

@@ -28,6 +28,7 @@ mod southbound;
 mod subscribers;
 mod tenant;
 mod trust;
+mod wire_check;
 mod writer;
 
 pub use admin::FILES_MAX;
@@ -37,7 +38,7 @@ pub use hub::{Config, Hub, HubError, Limits, REQUEST_BYTES_MAX};
 pub use jwks::{AllowedHost, JWKS_BYTES_MAX, JWKS_FETCHES_MAX, JWKS_FETCHES_PER_TENANT_MAX, JWKS_URIS_MAX, JwksOptions};
 pub use listener::{CONNECTIONS_MAX, ListenError};
 pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};
-pub use session::{NACK_SPLITS_MAX, NAMES_MAX, RESPONSE_BYTES_MAX};
+pub use session::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
 pub use subscribers::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
 pub use trust::{BARRED_MAX, CA_DOMAINS_MAX, CA_FILE_BYTES_MAX, EXTERNAL_REQUESTS_MAX, ExternalCa, ISSUED_MAX, REVOKED_MAX, TrustOptions};
 
@@ -66,6 +67,7 @@ fn kind_name(kind: Kind) -> &'static str {
         Kind::PeerAuthentication => "PeerAuthentication",
         Kind::Termination => "Termination",
         Kind::Entitlement => "Entitlement",
+        Kind::Manifest => "Manifest",
     }
 }
 

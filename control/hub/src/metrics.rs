@@ -33,6 +33,7 @@ metrics! {
     BYTES, "canal_controller_response_bytes_total", "counter", "Bytes of responses sent to data planes by type.";
     ACKS, "canal_controller_acks_total", "counter", "Responses accepted by data planes.";
     NACKS, "canal_controller_nacks_total", "counter", "Responses refused by data planes.";
+    NACKS_STANDING, "canal_controller_nacks_standing", "gauge", "Data planes that have refused a resource for more than a minute.";
     ANSWERS_STALE, "canal_controller_answers_stale_total", "counter", "Answers to responses that were not outstanding.";
     COMPILES, "canal_controller_compile_seconds_count", "counter", "Compilations of one tenant.";
     COMPILE_SECONDS, "canal_controller_compile_seconds_sum", "counter", "Seconds spent compiling.";

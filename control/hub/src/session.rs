@@ -5,6 +5,10 @@
 //! batch is formed once the last was answered; until then changes gather and cost nothing. Start reading at [`Session::hear`]
 //! and [`Session::next_response`].
 
+mod limits;
+mod manifests;
+mod refusals;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -18,26 +22,11 @@ use canal_wire::southbound::{kind_of, type_url};
 
 use crate::catalog::{Catalog, Entry, Key, Owner, TenantView, Version};
 
-/// Resources and names one stream may name or hold.
-pub const NAMES_MAX: usize = 500_000;
-/// Bytes of one response, roughly: far below what a receiver takes, so that one stream never needs a huge buffer.
-pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
-/// Refused responses of one batch that are split in the search for the resource at fault. After that whole responses are set aside.
-pub const NACK_SPLITS_MAX: usize = 256;
+use refusals::{Nack, SetAside};
 
-/// Limits of one stream.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct SessionLimits {
-    pub(crate) names: usize,
-    pub(crate) response_bytes: usize,
-    pub(crate) nack_splits: usize,
-}
-
-impl Default for SessionLimits {
-    fn default() -> Self {
-        Self { names: NAMES_MAX, response_bytes: RESPONSE_BYTES_MAX, nack_splits: NACK_SPLITS_MAX }
-    }
-}
+pub use limits::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
+pub(crate) use limits::{SessionError, SessionLimits};
+pub(crate) use refusals::{Refusals, TenantRefusals};
 
 /// What a message from the subscriber was.
 #[derive(Debug, PartialEq, Eq)]
@@ -54,14 +43,6 @@ pub(crate) enum Heard {
     UnknownType,
 }
 
-/// The stream asks for more than it may.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the stream names {named} resources and may name {limit}; subscribe to less, or by wildcard")]
-pub(crate) struct TooManyNames {
-    pub(crate) named: usize,
-    pub(crate) limit: usize,
-}
-
 /// How a subscriber stands, for `canal status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
@@ -75,6 +56,8 @@ pub(crate) struct Progress {
     pub(crate) content: Generation,
     /// The newest refusal that still stands.
     pub(crate) nack: String,
+    /// What was refused and not changed since, by owner. [`Progress::acked`] holds for all other tenants.
+    pub(crate) refusals: Arc<Refusals>,
     pub(crate) resources: usize,
 }
 
@@ -140,12 +123,22 @@ pub(crate) struct Session {
     kinds: [Subscription; Kind::ALL.len()],
     held: HashMap<Owner, BTreeMap<Key, Version>>,
     held_count: usize,
-    /// What was refused and not changed since: the version, or `None` for a removal.
-    refused: HashMap<Key, Option<Version>>,
+    /// What was refused and not changed since.
+    refused: HashMap<Key, SetAside>,
+    refusals: Arc<Refusals>,
+    refusals_changed: bool,
     queue: VecDeque<Planned>,
     in_flight: VecDeque<(u64, Planned)>,
     nonce: u64,
-    splits: usize,
+    /// Refused responses that were cut in this batch, by tenant.
+    splits: HashMap<Owner, usize>,
+    /// No batch was formed yet: all manifests are sent with the first.
+    manifests_due: bool,
+    /// Bytes of names that this subscriber brought and the catalog did not have. Never given back: what comes and goes in the catalog
+    /// would make the sum wrong.
+    name_bytes: usize,
+    /// Answers to unknown types that were not sent yet.
+    unknown_pending: usize,
     /// Compare with the whole catalog, not only with what changed.
     resync: bool,
     admitted: BTreeSet<Owner>,
@@ -168,10 +161,15 @@ impl Session {
             held: HashMap::new(),
             held_count: 0,
             refused: HashMap::new(),
+            refusals: Arc::default(),
+            refusals_changed: false,
             queue: VecDeque::new(),
             in_flight: VecDeque::new(),
             nonce: 0,
-            splits: 0,
+            splits: HashMap::new(),
+            manifests_due: true,
+            name_bytes: 0,
+            unknown_pending: 0,
             resync: true,
             admitted: BTreeSet::new(),
             whereabouts: Arc::default(),
@@ -194,10 +192,20 @@ impl Session {
         !self.in_flight.is_empty()
     }
 
-    /// Takes one message in.
-    pub(crate) fn hear(&mut self, request: DeltaDiscoveryRequest) -> Result<Heard, TooManyNames> {
+    /// [`Session::hear`] of a subscriber whose names nobody knows.
+    #[cfg(test)]
+    pub(crate) fn hear_alone(&mut self, request: DeltaDiscoveryRequest) -> Result<Heard, SessionError> {
+        self.hear(request, &Catalog::default())
+    }
+
+    /// Takes one message in. Names that `catalog` has are kept as it has them, and cost nothing.
+    pub(crate) fn hear(&mut self, request: DeltaDiscoveryRequest, catalog: &Catalog) -> Result<Heard, SessionError> {
         let Ok(kind) = kind_of(&request.type_url) else {
             if request.response_nonce.is_empty() {
+                self.unknown_pending += 1;
+                if self.unknown_pending > self.limits.pending {
+                    return Err(SessionError::TooManyUnknownTypes { limit: self.limits.pending });
+                }
                 let url = request.type_url.chars().take(200).collect();
                 self.queue.push_back(Planned { url, generation: self.seen, items: Vec::new() });
             } else {
@@ -205,20 +213,21 @@ impl Session {
             }
             return Ok(Heard::UnknownType);
         };
-        let changed = self.subscribe(kind, &request)?;
+        let changed = self.subscribe(kind, &request, catalog)?;
         if request.response_nonce.is_empty() {
             return Ok(Heard::Subscription);
         }
-        let refusal = request.error_detail.map(|s| s.message);
-        Ok(match self.settle_nonce(&request.response_nonce, refusal.as_deref()) {
+        let nack = request.error_detail.as_ref().map(Nack::read);
+        Ok(match self.settle_nonce(&request.response_nonce, nack.as_ref()) {
             false if changed => Heard::Subscription,
             false => Heard::Stale,
-            true => refusal.map_or(Heard::Ack, |reason| Heard::Nack { reason }),
+            true => nack.map_or(Heard::Ack, |nack| Heard::Nack { reason: nack.text }),
         })
     }
 
     /// Opens or changes the subscription to a kind. True when something changed.
-    fn subscribe(&mut self, kind: Kind, request: &DeltaDiscoveryRequest) -> Result<bool, TooManyNames> {
+    fn subscribe(&mut self, kind: Kind, request: &DeltaDiscoveryRequest, catalog: &Catalog) -> Result<bool, SessionError> {
+        let names = self.admit_names(kind, request, catalog)?;
         let subscription = &mut self.kinds[kind as usize];
         let first = !subscription.open;
         if first {
@@ -231,8 +240,9 @@ impl Session {
             if name == "*" {
                 subscription.wildcard = true;
             } else {
-                subscription.names.insert(name.as_str().into());
-                subscription.asked.insert(name.as_str().into());
+                let name = names.get(name.as_str()).cloned().unwrap_or_else(|| name.as_str().into());
+                subscription.names.insert(name.clone());
+                subscription.asked.insert(name);
             }
         }
         for name in &request.resource_names_unsubscribe {
@@ -246,15 +256,48 @@ impl Session {
         let changed = first || !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
         if first {
             for (name, version) in &request.initial_resource_versions {
-                self.hold((kind, name.as_str().into()), Version::read(version));
+                let name = names.get(name.as_str()).cloned().unwrap_or_else(|| name.as_str().into());
+                self.hold((kind, name), Version::read(version));
             }
         }
         if changed {
             self.resync = true;
+            self.manifests_due = true;
             self.forget_uncovered(kind);
         }
         let named = self.held_count + self.kinds.iter().map(|k| k.names.len()).sum::<usize>();
-        if named > self.limits.names { Err(TooManyNames { named, limit: self.limits.names }) } else { Ok(changed) }
+        if named > self.limits.names { Err(SessionError::TooManyNames { named, limit: self.limits.names }) } else { Ok(changed) }
+    }
+
+    /// Checks the names of a request before any is kept; gives those that the catalog has.
+    fn admit_names<'r>(
+        &mut self,
+        kind: Kind,
+        request: &'r DeltaDiscoveryRequest,
+        catalog: &Catalog,
+    ) -> Result<HashMap<&'r str, Arc<str>>, SessionError> {
+        let first = !self.kinds[kind as usize].open;
+        let versions = request.initial_resource_versions.keys().filter(|_| first);
+        let all = || request.resource_names_subscribe.iter().chain(&request.resource_names_unsubscribe);
+        let longest = versions.clone().chain(all()).map(String::len).max().unwrap_or(0);
+        if longest > self.limits.name_bytes {
+            return Err(SessionError::NameTooLong { bytes: longest, limit: self.limits.name_bytes });
+        }
+        let mut known = HashMap::new();
+        let mut foreign = 0;
+        for name in request.resource_names_subscribe.iter().chain(versions) {
+            let key: Key = (kind, name.as_str().into());
+            match catalog.view(&owner_of(&key)).and_then(|view| view.entries.get_key_value(&key)) {
+                Some(((_, name_there), _)) => _ = known.insert(name.as_str(), name_there.clone()),
+                None if self.kinds[kind as usize].names.contains(name.as_str()) => {}
+                None => foreign += name.len(),
+            }
+        }
+        self.name_bytes += foreign;
+        if self.name_bytes > self.limits.stream_name_bytes {
+            return Err(SessionError::TooManyNameBytes { bytes: self.name_bytes, limit: self.limits.stream_name_bytes });
+        }
+        Ok(known)
     }
 
     /// A subscriber drops what it unsubscribed from by itself; it is not told again.
@@ -270,49 +313,29 @@ impl Session {
     }
 
     /// Applies an answer to the response it names. False: no such response is outstanding.
-    fn settle_nonce(&mut self, nonce: &str, refusal: Option<&str>) -> bool {
+    fn settle_nonce(&mut self, nonce: &str, nack: Option<&Nack>) -> bool {
         let Some(at) = nonce.parse::<u64>().ok().and_then(|n| self.in_flight.iter().position(|(x, _)| *x == n)) else {
             return false;
         };
         let Some((_, planned)) = self.in_flight.remove(at) else { return false };
-        match refusal {
-            None => self.accept(planned),
-            Some(reason) => self.refuse(planned, reason),
+        match nack {
+            None => self.accept(planned.items),
+            Some(nack) => self.refuse(planned, nack),
         }
         if self.in_flight.is_empty() && self.queue.is_empty() {
-            self.splits = 0;
-            if self.refused.is_empty() {
-                self.acked = self.sent;
-                self.last_nack.clear();
-            }
+            self.settle(self.sent);
         }
         true
     }
 
-    fn accept(&mut self, planned: Planned) {
-        for item in planned.items {
+    fn accept(&mut self, items: Vec<Item>) {
+        for item in items {
             let key = item.key();
-            self.refused.remove(&key);
+            self.forget_refusal(&key);
             match item.version() {
                 Some(version) => self.hold(key, version),
                 None => self.drop_held(&key),
             }
-        }
-    }
-
-    /// A refused response of several resources is sent again in halves, until the one at fault stands alone and the rest went on.
-    fn refuse(&mut self, planned: Planned, reason: &str) {
-        self.last_nack = reason.chars().take(2000).collect();
-        let Planned { url, generation, mut items } = planned;
-        if items.len() > 1 && self.splits < self.limits.nack_splits {
-            self.splits += 1;
-            let second = items.split_off(items.len() / 2);
-            self.queue.push_front(Planned { url: url.clone(), generation, items: second });
-            self.queue.push_front(Planned { url, generation, items });
-            return;
-        }
-        for item in items {
-            self.refused.insert(item.key(), item.version());
         }
     }
 
@@ -340,7 +363,13 @@ impl Session {
         if self.queue.is_empty() && self.in_flight.is_empty() {
             self.form_batch(catalog);
         }
+        if self.in_flight.len() >= self.limits.pending {
+            return None;
+        }
         let mut planned = self.queue.pop_front()?;
+        if kind_of(&planned.url).is_err() {
+            self.unknown_pending -= 1;
+        }
         if self.seen == Generation(0) {
             // Only the answer to an unknown type comes before the first batch; a receiver never goes back, so it must not say 0.
             planned.generation = catalog.generation;
@@ -371,11 +400,10 @@ impl Session {
             k.asked.clear();
             k.unanswered &= !k.open;
         }
-        if self.queue.is_empty() && self.refused.is_empty() {
-            // Nothing differs: what concerned this subscriber is what it holds already.
+        if self.queue.is_empty() {
+            // Nothing differs: what concerned this subscriber is what it holds already, but for what it refuses.
             self.sent = self.sent.max(self.wanted);
-            self.acked = self.acked.max(self.wanted);
-            self.last_nack.clear();
+            self.settle(self.wanted);
         }
     }
 
@@ -384,6 +412,8 @@ impl Session {
         let admitted: BTreeSet<Owner> = catalog.concerning(&self.principal).map(|(owner, _)| owner).collect();
         let owners: BTreeSet<Owner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
         let mut items = Vec::new();
+        // Also of tenants of which nothing differs: a resource that was refused and is gone is no longer sealed.
+        let mut resealed = BTreeSet::new();
         for owner in &owners {
             let view = catalog.view(owner);
             let is_admitted = admitted.contains(owner);
@@ -393,16 +423,21 @@ impl Session {
                 None => self.all_keys(owner, view.filter(|_| is_admitted)),
             };
             for key in keys {
+                if key.0.is_security() {
+                    resealed.extend(owner.clone());
+                }
                 items.extend(self.difference(key, owner, view.map(Arc::as_ref), is_admitted, catalog.generation));
             }
         }
         items.extend(self.unknown_names(&items));
+        items.extend(self.manifests(&items, resealed, &admitted, catalog));
         self.admitted = admitted;
         items
     }
 
     fn all_keys(&self, owner: &Owner, view: Option<&Arc<TenantView>>) -> BTreeSet<Key> {
-        let held = self.held.get(owner).into_iter().flat_map(|h| h.keys());
+        // Manifests are in no catalog; they are compared on their own.
+        let held = self.held.get(owner).into_iter().flat_map(|h| h.keys()).filter(|(kind, _)| *kind != Kind::Manifest);
         let offered = view.into_iter().flat_map(|v| v.entries.keys());
         held.chain(offered).filter(|(kind, name)| self.kinds[*kind as usize].covers(name)).cloned().collect()
     }
@@ -423,12 +458,12 @@ impl Session {
         let is_visible = |e: &&Arc<Entry>| scope::visible(&e.resource, &self.principal, &self.whereabouts);
         let offered = view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(is_visible);
         let held = self.held.get(owner).and_then(|h| h.get(&key));
-        let refused = self.refused.get(&key).copied();
+        let refused = self.refused.get(&key).map(|aside| aside.version);
         match (offered, held) {
             (Some(entry), held) => {
                 self.wanted = self.wanted.max(entry.changed);
                 if held == Some(&entry.version) && !asked {
-                    self.refused.remove(&key);
+                    self.forget_refusal(&key);
                     return None;
                 }
                 (refused != Some(Some(entry.version)) || asked).then(|| Item::Put(entry.clone()))
@@ -442,7 +477,7 @@ impl Session {
                 (refused != Some(None) || asked).then_some(Item::Remove(key))
             }
             (None, None) => {
-                self.refused.remove(&key);
+                self.forget_refusal(&key);
                 asked.then_some(Item::Remove(key))
             }
         }
@@ -453,11 +488,13 @@ impl Session {
         let answered: BTreeSet<Key> = found.iter().map(Item::key).collect();
         let is_held = |key: &Key| self.held.get(&owner_of(key)).is_some_and(|h| h.contains_key(key));
         let asked = Kind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
-        asked.filter(|key| !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
+        asked.filter(|key| key.0 != Kind::Manifest && !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
     }
 
     /// Puts the lines into responses: new and changed ones parents first, then removals children first.
     fn plan(&mut self, items: Vec<Item>, generation: Generation) {
+        // Manifests stand after everything that they seal, removals too.
+        let (manifests, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|i| i.key().0 == Kind::Manifest);
         let kinds: BTreeSet<Kind> = items.iter().map(|i| i.key().0).collect();
         let one_kind = kinds.len() == 1;
         let mut puts: BTreeMap<Kind, Vec<Item>> = BTreeMap::new();
@@ -468,17 +505,19 @@ impl Session {
             let side = if one_kind || matches!(item, Item::Put(_)) { &mut puts } else { &mut removals };
             side.entry(kind).or_default().push(item);
         }
-        for kind in Kind::ALL {
-            let subscription = &self.kinds[kind as usize];
-            if subscription.open && subscription.unanswered {
-                puts.entry(kind).or_default();
-            }
+        let unanswered = |kind: Kind| self.kinds[kind as usize].open && self.kinds[kind as usize].unanswered;
+        for kind in Kind::ALL.into_iter().filter(|kind| *kind != Kind::Manifest && unanswered(*kind)) {
+            puts.entry(kind).or_default();
         }
+        let with_manifests = !manifests.is_empty() || unanswered(Kind::Manifest);
         for (kind, items) in puts {
             self.enqueue(kind, items, generation);
         }
         for (kind, items) in removals.into_iter().rev() {
             self.enqueue(kind, items, generation);
+        }
+        if with_manifests {
+            self.enqueue(Kind::Manifest, manifests, generation);
         }
     }
 
@@ -507,6 +546,7 @@ impl Session {
             sent: self.sent,
             acked: self.acked,
             content: self.content,
+            refusals: self.refusals.clone(),
             nack: if self.refused.is_empty() && self.queue.is_empty() { String::new() } else { self.last_nack.clone() },
             resources: self.held_count,
         }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::catalog::Catalog;
 use crate::metrics;
 use crate::session::{Heard, Session};
 use crate::shared::{Caller, Shared};
@@ -105,7 +106,7 @@ impl Pump {
                     }
                 }
                 message = inbound.message() => match message {
-                    Ok(Some(request)) => self.hear(request)?,
+                    Ok(Some(request)) => self.hear(request, &catalog)?,
                     Ok(None) => return Ok("the subscriber ended the stream"),
                     Err(_) => return Ok("the connection broke"),
                 },
@@ -125,14 +126,14 @@ impl Pump {
         }
     }
 
-    fn hear(&mut self, request: DeltaDiscoveryRequest) -> Result<(), Status> {
+    fn hear(&mut self, request: DeltaDiscoveryRequest, catalog: &Catalog) -> Result<(), Status> {
         if let Some(node) = request.node.as_ref().filter(|_| !self.greeted) {
             self.greeted = true;
             self.stream.is_build(&node.user_agent_version);
         }
         let url = request.type_url.clone();
-        let heard = self.session.hear(request).map_err(|e| {
-            self.shared.refuse("names");
+        let heard = self.session.hear(request, catalog).map_err(|e| {
+            self.shared.refuse(e.reason());
             Status::resource_exhausted(e.to_string())
         })?;
         let metrics = &self.shared.metrics;

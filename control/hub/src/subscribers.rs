@@ -2,25 +2,30 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use canal_model::ids::Generation;
+use canal_model::ids::{Generation, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
 use canal_wire::api;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::catalog::Catalog;
+use crate::catalog::{Catalog, Key, Owner};
 use crate::fleet::Known;
 use crate::principal_name;
 use crate::principals::Principals;
-use crate::session::Progress;
+use crate::session::{Progress, TenantRefusals};
 
 /// Open streams of all subscribers together.
 pub const STREAMS_MAX: usize = 20_000;
 /// Open streams of one principal: the current one, and those whose end was not noticed yet. The oldest gives way.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
+
+/// A refusal that stands for so long is an alarm: what was refused is not in force there, and its tenant may be closed.
+pub const STANDING_AFTER: Duration = Duration::from_secs(60);
+/// Refused resources that one line of `canal status` names.
+const REFUSED_NAMED_MAX: usize = 4;
 
 /// The registry of subscribers.
 pub(crate) struct Subscribers {
@@ -49,6 +54,17 @@ struct Record {
     /// The newest generation of which something was sent, on any of its streams.
     content: Generation,
     unacked_since: Option<Instant>,
+    /// A refusal has stood since then, on any of its streams.
+    refused_since: Option<Instant>,
+}
+
+impl Record {
+    /// Everything up to here was acknowledged, but for what tenants with standing refusals have.
+    fn whole(&self) -> Generation {
+        let p = &self.progress;
+        let is_whole = !p.refusals.contains_key(&None) && p.acked >= p.wanted && self.unacked_since.is_none();
+        if is_whole { p.seen } else { p.acked }
+    }
 }
 
 /// No more streams are taken.
@@ -103,18 +119,16 @@ impl Subscribers {
     pub(crate) fn known(&self, principal: &Principal) -> Known {
         let inner = self.lock();
         let Some(record) = inner.records.get(principal) else { return Known::default() };
-        let p = &record.progress;
-        let is_whole = p.nack.is_empty() && p.acked >= p.wanted && record.unacked_since.is_none();
-        Known { whole: if is_whole { p.seen } else { p.acked }, content: record.content }
+        let behind = record.progress.refusals.iter().filter_map(|(owner, r)| Some((owner.clone()?, r.acked)));
+        Known { whole: record.whole(), content: record.content, behind: behind.collect() }
     }
 
-    /// Whether a data plane acknowledged everything of `kind` up to `generation`; `None`: it is not connected.
-    pub(crate) fn has(&self, principal: &Principal, kind: Kind, generation: Generation) -> Option<bool> {
+    /// Whether a data plane acknowledged everything of `kind` and `tenant` up to `generation`; `None`: it is not connected.
+    pub(crate) fn has(&self, principal: &Principal, tenant: &TenantName, kind: Kind, generation: Generation) -> Option<bool> {
         let inner = self.lock();
         let record = inner.records.get(principal).filter(|r| !r.streams.is_empty())?;
         let p = &record.progress;
-        let is_whole = p.nack.is_empty() && p.acked >= p.wanted && record.unacked_since.is_none();
-        let whole = if is_whole { p.seen } else { p.acked };
+        let whole = p.refusals.get(&Some(tenant.clone())).map_or_else(|| record.whole(), |r| r.acked);
         Some(p.kinds[kind as usize] && whole >= generation)
     }
 
@@ -125,6 +139,7 @@ impl Subscribers {
         for (principal, r) in inner.records.iter().filter(|(_, r)| !r.streams.is_empty()) {
             *s.connected.entry(principal_name(principal)).or_insert(0) += 1;
             s.converged += u64::from(r.progress.nack.is_empty() && r.progress.acked >= wanted(principal, &r.progress, catalog));
+            s.standing += u64::from(r.refused_since.is_some_and(|since| since.elapsed() > STANDING_AFTER));
             s.unacked_seconds = s.unacked_seconds.max(r.unacked_since.map_or(0.0, |t| t.elapsed().as_secs_f64()));
         }
         s
@@ -134,6 +149,22 @@ impl Subscribers {
     pub(crate) fn list(&self, catalog: &Catalog, visible: impl Fn(&Principal) -> bool) -> Vec<api::Subscriber> {
         let inner = self.lock();
         inner.records.iter().filter(|(p, _)| visible(p)).map(|(p, r)| shown(p, r, catalog)).collect()
+    }
+
+    /// [`Subscribers::list`] for one who may see these tenants only: of refusals it names theirs, and how far they are.
+    pub(crate) fn list_for(
+        &self,
+        catalog: &Catalog,
+        visible: impl Fn(&Principal) -> bool,
+        may_see: impl Fn(&TenantName) -> bool,
+    ) -> Vec<api::Subscriber> {
+        let inner = self.lock();
+        let narrowed = |(principal, record): (&Principal, &Record)| {
+            let own: Vec<_> = record.progress.refusals.iter().filter(|(owner, _)| owner.as_ref().is_some_and(&may_see)).collect();
+            let acked = own.iter().map(|(_, r)| r.acked).chain([record.progress.acked]).min().unwrap_or_default().0;
+            api::Subscriber { nack: refusal_text(&own), generation_acked: acked, ..shown(principal, record, catalog) }
+        };
+        inner.records.iter().filter(|(p, _)| visible(p)).map(narrowed).collect()
     }
 }
 
@@ -151,6 +182,8 @@ pub(crate) struct Summary {
     pub(crate) connected: BTreeMap<&'static str, u64>,
     pub(crate) converged: u64,
     pub(crate) unacked_seconds: f64,
+    /// Data planes that have refused something for longer than [`STANDING_AFTER`].
+    pub(crate) standing: u64,
 }
 
 impl OpenStream {
@@ -192,6 +225,10 @@ impl OpenStream {
             && record.streams.last_key_value().is_some_and(|(id, _)| *id == self.id)
         {
             f(record);
+            record.refused_since = match record.progress.nack.is_empty() {
+                true => None,
+                false => record.refused_since.or_else(|| Some(Instant::now())),
+            };
         }
     }
 }
@@ -215,6 +252,18 @@ fn wanted(principal: &Principal, progress: &Progress, catalog: &Catalog) -> Gene
     newer.map_or(progress.wanted, |g| g.max(progress.wanted))
 }
 
+/// The refusals of some tenants in one line.
+fn refusal_text(of: &[(&Owner, &TenantRefusals)]) -> String {
+    let all = of.iter().flat_map(|(_, r)| &r.shown);
+    let one = |((kind, name), why): &(Key, String)| format!("{} {name}: {why}", crate::kind_name(*kind));
+    let mut text = all.take(REFUSED_NAMED_MAX).map(one).collect::<Vec<_>>().join("; ");
+    let more = of.iter().map(|(_, r)| r.count).sum::<usize>().saturating_sub(REFUSED_NAMED_MAX);
+    if more > 0 {
+        text.push_str(&format!("; and {more} more"));
+    }
+    text
+}
+
 fn shown(principal: &Principal, r: &Record, catalog: &Catalog) -> api::Subscriber {
     let (name, tenant, az) = match principal {
         Principal::Node { name, tenant, az } => (name.to_string(), tenant.to_string(), az.to_string()),
@@ -233,7 +282,15 @@ fn shown(principal: &Principal, r: &Record, catalog: &Catalog) -> api::Subscribe
         connected: !r.streams.is_empty(),
         generation_wanted: wanted(principal, &r.progress, catalog).0,
         generation_sent: r.progress.sent.0,
-        generation_acked: r.progress.acked.0,
+        generation_acked: r
+            .progress
+            .refusals
+            .values()
+            .map(|of_tenant| of_tenant.acked)
+            .chain([r.progress.acked])
+            .min()
+            .unwrap_or_default()
+            .0,
         nack: r.progress.nack.clone(),
         resources: r.progress.resources as u64,
         bytes_sent: r.bytes_sent,

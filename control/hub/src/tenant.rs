@@ -155,6 +155,7 @@ impl TenantSources {
         diagnostics.extend(output.diagnostics.iter().cloned().map(|d| placed(d, &documents)));
         let Output { resources, claims, homes, federations, jwks, .. } = output;
         diagnostics.extend(self.jwks_faults.iter().filter(|(uri, _)| jwks.contains(*uri)).map(|(uri, fault)| unfetched(uri, fault, self)));
+        let resources = crate::wire_check::enforce(resources, &mut diagnostics);
         Compiled { resources, claims, homes, federations, jwks, diagnostics, objects, complete: !self.is_partial }
     }
 

@@ -223,7 +223,7 @@ fn subscribe(config: &EdgeConfig, shared: &Shared, registry: &Registry, drain: D
         let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
         shared.keeper().tell(resources)?;
         shared.told();
-        Ok(())
+        Ok(Vec::new())
     };
     Subscriber::start(settings, registry, drain, Box::new(apply))
 }

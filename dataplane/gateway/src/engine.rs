@@ -1,5 +1,6 @@
 //! The engine as its process sees it: started with a configuration, fed with changes, asked how it stands, drained.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +12,7 @@ use canal_kit::log::AccessLog;
 use canal_kit::metrics::{Family, Registry, SharedGauge};
 use canal_kit::sys::SysError;
 use canal_kit::worker::{WorkerConfig, Workers};
-use canal_model::ids::Generation;
+use canal_model::ids::{Generation, TenantName};
 use canal_model::program::{Kind, Resource};
 
 use crate::accept::{self, Doors};
@@ -121,6 +122,11 @@ impl Engine {
         }
         drop(held);
         Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: Gauges::new(&registry), doors: Mutex::new(doors) })
+    }
+
+    /// Says of which tenants nothing may be served; it is in force with the next [`Engine::apply`] or [`Engine::replace`].
+    pub fn close_tenants(&self, closed: BTreeSet<TenantName>) {
+        self.builder.lock().unwrap_or_else(PoisonError::into_inner).close_tenants(closed);
     }
 
     /// Takes a change; requests that begin after it returned are served by it.

@@ -96,6 +96,8 @@ pub(crate) enum Fault {
     Route { status: u16, reason: String },
     /// The service or its port is not known (any more).
     NoService,
+    /// A security resource of the tenant is refused or missing: nothing of the tenant is served.
+    TenantClosed,
     /// The service has no ready endpoint.
     NoEndpoint,
     /// A policy forbids it.
@@ -144,9 +146,8 @@ impl Fault {
             Fault::NoRoute => 404,
             Fault::Route { status, .. } => *status,
             Fault::TenantBusy => 429,
-            Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => {
-                503
-            }
+            Fault::NoService | Fault::TenantClosed | Fault::NoEndpoint | Fault::Overload => 503,
+            Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => 503,
             Fault::UpstreamClosed { .. } | Fault::UpstreamReset | Fault::UpstreamProtocol(_) => 502,
             Fault::UpstreamTimeout => 504,
         }
@@ -163,7 +164,7 @@ impl Fault {
             Fault::ClientGone => Flag::DownstreamGone,
             Fault::NoRoute => Flag::NoRoute,
             Fault::Route { .. } => Flag::RouteRefused,
-            Fault::NoService => Flag::NoCluster,
+            Fault::NoService | Fault::TenantClosed => Flag::NoCluster,
             Fault::NoEndpoint => Flag::NoHealthy,
             Fault::TenantBusy => Flag::RateLimited,
             Fault::Overload | Fault::Draining => Flag::Overload,
@@ -186,6 +187,7 @@ impl Fault {
             Fault::NoRoute => "no_route",
             Fault::Route { .. } => "route_refused",
             Fault::NoService => "no_service",
+            Fault::TenantClosed => "tenant_closed",
             Fault::NoEndpoint => "no_endpoint",
             Fault::Denied(_) => "denied",
             Fault::Unauthenticated(_) => "unauthenticated",
@@ -229,6 +231,7 @@ impl Fault {
             Fault::NoRoute => "no route matches this request",
             Fault::Route { .. } => "the route for this request is not usable",
             Fault::NoService => "no such service",
+            Fault::TenantClosed => "the configuration of this service is not complete",
             Fault::NoEndpoint => "no endpoint of this service is ready",
             Fault::Denied(_) | Fault::Unasked(_) => "RBAC: access denied",
             Fault::Unauthenticated(bad) => bad.text(),
@@ -259,6 +262,7 @@ impl Fault {
             Fault::NoRoute
             | Fault::Route { .. }
             | Fault::NoService
+            | Fault::TenantClosed
             | Fault::NoEndpoint
             | Fault::Unasked(_)
             | Fault::TenantBusy

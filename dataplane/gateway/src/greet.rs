@@ -44,6 +44,8 @@ enum Unwelcome {
     UnknownPort,
     TenantConnections,
     TenantGone,
+    /// A security resource of the tenant is refused or missing.
+    TenantClosed,
 }
 
 impl From<Misplaced> for Unwelcome {
@@ -64,15 +66,15 @@ impl Unwelcome {
             Unwelcome::UnknownPort => "unknown_port",
             Unwelcome::TenantConnections => "tenant_connections",
             Unwelcome::TenantGone => "tenant_gone",
+            Unwelcome::TenantClosed => "tenant_closed",
         }
     }
     /// The answer to CONNECT, with ztunnel's meanings.
     fn status(self) -> u16 {
         match self {
             Unwelcome::IllegalPort | Unwelcome::WrongService => STATUS_BAD,
-            Unwelcome::UnknownDestination | Unwelcome::UnknownPort | Unwelcome::TenantConnections | Unwelcome::TenantGone => {
-                STATUS_UNAVAILABLE
-            }
+            Unwelcome::UnknownDestination | Unwelcome::UnknownPort => STATUS_UNAVAILABLE,
+            Unwelcome::TenantConnections | Unwelcome::TenantGone | Unwelcome::TenantClosed => STATUS_UNAVAILABLE,
         }
     }
 }
@@ -259,6 +261,7 @@ async fn tunnel(worker: &Rc<Worker>, tenant: &str, scope: &Scope, incoming: Inco
     let snapshot = worker.snapshot();
     let welcomed = match snapshot.tenant(tenant) {
         None => Err(Unwelcome::TenantGone),
+        Some(tenant) if tenant.closed => Err(Unwelcome::TenantClosed),
         Some(tenant) => welcome(worker, tenant, scope, &incoming),
     };
     drop(snapshot);

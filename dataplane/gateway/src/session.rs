@@ -96,6 +96,9 @@ impl Session {
             return Ok((snapshot, resolved.clone()));
         }
         let tenant = snapshot.tenant(self.account.tenant.as_str()).ok_or(Fault::NoService)?;
+        if tenant.closed {
+            return Err(Fault::TenantClosed);
+        }
         let resolved = Rc::new(Resolved::find(&worker.upstreams, tenant, &self.destination).ok_or(Fault::NoService)?);
         self.policed.set(!tenant.policies.is_empty());
         *self.resolved.borrow_mut() = Some((snapshot.sequence, resolved.clone()));

@@ -98,6 +98,8 @@ pub(crate) struct TenantView {
     pub(crate) policies: Arc<Policies>,
     /// Another one whenever what is open must be judged anew.
     pub(crate) policy_version: u64,
+    /// Nothing of the tenant is served: a security resource of it is refused or missing.
+    pub(crate) closed: bool,
 }
 
 #[derive(Debug, Clone)]

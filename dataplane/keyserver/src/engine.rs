@@ -10,7 +10,7 @@ use arc_swap::ArcSwap;
 use bytes::{Buf, BytesMut};
 use canal_kit::drain::{Drain, Watcher};
 use canal_kit::metrics::Registry;
-use canal_kit::southbound::State;
+use canal_kit::southbound::{RefusedResource, State};
 use canal_kit::sys;
 use canal_kit::tls::{HANDSHAKE_TIMEOUT, Role, TrustStore};
 use canal_model::identity::{component_identity, components};
@@ -120,11 +120,12 @@ impl Engine {
         Ok(Self { hall: Arc::new(Hall { core, doors, provider, strangers: Mutex::default(), trust }) })
     }
 
-    /// Takes a whole state of tenants, bundles and entitlements; an error refuses all of it.
-    pub fn apply(&self, state: &State) -> Result<(), String> {
-        self.hall.trust.apply(state)?;
-        self.take(Rights::of(Rights::KINDS.iter().flat_map(|k| state.of(*k))));
-        Ok(())
+    /// Takes a whole state of tenants, bundles and entitlements; gives those that cannot be used. A closed tenant has no rights.
+    pub fn apply(&self, state: &State) -> Vec<RefusedResource> {
+        let refused = self.hall.trust.apply(state);
+        let is_open = |r: &&Arc<Resource>| r.tenant().is_none_or(|tenant| !state.closed().contains_key(tenant));
+        self.take(Rights::of(Rights::KINDS.iter().flat_map(|k| state.of(*k)).filter(is_open)));
+        refused
     }
 
     /// [`Engine::apply`] with the resources alone.

@@ -73,7 +73,7 @@ impl Tenant {
 
 impl Rights {
     /// The kinds that a key server is told.
-    pub const KINDS: [Kind; 3] = [Kind::Tenant, Kind::Bundle, Kind::Entitlement];
+    pub const KINDS: [Kind; 4] = [Kind::Tenant, Kind::Bundle, Kind::Entitlement, Kind::Manifest];
 
     /// Of Tenants and Entitlements; others are passed over. An entitlement of a tenant that was not told is of no use.
     pub fn of<'a>(all: impl IntoIterator<Item = &'a Arc<Resource>>) -> Self {

@@ -1,8 +1,10 @@
-//! The delta xDS subscription: connects, checks, hands whole responses to the caller, acks or nacks, keeps the last good state on disk
-//! and boots from it. It does not know what a resource means.
+//! The delta xDS subscription: connects, checks, hands changes to the caller, acks or nacks by name, keeps the last good state on disk
+//! and boots from it, and says which tenants must not be served. It does not know what a resource means.
 
+mod closure;
 mod counts;
 mod held;
+mod intake;
 mod session;
 pub mod snapshot;
 mod state;
@@ -24,6 +26,7 @@ use counts::Counts;
 use held::Holder;
 use session::Timing;
 
+pub use closure::{ClosedTenants, Closure, ClosureCause};
 pub use state::{Held, State};
 
 /// What to subscribe to, as whom.
@@ -50,7 +53,7 @@ pub enum Origin {
     Controller,
 }
 
-/// One accepted-or-refused-whole change: one response of the controller, or a whole snapshot.
+/// One change: what is good of one response of the controller, or a whole snapshot.
 #[derive(Debug, Clone)]
 pub struct Update {
     pub origin: Origin,
@@ -61,9 +64,33 @@ pub struct Update {
     pub removals: Vec<(Kind, String)>,
 }
 
-/// Called with each change and the state as it will be, the first time with a whole state; `Err` refuses the whole of it: it is nacked with the reason and the last good
-/// state stays. Runs on the subscriber's task, so it should take milliseconds; a snapshot that is refused counts as corrupt.
-pub type Apply = Box<dyn FnMut(&Update, &State) -> Result<(), String> + Send>;
+/// A resource that was refused, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedResource {
+    pub kind: Kind,
+    /// The name on the wire.
+    pub name: String,
+    /// The label `reason`.
+    pub(crate) label: &'static str,
+    pub why: String,
+}
+
+impl RefusedResource {
+    /// A resource that the data plane cannot use.
+    pub fn by_caller(kind: Kind, name: impl Into<String>, why: &str) -> Self {
+        Self { kind, name: name.into(), label: "refused", why: why.into() }
+    }
+}
+
+/// Called with each change and the state as it will be, the first time with a whole state. Of tenants in [`State::closed`] nothing may be
+/// served.
+///
+/// `Ok` names the resources that the data plane cannot use; it must go on without them as if they had not come. They are nacked by name and
+/// taken back, and if they are security resources their tenants are closed, which is told by one more call. `Err` and a panic refuse
+/// everything: the change is told again tenant by tenant, so that one tenant's resource does not veto another's.
+///
+/// Runs on the subscriber's task, so it should take milliseconds. A snapshot of which no tenant is accepted counts as corrupt.
+pub type Apply = Box<dyn FnMut(&Update, &State) -> Result<Vec<RefusedResource>, String> + Send>;
 
 /// How the subscription stands, for `/config_dump`, readiness and alarms.
 #[derive(Debug, Clone, Default, serde::Serialize)]
@@ -78,8 +105,10 @@ pub struct Status {
     pub live: bool,
     /// Resources held, by kind.
     pub resources: BTreeMap<String, usize>,
-    /// Text of the last nack, until a later response of the kind is accepted.
+    /// Text of the last nack, until a later response of the kind is accepted whole.
     pub nack: BTreeMap<String, String>,
+    /// Tenants of which nothing is served, and why.
+    pub closed: ClosedTenants,
     /// Why the last connection ended.
     pub error: String,
     pub reconnects: u64,
@@ -98,8 +127,8 @@ impl Subscriber {
     /// `drain` is forced. That runtime should have two threads or more: snapshots are written on it. A snapshot that is missing, torn, corrupt or refused leaves it not ready until the first full state.
     /// The drain waits for the newest state to be on disk, not for the subscription.
     ///
-    /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`, `_nacks_total{kind,reason}`,
-    /// `_reconnects_total{reason}` (`stale` = mute controller), `_snapshot_refused_total{reason}`, `_snapshot_writes_total{result}`.
+    /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`, `_nacks_total{kind,reason}`, `_refused_resources_total{kind,reason}`,
+    /// `_closed_tenants`, `_reconnects_total{reason}` (`stale` = mute controller), `_snapshot_refused_total{reason}`, `_snapshot_writes_total{result}`.
     pub fn start(config: SubscriberConfig, registry: &Registry, drain: Drain, apply: Apply) -> Self {
         Self::start_with(config, registry, drain, apply, Timing::default())
     }
@@ -202,6 +231,7 @@ pub fn kind_name(kind: Kind) -> &'static str {
         Kind::PeerAuthentication => "peer authentication",
         Kind::Termination => "termination",
         Kind::Entitlement => "entitlement",
+        Kind::Manifest => "manifest",
     }
 }
 

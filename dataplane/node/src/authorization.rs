@@ -135,6 +135,8 @@ impl Refused {
 struct Inputs {
     /// `None`: the tenant was never heard of.
     trust_domain: Option<TrustDomain>,
+    /// A security resource of the tenant is refused or missing: who may come in is not known.
+    closed: bool,
     /// Trust domains of other tenants whose members may ask.
     federated: BTreeSet<TrustDomain>,
     /// Of the workload, sorted by key.
@@ -197,6 +199,7 @@ impl Inputs {
         let ports: BTreeSet<u16> = rules.peer_authentications.iter().filter(mine).flat_map(|p| p.ports.keys().copied()).collect();
         Self {
             trust_domain: Some(rules.trust_domain.clone()),
+            closed: rules.closed,
             federated: rules.federated.clone(),
             workload,
             services,
@@ -240,6 +243,7 @@ impl PodPolicy {
     pub fn guards_plaintext(&self) -> bool {
         let strict = |mode: &PeerMode| *mode == PeerMode::Strict;
         self.inputs.trust_domain.is_none()
+            || self.inputs.closed
             || strict(&self.inputs.mode)
             || self.inputs.modes.values().any(strict)
             || !self.workload.is_empty()
@@ -273,6 +277,9 @@ impl PodPolicy {
         let Some(own) = &self.inputs.trust_domain else {
             return Err(Refused::new(Refusal::TenantUnknown, None, "the pod's tenant was never heard of"));
         };
+        if self.inputs.closed {
+            return Err(Refused::new(Refusal::TenantClosed, None, "a security resource of the pod's tenant is refused or missing"));
+        }
         let foreign = q.named().map(|n| &n.identity.trust_domain).filter(|of| *of != own);
         if let Some(of) = foreign.filter(|of| !self.inputs.federated.contains(*of)) {
             return Err(Refused::new(Refusal::Denied, None, format_args!("trust domain {of} is neither {own} nor federated with it")));

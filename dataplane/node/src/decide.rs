@@ -37,6 +37,9 @@ pub fn decide_outbound(view: &View, pod: &Pod, destination: SocketAddr) -> Resul
         return if reserved { Err(Refusal::ReservedPort) } else { Ok(Way::Own(to)) };
     }
     let tenant = view.tenant(&pod.tenant).ok_or(Refusal::TenantUnknown)?;
+    if tenant.rules.closed {
+        return Err(Refusal::TenantClosed);
+    }
     if let Some(service) = tenant.service(to.ip()) {
         return to_service(service, to);
     }

@@ -125,12 +125,12 @@ fn subscribe(config: &NodeConfig, shared: &Arc<Shared>, drain: Drain) -> (Subscr
         snapshot: config.data_dir.join("snapshot"),
     };
     let apply = move |_: &canal_kit::southbound::Update, state: &canal_kit::southbound::State| {
-        shared.trust.apply(state)?;
+        let refused = shared.trust.apply(state);
         let view = View::after(&shared.view.load(), state, &node);
         let generation = view.generation;
         shared.view.store(Arc::new(view));
         changed.send_replace(generation);
-        Ok(())
+        Ok(refused)
     };
     (Subscriber::start(subscription, &registry, drain, Box::new(apply)), generations)
 }

@@ -8,6 +8,8 @@ pub enum Refusal {
     OriginUnknown,
     /// The pod's tenant was never heard of: no southbound state yet, or a pod file that names a stranger.
     TenantUnknown,
+    /// A security resource of the pod's tenant is refused or missing: nothing of the tenant is served.
+    TenantClosed,
     /// No certificate for the pod's identity in time.
     NoIdentity,
     /// The proxy's own ports in a pod may not be dialled (ztunnel's `SelfCall`).
@@ -49,9 +51,10 @@ pub enum Refusal {
 }
 
 /// All of them, for the metrics page and the tests.
-pub const REFUSALS: [Refusal; 21] = [
+pub const REFUSALS: [Refusal; 22] = [
     Refusal::OriginUnknown,
     Refusal::TenantUnknown,
+    Refusal::TenantClosed,
     Refusal::NoIdentity,
     Refusal::ReservedPort,
     Refusal::GatewayAddress,
@@ -79,6 +82,7 @@ impl Refusal {
         match self {
             Refusal::OriginUnknown => "origin_unknown",
             Refusal::TenantUnknown => "tenant_unknown",
+            Refusal::TenantClosed => "tenant_closed",
             Refusal::NoIdentity => "no_identity",
             Refusal::ReservedPort => "reserved_port",
             Refusal::GatewayAddress => "gateway_address",
@@ -107,6 +111,7 @@ impl Refusal {
             Refusal::Denied
             | Refusal::Undecided
             | Refusal::StrictPlaintext
+            | Refusal::TenantClosed
             | Refusal::OutsideMesh
             | Refusal::ReservedPort
             | Refusal::GatewayAddress => "DENY",

@@ -14,7 +14,7 @@ use canal_model::trust::Bundle;
 use crate::gateways::Entrance;
 
 /// The kinds a node subscribes to; the controller narrows each to the node's tenant, and workloads to the node's own.
-pub const KINDS: [Kind; 8] = [
+pub const KINDS: [Kind; 9] = [
     Kind::Tenant,
     Kind::Gateway,
     Kind::Service,
@@ -23,6 +23,7 @@ pub const KINDS: [Kind; 8] = [
     Kind::Bundle,
     Kind::Authorization,
     Kind::PeerAuthentication,
+    Kind::Manifest,
 ];
 
 /// Everything, at one generation.
@@ -59,6 +60,8 @@ pub struct TenantView {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Rules {
     pub trust_domain: TrustDomain,
+    /// A security resource of the tenant is refused or missing: its pods' connections are refused, in both directions.
+    pub closed: bool,
     /// Trust domains of other tenants, of which it has bundles.
     pub federated: BTreeSet<TrustDomain>,
     pub authorizations: Vec<Arc<Authorization>>,
@@ -67,7 +70,7 @@ pub struct Rules {
 
 impl Rules {
     fn empty(trust_domain: TrustDomain) -> Self {
-        Self { trust_domain, federated: BTreeSet::new(), authorizations: Vec::new(), peer_authentications: Vec::new() }
+        Self { trust_domain, closed: false, federated: BTreeSet::new(), authorizations: Vec::new(), peer_authentications: Vec::new() }
     }
 }
 
@@ -84,7 +87,17 @@ impl View {
     /// claim one address the smaller key keeps it, so that all nodes agree.
     pub fn new(state: &State, node: &NodeName) -> Self {
         let all: Vec<&Resource> = KINDS.into_iter().flat_map(|k| state.of(k)).map(|r| &**r).collect();
-        Self::from_resources(state.generation(), all.iter().copied(), node)
+        let mut view = Self::from_resources(state.generation(), all.iter().copied(), node);
+        for tenant in state.closed().keys() {
+            if let Some(tenant) = view.tenants.get_mut(tenant) {
+                let mut rules = Rules { closed: true, ..Rules::empty(tenant.rules.trust_domain.clone()) };
+                rules.federated.clone_from(&tenant.rules.federated);
+                rules.authorizations.clone_from(&tenant.rules.authorizations);
+                rules.peer_authentications.clone_from(&tenant.rules.peer_authentications);
+                tenant.rules = Arc::new(rules);
+            }
+        }
+        view
     }
 
     /// [`View::new`], keeping of the view before what has not changed and is dear to look at again.

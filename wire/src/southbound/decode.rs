@@ -5,15 +5,13 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
+use canal_model::limits::WEIGHT_MAX;
 use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
 use super::{WireError, decode_trust};
 use crate::program as w;
-
-/// Largest weight of a backend (Gateway API BackendRef.weight).
-pub(super) const WEIGHT_MAX: u32 = 1_000_000;
 
 /// Carries the resource's name so that each error says where it is.
 pub(super) struct At<'a>(pub(super) &'a str);

@@ -10,7 +10,8 @@ use crate::program::{Snapshot, snapshot};
 
 /// What this build writes, and all that it reads. It is raised with every kind of resource that decides who may do what: a snapshot from before
 /// that kind has none, and a data plane that booted from it would let through what it should refuse. 2: trust and policies (1 had neither).
-pub const FORMAT: u32 = 2;
+/// 3: manifests, without which every tenant is closed.
+pub const FORMAT: u32 = 3;
 /// `digest` as encoded: field 4, wire type 2, 32 bytes. It is the last field, so what it covers is the bytes before it.
 const DIGEST_HEAD: [u8; 2] = [4 << 3 | 2, 32];
 const DIGEST_BYTES: usize = 32;

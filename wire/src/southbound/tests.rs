@@ -56,7 +56,39 @@ fn samples() -> Vec<Resource> {
     let mut all = parents();
     all.extend(routes());
     all.extend(trust::samples());
+    all.push(Resource::Manifest(manifest::compute(&"alpha".parse().unwrap(), [(Kind::Bundle, "alpha/a.example", "v1")])));
     all
+}
+
+/// Order does not matter, and every kind, name, version and their number do.
+#[test]
+fn a_manifest_differs_with_everything_it_seals() {
+    let alpha = "alpha".parse().unwrap();
+    let of = |list: &[(Kind, &str, &str)]| manifest::compute(&alpha, list.iter().copied());
+    let base = [(Kind::Bundle, "a", "1"), (Kind::Authorization, "b", "2")];
+    assert_eq!(of(&base), of(&[base[1], base[0]]));
+    assert_eq!((of(&base).count, of(&[]).count), (2, 0));
+    let others: [&[(Kind, &str, &str)]; 6] = [
+        &[],
+        &base[..1],
+        &[(Kind::Bundle, "a", "1"), (Kind::Authentication, "b", "2")],
+        &[(Kind::Bundle, "a", "1"), (Kind::Authorization, "c", "2")],
+        &[(Kind::Bundle, "a", "1"), (Kind::Authorization, "b", "3")],
+        &[(Kind::Bundle, "a", "1"), (Kind::Authorization, "b2", "")],
+    ];
+    assert!(others.iter().all(|other| of(other).digest != of(&base).digest));
+}
+
+#[test]
+fn a_nack_names_every_refused_resource_and_reasons_are_bounded() {
+    let many: Vec<_> = (0..2 * refused::REASONS_MAX).map(|n| (format!("alpha/shop/{n}"), "ü".repeat(500))).collect();
+    let status = |details| crate::discovery::Status { code: 3, message: "no".into(), details };
+    let read = refused::unpack(&status(vec![refused::pack(many.clone())]));
+    assert!(read.iter().map(|(name, _)| name).eq(many.iter().map(|(name, _)| name)), "names are complete");
+    assert_eq!((read[0].1.len(), read.last().unwrap().1.len()), (refused::REASON_BYTES_MAX, 0));
+    assert!(refused::unpack(&status(vec![])).is_empty());
+    let foreign = prost_types::Any { type_url: "type.googleapis.com/google.rpc.DebugInfo".into(), value: vec![1, 2] };
+    assert!(refused::unpack(&status(vec![foreign])).is_empty());
 }
 
 fn parents() -> Vec<Resource> {
@@ -69,6 +101,7 @@ fn parents() -> Vec<Resource> {
             gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
             outside: p::OutsideMesh::Passthrough,
             keys: Default::default(),
+            shares: Default::default(),
         }),
         Resource::Gateway(p::Gateway {
             tenant: "alpha".parse().unwrap(),
@@ -234,7 +267,7 @@ fn a_snapshot_is_used_whole_or_not_at_all() {
 /// A new kind needs a new format, unless nobody is refused by it: this number is changed together with [`snapshot::FORMAT`].
 #[test]
 fn a_snapshots_format_is_of_these_kinds() {
-    assert_eq!((snapshot::FORMAT, Kind::ALL.len()), (2, 18));
+    assert_eq!((snapshot::FORMAT, Kind::ALL.len()), (3, 19));
 }
 
 #[test]
@@ -245,7 +278,7 @@ fn a_snapshot_of_another_format_is_refused_by_name() {
     let versions: Vec<String> = all.iter().map(snapshot::version).collect();
     let bytes = snapshot::encode(canal_model::ids::Generation(7), versions.iter().map(String::as_str).zip(&all));
     let whole = crate::program::Snapshot::decode(&bytes[..]).unwrap();
-    for format in [0, 1, snapshot::FORMAT + 1] {
+    for format in [0, 1, 2, snapshot::FORMAT + 1] {
         let mut other = crate::program::Snapshot { format, digest: Vec::new(), ..whole.clone() };
         other.digest = Sha256::digest(other.encode_to_vec()).to_vec();
         let refused = snapshot::decode(&other.encode_to_vec(), &Kind::ALL).unwrap_err();

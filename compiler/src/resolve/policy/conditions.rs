@@ -79,7 +79,7 @@ fn of_source(context: Context<'_>, field: &str, source: &Source, reading: &mut P
     if source.trust_domains.is_some() || source.not_trust_domains.is_some() {
         let any = matches(&format!("{field}.trustDomains"), &source.trust_domains, &domain, reading);
         let none = matches(&format!("{field}.notTrustDomains"), &source.not_trust_domains, &domain, reading);
-        all.push(Clause { attribute: Attribute::SourcePrincipal, any, none });
+        all.push(clause(field, Attribute::SourcePrincipal, any, none, reading));
     }
     asks(field, &all, reading);
     all
@@ -111,10 +111,20 @@ fn clauses(context: Context<'_>, field: &str, lists: &[(Attribute, Written<'_>, 
         if any.1.is_some() || none.1.is_some() {
             let one = |value: &str| read(context, attribute, value);
             let [any, none] = [any, none].map(|(name, values)| matches(&format!("{field}.{name}"), values, &one, reading));
-            all.push(Clause { attribute: attribute.clone(), any, none });
+            all.push(clause(field, attribute.clone(), any, none, reading));
         }
     }
     all
+}
+
+/// A clause whose lists together are no longer than data planes take.
+fn clause(field: &str, attribute: Attribute, any: Vec<Match>, none: Vec<Match>, reading: &mut PolicyReading<'_>) -> Clause {
+    let count = any.len() + none.len();
+    if count > VALUES_MAX {
+        let problem = format!("there are {count} items in a list and its opposite together, more than {VALUES_MAX}");
+        reading.breaks(field, problem, "write several rules or policies");
+    }
+    Clause { attribute, any, none }
 }
 
 fn of_condition(context: Context<'_>, field: &str, condition: &Condition, reading: &mut PolicyReading<'_>) -> Option<Clause> {
@@ -135,7 +145,7 @@ fn of_condition(context: Context<'_>, field: &str, condition: &Condition, readin
     let one = |value: &str| read(context, &attribute, value);
     let any = matches(&format!("{field}.values"), &condition.values, &one, reading);
     let none = matches(&format!("{field}.notValues"), &condition.not_values, &one, reading);
-    Some(Clause { attribute, any, none })
+    Some(clause(field, attribute, any, none, reading))
 }
 
 fn matches(field: &str, values: &Values, one: &dyn Fn(&str) -> Read, reading: &mut PolicyReading<'_>) -> Vec<Match> {

@@ -112,6 +112,10 @@ fn principal(own: &TrustDomain, value: &str) -> Read {
         Some((OWN_TRUST_DOMAIN, rest)) => format!("{own}/{rest}"),
         _ => value.to_owned(),
     };
+    if written.len() > VALUE_BYTES_MAX {
+        let problem = format!("the value has {} bytes with the mesh's own trust domain, more than {VALUE_BYTES_MAX}", written.len());
+        return Err((problem, "write a shorter one"));
+    }
     let (m, odd) = text(&written);
     if matches!(m, Match::Exact(_)) && format!("spiffe://{written}").parse::<Identity>().is_err() {
         return Err((format!("{value:?} is nobody's identity"), "write trust.domain/ns/NAMESPACE/sa/ACCOUNT"));

@@ -48,18 +48,20 @@ impl Default for FleetTimes {
 }
 
 /// What the southbound side knows of a data plane.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Known {
     /// It acknowledged all of this generation that concerns it.
     pub(crate) whole: Generation,
     /// The newest generation of which it was sent anything.
     pub(crate) content: Generation,
+    /// Tenants of which it refuses a resource, with the generation up to which it has all of theirs. [`Known::whole`] is of the others.
+    pub(crate) behind: BTreeMap<TenantName, Generation>,
 }
 
 impl Known {
     /// The generation by all of which a data plane serves that reports `reported`. It may have acknowledged what it does not serve by
     /// yet; and it hears nothing of generations that do not concern it, so that what it reports is no newer than what it was sent.
-    fn served(self, reported: Generation) -> Generation {
+    fn served(&self, reported: Generation) -> Generation {
         match reported {
             Generation(0) => reported,
             _ if reported >= self.content => self.whole,
@@ -83,6 +85,8 @@ pub(crate) struct Member {
     heard: Option<Instant>,
     /// It has all that was said up to here.
     whole: Generation,
+    /// Tenants of which it has less than that, because it refuses a resource of theirs.
+    behind: BTreeMap<TenantName, Generation>,
     /// The first generation that says that it exists; `None`: none does yet.
     told: Option<Generation>,
     wants_drain: bool,
@@ -237,13 +241,17 @@ impl Roster {
         let number = member.row.number;
         let restarted = report.generation < member.generation;
         let whole = if restarted { has } else { member.whole.max(has) };
-        let differs = whole != member.whole || report.draining != member.wants_drain || report.leaving != member.gone;
+        let differs = whole != member.whole
+            || known.behind != member.behind
+            || report.draining != member.wants_drain
+            || report.leaving != member.gone;
         if restarted && member.row.state == ReplicaState::Active {
             member.row.state = ReplicaState::Joining;
         }
         member.heard = Some(now);
         member.generation = report.generation;
         member.whole = whole;
+        member.behind = known.behind;
         member.wants_drain = report.draining;
         (member.sessions, member.accepted, member.version) = (report.sessions, report.accepted, report.version);
         member.owned = report.owned.len();
@@ -364,8 +372,10 @@ impl Roster {
         Fleet::of(self.azs.clone(), self.members.values().filter(|m| !m.gone).map(replica))
     }
 
+    /// What it refuses is lacking for the tenant alone: [`Roster::is_ready`] says so.
     fn is_lagging(&self, member: &Member, now: Instant) -> bool {
-        let of_backend = self.told.iter().filter(|((backend, _), _)| *backend == member.row.backend);
+        let concerns = |backend: &BackendName, tenant: &TenantName| *backend == member.row.backend && !member.behind.contains_key(tenant);
+        let of_backend = self.told.iter().filter(|((backend, tenant), _)| concerns(backend, tenant));
         member.heard.is_some()
             && of_backend.into_iter().any(|(_, (at, when))| *at > member.whole && now.duration_since(*when) > self.times.lag)
     }
@@ -374,7 +384,7 @@ impl Roster {
     pub(crate) fn is_ready(&self, replica: ReplicaNumber, tenant: &TenantName) -> bool {
         let Some(member) = self.members.values().find(|m| m.row.number == replica && !m.gone) else { return true };
         let key = (member.row.backend.clone(), tenant.clone());
-        !member.up || self.told.get(&key).is_some_and(|(at, _)| *at <= member.whole)
+        !member.up || self.told.get(&key).is_some_and(|(at, _)| *at <= member.whole_of(tenant))
     }
 
     // ---- what was published ----
@@ -485,10 +495,16 @@ impl Member {
             generation: Generation(0),
             heard,
             whole: Generation(0),
+            behind: BTreeMap::new(),
             told: None,
             wants_drain: false,
             vacated: None,
         }
+    }
+
+    /// It has everything of the tenant up to this generation.
+    fn whole_of(&self, tenant: &TenantName) -> Generation {
+        self.behind.get(tenant).map_or(self.whole, |at| self.whole.min(*at))
     }
 
     /// How long it was not heard; `None`: not once since the start.

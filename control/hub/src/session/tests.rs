@@ -7,11 +7,14 @@ use canal_model::program::{
     self, Backend, BackendTarget, HttpMatch, PathMatch, Precedence, Resource, RouteAction, RouteKey, RouteRule, Service, Tunnel, Workload,
 };
 use canal_wire::discovery::Status as WireStatus;
-use canal_wire::southbound::decode;
+use canal_wire::southbound::{decode, manifest};
 
 use super::*;
 use crate::catalog::{Compiled, LOG_DELTAS_MAX};
 
+mod refused;
+
+/// All but manifests, which the model subscriber compares and does not log.
 const ALL_KINDS: [&str; 18] = [
     "Tenant",
     "Gateway",
@@ -44,6 +47,8 @@ struct Says {
     /// Service to the services its route splits to.
     routes: BTreeMap<String, Vec<String>>,
     gateways: BTreeSet<String>,
+    /// Authorization policies.
+    policies: BTreeSet<String>,
     is_partial: bool,
 }
 
@@ -101,6 +106,7 @@ fn resources(name: &str, says: &Says) -> Vec<Resource> {
             endpoints: vec![program::EndpointPort { service: key(service), port: 80, target_port: 8080 }],
         })
     }));
+    out.extend(says.policies.iter().map(|p| refused::policy(&t, p)));
     out.extend(says.routes.iter().map(|(s, to)| {
         let backend =
             |b: &String| Backend { weight: 1, target: BackendTarget::Service { service: key(b), port: 80, subset: BTreeMap::new() } };
@@ -179,11 +185,14 @@ fn gateway(name: &str) -> Principal {
 
 // ---- the model subscriber ----
 
-/// Keeps what it is told. Refuses a response that holds one of `refuses`, as a whole, as data planes do.
+/// Keeps what it is told. Refuses a response that holds one of `refuses`: as a whole, or, as Canal's data planes do, by name.
 struct Client {
     session: Session,
     held: BTreeMap<(Kind, String), (String, Resource)>,
     refuses: BTreeSet<String>,
+    by_name: bool,
+    /// Whether what was held agreed with each tenant's manifest when it came.
+    sealed: BTreeMap<String, bool>,
     /// Every response, as `Kind +a -b`.
     log: Vec<String>,
     check_parents: bool,
@@ -199,6 +208,8 @@ impl Client {
             session: Session::new(principal, limits),
             held: BTreeMap::new(),
             refuses: BTreeSet::new(),
+            by_name: false,
+            sealed: BTreeMap::new(),
             log: Vec::new(),
             check_parents: true,
         };
@@ -211,7 +222,7 @@ impl Client {
             let held = self.held.iter().filter(|((k, _), _)| *k == kind);
             let initial_resource_versions = held.map(|((_, n), (v, _))| (n.clone(), v.clone())).collect();
             let request = DeltaDiscoveryRequest { initial_resource_versions, ..request(kind) };
-            assert_eq!(self.session.hear(request).unwrap(), Heard::Subscription);
+            assert_eq!(self.session.hear_alone(request).unwrap(), Heard::Subscription);
         }
     }
 
@@ -232,18 +243,24 @@ impl Client {
         let names = response.resources.iter().map(|r| format!("+{}", r.name));
         let gone = response.removed_resources.iter().map(|n| format!("-{n}"));
         self.log.push(format!("{kind:?} {}", names.chain(gone).collect::<Vec<_>>().join(" ")).trim().to_string());
-        let refused = response.resources.iter().find(|r| self.refuses.contains(&r.name)).map(|r| r.name.clone());
-        let mut answer = DeltaDiscoveryRequest { response_nonce: response.nonce.clone(), ..request(kind) };
-        match refused {
-            Some(name) => {
-                answer.error_detail = Some(WireStatus { code: 3, message: format!("{name} is not good") });
-                assert!(matches!(self.session.hear(answer).unwrap(), Heard::Nack { .. }));
-            }
-            None => {
-                self.take(kind, response);
-                assert_eq!(self.session.hear(answer).unwrap(), Heard::Ack);
-            }
+        if kind == Kind::Manifest {
+            self.log.pop();
         }
+        let (refused, good): (Vec<_>, Vec<_>) = response.resources.clone().into_iter().partition(|r| self.refuses.contains(&r.name));
+        let mut answer = DeltaDiscoveryRequest { response_nonce: response.nonce.clone(), ..request(kind) };
+        if refused.is_empty() {
+            self.take(kind, response);
+            assert_eq!(self.session.hear_alone(answer).unwrap(), Heard::Ack);
+            return;
+        }
+        let mut error = WireStatus { code: 3, message: format!("{} is not good", refused[0].name), ..WireStatus::default() };
+        if self.by_name {
+            let names = refused.into_iter().map(|r| (r.name.clone(), format!("{} is not good", r.name)));
+            error.details = vec![canal_wire::southbound::refused::pack(names)];
+            self.take(kind, DeltaDiscoveryResponse { resources: good, ..response });
+        }
+        answer.error_detail = Some(error);
+        assert!(matches!(self.session.hear_alone(answer).unwrap(), Heard::Nack { .. }));
     }
 
     fn take(&mut self, kind: Kind, response: DeltaDiscoveryResponse) {
@@ -251,14 +268,30 @@ impl Client {
             let any = r.resource.unwrap();
             assert_eq!(any.type_url, type_url(kind));
             let resource = decode(kind, &r.name, &any.value).unwrap();
+            if let Resource::Manifest(wanted) = &resource {
+                self.compare(wanted);
+                continue;
+            }
             self.held.insert((kind, r.name), (r.version, resource));
         }
         for name in response.removed_resources {
+            if kind == Kind::Manifest {
+                assert!(self.sealed.remove(&name).is_some(), "{name} was sealed");
+                continue;
+            }
             assert!(self.held.remove(&(kind, name.clone())).is_some(), "{name} was removed and is not held");
         }
         if self.check_parents {
             self.nothing_dangles();
         }
+    }
+
+    /// Whether all security resources are held that the manifest seals, as data planes compare.
+    fn compare(&mut self, wanted: &program::Manifest) {
+        let of_tenant = self.held.iter().filter(|((kind, _), (_, r))| kind.is_security() && r.tenant() == Some(&wanted.tenant));
+        let held =
+            manifest::compute(&wanted.tenant, of_tenant.map(|((kind, name), (version, _))| (*kind, name.as_str(), version.as_str())));
+        self.sealed.insert(wanted.tenant.to_string(), held == *wanted);
     }
 
     /// At no moment does anything refer to what is not there.
@@ -397,65 +430,6 @@ fn a_reconnect_brings_only_what_changed() {
 }
 
 #[test]
-fn one_refused_resource_does_not_hold_up_the_others() {
-    let mut w = World::default();
-    let names: Vec<String> = (0..9).map(|i| format!("s{i}")).collect();
-    let says = shop(&names.iter().map(String::as_str).collect::<Vec<_>>());
-    w.set("alpha", &says);
-    let mut c = Client::new(node("alpha", "n9"));
-    c.refuses.insert("alpha/shop/s5".into());
-    c.settle(&w);
-    assert_eq!(c.held.keys().filter(|(k, _)| *k == Kind::Service).count(), 8);
-    let p = c.session.progress();
-    assert!(p.nack.contains("s5 is not good") && p.acked < p.wanted, "{p:?}");
-    assert_eq!(c.settle(&w), [""; 0], "what was refused is not sent again");
-
-    let mut other = says.clone();
-    other.services.insert("s1".into(), 50);
-    w.set("alpha", &other);
-    assert_eq!(c.settle(&w), ["Service +alpha/shop/s1"], "others go on");
-    assert!(!c.is_converged());
-
-    let mut mended = other.clone();
-    mended.services.insert("s5".into(), 51);
-    w.set("alpha", &mended);
-    c.refuses.clear();
-    assert_eq!(c.settle(&w), ["Service +alpha/shop/s5"]);
-    assert!(c.is_converged() && c.session.progress().nack.is_empty());
-}
-
-#[test]
-fn a_refused_change_that_is_taken_back_is_no_longer_owed() {
-    let mut w = World::default();
-    let good = shop(&["a"]);
-    w.set("alpha", &good);
-    let mut c = Client::new(node("alpha", "n9"));
-    c.settle(&w);
-    let mut bad = good.clone();
-    bad.services.insert("a".into(), 9);
-    w.set("alpha", &bad);
-    c.refuses.insert("alpha/shop/a".into());
-    assert_eq!(c.settle(&w).len(), 1);
-    assert!(!c.is_converged());
-    w.set("alpha", &good);
-    assert_eq!(c.settle(&w), [""; 0], "it holds the good one still");
-    assert!(c.is_converged());
-}
-
-#[test]
-fn the_search_for_the_bad_one_has_an_end() {
-    let mut w = World::default();
-    let names: Vec<String> = (0..64).map(|i| format!("s{i:02}")).collect();
-    w.set("alpha", &shop(&names.iter().map(String::as_str).collect::<Vec<_>>()));
-    let mut c = Client::with_limits(node("alpha", "n9"), SessionLimits { nack_splits: 5, ..SessionLimits::default() });
-    c.refuses.extend(names.iter().map(|n| format!("alpha/shop/{n}")));
-    c.check_parents = false;
-    let sent = c.settle(&w).iter().filter(|l| l.starts_with("Service")).count();
-    assert_eq!(sent, 1 + 2 * 5, "five splits, then whole responses are set aside");
-    assert_eq!(c.held.keys().filter(|(k, _)| *k == Kind::Service).count(), 0);
-}
-
-#[test]
 fn changes_gather_while_an_answer_is_owed() {
     let mut w = World::default();
     let mut says = shop(&["a"]);
@@ -552,25 +526,25 @@ fn names_may_be_asked_for_one_by_one() {
             let names = r.resources.iter().map(|r| format!("+{}", r.name)).chain(r.removed_resources.iter().map(|n| format!("-{n}")));
             lines.push(names.collect::<Vec<_>>().join(" "));
             let ack = DeltaDiscoveryRequest { response_nonce: r.nonce, ..request(Kind::Service) };
-            assert_eq!(s.hear(ack).unwrap(), Heard::Ack);
+            assert_eq!(s.hear_alone(ack).unwrap(), Heard::Ack);
         }
         lines
     };
-    s.hear(ask(&["alpha/shop/a", "alpha/shop/none", "nobody/x/y", "not a name!"], &[])).unwrap();
+    s.hear_alone(ask(&["alpha/shop/a", "alpha/shop/none", "nobody/x/y", "not a name!"], &[])).unwrap();
     assert_eq!(told(&mut s, &w), ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]);
-    s.hear(ask(&["alpha/shop/a"], &[])).unwrap();
+    s.hear_alone(ask(&["alpha/shop/a"], &[])).unwrap();
     assert_eq!(told(&mut s, &w), ["+alpha/shop/a"], "asked for again, it is sent again");
-    s.hear(ask(&["alpha/shop/b"], &["alpha/shop/a"])).unwrap();
+    s.hear_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"])).unwrap();
     assert_eq!(told(&mut s, &w), ["+alpha/shop/b"]);
     w.set("alpha", &Says { services: [("a".to_string(), 40), ("b".to_string(), 41)].into(), ..shop(&["a", "b"]) });
     assert_eq!(told(&mut s, &w), ["+alpha/shop/b"], "what was unsubscribed is not sent");
-    s.hear(ask(&["*"], &[])).unwrap();
+    s.hear_alone(ask(&["*"], &[])).unwrap();
     assert_eq!(told(&mut s, &w), ["+alpha/shop/a"]);
-    s.hear(ask(&[], &["*", "alpha/shop/b"])).unwrap();
+    s.hear_alone(ask(&[], &["*", "alpha/shop/b"])).unwrap();
     assert_eq!((told(&mut s, &w), s.progress().resources), (vec![], 0), "it drops by itself what it no longer asks for");
 
     let mut on_demand = Session::new(gateway("g1"), SessionLimits::default());
-    on_demand.hear(ask(&["*"], &["*"])).unwrap();
+    on_demand.hear_alone(ask(&["*"], &["*"])).unwrap();
     assert_eq!(told(&mut on_demand, &w), [""], "subscribe and unsubscribe *: nothing, as ztunnel's on-demand mode asks");
 }
 
@@ -579,15 +553,15 @@ fn limits_of_one_stream() {
     let limits = SessionLimits { names: 3, ..SessionLimits::default() };
     let held = |n: usize| (0..n).map(|i| (format!("alpha/shop/s{i}"), "v".to_string())).collect();
     let mut s = Session::new(gateway("g1"), limits);
-    s.hear(DeltaDiscoveryRequest { initial_resource_versions: held(3), ..request(Kind::Service) }).unwrap();
+    s.hear_alone(DeltaDiscoveryRequest { initial_resource_versions: held(3), ..request(Kind::Service) }).unwrap();
     let one_more = DeltaDiscoveryRequest {
         initial_resource_versions: [("alpha/shop/w".to_string(), "v".to_string())].into(),
         ..request(Kind::Workload)
     };
-    assert_eq!(s.hear(one_more).unwrap_err(), TooManyNames { named: 4, limit: 3 });
+    assert_eq!(s.hear_alone(one_more).unwrap_err(), SessionError::TooManyNames { named: 4, limit: 3 });
     let mut s = Session::new(gateway("g1"), limits);
     let names = (0..4).map(|i| format!("n{i}")).collect();
-    assert!(s.hear(DeltaDiscoveryRequest { resource_names_subscribe: names, ..request(Kind::Service) }).is_err());
+    assert!(s.hear_alone(DeltaDiscoveryRequest { resource_names_subscribe: names, ..request(Kind::Service) }).is_err());
 
     let mut w = World::default();
     w.set("alpha", &shop(&["a", "b", "c", "d", "e"]));
@@ -596,6 +570,8 @@ fn limits_of_one_stream() {
     assert!(services.len() > 1, "{services:?}");
     assert_eq!(c.held.keys().filter(|(k, _)| *k == Kind::Service).count(), 5);
 }
+
+mod limits;
 
 #[test]
 fn strange_messages_change_nothing() {
@@ -606,17 +582,17 @@ fn strange_messages_change_nothing() {
     let before = c.session.progress();
     let stale = |nonce: &str| DeltaDiscoveryRequest { response_nonce: nonce.into(), ..request(Kind::Service) };
     for nonce in ["1", "999", "x", "-1"] {
-        assert_eq!(c.session.hear(stale(nonce)).unwrap(), Heard::Stale, "{nonce}");
+        assert_eq!(c.session.hear_alone(stale(nonce)).unwrap(), Heard::Stale, "{nonce}");
     }
     assert_eq!(c.session.progress(), before);
     let newer = DeltaDiscoveryRequest { type_url: "type.googleapis.com/canal.program.v9.Moon".into(), ..DeltaDiscoveryRequest::default() };
-    assert_eq!(c.session.hear(newer.clone()).unwrap(), Heard::UnknownType);
+    assert_eq!(c.session.hear_alone(newer.clone()).unwrap(), Heard::UnknownType);
     let answer = c.session.next_response(&w.catalog).unwrap();
     assert_eq!((answer.type_url.as_str(), answer.resources.len()), (newer.type_url.as_str(), 0));
-    c.session.hear(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer.clone() }).unwrap();
+    c.session.hear_alone(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer.clone() }).unwrap();
     assert!(c.session.next_response(&w.catalog).is_none() && !c.session.is_waiting());
     let mut first = Session::new(gateway("g1"), SessionLimits::default());
-    first.hear(newer).unwrap();
+    first.hear_alone(newer).unwrap();
     assert_eq!(first.next_response(&w.catalog).unwrap().system_version_info, "1", "never a generation before the one in force");
 }
 
@@ -669,6 +645,8 @@ fn random_histories_end_well() {
         if c.session.refused.is_empty() {
             assert_eq!(got, want, "seed {seed}");
             assert!(c.is_converged(), "seed {seed}: {:?}", c.session.progress());
+            let admitted: Vec<String> = w.catalog.admitted(&principal).map(|(t, _)| t.to_string()).collect();
+            assert!(c.sealed.keys().eq(&admitted) && c.sealed.values().all(|agrees| *agrees), "seed {seed}: {:?}", c.sealed);
         } else {
             let differs = want.iter().filter(|(k, v)| got.get(*k) != Some(v)).map(|(k, _)| k.clone());
             let refused: BTreeSet<(Kind, String)> = c.session.refused.keys().map(|(k, n)| (*k, n.to_string())).collect();
@@ -696,7 +674,9 @@ impl Dice {
     /// One valid edit: whatever a route or workload names exists.
     fn change(&mut self, says: &mut Says) {
         let s = self.service();
-        match self.roll(5) {
+        match self.roll(6) {
+            5 if !says.policies.remove(&s) => _ = says.policies.insert(s),
+            5 => {}
             0 => {
                 says.services.insert(s.clone(), 1 + self.roll(1000) as u32);
             }

@@ -128,7 +128,7 @@ fn unaware(shared: &Shared, name: &DomainName, domain: &Domain) -> Vec<String> {
             if !scope::admits(&view.claims, principal, &catalog.whereabouts) {
                 continue;
             }
-            match shared.subscribers.has(principal, Kind::Bundle, told) {
+            match shared.subscribers.has(principal, tenant, Kind::Bundle, told) {
                 Some(true) => {}
                 Some(false) => _ = out.insert(format!("{principal}: has not acknowledged it")),
                 None if holders.contains(&principal.to_string()) => _ = out.insert(format!("{principal}: is not connected")),

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use canal_hub::{Config, Hub, HubError, JwksOptions, Limits, TrustOptions};
-use canal_model::program::{Kind, Resource};
+use canal_model::program::{Kind, Manifest, Resource};
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{self, Severity};
 use canal_wire::citadel::istio_certificate_service_client::IstioCertificateServiceClient;
 use canal_wire::citadel::{IstioCertificateRequest, IstioCertificateResponse};
 use canal_wire::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status as WireStatus};
-use canal_wire::southbound::{decode, kind_of, type_url};
+use canal_wire::southbound::{decode, kind_of, manifest, type_url};
 use rcgen::{CertificateParams, DistinguishedName, KeyPair};
 use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
@@ -458,9 +458,11 @@ impl Subscriber {
         let kind = kind_of(&response.type_url).unwrap();
         let names = response.resources.iter().map(|r| format!("+{}", r.name));
         let gone = response.removed_resources.iter().map(|n| format!("-{n}"));
-        self.log.push(format!("{kind:?} {}", names.chain(gone).collect::<Vec<_>>().join(" ")).trim().to_string());
+        if kind != Kind::Manifest {
+            self.log.push(format!("{kind:?} {}", names.chain(gone).collect::<Vec<_>>().join(" ")).trim().to_string());
+        }
         let refused = response.resources.iter().find(|r| self.refuses.contains(&r.name)).map(|r| r.name.clone());
-        let error_detail = refused.map(|name| WireStatus { code: 3, message: format!("{name} is not good") });
+        let error_detail = refused.map(|name| WireStatus { code: 3, message: format!("{name} is not good"), ..WireStatus::default() });
         if error_detail.is_none() {
             let generation = response.system_version_info.parse().unwrap();
             assert!(generation >= self.generation, "the generation went back from {} to {generation}", self.generation);
@@ -470,9 +472,13 @@ impl Subscriber {
             }
             for r in response.resources {
                 let resource = decode(kind, &r.name, &r.resource.unwrap().value).unwrap();
+                if let Resource::Manifest(wanted) = &resource {
+                    self.compare(wanted);
+                    continue;
+                }
                 self.held.insert((kind, r.name), (r.version, resource));
             }
-            for name in response.removed_resources {
+            for name in response.removed_resources.into_iter().filter(|_| kind != Kind::Manifest) {
                 assert!(self.held.remove(&(kind, name.clone())).is_some(), "{name} was removed and is not held");
             }
         }
@@ -484,6 +490,13 @@ impl Subscriber {
         };
         // A stream that has ended says so at the next read.
         let _ = self.requests.send(request).await;
+    }
+
+    /// A manifest seals what was told before it: nothing is missing, unless it was refused.
+    fn compare(&self, wanted: &Manifest) {
+        let own = self.held.iter().filter(|((kind, _), (_, r))| kind.is_security() && r.tenant() == Some(&wanted.tenant));
+        let held = manifest::compute(&wanted.tenant, own.map(|((kind, name), (version, _))| (*kind, name.as_str(), version.as_str())));
+        assert!(held == *wanted || !self.refuses.is_empty(), "holds {held:?} where the manifest says {wanted:?}");
     }
 
     /// Takes and answers everything until nothing comes for `quiet`; what came.

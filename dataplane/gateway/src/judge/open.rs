@@ -92,6 +92,9 @@ impl<'a> Open<'a> {
         let resolved = self.session.resolve(worker).ok().map(|(_, resolved)| resolved);
         let snapshot = worker.snapshot();
         let tenant = snapshot.tenant(self.session.account.tenant.as_str()).ok_or(Fault::NoService)?;
+        if tenant.closed {
+            return Err(Fault::TenantClosed);
+        }
         if self.session.who.foreign && !self.session.who.is_federated(tenant) {
             return Err(Fault::NoService);
         }

@@ -71,6 +71,8 @@ pub(crate) struct Builder {
     /// By all that a kept connection depends on: one to an address that the workload has left may lead to another by now.
     endpoint_ids: HashMap<(String, SocketAddr, Option<Vni>), u64>,
     last_id: u64,
+    /// Tenants of which nothing is served, known yet or not.
+    closed: BTreeSet<TenantName>,
     /// Faults in the routes of a service.
     faults: HashMap<ServiceKey, usize>,
     touched: Touched,
@@ -95,6 +97,7 @@ impl Builder {
             addresses: BTreeMap::default(),
             endpoint_ids: HashMap::default(),
             last_id: 0,
+            closed: BTreeSet::new(),
             faults: HashMap::default(),
             touched: Touched::default(),
         }
@@ -112,6 +115,21 @@ impl Builder {
         self.snapshot.generation = generation;
         self.snapshot.sequence += 1;
         Arc::new(self.snapshot.clone())
+    }
+
+    /// From the next snapshot on nothing of these tenants is served, and everything of the others is.
+    pub(crate) fn close_tenants(&mut self, closed: BTreeSet<TenantName>) {
+        let before = std::mem::replace(&mut self.closed, closed);
+        let changed: Vec<TenantName> = before.symmetric_difference(&self.closed).cloned().collect();
+        for name in changed {
+            let closed = self.closed.contains(&name);
+            if let Some(view) = self.tenants.get_mut(&name) {
+                view.closed = closed;
+                // What is open is judged anew, and ends.
+                view.policy_version += 1;
+                self.touched.tenants.insert(name);
+            }
+        }
     }
 
     fn upsert(&mut self, resource: &Arc<Resource>) {
@@ -319,6 +337,7 @@ impl Builder {
     fn tenant(&mut self, name: &TenantName) -> &mut TenantView {
         self.touched.tenants.insert(name.clone());
         let number = self.tenants.len() as u32;
+        let closed = self.closed.contains(name);
         self.tenants.entry_ref(name).or_insert_with(|| TenantView {
             name: name.clone(),
             number,
@@ -334,6 +353,7 @@ impl Builder {
             federated: Arc::default(),
             policies: Arc::default(),
             policy_version: 0,
+            closed,
         })
     }
 

@@ -3,6 +3,7 @@
 
 mod authorizers;
 mod balance;
+mod closed;
 mod hbone;
 mod http1;
 mod http2;

@@ -7,6 +7,8 @@ pub(super) struct Counts {
     generation: SharedGauge,
     updates: Counters,
     nacks: Counters,
+    refused: Counters,
+    closed: SharedGauge,
     reconnects: Counters,
     snapshot_refused: Counters,
     snapshot_writes: Counters,
@@ -20,7 +22,12 @@ impl Counts {
             connected: gauge("canal_southbound_connected", "1 while a controller's stream is open."),
             generation: gauge("canal_southbound_generation", "The newest generation accepted."),
             updates: counters("canal_southbound_updates_total", "Responses accepted.", &["kind"]),
-            nacks: counters("canal_southbound_nacks_total", "Responses refused; the last good state stays.", &["kind", "reason"]),
+            nacks: counters("canal_southbound_nacks_total", "Responses refused, in whole or in part.", &["kind", "reason"]),
+            refused: counters("canal_southbound_refused_resources_total", "Resources refused by name.", &["kind", "reason"]),
+            closed: gauge(
+                "canal_southbound_closed_tenants",
+                "Tenants of which nothing is served: a security resource is refused or missing.",
+            ),
             reconnects: counters("canal_southbound_reconnects_total", "Streams that ended; stale is a mute controller.", &["reason"]),
             snapshot_refused: counters("canal_southbound_snapshot_refused_total", "Snapshots not booted from.", &["reason"]),
             snapshot_writes: counters("canal_southbound_snapshot_writes_total", "Snapshots written.", &["result"]),
@@ -37,6 +44,12 @@ impl Counts {
     }
     pub(super) fn nack(&self, kind: &str, reason: &str) {
         self.nacks.shared(&[kind, reason]).inc();
+    }
+    pub(super) fn refused(&self, kind: &str, reason: &str) {
+        self.refused.shared(&[kind, reason]).inc();
+    }
+    pub(super) fn closed(&self, tenants: usize) {
+        self.closed.set(i64::try_from(tenants).unwrap_or(i64::MAX));
     }
     pub(super) fn reconnect(&self, reason: &str) {
         self.reconnects.shared(&[reason]).inc();

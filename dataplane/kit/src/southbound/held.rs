@@ -1,53 +1,55 @@
-//! The state with its owner: takes responses in, asks the caller, keeps status and metrics, and knows when the disk is due.
+//! The state with its owner: boots from disk, keeps status and metrics, and knows when the disk is due. Responses are taken in `intake`.
 
 use std::collections::HashSet;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use canal_model::program::Kind;
-use canal_wire::discovery::DeltaDiscoveryResponse;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::closure::ClosedTenants;
+use super::intake::tell_whole;
 use super::snapshot::{self, SnapshotError};
-use super::state::{Refusal, State, examine};
+use super::state::State;
 use super::{Apply, Origin, Status, SubscriberConfig, Update, counts::Counts, kind_name};
 use crate::drain::Drain;
 
 /// A snapshot may take at most this share of the time: a large state under churn is written less often.
 const WRITE_SHARE: u32 = 10;
 
-/// What the caller is told of a response.
-enum Tell {
-    Nothing,
-    Change,
-    Whole,
-}
+/// A batch that is not sealed after so long is written as it is.
+const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The owner of the state.
 pub(super) struct Holder {
-    kinds: Vec<Kind>,
+    pub(super) kinds: Vec<Kind>,
     path: PathBuf,
-    state: Arc<Mutex<State>>,
-    apply: Apply,
-    status: watch::Sender<Status>,
-    counts: Counts,
+    pub(super) state: Arc<Mutex<State>>,
+    pub(super) apply: Apply,
+    pub(super) status: watch::Sender<Status>,
+    pub(super) counts: Counts,
+    /// Closed tenants as they were logged last.
+    shown: Arc<ClosedTenants>,
+    /// The stream must be begun anew: what is held is no longer what the controller believes.
+    pub(super) resync: bool,
     /// Kinds answered by a controller in this run.
     answered: HashSet<Kind>,
     /// The present stream has brought something good.
     heard: bool,
     /// The state on disk is behind.
-    dirty: bool,
+    pub(super) dirty: bool,
     next_write: Instant,
+    /// Some tenant has no manifest of what is held of it.
+    unsealed_since: Option<Instant>,
     write_pause: Duration,
     /// Held until the newest state is on disk after draining began.
     drain: Option<Drain>,
 }
 
 /// All of a state as one change.
-fn whole(kinds: &[Kind], state: &State) -> Update {
+pub(super) fn whole(kinds: &[Kind], state: &State) -> Update {
     Update {
         origin: Origin::Controller,
         generation: state.generation(),
@@ -56,7 +58,7 @@ fn whole(kinds: &[Kind], state: &State) -> Update {
     }
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+pub(super) fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     // A panic in the caller's code is caught before it can leave the lock in the middle of a change.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -70,10 +72,13 @@ impl Holder {
             apply,
             status: watch::channel(Status::default()).0,
             counts,
+            shown: Arc::default(),
+            resync: false,
             answered: HashSet::new(),
             heard: false,
             dirty: false,
             next_write: Instant::now(),
+            unsealed_since: None,
             write_pause,
             drain: Some(drain),
         }
@@ -101,9 +106,12 @@ impl Holder {
     }
 
     fn try_boot(&mut self) -> Result<(), SnapshotError> {
-        let state = snapshot::read(&self.path, &self.kinds)?;
-        let update = Update { origin: Origin::Snapshot, ..whole(&self.kinds, &state) };
-        ask(&mut self.apply, &update, &state).map_err(SnapshotError::Refused)?;
+        let mut state = snapshot::read(&self.path, &self.kinds)?;
+        let watches = self.kinds.contains(&Kind::Manifest);
+        if watches {
+            state.review_all(&self.kinds);
+        }
+        tell_whole(&mut self.apply, &mut state, Origin::Snapshot, &self.kinds, watches).map_err(SnapshotError::Refused)?;
         *lock(&self.state) = state;
         Ok(())
     }
@@ -129,62 +137,19 @@ impl Holder {
         std::mem::take(&mut self.heard)
     }
 
-    /// Judges a whole response; `Err` is the text of the nack.
-    pub(super) fn take(&mut self, response: &DeltaDiscoveryResponse) -> Result<(), String> {
-        match self.try_take(response) {
-            Ok(kind) => {
-                self.accepted(kind);
-                Ok(())
-            }
-            Err(refusal) => {
-                let (reason, text) = (refusal.reason(), refusal.to_string());
-                let kind = canal_wire::southbound::kind_of(&response.type_url).map_or("unknown", kind_name);
-                self.counts.nack(kind, reason);
-                tracing::warn!(kind, reason, generation = response.system_version_info, error = text, "refused a response");
-                self.status.send_modify(|s| {
-                    s.nack.insert(kind.into(), text.clone());
-                });
-                Err(text)
-            }
-        }
+    /// Whether every kind was answered once, if a response of `kind` is counted too.
+    pub(super) fn is_answered_with(&self, kind: Kind) -> bool {
+        self.kinds.iter().all(|k| *k == kind || self.answered.contains(k))
     }
 
-    fn try_take(&mut self, response: &DeltaDiscoveryResponse) -> Result<Kind, Refusal> {
-        let mut state = lock(&self.state);
-        let change = examine(&state, &self.kinds, response)?;
-        let undo = state.apply(&change);
-        let asked = match self.to_tell(change.kind) {
-            Tell::Nothing => Ok(()),
-            Tell::Change if change.is_empty() => return Ok(change.kind),
-            Tell::Change => ask(&mut self.apply, &change.update, &state),
-            Tell::Whole => {
-                let whole = whole(&self.kinds, &state);
-                ask(&mut self.apply, &whole, &state)
-            }
-        };
-        if let Err(why) = asked {
-            state.undo(undo);
-            return Err(Refusal::Caller(why));
+    /// A kind is answered even if its every resource was refused: who has none that is good must not wait for one.
+    pub(super) fn accepted(&mut self, kind: Kind, is_whole: bool) {
+        if is_whole {
+            self.counts.update(kind_name(kind));
+            self.status.send_modify(|s| {
+                s.nack.remove(kind_name(kind));
+            });
         }
-        self.dirty |= !change.is_empty();
-        Ok(change.kind)
-    }
-
-    /// Until every kind was answered there is only a part of a state: services without their routes, say. Nobody may serve by that.
-    fn to_tell(&self, kind: Kind) -> Tell {
-        let answered = |k: &Kind| *k == kind || self.answered.contains(k);
-        match (self.status.borrow().ready, self.kinds.iter().all(answered)) {
-            (true, _) => Tell::Change,
-            (false, true) => Tell::Whole,
-            (false, false) => Tell::Nothing,
-        }
-    }
-
-    fn accepted(&mut self, kind: Kind) {
-        self.counts.update(kind_name(kind));
-        self.status.send_modify(|s| {
-            s.nack.remove(kind_name(kind));
-        });
         self.answered.insert(kind);
         self.heard = true;
         if self.kinds.iter().all(|k| self.answered.contains(k)) && !self.status.borrow().live {
@@ -197,13 +162,26 @@ impl Holder {
     }
 
     /// Status and gauges follow the state.
-    fn show(&self) {
-        let (generation, resources) = self.with_state(|s| {
+    fn show(&mut self) {
+        let (generation, resources, closed) = self.with_state(|s| {
             let count = |k: &Kind| (kind_name(*k).to_string(), s.count(*k));
-            (s.generation().0, self.kinds.iter().map(count).collect())
+            (s.generation().0, self.kinds.iter().map(count).collect(), s.closed().clone())
         });
         self.counts.generation(generation);
-        self.status.send_modify(|s| (s.generation, s.resources) = (generation, resources));
+        self.counts.closed(closed.len());
+        for (tenant, closure) in closed.iter().filter(|(tenant, closure)| self.shown.get(*tenant) != Some(*closure)) {
+            tracing::error!(%tenant, cause = closure.cause.name(), detail = closure.detail, "tenant is closed: nothing of it is served");
+        }
+        for tenant in self.shown.keys().filter(|tenant| !closed.contains_key(*tenant)) {
+            tracing::info!(%tenant, "tenant is open again");
+        }
+        self.shown = closed.clone();
+        self.status.send_modify(|s| {
+            (s.generation, s.resources) = (generation, resources);
+            if s.closed != *closed {
+                s.closed = (*closed).clone();
+            }
+        });
     }
 
     /// Waits for `event`, and keeps the disk up meanwhile.
@@ -213,13 +191,22 @@ impl Holder {
             tokio::select! {
                 biased;
                 t = &mut event => return t,
-                () = due(self.dirty.then_some(self.next_write)) => self.write(),
+                () = due(self.write_due()) => self.write(),
                 () = draining(self.drain.as_ref()) => {
                     self.write();
                     self.drain = None;
                 }
             }
         }
+    }
+
+    /// When the state is to be written. Half of a batch is not fit to boot from: its tenants would be closed. It is waited for, but not
+    /// for ever, since a controller may be unable to seal one tenant.
+    fn write_due(&mut self) -> Option<Instant> {
+        let is_sealed = self.with_state(|s| s.unsealed.is_empty());
+        self.unsealed_since = if is_sealed { None } else { self.unsealed_since.or_else(|| Some(Instant::now())) };
+        let wait = self.unsealed_since.map(|since| since + SEAL_TIMEOUT);
+        self.dirty.then_some(self.next_write.max(wait.unwrap_or(self.next_write)))
     }
 
     /// Writes now, if the disk is behind a state that is fit to boot from.
@@ -256,12 +243,4 @@ async fn draining(drain: Option<&Drain>) {
         Some(d) => d.draining().await,
         None => std::future::pending().await,
     }
-}
-
-/// Asks the caller. A panic there is a refusal: a configuration that trips a bug must not take the data plane down.
-fn ask(apply: &mut Apply, update: &Update, state: &State) -> Result<(), String> {
-    catch_unwind(AssertUnwindSafe(|| apply(update, state))).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
-        Err(format!("applying it panicked: {}", text.unwrap_or_default()))
-    })
 }

@@ -12,6 +12,7 @@ use tonic::{Code, Streaming};
 
 use super::SubscriberConfig;
 use super::held::Holder;
+use super::intake::Nack;
 use super::state::State;
 use crate::controller::{self, Connection, ControllerError};
 
@@ -101,21 +102,28 @@ async fn receive(
         let answer = DeltaDiscoveryRequest {
             type_url: response.type_url,
             response_nonce: response.nonce,
-            error_detail: verdict.err().map(nack),
+            error_detail: verdict.err().map(status),
             ..DeltaDiscoveryRequest::default()
         };
         if requests.send(answer).await.is_err() {
             return Ended { reason: "closed", why: "the controller stopped listening".into() };
         }
+        if std::mem::take(&mut holder.resync) {
+            return Ended {
+                reason: "resync",
+                why: "the data plane refused resources that it had acknowledged; they are asked for again".into(),
+            };
+        }
     }
 }
 
-fn nack(mut text: String) -> Status {
+fn status(Nack { mut text, named }: Nack) -> Status {
     if text.len() > NACK_TEXT_MAX {
         let end = text.floor_char_boundary(NACK_TEXT_MAX);
         text.truncate(end);
     }
-    Status { code: Code::InvalidArgument as i32, message: text }
+    let details = if named.is_empty() { Vec::new() } else { vec![wire::refused::pack(named)] };
+    Status { code: Code::InvalidArgument as i32, message: text, details }
 }
 
 /// One wildcard subscription per kind, with what is held, so that only differences are sent.
@@ -128,7 +136,9 @@ fn first_requests(config: &SubscriberConfig, state: &State) -> Vec<DeltaDiscover
         initial_resource_versions: state.held(*kind).map(|(name, h)| (name.to_string(), h.version.to_string())).collect(),
         ..DeltaDiscoveryRequest::default()
     };
-    config.kinds.iter().enumerate().map(request).collect()
+    // Manifests last: the controller seals what was subscribed to before.
+    let (last, first): (Vec<&Kind>, Vec<&Kind>) = config.kinds.iter().partition(|kind| **kind == Kind::Manifest);
+    first.into_iter().chain(last).enumerate().map(request).collect()
 }
 
 fn mute(limit: Duration) -> Ended {

@@ -19,7 +19,7 @@ use webpki::{CertRevocationList, EndEntityCert, OwnedCertRevocationList};
 use super::cache::ChainCache;
 use super::refusal::Refusal;
 use crate::metrics::{Counters, Family, Registry, SharedCounter};
-use crate::southbound::State;
+use crate::southbound::{RefusedResource, State};
 use crate::sys::kernel_tls;
 
 /// What vouches for one trust domain.
@@ -382,13 +382,19 @@ impl TrustStore {
         places.values().map(newest).any(|t| t.own.as_ref() == Some(trust_domain) && t.superseded(trust_domain, chain))
     }
 
-    /// Takes the Bundles of a whole state. An unusable one refuses all, so that the caller can nack; nothing has changed then.
-    pub fn apply(&self, state: &State) -> Result<(), String> {
-        self.replace(state.of(Kind::Bundle).cloned())
+    /// Takes the Bundles of a whole state; gives those that cannot be used. Their tenants' trust stays as it was, and everybody else's changes.
+    pub fn apply(&self, state: &State) -> Vec<RefusedResource> {
+        self.take(state.of(Kind::Bundle).cloned())
     }
 
-    /// [`TrustStore::apply`] with the resources alone; others than Bundles are passed over.
+    /// [`TrustStore::apply`] with the resources alone; others than Bundles are passed over. The error names the tenants' bundles that cannot
+    /// be used; those of all other tenants are in force.
     pub fn replace(&self, all: impl IntoIterator<Item = Arc<Resource>>) -> Result<(), String> {
+        let refused: Vec<String> = self.take(all).into_iter().map(|r| r.why).collect();
+        if refused.is_empty() { Ok(()) } else { Err(refused.join("; ")) }
+    }
+
+    fn take(&self, all: impl IntoIterator<Item = Arc<Resource>>) -> Vec<RefusedResource> {
         let mut told: HashMap<TenantName, Vec<Arc<Resource>>> = HashMap::new();
         for r in all {
             if let Resource::Bundle(b) = &*r {
@@ -401,9 +407,20 @@ impl TrustStore {
         told.extend(gone.into_iter().map(|t| (t, Vec::new())));
         told.retain(|tenant, list| places.get(tenant).is_none_or(|p| !same(&p.bundles, list)));
         let mut made = Vec::with_capacity(told.len());
+        let mut refused = Vec::new();
         for (tenant, bundles) in told {
-            let trust = Trust::of_bundles(bundles.iter().filter_map(|r| if let Resource::Bundle(b) = &**r { Some(b) } else { None }))?;
-            made.push((tenant, bundles, trust));
+            let before = refused.len();
+            let list = || bundles.iter().filter_map(|r| if let Resource::Bundle(b) = &**r { Some((r, b)) } else { None });
+            for (resource, bundle) in list() {
+                if let Err(why) = Anchors::read(bundle) {
+                    refused.push(RefusedResource::by_caller(Kind::Bundle, resource.name(), &format!("bundle {}: {why}", resource.name())));
+                }
+            }
+            if refused.len() == before
+                && let Ok(trust) = Trust::of_bundles(list().map(|(_, bundle)| bundle))
+            {
+                made.push((tenant, bundles, trust));
+            }
         }
         let changed = !made.is_empty();
         for (tenant, bundles, trust) in made {
@@ -416,7 +433,7 @@ impl TrustStore {
             self.changes.send_modify(|n| *n += 1);
         }
         places.retain(|_, p| !p.bundles.is_empty() || p.writer.receiver_count() > 0);
-        Ok(())
+        refused
     }
 }
 

@@ -68,6 +68,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
             keys: Default::default(),
+            shares: Default::default(),
         }),
         p::Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),
@@ -251,6 +252,7 @@ fn policies_are_made_anew_only_if_they_changed_and_outlive_their_tenant() {
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
             keys: Default::default(),
+            shares: Default::default(),
         })]
         .into_iter()
         .chain(a.into_iter().map(p::Resource::Authorization))

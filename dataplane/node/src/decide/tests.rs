@@ -5,8 +5,8 @@ use canal_model::program as p;
 
 use super::*;
 
-fn pod(outside: p::OutsideMesh) -> (View, Pod) {
-    let node = "n1".parse().unwrap();
+/// Resources of tenant alpha, and what of beta's came along.
+fn state(outside: p::OutsideMesh) -> Vec<p::Resource> {
     let key = |n: &str| n.parse::<canal_model::ids::ServiceKey>().unwrap();
     let service = |k: &str, vips: &[&str], port| {
         p::Resource::Service(p::Service {
@@ -26,7 +26,7 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
             open: true,
         })
     };
-    let all = [
+    vec![
         p::Resource::Tenant(p::Tenant {
             name: "alpha".parse().unwrap(),
             vni: Vni::new(1).unwrap(),
@@ -35,6 +35,7 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
             gateway_cidrs: vec!["10.9.0.0/16".parse().unwrap()],
             outside,
             keys: Default::default(),
+            shares: Default::default(),
         }),
         p::Resource::Gateway(p::Gateway {
             tenant: "alpha".parse().unwrap(),
@@ -69,8 +70,11 @@ fn pod(outside: p::OutsideMesh) -> (View, Pod) {
                 p::EndpointPort { service: key("alpha/b/proxyish"), port: 15008, target_port: 15008 },
             ],
         }),
-    ];
-    let view = View::from_resources(Generation(3), all.iter(), &node);
+    ]
+}
+
+fn pod(outside: p::OutsideMesh) -> (View, Pod) {
+    let view = View::from_resources(Generation(3), state(outside).iter(), &node_name());
     let text = r#"{"uid":"alpha/b/reviews-0","namespace":"b","name":"reviews-0","serviceAccount":"reviews","netns":"/n","cgroup":"/c",
         "ips":["10.1.1.2","fd01::2"]}"#;
     (view, Pod::parse("f", text.as_bytes()).unwrap())
@@ -180,6 +184,33 @@ fn a_tunnel_comes_in_by_ztunnels_order() {
         ("another tenant's gateway", &identity("spiffe://beta.example/ns/canal-system/sa/gateway"), Some(app), Err(Refusal::Denied)),
     ] {
         assert_eq!(asked(peer, told), want, "{case}");
+    }
+}
+
+/// Pods of a closed tenant connect to nothing and are connected by nobody, and those of other tenants notice nothing.
+#[test]
+fn closed_tenant_is_refused_in_both_directions() {
+    use canal_kit::southbound::{Closure, ClosureCause, State};
+    let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse::<canal_model::ids::TenantName>().unwrap());
+    let pod_of = pod(p::OutsideMesh::Passthrough).1;
+    let resources: Vec<_> = state(p::OutsideMesh::Passthrough).into_iter().map(std::sync::Arc::new).collect();
+    let closure = || Closure { cause: ClosureCause::ManifestMismatch, detail: String::new() };
+    for (closed, open) in [(beta, true), (alpha, false)] {
+        let state = State::of_resources(resources.clone(), canal_model::ids::Generation(1)).closing([(closed.clone(), closure())].into());
+        let view = View::new(&state, &"n1".parse().unwrap());
+        let policy = PodPolicy::renew(&PodPolicy::default(), view.tenant(&pod_of.tenant), &pod_of).unwrap();
+        for to in ["10.96.0.1:9080", "10.1.7.7:80", "192.0.2.1:443"] {
+            let decided = decide_outbound(&view, &pod_of, to.parse().unwrap());
+            assert_eq!(decided.err(), (!open).then_some(Refusal::TenantClosed), "to {to} with {closed} closed");
+        }
+        let peer: Identity = "spiffe://alpha.example/ns/b/sa/c".parse().unwrap();
+        let caller = Caller { peer: &peer, address: "10.7.7.7".parse().unwrap(), told: (None, None) };
+        let authority = "10.1.1.2:8080".parse().unwrap();
+        let tunnel = decide_inbound(&view, &pod_of, &policy, "10.1.1.2".parse().unwrap(), &authority, &caller);
+        assert_eq!(tunnel.err().map(|no| no.refusal), (!open).then_some(Refusal::TenantClosed), "in with {closed} closed");
+        let plain = decide_plain(&policy, "10.1.1.2:80".parse().unwrap(), "10.7.7.7:1".parse().unwrap(), |_, _| false);
+        assert_eq!(plain.err().map(|no| no.refusal), (!open).then_some(Refusal::TenantClosed), "plain with {closed} closed");
+        assert!(open || policy.guards_plaintext(), "connections without mTLS are looked at");
     }
 }
 

@@ -277,6 +277,7 @@ fn view(setup: &Setup) -> View {
             gateway_cidrs: vec![],
             outside: setup.outside,
             keys: Default::default(),
+            shares: Default::default(),
         }),
         p::Resource::Service(p::Service {
             key: key.clone(),

@@ -84,7 +84,7 @@ impl Scene {
             accepted: 0,
             version: String::new(),
         };
-        let mut known = Known { whole: newest, content: newest };
+        let mut known = Known { whole: newest, content: newest, ..Known::default() };
         change(&mut report, &mut known);
         self.roster.hear_replica(&name(n), report, known, self.now)
     }
@@ -98,7 +98,7 @@ impl Scene {
             seen: seen.iter().map(|(n, up)| (name(n), *up)).collect(),
             version: String::new(),
         };
-        self.roster.hear_edge(report, Known { whole: newest, content: newest }, self.now)
+        self.roster.hear_edge(report, Known { whole: newest, content: newest, ..Known::default() }, self.now)
     }
 
     fn all_report(&mut self) {
@@ -261,6 +261,31 @@ fn who_lacks_a_tenant_takes_no_sessions_of_it() {
     assert!(s.roster.is_ready(a, &tenant("u")));
 }
 
+/// S2: what a replica refuses of one tenant is lacking for that tenant alone, also for a process that starts anew.
+#[test]
+fn refused_resource_makes_only_its_tenant_unready() {
+    let mut s = Scene::running();
+    let tenant = |t: &str| t.parse::<TenantName>().unwrap();
+    let ready = |s: &Scene| ["t", "u", "v"].map(|t| s.roster.is_ready(ReplicaNumber::new(1).unwrap(), &tenant(t)));
+    // Of t a policy is refused from now on; u and v are new.
+    s.publish(&["t", "u", "v"]);
+    let refuses = |s: &mut Scene, at: u64| {
+        s.all_report();
+        s.report("a", |_, known| _ = known.behind.insert("t".parse().unwrap(), Generation(at)));
+    };
+    s.pass(8000 * MS, |s| refuses(s, 1));
+    assert_eq!((s.states().as_str(), ready(&s)), ("a:Active+ b:Active+ c:Active+", [true; 3]), "t is served by what it had before");
+    // The process starts anew, and refuses the policy before it had anything of t.
+    s.report("a", |report, known| (report.generation, *known) = (Generation(0), Known::default()));
+    s.roster.observe(s.now);
+    assert_eq!((s.states().as_str(), ready(&s)), ("a:Joining+ b:Active+ c:Active+", [false; 3]));
+    s.pass(8000 * MS, |s| refuses(s, 0));
+    assert_eq!((s.states().as_str(), ready(&s)), ("a:Active+ b:Active+ c:Active+", [false, true, true]));
+    // Mended.
+    s.all_report();
+    assert_eq!(ready(&s), [true; 3]);
+}
+
 #[test]
 fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
     let mut s = Scene::running();
@@ -278,7 +303,7 @@ fn a_report_stands_for_the_tables_of_its_generation_and_no_newer_ones() {
         ("the controller has just started, and nothing differs", 2, 5, 0, 9),
         ("before all", 0, 5, 0, 0),
     ] {
-        let known = Known { whole: Generation(whole), content: Generation(content) };
+        let known = Known { whole: Generation(whole), content: Generation(content), ..Known::default() };
         s.report("a", |report, k| (report.generation, *k) = (Generation(reported), known));
         assert_eq!(plan(&s), want, "{what}");
     }

@@ -7,7 +7,7 @@ use canal_wire::southbound::snapshot::FORMAT;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 
-use super::rig::{Rig, ms, response, service, tenant, until};
+use super::rig::{Rig, ms, refused, response, service, tenant, until};
 use crate::southbound::{Origin, Subscriber};
 use crate::testing::{FakeController, FakeStream};
 
@@ -75,34 +75,38 @@ async fn a_reconnect_names_what_is_held_and_changes_are_told_once() {
 }
 
 #[tokio::test]
-async fn a_bad_response_is_nacked_and_the_last_good_state_stays() {
+async fn bad_resource_is_refused_by_name_and_the_rest_is_taken() {
     let rig = Rig::new();
     let (_controller, mut stream, subscriber) = started(&rig).await;
     rig.told();
     let mut bad = response(6, Kind::Tenant, &[tenant("alpha", 9), tenant("gamma", 3)], &["beta"]);
     bad.resources[1].resource.as_mut().unwrap().value = vec![0xff; 9];
     let nack = stream.ask(bad).await;
-    assert_eq!(nack.response_nonce, "n6");
+    assert_eq!((nack.response_nonce.as_str(), refused(&nack)), ("n6", vec!["gamma".to_string()]));
     assert!(nack.error_detail.unwrap().message.contains("gamma"));
+    assert_eq!(rig.told(), [(Origin::Controller, 6, vec!["alpha".into()], vec!["beta".into()], (1, 1))]);
 
-    rig.refuse.store(true, Relaxed);
-    let nack = stream.ask(response(6, Kind::Tenant, &[tenant("gamma", 3)], &["beta"])).await;
-    assert_eq!(nack.error_detail.unwrap().message, "the caller does not like it");
-    assert!(subscriber.status().nack["tenant"].contains("does not like"));
-    rig.refuse.store(false, Relaxed);
+    rig.unusable.lock().unwrap().insert("delta".into());
+    let nack = stream.ask(response(7, Kind::Tenant, &[tenant("delta", 3), tenant("beta", 4)], &[])).await;
+    assert_eq!(refused(&nack), ["delta"]);
+    assert!(subscriber.status().nack["tenant"].contains("cannot be used"));
+    let names: Vec<_> = rig.told().into_iter().map(|told| told.2).collect();
+    assert_eq!(names, [vec!["delta".to_string(), "beta".into()], vec![]], "what is taken back is told by one more call");
 
-    let nack = stream.ask(response(6, Kind::Tenant, &[tenant("panic", 3)], &[])).await;
-    assert!(nack.error_detail.unwrap().message.contains("tripped by"), "a panic is a refusal");
+    // A whole refusal and a panic are traced to the tenant at fault.
+    let nack = stream.ask(response(8, Kind::Tenant, &[tenant("panic", 3), tenant("gamma", 3), tenant("zeta", 5)], &[])).await;
+    assert!(nack.error_detail.as_ref().unwrap().message.contains("tripped by"), "a panic is a refusal");
+    assert_eq!(refused(&nack), ["panic"]);
+    assert_eq!(subscriber.state().count(Kind::Tenant), 4, "alpha, beta, gamma and zeta");
+
     let nack = stream.ask(response(4, Kind::Tenant, &[], &["alpha", "beta"])).await;
-    assert!(nack.error_detail.unwrap().message.contains("generation 4 is older than 5"));
-
-    assert!(rig.told().is_empty());
-    let state = subscriber.state();
-    assert_eq!((state.generation().0, state.count(Kind::Tenant), state.count(Kind::Service)), (5, 2, 1));
+    assert!(nack.error_detail.as_ref().unwrap().message.contains("generation 4 is older than 8"));
+    assert!(refused(&nack).is_empty(), "nothing of it was taken");
     for (reason, n) in [("bad_resource", 1), ("refused", 2), ("stale_generation", 1)] {
         assert_eq!(rig.metric(&format!("canal_southbound_nacks_total{{kind=\"tenant\",reason=\"{reason}\"}}")), n);
     }
-    assert_eq!(stream.ask(response(7, Kind::Tenant, &[], &["beta"])).await.error_detail, None);
+    assert_eq!(rig.metric("canal_southbound_refused_resources_total{kind=\"tenant\",reason=\"refused\"}"), 2);
+    assert_eq!(stream.ask(response(9, Kind::Tenant, &[], &["beta"])).await.error_detail, None);
     assert!(subscriber.status().nack.is_empty());
 }
 

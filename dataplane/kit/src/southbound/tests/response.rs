@@ -14,7 +14,7 @@ fn held() -> State {
     let mut state = State::default();
     for r in [response(5, Kind::Tenant, &[tenant("alpha", 1), tenant("beta", 2)], &[]), response(5, Kind::Service, &[service("a", 1)], &[])]
     {
-        let change = examine(&state, &[Kind::Tenant, Kind::Service], &r).unwrap();
+        let (change, _) = examine(&state, &[Kind::Tenant, Kind::Service], &r).unwrap();
         state.apply(&change);
     }
     state
@@ -27,7 +27,7 @@ fn names(state: &State) -> Vec<String> {
 }
 
 #[test]
-fn bad_responses_are_refused_whole_and_by_name() {
+fn bad_response_is_refused_whole_and_bad_resource_by_name() {
     let edit = |change: fn(&mut DeltaDiscoveryResponse)| {
         let mut r = response(6, Kind::Tenant, &[tenant("alpha", 9), tenant("gamma", 3)], &["beta"]);
         change(&mut r);
@@ -53,10 +53,20 @@ fn bad_responses_are_refused_whole_and_by_name() {
         ),
     ];
     let state = held();
-    for (name, response, reason, text) in cases {
-        let refusal = examine(&state, &[Kind::Tenant, Kind::Service], &response).unwrap_err();
-        assert_eq!(refusal.reason(), reason, "{name}");
-        assert!(refusal.to_string().contains(text), "{name}: {refusal}");
+    for (at, (name, response, reason, text)) in cases.into_iter().enumerate() {
+        let examined = examine(&state, &[Kind::Tenant, Kind::Service], &response);
+        if at < 5 {
+            let refusal = examined.unwrap_err();
+            assert_eq!(refusal.reason(), reason, "{name}");
+            assert!(refusal.to_string().contains(text), "{name}: {refusal}");
+            continue;
+        }
+        let (change, refused) = examined.unwrap();
+        assert_eq!((refused.len(), refused[0].label), (1, reason), "{name}");
+        assert!(refused[0].why.contains(text), "{name}: {}", refused[0].why);
+        // The rest is taken: whatever is good of alpha, and that beta goes.
+        let taken: Vec<String> = change.names().collect();
+        assert!(!taken.contains(&refused[0].name) && taken.contains(&"beta".to_string()), "{name}: {taken:?}");
     }
 }
 
@@ -74,7 +84,8 @@ fn good_responses_change_what_they_name_and_nothing_else() {
     ];
     for (name, response, after) in cases {
         let mut state = held();
-        let change = examine(&state, &[Kind::Tenant, Kind::Service], &response).unwrap();
+        let (change, refused) = examine(&state, &[Kind::Tenant, Kind::Service], &response).unwrap();
+        assert!(refused.is_empty(), "{refused:?}");
         let undo = state.apply(&change);
         assert_eq!(names(&state), after, "{name}");
         state.undo(undo);
@@ -87,7 +98,7 @@ fn good_responses_change_what_they_name_and_nothing_else() {
 fn unchanged_versions_are_not_told_again() {
     let state = held();
     let r = response(5, Kind::Tenant, &[tenant("alpha", 1), tenant("c", 3)], &["nobody"]);
-    let change = examine(&state, &[Kind::Tenant], &r).unwrap();
+    let (change, _) = examine(&state, &[Kind::Tenant], &r).unwrap();
     assert_eq!(change.update.upserts.iter().map(|r| r.name()).collect::<Vec<_>>(), ["c"]);
     assert!(change.update.removals.is_empty() && !change.is_empty());
 }
@@ -99,7 +110,7 @@ fn any_response() -> impl Strategy<Value = (u64, Vec<u8>, Vec<u8>)> {
 
 proptest! {
     /// Reordered, repeated, stale, empty and contradictory pushes (reliability.md C5): the generation never falls, a refused response
-    /// changes nothing, an accepted one changes exactly what it names, and undoing one restores what was.
+    /// changes nothing, an accepted one changes exactly what it names once, and undoing one restores what was.
     #[test]
     fn whatever_is_pushed_the_state_is_that_of_the_accepted_responses(pushes in prop::collection::vec(any_response(), 0..40)) {
         let name = |n: &u8| format!("t{n}");
@@ -110,17 +121,18 @@ proptest! {
             let refs: Vec<_> = gone.iter().map(String::as_str).collect();
             let before = (state.generation(), names(&state));
             let all: Vec<_> = put.iter().chain(&remove).collect();
-            let twice = all.iter().enumerate().any(|(i, n)| all[..i].contains(n));
-            let good = !twice && generation >= state.generation().0;
+            let once = |n: &&u8| all.iter().filter(|m| **m == *n).count() == 1;
+            let good = generation >= state.generation().0;
             match examine(&state, &[Kind::Tenant], &response(generation, Kind::Tenant, &list, &refs)) {
-                Ok(change) => {
+                Ok((change, refused)) => {
                     prop_assert!(good);
+                    prop_assert_eq!(refused.is_empty(), all.iter().all(once));
                     let undo = state.apply(&change);
                     state.undo(undo);
                     prop_assert_eq!((state.generation(), names(&state)), before);
                     state.apply(&change);
-                    model.extend(put.iter().map(|n| (name(n), format!("v{generation}"))));
-                    gone.iter().for_each(|n| { model.remove(n); });
+                    model.extend(put.iter().filter(once).map(|n| (name(n), format!("v{generation}"))));
+                    remove.iter().filter(once).for_each(|n| { model.remove(&name(n)); });
                 }
                 Err(_) => {
                     prop_assert!(!good);

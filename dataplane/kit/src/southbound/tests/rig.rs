@@ -1,19 +1,21 @@
 //! A subscriber, what it told its caller, and resources to tell it of.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use canal_model::authorization as a;
 use canal_model::program::{Kind, OutsideMesh, Resource, Service, Tenant};
-use canal_wire::discovery::{DeltaDiscoveryResponse, Resource as Envelope};
-use canal_wire::southbound::{encode, type_url};
+use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as Envelope};
+use canal_wire::southbound::{encode, manifest, type_url};
 use tempfile::TempDir;
 
 use crate::drain::{self, Trigger};
 use crate::metrics::Registry;
 use crate::southbound::session::Timing;
-use crate::southbound::{Apply, Origin, Subscriber, SubscriberConfig};
+use crate::southbound::{Apply, Origin, RefusedResource, Subscriber, SubscriberConfig};
 use crate::testing::FakeController;
 
 pub(super) fn ms(n: u64) -> Duration {
@@ -44,6 +46,28 @@ pub(super) fn service(name: &str, id: u32) -> Resource {
     })
 }
 
+/// Kinds of a subscriber that closes tenants.
+pub(super) const SEALED: [Kind; 4] = [Kind::Tenant, Kind::Service, Kind::Authorization, Kind::Manifest];
+
+/// A policy that denies everything.
+pub(super) fn policy(tenant: &str, name: &str) -> Resource {
+    Resource::Authorization(a::Authorization {
+        key: a::PolicyKey { tenant: tenant.parse().unwrap(), namespace: "shop".parse().unwrap(), name: name.parse().unwrap() },
+        target: a::PolicyTarget::Tenant,
+        action: a::Action::Deny,
+        rules: vec![a::Rule::default()],
+        dry_run: false,
+        broken: None,
+    })
+}
+
+/// The manifest of resources that came with these generations.
+pub(super) fn seal(tenant: &str, resources: &[(&Resource, u64)]) -> Resource {
+    let all: Vec<_> = resources.iter().map(|(r, generation)| (r.kind(), r.name(), format!("v{generation}"))).collect();
+    let all = all.iter().map(|(kind, name, version)| (*kind, name.as_str(), version.as_str()));
+    Resource::Manifest(manifest::compute(&tenant.parse().unwrap(), all))
+}
+
 /// A response; versions are `v<generation>`.
 pub(super) fn response(generation: u64, kind: Kind, put: &[Resource], remove: &[&str]) -> DeltaDiscoveryResponse {
     let envelope = |r: &Resource| Envelope {
@@ -69,6 +93,10 @@ pub(super) struct Rig {
     pub(super) told: Arc<Mutex<Vec<Told>>>,
     /// The caller refuses while it is set.
     pub(super) refuse: Arc<AtomicBool>,
+    /// Resources of these names the caller cannot use.
+    pub(super) unusable: Arc<Mutex<BTreeSet<String>>>,
+    /// Tenants that were closed when the caller was told last.
+    pub(super) closed: Arc<Mutex<Vec<String>>>,
     pub(super) trigger: Trigger,
     drain: drain::Drain,
 }
@@ -77,7 +105,16 @@ impl Rig {
     pub(super) fn new() -> Self {
         let (trigger, drain) = drain::tree();
         let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
-        Self { folder, registry, told: Arc::default(), refuse: Arc::default(), trigger, drain }
+        Self {
+            folder,
+            registry,
+            told: Arc::default(),
+            refuse: Arc::default(),
+            unusable: Arc::default(),
+            closed: Arc::default(),
+            trigger,
+            drain,
+        }
     }
 
     pub(super) fn start(&self, controller: &FakeController) -> Subscriber {
@@ -86,11 +123,20 @@ impl Rig {
 
     /// A subscriber of tenants and services that reaches the controller at `address`.
     pub(super) fn start_through(&self, controller: &FakeController, address: SocketAddr) -> Subscriber {
+        self.start_with(controller, address, &[Kind::Tenant, Kind::Service])
+    }
+
+    /// A subscriber that is told of policies too, and closes tenants.
+    pub(super) fn start_sealed(&self, controller: &FakeController) -> Subscriber {
+        self.start_with(controller, controller.address, &SEALED)
+    }
+
+    pub(super) fn start_with(&self, controller: &FakeController, address: SocketAddr, kinds: &[Kind]) -> Subscriber {
         let config = SubscriberConfig {
             controller: controller.reached_through(self.folder.path(), address),
             node: "node~n1".into(),
             version: "1.0".into(),
-            kinds: vec![Kind::Tenant, Kind::Service],
+            kinds: kinds.to_vec(),
             snapshot: self.snapshot(),
         };
         let timing = Timing { keepalive: (ms(100), ms(200)), first_answer: ms(2000), backoff: (ms(5), ms(50)), write: ms(200) };
@@ -108,6 +154,7 @@ impl Rig {
 
     fn apply(&self) -> Apply {
         let (told, refuse) = (self.told.clone(), self.refuse.clone());
+        let (unusable, closed) = (self.unusable.clone(), self.closed.clone());
         Box::new(move |update, state| {
             if refuse.load(Relaxed) {
                 return Err("the caller does not like it".into());
@@ -117,8 +164,11 @@ impl Rig {
             let counts = (state.count(Kind::Tenant), state.count(Kind::Service));
             let removals = update.removals.iter().map(|(_, n)| n.clone()).collect();
             assert_eq!(update.generation, state.generation());
+            *closed.lock().unwrap() = state.closed().keys().map(ToString::to_string).collect();
             told.lock().unwrap().push((update.origin, update.generation.0, names, removals, counts));
-            Ok(())
+            let unusable = unusable.lock().unwrap();
+            let all = Kind::ALL.iter().flat_map(|kind| state.of(*kind)).filter(|r| unusable.contains(&r.name()));
+            Ok(all.map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used")).collect())
         })
     }
 
@@ -131,6 +181,12 @@ impl Rig {
         let line = text.lines().find(|l| l.starts_with(start));
         line.and_then(|l| l.rsplit(' ').next()).map_or(0, |v| v.parse().unwrap())
     }
+}
+
+/// The resources that a nack names.
+pub(super) fn refused(nack: &DeltaDiscoveryRequest) -> Vec<String> {
+    let named = nack.error_detail.as_ref().map(canal_wire::southbound::refused::unpack).unwrap_or_default();
+    named.into_iter().map(|(name, _)| name).collect()
 }
 
 pub(super) async fn until(what: &str, holds: impl Fn() -> bool) {

@@ -405,7 +405,7 @@ fn bundle_of(ca: &TestCa) -> canal_model::trust::Bundle {
 }
 
 #[test]
-fn an_unusable_bundle_changes_nothing_and_says_which_it_is() {
+fn unusable_bundle_leaves_its_tenant_as_it_was_and_changes_others() {
     let door = Door::new();
     let before = door.view().current().generation();
     let broken = |roots: Vec<String>, revoked: Vec<String>| {
@@ -421,9 +421,11 @@ fn an_unusable_bundle_changes_nothing_and_says_which_it_is() {
         ("no list", broken(vec![door.ca.root_pem()], vec![list]), "a revocation list cannot be read"),
     ] {
         let other = door.ca.bundle("gamma", "gamma.example", false, vec![]);
+        let gamma = door.store.view(&"gamma".parse().unwrap());
         let error = door.store.replace([other, resource]).unwrap_err();
         assert!(error.contains(text) && error.contains("alpha/alpha.example"), "{name}: {error}");
-        assert!(!door.store.view(&"gamma".parse().unwrap()).current().knows(&"gamma.example".parse().unwrap()), "{name}");
+        assert!(gamma.current().knows(&"gamma.example".parse().unwrap()), "{name}: another tenant's bundle is in force");
+        assert!(door.view().current().knows(&"alpha.example".parse().unwrap()), "{name}: the last good one stays");
     }
     assert_eq!(door.view().current().generation(), before);
     // The same again is no change.

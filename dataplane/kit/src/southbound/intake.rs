@@ -1,0 +1,225 @@
+//! One response taken in: what is good of it is applied, what is bad is refused by name, and a refusal of the whole by the caller is traced
+//! to the tenants that cause it. Start reading at [`Holder::take`].
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use canal_model::ids::TenantName;
+use canal_model::program::{Kind, Resource};
+use canal_wire::discovery::DeltaDiscoveryResponse;
+
+use super::held::{Holder, lock, whole};
+use super::state::{Change, Refusal, State, examine};
+use super::{Apply, Origin, RefusedResource, Update, kind_name};
+
+/// The answer to a response that was not taken, or not whole.
+#[derive(Debug)]
+pub(super) struct Nack {
+    pub(super) text: String,
+    /// Refused resources with the reason. Everything else was taken; empty: nothing was.
+    pub(super) named: Vec<(String, String)>,
+}
+
+/// What the caller is told of a response.
+enum Tell {
+    Nothing,
+    Change,
+    Whole,
+}
+
+/// What came of a response whose envelope is good.
+struct Outcome {
+    kind: Kind,
+    refused: Vec<RefusedResource>,
+    /// Refused resources that an earlier response brought, so that this one's answer cannot name them.
+    earlier: usize,
+}
+
+impl Holder {
+    /// Takes in what is good of a response; `Err` is the nack.
+    pub(super) fn take(&mut self, response: &DeltaDiscoveryResponse) -> Result<(), Nack> {
+        let kind = canal_wire::southbound::kind_of(&response.type_url).map_or("unknown", kind_name);
+        match self.try_take(response) {
+            Ok(Outcome { kind: of, refused, earlier }) => {
+                self.accepted(of, refused.is_empty());
+                self.resync |= earlier > 0;
+                if refused.is_empty() {
+                    return Ok(());
+                }
+                let named: Vec<_> = refused.iter().map(|r| (r.name.clone(), r.why.clone())).collect();
+                let text = named.iter().take(8).map(|(_, why)| why.as_str()).collect::<Vec<_>>().join("; ");
+                refused.iter().for_each(|r| self.counts.refused(kind, r.label));
+                self.nacked(kind, refused[0].label, &text, response);
+                Err(Nack { text, named })
+            }
+            Err(refusal) => {
+                let text = refusal.to_string();
+                self.nacked(kind, refusal.reason(), &text, response);
+                Err(Nack { text, named: Vec::new() })
+            }
+        }
+    }
+
+    fn nacked(&self, kind: &str, reason: &'static str, text: &str, response: &DeltaDiscoveryResponse) {
+        self.counts.nack(kind, reason);
+        tracing::warn!(kind, reason, generation = response.system_version_info, error = text, "refused a response, or a part of it");
+        self.status.send_modify(|s| {
+            s.nack.insert(kind.into(), text.into());
+        });
+    }
+
+    fn try_take(&mut self, response: &DeltaDiscoveryResponse) -> Result<Outcome, Refusal> {
+        let mut state = lock(&self.state);
+        let (change, mut refused) = examine(&state, &self.kinds, response)?;
+        let kind = change.kind;
+        let said_something = !(response.resources.is_empty() && response.removed_resources.is_empty());
+        let tell = match (self.status.borrow().ready, self.is_answered_with(kind)) {
+            // A response that names nothing changes nothing; one of which nothing was new still moves the generation.
+            (true, _) if !said_something => Tell::Nothing,
+            (true, _) => Tell::Change,
+            (false, true) => Tell::Whole,
+            // Until every kind was answered there is only a part of a state: services without their routes, say. Nobody may serve by that.
+            (false, false) => Tell::Nothing,
+        };
+        let watches = self.kinds.contains(&Kind::Manifest);
+        let mut earlier = 0;
+        match tell {
+            Tell::Nothing => _ = advance(&mut state, &change, &refused, &self.kinds, watches),
+            Tell::Change => refused.extend(tell_change(&mut self.apply, &mut state, change, &refused, &self.kinds, watches)),
+            Tell::Whole => {
+                let undo = advance(&mut state, &change, &refused, &self.kinds, watches);
+                let all = match tell_whole(&mut self.apply, &mut state, Origin::Controller, &self.kinds, watches) {
+                    Ok(all) => all,
+                    Err(why) => {
+                        state.undo(undo);
+                        return Err(Refusal::Caller(why));
+                    }
+                };
+                let (here, before): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| r.kind == kind && is_in(response, &r.name));
+                refused.extend(here);
+                earlier = before.len();
+            }
+        }
+        self.dirty |= said_something;
+        Ok(Outcome { kind, refused, earlier })
+    }
+}
+
+fn is_in(response: &DeltaDiscoveryResponse, name: &str) -> bool {
+    response.resources.iter().any(|r| r.name == name) || response.removed_resources.iter().any(|n| n == name)
+}
+
+/// Moves the state by a change; refused security resources close their tenants at once.
+fn advance(state: &mut State, change: &Change, refused: &[RefusedResource], kinds: &[Kind], watches: bool) -> super::state::Undo {
+    let undo = state.apply(change);
+    if watches {
+        refused.iter().for_each(|r| state.close_refused(r.kind, &r.name, &r.why));
+        state.review(change.kind, &change.tenants, kinds);
+    }
+    undo
+}
+
+/// Moves the state and tells the caller. What the caller refuses is taken back, by name; if it refuses the whole, it is told
+/// again in halves, down to single tenants.
+fn tell_change(
+    apply: &mut Apply,
+    state: &mut State,
+    change: Change,
+    refused: &[RefusedResource],
+    kinds: &[Kind],
+    watches: bool,
+) -> Vec<RefusedResource> {
+    let undo = advance(state, &change, refused, kinds, watches);
+    match ask(apply, &change.update, state) {
+        Ok(list) if list.is_empty() => Vec::new(),
+        Ok(list) => {
+            list.iter().for_each(|r| state.restore(&undo, r.kind, &r.name));
+            close_and_tell(apply, state, &list, watches);
+            list
+        }
+        Err(why) => {
+            state.undo(undo);
+            if let Some([first, second]) = change.split() {
+                // The closures of what was refused before go with the first part, and stay.
+                let mut all = tell_change(apply, state, first, refused, kinds, watches);
+                all.extend(tell_change(apply, state, second, &[], kinds, watches));
+                return all;
+            }
+            let list: Vec<_> = change.names().map(|name| RefusedResource::by_caller(change.kind, name, &why)).collect();
+            state.generation = state.generation.max(change.update.generation);
+            let closures: Vec<_> = refused.iter().chain(&list).cloned().collect();
+            close_and_tell(apply, state, &closures, watches);
+            list
+        }
+    }
+}
+
+/// Closes the tenants of refused security resources and tells the caller, which may not serve them from now on.
+fn close_and_tell(apply: &mut Apply, state: &mut State, refused: &[RefusedResource], watches: bool) {
+    if watches {
+        refused.iter().for_each(|r| state.close_refused(r.kind, &r.name, &r.why));
+    }
+    let nothing = Update { origin: Origin::Controller, generation: state.generation(), upserts: Vec::new(), removals: Vec::new() };
+    if let Err(why) = ask(apply, &nothing, state) {
+        tracing::error!(why, "the data plane refuses a state that it had accepted");
+    }
+}
+
+/// Tells the caller a whole state for the first time. What it refuses is taken out of the state. If it refuses all, the tenants are told
+/// one after the other and those that are refused are left out; `Err`: none was accepted.
+pub(super) fn tell_whole(
+    apply: &mut Apply,
+    state: &mut State,
+    origin: Origin,
+    kinds: &[Kind],
+    watches: bool,
+) -> Result<Vec<RefusedResource>, String> {
+    let all = Update { origin, ..whole(kinds, state) };
+    let refused = match ask(apply, &all, state) {
+        Ok(list) => list,
+        Err(why) => tell_each(apply, state, &all, why)?,
+    };
+    if refused.is_empty() {
+        return Ok(refused);
+    }
+    refused.iter().for_each(|r| state.remove(r.kind, &r.name));
+    close_and_tell(apply, state, &refused, watches);
+    Ok(refused)
+}
+
+/// Builds the state up by tenants, the provider's resources first; gives those of the tenants that the caller refuses.
+fn tell_each(apply: &mut Apply, state: &mut State, all: &Update, why: String) -> Result<Vec<RefusedResource>, String> {
+    let mut parts: BTreeMap<Option<TenantName>, Vec<&std::sync::Arc<Resource>>> = BTreeMap::new();
+    for resource in &all.upserts {
+        parts.entry(resource.tenant().cloned()).or_default().push(resource);
+    }
+    let mut accepted = State { generation: state.generation(), closed: state.closed().clone(), ..State::default() };
+    let (mut refused, mut taken) = (Vec::new(), 0);
+    for (_, resources) in parts {
+        let mut next = accepted.clone();
+        resources.iter().for_each(|r| next.copy(state, r.kind(), &r.name()));
+        // A data plane that replaces everything at a snapshot is told the whole of what is accepted so far.
+        let upserts = Kind::ALL.iter().flat_map(|k| next.of(*k).cloned()).collect();
+        match ask(apply, &Update { upserts, ..all.clone() }, &next) {
+            Ok(list) => {
+                refused.extend(list);
+                taken += 1;
+                accepted = next;
+            }
+            Err(why) => refused.extend(resources.iter().map(|r| RefusedResource::by_caller(r.kind(), r.name(), &why))),
+        }
+    }
+    if taken == 0 {
+        return Err(why);
+    }
+    *state = accepted;
+    Ok(refused)
+}
+
+/// Asks the caller. A panic there is a refusal: a configuration that trips a bug must not take the data plane down.
+pub(super) fn ask(apply: &mut Apply, update: &Update, state: &State) -> Result<Vec<RefusedResource>, String> {
+    catch_unwind(AssertUnwindSafe(|| apply(update, state))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string).or_else(|| panic.downcast_ref::<String>().cloned());
+        Err(format!("applying it panicked: {}", text.unwrap_or_default()))
+    })
+}
