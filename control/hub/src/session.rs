@@ -412,6 +412,8 @@ impl Session {
         let admitted: BTreeSet<Owner> = catalog.concerning(&self.principal).map(|(owner, _)| owner).collect();
         let owners: BTreeSet<Owner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
         let mut items = Vec::new();
+        // Also of tenants of which nothing differs: a resource that was refused and is gone is no longer sealed.
+        let mut resealed = BTreeSet::new();
         for owner in &owners {
             let view = catalog.view(owner);
             let is_admitted = admitted.contains(owner);
@@ -421,11 +423,14 @@ impl Session {
                 None => self.all_keys(owner, view.filter(|_| is_admitted)),
             };
             for key in keys {
+                if key.0.is_security() {
+                    resealed.extend(owner.clone());
+                }
                 items.extend(self.difference(key, owner, view.map(Arc::as_ref), is_admitted, catalog.generation));
             }
         }
         items.extend(self.unknown_names(&items));
-        items.extend(self.manifests(&items, &admitted, catalog));
+        items.extend(self.manifests(&items, resealed, &admitted, catalog));
         self.admitted = admitted;
         items
     }

@@ -13,18 +13,23 @@ use super::{Item, Session};
 use crate::catalog::{Catalog, Entry, Key, Owner};
 
 impl Session {
-    /// The manifests of tenants whose security resources `items` change, and of all tenants in the first batch of a stream: then the
-    /// subscriber compares again what it holds, whatever happened since the last.
-    pub(super) fn manifests(&mut self, items: &[Item], admitted: &BTreeSet<Owner>, catalog: &Catalog) -> Vec<Item> {
+    /// The manifests of the tenants `resealed`, whose security resources were looked at, and of all tenants in the first batch of a stream:
+    /// then the subscriber compares again what it holds, whatever happened since the last.
+    pub(super) fn manifests(
+        &mut self,
+        items: &[Item],
+        resealed: BTreeSet<TenantName>,
+        admitted: &BTreeSet<Owner>,
+        catalog: &Catalog,
+    ) -> Vec<Item> {
         if !self.kinds[Kind::Manifest as usize].open {
             return Vec::new();
         }
         let concerned: BTreeSet<TenantName> = match self.manifests_due {
             true => admitted.iter().flatten().cloned().collect(),
             false => {
-                let touched = items.iter().map(Item::key).filter(|(kind, _)| kind.is_security());
                 let newcomers = admitted.difference(&self.admitted).flatten().cloned();
-                touched.filter_map(|key| super::owner_of(&key)).chain(newcomers).chain(self.refused_tenants()).collect()
+                resealed.into_iter().chain(newcomers).chain(self.refused_tenants()).collect()
             }
         };
         let mut out = Vec::new();
