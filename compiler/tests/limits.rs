@@ -261,6 +261,31 @@ fn ranges_of_gateway_addresses() {
 }
 
 #[test]
+fn resolvers_of_a_tenant() {
+    let tenant = |resolvers: Vec<String>| {
+        let base = BASE.replace("podCidrs: [10.1.0.0/16]", &format!("podCidrs: [10.1.0.0/16], resolvers: [{}]", resolvers.join(", ")));
+        compiled(canal_sources::parse("limits.yaml", base.trim_end_matches("---\n")))
+    };
+    let count = |output: &Output| {
+        let mut tenants = output.resources.iter().filter_map(|resource| match resource {
+            Resource::Tenant(tenant) => Some(tenant.resolvers.len()),
+            _ => None,
+        });
+        tenants.next().unwrap()
+    };
+    let many = |count: usize| (0..count).map(|number| format!("10.9.0.{number}")).collect::<Vec<_>>();
+    let fine = tenant(many(RESOLVERS_MAX));
+    assert_eq!((count(&fine), fine.diagnostics.as_slice()), (RESOLVERS_MAX, &[][..]));
+    let beyond = tenant(many(RESOLVERS_MAX + 2));
+    assert_eq!((count(&beyond), beyond.diagnostics.len()), (RESOLVERS_MAX, 1));
+    assert!(beyond.diagnostics[0].problem.contains("resolvers, more than"), "{:?}", beyond.diagnostics);
+    for none in ["127.0.0.53", "\"::1\"", "0.0.0.0", "224.0.0.251"] {
+        let output = tenant(vec![none.to_owned(), "10.9.0.1".to_owned()]);
+        assert_eq!((count(&output), output.diagnostics.len()), (1, 1), "{none}: left out, by name");
+    }
+}
+
+#[test]
 fn nodes_of_a_tenant_and_their_ranges() {
     let many = |count: usize| on_tier(count, |number| node(number, &format!("'fd00:1::{:x}:0/112'", number + 1)), ranges);
     let (nodes, problems) = many(NODES_PER_TENANT_MAX);
