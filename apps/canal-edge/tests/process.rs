@@ -158,31 +158,84 @@ fn what_is_flushed_behind_the_agents_back_is_put_again() {
 }
 
 #[test]
-fn what_does_not_fit_is_nacked_by_name_and_the_rest_stays() {
+fn what_is_beyond_a_share_is_refused_by_name_and_the_rest_is_taken() {
     let m = Machine::new();
     let edge = m.edge();
     edge.ready();
-    let prefixes = canal_abi::tier::PREFIXES_MAX;
+    // Alpha has the default share of each map.
+    let share = canal_model::share::ShareKind::EdgeMapEntries.default_share().of(canal_abi::tier::PREFIXES_MAX.into()) as u32;
     let many = |n: u32| -> Vec<_> { (0..n).map(|i| format!("fd03::{:x}:{:x}/128", i >> 16, i & 0xffff).parse().unwrap()).collect() };
     let node = |n: u32| {
         let Some(Resource::Node(n1)) = rig::resources().into_iter().find(|r| r.kind() == Kind::Node) else { unreachable!() };
         Resource::Node(Node { name: "n2".parse().unwrap(), underlay: [172, 16, 0, 2].into(), pod_cidrs: many(n), ..n1 })
     };
     let tell = |change: &dyn Fn(&mut Vec<Resource>)| m.controller.lock().unwrap().as_ref().unwrap().tell(change);
+    let nodes = |n: u32| m.metric(&format!("canal_edge_map_entries{{map=\"canal_nodes\"}} {n}"));
     // The first node has two.
-    tell(&|all| all.push(node(prefixes - 2)));
-    m.until("full", || m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {prefixes}")));
-    tell(&|all| *all.last_mut().unwrap() = node(prefixes - 1));
-    m.until("refused", || m.metric("canal_edge_updates_refused_total 1"));
-    let desk = m.controller.lock().unwrap().as_ref().unwrap().desk.clone();
-    m.until("nacked", || !desk.lock().unwrap().nacks.is_empty());
-    let why = desk.lock().unwrap().nacks[0].clone();
-    assert!(why.contains("alpha/n2 fd03::") && why.contains("does not fit canal_prefixes, which holds 65536"), "{why}");
-    assert!(m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {prefixes}")));
+    tell(&|all| all.push(node(share - 2)));
+    m.until("the share is used up", || m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {share}")));
+    let before = (1..9).find(|n| nodes(*n)).unwrap();
+    // One prefix too many, and something that fits, in one update.
+    tell(&|all| {
+        *all.last_mut().unwrap() = node(share - 1);
+        let Some(Resource::Node(n2)) = all.last().cloned() else { unreachable!() };
+        all.push(Resource::Node(Node { name: "n3".parse().unwrap(), underlay: [172, 16, 0, 3].into(), pod_cidrs: Vec::new(), ..n2 }));
+    });
+    m.until("refused", || m.metric("canal_edge_map_refused_total{map=\"canal_prefixes\",tenant=\"alpha\"} 1"));
+    m.until("the rest is taken", || nodes(before + 1));
+    let refused = format!("does not fit canal_prefixes: its tenant's share is {share} entries");
+    assert!(m.log().contains(&refused) && m.log().contains("alpha/n2 fd03::"), "{}", m.log());
+    assert!(m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {share}")));
     assert_eq!(m.ask("GET", 15021, "/healthz/ready").0, 200);
-    tell(&|all| all.truncate(all.len() - 1));
+    tell(&|all| all.truncate(all.len() - 2));
     m.until("room again", || m.metric("canal_edge_map_entries{map=\"canal_prefixes\"} 2"));
     assert_eq!(edge.terminate(), Some(0));
+}
+
+#[test]
+fn containers_interfaces_stay_guarded_until_they_are_detached() {
+    let m = Machine::new();
+    m.ns.ip("link add to-a type veth peer name in-a");
+    for device in ["to-a", "in-a"] {
+        m.ns.ip(&format!("link set {device} up"));
+    }
+    m.ns.ip("addr add 10.99.0.9/24 dev in-a");
+    // The container has another MAC than this.
+    let text =
+        r#"{"containers": [{"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.99.0.9"]}]}"#;
+    fs::write(m.bindings(), text).unwrap();
+    let guarded = || m.ns.tc("filter show dev to-a ingress").contains("canal_interface");
+    let edge = m.edge();
+    edge.ready();
+    m.until("guarded", || m.metric("canal_interface_guard_interfaces{state=\"guarded\"} 1"));
+    assert!(guarded());
+    let socket = m.ns.within(|| std::net::UdpSocket::bind("10.99.0.9:0").unwrap());
+    // Its search for the neighbour is what the guard refuses.
+    let _ = socket.send_to(b"x", "10.99.0.10:9");
+    let refused = "canal_interface_guard_refused_total{interface=\"to-a\",tenant=\"alpha\"} ";
+    m.until("refused and counted", || {
+        let page = m.ask("GET", 15020, "/metrics").1;
+        page.lines().filter_map(|line| line.strip_prefix(refused)).any(|n| n != "0")
+    });
+    assert!(m.log().contains("container used what is not its own"), "{}", m.log());
+    // A file with a mistake changes nothing.
+    fs::write(m.bindings(), "{").unwrap();
+    m.until("not taken", || m.metric("canal_interface_guard_file_errors_total{reason=\"format\"} 1"));
+    assert!(guarded());
+    m.ns.tc("qdisc del dev to-a clsact");
+    // Looked after each second; without a qdisc there is nothing to ask for.
+    std::thread::sleep(Duration::from_secs(3));
+    assert!(guarded(), "put again");
+    edge.kill();
+    assert!(guarded(), "no agent runs");
+    let edge = m.edge();
+    edge.ready();
+    m.until("the file is still wrong", || m.metric("canal_interface_guard_file_errors_total{reason=\"format\"} 1"));
+    assert!(guarded(), "what an earlier agent bound stays");
+    assert_eq!(edge.terminate(), Some(0));
+    let detached = m.output(&["--detach"]);
+    assert!(detached.status.success(), "{}", String::from_utf8_lossy(&detached.stderr));
+    assert!(!guarded() && !m.pins().join(format!("interface-guard-v{}", canal_abi::tier::ABI)).exists(), "nothing stays");
 }
 
 #[test]

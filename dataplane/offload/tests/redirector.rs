@@ -17,6 +17,8 @@ use canal_offload::doors::{Door, Doors};
 use canal_offload::redirector::{self, Limit, Limits, Options, Redirector};
 use socket2::{Domain, Protocol, Socket, Type};
 
+mod limits;
+
 const EDGE: &str = "250.1.0.1";
 const SELF: &str = "250.1.0.2";
 const SELF6: &str = "[fdca:a1:0:250::fa01:2]";
@@ -635,146 +637,6 @@ fn frames_that_end_in_the_middle_are_never_taken() {
     }
 }
 
-/// The slowest limit gives one token a second: what took longer has to be done again.
-fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
-    loop {
-        let began = Instant::now();
-        let done = f();
-        if began.elapsed() < Duration::from_millis(900) {
-            return done;
-        }
-    }
-}
-
-#[test]
-fn early_limits_are_exact() {
-    let s = scene();
-    let r = &s.redirector;
-    let service = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
-    let tenant = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
-    let limit = |burst| Some(Limit { rate: 1, burst });
-    let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
-    let data = from_edge(8, &tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, b""));
-    let forwarded = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.2:80", SYN, b""));
-    let sessions = |b| Limits { sessions: limit(b), ..Limits::default() };
-    let packets = |b| Limits { packets: limit(b), ..Limits::default() };
-    for (case, key, limits, frame, pass, counter) in [
-        ("a service's sessions", service(1), sessions(5), &syn, 5, "throttled_service_sessions"),
-        ("a service's packets", service(1), packets(7), &data, 7, "throttled_service_packets"),
-        ("SYNs are packets", service(1), packets(3), &syn, 3, "throttled_service_packets"),
-        ("what is passed on counts too", service(2), sessions(2), &forwarded, 2, "throttled_service_sessions"),
-        ("a tenant's sessions", tenant, sessions(4), &syn, 4, "throttled_tenant_sessions"),
-        ("a tenant's packets", tenant, packets(1), &data, 1, "throttled_tenant_packets"),
-    ] {
-        let ran = within_a_second(|| {
-            r.remove_throttle(&key).unwrap();
-            r.set_throttle(&key, &limits).unwrap();
-            (0..pass + 2).map(|_| s.run(frame)).collect::<Vec<Ran>>()
-        });
-        let refused = ran.iter().filter(|x| x.verdict == DROPPED).collect::<Vec<_>>();
-        assert!(ran[..pass].iter().all(|x| x.verdict != DROPPED), "{case}");
-        assert_eq!(refused.len(), 2, "{case}");
-        assert!(refused.iter().all(|x| x.moved == [counter]), "{case}");
-        let held = r.throttles().unwrap()[&key];
-        assert_eq!(held.sessions.refused + held.packets.refused, 2, "{case}");
-        r.remove_throttle(&key).unwrap();
-        assert_ne!(s.run(frame).verdict, DROPPED, "{case}: lifted");
-    }
-    let both = HashMap::from([(service(1), sessions(1)), (tenant, sessions(2))]);
-    let moved = within_a_second(|| {
-        r.replace_throttles(&HashMap::new()).unwrap();
-        assert_eq!(r.replace_throttles(&both).unwrap().put, 2);
-        assert_eq!(r.replace_throttles(&both).unwrap().put, 0, "they keep what they have");
-        [&syn, &syn, &data, &forwarded, &forwarded].map(|frame| s.run(frame).moved[0])
-    });
-    // Packets are not limited; another service has its own; and what a service refuses, its tenant does not pay for.
-    assert_eq!(moved, ["new", "throttled_service_sessions", "unowned", "forwarded_new", "throttled_tenant_sessions"]);
-    assert_eq!(r.replace_throttles(&HashMap::new()).unwrap().removed, 2);
-    r.set_throttle(&service(1), &Limits { sessions: Some(Limit { rate: 200, burst: 1 }), ..Limits::default() }).unwrap();
-    s.run(&syn);
-    std::thread::sleep(Duration::from_millis(60));
-    assert_eq!(s.run(&syn).moved, ["new"], "refilled");
-    assert_eq!(r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000, 0, "never more than the burst");
-}
-
-/// What a replica passed on was charged there; what an edge sent is charged here, whatever its hop.
-#[test]
-fn a_packet_is_charged_only_where_it_enters_the_tier() {
-    let s = scene();
-    let r = &s.redirector;
-    let key = ThrottleKey { scope: THROTTLE_SERVICE, id: 1 };
-    let packet = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
-    let forwarded = |hop: u8| Tunnel { hop, stamp: 1, ..Tunnel::new("250.1.0.3", SELF, TIER_VNI) }.frame(&packet);
-    let limit = Some(Limit { rate: 1, burst: 2 });
-    for limits in [Limits { sessions: limit, ..Limits::default() }, Limits { packets: limit, ..Limits::default() }] {
-        let ran = within_a_second(|| {
-            r.remove_throttle(&key).unwrap();
-            r.set_throttle(&key, &limits).unwrap();
-            let passed_on: Vec<u32> = (0..8).map(|_| s.run(&forwarded(1)).verdict).collect();
-            (passed_on, (0..4).map(|_| s.run(&from_edge(1, &packet)).verdict).collect::<Vec<u32>>())
-        });
-        assert!(ran.0.iter().all(|verdict| *verdict != DROPPED), "{limits:?}: {ran:?}");
-        assert_eq!(ran.1.iter().filter(|verdict| **verdict == DROPPED).count(), 2, "{limits:?}: {ran:?}");
-    }
-}
-
-/// The parts of all replicas make the limit: as many packets pass at one, two, three or 128 replicas, and of a small limit too.
-#[test]
-fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
-    let s = scene();
-    let r = &s.redirector;
-    let key = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
-    let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
-    for parts in [vec![0], vec![128], vec![64, 64], vec![43, 43, 42], vec![120, 8], vec![16; 8]] {
-        let passed: usize = parts
-            .iter()
-            .map(|part| {
-                within_a_second(|| {
-                    r.remove_throttle(&key).unwrap();
-                    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 96 }), part: *part, ..Limits::default() };
-                    r.set_throttle(&key, &limits).unwrap();
-                    (0..110).filter(|_| s.run(&syn).verdict != DROPPED).count()
-                })
-            })
-            .sum();
-        // Each may round down by one packet.
-        assert!((97 - parts.len().max(1)..=96).contains(&passed), "{parts:?}: {passed} of 96");
-    }
-    // A part that is less than one token of the burst still lets one through.
-    let few = within_a_second(|| {
-        r.remove_throttle(&key).unwrap();
-        r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 1, burst: 1 }), part: 1, ..Limits::default() }).unwrap();
-        (0..5).filter(|_| s.run(&syn).verdict != DROPPED).count()
-    });
-    assert_eq!(few, 1);
-    // The rate is divided too: a quarter of 400 a second is 100 a second. The burst is for pauses of this test.
-    r.remove_throttle(&key).unwrap();
-    r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 400, burst: 80 }), part: 32, ..Limits::default() }).unwrap();
-    while s.run(&syn).verdict != DROPPED {}
-    let (begun, mut passed) = (std::time::Instant::now(), 0u32);
-    while begun.elapsed() < Duration::from_millis(1000) {
-        passed += u32::from(s.run(&syn).verdict != DROPPED);
-    }
-    let most = (begun.elapsed().as_secs_f64() * 100.0) as u32 + 2;
-    assert!((90..=most).contains(&passed), "{passed} of {most}");
-}
-
-#[test]
-fn each_datagram_counts_as_a_session() {
-    let s = scene();
-    let r = &s.redirector;
-    let key = ThrottleKey { scope: THROTTLE_SERVICE, id: 1 };
-    let question = from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question"));
-    let ran = within_a_second(|| {
-        r.remove_throttle(&key).unwrap();
-        r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 1, burst: 3 }), ..Limits::default() }).unwrap();
-        (0..5).map(|_| s.run(&question)).collect::<Vec<Ran>>()
-    });
-    let refused: Vec<_> = ran.iter().filter(|x| x.verdict == DROPPED).collect();
-    assert_eq!(refused.len(), 2);
-    assert!(refused.iter().all(|x| x.moved == ["throttled_service_sessions"]));
-}
-
 fn options(pins: Option<&Pins>) -> Options {
     Options {
         netns: None,
@@ -787,41 +649,6 @@ fn options(pins: Option<&Pins>) -> Options {
         tunnel_port: 40_000,
         tunnels: 4,
     }
-}
-
-#[test]
-fn two_processors_share_one_limit() {
-    let pins = Pins::new();
-    let pair = [0; 2].map(|_| Redirector::load(&options(Some(&pins))).unwrap());
-    assert_eq!(pair.each_ref().map(Redirector::is_adopted), [false, true], "the second has the maps of the first");
-    pair[0].hosts().put(&address_be(EDGE.parse().unwrap()), &0).unwrap();
-    pair[1].tables().put(&4, &Table { vni: TENANT, version: 1, chain: [[1, 0, 0, 0, 0, 0, 0, 0]; BUCKETS] }).unwrap();
-    let key = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
-    let frame = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.4:80", ACK, b""));
-    let throttled = |r: &Redirector| counts(r)["throttled_tenant_packets"];
-    let mut pair = Some(pair);
-    within_a_second(|| {
-        let [a, b] = pair.take().unwrap();
-        a.remove_throttle(&key).unwrap();
-        a.set_throttle(&key, &Limits { packets: Some(Limit { rate: 1, burst: 250 }), ..Limits::default() }).unwrap();
-        let before = throttled(&a);
-        let run = |r: Redirector| {
-            let frame = frame.clone();
-            std::thread::spawn(move || {
-                (0..400).for_each(|_| drop(r.trial(&frame).unwrap()));
-                r
-            })
-        };
-        let (a, b) = (run(a), run(b));
-        let [a, b] = [a.join().unwrap(), b.join().unwrap()];
-        let refused = throttled(&a) - before;
-        assert_eq!(a.throttles().unwrap()[&key].packets.refused, refused);
-        pair = Some([a, b]);
-        assert!((548..=550).contains(&refused), "{refused} of 800 refused, 250 may pass");
-    });
-    drop(pair);
-    redirector::remove(Some(&Netns::new().path()), "pod0", Some(pins.path())).unwrap();
-    assert!(!pins.path().exists(), "nothing stays");
 }
 
 #[test]

@@ -218,12 +218,21 @@ impl Machine {
         self.dir.path().join("bpffs")
     }
 
+    /// The file of interface bindings, which a test may write.
+    pub(crate) fn bindings(&self) -> PathBuf {
+        self.dir.path().join("interfaces.json")
+    }
+
     pub(crate) fn command(&self) -> Command {
         let mut c = Command::new("nsenter");
         c.arg(format!("--net=/run/netns/{}", self.ns.0)).arg(env!("CARGO_BIN_EXE_canal-edge"));
         c.args(["--edge", "edge-1", "--az", "az1", "--address", "250.1.0.1", "--controller", &self.address]);
         for (flag, name) in [("--root-ca", "root.pem"), ("--token-file", "token"), ("--data-dir", "edge"), ("--pin-dir", "bpffs")] {
             c.arg(flag).arg(self.dir.path().join(name));
+        }
+        let bindings = self.bindings();
+        if bindings.exists() {
+            c.arg("--interface-bindings").arg(bindings);
         }
         // The replicas of this namespace have 15021 of their own addresses.
         c.args(["--metrics-addr", "127.0.0.1:15020", "--readiness-addr", "127.0.0.1:15021"]);
