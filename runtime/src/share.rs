@@ -141,8 +141,11 @@ impl TenantLimit {
 
     /// Sets what the provider wrote for tenants; whoever is not named has the default. What is taken already stays taken.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
-        let own = tenants.into_iter().map(|(name, shares)| (ShareHolder::Tenant(name.clone()), shares.get(self.inner.kind)));
-        self.ledger().set_shares(own.filter(|(_, share)| *share != self.inner.kind.default_share()).collect());
+        let kind = self.inner.kind;
+        // Only what is written: a share equal to the table's default overrides a process's other default too.
+        let written = |shares: &Shares| shares.iter().find(|(k, _)| *k == kind).map(|(_, share)| share);
+        let own = tenants.into_iter().filter_map(|(name, shares)| Some((ShareHolder::Tenant(name.clone()), written(shares)?)));
+        self.ledger().set_shares(own.collect());
     }
 
     /// Sets the share of tenants that the provider wrote nothing for: a flag of the process.
@@ -168,6 +171,22 @@ impl TenantLimit {
         let (sender, receiver) = watch::channel(false);
         let id = self.ledger().take(holder, amount, Some(sender))?;
         Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
+    }
+
+    /// As [`TenantLimit::take_revocable`], but a holder that has its share, or is the largest of a full limit, loses one of its own revocable
+    /// permits instead of being refused: for connections that prove nothing, which should not keep out the holder's next ones.
+    ///
+    /// # Errors
+    /// As [`TenantLimit::take`], when the holder has no permit that can be revoked.
+    pub fn take_displacing(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+        let (sender, receiver) = watch::channel(false);
+        let id = self.ledger().take_displacing(holder, amount, sender)?;
+        Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
+    }
+
+    /// How much all holders have taken.
+    pub fn used(&self) -> u64 {
+        self.ledger().used()
     }
 
     /// What each holder uses, for metrics and `canal status`.
@@ -207,6 +226,16 @@ impl TenantPermit {
     pub fn keep(&mut self) {
         self.revoked = None;
         self.limit.ledger().keep(self.id);
+    }
+
+    /// Makes a permit that is kept one that can be revoked, for example while its connection is idle. [`TenantPermit::revoked`] has to be
+    /// called anew.
+    pub fn offer(&mut self) {
+        if self.revoked.is_none() {
+            let (sender, receiver) = watch::channel(false);
+            self.revoked = Some(receiver);
+            self.limit.ledger().offer(self.id, sender);
+        }
     }
 
     /// True once the permit was revoked.

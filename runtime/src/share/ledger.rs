@@ -80,6 +80,10 @@ impl Ledger {
         self.capacity
     }
 
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
     pub(super) fn set_shares(&mut self, shares: BTreeMap<ShareHolder, Share>) {
         self.shares = shares;
     }
@@ -146,6 +150,18 @@ impl Ledger {
         Ok(id)
     }
 
+    pub(super) fn take_displacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
+        // Each turn revokes a permit, so this ends.
+        while matches!(self.decide(holder, amount), Decision::Refuse(_)) && self.has_revocable(holder) {
+            self.revoke_one(holder);
+        }
+        self.take(holder, amount, Some(revoke))
+    }
+
+    fn has_revocable(&self, holder: &ShareHolder) -> bool {
+        self.accounts.get(holder).is_some_and(|a| !a.revocable.is_empty())
+    }
+
     pub(super) fn grow(&mut self, id: u64, more: u64) -> Result<(), ShareRefusal> {
         let Some(holder) = self.permits.get(&id).filter(|p| !p.is_revoked).map(|p| p.holder.clone()) else {
             return Err(ShareRefusal::Full);
@@ -195,6 +211,21 @@ impl Ledger {
         let before = account.revocable_amount;
         if account.revocable.remove(&id).is_some() {
             account.revocable_amount -= amount;
+            self.resize(&holder, before);
+        }
+    }
+
+    pub(super) fn offer(&mut self, id: u64, revoke: watch::Sender<bool>) {
+        let Some(permit) = self.permits.get(&id).filter(|p| !p.is_revoked) else {
+            // It was revoked before it was kept: whoever looks now must hear of it.
+            revoke.send_replace(true);
+            return;
+        };
+        let (holder, amount) = (permit.holder.clone(), permit.amount);
+        let Some(account) = self.accounts.get_mut(&holder) else { return };
+        let before = account.revocable_amount;
+        if account.revocable.insert(id, revoke).is_none() {
+            account.revocable_amount += amount;
             self.resize(&holder, before);
         }
     }

@@ -42,6 +42,59 @@ fn tenant_with_its_own_share_takes_that_much() {
     assert_eq!(limit.take(&tenant("beta"), 80).unwrap_err(), ShareRefusal::Share);
 }
 
+#[tokio::test]
+async fn displacing_take_revokes_the_holders_own_oldest_permit() {
+    let limit = limit(10, 0, GiveWay::Oldest);
+    let (alpha, beta) = (tenant("alpha"), tenant("beta"));
+    let kept = limit.take(&alpha, 1).unwrap();
+    let flood: Vec<_> = (0..4).map(|_| limit.take_displacing(&alpha, 1).unwrap()).collect();
+    let other = limit.take_displacing(&beta, 1).unwrap();
+    let newest = limit.take_displacing(&alpha, 1).unwrap();
+    flood[0].revoked().await;
+    assert_eq!(flood.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false]);
+    assert!(!other.is_revoked() && !newest.is_revoked() && !kept.is_revoked());
+    assert_eq!(used(&limit, &alpha), 5);
+    // Without a permit of its own to revoke the holder is refused as ever.
+    drop((flood, newest, kept));
+    let _all = limit.take(&alpha, 5).unwrap();
+    assert_eq!(limit.take_displacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert!(!other.is_revoked());
+}
+
+#[tokio::test]
+async fn offered_permit_is_revoked_and_kept_one_is_not() {
+    let limit = limit(2, 0, GiveWay::Oldest);
+    limit.set_default_share(Share::Percent(100));
+    let alpha = tenant("alpha");
+    let (mut first, mut second) = (limit.take_revocable(&alpha, 1).unwrap(), limit.take_revocable(&alpha, 1).unwrap());
+    first.keep();
+    second.keep();
+    assert_eq!(limit.take_displacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    second.offer();
+    let third = limit.take_displacing(&alpha, 1).unwrap();
+    second.revoked().await;
+    assert!(!first.is_revoked());
+    // A permit that was revoked stays so, whatever its owner does next.
+    second.keep();
+    second.offer();
+    second.revoked().await;
+    drop(third);
+    assert_eq!(limit.used(), 1);
+}
+
+#[test]
+fn written_share_overrides_the_processs_default() {
+    let limit = limit(100, 0, GiveWay::Oldest);
+    limit.set_default_share(Share::Amount(10));
+    let mut shares = Shares::default();
+    // What the table gives by default, but written.
+    shares.set(ShareKind::GatewayConnections, ShareKind::GatewayConnections.default_share());
+    let name = "alpha".parse().unwrap();
+    limit.set_shares([(&name, &shares)]);
+    assert!(limit.take(&tenant("alpha"), 50).is_ok());
+    assert_eq!(limit.take(&tenant("beta"), 11).unwrap_err(), ShareRefusal::Share);
+}
+
 #[test]
 fn reserve_is_only_the_providers() {
     let limit = limit(10, 4, GiveWay::Oldest);
