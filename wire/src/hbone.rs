@@ -13,10 +13,14 @@ pub const PROXY_MARK: u32 = 0x539;
 
 /// ALPN of HBONE.
 pub const ALPN: &[u8] = b"h2";
-/// Initial HTTP/2 stream window, bytes, both sides.
-pub const STREAM_WINDOW: u32 = 4 << 20;
-/// HTTP/2 connection window, bytes. Four streams' worth: equal windows can deadlock an app that reads stream A only after stream B.
-pub const CONNECTION_WINDOW: u32 = 16 << 20;
+/// HTTP/2 stream window of a new connection, bytes, both sides. It grows with use.
+pub const STREAM_WINDOW: u32 = 64 << 10;
+/// HTTP/2 window of a new connection, bytes. Four streams' worth: equal windows can deadlock an app that reads stream A only after stream B.
+pub const CONNECTION_WINDOW: u32 = 256 << 10;
+/// The largest stream window, bytes: 512 MB/s at a round trip of 1 ms.
+pub const STREAM_WINDOW_MAX: u32 = 512 << 10;
+/// The largest window of a connection, bytes: with what waits to be sent, a connection holds less than 2 MiB for a peer that stalls.
+pub const CONNECTION_WINDOW_MAX: u32 = 1536 << 10;
 /// HTTP/2 max frame size, bytes.
 pub const FRAME_SIZE: u32 = 1 << 20;
 /// Client: max header list, bytes.
@@ -24,9 +28,9 @@ pub const CLIENT_HEADER_LIST: u32 = 16 << 10;
 /// Server: max header list, bytes.
 pub const SERVER_HEADER_LIST: u32 = 64 << 10;
 /// Client: send buffer per stream, bytes.
-pub const CLIENT_SEND_BUFFER: usize = 4 << 20;
+pub const CLIENT_SEND_BUFFER: usize = 256 << 10;
 /// Server: send buffer per stream, bytes.
-pub const SERVER_SEND_BUFFER: usize = 400 << 10;
+pub const SERVER_SEND_BUFFER: usize = 256 << 10;
 /// Client: streams on one pooled connection.
 pub const POOL_STREAMS_MAX: u32 = 100;
 /// Server: concurrent streams.

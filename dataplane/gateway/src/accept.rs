@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,8 @@ use crate::config::{EngineConfig, Plain};
 use crate::greet;
 use crate::judge;
 use crate::parting;
+use crate::permit::ConnectionPermit;
+use crate::scheduler::Scheduler;
 use crate::worker::{Shared, Worker};
 
 /// How often kept connections to endpoints are looked at.
@@ -100,7 +103,8 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     drop(opened);
     let clock = worker.clock.clone();
     tokio::task::spawn_local(async move { clock.run().await });
-    tokio::task::spawn_local(sweep(Rc::downgrade(&worker)));
+    tokio::task::spawn_local(worker.scheduler.clone().rounds());
+    tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(judge::open::watch(Rc::downgrade(&worker)));
     let parted = Rc::downgrade(&worker);
     let part = move |ask| parted.upgrade().map(|worker| worker.part(ask)).is_some();
@@ -125,16 +129,19 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     }
 }
 
-async fn sweep(worker: Weak<Worker>) {
+async fn sweep(worker: Weak<Worker>, is_first: bool) {
     loop {
         tokio::time::sleep(SWEEP).await;
         let Some(worker) = worker.upgrade() else { return };
+        if is_first {
+            worker.shared.limits.show();
+        }
         worker.upstreams.sweep(&worker.snapshot(), Instant::now(), worker.shared.config.times.upstream_idle);
     }
 }
 
 async fn accept(worker: Rc<Worker>, listener: TcpListener, door: Door) {
-    let mut draining = std::pin::pin!(worker.drain.draining());
+    let mut draining = pin!(worker.drain.draining());
     loop {
         tokio::select! {
             biased;
@@ -161,22 +168,45 @@ async fn accept(worker: Rc<Worker>, listener: TcpListener, door: Door) {
 }
 
 fn welcome(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &Door) {
-    let Some(permit) = worker.shared.connections.take() else {
-        return worker.counts.refused_connection("connections");
-    };
     let Ok(local) = stream.local_addr() else {
         return worker.counts.refused_connection("gone");
+    };
+    let snapshot = worker.snapshot();
+    // The local address alone says whose the connection is, before a byte of it is read.
+    let tenant = match &door {
+        Door::Hbone => greet::decide_scope(&snapshot, local.ip()).map(|(tenant, _)| tenant),
+        Door::Inside => greet::decide_tenant_inside(&snapshot, local.ip()),
+        Door::Plain(plain) => snapshot.tenant(plain.service.tenant.as_str()).ok_or("no_tenant"),
+    };
+    let taken = tenant.and_then(|tenant| {
+        let permit = ConnectionPermit::take(&worker.shared, &tenant.name)?;
+        Ok((permit, worker.accounts.of(tenant, &worker.limits)))
+    });
+    let (permit, account) = match taken {
+        Ok(taken) => taken,
+        Err(why) => {
+            worker.counts.refused_connection(why);
+            if matches!(door, Door::Inside) {
+                sys::reset_on_close(&stream);
+            }
+            return;
+        }
     };
     worker.counts.accepted.inc();
     worker.shared.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let (open, counted) = (worker.opened(), worker.counts.connections.hold());
     let (worker, door) = (worker.clone(), door.clone());
     tokio::task::spawn_local(async move {
-        match &door {
-            Door::Hbone => Box::pin(greet::hbone(&worker, stream, local.ip())).await,
-            Door::Inside => greet::inside(&worker, stream, client, local).await,
-            Door::Plain(plain) => greet::plain(&worker, stream, client, plain).await,
+        let served = pin!(async {
+            match &door {
+                Door::Hbone => Box::pin(greet::hbone(&worker, stream, local.ip(), &permit)).await,
+                Door::Inside => greet::inside(&worker, stream, (client, local), &permit).await,
+                Door::Plain(plain) => greet::plain(&worker, stream, client, plain, &permit).await,
+            }
+        });
+        if !Scheduler::run(&account.queue, pin!(permit.run(served))).await {
+            worker.counts.refused_connection("gave_way");
         }
-        drop((permit, open, counted));
+        drop((open, counted));
     });
 }

@@ -6,22 +6,27 @@ use std::rc::Rc;
 
 use canal_kit::metrics::Counter;
 use canal_model::ids::TenantName;
+use canal_model::share::{ShareKind, Shares};
 use tokio::sync::Notify;
 
 use crate::config::Limits;
+use crate::counts::Counts;
 use crate::fault::Fault;
+use crate::scheduler::{Scheduler, TenantQueue};
 use crate::snapshot::{Snapshot, TenantView};
 
 /// Questions of one tenant to its external authorizers under way at once, per worker; above, a question counts as failed.
 const QUESTIONS_MAX: u64 = 256;
 
 /// What one tenant uses of one worker.
-#[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) tenant: TenantName,
     pub(crate) number: u32,
     requests: Rc<Cell<u64>>,
-    connections: Rc<Cell<u64>>,
+    tunnels: Rc<Cell<u64>>,
+    maxima: Cell<TenantMaxima>,
+    /// Its tasks' turns on this worker.
+    pub(crate) queue: Rc<TenantQueue>,
     /// Questions to external authorizers that are under way.
     questions: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
@@ -31,13 +36,22 @@ pub(crate) struct Account {
     pub(crate) policy_version: Cell<u64>,
 }
 
+/// What one tenant may have on one worker.
+#[derive(Debug, Clone, Copy)]
+struct TenantMaxima {
+    requests: u64,
+    tunnels: u64,
+}
+
 impl Account {
-    fn new(tenant: &TenantView) -> Self {
+    fn new(tenant: &TenantView, limits: &WorkerLimits, queue: Rc<TenantQueue>) -> Self {
         Self {
             tenant: tenant.name.clone(),
             number: tenant.number,
             requests: Rc::default(),
-            connections: Rc::default(),
+            tunnels: Rc::default(),
+            maxima: Cell::new(limits.maxima(&tenant.shares)),
+            queue,
             questions: Rc::default(),
             allowed: OnceCell::new(),
             changed: Rc::default(),
@@ -56,63 +70,89 @@ impl Account {
     }
 }
 
-/// A worker's share of the process's limits. A tenant whose connections all landed on one worker has only that worker's share; the kernel
-/// spreads connections by hash, so that shares are as good as the whole from a few connections on.
+/// A worker's part of the process's limits. A tenant whose connections all landed on one worker has only that worker's part; the kernel
+/// spreads connections by hash, so that parts are as good as the whole from a few connections on.
 #[derive(Debug)]
-pub(crate) struct Shares {
+pub(crate) struct WorkerLimits {
     requests: Rc<Cell<u64>>,
     requests_max: u64,
-    tenant_requests_max: u64,
-    tenant_connections_max: u64,
+    /// The whole limits, and for tenants that the provider wrote no share for.
+    limits: Limits,
+    workers: u64,
 }
 
-impl Shares {
+impl WorkerLimits {
     pub(crate) fn of(limits: &Limits, workers: usize) -> Self {
-        let share = |n: u64| n.div_ceil(workers.max(1) as u64);
-        Self {
-            requests: Rc::default(),
-            requests_max: share(limits.requests),
-            tenant_requests_max: share(limits.tenant_requests),
-            tenant_connections_max: share(limits.tenant_connections),
+        let workers = workers.max(1) as u64;
+        Self { requests: Rc::default(), requests_max: limits.requests.div_ceil(workers), limits: limits.clone(), workers }
+    }
+
+    /// What a tenant may have on this worker.
+    fn maxima(&self, shares: &Shares) -> TenantMaxima {
+        let max = |kind, whole: u64, default: u64| {
+            let written = shares.iter().find(|(k, _)| *k == kind).map(|(_, share)| share.of(whole));
+            written.unwrap_or(default).div_ceil(self.workers)
+        };
+        TenantMaxima {
+            requests: max(ShareKind::GatewayRequests, self.limits.requests, self.limits.tenant_requests),
+            tunnels: max(ShareKind::GatewayConnections, self.limits.connections, self.limits.tenant_connections),
         }
     }
-}
 
-impl Shares {
-    /// A connection or tunnel of this tenant; `None` if it has as many as it may.
-    pub(crate) fn connection(&self, account: &Account) -> Option<Held> {
-        Held::take(&account.connections, self.tenant_connections_max)
+    /// Takes over what the provider wrote for a tenant.
+    pub(crate) fn set_shares(&self, account: &Account, shares: &Shares) {
+        account.maxima.set(self.maxima(shares));
+        account.queue.set_shares(shares);
+    }
+
+    /// A tunnel of this tenant; `None` if it has as many as it may.
+    pub(crate) fn tunnel(&self, account: &Account) -> Option<Held> {
+        Held::take(&account.tunnels, account.maxima.get().tunnels)
     }
 
     /// A request of this tenant.
     pub(crate) fn request(&self, account: &Account) -> Result<Admission, Fault> {
-        let tenant = Held::take(&account.requests, self.tenant_requests_max).ok_or(Fault::TenantBusy)?;
+        let tenant = Held::take(&account.requests, account.maxima.get().requests).ok_or(Fault::TenantBusy)?;
         let all = Held::take(&self.requests, self.requests_max).ok_or(Fault::Overload)?;
         Ok(Admission { _worker: all, _tenant: tenant })
     }
 }
 
 /// The accounts of a worker, by the tenants' numbers.
-#[derive(Debug, Default)]
 pub(crate) struct Accounts {
     all: RefCell<Vec<Option<Rc<Account>>>>,
+    scheduler: Scheduler,
+    counts: Rc<Counts>,
 }
 
 impl Accounts {
+    pub(crate) fn new(scheduler: Scheduler, counts: Rc<Counts>) -> Self {
+        Self { all: RefCell::default(), scheduler, counts }
+    }
+
     /// A tenant's; opened when it is met first.
-    pub(crate) fn of(&self, tenant: &TenantView) -> Rc<Account> {
+    pub(crate) fn of(&self, tenant: &TenantView, limits: &WorkerLimits) -> Rc<Account> {
         let mut all = self.all.borrow_mut();
         let at = tenant.number as usize;
         if all.len() <= at {
             all.resize(at + 1, None);
         }
-        all[at].get_or_insert_with(|| Rc::new(Account::new(tenant))).clone()
+        all[at]
+            .get_or_insert_with(|| {
+                let queue = self.scheduler.queue(&tenant.shares, self.counts.cpu(&tenant.name));
+                Rc::new(Account::new(tenant, limits, queue))
+            })
+            .clone()
     }
 
-    /// Takes over the policies' versions of `snapshot`; gives each account whose version was another one to `changed`.
-    pub(crate) fn update(&self, snapshot: &Snapshot, mut changed: impl FnMut(&Account)) {
+    /// Takes over the shares and the policies' versions of `snapshot`; gives each account whose version was another one to `changed`.
+    pub(crate) fn update(&self, snapshot: &Snapshot, limits: &WorkerLimits, mut changed: impl FnMut(&Account)) {
         for account in self.all.borrow().iter().flatten() {
-            let version = snapshot.tenant(account.tenant.as_str()).map_or(0, |tenant| tenant.policy_version);
+            let tenant = snapshot.tenant(account.tenant.as_str());
+            if let Some(tenant) = tenant {
+                limits.set_shares(account, &tenant.shares);
+            }
+            let version = tenant.map_or(0, |tenant| tenant.policy_version);
             if account.policy_version.replace(version) != version {
                 changed(account);
             }
@@ -151,6 +191,8 @@ pub(crate) struct Admission {
 
 #[cfg(test)]
 mod tests {
+    use canal_model::share::Share;
+
     use super::*;
 
     #[test]
@@ -164,9 +206,15 @@ mod tests {
     }
 
     #[test]
-    fn shares_cover_the_whole() {
-        let limits = Limits { requests: 10, tenant_requests: 3, tenant_connections: 1, ..Limits::default() };
-        let shares = Shares::of(&limits, 4);
-        assert_eq!((shares.requests_max, shares.tenant_requests_max, shares.tenant_connections_max), (3, 1, 1));
+    fn workers_parts_cover_the_whole_and_written_shares_replace_the_default() {
+        let limits = Limits { connections: 8, requests: 10, tenant_requests: 3, tenant_connections: 1, ..Limits::default() };
+        let parts = WorkerLimits::of(&limits, 4);
+        let mut shares = Shares::default();
+        let maxima = parts.maxima(&shares);
+        assert_eq!((parts.requests_max, maxima.requests, maxima.tunnels), (3, 1, 1));
+        shares.set(ShareKind::GatewayRequests, Share::Percent(80));
+        shares.set(ShareKind::GatewayConnections, Share::Amount(8));
+        let maxima = parts.maxima(&shares);
+        assert_eq!((maxima.requests, maxima.tunnels), (2, 2));
     }
 }

@@ -92,12 +92,20 @@ impl Default for EngineConfig {
 pub struct Limits {
     /// Accepted TCP connections of the process. Above: closed at once.
     pub connections: u64,
-    /// Accepted connections and tunnels of one tenant. Above: 503 to CONNECT, closed on plain listeners.
+    /// Accepted connections, and tunnels, of one tenant that the provider wrote no share for. Above: closed at accept; 503 to CONNECT.
     pub tenant_connections: u64,
+    /// Accepted connections of the process that have neither proved an identity nor sent a whole request head. Above: the oldest of the
+    /// tenant that has the most of them is closed.
+    pub unauthenticated: u64,
+    /// TLS handshakes under way in the process. Above: closed.
+    pub handshakes: u64,
     /// Requests in flight in the process. Above: 503.
     pub requests: u64,
-    /// Requests in flight of one tenant. Above: 429.
+    /// Requests in flight of one tenant that the provider wrote no share for. Above: 429.
     pub tenant_requests: u64,
+    /// Bytes that peers may have sent into HTTP/2 and HBONE windows beyond the first of each connection, in the process. Above: windows do
+    /// not grow.
+    pub buffer_bytes: u64,
     /// HTTP/2 streams on one connection from a client.
     pub streams: u32,
     /// Bytes of a head, both versions. Above: 431.
@@ -113,8 +121,11 @@ impl Default for Limits {
         Self {
             connections: 100_000,
             tenant_connections: 50_000,
+            unauthenticated: 20_000,
+            handshakes: 8_192,
             requests: 50_000,
             tenant_requests: 20_000,
+            buffer_bytes: 1 << 30,
             streams: 250,
             head_bytes: canal_h1::HEAD_BYTES_CAP as u32,
             idle_per_endpoint: 256,
@@ -132,10 +143,24 @@ impl Limits {
         self.connections.saturating_mul(2).saturating_add(FILES_BESIDE)
     }
 
-    /// As many connections as `files` open files are enough for. A connection that is refused is told and counted; one without a file waits
-    /// in the kernel and knows nothing.
+    /// The limits that `files` open files are enough for. A connection that is refused is counted; one without a file waits in the kernel
+    /// and knows nothing. What is counted in connections shrinks with them, so that a tenant's share of few stays a share.
     pub fn within(self, files: u64) -> Self {
-        Self { connections: self.connections.min(files.saturating_sub(FILES_BESIDE) / 2), ..self }
+        let connections = self.connections.min(files.saturating_sub(FILES_BESIDE) / 2);
+        let scaled = |limit: u64| match u128::from(limit) * u128::from(connections) / u128::from(self.connections.max(1)) {
+            // A limit of nothing would shut everybody out for good.
+            0 => limit.min(1),
+            part => u64::try_from(part).unwrap_or(limit),
+        };
+        Self {
+            connections,
+            tenant_connections: scaled(self.tenant_connections),
+            unauthenticated: scaled(self.unauthenticated),
+            handshakes: scaled(self.handshakes),
+            requests: scaled(self.requests),
+            tenant_requests: scaled(self.tenant_requests),
+            ..self
+        }
     }
 }
 
@@ -193,6 +218,17 @@ mod tests {
         for (files, want) in [(u64::MAX, 10_000), (21_024, 10_000), (21_023, 9_999), (20_000, 9_488), (1_024, 0), (10, 0)] {
             assert_eq!(limits.clone().within(files).connections, want, "{files}");
         }
+    }
+
+    #[test]
+    fn limits_in_connections_shrink_with_the_files() {
+        let all =
+            Limits { connections: 100_000, tenant_connections: 50_000, unauthenticated: 20_000, handshakes: 8_192, ..Limits::default() };
+        let few = all.clone().within(20_000);
+        assert_eq!((few.connections, few.tenant_connections, few.unauthenticated, few.handshakes), (9_488, 4_744, 1_897, 777));
+        assert_eq!((few.requests, few.tenant_requests), (4_744, 1_897));
+        assert_eq!(all.clone().within(u64::MAX).tenant_connections, 50_000);
+        assert_eq!((all.clone().within(0).connections, all.within(0).handshakes), (0, 1));
     }
 
     #[test]

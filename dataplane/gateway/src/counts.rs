@@ -3,6 +3,8 @@
 
 use canal_kit::metrics::{Counter, Counters, Family, Gauge, Registry, Shard};
 
+use canal_model::ids::TenantName;
+
 use crate::account::Account;
 use crate::clock::Late;
 use crate::fault::Fault;
@@ -22,6 +24,7 @@ pub(crate) struct Counts {
     tokens: Counters,
     authorizers: Counters,
     reopened: Counters,
+    cpu: Counters,
     pub(crate) connections: Gauge,
     pub(crate) accepted: Counter,
     pub(crate) connects_ok: Counter,
@@ -83,6 +86,11 @@ impl Counts {
                 "Open requests and connections that were judged again after a change, by result.",
                 &["result"],
             ),
+            cpu: registry.seconds(Family::new(
+                "canal_gateway_cpu_seconds_total",
+                "Time that workers spent on a tenant's connections, handshakes included.",
+                &["tenant"],
+            )),
             connections: shard.gauge(&gauge, &[]),
             accepted: plain("canal_gateway_accepted_connections_total", "Connections accepted, tunnels included."),
             connects_ok: shard.counter(&connects, &["ok"]),
@@ -111,6 +119,10 @@ impl Counts {
     }
     pub(crate) fn asked(&self, account: &Account, authorizer: &str, result: &str) {
         self.shard.counter(&self.authorizers, &[account.tenant.as_str(), authorizer, result]).inc();
+    }
+    /// The counter of a tenant's CPU time.
+    pub(crate) fn cpu(&self, tenant: &TenantName) -> Counter {
+        self.shard.counter(&self.cpu, &[tenant.as_str()])
     }
     pub(crate) fn rejudged(&self, result: &str) {
         self.shard.counter(&self.reopened, &[result]).inc();

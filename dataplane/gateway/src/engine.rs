@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_kit::drain::Drain;
 use canal_kit::keys::Keyring;
-use canal_kit::limits::Limit;
 use canal_kit::log::AccessLog;
 use canal_kit::metrics::{Family, Registry, SharedGauge};
 use canal_kit::sys::SysError;
@@ -17,6 +16,7 @@ use canal_model::program::{Kind, Resource};
 use crate::accept::{self, Doors};
 use crate::config::EngineConfig;
 use crate::series::Families;
+use crate::shares::SharedLimits;
 use crate::snapshot::build::{Builder, WantService};
 use crate::snapshot::{EndpointSet, PortView, Publisher, ServiceView, Snapshot, TenantView};
 use crate::tap::Hub;
@@ -96,7 +96,7 @@ impl Engine {
             publisher: Publisher::default(),
             families: Families::new(&registry),
             tap: Hub::new(&registry),
-            connections: Limit::new(&registry, "connections", config.limits.connections),
+            limits: SharedLimits::new(&config.limits, &registry),
             log: Mutex::new(log),
             dns,
             accepted: AtomicU64::new(0),
@@ -105,6 +105,7 @@ impl Engine {
             config,
         });
         if let Some(first) = first {
+            shared.limits.set_shares(&first);
             shared.publisher.publish(first);
         }
         let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
@@ -133,6 +134,10 @@ impl Engine {
         set(&self.gauges.services, counts.0);
         set(&self.gauges.workloads, counts.1);
         set(&self.gauges.faults, builder.route_faults());
+        // Before the snapshot is: a tenant's first connections meet its own shares.
+        if upserts.iter().any(|resource| resource.kind() == Kind::Tenant) || removals.iter().any(|(kind, _)| *kind == Kind::Tenant) {
+            self.shared.limits.set_shares(&snapshot);
+        }
         self.shared.publisher.publish(snapshot);
     }
 
@@ -154,7 +159,7 @@ impl Engine {
 
     /// TCP connections of clients: open now, and accepted since the start.
     pub fn sessions(&self) -> (u64, u64) {
-        (self.shared.connections.used(), self.shared.accepted.load(Relaxed))
+        (self.shared.limits.connections.used(), self.shared.accepted.load(Relaxed))
     }
 
     /// Asks clients to take their sessions elsewhere (RFC 9113 §6.8, RFC 9112 §9.6), for as long as `wanted`; the engine serves on, and

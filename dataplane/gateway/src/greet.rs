@@ -4,7 +4,9 @@
 mod sniff;
 mod terminate;
 
+use std::cell::Cell;
 use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,13 +22,16 @@ use http::HeaderMap;
 use tokio::net::TcpStream;
 
 use crate::buffer::Inbox;
+use crate::clock::Late;
 use crate::config::Plain;
 use crate::destination::{Destination, Misplaced, Resolved, Scope};
 use crate::fault::Fault;
 use crate::finish::Relayed;
 use crate::io::Io;
+use crate::permit::ConnectionPermit;
 use crate::relay;
-use crate::session::{Caller, Session, Who};
+use crate::scheduler::Scheduler;
+use crate::session::{Caller, ConnectionSeat, Session, Who};
 use crate::snapshot::{Party, Snapshot, TenantView};
 use crate::worker::Worker;
 use terminate::Entered;
@@ -78,17 +83,23 @@ impl Unwelcome {
 }
 
 /// Serves a connection of a plain listener that is one service's.
-pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, plain: &Plain) {
+pub(crate) async fn plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, plain: &Plain, permit: &Rc<ConnectionPermit>) {
     let snapshot = worker.snapshot();
     let Some(tenant) = snapshot.tenant(plain.service.tenant.as_str()).cloned() else {
         return worker.counts.refused_connection("no_tenant");
     };
     drop(snapshot);
-    begin_plain(worker, stream, client, &tenant, Destination::Service(plain.service.clone(), plain.port)).await;
+    let destination = Destination::Service(plain.service.clone(), plain.port);
+    begin_plain(worker, stream, client, (&tenant, destination), permit).await;
 }
 
 /// Serves a connection of the tier's plain listener: which service it is for is told by its local address, which port by its local port.
-pub(crate) async fn inside(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, local: SocketAddr) {
+pub(crate) async fn inside(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    (client, local): (SocketAddr, SocketAddr),
+    permit: &Rc<ConnectionPermit>,
+) {
     let snapshot = worker.snapshot();
     let found = decide_inside(&snapshot, local);
     let refuse = |why: &str| {
@@ -99,7 +110,7 @@ pub(crate) async fn inside(worker: &Rc<Worker>, stream: TcpStream, client: Socke
         (Ok(Inside::Service(tenant, key)), _) => {
             let (tenant, destination) = (tenant.clone(), Destination::Service(key.clone(), local.port()));
             drop(snapshot);
-            begin_plain(worker, stream, client, &tenant, destination).await;
+            begin_plain(worker, stream, client, (&tenant, destination), permit).await;
         }
         (Ok(Inside::Names), Some(dns)) => match stream.into_std() {
             Ok(stream) => dns(stream),
@@ -117,6 +128,12 @@ enum Inside<'a> {
     Names,
 }
 
+/// Whose an address inside the tier is; what there is behind it is not looked at.
+pub(crate) fn decide_tenant_inside(snapshot: &Snapshot, local: IpAddr) -> Result<&Arc<TenantView>, &'static str> {
+    let id = tier::service_of(local).ok_or("no_service_address")?;
+    snapshot.service_inside(id).map(|(tenant, _)| tenant).ok_or("unknown_service")
+}
+
 fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<Inside<'_>, &'static str> {
     let id = tier::service_of(local.ip()).ok_or("no_service_address")?;
     let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
@@ -127,7 +144,13 @@ fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<Inside<'_>, &
     port.map(|_| Inside::Service(tenant, key)).ok_or("unknown_port")
 }
 
-async fn begin_plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, tenant: &Arc<TenantView>, destination: Destination) {
+async fn begin_plain(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    client: SocketAddr,
+    (tenant, destination): (&Arc<TenantView>, Destination),
+    permit: &Rc<ConnectionPermit>,
+) {
     let (termination, protocol) = match &destination {
         Destination::Service(key, port) => {
             let port = tenant.service(key).and_then(|service| service.port(*port));
@@ -138,7 +161,7 @@ async fn begin_plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr,
     let entered = match &termination {
         None => Entered::plain(stream),
         // On the heap: few connections have it.
-        Some(view) => match Box::pin(terminate::enter(worker, stream, view, protocol)).await {
+        Some(view) => match Box::pin(terminate::enter(worker, stream, view, protocol, permit)).await {
             Ok(entered) => entered,
             Err(why) => return worker.counts.refused_connection(why),
         },
@@ -162,9 +185,7 @@ async fn begin_plain(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr,
             Caller { party, address: client, secured: true, tls, who }
         }
     };
-    let Some(session) = Session::begin(worker, tenant, destination, caller).map(Rc::new) else {
-        return worker.counts.refused_connection(Unwelcome::TenantConnections.name());
-    };
+    let session = Rc::new(Session::begin(worker, tenant, destination, caller, ConnectionSeat::Accepted(permit.clone())));
     let served = serve_plain(worker, &session, io);
     match standing {
         None => served.await,
@@ -195,7 +216,7 @@ fn is_welcome(tenant: &TenantView, peer: &Peer) -> bool {
 }
 
 /// Whose an HBONE connection is, and what may be dialled through it: by its local address alone.
-fn decide_scope(snapshot: &Snapshot, local: IpAddr) -> Result<(&Arc<TenantView>, Scope), &'static str> {
+pub(crate) fn decide_scope(snapshot: &Snapshot, local: IpAddr) -> Result<(&Arc<TenantView>, Scope), &'static str> {
     match tier::service_of(local) {
         Some(id) => {
             let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
@@ -206,7 +227,7 @@ fn decide_scope(snapshot: &Snapshot, local: IpAddr) -> Result<(&Arc<TenantView>,
 }
 
 /// Serves an HBONE connection: TLS with the tenant of the local address, then tunnels.
-pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr) {
+pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr, permit: &Rc<ConnectionPermit>) {
     let snapshot = worker.snapshot();
     let (tenant, scope) = match decide_scope(&snapshot, local) {
         Ok((tenant, scope)) => (tenant.clone(), Rc::new(scope)),
@@ -215,6 +236,14 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
     drop(snapshot);
     let Some(tls) = &tenant.tls else {
         return worker.counts.refused_connection("no_certificates");
+    };
+    if let Err(late) = first_byte(worker, &stream).await {
+        worker.counts.late(late);
+        return worker.counts.refused_connection("tls_timeout");
+    }
+    let handshake = match permit.begin_handshake() {
+        Ok(handshake) => handshake,
+        Err(why) => return worker.counts.refused_connection(why),
     };
     let (stream, peer) = match tls.server.accept(stream).await {
         Ok(accepted) => accepted,
@@ -227,19 +256,60 @@ pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, local: IpAddr)
     if !is_welcome(&tenant, &peer) {
         return worker.counts.refused_connection("foreign_tenant");
     }
-    let config = ServerConfig::default();
+    drop(handshake);
+    permit.end_handshake(true);
+    let config = ServerConfig { window_budget: Some(worker.window_budget(&tenant.name)), ..ServerConfig::default() };
+    let tunnels = Rc::new(TunnelCount { open: Cell::new(0), permit: permit.clone() });
+    let queue = worker.accounts.of(&tenant, &worker.limits).queue.clone();
     let connect = |asked: Asked| {
         // Refused already, and counted by the kit.
         let Ok(incoming) = asked else { return };
         let worker = worker.clone();
         let (name, scope) = (tenant.name.clone(), scope.clone());
+        let counted = TunnelGuard::begin(&tunnels);
+        let queue = queue.clone();
         tokio::task::spawn_local(async move {
             let _open = worker.opened();
-            tunnel(&worker, name.as_str(), &scope, incoming).await;
+            let _counted = counted;
+            Scheduler::run(&queue, pin!(tunnel(&worker, name.as_str(), &scope, incoming))).await;
         });
     };
     // The reasons for its end are the kit's counters.
     let _ = hbone::serve(stream, peer, &config, &worker.hbone, worker.parting.drain(), connect).await;
+}
+
+/// Waits for a client's first byte: one that says nothing takes no part of a handshake.
+async fn first_byte(worker: &Worker, stream: &TcpStream) -> Result<(), Late> {
+    let timer = worker.clock.timer();
+    timer.arm(Late::Head, worker.shared.config.times.head);
+    // Readiness alone may be claimed falsely. What is read here, an error or the end too, is read again by TLS.
+    timer.within(stream.peek(&mut [0])).await.map(|_| ())
+}
+
+/// The tunnels of one connection that are open: while there are none, it may have to give way.
+struct TunnelCount {
+    open: Cell<usize>,
+    permit: Rc<ConnectionPermit>,
+}
+
+/// Counts a tunnel until dropped.
+struct TunnelGuard(Rc<TunnelCount>);
+
+impl TunnelGuard {
+    fn begin(count: &Rc<TunnelCount>) -> Self {
+        count.open.set(count.open.get() + 1);
+        count.permit.establish();
+        Self(count.clone())
+    }
+}
+
+impl Drop for TunnelGuard {
+    fn drop(&mut self) {
+        self.0.open.set(self.0.open.get() - 1);
+        if self.0.open.get() == 0 {
+            self.0.permit.offer();
+        }
+    }
 }
 
 fn tls_reason(e: &TlsError) -> &'static str {
@@ -313,7 +383,7 @@ fn welcome(
     }
     let destination = scope.decide(tenant, &incoming.authority)?;
     let caller = caller(tenant, &incoming.peer, &incoming.headers);
-    let session = Rc::new(Session::begin(worker, tenant, destination, caller).ok_or(Unwelcome::TenantConnections)?);
+    let session = Rc::new(Session::of_tunnel(worker, tenant, destination, caller).ok_or(Unwelcome::TenantConnections)?);
     let (_, resolved) = session.resolve(worker).map_err(|_| Unwelcome::UnknownDestination)?;
     Ok((session, resolved))
 }

@@ -2,9 +2,11 @@
 
 mod tls;
 
+use std::cell::Cell;
 use std::future::Future;
 use std::io::{self, ErrorKind};
 use std::pin::{Pin, pin};
+use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -187,8 +189,16 @@ impl Leg for Io {
 /// An [`Io`] whose first bytes were read already, for the `h2` crate.
 #[derive(Debug)]
 pub(crate) struct Rewound {
-    pub(crate) first: Bytes,
-    pub(crate) io: Io,
+    first: Bytes,
+    io: Io,
+    /// Bytes read so far.
+    pub(crate) read: Rc<Cell<u64>>,
+}
+
+impl Rewound {
+    pub(crate) fn new(first: Bytes, io: Io) -> Self {
+        Self { first, io, read: Rc::default() }
+    }
 }
 
 impl AsyncRead for Rewound {
@@ -199,11 +209,14 @@ impl AsyncRead for Rewound {
             self.first.advance(n);
             return Poll::Ready(Ok(()));
         }
-        match &mut self.io {
+        let before = buf.filled().len();
+        let read = match &mut self.io {
             Io::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
             Io::Tunnel(stream) => Pin::new(&mut **stream).poll_read(cx, buf),
             Io::Tls(tls) => Pin::new(&mut **tls).poll_read(cx, buf),
-        }
+        };
+        self.read.set(self.read.get() + (buf.filled().len() - before) as u64);
+        read
     }
 }
 

@@ -3,14 +3,15 @@
 
 use std::time::Duration;
 
+use canal_kit::hbone::WindowSizes;
+
 use crate::config;
 
 /// Streams the gateway opens on one connection to an endpoint, whatever it allows.
 pub(crate) const UPSTREAM_STREAMS_MAX: usize = 250;
-/// Receive window of a stream, bytes: what the gateway may have to hold for a slow other side.
-pub(crate) const STREAM_WINDOW: u32 = 256 << 10;
-/// Receive window of a connection, bytes. More than a stream's, or one stalled stream would stop all others.
-pub(crate) const CONNECTION_WINDOW: u32 = 4 << 20;
+/// The largest receive windows, bytes: what the gateway may have to hold for a slow other side. A connection's is more than a stream's, or
+/// one stalled stream would stop all others.
+pub(crate) const WINDOWS_MAX: WindowSizes = WindowSizes { stream: 256 << 10, connection: 1 << 20 };
 /// Bytes h2 buffers per stream for sending before it says "no capacity".
 pub(crate) const SEND_BUFFER: usize = 256 << 10;
 /// Streams the peer opened and reset before they were looked at ("rapid reset", CVE-2023-44487).
@@ -22,14 +23,14 @@ pub(crate) const RESETS_REMEMBERED: usize = 64;
 /// For how long.
 pub(crate) const RESET_MEMORY: Duration = Duration::from_secs(10);
 
-const _: () = assert!(CONNECTION_WINDOW > 4 * STREAM_WINDOW);
+const _: () = assert!(WINDOWS_MAX.connection >= 4 * WINDOWS_MAX.stream);
 
 /// Settings towards clients. CONTINUATION floods are bounded by the header list's size in h2 itself.
-pub(crate) fn http2_server(limits: &config::Limits) -> h2::server::Builder {
+pub(crate) fn http2_server(limits: &config::Limits, windows: WindowSizes) -> h2::server::Builder {
     let mut builder = h2::server::Builder::new();
     builder
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
         .max_concurrent_streams(limits.streams)
         .max_header_list_size(limits.head_bytes)
         .max_send_buffer_size(SEND_BUFFER)
@@ -41,11 +42,11 @@ pub(crate) fn http2_server(limits: &config::Limits) -> h2::server::Builder {
 }
 
 /// Settings towards endpoints.
-pub(crate) fn http2_client() -> h2::client::Builder {
+pub(crate) fn http2_client(windows: WindowSizes) -> h2::client::Builder {
     let mut builder = h2::client::Builder::new();
     builder
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(windows.stream)
+        .initial_connection_window_size(windows.connection)
         .max_header_list_size(canal_h1::HEAD_BYTES_CAP as u32)
         .max_send_buffer_size(SEND_BUFFER)
         .max_concurrent_reset_streams(RESETS_REMEMBERED)

@@ -68,7 +68,8 @@ fn admit(worker: &Worker, session: &Session, resolved: &Resolved) -> Result<Admi
     if resolved.tenant() != session.account.tenant.as_str() {
         return Err(Fault::NoService);
     }
-    worker.shares.request(&session.account)
+    session.establish();
+    worker.limits.request(&session.account)
 }
 
 /// A test's aid, see [`crate::EngineConfig::crash_on_path`].

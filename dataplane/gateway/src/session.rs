@@ -13,12 +13,12 @@ use http::{HeaderMap, HeaderValue};
 use crate::account::{Account, Held};
 use crate::destination::{Destination, Resolved};
 use crate::fault::Fault;
+use crate::permit::ConnectionPermit;
 use crate::snapshot::{Party, TenantView};
 use crate::source::Source;
 use crate::worker::{Snap, Worker};
 
 /// What is known of a client's connection (or tunnel) for as long as it lives.
-#[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) account: Rc<Account>,
     pub(crate) destination: Destination,
@@ -38,7 +38,15 @@ pub(crate) struct Session {
     /// Its tenant had policies when it was resolved last.
     policed: Cell<bool>,
     resolved: RefCell<Option<(u64, Rc<Resolved>)>>,
-    _held: Held,
+    seat: ConnectionSeat,
+}
+
+/// What a session holds of its tenant's share of connections.
+pub(crate) enum ConnectionSeat {
+    /// A connection that took it at accept.
+    Accepted(Rc<ConnectionPermit>),
+    /// A tunnel inside such a connection.
+    Tunnel { _held: Held },
 }
 
 /// Who is at the other end.
@@ -55,13 +63,17 @@ pub(crate) struct Caller {
 }
 
 impl Session {
-    /// `None` if the tenant has as many connections as it may.
-    pub(crate) fn begin(worker: &Worker, tenant: &TenantView, destination: Destination, caller: Caller) -> Option<Self> {
-        let account = worker.accounts.of(tenant);
-        let held = worker.shares.connection(&account)?;
+    /// A tunnel's session; `None` if the tenant has as many as it may.
+    pub(crate) fn of_tunnel(worker: &Worker, tenant: &TenantView, destination: Destination, caller: Caller) -> Option<Self> {
+        let held = worker.limits.tunnel(&worker.accounts.of(tenant, &worker.limits))?;
+        Some(Self::begin(worker, tenant, destination, caller, ConnectionSeat::Tunnel { _held: held }))
+    }
+
+    pub(crate) fn begin(worker: &Worker, tenant: &TenantView, destination: Destination, caller: Caller, seat: ConnectionSeat) -> Self {
+        let account = worker.accounts.of(tenant, &worker.limits);
         let mut party = caller.party;
         let pod = std::mem::take(&mut party.pod);
-        Some(Self {
+        Self {
             account,
             destination,
             source: worker.sources.of(&party),
@@ -73,8 +85,16 @@ impl Session {
             who: caller.who,
             policed: Cell::new(!tenant.policies.is_empty()),
             resolved: RefCell::new(None),
-            _held: held,
-        })
+            seat,
+        }
+    }
+
+    /// A request or relay begins: the connection proved that it is at work.
+    #[inline]
+    pub(crate) fn establish(&self) {
+        if let ConnectionSeat::Accepted(permit) = &self.seat {
+            permit.establish();
+        }
     }
 
     /// Its tenant has policies, whoever they are for.

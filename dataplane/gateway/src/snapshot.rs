@@ -18,6 +18,7 @@ use canal_kit::tls::{ClientIdentity, ServerIdentity};
 use canal_model::identity::Identity;
 use canal_model::ids::{Generation, Namespace, ServiceId, ServiceKey, TenantName, TrustDomain, Vni};
 use canal_model::program::{AppProtocol, Labels, Resource, Tunnel};
+use canal_model::share::Shares;
 use canal_model::trust::KeyPolicy;
 use hashbrown::HashMap;
 
@@ -85,6 +86,8 @@ pub(crate) struct TenantView {
     pub(crate) keys: Option<KeyPolicy>,
     /// Set exactly when the trust domain is.
     pub(crate) vni: Option<Vni>,
+    /// What the provider wrote of its shares.
+    pub(crate) shares: Arc<Shares>,
     /// The gateway's own identity in the tenant's trust domain; `None` where no certificates are issued.
     pub(crate) tls: Option<TenantTls>,
     services: Shards<ServiceKey, Arc<ServiceView>>,

@@ -2,26 +2,33 @@
 //! is shared with another thread, and nothing acts by itself.
 
 use std::cell::{Cell, RefCell};
-use std::rc::Rc;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use canal_kit::drain::{Drain, Phase};
-use canal_kit::hbone::{HboneCounters, Pool, PoolConfig};
+use canal_kit::hbone::{ConnectionHost, HboneCounters, Pool, PoolConfig, WindowBudget};
 use canal_kit::log::{AccessLog, WorkerLog};
 use canal_kit::metrics::Registry;
+use canal_model::identity::Identity;
+use canal_model::ids::TenantName;
+use canal_runtime::ShareHolder;
+use futures::future::LocalBoxFuture;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 
-use crate::account::{Accounts, Shares};
+use crate::account::{Account, Accounts, WorkerLimits};
 use crate::buffer::Blocks;
 use crate::clock::Clock;
 use crate::config::EngineConfig;
 use crate::counts::Counts;
 use crate::endpoints::Upstreams;
 use crate::parting::Parting;
+use crate::scheduler::Scheduler;
 use crate::series::{Families, Series};
+use crate::shares::SharedLimits;
 use crate::snapshot::{Publisher, Snapshot};
 use crate::source::Sources;
 use crate::tap::Hub;
@@ -42,7 +49,7 @@ pub(crate) struct Shared {
     /// Taken out when the workers have ended, to be finished.
     pub(crate) log: Mutex<Option<AccessLog>>,
     pub(crate) tap: Hub,
-    pub(crate) connections: canal_kit::limits::Limit,
+    pub(crate) limits: SharedLimits,
     pub(crate) dns: Option<Handover>,
     /// Connections accepted by all workers.
     pub(crate) accepted: AtomicU64,
@@ -64,8 +71,9 @@ pub(crate) struct Worker {
     pub(crate) hbone: HboneCounters,
     pub(crate) log: Option<WorkerLog>,
     pub(crate) sources: Sources,
-    pub(crate) shares: Shares,
+    pub(crate) limits: WorkerLimits,
     pub(crate) accounts: Accounts,
+    pub(crate) scheduler: Scheduler,
     /// Tokens that were verified.
     pub(crate) tokens: token::Cache,
     random: Cell<u64>,
@@ -96,26 +104,63 @@ fn pool_config(config: &EngineConfig) -> PoolConfig {
     PoolConfig { sources, ..PoolConfig::default() }
 }
 
+/// Connections of tunnels to endpoints run in the turns, and are paid from the share, of the tenant whose identity they are opened with.
+struct TenantsHost(Weak<Worker>);
+
+impl TenantsHost {
+    fn account(&self, source: &Identity) -> Option<(Rc<Worker>, Rc<Account>)> {
+        let worker = self.0.upgrade()?;
+        let snapshot = worker.snapshot();
+        let tenant = snapshot.tenants().find(|tenant| tenant.trust_domain.as_ref() == Some(&source.trust_domain))?;
+        let account = worker.accounts.of(tenant, &worker.limits);
+        Some((worker, account))
+    }
+}
+
+impl ConnectionHost for TenantsHost {
+    fn spawn(&self, source: &Identity, mut driver: LocalBoxFuture<'static, ()>) {
+        let queue = self.account(source).map(|(_, account)| account.queue.clone());
+        tokio::task::spawn_local(async move { Scheduler::run_for(queue, Pin::new(&mut driver)).await });
+    }
+    fn window_budget(&self, source: &Identity) -> Option<WindowBudget> {
+        self.account(source).map(|(worker, account)| worker.window_budget(&account.tenant))
+    }
+}
+
 impl Worker {
+    /// What the windows of a tenant's connections are paid from.
+    pub(crate) fn window_budget(&self, tenant: &TenantName) -> WindowBudget {
+        WindowBudget { limit: self.shared.limits.buffer_bytes.clone(), holder: ShareHolder::Tenant(tenant.clone()) }
+    }
+
+    /// The account of a tenant that exists.
+    pub(crate) fn account(&self, tenant: &str) -> Option<Rc<Account>> {
+        self.snapshot().tenant(tenant).map(|tenant| self.accounts.of(tenant, &self.limits))
+    }
+
     /// To be called on the worker's own thread, inside its `LocalRuntime`.
     pub(crate) fn new(shared: Arc<Shared>, count: usize, drain: Drain) -> Rc<Self> {
         let shard = shared.registry.shard();
         let hbone = HboneCounters::new(&shared.registry, &shard);
         let log = shared.log.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|log| log.worker(&shard));
-        Rc::new(Self {
+        let counts = Rc::new(Counts::new(&shared.registry, &shard));
+        let scheduler = Scheduler::new();
+        let mine = |me: &Weak<Self>| Pool::with_host(pool_config(&shared.config), hbone.clone(), Rc::new(TenantsHost(me.clone())));
+        Rc::new_cyclic(|me| Self {
             snapshot: RefCell::new(Rc::new(shared.publisher.newest())),
             sequence: Cell::new(0),
             blocks: Blocks::default(),
             clock: Clock::new(),
-            counts: Rc::new(Counts::new(&shared.registry, &shard)),
+            accounts: Accounts::new(scheduler.clone(), counts.clone()),
+            scheduler,
+            counts,
             series: Series::new(&shared.families, &shard),
             upstreams: Upstreams::new(shared.config.az.clone()),
-            tunnels: Pool::new(pool_config(&shared.config), hbone.clone()),
-            hbone,
+            tunnels: mine(me),
+            hbone: hbone.clone(),
             log,
             sources: Sources::default(),
-            shares: Shares::of(&shared.config.limits, count),
-            accounts: Accounts::default(),
+            limits: WorkerLimits::of(&shared.config.limits, count),
             tokens: token::Cache::default(),
             random: Cell::new(rand::random::<u64>() | 1),
             scratch: RefCell::default(),
@@ -125,7 +170,7 @@ impl Worker {
             draining: Cell::new(false),
             open: Cell::new(0),
             closed: Notify::new(),
-            shared,
+            shared: shared.clone(),
         })
     }
 

@@ -7,6 +7,7 @@ mod opening;
 pub mod pool;
 pub mod server;
 pub mod stream;
+pub mod windows;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,16 +16,18 @@ use std::time::Duration;
 
 pub use counts::{Ended, HboneCounters};
 pub use error::HboneError;
-pub use pool::{Opened, Pool, PoolConfig, Target};
+pub use pool::{ConnectionHost, Opened, Pool, PoolConfig, Target};
 pub use server::{Asked, Incoming, ServerConfig, serve};
 pub use stream::HboneStream;
+pub use windows::{WindowBudget, WindowGrowth, WindowSizes};
 
 /// PING interval and the time its answer may take before the connection is dropped, both sides.
 pub const PING: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(20));
 
-/// What small unread DATA frames may cost a connection, bytes of bookkeeping as h2 estimates it. h2's own value (half the window) would
-/// end a whole connection when one application stops reading while its peer writes in pieces of some 50 bytes, which is no attack.
-const DATA_FRAME_BUDGET: usize = 64 << 20;
+/// What small unread DATA frames may cost a connection, bytes of bookkeeping as h2 estimates it: about 1,000 for a frame of 50, which really
+/// takes some 200. h2's own value (half the window) would end a whole connection when one application stops reading while its peer writes
+/// in pieces of some 50 bytes, which is no attack: a stream's largest window of such pieces fits.
+const DATA_FRAME_BUDGET: usize = 20 * canal_wire::hbone::STREAM_WINDOW_MAX as usize;
 
 /// Pings at each interval; resolves when an answer is late. Pending for good once the connection is gone.
 async fn keep_alive(pings: Option<h2::PingPong>, (interval, limit): (Duration, Duration)) {

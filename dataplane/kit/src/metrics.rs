@@ -39,14 +39,19 @@ impl Family {
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Shape {
     Counter,
+    /// A counter of nanoseconds that is exposed in seconds.
+    Seconds,
     Gauge,
-    Histogram { bounds: &'static [u64], scale: f64 },
+    Histogram {
+        bounds: &'static [u64],
+        scale: f64,
+    },
 }
 
 impl Shape {
     fn slots(self) -> usize {
         match self {
-            Shape::Counter | Shape::Gauge => 1,
+            Shape::Counter | Shape::Seconds | Shape::Gauge => 1,
             // One per bound, one above all bounds, one for the sum.
             Shape::Histogram { bounds, .. } => bounds.len() + 2,
         }
@@ -154,6 +159,12 @@ impl Registry {
     /// If the name is taken by a family of another shape or other labels: a mistake in the program, found at start-up.
     pub fn counters(&self, family: Family) -> Counters {
         Counters { core: self.core(family, Shape::Counter), registry: self.clone() }
+    }
+
+    /// Registers (or finds) a counter family of times: nanoseconds are added, seconds are exposed. The name should end in
+    /// `_seconds_total`. Panics as [`Registry::counters`].
+    pub fn seconds(&self, family: Family) -> Counters {
+        Counters { core: self.core(family, Shape::Seconds), registry: self.clone() }
     }
 
     /// Registers (or finds) a gauge family. Panics as [`Registry::counters`].

@@ -492,7 +492,11 @@ pub fn tcp_given(stream: &TcpStream) -> io::Result<Option<u64>> {
     Ok((info.tcpi_state != TCP_CLOSE).then_some(given))
 }
 
-/// Sets `TCP_NODELAY` and [`KEEPALIVE`]. Connections that [`listen`]'s listeners accept have both already.
+/// Bytes that the kernel takes of a connection before they can be sent (`TCP_NOTSENT_LOWAT`). Without it the kernel would hold up to 4 MiB for
+/// a peer that stalls after it was fast.
+pub const UNSENT_BYTES_MAX: u32 = 256 << 10;
+
+/// Sets `TCP_NODELAY`, [`UNSENT_BYTES_MAX`] and [`KEEPALIVE`]. Connections that [`listen`]'s listeners accept have all of it already.
 pub fn tune(stream: &TcpStream) -> io::Result<()> {
     tune_socket(SockRef::from(stream))
 }
@@ -500,6 +504,7 @@ pub fn tune(stream: &TcpStream) -> io::Result<()> {
 fn tune_socket(s: SockRef<'_>) -> io::Result<()> {
     let (time, interval, retries) = KEEPALIVE;
     s.set_tcp_nodelay(true)?;
+    s.set_tcp_notsent_lowat(UNSENT_BYTES_MAX)?;
     s.set_tcp_keepalive(&TcpKeepalive::new().with_time(time).with_interval(interval).with_retries(retries))
 }
 

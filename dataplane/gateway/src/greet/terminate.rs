@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::clock::Late;
 use crate::io::{Io, Tls};
+use crate::permit::ConnectionPermit;
 use crate::snapshot::TerminationView;
 use crate::worker::Worker;
 
@@ -71,6 +72,7 @@ pub(super) async fn enter(
     stream: TcpStream,
     view: &TerminationView,
     protocol: AppProtocol,
+    permit: &ConnectionPermit,
 ) -> Result<Entered, &'static str> {
     let times = &worker.shared.config.times;
     let silent = !view.required && matches!(protocol, AppProtocol::Tcp | AppProtocol::Detect);
@@ -85,10 +87,13 @@ pub(super) async fn enter(
         Ok(true) => {}
     }
     let Some(terminator) = &view.terminator else { return refused(&stream, "no_certificate") };
+    let handshake = permit.begin_handshake()?;
     let terminated = terminator.accept(stream).await.map_err(|e| {
         tracing::debug!(error = %e, "TLS with a client without a node proxy failed");
         super::tls_reason(&e)
     })?;
+    drop(handshake);
+    permit.end_handshake(terminated.peer.is_some());
     if !view.is_named(terminated.server_name.as_deref()) {
         return Err("wrong_server_name");
     }

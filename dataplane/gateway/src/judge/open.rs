@@ -36,7 +36,7 @@ pub(crate) async fn watch(worker: Weak<Worker>) {
 }
 
 fn tell(worker: &Worker) {
-    worker.accounts.update(&worker.snapshot(), |account| {
+    worker.accounts.update(&worker.snapshot(), &worker.limits, |account| {
         worker.clock.wake(account.number);
         account.changed.notify_waiters();
     });

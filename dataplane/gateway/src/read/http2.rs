@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use bytes::Bytes;
+use canal_kit::hbone::WindowGrowth;
 use h2::server::{Connection, SendResponse};
 use http::Request;
 
@@ -13,6 +14,7 @@ use crate::clock::{Late, Timer};
 use crate::forward::http2 as forward;
 use crate::io::{Io, Rewound};
 use crate::limits;
+use crate::scheduler::Scheduler;
 use crate::session::Session;
 use crate::worker::Worker;
 
@@ -32,7 +34,10 @@ enum Event {
 pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, first: Bytes, timer: Timer) {
     let config = &worker.shared.config;
     timer.arm(Late::Head, config.times.head);
-    let handshake = limits::http2_server(&config.limits).handshake::<_, Bytes>(Rewound { first, io });
+    let transport = Rewound::new(first, io);
+    let budget = worker.window_budget(&session.account.tenant);
+    let mut growth = WindowGrowth::begin(limits::WINDOWS_MAX, Some(&budget), transport.read.clone());
+    let handshake = limits::http2_server(&config.limits, growth.sizes()).handshake::<_, Bytes>(transport);
     let mut connection = match timer.within(handshake).await {
         Ok(Ok(connection)) => connection,
         Ok(Err(e)) => return worker.counts.http2_error("client", &e),
@@ -47,6 +52,7 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, fi
             if !leaving && draining.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Event::Drain);
             }
+            growth.apply_to_server(&mut connection);
             let polled = poll(&mut connection, cx);
             if polled.is_ready() {
                 return polled;
@@ -59,8 +65,9 @@ pub(crate) async fn serve(worker: &Rc<Worker>, session: &Rc<Session>, io: Io, fi
                 timer.disarm();
                 if let Some(served) = forward::serve(worker, session, request, respond) {
                     let guard = Stream::begin(&streams);
+                    let account = session.account.clone();
                     tokio::task::spawn_local(async move {
-                        served.await;
+                        Scheduler::run(&account.queue, pin!(served)).await;
                         drop(guard);
                     });
                 }

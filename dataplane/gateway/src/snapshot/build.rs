@@ -190,6 +190,9 @@ impl Builder {
     fn upsert_tenant(&mut self, tenant: &Tenant) {
         let keyring = self.keyring.clone();
         let view = self.tenant(&tenant.name);
+        if *view.shares != tenant.shares {
+            view.shares = Arc::new(tenant.shares.clone());
+        }
         let renamed = view.trust_domain.as_ref() != Some(&tenant.trust_domain);
         let keys_moved = view.keys.replace(tenant.keys) != Some(tenant.keys);
         if renamed || keys_moved {
@@ -325,6 +328,7 @@ impl Builder {
             trust_domain: None,
             keys: None,
             vni: None,
+            shares: Arc::default(),
             tls: None,
             services: Shards::default(),
             vips: Shards::default(),

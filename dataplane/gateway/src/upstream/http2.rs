@@ -1,8 +1,11 @@
 //! Places on HTTP/2 connections to endpoints: a request takes one, and opens the connection if it came first. A task drives each.
 
+use std::pin::pin;
 use std::rc::Rc;
 
 use bytes::Bytes;
+use canal_kit::hbone::WindowGrowth;
+use futures::FutureExt;
 use h2::client::SendRequest;
 
 use super::{Introduction, connect};
@@ -10,6 +13,7 @@ use crate::endpoints::{Chosen, Multiplexed, Place};
 use crate::fault::Fault;
 use crate::io::Rewound;
 use crate::limits;
+use crate::scheduler::Scheduler;
 use crate::worker::Worker;
 
 /// A place on a connection to the endpoint, opened if all are full.
@@ -46,11 +50,15 @@ async fn open(worker: &Rc<Worker>, chosen: &Chosen, on: &Rc<Multiplexed>, introd
         }
     }
     let mut guard = Abandoned(on, true);
+    let account = chosen.endpoint().workload.uid.split('/').next().and_then(|tenant| worker.account(tenant));
+    let budget = account.as_ref().map(|account| worker.window_budget(&account.tenant));
     let outcome = async {
         let io = connect(worker, chosen, introduction).await?;
-        let rewound = Rewound { first: Bytes::new(), io };
+        let rewound = Rewound::new(Bytes::new(), io);
+        let growth = WindowGrowth::begin(limits::WINDOWS_MAX, budget.as_ref(), rewound.read.clone());
         let failed = |e: h2::Error| Fault::Connect { why: format!("{}: HTTP/2: {e}", chosen.endpoint().address) };
-        limits::http2_client().handshake::<_, Bytes>(rewound).await.map_err(failed)
+        let opened = limits::http2_client(growth.sizes()).handshake::<_, Bytes>(rewound).await.map_err(failed)?;
+        Ok::<_, Fault>((opened, growth))
     };
     let outcome = outcome.await;
     guard.1 = false;
@@ -59,12 +67,17 @@ async fn open(worker: &Rc<Worker>, chosen: &Chosen, on: &Rc<Multiplexed>, introd
             on.close(Some(fault.clone()));
             Err(fault)
         }
-        Ok((send, connection)) => {
+        Ok(((send, mut connection), mut growth)) => {
             on.opened(send);
             // Weak: the connection lives as long as its endpoint and its requests, not the other way round.
             let (on, counts) = (Rc::downgrade(on), worker.counts.clone());
+            let queue = account.map(|account| account.queue.clone());
             tokio::task::spawn_local(async move {
-                if let Err(e) = connection.await {
+                let driven = std::future::poll_fn(|cx| {
+                    growth.apply_to_client(&mut connection);
+                    connection.poll_unpin(cx)
+                });
+                if let Err(e) = Scheduler::run_for(queue, pin!(driven)).await {
                     counts.http2_error("upstream", &e);
                 }
                 if let Some(on) = on.upgrade() {

@@ -38,8 +38,8 @@ pub(crate) struct Mesh {
     pub(crate) trust: TrustStore,
     net: [u8; 3],
     ca: Arc<[TestCa; 2]>,
-    gateway: [SocketAddr; 2],
-    pool: Pool,
+    pub(crate) gateway: [SocketAddr; 2],
+    pub(crate) pool: Pool,
 }
 
 impl Mesh {
@@ -74,12 +74,18 @@ impl Mesh {
         Self { rig, trust, net, ca, gateway: [bound[0], bound[1]], pool }
     }
 
+    /// Counters of a pool of its own.
+    pub(crate) fn counters(&self) -> HboneCounters {
+        let registry = Registry::new();
+        HboneCounters::new(&registry, &registry.shard())
+    }
+
     pub(crate) fn ca(&self, tenant: &str) -> &TestCa {
         &self.ca[usize::from(tenant == "beta")]
     }
 
     /// A target at `tenant`'s gateway address, as the pod `client` of `own`.
-    fn target(&self, own: &str, tenant: &str) -> Target {
+    pub(crate) fn target(&self, own: &str, tenant: &str) -> Target {
         let id = identity(&format!("spiffe://{own}.example/ns/default/sa/client"));
         let gateway = identity(&format!("spiffe://{tenant}.example/ns/canal-system/sa/gateway"));
         Target {

@@ -8,6 +8,7 @@ mod http1;
 mod http2;
 mod limits;
 mod policies;
+mod shares;
 mod smuggling;
 mod tcp;
 mod terminate;

@@ -106,6 +106,9 @@ pub(crate) struct Plot {
     pub(crate) log: Option<std::path::PathBuf>,
     pub(crate) tier: Option<Tier>,
     pub(crate) crash_on_path: Option<String>,
+    /// Plain listeners besides that of `alpha/default/web:80`.
+    pub(crate) plain: Vec<Plain>,
+    pub(crate) workers: usize,
 }
 
 impl Default for Plot {
@@ -120,6 +123,8 @@ impl Default for Plot {
             log: None,
             tier: None,
             crash_on_path: None,
+            plain: vec![],
+            workers: 1,
         }
     }
 }
@@ -141,10 +146,10 @@ impl Rig {
         let web = Plain { address: LOCALHOST, service: key(TENANT, "web"), port: 80 };
         let config = EngineConfig {
             replica: "gw-1".into(),
-            workers: 1,
+            workers: plot.workers,
             pin: false,
             hbone: plot.hbone,
-            plain: vec![web],
+            plain: std::iter::once(web).chain(plot.plain).collect(),
             tier: plot.tier,
             crash_on_path: plot.crash_on_path,
             limits: plot.limits,

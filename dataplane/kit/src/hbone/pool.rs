@@ -9,13 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use canal_model::identity::Identity;
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
 use hashbrown::HashMap;
 use http::{HeaderMap, Method, Request, StatusCode, Uri};
 use tokio::sync::Notify;
 
 use super::counts::{Ended, HboneCounters};
 use super::error::{Again, decide_again, of_h2};
-use super::{Authority, HboneError, HboneStream};
+use super::{Authority, HboneError, HboneStream, WindowBudget};
 use crate::sys::{Netns, NetnsId, Sources};
 use crate::tls::{ClientIdentity, Proof};
 use connection::Connection;
@@ -124,6 +126,28 @@ struct Inner {
     slots: RefCell<HashMap<Key, Rc<Slot>, foldhash::fast::RandomState>>,
     /// Numbers connections in the order they came up.
     serial: Cell<u64>,
+    host: Rc<dyn ConnectionHost>,
+}
+
+/// Where a pool's connections run and what their windows may grow to, by the identity that each is opened with: a process of many tenants
+/// divides both among them.
+pub trait ConnectionHost {
+    /// Spawns, on this thread, what makes or drives a connection.
+    fn spawn(&self, source: &Identity, driver: LocalBoxFuture<'static, ()>);
+    /// What the connection's windows are paid from; `None`: they grow to the largest.
+    fn window_budget(&self, source: &Identity) -> Option<WindowBudget>;
+}
+
+/// The host of a pool that is one tenant's.
+struct SoleHost;
+
+impl ConnectionHost for SoleHost {
+    fn spawn(&self, _: &Identity, driver: LocalBoxFuture<'static, ()>) {
+        tokio::task::spawn_local(driver);
+    }
+    fn window_budget(&self, _: &Identity) -> Option<WindowBudget> {
+        None
+    }
 }
 
 /// The pool of one worker. It holds at most one connection per open tunnel, and those idle for less than [`PoolConfig::idle`]; the
@@ -143,7 +167,12 @@ enum Choice {
 impl Pool {
     /// An empty pool.
     pub fn new(config: PoolConfig, counters: HboneCounters) -> Self {
-        Self { inner: Rc::new(Inner { config, counters, slots: RefCell::default(), serial: Cell::new(0) }) }
+        Self::with_host(config, counters, Rc::new(SoleHost))
+    }
+
+    /// An empty pool whose handshakes and connections run where `host` says.
+    pub fn with_host(config: PoolConfig, counters: HboneCounters, host: Rc<dyn ConnectionHost>) -> Self {
+        Self { inner: Rc::new(Inner { config, counters, slots: RefCell::default(), serial: Cell::new(0), host }) }
     }
 
     /// Opens a tunnel: CONNECT `authority` with `headers`. A pooled connection that turns out dead is replaced once; one that its peer
@@ -251,27 +280,34 @@ impl Pool {
         let pending = Rc::new(Pending::default());
         *slot.pending.borrow_mut() = Some(pending.clone());
         let (pool, key, target, slot, mine) = (self.clone(), key.clone(), target.clone(), slot.clone(), pending.clone());
-        tokio::task::spawn_local(async move {
+        let host = self.inner.host.clone();
+        let source = target.source.identity().clone();
+        let driver = async move {
             pool.inner.counters.handshakes.inc();
-            let outcome = match connection::establish(&pool.inner.config, &target).await {
-                Ok(established) => {
-                    let serial = pool.inner.serial.get() + 1;
-                    pool.inner.serial.set(serial);
-                    let (connection, driver) = established.start(serial, &pool.inner.config);
-                    slot.connections.borrow_mut().push(connection.clone());
-                    tokio::task::spawn_local(pool.clone().attend(key.clone(), slot.clone(), connection, driver));
-                    Ok(())
-                }
-                Err(e) => {
-                    pool.inner.counters.handshake_failures.inc();
-                    Err(e)
-                }
-            };
+            let outcome =
+                match connection::establish(&pool.inner.config, &target, pool.inner.host.window_budget(target.source.identity()).as_ref())
+                    .await
+                {
+                    Ok(established) => {
+                        let serial = pool.inner.serial.get() + 1;
+                        pool.inner.serial.set(serial);
+                        let (connection, driver) = established.start(serial, &pool.inner.config);
+                        slot.connections.borrow_mut().push(connection.clone());
+                        let attended = pool.clone().attend(key.clone(), slot.clone(), connection, driver);
+                        pool.inner.host.spawn(target.source.identity(), attended.boxed_local());
+                        Ok(())
+                    }
+                    Err(e) => {
+                        pool.inner.counters.handshake_failures.inc();
+                        Err(e)
+                    }
+                };
             *slot.pending.borrow_mut() = None;
             *mine.outcome.borrow_mut() = Some(outcome);
             mine.done.notify_waiters();
             pool.forget(&key, &slot);
-        });
+        };
+        host.spawn(&source, driver.boxed_local());
         pending
     }
 

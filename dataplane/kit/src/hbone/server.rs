@@ -1,12 +1,13 @@
 //! The server: HTTP/2 on an accepted mTLS connection, CONNECT requests handed out one by one. It connects to nothing itself.
 
+use std::cell::Cell;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
 use canal_model::identity::Peer;
-use canal_wire::hbone::{CONNECTION_WINDOW, FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD, STREAM_WINDOW};
+use canal_wire::hbone::{FRAME_SIZE, SERVER_HEADER_LIST, SERVER_SEND_BUFFER, STATUS_BAD};
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -15,8 +16,8 @@ use h2::server::{Connection, SendResponse};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 
 use super::counts::{Ended, HboneCounters};
-use super::opening::Opening;
-use super::{Authority, DATA_FRAME_BUDGET, HboneError, HboneStream, keep_alive};
+use super::opening::{Counted, Opening};
+use super::{Authority, DATA_FRAME_BUDGET, HboneError, HboneStream, WindowBudget, WindowGrowth, WindowSizes, keep_alive};
 use crate::drain::Drain;
 use crate::tls::{Fallen, Standing, Stream, Transport, Worn};
 
@@ -32,11 +33,13 @@ pub struct ServerConfig {
     pub streams_max: u32,
     /// PING interval and answer limit.
     pub ping: (Duration, Duration),
+    /// What the windows are paid from; `None`: they grow to the largest.
+    pub window_budget: Option<WindowBudget>,
 }
 
 impl Default for ServerConfig {
     fn default() -> Self {
-        Self { streams_max: canal_wire::hbone::SERVER_STREAMS_MAX, ping: super::PING }
+        Self { streams_max: canal_wire::hbone::SERVER_STREAMS_MAX, ping: super::PING, window_budget: None }
     }
 }
 
@@ -104,9 +107,11 @@ pub async fn serve<IO: Transport>(
     on_request: impl FnMut(Asked),
 ) -> Result<(), HboneError> {
     let _open = counters.server_open.hold();
+    let read = Rc::<Cell<u64>>::default();
+    let growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, config.window_budget.as_ref(), read.clone());
     let builder = h2::server::Builder::new()
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(growth.sizes().stream)
+        .initial_connection_window_size(growth.sizes().connection)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(SERVER_HEADER_LIST)
         .max_concurrent_streams(config.streams_max)
@@ -114,7 +119,7 @@ pub async fn serve<IO: Transport>(
         .data_frame_budget(DATA_FRAME_BUDGET)
         .to_owned();
     let life = (io.standing().clone(), io.worn());
-    let h2 = match tokio::time::timeout(PREFACE_TIMEOUT, builder.handshake(Opening::new(io))).await {
+    let h2 = match tokio::time::timeout(PREFACE_TIMEOUT, builder.handshake(Counted { io: Opening::new(io), read })).await {
         Ok(Ok(h2)) => h2,
         Ok(Err(e)) => {
             counters.closed("server", Ended::Error);
@@ -126,7 +131,7 @@ pub async fn serve<IO: Transport>(
         }
     };
     let mut service = Service { peer: Rc::new(peer), counters, on_request };
-    let (ended, result) = service.run(h2, life, config, drain).await;
+    let (ended, result) = service.run((h2, growth), life, config, drain).await;
     counters.closed("server", ended);
     result
 }
@@ -150,7 +155,7 @@ struct Service<'a, F> {
 impl<F: FnMut(Asked)> Service<'_, F> {
     async fn run<IO: Transport>(
         &mut self,
-        mut h2: Connection<Opening<Stream<IO>>, Bytes>,
+        (mut h2, mut growth): (Connection<Counted<Opening<Stream<IO>>>, Bytes>, WindowGrowth),
         life: (Standing, Option<Worn>),
         config: &ServerConfig,
         drain: Drain,
@@ -178,7 +183,10 @@ impl<F: FnMut(Asked)> Service<'_, F> {
                         return (Ended::Ping, Err(HboneError::Server("no answer to PING".into())));
                     }
                 },
-                next = h2.accept() => match next {
+                next = std::future::poll_fn(|cx| {
+                    growth.apply_to_server(&mut h2);
+                    h2.poll_accept(cx)
+                }) => match next {
                     Some(Ok((request, respond))) => self.request(request, respond),
                     Some(Err(e)) => return (Ended::Error, Err(HboneError::Server(e.to_string()))),
                     None if draining => return (Ended::Drained, Ok(())),

@@ -57,6 +57,14 @@ pub(super) fn family(out: &mut String, core: &Core) {
                 let _ = writeln!(out, " {}", sum[0]);
             });
         }
+        Shape::Seconds => {
+            head(out, f.name, f.help, "counter");
+            core.sums(|values, sum| {
+                out.push_str(f.name);
+                labels(out, f.labels, values, None);
+                let _ = writeln!(out, " {}", sum[0] as f64 * 1e-9);
+            });
+        }
         Shape::Gauge => {
             head(out, f.name, f.help, "gauge");
             core.sums(|values, sum| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use canal_model::identity::Identity;
-use canal_wire::hbone::{CLIENT_HEADER_LIST, CLIENT_SEND_BUFFER, CONNECTION_WINDOW, FRAME_SIZE, STREAM_WINDOW};
+use canal_wire::hbone::{CLIENT_HEADER_LIST, CLIENT_SEND_BUFFER, FRAME_SIZE};
 use futures::future::LocalBoxFuture;
 use futures::stream::FuturesUnordered;
 use futures::{FutureExt, StreamExt};
@@ -19,7 +19,8 @@ use tokio::time::Instant;
 use super::{PoolConfig, Target};
 use crate::hbone::counts::Ended;
 use crate::hbone::error::of_h2;
-use crate::hbone::{DATA_FRAME_BUDGET, HboneError, keep_alive};
+use crate::hbone::opening::Counted;
+use crate::hbone::{DATA_FRAME_BUDGET, HboneError, WindowBudget, WindowGrowth, WindowSizes, keep_alive};
 use crate::sys::{self, ConnectOptions};
 use crate::tls::{Fallen, Proof, Standing, Stream, Worn};
 
@@ -103,7 +104,8 @@ impl Connection {
 /// TCP, TLS and HTTP/2 are up.
 pub(super) struct Established {
     send: SendRequest<Bytes>,
-    h2: h2::client::Connection<Stream<TcpStream>, Bytes>,
+    h2: h2::client::Connection<Counted<Stream<TcpStream>>, Bytes>,
+    growth: WindowGrowth,
     proof: Proof,
     peer: Identity,
     standing: Standing,
@@ -111,7 +113,7 @@ pub(super) struct Established {
 }
 
 /// Brings a connection up.
-pub(super) async fn establish(config: &PoolConfig, target: &Target) -> Result<Established, HboneError> {
+pub(super) async fn establish(config: &PoolConfig, target: &Target, budget: Option<&WindowBudget>) -> Result<Established, HboneError> {
     let address = target.address;
     let tls_error = |e| HboneError::Tls { address, source: Arc::new(e) };
     let bind = config.sources.towards(address.ip());
@@ -121,25 +123,27 @@ pub(super) async fn establish(config: &PoolConfig, target: &Target) -> Result<Es
     let identity = target.source.pinned().map_err(tls_error)?;
     let (tls, peer) = identity.connect(tcp, &target.expected).await.map_err(tls_error)?;
     let (standing, worn) = (tls.standing().clone(), tls.worn());
+    let read = Rc::<Cell<u64>>::default();
+    let growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, budget, read.clone());
     let (send, h2) = h2::client::Builder::new()
-        .initial_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_window_size(growth.sizes().stream)
+        .initial_connection_window_size(growth.sizes().connection)
         .max_frame_size(FRAME_SIZE)
         .max_header_list_size(CLIENT_HEADER_LIST)
         .max_concurrent_streams(config.streams_max)
         .max_send_buffer_size(CLIENT_SEND_BUFFER)
         .data_frame_budget(DATA_FRAME_BUDGET)
         .enable_push(false)
-        .handshake(tls)
+        .handshake(Counted { io: tls, read })
         .await
         .map_err(|e| of_h2(address, "", &e))?;
-    Ok(Established { send, h2, proof: identity.proof().clone(), peer, standing, worn })
+    Ok(Established { send, h2, growth, proof: identity.proof().clone(), peer, standing, worn })
 }
 
 impl Established {
     /// The pool's view of it, and the future that runs it.
     pub(super) fn start(self, serial: u64, config: &PoolConfig) -> (Rc<Connection>, impl Future<Output = Ended> + use<>) {
-        let Self { send, h2, proof, peer, standing, worn } = self;
+        let Self { send, h2, growth, proof, peer, standing, worn } = self;
         let connection = Rc::new(Connection {
             serial,
             proof,
@@ -150,14 +154,14 @@ impl Established {
             retired: Cell::new(None),
             retiring: Notify::new(),
         });
-        (connection.clone(), drive(connection, h2, standing, worn, (config.ping, config.idle)))
+        (connection.clone(), drive(connection, (h2, growth), standing, worn, (config.ping, config.idle)))
     }
 }
 
 /// Runs HTTP/2 until the connection ends, and says why it did.
 async fn drive(
     connection: Rc<Connection>,
-    mut h2: h2::client::Connection<Stream<TcpStream>, Bytes>,
+    (mut h2, mut growth): (h2::client::Connection<Counted<Stream<TcpStream>>, Bytes>, WindowGrowth),
     mut standing: Standing,
     worn: Option<Worn>,
     (ping, idle): ((Duration, Duration), Duration),
@@ -191,6 +195,10 @@ async fn drive(
     ]
     .into_iter()
     .collect();
+    let mut h2 = std::pin::pin!(std::future::poll_fn(|cx| {
+        growth.apply_to_client(&mut h2);
+        h2.poll_unpin(cx)
+    }));
     tokio::select! {
         biased;
         Some(event) = events.next() => match event {

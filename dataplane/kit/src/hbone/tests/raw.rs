@@ -44,7 +44,7 @@ fn connection_window(f: &Frame) -> u32 {
 }
 
 #[test]
-fn the_server_announces_ztunnels_settings() {
+fn the_server_announces_ztunnels_settings_and_small_windows() {
     run(async {
         let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
         let tcp = TcpStream::connect(rig.target.address).await.unwrap();
@@ -54,7 +54,7 @@ fn the_server_announces_ztunnels_settings() {
         io.flush().await.unwrap();
         let first = frame(&mut io).await;
         // MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE.
-        assert_eq!(settings(&first), [(3, 200), (4, 4 << 20), (5, 1 << 20), (6, 64 << 10)]);
+        assert_eq!(settings(&first), [(3, 200), (4, 64 << 10), (5, 1 << 20), (6, 64 << 10)]);
         let mut window = None;
         for _ in 0..2 {
             let f = frame(&mut io).await;
@@ -62,12 +62,12 @@ fn the_server_announces_ztunnels_settings() {
                 window = Some(connection_window(&f));
             }
         }
-        assert_eq!(window, Some(16 << 20));
+        assert_eq!(window, Some(256 << 10));
     });
 }
 
 #[test]
-fn the_client_announces_ztunnels_settings_and_sends_a_plain_connect() {
+fn the_client_announces_ztunnels_settings_small_windows_and_a_plain_connect() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let rig = Rig::towards(listener.local_addr().unwrap(), PoolConfig::default());
@@ -79,8 +79,8 @@ fn the_client_announces_ztunnels_settings_and_sends_a_plain_connect() {
             assert_eq!(preface, PREFACE);
             // HEADER_TABLE_SIZE is left at its default; ENABLE_PUSH is 0.
             let got = settings(&frame(&mut io).await);
-            assert_eq!(got, [(2, 0), (3, 100), (4, 4 << 20), (5, 1 << 20), (6, 16 << 10)]);
-            assert_eq!(connection_window(&frame(&mut io).await), 16 << 20);
+            assert_eq!(got, [(2, 0), (3, 100), (4, 64 << 10), (5, 1 << 20), (6, 16 << 10)]);
+            assert_eq!(connection_window(&frame(&mut io).await), 256 << 10);
             let headers = frame(&mut io).await;
             assert_eq!((headers.kind, headers.stream), (1, 1));
             // :method CONNECT and :authority only (RFC 9113 §8.5); both are literals here, so their bytes show what is sent.

@@ -253,6 +253,7 @@ fn a_reader_that_stops_stops_the_writer_within_window_and_buffer() {
         let mut s = rig.open().await.unwrap().stream;
         let sent = write_until_stuck(&mut s).await;
         let (window, buffer) = (canal_wire::hbone::STREAM_WINDOW as usize, canal_wire::hbone::CLIENT_SEND_BUFFER);
+        // A reader that takes nothing never has its window grow.
         assert!((window..=window + buffer).contains(&sent), "{sent}");
         // A neighbour on the same connection is not held up.
         let mut other = rig.open().await.unwrap();

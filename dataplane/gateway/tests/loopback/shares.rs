@@ -1,0 +1,232 @@
+//! One tenant takes what it can of each limit that tenants share; another one's requests are all answered meanwhile.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use canal_gateway_engine::{Limits, Plain};
+use canal_kit::hbone::HboneError;
+use canal_model::program::*;
+use canal_model::share::{Share, ShareKind};
+use http::HeaderMap;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+
+use crate::client::Client;
+use crate::hbone::{Mesh, local};
+use crate::origin::Origin;
+use crate::rig::{LOCALHOST, Plot, Rig, TENANT, key, pod, service_with_id, tenant};
+
+/// Small limits, in the proportions of the real ones.
+fn small() -> Limits {
+    Limits { connections: 60, tenant_connections: 30, unauthenticated: 24, handshakes: 12, ..Limits::default() }
+}
+
+/// Connections that are opened and say `first`, more than all limits together allow.
+async fn flood(address: SocketAddr, count: usize, first: &[u8]) -> Vec<TcpStream> {
+    let mut all = Vec::new();
+    for _ in 0..count {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        // Fails on a connection that had to give way already.
+        let _ = stream.write_all(first).await;
+        all.push(stream);
+    }
+    all
+}
+
+/// A connection and a CONNECT as a pod of `tenant` at its own gateway address; the destination does not exist, which only a whole
+/// handshake finds out.
+async fn connects(mesh: &Mesh, tenant: &str) -> bool {
+    let pool = canal_kit::hbone::Pool::new(Default::default(), mesh.counters());
+    let opened = pool.open(&mesh.target(tenant, tenant), &"10.98.0.1:80".parse().unwrap(), HeaderMap::new()).await;
+    match opened {
+        Err(HboneError::Refused { status: 503, .. }) => true,
+        other => {
+            eprintln!("{tenant}: {other:?}");
+            false
+        }
+    }
+}
+
+/// A listener of beta's, and beta.
+fn beta(origin: &Origin) -> (Plain, Vec<Resource>) {
+    let plain = Plain { address: LOCALHOST, service: key("beta", "web"), port: 80 };
+    let resources = vec![
+        tenant("beta", 2),
+        service_with_id("beta", "web", 2, "10.97.0.1", &[(80, AppProtocol::Http1)]),
+        Resource::Workload(pod("beta", "b-0", origin.address, "web")),
+    ];
+    (plain, resources)
+}
+
+#[test]
+fn bare_connections_of_one_tenant_keep_nobody_out() {
+    local(|| async {
+        let mesh = Mesh::new(Plot { limits: small(), ..Plot::default() });
+        let flooded = flood(mesh.gateway[0], 100, b"").await;
+        for _ in 0..10 {
+            assert!(connects(&mesh, "beta").await, "beta is let in");
+            assert!(connects(&mesh, TENANT).await, "and so is who proves itself among alpha's own");
+        }
+        mesh.rig.until("canal_share_revoked_total", &["limit=\"gateway_unauthenticated_connections\"", "tenant=\"alpha\""], 94.0).await;
+        assert!(mesh.rig.metric("canal_gateway_refused_connections_total", &["gave_way"]) >= 94.0);
+        assert_eq!(mesh.rig.metric("canal_share_revoked_total", &["tenant=\"beta\""]), 0.0);
+        assert_eq!(mesh.rig.metric("canal_share_max", &["limit=\"gateway_connections\"", "tenant=\"alpha\""]), 30.0);
+        drop(flooded);
+    });
+}
+
+#[test]
+fn half_handshakes_of_one_tenant_keep_no_other_out() {
+    local(|| async {
+        let mesh = Mesh::new(Plot { limits: small(), ..Plot::default() });
+        // The head of a TLS record, of which nothing follows.
+        let flooded = flood(mesh.gateway[0], 100, b"\x16\x03\x01\x02\x00").await;
+        for _ in 0..10 {
+            assert!(connects(&mesh, "beta").await);
+        }
+        mesh.rig.until("canal_share_refused_total", &["limit=\"gateway_handshakes\"", "tenant=\"alpha\""], 1.0).await;
+        assert!(mesh.rig.metric("canal_gateway_refused_connections_total", &["reason=\"handshakes\""]) > 0.0);
+        drop(flooded);
+    });
+}
+
+#[test]
+fn certificates_without_a_tunnel_give_way_to_those_with_one() {
+    local(|| async {
+        let mesh = Mesh::new(Plot { limits: small(), ..Plot::default() });
+        let target = mesh.target(TENANT, TENANT);
+        let mut idle = Vec::new();
+        for _ in 0..60 {
+            let tcp = TcpStream::connect(mesh.gateway[0]).await.unwrap();
+            let (tls, _) = target.source.pinned().unwrap().connect(tcp, &target.expected).await.unwrap();
+            let (send, connection) = h2::client::handshake(tls).await.unwrap();
+            tokio::task::spawn_local(connection);
+            idle.push(send);
+        }
+        for _ in 0..10 {
+            assert!(connects(&mesh, TENANT).await);
+            assert!(connects(&mesh, "beta").await);
+        }
+        mesh.rig.until("canal_share_revoked_total", &["limit=\"gateway_connections\"", "tenant=\"alpha\""], 30.0).await;
+        let used = mesh.rig.metric("canal_share_used", &["limit=\"gateway_connections\"", "tenant=\"alpha\""]);
+        assert!(used <= 30.0, "{used}");
+        drop(idle);
+    });
+}
+
+#[tokio::test]
+async fn half_heads_on_plain_listeners_keep_nobody_out() {
+    let origin = Origin::named("web").await;
+    let (plain, resources) = beta(&origin);
+    let rig = Rig::new(Plot { limits: small(), plain: vec![plain], ..Plot::default() }, &[origin.address]);
+    rig.apply(resources);
+    let others = rig.engine.plain_addresses()[1];
+    let flooded = flood(rig.web, 100, b"GET / HTTP/1.1\r\nHost: w").await;
+    for _ in 0..20 {
+        assert_eq!(Client::get(others, "/").await.status, 200);
+        assert_eq!(Client::get(rig.web, "/").await.status, 200);
+    }
+    rig.until("canal_gateway_refused_connections_total", &["gave_way"], 90.0).await;
+    drop(flooded);
+}
+
+#[tokio::test]
+async fn connections_at_work_do_not_give_way_and_the_share_is_the_providers_to_set() {
+    let origin = Origin::named("web").await;
+    let (plain, resources) = beta(&origin);
+    let rig = Rig::new(Plot { limits: small(), plain: vec![plain], ..Plot::default() }, &[origin.address]);
+    rig.apply(resources);
+    let mut at_work = Vec::new();
+    for _ in 0..30 {
+        let mut client = Client::connect(rig.web).await;
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+        at_work.push(client);
+    }
+    let mut one_more = Client::connect(rig.web).await;
+    assert!(!one_more.more().await, "alpha has its share");
+    assert_eq!(rig.metric("canal_gateway_refused_connections_total", &["tenant_connections"]), 1.0);
+    assert_eq!(Client::get(rig.engine.plain_addresses()[1], "/").await.status, 200);
+    // The provider gives alpha more.
+    let Resource::Tenant(mut alpha) = tenant(TENANT, 1) else { unreachable!() };
+    alpha.shares.set(ShareKind::GatewayConnections, Share::Percent(60));
+    rig.apply(vec![Resource::Tenant(alpha)]);
+    assert_eq!(Client::get(rig.web, "/").await.status, 200);
+    for client in &mut at_work {
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        assert_eq!(client.answer().await.unwrap().status, 200, "a connection at work stays");
+    }
+}
+
+/// How long one request takes, if it is answered.
+async fn timed(address: SocketAddr) -> Option<Duration> {
+    let begun = Instant::now();
+    let answer = tokio::time::timeout(Duration::from_secs(10), Client::get(address, "/")).await;
+    answer.is_ok_and(|answer| answer.status == 200).then(|| begun.elapsed())
+}
+
+fn median(mut all: Vec<Duration>) -> Duration {
+    all.sort();
+    all[all.len() / 2]
+}
+
+/// One worker, two hundred tenants, one of which has ten times the connections of all others together.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_tenant_at_many_times_its_share_delays_no_other() {
+    const OTHERS: usize = 199;
+    let origin = Origin::named("web").await;
+    let name = |n: usize| format!("t{n}");
+    let plain = (0..OTHERS).map(|n| Plain { address: LOCALHOST, service: key(&name(n), "web"), port: 80 }).collect();
+    let rig = Rig::new(Plot { plain, ..Plot::default() }, &[origin.address]);
+    let all = (0..OTHERS).flat_map(|n| {
+        let (name, id) = (name(n), u32::try_from(n).unwrap() + 2);
+        [
+            tenant(&name, id),
+            service_with_id(&name, "web", id, "10.97.0.1", &[(80, AppProtocol::Http1)]),
+            Resource::Workload(pod(&name, "b-0", origin.address, "web")),
+        ]
+    });
+    rig.apply(all.collect());
+    let addresses = rig.engine.plain_addresses();
+    let until = Instant::now() + Duration::from_secs(4);
+    let greedy: Vec<_> = (0..300)
+        .map(|_| {
+            let web = rig.web;
+            tokio::spawn(async move {
+                let mut client = Client::connect(web).await;
+                let mut times = Vec::new();
+                while Instant::now() < until {
+                    let begun = Instant::now();
+                    client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+                    if client.answer().await.is_none_or(|answer| answer.status != 200) {
+                        break;
+                    }
+                    times.push(begun.elapsed());
+                }
+                times
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let (mut asked, mut times) = (0, Vec::new());
+    for round in 0..2 {
+        for address in &addresses[1..] {
+            asked += 1;
+            times.extend(timed(*address).await);
+            if Instant::now() > until - Duration::from_millis(300) {
+                break;
+            }
+        }
+        assert!(asked > 20, "{asked} in round {round}");
+    }
+    let mut greedy_times = Vec::new();
+    for task in greedy {
+        greedy_times.extend(task.await.unwrap());
+    }
+    assert!(times.len() * 100 >= asked * 99, "{} of {asked} were answered", times.len());
+    let (others, greedy) = (median(times), median(greedy_times));
+    // Without turns a request waits for every other one that is ready, whosever it is.
+    assert!(others * 2 < greedy, "others wait {others:?}, the greedy one {greedy:?}");
+    assert!(rig.metric("canal_gateway_cpu_seconds_total", &["tenant=\"alpha\""]) > 0.1);
+    assert!(rig.metric("canal_gateway_cpu_seconds_total", &["tenant=\"t7\""]) > 0.0);
+}
