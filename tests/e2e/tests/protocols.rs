@@ -191,13 +191,14 @@ fn server_first_protocols_work_without_a_hint() {
     }
 }
 
-/// A server that never reads stops its client after bounded buffers: back-pressure crosses both proxies and the gateway.
+/// A server that never reads stops its client after bounded buffers: back-pressure crosses both proxies and the gateway. Each proxy holds at most
+/// 2 MiB; the rest are the kernel's buffers of three connections, up to 4 MiB for what is sent and 6 MiB for what is received.
 #[test]
 fn back_pressure_crosses_the_mesh() {
     for address in both(50, 7005) {
         let report = sample(&["tcp-client", &address, "--mode", "stall", "--size", "1000000000"]);
         let sent = report["sent"].as_u64().unwrap_or(u64::MAX);
-        assert!(sent < 64 << 20, "{sent} bytes were taken for a server that reads none");
+        assert!(sent < 24 << 20, "{sent} bytes were taken for a server that reads none");
     }
 }
 

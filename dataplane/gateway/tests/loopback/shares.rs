@@ -8,7 +8,7 @@ use canal_kit::hbone::HboneError;
 use canal_model::program::*;
 use canal_model::share::{Share, ShareKind};
 use http::HeaderMap;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use crate::client::Client;
@@ -229,4 +229,83 @@ async fn one_tenant_at_many_times_its_share_delays_no_other() {
     assert!(others * 2 < greedy, "others wait {others:?}, the greedy one {greedy:?}");
     assert!(rig.metric("canal_gateway_cpu_seconds_total", &["tenant=\"alpha\""]) > 0.1);
     assert!(rig.metric("canal_gateway_cpu_seconds_total", &["tenant=\"t7\""]) > 0.0);
+}
+
+/// A server's receive buffer, as set; the kernel doubles it.
+const SERVER_BUFFER: usize = 64 << 10;
+
+/// A server that reads `fast` bytes as fast as they come, and then none.
+fn stalling(fast: usize) -> SocketAddr {
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    // Set before it listens: connections have it from their first packet.
+    socket.set_recv_buffer_size(SERVER_BUFFER).unwrap();
+    socket.bind(&LOCALHOST.into()).unwrap();
+    socket.listen(16).unwrap();
+    let listener: std::net::TcpListener = socket.into();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        let Ok((mut stream, _)) = listener.accept() else { return };
+        let mut buffer = vec![0; 64 << 10];
+        let mut left = fast;
+        while left > 0 {
+            let n = buffer.len().min(left);
+            match std::io::Read::read(&mut stream, &mut buffer[..n]) {
+                Ok(n @ 1..) => left -= n,
+                _ => return,
+            }
+        }
+        // Longer than the test looks.
+        std::thread::sleep(Duration::from_secs(20));
+    });
+    address
+}
+
+/// Writes until nothing is taken for a while; gives how much was.
+async fn write_until_stuck(stream: &mut (impl AsyncWrite + Unpin)) -> usize {
+    let piece = vec![7; 64 << 10];
+    let mut taken = 0;
+    while let Ok(n) = tokio::time::timeout(Duration::from_secs(2), stream.write(&piece)).await {
+        taken += n.unwrap();
+    }
+    taken
+}
+
+/// What the gateway may hold of one connection whose server stalls.
+const HELD_MAX: usize = 2 << 20;
+
+#[test]
+fn stalled_server_of_a_tunnel_makes_the_gateway_hold_little() {
+    for fast in [0, 64 << 20] {
+        local(|| async move {
+            let mesh = Mesh::new(Plot { protocol: AppProtocol::Tcp, ..Plot::default() });
+            mesh.rig.apply(vec![Resource::Workload(pod(TENANT, "web-0", stalling(fast), "web"))]);
+            let mut stream = mesh.open("10.96.0.1:80").await.unwrap().stream;
+            let taken = write_until_stuck(&mut stream).await;
+            // The client's own send buffer and the server's receive buffer are not the gateway's.
+            let beside = canal_wire::hbone::CLIENT_SEND_BUFFER + 2 * SERVER_BUFFER;
+            assert!(taken >= fast, "{taken} of {fast}");
+            assert!(taken - fast <= HELD_MAX + beside, "{} held after {fast}", taken - fast);
+        });
+    }
+}
+
+#[tokio::test]
+async fn stalled_server_of_an_http2_request_makes_the_gateway_hold_little() {
+    for fast in [0, 64 << 20] {
+        let rig = Rig::new(Plot::default(), &[stalling(fast)]);
+        let mut client = crate::http2::connect(&rig).await.ready().await.unwrap();
+        let (_response, mut body) = client.send_request(http::Request::post("http://web/").body(()).unwrap(), false).unwrap();
+        let mut taken = 0;
+        loop {
+            body.reserve_capacity(64 << 10);
+            let capacity = std::future::poll_fn(|cx| body.poll_capacity(cx));
+            // Capacity is what the gateway's windows allow.
+            let Ok(Some(Ok(n))) = tokio::time::timeout(Duration::from_secs(2), capacity).await else { break };
+            taken += n;
+            body.send_data(vec![7; n].into(), false).unwrap();
+        }
+        // The server counts the head and the chunks' lines too.
+        assert!(taken + (1 << 20) >= fast, "{taken} of {fast}");
+        assert!(taken.saturating_sub(fast) <= HELD_MAX + 2 * SERVER_BUFFER, "{} held after {fast}", taken - fast);
+    }
 }
