@@ -124,6 +124,7 @@ pub(crate) fn tenant() -> Object {
         outside: OutsideMesh::Deny,
         keys: Default::default(),
         shares: Default::default(),
+        default_throttle: Default::default(),
     };
     Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
 }

@@ -110,6 +110,8 @@ pub(crate) enum Fault {
     Unasked(&'static str),
     /// The tenant has as many requests in flight as it may.
     TenantBusy,
+    /// A Throttle lets no more requests through now.
+    Throttled,
     /// The worker has as many requests in flight as it may.
     Overload,
     /// No connection to the endpoint came up.
@@ -143,7 +145,7 @@ impl Fault {
             Fault::ClientGone => 499,
             Fault::NoRoute => 404,
             Fault::Route { status, .. } => *status,
-            Fault::TenantBusy => 429,
+            Fault::TenantBusy | Fault::Throttled => 429,
             Fault::NoService | Fault::NoEndpoint | Fault::Overload | Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => {
                 503
             }
@@ -165,7 +167,7 @@ impl Fault {
             Fault::Route { .. } => Flag::RouteRefused,
             Fault::NoService => Flag::NoCluster,
             Fault::NoEndpoint => Flag::NoHealthy,
-            Fault::TenantBusy => Flag::RateLimited,
+            Fault::TenantBusy | Fault::Throttled => Flag::RateLimited,
             Fault::Overload | Fault::Draining => Flag::Overload,
             Fault::Connect { .. } => Flag::ConnectFailure,
             Fault::UpstreamClosed { .. } => Flag::UpstreamClosed,
@@ -193,6 +195,7 @@ impl Fault {
             Fault::Rejected(_) => "authorizer_denied",
             Fault::Unasked(_) => "authorizer_failed",
             Fault::TenantBusy => "tenant_busy",
+            Fault::Throttled => "throttled",
             Fault::Overload => "overload",
             Fault::Connect { .. } => "connect_failed",
             Fault::UpstreamClosed { .. } => "upstream_closed",
@@ -235,6 +238,7 @@ impl Fault {
             Fault::UnsafePath(_) => "the path is ambiguous",
             Fault::Rejected(rejection) => &rejection.body,
             Fault::TenantBusy => "too many requests in flight",
+            Fault::Throttled => "too many requests",
             Fault::Overload => "the gateway is overloaded",
             Fault::Draining => "the gateway is shutting down",
             Fault::Connect { .. } | Fault::UpstreamRefused => "the service could not be reached",
@@ -262,6 +266,7 @@ impl Fault {
             | Fault::NoEndpoint
             | Fault::Unasked(_)
             | Fault::TenantBusy
+            | Fault::Throttled
             | Fault::Overload
             | Fault::Draining => Side::Gateway,
             Fault::Connect { .. }
@@ -282,8 +287,11 @@ impl Fault {
         }
     }
 
-    /// The gRPC status for clients that speak it (grpc/doc/http-grpc-status-mapping.md).
+    /// The gRPC status for clients that speak it (grpc/doc/http-grpc-status-mapping.md, but for limits, which have a status of their own).
     pub(crate) fn grpc_status(&self) -> u8 {
+        if matches!(self, Fault::TenantBusy | Fault::Throttled) {
+            return 8;
+        }
         match self.status() {
             400 | 431 => 13,
             401 => 16,
@@ -360,6 +368,7 @@ mod tests {
             (Fault::UpstreamReset, Retry::No, 502, "UR", Side::Upstream),
             (Fault::NoRoute, Retry::No, 404, "NR", Side::Gateway),
             (Fault::TenantBusy, Retry::No, 429, "RL", Side::Gateway),
+            (Fault::Throttled, Retry::No, 429, "RL", Side::Gateway),
             (Fault::Denied(Box::new(Denial::of(&Verdict::Deny { policy: None, rule: None }))), Retry::No, 403, "-", Side::Client),
             (Fault::Unauthenticated(BadToken::Expired), Retry::No, 401, "-", Side::Client),
             (Fault::UnsafePath("path_above_root"), Retry::No, 400, "DPE", Side::Client),

@@ -40,7 +40,9 @@ pub(crate) fn request<R: Request>(worker: &Worker, session: &Session, request: &
     crash_if_asked(worker, request.path());
     let (snapshot, resolved) = session.resolve(worker)?;
     // Room first, so that a flood costs no look-ups among routes.
-    let placed = admit(worker, session, &resolved)
+    let placed = session
+        .throttle(worker)
+        .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut())?, admission)));
     match placed {
         Ok((view, admission)) => {

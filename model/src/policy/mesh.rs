@@ -50,6 +50,9 @@ pub struct TenantSpec {
     /// How much of each shared limit the tenant may take, where the provider wants other than the default.
     #[serde(default)]
     pub shares: Shares,
+    /// Limits of the whole tenant that hold where its own Throttles do not say less.
+    #[serde(default)]
+    pub default_throttle: DefaultThrottle,
 }
 
 /// `spec.keys:` of a Tenant.
@@ -254,6 +257,18 @@ pub struct ThrottleSpec {
     pub sessions: Option<ThrottleRate>,
     #[serde(default)]
     pub packets: Option<ThrottleRate>,
+    /// Requests that the gateway replicas forward, all together.
+    #[serde(default)]
+    pub requests: Option<ThrottleRate>,
+}
+
+/// `spec.defaultThrottle:` of a Tenant: the provider's limits of the whole tenant. The tenant's own can only be lower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct DefaultThrottle {
+    pub sessions: Option<ThrottleRate>,
+    pub packets: Option<ThrottleRate>,
+    pub requests: Option<ThrottleRate>,
 }
 
 /// What a Throttle is for (Gateway API's LocalPolicyTargetReference).
