@@ -125,6 +125,7 @@ pub(crate) fn tenant() -> Object {
         resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
+        default_throttle: Default::default(),
     };
     Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
 }

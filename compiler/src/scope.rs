@@ -135,6 +135,7 @@ mod tests {
                 id: None,
                 sessions: Default::default(),
                 packets: Default::default(),
+                requests: Default::default(),
             }),
         ];
         for az in AZS.map(|az| AzName::new(az).unwrap()) {

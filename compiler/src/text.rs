@@ -59,7 +59,8 @@ fn address(address: &GatewayAddress) -> String {
 pub(crate) fn throttle(throttle: &Throttle) -> String {
     let of = throttle.service.as_ref().map_or_else(|| throttle.tenant.to_string(), ToString::to_string);
     let rate = |rate: Rate| format!("{}/s burst {}", rate.per_second, rate.burst);
-    format!("throttle {of} sessions {} packets {}", rate(throttle.sessions), rate(throttle.packets))
+    let requests = if throttle.requests == Rate::default() { String::new() } else { format!(" requests {}", rate(throttle.requests)) };
+    format!("throttle {of} sessions {} packets {}{requests}", rate(throttle.sessions), rate(throttle.packets))
 }
 
 pub(crate) fn tenant(tenant: &Tenant) -> String {

@@ -504,7 +504,7 @@ pub struct BucketTable {
     pub chains: Vec<Chain>,
 }
 
-/// Early limits at the redirector, for each replica. A limit of 0 is none.
+/// Early limits of sessions and packets at the redirector, for each replica, and of requests at the gateway. A limit of 0 is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Throttle {
     pub tenant: TenantName,
@@ -517,6 +517,8 @@ pub struct Throttle {
     pub sessions: Rate,
     /// Packets per second, and how many at once.
     pub packets: Rate,
+    /// Requests per second, and how many at once: of all replicas together, enforced by the gateways' engines.
+    pub requests: Rate,
 }
 
 /// Tokens per second, and the most that can be saved up.

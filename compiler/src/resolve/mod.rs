@@ -61,7 +61,8 @@ pub(crate) fn resolve(input: &Input<'_>, report: &mut Report) -> Checked {
     let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, report);
     rules.extend(virtual_service::resolve(&corpus.virtual_services, &destinations, &taken, report));
     let nodes = node::resolve(tenant.as_ref(), &corpus.nodes, report);
-    let throttles = throttle::resolve(tenant.as_ref(), &corpus.throttles, &services, report);
+    let throttles =
+        throttle::resolve(tenant.as_ref(), throttle::default_of(&corpus.tenants, input.tenant), &corpus.throttles, &services, report);
     let security = tenant.as_ref().map(|tenant| security(input, tenant, &corpus, &services, &workloads, report)).unwrap_or_default();
     Checked { tenant, gateways, services, workloads, nodes, throttles, homes, rules, security }
 }

@@ -1,20 +1,29 @@
-//! Throttles: early limits of a service or of the whole tenant. What enforces them is the redirector.
+//! Throttles: limits of a service or of the whole tenant, the tenant's own and the provider's. The redirector enforces those of sessions and
+//! packets, the gateway those of requests.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
-use canal_model::ids::ServiceKey;
+use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::ObjectKey;
-use canal_model::policy::mesh::{self, ThrottleRate};
+use canal_model::policy::mesh::{self, DefaultThrottle, ThrottleRate};
 use canal_model::program::{Rate, Service, Tenant, Throttle};
 
 use super::corpus::Said;
 use crate::limits::THROTTLES_PER_TENANT_MAX;
 use crate::report::Report;
 
-/// The throttles of a tenant on the cloud tier: its own first, then by service. One for each target; the elder's holds.
+/// What the provider wrote in the Tenant object that holds: the last of the tenant's name.
+pub(crate) fn default_of(said: &[Said<'_, mesh::Tenant>], name: &TenantName) -> DefaultThrottle {
+    let own = said.iter().rev().find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
+    own.map(|tenant| tenant.object.spec.default_throttle).unwrap_or_default()
+}
+
+/// The throttles of a tenant on the cloud tier: its own first, then by service. One for each target; the elder's holds. The provider's is one of
+/// the whole tenant, which the tenant's own only lowers.
 pub(crate) fn resolve(
     tenant: Option<&Tenant>,
+    default: DefaultThrottle,
     said: &[Said<'_, mesh::Throttle>],
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut Report,
@@ -42,7 +51,42 @@ pub(crate) fn resolve(
         }
         throttles.insert(throttle.service.clone(), (object.document.object.key(), throttle));
     }
-    throttles.into_values().map(|(_, throttle)| throttle).collect()
+    let mut throttles: Vec<_> = throttles.into_values().map(|(_, throttle)| throttle).collect();
+    apply_default(tenant, default, &mut throttles);
+    throttles
+}
+
+/// Lowers the tenant's own throttle of everything to the provider's, or makes one.
+fn apply_default(tenant: &Tenant, default: DefaultThrottle, throttles: &mut Vec<Throttle>) {
+    if default == DefaultThrottle::default() {
+        return;
+    }
+    let given = Throttle {
+        tenant: tenant.name.clone(),
+        vni: tenant.vni,
+        service: None,
+        id: None,
+        sessions: rate(default.sessions),
+        packets: rate(default.packets),
+        requests: rate(default.requests),
+    };
+    match throttles.first_mut().filter(|own| own.service.is_none()) {
+        Some(own) => {
+            own.sessions = lower(own.sessions, given.sessions);
+            own.packets = lower(own.packets, given.packets);
+            own.requests = lower(own.requests, given.requests);
+        }
+        None => throttles.insert(0, given),
+    }
+}
+
+/// The lower of two limits, where one of 0 is none.
+fn lower(own: Rate, given: Rate) -> Rate {
+    match (own.per_second, given.per_second) {
+        (0, _) => given,
+        (_, 0) => own,
+        _ => Rate { per_second: own.per_second.min(given.per_second), burst: own.burst.min(given.burst) },
+    }
 }
 
 fn read(
@@ -57,9 +101,9 @@ fn read(
     }
     let service = target(tenant, said, services, report)?;
     let spec = &said.object.spec;
-    if spec.sessions.is_none() && spec.packets.is_none() {
+    if spec.sessions.is_none() && spec.packets.is_none() && spec.requests.is_none() {
         if said.fault("spec").is_none() {
-            report.error(said.document, "spec", "it limits nothing", "write sessions or packets, each with perSecond");
+            report.error(said.document, "spec", "it limits nothing", "write sessions, packets or requests, each with perSecond");
         }
         return None;
     }
@@ -70,6 +114,7 @@ fn read(
         service: service.map(|service| service.key.clone()),
         sessions: rate(spec.sessions),
         packets: rate(spec.packets),
+        requests: rate(spec.requests),
     })
 }
 
@@ -101,4 +146,23 @@ fn rate(written: Option<ThrottleRate>) -> Rate {
         per_second: rate.per_second.get(),
         burst: rate.burst.map_or(rate.per_second.get(), NonZeroU32::get),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tenants_own_limit_is_at_most_the_providers() {
+        let rate = |per_second, burst| Rate { per_second, burst };
+        for (own, given, want) in [
+            (rate(0, 0), rate(100, 200), rate(100, 200)),
+            (rate(50, 10), rate(100, 200), rate(50, 10)),
+            (rate(500, 500), rate(100, 200), rate(100, 200)),
+            (rate(50, 500), rate(100, 200), rate(50, 200)),
+            (rate(50, 10), rate(0, 0), rate(50, 10)),
+        ] {
+            assert_eq!(lower(own, given), want, "{own:?} {given:?}");
+        }
+    }
 }

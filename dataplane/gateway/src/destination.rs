@@ -12,7 +12,7 @@ use canal_model::program::AppProtocol;
 use canal_wire::tier::TIER_SERVICE;
 
 use crate::endpoints::{SetView, Upstreams};
-use crate::snapshot::{Endpoint, EndpointSet, Guard, ServiceView, Snapshot, TenantView, WorkloadView};
+use crate::snapshot::{Endpoint, EndpointSet, Guard, RequestThrottle, ServiceView, Snapshot, TenantView, WorkloadView};
 
 /// What a client dialled.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +131,14 @@ impl Resolved {
         match self {
             Self::Service { service, .. } => service.names.key.tenant.as_str(),
             Self::Pod { tenant, .. } => tenant,
+        }
+    }
+
+    /// What limits requests to it.
+    pub(crate) fn throttle(&self) -> Option<Arc<RequestThrottle>> {
+        match self {
+            Self::Service { service, .. } => service.throttle.clone(),
+            Self::Pod { .. } => None,
         }
     }
 

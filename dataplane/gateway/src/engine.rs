@@ -101,6 +101,7 @@ impl Engine {
             log: Mutex::new(log),
             dns,
             accepted: AtomicU64::new(0),
+            begun: std::time::Instant::now(),
             parting: tokio::sync::watch::Sender::new(false),
             registry: registry.clone(),
             config,

@@ -112,6 +112,8 @@ pub(crate) enum Fault {
     Unasked(&'static str),
     /// The tenant has as many requests in flight as it may.
     TenantBusy,
+    /// A Throttle lets no more requests through now.
+    Throttled,
     /// The worker has as many requests in flight as it may.
     Overload,
     /// The worker holds as many bytes of the tenant's bodies for authorizers as it may.
@@ -151,7 +153,7 @@ impl Fault {
             Fault::ClientGone => 499,
             Fault::NoRoute => 404,
             Fault::Route { status, .. } => *status,
-            Fault::TenantBusy | Fault::TenantBodies => 429,
+            Fault::TenantBusy | Fault::TenantBodies | Fault::Throttled => 429,
             Fault::NoService | Fault::TenantClosed | Fault::NoEndpoint | Fault::Overload | Fault::Bodies => 503,
             Fault::Connect { .. } | Fault::UpstreamRefused | Fault::Draining => 503,
             Fault::UpstreamClosed { .. } | Fault::UpstreamReset | Fault::UpstreamProtocol(_) | Fault::InterimResponses(_) => 502,
@@ -172,7 +174,7 @@ impl Fault {
             Fault::Route { .. } => Flag::RouteRefused,
             Fault::NoService | Fault::TenantClosed => Flag::NoCluster,
             Fault::NoEndpoint => Flag::NoHealthy,
-            Fault::TenantBusy | Fault::TenantBodies => Flag::RateLimited,
+            Fault::TenantBusy | Fault::TenantBodies | Fault::Throttled => Flag::RateLimited,
             Fault::Overload | Fault::Bodies | Fault::Draining => Flag::Overload,
             Fault::Connect { .. } => Flag::ConnectFailure,
             Fault::UpstreamClosed { .. } => Flag::UpstreamClosed,
@@ -201,6 +203,7 @@ impl Fault {
             Fault::Rejected(_) => "authorizer_denied",
             Fault::Unasked(_) => "authorizer_failed",
             Fault::TenantBusy => "tenant_busy",
+            Fault::Throttled => "throttled",
             Fault::Overload => "overload",
             Fault::TenantBodies => "tenant_body_bytes",
             Fault::Bodies => "body_bytes",
@@ -250,6 +253,7 @@ impl Fault {
             Fault::TenantBusy => "too many requests in flight",
             Fault::TenantBodies => "too many bodies wait for authorization",
             Fault::Overload | Fault::Bodies => "the gateway is overloaded",
+            Fault::Throttled => "too many requests",
             Fault::Draining => "the gateway is shutting down",
             Fault::Connect { .. } | Fault::UpstreamRefused => "the service could not be reached",
             Fault::UpstreamClosed { .. } | Fault::UpstreamReset => "the service ended the connection without an answer",
@@ -277,6 +281,7 @@ impl Fault {
             | Fault::NoEndpoint
             | Fault::Unasked(_)
             | Fault::TenantBusy
+            | Fault::Throttled
             | Fault::Overload
             | Fault::TenantBodies
             | Fault::Bodies
@@ -300,8 +305,11 @@ impl Fault {
         }
     }
 
-    /// The gRPC status for clients that speak it (grpc/doc/http-grpc-status-mapping.md).
+    /// The gRPC status for clients that speak it (grpc/doc/http-grpc-status-mapping.md, but for limits, which have a status of their own).
     pub(crate) fn grpc_status(&self) -> u8 {
+        if matches!(self, Fault::TenantBusy | Fault::Throttled) {
+            return 8;
+        }
         match self.status() {
             400 | 431 => 13,
             401 => 16,
@@ -379,6 +387,7 @@ mod tests {
             (Fault::InterimResponses("too_many_interim_responses"), Retry::No, 502, "UPE", Side::Upstream),
             (Fault::NoRoute, Retry::No, 404, "NR", Side::Gateway),
             (Fault::TenantBusy, Retry::No, 429, "RL", Side::Gateway),
+            (Fault::Throttled, Retry::No, 429, "RL", Side::Gateway),
             (Fault::Denied(Box::new(Denial::of(&Verdict::Deny { policy: None, rule: None }))), Retry::No, 403, "-", Side::Client),
             (Fault::Unauthenticated(BadToken::Expired), Retry::No, 401, "-", Side::Client),
             (Fault::UnsafePath("path_above_root"), Retry::No, 400, "DPE", Side::Client),

@@ -46,7 +46,9 @@ pub(crate) fn request<R: Request>(worker: &Worker, session: &Session, request: &
     let (snapshot, resolved) = session.resolve(worker)?;
     // Room first, so that a flood costs no look-ups among routes.
     let mut normal = None;
-    let placed = admit(worker, session, &resolved)
+    let placed = session
+        .throttle(worker)
+        .and_then(|()| admit(worker, session, &resolved))
         .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut(), &mut normal)?, admission)));
     match placed {
         Ok((view, admission)) => {

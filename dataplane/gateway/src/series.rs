@@ -146,6 +146,22 @@ pub(crate) struct Series {
     known: RefCell<HashMap<Key, Rc<OfRequest>, foldhash::fast::RandomState>>,
 }
 
+/// Codes that are shown as their class: an endpoint chooses its codes, and each would be a series.
+const CLASSES: [&str; 10] = ["0xx", "1xx", "2xx", "3xx", "4xx", "5xx", "6xx", "7xx", "8xx", "9xx"];
+
+/// The code of an answer as metrics know it: one that is registered (IANA, HTTP Status Code Registry; 499 is the gateway's own), else its class.
+fn decide_code(status: u16) -> u16 {
+    match status {
+        100..=104 | 200..=208 | 226 | 300..=308 | 400..=418 | 421..=426 | 428 | 429 | 431 | 451 | 499 | 500..=508 | 510 | 511 => status,
+        _ => status / 100 % 10,
+    }
+}
+
+/// The status of a gRPC answer as metrics know it; what gRPC does not define is UNKNOWN, as it is for clients.
+fn decide_grpc(status: u8) -> u8 {
+    if status <= 16 { status } else { 2 }
+}
+
 type Values<'a> = SmallVec<[&'a str; 28]>;
 
 impl Series {
@@ -160,13 +176,13 @@ impl Series {
             // 0 is no set's.
             set: ends.target.map_or(u64::from(ends.account.number) << 40, |(view, _)| view.set.id),
             endpoint: ends.target.and_then(|(_, at)| at).map_or(u32::MAX, |at| at as u32),
-            status: seen.status,
+            status: decide_code(seen.status),
             flag: seen.flag,
-            grpc: seen.grpc.then_some(seen.grpc_status),
+            grpc: seen.grpc.then_some(seen.grpc_status.map(decide_grpc)),
         };
         let known = self.known.borrow().get(&key).cloned();
         let series = known.unwrap_or_else(|| {
-            let made = Rc::new(self.make(ends, seen));
+            let made = Rc::new(self.make(ends, seen, &key));
             let mut known = self.known.borrow_mut();
             if known.len() >= SERIES_MAX {
                 known.clear();
@@ -180,12 +196,12 @@ impl Series {
         series.bytes_out.observe(seen.bytes_out);
     }
 
-    fn make(&self, ends: &Ends<'_>, seen: &Observed) -> OfRequest {
+    fn make(&self, ends: &Ends<'_>, seen: &Observed, key: &Key) -> OfRequest {
         let unknown = Party::unknown();
         let (mut code, mut grpc) = (itoa::Buffer::new(), itoa::Buffer::new());
         let mut values = label_values(ends, &unknown, if seen.grpc { "grpc" } else { "http" }, seen.flag);
-        values.push(code.format(seen.status));
-        values.push(seen.grpc_status.map_or("", |s| grpc.format(s)));
+        values.push(CLASSES.get(usize::from(key.status)).copied().unwrap_or_else(|| code.format(key.status)));
+        values.push(key.grpc.flatten().map_or("", |s| grpc.format(s)));
         OfRequest {
             requests: self.shard.counter(&self.families.requests, &values),
             duration: self.shard.histogram(&self.families.duration, &values),
@@ -229,4 +245,24 @@ fn label_values<'a>(ends: &Ends<'a>, unknown: &'a Party, protocol: &'a str, flag
     }
     values.extend([if ends.secured { "mutual_tls" } else { "none" }, protocol, flag.text()]);
     values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_that_endpoints_invent_make_no_series_of_their_own() {
+        for (status, label) in
+            [(200, None), (404, None), (499, None), (511, None), (299, Some("2xx")), (777, Some("7xx")), (999, Some("9xx"))]
+        {
+            let code = decide_code(status);
+            assert_eq!(CLASSES.get(usize::from(code)).copied(), label, "{status}");
+            assert!(label.is_some() || code == status);
+        }
+        let codes: std::collections::BTreeSet<_> = (100..1000).map(decide_code).collect();
+        assert!(codes.len() < 90, "{}", codes.len());
+        let statuses: std::collections::BTreeSet<_> = (0..=u8::MAX).map(decide_grpc).collect();
+        assert_eq!(statuses.len(), 17);
+    }
 }

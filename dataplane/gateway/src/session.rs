@@ -4,17 +4,19 @@
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
 use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, SOURCE, forwarded};
 use http::{HeaderMap, HeaderValue};
+use smallvec::SmallVec;
 
 use crate::account::{Account, Held};
 use crate::destination::{Destination, Resolved};
 use crate::fault::Fault;
 use crate::permit::ConnectionPermit;
-use crate::snapshot::{Party, TenantView};
+use crate::snapshot::{Party, RequestThrottle, TenantView};
 use crate::source::Source;
 use crate::worker::{Snap, Worker};
 
@@ -38,6 +40,8 @@ pub(crate) struct Session {
     /// Its tenant had policies when it was resolved last.
     policed: Cell<bool>,
     resolved: RefCell<Option<(u64, Rc<Resolved>)>>,
+    /// What limits its requests: the destination's throttle, then the tenant's.
+    throttles: RefCell<SmallVec<[Arc<RequestThrottle>; 2]>>,
     seat: ConnectionSeat,
 }
 
@@ -85,8 +89,20 @@ impl Session {
             who: caller.who,
             policed: Cell::new(!tenant.policies.is_empty()),
             resolved: RefCell::new(None),
+            throttles: RefCell::default(),
             seat,
         }
+    }
+
+    /// Counts a request against what limits requests, to be called once it is resolved.
+    #[inline]
+    pub(crate) fn throttle(&self, worker: &Worker) -> Result<(), Fault> {
+        let throttles = self.throttles.borrow();
+        if throttles.is_empty() {
+            return Ok(());
+        }
+        let now = u64::try_from(worker.shared.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        if throttles.iter().all(|throttle| throttle.admit(now)) { Ok(()) } else { Err(Fault::Throttled) }
     }
 
     /// A request or relay begins: the connection proved that it is at work.
@@ -121,6 +137,7 @@ impl Session {
         }
         let resolved = Rc::new(Resolved::find(&worker.upstreams, tenant, &self.destination).ok_or(Fault::NoService)?);
         self.policed.set(!tenant.policies.is_empty());
+        *self.throttles.borrow_mut() = resolved.throttle().into_iter().chain(tenant.throttle.clone()).collect();
         *self.resolved.borrow_mut() = Some((snapshot.sequence, resolved.clone()));
         Ok((snapshot, resolved))
     }

@@ -7,6 +7,7 @@ pub(crate) mod policies;
 pub(crate) mod routes;
 mod shards;
 pub(crate) mod termination;
+pub(crate) mod throttle;
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +28,7 @@ pub(crate) use policies::{Guard, Policies};
 pub(crate) use routes::{Routes, Way};
 use shards::Shards;
 pub(crate) use termination::TerminationView;
+pub(crate) use throttle::RequestThrottle;
 
 /// Everything that is known, as of one generation.
 #[derive(Debug, Default, Clone)]
@@ -88,6 +90,8 @@ pub(crate) struct TenantView {
     pub(crate) vni: Option<Vni>,
     /// What the provider wrote of its shares.
     pub(crate) shares: Arc<Shares>,
+    /// Limits all of its requests.
+    pub(crate) throttle: Option<Arc<RequestThrottle>>,
     /// The gateway's own identity in the tenant's trust domain; `None` where no certificates are issued.
     pub(crate) tls: Option<TenantTls>,
     services: Shards<ServiceKey, Arc<ServiceView>>,
@@ -152,6 +156,8 @@ pub(crate) struct ServiceView {
     pub(crate) routes: Option<Arc<Routes>>,
     /// What is said of the service itself, for requests that routes lead elsewhere.
     pub(crate) guard: Option<Arc<Guard>>,
+    /// Limits requests to it, wherever routes lead them.
+    pub(crate) throttle: Option<Arc<RequestThrottle>>,
 }
 
 impl ServiceView {

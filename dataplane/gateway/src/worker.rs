@@ -54,6 +54,8 @@ pub(crate) struct Shared {
     pub(crate) dns: Option<Handover>,
     /// Connections accepted by all workers.
     pub(crate) accepted: AtomicU64,
+    /// The time that throttles count from.
+    pub(crate) begun: std::time::Instant,
     /// Whether clients are asked to take their sessions elsewhere.
     pub(crate) parting: watch::Sender<bool>,
 }

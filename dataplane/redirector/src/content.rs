@@ -311,6 +311,7 @@ pub(crate) mod tests {
             id: id.map(|id| ServiceId::new(id).unwrap()),
             sessions: Rate { per_second, burst: 1 },
             packets: Rate::default(),
+            requests: Rate::default(),
         }))
     }
 

@@ -53,6 +53,9 @@ pub struct TenantSpec {
     /// Name servers that the tenant's pods may ask directly; empty: the tier's own, else the cluster's DNS service.
     #[serde(default)]
     pub resolvers: Vec<IpAddr>,
+    /// Limits of the whole tenant that hold where its own Throttles do not say less.
+    #[serde(default)]
+    pub default_throttle: DefaultThrottle,
 }
 
 /// `spec.keys:` of a Tenant.
@@ -257,6 +260,18 @@ pub struct ThrottleSpec {
     pub sessions: Option<ThrottleRate>,
     #[serde(default)]
     pub packets: Option<ThrottleRate>,
+    /// Requests that the gateway replicas forward, all together.
+    #[serde(default)]
+    pub requests: Option<ThrottleRate>,
+}
+
+/// `spec.defaultThrottle:` of a Tenant: the provider's limits of the whole tenant. The tenant's own can only be lower.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub struct DefaultThrottle {
+    pub sessions: Option<ThrottleRate>,
+    pub packets: Option<ThrottleRate>,
+    pub requests: Option<ThrottleRate>,
 }
 
 /// What a Throttle is for (Gateway API's LocalPolicyTargetReference).

@@ -99,5 +99,6 @@ pub(super) fn throttle(name: &str, t: w::Throttle) -> Result<p::Throttle, WireEr
         service,
         sessions: rate(t.sessions),
         packets: rate(t.packets),
+        requests: rate(t.requests),
     })
 }

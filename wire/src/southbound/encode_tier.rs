@@ -67,6 +67,7 @@ impl From<&p::Throttle> for w::Throttle {
             id: t.id.map_or(0, |id| id.get()),
             sessions: rate(t.sessions),
             packets: rate(t.packets),
+            requests: rate(t.requests),
         }
     }
 }

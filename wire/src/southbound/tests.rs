@@ -149,6 +149,7 @@ fn tier_samples() -> Vec<Resource> {
         id: service.map(|_| ServiceId::new(5).unwrap()),
         sessions: rate(100),
         packets: rate(0),
+        requests: rate(7),
     };
     vec![
         Resource::Node(p::Node {

@@ -2,6 +2,7 @@
 
 mod guarding;
 mod terminating;
+mod throttling;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::SocketAddr;
@@ -12,13 +13,14 @@ use canal_kit::keys::Keyring;
 use canal_kit::tls::Credential;
 use canal_model::authorization::PolicyTarget;
 use canal_model::identity::{Identity, gateway_identity};
-use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName, Vni};
-use canal_model::program::{AppProtocol, Gateway, GatewayAddress, Kind, Labels, Resource, RouteRule, Service, Tenant, Workload};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
+use canal_model::program::{AppProtocol, Gateway, GatewayAddress, Kind, Labels, Resource, RouteRule, Service, Tenant, Throttle, Workload};
 use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
 use hashbrown::HashMap;
 
 use super::policies::Policies;
 use super::routes::Targets;
+use super::throttle::RequestThrottle;
 use super::{
     Endpoint, EndpointSet, Party, PortView, Routes, ServiceNames, ServiceView, Shards, Slot, Snapshot, TenantTls, TenantView, WorkloadView,
 };
@@ -50,6 +52,8 @@ struct Touched {
     /// Policies for these targets changed; none of them: something else did that judgements depend on.
     policies: BTreeMap<TenantName, Vec<PolicyTarget>>,
     gateways: bool,
+    /// Throttles changed, or what their parts depend on.
+    throttles: bool,
 }
 
 /// See the module.
@@ -68,6 +72,11 @@ pub(crate) struct Builder {
     route_parents: HashMap<String, ServiceKey>,
     gateways: HashMap<String, Gateway>,
     addresses: BTreeMap<String, GatewayAddress>,
+    /// Throttles, and what enforces each for as long as it exists.
+    throttles: HashMap<String, (Throttle, Arc<RequestThrottle>)>,
+    tables: BTreeMap<String, Arc<Resource>>,
+    /// This replica's number in tables.
+    number: Option<ReplicaNumber>,
     /// By all that a kept connection depends on: one to an address that the workload has left may lead to another by now.
     endpoint_ids: HashMap<(String, SocketAddr, Option<Vni>), u64>,
     last_id: u64,
@@ -95,6 +104,9 @@ impl Builder {
             route_parents: HashMap::default(),
             gateways: HashMap::default(),
             addresses: BTreeMap::default(),
+            throttles: HashMap::default(),
+            tables: BTreeMap::default(),
+            number: None,
             endpoint_ids: HashMap::default(),
             last_id: 0,
             closed: BTreeSet::new(),
@@ -158,6 +170,8 @@ impl Builder {
             Resource::Bundle(bundle) => self.upsert_bundle(bundle),
             Resource::Termination(termination) => self.upsert_termination(termination),
             Resource::KeyServer(server) => self.upsert_key_server(server),
+            Resource::Throttle(throttle) => self.upsert_throttle(resource.name(), throttle),
+            Resource::Table(_) | Resource::Replica(_) => self.upsert_tier(resource),
             // The redirector's, the edges', the nodes' and the kit's.
             _ => {}
         }
@@ -200,6 +214,8 @@ impl Builder {
             Kind::Bundle => self.remove_bundle(name),
             Kind::Termination => self.remove_termination(name),
             Kind::KeyServer => self.remove_key_server(name),
+            Kind::Throttle => self.remove_throttle(name),
+            Kind::Table => self.remove_table(name),
             Kind::Authorization | Kind::Authentication | Kind::Authorizer => self.remove_policy(kind, name),
             _ => {}
         }
@@ -238,10 +254,12 @@ impl Builder {
         }
         self.snapshot.inside.insert(address.id, address.service.clone());
         self.addresses.insert(name, address.clone());
+        self.touched.throttles = true;
     }
 
     fn remove_address(&mut self, name: &str) {
         let Some(gone) = self.addresses.remove(name) else { return };
+        self.touched.throttles = true;
         let known = &mut self.tenant(&gone.service.tenant).gateways;
         for ip in &gone.addresses {
             if known.get(ip) == Some(&gone.service) {
@@ -348,6 +366,7 @@ impl Builder {
             keys: None,
             vni: None,
             shares: Arc::default(),
+            throttle: None,
             tls: None,
             services: Shards::default(),
             vips: Shards::default(),
@@ -363,6 +382,9 @@ impl Builder {
 
     /// Rebuilds what was touched.
     fn settle(&mut self) {
+        if self.touched.throttles || self.touched.gateways {
+            self.settle_throttles();
+        }
         let mut touched = std::mem::take(&mut self.touched);
         self.spread_policies(&mut touched);
         self.publish_policies(&touched);
@@ -419,7 +441,8 @@ impl Builder {
         });
         let ports = ports.collect();
         let guard = self.policies.get(&key.tenant).and_then(|policies| policies.guard(&Place::service(key)));
-        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes, guard });
+        let throttle = self.throttle_of(key);
+        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes, guard, throttle });
         let tenant = self.tenant(&key.tenant);
         tenant.services.insert(key.clone(), view.clone());
         for vip in &view.vips {
@@ -497,6 +520,8 @@ impl Builder {
             .chain(self.workloads.keys().map(|uid| (Kind::Workload, uid.clone())))
             .chain(self.route_parents.keys().map(|name| (Kind::Route, name.clone())))
             .chain(self.addresses.keys().map(|name| (Kind::Address, name.clone())))
+            .chain(self.throttles.keys().map(|name| (Kind::Throttle, name.clone())))
+            .chain(self.tables.keys().map(|name| (Kind::Table, name.clone())))
             .chain(self.policy_names())
             .chain(self.bundle_names())
             .chain(self.termination_names());

@@ -1,15 +1,16 @@
 //! Every limit, reached.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_gateway_engine::Limits;
-use canal_model::program::AppProtocol;
+use canal_model::ids::{ReplicaNumber, ServiceId, Vni};
+use canal_model::program::*;
 use http::Request;
 
 use crate::client::Client;
 use crate::http2::connect;
 use crate::origin::{Origin, Peer};
-use crate::rig::{Plot, Rig};
+use crate::rig::{Plot, Rig, TENANT, key};
 
 const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
 
@@ -158,4 +159,110 @@ async fn connections_of_an_http2_endpoint() {
         assert_eq!(answer.await.unwrap().status, 200);
     }
     assert_eq!(origin.connections(), 2);
+}
+
+/// A throttle of requests, for all replicas together.
+fn throttle(service: Option<&str>, per_second: u32, burst: u32) -> Resource {
+    Resource::Throttle(Throttle {
+        tenant: TENANT.parse().unwrap(),
+        vni: Vni::new(1).unwrap(),
+        service: service.map(|name| key(TENANT, name)),
+        id: service.map(|_| ServiceId::new(1).unwrap()),
+        sessions: Rate::default(),
+        packets: Rate::default(),
+        requests: Rate { per_second, burst },
+    })
+}
+
+#[tokio::test]
+async fn requests_above_a_throttle_are_answered_429_and_counted() {
+    for service in [Some("web"), None] {
+        let origin = Origin::named("x").await;
+        let rig = Rig::new(Plot::default(), &[origin.address]);
+        rig.apply(vec![throttle(service, 1, 3)]);
+        let mut client = Client::connect(rig.web).await;
+        let mut statuses = Vec::new();
+        for _ in 0..5 {
+            client.send(GET).await;
+            let answer = client.answer().await.unwrap();
+            if answer.status == 429 {
+                assert_eq!((answer.field("retry-after"), answer.text().as_str()), (Some("1"), "too many requests\n"));
+            }
+            statuses.push(answer.status);
+        }
+        assert_eq!(statuses, [200, 200, 200, 429, 429], "{service:?}");
+        assert_eq!(rig.metric("canal_gateway_refused_requests_total", &["reason=\"throttled\""]), 2.0);
+        assert_eq!(origin.requests(), 3);
+        // A gRPC client is told in its own way.
+        let h2 = connect(&rig).await;
+        let request = Request::post("http://web/s/M").header("content-type", "application/grpc").body(()).unwrap();
+        let (response, _) = h2.ready().await.unwrap().send_request(request, true).unwrap();
+        let response = response.await.unwrap();
+        assert_eq!((response.status().as_u16(), response.headers()["grpc-status"].to_str().unwrap()), (200, "8"));
+        // Once the throttle is gone, nothing is refused.
+        let name = service.map_or_else(|| TENANT.to_string(), |name| key(TENANT, name).to_string());
+        rig.change(vec![], &[(Kind::Throttle, &name)]);
+        client.send(GET).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn throttle_lets_its_limit_through_whatever_the_number_of_workers() {
+    for workers in [1, 2, 4] {
+        let origin = Origin::named("x").await;
+        let rig = Rig::new(Plot { workers, ..Plot::default() }, &[origin.address]);
+        rig.apply(vec![throttle(Some("web"), 200, 20)]);
+        let begun = Instant::now();
+        let clients: Vec<_> = (0..8)
+            .map(|_| {
+                let web = rig.web;
+                tokio::spawn(async move {
+                    let (mut client, mut passed) = (Client::connect(web).await, 0);
+                    while begun.elapsed() < Duration::from_secs(2) {
+                        client.send(GET).await;
+                        passed += usize::from(client.answer().await.unwrap().status == 200);
+                    }
+                    passed
+                })
+            })
+            .collect();
+        let mut passed = 0;
+        for client in clients {
+            passed += client.await.unwrap();
+        }
+        let limit = begun.elapsed().as_secs_f64() * 200.0;
+        let passed = f64::from(u32::try_from(passed).unwrap());
+        assert!(passed >= 0.9 * limit && passed <= 1.1 * limit + 20.0, "{workers} workers: {passed} of {limit}");
+    }
+}
+
+/// Two replicas share a service's buckets: each lets its part through.
+#[tokio::test]
+async fn replica_lets_through_its_part_of_a_throttle() {
+    let origin = Origin::named("x").await;
+    let rig = Rig::new(Plot::default(), &[origin.address]);
+    let number = |n| ReplicaNumber::new(n).unwrap();
+    let replica = Replica {
+        name: "gw-1".parse().unwrap(),
+        number: number(1),
+        backend: "b1".parse().unwrap(),
+        az: "az1".parse().unwrap(),
+        underlay: "250.0.0.1".parse().unwrap(),
+        up: true,
+    };
+    let (service, id) = (key(TENANT, "web"), ServiceId::new(1).unwrap());
+    let address =
+        GatewayAddress { service: service.clone(), id, az: replica.az.clone(), addresses: vec!["10.102.0.1".parse().unwrap()], open: true };
+    // A quarter of the buckets is this replica's.
+    let chains = (0..BUCKETS).map(|bucket| vec![number(if bucket % 4 == 0 { 1 } else { 2 })]).collect();
+    let table = BucketTable { service, id, az: replica.az.clone(), vni: Vni::new(1).unwrap(), version: 1, chains };
+    rig.apply(vec![Resource::Replica(replica), Resource::Address(address), Resource::Table(table), throttle(Some("web"), 4, 40)]);
+    let mut client = Client::connect(rig.web).await;
+    let mut passed = 0;
+    for _ in 0..40 {
+        client.send(GET).await;
+        passed += usize::from(client.answer().await.unwrap().status == 200);
+    }
+    assert!((9..=12).contains(&passed), "a quarter of the burst of 40, not {passed}");
 }
