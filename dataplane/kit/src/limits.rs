@@ -3,7 +3,17 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use canal_runtime::TenantLimit;
+
 use crate::metrics::{Family, Registry, SharedCounter, SharedGauge};
+
+/// Shows a limit that tenants share at every scrape: `canal_share_capacity{limit}`, and per holder `canal_share_used`, `canal_share_max`,
+/// `canal_share_refused_total` and `canal_share_revoked_total` `{limit,tenant}`. At most [`crate::metrics::SHARE_HOLDERS_MAX`] holders are
+/// listed, the largest by use and by refusals; the rest are summed under `tenant="other"`. Limits of one kind are shown as one: use and
+/// maximum of whichever is nearest to its maximum, refusals of all.
+pub fn show_shares(registry: &Registry, limit: &TenantLimit) {
+    registry.show_limit(limit.clone());
+}
 
 #[derive(Debug)]
 struct Inner {

@@ -1,21 +1,42 @@
 //! Counters, gauges and histograms, sharded per worker: an increment is a plain store to the worker's own cache lines. Label sets are
-//! interned to handles once; too many fold into `other`. Names and meanings are the callers'; the text form is Prometheus'.
+//! interned to handles once. In a family with the label `tenant` each tenant has a share of the series; what goes beyond it is counted under
+//! `other` of that tenant. Names and meanings are the callers'; the text form is Prometheus', written piece by piece ([`Exposition`]).
 
 mod cells;
+mod exposition;
 mod series;
+mod shard;
+mod shares;
 mod text;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use canal_model::ids::TenantName;
+use canal_model::share::Shares;
+use canal_runtime::TenantLimit;
+use tokio::time::Instant;
 
 use cells::{Arena, Slots};
-use series::{Core, Known};
+use series::Core;
+use shard::Known;
 
-/// Default bound on a family's label sets; further ones are counted under `other`.
+pub use exposition::Exposition;
+
+/// Default bound on a family's label sets. In a family with the label `tenant` it is shared (`metricSeries` of a Tenant's shares), and what
+/// goes beyond a share is counted under `other` of its tenant; in other families what goes beyond the bound is counted under `other`.
 pub const SERIES_MAX: usize = 10_000;
+/// A series of a tenant in which nothing counted for this long ends at the next scrape, and starts at 0 when it is used again.
+pub const SERIES_IDLE_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Handles that are kept for later must be looked up again this often, or their series never end: see [`Shard::generation`].
+const GENERATION_INTERVAL: Duration = Duration::from_secs(300);
 /// Most bounds of a histogram; it must fit one page of cells with its sum and its overflow.
 pub const BOUNDS_MAX: usize = 64;
+pub use shares::SHARE_HOLDERS_MAX;
 const _: () = assert!(BOUNDS_MAX + 2 <= cells::PAGE_SLOTS);
 
 /// What a family is, told once at start-up.
@@ -64,6 +85,11 @@ struct Inner {
     families: Mutex<Vec<Arc<Core>>>,
     probes: Mutex<Vec<Probe>>,
     shared: Mutex<Arena>,
+    limits: Mutex<Vec<TenantLimit>>,
+    /// What the provider wrote for tenants.
+    tenant_shares: Mutex<BTreeMap<TenantName, Shares>>,
+    generation: Arc<AtomicU64>,
+    generation_since: Mutex<Option<Instant>>,
 }
 
 /// All families of a process. Cheap to clone.
@@ -175,6 +201,9 @@ impl Registry {
             return c.clone();
         }
         let core = Arc::new(Core::new(family, shape));
+        if let Some(limit) = core.limit() {
+            limit.set_shares(lock(&self.inner.tenant_shares).iter());
+        }
         families.push(core.clone());
         core
     }
@@ -184,32 +213,75 @@ impl Registry {
         lock(&self.inner.probes).push(Probe { name, help, value: Box::new(value) });
     }
 
-    /// A share for the calling worker. One per worker thread, made once.
-    pub fn shard(&self) -> Shard {
-        Shard { known: Rc::default() }
+    /// See [`crate::limits::show_shares`].
+    pub(crate) fn show_limit(&self, limit: TenantLimit) {
+        lock(&self.inner.limits).push(limit);
     }
 
-    /// The Prometheus text format, version 0.0.4, families by name.
-    pub fn render(&self) -> String {
+    /// A share for the calling worker. One per worker thread, made once.
+    pub fn shard(&self) -> Shard {
+        Shard { known: Rc::new(Known::new(self.inner.generation.clone())) }
+    }
+
+    /// Sets what the provider wrote for tenants in `spec.shares`; series that a tenant has stay.
+    pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
+        let shares: BTreeMap<_, _> = tenants.into_iter().map(|(name, shares)| (name.clone(), shares.clone())).collect();
+        for core in lock(&self.inner.families).iter() {
+            if let Some(limit) = core.limit() {
+                limit.set_shares(&shares);
+            }
+        }
+        *lock(&self.inner.tenant_shares) = shares;
+    }
+
+    /// The Prometheus text format, version 0.0.4, families by name, in pieces of bounded size.
+    pub fn exposition(&self) -> Exposition {
+        self.exposition_at(Instant::now())
+    }
+
+    fn exposition_at(&self, now: Instant) -> Exposition {
+        let mut since = lock(&self.inner.generation_since);
+        if since.is_none_or(|since| now >= since + GENERATION_INTERVAL) {
+            *since = Some(now);
+            self.inner.generation.fetch_add(1, Relaxed);
+        }
+        drop(since);
         let mut families = lock(&self.inner.families).clone();
         families.sort_by_key(|c| c.family.name);
-        let mut out = String::with_capacity(16 << 10);
-        for core in &families {
-            text::family(&mut out, core);
-        }
-        text::folded(&mut out, &families);
+        Exposition::new(self.clone(), families, now)
+    }
+
+    /// [`Registry::exposition`] in one piece, for tests and small registries.
+    pub fn render(&self) -> String {
+        self.exposition().collect()
+    }
+
+    /// What stands behind the families: limits, what did not fit, and probes.
+    fn write_rest(&self, out: &mut String, families: &[Arc<Core>]) {
+        text::folded(out, families);
+        let own = families.iter().filter_map(|c| c.limit().cloned());
+        let limits: Vec<_> = lock(&self.inner.limits).iter().cloned().chain(own).collect();
+        shares::write(out, &limits);
         for p in lock(&self.inner.probes).iter() {
-            text::probe(&mut out, p.name, p.help, (p.value)());
+            text::probe(out, p.name, p.help, (p.value)());
         }
-        out
     }
 
     fn shared(&self, core: &Core, labels: &[&str]) -> Slots {
-        core.shared(labels, &mut lock(&self.inner.shared))
+        let (slots, moved_one) = core.shared(labels, &mut lock(&self.inner.shared));
+        if moved_one {
+            self.inner.generation.fetch_add(1, Relaxed);
+        }
+        slots
     }
 }
 
 impl Shard {
+    /// Changes every few minutes, and when a series in use gave way: whoever keeps handles for later looks them up again then.
+    pub fn generation(&self) -> u64 {
+        self.known.generation()
+    }
+
     /// The worker's handle for a label set (values in the family's label order). A hash look-up; keep the handle where it is hot.
     pub fn counter(&self, family: &Counters, labels: &[&str]) -> Counter {
         Counter { slots: self.known.slots(&family.core, labels), _thread: OneThread::default() }

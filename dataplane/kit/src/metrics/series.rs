@@ -1,33 +1,60 @@
-//! Label sets and where their numbers are: one table per family (locked, for registration and scrapes), one per worker (not locked).
+//! Label sets and where their numbers are: one table per family, locked for registration and, in short turns, for scrapes. It decides who
+//! gets a series, and which series end. What workers look up without a lock is in `shard`.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use hashbrown::HashTable;
+use canal_model::ids::TenantName;
+use canal_model::share::ShareKind;
+use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig, TenantPermit};
+use tokio::time::Instant;
 
 use super::cells::{Arena, Slots};
-use super::{Family, Shape, lock};
+use super::{Family, SERIES_IDLE_TIMEOUT, Shape, lock};
 
 /// The label value of what no longer fits a family.
 pub(super) const OTHER: &str = "other";
+/// The label that names the owner of a series.
+const OWNER_LABEL: &str = "tenant";
+/// A series that has not changed for this long gives way when its owner, or the family, needs the room.
+const PRESSED_IDLE_TIMEOUT: Duration = Duration::from_secs(300);
+/// A full family is searched for idle series at most this often: registrations must not make it a loop over all series.
+pub(super) const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Runs of the rest of an owner above which those that nobody can write are summed.
+const RUNS_OF_REST_MAX: usize = 64;
 
 pub(super) type Labels = Arc<[Box<str>]>;
 
 #[derive(Debug, Default)]
 struct Table {
     places: HashMap<Labels, usize>,
-    list: Vec<Series>,
-    other: Option<usize>,
+    /// A place stays where it is, so that a scrape can go on where it stopped.
+    list: Vec<Option<Series>>,
+    free: Vec<usize>,
+    /// Series other than those for the rest of an owner.
+    live: usize,
+    /// Per owner, the series for what no longer fits.
+    others: HashMap<Option<ShareHolder>, usize>,
+    searched: Option<Instant>,
 }
 
 #[derive(Debug)]
 struct Series {
     labels: Labels,
+    owner: Option<ShareHolder>,
+    /// `None` for families without owners, and for the rest of an owner.
+    permit: Option<TenantPermit>,
+    is_other: bool,
     parts: Vec<Slots>,
     shared: Option<Slots>,
+    /// What ended runs have left.
+    base: Vec<u64>,
+    /// To see whether anything has changed since the last look.
+    digest: u64,
+    changed: Instant,
 }
 
 /// A family with its series.
@@ -37,112 +64,301 @@ pub(super) struct Core {
     pub(super) shape: Shape,
     /// Look-ups that went to [`OTHER`].
     pub(super) folded: AtomicU64,
+    /// Series that ended because nothing counted in them.
+    pub(super) expired: AtomicU64,
+    /// Series in use that gave way, and are counted in their owner's [`OTHER`] since.
+    pub(super) gave_way: AtomicU64,
+    /// Where the owner's name stands among the labels, and the limit that owners share.
+    owned: Option<(usize, TenantLimit)>,
     table: Mutex<Table>,
 }
 
-/// A series' place, and whether it is the one that its labels name.
-struct Place {
-    at: usize,
-    labels: Labels,
-    own: bool,
+/// A series that was found or made for labels.
+pub(super) struct Found {
+    pub(super) slots: Slots,
+    pub(super) labels: Labels,
+    /// It is the series that the labels name, not the rest of their owner.
+    pub(super) is_own: bool,
+    /// A series in use gave way for it.
+    pub(super) moved_one: bool,
 }
 
 impl Core {
     pub(super) fn new(family: Family, shape: Shape) -> Self {
-        Self { family, shape, folded: AtomicU64::new(0), table: Mutex::default() }
+        let owner = family.labels.iter().position(|l| *l == OWNER_LABEL);
+        let limit = || {
+            let capacity = family.series_max as u64;
+            TenantLimit::new(TenantLimitConfig { kind: ShareKind::MetricSeries, capacity, reserve: 0, give_way: GiveWay::Oldest })
+        };
+        Self {
+            family,
+            shape,
+            folded: AtomicU64::new(0),
+            expired: AtomicU64::new(0),
+            gave_way: AtomicU64::new(0),
+            owned: owner.map(|at| (at, limit())),
+            table: Mutex::default(),
+        }
     }
 
-    fn place(&self, table: &mut Table, labels: &[&str]) -> Place {
-        debug_assert_eq!(labels.len(), self.family.labels.len(), "metric {}: wrong number of labels", self.family.name);
-        let wanted: Labels = labels.iter().map(|l| Box::from(*l)).collect();
-        if let Some(at) = table.places.get(&wanted) {
-            return Place { at: *at, labels: table.list[*at].labels.clone(), own: true };
-        }
-        if table.places.len() < self.family.series_max {
-            let at = table.list.len();
-            table.list.push(Series { labels: wanted.clone(), parts: Vec::new(), shared: None });
-            table.places.insert(wanted.clone(), at);
-            return Place { at, labels: wanted, own: true };
-        }
-        self.folded.fetch_add(1, Relaxed);
-        let at = *table.other.get_or_insert_with(|| {
-            let labels: Labels = self.family.labels.iter().map(|_| Box::from(OTHER)).collect();
-            table.list.push(Series { labels, parts: Vec::new(), shared: None });
-            table.list.len() - 1
+    /// The limit that the tenants of a family with the label `tenant` share.
+    pub(super) fn limit(&self) -> Option<&TenantLimit> {
+        self.owned.as_ref().map(|(_, limit)| limit)
+    }
+
+    /// The owner's name among `labels`; empty where series have no owner.
+    pub(super) fn owner_name<'a>(&self, labels: &[&'a str]) -> &'a str {
+        self.owned.as_ref().and_then(|(at, _)| labels.get(*at).copied()).unwrap_or_default()
+    }
+
+    fn owner(&self, labels: &[&str]) -> Option<ShareHolder> {
+        self.owned.as_ref()?;
+        // What is no tenant's name is the provider's own word, such as "unknown".
+        Some(TenantName::new(self.owner_name(labels)).map_or(ShareHolder::Provider, ShareHolder::Tenant))
+    }
+
+    /// A run of numbers of one worker for the series that `labels` name; for the rest of their owner, `rest` if the worker has one already.
+    pub(super) fn add_part(&self, labels: &[&str], rest: Option<Slots>, arena: &mut Arena) -> Found {
+        let mut table = lock(&self.table);
+        let (at, moved_one) = self.place(&mut table, labels);
+        let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
+            unreachable!("a place that was just found is taken");
+        };
+        let slots = rest.filter(|_| series.is_other).unwrap_or_else(|| {
+            let new = arena.take(self.shape.slots());
+            series.parts.push(new.clone());
+            new
         });
-        Place { at, labels: table.list[at].labels.clone(), own: false }
+        Found { slots, labels: series.labels.clone(), is_own: !series.is_other, moved_one }
     }
 
     /// The series' part that every thread may write.
-    pub(super) fn shared(&self, labels: &[&str], arena: &mut Arena) -> Slots {
+    pub(super) fn shared(&self, labels: &[&str], arena: &mut Arena) -> (Slots, bool) {
         let mut table = lock(&self.table);
-        let place = self.place(&mut table, labels);
-        let series = &mut table.list[place.at];
-        series.shared.get_or_insert_with(|| arena.take(self.shape.slots())).clone()
+        let (at, moved_one) = self.place(&mut table, labels);
+        let Some(series) = table.list.get_mut(at).and_then(Option::as_mut) else {
+            unreachable!("a place that was just found is taken");
+        };
+        (series.shared.get_or_insert_with(|| arena.take(self.shape.slots())).clone(), moved_one)
     }
 
-    /// Calls `each` with the labels and the summed numbers of every series, in order of registration.
-    pub(super) fn sums(&self, mut each: impl FnMut(&[Box<str>], &[u64])) {
-        let table = lock(&self.table);
-        let mut sum = vec![0u64; self.shape.slots()];
-        for s in &table.list {
-            sum.fill(0);
-            for part in s.parts.iter().chain(&s.shared) {
-                for (i, n) in sum.iter_mut().enumerate() {
-                    *n = n.wrapping_add(part.get(i));
+    /// Where the series of `labels` is, and whether one in use gave way for it.
+    fn place(&self, table: &mut Table, labels: &[&str]) -> (usize, bool) {
+        debug_assert_eq!(labels.len(), self.family.labels.len(), "metric {}: wrong number of labels", self.family.name);
+        let wanted: Labels = labels.iter().map(|l| Box::from(*l)).collect();
+        if let Some(at) = table.places.get(&wanted) {
+            return (*at, false);
+        }
+        let owner = self.owner(labels);
+        let Some(permit) = self.admit(table, owner.as_ref()) else {
+            self.folded.fetch_add(1, Relaxed);
+            return (self.other(table, owner, labels), false);
+        };
+        // The permit may have been had by revoking another's.
+        let moved_one = permit.is_some() && table.live >= self.family.series_max && self.end_revoked(table);
+        table.live += 1;
+        (table.insert(Series::new(wanted, owner, permit)), moved_one)
+    }
+
+    /// Room for one more series: `None` if there is none. The permit is `None` where series have no owners.
+    fn admit(&self, table: &mut Table, owner: Option<&ShareHolder>) -> Option<Option<TenantPermit>> {
+        let is_full = table.live >= self.family.series_max;
+        let Some((_, limit)) = &self.owned else {
+            let has_room = !is_full || self.search(table, |_| true);
+            return has_room.then_some(None);
+        };
+        if is_full && let Some(largest) = table.largest_owner() {
+            self.search(table, |o| o == Some(&largest));
+        }
+        let owner = owner?;
+        if let Ok(permit) = limit.take_revocable(owner, 1) {
+            return Some(Some(permit));
+        }
+        if self.search(table, |o| o == Some(owner)) {
+            return limit.take_revocable(owner, 1).ok().map(Some);
+        }
+        None
+    }
+
+    /// Ends the series of some owners in which nothing counted lately. False: there were none, or it was done a moment ago.
+    fn search(&self, table: &mut Table, concerns: impl Fn(Option<&ShareHolder>) -> bool) -> bool {
+        let now = Instant::now();
+        if table.searched.is_some_and(|at| now < at + SEARCH_INTERVAL) {
+            return false;
+        }
+        table.searched = Some(now);
+        let mut sum = vec![0; self.shape.slots()];
+        let mut has_ended = false;
+        for at in 0..table.list.len() {
+            let Some(series) = table.list[at].as_mut() else { continue };
+            series.look(&mut sum, now);
+            let is_concerned = !series.is_other && concerns(series.owner.as_ref());
+            if is_concerned && series.is_idle(self.shape, &sum, PRESSED_IDLE_TIMEOUT, now) {
+                has_ended |= self.expire(table, at);
+            }
+        }
+        has_ended
+    }
+
+    /// Ends an idle series, unless somebody took it up at this moment.
+    fn expire(&self, table: &mut Table, at: usize) -> bool {
+        let Some(series) = table.list[at].as_mut() else { return false };
+        let mut left = vec![0; self.shape.slots()];
+        let parts = std::mem::take(&mut series.parts);
+        series.parts = parts.into_iter().filter_map(|part| part.release(&mut left).err()).collect();
+        series.shared = series.shared.take().and_then(|part| part.release(&mut left).err());
+        if !series.parts.is_empty() || series.shared.is_some() {
+            series.keep(&left);
+            return false;
+        }
+        table.remove(at);
+        self.expired.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// Takes revoked series out of the table; what counted in them counts in their owner's rest from now on.
+    fn end_revoked(&self, table: &mut Table) -> bool {
+        let revoked = |s: &Option<Series>| s.as_ref().is_some_and(|s| s.permit.as_ref().is_some_and(TenantPermit::is_revoked));
+        let mut has_ended = false;
+        while let Some(at) = table.list.iter().position(revoked) {
+            let Some(series) = table.remove(at) else { break };
+            let names: Vec<&str> = series.labels.iter().map(|l| &**l).collect();
+            let other = self.other(table, series.owner.clone(), &names);
+            let Some(other) = table.list[other].as_mut() else { break };
+            let mut left = series.base;
+            left.resize(self.shape.slots(), 0);
+            for part in series.parts.into_iter().chain(series.shared) {
+                if let Err(part) = part.release(&mut left) {
+                    part.mark_moved();
+                    other.parts.push(part);
                 }
             }
-            each(&s.labels, &sum);
+            other.keep(&left);
+            self.gave_way.fetch_add(1, Relaxed);
+            has_ended = true;
         }
+        has_ended
+    }
+
+    /// The series for the rest of an owner: its labels say `other`, all but the owner's.
+    fn other(&self, table: &mut Table, owner: Option<ShareHolder>, labels: &[&str]) -> usize {
+        if let Some(at) = table.others.get(&owner) {
+            return *at;
+        }
+        let named = self.owned.as_ref().map(|(at, _)| *at);
+        let labels: Labels = labels.iter().enumerate().map(|(i, l)| Box::from(if Some(i) == named { *l } else { OTHER })).collect();
+        let series = Series { is_other: true, ..Series::new(labels, owner.clone(), None) };
+        let at = table.insert(series);
+        table.others.insert(owner, at);
+        at
+    }
+
+    /// Calls `each` with labels and summed numbers, from the place `from` on, until `each` says that it is enough. Gives the place to go on
+    /// from. Series of tenants in which nothing counted for [`SERIES_IDLE_TIMEOUT`] end here.
+    pub(super) fn visit(&self, from: usize, now: Instant, mut each: impl FnMut(&[Box<str>], &[u64]) -> bool) -> Option<usize> {
+        let mut table = lock(&self.table);
+        let mut sum = vec![0u64; self.shape.slots()];
+        for at in from..table.list.len() {
+            let Some(series) = table.list[at].as_mut() else { continue };
+            series.look(&mut sum, now);
+            let is_over = self.owned.is_some() && series.is_idle(self.shape, &sum, SERIES_IDLE_TIMEOUT, now);
+            if is_over && self.expire(&mut table, at) {
+                continue;
+            }
+            // Runs of series that gave way gather here until their handles are gone.
+            if let Some(series) = table.list[at].as_mut().filter(|s| s.is_other && s.parts.len() > RUNS_OF_REST_MAX) {
+                series.compact(self.shape);
+            }
+            let Some(series) = &table.list[at] else { continue };
+            if !each(&series.labels, &sum) {
+                return Some(at + 1);
+            }
+        }
+        None
     }
 }
 
-struct Entry {
-    core: Arc<Core>,
-    labels: Labels,
-    slots: Slots,
-}
+impl Table {
+    fn insert(&mut self, series: Series) -> usize {
+        let labels = series.labels.clone();
+        let at = match self.free.pop() {
+            Some(at) => {
+                self.list[at] = Some(series);
+                at
+            }
+            None => {
+                self.list.push(Some(series));
+                self.list.len() - 1
+            }
+        };
+        self.places.insert(labels, at);
+        at
+    }
 
-/// What one worker has looked up before, and the arena of its numbers.
-#[derive(Default)]
-pub(super) struct Known {
-    hasher: foldhash::fast::RandomState,
-    entries: RefCell<HashTable<Entry>>,
-    others: RefCell<Vec<(Arc<Core>, Slots)>>,
-    arena: RefCell<Arena>,
-}
-
-impl Known {
-    /// This worker's numbers of a series; no allocation when it was asked for before.
-    pub(super) fn slots(&self, core: &Arc<Core>, labels: &[&str]) -> Slots {
-        let hash = self.hash(core, labels.iter().copied());
-        let same = |e: &Entry| Arc::ptr_eq(&e.core, core) && e.labels.iter().map(|l| &**l).eq(labels.iter().copied());
-        if let Some(e) = self.entries.borrow().find(hash, same) {
-            return e.slots.clone();
-        }
-        let mut table = lock(&core.table);
-        let place = core.place(&mut table, labels);
-        if !place.own
-            && let Some((_, slots)) = self.others.borrow().iter().find(|(c, _)| Arc::ptr_eq(c, core))
-        {
-            return slots.clone();
-        }
-        let slots = self.arena.borrow_mut().take(core.shape.slots());
-        table.list[place.at].parts.push(slots.clone());
-        if place.own {
-            let entry = Entry { core: core.clone(), labels: place.labels, slots: slots.clone() };
-            let rehash = |e: &Entry| self.hash(&e.core, e.labels.iter().map(|l| &**l));
-            self.entries.borrow_mut().insert_unique(hash, entry, rehash);
+    fn remove(&mut self, at: usize) -> Option<Series> {
+        let series = self.list[at].take()?;
+        self.free.push(at);
+        self.places.remove(&series.labels);
+        if series.is_other {
+            self.others.remove(&series.owner);
         } else {
-            self.others.borrow_mut().push((core.clone(), slots.clone()));
+            self.live -= 1;
         }
-        slots
+        Some(series)
     }
 
-    fn hash<'a>(&self, core: &Arc<Core>, labels: impl Iterator<Item = &'a str>) -> u64 {
-        let mut h = self.hasher.build_hasher();
-        Arc::as_ptr(core).hash(&mut h);
-        labels.for_each(|l| l.hash(&mut h));
-        h.finish()
+    fn largest_owner(&self) -> Option<ShareHolder> {
+        let mut counts: HashMap<&ShareHolder, usize> = HashMap::new();
+        for series in self.list.iter().flatten().filter(|s| !s.is_other) {
+            *counts.entry(series.owner.as_ref()?).or_default() += 1;
+        }
+        counts.into_iter().max_by_key(|(_, n)| *n).map(|(owner, _)| owner.clone())
+    }
+}
+
+impl Series {
+    fn new(labels: Labels, owner: Option<ShareHolder>, permit: Option<TenantPermit>) -> Self {
+        let (parts, base) = (Vec::new(), Vec::new());
+        Self { labels, owner, permit, is_other: false, parts, shared: None, base, digest: 0, changed: Instant::now() }
+    }
+
+    /// Sums the numbers, and notes whether they have changed.
+    fn look(&mut self, sum: &mut [u64], now: Instant) {
+        sum.fill(0);
+        for (total, n) in sum.iter_mut().zip(&self.base) {
+            *total = *n;
+        }
+        for part in self.parts.iter().chain(&self.shared) {
+            for (i, total) in sum.iter_mut().enumerate() {
+                *total = total.wrapping_add(part.get(i));
+            }
+        }
+        // Counts only rise, so their sum tells; a gauge may return to its old value and lose nothing but an hour.
+        let digest = sum.iter().fold(0u64, |all, n| all.rotate_left(7).wrapping_add(*n));
+        if digest != self.digest {
+            self.digest = digest;
+            self.changed = now;
+        }
+    }
+
+    /// Nothing counted for `timeout`, and nobody can count. A gauge that is not zero says something for as long as it stands.
+    fn is_idle(&self, shape: Shape, sum: &[u64], timeout: Duration, now: Instant) -> bool {
+        let is_standing = shape == Shape::Gauge && sum.iter().any(|n| *n != 0);
+        !is_standing && now >= self.changed + timeout && self.parts.iter().chain(&self.shared).all(Slots::is_unused)
+    }
+
+    /// Ends the runs that nobody can write, and keeps their numbers.
+    fn compact(&mut self, shape: Shape) {
+        let mut left = vec![0; shape.slots()];
+        self.parts = std::mem::take(&mut self.parts).into_iter().filter_map(|part| part.release(&mut left).err()).collect();
+        self.keep(&left);
+    }
+
+    /// Keeps what ended runs have left.
+    fn keep(&mut self, left: &[u64]) {
+        self.base.resize(left.len(), 0);
+        for (total, n) in self.base.iter_mut().zip(left) {
+            *total = total.wrapping_add(*n);
+        }
     }
 }

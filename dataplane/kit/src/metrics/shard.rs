@@ -1,0 +1,124 @@
+//! What one worker has looked up before: from labels to numbers without a lock. Nothing in here is shared with other workers.
+
+use std::cell::{Cell, RefCell};
+use std::hash::{BuildHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use hashbrown::HashTable;
+use tokio::time::Instant;
+
+use super::cells::{Arena, Slots, WeakSlots};
+use super::series::{Core, Labels, SEARCH_INTERVAL};
+
+/// Entries above which ended ones are searched for.
+const ENTRIES_MIN: usize = 1024;
+
+struct Entry {
+    core: Arc<Core>,
+    labels: Labels,
+    slots: WeakSlots,
+}
+
+/// An owner whose share was used up at the last look.
+struct Full {
+    core: Arc<Core>,
+    owner: Box<str>,
+    slots: WeakSlots,
+    /// No table is locked for the owner's new labels before.
+    until: Instant,
+}
+
+/// One worker's table, and the arena of its numbers.
+pub(super) struct Known {
+    hasher: foldhash::fast::RandomState,
+    entries: RefCell<HashTable<Entry>>,
+    full: RefCell<HashTable<Full>>,
+    arena: RefCell<Arena>,
+    /// Entries at which ended ones are removed.
+    clean_at: Cell<usize>,
+    generation: Arc<AtomicU64>,
+}
+
+impl Known {
+    pub(super) fn new(generation: Arc<AtomicU64>) -> Self {
+        Self {
+            hasher: foldhash::fast::RandomState::default(),
+            entries: RefCell::default(),
+            full: RefCell::default(),
+            arena: RefCell::default(),
+            clean_at: Cell::new(ENTRIES_MIN),
+            generation,
+        }
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Relaxed)
+    }
+
+    /// This worker's numbers of a series; no allocation and no lock when it was asked for before, or when its owner's share was used up a
+    /// moment ago.
+    pub(super) fn slots(&self, core: &Arc<Core>, labels: &[&str]) -> Slots {
+        let hash = self.hash(core, labels.iter().copied());
+        let same = |e: &Entry| Arc::ptr_eq(&e.core, core) && e.labels.iter().map(|l| &**l).eq(labels.iter().copied());
+        if let Some(slots) = self.entries.borrow().find(hash, same).and_then(|e| e.slots.upgrade()) {
+            return slots;
+        }
+        let owner = core.owner_name(labels);
+        let full_hash = self.hash(core, std::iter::once(owner));
+        let same_full = |f: &Full| Arc::ptr_eq(&f.core, core) && *f.owner == *owner;
+        let now = Instant::now();
+        let full = self.full.borrow();
+        let rest = full.find(full_hash, same_full);
+        let is_fresh = rest.is_some_and(|f| now < f.until);
+        let rest = rest.and_then(|f| f.slots.upgrade());
+        drop(full);
+        if let Some(slots) = rest.clone().filter(|_| is_fresh) {
+            core.folded.fetch_add(1, Relaxed);
+            return slots;
+        }
+        let found = core.add_part(labels, rest, &mut self.arena.borrow_mut());
+        if found.moved_one {
+            self.generation.fetch_add(1, Relaxed);
+        }
+        if !found.is_own {
+            return self.remember_full(core, owner, full_hash, found.slots, now);
+        }
+        let mut entries = self.entries.borrow_mut();
+        // One for numbers that have ended.
+        if let Ok(old) = entries.find_entry(hash, same) {
+            old.remove();
+        }
+        if entries.len() >= self.clean_at.get() {
+            entries.retain(|e| !e.slots.is_ended());
+            self.clean_at.set(ENTRIES_MIN.max(entries.len() * 2));
+        }
+        let entry = Entry { core: core.clone(), labels: found.labels, slots: found.slots.downgrade() };
+        entries.insert_unique(hash, entry, |e| self.hash(&e.core, e.labels.iter().map(|l| &**l)));
+        found.slots
+    }
+
+    /// Remembers for a moment that an owner's share is used up, and which numbers its rest is counted in.
+    fn remember_full(&self, core: &Arc<Core>, owner: &str, hash: u64, rest: Slots, now: Instant) -> Slots {
+        let mut full = self.full.borrow_mut();
+        let until = now + SEARCH_INTERVAL;
+        match full.find_mut(hash, |f| Arc::ptr_eq(&f.core, core) && *f.owner == *owner) {
+            Some(f) => {
+                f.until = until;
+                f.slots = rest.downgrade();
+            }
+            None => {
+                let entry = Full { core: core.clone(), owner: owner.into(), slots: rest.downgrade(), until };
+                full.insert_unique(hash, entry, |f| self.hash(&f.core, std::iter::once(&*f.owner)));
+            }
+        }
+        rest
+    }
+
+    fn hash<'a>(&self, core: &Arc<Core>, labels: impl Iterator<Item = &'a str>) -> u64 {
+        let mut h = self.hasher.build_hasher();
+        Arc::as_ptr(core).hash(&mut h);
+        labels.for_each(|l| l.hash(&mut h));
+        h.finish()
+    }
+}
