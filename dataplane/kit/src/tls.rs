@@ -27,7 +27,7 @@ pub use record::{RecordError, RecordStream, Secrets as RecordSecrets, Side, traf
 pub use refusal::{PeerRefused, Refusal, TlsError, of_rustls};
 pub use stream::{Stream, Transport, Worn};
 pub use terminate::{Terminated, Terminator, Terms as TerminationTerms};
-pub use trust::{Fallen, PeerLeaf, Standing, Trust, TrustStore, TrustView};
+pub use trust::{EXPIRED_PEER_TIMEOUT, Fallen, PeerLeaf, Standing, Trust, TrustStore, TrustView};
 pub use verify::{Judge, Role};
 
 pub(crate) use leaf::leaf_of;

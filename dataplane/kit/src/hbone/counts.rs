@@ -22,6 +22,8 @@ pub enum Ended {
     Revoked,
     /// The peer's trust domain is federated no more.
     Unfederated,
+    /// The peer's certificate ended, and its last streams did not end in time.
+    Expired,
 }
 
 impl From<Fallen> for Ended {
@@ -29,6 +31,7 @@ impl From<Fallen> for Ended {
         match why {
             Fallen::Revoked => Ended::Revoked,
             Fallen::Unfederated => Ended::Unfederated,
+            Fallen::Expired => Ended::Expired,
         }
     }
 }
@@ -44,6 +47,7 @@ impl Ended {
             Ended::Drained => "drained",
             Ended::Revoked => Fallen::Revoked.name(),
             Ended::Unfederated => Fallen::Unfederated.name(),
+            Ended::Expired => Fallen::Expired.name(),
         }
     }
 }

@@ -94,7 +94,8 @@ fn decide_request(method: &Method, extended: bool, authority: Option<&str>) -> R
 }
 
 /// Serves one connection until it ends. `on_request` must not block; it spawns what it does. When `drain` starts, GOAWAY is sent and open
-/// streams may finish; when it is forced, or the peer is believed no more (revoked), the connection is dropped. Every connection runs on the caller's thread.
+/// streams may finish; when it is forced, or the peer is believed no more (revoked), the connection is dropped. When the peer's certificate
+/// ends, GOAWAY is sent too, and [`crate::tls::EXPIRED_PEER_TIMEOUT`] later it is dropped. Every connection runs on the caller's thread.
 pub async fn serve<IO: Transport>(
     io: Stream<IO>,
     peer: Peer,
@@ -139,6 +140,8 @@ enum Event {
     Fallen(Fallen),
     /// Its keys' time is nearly over.
     Worn,
+    /// The peer's certificate has ended.
+    Expired,
 }
 
 struct Service<'a, F> {
@@ -167,7 +170,7 @@ impl<F: FnMut(Asked)> Service<'_, F> {
                         return (why.into(), Err(HboneError::Server(text)));
                     }
                     // The peer opens its next streams on another.
-                    Event::Worn => h2.graceful_shutdown(),
+                    Event::Worn | Event::Expired => h2.graceful_shutdown(),
                     Event::Draining => {
                         draining = true;
                         h2.graceful_shutdown();
@@ -198,7 +201,13 @@ impl<F: FnMut(Asked)> Service<'_, F> {
         drain: &'d Drain,
     ) -> FuturesUnordered<LocalBoxFuture<'d, Event>> {
         let dead = keep_alive(pings, config.ping);
+        let expired = standing.expired();
         [
+            async move {
+                expired.await;
+                Event::Expired
+            }
+            .boxed_local(),
             async move {
                 dead.await;
                 Event::Mute

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use canal_model::ids::{TenantName, TrustDomain};
 use canal_model::program::{Kind, Resource};
@@ -153,6 +153,8 @@ pub enum Fallen {
     Revoked,
     /// Its trust domain is federated no more.
     Unfederated,
+    /// Its certificate ended, and so did the time that open streams had after that.
+    Expired,
 }
 
 impl Fallen {
@@ -161,6 +163,7 @@ impl Fallen {
         match self {
             Fallen::Revoked => "revoked",
             Fallen::Unfederated => "unfederated",
+            Fallen::Expired => "expired",
         }
     }
 }
@@ -308,6 +311,21 @@ impl TrustView {
     }
 }
 
+/// Open streams of a connection may finish for this long after the peer's certificate has ended; then the connection is cut.
+pub const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// The wall clock may be set while somebody waits for a time, so it is read this often.
+const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Resolves at `time` by the wall clock.
+async fn reached(time: SystemTime) {
+    while let Ok(left) = time.duration_since(SystemTime::now()) {
+        if left.is_zero() {
+            return;
+        }
+        tokio::time::sleep(left.min(CLOCK_CHECK_INTERVAL)).await;
+    }
+}
+
 /// A peer's leaf with the trust that it stands by.
 #[derive(Debug, Clone)]
 pub struct Standing {
@@ -325,14 +343,25 @@ impl Standing {
         &self.leaf
     }
 
-    /// Resolves when the peer is believed no more: its connection must be closed.
+    /// Resolves when the peer is believed no more: its connection must be closed. A certificate that ended is [`Fallen::Expired`] only
+    /// [`EXPIRED_PEER_TIMEOUT`] later; [`Standing::expired`] says it at once.
     pub async fn fallen(&mut self) -> Fallen {
+        let end = self.leaf.not_after + EXPIRED_PEER_TIMEOUT;
+        let mut cut = std::pin::pin!(reached(end));
         loop {
             if let Some(why) = self.trust.current_and_seen().judge(&self.leaf) {
                 return why;
             }
-            self.trust.changed().await;
+            tokio::select! {
+                () = self.trust.changed() => {}
+                () = &mut cut => return Fallen::Expired,
+            }
         }
+    }
+
+    /// Resolves when the peer's certificate ends: nothing new may start on its connection. A peer that renewed has another by then.
+    pub fn expired(&self) -> impl Future<Output = ()> + use<> {
+        reached(self.leaf.not_after)
     }
 }
 

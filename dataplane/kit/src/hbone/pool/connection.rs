@@ -164,7 +164,7 @@ async fn drive(
 ) -> Ended {
     let h2_end = |r: Result<(), h2::Error>| if r.is_ok() { Ended::Closed } else { Ended::Error };
     let dead = keep_alive(h2.ping_pong(), ping);
-    let watched = connection.clone();
+    let (watched, expired) = (connection.clone(), standing.expired());
     // Gathered, so that none of it is looked at on a turn that only brings frames.
     let mut events: FuturesUnordered<LocalBoxFuture<'_, Event>> = [
         async move {
@@ -183,6 +183,8 @@ async fn drive(
             tokio::select! {
                 () = watched.quiet(idle) => watched.retire(Ended::Idle),
                 () = worn_out => watched.retire(Ended::Retired),
+                // The next stream goes to a connection on which the peer shows its new certificate.
+                () = expired => watched.retire(Ended::Expired),
                 () = watched.retiring.notified() => {}
             }
             Event::Retired

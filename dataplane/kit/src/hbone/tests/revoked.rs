@@ -1,4 +1,6 @@
-//! A peer whose certificate is revoked while its connection is open, seen from both sides.
+//! A peer whose certificate is revoked or ends while its connection is open, seen from both sides.
+
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -7,7 +9,8 @@ use tokio::time::Instant;
 use super::rig::{ALICE, BOB, Rig, echo, hold, ms, run, until};
 use crate::drain;
 use crate::hbone::{Asked, HboneError, PoolConfig, ServerConfig, serve};
-use crate::tls::{Credential, ServerIdentity};
+use crate::testing::identity;
+use crate::tls::{Certificate, Credential, EXPIRED_PEER_TIMEOUT, ServerIdentity};
 
 #[test]
 fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
@@ -66,5 +69,55 @@ fn pooled_connections_to_a_revoked_server_are_cut() {
         assert!(start.elapsed() < ms(1000), "{:?}", start.elapsed());
         until("it leaves the pool", || rig.pool.size().0 == 0).await;
         assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"revoked\"}"), 1);
+    });
+}
+
+/// A certificate for `id` that ends `seconds` from now.
+fn short(rig: &Rig, id: &str, seconds: u64) -> Certificate {
+    let end = std::time::SystemTime::now() + Duration::from_secs(seconds);
+    let i = rig.ca.issue_with(&identity(id), |p| p.not_after = end.into());
+    Certificate::from_pem(&i.key, &i.chain, &rig.ca.root_pem()).unwrap()
+}
+
+#[test]
+fn a_clients_connection_ends_with_its_certificate() {
+    run(async {
+        let (rig, _t) = Rig::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.renew.replace(short(&rig, ALICE, 3));
+        let mut old = rig.open().await.unwrap().stream;
+        // GOAWAY: the pool has to connect anew, and nobody believes the old certificate.
+        tokio::time::sleep(ms(4500)).await;
+        assert!(rig.open().await.is_err());
+        // A peer that renewed goes on; what is open has its time, and no more.
+        rig.renew.replace(rig.numbered(ALICE, 8));
+        let mut renewed = rig.open().await.unwrap().stream;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}"), 0);
+        let cut = tokio::time::timeout(EXPIRED_PEER_TIMEOUT + ms(2000), old.read_u8()).await;
+        assert!(cut.unwrap().is_err());
+        until("the server says why", || rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}") == 1).await;
+        assert!(tokio::time::timeout(ms(200), renewed.read_u8()).await.is_err(), "the new connection stays");
+    });
+}
+
+#[test]
+fn pooled_connections_end_with_the_servers_certificate() {
+    run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = Rig::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        let server = ServerIdentity::new("alpha".parse().unwrap(), Credential::fixed(short(&rig, BOB, 3)));
+        let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
+        tokio::task::spawn_local(async move {
+            let (tls, peer) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let connect = |asked: Asked| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+            // A handshake with a certificate that ended.
+            let _ = server.accept(listener.accept().await.unwrap().0).await;
+        });
+        let mut old = rig.open().await.unwrap().stream;
+        tokio::time::sleep(ms(4500)).await;
+        assert!(tokio::time::timeout(ms(3000), rig.open()).await.map_or(true, |opened| opened.is_err()), "no new stream");
+        let cut = tokio::time::timeout(EXPIRED_PEER_TIMEOUT + ms(2000), old.read_u8()).await;
+        assert!(cut.unwrap().is_err());
+        until("the pool says why", || rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"expired\"}") == 1).await;
     });
 }
