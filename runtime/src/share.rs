@@ -170,6 +170,17 @@ impl TenantLimit {
         Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
     }
 
+    /// As [`TenantLimit::take_revocable`], but a holder that has its whole share, or is the largest of a full limit, gives way to itself: its
+    /// first or last permit that can be revoked ends. For connections that have proved nothing, of which the newest says most.
+    ///
+    /// # Errors
+    /// As [`TenantLimit::take`], if the holder has nothing that can be revoked.
+    pub fn take_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+        let (sender, receiver) = watch::channel(false);
+        let id = self.ledger().take_replacing(holder, amount, sender)?;
+        Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
+    }
+
     /// What each holder uses, for metrics and `canal status`.
     pub fn usage(&self) -> TenantLimitUsage {
         self.ledger().usage(self.inner.kind)

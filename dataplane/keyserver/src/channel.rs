@@ -67,7 +67,7 @@ struct Entry {
     key: KeyName,
     tenant: TenantName,
     progress: Progress,
-    _place: Place,
+    place: Place,
     _under_way: Option<UnderWay>,
 }
 
@@ -246,9 +246,8 @@ impl Channel {
     }
 
     fn sign(self: &Arc<Self>, id: u64, key: KeyName, shown: Option<SpkiHash>, scheme: u16, until: Instant, input: &[u8]) -> Result<(), No> {
-        let file = matches!(key, KeyName::File(_));
-        if !handshake::signable(input, file) {
-            return Err(No::new(Refusal::Input, "only what a TLS handshake signs is signed"));
+        if !handshake::signable(input, &key) {
+            return Err(No::new(Refusal::Input, "only what a TLS handshake with this kind of key signs is signed"));
         }
         let scheme = SignatureScheme::from(scheme);
         let input = input.to_vec();
@@ -318,12 +317,13 @@ impl Channel {
 
     fn enter(&self, id: u64, operation: Operation, key: &KeyName, tenant: &TenantName, deadline: Instant) -> Result<Ticket, No> {
         let refused = |r| No::new(r, "as much as may be is under way").of(tenant);
-        let place = self.core.ledger.take(tenant, &self.caller.requester).map_err(refused)?;
+        let shakes = matches!(operation, Operation::ClientHandshake | Operation::ServerHandshake);
+        // A handshake may wait long for its peer, and gives way to other tenants'; the rest is over in a moment.
+        let place = self.core.ledger.take(tenant, &self.caller.requester, shakes).map_err(refused)?;
         let mut table = lock(&self.table);
         if table.contains_key(&id) {
             return Err(No::new(Refusal::DuplicateRequest, "the id is of a request under way").of(tenant));
         }
-        let shakes = matches!(operation, Operation::ClientHandshake | Operation::ServerHandshake);
         let under_way = shakes.then(|| {
             self.core.counts.handshakes.add(1);
             UnderWay(self.core.counts.handshakes.clone())
@@ -336,7 +336,7 @@ impl Channel {
             key: key.clone(),
             tenant: tenant.clone(),
             progress: Progress::Busy { pending: Vec::new() },
-            _place: place,
+            place,
             _under_way: under_way,
         };
         table.insert(id, entry);
@@ -411,14 +411,23 @@ impl Channel {
         self.core.lanes.push(lane, &tenant, Job { channel: self.clone(), ticket, task: Some(task) });
     }
 
-    /// Refuses handshakes whose peers let their time run out. What is queued finds out when its turn comes.
+    /// Refuses handshakes whose peers let their time run out, and those that gave way to other tenants'. What is queued finds out when its turn comes.
     pub(crate) fn sweep(&self) {
         let now = Instant::now();
         let mut late = Vec::new();
         lock(&self.table).retain(|id, entry| {
-            let ends = entry.ticket.deadline <= now && matches!(entry.progress, Progress::Peer(_));
+            let is_late = entry.ticket.deadline <= now;
+            let ends = (is_late || entry.place.is_revoked()) && matches!(entry.progress, Progress::Peer(_));
             if ends {
-                late.push((*id, No::new(Refusal::HandshakeTime, "the peer let the handshake's time run out").of(&entry.tenant)));
+                let no = if is_late {
+                    No::new(Refusal::HandshakeTime, "the peer let the handshake's time run out")
+                } else {
+                    No::new(
+                        Refusal::RequesterBusy,
+                        "the tenant has the most handshakes under way, and its oldest gave way to another tenant's",
+                    )
+                };
+                late.push((*id, no.of(&entry.tenant)));
             }
             !ends
         });

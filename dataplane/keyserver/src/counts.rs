@@ -7,7 +7,7 @@ use canal_wire::keyrpc::Refusal;
 
 use crate::hardware;
 use crate::key::Lane;
-use crate::limits::{STRANGERS_MAX, Shares};
+use crate::limits::Shares;
 
 /// What an operation is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,13 +70,12 @@ pub(crate) struct Counts {
     ended: Counters,
     pub(crate) handshakes: SharedGauge,
     pub(crate) channels: Limit,
-    pub(crate) greeting: Limit,
 }
 
 impl Counts {
     /// Metrics: `canal_key_operations_total{kind,algorithm,tenant}`, `canal_key_refusals_total{name,tenant}`,
     /// `canal_key_strangers_total{reason}`, `canal_key_channels_ended_total{reason}`, `canal_key_handshakes_under_way`,
-    /// `canal_key_hardware{feature,used}`, and the limits `key_channels` and `key_strangers`.
+    /// `canal_key_hardware{feature,used}`, and the limit `key_channels`.
     pub(crate) fn new(registry: &Registry, shares: Shares) -> Self {
         let counters = |name, help, labels| registry.counters(Family::new(name, help, labels));
         let under_way = "Handshakes begun and not ended, those that wait for their peers included.";
@@ -99,7 +98,6 @@ impl Counts {
             ended: counters("canal_key_channels_ended_total", "Channels that ended.", &["reason"]),
             handshakes: registry.gauges(Family::new("canal_key_handshakes_under_way", under_way, &[])).shared(&[]),
             channels: Limit::new(registry, "key_channels", shares.channels),
-            greeting: Limit::new(registry, "key_strangers", STRANGERS_MAX),
         }
     }
 

@@ -1,9 +1,8 @@
 //! The key server: accepts channels, reads and writes their frames, and holds the parts together. It reads no configuration: its process feeds it.
 
-use std::collections::HashMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use arc_swap::ArcSwap;
@@ -22,6 +21,7 @@ use canal_wire::keyrpc::{ALPN, split};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 use crate::channel::{Channel, Core};
 use crate::counts::{Counts, Ended};
@@ -30,9 +30,10 @@ use crate::hardware;
 use crate::key::Lane;
 use crate::lanes::{LaneConfig, Lanes};
 use crate::ledger::Ledger;
-use crate::limits::{STRANGERS_EACH_MAX, Shares};
+use crate::limits::{FIRST_BYTE_TIMEOUT, Shares};
 use crate::provision::{Issue, Provisioner};
 use crate::rights::{Caller, Claim, Rights};
+use crate::unauthenticated::Unauthenticated;
 use crate::vault::{Vault, VaultError};
 
 /// How often a channel looks for handshakes whose time has run out.
@@ -74,8 +75,8 @@ struct Hall {
     /// Of channels. Gateways are the provider's, as one.
     doors: Ledger,
     provider: TenantName,
-    /// Connections that have not proved who they are, by address.
-    strangers: Mutex<HashMap<IpAddr, usize>>,
+    /// Connections that have not proved who they are.
+    unauthenticated: Unauthenticated,
     trust: TrustStore,
 }
 
@@ -117,7 +118,7 @@ impl Engine {
         }
         tracing::info!(%name, features = ?hardware::features(), "key server");
         let doors = Ledger::of_channels(config.shares.channels);
-        Ok(Self { hall: Arc::new(Hall { core, doors, provider, strangers: Mutex::default(), trust }) })
+        Ok(Self { hall: Arc::new(Hall { core, doors, provider, unauthenticated: Unauthenticated::new(registry), trust }) })
     }
 
     /// Takes a whole state of tenants, bundles and entitlements; an error refuses all of it.
@@ -205,66 +206,52 @@ async fn watch(core: std::sync::Weak<Core>, drain: Watcher) {
     }
 }
 
-/// One connection of an address that has not proved who it is.
-struct Stranger {
-    hall: Arc<Hall>,
-    from: IpAddr,
-}
-
-impl Stranger {
-    fn take(hall: &Arc<Hall>, from: IpAddr) -> Option<Self> {
-        let mut all = hall.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = all.entry(from).or_default();
-        if *count >= STRANGERS_EACH_MAX {
-            return None;
-        }
-        *count += 1;
-        Some(Self { hall: hall.clone(), from })
+/// TLS on a connection that says something in time.
+async fn greet(stream: TcpStream, config: Arc<rustls::ServerConfig>) -> Result<TlsStream<TcpStream>, &'static str> {
+    // The silent are the cheapest to make, and need no handshake's time to be known.
+    match tokio::time::timeout(FIRST_BYTE_TIMEOUT, stream.peek(&mut [0])).await {
+        Ok(Ok(n)) if n > 0 => {}
+        Ok(_) => return Err("handshake"),
+        Err(_) => return Err("silent"),
     }
-}
-
-impl Drop for Stranger {
-    fn drop(&mut self) {
-        let mut all = self.hall.strangers.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = all.get_mut(&self.from) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.from);
-            }
+    match tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await {
+        Ok(Ok(stream)) => Ok(stream),
+        Ok(Err(error)) => {
+            tracing::info!(%error, "a connection proved nothing");
+            Err("handshake")
         }
+        Err(_) => Err("timeout"),
     }
 }
 
 /// A connection proves whose channel it is.
 async fn welcome(hall: Arc<Hall>, stream: TcpStream, from: SocketAddr, drain: Drain) {
     let core = &hall.core;
-    let (Some(permit), Some(stranger)) = (core.counts.greeting.take(), Stranger::take(&hall, from.ip())) else {
-        return core.counts.stranger("limit");
-    };
+    let Ok(permit) = hall.unauthenticated.take(from.ip()) else { return core.counts.stranger("limit") };
     let Some(own) = core.provisioner.own() else { return core.counts.stranger("no_certificate") };
     // Costs latency and nothing else.
     let _ = sys::tune(&stream);
     let (Ok(config), Some(judge)) = (own.own_server_config(&[ALPN.to_vec()]), own.judge()) else {
         return core.counts.stranger("no_certificate");
     };
-    let greeted = tokio::time::timeout(HANDSHAKE_TIMEOUT, TlsAcceptor::from(config).accept(stream)).await;
+    let greeted = tokio::select! {
+        greeted = greet(stream, config) => greeted,
+        () = permit.revoked() => Err("gave_way"),
+    };
     let stream = match greeted {
-        Ok(Ok(stream)) => stream,
-        Ok(Err(error)) => {
-            tracing::info!(%from, %error, "a connection proved nothing");
-            return core.counts.stranger("handshake");
-        }
-        Err(_) => return core.counts.stranger("timeout"),
+        Ok(stream) => stream,
+        Err(reason) => return core.counts.stranger(reason),
     };
     let peer = judge.peer(Role::Client, None, stream.get_ref().1.peer_certificates());
     let Some((caller, leaf)) = peer.ok().and_then(|(identity, leaf)| Some((Caller::of(&identity)?, leaf))) else {
         return core.counts.stranger("not_a_requester");
     };
     let tenant = caller.tenant.as_ref().unwrap_or(&hall.provider);
-    let (Some(_held), Ok(_door)) = (core.counts.channels.take(), hall.doors.take(tenant, &caller.requester)) else {
+    let (Some(_held), Ok(_door)) = (core.counts.channels.take(), hall.doors.take(tenant, &caller.requester, false)) else {
         return core.counts.stranger("limit");
     };
-    drop((permit, stranger));
+    hall.unauthenticated.record_proof(from.ip());
+    drop(permit);
     tracing::info!(requester = %caller.requester, %from, "channel open");
     let channel = Channel::new(core.clone(), caller.clone());
     let (until, mut standing) = (leaf.not_after(), judge.standing(leaf));

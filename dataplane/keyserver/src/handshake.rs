@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use canal_kit::tls::{self, PeerLeaf};
 use canal_model::identity::Identity;
-use canal_wire::keyrpc::{Refusal, Role};
+use canal_wire::keyrpc::{KeyName, Refusal, Role};
 use rustls::{ClientConnection, Connection, Error, ServerConnection};
 use rustls_pki_types::{CertificateDer, ServerName};
 
@@ -234,12 +234,19 @@ pub fn refusal(error: &Error) -> Refusal {
     }
 }
 
-/// Whether `input` is what a TLS handshake signs, and so nothing else: a CertificateVerify of TLS 1.3 (RFC 8446 §4.4.3), or, for a tenant's own
-/// key, which also serves clients of TLS 1.2, the parameters of an ECDHE key exchange (RFC 8422 §5.4).
-pub fn signable(input: &[u8], tls12: bool) -> bool {
-    const CONTEXTS: [&[u8]; 2] = [b"TLS 1.3, server CertificateVerify\0", b"TLS 1.3, client CertificateVerify\0"];
+/// Whether `input` is what a TLS handshake with the key of `name` signs, and so nothing else: a CertificateVerify of TLS 1.3 (RFC 8446 §4.4.3),
+/// or, for a tenant's own key, which also serves clients of TLS 1.2, the parameters of an ECDHE key exchange (RFC 8422 §5.4). Keys of services
+/// only serve: what they sign can never make anybody a client.
+pub fn signable(input: &[u8], name: &KeyName) -> bool {
+    const SERVER: &[u8] = b"TLS 1.3, server CertificateVerify\0";
+    const CLIENT: &[u8] = b"TLS 1.3, client CertificateVerify\0";
+    let (contexts, tls12): (&[&[u8]], bool) = match name {
+        KeyName::Identity(_) => (&[SERVER, CLIENT], false),
+        KeyName::Service(_) => (&[SERVER], false),
+        KeyName::File(_) => (&[SERVER], true),
+    };
     let tls13 = input.strip_prefix(&[0x20; 64]).is_some_and(|rest| {
-        let hash = CONTEXTS.iter().find_map(|c| rest.strip_prefix(*c));
+        let hash = contexts.iter().find_map(|c| rest.strip_prefix(*c));
         hash.is_some_and(|h| matches!(h.len(), 32 | 48))
     });
     // Two randoms, named_curve, the curve, and a point with its length.

@@ -23,6 +23,7 @@ pub mod limits;
 pub mod provision;
 pub mod rights;
 pub mod secrets;
+mod unauthenticated;
 pub mod vault;
 
 pub use certified::Certified;

@@ -9,10 +9,19 @@ use canal_kit::tls::{CHAIN_BYTES_MAX, HANDSHAKE_TIMEOUT};
 pub const REQUESTER_CHANNELS_MAX: usize = 128;
 /// The part of all channels that one tenant's nodes may have, or all gateways: one in so many.
 pub const TENANT_CHANNELS_PART: usize = 4;
-/// Connections that have not proved yet who they are.
-pub const STRANGERS_MAX: u64 = 1024;
-/// Of them, from one address.
-pub const STRANGERS_EACH_MAX: usize = 64;
+/// The part of what a gateway may have under way that one tenant may have: one in so many.
+pub const GATEWAY_TENANT_PART: usize = 8;
+/// Connections that have not proved yet who they are, from addresses that never did. When there are more, the oldest of the network with the
+/// most gives way.
+pub const UNPROVED_MAX: u64 = 512;
+/// As [`UNPROVED_MAX`], from addresses that have proved before who is there: what strangers do does not concern them.
+pub const RETURNING_MAX: u64 = 512;
+/// Connections that have not proved yet who they are, from one address. Further ones replace its oldest.
+pub const UNAUTHENTICATED_PER_IP_MAX: u64 = 64;
+/// Addresses that are remembered because they proved once who is there.
+pub const PROVED_ADDRESSES_MAX: usize = 4096;
+/// A connection's first byte must come within.
+pub const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(2);
 /// A handshake's end must come within, whatever the requester says.
 pub const HANDSHAKE_TIME: Duration = Duration::from_secs(10);
 /// A signature's end must come within, whatever the requester says.

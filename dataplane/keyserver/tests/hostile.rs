@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::rig::*;
-use canal_keys::limits::{HANDSHAKE_BYTES_MAX, OUTBOX_MAX, REQUESTER_CHANNELS_MAX, STRANGERS_EACH_MAX, STRANGERS_MAX, Shares};
+use canal_keys::limits::{FIRST_BYTE_TIMEOUT, HANDSHAKE_BYTES_MAX, OUTBOX_MAX, REQUESTER_CHANNELS_MAX, Shares, UNAUTHENTICATED_PER_IP_MAX};
 use canal_kit::testing::{TestCa, identity};
 use canal_wire::keyrpc::{Begin, FRAME_MAX, KeyName, Refusal, Request, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -193,31 +193,52 @@ async fn strangers_get_no_channel() {
     let mut rest = Vec::new();
     let _ = plain.read_to_end(&mut rest).await;
     until("plain bytes", || refused("handshake") == 3.0).await;
-    // Those who say nothing take the places of their own address.
-    let mut idle = Vec::new();
-    for _ in 0..STRANGERS_EACH_MAX {
-        idle.push(TcpStream::connect(rig.address).await.unwrap());
-    }
-    until("the limit", || rig.value("canal_limit_used{limit=\"key_strangers\"}") == STRANGERS_EACH_MAX as f64).await;
-    let mut refused_one = TcpStream::connect(rig.address).await.unwrap();
-    assert_eq!(refused_one.read(&mut [0]).await.unwrap_or(0), 0);
-    assert_eq!(refused("limit"), 1.0);
-    let elsewhere = rig.channel_from("127.0.0.2", BETA_NODE).await;
-    assert!(elsewhere.lives().await, "other addresses have theirs");
-    // All of them together have a limit too.
-    for n in 3..=STRANGERS_MAX as usize / STRANGERS_EACH_MAX + 1 {
-        for _ in 0..STRANGERS_EACH_MAX {
-            idle.push(connect_from(&format!("127.0.0.{n}"), rig.address).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_of_sixteen_addresses_keep_nobody_out() {
+    let rig = Rig::start(Setting::default()).await;
+    rig.tell(&rig.usual());
+    let ended = |reason: &str| rig.value(&format!("canal_key_strangers_total{{reason=\"{reason}\"}}"));
+    let mut silent = Vec::new();
+    for n in 2..18 {
+        for _ in 0..UNAUTHENTICATED_PER_IP_MAX {
+            silent.push(connect_from(&format!("127.0.0.{n}"), rig.address).await.unwrap());
         }
     }
-    until("the limit", || rig.value("canal_limit_used{limit=\"key_strangers\"}") == STRANGERS_MAX as f64).await;
-    let mut refused_one = connect_from("127.0.0.99", rig.address).await.unwrap();
-    assert_eq!(refused_one.read(&mut [0]).await.unwrap_or(0), 0);
-    assert_eq!(rig.value("canal_limit_refused_total{limit=\"key_strangers\"}"), 1.0);
-    assert!(elsewhere.lives().await);
-    drop(idle);
-    until("places", || rig.value("canal_limit_used{limit=\"key_strangers\"}") == 0.0).await;
+    until("the pool is full", || ended("gave_way") > 0.0).await;
+    // A newcomer in the attacker's own network, and one elsewhere: at once, not when the silent ones' time is over.
+    for (from, component) in [("127.0.0.1", NODE), ("127.1.0.1", BETA_NODE)] {
+        let begun = Instant::now();
+        assert!(rig.channel_from(from, component).await.lives().await, "{from}");
+        assert!(begun.elapsed() < FIRST_BYTE_TIMEOUT, "{from}: {:?}", begun.elapsed());
+    }
+    assert_eq!(ended("limit"), 0.0);
+    // Whoever says nothing has two seconds.
+    let begun = Instant::now();
+    let mut last = connect_from("127.0.0.2", rig.address).await.unwrap();
+    assert_eq!(last.read(&mut [0]).await.unwrap_or(0), 0);
+    assert!(begun.elapsed() < FIRST_BYTE_TIMEOUT + Duration::from_secs(1), "{:?}", begun.elapsed());
+    until("the silent ones are counted", || ended("silent") > 0.0).await;
+    drop(silent);
     assert!(rig.channel(NODE).await.lives().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
+    let rig = Rig::start(Setting { shares: Shares { requester: 32, ..Shares::default() }, ..Setting::default() }).await;
+    rig.tell(&rig.usual());
+    rig.provisioned().await;
+    let gateway = rig.channel(GATEWAY).await;
+    let mut held = Vec::new();
+    for _ in 0..4 {
+        let mut call = gateway.begin(GATE, Role::Client, &[PEER], 0);
+        assert!(matches!(call.next().await, Said::Send(_)));
+        held.push(call);
+    }
+    // An eighth of what the gateway may have under way.
+    assert_eq!(gateway.begin(GATE, Role::Client, &[PEER], 0).refusal().await, Refusal::TenantBusy);
+    assert_eq!(rig.value("canal_key_refusals_total{name=\"tenant_busy\",tenant=\"alpha\"}"), 1.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -146,6 +146,17 @@ impl Ledger {
         Ok(id)
     }
 
+    /// [`Ledger::take`], for which the holder's own revocable permits go where nobody else's do.
+    pub(super) fn take_replacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
+        // Each turn revokes a permit, so this ends.
+        while let Decision::Refuse(_) = self.decide(holder, amount)
+            && self.accounts.get(holder).is_some_and(|a| !a.revocable.is_empty())
+        {
+            self.revoke_one(&holder.clone());
+        }
+        self.take(holder, amount, Some(revoke))
+    }
+
     pub(super) fn grow(&mut self, id: u64, more: u64) -> Result<(), ShareRefusal> {
         let Some(holder) = self.permits.get(&id).filter(|p| !p.is_revoked).map(|p| p.holder.clone()) else {
             return Err(ShareRefusal::Full);

@@ -172,3 +172,23 @@ proptest! {
         prop_assert_eq!(limit.usage().used, 0);
     }
 }
+
+#[test]
+fn a_holder_with_its_whole_share_replaces_its_own_oldest_and_nobody_elses() {
+    let config = TenantLimitConfig { kind: ShareKind::KeyServerUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
+    let limit = TenantLimit::new(config);
+    let holder = |name: &str| ShareHolder::Tenant(name.parse().unwrap());
+    limit.set_default_share(Share::Percent(50));
+    let mut alpha: Vec<_> = (0..4).map(|_| limit.take_replacing(&holder("alpha"), 1).unwrap()).collect();
+    let beta = limit.take_replacing(&holder("beta"), 1).unwrap();
+    alpha.push(limit.take_replacing(&holder("alpha"), 1).unwrap());
+    assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false, false]);
+    assert!(!beta.is_revoked());
+    // What is kept is not replaced.
+    alpha.iter_mut().for_each(TenantPermit::keep);
+    assert_eq!(limit.take_replacing(&holder("alpha"), 1).unwrap_err(), ShareRefusal::Share);
+    // In a full limit the largest, once it holds no more than the caller, is the caller itself.
+    let gamma: Vec<_> = (0..3).map(|_| limit.take_replacing(&holder("gamma"), 1).unwrap()).collect();
+    let next = limit.take_replacing(&holder("gamma"), 1).unwrap();
+    assert!(gamma[0].is_revoked() && !next.is_revoked() && !beta.is_revoked());
+}

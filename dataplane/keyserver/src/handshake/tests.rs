@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use canal_kit::metrics::Registry;
 use canal_kit::testing::{Issued, TestCa, identity};
 use canal_kit::tls::{Judge, TrustView, client_config, server_config};
+use canal_model::ids::ServiceKey;
 use canal_model::trust::KeyAlgorithm;
 use canal_wire::keyrpc::KeyName;
 use proptest::prelude::*;
@@ -301,22 +302,29 @@ fn only_what_handshakes_sign_is_signed() {
     let verify =
         |side: &str, hash: usize| [&[0x20; 64][..], format!("TLS 1.3, {side} CertificateVerify\0").as_bytes(), &vec![7; hash]].concat();
     let ecdhe = |point: usize| [&[1; 64][..], &[3, 0, 29, point as u8], &vec![9; point]].concat();
+    let of = || ServiceKey { tenant: "alpha".parse().unwrap(), namespace: "shop".parse().unwrap(), name: "web".parse().unwrap() };
+    let (service, file) = (KeyName::Service(of()), KeyName::File(of()));
+    let workload = KeyName::Identity(identity("spiffe://alpha.example/ns/shop/sa/web"));
     let cases = [
-        (verify("server", 32), true, true),
-        (verify("client", 48), true, true),
-        (verify("server", 31), false, false),
-        (verify("server", 33), false, false),
-        (verify("nobody", 32), false, false),
-        (verify("server", 32)[1..].to_vec(), false, false),
-        (ecdhe(32), false, true),
-        (ecdhe(65), false, true),
-        (ecdhe(0), false, false),
-        (ecdhe(32)[..99].to_vec(), false, false),
-        (b"a certificate request".to_vec(), false, false),
-        (vec![], false, false),
+        (verify("server", 32), true, true, true),
+        (verify("server", 48), true, true, true),
+        // Keys of services only serve.
+        (verify("client", 32), true, false, false),
+        (verify("client", 48), true, false, false),
+        (verify("server", 31), false, false, false),
+        (verify("server", 33), false, false, false),
+        (verify("nobody", 32), false, false, false),
+        (verify("server", 32)[1..].to_vec(), false, false, false),
+        (ecdhe(32), false, false, true),
+        (ecdhe(65), false, false, true),
+        (ecdhe(0), false, false, false),
+        (ecdhe(32)[..99].to_vec(), false, false, false),
+        (b"a certificate request".to_vec(), false, false, false),
+        (vec![], false, false, false),
     ];
-    for (n, (input, tls13, with_tls12)) in cases.into_iter().enumerate() {
-        assert_eq!((signable(&input, false), signable(&input, true)), (tls13, with_tls12), "case {n}");
+    for (n, (input, of_workload, of_service, of_file)) in cases.into_iter().enumerate() {
+        let signs = [&workload, &service, &file].map(|name| signable(&input, name));
+        assert_eq!(signs, [of_workload, of_service, of_file], "case {n}");
     }
 }
 
