@@ -1,6 +1,6 @@
 //! Istio's metric families, and the worker's short way from a request to its counters: by numbers, not by strings.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use canal_kit::metrics::{Counter, Counters, Family, Histogram, Histograms, Registry, Shard};
@@ -144,13 +144,15 @@ pub(crate) struct Series {
     families: Families,
     shard: Shard,
     known: RefCell<HashMap<Key, Rc<OfRequest>, foldhash::fast::RandomState>>,
+    /// Of the registry, when `known` was begun: handles that are kept for ever keep series from ending.
+    generation: Cell<u64>,
 }
 
 type Values<'a> = SmallVec<[&'a str; 28]>;
 
 impl Series {
     pub(crate) fn new(families: &Families, shard: &Shard) -> Self {
-        Self { families: families.clone(), shard: shard.clone(), known: RefCell::default() }
+        Self { families: families.clone(), shard: shard.clone(), known: RefCell::default(), generation: Cell::new(0) }
     }
 
     /// Counts one request.
@@ -164,6 +166,10 @@ impl Series {
             flag: seen.flag,
             grpc: seen.grpc.then_some(seen.grpc_status),
         };
+        let generation = self.shard.generation();
+        if generation != self.generation.replace(generation) {
+            self.known.borrow_mut().clear();
+        }
         let known = self.known.borrow().get(&key).cloned();
         let series = known.unwrap_or_else(|| {
             let made = Rc::new(self.make(ends, seen));
