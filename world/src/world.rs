@@ -407,6 +407,12 @@ impl World {
     pub fn log(&self, host: &str) -> Result<PathBuf> {
         Ok(self.host(host)?.seat.log)
     }
+
+    /// The data directory of the process of Canal on a host; its admin socket is in there.
+    pub fn data(&self, host: &str) -> Result<PathBuf> {
+        self.host(host)?;
+        Ok(self.paths.data(host))
+    }
 }
 
 impl Drop for World {

@@ -70,10 +70,11 @@ struct Flags {
     /// Take program and maps away and exit: the edge forwards nothing any more. For uninstalling; stop the agent first.
     #[arg(long)]
     detach: bool,
-    /// Operators' pages: /config_dump, /logging, /quitquitquit, /version.
+    /// Operators' pages that change nothing: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the
+    /// unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
-    /// /metrics.
+    /// /metrics: names every tenant; give an address of the network that only operators reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
     /// /healthz/ready.

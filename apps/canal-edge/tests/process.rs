@@ -243,11 +243,12 @@ fn the_admin_page_sets_the_level_and_ends_the_agent_in_order() {
     let m = Machine::new();
     let mut edge = m.edge();
     edge.ready();
-    assert_eq!(m.ask("POST", 15000, "/logging?level=canal_edge_agent=debug").0, 200);
+    assert_eq!(m.ask("POST", 15000, "/quitquitquit").0, 403);
+    assert_eq!(m.ask_socket("POST", "/logging?level=canal_edge_agent=debug").0, 200);
     assert_eq!(m.ask("GET", 15000, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
     m.until("counted", || m.ask("GET", 15020, "/metrics").1.contains("canal_edge_packets_total{what=\"drop_stranger\"} 0"));
     assert!(m.ask("GET", 15020, "/metrics").1.contains("canal_edge_verified_instructions{program=\"canal_edge\"} "));
-    assert_eq!(m.ask("POST", 15000, "/quitquitquit").0, 200);
+    assert_eq!(m.ask_socket("POST", "/quitquitquit").0, 200);
     assert_eq!(edge.child.wait().unwrap().code(), Some(0));
     assert!(m.ns.program().is_some());
 }

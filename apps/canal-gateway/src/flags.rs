@@ -63,10 +63,11 @@ pub struct GatewayFlags {
     /// Let workers move between cores.
     #[arg(long)]
     no_pin: bool,
-    /// Operators' pages: /config_dump, /tap, /logging, /quitquitquit, /version.
+    /// Operators' pages that change nothing: /metrics, /logging (GET), /version. /config_dump, /tap, /logging (POST) and /quitquitquit are on
+    /// the unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
-    /// /metrics.
+    /// /metrics: names every tenant; give an address of the network that only operators reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
     /// /healthz/ready.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use canal_gateway_engine::{Engine, EngineConfig, Filter, Limits, Surroundings, WantService};
-use canal_kit::admin::{self, Routes};
+use canal_kit::admin::{self, AdminAddresses, Routes};
 use canal_kit::certs::{CertificateConfig, CertificateSource, CertificateStatus, VALIDITY};
 use canal_kit::controller::Controller;
 use canal_kit::diagnostics::Level;
@@ -17,7 +17,7 @@ use canal_kit::keys::{Keyring, Requester, RequesterConfig, ServerAddress, TRIP};
 use canal_kit::log::{AccessLog, Sink};
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
-use canal_kit::sys::{self, ListenOptions};
+use canal_kit::sys;
 use canal_kit::tls::TrustStore;
 use canal_model::identity::{COMPONENTS, component_identity};
 use canal_model::ids::{AzName, Generation, ReplicaName};
@@ -281,7 +281,7 @@ impl Board {
     }
 }
 
-/// Admin on localhost, metrics and readiness where the operator says; each its own port, as in Istio.
+/// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.
 fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &Arc<Trigger>, drain: &Drain) -> anyhow::Result<()> {
     let (for_dump, for_ready, tap) = (board.clone(), board.clone(), board.engine.tap());
     let admin = Routes::new()
@@ -290,7 +290,7 @@ fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"))
-        .route(http::Method::GET, "/tap", move |request| {
+        .socket_route(http::Method::GET, "/tap", move |request| {
             let wanted = |name| admin::query(&request, name);
             let filter = Filter { tenant: wanted("tenant"), service: wanted("service"), path: wanted("path"), status: wanted("status") };
             std::future::ready(match tap.listen(filter) {
@@ -298,11 +298,8 @@ fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &
                 None => admin::text(http::StatusCode::SERVICE_UNAVAILABLE, "too many listeners; close one\n"),
             })
         });
-    let metrics = Routes::new().metrics(board.registry.clone());
     let readiness = Routes::new().ready(move || for_ready.ready());
-    for (address, routes) in [(config.admin, admin), (config.metrics, metrics), (config.readiness, readiness)] {
-        let listener = sys::listen(None, address, &ListenOptions::default())?;
-        tokio::spawn(admin::serve(listener, routes, drain.clone()));
-    }
-    Ok(())
+    let addresses =
+        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
+    Ok(admin::serve_all(&addresses, (admin, readiness), &board.registry, drain)?)
 }

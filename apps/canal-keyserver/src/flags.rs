@@ -65,10 +65,11 @@ pub(crate) struct Flags {
     /// Channels of requesters.
     #[arg(long, default_value_t = Shares::default().channels)]
     max_channels: u64,
-    /// Operators' pages: /config_dump, /logging, /quitquitquit, /version.
+    /// Operators' pages that change nothing: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the
+    /// unix socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
-    /// /metrics.
+    /// /metrics: names every tenant; give an address of the network that only operators reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
     /// /healthz/ready.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use canal_keys::rights::Rights;
 use canal_keys::{Engine, EngineConfig, hardware};
-use canal_kit::admin::{self, Routes};
+use canal_kit::admin::{self, AdminAddresses, Routes};
 use canal_kit::certs::{Issuer, VALIDITY};
 use canal_kit::controller::Controller;
 use canal_kit::diagnostics::Level;
@@ -106,7 +106,7 @@ impl Board {
     }
 }
 
-/// Admin on localhost, metrics and readiness where the operator says; each its own port, as in Istio.
+/// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.
 fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &Arc<Trigger>, drain: &Drain) -> anyhow::Result<()> {
     let (for_dump, for_ready) = (board.clone(), board.clone());
     let admin = Routes::new()
@@ -115,11 +115,8 @@ fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"));
-    let metrics = Routes::new().metrics(board.registry.clone());
     let readiness = Routes::new().ready(move || for_ready.ready());
-    for (address, routes) in [(config.admin, admin), (config.metrics, metrics), (config.readiness, readiness)] {
-        let listener = sys::listen(None, address, &ListenOptions::default())?;
-        tokio::spawn(admin::serve(listener, routes, drain.clone()));
-    }
-    Ok(())
+    let addresses =
+        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
+    Ok(admin::serve_all(&addresses, (admin, readiness), &board.registry, drain)?)
 }

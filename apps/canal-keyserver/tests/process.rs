@@ -88,10 +88,13 @@ impl Drop for Process {
 }
 
 async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
-    let mut tcp = tokio::net::TcpStream::connect(address).await.ok()?;
-    tcp.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
+    exchange(tokio::net::TcpStream::connect(address).await.ok()?, path).await
+}
+
+async fn exchange(mut io: impl AsyncReadExt + AsyncWriteExt + Unpin, path: &str) -> Option<(u16, String)> {
+    io.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes()).await.ok()?;
     let mut all = String::new();
-    tcp.read_to_string(&mut all).await.ok()?;
+    io.read_to_string(&mut all).await.ok()?;
     let (head, body) = all.split_once("\r\n\r\n")?;
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_string()))
 }
@@ -202,7 +205,9 @@ async fn a_key_server_lives_and_ends() {
     assert!(matches!(signature(&channel).await, Said::Signature(_)));
     let stranger = Channel::connect(process.keys, &infra, BETA_NODE).await.unwrap();
     assert!(matches!(signature(&stranger).await, Said::Refused(Refusal::NotEntitled, _)));
-    let (_, dump) = ask(process.admin, "/config_dump").await.unwrap();
+    assert_eq!(ask(process.admin, "/config_dump").await.unwrap().0, 403);
+    let socket = tokio::net::UnixStream::connect(folder.path().join("data/admin.sock")).await.unwrap();
+    let (_, dump) = exchange(socket, "/config_dump").await.unwrap();
     assert!(dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"), "{dump}");
     let (_, metrics) = ask(process.admin, "/metrics").await.unwrap();
     assert!(metrics.contains("canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"), "{metrics}");

@@ -9,6 +9,7 @@ mod lab;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
@@ -222,14 +223,30 @@ impl Machine {
     }
 
     fn ask(&self, method: &str, page: usize, path: &str) -> (u16, String) {
-        let Ok(mut s) = TcpStream::connect(("127.0.0.1", self.ports[page])) else { return (0, String::new()) };
+        let Ok(s) = TcpStream::connect(("127.0.0.1", self.ports[page])) else { return (0, String::new()) };
         s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-        write!(s, "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
-        let mut all = String::new();
-        let _ = s.read_to_string(&mut all);
-        let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
-        (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
+        exchange(s, method, path)
     }
+
+    /// As [`Machine::ask`], on the proxy's admin socket.
+    fn ask_socket(&self, method: &str, path: &str) -> (u16, String) {
+        let Ok(s) = UnixStream::connect(self.dir.path().join("node/admin.sock")) else { return (0, String::new()) };
+        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        exchange(s, method, path)
+    }
+
+    fn config_dump(&self) -> String {
+        self.ask_socket("GET", "/config_dump").1
+    }
+}
+
+/// One request and its answer: `(status, body)`.
+fn exchange(mut io: impl Read + Write, method: &str, path: &str) -> (u16, String) {
+    write!(io, "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+    let mut all = String::new();
+    let _ = io.read_to_string(&mut all);
+    let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
+    (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
 }
 
 impl Drop for Machine {
@@ -280,7 +297,7 @@ fn pods_come_and_go_by_files() {
     assert!(took < Duration::from_millis(1500), "{took:?} from the file to the listener");
     m.assert_served("through the gateway, with a certificate from the controller");
 
-    let (_, dump) = m.get(0, "/config_dump");
+    let dump = m.config_dump();
     let dump: serde_json::Value = serde_json::from_str(&dump).unwrap();
     assert_eq!(dump["pods"][0]["identity"], "spiffe://alpha.example/ns/b/sa/app", "{dump}");
     assert_eq!((dump["pods"][0]["capture"].as_str(), dump["tenants"][0]["services"].as_u64()), (Some("bpf"), Some(1)));
@@ -326,7 +343,7 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
     node.ready();
     m.until("served", || m.listens());
     m.assert_served("from the snapshot, with the certificate from disk");
-    let (_, dump) = m.get(0, "/config_dump");
+    let dump = m.config_dump();
     assert!(dump.contains("\"live\":false") || dump.contains("\"live\": false"), "{dump}");
     assert_eq!(node.terminate(), Some(0));
     assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "stopped in order: still captured");
@@ -354,8 +371,7 @@ fn policies_reach_what_comes_in_without_mtls_and_outlive_the_node() {
     m.until("strict", || !m.plain());
     m.until("named", || m.get(1, "/metrics").1.contains("canal_node_refused_total{direction=\"inbound\",reason=\"strict_plaintext\"} "));
     assert!(
-        m.get(0, "/config_dump").1.contains("\"peerAuthentication\": \"Strict\"")
-            || m.get(0, "/config_dump").1.contains("\"peerAuthentication\":\"Strict\"")
+        m.config_dump().contains("\"peerAuthentication\": \"Strict\"") || m.config_dump().contains("\"peerAuthentication\":\"Strict\"")
     );
     // What a killed node starts from.
     let snapshot = m.dir.path().join("node/snapshot");
@@ -394,7 +410,7 @@ fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
     m.until("served", || m.listens());
     m.assert_served("through the gateway");
     m.until("mode", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_capture_mode{mode=\"nft\"} 1"));
-    assert!(m.get(0, "/config_dump").1.contains("captureFallback"));
+    assert!(m.config_dump().contains("captureFallback"));
     let said = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
     assert!(said.contains("CAPTURE BY NFTABLES for this node"), "{said}");
     node.kill();
@@ -406,10 +422,11 @@ fn the_admin_page_sets_the_level_and_ends_the_node_in_order() {
     let m = Machine::new();
     let mut node = m.node();
     node.ready();
-    assert_eq!(m.ask("POST", 0, "/logging?level=canal_node_proxy=debug").0, 200);
+    assert_eq!(m.ask_socket("POST", "/logging?level=canal_node_proxy=debug").0, 200);
     assert!(m.get(0, "/logging").1.contains("canal_node_proxy=debug"));
     assert_eq!(m.get(0, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
-    assert_eq!(m.ask("POST", 0, "/quitquitquit").0, 200);
+    assert_eq!(m.ask("POST", 0, "/quitquitquit").0, 403);
+    assert_eq!(m.ask_socket("POST", "/quitquitquit").0, 200);
     assert_eq!(node.child.wait().unwrap().code(), Some(0));
 }
 

@@ -125,6 +125,11 @@ impl Realm {
         self.world.log(host).map_err(|error| failure(&error))
     }
 
+    /// The socket on which the process of a host serves its operators.
+    pub(crate) fn admin_socket(&self, host: &str) -> Outcome<PathBuf> {
+        Ok(self.world.data(host).map_err(|error| failure(&error))?.join("admin.sock"))
+    }
+
     /// A command that runs inside a host.
     pub(crate) fn command(&self, host: &str, argv: &[impl AsRef<std::ffi::OsStr>]) -> Outcome<tokio::process::Command> {
         let command = self.world.exec(host, argv).map_err(|error| failure(&error))?;

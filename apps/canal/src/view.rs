@@ -12,7 +12,7 @@ use crossterm::terminal::{self, ClearType, EnterAlternateScreen, LeaveAlternateS
 use crossterm::{cursor, execute, queue, style};
 
 use crate::admin::{self, Admin};
-use crate::dataplane::{self, METRICS_PORT};
+use crate::dataplane::{self, Page};
 use crate::exit::Outcome;
 use crate::metrics::{self, Sample};
 use crate::output::{Table, size};
@@ -68,7 +68,7 @@ impl Observer {
         let mut requests = BTreeMap::new();
         for gateway in self.realm.names_of(Kind::Gateway)? {
             // A replica that is down has nothing to tell; the list of processes shows that it is.
-            if let Ok(text) = dataplane::get(&self.realm, &gateway, METRICS_PORT, "/metrics").await {
+            if let Ok(text) = dataplane::get(&self.realm, &gateway, Page::Metrics, "/metrics").await {
                 count_requests(&mut requests, &metrics::parse(&String::from_utf8_lossy(&text)));
             }
         }

@@ -120,7 +120,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
     check(format!("world exec --world {name} h3 -- true"), 5, "no host");
     check(format!("logs --world {name} h1"), 0, "start: sleep");
     check(format!("status --world {name}"), 3, "mend:");
-    check(format!("config dump --world {name} h1"), 3, "port 15000");
+    check(format!("config dump --world {name} h1"), 3, "admin.sock");
     check(format!("tap --world {name}"), 5, "no gateway");
     check(format!("world down {}", file.display()), 0, "is gone");
     check(format!("world down {name}"), 0, "is gone");

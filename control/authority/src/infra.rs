@@ -9,6 +9,7 @@ use canal_model::identity::components;
 use rcgen::{ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use zeroize::Zeroizing;
 
 use crate::SERVER_LIFETIME_SECONDS;
 use crate::issuer::{Root, dated};
@@ -17,6 +18,20 @@ use crate::tenant::TenantAuthority;
 
 const ROOT_FILE: &str = "root.pem";
 const KEY_FILE: &str = "root.key";
+
+/// What seals the root's key on disk, as the store's keys are sealed.
+pub trait KeySealer {
+    /// The key as it is to lie on disk.
+    ///
+    /// # Errors
+    /// Why it could not be sealed.
+    fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, String>;
+    /// The key as it was before.
+    ///
+    /// # Errors
+    /// It was sealed under another key, or is damaged.
+    fn unseal(&self, sealed: &[u8]) -> Result<Zeroizing<Vec<u8>>, String>;
+}
 
 /// The controller's authority.
 pub struct Infra {
@@ -58,6 +73,14 @@ impl Infra {
     /// # Errors
     /// An [`InfraError`]; a root of which only one half is left is never replaced silently, since clients trust the old one.
     pub fn open(dir: &Path, now: u64) -> Result<Self, InfraError> {
+        Self::open_sealed(dir, now, None)
+    }
+
+    /// As [`Infra::open`]; with a `sealer` the key is sealed on disk, one that lies there unsealed too.
+    ///
+    /// # Errors
+    /// As [`Infra::open`], and when a sealed key cannot be opened.
+    pub fn open_sealed(dir: &Path, now: u64, sealer: Option<&dyn KeySealer>) -> Result<Self, InfraError> {
         let (root_path, key_path) = (dir.join(ROOT_FILE), dir.join(KEY_FILE));
         let file = |path: &Path| {
             let path = path.to_path_buf();
@@ -65,18 +88,28 @@ impl Infra {
         };
         DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(file(dir))?;
         let pem = read_if_there(&root_path).map_err(file(&root_path))?;
-        let key = read_if_there(&key_path).map_err(file(&key_path))?;
+        let key = read_if_there(&key_path).map_err(file(&key_path))?.map(Zeroizing::new);
         let pair = |why: String| InfraError::Pair { dir: dir.into(), why };
         let root = match (pem, key) {
             (Some(pem), Some(key)) => {
-                let der = PrivatePkcs8KeyDer::from_pem_slice(&key).map_err(|e| pair(format!("root.key: {e}")))?;
-                Root::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem)).map_err(pair)?
+                let is_plain = key.starts_with(b"-----BEGIN");
+                let plain = match sealer {
+                    _ if is_plain => key,
+                    Some(sealer) => sealer.unseal(&key).map_err(|e| pair(format!("root.key: {e}")))?,
+                    None => return Err(pair("root.key is sealed or damaged; give the controller its --store-key-file".into())),
+                };
+                let der = PrivatePkcs8KeyDer::from_pem_slice(&plain).map_err(|e| pair(format!("root.key: {e}")))?;
+                let root = Root::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem)).map_err(pair)?;
+                if is_plain && sealer.is_some() {
+                    write_key(dir, &key_path, &plain, sealer)?;
+                }
+                root
             }
             (Some(_), None) => return Err(pair("root.pem is there and root.key is not".into())),
             // A key without a certificate was never shown to anyone: an earlier start ended between the two writes.
             (None, _) => {
                 let root = Root::generate("Canal controller", now).map_err(InfraError::Signing)?;
-                write_whole(dir, &key_path, root.issuer.key().serialize_pem().as_bytes(), 0o600).map_err(file(&key_path))?;
+                write_key(dir, &key_path, Zeroizing::new(root.issuer.key().serialize_pem()).as_bytes(), sealer)?;
                 write_whole(dir, &root_path, root.pem.as_bytes(), 0o644).map_err(file(&root_path))?;
                 root
             }
@@ -117,6 +150,13 @@ impl Infra {
         let leaf = p.signed_by(&key, &self.root.issuer).map_err(|e| InfraError::Signing(e.to_string()))?;
         Ok(ServerCertificate { chain: vec![leaf.der().clone()], key: PrivatePkcs8KeyDer::from(key.serialize_der()).into(), not_after })
     }
+}
+
+/// Writes the root's key, sealed if there is something to seal with.
+fn write_key(dir: &Path, path: &Path, pem: &[u8], sealer: Option<&dyn KeySealer>) -> Result<(), InfraError> {
+    let sealed = sealer.map(|sealer| sealer.seal(pem)).transpose().map_err(|why| InfraError::File { path: path.into(), why })?;
+    let bytes = sealed.as_deref().unwrap_or(pem);
+    write_whole(dir, path, bytes, 0o600).map_err(|e| InfraError::File { path: path.into(), why: e.to_string() })
 }
 
 fn read_if_there(path: &Path) -> io::Result<Option<Vec<u8>>> {

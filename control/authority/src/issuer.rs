@@ -12,6 +12,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
+use zeroize::Zeroizing;
 
 use crate::request::{ProvedKey, Refusal};
 use crate::{ROOT_LIFETIME_SECONDS, SKEW_SECONDS};
@@ -46,7 +47,7 @@ impl Root {
 
     /// A root as it was kept. The certificate must be the key's.
     pub(crate) fn load(key_der: &[u8], pem: &str) -> Result<Self, String> {
-        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(key_der.to_vec()), &PKCS_ECDSA_P256_SHA256)
+        let key = KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(key_der), &PKCS_ECDSA_P256_SHA256)
             .map_err(|e| format!("the key cannot be read: {e}"))?;
         Self::assemble(key, pem.to_string())
     }
@@ -68,9 +69,9 @@ impl Root {
         Ok(Self { issuer, fingerprint: fingerprint(&der), pem, not_after })
     }
 
-    /// PKCS#8 DER. Secret.
-    pub(crate) fn key_der(&self) -> Vec<u8> {
-        self.issuer.key().serialize_der()
+    /// PKCS#8 DER. Secret; wiped when it is dropped.
+    pub(crate) fn key_der(&self) -> Zeroizing<Vec<u8>> {
+        Zeroizing::new(self.issuer.key().serialize_der())
     }
 }
 

@@ -16,7 +16,7 @@ mod tenant;
 
 pub use external::{AnswerFault, check_answer, check_request, root_fingerprint};
 pub use files::{AuthorityFiles, FILE_CERTIFICATES_MAX, FilesFault, read_crls, read_roots};
-pub use infra::{Infra, InfraError, ServerCertificate};
+pub use infra::{Infra, InfraError, KeySealer, ServerCertificate};
 pub use request::{CSR_BYTES_MAX, Refusal};
 pub use revocation::{CRL_LIFETIME_SECONDS, ForeignCrl, RevokedSerial};
 pub use rotation::{Patience, Phase, Sight, Step, decide_step, is_overdue};

@@ -3,6 +3,7 @@
 
 use canal_model::identity::Identity;
 use canal_model::ids::TrustDomain;
+use zeroize::Zeroizing;
 
 use crate::SKEW_SECONDS;
 use crate::issuer::{Root, leaf};
@@ -72,8 +73,8 @@ impl TenantAuthority {
         Self { domain: domain.clone(), signer: root, intermediates: Vec::new(), roots, not_after }
     }
 
-    /// PKCS#8 DER. Secret.
-    pub fn key(&self) -> Vec<u8> {
+    /// PKCS#8 DER. Secret; wiped when it is dropped.
+    pub fn key(&self) -> Zeroizing<Vec<u8>> {
         self.signer.key_der()
     }
 

@@ -94,3 +94,33 @@ fn an_ended_root_and_a_bad_folder_are_refused() {
     let Err(e) = Infra::open(&file, NOW) else { panic!("opened") };
     assert!(e.to_string().contains("--infra-dir"), "{e}");
 }
+
+/// Turns every bit around: enough to see whether a key lies there in the clear.
+struct Flip;
+
+impl canal_authority::KeySealer for Flip {
+    fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, String> {
+        Ok(plain.iter().map(|b| !b).collect())
+    }
+    fn unseal(&self, sealed: &[u8]) -> Result<zeroize::Zeroizing<Vec<u8>>, String> {
+        Ok(sealed.iter().map(|b| !b).collect::<Vec<u8>>().into())
+    }
+}
+
+#[test]
+fn the_roots_key_is_sealed_on_disk_where_there_is_something_to_seal_with() {
+    let dir = tempfile::tempdir().unwrap();
+    let is_plain = || std::fs::read(dir.path().join("root.key")).unwrap().starts_with(b"-----BEGIN");
+    let plain = Infra::open(dir.path(), NOW).unwrap();
+    assert!(is_plain());
+    // A key that lies there unsealed is sealed at the next start, and stays the same key.
+    let sealed = Infra::open_sealed(dir.path(), NOW, Some(&Flip)).unwrap();
+    assert!(!is_plain());
+    assert_eq!(plain.certificate(), sealed.certificate());
+    Infra::open_sealed(dir.path(), NOW, Some(&Flip)).unwrap().server_certificate("canal", NOW).unwrap();
+    let Err(error) = Infra::open(dir.path(), NOW) else { panic!("it opened without what sealed it") };
+    assert!(error.to_string().contains("--store-key-file"), "{error}");
+    let fresh = tempfile::tempdir().unwrap();
+    Infra::open_sealed(fresh.path(), NOW, Some(&Flip)).unwrap();
+    assert!(!std::fs::read(fresh.path().join("root.key")).unwrap().starts_with(b"-----BEGIN"));
+}

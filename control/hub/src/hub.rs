@@ -161,6 +161,21 @@ pub struct Hub {
     metrics: Option<SocketAddr>,
 }
 
+/// Seals the controller's own root as the store's keys are sealed.
+struct InfraSealer<'k>(&'k StoreKey);
+
+/// Where the root's key belongs: a sealed key opens in its own place only.
+const INFRA_PLACE: &str = "infra/root.key";
+
+impl canal_authority::KeySealer for InfraSealer<'_> {
+    fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, String> {
+        self.0.seal(plain, INFRA_PLACE).map_err(|e| e.to_string())
+    }
+    fn unseal(&self, sealed: &[u8]) -> Result<zeroize::Zeroizing<Vec<u8>>, String> {
+        self.0.unseal(sealed, INFRA_PLACE).map_err(|e| e.to_string())
+    }
+}
+
 impl Hub {
     /// Starts on the calling runtime. When it returns, all sources were read and the ports are open.
     ///
@@ -168,8 +183,10 @@ impl Hub {
     /// A [`HubError`] that says what to change.
     pub async fn start(config: Config) -> Result<Self, HubError> {
         let key = config.trust.key_file.as_deref().map(StoreKey::read).transpose()?;
+        let sealer = key.as_ref().map(InfraSealer);
+        let sealer = sealer.as_ref().map(|sealer| sealer as &dyn canal_authority::KeySealer);
+        let infra = Arc::new(Infra::open_sealed(&config.infra_dir, now_seconds(), sealer)?);
         let store = Arc::new(Store::open_with(&config.data_dir, config.limits.store, key)?);
-        let infra = Arc::new(Infra::open(&config.infra_dir, now_seconds())?);
         let parts = infra.of_components().map_err(|e| InfraError::Signing(e.to_string()))?;
         let first = first_principals(&config.principals)?;
         let listener = Listener::bind(config.listen, infra, &config.limits).await?;

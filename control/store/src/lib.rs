@@ -18,14 +18,14 @@ pub use error::StoreError;
 pub use fleet::{StoredEdge, StoredFleet, StoredReplica};
 pub use ids::SERVICE_ID_QUARANTINE_SECONDS;
 pub use objects::{Edit, ObjectKey, StoredObject};
-pub use seal::StoreKey;
+pub use seal::{StoreKey, is_sealed};
 pub use trust::{DomainName, StoredCertificate, StoredTrust};
 
 /// A certificate authority as it is kept: the key is secret. The file's mode is 0600, and with a [`StoreKey`] it is sealed in it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredAuthority {
-    /// PKCS#8 DER.
-    pub key: Vec<u8>,
+    /// PKCS#8 DER; wiped when it is dropped.
+    pub key: zeroize::Zeroizing<Vec<u8>>,
     /// The self-signed certificate, PEM.
     pub certificate: String,
 }

@@ -6,6 +6,8 @@ use std::path::Path;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey};
 
+use zeroize::Zeroizing;
+
 use crate::error::StoreError;
 
 /// What a sealed key begins with; PKCS#8 DER begins with 0x30.
@@ -42,7 +44,7 @@ impl StoreKey {
     /// [`StoreError::Key`].
     pub fn read(path: &Path) -> Result<Self, StoreError> {
         let refused = |why: String| StoreError::Key { why: format!("{}: {why}", path.display()) };
-        let mut bytes = Vec::new();
+        let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_FILE_BYTES_MAX as usize));
         let file = File::open(path).map_err(|e| refused(e.to_string()))?;
         file.take(KEY_FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(|e| refused(e.to_string()))?;
         if bytes.len() == KEY_BYTES {
@@ -51,32 +53,45 @@ impl StoreKey {
         let text = std::str::from_utf8(&bytes).map(str::trim).unwrap_or_default();
         let digit = |at: usize| text.get(2 * at..2 * at + 2).and_then(|d| u8::from_str_radix(d, 16).ok());
         let read: Option<Vec<u8>> = (0..KEY_BYTES).map(digit).collect();
-        match read.filter(|_| text.len() == 2 * KEY_BYTES) {
+        match read.map(Zeroizing::new).filter(|_| text.len() == 2 * KEY_BYTES) {
             Some(bytes) => Self::new(&bytes),
             None => Err(refused("it holds neither 32 bytes nor 64 hexadecimal digits".into())),
         }
     }
 
     /// `plain`, sealed for one place: elsewhere it does not open.
-    fn seal(&self, plain: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+    ///
+    /// # Errors
+    /// [`StoreError::Key`].
+    pub fn seal(&self, plain: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
         let mut body = plain.to_vec();
         let sealed = self.key.seal_in_place_append_tag(Aad::from(place.as_bytes()), &mut body);
         let nonce = sealed.map_err(|_| StoreError::Key { why: "a key could not be sealed".into() })?;
         Ok([MAGIC, nonce.as_ref(), &body].concat())
     }
 
-    fn open(&self, sealed: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+    fn open(&self, sealed: &[u8], place: &str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
         let refused = || StoreError::Key { why: format!("it is not the one under which {place} was sealed, or the store is damaged") };
         let (nonce, body) = sealed.split_at_checked(NONCE_LEN).ok_or_else(refused)?;
         let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| refused())?;
-        let mut body = body.to_vec();
+        let mut body = Zeroizing::new(body.to_vec());
         let plain = self.key.open_in_place(nonce, Aad::from(place.as_bytes()), &mut body).map_err(|_| refused())?;
-        Ok(plain.to_vec())
+        Ok(Zeroizing::new(plain.to_vec()))
+    }
+}
+
+impl StoreKey {
+    /// What [`StoreKey::seal`] sealed for this place.
+    ///
+    /// # Errors
+    /// [`StoreError::Key`]: another key, another place, or damage.
+    pub fn unseal(&self, bytes: &[u8], place: &str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
+        opened(Some(self), bytes, place)
     }
 }
 
 /// True where `bytes` are sealed.
-pub(crate) fn is_sealed(bytes: &[u8]) -> bool {
+pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
@@ -89,9 +104,9 @@ pub(crate) fn sealed(key: Option<&StoreKey>, plain: &[u8], place: &str) -> Resul
 }
 
 /// As it was before.
-pub(crate) fn opened(key: Option<&StoreKey>, bytes: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
+pub(crate) fn opened(key: Option<&StoreKey>, bytes: &[u8], place: &str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
     match (bytes.strip_prefix(MAGIC), key) {
-        (None, _) => Ok(bytes.to_vec()),
+        (None, _) => Ok(Zeroizing::new(bytes.to_vec())),
         (Some(body), Some(key)) => key.open(body, place),
         (Some(_), None) => Err(StoreError::Key { why: "the store's keys are sealed and none was given".into() }),
     }
@@ -117,7 +132,7 @@ mod tests {
             ("cut off", Some(&a), &lying[..9], "alpha/x", None),
             ("never sealed", Some(&a), b"secret", "alpha/x", Some(b"secret")),
         ] {
-            assert_eq!(opened(key, bytes, place).ok().as_deref(), want, "{what}");
+            assert_eq!(opened(key, bytes, place).ok().as_ref().map(|plain| plain.as_slice()), want, "{what}");
         }
         assert_ne!(sealed(Some(&a), b"secret", "p").unwrap(), sealed(Some(&a), b"secret", "p").unwrap(), "a nonce of its own");
     }

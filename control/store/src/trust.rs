@@ -98,6 +98,8 @@ impl Store {
     }
 
     fn open_row(&self, name: &DomainName, (key, certificate): KeyAndPem) -> Result<StoredAuthority, StoreError> {
+        // It may lie there unsealed.
+        let key = zeroize::Zeroizing::new(key);
         Ok(StoredAuthority { key: opened(self.key.as_ref(), &key, &place(name))?, certificate })
     }
 

@@ -13,7 +13,7 @@ fn domain(tenant: &str, domain: &str) -> DomainName {
 }
 
 fn authority(secret: &str) -> Option<StoredAuthority> {
-    Some(StoredAuthority { key: secret.into(), certificate: format!("certificate of {}", secret.len()) })
+    Some(StoredAuthority { key: secret.as_bytes().to_vec().into(), certificate: format!("certificate of {}", secret.len()) })
 }
 
 fn trust(first: &str, second: Option<&str>, state: &str) -> StoredTrust {

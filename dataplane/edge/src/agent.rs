@@ -2,16 +2,16 @@
 //! [`decide_guard`].
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use canal_kit::admin::{self, Routes};
+use canal_kit::admin::{self, AdminAddresses, Routes};
 use canal_kit::diagnostics::Level;
 use canal_kit::drain::{self, Drain, Trigger, Watcher};
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{State, Status, Subscriber, SubscriberConfig, Update};
-use canal_kit::sys::{self, ListenOptions, SysError};
+use canal_kit::sys::{self, SysError};
 use canal_model::program::Kind;
 use canal_offload::OffloadError;
 use canal_wire::fleet::{EdgeState, Seen};
@@ -352,7 +352,7 @@ fn look_after(shared: &Shared) {
     }
 }
 
-/// Admin on localhost, metrics and readiness where the operator says; each its own port, as in Istio.
+/// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.
 fn serve_operators(
     config: &EdgeConfig,
     board: Arc<Board>,
@@ -368,14 +368,10 @@ fn serve_operators(
         .logging(level)
         .quit(process.clone(), DRAIN_LIMIT)
         .version(env!("CARGO_PKG_VERSION"));
-    let metrics = Routes::new().metrics(registry.clone());
     let readiness = Routes::new().ready(move || for_ready.ready());
-    let pages: [(SocketAddr, Routes); 3] = [(config.admin, admin), (config.metrics, metrics), (config.readiness, readiness)];
-    for (address, routes) in pages {
-        let listener = sys::listen(None, address, &ListenOptions::default())?;
-        tokio::spawn(admin::serve(listener, routes, drain.clone()));
-    }
-    Ok(())
+    let addresses =
+        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
+    Ok(admin::serve_all(&addresses, (admin, readiness), registry, drain)?)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Istio's metric families, and the worker's short way from a request to its counters: by numbers, not by strings.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use canal_kit::metrics::{Counter, Counters, Family, Histogram, Histograms, Registry, Shard};
@@ -144,6 +144,8 @@ pub(crate) struct Series {
     families: Families,
     shard: Shard,
     known: RefCell<HashMap<Key, Rc<OfRequest>, foldhash::fast::RandomState>>,
+    /// Of the registry, when `known` was begun: handles that are kept for ever keep series from ending.
+    generation: Cell<u64>,
 }
 
 /// Codes that are shown as their class: an endpoint chooses its codes, and each would be a series.
@@ -166,7 +168,7 @@ type Values<'a> = SmallVec<[&'a str; 28]>;
 
 impl Series {
     pub(crate) fn new(families: &Families, shard: &Shard) -> Self {
-        Self { families: families.clone(), shard: shard.clone(), known: RefCell::default() }
+        Self { families: families.clone(), shard: shard.clone(), known: RefCell::default(), generation: Cell::new(0) }
     }
 
     /// Counts one request.
@@ -180,6 +182,10 @@ impl Series {
             flag: seen.flag,
             grpc: seen.grpc.then_some(seen.grpc_status.map(decide_grpc)),
         };
+        let generation = self.shard.generation();
+        if generation != self.generation.replace(generation) {
+            self.known.borrow_mut().clear();
+        }
         let known = self.known.borrow().get(&key).cloned();
         let series = known.unwrap_or_else(|| {
             let made = Rc::new(self.make(ends, seen, &key));

@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
+use canal_kit::keys::SecretBuffer;
 use canal_kit::metrics::SharedGauge;
 use canal_model::identity::Identity;
 use canal_model::ids::TenantName;
-use canal_wire::keyrpc::{Begin, Done, Frame, KeyName, Refusal, Request, Response, Role, SpkiHash};
+use canal_wire::keyrpc::{Begin, Done, FRAME_MAX, Frame, KeyName, Refusal, Request, Response, Role, SpkiHash};
 use rustls::SignatureScheme;
 use tokio::sync::Notify;
-use zeroize::Zeroize;
 
 use crate::certified::Certified;
 use crate::counts::{Counts, Operation};
@@ -83,7 +83,8 @@ impl Drop for UnderWay {
 /// What is to be written, whole frames.
 #[derive(Debug, Default)]
 struct Outbox {
-    bytes: Vec<u8>,
+    /// Secrets of sessions are in it.
+    bytes: SecretBuffer,
     full: bool,
 }
 
@@ -162,7 +163,7 @@ impl Channel {
     pub(crate) fn clear(&self) {
         self.close();
         lock(&self.table).clear();
-        lock(&self.outbox).bytes.zeroize();
+        lock(&self.outbox).bytes.wipe();
     }
 
     /// Whether the requester reads too slowly to go on with.
@@ -171,9 +172,8 @@ impl Channel {
     }
 
     /// Takes what is to be written, and leaves the emptied buffer of the last time.
-    pub(crate) fn take(&self, mut spare: Vec<u8>) -> Vec<u8> {
-        // It held secrets of sessions.
-        spare.zeroize();
+    pub(crate) fn take(&self, mut spare: SecretBuffer) -> SecretBuffer {
+        spare.wipe();
         std::mem::replace(&mut lock(&self.outbox).bytes, spare)
     }
 
@@ -182,11 +182,12 @@ impl Channel {
         if outbox.full {
             return;
         }
-        if let Err(error) = response.encode(id, &mut outbox.bytes) {
+        // With room for any frame, so that encoding does not leave a smaller copy behind.
+        if let Err(error) = response.encode(id, outbox.bytes.spare(FRAME_MAX)) {
             self.core.counts.refused(Refusal::Failed, None);
             let text = error.to_string();
             // A refusal always fits.
-            let _ = Response::Refused { name: Refusal::Failed, text: &text }.encode(id, &mut outbox.bytes);
+            let _ = Response::Refused { name: Refusal::Failed, text: &text }.encode(id, outbox.bytes.spare(FRAME_MAX));
         }
         outbox.full = outbox.bytes.len() > OUTBOX_MAX;
         drop(outbox);

@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime};
 use arc_swap::ArcSwap;
 use bytes::{Buf, BytesMut};
 use canal_kit::drain::{Drain, Watcher};
+use canal_kit::keys::SecretBuffer;
 use canal_kit::metrics::Registry;
 use canal_kit::southbound::{RefusedResource, State};
 use canal_kit::sys;
@@ -333,7 +334,7 @@ async fn until(time: SystemTime) {
 
 /// Writes what is to be said, all that gathered during the last write at once.
 async fn write_out<IO: AsyncRead + AsyncWrite + Unpin>(channel: Arc<Channel>, mut write: WriteHalf<IO>) {
-    let mut bytes = Vec::new();
+    let mut bytes = SecretBuffer::new();
     loop {
         bytes = channel.take(bytes);
         if bytes.is_empty() {

@@ -1,44 +1,53 @@
-//! The operators' HTTP on localhost: config dump, metrics, readiness, log level, quit, version, and whatever the caller adds.
+//! The operators' HTTP: config dump, metrics, readiness, log level, quit, version, and whatever the caller adds. What changes the process or
+//! shows tenants' configuration and requests is served on a unix socket of the process's own user only ([`serve_all`]).
 //! It serves operators, not traffic; hyper does the protocol.
 
-use std::convert::Infallible;
+mod access;
+mod body;
+mod budget;
+mod serve;
+
 use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-use futures::StreamExt;
-use http::header::{ALLOW, CONTENT_TYPE, HeaderValue};
+use http::header::{ALLOW, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
-use http_body::Frame;
-use http_body_util::combinators::UnsyncBoxBody;
-use http_body_util::{BodyExt, Full, StreamBody};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio_stream::wrappers::ReceiverStream;
 
 use crate::diagnostics::Level;
-use crate::drain::{Drain, Trigger};
+use crate::drain::Trigger;
 use crate::metrics::Registry;
 
-/// Connections served at once; more wait in the listener's queue.
-pub const CONNECTIONS_MAX: usize = 64;
-/// A client that has not sent its request's head by then is dropped.
-pub const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+pub use body::{Body, json, stream, text};
+pub use budget::CONNECTIONS_MAX;
+pub use serve::{AdminAddresses, HEAD_TIMEOUT, SOCKET_NAME, WRITE_TIMEOUT, serve, serve_all, serve_socket};
 
-/// A response's body: whole or streamed.
-pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 type Handler = Arc<dyn Fn(Request<()>) -> Answer + Send + Sync>;
+
+/// Where a path is served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reach {
+    /// On TCP and on the socket: it changes nothing, and shows nothing of a tenant's requests and policies.
+    Anywhere,
+    /// On the socket only.
+    Socket,
+}
+
+/// A path and what answers it.
+#[derive(Clone)]
+struct Route {
+    method: Method,
+    path: &'static str,
+    reach: Reach,
+    handler: Handler,
+}
 
 /// Paths and what answers them. `/` lists them.
 #[derive(Clone, Default)]
 pub struct Routes {
-    list: Vec<(Method, &'static str, Handler)>,
+    list: Vec<Route>,
 }
 
 impl Routes {
@@ -47,26 +56,46 @@ impl Routes {
         Self::default()
     }
 
-    /// Adds a path. The request's body is not read.
-    pub fn route<F, A>(mut self, method: Method, path: &'static str, answer: F) -> Self
+    /// Adds a path that is served on TCP too: it must change nothing and show nothing of tenants. The request's body is not read.
+    pub fn route<F, A>(self, method: Method, path: &'static str, answer: F) -> Self
     where
         F: Fn(Request<()>) -> A + Send + Sync + 'static,
         A: Future<Output = Response<Body>> + Send + 'static,
     {
-        self.list.push((method, path, Arc::new(move |r| Box::pin(answer(r)))));
+        self.add(method, path, Reach::Anywhere, answer)
+    }
+
+    /// Adds a path that is served on the unix socket only.
+    pub fn socket_route<F, A>(self, method: Method, path: &'static str, answer: F) -> Self
+    where
+        F: Fn(Request<()>) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
+        self.add(method, path, Reach::Socket, answer)
+    }
+
+    fn add<F, A>(mut self, method: Method, path: &'static str, reach: Reach, answer: F) -> Self
+    where
+        F: Fn(Request<()>) -> A + Send + Sync + 'static,
+        A: Future<Output = Response<Body>> + Send + 'static,
+    {
+        self.list.push(Route { method, path, reach, handler: Arc::new(move |r| Box::pin(answer(r))) });
         self
     }
 
-    /// `GET /config_dump`: JSON.
+    /// `GET /config_dump`: JSON, on the socket.
     pub fn config_dump(self, dump: impl Fn() -> serde_json::Value + Send + Sync + 'static) -> Self {
-        self.route(Method::GET, "/config_dump", move |_| ready(json(StatusCode::OK, &dump())))
+        self.socket_route(Method::GET, "/config_dump", move |_| ready(json(StatusCode::OK, &dump())))
     }
 
     /// `GET /metrics` and `/stats/prometheus`.
     pub fn metrics(self, registry: Registry) -> Self {
         let again = registry.clone();
-        self.route(Method::GET, "/metrics", move |_| ready(exposition(&registry)))
-            .route(Method::GET, "/stats/prometheus", move |_| ready(exposition(&again)))
+        self.route(Method::GET, "/metrics", move |_| ready(body::exposition(&registry))).route(
+            Method::GET,
+            "/stats/prometheus",
+            move |_| ready(body::exposition(&again)),
+        )
     }
 
     /// `GET /healthz/ready`: 200 or 503 with the reason.
@@ -79,10 +108,10 @@ impl Routes {
         })
     }
 
-    /// `GET /logging` shows, `POST /logging?level=…` sets.
+    /// `GET /logging` shows, `POST /logging?level=…` sets, on the socket.
     pub fn logging(self, level: Level) -> Self {
         let show = level.clone();
-        self.route(Method::GET, "/logging", move |_| ready(text(StatusCode::OK, format!("{}\n", show.get())))).route(
+        self.route(Method::GET, "/logging", move |_| ready(text(StatusCode::OK, format!("{}\n", show.get())))).socket_route(
             Method::POST,
             "/logging",
             move |r| {
@@ -95,9 +124,9 @@ impl Routes {
         )
     }
 
-    /// `POST /quitquitquit` starts the drain with `limit`.
+    /// `POST /quitquitquit` starts the drain with `limit`, on the socket.
     pub fn quit(self, trigger: Arc<Trigger>, limit: Duration) -> Self {
-        self.route(Method::POST, "/quitquitquit", move |_| {
+        self.socket_route(Method::POST, "/quitquitquit", move |_| {
             trigger.drain(limit);
             ready(text(StatusCode::OK, "draining\n"))
         })
@@ -108,17 +137,26 @@ impl Routes {
         self.route(Method::GET, "/version", move |_| ready(text(StatusCode::OK, format!("{version}\n"))))
     }
 
-    fn answer(&self, request: Request<()>) -> Answer {
+    fn answer(&self, request: Request<()>, reach: Reach) -> Answer {
         let path = request.uri().path().to_string();
-        let here: Vec<_> = self.list.iter().filter(|(_, p, _)| *p == path).collect();
-        if let Some((_, _, handler)) = here.iter().find(|(m, _, _)| m == request.method()) {
-            return handler(request);
+        let here: Vec<_> = self.list.iter().filter(|r| r.path == path).collect();
+        if let Some(route) = here.iter().find(|r| r.method == request.method()) {
+            if route.reach == Reach::Socket && reach != Reach::Socket {
+                let why = format!(
+                    "{} {path} is not served on TCP; fix: ask on the process's unix socket, e.g. \
+                     curl --unix-socket DATA-DIR/{SOCKET_NAME} http://localhost{path}\n",
+                    route.method
+                );
+                return Box::pin(ready(text(StatusCode::FORBIDDEN, why)));
+            }
+            return (route.handler)(request);
         }
         let answer = if here.is_empty() {
             let status = if path == "/" { StatusCode::OK } else { StatusCode::NOT_FOUND };
-            text(status, self.list.iter().map(|(m, p, _)| format!("{m} {p}\n")).collect::<String>())
+            let where_to = |r: &Route| if r.reach == Reach::Socket { " (unix socket)" } else { "" };
+            text(status, self.list.iter().map(|r| format!("{} {}{}\n", r.method, r.path, where_to(r))).collect::<String>())
         } else {
-            let methods: Vec<_> = here.iter().map(|(m, _, _)| m.as_str()).collect();
+            let methods: Vec<_> = here.iter().map(|r| r.method.as_str()).collect();
             let mut r = text(StatusCode::METHOD_NOT_ALLOWED, format!("use {}\n", methods.join(", ")));
             if let Ok(allow) = HeaderValue::from_str(&methods.join(", ")) {
                 r.headers_mut().insert(ALLOW, allow);
@@ -157,78 +195,6 @@ fn decode(s: &str) -> String {
         };
     }
     String::from_utf8_lossy(&out).into_owned()
-}
-
-fn whole(status: StatusCode, content_type: &'static str, body: Bytes) -> Response<Body> {
-    let mut r = Response::new(Full::new(body).boxed_unsync());
-    *r.status_mut() = status;
-    r.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    r
-}
-
-/// A plain text answer.
-pub fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
-    whole(status, "text/plain; charset=utf-8", body.into())
-}
-
-/// A JSON answer.
-pub fn json(status: StatusCode, value: &serde_json::Value) -> Response<Body> {
-    whole(status, "application/json", format!("{value:#}\n").into())
-}
-
-fn exposition(registry: &Registry) -> Response<Body> {
-    whole(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", registry.render().into())
-}
-
-/// An answer that goes on for as long as the sender of `lines` lives (`/tap`). The receiver is dropped when the client leaves.
-pub fn stream(content_type: &'static str, lines: tokio::sync::mpsc::Receiver<Bytes>) -> Response<Body> {
-    let frames = ReceiverStream::new(lines).map(|b| Ok(Frame::data(b)));
-    let mut r = Response::new(StreamBody::new(frames).boxed_unsync());
-    r.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
-    r
-}
-
-/// Serves `routes` until the drain is forced; operators look on while it drains. The end of the process does not wait for it.
-pub async fn serve(listener: TcpListener, routes: Routes, drain: Drain) {
-    let (routes, room) = (Arc::new(routes), Arc::new(Semaphore::new(CONNECTIONS_MAX)));
-    let forced = drain.watcher();
-    drop(drain);
-    loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
-        let accepted = tokio::select! {
-            a = listener.accept() => a,
-            () = forced.forced() => return,
-        };
-        match accepted {
-            Ok((tcp, _)) => {
-                let (routes, forced) = (routes.clone(), forced.clone());
-                tokio::spawn(async move {
-                    tokio::select! {
-                        () = connection(tcp, routes) => {}
-                        () = forced.forced() => {}
-                    }
-                    drop(permit);
-                });
-            }
-            // Out of files: the next accept would fail at once as well.
-            Err(error) => {
-                tracing::warn!(%error, "admin accept");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-async fn connection(tcp: TcpStream, routes: Arc<Routes>) {
-    let service = service_fn(move |r: Request<hyper::body::Incoming>| {
-        let answer = routes.answer(r.map(drop));
-        async move { Ok::<_, Infallible>(answer.await) }
-    });
-    let served =
-        http1::Builder::new().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT).serve_connection(TokioIo::new(tcp), service);
-    if let Err(error) = served.await {
-        tracing::debug!(%error, "admin connection");
-    }
 }
 
 #[cfg(test)]

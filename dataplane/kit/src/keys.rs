@@ -11,6 +11,7 @@ mod keyring;
 mod pace;
 mod remote;
 mod requester;
+mod secret_buffer;
 mod server;
 mod signed;
 
@@ -20,6 +21,7 @@ pub use channel::{IN_FLIGHT_MAX, QUEUE_MAX};
 pub use circuit::{CIRCUIT_WAIT, FAILURES_MAX};
 pub use keyring::Keyring;
 pub use requester::{LAST_TRIPS, Requester, RequesterConfig, TRIP};
+pub use secret_buffer::SecretBuffer;
 pub use server::{ServerAddress, parse_key_server};
 pub use signed::{CHAIN_LIFE, Signed, THREADS, WAITING_MAX, spki_hash};
 

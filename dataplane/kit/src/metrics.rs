@@ -4,6 +4,7 @@
 
 mod cells;
 mod exposition;
+mod scrape;
 mod series;
 mod shard;
 mod shares;
@@ -26,6 +27,7 @@ use series::Core;
 use shard::Known;
 
 pub use exposition::Exposition;
+pub use scrape::{SCRAPE_TIMEOUT, SCRAPES_MAX, Scrape};
 
 /// Default bound on a family's label sets. In a family with the label `tenant` it is shared (`metricSeries` of a Tenant's shares), and what
 /// goes beyond a share is counted under `other` of its tenant; in other families what goes beyond the bound is counted under `other`.
@@ -91,6 +93,7 @@ struct Inner {
     probes: Mutex<Vec<Probe>>,
     shared: Mutex<Arena>,
     limits: Mutex<Vec<TenantLimit>>,
+    scrapes: scrape::Scrapes,
     /// What the provider wrote for tenants.
     tenant_shares: Mutex<BTreeMap<TenantName, Shares>>,
     generation: Arc<AtomicU64>,

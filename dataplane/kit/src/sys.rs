@@ -36,6 +36,9 @@ pub enum SysError {
     /// A socket option was refused.
     #[error("{what} for {address}: {source}{}", hint(.what, .source))]
     Socket { what: &'static str, address: SocketAddr, source: io::Error },
+    /// The unix socket for operators cannot be made.
+    #[error("admin socket {}: {source}; fix: give the process a --data-dir that it can write", .path.display())]
+    AdminSocket { path: PathBuf, source: io::Error },
     /// The connection was not up in [`CONNECT_TIMEOUT`] or the caller's own limit.
     #[error("connect to {address}: no answer in {limit:?}; a network policy that drops the port looks like this")]
     Timeout { address: SocketAddr, limit: Duration },

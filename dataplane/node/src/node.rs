@@ -1,17 +1,16 @@
 //! The process: what is started, in which order, and how it ends. No traffic and no decisions here.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use canal_kit::admin::{self, Routes};
+use canal_kit::admin::{self, AdminAddresses, Routes};
 use canal_kit::certs::{CertificateConfig, CertificateSource, Issuer, VALIDITY};
 use canal_kit::diagnostics::Level;
 use canal_kit::drain::{self, Drain, Trigger};
 use canal_kit::log::AccessLog;
 use canal_kit::metrics::{Family, Registry};
 use canal_kit::southbound::{Subscriber, SubscriberConfig};
-use canal_kit::sys::{self, ListenOptions, SysError};
+use canal_kit::sys::{self, SysError};
 use canal_kit::worker::Workers;
 use canal_model::ids::Generation;
 use canal_offload::OffloadError;
@@ -135,7 +134,7 @@ fn subscribe(config: &NodeConfig, shared: &Arc<Shared>, drain: Drain) -> (Subscr
     (Subscriber::start(subscription, &registry, drain, Box::new(apply)), generations)
 }
 
-/// Admin on localhost, metrics and readiness where the operator says; each its own port, as in Istio.
+/// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.
 fn serve_operators(config: &NodeConfig, dump: Arc<Dump>, level: Level, process: &Arc<Trigger>, drain: &Drain) -> Result<(), NodeError> {
     let registry = dump.shared.registry.clone();
     let (for_dump, for_ready) = (dump.clone(), dump);
@@ -145,12 +144,8 @@ fn serve_operators(config: &NodeConfig, dump: Arc<Dump>, level: Level, process: 
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"));
-    let metrics = Routes::new().metrics(registry);
     let readiness = Routes::new().ready(move || for_ready.ready());
-    let pages: [(SocketAddr, Routes); 3] = [(config.admin, admin), (config.metrics, metrics), (config.readiness, readiness)];
-    for (address, routes) in pages {
-        let listener = sys::listen(None, address, &ListenOptions::default())?;
-        tokio::spawn(admin::serve(listener, routes, drain.clone()));
-    }
-    Ok(())
+    let addresses =
+        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
+    Ok(admin::serve_all(&addresses, (admin, readiness), &registry, drain)?)
 }

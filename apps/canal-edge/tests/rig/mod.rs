@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
@@ -265,18 +266,21 @@ impl Machine {
     /// `(status, body)`; status 0 if nobody answers.
     pub(crate) fn ask(&self, method: &str, port: u16, path: &str) -> (u16, String) {
         self.ns.within(|| {
-            let Ok(mut s) = TcpStream::connect(("127.0.0.1", port)) else { return (0, String::new()) };
+            let Ok(s) = TcpStream::connect(("127.0.0.1", port)) else { return (0, String::new()) };
             s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-            write!(s, "{method} {path} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
-            let mut all = String::new();
-            let _ = s.read_to_string(&mut all);
-            let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
-            (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
+            exchange(s, method, path)
         })
     }
 
+    /// As [`Machine::ask`], on the agent's admin socket.
+    pub(crate) fn ask_socket(&self, method: &str, path: &str) -> (u16, String) {
+        let Ok(s) = UnixStream::connect(self.dir.path().join("edge/admin.sock")) else { return (0, String::new()) };
+        s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        exchange(s, method, path)
+    }
+
     pub(crate) fn dump(&self) -> serde_json::Value {
-        serde_json::from_str(&self.ask("GET", 15000, "/config_dump").1).unwrap_or_default()
+        serde_json::from_str(&self.ask_socket("GET", "/config_dump").1).unwrap_or_default()
     }
 
     pub(crate) fn metric(&self, line: &str) -> bool {
@@ -299,6 +303,15 @@ impl Drop for Machine {
             assert!(detached.status.success(), "{}", String::from_utf8_lossy(&detached.stderr));
         }
     }
+}
+
+/// One request and its answer: `(status, body)`.
+fn exchange(mut io: impl Read + Write, method: &str, path: &str) -> (u16, String) {
+    write!(io, "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+    let mut all = String::new();
+    let _ = io.read_to_string(&mut all);
+    let status = all.split(' ').nth(1).and_then(|c| c.parse().ok()).unwrap_or(0);
+    (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
 }
 
 /// The process.

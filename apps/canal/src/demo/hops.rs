@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::dataplane::{self, METRICS_PORT};
+use crate::dataplane::{self, Page};
 use crate::demo::screen::{Promise, Screen};
 use crate::demo::stage::{Stage, client};
 use crate::demo::traffic::{DETAILS, at};
@@ -76,7 +76,7 @@ fn all(stage: &Stage, hops: &[Hop]) -> Outcome<Vec<Counters>> {
 async fn gateways_own(stage: &Stage) -> Outcome<(f64, f64)> {
     let (mut ms, mut requests) = (0.0, 0.0);
     for gateway in stage.realm.names_of(Kind::Gateway)? {
-        let text = dataplane::get(&stage.realm, &gateway, METRICS_PORT, "/metrics").await?;
+        let text = dataplane::get(&stage.realm, &gateway, Page::Metrics, "/metrics").await?;
         let samples = metrics::parse(&String::from_utf8_lossy(&text));
         ms += metrics::sum(&samples, "istio_request_duration_milliseconds_sum", &[]);
         requests += metrics::sum(&samples, "istio_request_duration_milliseconds_count", &[]);

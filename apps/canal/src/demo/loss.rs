@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::dataplane::{self, METRICS_PORT};
+use crate::dataplane::{self, Page};
 use crate::demo::screen::Promise;
 use crate::demo::stage::{Stage, client, parse};
 use crate::demo::traffic::{REVIEWS, at};
@@ -41,7 +41,7 @@ pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
 async fn served(stage: &Stage) -> Outcome<BTreeMap<String, f64>> {
     let mut served = BTreeMap::new();
     for gateway in stage.realm.names_of(Kind::Gateway)? {
-        let text = dataplane::get(&stage.realm, &gateway, METRICS_PORT, "/metrics").await?;
+        let text = dataplane::get(&stage.realm, &gateway, Page::Metrics, "/metrics").await?;
         let samples = metrics::parse(&String::from_utf8_lossy(&text));
         served.insert(gateway, metrics::sum(&samples, "istio_requests_total", &[]));
     }

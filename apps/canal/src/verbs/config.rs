@@ -3,7 +3,7 @@
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::dataplane::{self, ADMIN_PORT};
+use crate::dataplane::{self, Page};
 use crate::exit::{Failure, Outcome};
 use crate::output::{self, Format};
 use crate::realm::{Realm, RealmArgs};
@@ -45,7 +45,7 @@ struct DumpArgs {
 pub(crate) async fn run(args: ConfigArgs) -> Outcome {
     let ConfigVerb::Dump(args) = args.verb;
     let realm = Realm::open(args.realm.world.as_deref())?;
-    let body = dataplane::get(&realm, &args.host, ADMIN_PORT, "/config_dump").await?;
+    let body = dataplane::get(&realm, &args.host, Page::Admin, "/config_dump").await?;
     let dump: Value =
         serde_json::from_slice(&body).map_err(|problem| Failure::failed(format!("{} /config_dump", args.host), problem, ""))?;
     let part = match &args.part {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use tokio::io::{AsyncBufReadExt, AsyncSeekExt, BufReader};
 
-use crate::dataplane::{self, ADMIN_PORT};
+use crate::dataplane::{self, Page};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::realm::{Realm, RealmArgs};
 
@@ -39,7 +39,7 @@ pub(crate) async fn run(args: LogsArgs) -> Outcome {
     let realm = Realm::open(args.realm.world.as_deref())?;
     if let Some(level) = &args.level {
         let path = format!("/logging?level={level}");
-        let answer = dataplane::post(&realm, &args.host, ADMIN_PORT, &path).await?;
+        let answer = dataplane::post(&realm, &args.host, Page::Admin, &path).await?;
         return crate::output::line(String::from_utf8_lossy(&answer).trim_end());
     }
     let path = realm.log_path(&args.host)?;

@@ -54,7 +54,7 @@ async fn key_servers(mesh: &MeshArgs) -> Outcome<Vec<(String, Value)>> {
     let realm = Realm::open(mesh.world.as_deref())?;
     let mut servers = Vec::new();
     for name in realm.names_of(Kind::KeyServer)? {
-        let dump = dataplane::get(&realm, &name, dataplane::ADMIN_PORT, "/config_dump").await.ok();
+        let dump = dataplane::get(&realm, &name, dataplane::Page::Admin, "/config_dump").await.ok();
         let dump = dump.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok()).unwrap_or_default();
         servers.push((name, dump["engine"]["hardware"].clone()));
     }

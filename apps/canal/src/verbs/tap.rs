@@ -6,7 +6,7 @@ use futures::stream::{self, BoxStream};
 use http_body_util::{BodyExt, BodyStream};
 use serde_json::Value;
 
-use crate::dataplane::{self, ADMIN_PORT};
+use crate::dataplane::{self, Page};
 use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{self, Format};
 use crate::realm::{Kind, Realm, RealmArgs};
@@ -96,7 +96,7 @@ fn encode(text: &str) -> String {
 }
 
 async fn lines(realm: &Realm, gateway: &str, target: &str) -> Outcome<Lines> {
-    let response = dataplane::stream(realm, gateway, ADMIN_PORT, target).await?;
+    let response = dataplane::stream(realm, gateway, Page::Admin, target).await?;
     let body = BodyStream::new(response.into_body().map_err(|problem| problem.to_string()));
     let place = gateway.to_owned();
     let cut = stream::unfold((body, Vec::new(), place), |(mut body, mut held, place)| async move {

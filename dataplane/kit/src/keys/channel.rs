@@ -17,10 +17,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use zeroize::{Zeroize, Zeroizing};
+use zeroize::Zeroizing;
 
 use super::counts::{Counts, Failure};
 use super::pace::{Asked, Pace};
+use super::secret_buffer::SecretBuffer;
 use super::server::Place;
 use crate::sys::{self, ConnectOptions};
 use crate::tls::{self, Credential, Judge, Standing, TrustView};
@@ -29,6 +30,8 @@ use crate::tls::{self, Credential, Judge, Standing, TrustView};
 pub const IN_FLIGHT_MAX: usize = 4096;
 /// Bytes that wait to be written on one channel.
 pub const QUEUE_MAX: usize = 4 << 20;
+/// Room for what is read at once, at least.
+const READ_BYTES: usize = 16 << 10;
 /// Frames are held back for so long at most; see [`Pace`].
 const HOLD: Duration = Duration::from_millis(1);
 /// TCP and TLS to a key server.
@@ -256,21 +259,20 @@ impl Channel {
 
     async fn read(&self, mut read: ReadHalf<TlsStream<TcpStream>>) -> Result<(), (Failure, String)> {
         let malformed = |e: keyrpc::Malformed| (Failure::Malformed, e.to_string());
-        let mut buffer = Vec::with_capacity(16 << 10);
+        // Secrets of connections may be in it.
+        let mut buffer = SecretBuffer::new();
         loop {
             let mut at = 0;
             while let Some((frame, length)) = keyrpc::split(&buffer[at..]).map_err(malformed)? {
                 let id = frame.id;
                 let answer = owned(frame.response().map_err(malformed)?);
-                // Secrets of connections may be in it.
-                buffer[at..at + length].zeroize();
                 at += length;
                 if let Some(answer) = answer {
                     self.hand_out(id, answer);
                 }
             }
-            buffer.drain(..at);
-            match read.read_buf(&mut buffer).await {
+            buffer.consume(at);
+            match read.read_buf(buffer.spare(READ_BYTES)).await {
                 Ok(0) => return Err((Failure::Lost, "closed by the key server".into())),
                 Ok(_) => self.mark(),
                 Err(e) => return Err((Failure::Lost, e.to_string())),

@@ -248,7 +248,9 @@ fn operators() -> Vec<Attack> {
 /// What beta can look at says nothing of alpha.
 fn sights() -> Vec<Attack> {
     let dump = |s: &Stage, host: &str| {
-        let said = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).ok();
+        let socket = s.mesh.world.data(host).expect("a host of the world").join("admin.sock");
+        let socket = socket.to_string_lossy();
+        let said = s.mesh.run(host, &["curl", "-sS", "--unix-socket", &socket, "http://localhost/config_dump"]).ok();
         Seen::of(said.contains("alpha"), said.chars().take(100).collect::<String>())
     };
     let metrics = |s: &Stage, host: &str| {
