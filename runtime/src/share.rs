@@ -139,10 +139,16 @@ impl TenantLimit {
         self.ledger().capacity()
     }
 
+    /// The most that `holder` may take of it.
+    pub fn max(&self, holder: &ShareHolder) -> u64 {
+        self.ledger().max(holder)
+    }
+
     /// Sets what the provider wrote for tenants; whoever is not named has the default. What is taken already stays taken.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
-        let own = tenants.into_iter().map(|(name, shares)| (ShareHolder::Tenant(name.clone()), shares.get(self.inner.kind)));
-        self.ledger().set_shares(own.filter(|(_, share)| *share != self.inner.kind.default_share()).collect());
+        let written = |shares: &Shares| shares.iter().find(|(kind, _)| *kind == self.inner.kind).map(|(_, share)| share);
+        let own = tenants.into_iter().filter_map(|(name, shares)| Some((ShareHolder::Tenant(name.clone()), written(shares)?)));
+        self.ledger().set_shares(own.collect());
     }
 
     /// Sets the share of tenants that the provider wrote nothing for: a flag of the process.
@@ -167,6 +173,21 @@ impl TenantLimit {
     pub fn take_revocable(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let (sender, receiver) = watch::channel(false);
         let id = self.ledger().take(holder, amount, Some(sender))?;
+        Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
+    }
+
+    /// As [`TenantLimit::take_revocable`]; a holder that has its whole share loses its own oldest (or newest) revocable permit for it. For what
+    /// nobody has a right to keep, such as connections that have proved nothing yet: a flood from a holder then costs its other takers
+    /// little, as long as they need their permit for less time than the flood needs to go once through the share.
+    ///
+    /// # Errors
+    /// As [`TenantLimit::take`]; [`ShareRefusal::Share`] only where nothing of the holder can be revoked.
+    pub fn take_in_place(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
+        let (sender, receiver) = watch::channel(false);
+        let mut ledger = self.ledger();
+        ledger.make_place(holder, amount);
+        let id = ledger.take(holder, amount, Some(sender))?;
+        drop(ledger);
         Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
     }
 

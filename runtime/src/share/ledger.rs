@@ -89,7 +89,7 @@ impl Ledger {
     }
 
     /// The most that a holder may take.
-    fn max(&self, holder: &ShareHolder) -> u64 {
+    pub(super) fn max(&self, holder: &ShareHolder) -> u64 {
         match holder {
             ShareHolder::Provider => self.capacity,
             // A tenant's share is a part of what tenants may take at all.
@@ -144,6 +144,15 @@ impl Ledger {
         self.attach(holder, id, amount, revoke);
         self.permits.insert(id, Permit { holder: holder.clone(), amount, is_revoked: false });
         Ok(id)
+    }
+
+    /// Revokes permits of the holder's own until `amount` more fit into its share, as far as there are any.
+    pub(super) fn make_place(&mut self, holder: &ShareHolder, amount: u64) {
+        while self.decide(holder, amount) == Decision::Refuse(ShareRefusal::Share)
+            && self.accounts.get(holder).is_some_and(|account| !account.revocable.is_empty())
+        {
+            self.revoke_one(holder);
+        }
     }
 
     pub(super) fn grow(&mut self, id: u64, more: u64) -> Result<(), ShareRefusal> {

@@ -172,3 +172,30 @@ proptest! {
         prop_assert_eq!(limit.usage().used, 0);
     }
 }
+
+#[tokio::test]
+async fn take_in_place_revokes_the_holders_own_oldest_at_its_share() {
+    let limit = limit(10, 0, GiveWay::Oldest);
+    let (alpha, beta) = (tenant("alpha"), tenant("beta"));
+    let other = limit.take_in_place(&beta, 1).unwrap();
+    let mut held: Vec<_> = (0..5).map(|_| limit.take_in_place(&alpha, 1).unwrap()).collect();
+    held[0].keep();
+    held.push(limit.take_in_place(&alpha, 1).unwrap());
+    let revoked: Vec<_> = held.iter().map(TenantPermit::is_revoked).collect();
+    assert_eq!(revoked, [false, true, false, false, false, false], "the oldest that may be revoked");
+    assert!(!other.is_revoked());
+    assert_eq!((used(&limit, &alpha), used(&limit, &beta)), (5, 1));
+    held.iter_mut().for_each(TenantPermit::keep);
+    assert_eq!(limit.take_in_place(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+}
+
+#[test]
+fn written_share_holds_against_another_default() {
+    let limit = limit(100, 0, GiveWay::Oldest);
+    let mut shares = Shares::default();
+    shares.set(ShareKind::GatewayConnections, ShareKind::GatewayConnections.default_share());
+    limit.set_default_share(Share::Percent(10));
+    let name = "alpha".parse().unwrap();
+    limit.set_shares([(&name, &shares)]);
+    assert_eq!((limit.max(&tenant("alpha")), limit.max(&tenant("beta"))), (50, 10));
+}
