@@ -1,7 +1,9 @@
-//! What every daemon of Canal needs and no policy decides: limits that tenants share. It knows no traffic and no resources.
+//! What every daemon of Canal needs and no policy decides: limits that tenants share, and the limit of open files. It knows no traffic and no resources.
 
 #![forbid(unsafe_code)]
 
+mod files;
 pub mod share;
 
+pub use files::raise_file_limit;
 pub use share::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimit, TenantLimitConfig, TenantPermit};

@@ -139,6 +139,11 @@ impl TenantLimit {
         self.ledger().capacity()
     }
 
+    /// The most that `holder` may take of it.
+    pub fn max(&self, holder: &ShareHolder) -> u64 {
+        self.ledger().max(holder)
+    }
+
     /// Sets what the provider wrote for tenants; whoever is not named has the default. What is taken already stays taken.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
         let kind = self.inner.kind;

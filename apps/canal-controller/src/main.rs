@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use canal_authority::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN, Patience};
-use canal_hub::{AllowedHost, Config, ExternalCa, FleetTimes, Hub, JwksOptions, Limits, TrustOptions};
+use canal_hub::{AllowedHost, Config, ExternalCa, FILES_RESERVED, FleetTimes, Hub, JwksOptions, Limits, TrustOptions};
+use canal_model::share::{Share, ShareKind, Shares};
+use canal_runtime::raise_file_limit;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -65,6 +67,8 @@ struct Flags {
     /// A gateway replica that is silent for so long, and dead by its edge, is gone: its sessions count as ended.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = patience)]
     replica_gone_after: Duration,
+    #[command(flatten)]
+    limits: LimitFlags,
     /// /config_dump, /metrics and /healthz/ready; keep it on localhost.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
@@ -74,6 +78,68 @@ struct Flags {
     /// What to log, e.g. info or canal_hub=debug,info.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
+}
+
+/// Limits that tenants share; docs/operations/limits.md says what each means.
+#[derive(clap::Args)]
+struct LimitFlags {
+    /// Connections on which a valid token was sent.
+    #[arg(long, value_name = "COUNT", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    connections: u64,
+    /// Connections on which no valid token was sent yet.
+    #[arg(long, value_name = "COUNT", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    unauthenticated_connections: u64,
+    /// Changes of all tenants that wait or are compiled.
+    #[arg(long, value_name = "COUNT", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=100_000))]
+    queued_changes: u64,
+    /// Bytes of the changes of all tenants that wait or are compiled.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    queued_change_bytes: u64,
+    /// Bytes of all tenants' objects.
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    configuration_bytes: u64,
+    /// Bytes of what is compiled of all tenants' objects.
+    #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
+    compiled_bytes: u64,
+    /// Certificates on record that have not ended.
+    #[arg(long, value_name = "COUNT", default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
+    certificates: u64,
+    /// What one tenant may have of such a limit where its Tenant says nothing: LIMIT=AMOUNT or LIMIT=PERCENT%, LIMIT as in spec.shares.
+    #[arg(long = "share", value_name = "LIMIT=SHARE", value_parser = share)]
+    shares: Vec<(ShareKind, Share)>,
+}
+
+impl LimitFlags {
+    /// The hub's limits, for a process that may have `files` open files.
+    fn limits(&self, files: u64) -> Limits {
+        let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
+        let mut shares = Shares::default();
+        self.shares.iter().for_each(|(kind, share)| shares.set(*kind, *share));
+        let limits = Limits {
+            connections: count(self.connections),
+            unauthenticated: count(self.unauthenticated_connections),
+            queued_changes: self.queued_changes,
+            queued_change_bytes: self.queued_change_bytes,
+            configuration_bytes: self.configuration_bytes,
+            compiled_bytes: self.compiled_bytes,
+            issued: count(self.certificates),
+            shares,
+            ..Limits::default()
+        };
+        limits.within(files)
+    }
+
+    fn files(&self) -> u64 {
+        self.connections + self.unauthenticated_connections + FILES_RESERVED
+    }
+}
+
+/// One tenant's share of one limit.
+fn share(text: &str) -> Result<(ShareKind, Share), String> {
+    let (limit, share) = text.split_once('=').ok_or("write LIMIT=SHARE, as in certificates=20%")?;
+    let kind =
+        Shares::kind(limit).ok_or_else(|| format!("{limit:?} is no limit that tenants share; docs/operations/limits.md lists them"))?;
+    Ok((kind, share.parse::<Share>().map_err(|e| e.to_string())?))
 }
 
 /// A time with a unit, in seconds.
@@ -140,6 +206,11 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     // Caught from the first moment on, so that an early SIGTERM ends the process in order too.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
+    let files = raise_file_limit(flags.limits.files());
+    if files < flags.limits.files() {
+        tracing::warn!(files, wanted = flags.limits.files(), "fewer open files are allowed than wanted; fewer connections are accepted");
+    }
+    let fleet = FleetTimes { gone: flags.replica_gone_after, ..FleetTimes::default() };
     let hub = Hub::start(Config {
         listen: flags.listen,
         admin: Some(flags.admin_addr),
@@ -157,7 +228,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
             patience: Patience { settle: flags.ca_rotation_settle, grace: flags.ca_retire_grace, ..Patience::default() },
         },
         jwks: JwksOptions { hosts: flags.jwks_hosts, refresh: flags.jwks_refresh },
-        limits: Limits { fleet: FleetTimes { gone: flags.replica_gone_after, ..FleetTimes::default() }, ..Limits::default() },
+        limits: Limits { fleet, ..flags.limits.limits(files) },
     })
     .await?;
     tracing::info!(address = %hub.address(), version = env!("CARGO_PKG_VERSION"), "serving");
@@ -168,4 +239,43 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
     hub.stop().await;
     tracing::info!("stopped");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canal_hub::{
+        COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, CONNECTIONS_MAX, ISSUED_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX,
+        UNAUTHENTICATED_MAX,
+    };
+
+    fn flags(more: &[&str]) -> Result<Flags, clap::Error> {
+        let needed = ["canal-controller", "--data-dir", "d", "--principals", "p", "--infra-dir", "i"];
+        Flags::try_parse_from(needed.iter().chain(more))
+    }
+
+    #[test]
+    fn limits_without_flags_are_the_libraries_defaults() {
+        let limits = flags(&[]).unwrap().limits.limits(u64::MAX);
+        assert_eq!((limits.connections, limits.unauthenticated, limits.issued), (CONNECTIONS_MAX, UNAUTHENTICATED_MAX, ISSUED_MAX));
+        assert_eq!((limits.queued_changes, limits.queued_change_bytes), (QUEUED_CHANGES_MAX, QUEUED_CHANGE_BYTES_MAX));
+        assert_eq!((limits.configuration_bytes, limits.compiled_bytes), (CONFIGURATION_BYTES_MAX, COMPILED_BYTES_MAX));
+    }
+
+    #[test]
+    fn connections_leave_files_for_the_store_and_the_configuration() {
+        let limits = flags(&[]).unwrap().limits.limits(1_024);
+        assert_eq!(limits.connections + limits.unauthenticated, 768);
+        assert!(limits.unauthenticated >= 100);
+    }
+
+    #[test]
+    fn a_share_flag_names_a_limit_and_a_share() {
+        let limits = flags(&["--share", "certificates=20%", "--share", "configurationBytes=1048576"]).unwrap().limits.limits(u64::MAX);
+        assert_eq!(limits.shares.get(ShareKind::Certificates), Share::Percent(20));
+        assert_eq!(limits.shares.get(ShareKind::ConfigurationBytes), Share::Amount(1 << 20));
+        for bad in ["certificates", "certificate=20%", "certificates=0"] {
+            assert!(flags(&["--share", bad]).is_err(), "{bad}");
+        }
+    }
 }

@@ -8,19 +8,19 @@ use canal_model::ids::{IdError, ReplicaName, ServiceKey, TenantName};
 use canal_model::policy::ObjectKind;
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
+use canal_runtime::ShareHolder;
 use canal_store::{DomainName, StoreError};
 use canal_wire::api;
 use canal_wire::api::admin_server::Admin;
-use tokio::sync::oneshot;
 use tonic::{Request, Response, Status};
 
 use crate::apply::Wish;
 use crate::catalog::{Catalog, Listed, TenantView};
+use crate::changes::{Outcome, WishError, WishRequest};
 use crate::fleet::Overview;
 use crate::metrics;
 use crate::shared::{Shared, now_seconds};
 use crate::trust::{OrderError, OrderFault, Target, Trust};
-use crate::writer::{Command, Outcome};
 
 /// Files in one Apply or Diff.
 pub const FILES_MAX: usize = 4096;
@@ -80,8 +80,13 @@ impl Admin for AdminService {
 
     async fn delete(&self, request: Request<api::DeleteRequest>) -> Result<Response<api::DeleteResponse>, Status> {
         let operator = self.operator("delete", &request)?;
-        let api::DeleteRequest { tenant, objects, ignore_missing } = request.into_inner();
-        let outcome = self.wish("delete", &operator, &tenant, Wish::Delete { objects, ignore_missing }, false).await?;
+        let api::DeleteRequest { tenant, objects, ignore_missing, all } = request.into_inner();
+        let wish = match all {
+            false => Wish::Delete { objects, ignore_missing },
+            true if objects.is_empty() => Wish::DeleteAll,
+            true => return Err(Status::invalid_argument("the request names objects and says all; fix: send one of both")),
+        };
+        let outcome = self.wish("delete", &operator, &tenant, wish, false).await?;
         Ok(Response::new(api::DeleteResponse {
             accepted: outcome.accepted,
             generation: outcome.generation.0,
@@ -120,6 +125,7 @@ impl Admin for AdminService {
             generation: catalog.generation.0,
             version: env!("CARGO_PKG_VERSION").into(),
             subscribers: self.subscribers(&operator, &catalog),
+            shares: self.shares(&operator),
             tenants: tenants.clone().map(|(name, view)| tenant_status(name, view)).collect(),
             diagnostics: self
                 .findings(&operator)
@@ -341,13 +347,17 @@ impl AdminService {
             self.shared.refuse("files");
             return Err(Status::invalid_argument(format!("{} files in one request, at most {FILES_MAX} are taken", files.len())));
         }
-        let (reply, answer) = oneshot::channel();
-        let command = Command::Wish { tenant: tenant.clone(), wish, is_provider: operator.is_provider(), dry_run, reply };
-        let stopping = || Status::unavailable("the controller is stopping; try again");
-        self.shared.commands.send(command).await.map_err(|_| stopping())?;
-        let outcome = answer.await.map_err(|_| stopping())?.map_err(|e| {
-            self.done(verb, "store");
-            if e.is_limit() { Status::resource_exhausted(e.to_string()) } else { Status::unavailable(e.to_string()) }
+        let holder = operator.tenant.clone().map_or(ShareHolder::Provider, ShareHolder::Tenant);
+        let request = WishRequest { tenant: tenant.clone(), wish, is_provider: operator.is_provider(), dry_run, holder };
+        let outcome = self.shared.changes.wish(request).await.map_err(|e| {
+            let (outcome, is_limit) = match &e {
+                WishError::Store(store) => ("store", store.is_limit()),
+                WishError::Busy { limit, .. } => (*limit, true),
+                WishError::Moved => ("moved", false),
+                WishError::Stopping => ("stopping", false),
+            };
+            self.done(verb, outcome);
+            if is_limit { Status::resource_exhausted(e.to_string()) } else { Status::unavailable(e.to_string()) }
         })?;
         self.done(verb, if outcome.accepted { "accepted" } else { "refused" });
         if !dry_run {
@@ -357,6 +367,31 @@ impl AdminService {
             );
         }
         Ok(outcome)
+    }
+
+    /// A tenant's operator sees what its tenant holds of each limit, the provider what everybody holds.
+    fn shares(&self, operator: &Operator) -> Vec<api::ShareUse> {
+        let mut out = Vec::new();
+        for limit in self.shared.tenant_limits.usage() {
+            for usage in limit.holders {
+                let tenant = match &usage.holder {
+                    ShareHolder::Tenant(name) if operator.may_see(name) => name.to_string(),
+                    ShareHolder::Provider if operator.is_provider() => String::new(),
+                    _ => continue,
+                };
+                out.push(api::ShareUse {
+                    component: "controller".into(),
+                    limit: limit.kind.label().into(),
+                    tenant,
+                    used: usage.used,
+                    max: usage.max,
+                    refused: usage.refused,
+                    revoked: usage.revoked,
+                    unit: limit.kind.unit().into(),
+                });
+            }
+        }
+        out
     }
 
     /// What is wrong with the configuration directory concerns the provider only.

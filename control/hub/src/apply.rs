@@ -16,7 +16,24 @@ use crate::tenant::{Applied, TenantSources};
 #[derive(Debug, Clone)]
 pub(crate) enum Wish {
     Apply(Vec<api::File>),
-    Delete { objects: Vec<api::ObjectRef>, ignore_missing: bool },
+    Delete {
+        objects: Vec<api::ObjectRef>,
+        ignore_missing: bool,
+    },
+    /// Every applied object, read or not.
+    DeleteAll,
+}
+
+impl Wish {
+    /// Bytes that it holds while it waits.
+    pub(crate) fn bytes(&self) -> u64 {
+        let bytes: usize = match self {
+            Self::Apply(files) => files.iter().map(|f| f.path.len() + f.yaml.len()).sum(),
+            Self::Delete { objects, .. } => objects.iter().map(|o| o.kind.len() + o.namespace.len() + o.name.len()).sum(),
+            Self::DeleteAll => 0,
+        };
+        bytes as u64
+    }
 }
 
 /// What would be done. It holds only if no diagnostic is an error and the compiler finds none either.
@@ -31,12 +48,17 @@ pub(crate) struct Plan {
     pub(crate) named: BTreeSet<ObjectKey>,
 }
 
-/// Reads a wish against the tenant as it is. `is_provider`: the caller may write what decides about isolation.
-pub(crate) fn decide(before: &TenantSources, wish: Wish, is_provider: bool, now: u64) -> Plan {
+/// Reads a wish against the tenant as it is. `rows`: all that the store has of it, for [`Wish::DeleteAll`]. `is_provider`: the caller may
+/// write what decides about isolation.
+pub(crate) fn decide(before: &TenantSources, wish: Wish, rows: Vec<canal_store::ObjectKey>, is_provider: bool, now: u64) -> Plan {
     let mut plan = Plan { after: before.clone(), edits: Vec::new(), changes: Vec::new(), diagnostics: Vec::new(), named: BTreeSet::new() };
     match wish {
-        Wish::Apply(files) => plan.apply(before, &files, is_provider, now),
+        Wish::Apply(files) => {
+            plan.diagnostics.extend(before.set_aside.clone());
+            plan.apply(before, &files, is_provider, now);
+        }
         Wish::Delete { objects, ignore_missing } => plan.delete(before, &objects, ignore_missing, is_provider),
+        Wish::DeleteAll => plan.delete_all(rows, is_provider),
     }
     plan
 }
@@ -125,6 +147,21 @@ impl Plan {
                 None if ignore_missing || before.file_of(&key).is_some() => {}
                 None => self.refuse(None, Some(key), "there is no such object".into(), "name an object that `canal get` shows"),
             }
+        }
+    }
+
+    fn delete_all(&mut self, rows: Vec<canal_store::ObjectKey>, is_provider: bool) {
+        if !is_provider {
+            let problem = "only the provider deletes all objects of a tenant at once".into();
+            return self.refuse(None, None, problem, "name the objects, or ask the provider of the mesh");
+        }
+        self.after.applied.clear();
+        self.after.unreadable.clear();
+        self.after.set_aside = None;
+        for key in rows {
+            let (kind, namespace, name) = (key.kind.clone(), key.namespace.clone(), key.name.clone());
+            self.changes.push(api::Change { what: What::Deleted.into(), kind, namespace, name, diff: String::new() });
+            self.edits.push(Edit::Delete { key });
         }
     }
 

@@ -10,6 +10,7 @@ use canal_model::ids::{ServiceKey, TenantName, TrustDomain};
 use canal_model::principal::Principal;
 use canal_model::program::{Kind, Resource};
 use canal_model::trust::{KeyAlgorithm, KeyPlace, KeyPolicy};
+use canal_runtime::ShareHolder;
 use canal_wire::citadel::istio_certificate_service_server::IstioCertificateService;
 use canal_wire::citadel::{IstioCertificateRequest, IstioCertificateResponse};
 use prost_types::value::Kind as Value;
@@ -18,6 +19,7 @@ use tonic::{Code, Request, Response, Status};
 use crate::catalog::{Catalog, TenantView};
 use crate::metrics;
 use crate::shared::Shared;
+use crate::shares::holder_of;
 use crate::trust::{Done, IssueError, Order};
 
 /// The metadata field that names the identity asked for (istio/api security/v1alpha1, as ztunnel sends it).
@@ -202,7 +204,11 @@ impl IstioCertificateService for Certificates {
             Grant::Workload { tenant, identity, names, rsa } => (tenant, identity, names, rsa),
         };
         let (csr, holder) = (request.csr, caller.principal.to_string());
-        let order = Order { tenant, identity: identity.clone(), names, rsa, csr, lifetime_seconds: lifetime, holder };
+        let rate = match holder_of(&caller.principal) {
+            ShareHolder::Provider => self.shared.limits.provider_rate,
+            _ => self.shared.limits.tenant_rate,
+        };
+        let order = Order { tenant, identity: identity.clone(), names, rsa, csr, lifetime_seconds: lifetime, holder, rate };
         let made = self.shared.trust.issue(order).await;
         let Done { chain, serial, not_after } = made.map_err(|e| self.failed(&caller.principal, &identity, &e))?;
         let kind = crate::principal_name(&caller.principal);
@@ -224,7 +230,7 @@ impl Certificates {
             IssueError::Refused(_) => Code::InvalidArgument,
             IssueError::Barred(_) => Code::PermissionDenied,
             IssueError::Files(_) | IssueError::External(_) | IssueError::Answer(_) => Code::Unavailable,
-            IssueError::Ledger(_) => Code::ResourceExhausted,
+            IssueError::Ledger(_) | IssueError::Rate(..) => Code::ResourceExhausted,
         };
         self.refused(principal, Some(&identity.to_string()), e.name(), &e.to_string());
         Status::new(code, e.to_string())

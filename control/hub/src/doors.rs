@@ -126,6 +126,7 @@ fn gauges(shared: &Shared) -> Gauges {
     g.set(metrics::CONVERGED, &[], summary.converged as f64);
     g.set(metrics::UNACKED_SECONDS, &[], summary.unacked_seconds);
     g.set(metrics::NACKS_STANDING, &[], summary.standing as f64);
+    shared.tenant_limits.gauges(&mut g);
     shared.trust.gauges(&canal_model::identity::components(), &mut g);
     let sources = shared.sources.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     for (name, view) in &catalog.tenants {

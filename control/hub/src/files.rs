@@ -11,12 +11,11 @@ use canal_sources::{Scan, TenantFiles, Watch};
 
 use crate::shared::Shared;
 use crate::tenant::Files;
-use crate::writer::Command;
 
 /// What was found in one tenant's directory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) enum Found {
-    Read(Files),
+    Read(Arc<Files>),
     /// The directory is not there.
     Gone,
 }
@@ -36,7 +35,7 @@ impl Reading {
             let found = if says_nothing && !root.join(files.tenant.as_str()).is_dir() {
                 Found::Gone
             } else {
-                Found::Read(Files::new(files.documents, files.diagnostics))
+                Found::Read(Arc::new(Files::new(files.documents, files.diagnostics)))
             };
             (files.tenant, found)
         };
@@ -54,9 +53,7 @@ pub(crate) async fn follow(mut watch: Watch, root: PathBuf, shared: Arc<Shared>)
     while let Some(scan) = watch.next().await {
         let reading = Reading::of(scan, &root);
         shared.note_findings(&reading);
-        if shared.commands.send(Command::Files(reading)).await.is_err() {
-            return;
-        }
+        shared.changes.take_reading(reading);
     }
     tracing::error!("the configuration directory is no longer watched; restart the controller to take up changes to files");
     shared.refuse("watch_ended");

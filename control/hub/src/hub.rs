@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use canal_authority::{Infra, InfraError};
+use canal_model::share::Shares;
 use canal_sources::{Watch, WatchError};
 use canal_store::{Store, StoreError, StoreKey};
 use canal_wire::api::admin_server::AdminServer;
@@ -26,20 +27,23 @@ use tonic::transport::Server;
 use crate::admin::AdminService;
 use crate::catalog::Catalog;
 use crate::certificates::Certificates;
+use crate::changes::Changes;
 use crate::doors::{self, Door};
 use crate::fetch::Client;
 use crate::files::{self, Reading};
 use crate::fleet::{Fleet, FleetService, FleetTimes, Keeper};
 use crate::jwks::{self, JwksOptions, Origin};
-use crate::listener::{CONNECTIONS_MAX, HANDSHAKE, ListenError, Listener};
+use crate::listener::{CONNECTIONS_MAX, FILES_RESERVED, HANDSHAKE, ListenError, Listener, UNAUTHENTICATED_MAX};
 use crate::metrics::Metrics;
+use crate::prepare::{Basis, Preparer};
 use crate::principals::{self, Principals, PrincipalsError};
 use crate::session::SessionLimits;
 use crate::shared::{ServiceLimits, Shared, now_seconds};
+use crate::shares::{COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX, TenantLimits};
 use crate::southbound::Southbound;
 use crate::subscribers::{self, STREAMS_MAX, Subscribers};
-use crate::trust::{self, ISSUED_MAX, Trust, TrustOptions};
-use crate::writer::{COMMANDS_MAX, Command, Voice, Writer};
+use crate::trust::{self, CertificateRate, ISSUED_MAX, PROVIDER_RATE, TENANT_RATE, Trust, TrustOptions};
+use crate::writer::{COMMANDS_MAX, Command, Commit, Voice, Writer};
 
 /// See [`Limits::request_bytes`].
 pub const REQUEST_BYTES_MAX: usize = 64 << 20;
@@ -80,7 +84,7 @@ pub struct Config {
 }
 
 /// The hub's limits; the defaults are the constants of this crate and of the store.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Limits {
     /// See [`canal_store::Limits`].
     pub store: canal_store::Limits,
@@ -96,12 +100,30 @@ pub struct Limits {
     pub nack_splits: usize,
     /// Bytes of one request: an Apply with many files, or a first request of a subscriber that holds a great deal.
     pub request_bytes: usize,
-    /// A TLS handshake that takes longer is given up.
+    /// A connection without a request that has a valid token is cut after so long.
     pub handshake: Duration,
     /// See [`crate::ISSUED_MAX`].
     pub issued: usize,
     /// How long silence of edges and replicas is borne.
     pub fleet: FleetTimes,
+    /// See [`crate::QUEUED_CHANGES_MAX`].
+    pub queued_changes: u64,
+    /// See [`crate::QUEUED_CHANGE_BYTES_MAX`].
+    pub queued_change_bytes: u64,
+    /// See [`crate::CONFIGURATION_BYTES_MAX`].
+    pub configuration_bytes: u64,
+    /// See [`crate::COMPILED_BYTES_MAX`].
+    pub compiled_bytes: u64,
+    /// So many changes are compiled at once, and as many dry runs, each of another tenant.
+    pub compile_workers: usize,
+    /// The shares of tenants for which the provider wrote none.
+    pub shares: Shares,
+    /// See [`crate::UNAUTHENTICATED_MAX`].
+    pub unauthenticated: usize,
+    /// See [`crate::TENANT_RATE`].
+    pub tenant_rate: CertificateRate,
+    /// See [`crate::PROVIDER_RATE`].
+    pub provider_rate: CertificateRate,
     /// An HTTP/2 PING goes to a silent client so often, and must be answered within so long.
     pub ping: (Duration, Duration),
 }
@@ -121,7 +143,29 @@ impl Default for Limits {
             issued: ISSUED_MAX,
             fleet: FleetTimes::default(),
             ping: PING,
+            queued_changes: QUEUED_CHANGES_MAX,
+            queued_change_bytes: QUEUED_CHANGE_BYTES_MAX,
+            configuration_bytes: CONFIGURATION_BYTES_MAX,
+            compiled_bytes: COMPILED_BYTES_MAX,
+            // Two at least, so that one tenant's never holds up all others.
+            compile_workers: std::thread::available_parallelism().map_or(2, |n| n.get().max(2)),
+            shares: Shares::default(),
+            unauthenticated: UNAUTHENTICATED_MAX,
+            tenant_rate: TENANT_RATE,
+            provider_rate: PROVIDER_RATE,
         }
+    }
+}
+
+impl Limits {
+    /// The same limits for a process that may have `files` open files: connections leave [`FILES_RESERVED`] of them alone.
+    pub fn within(mut self, files: u64) -> Self {
+        let most = usize::try_from(files.saturating_sub(FILES_RESERVED)).unwrap_or(usize::MAX).max(2);
+        if self.connections.saturating_add(self.unauthenticated) > most {
+            self.unauthenticated = self.unauthenticated.min(most / 4).max(1);
+            self.connections = most - self.unauthenticated;
+        }
+        self
     }
 }
 
@@ -196,9 +240,14 @@ impl Hub {
         let metrics = Arc::new(Metrics::default());
         let fleet = Fleet::open(&store, config.limits.fleet)?;
         let client = Client::of_file(config.trust.tls_roots.as_deref().unwrap_or(Path::new(TLS_ROOTS)))?;
-        let trust = Arc::new(Trust::open(store.clone(), metrics.clone(), parts, &config.trust, &client, config.limits.issued)?);
+        let tenant_limits = Arc::new(TenantLimits::new(&config.limits));
+        let trust =
+            Arc::new(Trust::open(store.clone(), metrics.clone(), parts, &config.trust, &client, tenant_limits.certificates.clone())?);
         let (publish, _) = watch::channel(Arc::new(Catalog::default()));
         let (commands, queue) = mpsc::channel(COMMANDS_MAX);
+        let (commits, ready) = mpsc::channel(COMMANDS_MAX);
+        let preparer = Arc::new(Preparer { store: store.clone(), metrics: metrics.clone(), limits: tenant_limits.clone() });
+        let (basis, prepared_against) = watch::channel(Arc::new(Basis::default()));
         let (principals_now, principals) = watch::channel(Arc::new(first));
         let (watch, reading) = first_reading(config.config_dir.as_deref()).await?;
         let shared = Arc::new(Shared {
@@ -209,23 +258,22 @@ impl Hub {
             subscribers: Subscribers::new(config.limits.streams),
             fleet,
             metrics,
+            changes: Changes::new(preparer.clone(), prepared_against, commits, config.limits.compile_workers),
+            tenant_limits,
             commands,
             limits: service_limits(&config),
             sources: Mutex::default(),
             stopping: CancellationToken::new(),
         });
         shared.note_findings(&reading);
-        let (writer, had) = start_writer(&shared, reading, queue)?;
-        let mut keeper = Keeper::new(shared.clone());
-        if !keeper.begin().await {
-            tracing::warn!("the fleet's tables are not in force yet; they are tried again");
-        }
+        let (writer, had) = start_writer(&shared, &preparer, basis, reading, (queue, ready))?;
+        let keeper = first_plan(&shared).await;
         let origin = Origin { client, options: Arc::new(config.jwks), config_dir: config.config_dir.clone().map(Arc::new) };
         let mut work: Vec<Task> = vec![
             Box::pin(principals::follow(config.principals.clone(), principals_now)),
             Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())),
             Box::pin(keeper.run()),
-            Box::pin(retry(shared.commands.clone())),
+            Box::pin(retry(shared.clone())),
             Box::pin(trust::turn(shared.clone())),
             Box::pin(tell_trust(shared.clone())),
             Box::pin(jwks::follow(shared.clone(), origin, had)),
@@ -242,10 +290,8 @@ impl Hub {
             tasks: tasks.clone(),
             writer: Some(writer),
         };
-        let open = [(admin, Door::Admin), (metrics_door, Door::Metrics)];
-        for (listener, which) in open.into_iter().filter_map(|(listener, which)| Some((listener?, which))) {
-            tasks.spawn(doors::serve(listener, which, shared.clone()));
-        }
+        let doors = [(admin, Door::Admin), (metrics_door, Door::Metrics)].into_iter();
+        doors.filter_map(|(door, which)| Some(doors::serve(door?, which, shared.clone()))).for_each(|door| _ = tasks.spawn(door));
         tasks.spawn(serve(listener, shared, config.limits));
         Ok(hub)
     }
@@ -294,17 +340,32 @@ fn first_principals(path: &Path) -> Result<Principals, PrincipalsError> {
     Ok(first)
 }
 
+/// The fleet's task, after its first plan was told.
+async fn first_plan(shared: &Arc<Shared>) -> Keeper {
+    let mut keeper = Keeper::new(shared.clone());
+    if !keeper.begin().await {
+        tracing::warn!("the fleet's tables are not in force yet; they are tried again");
+    }
+    keeper
+}
+
 /// Starts the one writer; the key sets that it took up from the store.
 fn start_writer(
     shared: &Arc<Shared>,
+    preparer: &Preparer,
+    basis: watch::Sender<Arc<Basis>>,
     reading: Reading,
-    queue: mpsc::Receiver<Command>,
+    (commands, commits): (mpsc::Receiver<Command>, mpsc::Receiver<Commit>),
 ) -> Result<(JoinHandle<()>, BTreeSet<jwks::Place>), HubError> {
     let sets = shared.store.jwks()?;
     let had = sets.iter().map(|(tenant, uri, _)| (tenant.clone(), uri.clone())).collect();
-    let voice = Voice { publish: shared.catalog.clone(), trust: shared.trust.clone() };
-    let writer = Writer::start(shared.store.clone(), shared.metrics.clone(), voice, reading, sets)?;
-    let thread = std::thread::Builder::new().name("canal-writer".into()).spawn(move || writer.run(queue))?;
+    let voice = Voice { publish: shared.catalog.clone(), basis, trust: shared.trust.clone() };
+    let writer = Writer::start(preparer, voice, reading, sets)?;
+    let thread = std::thread::Builder::new().name("canal-writer".into()).spawn(move || {
+        if let Err(e) = writer.run(commands, commits) {
+            tracing::error!(error = %e, "the writer could not begin");
+        }
+    })?;
     Ok((thread, had))
 }
 
@@ -335,11 +396,9 @@ async fn door(address: Option<SocketAddr>, flag: &'static str) -> Result<Option<
 }
 
 fn service_limits(config: &Config) -> ServiceLimits {
-    let Limits { names, response_bytes, nack_splits, .. } = config.limits;
-    ServiceLimits {
-        session: SessionLimits { names, response_bytes, nack_splits, ..SessionLimits::default() },
-        svid_seconds: config.svid_seconds,
-    }
+    let Limits { names, response_bytes, nack_splits, tenant_rate, provider_rate, .. } = config.limits;
+    let session = SessionLimits { names, response_bytes, nack_splits, ..SessionLimits::default() };
+    ServiceLimits { session, svid_seconds: config.svid_seconds, tenant_rate, provider_rate }
 }
 
 /// Has the writer say what changed of the tenants' trust.
@@ -352,10 +411,11 @@ async fn tell_trust(shared: Arc<Shared>) {
     }
 }
 
-async fn retry(commands: mpsc::Sender<Command>) {
+async fn retry(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(RETRY_EVERY).await;
-        if commands.send(Command::Retry).await.is_err() {
+        shared.changes.try_again(None);
+        if shared.commands.send(Command::Retry).await.is_err() {
             return;
         }
     }
@@ -363,7 +423,8 @@ async fn retry(commands: mpsc::Sender<Command>) {
 
 async fn serve(listener: Listener, shared: Arc<Shared>, limits: Limits) {
     let (sender, connections) = mpsc::channel(1);
-    tokio::spawn(listener.run(sender, shared.metrics.clone(), shared.stopping.clone()));
+    let accounts = (shared.tenant_limits.clone(), shared.catalog.subscribe());
+    tokio::spawn(listener.run(sender, shared.metrics.clone(), accounts, shared.stopping.clone()));
     let admin = AdminServer::new(AdminService { shared: shared.clone() })
         .max_decoding_message_size(limits.request_bytes)
         .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);

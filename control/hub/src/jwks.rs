@@ -18,7 +18,6 @@ use tokio::task::JoinSet;
 use crate::fetch::{Ask, Client, FetchFault, Fetched, place};
 use crate::metrics;
 use crate::shared::Shared;
-use crate::writer::Command;
 
 /// Bytes of a key set.
 pub const JWKS_BYTES_MAX: usize = 256 << 10;
@@ -315,8 +314,9 @@ impl Fetcher {
             self.keep(&place, Some(set.clone()));
         }
         let fault = fault.map(|f| f.to_string());
-        // The writer is gone only when the controller ends.
-        let _ = self.shared.commands.send(Command::Jwks { tenant: place.0, uri: place.1, set, fault }).await;
+        let (changes, (tenant, uri)) = (self.shared.changes.clone(), place);
+        // One tenant's turn must not hold up the key sets of others.
+        tokio::spawn(async move { changes.take_key_set(&tenant, uri, set, fault).await });
     }
 
     /// For the next start; that it fails costs a refused token then, and is counted.

@@ -8,9 +8,11 @@
 #![forbid(unsafe_code)]
 
 mod admin;
+mod admission;
 mod apply;
 mod catalog;
 mod certificates;
+mod changes;
 mod connection;
 mod doors;
 mod dump;
@@ -21,13 +23,16 @@ mod hub;
 mod jwks;
 mod listener;
 mod metrics;
+mod prepare;
 mod principals;
 mod session;
 mod shared;
+mod shares;
 mod southbound;
 mod subscribers;
 mod tenant;
 mod trust;
+mod turns;
 mod wire_check;
 mod writer;
 
@@ -36,11 +41,15 @@ pub use doors::DOOR_CONNECTIONS_MAX;
 pub use fleet::{FleetTimes, OWNED_MAX, SEEN_MAX};
 pub use hub::{Config, Hub, HubError, Limits, REQUEST_BYTES_MAX};
 pub use jwks::{AllowedHost, JWKS_BYTES_MAX, JWKS_FETCHES_MAX, JWKS_FETCHES_PER_TENANT_MAX, JWKS_URIS_MAX, JwksOptions};
-pub use listener::{CONNECTIONS_MAX, ListenError};
+pub use listener::{CONNECTIONS_MAX, FILES_RESERVED, ListenError, UNAUTHENTICATED_MAX};
 pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};
 pub use session::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
+pub use shares::{COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX};
 pub use subscribers::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
-pub use trust::{BARRED_MAX, CA_DOMAINS_MAX, CA_FILE_BYTES_MAX, EXTERNAL_REQUESTS_MAX, ExternalCa, ISSUED_MAX, REVOKED_MAX, TrustOptions};
+pub use trust::{
+    BARRED_MAX, CA_DOMAINS_MAX, CA_FILE_BYTES_MAX, CERTIFICATES_PER_HOLDER_MAX, CertificateRate, EXTERNAL_REQUESTS_MAX, ExternalCa,
+    ISSUED_MAX, PROVIDER_RATE, REPEATED_LIFETIME_SECONDS, REVOKED_MAX, TENANT_RATE, TrustOptions,
+};
 
 use canal_model::diagnostic::Severity;
 use canal_model::principal::Principal;

@@ -1,4 +1,5 @@
-//! The TLS listener: TLS 1.3 with ALPN h2, each handshake in its own task with a deadline, the certificate renewed at half its life.
+//! The TLS listener: TLS 1.3 with ALPN h2, each handshake in its own task, the certificate renewed at half its life. A connection that has
+//! proved nothing counts for its source, and has until a deadline to send a request with a valid token.
 
 use std::io;
 use std::net::SocketAddr;
@@ -10,22 +11,28 @@ use rustls::ServerConfig;
 use rustls::crypto::aws_lc_rs;
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::time::error::Elapsed;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
+use crate::admission::{Admission, Sources};
+use crate::catalog::Catalog;
 use crate::connection::Connection;
 use crate::hub::Limits;
 use crate::metrics::{self, Metrics};
 use crate::shared::now_seconds;
+use crate::shares::TenantLimits;
 
-/// Open connections, authenticated or not.
+/// Open connections on which a request had a valid token.
 pub const CONNECTIONS_MAX: usize = 25_000;
-/// A handshake that takes longer is given up.
-pub(crate) const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Open connections that have not sent a valid token.
+pub const UNAUTHENTICATED_MAX: usize = 5_000;
+/// File descriptors that connections leave to the store, to files of tenants and to what the controller itself opens.
+pub const FILES_RESERVED: u64 = 256;
+/// A connection without a request that has a valid token is cut after so long; TLS and the HTTP/2 preface are in it.
+pub(crate) const HANDSHAKE: Duration = Duration::from_secs(5);
 /// After accept(2) failed (usually: no file descriptors left) the listener rests this long instead of spinning.
 const REST: Duration = Duration::from_millis(100);
 /// How often the server certificate's age is looked at.
@@ -49,7 +56,6 @@ pub(crate) struct Listener {
     infra: Arc<Infra>,
     name: &'static str,
     not_after: u64,
-    connections_max: usize,
     handshake: Duration,
 }
 
@@ -81,7 +87,7 @@ impl Listener {
             .with_cert_resolver(current.clone());
         config.alpn_protocols = vec![b"h2".to_vec()];
         let tls = TlsAcceptor::from(Arc::new(config));
-        Ok(Self { tcp, tls, current, infra, name, not_after, connections_max: limits.connections, handshake: limits.handshake })
+        Ok(Self { tcp, tls, current, infra, name, not_after, handshake: limits.handshake })
     }
 
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
@@ -93,9 +99,10 @@ impl Listener {
         mut self,
         connections: mpsc::Sender<io::Result<Connection>>,
         metrics: Arc<Metrics>,
+        (limits, mut catalogs): (Arc<TenantLimits>, watch::Receiver<Arc<Catalog>>),
         stopping: CancellationToken,
     ) {
-        let places = Arc::new(Semaphore::new(self.connections_max));
+        let mut sources = Sources::of(&catalogs.borrow_and_update().clone());
         let mut look = tokio::time::interval(RENEWAL_LOOK);
         loop {
             let accepted = tokio::select! {
@@ -106,8 +113,8 @@ impl Listener {
                 }
                 accepted = self.tcp.accept() => accepted,
             };
-            let tcp = match accepted {
-                Ok((tcp, _)) => tcp,
+            let (tcp, source) = match accepted {
+                Ok(accepted) => accepted,
                 Err(e) => {
                     metrics.count(metrics::REFUSED, &[("reason", "accept")]);
                     tracing::error!(error = %e, "accepting a connection failed");
@@ -115,18 +122,33 @@ impl Listener {
                     continue;
                 }
             };
-            let Ok(place) = places.clone().try_acquire_owned() else {
-                metrics.count(metrics::REFUSED, &[("reason", "connections")]);
+            let deadline = Instant::now() + self.handshake;
+            if catalogs.has_changed().unwrap_or(false) {
+                sources = Sources::of(&catalogs.borrow_and_update().clone());
+            }
+            let Ok(permit) = limits.unauthenticated.take_replacing(&sources.holder(source), 1) else {
+                metrics.count(metrics::REFUSED, &[("reason", "unauthenticated_connections")]);
                 continue;
             };
+            let admission = Admission::new(permit, limits.connections.clone());
             // Responses are small and wait for nothing; a failure to set the option costs latency only.
             let _ = tcp.set_nodelay(true);
-            let greeting = tokio::time::timeout(self.handshake, self.tls.accept(tcp));
+            let handshake = self.tls.accept(tcp);
             let (connections, metrics) = (connections.clone(), metrics.clone());
             tokio::spawn(async move {
-                if let Some(stream) = greeted(greeting.await, &metrics) {
+                let revoked = admission.revoked();
+                let stream = tokio::select! {
+                    done = handshake => done.map_err(|e| {
+                        tracing::debug!(error = %e, "a TLS handshake failed");
+                        "handshake"
+                    }),
+                    () = tokio::time::sleep_until(deadline) => Err("handshake_deadline"),
+                    () = revoked => Err("unauthenticated_revoked"),
+                };
+                match stream {
                     // The receiver is gone only when the controller ends.
-                    let _ = connections.send(Ok(Connection::new(stream, place, metrics))).await;
+                    Ok(stream) => _ = connections.send(Ok(Connection::new(stream, admission, deadline, metrics))).await,
+                    Err(reason) => metrics.count(metrics::REFUSED, &[("reason", reason)]),
                 }
             });
         }
@@ -152,20 +174,4 @@ impl Listener {
 fn certified(certificate: ServerCertificate) -> Result<Arc<CertifiedKey>, rustls::Error> {
     let key = aws_lc_rs::sign::any_supported_type(&certificate.key)?;
     Ok(Arc::new(CertifiedKey::new(certificate.chain, key)))
-}
-
-/// The stream of a handshake that went well; the others are counted.
-fn greeted(handshake: Result<io::Result<TlsStream<TcpStream>>, Elapsed>, metrics: &Metrics) -> Option<TlsStream<TcpStream>> {
-    match handshake {
-        Ok(Ok(stream)) => Some(stream),
-        Ok(Err(e)) => {
-            metrics.count(metrics::REFUSED, &[("reason", "handshake")]);
-            tracing::debug!(error = %e, "a TLS handshake failed");
-            None
-        }
-        Err(_) => {
-            metrics.count(metrics::REFUSED, &[("reason", "handshake_deadline")]);
-            None
-        }
-    }
 }

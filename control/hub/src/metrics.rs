@@ -71,6 +71,10 @@ metrics! {
     CA_BARRED, "canal_controller_ca_barred", "gauge", "Identities that get no certificates.";
     CA_ISSUED, "canal_controller_ca_issued", "gauge", "Certificates on record.";
     CA_WAITING, "canal_controller_ca_rotation_waiting", "gauge", "Who is in the way of a root's replacement.";
+    SHARE_USED, "canal_share_used", "gauge", "What each tenant holds of a limit that tenants share; without a name: the provider.";
+    SHARE_MAX, "canal_share_max", "gauge", "The most that each tenant may hold of a limit.";
+    SHARE_REFUSED, "canal_share_refused_total", "counter", "What was refused because a share or the whole limit was full, by tenant.";
+    SHARE_REVOKED, "canal_share_revoked_total", "counter", "What was taken back from the largest holder because a limit was full, by tenant.";
     WITHHELD, "canal_controller_changes_withheld_total", "counter", "Changes to files that were not taken over, by reason.";
 }
 

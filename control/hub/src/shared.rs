@@ -7,19 +7,23 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use canal_model::diagnostic::Diagnostic;
 use canal_model::ids::TenantName;
 use canal_model::principal::Principal;
+use canal_model::share::ShareKind;
 use canal_store::Store;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::{Request, Status};
 
+use crate::admission::Admission;
 use crate::catalog::Catalog;
+use crate::changes::Changes;
 use crate::fleet::Fleet;
 use crate::metrics::{self, Metrics};
 use crate::principals::{Principals, TOKEN_BYTES_MAX, TokenHash};
 use crate::session::SessionLimits;
+use crate::shares::{TenantLimits, holder_of};
 use crate::subscribers::Subscribers;
-use crate::trust::Trust;
+use crate::trust::{CertificateRate, Trust};
 use crate::writer::Command;
 
 /// Limits that the services apply.
@@ -28,6 +32,10 @@ pub(crate) struct ServiceLimits {
     pub(crate) session: SessionLimits,
     /// Life of workload certificates, seconds.
     pub(crate) svid_seconds: u64,
+    /// How fast a tenant's component may have certificates made.
+    pub(crate) tenant_rate: CertificateRate,
+    /// How fast a component of the provider may.
+    pub(crate) provider_rate: CertificateRate,
 }
 
 /// What is wrong with the files, beside what the compiler says of their content.
@@ -47,7 +55,11 @@ pub(crate) struct Shared {
     pub(crate) subscribers: Arc<Subscribers>,
     pub(crate) fleet: Fleet,
     pub(crate) metrics: Arc<Metrics>,
-    /// To the one writer.
+    /// Changes of tenants, on their way to the one writer.
+    pub(crate) changes: Arc<Changes>,
+    /// The limits that tenants share.
+    pub(crate) tenant_limits: Arc<TenantLimits>,
+    /// To the one writer: what passes all changes of tenants.
     pub(crate) commands: mpsc::Sender<Command>,
     pub(crate) limits: ServiceLimits,
     /// What is wrong with the files.
@@ -95,6 +107,15 @@ impl Shared {
         let shared = self.clone();
         move |mut request| {
             let caller = shared.authenticate(request.metadata())?;
+            if let Some(admission) = request.extensions().get::<Arc<Admission>>() {
+                let holder = holder_of(&caller.principal);
+                admission.authorize(&holder).map_err(|refusal| {
+                    shared.refuse("connections");
+                    let which = ShareKind::ControllerConnections.key();
+                    let text = format!("{holder} has no more connections ({which}: {}); fix: close some of them", refusal.reason());
+                    Status::resource_exhausted(text)
+                })?;
+            }
             request.extensions_mut().insert(caller);
             Ok(request)
         }

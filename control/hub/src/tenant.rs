@@ -15,7 +15,7 @@ use crate::catalog::{Compiled, Listed};
 /// What a tenant's directory said when it was last readable.
 #[derive(Debug)]
 pub(crate) struct Files {
-    documents: Vec<Arc<Document>>,
+    pub(crate) documents: Vec<Arc<Document>>,
     pub(crate) diagnostics: Vec<Diagnostic>,
     /// The file that says each object.
     by_key: HashMap<ObjectKey, Arc<str>>,
@@ -105,6 +105,8 @@ pub(crate) struct TenantSources {
     pub(crate) jwks: BTreeMap<String, String>,
     /// Why some could not be, by URI.
     pub(crate) jwks_faults: BTreeMap<String, String>,
+    /// Why what the store holds of the tenant was not even read at this start: it has more bytes than its share.
+    pub(crate) set_aside: Option<Diagnostic>,
 }
 
 impl TenantSources {
@@ -117,12 +119,32 @@ impl TenantSources {
             unreadable: BTreeMap::new(),
             jwks: BTreeMap::new(),
             jwks_faults: BTreeMap::new(),
+            set_aside: None,
         }
+    }
+
+    /// True where all that the tenant says is known.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.is_partial && self.set_aside.is_none()
+    }
+
+    /// Bytes of all its objects' texts, applied ones and those of files.
+    pub(crate) fn bytes(&self) -> u64 {
+        let files = self.files.iter().flat_map(|f| &f.documents);
+        let documents = files.chain(self.applied.values().map(|a| &a.document));
+        documents.map(|document| document.text.len() as u64).sum()
+    }
+
+    /// Takes back what its files say now, because of `excess`: what they said in `kept` stays. If nothing was known, nothing is certain.
+    pub(crate) fn refuse_files(&mut self, kept: Option<&TenantSources>, excess: Diagnostic) {
+        let documents = kept.and_then(|kept| kept.files.as_ref()).map(|files| files.documents.clone());
+        self.is_partial |= documents.is_none();
+        self.files = Some(Arc::new(Files::new(documents.unwrap_or_default(), vec![excess])));
     }
 
     /// Nothing is left of the tenant, and that is certain.
     pub(crate) fn is_gone(&self) -> bool {
-        self.files.is_none() && !self.is_partial && self.applied.is_empty() && self.unreadable.is_empty()
+        self.files.is_none() && self.is_complete() && self.applied.is_empty() && self.unreadable.is_empty()
     }
 
     /// The file that says `key`, if one does.
@@ -150,19 +172,19 @@ impl TenantSources {
         let documents: Vec<Arc<Document>> = objects.iter().map(|l| l.document.clone()).collect();
         let output = compile(&Input { tenant: &self.name, documents: &documents, service_ids, jwks: &self.jwks });
         let mut diagnostics: Vec<Diagnostic> = self.files.iter().flat_map(|f| f.diagnostics.clone()).collect();
-        diagnostics.extend(self.unreadable.values().cloned());
+        diagnostics.extend(self.set_aside.iter().chain(self.unreadable.values()).cloned());
         diagnostics.extend(self.shadowed());
         diagnostics.extend(output.diagnostics.iter().cloned().map(|d| placed(d, &documents)));
         let Output { resources, claims, homes, federations, jwks, .. } = output;
         diagnostics.extend(self.jwks_faults.iter().filter(|(uri, _)| jwks.contains(*uri)).map(|(uri, fault)| unfetched(uri, fault, self)));
         let resources = crate::wire_check::enforce(resources, &mut diagnostics);
-        Compiled { resources, claims, homes, federations, jwks, diagnostics, objects, complete: !self.is_partial }
+        Compiled { resources, claims, homes, federations, jwks, diagnostics, objects, complete: self.is_complete() }
     }
 
     /// What goes on record when compiling failed: the objects, and nothing made of them.
     pub(crate) fn uncompiled(&self) -> Compiled {
         let claims = Claims { tenant: self.name.clone(), isolation: None, gateways: Vec::new() };
-        Compiled { objects: self.objects(), complete: !self.is_partial, ..Compiled::nothing(claims) }
+        Compiled { objects: self.objects(), complete: self.is_complete(), ..Compiled::nothing(claims) }
     }
 
     fn shadowed(&self) -> Vec<Diagnostic> {

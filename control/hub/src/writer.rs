@@ -1,50 +1,62 @@
-//! The one writer: every change of what the controller says goes through here, one after the other. It reads sources, compiles,
-//! checks tenants against each other, writes the store, and only then publishes. Readers never wait for it.
+//! The one writer: every change of what the controller says goes through here, one after the other. It checks tenants against each other,
+//! writes the store, and only then publishes. It reads, compiles and compares nothing: `prepare` does that beforehand, on other threads, and
+//! what was revoked or became of the cloud tier passes all that waits. Readers never wait for it.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use canal_compiler::claims::{Claims, collisions};
+use canal_compiler::claims::Claims;
 use canal_compiler::scope::Whereabouts;
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::identity::{components, gateway_identity};
 use canal_model::ids::{Generation, ReplicaName, ServiceId, ServiceKey, TenantName};
+use canal_model::policy::Object;
 use canal_model::program::{Kind, Resource};
+use canal_model::share::Shares;
 use canal_model::trust::{Entitlement, KeyPlace, Requester};
 use canal_sources::parse;
 use canal_store::{DomainName, Store, StoreError, StoredObject};
-use canal_wire::api;
 use tokio::sync::{mpsc, oneshot, watch};
 
-use crate::apply::{Plan, Wish, decide};
 use crate::catalog::{Catalog, Compiled, Planned, TenantView, is_of_hub, is_planned};
 use crate::certificates::key_policy;
-use crate::files::{Found, Reading, is_unread};
+use crate::files::{Found, Reading};
 use crate::metrics::{self, Metrics};
+use crate::prepare::{Basis, Judged, Prepared, Preparer, WishEdits, clashes};
 use crate::shared::now_seconds;
+use crate::shares::TenantLimits;
 use crate::tenant::{Applied, TenantSources};
 use crate::trust::Trust;
 
-/// Requests that may wait for the writer.
+/// Commands, and changes ready to be committed, that may wait for the writer.
 pub(crate) const COMMANDS_MAX: usize = 256;
-/// While a tenant is compiled, what the planner says is looked for so often.
-const TIER_EVERY: Duration = Duration::from_millis(5);
 
-/// What the writer is asked.
+/// What the writer is told beside changes of tenants. It passes all of them.
 pub(crate) enum Command {
-    /// The files of some tenants, read anew.
-    Files(Reading),
-    /// Try again what the store refused.
+    /// Try again what the store refused of trust.
     Retry,
     /// What is told of tenants' trust may differ.
     Trust,
-    /// A key set was fetched, or could not be.
-    Jwks { tenant: TenantName, uri: String, set: Option<String>, fault: Option<String> },
     /// What the planner gives the data planes now.
     Tier { tier: Tier, reply: oneshot::Sender<Result<Generation, StoreError>> },
-    /// An operator's wish.
-    Wish { tenant: TenantName, wish: Wish, is_provider: bool, dry_run: bool, reply: oneshot::Sender<Result<Outcome, StoreError>> },
+}
+
+/// A change that is ready.
+pub(crate) struct Commit {
+    pub(crate) prepared: Prepared,
+    pub(crate) reply: oneshot::Sender<Result<Committed, StoreError>>,
+}
+
+/// What became of a change that was ready.
+#[derive(Debug)]
+pub(crate) enum Committed {
+    /// It is in force, or withheld with its reasons told, since this generation.
+    Done(Generation),
+    /// Others stand against it: a claim that went live meanwhile, or a limit that is full.
+    Refused(Vec<Diagnostic>),
+    /// The tenant's sources are others now; it must be prepared again.
+    Moved,
 }
 
 /// All that the planner has to say to data planes.
@@ -57,30 +69,24 @@ pub(crate) struct Tier {
     pub(crate) whereabouts: Arc<Whereabouts>,
 }
 
-/// What came of a wish.
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) accepted: bool,
-    pub(crate) generation: Generation,
-    pub(crate) changes: Vec<api::Change>,
-    pub(crate) diagnostics: Vec<Diagnostic>,
-}
-
-/// Through what the writer speaks: to readers, and of tenants' trust.
+/// Through what the writer speaks: to readers, to those who prepare changes, and of tenants' trust.
 pub(crate) struct Voice {
     pub(crate) publish: watch::Sender<Arc<Catalog>>,
+    pub(crate) basis: watch::Sender<Arc<Basis>>,
     pub(crate) trust: Arc<Trust>,
 }
 
 pub(crate) struct Writer {
     store: Arc<Store>,
     metrics: Arc<Metrics>,
+    limits: Arc<TenantLimits>,
     publish: watch::Sender<Arc<Catalog>>,
+    basis: watch::Sender<Arc<Basis>>,
     trust: Arc<Trust>,
     /// Some tenant's trust is not told as it is, since the store refused.
     untold: bool,
     catalog: Catalog,
-    tenants: BTreeMap<TenantName, TenantSources>,
+    tenants: BTreeMap<TenantName, Arc<TenantSources>>,
     /// In the order in which they were first seen.
     order: Vec<TenantName>,
     /// Tenants whose newest files are not in force because they clash with another tenant's claims.
@@ -91,72 +97,118 @@ pub(crate) struct Writer {
     services: BTreeMap<TenantName, BTreeSet<ServiceKey>>,
     /// What the planner said last.
     tier: Tier,
-    /// What it is asked; `None` until it runs.
-    queue: Option<mpsc::Receiver<Command>>,
-    /// What was asked during a compilation, in order. At most [`COMMANDS_MAX`].
-    waiting: VecDeque<Command>,
-}
-
-/// A tenant's next state, compiled and found acceptable or not.
-struct Judged {
-    compiled: Compiled,
-    /// Errors that stand between the tenant and the others; empty: it may go live.
-    clashes: Vec<Diagnostic>,
 }
 
 impl Writer {
     /// Takes up what the store and the first reading of the files say, and publishes it.
     pub(crate) fn start(
-        store: Arc<Store>,
-        metrics: Arc<Metrics>,
-        Voice { publish, trust }: Voice,
+        preparer: &Preparer,
+        Voice { publish, basis, trust }: Voice,
         files: Reading,
         key_sets: Vec<(TenantName, String, String)>,
     ) -> Result<Self, StoreError> {
-        let order = store.tenants()?;
+        let store = preparer.store.clone();
         let catalog = Catalog { generation: store.generation(), ..Catalog::default() };
         let mut writer = Self {
+            order: store.tenants()?,
             store,
-            metrics,
+            metrics: preparer.metrics.clone(),
+            limits: preparer.limits.clone(),
             publish,
+            basis,
             trust,
             untold: false,
             catalog,
             tenants: BTreeMap::new(),
-            order,
             withheld: BTreeSet::new(),
             behind: BTreeSet::new(),
             services: BTreeMap::new(),
             tier: Tier::default(),
-            queue: None,
-            waiting: VecDeque::new(),
         };
-        for object in writer.store.objects()? {
-            writer.take_up(object);
-        }
-        for name in writer.order.clone() {
+        let mut tenants = writer.read_store(&files)?;
+        for name in &writer.order {
             // Until its files are read, what its data planes hold is not to be taken away.
-            writer.tenant_mut(&name).is_partial = writer.store.has_files(&name)?;
+            sources_mut(&mut tenants, name).is_partial = writer.store.has_files(name)?;
         }
+        let mut all = writer.order.clone();
         for (name, found) in files.tenants {
-            writer.tenant_mut(&name).take_files(found);
+            sources_mut(&mut tenants, &name).take_files(found);
         }
         for (name, uri, set) in key_sets {
             // Of a tenant that is gone nothing is left; its sets go with the first look.
-            if let Some(sources) = writer.tenants.get_mut(&name) {
+            if let Some(sources) = tenants.get_mut(&name) {
                 sources.jwks.insert(uri, set);
             }
         }
-        let elders = writer.order.clone();
-        let newcomers = writer.tenants.keys().filter(|n| !elders.contains(n)).cloned();
-        let all: Vec<TenantName> = elders.iter().cloned().chain(newcomers).collect();
-        writer.refresh(all)?;
+        all.extend(tenants.keys().filter(|name| !writer.order.contains(name)).cloned());
+        writer.begin(preparer, all, tenants)?;
         Ok(writer)
     }
 
-    fn take_up(&mut self, object: StoredObject) {
+    /// Reads what the store has of each tenant. Who has more than its share is set aside unread, and costs nobody else anything.
+    fn read_store(&self, files: &Reading) -> Result<BTreeMap<TenantName, TenantSources>, StoreError> {
+        let mut bytes: BTreeMap<TenantName, u64> = BTreeMap::new();
+        let mut shares: BTreeMap<TenantName, Shares> = BTreeMap::new();
+        self.store.for_each_object(|object| {
+            *bytes.entry(object.key.tenant.clone()).or_default() += object.yaml.len() as u64;
+            if object.key.kind == "Tenant" {
+                let parsed = parse("api", &object.yaml).documents.into_iter().next();
+                shares.extend(parsed.and_then(|document| Some((object.key.tenant, written_shares(&document.object)?))));
+            }
+        })?;
+        let documents = files.tenants.iter().filter_map(|(name, found)| match found {
+            Found::Read(files) => Some((name, files)),
+            Found::Gone => None,
+        });
+        for (name, files) in documents {
+            shares.extend(files.documents.iter().find_map(|d| Some((name.clone(), written_shares(&d.object)?))));
+        }
+        self.limits.set_shares(shares.iter());
+        let mut tenants = BTreeMap::new();
+        for (name, bytes) in &bytes {
+            if let Err(mut excess) = self.limits.configuration.set(name, *bytes) {
+                excess.mend = format!("have the provider set the share higher and restart, or run `canal delete --tenant {name} --all`");
+                self.metrics.count(metrics::WITHHELD, &[("reason", "configuration_bytes")]);
+                tracing::error!(tenant = %name, finding = %excess, "the tenant's applied objects are set aside");
+                sources_mut(&mut tenants, name).set_aside = Some(*excess);
+            }
+        }
+        self.store.for_each_object(|object| {
+            if tenants.get(&object.key.tenant).is_none_or(|sources: &TenantSources| sources.set_aside.is_none()) {
+                Self::take_up(&mut tenants, object);
+            }
+        })?;
+        Ok(tenants)
+    }
+
+    /// Compiles everybody and publishes those that may go live, all in one generation.
+    fn begin(
+        &mut self,
+        preparer: &Preparer,
+        names: Vec<TenantName>,
+        mut tenants: BTreeMap<TenantName, TenantSources>,
+    ) -> Result<(), StoreError> {
+        let mut staged = BTreeMap::new();
+        let mut next = Vec::new();
+        for name in names {
+            let Some(sources) = tenants.remove(&name) else { continue };
+            let prepared = preparer.sources_after(None, sources);
+            if let Some(compiled) = self.settle_sources(prepared, &staged)? {
+                staged.insert(name.clone(), compiled.claims.clone());
+                next.push((name, compiled));
+            }
+        }
+        if !next.is_empty() {
+            let generation = self.store.next_generation()?;
+            self.publish_all(next, generation);
+        }
+        self.publish_basis();
+        Ok(())
+    }
+
+    fn take_up(tenants: &mut BTreeMap<TenantName, TenantSources>, object: StoredObject) {
         let StoredObject { key, yaml, created, .. } = object;
-        let sources = self.tenant_mut(&key.tenant);
+        let sources = sources_mut(tenants, &key.tenant);
         let parsed = parse("api", &yaml);
         let fault = parsed.diagnostics.into_iter().find(|d| d.severity == Severity::Error);
         match parsed.documents.into_iter().next() {
@@ -173,81 +225,49 @@ impl Writer {
         }
     }
 
-    fn tenant_mut(&mut self, name: &TenantName) -> &mut TenantSources {
-        self.tenants.entry(name.clone()).or_insert_with(|| TenantSources::new(name.clone()))
-    }
-
-    /// Serves commands until all senders are gone.
-    pub(crate) fn run(mut self, commands: mpsc::Receiver<Command>) {
-        self.queue = Some(commands);
-        while let Some(command) = self.waiting.pop_front().or_else(|| self.queue.as_mut()?.blocking_recv()) {
-            match command {
-                Command::Files(reading) => self.take_reading(reading),
-                Command::Retry => {
-                    self.catch_up();
-                    if self.untold {
-                        self.take_trust();
-                    }
+    /// Serves until all senders are gone. Commands pass commits.
+    pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>, mut commits: mpsc::Receiver<Commit>) -> io::Result<()> {
+        enum Next {
+            Command(Command),
+            Commit(Commit),
+        }
+        // Only to wait for two channels at once; it has no other task.
+        let waiting = tokio::runtime::Builder::new_current_thread().build()?;
+        loop {
+            let next = waiting.block_on(async {
+                tokio::select! {
+                    biased;
+                    Some(command) = commands.recv() => Some(Next::Command(command)),
+                    Some(commit) = commits.recv() => Some(Next::Commit(commit)),
+                    else => None,
                 }
-                Command::Trust => self.take_trust(),
-                Command::Jwks { tenant, uri, set, fault } => self.take_key_set(tenant, uri, set, fault),
-                Command::Tier { tier, reply } => {
+            });
+            match next {
+                Some(Next::Command(Command::Retry)) if !self.untold => {}
+                Some(Next::Command(Command::Retry | Command::Trust)) => self.take_trust(),
+                Some(Next::Command(Command::Tier { tier, reply })) => {
                     // The fleet's task may have ended with the controller.
                     let _ = reply.send(self.take_tier(tier));
                 }
-                Command::Wish { tenant, wish, is_provider, dry_run, reply } => {
-                    let outcome = self.grant(&tenant, wish, is_provider, dry_run);
-                    if let Err(e) = &outcome {
+                Some(Next::Commit(Commit { prepared, reply })) => {
+                    let done = self.commit(prepared);
+                    if let Err(e) = &done {
                         self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
                     }
-                    // The operator may have gone away; what was done stays done.
-                    let _ = reply.send(outcome);
+                    self.publish_basis();
+                    // Whoever asked may have gone away; what was done stays done.
+                    let _ = reply.send(done);
                 }
+                None => return Ok(()),
             }
         }
     }
 
-    /// Does a compilation. What the planner says does not wait for it, however large the tenant: it may be that an AZ is closed. All others
-    /// keep their order.
-    fn meanwhile<T: Send>(&mut self, work: impl FnOnce() -> T + Send) -> T {
-        if self.queue.is_none() {
-            return work();
-        }
-        let writer = std::thread::current();
-        std::thread::scope(|scope| {
-            let at_work = scope.spawn(move || {
-                let done = work();
-                writer.unpark();
-                done
-            });
-            while !at_work.is_finished() {
-                self.take_urgent();
-                std::thread::park_timeout(TIER_EVERY);
-            }
-            at_work.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
-    }
-
-    fn take_urgent(&mut self) {
-        while self.waiting.len() < COMMANDS_MAX
-            && let Some(command) = self.queue.as_mut().and_then(|queue| queue.try_recv().ok())
-        {
-            match command {
-                Command::Tier { tier, reply } => _ = reply.send(self.take_tier(tier)),
-                other => self.waiting.push_back(other),
-            }
-        }
-    }
-
-    /// Takes over what changed in the files.
-    fn take_reading(&mut self, reading: Reading) {
-        for (name, found) in reading.tenants {
-            if self.tenant_mut(&name).take_files(found) {
-                self.metrics.count(metrics::CHANGES, &[("from", "files")]);
-                self.behind.insert(name);
-            }
-        }
-        self.catch_up();
+    fn publish_basis(&self) {
+        let unsettled = self.behind.union(&self.withheld).cloned().collect();
+        let catalog = Arc::new(self.catalog.clone());
+        let basis = Basis { catalog, tenants: self.tenants.clone(), order: self.order.clone(), unsettled };
+        self.basis.send_replace(Arc::new(basis));
     }
 
     /// Takes over what the planner says, in one generation.
@@ -325,80 +345,12 @@ impl Writer {
         self.publish.send_replace(Arc::new(self.catalog.clone()));
     }
 
-    fn take_key_set(&mut self, tenant: TenantName, uri: String, set: Option<String>, fault: Option<String>) {
-        let Some(sources) = self.tenants.get_mut(&tenant) else { return };
-        let is_new = set.as_ref().is_some_and(|set| sources.jwks.get(&uri) != Some(set));
-        let is_told = sources.jwks_faults.get(&uri) == fault.as_ref();
-        match fault {
-            Some(fault) => _ = sources.jwks_faults.insert(uri.clone(), fault),
-            None => _ = sources.jwks_faults.remove(&uri),
-        }
-        // Those that are wanted no more go, else a tenant that renames them could fill the memory.
-        let wanted = self.catalog.tenants.get(&tenant).map(|view| view.jwks.clone()).unwrap_or_default();
-        sources.jwks.retain(|uri, _| wanted.contains(uri));
-        sources.jwks_faults.retain(|uri, _| wanted.contains(uri));
-        sources.jwks.extend(set.map(|set| (uri, set)));
-        if is_new || !is_told {
-            self.metrics.count(metrics::CHANGES, &[("from", "jwks")]);
-            self.behind.insert(tenant);
-            self.catch_up();
-        }
-    }
-
-    /// Brings into force what is not yet. What the store cannot follow stays behind for the next try.
-    fn catch_up(&mut self) {
-        if self.behind.is_empty() && self.withheld.is_empty() {
-            return;
-        }
-        // A clash may end with somebody else's change, so those who wait for that come last.
-        let waiting = self.withheld.difference(&self.behind);
-        let names: Vec<TenantName> = self.behind.iter().chain(waiting).cloned().collect();
-        match self.refresh(names) {
-            Ok(()) => self.behind.clear(),
-            Err(e) => {
-                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
-                tracing::error!(error = %e, "a change of the files is not in force yet; it is tried again");
-            }
-        }
-    }
-
-    /// Compiles `names` and publishes those that may go live, all in one generation.
-    fn refresh(&mut self, names: Vec<TenantName>) -> Result<(), StoreError> {
-        let now = now_seconds();
-        let mut next: Vec<(TenantName, Compiled)> = Vec::new();
-        let mut staged = self.catalog.tenants.iter().map(|(n, v)| (n.clone(), v.claims.clone())).collect::<BTreeMap<_, _>>();
-        for name in names {
-            let Some(sources) = self.tenants.get(&name).cloned() else { continue };
-            if sources.is_gone() {
-                staged.remove(&name);
-                self.forget(&name)?;
-                continue;
-            }
-            self.admit(&sources)?;
-            let ids = self.bind(&sources, now)?;
-            let judged = self.judge(&sources, &ids, &staged);
-            let compiled = self.settle(&name, judged);
-            let live = self.catalog.tenants.get(&name);
-            if self.withheld.contains(&name) && live.is_some_and(|v| *v.diagnostics == *compiled.diagnostics) {
-                continue;
-            }
-            staged.insert(name.clone(), compiled.claims.clone());
-            next.push((name, compiled));
-        }
-        if next.is_empty() {
-            return Ok(());
-        }
-        let generation = self.store.next_generation()?;
-        self.publish_all(next, generation);
-        Ok(())
-    }
-
     /// Ids for all services of a tenant; those of services that are gone are let go.
     fn bind(&mut self, sources: &TenantSources, now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let keys = sources.service_keys();
         let wanted: Vec<ServiceKey> = keys.iter().cloned().collect();
         let ids = self.store.service_ids(&wanted, now)?;
-        let is_certain = !sources.is_partial && sources.unreadable.is_empty();
+        let is_certain = sources.is_complete() && sources.unreadable.is_empty();
         if is_certain && self.services.get(&sources.name).is_none_or(|before| !before.is_subset(&keys)) {
             self.store.release_service_ids(|key| key.tenant != sources.name || keys.contains(key), now)?;
         }
@@ -432,30 +384,126 @@ impl Writer {
         Ok(())
     }
 
-    /// Compiles a tenant and compares its claims with everybody's that are live. Whoever changes is the newcomer: an edit can
-    /// never push another tenant out.
-    fn judge(&mut self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>, live: &BTreeMap<TenantName, Claims>) -> Judged {
-        let begun = Instant::now();
-        let compiled = guarded(|| self.meanwhile(|| sources.compile(ids)));
-        self.metrics.count(metrics::COMPILES, &[]);
-        self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
-        let compiled = match compiled {
-            Ok(compiled) => compiled,
-            Err(fault) => return Judged { compiled: sources.uncompiled(), clashes: vec![*fault] },
+    /// Brings a change into force, if it was prepared against what still holds.
+    fn commit(&mut self, mut prepared: Prepared) -> Result<Committed, StoreError> {
+        let holds = match (self.tenants.get(&prepared.name), &prepared.before) {
+            (Some(now), Some(then)) => Arc::ptr_eq(now, then),
+            (None, None) => true,
+            _ => false,
         };
-        let elders = self.order.iter().filter(|n| **n != sources.name).filter_map(|n| live.get(n));
-        let found = collisions(elders.chain(std::iter::once(&compiled.claims)));
-        let clashes = if found.withheld.contains(&sources.name) {
-            found.diagnostics.into_iter().filter(|(tenant, _)| *tenant == sources.name).map(|(_, d)| d).collect()
-        } else {
-            Vec::new()
-        };
-        Judged { compiled, clashes }
+        if !holds {
+            return Ok(Committed::Moved);
+        }
+        if let Some(wish) = prepared.wish.take() {
+            return self.commit_wish(prepared, &wish);
+        }
+        let name = prepared.name.clone();
+        // Until it is in force, it is tried again.
+        self.behind.insert(name.clone());
+        if let Some(compiled) = self.settle_sources(prepared, &BTreeMap::new())? {
+            let generation = self.store.next_generation()?;
+            self.publish_all(vec![(name.clone(), compiled)], generation);
+        }
+        self.behind.remove(&name);
+        Ok(Committed::Done(self.catalog.generation))
     }
 
-    /// What goes live of a judged tenant: itself, or, where it clashes, what was live before with the clash told.
-    fn settle(&mut self, name: &TenantName, judged: Judged) -> Compiled {
-        let Judged { mut compiled, clashes } = judged;
+    /// Takes over a tenant's sources. What is to be published of them, if anything differs. `staged`: claims that go live with them.
+    fn settle_sources(&mut self, prepared: Prepared, staged: &BTreeMap<TenantName, Claims>) -> Result<Option<Compiled>, StoreError> {
+        let Prepared { name, after, judged, .. } = prepared;
+        self.tenants.insert(name.clone(), after.clone());
+        if after.is_gone() {
+            self.forget(&name)?;
+            return Ok(None);
+        }
+        let Judged { compiled, bytes, mut faults } = judged?;
+        self.admit(&after)?;
+        self.bind(&after, now_seconds())?;
+        if faults.is_empty() {
+            faults.extend(self.hold(&after, bytes).err().map(|excess| *excess));
+        }
+        faults.extend(self.clashes(staged, &compiled.claims));
+        let compiled = self.settle(&name, compiled, faults);
+        let is_told = self.catalog.tenants.get(&name).is_some_and(|v| *v.diagnostics == *compiled.diagnostics);
+        Ok(Some(compiled).filter(|_| !(self.withheld.contains(&name) && is_told)))
+    }
+
+    fn clashes(&self, staged: &BTreeMap<TenantName, Claims>, claims: &Claims) -> Vec<Diagnostic> {
+        let live = |name: &TenantName| staged.get(name).or_else(|| Some(&self.catalog.tenants.get(name)?.claims));
+        clashes(&self.order, live, claims)
+    }
+
+    /// Takes what a tenant's next state has in bytes from its shares.
+    fn hold(&self, after: &TenantSources, compiled: u64) -> Result<(), Box<Diagnostic>> {
+        if after.set_aside.is_some() {
+            return Ok(());
+        }
+        let before = self.limits.configuration.get(&after.name);
+        self.limits.configuration.set(&after.name, after.bytes())?;
+        let done = self.limits.compiled.set(&after.name, compiled);
+        if done.is_err() {
+            // Less, or what it was: never refused.
+            let _ = self.limits.configuration.set(&after.name, before);
+        }
+        done
+    }
+
+    /// Carries out an operator's wish, unless something went live meanwhile that stands against it.
+    fn commit_wish(&mut self, prepared: Prepared, wish: &WishEdits) -> Result<Committed, StoreError> {
+        let Prepared { after, judged, .. } = prepared;
+        let Judged { compiled, bytes, mut faults } = judged?;
+        faults.extend(self.clashes(&BTreeMap::new(), &compiled.claims));
+        let held = (self.limits.configuration.get(&after.name), self.limits.compiled.get(&after.name));
+        if faults.is_empty() {
+            faults.extend(self.hold(&after, bytes).err().map(|excess| *excess));
+        }
+        // An object that is to go may go, whatever is left.
+        if !faults.is_empty() && !wish.is_delete {
+            return Ok(Committed::Refused(faults));
+        }
+        let done = self.carry_out(&after, wish, compiled, faults);
+        if done.is_err() {
+            // What it was: what grew shrinks, and what a deletion had freed was this tenant's a moment ago.
+            let _ = self.limits.configuration.set(&after.name, held.0);
+            let _ = self.limits.compiled.set(&after.name, held.1);
+        }
+        done.map(|()| Committed::Done(self.catalog.generation))
+    }
+
+    /// Disk first: once the operator hears "accepted", a kill cannot take it back.
+    fn carry_out(
+        &mut self,
+        after: &Arc<TenantSources>,
+        wish: &WishEdits,
+        compiled: Compiled,
+        faults: Vec<Diagnostic>,
+    ) -> Result<(), StoreError> {
+        let (name, now) = (after.name.clone(), now_seconds());
+        self.admit(after)?;
+        self.bind(after, now)?;
+        let generation = self.store.next_generation()?;
+        // In steps only where all goes: what is gone of it when the disk refuses was to go.
+        let step = if wish.is_in_steps { self.store.edits_max() } else { wish.edits.len() };
+        for edits in wish.edits.chunks(step.max(1)) {
+            self.store.apply(edits, generation, now)?;
+        }
+        self.metrics.count(metrics::CHANGES, &[("from", "api")]);
+        self.tenants.insert(name.clone(), after.clone());
+        if after.is_gone() {
+            if let Err(e) = self.forget(&name) {
+                // The wish is on disk and stands; only the tenant's empty place is left to clear.
+                tracing::warn!(tenant = %name, error = %e, "the tenant's place is cleared later");
+                self.behind.insert(name);
+            }
+        } else {
+            let compiled = self.settle(&name, compiled, faults);
+            self.publish_all(vec![(name, compiled)], generation);
+        }
+        Ok(())
+    }
+
+    /// What goes live of a tenant's next state: itself, or, where something stands against it, what was live before with the reasons told.
+    fn settle(&mut self, name: &TenantName, mut compiled: Compiled, clashes: Vec<Diagnostic>) -> Compiled {
         if clashes.is_empty() {
             self.withheld.remove(name);
             return compiled;
@@ -490,52 +538,8 @@ impl Writer {
             let view = TenantView::next(before.map(Arc::as_ref), compiled, generation);
             self.catalog.tenants.insert(name, Arc::new(view));
         }
+        self.limits.follow(&self.catalog);
         self.publish_now(generation);
-    }
-
-    /// Carries out a wish, or says all that is wrong with it.
-    fn grant(&mut self, tenant: &TenantName, wish: Wish, is_provider: bool, dry_run: bool) -> Result<Outcome, StoreError> {
-        let now = now_seconds();
-        let is_delete = matches!(wish, Wish::Delete { .. });
-        let before = self.tenants.get(tenant).cloned().unwrap_or_else(|| TenantSources::new(tenant.clone()));
-        let mut plan = guarded(|| decide(&before, wish, is_provider, now)).unwrap_or_else(|fault| Plan::refused(&before, *fault));
-        let keys: Vec<ServiceKey> = plan.after.service_keys().into_iter().collect();
-        let ids = self.store.preview_service_ids(&keys, now)?;
-        let live = self.catalog.tenants.iter().map(|(n, v)| (n.clone(), v.claims.clone())).collect();
-        let judged = self.judge(&plan.after, &ids, &live);
-        let was = self.catalog.tenants.get(tenant).map(|v| v.diagnostics.clone()).unwrap_or_default();
-        plan.judge(&was, &judged.compiled.diagnostics, is_delete);
-        if !is_delete {
-            plan.diagnostics.extend(judged.clashes.iter().cloned());
-        }
-        let accepted = !plan.is_refused();
-        if accepted && !dry_run && !plan.edits.is_empty() {
-            self.carry_out(&plan, judged, now)?;
-        }
-        let generation = self.catalog.generation;
-        Ok(Outcome { accepted, generation, changes: plan.changes, diagnostics: plan.diagnostics })
-    }
-
-    /// Disk first: once the operator hears "accepted", a kill cannot take it back.
-    fn carry_out(&mut self, plan: &Plan, judged: Judged, now: u64) -> Result<(), StoreError> {
-        let name = plan.after.name.clone();
-        self.admit(&plan.after)?;
-        self.bind(&plan.after, now)?;
-        let generation = self.store.next_generation()?;
-        self.store.apply(&plan.edits, generation, now)?;
-        self.metrics.count(metrics::CHANGES, &[("from", "api")]);
-        self.tenants.insert(name.clone(), plan.after.clone());
-        if plan.after.is_gone() {
-            if let Err(e) = self.forget(&name) {
-                // The wish is on disk and stands; only the tenant's empty place is left to clear.
-                tracing::warn!(tenant = %name, error = %e, "the tenant's place is cleared later");
-                self.behind.insert(name);
-            }
-        } else {
-            let compiled = self.settle(&name, judged);
-            self.publish_all(vec![(name, compiled)], generation);
-        }
-        Ok(())
     }
 }
 
@@ -574,83 +578,59 @@ fn trust_told(catalog: &Catalog, trust: &Trust) -> BTreeMap<TenantName, Vec<Reso
     out
 }
 
-/// Runs pure code on what tenants wrote. Should it panic, that is our fault and one tenant's misfortune, not the end of the writer.
-fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
-    let fault = || Diagnostic {
-        severity: Severity::Error,
-        origin: None,
-        object: None,
-        field: String::new(),
-        problem: "the controller failed on this input, which is a fault of the controller; what was in force stays".into(),
-        mend: "report it with the input; take the newest change back meanwhile".into(),
-    };
-    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|_| Box::new(fault()))
+fn sources_mut<'a>(tenants: &'a mut BTreeMap<TenantName, TenantSources>, name: &TenantName) -> &'a mut TenantSources {
+    tenants.entry(name.clone()).or_insert_with(|| TenantSources::new(name.clone()))
 }
 
-impl TenantSources {
-    /// Takes over what was found in the tenant's directory. False: nothing differs.
-    fn take_files(&mut self, found: Found) -> bool {
-        match found {
-            Found::Read(files) => {
-                let was_partial = self.is_partial;
-                self.is_partial &= is_unread(&files.diagnostics);
-                let differs = was_partial != self.is_partial || self.files.as_ref().is_none_or(|f| !f.is_same(&files));
-                self.files = Some(Arc::new(files));
-                differs
-            }
-            Found::Gone => {
-                // An empty folder that is taken away says that the tenant is to go; a full one that vanishes is an accident.
-                let is_meant = self.files.as_ref().is_some_and(|f| f.say_nothing());
-                self.files = self.files.take().filter(|_| !is_meant).map(|f| Arc::new(f.vanished(&self.name)));
-                is_meant || self.files.is_some()
-            }
-        }
+fn written_shares(object: &Object) -> Option<Shares> {
+    match object {
+        Object::Tenant(tenant) => Some(tenant.spec.shares.clone()),
+        _ => None,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::Limits;
 
     #[test]
-    fn what_the_planner_says_does_not_wait_for_a_compilation_and_others_keep_their_order() {
+    fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(Store::open(dir.path(), canal_store::Limits::default()).unwrap());
         let (publish, catalogs) = watch::channel(Arc::new(Catalog::default()));
+        let (basis, _) = watch::channel(Arc::new(Basis::default()));
         let client = crate::fetch::Client::new(b"").unwrap();
         let infra = canal_authority::Infra::open(&dir.path().join("infra"), now_seconds()).unwrap().of_components().unwrap();
-        let trust = Arc::new(Trust::open(store.clone(), Arc::default(), infra, &Default::default(), &client, 1).unwrap());
-        let mut writer = Writer::start(store, Arc::default(), Voice { publish, trust }, Reading::default(), Vec::new()).unwrap();
-        let (commands, queue) = mpsc::channel(2 * COMMANDS_MAX);
-        writer.queue = Some(queue);
-        let tier = || {
+        let limits = Arc::new(TenantLimits::new(&Limits::default()));
+        let certificates = limits.certificates.clone();
+        let trust = Arc::new(Trust::open(store.clone(), Arc::default(), infra, &Default::default(), &client, certificates).unwrap());
+        let preparer = Preparer { store, metrics: Arc::default(), limits };
+        let writer = Writer::start(&preparer, Voice { publish, basis, trust }, Reading::default(), Vec::new()).unwrap();
+        let (commands, queue) = mpsc::channel(COMMANDS_MAX);
+        let (commits, ready) = mpsc::channel(COMMANDS_MAX);
+        let commit = |name: &str| {
+            let mut sources = TenantSources::new(name.parse().unwrap());
+            sources.is_partial = true;
+            let prepared = preparer.sources_after(None, sources);
             let (reply, answer) = oneshot::channel();
-            commands.blocking_send(Command::Tier { tier: Tier::default(), reply }).unwrap();
+            commits.blocking_send(Commit { prepared, reply }).unwrap();
             answer
         };
-        // This is the compilation: it ends when the planner was heard.
-        let told = writer.meanwhile(|| {
-            commands.blocking_send(Command::Retry).unwrap();
-            tier().blocking_recv().unwrap().unwrap()
-        });
-        assert_eq!((told, catalogs.borrow().generation), (writer.catalog.generation, told));
-        assert!(matches!(writer.waiting.make_contiguous(), [Command::Retry]));
-        // So many wait at most; all that come after them, the planner as well, stay in the queue, which has a bound of its own.
-        (0..COMMANDS_MAX).for_each(|_| commands.blocking_send(Command::Retry).unwrap());
-        let mut answer = tier();
-        writer.meanwhile(|| std::thread::sleep(4 * TIER_EVERY));
-        assert_eq!(writer.waiting.len(), COMMANDS_MAX);
-        assert!(answer.try_recv().is_err());
-        drop(commands);
-        let queue = writer.queue.take().unwrap();
-        writer.run(queue);
-        assert!(answer.try_recv().unwrap().unwrap() > told);
-    }
-
-    #[test]
-    fn a_panic_in_pure_code_becomes_a_finding() {
-        assert_eq!(guarded(|| 7).ok(), Some(7));
-        let fault = guarded(|| -> u8 { panic!("expected in this test") }).unwrap_err();
-        assert!(fault.problem.contains("a fault of the controller"), "{fault}");
+        let mut changes = [commit("alpha"), commit("beta"), commit("alpha")];
+        let (reply, mut told) = oneshot::channel();
+        commands.blocking_send(Command::Tier { tier: Tier::default(), reply }).unwrap();
+        commands.blocking_send(Command::Trust).unwrap();
+        drop((commands, commits));
+        writer.run(queue, ready).unwrap();
+        let told = told.try_recv().unwrap().unwrap();
+        let [alpha, beta, again] = &mut changes;
+        let generation = |answer: &mut oneshot::Receiver<_>| match answer.try_recv() {
+            Ok(Ok(Committed::Done(generation))) => generation,
+            other => panic!("{other:?}"),
+        };
+        assert!(told < generation(alpha) && told < generation(beta), "what came last was told first");
+        assert!(matches!(again.try_recv(), Ok(Ok(Committed::Moved))), "it was prepared before the first of alpha's was in force");
+        assert_eq!(catalogs.borrow().tenants.len(), 2);
     }
 }

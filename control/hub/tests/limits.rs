@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::rig;
 use crate::rig::{PATIENCE, Rig, Subscriber, service, tenant_object};
-use canal_hub::{DOOR_CONNECTIONS_MAX, Limits, TOKEN_BYTES_MAX};
+use canal_hub::{CertificateRate, DOOR_CONNECTIONS_MAX, Limits, TOKEN_BYTES_MAX};
 use canal_model::program::Kind;
+use canal_model::share::{Share, ShareKind};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tonic::Code;
@@ -40,21 +42,138 @@ async fn streams_and_names() {
     refused(&rig, "names").await;
 }
 
-#[tokio::test]
-async fn connections() {
-    let rig = Rig::with(Limits { connections: 1, ..Limits::default() }, |_| {}).await;
-    let one = rig.channel().await;
-    let mut two = TcpStream::connect(rig.hub().address()).await.unwrap();
-    assert_eq!(two.read(&mut [0; 1]).await.unwrap_or(0), 0, "closed at once");
-    refused(&rig, "connections").await;
-    assert!((rig.metric("canal_controller_connections").await - 1.0).abs() < f64::EPSILON);
-    drop(one);
+async fn connections_are(rig: &Rig, n: f64) {
     let until = Instant::now() + PATIENCE;
-    while rig.metric("canal_controller_connections").await > 0.0 {
-        assert!(Instant::now() < until);
+    while (rig.metric("canal_controller_connections").await - n).abs() > f64::EPSILON {
+        assert!(Instant::now() < until, "not {n} connections");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    rig.channel().await;
+}
+
+#[tokio::test]
+async fn connections() {
+    let mut limits = Limits { connections: 2, ..Limits::default() };
+    limits.shares.set(ShareKind::ControllerConnections, Share::Amount(1));
+    let rig = Rig::with(limits, alpha).await;
+    let mut one = rig.admin("ann").await;
+    one.must_apply("alpha", &[&service(1, "a", 1)]).await;
+    let mut two = rig.admin("ann").await;
+    assert_eq!(two.apply("alpha", &[&service(1, "b", 2)]).await.unwrap_err().code(), Code::ResourceExhausted, "alpha has its share");
+    refused(&rig, "connections").await;
+    rig.admin("root").await.status().await;
+    drop((one, two));
+    connections_are(&rig, 0.0).await;
+    rig.admin("ann").await.must_apply("alpha", &[&service(1, "c", 3)]).await;
+}
+
+/// A TLS connection on which nothing more is said.
+async fn silent(rig: &Rig) -> tokio_rustls::client::TlsStream<TcpStream> {
+    use rustls::pki_types::pem::PemObject;
+    let mut roots = rustls::RootCertStore::empty();
+    let pem = rig.config.infra_dir.join("root.pem");
+    roots.add(rustls::pki_types::CertificateDer::from_pem_file(pem).unwrap()).unwrap();
+    let provider = std::sync::Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&rustls::version::TLS13]).unwrap();
+    let mut config = config.with_root_certificates(roots).with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    let tcp = TcpStream::connect(rig.hub().address()).await.unwrap();
+    let name = rustls::pki_types::ServerName::try_from(canal_wire::CONTROLLER_NAME).unwrap();
+    tokio_rustls::TlsConnector::from(std::sync::Arc::new(config)).connect(name, tcp).await.unwrap()
+}
+
+#[tokio::test]
+async fn silent_connections_keep_nobody_out_and_are_cut() {
+    const PLACES: usize = 40;
+    let mut limits = Limits { unauthenticated: PLACES, handshake: Duration::from_secs(60), ..Limits::default() };
+    limits.shares.set(ShareKind::ControllerUnauthenticated, Share::Percent(25));
+    let rig = Rig::with(limits, alpha).await;
+    // Four times what there are places for, and eighteen times the share, all from one address.
+    let mut held = Vec::new();
+    for _ in 0..4 * PLACES {
+        held.push(silent(&rig).await);
+    }
+    rig.admin("root").await.status().await;
+    rig.admin("bob").await.status().await;
+    rig.subscribe("m1").await.settle().await;
+    rig.subscribe("g1").await.settle().await;
+    refused(&rig, "unauthenticated_revoked").await;
+    let used = "canal_share_used{limit=\"controller_unauthenticated_connections\"";
+    assert!(rig.metric(&format!("{used},tenant=\"\"}}")).await < 1.0, "no source is the provider's");
+    let mut first = held.remove(0);
+    assert_eq!(first.read(&mut [0; 1]).await.unwrap_or(0), 0, "the oldest gave way");
+    let open = rig.metric("canal_controller_connections").await;
+    assert!(open <= (PLACES + 8) as f64, "{open} connections are open");
+}
+
+#[tokio::test]
+async fn an_unauthenticated_connection_is_cut_at_its_deadline() {
+    let rig = Rig::with(Limits { handshake: Duration::from_millis(300), ..Limits::default() }, |_| {}).await;
+    let mut quiet = silent(&rig).await;
+    let mut speaks = silent(&rig).await;
+    tokio::io::AsyncWriteExt::write_all(&mut speaks, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    let cut = async {
+        assert_eq!(quiet.read(&mut [0; 64]).await.unwrap_or(0), 0);
+        while speaks.read(&mut [0; 64]).await.unwrap_or(0) > 0 {}
+    };
+    tokio::time::timeout(PATIENCE, cut).await.expect("both are cut, with and without the HTTP/2 preface");
+    refused(&rig, "authorization_deadline").await;
+}
+
+#[tokio::test]
+async fn one_nodes_certificates_keep_nobody_from_theirs() {
+    const BURST: u32 = 60;
+    let limits = Limits { tenant_rate: CertificateRate { burst: BURST, per_second: 1 }, ..Limits::default() };
+    let rig = Rig::with(limits, alpha).await;
+    let csr = rig::fresh_csr();
+    let (mut made, mut limited) = (0, 0);
+    for _ in 0..4 * BURST {
+        match rig.certificate("n1", Some(&component("n1")), Some(csr.clone())).await {
+            Ok(_) => made += 1,
+            Err(e) => {
+                assert_eq!(e.code(), Code::ResourceExhausted, "{e}");
+                assert!(e.message().contains("node alpha/n1"), "{e}");
+                limited += 1;
+            }
+        }
+    }
+    assert!(made >= BURST && limited > BURST, "{made} made, {limited} refused");
+    assert!(rig.metric("canal_controller_certificates_refused_total{reason=\"rate\"}").await > 0.0);
+    for other in ["n2", "m1", "g1"] {
+        rig.certificate(other, Some(&component(other)), None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_tenants_certificates_fill_its_share_and_no_others() {
+    let limits = Limits { issued: 100, ..Limits::default() };
+    let rig = Rig::with(limits, alpha).await;
+    let csr = rig::fresh_csr();
+    let mut made = 0;
+    let full = loop {
+        match rig.certificate("n1", Some(&component("n1")), Some(csr.clone())).await {
+            Ok(_) => made += 1,
+            Err(e) => break e,
+        }
+        assert!(made < 100, "no end");
+    };
+    assert_eq!((made, full.code()), (9, Code::ResourceExhausted), "a tenth of what tenants may take: {full}");
+    assert!(full.message().contains("alpha has 9 certificates"), "{full}");
+    for other in ["m1", "g1"] {
+        rig.certificate(other, Some(&component(other)), None).await.unwrap();
+    }
+    assert!((rig.metric("canal_share_used{limit=\"certificates\",tenant=\"alpha\"}").await - 9.0).abs() < f64::EPSILON);
+    assert!(rig.metric("canal_share_refused_total{limit=\"certificates\",tenant=\"alpha\"}").await >= 1.0);
+}
+
+/// The identity of a data plane of the rig as a component.
+fn component(token: &str) -> String {
+    let account = match token {
+        "g1" => "canal-system/sa/gateway.g1",
+        "m1" => "beta/sa/node.m1",
+        "n1" => "alpha/sa/node.n1",
+        _ => "alpha/sa/node.n2",
+    };
+    format!("spiffe://components.canal/ns/{account}")
 }
 
 #[tokio::test]

@@ -5,6 +5,7 @@ mod api;
 mod certificates;
 mod files;
 mod fleet;
+mod isolation;
 mod jwks;
 mod limits;
 mod rig;

@@ -11,6 +11,7 @@ use crate::rig::{PATIENCE, PRINCIPALS, Rig, Subscriber, fresh_csr, tenant, with_
 use canal_authority::Patience;
 use canal_hub::{ExternalCa, Limits};
 use canal_model::program::{Kind, Resource};
+use canal_model::share::{Share, ShareKind};
 use canal_model::trust::Bundle;
 use canal_wire::api;
 use rustls::RootCertStore;
@@ -666,7 +667,9 @@ async fn what_another_ca_may_not_sign_has_a_name() {
 
 #[tokio::test]
 async fn the_record_of_certificates_is_bounded_and_private_keys_can_be_sealed() {
-    let mut rig = Rig::tuned(Limits { issued: 2, ..Limits::default() }, |config| {
+    let mut limits = Limits { issued: 2, ..Limits::default() };
+    limits.shares.set(ShareKind::Certificates, Share::Percent(100));
+    let mut rig = Rig::tuned(limits, |config| {
         let key = config.data_dir.with_extension("key");
         std::fs::write(&key, [7; 32]).unwrap();
         config.trust.key_file = Some(key);

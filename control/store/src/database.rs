@@ -146,18 +146,55 @@ impl Store {
     /// # Errors
     /// [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn objects(&self) -> Result<Vec<StoredObject>, StoreError> {
+        let mut out = Vec::new();
+        self.for_each_object(|object| out.push(object))?;
+        Ok(out)
+    }
+
+    /// Shows every applied object to `look`, one after the other, so that only one need be in memory.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn for_each_object(&self, mut look: impl FnMut(StoredObject)) -> Result<(), StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
-        let read = || -> Result<Vec<StoredObject>, redb::Error> {
+        let mut read = || -> Result<(), redb::Error> {
             let table = database.begin_read()?.open_table(OBJECTS)?;
-            let mut out = Vec::new();
             for entry in table.iter()? {
                 let (k, v) = entry?;
-                out.push(stored(k.value(), v.value()).map_err(redb::Error::Corrupted)?);
+                look(stored(k.value(), v.value()).map_err(redb::Error::Corrupted)?);
+            }
+            Ok(())
+        };
+        read().map_err(|e| StoreError::from_redb(&self.path, e))
+    }
+
+    /// The keys of all applied objects of a tenant.
+    ///
+    /// # Errors
+    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn object_keys(&self, tenant: &TenantName) -> Result<Vec<ObjectKey>, StoreError> {
+        let mut inner = self.lock();
+        let database = self.opened(&mut inner)?;
+        let read = || -> Result<Vec<ObjectKey>, redb::Error> {
+            let table = database.begin_read()?.open_table(OBJECTS)?;
+            let mut out = Vec::new();
+            for entry in table.range((tenant.as_str(), "", "", "")..)? {
+                let (key, _) = entry?;
+                let (owner, kind, namespace, name) = key.value();
+                if owner != tenant.as_str() {
+                    break;
+                }
+                out.push(ObjectKey { tenant: tenant.clone(), kind: kind.into(), namespace: namespace.into(), name: name.into() });
             }
             Ok(out)
         };
         read().map_err(|e| StoreError::from_redb(&self.path, e))
+    }
+
+    /// The most edits that one [`Store::apply`] takes.
+    pub fn edits_max(&self) -> usize {
+        self.limits.edits
     }
 
     /// Writes all edits in one transaction, marked with `generation`; `now` is seconds since 1970.

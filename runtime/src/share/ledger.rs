@@ -93,7 +93,7 @@ impl Ledger {
     }
 
     /// The most that a holder may take.
-    fn max(&self, holder: &ShareHolder) -> u64 {
+    pub(super) fn max(&self, holder: &ShareHolder) -> u64 {
         match holder {
             ShareHolder::Provider => self.capacity,
             // A tenant's share is a part of what tenants may take at all.

@@ -245,3 +245,14 @@ fn a_holder_with_its_whole_share_replaces_its_own_oldest_and_nobody_elses() {
     let next = limit.take_replacing(&holder("gamma"), 1).unwrap();
     assert!(gamma[0].is_revoked() && !next.is_revoked() && !beta.is_revoked());
 }
+
+#[test]
+fn written_share_holds_against_another_default() {
+    let limit = limit(100, 0, GiveWay::Oldest);
+    let mut shares = Shares::default();
+    shares.set(ShareKind::GatewayConnections, ShareKind::GatewayConnections.default_share());
+    limit.set_default_share(Share::Percent(10));
+    let name = "alpha".parse().unwrap();
+    limit.set_shares([(&name, &shares)]);
+    assert_eq!((limit.max(&tenant("alpha")), limit.max(&tenant("beta"))), (50, 10));
+}

@@ -73,10 +73,9 @@ impl Flood<'_> {
             })
         };
         let reports = world.inside(self.host, all).unwrap_or_else(|e| panic!("{}: {e}", self.host));
-        reports.into_iter().fold(FloodReport::default(), |sum, one| FloodReport {
-            opened: sum.opened + one.opened,
-            refused: sum.refused + one.refused,
-        })
+        reports
+            .into_iter()
+            .fold(FloodReport::default(), |sum, one| FloodReport { opened: sum.opened + one.opened, refused: sum.refused + one.refused })
     }
 
     async fn one(&self, opening: &tokio::sync::Semaphore, ends: Instant) -> FloodReport {
@@ -230,8 +229,7 @@ pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> Floo
         })
     };
     let reports = world.inside(host, all).unwrap_or_else(|e| panic!("{host}: {e}"));
-    reports.into_iter().fold(FloodReport::default(), |sum, one| FloodReport {
-        opened: sum.opened + one.opened,
-        refused: sum.refused + one.refused,
-    })
+    reports
+        .into_iter()
+        .fold(FloodReport::default(), |sum, one| FloodReport { opened: sum.opened + one.opened, refused: sum.refused + one.refused })
 }

@@ -19,10 +19,11 @@ use crate::tenant;
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal delete --tenant alpha httproute reviews -n bookinfo
-  canal delete --tenant alpha -f routes.yaml --ignore-missing")]
+  canal delete --tenant alpha -f routes.yaml --ignore-missing
+  canal delete --tenant alpha --all      # the provider's: works however much the tenant has applied")]
 pub(crate) struct DeleteArgs {
     /// Kind, in any case, singular or plural
-    #[arg(required_unless_present = "files", requires = "names")]
+    #[arg(required_unless_present_any = ["files", "all"], requires = "names")]
     kind: Option<String>,
     /// Names
     names: Vec<String>,
@@ -32,6 +33,9 @@ pub(crate) struct DeleteArgs {
     /// Remove the objects these files describe: YAML file, directory of YAML files, or - for stdin
     #[arg(short = 'f', long = "file", value_name = "PATH", conflicts_with_all = ["kind", "names"])]
     files: Vec<PathBuf>,
+    /// Remove all that was applied for the tenant, without compiling it; an operator of the provider only
+    #[arg(long, conflicts_with_all = ["kind", "names", "files"])]
+    all: bool,
     /// What is already gone is no error
     #[arg(long)]
     ignore_missing: bool,
@@ -46,11 +50,12 @@ pub(crate) struct DeleteArgs {
 pub(crate) async fn run(args: DeleteArgs) -> Outcome {
     let objects = match &args.kind {
         Some(kind) => named(kind, &args),
+        None if args.all => Vec::new(),
         None => files::read(&args.files)?.iter().map(described).collect::<Outcome<Vec<_>>>()?.concat(),
     };
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
-    let request = DeleteRequest { tenant, objects, ignore_missing: args.ignore_missing };
+    let request = DeleteRequest { tenant, objects, ignore_missing: args.ignore_missing, all: args.all };
     let answer = admin.delete(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     show(&args, &answer)?;
     if answer.accepted { Ok(()) } else { Err(Failure::told(Exit::Failed)) }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use canal_wire::api::{StatusRequest, StatusResponse, Subscriber};
+use canal_wire::api::{ShareUse, StatusRequest, StatusResponse, Subscriber};
 use clap::Args;
 use serde_json::{Value, json};
 
@@ -123,8 +123,37 @@ pub(crate) fn value(status: &StatusResponse) -> Value {
     });
     json!({
         "generation": status.generation, "version": status.version, "converged": decide_converged(status, 0, true),
+        "shares": status.shares.iter().map(share).collect::<Vec<_>>(),
         "subscribers": planes, "tenants": tenants.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&status.diagnostics),
     })
+}
+
+fn share(s: &ShareUse) -> Value {
+    json!({
+        "component": s.component, "limit": s.limit, "tenant": s.tenant, "unit": s.unit,
+        "used": s.used, "max": s.max, "refused": s.refused, "revoked": s.revoked,
+    })
+}
+
+/// Who holds how much of which limit; nothing where nobody holds anything.
+fn share_lines(shares: &[ShareUse]) -> Vec<String> {
+    if shares.is_empty() {
+        return Vec::new();
+    }
+    let mut table = Table::new(&["LIMIT", "AT", "TENANT", "USED", "SHARE", "REFUSED", "REVOKED"]);
+    for s in shares {
+        let amount = |n: u64| if s.unit == "bytes" { size(n) } else { n.to_string() };
+        table.row([
+            s.limit.clone(),
+            s.component.clone(),
+            if s.tenant.is_empty() { "(provider)".to_owned() } else { s.tenant.clone() },
+            amount(s.used),
+            amount(s.max),
+            s.refused.to_string(),
+            s.revoked.to_string(),
+        ]);
+    }
+    [vec![String::new()], table.lines()].concat()
 }
 
 fn plane(s: &Subscriber) -> Value {
@@ -180,6 +209,7 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
         )
     });
     lines.extend(in_the_clear);
+    lines.extend(share_lines(&status.shares));
     if !status.diagnostics.is_empty() {
         lines.push(String::new());
         lines.extend(diagnostics::lines(&status.diagnostics));
@@ -225,6 +255,25 @@ mod tests {
         let lines = hardware_lines(&[("ks-1".to_owned(), hardware), ("ks-2".to_owned(), Value::Null)]).join("\n");
         assert!(lines.contains("vaes used; qat present, not used; sha absent") && lines.contains("does not answer"), "{lines}");
         assert!(hardware_lines(&[]).is_empty());
+    }
+
+    #[test]
+    fn shares_are_told_by_limit_and_tenant() {
+        let share = |tenant: &str, unit: &str, used| ShareUse {
+            component: "controller".into(),
+            limit: "certificates".into(),
+            tenant: tenant.into(),
+            unit: unit.into(),
+            used,
+            max: 2048,
+            refused: 3,
+            revoked: 4,
+        };
+        let lines = share_lines(&[share("alpha", "certificates", 7), share("", "bytes", 1024)]);
+        let words = |line: &String| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        assert_eq!(words(&lines[2]), ["certificates", "controller", "alpha", "7", "2048", "3", "4"]);
+        assert!(lines[3].contains("(provider)") && !lines[3].contains("1024"), "{}", lines[3]);
+        assert!(share_lines(&[]).is_empty());
     }
 
     #[test]

@@ -4,12 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use canal_authority::{AnswerFault, Asked, ForeignCrl, Issued, Patience, Phase, Refusal, TenantAuthority, check_answer, check_request};
 use canal_model::identity::{COMPONENTS, Identity, components};
 use canal_model::ids::{TenantName, TrustDomain};
 use canal_model::program::Resource;
 use canal_model::trust::Bundle;
+use canal_runtime::TenantLimit;
 use canal_store::{DomainName, Store, StoreError, StoredCertificate};
 use tokio::sync::Notify;
 
@@ -22,12 +24,14 @@ mod external;
 mod folder;
 mod ledger;
 mod overview;
+mod rate;
 mod turner;
 
 pub use domain::{BARRED_MAX, REVOKED_MAX};
 pub use external::{EXTERNAL_REQUESTS_MAX, ExternalCa};
 pub use folder::{CA_DOMAINS_MAX, CA_FILE_BYTES_MAX};
-pub use ledger::ISSUED_MAX;
+pub use ledger::{CERTIFICATES_PER_HOLDER_MAX, ISSUED_MAX, REPEATED_LIFETIME_SECONDS};
+pub use rate::{CertificateRate, PROVIDER_RATE, TENANT_RATE};
 
 pub(crate) use domain::OrderFault;
 pub(crate) use turner::turn;
@@ -36,6 +40,7 @@ use domain::{Domain, Own};
 use external::{External, ExternalFault};
 use folder::{Folder, Folders, Found};
 use ledger::{Ledger, LedgerError};
+use rate::CertificateRates;
 
 /// How the controller's authorities are to work.
 #[derive(Debug, Clone, Default)]
@@ -69,6 +74,8 @@ pub(crate) enum IssueError {
     Answer(#[from] AnswerFault),
     #[error(transparent)]
     Ledger(LedgerError),
+    #[error("{0} asked for more certificates than {1} at once and {2} a second; fix: keep certificates until half of their life")]
+    Rate(String, u32, u32),
     #[error("the certificate could not be made; try again")]
     Task,
 }
@@ -84,6 +91,7 @@ impl IssueError {
             Self::Answer(e) => e.name(),
             Self::Ledger(LedgerError::Full { .. }) => "ledger_full",
             Self::Ledger(_) => "store",
+            Self::Rate(..) => "rate",
             Self::Task => "task",
         }
     }
@@ -100,6 +108,8 @@ pub(crate) struct Order {
     pub(crate) lifetime_seconds: u64,
     /// Whom it is for.
     pub(crate) holder: String,
+    /// How fast it may ask.
+    pub(crate) rate: CertificateRate,
 }
 
 impl Order {
@@ -152,6 +162,9 @@ pub(crate) struct Trust {
     /// Of Canal's own parts.
     infra: Arc<TenantAuthority>,
     ledger: Ledger,
+    rates: Mutex<CertificateRates>,
+    /// When the rates began.
+    begun: Instant,
     patience: Patience,
     /// Since when nothing has been in the way of a replacement.
     clear: Mutex<BTreeMap<DomainName, u64>>,
@@ -174,7 +187,7 @@ impl Trust {
         infra: TenantAuthority,
         options: &TrustOptions,
         client: &Client,
-        issued_max: usize,
+        issued: TenantLimit,
     ) -> Result<Self, StoreError> {
         let now = now_seconds();
         let mut domains = BTreeMap::new();
@@ -186,7 +199,9 @@ impl Trust {
         domains.entry(components()).or_default();
         let external = options.external.iter().map(|e| (e.domain.clone(), Arc::new(External::new(&e.url, client.clone()))));
         let trust = Self {
-            ledger: Ledger::open(store.clone(), issued_max, now)?,
+            ledger: Ledger::open(store.clone(), issued, now)?,
+            rates: Mutex::default(),
+            begun: Instant::now(),
             store,
             metrics,
             domains: Mutex::new(domains),
@@ -280,7 +295,14 @@ impl Trust {
     }
 
     /// Makes a certificate, and has it on record before it is given away.
-    pub(crate) async fn issue(self: &Arc<Self>, order: Order) -> Result<Done, IssueError> {
+    pub(crate) async fn issue(self: &Arc<Self>, mut order: Order) -> Result<Done, IssueError> {
+        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        if !locked(&self.rates).take(&order.holder, order.rate, now) {
+            return Err(IssueError::Rate(order.holder, order.rate.burst, order.rate.per_second));
+        }
+        if self.ledger.held(&order.domain(), &order.holder, &order.identity.to_string(), &order.names) >= CERTIFICATES_PER_HOLDER_MAX {
+            order.lifetime_seconds = order.lifetime_seconds.min(REPEATED_LIFETIME_SECONDS);
+        }
         if self.is_barred(&order) {
             return Err(IssueError::Barred(order.identity));
         }

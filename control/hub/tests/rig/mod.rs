@@ -321,7 +321,13 @@ impl Operator {
             namespace: namespace.to_string(),
             name: name.to_string(),
         };
-        let request = api::DeleteRequest { tenant: tenant.into(), objects: objects.iter().map(object).collect(), ignore_missing };
+        let request =
+            api::DeleteRequest { tenant: tenant.into(), objects: objects.iter().map(object).collect(), ignore_missing, all: false };
+        self.client.delete(with_token(request, self.token)).await.map(tonic::Response::into_inner)
+    }
+
+    pub(crate) async fn delete_all(&mut self, tenant: &str) -> Result<api::DeleteResponse, Status> {
+        let request = api::DeleteRequest { tenant: tenant.into(), all: true, ..api::DeleteRequest::default() };
         self.client.delete(with_token(request, self.token)).await.map(tonic::Response::into_inner)
     }
 

@@ -94,7 +94,9 @@ fn policies(count: usize, values: usize) -> String {
 fn remove(stage: &Stage) {
     let operator = stage.operator();
     for n in 0..60 {
-        for (kind, name) in [("Service", format!("pad-{n}")), ("HTTPRoute", format!("many-{n}")), ("AuthorizationPolicy", format!("many-{n}"))] {
+        for (kind, name) in
+            [("Service", format!("pad-{n}")), ("HTTPRoute", format!("many-{n}")), ("AuthorizationPolicy", format!("many-{n}"))]
+        {
             // What was refused is not there.
             let _ = operator.delete("alpha", kind, &name);
         }

@@ -1,0 +1,135 @@
+//! No tenant's work, bytes or mistakes at the controller hold up or cost another tenant.
+
+use std::fmt::Write;
+
+use crate::rig::{Rig, Subscriber, errors, service, tenant_object};
+use canal_hub::Limits;
+use canal_model::program::Kind;
+use canal_model::share::{Share, ShareKind};
+use tonic::Code;
+
+fn two_tenants(config: &std::path::Path) {
+    for (name, n) in [("alpha", 1), ("beta", 2)] {
+        std::fs::create_dir(config.join(name)).unwrap();
+        std::fs::write(config.join(name).join("t.yaml"), tenant_object(name, n)).unwrap();
+    }
+}
+
+/// An object that takes long to read, compile and compare.
+fn large(services: usize) -> String {
+    let mut text = String::new();
+    for n in 0..services {
+        let (a, b) = (n / 250, n % 250 + 1);
+        let spec = format!("clusterIP: 10.91.{a}.{b}, selector: {{app: x{n}}}, ports: [{{name: http, port: 80}}]");
+        write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{{spec}}}\n").unwrap();
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
+    let rig = Rig::with(Limits { compile_workers: 2, ..Limits::default() }, two_tenants).await;
+    let text = large(8_000);
+    let mut diffs = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (mut ann, text) = (rig.admin("ann").await, text.clone());
+        diffs.spawn(async move { ann.diff("alpha", &[&text]).await.map(|d| d.changes.len()) });
+    }
+    // All four are there, and one is worked on.
+    while rig.metric("canal_share_used{limit=\"queued_changes\",tenant=\"alpha\"}").await < 4.0 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let mut bob = rig.admin("bob").await;
+    bob.must_apply("beta", &[&service(2, "a", 1)]).await;
+    bob.diff("beta", &[&service(2, "b", 2)]).await.unwrap();
+    rig.admin("ann").await.must_apply("alpha", &[&service(1, "mine", 9)]).await;
+    assert!(diffs.try_join_next().is_none(), "everything else was done before the first dry run");
+    let waiting = rig.metric("canal_share_used{limit=\"queued_changes\",tenant=\"alpha\"}").await;
+    assert!(waiting >= 4.0, "{waiting} dry runs are left");
+    diffs.abort_all();
+}
+
+#[tokio::test]
+async fn changes_beyond_a_tenants_share_are_refused_by_name() {
+    let mut limits = Limits::default();
+    limits.shares.set(ShareKind::QueuedChangeBytes, Share::Amount(2_000));
+    let rig = Rig::with(limits, two_tenants).await;
+    let (mut ann, mut bob, mut root) = (rig.admin("ann").await, rig.admin("bob").await, rig.admin("root").await);
+    let text = service(1, "a", 1) + &"# more\n".repeat(500);
+    let refused = ann.diff("alpha", &[&text]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("alpha has too many changes under way (queued_change_bytes: share); fix: "), "{refused}");
+    bob.must_apply("beta", &[&service(2, "a", 1)]).await;
+    root.diff("alpha", &[&text]).await.unwrap();
+    let shares = ann.status().await.shares;
+    assert!(shares.iter().all(|s| s.tenant == "alpha"), "a tenant sees its own: {shares:?}");
+    let refusals = |shares: &[canal_wire::api::ShareUse]| {
+        shares.iter().find(|s| s.tenant == "alpha" && s.limit == "queued_change_bytes").map(|s| (s.max, s.refused, s.component.clone()))
+    };
+    assert_eq!(refusals(&shares), Some((2_000, 1, "controller".into())));
+    let all = root.status().await.shares;
+    assert!(refusals(&all).is_some() && all.iter().any(|s| s.tenant == "beta"), "{all:?}");
+}
+
+#[tokio::test]
+async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
+    const SHARE: u64 = 40_000;
+    let mut limits = Limits::default();
+    limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(SHARE));
+    let mut rig = Rig::with(limits, two_tenants).await;
+    let (mut ann, mut bob) = (rig.admin("ann").await, rig.admin("bob").await);
+    let padded = |n: u8| {
+        let text = service(1, &format!("s{n}"), n);
+        text.replace("namespace: shop}", &format!("namespace: shop, annotations: {{note: {}}}}}", "x".repeat(8_000)))
+    };
+    for n in 1..=4 {
+        ann.must_apply("alpha", &[&padded(n)]).await;
+    }
+    let refused = ann.apply("alpha", &[&padded(5)]).await.unwrap();
+    let said = errors(&refused.diagnostics).join("; ");
+    assert!(!refused.accepted && said.contains("configurationBytes is 40000"), "{said}");
+    assert!(!errors(&ann.dry_run("alpha", &[&padded(5)]).await.unwrap().diagnostics).is_empty());
+    bob.must_apply("beta", &[&service(2, "a", 1)]).await;
+    // Files count as well; what they said before stays.
+    let mut n1 = rig.subscribe("n1").await;
+    n1.settle().await;
+    let held = n1.names();
+    rig.write("alpha/more.yaml", &padded(6));
+    while !errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("configurationBytes")) {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    n1.settle().await;
+    assert_eq!(n1.names(), held);
+    std::fs::remove_file(rig.path("alpha/more.yaml")).unwrap();
+    // A share that was made smaller sets the tenant aside at the next start, and nobody else.
+    let held = n1.held.clone();
+    drop((n1, ann, bob));
+    rig.stop().await;
+    rig.config.limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(20_000));
+    rig.start().await;
+    let mut n1 = Subscriber::open(rig.channel().await, "n1", held.clone()).await;
+    n1.settle().await;
+    assert_eq!(n1.names(), held.keys().map(|(k, n)| format!("{k:?} {n}")).collect::<Vec<_>>(), "data planes keep what they hold");
+    let (mut ann, mut bob, mut root) = (rig.admin("ann").await, rig.admin("bob").await, rig.admin("root").await);
+    let refused = ann.apply("alpha", &[&service(1, "small", 9)]).await.unwrap();
+    assert!(errors(&refused.diagnostics).iter().any(|e| e.contains("configurationBytes is 20000")), "{refused:?}");
+    assert_eq!(bob.names("beta", "service").await.len(), 1);
+    let refused = ann.delete_all("alpha").await.unwrap();
+    assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("only the provider"), "{refused:?}");
+    let removed = root.delete_all("alpha").await.unwrap();
+    assert_eq!((removed.accepted, removed.changes.len()), (true, 4), "{:?}", errors(&removed.diagnostics));
+    n1.until("the end of the services", |h| !h.keys().any(|(k, n)| *k == Kind::Service && n.starts_with("alpha/"))).await;
+    ann.must_apply("alpha", &[&service(1, "small", 9)]).await;
+}
+
+#[tokio::test]
+async fn compiled_bytes_are_bounded_too() {
+    let mut limits = Limits::default();
+    limits.shares.set(ShareKind::CompiledBytes, Share::Amount(3_000));
+    let rig = Rig::with(limits, two_tenants).await;
+    let mut ann = rig.admin("ann").await;
+    ann.must_apply("alpha", &[&service(1, "a", 1)]).await;
+    let refused = ann.apply("alpha", &[&large(200)]).await.unwrap();
+    assert!(!refused.accepted && errors(&refused.diagnostics).join(";").contains("compiledBytes is 3000"), "{refused:?}");
+    ann.must_apply("alpha", &[&service(1, "b", 2)]).await;
+}
