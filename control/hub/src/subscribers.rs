@@ -23,7 +23,7 @@ pub const STREAMS_MAX: usize = 20_000;
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
 
 /// A refusal that stands for so long is an alarm: what was refused is not in force there, and its tenant may be closed.
-pub const STANDING_AFTER: Duration = Duration::from_secs(60);
+pub(crate) const STANDING_AFTER: Duration = Duration::from_secs(60);
 /// Refused resources that one line of `canal status` names.
 const REFUSED_NAMED_MAX: usize = 4;
 

@@ -22,6 +22,9 @@ pub const ORIGINS_MAX: u32 = generated::CANAL_ORIGINS_MAX;
 /// The same of one pod.
 pub const ORIGINS_POD_MAX: u32 = generated::CANAL_ORIGINS_POD_MAX;
 
+/// Pods of which waiting connections are counted.
+pub const ORIGIN_PODS_MAX: u32 = generated::CANAL_ORIGIN_PODS_MAX;
+
 crate::plain::plain_types! {
     OriginKey = canal_origin_key { netns_cookie, source_ip, source_port_be, zero },
     Origin = canal_origin { destination_ip, destination_port_be, zero, published_ns },

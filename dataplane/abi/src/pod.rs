@@ -20,6 +20,11 @@ pub const RESOLVERS_MAX: usize = generated::CANAL_POD_RESOLVERS_MAX as usize;
 /// The port at which resolvers are asked.
 pub const DNS_PORT: u16 = generated::CANAL_POD_DNS_PORT as u16;
 
+/// The longest ARP packet that passes, in bytes behind the Ethernet header.
+pub const ARP_BYTES_MAX: u32 = generated::CANAL_POD_ARP_MAX;
+/// The longest frame of neighbour discovery that passes, in bytes.
+pub const NEIGHBOUR_BYTES_MAX: u32 = generated::CANAL_POD_NEIGHBOUR_MAX;
+
 crate::plain::plain_types! {
     StoppedPacket = canal_pod_packet { remote_ip, remote_port_be, protocol, is_outgoing, verdict },
 }

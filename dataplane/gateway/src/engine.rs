@@ -107,7 +107,7 @@ impl Engine {
             config,
         });
         if let Some(first) = first {
-            shared.limits.set_shares(&first);
+            shared.limits.set_shares(&first, &shared.registry);
             shared.publisher.publish(first);
         }
         let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
@@ -143,7 +143,7 @@ impl Engine {
         set(&self.gauges.faults, builder.route_faults());
         // Before the snapshot is: a tenant's first connections meet its own shares.
         if upserts.iter().any(|resource| resource.kind() == Kind::Tenant) || removals.iter().any(|(kind, _)| *kind == Kind::Tenant) {
-            self.shared.limits.set_shares(&snapshot);
+            self.shared.limits.set_shares(&snapshot, &self.shared.registry);
         }
         self.shared.publisher.publish(snapshot);
     }

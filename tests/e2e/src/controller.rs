@@ -137,7 +137,7 @@ impl<'c> Caller<'c> {
     /// Removes one object.
     pub fn delete(&self, tenant: &str, kind: &str, name: &str) -> Result<(), Status> {
         let objects = vec![ObjectRef { kind: kind.into(), namespace: "default".into(), name: name.into() }];
-        let request = self.request(DeleteRequest { tenant: tenant.into(), objects, ignore_missing: true });
+        let request = self.request(DeleteRequest { tenant: tenant.into(), objects, ignore_missing: true, all: false });
         self.call(|channel| async move { AdminClient::new(channel).delete(request).await.map(drop) })
     }
 

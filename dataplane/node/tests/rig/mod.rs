@@ -277,7 +277,6 @@ fn view(setup: &Setup) -> View {
             gateway_cidrs: vec![],
             outside: setup.outside,
             resolvers: Vec::new(),
-            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         }),

@@ -22,22 +22,22 @@ fn lasts() -> Duration {
 }
 
 /// What alpha does, and how much of it there must have been for the case to count.
-pub(super) struct Case {
-    pub(super) name: &'static str,
+struct Case {
+    name: &'static str,
     /// Returns how many times it was tried: connections, requests, bytes.
-    pub(super) attack: Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>,
+    attack: Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>,
     /// The least number of tries that makes it an attack.
-    pub(super) tries_min: u64,
+    tries_min: u64,
     /// What takes alpha's doings back, so that the next case begins as this one.
-    pub(super) restore: Option<fn(&Stage)>,
+    restore: Option<fn(&Stage)>,
 }
 
 impl Case {
-    pub(super) fn new(name: &'static str, tries_min: u64, attack: impl Fn(&Stage, Duration) -> u64 + Send + Sync + 'static) -> Self {
+    fn new(name: &'static str, tries_min: u64, attack: impl Fn(&Stage, Duration) -> u64 + Send + Sync + 'static) -> Self {
         Self { name, attack: Box::new(attack), tries_min, restore: None }
     }
 
-    pub(super) fn restored_by(mut self, restore: fn(&Stage)) -> Self {
+    fn restored_by(mut self, restore: fn(&Stage)) -> Self {
         self.restore = Some(restore);
         self
     }
