@@ -27,18 +27,9 @@ pub struct Rates {
     pub part: u32,
 }
 
-/// The early limits of a tenant that has no Throttle of its own; a rate of 0 is none.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct DefaultThrottle {
-    pub sessions: Rate,
-    pub packets: Rate,
-}
-
 /// What the content depends on besides what the controller said.
 #[derive(Default)]
 pub struct ContentRules<'a> {
-    /// The provider's limits for tenants without a Throttle for the whole tenant.
-    pub default_throttles: BTreeMap<TenantName, DefaultThrottle>,
     /// What the maps hold already, which stays where not all of a tenant's entries fit.
     pub held: Option<&'a dyn HeldEntries>,
 }
@@ -130,7 +121,7 @@ pub fn decide_content<'a>(
     }
     omit_tables(&mut content, &tenants, rules);
     omit_throttles(&mut throttles, &mut content.omitted, &tenants, rules);
-    content.throttles = decide_rates(&content, orders.map_or(0, |orders| orders.number), &throttles, &tenants, rules);
+    content.throttles = decide_rates(&content, orders.map_or(0, |orders| orders.number), &throttles);
     if let Some(orders) = orders {
         content.own = Some((orders.number, orders.edge));
         content.hosts = orders.hosts.iter().chain(&orders.edge).map(|host| (*host, 0)).collect();
@@ -202,21 +193,9 @@ fn omit_throttles(
     }
 }
 
-/// The limits with this replica's part of each, and the provider's defaults for tenants that have no limit for the whole of them.
-fn decide_rates(
-    content: &Content,
-    number: u16,
-    throttles: &BTreeMap<Scope, &Throttle>,
-    tenants: &BTreeMap<&TenantName, &Tenant>,
-    rules: &ContentRules<'_>,
-) -> BTreeMap<Scope, Rates> {
-    let defaults = tenants.iter().filter_map(|(name, tenant)| {
-        let scope = Scope::Tenant(tenant.vni.get());
-        let of = rules.default_throttles.get(*name).filter(|_| !throttles.contains_key(&scope))?;
-        (of.sessions.per_second > 0 || of.packets.per_second > 0).then_some((scope, of.sessions, of.packets))
-    });
-    let own = throttles.iter().map(|(scope, throttle)| (*scope, throttle.sessions, throttle.packets));
-    let all: Vec<_> = own.chain(defaults).collect();
+/// The limits with this replica's part of each. The provider's default for a tenant comes as a Throttle of the whole tenant.
+fn decide_rates(content: &Content, number: u16, throttles: &BTreeMap<Scope, &Throttle>) -> BTreeMap<Scope, Rates> {
+    let all: Vec<_> = throttles.iter().map(|(scope, throttle)| (*scope, throttle.sessions, throttle.packets)).collect();
     if all.is_empty() {
         return BTreeMap::new();
     }
@@ -353,6 +332,7 @@ pub(crate) mod tests {
             gateway_cidrs: Vec::new(),
             outside: Default::default(),
             keys: Default::default(),
+            resolvers: Vec::new(),
             shares,
         }))
     }
@@ -402,30 +382,6 @@ pub(crate) mod tests {
             let content = decide_content(all.iter(), &az, Some(&orders(number)), &ContentRules::default());
             assert_eq!(content.throttles[&Scope::Tenant(101)].part, BUCKETS as u32);
         }
-    }
-
-    #[test]
-    fn a_tenant_without_a_throttle_has_the_providers_default() {
-        let rate = |per_second| Rate { per_second, burst: per_second };
-        let default = DefaultThrottle { sessions: rate(50), packets: rate(0) };
-        let rules = ContentRules {
-            default_throttles: ["alpha", "beta", "free"].map(|name| (name.parse().unwrap(), default)).into(),
-            ..ContentRules::default()
-        };
-        // Alpha has a limit for one service only; beta's own is for the whole of it.
-        let beta = Arc::new(Resource::Throttle(Throttle {
-            tenant: "beta".parse().unwrap(),
-            vni: Vni::new(102).unwrap(),
-            service: None,
-            id: None,
-            sessions: rate(7),
-            packets: rate(7),
-        }));
-        let all = [tenant("alpha", 101, "25%"), tenant("beta", 102, "25%"), beta, throttle(Some("alpha/default/web"), Some(7), 3)];
-        let content = decide_content(all.iter(), &"az1".parse().unwrap(), None, &rules);
-        let of = |scope| content.throttles[&scope].sessions.per_second;
-        assert_eq!([of(Scope::Tenant(101)), of(Scope::Tenant(102)), of(Scope::Service(7))], [50, 7, 3]);
-        assert_eq!(content.throttles.len(), 3, "nobody has told of `free` yet");
     }
 
     #[test]

@@ -101,7 +101,6 @@ fn parents() -> Vec<Resource> {
             gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
             outside: p::OutsideMesh::Passthrough,
             resolvers: vec!["10.96.0.10".parse().unwrap(), "fd00::53".parse().unwrap()],
-            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         }),

@@ -68,7 +68,6 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
             resolvers: Vec::new(),
-            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         }),
@@ -254,7 +253,6 @@ fn policies_are_made_anew_only_if_they_changed_and_outlive_their_tenant() {
             gateway_cidrs: vec![],
             outside: p::OutsideMesh::Deny,
             resolvers: Vec::new(),
-            shares: Default::default(),
             keys: Default::default(),
             shares: Default::default(),
         })]
