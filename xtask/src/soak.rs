@@ -41,24 +41,6 @@ struct Part {
 /// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
 const PARTS: [Part; 5] = [
     Part {
-        name: "chaos",
-        what: "30 minutes of random kills, cuts, drains, scale events, policy changes and rotations under two tenants with the same addresses",
-        minutes: 45,
-        build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "chaos::", "--nocapture", "--test-threads=1"],
-        is_seeded: true,
-        counts_tests: true,
-    },
-    Part {
-        name: "exhaustion",
-        what: "one tenant takes every limit that tenants share, 15 s each, while another is watched",
-        minutes: 30,
-        build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
-        is_seeded: false,
-        counts_tests: true,
-    },
-    Part {
         name: "compare",
         what: "generated tenants and policies on every target beside the oracle: 1,500 and 4,000 tenants, 6,000 broken policies",
         minutes: 30,
@@ -84,6 +66,24 @@ const PARTS: [Part; 5] = [
         run: &["bench", "--locked", "-p", "canal-keys", "--bench", "soak"],
         is_seeded: false,
         counts_tests: false,
+    },
+    Part {
+        name: "chaos",
+        what: "30 minutes of random kills, cuts, drains, scale events, policy changes and rotations under two tenants with the same addresses",
+        minutes: 45,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "chaos::", "--nocapture", "--test-threads=1"],
+        is_seeded: true,
+        counts_tests: true,
+    },
+    Part {
+        name: "exhaustion",
+        what: "one tenant takes every limit that tenants share, 15 s each, while another is watched",
+        minutes: 30,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
+        is_seeded: false,
+        counts_tests: true,
     },
 ];
 

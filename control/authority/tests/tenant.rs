@@ -212,9 +212,11 @@ fn an_authority_reads_back_and_refuses_a_foreign_pair() {
     let again = TenantAuthority::load(&domain("alpha.example"), &a.key(), a.certificate()).unwrap();
     let issued = issue(&again, &csr(&p256(), |_| {}), &identity(), 3600, NOW).unwrap();
     verify(&issued, a.certificate(), NOW).unwrap();
-    for (what, key, certificate) in
-        [("another root's certificate", a.key(), b.certificate()), ("no key", Vec::new().into(), a.certificate()), ("no certificate", a.key(), "")]
-    {
+    for (what, key, certificate) in [
+        ("another root's certificate", a.key(), b.certificate()),
+        ("no key", Vec::new().into(), a.certificate()),
+        ("no certificate", a.key(), ""),
+    ] {
         assert!(TenantAuthority::load(&domain("alpha.example"), &key, certificate).is_err(), "{what}");
     }
 }

@@ -220,6 +220,13 @@ impl canal_authority::KeySealer for InfraSealer<'_> {
     }
 }
 
+/// Opens the root of Canal's own components, sealed where the store has a key.
+fn open_infra(config: &Config, key: Option<&StoreKey>) -> Result<Infra, InfraError> {
+    let sealer = key.map(InfraSealer);
+    let sealer = sealer.as_ref().map(|sealer| sealer as &dyn canal_authority::KeySealer);
+    Infra::open_sealed(&config.infra_dir, now_seconds(), sealer)
+}
+
 impl Hub {
     /// Starts on the calling runtime. When it returns, all sources were read and the ports are open.
     ///
@@ -227,9 +234,7 @@ impl Hub {
     /// A [`HubError`] that says what to change.
     pub async fn start(config: Config) -> Result<Self, HubError> {
         let key = config.trust.key_file.as_deref().map(StoreKey::read).transpose()?;
-        let sealer = key.as_ref().map(InfraSealer);
-        let sealer = sealer.as_ref().map(|sealer| sealer as &dyn canal_authority::KeySealer);
-        let infra = Arc::new(Infra::open_sealed(&config.infra_dir, now_seconds(), sealer)?);
+        let infra = Arc::new(open_infra(&config, key.as_ref())?);
         let store = Arc::new(Store::open_with(&config.data_dir, config.limits.store, key)?);
         let parts = infra.of_components().map_err(|e| InfraError::Signing(e.to_string()))?;
         let first = first_principals(&config.principals)?;
@@ -290,8 +295,9 @@ impl Hub {
             tasks: tasks.clone(),
             writer: Some(writer),
         };
-        let doors = [(admin, Door::Admin), (metrics_door, Door::Metrics)].into_iter();
-        doors.filter_map(|(door, which)| Some(doors::serve(door?, which, shared.clone()))).for_each(|door| _ = tasks.spawn(door));
+        for (door, which) in [(admin, Door::Admin), (metrics_door, Door::Metrics)] {
+            door.map(|door| tasks.spawn(doors::serve(door, which, shared.clone())));
+        }
         tasks.spawn(serve(listener, shared, config.limits));
         Ok(hub)
     }

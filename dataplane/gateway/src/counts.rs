@@ -5,7 +5,6 @@ use canal_kit::metrics::{Counter, Counters, Family, Gauge, Registry, Shard};
 
 use canal_model::ids::TenantName;
 
-use crate::account::Account;
 use crate::clock::Late;
 use crate::fault::Fault;
 
@@ -34,6 +33,12 @@ pub(crate) struct Counts {
     pub(crate) not_kept: Counter,
     pub(crate) ejections: Counter,
     pub(crate) sniffed_server_first: Counter,
+}
+
+/// The family of CPU time by tenant.
+fn cpu_seconds(registry: &Registry) -> Counters {
+    let help = "Time that workers spent on a tenant's connections, handshakes included.";
+    registry.seconds(Family::new("canal_gateway_cpu_seconds_total", help, &["tenant"]))
 }
 
 impl Counts {
@@ -92,11 +97,7 @@ impl Counts {
                 "Open requests and connections that were judged again after a change, by result.",
                 &["result"],
             ),
-            cpu: registry.seconds(Family::new(
-                "canal_gateway_cpu_seconds_total",
-                "Time that workers spent on a tenant's connections, handshakes included.",
-                &["tenant"],
-            )),
+            cpu: cpu_seconds(registry),
             connections: shard.gauge(&gauge, &[]),
             accepted: plain("canal_gateway_accepted_connections_total", "Connections accepted, tunnels included."),
             connects_ok: shard.counter(&connects, &["ok"]),
@@ -113,12 +114,12 @@ impl Counts {
     }
 
     /// A policy (`namespace/name`) did something.
-    pub(crate) fn authorized(&self, account: &Account, action: &str, policy: &str) {
-        self.shard.counter(&self.authorizations, &[account.tenant.as_str(), action, policy]).inc();
+    pub(crate) fn authorized(&self, tenant: &TenantName, action: &str, policy: &str) {
+        self.shard.counter(&self.authorizations, &[tenant.as_str(), action, policy]).inc();
     }
-    /// Policies allowed it.
-    pub(crate) fn allowed(&self, account: &Account) {
-        account.allowed(|| self.shard.counter(&self.authorizations, &[account.tenant.as_str(), "allow", ""]));
+    /// The counter of what a tenant's policies allowed.
+    pub(crate) fn allowed(&self, tenant: &TenantName) -> Counter {
+        self.shard.counter(&self.authorizations, &[tenant.as_str(), "allow", ""])
     }
     pub(crate) fn token(&self, result: &str) {
         self.shard.counter(&self.tokens, &[result]).inc();
@@ -126,8 +127,8 @@ impl Counts {
     pub(crate) fn verified(&self, result: &str) {
         self.shard.counter(&self.verifications, &[result]).inc();
     }
-    pub(crate) fn asked(&self, account: &Account, authorizer: &str, result: &str) {
-        self.shard.counter(&self.authorizers, &[account.tenant.as_str(), authorizer, result]).inc();
+    pub(crate) fn asked(&self, tenant: &TenantName, authorizer: &str, result: &str) {
+        self.shard.counter(&self.authorizers, &[tenant.as_str(), authorizer, result]).inc();
     }
     /// The counter of a tenant's CPU time.
     pub(crate) fn cpu(&self, tenant: &TenantName) -> Counter {

@@ -219,7 +219,7 @@ fn decide(
             verdict => return Err(denied(worker, session, &verdict, judged)),
         }
     }
-    worker.counts.allowed(&session.account);
+    session.account.allowed(|| worker.counts.allowed(&session.account.tenant));
     Ok(Next::Pass)
 }
 
@@ -227,7 +227,7 @@ fn observe(worker: &Worker, session: &Session, policies: &PolicySet, known: &Kno
     let mut hits = Vec::new();
     policies.observe(known, &mut |hit| hits.push(hit));
     for hit in &hits {
-        worker.counts.authorized(&session.account, hit.kind.name(), &policy_name(hit.policy));
+        worker.counts.authorized(&session.account.tenant, hit.kind.name(), &policy_name(hit.policy));
     }
     if let Some(judged) = judged {
         judged.hits.extend(hits.iter().map(|hit| format!("{} {}", hit.kind.name(), policy_name(hit.policy))));
@@ -241,7 +241,7 @@ pub(crate) fn policy_name(key: &PolicyKey) -> String {
 
 fn denied(worker: &Worker, session: &Session, verdict: &Verdict<'_>, judged: Option<&mut Judged>) -> Fault {
     let denial = Denial::of(verdict);
-    worker.counts.authorized(&session.account, denial.action(), &denial.policy);
+    worker.counts.authorized(&session.account.tenant, denial.action(), &denial.policy);
     if let Some(judged) = judged {
         judged.policy.clone_from(&denial.policy);
     }

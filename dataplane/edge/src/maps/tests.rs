@@ -12,6 +12,22 @@ fn az(s: &str) -> AzName {
     s.parse().unwrap()
 }
 
+fn tenant(name: &str, vni: &str, share: &str) -> Resource {
+    let mut shares = canal_model::share::Shares::default();
+    shares.set(ShareKind::EdgeMapEntries, share.parse().unwrap());
+    Resource::Tenant(Tenant {
+        name: name.parse().unwrap(),
+        vni: Vni::new(vni.parse().unwrap()).unwrap(),
+        trust_domain: "example".parse().unwrap(),
+        pod_cidrs: Vec::new(),
+        gateway_cidrs: Vec::new(),
+        outside: OutsideMesh::Deny,
+        resolvers: Vec::new(),
+        keys: Default::default(),
+        shares,
+    })
+}
+
 /// One word per resource:
 /// `tenant NAME VNI [SHARE]` (of each map; else all of it), `node TENANT/NAME UNDERLAY CIDR,..`, `replica NAME NUMBER AZ UNDERLAY [down]`, `address TENANT/SERVICE ID AZ IP,..`,
 /// `table TENANT/SERVICE ID AZ VERSION NUMBER,..`, `host IP`.
@@ -22,21 +38,7 @@ fn told(text: &str) -> Told {
         let list = |i: usize| words[i].split(',').map(|s| s.to_string());
         let key = |s: &str| -> canal_model::ids::ServiceKey { s.replacen('/', "/shop/", 1).parse().unwrap() };
         let resource = match words[0] {
-            "tenant" => Resource::Tenant(Tenant {
-                name: words[1].parse().unwrap(),
-                vni: Vni::new(words[2].parse().unwrap()).unwrap(),
-                trust_domain: "example".parse().unwrap(),
-                pod_cidrs: Vec::new(),
-                gateway_cidrs: Vec::new(),
-                outside: OutsideMesh::Deny,
-                resolvers: Vec::new(),
-                keys: Default::default(),
-                shares: {
-                    let mut shares = canal_model::share::Shares::default();
-                    shares.set(ShareKind::EdgeMapEntries, words.get(3).unwrap_or(&"100%").parse().unwrap());
-                    shares
-                },
-            }),
+            "tenant" => tenant(words[1], words[2], words.get(3).unwrap_or(&"100%")),
             "node" => {
                 let (tenant, name) = words[1].split_once('/').unwrap();
                 Resource::Node(Node {

@@ -81,7 +81,7 @@ pub(crate) async fn ask(
     let snapshot = worker.snapshot();
     let tenant = snapshot.tenant(session.account.tenant.as_str());
     let Some(authorizer) = tenant.and_then(|tenant| tenant.policies.authorizer(&question.authorizer)).cloned() else {
-        worker.counts.asked(&session.account, &name, "unknown");
+        worker.counts.asked(&session.account.tenant, &name, "unknown");
         return Err(Fault::Unasked("authorizer_unknown"));
     };
     drop(snapshot);
@@ -97,7 +97,7 @@ pub(crate) async fn ask(
     let (result, judged) = match judged {
         Ok(Ok(agreed)) => ("ok", Ok(agreed)),
         Ok(Err(rejection)) => {
-            worker.counts.authorized(&session.account, "custom_deny", &super::policy_name(&question.policy));
+            worker.counts.authorized(&session.account.tenant, "custom_deny", &super::policy_name(&question.policy));
             ("denied", Err(Fault::Rejected(Box::new(rejection))))
         }
         Err(why) => {
@@ -108,7 +108,7 @@ pub(crate) async fn ask(
             }
         }
     };
-    worker.counts.asked(&session.account, &name, result);
+    worker.counts.asked(&session.account.tenant, &name, result);
     judged
 }
 

@@ -158,6 +158,14 @@ impl Established {
     }
 }
 
+/// Waits until the connection's time is over; for ever if it has none.
+async fn worn_out(worn: Option<Worn>) {
+    match worn {
+        Some(worn) => worn.out().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// Runs HTTP/2 until the connection ends, and says why it did.
 async fn drive(
     connection: Rc<Connection>,
@@ -178,15 +186,9 @@ async fn drive(
         .boxed_local(),
         async move { Event::Fallen(standing.fallen().await) }.boxed_local(),
         async move {
-            let worn_out = async {
-                match worn {
-                    Some(worn) => worn.out().await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
                 () = watched.quiet(idle) => watched.retire(Ended::Idle),
-                () = worn_out => watched.retire(Ended::Retired),
+                () = worn_out(worn) => watched.retire(Ended::Retired),
                 // The next stream goes to a connection on which the peer shows its new certificate.
                 () = expired => watched.retire(Ended::Expired),
                 () = watched.retiring.notified() => {}
