@@ -114,7 +114,11 @@ fn issue(controller: &FakeController, infra: Arc<TestCa>, alpha: Arc<TestCa>) ->
 }
 
 async fn tell(stream: &FakeStream, all: &[Arc<Resource>]) {
-    for kind in [Kind::Tenant, Kind::Bundle, Kind::Entitlement] {
+    let names: Vec<_> = all.iter().filter(|r| r.kind().is_security()).map(|r| (r.kind(), r.name())).collect();
+    let sealed = names.iter().map(|(kind, name)| (*kind, name.as_str(), "1"));
+    let manifest = Arc::new(Resource::Manifest(canal_wire::southbound::manifest::compute(&"alpha".parse().unwrap(), sealed)));
+    let all: Vec<Arc<Resource>> = all.iter().cloned().chain([manifest]).collect();
+    for kind in [Kind::Tenant, Kind::Bundle, Kind::Entitlement, Kind::Manifest] {
         let envelope = |r: &Arc<Resource>| Envelope {
             name: r.name(),
             version: "1".into(),

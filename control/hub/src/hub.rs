@@ -220,6 +220,16 @@ impl canal_authority::KeySealer for InfraSealer<'_> {
     }
 }
 
+/// The periodic work that needs nothing but the shared state.
+fn own_work(shared: &Arc<Shared>) -> Vec<Task> {
+    vec![
+        Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())),
+        Box::pin(retry(shared.clone())),
+        Box::pin(trust::turn(shared.clone())),
+        Box::pin(tell_trust(shared.clone())),
+    ]
+}
+
 /// Opens the root of Canal's own components, sealed where the store has a key.
 fn open_infra(config: &Config, key: Option<&StoreKey>) -> Result<Infra, InfraError> {
     let sealer = key.map(InfraSealer);
@@ -274,15 +284,10 @@ impl Hub {
         let (writer, had) = start_writer(&shared, &preparer, basis, reading, (queue, ready))?;
         let keeper = first_plan(&shared).await;
         let origin = Origin { client, options: Arc::new(config.jwks), config_dir: config.config_dir.clone().map(Arc::new) };
-        let mut work: Vec<Task> = vec![
-            Box::pin(principals::follow(config.principals.clone(), principals_now)),
-            Box::pin(subscribers::follow(shared.subscribers.clone(), shared.principals.clone())),
-            Box::pin(keeper.run()),
-            Box::pin(retry(shared.clone())),
-            Box::pin(trust::turn(shared.clone())),
-            Box::pin(tell_trust(shared.clone())),
-            Box::pin(jwks::follow(shared.clone(), origin, had)),
-        ];
+        let mut work = own_work(&shared);
+        work.push(Box::pin(principals::follow(config.principals.clone(), principals_now)));
+        work.push(Box::pin(keeper.run()));
+        work.push(Box::pin(jwks::follow(shared.clone(), origin, had)));
         if let (Some(watch), Some(root)) = (watch, config.config_dir) {
             work.push(Box::pin(files::follow(watch, root, shared.clone())));
         }

@@ -229,7 +229,8 @@ impl Writer {
     pub(crate) fn run(mut self, mut commands: mpsc::Receiver<Command>, mut commits: mpsc::Receiver<Commit>) -> io::Result<()> {
         enum Next {
             Command(Command),
-            Commit(Commit),
+            // Boxed, because it is far larger than a command.
+            Commit(Box<Commit>),
         }
         // Only to wait for two channels at once; it has no other task.
         let waiting = tokio::runtime::Builder::new_current_thread().build()?;
@@ -238,7 +239,7 @@ impl Writer {
                 tokio::select! {
                     biased;
                     Some(command) = commands.recv() => Some(Next::Command(command)),
-                    Some(commit) = commits.recv() => Some(Next::Commit(commit)),
+                    Some(commit) = commits.recv() => Some(Next::Commit(Box::new(commit))),
                     else => None,
                 }
             });
@@ -249,7 +250,8 @@ impl Writer {
                     // The fleet's task may have ended with the controller.
                     let _ = reply.send(self.take_tier(tier));
                 }
-                Some(Next::Commit(Commit { prepared, reply })) => {
+                Some(Next::Commit(commit)) => {
+                    let Commit { prepared, reply } = *commit;
                     let done = self.commit(prepared);
                     if let Err(e) = &done {
                         self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);

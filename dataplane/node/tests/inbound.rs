@@ -32,19 +32,20 @@ fn echo(l: TcpListener) {
 }
 
 #[test]
-fn the_settings_on_the_wire_are_ztunnels() {
+fn settings_on_the_wire_are_ztunnels_but_for_windows() {
     let rig = Rig::new(&Setup::default());
     let (settings, window) = run(raw::settings(&rig, HBONE, &Hello::gateway(&rig)));
     for (id, name, want) in [
         (3, "max concurrent streams", 200),
-        (4, "initial window", 4 << 20),
+        // Windows begin small and grow with use, under the tenant's budget; ztunnel's begin at 4 and 16 MiB.
+        (4, "initial window", canal_wire::hbone::STREAM_WINDOW),
         (5, "max frame size", 1 << 20),
         (6, "max header list", 64 << 10),
     ] {
         assert_eq!(settings.iter().find(|(i, _)| *i == id).map(|(_, v)| *v), Some(want), "{name} in {settings:?}");
     }
     assert!(settings.iter().all(|(i, v)| *i != 2 || *v == 0), "no push");
-    assert_eq!(window, Some((16 << 20) - 65_535), "connection window");
+    assert_eq!(window, Some(canal_wire::hbone::CONNECTION_WINDOW - 65_535), "connection window");
 }
 
 #[test]

@@ -149,6 +149,9 @@ enum Event {
     Expired,
 }
 
+/// The server's side of HTTP/2 on one peer's connection.
+type ServerConnection<IO> = Connection<Counted<Opening<Stream<IO>>>, Bytes>;
+
 struct Service<'a, F> {
     peer: Rc<Peer>,
     counters: &'a HboneCounters,
@@ -158,7 +161,7 @@ struct Service<'a, F> {
 impl<F: FnMut(Asked)> Service<'_, F> {
     async fn run<IO: Transport>(
         &mut self,
-        (mut h2, mut growth): (Connection<Counted<Opening<Stream<IO>>>, Bytes>, WindowGrowth),
+        (mut h2, mut growth): (ServerConnection<IO>, WindowGrowth),
         life: (Standing, Option<Worn>),
         config: &ServerConfig,
         drain: Drain,

@@ -313,7 +313,7 @@ impl TrustView {
 
 /// Open streams of a connection may finish for this long after the peer's certificate has ended; then the connection is cut. It is shortened in
 /// this crate's own tests, which wait for it.
-pub const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 2 } else { 60 });
+pub const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(if cfg!(test) { 6 } else { 60 });
 /// The wall clock may be set while somebody waits for a time, so it is read this often.
 const CLOCK_CHECK_INTERVAL: Duration = Duration::from_secs(600);
 

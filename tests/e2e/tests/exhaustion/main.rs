@@ -21,11 +21,14 @@ fn lasts() -> Duration {
     Duration::from_secs(if std::env::var_os("CANAL_SOAK").is_some() { 15 } else { 3 })
 }
 
+/// Does what alpha does for so long.
+type Attack = Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>;
+
 /// What alpha does, and how much of it there must have been for the case to count.
 struct Case {
     name: &'static str,
     /// Returns how many times it was tried: connections, requests, bytes.
-    attack: Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>,
+    attack: Attack,
     /// The least number of tries that makes it an attack.
     tries_min: u64,
     /// What takes alpha's doings back, so that the next case begins as this one.
