@@ -5,7 +5,7 @@ use std::time::Duration;
 use canal_e2e::flood::{Flood, Hold, churn};
 
 use super::Case;
-use super::stage::{ALPHA, ALPHA_WEB, Stage};
+use super::stage::{ALPHA, Stage};
 
 /// Connections of one flood; the world's gateways have room for about 9,000 each, and a test process for 20,000 files.
 const MANY: usize = 3000;
@@ -45,7 +45,8 @@ pub(super) fn cases() -> Vec<Case> {
     let streams = |name, connections: usize, streams: usize, payload: usize| {
         Case::new(name, connections as u64 / 4, move |stage: &Stage, lasts| {
             let credential = stage.member("alpha", "client");
-            let hold = Hold::Streams { credential: &credential, authority: ALPHA_WEB, streams, payload };
+            let web = stage.web("alpha");
+            let hold = Hold::Streams { credential: &credential, authority: &web, streams, payload };
             flood(hold, connections, stage, lasts).run(&stage.mesh.world).opened
         })
     };
@@ -55,7 +56,8 @@ pub(super) fn cases() -> Vec<Case> {
     cases.push(streams("tunnels to an application that does not read", 8, 50, 4 << 20));
     cases.push(Case::new("tunnels that are opened and reset", 10, |stage, lasts| {
         let credential = stage.member("alpha", "client");
-        let hold = Hold::Resets { credential: &credential, authority: ALPHA_WEB };
+        let web = stage.web("alpha");
+        let hold = Hold::Resets { credential: &credential, authority: &web };
         flood(hold, 20, stage, lasts).run(&stage.mesh.world).opened
     }));
     cases.push(Case::new("connections that are opened and reset", 1000, |stage, lasts| {

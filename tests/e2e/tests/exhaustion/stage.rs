@@ -20,7 +20,8 @@ pub(super) const ALPHA_WEB: &str = "10.101.0.10:80";
 /// The victim's pod.
 pub(super) const BETA: &str = "beta/default/client-0";
 pub(super) const BETA_WEB: &str = "10.101.0.10:80";
-pub(super) const BETA_CLIENT: &str = "spiffe://beta.example/ns/default/sa/client";
+/// The identity by which beta's node speaks with the parts of Canal, whose keys are never in a key server.
+pub(super) const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
 /// The gateways' address for pods in az1, which every tenant has: which tenant's it is follows from the VNI.
 pub(super) const GATEWAY: &str = "10.102.2.1:15008";
 /// Tokens of the tenants' own operators.
@@ -43,6 +44,11 @@ impl Stage {
     pub(super) fn member(&self, tenant: &str, account: &str) -> Credential {
         let identity = format!("spiffe://{tenant}.example/ns/default/sa/{account}");
         self.authorities[usize::from(tenant == "beta")].issue(&Leaf::of(&identity))
+    }
+
+    /// `ip:port` of the application of a tenant's far pod `web`, as tunnels name it.
+    pub(super) fn web(&self, tenant: &str) -> String {
+        format!("{}:8080", self.mesh.address(&format!("{tenant}/default/web-0")))
     }
 
     /// The gateways as alpha reaches them.

@@ -7,7 +7,7 @@ use canal_e2e::controller::Caller;
 use canal_e2e::credential::request;
 use canal_e2e::hbone::{Tunnel, load};
 
-use super::stage::{BETA, BETA_CLIENT, BETA_OPERATOR, BETA_WEB, GATEWAY, Stage};
+use super::stage::{BETA, BETA_NODE, BETA_OPERATOR, BETA_WEB, GATEWAY, Stage};
 
 /// Requests per second on kept connections.
 const RATE: u32 = 60;
@@ -98,7 +98,8 @@ fn requests(stage: &Stage, lasts: Duration) -> (u64, u64, Duration, Duration) {
 fn handshakes(stage: &Stage, lasts: Duration) -> (u64, Vec<String>) {
     let credential = stage.member("beta", "client");
     let gateway = GATEWAY.parse().expect("an address");
-    let tunnel = Tunnel::new(BETA, gateway, Some(&credential), BETA_WEB);
+    let web = stage.web("beta");
+    let tunnel = Tunnel::new(BETA, gateway, Some(&credential), &web);
     let load = load(&stage.mesh.world, &tunnel, 1, lasts.as_secs().max(1));
     (load.reached, load.failed.iter().map(|failed| format!("{failed:?}")).collect())
 }
@@ -111,7 +112,7 @@ fn calls(stage: &Stage, lasts: Duration) -> (u64, Vec<String>) {
     while began.elapsed() < lasts {
         let started = Instant::now();
         let answer = if calls % 2 == 0 {
-            node.certificate(BETA_CLIENT, &request(&[BETA_CLIENT]), None).map(drop)
+            node.certificate(BETA_NODE, &request(&[BETA_NODE]), None).map(drop)
         } else {
             operator.get("beta").map(drop)
         };
