@@ -314,7 +314,7 @@ impl Inner {
         if held.told == 0 {
             return;
         }
-        let rules = ContentRules { held: Some(&held.keeper), ..ContentRules::default() };
+        let rules = ContentRules { held: Some(&held.keeper) };
         let wanted = decide_content(held.resources.iter(), &self.config.az, held.orders.as_ref(), &rules);
         held.wanted = wanted;
         let Holding { keeper, wanted, orders, live, .. } = held;

@@ -404,7 +404,7 @@ pub(crate) mod tests {
             .chain(limits)
             .chain([throttle(None, None, 1)])
             .collect();
-        let rules = ContentRules { held: Some(&Nine), ..ContentRules::default() };
+        let rules = ContentRules { held: Some(&Nine) };
         let content = decide_content(all.iter(), &"az1".parse().unwrap(), None, &rules);
         assert_eq!(content.tables.keys().copied().collect::<Vec<_>>(), [1, 9, 900]);
         assert_eq!(content.throttles.keys().copied().collect::<Vec<_>>(), [Scope::Service(1), Scope::Tenant(101)]);

@@ -64,7 +64,7 @@ async fn cold_start_with_a_refused_policy_closes_its_tenant_alone() {
     assert_eq!(rig.metric("canal_southbound_closed_tenants"), 1);
     // Mended: the policy comes again, and then its manifest.
     let ([alpha, _], mended) = (tenants(), policy("alpha", "deny"));
-    stream.ask(response(6, Kind::Authorization, &[mended.clone()], &[])).await;
+    stream.ask(response(6, Kind::Authorization, std::slice::from_ref(&mended), &[])).await;
     assert_eq!(closed(&subscriber).len(), 1, "closed until the manifest agrees");
     stream.ask(response(6, Kind::Manifest, &[seal("alpha", &[(&alpha, 5), (&mended, 6)])], &[])).await;
     assert_eq!((closed(&subscriber), rig.metric("canal_southbound_closed_tenants")), (vec![], 0));
@@ -85,7 +85,7 @@ async fn cold_start_gets_ready_when_every_policy_is_refused() {
     let of_alpha = policy("alpha", "deny");
     stream.ask(response(5, Kind::Tenant, &[alpha.clone(), beta.clone()], &[])).await;
     stream.ask(response(5, Kind::Service, &[], &[])).await;
-    stream.ask(broken(response(5, Kind::Authorization, &[of_alpha.clone()], &[]), "alpha/shop/deny")).await;
+    stream.ask(broken(response(5, Kind::Authorization, std::slice::from_ref(&of_alpha), &[]), "alpha/shop/deny")).await;
     let manifests = [seal("alpha", &[(&alpha, 5), (&of_alpha, 5)]), seal("beta", &[(&beta, 5)])];
     stream.ask(response(5, Kind::Manifest, &manifests, &[])).await;
     subscriber.until_ready().await;
@@ -114,7 +114,7 @@ async fn new_tenant_is_closed_until_its_manifest_comes() {
     let rig = Rig::new();
     let (_controller, mut stream, subscriber) = started(&rig, None).await;
     let gamma = tenant("gamma", 3);
-    stream.ask(response(6, Kind::Tenant, &[gamma.clone()], &[])).await;
+    stream.ask(response(6, Kind::Tenant, std::slice::from_ref(&gamma), &[])).await;
     assert_eq!(closed(&subscriber), [("gamma".to_string(), ClosureCause::NoManifest)]);
     stream.ask(response(6, Kind::Manifest, &[seal("gamma", &[(&gamma, 6)])], &[])).await;
     assert!(closed(&subscriber).is_empty());
