@@ -220,8 +220,10 @@ fn restarts() -> Vec<(&'static str, u32)> {
 fn shard(placed: &Value, service: &str) -> Vec<String> {
     let services = placed["services"].as_array().unwrap();
     let of = services.iter().find(|s| s["service"] == service).unwrap_or_else(|| panic!("{service}: {placed}"));
-    let backends: Vec<&Value> = of["backends"].as_array().unwrap().iter().collect();
-    let replicas = placed["replicas"].as_array().unwrap().iter().filter(|r| backends.contains(&&r["backend"]));
+    // Named by AZ: `az1/b1`.
+    let backends: Vec<&str> = of["backends"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let name = |r: &Value| format!("{}/{}", r["az"].as_str().unwrap_or_default(), r["backend"].as_str().unwrap_or_default());
+    let replicas = placed["replicas"].as_array().unwrap().iter().filter(|r| backends.contains(&name(r).as_str()));
     replicas.map(|r| r["name"].as_str().unwrap().to_owned()).collect()
 }
 
