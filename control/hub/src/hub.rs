@@ -106,23 +106,23 @@ pub struct Limits {
     pub issued: usize,
     /// How long silence of edges and replicas is borne.
     pub fleet: FleetTimes,
-    /// See [`crate::QUEUED_CHANGES_MAX`].
+    /// The most changes of all tenants that wait; the default is [`crate::QUEUED_CHANGES_MAX`].
     pub queued_changes: u64,
-    /// See [`crate::QUEUED_CHANGE_BYTES_MAX`].
+    /// The most bytes of changes that wait; the default is [`crate::QUEUED_CHANGE_BYTES_MAX`].
     pub queued_change_bytes: u64,
-    /// See [`crate::CONFIGURATION_BYTES_MAX`].
+    /// The most bytes of objects in the store; the default is [`crate::CONFIGURATION_BYTES_MAX`].
     pub configuration_bytes: u64,
-    /// See [`crate::COMPILED_BYTES_MAX`].
+    /// The most bytes of compiled resources; the default is [`crate::COMPILED_BYTES_MAX`].
     pub compiled_bytes: u64,
     /// So many changes are compiled at once, and as many dry runs, each of another tenant.
     pub compile_workers: usize,
     /// The shares of tenants for which the provider wrote none.
     pub shares: Shares,
-    /// See [`crate::UNAUTHENTICATED_MAX`].
+    /// The most connections that have not sent a valid token; the default is [`crate::UNAUTHENTICATED_MAX`].
     pub unauthenticated: usize,
-    /// See [`crate::TENANT_RATE`].
+    /// How fast one data plane of a tenant may ask for certificates; the default is [`crate::TENANT_RATE`].
     pub tenant_rate: CertificateRate,
-    /// See [`crate::PROVIDER_RATE`].
+    /// How fast one component of the provider may ask for certificates; the default is [`crate::PROVIDER_RATE`].
     pub provider_rate: CertificateRate,
     /// An HTTP/2 PING goes to a silent client so often, and must be answered within so long.
     pub ping: (Duration, Duration),

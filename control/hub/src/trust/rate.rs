@@ -7,7 +7,7 @@ use std::collections::HashMap;
 pub struct CertificateRate {
     /// At once, after a time of rest.
     pub burst: u32,
-    /// A second.
+    /// Certificates per second in the long run.
     pub per_second: u32,
 }
 
