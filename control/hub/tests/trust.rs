@@ -36,14 +36,14 @@ fn everybody() -> Vec<(&'static str, &'static str)> {
 }
 
 async fn two_tenants(keys: &str) -> Rig {
-    let rig = Rig::tuned(Limits::default(), |config| {
+    Rig::tuned(Limits::default(), |config| {
         config.trust.patience = Patience { settle: 0, grace: 0, overdue: 600 };
         write_principals(&config.principals, &everybody());
+        let folder = config.config_dir.as_ref().unwrap();
+        rig::write(folder, "alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", &format!("{keys}podCidrs")));
+        rig::write(folder, "beta/mesh.yaml", &tenant("beta", 2));
     })
-    .await;
-    rig.write("alpha/mesh.yaml", &tenant("alpha", 1).replace("podCidrs", &format!("{keys}podCidrs")));
-    rig.write("beta/mesh.yaml", &tenant("beta", 2));
-    rig
+    .await
 }
 
 fn bundle(s: &Subscriber, name: &str) -> Option<Bundle> {

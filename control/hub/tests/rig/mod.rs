@@ -204,7 +204,9 @@ pub(crate) fn write_principals(path: &Path, list: &[(&str, &str)]) {
     std::fs::rename(&beside, path).unwrap();
 }
 
-fn write(config: &Path, file: &str, yaml: &str) {
+/// Writes a file of a configuration directory whole, by renaming. What is there when the controller starts is in force when it has started;
+/// what comes later is read tenant by tenant, in any order.
+pub(crate) fn write(config: &Path, file: &str, yaml: &str) {
     let path = config.join(file);
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();
     let beside = path.with_extension("new");
