@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use ipnet::{Ipv4Net, Ipv6Net};
 
 use crate::tier::{self, EdgePlan};
-use crate::topology::{Component, Links, Node, Pod, Rate, Tenant, Topology};
+use crate::topology::{Component, Links, Node, Pod, Rate, Tenant, Topology, Vswitch};
 
 /// Underlay of the nodes: one /16 per AZ.
 pub const NODES_UNDERLAY: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 200, 0, 0), 13);
@@ -86,6 +86,8 @@ pub struct Plan {
     pub world: String,
     /// Link properties.
     pub links: Links,
+    /// Whether routers check what tenants' nodes send.
+    pub vswitch: Vswitch,
     /// One per AZ, in order.
     pub routers: Vec<RouterPlan>,
     /// All underlay hosts: controller, edges, gateways, key servers, plain hosts, nodes.
@@ -338,6 +340,7 @@ impl Plan {
         let mut plan = Self {
             world: topology.name.clone(),
             links: topology.links,
+            vswitch: topology.vswitch,
             routers: routers(topology),
             hosts: Vec::new(),
             edges: Vec::new(),

@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use crate::problem::{Findings, Problem, Spot};
 use crate::topology::{
     Az, Check, Component, KeyAlgorithm, KeyFallback, KeyPlace, Keys, Links, Node, Outside, Pod, Process, Rate, Readiness, Restart, Tenant,
-    TenantSpots, Topology,
+    TenantSpots, Topology, Vswitch,
 };
 use crate::tree::{Fields, Tree, Value};
 
@@ -50,6 +50,7 @@ pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Opt
     {
         findings.add(fields.spot_of("world"), what, mend);
     }
+    let vswitch = fields.parsed("vswitch", "Checked or Open", findings).unwrap_or(Vswitch::Checked);
     let azs = collect(fields.list("azs", findings), findings, az);
     if azs.is_empty() {
         fields.report_missing("azs", findings);
@@ -59,6 +60,7 @@ pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Opt
     let topology = Topology {
         name: name.unwrap_or_default(),
         file: file.into(),
+        vswitch,
         azs,
         links,
         controller,

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 
 use crate::plan::{HostKind, HostPlan, NEXT_HOP4, NEXT_HOP6, NODES_UNDERLAY, PROVIDERS, Plan, PodPlan, RouterPlan, TenantPlan, Vtep};
 use crate::tier::{REPLICAS6, part4, part6};
-use crate::topology::Rate;
+use crate::topology::{Rate, Vswitch};
 use crate::vswitch;
 
 /// Lowest priority of a route, so that "unreachable" is what remains when nothing else matches.
@@ -193,8 +193,10 @@ fn router_configuration(plan: &Plan, az: usize, router: &RouterPlan) -> Vec<Batc
     }
     let mut batches = vec![Batch::of(&router.netns, Tool::Ip, lines)];
     batches.extend(shape(&router.netns, rates));
-    batches.extend(plan.is_tier().then(|| vswitch::refusals(plan, az)));
-    batches.extend(vswitch::key_servers(plan, az));
+    if plan.vswitch == Vswitch::Checked {
+        batches.extend(plan.is_tier().then(|| vswitch::refusals(plan, az)));
+        batches.extend(vswitch::key_servers(plan, az));
+    }
     batches
 }
 

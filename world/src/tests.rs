@@ -154,6 +154,7 @@ const KNOWN_FIELDS: &[&str] = &[
     "tenants",
     "trustDomain",
     "vni",
+    "vswitch",
     "workers",
     "world",
 ];
@@ -264,6 +265,12 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 102\n",
         to: "  vni: 102\n  outside: allow\n",
         answers: &["27: outside: \"allow\" is not Deny or Passthrough; write Deny or Passthrough"],
+    },
+    Mistake {
+        name: "an unknown word for the switch",
+        from: "azs:",
+        to: "vswitch: closed\nazs:",
+        answers: &["3: vswitch: \"closed\" is not Checked or Open; write Checked or Open"],
     },
     Mistake {
         name: "a missing configuration file",

@@ -20,6 +20,8 @@ pub struct Topology {
     pub name: String,
     /// The file it came from.
     pub file: PathBuf,
+    /// Whether routers check what tenants' nodes send into the cloud tier, as a cloud's virtual switch does.
+    pub vswitch: Vswitch,
     /// Availability zones, in the order of their addresses.
     pub azs: Vec<Az>,
     /// Rates and MTU of the links.
@@ -45,6 +47,27 @@ pub struct Az {
     pub name: String,
     /// Where it is written.
     pub spot: Spot,
+}
+
+/// What routers do with what no honest node of a tenant sends (see `vswitch`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Vswitch {
+    /// It is dropped and counted.
+    Checked,
+    /// Everything passes, so that what the mesh itself refuses can be seen.
+    Open,
+}
+
+impl FromStr for Vswitch {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "Checked" => Ok(Self::Checked),
+            "Open" => Ok(Self::Open),
+            _ => Err(()),
+        }
+    }
 }
 
 /// Properties of links; a rate of `None` is as fast as the machine.
