@@ -1,6 +1,5 @@
-//! Faults on the network of a living world: partitions, loss, links down. All are undone by
-//! [`World::heal`], and vanish with the world. Delay is a relay's, at one port of one host, because kernels
-//! without netem have none.
+//! Faults on the network of a living world: partitions, loss, links down; and threads that stand still. Those of the network are undone
+//! by [`World::heal`], and vanish with the world. Delay is a relay's, at one port of one host, because kernels without netem have none.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -8,10 +7,12 @@ use std::net::IpAddr;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
+use crate::cgroup;
 use crate::control::{Host, Request};
 use crate::error::{Error, Result, Tried};
 use crate::net::Tools;
 use crate::script::{Batch, Tool};
+use crate::sys::threads::StoppedThreads;
 use crate::world::World;
 
 /// nftables table that holds the faults of a namespace.
@@ -133,6 +134,16 @@ impl World {
             (Some(node), Some(address)) => Ok((self.host(node)?, crate::plan::node_device(address.octets()[3]))),
             _ => Err(Error::Supervisor { world: self.name().into(), message: format!("{} has not one link", host.seat.name) }),
         }
+    }
+
+    /// Stops the threads of a host's processes whose names begin with `prefix`, and only those: a grey failure, in which the process
+    /// answers whoever asks how it is and its data path stands still. A gateway's workers are named `gateway-0`, `gateway-1` and so on.
+    /// They run on when the result is dropped.
+    ///
+    /// Errors: no such host or thread, or the kernel refuses to trace.
+    pub fn stop_threads(&self, host: &str, prefix: &str) -> Result<StoppedThreads> {
+        let seat = self.host(host)?.seat;
+        StoppedThreads::stop(&cgroup::pids(&seat.cgroup), prefix).tried("cannot stop threads of", host)
     }
 
     fn disturb(&self, from: &str, to: &str, loss: Loss) -> Result<()> {

@@ -49,5 +49,6 @@ pub use problem::{Problem, Spot};
 pub use seat::{CAPTURE_PORT, CONTROLLER_PORT, Condition, Job, KEYS_PORT, READINESS_PORT, Seat};
 pub use supervisor::supervise;
 pub use sweep::Listed;
+pub use sys::threads::StoppedThreads;
 pub use topology::{Pod, Topology};
 pub use world::{Options, Signal, World};

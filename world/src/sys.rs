@@ -2,6 +2,8 @@
 //! Everything is prepared before the fork; afterwards only system calls happen, because the
 //! parent may have other threads and so no lock and no allocation is allowed.
 
+pub(crate) mod threads;
+
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
