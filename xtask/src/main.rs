@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod claims;
 mod cycles;
 mod failures;
 mod jobs;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask <command>
 
-  tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths, sizes, names, bill of materials
+  tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths and tests named in docs, sizes, names, bill of materials
   tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
   sbom            write the software bill of materials, CycloneDX JSON, to target/sbom.cdx.json
   test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`
@@ -65,6 +66,7 @@ fn tidy(bless: bool) -> anyhow::Result<bool> {
     cycles::check(&tree, &mut found);
     source::check(&tree, &mut found)?;
     prose::check(&tree, &mut found)?;
+    claims::check(&tree, &mut found);
     sbom::check(&tree, &mut found)?;
     for f in &found {
         println!("{f}");

@@ -1,0 +1,123 @@
+//! Rules on tests that documents name as `path::name`: each exists, and each row of docs/security.md has one or says that no test proves it.
+
+use syn::visit::Visit;
+
+use crate::tree::Tree;
+
+/// The document whose tables of claims this file judges.
+const CLAIMS: &str = "docs/security.md";
+/// How the cell of a claim begins that no test proves.
+const UNPROVEN: &str = "not proven by a test:";
+
+pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) {
+    for (path, text) in tree.with_suffix(".md") {
+        names(tree, path, text, found);
+    }
+    if let Some(text) = tree.files.get(CLAIMS) {
+        rows(text, found);
+    }
+}
+
+/// Checks every `path::name` in backticks whose path is one of a Rust source.
+fn names(tree: &Tree, doc: &str, text: &str, found: &mut Vec<String>) {
+    for (n, line) in text.lines().enumerate() {
+        for word in line.split('`').skip(1).step_by(2) {
+            let Some((path, name)) = test_name(word) else { continue };
+            match tree.files.get(path) {
+                None => found.push(format!("{doc}:{}: `{word}`: there is no file {path}", n + 1)),
+                Some(source) if !has_test(source, name) => found.push(format!("{doc}:{}: `{word}`: {path} has no test {name}", n + 1)),
+                Some(_) => {}
+            }
+        }
+    }
+}
+
+fn test_name(word: &str) -> Option<(&str, &str)> {
+    let (path, name) = word.split_once("::")?;
+    let is_name = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
+    let is_source = path.strip_suffix(".rs").is_some_and(|stem| !stem.is_empty());
+    (is_source && path.contains('/') && is_name).then_some((path, name))
+}
+
+fn has_test(source: &str, name: &str) -> bool {
+    let Ok(ast) = syn::parse_file(source) else { return false };
+    let mut search = Search { name, is_found: false };
+    search.visit_file(&ast);
+    search.is_found
+}
+
+struct Search<'a> {
+    name: &'a str,
+    is_found: bool,
+}
+
+impl<'ast> Visit<'ast> for Search<'_> {
+    fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
+        let is_test = f.attrs.iter().any(|a| a.path().segments.last().is_some_and(|s| s.ident == "test"));
+        self.is_found |= is_test && f.sig.ident == self.name;
+        syn::visit::visit_item_fn(self, f);
+    }
+    /// The tests inside `proptest!` are tokens and no items.
+    fn visit_macro(&mut self, m: &'ast syn::Macro) {
+        let is_proptest = m.path.segments.last().is_some_and(|s| s.ident == "proptest");
+        self.is_found |= is_proptest && m.tokens.to_string().contains(&format!("fn {} ", self.name));
+        syn::visit::visit_macro(self, m);
+    }
+}
+
+/// Checks that each row of a table with a column `test` names a test there, or says that there is none.
+fn rows(text: &str, found: &mut Vec<String>) {
+    let mut column = None;
+    for (n, line) in text.lines().enumerate() {
+        if !line.starts_with('|') {
+            column = None;
+            continue;
+        }
+        let cells: Vec<&str> = line.trim_matches('|').split(" | ").map(str::trim).collect();
+        let Some(at) = column else {
+            column = cells.iter().position(|cell| *cell == "test").or(Some(usize::MAX));
+            continue;
+        };
+        if at == usize::MAX || line.starts_with("|---") {
+            continue;
+        }
+        let cell = cells.get(at).copied().unwrap_or_default();
+        let is_named = cell.split('`').skip(1).step_by(2).any(|word| test_name(word).is_some());
+        if !is_named && !cell.starts_with(UNPROVEN) {
+            found.push(format!("{CLAIMS}:{}: this claim names no test; write `path::name`, or `{UNPROVEN} why`", n + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judge(claims: &str) -> Vec<String> {
+        let source = "//! x\n#[test]\nfn holds() {}\nfn no_test() {}\nproptest! { #[test] fn always(n in 0..3) {} }\nmod t { #[tokio::test] async fn inner() {} }\n";
+        let files = [("a/x.rs", source), (CLAIMS, claims)];
+        let tree = Tree { root: "/".into(), files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() };
+        let mut found = Vec::new();
+        check(&tree, &mut found);
+        found
+    }
+
+    #[test]
+    fn named_test_exists_as_a_test() {
+        assert_eq!(judge("`a/x.rs::holds`, `a/x.rs::always`, `a/x.rs::inner`, `Kind::SECURITY`"), Vec::<String>::new());
+        assert_eq!(judge("`a/x.rs::no_test`"), ["docs/security.md:1: `a/x.rs::no_test`: a/x.rs has no test no_test"]);
+        assert_eq!(judge("`a/x.rs::hold`").len(), 1);
+        assert_eq!(judge("`b/x.rs::holds`"), ["docs/security.md:1: `b/x.rs::holds`: there is no file b/x.rs"]);
+    }
+
+    #[test]
+    fn claim_without_a_test_says_so() {
+        let table = |cell: &str| {
+            format!("| claim | test |\n|---|---|\n| Nothing leaks. | {cell} |\n\n| asset | where |\n|---|---|\n| key | disk |\n")
+        };
+        assert_eq!(judge(&table("`a/x.rs::holds`")), Vec::<String>::new());
+        assert_eq!(judge(&table("not proven by a test: it is read")), Vec::<String>::new());
+        assert_eq!(judge(&table("group `paths`")).len(), 1);
+        assert_eq!(judge(&table("")).len(), 1);
+    }
+}
