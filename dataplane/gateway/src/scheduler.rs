@@ -1,5 +1,5 @@
 //! CPU time of a worker divided among tenants: deficit round robin between tenants whose tasks are ready, and the account of what each used.
-//! It knows no sockets and no requests, and never takes the worker from a task that runs. Why it is so: `docs/design/0005-fairness.md`.
+//! It knows no sockets and no requests, and never takes the worker from a task that runs. Why it is so: `docs/design/0007-fairness.md`.
 //! Start at [`Scheduler::run`].
 
 use std::cell::{Cell, RefCell};
