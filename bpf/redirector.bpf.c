@@ -139,7 +139,7 @@ static __always_inline int throttle(__u32 scope, __u32 id, int is_session)
 }
 
 /* 0, or the counter of the limit that is used up. */
-static __always_inline __u32 throttled(__u32 service, __u32 vni, int is_session)
+static __noinline __u32 throttled(__u32 service, __u32 vni, int is_session)
 {
 	switch (throttle(CANAL_THROTTLE_SERVICE, service, is_session)) {
 	case NO_SESSIONS:
@@ -336,7 +336,7 @@ static __always_inline struct place next_place(const struct canal_table *table, 
 
 /* The place behind this replica's own, if a sender chose it; behind the sender's, if this replica is no member any more. All but a new
  * head keep their order from one table to the next, so that what stands behind was not asked before. 0: from the front. */
-static __always_inline __u32 behind(const struct canal_table *table, __u32 bucket, const struct way *way)
+static __noinline __u32 behind(const struct canal_table *table, __u32 bucket, const struct way *way)
 {
 	__u32 place = 0;
 
@@ -437,8 +437,10 @@ static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, __be32 
 	return way->stamp & CANAL_STAMP_MIXED ? drop(CANAL_REDIRECTOR_UNSETTLED) : keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
 }
 
-/* From an edge, or from a replica before this one in a chain (`sender`, its number), to a service. */
-static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self, __u32 sender)
+/* From an edge, or from a replica before this one in a chain (`sender`, its number), to a service. The number is read each time: else the
+ * verifier walks all that follows once for edges and once for replicas, which costs it as much again. */
+static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self,
+				      const volatile __u32 *sender)
 {
 	int is_error = f->kind == FRAME_ERROR;
 	int is_syn = f->kind == FRAME_TCP && (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN;
@@ -455,7 +457,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 	if (is_error && !same_words(&f->about.source, &f->flow.destination))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
 	/* A replica that passed it on has charged for it. The hop would not tell: an edge raises it too, where a head is down. */
-	refused = sender ? 0 : throttled(service, table->vni, is_session);
+	refused = *sender ? 0 : throttled(service, table->vni, is_session);
 	if (refused)
 		return drop(refused);
 	/* An error is about a packet that went the other way. */
@@ -464,7 +466,7 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 	else
 		hash = flow_hash(&f->flow.source, f->flow.source_port_be, f->flow.destination_port_be, service);
 	hash = flow_bucket(hash);
-	way = way_of(f, table, self->number, sender);
+	way = way_of(f, table, self->number, *sender);
 	if (is_syn)
 		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_NEW);
 	if (f->kind == FRAME_DATAGRAM)
@@ -632,7 +634,7 @@ int canal_redirector(struct __sk_buff *skb)
 	if (verdict)
 		return torn(skb, &f, self, !*host);
 	if (f.vni == CANAL_TIER_VNI)
-		return to_service(skb, &f, self, *host);
+		return to_service(skb, &f, self, host);
 	/* Answers come from edges, which are number 0: they know which node may speak for which pod. */
 	return *host ? drop(CANAL_REDIRECTOR_DROP_STRANGER) : answer(skb, &f, self);
 }
