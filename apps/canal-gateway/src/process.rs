@@ -253,6 +253,8 @@ impl Board {
     }
 
     fn ready(&self) -> Result<(), String> {
+        // First of all, draining or not: sessions that are led to a worker that stands still are lost.
+        worker_stuck(&self.engine.stuck_workers(), self.engine.workers().count())?;
         let Some(replica) = &self.replica_of_tier else {
             return if self.traffic.phase() == Phase::Running { self.complete() } else { Err("draining".into()) };
         };
@@ -279,6 +281,15 @@ impl Board {
             None => Ok(()),
         }
     }
+}
+
+/// Whether all workers turn. The edge knows the first word (`dataplane/edge/src/probe.rs`).
+fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
+    if stuck.is_empty() {
+        return Ok(());
+    }
+    let stuck = stuck.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    Err(format!("worker_stuck: of {workers} workers these stand still: {stuck}; fix: restart the process if it stays so"))
 }
 
 /// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.

@@ -13,7 +13,7 @@ pub enum Heard {
     /// It answers, but is neither: a process that lacks something. That is no reason to take its sessions from it, and none to bring back one
     /// that was dead.
     Unready,
-    /// It does not answer, or refuses.
+    /// It does not answer, or refuses, or says that its data path stands still.
     Nothing,
     /// The prober itself was late: nothing was learned.
     Void,

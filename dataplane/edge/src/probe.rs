@@ -30,6 +30,8 @@ pub enum Outcome {
     Ready,
     /// 503 whose body begins with `draining`.
     Draining,
+    /// 503 whose body begins with `worker_stuck`: the process answers, and a part of its data path does not.
+    Stuck,
     /// Any other answer.
     Unready,
     /// The connection was refused.
@@ -47,6 +49,7 @@ impl Outcome {
         match self {
             Outcome::Ready => "ready",
             Outcome::Draining => "draining",
+            Outcome::Stuck => "stuck",
             Outcome::Unready => "unready",
             Outcome::Refused => "refused",
             Outcome::Timeout => "timeout",
@@ -60,7 +63,7 @@ impl Outcome {
         match self {
             Outcome::Ready | Outcome::Draining => Heard::Alive,
             Outcome::Unready => Heard::Unready,
-            Outcome::Refused | Outcome::Timeout | Outcome::Failed => Heard::Nothing,
+            Outcome::Stuck | Outcome::Refused | Outcome::Timeout | Outcome::Failed => Heard::Nothing,
             Outcome::Late => Heard::Void,
         }
     }
@@ -71,6 +74,7 @@ pub fn decide_outcome(status: u16, body: &[u8]) -> Outcome {
     match status {
         200 => Outcome::Ready,
         503 if body.starts_with(b"draining") => Outcome::Draining,
+        503 if body.starts_with(b"worker_stuck") => Outcome::Stuck,
         _ => Outcome::Unready,
     }
 }

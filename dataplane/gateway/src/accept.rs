@@ -86,10 +86,12 @@ pub(crate) fn bind(config: &mut EngineConfig) -> Result<Vec<Held>, SysError> {
 
 /// A worker's whole life. Ends when it is drained: all connections closed, or forced.
 pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::mpsc::Sender<Doors>) {
+    let heartbeat = shared.watchdog.register(thread.index);
     let worker = Worker::new(shared, thread.count, thread.drain);
     let doors = match open(&worker.shared.config) {
         Ok(doors) => doors,
         Err(error) => {
+            // Its heartbeat never comes: the process does not get ready.
             tracing::error!(%error, worker = thread.index, "a worker cannot listen");
             return;
         }
@@ -101,8 +103,8 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
         Doors::default()
     }));
     drop(opened);
-    let clock = worker.clock.clone();
-    tokio::task::spawn_local(async move { clock.run().await });
+    let (clock, beating) = (worker.clock.clone(), heartbeat.clone());
+    tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
     tokio::task::spawn_local(worker.scheduler.clone().rounds());
     tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
     tokio::task::spawn_local(judge::open::watch(Rc::downgrade(&worker)));
@@ -127,6 +129,7 @@ pub(crate) async fn run(shared: Arc<Shared>, thread: Thread, opened: std::sync::
     if let Some(log) = &worker.log {
         log.flush();
     }
+    heartbeat.end();
 }
 
 async fn sweep(worker: Weak<Worker>, is_first: bool) {

@@ -151,12 +151,13 @@ impl Clock {
         }
     }
 
-    /// Sweeps for ever.
-    pub(crate) async fn run(&self) {
+    /// Sweeps for ever, and calls `swept` after each.
+    pub(crate) async fn run(&self, swept: impl Fn()) {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.sweep(ticks.tick().await);
+            swept();
         }
     }
 }

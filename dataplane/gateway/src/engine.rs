@@ -21,6 +21,7 @@ use crate::shares::SharedLimits;
 use crate::snapshot::build::{Builder, WantService};
 use crate::snapshot::{EndpointSet, PortView, Publisher, ServiceView, Snapshot, TenantView};
 use crate::tap::Hub;
+use crate::watchdog::{self, Watchdog};
 use crate::worker::{Handover, Shared};
 
 /// Why an engine did not start.
@@ -98,6 +99,7 @@ impl Engine {
             families: Families::new(&registry),
             tap: Hub::new(&registry),
             limits: SharedLimits::new(&config.limits, &registry),
+            watchdog: Arc::new(Watchdog::new(&registry)),
             log: Mutex::new(log),
             dns,
             accepted: AtomicU64::new(0),
@@ -123,6 +125,7 @@ impl Engine {
             }
         }
         drop(held);
+        tokio::spawn(watchdog::run(Arc::downgrade(&shared.watchdog)));
         Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: Gauges::new(&registry), doors: Mutex::new(doors) })
     }
 
@@ -167,6 +170,11 @@ impl Engine {
     /// TCP connections of clients: open now, and accepted since the start.
     pub fn sessions(&self) -> (u64, u64) {
         (self.shared.limits.connections.used(), self.shared.accepted.load(Relaxed))
+    }
+
+    /// The indices of workers whose loops have stood still for about a second: what the kernel gives them waits.
+    pub fn stuck_workers(&self) -> Vec<usize> {
+        self.shared.watchdog.stuck_workers()
     }
 
     /// Asks clients to take their sessions elsewhere (RFC 9113 §6.8, RFC 9112 §9.6), for as long as `wanted`; the engine serves on, and

@@ -49,6 +49,7 @@ mod tap;
 mod time;
 mod token;
 mod upstream;
+mod watchdog;
 mod worker;
 
 pub use accept::Doors;

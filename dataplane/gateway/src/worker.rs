@@ -34,6 +34,7 @@ use crate::snapshot::{Publisher, Snapshot};
 use crate::source::Sources;
 use crate::tap::Hub;
 use crate::token;
+use crate::watchdog::Watchdog;
 
 /// Takes over a TCP connection that is not the engine's to serve. Called on the workers' threads.
 pub type Handover = Arc<dyn Fn(std::net::TcpStream) + Send + Sync>;
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     pub(crate) log: Mutex<Option<AccessLog>>,
     pub(crate) tap: Hub,
     pub(crate) limits: SharedLimits,
+    pub(crate) watchdog: Arc<Watchdog>,
     pub(crate) dns: Option<Handover>,
     /// Connections accepted by all workers.
     pub(crate) accepted: AtomicU64,

@@ -14,12 +14,14 @@ fn answers_mean_what_the_gateways_readiness_says() {
         (200, "ready\n", Outcome::Ready),
         (503, "draining\n", Outcome::Draining),
         (503, "draining: an operator's order\n", Outcome::Draining),
+        (503, "worker_stuck: of 4 workers these stand still: 1\n", Outcome::Stuck),
         (503, "no certificate for spiffe://a/b yet\n", Outcome::Unready),
         (404, "", Outcome::Unready),
         (500, "draining", Outcome::Unready),
     ] {
         assert_eq!(decide_outcome(status, body.as_bytes()), want, "{status} {body}");
     }
+    assert_eq!(Outcome::Stuck.heard(), Heard::Nothing, "no new session for a process whose workers stand still");
 }
 
 /// Answers each connection's requests with `answer`; `None` never answers. Counts connections.

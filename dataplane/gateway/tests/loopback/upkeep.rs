@@ -209,3 +209,35 @@ async fn http2_clients_that_are_asked_to_leave_finish_their_streams_and_come_bac
     }
     assert_eq!(rig.engine.sessions(), (1, 2));
 }
+
+/// Waits until exactly these workers are stuck; panics after 10 s.
+async fn until_stuck(rig: &Rig, workers: &[usize]) {
+    for _ in 0..1000 {
+        if rig.engine.stuck_workers() == workers {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{:?} are stuck, and not {workers:?}", rig.engine.stuck_workers());
+}
+
+#[tokio::test]
+async fn worker_that_stands_still_is_reported_until_it_turns_again() {
+    let origin = Origin::named("x").await;
+    let mut rig = Rig::new(Plot { workers: 2, ..Plot::default() }, &[origin.address]);
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    // The worker's thread itself, and with it everything that its kernel queues hold.
+    assert!(rig.engine.workers().spawn(1, move || async move {
+        let _ = held.recv();
+    }));
+    until_stuck(&rig, &[1]).await;
+    rig.until("canal_gateway_workers_stuck", &[], 1.0).await;
+    drop(release);
+    until_stuck(&rig, &[]).await;
+    assert!(rig.metric("canal_gateway_worker_stalls_total", &[]) >= 1.0);
+    // Workers that end in good order are not missed.
+    rig.drain(Duration::from_secs(1));
+    assert!(rig.ended(Duration::from_secs(5)).await);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(rig.engine.stuck_workers().is_empty());
+}
