@@ -41,6 +41,7 @@ pub(crate) struct Account {
 struct TenantMaxima {
     requests: u64,
     tunnels: u64,
+    body_bytes: u64,
 }
 
 impl Account {
@@ -62,6 +63,11 @@ impl Account {
     /// Counts one that policies allowed.
     pub(crate) fn allowed(&self, make: impl FnOnce() -> Counter) {
         self.allowed.get_or_init(make).inc();
+    }
+
+    /// Bytes of bodies that the worker may hold for the tenant's authorizers.
+    pub(crate) fn body_bytes_max(&self) -> u64 {
+        self.maxima.get().body_bytes
     }
 
     /// Room for a question to an external authorizer.
@@ -96,6 +102,7 @@ impl WorkerLimits {
         TenantMaxima {
             requests: max(ShareKind::GatewayRequests, self.limits.requests, self.limits.tenant_requests),
             tunnels: max(ShareKind::GatewayConnections, self.limits.connections, self.limits.tenant_connections),
+            body_bytes: shares.get(ShareKind::GatewayBodyBytes).of(self.limits.body_bytes).div_ceil(self.workers),
         }
     }
 
@@ -212,9 +219,11 @@ mod tests {
         let mut shares = Shares::default();
         let maxima = parts.maxima(&shares);
         assert_eq!((parts.requests_max, maxima.requests, maxima.tunnels), (3, 1, 1));
+        assert_eq!(maxima.body_bytes, 16 << 20, "a quarter of 256 MiB, on four workers");
         shares.set(ShareKind::GatewayRequests, Share::Percent(80));
         shares.set(ShareKind::GatewayConnections, Share::Amount(8));
+        shares.set(ShareKind::GatewayBodyBytes, Share::Amount(4 << 20));
         let maxima = parts.maxima(&shares);
-        assert_eq!((maxima.requests, maxima.tunnels), (2, 2));
+        assert_eq!((maxima.requests, maxima.tunnels, maxima.body_bytes), (2, 2, 1 << 20));
     }
 }

@@ -120,6 +120,8 @@ pub struct Limits {
     /// Bytes that peers may have sent into HTTP/2 and HBONE windows beyond the first of each connection, in the process. Above: windows do
     /// not grow.
     pub buffer_bytes: u64,
+    /// Bytes of request bodies that the process holds for external authorizers. Above: 503, and 429 for a tenant above its share.
+    pub body_bytes: u64,
     /// HTTP/2 streams on one connection from a client.
     pub streams: u32,
     /// Bytes of a head, both versions. Above: 431.
@@ -140,6 +142,7 @@ impl Default for Limits {
             requests: 50_000,
             tenant_requests: 20_000,
             buffer_bytes: 1 << 30,
+            body_bytes: 256 << 20,
             streams: 250,
             head_bytes: canal_h1::HEAD_BYTES_CAP as u32,
             idle_per_endpoint: 256,

@@ -169,7 +169,7 @@ impl Worker {
             sources: Sources::default(),
             limits: WorkerLimits::of(&shared.config.limits, count),
             tokens: token::Cache::default(),
-            bodies: Rc::default(),
+            bodies: BodyBudget::new(shared.config.limits.body_bytes.div_ceil(count.max(1) as u64)),
             random: Cell::new(rand::random::<u64>() | 1),
             scratch: RefCell::default(),
             h1_limits: canal_h1::Limits { head_bytes_max: shared.config.limits.head_bytes as usize, ..canal_h1::Limits::DEFAULT },

@@ -64,7 +64,7 @@ pub(crate) fn permit(worker: &Worker, session: &Session, ask: &Ask, wanted: usiz
         Framing::Length(n) => n.min(wanted as u64),
         _ => wanted as u64,
     };
-    worker.bodies.take(session.account.number, announced * COPIES)
+    worker.bodies.take(session.account.number, session.account.body_bytes_max(), announced * COPIES)
 }
 
 /// Bytes of the body that authorizers may have to be shown, whichever endpoint is picked.

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use canal_gateway_engine::Times;
+use canal_gateway_engine::{Limits, Times};
 use canal_model::authorization::{Action, Authorizer, Rule};
 use canal_model::program::*;
+use canal_model::share::{Share, ShareKind};
 use http::{HeaderMap, Response};
 use prost::Message;
 
@@ -15,7 +16,7 @@ use crate::client::Client;
 use crate::http2;
 use crate::origin::Origin;
 use crate::policies::{named, policy};
-use crate::rig::{Plot, Rig, TENANT, key, pod, service_with_id};
+use crate::rig::{Plot, Rig, TENANT, key, pod, service_with_id, tenant};
 
 /// The messages, generated once more, so that the engine's own are not compared with themselves.
 mod proto {
@@ -188,7 +189,8 @@ async fn authorizers_are_shown_the_path_that_is_forwarded() {
 /// A gateway whose authorizer is shown 64 KiB of each body, within `time`.
 async fn showing_bodies(time: Duration, origin: &Origin) -> (Rig, Origin) {
     let (authz, _) = authorizer().await;
-    let rig = Rig::new(Plot { times: Times { shown_body: time, ..Times::default() }, ..Plot::default() }, &[origin.address]);
+    let limits = Limits { body_bytes: 64 << 20, ..Limits::default() };
+    let rig = Rig::new(Plot { limits, times: Times { shown_body: time, ..Times::default() }, ..Plot::default() }, &[origin.address]);
     let Resource::Authorizer(judge) = asking(false) else { panic!("an authorizer") };
     rig.apply(vec![
         service_with_id(TENANT, "authz", 2, "10.96.0.2", &[(80, AppProtocol::Grpc)]),
@@ -234,29 +236,36 @@ async fn shown_bodies_have_a_budget_that_is_given_back() {
         clients.push(client);
     }
     rig.until("canal_gateway_accepted_connections_total", &[], 128.0).await;
-    let small = "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello";
     let refused = || rig.metric("canal_gateway_refused_requests_total", &["reason=\"tenant_body_bytes\"", "side=\"gateway\""]);
-    // Until the last of them has been read.
-    let mut status = 0;
-    for _ in 0..200 {
-        status = Client::once(rig.web, small).await.status;
-        if status == 429 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
-    assert_eq!(status, 429);
+    until_small_body_gets(&rig, 429).await;
     assert!(refused() >= 1.0);
     assert_eq!(Client::get(rig.web, "/x").await.status, 200, "what has no body needs no budget");
     clients.pop();
-    for _ in 0..200 {
-        status = Client::once(rig.web, small).await.status;
-        if status == 200 {
-            break;
+    until_small_body_gets(&rig, 200).await;
+    // 127 bodies are more than 8 MiB, and less than 32 MiB.
+    rig.apply(vec![tenant_with_body_share(Share::Amount(8 << 20))]);
+    until_small_body_gets(&rig, 429).await;
+    rig.apply(vec![tenant_with_body_share(Share::Amount(32 << 20))]);
+    until_small_body_gets(&rig, 200).await;
+}
+
+fn tenant_with_body_share(share: Share) -> Resource {
+    let Resource::Tenant(mut alpha) = tenant(TENANT, 1) else { panic!("a tenant") };
+    alpha.shares.set(ShareKind::GatewayBodyBytes, share);
+    Resource::Tenant(alpha)
+}
+
+/// Sends requests with a small body until one is answered so; panics after some seconds.
+async fn until_small_body_gets(rig: &Rig, want: u16) {
+    let mut status = 0;
+    for _ in 0..500 {
+        status = Client::once(rig.web, "POST /x HTTP/1.1\r\nHost: web\r\nContent-Length: 5\r\n\r\nhello").await.status;
+        if status == want {
+            return;
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    assert_eq!(status, 200, "there is room again");
+    panic!("{status}, and not {want}");
 }
 
 #[tokio::test]
