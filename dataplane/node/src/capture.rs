@@ -8,14 +8,16 @@ use canal_kit::sys;
 use canal_offload::OffloadError;
 use canal_offload::capture::{CgroupState, Options, PodCapture, cgroup_state};
 use canal_offload::inbound::Inbound;
+use canal_offload::interface_guard;
 use canal_offload::nft::Redirect;
+use canal_offload::nft_guard::{self, NftPodGuard};
 use canal_offload::origins::{ORIGIN_AGE_MAX, Origins};
 use canal_offload::pod_guard::{self, PodGuards};
 use canal_wire::hbone::PROXY_MARK;
 use tokio::net::TcpStream;
 
 use crate::config::CaptureChoice;
-use crate::packets::PodPackets;
+use crate::packets::{Guard, PodPackets};
 use crate::pod::Pod;
 
 /// How a pod's connections are taken.
@@ -191,12 +193,13 @@ impl Capture {
         }
     }
 
-    /// Guards a captured pod's packets that the mesh does not carry; `None`: nftables does, and knows no tenant's wishes.
-    pub fn guard_packets(&self, pod: &Pod, taken: &Taken) -> Result<Option<PodPackets>, OffloadError> {
-        match (&self.guards, taken) {
-            (Some(guards), Taken::Bpf(_)) => Ok(Some(PodPackets::new(pod, guards.attach(&pod.uid, &pod.cgroup, &pod.netns)?))),
-            _ => Ok(None),
-        }
+    /// Guards a captured pod's packets that the mesh does not carry, by the means that took its connections.
+    pub fn guard_packets(&self, pod: &Pod, taken: &Taken) -> Result<PodPackets, OffloadError> {
+        let guard = match (&self.guards, taken) {
+            (Some(guards), Taken::Bpf(_)) => Guard::Bpf(guards.attach(&pod.uid, &pod.cgroup, &pod.netns)?),
+            _ => Guard::Nft(NftPodGuard::attach(&pod.netns)?),
+        };
+        Ok(PodPackets::new(pod, guard))
     }
 
     /// Whether a pod that is gone may be let go: none of its processes is left that could talk in the clear.
@@ -205,8 +208,8 @@ impl Capture {
     }
 
     /// Lets a pod go. nft's table goes with the pod's namespace.
-    pub fn release(&self, pod: &Pod, taken: Taken, packets: Option<PodPackets>) {
-        if let Some(Err(error)) = packets.map(PodPackets::release) {
+    pub fn release(&self, pod: &Pod, taken: Taken, packets: PodPackets) {
+        if let Err(error) = packets.release() {
             tracing::warn!(pod = pod.uid, %error, "pod guard: cannot release; the pod's packets stay stopped");
         }
         if let (Some(bpf), Taken::Bpf(taken)) = (&self.bpf, taken)
@@ -244,12 +247,14 @@ impl Capture {
     }
 }
 
-/// Lets every pod of the node go, at an operator's word: pins, the private bpffs, and the tables in the namespaces of `pods`. What can
-/// be done is done, whatever fails.
+/// Lets every pod of the node go, at an operator's word, and guards no interface any more: pins, the private bpffs, and the tables in the
+/// namespaces of `pods`. What can be done is done, whatever fails.
 pub fn release_all(pin_dir: &Path, pods: &[Pod]) -> Result<(), OffloadError> {
     let tables = pods.iter().filter(|p| p.netns.exists()).map(|p| Redirect::remove(&p.netns));
     let mut tables: Vec<_> = tables.collect();
     tables.extend(pods.iter().filter(|p| p.netns.exists()).map(|p| pod_guard::release_interfaces(&p.netns)));
+    tables.extend(pods.iter().filter(|p| p.netns.exists()).map(|p| nft_guard::remove(&p.netns)));
+    tables.push(interface_guard::remove(None, pin_dir));
     let pins = canal_offload::capture::release_all(pin_dir);
     tables.into_iter().chain([pins]).collect()
 }

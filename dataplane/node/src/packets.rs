@@ -1,5 +1,5 @@
 //! What the mesh does not carry: says for each pod whether such packets are stopped or watched, and tells operators what became of them.
-//! Judges no packet itself; `canal_offload::pod_guard` does.
+//! Judges no packet itself; `canal_offload::pod_guard` does, or where BPF is refused `canal_offload::nft_guard`.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -10,7 +10,8 @@ use arc_swap::ArcSwap;
 use canal_kit::metrics::Counters;
 use canal_model::program::OutsideMesh;
 use canal_offload::OffloadError;
-use canal_offload::pod_guard::{OutsidePackets, PodGuard, is_stopped, verdict_name};
+use canal_offload::nft_guard::NftPodGuard;
+use canal_offload::pod_guard::{OutsidePackets, PodGuard, StoppedPacket, Verdict, is_stopped, verdict_name};
 
 use crate::pod::Pod;
 use crate::view::TenantView;
@@ -37,28 +38,68 @@ pub fn decide_packets(tenant: &TenantView) -> PacketPolicy {
     PacketPolicy { outside, resolvers: tenant.resolvers() }
 }
 
+/// What judges a pod's packets.
+#[derive(Debug)]
+pub enum Guard {
+    Bpf(PodGuard),
+    Nft(NftPodGuard),
+}
+
+impl Guard {
+    fn set(&self, policy: &PacketPolicy) -> Result<usize, OffloadError> {
+        match self {
+            Guard::Bpf(guard) => guard.set(policy.outside, &policy.resolvers),
+            Guard::Nft(guard) => guard.set(policy.outside, &policy.resolvers),
+        }
+    }
+
+    fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
+        match self {
+            Guard::Bpf(guard) => guard.counters(),
+            Guard::Nft(guard) => guard.counters(),
+        }
+    }
+
+    fn exposed_interfaces(&self) -> &[String] {
+        match self {
+            Guard::Bpf(guard) => guard.exposed_interfaces(),
+            Guard::Nft(guard) => guard.exposed_interfaces(),
+        }
+    }
+
+    /// The packet that was stopped last; nft remembers none.
+    fn last_stopped(&self) -> StoppedPacket {
+        match self {
+            Guard::Bpf(guard) => guard.last_stopped().unwrap_or_default(),
+            Guard::Nft(_) => StoppedPacket::default(),
+        }
+    }
+}
+
 /// The pod guard of one pod that is served, or was.
 #[derive(Debug)]
 pub struct PodPackets {
-    guard: PodGuard,
+    guard: Guard,
     policy: Option<PacketPolicy>,
     counts: PacketCounts,
     /// Stopped packets that no log line has counted yet, and when the last one was written.
     unlogged: u64,
+    /// Why one of them was stopped.
+    reason: String,
     logged: Option<Instant>,
 }
 
 impl PodPackets {
     /// Of a pod that was just guarded; what it is until a tenant is known, the kernel has kept or set.
-    pub fn new(pod: &Pod, guard: PodGuard) -> Self {
+    pub fn new(pod: &Pod, guard: Guard) -> Self {
         for interface in guard.exposed_interfaces() {
             tracing::warn!(
                 pod = pod.uid,
                 interface,
-                "pod guard: the interface's other end is not on this node; a process with CAP_NET_ADMIN in the pod could remove the guard"
+                "pod guard: nothing of it is on this node's end of the interface; a process with CAP_NET_ADMIN in the pod could remove the guard"
             );
         }
-        Self { guard, policy: None, counts: PacketCounts::default(), unlogged: 0, logged: None }
+        Self { guard, policy: None, counts: PacketCounts::default(), unlogged: 0, reason: String::new(), logged: None }
     }
 
     /// What has been counted, for others to look at.
@@ -69,7 +110,7 @@ impl PodPackets {
     /// Brings about what the tenant wants now; `None`: it is not known, and the pod stays as it is.
     pub fn follow(&mut self, pod: &Pod, tenant: Option<&TenantView>) {
         let Some(wanted) = tenant.map(decide_packets).filter(|wanted| self.policy.as_ref() != Some(wanted)) else { return };
-        match self.guard.set(wanted.outside, &wanted.resolvers) {
+        match self.guard.set(&wanted) {
             Ok(omitted) => {
                 if omitted > 0 {
                     tracing::warn!(pod = pod.uid, omitted, "pod guard: more resolvers than it holds; pods cannot ask the rest");
@@ -92,7 +133,10 @@ impl PodPackets {
             if new > 0 {
                 all.shared(&[pod.tenant.as_str(), &name]).add(new);
             }
-            self.unlogged += if is_stopped(verdict) { new } else { 0 };
+            if new > 0 && is_stopped(verdict) {
+                self.unlogged += new;
+                self.reason.clone_from(&name);
+            }
             next.insert(name, now);
         }
         self.counts.store(Arc::new(next));
@@ -103,11 +147,11 @@ impl PodPackets {
         if self.unlogged == 0 || self.logged.is_some_and(|at| at.elapsed() < LOG_INTERVAL) {
             return;
         }
-        let last = self.guard.last_stopped().unwrap_or_default();
+        let last = self.guard.last_stopped();
         tracing::warn!(
             pod = pod.uid,
             packets = self.unlogged,
-            reason = last.reason().map(verdict_name),
+            reason = last.reason().map_or_else(|| self.reason.clone(), verdict_name),
             protocol = last.protocol,
             outgoing = last.is_outgoing != 0,
             remote = %last.remote(),
@@ -119,6 +163,9 @@ impl PodPackets {
 
     /// Lets the pod's packets pass.
     pub fn release(self) -> Result<(), OffloadError> {
-        self.guard.release()
+        match self.guard {
+            Guard::Bpf(guard) => guard.release(),
+            Guard::Nft(guard) => guard.release(),
+        }
     }
 }

@@ -134,7 +134,7 @@ struct Kept {
     standing: Standing,
     room: Arc<Room>,
     taken: Taken,
-    packets: Option<PodPackets>,
+    packets: PodPackets,
     /// Of pods that ask for it, once their tenant is known.
     api: Option<WorkloadApi>,
     // Dropping it would cut the pod's connections.
@@ -163,7 +163,7 @@ pub struct Pods {
     board: Arc<Board>,
     kept: HashMap<String, Kept>,
     /// Gone, but with processes that still run: they stay captured.
-    leaving: Vec<(Arc<Pod>, Taken, Option<PodPackets>)>,
+    leaving: Vec<(Arc<Pod>, Taken, PodPackets)>,
     guards: Guards,
     gauges: Gauges,
     verdicts_seen: BTreeMap<String, u64>,
@@ -306,9 +306,7 @@ impl Pods {
         // Capture first: from here on nothing leaves in the clear, and what dials before the listeners are open is refused.
         let (taken, origins) = self.capture.take(&pod).map_err(|e| e.to_string())?;
         let mut packets = self.capture.guard_packets(&pod, &taken).map_err(|e| e.to_string())?;
-        if let Some(packets) = &mut packets {
-            packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
-        }
+        packets.follow(&pod, self.shared.view.load().tenant(&pod.tenant));
         if taken.is_new() && !self.passes_outside(&pod) {
             self.guards.end_dialled(&pod);
         }
@@ -317,7 +315,7 @@ impl Pods {
         let standing = Standing { file, pod: Arc::new(pod.clone()), netns: (netns.dev(), netns.ino()) };
         let mut room =
             Room::new(pod, party, taken.mode(), origins, &self.config.limits, &self.shared.registry).map_err(|e| e.to_string())?;
-        room.packets = packets.as_ref().map(PodPackets::counts).unwrap_or_default();
+        room.packets = packets.counts();
         let room = Arc::new(room);
         dress(&self.shared, &self.config, &self.identities, &room);
         self.guards.begin(&self.capture, &room);
@@ -375,13 +373,11 @@ impl Pods {
         show(&self.gauges.inbound_verdicts, &mut self.inbound_verdicts_seen, self.capture.inbound_counters());
         let view = self.shared.view.load();
         for kept in self.kept.values_mut() {
-            if let Some(packets) = &mut kept.packets {
-                packets.follow(&kept.standing.pod, view.tenant(&kept.standing.pod.tenant));
-                packets.read(&kept.standing.pod, &self.gauges.packets);
-            }
+            kept.packets.follow(&kept.standing.pod, view.tenant(&kept.standing.pod.tenant));
+            kept.packets.read(&kept.standing.pod, &self.gauges.packets);
         }
         for (pod, _, packets) in &mut self.leaving {
-            packets.iter_mut().for_each(|p| p.read(pod, &self.gauges.packets));
+            packets.read(pod, &self.gauges.packets);
         }
     }
 
@@ -390,9 +386,7 @@ impl Pods {
         let view = self.shared.view.load_full();
         for kept in self.kept.values_mut() {
             serve_api(&self.shared, &self.apis, kept);
-            if let Some(packets) = &mut kept.packets {
-                packets.follow(&kept.standing.pod, view.tenant(&kept.standing.pod.tenant));
-            }
+            kept.packets.follow(&kept.standing.pod, view.tenant(&kept.standing.pod.tenant));
         }
         let dressed = self.kept.values().filter(|k| dress(&self.shared, &self.config, &self.identities, &k.room));
         dressed.map(|k| k.room.clone()).collect()

@@ -207,5 +207,7 @@ fn name_of(index: u32) -> Option<String> {
 
 /// Takes away what an earlier process left: the guard on all interfaces, and the pins. Nothing there is fine.
 pub fn remove(netns: Option<&Path>, pin_dir: &Path) -> Result<(), OffloadError> {
-    if pin_dir.exists() { InterfaceGuard::load(netns, Some(pin_dir))?.remove() } else { Ok(()) }
+    let names = std::fs::read_dir(pin_dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let has_pins = names.into_iter().any(|name| name.to_string_lossy().starts_with(PINS));
+    if has_pins { InterfaceGuard::load(netns, Some(pin_dir))?.remove() } else { Ok(()) }
 }

@@ -11,6 +11,7 @@ pub mod inbound;
 pub mod interface_guard;
 mod journal;
 pub mod nft;
+pub mod nft_guard;
 pub mod origins;
 mod peer;
 mod pins;

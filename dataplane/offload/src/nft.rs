@@ -1,6 +1,6 @@
 //! The fallback where BPF is refused: nftables in the pod's own namespace redirects its TCP to the proxy. Costs conntrack and NAT per
 //! packet; the table lives in the namespace, so it, too, outlives the proxy and fails closed. The caller says loudly that it is used. Only
-//! TCP is looked at: there is no pod guard here.
+//! TCP is looked at here; the rest is `nft_guard`'s.
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -92,12 +92,12 @@ table inet canal_inbound {{
 /// Takes plaintext connections into the pod at `netns` to the proxy's port, replacing an older table in the same transaction. They are
 /// refused while nobody listens there.
 pub fn take_inbound(netns: &Path) -> Result<(), OffloadError> {
-    nft(netns, &inbound_rules())
+    nft(netns, &inbound_rules()).map(drop)
 }
 
 /// Undoes [`take_inbound`]; nothing there is fine.
 pub fn leave_inbound(netns: &Path) -> Result<(), OffloadError> {
-    nft(netns, "table inet canal_inbound\ndelete table inet canal_inbound\n")
+    nft(netns, "table inet canal_inbound\ndelete table inet canal_inbound\n").map(drop)
 }
 
 /// A pod's redirection. Dropping it changes nothing; see [`Redirect::remove`].
@@ -117,7 +117,7 @@ impl Redirect {
 
     /// Takes the tables away: from now on the pod's traffic leaves, and comes in, as it is.
     pub fn remove(netns: &Path) -> Result<(), OffloadError> {
-        nft(netns, "table inet canal\ndelete table inet canal\ntable inet canal_inbound\ndelete table inet canal_inbound\n")
+        nft(netns, "table inet canal\ndelete table inet canal\ntable inet canal_inbound\ndelete table inet canal_inbound\n").map(drop)
     }
 
     /// Where the table is.
@@ -137,7 +137,8 @@ pub fn original_destination(accepted: impl AsFd, local: SocketAddr) -> Result<So
     }
 }
 
-fn nft(netns: &Path, script: &str) -> Result<(), OffloadError> {
+/// Runs a script in the namespace at `netns`, and gives what it lists.
+pub(crate) fn nft(netns: &Path, script: &str) -> Result<String, OffloadError> {
     let refused = |why: String| OffloadError::Nft { netns: netns.to_path_buf(), why };
     let ns = std::fs::File::open(netns).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source })?;
     // A namespace is a thread's, and children inherit it: a thread of its own goes there, starts nft, and ends.
@@ -145,7 +146,7 @@ fn nft(netns: &Path, script: &str) -> Result<(), OffloadError> {
         let in_namespace = s.spawn(|| -> io::Result<std::process::Output> {
             move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network))?;
             let mut child =
-                Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+                Command::new("nft").args(["-f", "-"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
             if let Some(mut stdin) = child.stdin.take() {
                 stdin.write_all(script.as_bytes())?;
             }
@@ -154,7 +155,7 @@ fn nft(netns: &Path, script: &str) -> Result<(), OffloadError> {
         in_namespace.join().unwrap_or_else(|_| Err(io::Error::other("the thread that runs nft panicked")))
     });
     match run {
-        Ok(o) if o.status.success() => Ok(()),
+        Ok(o) if o.status.success() => Ok(String::from_utf8_lossy(&o.stdout).into_owned()),
         Ok(o) => Err(refused(String::from_utf8_lossy(&o.stderr).lines().next().unwrap_or("no reason given").to_string())),
         Err(e) => Err(refused(format!("cannot run nft: {e}"))),
     }

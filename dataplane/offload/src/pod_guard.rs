@@ -12,8 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use canal_abi::capture::address_bytes;
-use canal_abi::pod::{ABI, RESOLVERS_MAX, STOP, StoppedPacket, VERDICTS, Verdict, WATCH};
-pub use canal_abi::pod::{is_stopped, verdict_name};
+use canal_abi::pod::{ABI, RESOLVERS_MAX, STOP, VERDICTS, WATCH};
+pub use canal_abi::pod::{StoppedPacket, Verdict, is_stopped, verdict_name};
 use canal_abi::{from_bytes, to_bytes};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 

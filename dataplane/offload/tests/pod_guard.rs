@@ -14,10 +14,11 @@ use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
 /// What passes has come by then; what is stopped never does.
-const ARRIVES_WITHIN: Duration = Duration::from_secs(2);
-const NEVER: Duration = Duration::from_millis(300);
-const EPERM: &str = "error 1";
-const KINDS: [(&str, &str); 5] = [("udp", "udp"), ("echo", "icmp"), ("sctp", "sctp"), ("tcp", "tcp"), ("frame", "packet_socket")];
+pub(crate) const ARRIVES_WITHIN: Duration = Duration::from_secs(2);
+pub(crate) const NEVER: Duration = Duration::from_millis(300);
+pub(crate) const EPERM: &str = "error 1";
+pub(crate) const KINDS: [(&str, &str); 5] =
+    [("udp", "udp"), ("echo", "icmp"), ("sctp", "sctp"), ("tcp", "tcp"), ("frame", "packet_socket")];
 
 /// The child's entry. In an ordinary run there is none.
 #[test]
@@ -27,15 +28,15 @@ fn the_client() {
     }
 }
 
-struct Lab {
-    pod: Netns,
-    node: Netns,
-    cgroup: Cgroup,
+pub(crate) struct Lab {
+    pub(crate) pod: Netns,
+    pub(crate) node: Netns,
+    pub(crate) cgroup: Cgroup,
     hardware: String,
 }
 
 impl Lab {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let (pod, node) = (Netns::new(), Netns::bare());
         let hardware = "02:77:00:00:00:09".to_string();
         pod.ip(&format!("link set nowhere netns {} name out0", node.name()));
@@ -56,14 +57,27 @@ impl Lab {
         self.node.within(|| PodGuards::load(pins).unwrap().attach("a/b/pod", &self.cgroup.dir, &self.pod.path()).unwrap())
     }
 
-    fn sender(&self, kind: &str, to: SocketAddr) -> Client {
+    /// Name servers on the node, and one that is none.
+    pub(crate) fn answer_questions(&self) {
+        for at in ["10.77.0.9:53", "[fd77::9]:53", "10.77.0.8:53", "10.77.0.9:5353"] {
+            let server = self.node.within(|| UdpSocket::bind(at).unwrap());
+            server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+            std::thread::spawn(move || {
+                while let Ok((n, from)) = server.recv_from(&mut [0; 64]) {
+                    let _ = server.send_to(&TEXT[..n.min(TEXT.len())], from);
+                }
+            });
+        }
+    }
+
+    pub(crate) fn sender(&self, kind: &str, to: SocketAddr) -> Client {
         let from = if to.is_ipv4() { "10.77.0.2" } else { "fd77::2" };
         let mut client = Client::start(&self.pod, Some(&self.cgroup), "send", &[kind, &to.to_string(), from, &self.hardware]);
         assert_eq!(client.line(), "open");
         client
     }
 
-    fn receiver(&self, to: SocketAddr, protocol: i32) -> Receiver {
+    pub(crate) fn receiver(&self, to: SocketAddr, protocol: i32) -> Receiver {
         self.node.within(|| Receiver::open(to, protocol))
     }
 }
@@ -72,7 +86,7 @@ fn count(guard: &PodGuard, name: &str) -> u64 {
     guard.counters().unwrap().into_iter().find(|(v, _)| verdict_name(*v) == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
-fn targets() -> [SocketAddr; 2] {
+pub(crate) fn targets() -> [SocketAddr; 2] {
     ["10.77.0.9:99".parse().unwrap(), "[fd77::9]:99".parse().unwrap()]
 }
 
@@ -130,19 +144,7 @@ fn passthrough_counts_what_leaves_in_the_clear() {
 fn dns_reaches_the_named_resolvers_and_no_others() {
     let lab = Lab::new();
     let guard = lab.guard(None);
-    let servers: Vec<UdpSocket> = ["10.77.0.9:53", "[fd77::9]:53", "10.77.0.8:53", "10.77.0.9:5353"]
-        .into_iter()
-        .map(|at| lab.node.within(|| UdpSocket::bind(at).unwrap()))
-        .collect();
-    for server in &servers {
-        let server = server.try_clone().unwrap();
-        server.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        std::thread::spawn(move || {
-            while let Ok((n, from)) = server.recv_from(&mut [0; 64]) {
-                let _ = server.send_to(&TEXT[..n.min(TEXT.len())], from);
-            }
-        });
-    }
+    lab.answer_questions();
     let ask = |to: &str| Client::start(&lab.pod, Some(&lab.cgroup), "ask", &[to]).line();
     assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
     let named: [IpAddr; 2] = ["10.77.0.9".parse().unwrap(), "fd77::9".parse().unwrap()];

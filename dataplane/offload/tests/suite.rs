@@ -10,6 +10,7 @@ mod inbound;
 mod interface_guard;
 mod lab;
 mod nft;
+mod nft_guard;
 mod object;
 mod pod_guard;
 mod redirector;

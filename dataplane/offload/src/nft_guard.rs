@@ -1,0 +1,251 @@
+//! The pod guard of the nftables fallback: what the mesh does not carry is stopped or counted by rules in the pod's namespace, and frames that
+//! are written past the pod's stack by rules on the node's end of its interfaces. Knows no policy: whoever calls says which.
+//!
+//! It is weaker than `bpf/pod.bpf.c`: nft sees no socket on the node's end, so that TCP which a packet socket writes passes; packet sockets
+//! read what comes in; and a process with CAP_NET_ADMIN in the pod may take the pod's own rules away, the node's not.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use canal_abi::pod::{ARP_BYTES_MAX, DNS_PORT, NEIGHBOUR_BYTES_MAX, RESOLVERS_MAX, VERDICTS, Verdict, verdict_name};
+
+use crate::OffloadError;
+use crate::nft::nft;
+use crate::peer::{self, OtherEnd};
+use crate::pod_guard::OutsidePackets;
+
+/// The table in the pod's namespace.
+const OF_POD: &str = "inet canal_packets";
+/// This thread's own namespace.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// What the mesh does not carry, and the counter's name without what becomes of it. The last holds for everything.
+const OUTSIDE: [(&str, &str); 4] =
+    [("meta l4proto udp", "udp"), ("meta l4proto { icmp, ipv6-icmp }", "icmp"), ("meta l4proto sctp", "sctp"), ("", "protocol")];
+
+/// The node's end of one of the pod's interfaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct NodeEnd {
+    table: String,
+    device: String,
+}
+
+/// A pod whose packets nft judges. Dropping it changes nothing; see [`NftPodGuard::release`].
+#[derive(Debug)]
+pub struct NftPodGuard {
+    netns: PathBuf,
+    ends: Vec<NodeEnd>,
+    exposed: Vec<String>,
+}
+
+fn ends_of(netns: &Path) -> Result<(Vec<NodeEnd>, Vec<String>), OffloadError> {
+    let (mut ends, mut exposed) = (Vec::new(), Vec::new());
+    for device in peer::devices(netns)? {
+        match device.other_end {
+            OtherEnd::Inside => {}
+            OtherEnd::Here(index) => {
+                let name = peer::name_of(index).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source })?;
+                ends.push(NodeEnd { table: format!("netdev canal_pod_{index}"), device: name });
+            }
+            OtherEnd::Elsewhere => exposed.push(device.name),
+        }
+    }
+    Ok((ends, exposed))
+}
+
+impl NftPodGuard {
+    /// Guards the pod in the namespace at `netns`. A pod that is new is stopped until [`NftPodGuard::set`] says otherwise; one that an
+    /// earlier process guarded goes on as it was. Interfaces on whose node's end this kernel takes no rules count as exposed.
+    pub fn attach(netns: &Path) -> Result<Self, OffloadError> {
+        let (ends, mut exposed) = ends_of(netns)?;
+        if !is_there(netns, OF_POD) {
+            nft(netns, &pod_rules(OutsidePackets::Stop, &[], false))?;
+        }
+        let mut taken = Vec::new();
+        for end in ends {
+            let is_taken = is_there(Path::new(OWN), &end.table)
+                || nft(Path::new(OWN), &node_rules(&end, OutsidePackets::Stop, &[]))
+                    .inspect_err(|error| tracing::warn!(device = end.device, %error, "pod guard: no rules on the node's end"))
+                    .is_ok();
+            if is_taken {
+                taken.push(end);
+            } else {
+                exposed.push(end.device);
+            }
+        }
+        Ok(Self { netns: netns.to_path_buf(), ends: taken, exposed })
+    }
+
+    /// Says what becomes of packets that the mesh does not carry, and which resolvers may be asked all the same. Resolvers beyond
+    /// [`RESOLVERS_MAX`] are left out: how many.
+    pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
+        let held = &resolvers[..resolvers.len().min(RESOLVERS_MAX)];
+        // The node's end first: what the pod's rules let out from now on must not be stopped there.
+        for end in &self.ends {
+            nft(Path::new(OWN), &node_rules(end, outside, held))?;
+        }
+        nft(&self.netns, &pod_rules(outside, held, !self.ends.is_empty()))?;
+        Ok(resolvers.len() - held.len())
+    }
+
+    /// Every verdict and its count since the pod was first guarded.
+    pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
+        let mut all = counts_of(&nft(&self.netns, &format!("list counters table {OF_POD}\n"))?);
+        for end in &self.ends {
+            for (name, count) in counts_of(&nft(Path::new(OWN), &format!("list counters table {}\n", end.table))?) {
+                *all.entry(name).or_default() += count;
+            }
+        }
+        Ok(VERDICTS.into_iter().map(|verdict| (verdict, all.get(&verdict_name(verdict)).copied().unwrap_or_default())).collect())
+    }
+
+    /// Interfaces of the pod whose other end nobody guards.
+    pub fn exposed_interfaces(&self) -> &[String] {
+        &self.exposed
+    }
+
+    /// Lets the pod's packets pass from now on. A namespace that is gone has taken its rules along.
+    pub fn release(self) -> Result<(), OffloadError> {
+        let ends = self.ends.iter().map(|end| delete(Path::new(OWN), &end.table));
+        let ends: Vec<_> = ends.collect();
+        let of_pod = if self.netns.exists() { delete(&self.netns, OF_POD) } else { Ok(()) };
+        ends.into_iter().chain([of_pod]).collect()
+    }
+}
+
+/// Takes the guard off the pod in the namespace at `netns`, whoever put it there. Nothing there is fine.
+pub fn remove(netns: &Path) -> Result<(), OffloadError> {
+    let (ends, exposed) = ends_of(netns)?;
+    NftPodGuard { netns: netns.to_path_buf(), ends, exposed }.release()
+}
+
+fn is_there(netns: &Path, table: &str) -> bool {
+    nft(netns, &format!("list table {table}\n")).is_ok()
+}
+
+fn delete(netns: &Path, table: &str) -> Result<(), OffloadError> {
+    nft(netns, &format!("table {table}\ndelete table {table}\n")).map(drop)
+}
+
+/// Reads `nft list counters`: a line `counter NAME {`, then `packets N bytes M`.
+fn counts_of(listed: &str) -> BTreeMap<String, u64> {
+    let words: Vec<&str> = listed.split_ascii_whitespace().collect();
+    let counts = words.windows(5).filter(|w| w[0] == "counter" && w[2] == "{" && w[3] == "packets");
+    counts.filter_map(|w| Some((w[1].to_string(), w[4].parse().ok()?))).collect()
+}
+
+/// Counts and then does what `outside` says.
+fn settle(outside: OutsidePackets, reason: &str) -> String {
+    match outside {
+        OutsidePackets::Stop => format!("counter name stopped_{reason} drop"),
+        OutsidePackets::Watch => format!("counter name clear_{reason} accept"),
+    }
+}
+
+/// A transaction that makes the table with its `chains` (name, hook, rules) what it is to be. Counters stay as they are.
+fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAddr]) -> String {
+    let mut script = format!("table {table} {{\n");
+    for verdict in VERDICTS {
+        let _ = writeln!(script, "  counter {} {{}}", verdict_name(verdict));
+    }
+    script += "  set resolvers4 { type ipv4_addr; }\n  set resolvers6 { type ipv6_addr; }\n";
+    for (chain, hook, _) in chains {
+        let _ = writeln!(script, "  chain {chain} {{ type filter hook {hook} priority 0; policy accept; }}");
+    }
+    script += "}\n";
+    for (chain, ..) in chains {
+        let _ = writeln!(script, "flush chain {table} {chain}");
+    }
+    for (set, is_v4) in [("resolvers4", true), ("resolvers6", false)] {
+        let _ = writeln!(script, "flush set {table} {set}");
+        let elements: Vec<String> =
+            resolvers.iter().map(IpAddr::to_canonical).filter(|ip| ip.is_ipv4() == is_v4).map(|ip| ip.to_string()).collect();
+        if !elements.is_empty() {
+            let _ = writeln!(script, "add element {table} {set} {{ {} }}", elements.join(", "));
+        }
+    }
+    let _ = writeln!(script, "table {table} {{");
+    for (chain, _, rules) in chains {
+        let _ = writeln!(script, "  chain {chain} {{\n{rules}  }}");
+    }
+    script + "}\n"
+}
+
+/// The pod's namespace: what its sockets send, and what comes in. `is_counted_outside`: the node's end counts what leaves.
+fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: bool) -> String {
+    let mut out = format!(
+        "    oifname \"lo\" counter name passed_loopback accept
+    meta l4proto tcp ct state invalid tcp flags & (fin | syn | rst) != rst {}
+    meta l4proto tcp counter name passed_tcp accept
+    udp dport {DNS_PORT} ip daddr @resolvers4 counter name passed_resolver accept
+    udp dport {DNS_PORT} ip6 daddr @resolvers6 counter name passed_resolver accept
+    ip6 hoplimit 255 icmpv6 type {{ 133, 135, 136 }} counter name passed_neighbour accept
+    ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} counter name passed_neighbour accept\n",
+        settle(outside, "tcp")
+    );
+    // ct relates an error to what was let out: TCP, or a question to a resolver.
+    let mut into = format!(
+        "    iifname \"lo\" counter name passed_loopback accept
+    meta l4proto tcp counter name passed_tcp accept
+    udp sport {DNS_PORT} ip saddr @resolvers4 counter name passed_resolver accept
+    udp sport {DNS_PORT} ip6 saddr @resolvers6 counter name passed_resolver accept
+    icmp type {{ 3, 11, 12 }} ct state related counter name passed_error accept
+    icmpv6 type {{ 1, 2, 3, 4 }} ct state related counter name passed_error accept
+    ip6 hoplimit 255 icmpv6 type {{ 133, 134, 135, 136, 137 }} counter name passed_neighbour accept
+    ip6 hoplimit 1 icmpv6 type {{ 130, 131, 132, 143 }} counter name passed_neighbour accept\n"
+    );
+    for (what, reason) in OUTSIDE {
+        let leaves = outside == OutsidePackets::Watch && is_counted_outside;
+        let settled = if leaves { "counter name left_watched accept".to_string() } else { settle(outside, reason) };
+        let _ = writeln!(out, "    {what} {settled}");
+        let _ = writeln!(into, "    {what} {}", settle(outside, reason));
+    }
+    transaction(OF_POD, &[("out", "output".into(), out), ("in", "input".into(), into)], resolvers)
+}
+
+/// The node's end of an interface, where everything comes in that leaves the pod. What the pod's own rules would have stopped, somebody has
+/// written past its stack.
+fn node_rules(end: &NodeEnd, outside: OutsidePackets, resolvers: &[IpAddr]) -> String {
+    let mut out = format!(
+        "    ether type arp meta length <= {ARP_BYTES_MAX} accept
+    ether type != {{ ip, ip6 }} {}
+    meta l4proto tcp accept
+    udp dport {DNS_PORT} ip daddr @resolvers4 accept
+    udp dport {DNS_PORT} ip6 daddr @resolvers6 accept
+    ip frag-off & 0x1fff != 0 ip protocol udp ip daddr @resolvers4 accept
+    ip6 hoplimit 255 icmpv6 type {{ 133, 135, 136 }} meta length <= {NEIGHBOUR_BYTES_MAX} accept
+    ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} accept\n",
+        settle(outside, "frame")
+    );
+    for (what, reason) in OUTSIDE {
+        let reason = if outside == OutsidePackets::Stop { "packet_socket" } else { reason };
+        let _ = writeln!(out, "    {what} {}", settle(outside, reason));
+    }
+    transaction(&end.table, &[("out", format!("ingress device \"{}\"", end.device), out)], resolvers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_read_as_nft_lists_them() {
+        let listed = "table inet canal_packets {\n\tcounter stopped_udp {\n\t\tpackets 3 bytes 120\n\t}\n\tcounter passed_tcp {\n\t\tpackets 0 bytes 0\n\t}\n}\n";
+        assert_eq!(counts_of(listed), [("passed_tcp".to_string(), 0), ("stopped_udp".to_string(), 3)].into());
+    }
+
+    #[test]
+    fn every_counter_that_rules_name_is_a_verdict() {
+        let end = NodeEnd { table: "netdev canal_pod_7".into(), device: "veth7".into() };
+        let known: Vec<String> = VERDICTS.into_iter().map(verdict_name).collect();
+        for outside in [OutsidePackets::Stop, OutsidePackets::Watch] {
+            for script in [pod_rules(outside, &[], true), pod_rules(outside, &[], false), node_rules(&end, outside, &[])] {
+                let words: Vec<&str> = script.split_ascii_whitespace().collect();
+                let named = words.windows(3).filter(|w| w[..2] == ["counter", "name"]).map(|w| w[2]);
+                named.for_each(|name| assert!(known.iter().any(|k| k == name), "{name}"));
+            }
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The pod guard of the nftables fallback against real sockets, without any BPF: what leaves a pod, what enters, what is counted. The second
+//! namespace stands for the node, which has the other end of the pod's interface.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use crate::lab;
+use crate::lab::Client;
+use crate::lab::packets::{TEXT, protocol};
+use crate::pod_guard::{ARRIVES_WITHIN, EPERM, KINDS, Lab, NEVER, targets};
+use canal_offload::nft::Redirect;
+use canal_offload::nft_guard::{self, NftPodGuard};
+use canal_offload::pod_guard::{OutsidePackets, verdict_name};
+
+const MARK: u32 = 0x539;
+
+fn guard(lab: &Lab) -> NftPodGuard {
+    lab.node.within(|| NftPodGuard::attach(&lab.pod.path()).unwrap())
+}
+
+fn set(lab: &Lab, guard: &NftPodGuard, outside: OutsidePackets, resolvers: &[&str]) {
+    let resolvers: Vec<IpAddr> = resolvers.iter().map(|ip| ip.parse().unwrap()).collect();
+    assert_eq!(lab.node.within(|| guard.set(outside, &resolvers)).unwrap(), 0);
+}
+
+fn count(lab: &Lab, guard: &NftPodGuard, name: &str) -> u64 {
+    let all = lab.node.within(|| guard.counters()).unwrap();
+    all.into_iter().find(|(v, _)| verdict_name(*v) == name).unwrap_or_else(|| panic!("no counter {name}")).1
+}
+
+/// Every protocol in both families, from sockets opened before the guard came and after; and frames that are written past the pod's rules.
+#[test]
+fn deny_stops_what_nft_sees() {
+    let lab = Lab::new();
+    // What is captured is not the guard's: TCP of raw sockets goes where all TCP goes.
+    Redirect::apply(&lab.pod.path(), &lab.cgroup.dir, MARK).unwrap();
+    for (kind, reason) in KINDS.into_iter().filter(|(kind, _)| *kind != "tcp") {
+        for to in targets() {
+            let receiver = lab.receiver(to, protocol(kind, to));
+            let mut older = lab.sender(kind, to);
+            let held = guard(&lab);
+            for client in [&mut older, &mut lab.sender(kind, to)] {
+                let before = count(&lab, &held, &format!("stopped_{reason}"));
+                client.go_on();
+                // A frame is stopped on the other side of the wire, of which its sender does not hear.
+                assert_eq!(client.line(), if kind == "frame" { "sent" } else { EPERM }, "{kind} to {to}");
+                assert!(!receiver.hears(NEVER), "{kind} to {to}: it left the pod");
+                assert_eq!(count(&lab, &held, &format!("stopped_{reason}")), before + 1, "{kind} to {to}");
+            }
+            assert!(held.exposed_interfaces().is_empty());
+            lab.node.within(|| held.release()).unwrap();
+            let mut released = lab.sender(kind, to);
+            released.go_on();
+            assert_eq!((released.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}: let go");
+        }
+    }
+    for to in targets() {
+        let (receiver, held) = (lab.receiver(to, protocol("tcp", to)), guard(&lab));
+        let mut client = lab.sender("tcp", to);
+        client.go_on();
+        client.line();
+        assert!(!receiver.hears(NEVER), "a raw socket's TCP to {to} left the pod");
+        drop(held);
+    }
+}
+
+#[test]
+fn passthrough_counts_what_leaves_in_the_clear_where_it_leaves() {
+    let lab = Lab::new();
+    let held = guard(&lab);
+    set(&lab, &held, OutsidePackets::Watch, &[]);
+    for (kind, reason) in [("udp", "udp"), ("echo", "icmp"), ("sctp", "sctp"), ("frame", "udp")] {
+        for to in targets() {
+            let (receiver, counter) = (lab.receiver(to, protocol(kind, to)), format!("clear_{reason}"));
+            let (mut client, before) = (lab.sender(kind, to), count(&lab, &held, &counter));
+            client.go_on();
+            assert_eq!((client.line().as_str(), receiver.hears(ARRIVES_WITHIN)), ("sent", true), "{kind} to {to}");
+            assert!(count(&lab, &held, &counter) > before, "{kind} to {to}: {counter}");
+        }
+    }
+    assert!(count(&lab, &held, "left_watched") >= 6);
+    // The next process finds the pod as it was, and its counts; then it is stopped, and let go.
+    drop(held);
+    let next = guard(&lab);
+    assert!(count(&lab, &next, "clear_udp") >= 4);
+    let mut client = lab.sender("udp", targets()[0]);
+    client.go_on();
+    assert_eq!(client.line(), "sent", "adopted as it was");
+    set(&lab, &next, OutsidePackets::Stop, &[]);
+    let mut client = lab.sender("udp", targets()[0]);
+    client.go_on();
+    assert_eq!(client.line(), EPERM);
+    lab.node.within(|| nft_guard::remove(&lab.pod.path())).unwrap();
+    let mut client = lab.sender("udp", targets()[0]);
+    client.go_on();
+    assert_eq!(client.line(), "sent", "removed by name");
+}
+
+#[test]
+fn dns_reaches_the_named_resolvers_and_no_others() {
+    let lab = Lab::new();
+    let held = guard(&lab);
+    lab.answer_questions();
+    let ask = |to: &str| Client::start(&lab.pod, None, "ask", &[to]).line();
+    assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
+    set(&lab, &held, OutsidePackets::Stop, &["10.77.0.9", "fd77::9"]);
+    for (case, to, answer) in [
+        ("named", "10.77.0.9:53", "answer from 10.77.0.9"),
+        ("named, IPv6", "[fd77::9]:53", "answer from fd77::9"),
+        ("not named", "10.77.0.8:53", EPERM),
+        ("another port of a named one", "10.77.0.9:5353", EPERM),
+    ] {
+        assert_eq!(ask(to), answer, "{case}");
+    }
+    assert!(count(&lab, &held, "passed_resolver") >= 4, "question and answer");
+    set(&lab, &held, OutsidePackets::Stop, &["10.77.0.8"]);
+    assert_eq!((ask("10.77.0.9:53").as_str(), ask("10.77.0.8:53").as_str()), (EPERM, "answer from 10.77.0.8"), "another is named");
+    lab.node.within(|| held.release()).unwrap();
+}
+
+/// With empty neighbour tables, so that ARP and neighbour discovery have to work; and nothing else comes in.
+#[test]
+fn tcp_and_what_it_needs_of_the_link_pass_and_nothing_else_enters() {
+    let lab = Lab::new();
+    let held = guard(&lab);
+    for (from, to, dial) in [
+        (&lab.pod, &lab.node, "10.77.0.9:80"),
+        (&lab.pod, &lab.node, "[fd77::9]:80"),
+        (&lab.node, &lab.pod, "10.77.0.2:81"),
+        (&lab.node, &lab.pod, "[fd77::2]:81"),
+    ] {
+        let at: SocketAddr = dial.parse().unwrap();
+        let listener = to.listen(&format!("{}:{}", if at.is_ipv4() { "0.0.0.0" } else { "[::]" }, at.port()));
+        let mut client = from.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5))).unwrap();
+        let (mut server, _) = listener.accept().unwrap();
+        client.write_all(TEXT).unwrap();
+        server.read_exact(&mut [0; TEXT.len()]).unwrap();
+        lab::close(listener);
+    }
+    for (at, to) in [("0.0.0.0:99", "10.77.0.2:99"), ("[::]:99", "[fd77::2]:99")] {
+        let mut client = Client::start(&lab.pod, None, "receive", &[at]);
+        assert_eq!(client.line(), "open");
+        client.go_on();
+        let to: SocketAddr = to.parse().unwrap();
+        let from = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        lab.node.within(|| UdpSocket::bind(from).unwrap().send_to(TEXT, to)).unwrap();
+        assert_eq!(client.line(), "nothing", "{to}");
+    }
+    assert_eq!(count(&lab, &held, "stopped_udp"), 2);
+    assert!(count(&lab, &held, "passed_tcp") > 0 && count(&lab, &held, "passed_neighbour") > 0);
+    lab.node.within(|| held.release()).unwrap();
+}
+
+/// The child's entry.
+#[test]
+fn the_client() {
+    if let Some(c) = lab::case() {
+        lab::client::run(&c);
+    }
+}
