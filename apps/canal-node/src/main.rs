@@ -59,7 +59,7 @@ struct Flags {
     /// [default: /sys/fs/bpf/canal-node-NODE if that is a bpffs, else DATA_DIR/bpffs]
     #[arg(long)]
     bpf_pin_dir: Option<PathBuf>,
-    /// Let all pods of this node go (their connections leave as they are) and exit. For uninstalling.
+    /// Let all pods of this node go (their connections leave as they are), guard no interface, and exit. For uninstalling.
     #[arg(long)]
     release: bool,
     /// Worker threads; 0 is one per core.
@@ -88,6 +88,10 @@ struct Flags {
     /// policies do not let them in.
     #[arg(long)]
     no_node_probes: bool,
+    /// JSON file with the containers of this host that have an interface of their own and no node proxy: each may send by its own MAC and
+    /// addresses alone. Give it to this program or to the host's canal-edge, not to both.
+    #[arg(long)]
+    interface_bindings: Option<PathBuf>,
     /// Captured connections per pod.
     #[arg(long, default_value_t = Limits::default().outbound)]
     max_outbound: u64,
@@ -136,6 +140,7 @@ impl Flags {
             readiness: self.readiness_addr,
             access_log: self.access_log.map_or(Sink::Stdout, Sink::File),
             trusts_node: !self.no_node_probes,
+            interface_bindings: self.interface_bindings,
             drain_limit: Duration::from_secs(self.drain_seconds),
             limits: Limits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
         }

@@ -413,8 +413,58 @@ fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
     assert!(m.config_dump().contains("captureFallback"));
     let said = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
     assert!(said.contains("CAPTURE BY NFTABLES for this node"), "{said}");
+    let datagram = || {
+        let mut client = Client::start(&m.ns, Some(&m.cg), "send", &["udp", "10.77.255.1:99", "10.77.0.2", "-"]);
+        assert_eq!(client.line(), "open");
+        client.go_on();
+        client.line()
+    };
+    assert_eq!(datagram(), "error 1", "what the mesh does not carry is stopped, too");
+    let counted = "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"stopped_udp\"} 1";
+    m.until("counted", || m.get(1, "/metrics").1.lines().any(|l| l == counted));
     node.kill();
+    assert_eq!(datagram(), "error 1", "the guard outlives the node");
     assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "the table outlives the node, too");
+}
+
+/// In a namespace that stands for the host; the controller is out of reach there, and not needed.
+#[test]
+fn containers_interfaces_are_guarded_until_the_node_releases_them() {
+    let m = Machine::new();
+    let host = &m.outside;
+    host.ip("link add to-a type veth peer name in-a");
+    ["to-a", "in-a"].iter().for_each(|device| host.ip(&format!("link set {device} up")));
+    host.ip("addr add 10.99.0.9/24 dev in-a");
+    // The container has another MAC than this.
+    let text =
+        r#"{"containers": [{"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.99.0.9"]}]}"#;
+    let bindings = m.dir.path().join("bindings.json");
+    fs::write(&bindings, text).unwrap();
+    let guarded = || {
+        let shown = Command::new("tc").args(["-n", host.name(), "filter", "show", "dev", "to-a", "ingress"]).output().unwrap();
+        String::from_utf8_lossy(&shown.stdout).contains("canal_interface")
+    };
+    let metrics = || host.within(|| m.get(1, "/metrics")).1;
+    let start = || {
+        let child = host.within(|| m.node_command().arg("--interface-bindings").arg(&bindings).stdin(Stdio::null()).spawn().unwrap());
+        Node { child, machine: &m }
+    };
+    let node = start();
+    m.until("guarded", || metrics().lines().any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1"));
+    assert!(guarded());
+    let socket = host.within(|| std::net::UdpSocket::bind("10.99.0.9:0").unwrap());
+    // Its search for the neighbour is what the guard refuses.
+    let _ = socket.send_to(b"x", "10.99.0.10:9");
+    let refused = "canal_interface_guard_refused_total{interface=\"to-a\",tenant=\"alpha\"} ";
+    m.until("refused and counted", || metrics().lines().filter_map(|l| l.strip_prefix(refused)).any(|n| n != "0"));
+    node.kill();
+    assert!(guarded(), "no node runs");
+    let node = start();
+    m.until("adopted", || metrics().lines().any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1"));
+    assert_eq!(node.terminate(), Some(0));
+    assert!(guarded(), "it ended in order");
+    assert!(host.within(|| m.node_command().arg("--release").status().unwrap()).success());
+    assert!(!guarded(), "nothing stays");
 }
 
 #[test]

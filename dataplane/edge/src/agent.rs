@@ -6,11 +6,12 @@ use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use canal_interfaces::Interfaces;
 use canal_kit::admin::{self, AdminAddresses, Routes};
 use canal_kit::diagnostics::Level;
 use canal_kit::drain::{self, Drain, Trigger, Watcher};
 use canal_kit::metrics::{Family, Registry};
-use canal_kit::southbound::{State, Status, Subscriber, SubscriberConfig, Update};
+use canal_kit::southbound::{RefusedResource, State, Status, Subscriber, SubscriberConfig, Update};
 use canal_kit::sys::{self, SysError};
 use canal_model::program::Kind;
 use canal_offload::OffloadError;
@@ -20,7 +21,6 @@ use tokio::sync::{oneshot, watch};
 use crate::config::{EdgeConfig, GUARD_PAUSE, PROBE_PAUSE, PROBE_TIMEOUT, READINESS_PORT};
 use crate::counts::Counts;
 use crate::dump::Board;
-use crate::interface_guard::{self, InterfaceCounts};
 use crate::keeper::{Keeper, Target};
 use crate::kernel::Kernel;
 use crate::probe::{Ear, Outcome, Prober, Rhythm};
@@ -170,7 +170,8 @@ pub async fn run(config: EdgeConfig, level: Level) -> Result<bool, EdgeError> {
     let news = shared.news.subscribe();
     let reports = tokio::spawn(report::run(config.controller.clone(), reporter, news, shared.counts.clone(), whole.watcher()));
     let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
-    let interfaces = tokio::spawn(interface_guard::run(config.clone(), InterfaceCounts::new(&registry), whole.watcher()));
+    let interfaces = Interfaces { bindings: config.interface_bindings.clone(), pin_dir: config.place.pin_dir.clone() };
+    let interfaces = tokio::spawn(canal_interfaces::run(interfaces, registry.clone(), whole.watcher()));
     // None of them ends before the process does.
     let clean = tokio::select! {
         ended = drain::on_signals(trigger, DRAIN_LIMIT, GRACE) => start("catching signals", ended)?,
@@ -224,10 +225,10 @@ fn subscribe(config: &EdgeConfig, shared: &Shared, registry: &Registry, drain: D
     let shared = shared.clone();
     let apply = move |_: &Update, state: &State| {
         let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
-        // What does not fit is counted, logged and shown by name; the rest of the state is in force.
-        let _refused = shared.keeper().tell(resources);
+        // What does not fit stays in the state, since it comes into force when there is room; the controller is told its names.
+        let omitted = shared.keeper().tell(resources);
         shared.told();
-        Ok(Vec::new())
+        Ok(omitted.iter().map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why)).collect())
     };
     Subscriber::start(settings, registry, drain, Box::new(apply))
 }

@@ -19,10 +19,6 @@ pub const REPORT_PAUSE: Duration = Duration::from_millis(500);
 pub const REPORT_TIMEOUT: Duration = Duration::from_millis(1000);
 /// Between two looks at whether program and maps are still in place.
 pub const GUARD_PAUSE: Duration = Duration::from_secs(2);
-/// Between two looks at the file of interface bindings and at the guarded interfaces.
-pub const INTERFACE_GUARD_INTERVAL: Duration = Duration::from_secs(1);
-/// A larger file of interface bindings is refused.
-pub const INTERFACE_BINDINGS_BYTES_MAX: u64 = 4 << 20;
 /// The underlay's part of a packet: outer IPv4, UDP, VXLAN and the inner Ethernet header (RFC 7348 §4.3).
 pub const VXLAN_OVERHEAD: u32 = 50;
 /// Source ports per core, towards each replica (Canal §4.4).

@@ -11,7 +11,6 @@ pub mod counts;
 pub mod device;
 mod dump;
 pub mod health;
-mod interface_guard;
 pub mod keeper;
 pub mod kernel;
 pub mod maps;

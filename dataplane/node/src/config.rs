@@ -47,6 +47,8 @@ pub struct NodeConfig {
     pub access_log: Sink,
     /// Whether this node's own processes reach pods' declared probe ports in plaintext whatever policies say, as a kubelet's probes must.
     pub trusts_node: bool,
+    /// File with the containers of this host that have an interface of their own and no node proxy; `None`: none is guarded.
+    pub interface_bindings: Option<PathBuf>,
     /// What is open may finish for so long after SIGTERM, or after its pod is gone.
     pub drain_limit: Duration,
     pub limits: Limits,

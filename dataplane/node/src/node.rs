@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use canal_interfaces::Interfaces;
 use canal_kit::admin::{self, AdminAddresses, Routes};
 use canal_kit::certs::{CertificateConfig, CertificateSource, Issuer, VALIDITY};
 use canal_kit::diagnostics::Level;
@@ -40,6 +41,9 @@ pub enum NodeError {
     /// A directory, a thread or a signal could not be had.
     #[error("{what}: {source}")]
     Start { what: &'static str, source: std::io::Error },
+    /// A part of the process has ended by a fault; a supervisor starts a whole one.
+    #[error("{0} has ended; the process ends with it, captured pods stay captured")]
+    Lost(&'static str),
 }
 
 fn start<T>(what: &'static str, r: std::io::Result<T>) -> Result<T, NodeError> {
@@ -57,6 +61,7 @@ struct Parts {
     workers: Workers,
     subscriber: Subscriber,
     pods: tokio::task::JoinHandle<()>,
+    interfaces: tokio::task::JoinHandle<()>,
 }
 
 /// Runs the node until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
@@ -70,9 +75,13 @@ pub async fn run(config: NodeConfig, level: Level) -> Result<bool, NodeError> {
     let process = Arc::new(process);
     let (traffic_trigger, traffic) = whole.branch();
     let parts = begin(&config, level, &process, whole.clone(), traffic)?;
-    let clean = start("catching signals", drain::on_signals(traffic_trigger, config.drain_limit, GRACE).await)?;
+    let Parts { shared, workers, subscriber, pods, interfaces } = parts;
+    // The second of them does not end before the process does.
+    let clean = tokio::select! {
+        ended = drain::on_signals(traffic_trigger, config.drain_limit, GRACE) => start("catching signals", ended)?,
+        _ = interfaces => return Err(NodeError::Lost("the interface guard's agent")),
+    };
     tracing::info!(clean, "drained; captured pods stay captured and are refused until the next start");
-    let Parts { shared, workers, subscriber, pods } = parts;
     subscriber.stop().await;
     process.force();
     drop(whole);
@@ -84,6 +93,8 @@ pub async fn run(config: NodeConfig, level: Level) -> Result<bool, NodeError> {
 
 fn begin(config: &Arc<NodeConfig>, level: Level, process: &Arc<Trigger>, whole: Drain, traffic: Drain) -> Result<Parts, NodeError> {
     let registry = Registry::new();
+    let interfaces = Interfaces { bindings: config.interface_bindings.clone(), pin_dir: pin_dir(config) };
+    let interfaces = tokio::spawn(canal_interfaces::run(interfaces, registry.clone(), whole.watcher()));
     let build = Family::new("istio_build", "What runs here.", &["component", "tag"]);
     registry.gauges(build).shared(&["canal-node", env!("CARGO_PKG_VERSION")]).set(1);
     let capture = Capture::start(config.capture, &pin_dir(config))?;
@@ -109,7 +120,7 @@ fn begin(config: &Arc<NodeConfig>, level: Level, process: &Arc<Trigger>, whole: 
     let identities = Identities::new(config.node.clone(), config.az.clone(), key_servers, certificates, trust, registry);
     let pods = Pods::new(config.clone(), capture, shared.clone(), identities, apis, workers.clone(), board);
     let pods = tokio::spawn(pods.run(generations, traffic, whole));
-    Ok(Parts { shared, workers, subscriber, pods })
+    Ok(Parts { shared, workers, subscriber, pods, interfaces })
 }
 
 fn subscribe(config: &NodeConfig, shared: &Arc<Shared>, drain: Drain) -> (Subscriber, watch::Receiver<Generation>) {

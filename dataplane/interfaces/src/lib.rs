@@ -1,22 +1,37 @@
 //! Guards the interfaces of this host's containers that have no node proxy: reads which container is behind which interface from a file,
-//! keeps the kernel's guard in place, and counts and logs what it refuses. It decides nothing about packets; `bpf/interface_guard.bpf.c`
-//! does. Start at [`run`].
+//! keeps the kernel's guard in place, and counts and logs what it refuses. An edge and a node proxy both do it for their host. It decides
+//! nothing about packets; `bpf/interface_guard.bpf.c` does. Start at [`run`].
+
+#![forbid(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use canal_kit::drain::Watcher;
 use canal_kit::metrics::{Counters, Family, Gauges, Registry};
 use canal_model::ids::{TenantName, Vni};
 use canal_offload::interface_guard::{InterfaceBinding, InterfaceGuard, RefusedFrames};
 
-use crate::config::{EdgeConfig, INTERFACE_BINDINGS_BYTES_MAX, INTERFACE_GUARD_INTERVAL};
+/// Between two looks at the file of bindings and at the guarded interfaces.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A larger file of bindings is refused.
+const BYTES_MAX: u64 = 4 << 20;
+
+/// Which interfaces to guard, and where what the kernel holds is kept.
+#[derive(Debug, Clone)]
+pub struct Interfaces {
+    /// File with the containers of this host that have an interface of their own; `None`: none is guarded.
+    pub bindings: Option<PathBuf>,
+    /// A directory on a bpffs.
+    pub pin_dir: PathBuf,
+}
 
 /// The guard's metrics. `docs/operations/counters.md` says what each means.
 #[derive(Clone)]
-pub(crate) struct InterfaceCounts {
+struct InterfaceCounts {
     frames: Counters,
     refused: Counters,
     interfaces: Gauges,
@@ -24,7 +39,7 @@ pub(crate) struct InterfaceCounts {
 }
 
 impl InterfaceCounts {
-    pub(crate) fn new(r: &Registry) -> Self {
+    fn new(r: &Registry) -> Self {
         let counters = |name, help, labels| r.counters(Family::new(name, help, labels));
         let interfaces =
             Family::new("canal_interface_guard_interfaces", "Containers' interfaces, by whether they are guarded.", &["state"]);
@@ -60,7 +75,7 @@ struct BindingsFile {
 enum BindingsError {
     #[error("the file cannot be read: {0}; fix: give --interface-bindings a file that this process may read")]
     Unreadable(String),
-    #[error("the file is larger than {INTERFACE_BINDINGS_BYTES_MAX} bytes; fix: name only this host's containers")]
+    #[error("the file is larger than {BYTES_MAX} bytes; fix: name only this host's containers")]
     TooLarge,
     #[error(
         "the file is not what it should be: {0}; fix: write {{\"containers\": [{{\"interface\", \"tenant\", \"vni\", \"mac\", \"addresses\"}}]}}"
@@ -128,12 +143,12 @@ fn read_file(path: &Path) -> Result<Vec<u8>, BindingsError> {
     let unreadable = |e: std::io::Error| BindingsError::Unreadable(format!("{}: {e}", path.display()));
     let mut text = Vec::new();
     let file = std::fs::File::open(path).map_err(unreadable)?;
-    file.take(INTERFACE_BINDINGS_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > INTERFACE_BINDINGS_BYTES_MAX { Err(BindingsError::TooLarge) } else { Ok(text) }
+    file.take(BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > BYTES_MAX { Err(BindingsError::TooLarge) } else { Ok(text) }
 }
 
 /// What was done and seen so far.
-struct Interfaces {
+struct Guarded {
     guard: Option<InterfaceGuard>,
     /// As last read, good or not.
     text: Option<Result<Vec<u8>, BindingsError>>,
@@ -147,7 +162,7 @@ struct Interfaces {
     counts: InterfaceCounts,
 }
 
-impl Interfaces {
+impl Guarded {
     /// Reads the file if it changed, and puts the guard where it should be: what somebody took away comes back.
     fn pass(&mut self, path: &Path, pin_dir: &Path) {
         let text = read_file(path);
@@ -220,9 +235,10 @@ impl Interfaces {
 }
 
 /// Guards interfaces until the process ends; they stay guarded then. Without a file there is nothing to do.
-pub(crate) async fn run(config: EdgeConfig, counts: InterfaceCounts, end: Watcher) {
-    let Some(path) = config.interface_bindings.clone() else { return end.forced().await };
-    let mut interfaces = Interfaces {
+pub async fn run(interfaces: Interfaces, registry: Registry, end: Watcher) {
+    let counts = InterfaceCounts::new(&registry);
+    let Some(path) = interfaces.bindings.clone() else { return end.forced().await };
+    let mut guarded = Guarded {
         guard: None,
         text: None,
         bindings: Bindings::new(),
@@ -233,19 +249,19 @@ pub(crate) async fn run(config: EdgeConfig, counts: InterfaceCounts, end: Watche
         counts,
     };
     loop {
-        let (path, pin_dir) = (path.clone(), config.place.pin_dir.clone());
+        let (path, pin_dir) = (path.clone(), interfaces.pin_dir.clone());
         let passed = tokio::task::spawn_blocking(move || {
-            interfaces.pass(&path, &pin_dir);
-            interfaces
+            guarded.pass(&path, &pin_dir);
+            guarded
         });
         match passed.await {
-            Ok(next) => interfaces = next,
+            Ok(next) => guarded = next,
             // The process ends by it, and its supervisor starts a whole one.
             Err(_) => return,
         }
         tokio::select! {
             () = end.forced() => return,
-            () = tokio::time::sleep(INTERFACE_GUARD_INTERVAL) => {}
+            () = tokio::time::sleep(INTERVAL) => {}
         }
     }
 }
