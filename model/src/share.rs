@@ -139,6 +139,8 @@ share_kinds! {
         "Bytes of request bodies that a gateway process holds for external authorizers.";
     GatewayCpu, "gatewayCpu", "gateway_cpu", "weight", Share::Amount(100),
         "The weight of a tenant's ready connections in the deficit round robin of a gateway worker.";
+    AccessLogBytes, "accessLogBytes", "access_log_bytes", "bytes", Share::Percent(25),
+        "Bytes of access log lines that wait for the disk at one worker of a data plane.";
     MetricSeries, "metricSeries", "metric_series", "series", Share::Percent(10),
         "Series of one metric family of a process.";
     Certificates, "certificates", "certificates", "certificates", Share::Percent(10),

@@ -4,6 +4,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
+use canal_kit::log::TenantLogQueue;
 use canal_kit::metrics::Counter;
 use canal_model::ids::TenantName;
 use canal_model::share::{ShareKind, Shares};
@@ -27,6 +28,8 @@ pub(crate) struct Account {
     maxima: Cell<TenantMaxima>,
     /// Its tasks' turns on this worker.
     pub(crate) queue: Rc<TenantQueue>,
+    /// Its lines in the access log that wait for the disk.
+    pub(crate) log: TenantLogQueue,
     /// Questions to external authorizers that are under way.
     questions: Rc<Cell<u64>>,
     allowed: OnceCell<Counter>,
@@ -53,6 +56,7 @@ impl Account {
             tunnels: Rc::default(),
             maxima: Cell::new(limits.maxima(&tenant.shares)),
             queue,
+            log: TenantLogQueue::new(&tenant.name, &tenant.shares),
             questions: Rc::default(),
             allowed: OnceCell::new(),
             changed: Rc::default(),
@@ -110,6 +114,7 @@ impl WorkerLimits {
     pub(crate) fn set_shares(&self, account: &Account, shares: &Shares) {
         account.maxima.set(self.maxima(shares));
         account.queue.set_shares(shares);
+        account.log.set_shares(shares);
     }
 
     /// A tunnel of this tenant; `None` if it has as many as it may.

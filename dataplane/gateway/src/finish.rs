@@ -189,7 +189,7 @@ impl Record {
         let (Some(log), Some(texts)) = (&self.worker.log, &self.texts) else { return };
         let (source, (service, host)) = (&self.session.source.party, self.service());
         let mut line = log
-            .line()
+            .line_of(&self.session.account.log)
             .str("tenant", self.session.account.tenant.as_str())
             .str("method", &texts.method)
             .str("path", &texts.path)
@@ -329,7 +329,7 @@ impl Relayed {
         let Some(log) = &self.worker.log else { return };
         let source = &self.session.source.party;
         let mut line = log
-            .line()
+            .line_of(&self.session.account.log)
             .str("tenant", self.session.account.tenant.as_str())
             .str("protocol", "TCP")
             .str("response_flags", flag.text())

@@ -1,5 +1,6 @@
 //! JSON access logs: each worker formats lines into its own blocks, one thread writes them. When the writer is behind, lines are dropped
-//! and counted; a worker never waits. The process's own messages are [`crate::diagnostics`].
+//! and counted, first those of tenants that have their share of the queue; a worker never waits. The process's own messages are
+//! [`crate::diagnostics`]. Start at [`AccessLog::start`], then [`WorkerLog::line_of`].
 
 mod json;
 mod writer;
@@ -8,18 +9,25 @@ use std::cell::{Cell, RefCell};
 use std::fmt::{Display, Write};
 use std::path::PathBuf;
 use std::rc::{Rc, Weak};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
-use crate::metrics::{Counter, Counters, Family, Registry, Shard};
+use canal_model::ids::TenantName;
+use canal_model::share::{ShareKind, Shares};
+
+use crate::metrics::{Counters, Family, Registry, Shard};
 use json::Escaped;
-use writer::Full;
+use writer::{Block, Full};
 
 /// Bytes per block.
 pub const BLOCK: usize = 64 << 10;
-/// Blocks per worker; when all wait for the writer, lines are dropped.
-pub const BLOCKS: usize = 16;
+/// Blocks per worker, made when they are needed; when all wait for the writer, lines are dropped. A tenant's share of them, a quarter, has
+/// room for a tenth of a second of 20,000 lines a second.
+pub const BLOCKS: usize = 64;
+/// While more blocks than this wait, the current one is filled and not handed over early: it would only wait with them.
+const EARLY_BLOCKS_MAX: usize = 2;
 /// Bytes of the longest line; a longer one is dropped and counted.
 pub const LINE_MAX: usize = 16 << 10;
 const _: () = assert!(LINE_MAX * 2 <= BLOCK);
@@ -49,31 +57,56 @@ pub struct WorkerLog {
 
 struct Inner {
     full: mpsc::Sender<Full>,
-    home: mpsc::Sender<Vec<u8>>,
-    back: mpsc::Receiver<Vec<u8>>,
-    current: RefCell<Option<Vec<u8>>>,
-    lines: Cell<u32>,
+    home: mpsc::Sender<Block>,
+    back: mpsc::Receiver<Block>,
+    /// Blocks that came back.
+    free: RefCell<Vec<Block>>,
+    current: RefCell<Option<Block>>,
     /// Blocks made so far.
     made: Cell<usize>,
-    behind: Counter,
-    too_long: Counter,
+    shard: Shard,
+    dropped: Counters,
+}
+
+/// What one tenant may have waiting for the writer at one worker, and what it has.
+pub struct TenantLogQueue {
+    tenant: TenantName,
+    max: Cell<usize>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl TenantLogQueue {
+    /// The queue of a tenant with the shares that the provider wrote for it.
+    pub fn new(tenant: &TenantName, shares: &Shares) -> Self {
+        let queue = Self { tenant: tenant.clone(), max: Cell::new(0), waiting: Arc::default() };
+        queue.set_shares(shares);
+        queue
+    }
+
+    /// Takes over what the provider wrote for the tenant.
+    pub fn set_shares(&self, shares: &Shares) {
+        let max = shares.get(ShareKind::AccessLogBytes).of((BLOCKS * BLOCK) as u64);
+        self.max.set(usize::try_from(max).unwrap_or(usize::MAX));
+    }
 }
 
 /// A line being written; [`Line::end`] (or drop) finishes it. Field names must be plain ASCII identifiers.
 pub struct Line<'a> {
     log: &'a Inner,
+    queue: Option<&'a TenantLogQueue>,
     /// `None` once there is no block: the line is lost, and was counted.
-    block: Option<Vec<u8>>,
+    block: Option<Block>,
     start: usize,
 }
 
 impl AccessLog {
-    /// Starts the writer. Counters: `canal_access_log_lines_total`, `canal_access_log_dropped_total{reason}` with the reasons
-    /// `writer_behind`, `too_long` and `write_failed`.
+    /// Starts the writer. Counters: `canal_access_log_lines_total`, `canal_access_log_dropped_total{reason,tenant}` with the reasons
+    /// `tenant_share`, `writer_behind`, `too_long` and `write_failed`; the tenant is empty where it is not known.
     pub fn start(sink: Sink, registry: &Registry) -> std::io::Result<Self> {
         let written = registry.counters(Family::new("canal_access_log_lines_total", "Access log lines written.", &[])).shared(&[]);
-        let dropped = registry.counters(Family::new("canal_access_log_dropped_total", "Access log lines lost, by reason.", &["reason"]));
-        let failed = dropped.shared(&["write_failed"]);
+        let dropped =
+            registry.counters(Family::new("canal_access_log_dropped_total", "Access log lines lost, by reason.", &["reason", "tenant"]));
+        let failed = dropped.shared(&["write_failed", ""]);
         let target = writer::Target::open(sink)?;
         let (full, blocks) = mpsc::channel();
         let run = move || writer::run(target, &blocks, &written, &failed);
@@ -88,11 +121,11 @@ impl AccessLog {
             full: self.full.clone(),
             home,
             back,
+            free: RefCell::default(),
             current: RefCell::new(None),
-            lines: Cell::new(0),
             made: Cell::new(0),
-            behind: shard.counter(&self.dropped, &["writer_behind"]),
-            too_long: shard.counter(&self.dropped, &["too_long"]),
+            shard: shard.clone(),
+            dropped: self.dropped.clone(),
         });
         tokio::task::spawn_local(flush_regularly(Rc::downgrade(&inner)));
         WorkerLog { inner }
@@ -110,25 +143,42 @@ async fn flush_regularly(log: Weak<Inner>) {
     loop {
         tokio::time::sleep(FLUSH).await;
         match log.upgrade() {
-            Some(log) => log.flush(),
+            Some(log) if log.waiting() <= EARLY_BLOCKS_MAX => log.flush(),
+            Some(_) => {}
             None => return,
         }
     }
 }
 
 impl WorkerLog {
-    /// Begins a line with `"time"` (RFC 3339, UTC, milliseconds).
+    /// Begins a line of no tenant with `"time"` (RFC 3339, UTC, milliseconds).
     pub fn line(&self) -> Line<'_> {
-        let block = self.inner.block();
-        if block.is_none() {
-            self.inner.behind.inc();
-        }
-        let start = block.as_ref().map_or(0, Vec::len);
-        let mut line = Line { log: &self.inner, block, start };
-        if let Some(b) = &mut line.block {
-            b.extend_from_slice(b"{\"time\":\"");
-            json::time(b, SystemTime::now());
-            b.push(b'"');
+        self.begin(None)
+    }
+
+    /// Begins a line of a tenant. It is lost while so much of the tenant's waits that its share is used up.
+    pub fn line_of<'a>(&'a self, queue: &'a TenantLogQueue) -> Line<'a> {
+        self.begin(Some(queue))
+    }
+
+    fn begin<'a>(&'a self, queue: Option<&'a TenantLogQueue>) -> Line<'a> {
+        let inner = &*self.inner;
+        let block = match queue {
+            Some(queue) if queue.waiting.load(Relaxed) >= queue.max.get() => {
+                inner.drop_line("tenant_share", Some(queue));
+                None
+            }
+            _ => inner.block().or_else(|| {
+                inner.drop_line("writer_behind", queue);
+                None
+            }),
+        };
+        let start = block.as_ref().map_or(0, |block| block.bytes.len());
+        let mut line = Line { log: inner, queue, block, start };
+        if let Some(Block { bytes, .. }) = &mut line.block {
+            bytes.extend_from_slice(b"{\"time\":\"");
+            json::time(bytes, SystemTime::now());
+            bytes.push(b'"');
         }
         line
     }
@@ -141,35 +191,48 @@ impl WorkerLog {
 
 impl Inner {
     /// A block with room for a line: the current one, one that came back, or a new one.
-    fn block(&self) -> Option<Vec<u8>> {
+    fn block(&self) -> Option<Block> {
         match self.current.take() {
-            Some(b) if b.len() + LINE_MAX <= BLOCK => return Some(b),
-            Some(b) => self.hand_over(b),
+            Some(block) if block.bytes.len() + LINE_MAX <= BLOCK => return Some(block),
+            Some(block) => self.hand_over(block),
             None => {}
         }
-        if let Ok(b) = self.back.try_recv() {
-            return Some(b);
+        let mut free = self.free.borrow_mut();
+        free.extend(self.back.try_iter());
+        if let Some(block) = free.pop() {
+            return Some(block);
         }
         if self.made.get() == BLOCKS {
             return None;
         }
         self.made.set(self.made.get() + 1);
-        Some(Vec::with_capacity(BLOCK))
+        Some(Block::with_capacity(BLOCK))
+    }
+
+    /// Blocks that the writer has.
+    fn waiting(&self) -> usize {
+        let mut free = self.free.borrow_mut();
+        free.extend(self.back.try_iter());
+        self.made.get() - free.len() - usize::from(self.current.borrow().is_some())
+    }
+
+    fn drop_line(&self, reason: &str, queue: Option<&TenantLogQueue>) {
+        self.shard.counter(&self.dropped, &[reason, queue.map_or("", |queue| queue.tenant.as_str())]).inc();
     }
 
     fn flush(&self) {
-        if let Some(b) = self.current.take() {
-            self.hand_over(b);
+        if let Some(block) = self.current.take() {
+            self.hand_over(block);
         }
     }
 
-    fn hand_over(&self, block: Vec<u8>) {
+    fn hand_over(&self, block: Block) {
         // Fails only when the writer has died, and then there is nobody to tell.
-        let _ = self.full.send(Full { block, lines: self.lines.replace(0), home: self.home.clone() });
+        let _ = self.full.send(Full { block, home: self.home.clone() });
     }
 
     /// Takes a block back after a line; a line begun while another was open leaves two.
-    fn keep(&self, block: Vec<u8>) {
+    fn keep(&self, block: Block) {
         match self.current.take() {
             // This one has the earlier lines.
             Some(younger) => {
@@ -192,7 +255,7 @@ impl Drop for Inner {
 impl Line<'_> {
     /// Writes `,"name":` and lets `value` write on, unless the line is lost or too long already.
     fn field(mut self, name: &str, value: impl FnOnce(&mut Vec<u8>)) -> Self {
-        if let Some(b) = &mut self.block
+        if let Some(Block { bytes: b, .. }) = &mut self.block
             && b.len() - self.start <= LINE_MAX
         {
             b.extend_from_slice(b",\"");
@@ -253,15 +316,20 @@ impl Line<'_> {
 
 impl Drop for Line<'_> {
     fn drop(&mut self) {
-        let Some(mut b) = self.block.take() else { return };
-        b.extend_from_slice(b"}\n");
-        if b.len() - self.start > LINE_MAX {
-            b.truncate(self.start);
-            self.log.too_long.inc();
+        let Some(mut block) = self.block.take() else { return };
+        block.bytes.extend_from_slice(b"}\n");
+        let length = block.bytes.len() - self.start;
+        if length > LINE_MAX {
+            block.bytes.truncate(self.start);
+            self.log.drop_line("too_long", self.queue);
         } else {
-            self.log.lines.set(self.log.lines.get() + 1);
+            block.lines += 1;
+            if let Some(queue) = self.queue {
+                queue.waiting.fetch_add(length, Relaxed);
+                block.count(&queue.waiting, length);
+            }
         }
-        self.log.keep(b);
+        self.log.keep(block);
     }
 }
 

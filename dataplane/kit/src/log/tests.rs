@@ -79,13 +79,10 @@ fn what_the_writer_cannot_take_is_dropped_and_counted_and_nobody_waits() {
     with_worker(Sink::File("/dev/full".into()), &r, async |log| {
         log.line().str("n", "lost").end();
     });
-    assert_eq!(metric(&r, "canal_access_log_dropped_total{reason=\"write_failed\"}"), 1);
+    assert_eq!(metric(&r, "canal_access_log_dropped_total{reason=\"write_failed\",tenant=\"\"}"), 1);
 
     let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
-    let fifo = dir.path().join("pipe");
-    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
-    let reader = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
-    let log = AccessLog::start(Sink::File(fifo.clone()), &r).unwrap();
+    let (log, reader) = blocked_log(dir.path(), &r);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let sent = 20_000u64;
     LocalSet::new().block_on(&runtime, async {
@@ -94,7 +91,7 @@ fn what_the_writer_cannot_take_is_dropped_and_counted_and_nobody_waits() {
             worker.line().str("filler", &"x".repeat(200)).end();
         }
     });
-    let behind = metric(&r, "canal_access_log_dropped_total{reason=\"writer_behind\"}");
+    let behind = metric(&r, "canal_access_log_dropped_total{reason=\"writer_behind\",tenant=\"\"}");
     assert!(behind > 0 && behind < sent, "{behind}");
     // Let the writer go on, so that it can end.
     let drain = std::thread::spawn(move || {
@@ -122,5 +119,73 @@ fn a_line_that_is_too_long_is_dropped_and_the_next_is_whole() {
     let text = std::fs::read_to_string(path).unwrap();
     assert_eq!(text.lines().count(), 2);
     assert!(text.lines().all(|l| serde_json::from_str::<serde_json::Value>(l).is_ok()));
-    assert_eq!(metric(&r, "canal_access_log_dropped_total{reason=\"too_long\"}"), 1);
+    assert_eq!(metric(&r, "canal_access_log_dropped_total{reason=\"too_long\",tenant=\"\"}"), 1);
+}
+
+/// A log into a pipe that nobody reads yet, and the pipe's other end.
+fn blocked_log(dir: &std::path::Path, registry: &Registry) -> (AccessLog, std::fs::File) {
+    let fifo = dir.join("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let reader = std::fs::OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    (AccessLog::start(Sink::File(fifo), registry).unwrap(), reader)
+}
+
+#[test]
+fn flood_of_one_tenant_drops_its_own_lines_and_no_other_tenants() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let (log, reader) = blocked_log(dir.path(), &r);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let dropped =
+        |reason: &str, tenant: &str| metric(&r, &format!("canal_access_log_dropped_total{{reason=\"{reason}\",tenant=\"{tenant}\"}}"));
+    let (flood, few) = (20_000u64, 500u64);
+    LocalSet::new().block_on(&runtime, async {
+        let worker = log.worker(&r.shard());
+        let queue = |tenant: &str| TenantLogQueue::new(&tenant.parse().unwrap(), &Shares::default());
+        let (alpha, beta) = (queue("alpha"), queue("beta"));
+        for n in 0..flood {
+            worker.line_of(&alpha).str("tenant", "alpha").str("filler", &"x".repeat(200)).end();
+            if n % (flood / few) == 0 {
+                worker.line_of(&beta).str("tenant", "beta").end();
+            }
+        }
+        // The provider may give a tenant more.
+        let mut shares = Shares::default();
+        shares.set(ShareKind::AccessLogBytes, canal_model::share::Share::Percent(50));
+        let before = dropped("tenant_share", "alpha");
+        alpha.set_shares(&shares);
+        worker.line_of(&alpha).str("tenant", "alpha").end();
+        assert_eq!(dropped("tenant_share", "alpha"), before);
+    });
+    assert!(dropped("tenant_share", "alpha") > 0);
+    assert_eq!(dropped("writer_behind", "alpha"), 0, "a tenant's share is used up before the blocks are");
+    assert_eq!(dropped("tenant_share", "beta") + dropped("writer_behind", "beta"), 0);
+    let written = flood + 1 - dropped("tenant_share", "alpha") + few;
+    let reading = std::thread::spawn(move || {
+        use std::io::BufRead;
+        let lines = std::io::BufReader::new(reader).lines().take(written as usize).map(Result::unwrap);
+        lines.filter(|line| line.contains("\"beta\"")).count() as u64
+    });
+    log.finish();
+    assert_eq!(reading.join().unwrap(), few, "every line of beta is written");
+}
+
+#[test]
+fn share_of_the_log_is_given_back_once_the_lines_are_written() {
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let path = dir.path().join("access.json");
+    with_worker(Sink::File(path), &r, async |log| {
+        let alpha = TenantLogQueue::new(&"alpha".parse().unwrap(), &Shares::default());
+        // Several times its share, with time to write it.
+        for _ in 0..40 {
+            for _ in 0..100 {
+                log.line_of(&alpha).str("filler", &"x".repeat(400)).end();
+            }
+            log.flush();
+            while alpha.waiting.load(Relaxed) > 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    });
+    assert_eq!(metric(&r, "canal_access_log_lines_total"), 4_000);
+    assert!(!r.render().contains("tenant_share"));
 }

@@ -4,7 +4,8 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::Sink;
@@ -13,12 +14,42 @@ use crate::metrics::SharedCounter;
 /// How often the file is looked for at its path.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// Whole lines, and whose they are.
+pub(super) struct Block {
+    pub(super) bytes: Vec<u8>,
+    pub(super) lines: u32,
+    /// Whose queues the bytes count in until they are written, and how many each.
+    parts: Vec<(Arc<AtomicUsize>, usize)>,
+}
+
+impl Block {
+    /// An empty one with room for so many bytes.
+    pub(super) fn with_capacity(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes), lines: 0, parts: Vec::new() }
+    }
+
+    /// So many of the bytes count in `queue`.
+    pub(super) fn count(&mut self, queue: &Arc<AtomicUsize>, bytes: usize) {
+        match self.parts.last_mut() {
+            Some((last, sum)) if Arc::ptr_eq(last, queue) => *sum += bytes,
+            _ => self.parts.push((queue.clone(), bytes)),
+        }
+    }
+
+    fn clear(&mut self) {
+        self.bytes.clear();
+        self.lines = 0;
+        for (queue, bytes) in self.parts.drain(..) {
+            queue.fetch_sub(bytes, Relaxed);
+        }
+    }
+}
+
 /// A block on its way to the writer.
 pub(super) struct Full {
-    pub(super) block: Vec<u8>,
-    pub(super) lines: u32,
+    pub(super) block: Block,
     /// Where the empty block goes.
-    pub(super) home: mpsc::Sender<Vec<u8>>,
+    pub(super) home: mpsc::Sender<Block>,
 }
 
 pub(super) enum Target {
@@ -71,11 +102,11 @@ impl Target {
 /// Writes until every sender is gone.
 pub(super) fn run(mut target: Target, blocks: &mpsc::Receiver<Full>, written: &SharedCounter, failed: &SharedCounter) {
     let mut told = false;
-    while let Ok(Full { mut block, lines, home }) = blocks.recv() {
-        match target.write(&block) {
-            Ok(()) => written.add(lines.into()),
+    while let Ok(Full { mut block, home }) = blocks.recv() {
+        match target.write(&block.bytes) {
+            Ok(()) => written.add(block.lines.into()),
             Err(error) => {
-                failed.add(lines.into());
+                failed.add(block.lines.into());
                 // Once: a full disk would otherwise fill whatever stderr goes to as well.
                 if !std::mem::replace(&mut told, true) {
                     tracing::error!(%error, "access log lines are lost; canal_access_log_dropped_total counts them");
