@@ -12,6 +12,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use x509_parser::prelude::{FromDer, X509Certificate};
+use zeroize::Zeroize;
 
 use crate::issuer::Root;
 use crate::revocation::ForeignCrl;
@@ -25,12 +26,18 @@ pub const FILE_CERTIFICATES_MAX: usize = 8;
 pub struct AuthorityFiles {
     /// `cert-chain.pem`: the signing certificate first.
     pub chain: String,
-    /// `key.pem`. Secret.
+    /// `key.pem`. Secret; wiped when the files are dropped.
     pub key: String,
     /// `root-cert.pem`.
     pub root: String,
     /// `crl.pem`.
     pub crl: Option<String>,
+}
+
+impl Drop for AuthorityFiles {
+    fn drop(&mut self) {
+        self.key.zeroize();
+    }
 }
 
 impl std::fmt::Debug for AuthorityFiles {

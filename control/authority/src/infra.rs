@@ -9,7 +9,7 @@ use canal_model::identity::components;
 use rcgen::{ExtendedKeyUsagePurpose, IsCa, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType};
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::SERVER_LIFETIME_SECONDS;
 use crate::issuer::{Root, dated};
@@ -98,8 +98,11 @@ impl Infra {
                     Some(sealer) => sealer.unseal(&key).map_err(|e| pair(format!("root.key: {e}")))?,
                     None => return Err(pair("root.key is sealed or damaged; give the controller its --store-key-file".into())),
                 };
-                let der = PrivatePkcs8KeyDer::from_pem_slice(&plain).map_err(|e| pair(format!("root.key: {e}")))?;
-                let root = Root::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem)).map_err(pair)?;
+                let mut der = PrivatePkcs8KeyDer::from_pem_slice(&plain).map_err(|e| pair(format!("root.key: {e}")))?;
+                let root = Root::load(der.secret_pkcs8_der(), &String::from_utf8_lossy(&pem)).map_err(pair);
+                // What was decoded is not wiped by its type.
+                der.zeroize();
+                let root = root?;
                 if is_plain && sealer.is_some() {
                     write_key(dir, &key_path, &plain, sealer)?;
                 }

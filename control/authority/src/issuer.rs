@@ -12,7 +12,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use time::OffsetDateTime;
 use x509_parser::prelude::{FromDer, X509Certificate};
-use zeroize::Zeroizing;
+use zeroize::{Zeroize, Zeroizing};
 
 use crate::request::{ProvedKey, Refusal};
 use crate::{ROOT_LIFETIME_SECONDS, SKEW_SECONDS};
@@ -53,9 +53,11 @@ impl Root {
     }
 
     /// An authority with a key of any kind that people keep: PKCS#8, PKCS#1 or SEC1, ECDSA or RSA.
-    pub(crate) fn adopt(key: PrivateKeyDer<'static>, pem: &str) -> Result<Self, String> {
-        let key = KeyPair::try_from(&key).map_err(|e| format!("the key cannot be used: {e}"))?;
-        Self::assemble(key, pem.to_string())
+    pub(crate) fn adopt(mut key: PrivateKeyDer<'static>, pem: &str) -> Result<Self, String> {
+        let pair = KeyPair::try_from(&key).map_err(|e| format!("the key cannot be used: {e}"));
+        // What was decoded is not wiped by its type.
+        key.zeroize();
+        Self::assemble(pair?, pem.to_string())
     }
 
     fn assemble(key: KeyPair, pem: String) -> Result<Self, String> {

@@ -13,6 +13,7 @@ use prost_types::value::Kind;
 use rcgen::{CertificateParams, DistinguishedName, KeyPair, PKCS_ECDSA_P256_SHA256, PKCS_RSA_SHA256, RsaKeySize, SanType};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
+use zeroize::Zeroizing;
 
 use super::What;
 use crate::controller::{Connection, Controller, ControllerError};
@@ -77,7 +78,7 @@ pub struct Signed {
 /// A certificate with the PEM it was read from, to be kept.
 pub(super) struct Issued {
     pub(super) certificate: Certificate,
-    pub(super) key: String,
+    pub(super) key: Zeroizing<String>,
     pub(super) chain: String,
     pub(super) bundle: String,
 }
@@ -163,7 +164,7 @@ impl Issuer {
 }
 
 /// A new key (PKCS#8 PEM) and a request for `identity`: URI SAN only, empty DN (features.md A.2).
-fn request(identity: &Identity, algorithm: KeyAlgorithm) -> Result<(String, String), rcgen::Error> {
+fn request(identity: &Identity, algorithm: KeyAlgorithm) -> Result<(Zeroizing<String>, String), rcgen::Error> {
     let key = match algorithm {
         KeyAlgorithm::EcdsaP256 => KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?,
         KeyAlgorithm::Rsa2048 => KeyPair::generate_rsa_for(&PKCS_RSA_SHA256, RsaKeySize::_2048)?,
@@ -172,7 +173,7 @@ fn request(identity: &Identity, algorithm: KeyAlgorithm) -> Result<(String, Stri
     params.distinguished_name = DistinguishedName::new();
     params.subject_alt_names = vec![SanType::URI(identity.to_string().try_into()?)];
     let csr = params.serialize_request(&key)?.pem()?;
-    Ok((key.serialize_pem(), csr))
+    Ok((Zeroizing::new(key.serialize_pem()), csr))
 }
 
 /// Leaf first, bundle last.
@@ -186,7 +187,7 @@ fn split(answer: IstioCertificateResponse) -> Result<Signed, IssueError> {
 }
 
 /// Judges the answer: the identity asked for, valid now, and signed by what the bundle holds.
-fn accept(identity: &Identity, key: String, signed: Signed, now: SystemTime) -> Result<Issued, IssueError> {
+fn accept(identity: &Identity, key: Zeroizing<String>, signed: Signed, now: SystemTime) -> Result<Issued, IssueError> {
     let (chain, bundle) = (signed.chain.join("\n"), signed.bundle);
     let certificate = Certificate::from_pem(&key, &chain, &bundle).map_err(|e| match e {
         CertificateError::Identity(seen) => IssueError::Identity { asked: identity.clone(), seen: seen.join(", ") },
