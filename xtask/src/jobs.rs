@@ -18,7 +18,7 @@ pub(crate) const ALONE: usize = ROOM;
 
 /// What is known of the jobs, in the order in which they begin: the one that needs the quietest machine first, then what cargo checks, because it
 /// runs beside what waits, then the longest. One that is not known runs alone, at the end.
-const KNOWN: [(&str, usize); 74] = [
+const KNOWN: [(&str, usize); 77] = [
     ("canal-e2e http2", ALONE),
     ("lint", WORKS),
     ("plain", WORKS),
@@ -34,6 +34,7 @@ const KNOWN: [(&str, usize); 74] = [
     ("canal-e2e proxyless", WORKS),
     ("canal-e2e mtu", WORKS),
     ("canal-e2e zerotrust", WAITS),
+    ("canal-e2e policies", WORKS),
     ("canal-e2e adversary", WAITS),
     ("canal-e2e underlay", WORKS),
     ("canal-e2e icmp", WAITS),
@@ -46,6 +47,9 @@ const KNOWN: [(&str, usize); 74] = [
     ("canal-differential cases", WORKS),
     ("canal-differential limits", WORKS),
     ("canal-differential shares", WORKS),
+    // Its own namespaces, and more patience than any of them needs.
+    ("canal-histories replay", WORKS),
+    ("canal-histories", WORKS),
     ("canal-compiler properties", WORKS),
     ("canal-compiler golden", WORKS),
     ("canal-compiler limits", WORKS),

@@ -1,34 +1,12 @@
 //! Sessions through planned and unplanned changes of the fleet, in a model of the tier where everything may be late.
 
-use crate::sim;
+use crate::sim::events::{AZS, Event, apply};
 use crate::sim::{Fate, Tier, az, id, number};
 use canal_model::fleet::ReplicaState;
 use proptest::prelude::*;
 
-/// One thing that happens. Numbers choose among what is there.
-#[derive(Debug, Clone)]
-enum Event {
-    Join(usize),
-    Activate(usize),
-    Drain(usize),
-    Undrain(usize),
-    Demand(u32),
-    Plan,
-    Deliver(usize),
-    DeliverEdge(usize),
-    Look(usize),
-    Hear,
-    HearEdge(usize),
-    Open(u32, usize, usize),
-    Close(usize),
-    Die(usize),
-    Flap(usize),
-    Rise(usize),
-    Forget(usize),
-}
-
-const BACKENDS: [&str; 7] = ["a1", "a2", "a3", "b1", "b2", "b3", "c1"];
-const AZS: [&str; 3] = ["a", "b", "c"];
+/// So many replicas join at most.
+const REPLICAS_MAX: usize = 24;
 
 fn planned() -> impl Strategy<Value = Event> {
     prop_oneof![
@@ -58,73 +36,6 @@ fn anything() -> impl Strategy<Value = Event> {
     ]
 }
 
-fn apply(tier: &mut Tier, event: Event) {
-    let pick = |at: usize, wanted: &dyn Fn(ReplicaState, bool) -> bool| {
-        let found: Vec<_> = tier.replicas.values().filter(|r| wanted(r.state, r.up)).map(|r| r.number).collect();
-        (!found.is_empty()).then(|| found[at % found.len()])
-    };
-    let any_of = |at| pick(at, &|_, _| true);
-    match event {
-        Event::Join(backend) if tier.replicas.len() < 24 => tier.join(BACKENDS[backend], ReplicaState::Joining),
-        Event::Join(_) => {}
-        Event::Activate(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Joining), ReplicaState::Active),
-        Event::Drain(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Active), ReplicaState::Draining),
-        Event::Undrain(at) => set(tier, pick(at, &|state, _| state == ReplicaState::Draining), ReplicaState::Active),
-        Event::Demand(n) => _ = tier.demands.services.insert(id(n), sim::demand(n)),
-        Event::Plan => {
-            tier.plan();
-            tier.leave();
-        }
-        Event::Deliver(at) => {
-            if let Some(replica) = any_of(at) {
-                let newest = tier.plans.len() - 1;
-                tier.has.insert(replica, newest);
-            }
-        }
-        Event::DeliverEdge(at) => _ = tier.edges.insert(az(AZS[at]), tier.plans.len() - 1),
-        Event::Look(at) => {
-            if let Some(replica) = pick(at, &|_, up| up) {
-                tier.look(replica);
-            }
-        }
-        Event::Hear => tier.hear(),
-        Event::HearEdge(at) => tier.hear_edge(az(AZS[at])),
-        Event::Open(service, at, bucket) => _ = tier.open(id(service), &az(AZS[at]), bucket),
-        Event::Close(at) => {
-            if !tier.sessions.is_empty() {
-                tier.sessions.swap_remove(at % tier.sessions.len());
-            }
-        }
-        Event::Die(at) => {
-            if let Some(replica) = any_of(at) {
-                tier.replicas.get_mut(&replica).unwrap().up = false;
-                tier.sessions.retain(|session| session.3 != replica);
-            }
-        }
-        Event::Flap(at) => {
-            if let Some(replica) = any_of(at) {
-                tier.replicas.get_mut(&replica).unwrap().up = false;
-            }
-        }
-        Event::Rise(at) => {
-            if let Some(replica) = pick(at, &|_, up| !up) {
-                tier.replicas.get_mut(&replica).unwrap().up = true;
-            }
-        }
-        Event::Forget(at) => {
-            if let Some(replica) = pick(at, &|_, up| !up) {
-                tier.forget(replica);
-            }
-        }
-    }
-}
-
-fn set(tier: &mut Tier, replica: Option<canal_model::ids::ReplicaNumber>, state: ReplicaState) {
-    if let Some(replica) = replica {
-        tier.replicas.get_mut(&replica).unwrap().state = state;
-    }
-}
-
 fn tier() -> Tier {
     let mut tier = Tier::new(&[("a1", 2), ("a2", 2), ("b1", 2), ("b2", 1)], 3);
     tier.plan();
@@ -140,7 +51,7 @@ proptest! {
     fn no_owner_is_dropped_by_planned_changes(events in proptest::collection::vec(planned(), 1..250)) {
         let mut tier = tier();
         for event in events {
-            apply(&mut tier, event);
+            apply(&mut tier, event, REPLICAS_MAX);
             prop_assert!(tier.orphans().is_empty(), "{:?}", tier.orphans());
         }
     }
@@ -153,7 +64,7 @@ proptest! {
             if matches!(event, Event::Plan) {
                 tier.deliver_all();
             }
-            apply(&mut tier, event);
+            apply(&mut tier, event, REPLICAS_MAX);
             for session in &tier.sessions {
                 prop_assert!(tier.reaches(session), "{session:?}");
             }
@@ -165,7 +76,7 @@ proptest! {
     fn no_session_is_reset_however_late_tables_are(events in proptest::collection::vec(planned(), 1..250)) {
         let mut tier = tier();
         for event in events {
-            apply(&mut tier, event);
+            apply(&mut tier, event, REPLICAS_MAX);
             for session in &tier.sessions {
                 prop_assert!(tier.send(session) != Fate::Reset, "{session:?}");
             }
@@ -186,7 +97,7 @@ proptest! {
             if matches!(event, Event::Close(_)) {
                 continue;
             }
-            apply(&mut tier, event);
+            apply(&mut tier, event, REPLICAS_MAX);
             if again {
                 requests.extend(tier.open(id(service), &az(AZS[at]), bucket));
             }
@@ -202,7 +113,7 @@ proptest! {
     fn any_sequence_obeys_the_rules(events in proptest::collection::vec(anything(), 1..250)) {
         let mut tier = tier();
         for event in events {
-            apply(&mut tier, event);
+            apply(&mut tier, event, REPLICAS_MAX);
         }
         tier.sessions.clear();
         tier.replicas.values_mut().for_each(|replica| replica.up = true);

@@ -1,13 +1,20 @@
 //! A tier that runs on plans: replicas and an edge that get plans late, sessions that are opened and closed, SYNs that are sent again, reports
-//! that arrive late. A plain model of the redirector's rules; nothing of it is fast, and it decides nothing that the planner decides.
+//! that arrive late. Nothing of it is fast, and it decides nothing that the planner decides. The redirector's rules are in [`rules`];
+//! `tests/histories` runs what [`history`] records through the real program.
+#![allow(dead_code, reason = "each test program uses its part")]
+
+pub(crate) mod events;
+pub(crate) mod history;
+pub(crate) mod rules;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use canal_model::fleet::{Buckets, Demand, Demands, Fleet, FleetReplica, OwnedBuckets, OwnerReport, Ownership, ReplicaState};
 use canal_model::ids::{AzName, ReplicaNumber, ServiceId, Vni};
 use canal_model::plan::{Note, Plan, PlannedTable};
-use canal_model::program::CHAIN;
 use canal_planner::plan;
+
+use rules::{Packet, Stamp, Verdict, judge};
 
 pub(crate) type Session = (ServiceId, AzName, usize, ReplicaNumber);
 
@@ -168,28 +175,32 @@ impl Tier {
         self.replicas.get(&replica).is_some_and(|replica| replica.up)
     }
 
-    /// A SYN by the edge's table, then by the redirectors'. `None`: nobody took it. Clients lose an AZ's address when its edge is told.
+    /// A SYN by the edge's table, then by the redirectors'. `None`: nobody took it.
     pub(crate) fn open(&mut self, service: ServiceId, az: &AzName, bucket: usize) -> Option<ReplicaNumber> {
-        let placement = self.plans.get(self.edges[az])?.services.get(&service)?.placement.as_ref()?;
-        placement.backends.get(az)?;
-        let chain = self.chain(self.edges[az], service, az, bucket)?;
-        let mut hop = chain.iter().position(|replica| self.is_up(*replica))?;
-        let mut here = chain[hop];
-        if hop == 0 {
-            let chain = self.chain(self.has[&here], service, az, bucket)?;
-            hop = chain.iter().position(|replica| self.is_up(*replica))?;
-            here = chain[hop];
-        }
-        self.sessions.push((service, az.clone(), bucket, here));
-        Some(here)
+        let visits = self.begin(service, az, bucket);
+        let taker = visits.last().filter(|visit| visit.verdict == Verdict::Keep)?.here;
+        self.sessions.push((service, az.clone(), bucket, taker));
+        Some(taker)
+    }
+
+    /// The way of a SYN. Clients lose an AZ's address when its edge is told.
+    pub(crate) fn begin(&self, service: ServiceId, az: &AzName, bucket: usize) -> Vec<Visit> {
+        let planned = self.plans.get(self.edges[az]).and_then(|plan| plan.services.get(&service));
+        let is_there = planned.and_then(|service| service.placement.as_ref()).is_some_and(|placement| placement.backends.contains_key(az));
+        if is_there { self.walk((service, az, bucket), true, &|_| false) } else { Vec::new() }
+    }
+
+    /// The way of another packet of a session.
+    pub(crate) fn go_on(&self, (service, az, bucket, owner): &Session) -> Vec<Visit> {
+        self.walk((*service, az, *bucket), false, &|here| here == *owner)
     }
 
     /// What becomes of a client's acknowledgement of `answered`'s SYN-ACK, where SYNs that were sent again left requests at `requests` too. By
     /// the rule of the redirector a request owns only the answer to its own SYN-ACK; by `any_request`, which was its rule once, any answer.
     pub(crate) fn acknowledge(&self, session: &Session, requests: &[ReplicaNumber], any_request: bool) -> Fate {
-        let answered = session.3;
-        let stops = |here: ReplicaNumber| any_request && here != answered && requests.contains(&here);
-        self.walk(session, &stops)
+        let (service, az, bucket, answered) = session;
+        let owns = |here: ReplicaNumber| here == *answered || (any_request && requests.contains(&here));
+        fate(&self.walk((*service, az, *bucket), false, &owns), *answered)
     }
 
     fn version(&self, plan: usize, service: ServiceId, az: &AzName) -> Option<u32> {
@@ -198,34 +209,26 @@ impl Tier {
 
     /// A packet of a session by the edge's table, then along the redirectors' chains by their rule. What becomes of it?
     pub(crate) fn send(&self, session: &Session) -> Fate {
-        self.walk(session, &|_| false)
+        fate(&self.go_on(session), session.3)
     }
 
-    /// The way of a packet; a replica that `resets` ends the session.
-    fn walk(&self, (service, az, bucket, owner): &Session, resets: &dyn Fn(ReplicaNumber) -> bool) -> Fate {
-        let chain = |plan: usize| Some((self.chain(plan, *service, az, *bucket)?, self.version(plan, *service, az)?));
-        // Who has no table drops what is for it.
-        let Some((front, stamp)) = chain(self.edges[az]) else { return Fate::Again };
-        let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else { return Fate::Again };
-        let (mut sender, mut here, mut hop, mut mixed, mut last) = (None, front[place], place, false, false);
-        while here != *owner {
-            if resets(here) {
-                return Fate::Reset;
-            }
-            let Some((chain, version)) = self.has.get(&here).and_then(|plan| chain(*plan)) else { return Fate::Again };
-            mixed |= version != stamp;
-            let mut next = next_place(&chain, (sender, here), hop, &|replica| self.is_up(replica));
-            if next.is_none() && mixed && !last && hop < CHAIN {
-                last = true;
-                next = next_place(&chain, (sender, here), 0, &|replica| self.is_up(replica)).map(|(next, _)| (next, hop + 1));
-            }
-            match next {
-                Some((next, raised)) => (sender, here, hop) = (Some(here), next, raised),
-                None if mixed => return Fate::Again,
-                None => return Fate::Reset,
-            }
+    /// Every replica that a packet comes to, from the edge on, with what it does. Empty: the edge drops the packet.
+    fn walk(&self, (service, az, bucket): (ServiceId, &AzName, usize), begins: bool, owns: &dyn Fn(ReplicaNumber) -> bool) -> Vec<Visit> {
+        let chain = |plan: usize| Some((self.chain(plan, service, az, bucket)?, self.version(plan, service, az)?));
+        let mut visits = Vec::new();
+        let Some((front, version)) = chain(self.edges[az]) else { return visits };
+        let Some(place) = front.iter().position(|replica| self.is_up(*replica)) else { return visits };
+        let stamp = Stamp { version, mixed: false, skipped: place > 0, last: false };
+        let mut here = front[place];
+        let mut packet = Packet { sender: None, hop: place, stamp, begins };
+        loop {
+            let held = self.has.get(&here).and_then(|plan| chain(*plan));
+            let held = held.as_ref().map(|(chain, version)| (&chain[..], *version));
+            let verdict = judge(held, here, &packet, owns(here), &|replica| self.is_up(replica));
+            visits.push(Visit { here, packet, verdict });
+            let Verdict::Forward { to, hop, stamp } = verdict else { return visits };
+            (packet, here) = (Packet { sender: Some(here), hop, stamp, begins }, to);
         }
-        Fate::Found
     }
 
     pub(crate) fn reaches(&self, session: &Session) -> bool {
@@ -271,32 +274,32 @@ fn has_landed_at_once(before: &Plan, next: &Plan) -> bool {
     })
 }
 
+/// A packet at a replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Visit {
+    pub(crate) here: ReplicaNumber,
+    pub(crate) packet: Packet,
+    pub(crate) verdict: Verdict,
+}
+
 /// What becomes of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Its owner has it.
     Found,
-    /// Dropped, because tables of two versions had a say: TCP sends it again.
+    /// It is dropped, because tables of two versions had a say or one was missing: TCP sends it again.
     Again,
     /// The session is over.
     Reset,
 }
 
-/// Where the redirector sends a packet that is not its own, by the chain as it has it; who sent it if no edge, and itself; the packet's hop;
-/// who is up. It is the place behind one's own, or behind the sender's if one is not in the chain; from the front if the edge sent it. The
-/// hop only counts visits, to at most 8.
-fn next_place(
-    chain: &[ReplicaNumber],
-    (sender, here): (Option<ReplicaNumber>, ReplicaNumber),
-    hop: usize,
-    is_up: &dyn Fn(ReplicaNumber) -> bool,
-) -> Option<(ReplicaNumber, usize)> {
-    let place_of = |wanted: ReplicaNumber| chain.iter().position(|replica| *replica == wanted);
-    let own = place_of(here).or_else(|| place_of(sender?)).filter(|_| hop > 0);
-    let from = own.map_or(0, |own| own + 1);
-    let fits = |replica: ReplicaNumber| replica != here && Some(replica) != sender && is_up(replica);
-    let place = (from..chain.len()).find(|place| fits(chain[*place]))?;
-    (hop < 8).then_some((chain[place], hop + 1))
+/// What the way of a packet means for a session of `owner`.
+pub(crate) fn fate(visits: &[Visit], owner: ReplicaNumber) -> Fate {
+    match visits.last() {
+        Some(Visit { here, verdict: Verdict::Keep, .. }) if *here == owner => Fate::Found,
+        Some(Visit { verdict: Verdict::Keep | Verdict::Unowned, .. }) => Fate::Reset,
+        _ => Fate::Again,
+    }
 }
 
 /// What data planes learn of a plan.

@@ -9,6 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -105,6 +106,27 @@ impl Netns {
     pub fn listen(&self, at: &str) -> TcpListener {
         let at: SocketAddr = at.parse().unwrap();
         self.within(|| TcpListener::bind(at).unwrap())
+    }
+
+    /// Makes a TUN device, whose other end is the file (linux/if_tun.h): each read and each write is one IP packet, and no read waits.
+    pub fn tun(&self, device: &str) -> fs::File {
+        const IFF_TUN_NO_PI: u16 = 0x1001;
+        const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
+        #[repr(C)]
+        struct Request {
+            name: [u8; 16],
+            flags: u16,
+            rest: [u8; 22],
+        }
+        self.within(|| {
+            let tun = fs::OpenOptions::new().read(true).write(true).custom_flags(libc::O_NONBLOCK).open("/dev/net/tun").unwrap();
+            let mut request = Request { name: [0; 16], flags: IFF_TUN_NO_PI, rest: [0; 22] };
+            request.name[..device.len()].copy_from_slice(device.as_bytes());
+            // SAFETY: `request` is as large as struct ifreq.
+            let rc = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF, &mut request) };
+            assert_eq!(rc, 0, "{device}: {}", std::io::Error::last_os_error());
+            tun
+        })
     }
 
     /// Switches a device's transmit checksums off (SIOCETHTOOL, ETHTOOL_STXCSUM), so that what leaves it has whole ones, and receivers check.
