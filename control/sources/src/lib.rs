@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod annotations;
 mod decode;
 mod directory;
 mod error;

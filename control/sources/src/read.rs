@@ -1,5 +1,6 @@
 //! Reads the YAML of one file into objects. Judges each document alone; what objects mean together is the compiler's.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Fault, Object, ObjectKey, ObjectKind};
 use serde::Deserialize;
 
+use crate::annotations::without_unread;
 use crate::decode::{Decoded, Empty, Unknown, decode};
 use crate::fields::{Stranger, Verdict, judge, kind_of};
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
@@ -88,7 +90,7 @@ struct Reading<'a> {
 
 impl Reading<'_> {
     fn document(&mut self, chunk: &Chunk<'_>) -> Option<Document> {
-        let root = match tree::parse(&chunk.text) {
+        let written = match tree::parse(&chunk.text) {
             Ok(root) => root,
             Err(syntax) => {
                 let origin = place(&self.origin, syntax.spot);
@@ -97,9 +99,13 @@ impl Reading<'_> {
                 return None;
             }
         };
+        let (text, root) = match without_unread(&chunk.text, &written) {
+            Some((text, root)) => (Cow::Owned(text), root),
+            None => (Cow::Borrowed(chunk.text.as_ref()), written),
+        };
         let kind = self.kind(&root)?;
         let object = self.object(kind, &root)?;
-        Some(Document { object, origin: self.origin.clone(), text: chunk.text.as_ref().into(), faults: std::mem::take(&mut self.faults) })
+        Some(Document { object, origin: self.origin.clone(), text: text.as_ref().into(), faults: std::mem::take(&mut self.faults) })
     }
 
     /// The document's kind, or a word on why it has none.

@@ -6,8 +6,14 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
+use super::kubernetes::{AZ_ANNOTATION, TUNNEL_ANNOTATION, VTEP_MAC_ANNOTATION};
+use super::mesh::HOME_AZ_ANNOTATION;
+use super::security::DRY_RUN_ANNOTATION;
 use crate::ids::{IdError, Namespace, ObjectName};
 use crate::program::Labels;
+
+/// The annotations that some part of Canal reads. Others are not kept where they stand on lines of their own.
+pub const READ_ANNOTATIONS: [&str; 5] = [AZ_ANNOTATION, TUNNEL_ANNOTATION, VTEP_MAC_ANNOTATION, HOME_AZ_ANNOTATION, DRY_RUN_ANNOTATION];
 
 /// `metadata:` of an object.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

@@ -12,7 +12,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-pub use metadata::{Metadata, Timestamp};
+pub use metadata::{Metadata, READ_ANNOTATIONS, Timestamp};
 
 use crate::diagnostic::Origin;
 use crate::ids::{IdError, Namespace, ObjectName};

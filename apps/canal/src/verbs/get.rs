@@ -10,7 +10,7 @@ use crate::exit::{Exit, Failure, Outcome};
 use crate::output::{self, Format, OutputArgs, Table};
 use crate::tenant;
 
-/// Shows objects
+/// Shows objects as they were written, without the annotations that nothing reads: their lines are empty
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal get --tenant alpha                            # everything
