@@ -26,7 +26,15 @@ pub(super) struct Nack {
 
 impl Nack {
     pub(super) fn read(status: &Status) -> Self {
-        Self { text: status.message.chars().take(NACK_TEXT_MAX).collect(), named: refused::unpack(status) }
+        // A data plane of Canal's cuts reasons as well; another client may not.
+        let cut = |(name, reason): (String, String)| (name, reason[..reason.floor_char_boundary(refused::REASON_BYTES_MAX)].to_string());
+        let named = refused::unpack(status).into_iter().map(cut).collect();
+        Self { text: status.message.chars().take(NACK_TEXT_MAX).collect(), named }
+    }
+
+    #[cfg(test)]
+    pub(super) fn named_reasons(&self) -> Vec<(&str, usize)> {
+        self.named.iter().map(|(name, reason)| (name.as_str(), reason.len())).collect()
     }
 }
 

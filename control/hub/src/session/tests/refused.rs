@@ -49,6 +49,18 @@ fn refused_policies_of_one_tenant_leave_anothers_in_force() {
 }
 
 #[test]
+fn a_long_reason_of_a_refusal_is_cut() {
+    use canal_wire::discovery::Status;
+    use canal_wire::southbound::refused::{REASON_BYTES_MAX, TYPE_URL};
+    use prost::Message;
+    let reason = "é".repeat(REASON_BYTES_MAX);
+    let resources = vec![canal_wire::program::refused_resources::RefusedResource { name: "alpha/shop/p".into(), reason }];
+    let value = canal_wire::program::RefusedResources { resources }.encode_to_vec();
+    let nack = Nack::read(&Status { details: vec![prost_types::Any { type_url: TYPE_URL.into(), value }], ..Status::default() });
+    assert_eq!(nack.named_reasons(), [("alpha/shop/p", REASON_BYTES_MAX)]);
+}
+
+#[test]
 fn manifest_agrees_again_once_refused_policies_are_gone() {
     let (mut w, mut c) = cold_gateway(true, 1);
     let mut alpha = shop(&["a"]);
