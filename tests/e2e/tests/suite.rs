@@ -18,6 +18,7 @@ mod identity;
 mod keys_at_rest;
 mod keyserver;
 mod mtu;
+mod policies;
 mod protocols;
 mod proxyless;
 mod throttle;

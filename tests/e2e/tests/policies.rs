@@ -1,0 +1,173 @@
+//! One tenant's policies that no data plane could hold, and everybody else: what the controller does with them, what a gateway that starts with
+//! nothing serves, and what a restarted one serves. The numbers are those with which another tenant's DENY was once lost.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use canal_e2e::{Mesh, Said, until};
+use serde_json::Value;
+
+const ALPHA: &str = "alpha/default/client-0";
+const BETA: &str = "beta/default/client-0";
+const GAMMA: &str = "gamma/default/client-0";
+/// The one gateway of the world.
+const GATEWAY: &str = "gw-1";
+/// Policies that are too large, beside one that is not: a data plane that was told them used to refuse 256 responses and then all the rest.
+const BAD: usize = 300;
+/// Values and their opposites: each list is within the limit, both together are not.
+const VALUES: usize = 600;
+/// Buckets of a service's table (`BUCKETS` of the model): all of them have a head, or the service is not served whole.
+const HEADS: u64 = 128;
+const SOON: Duration = Duration::from_secs(30);
+
+/// Three tenants with the same addresses behind one gateway.
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| {
+        let mesh = Mesh::up_with("trust.yaml", "e2e-policies", |topology| {
+            topology.gateways.retain(|gateway| gateway.name == GATEWAY);
+            topology.edges.retain(|edge| edge.az == "az1");
+            let mut gamma = topology.tenants.iter().find(|tenant| tenant.name == "beta").expect("beta").clone();
+            (gamma.name, gamma.vni, gamma.trust_domain) = ("gamma".into(), 103, "gamma.example".into());
+            let renamed = |name: &str| name.replace("beta", "gamma");
+            for node in &mut gamma.nodes {
+                node.name = renamed(&node.name);
+            }
+            for pod in &mut gamma.pods {
+                pod.nodes = pod.nodes.iter().map(|node| renamed(node)).collect();
+            }
+            topology.tenants.push(gamma);
+        });
+        for pod in [ALPHA, BETA, GAMMA] {
+            until(SOON, &format!("{pod} is served"), || code(&mesh, pod, "/headers") == 200);
+        }
+        mesh
+    })
+}
+
+fn code(mesh: &Mesh, pod: &str, path: &str) -> u16 {
+    mesh.code(pod, &format!("http://10.101.0.10{path}"), &[])
+}
+
+/// DENY for a path of the application behind `web`.
+fn deny(name: &str, path: &str) -> String {
+    format!(
+        "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default}}\nspec:\n  \
+         selector: {{matchLabels: {{app: web}}}}\n  action: DENY\n  rules: [{{to: [{{operation: {{paths: [{path}]}}}}]}}]\n"
+    )
+}
+
+/// DENY with so many paths and so many opposites, for the application `app`.
+fn too_large(name: &str, app: &str) -> String {
+    let list = |stem: &str| (0..VALUES).map(|n| format!("/{stem}{n}")).collect::<Vec<_>>().join(",");
+    format!(
+        "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default}}\nspec:\n  \
+         selector: {{matchLabels: {{app: {app}}}}}\n  action: DENY\n  rules: [{{to: [{{operation: {{paths: [{}], notPaths: [{}]}}}}]}}]\n",
+        list("p"),
+        list("n")
+    )
+}
+
+fn apply(mesh: &Mesh, tenant: &str, yaml: &str) -> Said {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("policies.yaml");
+    std::fs::write(&file, yaml).expect("written");
+    mesh.canal(&["apply", "--tenant", tenant, "-o", "json", "-f", &file.to_string_lossy()])
+}
+
+/// Heads of a service's table in az1, of all replicas.
+fn heads(mesh: &Mesh, service: &str) -> u64 {
+    let status = mesh.canal(&["gateway", "status", service, "-o", "json"]);
+    let Ok(status) = serde_json::from_str::<Value>(&status.stdout) else { return 0 };
+    let tables = status["tables"].as_array().into_iter().flatten().filter(|table| table["az"] == "az1");
+    tables.filter_map(|table| table["seats"].as_array()).flatten().filter_map(|seat| seat["heads"].as_u64()).sum()
+}
+
+/// What of a process's data is its configuration: all but the filesystem that holds the kernel's maps, which is mounted there.
+fn forget(mesh: &Mesh, host: &str) -> usize {
+    let data = mesh.world.data(host).expect("a host of the world");
+    let entries = std::fs::read_dir(&data).unwrap_or_else(|e| panic!("{}: {e}", data.display())).filter_map(Result::ok);
+    let mut gone = 0;
+    for path in entries.map(|entry| entry.path()).filter(|path| !path.ends_with("bpffs")) {
+        let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        removed.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        gone += 1;
+    }
+    gone
+}
+
+/// Beta's policy holds, beta and gamma are served, and their services have all their heads.
+fn others_are_whole(mesh: &Mesh, when: &str) {
+    for service in ["beta/default/web", "gamma/default/web"] {
+        until(SOON, &format!("{when}: {service} has its heads"), || heads(mesh, service) == HEADS);
+    }
+    for (pod, path, wanted) in [(BETA, "/headers", 200), (GAMMA, "/headers", 200), (BETA, "/secret", 403)] {
+        until(SOON, &format!("{when}: {pod} gets {wanted} for {path}"), || code(mesh, pod, path) == wanted);
+    }
+    // It stays so: nothing that comes late opens it.
+    for _ in 0..20 {
+        assert_eq!(code(mesh, BETA, "/secret"), 403, "{when}: beta's policy does not hold\n{}", mesh.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// What alpha is told of its policies: by applying them, which changes nothing, and of those that its files say, which are in force as denials.
+fn bad_policies(mesh: &Mesh) {
+    let all: Vec<String> = (0..BAD).map(|n| too_large(&format!("bad-{n}"), "web-l7")).chain([too_large("bad-web", "web")]).collect();
+    let told = |diagnostics: &Value| {
+        let problems = diagnostics.as_array().into_iter().flatten().filter_map(|told| told["problem"].as_str());
+        problems.filter(|problem| problem.contains("more than 1024")).count()
+    };
+    // As many as one request may carry.
+    let answer = apply(mesh, "alpha", &all[..50].concat()).json();
+    assert_eq!((answer["accepted"].as_bool(), told(&answer["diagnostics"])), (Some(false), 50), "each is told, none accepted: {answer}");
+    assert_eq!(code(mesh, ALPHA, "/secret"), 404, "and nothing of it changed");
+    apply(mesh, "alpha", &deny("a0", "/nothing")).ok();
+    for (n, part) in all.chunks(50).enumerate() {
+        std::fs::write(mesh.world.config_dir("alpha").join(format!("bad-{n}.yaml")), part.concat()).expect("written");
+    }
+    let known = || mesh.canal(&["status", "-o", "json"]).json()["diagnostics"].to_string();
+    until(SOON, "alpha is told of what its files say", || known().contains("more than 1024"));
+    println!(
+        "{} policies of alpha's are in force as denials, {} told in status",
+        BAD + 1,
+        told(&mesh.canal(&["status", "-o", "json"]).json()["diagnostics"])
+    );
+}
+
+/// Alpha says a good policy and 301 that are too large, over and again a gateway starts from nothing and from its disk: beta's DENY holds from
+/// the first request on, everybody else's services keep their heads, and what alpha's own policies are for is denied and told.
+#[test]
+fn one_tenants_bad_policies_are_its_own_affair() {
+    let mesh = mesh();
+    apply(mesh, "beta", &deny("secret", "/secret")).ok();
+    until(SOON, "beta's policy holds", || code(mesh, BETA, "/secret") == 403);
+    bad_policies(mesh);
+    mesh.converge(SOON);
+    others_are_whole(mesh, "with the gateway that ran before");
+    let closed = |app: &str, number: u32| {
+        let url = format!("http://10.101.0.{number}/headers");
+        until(SOON, &format!("alpha's policies deny what is {app}'s"), || mesh.code(ALPHA, &url, &[]) == 403);
+    };
+    closed("web", 10);
+    closed("web-l7", 11);
+    assert_eq!(mesh.code(ALPHA, "http://10.101.0.12/headers", &[]), 200, "what alpha's policies do not name is served");
+
+    mesh.world.stop(GATEWAY).unwrap();
+    let gone = forget(mesh, GATEWAY);
+    mesh.world.start(GATEWAY).unwrap();
+    // Before it is ready nobody is let in; from then on the policy holds.
+    mesh.world.wait_host_ready(GATEWAY, SOON).unwrap();
+    let opened = until(SOON, "the cold gateway answers beta", || code(mesh, BETA, "/secret") != 0);
+    println!("a cold gateway ({gone} files gone) answers beta {opened:?} after it was ready: {}", code(mesh, BETA, "/secret"));
+    others_are_whole(mesh, "with a cold gateway");
+    closed("web", 10);
+
+    mesh.world.restart(GATEWAY).unwrap();
+    mesh.world.wait_host_ready(GATEWAY, SOON).unwrap();
+    others_are_whole(mesh, "with a gateway from its disk");
+    until(SOON, "alpha's service has its heads too", || heads(mesh, "alpha/default/web") == HEADS);
+    let status = mesh.canal(&["status", "-o", "json"]).json();
+    assert!(status["diagnostics"].to_string().contains("more than 1024"), "status tells of it: {}", status["diagnostics"]);
+    mesh.converge(SOON);
+}
