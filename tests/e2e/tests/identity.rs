@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_e2e::credential::{Authority, Credential, Leaf};
 use canal_e2e::hbone::{Opened, Tunnel, tunnel};
@@ -132,19 +132,35 @@ fn an_intermediate_is_taken_from_files_when_they_change() {
     files().write(&files().intermediate, None);
 }
 
-/// Who is revoked is out at once, with all that is open; everybody else stays. Restored, it is back.
+/// Who is revoked is out at once, which is within a second of the order, with all that is open; everybody else stays. Restored, it is back.
 #[test]
 fn the_revoked_are_out_at_once() {
+    /// From the first session to the order.
+    const BEFORE: Duration = Duration::from_secs(3);
+    const AT_ONCE: Duration = Duration::from_secs(1);
     let intruder = "spiffe://alpha.example/ns/default/sa/intruder";
-    let sessions =
-        |pod: &str| mesh().spawn(pod, &["canal-samples", "sessions", "10.101.0.50:7000", "-n", "20", "--interval-ms", "200", "-d", "12"]);
+    let sessions = |pod: &str, count: &str, lasts: Duration| {
+        let lasts = lasts.as_secs_f64().to_string();
+        mesh().spawn(pod, &["canal-samples", "sessions", "10.101.0.50:7000", "-n", count, "--interval-ms", "20", "-d", &lasts])
+    };
     until(SOON, "it is a member like others", || mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]) == 200);
-    let (theirs, others) = (sessions(INTRUDER), sessions(CLIENT));
-    std::thread::sleep(Duration::from_secs(3));
+    let began = Instant::now();
+    // These end with the second: who is out holds none then. One more goes on, and tells when it was broken.
+    let (theirs, one) = (sessions(INTRUDER, "20", BEFORE + AT_ONCE), sessions(INTRUDER, "1", BEFORE + 5 * AT_ONCE));
+    let others = sessions(CLIENT, "20", Duration::from_secs(12));
+    std::thread::sleep(BEFORE.saturating_sub(began.elapsed()));
+    let ordered = began.elapsed();
     mesh().canal(&["ca", "revoke", "--tenant", "alpha", "--identity", intruder]).ok();
+    let taken = began.elapsed() - ordered;
+    let again = until(SOON, "nothing new opens", || mesh().code(INTRUDER, "http://10.101.0.10/headers", &["--max-time", "1"]) != 200);
     let theirs = mesh().end("sessions of the revoked", theirs).json();
+    let one = mesh().end("a session of the revoked", one).json();
     let others = mesh().end("sessions of others", others).json();
-    assert!(theirs["broken"].as_u64() >= Some(20), "{theirs}");
+    let broken = one["breaks"][0]["at_s"].as_f64().map(|at| Duration::from_secs_f64(at).saturating_sub(ordered));
+    println!("revoked: the order took {taken:?}; its sessions broke {broken:?} after its beginning; nothing new {again:?} after its end");
+    assert_eq!(theirs["held"], 0, "sessions live a second after the order: {theirs}");
+    assert!(theirs["broken"].as_u64() >= Some(20) && broken.is_some_and(|after| after <= AT_ONCE), "{theirs} {one}");
+    assert!(taken + again <= AT_ONCE, "something new opened {:?} after the order", taken + again);
     assert_eq!(others["broken"], 0, "{others}");
     assert_ne!(mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]), 200, "nor does anything new open");
     let ended = ["gateway", "node"].map(|kind| mesh().counted_at(kind, "canal_hbone_closed_total", &["reason=\"revoked\""]));
@@ -184,7 +200,7 @@ fn federation_needs_both_and_a_policy() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(matches!(closed("beta alone wishes it"), Opened::Refused(_)));
     mesh().apply("alpha", &federation("beta"));
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     // A tunnel is opened for it, and what it asks in there is refused.
     while !matches!(to_alpha(&member), Opened::Open(answer) if answer.contains("RBAC: access denied")) {
         assert!(started.elapsed() < SOON, "both wish it: it is heard, and allowed nothing: {:?}", to_alpha(&member));
@@ -237,7 +253,7 @@ fn bad_chains_are_refused_by_name() {
         let taken = open(door, Some(&ours.issue(&good)));
         assert!(taken.reached(), "{kind}: the same without a fault is taken: {taken:?}");
         let known = || matches!(open(door, Some(&ours.issue(&revoked))), Opened::Refused(_));
-        let started = std::time::Instant::now();
+        let started = Instant::now();
         while !known() {
             assert!(started.elapsed() < SOON, "{kind}: the list of revoked is not known: {}\n{}", domain("beta"), mesh().logs());
         }
@@ -247,7 +263,7 @@ fn bad_chains_are_refused_by_name() {
             let before = count(reason);
             let opened = open(door, Some(credential));
             assert!(matches!(opened, Opened::Refused(_)), "{kind}, {reason}: {opened:?}");
-            let asked = std::time::Instant::now();
+            let asked = Instant::now();
             // Who is refused may know it a moment before it is counted.
             while count(reason) <= before {
                 assert!(asked.elapsed() < SOON, "{kind}: {reason} is not counted: {opened:?}\n{}", mesh().logs());
