@@ -69,7 +69,7 @@ struct Flags {
     replica_gone_after: Duration,
     #[command(flatten)]
     limits: LimitFlags,
-    /// /config_dump, /metrics and /healthz/ready; keep it on localhost.
+    /// /metrics and /healthz/ready; keep it on localhost. /config_dump is on the unix socket admin.sock in --data-dir
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
     /// /metrics and /healthz/ready.

@@ -1,4 +1,4 @@
-//! The controller's state as JSON for people and scripts: `/config_dump` on the admin port. No secrets: tokens and keys are not in it.
+//! The controller's state as JSON for people and scripts: `/config_dump` on the admin socket. No secrets: tokens and keys are not in it.
 
 use std::net::IpAddr;
 

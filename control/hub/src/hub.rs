@@ -28,7 +28,7 @@ use crate::admin::AdminService;
 use crate::catalog::Catalog;
 use crate::certificates::Certificates;
 use crate::changes::Changes;
-use crate::doors::{self, Door};
+use crate::doors::{self, Door, DoorListener};
 use crate::fetch::Client;
 use crate::files::{self, Reading};
 use crate::fleet::{Fleet, FleetService, FleetTimes, Keeper};
@@ -61,7 +61,7 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 pub struct Config {
     /// Where data planes and operators connect; port 0 chooses one.
     pub listen: SocketAddr,
-    /// The admin port; keep it on localhost.
+    /// The admin port; keep it on localhost. `/config_dump` is on [`crate::ADMIN_SOCKET_NAME`] in the store's folder only.
     pub admin: Option<SocketAddr>,
     /// The metrics port.
     pub metrics: Option<SocketAddr>,
@@ -249,6 +249,8 @@ impl Hub {
         let parts = infra.of_components().map_err(|e| InfraError::Signing(e.to_string()))?;
         let first = first_principals(&config.principals)?;
         let listener = Listener::bind(config.listen, infra, &config.limits).await?;
+        // The store is this process's: whatever socket lies there was left by one that has ended.
+        let socket = doors::bind_socket(&config.data_dir)?;
         let admin = door(config.admin, "--admin-addr").await?;
         let metrics_door = door(config.metrics, "--metrics-addr").await?;
 
@@ -300,8 +302,9 @@ impl Hub {
             tasks: tasks.clone(),
             writer: Some(writer),
         };
+        tasks.spawn(doors::serve(socket, Door::Socket, shared.clone()));
         for (door, which) in [(admin, Door::Admin), (metrics_door, Door::Metrics)] {
-            door.map(|door| tasks.spawn(doors::serve(door, which, shared.clone())));
+            door.map(|door| tasks.spawn(doors::serve(DoorListener::Tcp(door), which, shared.clone())));
         }
         tasks.spawn(serve(listener, shared, config.limits));
         Ok(hub)

@@ -37,7 +37,7 @@ mod wire_check;
 mod writer;
 
 pub use admin::FILES_MAX;
-pub use doors::DOOR_CONNECTIONS_MAX;
+pub use doors::{ADMIN_SOCKET_NAME, DOOR_CONNECTIONS_MAX};
 pub use fleet::{FleetTimes, OWNED_MAX, SEEN_MAX};
 pub use hub::{Config, Hub, HubError, Limits, REQUEST_BYTES_MAX};
 pub use jwks::{AllowedHost, JWKS_BYTES_MAX, JWKS_FETCHES_MAX, JWKS_FETCHES_PER_TENANT_MAX, JWKS_URIS_MAX, JwksOptions};

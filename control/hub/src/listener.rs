@@ -65,6 +65,9 @@ pub enum ListenError {
     /// The address cannot be bound.
     #[error("cannot listen on {address}: {why}; choose another {flag}, or stop what uses it")]
     Bind { address: SocketAddr, why: io::Error, flag: &'static str },
+    /// The admin socket cannot be made.
+    #[error("cannot listen on the unix socket {path}: {why}; see that --data-dir is writable and on a file system that has sockets")]
+    Socket { path: std::path::PathBuf, why: io::Error },
     /// No certificate.
     #[error(transparent)]
     Infra(#[from] InfraError),

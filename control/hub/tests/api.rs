@@ -267,12 +267,17 @@ async fn the_doors_show_the_state_and_no_secret() {
     let mut s = rig.subscribe("n1").await;
     s.settle().await;
     let (admin, metrics) = (rig.hub().admin_address().unwrap(), rig.hub().metrics_address().unwrap());
-    let dump = rig.http(admin, "/config_dump").await;
+    let socket = rig.config.data_dir.join(canal_hub::ADMIN_SOCKET_NAME);
+    assert_eq!(std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(socket).unwrap().permissions()) & 0o777, 0o600);
+    let dump = rig.ask_socket("/config_dump").await;
     let json: serde_json::Value = serde_json::from_str(dump.split("\r\n\r\n").nth(1).unwrap()).unwrap();
     let names: Vec<&str> = json["tenants"]["alpha"]["resources"].as_array().unwrap().iter().map(|r| r["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["alpha", "alpha/g1", "alpha/shop/a", "alpha/shop/b", "alpha/shop/a-0", "alpha/shop/b-0", "alpha/alpha.example"]);
     assert_eq!(json["subscribers"][0]["acked"], json["subscribers"][0]["wanted"]);
-    let one = rig.http(admin, "/config_dump?tenant=beta").await;
+    let one = rig.ask_socket("/config_dump?tenant=beta").await;
+    assert!(rig.ask_socket("/metrics").await.contains("canal_controller_generation"));
+    let on_tcp = rig.http(admin, "/config_dump").await;
+    assert!(on_tcp.starts_with("HTTP/1.1 403") && on_tcp.contains("curl --unix-socket") && !on_tcp.contains("alpha/shop"), "{on_tcp}");
     assert!(!one.contains("alpha/shop") && one.contains("beta/shop"));
     assert!(!dump.contains("PRIVATE") && !dump.contains("tokenSha256"));
     for (address, path, status) in

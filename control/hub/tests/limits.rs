@@ -221,7 +221,9 @@ async fn doors() {
     let until = Instant::now() + PATIENCE;
     loop {
         let mut tcp = TcpStream::connect(address).await.unwrap();
-        tokio::io::AsyncWriteExt::write_all(&mut tcp, b"GET /healthz/ready HTTP/1.1\r\nconnection: close\r\n\r\n").await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut tcp, b"GET /healthz/ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await
+            .unwrap();
         let mut text = String::new();
         if tcp.read_to_string(&mut text).await.is_ok() && text.starts_with("HTTP/1.1 200") {
             return;

@@ -175,9 +175,20 @@ impl Rig {
     pub(crate) async fn http(&self, address: std::net::SocketAddr, path: &str) -> String {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
         let mut tcp = tokio::net::TcpStream::connect(address).await.unwrap();
-        tcp.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
+        tcp.write_all(format!("GET {path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
         let mut text = String::new();
         tcp.read_to_string(&mut text).await.unwrap();
+        text
+    }
+
+    /// What the admin socket answers.
+    pub(crate) async fn ask_socket(&self, path: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let socket = self.config.data_dir.join(canal_hub::ADMIN_SOCKET_NAME);
+        let mut unix = tokio::net::UnixStream::connect(socket).await.unwrap();
+        unix.write_all(format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").as_bytes()).await.unwrap();
+        let mut text = String::new();
+        unix.read_to_string(&mut text).await.unwrap();
         text
     }
 

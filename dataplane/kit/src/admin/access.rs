@@ -1,7 +1,6 @@
 //! Who may ask on TCP: not a web page in a browser on the host. It decides by the request's head alone.
 
-use std::net::IpAddr;
-
+use canal_runtime::is_local_name;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderMap, Uri};
 
@@ -34,15 +33,6 @@ pub(super) fn decide_head(uri: &Uri, headers: &HeaderMap, is_loopback: bool) -> 
     let named = headers.get_all(HOST).iter().map(|h| h.to_str().unwrap_or_default());
     let all_local = uri.authority().map(http::uri::Authority::as_str).into_iter().chain(named).all(is_local_name);
     if all_local { Ok(()) } else { Err(HeadRefusal::Host) }
-}
-
-/// An address, or `localhost`, with or without a port: nothing that a name server decides.
-fn is_local_name(host: &str) -> bool {
-    let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
-        Some((address, _)) => address,
-        None => host.split_once(':').map_or(host, |(name, _)| name),
-    };
-    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
 #[cfg(test)]
