@@ -144,6 +144,39 @@ impl From<Vni> for u32 {
     }
 }
 
+/// A controller's store: 128 random bits, made with the store. Ids that a controller gives out, such as [`ServiceId`], mean something within
+/// one store only. Text is 32 hexadecimal digits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoreId(u128);
+
+impl StoreId {
+    /// From random bits.
+    pub fn from_bits(bits: u128) -> Self {
+        Self(bits)
+    }
+    /// The bits.
+    pub fn bits(self) -> u128 {
+        self.0
+    }
+}
+impl fmt::Display for StoreId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+impl FromStr for StoreId {
+    type Err = IdError;
+    fn from_str(text: &str) -> Result<Self, IdError> {
+        let is_hex = text.len() == 32 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let bits = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
+        bits.map(Self).ok_or_else(|| IdError::Form {
+            what: "store ID",
+            given: text.chars().take(80).collect(),
+            form: "32 hexadecimal digits in lower case",
+        })
+    }
+}
+
 /// A service's globally unique id, 24 bits so that it fits a VXLAN VNI and the low part of `240.0.0.0/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
@@ -271,6 +304,21 @@ mod tests {
             assert_eq!(Vni::new(n).is_ok(), ok, "{n}");
             assert_eq!(ServiceId::new(n).is_ok(), ok, "{n}");
         }
+    }
+
+    #[test]
+    fn a_store_id_is_32_digits() {
+        for (text, ok) in [
+            ("0123456789abcdef0123456789abcdef", true),
+            ("0123456789ABCDEF0123456789abcdef", false),
+            ("+123456789abcdef0123456789abcdef", false),
+            ("0123456789abcdef", false),
+            ("", false),
+        ] {
+            assert_eq!(text.parse::<StoreId>().is_ok(), ok, "{text:?}");
+        }
+        let id = StoreId::from_bits(0x7f);
+        assert_eq!(id.to_string().parse::<StoreId>().unwrap(), id);
     }
 
     #[test]

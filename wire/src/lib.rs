@@ -42,5 +42,13 @@ pub mod fleet {
 pub const CONTROLLER_PORT: u16 = 15012;
 /// The name in the controller's server certificate, whatever address it is reached at.
 pub const CONTROLLER_NAME: &str = "canal-controller";
+/// Rows of one data plane's report of what tenants hold of its limits; the fullest and the most refused are told.
+pub const SHARE_ROWS_MAX: usize = 4096;
+/// Resources that one such report names as left out for want of room.
+pub const OMITTED_MAX: usize = 1024;
+/// Of those, of one tenant: enough to see what is wrong.
+pub const OMITTED_PER_TENANT_MAX: usize = 16;
+/// Bytes of one such report: 4,096 rows of at most 150 bytes, and 1,024 resources with names and reasons of a few hundred.
+pub const SHARE_REPORT_BYTES_MAX: usize = 2 << 20;
 /// Largest gRPC message either side accepts, bytes (Istio's WDS limit).
 pub const MESSAGE_BYTES_MAX: usize = 200 << 20;

@@ -12,10 +12,15 @@ pub mod manifest;
 pub mod refused;
 pub mod snapshot;
 
+use canal_model::ids::{IdError, StoreId};
 use canal_model::program::{Kind, Resource};
 use prost::Message;
 
+use crate::discovery::{ControlPlane, DeltaDiscoveryResponse};
 use crate::program as wire;
+
+/// What stands before the id of the store in a control plane's identifier.
+const STORE_PREFIX: &str = "store~";
 
 /// Why a resource from the wire was refused; becomes the text of a nack.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -67,6 +72,20 @@ pub fn type_url(kind: Kind) -> &'static str {
 /// The kind of a type URL.
 pub fn kind_of(url: &str) -> Result<Kind, WireError> {
     Kind::ALL.into_iter().find(|k| type_url(*k) == url).ok_or_else(|| WireError::Type(url.chars().take(120).collect()))
+}
+
+/// How a controller names its store in the first response of a stream.
+pub fn control_plane(store: StoreId) -> ControlPlane {
+    ControlPlane { identifier: format!("{STORE_PREFIX}{store}") }
+}
+
+/// The store that a response names; `None`: it names none, as all but the first of a stream.
+///
+/// # Errors
+/// It names a store in a form that this build does not know.
+pub fn store_of(response: &DeltaDiscoveryResponse) -> Result<Option<StoreId>, IdError> {
+    let named = response.control_plane.as_ref().and_then(|plane| plane.identifier.strip_prefix(STORE_PREFIX));
+    named.map(str::parse).transpose()
 }
 
 /// The resource's bytes. Equal resources give equal bytes (maps are ordered), so a hash of them is a version.

@@ -223,7 +223,7 @@ fn subscribe(
     let apply = move |update: &Update, state: &State| {
         // First, so that nothing is served by new resources of a tenant that is closed since now.
         engine.close_tenants(state.closed().keys().cloned().collect());
-        let refused = trust.apply(state);
+        let mut refused = trust.apply(state);
         match update.origin {
             Origin::Snapshot => {
                 let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
@@ -233,7 +233,7 @@ fn subscribe(
         }
         // After the engine: a session that a new table leads here finds its service.
         if let Some(replica) = &replica {
-            replica.apply(update, state);
+            refused.extend(replica.apply(update, state));
         }
         Ok(refused)
     };

@@ -11,7 +11,7 @@ use canal_gateway_engine::{Engine, Handover};
 use canal_kit::controller::Controller;
 use canal_kit::drain::Drain;
 use canal_kit::metrics::Registry;
-use canal_kit::southbound::{State, Update};
+use canal_kit::southbound::{RefusedResource, State, Update};
 use canal_model::ids::{AzName, BackendName};
 use canal_redirector::dns::Dns;
 use canal_redirector::kernel::{Attach, Programs, Sockets};
@@ -91,9 +91,11 @@ pub(crate) fn start(
 
 impl Replica {
     /// Takes a state that the engine serves by already.
-    pub(crate) fn apply(&self, update: &Update, state: &State) {
+    /// Gives the resources that the redirector's maps have no room for.
+    pub(crate) fn apply(&self, update: &Update, state: &State) -> Vec<RefusedResource> {
         self.dns.apply(update, state);
-        self.agent.apply(update, state);
+        let omitted = self.agent.apply(update, state);
+        omitted.iter().map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why)).collect()
     }
 }
 

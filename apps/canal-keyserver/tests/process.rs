@@ -131,6 +131,7 @@ async fn tell(stream: &FakeStream, all: &[Arc<Resource>]) {
                 resources: all.iter().filter(|r| r.kind() == kind).map(envelope).collect(),
                 removed_resources: vec![],
                 nonce: format!("{kind:?}"),
+                control_plane: None,
             })
             .await;
     }

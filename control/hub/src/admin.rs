@@ -17,8 +17,9 @@ use tonic::{Request, Response, Status};
 use crate::apply::Wish;
 use crate::catalog::{Catalog, Listed, TenantView};
 use crate::changes::{Outcome, WishError, WishRequest};
-use crate::fleet::Overview;
+use crate::fleet::{Overview, ShareReport};
 use crate::metrics;
+use crate::share_status;
 use crate::shared::{Shared, now_seconds};
 use crate::trust::{OrderError, OrderFault, Target, Trust};
 
@@ -30,18 +31,23 @@ pub(crate) struct AdminService {
 }
 
 /// An operator and what it may see.
-struct Operator {
+pub(crate) struct Operator {
     name: String,
     /// `None`: the provider, who may touch all.
     tenant: Option<TenantName>,
 }
 
 impl Operator {
-    fn is_provider(&self) -> bool {
+    #[cfg(test)]
+    pub(crate) fn of_test(tenant: Option<&str>) -> Self {
+        Self { name: "test".into(), tenant: tenant.map(|tenant| tenant.parse().unwrap()) }
+    }
+
+    pub(crate) fn is_provider(&self) -> bool {
         self.tenant.is_none()
     }
 
-    fn may_see(&self, tenant: &TenantName) -> bool {
+    pub(crate) fn may_see(&self, tenant: &TenantName) -> bool {
         self.tenant.as_ref().is_none_or(|own| own == tenant)
     }
 
@@ -121,16 +127,19 @@ impl Admin for AdminService {
         let operator = self.operator("status", &request)?;
         let catalog = self.shared.catalog.borrow().clone();
         let tenants = catalog.tenants.iter().filter(|(name, _)| operator.may_see(name));
+        let reports = self.shared.subscribers.share_reports();
         let response = api::StatusResponse {
             generation: catalog.generation.0,
             version: env!("CARGO_PKG_VERSION").into(),
+            store: self.shared.store.id().to_string(),
             subscribers: self.subscribers(&operator, &catalog),
-            shares: self.shares(&operator),
+            shares: self.shares(&operator, &reports),
             tenants: tenants.clone().map(|(name, view)| tenant_status(name, view)).collect(),
             diagnostics: self
                 .findings(&operator)
                 .into_iter()
                 .chain(tenants.flat_map(|(_, v)| v.diagnostics.iter().map(diagnostic)))
+                .chain(share_status::omissions(&reports, &operator))
                 .collect(),
         };
         self.done("status", "accepted");
@@ -369,28 +378,11 @@ impl AdminService {
         Ok(outcome)
     }
 
-    /// A tenant's operator sees what its tenant holds of each limit, the provider what everybody holds.
-    fn shares(&self, operator: &Operator) -> Vec<api::ShareUse> {
-        let mut out = Vec::new();
-        for limit in self.shared.tenant_limits.usage() {
-            for usage in limit.holders {
-                let tenant = match &usage.holder {
-                    ShareHolder::Tenant(name) if operator.may_see(name) => name.to_string(),
-                    ShareHolder::Provider if operator.is_provider() => String::new(),
-                    _ => continue,
-                };
-                out.push(api::ShareUse {
-                    component: "controller".into(),
-                    limit: limit.kind.label().into(),
-                    tenant,
-                    used: usage.used,
-                    max: usage.max,
-                    refused: usage.refused,
-                    revoked: usage.revoked,
-                    unit: limit.kind.unit().into(),
-                });
-            }
-        }
+    /// A tenant's operator sees what its tenant holds of each limit, the provider what everybody holds at the controller and where it is
+    /// tight at data planes.
+    fn shares(&self, operator: &Operator, reports: &[(Principal, Arc<ShareReport>)]) -> Vec<api::ShareUse> {
+        let mut out = share_status::of_controller(&self.shared.tenant_limits.usage(), operator);
+        out.extend(share_status::of_data_planes(reports, operator));
         out
     }
 

@@ -26,6 +26,7 @@ mod metrics;
 mod prepare;
 mod principals;
 mod session;
+mod share_status;
 mod shared;
 mod shares;
 mod southbound;
@@ -45,7 +46,7 @@ pub use listener::{CONNECTIONS_MAX, FILES_RESERVED, ListenError, UNAUTHENTICATED
 pub use principals::{PRINCIPALS_BYTES_MAX, PRINCIPALS_MAX, Principals, PrincipalsError, TOKEN_BYTES_MAX};
 pub use session::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
 pub use shares::{COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX};
-pub use subscribers::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
+pub use subscribers::{PRINCIPAL_NAME_BYTES_MAX, STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
 pub use trust::{
     BARRED_MAX, CA_DOMAINS_MAX, CA_FILE_BYTES_MAX, CERTIFICATES_PER_HOLDER_MAX, CertificateRate, EXTERNAL_REQUESTS_MAX, ExternalCa,
     ISSUED_MAX, PROVIDER_RATE, REPEATED_LIFETIME_SECONDS, REVOKED_MAX, TENANT_RATE, TrustOptions,

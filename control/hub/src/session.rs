@@ -182,6 +182,11 @@ impl Session {
         }
     }
 
+    /// Bytes of names that this subscriber brought and the catalog did not have.
+    pub(crate) fn name_bytes(&self) -> usize {
+        self.name_bytes
+    }
+
     /// True once every kind was subscribed to: nothing more is to be expected before the first batch.
     pub(crate) fn is_fully_subscribed(&self) -> bool {
         self.kinds.iter().all(|k| k.open)
@@ -581,6 +586,7 @@ fn encode(planned: &Planned, nonce: u64) -> DeltaDiscoveryResponse {
         type_url: planned.url.clone(),
         removed_resources,
         nonce: nonce.to_string(),
+        control_plane: None,
     }
 }
 

@@ -48,7 +48,7 @@ impl AggregatedDiscoveryService for Southbound {
         })?;
         let (sender, receiver) = mpsc::channel(1);
         let session = Session::new(caller.principal.clone(), self.shared.limits.session);
-        let pump = Pump { shared: self.shared.clone(), caller, stream, session, greeted: false };
+        let pump = Pump { shared: self.shared.clone(), caller, stream, session, greeted: false, is_store_told: false };
         tokio::spawn(pump.run(request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -61,6 +61,8 @@ struct Pump {
     session: Session,
     /// The subscriber has said who it is.
     greeted: bool,
+    /// A response of this stream has named the store.
+    is_store_told: bool,
 }
 
 impl Pump {
@@ -92,7 +94,7 @@ impl Pump {
         loop {
             opened |= self.session.is_fully_subscribed();
             if pending.is_none() && opened {
-                pending = self.session.next_response(&catalog);
+                pending = self.next_response(&catalog);
                 self.stream.looked(self.session.progress());
             }
             tokio::select! {
@@ -126,6 +128,15 @@ impl Pump {
         }
     }
 
+    /// The session's next response; the first of a stream names the store.
+    fn next_response(&mut self, catalog: &Catalog) -> Option<DeltaDiscoveryResponse> {
+        let mut response = self.session.next_response(catalog)?;
+        if !std::mem::replace(&mut self.is_store_told, true) {
+            response.control_plane = Some(canal_wire::southbound::control_plane(self.shared.store.id()));
+        }
+        Some(response)
+    }
+
     fn hear(&mut self, request: DeltaDiscoveryRequest, catalog: &Catalog) -> Result<(), Status> {
         if let Some(node) = request.node.as_ref().filter(|_| !self.greeted) {
             self.greeted = true;
@@ -136,6 +147,9 @@ impl Pump {
             self.shared.refuse(e.reason());
             Status::resource_exhausted(e.to_string())
         })?;
+        for _ in 0..self.stream.holds_names(self.session.name_bytes()) {
+            self.shared.refuse("principal_name_bytes");
+        }
         let metrics = &self.shared.metrics;
         match &heard {
             Heard::Subscription => {}

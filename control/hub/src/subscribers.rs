@@ -12,15 +12,18 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::catalog::{Catalog, Key, Owner};
-use crate::fleet::Known;
+use crate::fleet::{Known, ShareReport};
 use crate::principal_name;
 use crate::principals::Principals;
-use crate::session::{Progress, TenantRefusals};
+use crate::session::{Progress, STREAM_NAME_BYTES_MAX, TenantRefusals};
 
 /// Open streams of all subscribers together.
 pub const STREAMS_MAX: usize = 20_000;
 /// Open streams of one principal: the current one, and those whose end was not noticed yet. The oldest gives way.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 3;
+/// Bytes of the names that the streams of one principal bring and the controller does not have itself: what one stream may bring, so that
+/// three of them hold no more. The oldest gives way.
+pub const PRINCIPAL_NAME_BYTES_MAX: usize = STREAM_NAME_BYTES_MAX;
 
 /// A refusal that stands for so long is an alarm: what was refused is not in force there, and its tenant may be closed.
 pub(crate) const STANDING_AFTER: Duration = Duration::from_secs(60);
@@ -40,10 +43,17 @@ struct Inner {
     records: BTreeMap<Principal, Record>,
 }
 
+/// One open stream of a principal.
+struct StreamRecord {
+    superseded: CancellationToken,
+    /// Bytes of names that it brought and the catalog did not have.
+    name_bytes: usize,
+}
+
 #[derive(Default)]
 struct Record {
     /// By age; the last is the current one.
-    streams: BTreeMap<u64, CancellationToken>,
+    streams: BTreeMap<u64, StreamRecord>,
     progress: Progress,
     bytes_sent: u64,
     responses_sent: u64,
@@ -56,6 +66,8 @@ struct Record {
     unacked_since: Option<Instant>,
     /// A refusal has stood since then, on any of its streams.
     refused_since: Option<Instant>,
+    /// What it reported last of its limits.
+    shares: Arc<ShareReport>,
 }
 
 impl Record {
@@ -105,12 +117,12 @@ impl Subscribers {
         let superseded = CancellationToken::new();
         let record = inner.records.entry(principal.clone()).or_default();
         record.connects += 1;
-        record.streams.insert(id, superseded.clone());
+        record.streams.insert(id, StreamRecord { superseded: superseded.clone(), name_bytes: 0 });
         record.last_seen_ms = now_ms();
         while record.streams.len() > STREAMS_PER_PRINCIPAL_MAX
             && let Some((_, oldest)) = record.streams.pop_first()
         {
-            oldest.cancel();
+            oldest.superseded.cancel();
         }
         Ok(OpenStream { registry: self.clone(), principal: principal.clone(), id, superseded })
     }
@@ -130,6 +142,20 @@ impl Subscribers {
         let p = &record.progress;
         let whole = p.refusals.get(&Some(tenant.clone())).map_or_else(|| record.whole(), |r| r.acked);
         Some(p.kinds[kind as usize] && whole >= generation)
+    }
+
+    /// Keeps what a connected data plane reports of its limits.
+    pub(crate) fn note_shares(&self, principal: &Principal, report: Arc<ShareReport>) {
+        if let Some(record) = self.lock().records.get_mut(principal).filter(|record| !record.streams.is_empty()) {
+            record.shares = report;
+        }
+    }
+
+    /// What connected data planes reported last of their limits.
+    pub(crate) fn share_reports(&self) -> Vec<(Principal, Arc<ShareReport>)> {
+        let inner = self.lock();
+        let connected = inner.records.iter().filter(|(_, record)| !record.streams.is_empty());
+        connected.map(|(principal, record)| (principal.clone(), record.shares.clone())).collect()
     }
 
     /// How many are connected, by kind; how many of them have all that concerns them; the longest debt of an answer, seconds.
@@ -197,6 +223,27 @@ impl OpenStream {
         });
     }
 
+    /// Notes the bytes of names that only this stream knows. Beyond [`PRINCIPAL_NAME_BYTES_MAX`] of all streams of the principal the oldest
+    /// end; how many did.
+    pub(crate) fn holds_names(&self, bytes: usize) -> usize {
+        let mut inner = self.registry.lock();
+        let Some(record) = inner.records.get_mut(&self.principal) else { return 0 };
+        // A stream that has given way counts no more.
+        match record.streams.get_mut(&self.id) {
+            Some(stream) if stream.name_bytes != bytes => stream.name_bytes = bytes,
+            _ => return 0,
+        }
+        let mut ended = 0;
+        while record.streams.len() > 1
+            && record.streams.values().map(|stream| stream.name_bytes).sum::<usize>() > PRINCIPAL_NAME_BYTES_MAX
+            && let Some((_, oldest)) = record.streams.pop_first()
+        {
+            oldest.superseded.cancel();
+            ended += 1;
+        }
+        ended
+    }
+
     /// A response of `bytes` was handed to the connection.
     pub(crate) fn sent(&self, progress: Progress, bytes: usize) {
         self.update(|r| {
@@ -241,6 +288,7 @@ impl Drop for OpenStream {
             record.streams.remove(&self.id);
             if record.streams.is_empty() {
                 record.unacked_since = None;
+                record.shares = Arc::default();
             }
         }
     }
@@ -334,5 +382,21 @@ mod tests {
         drop((old, newest));
         let list = s.list(&Catalog::default(), |p| *p == node("n1"));
         assert_eq!((list.len(), row(&list, 0)), (1, ("n1".into(), false, 4, 3)));
+    }
+
+    #[test]
+    fn names_of_a_principal_are_limited_over_all_its_streams() {
+        const MIB: usize = 1 << 20;
+        let s = Subscribers::new(9);
+        let streams: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
+        let other = s.open(&node("n2")).unwrap();
+        let ended = || streams.iter().map(|stream| stream.superseded.is_cancelled()).collect::<Vec<_>>();
+        assert_eq!((streams[0].holds_names(9 * MIB), streams[1].holds_names(7 * MIB)), (0, 0), "exactly what one stream may hold");
+        assert_eq!((streams[1].holds_names(7 * MIB), other.holds_names(16 * MIB)), (0, 0));
+        assert_eq!(streams[2].holds_names(1), 1);
+        assert_eq!(ended(), [true, false, false], "the oldest gives way");
+        assert_eq!(streams[0].holds_names(10 * MIB), 0, "and counts no more");
+        assert_eq!((streams[2].holds_names(16 * MIB), ended()), (1, vec![true, true, false]));
+        assert!(!other.superseded.is_cancelled(), "another principal's names are its own");
     }
 }

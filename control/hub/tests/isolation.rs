@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::rig::{Rig, Subscriber, errors, service, tenant_object};
+use crate::rig::{Rig, Subscriber, errors, service, tenant_object, with_token};
 use canal_hub::Limits;
 use canal_model::program::Kind;
 use canal_model::share::{Share, ShareKind};
@@ -132,4 +132,48 @@ async fn compiled_bytes_are_bounded_too() {
     let refused = ann.apply("alpha", &[&large(200)]).await.unwrap();
     assert!(!refused.accepted && errors(&refused.diagnostics).join(";").contains("compiledBytes is 3000"), "{refused:?}");
     ann.must_apply("alpha", &[&service(1, "b", 2)]).await;
+}
+
+#[tokio::test]
+async fn a_tenant_sees_in_status_what_it_holds_at_data_planes_and_what_has_no_room_there() {
+    use canal_wire::fleet::fleet_client::FleetClient;
+    use canal_wire::fleet::{OmittedResource, ShareRow, ShareState};
+    let rig = Rig::two_tenants().await;
+    let mut fleet = FleetClient::new(rig.channel().await);
+    let limit = ShareKind::GatewayConnections.label();
+    let row = |tenant: &str, used| ShareRow { limit: limit.into(), tenant: tenant.into(), used, max: 100, refused: 2, revoked: 1 };
+    let omitted =
+        OmittedResource { tenant: "alpha".into(), kind: "bucket table".into(), name: "alpha/shop/a@az1".into(), why: "full".into() };
+    let state = ShareState { rows: vec![row("alpha", 7), row("beta", 8)], omitted: vec![omitted] };
+    // Of a data plane that is not connected nothing is kept.
+    fleet.share_report(with_token(state.clone(), "g1")).await.unwrap();
+    let of = |shares: Vec<canal_wire::api::ShareUse>| -> Vec<(String, String, u64, u64, u64)> {
+        let planes = shares.into_iter().filter(|s| s.component != "controller");
+        planes.map(|s| (s.component, s.tenant, s.used, s.refused, s.revoked)).collect()
+    };
+    let (mut ann, mut bob, mut root) = (rig.admin("ann").await, rig.admin("bob").await, rig.admin("root").await);
+    assert_eq!(of(root.status().await.shares), []);
+    let (mut g1, mut n1) = (rig.subscribe("g1").await, rig.subscribe("n1").await);
+    g1.settle().await;
+    n1.settle().await;
+    fleet.share_report(with_token(state.clone(), "g1")).await.unwrap();
+    // A node speaks of its own tenant only.
+    fleet.share_report(with_token(state.clone(), "n1")).await.unwrap();
+    let seen = |component: &str, tenant: &str, used| (component.to_string(), tenant.to_string(), used, 2, 1);
+    let status = ann.status().await;
+    assert_eq!(of(status.shares), [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]);
+    let found = errors(&status.diagnostics);
+    assert!(found.iter().any(|e| e.contains("alpha/shop/a@az1") && e.contains("gateway g1 has no room for it")), "{found:?}");
+    let status = bob.status().await;
+    assert_eq!(of(status.shares), [seen("gateway g1", "beta", 8)]);
+    assert_eq!(errors(&status.diagnostics), [""; 0], "alpha's is not beta's business");
+    let all = of(root.status().await.shares);
+    assert_eq!(all, [seen("gateway g1", "alpha", 7), seen("gateway g1", "beta", 8), seen("nodes", "alpha", 7)]);
+    let refused = fleet.share_report(with_token(state, "ann")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    // What a data plane said goes with it.
+    drop(g1);
+    while of(root.status().await.shares).iter().any(|s| s.0 == "gateway g1") {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
 }

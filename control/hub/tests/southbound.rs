@@ -288,3 +288,34 @@ async fn principals_are_followed_and_a_revoked_token_ends_its_stream() {
     assert!(fresh.has(Kind::Tenant, "alpha"));
     assert_eq!(n2.settle().await.len(), 1, "n2 goes on; it had c to take");
 }
+
+#[tokio::test]
+async fn a_stream_names_the_store_first_and_a_lost_store_is_another_with_other_ids() {
+    let mut rig = Rig::two_tenants().await;
+    let ids = |s: &Subscriber| -> Vec<u32> {
+        let services = s.held.values().filter_map(|(_, r)| match r {
+            Resource::Service(service) => Some(service.id.get()),
+            _ => None,
+        });
+        services.collect()
+    };
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        let mut s = rig.subscribe("n1").await;
+        let first = s.next(PATIENCE).await.unwrap();
+        let store = canal_wire::southbound::store_of(&first).unwrap().expect("the first response names the store");
+        s.answer(first).await;
+        let second = s.next(PATIENCE).await.unwrap();
+        assert_eq!(second.control_plane, None, "once is enough");
+        s.answer(second).await;
+        s.until("the services", |h| h.contains_key(&(Kind::Service, "alpha/shop/b".into()))).await;
+        assert_eq!(rig.admin("ann").await.status().await.store, store.to_string());
+        found.push((store, ids(&s)));
+        drop(s);
+        rig.stop().await;
+        std::fs::remove_dir_all(&rig.config.data_dir).unwrap();
+        rig.start().await;
+    }
+    assert_ne!(found[0].0, found[1].0);
+    assert!(found[0].1.len() == 2 && found[0].1.iter().all(|id| !found[1].1.contains(id)), "{found:?}");
+}

@@ -6,12 +6,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, StoreId, TenantName};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTransaction};
 
 use crate::error::StoreError;
 use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
-use crate::ids::{Allocation, Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, decide_allocation};
+use crate::ids::{Allocation, Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE, decide_allocation};
 use crate::objects::{Edit, ObjectKey, Row, StoredObject};
 use crate::seal::StoreKey;
 use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
@@ -36,6 +36,11 @@ const COUNTER_NEXT_SERVICE_ID: &str = "next-service-id";
 const COUNTER_NEXT_TENANT: &str = "next-tenant";
 /// Counts transactions, so that after a failed commit one can see whether it landed.
 const COUNTER_SEQUENCE: &str = "sequence";
+/// The two halves of the store's id.
+const COUNTER_STORE_HIGH: &str = "store-id-high";
+const COUNTER_STORE_LOW: &str = "store-id-low";
+/// Where in the space of service ids the fresh ones begin; none: at 1, as in stores of earlier builds.
+const COUNTER_SERVICE_ID_OFFSET: &str = "service-id-offset";
 
 const FILE: &str = "controller.redb";
 /// redb's own default is a gigabyte; the hub keeps what it needs in memory anyway.
@@ -50,7 +55,7 @@ pub struct Limits {
     pub object_bytes: usize,
     /// See [`EDITS_MAX`].
     pub edits: usize,
-    /// The largest service id given out: 24 bits.
+    /// So many service ids are given out: 24 bits of them.
     pub service_ids: u32,
     /// The largest replica number given out.
     pub replica_numbers: u16,
@@ -62,7 +67,7 @@ impl Default for Limits {
             objects_per_tenant: OBJECTS_PER_TENANT_MAX,
             object_bytes: OBJECT_BYTES_MAX,
             edits: EDITS_MAX,
-            service_ids: (1 << 24) - 1,
+            service_ids: SERVICE_ID_SPACE,
             replica_numbers: ReplicaNumber::MAX,
         }
     }
@@ -71,6 +76,7 @@ impl Default for Limits {
 /// The store. One process opens it; all methods block for at most a few disk flushes.
 pub struct Store {
     path: PathBuf,
+    id: StoreId,
     pub(crate) limits: Limits,
     /// Seals private keys.
     pub(crate) key: Option<StoreKey>,
@@ -97,6 +103,7 @@ struct Doubt {
 
 /// What the disk says, read once at opening.
 struct Loaded {
+    id: StoreId,
     counts: BTreeMap<TenantName, usize>,
     ids: IdBook,
     sequence: u64,
@@ -122,6 +129,7 @@ impl Store {
         })?;
         let path = dir.join(FILE);
         let (database, loaded) = open_database(&path)?;
+        let id = loaded.id;
         // A file whose name is not on disk yet would be lost with the power, and every write in it.
         fs::File::open(dir).and_then(|d| d.sync_all()).map_err(|e| StoreError::Disk { path: dir.into(), why: e.to_string() })?;
         let inner = Inner {
@@ -133,7 +141,12 @@ impl Store {
             given: loaded.generation,
             doubt: None,
         };
-        Ok(Self { path, limits, key: None, inner: Mutex::new(inner) })
+        Ok(Self { path, id, limits, key: None, inner: Mutex::new(inner) })
+    }
+
+    /// The store's own id, made at random with the file. What the store numbers, service ids above all, means nothing in another store.
+    pub fn id(&self) -> StoreId {
+        self.id
     }
 
     /// Where the file is.
@@ -445,6 +458,13 @@ impl Store {
     pub(crate) fn opened<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
         if inner.database.is_none() {
             let (database, loaded) = open_database(&self.path)?;
+            if loaded.id != self.id {
+                return Err(StoreError::Open {
+                    path: self.path.clone(),
+                    why: format!("it is store {} now and was {} when this controller started", loaded.id, self.id),
+                    mend: "restart the controller, or put the file back",
+                });
+            }
             inner.counts = loaded.counts;
             inner.ids = loaded.ids;
             inner.sequence = loaded.sequence;
@@ -611,11 +631,14 @@ fn open_database(path: &Path) -> Result<(Database, Loaded), StoreError> {
     Ok((database, loaded))
 }
 
-/// Creates the tables of a new file. Skipped when they exist, so that opening writes nothing on a full disk.
+/// Creates the tables of a new file, and its id. Skipped when they exist, so that opening writes nothing on a full disk.
 fn prepare(database: &Database) -> Result<(), redb::Error> {
-    if database.begin_read()?.list_tables()?.count() == TABLES {
+    let is_named = |tx: &redb::ReadTransaction| Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some());
+    let read = database.begin_read()?;
+    if read.list_tables()?.count() == TABLES && is_named(&read)? {
         return Ok(());
     }
+    drop(read);
     let mut tx = database.begin_write()?;
     tx.set_quick_repair(true);
     {
@@ -635,10 +658,23 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         let mut counters = tx.open_table(COUNTERS)?;
         if counters.get(COUNTER_LAYOUT)?.is_none() {
             counters.insert(COUNTER_LAYOUT, LAYOUT)?;
+            // Ids of a store that took the place of a lost one must not be those that data planes still hold.
+            counters.insert(COUNTER_SERVICE_ID_OFFSET, random()? % u64::from(SERVICE_ID_SPACE))?;
+        }
+        if counters.get(COUNTER_STORE_LOW)?.is_none() {
+            counters.insert(COUNTER_STORE_HIGH, random()?)?;
+            counters.insert(COUNTER_STORE_LOW, random()?)?;
         }
     }
     tx.commit()?;
     Ok(())
+}
+
+fn random() -> Result<u64, redb::Error> {
+    let mut bytes = [0; 8];
+    let filled = aws_lc_rs::rand::fill(&mut bytes);
+    filled.map_err(|_| redb::Error::Io(std::io::Error::other("the operating system gives no random bytes")))?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 fn layout(database: &Database) -> Result<u64, redb::Error> {
@@ -655,12 +691,18 @@ fn load(database: &Database) -> Result<Loaded, redb::Error> {
         let tenant = TenantName::new(entry?.0.value().0).map_err(damaged)?;
         *counts.entry(tenant).or_insert(0) += 1;
     }
-    let mut ids = IdBook { next: u32::try_from(counter(COUNTER_NEXT_SERVICE_ID)?).unwrap_or(u32::MAX), ..IdBook::default() };
+    let number = |name: &str| -> Result<u32, redb::Error> { Ok(u32::try_from(counter(name)?).unwrap_or(u32::MAX)) };
+    let mut ids = IdBook {
+        next: number(COUNTER_NEXT_SERVICE_ID)?,
+        offset: number(COUNTER_SERVICE_ID_OFFSET)? % SERVICE_ID_SPACE,
+        ..IdBook::default()
+    };
     for entry in tx.open_table(SERVICE_IDS)?.iter()? {
         let (key, value) = entry?;
         let (id, released) = value.value();
         let binding = Binding { id: ServiceId::new(id).map_err(damaged)?, released: (released > 0).then_some(released) };
         ids.bindings.insert(key.value().parse().map_err(damaged)?, binding);
     }
-    Ok(Loaded { counts, ids, sequence: counter(COUNTER_SEQUENCE)?, generation: counter(COUNTER_GENERATION)? })
+    let id = StoreId::from_bits(u128::from(counter(COUNTER_STORE_HIGH)?) << 64 | u128::from(counter(COUNTER_STORE_LOW)?));
+    Ok(Loaded { id, counts, ids, sequence: counter(COUNTER_SEQUENCE)?, generation: counter(COUNTER_GENERATION)? })
 }

@@ -1,5 +1,6 @@
 //! Which service has which 24-bit id. A binding outlives its service: the same name gets the same id back, and an id goes to
-//! another service only when no fresh one is left and its quarantine is over. Decisions only; `database` writes them.
+//! another service only when no fresh one is left and its quarantine is over. Fresh ids begin at a place of the store's own, so that a store
+//! in the place of a lost one does not give out what data planes still hold. Decisions only; `database` writes them.
 
 use std::collections::HashMap;
 
@@ -7,6 +8,9 @@ use canal_model::ids::{ServiceId, ServiceKey};
 
 /// A released id is not given to another service before this many seconds: longer than any data plane's stale state lives.
 pub const SERVICE_ID_QUARANTINE_SECONDS: u64 = 24 * 3600;
+
+/// Service ids that there are: all of 24 bits but 0.
+pub(crate) const SERVICE_ID_SPACE: u32 = (1 << 24) - 1;
 
 /// One service's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,8 +24,18 @@ pub(crate) struct Binding {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct IdBook {
     pub(crate) bindings: HashMap<ServiceKey, Binding>,
-    /// The smallest id never given out.
+    /// How many fresh ids were given out, plus one.
     pub(crate) next: u32,
+    /// So far beyond id 1 the first fresh id is; the space goes round.
+    pub(crate) offset: u32,
+}
+
+impl IdBook {
+    /// The `n`-th fresh id, from 1.
+    fn fresh(&self, n: u32) -> Option<ServiceId> {
+        let at = (u64::from(self.offset) + u64::from(n) - 1) % u64::from(SERVICE_ID_SPACE);
+        ServiceId::new(u32::try_from(at).ok()? + 1).ok()
+    }
 }
 
 /// What allocation decided, to be written in one transaction.
@@ -54,7 +68,7 @@ pub(crate) fn decide_allocation(book: &IdBook, wanted: &[ServiceKey], now: u64, 
             None => {}
         }
         if out.next <= limit {
-            let id = ServiceId::new(out.next).ok()?;
+            let id = book.fresh(out.next)?;
             out.next += 1;
             out.bound.push((key.clone(), id));
             continue;
@@ -90,7 +104,16 @@ mod tests {
     fn book(entries: &[(&str, u32, Option<u64>)], next: u32) -> IdBook {
         let bindings =
             entries.iter().map(|(n, id, released)| (key(n), Binding { id: ServiceId::new(*id).unwrap(), released: *released })).collect();
-        IdBook { bindings, next }
+        IdBook { bindings, next, offset: 0 }
+    }
+
+    #[test]
+    fn fresh_ids_begin_at_the_stores_own_place_and_go_round() {
+        let book = |offset| IdBook { offset, ..IdBook::default() };
+        let ids = |book: &IdBook| [1, 2, 3].map(|n| book.fresh(n).unwrap().get());
+        assert_eq!(ids(&book(0)), [1, 2, 3]);
+        assert_eq!(ids(&book(SERVICE_ID_SPACE - 2)), [SERVICE_ID_SPACE - 1, SERVICE_ID_SPACE, 1]);
+        assert_eq!(book(7).fresh(SERVICE_ID_SPACE).unwrap().get(), 7, "the last is the one before the first");
     }
 
     #[test]

@@ -105,15 +105,42 @@ fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
     let dir = tempfile::tempdir().unwrap();
     let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
     let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
-    s.service_ids(&[k("a"), k("b")], 10).unwrap();
+    let b = s.service_ids(&[k("a"), k("b")], 10).unwrap()[&k("b")];
     assert_eq!(s.service_ids(&[k("c")], 10).unwrap_err().name(), "service_ids");
     s.release_service_ids(|key| *key == k("a"), 20).unwrap();
     assert_eq!(s.service_ids(&[k("c")], 21).unwrap_err().name(), "service_ids", "still in quarantine");
     let later = 20 + canal_store::SERVICE_ID_QUARANTINE_SECONDS;
-    assert_eq!(s.service_ids(&[k("c")], later).unwrap()[&k("c")].get(), 2);
+    assert_eq!(s.service_ids(&[k("c")], later).unwrap()[&k("c")], b);
     drop(s);
     let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
-    assert_eq!(s.service_ids(&[k("a"), k("c")], later).unwrap()[&k("c")].get(), 2);
+    assert_eq!(s.service_ids(&[k("a"), k("c")], later).unwrap()[&k("c")], b);
+}
+
+#[test]
+fn a_store_keeps_its_id_and_another_store_has_other_ids() {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let service: ServiceKey = "alpha/shop/a".parse().unwrap();
+    let of = |dir: &tempfile::TempDir| {
+        let store = open(dir.path());
+        (store.id(), store.service_ids(std::slice::from_ref(&service), 1).unwrap()[&service])
+    };
+    let first = of(&dirs[0]);
+    assert_eq!(of(&dirs[0]), first, "for ever");
+    let second = of(&dirs[1]);
+    assert!(second.0 != first.0 && second.1 != first.1, "{first:?} {second:?}");
+}
+
+#[test]
+fn a_second_controller_on_the_same_store_is_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = open(dir.path());
+    let refused = Store::open(dir.path(), Limits::default()).err().unwrap();
+    assert_eq!(refused.name(), "open");
+    let text = refused.to_string();
+    assert!(text.contains("another process holds it") && text.contains("--data-dir"), "{text}");
+    let id = first.id();
+    drop(first);
+    assert_eq!(open(dir.path()).id(), id, "it opens once the first is gone");
 }
 
 #[test]
@@ -121,13 +148,15 @@ fn a_preview_of_service_ids_gives_nothing_out() {
     let dir = tempfile::tempdir().unwrap();
     let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
     let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
-    s.service_ids(&[k("a")], 1).unwrap();
+    let a = s.service_ids(&[k("a")], 1).unwrap()[&k("a")];
+    let mut next = None;
     for other in ["b", "c", "d"] {
         let preview = s.preview_service_ids(&[k("a"), k(other)], 2).unwrap();
-        assert_eq!((preview[&k("a")].get(), preview[&k(other)].get()), (1, 2));
+        assert!(preview[&k("a")] == a && preview[&k(other)] != a, "{preview:?}");
+        assert_eq!(*next.get_or_insert(preview[&k(other)]), preview[&k(other)], "nothing was given out");
     }
     assert_eq!(s.preview_service_ids(&[k("b"), k("c")], 2).unwrap_err().name(), "service_ids");
-    assert_eq!(s.service_ids(&[k("z")], 3).unwrap()[&k("z")].get(), 2);
+    assert_eq!(Some(s.service_ids(&[k("z")], 3).unwrap()[&k("z")]), next);
 }
 
 #[test]

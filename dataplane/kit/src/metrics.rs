@@ -20,6 +20,7 @@ use std::time::Duration;
 use canal_model::ids::TenantName;
 use canal_model::share::Shares;
 use canal_runtime::TenantLimit;
+use canal_runtime::share::TenantLimitUsage;
 use tokio::time::Instant;
 
 use cells::{Arena, Slots};
@@ -230,6 +231,12 @@ impl Registry {
     /// See [`crate::limits::show_shares`].
     pub(crate) fn show_limit(&self, limit: TenantLimit) {
         lock(&self.inner.limits).push(limit);
+    }
+
+    /// What tenants hold of each limit that they share.
+    pub(crate) fn share_usage(&self) -> Vec<TenantLimitUsage> {
+        let own: Vec<_> = lock(&self.inner.families).iter().filter_map(|c| c.limit().cloned()).collect();
+        lock(&self.inner.limits).iter().cloned().chain(own).map(|limit| limit.usage()).collect()
     }
 
     /// A share for the calling worker. One per worker thread, made once.

@@ -1,11 +1,12 @@
 //! The delta xDS subscription: connects, checks, hands changes to the caller, acks or nacks by name, keeps the last good state on disk
-//! and boots from it, and says which tenants must not be served. It does not know what a resource means.
+//! and boots from it, says which tenants must not be served, and never mixes the states of two stores of the controller. It does not know what a resource means.
 
 mod closure;
 mod counts;
 mod held;
 mod intake;
 mod session;
+mod share_report;
 pub mod snapshot;
 mod state;
 
@@ -25,6 +26,7 @@ use crate::metrics::Registry;
 use counts::Counts;
 use held::Holder;
 use session::Timing;
+use share_report::ShareReporter;
 
 pub use closure::{ClosedTenants, Closure, ClosureCause};
 pub use state::{Held, State};
@@ -58,11 +60,15 @@ pub enum Origin {
 pub struct Update {
     pub origin: Origin,
     pub generation: Generation,
-    /// New or changed, in the order received; never two of one name. Unchanged versions are left out.
+    /// New or changed, in the order received; never two of one name. Unchanged versions are left out, but for a whole state in place of that
+    /// of another store.
     pub upserts: Vec<Arc<Resource>>,
     /// Gone; each was held before.
     pub removals: Vec<(Kind, String)>,
 }
+
+/// The label of a resource that the data plane has no room for.
+const OMITTED: &str = "no_room";
 
 /// A resource that was refused, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -76,6 +82,12 @@ pub struct RefusedResource {
 }
 
 impl RefusedResource {
+    /// A resource that is held and that the data plane has no room for. It is no refusal: it stays in the state, comes into force when there
+    /// is room, and is named in the next report to the controller.
+    pub fn for_want_of_room(kind: Kind, name: impl Into<String>, why: &str) -> Self {
+        Self { kind, name: name.into(), label: OMITTED, why: why.into() }
+    }
+
     /// A resource that the data plane cannot use.
     pub fn by_caller(kind: Kind, name: impl Into<String>, why: &str) -> Self {
         Self { kind, name: name.into(), label: "refused", why: why.into() }
@@ -86,7 +98,8 @@ impl RefusedResource {
 /// served.
 ///
 /// `Ok` names the resources that the data plane cannot use; it must go on without them as if they had not come. They are nacked by name and
-/// taken back, and if they are security resources their tenants are closed, which is told by one more call. `Err` and a panic refuse
+/// taken back, and if they are security resources their tenants are closed, which is told by one more call. Those that it has no room for
+/// ([`RefusedResource::for_want_of_room`]) are named at each call, and only reported. `Err` and a panic refuse
 /// everything: the change is told again tenant by tenant, so that one tenant's resource does not veto another's.
 ///
 /// Runs on the subscriber's task, so it should take milliseconds. A snapshot of which no tenant is accepted counts as corrupt.
@@ -99,6 +112,10 @@ pub struct Status {
     /// Address of the controller in use, or last used.
     pub controller: String,
     pub generation: u64,
+    /// The controller's store that the state in use is of; empty: none is named yet.
+    pub store: String,
+    /// The store that the controller shows, where it is another one.
+    pub other_store: String,
     /// A full state was accepted, from disk or from the controller.
     pub ready: bool,
     /// The state in use came from the controller in this run.
@@ -128,18 +145,20 @@ impl Subscriber {
     /// The drain waits for the newest state to be on disk, not for the subscription.
     ///
     /// Metrics: `canal_southbound_connected`, `_generation`, `_updates_total{kind}`, `_nacks_total{kind,reason}`, `_refused_resources_total{kind,reason}`,
-    /// `_closed_tenants`, `_reconnects_total{reason}` (`stale` = mute controller), `_snapshot_refused_total{reason}`, `_snapshot_writes_total{result}`.
+    /// `_closed_tenants`, `_other_store`, `_stores_replaced_total`, `_reconnects_total{reason}` (`stale` = mute controller), `_snapshot_refused_total{reason}`, `_snapshot_writes_total{result}`.
     pub fn start(config: SubscriberConfig, registry: &Registry, drain: Drain, apply: Apply) -> Self {
         Self::start_with(config, registry, drain, apply, Timing::default())
     }
 
     fn start_with(config: SubscriberConfig, registry: &Registry, drain: Drain, apply: Apply, timing: Timing) -> Self {
         let watcher = drain.watcher();
+        let reporter = ShareReporter::new(registry.clone());
+        let apply = reporter.collect_omissions(apply);
         let mut holder = Holder::new(&config, apply, Counts::new(registry), timing.write, drain);
         holder.boot();
         let (state, status) = holder.shared();
         let (stop, stopped) = watch::channel(false);
-        let task = tokio::spawn(run(config, timing, holder, watcher, stopped));
+        let task = tokio::spawn(run(config, timing, holder, reporter, watcher, stopped));
         Self { state, status, stop, task }
     }
 
@@ -186,14 +205,21 @@ impl Drop for Subscriber {
 }
 
 /// Connects, follows, waits, again; writes the last state before it ends.
-async fn run(config: SubscriberConfig, timing: Timing, mut holder: Holder, watcher: Watcher, mut stopped: watch::Receiver<bool>) {
+async fn run(
+    config: SubscriberConfig,
+    timing: Timing,
+    mut holder: Holder,
+    reporter: ShareReporter,
+    watcher: Watcher,
+    mut stopped: watch::Receiver<bool>,
+) {
     let mut backoff = Backoff::new(timing.backoff.0, timing.backoff.1);
     for attempt in 0.. {
         let ended = tokio::select! {
             biased;
             _ = stopped.wait_for(|s| *s) => break,
             () = watcher.forced() => break,
-            ended = session::follow(&config, &timing, attempt, &mut holder) => ended,
+            ended = session::follow(&config, &timing, attempt, &mut holder, &reporter) => ended,
         };
         tracing::info!(reason = ended.reason, why = ended.why, "the controller's stream ended");
         if holder.disconnected(ended.reason, &ended.why) {

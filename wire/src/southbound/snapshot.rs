@@ -1,6 +1,6 @@
 //! A data plane's whole state as bytes: `canal.program.v1.Snapshot`, its digest last. Used whole or not at all. Files are others' affair.
 
-use canal_model::ids::Generation;
+use canal_model::ids::{Generation, StoreId};
 use canal_model::program::{Kind, Resource};
 use prost::Message;
 use sha2::{Digest, Sha256};
@@ -42,13 +42,22 @@ pub struct Entry {
     pub resource: Resource,
 }
 
+/// What a snapshot's entries are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Head {
+    /// The newest generation in it.
+    pub generation: Generation,
+    /// The controller's store; `None`: the controller names none.
+    pub store: Option<StoreId>,
+}
+
 /// The version of a resource that has none from a controller: the start of its bytes' SHA-256.
 pub fn version(resource: &Resource) -> String {
     Sha256::digest(super::encode(resource)).iter().take(16).map(|b| format!("{b:02x}")).collect()
 }
 
 /// The bytes of a snapshot; entries are written in the order given.
-pub fn encode<'a>(generation: Generation, entries: impl IntoIterator<Item = (&'a str, &'a Resource)>) -> Vec<u8> {
+pub fn encode<'a>(head: Head, entries: impl IntoIterator<Item = (&'a str, &'a Resource)>) -> Vec<u8> {
     let entries = entries
         .into_iter()
         .map(|(version, resource)| snapshot::Entry {
@@ -58,7 +67,8 @@ pub fn encode<'a>(generation: Generation, entries: impl IntoIterator<Item = (&'a
             resource: super::encode(resource),
         })
         .collect();
-    let mut bytes = Snapshot { format: FORMAT, generation: generation.0, entries, digest: Vec::new() }.encode_to_vec();
+    let store = head.store.map(|store| store.to_string()).unwrap_or_default();
+    let mut bytes = Snapshot { format: FORMAT, generation: head.generation.0, entries, digest: Vec::new(), store }.encode_to_vec();
     let digest = Sha256::digest(&bytes);
     bytes.extend_from_slice(&DIGEST_HEAD);
     bytes.extend_from_slice(&digest);
@@ -66,7 +76,7 @@ pub fn encode<'a>(generation: Generation, entries: impl IntoIterator<Item = (&'a
 }
 
 /// Reads the entries of the kinds named; others are left out. Every one is checked, as those from the wire are.
-pub fn decode(bytes: &[u8], kinds: &[Kind]) -> Result<(Generation, Vec<Entry>), SnapshotError> {
+pub fn decode(bytes: &[u8], kinds: &[Kind]) -> Result<(Head, Vec<Entry>), SnapshotError> {
     let covered = bytes.len().checked_sub(DIGEST_HEAD.len() + DIGEST_BYTES).ok_or(SnapshotError::Digest)?;
     let (content, tail) = bytes.split_at(covered);
     if tail[..DIGEST_HEAD.len()] != DIGEST_HEAD || tail[DIGEST_HEAD.len()..] != Sha256::digest(content)[..] {
@@ -84,5 +94,9 @@ pub fn decode(bytes: &[u8], kinds: &[Kind]) -> Result<(Generation, Vec<Entry>), 
             entries.push(Entry { version: e.version, resource });
         }
     }
-    Ok((Generation(snapshot.generation), entries))
+    let store = match snapshot.store.as_str() {
+        "" => None,
+        text => Some(text.parse().map_err(|e: canal_model::ids::IdError| SnapshotError::Form(e.to_string()))?),
+    };
+    Ok((Head { generation: Generation(snapshot.generation), store }, entries))
 }

@@ -249,13 +249,23 @@ fn broken_resources_are_refused_with_where_and_why() {
     assert!(kind_of("type.googleapis.com/x").is_err());
 }
 
+fn head() -> snapshot::Head {
+    snapshot::Head { generation: canal_model::ids::Generation(7), store: Some("0123456789abcdef0123456789abcdef".parse().unwrap()) }
+}
+
 #[test]
 fn a_snapshot_is_used_whole_or_not_at_all() {
     let all = samples();
     let versions: Vec<String> = all.iter().map(snapshot::version).collect();
-    let bytes = snapshot::encode(canal_model::ids::Generation(7), versions.iter().map(String::as_str).zip(&all));
-    let (generation, entries) = snapshot::decode(&bytes, &Kind::ALL).unwrap();
-    assert_eq!((generation.0, entries.len()), (7, all.len()));
+    let bytes = snapshot::encode(head(), versions.iter().map(String::as_str).zip(&all));
+    let (found, entries) = snapshot::decode(&bytes, &Kind::ALL).unwrap();
+    assert_eq!((found, entries.len()), (head(), all.len()));
+    let nameless = snapshot::Head { store: None, ..head() };
+    assert_eq!(
+        snapshot::decode(&snapshot::encode(nameless, []), &Kind::ALL),
+        Ok((nameless, Vec::new())),
+        "of a controller that names no store"
+    );
     assert!(entries.iter().zip(all.iter().zip(&versions)).all(|(e, (r, v))| e.resource == *r && e.version == *v));
     assert_eq!(snapshot::decode(&bytes, &[Kind::Tenant]).unwrap().1.len(), 1);
     for at in [0, bytes.len() / 2, bytes.len() - 1] {
@@ -278,7 +288,7 @@ fn a_snapshot_of_another_format_is_refused_by_name() {
     use sha2::{Digest, Sha256};
     let all = samples();
     let versions: Vec<String> = all.iter().map(snapshot::version).collect();
-    let bytes = snapshot::encode(canal_model::ids::Generation(7), versions.iter().map(String::as_str).zip(&all));
+    let bytes = snapshot::encode(snapshot::Head { store: None, ..head() }, versions.iter().map(String::as_str).zip(&all));
     let whole = crate::program::Snapshot::decode(&bytes[..]).unwrap();
     for format in [0, 1, 2, snapshot::FORMAT + 1] {
         let mut other = crate::program::Snapshot { format, digest: Vec::new(), ..whole.clone() };

@@ -10,7 +10,7 @@ use canal_model::program::{Kind, Resource};
 use canal_wire::discovery::aggregated_discovery_service_server::{AggregatedDiscoveryService, AggregatedDiscoveryServiceServer};
 use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as Envelope};
 use canal_wire::fleet::fleet_server::{Fleet, FleetServer};
-use canal_wire::fleet::{EdgeOrders, EdgeState, ReplicaOrders, ReplicaState};
+use canal_wire::fleet::{EdgeOrders, EdgeState, ReplicaOrders, ReplicaState, ShareReportAnswer, ShareState};
 use canal_wire::southbound::{encode, type_url};
 use tokio::runtime::Runtime;
 use tokio::sync::mpsc;
@@ -51,6 +51,7 @@ impl Desk {
             resources: self.resources.iter().filter(|r| r.kind() == kind).map(envelope).collect(),
             removed_resources: removed.to_vec(),
             nonce: format!("{generation}-{}", type_url(kind)),
+            control_plane: None,
         }
     }
 }
@@ -115,6 +116,10 @@ impl Fleet for Reports {
         let mut desk = self.0.lock().unwrap();
         desk.reports.push((Instant::now(), request.into_inner()));
         Ok(Response::new(desk.orders.clone()))
+    }
+    async fn share_report(&self, request: Request<ShareState>) -> Result<Response<ShareReportAnswer>, Status> {
+        authenticate(&request)?;
+        Ok(Response::new(ShareReportAnswer {}))
     }
 }
 

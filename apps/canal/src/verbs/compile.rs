@@ -67,7 +67,8 @@ pub(crate) fn run(args: CompileArgs) -> Outcome {
 fn write_snapshot(file: &Path, all: &[Compiled]) -> Outcome {
     let resources: Vec<&Resource> = all.iter().flat_map(|c| &c.output.resources).collect();
     let versions: Vec<String> = resources.iter().map(|r| snapshot::version(r)).collect();
-    let bytes = snapshot::encode(Generation(1), versions.iter().map(String::as_str).zip(resources));
+    let bytes =
+        snapshot::encode(snapshot::Head { generation: Generation(1), store: None }, versions.iter().map(String::as_str).zip(resources));
     std::fs::write(file, bytes).map_err(|problem| Failure::failed(file.display().to_string(), problem, "name a file that can be written"))
 }
 

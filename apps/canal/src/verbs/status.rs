@@ -122,7 +122,7 @@ pub(crate) fn value(status: &StatusResponse) -> Value {
         })
     });
     json!({
-        "generation": status.generation, "version": status.version, "converged": decide_converged(status, 0, true),
+        "generation": status.generation, "version": status.version, "store": status.store, "converged": decide_converged(status, 0, true),
         "shares": status.shares.iter().map(share).collect::<Vec<_>>(),
         "subscribers": planes, "tenants": tenants.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&status.diagnostics),
     })
@@ -167,7 +167,7 @@ fn plane(s: &Subscriber) -> Value {
 
 /// The answer as tables.
 pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
-    let mut lines = vec![format!("controller {}, generation {}", status.version, status.generation), String::new()];
+    let mut lines = vec![format!("controller {}, generation {}, store {}", status.version, status.generation, status.store), String::new()];
     let mut planes = Table::new(&["KIND", "NAME", "AZ", "TENANT", "STATE", "GENERATION", "RESOURCES", "SENT", "SEEN", "REFUSAL"]);
     for s in &status.subscribers {
         planes.row([

@@ -8,6 +8,7 @@ mod overview;
 mod report;
 mod roster;
 mod service;
+mod share_report;
 mod tier;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +25,9 @@ pub use report::{OWNED_MAX, SEEN_MAX};
 pub use roster::FleetTimes;
 pub(crate) use roster::{Known, Roster};
 pub(crate) use service::FleetService;
+pub(crate) use share_report::ShareReport;
+#[cfg(test)]
+pub(crate) use share_report::{ReportedOmission, ReportedShare};
 
 /// The fleet as all services of the controller share it. Locks are held for a moment, never across a wait.
 pub(crate) struct Fleet {

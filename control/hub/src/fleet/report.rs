@@ -48,6 +48,10 @@ pub(crate) enum Refusal {
     NotAReplica(String),
     #[error("{0} is no edge; report with an edge's token")]
     NotAnEdge(String),
+    #[error("{0} is no data plane; report with a data plane's token")]
+    NotADataPlane(String),
+    #[error("the report has {bytes} bytes, at most {limit} are taken")]
+    Bytes { bytes: usize, limit: usize },
     #[error("{0}")]
     Form(String),
     #[error("the token is for backend {wanted}, the report names {given}")]
@@ -78,6 +82,8 @@ impl Refusal {
         match self {
             Self::NotAReplica(_) => "not_a_replica",
             Self::NotAnEdge(_) => "not_an_edge",
+            Self::NotADataPlane(_) => "not_a_data_plane",
+            Self::Bytes { .. } => "bytes",
             Self::Form(_) => "form",
             Self::Backend { .. } => "backend",
             Self::Az { .. } => "az",
@@ -94,8 +100,10 @@ impl Refusal {
 
     pub(crate) fn code(&self) -> Code {
         match self {
-            Self::NotAReplica(_) | Self::NotAnEdge(_) | Self::Backend { .. } | Self::Az { .. } => Code::PermissionDenied,
-            Self::Form(_) | Self::Underlay(_) | Self::Entries { .. } => Code::InvalidArgument,
+            Self::NotAReplica(_) | Self::NotAnEdge(_) | Self::NotADataPlane(_) | Self::Backend { .. } | Self::Az { .. } => {
+                Code::PermissionDenied
+            }
+            Self::Form(_) | Self::Underlay(_) | Self::Entries { .. } | Self::Bytes { .. } => Code::InvalidArgument,
             Self::UnderlayTaken { .. }
             | Self::AzNumber { .. }
             | Self::AzNumberTaken { .. }

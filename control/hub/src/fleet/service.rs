@@ -7,12 +7,13 @@ use canal_model::ids::{AzName, EdgeName, ReplicaName};
 use canal_model::principal::Principal;
 use canal_store::StoredEdge;
 use canal_wire::fleet::fleet_server;
-use canal_wire::fleet::{EdgeOrders, EdgeState, ReplicaOrders, ReplicaState};
+use canal_wire::fleet::{EdgeOrders, EdgeState, ReplicaOrders, ReplicaState, ShareReportAnswer, ShareState};
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use super::report::{EdgeReport, Refusal, ReplicaReport, az_number};
 use super::roster::Roster;
+use super::share_report::ShareReport;
 use crate::metrics;
 use crate::shared::Shared;
 
@@ -42,6 +43,15 @@ impl fleet_server::Fleet for FleetService {
             other => Err(Refusal::NotAnEdge(other.to_string())),
         };
         done.map(Response::new).map_err(|refusal| self.refused(&caller.principal, &refusal))
+    }
+
+    async fn share_report(&self, request: Request<ShareState>) -> Result<Response<ShareReportAnswer>, Status> {
+        let caller = self.shared.caller(&request)?;
+        let report = ShareReport::read(request.into_inner(), &caller.principal, &self.shared.catalog.borrow());
+        let report = report.map_err(|refusal| self.refused(&caller.principal, &refusal))?;
+        self.shared.metrics.count(metrics::FLEET_REPORTS, &[("from", "shares")]);
+        self.shared.subscribers.note_shares(&caller.principal, Arc::new(report));
+        Ok(Response::new(ShareReportAnswer {}))
     }
 }
 

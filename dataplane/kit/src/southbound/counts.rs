@@ -1,6 +1,6 @@
 //! The subscription's metrics, by name.
 
-use crate::metrics::{Counters, Family, Registry, SharedGauge};
+use crate::metrics::{Counters, Family, Registry, SharedCounter, SharedGauge};
 
 pub(super) struct Counts {
     connected: SharedGauge,
@@ -9,6 +9,8 @@ pub(super) struct Counts {
     nacks: Counters,
     refused: Counters,
     closed: SharedGauge,
+    other_store: SharedGauge,
+    stores_replaced: SharedCounter,
     reconnects: Counters,
     snapshot_refused: Counters,
     snapshot_writes: Counters,
@@ -28,6 +30,16 @@ impl Counts {
                 "canal_southbound_closed_tenants",
                 "Tenants of which nothing is served: a security resource is refused or missing.",
             ),
+            other_store: gauge(
+                "canal_southbound_other_store",
+                "1 while the controller shows another store than the one whose state is in force.",
+            ),
+            stores_replaced: counters(
+                "canal_southbound_stores_replaced_total",
+                "States that were replaced whole by that of another store of the controller.",
+                &[],
+            )
+            .shared(&[]),
             reconnects: counters("canal_southbound_reconnects_total", "Streams that ended; stale is a mute controller.", &["reason"]),
             snapshot_refused: counters("canal_southbound_snapshot_refused_total", "Snapshots not booted from.", &["reason"]),
             snapshot_writes: counters("canal_southbound_snapshot_writes_total", "Snapshots written.", &["result"]),
@@ -50,6 +62,12 @@ impl Counts {
     }
     pub(super) fn closed(&self, tenants: usize) {
         self.closed.set(i64::try_from(tenants).unwrap_or(i64::MAX));
+    }
+    pub(super) fn other_store(&self, is_other: bool) {
+        self.other_store.set(is_other.into());
+    }
+    pub(super) fn store_replaced(&self) {
+        self.stores_replaced.inc();
     }
     pub(super) fn reconnect(&self, reason: &str) {
         self.reconnects.shared(&[reason]).inc();

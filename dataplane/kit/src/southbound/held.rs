@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use canal_model::ids::StoreId;
 use canal_model::program::Kind;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -22,11 +23,28 @@ const WRITE_SHARE: u32 = 10;
 /// A batch that is not sealed after so long is written as it is.
 const SEAL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// What follows from the store that a controller names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoreMatch {
+    /// It is the one whose state this stream is about.
+    Same,
+    /// The stream must be begun anew, with another state.
+    Restart,
+}
+
 /// The owner of the state.
 pub(super) struct Holder {
     pub(super) kinds: Vec<Kind>,
     path: PathBuf,
     pub(super) state: Arc<Mutex<State>>,
+    /// The state of another store as far as it came, if a controller shows one. What is held is served until this is whole.
+    pub(super) incoming: Option<State>,
+    /// How many addresses a controller may have.
+    addresses: usize,
+    /// Attempts in a row in which no controller showed the store of what is held.
+    attempts_without_store: usize,
+    /// The present stream's controller showed the store of what is held.
+    is_own_store: bool,
     pub(super) apply: Apply,
     pub(super) status: watch::Sender<Status>,
     pub(super) counts: Counts,
@@ -69,6 +87,10 @@ impl Holder {
             kinds: config.kinds.clone(),
             path: config.snapshot.clone(),
             state: Arc::default(),
+            incoming: None,
+            addresses: config.controller.addresses.len(),
+            attempts_without_store: 0,
+            is_own_store: false,
             apply,
             status: watch::channel(Status::default()).0,
             counts,
@@ -92,6 +114,53 @@ impl Holder {
         see(&lock(&self.state))
     }
 
+    /// The state that the next stream is to complete: that of another store, where one is being taken up.
+    pub(super) fn with_wanted_state<T>(&self, see: impl FnOnce(&State) -> T) -> T {
+        match &self.incoming {
+            Some(incoming) => see(incoming),
+            None => self.with_state(see),
+        }
+    }
+
+    /// Compares the store that a controller names with that of what is held. Another one is taken up only if no other address of the
+    /// controller led to the known one.
+    pub(super) fn meet_store(&mut self, store: StoreId) -> StoreMatch {
+        let held = self.with_state(|state| state.store);
+        if held.is_none_or(|held| held == store) {
+            self.is_own_store = true;
+            self.attempts_without_store = 0;
+            if held.is_none() {
+                lock(&self.state).store = Some(store);
+                self.dirty = true;
+            }
+            self.show_store(store, false);
+            // The stream was begun with what is held of the other store.
+            return if self.incoming.take().is_some() { StoreMatch::Restart } else { StoreMatch::Same };
+        }
+        self.show_store(store, true);
+        if self.incoming.as_ref().is_some_and(|incoming| incoming.store == Some(store)) {
+            return StoreMatch::Same;
+        }
+        let is_last = self.attempts_without_store + 1 >= self.addresses;
+        tracing::error!(
+            %store, held = held.map(tracing::field::display), taken_up = is_last,
+            "the controller shows another store than the one that this data plane knows; what is held is served until the other's state is whole"
+        );
+        if is_last {
+            self.answered.clear();
+            self.incoming = Some(State { store: Some(store), ..State::default() });
+        }
+        StoreMatch::Restart
+    }
+
+    fn show_store(&self, store: StoreId, is_other: bool) {
+        self.counts.other_store(is_other);
+        self.status.send_modify(|s| {
+            s.store = self.with_state(|state| state.store).map(|held| held.to_string()).unwrap_or_default();
+            s.other_store = if is_other { store.to_string() } else { String::new() };
+        });
+    }
+
     /// Takes the snapshot of an earlier run, if there is a good one.
     pub(super) fn boot(&mut self) {
         if let Err(e) = self.try_boot() {
@@ -111,7 +180,8 @@ impl Holder {
         if watches {
             state.review_all(&self.kinds);
         }
-        tell_whole(&mut self.apply, &mut state, Origin::Snapshot, &self.kinds, watches).map_err(SnapshotError::Refused)?;
+        tell_whole(&mut self.apply, &State::default(), &mut state, Origin::Snapshot, &self.kinds, watches)
+            .map_err(SnapshotError::Refused)?;
         *lock(&self.state) = state;
         Ok(())
     }
@@ -129,6 +199,8 @@ impl Holder {
     pub(super) fn disconnected(&mut self, reason: &'static str, why: &str) -> bool {
         self.counts.connected(false);
         self.counts.reconnect(reason);
+        let was_own = std::mem::take(&mut self.is_own_store);
+        self.attempts_without_store = if was_own { 0 } else { self.attempts_without_store.saturating_add(1) };
         self.status.send_modify(|s| {
             s.connected = false;
             s.error = why.into();
@@ -152,7 +224,7 @@ impl Holder {
         }
         self.answered.insert(kind);
         self.heard = true;
-        if self.kinds.iter().all(|k| self.answered.contains(k)) && !self.status.borrow().live {
+        if self.incoming.is_none() && self.kinds.iter().all(|k| self.answered.contains(k)) && !self.status.borrow().live {
             self.status.send_modify(|s| (s.ready, s.live) = (true, true));
             // The first full state is on disk before anyone relies on it.
             self.dirty = true;
@@ -163,10 +235,15 @@ impl Holder {
 
     /// Status and gauges follow the state.
     fn show(&mut self) {
-        let (generation, resources, closed) = self.with_state(|s| {
+        let (generation, resources, closed, store) = self.with_state(|s| {
             let count = |k: &Kind| (kind_name(*k).to_string(), s.count(*k));
-            (s.generation().0, self.kinds.iter().map(count).collect(), s.closed().clone())
+            let store = s.store.map(|store| store.to_string()).unwrap_or_default();
+            (s.generation().0, self.kinds.iter().map(count).collect(), s.closed().clone(), store)
         });
+        if !store.is_empty() && self.status.borrow().other_store == store {
+            self.counts.other_store(false);
+            self.status.send_modify(|s| s.other_store.clear());
+        }
         self.counts.generation(generation);
         self.counts.closed(closed.len());
         for (tenant, closure) in closed.iter().filter(|(tenant, closure)| self.shown.get(*tenant) != Some(*closure)) {
@@ -177,7 +254,7 @@ impl Holder {
         }
         self.shown = closed.clone();
         self.status.send_modify(|s| {
-            (s.generation, s.resources) = (generation, resources);
+            (s.generation, s.resources, s.store) = (generation, resources, store);
             if s.closed != *closed {
                 s.closed = (*closed).clone();
             }

@@ -69,6 +69,9 @@ impl Holder {
     }
 
     fn try_take(&mut self, response: &DeltaDiscoveryResponse) -> Result<Outcome, Refusal> {
+        if let Some(incoming) = self.incoming.take() {
+            return self.try_replace(incoming, response);
+        }
         let mut state = lock(&self.state);
         let (change, mut refused) = examine(&state, &self.kinds, response)?;
         let kind = change.kind;
@@ -88,7 +91,8 @@ impl Holder {
             Tell::Change => refused.extend(tell_change(&mut self.apply, &mut state, change, &refused, &self.kinds, watches)),
             Tell::Whole => {
                 let undo = advance(&mut state, &change, &refused, &self.kinds, watches);
-                let all = match tell_whole(&mut self.apply, &mut state, Origin::Controller, &self.kinds, watches) {
+                let told = State::default();
+                let all = match tell_whole(&mut self.apply, &told, &mut state, Origin::Controller, &self.kinds, watches) {
                     Ok(all) => all,
                     Err(why) => {
                         state.undo(undo);
@@ -102,6 +106,50 @@ impl Holder {
         }
         self.dirty |= said_something;
         Ok(Outcome { kind, refused, earlier })
+    }
+
+    /// Takes in a response of another store. What is held of the old one stays in force until the new state is whole, and then gives way at
+    /// once: resources of two stores are never mixed.
+    fn try_replace(&mut self, mut incoming: State, response: &DeltaDiscoveryResponse) -> Result<Outcome, Refusal> {
+        let (change, mut refused) = match examine(&incoming, &self.kinds, response) {
+            Ok(examined) => examined,
+            Err(refusal) => {
+                self.incoming = Some(incoming);
+                return Err(refusal);
+            }
+        };
+        let kind = change.kind;
+        let watches = self.kinds.contains(&Kind::Manifest);
+        let undo = advance(&mut incoming, &change, &refused, &self.kinds, watches);
+        // Who is told no manifests cannot wait for them.
+        let is_sealed = !watches || incoming.unsealed.is_empty();
+        if !self.is_answered_with(kind) || !is_sealed {
+            self.incoming = Some(incoming);
+            return Ok(Outcome { kind, refused, earlier: 0 });
+        }
+        let mut state = lock(&self.state);
+        // Until it is ready, the caller was told nothing.
+        let told = if self.status.borrow().ready { state.clone() } else { State::default() };
+        let all = match tell_whole(&mut self.apply, &told, &mut incoming, Origin::Controller, &self.kinds, watches) {
+            Ok(all) => all,
+            Err(why) => {
+                incoming.undo(undo);
+                self.incoming = Some(incoming);
+                return Err(Refusal::Caller(why));
+            }
+        };
+        tracing::warn!(
+            store = incoming.store.map(tracing::field::display),
+            old = told.store.map(tracing::field::display),
+            generation = incoming.generation().0,
+            "the state of another controller's store has replaced what was held"
+        );
+        *state = incoming;
+        let (here, before): (Vec<_>, Vec<_>) = all.into_iter().partition(|r| r.kind == kind && is_in(response, &r.name));
+        refused.extend(here);
+        self.dirty = true;
+        self.counts.store_replaced();
+        Ok(Outcome { kind, refused, earlier: before.len() })
     }
 }
 
@@ -165,19 +213,20 @@ fn close_and_tell(apply: &mut Apply, state: &mut State, refused: &[RefusedResour
     }
 }
 
-/// Tells the caller a whole state for the first time. What it refuses is taken out of the state. If it refuses all, the tenants are told
-/// one after the other and those that are refused are left out; `Err`: none was accepted.
+/// Tells the caller a whole state, in place of `told`, which is empty the first time. What it refuses is taken out of the state. If it
+/// refuses all, the tenants are told one after the other and those that are refused are left out; `Err`: none was accepted.
 pub(super) fn tell_whole(
     apply: &mut Apply,
+    told: &State,
     state: &mut State,
     origin: Origin,
     kinds: &[Kind],
     watches: bool,
 ) -> Result<Vec<RefusedResource>, String> {
-    let all = Update { origin, ..whole(kinds, state) };
+    let all = Update { origin, removals: told.missing_in(state), ..whole(kinds, state) };
     let refused = match ask(apply, &all, state) {
         Ok(list) => list,
-        Err(why) => tell_each(apply, state, &all, why)?,
+        Err(why) => tell_each(apply, told, state, &all, why)?,
     };
     if refused.is_empty() {
         return Ok(refused);
@@ -188,19 +237,21 @@ pub(super) fn tell_whole(
 }
 
 /// Builds the state up by tenants, the provider's resources first; gives those of the tenants that the caller refuses.
-fn tell_each(apply: &mut Apply, state: &mut State, all: &Update, why: String) -> Result<Vec<RefusedResource>, String> {
+fn tell_each(apply: &mut Apply, told: &State, state: &mut State, all: &Update, why: String) -> Result<Vec<RefusedResource>, String> {
     let mut parts: BTreeMap<Option<TenantName>, Vec<&std::sync::Arc<Resource>>> = BTreeMap::new();
     for resource in &all.upserts {
         parts.entry(resource.tenant().cloned()).or_default().push(resource);
     }
-    let mut accepted = State { generation: state.generation(), closed: state.closed().clone(), ..State::default() };
+    let mut accepted = State { store: state.store, generation: state.generation(), closed: state.closed().clone(), ..State::default() };
     let (mut refused, mut taken) = (Vec::new(), 0);
     for (_, resources) in parts {
         let mut next = accepted.clone();
         resources.iter().for_each(|r| next.copy(state, r.kind(), &r.name()));
         // A data plane that replaces everything at a snapshot is told the whole of what is accepted so far.
         let upserts = Kind::ALL.iter().flat_map(|k| next.of(*k).cloned()).collect();
-        match ask(apply, &Update { upserts, ..all.clone() }, &next) {
+        // What was told before goes with the first part that is accepted.
+        let removals = if taken == 0 { told.missing_in(&next) } else { Vec::new() };
+        match ask(apply, &Update { upserts, removals, ..all.clone() }, &next) {
             Ok(list) => {
                 refused.extend(list);
                 taken += 1;

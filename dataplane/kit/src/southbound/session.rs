@@ -11,8 +11,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Streaming};
 
 use super::SubscriberConfig;
-use super::held::Holder;
+use super::held::{Holder, StoreMatch};
 use super::intake::Nack;
+use super::share_report::{self, ShareReporter};
 use super::state::State;
 use crate::controller::{self, Connection, ControllerError};
 
@@ -33,6 +34,7 @@ pub(super) struct Timing {
     pub(super) first_answer: Duration,
     pub(super) backoff: (Duration, Duration),
     pub(super) write: Duration,
+    pub(super) shares: Duration,
 }
 
 impl Default for Timing {
@@ -42,12 +44,19 @@ impl Default for Timing {
             first_answer: Duration::from_secs(30),
             backoff: (Duration::from_millis(10), Duration::from_secs(15)),
             write: Duration::from_secs(1),
+            shares: share_report::REPORT_INTERVAL,
         }
     }
 }
 
 /// Follows one controller until the stream ends. `holder` is told of every response.
-pub(super) async fn follow(config: &SubscriberConfig, timing: &Timing, attempt: usize, holder: &mut Holder) -> Ended {
+pub(super) async fn follow(
+    config: &SubscriberConfig,
+    timing: &Timing,
+    attempt: usize,
+    holder: &mut Holder,
+    reporter: &ShareReporter,
+) -> Ended {
     let connection = match holder.meanwhile(config.controller.connect_with(attempt, timing.keepalive)).await {
         Ok(c) => c,
         Err(e) => {
@@ -57,7 +66,7 @@ pub(super) async fn follow(config: &SubscriberConfig, timing: &Timing, attempt: 
     };
     // Room for every first request and an answer to every response in flight.
     let (requests, outbound) = mpsc::channel(64);
-    for request in holder.with_state(|state| first_requests(config, state)) {
+    for request in holder.with_wanted_state(|state| first_requests(config, state)) {
         if requests.send(request).await.is_err() {
             return Ended { reason: "closed", why: "the stream ended before it began".into() };
         }
@@ -72,7 +81,10 @@ pub(super) async fn follow(config: &SubscriberConfig, timing: &Timing, attempt: 
         Err(_) => return mute(timing.first_answer),
     };
     holder.connected(&connection.address);
-    receive(&connection, &mut responses, &requests, timing, holder).await
+    tokio::select! {
+        ended = receive(&connection, &mut responses, &requests, timing, holder) => ended,
+        never = reporter.run(&connection, timing.shares) => match never {},
+    }
 }
 
 async fn receive(
@@ -98,6 +110,13 @@ async fn receive(
             Err(_) => return mute(timing.first_answer),
         };
         answered = true;
+        match wire::store_of(&response).map(|store| store.map(|store| holder.meet_store(store))) {
+            Ok(None | Some(StoreMatch::Same)) => {}
+            Ok(Some(StoreMatch::Restart)) => {
+                return Ended { reason: "other_store", why: "the controller has another store than the state that was asked for".into() };
+            }
+            Err(e) => return Ended { reason: "error", why: e.to_string() },
+        }
         let verdict = holder.take(&response);
         let answer = DeltaDiscoveryRequest {
             type_url: response.type_url,

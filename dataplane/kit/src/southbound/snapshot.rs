@@ -51,7 +51,7 @@ pub(super) fn write(path: &Path, state: &State) -> std::io::Result<()> {
         names.sort_by_key(|(name, _)| *name);
         entries.extend(names.into_iter().map(|(_, h)| (&*h.version, &*h.resource)));
     }
-    durable::replace(path, &wire::encode(state.generation, entries))
+    durable::replace(path, &wire::encode(wire::Head { generation: state.generation, store: state.store }, entries))
 }
 
 /// Reads the state of the kinds named; entries of other kinds are left out.
@@ -60,8 +60,8 @@ pub fn read(path: &Path, kinds: &[Kind]) -> Result<State, SnapshotError> {
         std::io::ErrorKind::NotFound => SnapshotError::Missing,
         _ => SnapshotError::Unreadable(e),
     })?;
-    let (generation, entries) = wire::decode(&bytes, kinds).map_err(SnapshotError::Content)?;
-    let mut state = State { generation, ..State::default() };
+    let (head, entries) = wire::decode(&bytes, kinds).map_err(SnapshotError::Content)?;
+    let mut state = State { generation: head.generation, store: head.store, ..State::default() };
     for e in entries {
         let (kind, name) = (e.resource.kind(), e.resource.name());
         let held = Held { version: e.version.into(), resource: Arc::new(e.resource) };

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use canal_model::ids::{Generation, TenantName};
+use canal_model::ids::{Generation, StoreId, TenantName};
 use canal_model::program::{Kind, Resource};
 use canal_wire::discovery::{DeltaDiscoveryResponse, Resource as Envelope};
 use canal_wire::southbound as wire;
@@ -15,6 +15,8 @@ use super::{Origin, RefusedResource, Update};
 /// The full view: every resource held, by kind and name, with its version. Cloning it copies the tables, not the resources.
 #[derive(Debug, Clone, Default)]
 pub struct State {
+    /// The controller's store that all of it is of; `None`: no controller named one yet.
+    pub(super) store: Option<StoreId>,
     pub(super) generation: Generation,
     pub(super) kinds: BTreeMap<Kind, HashMap<Arc<str>, Held>>,
     pub(super) closed: Arc<ClosedTenants>,
@@ -33,6 +35,17 @@ impl State {
     /// The newest generation accepted.
     pub fn generation(&self) -> Generation {
         self.generation
+    }
+
+    /// The controller's store that all of it is of.
+    pub fn store(&self) -> Option<StoreId> {
+        self.store
+    }
+
+    /// Names that are held here and not in `other`.
+    pub(super) fn missing_in(&self, other: &State) -> Vec<(Kind, String)> {
+        let all = self.kinds.iter().flat_map(|(kind, held)| held.keys().map(|name| (*kind, name)));
+        all.filter(|(kind, name)| other.get(*kind, name).is_none()).map(|(kind, name)| (kind, name.to_string())).collect()
     }
 
     /// All of a kind, in no order.
@@ -190,8 +203,8 @@ pub(super) enum Refusal {
     #[error("{0:?} is not a generation: write a decimal number in system_version_info")]
     Generation(String),
     #[error(
-        "generation {offered} is older than {held}, which this data plane holds; if the controller's store was replaced on purpose, \
-         remove this data plane's snapshot file and restart it"
+        "generation {offered} is older than {held}, which this data plane holds of the same store; if the controller's store was set back on \
+         purpose, remove this data plane's snapshot file and restart it"
     )]
     Stale { offered: u64, held: u64 },
     #[error("{name}: {why}")]

@@ -4,3 +4,5 @@ mod closure;
 mod life;
 mod response;
 mod rig;
+mod shares;
+mod store;

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use canal_wire::fleet::fleet_server::Fleet;
-use canal_wire::fleet::{EdgeOrders, EdgeState, ReplicaOrders, ReplicaState};
+use canal_wire::fleet::{EdgeOrders, EdgeState, ReplicaOrders, ReplicaState, ShareReportAnswer, ShareState};
 use tonic::{Request, Response, Status};
 
 use super::fake::authenticate;
@@ -13,6 +13,7 @@ use super::fake::authenticate;
 pub struct Heard {
     pub replicas: Vec<ReplicaState>,
     pub edges: Vec<EdgeState>,
+    pub shares: Vec<ShareState>,
     pub replica_orders: ReplicaOrders,
     pub edge_orders: EdgeOrders,
 }
@@ -42,5 +43,11 @@ impl Fleet for Reports {
         let mut heard = self.heard();
         heard.edges.push(request.into_inner());
         Ok(Response::new(heard.edge_orders.clone()))
+    }
+
+    async fn share_report(&self, request: Request<ShareState>) -> Result<Response<ShareReportAnswer>, Status> {
+        authenticate(&request)?;
+        self.heard().shares.push(request.into_inner());
+        Ok(Response::new(ShareReportAnswer {}))
     }
 }

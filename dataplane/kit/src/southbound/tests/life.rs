@@ -199,7 +199,7 @@ fn older(good: &[u8]) -> canal_wire::program::Snapshot {
 fn format(format: u32, resource: &[u8]) -> canal_wire::program::Snapshot {
     let type_url = canal_wire::southbound::type_url(Kind::Tenant).into();
     let entry = canal_wire::program::snapshot::Entry { type_url, name: "alpha".into(), version: "1".into(), resource: resource.to_vec() };
-    canal_wire::program::Snapshot { format, generation: 1, entries: vec![entry], digest: Vec::new() }
+    canal_wire::program::Snapshot { format, generation: 1, entries: vec![entry], digest: Vec::new(), store: String::new() }
 }
 
 fn signed(content: &[u8]) -> Vec<u8> {

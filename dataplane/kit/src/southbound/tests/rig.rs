@@ -82,6 +82,7 @@ pub(super) fn response(generation: u64, kind: Kind, put: &[Resource], remove: &[
         resources: put.iter().map(envelope).collect(),
         removed_resources: remove.iter().map(ToString::to_string).collect(),
         nonce: format!("n{generation}"),
+        control_plane: None,
     }
 }
 
@@ -96,6 +97,8 @@ pub(super) struct Rig {
     pub(super) refuse: Arc<AtomicBool>,
     /// Resources of these names the caller cannot use.
     pub(super) unusable: Arc<Mutex<BTreeSet<String>>>,
+    /// Resources of these names the caller has no room for.
+    pub(super) no_room: Arc<Mutex<BTreeSet<String>>>,
     /// Tenants that were closed when the caller was told last.
     pub(super) closed: Arc<Mutex<Vec<String>>>,
     pub(super) trigger: Trigger,
@@ -112,6 +115,7 @@ impl Rig {
             told: Arc::default(),
             refuse: Arc::default(),
             unusable: Arc::default(),
+            no_room: Arc::default(),
             closed: Arc::default(),
             trigger,
             drain,
@@ -140,7 +144,8 @@ impl Rig {
             kinds: kinds.to_vec(),
             snapshot: self.snapshot(),
         };
-        let timing = Timing { keepalive: (ms(100), ms(200)), first_answer: ms(2000), backoff: (ms(5), ms(50)), write: ms(200) };
+        let timing =
+            Timing { keepalive: (ms(100), ms(200)), first_answer: ms(2000), backoff: (ms(5), ms(50)), write: ms(200), shares: ms(50) };
         Subscriber::start_with(config, &self.registry, self.drain.clone(), self.apply(), timing)
     }
 
@@ -155,7 +160,7 @@ impl Rig {
 
     fn apply(&self) -> Apply {
         let (told, refuse) = (self.told.clone(), self.refuse.clone());
-        let (unusable, closed) = (self.unusable.clone(), self.closed.clone());
+        let (unusable, no_room, closed) = (self.unusable.clone(), self.no_room.clone(), self.closed.clone());
         Box::new(move |update, state| {
             if refuse.load(Relaxed) {
                 return Err("the caller does not like it".into());
@@ -168,8 +173,12 @@ impl Rig {
             *closed.lock().unwrap() = state.closed().keys().map(ToString::to_string).collect();
             told.lock().unwrap().push((update.origin, update.generation.0, names, removals, counts));
             let unusable = unusable.lock().unwrap();
-            let all = Kind::ALL.iter().flat_map(|kind| state.of(*kind)).filter(|r| unusable.contains(&r.name()));
-            Ok(all.map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used")).collect())
+            let no_room = no_room.lock().unwrap();
+            let all = || Kind::ALL.iter().flat_map(|kind| state.of(*kind));
+            let refused = all().filter(|r| unusable.contains(&r.name()));
+            let refused = refused.map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
+            let omitted = all().filter(|r| no_room.contains(&r.name()));
+            Ok(refused.chain(omitted.map(|r| RefusedResource::for_want_of_room(r.kind(), r.name(), "is full"))).collect())
         })
     }
 

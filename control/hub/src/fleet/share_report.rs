@@ -1,0 +1,133 @@
+//! What a data plane reports of its limits: how much tenants hold of each, and which of their resources it has no room for. Read once and
+//! checked; it is shown in `canal status`, and nothing is decided by it.
+
+use canal_model::ids::TenantName;
+use canal_model::principal::Principal;
+use canal_model::share::ShareKind;
+use canal_wire::fleet::ShareState;
+use canal_wire::{OMITTED_MAX, SHARE_REPORT_BYTES_MAX, SHARE_ROWS_MAX};
+use prost::Message;
+
+use super::report::Refusal;
+use crate::catalog::Catalog;
+
+/// One tenant's use of one limit of a data plane.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ReportedShare {
+    pub(crate) kind: ShareKind,
+    pub(crate) tenant: TenantName,
+    pub(crate) used: u64,
+    pub(crate) max: u64,
+    pub(crate) refused: u64,
+    pub(crate) revoked: u64,
+}
+
+/// A tenant's resource that a data plane has no room for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ReportedOmission {
+    pub(crate) tenant: TenantName,
+    /// Kind and name.
+    pub(crate) resource: String,
+    pub(crate) why: String,
+}
+
+/// One data plane's report, of tenants that it may speak of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ShareReport {
+    pub(crate) shares: Vec<ReportedShare>,
+    pub(crate) omissions: Vec<ReportedOmission>,
+}
+
+impl ShareReport {
+    /// Reads a report of `who`. What it says of tenants that are not its own, or not there, is left out.
+    pub(crate) fn read(state: ShareState, who: &Principal, catalog: &Catalog) -> Result<Self, Refusal> {
+        let own = match who {
+            Principal::Node { tenant, .. } => Some(tenant),
+            Principal::KeyServer { tenant, .. } => tenant.as_ref(),
+            Principal::Gateway { .. } | Principal::Edge { .. } => None,
+            Principal::Operator { .. } => return Err(Refusal::NotADataPlane(who.to_string())),
+        };
+        let bytes = state.encoded_len();
+        if bytes > SHARE_REPORT_BYTES_MAX {
+            return Err(Refusal::Bytes { bytes, limit: SHARE_REPORT_BYTES_MAX });
+        }
+        for (given, limit) in [(state.rows.len(), SHARE_ROWS_MAX), (state.omitted.len(), OMITTED_MAX)] {
+            if given > limit {
+                return Err(Refusal::Entries { given, limit });
+            }
+        }
+        let tenant_of = |name: &str| {
+            let (name, _) = catalog.tenants.get_key_value(&TenantName::new(name).ok()?)?;
+            own.is_none_or(|own| own == name).then(|| name.clone())
+        };
+        let mut report = Self::default();
+        for row in state.rows {
+            let kind = ShareKind::ALL.iter().copied().find(|kind| kind.label() == row.limit);
+            // A newer build may have limits that this one does not know.
+            let (Some(kind), Some(tenant)) = (kind, tenant_of(&row.tenant)) else { continue };
+            let (used, max, refused, revoked) = (row.used, row.max, row.refused, row.revoked);
+            report.shares.push(ReportedShare { kind, tenant, used, max, refused, revoked });
+        }
+        for omitted in state.omitted {
+            let Some(tenant) = tenant_of(&omitted.tenant) else { continue };
+            report.omissions.push(ReportedOmission { tenant, resource: format!("{} {}", omitted.kind, omitted.name), why: omitted.why });
+        }
+        Ok(report)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_wire::fleet::{OmittedResource, ShareRow};
+
+    use super::*;
+
+    fn row(limit: &str, tenant: &str) -> ShareRow {
+        ShareRow { limit: limit.into(), tenant: tenant.into(), used: 3, max: 4, refused: 5, revoked: 6 }
+    }
+
+    fn catalog() -> Catalog {
+        let mut catalog = Catalog::default();
+        for name in ["alpha", "beta"] {
+            let nothing = crate::catalog::Compiled::of_provider(Vec::new());
+            let view = crate::catalog::TenantView::next(None, nothing, canal_model::ids::Generation(1));
+            catalog.tenants.insert(name.parse().unwrap(), std::sync::Arc::new(view));
+        }
+        catalog
+    }
+
+    #[test]
+    fn a_data_plane_speaks_of_its_own_tenants_only() {
+        let node = Principal::Node { name: "n1".parse().unwrap(), tenant: "alpha".parse().unwrap(), az: "az1".parse().unwrap() };
+        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
+        let operator = Principal::Operator { name: "ann".parse().unwrap(), tenant: None };
+        let limit = ShareKind::GatewayConnections.label();
+        let omitted =
+            |tenant: &str| OmittedResource { tenant: tenant.into(), kind: "bucket table".into(), name: "t".into(), why: "w".into() };
+        let state = ShareState {
+            rows: vec![row(limit, "alpha"), row(limit, "beta"), row(limit, "gamma"), row("of_the_future", "alpha"), row(limit, "UPPER")],
+            omitted: vec![omitted("alpha"), omitted("beta"), omitted("gamma")],
+        };
+        let seen = |who: &Principal| {
+            let report = ShareReport::read(state.clone(), who, &catalog()).unwrap();
+            let of = |t: &TenantName| t.to_string();
+            (
+                report.shares.iter().map(|s| of(&s.tenant)).collect::<Vec<_>>(),
+                report.omissions.iter().map(|o| of(&o.tenant)).collect::<Vec<_>>(),
+            )
+        };
+        assert_eq!(seen(&node), (vec!["alpha".to_string()], vec!["alpha".to_string()]));
+        assert_eq!(seen(&gateway), (vec!["alpha".to_string(), "beta".into()], vec!["alpha".to_string(), "beta".into()]));
+        assert_eq!(ShareReport::read(state, &operator, &catalog()).unwrap_err().name(), "not_a_data_plane");
+    }
+
+    #[test]
+    fn a_report_is_bounded_in_rows_and_bytes() {
+        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
+        let refused = |state| ShareReport::read(state, &gateway, &catalog()).unwrap_err().name();
+        let rows = vec![row("x", "alpha"); SHARE_ROWS_MAX + 1];
+        assert_eq!(refused(ShareState { rows, omitted: vec![] }), "entries");
+        let rows = vec![row(&"x".repeat(SHARE_REPORT_BYTES_MAX), "alpha")];
+        assert_eq!(refused(ShareState { rows, omitted: vec![] }), "bytes");
+    }
+}
