@@ -14,16 +14,26 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| Mesh::up("mesh.yaml", "e2e-config"))
 }
 
-/// A route for reviews whose content depends on `n`: weights, a header rule and a number of path rules all change.
+/// The two halves of the application behind reviews, as services of their own.
+const HALVES: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: reviews-a, namespace: default}\nspec:\n  \
+    clusterIP: 10.101.0.61\n  selector: {app: reviews, version: v1}\n  ports: [{name: http, port: 9080, targetPort: 9080}]\n\
+    ---\napiVersion: v1\nkind: Service\nmetadata: {name: reviews-b, namespace: default}\nspec:\n  \
+    clusterIP: 10.101.0.62\n  selector: {app: reviews, version: v2}\n  ports: [{name: http, port: 9080, targetPort: 9080}]\n";
+
+/// A route for reviews whose content depends on `n`: the rule that matches what the load asks for changes its kind, its place and its
+/// destination, and rules come and go before it. Even ones lead to one half of the application, odd ones to the other.
 fn route(n: u32) -> String {
-    let extra: String = (0..n % 4)
+    let others: String = (0..n % 4)
         .map(|i| {
             format!("  - matches: [{{path: {{type: Exact, value: /never/{n}/{i}}}}}]\n    backendRefs: [{{name: nobody, port: 80}}]\n")
         })
         .collect();
+    let (kind, value) = [("Exact", "/reviews/0"), ("PathPrefix", "/reviews"), ("PathPrefix", "/")][n as usize % 3];
+    let half = if n.is_multiple_of(2) { "reviews-a" } else { "reviews-b" };
     format!(
         "apiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: reviews, namespace: default}}\nspec:\n  \
-         parentRefs: [{{group: \"\", kind: Service, name: reviews, port: 9080}}]\n  rules:\n{extra}  - backendRefs:\n    - {{name: reviews, port: 9080, weight: {}}}\n",
+         parentRefs: [{{group: \"\", kind: Service, name: reviews, port: 9080}}]\n  rules:\n{others}  \
+         - matches: [{{path: {{type: {kind}, value: {value}}}}}]\n    backendRefs:\n    - {{name: {half}, port: 9080, weight: {}}}\n",
         1 + n % 100
     )
 }
@@ -35,17 +45,22 @@ fn apply(mesh: &Mesh, text: &str) -> canal_e2e::Said {
     mesh.canal(&["apply", "--tenant", "alpha", "-f", file.to_str().unwrap()])
 }
 
-/// As many loads, one after another, as the changes take. None is made between them.
+/// As many loads, one after another, as the changes take. None is made between them. Each change sends what the load asks for elsewhere, which
+/// the load sees by who answers.
 #[test]
 fn a_thousand_changes_lose_no_request() {
     const SECONDS: u64 = 20;
     const ROUNDS_MAX: u32 = 12;
     let mesh = mesh();
+    apply(mesh, &format!("{HALVES}---\n{}", route(0))).ok();
+    mesh.converge(Duration::from_secs(10));
     let (mut changes, mut rounds, mut requests, mut took) = (0, 0, 0, Duration::ZERO);
+    let mut answered = [0, 0];
     while changes < 1000 {
         assert!(rounds < ROUNDS_MAX, "{changes} changes only in {rounds} loads of {SECONDS} s");
         rounds += 1;
-        let load = mesh.spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "200", "-c", "8", "-d", &SECONDS.to_string()]);
+        let load = mesh
+            .spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "200", "-c", "8", "-d", &SECONDS.to_string(), "--served-by", "x-pod"]);
         let started = Instant::now();
         while changes < 1000 && started.elapsed() < Duration::from_secs(SECONDS - 1) {
             apply(mesh, &route(changes)).ok();
@@ -57,17 +72,28 @@ fn a_thousand_changes_lose_no_request() {
         let succeeded = report["succeeded"].as_u64().unwrap_or(0);
         assert!(succeeded > SECONDS * 200 * 2 / 3, "{report}");
         requests += succeeded;
+        for (half, pod) in ["reviews-v1-0", "reviews-v2-0"].into_iter().enumerate() {
+            answered[half] += report["served_by"][pod].as_u64().unwrap_or(0);
+        }
     }
-    println!("{changes} changes in {:.1} s; {requests} requests, none failed", took.as_secs_f64());
+    let each = took.as_secs_f64() / f64::from(changes);
+    println!("{changes} changes in {:.1} s; {requests} requests, none failed; by half: {answered:?}", took.as_secs_f64());
+    // Half of the time each, but for the time after the last change of a round.
+    assert!(
+        answered.into_iter().all(|half| half >= requests / 5),
+        "changes of {each:.3} s each did not move the load: {answered:?} of {requests}"
+    );
     mesh.converge(Duration::from_secs(10));
-    mesh.canal(&["delete", "--tenant", "alpha", "HTTPRoute", "reviews"]).ok();
+    for (kind, name) in [("HTTPRoute", "reviews"), ("Service", "reviews-a"), ("Service", "reviews-b")] {
+        mesh.canal(&["delete", "--tenant", "alpha", kind, name]).ok();
+    }
 }
 
 /// A change is seen by the very next requests, and one that is refused changes nothing.
 #[test]
 fn a_change_shows_and_a_broken_one_is_refused_whole() {
     let mesh = mesh();
-    let to_nobody = route(0).replace("name: reviews, port: 9080, weight", "name: nobody, port: 80, weight");
+    let to_nobody = route(0).replace("name: reviews-a, port: 9080, weight", "name: nobody, port: 80, weight");
     let status = || mesh.run(CLIENT, &["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", REVIEWS]).ok();
     assert_eq!(status().trim(), "200");
     apply(mesh, &to_nobody).ok();
