@@ -58,7 +58,7 @@ pub(crate) async fn bind(address: SocketAddr, flag: &'static str) -> Result<TcpL
     TcpListener::bind(address).await.map_err(|why| ListenError::Bind { address, why, flag })
 }
 
-/// The socket in `folder`, in place of one that an earlier process left. Only for who holds the store in the folder.
+/// The socket in `folder`, in place of one that an earlier process left: who holds the store in the folder is alone there.
 pub(crate) fn bind_socket(folder: &Path) -> Result<DoorListener, ListenError> {
     let path = folder.join(ADMIN_SOCKET_NAME);
     try_bind_socket(folder, path.clone()).map_err(|why| ListenError::Socket { path, why })

@@ -249,7 +249,6 @@ impl Hub {
         let parts = infra.of_components().map_err(|e| InfraError::Signing(e.to_string()))?;
         let first = first_principals(&config.principals)?;
         let listener = Listener::bind(config.listen, infra, &config.limits).await?;
-        // The store is this process's: whatever socket lies there was left by one that has ended.
         let socket = doors::bind_socket(&config.data_dir)?;
         let admin = door(config.admin, "--admin-addr").await?;
         let metrics_door = door(config.metrics, "--metrics-addr").await?;
