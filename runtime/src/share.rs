@@ -97,6 +97,8 @@ pub struct TenantLimitUsage {
     pub used: u64,
     /// Refusals of holders that are no longer listed by themselves.
     pub refused_before: u64,
+    /// Permits that were revoked of such holders.
+    pub revoked_before: u64,
     /// In the order of the holders' names: whoever holds something, and whoever was refused something lately.
     pub holders: Vec<ShareUsage>,
 }
@@ -167,7 +169,8 @@ impl TenantLimit {
         Ok(TenantPermit { limit: self.clone(), id, revoked: None })
     }
 
-    /// Takes `amount` by a permit that is revoked when the limit is full and this holder the largest. The owner has to watch
+    /// Takes `amount` by a permit that is revoked when the limit is full and this holder the largest, and only if the taker gets what it asked
+    /// for by that. The owner has to watch
     /// [`TenantPermit::revoked`] and to drop what the permit stands for.
     ///
     /// # Errors
@@ -194,6 +197,11 @@ impl TenantLimit {
         self.ledger().used()
     }
 
+    /// Who gives way first when the limit is full: whoever holds the most by permits that can be revoked. Never the provider.
+    pub fn first_to_give_way(&self) -> Option<ShareHolder> {
+        self.ledger().first_to_give_way().cloned()
+    }
+
     /// What each holder uses, for metrics and `canal status`.
     pub fn usage(&self) -> TenantLimitUsage {
         self.ledger().usage(self.inner.kind)
@@ -217,14 +225,6 @@ impl TenantPermit {
     /// Gives `less` of it back, at most all.
     pub fn shrink(&mut self, less: u64) {
         self.limit.ledger().shrink(self.id, less);
-    }
-
-    /// Moves what the permit holds to another holder, when it becomes known whose it is.
-    ///
-    /// # Errors
-    /// As [`TenantLimit::take`] for the new holder; the permit stays with the old one.
-    pub fn move_to(&mut self, holder: &ShareHolder) -> Result<(), ShareRefusal> {
-        self.limit.ledger().move_to(self.id, holder)
     }
 
     /// Makes the permit one that is never revoked, for example once a connection proved itself.

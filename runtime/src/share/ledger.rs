@@ -7,7 +7,8 @@ use tokio::sync::watch;
 
 use super::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage};
 
-/// Holders that hold nothing and are listed only for what was refused to them; when there are more, all of them are dropped.
+/// Holders that hold nothing and are listed only for what was refused to them; when there are more, the networks among them are dropped, and
+/// if those are less than half of them, the others as well.
 const IDLE_HOLDERS_MAX: usize = 4096;
 
 /// What one holder has.
@@ -31,14 +32,8 @@ struct Permit {
     is_revoked: bool,
 }
 
-/// What there is to do for a take.
-#[derive(Debug, PartialEq, Eq)]
-enum Decision {
-    Grant,
-    /// The permits of this holder have to go, as many as it takes.
-    Revoke(ShareHolder),
-    Refuse(ShareRefusal),
-}
+/// A holder's permits that can be revoked, the first to go first.
+type Revocable<'a> = Box<dyn Iterator<Item = &'a u64> + 'a>;
 
 #[derive(Debug)]
 pub(super) struct Ledger {
@@ -54,6 +49,7 @@ pub(super) struct Ledger {
     next: u64,
     used: u64,
     refused_before: u64,
+    revoked_before: u64,
     /// Accounts with at least one permit.
     active: usize,
 }
@@ -72,6 +68,7 @@ impl Ledger {
             next: 0,
             used: 0,
             refused_before: 0,
+            revoked_before: 0,
             active: 0,
         }
     }
@@ -101,73 +98,125 @@ impl Ledger {
         }
     }
 
-    /// Whether `holder` may take `amount` more, and who gives way for it.
-    fn decide(&self, holder: &ShareHolder, amount: u64) -> Decision {
-        let own = self.accounts.get(holder).map_or(0, |a| a.used);
-        if own.saturating_add(amount) > self.max(holder) {
-            return Decision::Refuse(ShareRefusal::Share);
-        }
-        let provider = self.accounts.get(&ShareHolder::Provider).map_or(0, |a| a.used);
-        let has_room = match holder {
-            ShareHolder::Provider => self.used.saturating_add(amount) <= self.capacity,
-            // What the provider holds counts against its reserve first.
-            _ => (self.used - provider).saturating_add(amount).saturating_add(provider.max(self.reserve)) <= self.capacity,
-        };
-        if has_room {
-            return Decision::Grant;
-        }
-        // The largest of those who can give way; it must hold more than the caller will, or two would throw each other out for ever.
-        match self.by_size.last() {
-            Some((size, largest)) if *size > 0 && (*holder == ShareHolder::Provider || *size > own.saturating_add(amount)) => {
-                Decision::Revoke(largest.clone())
-            }
-            _ => Decision::Refuse(ShareRefusal::Full),
-        }
+    /// Whose permit goes first when the limit is full.
+    pub(super) fn first_to_give_way(&self) -> Option<&ShareHolder> {
+        self.by_size.last().map(|(_, holder)| holder)
     }
 
-    /// Makes room for `amount`, or counts the refusal.
+    /// The permits that have to go so that `holder`, without `gone` of what it has, may take `amount`. Nothing is revoked here: a take that is
+    /// refused costs nobody anything.
+    fn decide(&self, holder: &ShareHolder, amount: u64, gone: u64) -> Result<Vec<u64>, ShareRefusal> {
+        let own = self.accounts.get(holder).map_or(0, |a| a.used) - gone;
+        let wanted = own.saturating_add(amount);
+        if wanted > self.max(holder) {
+            return Err(ShareRefusal::Share);
+        }
+        let provider = self.accounts.get(&ShareHolder::Provider).map_or(0, |a| a.used);
+        let total = match holder {
+            ShareHolder::Provider => self.used.saturating_add(amount) - gone,
+            // What the provider holds counts against its reserve first.
+            _ => (self.used - provider).saturating_add(amount).saturating_add(provider.max(self.reserve)) - gone,
+        };
+        let mut missing = total.saturating_sub(self.capacity);
+        let mut chosen = Vec::new();
+        if missing == 0 {
+            return Ok(chosen);
+        }
+        // Who gives way must hold more than the caller will, or two would throw each other out for ever.
+        let least = if *holder == ShareHolder::Provider { 0 } else { wanted };
+        let mut rest = self.by_size.iter().rev().filter(|(_, other)| other != holder).peekable();
+        // Those of whom a permit was chosen, by what is left to them, with their further permits.
+        let mut begun: BTreeMap<(u64, &ShareHolder), Revocable<'_>> = BTreeMap::new();
+        while missing > 0 {
+            let next = rest.peek().map(|entry| (entry.0, &entry.1));
+            let largest = next.max(begun.last_key_value().map(|(entry, _)| *entry));
+            let Some((size, other)) = largest.filter(|(size, _)| *size > least) else { return Err(ShareRefusal::Full) };
+            let permits = if next == largest {
+                rest.next();
+                self.revocable(other)
+            } else {
+                begun.remove(&(size, other))
+            };
+            // A holder without a further permit is out.
+            let Some((id, permits)) = permits.and_then(|mut permits| Some((permits.next()?, permits))) else { continue };
+            let amount = self.permits.get(id).map_or(0, |permit| permit.amount);
+            chosen.push(*id);
+            missing = missing.saturating_sub(amount);
+            begun.insert((size - amount, other), permits);
+        }
+        Ok(chosen)
+    }
+
+    fn revocable(&self, holder: &ShareHolder) -> Option<Revocable<'_>> {
+        let ids = self.accounts.get(holder)?.revocable.keys();
+        Some(if self.give_way == GiveWay::Oldest { Box::new(ids) } else { Box::new(ids.rev()) })
+    }
+
+    /// Makes room for `amount`, or counts the refusal; then nobody has lost anything.
     fn make_room(&mut self, holder: &ShareHolder, amount: u64) -> Result<(), ShareRefusal> {
-        loop {
-            match self.decide(holder, amount) {
-                Decision::Grant => return Ok(()),
-                // Each turn revokes a permit, so this ends.
-                Decision::Revoke(largest) => self.revoke_one(&largest),
-                Decision::Refuse(refusal) => {
-                    self.open(holder).refused += 1;
-                    return Err(refusal);
-                }
+        let decided = self.decide(holder, amount, 0);
+        self.revoke(holder, decided)
+    }
+
+    /// Revokes what was chosen, or counts the refusal of `holder`.
+    fn revoke(&mut self, holder: &ShareHolder, decided: Result<Vec<u64>, ShareRefusal>) -> Result<(), ShareRefusal> {
+        match decided {
+            Ok(chosen) => {
+                chosen.into_iter().for_each(|id| self.revoke_one(id));
+                Ok(())
+            }
+            Err(refusal) => {
+                self.open(holder).refused += 1;
+                Err(refusal)
             }
         }
     }
 
     pub(super) fn take(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> Result<u64, ShareRefusal> {
         self.make_room(holder, amount)?;
+        Ok(self.grant(holder, amount, revoke))
+    }
+
+    /// A new permit, for which there is room.
+    fn grant(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> u64 {
         let id = self.next;
         self.next += 1;
         self.used += amount;
         self.attach(holder, id, amount, revoke);
         self.permits.insert(id, Permit { holder: holder.clone(), amount, is_revoked: false });
-        Ok(id)
+        id
     }
 
     /// [`Ledger::take`], for which the holder's own revocable permits go where nobody else's do.
     pub(super) fn take_replacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
-        // Each turn revokes a permit, so this ends.
-        while let Decision::Refuse(_) = self.decide(holder, amount)
-            && self.accounts.get(holder).is_some_and(|a| !a.revocable.is_empty())
-        {
-            self.revoke_one(&holder.clone());
+        let decided = self.decide_replacing(holder, amount);
+        self.revoke(holder, decided)?;
+        Ok(self.grant(holder, amount, Some(revoke)))
+    }
+
+    /// [`Ledger::decide`], with as few of the holder's own permits as it takes.
+    fn decide_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<Vec<u64>, ShareRefusal> {
+        let mut decided = self.decide(holder, amount, 0);
+        let (mut chosen, mut gone) = (Vec::new(), 0);
+        for id in self.revocable(holder).into_iter().flatten() {
+            if decided.is_ok() {
+                break;
+            }
+            chosen.push(*id);
+            gone += self.permits.get(id).map_or(0, |permit| permit.amount);
+            decided = self.decide(holder, amount, gone);
         }
-        self.take(holder, amount, Some(revoke))
+        chosen.extend(decided?);
+        Ok(chosen)
     }
 
     pub(super) fn grow(&mut self, id: u64, more: u64) -> Result<(), ShareRefusal> {
         let Some(holder) = self.permits.get(&id).filter(|p| !p.is_revoked).map(|p| p.holder.clone()) else {
             return Err(ShareRefusal::Full);
         };
+        // Nobody's own permits go for this, so the permit stays.
         self.make_room(&holder, more)?;
-        // Making room may have revoked this very permit.
-        let Some(permit) = self.permits.get_mut(&id).filter(|p| !p.is_revoked) else { return Err(ShareRefusal::Full) };
+        let Some(permit) = self.permits.get_mut(&id) else { return Err(ShareRefusal::Full) };
         permit.amount += more;
         self.used += more;
         self.change(&holder, id, |amount| amount + more);
@@ -181,26 +230,6 @@ impl Ledger {
         self.used -= less;
         let holder = permit.holder.clone();
         self.change(&holder, id, |amount| amount - less);
-    }
-
-    pub(super) fn move_to(&mut self, id: u64, holder: &ShareHolder) -> Result<(), ShareRefusal> {
-        let Some(permit) = self.permits.get(&id).filter(|p| !p.is_revoked) else { return Err(ShareRefusal::Full) };
-        if permit.holder == *holder {
-            return Ok(());
-        }
-        let (amount, old) = (permit.amount, permit.holder.clone());
-        let own = self.accounts.get(holder).map_or(0, |a| a.used);
-        // The whole does not change, so only the new holder's share can stand against it.
-        if own.saturating_add(amount) > self.max(holder) {
-            self.open(holder).refused += 1;
-            return Err(ShareRefusal::Share);
-        }
-        let revoke = self.detach(&old, id, amount);
-        self.attach(holder, id, amount, revoke);
-        if let Some(permit) = self.permits.get_mut(&id) {
-            permit.holder = holder.clone();
-        }
-        Ok(())
     }
 
     pub(super) fn keep(&mut self, id: u64) {
@@ -237,18 +266,14 @@ impl Ledger {
         }
     }
 
-    /// Revokes the first or last revocable permit of a holder.
-    fn revoke_one(&mut self, holder: &ShareHolder) {
-        let Some(account) = self.accounts.get_mut(holder) else { return };
-        let ids = &account.revocable;
-        let chosen = if self.give_way == GiveWay::Oldest { ids.keys().next() } else { ids.keys().next_back() };
-        let Some(id) = chosen.copied() else { return };
-        account.revoked += 1;
+    /// Takes a permit from its holder, and tells its owner.
+    fn revoke_one(&mut self, id: u64) {
         let Some(permit) = self.permits.get_mut(&id) else { return };
         permit.is_revoked = true;
-        let amount = permit.amount;
+        let (holder, amount) = (permit.holder.clone(), permit.amount);
         self.used -= amount;
-        if let Some(revoke) = self.detach(holder, id, amount) {
+        self.open(&holder).revoked += 1;
+        if let Some(revoke) = self.detach(&holder, id, amount) {
             // Nobody waits for it: then its owner looks by itself.
             revoke.send_replace(true);
         }
@@ -327,14 +352,27 @@ impl Ledger {
         if self.accounts.len() - self.active < IDLE_HOLDERS_MAX {
             return;
         }
-        // All at once, so that the scan is paid once in thousands of refusals.
-        let mut refused = 0;
-        self.accounts.retain(|_, account| {
-            let stays = account.permits > 0;
-            refused += if stays { 0 } else { account.refused };
+        // Addresses have no end and tenants do: whoever has many of the first must not set the second's counters back. So many go at once that
+        // the scan is paid once in thousands of refusals.
+        self.forget(|holder| matches!(holder, ShareHolder::Network(_)));
+        if self.accounts.len() - self.active > IDLE_HOLDERS_MAX / 2 {
+            self.forget(|_| true);
+        }
+    }
+
+    /// Drops accounts that hold nothing; what was counted in them is kept as a sum.
+    fn forget(&mut self, concerns: impl Fn(&ShareHolder) -> bool) {
+        let (mut refused, mut revoked) = (0, 0);
+        self.accounts.retain(|holder, account| {
+            let stays = account.permits > 0 || !concerns(holder);
+            if !stays {
+                refused += account.refused;
+                revoked += account.revoked;
+            }
             stays
         });
         self.refused_before += refused;
+        self.revoked_before += revoked;
     }
 
     pub(super) fn usage(&self, kind: ShareKind) -> TenantLimitUsage {
@@ -347,6 +385,7 @@ impl Ledger {
         };
         let mut holders: Vec<_> = self.accounts.iter().map(of).collect();
         holders.sort_by(|a, b| a.holder.cmp(&b.holder));
-        TenantLimitUsage { kind, capacity: self.capacity, used: self.used, refused_before: self.refused_before, holders }
+        let (refused_before, revoked_before) = (self.refused_before, self.revoked_before);
+        TenantLimitUsage { kind, capacity: self.capacity, used: self.used, refused_before, revoked_before, holders }
     }
 }

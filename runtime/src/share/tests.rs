@@ -148,15 +148,71 @@ fn kept_permit_is_never_revoked() {
 }
 
 #[test]
-fn permit_moves_to_the_tenant_once_it_is_known() {
+fn take_that_is_refused_costs_nobody_a_permit() {
     let limit = limit(10, 0, GiveWay::Oldest);
-    let network = ShareHolder::Network("10.1.0.0/24".parse().unwrap());
-    let mut permit = limit.take_revocable(&network, 2).unwrap();
-    permit.move_to(&tenant("alpha")).unwrap();
-    assert_eq!((used(&limit, &network), used(&limit, &tenant("alpha"))), (0, 2));
-    let _rest = limit.take(&tenant("beta"), 5).unwrap();
-    assert_eq!(permit.move_to(&tenant("beta")).unwrap_err(), ShareRefusal::Share);
-    assert_eq!(used(&limit, &tenant("alpha")), 2, "a refused move changes nothing");
+    limit.set_default_share(Share::Percent(100));
+    let alpha: Vec<_> = (0..6).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
+    let beta: Vec<_> = (0..4).map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap()).collect();
+    // Alpha could give one and no more before it has less than gamma would.
+    assert_eq!(limit.take(&tenant("gamma"), 5).unwrap_err(), ShareRefusal::Full);
+    let mut gamma = limit.take(&tenant("gamma"), 0).unwrap();
+    assert_eq!(gamma.grow(5).unwrap_err(), ShareRefusal::Full);
+    assert!(alpha.iter().chain(&beta).all(|permit| !permit.is_revoked()));
+    // Three are had: two of the larger, which has as many as the other then, and one of that.
+    gamma.grow(3).unwrap();
+    let lost = |permits: &[TenantPermit]| permits.iter().filter(|permit| permit.is_revoked()).count();
+    assert_eq!((lost(&alpha), lost(&beta), limit.used()), (2, 1, 10));
+}
+
+#[test]
+fn several_large_holders_give_way_in_turn() {
+    let limit = limit(12, 0, GiveWay::Newest);
+    limit.set_default_share(Share::Percent(100));
+    let held = |name: &str, count: u64| (0..count).map(|_| limit.take_revocable(&tenant(name), 1).unwrap()).collect::<Vec<_>>();
+    let (alpha, beta) = (held("alpha", 7), held("beta", 5));
+    let _provider = limit.take(&ShareHolder::Provider, 6).unwrap();
+    assert_eq!((used(&limit, &tenant("alpha")), used(&limit, &tenant("beta"))), (3, 3));
+    let kept = |permits: &[TenantPermit]| permits.iter().map(|permit| !permit.is_revoked()).collect::<Vec<_>>();
+    assert_eq!(kept(&alpha), [true, true, true, false, false, false, false]);
+    assert_eq!(kept(&beta), [true, true, true, false, false]);
+}
+
+#[test]
+fn replacing_take_that_is_refused_revokes_none_of_its_own() {
+    let limit = limit(10, 0, GiveWay::Oldest);
+    let alpha = tenant("alpha");
+    let _kept = limit.take(&alpha, 3).unwrap();
+    let own = [(); 2].map(|()| limit.take_replacing(&alpha, 1).unwrap());
+    // The provider lowers the share below what the tenant keeps.
+    limit.set_default_share(Share::Amount(3));
+    assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
+    assert!(own.iter().all(|permit| !permit.is_revoked()));
+    assert_eq!(limit.used(), 5);
+}
+
+#[test]
+fn what_was_revoked_of_forgotten_holders_is_still_told() {
+    let limit = limit(1, 0, GiveWay::Oldest);
+    limit.set_default_share(Share::Percent(100));
+    let network = |n: u32| ShareHolder::Network(ipnet::Ipv4Net::new(n.into(), 32).unwrap().into());
+    // Alpha is refused once and loses one; each network loses one to the next.
+    let alpha = limit.take_replacing(&tenant("alpha"), 1).unwrap();
+    let last = limit.take_replacing(&tenant("alpha"), 1).unwrap();
+    assert!(alpha.is_revoked());
+    assert_eq!(limit.take(&tenant("alpha"), 1).unwrap_err(), ShareRefusal::Share);
+    drop(last);
+    for n in 0..20_000 {
+        let first = limit.take_replacing(&network(n), 1).unwrap();
+        let _second = limit.take_replacing(&network(n), 1).unwrap();
+        assert!(first.is_revoked());
+    }
+    let usage = limit.usage();
+    assert!(usage.holders.len() <= 4097, "{}", usage.holders.len());
+    let listed: u64 = usage.holders.iter().map(|u| u.revoked).sum();
+    assert_eq!(listed + usage.revoked_before, 20_001, "nothing that was revoked is lost");
+    // Endless addresses do not set a tenant's counters back.
+    let own = usage.holders.iter().find(|u| u.holder == tenant("alpha")).expect("the tenant is listed");
+    assert_eq!((own.refused, own.revoked), (1, 1));
 }
 
 #[test]
@@ -176,25 +232,27 @@ fn refusals_of_endless_sources_do_not_fill_the_memory() {
 /// One step of a random history.
 #[derive(Debug, Clone)]
 enum Step {
-    Take { holder: u8, amount: u64, is_revocable: bool },
+    Take { holder: u8, amount: u64, way: u8 },
     Grow { at: usize, amount: u64 },
     Shrink { at: usize, amount: u64 },
-    Move { at: usize, holder: u8 },
     Drop { at: usize },
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        4 => (0..4u8, 0..6u64, any::<bool>()).prop_map(|(holder, amount, is_revocable)| Step::Take { holder, amount, is_revocable }),
+        4 => (0..4u8, 0..6u64, 0..3u8).prop_map(|(holder, amount, way)| Step::Take { holder, amount, way }),
         1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| Step::Grow { at, amount }),
         1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| Step::Shrink { at, amount }),
-        1 => (any::<usize>(), 0..4u8).prop_map(|(at, holder)| Step::Move { at, holder }),
         2 => any::<usize>().prop_map(|at| Step::Drop { at }),
     ]
 }
 
 fn holder(n: u8) -> ShareHolder {
     if n == 0 { ShareHolder::Provider } else { tenant(["alpha", "beta", "gamma"][usize::from(n) - 1]) }
+}
+
+fn revoked(limit: &TenantLimit) -> u64 {
+    limit.usage().holders.iter().map(|u| u.revoked).sum()
 }
 
 proptest! {
@@ -205,13 +263,22 @@ proptest! {
         for step in steps {
             let len = permits.len().max(1);
             match step {
-                Step::Take { holder: n, amount, is_revocable } => {
-                    let taken = if is_revocable { limit.take_revocable(&holder(n), amount) } else { limit.take(&holder(n), amount) };
+                Step::Take { holder: n, amount, way } => {
+                    let before = revoked(&limit);
+                    let taken = match way {
+                        0 => limit.take(&holder(n), amount),
+                        1 => limit.take_revocable(&holder(n), amount),
+                        _ => limit.take_replacing(&holder(n), amount),
+                    };
+                    prop_assert!(taken.is_ok() || revoked(&limit) == before);
                     permits.extend(taken);
                 }
-                Step::Grow { at, amount } => { let _ = permits.get_mut(at % len).map(|p| p.grow(amount)); }
+                Step::Grow { at, amount } => {
+                    let before = revoked(&limit);
+                    let grown = permits.get_mut(at % len).map(|p| p.grow(amount));
+                    prop_assert!(grown.is_none_or(|grown| grown.is_ok()) || revoked(&limit) == before);
+                }
                 Step::Shrink { at, amount } => { let _ = permits.get_mut(at % len).map(|p| p.shrink(amount)); }
-                Step::Move { at, holder: n } => { let _ = permits.get_mut(at % len).map(|p| p.move_to(&holder(n))); }
                 Step::Drop { at } => if !permits.is_empty() { permits.swap_remove(at % len); }
             }
             let usage = limit.usage();
@@ -228,7 +295,7 @@ proptest! {
 
 #[test]
 fn a_holder_with_its_whole_share_replaces_its_own_oldest_and_nobody_elses() {
-    let config = TenantLimitConfig { kind: ShareKind::KeyServerUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
+    let config = TenantLimitConfig { kind: ShareKind::GatewayUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
     let limit = TenantLimit::new(config);
     let holder = |name: &str| ShareHolder::Tenant(name.parse().unwrap());
     limit.set_default_share(Share::Percent(50));
