@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak build check sbom tidy bench-micro bench-peers clean-worlds
+.PHONY: help demo up test soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -46,6 +46,14 @@ bench-micro: build ## codec and router: ns per operation, bytes per route
 bench-peers: build ## gateway beside HAProxy, nginx and Envoy in one run: CPU per request
 	@setup/install bench
 	@$(BIN)/canal-bench-peers
+
+bench-instructions: build ## gateway's instructions per request (callgrind); `make bench-instructions BEFORE=DIR` fails beyond 3 % more than the build in DIR
+	@setup/install bench
+	@$(BIN)/canal-bench-instructions $(if $(BEFORE),--before $(BEFORE))
+
+bench-neighbours: build ## p99 of quiet tenants beside a noisy one in one worker: gateway, HAProxy and Envoy
+	@setup/install bench
+	@$(BIN)/canal-bench-neighbours
 
 clean-worlds: ## remove whatever worlds killed runs left behind
 	@$(BIN)/canal world gc

@@ -5,17 +5,20 @@
 
 mod load;
 mod peers;
-mod process;
 mod table;
 
 use std::path::PathBuf;
 
 use anyhow::Context;
+use canal_bench_peers::canal::Build;
+use canal_bench_peers::{document, namespace, origin};
 use clap::Parser;
 
 /// Compares gateways by CPU time per request (user + system, from /proc), the figure that survives a noisy machine.
 #[derive(Parser)]
-#[command(after_help = "Example: canal-bench-peers --seconds 5 --runs 3 --markdown docs/performance.md")]
+#[command(after_help = "Examples:
+  canal-bench-peers --seconds 5 --runs 3 --markdown docs/performance.md
+  canal-bench-peers --before ../before/target/release --only canal-before,canal --runs 12 --markdown docs/performance.md")]
 struct Flags {
     /// Seconds of load per run.
     #[arg(long, default_value_t = 5)]
@@ -23,10 +26,13 @@ struct Flags {
     /// Runs per proxy and case; the median is printed. The proxies take turns, so that drift hits all alike.
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Only these proxies (canal, canal-100k, haproxy, nginx, envoy).
+    /// Only these proxies (canal, canal-before, canal-100k, haproxy, nginx, envoy).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
-    /// Replace the table between the `bench-peers` marks of this file.
+    /// A folder with `canal` and `canal-gateway` of another commit: measures them as canal-before, in turns with canal, and compares the two.
+    #[arg(long)]
+    before: Option<PathBuf>,
+    /// Replace the table between the `bench-peers` marks of this file, and with --before the one between the `bench-before` marks.
     #[arg(long)]
     markdown: Option<PathBuf>,
 }
@@ -41,32 +47,19 @@ pub(crate) struct Run {
     pub(crate) rss_mib: f64,
 }
 
-/// Set in the child that runs inside the private network namespace.
-const INSIDE: &str = "CANAL_BENCH_INSIDE";
-
-/// Runs this program again in a network namespace of its own, which goes when it goes: nothing can reach it, and it can reach nothing.
-fn enter_namespace() -> anyhow::Result<i32> {
-    let script = format!("ip link set lo up && ip address add {}/32 dev lo && exec \"$0\" \"$@\"", peers::ORIGIN);
-    let status = std::process::Command::new("unshare")
-        .args(["--net", "--kill-child", "--fork", "--", "sh", "-c", &script])
-        .arg(std::env::current_exe()?)
-        .args(std::env::args_os().skip(1))
-        .env(INSIDE, "1")
-        .status()
-        .context("unshare: network namespaces need root; run this as root")?;
-    Ok(status.code().unwrap_or(1))
-}
-
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    if std::env::var_os(INSIDE).is_none() {
-        std::process::exit(enter_namespace()?);
-    }
-    let root = std::env::current_dir()?;
+    namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
-    let _origin = peers::start_origin(dir.path())?;
+    let place = peers::Place {
+        tools: std::env::current_dir()?.join(".tools"),
+        dir: dir.path().to_owned(),
+        now: Build::at("target/release".as_ref())?,
+        before: flags.before.as_deref().map(Build::at).transpose()?,
+    };
+    let _origin = origin::start(dir.path())?;
     let mut rows: Vec<table::Row> = Vec::new();
-    for peer in peers::all() {
+    for peer in peers::all().filter(|peer| place.before.is_some() || !peer.is_before()) {
         if flags.only.is_empty() || flags.only.iter().any(|o| o == peer.name) {
             rows.extend(load::Case::ALL.into_iter().filter(|c| peer.speaks(*c)).map(|c| table::Row::new(peer, c)));
         }
@@ -74,16 +67,29 @@ fn main() -> anyhow::Result<()> {
     for n in 0..flags.runs {
         for row in &mut rows {
             eprintln!("run {}/{}: {} {}", n + 1, flags.runs, row.peer.name, row.case.name());
-            let mut proxy = (row.peer.start)(&root, dir.path()).with_context(|| format!("starting {}", row.peer.name))?;
+            let mut proxy = (row.peer.start)(&place).with_context(|| format!("starting {}", row.peer.name))?;
             let run = load::measure(&proxy, row.case, flags.seconds);
             proxy.stop();
             row.runs.push(run?);
         }
+        // Who comes first in a round comes last in the next, so that being first is nobody's advantage.
+        rows.reverse();
     }
-    let text = table::render(&rows, &flags.runs, flags.seconds);
-    print!("{text}");
-    if let Some(path) = &flags.markdown {
-        table::replace_in(path, &text)?;
+    if flags.runs % 2 == 1 {
+        rows.reverse();
+    }
+    report(&flags, &rows)
+}
+
+fn report(flags: &Flags, rows: &[table::Row]) -> anyhow::Result<()> {
+    let tables = [("bench-peers", table::render(rows, flags.runs, flags.seconds)), ("bench-before", table::compare(rows, flags.seconds))];
+    // Of two builds alone only the comparison says anything, and without another build there is none.
+    let is_wanted = |mark: &str| if mark == "bench-before" { flags.before.is_some() } else { rows.iter().any(|row| !row.peer.is_canal()) };
+    for (mark, text) in tables.iter().filter(|(mark, _)| is_wanted(mark)) {
+        print!("{text}");
+        if let Some(path) = &flags.markdown {
+            document::replace(path, mark, text)?;
+        }
     }
     Ok(())
 }

@@ -1,23 +1,28 @@
 //! A child process pinned to one core, its CPU time and memory from /proc. Killed when dropped.
 
+use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-/// The core of the proxy under test; load and origin share the other.
-pub(crate) const PROXY_CORE: &str = "0";
-pub(crate) const LOAD_CORE: &str = "1";
+/// How long a program may take until it listens; valgrind makes that fifty times as long.
+const START_MAX: Duration = Duration::from_secs(60);
 
-pub(crate) struct Process {
+/// The core of the proxy under test; load and origin share the other.
+pub const PROXY_CORE: &str = "0";
+pub const LOAD_CORE: &str = "1";
+
+pub struct Process {
     child: Child,
-    pub(crate) port: u16,
+    /// Where it listens.
+    pub address: SocketAddr,
 }
 
 impl Process {
-    /// Starts `argv` on `core` and waits until `port` accepts on loopback.
-    pub(crate) fn start(argv: &[&str], core: &str, port: u16, log: &Path) -> anyhow::Result<Self> {
+    /// Starts `argv` on `core` and waits until `address` accepts.
+    pub fn start(argv: &[&str], core: &str, address: SocketAddr, log: &Path) -> anyhow::Result<Self> {
         let out = std::fs::File::create(log)?;
         let child = Command::new("taskset")
             .args(["-c", core])
@@ -27,20 +32,20 @@ impl Process {
             .stderr(out)
             .spawn()
             .with_context(|| format!("{}: is it installed?", argv[0]))?;
-        let mut p = Self { child, port };
+        let mut p = Self { child, address };
         let started = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
+        while TcpStream::connect(address).is_err() {
             if let Some(status) = p.child.try_wait()? {
                 anyhow::bail!("{} ended with {status}; it said: {}", argv[0], std::fs::read_to_string(log).unwrap_or_default());
             }
-            anyhow::ensure!(started.elapsed() < Duration::from_secs(20), "{} does not listen on {port} after 20 s", argv[0]);
+            anyhow::ensure!(started.elapsed() < START_MAX, "{} does not listen on {address} after {START_MAX:?}", argv[0]);
             std::thread::sleep(Duration::from_millis(20));
         }
         Ok(p)
     }
 
     /// User and system CPU time of the process so far, microseconds. `taskset` execs, so the pid is the proxy's.
-    pub(crate) fn cpu_us(&self) -> anyhow::Result<(f64, f64)> {
+    pub fn cpu_us(&self) -> anyhow::Result<(f64, f64)> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
         let rest = stat.rsplit(')').next().unwrap_or_default();
         let f: Vec<&str> = rest.split_whitespace().collect();
@@ -49,13 +54,22 @@ impl Process {
         Ok((ticks(11)? * 10_000.0, ticks(12)? * 10_000.0))
     }
 
-    pub(crate) fn rss_mib(&self) -> anyhow::Result<f64> {
+    pub fn rss_mib(&self) -> anyhow::Result<f64> {
         let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.child.id()))?;
         let pages: f64 = statm.split_whitespace().nth(1).and_then(|v| v.parse().ok()).context("/proc/PID/statm")?;
         Ok(pages * 4096.0 / 1048576.0)
     }
 
-    pub(crate) fn stop(&mut self) {
+    /// Asks it to end, and waits for that.
+    pub fn end(mut self) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let status = self.child.wait()?;
+        anyhow::ensure!(status.success(), "a program that was asked to end ended with {status}");
+        Ok(())
+    }
+
+    pub fn stop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,8 +1,6 @@
 //! The table of results, as Markdown, with medians and the ratio to the slowest known peer. No measuring here.
 
-use std::path::Path;
-
-use anyhow::Context;
+use canal_bench_peers::spread::Spread;
 
 use crate::Run;
 use crate::load::Case;
@@ -25,12 +23,16 @@ impl Row {
         v.get(v.len() / 2).copied().unwrap_or(f64::NAN)
     }
 
+    fn spread(&self) -> Spread {
+        Spread::of(self.runs.iter().map(|r| r.user_us + r.sys_us))
+    }
+
     fn cpu(&self) -> f64 {
         self.median(|r| r.user_us + r.sys_us)
     }
 }
 
-pub(crate) fn render(rows: &[Row], runs: &usize, seconds: u32) -> String {
+pub(crate) fn render(rows: &[Row], runs: usize, seconds: u32) -> String {
     let mut out = format!(
         "One worker each on core 0; origin (nginx, 23 bytes) and load on core 1; {runs} runs x {seconds} s, proxies in turn; medians.\n\n\
          | case | proxy | CPU µs/request | user | system | all runs | × HAProxy | RSS MiB | failed |\n|---|---|---|---|---|---|---|---|---|\n"
@@ -57,14 +59,27 @@ pub(crate) fn render(rows: &[Row], runs: &usize, seconds: u32) -> String {
     out
 }
 
-const BEGIN: &str = "<!-- bench-peers begin -->";
-const END: &str = "<!-- bench-peers end -->";
-
-/// Replaces what stands between the two marks.
-pub(crate) fn replace_in(path: &Path, text: &str) -> anyhow::Result<()> {
-    let old = std::fs::read_to_string(path)?;
-    let (head, rest) = old.split_once(BEGIN).with_context(|| format!("{}: no {BEGIN} mark", path.display()))?;
-    let (_, tail) = rest.split_once(END).with_context(|| format!("{}: no {END} mark", path.display()))?;
-    std::fs::write(path, format!("{head}{BEGIN}\n{text}{END}{tail}"))?;
-    Ok(())
+/// The gateway beside another build of it: where the runs of each lie, and whether the two differ by more than that.
+pub(crate) fn compare(rows: &[Row], seconds: u32) -> String {
+    let runs = rows.iter().map(|row| row.runs.len()).max().unwrap_or(0);
+    let mut out = format!(
+        "CPU µs per request (user + system), {runs} runs x {seconds} s of each, in turns; equal: each median lies between the other's least and most.\n\n\
+         | case | build | least | quarter | median | three quarters | most | after / before, median | verdict |\n|---|---|---|---|---|---|---|---|---|\n"
+    );
+    for case in Case::ALL {
+        let row = |name| rows.iter().find(|r| r.case == case && r.peer.name == name);
+        let Some((before, after)) = row("canal-before").zip(row("canal")) else { continue };
+        let ratio = after.spread().median / before.spread().median;
+        let verdict = match (after.spread().is_equal_within(&before.spread()), ratio < 1.0) {
+            (true, _) => "equal within the spread",
+            (false, true) => "less",
+            (false, false) => "**more**",
+        };
+        for (name, row, says) in [("before", before, String::from(" | ")), ("after", after, format!("{ratio:.3} | {verdict}"))] {
+            let s = row.spread();
+            let cells = [s.min, s.lower, s.median, s.upper, s.max].map(|v| format!("{v:.2}")).join(" | ");
+            out.push_str(&format!("| {} | {name} | {cells} | {says} |\n", case.name()));
+        }
+    }
+    out
 }

@@ -1,0 +1,227 @@
+//! Instructions that `canal-gateway` executes for a request, counted by callgrind, of one build or of two. They do not depend on how busy the
+//! machine is, and say nothing of caches or of the kernel: CPU time is what `canal-bench-peers` measures.
+
+#![forbid(unsafe_code)]
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use canal_bench_peers::canal::{self, Build, Door, TOKEN};
+use canal_bench_peers::process::{PROXY_CORE, Process};
+use canal_bench_peers::spread::Spread;
+use canal_bench_peers::{document, generators, namespace, origin};
+use clap::Parser;
+
+/// Counts the instructions of `canal-gateway` for a request: one gateway under callgrind answers few requests, one many, and the difference is
+/// what the requests beyond cost. Fails if --after needs more than --bar percent more than --before.
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  canal-bench-instructions
+  canal-bench-instructions --before ../before/target/release --markdown docs/performance.md
+  canal-bench-instructions --only http1 --rounds 1 --keep /tmp/profiles   # then callgrind_annotate --inclusive=yes")]
+struct Flags {
+    /// A folder with `canal` and `canal-gateway` of another commit, to be compared with.
+    #[arg(long)]
+    before: Option<PathBuf>,
+    /// The folder with `canal` and `canal-gateway`.
+    #[arg(long, default_value = "target/release")]
+    after: PathBuf,
+    /// Requests counted in a run.
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..))]
+    requests: u64,
+    /// Runs of each case and build; the median is compared.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Only these cases (http1, h2c, policies).
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// How many percent more than before are borne.
+    #[arg(long, default_value_t = 3.0)]
+    bar: f64,
+    /// Keep callgrind's files of the longer runs in this folder.
+    #[arg(long)]
+    keep: Option<PathBuf>,
+    /// Replace the table between the `bench-instructions` marks of this file.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+}
+
+/// Requests before the first that is counted: connections, pools and caches are there then.
+const WARM: u64 = 1_000;
+/// A tenant's turn lasts a hundred times as long, because everything but the clock is that much slower under callgrind: a request would take
+/// several turns, where really a turn has dozens of requests.
+const SLOW: &str = "shares: {gatewayCpu: 10000}";
+/// Where the gateway listens.
+const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 18_081);
+
+/// What is asked of the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Case {
+    Http1,
+    H2c,
+    Policies,
+}
+
+impl Case {
+    const ALL: [Case; 3] = [Case::Http1, Case::H2c, Case::Policies];
+
+    fn word(self) -> &'static str {
+        match self {
+            Case::Http1 => "http1",
+            Case::H2c => "h2c",
+            Case::Policies => "policies",
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Case::Http1 => "HTTP/1.1 keep-alive",
+            Case::H2c => "h2c to HTTP/1.1",
+            Case::Policies => "HTTP/1.1 with a token and three policies",
+        }
+    }
+
+    /// One request at a time per connection: what wakes up whom is then nearly the same in every run.
+    fn load(self, requests: u64) -> anyhow::Result<()> {
+        let (count, bearer) = (format!("-n{requests}"), format!("authorization: Bearer {TOKEN}"));
+        let url = |path: &str| format!("http://{DOOR}{path}");
+        let answers = match self {
+            Case::Http1 => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, &url("/")])?,
+            Case::H2c => generators::h2load(&["-t1", "-c2", "-m4", &count, &url("/")])?,
+            Case::Policies => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, "-H", &bearer, &url("/items/7")])?,
+        };
+        anyhow::ensure!(answers.ok == requests, "{}: {answers:?} of {requests} requests", self.name());
+        Ok(())
+    }
+}
+
+/// A build, its snapshots, and where its runs leave files.
+struct Subject {
+    name: &'static str,
+    build: Build,
+    dir: PathBuf,
+}
+
+impl Subject {
+    fn new(name: &'static str, folder: &Path, dir: &Path) -> anyhow::Result<Self> {
+        let subject = Self { name, build: Build::at(folder)?, dir: dir.join(name) };
+        for (kind, policies) in [("plain", String::new()), ("policies", canal::policies())] {
+            let tenant = subject.dir.join(kind).join("bench");
+            std::fs::create_dir_all(&tenant)?;
+            let compile = |shares: &str| {
+                let text = canal::tenant("bench", 1, shares) + &canal::service(0, [String::from("/")]) + &policies;
+                std::fs::write(tenant.join("bench.yaml"), text)?;
+                subject.build.compile(&subject.dir.join(kind), &subject.snapshot(kind))
+            };
+            // Builds from before the tenants' shares of a worker refuse them, and have no turns to take.
+            compile(SLOW).or_else(|_| compile(""))?;
+        }
+        Ok(subject)
+    }
+
+    fn snapshot(&self, kind: &str) -> PathBuf {
+        self.dir.join(format!("{kind}.snapshot"))
+    }
+
+    /// Instructions of a gateway that started, answered `requests` and ended; callgrind's file is at `out`.
+    fn run(&self, case: Case, requests: u64, out: &Path) -> anyhow::Result<u64> {
+        let kind = if case == Case::Policies { "policies" } else { "plain" };
+        let (log, said) = (self.dir.join("gateway.log"), self.dir.join("callgrind.log"));
+        let door = Door { address: DOOR, tenant: "bench".into() };
+        let mut argv: Vec<String> = ["valgrind", "--tool=callgrind"].map(str::to_owned).into();
+        argv.extend([format!("--callgrind-out-file={}", out.display()), format!("--log-file={}", said.display())]);
+        argv.extend(self.build.gateway(&self.snapshot(kind), &self.dir.join("data"), &[door]));
+        // Workers that pin themselves would leave the core that they were given.
+        argv.push("--no-pin".into());
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let gateway = Process::start(&argv, PROXY_CORE, DOOR, &log)?;
+        case.load(requests)?;
+        gateway.end()?;
+        collected(&std::fs::read_to_string(&said)?).with_context(|| format!("callgrind counted nothing; see {}", said.display()))
+    }
+
+    /// Instructions for a request.
+    fn measure(&self, case: Case, flags: &Flags) -> anyhow::Result<f64> {
+        let kept = flags.keep.as_ref().map(|folder| folder.join(format!("callgrind.{}.{}", self.name, case.word())));
+        let few = self.run(case, WARM, Path::new("/dev/null"))?;
+        let many = self.run(case, WARM + flags.requests, kept.as_deref().unwrap_or(Path::new("/dev/null")))?;
+        Ok((many as f64 - few as f64) / flags.requests as f64)
+    }
+}
+
+/// The last lines say `==PID== Collected : N`.
+fn collected(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.split("Collected : ").nth(1)).and_then(|n| n.trim().parse().ok())
+}
+
+struct Row {
+    case: Case,
+    subject: &'static str,
+    runs: Vec<f64>,
+}
+
+fn render(rows: &[Row], flags: &Flags) -> String {
+    let mut out = format!(
+        "Instructions in the gateway's process for one request; {} requests, median of {} runs.\n\n\
+         | case | build | instructions | least | most | after / before |\n|---|---|---|---|---|---|\n",
+        flags.requests, flags.rounds
+    );
+    for row in rows {
+        let spread = Spread::of(row.runs.iter().copied());
+        let ratio = change(rows, row.case).filter(|_| row.subject == "after").map(|more| format!("{more:+.1} %")).unwrap_or_default();
+        let (name, subject) = (row.case.name(), row.subject);
+        out.push_str(&format!("| {name} | {subject} | {:.0} | {:.0} | {:.0} | {ratio} |\n", spread.median, spread.min, spread.max));
+    }
+    out
+}
+
+/// By how many percent a request costs more than before.
+fn change(rows: &[Row], case: Case) -> Option<f64> {
+    let median = |subject| rows.iter().find(|r| r.case == case && r.subject == subject).map(|r| Spread::of(r.runs.iter().copied()).median);
+    Some((median("after")? / median("before")? - 1.0) * 100.0)
+}
+
+fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    namespace::enter()?;
+    let dir = tempfile::tempdir().context("a temporary directory")?;
+    if let Some(folder) = &flags.keep {
+        std::fs::create_dir_all(folder)?;
+    }
+    let mut subjects = Vec::new();
+    if let Some(folder) = &flags.before {
+        subjects.push(Subject::new("before", folder, dir.path())?);
+    }
+    subjects.push(Subject::new("after", &flags.after, dir.path())?);
+    let _origin = origin::start(dir.path())?;
+    let mut rows = Vec::new();
+    for case in Case::ALL.into_iter().filter(|case| flags.only.is_empty() || flags.only.iter().any(|word| word == case.word())) {
+        let first = rows.len();
+        rows.extend(subjects.iter().map(|subject| Row { case, subject: subject.name, runs: Vec::new() }));
+        for round in 0..flags.rounds {
+            for (subject, row) in subjects.iter().zip(&mut rows[first..]) {
+                row.runs.push(subject.measure(case, &flags)?);
+                eprintln!("{}, {}, run {}: {:.0}", case.name(), subject.name, round + 1, row.runs.last().copied().unwrap_or(f64::NAN));
+            }
+        }
+    }
+    let text = render(&rows, &flags);
+    print!("{text}");
+    if let Some(path) = &flags.markdown {
+        document::replace(path, "bench-instructions", &text)?;
+    }
+    let over: Vec<_> =
+        Case::ALL.into_iter().filter(|case| change(&rows, *case).is_some_and(|more| more > flags.bar)).map(Case::name).collect();
+    anyhow::ensure!(over.is_empty(), "more than {} % above before: {}", flags.bar, over.join(", "));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn what_callgrind_counted_is_read() {
+        let text = "==7== Events    : Ir\n==7== Collected : 123456\n==7== \n==7== I   refs:      123,456\n";
+        assert_eq!(super::collected(text), Some(123_456));
+    }
+}

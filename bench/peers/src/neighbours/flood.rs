@@ -1,0 +1,64 @@
+//! A tenant that asks as fast as it is answered, for a path that nothing is behind: the proxy answers it itself, so that neither the origin nor
+//! the load's core is what runs out. It measures nothing but how much it got.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+
+use rustix::buffer::spare_capacity;
+use rustix::event::epoll::{self, CreateFlags};
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
+
+use crate::generator::Connection;
+
+const CONNECTIONS: usize = 32;
+/// Requests that each connection has under way.
+const PIPELINE: usize = 16;
+
+/// The thread that floods, until it is stopped.
+pub(crate) struct Flood {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<anyhow::Result<u64>>,
+}
+
+impl Flood {
+    pub(crate) fn start(address: SocketAddr, request: Vec<u8>) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let asked = stop.clone();
+        Self { stop, thread: std::thread::spawn(move || run(address, &request, &asked)) }
+    }
+
+    /// Ends it; the answers that it got.
+    pub(crate) fn stop(self) -> anyhow::Result<u64> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the flood's thread panicked")))
+    }
+}
+
+fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result<u64> {
+    // The measuring thread and the origin go first on the core that they share.
+    setpriority_process(Some(gettid()), 19)?;
+    let poll = epoll::create(CreateFlags::CLOEXEC)?;
+    let mut connections = Vec::new();
+    for number in 0..CONNECTIONS {
+        let mut connection = Connection::open(address)?;
+        connection.watch(&poll, number)?;
+        connection.send(request, PIPELINE)?;
+        connections.push(connection);
+    }
+    let mut answers = 0;
+    let mut events = Vec::with_capacity(CONNECTIONS);
+    while !stop.load(Ordering::Relaxed) {
+        epoll::wait(&poll, spare_capacity(&mut events), None)?;
+        for event in events.drain(..) {
+            let Some(connection) = usize::try_from(event.data.u64()).ok().and_then(|n| connections.get_mut(n)) else { continue };
+            connection.receive(|_, _| answers += 1)?;
+            if connection.waiting() <= PIPELINE / 2 {
+                connection.send(request, PIPELINE - connection.waiting())?;
+            }
+        }
+    }
+    Ok(answers)
+}

@@ -1,0 +1,218 @@
+//! What a noisy tenant does to the latency of others that share one worker with it: Canal's gateway, and HAProxy and Envoy beside it, each on a
+//! core of its own in one network, the load and the origin on the other core. The tenants' load is plaintext HTTP/1.1.
+
+#![forbid(unsafe_code)]
+
+mod flood;
+mod generator;
+mod proxies;
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context;
+use canal_bench_peers::canal::Build;
+use canal_bench_peers::process::{LOAD_CORE, Process};
+use canal_bench_peers::spread::{Spread, quantile};
+use canal_bench_peers::{document, namespace, origin};
+use clap::Parser;
+use flood::Flood;
+use generator::{Load, Outcome};
+use proxies::Proxy;
+
+/// Measures the p99 of quiet tenants' requests while one other tenant is quiet, asks for ten times its share, and asks as fast as it is answered.
+/// Fails if Canal's p99 beside a tenant at ten times its share is above --bar times the quiet one, as the median of the rounds.
+#[derive(Parser)]
+#[command(after_help = "Examples:
+  canal-bench-neighbours --rounds 7 --markdown docs/performance.md
+  canal-bench-neighbours --only canal --rounds 3 --seconds 2")]
+struct Flags {
+    /// Rounds; in each every proxy has every phase, the proxies and phases in turns.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..))]
+    rounds: u64,
+    /// Seconds of load in a phase.
+    #[arg(long, default_value_t = 4.0)]
+    seconds: f64,
+    /// Tenants.
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u8).range(2..=250))]
+    tenants: u8,
+    /// A tenant's share: requests a second of each quiet tenant.
+    #[arg(long, default_value_t = 50.0)]
+    share: f64,
+    /// The noisy tenant asks for so many shares.
+    #[arg(long, default_value_t = 10.0)]
+    noise: f64,
+    /// Only these proxies (canal, haproxy, envoy).
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// What the noisy phase's p99 may be, in quiet ones.
+    #[arg(long, default_value_t = 1.2)]
+    bar: f64,
+    /// The random numbers' seed.
+    #[arg(long, default_value_t = 13)]
+    seed: u64,
+    /// The folder with `canal` and `canal-gateway`.
+    #[arg(long, default_value = "target/release")]
+    build: PathBuf,
+    /// Replace the table between the `bench-neighbours` marks of this file.
+    #[arg(long)]
+    markdown: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    Quiet,
+    Noisy,
+    /// Quiet once more: how far two phases differ between which nothing changed.
+    QuietAgain,
+    Flood,
+}
+
+impl Phase {
+    const ALL: [Phase; 4] = [Phase::Quiet, Phase::Noisy, Phase::QuietAgain, Phase::Flood];
+
+    fn name(self, noise: f64) -> String {
+        match self {
+            Phase::Quiet => "quiet".into(),
+            Phase::Noisy => format!("one at {noise} x its share"),
+            Phase::QuietAgain => "quiet again".into(),
+            Phase::Flood => "one as fast as it is answered".into(),
+        }
+    }
+}
+
+/// One phase of one round.
+struct Measured {
+    p50: f64,
+    p99: f64,
+    /// Of the requests that quiet tenants sent.
+    goodput: f64,
+    lateness: f64,
+    /// The part of its core that the proxy used.
+    busy: f64,
+    flooded: f64,
+}
+
+struct Row {
+    proxy: &'static str,
+    phase: Phase,
+    runs: Vec<Measured>,
+}
+
+fn request(path: &str) -> Vec<u8> {
+    format!("GET {path} HTTP/1.1\r\nhost: s0.default\r\n\r\n").into_bytes()
+}
+
+fn measure(proxy: &Process, load: &Load<'_>, phase: Phase) -> anyhow::Result<Measured> {
+    let flood = (phase == Phase::Flood).then(|| Flood::start(load.noisy, request("/nothing")));
+    let (begun, before) = (Instant::now(), proxy.cpu_us()?);
+    let outcome = generator::run(load, &request(&format!("{}/things", proxies::ROUTE)));
+    let (took, after) = (begun.elapsed().as_secs_f64(), proxy.cpu_us()?);
+    let flooded = flood.map(Flood::stop).transpose()?.unwrap_or(0) as f64 / took;
+    let Outcome { latencies, asked, answered, lateness } = outcome?;
+    let busy = (after.0 + after.1 - before.0 - before.1) / took / 1e6;
+    let of = |part| quantile(&latencies, part);
+    Ok(Measured {
+        p50: of(0.5),
+        p99: of(0.99),
+        goodput: answered as f64 / asked as f64,
+        lateness: quantile(&lateness, 0.99),
+        busy,
+        flooded,
+    })
+}
+
+/// All phases of one proxy in one round.
+fn round(proxy: &Proxy, place: &proxies::Place, flags: &Flags, number: u64) -> anyhow::Result<Vec<Measured>> {
+    let addresses = proxy.addresses(flags.tenants);
+    let (noisy, quiet) = addresses.split_first().context("there is no tenant")?;
+    let running = proxy.start(place, &addresses)?;
+    let measured = Phase::ALL.map(|phase| {
+        let noise = if phase == Phase::Noisy { flags.noise * flags.share } else { 0.0 };
+        let load = Load { quiet, noisy: *noisy, share: flags.share, noise, seconds: flags.seconds, seed: flags.seed + number };
+        measure(&running, &load, phase).with_context(|| format!("{}, {phase:?}", proxy.name))
+    });
+    measured.into_iter().collect()
+}
+
+/// How a phase's p99 compares with the quiet one's before it, in each round.
+fn ratios(rows: &[Row], proxy: &str, phase: Phase) -> Spread {
+    let of = |phase| rows.iter().find(|row| row.proxy == proxy && row.phase == phase).map(|row| row.runs.as_slice()).unwrap_or_default();
+    let beside = if phase == Phase::Flood { Phase::QuietAgain } else { Phase::Quiet };
+    Spread::of(of(phase).iter().zip(of(beside)).map(|(run, quiet)| run.p99 / quiet.p99))
+}
+
+fn render(rows: &[Row], flags: &Flags) -> String {
+    let mut out = format!(
+        "{} tenants, each with an address of its own; {} requests/s of each quiet one, open loop; {} rounds x {} s a phase, in turns; medians. One worker each on \
+         core 0; origin and load on core 1; seed {}.\n\n\
+         | proxy | phase | p50 ms | p99 ms | p99 / quiet, median | least to most | goodput | proxy's core | noisy requests/s | generator late, p99 ms |\n\
+         |---|---|---|---|---|---|---|---|---|---|\n",
+        flags.tenants, flags.share, flags.rounds, flags.seconds, flags.seed
+    );
+    for row in rows {
+        let median = |of: fn(&Measured) -> f64| Spread::of(row.runs.iter().map(of)).median;
+        let ratio = ratios(rows, row.proxy, row.phase);
+        let (ratio, range) = match row.phase {
+            Phase::Quiet => (String::new(), String::new()),
+            _ => (format!("**{:.2}**", ratio.median), format!("{:.2} to {:.2}", ratio.min, ratio.max)),
+        };
+        let noisy = match row.phase {
+            Phase::Noisy => flags.noise * flags.share,
+            _ => median(|m| m.flooded),
+        };
+        out.push_str(&format!(
+            "| {} | {} | {:.3} | {:.3} | {ratio} | {range} | {:.2} % | {:.0} % | {noisy:.0} | {:.3} |\n",
+            row.proxy,
+            row.phase.name(flags.noise),
+            median(|m| m.p50),
+            median(|m| m.p99),
+            median(|m| m.goodput) * 100.0,
+            median(|m| m.busy) * 100.0,
+            median(|m| m.lateness),
+        ));
+    }
+    out
+}
+
+fn main() -> anyhow::Result<()> {
+    let flags = Flags::parse();
+    namespace::enter()?;
+    // The threads that make the load stay where it belongs.
+    let core: usize = LOAD_CORE.parse()?;
+    let mut cores = rustix::thread::CpuSet::new();
+    cores.set(core);
+    rustix::thread::sched_setaffinity(None, &cores)?;
+    let dir = tempfile::tempdir().context("a temporary directory")?;
+    let place = proxies::Place {
+        envoy: std::env::current_dir()?.join(".tools/envoy/bin/envoy"),
+        dir: dir.path().to_owned(),
+        build: Build::at(&flags.build)?,
+    };
+    let _origin = origin::start(dir.path())?;
+    let wanted: Vec<&Proxy> = proxies::ALL.iter().filter(|p| flags.only.is_empty() || flags.only.iter().any(|o| o == p.name)).collect();
+    let row = |proxy: &&Proxy| Phase::ALL.map(|phase| Row { proxy: proxy.name, phase, runs: Vec::new() });
+    let mut rows: Vec<Row> = wanted.iter().flat_map(row).collect();
+    for number in 0..flags.rounds {
+        for proxy in &wanted {
+            let measured = round(proxy, &place, &flags, number)?;
+            let p99: Vec<_> = measured.iter().map(|m| format!("{:.3}", m.p99)).collect();
+            eprintln!("round {}/{}: {}, p99 ms {}", number + 1, flags.rounds, proxy.name, p99.join(", "));
+            for (row, run) in rows.iter_mut().filter(|row| row.proxy == proxy.name).zip(measured) {
+                row.runs.push(run);
+            }
+        }
+    }
+    let text = render(&rows, &flags);
+    print!("{text}");
+    if let Some(path) = &flags.markdown {
+        document::replace(path, "bench-neighbours", &text)?;
+    }
+    let ratio = ratios(&rows, "canal", Phase::Noisy).median;
+    anyhow::ensure!(
+        ratio.is_nan() || ratio <= flags.bar,
+        "beside one noisy tenant the others' p99 is {ratio:.2} x the quiet one; {} is borne",
+        flags.bar
+    );
+    Ok(())
+}

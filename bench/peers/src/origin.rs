@@ -1,0 +1,26 @@
+//! The origin behind every proxy: nginx that answers 23 bytes to everything.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+use crate::process::{LOAD_CORE, Process};
+
+/// The origin's address, on the namespace's loopback device: a tenant's pod cannot have 127.0.0.1.
+pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+pub const PORT: u16 = 18_090;
+
+/// Starts it beside the load.
+pub fn start(dir: &Path) -> anyhow::Result<Process> {
+    let d = dir.display();
+    let conf = format!(
+        "daemon off; master_process off; worker_processes 1; error_log {d}/origin.err; pid {d}/origin.pid;\n\
+         events {{ worker_connections 4096; }}\n\
+         http {{ access_log off; keepalive_requests 100000000; client_body_temp_path {d}/ob; proxy_temp_path {d}/op; fastcgi_temp_path {d}/of;\n\
+         uwsgi_temp_path {d}/ou; scgi_temp_path {d}/os;\n\
+         server {{ listen {PORT} backlog=1024; location / {{ return 200 \"0123456789012345678901\\n\"; }} }} }}\n"
+    );
+    let path = dir.join("origin.conf");
+    std::fs::write(&path, conf)?;
+    let argv = ["nginx", "-c", &path.to_string_lossy()];
+    Process::start(&argv, LOAD_CORE, SocketAddr::from((ADDRESS, PORT)), &dir.join("origin.log"))
+}
