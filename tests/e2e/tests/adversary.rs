@@ -1,5 +1,6 @@
 //! An adversary with raw sockets, in a tenant's pod and in a tenant's node, tries to reach another tenant, to speak for one, and to get round the
-//! edge. Every frame must end in a refusal that is counted, and none may be heard by whom it was meant for.
+//! edge. Every frame must end in a refusal that is counted, and the tenant that they are meant for is watched: it loses nothing, hears nothing
+//! that is not its own, and does not wait. What Canal refuses by itself, without a switch before it, is `attacks/open.rs`'s.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -7,7 +8,11 @@ use std::time::{Duration, Instant};
 use canal_e2e::Mesh;
 
 /// Frames of each attack.
-const FRAMES: u64 = 20;
+const FRAMES: u64 = 2000;
+/// The victim's requests in a second, while an attack goes on.
+const VICTIM_RATE: u64 = 100;
+/// At least so many of a hundred of its requests are answered.
+const GOODPUT_PERCENT_MIN: u64 = 99;
 /// A refusal shows in metrics within this time.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
 
@@ -99,14 +104,40 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
     ]
 }
 
+/// The victim's requests for so long, to a pod in the other AZ.
+fn victim(seconds: &str) -> std::process::Child {
+    let rate = VICTIM_RATE.to_string();
+    let argv =
+        ["canal-samples", "load", "http://10.101.0.10:80/blob?size=1000", "-r", &rate, "-c", "8", "-d", seconds, "--timeout-ms", "2000"];
+    mesh().spawn("alpha/default/client-0", &argv)
+}
+
+/// Ends a watch; what the victim suffered, if it did.
+fn suffered(watch: std::process::Child, seconds: u64) -> (String, Option<String>) {
+    let report = mesh().end("the victim's requests", watch).json();
+    let count = |name: &str| report[name].as_u64().unwrap_or(0);
+    let own = report["served_by"].as_object().map_or(0, |served| served.iter().filter(|(name, _)| name.ends_with("alpha")).count());
+    let all = report["served_by"].as_object().map_or(0, serde_json::Map::len);
+    let line = format!("alpha: {} of {} requests failed, p99 {} ms", count("failed"), count("requests"), report["latency_ms"]["p99"]);
+    let is_served = count("requests") >= seconds * VICTIM_RATE * 9 / 10
+        && count("succeeded") * 100 >= count("requests") * GOODPUT_PERCENT_MIN
+        && (own, all) == (1, 1);
+    (line, (!is_served).then(|| report.to_string()))
+}
+
 #[test]
 fn no_forged_frame_passes() {
+    let (line, wrong) = suffered(victim("2"), 2);
+    println!("quiet: {line}");
+    assert!(wrong.is_none(), "the victim is not served even without an attack: {wrong:?}");
     let peer = canal_e2e::bin("canal-world-peer");
     let peer = peer.to_str().expect("a UTF-8 path");
     for (attack, host, words) in attacks() {
         let before = refusals();
         let count = format!("count={FRAMES}");
         let argv: Vec<&str> = [peer, "spoof"].into_iter().chain(words.iter().map(String::as_str)).chain([count.as_str()]).collect();
+        let watch = victim("2");
+        std::thread::sleep(Duration::from_millis(300));
         let said = mesh().run(host, &argv);
         // A kernel that refuses to send at all has refused too.
         if said.code == Some(0) {
@@ -125,6 +156,9 @@ fn no_forged_frame_passes() {
             let is_refused = said.stderr.contains("os error") || said.stderr.contains("PermissionDenied");
             assert!(is_refused, "{attack}: {said:?}");
         }
+        let (line, wrong) = suffered(watch, 2);
+        println!("  meanwhile {line}");
+        assert!(wrong.is_none(), "{attack}: the victim suffered: {wrong:?}");
     }
     for tenant in ["alpha", "beta"] {
         let said =
