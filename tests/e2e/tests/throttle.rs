@@ -1,11 +1,14 @@
-//! Early limits at the redirector: a flood of one tenant, or to one service, is cut to about its rate before any process sees it; the other
-//! tenant, with the same addresses, loses nothing; without the limit all is as before.
+//! Limits of tenants. At the redirector a flood of one tenant, or to one service, is cut to about its rate before any process sees it; at the
+//! gateway requests are. The other tenant, with the same addresses, loses nothing; without the limit all is as before. However many replicas
+//! divide a limit, clients that come by all of them get nine tenths of it at least.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use canal_e2e::credential::{Authority, Credential, Leaf};
+use canal_e2e::hbone::{Opened, Tunnel, load};
 use canal_e2e::{Icmp, Mesh, ask_udp, query, until};
 use canal_world::topology::Outside;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -15,6 +18,8 @@ const BETA: &str = "beta/default/client-0";
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 /// Per second, and at once, for all replicas of the AZ together.
 const RATE: u64 = 20;
+/// Requests in a second, of all replicas of all AZs together: each of the test's is a handshake, of which an unoptimised build does few.
+const REQUESTS_RATE: u64 = 10;
 /// Of a limit, so much passes at least, whatever the number of replicas.
 const LEAST: f64 = 0.9;
 /// Ports that a flood of questions comes from: enough to meet every replica.
@@ -205,6 +210,57 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
     }
 }
 
+/// Datagrams to a port that nobody listens on, from many ports, for as long as floods last: how many. They meet all replicas.
+fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
+    let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
+    let open = || (0..PORTS).map(|_| UdpSocket::bind(any)).collect::<std::io::Result<Vec<_>>>();
+    let sockets = mesh().world.inside(pod, open).unwrap().unwrap();
+    let (started, mut sent) = (Instant::now(), 0);
+    for socket in sockets.iter().cycle() {
+        // An error is that of an earlier datagram: the port is closed.
+        let _ = socket.send_to(b"a datagram", (to, 9));
+        sent += 1;
+        let due = started + Duration::from_secs(1) * sent / per_second as u32;
+        std::thread::sleep(due.saturating_duration_since(Instant::now()));
+        if started.elapsed() >= FLOOD {
+            break;
+        }
+    }
+    u64::from(sent)
+}
+
+/// A flood that comes by every replica's buckets gets the whole limit, and no more.
+#[test]
+fn packets_of_many_flows_get_the_whole_limit() {
+    let mesh = mesh();
+    let rate = 200;
+    for (scope, counter) in [(Some("web-0"), "service_packets"), (None, "tenant_packets")] {
+        mesh.apply("beta", &throttle(scope, "packets", rate));
+        for is_v6 in [false, true] {
+            let to = address("web-0", is_v6);
+            let heads = mesh.heads("beta/default/web-0", "az1");
+            assert!(heads.len() > 1, "one replica divides nothing: {heads:?}");
+            // What is over is counted as such, and what passes at the end of its chain: nobody has the port.
+            let kept = || sum("canal_redirector_packets_total", &["program=\"redirector\"", "what=\"unowned\""]);
+            std::thread::sleep(FULL_AGAIN);
+            let (before, passed_before, started) = (refused(counter), kept(), Instant::now());
+            let sent = datagrams(BETA, to, 2000);
+            let took = started.elapsed();
+            until(SEEN_WITHIN, "all datagrams are counted", || refused(counter) - before + kept() - passed_before >= sent);
+            let (lost, passed) = (refused(counter) - before, kept() - passed_before);
+            let replicas = heads.len() as u64;
+            // The whole tenant's limit: a replica has the part of the tenant's service that it is most of, which may be another.
+            let most = if scope.is_some() { most(replicas, rate, took) } else { replicas * most(1, rate, took) };
+            let least = least(rate, FLOOD);
+            println!(
+                "{counter}, {to}: {passed} of {sent} datagrams passed {replicas} replicas, {lost} were refused; {least} to {most} may pass"
+            );
+            assert!(sent > 2 * most && (least..=most).contains(&passed), "{passed} of {sent} datagrams, {least} to {most} may pass");
+        }
+        lift();
+    }
+}
+
 /// Echoes that a pod sends to one address, so many within a second for as long as floods last; how many were sent and answered.
 fn echoes(pod: &str, to: IpAddr, per_second: u32) -> (u64, u64) {
     let icmp = Icmp::open(&mesh().world, pod, to.is_ipv6());
@@ -298,4 +354,79 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
     }
     lift();
     until(Duration::from_secs(5), "the limit is gone", || (0..50).all(|_| ask_udp(&mesh.world, BETA, servers[0], &question).is_some()));
+}
+
+/// A mesh whose tenant alpha has the test's own authority, so that the test opens HBONE connections as alpha's node does.
+struct Meshed {
+    mesh: Mesh,
+    credential: Credential,
+    _files: tempfile::TempDir,
+}
+
+fn meshed(name: &str, change: impl FnOnce(&mut canal_world::Topology)) -> Meshed {
+    let (files, root) = (tempfile::tempdir().expect("a directory"), Authority::root("alpha"));
+    let domain = files.path().join("alpha.example");
+    std::fs::create_dir_all(&domain).expect("a directory");
+    for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
+        std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+    let mesh = Mesh::up_with("tier.yaml", name, |topology| {
+        let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
+        controller.args.extend(["--ca-dir".into(), files.path().display().to_string()]);
+        change(topology);
+    });
+    Meshed { mesh, credential: root.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")), _files: files }
+}
+
+/// Requests of alpha's from both AZs, each by an HBONE connection of its own, as many as the machine can: how many were answered, how many
+/// refused for the limit, in which time.
+fn meshed_requests(Meshed { mesh, credential, .. }: &Meshed) -> (u64, u64, Duration) {
+    const SECONDS: u64 = 4;
+    let started = Instant::now();
+    let from = |pod: &'static str| {
+        // Of the service's addresses, the node takes that of its own AZ.
+        let number = if pod == ALPHA { "10.102.2." } else { "10.102.4." };
+        let status = mesh.canal(&["gateway", "status", "alpha/default/web-0", "-o", "json"]).json();
+        let tables = status["tables"].as_array().into_iter().flatten().filter_map(|table| table["addresses"].as_array()).flatten();
+        let all: Vec<&str> = tables.filter_map(serde_json::Value::as_str).collect();
+        let own = all.iter().find(|address| address.starts_with(number)).or_else(|| all.iter().find(|address| address.starts_with("10.")));
+        let to = own.and_then(|address| address.parse::<IpAddr>().ok()).unwrap_or_else(|| panic!("web-0 has no address: {status}"));
+        load(&mesh.world, &Tunnel::new(pod, SocketAddr::from((to, 15008)), Some(credential), "10.101.0.10:80"), 4, SECONDS)
+    };
+    let loads = std::thread::scope(|scope| {
+        [ALPHA, "alpha/default/client-far-0"].map(|pod| scope.spawn(move || from(pod))).map(|load| load.join().expect("alpha's requests"))
+    });
+    let took = started.elapsed();
+    let refused = |opened: &Opened| matches!(opened, Opened::Open(answer) if answer.starts_with("HTTP/1.1 429"));
+    let wrong: Vec<_> = loads.iter().flat_map(|load| &load.failed).filter(|opened| !refused(opened)).collect();
+    assert!(wrong.is_empty(), "{} requests failed otherwise: {:?}", wrong.len(), wrong.first());
+    (loads.iter().map(|load| load.reached).sum(), loads.iter().map(|load| load.failed.len() as u64 + load.again).sum(), took)
+}
+
+/// A limit of requests holds for all replicas of all AZs together, be they many or one.
+fn requests_get_the_whole_limit(meshed: &Meshed, replicas_min: usize) {
+    let (mesh, rate) = (&meshed.mesh, REQUESTS_RATE);
+    mesh.apply("alpha", &throttle(Some("web-0"), "requests", rate));
+    let replicas: Vec<String> = ["az1", "az2"].iter().flat_map(|az| mesh.heads("alpha/default/web-0", az)).collect();
+    assert!(replicas.len() >= replicas_min, "{replicas:?}");
+    std::thread::sleep(2 * FULL_AGAIN);
+    let (passed, refused, took) = meshed_requests(meshed);
+    let (least, most) = (least(rate, took), most(replicas.len() as u64, rate, took));
+    println!("requests, {} replicas: {passed} passed and {refused} were refused in {took:?}; {least} to {most} may pass", replicas.len());
+    assert!(refused > passed, "{passed} and {refused} are no flood for a limit of {rate}");
+    assert!((least..=most).contains(&passed), "{passed} passed, {least} to {most} may");
+}
+
+#[test]
+fn requests_by_many_replicas_get_the_whole_limit() {
+    requests_get_the_whole_limit(&meshed("e2e-thrmany", |_| ()), 3);
+}
+
+#[test]
+fn requests_by_one_replica_get_the_whole_limit() {
+    let one = meshed("e2e-throne", |topology| {
+        topology.gateways.retain(|gateway| gateway.name == "gw-1");
+        topology.edges.retain(|edge| edge.az == "az1");
+    });
+    requests_get_the_whole_limit(&one, 1);
 }
