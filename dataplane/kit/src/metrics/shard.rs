@@ -37,6 +37,8 @@ pub(super) struct Known {
     arena: RefCell<Arena>,
     /// Entries at which ended ones are removed.
     clean_at: Cell<usize>,
+    /// The same of owners whose share was used up.
+    clean_full_at: Cell<usize>,
     generation: Arc<AtomicU64>,
 }
 
@@ -48,6 +50,7 @@ impl Known {
             full: RefCell::default(),
             arena: RefCell::default(),
             clean_at: Cell::new(ENTRIES_MIN),
+            clean_full_at: Cell::new(ENTRIES_MIN),
             generation,
         }
     }
@@ -108,6 +111,11 @@ impl Known {
                 f.slots = rest.downgrade();
             }
             None => {
+                // Those whose rest ended, because nothing counted in it for an hour.
+                if full.len() >= self.clean_full_at.get() {
+                    full.retain(|f| !f.slots.is_ended());
+                    self.clean_full_at.set(ENTRIES_MIN.max(full.len() * 2));
+                }
                 let entry = Full { core: core.clone(), owner: owner.into(), slots: rest.downgrade(), until };
                 full.insert_unique(hash, entry, |f| self.hash(&f.core, std::iter::once(&*f.owner)));
             }
@@ -120,5 +128,30 @@ impl Known {
         Arc::as_ptr(core).hash(&mut h);
         labels.for_each(|l| l.hash(&mut h));
         h.finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::metrics::{Family, Registry, SERIES_IDLE_TIMEOUT};
+
+    #[test]
+    fn owners_beyond_their_share_are_forgotten_once_their_rest_ended() {
+        let registry = Registry::new();
+        let family = registry.counters(Family { series_max: 1, ..Family::new("requests_total", "Requests.", &["tenant", "code"]) });
+        let shard = registry.shard();
+        let count = |tenants: std::ops::Range<usize>| tenants.for_each(|n| shard.counter(&family, &[&format!("t{n}"), "200"]).inc());
+        let start = Instant::now();
+        let scrape = |after: Duration| registry.exposition_at(start + after).for_each(drop);
+        count(0..3 * ENTRIES_MIN);
+        assert!(shard.known.full.borrow().len() >= 3 * ENTRIES_MIN - 1, "each has a rest in which it counts");
+        scrape(Duration::from_secs(1));
+        scrape(2 * SERIES_IDLE_TIMEOUT);
+        count(3 * ENTRIES_MIN..5 * ENTRIES_MIN);
+        let left = shard.known.full.borrow().len();
+        assert!(left <= 2 * ENTRIES_MIN, "{left} owners are remembered");
     }
 }

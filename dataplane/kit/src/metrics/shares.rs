@@ -52,12 +52,12 @@ struct Table {
     rows: Vec<(String, Row)>,
 }
 
-/// The holders to list by name: the largest by use, then the largest by refusals, and the sum of the others.
-fn select_rows(all: BTreeMap<String, Row>, refused_before: u64) -> Vec<(String, Row)> {
+/// The holders to list by name: the largest by use, then the largest by refusals, and the sum of the others with what was `before` them.
+fn select_rows(all: BTreeMap<String, Row>, before: Row) -> Vec<(String, Row)> {
     let mut rest: Vec<_> = all.into_iter().collect();
     let mut listed = Vec::new();
     // A holder of this name would be a second series with the same labels.
-    let mut other = Row { refused: refused_before, ..Row::default() };
+    let mut other = before;
     rest.retain(|(name, row)| {
         let is_other = name == OTHER;
         if is_other {
@@ -78,17 +78,18 @@ fn select_rows(all: BTreeMap<String, Row>, refused_before: u64) -> Vec<(String, 
 }
 
 fn tables(limits: &[TenantLimit]) -> BTreeMap<ShareKind, Table> {
-    let mut kinds: BTreeMap<ShareKind, (u64, u64, BTreeMap<String, Row>)> = BTreeMap::new();
+    let mut kinds: BTreeMap<ShareKind, (u64, Row, BTreeMap<String, Row>)> = BTreeMap::new();
     for limit in limits {
         let usage = limit.usage();
-        let (capacity, refused_before, rows) = kinds.entry(usage.kind).or_default();
+        let (capacity, before, rows) = kinds.entry(usage.kind).or_default();
         *capacity = (*capacity).max(usage.capacity);
-        *refused_before += usage.refused_before;
+        before.refused += usage.refused_before;
+        before.revoked += usage.revoked_before;
         for holder in &usage.holders {
             rows.entry(holder.holder.to_string()).or_default().merge(holder);
         }
     }
-    kinds.into_iter().map(|(kind, (capacity, refused, rows))| (kind, Table { capacity, rows: select_rows(rows, refused) })).collect()
+    kinds.into_iter().map(|(kind, (capacity, before, rows))| (kind, Table { capacity, rows: select_rows(rows, before) })).collect()
 }
 
 /// Writes the families of all limits.
@@ -169,6 +170,22 @@ mod tests {
         assert_eq!(text.matches("canal_share_used{").count(), 1, "{text}");
         assert!(text.contains("canal_share_used{limit=\"edge_map_entries\",tenant=\"alpha\"} 20\n"), "{text}");
         assert!(text.contains("canal_share_max{limit=\"edge_map_entries\",tenant=\"alpha\"} 25\n"), "{text}");
+    }
+
+    #[test]
+    fn what_was_taken_from_forgotten_holders_stays_in_the_sum() {
+        let r = Registry::new();
+        let places = limit(ShareKind::KeyServerUnauthenticated, 1);
+        places.set_default_share("100%".parse().unwrap());
+        show_shares(&r, &places);
+        for n in 0..5000u32 {
+            let network = ShareHolder::Network(format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap());
+            let _first = places.take_replacing(&network, 1).unwrap();
+            let _second = places.take_replacing(&network, 1).unwrap();
+        }
+        let text = r.render();
+        let revoked = text.lines().filter(|l| l.starts_with("canal_share_revoked_total{"));
+        assert_eq!(revoked.map(|l| l.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum::<u64>(), 5000, "{text}");
     }
 
     #[test]
