@@ -83,90 +83,98 @@ impl<'de> serde::Deserialize<'de> for Share {
     }
 }
 
-/// Defines [`ShareKind`] from the table: variant, YAML key, metric label, unit, default share, description.
+/// Defines [`ShareKind`] from the table: variant, YAML key (of what tenants share), metric label, unit, default share, description.
 macro_rules! share_kinds {
-    ($($variant:ident, $key:literal, $label:literal, $unit:literal, $default:expr, $what:literal;)*) => {
+    (
+        tenants { $($variant:ident, $key:literal, $label:literal, $unit:literal, $default:expr, $what:literal;)* }
+        networks { $($network:ident, $network_label:literal, $network_unit:literal, $network_default:expr, $network_what:literal;)* }
+    ) => {
         /// A limit that tenants share. The YAML key stands under `spec.shares` of a Tenant, the label in metrics and in `canal status`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum ShareKind {
             $(#[doc = $what] $variant,)*
+            $(#[doc = $network_what] $network,)*
         }
 
         impl ShareKind {
-            /// All kinds, in the order of the table.
+            /// All kinds of which a Tenant may name a share, in the order of the table.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
+            /// The kinds that ranges of source addresses share: no Tenant names one of them.
+            pub const OF_NETWORKS: &[Self] = &[$(Self::$network,)*];
 
-            /// The key under `spec.shares` of a Tenant, and the name on the wire.
+            /// The key under `spec.shares` of a Tenant, and the name on the wire; empty for what networks share.
             pub fn key(self) -> &'static str {
-                match self { $(Self::$variant => $key,)* }
+                match self { $(Self::$variant => $key,)* $(Self::$network => "",)* }
             }
 
             /// The value of the metric label `limit`.
             pub fn label(self) -> &'static str {
-                match self { $(Self::$variant => $label,)* }
+                match self { $(Self::$variant => $label,)* $(Self::$network => $network_label,)* }
             }
 
             /// The unit that amounts are in.
             pub fn unit(self) -> &'static str {
-                match self { $(Self::$variant => $unit,)* }
+                match self { $(Self::$variant => $unit,)* $(Self::$network => $network_unit,)* }
             }
 
             /// The share of a tenant whose Tenant object does not name one.
             pub fn default_share(self) -> Share {
-                match self { $(Self::$variant => $default,)* }
+                match self { $(Self::$variant => $default,)* $(Self::$network => $network_default,)* }
             }
 
             /// What is shared.
             pub fn description(self) -> &'static str {
-                match self { $(Self::$variant => $what,)* }
+                match self { $(Self::$variant => $what,)* $(Self::$network => $network_what,)* }
             }
         }
     };
 }
 
 share_kinds! {
-    GatewayConnections, "gatewayConnections", "gateway_connections", "connections", Share::Percent(50),
-        "Connections that a gateway process has accepted.";
-    GatewayUnauthenticated, "gatewayUnauthenticated", "gateway_unauthenticated_connections", "connections", Share::Percent(25),
-        "Connections of a gateway process that have neither proved an identity nor sent a whole request head.";
-    GatewayHandshakes, "gatewayHandshakes", "gateway_handshakes", "handshakes", Share::Percent(25),
-        "TLS handshakes that are under way in a gateway process.";
-    GatewayRequests, "gatewayRequests", "gateway_requests", "requests", Share::Percent(40),
-        "Requests and tunnels in flight in a gateway process.";
-    GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
-        "Bytes that a gateway process may have to hold in HTTP/2 and HBONE windows.";
-    GatewayBodyBytes, "gatewayBodyBytes", "gateway_body_bytes", "bytes", Share::Percent(25),
-        "Bytes of request bodies that a gateway process holds for external authorizers.";
-    GatewayCpu, "gatewayCpu", "gateway_cpu", "weight", Share::Amount(100),
-        "The weight of a tenant's ready connections in the deficit round robin of a gateway worker.";
-    AccessLogBytes, "accessLogBytes", "access_log_bytes", "bytes", Share::Percent(25),
-        "Bytes of access log lines that wait for the disk at one worker of a data plane.";
-    MetricSeries, "metricSeries", "metric_series", "series", Share::Percent(10),
-        "Series of one metric family of a process.";
-    Certificates, "certificates", "certificates", "certificates", Share::Percent(10),
-        "Unexpired certificates on record at the controller.";
-    ControllerConnections, "controllerConnections", "controller_connections", "connections", Share::Percent(25),
-        "Connections to the controller.";
-    ControllerUnauthenticated, "controllerUnauthenticated", "controller_unauthenticated_connections", "connections", Share::Percent(10),
-        "Connections to the controller that have not sent a valid token.";
-    SubscriptionBytes, "subscriptionBytes", "subscription_bytes", "bytes", Share::Percent(25),
-        "Bytes of the resource names that a tenant's data planes subscribe to at the controller.";
-    ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(64 << 20),
-        "Bytes of a tenant's objects in the controller's store.";
-    CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(128 << 20),
-        "Bytes of the resources that the compiler makes of a tenant's objects.";
-    QueuedChanges, "queuedChanges", "queued_changes", "changes", Share::Percent(10),
-        "Changes that wait for the controller's writer or are being compiled for it.";
-    QueuedChangeBytes, "queuedChangeBytes", "queued_change_bytes", "bytes", Share::Percent(25),
-        "Bytes of the changes that wait for the controller's writer.";
-    EdgeMapEntries, "edgeMapEntries", "edge_map_entries", "entries", Share::Percent(25),
-        "Entries of one BPF map of an edge or a redirector.";
-    KeyServerUnauthenticated, "keyServerUnauthenticated", "key_server_unauthenticated_connections", "connections", Share::Percent(25),
-        "Connections to a key server whose requester has not proved its identity.";
-    KeyServerRequests, "keyServerRequests", "key_server_requests", "requests", Share::Percent(25),
-        "Handshakes and signatures that one requester has under way at a key server.";
-    NodeConnections, "nodeConnections", "node_connections", "connections", Share::Percent(50),
-        "Connections that a node proxy has open, for the tenants' pods on the node.";
+    tenants {
+        GatewayConnections, "gatewayConnections", "gateway_connections", "connections", Share::Percent(50),
+            "Connections that a gateway process has accepted.";
+        GatewayUnauthenticated, "gatewayUnauthenticated", "gateway_unauthenticated_connections", "connections", Share::Percent(25),
+            "Connections of a gateway process that have neither proved an identity nor sent a whole request head.";
+        GatewayHandshakes, "gatewayHandshakes", "gateway_handshakes", "handshakes", Share::Percent(25),
+            "TLS handshakes that are under way in a gateway process.";
+        GatewayRequests, "gatewayRequests", "gateway_requests", "requests", Share::Percent(40),
+            "Requests and tunnels in flight in a gateway process.";
+        GatewayBufferBytes, "gatewayBufferBytes", "gateway_buffer_bytes", "bytes", Share::Percent(25),
+            "Bytes that a gateway process may have to hold in HTTP/2 and HBONE windows.";
+        GatewayBodyBytes, "gatewayBodyBytes", "gateway_body_bytes", "bytes", Share::Percent(25),
+            "Bytes of request bodies that a gateway process holds for external authorizers.";
+        GatewayCpu, "gatewayCpu", "gateway_cpu", "weight", Share::Amount(100),
+            "The weight of a tenant's ready connections in the deficit round robin of a gateway worker.";
+        AccessLogBytes, "accessLogBytes", "access_log_bytes", "bytes", Share::Percent(25),
+            "Bytes of access log lines that wait for the disk at one worker of a data plane.";
+        MetricSeries, "metricSeries", "metric_series", "series", Share::Percent(10),
+            "Series of one metric family of a process.";
+        Certificates, "certificates", "certificates", "certificates", Share::Percent(10),
+            "Unexpired certificates on record at the controller.";
+        ControllerConnections, "controllerConnections", "controller_connections", "connections", Share::Percent(25),
+            "Connections to the controller.";
+        ControllerUnauthenticated, "controllerUnauthenticated", "controller_unauthenticated_connections", "connections", Share::Percent(10),
+            "Connections to the controller that have not sent a valid token.";
+        SubscriptionBytes, "subscriptionBytes", "subscription_bytes", "bytes", Share::Percent(25),
+            "Bytes of the resource names that a tenant's data planes subscribe to at the controller.";
+        ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(64 << 20),
+            "Bytes of a tenant's objects in the controller's store.";
+        CompiledBytes, "compiledBytes", "compiled_bytes", "bytes", Share::Amount(128 << 20),
+            "Bytes of the resources that the compiler makes of a tenant's objects.";
+        QueuedChanges, "queuedChanges", "queued_changes", "changes", Share::Percent(10),
+            "Changes that wait for the controller's writer or are being compiled for it.";
+        QueuedChangeBytes, "queuedChangeBytes", "queued_change_bytes", "bytes", Share::Percent(25),
+            "Bytes of the changes that wait for the controller's writer.";
+        EdgeMapEntries, "edgeMapEntries", "edge_map_entries", "entries", Share::Percent(25),
+            "Entries of one BPF map of an edge or a redirector.";
+        KeyServerRequests, "keyServerRequests", "key_server_requests", "requests", Share::Percent(13),
+            "Handshakes and signatures that one gateway has under way at a key server.";
+    }
+    networks {
+        KeyServerUnauthenticated, "key_server_unauthenticated_connections", "connections", Share::Percent(50),
+            "Connections to a key server whose requester has not proved its identity, by the network they come from.";
+    }
 }
 
 /// The shares that the provider wrote for one tenant; the defaults hold for what is not named.
@@ -245,9 +253,20 @@ mod tests {
 
     #[test]
     fn keys_and_labels_of_limits_are_unique() {
+        let all = || ShareKind::ALL.iter().chain(ShareKind::OF_NETWORKS);
         for name in [ShareKind::key, ShareKind::label] {
             let names: std::collections::BTreeSet<_> = ShareKind::ALL.iter().map(|kind| name(*kind)).collect();
             assert_eq!(names.len(), ShareKind::ALL.len());
         }
+        let labels: std::collections::BTreeSet<_> = all().map(|kind| kind.label()).collect();
+        assert_eq!(labels.len(), all().count());
+    }
+
+    #[test]
+    fn what_no_tenant_takes_from_cannot_be_written() {
+        for key in ["nodeConnections", "keyServerUnauthenticated", ""] {
+            assert_eq!(Shares::kind(key), None, "{key}");
+        }
+        assert_eq!(Shares::kind("keyServerRequests"), Some(ShareKind::KeyServerRequests));
     }
 }

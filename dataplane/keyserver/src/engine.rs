@@ -16,7 +16,7 @@ use canal_kit::tls::{HANDSHAKE_TIMEOUT, Role, TrustStore};
 use canal_model::identity::{component_identity, components};
 use canal_model::ids::TenantName;
 use canal_model::principal::Principal;
-use canal_model::program::Resource;
+use canal_model::program::{Kind, Resource};
 use canal_model::trust::KeyAlgorithm;
 use canal_wire::keyrpc::{ALPN, split};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
@@ -79,6 +79,7 @@ struct Hall {
     /// Connections that have not proved who they are.
     unauthenticated: Unauthenticated,
     trust: TrustStore,
+    registry: Registry,
 }
 
 /// A running key server. Clones share it.
@@ -119,13 +120,15 @@ impl Engine {
         }
         tracing::info!(%name, features = ?hardware::features(), "key server");
         let doors = Ledger::of_channels(config.shares.channels);
-        Ok(Self { hall: Arc::new(Hall { core, doors, provider, unauthenticated: Unauthenticated::new(registry), trust }) })
+        let unauthenticated = Unauthenticated::new(registry);
+        Ok(Self { hall: Arc::new(Hall { core, doors, provider, unauthenticated, trust, registry: registry.clone() }) })
     }
 
     /// Takes a whole state of tenants, bundles and entitlements; gives those that cannot be used. A closed tenant has no rights.
     pub fn apply(&self, state: &State) -> Vec<RefusedResource> {
         let refused = self.hall.trust.apply(state);
         let is_open = |r: &&Arc<Resource>| r.tenant().is_none_or(|tenant| !state.closed().contains_key(tenant));
+        self.set_shares(state.of(Kind::Tenant));
         self.take(Rights::of(Rights::KINDS.iter().flat_map(|k| state.of(*k)).filter(is_open)));
         refused
     }
@@ -133,8 +136,20 @@ impl Engine {
     /// [`Engine::apply`] with the resources alone.
     pub fn replace(&self, all: &[Arc<Resource>]) -> Result<(), String> {
         self.hall.trust.replace(all.iter().cloned())?;
+        self.set_shares(all);
         self.take(Rights::of(all));
         Ok(())
+    }
+
+    /// Takes over what the provider wrote for tenants, closed ones among them: what they have under way still counts.
+    fn set_shares<'a>(&self, all: impl IntoIterator<Item = &'a Arc<Resource>>) {
+        let shares_of = |resource: &'a Arc<Resource>| match &**resource {
+            Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
+            _ => None,
+        };
+        let tenants: Vec<_> = all.into_iter().filter_map(shares_of).collect();
+        self.hall.registry.set_shares(tenants.iter().copied());
+        self.hall.core.ledger.set_shares(tenants);
     }
 
     fn take(&self, rights: Rights) {

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_model::ids::TenantName;
-use canal_model::share::{Share, ShareKind};
+use canal_model::share::{Share, ShareKind, Shares as TenantShares};
 use canal_model::trust::Requester;
 use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
 use canal_wire::keyrpc::Refusal;
 
-use crate::limits::{GATEWAY_TENANT_PART, REQUESTER_CHANNELS_MAX, Shares, TENANT_CHANNELS_PART};
+use crate::limits::{REQUESTER_CHANNELS_MAX, Shares, TENANT_CHANNELS_PART};
 
 /// What one requester has under way, shared by the tenants it serves.
 #[derive(Debug)]
@@ -19,18 +19,23 @@ struct RequesterAccount {
     taken: usize,
 }
 
+/// A requester, and the tenant of a node: two tenants may each have a node of one name.
+type Account = (Option<TenantName>, Requester);
+
 #[derive(Debug, Default)]
 struct Counts {
     tenants: HashMap<TenantName, usize>,
-    requesters: HashMap<Requester, RequesterAccount>,
+    requesters: HashMap<Account, RequesterAccount>,
+    /// What the provider wrote for tenants: of those alone for whom it wrote something.
+    written: Vec<(TenantName, TenantShares)>,
 }
 
 /// All that is under way. Clones share it.
 #[derive(Debug, Clone)]
 pub(crate) struct Ledger {
     shares: Shares,
-    /// A tenant's part of what a gateway may have under way: one in so many.
-    gateway_part: Option<usize>,
+    /// A gateway serves many tenants, each of which has its share of what the gateway may have. A node's are its own tenant's.
+    divides_gateways: bool,
     counts: Arc<Mutex<Counts>>,
 }
 
@@ -39,7 +44,7 @@ pub(crate) struct Ledger {
 pub(crate) struct Place {
     ledger: Ledger,
     tenant: TenantName,
-    requester: Requester,
+    account: Account,
     permit: TenantPermit,
 }
 
@@ -53,20 +58,35 @@ impl Place {
 impl Ledger {
     /// Empty.
     pub(crate) fn new(shares: Shares) -> Self {
-        Self { shares, gateway_part: Some(GATEWAY_TENANT_PART), counts: Arc::default() }
+        Self { shares, divides_gateways: true, counts: Arc::default() }
     }
 
-    /// A gateway serves many tenants, each of which has a part of what it may have under way. A node's is its own tenant's.
-    fn part(&self, requester: &Requester) -> Option<usize> {
-        self.gateway_part.filter(|_| matches!(requester, Requester::Gateway(_)))
+    fn is_divided(&self, requester: &Requester) -> bool {
+        self.divides_gateways && matches!(requester, Requester::Gateway(_))
     }
 
-    fn open(&self, requester: &Requester) -> RequesterAccount {
+    fn open(&self, requester: &Requester, written: &[(TenantName, TenantShares)]) -> RequesterAccount {
         let capacity = self.shares.requester as u64;
         let config = TenantLimitConfig { kind: ShareKind::KeyServerRequests, capacity, reserve: 0, give_way: GiveWay::Oldest };
         let limit = TenantLimit::new(config);
-        limit.set_default_share(Share::Amount(self.part(requester).map_or(capacity, |part| (capacity / part as u64).max(1))));
+        if self.is_divided(requester) {
+            limit.set_shares(written.iter().map(|(tenant, shares)| (tenant, shares)));
+        } else {
+            limit.set_default_share(Share::Percent(100));
+        }
         RequesterAccount { limit, taken: 0 }
+    }
+
+    /// Takes over what the provider wrote for tenants; what is under way stays so.
+    pub(crate) fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a TenantShares)>) {
+        let is_written = |shares: &TenantShares| shares.iter().any(|(kind, _)| kind == ShareKind::KeyServerRequests);
+        let written = tenants.into_iter().filter(|(_, shares)| is_written(shares));
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let Counts { requesters, written: before, .. } = &mut *counts;
+        *before = written.map(|(tenant, shares)| (tenant.clone(), shares.clone())).collect();
+        for (_, account) in requesters.iter().filter(|((_, requester), _)| self.is_divided(requester)) {
+            account.limit.set_shares(before.iter().map(|(tenant, shares)| (tenant, shares)));
+        }
     }
 
     /// Takes one for both, or says whose share is used up: a tenant's first, for then nobody else is concerned. What `gives_way` may be revoked
@@ -77,23 +97,25 @@ impl Ledger {
             return Err(Refusal::TenantBusy);
         }
         let holder = ShareHolder::Tenant(tenant.clone());
-        let account = counts.requesters.entry(requester.clone()).or_insert_with(|| self.open(requester));
+        let key = (matches!(requester, Requester::Node(_)).then(|| tenant.clone()), requester.clone());
+        let Counts { tenants, requesters, written } = &mut *counts;
+        let account = requesters.entry(key.clone()).or_insert_with(|| self.open(requester, written));
         let taken = if gives_way { account.limit.take_revocable(&holder, 1) } else { account.limit.take(&holder, 1) };
         let permit = match taken {
             Ok(permit) => permit,
-            Err(ShareRefusal::Share) if self.part(requester).is_some() => return Err(Refusal::TenantBusy),
+            Err(ShareRefusal::Share) if self.is_divided(requester) => return Err(Refusal::TenantBusy),
             Err(_) => return Err(Refusal::RequesterBusy),
         };
         account.taken += 1;
-        *counts.tenants.entry(tenant.clone()).or_default() += 1;
-        Ok(Place { ledger: self.clone(), tenant: tenant.clone(), requester: requester.clone(), permit })
+        *tenants.entry(tenant.clone()).or_default() += 1;
+        Ok(Place { ledger: self.clone(), tenant: tenant.clone(), account: key, permit })
     }
 
     /// Of channels, whose shares are parts of all that may be.
     pub(crate) fn of_channels(all: u64) -> Self {
         let tenant = (usize::try_from(all).unwrap_or(usize::MAX) / TENANT_CHANNELS_PART).max(1);
         // Channels of gateways are the provider's, as one.
-        Self { gateway_part: None, ..Self::new(Shares { requester: REQUESTER_CHANNELS_MAX, tenant, channels: all }) }
+        Self { divides_gateways: false, ..Self::new(Shares { requester: REQUESTER_CHANNELS_MAX, tenant, channels: all }) }
     }
 
     /// Under way in all.
@@ -111,11 +133,11 @@ impl Drop for Place {
                 counts.tenants.remove(&self.tenant);
             }
         }
-        if let Some(account) = counts.requesters.get_mut(&self.requester) {
+        if let Some(account) = counts.requesters.get_mut(&self.account) {
             account.taken -= 1;
             // The permit keeps the limit for as long as it needs it.
             if account.taken == 0 {
-                counts.requesters.remove(&self.requester);
+                counts.requesters.remove(&self.account);
             }
         }
     }
@@ -138,7 +160,7 @@ mod tests {
         let ledger = Ledger::new(Shares { requester: 24, tenant: 4, channels: 1 });
         let node = Requester::Node("n1".parse().unwrap());
         let (alpha, beta) = (tenant("alpha"), tenant("beta"));
-        // An eighth of the gateway's, for each tenant; a node's are its tenant's.
+        // 13 % of the gateway's, for each tenant; a node's are its tenant's.
         let held: Vec<_> = (0..3).map(|_| ledger.take(&alpha, &gateway(), true).unwrap()).collect();
         assert_eq!(ledger.take(&alpha, &gateway(), true).unwrap_err(), Refusal::TenantBusy);
         let fourth = ledger.take(&alpha, &node, true).unwrap();
@@ -164,6 +186,40 @@ mod tests {
         assert_eq!(ledger.take(&tenant("t1"), &gateway(), true).unwrap_err(), Refusal::RequesterBusy);
         drop((held, ninth));
         assert_eq!(ledger.total(), 0);
+    }
+
+    #[test]
+    fn nodes_of_one_name_of_two_tenants_have_a_count_each() {
+        let ledger = Ledger::new(Shares { requester: 2, tenant: 64, channels: 1 });
+        let node = Requester::Node("n1".parse().unwrap());
+        let _alpha = [(); 2].map(|()| ledger.take(&tenant("alpha"), &node, false).unwrap());
+        assert_eq!(ledger.take(&tenant("alpha"), &node, false).unwrap_err(), Refusal::RequesterBusy);
+        assert!(ledger.take(&tenant("beta"), &node, false).is_ok());
+    }
+
+    #[test]
+    fn a_share_that_the_provider_wrote_holds_at_gateways_open_and_new() {
+        let ledger = Ledger::new(Shares { requester: 100, tenant: 100, channels: 1 });
+        let own = |share: &str| {
+            let mut shares = TenantShares::default();
+            shares.set(ShareKind::KeyServerRequests, share.parse().unwrap());
+            shares
+        };
+        let most = |name: &str, requester: &Requester| {
+            let held: Vec<_> = (0..100).map_while(|_| ledger.take(&tenant(name), requester, false).ok()).collect();
+            held.len()
+        };
+        let (alpha, node) = (tenant("alpha"), Requester::Node("n1".parse().unwrap()));
+        let first = ledger.take(&alpha, &gateway(), false).unwrap();
+        ledger.set_shares([(&alpha, &own("3"))]);
+        assert_eq!((most("alpha", &gateway()), most("beta", &gateway())), (2, 13));
+        drop(first);
+        assert_eq!((most("alpha", &gateway()), most("beta", &gateway())), (3, 13));
+        assert_eq!(most("alpha", &node), 100, "a node's are its tenant's own");
+        ledger.set_shares([(&alpha, &own("40%"))]);
+        assert_eq!(most("alpha", &gateway()), 40);
+        ledger.set_shares([(&alpha, &TenantShares::default())]);
+        assert_eq!(most("alpha", &gateway()), 13);
     }
 
     #[test]

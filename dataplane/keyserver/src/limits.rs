@@ -9,8 +9,6 @@ use canal_kit::tls::{CHAIN_BYTES_MAX, HANDSHAKE_TIMEOUT};
 pub const REQUESTER_CHANNELS_MAX: usize = 128;
 /// The part of all channels that one tenant's nodes may have, or all gateways: one in so many.
 pub const TENANT_CHANNELS_PART: usize = 4;
-/// The part of what a gateway may have under way that one tenant may have: one in so many.
-pub const GATEWAY_TENANT_PART: usize = 8;
 /// Connections that have not proved yet who they are, from addresses that never did. When there are more, the oldest of the network with the
 /// most gives way.
 pub const UNPROVED_MAX: u64 = 512;

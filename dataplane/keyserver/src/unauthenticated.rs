@@ -74,16 +74,14 @@ fn network(address: IpAddr, (v4, v6): (u8, u8)) -> ShareHolder {
 impl Unauthenticated {
     /// Shows the use of both pools in `registry`.
     pub(crate) fn new(registry: &Registry) -> Self {
-        let limit = |capacity, share| {
+        let limit = |capacity| {
             let kind = ShareKind::KeyServerUnauthenticated;
-            let limit = TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest });
-            limit.set_default_share(share);
-            limit
+            TenantLimit::new(TenantLimitConfig { kind, capacity, reserve: 0, give_way: GiveWay::Oldest })
         };
         // Of addresses there are at most as many as of the others.
-        let addresses = limit(UNPROVED_MAX + RETURNING_MAX + 2, Share::Amount(UNAUTHENTICATED_PER_IP_MAX));
-        // Half of a pool at most is one network's.
-        let (unproved, returning) = (limit(UNPROVED_MAX, Share::Percent(50)), limit(RETURNING_MAX, Share::Percent(50)));
+        let addresses = limit(UNPROVED_MAX + RETURNING_MAX + 2);
+        addresses.set_default_share(Share::Amount(UNAUTHENTICATED_PER_IP_MAX));
+        let (unproved, returning) = (limit(UNPROVED_MAX), limit(RETURNING_MAX));
         for pool in [&unproved, &returning] {
             show_shares(registry, pool);
         }

@@ -1,10 +1,13 @@
 //! Requesters and tenants that misbehave: garbage, floods, silence, strangers; nobody else notices.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::rig::*;
 use canal_keys::limits::{FIRST_BYTE_TIMEOUT, HANDSHAKE_BYTES_MAX, OUTBOX_MAX, REQUESTER_CHANNELS_MAX, Shares, UNAUTHENTICATED_PER_IP_MAX};
 use canal_kit::testing::{TestCa, identity};
+use canal_model::program::Resource;
+use canal_model::share::ShareKind;
 use canal_wire::keyrpc::{Begin, FRAME_MAX, KeyName, Refusal, Request, Role};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -236,9 +239,37 @@ async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
         assert!(matches!(call.next().await, Said::Send(_)));
         held.push(call);
     }
-    // An eighth of what the gateway may have under way.
+    // 13 % of what the gateway may have under way.
     assert_eq!(gateway.begin(GATE, Role::Client, &[PEER], 0).refusal().await, Refusal::TenantBusy);
     assert_eq!(rig.value("canal_key_refusals_total{name=\"tenant_busy\",tenant=\"alpha\"}"), 1.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn shares_that_the_provider_wrote_hold_when_they_are_told() {
+    let rig = Rig::start(Setting { shares: Shares { requester: 32, ..Shares::default() }, ..Setting::default() }).await;
+    let told = |written: &[(ShareKind, &str)]| {
+        let mut all = rig.usual();
+        let Some(Resource::Tenant(alpha)) = Arc::get_mut(&mut all[0]) else { panic!("alpha comes first") };
+        written.iter().for_each(|(kind, share)| alpha.shares.set(*kind, share.parse().unwrap()));
+        rig.tell(&all);
+    };
+    told(&[(ShareKind::KeyServerRequests, "2"), (ShareKind::MetricSeries, "7")]);
+    rig.provisioned().await;
+    let gateway = rig.channel(GATEWAY).await;
+    let begun = async || {
+        let mut call = gateway.begin(GATE, Role::Client, &[PEER], 0);
+        (matches!(call.next().await, Said::Send(_)), call)
+    };
+    let held = [begun().await, begun().await];
+    assert!(held.iter().all(|(has_begun, _)| *has_begun));
+    assert_eq!(gateway.begin(GATE, Role::Client, &[PEER], 0).refusal().await, Refusal::TenantBusy);
+    assert_eq!(rig.value("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"), 7.0);
+    // More, while the gateway has some under way.
+    told(&[(ShareKind::KeyServerRequests, "50%")]);
+    for n in 2..16 {
+        assert!(begun().await.0, "{n}");
+    }
+    assert_eq!(rig.value("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"), 1000.0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
