@@ -10,7 +10,7 @@ use canal_model::principal::Principal;
 use canal_model::program::{Kind, Resource};
 use canal_model::share::{ShareKind, Shares};
 use canal_runtime::share::TenantLimitUsage;
-use canal_runtime::{GiveWay, ShareHolder, TenantLimit, TenantLimitConfig, TenantPermit};
+use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
 
 use crate::catalog::{Catalog, TenantView};
 use crate::hub::Limits;
@@ -24,6 +24,8 @@ pub const QUEUED_CHANGE_BYTES_MAX: u64 = 1 << 30;
 pub const CONFIGURATION_BYTES_MAX: u64 = 4 << 30;
 /// Bytes of what the compiler makes of all tenants' objects.
 pub const COMPILED_BYTES_MAX: u64 = 8 << 30;
+/// Bytes of names that the streams of all data planes bring and the controller does not have itself.
+const SUBSCRIPTION_BYTES_MAX: u64 = 1 << 30;
 /// The part of a limit that only the provider may take: a tenth.
 const RESERVE_DIVISOR: u64 = 10;
 
@@ -36,6 +38,7 @@ pub(crate) struct TenantLimits {
     pub(crate) connections: TenantLimit,
     pub(crate) unauthenticated: TenantLimit,
     pub(crate) certificates: TenantLimit,
+    pub(crate) subscription_bytes: TenantLimit,
 }
 
 impl TenantLimits {
@@ -52,6 +55,7 @@ impl TenantLimits {
             connections: limit(ShareKind::ControllerConnections, limits.connections as u64),
             unauthenticated: limit(ShareKind::ControllerUnauthenticated, limits.unauthenticated as u64),
             certificates: limit(ShareKind::Certificates, limits.issued as u64),
+            subscription_bytes: limit(ShareKind::SubscriptionBytes, SUBSCRIPTION_BYTES_MAX),
         };
         for limit in this.all() {
             limit.set_default_share(limits.shares.get(limit.kind()));
@@ -59,7 +63,7 @@ impl TenantLimits {
         this
     }
 
-    fn all(&self) -> [&TenantLimit; 7] {
+    fn all(&self) -> [&TenantLimit; 8] {
         [
             &self.queued_changes,
             &self.queued_change_bytes,
@@ -68,6 +72,7 @@ impl TenantLimits {
             &self.connections,
             &self.unauthenticated,
             &self.certificates,
+            &self.subscription_bytes,
         ]
     }
 
@@ -91,7 +96,7 @@ impl TenantLimits {
     pub(crate) fn gauges(&self, g: &mut Gauges) {
         for usage in self.usage() {
             let limit = ("limit", usage.kind.label());
-            let (mut refused, mut revoked) = (usage.refused_before, 0);
+            let (mut refused, mut revoked) = (usage.refused_before, usage.revoked_before);
             for holder in &usage.holders {
                 // Ranges of addresses have no end, so they are told together.
                 let name = match &holder.holder {
@@ -133,6 +138,30 @@ pub(crate) fn holder_of(principal: &Principal) -> ShareHolder {
         Principal::Gateway { .. } | Principal::Edge { .. } | Principal::KeyServer { .. } | Principal::Operator { .. } => {
             ShareHolder::Provider
         }
+    }
+}
+
+/// Bytes of the names that one stream brought, on its principal's account until the stream ends. They never become fewer before.
+#[derive(Default)]
+pub(crate) struct StreamNames {
+    bytes: u64,
+    permit: Option<TenantPermit>,
+}
+
+impl StreamNames {
+    /// Takes what `holder` needs for `bytes` in all.
+    ///
+    /// # Errors
+    /// The holder has its share, or all is taken.
+    pub(crate) fn grow_to(&mut self, bytes: u64, limit: &TenantLimit, holder: &ShareHolder) -> Result<(), ShareRefusal> {
+        let more = bytes.saturating_sub(self.bytes);
+        match &mut self.permit {
+            _ if more == 0 => return Ok(()),
+            Some(permit) => permit.grow(more)?,
+            none => *none = Some(limit.take(holder, more)?),
+        }
+        self.bytes = bytes;
+        Ok(())
     }
 }
 

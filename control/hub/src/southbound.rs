@@ -17,6 +17,7 @@ use crate::catalog::Catalog;
 use crate::metrics;
 use crate::session::{Heard, Session};
 use crate::shared::{Caller, Shared};
+use crate::shares::{StreamNames, holder_of};
 use crate::subscribers::OpenStream;
 
 /// A subscriber opens its kinds one message after the other. The first batch waits this long for the rest of them, so that it can be
@@ -48,7 +49,15 @@ impl AggregatedDiscoveryService for Southbound {
         })?;
         let (sender, receiver) = mpsc::channel(1);
         let session = Session::new(caller.principal.clone(), self.shared.limits.session);
-        let pump = Pump { shared: self.shared.clone(), caller, stream, session, greeted: false, is_store_told: false };
+        let pump = Pump {
+            shared: self.shared.clone(),
+            caller,
+            stream,
+            session,
+            names: StreamNames::default(),
+            greeted: false,
+            is_store_told: false,
+        };
         tokio::spawn(pump.run(request.into_inner(), sender));
         Ok(Response::new(ReceiverStream::new(receiver)))
     }
@@ -59,6 +68,7 @@ struct Pump {
     caller: Caller,
     stream: OpenStream,
     session: Session,
+    names: StreamNames,
     /// The subscriber has said who it is.
     greeted: bool,
     /// A response of this stream has named the store.
@@ -150,6 +160,7 @@ impl Pump {
         for _ in 0..self.stream.holds_names(self.session.name_bytes()) {
             self.shared.refuse("principal_name_bytes");
         }
+        self.hold_names()?;
         let metrics = &self.shared.metrics;
         match &heard {
             Heard::Subscription => {}
@@ -163,6 +174,18 @@ impl Pump {
         }
         self.stream.heard(self.session.progress(), self.session.is_waiting(), matches!(heard, Heard::Nack { .. }));
         Ok(())
+    }
+
+    /// Puts the names that only this stream knows on its tenant's account.
+    fn hold_names(&mut self) -> Result<(), Status> {
+        let (limit, bytes) = (&self.shared.tenant_limits.subscription_bytes, self.session.name_bytes() as u64);
+        self.names.grow_to(bytes, limit, &holder_of(&self.caller.principal)).map_err(|_| {
+            self.shared.refuse("subscription_bytes");
+            Status::resource_exhausted(
+                "the tenant's data planes brought as many bytes of names as its share of subscriptionBytes allows; fix: subscribe by \
+                 wildcard, or have the provider set spec.shares.subscriptionBytes of the Tenant",
+            )
+        })
     }
 
     fn sent(&self, response: &DeltaDiscoveryResponse) {

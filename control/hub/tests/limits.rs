@@ -42,6 +42,25 @@ async fn streams_and_names() {
     refused(&rig, "names").await;
 }
 
+#[tokio::test]
+async fn names_that_only_streams_know_are_on_their_tenants_account() {
+    let mut limits = Limits::default();
+    limits.shares.set(ShareKind::SubscriptionBytes, Share::Amount(64));
+    let rig = Rig::with(limits, alpha).await;
+    let mut node = rig.subscribe("n1").await;
+    node.settle().await;
+    let resource = node.held.values().next().unwrap().1.clone();
+    let claims = || (0..5).map(|i| ((Kind::Service, format!("alpha/shop/long-gone-{i}")), ("v".to_string(), resource.clone()))).collect();
+    let mut greedy = Subscriber::open(rig.channel().await, "n1", claims()).await;
+    assert_eq!(greedy.end().await.code(), Code::ResourceExhausted);
+    refused(&rig, "subscription_bytes").await;
+    // The provider's gateways and whoever brings no names go on, and what ended is given back.
+    Subscriber::open(rig.channel().await, "g1", claims()).await.settle().await;
+    rig.subscribe("n2").await.settle().await;
+    assert!(rig.metric("canal_share_refused_total{limit=\"subscription_bytes\",tenant=\"alpha\"}").await >= 1.0);
+    assert!(rig.metric("canal_share_used{limit=\"subscription_bytes\",tenant=\"alpha\"}").await < 1.0);
+}
+
 async fn connections_are(rig: &Rig, n: f64) {
     let until = Instant::now() + PATIENCE;
     while (rig.metric("canal_controller_connections").await - n).abs() > f64::EPSILON {
