@@ -18,6 +18,8 @@ use crate::snapshot::{Snapshot, TenantView};
 
 /// Questions of one tenant to its external authorizers under way at once, per worker; above, a question counts as failed.
 const QUESTIONS_MAX: u64 = 256;
+/// A tenant beside others may have this many times as many requests in flight as there are places free.
+const FREE_FACTOR: u64 = 2;
 
 /// What one tenant uses of one worker.
 pub(crate) struct Account {
@@ -124,9 +126,21 @@ impl WorkerLimits {
 
     /// A request of this tenant.
     pub(crate) fn request(&self, account: &Account) -> Result<Admission, Fault> {
-        let tenant = Held::take(&account.requests, account.maxima.get().requests).ok_or(Fault::TenantBusy)?;
-        let all = Held::take(&self.requests, self.requests_max).ok_or(Fault::Overload)?;
-        Ok(Admission { _worker: all, _tenant: tenant })
+        decide_request(account.requests.get(), account.maxima.get().requests, self.requests.get(), self.requests_max)?;
+        Ok(Admission { _worker: Held::add(&self.requests), _tenant: Held::add(&account.requests) })
+    }
+}
+
+/// Whether a tenant that has `held` of a worker's `used` requests in flight may have one more. Requests do not give way, so tenants that fill
+/// their shares would keep out all others: beside others, a tenant may have at most twice what is still free. That is the dynamic threshold of
+/// shared switch buffers (Choudhury and Hahne, IEEE/ACM Transactions on Networking 6(2), 1998), which always leaves room for one more tenant.
+fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(), Fault> {
+    let free = max.saturating_sub(used);
+    let has_others = used > held;
+    match (free, held) {
+        (0, _) => Err(Fault::Overload),
+        (_, held) if held >= tenant_max || (has_others && held > FREE_FACTOR * free) => Err(Fault::TenantBusy),
+        _ => Ok(()),
     }
 }
 
@@ -181,10 +195,12 @@ pub(crate) struct Held {
 impl Held {
     /// One more, if `max` allows.
     fn take(of: &Rc<Cell<u64>>, max: u64) -> Option<Self> {
-        (of.get() < max).then(|| {
-            of.set(of.get() + 1);
-            Self { of: of.clone() }
-        })
+        (of.get() < max).then(|| Self::add(of))
+    }
+
+    fn add(of: &Rc<Cell<u64>>) -> Self {
+        of.set(of.get() + 1);
+        Self { of: of.clone() }
     }
 }
 
@@ -215,6 +231,23 @@ mod tests {
         drop(a);
         assert!(Held::take(&of, 2).is_some());
         assert_eq!(of.get(), 1);
+    }
+
+    /// Tenants with slow endpoints fill what they may, one after the other; one more finds a place all the same.
+    #[test]
+    fn tenants_that_fill_their_shares_leave_places_for_others() {
+        let (mut used, max, tenant_max) = (0, 1000, 400);
+        let counts: Vec<u64> = (0..5)
+            .map(|_| {
+                let held = (0..max).take_while(|held| decide_request(*held, tenant_max, used + held, max).is_ok()).count() as u64;
+                used += held;
+                held
+            })
+            .collect();
+        assert_eq!(counts, [400, 400, 134, 45, 15]);
+        assert_eq!(decide_request(134, tenant_max, used, max), Err(Fault::TenantBusy));
+        assert_eq!(decide_request(0, tenant_max, max, max), Err(Fault::Overload));
+        assert!(decide_request(399, tenant_max, 399, 400).is_ok(), "nobody else is there");
     }
 
     #[test]

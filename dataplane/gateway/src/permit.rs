@@ -47,8 +47,9 @@ impl ConnectionPermit {
     pub(crate) fn take(shared: &Arc<Shared>, tenant: &TenantName) -> Result<Rc<Self>, &'static str> {
         let limits = &shared.limits;
         let holder = ShareHolder::Tenant(tenant.clone());
-        let unauthenticated = limits.unauthenticated.take_replacing(&holder, 1).map_err(|_| "unauthenticated_connections")?;
+        // Connections first: where they refuse, no other connection has given way in vain.
         let connection = limits.connections.take_replacing(&holder, 1).map_err(|refusal| reason_of(limits, refusal))?;
+        let unauthenticated = limits.unauthenticated.take_replacing(&holder, 1).map_err(|_| "unauthenticated_connections")?;
         let permit = Self {
             shared: shared.clone(),
             holder,

@@ -16,7 +16,7 @@ use crate::account::{Account, Held};
 use crate::destination::{Destination, Resolved};
 use crate::fault::Fault;
 use crate::permit::ConnectionPermit;
-use crate::snapshot::{Party, RequestThrottle, TenantView};
+use crate::snapshot::{Party, RequestThrottle, TenantView, admit_all};
 use crate::source::Source;
 use crate::worker::{Snap, Worker};
 
@@ -102,7 +102,8 @@ impl Session {
             return Ok(());
         }
         let now = u64::try_from(worker.shared.begun.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        if throttles.iter().all(|throttle| throttle.admit(now)) { Ok(()) } else { Err(Fault::Throttled) }
+        let all = throttles.iter().map(|throttle| &**throttle);
+        if admit_all(all, now) { Ok(()) } else { Err(Fault::Throttled) }
     }
 
     /// A request or relay begins: the connection proved that it is at work.

@@ -28,7 +28,7 @@ pub(crate) use policies::{Guard, Policies};
 pub(crate) use routes::{Routes, Way};
 use shards::Shards;
 pub(crate) use termination::TerminationView;
-pub(crate) use throttle::RequestThrottle;
+pub(crate) use throttle::{RequestThrottle, admit_all};
 
 /// Everything that is known, as of one generation.
 #[derive(Debug, Default, Clone)]

@@ -42,6 +42,11 @@ fn decide_times(rate: Rate, part: f64) -> (u64, u64) {
     (interval as u64, (burst - interval).max(interval) as u64)
 }
 
+/// Whether a request is within all of `throttles`; only then it counts in any.
+pub(crate) fn admit_all<'a>(throttles: impl IntoIterator<Item = &'a RequestThrottle> + Clone, now: u64) -> bool {
+    throttles.clone().into_iter().all(|throttle| throttle.has_room(now)) && throttles.into_iter().all(|throttle| throttle.admit(now))
+}
+
 /// The part of a service's sessions in one AZ that `own` serves.
 pub(crate) fn decide_part(table: &BucketTable, own: ReplicaNumber) -> f64 {
     let part = |chain: &Vec<ReplicaNumber>| match chain.iter().position(|n| *n == own) {
@@ -58,6 +63,12 @@ impl RequestThrottle {
         let (interval, tolerance) = decide_times(rate, part);
         self.interval.store(interval, Relaxed);
         self.tolerance.store(tolerance, Relaxed);
+    }
+
+    /// Whether a request may pass at `now`, nanoseconds since the process's beginning, without counting it.
+    pub(crate) fn has_room(&self, now: u64) -> bool {
+        let interval = self.interval.load(Relaxed);
+        interval == 0 || decide(self.next.load(Relaxed), now, interval, self.tolerance.load(Relaxed)).is_some()
     }
 
     /// Whether a request may pass at `now`, nanoseconds since the process's beginning; counts it if so.
@@ -94,6 +105,23 @@ mod tests {
             let passed = passed(&throttle, 100_000) as f64;
             assert!(passed >= 0.99 * limit && passed <= limit + burst + 1.0, "{passed} of {limit} and {burst}");
         }
+    }
+
+    /// A tenant's limit that refuses most requests must not use up the limit of the service that they ask for.
+    #[test]
+    fn what_one_throttle_refuses_the_other_does_not_count() {
+        let [service, tenant] = [RequestThrottle::default(), RequestThrottle::default()];
+        service.set(Rate { per_second: 100, burst: 1 }, 1.0);
+        tenant.set(Rate { per_second: 50, burst: 1 }, 1.0);
+        let both = [&service, &tenant];
+        let (mut others, mut refused) = (0, 0);
+        for n in 0..10_000 {
+            let now = n * MILLISECOND;
+            refused += u64::from(!admit_all(both, now));
+            // Once in 20 ms the service's own limit has room for somebody whom the tenant's limit does not concern.
+            others += u64::from(n % 20 == 10 && service.admit(now));
+        }
+        assert!(refused > 9_000 && others >= 450, "{refused} refused, {others} of 500 others passed");
     }
 
     #[test]
