@@ -148,7 +148,7 @@ fn certificates() -> Vec<Attack> {
 }
 
 /// The channel certificate of a node, got with its token.
-fn component(stage: &Stage, host: &str, identity: &str) -> Credential {
+pub(super) fn component(stage: &Stage, host: &str, identity: &str) -> Credential {
     let (csr, key) = request_with_key(&[identity]);
     let chain = Caller::as_itself(&stage.mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
     Credential { chain: chain[..chain.len() - 1].concat(), key }

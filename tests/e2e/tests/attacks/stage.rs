@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use canal_e2e::credential::{Authority, Credential, Leaf};
 use canal_e2e::hbone::{Opened, Tunnel, tunnel};
 use canal_e2e::{Mesh, until};
-use canal_world::Refused;
-use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
+use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys, Vswitch};
+use canal_world::{Refused, Topology};
 use sha2::{Digest, Sha256};
 
 /// Who may.
@@ -19,6 +19,8 @@ pub(crate) const INTRUDER: &str = "alpha/default/intruder-0";
 pub(crate) const BETA: &str = "beta/default/client-0";
 /// The gateways' address for pods in az1, which every tenant has.
 pub(crate) const GATEWAY: &str = "10.102.2.1:15008";
+/// Frames that an attack by frames sends.
+pub(crate) const FRAMES: u64 = 50;
 /// Token of beta's own operator.
 pub(crate) const BETA_OPERATOR: &str = "a-token-of-betas-operator-0123456789abcdef";
 
@@ -69,11 +71,23 @@ pub(crate) struct Attack {
     pub(crate) attempt: Probe,
     pub(crate) control: Probe,
     pub(crate) counter: Option<Counter>,
+    /// So many refusals must be counted.
+    pub(crate) refusals_min: u64,
 }
 
 impl Attack {
     pub(crate) fn new(name: &'static str, attempt: impl Fn(&Stage) -> Seen + 'static, control: impl Fn(&Stage) -> Seen + 'static) -> Self {
-        Self { name, attempt: Box::new(attempt), control: Box::new(control), counter: None }
+        Self { name, attempt: Box::new(attempt), control: Box::new(control), counter: None, refusals_min: 1 }
+    }
+
+    /// Each of its frames must be counted, so that none passed.
+    pub(crate) fn each_frame(self) -> Self {
+        Self { refusals_min: FRAMES, ..self }
+    }
+
+    /// Its sender is told and ends with the first.
+    pub(crate) fn once(self) -> Self {
+        Self { refusals_min: 1, ..self }
     }
 
     pub(crate) fn counted(mut self, kind: &'static str, family: &'static str, labels: &[&'static str]) -> Self {
@@ -253,23 +267,41 @@ spec:
 /// The world, brought up once.
 pub(crate) fn stage() -> &'static Stage {
     static STAGE: OnceLock<Stage> = OnceLock::new();
+    STAGE.get_or_init(|| set("e2e-attacks", |_| ()))
+}
+
+/// The same with a virtual switch that lets everything pass. The provider's pages are where only their own hosts reach them, as operators
+/// set them up who have no network of their own.
+pub(crate) fn open_stage() -> &'static Stage {
+    static STAGE: OnceLock<Stage> = OnceLock::new();
     STAGE.get_or_init(|| {
-        let files = tempfile::tempdir().expect("a directory");
-        let authorities = authorities(files.path());
-        let mesh = Mesh::up_with("trust.yaml", "e2e-attacks", |topology| {
-            let keys = Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback: KeyFallback::Refuse };
-            topology.tenants[0].keys = Some(keys);
-            let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
-            controller.args.extend(["--ca-dir".into(), files.path().display().to_string()]);
-        });
-        admit_operator(&mesh);
-        let client = mesh.address(CLIENT).to_string();
-        mesh.apply("alpha", &ALPHA.replace("CLIENT_IP", &client));
-        let stage = Stage { mesh, authorities, _files: files };
-        until(Duration::from_secs(20), "alpha is served", || stage.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]).reached);
-        until(Duration::from_secs(20), "beta is served", || stage.served(BETA, "http://10.101.0.10/headers", &[]).reached);
-        stage
+        set("e2e-open", |topology| {
+            topology.vswitch = Vswitch::Open;
+            let own = topology.gateways.iter_mut().chain(&mut topology.key_servers).chain(&mut topology.edges);
+            for process in own.filter_map(|component| component.process.as_mut()) {
+                process.args.extend(["--metrics-addr".into(), "127.0.0.1:15020".into()]);
+            }
+        })
     })
+}
+
+fn set(name: &str, change: impl FnOnce(&mut Topology)) -> Stage {
+    let files = tempfile::tempdir().expect("a directory");
+    let authorities = authorities(files.path());
+    let mesh = Mesh::up_with("trust.yaml", name, |topology| {
+        let keys = Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback: KeyFallback::Refuse };
+        topology.tenants[0].keys = Some(keys);
+        let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
+        controller.args.extend(["--ca-dir".into(), files.path().display().to_string()]);
+        change(topology);
+    });
+    admit_operator(&mesh);
+    let client = mesh.address(CLIENT).to_string();
+    mesh.apply("alpha", &ALPHA.replace("CLIENT_IP", &client));
+    let stage = Stage { mesh, authorities, _files: files };
+    until(Duration::from_secs(20), "alpha is served", || stage.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]).reached);
+    until(Duration::from_secs(20), "beta is served", || stage.served(BETA, "http://10.101.0.10/headers", &[]).reached);
+    stage
 }
 
 /// Beta gets an operator of its own.

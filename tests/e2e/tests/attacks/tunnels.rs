@@ -39,7 +39,7 @@ fn asked_node(stage: &Stage, authority: &str) -> Seen {
 }
 
 /// Whether a host's own socket gets through to a port.
-fn dials(stage: &Stage, from: &str, to: &str, port: u16) -> Seen {
+pub(super) fn dials(stage: &Stage, from: &str, to: &str, port: u16) -> Seen {
     let to = (stage.mesh.address(to), port).into();
     let dial = || TcpStream::connect_timeout(&to, Duration::from_secs(2)).map(drop).map_err(|e| e.to_string());
     let dialled = stage.mesh.world.inside(from, dial).unwrap_or_else(|e| panic!("{from}: {e}"));

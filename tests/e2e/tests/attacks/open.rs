@@ -1,0 +1,157 @@
+//! What a cloud's virtual switch would stop, with that switch open: VNIs and addresses of others, ports of the provider's. Each must be
+//! refused by Canal itself, and counted there, frame by frame.
+
+use canal_e2e::credential::Credential;
+use canal_e2e::keys::{Answer, Requester};
+use canal_wire::keyrpc::KeyName;
+
+use super::control::component;
+use super::stage::{Attack, BETA, CLIENT, FRAMES, Seen, Stage};
+use super::tunnels::dials;
+
+/// The tier's own VNI.
+const TIER: u32 = 827_553;
+const ALPHA_NODE: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
+const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
+/// A gateway address that every tenant has.
+const SERVICE: &str = "10.102.2.1:15008";
+
+pub(crate) fn attacks() -> Vec<Attack> {
+    [at_the_edge(), at_the_replica(), from_a_pod(), ports()].into_iter().flatten().collect()
+}
+
+/// A frame and the answer to it: the counter that must have counted each of them.
+fn frames(name: &'static str, host: &'static str, words: impl Fn(&Stage) -> String + 'static) -> Attack {
+    let attempt = move |s: &Stage| {
+        let peer = canal_e2e::bin("canal-world-peer").display().to_string();
+        let (words, count) = (words(s), format!("count={FRAMES}"));
+        let argv: Vec<&str> = [&*peer, "spoof"].into_iter().chain(words.split(' ')).chain([&*count]).collect();
+        let said = s.mesh.run(host, &argv);
+        // Nobody answers: that all of them were refused says that none passed.
+        Seen::of(false, (said.stdout, said.stderr))
+    };
+    let served = |s: &Stage| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
+    Attack::new(name, attempt, served).each_frame()
+}
+
+/// A frame in VXLAN from beta's node.
+fn tunnelled(name: &'static str, vni: u32, via: &'static str, ends: impl Fn(&Stage) -> (String, String) + 'static) -> Attack {
+    frames(name, "beta-n1", move |s| {
+        let (from, to) = ends(s);
+        format!("from={from} to={to} vni={vni} via={}", s.mesh.address(via))
+    })
+}
+
+fn own(s: &Stage) -> String {
+    s.pod(BETA, 999)
+}
+
+fn at_the_edge() -> Vec<Attack> {
+    let at = |attack: Attack, what| attack.counted("edge", "canal_edge_packets_total", &[what]);
+    let stranger = "what=\"drop_stranger\"";
+    let forged = "what=\"drop_forged\"";
+    let address = "what=\"drop_address\"";
+    vec![
+        at(tunnelled("open: alpha's VNI from beta's node, to the edge", 101, "edge-1", |s| (own(s), SERVICE.into())), stranger),
+        at(tunnelled("open: the tier's VNI from a node, to the edge", TIER, "edge-1", |s| ("240.0.0.3:15008".into(), own(s))), stranger),
+        at(tunnelled("open: a pod of another node, by the own VNI", 102, "edge-1", |_| ("10.1.2.2:999".into(), SERVICE.into())), forged),
+        at(tunnelled("open: no pod of the tenant, by the own VNI", 102, "edge-1", |_| ("192.0.2.1:999".into(), SERVICE.into())), forged),
+        at(tunnelled("open: a gateway address that is no service's", 102, "edge-1", |s| (own(s), "10.102.3.200:80".into())), address),
+        at(
+            tunnelled("open: a session to the controller, by the overlay", 102, "edge-1", |s| {
+                (own(s), format!("{}:15012", s.mesh.address("controller")))
+            }),
+            address,
+        ),
+    ]
+}
+
+fn at_the_replica() -> Vec<Attack> {
+    let at = |attack: Attack, what| attack.counted("gateway", "canal_redirector_packets_total", &["program=\"redirector\"", what]);
+    let stranger = "what=\"drop_stranger\"";
+    vec![
+        at(tunnelled("open: the tier's VNI from a node, to a replica", TIER, "gw-1", |s| (own(s), "240.0.0.3:15008".into())), stranger),
+        at(tunnelled("open: the own VNI, round the edge to a replica", 102, "gw-1", |s| (own(s), SERVICE.into())), stranger),
+        at(tunnelled("open: alpha's VNI, round the edge to a replica", 101, "gw-1", |s| (own(s), SERVICE.into())), stranger),
+        at(
+            tunnelled("open: a session to a replica's own address, by the overlay", 102, "edge-1", |s| {
+                (own(s), format!("{}:15020", s.mesh.address("gw-1")))
+            }),
+            "what=\"drop_crossed\"",
+        ),
+    ]
+}
+
+/// What leaves a pod of beta's itself: its guard sees it before any switch.
+fn from_a_pod() -> Vec<Attack> {
+    let guarded = |attack: Attack, verdict| attack.counted("node", "canal_pod_guard_packets_total", &["tenant=\"beta\"", verdict]).once();
+    let (raw, udp) = ("verdict=\"stopped_tcp\"", "verdict=\"stopped_udp\"");
+    vec![
+        guarded(frames("open: a service's inner address, from a pod", BETA, |s| format!("from={} to=240.0.0.3:80", own(s))), raw),
+        guarded(
+            frames("open: the key server's port by raw packets, from a pod", BETA, |s| {
+                format!("from={} to={}:15013", own(s), s.mesh.address("ks-1"))
+            }),
+            raw,
+        ),
+        guarded(frames("open: another pod's address, from a pod", BETA, |_| "from=10.1.2.2:999 to=10.102.2.1:15008".into()), raw),
+        guarded(
+            frames("open: VXLAN of its own, from a pod", BETA, |s| {
+                format!("from=10.1.1.2:999 to={SERVICE} vni=101 via={}", s.mesh.address("edge-1"))
+            }),
+            udp,
+        ),
+        Attack::new(
+            "open: the key server's port, from a pod",
+            |s| s.served(BETA, &format!("http://{}:15013/", s.mesh.address("ks-1")), &[]),
+            |s| s.served(BETA, "http://10.101.0.10/headers", &[]),
+        )
+        .counted("node", "canal_node_refused_total", &["direction=\"outbound\""]),
+        Attack::new(
+            "open: a gateway's metrics, from a pod",
+            |s| s.served(BETA, &format!("http://{}:15020/metrics", s.mesh.address("gw-1")), &[]),
+            |s| s.served(BETA, "http://10.101.0.10/headers", &[]),
+        )
+        .counted("node", "canal_node_refused_total", &["direction=\"outbound\""]),
+    ]
+}
+
+/// Doors of the provider's and of alpha's to which beta's node gets through now. Behind them stand certificates, or nobody listens but to the
+/// host itself, as the operators' pages are set up here.
+fn ports() -> Vec<Attack> {
+    let file = || KeyName::File("alpha/default/web-open".parse().expect("a service"));
+    let asks = move |s: &Stage, host: &str, server: &str, credential: Option<&Credential>| {
+        let answer = Requester { world: &s.mesh.world, host, server, credential }.sign(file());
+        Seen::of(matches!(answer, Answer::Signature(_) | Answer::Certificates(_) | Answer::Handshake), answer)
+    };
+    let alive = |s: &Stage| {
+        let own = component(s, "alpha-n1", ALPHA_NODE);
+        let answer = Requester { world: &s.mesh.world, host: "alpha-n1", server: "ks-1", credential: Some(&own) }.ping();
+        Seen::of(answer == Answer::Pong, answer)
+    };
+    let closed =
+        |name, to: &'static str, port| Attack::new(name, move |s: &Stage| dials(s, "beta-n1", to, port), move |s: &Stage| pages(s, to));
+    vec![
+        Attack::new(
+            "open: beta's node asks alpha's own key server for a signature",
+            move |s| asks(s, "beta-n1", "alpha-ks", Some(&component(s, "beta-n1", BETA_NODE))),
+            alive,
+        )
+        .counted("keyServer", "canal_key_refusals_total", &[]),
+        Attack::new(
+            "open: beta's node asks alpha's own key server without a certificate",
+            move |s| asks(s, "beta-n1", "alpha-ks", None),
+            alive,
+        )
+        .counted("keyServer", "canal_key_strangers_total", &[]),
+        closed("open: beta's node reads a gateway's metrics", "gw-1", 15020),
+        closed("open: beta's node reads a key server's metrics", "ks-1", 15020),
+        closed("open: beta's node opens a gateway's tap", "gw-1", 15000),
+    ]
+}
+
+/// Whether a host reads its own pages.
+fn pages(s: &Stage, host: &str) -> Seen {
+    let said = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]);
+    Seen::of(said.code == Some(0) && said.stdout.contains("canal_"), said.stdout.chars().take(100).collect::<String>())
+}
