@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use canal_kit::metrics::{Counters, Family, Gauges, Registry, SharedGauge};
 use canal_model::ids::TenantName;
+use canal_model::program::Resource;
 
 use crate::maps::{Content, LeftOut, Room};
 
 /// Handles of all families.
 #[derive(Clone)]
 pub struct Counts {
+    registry: Registry,
     entries: Gauges,
     limits: Gauges,
     left_out: Gauges,
@@ -36,6 +38,7 @@ impl Counts {
         let counters = |name, help, labels| r.counters(Family::new(name, help, labels));
         let gauges = |name, help, labels| r.gauges(Family::new(name, help, labels));
         let c = Self {
+            registry: r.clone(),
             entries: gauges("canal_edge_map_entries", "Elements of the edge's maps.", &["map"]),
             limits: gauges("canal_edge_map_limit", "Elements that a map holds at most.", &["map"]),
             left_out: gauges("canal_edge_left_out", "What the controller said that is not in the maps.", &["map", "reason"]),
@@ -57,6 +60,14 @@ impl Counts {
             c.repairs.shared(&[what]);
         }
         c
+    }
+
+    /// Takes over the shares of metric series that the provider wrote for tenants.
+    pub(crate) fn set_shares(&self, resources: &[Arc<Resource>]) {
+        self.registry.set_shares(resources.iter().filter_map(|resource| match &**resource {
+            Resource::Tenant(tenant) => Some((&tenant.name, &tenant.shares)),
+            _ => None,
+        }));
     }
 
     pub(crate) fn entries(&self, c: &Content) {

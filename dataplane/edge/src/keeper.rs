@@ -67,6 +67,7 @@ impl<T: Tables> Keeper<T> {
     /// Takes a whole state, as far as it fits: what is beyond a tenant's share is left out by name, and nothing of another's. Gives the
     /// resources that are refused so: kind, name and why.
     pub fn tell(&mut self, resources: Vec<std::sync::Arc<canal_model::program::Resource>>) -> Vec<(Kind, String, String)> {
+        self.counts.set_shares(&resources);
         let told = Told { resources, hosts: self.told.hosts.clone() };
         let maps = decide_maps(&told, &self.az, self.address, &self.room, &self.maps, &self.have);
         self.standing.told = true;

@@ -138,7 +138,7 @@ fn subscribe(config: &NodeConfig, shared: &Arc<Shared>, drain: Drain) -> (Subscr
         let refused = shared.trust.apply(state);
         let view = View::after(&shared.view.load(), state, &node);
         let generation = view.generation;
-        shared.view.store(Arc::new(view));
+        shared.take(view);
         changed.send_replace(generation);
         Ok(refused)
     };

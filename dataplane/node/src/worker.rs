@@ -52,6 +52,12 @@ impl Shared {
             log,
         }
     }
+
+    /// Takes a view into force, and with it what the provider wrote for its tenants.
+    pub fn take(&self, view: View) {
+        self.registry.set_shares(view.tenants().map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)));
+        self.view.store(Arc::new(view));
+    }
 }
 
 /// One worker's own things.
@@ -152,5 +158,43 @@ pub fn forget_gateways(workers: &Workers) {
             let view = local.shared.view.load_full();
             local.gateways.keep_only(|a| view.tenants().any(|t| t.is_entrance(a.ip())));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_kit::log::Sink;
+    use canal_model::ids::{Generation, Vni};
+    use canal_model::program::{OutsideMesh, Resource, Tenant};
+    use canal_model::share::{ShareKind, Shares};
+
+    use super::*;
+
+    #[test]
+    fn a_tenants_share_of_metric_series_is_what_the_provider_wrote() {
+        let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
+        let log = AccessLog::start(Sink::File(folder.path().join("log")), &registry).unwrap();
+        let shared = Shared::new("az1".parse().unwrap(), registry.clone(), log, false);
+        registry.counters(Family::new("stopped_total", "Packets.", &["tenant"])).shared(&["alpha"]).inc();
+        let told = |share: Option<&str>| {
+            let mut shares = Shares::default();
+            share.into_iter().for_each(|share| shares.set(ShareKind::MetricSeries, share.parse().unwrap()));
+            let tenant = Resource::Tenant(Tenant {
+                name: "alpha".parse().unwrap(),
+                vni: Vni::new(101).unwrap(),
+                trust_domain: "alpha.example".parse().unwrap(),
+                pod_cidrs: Vec::new(),
+                gateway_cidrs: Vec::new(),
+                outside: OutsideMesh::Deny,
+                resolvers: Vec::new(),
+                keys: Default::default(),
+                shares,
+            });
+            shared.take(View::from_resources(Generation(1), [&tenant].into_iter(), &"n1".parse().unwrap()));
+            let text = registry.render();
+            let line = text.lines().find(|l| l.starts_with("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"));
+            line.and_then(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
+        };
+        assert_eq!((told(Some("7")), told(None)), (Some(7), Some(1000)));
     }
 }

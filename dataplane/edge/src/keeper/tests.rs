@@ -113,6 +113,19 @@ fn a_full_map_takes_the_new_once_the_old_is_gone() {
 }
 
 #[test]
+fn a_tenants_share_of_metric_series_is_what_the_provider_wrote() {
+    let (mut k, registry) = keeper(Content::default());
+    let mut own = tenant();
+    let Resource::Tenant(alpha) = &mut own else { panic!("a tenant") };
+    alpha.shares.set(canal_model::share::ShareKind::MetricSeries, "7".parse().unwrap());
+    // Something is left out, which is a series of the tenant.
+    k.tell(say(&[own, node(1), node(2), node(3)]));
+    assert!(shows(&registry, "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 7"), "{}", registry.render());
+    k.tell(say(&[tenant(), node(1), node(2), node(3)]));
+    assert!(shows(&registry, "canal_share_max{limit=\"metric_series\",tenant=\"alpha\"} 1000"));
+}
+
+#[test]
 fn excess_is_refused_by_name_at_any_state_and_what_worked_stays() {
     let (mut k, registry) = keeper(Content::default());
     let name = |refused: Vec<(Kind, String, String)>| refused.into_iter().map(|(kind, name, _)| (kind, name)).collect::<Vec<_>>();
