@@ -1,8 +1,9 @@
 //! Tenants without node proxies enter by TLS that ends at the gateway: with a certificate of the mesh, or with their own, whose key stays in the
-//! tenant's own key server, which may say no at any time. No gateway ever holds either key.
+//! tenant's own key server, which may say no at any time. No gateway ever holds either key. Their containers are told apart by the interfaces that
+//! they are attached to.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_e2e::credential::{Authority, Credential, Leaf};
 use canal_e2e::memory::{self, Publics};
@@ -179,4 +180,123 @@ fn no_tenant_borrows_anothers_key_server() {
         assert!(report["ok"] == false && report["chain"].is_null(), "beta speaks with alpha's key: {report}");
     }
     until(SOON, "alpha does", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
+}
+
+/// An edge's agent on the host of the bare containers, for their interfaces alone: nothing of the tier comes by the device that it has here.
+struct GuardOfInterfaces {
+    words: Vec<String>,
+    running: Option<std::process::Child>,
+}
+
+impl GuardOfInterfaces {
+    const HOST: &str = "alpha-n3";
+
+    fn start(mesh: &Mesh, bindings: &Value) -> Self {
+        let dir = mesh.world.data(Self::HOST).expect("the node's data").join("guard");
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let file = |name: &str, text: &str| {
+            let path = dir.join(name);
+            std::fs::write(&path, text).expect("written");
+            path.display().to_string()
+        };
+        for words in ["link add guard0 type veth peer name guard1", "link set guard0 mtu 1600 up"] {
+            let argv: Vec<&str> = std::iter::once("ip").chain(words.split(' ')).collect();
+            mesh.run(Self::HOST, &argv).ok();
+        }
+        // Pins live on a file system that goes with the world.
+        let pins = mesh.world.data("edge-1").expect("the edge's data").join("bpffs/guarded");
+        let words = [
+            ("--edge", "edge-n3".into()),
+            ("--az", "az1".into()),
+            ("--address", mesh.address(Self::HOST).to_string()),
+            ("--device", "guard0".into()),
+            ("--pin-dir", pins.display().to_string()),
+            ("--controller", format!("https://{}:{}", mesh.address("controller"), canal_wire::CONTROLLER_PORT)),
+            ("--root-ca", mesh.world.root_ca().display().to_string()),
+            ("--token-file", file("token", "a-token-that-nobody-has-0123456789abcdef")),
+            ("--data-dir", dir.display().to_string()),
+            ("--interface-bindings", file("bindings.json", &bindings.to_string())),
+        ];
+        let words: Vec<String> = words.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect();
+        let argv: Vec<&str> = std::iter::once("canal-edge").chain(words.iter().map(String::as_str)).collect();
+        let running = mesh.spawn(Self::HOST, &argv);
+        Self { words, running: Some(running) }
+    }
+
+    /// Ends it and takes the guards away.
+    fn end(mut self, mesh: &Mesh) {
+        let argv: Vec<&str> = ["canal-edge", "--detach"].into_iter().chain(self.words.iter().map(String::as_str)).collect();
+        if let Some(mut running) = self.running.take() {
+            running.kill().expect("it runs");
+            running.wait().expect("it ends");
+        }
+        mesh.run(Self::HOST, &argv).ok();
+        mesh.run(Self::HOST, &["ip", "link", "del", "guard0"]).ok();
+    }
+}
+
+/// Two containers of one tenant on one host: each sends by its own address. One that uses the other's is refused at its interface and
+/// counted, and the other is served all the while.
+#[test]
+fn a_container_is_who_its_interface_says() {
+    const FRAMES: u64 = 50;
+    let mesh = &stage().mesh;
+    let topology = canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).unwrap();
+    let mut pod = topology.tenants[0].pods.iter().find(|pod| pod.name == "bare").expect("a bare pod").clone();
+    pod.name = "other".into();
+    let other = mesh.world.add_pod("alpha", &pod).unwrap().remove(0);
+    let container = |pod: &str| {
+        let seat = mesh.world.host(pod).unwrap().seat;
+        let (ip4, ip6) = (seat.ip4.expect("an address"), seat.ip6.expect("an address"));
+        let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
+        let mac = link.split_once("link/ether ").and_then(|(_, mac)| mac.split(' ').next()).unwrap_or_else(|| panic!("{link}")).to_owned();
+        // The host's side is named by the container's number on it, the last of its address.
+        let interface = format!("p{}", ip4.octets()[3]);
+        (interface.clone(), serde_json::json!({"interface": interface, "tenant": "alpha", "vni": 101, "mac": mac, "addresses": [ip4, ip6]}))
+    };
+    let ((own, first), (theirs, second)) = (container(BARE), container(&other));
+    let url = "http://web.default.svc.cluster.local/headers";
+    for pod in [BARE, &other] {
+        until(SOON, &format!("{pod} is served before there is a guard"), || mesh.code(pod, url, &[]) == 200);
+    }
+    let guard = GuardOfInterfaces::start(mesh, &serde_json::json!({"containers": [first, second]}));
+    let guards = || {
+        let said = mesh.run(GuardOfInterfaces::HOST, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
+        said.lines().filter(|line| line.starts_with("canal_interface_guard")).collect::<Vec<_>>().join("\n")
+    };
+    let guarded = || guards().lines().any(|line| line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2"));
+    until(SOON, "both interfaces are guarded", guarded);
+    let refused = |interface: &str| {
+        let labels = [&*format!("interface=\"{interface}\""), "tenant=\"alpha\""];
+        mesh.counted(GuardOfInterfaces::HOST, "canal_interface_guard_refused_total", &labels)
+    };
+    for pod in [BARE, &other] {
+        let started = Instant::now();
+        while mesh.code(pod, url, &[]) != 200 {
+            assert!(started.elapsed() < SOON, "{pod} uses its own address and is not served:\n{}", guards());
+        }
+    }
+    let before = (refused(&own), refused(&theirs));
+    let served = mesh.spawn(BARE, &["canal-samples", "load", url, "-r", "50", "-c", "4", "-d", "3"]);
+    let peer = canal_e2e::bin("canal-world-peer").display().to_string();
+    let victim = mesh.world.host(BARE).unwrap().seat;
+    let gateway = |name: &str, is_v6: bool| mesh.resolve(BARE, name).into_iter().find(|ip| ip.is_ipv6() == is_v6).expect("an address");
+    for (address, is_v6) in [(victim.ip4.map(std::net::IpAddr::from), false), (victim.ip6.map(std::net::IpAddr::from), true)] {
+        let to = gateway("web.default.svc.cluster.local", is_v6);
+        let (from, to) = (std::net::SocketAddr::from((address.expect("an address"), 999)), std::net::SocketAddr::from((to, 80)));
+        mesh.run(&other, &[&peer, "spoof", &format!("from={from}"), &format!("to={to}"), &format!("count={FRAMES}")]).ok();
+    }
+    let took = until(SOON, "each frame is counted at the interface it came by", || refused(&theirs) - before.1 >= 2 * FRAMES);
+    let report = mesh.end("the container whose address was used", served).json();
+    println!(
+        "{} frames by {BARE}'s addresses from {other}: {} refused within {took:?}; {} of {BARE}'s own {} requests failed",
+        2 * FRAMES,
+        refused(&theirs) - before.1,
+        report["failed"],
+        report["requests"]
+    );
+    assert_eq!((report["failed"].as_u64(), refused(&own)), (Some(0), before.0), "the right one passes: {report}");
+    assert_eq!(mesh.code(&other, url, &[]), 200, "by its own address the other is served too");
+    guard.end(mesh);
+    mesh.world.remove_pod(&other).unwrap();
 }
