@@ -174,9 +174,15 @@ impl Timer {
     /// Due `after` from now, for `what`; replaces what was armed.
     #[inline]
     pub(crate) fn arm(&self, what: Late, after: Duration) {
+        self.arm_from(what, self.clock.now(), after);
+    }
+
+    /// Due `after` from `since`, which may have passed already.
+    #[inline]
+    pub(crate) fn arm_from(&self, what: Late, since: Instant, after: Duration) {
         self.slot.what.set(what);
         self.slot.fired.set(None);
-        self.slot.due.set(Some(self.clock.now() + after));
+        self.slot.due.set(Some(since + after));
     }
 
     /// Its owner is woken when this tenant's policies change, while it waits for the deadline; `None`: no more.

@@ -8,9 +8,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use canal_kit::metrics::Counter;
+use canal_kit::sys::monotonic_nanos;
 use canal_model::share::{Share, ShareKind, Shares};
 
 /// CPU time of a tenant of weight 100 in a round in which others wait. As long as ten to twenty requests take.
@@ -35,8 +36,8 @@ struct Inner {
     waiting: RefCell<VecDeque<Rc<TenantQueue>>>,
     /// The task that begins rounds, while it sleeps.
     rounds: RefCell<Option<Waker>>,
-    /// The time; a test has its own.
-    now: fn() -> Instant,
+    /// The time in nanoseconds; a test has its own.
+    now: fn() -> u64,
 }
 
 /// One tenant's account at a worker, and its tasks that wait for the next round.
@@ -101,10 +102,10 @@ fn decide_wait(credit: i64, quantum: i64) -> u64 {
 
 impl Scheduler {
     pub(crate) fn new() -> Self {
-        Self::with_clock(Instant::now)
+        Self::with_clock(monotonic_nanos)
     }
 
-    fn with_clock(now: fn() -> Instant) -> Self {
+    fn with_clock(now: fn() -> u64) -> Self {
         let inner = Inner { round: Cell::new(0), has_run: Cell::new(false), waiting: RefCell::default(), rounds: RefCell::default(), now };
         Self { inner: Rc::new(inner) }
     }
@@ -200,8 +201,7 @@ impl TenantQueue {
         self.credit.get()
     }
 
-    fn charge(&self, spent: Duration) {
-        let nanos = u64::try_from(spent.as_nanos()).unwrap_or(u64::MAX);
+    fn charge(&self, nanos: u64) {
         self.cpu.add(nanos);
         self.credit.set(self.credit.get().saturating_sub(i64::try_from(nanos).unwrap_or(i64::MAX)));
     }
@@ -223,11 +223,16 @@ impl TenantQueue {
         }
     }
 
-    /// Goes on with the tasks that wait: now if there is credit, else in a later round.
+    /// Goes on with the tasks that wait, if there are any.
+    #[inline]
     fn proceed(self: &Rc<Self>) {
-        if self.has_grant.get() || self.parked.borrow().is_empty() {
-            return;
+        if !self.has_grant.get() && !self.parked.borrow().is_empty() {
+            self.go_on();
         }
+    }
+
+    /// Goes on with the tasks that wait: now if there is credit, else in a later round.
+    fn go_on(self: &Rc<Self>) {
         if self.credit.get() > 0 {
             return self.grant();
         }
@@ -260,7 +265,7 @@ impl TaskGuard {
         let now = tenant.scheduler.now;
         let begun = now();
         let polled = poll(cx);
-        tenant.charge(now().saturating_duration_since(begun));
+        tenant.charge(now().saturating_sub(begun));
         tenant.scheduler.has_run.set(true);
         tenant.proceed();
         polled

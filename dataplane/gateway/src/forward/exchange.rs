@@ -245,24 +245,24 @@ impl<'a> Exchange<'a> {
         let times = &self.worker.shared.config.times;
         // A gRPC stream may be silent for long on either side, and is alive all the same.
         let of = |time: Duration| if self.patient { times.relay } else { time };
-        let (late, after) = match self.stage {
+        let now = self.worker.clock.now();
+        let (late, since, after) = match self.stage {
             Stage::Head => {
                 let progress = (self.up.payload_bytes, self.up.done, self.up.starved);
                 if self.progress != Some(progress) {
                     self.progress = Some(progress);
-                    self.head_wait = self.worker.clock.now();
+                    self.head_wait = now;
                 }
-                let waited = self.worker.clock.now().saturating_duration_since(self.head_wait);
                 let request_waits = !self.up.done && self.up.starved;
                 let client_waits = request_waits || self.client_lags();
                 let (late, time) = if client_waits { (Late::Client, times.client) } else { (Late::Upstream, times.upstream) };
-                (late, of(time).saturating_sub(waited))
+                (late, self.head_wait, of(time))
             }
             // Between parts of an answer there may be hours: server-sent events, watches.
-            Stage::Body if self.down.starved => (Late::Upstream, times.relay),
-            Stage::Body => (Late::Client, of(times.client)),
+            Stage::Body if self.down.starved => (Late::Upstream, now, times.relay),
+            Stage::Body => (Late::Client, now, of(times.client)),
         };
-        self.timer().arm(late, after);
+        self.timer().arm_from(late, since, after);
     }
 
     /// Passes on the request's body.
