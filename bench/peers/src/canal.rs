@@ -77,23 +77,35 @@ impl Build {
     }
 }
 
-/// A tenant whose only pod is the origin; `shares` stands in its `spec`.
-pub fn tenant(name: &str, vni: u32, shares: &str) -> String {
-    let (ip, port) = (origin::ADDRESS, origin::PORT);
+/// A tenant whose only pod is the origin, by an address of the tenant's own; `number` is 1 to 255, `shares` stands in its `spec`.
+pub fn tenant(name: &str, number: u8, shares: &str) -> String {
+    let (ip, port) = (origin::address(number), origin::PORT);
+    // The first tenant has room for very many services: the rest of 10.64.0.0/12 is no other tenant's.
+    let services = if number == 1 { "10.64.0.0/12".to_owned() } else { format!("10.100.{number}.0/24") };
     format!(
-        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {name}.example, podCidrs: [10.99.0.0/24], \
-         serviceCidrs: [10.64.0.0/12], {shares}}}\n---\n\
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {number}, trustDomain: {name}.example, podCidrs: [{ip}/32], \
+         serviceCidrs: [{services}], {shares}}}\n---\n\
          apiVersion: v1\nkind: Pod\nmetadata: {{name: origin, namespace: default, labels: {{app: origin}}, annotations: {{canal.mesh/tunnel: none, canal.mesh/az: az1}}}}\n\
          spec: {{nodeName: n1, serviceAccountName: origin, containers: [{{name: c, ports: [{{containerPort: {port}}}]}}]}}\n\
          status: {{podIP: {ip}, podIPs: [{{ip: {ip}}}], conditions: [{{type: Ready, status: \"True\"}}]}}\n"
     )
 }
 
-/// The service `sN` in front of the origin, with a route for each prefix.
-pub fn service(n: usize, prefixes: impl IntoIterator<Item = String>) -> String {
-    let (hi, mid, lo, port) = (64 + (n >> 16), (n >> 8) & 255, n & 255, origin::PORT);
+/// Service `number` of the first tenant in front of the origin, with a route for each prefix.
+pub fn service(number: usize, prefixes: impl IntoIterator<Item = String>) -> String {
+    let ip = format!("10.{}.{}.{}", 64 + (number >> 16), (number >> 8) & 255, number & 255);
+    service_at(&ip, number, prefixes)
+}
+
+/// Service `s0` of any other tenant.
+pub fn only_service(tenant: u8, prefix: &str) -> String {
+    service_at(&format!("10.100.{tenant}.1"), 0, [prefix.to_owned()])
+}
+
+fn service_at(ip: &str, n: usize, prefixes: impl IntoIterator<Item = String>) -> String {
+    let port = origin::PORT;
     let mut out = format!(
-        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{n}, namespace: default}}\nspec:\n  clusterIP: 10.{hi}.{mid}.{lo}\n  selector: {{app: origin}}\n  \
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{n}, namespace: default}}\nspec:\n  clusterIP: {ip}\n  selector: {{app: origin}}\n  \
          ports: [{{name: http, port: 80, targetPort: {port}}}]\n---\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {{name: s{n}, namespace: default}}\nspec:\n  \
          parentRefs: [{{kind: Service, group: \"\", name: s{n}, port: 80}}]\n  rules:\n"
     );

@@ -13,7 +13,7 @@ pub fn enter() -> anyhow::Result<()> {
     if std::env::var_os(INSIDE).is_some() {
         return Ok(());
     }
-    let script = format!("ip link set lo up && ip address add {}/32 dev lo && exec \"$0\" \"$@\"", origin::ADDRESS);
+    let script = format!("ip link set lo up && ip address add {} dev lo && exec \"$0\" \"$@\"", origin::NETWORK);
     let status = std::process::Command::new("unshare")
         .args(["--net", "--kill-child", "--fork", "--", "sh", "-c", &script])
         .arg(std::env::current_exe()?)

@@ -5,8 +5,16 @@ use std::path::Path;
 
 use crate::process::{LOAD_CORE, Process};
 
-/// The origin's address, on the namespace's loopback device: a tenant's pod cannot have 127.0.0.1.
-pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 99, 0, 1);
+/// The origin's addresses, on the namespace's loopback device: a tenant's pod cannot have 127.0.0.1, nor another tenant's address.
+pub const NETWORK: &str = "10.99.0.1/16";
+/// The one that is not of any other tenant than the first.
+pub const ADDRESS: Ipv4Addr = address(1);
+
+/// The origin as the pod of a tenant, by the tenant's number.
+pub const fn address(tenant: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 99, tenant, 1)
+}
+
 pub const PORT: u16 = 18_090;
 
 /// Starts it beside the load.

@@ -10,6 +10,9 @@ use anyhow::Context;
 /// How long a program may take until it listens; valgrind makes that fifty times as long.
 const START_MAX: Duration = Duration::from_secs(60);
 
+/// A program that used no more than a clock tick in so long rests.
+const SETTLE: Duration = Duration::from_millis(300);
+
 /// The core of the proxy under test; load and origin share the other.
 pub const PROXY_CORE: &str = "0";
 pub const LOAD_CORE: &str = "1";
@@ -52,6 +55,19 @@ impl Process {
         let ticks = |n: usize| f.get(n).and_then(|v| v.parse::<f64>().ok()).context("/proc/PID/stat");
         // Fields 14 and 15, in clock ticks of 10 ms (USER_HZ is 100 on every Linux ABI).
         Ok((ticks(11)? * 10_000.0, ticks(12)? * 10_000.0))
+    }
+
+    /// Waits until it has done what it does after it started.
+    pub fn settle(&self) -> anyhow::Result<()> {
+        let started = Instant::now();
+        loop {
+            let before = self.cpu_us()?;
+            std::thread::sleep(SETTLE);
+            let after = self.cpu_us()?;
+            if after.0 + after.1 - before.0 - before.1 <= 10_000.0 || started.elapsed() > START_MAX {
+                return Ok(());
+            }
+        }
     }
 
     pub fn rss_mib(&self) -> anyhow::Result<f64> {

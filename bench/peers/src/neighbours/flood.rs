@@ -13,9 +13,8 @@ use rustix::thread::gettid;
 
 use crate::generator::Connection;
 
-const CONNECTIONS: usize = 32;
-/// Requests that each connection has under way.
-const PIPELINE: usize = 16;
+/// Each has one request under way.
+const CONNECTIONS: usize = 64;
 
 /// The thread that floods, until it is stopped.
 pub(crate) struct Flood {
@@ -41,22 +40,25 @@ fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result
     // The measuring thread and the origin go first on the core that they share.
     setpriority_process(Some(gettid()), 19)?;
     let poll = epoll::create(CreateFlags::CLOEXEC)?;
-    let mut connections = Vec::new();
-    for number in 0..CONNECTIONS {
+    let open = |number: usize| -> anyhow::Result<Connection> {
         let mut connection = Connection::open(address)?;
         connection.watch(&poll, number)?;
-        connection.send(request, PIPELINE)?;
-        connections.push(connection);
-    }
+        connection.send(request, false)?;
+        Ok(connection)
+    };
+    let mut connections = (0..CONNECTIONS).map(open).collect::<anyhow::Result<Vec<_>>>()?;
     let mut answers = 0;
     let mut events = Vec::with_capacity(CONNECTIONS);
     while !stop.load(Ordering::Relaxed) {
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
-            let Some(connection) = usize::try_from(event.data.u64()).ok().and_then(|n| connections.get_mut(n)) else { continue };
-            connection.receive(|_, _| answers += 1)?;
-            if connection.waiting() <= PIPELINE / 2 {
-                connection.send(request, PIPELINE - connection.waiting())?;
+            let Some(number) = usize::try_from(event.data.u64()).ok().filter(|number| *number < CONNECTIONS) else { continue };
+            let connection = &mut connections[number];
+            let received = connection.receive(|_, _, _| answers += 1);
+            let sent = received.and_then(|()| if connection.is_idle() { connection.send(request, false) } else { Ok(()) });
+            // Some proxies close a connection after an error answer: who floods opens the next one.
+            if sent.is_err() {
+                connections[number] = open(number)?;
             }
         }
     }

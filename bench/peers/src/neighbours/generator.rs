@@ -18,8 +18,8 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 pub(crate) struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
-    /// When the requests were written that have no answer yet.
-    sent: VecDeque<Instant>,
+    /// When the requests were written that have no answer yet, and whether they count.
+    sent: VecDeque<(Instant, bool)>,
 }
 
 impl Connection {
@@ -34,20 +34,19 @@ impl Connection {
         Ok(epoll::add(poll, &self.stream, EventData::new_u64(number as u64), EventFlags::IN)?)
     }
 
-    /// Writes `count` requests in one go. The socket's buffer has room for what is under way in these benches.
-    pub(crate) fn send(&mut self, request: &[u8], count: usize) -> anyhow::Result<()> {
-        let bytes = request.repeat(count);
-        let now = Instant::now();
-        self.sent.extend(std::iter::repeat_n(now, count));
-        self.stream.write_all(&bytes).context("a request could not be written")
+    /// Writes a request. The socket's buffer has room for what is under way in these benches.
+    pub(crate) fn send(&mut self, request: &[u8], counts: bool) -> anyhow::Result<()> {
+        self.sent.push_back((Instant::now(), counts));
+        self.stream.write_all(request).context("a request could not be written")
     }
 
-    pub(crate) fn waiting(&self) -> usize {
-        self.sent.len()
+    /// Whether every request was answered.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sent.is_empty()
     }
 
-    /// Reads what has arrived; tells the status of each whole answer, and how long it took.
-    pub(crate) fn receive(&mut self, mut answer: impl FnMut(u16, Duration)) -> anyhow::Result<()> {
+    /// Reads what has arrived; tells the status of each whole answer, how long it took, and whether it counts.
+    pub(crate) fn receive(&mut self, mut answer: impl FnMut(u16, Duration, bool)) -> anyhow::Result<()> {
         let mut chunk = [0; 65_536];
         match self.stream.read(&mut chunk) {
             Ok(0) => anyhow::bail!("the proxy closed a connection"),
@@ -58,8 +57,8 @@ impl Connection {
         let (now, mut taken) = (Instant::now(), 0);
         while let Some((status, length)) = whole_answer(&self.read[taken..])? {
             taken += length;
-            let sent = self.sent.pop_front().context("an answer that nobody asked for")?;
-            answer(status, now.saturating_duration_since(sent));
+            let (sent, counts) = self.sent.pop_front().context("an answer that nobody asked for")?;
+            answer(status, now.saturating_duration_since(sent), counts);
         }
         self.read.drain(..taken);
         Ok(())
@@ -135,9 +134,10 @@ pub(crate) fn run(load: &Load<'_>, request: &[u8]) -> anyhow::Result<Outcome> {
             } else {
                 random.random_range(0..quiet)
             };
-            connections[who].send(request, 1)?;
+            let counts = who < quiet && next >= counted_from;
+            connections[who].send(request, counts)?;
             waiting += 1;
-            if who < quiet && next >= counted_from {
+            if counts {
                 outcome.asked += 1;
                 outcome.lateness.push(now.saturating_duration_since(next).as_secs_f64() * 1e3);
             }
@@ -150,12 +150,10 @@ pub(crate) fn run(load: &Load<'_>, request: &[u8]) -> anyhow::Result<Outcome> {
         set_alarm(&alarm, wake.saturating_duration_since(Instant::now()))?;
         epoll::wait(&poll, spare_capacity(&mut events), None)?;
         for event in events.drain(..) {
-            let who = event.data.u64();
-            let Some(connection) = usize::try_from(who).ok().and_then(|who| connections.get_mut(who)) else { continue };
-            connection.receive(|status, took| {
+            let Some(connection) = usize::try_from(event.data.u64()).ok().and_then(|who| connections.get_mut(who)) else { continue };
+            connection.receive(|status, took, counts| {
                 waiting -= 1;
-                let sent = Instant::now().checked_sub(took);
-                if (who as usize) < quiet && status == 200 && sent.is_some_and(|sent| sent >= counted_from) {
+                if counts && status == 200 {
                     outcome.answered += 1;
                     outcome.latencies.push(took.as_secs_f64() * 1e3);
                 }

@@ -37,7 +37,7 @@ struct Flags {
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u8).range(2..=250))]
     tenants: u8,
     /// A tenant's share: requests a second of each quiet tenant.
-    #[arg(long, default_value_t = 50.0)]
+    #[arg(long, default_value_t = 10.0)]
     share: f64,
     /// The noisy tenant asks for so many shares.
     #[arg(long, default_value_t = 10.0)]
@@ -127,6 +127,7 @@ fn round(proxy: &Proxy, place: &proxies::Place, flags: &Flags, number: u64) -> a
     let addresses = proxy.addresses(flags.tenants);
     let (noisy, quiet) = addresses.split_first().context("there is no tenant")?;
     let running = proxy.start(place, &addresses)?;
+    running.settle()?;
     let measured = Phase::ALL.map(|phase| {
         let noise = if phase == Phase::Noisy { flags.noise * flags.share } else { 0.0 };
         let load = Load { quiet, noisy: *noisy, share: flags.share, noise, seconds: flags.seconds, seed: flags.seed + number };
@@ -183,6 +184,8 @@ fn main() -> anyhow::Result<()> {
     let mut cores = rustix::thread::CpuSet::new();
     cores.set(core);
     rustix::thread::sched_setaffinity(None, &cores)?;
+    // What else runs on the machine gives way to this program and to what it starts.
+    rustix::process::setpriority_process(None, -20)?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
     let place = proxies::Place {
         envoy: std::env::current_dir()?.join(".tools/envoy/bin/envoy"),

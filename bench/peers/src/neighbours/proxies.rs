@@ -44,16 +44,18 @@ impl Proxy {
 
 fn canal(place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
     let snapshot = place.dir.join("canal.snapshot");
-    let doors: Vec<_> = addresses.iter().enumerate().map(|(n, address)| Door { address: *address, tenant: format!("t{n}") }).collect();
+    // Numbers from 2: the first tenant's range of services is another one.
+    let doors: Vec<_> = (2..=u8::MAX).zip(addresses).map(|(n, address)| (n, Door { address: *address, tenant: format!("t{n}") })).collect();
     if !snapshot.exists() {
-        for (vni, door) in (1..).zip(&doors) {
+        for (number, door) in &doors {
             let config = place.dir.join("tenants").join(&door.tenant);
             std::fs::create_dir_all(&config)?;
-            let text = canal::tenant(&door.tenant, vni, "") + &canal::service(0, [ROUTE.to_owned()]);
+            let text = canal::tenant(&door.tenant, *number, "") + &canal::only_service(*number, ROUTE);
             std::fs::write(config.join("bench.yaml"), text)?;
         }
         place.build.compile(&place.dir.join("tenants"), &snapshot)?;
     }
+    let doors: Vec<_> = doors.into_iter().map(|(_, door)| door).collect();
     place.build.start(&place.dir, &snapshot, &doors)
 }
 
