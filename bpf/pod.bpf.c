@@ -294,8 +294,13 @@ static __always_inline __u32 judge_icmp6(struct __sk_buff *skb, const struct pla
 			return CANAL_POD_STOPPED_ICMP;
 		return length <= CANAL_POD_NEIGHBOUR_MAX && skb->len == p->end ? CANAL_POD_PASSED_NEIGHBOUR : CANAL_POD_STOPPED_FRAME;
 	}
-	if ((kind >= 130 && kind <= 132) || kind == 143)
-		return p->hops == 1 && (!at->is_out || p->is_multicast) ? CANAL_POD_PASSED_NEIGHBOUR : CANAL_POD_STOPPED_ICMP;
+	if ((kind >= 130 && kind <= 132) || kind == 143) {
+		if (p->hops != 1 || (at->is_out && !p->is_multicast))
+			return CANAL_POD_STOPPED_ICMP;
+		if (!at->is_out)
+			return CANAL_POD_PASSED_NEIGHBOUR;
+		return length <= CANAL_POD_LISTENER_MAX && skb->len == p->end ? CANAL_POD_PASSED_NEIGHBOUR : CANAL_POD_STOPPED_FRAME;
+	}
 	return CANAL_POD_STOPPED_ICMP;
 }
 

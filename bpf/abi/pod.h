@@ -19,6 +19,8 @@
 /* The kernel's own ARP and neighbour discovery are no longer than this (bytes from the network header): longer ones carry something. */
 #define CANAL_POD_ARP_MAX 50
 #define CANAL_POD_NEIGHBOUR_MAX 128
+/* Multicast listener reports: the header, the hop-by-hop option, 8 bytes and 20 for each of 22 groups. */
+#define CANAL_POD_LISTENER_MAX 512
 
 /* Map canal_pod_last: an array of one, the packet that was stopped last. Written without a lock: for a log line, not for a decision. */
 struct canal_pod_packet {

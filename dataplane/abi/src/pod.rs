@@ -24,6 +24,8 @@ pub const DNS_PORT: u16 = generated::CANAL_POD_DNS_PORT as u16;
 pub const ARP_BYTES_MAX: u32 = generated::CANAL_POD_ARP_MAX;
 /// The longest frame of neighbour discovery that passes, in bytes.
 pub const NEIGHBOUR_BYTES_MAX: u32 = generated::CANAL_POD_NEIGHBOUR_MAX;
+/// The longest multicast listener report that passes, in bytes.
+pub const LISTENER_BYTES_MAX: u32 = generated::CANAL_POD_LISTENER_MAX;
 
 crate::plain::plain_types! {
     StoppedPacket = canal_pod_packet { remote_ip, remote_port_be, protocol, is_outgoing, verdict },

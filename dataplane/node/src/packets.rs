@@ -124,7 +124,10 @@ impl PodPackets {
 
     /// Reads the kernel's counters into `all`, by tenant, and logs what was stopped.
     pub fn read(&mut self, pod: &Pod, all: &Counters) {
-        let Ok(now) = self.guard.counters() else { return };
+        let now = match self.guard.counters() {
+            Ok(now) => now,
+            Err(error) => return self.miss(pod, &error, all),
+        };
         let before = self.counts.load();
         let mut next = BTreeMap::new();
         for (verdict, now) in now.into_iter().filter(|(_, now)| *now > 0) {
@@ -141,6 +144,15 @@ impl PodPackets {
         }
         self.counts.store(Arc::new(next));
         self.log(pod);
+    }
+
+    /// What was stopped cannot be told: that is told.
+    fn miss(&mut self, pod: &Pod, error: &OffloadError, all: &Counters) {
+        all.shared(&[pod.tenant.as_str(), "unread"]).inc();
+        if self.logged.is_none_or(|at| at.elapsed() >= LOG_INTERVAL) {
+            tracing::error!(pod = pod.uid, %error, "pod guard: its counters cannot be read; it guards on, trying again");
+            self.logged = Some(Instant::now());
+        }
     }
 
     fn log(&mut self, pod: &Pod) {

@@ -9,7 +9,7 @@ use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use canal_abi::pod::{ARP_BYTES_MAX, DNS_PORT, NEIGHBOUR_BYTES_MAX, RESOLVERS_MAX, VERDICTS, Verdict, verdict_name};
+use canal_abi::pod::{ARP_BYTES_MAX, DNS_PORT, LISTENER_BYTES_MAX, NEIGHBOUR_BYTES_MAX, RESOLVERS_MAX, VERDICTS, Verdict, verdict_name};
 
 use crate::OffloadError;
 use crate::nft::nft;
@@ -216,7 +216,7 @@ fn node_rules(end: &NodeEnd, outside: OutsidePackets, resolvers: &[IpAddr]) -> S
     udp dport {DNS_PORT} ip6 daddr @resolvers6 accept
     ip frag-off & 0x1fff != 0 ip protocol udp ip daddr @resolvers4 accept
     ip6 hoplimit 255 icmpv6 type {{ 133, 135, 136 }} meta length <= {NEIGHBOUR_BYTES_MAX} accept
-    ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} accept\n",
+    ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} meta length <= {LISTENER_BYTES_MAX} accept\n",
         settle(outside, "frame")
     );
     for (what, reason) in OUTSIDE {

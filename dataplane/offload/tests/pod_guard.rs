@@ -312,3 +312,28 @@ fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
         lab::close(listener);
     }
 }
+
+/// The kernel's own reports are short; a raw socket's could carry something to the link.
+#[test]
+fn listener_reports_of_a_pod_have_a_bound() {
+    const HEADER: usize = 40;
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    let socket = lab.pod.within(|| {
+        let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6)).unwrap();
+        // SAFETY: the name is a C string.
+        let device = unsafe { libc::if_nametoindex(c"pod0".as_ptr()) };
+        socket.set_multicast_if_v6(device).unwrap();
+        socket.set_multicast_hops_v6(1).unwrap();
+        socket
+    });
+    let to: SocketAddr = "[ff02::16]:0".parse().unwrap();
+    let max = canal_abi::pod::LISTENER_BYTES_MAX as usize - HEADER;
+    for (bytes, stopped) in [(max, 0), (max + 1, 1)] {
+        let before = count(&guard, "stopped_frame");
+        let report: Vec<u8> = std::iter::once(143).chain(std::iter::repeat_n(0, bytes - 1)).collect();
+        assert_eq!(socket.send_to(&report, &to.into()).unwrap(), bytes);
+        assert_eq!(count(&guard, "stopped_frame") - before, stopped, "{bytes} bytes");
+    }
+    lab.node.within(|| guard.release()).unwrap();
+}
