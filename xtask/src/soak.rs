@@ -14,7 +14,7 @@ use crate::tree::Tree;
 
 /// No part may run longer, so that a part fits a session with its build.
 const MINUTES_MAX: u64 = 60;
-/// Lines of a part's output in its report.
+/// Lines of a part's output in its report: the last, which have the sums.
 const LINES_MAX: usize = 60;
 /// Set for every part: what `make test` runs shortened is run whole.
 const WHOLE: &str = "CANAL_SOAK";
@@ -228,7 +228,8 @@ fn render(part: &Part, run: &Run) -> String {
     // What libtest prints of every test is in the counts.
     let is_own = |line: &&String| !line.is_empty() && !["running ", "test "].iter().any(|start| line.starts_with(start));
     text.push_str("\n```text\n");
-    run.lines.iter().filter(is_own).take(LINES_MAX).for_each(|line| text.push_str(&format!("{}\n", line.trim_end())));
+    let own: Vec<&String> = run.lines.iter().filter(is_own).collect();
+    own[own.len().saturating_sub(LINES_MAX)..].iter().for_each(|line| text.push_str(&format!("{}\n", line.trim_end())));
     text.push_str("```\n");
     text
 }

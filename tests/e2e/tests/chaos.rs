@@ -2,6 +2,7 @@
 //! changes, rotations. No answer may come from the other tenant, no planned change may fail a request, and a fault loses only what was in flight.
 //! `make test` runs it shortened, `make soak PART=chaos` for 30 minutes; `CANAL_SEED` repeats a run.
 
+use std::collections::BTreeMap;
 use std::process::Child;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -46,6 +47,23 @@ enum Event {
 }
 
 impl Event {
+    /// What it is, for the sums at the end.
+    fn kind(self) -> &'static str {
+        match self {
+            Self::Drain(_) => "drain of a gateway",
+            Self::RestartGateway(_) => "restart of a gateway",
+            Self::Scale(_) => "gateway added and removed",
+            Self::ChangePolicy => "policy change",
+            Self::Rotate => "rotation of a CA",
+            Self::RestartController => "restart of the controller",
+            Self::RestartEdge => "restart of an edge",
+            Self::KillGateway(_) => "kill of a gateway",
+            Self::KillController => "kill of the controller",
+            Self::KillEdge => "kill of an edge",
+            Self::Cut(_) => "link of a gateway cut",
+        }
+    }
+
     /// A planned change must not cost a request; neither must the death of a process that no packet passes through.
     fn losses_max(self) -> u64 {
         match self {
@@ -171,16 +189,31 @@ fn strange(tenant: &str, report: &Value) -> u64 {
     others.filter_map(|(_, count)| count.as_u64()).sum()
 }
 
-/// One round. The error says what was lost that may not be.
-fn round(mesh: &Mesh, event: Event, number: u64) -> Result<String, String> {
+/// What the rounds of one kind of event cost both clients together.
+#[derive(Debug, Default)]
+struct Sum {
+    rounds: u64,
+    requests: u64,
+    failed: u64,
+    strange: u64,
+    gap_ms_max: u64,
+}
+
+/// One round, added to `sum`. The error says what was lost that may not be.
+fn round(mesh: &Mesh, event: Event, number: u64, sum: &mut Sum) -> Result<String, String> {
     let loads = CLIENTS.map(|(tenant, client)| (tenant, load(mesh, client)));
     std::thread::sleep(LEAD_TIME);
     happen(mesh, event, number);
     let (mut line, mut wrong) = (String::new(), Vec::new());
+    sum.rounds += 1;
     for (tenant, child) in loads {
         let report = mesh.end("load in a round", child).json();
         let count = |field: &str| report[field].as_u64().unwrap_or(u64::MAX);
         let (failed, requests, strange) = (count("failed"), count("requests"), strange(tenant, &report));
+        sum.requests += requests;
+        sum.failed += failed;
+        sum.strange += strange;
+        sum.gap_ms_max = sum.gap_ms_max.max(count("gap_ms_max"));
         line += &format!(" {tenant}: {failed} of {requests} failed, gap {} ms;", report["gap_ms_max"]);
         if strange > 0 || failed > event.losses_max() || requests == 0 {
             wrong.push(format!("{tenant}: {failed} failed (at most {}), {strange} answers of others: {report}", event.losses_max()));
@@ -201,16 +234,23 @@ fn random_faults_lose_only_what_was_in_flight() {
     let mesh = Mesh::up("tier.yaml", "e2e-chaos");
     until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(&mesh, client)));
     let (mut random, started, mut rounds, mut wrong) = (Random(seed), Instant::now(), 0, Vec::new());
+    let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
     while started.elapsed() < lasts {
         let event = random.event();
         rounds += 1;
-        match round(&mesh, event, rounds) {
+        match round(&mesh, event, rounds, sums.entry(event.kind()).or_default()) {
             Ok(line) => println!("{rounds}. {event:?}:{line}"),
             Err(what) => {
                 println!("{rounds}. {event:?}: {what}");
                 wrong.push(format!("{rounds}. {event:?}: {what}"));
             }
         }
+    }
+    for (kind, sum) in sums {
+        let Sum { rounds, requests, failed, strange, gap_ms_max } = sum;
+        println!(
+            "{kind}: {rounds} rounds, {failed} of {requests} requests failed, {strange} answers of the other tenant, gap {gap_ms_max} ms"
+        );
     }
     println!("{rounds} rounds, {} wrong", wrong.len());
     assert!(rounds > 3 && wrong.is_empty(), "seed {seed}: {} of {rounds} rounds:\n{}\n{}", wrong.len(), wrong.join("\n"), mesh.logs());
