@@ -11,7 +11,9 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTran
 
 use crate::error::StoreError;
 use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
-use crate::ids::{Allocation, Binding, IdBook, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE, decide_allocation};
+use crate::ids::{
+    Allocation, Binding, IdBook, IdShortage, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE, TENANT_SERVICE_IDS_MAX, decide_allocation,
+};
 use crate::objects::{Edit, ObjectKey, Row, StoredObject};
 use crate::seal::StoreKey;
 use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
@@ -57,6 +59,8 @@ pub struct Limits {
     pub edits: usize,
     /// So many service ids are given out: 24 bits of them.
     pub service_ids: u32,
+    /// See [`TENANT_SERVICE_IDS_MAX`].
+    pub tenant_service_ids: u32,
     /// The largest replica number given out.
     pub replica_numbers: u16,
 }
@@ -68,6 +72,7 @@ impl Default for Limits {
             object_bytes: OBJECT_BYTES_MAX,
             edits: EDITS_MAX,
             service_ids: SERVICE_ID_SPACE,
+            tenant_service_ids: TENANT_SERVICE_IDS_MAX,
             replica_numbers: ReplicaNumber::MAX,
         }
     }
@@ -355,7 +360,7 @@ impl Store {
     /// The ids of all `services`; those without one get one, for ever. Those which had been released are live again.
     ///
     /// # Errors
-    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::Disk`].
+    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::TenantServiceIds`] when the tenant's part is, [`StoreError::Disk`].
     pub fn service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
@@ -384,7 +389,7 @@ impl Store {
     /// What [`Store::service_ids`] would answer, without giving anything out: a request that is refused must not use up ids.
     ///
     /// # Errors
-    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::Disk`].
+    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::TenantServiceIds`] when the tenant's part is, [`StoreError::Disk`].
     pub fn preview_service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
@@ -394,8 +399,12 @@ impl Store {
     }
 
     fn allocation(&self, book: &IdBook, services: &[ServiceKey], now: u64) -> Result<Allocation, StoreError> {
-        decide_allocation(book, services, now, self.limits.service_ids)
-            .ok_or(StoreError::ServiceIds { limit: self.limits.service_ids, hours: SERVICE_ID_QUARANTINE_SECONDS / 3600 })
+        let Limits { service_ids, tenant_service_ids, .. } = self.limits;
+        let hours = SERVICE_ID_QUARANTINE_SECONDS / 3600;
+        decide_allocation(book, services, now, service_ids, tenant_service_ids).map_err(|shortage| match shortage {
+            IdShortage::Mesh => StoreError::ServiceIds { limit: service_ids, hours },
+            IdShortage::Tenant(tenant) => StoreError::TenantServiceIds { tenant, limit: tenant_service_ids, hours },
+        })
     }
 
     /// Marks as released every binding that `lives` does not hold. Their ids stay reserved for the same names.

@@ -31,6 +31,11 @@ pub enum StoreError {
     /// Every service id is in use or was released a short time ago.
     #[error("no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used")]
     ServiceIds { limit: u32, hours: u64 },
+    /// A tenant's services, existing or deleted a short time ago, have as many ids as a tenant may have.
+    #[error(
+        "tenant {tenant} has {limit} service ids, those of services deleted within {hours} h among them, and may have no more; use names again, or wait"
+    )]
+    TenantServiceIds { tenant: TenantName, limit: u32, hours: u64 },
     /// Every replica number is in use.
     #[error("no replica number is left: all {limit} are taken; forget replicas that are gone")]
     ReplicaNumbers { limit: u16 },
@@ -51,6 +56,7 @@ impl StoreError {
             Self::ObjectBytes { .. } => "object_bytes",
             Self::Edits { .. } => "edits",
             Self::ServiceIds { .. } => "service_ids",
+            Self::TenantServiceIds { .. } => "tenant_service_ids",
             Self::ReplicaNumbers { .. } => "replica_numbers",
             Self::Key { .. } => "key",
         }
@@ -64,6 +70,7 @@ impl StoreError {
                 | Self::ObjectBytes { .. }
                 | Self::Edits { .. }
                 | Self::ServiceIds { .. }
+                | Self::TenantServiceIds { .. }
                 | Self::ReplicaNumbers { .. }
         )
     }

@@ -4,13 +4,26 @@
 
 use std::collections::HashMap;
 
-use canal_model::ids::{ServiceId, ServiceKey};
+use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 
 /// A released id is not given to another service before this many seconds: longer than any data plane's stale state lives.
 pub const SERVICE_ID_QUARANTINE_SECONDS: u64 = 24 * 3600;
 
 /// Service ids that there are: all of 24 bits but 0.
 pub(crate) const SERVICE_ID_SPACE: u32 = (1 << 24) - 1;
+
+/// Of those, how many one tenant's services may have, the deleted ones' that rest among them: more than a tenant may have objects, and a 64th of
+/// all.
+pub const TENANT_SERVICE_IDS_MAX: u32 = 1 << 18;
+
+/// Why there is no id for a service.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum IdShortage {
+    /// All are taken or rest.
+    Mesh,
+    /// The tenant has as many as it may.
+    Tenant(TenantName),
+}
 
 /// One service's binding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +44,11 @@ pub(crate) struct IdBook {
 }
 
 impl IdBook {
+    /// How many bindings a tenant has, the resting ones among them.
+    fn count_of(&self, tenant: &TenantName) -> u32 {
+        self.bindings.keys().filter(|key| key.tenant == *tenant).count() as u32
+    }
+
     /// The `n`-th fresh id, from 1.
     fn fresh(&self, n: u32) -> Option<ServiceId> {
         let at = (u64::from(self.offset) + u64::from(n) - 1) % u64::from(SERVICE_ID_SPACE);
@@ -54,10 +72,17 @@ impl Allocation {
     }
 }
 
-/// Gives every key in `wanted` an id. `None`: the space is used up.
-pub(crate) fn decide_allocation(book: &IdBook, wanted: &[ServiceKey], now: u64, limit: u32) -> Option<Allocation> {
+/// Gives every key in `wanted` an id. A tenant that has `tenant_max` gets only ids of its own back.
+pub(crate) fn decide_allocation(
+    book: &IdBook,
+    wanted: &[ServiceKey],
+    now: u64,
+    limit: u32,
+    tenant_max: u32,
+) -> Result<Allocation, IdShortage> {
     let mut out = Allocation { next: book.next.max(1), ..Allocation::default() };
-    let mut stale: Option<Vec<(u64, ServiceKey, ServiceId)>> = None;
+    let mut taken: HashMap<&TenantName, u32> = HashMap::new();
+    let mut stale: Option<Vec<StaleBinding>> = None;
     for key in wanted {
         match book.bindings.get(key) {
             Some(Binding { released: None, .. }) => continue,
@@ -67,29 +92,47 @@ pub(crate) fn decide_allocation(book: &IdBook, wanted: &[ServiceKey], now: u64, 
             }
             None => {}
         }
-        if out.next <= limit {
-            let id = book.fresh(out.next)?;
+        let of_tenant = taken.entry(&key.tenant).or_insert_with(|| book.count_of(&key.tenant));
+        let is_full = *of_tenant >= tenant_max;
+        if !is_full && out.next <= limit {
+            let id = book.fresh(out.next).ok_or(IdShortage::Mesh)?;
             out.next += 1;
+            *of_tenant += 1;
             out.bound.push((key.clone(), id));
             continue;
         }
         let stale = stale.get_or_insert_with(|| oldest_last(book, wanted, now));
-        let (_, old, id) = stale.pop()?;
+        let at = stale.iter().rposition(|binding| !is_full || binding.key.tenant == key.tenant);
+        let Some(at) = at else {
+            return Err(if is_full { IdShortage::Tenant(key.tenant.clone()) } else { IdShortage::Mesh });
+        };
+        let StaleBinding { key: old, id, .. } = stale.remove(at);
+        if old.tenant != key.tenant {
+            *of_tenant += 1;
+        }
         out.displaced.push(old);
         out.bound.push((key.clone(), id));
     }
-    Some(out)
+    Ok(out)
+}
+
+/// A binding whose id may go to another service.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct StaleBinding {
+    released: u64,
+    key: ServiceKey,
+    id: ServiceId,
 }
 
 /// Released bindings whose quarantine is over and which nobody asks for now; the oldest stands last.
-fn oldest_last(book: &IdBook, wanted: &[ServiceKey], now: u64) -> Vec<(u64, ServiceKey, ServiceId)> {
-    let mut v: Vec<_> = book
+fn oldest_last(book: &IdBook, wanted: &[ServiceKey], now: u64) -> Vec<StaleBinding> {
+    let mut v: Vec<StaleBinding> = book
         .bindings
         .iter()
-        .filter_map(|(k, b)| b.released.map(|at| (at, k.clone(), b.id)))
-        .filter(|(at, k, _)| at.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) <= now && !wanted.contains(k))
+        .filter_map(|(k, b)| b.released.map(|released| StaleBinding { released, key: k.clone(), id: b.id }))
+        .filter(|b| b.released.saturating_add(SERVICE_ID_QUARANTINE_SECONDS) <= now && !wanted.contains(&b.key))
         .collect();
-    v.sort_by(|a, b| (b.0, &b.1).cmp(&(a.0, &a.1)));
+    v.sort_by(|a, b| b.cmp(a));
     v
 }
 
@@ -168,10 +211,26 @@ mod tests {
         ];
         for c in cases {
             let wanted: Vec<ServiceKey> = c.wanted.iter().map(|n| key(n)).collect();
-            let got = decide_allocation(&c.book, &wanted, c.now, 4);
-            let got = got.map(|a| a.bound.iter().map(|(k, id)| (k.name.to_string(), id.get())).collect::<Vec<_>>());
+            let got = decide_allocation(&c.book, &wanted, c.now, 4, 4);
+            let got = got.ok().map(|a| a.bound.iter().map(|(k, id)| (k.name.to_string(), id.get())).collect::<Vec<_>>());
             let want = c.bound.map(|b| b.iter().map(|(n, id)| (n.to_string(), *id)).collect::<Vec<_>>());
             assert_eq!(got, want, "{}", c.what);
         }
+    }
+
+    /// One tenant makes services of new names and deletes them for as long as it likes: it runs into its own share, and others get ids.
+    #[test]
+    fn a_tenant_that_has_its_share_gets_only_its_own_ids_back() {
+        const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;
+        let book = book(&[("a", 1, Some(5)), ("b", 2, Some(3))], 3);
+        let beta: ServiceKey = "beta/shop/x".parse().unwrap();
+        let decide = |wanted: &[ServiceKey], now| decide_allocation(&book, wanted, now, 100, 2);
+        assert_eq!(
+            decide(&[key("c")], 5 + Q - 2),
+            Ok(Allocation { bound: vec![(key("c"), ServiceId::new(2).unwrap())], displaced: vec![key("b")], next: 3 })
+        );
+        assert_eq!(decide(&[key("c")], 2 + Q), Err(IdShortage::Tenant("alpha".parse().unwrap())));
+        assert_eq!(decide(std::slice::from_ref(&beta), 2 + Q).unwrap().bound, [(beta, ServiceId::new(3).unwrap())]);
+        assert_eq!(decide(&[key("a")], 2 + Q).unwrap().bound, [(key("a"), ServiceId::new(1).unwrap())], "a name that returns");
     }
 }

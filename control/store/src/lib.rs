@@ -16,7 +16,7 @@ mod trust;
 pub use database::{Limits, Store};
 pub use error::StoreError;
 pub use fleet::{StoredEdge, StoredFleet, StoredReplica};
-pub use ids::SERVICE_ID_QUARANTINE_SECONDS;
+pub use ids::{SERVICE_ID_QUARANTINE_SECONDS, TENANT_SERVICE_IDS_MAX};
 pub use objects::{Edit, ObjectKey, StoredObject};
 pub use seal::{StoreKey, is_sealed};
 pub use trust::{DomainName, StoredCertificate, StoredTrust};

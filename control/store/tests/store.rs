@@ -117,6 +117,21 @@ fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
 }
 
 #[test]
+fn a_tenant_that_used_up_its_service_ids_leaves_the_others_theirs() {
+    let dir = tempfile::tempdir().unwrap();
+    let s = Store::open(dir.path(), Limits { tenant_service_ids: 2, ..Limits::default() }).unwrap();
+    let k = |n: &str| -> ServiceKey { n.parse().unwrap() };
+    for name in ["alpha/shop/a", "alpha/shop/b"] {
+        s.service_ids(&[k(name)], 10).unwrap();
+        s.release_service_ids(|key| *key == k(name), 10).unwrap();
+    }
+    let refused = s.service_ids(&[k("alpha/shop/c")], 11).unwrap_err();
+    assert!(refused.is_limit() && refused.name() == "tenant_service_ids" && refused.to_string().contains("tenant alpha"), "{refused}");
+    s.service_ids(&[k("beta/shop/c")], 11).unwrap();
+    s.service_ids(&[k("alpha/shop/a")], 11).unwrap();
+}
+
+#[test]
 fn a_store_keeps_its_id_and_another_store_has_other_ids() {
     let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let service: ServiceKey = "alpha/shop/a".parse().unwrap();
