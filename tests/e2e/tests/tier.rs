@@ -23,14 +23,15 @@ const FIRST: [&str; 8] = ["gw-1", "gw-2", "gw-3", "gw-4", "gw-5", "gw-6", "gw-7"
 const MORE: [(&str, &str, &str, &str); 2] = [("gw-6", "gw-7", "b7", "az1"), ("gw-5", "gw-8", "b8", "az2")];
 /// All that stands in az1.
 const TIER_OF_AZ1: [&str; 11] = ["edge-1", "gw-1", "gw-1b", "gw-2", "gw-2b", "gw-3", "gw-3b", "gw-6", "gw-6b", "gw-7", "gw-7b"];
-/// Of 250 requests to one service while the processes of a backend are killed, so many may be lost: what one of them had in flight.
-const KILLED_LOSSES_MAX: u64 = 1;
+/// Of 250 requests to one service while the processes of a backend are killed, so many may be lost: what each of its two replicas had in flight.
+const KILLED_LOSSES_MAX: u64 = 2;
 /// The same while its machines vanish: one on each of the load's four connections, on which nobody says that the other end is gone.
 const VANISHED_LOSSES_MAX: u64 = 4;
 /// Of 300 requests to a service that shares replicas with the one that is killed again and again: what was in flight there.
 const BESIDE_LOSSES_MAX: u64 = 6;
-/// Of 700 new connections while an AZ's tier dies: what was being opened through it at that moment.
-const AZ_LOSSES_MAX: u64 = 2;
+/// Of 700 new connections while an AZ's tier dies: what was under way through it at that moment. 50 come a second, and one takes up to a tenth of
+/// a second where two cores are busy with the whole mesh.
+const AZ_LOSSES_MAX: u64 = 5;
 /// Between two changes of the fleet: some 70 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
 /// How long a change of the fleet may take to show.
