@@ -156,6 +156,8 @@ share_kinds! {
             "Connections to the controller.";
         ControllerUnauthenticated, "controllerUnauthenticated", "controller_unauthenticated_connections", "connections", Share::Percent(10),
             "Connections to the controller that have not sent a valid token.";
+        ControllerStreams, "controllerStreams", "controller_streams", "streams", Share::Percent(40),
+            "Streams that a tenant's data planes have open at the controller.";
         SubscriptionBytes, "subscriptionBytes", "subscription_bytes", "bytes", Share::Percent(25),
             "Bytes of the resource names that a tenant's data planes subscribe to at the controller.";
         ConfigurationBytes, "configurationBytes", "configuration_bytes", "bytes", Share::Amount(64 << 20),

@@ -271,7 +271,7 @@ impl Hub {
             principals,
             store,
             trust,
-            subscribers: Subscribers::new(config.limits.streams),
+            subscribers: Subscribers::new(tenant_limits.streams.clone()),
             fleet,
             metrics,
             changes: Changes::new(preparer.clone(), prepared_against, commits, config.limits.compile_workers),

@@ -38,6 +38,7 @@ pub(crate) struct TenantLimits {
     pub(crate) connections: TenantLimit,
     pub(crate) unauthenticated: TenantLimit,
     pub(crate) certificates: TenantLimit,
+    pub(crate) streams: TenantLimit,
     pub(crate) subscription_bytes: TenantLimit,
 }
 
@@ -55,6 +56,7 @@ impl TenantLimits {
             connections: limit(ShareKind::ControllerConnections, limits.connections as u64),
             unauthenticated: limit(ShareKind::ControllerUnauthenticated, limits.unauthenticated as u64),
             certificates: limit(ShareKind::Certificates, limits.issued as u64),
+            streams: limit(ShareKind::ControllerStreams, limits.streams as u64),
             subscription_bytes: limit(ShareKind::SubscriptionBytes, SUBSCRIPTION_BYTES_MAX),
         };
         for limit in this.all() {
@@ -63,7 +65,7 @@ impl TenantLimits {
         this
     }
 
-    fn all(&self) -> [&TenantLimit; 8] {
+    fn all(&self) -> [&TenantLimit; 9] {
         [
             &self.queued_changes,
             &self.queued_change_bytes,
@@ -72,6 +74,7 @@ impl TenantLimits {
             &self.connections,
             &self.unauthenticated,
             &self.certificates,
+            &self.streams,
             &self.subscription_bytes,
         ]
     }

@@ -95,6 +95,8 @@ impl Pump {
         let mut catalogs = self.shared.catalog.subscribe();
         let mut principals = self.shared.principals.clone();
         let superseded = self.stream.superseded.clone();
+        let revoked = self.stream.revoked();
+        tokio::pin!(revoked);
         let stopping = self.shared.stopping.clone();
         let mut catalog = catalogs.borrow_and_update().clone();
         let mut pending: Option<DeltaDiscoveryResponse> = None;
@@ -111,6 +113,11 @@ impl Pump {
                 biased;
                 () = stopping.cancelled() => return Err(Status::unavailable("the controller is stopping; connect again")),
                 () = superseded.cancelled() => return Err(Status::aborted("newer streams of the same principal took this one's place")),
+                () = &mut revoked => {
+                    self.shared.refuse("streams_revoked");
+                    let tenant = holder_of(&self.caller.principal);
+                    return Err(Status::resource_exhausted(format!("{tenant} has the most streams, and another one needs a place")));
+                }
                 changed = principals.changed() => {
                     if changed.is_err() || !self.shared.is_current(&self.caller) {
                         self.shared.refuse("revoked");

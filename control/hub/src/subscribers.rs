@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use canal_model::ids::{Generation, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::Kind;
+use canal_runtime::{ShareHolder, ShareRefusal, TenantLimit, TenantPermit};
 use canal_wire::api;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -16,6 +17,7 @@ use crate::fleet::{Known, ShareReport};
 use crate::principal_name;
 use crate::principals::Principals;
 use crate::session::{Progress, STREAM_NAME_BYTES_MAX, TenantRefusals};
+use crate::shares::holder_of;
 
 /// Open streams of all subscribers together.
 pub const STREAMS_MAX: usize = 20_000;
@@ -32,20 +34,21 @@ const REFUSED_NAMED_MAX: usize = 4;
 
 /// The registry of subscribers.
 pub(crate) struct Subscribers {
-    streams_max: usize,
+    /// Open streams, each on the account of its principal.
+    limit: TenantLimit,
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
     next: u64,
-    streams: usize,
     records: BTreeMap<Principal, Record>,
 }
 
 /// One open stream of a principal.
 struct StreamRecord {
     superseded: CancellationToken,
+    permit: TenantPermit,
     /// Bytes of names that it brought and the catalog did not have.
     name_bytes: usize,
 }
@@ -71,6 +74,13 @@ struct Record {
 }
 
 impl Record {
+    /// The oldest stream ends for a newer one of the principal, and its place is free at once.
+    fn supersede_oldest(&mut self) {
+        if let Some((_, oldest)) = self.streams.pop_first() {
+            oldest.superseded.cancel();
+        }
+    }
+
     /// Everything up to here was acknowledged, but for what tenants with standing refusals have.
     fn whole(&self) -> Generation {
         let p = &self.progress;
@@ -79,11 +89,17 @@ impl Record {
     }
 }
 
-/// No more streams are taken.
+/// No more streams of a holder are taken.
 #[derive(Debug, thiserror::Error)]
-#[error("{limit} data planes are connected, which is the limit; run another controller for some of them")]
+#[error(
+    "{holder} gets no more streams ({limit}: {}); fix: end those of data planes that are not needed, or have the provider set \
+     spec.shares.{limit} of the Tenant, or run another controller for some of them",
+    .reason.reason()
+)]
 pub(crate) struct TooManyStreams {
-    limit: usize,
+    holder: ShareHolder,
+    limit: &'static str,
+    reason: ShareRefusal,
 }
 
 /// One open stream; dropping it takes it off the registry.
@@ -96,8 +112,9 @@ pub(crate) struct OpenStream {
 }
 
 impl Subscribers {
-    pub(crate) fn new(streams_max: usize) -> Arc<Self> {
-        Arc::new(Self { streams_max, inner: Mutex::default() })
+    /// `limit`: of open streams.
+    pub(crate) fn new(limit: TenantLimit) -> Arc<Self> {
+        Arc::new(Self { limit, inner: Mutex::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -105,25 +122,26 @@ impl Subscribers {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Enters a new stream of `principal`.
+    /// Enters a new stream of `principal`. If it has as many as it may, its oldest ends for it; if there are as many as there may be, the oldest
+    /// of the tenant with the most.
     pub(crate) fn open(self: &Arc<Self>, principal: &Principal) -> Result<OpenStream, TooManyStreams> {
         let mut inner = self.lock();
-        if inner.streams >= self.streams_max {
-            return Err(TooManyStreams { limit: self.streams_max });
+        // Before the place is asked for, so that a tenant with its whole share can connect its data planes anew.
+        if let Some(record) = inner.records.get_mut(principal) {
+            while record.streams.len() >= STREAMS_PER_PRINCIPAL_MAX {
+                record.supersede_oldest();
+            }
         }
-        inner.streams += 1;
+        let holder = holder_of(principal);
+        let taken = self.limit.take_revocable(&holder, 1);
+        let permit = taken.map_err(|reason| TooManyStreams { holder, limit: self.limit.kind().key(), reason })?;
         inner.next += 1;
         let id = inner.next;
         let superseded = CancellationToken::new();
         let record = inner.records.entry(principal.clone()).or_default();
         record.connects += 1;
-        record.streams.insert(id, StreamRecord { superseded: superseded.clone(), name_bytes: 0 });
+        record.streams.insert(id, StreamRecord { superseded: superseded.clone(), permit, name_bytes: 0 });
         record.last_seen_ms = now_ms();
-        while record.streams.len() > STREAMS_PER_PRINCIPAL_MAX
-            && let Some((_, oldest)) = record.streams.pop_first()
-        {
-            oldest.superseded.cancel();
-        }
         Ok(OpenStream { registry: self.clone(), principal: principal.clone(), id, superseded })
     }
 
@@ -213,6 +231,20 @@ pub(crate) struct Summary {
 }
 
 impl OpenStream {
+    /// Ends when the stream has to give way to another tenant's.
+    pub(crate) fn revoked(&self) -> impl Future<Output = ()> + Send + use<> {
+        let inner = self.registry.lock();
+        let stream = inner.records.get(&self.principal).and_then(|record| record.streams.get(&self.id));
+        let revoked = stream.map(|stream| stream.permit.revoked());
+        async move {
+            match revoked {
+                Some(revoked) => revoked.await,
+                // It is superseded.
+                None => std::future::pending().await,
+            }
+        }
+    }
+
     /// A message arrived.
     pub(crate) fn heard(&self, progress: Progress, is_waiting: bool, is_nack: bool) {
         self.update(|r| {
@@ -234,11 +266,9 @@ impl OpenStream {
             _ => return 0,
         }
         let mut ended = 0;
-        while record.streams.len() > 1
-            && record.streams.values().map(|stream| stream.name_bytes).sum::<usize>() > PRINCIPAL_NAME_BYTES_MAX
-            && let Some((_, oldest)) = record.streams.pop_first()
+        while record.streams.len() > 1 && record.streams.values().map(|stream| stream.name_bytes).sum::<usize>() > PRINCIPAL_NAME_BYTES_MAX
         {
-            oldest.superseded.cancel();
+            record.supersede_oldest();
             ended += 1;
         }
         ended
@@ -283,7 +313,6 @@ impl OpenStream {
 impl Drop for OpenStream {
     fn drop(&mut self) {
         let mut inner = self.registry.lock();
-        inner.streams -= 1;
         if let Some(record) = inner.records.get_mut(&self.principal) {
             record.streams.remove(&self.id);
             if record.streams.is_empty() {
@@ -358,19 +387,56 @@ fn now_ms() -> u64 {
 mod tests {
     use super::*;
 
+    fn node_of(tenant: &str, name: &str) -> Principal {
+        Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: "az1".parse().unwrap() }
+    }
+
     fn node(name: &str) -> Principal {
-        Principal::Node { name: name.parse().unwrap(), tenant: "alpha".parse().unwrap(), az: "az1".parse().unwrap() }
+        node_of("alpha", name)
+    }
+
+    /// `reserve`: of the streams, the provider's alone. A tenant may take all the others.
+    fn subscribers(capacity: u64, reserve: u64) -> Arc<Subscribers> {
+        let kind = canal_model::share::ShareKind::ControllerStreams;
+        let give_way = canal_runtime::GiveWay::Oldest;
+        let limit = TenantLimit::new(canal_runtime::TenantLimitConfig { kind, capacity, reserve, give_way });
+        limit.set_default_share(canal_model::share::Share::Percent(100));
+        Subscribers::new(limit)
+    }
+
+    #[test]
+    fn a_tenant_with_all_streams_leaves_places_to_others() {
+        let s = subscribers(10, 1);
+        let mine: Vec<OpenStream> = (0..9).map(|n| s.open(&node(&format!("n{n}"))).unwrap()).collect();
+        let given_way = || {
+            let inner = s.lock();
+            mine.iter().map(|o| inner.records[&o.principal].streams[&o.id].permit.is_revoked()).filter(|is| *is).count()
+        };
+        let refused = s.open(&node("n9")).err().expect("alpha has its share").to_string();
+        assert!(refused.contains("alpha gets no more streams (controllerStreams: share)"), "{refused}");
+        let gateway = Principal::Gateway { name: "g1".parse().unwrap(), az: "az1".parse().unwrap() };
+        let provider: Vec<_> = (0..3).map(|_| s.open(&gateway).unwrap()).collect();
+        assert_eq!(given_way(), 2, "the reserve takes from nobody");
+        let beta: Vec<_> = (0..3).map(|n| s.open(&node_of("beta", &format!("n{n}"))).unwrap()).collect();
+        assert_eq!(given_way(), 5);
+        assert!(s.open(&node_of("beta", "n3")).is_err(), "beta would have as many as alpha, which does not give way");
+        // The oldest went, and a data plane that connects anew at a full limit takes the place of its own oldest.
+        assert!(s.lock().records[&node("n4")].streams.values().all(|stream| stream.permit.is_revoked()));
+        let gateway_again = s.open(&gateway).unwrap();
+        assert!(provider[0].superseded.is_cancelled() && given_way() == 5);
+        drop((mine, provider, beta, gateway_again));
+        assert_eq!(s.limit.used(), 0);
     }
 
     #[test]
     fn streams_are_limited_in_all_and_per_principal() {
-        let s = Subscribers::new(5);
+        let s = subscribers(4, 0);
         let old: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         assert!(old.iter().all(|o| !o.superseded.is_cancelled()));
         let newest = s.open(&node("n1")).unwrap();
         assert_eq!(old.iter().map(|o| o.superseded.is_cancelled()).collect::<Vec<_>>(), [true, false, false]);
         let other = s.open(&node("n2")).unwrap();
-        assert!(s.open(&node("n3")).is_err_and(|e| e.to_string().contains('5')));
+        assert!(s.open(&node("n3")).is_err_and(|e| e.to_string().contains("alpha")));
         drop(other);
         drop(s.open(&node("n3")).unwrap());
 
@@ -387,7 +453,7 @@ mod tests {
     #[test]
     fn names_of_a_principal_are_limited_over_all_its_streams() {
         const MIB: usize = 1 << 20;
-        let s = Subscribers::new(9);
+        let s = subscribers(9, 0);
         let streams: Vec<OpenStream> = (0..3).map(|_| s.open(&node("n1")).unwrap()).collect();
         let other = s.open(&node("n2")).unwrap();
         let ended = || streams.iter().map(|stream| stream.superseded.is_cancelled()).collect::<Vec<_>>();

@@ -23,11 +23,13 @@ async fn refused(rig: &Rig, reason: &str) {
 
 #[tokio::test]
 async fn streams_and_names() {
-    let rig = Rig::with(Limits { streams: 2, names: 4, ..Limits::default() }, alpha).await;
+    let mut limits = Limits { streams: 2, names: 4, ..Limits::default() };
+    limits.shares.set(ShareKind::ControllerStreams, Share::Percent(100));
+    let rig = Rig::with(limits, alpha).await;
     let mut first = rig.subscribe("n1").await;
     first.settle().await;
     let second = rig.subscribe("n2").await;
-    let Err(over) = Subscriber::try_open(rig.channel().await, "g1", BTreeMap::new()).await else { panic!("a third was let in") };
+    let Err(over) = Subscriber::try_open(rig.channel().await, "n1", BTreeMap::new()).await else { panic!("a third was let in") };
     assert_eq!(over.code(), Code::ResourceExhausted, "{over}");
     drop(second);
     let until = Instant::now() + PATIENCE;
@@ -40,6 +42,40 @@ async fn streams_and_names() {
     assert_eq!(greedy.end().await.code(), Code::ResourceExhausted);
     refused(&rig, "streams").await;
     refused(&rig, "names").await;
+}
+
+#[tokio::test]
+async fn streams_of_one_tenant_leave_places_to_others() {
+    let mut limits = Limits { streams: 6, ..Limits::default() };
+    limits.shares.set(ShareKind::ControllerStreams, Share::Percent(100));
+    let rig = Rig::with(limits, alpha).await;
+    let mut all = Vec::new();
+    for token in ["n1", "n1", "n1", "n2", "n2", "n2"] {
+        all.push(rig.subscribe(token).await);
+    }
+    let of_alpha = |metric: &str| format!("canal_share_{metric}{{limit=\"controller_streams\",tenant=\"alpha\"}}");
+    assert!((rig.metric(&of_alpha("used")).await - 6.0).abs() < 0.1);
+    let mut others = Vec::new();
+    for (token, ended) in [("m1", 0), ("g1", 1)] {
+        let mut other = rig.subscribe(token).await;
+        other.settle().await;
+        others.push(other);
+        let end = all[ended].end().await;
+        assert!(end.code() == Code::ResourceExhausted && end.message().contains("alpha has the most streams"), "{end}");
+    }
+    refused(&rig, "streams_revoked").await;
+    assert!((rig.metric(&of_alpha("revoked_total")).await - 2.0).abs() < 0.1);
+    let status = rig.admin("ann").await.status().await;
+    let row = status.shares.iter().find(|row| row.limit == "controller_streams").expect("a tenant sees its own use");
+    assert_eq!((row.tenant.as_str(), row.component.as_str(), row.max, row.revoked), ("alpha", "controller", 6, 2));
+    // What the provider writes into the Tenant holds for what comes next.
+    rig.write("alpha/t.yaml", &tenant_object("alpha", 1).replace("spec: {", "spec: {shares: {controllerStreams: 1}, "));
+    let until = Instant::now() + PATIENCE;
+    while rig.metric(&of_alpha("max")).await > 1.0 {
+        assert!(Instant::now() < until, "the Tenant's share is not in force");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop((all, others));
 }
 
 #[tokio::test]
