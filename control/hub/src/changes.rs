@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::apply::{Plan, Wish};
 use crate::files::{Found, Reading};
+use crate::metrics;
 use crate::prepare::{Basis, Prepared, PreparedWish, Preparer, SourceChange};
 use crate::shares::TenantLimits;
 use crate::turns::{Turn, TurnQueue};
@@ -21,7 +22,8 @@ use crate::writer::{Commit, Committed};
 /// A change that was prepared so often against what did not hold any more is given up. With one change of a tenant at a time that does not
 /// happen; without a bound it could go on for ever.
 const ATTEMPTS_MAX: usize = 8;
-/// States of one tenant's files that may wait; of more, the oldest go.
+/// States of one tenant's files that may wait; of more, the oldest go. Two at least, so that what a folder said last stays beside the word
+/// that it is gone.
 const FILES_WAITING_MAX: usize = 8;
 
 /// An operator's wish.
@@ -144,11 +146,12 @@ impl Changes {
         for (name, found) in reading.tenants {
             let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
             let waiting = files.entry(name.clone()).or_default();
-            if waiting.len() >= FILES_WAITING_MAX {
-                waiting.pop_front();
+            let is_first = waiting.is_empty();
+            if put(waiting, found) {
+                self.preparer.metrics.count(metrics::REFUSED, &[("reason", "files_waiting")]);
+                tracing::warn!(tenant = %name, "the files changed faster than they can be taken over: a state between was skipped");
             }
-            waiting.push_back(found);
-            if waiting.len() > 1 {
+            if !is_first {
                 continue;
             }
             drop(files);
@@ -208,11 +211,98 @@ impl Changes {
                 }
             }
         }
+        self.preparer.metrics.count(metrics::REFUSED, &[("reason", "change_attempts")]);
         tracing::error!(tenant = %name, from = change.from(), "a change of the sources was given up; fix: report it, and touch the files");
     }
+}
+
+/// Adds a state of the files to those that wait. True: there were too many, and the oldest went. It says nothing that a later one does not:
+/// files that were read replace all that was read before, and that a folder is gone is kept once, beside what it said last.
+fn put(waiting: &mut VecDeque<Found>, found: Found) -> bool {
+    if matches!((waiting.back(), &found), (Some(Found::Gone), Found::Gone)) {
+        return false;
+    }
+    waiting.push_back(found);
+    let is_full = waiting.len() > FILES_WAITING_MAX;
+    if is_full {
+        waiting.pop_front();
+    }
+    is_full
 }
 
 fn outcome(plan: Plan, generation: Generation) -> Outcome {
     let accepted = !plan.is_refused();
     Outcome { accepted, generation, changes: plan.changes, diagnostics: plan.diagnostics }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hub::Limits;
+    use crate::metrics::Metrics;
+    use crate::tenant::Files;
+
+    const REASONS: [&str; 2] = ["files_waiting", "change_attempts"];
+
+    fn read() -> Found {
+        Found::Read(Arc::new(Files::new(Vec::new(), Vec::new())))
+    }
+
+    fn changes(dir: &std::path::Path) -> (Arc<Changes>, mpsc::Receiver<Commit>, watch::Sender<Arc<Basis>>) {
+        let store = Arc::new(canal_store::Store::open(dir, canal_store::Limits::default()).unwrap());
+        let limits = Arc::new(TenantLimits::new(&Limits::default()));
+        let preparer = Arc::new(Preparer { store, metrics: Arc::new(Metrics::default()), limits });
+        let (commits, ready) = mpsc::channel(1);
+        let (told, basis) = watch::channel(Arc::default());
+        (Changes::new(preparer, basis, commits, 2), ready, told)
+    }
+
+    fn refused(changes: &Changes) -> [bool; 2] {
+        let text = changes.preparer.metrics.render(&crate::metrics::Gauges::default());
+        REASONS.map(|reason| text.contains(&format!("canal_controller_refused_total{{reason=\"{reason}\"}} 1\n")))
+    }
+
+    #[test]
+    fn the_last_word_of_a_folder_stays_beside_that_it_is_gone() {
+        let mut waiting = VecDeque::new();
+        assert!(!put(&mut waiting, read()));
+        assert!((0..20).all(|_| !put(&mut waiting, Found::Gone)), "it is gone once");
+        assert!(matches!(waiting.make_contiguous(), [Found::Read(_), Found::Gone]));
+        let skipped = (0..FILES_WAITING_MAX).filter(|_| put(&mut waiting, read())).count();
+        assert_eq!((skipped, waiting.len()), (2, FILES_WAITING_MAX));
+        assert!(put(&mut waiting, Found::Gone));
+        assert!(matches!(waiting.make_contiguous(), [.., Found::Read(_), Found::Gone]));
+    }
+
+    #[tokio::test]
+    async fn a_skipped_state_of_files_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (changes, _ready, _told) = changes(dir.path());
+        let name: TenantName = "alpha".parse().unwrap();
+        let _turn = changes.turns.turn(&name, false).await;
+        for _ in 0..=FILES_WAITING_MAX {
+            assert_eq!(refused(&changes), [false; 2]);
+            changes.take_reading(Reading { tenants: vec![(name.clone(), read())], ..Reading::default() });
+        }
+        assert_eq!(refused(&changes), [true, false]);
+        assert_eq!(changes.files.lock().unwrap()[&name].len(), FILES_WAITING_MAX);
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_sources_that_is_given_up_is_counted() {
+        let dir = tempfile::tempdir().unwrap();
+        let (changes, mut ready, _told) = changes(dir.path());
+        let busy = tokio::spawn(async move {
+            let mut tried = 0;
+            while let Some(commit) = ready.recv().await {
+                tried += 1;
+                let _ = commit.reply.send(Ok(Committed::Moved));
+            }
+            tried
+        });
+        changes.take(&"alpha".parse().unwrap(), SourceChange::Files(read())).await;
+        assert_eq!(refused(&changes), [false, true]);
+        drop(changes);
+        assert_eq!(busy.await.unwrap(), ATTEMPTS_MAX);
+    }
 }
