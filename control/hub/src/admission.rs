@@ -1,7 +1,7 @@
 //! Whether a connection may stay: on the account of its source until a token is known, then on its owner's. What closes it is
 //! `connection`; who accepts it is `listener`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,6 +10,7 @@ use canal_model::ids::TenantName;
 use canal_model::program::{Kind, Resource};
 use canal_runtime::{ShareHolder, ShareRefusal, TenantLimit, TenantPermit};
 use ipnet::IpNet;
+use tokio::sync::watch;
 
 use crate::catalog::Catalog;
 
@@ -72,7 +73,53 @@ pub(crate) struct Sources {
     nodes: BTreeMap<IpAddr, Option<TenantName>>,
     /// Gateway replicas.
     provider: BTreeSet<IpAddr>,
-    pods: Vec<(IpNet, TenantName)>,
+    pods: PodRanges,
+}
+
+/// Ranges of pods, to be found by their longest and all shorter prefixes: as many looks as there are lengths, at most 33 or 129, however many
+/// ranges there are.
+#[derive(Debug, Default)]
+struct PodRanges {
+    /// `None`: several tenants have the same range.
+    owners: HashMap<IpNet, Option<TenantName>>,
+    /// The lengths of prefixes that occur, of IPv4 and of IPv6.
+    lengths: [BTreeSet<u8>; 2],
+}
+
+impl PodRanges {
+    fn insert(&mut self, range: IpNet, tenant: &TenantName) {
+        let range = range.trunc();
+        self.lengths[usize::from(range.addr().is_ipv6())].insert(range.prefix_len());
+        let owner = self.owners.entry(range).or_insert_with(|| Some(tenant.clone()));
+        if owner.as_ref() != Some(tenant) {
+            *owner = None;
+        }
+    }
+
+    /// The ranges that an address is looked for in.
+    fn candidates(&self, address: IpAddr) -> impl Iterator<Item = IpNet> {
+        let lengths = &self.lengths[usize::from(address.is_ipv6())];
+        lengths.iter().filter_map(move |length| Some(IpNet::new(address, *length).ok()?.trunc()))
+    }
+
+    /// The one tenant that says an address is its pods', if there is just one.
+    fn owner(&self, address: IpAddr) -> Option<&TenantName> {
+        let mut found = self.candidates(address).filter_map(|range| self.owners.get(&range));
+        let first = found.next()?.as_ref()?;
+        found.all(|other| other.as_ref() == Some(first)).then_some(first)
+    }
+}
+
+/// Keeps what addresses mean up to date with the catalog, on a thread of its own: neither who accepts nor who publishes waits for it.
+pub(crate) async fn follow(mut catalogs: watch::Receiver<Arc<Catalog>>, sources: watch::Sender<Arc<Sources>>) {
+    loop {
+        let catalog = catalogs.borrow_and_update().clone();
+        // It fails only when the controller ends.
+        let Ok(of_catalog) = tokio::task::spawn_blocking(move || Sources::of(&catalog)).await else { return };
+        if sources.send(Arc::new(of_catalog)).is_err() || catalogs.changed().await.is_err() {
+            return;
+        }
+    }
 }
 
 impl Sources {
@@ -93,14 +140,14 @@ impl Sources {
             }
             for entry in view.of(Kind::Tenant) {
                 let Resource::Tenant(said) = &entry.resource else { continue };
-                sources.pods.extend(said.pod_cidrs.iter().map(|cidr| (*cidr, tenant.clone())));
+                said.pod_cidrs.iter().for_each(|range| sources.pods.insert(*range, tenant));
             }
         }
         sources
     }
 
-    /// On whose account a connection from `source` is until its token is known: of the provider whose replica, of the one tenant whose node or pods have the address, else
-    /// of the addresses around it.
+    /// On whose account a connection from `source` is until its token is known: of the provider whose replica, of the one tenant whose node or
+    /// pods have the address, else of the addresses around it.
     pub(crate) fn holder(&self, source: SocketAddr) -> ShareHolder {
         let address = source.ip().to_canonical();
         if self.provider.contains(&address) {
@@ -109,9 +156,8 @@ impl Sources {
         if let Some(Some(tenant)) = self.nodes.get(&address) {
             return ShareHolder::Tenant(tenant.clone());
         }
-        let mut pods = self.pods.iter().filter(|(cidr, _)| cidr.contains(&address)).map(|(_, tenant)| tenant);
-        match (pods.next(), self.nodes.contains_key(&address)) {
-            (Some(tenant), false) if pods.all(|other| other == tenant) => ShareHolder::Tenant(tenant.clone()),
+        match self.pods.owner(address) {
+            Some(tenant) if !self.nodes.contains_key(&address) => ShareHolder::Tenant(tenant.clone()),
             _ => ShareHolder::Network(range(address)),
         }
     }
@@ -129,17 +175,39 @@ mod tests {
     use canal_runtime::{GiveWay, TenantLimitConfig};
 
     #[test]
+    fn the_ranges_of_all_tenants_cost_one_look_for_each_length_of_prefix() {
+        let mut pods = PodRanges::default();
+        let mut all: Vec<(IpNet, TenantName)> = Vec::new();
+        for n in 0..2_000u32 {
+            let tenant: TenantName = format!("t{}", n % 500).parse().unwrap();
+            let address = IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + (n % 1_900) * 0x1003));
+            let range = IpNet::new(address, [12, 20, 24, 28][n as usize % 4]).unwrap();
+            pods.insert(range, &tenant);
+            all.push((range, tenant));
+        }
+        for n in 0..4_000u32 {
+            let address = IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + n * 0x7ff));
+            assert_eq!(pods.candidates(address).count(), 4);
+            let mut walked = all.iter().filter(|(range, _)| range.contains(&address)).map(|(_, tenant)| tenant);
+            let first = walked.next();
+            let one = first.filter(|first| walked.all(|other| other == *first));
+            assert_eq!(pods.owner(address), one, "{address}");
+        }
+        assert_eq!(pods.candidates("2001:db8::1".parse().unwrap()).count(), 0);
+    }
+
+    #[test]
     fn a_source_is_its_one_tenants_or_its_ranges() {
         let [a, b]: [TenantName; 2] = ["alpha", "beta"].map(|n| n.parse().unwrap());
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        let mut pods = PodRanges::default();
+        for (range, tenant) in [("10.1.0.0/16", &a), ("10.2.0.0/16", &a), ("10.2.0.0/16", &b), ("10.3.0.0/16", &a), ("10.3.7.0/24", &b)] {
+            pods.insert(range.parse().unwrap(), tenant);
+        }
         let sources = Sources {
             nodes: [(ip("250.0.0.1"), Some(a.clone())), (ip("250.0.0.2"), None)].into(),
             provider: [ip("250.0.0.9")].into(),
-            pods: vec![
-                ("10.1.0.0/16".parse().unwrap(), a.clone()),
-                ("10.2.0.0/16".parse().unwrap(), a.clone()),
-                ("10.2.0.0/16".parse().unwrap(), b.clone()),
-            ],
+            pods,
         };
         for (source, want) in [
             ("250.0.0.1:1", "alpha"),
@@ -148,6 +216,8 @@ mod tests {
             ("250.0.0.3:1", "250.0.0.0/24"),
             ("10.1.2.3:1", "alpha"),
             ("10.2.2.3:1", "10.2.2.0/24"),
+            ("10.3.2.3:1", "alpha"),
+            ("10.3.7.3:1", "10.3.7.0/24"),
             ("[::ffff:10.1.2.3]:1", "alpha"),
             ("[2001:db8:1:2:3:4:5:6]:1", "2001:db8:1:2::/64"),
         ] {

@@ -25,6 +25,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Server;
 
 use crate::admin::AdminService;
+use crate::admission::{self, Sources};
 use crate::catalog::Catalog;
 use crate::certificates::Certificates;
 use crate::changes::Changes;
@@ -436,7 +437,11 @@ async fn retry(shared: Arc<Shared>) {
 
 async fn serve(listener: Listener, shared: Arc<Shared>, limits: Limits) {
     let (sender, connections) = mpsc::channel(1);
-    let accounts = (shared.tenant_limits.clone(), shared.catalog.subscribe());
+    // Built once before the first connection is accepted.
+    let catalogs = shared.catalog.subscribe();
+    let (sources_now, sources) = watch::channel(Arc::new(Sources::of(&catalogs.borrow().clone())));
+    tokio::spawn(admission::follow(catalogs, sources_now));
+    let accounts = (shared.tenant_limits.clone(), sources);
     tokio::spawn(listener.run(sender, shared.metrics.clone(), accounts, shared.stopping.clone()));
     let admin = AdminServer::new(AdminService { shared: shared.clone() })
         .max_decoding_message_size(limits.request_bytes)

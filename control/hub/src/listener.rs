@@ -18,7 +18,6 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use crate::admission::{Admission, Sources};
-use crate::catalog::Catalog;
 use crate::connection::Connection;
 use crate::hub::Limits;
 use crate::metrics::{self, Metrics};
@@ -102,10 +101,9 @@ impl Listener {
         mut self,
         connections: mpsc::Sender<io::Result<Connection>>,
         metrics: Arc<Metrics>,
-        (limits, mut catalogs): (Arc<TenantLimits>, watch::Receiver<Arc<Catalog>>),
+        (limits, sources): (Arc<TenantLimits>, watch::Receiver<Arc<Sources>>),
         stopping: CancellationToken,
     ) {
-        let mut sources = Sources::of(&catalogs.borrow_and_update().clone());
         let mut look = tokio::time::interval(RENEWAL_LOOK);
         loop {
             let accepted = tokio::select! {
@@ -126,10 +124,8 @@ impl Listener {
                 }
             };
             let deadline = Instant::now() + self.handshake;
-            if catalogs.has_changed().unwrap_or(false) {
-                sources = Sources::of(&catalogs.borrow_and_update().clone());
-            }
-            let Ok(permit) = limits.unauthenticated.take_replacing(&sources.holder(source), 1) else {
+            let holder = sources.borrow().holder(source);
+            let Ok(permit) = limits.unauthenticated.take_replacing(&holder, 1) else {
                 metrics.count(metrics::REFUSED, &[("reason", "unauthenticated_connections")]);
                 continue;
             };
