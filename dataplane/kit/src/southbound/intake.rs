@@ -214,7 +214,7 @@ fn close_and_tell(apply: &mut Apply, state: &mut State, refused: &[RefusedResour
 }
 
 /// Tells the caller a whole state, in place of `told`, which is empty the first time. What it refuses is taken out of the state. If it
-/// refuses all, the tenants are told one after the other and those that are refused are left out; `Err`: none was accepted.
+/// refuses all, the tenants are told in halves, down to single ones, and those that are refused are left out; `Err`: none was accepted.
 pub(super) fn tell_whole(
     apply: &mut Apply,
     told: &State,
@@ -226,7 +226,7 @@ pub(super) fn tell_whole(
     let all = Update { origin, removals: told.missing_in(state), ..whole(kinds, state) };
     let refused = match ask(apply, &all, state) {
         Ok(list) => list,
-        Err(why) => tell_each(apply, told, state, &all, why)?,
+        Err(why) => tell_halves(apply, told, state, &all, why, watches)?,
     };
     if refused.is_empty() {
         return Ok(refused);
@@ -236,31 +236,77 @@ pub(super) fn tell_whole(
     Ok(refused)
 }
 
-/// Builds the state up by tenants, the provider's resources first; gives those of the tenants that the caller refuses.
-fn tell_each(apply: &mut Apply, told: &State, state: &mut State, all: &Update, why: String) -> Result<Vec<RefusedResource>, String> {
-    let mut parts: BTreeMap<Option<TenantName>, Vec<&std::sync::Arc<Resource>>> = BTreeMap::new();
-    for resource in &all.upserts {
-        parts.entry(resource.tenant().cloned()).or_default().push(resource);
-    }
-    let mut accepted = State { store: state.store, generation: state.generation(), closed: state.closed().clone(), ..State::default() };
-    let (mut refused, mut taken) = (Vec::new(), 0);
-    for (_, resources) in parts {
-        let mut next = accepted.clone();
-        resources.iter().for_each(|r| next.copy(state, r.kind(), &r.name()));
+/// Resources of one tenant, or of the provider.
+type Part<'a> = Vec<&'a std::sync::Arc<Resource>>;
+
+/// A state that is built up of what the caller accepts.
+struct BuildUp<'a> {
+    apply: &'a mut Apply,
+    told: &'a State,
+    /// The state that resources are taken from.
+    from: &'a State,
+    /// What an update says beside its resources.
+    all: &'a Update,
+    watches: bool,
+    accepted: State,
+    has_accepted: bool,
+    refused: Vec<RefusedResource>,
+}
+
+impl BuildUp<'_> {
+    /// Adds what the caller accepts of some parts, which it is told together, then in halves: a few tenants that it refuses among T cost some
+    /// 2 log T tellings each.
+    fn add(&mut self, parts: &[Part<'_>]) {
+        let mut next = self.accepted.clone();
+        parts.iter().flatten().for_each(|r| next.copy(self.from, r.kind(), &r.name()));
         // A data plane that replaces everything at a snapshot is told the whole of what is accepted so far.
         let upserts = Kind::ALL.iter().flat_map(|k| next.of(*k).cloned()).collect();
         // What was told before goes with the first part that is accepted.
-        let removals = if taken == 0 { told.missing_in(&next) } else { Vec::new() };
-        match ask(apply, &Update { upserts, removals, ..all.clone() }, &next) {
-            Ok(list) => {
-                refused.extend(list);
-                taken += 1;
-                accepted = next;
+        let removals = if self.has_accepted { Vec::new() } else { self.told.missing_in(&next) };
+        match (ask(self.apply, &Update { upserts, removals, ..self.all.clone() }, &next), parts) {
+            (Ok(list), _) => {
+                // It is not told again, and its tenant not served without it from the next telling on.
+                for r in &list {
+                    next.remove(r.kind, &r.name);
+                    if self.watches {
+                        next.close_refused(r.kind, &r.name, &r.why);
+                    }
+                }
+                (self.accepted, self.has_accepted) = (next, true);
+                self.refused.extend(list);
             }
-            Err(why) => refused.extend(resources.iter().map(|r| RefusedResource::by_caller(r.kind(), r.name(), &why))),
+            (Err(why), [one]) => self.refused.extend(one.iter().map(|r| RefusedResource::by_caller(r.kind(), r.name(), &why))),
+            (Err(_), _) => {
+                let (first, second) = parts.split_at(parts.len() / 2);
+                self.add(first);
+                self.add(second);
+            }
         }
     }
-    if taken == 0 {
+}
+
+/// Builds the state up by tenants, the provider's resources first; gives those of the tenants that the caller refuses.
+fn tell_halves(
+    apply: &mut Apply,
+    told: &State,
+    state: &mut State,
+    all: &Update,
+    why: String,
+    watches: bool,
+) -> Result<Vec<RefusedResource>, String> {
+    let mut by_tenant: BTreeMap<Option<TenantName>, Part<'_>> = BTreeMap::new();
+    for resource in &all.upserts {
+        by_tenant.entry(resource.tenant().cloned()).or_default().push(resource);
+    }
+    let parts: Vec<_> = by_tenant.into_values().collect();
+    tracing::warn!(tenants = parts.len(), why, "a whole state is refused: it is told in halves, to find out by whose resources");
+    let accepted = State { store: state.store, generation: state.generation(), closed: state.closed().clone(), ..State::default() };
+    let mut build_up = BuildUp { apply, told, from: state, all, watches, accepted, has_accepted: false, refused: Vec::new() };
+    // The whole is known to be refused.
+    let (first, second) = parts.split_at(parts.len() / 2);
+    [first, second].into_iter().filter(|half| !half.is_empty() && half.len() < parts.len()).for_each(|half| build_up.add(half));
+    let BuildUp { accepted, has_accepted, refused, .. } = build_up;
+    if !has_accepted {
         return Err(why);
     }
     *state = accepted;

@@ -1,14 +1,17 @@
 //! Single responses: what is accepted, what is refused for which reason, and that a refused one changes nothing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use canal_model::program::Kind;
 use canal_wire::discovery::DeltaDiscoveryResponse;
 use proptest::prelude::*;
 
 use super::rig::{response, service, tenant};
-use crate::southbound::State;
+use crate::southbound::intake::tell_whole;
 use crate::southbound::state::examine;
+use crate::southbound::{Apply, Origin, RefusedResource, State};
 
 fn held() -> State {
     let mut state = State::default();
@@ -143,4 +146,29 @@ proptest! {
             prop_assert_eq!(names(&state), held);
         }
     }
+}
+
+/// Of a whole state that trips the caller, the tenant that does it is found in a few tellings, and what is refused by name is named once.
+#[test]
+fn one_bad_tenant_of_many_is_found_by_halves() {
+    const TENANTS: u32 = 64;
+    let all: Vec<_> = (0..TENANTS).map(|n| tenant(&format!("t{n:02}"), n + 1)).collect();
+    let mut state = State::default();
+    let (change, _) = examine(&state, &[Kind::Tenant], &response(5, Kind::Tenant, &all, &[])).unwrap();
+    state.apply(&change);
+    let tellings = Arc::new(AtomicU64::new(0));
+    let told = tellings.clone();
+    let mut apply: Apply = Box::new(move |update, state| {
+        told.fetch_add(1, Relaxed);
+        assert!(update.upserts.iter().all(|r| r.name() != "t40"), "tripped");
+        let unusable = state.get(Kind::Tenant, "t03").map(|r| RefusedResource::by_caller(r.kind(), r.name(), "cannot be used"));
+        Ok(unusable.into_iter().collect())
+    });
+    let refused = tell_whole(&mut apply, &State::default(), &mut state, Origin::Snapshot, &[Kind::Tenant], false).unwrap();
+    let names: Vec<_> = refused.iter().map(|r| r.name.as_str()).collect();
+    assert_eq!(names, ["t03", "t40"]);
+    assert_eq!(state.count(Kind::Tenant), TENANTS as usize - 2);
+    // The whole, two for each halving, and the closing word.
+    let most = u64::from(2 + 2 * TENANTS.ilog2());
+    assert!(tellings.load(Relaxed) <= most, "{} tellings", tellings.load(Relaxed));
 }
