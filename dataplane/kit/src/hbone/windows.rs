@@ -57,6 +57,8 @@ pub struct WindowGrowth {
     read: Rc<Cell<u64>>,
     /// [`WindowGrowth::read`] at which growth is looked at next.
     due: u64,
+    /// The streams' window that the peer could not be told of yet.
+    untold: Option<u32>,
     budget: Budget,
 }
 
@@ -78,7 +80,7 @@ impl WindowGrowth {
                 None => (WindowSizes::MIN, Budget::None(budget.clone())),
             },
         };
-        Self { sizes, max, read, due: due_after(0, sizes), budget }
+        Self { sizes, max, read, due: due_after(0, sizes), untold: None, budget }
     }
 
     /// The sizes in force.
@@ -119,9 +121,9 @@ impl WindowGrowth {
     {
         if let Some(sizes) = self.poll() {
             connection.set_target_window_size(sizes.connection);
-            // Fails while the peer has not acknowledged the last change: the next growth makes up for it.
-            let _ = connection.set_initial_window_size(sizes.stream);
+            self.untold = Some(sizes.stream);
         }
+        self.tell_streams(|stream| connection.set_initial_window_size(stream).is_ok());
     }
 
     /// The same for a client's connection.
@@ -132,7 +134,17 @@ impl WindowGrowth {
     {
         if let Some(sizes) = self.poll() {
             connection.set_target_window_size(sizes.connection);
-            let _ = connection.set_initial_window_size(sizes.stream);
+            self.untold = Some(sizes.stream);
+        }
+        self.tell_streams(|stream| connection.set_initial_window_size(stream).is_ok());
+    }
+
+    /// Tells the peer of larger windows of streams. That fails while it has not acknowledged the last ones, and is tried again at the next turn:
+    /// after the last growth none makes up for it.
+    #[inline]
+    fn tell_streams(&mut self, tell: impl FnOnce(u32) -> bool) {
+        if self.untold.is_some_and(tell) {
+            self.untold = None;
         }
     }
 }
@@ -148,6 +160,8 @@ fn take(budget: &WindowBudget, before: WindowSizes, after: WindowSizes) -> Optio
 
 #[cfg(test)]
 mod tests {
+    use std::pin::Pin;
+
     use canal_model::share::{Share, ShareKind};
     use canal_runtime::{GiveWay, TenantLimitConfig};
 
@@ -179,6 +193,42 @@ mod tests {
         assert_eq!(growth.poll(), Some(WindowSizes { stream: 128 << 10, connection: 512 << 10 }));
         assert_eq!(growth.poll(), None);
         assert_eq!(used(&mut growth), WindowSizes::HBONE_MAX);
+    }
+
+    #[test]
+    fn streams_get_the_largest_window_also_if_the_peer_was_slow_to_acknowledge_the_last_but_one() {
+        let (ours, theirs) = tokio::io::duplex(1 << 20);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            // The peer acknowledges nothing before it is polled.
+            let (server, client) = tokio::join!(h2::server::handshake(ours), h2::client::handshake(theirs));
+            let (mut server, (send, mut client)): (h2::server::Connection<_, Bytes>, _) = (server.unwrap(), client.unwrap());
+            let mut growth = WindowGrowth::begin(WindowSizes::HBONE_MAX, None, Rc::default());
+            let mut turn = async |growth: &mut WindowGrowth| {
+                growth.apply_to_server(&mut server);
+                std::future::poll_fn(|cx| {
+                    let _ = server.poll_accept(cx);
+                    std::task::Poll::Ready(())
+                })
+                .await;
+            };
+            turn(&mut growth).await;
+            while growth.sizes() != WindowSizes::HBONE_MAX {
+                growth.read.set(growth.read.get() + (64 << 10));
+                turn(&mut growth).await;
+            }
+            assert!(growth.untold.is_some(), "the first change is not acknowledged");
+            for _ in 0..10 {
+                std::future::poll_fn(|cx| {
+                    let _ = Pin::new(&mut client).poll(cx);
+                    std::task::Poll::Ready(())
+                })
+                .await;
+                turn(&mut growth).await;
+            }
+            assert_eq!(growth.untold, None, "the peer was told of the last");
+            drop(send);
+        });
     }
 
     #[test]
