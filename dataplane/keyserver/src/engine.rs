@@ -9,6 +9,7 @@ use arc_swap::ArcSwap;
 use bytes::{Buf, BytesMut};
 use canal_kit::drain::{Drain, Watcher};
 use canal_kit::keys::SecretBuffer;
+use canal_kit::limits::show_shares_of;
 use canal_kit::metrics::Registry;
 use canal_kit::southbound::{RefusedResource, State};
 use canal_kit::sys;
@@ -115,6 +116,8 @@ impl Engine {
             counts: Counts::new(registry, config.shares),
         });
         show(&core, registry);
+        let ledger = core.ledger.clone();
+        show_shares_of(registry, move || ledger.usage());
         if core.files.is_some() {
             tokio::spawn(watch(Arc::downgrade(&core), drain));
         }

@@ -7,10 +7,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use canal_model::ids::TenantName;
 use canal_model::share::{Share, ShareKind, Shares as TenantShares};
 use canal_model::trust::Requester;
+use canal_runtime::share::TenantLimitUsage;
 use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
 use canal_wire::keyrpc::Refusal;
 
 use crate::limits::{REQUESTER_CHANNELS_MAX, Shares, TENANT_CHANNELS_PART};
+
+/// Gateways that are remembered while they have nothing under way, for what their tenants were refused; of more, that is summed.
+const IDLE_GATEWAYS_MAX: usize = 256;
 
 /// What one requester has under way, shared by the tenants it serves.
 #[derive(Debug)]
@@ -26,8 +30,24 @@ type Account = (Option<TenantName>, Requester);
 struct Counts {
     tenants: HashMap<TenantName, usize>,
     requesters: HashMap<Account, RequesterAccount>,
+    /// Gateways among them that have nothing under way.
+    idle: usize,
+    /// What was refused, and what gave way, at gateways that are no longer remembered.
+    before: (u64, u64),
     /// What the provider wrote for tenants: of those alone for whom it wrote something.
     written: Vec<(TenantName, TenantShares)>,
+}
+
+impl Counts {
+    /// Forgets gateways without anything under way.
+    fn forget_idle(&mut self) {
+        self.idle = 0;
+        for (_, gone) in self.requesters.extract_if(|_, account| account.taken == 0) {
+            let usage = gone.limit.usage();
+            self.before.0 += usage.refused_before + usage.holders.iter().map(|h| h.refused).sum::<u64>();
+            self.before.1 += usage.revoked_before + usage.holders.iter().map(|h| h.revoked).sum::<u64>();
+        }
+    }
 }
 
 /// All that is under way. Clones share it.
@@ -98,7 +118,11 @@ impl Ledger {
         }
         let holder = ShareHolder::Tenant(tenant.clone());
         let key = (matches!(requester, Requester::Node(_)).then(|| tenant.clone()), requester.clone());
-        let Counts { tenants, requesters, written } = &mut *counts;
+        let was_idle = counts.requesters.get(&key).is_some_and(|account| account.taken == 0);
+        if counts.idle >= IDLE_GATEWAYS_MAX && !was_idle {
+            counts.forget_idle();
+        }
+        let Counts { tenants, requesters, written, idle, .. } = &mut *counts;
         let account = requesters.entry(key.clone()).or_insert_with(|| self.open(requester, written));
         let taken = if gives_way { account.limit.take_revocable(&holder, 1) } else { account.limit.take(&holder, 1) };
         let permit = match taken {
@@ -107,8 +131,20 @@ impl Ledger {
             Err(_) => return Err(Refusal::RequesterBusy),
         };
         account.taken += 1;
+        *idle = idle.saturating_sub(usize::from(was_idle));
         *tenants.entry(tenant.clone()).or_default() += 1;
         Ok(Place { ledger: self.clone(), tenant: tenant.clone(), account: key, permit })
+    }
+
+    /// What tenants have under way at each gateway.
+    pub(crate) fn usage(&self) -> Vec<TenantLimitUsage> {
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let gateways: Vec<_> = counts.requesters.iter().filter(|((_, r), _)| self.is_divided(r)).map(|(_, a)| a.limit.clone()).collect();
+        let (refused_before, revoked_before) = counts.before;
+        drop(counts);
+        let (kind, capacity) = (ShareKind::KeyServerRequests, self.shares.requester as u64);
+        let rest = TenantLimitUsage { kind, capacity, used: 0, refused_before, revoked_before, holders: Vec::new() };
+        gateways.iter().map(TenantLimit::usage).chain([rest]).collect()
     }
 
     /// Of channels, whose shares are parts of all that may be.
@@ -135,9 +171,12 @@ impl Drop for Place {
         }
         if let Some(account) = counts.requesters.get_mut(&self.account) {
             account.taken -= 1;
-            // The permit keeps the limit for as long as it needs it.
-            if account.taken == 0 {
-                counts.requesters.remove(&self.account);
+            match (account.taken, self.ledger.is_divided(&self.account.1)) {
+                // It shows what was refused; see `Counts::forget_idle`.
+                (0, true) => counts.idle += 1,
+                // The permit keeps the limit for as long as it needs it.
+                (0, false) => _ = counts.requesters.remove(&self.account),
+                _ => {}
             }
         }
     }
@@ -169,7 +208,8 @@ mod tests {
         assert_eq!(ledger.total(), 5);
         drop((held, fourth, other));
         let counts = ledger.counts.lock().unwrap();
-        assert!(counts.tenants.is_empty() && counts.requesters.is_empty());
+        assert!(counts.tenants.is_empty());
+        assert_eq!(counts.requesters.keys().map(|(_, r)| r.clone()).collect::<Vec<_>>(), [gateway()], "for what was refused");
     }
 
     #[test]
@@ -186,6 +226,26 @@ mod tests {
         assert_eq!(ledger.take(&tenant("t1"), &gateway(), true).unwrap_err(), Refusal::RequesterBusy);
         drop((held, ninth));
         assert_eq!(ledger.total(), 0);
+    }
+
+    #[test]
+    fn what_gateways_were_refused_is_shown_also_of_those_that_are_gone() {
+        let ledger = Ledger::new(Shares { requester: 8, tenant: 64, channels: 1 });
+        let alpha = tenant("alpha");
+        let sums = || {
+            let usage = ledger.usage();
+            let named: u64 = usage.iter().flat_map(|u| &u.holders).map(|h| h.refused).sum();
+            (named + usage.iter().map(|u| u.refused_before).sum::<u64>(), usage.iter().map(|u| u.used).sum::<u64>(), usage[0].capacity)
+        };
+        assert_eq!(sums(), (0, 0, 8), "the limit is there before anybody took of it");
+        for n in 0..3 * IDLE_GATEWAYS_MAX {
+            let gateway = Requester::Gateway(format!("g{n}").parse().unwrap());
+            let place = ledger.take(&alpha, &gateway, false).unwrap();
+            assert_eq!(ledger.take(&alpha, &gateway, false).unwrap_err(), Refusal::TenantBusy);
+            assert_eq!(sums(), (n as u64 + 1, 1, 8));
+            drop(place);
+        }
+        assert!(ledger.counts.lock().unwrap().requesters.len() <= IDLE_GATEWAYS_MAX);
     }
 
     #[test]

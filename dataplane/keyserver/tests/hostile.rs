@@ -242,6 +242,11 @@ async fn half_open_handshakes_of_one_tenant_leave_a_gateway_to_the_others() {
     // 13 % of what the gateway may have under way.
     assert_eq!(gateway.begin(GATE, Role::Client, &[PEER], 0).refusal().await, Refusal::TenantBusy);
     assert_eq!(rig.value("canal_key_refusals_total{name=\"tenant_busy\",tenant=\"alpha\"}"), 1.0);
+    let share = |metric: &str| rig.value(&format!("canal_share_{metric}{{limit=\"key_server_requests\",tenant=\"alpha\"}}"));
+    assert_eq!((share("used"), share("max"), share("refused_total"), share("revoked_total")), (4.0, 4.0, 1.0, 0.0));
+    drop((held, gateway));
+    until("given back", || share("used") == 0.0).await;
+    assert_eq!(share("refused_total"), 1.0, "it does not go with the gateway");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use canal_runtime::TenantLimit;
+use canal_runtime::share::TenantLimitUsage;
 
 use crate::metrics::{Family, Registry, SharedCounter, SharedGauge};
 
@@ -13,6 +14,11 @@ use crate::metrics::{Family, Registry, SharedCounter, SharedGauge};
 /// maximum of whichever is nearest to its maximum, refusals of all.
 pub fn show_shares(registry: &Registry, limit: &TenantLimit) {
     registry.show_limit(limit.clone());
+}
+
+/// As [`show_shares`], for limits that come and go: `usage` is asked at each scrape and report.
+pub fn show_shares_of(registry: &Registry, usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static) {
+    registry.show_limits(usage);
 }
 
 #[derive(Debug)]

@@ -88,12 +88,15 @@ struct Probe {
     value: Box<dyn Fn() -> f64 + Send + Sync>,
 }
 
+/// Gives the use of limits at a scrape.
+type ShareSource = Box<dyn Fn() -> Vec<TenantLimitUsage> + Send + Sync>;
+
 #[derive(Default)]
 struct Inner {
     families: Mutex<Vec<Arc<Core>>>,
     probes: Mutex<Vec<Probe>>,
     shared: Mutex<Arena>,
-    limits: Mutex<Vec<TenantLimit>>,
+    limits: Mutex<Vec<ShareSource>>,
     scrapes: scrape::Scrapes,
     /// What the provider wrote for tenants.
     tenant_shares: Mutex<BTreeMap<TenantName, Shares>>,
@@ -230,13 +233,19 @@ impl Registry {
 
     /// See [`crate::limits::show_shares`].
     pub(crate) fn show_limit(&self, limit: TenantLimit) {
-        lock(&self.inner.limits).push(limit);
+        self.show_limits(move || vec![limit.usage()]);
+    }
+
+    /// See [`crate::limits::show_shares_of`].
+    pub(crate) fn show_limits(&self, usage: impl Fn() -> Vec<TenantLimitUsage> + Send + Sync + 'static) {
+        lock(&self.inner.limits).push(Box::new(usage));
     }
 
     /// What tenants hold of each limit that they share.
     pub(crate) fn share_usage(&self) -> Vec<TenantLimitUsage> {
         let own: Vec<_> = lock(&self.inner.families).iter().filter_map(|c| c.limit().cloned()).collect();
-        lock(&self.inner.limits).iter().cloned().chain(own).map(|limit| limit.usage()).collect()
+        let shown: Vec<_> = lock(&self.inner.limits).iter().flat_map(|usage| usage()).collect();
+        shown.into_iter().chain(own.iter().map(TenantLimit::usage)).collect()
     }
 
     /// A share for the calling worker. One per worker thread, made once.
@@ -280,9 +289,9 @@ impl Registry {
     /// What stands behind the families: limits, what did not fit, and probes.
     fn write_rest(&self, out: &mut String, families: &[Arc<Core>]) {
         text::folded(out, families);
-        let own = families.iter().filter_map(|c| c.limit().cloned());
-        let limits: Vec<_> = lock(&self.inner.limits).iter().cloned().chain(own).collect();
-        shares::write(out, &limits);
+        let shown: Vec<_> = lock(&self.inner.limits).iter().flat_map(|usage| usage()).collect();
+        let own = families.iter().filter_map(|c| c.limit().map(TenantLimit::usage));
+        shares::write(out, &shown.into_iter().chain(own).collect::<Vec<_>>());
         for p in lock(&self.inner.probes).iter() {
             text::probe(out, p.name, p.help, (p.value)());
         }

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use canal_model::share::ShareKind;
-use canal_runtime::TenantLimit;
-use canal_runtime::share::ShareUsage;
+use canal_runtime::share::{ShareUsage, TenantLimitUsage};
 
 use super::series::OTHER;
 use super::text;
@@ -77,10 +76,9 @@ fn select_rows(all: BTreeMap<String, Row>, before: Row) -> Vec<(String, Row)> {
     listed
 }
 
-fn tables(limits: &[TenantLimit]) -> BTreeMap<ShareKind, Table> {
+fn tables(limits: &[TenantLimitUsage]) -> BTreeMap<ShareKind, Table> {
     let mut kinds: BTreeMap<ShareKind, (u64, Row, BTreeMap<String, Row>)> = BTreeMap::new();
-    for limit in limits {
-        let usage = limit.usage();
+    for usage in limits {
         let (capacity, before, rows) = kinds.entry(usage.kind).or_default();
         *capacity = (*capacity).max(usage.capacity);
         before.refused += usage.refused_before;
@@ -93,7 +91,7 @@ fn tables(limits: &[TenantLimit]) -> BTreeMap<ShareKind, Table> {
 }
 
 /// Writes the families of all limits.
-pub(super) fn write(out: &mut String, limits: &[TenantLimit]) {
+pub(super) fn write(out: &mut String, limits: &[TenantLimitUsage]) {
     if limits.is_empty() {
         return;
     }
