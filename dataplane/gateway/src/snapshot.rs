@@ -37,6 +37,8 @@ pub(crate) struct Snapshot {
     /// Counts snapshots of this process, from 1; 0 is the empty one.
     pub(crate) sequence: u64,
     tenants: HashMap<TenantName, Arc<TenantView>>,
+    /// Whose a trust domain is.
+    trust_domains: HashMap<TrustDomain, TenantName>,
     /// This replica's gateway addresses and whose they are.
     gateways: HashMap<IpAddr, TenantName>,
     /// Every service by its ID, which is its address inside the tier; the key names the tenant.
@@ -48,6 +50,24 @@ impl Snapshot {
     /// A tenant by name.
     pub(crate) fn tenant(&self, name: &str) -> Option<&Arc<TenantView>> {
         self.tenants.get(name)
+    }
+
+    /// The tenant whose trust domain this is.
+    pub(crate) fn tenant_of(&self, domain: &TrustDomain) -> Option<&Arc<TenantView>> {
+        self.trust_domains.get(domain).and_then(|name| self.tenants.get(name))
+    }
+
+    /// Takes over a tenant as it is now.
+    fn put(&mut self, view: TenantView) {
+        let (name, domain) = (view.name.clone(), view.trust_domain.clone());
+        let before = self.tenants.insert(name.clone(), Arc::new(view)).and_then(|view| view.trust_domain.clone());
+        // It may be another tenant's by now.
+        if let Some(before) = before.filter(|before| self.trust_domains.get(before) == Some(&name)) {
+            self.trust_domains.remove(&before);
+        }
+        if let Some(domain) = domain {
+            self.trust_domains.insert(domain, name);
+        }
     }
 
     /// The tenant whose gateway address this is.

@@ -118,7 +118,7 @@ impl TenantsHost {
     fn account(&self, source: &Identity) -> Option<(Rc<Worker>, Rc<Account>)> {
         let worker = self.0.upgrade()?;
         let snapshot = worker.snapshot();
-        let tenant = snapshot.tenants().find(|tenant| tenant.trust_domain.as_ref() == Some(&source.trust_domain))?;
+        let tenant = snapshot.tenant_of(&source.trust_domain)?;
         let account = worker.accounts.of(tenant, &worker.limits);
         Some((worker, account))
     }

@@ -405,7 +405,7 @@ impl Builder {
         let again = std::mem::take(&mut self.touched);
         for name in touched.tenants.iter().chain(&again.tenants) {
             if let Some(view) = self.tenants.get(name) {
-                self.snapshot.tenants.insert(name.clone(), Arc::new(view.clone()));
+                self.snapshot.put(view.clone());
             }
         }
     }

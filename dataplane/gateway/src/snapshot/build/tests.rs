@@ -40,6 +40,25 @@ fn tenant() -> Arc<Resource> {
     }))
 }
 
+#[test]
+fn a_trust_domain_is_found_by_its_name_as_tenants_come_change_and_go() {
+    let named = |name: &str, domain: &str| {
+        let Resource::Tenant(tenant) = &*tenant() else { panic!("a tenant") };
+        let (name, trust_domain) = (name.parse().unwrap(), domain.parse().unwrap());
+        Arc::new(Resource::Tenant(Tenant { name, trust_domain, ..tenant.clone() }))
+    };
+    let mut builder = Builder::new("gw", None, None);
+    let owner = |snapshot: &Snapshot, domain: &str| snapshot.tenant_of(&domain.parse().unwrap()).map(|t| t.name.to_string());
+    let first = builder.apply(&[named("a", "a.example"), named("b", "b.example")], &[], Generation(1));
+    assert_eq!((owner(&first, "a.example").as_deref(), owner(&first, "b.example").as_deref()), (Some("a"), Some("b")));
+    // They change places in one step.
+    let second = builder.apply(&[named("a", "b.example"), named("b", "a.example")], &[], Generation(2));
+    assert_eq!((owner(&second, "a.example").as_deref(), owner(&second, "b.example").as_deref()), (Some("b"), Some("a")));
+    let third = builder.apply(&[named("a", "c.example")], &[(Kind::Tenant, "b".into())], Generation(3));
+    assert_eq!([owner(&third, "a.example"), owner(&third, "b.example")], [None, None]);
+    assert_eq!(owner(&third, "c.example").as_deref(), Some("a"));
+}
+
 fn service(name: &str, ports: &[u16]) -> Arc<Resource> {
     Arc::new(Resource::Service(Service {
         key: key(name),
