@@ -66,6 +66,15 @@ impl Account {
         }
     }
 
+    /// Something of the tenant is open or in flight, or somebody has its account or its queue.
+    fn is_open(self: &Rc<Self>) -> bool {
+        let counts = [&self.requests, &self.tunnels, &self.questions];
+        counts.iter().any(|count| count.get() > 0)
+            || Rc::strong_count(self) > 1
+            || Rc::strong_count(&self.queue) > 1
+            || self.log.is_waiting()
+    }
+
     /// Counts one that policies allowed.
     pub(crate) fn allowed(&self, make: impl FnOnce() -> Counter) {
         self.allowed.get_or_init(make).inc();
@@ -147,13 +156,15 @@ fn decide_request(held: u64, tenant_max: u64, used: u64, max: u64) -> Result<(),
 /// The accounts of a worker, by the tenants' numbers.
 pub(crate) struct Accounts {
     all: RefCell<Vec<Option<Rc<Account>>>>,
+    /// Some may be of tenants that are gone.
+    has_gone: Cell<bool>,
     scheduler: Scheduler,
     counts: Rc<Counts>,
 }
 
 impl Accounts {
     pub(crate) fn new(scheduler: Scheduler, counts: Rc<Counts>) -> Self {
-        Self { all: RefCell::default(), scheduler, counts }
+        Self { all: RefCell::default(), has_gone: Cell::new(false), scheduler, counts }
     }
 
     /// A tenant's; opened when it is met first.
@@ -165,6 +176,7 @@ impl Accounts {
         }
         all[at]
             .get_or_insert_with(|| {
+                self.has_gone.set(self.has_gone.get() || tenant.is_gone());
                 let queue = self.scheduler.queue(&tenant.shares, self.counts.cpu(&tenant.name));
                 Rc::new(Account::new(tenant, limits, queue))
             })
@@ -178,11 +190,32 @@ impl Accounts {
             if let Some(tenant) = tenant {
                 limits.set_shares(account, &tenant.shares);
             }
+            self.has_gone.set(self.has_gone.get() || tenant.is_none_or(|tenant| tenant.is_gone()));
             let version = tenant.map_or(0, |tenant| tenant.policy_version);
             if account.policy_version.replace(version) != version {
                 changed(account);
             }
         }
+    }
+
+    /// Drops the accounts of tenants that are gone, each once nothing of it is open any more: until then what is in flight counts, also for a
+    /// tenant that comes back. `dropped` is given their numbers. To be called again and again; it costs a comparison if there are none.
+    pub(crate) fn forget_gone(&self, snapshot: &Snapshot, dropped: impl Fn(u32)) {
+        if !self.has_gone.get() {
+            return;
+        }
+        let mut is_one_open = false;
+        for place in self.all.borrow_mut().iter_mut() {
+            let is_gone = |account: &Rc<Account>| snapshot.tenant(account.tenant.as_str()).is_none_or(|tenant| tenant.is_gone());
+            let Some(account) = place.as_ref().filter(|account| is_gone(account)) else { continue };
+            if account.is_open() {
+                is_one_open = true;
+                continue;
+            }
+            dropped(account.number);
+            *place = None;
+        }
+        self.has_gone.set(is_one_open);
     }
 }
 
@@ -231,6 +264,52 @@ mod tests {
         drop(a);
         assert!(Held::take(&of, 2).is_some());
         assert_eq!(of.get(), 1);
+    }
+
+    #[test]
+    fn a_tenant_that_is_gone_leaves_nothing_once_nothing_of_it_is_open() {
+        use crate::snapshot::build::Builder;
+        use crate::snapshot::build::tests::tenant;
+        use canal_model::ids::Generation;
+        use canal_model::program::Kind;
+
+        let registry = canal_kit::metrics::Registry::new();
+        let counts = Rc::new(Counts::new(&registry, &registry.shard()));
+        let (accounts, tokens) = (Accounts::new(Scheduler::new(), counts), crate::token::Cache::default());
+        let limits = WorkerLimits::of(&Limits::default(), 1);
+        let mut builder = Builder::new("gw", None, None);
+        let next = |builder: &mut Builder, is_there: bool, n| {
+            let (upserts, removals) = if is_there { (vec![tenant()], vec![]) } else { (vec![], vec![(Kind::Tenant, "t".to_string())]) };
+            let snapshot = builder.apply(&upserts, &removals, Generation(n));
+            accounts.update(&snapshot, &limits, |_| {});
+            snapshot
+        };
+        let held = || (accounts.all.borrow().iter().flatten().count(), tokens.tenants());
+        let forget = |snapshot: &Snapshot| accounts.forget_gone(snapshot, |number| tokens.forget(number));
+
+        let there = next(&mut builder, true, 1);
+        let account = accounts.of(there.tenant("t").unwrap(), &limits);
+        tokens.of(account.number);
+        let request = limits.request(&account).unwrap();
+        forget(&there);
+        drop(account);
+        forget(&next(&mut builder, false, 2));
+        assert_eq!(held(), (1, 1), "a request is in flight");
+        let back = next(&mut builder, true, 3);
+        assert_eq!(accounts.of(back.tenant("t").unwrap(), &limits).requests.get(), 1, "it counts for the tenant that came back");
+        forget(&back);
+        let gone = next(&mut builder, false, 4);
+        forget(&gone);
+        assert_eq!(held(), (1, 1));
+        drop(request);
+        forget(&gone);
+        assert_eq!(held(), (0, 0));
+        assert!(!accounts.has_gone.get());
+        // Back with the same number, and a fresh account.
+        let again = next(&mut builder, true, 5);
+        assert_eq!(accounts.of(again.tenant("t").unwrap(), &limits).requests.get(), 0);
+        forget(&again);
+        assert_eq!(held(), (1, 0), "and whoever is there stays");
     }
 
     /// Tenants with slow endpoints fill what they may, one after the other; one more finds a place all the same.

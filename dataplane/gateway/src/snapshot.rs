@@ -136,6 +136,11 @@ pub(crate) struct TenantTls {
 }
 
 impl TenantView {
+    /// There is no such tenant any more, or none yet.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.trust_domain.is_none()
+    }
+
     pub(crate) fn service_at(&self, vip: IpAddr) -> Option<&Arc<ServiceView>> {
         self.vips.get(&vip)
     }

@@ -83,6 +83,11 @@ impl TenantLogQueue {
         queue
     }
 
+    /// Lines of the tenant wait.
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
     /// Takes over what the provider wrote for the tenant.
     pub fn set_shares(&self, shares: &Shares) {
         let max = shares.get(ShareKind::AccessLogBytes).of((BLOCKS * BLOCK) as u64);

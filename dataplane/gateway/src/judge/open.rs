@@ -24,7 +24,7 @@ use crate::worker::Worker;
 /// How often a worker looks for newer policies when no request tells it.
 const TURN: Duration = Duration::from_millis(100);
 
-/// Tells what is open of changed policies, for as long as the worker lives.
+/// Tells what is open of changed policies, and lets go of tenants that are gone, for as long as the worker lives.
 pub(crate) async fn watch(worker: Weak<Worker>) {
     let mut seen = 0;
     loop {
@@ -35,6 +35,7 @@ pub(crate) async fn watch(worker: Weak<Worker>) {
             seen = newest;
             tell(&worker);
         }
+        worker.accounts.forget_gone(&worker.snapshot(), |number| worker.tokens.forget(number));
     }
 }
 

@@ -108,6 +108,17 @@ impl Cache {
         self.tenants.borrow_mut().entry(tenant).or_default().clone()
     }
 
+    /// Drops the memory of a tenant's verifications.
+    pub(crate) fn forget(&self, tenant: u32) {
+        self.tenants.borrow_mut().remove(&tenant);
+    }
+
+    /// Tenants whose verifications are remembered.
+    #[cfg(test)]
+    pub(crate) fn tenants(&self) -> usize {
+        self.tenants.borrow().len()
+    }
+
     /// Names a token by its text alone.
     pub(crate) fn digest(&self, token: &[u8]) -> TokenDigest {
         self.name(u64::MAX, token)

@@ -26,7 +26,7 @@ fn key(name: &str) -> ServiceKey {
     format!("t/ns/{name}").parse().unwrap()
 }
 
-fn tenant() -> Arc<Resource> {
+pub(crate) fn tenant() -> Arc<Resource> {
     Arc::new(Resource::Tenant(Tenant {
         name: "t".parse().unwrap(),
         vni: Vni::new(1).unwrap(),
