@@ -22,8 +22,8 @@ use crate::pod::Pod;
 /// Gateways asked for one connection at most.
 pub const ATTEMPTS_MAX: usize = 3;
 /// How long a gateway may take while another could be asked. A dead machine answers nothing at all, and traffic must be whole again
-/// within a second of its death.
-pub const ATTEMPT_PATIENCE: Duration = Duration::from_millis(800);
+/// within a second of its death: this wait, a connection to the next, and the request itself on a machine that is busy.
+pub const ATTEMPT_PATIENCE: Duration = Duration::from_millis(600);
 /// A gateway that failed is asked last for so long: first time, at most.
 pub const AVOID: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
