@@ -9,7 +9,7 @@ use std::sync::Arc;
 use canal_model::diagnostic::Origin;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::istio::{self, Destination, HttpMatchRequest, HttpRouteDestination, PortSelector, StringMatch};
-use canal_model::policy::kubernetes::{ClusterIp, Condition, Pod, PodSpec, PodStatus, Service, ServicePort, ServiceSpec};
+use canal_model::policy::kubernetes::{ClusterIp, Condition, Pod, PodSpec, PodStatus, Service, ServicePort, ServiceSpec, Transport};
 use canal_model::policy::mesh::{Tenant, TenantSpec};
 use canal_model::policy::route::{self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition};
 use canal_model::policy::{Document, Metadata, Object, Timestamp};
@@ -57,10 +57,13 @@ const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 pub fn cases() -> impl Strategy<Value = Case> {
     let routes = vec(http_route(), 0..4);
     let virtual_services = vec(virtual_service(), 0..3);
-    (routes, virtual_services, vec(request(), 16)).prop_map(|(routes, virtual_services, requests)| {
+    let udp_routes = vec(udp_route(), 0..3);
+    (routes, virtual_services, vec(request(), 16), udp_routes).prop_map(|(routes, virtual_services, requests, udp_routes)| {
         let mut objects = vec![tenant(), destination_rule()];
         objects.extend(SERVICES.iter().enumerate().map(|(at, (name, ports))| service(at, name, ports)));
+        objects.push(udp_service());
         objects.extend((1..=4).map(pod));
+        objects.extend(numbered("udp", udp_routes).map(|(metadata, spec)| Object::UdpRoute(route::UdpRoute { metadata, spec })));
         objects.extend(numbered("route", routes).map(|(metadata, spec)| Object::HttpRoute(route::HttpRoute { metadata, spec })));
         let virtual_services = numbered("vs", virtual_services);
         objects.extend(virtual_services.map(|(metadata, spec)| Object::VirtualService(istio::VirtualService { metadata, spec })));
@@ -193,6 +196,35 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, route::HttpRouteSpec)> {
     let rule = rule.prop_map(|(matches, backend_refs)| HttpRule { name: None, matches, backend_refs });
     let spec = (vec(parent_ref, 1..3), vec(words(&HOSTS), 0..3), vec(rule, 0..4));
     let spec = spec.prop_map(|(parent_refs, hostnames, rules)| route::HttpRouteSpec { parent_refs, hostnames, rules });
+    (option::of(0..3u64), spec)
+}
+
+/// The web pods' Service with 80 UDP ports, more than a pod may have open.
+fn udp_service() -> Object {
+    let port = |number: u16| ServicePort {
+        name: format!("p{number}"),
+        port: port(number),
+        target_port: None,
+        protocol: Transport::Udp,
+        app_protocol: None,
+    };
+    let selector = Labels::from([("app".to_owned(), "web".to_owned())]);
+    let spec = ServiceSpec { cluster_ip: ClusterIp::Headless, ports: (1..=80).map(port).collect(), selector, ..ServiceSpec::default() };
+    Object::Service(Service { metadata: metadata("datagrams", None), spec })
+}
+
+fn udp_route() -> impl Strategy<Value = (Option<u64>, route::UdpRouteSpec)> {
+    let parent = ParentRef { group: String::new(), kind: "Service".to_owned(), name: name("datagrams"), namespace: None, port: None };
+    let backend = prop_oneof![9 => 1..=80u16, 1 => Just(81)].prop_map(|number| BackendRef {
+        group: String::new(),
+        kind: "Service".to_owned(),
+        name: name("datagrams"),
+        namespace: None,
+        port: Some(port(number)),
+        weight: 1,
+    });
+    let rule = vec(backend, 0..60).prop_map(|backend_refs| route::UdpRule { name: None, backend_refs });
+    let spec = vec(rule, 0..3).prop_map(move |rules| route::UdpRouteSpec { parent_refs: vec![parent.clone()], rules });
     (option::of(0..3u64), spec)
 }
 

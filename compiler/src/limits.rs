@@ -1,6 +1,6 @@
 //! How much one tenant may say. What data planes check too stands in [`canal_model::limits`]. What goes beyond fails closed with a diagnostic; each limit is reached by a test.
 
-pub use canal_model::limits::WEIGHT_MAX;
+pub use canal_model::limits::{UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
 
 /// Objects of one tenant, from all sources together.
 pub const OBJECTS_PER_TENANT_MAX: usize = 100_000;

@@ -119,6 +119,10 @@ pub(crate) fn workload(workload: &Workload) -> String {
     for endpoint in &workload.endpoints {
         line += &format!("\n  serves {}:{} on {}", endpoint.service, endpoint.port, endpoint.target_port);
     }
+    if !workload.udp_ports.is_empty() {
+        let ports: Vec<u16> = workload.udp_ports.iter().copied().collect();
+        line += &format!("\n  takes UDP from the tier on {}", list(&ports));
+    }
     line
 }
 

@@ -285,6 +285,83 @@ fn resolvers_of_a_tenant() {
     }
 }
 
+/// A pod that serves `count` UDP ports, and a route that names them all.
+fn udp(count: usize) -> String {
+    let numbers = 1..=count;
+    let ports: Vec<String> =
+        numbers.clone().map(|n| format!("{{name: p{n}, port: {n}, protocol: UDP, targetPort: {}}}", 1000 + n)).collect();
+    let refs: Vec<String> = numbers.map(|n| format!("{{name: udp, port: {n}}}")).collect();
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: udp-0, labels: {{app: udp}}, annotations: {{canal.mesh/az: az1}}}}
+spec: {{nodeName: n1}}
+status: {{podIP: 10.1.0.9}}
+---
+apiVersion: v1
+kind: Service
+metadata: {{name: udp}}
+spec: {{clusterIP: 10.96.0.9, selector: {{app: udp}}, ports: [{}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1alpha2
+kind: UDPRoute
+metadata: {{name: udp}}
+spec:
+  parentRefs: [{{group: '', kind: Service, name: udp}}]
+  rules:
+  - backendRefs: [{}]
+",
+        ports.join(", "),
+        refs.join(", ")
+    )
+}
+
+fn udp_ports(output: &Output) -> Vec<u16> {
+    let workloads = output.resources.iter().filter_map(|resource| match resource {
+        Resource::Workload(workload) => Some(&workload.udp_ports),
+        _ => None,
+    });
+    workloads.flatten().copied().collect()
+}
+
+/// Beyond it the ports named first stay open, the others closed, and the route is told.
+#[test]
+fn udp_ports_of_a_pod() {
+    let of_route = |output: &Output| -> Vec<String> {
+        let about = output.diagnostics.iter().filter(|d| d.object.as_ref().is_some_and(|o| o.to_string() == "UDPRoute default/udp"));
+        about.map(|d| format!("{:?} {}: {}", d.severity, d.field, d.problem)).collect()
+    };
+    let first: Vec<u16> = (1001..).take(UDP_PORTS_PER_WORKLOAD_MAX).collect();
+    let fine = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX));
+    assert_eq!(udp_ports(&fine), first);
+    let told = of_route(&fine);
+    assert!(told.len() == 1 && told[0].contains("Warning spec.rules: the tier carries no datagrams"), "{told:?}");
+    let beyond = output(&udp(UDP_PORTS_PER_WORKLOAD_MAX + 1));
+    assert_eq!(udp_ports(&beyond), first);
+    let told = of_route(&beyond);
+    let problem = "Error spec.rules[0].backendRefs[64]: Pod default/udp-0 has more than 64 UDP ports that routes name";
+    assert!(told.len() == 2 && told[0].starts_with(problem), "{told:?}");
+    // Without the route nothing is open, whatever the Service says.
+    let (services, _) = udp(1).rsplit_once("---").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
+    assert_eq!(udp_ports(&output(&services)), Vec::<u16>::new());
+}
+
+#[test]
+fn rules_and_backends_of_a_udp_route() {
+    let rule = |count: usize| vec!["{name: udp, port: 1}"; count].join(", ");
+    let backends = |count: usize| output(&udp(1).replace("{name: udp, port: 1}", &rule(count)));
+    assert_eq!(udp_ports(&backends(BACKENDS_PER_RULE_MAX)), [1001]);
+    let beyond = backends(BACKENDS_PER_RULE_MAX + 1);
+    assert!(beyond.diagnostics[0].problem.contains("backends, more than"), "{:?}", beyond.diagnostics);
+    assert_eq!(udp_ports(&beyond), Vec::<u16>::new());
+    let more = "  - backendRefs: [{name: udp, port: 1}]\n";
+    let rules = |count: usize| output(&(udp(1) + &more.repeat(count - 1)));
+    assert_eq!(udp_ports(&rules(RULES_PER_ROUTE_MAX)), [1001]);
+    let beyond = rules(RULES_PER_ROUTE_MAX + 1);
+    assert!(beyond.diagnostics[0].problem.contains("rules, more than"), "{:?}", beyond.diagnostics);
+    assert_eq!(udp_ports(&beyond), Vec::<u16>::new());
+}
+
 #[test]
 fn nodes_of_a_tenant_and_their_ranges() {
     let many = |count: usize| on_tier(count, |number| node(number, &format!("'fd00:1::{:x}:0/112'", number + 1)), ranges);

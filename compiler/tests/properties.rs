@@ -62,6 +62,8 @@ fn check_sound(resources: &[Resource]) {
     for resource in resources {
         assert!(names.insert((resource.kind(), resource.name())), "{} twice", resource.name());
         kinds.push(resource.kind());
+        let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
+        assert_eq!(read.as_ref(), Ok(resource), "every data plane reads what was compiled");
         if let Resource::Service(service) = resource {
             ports.insert(service.key.clone(), service.ports.iter().map(|port| port.port).collect::<BTreeSet<u16>>());
         }

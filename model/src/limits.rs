@@ -7,5 +7,7 @@ pub use crate::authorization::{
 };
 pub use crate::trust::{IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, PEM_BYTES_MAX, REVOKED_MAX, ROOTS_MAX};
 
+/// UDP ports of one pod at which datagrams from the tier pass its guard; as many as the guard holds (`bpf/abi/pod.h`).
+pub const UDP_PORTS_PER_WORKLOAD_MAX: usize = 64;
 /// Largest share of a backend (Gateway API BackendRef.weight).
 pub const WEIGHT_MAX: u32 = 1_000_000;

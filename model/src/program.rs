@@ -1,6 +1,6 @@
 //! What a data plane is told: small immutable resources that mirror user objects; children name their parents. No wire format here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
@@ -291,6 +291,9 @@ pub struct Workload {
     pub tunnel: Tunnel,
     /// The service ports that this workload serves.
     pub endpoints: Vec<EndpointPort>,
+    /// Its own UDP ports that UDPRoutes name: there datagrams from the tier pass its guard. At most
+    /// [`crate::limits::UDP_PORTS_PER_WORKLOAD_MAX`].
+    pub udp_ports: BTreeSet<u16>,
 }
 
 impl Workload {

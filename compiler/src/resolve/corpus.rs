@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use canal_model::policy::istio::{DestinationRule, VirtualService};
 use canal_model::policy::kubernetes::{Node, Pod, Service};
 use canal_model::policy::mesh::{ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle};
-use canal_model::policy::route::{HttpRoute, ReferenceGrant};
+use canal_model::policy::route::{HttpRoute, ReferenceGrant, UdpRoute};
 use canal_model::policy::security::{AuthorizationPolicy, PeerAuthentication, RequestAuthentication};
 use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
 
@@ -38,6 +38,7 @@ pub(crate) struct Corpus<'a> {
     pub(crate) services: Vec<Said<'a, Service>>,
     pub(crate) pods: Vec<Said<'a, Pod>>,
     pub(crate) http_routes: Vec<Said<'a, HttpRoute>>,
+    pub(crate) udp_routes: Vec<Said<'a, UdpRoute>>,
     pub(crate) grants: Vec<Said<'a, ReferenceGrant>>,
     pub(crate) virtual_services: Vec<Said<'a, VirtualService>>,
     pub(crate) destination_rules: Vec<Said<'a, DestinationRule>>,
@@ -85,6 +86,7 @@ impl<'a> Corpus<'a> {
             Object::Service(object) => self.services.push(Said { document, object }),
             Object::Pod(object) => self.pods.push(Said { document, object }),
             Object::HttpRoute(object) => self.http_routes.push(Said { document, object }),
+            Object::UdpRoute(object) => self.udp_routes.push(Said { document, object }),
             Object::ReferenceGrant(object) => self.grants.push(Said { document, object }),
             Object::VirtualService(object) => self.virtual_services.push(Said { document, object }),
             Object::DestinationRule(object) => self.destination_rules.push(Said { document, object }),
@@ -108,7 +110,7 @@ fn rank(kind: ObjectKind) -> u8 {
         ObjectKind::Gateway | ObjectKind::Node => 1,
         ObjectKind::AuthorizationPolicy | ObjectKind::RequestAuthentication | ObjectKind::PeerAuthentication | ObjectKind::Termination => 1,
         ObjectKind::ExternalAuthorizer | ObjectKind::KeyServer | ObjectKind::Federation => 1,
-        ObjectKind::HttpRoute | ObjectKind::VirtualService | ObjectKind::Throttle => 2,
+        ObjectKind::HttpRoute | ObjectKind::UdpRoute | ObjectKind::VirtualService | ObjectKind::Throttle => 2,
         ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
         ObjectKind::Service => 4,
         ObjectKind::Pod => 5,

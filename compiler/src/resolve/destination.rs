@@ -32,7 +32,7 @@ impl Destinations<'_> {
         let target_namespace = backend.namespace.as_ref().unwrap_or(namespace);
         let key = ServiceKey { tenant: self.tenant.clone(), namespace: target_namespace.clone(), name: backend.name.clone() };
         // Asked before the service is looked up: who may not refer to it may not learn that it exists.
-        if target_namespace != namespace && !self.is_granted(namespace, &key) {
+        if target_namespace != namespace && !is_granted(self.grants, "HTTPRoute", namespace, &key) {
             let problem =
                 format!("namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}", backend.name);
             let mend = format!("write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service");
@@ -88,16 +88,17 @@ impl Destinations<'_> {
             Complaint::new(field, problem, "create it or correct the name")
         })
     }
+}
 
-    fn is_granted(&self, from: &Namespace, to: &ServiceKey) -> bool {
-        self.grants.iter().any(|grant| {
-            let spec = &grant.object.spec;
-            grant.object.metadata.namespace == to.namespace
-                && grant.fault("spec").is_none()
-                && spec.from.iter().any(|f| f.group == GATEWAY_GROUP && f.kind == "HTTPRoute" && f.namespace == *from)
-                && spec.to.iter().any(|t| t.group.is_empty() && t.kind == "Service" && t.name.as_ref().is_none_or(|name| *name == to.name))
-        })
-    }
+/// Whether routes of `kind` in namespace `from` may refer to the service in another namespace.
+pub(crate) fn is_granted(grants: &[Said<'_, ReferenceGrant>], kind: &str, from: &Namespace, to: &ServiceKey) -> bool {
+    grants.iter().any(|grant| {
+        let spec = &grant.object.spec;
+        grant.object.metadata.namespace == to.namespace
+            && grant.fault("spec").is_none()
+            && spec.from.iter().any(|f| f.group == GATEWAY_GROUP && f.kind == kind && f.namespace == *from)
+            && spec.to.iter().any(|t| t.group.is_empty() && t.kind == "Service" && t.name.as_ref().is_none_or(|name| *name == to.name))
+    })
 }
 
 fn has_port(service: &Service, port: u16, field: &'static str) -> Result<(), Complaint> {

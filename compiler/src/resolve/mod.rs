@@ -16,6 +16,7 @@ mod termination;
 mod throttle;
 mod tier;
 mod trust;
+mod udp_route;
 mod virtual_service;
 mod workload;
 
@@ -55,7 +56,8 @@ pub(crate) fn resolve(input: &Input<'_>, report: &mut Report) -> Checked {
     let gateways = gateway::resolve(input.tenant, &corpus.gateways, &mut addresses, report);
     let mut services = service::resolve(input, &corpus.services, &mut addresses, report);
     let homes = tier::resolve(input, tenant.as_ref(), &corpus, &mut services, report);
-    let workloads = workload::resolve(input.tenant, tenant.as_ref(), &corpus, &services, &mut addresses, report);
+    let named = udp_route::resolve(input.tenant, &corpus, &services, report);
+    let workloads = workload::resolve(input.tenant, tenant.as_ref(), &corpus, &services, &named, &mut addresses, report);
     let subsets = subset::resolve(input.tenant, &corpus.destination_rules, &services, report);
     let destinations = Destinations { tenant: input.tenant, services: &services, subsets: &subsets, grants: &corpus.grants };
     let (mut rules, taken) = http_route::resolve(&corpus.http_routes, &destinations, report);

@@ -1,6 +1,6 @@
 //! Pods become workloads, with the service ports they serve. A pod without an address or a node is not there yet: no finding.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
@@ -9,6 +9,8 @@ use canal_model::program::{EndpointPort, Service, Tenant, Tunnel, Workload};
 
 use super::addresses::Addresses;
 use super::corpus::{Corpus, Said};
+use super::udp_route::Named;
+use crate::limits::UDP_PORTS_PER_WORKLOAD_MAX;
 use crate::report::Report;
 
 /// The zone of a pod that names none.
@@ -20,6 +22,7 @@ pub(crate) fn resolve(
     tenant: Option<&Tenant>,
     corpus: &Corpus<'_>,
     services: &BTreeMap<ServiceKey, Service>,
+    named: &[Named<'_>],
     addresses: &mut Addresses,
     report: &mut Report,
 ) -> Vec<Workload> {
@@ -37,8 +40,13 @@ pub(crate) fn resolve(
     for service in &corpus.services {
         serve(name, service, services, &living, &index, &mut endpoints, report);
     }
+    let mut udp_ports: Vec<BTreeSet<u16>> = vec![BTreeSet::new(); living.len()];
+    for port in named {
+        open(port, &living, &index, &mut udp_ports, report);
+    }
+    let served = living.into_iter().zip(endpoints).zip(udp_ports);
     let mut workloads: Vec<Workload> =
-        living.into_iter().zip(endpoints).map(|((_, workload), endpoints)| Workload { endpoints, ..workload }).collect();
+        served.map(|(((_, workload), endpoints), udp_ports)| Workload { endpoints, udp_ports, ..workload }).collect();
     workloads.sort_by(|a, b| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)));
     workloads
 }
@@ -77,6 +85,7 @@ fn workload(
         ready: is_ready && metadata.deletion_timestamp.is_none(),
         tunnel: tunnel(pod, report),
         endpoints: Vec::new(),
+        udp_ports: BTreeSet::new(),
     })
 }
 
@@ -156,6 +165,13 @@ impl<'a> Index<'a> {
             });
         lists.min_by_key(|list| list.len()).unwrap_or_default()
     }
+
+    /// The pods that carry all labels of the selector.
+    fn selected(&self, namespace: &Namespace, service: &kubernetes::Service, living: &[(&Said<'_, Pod>, Workload)]) -> Vec<usize> {
+        let has_all = |pod: &Workload| service.spec.selector.iter().all(|(k, v)| pod.labels.get(k) == Some(v));
+        let candidates = self.candidates(namespace, service).iter().copied();
+        candidates.filter(|at| living.get(*at).is_some_and(|(_, pod)| has_all(pod))).collect()
+    }
 }
 
 fn serve(
@@ -175,17 +191,12 @@ fn serve(
         let problem = "the service selects no pods, and endpoints of other kinds are not in this version";
         report.warning(said.document, "spec.selector", problem, "write the labels of its pods");
     }
-    let selected: Vec<usize> = index
-        .candidates(&metadata.namespace, said.object)
-        .iter()
-        .copied()
-        .filter(|at| living.get(*at).is_some_and(|(_, pod)| spec.selector.iter().all(|(k, v)| pod.labels.get(k) == Some(v))))
-        .collect();
+    let selected = index.selected(&metadata.namespace, said.object, living);
     for port in &service.ports {
         let Some((place, written)) = spec.ports.iter().enumerate().find(|(_, written)| written.port.get() == port.port) else { continue };
         let mut served = 0;
         for &at in &selected {
-            let target = living.get(at).and_then(|(pod, _)| target_port(written, pod.object));
+            let target = living.get(at).and_then(|(pod, _)| target_port(written, pod.object, Transport::Tcp));
             if let (Some(target_port), Some(list)) = (target, endpoints.get_mut(at)) {
                 list.push(EndpointPort { service: key.clone(), port: port.port, target_port });
                 served += 1;
@@ -203,13 +214,43 @@ fn serve(
     }
 }
 
-fn target_port(written: &kubernetes::ServicePort, pod: &Pod) -> Option<u16> {
+/// Opens the port at the pods that its Service selects. A pod that has all the ports that its guard holds keeps the elder routes'.
+fn open(port: &Named<'_>, living: &[(&Said<'_, Pod>, Workload)], index: &Index<'_>, udp_ports: &mut [BTreeSet<u16>], report: &mut Report) {
+    let selected = index.selected(&port.service.object.metadata.namespace, port.service.object, living);
+    let (mut opened, mut full) = (0, Vec::new());
+    for at in &selected {
+        let Some(((pod, workload), ports)) = living.get(*at).zip(udp_ports.get_mut(*at)) else { continue };
+        let Some(target) = target_port(port.written, pod.object, Transport::Udp) else { continue };
+        opened += 1;
+        if ports.len() >= UDP_PORTS_PER_WORKLOAD_MAX && !ports.contains(&target) {
+            full.push(workload);
+        } else {
+            ports.insert(target);
+        }
+    }
+    if let Some(pod) = full.first() {
+        let problem = format!(
+            "Pod {}/{} has more than {UDP_PORTS_PER_WORKLOAD_MAX} UDP ports that routes name; this one stays closed at {} of {} pods",
+            pod.namespace,
+            pod.name,
+            full.len(),
+            selected.len()
+        );
+        report.error(port.document, port.field.clone(), problem, "name fewer ports, or share them out among pods");
+    }
+    if let (0, false, Some(TargetPort::Name(target))) = (opened, selected.is_empty(), &port.written.target_port) {
+        let problem = format!("no pod of the Service has a UDP container port named {target:?}");
+        report.warning(port.document, port.field.clone(), problem, "name a port in the pods' spec.containers, or write its number");
+    }
+}
+
+fn target_port(written: &kubernetes::ServicePort, pod: &Pod, transport: Transport) -> Option<u16> {
     match &written.target_port {
         None => Some(written.port.get()),
         Some(TargetPort::Number(number)) => Some(number.get()),
         Some(TargetPort::Name(name)) => {
             let mut ports = pod.spec.containers.iter().flat_map(|container| &container.ports);
-            ports.find(|port| port.name == *name && port.protocol == Transport::Tcp).map(|port| port.container_port.get())
+            ports.find(|port| port.name == *name && port.protocol == transport).map(|port| port.container_port.get())
         }
     }
 }

@@ -73,6 +73,7 @@ fn metadata_mut(object: &mut Object) -> &mut Metadata {
         Object::Pod(o) => &mut o.metadata,
         Object::Service(o) => &mut o.metadata,
         Object::HttpRoute(o) => &mut o.metadata,
+        Object::UdpRoute(o) => &mut o.metadata,
         Object::ReferenceGrant(o) => &mut o.metadata,
         Object::VirtualService(o) => &mut o.metadata,
         Object::DestinationRule(o) => &mut o.metadata,

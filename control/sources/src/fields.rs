@@ -174,7 +174,7 @@ pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Ve
         ObjectKind::Pod | ObjectKind::Node if pattern.starts_with("spec.") || pattern.starts_with("status.") => return Verdict::Noise,
         ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return Verdict::Noise,
         ObjectKind::Service => &SERVICE,
-        ObjectKind::HttpRoute => &ROUTE,
+        ObjectKind::HttpRoute | ObjectKind::UdpRoute => &ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
         ObjectKind::DestinationRule => &DESTINATION_RULE,
         ObjectKind::Pod
@@ -266,6 +266,8 @@ mod tests {
             ("networking.istio.io/v1", "Gateway", Err(Stranger::Refused)),
             ("gateway.networking.k8s.io/v1beta1", "HTTPRoute", Ok(ObjectKind::HttpRoute)),
             ("gateway.networking.k8s.io/v1alpha2", "HTTPRoute", Err(Stranger::OtherVersion(ObjectKind::HttpRoute))),
+            ("gateway.networking.k8s.io/v1alpha2", "UDPRoute", Ok(ObjectKind::UdpRoute)),
+            ("gateway.networking.k8s.io/v1", "UDPRoute", Err(Stranger::OtherVersion(ObjectKind::UdpRoute))),
             ("networking.istio.io/v1alpha3", "VirtualService", Ok(ObjectKind::VirtualService)),
             ("security.istio.io/v1", "AuthorizationPolicy", Ok(ObjectKind::AuthorizationPolicy)),
             ("security.istio.io/v1beta1", "PeerAuthentication", Ok(ObjectKind::PeerAuthentication)),

@@ -146,6 +146,7 @@ impl Reading<'_> {
             ObjectKind::Pod => self.typed(kind, root, Empty::Absent).map(Object::Pod),
             ObjectKind::Service => self.typed(kind, root, Empty::Absent).map(Object::Service),
             ObjectKind::HttpRoute => self.typed(kind, root, Empty::Refused).map(Object::HttpRoute),
+            ObjectKind::UdpRoute => self.typed(kind, root, Empty::Refused).map(Object::UdpRoute),
             ObjectKind::ReferenceGrant => self.typed(kind, root, Empty::Refused).map(Object::ReferenceGrant),
             ObjectKind::VirtualService => self.typed(kind, root, Empty::Refused).map(Object::VirtualService),
             ObjectKind::DestinationRule => self.typed(kind, root, Empty::Refused).map(Object::DestinationRule),

@@ -23,6 +23,7 @@ pub enum Object {
     Pod(kubernetes::Pod),
     Service(kubernetes::Service),
     HttpRoute(route::HttpRoute),
+    UdpRoute(route::UdpRoute),
     ReferenceGrant(route::ReferenceGrant),
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
@@ -48,6 +49,7 @@ pub enum ObjectKind {
     Service,
     Pod,
     HttpRoute,
+    UdpRoute,
     ReferenceGrant,
     VirtualService,
     DestinationRule,
@@ -63,13 +65,14 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds.
-    pub const ALL: [ObjectKind; 17] = [
+    pub const ALL: [ObjectKind; 18] = [
         ObjectKind::Tenant,
         ObjectKind::Gateway,
         ObjectKind::Node,
         ObjectKind::Service,
         ObjectKind::Pod,
         ObjectKind::HttpRoute,
+        ObjectKind::UdpRoute,
         ObjectKind::ReferenceGrant,
         ObjectKind::VirtualService,
         ObjectKind::DestinationRule,
@@ -92,6 +95,7 @@ impl ObjectKind {
             ObjectKind::Service => "Service",
             ObjectKind::Pod => "Pod",
             ObjectKind::HttpRoute => "HTTPRoute",
+            ObjectKind::UdpRoute => "UDPRoute",
             ObjectKind::ReferenceGrant => "ReferenceGrant",
             ObjectKind::VirtualService => "VirtualService",
             ObjectKind::DestinationRule => "DestinationRule",
@@ -116,6 +120,7 @@ impl ObjectKind {
             }
             ObjectKind::Service | ObjectKind::Pod | ObjectKind::Node => &["v1"],
             ObjectKind::HttpRoute => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
+            ObjectKind::UdpRoute => &["gateway.networking.k8s.io/v1alpha2"],
             ObjectKind::ReferenceGrant => &["gateway.networking.k8s.io/v1", "gateway.networking.k8s.io/v1beta1"],
             ObjectKind::VirtualService | ObjectKind::DestinationRule => {
                 &["networking.istio.io/v1", "networking.istio.io/v1beta1", "networking.istio.io/v1alpha3"]
@@ -138,6 +143,7 @@ impl ObjectKind {
             "service" | "services" | "svc" => ObjectKind::Service,
             "pod" | "pods" | "po" => ObjectKind::Pod,
             "httproute" | "httproutes" => ObjectKind::HttpRoute,
+            "udproute" | "udproutes" => ObjectKind::UdpRoute,
             "referencegrant" | "referencegrants" | "refgrant" => ObjectKind::ReferenceGrant,
             "virtualservice" | "virtualservices" | "vs" => ObjectKind::VirtualService,
             "destinationrule" | "destinationrules" | "dr" => ObjectKind::DestinationRule,
@@ -193,6 +199,7 @@ impl Object {
             Object::Pod(_) => ObjectKind::Pod,
             Object::Service(_) => ObjectKind::Service,
             Object::HttpRoute(_) => ObjectKind::HttpRoute,
+            Object::UdpRoute(_) => ObjectKind::UdpRoute,
             Object::ReferenceGrant(_) => ObjectKind::ReferenceGrant,
             Object::VirtualService(_) => ObjectKind::VirtualService,
             Object::DestinationRule(_) => ObjectKind::DestinationRule,
@@ -216,6 +223,7 @@ impl Object {
             Object::Pod(o) => &o.metadata,
             Object::Service(o) => &o.metadata,
             Object::HttpRoute(o) => &o.metadata,
+            Object::UdpRoute(o) => &o.metadata,
             Object::ReferenceGrant(o) => &o.metadata,
             Object::VirtualService(o) => &o.metadata,
             Object::DestinationRule(o) => &o.metadata,

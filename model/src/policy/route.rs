@@ -1,4 +1,4 @@
-//! HTTPRoute and ReferenceGrant (`gateway.networking.k8s.io`), the part of Gateway API that the mesh follows today.
+//! HTTPRoute, UDPRoute and ReferenceGrant (`gateway.networking.k8s.io`), the part of Gateway API that the mesh follows today.
 
 use std::num::NonZeroU16;
 
@@ -164,6 +164,30 @@ fn service_kind() -> String {
 }
 fn one() -> u32 {
     1
+}
+
+/// `gateway.networking.k8s.io/v1alpha2 UDPRoute`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct UdpRoute {
+    pub metadata: Metadata,
+    #[serde(default)]
+    pub spec: UdpRouteSpec,
+}
+
+/// `spec:` of a UDPRoute.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct UdpRouteSpec {
+    pub parent_refs: Vec<ParentRef>,
+    pub rules: Vec<UdpRule>,
+}
+
+/// One rule: all datagrams go to the backends.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct UdpRule {
+    pub name: Option<String>,
+    pub backend_refs: Vec<BackendRef>,
 }
 
 /// `gateway.networking.k8s.io/v1 ReferenceGrant`: objects of `from` may refer to objects of `to` in the grant's namespace.

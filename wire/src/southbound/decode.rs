@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
-use canal_model::limits::WEIGHT_MAX;
+use canal_model::limits::{UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
 use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
@@ -136,6 +136,10 @@ pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, WireEr
             })
         })
         .collect::<Result<_, WireError>>()?;
+    if x.udp_ports.len() > UDP_PORTS_PER_WORKLOAD_MAX {
+        return at.err("udp_ports", format!("has {} ports, more than {UDP_PORTS_PER_WORKLOAD_MAX}", x.udp_ports.len()));
+    }
+    let udp_ports = x.udp_ports.iter().map(|n| at.port("udp_ports", *n)).collect::<Result<_, WireError>>()?;
     Ok(p::Workload {
         tenant: at.name("tenant", &x.tenant)?,
         namespace: at.name("namespace", &x.namespace)?,
@@ -148,6 +152,7 @@ pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, WireEr
         ready: x.ready,
         tunnel,
         endpoints,
+        udp_ports,
     })
 }
 

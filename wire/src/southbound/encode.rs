@@ -94,6 +94,7 @@ impl From<&p::Workload> for w::Workload {
                 .iter()
                 .map(|e| w::EndpointPort { service: key(&e.service), port: e.port.into(), target_port: e.target_port.into() })
                 .collect(),
+            udp_ports: x.udp_ports.iter().copied().map(u32::from).collect(),
         }
     }
 }

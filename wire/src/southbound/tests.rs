@@ -130,6 +130,7 @@ fn parents() -> Vec<Resource> {
             ready: true,
             tunnel: p::Tunnel::None,
             endpoints: vec![p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 }],
+            udp_ports: [53, 65535].into(),
         }),
     ]
     .into_iter()
@@ -215,7 +216,13 @@ fn broken_resources_are_refused_with_where_and_why() {
         f(&mut m);
         (Kind::Route, r.key.to_string(), m.encode_to_vec())
     };
+    let workload = |ports: Vec<u32>| {
+        let Some(Resource::Workload(w)) = samples().into_iter().find(|r| r.kind() == Kind::Workload) else { unreachable!() };
+        (Kind::Workload, w.uid(), wire::Workload { udp_ports: ports, ..wire::Workload::from(&w) }.encode_to_vec())
+    };
     let cases = [
+        ("too many UDP ports", workload((1..=65).collect()), "has 65 ports, more than 64"),
+        ("UDP port", workload(vec![53, 0]), "field udp_ports: 0 is not a port"),
         (
             "weight",
             route(|m| {

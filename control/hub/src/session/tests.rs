@@ -105,6 +105,7 @@ fn resources(name: &str, says: &Says) -> Vec<Resource> {
             ready: *ready,
             tunnel: Tunnel::Hbone,
             endpoints: vec![program::EndpointPort { service: key(service), port: 80, target_port: 8080 }],
+            udp_ports: Default::default(),
         })
     }));
     out.extend(says.policies.iter().map(|p| refused::policy(&t, p)));

@@ -63,6 +63,7 @@ pub(crate) fn pod(tenant: &str, name: &str, address: SocketAddr, service: &str) 
         ready: true,
         tunnel: Tunnel::None,
         endpoints: vec![EndpointPort { service: key(tenant, service), port: 80, target_port: address.port() }],
+        udp_ports: Default::default(),
     }
 }
 

@@ -83,6 +83,7 @@ fn of(authorizations: Vec<Authorization>, peers: Vec<PeerAuthentication>) -> Pod
             ready: true,
             tunnel: p::Tunnel::Hbone,
             endpoints: vec![p::EndpointPort { service: shop, port: 80, target_port: 8080 }],
+            udp_ports: Default::default(),
         }),
         bundle("alpha.example", false),
         bundle("friend.example", true),

@@ -70,6 +70,7 @@ fn state(outside: p::OutsideMesh) -> Vec<p::Resource> {
                 p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 },
                 p::EndpointPort { service: key("alpha/b/proxyish"), port: 15008, target_port: 15008 },
             ],
+            udp_ports: [5353, 53].into(),
         }),
     ]
 }

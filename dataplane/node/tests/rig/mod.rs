@@ -299,6 +299,7 @@ fn view(setup: &Setup) -> View {
             ready: true,
             tunnel: p::Tunnel::Hbone,
             endpoints: vec![p::EndpointPort { service: key, port: 80, target_port: 8080 }],
+            udp_ports: Default::default(),
         }),
     ];
     let address = |service: &canal_model::ids::ServiceKey, az: &str, at: &str, open: bool| {

@@ -82,6 +82,7 @@ fn workload(name: &str, host: u8, of: &str) -> Arc<Resource> {
         ready: true,
         tunnel: Tunnel::Hbone,
         endpoints: vec![EndpointPort { service: key(of), port: 80, target_port: 8080 }],
+        udp_ports: Default::default(),
     }))
 }
 

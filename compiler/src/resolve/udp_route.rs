@@ -1,0 +1,204 @@
+//! UDPRoutes on Services (Gateway API, mesh): which UDP ports of which Services they name, so that datagrams from the tier pass the guards of
+//! the pods behind them. Which pods these are is `workload`. What cannot be read opens nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_model::ids::{ServiceKey, TenantName};
+use canal_model::policy::Document;
+use canal_model::policy::kubernetes::{self, Transport};
+use canal_model::policy::route::{BackendRef, ParentRef, UdpRoute};
+use canal_model::program::Service;
+
+use super::corpus::{Corpus, Said};
+use super::destination::is_granted;
+use super::route_parts::Complaint;
+use crate::limits::{BACKENDS_PER_RULE_MAX, PORTS_PER_SERVICE_MAX, RULES_PER_ROUTE_MAX, WEIGHT_MAX};
+use crate::report::Report;
+
+/// A UDP port of a Service that a route names, and where the route does.
+pub(crate) struct Named<'a> {
+    pub(crate) service: &'a Said<'a, kubernetes::Service>,
+    pub(crate) written: &'a kubernetes::ServicePort,
+    pub(crate) document: &'a Document,
+    pub(crate) field: String,
+}
+
+/// What UDPRoutes may refer to.
+struct Known<'a> {
+    tenant: &'a TenantName,
+    corpus: &'a Corpus<'a>,
+    /// Those that exist for the mesh.
+    services: BTreeMap<ServiceKey, &'a Said<'a, kubernetes::Service>>,
+}
+
+/// Each port once, those of elder routes first.
+pub(crate) fn resolve<'a>(
+    tenant: &'a TenantName,
+    corpus: &'a Corpus<'a>,
+    services: &BTreeMap<ServiceKey, Service>,
+    report: &mut Report,
+) -> Vec<Named<'a>> {
+    let known = Known::new(tenant, corpus, services);
+    let (mut named, mut seen) = (Vec::new(), BTreeSet::new());
+    for route in &corpus.udp_routes {
+        let found = ports(route, &known, report);
+        if !found.is_empty() {
+            let problem =
+                "the tier carries no datagrams in this version; this route opens the pods' ports to those from the tier's addresses";
+            report.warning(route.document, "spec.rules", problem, "let clients use TCP, or wait for a version that carries them");
+        }
+        for (key, port) in found {
+            if seen.insert((key, port.written.port)) {
+                named.push(port);
+            }
+        }
+    }
+    named
+}
+
+/// The ports of one route; none, if it is attached to nothing or is broken as a whole.
+fn ports<'a>(route: &Said<'a, UdpRoute>, known: &Known<'a>, report: &mut Report) -> Vec<(ServiceKey, Named<'a>)> {
+    let spec = &route.object.spec;
+    let is_attached = is_attached(route, known, report);
+    let is_broken = route.document.faults.iter().any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
+    if spec.rules.len() > RULES_PER_ROUTE_MAX {
+        let problem = format!("the route has {} rules, more than {RULES_PER_ROUTE_MAX}; it opens no port", spec.rules.len());
+        report.error(route.document, "spec.rules", problem, "split the route");
+        return Vec::new();
+    }
+    if spec.rules.is_empty() && route.fault("spec.rules").is_none() {
+        report.error(route.document, "spec.rules", "the route has no rule, so it opens no port", "write a rule with backendRefs");
+    }
+    let mut found = Vec::new();
+    for (at, rule) in spec.rules.iter().enumerate() {
+        let field = format!("spec.rules[{at}]");
+        let backends = &rule.backend_refs;
+        let is_faulty = route.document.faults.iter().any(|f| f.field.starts_with(&format!("{field}.")) || f.field == field);
+        if backends.len() > BACKENDS_PER_RULE_MAX {
+            let problem = format!("the rule has {} backends, more than {BACKENDS_PER_RULE_MAX}; it opens no port", backends.len());
+            report.error(route.document, format!("{field}.backendRefs"), problem, "split the rule");
+            continue;
+        }
+        if backends.is_empty() && !is_faulty {
+            let problem = "the rule has no backend, so it opens no port";
+            report.error(route.document, format!("{field}.backendRefs"), problem, "name a Service and its UDP port");
+        }
+        for (number, backend) in backends.iter().enumerate() {
+            let field = format!("{field}.backendRefs[{number}]");
+            match known.backend(route, backend) {
+                Ok(_) if is_faulty || is_broken || !is_attached => {}
+                Ok((key, service, written)) => found.push((key, Named { service, written, document: route.document, field })),
+                Err(complaint) => {
+                    report.error(route.document, format!("{field}.{}", complaint.field), complaint.problem, complaint.mend);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn is_attached(route: &Said<'_, UdpRoute>, known: &Known<'_>, report: &mut Report) -> bool {
+    let refs = &route.object.spec.parent_refs;
+    if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
+        let mend = "name a Service with group: \"\" and kind: Service";
+        report.error(route.document, "spec.parentRefs", "the route is attached to nothing", mend);
+    }
+    let mut is_attached = false;
+    for (at, written) in refs.iter().enumerate() {
+        match known.parent(route, written) {
+            Ok(()) => is_attached = true,
+            Err(complaint) => {
+                let field = format!("spec.parentRefs[{at}].{}", complaint.field);
+                report.error(route.document, field, complaint.problem, complaint.mend);
+            }
+        }
+    }
+    is_attached
+}
+
+impl<'a> Known<'a> {
+    fn new(tenant: &'a TenantName, corpus: &'a Corpus<'a>, services: &BTreeMap<ServiceKey, Service>) -> Self {
+        let all = corpus.services.iter().map(|said| {
+            let metadata = &said.object.metadata;
+            (ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }, said)
+        });
+        Self { tenant, corpus, services: all.filter(|(key, _)| services.contains_key(key)).collect() }
+    }
+
+    fn find(&self, key: &ServiceKey) -> Result<&'a Said<'a, kubernetes::Service>, Complaint> {
+        self.services.get(key).copied().ok_or_else(|| {
+            let problem = format!("there is no Service {}/{}", key.namespace, key.name);
+            Complaint::new("name", problem, "create it or correct the name")
+        })
+    }
+
+    fn parent(&self, route: &Said<'_, UdpRoute>, written: &ParentRef) -> Result<(), Complaint> {
+        if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
+            let problem = format!("routes attach to Services only in this version, not to {} ({})", written.kind, written.group);
+            return Err(Complaint::new("kind", problem, "write group: \"\" and kind: Service"));
+        }
+        let own = &route.object.metadata.namespace;
+        let namespace = written.namespace.as_ref().unwrap_or(own);
+        if namespace != own {
+            let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
+            let mend = format!("move the route to the Service's namespace {namespace}; it then holds for all clients");
+            return Err(Complaint::new("namespace", problem, mend));
+        }
+        let key = ServiceKey { tenant: self.tenant.clone(), namespace: namespace.clone(), name: written.name.clone() };
+        udp_port(&key, self.find(&key)?, written.port.map(std::num::NonZeroU16::get)).map(drop)
+    }
+
+    /// The Service and its port that a backendRef names.
+    fn backend(
+        &self,
+        route: &Said<'_, UdpRoute>,
+        backend: &BackendRef,
+    ) -> Result<(ServiceKey, &'a Said<'a, kubernetes::Service>, &'a kubernetes::ServicePort), Complaint> {
+        if !backend.group.is_empty() || backend.kind != "Service" {
+            let problem = format!("backends of kind {:?} are not in this version", backend.kind);
+            return Err(Complaint::new("kind", problem, "refer to a Service"));
+        }
+        let own = &route.object.metadata.namespace;
+        let namespace = backend.namespace.as_ref().unwrap_or(own);
+        let key = ServiceKey { tenant: self.tenant.clone(), namespace: namespace.clone(), name: backend.name.clone() };
+        // Asked before the service is looked up: who may not refer to it may not learn that it exists.
+        if namespace != own && !is_granted(&self.corpus.grants, "UDPRoute", own, &key) {
+            let problem = format!("namespace {namespace} does not allow UDPRoutes of {own} to refer to Service {}", backend.name);
+            let mend = format!("write a ReferenceGrant in {namespace} from UDPRoutes in {own} to that Service");
+            return Err(Complaint::new("namespace", problem, mend));
+        }
+        let service = self.find(&key)?;
+        let Some(port) = backend.port else {
+            return Err(Complaint::new("port", "a backend that is a Service needs a port", "write the Service's port"));
+        };
+        if backend.weight > WEIGHT_MAX {
+            return Err(Complaint::new("weight", format!("{} is more than {WEIGHT_MAX}", backend.weight), "use smaller shares"));
+        }
+        let written = udp_port(&key, service, Some(port.get()))?;
+        Ok((key, service, written))
+    }
+}
+
+/// The Service's UDP port of this number, or its first. A Service that cannot be offered as it is written has no ports.
+fn udp_port<'a>(
+    key: &ServiceKey,
+    service: &'a Said<'a, kubernetes::Service>,
+    port: Option<u16>,
+) -> Result<&'a kubernetes::ServicePort, Complaint> {
+    let spec = &service.object.spec;
+    let is_whole = service.fault("spec").is_none()
+        && spec.session_affinity == kubernetes::SessionAffinity::None
+        && spec.ports.len() <= PORTS_PER_SERVICE_MAX;
+    let mut all = spec.ports.iter().filter(|p| is_whole && p.protocol == Transport::Udp);
+    let known: Vec<String> = all.clone().map(|p| p.port.to_string()).collect();
+    all.find(|p| port.is_none_or(|port| p.port.get() == port)).ok_or_else(|| {
+        let number = port.map(|port| format!(" {port}")).unwrap_or_default();
+        let problem = format!("Service {}/{} has no UDP port{number}", key.namespace, key.name);
+        let mend = match (is_whole, known.is_empty()) {
+            (false, _) => "mend the Service".to_owned(),
+            (true, true) => "write protocol: UDP at a port of the Service".to_owned(),
+            (true, false) => format!("use {}", known.join(" or ")),
+        };
+        Complaint::new(if port.is_some() { "port" } else { "name" }, problem, mend)
+    })
+}
