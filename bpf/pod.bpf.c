@@ -27,6 +27,7 @@
 #define LOOPBACK 1
 #define TCP_FIN_SYN 0x03
 #define FRAGMENT_OFFSET 0x1fff
+#define FRAGMENT_ANY 0x3fff /* an offset, or more to come */
 #define IPPROTO_HOPOPTS 0
 #define IPPROTO_ROUTING 43
 #define IPPROTO_FRAGMENT 44
@@ -59,6 +60,22 @@ struct {
 } canal_pod_resolvers SEC(".maps");
 
 struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_POD_UDP_PORTS_MAX);
+	__type(key, __u32);
+	__type(value, __u32);
+} canal_pod_udp_ports SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_POD_TIER_MAX);
+	__type(key, struct canal_pod_range);
+	__type(value, __u32);
+} canal_pod_tier SEC(".maps");
+
+struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
@@ -80,6 +97,7 @@ struct packet {
 	__u8 protocol;
 	__u8 hops;
 	__u8 is_v6;
+	__u8 is_fragment;
 	__u8 is_late_fragment; /* without the transport header */
 	__u8 is_multicast;     /* to IPv6's link-local groups */
 };
@@ -140,6 +158,18 @@ static __always_inline int is_resolver(const struct words *remote)
 	return bpf_map_lookup_elem(&canal_pod_resolvers, remote) != 0;
 }
 
+/* Whether the port of the pod is one that a UDPRoute names, and the other end the tier. */
+static __always_inline int is_udp_route(const struct words *remote, __be16 own_port)
+{
+	struct canal_pod_range at = { .prefixlen = 128 };
+	__u32 port = bpf_ntohs(own_port);
+
+	if (!bpf_map_lookup_elem(&canal_pod_udp_ports, &port))
+		return 0;
+	put_words(at.ip, remote);
+	return bpf_map_lookup_elem(&canal_pod_tier, &at) != 0;
+}
+
 /* 0, or the verdict that ends the reading. */
 static __always_inline __u32 read_v4(struct __sk_buff *skb, const struct place *at, struct packet *p)
 {
@@ -154,6 +184,7 @@ static __always_inline __u32 read_v4(struct __sk_buff *skb, const struct place *
 	p->end = at->network + bpf_ntohs(h.length);
 	p->protocol = h.protocol;
 	p->hops = h.hops;
+	p->is_fragment = (h.fragment & bpf_htons(FRAGMENT_ANY)) != 0;
 	p->is_late_fragment = (h.fragment & bpf_htons(FRAGMENT_OFFSET)) != 0;
 	return 0;
 }
@@ -187,6 +218,7 @@ static __always_inline __u32 read_v6(struct __sk_buff *skb, const struct place *
 		if (p->protocol == IPPROTO_FRAGMENT) {
 			p->payload += 8;
 			p->is_late_fragment = (e.fragment & bpf_htons(0xfff8)) != 0;
+			p->is_fragment |= (e.fragment & bpf_htons(0xfff9)) != 0;
 		} else {
 			p->payload += (e.length + 1) * 8;
 		}
@@ -208,6 +240,9 @@ static __always_inline __u32 judge_udp(struct __sk_buff *skb, const struct place
 	p->remote_port_be = at->is_out ? ports[1] : ports[0];
 	if (p->remote_port_be == bpf_htons(CANAL_POD_DNS_PORT) && is_resolver(&p->remote))
 		return CANAL_POD_PASSED_RESOLVER;
+	/* Of a fragmented datagram only the first part names a port, so that none of it passes. Nor does the tier carry one. */
+	if (!p->is_fragment && is_udp_route(&p->remote, at->is_out ? ports[0] : ports[1]))
+		return CANAL_POD_PASSED_UDP_ROUTE;
 	return CANAL_POD_STOPPED_UDP;
 }
 
@@ -231,7 +266,8 @@ static __always_inline __u32 judge_tcp(struct __sk_buff *skb, const struct place
 	return CANAL_POD_STOPPED_TCP;
 }
 
-/* Whether an ICMP error quotes a packet that the mesh or DNS sent from here: to TCP anywhere, or to a resolver. */
+/* Whether an ICMP error quotes a packet that the mesh or DNS sent from here: to TCP anywhere, to a resolver, or from a UDPRoute's port to
+ * the tier. */
 static __always_inline __u32 judge_error(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 quoted = p->payload + 8;
@@ -260,7 +296,9 @@ static __always_inline __u32 judge_error(struct __sk_buff *skb, struct packet *p
 		return CANAL_POD_PASSED_ERROR;
 	if (protocol != IPPROTO_UDP || bpf_skb_load_bytes(skb, quoted, ports, sizeof(ports)))
 		return CANAL_POD_STOPPED_ICMP;
-	return ports[1] == bpf_htons(CANAL_POD_DNS_PORT) && is_resolver(&to) ? CANAL_POD_PASSED_ERROR : CANAL_POD_STOPPED_ICMP;
+	if (ports[1] == bpf_htons(CANAL_POD_DNS_PORT) && is_resolver(&to))
+		return CANAL_POD_PASSED_ERROR;
+	return is_udp_route(&to, ports[0]) ? CANAL_POD_PASSED_ERROR : CANAL_POD_STOPPED_ICMP;
 }
 
 /* Types of RFC 792: unreachable (fragmentation needed among them), time exceeded, parameter problem. */
@@ -340,7 +378,7 @@ static __always_inline int settle(__u32 verdict, const struct place *at, const s
 	struct canal_pod_packet *last;
 	__u32 zero = 0;
 
-	if (verdict < CANAL_POD_STOPPED_UDP) {
+	if (verdict < CANAL_POD_STOPPED_UDP || verdict == CANAL_POD_PASSED_UDP_ROUTE) {
 		count(verdict);
 		return GO_ON;
 	}

@@ -6,7 +6,7 @@
 #include <linux/types.h>
 
 /* Raised with any change of a layout or of a map's meaning; part of the pins' names, so old and new never share a map. */
-#define CANAL_POD_ABI 1
+#define CANAL_POD_ABI 2
 
 /* Map canal_pod_mode: an array of one. Zero, as the kernel makes it, is the stricter. */
 #define CANAL_POD_STOP 0  /* outside: Deny; what the mesh does not carry is dropped */
@@ -15,6 +15,18 @@
 /* Map canal_pod_resolvers: a hash of addresses in the one form of abi/capture.h. */
 #define CANAL_POD_RESOLVERS_MAX 64
 #define CANAL_POD_DNS_PORT 53
+
+/* Map canal_pod_udp_ports: a hash of the pod's own UDP ports that UDPRoutes name, in host order. */
+#define CANAL_POD_UDP_PORTS_MAX 64
+
+/* Map canal_pod_tier: an LPM trie of the addresses from which the tier sends datagrams to those ports, and to which their answers go. */
+#define CANAL_POD_TIER_MAX 256
+
+/* Key of canal_pod_tier. */
+struct canal_pod_range {
+	__u32 prefixlen; /* of the 128 bits */
+	__u8 ip[16];
+};
 
 /* The kernel's own ARP and neighbour discovery are no longer than this (bytes from the network header): longer ones carry something. */
 #define CANAL_POD_ARP_MAX 50
@@ -57,10 +69,12 @@ enum canal_pod_verdict {
 	CANAL_POD_CLEAR_FRAME = 20,
 	CANAL_POD_CLEAR_PACKET_SOCKET = 21,
 	CANAL_POD_CLEAR_MALFORMED = 22,
-	CANAL_POD_VERDICTS = 23, /* how many there are */
+	CANAL_POD_PASSED_UDP_ROUTE = 23, /* UDP between the tier and a port that a UDPRoute names */
+	CANAL_POD_VERDICTS = 24, /* how many there are */
 };
 
 _Static_assert(sizeof(struct canal_pod_packet) == 24, "canal_pod_packet has a hole");
+_Static_assert(sizeof(struct canal_pod_range) == 20, "canal_pod_range has a hole");
 _Static_assert(CANAL_POD_CLEAR_MALFORMED - CANAL_POD_CLEAR_UDP == CANAL_POD_STOPPED_MALFORMED - CANAL_POD_STOPPED_UDP, "the blocks differ");
 
 #endif

@@ -1,13 +1,13 @@
 //! `bpf/abi/pod.h`: modes, limits and the names of the verdicts of the pod guard. Loads nothing.
 
-use std::net::{Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 #[allow(non_camel_case_types, non_upper_case_globals, missing_docs, unreachable_pub, clippy::all, reason = "generated from the header")]
 mod generated {
     include!(concat!(env!("OUT_DIR"), "/pod.rs"));
 }
 
-pub use generated::{canal_pod_packet as StoppedPacket, canal_pod_verdict as Verdict};
+pub use generated::{canal_pod_packet as StoppedPacket, canal_pod_range as Range, canal_pod_verdict as Verdict};
 
 /// Raised with any change of layout or meaning; part of the pins' names.
 pub const ABI: u32 = generated::CANAL_POD_ABI;
@@ -20,6 +20,11 @@ pub const RESOLVERS_MAX: usize = generated::CANAL_POD_RESOLVERS_MAX as usize;
 /// The port at which resolvers are asked.
 pub const DNS_PORT: u16 = generated::CANAL_POD_DNS_PORT as u16;
 
+/// Size of `canal_pod_udp_ports`.
+pub const UDP_PORTS_MAX: usize = generated::CANAL_POD_UDP_PORTS_MAX as usize;
+/// Size of `canal_pod_tier`.
+pub const TIER_RANGES_MAX: usize = generated::CANAL_POD_TIER_MAX as usize;
+
 /// The longest ARP packet that passes, in bytes behind the Ethernet header.
 pub const ARP_BYTES_MAX: u32 = generated::CANAL_POD_ARP_MAX;
 /// The longest frame of neighbour discovery that passes, in bytes.
@@ -29,6 +34,7 @@ pub const LISTENER_BYTES_MAX: u32 = generated::CANAL_POD_LISTENER_MAX;
 
 crate::plain::plain_types! {
     StoppedPacket = canal_pod_packet { remote_ip, remote_port_be, protocol, is_outgoing, verdict },
+    Range = canal_pod_range { prefixlen, ip },
 }
 
 /// Every verdict, in the order of the counter map.
@@ -56,6 +62,7 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_POD_VERDICTS as usize] = [
     Verdict::CANAL_POD_CLEAR_FRAME,
     Verdict::CANAL_POD_CLEAR_PACKET_SOCKET,
     Verdict::CANAL_POD_CLEAR_MALFORMED,
+    Verdict::CANAL_POD_PASSED_UDP_ROUTE,
 ];
 
 /// The verdict's name as metrics show it: the header's, without prefix, in lower case.
@@ -66,6 +73,16 @@ pub fn verdict_name(v: Verdict) -> String {
 /// Whether packets with this verdict were dropped.
 pub fn is_stopped(v: Verdict) -> bool {
     (Verdict::CANAL_POD_STOPPED_UDP as u32..=Verdict::CANAL_POD_STOPPED_MALFORMED as u32).contains(&(v as u32))
+}
+
+impl Range {
+    /// The addresses that share the first `prefix` bits of `ip`, in the bits of its own family.
+    pub fn new(ip: IpAddr, prefix: u8) -> Self {
+        match ip {
+            IpAddr::V4(v4) => Self { prefixlen: 96 + u32::from(prefix), ip: v4.to_ipv6_mapped().octets() },
+            IpAddr::V6(v6) => Self { prefixlen: u32::from(prefix), ip: v6.octets() },
+        }
+    }
 }
 
 impl StoppedPacket {
@@ -94,6 +111,13 @@ mod tests {
             let clear = VERDICTS[v as usize + 8];
             assert_eq!(verdict_name(clear), verdict_name(v).replace("stopped", "clear"), "one order");
         }
+    }
+
+    #[test]
+    fn ranges_of_both_families_are_of_128_bits() {
+        let (v4, v6) = (Range::new([10, 1, 0, 0].into(), 16), Range::new("fd00:1::".parse().unwrap(), 64));
+        assert_eq!((v4.prefixlen, v4.ip), (112, "::ffff:10.1.0.0".parse::<Ipv6Addr>().unwrap().octets()));
+        assert_eq!((v6.prefixlen, v6.ip), (64, "fd00:1::".parse::<Ipv6Addr>().unwrap().octets()));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use canal_model::ids::{Generation, NodeName, ServiceKey, TenantName, TrustDomain
 use canal_model::program::{EndpointPort, GatewayAddress, Kind, Resource, Service, Tenant};
 use canal_model::tier::is_tier_service;
 use canal_model::trust::Bundle;
+use ipnet::IpNet;
 
 use crate::gateways::Entrance;
 
@@ -50,6 +51,8 @@ pub struct TenantView {
     hosts: HashMap<String, Arc<Service>>,
     /// What this node's pods serve, by pod uid.
     endpoints: HashMap<String, Vec<EndpointPort>>,
+    /// Their own UDP ports that UDPRoutes name, by pod uid.
+    udp_ports: HashMap<String, BTreeSet<u16>>,
     /// Who may do what. The same as in the view before, unless it changed.
     pub rules: Arc<Rules>,
     /// Whom to trust, sorted by trust domain; its own among them.
@@ -91,16 +94,19 @@ impl View {
     pub fn new(state: &State, node: &NodeName) -> Self {
         let all: Vec<&Resource> = KINDS.into_iter().flat_map(|k| state.of(k)).map(|r| &**r).collect();
         let mut view = Self::from_resources(state.generation(), all.iter().copied(), node);
-        for tenant in state.closed().keys() {
-            if let Some(tenant) = view.tenants.get_mut(tenant) {
-                let mut rules = Rules { closed: true, ..Rules::empty(tenant.rules.trust_domain.clone()) };
-                rules.federated.clone_from(&tenant.rules.federated);
-                rules.authorizations.clone_from(&tenant.rules.authorizations);
-                rules.peer_authentications.clone_from(&tenant.rules.peer_authentications);
-                tenant.rules = Arc::new(rules);
-            }
-        }
+        state.closed().keys().for_each(|tenant| view.close(tenant));
         view
+    }
+
+    /// Serves nothing of the tenant.
+    pub(crate) fn close(&mut self, tenant: &TenantName) {
+        if let Some(tenant) = self.tenants.get_mut(tenant) {
+            let mut rules = Rules { closed: true, ..Rules::empty(tenant.rules.trust_domain.clone()) };
+            rules.federated.clone_from(&tenant.rules.federated);
+            rules.authorizations.clone_from(&tenant.rules.authorizations);
+            rules.peer_authentications.clone_from(&tenant.rules.peer_authentications);
+            tenant.rules = Arc::new(rules);
+        }
     }
 
     /// [`View::new`], keeping of the view before what has not changed and is dear to look at again.
@@ -138,6 +144,7 @@ impl View {
                 }
                 Resource::Workload(w) if w.node == *node => {
                     t.endpoints.insert(w.uid(), w.endpoints.clone());
+                    t.udp_ports.insert(w.uid(), w.udp_ports.clone());
                 }
                 // Another node's workload, the tenant itself, and what nodes are not told of.
                 _ => {}
@@ -183,6 +190,7 @@ impl TenantView {
             by_key: HashMap::new(),
             hosts: HashMap::new(),
             endpoints: HashMap::new(),
+            udp_ports: HashMap::new(),
             bundles: Vec::new(),
         }
     }
@@ -229,6 +237,18 @@ impl TenantView {
     /// The pod's own port for a service's port, if the pod serves it.
     pub fn target_port(&self, pod_uid: &str, service: &ServiceKey, port: u16) -> Option<u16> {
         self.endpoints.get(pod_uid)?.iter().find(|e| e.service == *service && e.port == port).map(|e| e.target_port)
+    }
+
+    /// The pod's own UDP ports at which datagrams from the tier pass.
+    pub fn udp_ports(&self, pod_uid: &str) -> &BTreeSet<u16> {
+        const NONE: &BTreeSet<u16> = &BTreeSet::new();
+        self.udp_ports.get(pod_uid).unwrap_or(NONE)
+    }
+
+    /// The tier as pods see it: where services have their gateway addresses, and the replicas that have addresses of their own.
+    pub fn tier_ranges(&self) -> BTreeSet<IpNet> {
+        let replicas = self.replicas.iter().flat_map(|r| &r.addresses).map(|ip| IpNet::from(ip.to_canonical()));
+        self.tenant.gateway_cidrs.iter().copied().chain(replicas).collect()
     }
 
     /// The services that the pod serves at some port.

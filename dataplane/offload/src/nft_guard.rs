@@ -4,17 +4,19 @@
 //! It is weaker than `bpf/pod.bpf.c`: nft sees no socket on the node's end, so that TCP which a packet socket writes passes; packet sockets
 //! read what comes in; and a process with CAP_NET_ADMIN in the pod may take the pod's own rules away, the node's not.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use canal_abi::pod::{ARP_BYTES_MAX, DNS_PORT, LISTENER_BYTES_MAX, NEIGHBOUR_BYTES_MAX, RESOLVERS_MAX, VERDICTS, Verdict, verdict_name};
 
+use ipnet::IpNet;
+
 use crate::OffloadError;
 use crate::nft::nft;
 use crate::peer::{self, OtherEnd};
-use crate::pod_guard::OutsidePackets;
+use crate::pod_guard::{LeftOut, OutsidePackets, UdpFromTier};
 
 /// The table in the pod's namespace.
 const OF_POD: &str = "inet canal_packets";
@@ -90,6 +92,16 @@ impl NftPodGuard {
         Ok(resolvers.len() - held.len())
     }
 
+    /// Says at which of the pod's ports datagrams from the tier pass, and back; at all others they are stopped.
+    pub fn set_udp(&self, udp: &UdpFromTier) -> Result<LeftOut, OffloadError> {
+        let (ports, tier, left_out) = udp.held();
+        for end in &self.ends {
+            nft(Path::new(OWN), &udp_sets(&end.table, &ports, &tier))?;
+        }
+        nft(&self.netns, &udp_sets(OF_POD, &ports, &tier))?;
+        Ok(left_out)
+    }
+
     /// Every verdict and its count since the pod was first guarded.
     pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
         let mut all = counts_of(&nft(&self.netns, &format!("list counters table {OF_POD}\n"))?);
@@ -151,6 +163,7 @@ fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAd
         let _ = writeln!(script, "  counter {} {{}}", verdict_name(verdict));
     }
     script += "  set resolvers4 { type ipv4_addr; }\n  set resolvers6 { type ipv6_addr; }\n";
+    script += UDP_SETS;
     for (chain, hook, _) in chains {
         let _ = writeln!(script, "  chain {chain} {{ type filter hook {hook} priority 0; policy accept; }}");
     }
@@ -173,6 +186,26 @@ fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAd
     script + "}\n"
 }
 
+/// The sets that the rules about UDPRoutes' ports look at; [`NftPodGuard::set_udp`] fills them.
+const UDP_SETS: &str = "  set udp_ports { type inet_service; }
+  set tier4 { type ipv4_addr; flags interval; auto-merge; }
+  set tier6 { type ipv6_addr; flags interval; auto-merge; }\n";
+
+/// A transaction that makes the sets of the table hold what is given and nothing else.
+fn udp_sets(table: &str, ports: &BTreeSet<u16>, tier: &BTreeSet<IpNet>) -> String {
+    let of_family = |is_v4: bool| tier.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(ToString::to_string).collect();
+    let sets: [(&str, Vec<String>); 3] =
+        [("udp_ports", ports.iter().map(ToString::to_string).collect()), ("tier4", of_family(true)), ("tier6", of_family(false))];
+    let mut script = format!("table {table} {{\n{UDP_SETS}}}\n");
+    for (set, elements) in sets {
+        let _ = writeln!(script, "flush set {table} {set}");
+        if !elements.is_empty() {
+            let _ = writeln!(script, "add element {table} {set} {{ {} }}", elements.join(", "));
+        }
+    }
+    script
+}
+
 /// The pod's namespace: what its sockets send, and what comes in. `is_counted_outside`: the node's end counts what leaves.
 fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: bool) -> String {
     let mut out = format!(
@@ -181,16 +214,20 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     meta l4proto tcp counter name passed_tcp accept
     udp dport {DNS_PORT} ip daddr @resolvers4 counter name passed_resolver accept
     udp dport {DNS_PORT} ip6 daddr @resolvers6 counter name passed_resolver accept
+    udp sport @udp_ports ip daddr @tier4 counter name passed_udp_route accept
+    udp sport @udp_ports ip6 daddr @tier6 counter name passed_udp_route accept
     ip6 hoplimit 255 icmpv6 type {{ 133, 135, 136 }} counter name passed_neighbour accept
     ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} counter name passed_neighbour accept\n",
         settle(outside, "tcp")
     );
-    // ct relates an error to what was let out: TCP, or a question to a resolver.
+    // ct relates an error to what was let out: TCP, a question to a resolver, or an answer to the tier.
     let mut into = format!(
         "    iifname \"lo\" counter name passed_loopback accept
     meta l4proto tcp counter name passed_tcp accept
     udp sport {DNS_PORT} ip saddr @resolvers4 counter name passed_resolver accept
     udp sport {DNS_PORT} ip6 saddr @resolvers6 counter name passed_resolver accept
+    udp dport @udp_ports ip saddr @tier4 counter name passed_udp_route accept
+    udp dport @udp_ports ip6 saddr @tier6 counter name passed_udp_route accept
     icmp type {{ 3, 11, 12 }} ct state related counter name passed_error accept
     icmpv6 type {{ 1, 2, 3, 4 }} ct state related counter name passed_error accept
     ip6 hoplimit 255 icmpv6 type {{ 133, 134, 135, 136, 137 }} counter name passed_neighbour accept
@@ -215,6 +252,8 @@ fn node_rules(end: &NodeEnd, outside: OutsidePackets, resolvers: &[IpAddr]) -> S
     udp dport {DNS_PORT} ip daddr @resolvers4 accept
     udp dport {DNS_PORT} ip6 daddr @resolvers6 accept
     ip frag-off & 0x1fff != 0 ip protocol udp ip daddr @resolvers4 accept
+    ip frag-off & 0x3fff == 0 udp sport @udp_ports ip daddr @tier4 accept
+    exthdr frag missing udp sport @udp_ports ip6 daddr @tier6 accept
     ip6 hoplimit 255 icmpv6 type {{ 133, 135, 136 }} meta length <= {NEIGHBOUR_BYTES_MAX} accept
     ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} meta length <= {LISTENER_BYTES_MAX} accept\n",
         settle(outside, "frame")

@@ -2,9 +2,9 @@
 //! calls says which. Start at [`PodGuards::load`].
 //!
 //! Everything stays when this process dies. The cgroup's programs are pinned links, the interface's are filters of the node's end of it,
-//! and their maps are pinned, so that the next process finds each pod's mode and resolvers and takes over without a gap.
+//! and their maps are pinned, so that the next process finds each pod's mode, resolvers and UDP ports and takes over without a gap.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,9 +12,10 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use canal_abi::capture::address_bytes;
-use canal_abi::pod::{ABI, RESOLVERS_MAX, STOP, VERDICTS, WATCH};
-pub use canal_abi::pod::{StoppedPacket, Verdict, is_stopped, verdict_name};
+use canal_abi::pod::{ABI, RESOLVERS_MAX, Range, STOP, TIER_RANGES_MAX, VERDICTS, WATCH};
+pub use canal_abi::pod::{StoppedPacket, UDP_PORTS_MAX, Verdict, is_stopped, verdict_name};
 use canal_abi::{from_bytes, to_bytes};
+use ipnet::IpNet;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 
 use crate::capture::adopt;
@@ -40,9 +41,11 @@ const OUT: &str = "canal_pod_out";
 const IN: &str = "canal_pod_in";
 const MODE: &str = "canal_pod_mode";
 const RESOLVERS: &str = "canal_pod_resolvers";
+const UDP_PORTS: &str = "canal_pod_udp_ports";
+const TIER: &str = "canal_pod_tier";
 const COUNTS: &str = "canal_pod_counts";
 const LAST: &str = "canal_pod_last";
-const MAPS: [&str; 4] = [MODE, RESOLVERS, COUNTS, LAST];
+const MAPS: [&str; 6] = [MODE, RESOLVERS, UDP_PORTS, TIER, COUNTS, LAST];
 const ZERO: [u8; 4] = [0; 4];
 
 /// What becomes of packets that the mesh does not carry.
@@ -53,6 +56,31 @@ pub enum OutsidePackets {
     Stop,
     /// They pass in the clear, and are counted.
     Watch,
+}
+
+/// Datagrams that pass all the same: between the tier's addresses and those of the pod's own ports that UDPRoutes name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UdpFromTier {
+    pub ports: BTreeSet<u16>,
+    pub tier: BTreeSet<IpNet>,
+}
+
+/// What a guard has no room for; it stays closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LeftOut {
+    pub ports: usize,
+    pub ranges: usize,
+}
+
+impl UdpFromTier {
+    /// As much as a guard holds, without the ranges if no port is open, and how much is left out.
+    pub(crate) fn held(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, LeftOut) {
+        let ports: BTreeSet<u16> = self.ports.iter().copied().take(UDP_PORTS_MAX).collect();
+        let wanted = if ports.is_empty() { 0 } else { self.tier.len() };
+        let tier: BTreeSet<IpNet> = self.tier.iter().map(IpNet::trunc).take(wanted.min(TIER_RANGES_MAX)).collect();
+        let left_out = LeftOut { ports: self.ports.len() - ports.len(), ranges: wanted.saturating_sub(TIER_RANGES_MAX) };
+        (ports, tier, left_out)
+    }
 }
 
 /// The node's part: where pods' pins are.
@@ -68,6 +96,8 @@ pub struct PodGuard {
     object: Object,
     mode: MapHandle,
     resolvers: MapHandle,
+    udp_ports: MapHandle,
+    tier: MapHandle,
     counts: MapHandle,
     last: MapHandle,
     links: Vec<Link>,
@@ -123,6 +153,8 @@ impl PodGuards {
         let mut guard = PodGuard {
             mode: tier::map(&object, MODE)?,
             resolvers: tier::map(&object, RESOLVERS)?,
+            udp_ports: tier::map(&object, UDP_PORTS)?,
+            tier: tier::map(&object, TIER)?,
             counts: tier::map(&object, COUNTS)?,
             last: tier::map(&object, LAST)?,
             object,
@@ -185,18 +217,20 @@ impl PodGuard {
     /// Says what becomes of packets that the mesh does not carry, and which resolvers may be asked all the same. Resolvers beyond
     /// [`RESOLVERS_MAX`] are left out: how many.
     pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
-        let failed = |map| move |source| OffloadError::Map { map, source };
-        let wanted: HashSet<[u8; 16]> = resolvers.iter().take(RESOLVERS_MAX).map(|ip| address_bytes(*ip)).collect();
-        // The old ones first: the map may be full of them.
-        for old in self.resolvers.keys().filter(|k| !wanted.iter().any(|w| w == k.as_slice())).collect::<Vec<_>>() {
-            self.resolvers.delete(&old).map_err(failed(RESOLVERS))?;
-        }
-        for resolver in &wanted {
-            self.resolvers.update(resolver, to_bytes(&1u32), MapFlags::ANY).map_err(failed(RESOLVERS))?;
-        }
+        let wanted = resolvers.iter().take(RESOLVERS_MAX).map(|ip| address_bytes(*ip).to_vec()).collect();
+        hold_only(&self.resolvers, RESOLVERS, &wanted)?;
         let mode = if outside == OutsidePackets::Watch { WATCH } else { STOP };
-        self.mode.update(&ZERO, to_bytes(&mode), MapFlags::ANY).map_err(failed(MODE))?;
+        self.mode.update(&ZERO, to_bytes(&mode), MapFlags::ANY).map_err(|source| OffloadError::Map { map: MODE, source })?;
         Ok(resolvers.len().saturating_sub(RESOLVERS_MAX))
+    }
+
+    /// Says at which of the pod's ports datagrams from the tier pass, and back; at all others they are stopped.
+    pub fn set_udp(&self, udp: &UdpFromTier) -> Result<LeftOut, OffloadError> {
+        let (ports, ranges, left_out) = udp.held();
+        hold_only(&self.udp_ports, UDP_PORTS, &ports.iter().map(|port| to_bytes(&u32::from(*port)).to_vec()).collect())?;
+        let ranges = ranges.iter().map(|range| to_bytes(&Range::new(range.network(), range.prefix_len())).to_vec());
+        hold_only(&self.tier, TIER, &ranges.collect())?;
+        Ok(left_out)
     }
 
     /// Every verdict and its count since the pod was first guarded.
@@ -246,6 +280,15 @@ impl PodGuard {
         }
         Ok(())
     }
+}
+
+/// Makes the map a set of `wanted`. The old keys go first: the map may be full of them.
+fn hold_only(map: &MapHandle, name: &'static str, wanted: &HashSet<Vec<u8>>) -> Result<(), OffloadError> {
+    let failed = |source| OffloadError::Map { map: name, source };
+    for old in map.keys().filter(|key| !wanted.contains(key)).collect::<Vec<_>>() {
+        map.delete(&old).map_err(failed)?;
+    }
+    wanted.iter().try_for_each(|key| map.update(key, to_bytes(&1u32), MapFlags::ANY)).map_err(failed)
 }
 
 /// Takes the guard off the interfaces of the namespace at `netns`, whoever put it there: for `canal-node --release`, after which the

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::lab;
 use crate::lab::packets::{Receiver, TEXT, ip, protocol};
 use crate::lab::{Cgroup, Client, Netns, Pins};
-use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, verdict_name};
+use canal_offload::pod_guard::{LeftOut, OutsidePackets, PodGuard, PodGuards, UDP_PORTS_MAX, UdpFromTier, verdict_name};
 use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -50,6 +50,8 @@ impl Lab {
         node.ip("addr add 10.77.0.9/32 dev out0");
         node.ip("addr add 10.77.0.8/32 dev out0");
         node.ip("addr add fd77::9/128 dev out0 nodad");
+        node.ip("addr add fd77::10/128 dev out0 nodad");
+        pod.ip("-6 route add fd77::10/128 dev pod0");
         Self { pod, node, cgroup: Cgroup::new(), hardware }
     }
 
@@ -80,6 +82,64 @@ impl Lab {
     pub(crate) fn receiver(&self, to: SocketAddr, protocol: i32) -> Receiver {
         self.node.within(|| Receiver::open(to, protocol))
     }
+}
+
+/// The tier is at 10.77.0.9 and in fd77::8/125; the pod takes its datagrams at port 99.
+pub(crate) fn udp_route() -> UdpFromTier {
+    let tier = ["10.77.0.9/32", "fd77::8/125"];
+    UdpFromTier { ports: [99].into(), tier: tier.iter().map(|range| range.parse().unwrap()).collect() }
+}
+
+/// Whether a datagram from the node's address `from` reaches `to` in the pod, and whether the answer comes back.
+pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str) -> &'static str {
+    let to: SocketAddr = to.parse().unwrap();
+    let any = if to.is_ipv4() { "0.0.0.0" } else { "[::]" };
+    let mut pod = Client::start(&lab.pod, Some(&lab.cgroup), "answer", &[&format!("{any}:{}", to.port())]);
+    assert_eq!(pod.line(), "open");
+    let socket = lab.node.within(|| UdpSocket::bind(from).unwrap());
+    socket.set_read_timeout(Some(NEVER)).unwrap();
+    socket.send_to(TEXT, to).unwrap();
+    match socket.recv(&mut [0; 64]) {
+        Ok(_) => "answered",
+        Err(_) => "silence",
+    }
+}
+
+/// What becomes of datagrams with and without the route; `set` brings it about.
+pub(crate) fn check_udp_route(lab: &Lab, mut set: impl FnMut(&UdpFromTier)) {
+    let check = |cases: &[(&str, &str, &str, &str)]| {
+        for (case, from, to, want) in cases {
+            assert_eq!(exchanged(lab, from, to), *want, "{case}: {from} to {to}");
+        }
+    };
+    check(&[("before", "10.77.0.9:0", "10.77.0.2:99", "silence"), ("before", "[fd77::9]:0", "[fd77::2]:99", "silence")]);
+    set(&udp_route());
+    check(&[
+        ("the tier to the port", "10.77.0.9:0", "10.77.0.2:99", "answered"),
+        ("a port that no route names", "10.77.0.9:0", "10.77.0.2:98", "silence"),
+        ("not of the tier", "10.77.0.8:0", "10.77.0.2:99", "silence"),
+        ("not of the tier, but from the port", "10.77.0.8:99", "10.77.0.2:98", "silence"),
+        ("the tier's port is not what is named", "10.77.0.9:99", "10.77.0.2:98", "silence"),
+        ("IPv6, the tier's range to the port", "[fd77::9]:0", "[fd77::2]:99", "answered"),
+        ("IPv6, a port that no route names", "[fd77::9]:0", "[fd77::2]:98", "silence"),
+        ("IPv6, not of the tier", "[fd77::10]:0", "[fd77::2]:99", "silence"),
+    ]);
+    let sends = |from_port: &str, to: &str| Client::start(&lab.pod, Some(&lab.cgroup), "datagram", &[from_port, to]).line();
+    for (case, from, to, want) in [
+        ("from the port to the tier", "10.77.0.2:99", "10.77.0.9:7", "sent"),
+        ("from another port", "10.77.0.2:98", "10.77.0.9:7", EPERM),
+        ("to the same port", "10.77.0.2:98", "10.77.0.9:99", EPERM),
+        ("from the port to others", "10.77.0.2:99", "10.77.0.8:7", EPERM),
+        ("IPv6, from the port to the tier", "[fd77::2]:99", "[fd77::9]:7", "sent"),
+        ("IPv6, from the port to others", "[fd77::2]:99", "[fd77::10]:7", EPERM),
+    ] {
+        assert_eq!(sends(from, to), want, "{case}");
+    }
+    set(&UdpFromTier { ports: [98].into(), ..udp_route() });
+    check(&[("moved", "10.77.0.9:0", "10.77.0.2:99", "silence"), ("moved", "10.77.0.9:0", "10.77.0.2:98", "answered")]);
+    set(&UdpFromTier::default());
+    check(&[("removed", "10.77.0.9:0", "10.77.0.2:98", "silence"), ("removed", "[fd77::9]:0", "[fd77::2]:98", "silence")]);
+    assert_eq!(sends("10.77.0.2:98", "10.77.0.9:7"), EPERM, "removed: answers, too");
 }
 
 fn count(guard: &PodGuard, name: &str) -> u64 {
@@ -335,5 +395,61 @@ fn listener_reports_of_a_pod_have_a_bound() {
         assert_eq!(socket.send_to(&report, &to.into()).unwrap(), bytes);
         assert_eq!(count(&guard, "stopped_frame") - before, stopped, "{bytes} bytes");
     }
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+#[test]
+fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
+    let (lab, pins) = (Lab::new(), Pins::new());
+    let guard = lab.guard(Some(pins.path()));
+    check_udp_route(&lab, |udp| assert_eq!(guard.set_udp(udp).unwrap(), LeftOut::default()));
+    // Three exchanges and two datagrams, each at both hooks.
+    assert_eq!(count(&guard, "passed_udp_route"), 2 * (2 * 3 + 2));
+    assert_eq!(guard.last_stopped().unwrap().reason().map(verdict_name).as_deref(), Some("stopped_udp"));
+    // The next process finds the port open.
+    guard.set_udp(&udp_route()).unwrap();
+    drop(guard);
+    assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered", "no process is there");
+    let guard = lab.guard(Some(pins.path()));
+    assert_eq!(exchanged(&lab, "[fd77::9]:0", "[fd77::2]:99"), "answered", "the next one");
+    lab.node.within(|| guard.release()).unwrap();
+    canal_offload::capture::release_all(pins.path()).unwrap();
+}
+
+/// The first fragment alone has a port: a datagram in parts does not pass, in either direction.
+#[test]
+fn fragments_of_a_udp_routes_datagram_are_stopped() {
+    const TOO_LONG: [u8; 4000] = [7; 4000];
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    guard.set_udp(&udp_route()).unwrap();
+    for (from, to) in [("10.77.0.9:0", "10.77.0.2:99"), ("[fd77::9]:0", "[fd77::2]:99")] {
+        let to: SocketAddr = to.parse().unwrap();
+        let mut pod = Client::start(&lab.pod, Some(&lab.cgroup), "receive", &[&to.to_string()]);
+        assert_eq!(pod.line(), "open");
+        pod.go_on();
+        let (passed, stopped) = (count(&guard, "passed_udp_route"), count(&guard, "stopped_udp"));
+        // The first fragment that is stopped is told to the sender, which is on the node.
+        let _ = lab.node.within(|| UdpSocket::bind(from).unwrap()).send_to(&TOO_LONG, to);
+        assert_eq!(pod.line(), "nothing", "{to}");
+        assert!(count(&guard, "stopped_udp") > stopped && count(&guard, "passed_udp_route") == passed, "{to}");
+    }
+    lab.node.within(|| guard.release()).unwrap();
+}
+
+#[test]
+fn ports_and_ranges_beyond_a_guards_room_are_left_out_and_told() {
+    let lab = Lab::new();
+    let guard = lab.guard(None);
+    let most = canal_abi::pod::TIER_RANGES_MAX;
+    let wanted = |ports: usize, ranges: usize| UdpFromTier {
+        ports: (1..=ports as u16).collect(),
+        tier: (0..ranges).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap()).collect(),
+    };
+    assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX, most)).unwrap(), LeftOut::default());
+    assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX + 1, most + 2)).unwrap(), LeftOut { ports: 1, ranges: 2 });
+    // A full guard takes others in their place.
+    assert_eq!(guard.set_udp(&udp_route()).unwrap(), LeftOut::default());
+    assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered");
     lab.node.within(|| guard.release()).unwrap();
 }

@@ -196,6 +196,8 @@ pub fn run(case: &[String]) {
         "send" => super::packets::send(&case[1..]),
         "receive" => super::packets::receive(&case[1..]),
         "ask" => super::packets::ask(&case[1..]),
+        "datagram" => super::packets::datagram(&case[1..]),
+        "answer" => super::packets::answer(&case[1..]),
         other => panic!("no case {other}"),
     }
 }

@@ -170,6 +170,24 @@ pub fn receive(args: &[String]) {
     say(socket.recv(&mut [0; 64]).map_or("nothing".to_string(), |n| format!("{n} bytes")));
 }
 
+/// `FROM TO`: sends one datagram, and says how that went.
+pub fn datagram(args: &[String]) {
+    let sent = UdpSocket::bind(&args[0]).unwrap().send_to(TEXT, &args[1]);
+    say(sent.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |_| "sent".to_string()));
+}
+
+/// `AT`: answers what comes, until it is ended; says how each answer went.
+pub fn answer(args: &[String]) {
+    let socket = UdpSocket::bind(&args[0]).unwrap();
+    say("open");
+    while let Ok((n, from)) = socket.recv_from(&mut [0; 64]) {
+        say(match socket.send_to(&TEXT[..n.min(TEXT.len())], from) {
+            Ok(_) => "answered".to_string(),
+            Err(e) => format!("error {}", e.raw_os_error().unwrap_or_default()),
+        });
+    }
+}
+
 /// `RESOLVER`: asks, and says whether an answer came.
 pub fn ask(args: &[String]) {
     let to: SocketAddr = args[0].parse().unwrap();
