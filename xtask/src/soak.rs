@@ -39,7 +39,7 @@ struct Part {
 }
 
 /// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
-const PARTS: [Part; 5] = [
+const PARTS: [Part; 6] = [
     Part {
         name: "compare",
         what: "generated tenants and policies on every target beside the oracle: 1,500 and 4,000 tenants, 6,000 broken policies",
@@ -82,6 +82,15 @@ const PARTS: [Part; 5] = [
         minutes: 30,
         build: PROGRAMS,
         run: &["test", "--workspace", "--locked", "--test", "suite", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
+        is_seeded: false,
+        counts_tests: true,
+    },
+    Part {
+        name: "tier",
+        what: "planned changes for two minutes and all kinds of deaths of the cloud tier, backends of two replicas",
+        minutes: 15,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "tier::", "--nocapture", "--test-threads=1"],
         is_seeded: false,
         counts_tests: true,
     },

@@ -98,11 +98,11 @@ fn ok(said: Said) -> Said {
     said
 }
 
-/// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones; none breaks.
+/// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones; none breaks. `make test` takes a minute of it.
 #[test]
 fn planned_changes_break_no_session() {
     let mesh = mesh();
-    let seconds = 130;
+    let (seconds, events_min) = if std::env::var_os("CANAL_SOAK").is_some() { (130, 50) } else { (70, 24) };
     let held = mesh.spawn(
         PROXYLESS,
         &["canal-samples", "sessions", ECHO, "-n", "2000", "--open-rate", "1000", "--interval-ms", "2000", "-d", &seconds.to_string()],
@@ -112,7 +112,7 @@ fn planned_changes_break_no_session() {
     std::thread::sleep(Duration::from_secs(4));
     let (started, mut events) = (Instant::now(), 0);
     std::thread::scope(|removals| {
-        while started.elapsed() < Duration::from_secs(116) {
+        while started.elapsed() < Duration::from_secs(seconds - 14) {
             let round = events / 4;
             let (backend, old) = [("b1", "gw-1"), ("b2", "gw-2"), ("b3", "gw-3"), ("b6", "gw-6")][round % 4];
             let guest = format!("gw-guest-{round}");
@@ -142,7 +142,7 @@ fn planned_changes_break_no_session() {
         ["gw-1", "gw-2", "gw-3", "gw-6"].iter().map(|host| mesh.counted(host, "canal_redirector_packets_total", &[&label])).sum()
     };
     println!("packets passed on: {}; sent again: {}; reset: {}", spread("forwarded"), spread("unsettled"), spread("unowned"));
-    assert!(events >= 50, "{events} events only");
+    assert!(events >= events_min, "{events} events only");
     for (what, report) in [("held", &held), ("fresh", &fresh), ("meshed", &meshed)] {
         assert_eq!(report["ok"], true, "{what}: {report}\n{}", fleet());
     }
