@@ -8,7 +8,7 @@ mod lab;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -427,6 +427,56 @@ fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
     assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "the table outlives the node, too");
 }
 
+/// A tenant's UDPRoute opens a port of the pod to the tier, and to nobody else; without it the port closes. By BPF and by nftables.
+#[test]
+fn datagrams_of_the_tier_reach_the_ports_of_udp_routes_while_these_exist() {
+    const STRANGER: &str = "10.77.254.1";
+    const ROUTE: &str = r#"
+apiVersion: v1
+kind: Service
+metadata: {name: names, namespace: b}
+spec: {clusterIP: 10.96.0.9, selector: {app: app}, ports: [{name: dns, port: 53, protocol: UDP, targetPort: 5353}]}
+---
+apiVersion: gateway.networking.k8s.io/v1alpha2
+kind: UDPRoute
+metadata: {name: names, namespace: b}
+spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRefs: [{name: names, port: 53}]}]}
+"#;
+    for capture in ["bpf", "nft"] {
+        let mut m = Machine::new();
+        m.capture = capture;
+        m.outside.ip(&format!("addr add {STRANGER}/32 dev out0"));
+        m.ns.ip(&format!("route add {STRANGER}/32 dev pod0"));
+        m.add_pod();
+        let node = m.node();
+        node.ready();
+        m.until("served", || m.listens());
+        let mut app = Client::start(&m.ns, Some(&m.cg), "answer", &["0.0.0.0:5353"]);
+        assert_eq!(app.line(), "open");
+        let answers = |from: &str| {
+            let socket = m.outside.within(|| UdpSocket::bind((from, 0)).unwrap());
+            socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            socket.send_to(b"x", "10.77.0.2:5353").unwrap();
+            socket.recv(&mut [0; 8]).is_ok()
+        };
+        assert!(!answers(GATEWAY), "{capture}: nobody named the port");
+        let route = m.dir.path().join("config/alpha/udp.yaml");
+        fs::write(&route, ROUTE).unwrap();
+        m.until("the port opens", || answers(GATEWAY));
+        assert!(!answers(STRANGER), "{capture}: no address of the tier");
+        let passed = "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"passed_udp_route\"} ";
+        m.until("counted", || m.get(1, "/metrics").1.contains(passed));
+        m.until("shown", || m.config_dump().split_whitespace().collect::<String>().contains("\"udpPorts\":[5353]"));
+        node.kill();
+        assert!(answers(GATEWAY), "{capture}: the guard and its ports outlive the node");
+        let node = m.node();
+        node.ready();
+        fs::remove_file(route).unwrap();
+        m.until("the port closes", || !answers(GATEWAY));
+        drop(node);
+    }
+}
+
 /// In a namespace that stands for the host; the controller is out of reach there, and not needed.
 #[test]
 fn containers_interfaces_are_guarded_until_the_node_releases_them() {
@@ -452,7 +502,7 @@ fn containers_interfaces_are_guarded_until_the_node_releases_them() {
     let node = start();
     m.until("guarded", || metrics().lines().any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1"));
     assert!(guarded());
-    let socket = host.within(|| std::net::UdpSocket::bind("10.99.0.9:0").unwrap());
+    let socket = host.within(|| UdpSocket::bind("10.99.0.9:0").unwrap());
     // Its search for the neighbour is what the guard refuses.
     let _ = socket.send_to(b"x", "10.99.0.10:9");
     let refused = "canal_interface_guard_refused_total{interface=\"to-a\",tenant=\"alpha\"} ";

@@ -196,7 +196,7 @@ impl Capture {
     /// Guards a captured pod's packets that the mesh does not carry, by the means that took its connections.
     pub fn guard_packets(&self, pod: &Pod, taken: &Taken) -> Result<PodPackets, OffloadError> {
         let guard = match (&self.guards, taken) {
-            (Some(guards), Taken::Bpf(_)) => Guard::Bpf(guards.attach(&pod.uid, &pod.cgroup, &pod.netns)?),
+            (Some(guards), Taken::Bpf(_)) => Guard::Bpf(Box::new(guards.attach(&pod.uid, &pod.cgroup, &pod.netns)?)),
             _ => Guard::Nft(NftPodGuard::attach(&pod.netns)?),
         };
         Ok(PodPackets::new(pod, guard))

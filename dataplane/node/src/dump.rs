@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use crate::config::NodeConfig;
 use crate::gateways::{Entrance, EntranceKind};
 use crate::pods::Board;
-use crate::view::TenantView;
+use crate::view::{TenantView, View};
 use crate::worker::Shared;
 
 /// What the dump reads.
@@ -39,14 +39,14 @@ impl Dump {
             "generation": view.generation.0,
             "southbound": &*self.southbound.borrow(),
             "captureFallback": self.fallback,
-            "pods": self.pods(),
+            "pods": self.pods(&view),
             "podsRefused": refused,
             "tenants": tenants,
             "certificates": self.certificates.status(),
         })
     }
 
-    fn pods(&self) -> Vec<Value> {
+    fn pods(&self, view: &View) -> Vec<Value> {
         let rooms = self.board.rooms.load_full();
         rooms
             .iter()
@@ -62,6 +62,7 @@ impl Dump {
                     "listeners": r.listeners(),
                     "plaintext": r.plaintext.describe(),
                     "packets": &**r.packets.load(),
+                    "udpPorts": view.tenant(&pod.tenant).map(|t| t.udp_ports(&pod.uid)),
                     "peerAuthentication": format!("{:?}", policy.mode(0)),
                     "authorizationPolicies": policy.names().map(ToString::to_string).collect::<Vec<_>>(),
                     "connections": {"outbound": r.outbound.used(), "inbound": r.inbound.used(), "hbone": r.hbone.used(), "plaintext": r.plain.used()},

@@ -51,7 +51,7 @@ pub fn decide_packets(pod_uid: &str, tenant: &TenantView) -> PacketPolicy {
 /// What judges a pod's packets.
 #[derive(Debug)]
 pub enum Guard {
-    Bpf(PodGuard),
+    Bpf(Box<PodGuard>),
     Nft(NftPodGuard),
 }
 
@@ -120,7 +120,9 @@ impl PodPackets {
 
     /// Brings about what the tenant wants now; `None`: it is not known, and the pod stays as it is.
     pub fn follow(&mut self, pod: &Pod, tenant: Option<&TenantView>) {
-        let Some(wanted) = tenant.map(|t| decide_packets(&pod.uid, t)).filter(|wanted| self.policy.as_ref() != Some(wanted)) else { return };
+        let Some(wanted) = tenant.map(|t| decide_packets(&pod.uid, t)).filter(|wanted| self.policy.as_ref() != Some(wanted)) else {
+            return;
+        };
         match self.guard.set(&wanted) {
             Ok((omitted, udp)) => {
                 if omitted > 0 {
@@ -128,7 +130,12 @@ impl PodPackets {
                 }
                 if udp != LeftOut::default() {
                     let LeftOut { ports, ranges } = udp;
-                    tracing::warn!(pod = pod.uid, ports, ranges, "pod guard: more UDP ports or addresses of the tier than it holds; the rest is stopped");
+                    tracing::warn!(
+                        pod = pod.uid,
+                        ports,
+                        ranges,
+                        "pod guard: more UDP ports or addresses of the tier than it holds; the rest is stopped"
+                    );
                 }
                 let PacketPolicy { outside, resolvers, udp } = &wanted;
                 tracing::info!(pod = pod.uid, ?outside, ?resolvers, udp_ports = ?udp.ports, tier = ?udp.tier, "pod guard: policy set");

@@ -295,6 +295,12 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
         send(17);
         assert!(!receiver.hears(NEVER), "{to}: about a datagram");
         assert_eq!((count(&guard, "passed_error"), count(&guard, "stopped_icmp")), (before.0 + 1, before.1 + 1), "{to}");
+        // The datagram's first bytes are its ports: now it may have been an answer to the tier.
+        let port = u16::from_be_bytes([TEXT[0], TEXT[1]]);
+        guard.set_udp(&UdpFromTier { ports: [port].into(), tier: [from.into()].into() }).unwrap();
+        assert!(send(17) && receiver.hears(ARRIVES_WITHIN), "{to}: about an answer to the tier");
+        assert_eq!(count(&guard, "passed_error"), before.0 + 2, "{to}");
+        guard.set_udp(&UdpFromTier::default()).unwrap();
     }
     lab.node.within(|| guard.release()).unwrap();
 }
