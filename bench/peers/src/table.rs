@@ -64,12 +64,13 @@ pub(crate) fn compare(rows: &[Row], seconds: u32) -> String {
     let runs = rows.iter().map(|row| row.runs.len()).max().unwrap_or(0);
     let mut out = format!(
         "CPU µs per request (user + system), {runs} runs x {seconds} s of each, in turns; equal: each median lies between the other's least and most.\n\n\
-         | case | build | least | quarter | median | three quarters | most | after / before, median | verdict |\n|---|---|---|---|---|---|---|---|---|\n"
+         | case | build | least | quarter | median | three quarters | most | after / before, median of rounds | verdict |\n|---|---|---|---|---|---|---|---|---|\n"
     );
     for case in Case::ALL {
         let row = |name| rows.iter().find(|r| r.case == case && r.peer.name == name);
         let Some((before, after)) = row("canal-before").zip(row("canal")) else { continue };
-        let ratio = after.spread().median / before.spread().median;
+        let cpu = |run: &Run| run.user_us + run.sys_us;
+        let ratio = Spread::of(after.runs.iter().zip(&before.runs).map(|(after, before)| cpu(after) / cpu(before))).median;
         let verdict = match (after.spread().is_equal_within(&before.spread()), ratio < 1.0) {
             (true, _) => "equal within the spread",
             (false, true) => "less",
