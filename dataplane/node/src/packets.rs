@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_guard_is_told_the_ports_of_udp_routes_and_where_the_tier_is() {
-        let tier = ["10.1.255.1/32", "10.9.0.0/20", "fd09::/64"].map(str::to_owned).to_vec();
+        let tier = ["10.1.255.1/32", "10.9.0.0/20", "240.0.0.0/4", "fd09::/64", "fdca:a1::/48"].map(str::to_owned).to_vec();
         let replica = || gateway("10.1.255.1");
         assert_eq!(told(&[tenant(), replica(), workload("n1", &[5353, 53])]), (vec![53, 5353], tier.clone()));
         let mapped = gateway("::ffff:10.1.255.1");

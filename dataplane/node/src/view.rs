@@ -8,7 +8,7 @@ use canal_kit::southbound::State;
 use canal_model::authorization::{Authorization, PeerAuthentication};
 use canal_model::ids::{Generation, NodeName, ServiceKey, TenantName, TrustDomain};
 use canal_model::program::{EndpointPort, GatewayAddress, Kind, Resource, Service, Tenant};
-use canal_model::tier::is_tier_service;
+use canal_model::tier::{is_tier_service, reserved};
 use canal_model::trust::Bundle;
 use ipnet::IpNet;
 
@@ -245,10 +245,12 @@ impl TenantView {
         self.udp_ports.get(pod_uid).unwrap_or(NONE)
     }
 
-    /// The tier as pods see it: where services have their gateway addresses, and the replicas that have addresses of their own.
+    /// The tier as pods see it: where services have their gateway addresses, the addresses of the tier itself, from which its replicas dial, and
+    /// replicas that have addresses of their own.
     pub fn tier_ranges(&self) -> BTreeSet<IpNet> {
         let replicas = self.replicas.iter().flat_map(|r| &r.addresses).map(|ip| IpNet::from(ip.to_canonical()));
-        self.tenant.gateway_cidrs.iter().copied().chain(replicas).collect()
+        let on_tier = if self.tenant.gateway_cidrs.is_empty() { Vec::new() } else { reserved().to_vec() };
+        self.tenant.gateway_cidrs.iter().copied().chain(on_tier).chain(replicas).collect()
     }
 
     /// The services that the pod serves at some port.
