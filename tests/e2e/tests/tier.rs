@@ -41,8 +41,12 @@ const TWIN_LOSSES_MAX: u64 = 100;
 /// Of 700 new connections while an AZ's tier dies: what was under way through it at that moment. 50 come a second, and one takes up to a tenth of
 /// a second where two cores are busy with the whole mesh.
 const AZ_LOSSES_MAX: u64 = 5;
+/// Sessions that live on while the fleet changes.
+const SESSIONS: usize = 2000;
 /// Between two changes of the fleet: some 70 of them in two minutes.
 const PAUSE: Duration = Duration::from_millis(2500);
+/// How long services may take to spread over a fleet that has just come up.
+const BALANCED_WITHIN: Duration = Duration::from_secs(60);
 /// How long a change of the fleet may take to show.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 
@@ -66,7 +70,21 @@ fn mesh() -> &'static Mesh {
         for client in [MESHED, PROXYLESS] {
             until(SETTLED_WITHIN, &format!("{client} reaches every service"), || (0..4).all(|n| answers(&mesh, client, n)));
         }
+        // Those that were up first had everything at first.
+        until(BALANCED_WITHIN, "services are spread over the backends", || is_balanced(&mesh));
         mesh
+    })
+}
+
+/// Whether no backend has many more services than another of its AZ.
+fn is_balanced(mesh: &Mesh) -> bool {
+    let placed = mesh.canal(&["gateway", "status", "-o", "json"]).json();
+    let services = placed["services"].as_array().expect("services");
+    let all: Vec<&str> = services.iter().flat_map(|s| s["backends"].as_array().expect("backends")).filter_map(Value::as_str).collect();
+    let count = |backend: &str| all.iter().filter(|name| **name == backend).count();
+    [["az1/b1", "az1/b2", "az1/b3", "az1/b6", "az1/b7"].as_slice(), &["az2/b4", "az2/b5", "az2/b8"]].iter().all(|backends| {
+        let counts = || backends.iter().map(|backend| count(backend));
+        counts().max().unwrap_or(0) <= counts().min().unwrap_or(0) + 2
     })
 }
 
@@ -98,21 +116,41 @@ fn ok(said: Said) -> Said {
     said
 }
 
+/// Sessions of the client without a node proxy with the echo server.
+fn open_sessions() -> usize {
+    let said = ok(mesh().run(PROXYLESS, &["ss", "-Htn", "state", "established", "dport", "=", ":7000"]));
+    said.stdout.lines().count()
+}
+
 /// At least 50 changes within two minutes under 2,000 long-lived sessions and a stream of new ones; none breaks. `make test` takes a minute of it.
 #[test]
 fn planned_changes_break_no_session() {
     let mesh = mesh();
-    let (seconds, events_min) = if std::env::var_os("CANAL_SOAK").is_some() { (130, 50) } else { (70, 24) };
+    let (seconds, events_min) = if std::env::var_os("CANAL_SOAK").is_some() { (130, 50) } else { (70, 16) };
+    let begun = Instant::now();
     let held = mesh.spawn(
         PROXYLESS,
-        &["canal-samples", "sessions", ECHO, "-n", "2000", "--open-rate", "1000", "--interval-ms", "2000", "-d", &seconds.to_string()],
+        &[
+            "canal-samples",
+            "sessions",
+            ECHO,
+            "-n",
+            &SESSIONS.to_string(),
+            "--open-rate",
+            "1000",
+            "--interval-ms",
+            "2000",
+            "-d",
+            &seconds.to_string(),
+        ],
     );
     let fresh = load(PROXYLESS, 0, &["-r", "40", "-c", "8", "--no-keepalive", "-d", &(seconds - 4).to_string()]);
     let meshed = load(MESHED, 1, &["-r", "40", "-c", "8", "-d", &(seconds - 4).to_string()]);
-    std::thread::sleep(Duration::from_secs(4));
+    // One that opened later could be a guest's, and would end with it.
+    until(SETTLED_WITHIN, "all sessions are open", || open_sessions() >= SESSIONS);
     let (started, mut events) = (Instant::now(), 0);
     std::thread::scope(|removals| {
-        while started.elapsed() < Duration::from_secs(seconds - 14) {
+        while begun.elapsed() < Duration::from_secs(seconds - 10) {
             let round = events / 4;
             let (backend, old) = [("b1", "gw-1"), ("b2", "gw-2"), ("b3", "gw-3"), ("b6", "gw-6")][round % 4];
             let guest = format!("gw-guest-{round}");
@@ -423,9 +461,11 @@ fn decide_victim<'a>(placed: &Value, services: &'a [Service]) -> &'a Service {
     let rank = |service: &&Service| {
         let own = shard(placed, &service.name);
         let others = || services.iter().filter(|other| other.name != service.name);
-        let apart = others().filter(|other| shard(placed, &other.name).iter().all(|replica| !own.contains(replica))).count();
+        let is_apart = |other: &&Service, az| shard_in(placed, &other.name, az).iter().all(|replica| !own.contains(replica));
+        let apart = others().filter(|other| is_apart(other, None)).count();
+        let apart_nearby = others().filter(|other| is_apart(other, Some("az1"))).count();
         let twins = others().filter(|other| is_twin(placed, &other.name, &own)).count();
-        (apart > 0, std::cmp::Reverse(twins), apart)
+        (apart > 0, apart_nearby > 0, std::cmp::Reverse(twins), apart)
     };
     services.iter().max_by_key(rank).expect("there are services")
 }
