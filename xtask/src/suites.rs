@@ -68,7 +68,7 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
     Ok(total.failed == 0)
 }
 
-/// What cargo checks by itself. Beside programs, it leaves them a core.
+/// What cargo checks by itself. Beside programs, it leaves them the cores that they want.
 fn checks(tree: &Tree, beside: bool) -> Vec<Job> {
     let documented = programs::documented(tree);
     let mut doc = vec!["test", "--doc", "--locked"];
