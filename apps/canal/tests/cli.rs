@@ -80,6 +80,23 @@ fn the_demo_compiles_as_its_world_lays_it_out() {
     assert!(value["tenants"][0]["routes"].as_u64() >= Some(2), "{value:#}");
 }
 
+#[test]
+fn a_policy_that_cannot_be_enforced_is_told_by_compile() {
+    let directory = tempfile::tempdir().unwrap();
+    let alpha = directory.path().join("alpha");
+    std::fs::create_dir(&alpha).unwrap();
+    let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/compiler");
+    for name in ["_shop.yaml", "targets-unenforced.yaml"] {
+        std::fs::copy(golden.join(name), alpha.join(name)).unwrap();
+    }
+    let output = canal(&format!("compile {}", directory.path().display()));
+    assert_eq!(output.status.code(), Some(1));
+    let told = text(&output.stderr);
+    for want in ["AuthorizationPolicy shop/waypoint: spec.targetRefs[0].kind", "so this one denies all of namespace shop"] {
+        assert!(told.contains(want), "{told}");
+    }
+}
+
 /// Takes the world down even when an assertion fails.
 struct Down(String);
 

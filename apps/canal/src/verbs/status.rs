@@ -258,6 +258,15 @@ mod tests {
     }
 
     #[test]
+    fn tenants_whose_packets_leave_in_the_clear_are_named() {
+        let tenant = |name: &str, outside_passes| canal_wire::api::TenantStatus { tenant: name.into(), outside_passes, ..Default::default() };
+        let status = StatusResponse { tenants: vec![tenant("alpha", false), tenant("beta", true)], ..StatusResponse::default() };
+        let told = lines(&status, 0).join("\n");
+        assert!(told.contains("tenant beta: outside: Passthrough: UDP, SCTP, ICMP and raw packets"), "{told}");
+        assert!(!told.contains("tenant alpha: outside"), "{told}");
+    }
+
+    #[test]
     fn shares_are_told_by_limit_and_tenant() {
         let share = |tenant: &str, unit: &str, used| ShareUse {
             component: "controller".into(),

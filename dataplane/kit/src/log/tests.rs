@@ -58,6 +58,20 @@ fn a_line_appears_without_another_to_push_it() {
 }
 
 #[test]
+fn a_log_is_not_readable_by_everybody() {
+    use std::os::unix::fs::PermissionsExt;
+    let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
+    let (new, old) = (dir.path().join("new.json"), dir.path().join("old.json"));
+    std::fs::write(&old, "").unwrap();
+    std::fs::set_permissions(&old, std::fs::Permissions::from_mode(0o644)).unwrap();
+    for path in [new, old] {
+        with_worker(Sink::File(path.clone()), &r, async |log| log.line().str("n", "1").end());
+        let mode = std::fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o007, 0, "{}: {mode:o}", path.display());
+    }
+}
+
+#[test]
 fn a_renamed_file_is_opened_anew() {
     let (dir, r) = (tempfile::tempdir().unwrap(), Registry::new());
     let path = dir.path().join("access.json");
