@@ -259,7 +259,8 @@ mod tests {
 
     #[test]
     fn tenants_whose_packets_leave_in_the_clear_are_named() {
-        let tenant = |name: &str, outside_passes| canal_wire::api::TenantStatus { tenant: name.into(), outside_passes, ..Default::default() };
+        let tenant =
+            |name: &str, outside_passes| canal_wire::api::TenantStatus { tenant: name.into(), outside_passes, ..Default::default() };
         let status = StatusResponse { tenants: vec![tenant("alpha", false), tenant("beta", true)], ..StatusResponse::default() };
         let told = lines(&status, 0).join("\n");
         assert!(told.contains("tenant beta: outside: Passthrough: UDP, SCTP, ICMP and raw packets"), "{told}");
