@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn first_job_that_fits_is_next() {
-        let e2e = ["keyserver", "tier", "protocols", "identity", "unknown"].map(|name| format!("canal-e2e {name}"));
+        let e2e = ["chaos", "tier", "protocols", "identity", "unknown"].map(|name| format!("canal-e2e {name}"));
         let waiting = named(&e2e.each_ref().map(String::as_str));
         for (free, expected) in [(ROOM, Some(0)), (BOUNDS, Some(1)), (WORKS, Some(2)), (WAITS, Some(3)), (0, None)] {
             assert_eq!(decide_next(&waiting, free, false), expected, "{free} free");
