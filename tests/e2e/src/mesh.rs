@@ -1,5 +1,6 @@
 //! A world with the whole mesh in it, made from `tests/e2e/worlds/*.yaml`; gone when the test process ends, however it ends.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, TcpStream};
 use std::path::{Path, PathBuf};
@@ -206,6 +207,26 @@ impl Mesh {
         let tables = status["tables"].as_array().into_iter().flatten().filter(|table| table["az"] == az);
         let seats = tables.filter_map(|table| table["seats"].as_array()).flatten().filter(|seat| seat["heads"].as_u64() > Some(0));
         seats.filter_map(|seat| seat["replica"].as_str().map(str::to_string)).collect()
+    }
+
+    /// Whether the tier's services are spread over it: no backend has three services more than another of its AZ. Those that are up first have all
+    /// services at first.
+    pub fn is_spread(&self) -> bool {
+        let placed = self.canal(&["gateway", "status", "-o", "json"]).json();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let all = |field: &str| placed[field].as_array().cloned().unwrap_or_default();
+        let mut counts: BTreeMap<String, BTreeMap<String, usize>> = BTreeMap::new();
+        for replica in all("replicas") {
+            counts
+                .entry(text(&replica["az"]))
+                .or_default()
+                .entry(format!("{}/{}", text(&replica["az"]), text(&replica["backend"])))
+                .or_default();
+        }
+        for backend in all("services").iter().flat_map(|service| service["backends"].as_array().cloned().unwrap_or_default()) {
+            counts.values_mut().filter_map(|of_az| of_az.get_mut(&text(&backend))).for_each(|n| *n += 1);
+        }
+        counts.values().all(|of_az| of_az.values().max() <= of_az.values().min().map(|n| n + 2).as_ref())
     }
 
     /// Waits until buckets have stopped moving: for two seconds nobody's heads changed, nobody owns sessions behind another head, and all

@@ -233,6 +233,7 @@ fn random_faults_lose_only_what_was_in_flight() {
     println!("seed {seed}, {lasts:?}");
     let mesh = Mesh::up("tier.yaml", "e2e-chaos");
     until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(&mesh, client)));
+    until(SETTLED_WITHIN, "services are spread over the backends", || mesh.is_spread());
     let (mut random, started, mut rounds, mut wrong) = (Random(seed), Instant::now(), 0, Vec::new());
     let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
     while started.elapsed() < lasts {
