@@ -17,7 +17,7 @@ const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
 const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
 /// How long `make soak` and `make test` run it.
 const WHOLE: Duration = Duration::from_secs(1800);
-const SHORTENED: Duration = Duration::from_secs(60);
+const SHORTENED: Duration = Duration::from_secs(45);
 /// Connections of each client: one request at a time on each, so that as many can be in flight.
 const CONNECTIONS: u64 = 4;
 /// Of each round; the event comes after the first part.
