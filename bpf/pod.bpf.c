@@ -378,7 +378,7 @@ static __always_inline int settle(__u32 verdict, const struct place *at, const s
 	struct canal_pod_packet *last;
 	__u32 zero = 0;
 
-	if (verdict < CANAL_POD_STOPPED_UDP || verdict == CANAL_POD_PASSED_UDP_ROUTE) {
+	if (verdict < CANAL_POD_STOPPED_UDP) {
 		count(verdict);
 		return GO_ON;
 	}

@@ -43,33 +43,33 @@ struct canal_pod_packet {
 	__u32 verdict; /* 0: none was stopped */
 };
 
-/* Map canal_pod_counts, per pod. Every way out of every program has a name and a counter. Append only; the two blocks STOPPED and CLEAR
- * have one order. */
+/* Map canal_pod_counts, per pod. Every way out of every program has a name and a counter. What passes stands before what is stopped; the
+ * two blocks STOPPED and CLEAR have one order. A change of the order needs a new CANAL_POD_ABI. */
 enum canal_pod_verdict {
 	CANAL_POD_PASSED_LOOPBACK = 0,	/* stays in the pod */
 	CANAL_POD_PASSED_TCP = 1,	/* of a TCP socket: capture and inbound have the say; into the pod: all TCP */
 	CANAL_POD_PASSED_RESET = 2,	/* the kernel's own RST or ACK, without payload */
 	CANAL_POD_PASSED_RESOLVER = 3,	/* DNS to or from a resolver that the tenant names */
 	CANAL_POD_PASSED_NEIGHBOUR = 4, /* ARP, IPv6 neighbour discovery, multicast listener reports */
-	CANAL_POD_PASSED_ERROR = 5,	/* an ICMP error about the pod's TCP, or about its DNS */
-	CANAL_POD_LEFT_WATCHED = 6,	/* outside: Passthrough; counted where it leaves the pod */
-	CANAL_POD_STOPPED_UDP = 7,
-	CANAL_POD_STOPPED_ICMP = 8,
-	CANAL_POD_STOPPED_SCTP = 9,
-	CANAL_POD_STOPPED_TCP = 10,	/* TCP that no TCP socket made: a raw socket, or a packet that was forwarded */
-	CANAL_POD_STOPPED_PROTOCOL = 11, /* any other IP protocol */
-	CANAL_POD_STOPPED_FRAME = 12,	/* no IP at all, or neighbour discovery that carries more than its own */
-	CANAL_POD_STOPPED_PACKET_SOCKET = 13, /* AF_PACKET or AF_XDP, whatever is in it */
-	CANAL_POD_STOPPED_MALFORMED = 14, /* headers that cannot be read to the end */
-	CANAL_POD_CLEAR_UDP = 15,
-	CANAL_POD_CLEAR_ICMP = 16,
-	CANAL_POD_CLEAR_SCTP = 17,
-	CANAL_POD_CLEAR_TCP = 18,
-	CANAL_POD_CLEAR_PROTOCOL = 19,
-	CANAL_POD_CLEAR_FRAME = 20,
-	CANAL_POD_CLEAR_PACKET_SOCKET = 21,
-	CANAL_POD_CLEAR_MALFORMED = 22,
-	CANAL_POD_PASSED_UDP_ROUTE = 23, /* UDP between the tier and a port that a UDPRoute names */
+	CANAL_POD_PASSED_ERROR = 5,	/* an ICMP error about the pod's TCP, its DNS, or its answers to the tier */
+	CANAL_POD_PASSED_UDP_ROUTE = 6, /* UDP between the tier and a port that a UDPRoute names */
+	CANAL_POD_LEFT_WATCHED = 7,	/* outside: Passthrough; counted where it leaves the pod */
+	CANAL_POD_STOPPED_UDP = 8,
+	CANAL_POD_STOPPED_ICMP = 9,
+	CANAL_POD_STOPPED_SCTP = 10,
+	CANAL_POD_STOPPED_TCP = 11,	/* TCP that no TCP socket made: a raw socket, or a packet that was forwarded */
+	CANAL_POD_STOPPED_PROTOCOL = 12, /* any other IP protocol */
+	CANAL_POD_STOPPED_FRAME = 13,	/* no IP at all, or neighbour discovery that carries more than its own */
+	CANAL_POD_STOPPED_PACKET_SOCKET = 14, /* AF_PACKET or AF_XDP, whatever is in it */
+	CANAL_POD_STOPPED_MALFORMED = 15, /* headers that cannot be read to the end */
+	CANAL_POD_CLEAR_UDP = 16,
+	CANAL_POD_CLEAR_ICMP = 17,
+	CANAL_POD_CLEAR_SCTP = 18,
+	CANAL_POD_CLEAR_TCP = 19,
+	CANAL_POD_CLEAR_PROTOCOL = 20,
+	CANAL_POD_CLEAR_FRAME = 21,
+	CANAL_POD_CLEAR_PACKET_SOCKET = 22,
+	CANAL_POD_CLEAR_MALFORMED = 23,
 	CANAL_POD_VERDICTS = 24, /* how many there are */
 };
 

@@ -20,9 +20,9 @@ pub const RESOLVERS_MAX: usize = generated::CANAL_POD_RESOLVERS_MAX as usize;
 /// The port at which resolvers are asked.
 pub const DNS_PORT: u16 = generated::CANAL_POD_DNS_PORT as u16;
 
-/// Size of `canal_pod_udp_ports`.
+/// The map `canal_pod_udp_ports` holds so many UDP ports of a pod.
 pub const UDP_PORTS_MAX: usize = generated::CANAL_POD_UDP_PORTS_MAX as usize;
-/// Size of `canal_pod_tier`.
+/// The map `canal_pod_tier` holds so many ranges of addresses of the tier.
 pub const TIER_RANGES_MAX: usize = generated::CANAL_POD_TIER_MAX as usize;
 
 /// The longest ARP packet that passes, in bytes behind the Ethernet header.
@@ -45,6 +45,7 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_POD_VERDICTS as usize] = [
     Verdict::CANAL_POD_PASSED_RESOLVER,
     Verdict::CANAL_POD_PASSED_NEIGHBOUR,
     Verdict::CANAL_POD_PASSED_ERROR,
+    Verdict::CANAL_POD_PASSED_UDP_ROUTE,
     Verdict::CANAL_POD_LEFT_WATCHED,
     Verdict::CANAL_POD_STOPPED_UDP,
     Verdict::CANAL_POD_STOPPED_ICMP,
@@ -62,7 +63,6 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_POD_VERDICTS as usize] = [
     Verdict::CANAL_POD_CLEAR_FRAME,
     Verdict::CANAL_POD_CLEAR_PACKET_SOCKET,
     Verdict::CANAL_POD_CLEAR_MALFORMED,
-    Verdict::CANAL_POD_PASSED_UDP_ROUTE,
 ];
 
 /// The verdict's name as metrics show it: the header's, without prefix, in lower case.
