@@ -9,7 +9,7 @@ use canal_model::program::{AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAc
 
 use super::corpus::Said;
 use super::destination::Destinations;
-use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, path, text};
+use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, parent_service, path, text};
 use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
 use crate::precedence::{self, Conditions};
@@ -84,29 +84,15 @@ fn parents(route: &Said<'_, HttpRoute>, to: &Destinations<'_>, report: &mut Repo
 
 /// The parent, and one of its ports to which no rule can apply.
 fn parent(route: &Said<'_, HttpRoute>, written: &ParentRef, to: &Destinations<'_>) -> Result<(Parent, Option<u16>), Complaint> {
-    if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
-        let problem = format!("routes attach to Services only in this version, not to {} ({})", written.kind, written.group);
-        return Err(Complaint::new("kind", problem, "write group: \"\" and kind: Service"));
-    }
-    let own = &route.object.metadata.namespace;
-    let namespace = written.namespace.as_ref().unwrap_or(own);
-    if namespace != own {
-        let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
-        return Err(Complaint::new(
-            "namespace",
-            problem,
-            format!("move the route to the Service's namespace {namespace}; it then holds for all clients"),
-        ));
-    }
-    let key = ServiceKey { tenant: to.tenant.clone(), namespace: namespace.clone(), name: written.name.clone() };
+    let key = parent_service(to.tenant, &route.object.metadata.namespace, written)?;
     let Some(service) = to.services.get(&key) else {
-        return Err(Complaint::new("name", format!("there is no Service {namespace}/{}", written.name), "create it or correct the name"));
+        return Err(Complaint::new("name", format!("there is no Service {}/{}", key.namespace, key.name), "create it or correct the name"));
     };
     let port = written.port.map(std::num::NonZeroU16::get);
     let mut ports = service.ports.iter().filter(|p| port.is_none_or(|port| p.port == port)).peekable();
     if ports.peek().is_none() && port.is_some() {
         let known: Vec<String> = service.ports.iter().map(|p| p.port.to_string()).collect();
-        let problem = format!("Service {namespace}/{} has no TCP port {}", written.name, port.unwrap_or_default());
+        let problem = format!("Service {}/{} has no TCP port {}", key.namespace, key.name, port.unwrap_or_default());
         return Err(Complaint::new("port", problem, format!("use {} or none", known.join(", "))));
     }
     let opaque = ports.find(|p| p.protocol == AppProtocol::Tcp).map(|p| p.port);

@@ -1,8 +1,10 @@
-//! What HTTPRoutes and VirtualServices have in common: checked texts, conditions and shares, and how a broken rule fails closed.
+//! What routes have in common: whom they are attached to, checked texts, conditions and shares, and how a broken rule fails closed.
 
 use std::collections::BTreeSet;
 
+use canal_model::ids::{Namespace, ServiceKey, TenantName};
 use canal_model::policy::Document;
+use canal_model::policy::route::ParentRef;
 use canal_model::program::{Backend, BackendTarget, PathMatch, RouteAction, TextMatch, ValueMatch};
 
 use crate::limits::{BACKENDS_PER_RULE_MAX, CONDITIONS_PER_MATCH_MAX, REGEXES_PER_SERVICE_BYTES_MAX, TEXT_BYTES_MAX, WEIGHT_MAX};
@@ -26,6 +28,21 @@ impl Complaint {
     pub(crate) fn new(field: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) -> Self {
         Self { field: field.into(), problem: problem.into(), mend: mend.into() }
     }
+}
+
+/// The Service of a tenant that a route in the namespace `own` is attached to by this reference; whether it exists is not looked at.
+pub(crate) fn parent_service(tenant: &TenantName, own: &Namespace, written: &ParentRef) -> Result<ServiceKey, Complaint> {
+    if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
+        let problem = format!("routes attach to Services only in this version, not to {} ({})", written.kind, written.group);
+        return Err(Complaint::new("kind", problem, "write group: \"\" and kind: Service"));
+    }
+    let namespace = written.namespace.as_ref().unwrap_or(own);
+    if namespace != own {
+        let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
+        let mend = format!("move the route to the Service's namespace {namespace}; it then holds for all clients");
+        return Err(Complaint::new("namespace", problem, mend));
+    }
+    Ok(ServiceKey { tenant: tenant.clone(), namespace: own.clone(), name: written.name.clone() })
 }
 
 /// One rule while it is read: complaints are told, and the first one closes the rule.

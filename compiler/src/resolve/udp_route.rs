@@ -11,12 +11,12 @@ use canal_model::program::Service;
 
 use super::corpus::{Corpus, Said};
 use super::destination::is_granted;
-use super::route_parts::Complaint;
+use super::route_parts::{Complaint, parent_service};
 use crate::limits::{BACKENDS_PER_RULE_MAX, PORTS_PER_SERVICE_MAX, RULES_PER_ROUTE_MAX, WEIGHT_MAX};
 use crate::report::Report;
 
 /// A UDP port of a Service that a route names, and where the route does.
-pub(crate) struct Named<'a> {
+pub(crate) struct RoutedUdpPort<'a> {
     pub(crate) service: &'a Said<'a, kubernetes::Service>,
     pub(crate) written: &'a kubernetes::ServicePort,
     pub(crate) document: &'a Document,
@@ -24,7 +24,7 @@ pub(crate) struct Named<'a> {
 }
 
 /// What UDPRoutes may refer to.
-struct Known<'a> {
+struct UdpReferences<'a> {
     tenant: &'a TenantName,
     corpus: &'a Corpus<'a>,
     /// Those that exist for the mesh.
@@ -37,8 +37,8 @@ pub(crate) fn resolve<'a>(
     corpus: &'a Corpus<'a>,
     services: &BTreeMap<ServiceKey, Service>,
     report: &mut Report,
-) -> Vec<Named<'a>> {
-    let known = Known::new(tenant, corpus, services);
+) -> Vec<RoutedUdpPort<'a>> {
+    let known = UdpReferences::new(tenant, corpus, services);
     let (mut named, mut seen) = (Vec::new(), BTreeSet::new());
     for route in &corpus.udp_routes {
         let found = ports(route, &known, report);
@@ -57,7 +57,7 @@ pub(crate) fn resolve<'a>(
 }
 
 /// The ports of one route; none, if it is attached to nothing or is broken as a whole.
-fn ports<'a>(route: &Said<'a, UdpRoute>, known: &Known<'a>, report: &mut Report) -> Vec<(ServiceKey, Named<'a>)> {
+fn ports<'a>(route: &Said<'a, UdpRoute>, known: &UdpReferences<'a>, report: &mut Report) -> Vec<(ServiceKey, RoutedUdpPort<'a>)> {
     let spec = &route.object.spec;
     let is_attached = is_attached(route, known, report);
     let is_broken = route.document.faults.iter().any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
@@ -87,7 +87,7 @@ fn ports<'a>(route: &Said<'a, UdpRoute>, known: &Known<'a>, report: &mut Report)
             let field = format!("{field}.backendRefs[{number}]");
             match known.backend(route, backend) {
                 Ok(_) if is_faulty || is_broken || !is_attached => {}
-                Ok((key, service, written)) => found.push((key, Named { service, written, document: route.document, field })),
+                Ok((key, service, written)) => found.push((key, RoutedUdpPort { service, written, document: route.document, field })),
                 Err(complaint) => {
                     report.error(route.document, format!("{field}.{}", complaint.field), complaint.problem, complaint.mend);
                 }
@@ -97,7 +97,7 @@ fn ports<'a>(route: &Said<'a, UdpRoute>, known: &Known<'a>, report: &mut Report)
     found
 }
 
-fn is_attached(route: &Said<'_, UdpRoute>, known: &Known<'_>, report: &mut Report) -> bool {
+fn is_attached(route: &Said<'_, UdpRoute>, known: &UdpReferences<'_>, report: &mut Report) -> bool {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         let mend = "name a Service with group: \"\" and kind: Service";
@@ -116,7 +116,7 @@ fn is_attached(route: &Said<'_, UdpRoute>, known: &Known<'_>, report: &mut Repor
     is_attached
 }
 
-impl<'a> Known<'a> {
+impl<'a> UdpReferences<'a> {
     fn new(tenant: &'a TenantName, corpus: &'a Corpus<'a>, services: &BTreeMap<ServiceKey, Service>) -> Self {
         let all = corpus.services.iter().map(|said| {
             let metadata = &said.object.metadata;
@@ -133,18 +133,7 @@ impl<'a> Known<'a> {
     }
 
     fn parent(&self, route: &Said<'_, UdpRoute>, written: &ParentRef) -> Result<(), Complaint> {
-        if written.kind != "Service" || !(written.group.is_empty() || written.group == "core") {
-            let problem = format!("routes attach to Services only in this version, not to {} ({})", written.kind, written.group);
-            return Err(Complaint::new("kind", problem, "write group: \"\" and kind: Service"));
-        }
-        let own = &route.object.metadata.namespace;
-        let namespace = written.namespace.as_ref().unwrap_or(own);
-        if namespace != own {
-            let problem = format!("a route for the clients of one namespace (here {own}) only is not in this version");
-            let mend = format!("move the route to the Service's namespace {namespace}; it then holds for all clients");
-            return Err(Complaint::new("namespace", problem, mend));
-        }
-        let key = ServiceKey { tenant: self.tenant.clone(), namespace: namespace.clone(), name: written.name.clone() };
+        let key = parent_service(self.tenant, &route.object.metadata.namespace, written)?;
         udp_port(&key, self.find(&key)?, written.port.map(std::num::NonZeroU16::get)).map(drop)
     }
 

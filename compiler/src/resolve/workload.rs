@@ -9,7 +9,7 @@ use canal_model::program::{EndpointPort, Service, Tenant, Tunnel, Workload};
 
 use super::addresses::Addresses;
 use super::corpus::{Corpus, Said};
-use super::udp_route::Named;
+use super::udp_route::RoutedUdpPort;
 use crate::limits::UDP_PORTS_PER_WORKLOAD_MAX;
 use crate::report::Report;
 
@@ -22,7 +22,7 @@ pub(crate) fn resolve(
     tenant: Option<&Tenant>,
     corpus: &Corpus<'_>,
     services: &BTreeMap<ServiceKey, Service>,
-    named: &[Named<'_>],
+    named: &[RoutedUdpPort<'_>],
     addresses: &mut Addresses,
     report: &mut Report,
 ) -> Vec<Workload> {
@@ -215,7 +215,13 @@ fn serve(
 }
 
 /// Opens the port at the pods that its Service selects. A pod that has all the ports that its guard holds keeps the elder routes'.
-fn open(port: &Named<'_>, living: &[(&Said<'_, Pod>, Workload)], index: &Index<'_>, udp_ports: &mut [BTreeSet<u16>], report: &mut Report) {
+fn open(
+    port: &RoutedUdpPort<'_>,
+    living: &[(&Said<'_, Pod>, Workload)],
+    index: &Index<'_>,
+    udp_ports: &mut [BTreeSet<u16>],
+    report: &mut Report,
+) {
     let selected = index.selected(&port.service.object.metadata.namespace, port.service.object, living);
     let (mut opened, mut full) = (0, Vec::new());
     for at in &selected {
