@@ -1,4 +1,5 @@
-//! What failing tests said, told again at the end of a run: the log between is long. It reads libtest's output and decides nothing about a test.
+//! Panics in a run's log: those of failing tests are told again at its end, those that passing tests caught are left out, because they look like
+//! failures. It reads libtest's output and decides nothing about a test.
 
 /// Lines that are told again of one panic, and characters of a line.
 const LINES_MAX: usize = 10;
@@ -54,9 +55,37 @@ impl Failures {
     }
 }
 
+/// The lines without the panics that libtest shows as output of tests that passed (`--show-output`). Whatever else those printed stays.
+pub(crate) fn without_caught_panics(lines: &[String]) -> impl Iterator<Item = &String> {
+    let (mut is_of_passed, mut is_panicking) = (false, false);
+    lines.iter().filter(move |line| {
+        if line.starts_with("failures:") || line.starts_with("test result: ") {
+            (is_of_passed, is_panicking) = (false, false);
+        }
+        is_of_passed |= *line == "successes:";
+        is_panicking |= is_of_passed && line.starts_with("thread '") && line.contains("panicked at");
+        let is_shown = !is_panicking;
+        // The hint about backtraces, or the next test's heading, ends a panic.
+        if line.starts_with("note: ") || line.starts_with("---- ") || line.is_empty() {
+            is_panicking = false;
+        }
+        is_shown
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Failures;
+    use super::{Failures, without_caught_panics};
+
+    #[test]
+    fn panic_of_a_passing_test_is_left_out() {
+        let printed = "test a ... ok\n\nsuccesses:\n\n---- a stdout ----\nSKIPPED: no BPF\n\nthread 'a' (8) panicked at c.rs:3:3:\ncaught\nstack backtrace:\n   \
+            0: main\nnote: run with\n3 of 5\n\nsuccesses:\n    a\n\nfailures:\n\n---- b stdout ----\n\nthread 'b' (9) panicked at c.rs:4:4:\nlost\n\nfailures:\n    b\n";
+        let printed: Vec<String> = printed.lines().map(str::to_owned).collect();
+        let caught = ["thread 'a' (8) panicked at c.rs:3:3:", "caught", "stack backtrace:", "   0: main", "note: run with"];
+        let wanted: Vec<&String> = printed.iter().filter(|line| !caught.contains(&line.as_str())).collect();
+        assert_eq!(without_caught_panics(&printed).collect::<Vec<_>>(), wanted);
+    }
 
     #[test]
     fn only_what_failing_tests_said_is_told_again() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
-use crate::failures::Failures;
+use crate::failures::{Failures, without_caught_panics};
 use crate::jobs::{Job, ROOM};
 use crate::report::{Count, Report, read_line};
 
@@ -53,12 +53,10 @@ fn decide_next(waiting: &[Job], free: usize, is_cargo_running: bool) -> Option<u
     waiting.iter().position(|job| job.parts() <= free && !(job.is_cargo && is_cargo_running))
 }
 
-/// Prints all that a job printed, in one piece.
+/// Prints what a job printed, in one piece.
 fn print(ended: &Ended) {
     println!("== {}, {} s", ended.job.name, ended.took.as_secs());
-    for line in &ended.lines {
-        println!("{line}");
-    }
+    without_caught_panics(&ended.lines).for_each(|line| println!("{line}"));
     if !matches!(ended.status, Ok(true)) {
         println!("== {} did not end well: {:?}", ended.job.name, ended.status);
     }
