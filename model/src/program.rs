@@ -291,8 +291,8 @@ pub struct Workload {
     pub tunnel: Tunnel,
     /// The service ports that this workload serves.
     pub endpoints: Vec<EndpointPort>,
-    /// Its own UDP ports that UDPRoutes name: there datagrams from the tier pass its guard. At most
-    /// [`crate::limits::UDP_PORTS_PER_WORKLOAD_MAX`].
+    /// Its own UDP ports that UDPRoutes name, where datagrams from the tier pass its guard. There are at most
+    /// [`crate::limits::UDP_PORTS_PER_WORKLOAD_MAX`] of them.
     pub udp_ports: BTreeSet<u16>,
 }
 

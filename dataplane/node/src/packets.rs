@@ -13,7 +13,7 @@ use canal_model::program::OutsideMesh;
 use canal_offload::OffloadError;
 use canal_offload::nft_guard::NftPodGuard;
 use canal_offload::pod_guard::{
-    LeftOut, OutsidePackets, PodGuard, StoppedPacket, UDP_PORTS_MAX, UdpFromTier, Verdict, is_stopped, verdict_name,
+    OutsidePackets, PodGuard, StoppedPacket, UDP_PORTS_MAX, UdpExcess, UdpFromTier, Verdict, is_stopped, verdict_name,
 };
 
 use crate::pod::Pod;
@@ -57,7 +57,7 @@ pub enum Guard {
 
 impl Guard {
     /// Brings the policy about, and says how many resolvers, and what of UDPRoutes, it has no room for.
-    fn set(&self, policy: &PacketPolicy) -> Result<(usize, LeftOut), OffloadError> {
+    fn set(&self, policy: &PacketPolicy) -> Result<(usize, UdpExcess), OffloadError> {
         Ok(match self {
             Guard::Bpf(guard) => (guard.set(policy.outside, &policy.resolvers)?, guard.set_udp(&policy.udp)?),
             Guard::Nft(guard) => (guard.set(policy.outside, &policy.resolvers)?, guard.set_udp(&policy.udp)?),
@@ -128,8 +128,8 @@ impl PodPackets {
                 if omitted > 0 {
                     tracing::warn!(pod = pod.uid, omitted, "pod guard: more resolvers than it holds; pods cannot ask the rest");
                 }
-                if udp != LeftOut::default() {
-                    let LeftOut { ports, ranges } = udp;
+                if udp != UdpExcess::default() {
+                    let UdpExcess { ports, ranges } = udp;
                     tracing::warn!(
                         pod = pod.uid,
                         ports,

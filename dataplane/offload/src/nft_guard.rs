@@ -16,7 +16,7 @@ use ipnet::IpNet;
 use crate::OffloadError;
 use crate::nft::nft;
 use crate::peer::{self, OtherEnd};
-use crate::pod_guard::{LeftOut, OutsidePackets, UdpFromTier};
+use crate::pod_guard::{OutsidePackets, UdpExcess, UdpFromTier};
 
 /// The table in the pod's namespace.
 const OF_POD: &str = "inet canal_packets";
@@ -93,7 +93,7 @@ impl NftPodGuard {
     }
 
     /// Says at which of the pod's ports datagrams from the tier pass, and back; at all others they are stopped.
-    pub fn set_udp(&self, udp: &UdpFromTier) -> Result<LeftOut, OffloadError> {
+    pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
         let (ports, tier, left_out) = udp.held();
         for end in &self.ends {
             nft(Path::new(OWN), &udp_sets(&end.table, &ports, &tier))?;

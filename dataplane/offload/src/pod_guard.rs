@@ -67,18 +67,18 @@ pub struct UdpFromTier {
 
 /// What a guard has no room for; it stays closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct LeftOut {
+pub struct UdpExcess {
     pub ports: usize,
     pub ranges: usize,
 }
 
 impl UdpFromTier {
     /// As much as a guard holds, without the ranges if no port is open, and how much is left out.
-    pub(crate) fn held(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, LeftOut) {
+    pub(crate) fn held(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, UdpExcess) {
         let ports: BTreeSet<u16> = self.ports.iter().copied().take(UDP_PORTS_MAX).collect();
         let wanted = if ports.is_empty() { 0 } else { self.tier.len() };
         let tier: BTreeSet<IpNet> = self.tier.iter().map(IpNet::trunc).take(wanted.min(TIER_RANGES_MAX)).collect();
-        let left_out = LeftOut { ports: self.ports.len() - ports.len(), ranges: wanted.saturating_sub(TIER_RANGES_MAX) };
+        let left_out = UdpExcess { ports: self.ports.len() - ports.len(), ranges: wanted.saturating_sub(TIER_RANGES_MAX) };
         (ports, tier, left_out)
     }
 }
@@ -225,7 +225,7 @@ impl PodGuard {
     }
 
     /// Says at which of the pod's ports datagrams from the tier pass, and back; at all others they are stopped.
-    pub fn set_udp(&self, udp: &UdpFromTier) -> Result<LeftOut, OffloadError> {
+    pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
         let (ports, ranges, left_out) = udp.held();
         hold_only(&self.udp_ports, UDP_PORTS, &ports.iter().map(|port| to_bytes(&u32::from(*port)).to_vec()).collect())?;
         let ranges = ranges.iter().map(|range| to_bytes(&Range::new(range.network(), range.prefix_len())).to_vec());

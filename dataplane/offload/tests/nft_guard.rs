@@ -11,7 +11,7 @@ use crate::lab::packets::{TEXT, protocol};
 use crate::pod_guard::{ARRIVES_WITHIN, EPERM, KINDS, Lab, NEVER, check_udp_route, targets};
 use canal_offload::nft::Redirect;
 use canal_offload::nft_guard::{self, NftPodGuard};
-use canal_offload::pod_guard::{LeftOut, OutsidePackets, verdict_name};
+use canal_offload::pod_guard::{OutsidePackets, UdpExcess, verdict_name};
 
 const MARK: u32 = 0x539;
 
@@ -156,7 +156,7 @@ fn tcp_and_what_it_needs_of_the_link_pass_and_nothing_else_enters() {
 fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     let lab = Lab::new();
     let held = guard(&lab);
-    check_udp_route(&lab, |udp| assert_eq!(lab.node.within(|| held.set_udp(udp)).unwrap(), LeftOut::default()));
+    check_udp_route(&lab, |udp| assert_eq!(lab.node.within(|| held.set_udp(udp)).unwrap(), UdpExcess::default()));
     assert_eq!(count(&lab, &held, "passed_udp_route"), 2 * 3 + 2);
     lab.node.within(|| held.release()).unwrap();
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::lab;
 use crate::lab::packets::{Receiver, TEXT, ip, protocol};
 use crate::lab::{Cgroup, Client, Netns, Pins};
-use canal_offload::pod_guard::{LeftOut, OutsidePackets, PodGuard, PodGuards, UDP_PORTS_MAX, UdpFromTier, verdict_name};
+use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, UDP_PORTS_MAX, UdpExcess, UdpFromTier, verdict_name};
 use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -408,7 +408,7 @@ fn listener_reports_of_a_pod_have_a_bound() {
 fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     let (lab, pins) = (Lab::new(), Pins::new());
     let guard = lab.guard(Some(pins.path()));
-    check_udp_route(&lab, |udp| assert_eq!(guard.set_udp(udp).unwrap(), LeftOut::default()));
+    check_udp_route(&lab, |udp| assert_eq!(guard.set_udp(udp).unwrap(), UdpExcess::default()));
     // Three exchanges and two datagrams, each at both hooks.
     assert_eq!(count(&guard, "passed_udp_route"), 2 * (2 * 3 + 2));
     assert_eq!(guard.last_stopped().unwrap().reason().map(verdict_name).as_deref(), Some("stopped_udp"));
@@ -452,10 +452,10 @@ fn ports_and_ranges_beyond_a_guards_room_are_left_out_and_told() {
         ports: (1..=ports as u16).collect(),
         tier: (0..ranges).map(|n| format!("10.{}.{}.0/24", n / 256, n % 256).parse().unwrap()).collect(),
     };
-    assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX, most)).unwrap(), LeftOut::default());
-    assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX + 1, most + 2)).unwrap(), LeftOut { ports: 1, ranges: 2 });
+    assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX, most)).unwrap(), UdpExcess::default());
+    assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX + 1, most + 2)).unwrap(), UdpExcess { ports: 1, ranges: 2 });
     // A full guard takes others in their place.
-    assert_eq!(guard.set_udp(&udp_route()).unwrap(), LeftOut::default());
+    assert_eq!(guard.set_udp(&udp_route()).unwrap(), UdpExcess::default());
     assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered");
     lab.node.within(|| guard.release()).unwrap();
 }

@@ -209,8 +209,8 @@ impl Mesh {
         seats.filter_map(|seat| seat["replica"].as_str().map(str::to_string)).collect()
     }
 
-    /// Whether the tier's services are spread over it: no backend has three services more than another of its AZ. Those that are up first have all
-    /// services at first.
+    /// Whether the tier's services are spread over it: no backend has three services more than another of its AZ. When a world begins, the backends
+    /// that are up first have all services.
     pub fn is_spread(&self) -> bool {
         let placed = self.canal(&["gateway", "status", "-o", "json"]).json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();

@@ -432,24 +432,24 @@ fn shard(placed: &Value, service: &str) -> Vec<String> {
 }
 
 /// A service, the client that asks it, and the number in its name.
-struct Service {
+struct WatchedService {
     name: String,
     client: &'static str,
     n: u32,
 }
 
 /// All services of HTTP.
-fn services() -> Vec<Service> {
-    let of = |(client, tenant)| (0..4).map(move |n| Service { name: format!("{tenant}/default/web-{n}"), client, n });
+fn services() -> Vec<WatchedService> {
+    let of = |(client, tenant)| (0..4).map(move |n| WatchedService { name: format!("{tenant}/default/web-{n}"), client, n });
     [(MESHED, "alpha"), (PROXYLESS, "beta")].into_iter().flat_map(of).collect()
 }
 
 /// The service whose death shows most: others have no replica in common with it, and all others keep one in the clients' AZ if that can be had.
-fn decide_victim<'a>(placed: &Value, services: &'a [Service]) -> &'a Service {
-    let rank = |service: &&Service| {
+fn decide_victim<'a>(placed: &Value, services: &'a [WatchedService]) -> &'a WatchedService {
+    let rank = |service: &&WatchedService| {
         let own = shard(placed, &service.name);
         let others = || services.iter().filter(|other| other.name != service.name);
-        let is_apart = |other: &&Service, az| shard_in(placed, &other.name, az).iter().all(|replica| !own.contains(replica));
+        let is_apart = |other: &&WatchedService, az| shard_in(placed, &other.name, az).iter().all(|replica| !own.contains(replica));
         let apart = others().filter(|other| is_apart(other, None)).count();
         let apart_nearby = others().filter(|other| is_apart(other, Some("az1"))).count();
         let twins = others().filter(|other| is_twin(placed, &other.name, &own)).count();
