@@ -13,8 +13,9 @@ use serde_json::Value;
 use crate::jobs::Job;
 use crate::tree::Tree;
 
-/// The package whose programs are the suite `e2e`.
+/// The package whose programs are the suite `e2e`, and that suite's name.
 const E2E: &str = "tests/e2e";
+pub(crate) const E2E_SUITE: &str = "e2e";
 /// The integration tests of a package with several files: each module is a process of its own, so that none sees another's memory, files, worlds
 /// and limits.
 const SUITE: &str = "suite";
@@ -96,7 +97,7 @@ fn decide_jobs(program: &Program, package: &str, listed: &[String], is_e2e: bool
             command.extend(tests.iter().map(OsString::from));
         }
         Job {
-            suite: if is_e2e { "e2e" } else { "unit" },
+            suite: if is_e2e { E2E_SUITE } else { "unit" },
             name,
             command,
             folder: program.folder.clone(),

@@ -1,6 +1,8 @@
-//! Runs jobs side by side as far as the machine has room, keeps together what each prints, and counts. It decides nothing about a test.
+//! Runs jobs side by side as far as the machine has room, keeps what each prints in a file, shows of it what a reader needs, and counts. It decides
+//! nothing about a test.
 
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -9,6 +11,7 @@ use anyhow::Context;
 
 use crate::failures::{Failures, without_caught_panics};
 use crate::jobs::{Job, ROOM};
+use crate::programs::E2E_SUITE;
 use crate::report::{Count, Report, read_line};
 
 /// A job that ended: what it printed, and how it ended.
@@ -19,8 +22,12 @@ struct Ended {
     took: Duration,
 }
 
-/// Runs all jobs, in the order of their positions as far as there is room.
-pub(crate) fn run(mut waiting: Vec<Job>, report: &mut Report, failures: &mut Failures) -> anyhow::Result<()> {
+/// Runs all jobs, in the order of their positions as far as there is room. The folder `logs` is emptied, and gets a file for each job.
+pub(crate) fn run(mut waiting: Vec<Job>, logs: &Path, report: &mut Report, failures: &mut Failures) -> anyhow::Result<()> {
+    if logs.exists() {
+        std::fs::remove_dir_all(logs)?;
+    }
+    std::fs::create_dir_all(logs).with_context(|| logs.display().to_string())?;
     waiting.sort_by_key(Job::position);
     let (sender, receiver) = channel();
     let mut free = ROOM;
@@ -42,9 +49,16 @@ pub(crate) fn run(mut waiting: Vec<Job>, report: &mut Report, failures: &mut Fai
         free += ended.job.parts();
         running -= 1;
         is_cargo_running &= !ended.job.is_cargo;
-        print(&ended);
+        let count = decide_count(&ended);
+        let (name, Count { passed, failed, skipped, .. }) = (&ended.job.name, count);
+        println!("== {name}, {} s: {passed} passed, {failed} failed, {skipped} skipped", ended.took.as_secs());
+        decide_shown(&ended, count).for_each(|line| println!("{line}"));
+        if !matches!(ended.status, Ok(true)) {
+            println!("== {name} did not end well: {:?}", ended.status);
+        }
+        std::fs::write(logs.join(format!("{}.log", ended.job.name)), ended.lines.join("\n") + "\n")?;
         ended.lines.iter().for_each(|line| failures.hear(line));
-        report.add(ended.job.suite, &ended.job.name, ended.took, decide_count(&ended));
+        report.add(ended.job.suite, &ended.job.name, ended.took, count);
     }
 }
 
@@ -53,13 +67,11 @@ fn decide_next(waiting: &[Job], free: usize, is_cargo_running: bool) -> Option<u
     waiting.iter().position(|job| job.parts() <= free && !(job.is_cargo && is_cargo_running))
 }
 
-/// Prints what a job printed, in one piece.
-fn print(ended: &Ended) {
-    println!("== {}, {} s", ended.job.name, ended.took.as_secs());
-    without_caught_panics(&ended.lines).for_each(|line| println!("{line}"));
-    if !matches!(ended.status, Ok(true)) {
-        println!("== {} did not end well: {:?}", ended.job.name, ended.status);
-    }
+/// The lines that are shown: all of a job that failed, except panics that passing tests caught; of `e2e` what it measured; of others only why
+/// tests were skipped. More would bury the failures.
+fn decide_shown(ended: &Ended, count: Count) -> impl Iterator<Item = &String> {
+    let is_shown_whole = count.failed > 0 || ended.job.suite == E2E_SUITE;
+    without_caught_panics(&ended.lines).filter(move |line| is_shown_whole || line.contains("SKIPPED:"))
 }
 
 /// What a job counted. One that died without counting its failure, or did not run all tests that it lists, has failed.
@@ -152,6 +164,19 @@ mod tests {
             let count = decide_count(&ended(lines, status, listed));
             assert_eq!((count.passed, count.failed, count.skipped), expected, "{what}");
         }
+    }
+
+    #[test]
+    fn only_failures_measurements_and_skips_are_shown() {
+        let lines = ["test a ... ok", "SKIPPED: no BPF", "3 of 5"];
+        let shown = |suite, is_well| -> Vec<String> {
+            let job = Job { suite, ..Job::default() };
+            let ended = Ended { job, lines: lines.map(str::to_owned).to_vec(), status: Ok(is_well), took: Duration::ZERO };
+            decide_shown(&ended, Count::of(is_well)).cloned().collect()
+        };
+        assert_eq!(shown("unit", true), ["SKIPPED: no BPF"]);
+        assert_eq!(shown(E2E_SUITE, true), lines);
+        assert_eq!(shown("unit", false), lines);
     }
 
     #[test]

@@ -18,7 +18,7 @@ const SUITES: [(&str, &str); 6] = [
     ("lint", "compiler and clippy warnings"),
     ("plain", "the programs as they are delivered, without the features that tests add"),
     ("unit", "crates: units, layouts, goldens, packet and netns tests"),
-    ("e2e", "whole meshes in worlds, faults, and the third-party judges"),
+    (programs::E2E_SUITE, "whole meshes in worlds, faults, and the third-party judges"),
 ];
 
 /// Everything that tests need, in the profile of tests and in one go: the programs alone would have other features, and half of all would be built
@@ -26,6 +26,9 @@ const SUITES: [(&str, &str); 6] = [
 const BUILD: [&str; 6] = ["build", "--workspace", "--bins", "--tests", "--locked", "--message-format=json-render-diagnostics"];
 const LINT: [&str; 7] = ["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"];
 const PLAIN: [&str; 3] = ["check", "--workspace", "--locked"];
+
+/// Where the whole output of each program stays until the next run.
+const LOGS: &str = "target/test-logs";
 
 /// Runs the named suites, or all when none is named. True when nothing failed.
 pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
@@ -60,8 +63,10 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
     }
     let beside = !jobs.is_empty();
     jobs.extend(checks(&tree, beside).into_iter().filter(|job| is_wanted(job.suite)));
-    schedule::run(jobs, &mut report, &mut failures)?;
+    let logs = tree.root.join(LOGS);
+    schedule::run(jobs, &logs, &mut report, &mut failures)?;
     report.print();
+    println!("== all that the programs printed is in {LOGS}");
     failures.told().iter().for_each(|line| println!("{line}"));
     let total = report.total();
     println!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
