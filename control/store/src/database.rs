@@ -45,6 +45,8 @@ const COUNTER_STORE_LOW: &str = "store-id-low";
 const COUNTER_SERVICE_ID_OFFSET: &str = "service-id-offset";
 
 const FILE: &str = "controller.redb";
+/// The file while it is made. One that is found was left by a controller that was killed meanwhile, and holds nothing.
+const FILE_NEW: &str = "controller.redb.new";
 /// redb's own default is a gigabyte; the hub keeps what it needs in memory anyway.
 const CACHE_BYTES: usize = 16 << 20;
 
@@ -133,6 +135,7 @@ impl Store {
             mend: "give --data-dir a folder that this user may write",
         })?;
         let path = dir.join(FILE);
+        create_database(dir, &path)?;
         let (database, loaded) = open_database(&path)?;
         let id = loaded.id;
         // A file whose name is not on disk yet would be lost with the power, and every write in it.
@@ -612,25 +615,39 @@ fn stored((tenant, kind, namespace, name): (&str, &str, &str, &str), value: &[u8
     Ok(StoredObject { key, yaml: row.yaml, created: row.created, generation: Generation(row.generation) })
 }
 
+/// Creates the file with its tables and its id, unless it is there. It gets its name when it is whole: redb takes a file that a kill left half made
+/// for damaged, for ever.
+fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
+    let is_there = || fs::metadata(path).is_ok_and(|file| file.len() > 0);
+    if is_there() {
+        return Ok(());
+    }
+    // Another controller may begin here at this moment.
+    let folder = fs::File::open(dir).and_then(|folder| folder.lock().map(|()| folder)).map_err(unusable(dir))?;
+    if is_there() {
+        return Ok(());
+    }
+    let new = dir.join(FILE_NEW);
+    match fs::remove_file(&new) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => return Err(unusable(&new)(e)),
+        _ => {}
+    }
+    let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(unusable(&new))?;
+    prepare(&database_of(&new, file)?).map_err(|e| StoreError::from_redb(&new, e))?;
+    fs::rename(&new, path).map_err(unusable(path))?;
+    // The lock has lasted until here.
+    drop(folder);
+    Ok(())
+}
+
 fn open_database(path: &Path) -> Result<(Database, Loaded), StoreError> {
-    let unusable = |e: std::io::Error| StoreError::Open {
-        path: path.into(),
-        why: e.to_string(),
-        mend: "check the folder's owner and mode, and that the disk is mounted and has space",
-    };
-    let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path).map_err(unusable)?;
-    let mode = file.metadata().map_err(unusable)?.permissions().mode();
+    let file = OpenOptions::new().read(true).write(true).open(path).map_err(unusable(path))?;
+    let mode = file.metadata().map_err(unusable(path))?.permissions().mode();
     if mode & 0o077 != 0 {
         // It holds private keys; a copy or an old umask may have opened it to others.
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable)?;
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable(path))?;
     }
-    let database =
-        Database::builder().set_cache_size(CACHE_BYTES).create_file(file).map_err(|e| match StoreError::from_redb(path, e.into()) {
-            StoreError::Disk { path, why } => {
-                StoreError::Open { path, why, mend: "check the disk's space and that the file is a canal-controller store" }
-            }
-            other => other,
-        })?;
+    let database = database_of(path, file)?;
     prepare(&database).map_err(|e| StoreError::from_redb(path, e))?;
     let found = layout(&database).map_err(|e| StoreError::from_redb(path, e))?;
     if found != LAYOUT {
@@ -640,7 +657,24 @@ fn open_database(path: &Path) -> Result<(Database, Loaded), StoreError> {
     Ok((database, loaded))
 }
 
-/// Creates the tables of a new file, and its id. Skipped when they exist, so that opening writes nothing on a full disk.
+fn unusable(path: &Path) -> impl Fn(std::io::Error) -> StoreError {
+    |e| StoreError::Open {
+        path: path.into(),
+        why: e.to_string(),
+        mend: "check the folder's owner and mode, and that the disk is mounted and has space",
+    }
+}
+
+fn database_of(path: &Path, file: fs::File) -> Result<Database, StoreError> {
+    Database::builder().set_cache_size(CACHE_BYTES).create_file(file).map_err(|e| match StoreError::from_redb(path, e.into()) {
+        StoreError::Disk { path, why } => {
+            StoreError::Open { path, why, mend: "check the disk's space and that the file is a canal-controller store" }
+        }
+        other => other,
+    })
+}
+
+/// Creates the tables of a new file or an earlier build's, and its id. Skipped when they exist, so that opening writes nothing on a full disk.
 fn prepare(database: &Database) -> Result<(), redb::Error> {
     let is_named = |tx: &redb::ReadTransaction| Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some());
     let read = database.begin_read()?;
