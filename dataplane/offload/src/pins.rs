@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use canal_abi::capture::ABI;
 use libbpf_rs::Link;
+use rustix::fs::FlockOperation;
 
 use crate::OffloadError;
 use crate::sys;
@@ -39,7 +40,12 @@ pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
     let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
     if !found {
         fs::create_dir_all(dir).map_err(err("making the directory"))?;
-        sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
+        // Guards and capture start side by side. A second mount on the first would hide its pins from the next process.
+        let lock = fs::File::open(dir).map_err(err("opening it"))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(err("locking it"))?;
+        if !is_bpffs(dir) {
+            sys::mount_bpffs(dir).map_err(err("mounting a bpffs on it"))?;
+        }
     }
     Ok(found || in_the_machines_mounts())
 }
@@ -192,6 +198,26 @@ pub(crate) fn remove_tree(p: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn users_that_start_side_by_side_share_one_mount() {
+        const USERS: usize = 8;
+        let folder = tempfile::tempdir().unwrap();
+        for round in 0..20 {
+            let dir = folder.path().join(round.to_string());
+            let at_once = std::sync::Barrier::new(USERS);
+            std::thread::scope(|s| {
+                (0..USERS).for_each(|_| {
+                    s.spawn(|| {
+                        at_once.wait();
+                        make_usable(&dir).expect("these tests need root");
+                    });
+                });
+            });
+            release(&dir).expect("nothing lies under the mount");
+            assert!(!dir.exists());
+        }
+    }
 
     #[test]
     fn pods_have_names_that_bpffs_takes_and_that_read_back() {
