@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// Waits until something holds, and says how long that took; a panic names what did not come to hold.
-pub fn until(within: Duration, what: &str, holds: impl Fn() -> bool) -> Duration {
+pub fn until(within: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < within, "not within {within:?}: {what}");
