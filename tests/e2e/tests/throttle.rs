@@ -33,6 +33,8 @@ const NEXT_SESSION: Duration = Duration::from_millis(1);
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
 /// Who was let in is answered, on whatever machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
+/// How long services may take to spread over a fleet that has just come up.
+const SPREAD_WITHIN: Duration = Duration::from_secs(60);
 /// Both families empty the same buckets, which hold what comes in a second: so long after one flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
 /// Questions between two pauses: so many that a machine with much else to do sends a flood too.
@@ -47,6 +49,7 @@ fn mesh() -> &'static Mesh {
             // Echoes of captured pods are outside the mesh.
             topology.tenants.iter_mut().for_each(|tenant| tenant.outside = Outside::Passthrough);
         });
+        until(SPREAD_WITHIN, "services are spread over the backends", || mesh.is_spread());
         // How much a limit lets through is said for each replica, and while buckets move they are more than the plan's.
         mesh.rest(Duration::from_secs(60));
         until(Duration::from_secs(20), "both tenants are served", || {
@@ -407,8 +410,12 @@ fn meshed_requests(Meshed { mesh, credential, .. }: &Meshed) -> (u64, u64, Durat
 fn requests_get_the_whole_limit(meshed: &Meshed, replicas_min: usize) {
     let (mesh, rate) = (&meshed.mesh, REQUESTS_RATE);
     mesh.apply("alpha", &throttle(Some("web-0"), "requests", rate));
-    let replicas: Vec<String> = ["az1", "az2"].iter().flat_map(|az| mesh.heads("alpha/default/web-0", az)).collect();
-    assert!(replicas.len() >= replicas_min, "{replicas:?}");
+    let mut replicas = Vec::new();
+    // Replicas that were up first have all services at first.
+    until(SPREAD_WITHIN, &format!("web-0 has {replicas_min} replicas or more"), || {
+        replicas = ["az1", "az2"].iter().flat_map(|az| mesh.heads("alpha/default/web-0", az)).collect();
+        replicas.len() >= replicas_min && mesh.is_spread()
+    });
     std::thread::sleep(2 * FULL_AGAIN);
     let (passed, refused, took) = meshed_requests(meshed);
     let (least, most) = (least(rate, took), most(replicas.len() as u64, rate, took));
