@@ -181,10 +181,14 @@ fn planned_changes_break_no_session() {
 #[test]
 fn a_killed_replica_costs_only_its_own_sessions() {
     let mesh = mesh();
-    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", ECHO, "-n", "300", "--interval-ms", "100", "-d", "12"]);
-    std::thread::sleep(Duration::from_secs(4));
-    // Replicas report once a second.
-    std::thread::sleep(Duration::from_secs(1));
+    let held = mesh.spawn(PROXYLESS, &["canal-samples", "sessions", ECHO, "-n", "300", "--interval-ms", "100", "-d", "15"]);
+    until(SETTLED_WITHIN, "all sessions are open", || open_sessions() >= 300);
+    // Reports come once a second; who was heard a second from now reported what is there now.
+    let opened = Instant::now();
+    until(SETTLED_WITHIN, "all replicas have reported since", || {
+        let elapsed = opened.elapsed().as_millis() as u64;
+        fleet()["replicas"].as_array().expect("replicas").iter().all(|replica| number(replica, "silent_ms") + 1000 < elapsed)
+    });
     let (victim, own) = busiest();
     mesh.world.kill(&victim, Signal::Kill).unwrap();
     let held = mesh.end("sessions while a replica dies", held).json();
