@@ -28,6 +28,8 @@ pub(crate) struct ConnectionPermit {
     /// The connection's task, to be woken when it has to look at `revocation` again.
     task: RefCell<Option<Waker>>,
     is_established: Cell<bool>,
+    /// Set while it has to give way for having proved nothing, and may still prove something.
+    last_turn: RefCell<Option<LocalBoxFuture<'static, ()>>>,
 }
 
 /// Why a connection is refused; the names are values of the label `reason`.
@@ -58,6 +60,7 @@ impl ConnectionPermit {
             revocation: RefCell::default(),
             task: RefCell::default(),
             is_established: Cell::new(false),
+            last_turn: RefCell::default(),
         };
         permit.watch();
         Ok(Rc::new(permit))
@@ -68,6 +71,11 @@ impl ConnectionPermit {
     pub(crate) fn begin_handshake(&self) -> Result<TenantPermit, &'static str> {
         let permit = self.shared.limits.handshakes.take(&self.holder, 1).map_err(|_| "handshakes")?;
         if let Some(unauthenticated) = &mut *self.unauthenticated.borrow_mut() {
+            // In its last turn: what it had is another's by now.
+            if unauthenticated.is_revoked() {
+                let taken = self.shared.limits.unauthenticated.take_replacing(&self.holder, 1);
+                *unauthenticated = taken.map_err(|_| "unauthenticated_connections")?;
+            }
             unauthenticated.keep();
         }
         self.connection.borrow_mut().keep();
@@ -121,13 +129,14 @@ impl ConnectionPermit {
         }
     }
 
-    /// Ready once the connection has to give way. Costs a look while it is at work.
+    /// Ready, once, when the connection has to give way. Costs a look while it is at work.
     fn poll_revoked(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut revocation = self.revocation.borrow_mut();
         let Some(revoked) = &mut *revocation else {
             return self.remember(cx);
         };
         if revoked.poll_unpin(cx).is_ready() {
+            *revocation = None;
             return Poll::Ready(());
         }
         self.remember(cx)
@@ -144,10 +153,28 @@ impl ConnectionPermit {
 
     /// Runs `served` to its end; `false` if the connection had to give way before.
     pub(crate) async fn run(&self, mut served: Pin<&mut impl Future<Output = ()>>) -> bool {
-        std::future::poll_fn(|cx| match self.poll_revoked(cx) {
-            Poll::Ready(()) => Poll::Ready(false),
-            Poll::Pending => served.as_mut().poll(cx).map(|()| true),
+        std::future::poll_fn(|cx| {
+            let is_revoked = self.poll_revoked(cx).is_ready() || self.last_turn.borrow().is_some();
+            if is_revoked && self.connection.borrow().is_revoked() {
+                return Poll::Ready(false);
+            }
+            let end = served.as_mut().poll(cx).map(|()| true);
+            if !is_revoked || end.is_ready() {
+                return end;
+            }
+            self.poll_last_turn(cx).map(|()| false)
         })
         .await
+    }
+
+    /// Ready once a connection that has to give way has had its last turn and proved nothing. After a pause of the worker many connections wait
+    /// at once, and what their clients sent is known only once the reactor was asked: they wait for the gateway, not it for them.
+    fn poll_last_turn(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut last_turn = self.last_turn.borrow_mut();
+        if !self.unauthenticated.borrow().as_ref().is_some_and(TenantPermit::is_revoked) {
+            *last_turn = None;
+            return Poll::Pending;
+        }
+        last_turn.get_or_insert_with(|| tokio::task::yield_now().boxed_local()).poll_unpin(cx)
     }
 }

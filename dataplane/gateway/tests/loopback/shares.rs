@@ -1,5 +1,6 @@
 //! One tenant takes what it can of each limit that tenants share; another one's requests are all answered meanwhile.
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
@@ -128,6 +129,32 @@ async fn half_heads_on_plain_listeners_keep_nobody_out() {
     }
     rig.until("canal_gateway_refused_connections_total", &["gave_way"], 90.0).await;
     drop(flooded);
+}
+
+/// Many more than may be silent, all of which said what they want before the worker looked at one: none is silent.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn connections_that_wait_for_the_worker_do_not_give_way() {
+    let origin = Origin::named("web").await;
+    let rig = Rig::new(Plot { limits: small(), ..Plot::default() }, &[origin.address]);
+    let web = rig.web;
+    let refused = tokio::task::spawn_blocking(move || {
+        let mut refused = 0;
+        for _ in 0..50 {
+            let request = |_| {
+                let mut stream = std::net::TcpStream::connect(web).unwrap();
+                stream.write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n").unwrap();
+                stream
+            };
+            let mut all: Vec<_> = (0..12).map(request).collect();
+            let is_answered = |stream: &mut std::net::TcpStream| {
+                let mut answer = Vec::new();
+                stream.read_to_end(&mut answer).is_ok() && answer.starts_with(b"HTTP/1.1 200")
+            };
+            refused += all.iter_mut().filter_map(|stream| (!is_answered(stream)).then_some(())).count();
+        }
+        refused
+    });
+    assert_eq!(refused.await.unwrap(), 0, "of 600");
 }
 
 #[tokio::test]
