@@ -53,7 +53,9 @@ struct Tally {
     held: u64,
     /// Sessions that ended before their time, by kind.
     broken: BTreeMap<String, u64>,
-    /// The first of them: when, from which port, after how many exchanges, and why.
+    /// Those of them that never had an answer: they had just been opened.
+    unanswered: u64,
+    /// The first that broke: when, from which port, after how many exchanges, and why.
     breaks: Vec<Value>,
     /// Connects that failed, by kind.
     unopened: BTreeMap<String, u64>,
@@ -66,6 +68,7 @@ impl Tally {
         self.opened += other.opened;
         self.exchanges += other.exchanges;
         self.held += other.held;
+        self.unanswered += other.unanswered;
         for (from, into) in [(other.broken, &mut self.broken), (other.unopened, &mut self.unopened)] {
             for (kind, n) in from {
                 *into.entry(kind).or_default() += n;
@@ -100,7 +103,7 @@ pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
     Ok(json!({
         "ok": broken == 0 && unopened == 0 && whole.opened >= args.count as u64,
         "sessions": args.count, "opened": whole.opened, "held": whole.held, "exchanges": whole.exchanges, "broken": broken, "unopened": unopened,
-        "broken_by": whole.broken, "breaks": whole.breaks, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
+        "broken_by": whole.broken, "unanswered": whole.unanswered, "breaks": whole.breaks, "unopened_by": whole.unopened, "gap_ms_max": whole.gap_max.as_secs_f64() * 1e3,
     }))
 }
 
@@ -117,6 +120,7 @@ async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Ins
                 if let Some(problem) = converse(stream, &args, number, end, &mut whole_at, &mut tally).await {
                     *tally.broken.entry(problem.kind().to_string()).or_default() += 1;
                     let (at, exchanges) = (started.elapsed().as_secs_f64(), tally.exchanges - before);
+                    tally.unanswered += u64::from(exchanges == 0);
                     tally.breaks.push(json!({"at_s": at, "port": port, "exchanges": exchanges, "why": problem.to_string()}));
                 } else {
                     tally.held += u64::from(tally.exchanges > before);
@@ -207,7 +211,7 @@ mod tests {
         });
         let report = run(&args(address, 1, 0.6)).await.unwrap();
         assert_eq!((&report["broken"], &report["unopened"], &report["opened"]), (&json!(1), &json!(0), &json!(2)), "{report}");
-        assert_eq!((&report["ok"], &report["held"]), (&json!(false), &json!(1)));
+        assert_eq!((&report["ok"], &report["held"], &report["unanswered"]), (&json!(false), &json!(1), &json!(0)));
         server.abort();
     }
 
@@ -219,6 +223,7 @@ mod tests {
             let report = run(&SessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }).await.unwrap();
             assert_eq!(report["broken_by"]["timed out"].as_u64().is_some(), broken, "{report}");
             assert_eq!(report["held"], 0, "it never was answered");
+            assert_eq!(report["unanswered"], report["broken"], "{report}");
         }
     }
 
