@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use canal_model::ids::{AzName, Generation, ServiceId, ServiceKey, StoreId, TenantName, Vni};
 use canal_model::plan::{Plan, PlannedService};
@@ -104,7 +104,9 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
             last = a;
             acknowledged += 1;
         }
+        let begun = Instant::now();
         let store = Store::open(dir.path(), Limits::default()).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(1), "round {round}: opening took {:?}", begun.elapsed());
         check(&store, round, &last, acknowledged > 0);
     }
     assert!(acknowledged > ROUNDS, "the children wrote too little to prove anything: {acknowledged}");
