@@ -89,11 +89,12 @@ impl Programs {
         if let Some((_, since)) = self.suspects.get(&number).filter(|(at, _)| *at == address) {
             return Ok(since.elapsed() < SUSPECT);
         }
-        let was_up = self.redirector.replicas().get(&number)? == Some(abi::Replica::new(address, true));
-        if was_up {
+        // One that nothing was known of may have gone down a moment ago: a new replica takes heads from it while it is only slow.
+        let is_down_already = self.redirector.replicas().get(&number)? == Some(abi::Replica::new(address, false));
+        if !is_down_already {
             self.suspects.insert(number, (address, Instant::now()));
         }
-        Ok(was_up)
+        Ok(!is_down_already)
     }
 
     /// Suspects that were not up again in time are down.
