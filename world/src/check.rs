@@ -274,6 +274,9 @@ fn tier_tenant(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
         if tenant.gateway_cidrs.is_some() {
             findings.add(tenant.spots.gateways, "`gatewayCidrs` mean nothing without edges", "remove them, or add `edges`");
         }
+        if tenant.home_az.is_some() {
+            findings.add(tenant.spots.home_az, "`homeAz` means nothing without edges", "remove it, or add `edges`");
+        }
         if tenant.dns {
             findings.add(tenant.spots.dns, "`dns` means nothing without edges", "remove it, or add `edges`");
         }
@@ -282,6 +285,9 @@ fn tier_tenant(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
     if tenant.gateway_cidrs.is_none() {
         let mend = "add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use";
         findings.add(tenant.spots.whole, format!("tenant {name:?} has no `gatewayCidrs`"), mend);
+    }
+    if let Some(az) = &tenant.home_az {
+        az_exists(topology, az, tenant.spots.home_az, findings);
     }
     if tenant.vni == TIER_VNI {
         findings.add(tenant.spots.vni, format!("vni {TIER_VNI} is the cloud tier's own"), "choose another vni");

@@ -227,6 +227,7 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         pods: fields.spot_of("podCidrs"),
         services: fields.spot_of("serviceCidrs"),
         gateways: fields.spot_of("gatewayCidrs"),
+        home_az: fields.spot_of("homeAz"),
         dns: fields.spot_of("dns"),
         keys: fields.spot_of("keys"),
     };
@@ -236,6 +237,7 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
     let outside = fields.parsed("outside", "Deny or Passthrough", findings).unwrap_or(Outside::Deny);
     let pods = pod_cidrs(&mut fields, findings);
     let gateway_cidrs = gateway_cidrs(&mut fields, findings);
+    let home_az = fields.text("homeAz", findings);
     let dns = fields.flag("dns", false, findings);
     let keys = fields.tree("keys").and_then(|tree| keys(tree, findings));
     let service_cidrs = cidrs(&mut fields, "serviceCidrs", findings).into_iter().map(|(_, cidr)| cidr).collect();
@@ -253,6 +255,7 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
         pods6,
         service_cidrs,
         gateway_cidrs: gateway_cidrs?,
+        home_az,
         dns,
         keys,
         config,

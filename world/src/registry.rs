@@ -90,6 +90,9 @@ fn tenant_object(tenant: &Tenant) -> Value {
     if let Some((four, six)) = tenant.gateway_cidrs {
         object["spec"]["gatewayCidrs"] = json!([four.to_string(), six.to_string()]);
     }
+    if let Some(az) = &tenant.home_az {
+        object["spec"]["homeAz"] = json!(az);
+    }
     if let Some(keys) = tenant.keys {
         object["spec"]["keys"] = json!({"place": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
     }

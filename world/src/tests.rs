@@ -117,6 +117,7 @@ const KNOWN_FIELDS: &[&str] = &[
     "gateway",
     "gatewayCidrs",
     "gateways",
+    "homeAz",
     "host",
     "hosts",
     "http",
@@ -208,7 +209,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 101\n",
         to: "  vni: 101\n  colour: red\n",
         answers: &[
-            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, gatewayCidrs, dns, keys, serviceCidrs, config, nodes, pods",
+            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, gatewayCidrs, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
         ],
     },
     Mistake {

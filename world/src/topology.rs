@@ -359,6 +359,8 @@ pub struct Tenant {
     pub service_cidrs: Vec<ipnet::IpNet>,
     /// Ranges of the tenant's gateway addresses (tier worlds only). AZ number a has the a-th eighth.
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
+    /// The AZ in which its services live if they do not say otherwise (tier worlds only).
+    pub home_az: Option<String>,
     /// Pods on nodes without a proxy ask the tenant's DNS for services (tier worlds only).
     pub dns: bool,
     /// How its private keys are kept; `None`: as the mesh does by itself.
@@ -388,6 +390,8 @@ pub struct TenantSpots {
     pub services: Spot,
     /// `gatewayCidrs`.
     pub gateways: Spot,
+    /// `homeAz`.
+    pub home_az: Spot,
     /// `dns`.
     pub dns: Spot,
     /// `keys`.

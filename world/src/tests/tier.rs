@@ -63,6 +63,12 @@ const IN_TIERS: &[Mistake] = &[
         answers: &["9: there is no AZ \"az3\"; use one of: az1, az2"],
     },
     Mistake {
+        name: "a home nowhere",
+        from: "  gatewayCidrs:",
+        to: "  homeAz: az3\n  gatewayCidrs:",
+        answers: &["24: there is no AZ \"az3\"; use one of: az1, az2"],
+    },
+    Mistake {
         name: "no backend",
         from: "{name: gw-1a, az: az1, backend: b1}",
         to: "{name: gw-1a, az: az1}",
@@ -152,12 +158,14 @@ fn edges_need_a_controller_unless_they_have_a_command() {
 #[test]
 fn what_only_a_tier_has_means_nothing_without_edges() {
     let edges = "edges:\n- {name: edge-1, az: az1}\n- {name: edge-2, az: az2}\n";
-    let problems = Topology::parse(&file(), &TIER.replacen(edges, "", 1)).expect_err("no tier");
+    let written = TIER.replacen(edges, "", 1).replacen("  gatewayCidrs:", "  homeAz: az1\n  gatewayCidrs:", 1);
+    let problems = Topology::parse(&file(), &written).expect_err("no tier");
     let found: Vec<String> = problems.iter().map(brief).collect();
     for expected in [
         "7: `backend` means nothing without edges; remove it, or add `edges`",
-        "21: `gatewayCidrs` mean nothing without edges; remove them, or add `edges`",
-        "40: `dns` means nothing without edges; remove it, or add `edges`",
+        "22: `gatewayCidrs` mean nothing without edges; remove them, or add `edges`",
+        "21: `homeAz` means nothing without edges; remove it, or add `edges`",
+        "41: `dns` means nothing without edges; remove it, or add `edges`",
     ] {
         assert!(found.iter().any(|line| line == expected), "{expected} is not in {found:#?}");
     }
