@@ -14,10 +14,12 @@ pub mod memory;
 mod mesh;
 pub mod raw;
 mod said;
+mod standstill;
 mod wait;
 
 pub use dns::{Answer, ask_tcp, ask_udp, query};
 pub use icmp::{Heard, Icmp};
 pub use mesh::{Mesh, bin, root};
 pub use said::Said;
+pub use standstill::measure;
 pub use wait::until;

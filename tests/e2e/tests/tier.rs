@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use canal_e2e::{Mesh, Said, until};
+use canal_e2e::{Mesh, Said, measure, until};
 use canal_world::Signal;
 use canal_world::topology::Component;
 use serde_json::Value;
@@ -235,8 +235,9 @@ fn agents_restart_without_a_lost_session() {
 }
 
 /// Loads on all services of both tenants while a whole backend goes in the way that `end` has for one of its hosts. On kept connections `losses_max`
-/// requests may be lost; new connections go on without a pause of a second; and who begins a second after or later loses nothing.
-fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
+/// requests may be lost; new connections go on without a pause of a second; and who begins a second after or later loses nothing. The error says
+/// which load saw otherwise.
+fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) -> Result<(), String> {
     let mesh = mesh();
     let (rate, patience) = (RATE.to_string(), PATIENCE.as_millis().to_string());
     let common = ["-r", &rate, "-d", "10", "--timeout-ms", &patience];
@@ -277,7 +278,7 @@ fn backend_dies(what: &str, losses_max: u64, end: impl Fn(&str) + Sync) {
             wrong.push(format!("{name}: whole at {whole_at} ms? {report}"));
         }
     }
-    assert!(wrong.is_empty(), "b2 {what}: {}", wrong.join("\n"));
+    if wrong.is_empty() { Ok(()) } else { Err(format!("b2 {what}: {}", wrong.join("\n"))) }
 }
 
 /// What an end did to these hosts, undone when it goes out of scope, so that a test that fails leaves the others a whole fleet.
@@ -293,14 +294,19 @@ impl<F: Fn(&str)> Drop for Undone<'_, F> {
 #[test]
 fn a_dead_backend_is_replaced_within_a_second() {
     let mesh = mesh();
-    {
-        let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.start(host)));
-        backend_dies("killed", KILLED_LOSSES_MAX, |host| {
-            mesh.world.kill(host, Signal::Kill).unwrap();
-            mesh.world.stop(host).unwrap();
-        });
-    }
-    settle(&["gw-2", "gw-2b"]);
+    let judged = measure("a backend is killed", || {
+        let judged = {
+            let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.start(host)));
+            backend_dies("killed", KILLED_LOSSES_MAX, |host| {
+                mesh.world.kill(host, Signal::Kill).unwrap();
+                mesh.world.stop(host).unwrap();
+            })
+        };
+        // Whatever became of it, the next test begins with a whole fleet.
+        settle(&["gw-2", "gw-2b"]);
+        judged
+    });
+    judged.unwrap_or_else(|why| panic!("{why}"));
 }
 
 /// Waits until these hosts are ready and everybody has everything.
@@ -314,11 +320,15 @@ fn settle(hosts: &[&str]) {
 #[test]
 fn a_backend_whose_machines_vanish_is_replaced_within_a_second() {
     let mesh = mesh();
-    {
-        let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.link_up(host)));
-        backend_dies("vanished", VANISHED_LOSSES_MAX, |host| mesh.world.link_down(host).unwrap());
-    }
-    settle(&["gw-2", "gw-2b"]);
+    let judged = measure("a backend's machines vanish", || {
+        let judged = {
+            let _undone = Undone(&["gw-2", "gw-2b"], |host| drop(mesh.world.link_up(host)));
+            backend_dies("vanished", VANISHED_LOSSES_MAX, |host| mesh.world.link_down(host).unwrap())
+        };
+        settle(&["gw-2", "gw-2b"]);
+        judged
+    });
+    judged.unwrap_or_else(|why| panic!("{why}"));
 }
 
 /// A session that begins now: when that is, and whether it was answered within a second.

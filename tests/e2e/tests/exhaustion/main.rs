@@ -10,6 +10,7 @@ mod victim;
 
 use std::time::Duration;
 
+use canal_e2e::measure;
 use stage::{Stage, stage};
 use victim::Watch;
 
@@ -80,13 +81,17 @@ fn run(group: &str) {
     assert!(quiet.complaint().is_none(), "beta is not served even without an attack: {quiet}");
     let mut wrong = Vec::new();
     for case in groups().into_iter().filter(|(name, _)| *name == group).flat_map(|(_, cases)| cases) {
-        match judge(stage, &case) {
+        match measure(case.name, || judge(stage, &case)) {
             Ok(line) => println!("{}: {line}", case.name),
             Err(complaint) => wrong.push(format!("{}: {complaint}", case.name)),
         }
     }
     println!("{}", stage.memory());
-    assert!(wrong.is_empty(), "{} of {group}:\n{}\n{}", wrong.len(), wrong.join("\n"), stage.mesh.logs());
+    if !wrong.is_empty() {
+        // Before what was wrong, which nobody would find below so much.
+        println!("{}", stage.mesh.logs());
+    }
+    assert!(wrong.is_empty(), "{} of {group}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 #[test]
