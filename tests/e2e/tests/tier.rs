@@ -398,6 +398,11 @@ fn a_grey_failure_gets_no_new_session() {
 /// The tier of a whole AZ goes: edge and replicas. Its clients go to the other AZ within two seconds, by southbound and by DNS.
 #[test]
 fn a_dead_az_is_replaced_within_two_seconds() {
+    measure("an AZ's tier dies", az_dies).unwrap_or_else(|why| panic!("{why}"));
+}
+
+/// Loads of both clients while the tier of their AZ vanishes, which is whole again afterwards. The error says which load saw more of it than it may.
+fn az_dies() -> Result<(), String> {
     let mesh = mesh();
     // As many at once as come in a second: a resolver asks the dead AZ's server first, and waits so long for it.
     let loads = [MESHED, PROXYLESS]
@@ -414,13 +419,15 @@ fn a_dead_az_is_replaced_within_two_seconds() {
     };
     mesh.converge(SETTLED_WITHIN);
     until(SETTLED_WITHIN, "traffic is back", || [MESHED, PROXYLESS].into_iter().all(|client| answers(mesh, client, 0)));
-    for (client, report) in &reports {
-        println!("az1's tier dead: {client}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
-    }
+    let mut wrong = Vec::new();
     for (client, report) in reports {
-        assert!(number(&report, "gap_ms_max") < 2000, "{client}: {report}");
-        assert!(number(&report, "requests") >= 690 && number(&report, "failed") <= AZ_LOSSES_MAX, "{client}: {report}");
+        println!("az1's tier dead: {client}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
+        let is_whole = number(&report, "gap_ms_max") < 2000 && number(&report, "failed") <= AZ_LOSSES_MAX;
+        if !is_whole || number(&report, "requests") < 690 {
+            wrong.push(format!("{client}: {report}"));
+        }
     }
+    if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n")) }
 }
 
 /// Every replica.
