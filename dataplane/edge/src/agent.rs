@@ -294,22 +294,32 @@ pub fn decide_guard(look: Look) -> Mend {
     }
 }
 
-/// Looks every two seconds whether program and maps are what this agent made of them (somebody may have flushed them), and mends.
+/// Whether the maps are to be read through again, so long after the last time, which took so long.
+fn is_audit_due(rested: Duration, took: Duration) -> bool {
+    rested >= took * GUARD_SHARE
+}
+
+/// Looks every two seconds whether program and maps are what this agent made of them (somebody may have flushed them), and mends; and reads the
+/// kernel's counters. Only the reading of all elements waits longer where it takes long, or took long because the machine stood still.
 async fn guard(shared: Shared, end: Watcher) {
-    let mut pause = GUARD_PAUSE;
+    let (mut ended, mut took) = (Instant::now(), Duration::ZERO);
     loop {
         tokio::select! {
             () = end.forced() => return,
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(GUARD_PAUSE) => {}
         }
         let (shared, started) = (shared.clone(), Instant::now());
+        let audits = is_audit_due(ended.elapsed(), took);
         // Thousands of system calls when the maps are large.
-        let _ = tokio::task::spawn_blocking(move || look_after(&shared)).await;
-        pause = GUARD_PAUSE.max(started.elapsed() * GUARD_SHARE);
+        let _ = tokio::task::spawn_blocking(move || look_after(&shared, audits)).await;
+        if audits {
+            (ended, took) = (Instant::now(), started.elapsed());
+        }
     }
 }
 
-fn look_after(shared: &Shared) {
+/// `audits`: all elements are read and compared too. New maps are filled in any case.
+fn look_after(shared: &Shared, audits: bool) {
     let mut keeper = shared.keeper();
     let told = keeper.standing().told;
     let kernel = keeper.tables();
@@ -324,7 +334,8 @@ fn look_after(shared: &Shared) {
         tracing::error!(%error, ?look, "program or maps are gone and cannot be put again; tried again within seconds");
         return;
     }
-    match keeper.audit() {
+    let audited = if audits || what.is_some() || !look.live { keeper.audit() } else { Ok(0) };
+    match audited {
         Ok(0) => {}
         // New maps are empty: that is the reload itself, not what somebody did to elements.
         Ok(_) if what == Some("pins") => {}
@@ -378,6 +389,14 @@ fn serve_operators(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn maps_are_read_through_for_a_twentieth_of_the_time() {
+        let ms = Duration::from_millis;
+        for (rested, took, want) in [(2000, 0, true), (2000, 100, true), (1999, 100, false), (11_999, 600, false), (12_000, 600, true)] {
+            assert_eq!(is_audit_due(ms(rested), ms(took)), want, "{rested} ms after one of {took} ms");
+        }
+    }
 
     #[test]
     fn what_is_gone_is_put_again_when_there_is_something_to_put() {
