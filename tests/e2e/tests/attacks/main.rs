@@ -46,7 +46,11 @@ fn run(group: &str) {
             }
         }
     }
-    assert!(wrong.is_empty(), "{} of {group}:\n{}\n{}", wrong.len(), wrong.join("\n"), stage.mesh.logs());
+    if !wrong.is_empty() {
+        // Before what was wrong, which nobody would find below so much.
+        println!("{}", stage.mesh.logs());
+    }
+    assert!(wrong.is_empty(), "{} of {group}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 fn judge(stage: &stage::Stage, attack: &Attack) -> Result<(), String> {
@@ -61,10 +65,11 @@ fn judge(stage: &stage::Stage, attack: &Attack) -> Result<(), String> {
     {
         if started.elapsed() > SEEN_WITHIN {
             return Err(format!(
-                "it failed ({}), and {counter:?} counted {} of {}",
+                "it failed ({}), and {counter:?} counted {} of {}\n{}",
                 seen.said,
                 counter.read(stage) - before,
-                attack.refusals_min
+                attack.refusals_min,
+                counter.siblings(stage)
             ));
         }
         std::thread::sleep(Duration::from_millis(50));

@@ -61,6 +61,18 @@ impl Counter {
                 .sum(),
         }
     }
+
+    /// All that the same counters say of other packets or requests: they show where those went that were not counted as they should be.
+    pub(crate) fn siblings(&self, stage: &Stage) -> String {
+        let Self::Metric(kind, family, _) = self else { return String::new() };
+        let hosts = stage.mesh.world.hosts().unwrap_or_default();
+        let of_kind = hosts.iter().filter(|host| host.seat.kind == *kind && host.pulse.pid.is_some()).map(|host| &host.seat.name);
+        let lines = |name: &String| -> Vec<String> {
+            let metrics = stage.mesh.metrics(name);
+            metrics.lines().filter(|l| l.starts_with(family) && !l.ends_with(" 0")).map(|l| format!("{name}: {l}")).collect()
+        };
+        of_kind.flat_map(lines).collect::<Vec<_>>().join("\n")
+    }
 }
 
 type Probe = Box<dyn Fn(&Stage) -> Seen>;
