@@ -43,10 +43,11 @@ fn may_repeat(stood_still: Duration, tries: u32) -> bool {
 /// Runs something, and says for how long a core stood still at most meanwhile.
 fn while_watching<T>(run: impl FnOnce() -> T) -> (T, Duration) {
     let is_over = AtomicBool::new(false);
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let allowed = rustix::thread::sched_getaffinity(None).expect("a thread may ask for its cores");
+    let cores = (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core));
     std::thread::scope(|scope| {
         let is_over_now = &is_over;
-        let watches: Vec<_> = (0..cores).map(|core| scope.spawn(move || watch(core, is_over_now))).collect();
+        let watches: Vec<_> = cores.map(|core| scope.spawn(move || watch(core, is_over_now))).collect();
         let result = run();
         is_over.store(true, Ordering::Relaxed);
         let longest = watches.into_iter().map(|watch| watch.join().expect("a watch ends")).max();
@@ -58,8 +59,8 @@ fn while_watching<T>(run: impl FnOnce() -> T) -> (T, Duration) {
 fn watch(core: usize, is_over: &AtomicBool) -> Duration {
     let mut cores = CpuSet::new();
     cores.set(core);
-    // Both fail only for want of privileges, without which there are no worlds either.
-    rustix::thread::sched_setaffinity(None, &cores).expect("the thread may choose its core");
+    rustix::thread::sched_setaffinity(None, &cores).expect("the core is one of those that are allowed");
+    // Fails only for want of privileges, without which there are no worlds either.
     rustix::process::setpriority_process(None, FIRST).expect("the thread may go first");
     let mut longest = Duration::ZERO;
     while !is_over.load(Ordering::Relaxed) {
