@@ -5,7 +5,7 @@ CARGO := cargo
 BIN := target/release
 
 .DEFAULT_GOAL := help
-.PHONY: help demo up test soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours clean-worlds
+.PHONY: help demo up test soak build check sbom tidy bench-micro bench-peers bench-instructions bench-neighbours bench-connections bench-direct clean-worlds
 
 help: ## this list
 	@printf 'Canal: a sidecar-free, multi-tenant service mesh.\n\n'
@@ -16,11 +16,11 @@ demo: build ## bring up three tenants and the cloud tier on one machine, drive r
 	@$(BIN)/canal demo
 
 up: build ## the demo's world, kept up for exploring until ctrl-c
-	@$(BIN)/canal up demo
+	@$(BIN)/canal up demo || [ $$? -eq 130 ] # 130: left by ctrl-c
 
 test: ## install what is missing, build, run every test; closes with `N passed, N failed, N skipped`
-	@setup/install test
-	@$(CARGO) xtask test
+	@setup/install build
+	@$(CARGO) xtask test --install
 
 soak: ## the long runs whole, or those that PART names: `make soak PART=compare`; each writes docs/soak/PART.md
 	@setup/install test
@@ -54,6 +54,13 @@ bench-instructions: build ## gateway's instructions per request (callgrind); `ma
 bench-neighbours: build ## p99 of quiet tenants beside a noisy one in one worker: gateway, HAProxy and Envoy
 	@setup/install bench
 	@$(BIN)/canal-bench-neighbours
+
+bench-direct: build ## direct path beside a pair of HAProxy with mTLS, and bulk beside no mesh
+	@setup/install bench
+	@$(BIN)/canal-bench-tier direct
+
+bench-connections: build ## new connections a second to one pod port, with and without the mesh
+	@$(BIN)/canal-bench-tier connections
 
 clean-worlds: ## remove whatever worlds killed runs left behind
 	@$(BIN)/canal world gc

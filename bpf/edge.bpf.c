@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
-/* Edge: the one program of a cloud tier's edge, on ingress of its only device. It takes VXLAN datagrams from tenants' nodes and from
- * replicas, rewrites them in place and sends each back to the router that it came from. It keeps nothing about flows: what a
- * packet becomes follows from the packet and from the maps that the agent fills, so that any edge takes any packet at any time, and a
- * restart of the agent is not seen. See docs/design/0003-cloud-tier.md for the legs. Start reading at canal_edge().
+/* Edge: the one program of a cloud tier's edge, on ingress of its only device. It receives VXLAN datagrams from tenants' nodes and from
+ * replicas, rewrites them in place, and sends each back to the router from which it came. It stores nothing about flows: the result
+ * depends only on the packet and on the maps that the agent fills. So any edge can process any packet at any time, and a restart of the
+ * agent does not affect traffic. See docs/design/0003-cloud-tier.md for the legs. Start reading at canal_edge().
  *
- *   tenant's VNI, from a node     to a gateway address: to_service(); to a replica's own address: to_dialler()
- *   tenant's VNI, from a replica  dialled()
+ *   tenant's VNI, from a node       to a gateway address: to_service(); to a replica's own address: to_replica()
+ *   tenant's VNI, from a replica    from_replica_to_node()
  *   the tier's VNI, from a replica  to_client()
  */
 #include <linux/bpf.h>
@@ -20,7 +20,7 @@
 #include "lib/flow.h"
 #include "lib/too_big.h"
 
-/* In a section of its own, so that the loader writes it as a whole. A new agent brings a new program with its own settings; the maps
+/* In a section of its own, so that the loader writes it as a whole. A new agent loads a new program with its own settings; the maps
  * stay. */
 const volatile struct canal_edge_settings settings SEC(".rodata.settings");
 
@@ -79,6 +79,14 @@ struct {
 	__type(value, __u32);
 } canal_hosts SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, CANAL_REPLICAS_MAX);
+	__type(key, __be32);
+	__type(value, struct canal_tunnels);
+} canal_tunnels SEC(".maps");
+
 static const __u8 replica_mac[6] = CANAL_REPLICA_MAC;
 
 static __always_inline int drop(__u32 why)
@@ -87,13 +95,23 @@ static __always_inline int drop(__u32 why)
 	return TC_ACT_SHOT;
 }
 
-/* The source port of the tunnel for a flow with this hash. */
-static __always_inline __be16 tunnel_port(__u32 hash)
+/* Returns the source port of the tunnel to this replica for a flow with this hash. Only the replica knows which ports its receive hash
+ * spreads over its cores. */
+static __always_inline __be16 tunnel_port(__u32 hash, __be32 replica_be)
 {
-	if (settings.aggregate)
-		return bpf_htons(settings.tunnel_port + (hash >> 16) % settings.tunnels);
-	/* The dynamic ports, as RFC 7348 5 recommends. */
-	return bpf_htons(0xc000 | hash >> 16);
+	struct canal_tunnels *tunnels;
+
+	if (!settings.aggregate)
+		/* Dynamic ports, as RFC 7348 5 recommends. */
+		return bpf_htons(0xc000 | hash >> 16);
+	tunnels = bpf_map_lookup_elem(&canal_tunnels, &replica_be);
+	if (tunnels && tunnels->count) {
+		__u32 at = (hash >> 16) % tunnels->count;
+
+		if (at < CANAL_TUNNELS_MAX)
+			return bpf_htons(tunnels->ports[at]);
+	}
+	return bpf_htons(settings.tunnel_port + (hash >> 16) % settings.tunnels);
 }
 
 static __always_inline int send(struct __sk_buff *skb, struct frame *f, struct leg *leg, __u32 what)
@@ -120,20 +138,20 @@ static __always_inline int send_to_node(struct __sk_buff *skb, struct frame *f, 
 		return drop(CANAL_EDGE_DROP_NODE);
 	leg->destination_be = prefix->node_be;
 	__builtin_memcpy(leg->mac, prefix->mac, 6);
-	/* Nodes are many and their devices' own: the replica's port goes on. */
+	/* There are many nodes, each with its own device, so the replica's port is not replaced. */
 	leg->source_port_be = f->outer_source_port_be;
 	return send(skb, f, leg, what);
 }
 
-/* From a replica to an endpoint that it dials. */
-static __always_inline int dialled(struct __sk_buff *skb, struct frame *f, struct leg *leg)
+/* Handles packets from a replica to an endpoint that it dials. */
+static __always_inline int from_replica_to_node(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	if (tier_host_of(&f->flow.source) != f->outer_source_be)
 		return drop(CANAL_EDGE_DROP_FORGED);
 	return send_to_node(skb, f, leg, CANAL_EDGE_DIALLED);
 }
 
-/* From a service's replica to its client. */
+/* Handles packets from a service's replica to its client. */
 static __always_inline int to_client(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	int is_error = f->kind == FRAME_ERROR;
@@ -162,15 +180,16 @@ static __always_inline int answer_too_big(struct __sk_buff *skb, struct frame *f
 	return write_too_big(skb, f, leg, mtu) ? drop(CANAL_EDGE_TOO_BIG) : send(skb, f, leg, CANAL_EDGE_TOO_BIG);
 }
 
-/* IPv4 without DF goes on: the routers behind may cut it, and it was not too big for the link that it came by. */
+/* Returns whether the packet is too big for the tier. IPv4 without DF is sent on: routers behind may cut it, and it was not too big for
+ * the link by which it came. */
 static __always_inline int is_too_big(const struct frame *f)
 {
 	return f->dont_fragment && frame_largest(f) > settings.mtu;
 }
 
-/* A router on the way here cut the datagram, because a link is narrower than this edge was told: whoever sent what is inside hears of it and
- * sends smaller packets. Only the first fragment shows who that is; none goes on. */
-static __always_inline int torn(struct __sk_buff *skb, struct frame *f, struct leg *leg, int is_replica)
+/* Handles a datagram that a router cut on the path, because a link is narrower than this edge is configured for. The inner packet's
+ * sender gets an ICMP error, and sends smaller packets. Only the first fragment shows the sender; none is sent on. */
+static __always_inline int handle_fragment(struct __sk_buff *skb, struct frame *f, struct leg *leg, int is_replica)
 {
 	struct canal_node_key node = { .vni = f->vni, .address_be = f->outer_source_be };
 
@@ -179,8 +198,8 @@ static __always_inline int torn(struct __sk_buff *skb, struct frame *f, struct l
 	return answer_too_big(skb, f, leg, f->whole);
 }
 
-/* From a pod to the replica that dialled it. */
-static __always_inline int to_dialler(struct __sk_buff *skb, struct frame *f, struct leg *leg, __be32 host_be)
+/* Handles packets from a pod to the replica that dialed it. */
+static __always_inline int to_replica(struct __sk_buff *skb, struct frame *f, struct leg *leg, __be32 host_be)
 {
 	__u32 hash = flow_hash(&f->flow.source, f->flow.source_port_be, f->flow.destination_port_be, 0);
 	__u32 *number = bpf_map_lookup_elem(&canal_hosts, &host_be);
@@ -190,12 +209,12 @@ static __always_inline int to_dialler(struct __sk_buff *skb, struct frame *f, st
 	if (is_too_big(f))
 		return answer_too_big(skb, f, leg, settings.mtu);
 	leg->destination_be = host_be;
-	leg->source_port_be = tunnel_port(hash);
+	leg->source_port_be = tunnel_port(hash, host_be);
 	__builtin_memcpy(leg->mac, replica_mac, 6);
 	return send(skb, f, leg, CANAL_EDGE_ANSWERED);
 }
 
-/* The first replica of the chain that is up, its place, and by which table. 0: none is. */
+/* Returns the first replica of the chain that is up, and sets its index and the table's version in `leg`. 0: no replica is up. */
 static __always_inline __be32 choose(const struct canal_table *table, __u32 bucket, struct leg *leg)
 {
 	for (__u32 i = 0; i < CANAL_CHAIN; i++) {
@@ -214,7 +233,8 @@ static __always_inline __be32 choose(const struct canal_table *table, __u32 buck
 	return 0;
 }
 
-/* From a pod to a gateway address. An ICMP error goes where the session goes that it is about; that one went the other way. */
+/* Handles packets from a pod to a gateway address. An ICMP error goes to the session that it is about, whose packets go in the opposite
+ * direction. */
 static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	int is_error = f->kind == FRAME_ERROR;
@@ -248,13 +268,13 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, st
 	if (inner_set_destination(skb, f, &inside))
 		return drop(CANAL_EDGE_DROP_MALFORMED);
 	leg->vni = CANAL_TIER_VNI;
-	leg->source_port_be = tunnel_port(hash);
+	leg->source_port_be = tunnel_port(hash, leg->destination_be);
 	__builtin_memcpy(leg->mac, replica_mac, 6);
 	return send(skb, f, leg, is_error ? CANAL_EDGE_ICMP_TRANSLATED : CANAL_EDGE_TO_REPLICA);
 }
 
-/* From a tenant's node. Answers to a pod go to the node that the tables name; nobody else may speak for it. An ICMP error may be from
- * any host on the way to the pod that it is about. */
+/* Handles packets from a tenant's node. Responses to a pod go to the node in the tables, so no other node may send for the pod. An ICMP
+ * error may come from any host on the path to the pod that it is about. */
 static __always_inline int from_node(struct __sk_buff *skb, struct frame *f, struct leg *leg)
 {
 	struct canal_node_key node = { .vni = f->vni, .address_be = f->outer_source_be };
@@ -262,12 +282,12 @@ static __always_inline int from_node(struct __sk_buff *skb, struct frame *f, str
 	__be32 host_be;
 
 	if (!bpf_map_lookup_elem(&canal_nodes, &node))
-		return drop(CANAL_EDGE_DROP_STRANGER);
+		return drop(CANAL_EDGE_DROP_UNKNOWN_SOURCE);
 	prefix = prefix_of(f->vni, f->kind == FRAME_ERROR ? &f->about.destination : &f->flow.source);
 	if (!prefix || prefix->node_be != f->outer_source_be)
 		return drop(CANAL_EDGE_DROP_FORGED);
 	host_be = tier_host_of(&f->flow.destination);
-	return host_be ? to_dialler(skb, f, leg, host_be) : to_service(skb, f, leg);
+	return host_be ? to_replica(skb, f, leg, host_be) : to_service(skb, f, leg);
 }
 
 static __always_inline int pass(void)
@@ -307,11 +327,11 @@ int canal_edge(struct __sk_buff *skb)
 	is_replica = number && *number;
 	leg.vni = f.vni;
 	if (verdict)
-		return torn(skb, &f, &leg, is_replica);
+		return handle_fragment(skb, &f, &leg, is_replica);
 	if (f.vni == CANAL_TIER_VNI)
-		return is_replica ? to_client(skb, &f, &leg) : drop(CANAL_EDGE_DROP_STRANGER);
-	return is_replica ? dialled(skb, &f, &leg) : from_node(skb, &f, &leg);
+		return is_replica ? to_client(skb, &f, &leg) : drop(CANAL_EDGE_DROP_UNKNOWN_SOURCE);
+	return is_replica ? from_replica_to_node(skb, &f, &leg) : from_node(skb, &f, &leg);
 }
 
-/* The kernel asks for a licence before it lends its helpers. */
+/* The kernel requires a license for the use of its helpers. */
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
-/* Inbound: gives plaintext TCP connections that come into a pod from outside to the node proxy's listener in the pod, whatever address
- * and port they are for. The listener's accepted socket has the dialled address as its own, so nothing is translated, and after
- * the look-up no packet comes here. Decides nothing about policy: the node proxy has it attached only while there is some.
+/* Inbound: assigns plaintext TCP connections into a pod from outside to the node proxy's listener in the pod, whatever address and port
+ * they are for. The accepted socket has the dialed address as its own, so nothing is translated, and after the lookup no packet comes
+ * here. It makes no policy decision: the node proxy attaches it only while policies require it.
  *
- * On the sk_lookup hook of the pod's network namespace, which the kernel asks when a SYN matches no connection. A closed listener leaves
- * the map by itself; then nobody else's socket may answer, and the kernel resets.
+ * It runs on the sk_lookup hook of the pod's network namespace, which the kernel calls when a SYN matches no connection. A closed
+ * listener removes itself from the map; then the kernel resets, so that no other socket can accept the connection.
  */
 #include <linux/bpf.h>
 #include <linux/in.h>
@@ -26,9 +26,9 @@ struct {
 	__type(value, __u64);
 } canal_inbound_listeners SEC(".maps");
 
-/* From inside the pod: over the loopback device, or to an address of the pod's from that address itself. For the latter the kernel names
- * the address's device, as if it came from outside; but from outside it drops IPv4 packets from its own addresses as martians, and
- * of IPv6 ones the answers stay inside, so that no such connection comes up. */
+/* Returns whether the connection comes from inside the pod: over the loopback device, or to an address of the pod from that address
+ * itself. For the latter the kernel reports the address's device, as if it came from outside. But from outside the kernel drops IPv4
+ * packets from its own addresses as martians, and responses to IPv6 ones stay inside, so no such connection is established. */
 static __always_inline int is_inside(struct bpf_sk_lookup *ctx)
 {
 	if (ctx->ingress_ifindex == LOOPBACK)
@@ -36,7 +36,7 @@ static __always_inline int is_inside(struct bpf_sk_lookup *ctx)
 	if (ctx->family == AF_INET) {
 		__u32 remote = ctx->remote_ip4, local = ctx->local_ip4;
 
-		/* Without this clang merges the branches into loads through a computed context pointer. */
+		/* Without this, clang merges the branches into loads through a computed context pointer. */
 		barrier_var(remote);
 		barrier_var(local);
 		return remote == local;
@@ -74,7 +74,7 @@ int canal_inbound(struct bpf_sk_lookup *ctx)
 	sk = bpf_map_lookup_elem(&canal_inbound_listeners, &listener);
 	if (!sk)
 		return refuse(CANAL_INBOUND_REFUSED_NO_LISTENER);
-	/* Which socket of a reuse-port group takes it, the kernel chooses. */
+	/* The kernel selects the socket of a reuse-port group. */
 	err = bpf_sk_assign(ctx, sk, 0);
 	bpf_sk_release(sk);
 	if (err)
@@ -82,5 +82,5 @@ int canal_inbound(struct bpf_sk_lookup *ctx)
 	return leave(is_v4 ? CANAL_INBOUND_TAKEN_V4 : CANAL_INBOUND_TAKEN_V6);
 }
 
-/* The kernel asks for a licence before it lends its helpers. */
+/* The kernel requires a license for the use of its helpers. */
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
-/* Interface guard: authenticates containers without a node proxy by the interface that they are attached to (Canal appendix B). It sits on
- * the host's side of each such interface and lets through only what the one container behind it may send: its MAC, its addresses, ARP and
- * neighbour discovery that claim nothing else. It looks at sources only: where packets may go is the edge's and the policies' affair.
- * Start reading at canal_interface_guard().
- */
+/* Interface guard: authenticates containers without a node proxy by the interface to which they are attached (Canal appendix B). It runs
+ * on the host's side of each such interface. It passes only what the one container behind the interface may send: its MAC, its
+ * addresses, and ARP and neighbor discovery that claim nothing else. It checks sources only; the edge and the policies decide on
+ * destinations. Start reading at canal_interface_guard(). */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -48,11 +47,11 @@ struct {
 #define ICMP6_LISTENER_REPORT2 143
 #define OPTION_SOURCE_MAC 1
 #define OPTION_TARGET_MAC 2
-/* Extension headers and options that are walked over; a frame with more is refused. */
+/* Extension headers and options that are parsed, at most; a frame with more is dropped. */
 #define EXTENSIONS 4
 #define OPTIONS 4
 
-/* The rest of the filters on the device go on; a verdict of OK would skip them. */
+/* Passes the frame to the other filters on the device, which TC_ACT_OK would skip. */
 static __always_inline int pass(__u32 what)
 {
 	count(what);
@@ -69,7 +68,7 @@ static __always_inline int refuse(struct canal_guarded_interface *on, __u32 what
 
 static __always_inline int refuse_address(struct canal_guarded_interface *on, const struct words *address, __u32 what)
 {
-	/* Two processors may mix two addresses here: it is for a log line. */
+	/* Two CPUs may mix two addresses here, which is acceptable in a log line. */
 	put_words(on->last_address, address);
 	return refuse(on, what);
 }
@@ -94,7 +93,7 @@ static __always_inline int is_zero(const struct words *a)
 	return !(a->w[0] | a->w[1] | a->w[2] | a->w[3]);
 }
 
-/* fe80::/64 with the interface's EUI-64 (RFC 4291 appendix A): nobody else's can be the same. */
+/* Returns whether the address is fe80::/64 with the interface's EUI-64 (RFC 4291 appendix A), which no other interface can have. */
 static __always_inline int is_own_link_local(const struct words *a, const __u8 mac[6])
 {
 	__u32 high = (__u32)(mac[0] ^ 2) << 24 | (__u32)mac[1] << 16 | (__u32)mac[2] << 8 | 0xff;
@@ -122,7 +121,7 @@ static __always_inline int arp(struct __sk_buff *skb, struct canal_guarded_inter
 	sender = words_v4(sender_be);
 	if (!same_mac(a.sender_mac, on->mac))
 		return refuse_address(on, &sender, CANAL_INTERFACE_GUARD_DROP_ARP);
-	/* A probe claims nothing (RFC 5227 1.1). */
+	/* A probe claims no address (RFC 5227 1.1). */
 	if (!sender_be && a.operation == bpf_htons(ARPOP_REQUEST))
 		return pass(CANAL_INTERFACE_GUARD_PASSED_ARP);
 	if (!is_bound(skb->ifindex, on, &sender))
@@ -143,7 +142,7 @@ static __always_inline int ipv4(struct __sk_buff *skb, struct canal_guarded_inte
 	return pass(CANAL_INTERFACE_GUARD_PASSED_V4);
 }
 
-/* Whether the options of a neighbour discovery message name no other MAC than the container's. */
+/* Returns whether the options of a neighbor discovery message name no other MAC than the container's. */
 static __always_inline int has_own_macs(struct __sk_buff *skb, __u32 at, __u32 end, const __u8 mac[6])
 {
 	for (int i = 0; i <= OPTIONS; i++) {
@@ -160,7 +159,7 @@ static __always_inline int has_own_macs(struct __sk_buff *skb, __u32 at, __u32 e
 	return 0;
 }
 
-/* What an ICMPv6 message claims. -1: nothing, it is like any other packet; else the counter. */
+/* Checks what an ICMPv6 message claims. Returns the counter, or -1 if the message claims nothing and is like any other packet. */
 static __always_inline int discovery(struct __sk_buff *skb, struct canal_guarded_interface *on, __u32 at, __u32 end, const struct words *source,
 				     int is_own_source)
 {
@@ -174,7 +173,7 @@ static __always_inline int discovery(struct __sk_buff *skb, struct canal_guarded
 		return is_own_source || is_zero(source) ? CANAL_INTERFACE_GUARD_PASSED_DISCOVERY : CANAL_INTERFACE_GUARD_DROP_ADDRESS;
 	if (type < ICMP6_ROUTER_SOLICIT || type > ICMP6_REDIRECT)
 		return -1;
-	/* A container is no router: it advertises none and redirects nobody. */
+	/* A container is no router: it may neither advertise one nor send redirects. */
 	if (type != ICMP6_ROUTER_SOLICIT && type != ICMP6_NEIGHBOUR_SOLICIT && type != ICMP6_NEIGHBOUR_ADVERT)
 		return CANAL_INTERFACE_GUARD_DROP_DISCOVERY;
 	if (!is_own_source && !(is_zero(source) && type != ICMP6_NEIGHBOUR_ADVERT))
@@ -183,14 +182,15 @@ static __always_inline int discovery(struct __sk_buff *skb, struct canal_guarded
 		options = at + 8;
 	else if (bpf_skb_load_bytes(skb, at + 8, &target, sizeof(target)))
 		return CANAL_INTERFACE_GUARD_DROP_MALFORMED;
-	/* The search for a duplicate claims its target as an advertisement does (RFC 4862 5.4). */
+	/* Duplicate address detection claims its target like an advertisement (RFC 4862 5.4). */
 	if ((type == ICMP6_NEIGHBOUR_ADVERT || (type == ICMP6_NEIGHBOUR_SOLICIT && is_zero(source))) &&
 	    !is_bound(skb->ifindex, on, &target) && !is_own_link_local(&target, on->mac))
 		return CANAL_INTERFACE_GUARD_DROP_DISCOVERY;
 	return has_own_macs(skb, options, end, on->mac) ? CANAL_INTERFACE_GUARD_PASSED_DISCOVERY : CANAL_INTERFACE_GUARD_DROP_DISCOVERY;
 }
 
-/* Where the ICMPv6 message is; 0: it is none, or a later fragment of one; negative: more headers than are walked over. */
+/* Returns the offset of the ICMPv6 message; 0: there is none, or this is a later fragment of one; negative: more headers than are
+ * parsed. */
 static __always_inline int find_icmp6(struct __sk_buff *skb, __u8 next)
 {
 	__u32 at = ETH_HLEN + sizeof(struct ipv6hdr);
@@ -204,7 +204,7 @@ static __always_inline int find_icmp6(struct __sk_buff *skb, __u8 next)
 			return 0;
 		if (i == EXTENSIONS || bpf_skb_load_bytes(skb, at, extension, sizeof(extension)))
 			return -1;
-		/* What a later fragment belongs to, its first one says, which must have all headers (RFC 7112). */
+		/* The first fragment, which must have all headers (RFC 7112), decides for the later ones. */
 		if (next == IPPROTO_FRAGMENT && (extension[2] || extension[3] & 0xf8))
 			return 0;
 		at += next == IPPROTO_FRAGMENT ? 8 : (extension[1] + 1) * 8;
@@ -222,7 +222,7 @@ static __always_inline int ipv6(struct __sk_buff *skb, struct canal_guarded_inte
 	if (bpf_skb_load_bytes(skb, ETH_HLEN, &ip, sizeof(ip)) || ip.version != 6)
 		return refuse(on, CANAL_INTERFACE_GUARD_DROP_MALFORMED);
 	__builtin_memcpy(&source, &ip.saddr, 16);
-	/* ::ffff:a.b.c.d is the map's form of an IPv4 address; on the wire it is nobody's. */
+	/* ::ffff:a.b.c.d is the maps' form of an IPv4 address; on the wire no host has it. */
 	if (is_mapped(&source))
 		return refuse_address(on, &source, CANAL_INTERFACE_GUARD_DROP_ADDRESS);
 	is_own = is_bound(skb->ifindex, on, &source) || is_own_link_local(&source, on->mac);
@@ -251,7 +251,7 @@ int canal_interface_guard(struct __sk_buff *skb)
 
 	if (!on)
 		return refuse(0, CANAL_INTERFACE_GUARD_DROP_UNBOUND);
-	/* The kernel may have taken the tag off already. */
+	/* The kernel may have removed the tag already. */
 	if (skb->vlan_present)
 		return refuse(on, CANAL_INTERFACE_GUARD_DROP_PROTOCOL);
 	if (bpf_skb_load_bytes(skb, ETH_ALEN, mac, sizeof(mac)) || bpf_skb_load_bytes(skb, 2 * ETH_ALEN, &protocol, sizeof(protocol)))
@@ -270,5 +270,5 @@ int canal_interface_guard(struct __sk_buff *skb)
 	}
 }
 
-/* The kernel asks for a licence before it lends its helpers. */
+/* The kernel requires a license for the use of its helpers. */
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
-/* Pod guard: what the mesh does not carry neither leaves nor enters a pod. Stops UDP, SCTP, ICMP, raw IP and frames of packet sockets, or
- * counts them where the tenant lets them pass. Says nothing about TCP of TCP sockets: capture.bpf.c and inbound.bpf.c have that.
+/* Pod guard: packets that the mesh does not carry neither leave nor enter a pod. It stops UDP, SCTP, ICMP, raw IP and frames of packet
+ * sockets, or counts them where the tenant permits them. It leaves the TCP of TCP sockets to capture.bpf.c and inbound.bpf.c.
  *
- * canal_pod_egress, canal_pod_ingress   on the pod's cgroup: every IP packet of its sockets, whenever they were opened; a sender sees EPERM
- * canal_pod_out, canal_pod_in           on the node's end of the pod's interface, which the pod cannot reach: every frame, whoever made it
+ * canal_pod_egress, canal_pod_ingress   on the pod's cgroup: every IP packet of its sockets, whenever they were opened; a sender gets EPERM
+ * canal_pod_out, canal_pod_in           on the node's end of the pod's interface, which the pod cannot reach: every frame, whatever sent it
  *
- * The proxy's sockets are TCP sockets of another cgroup: only the second pair sees them. One object per pod. Start reading at judge().
+ * The proxy's sockets are TCP sockets of another cgroup: only the second pair sees them. There is one object per pod. Start reading at
+ * judge().
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -33,10 +34,10 @@
 #define IPPROTO_FRAGMENT 44
 #define IPPROTO_ICMPV6 58
 #define IPPROTO_DSTOPTS 60
-/* Headers between IPv6's and the payload's that are looked through. */
+/* Extension headers between IPv6's header and the payload that are parsed, at most. */
 #define EXTENSIONS_MAX 6
 
-/* What a cgroup program may return. */
+/* Return values of a cgroup program. */
 #define DROP 0
 #define GO_ON 1
 
@@ -82,23 +83,24 @@ struct {
 	__type(value, struct canal_pod_packet);
 } canal_pod_last SEC(".maps");
 
-/* Which way a packet goes, and where its network header is. A constant in each program, so that the branches on it go. */
+/* Direction of a packet, and offset of its network header. They are constant in each program, so that the compiler removes the branches
+ * on them. */
 struct place {
 	__u32 network; /* offset in the packet */
 	__u32 is_out;
 };
 
-/* A packet as far as it was read. */
+/* A packet as far as it was parsed. */
 struct packet {
 	struct words remote;
 	__u32 payload;	/* offset of the transport header */
-	__u32 end;	/* where the IP packet ends, as its header says */
+	__u32 end;	/* where the IP packet ends, as its header states */
 	__u16 remote_port_be;
 	__u8 protocol;
 	__u8 hops;
 	__u8 is_v6;
 	__u8 is_fragment;
-	__u8 is_late_fragment; /* without the transport header */
+	__u8 is_late_fragment; /* it has no transport header */
 	__u8 is_multicast;     /* to IPv6's link-local groups */
 };
 
@@ -130,7 +132,7 @@ struct extension {
 	__be16 fragment;
 };
 
-/* Whether the packet is of a kernel TCP socket: capture has seen it dial, or inbound let it be dialled. */
+/* Returns whether the packet is of a kernel TCP socket: capture has seen its connect(), or inbound has admitted it. */
 static __always_inline int is_of_tcp_socket(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -138,14 +140,14 @@ static __always_inline int is_of_tcp_socket(struct __sk_buff *skb)
 
 	if (!sk)
 		return 0;
-	/* A SYN-ACK's is a request, a late ACK's a socket in TIME_WAIT: only TCP has either, and neither has more to look at. */
+	/* A SYN-ACK has a request, a late ACK a socket in TIME_WAIT: only TCP has either, and neither has more fields to check. */
 	if ((sk->family == AF_INET || sk->family == AF_INET6) && (sk->state == BPF_TCP_NEW_SYN_RECV || sk->state == BPF_TCP_TIME_WAIT))
 		return 1;
 	full = bpf_sk_fullsock(sk);
 	return full && (full->family == AF_INET || full->family == AF_INET6) && full->type == SOCK_STREAM && full->protocol == IPPROTO_TCP;
 }
 
-/* Whether somebody wrote the frame whole. The kernel's own frames are of sockets of its protocols, or of none. */
+/* Returns whether a packet socket sent the frame. The kernel's own frames are of sockets of its protocols, or of none. */
 static __always_inline int is_of_packet_socket(struct __sk_buff *skb)
 {
 	struct bpf_sock *sk = skb->sk;
@@ -158,7 +160,7 @@ static __always_inline int is_resolver(const struct words *remote)
 	return bpf_map_lookup_elem(&canal_pod_resolvers, remote) != 0;
 }
 
-/* Whether the port of the pod is one that a UDPRoute names, and the other end the tier. */
+/* Returns whether a UDPRoute names the pod's port and the other end is the tier. */
 static __always_inline int is_udp_route(const struct words *remote, __be16 own_port)
 {
 	struct canal_pod_range at = { .prefixlen = 128 };
@@ -170,7 +172,7 @@ static __always_inline int is_udp_route(const struct words *remote, __be16 own_p
 	return bpf_map_lookup_elem(&canal_pod_tier, &at) != 0;
 }
 
-/* 0, or the verdict that ends the reading. */
+/* Returns 0, or the verdict that ends the parsing. */
 static __always_inline __u32 read_v4(struct __sk_buff *skb, const struct place *at, struct packet *p)
 {
 	struct v4 h;
@@ -240,14 +242,14 @@ static __always_inline __u32 judge_udp(struct __sk_buff *skb, const struct place
 	p->remote_port_be = at->is_out ? ports[1] : ports[0];
 	if (p->remote_port_be == bpf_htons(CANAL_POD_DNS_PORT) && is_resolver(&p->remote))
 		return CANAL_POD_PASSED_RESOLVER;
-	/* Of a fragmented datagram only the first part names a port, so that none of it passes. Nor does the tier carry one. */
+	/* Only the first fragment of a datagram contains the port, so no fragment passes. The tier does not carry fragments either. */
 	if (!p->is_fragment && is_udp_route(&p->remote, at->is_out ? ports[0] : ports[1]))
 		return CANAL_POD_PASSED_UDP_ROUTE;
 	return CANAL_POD_STOPPED_UDP;
 }
 
-/* The kernel answers what matches no connection with RST or ACK, of no socket or of one of its own. Such a segment carries nothing and
- * opens nothing. */
+/* The kernel answers segments that match no connection with RST or ACK, from no socket or from one of its own. Such an answer has no
+ * payload and opens no connection. */
 static __always_inline __u32 judge_tcp(struct __sk_buff *skb, const struct place *at, struct packet *p, int is_frame)
 {
 	__be16 ports[2];
@@ -258,7 +260,7 @@ static __always_inline __u32 judge_tcp(struct __sk_buff *skb, const struct place
 	if (p->is_late_fragment || bpf_skb_load_bytes(skb, p->payload, ports, sizeof(ports)))
 		return CANAL_POD_STOPPED_TCP;
 	p->remote_port_be = ports[1];
-	/* A socket of the pod's cgroup that is no TCP socket is a raw one. */
+	/* A socket of the pod's cgroup that is no TCP socket is a raw socket. */
 	if (!is_frame || bpf_skb_load_bytes(skb, p->payload + 12, shape, sizeof(shape)))
 		return CANAL_POD_STOPPED_TCP;
 	if ((shape[1] & TCP_FIN_SYN) == 0 && p->payload + (shape[0] >> 4) * 4 == p->end && skb->len == p->end)
@@ -266,8 +268,8 @@ static __always_inline __u32 judge_tcp(struct __sk_buff *skb, const struct place
 	return CANAL_POD_STOPPED_TCP;
 }
 
-/* Whether an ICMP error quotes a packet that the mesh or DNS sent from here: to TCP anywhere, to a resolver, or from a UDPRoute's port to
- * the tier. */
+/* Checks whether an ICMP error quotes a packet that the mesh or DNS sent from here: TCP to any host, DNS to a resolver, or UDP from a
+ * UDPRoute's port to the tier. */
 static __always_inline __u32 judge_error(struct __sk_buff *skb, struct packet *p)
 {
 	__u32 quoted = p->payload + 8;
@@ -311,8 +313,8 @@ static __always_inline __u32 judge_icmp4(struct __sk_buff *skb, const struct pla
 	return kind == 3 || kind == 11 || kind == 12 ? judge_error(skb, p) : CANAL_POD_STOPPED_ICMP;
 }
 
-/* Types of RFC 4443 (errors 1 to 4), RFC 4861 (133 to 137) and RFC 2710, 3810 (130 to 132, 143). Neighbour discovery is believed of the
- * link alone: with 255 hops; listener reports go no further than it: with 1. */
+/* Types of RFC 4443 (errors 1 to 4), RFC 4861 (133 to 137), and RFC 2710 and 3810 (130 to 132, 143). Neighbor discovery is accepted only
+ * from the link itself, with 255 hops. Listener reports do not leave the link, with 1 hop. */
 static __always_inline __u32 judge_icmp6(struct __sk_buff *skb, const struct place *at, struct packet *p)
 {
 	__u32 length = p->end - at->network;
@@ -327,7 +329,7 @@ static __always_inline __u32 judge_icmp6(struct __sk_buff *skb, const struct pla
 			return CANAL_POD_STOPPED_ICMP;
 		if (!at->is_out)
 			return CANAL_POD_PASSED_NEIGHBOUR;
-		/* Nor may the pod say that it is a router. */
+		/* The pod may not claim to be a router either. */
 		if (kind == 134 || kind == 137)
 			return CANAL_POD_STOPPED_ICMP;
 		return length <= CANAL_POD_NEIGHBOUR_MAX && skb->len == p->end ? CANAL_POD_PASSED_NEIGHBOUR : CANAL_POD_STOPPED_FRAME;
@@ -372,7 +374,7 @@ static __always_inline int is_watched(void)
 	return mode && *mode == CANAL_POD_WATCH;
 }
 
-/* Counts a packet, and remembers it if it is stopped. Whether it may go on. */
+/* Counts a packet, and records it if it is stopped. Returns whether it may pass. */
 static __always_inline int settle(__u32 verdict, const struct place *at, const struct packet *p, int is_frame)
 {
 	struct canal_pod_packet *last;
@@ -452,5 +454,5 @@ int canal_pod_in(struct __sk_buff *skb)
 	return of_interface(skb, 0);
 }
 
-/* The kernel asks for a licence before it lends its helpers. */
+/* The kernel requires a license for the use of its helpers. */
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
-/* Redirector: takes what the edge sends to this replica, keeps the sessions that live here and passes the others along the chain of
- * their bucket (Canal 4.4, appendix C), before the host's VXLAN device sees them. It keeps nothing about flows: whose a session
- * is, the kernel's own sockets say. See docs/design/0003-cloud-tier.md, "Buckets". Start reading at canal_redirector().
+/* Redirector: processes the packets that the edge sends to this replica, before the host's VXLAN device sees them (Canal 4.4, appendix
+ * C). It delivers packets of sessions that are owned here, and forwards the others along the chain of their bucket. It stores nothing
+ * about flows: the kernel's own sockets show the owner of a session. See docs/design/0003-cloud-tier.md, "Buckets". Start reading at
+ * canal_redirector().
  *
- *   the tier's VNI    to_service(): early limits, then new sessions to the bucket's head, others to the first that owns them
- *   a tenant's VNI    answer(): of a connection that the gateway dialled for this very tenant, or nothing
- *   anything else     foreign(): the host's, unless it tries to go round the tunnel
+ *   the tier's VNI    to_service(): early limits; then new sessions to the bucket's head, others to the first member that owns them
+ *   a tenant's VNI    answer(): accepted only for a connection that the gateway dialed for this tenant
+ *   anything else     foreign4(), foreign6(): passed to the host, unless it tries to bypass the tunnel
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -21,10 +22,10 @@
 #include "lib/flow.h"
 #include "lib/too_big.h"
 
-/* One token, in the unit of canal_bucket.tokens: nanoseconds times tokens per second. */
+/* One token in the unit of canal_bucket.tokens, which is nanoseconds times tokens per second. */
 #define TOKEN 1000000000ull
 
-/* One element, that the agent writes: registration changes it while packets pass. */
+/* One element, which the agent writes: registration changes it while packets pass. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -55,7 +56,7 @@ struct {
 	__type(value, __u32);
 } canal_hosts SEC(".maps");
 
-/* struct canal_throttle as the kernel wants it spelled. */
+/* struct canal_throttle with the lock's type as the kernel requires it. */
 struct throttle {
 	struct bpf_spin_lock lock;
 	__u32 part;
@@ -80,16 +81,17 @@ static __always_inline int drop(__u32 why)
 
 /* Early limits. */
 
-/* Refills and takes `cost`; 0: there is not so much. A replica that has a part of a limit pays as many times a token as its part goes into
- * the whole: so the parts of all replicas make the limit, whatever fraction of a token per second each of them is. The clock is read before the lock, inside of which no helper may be called, so that it
- * can be behind what another CPU has written: then nothing is refilled. */
+/* Refills the bucket and takes `cost`; 0: there are fewer tokens. A replica with a part of a limit pays for one token as many times as
+ * its part goes into the whole. So the parts of all replicas make up the limit, whatever fraction of a token per second each of them is.
+ * The clock is read before the lock, because no helper may be called inside it. It can therefore be behind what another CPU has written;
+ * then nothing is refilled. */
 static __always_inline int take(struct canal_bucket *b, __u64 now, __u64 cost)
 {
 	__u64 full = b->burst * TOKEN;
 
 	if (!b->rate)
 		return 1;
-	/* Else nothing could ever pass. */
+	/* Otherwise no packet could ever pass. */
 	if (full < cost)
 		full = cost;
 	if (now > b->at_ns) {
@@ -138,7 +140,7 @@ static __always_inline int throttle(__u32 scope, __u32 id, int is_session)
 	return taken;
 }
 
-/* 0, or the counter of the limit that is used up. */
+/* Returns 0, or the counter of the limit that is used up. */
 static __noinline __u32 throttled(__u32 service, __u32 vni, int is_session)
 {
 	switch (throttle(CANAL_THROTTLE_SERVICE, service, is_session)) {
@@ -156,9 +158,9 @@ static __noinline __u32 throttled(__u32 service, __u32 vni, int is_session)
 	return 0;
 }
 
-/* What the kernel's sockets say. */
+/* Lookups in the kernel's sockets. */
 
-/* Fills the tuple as the lookup helpers take it and gives its length. */
+/* Fills the tuple for the lookup helpers, and returns its length. */
 static __always_inline __u32 socket_tuple(struct bpf_sock_tuple *to, const struct words *source, __be16 source_port_be,
 					  const struct words *destination, __be16 destination_port_be, int v6)
 {
@@ -176,7 +178,7 @@ static __always_inline __u32 socket_tuple(struct bpf_sock_tuple *to, const struc
 	return sizeof(to->ipv4);
 }
 
-/* The tuple of the session that a segment belongs to, or an ICMP error is about; the error went against it. */
+/* Fills the tuple of the session that a segment belongs to, or that an ICMP error is about; the error goes in the opposite direction. */
 static __always_inline __u32 session_tuple(struct bpf_sock_tuple *to, const struct frame *f)
 {
 	const struct tuple *flow = &f->flow, *about = &f->about;
@@ -186,8 +188,8 @@ static __always_inline __u32 session_tuple(struct bpf_sock_tuple *to, const stru
 	return socket_tuple(to, &flow->source, flow->source_port_be, &flow->destination, flow->destination_port_be, f->v6);
 }
 
-/* Whether a gateway would take a new session. The source port 0 is in no table of connections, so that an old connection's remains do not
- * answer for a gateway that is gone: only listeners do, by way of the doors. */
+/* Returns whether a gateway would accept a new session. The source port 0 is in no table of connections, so that the remains of an old
+ * connection do not count for a gateway that is gone: only listeners match, through socket steering. */
 static __noinline int is_listening(struct __sk_buff *skb, const struct frame *f)
 {
 	struct bpf_sock_tuple tuple;
@@ -207,7 +209,7 @@ static __noinline int is_listening(struct __sk_buff *skb, const struct frame *f)
 	return 1;
 }
 
-/* Whether the segment's acknowledgement is a SYN cookie of this listener. */
+/* Returns whether the segment's acknowledgment is a SYN cookie of this listener. */
 static __always_inline int has_cookie(struct __sk_buff *skb, const struct frame *f, struct bpf_sock *listener)
 {
 	void *data = (void *)(long)skb->data;
@@ -224,17 +226,18 @@ static __always_inline int has_cookie(struct __sk_buff *skb, const struct frame 
 					sizeof(*tcp));
 }
 
-/* The kernel's own (Linux 6.2 or newer; without it any request owns any answer). bpf_skc_to_tcp_request_sock() knows no request whose listener
- * is in a sockmap, as the doors' are. */
+/* Function of the kernel (Linux 6.2 or newer; without it any request matches any acknowledgment). bpf_skc_to_tcp_request_sock() does not
+ * recognize a request whose listener is in a sockmap, as those of socket steering are. */
 extern void *bpf_rdonly_cast(const void *object, __u32 type) __ksym __weak;
 
-/* Only what is read here. */
+/* Only the field that is read here. */
 struct tcp_request_sock {
 	__u32 snt_isn;
 } __attribute__((preserve_access_index));
 
-/* Whether a half-open session that is found here is the segment's. A SYN that is sent again after a head has changed makes a second one at
- * the new head; the client takes one of the two SYN-ACKs, and the other's replica would answer its acknowledgement with a reset. */
+/* Returns whether a half-open session that is found here is the segment's. A SYN that is retransmitted after a change of the head
+ * creates a second one at the new head. The client accepts one of the two SYN-ACKs, and the other replica would reset the
+ * acknowledgment. */
 static __always_inline int is_answered(struct __sk_buff *skb, const struct frame *f, struct bpf_sock *sk)
 {
 	struct tcp_request_sock *request;
@@ -256,7 +259,7 @@ enum owner {
 	COOKIE,
 };
 
-/* Whether the session of a TCP segment, or the one that an ICMP error is about, is this kernel's. */
+/* Returns whether this kernel owns the session of a TCP segment, or the session that an ICMP error is about. */
 static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
 {
 	struct bpf_sock_tuple tuple;
@@ -278,40 +281,40 @@ static __noinline int owner_here(struct __sk_buff *skb, const struct frame *f)
 
 /* Chains. */
 
-/* What is known of a packet's way so far. */
-struct way {
+/* A packet's route along the chain so far. */
+struct route {
 	__u32 self;   /* this replica's number */
-	__u32 sender; /* number of the replica that chose this one; 0: an edge did */
-	__u32 stamp;  /* what the packet has when it goes on */
+	__u32 sender; /* number of the replica that selected this one; 0: an edge did */
+	__u32 stamp;  /* the packet's stamp when it is forwarded */
 	__u8 hop;
 };
 
-struct place {
-	__u32 number; /* of the replica; 0: there is no place */
+struct chain_position {
+	__u32 number; /* of the replica; 0: there is no member */
 	__be32 address_be;
 };
 
-/* Tables spread over replicas in no order, so that the sender's may be another than ours. */
-static __always_inline struct way way_of(const struct frame *f, const struct canal_table *table, __u32 self, __u32 sender)
+/* Creates the route of a packet. Tables reach replicas in no order, so the sender's version may differ from this one. */
+static __always_inline struct route way_of(const struct frame *f, const struct canal_table *table, __u32 self, __u32 sender)
 {
 	__u32 version = table->version & CANAL_STAMP_VERSION;
 	__u32 stamp = version | (f->stamp & ~CANAL_STAMP_VERSION);
-	struct way way = { .self = self, .sender = sender, .stamp = stamp, .hop = f->hop };
+	struct route way = { .self = self, .sender = sender, .stamp = stamp, .hop = f->hop };
 
 	if ((f->stamp & CANAL_STAMP_VERSION) != version)
-		way.stamp |= CANAL_STAMP_MIXED;
+		way.stamp |= CANAL_STAMP_MIXED_VERSIONS;
 	return way;
 }
 
-enum of {
+enum chain_role {
 	OF_NEW,
-	OF_SESSION, /* of one that a replica may have that is only slow */
+	OF_SESSION, /* of a session that a slow replica may own */
 };
 
-/* The first place at `from` or behind it whose replica takes such packets and did not just have this one. */
-static __always_inline struct place next_place(const struct canal_table *table, __u32 bucket, __u32 from, struct way *way, enum of of)
+/* Returns the first member at `from` or behind it whose replica accepts such packets and did not just have this one. */
+static __always_inline struct chain_position next_member(const struct canal_table *table, __u32 bucket, __u32 from, struct route *way, enum chain_role of)
 {
-	struct place none = {};
+	struct chain_position none = {};
 
 	if (way->hop >= CANAL_CHAIN)
 		return none;
@@ -325,7 +328,7 @@ static __always_inline struct place next_place(const struct canal_table *table, 
 			continue;
 		replica = bpf_map_lookup_elem(&canal_replicas, &number);
 		if (replica && (replica->state == CANAL_REPLICA_UP || (of == OF_SESSION && replica->state == CANAL_REPLICA_SUSPECT))) {
-			struct place p = { .number = number, .address_be = replica->address_be };
+			struct chain_position p = { .number = number, .address_be = replica->address_be };
 
 			return p;
 		}
@@ -334,9 +337,10 @@ static __always_inline struct place next_place(const struct canal_table *table, 
 	return none;
 }
 
-/* The place behind this replica's own, if a sender chose it; behind the sender's, if this replica is no member any more. All but a new
- * head keep their order from one table to the next, so that what stands behind was not asked before. 0: from the front. */
-static __noinline __u32 behind(const struct canal_table *table, __u32 bucket, const struct way *way)
+/* Returns the index behind this replica's own, if a sender selected it, or behind the sender's, if this replica is not a member any
+ * more. Members other than a new head keep their order from one table to the next, so those behind this index were not tried before. 0:
+ * from the front. */
+static __noinline __u32 next_in_chain(const struct canal_table *table, __u32 bucket, const struct route *way)
 {
 	__u32 place = 0;
 
@@ -355,19 +359,20 @@ static __noinline __u32 behind(const struct canal_table *table, __u32 bucket, co
 	return place;
 }
 
-/* The next replica that may own the session. Where a sender passed somebody over for not being up, or chose by another table, the chain's
- * end is not the end: once more from the front, for a replica that answers a health check late has sessions all the same. */
-static __always_inline struct place next_owner(const struct canal_table *table, __u32 bucket, struct way *way)
+/* Returns the next replica that may own the session. If a sender skipped a member that was not up, or selected by another table, the end
+ * of the chain is not final. Then the chain is walked once more from the front, because a replica that answers a health check late has
+ * its sessions all the same. */
+static __always_inline struct chain_position next_owner(const struct canal_table *table, __u32 bucket, struct route *way)
 {
-	struct place place = next_place(table, bucket, behind(table, bucket, way), way, OF_SESSION);
+	struct chain_position place = next_member(table, bucket, next_in_chain(table, bucket, way), way, OF_SESSION);
 
-	if (place.number || way->stamp & CANAL_STAMP_LAST || !(way->stamp & (CANAL_STAMP_SKIPPED | CANAL_STAMP_MIXED)))
+	if (place.number || way->stamp & CANAL_STAMP_LAST || !(way->stamp & (CANAL_STAMP_SKIPPED | CANAL_STAMP_MIXED_VERSIONS)))
 		return place;
 	way->stamp |= CANAL_STAMP_LAST;
-	return next_place(table, bucket, 0, way, OF_SESSION);
+	return next_member(table, bucket, 0, way, OF_SESSION);
 }
 
-static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct place *to, const struct way *way,
+static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct chain_position *to, const struct route *way,
 				   __u32 what)
 {
 	struct leg leg = {
@@ -387,7 +392,7 @@ static __always_inline int forward(struct __sk_buff *skb, struct frame *f, __be3
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-static __always_inline int keep(struct __sk_buff *skb, struct frame *f, __u32 what)
+static __always_inline int deliver_local(struct __sk_buff *skb, struct frame *f, __u32 what)
 {
 	if ((f->hop || f->stamp) && frame_clear_reserved(skb, f))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
@@ -395,50 +400,50 @@ static __always_inline int keep(struct __sk_buff *skb, struct frame *f, __u32 wh
 	return TC_ACT_OK;
 }
 
-/* What begins a session, or has none: a SYN, a datagram, an echo. */
-static __always_inline int begin(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct canal_table *table, __u32 bucket,
-				 struct way *way, __u32 what)
+/* Handles packets that begin a session, or have none: a SYN, a datagram, an echo. */
+static __always_inline int start_session(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct canal_table *table, __u32 bucket,
+				 struct route *way, __u32 what)
 {
-	struct way first = { .stamp = way->stamp };
-	struct place place;
+	struct route first = { .stamp = way->stamp };
+	struct chain_position place;
 
-	/* A hop says that the sender chose this replica. */
+	/* A hop count above 0 means that the sender has selected this replica. */
 	if (!f->hop) {
-		place = next_place(table, bucket, 0, &first, OF_NEW);
+		place = next_member(table, bucket, 0, &first, OF_NEW);
 		if (place.number && place.number != way->self)
 			return forward(skb, f, self_be, &place, &first, CANAL_REDIRECTOR_FORWARDED_NEW);
 	}
 	if (is_listening(skb, f))
-		return keep(skb, f, what);
-	place = next_place(table, bucket, behind(table, bucket, way), way, OF_NEW);
+		return deliver_local(skb, f, what);
+	place = next_member(table, bucket, next_in_chain(table, bucket, way), way, OF_NEW);
 	if (place.number)
 		return forward(skb, f, self_be, &place, way, CANAL_REDIRECTOR_NOT_LISTENING);
-	return keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
+	return deliver_local(skb, f, CANAL_REDIRECTOR_UNOWNED);
 }
 
-/* What belongs to a session. */
-static __always_inline int go_on(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct canal_table *table, __u32 bucket,
-				 struct way *way)
+/* Handles packets that belong to a session. */
+static __always_inline int continue_session(struct __sk_buff *skb, struct frame *f, __be32 self_be, const struct canal_table *table, __u32 bucket,
+				 struct route *way)
 {
 	int is_error = f->kind == FRAME_ERROR;
 	int owner = owner_here(skb, f);
-	struct place place;
+	struct chain_position place;
 
 	if (owner == SOCKET)
-		return keep(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_OWNED);
+		return deliver_local(skb, f, is_error ? CANAL_REDIRECTOR_ICMP : CANAL_REDIRECTOR_OWNED);
 	if (owner == COOKIE)
-		return keep(skb, f, CANAL_REDIRECTOR_COOKIE);
+		return deliver_local(skb, f, CANAL_REDIRECTOR_COOKIE);
 	place = next_owner(table, bucket, way);
 	if (place.number)
 		return forward(skb, f, self_be, &place, way, CANAL_REDIRECTOR_FORWARDED);
 	if (is_error)
-		return keep(skb, f, CANAL_REDIRECTOR_ICMP);
-	/* Between two tables the owner may not have been asked. TCP sends it again when they are one. */
-	return way->stamp & CANAL_STAMP_MIXED ? drop(CANAL_REDIRECTOR_UNSETTLED) : keep(skb, f, CANAL_REDIRECTOR_UNOWNED);
+		return deliver_local(skb, f, CANAL_REDIRECTOR_ICMP);
+	/* Between two table versions the owner may have been missed. TCP retransmits once there is one version. */
+	return way->stamp & CANAL_STAMP_MIXED_VERSIONS ? drop(CANAL_REDIRECTOR_OWNERSHIP_UNSETTLED) : deliver_local(skb, f, CANAL_REDIRECTOR_UNOWNED);
 }
 
-/* From an edge, or from a replica before this one in a chain (`sender`, its number), to a service. The number is read each time: else the
- * verifier walks all that follows once for edges and once for replicas, which costs it as much again. */
+/* Handles packets to a service, from an edge or from the previous replica of the chain (`sender` is its number). The number is read each
+ * time: otherwise the verifier walks everything below once for edges and once for replicas, which doubles its cost. */
 static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self,
 				      const volatile __u32 *sender)
 {
@@ -446,21 +451,23 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 	int is_syn = f->kind == FRAME_TCP && (f->flags & (FRAME_SYN | FRAME_ACK)) == FRAME_SYN;
 	__u32 service = service_of(&f->flow.destination);
 	struct canal_table *table;
-	/* No socket says whether a datagram goes on with something, and a table of flows could be filled by one tenant: each is a session. */
+	/* No socket shows whether a datagram continues a session, and one tenant could fill a table of flows: each datagram is a
+	 * session. */
 	int is_session = is_syn || f->kind == FRAME_DATAGRAM;
 	__u32 refused, hash;
-	struct way way;
+	struct route way;
 
 	table = service ? bpf_map_lookup_elem(&canal_tables, &service) : 0;
 	if (!table)
 		return drop(CANAL_REDIRECTOR_DROP_SERVICE);
 	if (is_error && !same_words(&f->about.source, &f->flow.destination))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
-	/* A replica that passed it on has charged for it. The hop would not tell: an edge raises it too, where a head is down. */
+	/* A replica that forwarded the packet has charged it. The hop count does not show this: an edge raises it too, where a head is
+	 * down. */
 	refused = *sender ? 0 : throttled(service, table->vni, is_session);
 	if (refused)
 		return drop(refused);
-	/* An error is about a packet that went the other way. */
+	/* An error is about a packet in the opposite direction. */
 	if (is_error)
 		hash = flow_hash(&f->about.destination, f->about.destination_port_be, f->about.source_port_be, service);
 	else
@@ -468,13 +475,13 @@ static __always_inline int to_service(struct __sk_buff *skb, struct frame *f, co
 	hash = flow_bucket(hash);
 	way = way_of(f, table, self->number, *sender);
 	if (is_syn)
-		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_NEW);
+		return start_session(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_NEW);
 	if (f->kind == FRAME_DATAGRAM)
-		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_DATAGRAM);
+		return start_session(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_DATAGRAM);
 	if (f->kind == FRAME_ECHO)
-		return begin(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_ICMP);
-	/* The errors of datagrams too: no socket owns them, so that they run along the chain and end where the kernel drops them. */
-	return go_on(skb, f, self->address_be, table, hash, &way);
+		return start_session(skb, f, self->address_be, table, hash, &way, CANAL_REDIRECTOR_ICMP);
+	/* Errors about datagrams too: no socket owns them, so they run along the chain and end where the kernel drops them. */
+	return continue_session(skb, f, self->address_be, table, hash, &way);
 }
 
 enum dialled {
@@ -483,8 +490,8 @@ enum dialled {
 	DIALLED_CROSSED,
 };
 
-/* Whose connection an answer is of. Tenants' addresses are their own affair, so that two may have the same; what the gateway dialled,
- * it dialled with the tenant's VNI as the socket's mark. */
+/* Returns whether this host dialed the connection of a response, for this tenant. Tenants' addresses may overlap; the gateway dials with
+ * the tenant's VNI as the socket's mark. */
 static __noinline int dialled_here(struct __sk_buff *skb, const struct frame *f)
 {
 	struct bpf_sock_tuple tuple;
@@ -503,7 +510,7 @@ static __noinline int dialled_here(struct __sk_buff *skb, const struct frame *f)
 	return dialled;
 }
 
-/* From an endpoint that the gateway dialled, by way of the edge. */
+/* Handles packets from an endpoint that the gateway dialed, through the edge. */
 static __always_inline int answer(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self)
 {
 	int is_error = f->kind == FRAME_ERROR;
@@ -518,18 +525,18 @@ static __always_inline int answer(struct __sk_buff *skb, struct frame *f, const 
 	case DIALLED_CROSSED:
 		return drop(CANAL_REDIRECTOR_DROP_CROSSED);
 	case DIALLED_NOBODY:
-		/* Nobody dials a replica. The end of a connection that is gone here is told so by the kernel's RST. */
+		/* Endpoints do not dial replicas. The end of a connection that is gone here gets the kernel's RST. */
 		if (is_error || f->flags & FRAME_SYN)
 			return drop(CANAL_REDIRECTOR_DROP_CROSSED);
 	}
-	/* What the kernel itself answers goes by the same VNI (net.ipv4.fwmark_reflect). */
+	/* The kernel's own responses use the same VNI (net.ipv4.fwmark_reflect). */
 	skb->mark = f->vni;
-	return keep(skb, f, CANAL_REDIRECTOR_ANSWER);
+	return deliver_local(skb, f, CANAL_REDIRECTOR_ANSWER);
 }
 
-/* A router on the way here cut the datagram, because a link is narrower than the edge was told: whoever sent what is inside hears of it, by
- * way of the edge, and sends smaller packets. Only the first fragment shows who that is; none goes on. */
-static __always_inline int torn(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self, int is_edge)
+/* Handles a datagram that a router cut on the path, because a link is narrower than the edge is configured for. The inner packet's
+ * sender gets an ICMP error through the edge, and sends smaller packets. Only the first fragment shows the sender; none is forwarded. */
+static __always_inline int handle_fragment(struct __sk_buff *skb, struct frame *f, const struct canal_redirector_settings *self, int is_edge)
 {
 	struct leg leg = { .source_be = self->address_be, .mac_source = CANAL_REPLICA_MAC };
 	const struct words *to = &f->flow.destination;
@@ -539,7 +546,7 @@ static __always_inline int torn(struct __sk_buff *skb, struct frame *f, const st
 		return drop(CANAL_REDIRECTOR_DROP_FRAGMENT);
 	if (write_too_big(skb, f, &leg, f->whole))
 		return drop(CANAL_REDIRECTOR_TOO_BIG);
-	/* Another replica may have passed it on; only edges know the way to pods. */
+	/* Another replica may have forwarded the packet, but only edges can reach pods. */
 	leg.destination_be = self->edge_be;
 	__builtin_memcpy(leg.mac, edge_mac, 6);
 	if (frame_turn(skb, f, &leg))
@@ -548,8 +555,8 @@ static __always_inline int torn(struct __sk_buff *skb, struct frame *f, const st
 	return bpf_redirect(skb->ifindex, 0);
 }
 
-/* Not a datagram for the VXLAN device. The addresses of the inside are this host's own, so that a packet for them without a tunnel would be
- * taken for one that came through it. */
+/* Handles IPv4 packets that are no datagram for the VXLAN device. Addresses inside the tier are this host's own, so a packet for them
+ * without a tunnel would be accepted as if it had come through one. */
 static __always_inline int foreign4(struct __sk_buff *skb)
 {
 	__be32 destination_be;
@@ -557,14 +564,14 @@ static __always_inline int foreign4(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, FRAME_IP + 16, &destination_be, sizeof(destination_be)))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
 	if ((destination_be & bpf_htonl(0xff000000)) == bpf_htonl(CANAL_SERVICE_NET4))
-		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+		return drop(CANAL_REDIRECTOR_DROP_UNKNOWN_SOURCE);
 	count(CANAL_REDIRECTOR_PASSED);
 	return TC_ACT_OK;
 }
 
 #define EXTENSIONS 4
 
-/* The VXLAN device listens on IPv6 too, where the tier has no tunnels. */
+/* Handles IPv6 packets. The VXLAN device listens on IPv6 too, where the tier has no tunnels. */
 static __always_inline int foreign6(struct __sk_buff *skb)
 {
 	__u32 at = FRAME_IP + sizeof(struct ipv6hdr);
@@ -575,20 +582,20 @@ static __always_inline int foreign6(struct __sk_buff *skb)
 	if (bpf_skb_load_bytes(skb, FRAME_IP + 24, &destination, sizeof(destination)) || bpf_skb_load_bytes(skb, FRAME_IP + 6, &next, 1))
 		return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
 	if (has_high6(&destination, CANAL_SERVICE_NET6) || has_high6(&destination, CANAL_TIER_NET6))
-		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+		return drop(CANAL_REDIRECTOR_DROP_UNKNOWN_SOURCE);
 	for (int i = 0; i <= EXTENSIONS; i++) {
 		if (next == IPPROTO_UDP) {
 			if (bpf_skb_load_bytes(skb, at + 2, &port_be, sizeof(port_be)))
 				return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
 			if (port_be == bpf_htons(CANAL_VXLAN_PORT))
-				return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+				return drop(CANAL_REDIRECTOR_DROP_UNKNOWN_SOURCE);
 			break;
 		}
 		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_FRAGMENT)
 			break;
 		if (i == EXTENSIONS || bpf_skb_load_bytes(skb, at, extension, sizeof(extension)))
 			return drop(CANAL_REDIRECTOR_DROP_MALFORMED);
-		/* A fragment's UDP header may be in another. */
+		/* The UDP header of a fragment may be in another fragment. */
 		if (next == IPPROTO_FRAGMENT && extension[0] != IPPROTO_TCP && extension[0] != IPPROTO_ICMPV6)
 			return drop(CANAL_REDIRECTOR_DROP_FRAGMENT);
 		at += next == IPPROTO_FRAGMENT ? 8 : (extension[1] + 1) * 8;
@@ -630,14 +637,14 @@ int canal_redirector(struct __sk_buff *skb)
 		return refuse(skb, verdict);
 	host = bpf_map_lookup_elem(&canal_hosts, &f.outer_source_be);
 	if (!self || !host || f.outer_destination_be != self->address_be)
-		return drop(CANAL_REDIRECTOR_DROP_STRANGER);
+		return drop(CANAL_REDIRECTOR_DROP_UNKNOWN_SOURCE);
 	if (verdict)
-		return torn(skb, &f, self, !*host);
+		return handle_fragment(skb, &f, self, !*host);
 	if (f.vni == CANAL_TIER_VNI)
 		return to_service(skb, &f, self, host);
-	/* Answers come from edges, which are number 0: they know which node may speak for which pod. */
-	return *host ? drop(CANAL_REDIRECTOR_DROP_STRANGER) : answer(skb, &f, self);
+	/* Responses come from edges, whose number is 0: they know which node may send for which pod. */
+	return *host ? drop(CANAL_REDIRECTOR_DROP_UNKNOWN_SOURCE) : answer(skb, &f, self);
 }
 
-/* The kernel asks for a licence before it lends its helpers. */
+/* The kernel requires a license for the use of its helpers. */
 char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause
-/* Tunnel: says where packets go that leave a replica by its one VXLAN device: all to the edge of its AZ. What a service answers goes by
- * the tier's VNI; what the gateway dials for a tenant goes by the tenant's, which is the packet's mark. On egress of the
- * collect-metadata device, which drops what this program gives no tunnel key.
- */
+/* Tunnel: sets the destination of packets that leave a replica by its one VXLAN device, which is always the edge of its AZ. Responses of
+ * services use the tier's VNI. Packets of connections that the gateway dials for a tenant use the tenant's VNI, which is the packet's
+ * mark. It runs on egress of the collect-metadata device, which drops packets without a tunnel key. */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_endian.h>
@@ -14,7 +13,7 @@
 #include "lib/count.h"
 #include "lib/flow.h"
 
-/* The redirector's. */
+/* Map of the redirector. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -28,7 +27,7 @@ static __always_inline int drop(__u32 why)
 	return TC_ACT_SHOT;
 }
 
-/* Where the packet comes from. -1: it is neither IPv4 nor IPv6. */
+/* Reads the packet's source address. Returns -1 if the packet is neither IPv4 nor IPv6. */
 static __always_inline int read_source(struct __sk_buff *skb, struct words *source)
 {
 	__be32 v4;
@@ -42,12 +41,13 @@ static __always_inline int read_source(struct __sk_buff *skb, struct words *sour
 }
 
 #define ICMP6 (ETH_HLEN + 40)
-/* In what an ICMPv6 error embeds (RFC 4443 3.1). */
+/* Offset of the destination in the packet that an ICMPv6 error embeds (RFC 4443 3.1). */
 #define ABOUT_DESTINATION (ICMP6 + 8 + 24)
 
-/* The kernel's ICMPv6 errors about what came for a service: no device has the service's address, so that the kernel says them from the
- * device's own (RFC 4443 2.2 (d)), which is nobody in a tenant's network. They are the service's to say; over IPv4 they already are. */
-static __always_inline void speak_as_service(struct __sk_buff *skb, struct words *source)
+/* Corrects the source of the kernel's ICMPv6 errors about packets to a service. No device has the service's address, so the kernel sends
+ * them from the device's own (RFC 4443 2.2 (d)), which is unknown in a tenant's network. The right source is the service; over IPv4 it
+ * already is. */
+static __always_inline void set_service_source(struct __sk_buff *skb, struct words *source)
 {
 	struct words about;
 	__u8 next, type;
@@ -76,7 +76,8 @@ int canal_tunnel(struct __sk_buff *skb)
 	if (mark > 0xffffff || mark == CANAL_TIER_VNI)
 		return drop(CANAL_TUNNEL_DROP_MARK);
 	if (!mark && tier_host_of(&source) == self->address_be)
-		speak_as_service(skb, &source);
+		set_service_source(skb, &source);
+	/* The gateway dials from this host's own address; services respond from theirs. */
 	if (mark ? tier_host_of(&source) != self->address_be : !service_of(&source))
 		return drop(CANAL_TUNNEL_DROP_SOURCE);
 	if (mark)
@@ -84,11 +85,11 @@ int canal_tunnel(struct __sk_buff *skb)
 	key.remote_ipv4 = bpf_ntohl(self->edge_be);
 	if (bpf_skb_set_tunnel_key(skb, &key, sizeof(key), BPF_F_ZERO_CSUM_TX))
 		return drop(CANAL_TUNNEL_DROP_KEY);
-	/* The way to the edge is not the tenant's: with the mark, the outer packet would be routed into this device again. */
+	/* The route to the edge does not depend on the tenant: with the mark, the outer packet would be routed into this device again. */
 	skb->mark = 0;
 	count(mark ? CANAL_TUNNEL_DIALLED : CANAL_TUNNEL_SERVICE);
 	return TC_ACT_OK;
 }
 
-/* The kernel asks for a licence before it lends its helpers. */
+/* The kernel requires a license for the use of its helpers. */
 char _license[] SEC("license") = "Dual BSD/GPL";

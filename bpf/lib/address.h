@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
-/* Addresses in the one 16-byte form of bpf/abi: making them, and asking what they are. No program, no map. */
+/* Addresses in the 16-byte form of bpf/abi: construction and tests. It defines no program and no map. */
 #ifndef CANAL_LIB_ADDRESS_H
 #define CANAL_LIB_ADDRESS_H
 
@@ -7,7 +7,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-/* The address as four words in network order: what the kernel's context structures hold. */
+/* An address as four words in network order, as in the kernel's context structures. */
 struct words {
 	__u32 w[4];
 };

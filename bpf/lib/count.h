@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
-/* One counter per verdict, per CPU, so that counting never contends. The including program says how many before including, and may
- * name the map. */
+/* One counter per verdict and CPU, so that counting never contends. The including program defines the number of counters before the
+ * inclusion, and may define the map's name. */
 #ifndef CANAL_LIB_COUNT_H
 #define CANAL_LIB_COUNT_H
 

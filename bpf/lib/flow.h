@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
-/* Flows of the tier: their hash, and the rewriting of a frame in place. Lengths never change. No map; lib/frame.h reads.
+/* Flows of the tier: their hash, and the rewriting of a frame in place. Lengths never change. It defines no map; lib/frame.h reads
+ * frames.
  *
- * Checksums are patched by difference (RFC 1624). A pending one (frame.pending) holds the plain sum of its pseudo header and takes
- * only changes of that; any other holds the complement of the sum of everything. Every write keeps CHECKSUM_COMPLETE true.
+ * Checksums are patched by difference (RFC 1624). A pending checksum (frame.pending) is the plain sum of its pseudo header, so only
+ * changes of the pseudo header are added. Every other checksum is the complement of the sum of everything. Every write keeps
+ * CHECKSUM_COMPLETE true.
  */
 #ifndef CANAL_LIB_FLOW_H
 #define CANAL_LIB_FLOW_H
@@ -14,7 +16,7 @@ static __always_inline __u32 flow_rotate(__u32 x, int by)
 	return x << by | x >> (32 - by);
 }
 
-/* Murmur3's 32-bit mix; byte for byte canal_wire::tier::flow_hash. Ports are network order; for ICMP they are 0. */
+/* Murmur3's 32-bit mix, byte for byte as canal_wire::tier::flow_hash. Ports are in network order; for ICMP they are 0. */
 static __always_inline __u32 flow_hash(const struct words *client, __be16 client_port_be, __be16 service_port_be, __u32 service)
 {
 	__u32 input[6] = {
@@ -43,7 +45,7 @@ static __always_inline __u32 flow_bucket(__u32 hash)
 	return hash % CANAL_BUCKETS;
 }
 
-/* Addresses of the inside of the tier. */
+/* Addresses inside the tier. */
 
 static __always_inline int same_words(const struct words *a, const struct words *b)
 {
@@ -55,7 +57,7 @@ static __always_inline int has_high6(const struct words *a, __u64 high)
 	return a->w[0] == bpf_htonl(high >> 32) && a->w[1] == bpf_htonl((__u32)high) && a->w[2] == 0;
 }
 
-/* The service whose address this is; 0: none. */
+/* Returns the service with this address; 0: none. */
 static __always_inline __u32 service_of(const struct words *a)
 {
 	__u32 low = bpf_ntohl(a->w[3]);
@@ -72,7 +74,7 @@ static __always_inline struct words service_words(__u32 service, int v6)
 	return v6 ? a : words_v4(bpf_htonl(CANAL_SERVICE_NET4 | service));
 }
 
-/* The underlay address of the tier's host that dials from, or is answered at, this address; 0: it is none. */
+/* Returns the underlay address of the tier's host that dials from this address, or receives responses at it; 0: none. */
 static __always_inline __be32 tier_host_of(const struct words *a)
 {
 	if (is_mapped(a))
@@ -111,7 +113,7 @@ static __always_inline int sum_store(struct __sk_buff *skb, __u32 at, __u16 sum)
 	return bpf_skb_store_bytes(skb, at, &sum, sizeof(sum), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* The IPv4 header at `ip` changed by `change`. */
+/* Patches the checksum of the IPv4 header at `ip` for `change`. */
 static __always_inline int sum_patch_ip(struct __sk_buff *skb, __u32 ip, __u64 change)
 {
 	__u16 sum;
@@ -121,7 +123,7 @@ static __always_inline int sum_patch_ip(struct __sk_buff *skb, __u32 ip, __u64 c
 	return sum_store(skb, ip + 10, sum_patched(sum, change));
 }
 
-/* The inner packet's pseudo header (`pseudo`), or else its payload, changed by `change`. */
+/* Patches the inner packet's transport checksum for `change` in its pseudo header (`pseudo`), or else in its payload. */
 static __always_inline int sum_patch_transport(struct __sk_buff *skb, const struct frame *f, __u64 change, int pseudo)
 {
 	int pending = f->pending == f->transport;
@@ -139,22 +141,22 @@ static __always_inline int sum_patch_transport(struct __sk_buff *skb, const stru
 		at += 2;
 		break;
 	default:
-		/* ICMP has no pseudo header, and what changes inside its errors is summed up by the embedded header's own checksum. */
+		/* ICMP has no pseudo header, and a change inside its errors is balanced by the embedded header's own checksum. */
 		return 0;
 	}
 	if (bpf_skb_load_bytes(skb, at, &sum, sizeof(sum)))
 		return -1;
 	if (pending)
 		return pseudo ? sum_store(skb, at, sum_fold(sum + change)) : 0;
-	/* UDP without a checksum stays without. */
+	/* UDP without a checksum stays without one. */
 	if (f->protocol == IPPROTO_UDP && !sum)
 		return 0;
 	sum = sum_patched(sum, change);
 	return sum_store(skb, at, f->protocol == IPPROTO_UDP && !sum ? 0xffff : sum);
 }
 
-/* Writes `to` over the address `old`, source or destination of the IP header at `ip`; `to` is of the same family. The change that
- * checksums outside of that header see. */
+/* Writes `to` over the address `old`, source or destination of the IP header at `ip`; `to` is of the same family. Returns 0, or a
+ * negative value if the packet is too short. */
 static __always_inline int address_write(struct __sk_buff *skb, int v6, __u32 ip, int is_destination, const struct words *old,
 					 const struct words *to)
 {
@@ -176,7 +178,7 @@ static __always_inline int inner_set(struct __sk_buff *skb, struct frame *f, int
 	return 0;
 }
 
-/* The inner packet's source, in the packet and in `f`. 0, or less if the packet is shorter than it was. */
+/* Sets the inner packet's source, in the packet and in `f`. Returns 0, or a negative value if the packet is shorter than it was. */
 static __always_inline int inner_set_source(struct __sk_buff *skb, struct frame *f, const struct words *to)
 {
 	return inner_set(skb, f, 0, to);
@@ -192,14 +194,14 @@ static __always_inline int embedded_set(struct __sk_buff *skb, struct frame *f, 
 	struct words *old = is_destination ? &f->about.destination : &f->about.source;
 	__u64 change = sum_change(old, to);
 
-	/* The embedded packet's own TCP or UDP checksum stays as it is: nobody can check it, for the packet is cut short. */
+	/* The embedded packet's own TCP or UDP checksum stays: the packet is cut short, so no receiver can check it. */
 	if (address_write(skb, f->v6, f->embedded, is_destination, old, to) || sum_patch_transport(skb, f, change, 0))
 		return -1;
 	*old = *to;
 	return 0;
 }
 
-/* The same inside an ICMP error (f->kind is FRAME_ERROR). */
+/* Sets the source inside an ICMP error (f->kind is FRAME_ERROR), in the packet and in `f`. */
 static __always_inline int embedded_set_source(struct __sk_buff *skb, struct frame *f, const struct words *to)
 {
 	return embedded_set(skb, f, 0, to);
@@ -210,7 +212,7 @@ static __always_inline int embedded_set_destination(struct __sk_buff *skb, struc
 	return embedded_set(skb, f, 1, to);
 }
 
-/* A leg of a tunnel: what the outer headers become. */
+/* Leg of a tunnel: the new values of the outer headers. */
 struct leg {
 	__be32 source_be;
 	__be32 destination_be;
@@ -222,8 +224,8 @@ struct leg {
 	__u8 mac_source[6]; /* inner source */
 };
 
-/* The outer UDP checksum after the addresses changed by `change`. A pending one and a GSO packet's hold the pseudo header's sum; any
- * other goes: over IPv4 it is optional, and with a pending inner checksum it cannot be patched by difference. */
+/* Returns the outer UDP checksum after a change of the addresses. A pending one and that of a GSO packet are the pseudo header's sum.
+ * Any other is cleared: over IPv4 it is optional, and with a pending inner checksum it cannot be patched by difference. */
 static __always_inline __u16 outer_sum(const struct frame *f, __u16 sum, __u64 change)
 {
 	if (f->pending == FRAME_UDP || (f->segment && sum))
@@ -231,10 +233,10 @@ static __always_inline __u16 outer_sum(const struct frame *f, __u16 sum, __u64 c
 	return 0;
 }
 
-/* Turns the frame into one of `leg`, back to the neighbour that it came from: the one router of this host. */
+/* Rewrites the frame for `leg`, back to the neighbor from which it came: the one router of this host. */
 static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, struct frame *f, const struct leg *leg)
 {
-	/* As 16-bit words: the Ethernet header's 14 bytes would misalign anything wider. */
+	/* In 16-bit words, because the Ethernet header's 14 bytes would misalign anything wider. */
 	__u16 h[FRAME_INNER_IP / 2], mac;
 	__u64 change = (__u64)(__u32)~f->outer_source_be + (__u32)~f->outer_destination_be + leg->source_be + leg->destination_be;
 	__u64 sum = 0;
@@ -242,13 +244,15 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 
 	if (bpf_skb_load_bytes(skb, 0, h, sizeof(h)))
 		return -1;
+	/* Otherwise a virtual device would carry the inner flow's hash to the next host, as no wire does, and spread packets by it. */
+	bpf_set_hash_invalid(skb);
 #pragma unroll
 	for (int i = 0; i < 3; i++) {
 		mac = h[i];
 		h[i] = h[i + 3];
 		h[i + 3] = mac;
 	}
-	/* A tunnel's end writes a new outer header: whole TTL, the type of service as it was. */
+	/* The end of a tunnel writes a new outer header: full TTL, and an unchanged type of service. */
 	h[11] = bpf_htons(64 << 8 | IPPROTO_UDP);
 	h[12] = 0;
 	h[13] = leg->source_be & 0xffff;
@@ -267,12 +271,12 @@ static __noinline __attribute__((unused)) int frame_turn(struct __sk_buff *skb, 
 	h[24] = id >> 16;
 	__builtin_memcpy(&h[25], leg->mac, 6);
 	__builtin_memcpy(&h[28], leg->mac_source, 6);
-	/* Swapping the Ethernet addresses leaves their sum alone, so that recomputing over them is right though CHECKSUM_COMPLETE does
+	/* Swapping the Ethernet addresses does not change their sum, so recomputing over them is right although CHECKSUM_COMPLETE does
 	 * not cover them. */
 	return bpf_skb_store_bytes(skb, 0, h, sizeof(h), BPF_F_RECOMPUTE_CSUM);
 }
 
-/* Only the reserved bits, for local delivery: Linux drops VXLAN headers with some that it does not know. */
+/* Clears the reserved bits for local delivery: Linux drops VXLAN headers with bits that it does not know. */
 static __always_inline int frame_clear_reserved(struct __sk_buff *skb, const struct frame *f)
 {
 	__be32 vxlan[2] = { bpf_htonl(0x08000000), bpf_htonl(f->vni << 8) };

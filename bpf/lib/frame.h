@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
-/* What a frame of the tier is: Ethernet, IPv4, UDP, VXLAN, Ethernet, IPv4 or IPv6, TCP, UDP or ICMP, read once into a struct
- * frame. Reads only; lib/flow.h writes. No map.
+/* Frame of the tier: Ethernet, IPv4, UDP, VXLAN, Ethernet, IPv4 or IPv6, then TCP, UDP or ICMP. It is parsed once into a struct frame.
+ * This header only reads; lib/flow.h writes. It defines no map.
  *
- * Everything in front of the inner IP header has a fixed place: the outer header has no options (a datagram with some is
- * malformed, never passed on, because the host's own VXLAN socket would take what the program did not look at) and no VLAN tag.
+ * Everything before the inner IP header has a fixed offset, because the outer header has no options and no VLAN tag. A datagram with
+ * options is malformed. It is never passed on, because the host's own VXLAN socket would accept what the program did not check.
  */
 #ifndef CANAL_LIB_FRAME_H
 #define CANAL_LIB_FRAME_H
@@ -27,7 +27,7 @@
 #define FRAME_VXLAN 42
 #define FRAME_INNER 50    /* the inner Ethernet header */
 #define FRAME_INNER_IP 64
-/* As far as anything is ever read: both IP headers with all options, the ICMP header between them, and the ports. */
+/* Bytes that are read, at most: both IP headers with all options, the ICMP header between them, and the ports. */
 #define FRAME_READ (FRAME_INNER_IP + 60 + 8 + 60 + 20)
 
 #define FRAME_FIN 0x01
@@ -37,10 +37,10 @@
 
 enum frame_verdict {
 	FRAME_OK,
-	FRAME_FOREIGN,   /* not IPv4, or not UDP, or not VXLAN's port: the host's stack may have it */
-	FRAME_MALFORMED, /* shorter than its headers say, or a header that no sender of the tier writes */
+	FRAME_FOREIGN,   /* not IPv4, or not UDP, or not VXLAN's port: the host's stack may get it */
+	FRAME_MALFORMED, /* shorter than its headers state, or a header that no sender of the tier writes */
 	FRAME_FRAGMENT,  /* outer or inner; an outer one may be of any UDP datagram */
-	FRAME_TORN,      /* the first of an outer datagram's fragments; all of the inner headers are in it, and have been read */
+	FRAME_TORN,      /* first fragment of an outer datagram; it contains all inner headers, which have been read */
 	FRAME_PROTOCOL,  /* inside is neither TCP, UDP, an echo nor an ICMP error about TCP or UDP */
 };
 
@@ -48,7 +48,7 @@ enum frame_kind {
 	FRAME_TCP,
 	FRAME_DATAGRAM,
 	FRAME_ECHO,  /* ports are 0 */
-	FRAME_ERROR, /* `about` says what the error is about; the ports of `flow` are 0 */
+	FRAME_ERROR, /* `about` is the tuple that the error is about; the ports of `flow` are 0 */
 };
 
 struct tuple {
@@ -59,8 +59,8 @@ struct tuple {
 };
 
 struct frame {
-	struct tuple flow;  /* the inner packet's */
-	struct tuple about; /* of the packet that an ICMP error embeds; the error went against it */
+	struct tuple flow;  /* of the inner packet */
+	struct tuple about; /* of the packet that an ICMP error embeds; the error goes in the opposite direction */
 	__be32 outer_source_be;
 	__be32 outer_destination_be;
 	__be16 outer_source_port_be;
@@ -69,21 +69,21 @@ struct frame {
 	__u32 stamp;        /* CANAL_STAMP_*; only inside the tier */
 	__u16 segment;      /* gso_size; 0: not a GSO packet */
 	__u16 transport;    /* offset of the inner TCP, UDP or ICMP header */
-	__u16 length;       /* of the inner packet with its IP header */
-	__u16 whole;        /* how long it may be that this datagram would have come in one piece */
+	__u16 length;       /* length of the inner packet with its IP header */
+	__u16 whole;        /* length with which this datagram would have come unfragmented */
 	__u16 header;       /* length of the TCP, UDP or ICMP header */
 	__u16 embedded;     /* offset of the embedded IP header */
 	__u8 hop;           /* the VXLAN header's last byte */
 	__u8 v6;            /* the inner packet's family */
 	__u8 protocol;      /* the inner packet's IPPROTO_*; ICMP's own for errors */
-	__u8 about_protocol;/* of the embedded packet */
+	__u8 about_protocol;/* protocol of the embedded packet */
 	__u8 kind;          /* enum frame_kind */
-	__u8 flags;         /* TCP's */
+	__u8 flags;         /* flags of TCP */
 	__u8 icmp_type;
 	__u8 dont_fragment; /* IPv4's DF; 1 with IPv6 */
 };
 
-/* The part of the kernel's struct that no context field shows. */
+/* The part of the kernel's struct that no context field exposes. */
 struct sk_buff___canal {
 	unsigned char *head;
 	unsigned char *data;
@@ -93,8 +93,8 @@ struct sk_buff___canal {
 extern void *bpf_cast_to_kern_ctx(void *) __ksym;
 #define FRAME_CHECKSUM_PARTIAL 3
 
-/* Where the pending checksum's header is. A tunnel's packet may have it outside or inside, and the two want opposite arithmetic: the
- * checksum helpers, which do not ask which header they are about, would spoil the one that is not pending. */
+/* Returns the offset of the header with the pending checksum; 0: none. A tunnel's packet may have it outside or inside, and the two need
+ * opposite arithmetic: the checksum helpers do not distinguish the headers, and would corrupt the checksum that is not pending. */
 static __always_inline __u16 frame_pending(struct __sk_buff *skb)
 {
 	const struct sk_buff___canal *kernel = bpf_cast_to_kern_ctx(skb);
@@ -106,7 +106,7 @@ static __always_inline __u16 frame_pending(struct __sk_buff *skb)
 
 static __always_inline int frame_is_error(__u8 v6, __u8 type)
 {
-	/* Unreachable, too big, time exceeded, parameter problem (RFC 4443 3); the same of RFC 792 but redirects and quenches. */
+	/* Unreachable, too big, time exceeded, parameter problem (RFC 4443 3); those of RFC 792 without redirects and quenches. */
 	return v6 ? type >= 1 && type <= 4 : type == 3 || type == 11 || type == 12;
 }
 
@@ -115,8 +115,8 @@ static __always_inline int frame_is_echo(__u8 v6, __u8 type)
 	return v6 ? type == 128 || type == 129 : type == 0 || type == 8;
 }
 
-/* Addresses, protocol and header length of the IP packet at `at`. `left` is how many bytes it may have. `whole`: refuse one that says
- * it is longer; what an ICMP error embeds is cut short. */
+/* Reads the addresses, protocol and header length of the IP packet at `at`, which may have `left` bytes. With `whole`, a packet that
+ * states more is malformed; a packet that an ICMP error embeds is cut short. */
 static __always_inline int frame_ip(void *data, void *end, __u32 at, __u32 left, int v6, int whole, struct tuple *t, __u8 *protocol,
 				    __u32 *header, __u32 *length, __u8 *dont_fragment)
 {
@@ -152,7 +152,7 @@ static __always_inline int frame_ip(void *data, void *end, __u32 at, __u32 left,
 	return FRAME_OK;
 }
 
-/* What an ICMP error is about. The embedded packet has at least 8 bytes behind its IP header (RFC 792), the ports among them. */
+/* Reads the packet that an ICMP error is about. It has at least 8 bytes behind its IP header (RFC 792), the ports among them. */
 static __always_inline int frame_about(void *data, void *end, struct frame *f, __u32 left)
 {
 	__u32 header, length, at = f->embedded;
@@ -172,7 +172,7 @@ static __always_inline int frame_about(void *data, void *end, struct frame *f, _
 	return FRAME_OK;
 }
 
-/* `left`: bytes of the inner packet behind its IP header. */
+/* Reads the inner transport header. `left` is the number of bytes behind the inner IP header. */
 static __always_inline int frame_transport(void *data, void *end, struct frame *f, __u32 left)
 {
 	__u32 at = f->transport;
@@ -214,8 +214,8 @@ static __always_inline int frame_transport(void *data, void *end, struct frame *
 	return FRAME_OK;
 }
 
-/* Reads the frame. The program itself compares the outer addresses with its own: a datagram for VXLAN's port that the program passes
- * to a host that has a VXLAN device is taken by that device, whichever of the host's addresses it is for. */
+/* Parses the frame. The program itself compares the outer addresses with its own: a VXLAN device of the host accepts every datagram for
+ * VXLAN's port that is passed on, whichever of the host's addresses it is for. */
 static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb, struct frame *f)
 {
 	__u32 read = skb->len < FRAME_READ ? skb->len : FRAME_READ;
@@ -252,6 +252,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_FOREIGN;
 	torn = !!(ip->frag_off & bpf_htons(0x2000));
 	length = bpf_ntohs(ip->tot_len);
+	/* A first fragment is shorter than its datagram. */
 	if (torn && bpf_ntohs(udp->len) <= length - sizeof(*ip))
 		return FRAME_FRAGMENT;
 	if (data + FRAME_INNER_IP > end || length < FRAME_INNER_IP - FRAME_IP || FRAME_IP + length > skb->len ||
@@ -259,6 +260,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 		return FRAME_MALFORMED;
 	first = bpf_ntohl(vxlan[1]);
 	f->stamp = bpf_ntohl(vxlan[0]) & 0xffffff;
+	/* Reserved bits are used only inside the tier. */
 	if (bpf_ntohl(vxlan[0]) >> 24 != 0x08 || (f->stamp && first >> 8 != CANAL_TIER_VNI))
 		return FRAME_MALFORMED;
 	f->outer_source_be = ip->saddr;
@@ -284,7 +286,7 @@ static __noinline __attribute__((unused)) int frame_parse(struct __sk_buff *skb,
 	return verdict;
 }
 
-/* The largest inner packet that will be on the wire: a GSO packet is cut into segments. */
+/* Returns the largest inner packet on the wire: a GSO packet is cut into segments. */
 static __always_inline __u32 frame_largest(const struct frame *f)
 {
 	return f->segment ? f->transport + f->header - FRAME_INNER_IP + f->segment : f->length;

@@ -1,17 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 OR BSD-2-Clause */
-/* Makes of a packet that is too big for the way before it the answer that tells its sender so. Decides nothing: whether a packet is too
- * big, and where the answer goes, the programs know. One map, to compose in.
- */
+/* Turns a packet that is too big for the path ahead into the ICMP error to its sender. The programs decide whether a packet is too big,
+ * and where the error goes. It defines one map, for composing. */
 #ifndef CANAL_LIB_TOO_BIG_H
 #define CANAL_LIB_TOO_BIG_H
 
 #include "lib/flow.h"
 
-/* Bytes of a packet that is too big that the answer shows its sender: an IPv4 header with all options and 8 bytes (RFC 792); an
- * IPv6 header and the whole header of TCP. */
+/* Bytes of the packet that the error quotes: an IPv4 header with all options and 8 bytes (RFC 792); an IPv6 header and the whole header
+ * of TCP. */
 #define SHOWN 68
 
-/* Every IPv6 link takes so much (RFC 8200 5). */
+/* MTU that every IPv6 link supports (RFC 8200 5). */
 #define TOO_BIG_LEAST6 1280
 
 static __always_inline __u64 sum_of(void *bytes, __u32 length)
@@ -41,7 +40,7 @@ struct too_big {
 	};
 };
 
-/* Where an answer is composed: the stack has no room for it. */
+/* Memory for composing an error, which does not fit into the stack. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -81,35 +80,35 @@ static __always_inline void fill_too_big6(struct too_big6 *a, const struct frame
 	a->icmp.code = 0;
 	a->icmp.sum = 0;
 	a->icmp.mtu_be = bpf_htonl(mtu);
-	/* The pseudo header: both addresses, the length, the protocol. */
+	/* The pseudo header has both addresses, the length and the protocol. */
 	a->icmp.sum = ~sum_fold(sum_of(&a->ip.saddr, 32) + a->ip.payload_len + bpf_htons(IPPROTO_ICMPV6) +
 				sum_of(&a->icmp, sizeof(a->icmp)));
 }
 
-/* Makes the frame `length` bytes long by taking what is behind its Ethernet header; all of it is written anew. From the front,
- * because then a pending checksum's header is gone too, and the kernel forgets the checksum with the next write (skb_postpull_rcsum). */
+/* Shortens the frame to `length` bytes by removing bytes behind its Ethernet header; everything is rewritten afterwards. Removal at the
+ * front also removes a pending checksum's header, so that the kernel drops the checksum with the next write (skb_postpull_rcsum). */
 static __always_inline int shorten(struct __sk_buff *skb, __u32 length)
 {
 	for (int i = 0; i < 20 && skb->len > length; i++) {
 		__u32 excess = skb->len - length;
 
-		/* The most that one call takes is 0xfff. */
+		/* One call removes at most 0xfff bytes. */
 		if (bpf_skb_adjust_room(skb, -(__s32)(excess > 0xf00 ? 0xf00 : excess), BPF_ADJ_ROOM_MAC, 0))
 			return -1;
 	}
 	return skb->len != length;
 }
 
-/* Writes the answer to the packet's sender, as the address that it dialled, with the size that passes (RFC 1191, RFC 8201). `leg` leads
- * back to where the packet came from. 0, or less if there is none. */
+/* Writes the error to the packet's sender, from the address that it dialed, with the size that passes (RFC 1191, RFC 8201). `leg` leads
+ * back to the packet's origin. Returns 0, or a negative value if there is no error to send. */
 static __noinline int write_too_big(struct __sk_buff *skb, struct frame *f, struct leg *leg, __u32 mtu)
 {
 	__u32 inner = f->v6 ? sizeof(struct too_big6) : sizeof(struct too_big4);
 	__u32 zero = 0;
 	struct too_big *a = bpf_map_lookup_elem(&canal_too_big, &zero);
 
-	/* The kernel gives no way to make one packet of a GSO packet. What is not delivered TCP sends again in single segments, which are
-	 * answered. Nor is an error ever answered by an error (RFC 1122 3.2.2). */
+	/* The kernel offers no means to make one packet of a GSO packet. TCP retransmits what is not delivered in single segments, which
+	 * are answered. An error is never answered by an error (RFC 1122 3.2.2). */
 	if (!a || f->segment || f->kind == FRAME_ERROR || f->length < SHOWN + 64)
 		return -1;
 	if (bpf_skb_load_bytes(skb, 0, a->head, sizeof(a->head)) ||
@@ -118,7 +117,7 @@ static __noinline int write_too_big(struct __sk_buff *skb, struct frame *f, stru
 		return -1;
 	f->pending = 0;
 	a->head[8] = bpf_htons(FRAME_INNER_IP - FRAME_IP + inner);
-	/* The answer to a fragment is none. */
+	/* The error to a fragment is not a fragment. */
 	a->head[10] &= bpf_htons(0x4000);
 	a->head[19] = bpf_htons(FRAME_INNER_IP - FRAME_UDP + inner);
 	leg->destination_be = f->outer_source_be;

@@ -1,5 +1,5 @@
-//! What a tenant takes for itself of what all tenants share, and who must yield when two take the same. The only place
-//! where tenants meet: everything else is compiled tenant by tenant.
+//! Compares the claims of tenants on shared identifiers (VNI, trust domain, addresses), and decides which tenant yields if two claim the
+//! same. Tenants are compared nowhere else: everything else is compiled tenant by tenant. Start at [`collisions`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,27 +10,27 @@ use canal_model::policy::{ObjectKey, ObjectKind};
 use canal_model::tier::overlap;
 use ipnet::IpNet;
 
-/// What one tenant claims.
+/// The shared identifiers that one tenant claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Claims {
+pub struct TenantClaims {
     pub tenant: TenantName,
     /// `None` while the tenant has no valid Tenant object; it then gets no resources either.
     pub isolation: Option<Isolation>,
     pub gateways: Vec<GatewayClaim>,
 }
 
-/// What sets a tenant apart from all others.
+/// The properties that separate a tenant from all others.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Isolation {
     pub vni: Vni,
     pub trust_domain: TrustDomain,
     pub pod_cidrs: Vec<IpNet>,
-    /// Not empty: the tenant is on the cloud tier, which tells tenants apart by VNI alone.
+    /// Ranges of gateway addresses. If not empty, the tenant is on the cloud tier, which separates tenants by VNI alone.
     pub gateway_cidrs: Vec<IpNet>,
 }
 
 impl Isolation {
-    /// All ranges, with the field that says each.
+    /// Iterates over all ranges, each with the field that contains it.
     fn ranges(&self) -> impl Iterator<Item = (String, &IpNet)> {
         let named = |field: &'static str| move |(at, net)| (format!("spec.{field}[{at}]"), net);
         let pods = self.pod_cidrs.iter().enumerate().map(named("podCidrs"));
@@ -42,44 +42,46 @@ impl Isolation {
     }
 }
 
-/// The addresses by which a replica knows that a connection is for this tenant.
+/// The addresses at which a replica serves this tenant. They identify the tenant of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayClaim {
     pub replica: ReplicaName,
     pub addresses: Vec<IpAddr>,
 }
 
-/// Who must yield, and why.
+/// The tenants that must yield, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Collisions {
-    /// Tenants whose resources must not be sent out: all of them, since their isolation is not certain.
+pub struct ClaimConflicts {
+    /// Tenants of which no resources may be published, because their isolation is not certain.
     pub withheld: BTreeSet<TenantName>,
-    /// In the order of the tenants given.
+    /// Diagnostics in the order of the given tenants.
     pub diagnostics: Vec<(TenantName, Diagnostic)>,
 }
 
-/// Compares the claims of all tenants, given in the order in which the controller first saw them: a newcomer yields, so that
-/// nobody can take a running tenant's place. A tenant that yields does not defend its claims against those after it.
-pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a Claims>) -> Collisions {
-    let mut found = Collisions::default();
-    let mut seen: Vec<&Claims> = Vec::new();
-    for newcomer in claims {
+/// Compares the claims of all tenants, given in the order in which the controller first saw them.
+///
+/// The later tenant yields, so that no tenant can displace a running one. A tenant that yields does not defend its claims against later
+/// ones.
+pub fn collisions<'a>(claims: impl IntoIterator<Item = &'a TenantClaims>) -> ClaimConflicts {
+    let mut found = ClaimConflicts::default();
+    let mut seen: Vec<&TenantClaims> = Vec::new();
+    for newer in claims {
         let before = found.diagnostics.len();
-        for elder in &seen {
-            clashes(elder, newcomer, &mut |diagnostic| found.diagnostics.push((newcomer.tenant.clone(), diagnostic)));
+        for older in &seen {
+            clashes(older, newer, &mut |diagnostic| found.diagnostics.push((newer.tenant.clone(), diagnostic)));
         }
         if found.diagnostics.len() > before {
-            found.withheld.insert(newcomer.tenant.clone());
+            found.withheld.insert(newer.tenant.clone());
         } else {
-            seen.push(newcomer);
+            seen.push(newer);
         }
     }
     found
 }
 
-fn clashes(elder: &Claims, newcomer: &Claims, report: &mut impl FnMut(Diagnostic)) {
-    let other = &elder.tenant;
-    let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, mend: &str| {
+fn clashes(older: &TenantClaims, newer: &TenantClaims, report: &mut impl FnMut(Diagnostic)) {
+    let other = &older.tenant;
+    let mut error = |kind: ObjectKind, name: &str, field: &str, problem: String, fix: &str| {
         let object = ObjectName::new(name).ok().zip(Namespace::new("default").ok());
         report(Diagnostic {
             severity: Severity::Error,
@@ -87,11 +89,11 @@ fn clashes(elder: &Claims, newcomer: &Claims, report: &mut impl FnMut(Diagnostic
             object: object.map(|(name, namespace)| ObjectKey { kind, namespace, name }),
             field: field.to_owned(),
             problem,
-            mend: mend.to_owned(),
+            fix: fix.to_owned(),
         });
     };
-    if let (Some(old), Some(new)) = (&elder.isolation, &newcomer.isolation) {
-        let name = newcomer.tenant.as_str();
+    if let (Some(old), Some(new)) = (&older.isolation, &newer.isolation) {
+        let name = newer.tenant.as_str();
         if old.vni == new.vni {
             let problem = format!("VNI {} is already tenant {other}'s, so their packets would mix", new.vni.get());
             error(ObjectKind::Tenant, name, "spec.vni", problem, "give every tenant its own VNI");
@@ -100,22 +102,25 @@ fn clashes(elder: &Claims, newcomer: &Claims, report: &mut impl FnMut(Diagnostic
             let problem = format!("trust domain {} is already tenant {other}'s, so their identities would mix", new.trust_domain);
             error(ObjectKind::Tenant, name, "spec.trustDomain", problem, "give every tenant its own trust domain");
         }
+        // On the cloud tier VNIs separate tenants, so their ranges may overlap if both tenants are on it.
         let apart_by_vni = old.is_on_tier() && new.is_on_tier();
         for (field, net) in new.ranges().filter(|_| !apart_by_vni) {
             if let Some((_, taken)) = old.ranges().find(|(_, taken)| overlap(taken, net)) {
-                let problem = format!("{net} overlaps {taken} of tenant {other}; outside the cloud tier tenants are told apart by address");
-                let mend = "choose a range that no other tenant uses, or give both tenants gatewayCidrs";
-                error(ObjectKind::Tenant, name, &field, problem, mend);
+                let problem =
+                    format!("{net} overlaps {taken} of tenant {other}; outside the cloud tier tenants are distinguished by address");
+                let fix = "choose a range that no other tenant uses, or give both tenants gatewayCidrs";
+                error(ObjectKind::Tenant, name, &field, problem, fix);
             }
         }
     }
-    for new in &newcomer.gateways {
-        let same_replica = elder.gateways.iter().filter(|old| old.replica == new.replica);
+    for new in &newer.gateways {
+        // Addresses of different replicas do not conflict: those are in different network namespaces or on different machines.
+        let same_replica = older.gateways.iter().filter(|old| old.replica == new.replica);
         let taken: BTreeSet<&IpAddr> = same_replica.flat_map(|old| &old.addresses).collect();
         for (at, address) in new.addresses.iter().enumerate().filter(|(_, address)| taken.contains(address)) {
             let problem = format!("{address} is already the address at which this replica serves tenant {other}");
-            let mend = "give the replica an own address in every tenant's overlay";
-            error(ObjectKind::Gateway, new.replica.as_str(), &format!("spec.addresses[{at}]"), problem, mend);
+            let fix = "give the replica an own address in every tenant's overlay";
+            error(ObjectKind::Gateway, new.replica.as_str(), &format!("spec.addresses[{at}]"), problem, fix);
         }
     }
 }

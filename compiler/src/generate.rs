@@ -1,42 +1,42 @@
-//! Generated policies with requests that are likely to meet them: few words, so that paths, hosts and values collide.
+//! Generates policies, and requests that are likely to match them. The vocabulary is small, so that paths, hosts and values collide.
 //!
-//! For tests only (feature `generate`): whoever runs programs compares itself with [`crate::oracle`] on these.
+//! For tests only (feature `generate`): implementations of routing compare themselves with [`crate::oracle`] on these cases.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use canal_model::diagnostic::Origin;
+use canal_model::diagnostic::SourceLocation;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
+use canal_model::policy::canal::{Tenant, TenantSpec};
+use canal_model::policy::gateway_api::{self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition};
 use canal_model::policy::istio::{self, Destination, HttpMatchRequest, HttpRouteDestination, PortSelector, StringMatch};
-use canal_model::policy::kubernetes::{ClusterIp, Condition, Pod, PodSpec, PodStatus, Service, ServicePort, ServiceSpec, Transport};
-use canal_model::policy::mesh::{Tenant, TenantSpec};
-use canal_model::policy::route::{self, BackendRef, HttpRouteMatch, HttpRule, Method, ParentRef, PathCondition, ValueCondition};
+use canal_model::policy::kubernetes::{ClusterIp, Pod, PodCondition, PodSpec, PodStatus, Service, ServicePort, ServiceSpec, Transport};
 use canal_model::policy::{Document, Metadata, Object, Timestamp};
-use canal_model::program::{Labels, OutsideMesh};
+use canal_model::program::{Labels, OutboundTrafficPolicy};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::oracle::Request;
-use crate::{Input, service_keys};
+use crate::oracle::OracleRequest;
+use crate::{CompileInput, service_keys};
 
-/// A tenant and requests to its services.
+/// A generated tenant, and requests to its services.
 #[derive(Debug, Clone)]
-pub struct Case {
+pub struct GeneratedRouting {
     pub tenant: TenantName,
     pub documents: Vec<Arc<Document>>,
     pub service_ids: BTreeMap<ServiceKey, ServiceId>,
-    /// Key sets by URI.
+    /// JWT key sets by URI.
     pub jwks: BTreeMap<String, String>,
-    pub requests: Vec<Request>,
+    pub requests: Vec<OracleRequest>,
 }
 
-impl Case {
-    /// What to compile.
-    pub fn input(&self) -> Input<'_> {
-        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
+impl GeneratedRouting {
+    /// Returns the input for the compiler.
+    pub fn input(&self) -> CompileInput<'_> {
+        CompileInput { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
     }
 }
 
@@ -53,8 +53,8 @@ const VALUES: [&str; 5] = ["1", "2", "12", "", "1,2"];
 const VALUE_PATTERNS: [&str; 4] = ["1.*", "[12]", "", "2|1,2"];
 const METHODS: [&str; 4] = ["GET", "POST", "get", "PURGE"];
 
-/// Whole tenants, with 16 requests each. All names in them are valid, and most references are good.
-pub fn cases() -> impl Strategy<Value = Case> {
+/// Generates complete tenants with 16 requests each. All names in them are valid, and most references are.
+pub fn cases() -> impl Strategy<Value = GeneratedRouting> {
     let routes = vec(http_route(), 0..4);
     let virtual_services = vec(virtual_service(), 0..3);
     let udp_routes = vec(udp_route(), 0..3);
@@ -63,20 +63,20 @@ pub fn cases() -> impl Strategy<Value = Case> {
         objects.extend(SERVICES.iter().enumerate().map(|(at, (name, ports))| service(at, name, ports)));
         objects.push(udp_service());
         objects.extend((1..=4).map(pod));
-        objects.extend(numbered("udp", udp_routes).map(|(metadata, spec)| Object::UdpRoute(route::UdpRoute { metadata, spec })));
-        objects.extend(numbered("route", routes).map(|(metadata, spec)| Object::HttpRoute(route::HttpRoute { metadata, spec })));
+        objects.extend(numbered("udp", udp_routes).map(|(metadata, spec)| Object::UdpRoute(gateway_api::UdpRoute { metadata, spec })));
+        objects.extend(numbered("route", routes).map(|(metadata, spec)| Object::HttpRoute(gateway_api::HttpRoute { metadata, spec })));
         let virtual_services = numbered("vs", virtual_services);
         objects.extend(virtual_services.map(|(metadata, spec)| Object::VirtualService(istio::VirtualService { metadata, spec })));
         case(objects, requests)
     })
 }
 
-pub(crate) fn case(objects: Vec<Object>, requests: Vec<Request>) -> Case {
+pub(crate) fn case(objects: Vec<Object>, requests: Vec<OracleRequest>) -> GeneratedRouting {
     let documents: Vec<Arc<Document>> = (1..)
         .zip(objects)
         .map(|(line, object)| Document {
             object,
-            origin: Origin { file: "generated".into(), line, column: 1 },
+            origin: SourceLocation { file: "generated".into(), line, column: 1 },
             text: "".into(),
             faults: Vec::new(),
         })
@@ -85,10 +85,10 @@ pub(crate) fn case(objects: Vec<Object>, requests: Vec<Request>) -> Case {
     let tenant: TenantName = name("alpha");
     let keys = service_keys(&tenant, &documents);
     let service_ids = keys.into_iter().zip(1..).filter_map(|(key, id)| Some((key, ServiceId::new(id).ok()?))).collect();
-    Case { tenant, documents, service_ids, jwks: BTreeMap::new(), requests }
+    GeneratedRouting { tenant, documents, service_ids, jwks: BTreeMap::new(), requests }
 }
 
-/// The constants of this module are valid; a test that uses them would fail at once otherwise.
+/// Parses a constant of this module. The constants are valid; otherwise every test that uses them would fail at once.
 pub(crate) fn name<T: std::str::FromStr>(text: &str) -> T {
     match text.parse() {
         Ok(name) => name,
@@ -124,11 +124,12 @@ pub(crate) fn tenant() -> Object {
         service_cidrs: Vec::new(),
         gateway_cidrs: Vec::new(),
         home_az: None,
-        outside: OutsideMesh::Deny,
+        outbound_traffic_policy: OutboundTrafficPolicy::Deny,
         resolvers: Vec::new(),
         keys: Default::default(),
         shares: Default::default(),
         default_throttle: Default::default(),
+        direct_path: Default::default(),
     };
     Object::Tenant(Tenant { metadata: metadata("alpha", None), spec })
 }
@@ -159,7 +160,7 @@ pub(crate) fn pod(number: u8) -> Object {
     let version = if number.is_multiple_of(2) { "v2" } else { "v1" };
     let mut own = metadata(&format!("pod-{number}"), None);
     own.labels = Labels::from([("app".to_owned(), app.to_owned()), ("version".to_owned(), version.to_owned())]);
-    let ready = Condition { kind: "Ready".to_owned(), status: "True".to_owned() };
+    let ready = PodCondition { kind: "Ready".to_owned(), status: "True".to_owned() };
     let address = std::net::Ipv4Addr::new(10, 1, 0, number);
     let status = PodStatus { pod_ip: Some(address.into()), conditions: vec![ready], ..PodStatus::default() };
     Object::Pod(Pod { metadata: own, spec: PodSpec { node_name: Some(name("node")), ..PodSpec::default() }, status })
@@ -184,7 +185,7 @@ fn some_port() -> impl Strategy<Value = NonZeroU16> + Clone {
     prop_oneof![6 => Just(80), 2 => Just(81), 1 => Just(6379), 1 => Just(9)].prop_map(port)
 }
 
-fn http_route() -> impl Strategy<Value = (Option<u64>, route::HttpRouteSpec)> {
+fn http_route() -> impl Strategy<Value = (Option<u64>, gateway_api::HttpRouteSpec)> {
     let parent_ref = (some_service(), option::of(some_port())).prop_map(|(service, port)| ParentRef {
         group: String::new(),
         kind: "Service".to_owned(),
@@ -195,11 +196,11 @@ fn http_route() -> impl Strategy<Value = (Option<u64>, route::HttpRouteSpec)> {
     let rule = (vec(route_match(), 0..3), vec(backend_ref(), 0..3));
     let rule = rule.prop_map(|(matches, backend_refs)| HttpRule { name: None, matches, backend_refs });
     let spec = (vec(parent_ref, 1..3), vec(words(&HOSTS), 0..3), vec(rule, 0..4));
-    let spec = spec.prop_map(|(parent_refs, hostnames, rules)| route::HttpRouteSpec { parent_refs, hostnames, rules });
+    let spec = spec.prop_map(|(parent_refs, hostnames, rules)| gateway_api::HttpRouteSpec { parent_refs, hostnames, rules });
     (option::of(0..3u64), spec)
 }
 
-/// The web pods' Service with 80 UDP ports, more than a pod may have open.
+/// Returns a Service that selects the web pods and has 80 UDP ports, more than a pod may have open.
 fn udp_service() -> Object {
     let port = |number: u16| ServicePort {
         name: format!("p{number}"),
@@ -213,7 +214,7 @@ fn udp_service() -> Object {
     Object::Service(Service { metadata: metadata("datagrams", None), spec })
 }
 
-fn udp_route() -> impl Strategy<Value = (Option<u64>, route::UdpRouteSpec)> {
+fn udp_route() -> impl Strategy<Value = (Option<u64>, gateway_api::UdpRouteSpec)> {
     let parent = ParentRef { group: String::new(), kind: "Service".to_owned(), name: name("datagrams"), namespace: None, port: None };
     let backend = prop_oneof![9 => 1..=80u16, 1 => Just(81)].prop_map(|number| BackendRef {
         group: String::new(),
@@ -223,15 +224,15 @@ fn udp_route() -> impl Strategy<Value = (Option<u64>, route::UdpRouteSpec)> {
         port: Some(port(number)),
         weight: 1,
     });
-    let rule = vec(backend, 0..60).prop_map(|backend_refs| route::UdpRule { name: None, backend_refs });
-    let spec = vec(rule, 0..3).prop_map(move |rules| route::UdpRouteSpec { parent_refs: vec![parent.clone()], rules });
+    let rule = vec(backend, 0..60).prop_map(|backend_refs| gateway_api::UdpRule { name: None, backend_refs });
+    let spec = vec(rule, 0..3).prop_map(move |rules| gateway_api::UdpRouteSpec { parent_refs: vec![parent.clone()], rules });
     (option::of(0..3u64), spec)
 }
 
 fn route_match() -> impl Strategy<Value = HttpRouteMatch> {
     let text = prop_oneof![
-        (words(&PATHS), select(vec![route::PathConditionType::Exact, route::PathConditionType::PathPrefix])),
-        (words(&PATH_PATTERNS), Just(route::PathConditionType::RegularExpression)),
+        (words(&PATHS), select(vec![gateway_api::PathConditionType::Exact, gateway_api::PathConditionType::PathPrefix])),
+        (words(&PATH_PATTERNS), Just(gateway_api::PathConditionType::RegularExpression)),
     ];
     let path = option::of(text.prop_map(|(value, kind)| PathCondition { kind, value }));
     let method = option::weighted(0.2, select(vec![Method::Get, Method::Post]));
@@ -241,8 +242,8 @@ fn route_match() -> impl Strategy<Value = HttpRouteMatch> {
 
 fn value_condition() -> impl Strategy<Value = ValueCondition> {
     let text = prop_oneof![
-        (words(&VALUES), Just(route::ValueConditionType::Exact)),
-        (words(&VALUE_PATTERNS), Just(route::ValueConditionType::RegularExpression)),
+        (words(&VALUES), Just(gateway_api::ValueConditionType::Exact)),
+        (words(&VALUE_PATTERNS), Just(gateway_api::ValueConditionType::RegularExpression)),
     ];
     (words(&NAMES), text).prop_map(|(name, (value, kind))| ValueCondition { kind, name, value })
 }
@@ -260,7 +261,7 @@ fn backend_ref() -> impl Strategy<Value = BackendRef> {
 
 fn virtual_service() -> impl Strategy<Value = (Option<u64>, istio::VirtualServiceSpec)> {
     let rule = (vec(match_request(), 0..3), vec(destination(), 0..3));
-    let rule = rule.prop_map(|(matches, route)| istio::HttpRoute { name: None, matches, route });
+    let rule = rule.prop_map(|(matches, route)| istio::VirtualServiceRoute { name: None, matches, route });
     let hosts = vec(some_service().prop_map(str::to_owned), 1..3);
     let spec = (hosts, vec(rule, 0..4)).prop_map(|(hosts, http)| istio::VirtualServiceSpec { hosts, gateways: Vec::new(), http });
     (option::of(0..3u64), spec)
@@ -302,7 +303,7 @@ fn destination() -> impl Strategy<Value = HttpRouteDestination> {
     })
 }
 
-fn request() -> impl Strategy<Value = Request> {
+fn request() -> impl Strategy<Value = OracleRequest> {
     let query = vec((words(&NAMES), words(&VALUES)), 0..3);
     let headers = vec((words(&NAMES), words(&VALUES)), 0..3);
     (some_service(), some_port(), words(&SENT_HOSTS), words(&METHODS), words(&PATHS), query, headers).prop_map(
@@ -310,7 +311,7 @@ fn request() -> impl Strategy<Value = Request> {
             let parameters: Vec<String> = query.iter().map(|(name, value)| format!("{name}={value}")).collect();
             let target = if parameters.is_empty() { path } else { format!("{path}?{}", parameters.join("&")) };
             let service = ServiceKey { tenant: name("alpha"), namespace: name(NAMESPACE), name: name(service) };
-            Request { service, port: port.get(), host, method, target, headers }
+            OracleRequest { service, port: port.get(), host, method, target, headers }
         },
     )
 }

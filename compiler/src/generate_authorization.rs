@@ -1,14 +1,16 @@
-//! Generated policies with facts that are likely to meet them: few words, so that principals, paths and values collide.
+//! Generates policies, and facts that are likely to match them. The vocabulary is small, so that principals, paths and values collide.
 //!
-//! For tests only (feature `generate`): whoever judges requests compares itself with [`crate::oracle_authorization`] on these.
+//! For tests only (feature `generate`): implementations of authorization compare themselves with [`crate::oracle_authorization`] on these
+//! cases.
 
 use std::collections::BTreeMap;
 
 use canal_model::authorization::Attribute;
-use canal_model::policy::mesh::{AuthorizerService, ExternalAuthorizer, ExternalAuthorizerSpec};
-use canal_model::policy::security::{
-    self, AuthorizationPolicy, AuthorizationPolicySpec, AuthorizationRule, Condition, DRY_RUN_ANNOTATION, MutualTls, MutualTlsMode,
-    Operation, PeerAuthentication, PeerAuthenticationSpec, PolicyAction, PolicyTargetRef, Provider, Source, Values, WorkloadSelector,
+use canal_model::policy::canal::{AuthorizerService, ExternalAuthorizer, ExternalAuthorizerSpec};
+use canal_model::policy::istio_security::{
+    self, AuthorizationPolicy, AuthorizationPolicySpec, AuthorizationRule, DRY_RUN_ANNOTATION, MutualTls, MutualTlsMode, OperationSpec,
+    PeerAuthentication, PeerAuthenticationSpec, PolicyAction, PolicyTargetRef, Provider, SourceSpec, StringList, WhenCondition,
+    WorkloadSelector,
 };
 use canal_model::policy::{Metadata, Object};
 use canal_model::program::Labels;
@@ -17,14 +19,14 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::generate::{Case, case, metadata, name, pod, port, service, tenant, words};
-use crate::oracle_authorization::{Facts, Value};
+use crate::generate::{GeneratedRouting, case, metadata, name, pod, port, service, tenant, words};
+use crate::oracle_authorization::{OracleFacts, OracleValue};
 
-/// A tenant with policies, and facts to judge.
+/// A generated tenant with policies, and facts to evaluate.
 #[derive(Debug, Clone)]
-pub struct Policies {
-    pub case: Case,
-    pub facts: Vec<Facts>,
+pub struct GeneratedPolicies {
+    pub case: GeneratedRouting,
+    pub facts: Vec<OracleFacts>,
 }
 
 const PRINCIPALS: [&str; 9] = [
@@ -66,8 +68,8 @@ const KEYS: [(&str, &[&str]); 15] = [
     ("connection.sni", &HOSTS),
 ];
 
-/// Whole tenants with policies, and 24 sets of facts each.
-pub fn policies() -> impl Strategy<Value = Policies> {
+/// Generates complete tenants with policies, and 24 sets of facts each.
+pub fn policies() -> impl Strategy<Value = GeneratedPolicies> {
     (vec(policy(), 1..6), vec(peer(), 0..5), vec(facts(), 24)).prop_map(|(policies, peers, facts)| {
         let mut objects = vec![tenant()];
         let services: [(&str, &[(u16, &str)]); 3] =
@@ -80,7 +82,7 @@ pub fn policies() -> impl Strategy<Value = Policies> {
             let metadata = Metadata { namespace: name(namespace), ..metadata(&format!("peer-{at}"), created) };
             Object::PeerAuthentication(PeerAuthentication { metadata, spec })
         }));
-        Policies { case: case(objects, Vec::new()), facts }
+        GeneratedPolicies { case: case(objects, Vec::new()), facts }
     })
 }
 
@@ -123,6 +125,7 @@ fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpe
     let provider = select(vec!["authz", "other", "nobody"]);
     let parts = (some_namespace(), prop::bool::weighted(0.15), selector(), targets, vec(rule(), 0..4), action, provider);
     parts.prop_map(|(namespace, dry_run, selector, targets, mut rules, action, provider)| {
+        // Without rules such a policy is broken or never matches, so it gets the empty rule, which always matches.
         if rules.is_empty() && action != PolicyAction::Allow {
             rules.push(AuthorizationRule::default());
         }
@@ -139,17 +142,21 @@ fn policy() -> impl Strategy<Value = (&'static str, bool, AuthorizationPolicySpe
 }
 
 fn rule() -> impl Strategy<Value = AuthorizationRule> {
-    let from = source().prop_map(|source| security::From { source: Some(source) });
-    let to = operation().prop_map(|operation| security::To { operation: Some(operation) });
+    let from = source().prop_map(|source| istio_security::FromClause { source: Some(source) });
+    let to = operation().prop_map(|operation| istio_security::ToClause { operation: Some(operation) });
     let when = select(KEYS.to_vec()).prop_flat_map(|(key, values)| {
-        asked(values, values, 0.98).prop_map(move |(values, not_values)| Condition { key: key.to_owned(), values, not_values })
+        asked(values, values, 0.98).prop_map(move |(values, not_values)| WhenCondition { key: key.to_owned(), values, not_values })
     });
     (option::weighted(0.5, vec(from, 1..3)), option::weighted(0.5, vec(to, 1..3)), option::weighted(0.4, vec(when, 1..3)))
         .prop_map(|(from, to, when)| AuthorizationRule { from, to, when })
 }
 
-/// Values and values that must not be: with this probability, either or both.
-fn asked(any: &'static [&'static str], none: &'static [&'static str], weight: f64) -> impl Strategy<Value = (Values, Values)> + Clone {
+/// Generates a list of values and its opposite: with the probability `weight`, one of them or both are set.
+fn asked(
+    any: &'static [&'static str],
+    none: &'static [&'static str],
+    weight: f64,
+) -> impl Strategy<Value = (StringList, StringList)> + Clone {
     let list = |of| vec(words(of), 1..4);
     let pair = prop_oneof![
         3 => list(any).prop_map(|any| (Some(any), None)),
@@ -159,8 +166,8 @@ fn asked(any: &'static [&'static str], none: &'static [&'static str], weight: f6
     option::weighted(weight, pair).prop_map(Option::unwrap_or_default)
 }
 
-fn source() -> impl Strategy<Value = Source> {
-    // One in some fifty is no range at all, which breaks the policy.
+fn source() -> impl Strategy<Value = SourceSpec> {
+    // About one in fifty sources has an invalid range, which breaks the policy.
     const ODD_BLOCKS: [&str; 7] = ["10.1.0.0/24", "10.1.0.1", "10.1.1.7", "fd00::/16", "0.0.0.0/0", "::/0", "10.1"];
     let lists = (
         asked(&PRINCIPALS, &PRINCIPALS, 0.35),
@@ -172,7 +179,7 @@ fn source() -> impl Strategy<Value = Source> {
         asked(&TRUST_DOMAINS, &TRUST_DOMAINS, 0.15),
     );
     lists.prop_map(|(principals, request_principals, namespaces, accounts, blocks, remote_blocks, trust_domains)| {
-        let mut source = Source {
+        let mut source = SourceSpec {
             principals: principals.0,
             not_principals: principals.1,
             request_principals: request_principals.0,
@@ -185,23 +192,24 @@ fn source() -> impl Strategy<Value = Source> {
             not_remote_ip_blocks: remote_blocks.1,
             trust_domains: trust_domains.0,
             not_trust_domains: trust_domains.1,
-            ..Source::default()
+            ..SourceSpec::default()
         };
+        // Service accounts are not allowed together with principals or namespaces.
         if source.principals.is_none() && source.not_principals.is_none() && source.namespaces.is_none() && source.not_namespaces.is_none()
         {
             (source.service_accounts, source.not_service_accounts) = accounts;
         }
-        if source == Source::default() {
+        if source == SourceSpec::default() {
             source.principals = Some(vec!["*".to_owned()]);
         }
         source
     })
 }
 
-fn operation() -> impl Strategy<Value = Operation> {
+fn operation() -> impl Strategy<Value = OperationSpec> {
     let lists = (asked(&HOSTS, &HOSTS, 0.3), asked(&PORTS, &PORTS, 0.3), asked(&METHODS, &METHODS, 0.4), asked(&PATHS, &PATHS, 0.5));
     lists.prop_map(|(hosts, ports, methods, paths)| {
-        let mut operation = Operation {
+        let mut operation = OperationSpec {
             hosts: hosts.0,
             not_hosts: hosts.1,
             ports: ports.0,
@@ -211,7 +219,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             paths: paths.0,
             not_paths: paths.1,
         };
-        if operation == Operation::default() {
+        if operation == OperationSpec::default() {
             operation.methods = Some(vec!["*".to_owned()]);
         }
         operation
@@ -230,8 +238,8 @@ fn peer() -> impl Strategy<Value = (&'static str, Option<u64>, PeerAuthenticatio
     })
 }
 
-/// What a hop may know: of each attribute nothing, that it has no value, or values.
-pub fn facts() -> impl Strategy<Value = Facts> {
+/// Generates facts of a hop: each attribute is unknown, absent, or has values.
+pub fn facts() -> impl Strategy<Value = OracleFacts> {
     const SENT: [(Attribute, &[&str]); 10] = [
         (
             Attribute::SourcePrincipal,
@@ -267,30 +275,30 @@ pub fn facts() -> impl Strategy<Value = Facts> {
     let all: Vec<(Attribute, &'static [&'static str])> = SENT.into_iter().chain(others.into_iter().map(|a| (a, texts))).collect();
     let of_texts: Vec<_> = all.into_iter().map(|(attribute, words)| known(attribute, text(words))).collect();
     let address = select(vec!["10.1.0.1", "10.1.1.7", "10.9.9.9", "fd00::1", "::ffff:10.1.0.1", "2001:db8::1"]);
-    let address = address.prop_map(|text| text.parse().map_or(Value::Port(0), Value::Address)).boxed();
+    let address = address.prop_map(|text| text.parse().map_or(OracleValue::Port(0), OracleValue::Address)).boxed();
     let addresses = [Attribute::SourceAddress, Attribute::RemoteAddress, Attribute::DestinationAddress];
     let addresses: Vec<_> = addresses.into_iter().map(|attribute| known(attribute, address.clone())).collect();
-    let port = known(Attribute::DestinationPort, select(vec![80u16, 81, 6379]).prop_map(Value::Port).boxed());
+    let port = known(Attribute::DestinationPort, select(vec![80u16, 81, 6379]).prop_map(OracleValue::Port).boxed());
     (of_texts, addresses, port, any::<bool>()).prop_map(|(texts, addresses, port, is_complete)| {
-        let mut facts = Facts { is_complete, ..Facts::default() };
+        let mut facts = OracleFacts { is_complete, ..OracleFacts::default() };
         for (attribute, values) in texts.into_iter().chain(addresses).chain([port]) {
             match values {
                 Some(values) => drop(facts.seen.insert(attribute, values)),
                 None => drop(facts.unseen.insert(attribute)),
             }
         }
-        let is_beta = |value: &Value| matches!(value, Value::Text(text) if text.starts_with("beta."));
+        let is_beta = |value: &OracleValue| matches!(value, OracleValue::Text(text) if text.starts_with("beta."));
         facts.is_foreign = facts.seen.get(&Attribute::SourcePrincipal).is_some_and(|values| values.iter().any(is_beta));
         facts
     })
 }
 
-fn text(words: &'static [&'static str]) -> BoxedStrategy<Value> {
-    select(words).prop_map(|word: &str| Value::Text(word.to_owned())).boxed()
+fn text(words: &'static [&'static str]) -> BoxedStrategy<OracleValue> {
+    select(words).prop_map(|word: &str| OracleValue::Text(word.to_owned())).boxed()
 }
 
-/// `None`: it is not known. Most are known, as at a gateway; some have several values.
-fn known(attribute: Attribute, value: BoxedStrategy<Value>) -> impl Strategy<Value = (Attribute, Option<Vec<Value>>)> {
+/// Generates the values of an attribute; `None` means unknown. Most are known, as at a gateway; some have several values.
+fn known(attribute: Attribute, value: BoxedStrategy<OracleValue>) -> impl Strategy<Value = (Attribute, Option<Vec<OracleValue>>)> {
     let values = prop_oneof![1 => Just(Vec::new()), 6 => vec(value.clone(), 1), 1 => vec(value, 2)];
     option::weighted(0.85, values).prop_map(move |values| (attribute.clone(), values))
 }

@@ -1,31 +1,35 @@
-//! The compiler's own form of a tenant: for each port of each service the matches in the order in which they are tried.
-//! Its text ([`Ir`] displays itself) is what golden files hold. Targets are in `lower`, the meaning is in `oracle`.
+//! The compiler's intermediate representation of a tenant. It contains the route rules of each service in match order. Golden files contain
+//! its text form ([`Ir`] implements `Display`). Targets are in `lower`, and `oracle` defines the meaning.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use canal_model::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
 use canal_model::ids::{AzName, ServiceKey, TenantName, TrustDomain};
-use canal_model::program::{Gateway, HostMatch, HttpMatch, Node, Resource, RouteAction, RouteKey, Service, Tenant, Throttle, Workload};
+use canal_model::program::{Gateway, Node, Resource, Service, Tenant, Throttle, Workload};
+use canal_model::route_table::RouteTable;
 use canal_model::trust::{Entitlement, KeyServer, Termination};
 
+use crate::direct::DirectSettings;
 use crate::text;
 
-/// One tenant.
+/// The intermediate representation of one tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ir {
     pub tenant: Tenant,
-    /// Sorted by replica.
+    /// Gateways sorted by replica.
     pub gateways: Vec<Gateway>,
     pub services: BTreeMap<ServiceKey, ServiceIr>,
-    /// Sorted by namespace and name.
+    /// Workloads sorted by namespace and name.
     pub workloads: Vec<Workload>,
-    /// Sorted by name; only of the cloud tier, as are the two that follow.
+    /// Nodes sorted by name. This field and the next two are only filled on the cloud tier.
     pub nodes: Vec<Node>,
-    /// The tenant's own first, then sorted by service.
+    /// Throttles: the tenant's own first, then sorted by service.
     pub throttles: Vec<Throttle>,
-    /// Where the services that say so want to live.
+    /// Home AZs that services request.
     pub homes: BTreeMap<ServiceKey, AzName>,
+    /// Settings of the direct path.
+    pub direct: DirectSettings,
     pub security: Security,
 }
 
@@ -38,15 +42,15 @@ pub struct Security {
     pub authentications: Vec<Authentication>,
     pub peer_authentications: Vec<PeerAuthentication>,
     pub terminations: Vec<Termination>,
-    /// Of nodes; those of gateways are the hub's.
+    /// Entitlements of nodes; the controller makes those of gateways.
     pub entitlements: Vec<Entitlement>,
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
-    /// URIs of key sets.
+    /// URIs of the JWT key sets that the policies need.
     pub jwks: BTreeSet<String>,
 }
 
 impl Security {
-    /// In the order of kinds.
+    /// Converts the lists to resources, in the order of kinds.
     pub fn into_resources(self) -> impl Iterator<Item = Resource> {
         let policies = self.authorizations.into_iter().map(Resource::Authorization);
         let first = self.key_servers.into_iter().map(Resource::KeyServer).chain(self.authorizers.into_iter().map(Resource::Authorizer));
@@ -59,50 +63,13 @@ impl Security {
     }
 }
 
-/// A service with its rules.
+/// A service with its route rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServiceIr {
     pub service: Service,
-    /// Sorted by key.
-    pub rules: Vec<RuleIr>,
-    /// One for each port of the service, in its order.
-    pub chains: Vec<Chain>,
-}
-
-/// One rule of a user's route object.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RuleIr {
-    pub key: RouteKey,
-    /// `None`: every port.
-    pub port: Option<u16>,
-    /// Empty: any host.
-    pub hosts: Vec<HostMatch>,
-    /// Never empty.
-    pub matches: Vec<HttpMatch>,
-    pub action: RouteAction,
-}
-
-/// What is tried, one after the other, for a request on a port. The first match that holds decides; if none does, the answer
-/// is 404. An empty chain sends everything to the service itself.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Chain {
-    pub port: u16,
-    pub links: Vec<Link>,
-}
-
-/// A match of a rule, by their places in [`ServiceIr::rules`] and [`RuleIr::matches`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Link {
-    pub rule: usize,
-    pub place: usize,
-}
-
-impl ServiceIr {
-    /// The rule and the match of a link of one of this service's chains.
-    pub fn link(&self, link: Link) -> Option<(&RuleIr, &HttpMatch)> {
-        let rule = self.rules.get(link.rule)?;
-        Some((rule, rule.matches.get(link.place)?))
-    }
+    /// Route rules of all ports in match order. On each port the first match that holds decides. If none holds, the response is 404. If no
+    /// rule applies to the port, all requests go to the service itself.
+    pub routes: RouteTable,
 }
 
 impl fmt::Display for Ir {
@@ -113,9 +80,11 @@ impl fmt::Display for Ir {
         }
         for service in self.services.values() {
             writeln!(f, "\n{}", text::service(&service.service))?;
-            for (port, chain) in service.service.ports.iter().zip(&service.chains) {
+            for port in &service.service.ports {
                 writeln!(f, "  {}", text::port(port))?;
-                for (number, (rule, http)) in (1..).zip(chain.links.iter().filter_map(|link| service.link(*link))) {
+                let mut end = "the service";
+                for (number, (rule, http)) in (1..).zip(service.routes.on_port(port.port)) {
+                    end = "404";
                     let hosts = text::hosts(&rule.hosts);
                     writeln!(
                         f,
@@ -125,7 +94,6 @@ impl fmt::Display for Ir {
                         text::origin(&rule.key)
                     )?;
                 }
-                let end = if chain.links.is_empty() { "the service" } else { "404" };
                 writeln!(f, "    else => {end}")?;
             }
         }
@@ -141,6 +109,9 @@ impl fmt::Display for Ir {
         }
         for (service, az) in &self.homes {
             writeln!(f, "home {service} az {az}")?;
+        }
+        for (service, port, path) in crate::direct::paths(self) {
+            writeln!(f, "path {service}:{port} {path}")?;
         }
         for resource in self.security.clone().into_resources() {
             writeln!(f, "{}", text::resource(&resource))?;

@@ -1,12 +1,14 @@
-//! From what tenants say to what data planes run. Pure: no files, no sockets, no clock; the same input gives the same output.
+//! Compiles a tenant's objects to the resources that data planes run. Pure: no files, no sockets, no clock; equal input gives equal output.
 //!
-//! `resolve` (names, merging, conflicts) → checked → `build` (precedence) → [`ir`] → [`lower`] for each target; [`oracle`] says
-//! what the IR means. Broken input never fails a compile: it becomes an entry that refuses, and a diagnostic.
+//! Stages: `resolve` (names, merging, conflicts) → checked → `build` (precedence) → [`ir`] → [`lower`] for each target. [`oracle`] defines
+//! what the IR means. Broken input never fails a compile: it becomes an entry that fails closed, and a diagnostic. Start at [`compile()`].
 
 #![forbid(unsafe_code)]
 
 mod build;
 pub mod claims;
+mod diagnostic_collector;
+pub mod direct;
 #[cfg(feature = "generate")]
 pub mod generate;
 #[cfg(feature = "generate")]
@@ -17,11 +19,10 @@ pub mod lower;
 mod names;
 pub mod oracle;
 pub mod oracle_authorization;
-pub mod oracle_journey;
+pub mod oracle_explain;
 mod pattern;
 mod precedence;
 mod protocol;
-mod report;
 mod resolve;
 pub mod scope;
 pub mod text;
@@ -36,39 +37,40 @@ use canal_model::policy::{Document, Object};
 use canal_model::program::Resource;
 use canal_model::tier::tier_service;
 
-use claims::{Claims, GatewayClaim, Isolation};
+use claims::{GatewayClaim, Isolation, TenantClaims};
+use diagnostic_collector::DiagnosticCollector;
 use ir::Ir;
-use report::Report;
 
-/// Everything one tenant says. Tenants are compiled one by one and never see each other; see [`claims::collisions`].
+/// All input of one tenant. Tenants are compiled one by one and never see each other; see [`claims::collisions`].
 #[derive(Debug, Clone, Copy)]
-pub struct Input<'a> {
+pub struct CompileInput<'a> {
     pub tenant: &'a TenantName,
-    /// In any order.
+    /// Parsed documents in any order.
     pub documents: &'a [Arc<Document>],
-    /// An id for each of [`service_keys`], always the same for the same key. A service without one is left out.
+    /// Ids of [`service_keys`]. A key must always have the same id. A service without an id is left out.
     pub service_ids: &'a BTreeMap<ServiceKey, ServiceId>,
-    /// The key sets (RFC 7517, JSON) of [`Output::jwks`], by URI, as far as they could be had.
+    /// Key sets (RFC 7517, JSON) for the URIs in [`CompileOutput::jwks`], as far as they could be fetched.
     pub jwks: &'a BTreeMap<String, String>,
 }
 
-/// What came of it.
+/// The result of compiling one tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
-    /// Parents first, sorted by name within a kind. Empty without a valid Tenant object.
+pub struct CompileOutput {
+    /// Resources with parents first, sorted by name within a kind. Empty without a valid Tenant object.
     pub resources: Vec<Resource>,
-    /// Errors first, then by object. Origins are those of the objects; `canal_sources::pinpoint` finds the field's own.
+    /// Diagnostics sorted by severity, errors first, then by object. Their positions are those of the objects; `canal_sources::pinpoint`
+    /// finds the position of the field.
     pub diagnostics: Vec<Diagnostic>,
-    pub claims: Claims,
-    /// The AZs in which services of the cloud tier want to live: those that say so, or whose tenant does.
+    pub claims: TenantClaims,
+    /// Home AZs of services on the cloud tier, as far as the service or its tenant requests one.
     pub homes: BTreeMap<ServiceKey, AzName>,
-    /// The tenants and trust domains with which this one says that it federates. It is in force once the other says so too.
+    /// Tenants and trust domains with which this tenant declares a federation. It takes effect once the other tenant declares it too.
     pub federations: BTreeSet<(TenantName, TrustDomain)>,
-    /// The URIs whose key sets are needed: `https://`, `http://`, or `file:` and a path relative to the tenant's source folder.
+    /// URIs of the key sets that are needed: `https://`, `http://`, or `file:` and a path relative to the tenant's source folder.
     pub jwks: BTreeSet<String>,
 }
 
-/// The services for which [`compile`] needs ids; the tier's own service too, where the tenant is on the cloud tier.
+/// Returns the services for which [`compile()`] needs ids. They include the tier's own service if the tenant is on the cloud tier.
 pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSet<ServiceKey> {
     let keys = documents.iter().filter_map(|document| match &document.object {
         Object::Service(service) => {
@@ -81,23 +83,23 @@ pub fn service_keys(tenant: &TenantName, documents: &[Arc<Document>]) -> BTreeSe
     keys.collect()
 }
 
-/// Compiles one tenant. Never fails: what is broken becomes an entry that fails closed, and a diagnostic.
-pub fn compile(input: &Input<'_>) -> Output {
+/// Compiles one tenant. Compiling never fails: broken input becomes an entry that fails closed, and a diagnostic.
+pub fn compile(input: &CompileInput<'_>) -> CompileOutput {
     let (ir, diagnostics) = build_ir(input);
     let claims = claims_of(input.tenant, ir.as_ref());
     let homes = ir.as_ref().map(|ir| ir.homes.clone()).unwrap_or_default();
     let (federations, jwks) = ir.as_ref().map(|ir| (ir.security.federations.clone(), ir.security.jwks.clone())).unwrap_or_default();
-    Output { resources: ir.map(lower::gateway).unwrap_or_default(), diagnostics, claims, homes, federations, jwks }
+    CompileOutput { resources: ir.map(lower::tenant).unwrap_or_default(), diagnostics, claims, homes, federations, jwks }
 }
 
-/// The tenant before it is lowered, for the oracle and for golden tests; `None` without a valid Tenant object.
-pub fn build_ir(input: &Input<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
-    let mut report = Report::default();
+/// Builds the IR of a tenant, for the oracle and for golden tests; `None` without a valid Tenant object.
+pub fn build_ir(input: &CompileInput<'_>) -> (Option<Ir>, Vec<Diagnostic>) {
+    let mut report = DiagnosticCollector::default();
     let checked = resolve::resolve(input, &mut report);
     (build::build(checked), report.into_sorted())
 }
 
-fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> Claims {
+fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> TenantClaims {
     let isolation = ir.map(|ir| Isolation {
         vni: ir.tenant.vni,
         trust_domain: ir.tenant.trust_domain.clone(),
@@ -106,5 +108,5 @@ fn claims_of(tenant: &TenantName, ir: Option<&Ir>) -> Claims {
     });
     let gateways = ir.map(|ir| ir.gateways.as_slice()).unwrap_or_default();
     let gateways = gateways.iter().map(|g| GatewayClaim { replica: g.replica.clone(), addresses: g.addresses.clone() }).collect();
-    Claims { tenant: tenant.clone(), isolation, gateways }
+    TenantClaims { tenant: tenant.clone(), isolation, gateways }
 }

@@ -1,17 +1,17 @@
-//! Host names: which service a name means from within a namespace, and which hosts a route may ask for.
+//! Host names: resolves a name to a service relative to a namespace, and validates the hosts of routes.
 
 use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use canal_model::program::HostMatch;
 
-/// The DNS domain of a tenant's services; Kubernetes' default.
+/// DNS domain of a tenant's services; the default of Kubernetes.
 pub(crate) const CLUSTER_DOMAIN: &str = "cluster.local";
 
-/// The full host name of a service.
+/// Returns the full host name of a service.
 pub(crate) fn hostname(key: &ServiceKey) -> String {
     format!("{}.{}.svc.{CLUSTER_DOMAIN}", key.name, key.namespace)
 }
 
-/// The service that `host` means for an object in `namespace`: `name`, `name.namespace`, `name.namespace.svc` or the full name.
+/// Resolves `host` for an object in `namespace`. Accepts `name`, `name.namespace`, `name.namespace.svc` and the full name.
 pub(crate) fn service(tenant: &TenantName, namespace: &Namespace, host: &str) -> Option<ServiceKey> {
     let parts: Vec<&str> = host.split('.').collect();
     let (name, namespace) = match parts.as_slice() {
@@ -24,7 +24,7 @@ pub(crate) fn service(tenant: &TenantName, namespace: &Namespace, host: &str) ->
     Some(ServiceKey { tenant: tenant.clone(), namespace, name: ObjectName::new(name).ok()? })
 }
 
-/// A host as written in a route: an exact name, or `*.` and a domain. The error is the problem, without a full stop.
+/// Parses a host of a route: an exact name, or `*.` and a domain. The error is the problem, without a full stop.
 pub(crate) fn host_match(written: &str) -> Result<HostMatch, String> {
     let refuse = |why: &str| Err(format!("{:?} {why}", written.chars().take(80).collect::<String>()));
     if written.parse::<std::net::IpAddr>().is_ok() {

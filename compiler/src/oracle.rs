@@ -1,13 +1,13 @@
-//! What the IR means: a slow, plain interpreter that judges every lowering. It knows no target.
+//! Defines what the IR means: a slow and simple interpreter of routing, against which every lowering is compared. It knows no target.
 //!
-//! The rules it fixes, for whoever routes faster:
-//! - The host is compared without port, in lower case, without a dot at its end. `*.x` holds for one label or more before `.x`.
-//! - The path is compared without the query. Where a match of the port asks for more than `/`, it is compared in its normal form
-//!   ([`crate::oracle_authorization::normal_path`]), and a path that has none is refused; elsewhere it may be anything.
-//! - `PathPrefix /a/` is `PathPrefix /a`: it holds for `/a` and for all that begins with `/a/`.
+//! The rules, which every faster implementation must follow:
+//! - The host is compared without port, in lower case, and without a trailing dot. `*.x` matches one or more labels before `.x`.
+//! - The path is compared without the query. If a match of the port requires more than `/`, the path is compared in its normalized form
+//!   ([`crate::oracle_authorization::normal_path`]). A path without one is then refused; otherwise the path may be anything.
+//! - `PathPrefix /a/` is `PathPrefix /a`: it matches `/a` and everything that starts with `/a/`.
 //! - Header names are compared in lower case. A header that is sent several times has one value, joined by `,` (RFC 9110 §5.2).
-//! - Of a query parameter that is sent several times the first value counts. Names and values are compared as sent.
-//! - The method is compared as sent: methods have upper and lower case (RFC 9110 §9.1).
+//! - If a query parameter is sent several times, its first value is used. Names and values are compared as sent.
+//! - The method is compared as sent: methods are case-sensitive (RFC 9110 §9.1).
 //! - Regular expressions are RE2 over bytes without Unicode classes, and the whole text must match.
 
 use canal_model::ids::ServiceKey;
@@ -19,66 +19,68 @@ use crate::ir::Ir;
 use crate::oracle_authorization::normal_path;
 use crate::pattern;
 
-/// A request as far as routing looks at it.
+/// The parts of a request that routing uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct OracleRequest {
     pub service: ServiceKey,
     /// The service's port that the client dialled.
     pub port: u16,
-    /// `Host` or `:authority`, as sent.
+    /// Value of `Host` or `:authority`, as sent.
     pub host: String,
     pub method: String,
     /// Path and query, as sent.
     pub target: String,
-    /// In the order sent.
+    /// Headers in the order sent.
     pub headers: Vec<(String, String)>,
 }
 
-/// What happens to a request.
+/// The routing decision for a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// There is no such service or port.
+pub enum RoutingVerdict {
+    /// The service or port does not exist.
     NoService,
-    /// The port is opaque TCP, or has no rules: all goes to the service itself.
+    /// The port is opaque TCP, or has no rules: all traffic goes to the service itself.
     Service { service: ServiceKey, port: u16 },
-    /// Shared out as this rule says; a share may be refused.
+    /// The rule splits requests by weight; a backend may refuse its part.
     Split { rule: RouteKey, backends: Vec<Backend> },
-    /// The rule refuses.
+    /// The rule refuses the request.
     Refuse { rule: RouteKey, status: u16, reason: String },
     /// The port has rules, and none matches: 404.
     NoRule,
-    /// A rule of the port looks at the path, and this one can be read in several ways: 400.
+    /// A rule of the port depends on the path, and this path has no unique interpretation: 400.
     AmbiguousPath,
 }
 
-/// The meaning of the IR for one request.
-pub fn decide(ir: &Ir, request: &Request) -> Verdict {
-    let Some(service) = ir.services.get(&request.service) else { return Verdict::NoService };
-    let ports = service.service.ports.iter().zip(&service.chains);
-    let Some((port, chain)) = ports.into_iter().find(|(port, _)| port.port == request.port) else { return Verdict::NoService };
-    if port.protocol == AppProtocol::Tcp || chain.links.is_empty() {
-        return Verdict::Service { service: request.service.clone(), port: request.port };
+/// Returns the routing decision that the IR defines for one request.
+pub fn decide(ir: &Ir, request: &OracleRequest) -> RoutingVerdict {
+    let Some(service) = ir.services.get(&request.service) else { return RoutingVerdict::NoService };
+    let Some(port) = service.service.ports.iter().find(|port| port.port == request.port) else { return RoutingVerdict::NoService };
+    let mut matches = service.routes.on_port(port.port);
+    if port.protocol == AppProtocol::Tcp || matches.clone().next().is_none() {
+        return RoutingVerdict::Service { service: request.service.clone(), port: request.port };
     }
-    let mut links = chain.links.iter().filter_map(|link| service.link(*link));
     let mut request = request.clone();
-    if links.clone().any(|(_, http)| reads_path(&http.path)) {
+    // A path without a normalized form is refused only where some rule depends on the path.
+    if matches.clone().any(|(_, http)| reads_path(&http.path)) {
         let (path, query) = match request.target.split_once('?') {
             Some((path, query)) => (path, format!("?{query}")),
             None => (request.target.as_str(), String::new()),
         };
-        let Some(normal) = normal_path(path) else { return Verdict::AmbiguousPath };
+        let Some(normal) = normal_path(path) else { return RoutingVerdict::AmbiguousPath };
         request.target = normal + &query;
     }
-    match links.find(|(rule, http)| holds(&rule.hosts, http, &request)) {
-        None => Verdict::NoRule,
+    match matches.find(|(rule, http)| holds(&rule.hosts, http, &request)) {
+        None => RoutingVerdict::NoRule,
         Some((rule, _)) => match &rule.action {
-            RouteAction::Split(backends) => Verdict::Split { rule: rule.key.clone(), backends: backends.clone() },
-            RouteAction::Refuse { status, reason } => Verdict::Refuse { rule: rule.key.clone(), status: *status, reason: reason.clone() },
+            RouteAction::Split(backends) => RoutingVerdict::Split { rule: rule.key.clone(), backends: backends.clone() },
+            RouteAction::Refuse { status, reason } => {
+                RoutingVerdict::Refuse { rule: rule.key.clone(), status: *status, reason: reason.clone() }
+            }
         },
     }
 }
 
-/// Whether a match asks of the path more than that there is one.
+/// Returns whether a match requires more of the path than that there is one.
 pub fn reads_path(path: &PathMatch) -> bool {
     match path {
         PathMatch::ElementPrefix(text) | PathMatch::StringPrefix(text) => !matches!(text.as_str(), "" | "/"),
@@ -86,7 +88,7 @@ pub fn reads_path(path: &PathMatch) -> bool {
     }
 }
 
-/// The workloads that may serve a backend's share now, each with its target port: ready, in the subset, serving that port.
+/// Returns the workloads that may serve a backend now, each with its target port. They are ready, in the subset, and serve the port.
 pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload, u16)> {
     let BackendTarget::Service { service, port, subset } = target else { return Vec::new() };
     let carries = |labels: &Labels| subset.iter().all(|(k, v)| labels.get(k) == Some(v));
@@ -98,8 +100,8 @@ pub fn endpoints<'a>(ir: &'a Ir, target: &'a BackendTarget) -> Vec<(&'a Workload
     .collect()
 }
 
-/// Whether all conditions of one match of a rule for these hosts hold.
-pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &Request) -> bool {
+/// Returns whether all conditions of one match hold, for a rule with these hosts.
+pub fn holds(hosts: &[HostMatch], http: &HttpMatch, request: &OracleRequest) -> bool {
     let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
     let host = normal_host(&request.host);
     (hosts.is_empty() || hosts.iter().any(|written| host_holds(written, &host)))
@@ -136,7 +138,7 @@ fn path_holds(written: &PathMatch, path: &str) -> bool {
     }
 }
 
-fn header_value(request: &Request, name: &str) -> Option<String> {
+fn header_value(request: &OracleRequest, name: &str) -> Option<String> {
     let values: Vec<&str> =
         request.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str()).collect();
     (!values.is_empty()).then(|| values.join(","))

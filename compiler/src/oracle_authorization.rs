@@ -1,65 +1,67 @@
-//! What policies mean: a slow, plain interpreter of authorization that judges every faster one. It takes facts as they are given: it reads no
-//! HTTP, checks no token and asks no authorizer.
+//! Defines what policies mean: a slow and simple interpreter of authorization, against which every faster one is compared. It takes facts
+//! as given: it does not parse HTTP, validate tokens or call authorizers.
 //!
-//! The rules it fixes, for whoever judges faster:
-//! - Order: a broken policy denies; then CUSTOM, then DENY, then ALLOW (Istio). Without an ALLOW policy all is allowed, but to a foreign peer.
-//! - A fact is known, absent (known to have no value) or unknown (this hop cannot see it). A clause about what is unknown may hold or not,
-//!   and three-valued logic (Kleene's) carries that up. If it decides, the verdict is [`Verdict::Undecided`].
-//! - Texts are compared byte by byte. Hosts are compared without case, without a dot at the end, and without port unless the match has one.
+//! The rules, which every faster implementation must follow:
+//! - Order: a broken policy denies; then CUSTOM, then DENY, then ALLOW (Istio). Without an ALLOW policy everything is allowed, except to a
+//!   foreign peer.
+//! - A fact is known, absent (known to have no value) or unknown (this hop cannot observe it). A clause about an unknown fact may hold or
+//!   not, and three-valued logic (Kleene's) propagates that. If it affects the result, the decision is [`OracleDecision::Undecided`].
+//! - Texts are compared byte by byte. Hosts are compared without case, without a trailing dot, and without port unless the match has one.
 //! - A claim or another attribute with several values matches if one of them does, and `none` fails if one of them does.
 //! - IPv4 addresses in IPv6 form are IPv4 addresses.
-//! - Path templates: `{*}` is one byte or more without `/`, `{**}` is anything.
-//! - A foreign peer is allowed by a rule only through a clause on its principal all of whose matches name the whole trust domain.
+//! - In path templates, `{*}` is one or more bytes without `/`, and `{**}` is anything.
+//! - A rule allows a foreign peer only through a clause on its principal of which every match names the whole trust domain.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use canal_model::authorization::{
-    Action, All, Attribute, Authorization, Clause, Match, PeerAuthentication, PeerMode, PolicyKey, PolicyTarget, Rule,
+    AllOf, Attribute, AttributeMatch, Authorization, AuthorizationAction, Clause, PeerAuthentication, PeerMode, PolicyKey, PolicyRule,
+    PolicyTarget,
 };
 use canal_model::ids::{Namespace, ServiceKey};
 use canal_model::program::Labels;
 
 /// One value of an attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Value {
+pub enum OracleValue {
     Text(String),
     Address(IpAddr),
     Port(u16),
 }
 
-/// What a hop knows.
+/// The facts about a connection or request that a hop has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Facts {
-    /// The values of each attribute; none at all: it is absent.
-    pub seen: BTreeMap<Attribute, Vec<Value>>,
-    /// What is not in `seen` is absent; else it is unknown.
+pub struct OracleFacts {
+    /// Values of each attribute; an empty list means that the attribute is absent.
+    pub seen: BTreeMap<Attribute, Vec<OracleValue>>,
+    /// If true, attributes that are not in `seen` are absent; else they are unknown.
     pub is_complete: bool,
-    /// Unknown all the same.
+    /// Attributes that are unknown in any case.
     pub unseen: BTreeSet<Attribute>,
-    /// The peer is another tenant's, with which this one federates.
+    /// True if the peer belongs to another tenant, with which this one federates.
     pub is_foreign: bool,
 }
 
-/// Three-valued truth. What may hold remembers the first attribute for which it is unknown.
+/// Three-valued truth. `Maybe` contains the first attribute that is unknown.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Truth {
+pub enum OracleTruth {
     No,
     Maybe(Attribute),
     Yes,
 }
 
-/// What follows.
+/// The decision of a destination's policies.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum OracleDecision {
     Allow,
-    /// `policy` is `None` where no ALLOW policy matched; `rule` where the policy is broken.
+    /// The policies deny. `policy` is `None` if no ALLOW policy matched; `rule` is `None` if the policy is broken.
     Deny {
         policy: Option<PolicyKey>,
         rule: Option<usize>,
     },
-    /// If it agrees, the question is asked again.
-    Ask {
+    /// An authorizer has to decide. If it allows the request, [`decide`] is called again with the authorizer in `agreed`.
+    CallAuthorizer {
         authorizer: PolicyKey,
         policy: PolicyKey,
     },
@@ -69,27 +71,27 @@ pub enum Verdict {
     },
 }
 
-/// What a policy that decides nothing would have done.
+/// The effect that a policy would have had, if it only reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hit {
+pub enum OracleShadowMatch {
     Audit,
     WouldDeny,
     WouldAllow,
-    WouldAsk,
+    WouldCallAuthorizer,
 }
 
-/// Where something is asked for.
+/// The destination of a connection or request.
 #[derive(Debug, Clone, Copy)]
-pub struct Destination<'a> {
-    /// Namespace and labels of the workload.
+pub struct OracleDestination<'a> {
+    /// Namespace and labels of the destination workload.
     pub workload: Option<(&'a Namespace, &'a Labels)>,
-    /// Through which it was asked for.
+    /// Service through which the workload was addressed.
     pub service: Option<&'a ServiceKey>,
 }
 
-/// Whether a policy with this target is for that destination.
-pub fn is_for(target: &PolicyTarget, destination: &Destination<'_>) -> bool {
-    let Destination { workload, service } = *destination;
+/// Returns whether a policy with this target applies to the destination.
+pub fn is_for(target: &PolicyTarget, destination: &OracleDestination<'_>) -> bool {
+    let OracleDestination { workload, service } = *destination;
     match target {
         PolicyTarget::Service(wanted) => service == Some(wanted),
         PolicyTarget::Tenant => workload.is_some(),
@@ -100,165 +102,176 @@ pub fn is_for(target: &PolicyTarget, destination: &Destination<'_>) -> bool {
     }
 }
 
-/// The verdict of a destination's policies, once `agreed` authorizers have said yes. The order of policies decides only which one is named.
-pub fn decide(policies: &[&Authorization], facts: &Facts, agreed: &BTreeSet<PolicyKey>) -> Verdict {
+/// Returns the decision of a destination's policies, given the authorizers that have `agreed`. The order of policies affects only which
+/// policy is named.
+pub fn decide(policies: &[&Authorization], facts: &OracleFacts, agreed: &BTreeSet<PolicyKey>) -> OracleDecision {
     let enforced: Vec<&Authorization> = policies.iter().copied().filter(|p| !p.dry_run).collect();
     if let Some(broken) = enforced.iter().find(|policy| policy.broken.is_some()) {
-        return Verdict::Deny { policy: Some(broken.key.clone()), rule: None };
+        return OracleDecision::Deny { policy: Some(broken.key.clone()), rule: None };
     }
-    let of = |action: &Action| enforced.iter().copied().filter(|policy| policy.action == *action).collect::<Vec<_>>();
+    let of = |action: &AuthorizationAction| enforced.iter().copied().filter(|policy| policy.action == *action).collect::<Vec<_>>();
     let mut undecided = Vec::new();
+    // CUSTOM policies are evaluated per authorizer, so that each authorizer is called at most once.
     let mut authorizers: Vec<&PolicyKey> = Vec::new();
     for policy in &enforced {
         match &policy.action {
-            Action::Custom(authorizer) if !authorizers.contains(&authorizer) => authorizers.push(authorizer),
+            AuthorizationAction::Custom(authorizer) if !authorizers.contains(&authorizer) => authorizers.push(authorizer),
             _ => {}
         }
     }
     for authorizer in authorizers {
-        match first(&of(&Action::Custom(authorizer.clone())), facts, false) {
-            Found::Yes(policy, _) if !agreed.contains(authorizer) => {
-                return Verdict::Ask { authorizer: authorizer.clone(), policy: policy.key.clone() };
+        match first(&of(&AuthorizationAction::Custom(authorizer.clone())), facts, false) {
+            FirstMatch::Yes(policy, _) if !agreed.contains(authorizer) => {
+                return OracleDecision::CallAuthorizer { authorizer: authorizer.clone(), policy: policy.key.clone() };
             }
-            Found::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
-            Found::Yes(..) | Found::No => {}
+            FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
+            FirstMatch::Yes(..) | FirstMatch::No => {}
         }
     }
-    match first(&of(&Action::Deny), facts, false) {
-        Found::Yes(policy, rule) => return Verdict::Deny { policy: Some(policy.key.clone()), rule: Some(rule) },
-        Found::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
-        Found::No => {}
+    match first(&of(&AuthorizationAction::Deny), facts, false) {
+        FirstMatch::Yes(policy, rule) => return OracleDecision::Deny { policy: Some(policy.key.clone()), rule: Some(rule) },
+        FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
+        FirstMatch::No => {}
     }
-    let allows = of(&Action::Allow);
+    // A foreign peer needs an ALLOW rule even if the destination has no ALLOW policy.
+    let allows = of(&AuthorizationAction::Allow);
     if !allows.is_empty() || facts.is_foreign {
         match first(&allows, facts, facts.is_foreign) {
-            Found::Yes(..) => {}
-            Found::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
-            Found::No => return Verdict::Deny { policy: None, rule: None },
+            FirstMatch::Yes(..) => {}
+            FirstMatch::Maybe(policy, attribute) => undecided.push((policy.key.clone(), attribute)),
+            FirstMatch::No => return OracleDecision::Deny { policy: None, rule: None },
         }
     }
     match undecided.into_iter().next() {
-        Some((policy, attribute)) => Verdict::Undecided { policy, attribute },
-        None => Verdict::Allow,
+        Some((policy, attribute)) => OracleDecision::Undecided { policy, attribute },
+        None => OracleDecision::Allow,
     }
 }
 
-/// The audits and dry runs that surely matched, each with the rule that did.
-pub fn hits(policies: &[&Authorization], facts: &Facts) -> Vec<(PolicyKey, Option<usize>, Hit)> {
+/// Returns the audit policies and dry runs that certainly matched, each with the matching rule.
+pub fn hits(policies: &[&Authorization], facts: &OracleFacts) -> Vec<(PolicyKey, Option<usize>, OracleShadowMatch)> {
     let mut found = Vec::new();
     for policy in policies {
         let hit = match (&policy.action, policy.dry_run, policy.broken.is_some()) {
             (_, false, true) => continue,
             (_, true, true) => {
-                found.push((policy.key.clone(), None, Hit::WouldDeny));
+                found.push((policy.key.clone(), None, OracleShadowMatch::WouldDeny));
                 continue;
             }
-            (Action::Audit, ..) => Hit::Audit,
+            (AuthorizationAction::Audit, ..) => OracleShadowMatch::Audit,
             (_, false, _) => continue,
-            (Action::Allow, ..) => Hit::WouldAllow,
-            (Action::Deny, ..) => Hit::WouldDeny,
-            (Action::Custom(_), ..) => Hit::WouldAsk,
+            (AuthorizationAction::Allow, ..) => OracleShadowMatch::WouldAllow,
+            (AuthorizationAction::Deny, ..) => OracleShadowMatch::WouldDeny,
+            (AuthorizationAction::Custom(_), ..) => OracleShadowMatch::WouldCallAuthorizer,
         };
-        if let Found::Yes(_, rule) = first(&[*policy], facts, false) {
+        if let FirstMatch::Yes(_, rule) = first(&[*policy], facts, false) {
             found.push((policy.key.clone(), Some(rule), hit));
         }
     }
     found
 }
 
-enum Found<'a> {
+enum FirstMatch<'a> {
     No,
     Maybe(&'a Authorization, Attribute),
     Yes(&'a Authorization, usize),
 }
 
-/// The first policy that matches; else the first that may.
-fn first<'a>(policies: &[&'a Authorization], facts: &Facts, named: bool) -> Found<'a> {
-    let mut maybe = Found::No;
+/// Returns the first policy that matches; else the first that may match.
+fn first<'a>(policies: &[&'a Authorization], facts: &OracleFacts, named: bool) -> FirstMatch<'a> {
+    let mut maybe = FirstMatch::No;
     for policy in policies {
-        // A rule that surely matches is worth more than an earlier one that may, but only inside a policy and then among policies.
-        let truths: Vec<Truth> = policy.rules.iter().map(|rule| rule_holds(rule, facts, named)).collect();
-        if let Some(rule) = truths.iter().position(|truth| *truth == Truth::Yes) {
-            return Found::Yes(policy, rule);
+        // A certain match takes precedence over an earlier possible one, inside each policy and then among policies.
+        let truths: Vec<OracleTruth> = policy.rules.iter().map(|rule| rule_holds(rule, facts, named)).collect();
+        if let Some(rule) = truths.iter().position(|truth| *truth == OracleTruth::Yes) {
+            return FirstMatch::Yes(policy, rule);
         }
-        if let (Found::No, Some(Truth::Maybe(attribute))) = (&maybe, truths.iter().find(|truth| **truth != Truth::No)) {
-            maybe = Found::Maybe(policy, attribute.clone());
+        if let (FirstMatch::No, Some(OracleTruth::Maybe(attribute))) = (&maybe, truths.iter().find(|truth| **truth != OracleTruth::No)) {
+            maybe = FirstMatch::Maybe(policy, attribute.clone());
         }
     }
     maybe
 }
 
-/// Whether a rule matches; with `named` only by a clause that names the peer.
-pub fn rule_holds(rule: &Rule, facts: &Facts, named: bool) -> Truth {
+/// Returns whether a rule matches; with `named` only by a clause that names the peer.
+pub fn rule_holds(rule: &PolicyRule, facts: &OracleFacts, named: bool) -> OracleTruth {
     let by_when = rule.when.iter().any(names_peer);
-    let one_of = |alternatives: &[All]| if alternatives.is_empty() { Truth::Yes } else { any(alternatives, facts) };
+    let one_of = |alternatives: &[AllOf]| if alternatives.is_empty() { OracleTruth::Yes } else { any(alternatives, facts) };
     let from = match named && !by_when {
         false => one_of(&rule.from),
-        true => any(&rule.from.iter().filter(|all| all.iter().any(names_peer)).cloned().collect::<Vec<All>>(), facts),
+        true => any(&rule.from.iter().filter(|all| all.iter().any(names_peer)).cloned().collect::<Vec<AllOf>>(), facts),
     };
     both(both(from, one_of(&rule.to)), all_hold(&rule.when, facts))
 }
 
-fn any(alternatives: &[All], facts: &Facts) -> Truth {
-    let truths: Vec<Truth> = alternatives.iter().map(|all| all_hold(all, facts)).collect();
-    if truths.contains(&Truth::Yes) { Truth::Yes } else { truths.into_iter().find(|truth| *truth != Truth::No).unwrap_or(Truth::No) }
-}
-
-/// Whether all clauses hold.
-pub fn all_hold(all: &[Clause], facts: &Facts) -> Truth {
-    all.iter().map(|clause| clause_holds(clause, facts)).fold(Truth::Yes, both)
-}
-
-fn both(a: Truth, b: Truth) -> Truth {
-    match (a, b) {
-        (Truth::No, _) | (_, Truth::No) => Truth::No,
-        (Truth::Maybe(attribute), _) | (_, Truth::Maybe(attribute)) => Truth::Maybe(attribute),
-        (Truth::Yes, Truth::Yes) => Truth::Yes,
+fn any(alternatives: &[AllOf], facts: &OracleFacts) -> OracleTruth {
+    let truths: Vec<OracleTruth> = alternatives.iter().map(|all| all_hold(all, facts)).collect();
+    if truths.contains(&OracleTruth::Yes) {
+        OracleTruth::Yes
+    } else {
+        truths.into_iter().find(|truth| *truth != OracleTruth::No).unwrap_or(OracleTruth::No)
     }
 }
 
-/// Whether a clause says by name who the peer must be.
+/// Returns whether all clauses hold.
+pub fn all_hold(all: &[Clause], facts: &OracleFacts) -> OracleTruth {
+    all.iter().map(|clause| clause_holds(clause, facts)).fold(OracleTruth::Yes, both)
+}
+
+fn both(a: OracleTruth, b: OracleTruth) -> OracleTruth {
+    match (a, b) {
+        (OracleTruth::No, _) | (_, OracleTruth::No) => OracleTruth::No,
+        (OracleTruth::Maybe(attribute), _) | (_, OracleTruth::Maybe(attribute)) => OracleTruth::Maybe(attribute),
+        (OracleTruth::Yes, OracleTruth::Yes) => OracleTruth::Yes,
+    }
+}
+
+/// Returns whether a clause names the peer's whole trust domain.
 fn names_peer(clause: &Clause) -> bool {
-    let is_whole = |m: &Match| match m {
-        Match::Exact(_) => true,
-        Match::Prefix(text) => text.contains('/'),
-        Match::Suffix(_) | Match::Present | Match::Template(_) | Match::Network(_) | Match::Port(_) => false,
+    let is_whole = |m: &AttributeMatch| match m {
+        AttributeMatch::Exact(_) => true,
+        AttributeMatch::Prefix(text) => text.contains('/'),
+        AttributeMatch::Suffix(_)
+        | AttributeMatch::Present
+        | AttributeMatch::Template(_)
+        | AttributeMatch::Network(_)
+        | AttributeMatch::Port(_) => false,
     };
     clause.attribute == Attribute::SourcePrincipal && !clause.any.is_empty() && clause.any.iter().all(is_whole)
 }
 
-/// Whether a clause holds.
-pub fn clause_holds(clause: &Clause, facts: &Facts) -> Truth {
-    let values: &[Value] = match facts.seen.get(&clause.attribute) {
-        _ if facts.unseen.contains(&clause.attribute) => return Truth::Maybe(clause.attribute.clone()),
+/// Returns whether a clause holds.
+pub fn clause_holds(clause: &Clause, facts: &OracleFacts) -> OracleTruth {
+    let values: &[OracleValue] = match facts.seen.get(&clause.attribute) {
+        _ if facts.unseen.contains(&clause.attribute) => return OracleTruth::Maybe(clause.attribute.clone()),
         Some(values) => values,
         None if facts.is_complete => &[],
-        None => return Truth::Maybe(clause.attribute.clone()),
+        None => return OracleTruth::Maybe(clause.attribute.clone()),
     };
-    let one_of = |matches: &[Match]| values.iter().any(|value| matches.iter().any(|m| match_holds(&clause.attribute, m, value)));
+    let one_of = |matches: &[AttributeMatch]| values.iter().any(|value| matches.iter().any(|m| match_holds(&clause.attribute, m, value)));
     let holds = (clause.any.is_empty() || one_of(&clause.any)) && !one_of(&clause.none);
-    if holds { Truth::Yes } else { Truth::No }
+    if holds { OracleTruth::Yes } else { OracleTruth::No }
 }
 
-fn match_holds(attribute: &Attribute, m: &Match, value: &Value) -> bool {
+fn match_holds(attribute: &Attribute, m: &AttributeMatch, value: &OracleValue) -> bool {
     let is_host = *attribute == Attribute::Host;
     match (m, value) {
-        (Match::Present, Value::Text(text)) => !text.is_empty(),
-        (Match::Present, _) => true,
-        (Match::Exact(wanted), Value::Text(text)) if is_host => host(text, wanted) == wanted.to_lowercase(),
-        (Match::Prefix(wanted), Value::Text(text)) if is_host => host(text, wanted).starts_with(&wanted.to_lowercase()),
-        (Match::Suffix(wanted), Value::Text(text)) if is_host => host(text, wanted).ends_with(&wanted.to_lowercase()),
-        (Match::Exact(wanted), Value::Text(text)) => text == wanted,
-        (Match::Prefix(wanted), Value::Text(text)) => text.starts_with(wanted.as_str()),
-        (Match::Suffix(wanted), Value::Text(text)) => text.ends_with(wanted.as_str()),
-        (Match::Template(template), Value::Text(path)) => template_holds(template, path),
-        (Match::Network(net), Value::Address(address)) => net.contains(&address.to_canonical()),
-        (Match::Port(wanted), Value::Port(port)) => wanted == port,
+        (AttributeMatch::Present, OracleValue::Text(text)) => !text.is_empty(),
+        (AttributeMatch::Present, _) => true,
+        (AttributeMatch::Exact(wanted), OracleValue::Text(text)) if is_host => host(text, wanted) == wanted.to_lowercase(),
+        (AttributeMatch::Prefix(wanted), OracleValue::Text(text)) if is_host => host(text, wanted).starts_with(&wanted.to_lowercase()),
+        (AttributeMatch::Suffix(wanted), OracleValue::Text(text)) if is_host => host(text, wanted).ends_with(&wanted.to_lowercase()),
+        (AttributeMatch::Exact(wanted), OracleValue::Text(text)) => text == wanted,
+        (AttributeMatch::Prefix(wanted), OracleValue::Text(text)) => text.starts_with(wanted.as_str()),
+        (AttributeMatch::Suffix(wanted), OracleValue::Text(text)) => text.ends_with(wanted.as_str()),
+        (AttributeMatch::Template(template), OracleValue::Text(path)) => template_holds(template, path),
+        (AttributeMatch::Network(net), OracleValue::Address(address)) => net.contains(&address.to_canonical()),
+        (AttributeMatch::Port(wanted), OracleValue::Port(port)) => wanted == port,
         _ => false,
     }
 }
 
-/// A host as it is compared with `wanted`.
+/// Returns a host in the form in which it is compared with `wanted`.
 fn host(sent: &str, wanted: &str) -> String {
     let port_at = |text: &str| text.find(':').filter(|_| !text.contains(']')).or_else(|| text.find("]:").map(|at| at + 1));
     let lower = sent.to_lowercase();
@@ -282,8 +295,8 @@ fn template_holds(template: &str, path: &str) -> bool {
     }
 }
 
-/// What a workload takes at one of its ports.
-pub fn peer_mode(policies: &[PeerAuthentication], destination: &Destination<'_>, port: u16) -> PeerMode {
+/// Returns the peer mode of a workload at one of its ports.
+pub fn peer_mode(policies: &[PeerAuthentication], destination: &OracleDestination<'_>, port: u16) -> PeerMode {
     let mut own: Vec<&PeerAuthentication> = policies.iter().filter(|policy| is_for(&policy.target, destination)).collect();
     own.sort_by_key(|policy| (policy.created, policy.key.clone()));
     let oldest = |is_wide: fn(&PolicyTarget) -> bool| own.iter().find(|policy| is_wide(&policy.target)).copied();
@@ -291,14 +304,15 @@ pub fn peer_mode(policies: &[PeerAuthentication], destination: &Destination<'_>,
     let namespace = oldest(|target| matches!(target, PolicyTarget::Namespace(_)));
     let workload = oldest(|target| matches!(target, PolicyTarget::Workloads { .. } | PolicyTarget::Service(_)));
     let mut mode = PeerMode::default();
+    // From the widest target to the narrowest: each one overrides the previous mode.
     for policy in [tenant, namespace, workload].into_iter().flatten() {
         mode = policy.ports.get(&port).copied().or(policy.mode).unwrap_or(mode);
     }
     mode
 }
 
-/// The path as policies see it: without query, unreserved characters decoded, slashes merged, dots resolved (RFC 3986 §6.2.2). `None`: there
-/// is no safe reading of it, since a backend may read it otherwise.
+/// Returns the path as policies use it: without query, with unreserved characters decoded, slashes merged and dot segments resolved (RFC
+/// 3986 §6.2.2). `None` if the path has no safe interpretation, because a backend may interpret it differently.
 pub fn normal_path(target: &str) -> Option<String> {
     let path = target.split(['?', '#']).next().unwrap_or_default();
     let mut decoded = Vec::new();
@@ -329,7 +343,7 @@ pub fn normal_path(target: &str) -> Option<String> {
         match *part {
             "" | "." => {}
             ".." => drop(kept.pop()?),
-            // A server that drops path parameters reads `..`, `.` or nothing.
+            // A server that drops path parameters interprets these segments as `..`, `.` or an empty segment.
             other if ["..", ".", ""].iter().any(|dots| [";", "%3B"].iter().any(|mark| other.starts_with(&format!("{dots}{mark}")))) => {
                 return None;
             }
@@ -346,8 +360,8 @@ mod tests {
 
     #[test]
     fn hosts_are_compared_without_case_and_port() {
-        let text = |text: &str| Value::Text(text.into());
-        let exact = |text: &str| Match::Exact(text.into());
+        let text = |text: &str| OracleValue::Text(text.into());
+        let exact = |text: &str| AttributeMatch::Exact(text.into());
         for (m, sent, want) in [
             (exact("example.com"), "Example.com", true),
             (exact("Example.com"), "example.com:8080", true),
@@ -356,15 +370,15 @@ mod tests {
             (exact("example.com:80"), "example.com:80", true),
             (exact("example.com:80"), "example.com", false),
             (exact("example.com:80"), "example.com:8080", false),
-            (Match::Prefix("example.com:".into()), "example.com:8080", true),
-            (Match::Prefix("example.com:".into()), "example.com", false),
-            (Match::Prefix("exam".into()), "EXAMPLE.com:80", true),
-            (Match::Suffix(".com".into()), "example.com:80", true),
-            (Match::Suffix(".com:80".into()), "example.com:80", true),
+            (AttributeMatch::Prefix("example.com:".into()), "example.com:8080", true),
+            (AttributeMatch::Prefix("example.com:".into()), "example.com", false),
+            (AttributeMatch::Prefix("exam".into()), "EXAMPLE.com:80", true),
+            (AttributeMatch::Suffix(".com".into()), "example.com:80", true),
+            (AttributeMatch::Suffix(".com:80".into()), "example.com:80", true),
             (exact("[fd00::1]"), "[fd00::1]:80", true),
             (exact("[fd00::1]:80"), "[fd00::1]:80", true),
-            (Match::Present, "", false),
-            (Match::Present, "x", true),
+            (AttributeMatch::Present, "", false),
+            (AttributeMatch::Present, "x", true),
         ] {
             assert_eq!(match_holds(&Attribute::Host, &m, &text(sent)), want, "{m:?} {sent:?}");
         }

@@ -1,4 +1,4 @@
-//! Regular expressions as all of Canal reads them: RE2 syntax over bytes, without Unicode classes, the whole text must match.
+//! Regular expressions as everywhere in Canal: RE2 syntax over bytes, without Unicode classes; the whole text must match.
 
 use regex_automata::meta::{self, Regex};
 use regex_automata::nfa::thompson::{self, WhichCaptures};
@@ -6,12 +6,15 @@ use regex_automata::util::syntax;
 
 use crate::limits::{REGEX_AUTOMATON_BYTES_MAX, REGEX_BYTES_MAX, REGEX_NESTING_MAX};
 
-/// The bytes of memory that a pattern takes, or why it is refused: a sentence without a full stop.
+/// Returns the bytes of memory that a pattern needs.
+///
+/// # Errors
+/// Fails with the problem as a sentence without a full stop, if the pattern is invalid or exceeds a limit.
 pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
     if pattern.len() > REGEX_BYTES_MAX {
         return Err(format!("the regular expression has {} bytes, more than {REGEX_BYTES_MAX}", pattern.len()));
     }
-    // On its own first: `a)|(b` must not become valid by what is put around it.
+    // The bare pattern is parsed first, so that `a)|(b` does not become valid by the group that is put around it.
     syntax::parse_with(pattern, &config().nest_limit(REGEX_NESTING_MAX))
         .map_err(|error| format!("the regular expression cannot be read: {}", reason(&error.to_string())))?;
     thompson::Compiler::new()
@@ -22,7 +25,7 @@ pub(crate) fn cost(pattern: &str) -> Result<usize, String> {
         .map_err(|_| format!("the regular expression needs more than {REGEX_AUTOMATON_BYTES_MAX} bytes of memory"))
 }
 
-/// The automaton of a pattern that [`cost`] accepts; `None` for any other.
+/// Compiles a pattern; `None` if [`cost`] refuses it.
 pub(crate) fn compile(pattern: &str) -> Option<Regex> {
     cost(pattern).ok()?;
     meta::Builder::new().syntax(config()).configure(Regex::config().utf8_empty(false)).build(&whole(pattern)).ok()
@@ -33,11 +36,11 @@ fn whole(pattern: &str) -> String {
 }
 
 fn config() -> syntax::Config {
-    // Anchors and group around a pattern count too.
+    // The anchors and the group around a pattern add two levels of nesting.
     syntax::Config::new().unicode(false).utf8(false).nest_limit(REGEX_NESTING_MAX + 2)
 }
 
-/// The last line of the parser's drawing says what is wrong.
+/// Extracts the problem from a parser error: it is in the last line.
 fn reason(error: &str) -> &str {
     let last = error.lines().last().unwrap_or(error);
     last.strip_prefix("error: ").unwrap_or(last)
@@ -65,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_matched_in_bounds_is_refused() {
+    fn patterns_beyond_the_bounds_are_refused() {
         let long = "a".repeat(REGEX_BYTES_MAX + 1);
         for pattern in ["(", "a)|(b", "(?=a)", "\\1", "(a{500}){500}", long.as_str(), "(?x)a#"] {
             assert!(cost(pattern).is_err(), "{pattern:?}");

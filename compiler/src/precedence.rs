@@ -1,18 +1,20 @@
-//! Which match wins when several hold. The only place that knows it; everyone else compares [`Precedence`].
+//! Computes the precedence of matches, which decides between several that hold. All other code only compares [`Precedence`] values.
 
 use canal_model::ids::{Namespace, ObjectName};
 use canal_model::policy::{Document, Metadata, ObjectKind};
 use canal_model::program::{PathMatch, Precedence};
 
-/// Rules of a mesh route; there are no fallbacks yet.
+/// Class of rules of a mesh route; there are no fallbacks yet.
 const CLASS_ROUTE: u8 = 0;
 
-/// Gateway API (v1.6.1 HTTPRouteRule.matches): exact path, longest path, method, most headers, most query parameters; then the
-/// oldest object, then its name, then the place of the rule and of the match.
+/// Returns the precedence of a match of an HTTPRoute.
 ///
-/// Gateway API leaves regular expressions to the implementation: here they come after exact paths and before prefixes, since
-/// behind a prefix `/` they would never be reached.
-pub(crate) fn gateway_api(document: &Document, place: [usize; 2], conditions: &Conditions<'_>) -> Precedence {
+/// Gateway API (v1.6.1, HTTPRouteRule.matches) orders by exact path, longest path, method, most headers, and most query parameters. Ties
+/// are broken by the oldest object, then its name, then the indexes of the rule and of the match.
+///
+/// Gateway API leaves regular expressions to the implementation. Here they come after exact paths and before prefixes, because after a
+/// prefix `/` they would never be reached.
+pub(crate) fn gateway_api(document: &Document, place: [usize; 2], conditions: &MatchSpecificity<'_>) -> Precedence {
     let (kind, length) = match conditions.path {
         PathMatch::Exact(path) => (0, path.len()),
         PathMatch::Regex(path) => (1, path.len()),
@@ -34,20 +36,21 @@ pub(crate) fn gateway_api(document: &Document, place: [usize; 2], conditions: &C
     }
 }
 
-/// What Gateway API compares of a match.
-pub(crate) struct Conditions<'a> {
+/// The parts of a match that Gateway API compares.
+pub(crate) struct MatchSpecificity<'a> {
     pub(crate) path: &'a PathMatch,
     pub(crate) has_method: bool,
     pub(crate) headers: usize,
     pub(crate) query: usize,
 }
 
-/// Istio: a VirtualService's rules in the order written, and only one VirtualService speaks for a service.
+/// Returns the precedence of a match in a VirtualService. Istio tries rules in the order written, and only one VirtualService routes a
+/// service.
 pub(crate) fn istio(document: &Document, place: [usize; 2]) -> Precedence {
     Precedence { class: CLASS_ROUTE, specificity: [0; 5], created: 0, object: object(document), place: place.map(narrow) }
 }
 
-/// Who is the elder of two objects in conflict, smaller first: age, then name. Objects that do not tell their age are the oldest.
+/// Returns the sort key of two objects in conflict, the winner first: by age, then by name. Objects without a creation time are the oldest.
 pub(crate) fn seniority(document: &Document) -> (u64, ObjectKind, &Namespace, &ObjectName) {
     let metadata = document.object.metadata();
     (created(metadata), document.object.kind(), &metadata.namespace, &metadata.name)

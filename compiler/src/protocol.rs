@@ -1,25 +1,25 @@
-//! What is spoken on a service port, from `appProtocol` (KEP-2433), else from the port's name as Istio reads it.
+//! Determines the protocol of a service port from `appProtocol` (KEP-2433), else from the port's name as Istio interprets it.
 
 use canal_model::program::AppProtocol;
 
-/// What a port says about itself.
+/// The protocol that a port declares.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Spoken {
+pub(crate) enum DeclaredProtocol {
     Known(AppProtocol),
-    /// `appProtocol` says something that Canal does not know; the first bytes decide.
+    /// `appProtocol` has a value that Canal does not know; protocol sniffing decides.
     Unknown,
 }
 
-/// Reads `appProtocol` if there is one, else the part of the port's name before the first `-`.
-pub(crate) fn spoken(app_protocol: Option<&str>, port_name: &str) -> Spoken {
+/// Determines the protocol from `appProtocol` if it is set, else from the part of the port's name before the first `-`.
+pub(crate) fn spoken(app_protocol: Option<&str>, port_name: &str) -> DeclaredProtocol {
     match app_protocol.filter(|said| !said.is_empty()) {
         Some(said) => match said.to_ascii_lowercase().as_str() {
-            "kubernetes.io/h2c" => Spoken::Known(AppProtocol::Http2),
-            "kubernetes.io/ws" => Spoken::Known(AppProtocol::Http1),
-            "kubernetes.io/wss" => Spoken::Known(AppProtocol::Tcp),
-            word => by_word(word).map_or(Spoken::Unknown, Spoken::Known),
+            "kubernetes.io/h2c" => DeclaredProtocol::Known(AppProtocol::Http2),
+            "kubernetes.io/ws" => DeclaredProtocol::Known(AppProtocol::Http1),
+            "kubernetes.io/wss" => DeclaredProtocol::Known(AppProtocol::Tcp),
+            word => by_word(word).map_or(DeclaredProtocol::Unknown, DeclaredProtocol::Known),
         },
-        None => Spoken::Known(by_name(port_name)),
+        None => DeclaredProtocol::Known(by_name(port_name)),
     }
 }
 
@@ -32,7 +32,7 @@ fn by_name(port_name: &str) -> AppProtocol {
     by_word(prefix).unwrap_or(AppProtocol::Detect)
 }
 
-/// Istio's protocol names. What Canal does not look into is opaque, above all where the server speaks first.
+/// Maps Istio's protocol names. Protocols that Canal does not parse are opaque, in particular those where the server sends first.
 fn by_word(word: &str) -> Option<AppProtocol> {
     Some(match word {
         "http" => AppProtocol::Http1,
@@ -48,27 +48,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_say_what_they_speak() {
+    fn ports_declare_their_protocol() {
         use AppProtocol::{Detect, Grpc, Http1, Http2, Tcp};
         for (app_protocol, name, expected) in [
-            (None, "http", Spoken::Known(Http1)),
-            (None, "http-web", Spoken::Known(Http1)),
-            (None, "HTTP2-x", Spoken::Known(Http2)),
-            (None, "httpx", Spoken::Known(Detect)),
-            (None, "grpc", Spoken::Known(Grpc)),
-            (None, "grpc-web", Spoken::Known(Http2)),
-            (None, "grpc-web-x", Spoken::Known(Http2)),
-            (None, "tls-x", Spoken::Known(Tcp)),
-            (None, "https", Spoken::Known(Tcp)),
-            (None, "mysql", Spoken::Known(Tcp)),
-            (None, "", Spoken::Known(Detect)),
-            (Some(""), "http", Spoken::Known(Http1)),
-            (Some("HTTP"), "tcp", Spoken::Known(Http1)),
-            (Some("kubernetes.io/h2c"), "http", Spoken::Known(Http2)),
-            (Some("kubernetes.io/ws"), "", Spoken::Known(Http1)),
-            (Some("kubernetes.io/wss"), "", Spoken::Known(Tcp)),
-            (Some("redis"), "", Spoken::Known(Tcp)),
-            (Some("example.com/own"), "http", Spoken::Unknown),
+            (None, "http", DeclaredProtocol::Known(Http1)),
+            (None, "http-web", DeclaredProtocol::Known(Http1)),
+            (None, "HTTP2-x", DeclaredProtocol::Known(Http2)),
+            (None, "httpx", DeclaredProtocol::Known(Detect)),
+            (None, "grpc", DeclaredProtocol::Known(Grpc)),
+            (None, "grpc-web", DeclaredProtocol::Known(Http2)),
+            (None, "grpc-web-x", DeclaredProtocol::Known(Http2)),
+            (None, "tls-x", DeclaredProtocol::Known(Tcp)),
+            (None, "https", DeclaredProtocol::Known(Tcp)),
+            (None, "mysql", DeclaredProtocol::Known(Tcp)),
+            (None, "", DeclaredProtocol::Known(Detect)),
+            (Some(""), "http", DeclaredProtocol::Known(Http1)),
+            (Some("HTTP"), "tcp", DeclaredProtocol::Known(Http1)),
+            (Some("kubernetes.io/h2c"), "http", DeclaredProtocol::Known(Http2)),
+            (Some("kubernetes.io/ws"), "", DeclaredProtocol::Known(Http1)),
+            (Some("kubernetes.io/wss"), "", DeclaredProtocol::Known(Tcp)),
+            (Some("redis"), "", DeclaredProtocol::Known(Tcp)),
+            (Some("example.com/own"), "http", DeclaredProtocol::Unknown),
         ] {
             assert_eq!(spoken(app_protocol, name), expected, "{app_protocol:?} {name:?}");
         }

@@ -1,4 +1,4 @@
-//! Which subscriber is told what. Pure: the hub asks, this answers; authentication happened before.
+//! Decides which subscriber receives which resources. Pure: the controller calls these functions after authentication.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,38 +7,38 @@ use canal_model::ids::{BackendName, ReplicaName, ServiceId, TenantName};
 use canal_model::principal::Principal;
 use canal_model::program::Resource;
 
-use crate::claims::Claims;
+use crate::claims::TenantClaims;
 
-/// Where services live in the cloud tier, as far as scope depends on it. Empty without a fleet.
+/// The part of the cloud tier's placement that scope depends on. It is empty without a fleet.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Whereabouts {
-    /// The backend of each registered replica.
+pub struct TierPlacement {
+    /// Backend of each registered replica.
     pub replicas: BTreeMap<ReplicaName, BackendName>,
-    /// What each backend holds. It is in one AZ.
-    pub backends: BTreeMap<BackendName, Held>,
+    /// Scope of each backend. A backend is in one AZ.
+    pub backends: BTreeMap<BackendName, BackendScope>,
 }
 
-/// What a backend's replicas must know of.
+/// The tenants and services that a backend's replicas must receive.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Held {
-    /// Tenants with a service that is placed here, or whose sessions are still here.
+pub struct BackendScope {
+    /// Tenants with a service that this backend serves, or with sessions that are still here.
     pub tenants: BTreeSet<TenantName>,
-    /// Those services.
+    /// Ids of those services.
     pub services: BTreeSet<ServiceId>,
 }
 
-impl Whereabouts {
-    /// What a replica must know of; `None`: it is not registered, or its backend holds nothing.
-    pub fn of(&self, replica: &ReplicaName) -> Option<&Held> {
+impl TierPlacement {
+    /// Returns the scope of a replica; `None` if it is not registered, or if its backend serves nothing.
+    pub fn of(&self, replica: &ReplicaName) -> Option<&BackendScope> {
         self.backends.get(self.replicas.get(replica)?)
     }
 }
 
-/// Whether `principal` is told anything at all of the tenant that makes these claims.
+/// Returns whether `principal` receives any resource of the tenant that makes these claims.
 ///
-/// Ask this once per tenant, [`visible`] once per resource. A gateway serves the tenants that name it in Gateway objects, and those
+/// Call this once per tenant, and [`visible`] once per resource. A gateway serves the tenants that name it in Gateway objects, and those
 /// that have a service on its backend.
-pub fn admits(claims: &Claims, principal: &Principal, whereabouts: &Whereabouts) -> bool {
+pub fn admits(claims: &TenantClaims, principal: &Principal, whereabouts: &TierPlacement) -> bool {
     match principal {
         Principal::Node { tenant, .. } => *tenant == claims.tenant,
         Principal::Gateway { name, .. } => {
@@ -52,30 +52,35 @@ pub fn admits(claims: &Claims, principal: &Principal, whereabouts: &Whereabouts)
     }
 }
 
-/// Whether `principal` is told anything of what belongs to no tenant: the tier's replicas, and who vouches for Canal's own parts.
+/// Returns whether `principal` receives resources that belong to no tenant: the tier's replicas, and the trust bundle of Canal's
+/// components.
 pub fn admits_provider(principal: &Principal) -> bool {
     !matches!(principal, Principal::Operator { .. })
 }
 
-/// Roots and revocation lists of Canal's own parts: for all that have such a certificate, since they show them to each other.
+/// Returns whether the resource is the trust bundle of Canal's own components. All components with such a certificate need it, because they
+/// present the certificates to each other.
 fn is_of_components(resource: &Resource) -> bool {
     matches!(resource, Resource::Bundle(bundle) if bundle.trust_domain.as_str() == COMPONENTS)
 }
 
-/// Whether `principal`, whom [`admits`] let into the resource's tenant, is told of `resource`.
+/// Returns whether `principal`, which [`admits`] accepted for the resource's tenant, receives `resource`.
 ///
-/// A node gets its tenant, the tenant's gateways, gateway addresses and services, and the workloads on itself, whose identities it asks
-/// for and whose labels it reports; no routes and no other workloads: layer 7 is not its work, and a stolen node shall know little.
-/// Of zero trust it gets whom to trust, and the policies that need no HTTP.
-/// A gateway gets everything of the tenants it serves, but bucket tables only of services on its own backend in its own AZ, and no
-/// entitlements: those are for key servers, which get whom to trust and whose keys are for whom, and nothing else.
-/// All that hold a certificate as a part of Canal are told who vouches for those.
-/// An operator subscribes to nothing.
-pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &Whereabouts) -> bool {
+/// - A node gets its tenant, and the tenant's gateways, gateway addresses and services. It gets the workloads on itself, because it
+///   requests their identities and reports their labels. Of other workloads it gets only direct endpoints (address, identity and AZ) of
+///   ready workloads that policies allow one of its own workloads to reach. It gets no routes, because it does not handle layer 7, and a
+///   compromised node should learn little. Of zero trust it gets trust bundles and the policies that nodes evaluate.
+/// - A gateway gets everything of the tenants that it serves, with exceptions. Bucket tables are limited to services on its own backend in
+///   its own AZ. It gets no nodes, entitlements or direct endpoints.
+/// - A key server gets tenants, trust bundles and entitlements, and nothing else.
+/// - Nodes, gateways and key servers get the trust bundle of Canal's own components, because they have such certificates.
+/// - An edge gets all tenants, nodes and replicas, and the gateway addresses and bucket tables of its own AZ.
+/// - An operator does not subscribe.
+pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &TierPlacement) -> bool {
     match principal {
         Principal::Gateway { name, az } => match resource {
             Resource::Table(table) => table.az == *az && whereabouts.of(name).is_some_and(|held| held.services.contains(&table.id)),
-            Resource::Node(_) | Resource::Entitlement(_) => false,
+            Resource::Node(_) | Resource::Entitlement(_) | Resource::DirectEndpoint(_) => false,
             _ => true,
         },
         Principal::Edge { az, .. } => match resource {
@@ -95,6 +100,7 @@ pub fn visible(resource: &Resource, principal: &Principal, whereabouts: &Whereab
                 && match resource {
                     Resource::Tenant(_) | Resource::Gateway(_) | Resource::Service(_) | Resource::Address(_) => true,
                     Resource::Bundle(_) | Resource::Authorization(_) | Resource::PeerAuthentication(_) => true,
+                    Resource::DirectEndpoint(endpoint) => endpoint.audience.has(name),
                     Resource::Workload(workload) => workload.node == *name,
                     _ => false,
                 }
@@ -107,19 +113,19 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use canal_model::ids::{AzName, ReplicaNumber, ServiceKey, Vni};
-    use canal_model::program::{BucketTable, GatewayAddress, Node, Replica, Service, Throttle};
+    use canal_model::program::{BucketTable, DirectEndpoint, GatewayAddress, Node, Replica, Service, Throttle};
 
     use super::*;
 
     const AZS: [&str; 2] = ["az1", "az2"];
 
-    /// What tenant number `n` has in the tier: its service, with an address and a table in each AZ, a node and a throttle.
+    /// Returns the tier resources of tenant number `n`: its service with an address and a table in each AZ, a node and a throttle.
     fn tenant(name: &str, n: u32) -> Vec<Resource> {
         let (key, id): (ServiceKey, _) = (format!("{name}/shop/a").parse().unwrap(), ServiceId::new(n).unwrap());
         let (vni, tenant) = (Vni::new(n).unwrap(), TenantName::new(name).unwrap());
         let hostname = "a.shop.svc.cluster.local".into();
         let mut all = vec![
-            Resource::Service(Service { key: key.clone(), id, hostname, vips: vec![], ports: vec![] }),
+            Resource::Service(Service { key: key.clone(), id, hostname, vips: vec![], ports: vec![], upstream_pool: Default::default() }),
             Resource::Node(Node {
                 tenant: tenant.clone(),
                 name: "n1".parse().unwrap(),
@@ -138,6 +144,17 @@ mod tests {
                 requests: Default::default(),
             }),
         ];
+        all.push(Resource::DirectEndpoint(DirectEndpoint {
+            tenant: key.tenant.clone(),
+            namespace: key.namespace.clone(),
+            name: "a-0".parse().unwrap(),
+            service_account: "a".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec!["10.1.0.1".parse().unwrap()],
+            serves: vec![],
+            own_ports: Default::default(),
+            audience: Default::default(),
+        }));
         for az in AZS.map(|az| AzName::new(az).unwrap()) {
             let (service, chains) = (key.clone(), vec![]);
             all.push(Resource::Address(GatewayAddress { service: service.clone(), id, az: az.clone(), addresses: vec![], open: true }));
@@ -157,14 +174,14 @@ mod tests {
         })
     }
 
-    /// b1 in az1 holds alpha, b2 in az2 alpha and beta, b3 nobody.
-    fn whereabouts() -> Whereabouts {
-        let held = |tenants: &[(&str, u32)]| Held {
+    /// Backend b1 in az1 serves alpha, b2 in az2 serves alpha and beta, and b3 serves no tenant.
+    fn tier_placement() -> TierPlacement {
+        let held = |tenants: &[(&str, u32)]| BackendScope {
             tenants: tenants.iter().map(|(t, _)| TenantName::new(t).unwrap()).collect(),
             services: tenants.iter().map(|(_, n)| ServiceId::new(*n).unwrap()).collect(),
         };
         let pair = |replica: &str, backend: &str| (replica.parse().unwrap(), backend.parse().unwrap());
-        Whereabouts {
+        TierPlacement {
             replicas: [pair("r1", "b1"), pair("r2", "b2"), pair("r3", "b3")].into(),
             backends: [("b1", held(&[("alpha", 1)])), ("b2", held(&[("alpha", 1), ("beta", 2)]))]
                 .map(|(b, h)| (b.parse().unwrap(), h))
@@ -172,7 +189,7 @@ mod tests {
         }
     }
 
-    /// What tenant `name` has of zero trust: one of each kind.
+    /// Returns the zero-trust resources of tenant `name`, one of each kind.
     fn zero_trust(name: &str) -> Vec<Resource> {
         use canal_model::authorization as a;
         use canal_model::trust as t;
@@ -181,7 +198,7 @@ mod tests {
         let service: ServiceKey = format!("{name}/shop/a").parse().unwrap();
         let target = || a::PolicyTarget::Tenant;
         vec![
-            Resource::Bundle(t::Bundle {
+            Resource::Bundle(t::TrustBundle {
                 tenant: tenant(),
                 trust_domain: "x.example".parse().unwrap(),
                 roots: vec![],
@@ -201,7 +218,7 @@ mod tests {
             Resource::Authorization(a::Authorization {
                 key: key.clone(),
                 target: target(),
-                action: a::Action::Deny,
+                action: a::AuthorizationAction::Deny,
                 rules: vec![],
                 dry_run: false,
                 broken: None,
@@ -224,14 +241,14 @@ mod tests {
             }),
             Resource::Entitlement(t::Entitlement {
                 tenant: tenant(),
-                requester: t::Requester::Node("n1".parse().unwrap()),
+                requester: t::KeyRequester::Node("n1".parse().unwrap()),
                 identities: vec![],
             }),
         ]
     }
 
     #[test]
-    fn each_is_told_its_share_of_zero_trust() {
+    fn each_subscriber_gets_the_policies_of_its_scope() {
         let az = || "az1".parse().unwrap();
         let node = |tenant: &str| Principal::Node { name: "n1".parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
         let keys = |tenant: Option<&str>| Principal::KeyServer {
@@ -257,11 +274,11 @@ mod tests {
             ("an edge", Principal::Edge { name: "e".parse().unwrap(), az: az() }, String::new()),
             ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),
         ];
-        let whereabouts = whereabouts();
+        let whereabouts = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for name in ["alpha", "beta"] {
-                let claims = Claims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
+                let claims = TenantClaims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
                 if admits(&claims, &principal, &whereabouts) {
                     seen.extend(zero_trust(name).into_iter().filter(|r| visible(r, &principal, &whereabouts)));
                 }
@@ -270,19 +287,20 @@ mod tests {
             assert_eq!(got.join(", "), want, "{what}");
             assert_eq!(admits_provider(&principal), !matches!(principal, Principal::Operator { .. }), "{what}");
             let (tenant, trust_domain) = canal_model::identity::components();
-            let own = canal_model::trust::Bundle { tenant, trust_domain, roots: vec![], revoked: vec![], federated: false };
+            let own = canal_model::trust::TrustBundle { tenant, trust_domain, roots: vec![], revoked: vec![], federated: false };
             let has_certificate = !matches!(principal, Principal::Edge { .. } | Principal::Operator { .. });
             assert_eq!(visible(&Resource::Bundle(own), &principal, &whereabouts), has_certificate, "{what}");
         }
     }
 
     #[test]
-    fn nobody_sees_of_the_tier_what_is_not_its_own() {
+    fn subscribers_see_only_their_own_part_of_the_tier() {
         let gateway = |name: &str, az: &str| Principal::Gateway { name: name.parse().unwrap(), az: az.parse().unwrap() };
         let edge = |az: &str| Principal::Edge { name: "e".parse().unwrap(), az: az.parse().unwrap() };
         let node =
             |tenant: &str| Principal::Node { name: "n1".parse().unwrap(), tenant: tenant.parse().unwrap(), az: "az1".parse().unwrap() };
         let alpha = "Service alpha/shop/a, Address alpha/shop/a@az1, Address alpha/shop/a@az2";
+        let direct = |of: &str, name: &str| format!("{of}, DirectEndpoint {name}/shop/a-0");
         let beta = "Service beta/shop/a, Address beta/shop/a@az1, Address beta/shop/a@az2";
         let cases: [(&str, Principal, String); 9] = [
             ("a replica of b1", gateway("r1", "az1"), format!("{alpha}, Table alpha/shop/a@az1, Throttle alpha, Replica r1, Replica r2")),
@@ -303,15 +321,15 @@ mod tests {
                     .into(),
             ),
             ("an edge of an AZ that nobody lives in", edge("az7"), "Node alpha/n1, Node beta/n1, Replica r1, Replica r2".into()),
-            ("a node: its tenant's addresses", node("alpha"), alpha.into()),
-            ("a node of the other tenant at the same addresses", node("beta"), beta.into()),
+            ("a node: its tenant's addresses", node("alpha"), direct(alpha, "alpha")),
+            ("a node of the other tenant at the same addresses", node("beta"), direct(beta, "beta")),
             ("an operator", Principal::Operator { name: "root".parse().unwrap(), tenant: None }, String::new()),
         ];
-        let whereabouts = whereabouts();
+        let whereabouts = tier_placement();
         for (what, principal, want) in cases {
             let mut seen = Vec::new();
             for (name, n) in [("alpha", 1), ("beta", 2)] {
-                let claims = Claims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
+                let claims = TenantClaims { tenant: TenantName::new(name).unwrap(), isolation: None, gateways: vec![] };
                 if admits(&claims, &principal, &whereabouts) {
                     seen.extend(tenant(name, n).into_iter().filter(|r| visible(r, &principal, &whereabouts)));
                 }

@@ -1,15 +1,16 @@
-//! Programs as text for people and golden files: one resource a line or a few. Not read back by anyone.
+//! Formats resources as text for people and golden files: one or a few lines per resource. No program parses the text.
 
 use std::fmt::Display;
 
 use canal_model::program::{
-    AppProtocol, Backend, BackendTarget, Gateway, GatewayAddress, HostMatch, HttpMatch, Node, OutsideMesh, PathMatch, Rate, Replica,
-    Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant, TextMatch, Throttle, Tunnel, ValueMatch, Workload,
+    AppProtocol, Backend, BackendTarget, DirectAudience, DirectEndpoint, Gateway, GatewayAddress, HostMatch, HttpMatch, Node,
+    OutboundTrafficPolicy, PathMatch, RateLimit, Replica, Resource, RouteAction, RouteKey, RouteRule, Service, ServicePort, Tenant,
+    TextMatch, Throttle, TunnelProtocol, UpstreamPool, ValueMatch, Workload,
 };
 
 use crate::text_security;
 
-/// Any resource.
+/// Formats a resource of any kind.
 pub fn resource(resource: &Resource) -> String {
     match resource {
         Resource::Tenant(it) => tenant(it),
@@ -22,6 +23,7 @@ pub fn resource(resource: &Resource) -> String {
         Resource::Address(it) => address(it),
         Resource::Table(it) => format!("table {} az {} version {}", it.service, it.az, it.version),
         Resource::Throttle(it) => throttle(it),
+        Resource::DirectEndpoint(it) => direct_endpoint(it),
         Resource::Bundle(it) => text_security::bundle(it),
         Resource::KeyServer(it) => text_security::key_server(it),
         Resource::Authorizer(it) => text_security::authorizer(it),
@@ -30,7 +32,8 @@ pub fn resource(resource: &Resource) -> String {
         Resource::PeerAuthentication(it) => text_security::peer_authentication(it),
         Resource::Termination(it) => text_security::termination(it),
         Resource::Entitlement(it) => text_security::entitlement(it),
-        Resource::Manifest(it) => format!("manifest {} of {} resources", it.tenant, it.count),
+        // Kinds that the compiler and the planner do not make.
+        _ => format!("{} {}", resource.kind().label(), resource.name()),
     }
 }
 
@@ -58,15 +61,28 @@ fn address(address: &GatewayAddress) -> String {
 
 pub(crate) fn throttle(throttle: &Throttle) -> String {
     let of = throttle.service.as_ref().map_or_else(|| throttle.tenant.to_string(), ToString::to_string);
-    let rate = |rate: Rate| format!("{}/s burst {}", rate.per_second, rate.burst);
-    let requests = if throttle.requests == Rate::default() { String::new() } else { format!(" requests {}", rate(throttle.requests)) };
+    let rate = |rate: RateLimit| format!("{}/s burst {}", rate.per_second, rate.burst);
+    let requests = if throttle.requests == RateLimit::default() { String::new() } else { format!(" requests {}", rate(throttle.requests)) };
     format!("throttle {of} sessions {} packets {}{requests}", rate(throttle.sessions), rate(throttle.packets))
 }
 
+pub(crate) fn direct_endpoint(endpoint: &DirectEndpoint) -> String {
+    let mut line = format!("direct {} sa {} az {} at {}", endpoint.uid(), endpoint.service_account, endpoint.az, list(&endpoint.addresses));
+    for served in &endpoint.serves {
+        line += &format!("\n  serves {}:{}", served.service, served.port);
+    }
+    let own: Vec<u16> = endpoint.own_ports.iter().copied().collect();
+    line += &format!("\n  own ports {}", list(&own));
+    match &endpoint.audience {
+        DirectAudience::Tenant => line,
+        DirectAudience::Nodes(nodes) => line + &format!("\n  sent to {}", list(&nodes.iter().collect::<Vec<_>>())),
+    }
+}
+
 pub(crate) fn tenant(tenant: &Tenant) -> String {
-    let outside = match tenant.outside {
-        OutsideMesh::Deny => "deny",
-        OutsideMesh::Passthrough => "passthrough",
+    let outside = match tenant.outbound_traffic_policy {
+        OutboundTrafficPolicy::Deny => "deny",
+        OutboundTrafficPolicy::Passthrough => "passthrough",
     };
     let pods = list(&tenant.pod_cidrs);
     let gateways = if tenant.gateway_cidrs.is_empty() { String::new() } else { format!(" gateways {}", list(&tenant.gateway_cidrs)) };
@@ -86,7 +102,8 @@ pub(crate) fn gateway(gateway: &Gateway) -> String {
 }
 
 pub(crate) fn service(service: &Service) -> String {
-    format!("service {} id {} host {} vips {}", service.key, service.id.get(), service.hostname, list(&service.vips))
+    let pool = if service.upstream_pool == UpstreamPool::PerClient { " pool per-client" } else { "" };
+    format!("service {} id {} host {} vips {}{pool}", service.key, service.id.get(), service.hostname, list(&service.vips))
 }
 
 pub(crate) fn port(port: &ServicePort) -> String {
@@ -112,7 +129,7 @@ pub(crate) fn workload(workload: &Workload) -> String {
         list(&workload.addresses)
     );
     line += if workload.ready { " ready" } else { " not ready" };
-    if workload.tunnel == Tunnel::None {
+    if workload.tunnel == TunnelProtocol::None {
         line += " plain";
     }
     line += &format!(" labels {}", list(&labels));
@@ -138,18 +155,18 @@ fn route(rule: &RouteRule) -> String {
     lines.join("\n")
 }
 
-/// Inverted numbers read better from the other end.
+/// Formats numbers of a precedence. Inverted numbers are printed as negative ones, because that is easier to read.
 fn numbers(numbers: &[u32]) -> String {
     let shown: Vec<String> = numbers.iter().map(|n| if *n > u32::MAX / 2 { format!("-{}", u32::MAX - n) } else { n.to_string() }).collect();
     shown.join(",")
 }
 
-/// Where a rule comes from, without its tenant.
+/// Formats the origin of a rule, without its tenant.
 pub(crate) fn origin(key: &RouteKey) -> String {
     format!("{} {}/{} {}", key.kind, key.namespace, key.name, key.rule)
 }
 
-/// With a space after it, or nothing for any host.
+/// Formats hosts with a space after them; returns an empty text for any host.
 pub(crate) fn hosts(hosts: &[HostMatch]) -> String {
     if hosts.is_empty() {
         return String::new();
@@ -187,7 +204,7 @@ fn condition(what: &str, condition: &ValueMatch) -> String {
     }
 }
 
-/// What a rule does.
+/// Formats the action of a rule.
 pub fn action(action: &RouteAction) -> String {
     match action {
         RouteAction::Refuse { status, reason } => format!("refuse {status} ({reason})"),

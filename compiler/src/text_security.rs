@@ -1,22 +1,23 @@
-//! Zero trust as text for people and golden files: policies, trust, keys. Not read back by anyone.
+//! Formats resources of zero trust as text for people and golden files: policies, trust, keys. No program parses the text.
 
 use canal_model::authorization::{
-    Action, Attribute, Authentication, Authorization, Authorizer, Clause, JwtRule, Match, PeerAuthentication, PeerMode, PolicyTarget, Rule,
+    Attribute, AttributeMatch, Authentication, Authorization, AuthorizationAction, Authorizer, Clause, JwtRule, PeerAuthentication,
+    PeerMode, PolicyRule, PolicyTarget,
 };
 use canal_model::trust::{
-    Bundle, ClientCertificates, Entitlement, KeyAlgorithm, KeyPlace, KeyPolicy, KeyServer, Termination, TerminationCertificate,
+    ClientCertificates, Entitlement, KeyAlgorithm, KeyLocation, KeyPolicy, KeyServer, Termination, TerminationCertificate, TrustBundle,
 };
 
 use crate::text::list;
 
-/// Nothing for the default.
+/// Formats a key policy; returns an empty text for the default.
 pub(crate) fn keys(keys: &KeyPolicy) -> String {
     if *keys == KeyPolicy::default() {
         return String::new();
     }
-    let place = match keys.place {
-        KeyPlace::Local => "local",
-        KeyPlace::KeyServer => "in key servers",
+    let place = match keys.location {
+        KeyLocation::Local => "local",
+        KeyLocation::KeyServer => "in key servers",
     };
     let algorithm = match keys.algorithm {
         KeyAlgorithm::EcdsaP256 => "ecdsa-p256",
@@ -26,7 +27,7 @@ pub(crate) fn keys(keys: &KeyPolicy) -> String {
     format!(" keys {algorithm} {place}{fallback}")
 }
 
-pub(crate) fn bundle(bundle: &Bundle) -> String {
+pub(crate) fn bundle(bundle: &TrustBundle) -> String {
     let federated = if bundle.federated { " federated" } else { "" };
     format!("bundle {}/{} roots {} revoked {}{federated}", bundle.tenant, bundle.trust_domain, bundle.roots.len(), bundle.revoked.len())
 }
@@ -42,7 +43,7 @@ pub(crate) fn authorizer(it: &Authorizer) -> String {
     format!("authorizer {} at {}:{} within {}ms headers {headers}{body}{open}", it.key, it.service, it.port, it.timeout.as_millis())
 }
 
-/// Whom a policy is for.
+/// Formats the target of a policy.
 pub fn target(target: &PolicyTarget) -> String {
     match target {
         PolicyTarget::Tenant => "all".into(),
@@ -56,17 +57,17 @@ pub fn target(target: &PolicyTarget) -> String {
     }
 }
 
-/// What a policy does when it matches.
-pub fn action(action: &Action) -> String {
+/// Formats the action of a policy.
+pub fn action(action: &AuthorizationAction) -> String {
     match action {
-        Action::Allow => "allow".into(),
-        Action::Deny => "deny".into(),
-        Action::Audit => "audit".into(),
-        Action::Custom(authorizer) => format!("ask {authorizer}"),
+        AuthorizationAction::Allow => "allow".into(),
+        AuthorizationAction::Deny => "deny".into(),
+        AuthorizationAction::Audit => "audit".into(),
+        AuthorizationAction::Custom(authorizer) => format!("custom {authorizer}"),
     }
 }
 
-/// An attribute, as `when` spells it where it can.
+/// Formats an attribute, as the key of `when` if there is one.
 pub fn attribute(attribute: &Attribute) -> String {
     match attribute {
         Attribute::SourcePrincipal => "source.principal".into(),
@@ -88,22 +89,22 @@ pub fn attribute(attribute: &Attribute) -> String {
     }
 }
 
-fn one_match(it: &Match) -> String {
+fn one_match(it: &AttributeMatch) -> String {
     match it {
-        Match::Exact(s) => format!("{s:?}"),
-        Match::Prefix(s) if s.is_empty() => "there".into(),
-        Match::Prefix(s) => format!("from {s:?}"),
-        Match::Suffix(s) => format!("to {s:?}"),
-        Match::Present => "present".into(),
-        Match::Template(s) => format!("like {s:?}"),
-        Match::Network(net) => net.to_string(),
-        Match::Port(port) => port.to_string(),
+        AttributeMatch::Exact(s) => format!("{s:?}"),
+        AttributeMatch::Prefix(s) if s.is_empty() => "there".into(),
+        AttributeMatch::Prefix(s) => format!("from {s:?}"),
+        AttributeMatch::Suffix(s) => format!("to {s:?}"),
+        AttributeMatch::Present => "present".into(),
+        AttributeMatch::Template(s) => format!("like {s:?}"),
+        AttributeMatch::Network(net) => net.to_string(),
+        AttributeMatch::Port(port) => port.to_string(),
     }
 }
 
-/// A condition.
+/// Formats a clause of a policy.
 pub fn clause(clause: &Clause) -> String {
-    let matches = |list: &[Match]| list.iter().map(one_match).collect::<Vec<_>>().join(" | ");
+    let matches = |list: &[AttributeMatch]| list.iter().map(one_match).collect::<Vec<_>>().join(" | ");
     let mut text = attribute(&clause.attribute);
     if !clause.any.is_empty() {
         text += &format!(" is {}", matches(&clause.any));
@@ -118,7 +119,7 @@ fn all(clauses: &[Clause]) -> String {
     if clauses.is_empty() { "anything".into() } else { clauses.iter().map(clause).collect::<Vec<_>>().join(", ") }
 }
 
-fn rule(number: usize, rule: &Rule) -> String {
+fn rule(number: usize, rule: &PolicyRule) -> String {
     let mut lines = vec![format!("  rule {number}")];
     lines.extend(rule.from.iter().map(|from| format!("    from {}", all(from))));
     lines.extend(rule.to.iter().map(|to| format!("    to {}", all(to))));

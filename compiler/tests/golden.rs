@@ -1,8 +1,11 @@
-//! Golden texts: `tests/golden/compiler/NAME.yaml` and what becomes of it. `CANAL_BLESS=1` writes them anew.
+//! Golden tests: each `tests/golden/compiler/NAME.yaml` is compiled and compared with its golden texts. `CANAL_BLESS=1` rewrites the texts.
 //!
-//! A line `#with NAME` puts `_NAME.yaml` before the file. A line `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` asks the
-//! oracle, whose answers are golden too. A line `#! FROM SERVICE:PORT [name=value …]` asks what becomes of a request on its whole way; FROM is
-//! an identity `NAMESPACE/ACCOUNT` or `spiffe://…`, an address of a client that proves none, or `-`. A line `#jwks URI KEYS` is what the controller has fetched.
+//! Directives in the YAML files:
+//! - `#with NAME` puts `_NAME.yaml` before the file.
+//! - `#? METHOD SERVICE:PORT HOST TARGET [header:value …]` is a request for the oracle; its decision is golden too.
+//! - `#! FROM SERVICE:PORT [name=value …]` explains a request on its whole path. FROM is an identity `NAMESPACE/ACCOUNT` or `spiffe://…`,
+//!   the address of a client without one, or `-`.
+//! - `#jwks URI KEYS` is a key set that the controller has fetched.
 
 #[path = "golden/journey.rs"]
 mod journey;
@@ -14,12 +17,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::{Request, Verdict, decide, endpoints};
-use canal_compiler::{Input, build_ir, compile, lower, scope, service_keys, text};
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, endpoints};
+use canal_compiler::{CompileInput, build_ir, compile, lower, service_keys, text};
 use canal_model::diagnostic::Diagnostic;
-use canal_model::ids::{AzName, NodeName, ServiceId, ServiceKey, TenantName};
+use canal_model::ids::{AzName, NodeName, ReplicaName, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
-use canal_model::principal::Principal;
 use canal_model::program::{Resource, RouteAction};
 use canal_sources::{parse, pinpoint};
 
@@ -37,7 +39,7 @@ fn policies_compile_to_their_golden_texts() {
     assert!(differing.is_empty(), "these differ from what is blessed (CANAL_BLESS=1 writes them anew):\n{}", differing.join("\n"));
 }
 
-/// Every golden text has its policy: a renamed policy must not leave old texts behind.
+/// Every golden text has its policy file: a renamed policy must not leave old texts behind.
 #[test]
 fn no_golden_text_is_an_orphan() {
     for entry in fs::read_dir(folder()).unwrap() {
@@ -46,20 +48,17 @@ fn no_golden_text_is_an_orphan() {
     }
 }
 
-/// The files of one policy that differ.
+/// Returns the golden files of one policy file that differ.
 fn check(path: &Path) -> Vec<String> {
-    let case = Case::read(path);
-    let input = Input { tenant: &case.tenant, documents: &case.documents, service_ids: &case.ids, jwks: &case.jwks };
+    let case = GoldenCase::read(path);
+    let input = CompileInput { tenant: &case.tenant, documents: &case.documents, service_ids: &case.ids, jwks: &case.jwks };
     let (ir, found) = build_ir(&input);
     let output = compile(&input);
     assert_eq!(output.diagnostics, found, "{}", path.display());
     let mut texts = vec![("diagnostics", case.diagnostics(&found))];
     if let Some(ir) = &ir {
-        let gateway = lower::gateway(ir.clone());
-        assert_eq!(output.resources, gateway, "{}", path.display());
         texts.push(("ir", ir.to_string()));
-        texts.push(("gateway", show(&gateway)));
-        texts.push(("node", nodes(ir, &output.resources)));
+        texts.extend(programs(ir, &output.resources));
         texts.push(("oracle", case.questions.iter().map(|question| answer(ir, question)).collect()));
         texts.push(("journeys", case.journeys.iter().map(|journey| journey::answer(ir, journey)).collect()));
     }
@@ -86,23 +85,35 @@ fn show(resources: &[Resource]) -> String {
     resources.iter().map(|resource| text::resource(resource) + "\n").collect()
 }
 
-/// What each node gets; by its own lowering and by the scope of the hub it must be the same.
-fn nodes(ir: &Ir, resources: &[Resource]) -> String {
+/// Returns the programs of a gateway that serves all services, of each node, of an edge and of the provider's key server. Every resource
+/// that the compiler makes must be in one of them, and none has another.
+fn programs(ir: &Ir, resources: &[Resource]) -> [(&'static str, String); 4] {
+    let az = AzName::new("az1").unwrap();
+    let replica = ReplicaName::new("gw-all").unwrap();
+    let placement = lower::placement_on(ir, &replica, &"b1".parse().unwrap());
+    let gateway = lower::gateway(ir, &replica, &az, &placement);
+    let edge = lower::edge(ir, &"e1".parse().unwrap(), &az, &placement);
+    let key_server = lower::key_server(ir, &"k1".parse().unwrap(), &az, &placement);
+    let mut sent: Vec<&Resource> = gateway.iter().chain(&edge).chain(&key_server).collect();
     let names: BTreeSet<&NodeName> = ir.workloads.iter().map(|workload| &workload.node).collect();
-    let mut out = String::new();
-    for name in names {
-        let lowered = lower::node(ir, name);
-        let principal = Principal::Node { name: name.clone(), tenant: ir.tenant.name.clone(), az: AzName::new("az1").unwrap() };
-        let visible: Vec<Resource> =
-            resources.iter().filter(|resource| scope::visible(resource, &principal, &scope::Whereabouts::default())).cloned().collect();
-        assert_eq!(lowered, visible, "node {name}");
-        writeln!(out, "# node {name}\n{}", show(&lowered)).unwrap();
+    let nodes: Vec<_> = names.iter().map(|name| (name, lower::node(ir, name, &az, &placement))).collect();
+    sent.extend(nodes.iter().flat_map(|(_, program)| program));
+    for resource in &sent {
+        assert!(resources.contains(resource), "{} is not the compiler's", resource.name());
     }
-    out
+    for resource in resources {
+        // Policies may leave a direct endpoint without a node that may reach it.
+        let is_needed = !matches!(resource, Resource::DirectEndpoint(_));
+        assert!(!is_needed || sent.contains(&resource), "nobody receives {}", resource.name());
+    }
+    let node_texts = nodes.iter().map(|(name, program)| format!("# node {name}\n{}\n", show(program))).collect();
+    // Every edge and every key server receives the tenant itself; alone it is no text.
+    let beyond_tenant = |program: &[Resource]| if program.len() > 1 { show(program) } else { String::new() };
+    [("gateway", show(&gateway)), ("node", node_texts), ("edge", beyond_tenant(&edge)), ("key-server", beyond_tenant(&key_server))]
 }
 
-/// One policy file.
-struct Case {
+/// One policy file with its directives.
+struct GoldenCase {
     tenant: TenantName,
     documents: Vec<Arc<Document>>,
     ids: BTreeMap<ServiceKey, ServiceId>,
@@ -112,12 +123,13 @@ struct Case {
     journeys: Vec<String>,
 }
 
-impl Case {
+impl GoldenCase {
     fn read(path: &Path) -> Self {
         let own = fs::read_to_string(path).unwrap();
         let tenant = TenantName::new("alpha").unwrap();
         let (documents, parsed, questions) = (Vec::new(), Vec::new(), Vec::new());
-        let mut case = Case { tenant, documents, ids: BTreeMap::new(), jwks: BTreeMap::new(), parsed, questions, journeys: Vec::new() };
+        let mut case =
+            GoldenCase { tenant, documents, ids: BTreeMap::new(), jwks: BTreeMap::new(), parsed, questions, journeys: Vec::new() };
         for line in own.lines() {
             if let Some(name) = line.strip_prefix("#with ") {
                 let name = format!("_{}.yaml", name.trim());
@@ -162,7 +174,7 @@ fn answer(ir: &Ir, question: &str) -> String {
     let words: Vec<&str> = question.split_whitespace().collect();
     let [method, service, host, target, headers @ ..] = words.as_slice() else { panic!("{question:?} is not a question") };
     let (service, port) = service.rsplit_once(':').unwrap();
-    let request = Request {
+    let request = OracleRequest {
         service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
         port: port.parse().unwrap(),
         host: (*host).to_owned(),
@@ -171,12 +183,12 @@ fn answer(ir: &Ir, question: &str) -> String {
         headers: headers.iter().map(|h| h.split_once(':').unwrap()).map(|(n, v)| (n.to_owned(), v.to_owned())).collect(),
     };
     let verdict = match decide(ir, &request) {
-        Verdict::NoService => "no such service".to_owned(),
-        Verdict::NoRule => "404".to_owned(),
-        Verdict::AmbiguousPath => "400".to_owned(),
-        Verdict::Service { service, port } => format!("{service}:{port}"),
-        Verdict::Refuse { rule, status, .. } => format!("refuse {status} by {} {}", rule.kind, rule.rule),
-        Verdict::Split { rule, backends } => {
+        RoutingVerdict::NoService => "no such service".to_owned(),
+        RoutingVerdict::NoRule => "404".to_owned(),
+        RoutingVerdict::AmbiguousPath => "400".to_owned(),
+        RoutingVerdict::Service { service, port } => format!("{service}:{port}"),
+        RoutingVerdict::Refuse { rule, status, .. } => format!("refuse {status} by {} {}", rule.kind, rule.rule),
+        RoutingVerdict::Split { rule, backends } => {
             let mut shares = format!("{} {}", rule.kind, rule.rule);
             for backend in &backends {
                 let able: Vec<String> = endpoints(ir, &backend.target).iter().map(|(w, port)| format!("{}:{port}", w.name)).collect();

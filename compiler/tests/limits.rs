@@ -1,12 +1,12 @@
-//! Every limit is reached: what goes beyond it fails closed and is told, and what just fits works.
+//! Tests that reach every limit: input beyond a limit fails closed with a diagnostic, and input at the limit works.
 
 use std::fmt::Write;
 use std::sync::Arc;
 
 use canal_compiler::limits::*;
-use canal_compiler::{Input, Output, compile, service_keys};
+use canal_compiler::{CompileInput, CompileOutput, compile, service_keys};
 use canal_model::ids::{ServiceId, TenantName};
-use canal_model::program::{AppProtocol, Resource, RouteAction, RouteRule};
+use canal_model::program::{AppProtocol, DirectAudience, Resource, RouteAction, RouteRule};
 
 const BASE: &str = "
 apiVersion: canal.mesh/v1
@@ -21,26 +21,27 @@ spec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80
 ---
 ";
 
-fn output(yaml: &str) -> Output {
+fn output(yaml: &str) -> CompileOutput {
     let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{yaml}"));
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     compiled(parsed)
 }
 
-fn compiled(parsed: canal_sources::Parsed) -> Output {
+fn compiled(parsed: canal_sources::ParsedFile) -> CompileOutput {
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
-    // Every data plane reads what was compiled, at each limit and beyond.
+    let output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
+    // Data planes must decode everything that was compiled, at each limit and beyond it.
     for resource in &output.resources {
         let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
-        assert!(read.as_ref() == Ok(resource), "{}: {:?}", resource.name(), read.err());
+        let is_read = read.as_ref().is_ok_and(|read| resource.reads_as(read));
+        assert!(is_read, "{}: {:?}", resource.name(), read.err());
     }
     output
 }
 
-fn routes(output: &Output) -> Vec<&RouteRule> {
+fn routes(output: &CompileOutput) -> Vec<&RouteRule> {
     let rules = output.resources.iter().filter_map(|resource| match resource {
         Resource::Route(rule) => Some(rule),
         _ => None,
@@ -48,7 +49,7 @@ fn routes(output: &Output) -> Vec<&RouteRule> {
     rules.collect()
 }
 
-/// Compiles the same at and beyond the limit: fine, then refused with `problem` among the findings.
+/// Compiles at the limit without diagnostics, and beyond it with `problem` among the diagnostics and the rule refused.
 #[track_caller]
 fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     let fine = output(&yaml(limit));
@@ -128,7 +129,7 @@ fn hosts_of_a_route() {
         let hosts: Vec<String> = (0..count).map(|number| format!("h{number}.example.com")).collect();
         route(&format!("  hostnames: [{}]\n  rules:\n  - backendRefs: [{BACKEND}]\n", hosts.join(", ")))
     });
-    // A VirtualService's hosts are services: those within the limit are routed, the others keep their own way.
+    // A VirtualService's hosts are services: those within the limit are routed, the others are not affected.
     let hosts = |count: usize| {
         let hosts = vec!["web"; count].join(", ");
         format!(
@@ -163,7 +164,7 @@ fn texts_and_regular_expressions() {
 
 #[test]
 fn regular_expressions_of_a_service() {
-    // Each alone is small; all together are not. Those that come first keep working.
+    // Each expression is small, but all together exceed the limit. The first ones continue to work.
     let rules = |count: usize| {
         let mut spec = String::from("  rules:\n");
         for number in 0..count {
@@ -197,7 +198,7 @@ fn ports_of_a_service() {
             ports.join(", ")
         )
     };
-    let ports = |output: &Output| {
+    let ports = |output: &CompileOutput| {
         let services = output.resources.iter().filter_map(|resource| match resource {
             Resource::Service(service) if service.key.name.as_str() == "many" => Some(service.ports.clone()),
             _ => None,
@@ -212,7 +213,8 @@ fn ports_of_a_service() {
     assert!(ports(&beyond).is_empty());
 }
 
-/// A tenant on the cloud tier with `count` objects made by `object`, and what `kept` keeps of the outcome.
+/// Compiles a tenant on the cloud tier with `count` objects made by `object`, and returns the resources that `kept` selects and the
+/// problems.
 fn on_tier<T>(count: usize, object: impl Fn(usize) -> String, kept: impl Fn(&Resource) -> Option<T>) -> (Vec<T>, Vec<String>) {
     let base = BASE.replace("podCidrs: [10.1.0.0/16]", "podCidrs: [10.1.0.0/16, 'fd00:1::/64'], gatewayCidrs: [10.101.0.0/20]");
     let objects: Vec<String> = (0..count).map(object).collect();
@@ -246,7 +248,7 @@ fn ranges_of_gateway_addresses() {
         let base = BASE.replace("podCidrs: [10.1.0.0/16]", &format!("podCidrs: [10.1.0.0/16], gatewayCidrs: [{}]", nets.join(", ")));
         compiled(canal_sources::parse("limits.yaml", base.trim_end_matches("---\n")))
     };
-    let ranges = |output: &Output| {
+    let ranges = |output: &CompileOutput| {
         let mut tenants = output.resources.iter().filter_map(|resource| match resource {
             Resource::Tenant(tenant) => Some(tenant.gateway_cidrs.len()),
             _ => None,
@@ -266,7 +268,7 @@ fn resolvers_of_a_tenant() {
         let base = BASE.replace("podCidrs: [10.1.0.0/16]", &format!("podCidrs: [10.1.0.0/16], resolvers: [{}]", resolvers.join(", ")));
         compiled(canal_sources::parse("limits.yaml", base.trim_end_matches("---\n")))
     };
-    let count = |output: &Output| {
+    let count = |output: &CompileOutput| {
         let mut tenants = output.resources.iter().filter_map(|resource| match resource {
             Resource::Tenant(tenant) => Some(tenant.resolvers.len()),
             _ => None,
@@ -285,7 +287,7 @@ fn resolvers_of_a_tenant() {
     }
 }
 
-/// A pod that serves `count` UDP ports, and a route that names them all.
+/// Returns a pod that serves `count` UDP ports, and a route that names them all.
 fn udp(count: usize) -> String {
     let numbers = 1..=count;
     let ports: Vec<String> =
@@ -316,7 +318,7 @@ spec:
     )
 }
 
-fn udp_ports(output: &Output) -> Vec<u16> {
+fn udp_ports(output: &CompileOutput) -> Vec<u16> {
     let workloads = output.resources.iter().filter_map(|resource| match resource {
         Resource::Workload(workload) => Some(&workload.udp_ports),
         _ => None,
@@ -324,10 +326,10 @@ fn udp_ports(output: &Output) -> Vec<u16> {
     workloads.flatten().copied().collect()
 }
 
-/// Beyond it the ports named first stay open, the others closed, and the route is told.
+/// Beyond the limit, the ports that are named first stay open, the others stay closed, and the route gets a diagnostic.
 #[test]
 fn udp_ports_of_a_pod() {
-    let of_route = |output: &Output| -> Vec<String> {
+    let of_route = |output: &CompileOutput| -> Vec<String> {
         let about = output.diagnostics.iter().filter(|d| d.object.as_ref().is_some_and(|o| o.to_string() == "UDPRoute default/udp"));
         about.map(|d| format!("{:?} {}: {}", d.severity, d.field, d.problem)).collect()
     };
@@ -341,7 +343,7 @@ fn udp_ports_of_a_pod() {
     let told = of_route(&beyond);
     let problem = "Error spec.rules[0].backendRefs[64]: Pod default/udp-0 has more than 64 UDP ports that routes name";
     assert!(told.len() == 2 && told[0].starts_with(problem), "{told:?}");
-    // Without the route nothing is open, whatever the Service says.
+    // Without the route no port is open, whatever the Service declares.
     let (services, _) = udp(1).rsplit_once("---").map(|(a, b)| (a.to_owned(), b.to_owned())).unwrap();
     assert_eq!(udp_ports(&output(&services)), Vec::<u16>::new());
 }
@@ -401,7 +403,7 @@ fn throttles_of_a_tenant() {
 
 #[test]
 fn objects_of_a_tenant() {
-    // Pods are left out first: a route that is left out would open its service.
+    // Pods are left out first: leaving out a route would open its service.
     let pod = "kind: Pod\napiVersion: v1\nmetadata: {name: pod-0}\nspec: {}\n";
     let parsed = canal_sources::parse("limits.yaml", &format!("{BASE}{pod}---\n{}", rule_with_match("{method: GET}")));
     let mut documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
@@ -414,7 +416,7 @@ fn objects_of_a_tenant() {
     }
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
+    let output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() });
     assert!(output.diagnostics[0].problem.contains("objects, more than"), "{:?}", output.diagnostics);
     assert_eq!(routes(&output).len(), 1);
     let services = output.resources.iter().filter(|resource| matches!(resource, Resource::Service(_))).count();
@@ -426,12 +428,13 @@ fn service_ids() {
     let parsed = canal_sources::parse("limits.yaml", BASE);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &Default::default(), jwks: &Default::default() });
+    let output =
+        compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &Default::default(), jwks: &Default::default() });
     assert!(output.diagnostics[0].problem.contains("service IDs are taken"), "{:?}", output.diagnostics);
     assert!(!output.resources.iter().any(|resource| matches!(resource, Resource::Service(_))));
 }
 
-/// Mistakes beyond the reader's limit are not told one by one, but the route must not lose them and open.
+/// Errors beyond the reader's limit are not reported one by one, but the route must still fail closed because of them.
 #[test]
 fn a_route_with_too_many_mistakes_refuses_all() {
     let methods = "{method: get}, ".repeat(1000);
@@ -445,4 +448,88 @@ fn a_route_with_too_many_mistakes_refuses_all() {
         assert_eq!(rules.len(), 1);
         assert!(matches!(rules[0].action, RouteAction::Refuse { status: 500, .. }), "{:?}", rules[0].action);
     }
+}
+
+/// Returns a service of an opaque protocol on these ports, with pods numbered from `first`.
+fn direct(name: &str, ports: usize, first: usize, pods: usize) -> String {
+    let ports: Vec<String> = (1..=ports).map(|port| format!("{{name: tcp-{port}, port: {port}}}")).collect();
+    let mut yaml = format!(
+        "---\napiVersion: v1\nkind: Service\nmetadata: {{name: {name}}}\nspec: {{clusterIP: None, selector: {{app: {name}}}, ports: [{}]}}\n",
+        ports.join(", ")
+    );
+    for pod in first..first + pods {
+        writeln!(
+            yaml,
+            "---\napiVersion: v1\nkind: Pod\nmetadata: {{name: {name}-{pod}, labels: {{app: {name}}}, annotations: {{canal.mesh/az: az1}}}}\n\
+             spec: {{nodeName: n1}}\nstatus: {{podIP: 10.1.{}.{}, conditions: [{{type: Ready, status: 'True'}}]}}",
+            pod / 250,
+            pod % 250 + 1
+        )
+        .unwrap();
+    }
+    yaml
+}
+
+/// Returns the number of direct endpoints, and the number of ports that the first of them serves.
+fn direct_endpoints(yaml: &str) -> (usize, usize) {
+    let output = output(yaml);
+    let all = output.resources.iter().filter_map(|resource| match resource {
+        Resource::DirectEndpoint(endpoint) => Some(endpoint.serves.len()),
+        _ => None,
+    });
+    let all: Vec<usize> = all.collect();
+    (all.len(), all.first().copied().unwrap_or(0))
+}
+
+#[test]
+fn endpoints_of_the_direct_path() {
+    let per_service = DIRECT_ENDPOINTS_PER_SERVICE_MAX;
+    assert_eq!(direct_endpoints(&direct("a", 1, 0, per_service)), (per_service, 1));
+    assert_eq!(direct_endpoints(&direct("a", 1, 0, per_service + 1)), (0, 0), "the service keeps the gateway");
+    let services = DIRECT_ENDPOINTS_PER_TENANT_MAX / per_service;
+    let full: String = (0..services).map(|n| direct(&format!("a{n:03}"), 1, n * per_service, per_service)).collect();
+    assert_eq!(direct_endpoints(&full), (DIRECT_ENDPOINTS_PER_TENANT_MAX, 1));
+    let beyond = full + &direct("z", 1, services * per_service, 1);
+    assert_eq!(direct_endpoints(&beyond), (DIRECT_ENDPOINTS_PER_TENANT_MAX, 1), "the last service keeps the gateway");
+    let ports = DIRECT_PORTS_PER_WORKLOAD_MAX;
+    assert_eq!(direct_endpoints(&direct("a", ports, 0, 1)), (1, ports));
+    assert_eq!(direct_endpoints(&direct("a", ports + 1, 0, 1)), (1, ports));
+}
+
+/// Returns `count` pods, each with its own identity, service, and policy that admits the first pod.
+fn pods_with_policies(count: usize) -> String {
+    let mut yaml = String::new();
+    for n in 0..count {
+        let pod = direct(&format!("p{n}"), 1, n, 1)
+            .replace("spec: {nodeName: n1}", &format!("spec: {{nodeName: n{n}, serviceAccountName: p{n}}}"));
+        let policy = format!(
+            "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: p{n}}}\nspec: {{selector: {{matchLabels: \
+             {{app: p{n}}}}}, action: ALLOW, rules: [{{from: [{{source: {{serviceAccounts: [default/p0]}}}}]}}]}}\n"
+        );
+        yaml += &(pod + &policy);
+    }
+    yaml
+}
+
+/// Returns the number of direct endpoints that exactly one node receives, and of those that no node receives.
+fn sent_to_one_and_none(yaml: &str) -> (usize, usize) {
+    let output = output(yaml);
+    let audience = |resource: &Resource| match resource {
+        Resource::DirectEndpoint(endpoint) => match &endpoint.audience {
+            DirectAudience::Nodes(nodes) => Some(nodes.len()),
+            DirectAudience::Tenant => None,
+        },
+        _ => None,
+    };
+    let sizes: Vec<usize> = output.resources.iter().filter_map(audience).collect();
+    (sizes.iter().filter(|size| **size == 1).count(), sizes.iter().filter(|size| **size == 0).count())
+}
+
+#[test]
+fn evaluations_for_the_audience_of_direct_endpoints() {
+    let square = DIRECT_EVALUATIONS_PER_TENANT_MAX.isqrt();
+    assert_eq!(square * square, DIRECT_EVALUATIONS_PER_TENANT_MAX);
+    assert_eq!(sent_to_one_and_none(&pods_with_policies(square)), (square, 0));
+    let (one, none) = sent_to_one_and_none(&pods_with_policies(square + 1));
+    assert_eq!((one + none, none), (square + 1, 2), "the rest is told to nobody");
 }

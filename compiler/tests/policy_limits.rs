@@ -1,11 +1,11 @@
-//! Every limit of policies, trust and keys is reached: what goes beyond it fails closed and is told, and what just fits works.
+//! Tests that reach every limit of policies, trust and keys: input beyond a limit fails closed with a diagnostic, and input at it works.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::Arc;
 
 use canal_compiler::limits::*;
-use canal_compiler::{Input, Output, compile, service_keys};
+use canal_compiler::{CompileInput, CompileOutput, compile, service_keys};
 use canal_model::authorization::*;
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::program::Resource;
@@ -15,7 +15,7 @@ const BASE: &str = "
 apiVersion: canal.mesh/v1
 kind: Tenant
 metadata: {name: alpha}
-spec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.0.0.0/8], keys: {place: KeyServer}}
+spec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.0.0.0/8], keys: {location: KeyServer}}
 ---
 apiVersion: v1
 kind: Service
@@ -24,28 +24,28 @@ spec: {clusterIP: 192.168.0.1, selector: {app: web}, ports: [{name: grpc, port: 
 ---
 ";
 
-fn output(yaml: &str) -> Output {
+fn output(yaml: &str) -> CompileOutput {
     output_in("alpha.example", yaml)
 }
 
-fn output_in(trust_domain: &str, yaml: &str) -> Output {
+fn output_in(trust_domain: &str, yaml: &str) -> CompileOutput {
     let base = BASE.replace("alpha.example", trust_domain);
     let parsed = canal_sources::parse("limits.yaml", &format!("{base}{yaml}"));
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new("alpha").unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &BTreeMap::new() });
+    let output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &BTreeMap::new() });
     assert_decodes(&output);
     output
 }
 
-/// Every data plane reads what was compiled, at each limit and beyond.
+/// Checks that data planes decode everything that was compiled, at each limit and beyond it.
 #[track_caller]
-fn assert_decodes(output: &Output) {
+fn assert_decodes(output: &CompileOutput) {
     for resource in &output.resources {
         let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
-        assert!(read.as_ref() == Ok(resource), "{}: {:?}", resource.name(), read.err());
+        assert!(read.as_ref().is_ok_and(|read| resource.reads_as(read)), "{}: {:?}", resource.name(), read.err());
     }
 }
 
@@ -57,8 +57,8 @@ fn token(spec: &str) -> String {
     format!("apiVersion: security.istio.io/v1\nkind: RequestAuthentication\nmetadata: {{name: t}}\nspec: {{{spec}}}\n---\n")
 }
 
-/// Whether each policy is broken.
-fn broken(output: &Output) -> Vec<bool> {
+/// Returns whether each policy is broken.
+fn broken(output: &CompileOutput) -> Vec<bool> {
     let all = output.resources.iter().filter_map(|resource| match resource {
         Resource::Authorization(policy) => Some(policy.broken.is_some()),
         Resource::Authentication(policy) => Some(policy.broken.is_some()),
@@ -71,7 +71,7 @@ fn list(count: usize, item: impl Fn(usize) -> String) -> String {
     (0..count).map(item).collect::<Vec<_>>().join(", ")
 }
 
-/// At the limit the policy works, beyond it is broken with `problem` among the findings.
+/// Checks that the policy works at the limit, and that it is broken beyond it with `problem` among the diagnostics.
 #[track_caller]
 fn check(limit: usize, problem: &str, yaml: impl Fn(usize) -> String) {
     let fine = output(&yaml(limit));
@@ -95,7 +95,7 @@ fn rules_and_their_parts() {
     check(VALUES_MAX, "items, more than", |n| policy(&format!("rules: [{{from: [{{source: {{namespaces: [{}]}}}}]}}]", values(n))));
 }
 
-/// S3: a list and its opposite are one clause, which data planes take only so long.
+/// S3: a list and its opposite form one clause, whose length data planes limit.
 #[test]
 fn list_and_its_opposite_share_one_limit() {
     let values = |n, what: &str| list(n, |at| format!("{what}{at}"));
@@ -114,7 +114,7 @@ fn list_and_its_opposite_share_one_limit() {
     });
 }
 
-/// S3: the mesh's own trust domain is longer than `cluster.local`, in whose place it stands.
+/// S3: the mesh's own trust domain, which replaces `cluster.local`, may be longer than that.
 #[test]
 fn principal_is_as_long_as_data_planes_read_it() {
     let long = "a-longer-name-than-istio-has-for-its-own.alpha.example";
@@ -160,8 +160,8 @@ fn issuers_and_their_keys() {
     }
     let issuer = |n: usize| token(&format!("jwtRules: [{{issuer: {}, jwks: {KEYS}}}]", "i".repeat(n)));
     check(VALUE_BYTES_MAX, "bytes are more than", issuer);
-    // Keys that are too long, or from too many places, close only their own issuer.
-    let keyed = |output: &Output| -> Vec<bool> {
+    // Key sets that are too long, or too many URIs, disable only their own issuer.
+    let keyed = |output: &CompileOutput| -> Vec<bool> {
         let all = output.resources.iter().filter_map(|resource| match resource {
             Resource::Authentication(policy) => Some(policy.rules.iter().map(|rule| rule.keys.is_some()).collect::<Vec<_>>()),
             _ => None,
@@ -300,7 +300,7 @@ fn a_reason_is_cut_where_it_is_too_long() {
     assert!((REASON_BYTES_MAX - 4..=REASON_BYTES_MAX).contains(&reason.len()), "{}", reason.len());
 }
 
-/// The name of the provider, and the trust domain of Canal's own parts, are nobody's.
+/// No tenant may have the provider's name or the trust domain of Canal's own components.
 #[test]
 fn reserved_names_compile_to_nothing() {
     let compiled = |tenant: &str, trust_domain: &str| {
@@ -309,7 +309,8 @@ fn reserved_names_compile_to_nothing() {
         );
         let documents: Vec<_> = canal_sources::parse("t.yaml", &yaml).documents.into_iter().map(Arc::new).collect();
         let tenant = TenantName::new(tenant).unwrap();
-        let output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &BTreeMap::new(), jwks: &BTreeMap::new() });
+        let output =
+            compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &BTreeMap::new(), jwks: &BTreeMap::new() });
         (output.resources.len(), output.diagnostics.into_iter().map(|d| d.field).collect::<Vec<_>>())
     };
     assert_eq!(compiled("alpha", "alpha.example"), (1, vec![]));
@@ -317,9 +318,9 @@ fn reserved_names_compile_to_nothing() {
     assert_eq!(compiled("alpha", "components.canal"), (0, vec!["spec.trustDomain".to_owned()]));
 }
 
-/// Of a policy's targets each has a name of its own, whatever other policies are called.
+/// Each target of a policy gets a unique name, whatever other policies are called.
 #[test]
-fn targets_have_names_that_nobody_else_has() {
+fn targets_have_unique_names() {
     let named = |name: &str, spec: &str| policy(spec).replace("{name: p}", &format!("{{name: {name}}}"));
     let long = "l".repeat(63) + &format!(".{}", "m".repeat(63)) + &format!(".{}", "n".repeat(63)) + &format!(".{}", "o".repeat(61));
     let refs = "targetRefs: [{kind: Service, name: web}, {kind: Service, name: gone}], rules: [{}]";

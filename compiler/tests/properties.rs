@@ -1,49 +1,54 @@
-//! What holds for every policy: the lowered form means what the oracle says, order of reading does not matter, and nothing panics.
+//! Properties of every policy: the lowered resources mean what the oracle says, the order of documents does not matter, and nothing panics.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use canal_compiler::generate::{Case, cases};
+use canal_compiler::direct::paths;
+use canal_compiler::generate::{GeneratedRouting, cases};
+use canal_compiler::generate_authorization::{GeneratedPolicies, policies};
 use canal_compiler::limits::WEIGHT_MAX;
-use canal_compiler::oracle::{Request, Verdict, decide, holds, reads_path};
-use canal_compiler::oracle_authorization::normal_path;
-use canal_compiler::{Input, build_ir, compile, service_keys};
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict, decide, holds, reads_path};
+use canal_compiler::oracle_authorization::{OracleDecision as Judgement, OracleDestination, decide as evaluate, is_for, normal_path};
+use canal_compiler::{CompileInput, build_ir, compile, service_keys};
+use canal_model::authorization::{Attribute, Authorization};
 use canal_model::ids::{ServiceId, TenantName};
-use canal_model::program::{AppProtocol, BackendTarget, HttpMatch, Resource, RouteAction, RouteRule, Service};
+use canal_model::policy::kubernetes::DIRECT_ANNOTATION;
+use canal_model::policy::{Document, Object};
+use canal_model::program::{AppProtocol, BackendTarget, HttpMatch, Resource, RouteAction, RouteRule, Service, Workload};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::TestRunner;
 
-/// The verdict found from the resources alone: of all matches that hold, the smallest precedence.
-fn decide_by_resources(resources: &[Resource], request: &Request) -> Verdict {
+/// Returns the decision from the resources alone: of all matches that hold, the one with the smallest precedence.
+fn decide_by_resources(resources: &[Resource], request: &OracleRequest) -> RoutingVerdict {
     let service = resources.iter().find_map(|resource| match resource {
         Resource::Service(service) if service.key == request.service => Some(service),
         _ => None,
     });
     let Some(port) = service.and_then(|service: &Service| service.ports.iter().find(|port| port.port == request.port)) else {
-        return Verdict::NoService;
+        return RoutingVerdict::NoService;
     };
     let own: Vec<&RouteRule> = routes(resources)
         .filter(|rule| rule.parent == request.service && rule.parent_port.is_none_or(|port| port == request.port))
         .collect();
     if own.is_empty() || port.protocol == AppProtocol::Tcp {
-        return Verdict::Service { service: request.service.clone(), port: request.port };
+        return RoutingVerdict::Service { service: request.service.clone(), port: request.port };
     }
     let matches = own.iter().flat_map(|rule| rule.matches.iter().map(move |http| (*rule, http)));
     let mut request = request.clone();
     if matches.clone().any(|(_, http)| reads_path(&http.path)) {
         let query = request.target.find('?').map(|at| request.target.split_off(at)).unwrap_or_default();
-        let Some(normal) = normal_path(&request.target) else { return Verdict::AmbiguousPath };
+        let Some(normal) = normal_path(&request.target) else { return RoutingVerdict::AmbiguousPath };
         request.target = normal + &query;
     }
     let holding = matches.filter(|(rule, http)| holds(&rule.hosts, http, &request));
     let winner = holding.min_by(|(a, x): &(&RouteRule, &HttpMatch), (b, y)| (&x.precedence, &a.key).cmp(&(&y.precedence, &b.key)));
     match winner.map(|(rule, _)| (rule.key.clone(), rule.action.clone())) {
-        None => Verdict::NoRule,
-        Some((rule, RouteAction::Split(backends))) => Verdict::Split { rule, backends },
-        Some((rule, RouteAction::Refuse { status, reason })) => Verdict::Refuse { rule, status, reason },
+        None => RoutingVerdict::NoRule,
+        Some((rule, RouteAction::Split(backends))) => RoutingVerdict::Split { rule, backends },
+        Some((rule, RouteAction::Refuse { status, reason })) => RoutingVerdict::Refuse { rule, status, reason },
     }
 }
 
@@ -54,7 +59,7 @@ fn routes(resources: &[Resource]) -> impl Iterator<Item = &RouteRule> {
     })
 }
 
-/// Whatever a data plane may take for granted.
+/// Checks everything that a data plane may assume about resources.
 fn check_sound(resources: &[Resource]) {
     let mut names = BTreeSet::new();
     let mut ports = BTreeMap::new();
@@ -63,7 +68,7 @@ fn check_sound(resources: &[Resource]) {
         assert!(names.insert((resource.kind(), resource.name())), "{} twice", resource.name());
         kinds.push(resource.kind());
         let read = canal_wire::southbound::decode(resource.kind(), &resource.name(), &canal_wire::southbound::encode(resource));
-        assert_eq!(read.as_ref(), Ok(resource), "every data plane reads what was compiled");
+        assert!(read.as_ref().is_ok_and(|read| resource.reads_as(read)), "data planes read {resource:?} as {read:?}");
         if let Resource::Service(service) = resource {
             ports.insert(service.key.clone(), service.ports.iter().map(|port| port.port).collect::<BTreeSet<u16>>());
         }
@@ -88,7 +93,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn resources_mean_what_the_oracle_says(case in cases()) {
+    fn resources_agree_with_the_oracle(case in cases()) {
         let (ir, _) = build_ir(&case.input());
         let ir = ir.unwrap();
         let resources = compile(&case.input()).resources;
@@ -101,14 +106,14 @@ proptest! {
     #[test]
     fn the_order_of_documents_does_not_matter(case in cases(), seed in any::<u64>()) {
         let expected = compile(&case.input());
-        let mut shuffled: Case = case.clone();
-        // A shuffle that proptest can repeat: sorted by a hash of the place and the seed.
+        let mut shuffled: GeneratedRouting = case.clone();
+        // A reproducible shuffle for proptest: sorts by a hash of the position and the seed.
         shuffled.documents.sort_by_key(|document| u64::from(document.origin.line).wrapping_add(1).wrapping_mul(seed | 1).rotate_left(23));
         prop_assert_eq!(compile(&shuffled.input()), expected);
     }
 }
 
-/// The generator is worth nothing if its requests miss its rules.
+/// The generator is useful only if its requests meet its rules.
 #[test]
 fn generated_requests_meet_all_verdicts() {
     let mut runner = TestRunner::deterministic();
@@ -118,13 +123,13 @@ fn generated_requests_meet_all_verdicts() {
         let ir = build_ir(&case.input()).0.unwrap();
         for request in &case.requests {
             let verdict = match decide(&ir, request) {
-                Verdict::NoService => "no service",
-                Verdict::Service { .. } => "service",
-                Verdict::Split { .. } => "split",
-                Verdict::Refuse { .. } => "refuse",
-                Verdict::NoRule => "no rule",
-                // The generator writes paths in their normal form; the named cases of `tests/differential` have others.
-                Verdict::AmbiguousPath => "ambiguous path",
+                RoutingVerdict::NoService => "no service",
+                RoutingVerdict::Service { .. } => "service",
+                RoutingVerdict::Split { .. } => "split",
+                RoutingVerdict::Refuse { .. } => "refuse",
+                RoutingVerdict::NoRule => "no rule",
+                // The generator writes paths in normalized form; the named cases of `tests/differential` include others.
+                RoutingVerdict::AmbiguousPath => "ambiguous path",
             };
             *counts.entry(verdict).or_default() += 1;
         }
@@ -133,7 +138,7 @@ fn generated_requests_meet_all_verdicts() {
     assert!(counts.len() == 5 && counts.values().all(|count| count * 20 > total), "{counts:?} of {total}");
 }
 
-/// Golden policies, a few lines of which are lost, doubled, swapped or bent.
+/// Generates golden policies with a few lines removed, duplicated, swapped or altered.
 fn mutated() -> impl Strategy<Value = String> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/compiler");
     let mut texts: Vec<String> = fs::read_dir(folder)
@@ -169,13 +174,67 @@ proptest! {
         let parsed = canal_sources::parse("bent.yaml", &text);
         let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
         for document in &documents {
-            // The text of a document alone says the same as the document in its file.
+            // The text of a document alone parses to the same object as the document in its file.
             let again = canal_sources::parse("again.yaml", &document.text);
             prop_assert_eq!(&again.documents[0].object, &document.object);
             prop_assert_eq!(&again.documents[0].faults, &document.faults);
         }
         let tenant = TenantName::new("alpha").unwrap();
         let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-        check_sound(&compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() }).resources);
+        check_sound(&compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() }).resources);
     }
+}
+
+/// On a direct port, a node's decision with the facts it observes equals the decision with all facts: it admits nothing that a gateway
+/// denies.
+#[test]
+fn nodes_authorize_direct_ports_as_gateways_do() {
+    let seen_by_nodes = [
+        Attribute::SourcePrincipal,
+        Attribute::SourceNamespace,
+        Attribute::SourceServiceAccount,
+        Attribute::SourceAddress,
+        Attribute::DestinationPort,
+        Attribute::DestinationAddress,
+    ];
+    let mut runner = TestRunner::deterministic();
+    let (mut evaluated, mut denied, mut kept) = (0, 0, 0);
+    for _ in 0..400 {
+        let GeneratedPolicies { mut case, facts } = policies().new_tree(&mut runner).unwrap().current();
+        // All services request the direct path, because the generated pods serve HTTP.
+        for document in &mut case.documents {
+            if let Object::Service(service) = &document.object {
+                let mut service = service.clone();
+                service.metadata.annotations.insert(DIRECT_ANNOTATION.to_owned(), "true".to_owned());
+                *document = Arc::new(Document { object: Object::Service(service), ..(**document).clone() });
+            }
+        }
+        let ir = build_ir(&case.input()).0.unwrap();
+        for (service, port, path) in paths(&ir) {
+            let serves = |w: &&Workload| w.endpoints.iter().any(|e| e.service == service && e.port == port);
+            for workload in ir.workloads.iter().filter(serves) {
+                if !path.is_direct() {
+                    kept += 1;
+                    continue;
+                }
+                let place = OracleDestination { workload: Some((&workload.namespace, &workload.labels)), service: Some(&service) };
+                let own: Vec<&Authorization> = ir.security.authorizations.iter().filter(|policy| is_for(&policy.target, &place)).collect();
+                for all in &facts {
+                    let mut at_node = all.clone();
+                    at_node.is_complete = false;
+                    at_node.seen.retain(|attribute, _| seen_by_nodes.contains(attribute));
+                    if all.is_complete {
+                        for attribute in seen_by_nodes.iter().filter(|attribute| !all.unseen.contains(*attribute)) {
+                            at_node.seen.entry(attribute.clone()).or_default();
+                        }
+                    }
+                    let verdict = evaluate(&own, &at_node, &BTreeSet::new());
+                    assert_eq!(verdict, evaluate(&own, all, &BTreeSet::new()), "{service}:{port} {all:?}");
+                    evaluated += 1;
+                    denied += usize::from(matches!(verdict, Judgement::Deny { .. }));
+                }
+            }
+        }
+    }
+    assert!(evaluated > 1000 && denied * 20 > evaluated && kept > 100, "{evaluated} judged, {denied} denied, {kept} kept a gateway");
 }

@@ -1,14 +1,14 @@
-//! A large tenant: the cost of a compile grows with the tenant and with nothing else. Prints what it took (`--nocapture`).
+//! Compiles a large tenant: the cost of a compile grows with the tenant and with nothing else. Prints the measured times (`--nocapture`).
 
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use canal_compiler::{Input, compile, service_keys};
+use canal_compiler::{CompileInput, compile, service_keys};
 use canal_model::ids::{ServiceId, TenantName};
-use canal_model::program::{Kind, Resource};
+use canal_model::program::{Resource, ResourceKind};
 
-/// Services of ten rules, a policy and four pods each.
+/// Returns a tenant with this many services, each with ten rules, a policy and four pods.
 fn tenant(services: usize) -> String {
     let mut yaml = String::from(
         "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: alpha.example, podCidrs: [10.0.0.0/10]}\n",
@@ -28,7 +28,7 @@ fn tenant(services: usize) -> String {
     yaml
 }
 
-/// The least of three times for reading and for compiling.
+/// Returns the shortest of three times for parsing and for compiling.
 fn time(services: usize) -> (Duration, Duration) {
     let yaml = tenant(services);
     let name = TenantName::new("alpha").unwrap();
@@ -41,12 +41,15 @@ fn time(services: usize) -> (Duration, Duration) {
         let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
         let ids = service_keys(&name, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
         let begin = Instant::now();
-        let output = compile(&Input { tenant: &name, documents: &documents, service_ids: &ids, jwks: &Default::default() });
+        let output = compile(&CompileInput { tenant: &name, documents: &documents, service_ids: &ids, jwks: &Default::default() });
         best = (best.0.min(read), best.1.min(begin.elapsed()));
         assert_eq!(output.diagnostics, []);
-        let count = |kind: Kind| output.resources.iter().filter(|resource: &&Resource| resource.kind() == kind).count();
-        assert_eq!((count(Kind::Service), count(Kind::Route), count(Kind::Workload)), (services, services * 10, services * 4));
-        assert_eq!(count(Kind::Authorization), services);
+        let count = |kind: ResourceKind| output.resources.iter().filter(|resource: &&Resource| resource.kind() == kind).count();
+        assert_eq!(
+            (count(ResourceKind::Service), count(ResourceKind::Route), count(ResourceKind::Workload)),
+            (services, services * 10, services * 4)
+        );
+        assert_eq!(count(ResourceKind::Authorization), services);
     }
     println!("{services} services, {} rules, {} bytes: read in {:?}, compiled in {:?}", services * 10, yaml.len(), best.0, best.1);
     best
@@ -56,6 +59,6 @@ fn time(services: usize) -> (Duration, Duration) {
 fn a_compile_grows_with_the_tenant_only() {
     let (_, small) = time(250);
     let (_, large) = time(1000);
-    // Four times as much may take six times as long, on a machine that others use too; squares would take sixteen.
+    // On a machine with other load, four times the input may take six times as long; quadratic cost would take sixteen times as long.
     assert!(large < small * 10, "{small:?} for 250 services, {large:?} for 1000");
 }

@@ -1,5 +1,5 @@
-//! The integration tests of the compiler: goldens, limits, properties, sizes.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! The integration tests of the compiler: golden texts, limits, properties, sizes. `make test` runs each module in its own process (`suite
+//! MODULE::`).
 
 mod golden;
 mod limits;

@@ -1,24 +1,24 @@
-//! Where tenants meet: claims that collide, and who may see what.
+//! Tests of interactions between tenants: conflicting claims, and the scope of principals.
 
 use std::sync::Arc;
 
-use canal_compiler::claims::{Claims, collisions};
-use canal_compiler::{Input, Output, compile, scope, service_keys};
+use canal_compiler::claims::{TenantClaims, collisions};
+use canal_compiler::{CompileInput, CompileOutput, compile, scope, service_keys};
 use canal_model::ids::{ServiceId, TenantName};
 use canal_model::principal::Principal;
-use canal_model::program::{Kind, Resource};
+use canal_model::program::{Resource, ResourceKind};
 
-fn output(name: &str, yaml: &str) -> Output {
+fn output(name: &str, yaml: &str) -> CompileOutput {
     let parsed = canal_sources::parse("t.yaml", yaml);
     assert!(parsed.is_clean(), "{:?}", parsed.diagnostics);
     let documents: Vec<_> = parsed.documents.into_iter().map(Arc::new).collect();
     let tenant = TenantName::new(name).unwrap();
     let ids = service_keys(&tenant, &documents).into_iter().zip(1..).map(|(key, id)| (key, ServiceId::new(id).unwrap())).collect();
-    compile(&Input { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() })
+    compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &ids, jwks: &Default::default() })
 }
 
-/// `vni trust-domain pods replica address` of a tenant, then its gateway ranges.
-fn claims(name: &str, line: &str) -> Claims {
+/// Compiles a tenant from `vni trust-domain pods replica address` and its gateway ranges, and returns its claims.
+fn claims(name: &str, line: &str) -> TenantClaims {
     let words: Vec<&str> = line.split(' ').collect();
     let [vni, trust, pods, replica, address, gateways @ ..] = words.as_slice() else { panic!("{line:?}") };
     let gateways = gateways.join(", ");
@@ -29,9 +29,9 @@ fn claims(name: &str, line: &str) -> Claims {
     output(name, &yaml).claims
 }
 
-/// The tenants that yield and their findings' fields.
+/// Checks which tenants yield, and the fields of their diagnostics.
 fn check(tenants: &[(&str, &str)], withheld: &[&str], fields: &[&str]) {
-    let claims: Vec<Claims> = tenants.iter().map(|(name, line)| claims(name, line)).collect();
+    let claims: Vec<TenantClaims> = tenants.iter().map(|(name, line)| claims(name, line)).collect();
     let found = collisions(&claims);
     assert_eq!(found.withheld.iter().map(TenantName::as_str).collect::<Vec<_>>(), withheld, "{tenants:?}");
     let told: Vec<String> = found.diagnostics.iter().map(|(tenant, d)| format!("{tenant} {}", d.field)).collect();
@@ -40,7 +40,7 @@ fn check(tenants: &[(&str, &str)], withheld: &[&str], fields: &[&str]) {
 }
 
 #[test]
-fn the_newcomer_yields() {
+fn the_newer_tenant_loses_a_conflict() {
     let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1");
     check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.2.0.1")], &[], &[]);
     check(&[alpha, ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1")], &["beta"], &["beta spec.vni"]);
@@ -48,14 +48,14 @@ fn the_newcomer_yields() {
     check(&[alpha, ("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1")], &["beta"], &["beta spec.podCidrs[0]"]);
     check(&[("beta", "2 b.example 10.1.7.0/24 gw-0 10.2.0.1"), alpha], &["alpha"], &["alpha spec.podCidrs[0]"]);
     check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-0 10.1.0.1")], &["beta"], &["beta spec.addresses[0]"]);
-    // Another replica may have that address: it is in another network namespace, or on another machine.
+    // Another replica may have the same address: it is in another network namespace, or on another machine.
     check(&[alpha, ("beta", "2 b.example 10.2.0.0/16 gw-1 10.1.0.1")], &[], &[]);
-    // Who yields does not defend: gamma collides with beta alone, which is out.
+    // A tenant that yields does not defend its claims: gamma conflicts only with beta, which is excluded.
     let beta = ("beta", "1 b.example 10.2.0.0/16 gw-0 10.2.0.1");
     check(&[alpha, beta, ("gamma", "3 b.example 10.3.0.0/16 gw-0 10.3.0.1")], &["beta"], &["beta spec.vni"]);
 }
 
-/// The cloud tier tells tenants apart by VNI; where one of two is not on it, addresses must do.
+/// The cloud tier separates tenants by VNI. If one of two tenants is not on it, their addresses must differ.
 #[test]
 fn tenants_on_the_tier_may_have_the_same_addresses() {
     let alpha = ("alpha", "1 a.example 10.1.0.0/16 gw-0 10.1.0.1 10.101.0.0/20");
@@ -72,7 +72,7 @@ fn tenants_on_the_tier_may_have_the_same_addresses() {
 
 #[test]
 fn principals_see_their_share() {
-    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {place: KeyServer}}\n---\n\
+    let yaml = "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {name: alpha}\nspec: {vni: 1, trustDomain: a.example, podCidrs: [10.1.0.0/16], gatewayCidrs: [10.101.0.0/20], keys: {location: KeyServer}}\n---\n\
         apiVersion: canal.mesh/v1\nkind: Gateway\nmetadata: {name: gw-0}\nspec: {az: az1, addresses: [10.1.0.1]}\n---\n\
         apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {clusterIP: 10.96.0.1, selector: {app: web}, ports: [{name: http, port: 80}]}\n---\n\
         apiVersion: v1\nkind: Pod\nmetadata: {name: web-0, labels: {app: web}}\nspec: {nodeName: n1}\nstatus: {podIP: 10.1.0.2}\n---\n\
@@ -86,14 +86,14 @@ fn principals_see_their_share() {
         apiVersion: security.istio.io/v1\nkind: PeerAuthentication\nmetadata: {name: strict}\nspec: {mtls: {mode: STRICT}}\n---\n\
         apiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web}\nspec: {targetRef: {kind: Service, name: web}, port: 80, certificate: {mesh: {}}}\n";
     let output = output("alpha", yaml);
-    let kinds = |principal: &Principal| -> Vec<Kind> {
-        if !scope::admits(&output.claims, principal, &scope::Whereabouts::default()) {
+    let kinds = |principal: &Principal| -> Vec<ResourceKind> {
+        if !scope::admits(&output.claims, principal, &scope::TierPlacement::default()) {
             return Vec::new();
         }
         output
             .resources
             .iter()
-            .filter(|resource| scope::visible(resource, principal, &scope::Whereabouts::default()))
+            .filter(|resource| scope::visible(resource, principal, &scope::TierPlacement::default()))
             .map(Resource::kind)
             .collect()
     };
@@ -101,24 +101,30 @@ fn principals_see_their_share() {
     let node = |name: &str, tenant: &str| Principal::Node { name: name.parse().unwrap(), tenant: tenant.parse().unwrap(), az: az() };
     let gateway = |name: &str| Principal::Gateway { name: name.parse().unwrap(), az: az() };
     let edge = Principal::Edge { name: "edge-az1".parse().unwrap(), az: az() };
-    // The tier's own service comes before `web`.
-    let of_node = [Kind::Tenant, Kind::Gateway, Kind::Service, Kind::Service];
-    let policies = [Kind::KeyServer, Kind::Authorization, Kind::Authentication, Kind::PeerAuthentication, Kind::Termination];
-    let of_gateway = [of_node.as_slice(), &[Kind::Workload, Kind::Route, Kind::Throttle], &policies].concat();
+    // The tier's own service is sorted before `web`.
+    let of_node = [ResourceKind::Tenant, ResourceKind::Gateway, ResourceKind::Service, ResourceKind::Service];
+    let policies = [
+        ResourceKind::KeyServer,
+        ResourceKind::Authorization,
+        ResourceKind::Authentication,
+        ResourceKind::PeerAuthentication,
+        ResourceKind::Termination,
+    ];
+    let of_gateway = [of_node.as_slice(), &[ResourceKind::Workload, ResourceKind::Route, ResourceKind::Throttle], &policies].concat();
     assert_eq!(kinds(&gateway("gw-0")), of_gateway);
-    assert_eq!(kinds(&edge), [Kind::Tenant, Kind::Node]);
+    assert_eq!(kinds(&edge), [ResourceKind::Tenant, ResourceKind::Node]);
     assert_eq!(kinds(&gateway("gw-1")), []);
-    let of_all_nodes = [Kind::Authorization, Kind::PeerAuthentication];
-    assert_eq!(kinds(&node("n1", "alpha")), [of_node.as_slice(), &[Kind::Workload], &of_all_nodes].concat());
+    let of_all_nodes = [ResourceKind::Authorization, ResourceKind::PeerAuthentication];
+    assert_eq!(kinds(&node("n1", "alpha")), [of_node.as_slice(), &[ResourceKind::Workload], &of_all_nodes].concat());
     assert_eq!(kinds(&node("n2", "alpha")), [of_node.as_slice(), &of_all_nodes].concat());
     let keys =
         |tenant: Option<&str>| Principal::KeyServer { name: "k".parse().unwrap(), az: az(), tenant: tenant.map(|t| t.parse().unwrap()) };
-    assert_eq!(kinds(&keys(None)), [Kind::Tenant, Kind::Entitlement]);
-    assert_eq!(kinds(&keys(Some("alpha"))), [Kind::Tenant, Kind::Entitlement]);
+    assert_eq!(kinds(&keys(None)), [ResourceKind::Tenant, ResourceKind::Entitlement]);
+    assert_eq!(kinds(&keys(Some("alpha"))), [ResourceKind::Tenant, ResourceKind::Entitlement]);
     assert_eq!(kinds(&keys(Some("beta"))), []);
     assert_eq!(kinds(&node("n1", "beta")), []);
-    // Even where the tenant was let in by mistake, its resources are not another tenant's to see.
-    assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"), &scope::Whereabouts::default())));
+    // Even if `admits` wrongly accepted the tenant, another tenant's node could not see its resources.
+    assert!(output.resources.iter().all(|resource| !scope::visible(resource, &node("n1", "beta"), &scope::TierPlacement::default())));
     for tenant in [None, Some("alpha".parse().unwrap())] {
         assert_eq!(kinds(&Principal::Operator { name: "ops".parse().unwrap(), tenant }), []);
     }

@@ -1,4 +1,4 @@
-//! Generates Rust from `bpf/abi/*.h`. Fails the build, with the header's name, where libclang refuses one.
+//! Generates Rust types from `bpf/abi/*.h` with bindgen. If libclang rejects a header, the build fails and names that header.
 
 use std::path::{Path, PathBuf};
 

@@ -1,5 +1,5 @@
-//! Who may do what, as data planes run it: lowered from AuthorizationPolicy, RequestAuthentication, PeerAuthentication and
-//! ExternalAuthorizer. Types only; what they mean is `canal_compiler::oracle`, and `dataplane/guard` runs it.
+//! Security policy as data planes run it, lowered from AuthorizationPolicy, RequestAuthentication, PeerAuthentication and
+//! ExternalAuthorizer. Types only: `canal_compiler::oracle` defines what they mean, and `dataplane/authorization` evaluates them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,30 +10,30 @@ use ipnet::IpNet;
 use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 use crate::program::Labels;
 
-/// Rules of a policy at most (Istio's own limit).
+/// Maximum number of rules in a policy (Istio's own limit).
 pub const RULES_MAX: usize = 512;
-/// Alternatives in a rule's `from`, and in its `to`, at most (Istio's own limit).
+/// Maximum number of alternatives in a rule's `from`, and in its `to` (Istio's own limit).
 pub const ALTERNATIVES_MAX: usize = 512;
-/// Clauses that must hold together at most.
+/// Maximum number of clauses that must hold together.
 pub const CLAUSES_MAX: usize = 64;
-/// Values of a list (a clause's matches, audiences, ports) at most.
+/// Maximum number of values in a list (a clause's matches, audiences, ports).
 pub const VALUES_MAX: usize = 1024;
-/// Bytes of one value, name or prefix at most.
+/// Maximum size of one value, name or prefix.
 pub const VALUE_BYTES_MAX: usize = 4096;
-/// Names in the path of a claim at most.
+/// Maximum number of names in the path of a claim.
 pub const CLAIM_DEPTH_MAX: usize = 16;
-/// Issuers of a RequestAuthentication at most.
+/// Maximum number of issuers in a RequestAuthentication.
 pub const JWT_RULES_MAX: usize = 64;
-/// Bytes of a key set at most.
+/// Maximum size of a JWT key set.
 pub const KEYS_BYTES_MAX: usize = 256 << 10;
-/// Bytes of the reason why something is broken at most; a longer one is cut.
+/// Maximum size of the reason why an object is broken; a longer text is truncated.
 pub const REASON_BYTES_MAX: usize = 1024;
-/// Longest time that an [`Authorizer`] may have.
+/// Longest timeout that an [`Authorizer`] may have.
 pub const AUTHORIZER_TIMEOUT_MAX: Duration = Duration::from_secs(60);
-/// Bytes of a body that an [`Authorizer`] may be shown.
+/// Maximum number of bytes of a request body that an [`Authorizer`] may receive.
 pub const AUTHORIZER_BODY_BYTES_MAX: u32 = 64 << 10;
 
-/// Names one policy object of a tenant; unique among those of its kind. Written `tenant/namespace/name`.
+/// Identifies one policy object of a tenant; unique among objects of its kind. Written `tenant/namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyKey {
     pub tenant: TenantName,
@@ -47,99 +47,102 @@ impl fmt::Display for PolicyKey {
     }
 }
 
-/// The destinations that a policy is for. A data plane matches them itself, so that one edit of a policy is one message.
+/// The destinations of a policy. Data planes evaluate the target themselves, so that one edit of a policy is one message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PolicyTarget {
-    /// All of the tenant: the object is in the tenant's root namespace and selects nothing.
+    /// All destinations of the tenant: the object is in the tenant's root namespace and has no selector.
     Tenant,
     Namespace(Namespace),
-    /// The workloads of `namespace` (`None`: of every namespace) that carry all `labels`. Never without labels.
+    /// The workloads of `namespace` that carry all `labels`. `None` means every namespace. `labels` is never empty.
     Workloads {
         namespace: Option<Namespace>,
         labels: Labels,
     },
-    /// Requests to this service, whichever workload serves them.
+    /// Requests to this service, regardless of the workload that serves them.
     Service(ServiceKey),
 }
 
-/// An AuthorizationPolicy. It matches when one of `rules` does; without rules it never matches.
+/// A lowered AuthorizationPolicy. It matches when one of `rules` does; without rules it never matches.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorization {
     pub key: PolicyKey,
     pub target: PolicyTarget,
-    pub action: Action,
-    pub rules: Vec<Rule>,
-    /// Judged, counted and logged; never enforced.
+    pub action: AuthorizationAction,
+    pub rules: Vec<PolicyRule>,
+    /// The policy is evaluated, counted and logged, but never enforced.
     pub dry_run: bool,
-    /// The source was broken, and this says how. Such a policy denies all that it targets, whatever its action, unless it is a dry run.
+    /// The reason why the source is broken. Such a policy denies everything that it targets, whatever its action, unless it is a dry run.
     pub broken: Option<String>,
 }
 
-/// What a match does. Order among policies: Custom, then Deny, then Allow (Istio); Audit decides nothing.
+/// The effect of a match. Policies are evaluated in the order Custom, Deny, Allow (Istio); Audit has no effect on the decision.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Action {
+pub enum AuthorizationAction {
     Allow,
     Deny,
     Audit,
-    /// Ask an [`Authorizer`] of the tenant.
+    /// An [`Authorizer`] of the tenant decides.
     Custom(PolicyKey),
 }
 
-/// Matches when one of `from` holds (or it is empty), one of `to` holds (or it is empty), and `when` holds.
+/// A rule matches when one of `from` holds (or it is empty), one of `to` holds (or it is empty), and `when` holds.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rule {
-    pub from: Vec<All>,
-    pub to: Vec<All>,
-    pub when: All,
+pub struct PolicyRule {
+    pub from: Vec<AllOf>,
+    pub to: Vec<AllOf>,
+    pub when: AllOf,
 }
 
-/// All clauses must hold; an empty list holds.
-pub type All = Vec<Clause>;
+/// A conjunction of clauses: all must hold. An empty list holds.
+pub type AllOf = Vec<Clause>;
 
-/// Holds when the attribute's value matches one of `any` (or `any` is empty), and none of `none`. An attribute without a value matches
-/// nothing; one with several values (a claim that is a list) matches if one of them does. Never both lists empty.
+/// A condition on one attribute.
+///
+/// It holds when the attribute's value matches one of `any` (or `any` is empty), and none of `none`. An attribute without a value matches
+/// nothing. An attribute with several values (a claim that is a list) matches if one of them does. At least one of the lists is not empty.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clause {
     pub attribute: Attribute,
-    pub any: Vec<Match>,
-    pub none: Vec<Match>,
+    pub any: Vec<AttributeMatch>,
+    pub none: Vec<AttributeMatch>,
 }
 
-/// What a clause looks at.
+/// The property of a request or connection that a clause tests.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Attribute {
-    /// `trust.domain/ns/x/sa/y`, of the verified certificate, without `spiffe://`. None for plaintext.
+    /// `trust.domain/ns/x/sa/y` from the verified certificate, without `spiffe://`. Plaintext connections have none.
     SourcePrincipal,
     SourceNamespace,
-    /// `namespace/service account`.
+    /// `namespace/service account` from the verified certificate.
     SourceServiceAccount,
-    /// Of the peer, as the first authenticated hop saw it. [`Match::Network`].
+    /// Address of the peer as the first authenticated hop saw it. Matched by [`AttributeMatch::Network`].
     SourceAddress,
-    /// The client's, by `x-forwarded-for` as far as it is trusted; else that of the peer. [`Match::Network`].
+    /// Address of the client from `x-forwarded-for`, as far as that header is trusted; else the peer's. Matched by
+    /// [`AttributeMatch::Network`].
     RemoteAddress,
     /// `issuer/subject` of a valid JWT.
     RequestPrincipal,
     RequestAudience,
     RequestPresenter,
-    /// A claim of a valid JWT, by its path; never empty.
+    /// A claim of a valid JWT, given by its path, which is never empty.
     RequestClaim(Vec<String>),
-    /// By lower-case name.
+    /// A request header, given by its lower-case name.
     Header(String),
-    /// Compared without case; with the port only if the match has one.
+    /// The request's host, compared without case. The port is compared only if the match has one.
     Host,
     Method,
-    /// Normalised ([`crate::authorization`] has no opinion how), without the query.
+    /// The request's path, normalized and without the query. This module does not define the normalization.
     Path,
-    /// [`Match::Port`]: the destination workload's port.
+    /// The destination workload's port. Matched by [`AttributeMatch::Port`].
     DestinationPort,
-    /// [`Match::Network`].
+    /// The destination's address. Matched by [`AttributeMatch::Network`].
     DestinationAddress,
-    /// The server name of TLS that ends at the gateway.
+    /// The server name of a TLS connection that the gateway terminates.
     ServerName,
 }
 
 impl Attribute {
-    /// Whether a hop that reads no HTTP can know it.
+    /// Returns whether a hop that does not parse HTTP can observe the attribute.
     pub fn is_l4(&self) -> bool {
         matches!(
             self,
@@ -153,22 +156,22 @@ impl Attribute {
     }
 }
 
-/// How a value must look.
+/// The pattern that an attribute's value must match.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Match {
+pub enum AttributeMatch {
     Exact(String),
     Prefix(String),
     Suffix(String),
     /// Any value that is not empty.
     Present,
-    /// A path template of Istio: `{*}` is one segment, `{**}` any number of them.
+    /// A path template of Istio: `{*}` matches one segment, `{**}` any number of them.
     Template(String),
     Network(IpNet),
     Port(u16),
 }
 
-impl Match {
-    /// Whether values of `attribute` are of this match's sort: networks are for addresses, ports for ports, templates for paths.
+impl AttributeMatch {
+    /// Returns whether this match applies to values of `attribute`: networks to addresses, ports to ports, templates to paths.
     pub fn fits(&self, attribute: &Attribute) -> bool {
         match attribute {
             Attribute::SourceAddress | Attribute::RemoteAddress | Attribute::DestinationAddress => matches!(self, Self::Network(_)),
@@ -179,74 +182,76 @@ impl Match {
     }
 }
 
-/// A RequestAuthentication: which JWTs are valid. A request with a token that none of `rules` accepts is refused with 401; one without
-/// a token passes, with no request principal.
+/// A lowered RequestAuthentication: which JWTs are valid. A request with a token that none of `rules` accepts is refused with 401. A
+/// request without a token passes, with no request principal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authentication {
     pub key: PolicyKey,
     pub target: PolicyTarget,
     pub rules: Vec<JwtRule>,
-    /// The source was broken: requests that it targets are refused.
+    /// The reason why the source is broken. While it is set, requests that the object targets are refused.
     pub broken: Option<String>,
 }
 
-/// Tokens of one issuer.
+/// The JWTs of one issuer and where requests carry them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct JwtRule {
     pub issuer: String,
-    /// Empty: any.
+    /// Accepted audiences; an empty list accepts any.
     pub audiences: Vec<String>,
-    /// The key set (RFC 7517) as the controller has it now, JSON. `None`: it could not be had yet, so every token of this issuer is refused.
+    /// The key set (RFC 7517, JSON) that the controller has now. `None` if it could not be fetched yet: every token of this issuer is
+    /// refused.
     pub keys: Option<String>,
-    /// Where the token is looked for: header (lower case) and the prefix before the token. Without any place: `authorization: Bearer ` and
-    /// the query parameter `access_token`.
+    /// Headers that may carry the token: the lower-case name and the prefix before the token. If `headers`, `parameters` and `cookies` are
+    /// all empty, the token is in `authorization: Bearer ` or in the query parameter `access_token`.
     pub headers: Vec<(String, String)>,
     pub parameters: Vec<String>,
     pub cookies: Vec<String>,
-    /// Leave the token in the request.
+    /// The token stays in the forwarded request.
     pub forward: bool,
-    /// Header that carries the token's payload (base64url) on; lower case.
+    /// Lower-case name of a header that forwards the token's payload (base64url).
     pub payload_header: Option<String>,
-    /// Header (lower case) and the claim that it carries on.
+    /// Lower-case names of headers, each with the path of the claim that it forwards.
     pub claim_headers: Vec<(String, Vec<String>)>,
 }
 
-/// A PeerAuthentication. Of several, the most specific target decides, and of those the oldest; a port's own mode before the whole.
+/// A lowered PeerAuthentication. The most specific target decides, and among equal targets the oldest object. A port's own mode precedes
+/// `mode`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerAuthentication {
     pub key: PolicyKey,
     pub target: PolicyTarget,
-    /// `None`: what a wider one says.
+    /// Mode of the whole workload; `None` inherits the mode of a wider target.
     pub mode: Option<PeerMode>,
-    /// By the workload's port.
+    /// Modes of single ports, by the workload's port.
     pub ports: BTreeMap<u16, PeerMode>,
-    /// Seconds since 1970 of the object's creation.
+    /// Creation time of the object, in seconds since 1970.
     pub created: u64,
 }
 
-/// What a workload accepts. A broken object is Strict.
+/// The transport that a workload accepts. A broken object is Strict.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum PeerMode {
-    /// Only mTLS.
+    /// The workload accepts only mTLS.
     Strict,
-    /// Both.
+    /// The workload accepts mTLS and plaintext.
     #[default]
     Permissive,
-    /// Both as well; the mesh never strips mTLS. Kept apart because users see what they wrote.
+    /// The workload accepts both, like Permissive: the mesh never strips mTLS. It is a separate variant so that users see what they wrote.
     Disable,
 }
 
-/// An ExternalAuthorizer: Envoy's `envoy.service.auth.v3.Authorization/Check` over gRPC, at a service of the same tenant.
+/// A lowered ExternalAuthorizer: Envoy's `envoy.service.auth.v3.Authorization/Check` over gRPC, at a service of the same tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Authorizer {
     pub key: PolicyKey,
     pub service: ServiceKey,
     pub port: u16,
     pub timeout: Duration,
-    /// What happens when it does not answer: false (default) refuses.
+    /// If true, requests pass while the authorizer does not answer. False, the default, refuses them.
     pub fail_open: bool,
-    /// Request headers that it is shown, lower case; empty: all.
+    /// Lower-case names of the request headers that the authorizer receives; an empty list sends all.
     pub headers: Vec<String>,
-    /// Bytes of the body that it is shown; 0: none.
+    /// Maximum number of bytes of the body that the authorizer receives; 0 sends none.
     pub body_bytes: u32,
 }

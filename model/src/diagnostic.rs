@@ -1,48 +1,49 @@
-//! What is wrong with something a user wrote, where it stands, and how to mend it. Who finds it: `control/sources` and `compiler`.
+//! Diagnostics: what is wrong with an object that a user wrote, at which position, and how to fix it. `control/sources` and `compiler`
+//! produce them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use crate::policy::ObjectKey;
 
-/// How bad it is.
+/// The severity of a diagnostic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Severity {
-    /// Something does not work as written and was made to fail closed; `canal apply` refuses it.
+    /// Part of the object does not work as written and fails closed; `canal apply` refuses the object.
     Error,
-    /// All works as written, but perhaps not as meant.
+    /// The object works as written, but perhaps not as intended.
     Warning,
 }
 
-/// A place in a file. Lines and columns count from 1, columns in characters.
+/// A position in a file. Lines and columns count from 1; columns count characters.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Origin {
-    /// As the user named it, or `api`.
+pub struct SourceLocation {
+    /// File name as the user wrote it, or `api`.
     pub file: Arc<str>,
     pub line: u32,
     pub column: u32,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SourceLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}:{}", self.file, self.line, self.column)
     }
 }
 
-/// One finding.
+/// One diagnostic about an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Diagnostic {
     pub severity: Severity,
-    /// Of the field where known, else of the object's first line.
-    pub origin: Option<Origin>,
-    /// `None` when the document does not even name its object.
+    /// Position of the field if it is known, else of the object's first line.
+    pub origin: Option<SourceLocation>,
+    /// Object concerned; `None` if the document does not even name its object.
     pub object: Option<ObjectKey>,
     /// Path of the field, e.g. `spec.rules[0].backendRefs[1].name`; empty for the object as a whole.
     pub field: String,
-    /// What is wrong; a sentence without a full stop.
+    /// Description of the problem: a sentence without a full stop.
     pub problem: String,
-    /// What to write instead; a sentence without a full stop.
-    pub mend: String,
+    /// Instruction that fixes the problem: a sentence without a full stop.
+    pub fix: String,
 }
 
 impl fmt::Display for Diagnostic {
@@ -60,7 +61,7 @@ impl fmt::Display for Diagnostic {
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
         }
-        write!(f, "{}; {}", self.problem, self.mend)
+        write!(f, "{}; {}", self.problem, self.fix)
     }
 }
 
@@ -72,11 +73,11 @@ mod tests {
     fn a_diagnostic_reads_as_one_line() {
         let diagnostic = Diagnostic {
             severity: Severity::Error,
-            origin: Some(Origin { file: "routes.yaml".into(), line: 3, column: 7 }),
+            origin: Some(SourceLocation { file: "routes.yaml".into(), line: 3, column: 7 }),
             object: Some("HTTPRoute bookinfo/reviews".parse().unwrap()),
             field: "spec.rules[0].filters".into(),
             problem: "filters are not in this version".into(),
-            mend: "remove the field".into(),
+            fix: "remove the field".into(),
         };
         assert_eq!(
             diagnostic.to_string(),

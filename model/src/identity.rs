@@ -1,4 +1,4 @@
-//! SPIFFE identities as Canal uses them: `spiffe://<trust domain>/ns/<namespace>/sa/<service account>`. No certificates here.
+//! SPIFFE identities in Canal's form: `spiffe://<trust domain>/ns/<namespace>/sa/<service account>`. Certificates are not handled here.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use crate::ids::{IdError, Namespace, ServiceAccount, TenantName, TrustDomain};
 use crate::principal::Principal;
 
-/// The identity a workload proves with its certificate's URI SAN (SPIFFE-ID §2; path form as in Istio).
+/// The identity that a workload proves with the URI SAN of its certificate (SPIFFE-ID §2; the path has Istio's form).
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Identity {
     /// The tenant's trust domain.
@@ -17,15 +17,15 @@ pub struct Identity {
     pub service_account: ServiceAccount,
 }
 
-/// Longest SPIFFE ID accepted, in bytes (SPIFFE-ID §2.3).
+/// Maximum length of a SPIFFE ID, in bytes (SPIFFE-ID §2.3).
 pub const IDENTITY_BYTES_MAX: usize = 2048;
 
-/// The namespace of Canal's own parts, and what stands for a tenant where they are meant; no tenant may have the name.
-pub const PROVIDER: &str = "canal-system";
+/// The namespace of Canal's own components. It replaces the tenant's name where the components are meant, so no tenant may have this name.
+pub const SYSTEM_NAMESPACE: &str = "canal-system";
 
-/// The namespace and service account of every gateway replica, inside each tenant's trust domain: `ns/canal-system/sa/gateway`.
+/// Returns the identity of every gateway replica in the given tenant's trust domain: `ns/canal-system/sa/gateway`.
 pub fn gateway_identity(trust_domain: TrustDomain) -> Identity {
-    let namespace = Namespace::new(PROVIDER);
+    let namespace = Namespace::new(SYSTEM_NAMESPACE);
     let service_account = ServiceAccount::new("gateway");
     match (namespace, service_account) {
         (Ok(namespace), Ok(service_account)) => Identity { trust_domain, namespace, service_account },
@@ -33,19 +33,21 @@ pub fn gateway_identity(trust_domain: TrustDomain) -> Identity {
     }
 }
 
-/// The trust domain of Canal's own parts among each other; no tenant may have it.
+/// The trust domain in which Canal's own components authenticate each other; no tenant may have it.
 pub const COMPONENTS: &str = "components.canal";
 
-/// [`PROVIDER`] and [`COMPONENTS`].
+/// Returns [`SYSTEM_NAMESPACE`] as the owner of Canal's components, and [`COMPONENTS`] as their trust domain.
 pub fn components() -> (TenantName, TrustDomain) {
-    match (TenantName::new(PROVIDER), TrustDomain::new(COMPONENTS)) {
+    match (TenantName::new(SYSTEM_NAMESPACE), TrustDomain::new(COMPONENTS)) {
         (Ok(owner), Ok(domain)) => (owner, domain),
         _ => unreachable!("the two constants are valid names; the test below holds them to it"),
     }
 }
 
-/// The identity of a part of Canal: what it proves on the channel between requesters and key servers. The namespace is the owning tenant, or
-/// `canal-system` for the provider's; the service account is `node.NAME`, `gateway.NAME` or `keyserver.NAME`. `None` for those who use no channel.
+/// Returns the identity that a component of Canal proves on the channel between requesters and key servers.
+///
+/// The namespace is the owning tenant, or `canal-system` for the provider's components. The service account is `node.NAME`, `gateway.NAME`
+/// or `keyserver.NAME`. `None` for principals that do not use the channel.
 pub fn component_identity(principal: &Principal) -> Option<Identity> {
     let (tenant, account) = match principal {
         Principal::Node { name, tenant, .. } => (Some(tenant), format!("node.{name}")),
@@ -53,7 +55,7 @@ pub fn component_identity(principal: &Principal) -> Option<Identity> {
         Principal::KeyServer { name, tenant, .. } => (tenant.as_ref(), format!("keyserver.{name}")),
         Principal::Edge { .. } | Principal::Operator { .. } => return None,
     };
-    let namespace = tenant.map_or(PROVIDER, TenantName::as_str);
+    let namespace = tenant.map_or(SYSTEM_NAMESPACE, TenantName::as_str);
     Some(Identity {
         trust_domain: TrustDomain::new(COMPONENTS).ok()?,
         namespace: Namespace::new(namespace).ok()?,
@@ -93,12 +95,12 @@ impl FromStr for Identity {
     }
 }
 
-/// Who a connection belongs to once its certificate was verified.
+/// The peer of a connection whose certificate was verified.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Peer {
+pub struct VerifiedPeer {
     /// The tenant whose trust domain verified the certificate.
     pub tenant: TenantName,
-    /// The identity in it.
+    /// The identity in the certificate.
     pub identity: Identity,
 }
 

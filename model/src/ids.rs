@@ -1,14 +1,15 @@
-//! Newtypes for every id and name in Canal, validated once at the edge. They hold no meaning beyond their spelling.
+//! Newtypes for every id and name in Canal. Each is validated once, where it enters the system. They carry no meaning beyond their
+//! spelling.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Why a name was refused. The text says what is allowed, so that it can be shown to the writer as it is.
+/// The reason why a name was refused. The error text states what is allowed and can be displayed to the author unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IdError {
-    /// The string is not an RFC 1123 label (or sub-domain where dots are allowed).
+    /// The string is not an RFC 1123 label (or a subdomain where dots are allowed).
     #[error(
         "{what} {given:?} is not valid: use 1 to {max} lower-case letters, digits and '-'{dots}, starting and ending with a letter or digit"
     )]
@@ -16,7 +17,7 @@ pub enum IdError {
     /// The number does not fit the field's width.
     #[error("{what} {given} is out of range: use {min} to {max}")]
     Range { what: &'static str, given: u64, min: u64, max: u64 },
-    /// A composed key lacks a part.
+    /// A composed key lacks one of its parts.
     #[error("{what} {given:?} is not valid: write it as {form}")]
     Form { what: &'static str, given: String, form: &'static str },
 }
@@ -38,7 +39,10 @@ macro_rules! name_type {
         pub struct $name(std::sync::Arc<str>);
 
         impl $name {
-            /// Checks the spelling and keeps it.
+            /// Validates the spelling and wraps it.
+            ///
+            /// # Errors
+            /// Fails with [`IdError::Name`] if the text is too long or is not an RFC 1123 name.
             pub fn new(s: &str) -> Result<Self, IdError> {
                 let ok = if $dots { s.len() <= $max && s.split('.').all(|l| is_label(l, 63)) } else { is_label(s, $max) };
                 if ok {
@@ -47,7 +51,7 @@ macro_rules! name_type {
                     Err(IdError::Name { what: $what, given: s.chars().take(80).collect(), max: $max, dots: if $dots { " in parts joined by '.'" } else { "" } })
                 }
             }
-            /// The spelling.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -96,30 +100,33 @@ name_type!(/// A tenant: an isolation unit with its own VNI, trust domain and ad
     TenantName, "tenant name", 63, false);
 name_type!(/// A namespace inside a tenant.
     Namespace, "namespace", 63, false);
-name_type!(/// The name of an object (Service, Pod, route …) inside a namespace: RFC 1123 sub-domain.
+name_type!(/// The name of an object (Service, Pod, route …) inside a namespace: an RFC 1123 subdomain.
     ObjectName, "name", 253, true);
 name_type!(/// A Kubernetes service account.
     ServiceAccount, "service account", 253, true);
-name_type!(/// A tenant node.
+name_type!(/// The name of a tenant's node.
     NodeName, "node name", 253, true);
 name_type!(/// An availability zone.
     AzName, "AZ name", 63, false);
-name_type!(/// One gateway replica.
+name_type!(/// The name of one gateway replica.
     ReplicaName, "replica name", 63, false);
 name_type!(/// A gateway backend: a group of replicas with one configuration.
     BackendName, "backend name", 63, false);
-name_type!(/// An edge.
+name_type!(/// The name of an edge.
     EdgeName, "edge name", 63, false);
 name_type!(/// A SPIFFE trust domain (SPIFFE-ID §2.1, restricted to lower-case DNS names).
     TrustDomain, "trust domain", 253, true);
 
-/// A VXLAN network identifier, 24 bits (RFC 7348 §5). One per tenant.
+/// A VXLAN network identifier, 24 bits (RFC 7348 §5). Each tenant has one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct Vni(u32);
 
 impl Vni {
-    /// 1 to 2^24 - 1; 0 is left out because Linux treats it as "no VNI" in metadata mode.
+    /// Creates a VNI from 1 to 2^24 - 1. 0 is excluded because Linux treats it as "no VNI" in metadata mode.
+    ///
+    /// # Errors
+    /// Fails with [`IdError::Range`] if the number is outside that range.
     pub fn new(n: u32) -> Result<Self, IdError> {
         if (1..1 << 24).contains(&n) {
             Ok(Self(n))
@@ -127,7 +134,7 @@ impl Vni {
             Err(IdError::Range { what: "VNI", given: n.into(), min: 1, max: (1 << 24) - 1 })
         }
     }
-    /// The number.
+    /// Returns the VNI as a number.
     pub fn get(self) -> u32 {
         self.0
     }
@@ -144,17 +151,17 @@ impl From<Vni> for u32 {
     }
 }
 
-/// A controller's store: 128 random bits, made with the store. Ids that a controller gives out, such as [`ServiceId`], mean something within
-/// one store only. Text is 32 hexadecimal digits.
+/// Identifies a controller's store: 128 random bits, generated when the store is created. Ids that a controller assigns, such as
+/// [`ServiceId`], are valid within one store only. Its text form is 32 hexadecimal digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreId(u128);
 
 impl StoreId {
-    /// From random bits.
+    /// Creates an id from random bits.
     pub fn from_bits(bits: u128) -> Self {
         Self(bits)
     }
-    /// The bits.
+    /// Returns the 128 bits of the id.
     pub fn bits(self) -> u128 {
         self.0
     }
@@ -177,13 +184,16 @@ impl FromStr for StoreId {
     }
 }
 
-/// A service's globally unique id, 24 bits so that it fits a VXLAN VNI and the low part of `240.0.0.0/8`.
+/// A service's id, unique across tenants. It has 24 bits so that it fits a VXLAN VNI and the low part of `240.0.0.0/8`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ServiceId(u32);
 
 impl ServiceId {
-    /// 1 to 2^24 - 1.
+    /// Creates an id from 1 to 2^24 - 1.
+    ///
+    /// # Errors
+    /// Fails with [`IdError::Range`] if the number is outside that range.
     pub fn new(n: u32) -> Result<Self, IdError> {
         if (1..1 << 24).contains(&n) {
             Ok(Self(n))
@@ -191,7 +201,7 @@ impl ServiceId {
             Err(IdError::Range { what: "service ID", given: n.into(), min: 1, max: (1 << 24) - 1 })
         }
     }
-    /// The number.
+    /// Returns the id as a number.
     pub fn get(self) -> u32 {
         self.0
     }
@@ -208,22 +218,25 @@ impl From<ServiceId> for u32 {
     }
 }
 
-/// A replica's number in bucket tables, 1 to 4095. Given at registration, given again only after the replica was forgotten.
+/// A replica's number in bucket tables, 1 to 4095. It is assigned at registration, and reassigned only after the replica was forgotten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct ReplicaNumber(u16);
 
 impl ReplicaNumber {
-    /// The largest: `CANAL_REPLICAS_MAX` of `bpf/abi/tier.h`, less one.
+    /// Largest replica number: `CANAL_REPLICAS_MAX` of `bpf/abi/tier.h`, minus one.
     pub const MAX: u16 = 4095;
-    /// 1 to [`ReplicaNumber::MAX`].
+    /// Creates a number from 1 to [`ReplicaNumber::MAX`].
+    ///
+    /// # Errors
+    /// Fails with [`IdError::Range`] if the number is outside that range.
     pub fn new(n: u32) -> Result<Self, IdError> {
         match u16::try_from(n) {
             Ok(n) if (1..=Self::MAX).contains(&n) => Ok(Self(n)),
             _ => Err(IdError::Range { what: "replica number", given: n.into(), min: 1, max: Self::MAX.into() }),
         }
     }
-    /// The number.
+    /// Returns the number as an integer.
     pub fn get(self) -> u16 {
         self.0
     }
@@ -240,7 +253,7 @@ impl From<ReplicaNumber> for u32 {
     }
 }
 
-/// Counts the states of something that only one writer changes. Larger is newer; a receiver never goes back.
+/// A counter of the states of something that a single writer changes. A larger one is newer; a receiver never goes back to a smaller one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Generation(pub u64);
 
@@ -250,14 +263,14 @@ impl fmt::Display for Generation {
     }
 }
 
-/// Names one service across tenants; written `tenant/namespace/name`.
+/// Identifies one service across tenants; written `tenant/namespace/name`.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ServiceKey {
-    /// The owner.
+    /// Tenant that owns the service.
     pub tenant: TenantName,
-    /// The namespace inside the tenant.
+    /// Namespace inside the tenant.
     pub namespace: Namespace,
-    /// The service's name.
+    /// Name of the service.
     pub name: ObjectName,
 }
 

@@ -1,4 +1,5 @@
-//! The words every part of Canal shares: ids, user policy, and the programs data planes run. Types only: no IO, no clock.
+//! The types that every part of Canal shares: ids, user policy, and the resources that data planes run. Types only: no IO, no clock. Start
+//! at [`policy`] for what users write and at [`program`] for what data planes receive.
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ pub mod plan;
 pub mod policy;
 pub mod principal;
 pub mod program;
+pub mod route_table;
 pub mod share;
 pub mod tier;
 pub mod trust;

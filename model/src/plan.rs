@@ -1,5 +1,5 @@
-//! What the planner decided: where services live, their gateway numbers, their bucket tables with what must be remembered of owners.
-//! A plan is immutable and names its parent. No deciding here, and nothing of how data planes are told.
+//! Output of the planner: the placement of services, their gateway numbers, and their bucket tables with what is known about owners. A plan
+//! is immutable and names its parent. Deciding is the planner's task, and publishing a plan to data planes is the controller's.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,68 +9,68 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::fleet::Placement;
 use crate::ids::{AzName, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
-use crate::program::{BUCKETS, BucketTable, CHAIN};
+use crate::program::{BUCKETS, BucketTable, CHAIN_LENGTH_MAX};
 
-/// A whole plan. It can be kept on disk (serde) and is the next plan's parent.
+/// A complete plan. It can be stored on disk (serde), and it is the parent of the next plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Plan {
-    /// Raised with each change. Also the version of the tables that this plan changed. The first plan has 1.
+    /// Number of the plan, incremented with each change. It is also the version of the tables that this plan changed. The first plan has 1.
     pub number: u32,
-    /// The plan that this one was made from; 0 for none.
+    /// Number of the plan from which this one was made; 0 for none.
     pub parent: u32,
     pub services: BTreeMap<ServiceId, PlannedService>,
-    /// What could not be satisfied, and why.
-    pub notes: Vec<Note>,
+    /// Constraints that could not be met, and why.
+    pub notes: Vec<UnmetConstraint>,
 }
 
-/// What was planned for one service.
+/// The planned state of one service.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedService {
     pub key: ServiceKey,
     pub vni: Vni,
-    /// Its gateway number: which address of each AZ's part of the tenant's ranges it has. From 1; it never changes.
+    /// Gateway number: it selects the service's address in each AZ's part of the tenant's ranges. It counts from 1 and never changes.
     pub number: u32,
-    /// `None`: there is no backend at all.
+    /// Placement of the service; `None` if there is no backend at all.
     pub placement: Option<Placement>,
-    /// By AZ. An AZ that the service left keeps its table while sessions are there.
+    /// Bucket tables by AZ. An AZ that the service left keeps its table while sessions are there.
     #[serde(serialize_with = "tables_out", deserialize_with = "tables_in")]
     pub tables: BTreeMap<AzName, Arc<PlannedTable>>,
 }
 
-/// A bucket table and what the planner remembers of it.
+/// A bucket table with the planner's knowledge about it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedTable {
     /// Number of the plan that last changed the chains.
     pub version: u32,
-    /// All live replicas of the table, and its edge, were heard to have at least this version …
+    /// Version that all live replicas of the table and its edge have confirmed by reports: each has at least this version.
     pub confirmed: u32,
-    /// … when so many reports had been heard. Only what a replica says later proves that it owns nothing.
+    /// Number of reports received when `confirmed` was reached. Only a later report proves that a replica owns nothing.
     pub heard: u64,
-    /// The plan in which the service left this AZ; 0 while it lives here.
+    /// Number of the plan in which the service left this AZ; 0 while the AZ serves it.
     pub closing: u32,
-    /// [`BUCKETS`] of them; the first seat is the head.
+    /// Exactly [`BUCKETS`] chains; the first member of each is the head.
     #[serde(serialize_with = "chains_out", deserialize_with = "chains_in")]
-    pub chains: Vec<Vec<Seat>>,
+    pub chains: Vec<Vec<ChainMember>>,
 }
 
-/// A replica's place in a chain.
+/// One replica in a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Seat {
+pub struct ChainMember {
     pub replica: ReplicaNumber,
-    /// 0: it is the head, or a standby that owns nothing. Else it may own sessions: it is an *owner* until it says that it owns none,
-    /// at this version of the table or a later one.
-    pub left: u32,
+    /// 0 if the replica is the head, or a standby that owns nothing. Any other value makes it an *owner*, which may own sessions. It stays
+    /// an owner until it reports that it owns none, at this version of the table or a later one.
+    pub owner_until_version: u32,
 }
 
-impl Seat {
-    /// May it own sessions although it is not the head?
+impl ChainMember {
+    /// Returns whether the replica may own sessions although it is not the head.
     pub fn is_owner(&self) -> bool {
-        self.left != 0
+        self.owner_until_version != 0
     }
 }
 
 impl Plan {
-    /// The service's table in the AZ as data planes are told.
+    /// Returns the service's table in the AZ in the form that data planes receive.
     pub fn table(&self, service: ServiceId, az: &AzName) -> Option<BucketTable> {
         let planned = self.services.get(&service)?;
         let table = planned.tables.get(az)?;
@@ -80,67 +80,67 @@ impl Plan {
             az: az.clone(),
             vni: planned.vni,
             version: table.version,
-            chains: table.chains.iter().map(|chain| chain.iter().map(|seat| seat.replica).collect()).collect(),
+            chains: table.chains.iter().map(|chain| chain.iter().map(|member| member.replica).collect()).collect(),
         })
     }
-    /// In how many chains the replica is. A draining replica with 0 may leave.
-    pub fn seats(&self, replica: ReplicaNumber) -> usize {
+    /// Returns the number of chains that contain the replica. A draining replica with 0 may leave.
+    pub fn members(&self, replica: ReplicaNumber) -> usize {
         let tables = self.services.values().flat_map(|service| service.tables.values());
-        tables.flat_map(|table| &table.chains).flatten().filter(|seat| seat.replica == replica).count()
+        tables.flat_map(|table| &table.chains).flatten().filter(|member| member.replica == replica).count()
     }
-    /// The seed of [`crate::fleet::Ownership::after`] when a controller starts with this plan.
+    /// Returns the argument of [`crate::fleet::Ownership::after`] for a controller that starts with this plan.
     pub fn heard(&self) -> u64 {
         self.services.values().flat_map(|service| service.tables.values()).map(|table| table.heard).max().unwrap_or(0)
     }
 }
 
-/// What a plan could not satisfy, and why. Sorted by service.
+/// A constraint that a plan could not meet, and why. Plans list them sorted by service.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Note {
-    /// Fewer backends in the home AZ than asked for: the AZ has no more.
+pub enum UnmetConstraint {
+    /// The home AZ has fewer backends than requested, because it has no more.
     FewAtHome { service: ServiceKey, az: AzName, wanted: usize, given: usize },
-    /// Fewer backends in other AZs than asked for: they have no more.
+    /// The other AZs have fewer backends than requested, because they have no more.
     FewAway { service: ServiceKey, wanted: usize, given: usize },
-    /// All its backends are also another service's: no other combination is free.
+    /// All backends of the service are also another service's: no other combination is free.
     Shared { service: ServiceKey, with: ServiceKey },
-    /// Its tenant asked for an AZ without backends.
+    /// The tenant requests an AZ that has no backends.
     HomeUnknown { service: ServiceKey, az: AzName },
-    /// There is no backend at all.
+    /// The fleet has no backend at all.
     NoBackend { service: ServiceKey },
-    /// No replica that may be a head is alive here.
+    /// No replica that may be a head is up in this AZ.
     NoReplica { service: ServiceKey, az: AzName },
-    /// Buckets that keep their head because their chains are full of owners.
+    /// Buckets keep their head because their chains are full of owners.
     Held { service: ServiceKey, az: AzName, buckets: Vec<u8>, owners: Vec<ReplicaNumber> },
-    /// No gateway address: the text says why.
+    /// The service has no gateway address in this AZ; `why` is the reason.
     NoAddress { service: ServiceKey, tenant: TenantName, az: AzName, why: String },
 }
 
-impl fmt::Display for Note {
+impl fmt::Display for UnmetConstraint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Note::FewAtHome { service, az, wanted, given } => {
+            UnmetConstraint::FewAtHome { service, az, wanted, given } => {
                 write!(f, "{service}: {given} of {wanted} backends in its home AZ {az}; add backends there")
             }
-            Note::FewAway { service, wanted, given } => {
+            UnmetConstraint::FewAway { service, wanted, given } => {
                 write!(f, "{service}: {given} of {wanted} backends outside its home AZ; add backends in another AZ")
             }
-            Note::Shared { service, with } => {
+            UnmetConstraint::Shared { service, with } => {
                 write!(f, "{service}: all its backends are those of {with}, so one failure may take both; add backends")
             }
-            Note::HomeUnknown { service, az } => {
-                write!(f, "{service}: its tenant asks for home AZ {az}, which has no backend; add one there, or change the tenant")
+            UnmetConstraint::HomeUnknown { service, az } => {
+                write!(f, "{service}: its tenant requests home AZ {az}, which has no backend; add one there, or change the tenant")
             }
-            Note::NoBackend { service } => write!(f, "{service}: there is no gateway backend; start a replica"),
-            Note::NoReplica { service, az } => {
+            UnmetConstraint::NoBackend { service } => write!(f, "{service}: there is no gateway backend; start a replica"),
+            UnmetConstraint::NoReplica { service, az } => {
                 write!(f, "{service}: no active replica of its backends is up in {az}; start or undrain one")
             }
-            Note::Held { service, az, buckets, owners } => write!(
+            UnmetConstraint::Held { service, az, buckets, owners } => write!(
                 f,
                 "{service}: {} buckets in {az} keep their head, their chains are full of sessions of replicas {}; let drains end first",
                 buckets.len(),
                 owners.iter().map(|n| n.get().to_string()).collect::<Vec<_>>().join(", "),
             ),
-            Note::NoAddress { service, az, why, .. } => write!(f, "{service}: no gateway address in {az}: {why}"),
+            UnmetConstraint::NoAddress { service, az, why, .. } => write!(f, "{service}: no gateway address in {az}: {why}"),
         }
     }
 }
@@ -154,45 +154,46 @@ fn tables_in<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<AzName, Arc<Pla
     Ok(plain.into_iter().map(|(az, table)| (az, Arc::new(table))).collect())
 }
 
-/// One text for a table: a plan of thousands of services stays small and can still be read. `7 3@12 9,…`: replica 7 is the head,
-/// 3 left at version 12, 9 is a standby.
-fn chains_out<S: Serializer>(chains: &[Vec<Seat>], s: S) -> Result<S::Ok, S::Error> {
+/// Writes the chains of a table as one text, so that a plan of thousands of services stays small and readable.
+///
+/// Example: in `7 3@12 9,…`, replica 7 is the head, replica 3 lost the head at version 12, and replica 9 is a standby.
+fn chains_out<S: Serializer>(chains: &[Vec<ChainMember>], s: S) -> Result<S::Ok, S::Error> {
     let mut text = String::with_capacity(chains.len() * 12);
     for (bucket, chain) in chains.iter().enumerate() {
         if bucket > 0 {
             text.push(',');
         }
-        for (place, seat) in chain.iter().enumerate() {
+        for (place, member) in chain.iter().enumerate() {
             if place > 0 {
                 text.push(' ');
             }
-            text += &seat.replica.get().to_string();
-            if seat.left > 0 {
+            text += &member.replica.get().to_string();
+            if member.owner_until_version > 0 {
                 text.push('@');
-                text += &seat.left.to_string();
+                text += &member.owner_until_version.to_string();
             }
         }
     }
     s.serialize_str(&text)
 }
 
-fn chains_in<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Vec<Seat>>, D::Error> {
+fn chains_in<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<Vec<ChainMember>>, D::Error> {
     use serde::de::Error;
     let text = String::deserialize(d)?;
     let number = |part: &str| part.parse::<u32>().map_err(|_| D::Error::custom(format!("{part:?} in a chain is no number")));
-    let seat = |part: &str| {
+    let member = |part: &str| {
         let (replica, left) = match part.split_once('@') {
             Some((replica, left)) => (number(replica)?, number(left)?),
             None => (number(part)?, 0),
         };
-        Ok(Seat { replica: ReplicaNumber::new(replica).map_err(D::Error::custom)?, left })
+        Ok(ChainMember { replica: ReplicaNumber::new(replica).map_err(D::Error::custom)?, owner_until_version: left })
     };
-    let chains: Vec<Vec<Seat>> = text
+    let chains: Vec<Vec<ChainMember>> = text
         .split(',')
-        .map(|chain| chain.split(' ').filter(|part| !part.is_empty()).map(seat).collect())
+        .map(|chain| chain.split(' ').filter(|part| !part.is_empty()).map(member).collect())
         .collect::<Result<_, D::Error>>()?;
-    if chains.len() != BUCKETS || chains.iter().any(|chain| chain.len() > CHAIN) {
-        return Err(D::Error::custom(format!("a table has {BUCKETS} chains of at most {CHAIN} replicas")));
+    if chains.len() != BUCKETS || chains.iter().any(|chain| chain.len() > CHAIN_LENGTH_MAX) {
+        return Err(D::Error::custom(format!("a table has {BUCKETS} chains of at most {CHAIN_LENGTH_MAX} replicas")));
     }
     Ok(chains)
 }

@@ -1,4 +1,5 @@
-//! Who speaks to the controller, as its token proved. What each may see is `canal_compiler::scope`; no tokens are kept here.
+//! Authenticated clients of the controller, identified by their tokens. `canal_compiler::scope` decides which resources each may receive.
+//! No tokens are stored here.
 
 use std::fmt;
 
@@ -7,16 +8,16 @@ use crate::ids::{AzName, EdgeName, NodeName, ObjectName, ReplicaName, TenantName
 /// An authenticated client of the controller.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Principal {
-    /// A tenant's node proxy: sees its tenant's services and gateways, and the workloads it runs.
+    /// A tenant's node proxy: receives its tenant's services and gateways, and the workloads that it runs.
     Node { name: NodeName, tenant: TenantName, az: AzName },
-    /// A gateway replica: sees everything of the tenants it serves.
+    /// A gateway replica: receives all resources of the tenants that it serves.
     Gateway { name: ReplicaName, az: AzName },
-    /// An edge: sees the tier's tables of its AZ and where tenants' nodes are.
+    /// An edge: receives the tier's tables of its AZ and the addresses of tenants' nodes.
     Edge { name: EdgeName, az: AzName },
-    /// A key server: told which identities run where. The provider's (`tenant` is `None`) of all tenants whose keys are in key servers, a
-    /// tenant's own of its tenant alone.
+    /// A key server: receives which identities run on which requester. The provider's key server (`tenant` is `None`) receives them for all
+    /// tenants whose keys are in key servers. A tenant's own key server receives only those of its tenant.
     KeyServer { name: ObjectName, az: AzName, tenant: Option<TenantName> },
-    /// A person or a pipeline behind `canal apply`; `tenant` is `None` for the provider, who may touch all.
+    /// A person or a pipeline that runs `canal apply`; `tenant` is `None` for the provider, which may change every tenant.
     Operator { name: ObjectName, tenant: Option<TenantName> },
 }
 

@@ -1,200 +1,200 @@
-//! What a data plane is told: small immutable resources that mirror user objects; children name their parents. No wire format here.
+//! Resources that data planes receive: small, immutable, and named after the user objects they come from. Children name their parents. The
+//! wire format is in `wire`. Start at [`Resource`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use crate::authorization::{Authentication, Authorization, Authorizer, PeerAuthentication};
+use crate::identity::SYSTEM_NAMESPACE;
 use crate::ids::{
     AzName, BackendName, Namespace, NodeName, ObjectName, ReplicaName, ReplicaNumber, ServiceAccount, ServiceId, ServiceKey, TenantName,
     TrustDomain, Vni,
 };
 use crate::share::Shares;
-use crate::trust::{Bundle, Entitlement, KeyPolicy, KeyServer, Termination};
+use crate::trust::{Entitlement, KeyPolicy, KeyServer, Termination, TrustBundle};
 
 /// Labels of a workload, sorted by name.
 pub type Labels = BTreeMap<String, String>;
 
-/// One southbound resource. Its [`Resource::name`] is unique among those of its kind.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Resource {
-    Tenant(Tenant),
-    Gateway(Gateway),
-    Service(Service),
-    Workload(Workload),
-    Route(RouteRule),
-    /// Of the cloud tier, as are all that follow.
-    Node(Node),
-    Replica(Replica),
-    Address(GatewayAddress),
-    Table(BucketTable),
-    Throttle(Throttle),
-    /// Of zero trust, as are all that follow.
-    Bundle(Bundle),
-    KeyServer(KeyServer),
-    Authorizer(Authorizer),
-    Authorization(Authorization),
-    Authentication(Authentication),
-    PeerAuthentication(PeerAuthentication),
-    Termination(Termination),
-    Entitlement(Entitlement),
-    /// Made for one data plane by the controller's session with it; the compiler makes none.
-    Manifest(Manifest),
+/// The table of kinds. A row has the kind and the type of its resources, the label, the class, the owner, and the name on the wire. The
+/// label is the name of the message in `program.proto` and ends the type URL. `docs/how-to/add-a-southbound-kind.md` says what else a new
+/// kind needs.
+macro_rules! resource_kinds {
+    ($($(#[$doc:meta])* $kind:ident($body:ty) = $label:literal, $class:ident, $owner:expr, $name:expr;)*) => {
+        /// One southbound resource. Its [`Resource::name`] is unique among resources of its kind.
+        #[derive(Debug, Clone, PartialEq, Eq)]
+        pub enum Resource {
+            $($(#[$doc])* $kind($body),)*
+        }
+
+        /// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum ResourceKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl ResourceKind {
+            /// All kinds, parents first.
+            pub const ALL: [ResourceKind; [$(ResourceKind::$kind),*].len()] = [$(ResourceKind::$kind),*];
+
+            /// Returns the kind's name in labels, logs and dumps: the name of its message in `program.proto`.
+            pub fn label(self) -> &'static str {
+                match self {
+                    $(ResourceKind::$kind => $label,)*
+                }
+            }
+
+            /// Returns the type URL of the kind in the southbound API.
+            pub fn type_url(self) -> &'static str {
+                match self {
+                    $(ResourceKind::$kind => concat!("type.googleapis.com/canal.program.v1.", $label),)*
+                }
+            }
+
+            /// Returns whether the kind carries security policy. A data plane that lacks one resource of such a kind serves nothing of its
+            /// tenant.
+            pub fn is_security(self) -> bool {
+                match self {
+                    $(ResourceKind::$kind => ResourceClass::$class.is_security(),)*
+                }
+            }
+
+            /// Returns whether resources of the kind belong to no tenant.
+            pub fn is_of_provider(self) -> bool {
+                match self {
+                    $(ResourceKind::$kind => {
+                        const OWNER: OwnerColumn<$body> = $owner;
+                        matches!(OWNER, OwnerColumn::Provider)
+                    })*
+                }
+            }
+        }
+
+        impl Resource {
+            /// Returns the kind of the resource.
+            pub fn kind(&self) -> ResourceKind {
+                match self {
+                    $(Resource::$kind(_) => ResourceKind::$kind,)*
+                }
+            }
+
+            /// Returns the name on the wire, unique per kind. It begins with the tenant, unless the kind is the provider's.
+            pub fn name(&self) -> String {
+                match self {
+                    $(Resource::$kind(body) => {
+                        let name: fn(&$body) -> String = $name;
+                        name(body)
+                    })*
+                }
+            }
+
+            /// Returns the tenant that the resource belongs to: the unit of subscription scope. `None` for the provider's resources, such
+            /// as replicas.
+            pub fn tenant(&self) -> Option<&TenantName> {
+                match self {
+                    $(Resource::$kind(body) => OwnerColumn::<$body>::tenant(&$owner, body),)*
+                }
+            }
+        }
+    };
 }
 
-/// The kinds of southbound resources, in the order in which a receiver should apply them (parents first).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    Tenant,
-    Gateway,
-    Service,
-    Workload,
-    Route,
-    Node,
-    Replica,
-    Address,
-    Table,
-    Throttle,
-    Bundle,
-    KeyServer,
-    Authorizer,
-    Authorization,
-    Authentication,
-    PeerAuthentication,
-    Termination,
-    Entitlement,
-    /// Last, here and in every subscription: it seals all that was sent before it.
-    Manifest,
+/// The role of a kind's resources in a data plane.
+#[derive(Clone, Copy)]
+enum ResourceClass {
+    /// The resources carry security policy.
+    Security,
+    /// The resources carry routing and topology.
+    Traffic,
 }
 
-impl Kind {
-    /// All kinds, parents first.
-    pub const ALL: [Kind; 19] = [
-        Kind::Tenant,
-        Kind::Gateway,
-        Kind::Service,
-        Kind::Workload,
-        Kind::Route,
-        Kind::Node,
-        Kind::Replica,
-        Kind::Address,
-        Kind::Table,
-        Kind::Throttle,
-        Kind::Bundle,
-        Kind::KeyServer,
-        Kind::Authorizer,
-        Kind::Authorization,
-        Kind::Authentication,
-        Kind::PeerAuthentication,
-        Kind::Termination,
-        Kind::Entitlement,
-        Kind::Manifest,
-    ];
+impl ResourceClass {
+    const fn is_security(self) -> bool {
+        matches!(self, Self::Security)
+    }
+}
 
-    /// Kinds that say who may do what. A data plane that lacks one resource of these serves nothing of its tenant.
-    pub const SECURITY: [Kind; 8] = [
-        Kind::Tenant,
-        Kind::Bundle,
-        Kind::Authorizer,
-        Kind::Authorization,
-        Kind::Authentication,
-        Kind::PeerAuthentication,
-        Kind::Termination,
-        Kind::Entitlement,
-    ];
+/// The owner of a kind's resources, as a row of the table states it.
+enum OwnerColumn<B> {
+    /// The resources belong to no tenant.
+    Provider,
+    /// The function returns the tenant of a resource.
+    Tenant(for<'a> fn(&'a B) -> &'a TenantName),
+}
 
-    /// Whether the kind is one of [`Kind::SECURITY`].
-    pub fn is_security(self) -> bool {
-        Self::SECURITY.contains(&self)
+impl<B> OwnerColumn<B> {
+    fn tenant<'a>(&self, body: &'a B) -> Option<&'a TenantName> {
+        match self {
+            OwnerColumn::Provider => None,
+            OwnerColumn::Tenant(tenant) => Some(tenant(body)),
+        }
+    }
+}
+
+resource_kinds! {
+    Tenant(Tenant) = "Tenant", Security, OwnerColumn::Tenant(|t| &t.name), |t| t.name.to_string();
+    Gateway(Gateway) = "Gateway", Traffic, OwnerColumn::Tenant(|g| &g.tenant), |g| format!("{}/{}", g.tenant, g.replica);
+    Service(Service) = "Service", Traffic, OwnerColumn::Tenant(|s| &s.key.tenant), |s| s.key.to_string();
+    Workload(Workload) = "Workload", Traffic, OwnerColumn::Tenant(|w| &w.tenant), Workload::uid;
+    Route(RouteRule) = "Route", Traffic, OwnerColumn::Tenant(|r| &r.key.tenant), |r| r.key.to_string();
+    /// This resource and those up to `Throttle` belong to the cloud tier.
+    Node(Node) = "Node", Traffic, OwnerColumn::Tenant(|n| &n.tenant), |n| format!("{}/{}", n.tenant, n.name);
+    Replica(Replica) = "Replica", Traffic, OwnerColumn::Provider, |r| r.name.to_string();
+    Address(GatewayAddress) = "GatewayAddress", Traffic, OwnerColumn::Tenant(|a| &a.service.tenant), |a| format!("{}@{}", a.service, a.az);
+    Table(BucketTable) = "BucketTable", Traffic, OwnerColumn::Tenant(|t| &t.service.tenant), |t| format!("{}@{}", t.service, t.az);
+    Throttle(Throttle) = "Throttle", Traffic, OwnerColumn::Tenant(|t| &t.tenant), Throttle::name;
+    /// This resource belongs to the direct path.
+    DirectEndpoint(DirectEndpoint) = "DirectEndpoint", Traffic, OwnerColumn::Tenant(|d| &d.tenant), DirectEndpoint::uid;
+    /// This resource and those up to `Entitlement` belong to zero trust.
+    Bundle(TrustBundle) = "Bundle", Security, OwnerColumn::Tenant(|b| &b.tenant), |b| format!("{}/{}", b.tenant, b.trust_domain);
+    KeyServer(KeyServer) = "KeyServer", Traffic, OwnerColumn::Tenant(|k| &k.tenant), |k| format!("{}/{}", k.tenant, k.name);
+    Authorizer(Authorizer) = "Authorizer", Security, OwnerColumn::Tenant(|a| &a.key.tenant), |a| a.key.to_string();
+    Authorization(Authorization) = "Authorization", Security, OwnerColumn::Tenant(|a| &a.key.tenant), |a| a.key.to_string();
+    Authentication(Authentication) = "Authentication", Security, OwnerColumn::Tenant(|a| &a.key.tenant), |a| a.key.to_string();
+    PeerAuthentication(PeerAuthentication) = "PeerAuthentication", Security, OwnerColumn::Tenant(|p| &p.key.tenant), |p| p.key.to_string();
+    Termination(Termination) = "Termination", Security, OwnerColumn::Tenant(|t| &t.service.tenant), |t| format!("{}:{}", t.service, t.port);
+    Entitlement(Entitlement) = "Entitlement", Security, OwnerColumn::Tenant(|e| &e.tenant), |e| format!("{}/{}", e.tenant, e.requester);
+    /// The controller makes a manifest for one subscriber stream; the compiler makes none. It is the last kind, here and in every
+    /// subscription: a manifest seals everything that was sent before it.
+    Manifest(Manifest) = "Manifest", Traffic, OwnerColumn::Tenant(|m| &m.tenant), |m| m.tenant.to_string();
+}
+
+impl ResourceKind {
+    /// Iterates over the kinds that carry security policy, parents first.
+    pub fn security() -> impl Iterator<Item = ResourceKind> {
+        Self::ALL.into_iter().filter(|kind| kind.is_security())
+    }
+
+    /// Returns the tenant that owns the resource of this kind and name. `None` if the provider owns it: by its kind, or because its name
+    /// begins with the system namespace in place of a tenant. `None` also for a name of another form, which no resource has.
+    pub fn owner_of(self, name: &str) -> Option<TenantName> {
+        let first = name.split('/').next().filter(|first| !self.is_of_provider() && *first != SYSTEM_NAMESPACE)?;
+        TenantName::new(first).ok()
     }
 }
 
 impl Resource {
-    /// The kind.
-    pub fn kind(&self) -> Kind {
-        match self {
-            Resource::Tenant(_) => Kind::Tenant,
-            Resource::Gateway(_) => Kind::Gateway,
-            Resource::Service(_) => Kind::Service,
-            Resource::Workload(_) => Kind::Workload,
-            Resource::Route(_) => Kind::Route,
-            Resource::Node(_) => Kind::Node,
-            Resource::Replica(_) => Kind::Replica,
-            Resource::Address(_) => Kind::Address,
-            Resource::Table(_) => Kind::Table,
-            Resource::Throttle(_) => Kind::Throttle,
-            Resource::Bundle(_) => Kind::Bundle,
-            Resource::KeyServer(_) => Kind::KeyServer,
-            Resource::Authorizer(_) => Kind::Authorizer,
-            Resource::Authorization(_) => Kind::Authorization,
-            Resource::Authentication(_) => Kind::Authentication,
-            Resource::PeerAuthentication(_) => Kind::PeerAuthentication,
-            Resource::Termination(_) => Kind::Termination,
-            Resource::Entitlement(_) => Kind::Entitlement,
-            Resource::Manifest(_) => Kind::Manifest,
-        }
-    }
-    /// The name on the wire, unique per kind.
-    pub fn name(&self) -> String {
-        match self {
-            Resource::Tenant(t) => t.name.to_string(),
-            Resource::Gateway(g) => format!("{}/{}", g.tenant, g.replica),
-            Resource::Service(s) => s.key.to_string(),
-            Resource::Workload(w) => w.uid(),
-            Resource::Route(r) => r.key.to_string(),
-            Resource::Node(n) => format!("{}/{}", n.tenant, n.name),
-            Resource::Replica(r) => r.name.to_string(),
-            Resource::Address(a) => format!("{}@{}", a.service, a.az),
-            Resource::Table(t) => format!("{}@{}", t.service, t.az),
-            Resource::Throttle(t) => match &t.service {
-                Some(service) => service.to_string(),
-                None => t.tenant.to_string(),
-            },
-            Resource::Bundle(b) => format!("{}/{}", b.tenant, b.trust_domain),
-            Resource::KeyServer(k) => format!("{}/{}", k.tenant, k.name),
-            Resource::Authorizer(a) => a.key.to_string(),
-            Resource::Authorization(a) => a.key.to_string(),
-            Resource::Authentication(a) => a.key.to_string(),
-            Resource::PeerAuthentication(p) => p.key.to_string(),
-            Resource::Termination(t) => format!("{}:{}", t.service, t.port),
-            Resource::Entitlement(e) => format!("{}/{}", e.tenant, e.requester),
-            Resource::Manifest(m) => m.tenant.to_string(),
-        }
-    }
-    /// The tenant it belongs to: the unit of subscription scope. `None`: it is the provider's, as replicas are.
-    pub fn tenant(&self) -> Option<&TenantName> {
-        match self {
-            Resource::Tenant(t) => Some(&t.name),
-            Resource::Gateway(g) => Some(&g.tenant),
-            Resource::Service(s) => Some(&s.key.tenant),
-            Resource::Workload(w) => Some(&w.tenant),
-            Resource::Route(r) => Some(&r.key.tenant),
-            Resource::Node(n) => Some(&n.tenant),
-            Resource::Replica(_) => None,
-            Resource::Address(a) => Some(&a.service.tenant),
-            Resource::Table(t) => Some(&t.service.tenant),
-            Resource::Throttle(t) => Some(&t.tenant),
-            Resource::Bundle(b) => Some(&b.tenant),
-            Resource::KeyServer(k) => Some(&k.tenant),
-            Resource::Authorizer(a) => Some(&a.key.tenant),
-            Resource::Authorization(a) => Some(&a.key.tenant),
-            Resource::Authentication(a) => Some(&a.key.tenant),
-            Resource::PeerAuthentication(p) => Some(&p.key.tenant),
-            Resource::Termination(t) => Some(&t.service.tenant),
-            Resource::Entitlement(e) => Some(&e.tenant),
-            Resource::Manifest(m) => Some(&m.tenant),
+    /// Returns whether a data plane may decode this resource as `read`: the two are equal except for fields that only the controller knows.
+    pub fn reads_as(&self, read: &Resource) -> bool {
+        match (self, read) {
+            (Resource::DirectEndpoint(own), Resource::DirectEndpoint(read)) => {
+                *read == DirectEndpoint { audience: read.audience.clone(), ..own.clone() }
+            }
+            _ => self == read,
         }
     }
 }
 
-/// A manifest seals what one data plane must hold of one tenant's security resources before it serves the tenant.
+/// A manifest seals the set of one tenant's security resources that a data plane must have before it serves the tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Manifest {
     pub tenant: TenantName,
-    /// The number of the tenant's resources of [`Kind::SECURITY`].
+    /// Number of the tenant's resources of the kinds in [`ResourceKind::security`].
     pub count: u32,
-    /// SHA-256 over their kinds, names and versions, in that order.
+    /// SHA-256 over the kinds, names and versions of those resources, in that order.
     pub digest: [u8; 32],
 }
 
@@ -206,21 +206,21 @@ pub struct Tenant {
     pub trust_domain: TrustDomain,
     /// Addresses of the tenant's pods. A captured connection to one of them goes to a gateway even without a service.
     pub pod_cidrs: Vec<IpNet>,
-    /// Where the tenant's services have their gateway addresses. Not empty: it is on the cloud tier.
+    /// Ranges of the gateway addresses of the tenant's services. If not empty, the tenant is on the cloud tier.
     pub gateway_cidrs: Vec<IpNet>,
-    /// What happens to a captured connection whose destination is neither a service nor a pod.
-    pub outside: OutsideMesh,
-    /// Where its private keys are.
+    /// Policy for a captured connection whose destination is neither a service nor a pod.
+    pub outbound_traffic_policy: OutboundTrafficPolicy,
+    /// Location and algorithm of the tenant's private keys.
     pub keys: KeyPolicy,
-    /// How much of each shared limit it may take.
+    /// The tenant's part of each shared limit.
     pub shares: Shares,
-    /// Name servers that its pods may ask directly; empty: the tier's own, else the cluster's DNS service.
+    /// Name servers that the tenant's pods may query directly. If empty, they are the tier's own, else the cluster's DNS service.
     pub resolvers: Vec<IpAddr>,
 }
 
 /// Policy for destinations outside the mesh. The default fails closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum OutsideMesh {
+pub enum OutboundTrafficPolicy {
     #[default]
     Deny,
     Passthrough,
@@ -238,16 +238,27 @@ pub struct Gateway {
     pub draining: bool,
 }
 
-/// A tenant's named destination.
+/// A named destination of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
     pub key: ServiceKey,
     pub id: ServiceId,
-    /// `name.namespace.svc.cluster.local`.
+    /// DNS name of the service: `name.namespace.svc.cluster.local`.
     pub hostname: String,
     /// Virtual addresses (cluster IPs).
     pub vips: Vec<IpAddr>,
     pub ports: Vec<ServicePort>,
+    pub upstream_pool: UpstreamPool,
+}
+
+/// The clients whose requests share a gateway's HTTP connections to a service's endpoints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum UpstreamPool {
+    /// Requests of all clients share connections; endpoints see a gateway's address.
+    #[default]
+    Shared,
+    /// Requests of one client share connections; endpoints see the client's address.
+    PerClient,
 }
 
 /// One port of a service.
@@ -259,23 +270,23 @@ pub struct ServicePort {
     pub protocol: AppProtocol,
 }
 
-/// What is spoken on a service port; from `appProtocol`, else from the port's name prefix as Istio reads it.
+/// Protocol of a service port, from `appProtocol`, else from the prefix of the port's name as Istio interprets it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum AppProtocol {
-    /// Nothing was said: HTTP/1.1, HTTP/2 or opaque TCP is told apart by the client's first bytes.
+    /// The protocol is not declared. Protocol sniffing of the client's first bytes distinguishes HTTP/1.1, HTTP/2 and opaque TCP.
     #[default]
     Detect,
-    /// HTTP/1.1 upstream; clients may speak either version.
+    /// HTTP/1.1 upstream; clients may use either version.
     Http1,
     /// HTTP/2 without TLS upstream.
     Http2,
-    /// gRPC: HTTP/2 upstream, trailers and streaming kept.
+    /// HTTP/2 upstream; trailers and streaming are preserved.
     Grpc,
     /// Opaque bytes.
     Tcp,
 }
 
-/// A running program with an identity.
+/// A running program with an identity, such as a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Workload {
     pub tenant: TenantName,
@@ -288,24 +299,24 @@ pub struct Workload {
     pub labels: Labels,
     /// Readiness as last reported. Not-ready workloads get no new requests.
     pub ready: bool,
-    pub tunnel: Tunnel,
+    pub tunnel: TunnelProtocol,
     /// The service ports that this workload serves.
     pub endpoints: Vec<EndpointPort>,
-    /// Its own UDP ports that UDPRoutes name, where datagrams from the tier pass its guard. There are at most
+    /// The workload's own UDP ports that UDPRoutes name; datagrams from the tier are admitted to them. There are at most
     /// [`crate::limits::UDP_PORTS_PER_WORKLOAD_MAX`] of them.
     pub udp_ports: BTreeSet<u16>,
 }
 
 impl Workload {
-    /// `tenant/namespace/name`, unique among workloads.
+    /// Returns `tenant/namespace/name`, unique among workloads.
     pub fn uid(&self) -> String {
         format!("{}/{}/{}", self.tenant, self.namespace, self.name)
     }
 }
 
-/// How a workload is reached.
+/// Protocol by which a gateway or node connects to a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Tunnel {
+pub enum TunnelProtocol {
     /// HBONE to port 15008 of the workload's address.
     #[default]
     Hbone,
@@ -313,7 +324,7 @@ pub enum Tunnel {
     None,
 }
 
-/// A workload serves `service` at `port` on its own `target_port`.
+/// A service port that a workload serves: `service` at `port`, on the workload's own `target_port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EndpointPort {
     pub service: ServiceKey,
@@ -321,7 +332,61 @@ pub struct EndpointPort {
     pub target_port: u16,
 }
 
-/// Names one rule of one user's route object; written `tenant/kind/namespace/name/rule`.
+/// A ready workload to which nodes of its tenant connect without a gateway.
+///
+/// A workload that is not ready, or that serves no direct port, has no direct endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DirectEndpoint {
+    pub tenant: TenantName,
+    pub namespace: Namespace,
+    pub name: ObjectName,
+    pub service_account: ServiceAccount,
+    pub az: AzName,
+    /// Addresses that accept HBONE on port 15008. Never empty.
+    pub addresses: Vec<IpAddr>,
+    /// The direct service ports that the workload serves; at most [`crate::limits::DIRECT_PORTS_PER_WORKLOAD_MAX`].
+    pub serves: Vec<DirectPort>,
+    /// The workload's own ports that clients may dial by the workload's address; at most the same number.
+    pub own_ports: BTreeSet<u16>,
+    /// Nodes that receive the endpoint. Only the controller knows them; they are not on the wire.
+    pub audience: DirectAudience,
+}
+
+/// The nodes that receive a [`DirectEndpoint`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum DirectAudience {
+    /// All nodes of the tenant: no policy restricts any workload.
+    #[default]
+    Tenant,
+    /// The nodes of those workloads that policies admit.
+    Nodes(Arc<BTreeSet<NodeName>>),
+}
+
+impl DirectAudience {
+    /// Returns whether `node`, which belongs to the same tenant, receives the endpoint.
+    pub fn has(&self, node: &NodeName) -> bool {
+        match self {
+            DirectAudience::Tenant => true,
+            DirectAudience::Nodes(nodes) => nodes.contains(node),
+        }
+    }
+}
+
+impl DirectEndpoint {
+    /// Returns `tenant/namespace/name`, the name of the [`Workload`].
+    pub fn uid(&self) -> String {
+        format!("{}/{}/{}", self.tenant, self.namespace, self.name)
+    }
+}
+
+/// A service port to which nodes connect without a gateway.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DirectPort {
+    pub service: ServiceKey,
+    pub port: u16,
+}
+
+/// Identifies one rule of one user's route object; written `tenant/kind/namespace/name/rule`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RouteKey {
     pub tenant: TenantName,
@@ -329,7 +394,7 @@ pub struct RouteKey {
     pub kind: String,
     pub namespace: Namespace,
     pub name: ObjectName,
-    /// Which of the object's parents and rules this is, e.g. `reviews:9080.0`.
+    /// Identifies the parent and rule within the object, e.g. `reviews:9080.0`.
     pub rule: String,
 }
 
@@ -344,9 +409,9 @@ impl std::fmt::Display for RouteKey {
 pub struct RouteRule {
     pub key: RouteKey,
     pub parent: ServiceKey,
-    /// Only for this port of the parent; `None` is every port.
+    /// Port of the parent to which the rule is limited; `None` means every port.
     pub parent_port: Option<u16>,
-    /// The request's host must be one of these; empty is any host.
+    /// Hosts of which the request's host must match one; an empty list accepts any host.
     pub hosts: Vec<HostMatch>,
     /// Never empty: a rule without matches in the source has one match on the prefix `/`.
     pub matches: Vec<HttpMatch>,
@@ -357,14 +422,14 @@ pub struct RouteRule {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum HostMatch {
     Exact(String),
-    /// `*.example.com` is kept as `.example.com`: any host with one label or more before it.
+    /// `*.example.com` is stored as `.example.com`: it matches any host with one or more labels before it.
     Suffix(String),
 }
 
-/// All conditions must hold.
+/// A set of conditions that must all hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpMatch {
-    /// Among all matches of the service that hold, the smallest precedence wins.
+    /// Among all matches of the service that hold, the smallest precedence wins; see [`crate::route_table`].
     pub precedence: Precedence,
     pub path: PathMatch,
     pub method: Option<String>,
@@ -372,32 +437,32 @@ pub struct HttpMatch {
     pub query: Vec<ValueMatch>,
 }
 
-/// The total order among matches of one service, computed by the compiler; compared field by field, smaller first.
+/// The total order among matches of one service, computed by the compiler. Fields are compared one by one; the smaller value comes first.
 ///
-/// Gateway API v1.6 HTTPRouteRule: exact path, longest path, method, most headers, most query parameters, then the
-/// oldest object, then its name, then the rule's place. Istio: a VirtualService's rules in the order written.
+/// The Gateway API (v1.6, HTTPRouteRule) orders by exact path, longest path, method, most headers, and most query parameters. Ties are
+/// broken by the oldest object, then its name, then the index of the rule. Istio applies a VirtualService's rules in the order written.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Precedence {
-    /// 0 for rules of a mesh route; larger for fallbacks.
+    /// 0 for rules of a mesh route; larger values for fallbacks.
     pub class: u8,
     /// Inverted specificity, most significant first: path kind, path length, method, headers, query. All zero for ordered rules.
     pub specificity: [u32; 5],
-    /// Seconds since 1970 of the object's creation; ties go on.
+    /// Creation time of the object in seconds since 1970; the next field breaks ties.
     pub created: u64,
     /// `kind/namespace/name` of the object.
     pub object: String,
-    /// Place of the rule in the object, then of the match in the rule.
+    /// Index of the rule in the object, then of the match in the rule.
     pub place: [u32; 2],
 }
 
-/// How the path (without query) must look. Paths are compared in their normal form: unreserved characters decoded, slashes merged, dot
+/// A condition on the path (without query). Paths are compared in normalized form: unreserved characters decoded, slashes merged, dot
 /// segments resolved.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PathMatch {
     Exact(String),
-    /// Gateway API `PathPrefix`: whole elements, a trailing `/` is ignored.
+    /// Gateway API `PathPrefix`: compares whole path elements and ignores a trailing `/`.
     ElementPrefix(String),
-    /// Istio `prefix`: plain string prefix.
+    /// Istio `prefix`: a plain string prefix.
     StringPrefix(String),
     /// The whole path must match (RE2 syntax).
     Regex(String),
@@ -406,12 +471,12 @@ pub enum PathMatch {
 /// A condition on one header or query parameter.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ValueMatch {
-    /// Header names are lower case; query names as written.
+    /// Header names are lower case; query parameter names are as written.
     pub name: String,
     pub value: TextMatch,
 }
 
-/// How a text must look.
+/// A condition on a text.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum TextMatch {
     Exact(String),
@@ -421,47 +486,47 @@ pub enum TextMatch {
     Present,
 }
 
-/// What happens to a request that matched.
+/// The effect of a rule on a request that matches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RouteAction {
-    /// Shared out by weight. A backend that is broken keeps its share and fails it.
+    /// Weighted split over backends. A broken backend keeps its weight, and the requests assigned to it fail.
     Split(Vec<Backend>),
-    /// Fail closed: the rule's source was broken. The reason was told to its writer and is logged.
+    /// Local reply, because the rule's source is broken (fails closed). The reason is in the author's diagnostics and in the log.
     Refuse { status: u16, reason: String },
 }
 
-/// One destination of a split.
+/// One destination of a weighted split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
-    /// Relative share, 0 to 1,000,000.
+    /// Relative weight, 0 to 1,000,000.
     pub weight: u32,
     pub target: BackendTarget,
 }
 
-/// Where a backend's share goes.
+/// The destination of the requests that a weighted split assigns to a backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BackendTarget {
     /// A port of a service, narrowed to workloads that carry all `subset` labels.
     Service { service: ServiceKey, port: u16, subset: Labels },
-    /// The reference was broken (unknown service, missing grant …): answer this.
+    /// Local reply with this status, because the reference is broken (unknown service, missing grant …).
     Refuse { status: u16, reason: String },
 }
 
-/// A tenant's node as the edges reach it: which pod addresses are behind which tunnel end.
+/// A tenant's node as the edges reach it: which pod addresses are behind which VXLAN tunnel endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {
     pub tenant: TenantName,
     pub name: NodeName,
     pub az: AzName,
-    /// Underlay address of its tunnel end.
+    /// Underlay address of the node's tunnel endpoint.
     pub underlay: Ipv4Addr,
-    /// MAC of its tunnel device.
+    /// MAC address of the node's tunnel device.
     pub mac: [u8; 6],
-    /// Pod addresses behind it (the node's own overlay address included).
+    /// Pod addresses behind the node (the node's own overlay address included).
     pub pod_cidrs: Vec<IpNet>,
 }
 
-/// A gateway replica as the tier knows it.
+/// A gateway replica in the cloud tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Replica {
     pub name: ReplicaName,
@@ -470,29 +535,29 @@ pub struct Replica {
     pub az: AzName,
     /// Underlay address, from 250.0.0.0/8.
     pub underlay: Ipv4Addr,
-    /// False: known to be dead; skipped in every chain.
+    /// False if the replica is known to be down; every chain then skips it.
     pub up: bool,
 }
 
-/// Where a tenant's clients in (or nearest to) an AZ reach a service: a *gateway address*.
+/// The *gateway address* of a service: the address at which a tenant's clients in (or nearest to) an AZ reach it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GatewayAddress {
     pub service: ServiceKey,
     pub id: ServiceId,
     pub az: AzName,
-    /// In the tenant's address space; at most one of each family.
+    /// Addresses in the tenant's address space; at most one of each family.
     pub addresses: Vec<IpAddr>,
-    /// False: no backend of the service is healthy in this AZ; ask another AZ first.
+    /// False if no backend of the service is healthy in this AZ: clients should try another AZ first.
     pub open: bool,
 }
 
-/// Buckets of a service's table; `CANAL_BUCKETS` of `bpf/abi/tier.h`.
+/// Number of buckets in a service's table; `CANAL_BUCKETS` of `bpf/abi/tier.h`.
 pub const BUCKETS: usize = 128;
-/// Replicas in a chain at most; `CANAL_CHAIN` of `bpf/abi/tier.h`.
-pub const CHAIN: usize = 8;
+/// Maximum number of replicas in a chain; `CANAL_CHAIN` of `bpf/abi/tier.h`.
+pub const CHAIN_LENGTH_MAX: usize = 8;
 
-/// A bucket's replicas: the head takes new sessions, all keep those they own (Canal fig. 26). Never longer than [`CHAIN`].
-pub type Chain = Vec<ReplicaNumber>;
+/// A bucket's replicas: the head takes new sessions, and all keep the sessions they own (Canal fig. 26). At most [`CHAIN_LENGTH_MAX`] long.
+pub type ReplicaChain = Vec<ReplicaNumber>;
 
 /// A service's bucket table in one AZ.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -501,32 +566,39 @@ pub struct BucketTable {
     pub id: ServiceId,
     pub az: AzName,
     pub vni: Vni,
-    /// Raised with each change of this table.
+    /// Version of the table, incremented with each change.
     pub version: u32,
-    /// [`BUCKETS`] of them.
-    pub chains: Vec<Chain>,
+    /// Chains of the table, exactly [`BUCKETS`] of them.
+    pub chains: Vec<ReplicaChain>,
 }
 
-/// Early limits of sessions and packets at the redirector, for each replica, and of requests at the gateway. A limit of 0 is none.
+/// Early limits. The redirector of each replica limits sessions and packets, and gateways limit requests. A limit of 0 means no limit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Throttle {
     pub tenant: TenantName,
     pub vni: Vni,
-    /// `None`: the whole tenant.
+    /// Service that is limited; `None` limits the whole tenant.
     pub service: Option<ServiceKey>,
-    /// The service's, if there is one.
+    /// Id of the service, if one is given.
     pub id: Option<ServiceId>,
-    /// New sessions per second, and how many at once.
-    pub sessions: Rate,
-    /// Packets per second, and how many at once.
-    pub packets: Rate,
-    /// Requests per second, and how many at once: of all replicas together, enforced by the gateways' engines.
-    pub requests: Rate,
+    /// Rate and burst of new sessions.
+    pub sessions: RateLimit,
+    /// Rate and burst of packets.
+    pub packets: RateLimit,
+    /// Rate and burst of requests over all replicas together, enforced by the gateways' engines.
+    pub requests: RateLimit,
 }
 
-/// Tokens per second, and the most that can be saved up.
+impl Throttle {
+    /// Returns the name of the service that is limited, or of the tenant.
+    fn name(&self) -> String {
+        self.service.as_ref().map_or_else(|| self.tenant.to_string(), ToString::to_string)
+    }
+}
+
+/// A token bucket: tokens per second, and the maximum number of saved tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Rate {
+pub struct RateLimit {
     pub per_second: u32,
     pub burst: u32,
 }

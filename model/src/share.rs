@@ -1,5 +1,5 @@
-//! The limits that tenants share, and how much of each one tenant may take: one table of names, units, defaults and bounds. It holds no
-//! counter; `canal_runtime::TenantLimit` does the counting.
+//! Limits that tenants share, and each tenant's part of them: one table of names, units, defaults and bounds. It contains no counter;
+//! `canal_runtime::TenantLimit` does the counting. Start at [`ShareKind`].
 
 mod fit;
 
@@ -9,16 +9,16 @@ use std::str::FromStr;
 
 pub use fit::{MapDemand, Omission, decide_omitted};
 
-/// One tenant's part of a limit: an amount, or a percentage of the whole limit. Written as Kubernetes writes `maxSurge`: `4096` or `"25%"`.
+/// One tenant's part of a limit: an amount, or a percentage of the whole limit. Written like Kubernetes' `maxSurge`: `4096` or `"25%"`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Share {
-    /// A count or bytes, in the unit of the limit.
+    /// An amount in the unit of the limit, such as a count or bytes.
     Amount(u64),
     /// A percentage of the whole limit, 1 to 100.
     Percent(u8),
 }
 
-/// A text or number is not a share.
+/// The error for a text or number that is not a valid share.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("share {given:?} is neither a whole number of at least 1 nor a percentage from 1% to 100%; fix: write for example 4096 or \"25%\"")]
 pub struct ShareFormatError {
@@ -26,14 +26,14 @@ pub struct ShareFormatError {
 }
 
 impl Share {
-    /// The largest amount that may be written: 2^53, which every YAML and JSON reader keeps exact.
+    /// The largest amount that may be written: 2^53, which every YAML and JSON parser represents exactly.
     pub const AMOUNT_MAX: u64 = 1 << 53;
 
-    /// How much of a limit of `whole` this is; at least 1, so that a small limit does not shut a tenant out.
+    /// Returns the part of a limit of `whole`. A percentage gives at least 1, so that a small limit does not exclude a tenant.
     pub fn of(self, whole: u64) -> u64 {
         match self {
             Self::Amount(amount) => amount.min(whole),
-            // Split, because `whole * percent` may not fit.
+            // Whole and remainder are multiplied separately, because `whole * percent` may overflow.
             Self::Percent(percent) => (whole / 100 * u64::from(percent) + whole % 100 * u64::from(percent) / 100).max(1),
         }
     }
@@ -62,7 +62,7 @@ impl fmt::Display for Share {
 
 impl<'de> serde::Deserialize<'de> for Share {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        /// Takes a number or a text, as Kubernetes' IntOrString.
+        /// Accepts a number or a text, like Kubernetes' IntOrString.
         struct IntOrString;
         impl serde::de::Visitor<'_> for IntOrString {
             type Value = Share;
@@ -83,13 +83,14 @@ impl<'de> serde::Deserialize<'de> for Share {
     }
 }
 
-/// Defines [`ShareKind`] from the table: variant, YAML key (of what tenants share), metric label, unit, default share, description.
+/// Defines [`ShareKind`] from the table. Columns: variant, YAML key (only for limits that tenants share), metric label, unit, default
+/// share, description.
 macro_rules! share_kinds {
     (
         tenants { $($variant:ident, $key:literal, $label:literal, $unit:literal, $default:expr, $what:literal;)* }
         networks { $($network:ident, $network_label:literal, $network_unit:literal, $network_default:expr, $network_what:literal;)* }
     ) => {
-        /// A limit that tenants share. The YAML key stands under `spec.shares` of a Tenant, the label in metrics and in `canal status`.
+        /// A limit that tenants share. The YAML key is used under `spec.shares` of a Tenant, the label in metrics and in `canal status`.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum ShareKind {
             $(#[doc = $what] $variant,)*
@@ -97,32 +98,33 @@ macro_rules! share_kinds {
         }
 
         impl ShareKind {
-            /// All kinds of which a Tenant may name a share, in the order of the table.
+            /// All kinds that a Tenant may list under `spec.shares`, in the order of the table.
             pub const ALL: &[Self] = &[$(Self::$variant,)*];
-            /// The kinds that ranges of source addresses share: no Tenant names one of them.
+            /// The kinds that ranges of source addresses share; no Tenant can list them.
             pub const OF_NETWORKS: &[Self] = &[$(Self::$network,)*];
 
-            /// The key under `spec.shares` of a Tenant, and the name on the wire; empty for what networks share.
+            /// Returns the key under `spec.shares` of a Tenant, which is also the name on the wire. It is empty for limits that networks
+            /// share.
             pub fn key(self) -> &'static str {
                 match self { $(Self::$variant => $key,)* $(Self::$network => "",)* }
             }
 
-            /// The value of the metric label `limit`.
+            /// Returns the value of the metric label `limit`.
             pub fn label(self) -> &'static str {
                 match self { $(Self::$variant => $label,)* $(Self::$network => $network_label,)* }
             }
 
-            /// The unit that amounts are in.
+            /// Returns the unit of amounts.
             pub fn unit(self) -> &'static str {
                 match self { $(Self::$variant => $unit,)* $(Self::$network => $network_unit,)* }
             }
 
-            /// The share of a tenant whose Tenant object does not name one.
+            /// Returns the share of a tenant whose Tenant object does not list one.
             pub fn default_share(self) -> Share {
                 match self { $(Self::$variant => $default,)* $(Self::$network => $network_default,)* }
             }
 
-            /// What is shared.
+            /// Returns a description of what is shared.
             pub fn description(self) -> &'static str {
                 match self { $(Self::$variant => $what,)* $(Self::$network => $network_what,)* }
             }
@@ -172,19 +174,21 @@ share_kinds! {
             "Entries of one BPF map of an edge or a redirector.";
         KeyServerRequests, "keyServerRequests", "key_server_requests", "requests", Share::Percent(13),
             "Handshakes and signatures that one gateway has under way at a key server.";
+        Observations, "observations", "observations", "observations", Share::Percent(25),
+            "Taps, logs, metrics and dumps that operators read at once, at the controller and at one data plane.";
     }
     networks {
         KeyServerUnauthenticated, "key_server_unauthenticated_connections", "connections", Share::Percent(50),
-            "Connections to a key server whose requester has not proved its identity, by the network they come from.";
+            "Connections to a key server whose requester has not authenticated, by source network.";
     }
 }
 
-/// The shares that the provider wrote for one tenant; the defaults hold for what is not named.
+/// The shares that the provider wrote for one tenant. Limits that are not listed have the default share.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Shares(BTreeMap<ShareKind, Share>);
 
 impl Shares {
-    /// The share of one limit: the tenant's own, else the default.
+    /// Returns the share of one limit: the tenant's own, else the default.
     pub fn get(&self, kind: ShareKind) -> Share {
         self.0.get(&kind).copied().unwrap_or_else(|| kind.default_share())
     }
@@ -194,12 +198,12 @@ impl Shares {
         self.0.insert(kind, share);
     }
 
-    /// The shares that differ from the defaults by name, in the order of the table.
+    /// Iterates over the shares that are listed, in the order of the table.
     pub fn iter(&self) -> impl Iterator<Item = (ShareKind, Share)> {
         self.0.iter().map(|(kind, share)| (*kind, *share))
     }
 
-    /// The kind with a key of `spec.shares`.
+    /// Returns the kind with the given key of `spec.shares`.
     pub fn kind(key: &str) -> Option<ShareKind> {
         ShareKind::ALL.iter().copied().find(|kind| kind.key() == key)
     }
@@ -265,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_tenant_takes_from_cannot_be_written() {
+    fn limits_without_tenant_shares_cannot_be_configured() {
         for key in ["nodeConnections", "keyServerUnauthenticated", ""] {
             assert_eq!(Shares::kind(key), None, "{key}");
         }

@@ -1,5 +1,5 @@
-//! What the cloud tier keeps for itself, for those who check what tenants write: its VNI, its service, its address ranges. What is on
-//! the wire is in `wire`; which service has which gateway address is the planner's.
+//! Names and numbers that the cloud tier reserves for itself: its VNI, its service, its address ranges. The compiler checks tenants'
+//! objects against them. The wire format is in `wire`. The planner assigns gateway addresses to services.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -7,27 +7,27 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::ids::{Namespace, ObjectName, ServiceKey, TenantName};
 
-/// VNI between edges and replicas; no tenant may have it.
+/// VNI of the traffic between edges and replicas; no tenant may have it.
 pub const TIER_VNI: u32 = 0xCA0A1;
-/// Namespace and name of the service that every tenant has of the tier itself: CONNECTs to pod addresses, and DNS.
+/// Namespace and name of the tier's own service, which every tenant has. It receives CONNECTs to pod addresses, and DNS.
 pub const TIER_SERVICE: (&str, &str) = ("canal-system", "gateway");
-/// The least bits of a gateway range: an eighth for each AZ, and in it room for the tier's own service and one more. The first address
-/// of an eighth, and of IPv4 the last, are no service's.
+/// Minimum number of host bits of a gateway range. Three bits divide the range among AZs into eighths. Two bits per eighth suffice for the
+/// tier's own service and one more. The first address of an eighth, and in IPv4 also the last, is never assigned.
 const RANGE_BITS_MIN: u8 = 3 + 2;
 
-/// Address ranges of the tier itself; no tenant may use them.
+/// Returns the address ranges of the tier itself; no tenant may use them.
 pub fn reserved() -> [IpNet; 2] {
     let v4 = Ipv4Net::new_assert(Ipv4Addr::new(240, 0, 0, 0), 4);
     let v6 = Ipv6Net::new_assert(Ipv6Addr::from_bits(0xFDCA_00A1_u128 << 96), 48);
     [v4.into(), v6.into()]
 }
 
-/// Whether two ranges have an address in common. Ranges of two families never have.
+/// Returns whether two ranges have an address in common. Ranges of different families never have.
 pub fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(&b.network()) || b.contains(&a.network())
 }
 
-/// The tenant's service of the tier itself.
+/// Returns the key of the tier's own service in the given tenant.
 pub fn tier_service(tenant: &TenantName) -> ServiceKey {
     match (Namespace::new(TIER_SERVICE.0), ObjectName::new(TIER_SERVICE.1)) {
         (Ok(namespace), Ok(name)) => ServiceKey { tenant: tenant.clone(), namespace, name },
@@ -35,12 +35,12 @@ pub fn tier_service(tenant: &TenantName) -> ServiceKey {
     }
 }
 
-/// Whether this is a tenant's service of the tier itself.
+/// Returns whether `service` is the tier's own service of its tenant.
 pub fn is_tier_service(service: &ServiceKey) -> bool {
     (service.namespace.as_str(), service.name.as_str()) == TIER_SERVICE
 }
 
-/// Whether a range of gateway addresses is large enough to be shared out among AZs.
+/// Returns whether a range of gateway addresses is large enough to be divided among AZs.
 pub fn has_room(range: &IpNet) -> bool {
     range.max_prefix_len() - range.prefix_len() >= RANGE_BITS_MIN
 }
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gateway_range_has_room_for_two_services_in_each_az() {
+    fn a_gateway_range_holds_two_services_in_each_az() {
         for (range, enough) in [
             ("10.1.192.0/18", true),
             ("10.0.0.0/27", true),

@@ -1,5 +1,5 @@
-//! Trust and keys as data planes and key servers are told of them: bundles, key policy, entitlements, key servers, TLS that ends at
-//! gateways. Types only; no key is ever in here.
+//! Trust and keys as data planes and key servers receive them: trust bundles, key policy, entitlements, key servers, TLS termination. Types
+//! only; no private key is ever in here.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,51 +9,51 @@ use serde::Deserialize;
 use crate::identity::Identity;
 use crate::ids::{NodeName, ObjectName, ReplicaName, ServiceKey, TenantName, TrustDomain};
 
-/// Roots of a bundle at most.
+/// Maximum number of roots in a bundle.
 pub const ROOTS_MAX: usize = 16;
-/// Revocation lists of a bundle at most.
+/// Maximum number of revocation lists in a bundle.
 pub const REVOKED_MAX: usize = 16;
-/// Bytes of one PEM text at most: a list of some 100,000 revoked certificates.
+/// Maximum size of one PEM text: a list of about 100,000 revoked certificates.
 pub const PEM_BYTES_MAX: usize = 4 << 20;
-/// Addresses of a key server at most.
+/// Maximum number of addresses of a key server.
 pub const KEY_SERVER_ADDRESSES_MAX: usize = 16;
-/// Identities of an entitlement at most: pods of a node have far fewer.
+/// Maximum number of identities in an entitlement; the pods of a node have far fewer.
 pub const IDENTITIES_MAX: usize = 4096;
 
-/// What vouches for a trust domain, as one tenant's data planes are told. Named `tenant/trust domain`.
+/// The trust bundle (SPIFFE) of a trust domain, as one tenant's data planes receive it. Named `tenant/trust domain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Bundle {
+pub struct TrustBundle {
     pub tenant: TenantName,
     pub trust_domain: TrustDomain,
-    /// PEM, one root each. While a root is replaced there are two.
+    /// Root certificates in PEM, one per entry. There are two during a root rotation.
     pub roots: Vec<String>,
-    /// Certificate revocation lists (RFC 5280), PEM. A revoked peer's open connections are closed.
+    /// Certificate revocation lists (RFC 5280) in PEM. Open connections of a revoked peer are closed.
     pub revoked: Vec<String>,
-    /// Of another tenant, with which this one federates: its members may connect, and nothing allows them anything but a policy that
-    /// names them.
+    /// The trust domain is another tenant's, with which this one federates. Its members may connect, but only a policy that names them
+    /// allows them anything.
     pub federated: bool,
 }
 
-/// How a tenant's private keys are kept. Part of the tenant.
+/// The location and algorithm of a tenant's private keys. It is part of the tenant resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct KeyPolicy {
-    pub place: KeyPlace,
+    pub location: KeyLocation,
     pub algorithm: KeyAlgorithm,
-    /// With [`KeyPlace::KeyServer`]: whether a data plane may hold a key of its own and shake hands itself while no key server answers.
+    /// With [`KeyLocation::KeyServer`]: whether a data plane may have its own key and run handshakes itself while no key server answers.
     pub local_fallback: bool,
 }
 
-/// Where private keys are.
+/// Location of a tenant's private keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-pub enum KeyPlace {
-    /// In the node's and the gateway's memory and 0600 files.
+pub enum KeyLocation {
+    /// Keys are in the memory of the node and the gateway, and in files of mode 0600.
     #[default]
     Local,
-    /// Only in key servers, which run handshakes for nodes and gateways.
+    /// Keys are only in key servers, which run handshakes for nodes and gateways.
     KeyServer,
 }
 
-/// Of keys that Canal makes.
+/// Algorithm of the keys that Canal generates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
 pub enum KeyAlgorithm {
     #[default]
@@ -61,68 +61,68 @@ pub enum KeyAlgorithm {
     Rsa2048,
 }
 
-/// Who asks a key server. Written `node/NAME` or `gateway/NAME`.
+/// A client of key servers: a node or a gateway replica. Written `node/NAME` or `gateway/NAME`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Requester {
+pub enum KeyRequester {
     Node(NodeName),
     Gateway(ReplicaName),
 }
 
-impl fmt::Display for Requester {
+impl fmt::Display for KeyRequester {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Requester::Node(name) => write!(f, "node/{name}"),
-            Requester::Gateway(name) => write!(f, "gateway/{name}"),
+            KeyRequester::Node(name) => write!(f, "node/{name}"),
+            KeyRequester::Gateway(name) => write!(f, "gateway/{name}"),
         }
     }
 }
 
-/// The identities of `tenant` that run on a requester, so that a key server may use their keys for it. Named `tenant/requester`.
+/// The identities of `tenant` that run on a requester. A key server may use their keys for that requester. Named `tenant/requester`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entitlement {
     pub tenant: TenantName,
-    pub requester: Requester,
-    /// Sorted, without duplicates.
+    pub requester: KeyRequester,
+    /// Sorted list of identities without duplicates.
     pub identities: Vec<Identity>,
 }
 
-/// A tenant's own key server (keyless). The provider's are told to data planes by their flags. Named `tenant/name`.
+/// A tenant's own key server (keyless). Data planes get the provider's key servers by command-line flags. Named `tenant/name`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyServer {
     pub tenant: TenantName,
     pub name: ObjectName,
-    /// Asked in this order.
+    /// Addresses in the order in which requesters try them.
     pub addresses: Vec<SocketAddr>,
 }
 
-/// TLS of clients without a node proxy ends at the gateway (Canal appendix B, semi-managed). Named as the service, then `:port`.
+/// TLS termination at the gateway for clients without a node proxy (Canal appendix B, semi-managed). Named as the service, then `:port`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Termination {
     pub service: ServiceKey,
     pub port: u16,
     pub certificate: TerminationCertificate,
     pub clients: ClientCertificates,
-    /// Plain connections to this port are refused.
+    /// If true, the gateway refuses plaintext connections to this port.
     pub required: bool,
-    /// The source was broken: connections to this port are refused.
+    /// The reason why the source is broken. While it is set, the gateway refuses all connections to this port.
     pub broken: Option<String>,
 }
 
-/// Whose certificate the gateway shows.
+/// The certificate that the gateway presents.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TerminationCertificate {
-    /// One of the tenant's trust domain, with the service's hostname; its key is where the tenant's keys are.
+    /// A certificate of the tenant's trust domain with the service's hostname. Its key is where the tenant's other keys are.
     Mesh,
-    /// The tenant's own, whose key stays in the tenant's [`KeyServer`] of this name: it signs, and may refuse.
+    /// The tenant's own certificate. Its key stays in the tenant's [`KeyServer`] of this name, which signs and may refuse to.
     KeyServer(ObjectName),
 }
 
-/// Whether clients show certificates of the tenant's trust domain.
+/// Whether clients present certificates of the tenant's trust domain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum ClientCertificates {
     #[default]
     None,
-    /// Verified if shown.
+    /// A certificate is verified if the client presents one.
     Optional,
     Required,
 }

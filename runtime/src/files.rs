@@ -1,17 +1,18 @@
-//! The process's limit of open files. It opens and counts none.
+//! Raises the process's limit of open files. It does not open or count files.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises the soft limit of open files to the hard one, and before that the hard one to `wanted` if it is less and this process may
-/// (CAP_SYS_RESOURCE). The limit in force.
+/// Raises the soft limit of open files to the hard limit, and returns the limit in force.
+///
+/// If the hard limit is less than `wanted`, it is raised first. That needs CAP_SYS_RESOURCE.
 pub fn raise_file_limit(wanted: u64) -> u64 {
     let have = getrlimit(Resource::Nofile);
     if have.maximum.is_some_and(|most| most < wanted) {
-        // Refused without the capability, or above fs.nr_open; the caller learns it from what is in force.
+        // Fails without the capability, or above fs.nr_open. The returned limit shows the result.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum: Some(wanted) });
     }
     let have = getrlimit(Resource::Nofile);
-    // Refused only in a sandbox; then the present limit stands.
+    // Fails only in a sandbox; then the present limit remains.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: have.maximum, maximum: have.maximum });
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

@@ -1,11 +1,21 @@
-//! What every daemon of Canal needs and no policy decides: limits that tenants share, the limit of open files, and the host's own names. It knows no traffic and no resources.
+//! What every daemon of Canal needs, on the control side and on the data side: metrics, the admin server, logging, the drain, limits and
+//! their shares by tenant, backoff, files, the text of times. The crate decides no policy, and handles neither traffic nor resources.
+//! Start at [`metrics`], [`drain`] and [`share`].
 
 #![forbid(unsafe_code)]
 
+pub mod admin;
+pub mod atomic_file;
+pub mod backoff;
+pub mod drain;
 mod files;
+pub mod limits;
 mod local;
+pub mod logging;
+pub mod metrics;
 pub mod share;
+mod timestamp;
 
 pub use files::raise_file_limit;
-pub use local::is_local_name;
 pub use share::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimit, TenantLimitConfig, TenantPermit};
+pub use timestamp::Rfc3339Time;

@@ -1,10 +1,10 @@
-//! Names of this host that no name server decides: what may stand in the `Host` of a request to a loopback address. A web page in a browser
-//! on the host can send a request there under any other name (DNS rebinding).
+//! Names of this host that do not depend on a name server. Only they are valid in the `Host` of a request to a loopback address. A web page
+//! in a browser on the host can send a request to that address under any other name (DNS rebinding).
 
 use std::net::IpAddr;
 
-/// An address, or `localhost`, with or without a port.
-pub fn is_local_name(host: &str) -> bool {
+/// Returns whether `host` is an IP address or `localhost`, with or without a port.
+pub(crate) fn is_local_name(host: &str) -> bool {
     let name = match host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((address, _)) => address,
         None => host.split_once(':').map_or(host, |(name, _)| name),

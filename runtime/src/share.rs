@@ -1,5 +1,6 @@
-//! A limit divided among tenants: each takes at most its share, the provider has a reserve, and when the limit is full the largest holder
-//! gives way. It counts and decides; what a permit stands for, and how it ends, is its owner's business. Start at [`TenantLimit::take`].
+//! A limit divided among tenants. Each takes at most its share, the provider has a reserve, and when the limit is full the largest holder
+//! gives way. The module counts and decides. The owner of a permit defines what the permit stands for, and ends it. Start at
+//! [`TenantLimit::take`].
 
 mod ledger;
 
@@ -13,7 +14,7 @@ use tokio::sync::watch;
 
 use ledger::Ledger;
 
-/// Who takes from a limit.
+/// A party that takes from a limit.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ShareHolder {
     /// A component of the provider: it may use the reserve, and no tenant's share limits it.
@@ -34,39 +35,39 @@ impl fmt::Display for ShareHolder {
     }
 }
 
-/// Which of the largest holder's revocable permits ends first when it has to give way.
+/// The order in which the largest holder's revocable permits end when it has to give way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GiveWay {
-    /// The permit that was taken first, as for connections that should long have proved themselves.
+    /// The oldest permit ends first. This suits connections that should have authenticated long ago.
     Oldest,
-    /// The permit that was taken last, as for sessions whose age speaks for them.
+    /// The newest permit ends first. This suits sessions that earn trust with age.
     Newest,
 }
 
-/// How a limit is set up.
+/// The configuration of a limit.
 #[derive(Debug, Clone)]
 pub struct TenantLimitConfig {
-    /// Which limit this is; gives the name and the default share.
+    /// Kind of the limit; it determines the name and the default share.
     pub kind: ShareKind,
-    /// The most that all holders take together.
+    /// Maximum that all holders together may take.
     pub capacity: u64,
-    /// What of the capacity only the provider may take.
+    /// Part of the capacity that only the provider may take.
     pub reserve: u64,
-    /// Which permits end first.
+    /// The permits that end first.
     pub give_way: GiveWay,
 }
 
-/// Why a limit refused.
+/// The reason why a limit refused a permit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShareRefusal {
-    /// The holder has its whole share.
+    /// The holder has used its whole share.
     Share,
-    /// The limit is full, and nobody who holds more than the caller can give way.
+    /// The limit is full, and no holder that has more than the requester can give way.
     Full,
 }
 
 impl ShareRefusal {
-    /// The value of the metric label `reason`.
+    /// Returns the value of the metric label `reason`.
     pub fn reason(self) -> &'static str {
         match self {
             Self::Share => "share",
@@ -79,32 +80,34 @@ impl ShareRefusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShareUsage {
     pub holder: ShareHolder,
-    /// Taken now.
+    /// Amount taken at present.
     pub used: u64,
-    /// The most it may take.
+    /// Maximum that the holder may take.
     pub max: u64,
-    /// Takes that were refused.
+    /// Number of refused takes.
     pub refused: u64,
-    /// Permits that were revoked because this holder was the largest.
+    /// Number of permits that were revoked because this holder was the largest.
     pub revoked: u64,
 }
 
-/// The use of a whole limit.
+/// The use of a whole limit by all holders.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantLimitUsage {
     pub kind: ShareKind,
     pub capacity: u64,
     pub used: u64,
-    /// Refusals of holders that are no longer listed by themselves.
+    /// Number of refusals of holders that are no longer listed individually.
     pub refused_before: u64,
-    /// Permits that were revoked of such holders.
+    /// Number of permits revoked from holders that are no longer listed individually.
     pub revoked_before: u64,
-    /// In the order of the holders' names: whoever holds something, and whoever was refused something lately.
+    /// Usage per holder, sorted by holder: those that have permits, and those that were refused or revoked recently.
     pub holders: Vec<ShareUsage>,
 }
 
-/// A limit that tenants share; clones are the same limit. Taking and giving back lock it for less than a microsecond: it is for connections,
-/// streams, entries and bytes, not for what happens several times per request.
+/// A limit that tenants share; clones refer to the same limit.
+///
+/// Taking and giving back lock it for less than a microsecond. It is meant for connections, streams, entries and bytes, not for operations
+/// that happen several times per request.
 #[derive(Debug, Clone)]
 pub struct TenantLimit {
     inner: Arc<Inner>,
@@ -116,99 +119,103 @@ struct Inner {
     ledger: Mutex<Ledger>,
 }
 
-/// Something taken from a limit; given back when it is dropped.
+/// An amount taken from a limit; it is given back when the permit is dropped.
 #[derive(Debug)]
 pub struct TenantPermit {
     limit: TenantLimit,
-    /// The ledger's number of this permit.
+    /// Number of this permit in the ledger.
     id: u64,
     revoked: Option<watch::Receiver<bool>>,
 }
 
 impl TenantLimit {
-    /// A limit of which nothing is taken.
+    /// Creates a limit of which nothing is taken.
     pub fn new(config: TenantLimitConfig) -> Self {
         Self { inner: Arc::new(Inner { kind: config.kind, ledger: Mutex::new(Ledger::new(&config)) }) }
     }
 
-    /// Which limit this is.
+    /// Returns the kind of the limit.
     pub fn kind(&self) -> ShareKind {
         self.inner.kind
     }
 
-    /// The most that all holders take together.
+    /// Returns the maximum that all holders together may take.
     pub fn capacity(&self) -> u64 {
         self.ledger().capacity()
     }
 
-    /// The most that `holder` may take of it.
+    /// Returns the maximum that `holder` may take.
     pub fn max(&self, holder: &ShareHolder) -> u64 {
         self.ledger().max(holder)
     }
 
-    /// Sets what the provider wrote for tenants; whoever is not named has the default. What is taken already stays taken.
+    /// Sets the shares that the provider wrote for tenants; a tenant that is not listed has the default. Permits in use are not affected.
     pub fn set_shares<'a>(&self, tenants: impl IntoIterator<Item = (&'a TenantName, &'a Shares)>) {
         let kind = self.inner.kind;
-        // Only what is written: a share equal to the table's default overrides a process's other default too.
+        // Only written shares: one that equals the table's default still overrides a different default of this process.
         let written = |shares: &Shares| shares.iter().find(|(k, _)| *k == kind).map(|(_, share)| share);
         let own = tenants.into_iter().filter_map(|(name, shares)| Some((ShareHolder::Tenant(name.clone()), written(shares)?)));
         self.ledger().set_shares(own.collect());
     }
 
-    /// Sets the share of tenants that the provider wrote nothing for: a flag of the process.
+    /// Sets the share of tenants for which the provider wrote none. It comes from a flag of the process.
     pub fn set_default_share(&self, share: Share) {
         self.ledger().set_default_share(share);
     }
 
-    /// Takes `amount` for as long as the permit lives. The permit can not be revoked.
+    /// Takes `amount` for the lifetime of the permit. The permit cannot be revoked.
     ///
     /// # Errors
-    /// The holder has its share, or the limit is full and nobody larger can give way; either is counted.
+    /// Fails if the holder has used its share, or if the limit is full and no larger holder can give way. Both are counted.
     pub fn take(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let id = self.ledger().take(holder, amount, None)?;
         Ok(TenantPermit { limit: self.clone(), id, revoked: None })
     }
 
-    /// Takes `amount` by a permit that is revoked when the limit is full and this holder the largest, and only if the taker gets what it asked
-    /// for by that. The owner has to watch
-    /// [`TenantPermit::revoked`] and to drop what the permit stands for.
+    /// Takes `amount` with a permit that is revoked when the limit is full and this holder is the largest.
+    ///
+    /// It is revoked only if the holder that needs the capacity then gets all that it requested. The owner has to await
+    /// [`TenantPermit::revoked`] and then drop what the permit stands for.
     ///
     /// # Errors
-    /// As [`TenantLimit::take`].
+    /// Fails like [`TenantLimit::take`].
     pub fn take_revocable(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let (sender, receiver) = watch::channel(false);
         let id = self.ledger().take(holder, amount, Some(sender))?;
         Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
     }
 
-    /// As [`TenantLimit::take_revocable`], but a holder that has its whole share, or is the largest of a full limit, gives way to itself: its
-    /// first or last permit that can be revoked ends. For connections that have proved nothing, of which the newest says most.
+    /// Takes `amount` like [`TenantLimit::take_revocable`], but the holder may give way to itself.
+    ///
+    /// A holder that has used its whole share, or is the largest of a full limit, loses its own first or last revocable permit. This is for
+    /// connections that have not authenticated, where the newest is the most relevant.
     ///
     /// # Errors
-    /// As [`TenantLimit::take`], if the holder has nothing that can be revoked.
+    /// Fails like [`TenantLimit::take`] if the holder has no permit that can be revoked.
     pub fn take_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<TenantPermit, ShareRefusal> {
         let (sender, receiver) = watch::channel(false);
         let id = self.ledger().take_replacing(holder, amount, sender)?;
         Ok(TenantPermit { limit: self.clone(), id, revoked: Some(receiver) })
     }
 
-    /// How much all holders have taken.
+    /// Returns the amount that all holders together have taken.
     pub fn used(&self) -> u64 {
         self.ledger().used()
     }
 
-    /// Who gives way first when the limit is full: whoever holds the most by permits that can be revoked. Never the provider.
+    /// Returns the holder that gives way first when the limit is full: the one with the largest amount in revocable permits. It is never
+    /// the provider.
     pub fn first_to_give_way(&self) -> Option<ShareHolder> {
         self.ledger().first_to_give_way().cloned()
     }
 
-    /// What each holder uses, for metrics and `canal status`.
+    /// Returns the use of the limit by each holder, for metrics and `canal status`.
     pub fn usage(&self) -> TenantLimitUsage {
         self.ledger().usage(self.inner.kind)
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Nothing in there panics between two writes.
+        // The ledger is consistent after a panic, because nothing in it panics between two writes.
         self.inner.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -217,24 +224,24 @@ impl TenantPermit {
     /// Takes `more` for the same holder.
     ///
     /// # Errors
-    /// As [`TenantLimit::take`]; the permit keeps what it has.
+    /// Fails like [`TenantLimit::take`]; the permit then keeps its amount.
     pub fn grow(&mut self, more: u64) -> Result<(), ShareRefusal> {
         self.limit.ledger().grow(self.id, more)
     }
 
-    /// Gives `less` of it back, at most all.
+    /// Gives `less` of the amount back, at most all of it.
     pub fn shrink(&mut self, less: u64) {
         self.limit.ledger().shrink(self.id, less);
     }
 
-    /// Makes the permit one that is never revoked, for example once a connection proved itself.
+    /// Makes the permit irrevocable, for example once its connection is authenticated.
     pub fn keep(&mut self) {
         self.revoked = None;
         self.limit.ledger().keep(self.id);
     }
 
-    /// Makes a permit that is kept one that can be revoked, for example while its connection is idle. [`TenantPermit::revoked`] has to be
-    /// called anew.
+    /// Makes an irrevocable permit revocable, for example while its connection is idle. The owner has to call [`TenantPermit::revoked`]
+    /// again.
     pub fn offer(&mut self) {
         if self.revoked.is_none() {
             let (sender, receiver) = watch::channel(false);
@@ -243,12 +250,12 @@ impl TenantPermit {
         }
     }
 
-    /// True once the permit was revoked.
+    /// Returns true once the permit was revoked.
     pub fn is_revoked(&self) -> bool {
         self.revoked.as_ref().is_some_and(|revoked| *revoked.borrow())
     }
 
-    /// Waits until the permit is revoked; for ever if it cannot be.
+    /// Waits until the permit is revoked. It never returns if the permit cannot be revoked.
     pub fn revoked(&self) -> impl Future<Output = ()> + use<> {
         let revoked = self.revoked.clone();
         async move {
@@ -257,7 +264,7 @@ impl TenantPermit {
             {
                 return;
             }
-            // The permit is, or became, one that is kept.
+            // The sender is gone: the permit is, or became, irrevocable.
             std::future::pending().await
         }
     }

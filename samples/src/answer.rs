@@ -1,4 +1,4 @@
-//! The response bodies all samples share, and the few shapes of answers. No routing.
+//! The response type that all samples share, and constructors for the few kinds of responses. It contains no routing.
 
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
@@ -6,15 +6,15 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Body;
 
-/// Any error a streamed body may end with.
+/// Any error with which a streamed body can end.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// The body of every answer.
-pub type AnswerBody = UnsyncBoxBody<Bytes, BoxError>;
-/// An answer.
-pub type Answer = Response<AnswerBody>;
+/// Body of every sample's responses.
+pub type SampleBody = UnsyncBoxBody<Bytes, BoxError>;
+/// Response with a sample's body.
+pub type SampleResponse = Response<SampleBody>;
 
-/// Boxes any body.
-pub fn boxed<B>(body: B) -> AnswerBody
+/// Boxes a body of any type.
+pub fn boxed<B>(body: B) -> SampleBody
 where
     B: Body<Data = Bytes> + Send + 'static,
     B::Error: Into<BoxError>,
@@ -22,36 +22,36 @@ where
     body.map_err(Into::into).boxed_unsync()
 }
 
-/// A whole body with its type.
-pub fn whole(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Answer {
+/// Returns a response with a whole body and its content type.
+pub fn whole(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> SampleResponse {
     let mut answer = Response::new(boxed(Full::new(body.into())));
     *answer.status_mut() = status;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     answer
 }
 
-/// A JSON answer.
-pub fn json(status: StatusCode, value: &serde_json::Value) -> Answer {
+/// Returns a response with a JSON body.
+pub fn json(status: StatusCode, value: &serde_json::Value) -> SampleResponse {
     whole(status, "application/json", value.to_string())
 }
 
-/// A small HTML page; `body` must already be escaped.
-pub fn html(status: StatusCode, title: &str, body: &str) -> Answer {
+/// Returns a small HTML page. `body` must already be escaped.
+pub fn html(status: StatusCode, title: &str, body: &str) -> SampleResponse {
     let page = format!("<!doctype html><html><head><title>{title}</title></head><body>{body}</body></html>\n");
     whole(status, "text/html; charset=utf-8", page)
 }
 
-/// A refusal that names what was wrong.
-pub fn refuse(status: StatusCode, problem: &str) -> Answer {
+/// Returns an error response with a description of the problem.
+pub fn refuse(status: StatusCode, problem: &str) -> SampleResponse {
     json(status, &serde_json::json!({ "error": problem }))
 }
 
-/// Escapes text for HTML.
+/// Escapes text for use in HTML.
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The value of one query parameter, undecoded; `None` where it is absent.
+/// Returns the value of one query parameter, without decoding it, or `None` if it is absent.
 pub fn query<'a>(uri: &'a http::Uri, name: &str) -> Option<&'a str> {
     uri.query()?.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

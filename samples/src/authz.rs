@@ -1,8 +1,8 @@
-//! An external authorizer as a team would write one (Envoy's `Authorization/Check`): does what the request's `x-authz` header says, and
-//! prints each question it was asked as a line of JSON. `/health` answers plain HTTP on the same port.
+//! An external authorizer like one that an application team would write (Envoy's `Authorization/Check`). It does what the request's
+//! `x-authz` header demands, and prints each check request as a line of JSON. `/health` answers plain HTTP on the same port.
 //!
 //! `x-authz`: `deny` (403 with a body), `teapot` (418, a header and a body), `hang` (no answer), `fail` (a gRPC error), else the default of
-//! the command line. What is allowed goes on with `x-authz-user` and without `x-authz-secret`.
+//! the command line. An allowed request continues with `x-authz-user` and without `x-authz-secret`.
 
 use std::io::Write;
 use std::time::Duration;
@@ -13,36 +13,36 @@ use hyper::body::Incoming;
 use serde_json::json;
 use tonic::{Code, Response, Status};
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, SampleResponse};
 use crate::ext_authz::authorization_server::{Authorization, AuthorizationServer};
 use crate::ext_authz::check_response::HttpResponse;
 use crate::ext_authz::{
     CheckRequest, CheckResponse, DeniedHttpResponse, HeaderValue, HeaderValueOption, HttpRequest, HttpStatus, OkHttpResponse, RpcStatus,
 };
 
-/// Longer than any gateway waits.
+/// Delay of `hang`: longer than any gateway waits.
 const HANG: Duration = Duration::from_secs(3600);
 
-/// What the authorizer does by itself.
+/// Port and default decision of the authorizer.
 #[derive(Debug, Clone, Args)]
 pub struct AuthzArgs {
     /// Port to listen on, IPv4 and IPv6
     #[arg(long, env = "PORT", default_value_t = 9191)]
     pub port: u16,
-    /// Deny what has no `x-authz: allow`
+    /// Deny requests without `x-authz: allow`
     #[arg(long)]
     pub strict: bool,
 }
 
-/// The service.
+/// The authorizer with its default decision.
 #[derive(Debug, Clone)]
-pub struct Authorizer {
+pub struct SampleAuthorizer {
     strict: bool,
 }
 
-/// What becomes of a request.
+/// Answer to a check request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Word {
+enum AuthzReply {
     Allow,
     Deny,
     Teapot,
@@ -50,15 +50,15 @@ enum Word {
     Fail,
 }
 
-fn decide_word(asked: Option<&str>, strict: bool) -> Word {
-    match asked {
-        Some("allow") => Word::Allow,
-        Some("deny") => Word::Deny,
-        Some("teapot") => Word::Teapot,
-        Some("hang") => Word::Hang,
-        Some("fail") => Word::Fail,
-        _ if strict => Word::Deny,
-        _ => Word::Allow,
+fn decide_word(requested: Option<&str>, strict: bool) -> AuthzReply {
+    match requested {
+        Some("allow") => AuthzReply::Allow,
+        Some("deny") => AuthzReply::Deny,
+        Some("teapot") => AuthzReply::Teapot,
+        Some("hang") => AuthzReply::Hang,
+        Some("fail") => AuthzReply::Fail,
+        _ if strict => AuthzReply::Deny,
+        _ => AuthzReply::Allow,
     }
 }
 
@@ -85,14 +85,14 @@ fn rpc(code: Code) -> RpcStatus {
     RpcStatus { code: code as i32, message: String::new() }
 }
 
-impl Authorizer {
-    /// From the command line.
+impl SampleAuthorizer {
+    /// Creates an authorizer with the settings of the command line.
     pub fn new(args: &AuthzArgs) -> Self {
         Self { strict: args.strict }
     }
 
-    /// One HTTP request: `/health`, or a gRPC call.
-    pub async fn answer(self, request: Request<Incoming>) -> Answer {
+    /// Answers one HTTP request: `/health`, or a gRPC call.
+    pub async fn answer(self, request: Request<Incoming>) -> SampleResponse {
         if request.uri().path() == "/health" {
             return answer::json(StatusCode::OK, &json!({ "status": "ok" }));
         }
@@ -103,31 +103,31 @@ impl Authorizer {
     }
 }
 
-/// What was asked, for whoever reads the log.
-fn tell(principal: &str, http: &HttpRequest, word: Word) {
+/// Logs a check request and the reply to it.
+fn log(principal: &str, http: &HttpRequest, word: AuthzReply) {
     let line = json!({
         "principal": principal, "method": http.method, "path": http.path, "host": http.host, "headers": http.headers,
         "body": if http.raw_body.is_empty() { http.body.clone() } else { String::from_utf8_lossy(&http.raw_body).into_owned() },
         "word": format!("{word:?}"),
     });
-    // A log that cannot be written is not a reason to deny.
+    // A log that cannot be written is no reason to deny.
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
 #[tonic::async_trait]
-impl Authorization for Authorizer {
+impl Authorization for SampleAuthorizer {
     async fn check(&self, request: tonic::Request<CheckRequest>) -> Result<Response<CheckResponse>, Status> {
         let attributes = request.into_inner().attributes.unwrap_or_default();
         let http = attributes.request.and_then(|request| request.http).unwrap_or_default();
         let principal = attributes.source.map(|source| source.principal).unwrap_or_default();
         let word = decide_word(http.headers.get("x-authz").map(String::as_str), self.strict);
-        tell(&principal, &http, word);
+        log(&principal, &http, word);
         match word {
-            Word::Allow => Ok(Response::new(allowed(&principal))),
-            Word::Deny => Ok(Response::new(denied(403, "the authorizer says no\n"))),
-            Word::Teapot => Ok(Response::new(denied(418, "short and stout\n"))),
-            Word::Fail => Err(Status::internal("as was asked")),
-            Word::Hang => {
+            AuthzReply::Allow => Ok(Response::new(allowed(&principal))),
+            AuthzReply::Deny => Ok(Response::new(denied(403, "the authorizer says no\n"))),
+            AuthzReply::Teapot => Ok(Response::new(denied(418, "short and stout\n"))),
+            AuthzReply::Fail => Err(Status::internal("as was asked")),
+            AuthzReply::Hang => {
                 tokio::time::sleep(HANG).await;
                 Err(Status::deadline_exceeded("an hour"))
             }
@@ -141,15 +141,15 @@ mod tests {
 
     #[test]
     fn words_are_obeyed() {
-        for (asked, strict, expected) in [
-            (Some("deny"), false, Word::Deny),
-            (Some("allow"), true, Word::Allow),
-            (Some("teapot"), true, Word::Teapot),
-            (Some("?"), true, Word::Deny),
-            (None, false, Word::Allow),
-            (None, true, Word::Deny),
+        for (requested, strict, expected) in [
+            (Some("deny"), false, AuthzReply::Deny),
+            (Some("allow"), true, AuthzReply::Allow),
+            (Some("teapot"), true, AuthzReply::Teapot),
+            (Some("?"), true, AuthzReply::Deny),
+            (None, false, AuthzReply::Allow),
+            (None, true, AuthzReply::Deny),
         ] {
-            assert_eq!(decide_word(asked, strict), expected, "{asked:?} {strict}");
+            assert_eq!(decide_word(requested, strict), expected, "{requested:?} {strict}");
         }
     }
 }

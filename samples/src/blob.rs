@@ -1,7 +1,10 @@
-//! A web server for tests: byte-exact bodies of any size, uploads digested as they stream, and a mirror of what arrived.
+//! A web server for tests. It serves byte-exact bodies of any size, digests uploads while they stream, and mirrors requests. Start at
+//! [`answer()`].
 //!
-//! `GET /blob?size=N[&seed=S][&chunked][&trailers]` · `PUT|POST /blob[?seed=S]` digests · `POST /echo` streams the body back with its
-//! trailers · `/headers` shows the request · `/status/CODE` · `/delay?ms=N` · `/health`.
+//! - `GET /blob?size=N[&seed=S][&chunked][&trailers]` returns a body.
+//! - `PUT|POST /blob[?seed=S]` digests an upload.
+//! - `POST /echo` streams the body back with its trailers.
+//! - `/headers` shows the request. Others are `/status/CODE`, `/delay?ms=N` and `/health`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,23 +15,23 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use serde_json::{Map, Value, json};
 
-use crate::answer::{self, Answer, query};
+use crate::answer::{self, SampleResponse, query};
 use crate::pattern::{Checker, PatternBody};
-use crate::pod::Pod;
+use crate::pod::PodName;
 
-/// Largest body asked for, in bytes: 16 GiB.
+/// Maximum size of a body, in bytes: 16 GiB.
 const SIZE_MAX: u64 = 16 << 30;
-/// Longest delay asked for.
+/// Maximum delay of an answer.
 const DELAY_MAX: Duration = Duration::from_secs(300);
 
-/// Answers one request and signs it.
-pub async fn answer(pod: Pod, request: Request<Incoming>, peer: SocketAddr) -> Answer {
+/// Answers one request and adds the pod's headers.
+pub async fn answer(pod: PodName, request: Request<Incoming>, peer: SocketAddr) -> SampleResponse {
     let mut answer = route(&pod, request, peer).await.unwrap_or_else(|problem| answer::refuse(StatusCode::BAD_REQUEST, &problem));
     pod.sign(answer.headers_mut());
     answer
 }
 
-async fn route(pod: &Pod, request: Request<Incoming>, peer: SocketAddr) -> Result<Answer, String> {
+async fn route(pod: &PodName, request: Request<Incoming>, peer: SocketAddr) -> Result<SampleResponse, String> {
     let path = request.uri().path();
     let upload = matches!(*request.method(), Method::PUT | Method::POST);
     match path {
@@ -45,7 +48,7 @@ async fn route(pod: &Pod, request: Request<Incoming>, peer: SocketAddr) -> Resul
     }
 }
 
-/// A number from the query, `default` where it is absent.
+/// Returns a number from the query, or `default` if it is absent.
 fn number<B>(request: &Request<B>, name: &str, default: Option<u64>) -> Result<u64, String> {
     match (query(request.uri(), name), default) {
         (Some(text), _) => text.parse().map_err(|_| format!("?{name}={text}: give a whole number")),
@@ -54,27 +57,27 @@ fn number<B>(request: &Request<B>, name: &str, default: Option<u64>) -> Result<u
     }
 }
 
-fn blob<B>(request: &Request<B>) -> Result<Answer, String> {
+fn blob<B>(request: &Request<B>) -> Result<SampleResponse, String> {
     let size = number(request, "size", None)?;
     if size > SIZE_MAX {
         return Err(format!("?size={size} is more than {SIZE_MAX}"));
     }
     let seed = number(request, "seed", Some(0))?;
-    let asked = |name| query(request.uri(), name).is_some();
-    let body = match (asked("trailers"), asked("chunked")) {
+    let has = |name| query(request.uri(), name).is_some();
+    let body = match (has("trailers"), has("chunked")) {
         (true, _) => PatternBody::with_trailers(seed, size),
         (false, true) => PatternBody::chunked(seed, size),
         (false, false) => PatternBody::sized(seed, size),
     };
     let mut answer = Response::new(answer::boxed(body));
     answer.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-    if asked("trailers") {
+    if has("trailers") {
         answer.headers_mut().insert(TRAILER, HeaderValue::from_static("x-length, x-sha256"));
     }
     Ok(answer)
 }
 
-async fn digest(request: Request<Incoming>) -> Result<Answer, String> {
+async fn digest(request: Request<Incoming>) -> Result<SampleResponse, String> {
     let mut checker = Checker::new(number(&request, "seed", Some(0))?);
     let chunked = request.headers().contains_key(TRANSFER_ENCODING);
     let mut trailers = Map::new();
@@ -91,14 +94,14 @@ async fn digest(request: Request<Incoming>) -> Result<Answer, String> {
         }
     }
     let (length, differs_at) = (checker.length, checker.differs_at);
-    let said = json!({
+    let report = json!({
         "length": length, "sha256": checker.sha256(), "chunked": chunked,
         "as_pattern": differs_at.is_none(), "differs_at": differs_at, "trailers": trailers,
     });
-    Ok(answer::json(StatusCode::OK, &said))
+    Ok(answer::json(StatusCode::OK, &report))
 }
 
-fn mirror<B>(pod: &Pod, request: &Request<B>, peer: SocketAddr) -> Value {
+fn mirror<B>(pod: &PodName, request: &Request<B>, peer: SocketAddr) -> Value {
     let headers: Vec<Value> =
         request.headers().iter().map(|(name, value)| json!([name.as_str(), String::from_utf8_lossy(value.as_bytes())])).collect();
     json!({
@@ -108,7 +111,7 @@ fn mirror<B>(pod: &Pod, request: &Request<B>, peer: SocketAddr) -> Value {
     })
 }
 
-async fn delay<B>(request: &Request<B>) -> Result<Answer, String> {
+async fn delay<B>(request: &Request<B>) -> Result<SampleResponse, String> {
     let pause = Duration::from_millis(number(request, "ms", None)?);
     if pause > DELAY_MAX {
         return Err(format!("?ms= is more than {}", DELAY_MAX.as_millis()));
@@ -117,7 +120,7 @@ async fn delay<B>(request: &Request<B>) -> Result<Answer, String> {
     Ok(answer::json(StatusCode::OK, &json!({ "slept_ms": pause.as_millis() as u64 })))
 }
 
-fn status(code: &str) -> Result<Answer, String> {
+fn status(code: &str) -> Result<SampleResponse, String> {
     let code = code.parse().ok().filter(|c: &u16| *c >= 200).and_then(|c| StatusCode::from_u16(c).ok());
     let code = code.ok_or("/status/CODE: give a number from 200 to 599")?;
     // 204 and 304 have no body (RFC 9110 §6.4.1).

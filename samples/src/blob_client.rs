@@ -1,4 +1,5 @@
-//! The client of [`crate::blob`]: fetches or uploads deterministic bytes and checks each of them. Streams; never holds a body.
+//! The client of [`crate::blob`]: downloads or uploads deterministic bytes and checks each of them. It streams and never stores a whole
+//! body. Start at [`run`].
 
 use std::time::Instant;
 
@@ -9,13 +10,13 @@ use http_body_util::{BodyExt, Empty};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
-use crate::answer::{self, AnswerBody};
+use crate::answer::{self, SampleBody};
 use crate::load::connection::{Dialed, Protocol, dial};
 use crate::pattern::{Checker, PatternBody};
 
-/// What to do with the body.
+/// Direction and check of the transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
+pub enum BlobMode {
     /// GET it and compare
     Get,
     /// PUT it and compare the server's digest
@@ -24,9 +25,9 @@ pub enum Mode {
     Echo,
 }
 
-/// How the length is told.
+/// Announcement of the body's length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Framing {
+pub enum BlobFraming {
     /// Content-Length
     Length,
     /// Without a length: chunked in HTTP/1.1
@@ -35,24 +36,24 @@ pub enum Framing {
     Trailers,
 }
 
-/// What to move and how.
+/// Server, and the body to transfer.
 #[derive(Debug, Clone, Args)]
 pub struct BlobClientArgs {
     /// Server, e.g. http://10.96.0.30:8080
     pub url: String,
-    /// What to do
+    /// What to do with the body
     #[arg(long, value_enum, default_value = "get")]
-    pub mode: Mode,
+    pub mode: BlobMode,
     /// Bytes
     #[arg(long, default_value_t = 1 << 20)]
     pub size: u64,
     /// Which deterministic stream
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// How the length is told
+    /// How the length is announced
     #[arg(long, value_enum, default_value = "length")]
-    pub framing: Framing,
-    /// HTTP version to speak
+    pub framing: BlobFraming,
+    /// HTTP version to use
     #[arg(long, value_enum, default_value = "h1")]
     pub protocol: Protocol,
     /// Host header
@@ -60,7 +61,11 @@ pub struct BlobClientArgs {
     pub host: Option<String>,
 }
 
-/// Moves the body. The JSON's `ok` tells whether every byte and trailer was right.
+/// Transfers the body. The JSON's `ok` is true if every byte and trailer was right.
+///
+/// # Errors
+///
+/// The URL is wrong, the connect failed, or the transfer broke off.
 pub async fn run(args: &BlobClientArgs) -> anyhow::Result<Value> {
     let base: Uri = args.url.parse().with_context(|| format!("{:?} is not a URL", args.url))?;
     let authority = base.authority().context("the URL has no host: write it like http://10.96.0.30:8080")?.to_string();
@@ -69,8 +74,8 @@ pub async fn run(args: &BlobClientArgs) -> anyhow::Result<Value> {
     let response = send(args, &authority, &mut connection).await?;
     let (head, body) = response.into_parts();
     let verdict = match args.mode {
-        Mode::Put => judge_digest(args, body).await?,
-        Mode::Get | Mode::Echo => judge_bytes(args, body).await?,
+        BlobMode::Put => check_digest(args, body).await?,
+        BlobMode::Get | BlobMode::Echo => check_bytes(args, body).await?,
     };
     let mut report = json!({
         "ok": head.status == 200 && verdict.right, "status": head.status.as_u16(), "mode": format!("{:?}", args.mode), "size": args.size,
@@ -81,23 +86,23 @@ pub async fn run(args: &BlobClientArgs) -> anyhow::Result<Value> {
     Ok(report)
 }
 
-/// The request for a mode: method, path and body.
-fn request(args: &BlobClientArgs) -> (&'static str, String, AnswerBody) {
+/// Returns method, path and body of the request for a mode.
+fn request(args: &BlobClientArgs) -> (&'static str, String, SampleBody) {
     let (seed, size) = (args.seed, args.size);
     let flag = match args.framing {
-        Framing::Length => "",
-        Framing::Chunked => "&chunked",
-        Framing::Trailers => "&trailers",
+        BlobFraming::Length => "",
+        BlobFraming::Chunked => "&chunked",
+        BlobFraming::Trailers => "&trailers",
     };
     let body = || match args.framing {
-        Framing::Length => answer::boxed(PatternBody::sized(seed, size)),
-        Framing::Chunked => answer::boxed(PatternBody::chunked(seed, size)),
-        Framing::Trailers => answer::boxed(PatternBody::with_trailers(seed, size)),
+        BlobFraming::Length => answer::boxed(PatternBody::sized(seed, size)),
+        BlobFraming::Chunked => answer::boxed(PatternBody::chunked(seed, size)),
+        BlobFraming::Trailers => answer::boxed(PatternBody::with_trailers(seed, size)),
     };
     match args.mode {
-        Mode::Get => ("GET", format!("/blob?size={size}&seed={seed}{flag}"), answer::boxed(Empty::new())),
-        Mode::Put => ("PUT", format!("/blob?seed={seed}"), body()),
-        Mode::Echo => ("POST", "/echo".to_owned(), body()),
+        BlobMode::Get => ("GET", format!("/blob?size={size}&seed={seed}{flag}"), answer::boxed(Empty::new())),
+        BlobMode::Put => ("PUT", format!("/blob?seed={seed}"), body()),
+        BlobMode::Echo => ("POST", "/echo".to_owned(), body()),
     }
 }
 
@@ -113,15 +118,15 @@ async fn send(args: &BlobClientArgs, authority: &str, connection: &mut Dialed) -
         request.headers_mut().insert(header::HOST, HeaderValue::from_str(host)?);
         request.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("te"));
     }
-    // Trailers are only sent to who asked (RFC 9110 §6.5.1), whatever version the last hop speaks.
+    // Servers send trailers only to clients that announce support for them (RFC 9110 §6.5.1), whatever version the last hop uses.
     request.headers_mut().insert(header::TE, HeaderValue::from_static("trailers"));
-    if args.framing == Framing::Trailers && args.mode != Mode::Get {
+    if args.framing == BlobFraming::Trailers && args.mode != BlobMode::Get {
         request.headers_mut().insert(header::TRAILER, HeaderValue::from_static("x-length, x-sha256"));
     }
     Ok(connection.send(request).await?)
 }
 
-struct Verdict {
+struct BlobVerdict {
     right: bool,
     length: u64,
     sha256: String,
@@ -129,7 +134,7 @@ struct Verdict {
     trailers: Value,
 }
 
-async fn judge_bytes(args: &BlobClientArgs, mut body: Incoming) -> anyhow::Result<Verdict> {
+async fn check_bytes(args: &BlobClientArgs, mut body: Incoming) -> anyhow::Result<BlobVerdict> {
     let mut checker = Checker::new(args.seed);
     let mut trailers = HeaderMap::new();
     while let Some(frame) = body.frame().await {
@@ -141,25 +146,25 @@ async fn judge_bytes(args: &BlobClientArgs, mut body: Incoming) -> anyhow::Resul
     }
     let (length, differs_at) = (checker.length, checker.differs_at);
     let sha256 = checker.sha256();
-    let told = trailers.get("x-sha256").and_then(|v| v.to_str().ok());
-    // The echo server does not announce trailers in HTTP/1.1, so they are due only where the server made them.
-    let trailers_right = args.framing != Framing::Trailers || args.mode == Mode::Echo || told == Some(sha256.as_str());
+    let announced = trailers.get("x-sha256").and_then(|v| v.to_str().ok());
+    // The echo server does not announce trailers in HTTP/1.1, so trailers are required only where the server creates them.
+    let trailers_right = args.framing != BlobFraming::Trailers || args.mode == BlobMode::Echo || announced == Some(sha256.as_str());
     let right = length == args.size && differs_at.is_none() && trailers_right;
-    Ok(Verdict { right, length, differs_at, trailers: json!({ "x-sha256": told }), sha256 })
+    Ok(BlobVerdict { right, length, differs_at, trailers: json!({ "x-sha256": announced }), sha256 })
 }
 
-async fn judge_digest(args: &BlobClientArgs, body: Incoming) -> anyhow::Result<Verdict> {
+async fn check_digest(args: &BlobClientArgs, body: Incoming) -> anyhow::Result<BlobVerdict> {
     let bytes = body.collect().await.context("the answer broke off")?.to_bytes();
-    let said: Value = serde_json::from_slice(&bytes).with_context(|| format!("not JSON: {:?}", String::from_utf8_lossy(&bytes)))?;
-    let (Some(length), Some(sha256)) = (said["length"].as_u64(), said["sha256"].as_str()) else {
-        bail!("the answer lacks length and sha256: {said}");
+    let received: Value = serde_json::from_slice(&bytes).with_context(|| format!("not JSON: {:?}", String::from_utf8_lossy(&bytes)))?;
+    let (Some(length), Some(sha256)) = (received["length"].as_u64(), received["sha256"].as_str()) else {
+        bail!("the answer lacks length and sha256: {received}");
     };
-    let trailers_right = args.framing != Framing::Trailers || said["trailers"]["x-sha256"] == said["sha256"];
-    Ok(Verdict {
-        right: length == args.size && said["as_pattern"] == true && trailers_right,
+    let trailers_right = args.framing != BlobFraming::Trailers || received["trailers"]["x-sha256"] == received["sha256"];
+    Ok(BlobVerdict {
+        right: length == args.size && received["as_pattern"] == true && trailers_right,
         length,
         sha256: sha256.to_owned(),
-        differs_at: said["differs_at"].as_u64(),
-        trailers: said["trailers"].clone(),
+        differs_at: received["differs_at"].as_u64(),
+        trailers: received["trailers"].clone(),
     })
 }

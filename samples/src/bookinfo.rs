@@ -1,5 +1,5 @@
-//! A bookinfo-like application: `productpage` calls `details` and `reviews`; reviews v2 and v3 call `ratings`.
-//! Each service answers JSON (or HTML where a browser asks) that names its version and pod. A call that fails below is a 502 above.
+//! A bookinfo-like application: `productpage` calls `details` and `reviews`; reviews v2 and v3 call `ratings`. Each service answers JSON
+//! (or HTML for browsers) that contains its version and pod. A failed call to another service becomes a 502. Start at `productpage`.
 
 pub mod details;
 pub mod productpage;
@@ -10,17 +10,17 @@ use http::header::ACCEPT;
 use http::{HeaderMap, StatusCode};
 use serde_json::{Value, json};
 
-use crate::answer::{self, Answer};
-use crate::outbound::Said;
-use crate::pod::Pod;
+use crate::answer::{self, SampleResponse};
+use crate::outbound::UpstreamReply;
+use crate::pod::PodName;
 
-/// Whether the client prefers HTML (a browser) over JSON.
+/// Returns whether the client prefers HTML (a browser) over JSON.
 fn wants_html(headers: &HeaderMap) -> bool {
     headers.get(ACCEPT).and_then(|v| v.to_str().ok()).is_some_and(|accept| accept.contains("text/html"))
 }
 
-/// The three fields that all answers begin with.
-fn signed(pod: &Pod, rest: Value) -> Value {
+/// Adds the three fields with which all answers begin.
+fn signed(pod: &PodName, rest: Value) -> Value {
     let mut all = json!({ "service": pod.service, "version": pod.version, "pod": pod.name });
     if let (Value::Object(all), Value::Object(rest)) = (&mut all, rest) {
         all.extend(rest);
@@ -28,26 +28,26 @@ fn signed(pod: &Pod, rest: Value) -> Value {
     all
 }
 
-/// The number in `/details/7`; `None` where the path is another one.
+/// Returns the number in `/details/7`, or `None` for any other path.
 fn item(path: &str, prefix: &str) -> Option<u64> {
     path.strip_prefix(prefix)?.strip_prefix('/')?.parse().ok()
 }
 
-/// `/health` answers alike in every service.
-fn health(pod: &Pod) -> Answer {
+/// Answers `/health`, in the same form in every service.
+fn health(pod: &PodName) -> SampleResponse {
     answer::json(StatusCode::OK, &signed(pod, json!({ "status": "ok" })))
 }
 
-/// A path nobody serves.
-fn unknown(pod: &Pod, path: &str) -> Answer {
+/// Answers a path that the service does not have.
+fn unknown(pod: &PodName, path: &str) -> SampleResponse {
     answer::refuse(StatusCode::NOT_FOUND, &format!("{} has no {path}", pod.service))
 }
 
-/// The other service's JSON when it said 200, else the text of what went wrong.
-fn accepted(said: anyhow::Result<Said>) -> Result<Said, String> {
-    match said {
-        Ok(said) if said.status == StatusCode::OK => Ok(said),
-        Ok(said) => Err(format!("answered {}: {}", said.status, said.json)),
+/// Returns the other service's reply if its status is 200, else a description of the failure.
+fn accepted(reply: anyhow::Result<UpstreamReply>) -> Result<UpstreamReply, String> {
+    match reply {
+        Ok(reply) if reply.status == StatusCode::OK => Ok(reply),
+        Ok(reply) => Err(format!("answered {}: {}", reply.status, reply.json)),
         Err(problem) => Err(format!("{problem:#}")),
     }
 }

@@ -1,6 +1,6 @@
-//! The gRPC echo service: all four call shapes, status codes and metadata on request. `/health` answers plain HTTP on the same port.
+//! The gRPC echo service: all four call types, with status codes and metadata on request. `/health` answers plain HTTP on the same port.
 //!
-//! Metadata: a request's `x-echo-*` metadata comes back as initial metadata; trailers carry `x-served-by` and `x-pod`.
+//! The `x-echo-*` metadata of a request is returned as initial metadata. Trailers contain `x-served-by` and `x-pod`.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -15,33 +15,33 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::metadata::{KeyAndValueRef, MetadataMap};
 use tonic::{Code, Response, Status, Streaming};
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, SampleResponse};
 use crate::pattern::hex;
-use crate::pod::Pod;
+use crate::pod::PodName;
 use crate::proto::echo_server::{Echo, EchoServer};
 use crate::proto::{EchoReply, EchoRequest, EchoSummary};
 
-/// Largest message taken or sent, in bytes.
+/// Maximum size of a message in both directions, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// Answers waiting for the client of one stream; small, so that back-pressure reaches the sender.
+/// Maximum number of answers that wait for the client of one stream. It is small, so that back-pressure reaches the sender.
 const REPLIES_QUEUED: usize = 4;
 
-/// The service.
+/// The echo service of one pod.
 #[derive(Debug, Clone)]
 pub struct EchoService {
-    pod: Pod,
+    pod: PodName,
 }
 
 type Replies = Pin<Box<dyn Stream<Item = Result<EchoReply, Status>> + Send>>;
 
 impl EchoService {
-    /// Answers as `pod`.
-    pub fn new(pod: Pod) -> Self {
+    /// Creates a service that answers as `pod`.
+    pub fn new(pod: PodName) -> Self {
         Self { pod }
     }
 
-    /// One HTTP request: `/health`, or a gRPC call.
-    pub async fn answer(self, request: Request<Incoming>) -> Answer {
+    /// Answers one HTTP request: `/health`, or a gRPC call.
+    pub async fn answer(self, request: Request<Incoming>) -> SampleResponse {
         if request.uri().path() == "/health" {
             return answer::json(StatusCode::OK, &serde_json::json!({ "status": "ok", "pod": self.pod.name }));
         }
@@ -56,15 +56,15 @@ impl EchoService {
         EchoReply { payload, index, served_by: self.pod.served_by(), pod: self.pod.name.clone() }
     }
 
-    /// `x-echo-*` of the request, and the pod's name.
-    fn metadata(&self, asked: &MetadataMap) -> MetadataMap {
+    /// Returns the `x-echo-*` metadata of the request, and the pod's headers.
+    fn metadata(&self, received: &MetadataMap) -> MetadataMap {
         let mut headers = http::HeaderMap::new();
-        for pair in asked.iter() {
+        for pair in received.iter() {
             let name = match pair {
                 KeyAndValueRef::Ascii(key, _) => key.as_str(),
                 KeyAndValueRef::Binary(key, _) => key.as_str(),
             };
-            let wanted = asked.as_ref().get(name).filter(|_| name.starts_with("x-echo-"));
+            let wanted = received.as_ref().get(name).filter(|_| name.starts_with("x-echo-"));
             if let (Some(value), Ok(name)) = (wanted, http::HeaderName::from_bytes(name.as_bytes())) {
                 headers.insert(name, value.clone());
             }
@@ -74,7 +74,7 @@ impl EchoService {
     }
 }
 
-/// The status a request asks for; `None` for OK.
+/// Returns the status that a request demands; `None` for OK.
 fn decide_status(request: &EchoRequest) -> Option<Status> {
     match request.status_code {
         0 => None,
@@ -116,7 +116,7 @@ impl Echo for EchoService {
                 if index > 0 {
                     pause(request.interval_ms).await;
                 }
-                // An error means that the client went away.
+                // An error means that the client has gone away.
                 if sender.send(Ok(service.reply(index, request.payload.clone()))).await.is_err() {
                     return;
                 }

@@ -1,4 +1,5 @@
-//! The gRPC client role: makes one kind of call and prints what came back as JSON. It judges (`ok`), and does not retry.
+//! The gRPC client role: makes calls of one type and prints the result as JSON. It checks the result (`ok`) and does not retry. Start at
+//! [`run`].
 
 use std::time::{Duration, Instant};
 
@@ -16,24 +17,24 @@ use crate::pattern::{fill, hex};
 use crate::proto::echo_client::EchoClient;
 use crate::proto::{EchoReply, EchoRequest};
 
-/// The shape of the call.
+/// Type of the gRPC call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Mode {
+pub enum GrpcCallMode {
     Unary,
     ServerStream,
     ClientStream,
     Bidi,
 }
 
-/// What to call and how.
+/// Server, call and expected result.
 #[derive(Debug, Clone, Args)]
 pub struct GrpcClientArgs {
     /// Address of the server, e.g. 10.96.0.20:9000 or [fd00::20]:9000
     pub address: String,
     /// Shape of the call
     #[arg(long, value_enum, default_value = "unary")]
-    pub mode: Mode,
-    /// Messages to send (client-stream, bidi) or to ask for (server-stream); calls to make (unary)
+    pub mode: GrpcCallMode,
+    /// Messages to send (client-stream, bidi) or to request (server-stream); calls to make (unary)
     #[arg(long, default_value_t = 1)]
     pub count: u32,
     /// Payload bytes per message
@@ -42,7 +43,7 @@ pub struct GrpcClientArgs {
     /// Milliseconds between messages of a stream
     #[arg(long, default_value_t = 0)]
     pub interval_ms: u32,
-    /// gRPC status code to ask the server for; the call is ok when it ends with it
+    /// gRPC status code to request from the server; the call is ok if it ends with this code
     #[arg(long, default_value_t = 0)]
     pub status: u32,
     /// Message that goes with --status
@@ -62,9 +63,9 @@ pub struct GrpcClientArgs {
     pub metadata: Vec<String>,
 }
 
-/// What a call came to.
+/// Result of one gRPC call.
 #[derive(Debug, Default)]
-struct Outcome {
+struct GrpcOutcome {
     messages: u64,
     bytes: u64,
     intact: bool,
@@ -74,7 +75,11 @@ struct Outcome {
     trailers: Option<MetadataMap>,
 }
 
-/// Makes the call. The JSON's `ok` tells whether status, count and bytes were as asked.
+/// Makes the call. The JSON's `ok` is true if status, count and bytes were as requested.
+///
+/// # Errors
+///
+/// The value of --status is too large.
 pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
     let started = Instant::now();
     let result = match connect(args).await {
@@ -83,16 +88,16 @@ pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
     };
     let (status, outcome) = match result {
         Ok(outcome) => (Status::new(Code::Ok, ""), outcome),
-        Err(status) => (as_grpc(status), Outcome::default()),
+        Err(status) => (as_grpc(status), GrpcOutcome::default()),
     };
-    let asked = Code::from_i32(i32::try_from(args.status).context("--status is too large: gRPC codes are 0 to 16")?);
-    let whole = match asked {
+    let requested = Code::from_i32(i32::try_from(args.status).context("--status is too large: gRPC codes are 0 to 16")?);
+    let whole = match requested {
         Code::Ok => outcome.intact && outcome.messages == u64::from(args.count),
         _ => status.message() == args.status_message,
     };
     let trailers = outcome.trailers.as_ref().or(Some(status.metadata()));
     Ok(json!({
-        "ok": status.code() == asked && whole,
+        "ok": status.code() == requested && whole,
         "mode": format!("{:?}", args.mode),
         "status": status.code() as i32,
         "message": status.message(),
@@ -107,7 +112,7 @@ pub async fn run(args: &GrpcClientArgs) -> anyhow::Result<Value> {
     }))
 }
 
-/// tonic calls its own expired deadline CANCELLED; gRPC (statuscodes.md) calls it DEADLINE_EXCEEDED.
+/// Maps tonic's CANCELLED for its own expired deadline to DEADLINE_EXCEEDED, which is gRPC's code (statuscodes.md).
 fn as_grpc(status: Status) -> Status {
     match (status.code(), status.message()) {
         (Code::Cancelled, "Timeout expired") => Status::deadline_exceeded("the deadline passed at the client"),
@@ -126,12 +131,12 @@ async fn connect(args: &GrpcClientArgs) -> anyhow::Result<EchoClient<Channel>> {
     Ok(EchoClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
 }
 
-async fn call(args: &GrpcClientArgs, client: EchoClient<Channel>) -> Result<Outcome, Status> {
+async fn call(args: &GrpcClientArgs, client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
     match args.mode {
-        Mode::Unary => unary(args, client).await,
-        Mode::ServerStream => server_stream(args, client).await,
-        Mode::ClientStream => client_stream(args, client).await,
-        Mode::Bidi => bidi(args, client).await,
+        GrpcCallMode::Unary => unary(args, client).await,
+        GrpcCallMode::ServerStream => server_stream(args, client).await,
+        GrpcCallMode::ClientStream => client_stream(args, client).await,
+        GrpcCallMode::Bidi => bidi(args, client).await,
     }
 }
 
@@ -146,7 +151,7 @@ fn message(args: &GrpcClientArgs, index: u32) -> EchoRequest {
     }
 }
 
-/// All messages of a stream; only the last asks for the status, so that what comes before is answered.
+/// Returns all messages of a stream. Only the last one requests the status, so that the earlier ones are answered.
 fn messages(args: &GrpcClientArgs) -> impl tokio_stream::Stream<Item = EchoRequest> + Send + 'static {
     let (args, count) = (args.clone(), args.count);
     tokio_stream::iter(0..count).then(move |index| {
@@ -176,8 +181,8 @@ fn request<T>(args: &GrpcClientArgs, message: T) -> Result<Request<T>, Status> {
     Ok(request)
 }
 
-async fn unary(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<Outcome, Status> {
-    let mut outcome = Outcome { intact: true, ..Outcome::default() };
+async fn unary(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
+    let mut outcome = GrpcOutcome { intact: true, ..GrpcOutcome::default() };
     for index in 0..args.count {
         let response = client.unary(request(args, message(args, index))?).await?;
         outcome.headers = Some(response.metadata().clone());
@@ -186,9 +191,9 @@ async fn unary(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result
     Ok(outcome)
 }
 
-async fn server_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<Outcome, Status> {
+async fn server_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
     let response = client.server_stream(request(args, message(args, 0))?).await?;
-    let mut outcome = Outcome { intact: true, headers: Some(response.metadata().clone()), ..Outcome::default() };
+    let mut outcome = GrpcOutcome { intact: true, headers: Some(response.metadata().clone()), ..GrpcOutcome::default() };
     let mut replies = response.into_inner();
     while let Some(reply) = replies.message().await? {
         outcome.intact &= u64::from(reply.index) == outcome.messages;
@@ -198,7 +203,7 @@ async fn server_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -
     Ok(outcome)
 }
 
-async fn client_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<Outcome, Status> {
+async fn client_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
     let response = client.client_stream(request(args, messages(args))?).await?;
     let headers = response.metadata().clone();
     let summary = response.into_inner();
@@ -206,19 +211,19 @@ async fn client_stream(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -
     for index in 0..args.count {
         digest.update(fill(u64::from(index), 0, args.size));
     }
-    Ok(Outcome {
+    Ok(GrpcOutcome {
         messages: summary.messages,
         bytes: summary.bytes,
         intact: summary.sha256 == hex(&digest.finalize()),
         served_by: summary.served_by,
         headers: Some(headers),
-        ..Outcome::default()
+        ..GrpcOutcome::default()
     })
 }
 
-async fn bidi(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<Outcome, Status> {
+async fn bidi(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<GrpcOutcome, Status> {
     let response = client.bidi(request(args, messages(args))?).await?;
-    let mut outcome = Outcome { intact: true, headers: Some(response.metadata().clone()), ..Outcome::default() };
+    let mut outcome = GrpcOutcome { intact: true, headers: Some(response.metadata().clone()), ..GrpcOutcome::default() };
     let mut replies = response.into_inner();
     while let Some(reply) = replies.message().await? {
         outcome.intact &= u64::from(reply.index) == outcome.messages;
@@ -229,7 +234,7 @@ async fn bidi(args: &GrpcClientArgs, mut client: EchoClient<Channel>) -> Result<
     Ok(outcome)
 }
 
-impl Outcome {
+impl GrpcOutcome {
     /// Counts a reply that must echo message `index`.
     fn take(&mut self, args: &GrpcClientArgs, index: u64, reply: EchoReply) {
         self.intact &= reply.payload == fill(index, 0, args.size);

@@ -1,8 +1,8 @@
-//! An identity provider small enough to break: makes RSA and EC keys, serves their JWKS (RFC 7517), signs tokens (RFC 7519), and forges
-//! them in the known ways. Keeps everything in memory; trusts everybody who can reach it.
+//! A small identity provider for tests. It creates RSA and EC keys, serves their JWKS (RFC 7517), signs tokens (RFC 7519), and forges
+//! tokens in the known manners. It stores everything in memory and trusts every client that can reach it.
 //!
-//! `GET /jwks`; `POST /keys?kid=K&alg=RS256|ES256` makes a key; `DELETE /keys?kid=K` forgets one; `POST /token?kid=K[&forge=none|hmac|bits]`
-//! with the claims as JSON. Missing `iss`, `iat` and `exp` are filled in.
+//! `GET /jwks`; `POST /keys?kid=K&alg=RS256|ES256` creates a key; `DELETE /keys?kid=K` deletes one; `POST
+//! /token?kid=K[&forge=none|hmac|bits]` with the claims as JSON. Missing `iss`, `iat` and `exp` are filled in.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,34 +22,34 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, SampleResponse};
 
-/// Claims are small.
+/// Maximum size of the claims in a request.
 const CLAIMS_BYTES_MAX: usize = 64 << 10;
-/// Tokens without `exp` live so long, seconds.
+/// Lifetime of tokens without `exp`, in seconds.
 const LIFE: u64 = 3600;
 
-/// Where to listen and who to be.
+/// Port, issuer name and initial keys.
 #[derive(Debug, Clone, Args)]
 pub struct IssuerArgs {
     /// Port to listen on, IPv4 and IPv6
     #[arg(long, env = "PORT", default_value_t = 8090)]
     pub port: u16,
-    /// `iss` of tokens that do not say
+    /// `iss` of tokens whose claims have none
     #[arg(long, default_value = "https://issuer.example")]
     pub issuer: String,
-    /// Keys to begin with, each KID=RS256 or KID=ES256
+    /// Initial keys, each KID=RS256 or KID=ES256
     #[arg(long = "key", default_values_t = ["first=RS256".to_owned()])]
     pub keys: Vec<String>,
 }
 
-/// A signing key.
-enum Key {
+/// A signing key of either algorithm.
+enum IssuerKey {
     Rsa(RsaKeyPair),
     Ec(EcdsaKeyPair),
 }
 
-impl Key {
+impl IssuerKey {
     fn make(algorithm: &str) -> anyhow::Result<Self> {
         match algorithm {
             "RS256" => Ok(Self::Rsa(RsaKeyPair::generate(KeySize::Rsa2048).context("no RSA key could be made")?)),
@@ -65,7 +65,7 @@ impl Key {
         }
     }
 
-    /// RFC 7518 §6.
+    /// Returns the public key as a JWK (RFC 7518 §6).
     fn jwk(&self, kid: &str) -> Value {
         let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         let mut jwk = match self {
@@ -73,7 +73,7 @@ impl Key {
                 let (modulus, exponent) = rsa_numbers(key.public_key().as_ref());
                 json!({ "kty": "RSA", "n": text(modulus), "e": text(exponent) })
             }
-            // SEC 1 §2.3.3: 04, x, y.
+            // The point is encoded as 04, x, y (SEC 1 §2.3.3).
             Self::Ec(key) => {
                 let point = key.public_key().as_ref();
                 json!({ "kty": "EC", "crv": "P-256", "x": text(&point[1..33]), "y": text(&point[33..]) })
@@ -96,7 +96,7 @@ impl Key {
         }
     }
 
-    /// What everybody may know, as PEM: the "secret" of who confuses RS256 with HS256.
+    /// Returns the public key as PEM. A verifier that confuses RS256 with HS256 uses it as its "secret".
     fn public_pem(&self) -> anyhow::Result<String> {
         let der = match self {
             Self::Rsa(key) => key.public_key().as_der().map(|der| der.as_ref().to_vec()),
@@ -108,7 +108,7 @@ impl Key {
     }
 }
 
-/// Modulus and exponent of an RSAPublicKey (RFC 8017 A.1.1), without leading zeros.
+/// Returns modulus and exponent of an RSAPublicKey (RFC 8017 A.1.1), without leading zeros.
 fn rsa_numbers(der: &[u8]) -> (&[u8], &[u8]) {
     let inside = value(der).0;
     let (modulus, rest) = value(inside);
@@ -117,7 +117,7 @@ fn rsa_numbers(der: &[u8]) -> (&[u8], &[u8]) {
     (&modulus[bare(modulus)..], &exponent[bare(exponent)..])
 }
 
-/// The first value of some DER, and what comes after it. Only for what the crypto library wrote.
+/// Returns the first value of some DER, and the bytes after it. It is only safe for DER that the crypto library wrote.
 fn value(der: &[u8]) -> (&[u8], &[u8]) {
     let (length, header) = match der[1] {
         short @ 0..=127 => (usize::from(short), 2),
@@ -129,15 +129,19 @@ fn value(der: &[u8]) -> (&[u8], &[u8]) {
     der[header..].split_at(length)
 }
 
-/// Keys by their ids, and who they speak for.
+/// Signing keys by their ids, and the name of the issuer.
 #[derive(Clone)]
-pub struct Issuer {
+pub struct SampleIssuer {
     name: Arc<str>,
-    keys: Arc<Mutex<BTreeMap<String, Key>>>,
+    keys: Arc<Mutex<BTreeMap<String, IssuerKey>>>,
 }
 
-impl Issuer {
-    /// With the keys of the command line. Errors: a key that is not KID=ALGORITHM.
+impl SampleIssuer {
+    /// Creates an issuer with the keys of the command line.
+    ///
+    /// # Errors
+    ///
+    /// A key is not written KID=ALGORITHM, or the algorithm is unknown.
     pub fn new(args: &IssuerArgs) -> anyhow::Result<Self> {
         let issuer = Self { name: args.issuer.as_str().into(), keys: Arc::default() };
         for key in &args.keys {
@@ -147,12 +151,12 @@ impl Issuer {
         Ok(issuer)
     }
 
-    fn keys(&self) -> MutexGuard<'_, BTreeMap<String, Key>> {
+    fn keys(&self) -> MutexGuard<'_, BTreeMap<String, IssuerKey>> {
         self.keys.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, kid: &str, algorithm: &str) -> anyhow::Result<()> {
-        let key = Key::make(algorithm)?;
+        let key = IssuerKey::make(algorithm)?;
         self.keys().insert(kid.to_owned(), key);
         Ok(())
     }
@@ -161,7 +165,7 @@ impl Issuer {
         json!({ "keys": self.keys().iter().map(|(kid, key)| key.jwk(kid)).collect::<Vec<_>>() })
     }
 
-    /// A token, or something that looks like one.
+    /// Returns a token, or a forged one.
     fn token(&self, kid: &str, forge: Option<&str>, mut claims: Value) -> anyhow::Result<String> {
         let keys = self.keys();
         let key = keys.get(kid).with_context(|| format!("there is no key {kid:?}"))?;
@@ -181,6 +185,7 @@ impl Issuer {
         let mut signature = match forge {
             Some("none") => Vec::new(),
             Some("hmac") => {
+                // A verifier that confuses RS256 with HS256 uses the public key as the secret.
                 let secret = hmac::Key::new(hmac::HMAC_SHA256, key.public_pem()?.as_bytes());
                 hmac::sign(&secret, message.as_bytes()).as_ref().to_vec()
             }
@@ -192,8 +197,8 @@ impl Issuer {
         Ok(format!("{message}.{}", URL_SAFE_NO_PAD.encode(signature)))
     }
 
-    /// One HTTP request.
-    pub async fn answer(self, request: Request<Incoming>) -> Answer {
+    /// Answers one HTTP request; see the module's documentation.
+    pub async fn answer(self, request: Request<Incoming>) -> SampleResponse {
         let (head, body) = request.into_parts();
         let word = |name: &str| answer::query(&head.uri, name);
         let kid = word("kid").unwrap_or("first");
@@ -227,9 +232,9 @@ mod tests {
     }
 
     #[test]
-    fn tokens_verify_by_what_the_jwks_says() {
+    fn tokens_verify_with_the_published_jwks() {
         let keys = vec!["r=RS256".to_owned(), "e=ES256".to_owned()];
-        let issuer = Issuer::new(&IssuerArgs { port: 0, issuer: "https://i".into(), keys }).expect("an issuer");
+        let issuer = SampleIssuer::new(&IssuerArgs { port: 0, issuer: "https://i".into(), keys }).expect("an issuer");
         for (kid, forge, good) in [("r", None, true), ("e", None, true), ("r", Some("bits"), false), ("e", Some("bits"), false)] {
             let token = issuer.token(kid, forge, json!({"sub": "me"})).expect("a token");
             let (message, signature) = token.rsplit_once('.').expect("three parts");

@@ -1,6 +1,5 @@
-//! Small real applications that the demo, the tests and the benches put into pods, and the clients that judge them.
-//! Nothing here knows of the mesh: these programs are what the mesh must carry unmodified.
-//! Start reading at `main.rs`, which lists the roles.
+//! Small real applications that the demo, the tests and the benches run in pods, and the clients that check their answers. They do not
+//! depend on the mesh: the mesh must carry them unmodified. Start at `main.rs`, which lists the roles.
 
 #![forbid(unsafe_code)]
 
@@ -9,6 +8,7 @@ pub mod authz;
 pub mod blob;
 pub mod blob_client;
 pub mod bookinfo;
+pub mod connections;
 pub mod echo_rpc;
 pub mod grpc_client;
 pub mod issuer;
@@ -25,18 +25,18 @@ pub mod workload_client;
 pub mod ws;
 pub mod ws_client;
 
-/// Generated from `proto/echo.proto`.
+/// Messages and services generated from `proto/echo.proto`.
 pub mod proto {
     tonic::include_proto!("canal.samples.v1");
 }
 
-/// Generated from `proto/ext_authz.proto`.
+/// Messages and services generated from `proto/ext_authz.proto`.
 #[allow(unreachable_pub, clippy::all, reason = "generated code")]
 pub mod ext_authz {
     tonic::include_proto!("envoy.service.auth.v3");
 }
 
-/// Generated from `proto/workload.proto`, which has no package.
+/// Messages and services generated from `proto/workload.proto`, which has no package.
 #[allow(unreachable_pub, clippy::all, reason = "generated code")]
 pub mod workload {
     tonic::include_proto!("_");

@@ -1,5 +1,5 @@
-//! Listens on both IP families, serves HTTP/1.1 and HTTP/2 without TLS, and stops gently on SIGTERM or ctrl-c.
-//! What is served is the caller's; TCP samples use [`bind`] and [`stop_signal`] alone.
+//! Listens on both IP families, serves HTTP/1.1 and HTTP/2 without TLS, and stops gracefully on SIGTERM or ctrl-c. The caller provides the
+//! handler. TCP samples use only [`bind`] and [`stop_signal`]. Start at [`serve`].
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,16 +16,20 @@ use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use crate::answer::{self, Answer};
+use crate::answer::{self, SampleResponse};
 
-/// Pending connections the kernel keeps for us.
+/// Length of the kernel's queue of pending connections.
 const BACKLOG: i32 = 4096;
-/// How long open connections may finish after a stop signal.
+/// Time that open connections get to finish after a stop signal.
 const GRACE: Duration = Duration::from_secs(5);
-/// A pause after a failed accept (out of file descriptors), so that it does not spin.
+/// Pause after a failed accept (for example without free file descriptors), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// A listener on `[::]:port` that takes IPv4 too (v4-mapped); port 0 picks a free one.
+/// Opens a listener on `[::]:port` that also accepts IPv4 (v4-mapped). Port 0 selects a free one.
+///
+/// # Errors
+///
+/// The port is in use, or the process may not use it.
 pub fn bind(port: u16) -> anyhow::Result<TcpListener> {
     let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
     let open = || -> std::io::Result<TcpListener> {
@@ -40,7 +44,11 @@ pub fn bind(port: u16) -> anyhow::Result<TcpListener> {
     open().with_context(|| format!("cannot listen on {address}: is another process on port {port}? choose one with --port"))
 }
 
-/// Becomes `true` on SIGTERM or SIGINT.
+/// Returns a value that becomes `true` on SIGTERM or SIGINT.
+///
+/// # Errors
+///
+/// The signals cannot be watched.
 pub fn stop_signal() -> anyhow::Result<watch::Receiver<bool>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut term = signal(SignalKind::terminate()).context("cannot watch SIGTERM")?;
@@ -54,17 +62,21 @@ pub fn stop_signal() -> anyhow::Result<watch::Receiver<bool>> {
     Ok(receiver)
 }
 
-/// Resolves when the stop signal came.
+/// Waits for the stop signal.
 pub async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // An error means that the sender is gone, which only happens while the runtime ends.
+    // An error means that the sender is gone, which happens only while the runtime ends.
     let _ = stop.wait_for(|s| *s).await;
 }
 
-/// Serves HTTP on `listener` until `stop`, then lets open connections finish for a few seconds.
+/// Serves HTTP on `listener` until `stop`, then lets open connections finish for 5 s.
+///
+/// # Errors
+///
+/// None at present: failed accepts are logged and retried.
 pub async fn serve<F, Fut>(listener: TcpListener, mut stop: watch::Receiver<bool>, handler: F) -> anyhow::Result<()>
 where
     F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
-    Fut: Future<Output = Answer> + Send + 'static,
+    Fut: Future<Output = SampleResponse> + Send + 'static,
 {
     let mut connections = tokio::task::JoinSet::new();
     loop {
@@ -90,19 +102,19 @@ where
     Ok(())
 }
 
-/// The head of an answer, with the length its body would have had.
-fn without_body(answer: Answer) -> Answer {
+/// Returns the head of a response, with the length that its body would have had.
+fn without_body(answer: SampleResponse) -> SampleResponse {
     let (mut parts, body) = answer.into_parts();
     if let Some(length) = body.size_hint().exact() {
         parts.headers.entry(http::header::CONTENT_LENGTH).or_insert(length.into());
     }
-    Answer::from_parts(parts, answer::boxed(http_body_util::Empty::new()))
+    SampleResponse::from_parts(parts, answer::boxed(http_body_util::Empty::new()))
 }
 
 async fn serve_connection<F, Fut>(stream: TcpStream, peer: SocketAddr, mut stop: watch::Receiver<bool>, handler: F)
 where
     F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
-    Fut: Future<Output = Answer> + Send + 'static,
+    Fut: Future<Output = SampleResponse> + Send + 'static,
 {
     let _ = stream.set_nodelay(true);
     let service = service_fn(move |request: Request<Incoming>| {
@@ -110,14 +122,14 @@ where
         let answer = handler(request, peer);
         async move {
             let answer = answer.await;
-            // hyper leaves the body of an answer to HEAD out in HTTP/1.1, but sends it in HTTP/2.
+            // For HEAD, hyper omits the body in HTTP/1.1 but sends it in HTTP/2.
             Ok::<_, Infallible>(if head { without_body(answer) } else { answer })
         }
     });
     let server = auto::Builder::new(TokioExecutor::new());
     let connection = server.serve_connection_with_upgrades(TokioIo::new(stream), service);
     let mut connection = std::pin::pin!(connection);
-    // A broken connection is the peer's affair: the clients here count failures, the servers do not.
+    // Broken connections are ignored: the clients count failures, the servers do not.
     tokio::select! {
         _ = connection.as_mut() => return,
         () = stopped(&mut stop) => connection.as_mut().graceful_shutdown(),

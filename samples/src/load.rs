@@ -1,5 +1,6 @@
-//! The bounded load client: closed loop, or open loop at a fixed rate, over N connections; counts every failure, retries nothing.
-//! In the open loop, latency runs from the moment a request was due, so that a stall is not hidden by the requests it held back.
+//! The load client, with a closed loop or with an open loop at a fixed rate, over N connections. It counts every failure and does not
+//! retry. In the open loop, latency starts when a request is due, so that a stall does not hide the delay of later requests. Start at
+//! [`run`].
 
 pub mod connection;
 pub mod histogram;
@@ -19,17 +20,17 @@ use tokio::time::Instant;
 
 use crate::answer;
 use connection::{DialError, Dialed, Protocol, dial};
-use tally::{Outcome, Tally};
+use tally::{LoadTally, RequestOutcome};
 
-/// Largest number of connections.
+/// Maximum number of connections of a run.
 const CONNECTIONS_MAX: usize = 10_000;
-/// Runs that say neither --count nor --duration.
+/// Duration of runs without --count and --duration.
 const DURATION_DEFAULT: Duration = Duration::from_secs(10);
 
-/// What load to make.
+/// Target, amount and rate of the load.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Where to send requests; several URLs are taken in turn (say, an IPv4 and an IPv6 one)
+    /// Where to send requests; several URLs are used in turn (for example an IPv4 and an IPv6 one)
     #[arg(required = true)]
     pub urls: Vec<String>,
     /// Connections, each with one request at a time
@@ -44,7 +45,7 @@ pub struct LoadArgs {
     /// Requests per second over all connections (open loop); without it, each connection sends as fast as it is answered
     #[arg(short, long)]
     pub rate: Option<f64>,
-    /// HTTP version to speak
+    /// HTTP version to use
     #[arg(long, value_enum, default_value = "h1")]
     pub protocol: Protocol,
     /// Open a new connection for every request
@@ -59,7 +60,7 @@ pub struct LoadArgs {
     /// Bytes of request body
     #[arg(long, default_value_t = 0)]
     pub body_size: usize,
-    /// Longest wait for one whole answer, in milliseconds
+    /// Maximum wait for one whole answer, in milliseconds
     #[arg(long, default_value_t = 10_000)]
     pub timeout_ms: u64,
     /// Response header whose values are counted
@@ -70,17 +71,17 @@ pub struct LoadArgs {
     pub timeline: bool,
 }
 
-/// One URL, taken apart.
+/// A URL with its authority.
 #[derive(Debug, Clone)]
-struct Target {
+struct LoadTarget {
     authority: String,
     uri: Uri,
 }
 
-/// Everything a connection needs, checked.
+/// Validated settings of a connection.
 #[derive(Debug)]
-struct Plan {
-    targets: Vec<Target>,
+struct LoadPlan {
+    targets: Vec<LoadTarget>,
     method: Method,
     headers: HeaderMap,
     body: Bytes,
@@ -88,22 +89,28 @@ struct Plan {
     keepalive: bool,
     timeout: Duration,
     served_by: HeaderName,
-    tickets: Tickets,
+    tickets: RequestSchedule,
 }
 
-/// Hands out requests: each has a number and a time at which it is due.
+/// Assigns requests: each has a number and a time at which it is due.
 #[derive(Debug)]
-struct Tickets {
+pub(crate) struct RequestSchedule {
     next: AtomicU64,
     count_max: u64,
-    started: Instant,
+    pub(crate) started: Instant,
     duration_max: Duration,
     rate: Option<f64>,
 }
 
-impl Tickets {
-    /// The next request's number and due time; `None` when the run is over.
-    fn take(&self) -> Option<(u64, Instant)> {
+impl RequestSchedule {
+    /// Creates a schedule of at most `count_max` requests and at most `duration_max`, at `rate` per second or as fast as [`Self::take`] is
+    /// called.
+    pub(crate) fn new(count_max: u64, duration_max: Duration, rate: Option<f64>) -> Self {
+        Self { next: AtomicU64::new(0), count_max, started: Instant::now(), duration_max, rate }
+    }
+
+    /// Returns the next request's number and due time, or `None` when the run is over.
+    pub(crate) fn take(&self) -> Option<(u64, Instant)> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let due = match self.rate {
             Some(rate) => self.started + Duration::from_secs_f64(number as f64 / rate),
@@ -113,7 +120,11 @@ impl Tickets {
     }
 }
 
-/// Makes the load. The JSON's `ok` is true when not one request failed.
+/// Runs the load. The JSON's `ok` is true if no request failed.
+///
+/// # Errors
+///
+/// An argument is wrong, or a connection's task failed.
 pub async fn run(args: &LoadArgs) -> anyhow::Result<Value> {
     let connections = args.connections;
     let plan = Arc::new(decide_plan(args)?);
@@ -121,14 +132,14 @@ pub async fn run(args: &LoadArgs) -> anyhow::Result<Value> {
     for number in 0..connections {
         workers.spawn(work(plan.clone(), number, args.timeline));
     }
-    let mut whole = Tally::new(plan.tickets.started, args.timeline);
+    let mut whole = LoadTally::new(plan.tickets.started, args.timeline);
     while let Some(worker) = workers.join_next().await {
         whole.merge(worker.context("a connection's task failed")?);
     }
     Ok(whole.report(plan.tickets.started.elapsed()))
 }
 
-fn decide_plan(args: &LoadArgs) -> anyhow::Result<Plan> {
+fn decide_plan(args: &LoadArgs) -> anyhow::Result<LoadPlan> {
     if args.connections == 0 || args.connections > CONNECTIONS_MAX {
         bail!("--connections {}: use 1 to {CONNECTIONS_MAX}", args.connections);
     }
@@ -140,7 +151,7 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<Plan> {
         (None, Some(_)) => Duration::from_secs(24 * 3600),
         (None, None) => DURATION_DEFAULT,
     };
-    Ok(Plan {
+    Ok(LoadPlan {
         targets: args.urls.iter().map(|url| target(url)).collect::<anyhow::Result<_>>()?,
         method: args.method.parse().with_context(|| format!("--method {:?}", args.method))?,
         headers: headers(&args.headers)?,
@@ -149,20 +160,14 @@ fn decide_plan(args: &LoadArgs) -> anyhow::Result<Plan> {
         keepalive: !args.no_keepalive,
         timeout: Duration::from_millis(args.timeout_ms),
         served_by: args.served_by.parse().with_context(|| format!("--served-by {:?} is not a header name", args.served_by))?,
-        tickets: Tickets {
-            next: AtomicU64::new(0),
-            count_max: args.count.unwrap_or(u64::MAX),
-            started: Instant::now(),
-            duration_max: duration,
-            rate: args.rate,
-        },
+        tickets: RequestSchedule::new(args.count.unwrap_or(u64::MAX), duration, args.rate),
     })
 }
 
-fn target(url: &str) -> anyhow::Result<Target> {
+fn target(url: &str) -> anyhow::Result<LoadTarget> {
     let uri: Uri = url.parse().with_context(|| format!("{url:?} is not a URL: write it like http://10.96.0.10:9080/productpage"))?;
     match (uri.scheme_str(), uri.authority()) {
-        (Some("http"), Some(authority)) => Ok(Target { authority: authority.to_string(), uri }),
+        (Some("http"), Some(authority)) => Ok(LoadTarget { authority: authority.to_string(), uri }),
         _ => bail!("{url:?} is not a plain http URL: write it like http://10.96.0.10:9080/productpage"),
     }
 }
@@ -178,19 +183,22 @@ fn headers(given: &[String]) -> anyhow::Result<HeaderMap> {
     Ok(headers)
 }
 
-/// One connection's life: takes requests until there are none.
-async fn work(plan: Arc<Plan>, number: usize, timeline: bool) -> Tally {
-    let mut tally = Tally::new(plan.tickets.started, timeline);
-    // Each target keeps its own connection, so that taking them in turn does not reconnect every time.
-    let mut open: Vec<Option<Dialed>> = plan.targets.iter().map(|_| None).collect();
-    while let Some((ticket, due)) = plan.tickets.take() {
+/// Runs one connection: sends requests until the schedule ends.
+async fn work(plan: Arc<LoadPlan>, number: usize, timeline: bool) -> LoadTally {
+    let mut tally = LoadTally::new(plan.tickets.started, timeline);
+    // Each target has its own connection, so that using them in turn does not reconnect every time.
+    let mut open: Vec<Option<KeptConnection>> = plan.targets.iter().map(|_| None).collect();
+    // Each worker uses its targets in turn, so that none of its connections is idle for long. A server may close an idle connection at the
+    // moment at which a request is sent on it, and that request has no answer (RFC 9112 §9.5).
+    let mut turns = (0..plan.targets.len()).cycle().skip(number % plan.targets.len());
+    while let (Some((_, due)), Some(which)) = (plan.tickets.take(), turns.next()) {
         tokio::time::sleep_until(due).await;
-        let which = (ticket as usize + number) % plan.targets.len();
         let attempt = attempt(&plan, &plan.targets[which], &mut open[which]);
         let outcome = match tokio::time::timeout(plan.timeout, attempt).await {
             Ok(outcome) => outcome,
-            Err(_) => Outcome::failed("timeout", format!("no whole answer in {} ms", plan.timeout.as_millis())),
+            Err(_) => RequestOutcome::failed("timeout", format!("no whole answer in {} ms", plan.timeout.as_millis())),
         };
+        // After a failure the state of the connection is unknown.
         if outcome.failure.is_some() || !plan.keepalive {
             open[which] = None;
         }
@@ -199,38 +207,49 @@ async fn work(plan: Arc<Plan>, number: usize, timeline: bool) -> Tally {
     tally
 }
 
-/// Sends one request, on the open connection where there is one that can take it.
-async fn attempt(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Outcome {
+/// Sends one request, on the open connection if it can take the request.
+async fn attempt(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<KeptConnection>) -> RequestOutcome {
+    let idle = open.as_ref().map_or(Duration::ZERO, |kept| kept.since.elapsed());
     let mut connection = match reuse_or_dial(plan, target, open).await {
         Ok(connection) => connection,
-        Err(problem) => return Outcome::failed("connect", problem.to_string()),
+        Err(problem) => return RequestOutcome::failed("connect", problem.to_string()),
     };
     let request = match request(plan, target) {
         Ok(request) => request,
-        Err(problem) => return Outcome::failed("request", problem.to_string()),
+        Err(problem) => return RequestOutcome::failed("request", problem.to_string()),
     };
     let response = match connection.send(request).await {
         Ok(response) => response,
-        Err(problem) => return Outcome::failed(connection::kind_of(&problem), connection::chain(&problem)),
+        Err(problem) => {
+            let detail = format!("{}, {} ms after the answer before", connection::chain(&problem), idle.as_millis());
+            return RequestOutcome::failed(connection::kind_of(&problem), detail);
+        }
     };
     let (head, mut body) = response.into_parts();
+    // A request succeeds only if the whole body arrives.
     while let Some(frame) = body.frame().await {
         if let Err(problem) = frame {
-            return Outcome::failed("body", connection::chain(&problem));
+            return RequestOutcome::failed("body", connection::chain(&problem));
         }
     }
     let text = |name| head.headers.get(name).and_then(|v: &HeaderValue| v.to_str().ok()).map(str::to_owned);
-    let mut outcome = Outcome::answered(text(&plan.served_by), text(&HeaderName::from_static(crate::pod::POD)));
+    let mut outcome = RequestOutcome::answered(text(&plan.served_by), text(&HeaderName::from_static(crate::pod::POD)));
     if head.status.is_success() {
-        *open = Some(connection);
+        *open = Some(KeptConnection { connection, since: Instant::now() });
     } else {
         outcome.failure = Some((format!("status_{}", head.status.as_u16()), format!("{} {}", target.uri, head.status)));
     }
     outcome
 }
 
-async fn reuse_or_dial(plan: &Plan, target: &Target, open: &mut Option<Dialed>) -> Result<Dialed, DialError> {
-    if let Some(mut connection) = open.take()
+/// A connection without a request, since its last answer.
+struct KeptConnection {
+    connection: Dialed,
+    since: Instant,
+}
+
+async fn reuse_or_dial(plan: &LoadPlan, target: &LoadTarget, open: &mut Option<KeptConnection>) -> Result<Dialed, DialError> {
+    if let Some(KeptConnection { mut connection, .. }) = open.take()
         && connection.ready().await
     {
         return Ok(connection);
@@ -238,7 +257,7 @@ async fn reuse_or_dial(plan: &Plan, target: &Target, open: &mut Option<Dialed>) 
     dial(&target.authority, plan.protocol).await
 }
 
-fn request(plan: &Plan, target: &Target) -> Result<Request<answer::AnswerBody>, http::Error> {
+fn request(plan: &LoadPlan, target: &LoadTarget) -> Result<Request<answer::SampleBody>, http::Error> {
     let uri = match plan.protocol {
         Protocol::H1 => target.uri.path_and_query().map_or("/", |p| p.as_str()).parse()?,
         Protocol::H2 => target.uri.clone(),
@@ -262,14 +281,8 @@ mod tests {
 
     #[test]
     fn tickets_end_by_count_or_time() {
-        let tickets = |count_max, rate| Tickets {
-            next: AtomicU64::new(0),
-            count_max,
-            started: Instant::now(),
-            duration_max: Duration::from_secs(1),
-            rate,
-        };
-        let all = |t: Tickets| std::iter::from_fn(|| t.take()).take(1000).count();
+        let tickets = |count_max, rate| RequestSchedule::new(count_max, Duration::from_secs(1), rate);
+        let all = |t: RequestSchedule| std::iter::from_fn(|| t.take()).take(1000).count();
         for (name, count_max, rate, want) in [
             ("count ends a closed loop", 5, None, 5),
             ("time ends an open loop", u64::MAX, Some(100.0), 100),
@@ -280,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_input_is_refused_with_the_mend() {
+    fn bad_input_is_refused_with_a_fix() {
         for (given, want) in [("10.0.0.1:80", "write it like"), ("https://10.0.0.1/", "plain http"), ("http://", "not a URL")] {
             let problem = format!("{:#}", target(given).unwrap_err());
             assert!(problem.contains(want), "{given}: {problem}");

@@ -1,5 +1,5 @@
-//! `canal-samples ROLE`: picks the role and runs it. Servers run until SIGTERM; clients print one JSON object and exit with 0 when
-//! all was right, 1 when something failed, 2 on a usage error.
+//! `canal-samples ROLE`: parses the role and runs it. Servers run until SIGTERM. Clients print one JSON object and exit with 0 if all was
+//! right, 1 if something failed, 2 on a usage error.
 
 #![forbid(unsafe_code)]
 
@@ -7,29 +7,32 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use canal_samples::authz::{Authorizer, AuthzArgs};
+use canal_samples::authz::{AuthzArgs, SampleAuthorizer};
 use canal_samples::blob_client::BlobClientArgs;
 use canal_samples::bookinfo::{details, productpage::ProductPage, ratings, reviews::Reviews};
+use canal_samples::connections::ConnectionsArgs;
 use canal_samples::echo_rpc::EchoService;
 use canal_samples::grpc_client::GrpcClientArgs;
-use canal_samples::issuer::{Issuer, IssuerArgs};
+use canal_samples::issuer::{IssuerArgs, SampleIssuer};
 use canal_samples::listen::{bind, serve, stop_signal};
 use canal_samples::load::LoadArgs;
-use canal_samples::pod::Pod;
-use canal_samples::sessions::SessionsArgs;
+use canal_samples::pod::PodName;
+use canal_samples::sessions::HeldSessionsArgs;
 use canal_samples::tcp_client::TcpClientArgs;
 use canal_samples::tls_client::TlsClientArgs;
 use canal_samples::workload_client::WorkloadClientArgs;
 use canal_samples::ws_client::WsClientArgs;
-use canal_samples::{blob, blob_client, grpc_client, load, sessions, tcp, tcp_client, tls_client, workload_client, ws, ws_client};
+use canal_samples::{
+    blob, blob_client, connections, grpc_client, load, sessions, tcp, tcp_client, tls_client, workload_client, ws, ws_client,
+};
 use clap::{Args, Parser, Subcommand};
 use serde_json::Value;
 
 #[derive(Debug, Parser)]
 #[command(name = "canal-samples", version, about = "Applications and clients for Canal's demo, tests and benches")]
-struct Typed {
+struct SampleCli {
     #[command(subcommand)]
-    role: Role,
+    role: SampleRole,
 }
 
 #[derive(Debug, Args)]
@@ -40,10 +43,10 @@ struct Port {
 }
 
 #[derive(Debug, Subcommand)]
-enum Role {
+enum SampleRole {
     /// bookinfo: the page; needs $DETAILS_URL and $REVIEWS_URL
     Productpage(Port),
-    /// bookinfo: facts on a book
+    /// bookinfo: facts about a book
     Details(Port),
     /// bookinfo: reviews; $SERVICE_VERSION v2 and v3 need $RATINGS_URL
     Reviews(Port),
@@ -59,7 +62,7 @@ enum Role {
     Tcp {
         /// e.g. echo=7000; modes: echo, drain, greet, source, reset, stall
         #[arg(long, required = true)]
-        listen: Vec<tcp::Listen>,
+        listen: Vec<tcp::TcpListenArg>,
     },
     /// External authorizer (ext_authz gRPC)
     Authz(AuthzArgs),
@@ -67,7 +70,7 @@ enum Role {
     Issuer(IssuerArgs),
     /// Calls the gRPC echo service
     GrpcClient(GrpcClientArgs),
-    /// Talks to the WebSocket echo server
+    /// Exchanges messages with the WebSocket echo server
     WsClient(WsClientArgs),
     /// Moves bodies to and from the blob server, checking every byte
     BlobClient(BlobClientArgs),
@@ -75,17 +78,28 @@ enum Role {
     TcpClient(TcpClientArgs),
     /// Makes HTTP load and counts every failure
     Load(LoadArgs),
-    /// Holds many TCP sessions with an echo server and counts those that break
-    Sessions(SessionsArgs),
-    /// Asks for a page over TLS and tells what was agreed
+    /// Opens new TCP connections to an echo server, one exchange each
+    Connections(ConnectionsArgs),
+    /// Keeps many TCP sessions open with an echo server and counts those that break
+    Sessions(HeldSessionsArgs),
+    /// Requests a page over TLS and reports what was negotiated
     TlsClient(TlsClientArgs),
-    /// Asks the SPIFFE Workload API for its SVID
+    /// Requests its SVID from the SPIFFE Workload API
     WorkloadClient(WorkloadClientArgs),
 }
 
 fn main() -> ExitCode {
-    let typed = Typed::parse();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().worker_threads(workers()).enable_all().build() {
+    let typed = SampleCli::parse();
+    let mut builder = match workers() {
+        // With one thread no request has to wake another thread, which is the largest cost of a small request.
+        1 => tokio::runtime::Builder::new_current_thread(),
+        more => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(more);
+            builder
+        }
+    };
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(problem) => {
             eprintln!("cannot start: {problem}");
@@ -101,36 +115,37 @@ fn main() -> ExitCode {
     }
 }
 
-/// `$SAMPLE_THREADS`, else 1: a world runs dozens of these on one machine, and none of them needs two cores.
+/// Returns `$SAMPLE_THREADS`, else 1: a world runs dozens of these programs on one machine, and none of them needs two cores.
 fn workers() -> usize {
     std::env::var("SAMPLE_THREADS").ok().and_then(|n| n.parse().ok()).filter(|n| (1..=64).contains(n)).unwrap_or(1)
 }
 
-async fn run(role: Role) -> anyhow::Result<ExitCode> {
+async fn run(role: SampleRole) -> anyhow::Result<ExitCode> {
     match role {
-        Role::GrpcClient(args) => Ok(print(&grpc_client::run(&args).await?)),
-        Role::WsClient(args) => Ok(print(&ws_client::run(&args).await?)),
-        Role::BlobClient(args) => Ok(print(&blob_client::run(&args).await?)),
-        Role::TcpClient(args) => Ok(print(&tcp_client::run(&args).await?)),
-        Role::Load(args) => Ok(print(&load::run(&args).await?)),
-        Role::Sessions(args) => Ok(print(&sessions::run(&args).await?)),
-        Role::TlsClient(args) => Ok(print(&tls_client::run(&args).await?)),
-        Role::WorkloadClient(args) => Ok(print(&workload_client::run(&args).await?)),
+        SampleRole::GrpcClient(args) => Ok(print(&grpc_client::run(&args).await?)),
+        SampleRole::WsClient(args) => Ok(print(&ws_client::run(&args).await?)),
+        SampleRole::BlobClient(args) => Ok(print(&blob_client::run(&args).await?)),
+        SampleRole::TcpClient(args) => Ok(print(&tcp_client::run(&args).await?)),
+        SampleRole::Load(args) => Ok(print(&load::run(&args).await?)),
+        SampleRole::Connections(args) => Ok(print(&connections::run(&args).await?)),
+        SampleRole::Sessions(args) => Ok(print(&sessions::run(&args).await?)),
+        SampleRole::TlsClient(args) => Ok(print(&tls_client::run(&args).await?)),
+        SampleRole::WorkloadClient(args) => Ok(print(&workload_client::run(&args).await?)),
         server => run_server(server).await.map(|()| ExitCode::SUCCESS),
     }
 }
 
 fn print(report: &Value) -> ExitCode {
-    // A reader that has seen enough closes the pipe; the exit code still tells.
+    // A reader that has read enough closes the pipe. The exit code still reports the result.
     let _ = writeln!(std::io::stdout(), "{report:#}");
     if report["ok"] == true { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-async fn run_server(role: Role) -> anyhow::Result<()> {
+async fn run_server(role: SampleRole) -> anyhow::Result<()> {
     let stop = stop_signal()?;
     match role {
-        Role::Productpage(Port { port }) => {
-            let page = ProductPage::from_env(Pod::from_env("productpage"))?;
+        SampleRole::Productpage(Port { port }) => {
+            let page = ProductPage::from_env(PodName::from_env("productpage"))?;
             let (listener, pod) = (bind(port)?, page.pod.clone());
             serve(listener, stop, move |request, _| {
                 let (page, pod) = (page.clone(), pod.clone());
@@ -138,8 +153,8 @@ async fn run_server(role: Role) -> anyhow::Result<()> {
             })
             .await
         }
-        Role::Reviews(Port { port }) => {
-            let pod = Pod::from_env("reviews");
+        SampleRole::Reviews(Port { port }) => {
+            let pod = PodName::from_env("reviews");
             let reviews = Reviews::from_env(pod.clone())?;
             serve(bind(port)?, stop, move |request, _| {
                 let (reviews, pod) = (reviews.clone(), pod.clone());
@@ -147,35 +162,35 @@ async fn run_server(role: Role) -> anyhow::Result<()> {
             })
             .await
         }
-        Role::Details(Port { port }) => {
-            let pod = Pod::from_env("details");
+        SampleRole::Details(Port { port }) => {
+            let pod = PodName::from_env("details");
             serve(bind(port)?, stop, move |request, _| std::future::ready(pod.signed(details::answer(&pod, &request)))).await
         }
-        Role::Ratings(Port { port }) => {
-            let pod = Pod::from_env("ratings");
+        SampleRole::Ratings(Port { port }) => {
+            let pod = PodName::from_env("ratings");
             serve(bind(port)?, stop, move |request, _| std::future::ready(pod.signed(ratings::answer(&pod, &request)))).await
         }
-        Role::Grpc(Port { port }) => {
-            let service = EchoService::new(Pod::from_env("echo"));
+        SampleRole::Grpc(Port { port }) => {
+            let service = EchoService::new(PodName::from_env("echo"));
             serve(bind(port)?, stop, move |request, _| service.clone().answer(request)).await
         }
-        Role::Authz(args) => {
-            let authorizer = Authorizer::new(&args);
+        SampleRole::Authz(args) => {
+            let authorizer = SampleAuthorizer::new(&args);
             serve(bind(args.port)?, stop, move |request, _| authorizer.clone().answer(request)).await
         }
-        Role::Issuer(args) => {
-            let issuer = Issuer::new(&args)?;
+        SampleRole::Issuer(args) => {
+            let issuer = SampleIssuer::new(&args)?;
             serve(bind(args.port)?, stop, move |request, _| issuer.clone().answer(request)).await
         }
-        Role::Ws(Port { port }) => {
-            let pod = Pod::from_env("ws");
+        SampleRole::Ws(Port { port }) => {
+            let pod = PodName::from_env("ws");
             serve(bind(port)?, stop, move |request, _| ws::answer(pod.clone(), request)).await
         }
-        Role::Blob(Port { port }) => {
-            let pod = Pod::from_env("blob");
+        SampleRole::Blob(Port { port }) => {
+            let pod = PodName::from_env("blob");
             serve(bind(port)?, stop, move |request, peer| blob::answer(pod.clone(), request, peer)).await
         }
-        Role::Tcp { listen } => {
+        SampleRole::Tcp { listen } => {
             let mut servers = tokio::task::JoinSet::new();
             for one in listen {
                 servers.spawn(tcp::serve(bind(one.port)?, one.mode, stop.clone()));

@@ -1,5 +1,5 @@
-//! How a sample calls another one: HTTP/1.1, pooled, with the caller's tracing headers passed on and no retries,
-//! so that a failure in the mesh is seen as a failure.
+//! Calls from one sample to another over pooled HTTP/1.1 connections. It forwards the caller's tracing headers and does not retry, so that
+//! a failure in the mesh is visible as a failure. Start at [`UpstreamService`].
 
 use std::time::Duration;
 
@@ -12,33 +12,37 @@ use hyper_util::rt::TokioExecutor;
 
 use crate::pod::SERVED_BY;
 
-/// Headers that an application in a mesh passes on: they tie the hops of one request together.
+/// Headers that an application in a mesh forwards, because they connect the hops of one request.
 pub const PASSED_ON: [&str; 6] = ["x-request-id", "traceparent", "tracestate", "baggage", "end-user", "user-agent"];
-/// A whole call must end in this time.
+/// Timeout of a whole call.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Answers of other samples are small; a larger one is a fault.
+/// Maximum size of an answer. The answers of other samples are small, so a larger one is an error.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
-/// Shorter than the idle time of every server here, so that a pooled connection is not closed under a request.
+/// Idle timeout of pooled connections. It is shorter than that of every server here, so that no connection is closed under a request.
 const POOL_IDLE: Duration = Duration::from_secs(15);
 
-/// Another service, by its URL.
+/// Another service, which is called by its URL.
 #[derive(Debug, Clone)]
-pub struct Upstream {
+pub struct UpstreamService {
     base: String,
     host: Option<HeaderValue>,
     client: Client<HttpConnector, Empty<Bytes>>,
 }
 
-/// What another service said.
+/// Reply of another service to a call.
 #[derive(Debug, Clone)]
-pub struct Said {
+pub struct UpstreamReply {
     pub status: http::StatusCode,
     pub served_by: Option<String>,
     pub json: serde_json::Value,
 }
 
-impl Upstream {
-    /// `base` is like `http://10.96.0.11:9080`; `host` replaces the Host header.
+impl UpstreamService {
+    /// Creates a client for the service at `base`, which is like `http://10.96.0.11:9080`. `host` replaces the Host header.
+    ///
+    /// # Errors
+    ///
+    /// `base` is not a plain http URL, or `host` is not a header value.
     pub fn new(base: &str, host: Option<&str>) -> anyhow::Result<Self> {
         let base = base.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| format!("{base:?} is not a URL: write it like http://10.96.0.11:9080"))?;
@@ -53,23 +57,31 @@ impl Upstream {
         Ok(Self { base, host, client })
     }
 
-    /// From `$NAME_URL` (required) and `$NAME_HOST`.
+    /// Creates a client from `$NAME_URL` (required) and `$NAME_HOST`.
+    ///
+    /// # Errors
+    ///
+    /// `$NAME_URL` is missing, or a value is wrong.
     pub fn from_env(name: &str) -> anyhow::Result<Self> {
         let url = std::env::var(format!("{name}_URL"))
             .with_context(|| format!("${name}_URL is not set: give the URL of that service, e.g. http://10.96.0.11:9080"))?;
         Self::new(&url, std::env::var(format!("{name}_HOST")).ok().as_deref())
     }
 
-    /// GET `path`, with `incoming`'s tracing headers.
-    pub async fn get(&self, path: &str, incoming: &HeaderMap) -> anyhow::Result<Said> {
+    /// Sends GET for `path`, with the tracing headers of `incoming`.
+    ///
+    /// # Errors
+    ///
+    /// The call failed or did not end within 10 s.
+    pub async fn get(&self, path: &str, incoming: &HeaderMap) -> anyhow::Result<UpstreamReply> {
         let call = self.get_unbounded(path, incoming);
         match tokio::time::timeout(CALL_TIMEOUT, call).await {
-            Ok(said) => said.with_context(|| format!("GET {}{path}", self.base)),
+            Ok(reply) => reply.with_context(|| format!("GET {}{path}", self.base)),
             Err(_) => bail!("GET {}{path}: no answer in {} s", self.base, CALL_TIMEOUT.as_secs()),
         }
     }
 
-    async fn get_unbounded(&self, path: &str, incoming: &HeaderMap) -> anyhow::Result<Said> {
+    async fn get_unbounded(&self, path: &str, incoming: &HeaderMap) -> anyhow::Result<UpstreamReply> {
         let mut request = Request::get(format!("{}{path}", self.base)).body(Empty::new())?;
         for name in PASSED_ON {
             if let Some(value) = incoming.get(name) {
@@ -84,6 +96,6 @@ impl Upstream {
         let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(|e| anyhow::anyhow!(e))?.to_bytes();
         let served_by = head.headers.get(SERVED_BY).and_then(|v| v.to_str().ok()).map(str::to_owned);
         let json = serde_json::from_slice(&body).unwrap_or(serde_json::Value::Null);
-        Ok(Said { status: head.status, served_by, json })
+        Ok(UpstreamReply { status: head.status, served_by, json })
     }
 }

@@ -1,4 +1,5 @@
-//! Deterministic bytes: byte `i` of stream `seed` is the same for everyone, so any part of a body can be checked without the whole.
+//! Deterministic bytes: byte `i` of stream `seed` is the same in every process, so any part of a body can be checked without the whole.
+//! Start at [`fill`].
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,10 +9,10 @@ use http::HeaderMap;
 use hyper::body::{Body, Frame, SizeHint};
 use sha2::{Digest, Sha256};
 
-/// Bytes produced at once.
+/// Number of bytes that are produced at once.
 pub const CHUNK_BYTES: usize = 64 * 1024;
 
-/// The eight bytes of block `block` (splitmix64, so that neighbours differ in every bit position).
+/// Returns the eight bytes of block `block`. They come from splitmix64, so that adjacent blocks differ in many bits.
 fn block_bytes(seed: u64, block: u64) -> [u8; 8] {
     let mut z = seed.wrapping_add(block.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -19,7 +20,7 @@ fn block_bytes(seed: u64, block: u64) -> [u8; 8] {
     (z ^ (z >> 31)).to_le_bytes()
 }
 
-/// Bytes `from .. from + length` of the stream.
+/// Returns the bytes `from .. from + length` of the stream.
 pub fn fill(seed: u64, from: u64, length: usize) -> Bytes {
     let mut out = BytesMut::with_capacity(length + 16);
     let skip = (from % 8) as usize;
@@ -33,7 +34,7 @@ pub fn fill(seed: u64, from: u64, length: usize) -> Bytes {
     out
 }
 
-/// Lower-case hex.
+/// Returns the bytes in lower-case hexadecimal.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
@@ -47,9 +48,9 @@ pub fn hex(bytes: &[u8]) -> String {
 pub struct Checker {
     seed: u64,
     digest: Sha256,
-    /// Bytes seen.
+    /// Number of bytes received so far.
     pub length: u64,
-    /// Offset of the first byte that differs.
+    /// Offset of the first byte that differs from the stream.
     pub differs_at: Option<u64>,
 }
 
@@ -59,7 +60,7 @@ impl Checker {
         Self { seed, digest: Sha256::new(), length: 0, differs_at: None }
     }
 
-    /// Takes the next piece.
+    /// Adds the next piece of the received bytes.
     pub fn take(&mut self, piece: &[u8]) {
         self.digest.update(piece);
         if self.differs_at.is_none() {
@@ -71,7 +72,7 @@ impl Checker {
         self.length += piece.len() as u64;
     }
 
-    /// Digest of all bytes seen, as hex.
+    /// Returns the digest of all received bytes, in hexadecimal.
     pub fn sha256(self) -> String {
         hex(&self.digest.finalize())
     }
@@ -82,27 +83,27 @@ pub struct PatternBody {
     seed: u64,
     position: u64,
     size: u64,
-    /// Present: the length is not announced (chunked in HTTP/1.1) and these end the body.
+    /// Trailers that end a body whose length is not announced (chunked in HTTP/1.1); `None` if the length is announced.
     unannounced: Option<Trailers>,
 }
 
-/// How an unannounced body ends.
+/// Trailers at the end of a body without an announced length.
 enum Trailers {
     Absent,
-    /// `x-length` and `x-sha256` of the bytes sent.
+    /// `x-length` and `x-sha256` of the sent bytes.
     Digest(Box<Sha256>),
 }
 
 impl PatternBody {
-    /// With an announced length.
+    /// Returns a body with an announced length.
     pub fn sized(seed: u64, size: u64) -> Self {
         Self { seed, position: 0, size, unannounced: None }
     }
-    /// Without a length.
+    /// Returns a body without an announced length.
     pub fn chunked(seed: u64, size: u64) -> Self {
         Self { seed, position: 0, size, unannounced: Some(Trailers::Absent) }
     }
-    /// Without a length, with the trailers `x-length` and `x-sha256`.
+    /// Returns a body without an announced length, with the trailers `x-length` and `x-sha256`.
     pub fn with_trailers(seed: u64, size: u64) -> Self {
         Self { seed, position: 0, size, unannounced: Some(Trailers::Digest(Box::default())) }
     }
@@ -111,7 +112,7 @@ impl PatternBody {
         let Some(Trailers::Digest(digest)) = self.unannounced.take() else { return None };
         let mut trailers = HeaderMap::new();
         trailers.insert("x-length", self.size.into());
-        // Hex is a header value.
+        // Hexadecimal text is always a valid header value.
         trailers.insert("x-sha256", hex(&digest.finalize()).parse().ok()?);
         Some(trailers)
     }

@@ -1,28 +1,29 @@
-//! Who a sample says it is: service, version and pod, taken from the environment as Kubernetes would set it.
+//! [`PodName`]: the service, version and pod with which a sample identifies itself. They come from the environment as Kubernetes would set
+//! it.
 
 use http::HeaderValue;
 use http::header::HeaderMap;
 
-use crate::answer::Answer;
+use crate::answer::SampleResponse;
 
-/// Response header with `service-version`; the load client counts its values.
+/// Response header with `service-version`. The load client counts its values.
 pub const SERVED_BY: &str = "x-served-by";
-/// Response header with the pod's name.
+/// Response header with the name of the pod.
 pub const POD: &str = "x-pod";
 
-/// The name a sample answers with.
+/// Service, version and pod name of a sample.
 #[derive(Debug, Clone)]
-pub struct Pod {
-    /// e.g. `reviews`.
+pub struct PodName {
+    /// Name of the service, e.g. `reviews`.
     pub service: String,
-    /// e.g. `v2`; `$SERVICE_VERSION`, else `v1`.
+    /// Version of the service, e.g. `v2`: `$SERVICE_VERSION`, else `v1`.
     pub version: String,
-    /// `$POD_NAME`, else `$HOSTNAME`, else `unknown`.
+    /// Name of the pod: `$POD_NAME`, else `$HOSTNAME`, else `unknown`.
     pub name: String,
 }
 
-impl Pod {
-    /// Reads the environment; `service` is the role unless `$SERVICE_NAME` says otherwise.
+impl PodName {
+    /// Reads the environment. `service` is the role; `$SERVICE_NAME` replaces it.
     pub fn from_env(service: &str) -> Self {
         let var = |name: &str| std::env::var(name).ok().filter(|v| !v.is_empty());
         Self {
@@ -32,21 +33,21 @@ impl Pod {
         }
     }
 
-    /// `service-version`, the value of [`SERVED_BY`].
+    /// Returns `service-version`, the value of [`SERVED_BY`].
     pub fn served_by(&self) -> String {
         format!("{}-{}", self.service, self.version)
     }
 
-    /// The answer with both headers on it.
-    pub fn signed(&self, mut answer: Answer) -> Answer {
+    /// Returns the response with both headers added.
+    pub fn signed(&self, mut answer: SampleResponse) -> SampleResponse {
         self.sign(answer.headers_mut());
         answer
     }
 
-    /// Puts both headers on a response.
+    /// Adds both headers to a response.
     pub fn sign(&self, headers: &mut HeaderMap) {
         for (name, value) in [(SERVED_BY, self.served_by()), (POD, self.name.clone())] {
-            // A pod name that is no header value is left out rather than failing the request it decorates.
+            // An invalid header value is left out, because the headers must not make the request fail.
             if let Ok(value) = HeaderValue::from_str(&value) {
                 headers.insert(name, value);
             }

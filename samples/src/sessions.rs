@@ -1,5 +1,5 @@
-//! Many long-lived TCP sessions with an echo server: opens them at a rate, lets each say something now and then, counts every one that
-//! breaks and how long its client waits for the next answer. Bounded in count, rate and time.
+//! Many long-lived TCP sessions with an echo server. It opens them at a rate and exchanges a message on each in intervals. It counts every
+//! session that breaks, and how long its client waits for the next answer. Sessions, rate and time are bounded. Start at [`run`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// Largest number of sessions.
+/// Maximum number of sessions of a run.
 const SESSIONS_MAX: usize = 200_000;
 /// Bytes of one exchange in each direction.
 const MESSAGE_BYTES: usize = 32;
-/// Breaks that the report tells one by one.
-const BREAKS_TOLD: usize = 50;
-/// Pause before a broken session is opened again: enough not to spin, too little to hide a gap.
+/// Maximum number of breaks that the report describes individually.
+const BREAKS_REPORTED_MAX: usize = 50;
+/// Pause before a broken session is opened again: long enough not to spin, too short to hide a gap.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What sessions to hold.
+/// Number, rate and timing of the sessions.
 #[derive(Debug, Clone, Args)]
-pub struct SessionsArgs {
+pub struct HeldSessionsArgs {
     /// Echo servers, e.g. 10.1.192.5:7000; sessions take them in turn
     #[arg(required = true)]
     pub addresses: Vec<String>,
@@ -44,27 +44,27 @@ pub struct SessionsArgs {
     pub duration: f64,
 }
 
-/// What one session, with all its lives, went through.
+/// Counts of one session, including the times it was opened again.
 #[derive(Debug, Default)]
-struct Tally {
+struct SessionTally {
     opened: u64,
     exchanges: u64,
-    /// Whether it was open, and had been answered, when the time was over.
+    /// Number of sessions that were open and had been answered at the end of the run.
     held: u64,
-    /// Sessions that ended before their time, by kind.
+    /// Number of sessions that ended too early, by kind of error.
     broken: BTreeMap<String, u64>,
-    /// Those of them that never had an answer: they had just been opened.
+    /// Number of broken sessions that never got an answer, because they had just been opened.
     unanswered: u64,
-    /// The first that broke: when, from which port, after how many exchanges, and why.
+    /// The first breaks: time, local port, number of exchanges, and reason.
     breaks: Vec<Value>,
-    /// Connects that failed, by kind.
+    /// Number of failed connects, by kind of error.
     unopened: BTreeMap<String, u64>,
     /// Longest time from a break, or from the first connect, to the next answer.
     gap_max: Duration,
 }
 
-impl Tally {
-    fn merge(&mut self, other: Tally) {
+impl SessionTally {
+    fn merge(&mut self, other: SessionTally) {
         self.opened += other.opened;
         self.exchanges += other.exchanges;
         self.held += other.held;
@@ -76,12 +76,16 @@ impl Tally {
         }
         self.gap_max = self.gap_max.max(other.gap_max);
         self.breaks.extend(other.breaks);
-        self.breaks.truncate(BREAKS_TOLD);
+        self.breaks.truncate(BREAKS_REPORTED_MAX);
     }
 }
 
-/// Holds the sessions. The JSON's `ok` is true when none broke and each could be opened at once.
-pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
+/// Runs the sessions. The JSON's `ok` is true if none broke and each could be opened at the first attempt.
+///
+/// # Errors
+///
+/// An argument is out of range, or a session's task failed.
+pub async fn run(args: &HeldSessionsArgs) -> anyhow::Result<Value> {
     if args.count == 0 || args.count > SESSIONS_MAX {
         bail!("--count {}: use 1 to {SESSIONS_MAX}", args.count);
     }
@@ -95,7 +99,7 @@ pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
     for number in 0..args.count {
         sessions.spawn(hold(args.clone(), number, started, end));
     }
-    let mut whole = Tally::default();
+    let mut whole = SessionTally::default();
     while let Some(session) = sessions.join_next().await {
         whole.merge(session?);
     }
@@ -107,9 +111,10 @@ pub async fn run(args: &SessionsArgs) -> anyhow::Result<Value> {
     }))
 }
 
-/// One session until `end`, opened again whenever it breaks.
-async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Instant) -> Tally {
-    let mut tally = Tally::default();
+/// Runs one session until `end`, and opens it again whenever it breaks.
+async fn hold(args: Arc<HeldSessionsArgs>, number: usize, started: Instant, end: Instant) -> SessionTally {
+    let mut tally = SessionTally::default();
+    // The start times spread the connects at --open-rate.
     tokio::time::sleep_until((started + Duration::from_secs_f64(number as f64 / args.open_rate)).min(end)).await;
     let mut whole_at = Instant::now();
     while Instant::now() < end {
@@ -127,6 +132,7 @@ async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Ins
                 }
             }
             Some(Err(problem)) => *tally.unopened.entry(problem.kind().to_string()).or_default() += 1,
+            // The run ended while the connect was pending; that is not a failure.
             None => return tally,
         }
         tokio::time::sleep_until((Instant::now() + PAUSE).min(end)).await;
@@ -134,16 +140,16 @@ async fn hold(args: Arc<SessionsArgs>, number: usize, started: Instant, end: Ins
     tally
 }
 
-/// Exchanges messages until `end` (`None`) or until the session breaks.
+/// Exchanges messages until `end` (returns `None`) or until the session breaks.
 async fn converse(
     mut stream: TcpStream,
-    args: &SessionsArgs,
+    args: &HeldSessionsArgs,
     number: usize,
     end: Instant,
     whole_at: &mut Instant,
-    tally: &mut Tally,
+    tally: &mut SessionTally,
 ) -> Option<std::io::Error> {
-    // Without it the numbers say something of Nagle, not of the path.
+    // With Nagle's algorithm the times would measure it instead of the path.
     let _ = stream.set_nodelay(true);
     for turn in 0u64.. {
         let mut message = [0; MESSAGE_BYTES];
@@ -160,6 +166,7 @@ async fn converse(
             Some(Err(problem)) => return Some(problem),
             None => return None,
         }
+        // `whole_at` is older than this exchange if the session broke in between, so the gap includes the time to open it again.
         tally.gap_max = tally.gap_max.max(whole_at.elapsed());
         let next = Instant::now() + Duration::from_millis(args.interval_ms);
         tokio::time::sleep_until(next.min(end)).await;
@@ -171,8 +178,8 @@ async fn converse(
     None
 }
 
-/// The outcome, patience's timeout, or `None` once the run is over.
-async fn within<T>(args: &SessionsArgs, end: Instant, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
+/// Returns the outcome, a timeout after `patience_ms`, or `None` once the run is over.
+async fn within<T>(args: &HeldSessionsArgs, end: Instant, work: impl Future<Output = std::io::Result<T>>) -> Option<std::io::Result<T>> {
     let deadline = Instant::now() + Duration::from_millis(args.patience_ms);
     match tokio::time::timeout_at(deadline.min(end), work).await {
         Ok(outcome) => Some(outcome),
@@ -186,8 +193,8 @@ mod tests {
     use super::*;
     use tokio::net::TcpListener;
 
-    fn args(address: String, count: usize, duration: f64) -> SessionsArgs {
-        SessionsArgs { addresses: vec![address], count, open_rate: 1000.0, interval_ms: 50, patience_ms: 5000, duration }
+    fn args(address: String, count: usize, duration: f64) -> HeldSessionsArgs {
+        HeldSessionsArgs { addresses: vec![address], count, open_rate: 1000.0, interval_ms: 50, patience_ms: 5000, duration }
     }
 
     #[tokio::test]
@@ -195,7 +202,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = tokio::spawn(async move {
-            // The first connection is closed after one exchange, later ones live.
+            // The first connection is closed after one exchange; later ones stay open.
             for first in [true, false, false] {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 tokio::spawn(async move {
@@ -220,7 +227,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         for (patience_ms, broken) in [(100, true), (60_000, false)] {
-            let report = run(&SessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }).await.unwrap();
+            let report = run(&HeldSessionsArgs { patience_ms, ..args(address.clone(), 1, 0.4) }).await.unwrap();
             assert_eq!(report["broken_by"]["timed out"].as_u64().is_some(), broken, "{report}");
             assert_eq!(report["held"], 0, "it never was answered");
             assert_eq!(report["unanswered"], report["broken"], "{report}");
@@ -228,7 +235,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_opened_is_counted() {
+    async fn failed_opens_are_counted() {
         let port = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
         let report = run(&args(format!("127.0.0.1:{port}"), 2, 0.2)).await.unwrap();
         assert!(report["unopened"].as_u64().unwrap() >= 2 && report["held"] == 0, "{report}");

@@ -1,4 +1,5 @@
-//! Plain TCP servers that end their streams in every way a relay must carry: echo, half-closes from both sides, resets.
+//! Plain TCP servers that end their streams in every manner that a relay must carry: echo, half-closes from both sides, resets. Start at
+//! [`serve`].
 
 use std::net::SocketAddr;
 use std::str::FromStr;
@@ -11,14 +12,14 @@ use tokio::sync::watch;
 use crate::listen::stopped;
 use crate::pattern::{CHUNK_BYTES, Checker, fill};
 
-/// What a server does with a connection.
+/// Behavior of a server on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// Sends back what comes; closes its side when the client closed its own.
+pub enum TcpServerMode {
+    /// Sends back what it receives; closes its side when the client has closed its own.
     Echo,
     /// Reads to the end, then answers `{length, sha256, as_pattern}` as one JSON line: needs the client's half-close.
     Drain,
-    /// Sends a banner, closes its side at once, then reads to the end and reports to its log.
+    /// Sends a banner, closes its side at once, then reads to the end and logs the result.
     Greet,
     /// Reads a decimal size and a newline, sends that many deterministic bytes, closes.
     Source,
@@ -28,30 +29,30 @@ pub enum Mode {
     Stall,
 }
 
-/// Text sent by [`Mode::Greet`].
+/// Text that a [`TcpServerMode::Greet`] server sends.
 pub const BANNER: &[u8] = b"canal tcp sample\n";
-/// Longest line read by [`Mode::Source`], in bytes.
+/// Maximum length of the line that [`TcpServerMode::Source`] reads, in bytes.
 const LINE_BYTES_MAX: usize = 32;
 
-/// A mode on a port, written `mode=port`.
+/// A mode and a port, written `mode=port`.
 #[derive(Debug, Clone, Copy)]
-pub struct Listen {
-    pub mode: Mode,
+pub struct TcpListenArg {
+    pub mode: TcpServerMode,
     pub port: u16,
 }
 
-impl FromStr for Listen {
+impl FromStr for TcpListenArg {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let problem = || format!("{text:?}: write it as mode=port, e.g. echo=7000");
         let (mode, port) = text.split_once('=').ok_or_else(problem)?;
-        let mode = <Mode as clap::ValueEnum>::from_str(mode, false).map_err(|_| problem())?;
+        let mode = <TcpServerMode as clap::ValueEnum>::from_str(mode, false).map_err(|_| problem())?;
         Ok(Self { mode, port: port.parse().map_err(|_| problem())? })
     }
 }
 
 /// Serves one port until `stop`.
-pub async fn serve(listener: TcpListener, mode: Mode, mut stop: watch::Receiver<bool>) {
+pub async fn serve(listener: TcpListener, mode: TcpServerMode, mut stop: watch::Receiver<bool>) {
     loop {
         tokio::select! {
             () = stopped(&mut stop) => return,
@@ -66,15 +67,15 @@ pub async fn serve(listener: TcpListener, mode: Mode, mut stop: watch::Receiver<
     }
 }
 
-async fn attend(mut stream: TcpStream, peer: SocketAddr, mode: Mode, mut stop: watch::Receiver<bool>) {
+async fn attend(mut stream: TcpStream, peer: SocketAddr, mode: TcpServerMode, mut stop: watch::Receiver<bool>) {
     let _ = stream.set_nodelay(true);
     let served = match mode {
-        Mode::Echo => echo(&mut stream).await,
-        Mode::Drain => drain(&mut stream).await,
-        Mode::Greet => greet(&mut stream).await,
-        Mode::Source => source(&mut stream).await,
-        Mode::Reset => reset(&mut stream).await,
-        Mode::Stall => {
+        TcpServerMode::Echo => echo(&mut stream).await,
+        TcpServerMode::Drain => drain(&mut stream).await,
+        TcpServerMode::Greet => greet(&mut stream).await,
+        TcpServerMode::Source => source(&mut stream).await,
+        TcpServerMode::Reset => reset(&mut stream).await,
+        TcpServerMode::Stall => {
             stopped(&mut stop).await;
             Ok(())
         }
@@ -104,8 +105,8 @@ async fn read_all(stream: &mut TcpStream) -> std::io::Result<Checker> {
 async fn drain(stream: &mut TcpStream) -> std::io::Result<()> {
     let checker = read_all(stream).await?;
     let (length, as_pattern) = (checker.length, checker.differs_at.is_none());
-    let said = serde_json::json!({ "length": length, "as_pattern": as_pattern, "sha256": checker.sha256() });
-    stream.write_all(format!("{said}\n").as_bytes()).await?;
+    let report = serde_json::json!({ "length": length, "as_pattern": as_pattern, "sha256": checker.sha256() });
+    stream.write_all(format!("{report}\n").as_bytes()).await?;
     stream.shutdown().await
 }
 
@@ -139,6 +140,6 @@ async fn source(stream: &mut TcpStream) -> std::io::Result<()> {
 
 async fn reset(stream: &mut TcpStream) -> std::io::Result<()> {
     stream.read_u8().await?;
-    // Closing with a zero linger time sends RST instead of FIN.
+    // Closing a socket with a zero linger time sends RST instead of FIN.
     socket2::SockRef::from(&*stream).set_linger(Some(Duration::ZERO))
 }

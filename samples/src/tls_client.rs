@@ -1,5 +1,5 @@
-//! A TLS client without a mesh: dials, checks the server by the roots and the name it is given, shows its own certificate if it has one, asks
-//! for a page over HTTP/1.1, and tells what was agreed and what chain it was shown.
+//! A TLS client without a mesh. It connects, verifies the server against the given roots and name, presents its own certificate if it has
+//! one, and requests a page over HTTP/1.1. It reports the negotiated parameters and the server's certificate chain. Start at [`run`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use tokio_rustls::TlsConnector;
 use x509_parser::extensions::GeneralName;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// Answers are pages.
+/// Maximum size of an answer, which is a page.
 const ANSWER_BYTES_MAX: u64 = 16 << 20;
 
-/// Whom to dial and how.
+/// Server to connect to, and the TLS settings.
 #[derive(Debug, Clone, Args)]
 pub struct TlsClientArgs {
     /// Server, e.g. 10.101.0.10:443
@@ -36,13 +36,13 @@ pub struct TlsClientArgs {
     pub cert: Option<PathBuf>,
     #[arg(long)]
     pub key: Option<PathBuf>,
-    /// Page to ask for
+    /// Page to request
     #[arg(long, default_value = "/")]
     pub path: String,
     /// Offer TLS 1.2 only
     #[arg(long)]
     pub tls12: bool,
-    /// Connections, one after the other; the last is told of
+    /// Number of connections, one after the other; the last one is reported
     #[arg(short = 'n', long, default_value_t = 1)]
     pub times: u32,
     /// Give up on a connection after this time
@@ -50,7 +50,11 @@ pub struct TlsClientArgs {
     pub timeout_ms: u64,
 }
 
-/// Dials. The JSON's `ok` tells whether every connection got an answer with status 200.
+/// Connects as often as requested. The JSON's `ok` is true if every connection got an answer with status 200.
+///
+/// # Errors
+///
+/// A file with roots, certificates or the key is not readable, or it contains none.
 pub async fn run(args: &TlsClientArgs) -> anyhow::Result<Value> {
     let config = Arc::new(config(args)?);
     let (mut last, mut failed, mut took) = (Value::Null, 0, Vec::new());
@@ -110,6 +114,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
     stream.write_all(request.as_bytes()).await.context("send")?;
     let mut answer = Vec::new();
     let read = (&mut stream).take(ANSWER_BYTES_MAX).read_to_end(&mut answer).await;
+    // A read error after an answer is ignored; the answer's status decides.
     if answer.is_empty() {
         read.context("receive")?;
     }
@@ -128,7 +133,7 @@ async fn once(args: &TlsClientArgs, config: Arc<ClientConfig>) -> anyhow::Result
     }))
 }
 
-/// A certificate in short.
+/// Summarizes a certificate as JSON.
 fn shown(der: &CertificateDer<'_>) -> Value {
     let Ok((_, certificate)) = X509Certificate::from_der(der) else { return "unreadable".into() };
     let names = certificate.subject_alternative_name().ok().flatten().map(|names| {

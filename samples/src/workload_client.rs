@@ -1,5 +1,5 @@
-//! An application that asks the SPIFFE Workload API for its X.509 SVID: prints each answer, and can leave the newest as PEM files. Verifies
-//! nothing but the shape.
+//! An application that requests its X.509-SVID from the SPIFFE Workload API. It prints each answer, and can write the newest one as PEM
+//! files. It checks only the format. Start at [`run`].
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixStream as StdUnixStream};
@@ -23,7 +23,7 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 use crate::workload::spiffe_workload_api_client::SpiffeWorkloadApiClient;
 use crate::workload::{X509svid, X509svidRequest, X509svidResponse};
 
-/// What to ask and for how long.
+/// Endpoint of the Workload API, and when to end.
 #[derive(Debug, Clone, Args)]
 pub struct WorkloadClientArgs {
     /// unix:PATH, unix:@ABSTRACT, or tcp://IP:PORT (SPIFFE_Workload_Endpoint.md §4)
@@ -43,7 +43,11 @@ pub struct WorkloadClientArgs {
     pub without_header: bool,
 }
 
-/// Asks. The JSON's `ok` tells whether as many answers came as were wanted.
+/// Requests the SVID. The JSON's `ok` is true if as many answers arrived as requested.
+///
+/// # Errors
+///
+/// The endpoint cannot be reached, an answer contains an unreadable certificate, or a file cannot be written.
 pub async fn run(args: &WorkloadClientArgs) -> anyhow::Result<Value> {
     let mut client = SpiffeWorkloadApiClient::new(connect(&args.socket).await?);
     let mut request = tonic::Request::new(X509svidRequest {});
@@ -60,7 +64,7 @@ pub async fn run(args: &WorkloadClientArgs) -> anyhow::Result<Value> {
         let left = Duration::from_secs(args.seconds).saturating_sub(started.elapsed());
         match tokio::time::timeout(left, stream.next()).await {
             Ok(Some(Ok(answer))) => {
-                answers.push(told(&answer, started)?);
+                answers.push(report(&answer, started)?);
                 if let Some(out) = &args.out {
                     write(out, &answer)?;
                 }
@@ -82,16 +86,16 @@ async fn connect(socket: &str) -> anyhow::Result<Channel> {
     }
     let Some(path) = socket.strip_prefix("unix:") else { bail!("{socket:?}: write unix:PATH, unix:@NAME or tcp://IP:PORT") };
     let path = path.strip_prefix("//").unwrap_or(path).to_owned();
-    // The URL is for the :authority only.
+    // The URL is used only for the :authority header.
     let endpoint = Endpoint::from_static("http://localhost");
-    endpoint.connect_with_connector(Dialer(path)).await.with_context(|| format!("connect to {socket}"))
+    endpoint.connect_with_connector(UnixDialer(path)).await.with_context(|| format!("connect to {socket}"))
 }
 
-/// Dials a Unix socket; `@` begins an abstract name.
+/// Connects to a Unix socket. A leading `@` marks an abstract name.
 #[derive(Clone)]
-struct Dialer(String);
+struct UnixDialer(String);
 
-impl tonic::codegen::Service<Uri> for Dialer {
+impl tonic::codegen::Service<Uri> for UnixDialer {
     type Response = TokioIo<UnixStream>;
     type Error = std::io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
@@ -116,7 +120,7 @@ impl tonic::codegen::Service<Uri> for Dialer {
     }
 }
 
-/// The certificates of a run of DER.
+/// Splits a sequence of DER certificates.
 fn certificates(mut der: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
     let mut all = Vec::new();
     while !der.is_empty() {
@@ -127,7 +131,7 @@ fn certificates(mut der: &[u8]) -> anyhow::Result<Vec<&[u8]>> {
     Ok(all)
 }
 
-fn told(answer: &X509svidResponse, started: Instant) -> anyhow::Result<Value> {
+fn report(answer: &X509svidResponse, started: Instant) -> anyhow::Result<Value> {
     let svids: anyhow::Result<Vec<Value>> = answer.svids.iter().map(svid).collect();
     let mut federated = serde_json::Map::new();
     for (domain, bundle) in &answer.federated_bundles {
@@ -150,7 +154,7 @@ fn svid(svid: &X509svid) -> anyhow::Result<Value> {
     }))
 }
 
-/// Leaves the first SVID as PEM.
+/// Writes the first SVID as PEM files.
 fn write(out: &Path, answer: &X509svidResponse) -> anyhow::Result<()> {
     let Some(svid) = answer.svids.first() else { return Ok(()) };
     let pem = |kind: &str, der: &[u8]| {

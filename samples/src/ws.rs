@@ -1,4 +1,4 @@
-//! A WebSocket echo server (RFC 6455) at any path, and `/health`. Text and binary messages come back as they were sent.
+//! A WebSocket echo server (RFC 6455) at any path, and `/health`. It returns text and binary messages unchanged. Start at [`answer()`].
 
 use futures::{SinkExt, StreamExt};
 use http::{HeaderValue, Request, Response, StatusCode, header};
@@ -10,19 +10,19 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::handshake::derive_accept_key;
 use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
 
-use crate::answer::{self, Answer};
-use crate::pod::Pod;
+use crate::answer::{self, SampleResponse};
+use crate::pod::PodName;
 
-/// Largest message echoed, in bytes.
+/// Maximum size of a message that is echoed, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
-/// Limits of both ends.
+/// Returns the limits of client and server.
 pub fn limits() -> WebSocketConfig {
     WebSocketConfig::default().max_message_size(Some(MESSAGE_BYTES_MAX)).max_frame_size(Some(MESSAGE_BYTES_MAX))
 }
 
 /// Answers one request: an upgrade, or `/health`.
-pub async fn answer(pod: Pod, mut request: Request<Incoming>) -> Answer {
+pub async fn answer(pod: PodName, mut request: Request<Incoming>) -> SampleResponse {
     let mut answer = match decide_accept(&request) {
         Ok(None) => answer::json(StatusCode::OK, &serde_json::json!({ "status": "ok", "pod": pod.name })),
         Err(problem) => answer::refuse(StatusCode::BAD_REQUEST, problem),
@@ -35,7 +35,7 @@ pub async fn answer(pod: Pod, mut request: Request<Incoming>) -> Answer {
     answer
 }
 
-/// The value for Sec-WebSocket-Accept; `None` for `/health` (RFC 6455 §4.2.1).
+/// Returns the value for Sec-WebSocket-Accept (RFC 6455 §4.2.1), or `None` for `/health`.
 fn decide_accept<B>(request: &Request<B>) -> Result<Option<HeaderValue>, &'static str> {
     if request.uri().path() == "/health" {
         return Ok(None);
@@ -51,11 +51,11 @@ fn decide_accept<B>(request: &Request<B>) -> Result<Option<HeaderValue>, &'stati
         return Err("send Sec-WebSocket-Version: 13");
     }
     let key = request.headers().get(header::SEC_WEBSOCKET_KEY).ok_or("Sec-WebSocket-Key is missing")?;
-    // Base64 is a header value.
+    // Base64 text is always a valid header value.
     Ok(HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok())
 }
 
-fn switching(accept: HeaderValue) -> Answer {
+fn switching(accept: HeaderValue) -> SampleResponse {
     let mut answer = Response::new(answer::boxed(Empty::new()));
     *answer.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let headers = answer.headers_mut();
@@ -69,7 +69,7 @@ async fn echo(upgrade: OnUpgrade) {
     let Ok(upgraded) = upgrade.await else { return };
     let mut socket = WebSocketStream::from_raw_socket(TokioIo::new(upgraded), Role::Server, Some(limits())).await;
     while let Some(Ok(message)) = socket.next().await {
-        // Pings and closes are answered by the library while it reads.
+        // The library answers pings and closes while it reads.
         if (message.is_text() || message.is_binary()) && socket.send(message).await.is_err() {
             return;
         }

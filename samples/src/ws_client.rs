@@ -1,4 +1,4 @@
-//! The WebSocket client role: sends messages of given sizes, checks each echo, a ping and the close; prints JSON.
+//! The WebSocket client role: sends messages of given sizes, checks each echo, a ping and the close, and prints JSON. Start at [`run`].
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +14,12 @@ use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
 use tokio_tungstenite::tungstenite::{Bytes, Message};
 use tokio_tungstenite::{WebSocketStream, client_async_with_config};
 
-use crate::load::histogram::Histogram;
+use crate::load::histogram::LatencyHistogram;
 use crate::pattern::fill;
 use crate::pod::SERVED_BY;
 use crate::ws::limits;
 
-/// What to send.
+/// Server, and the messages to send.
 #[derive(Debug, Clone, Args)]
 pub struct WsClientArgs {
     /// Server, e.g. ws://10.96.0.40:8081/echo
@@ -33,7 +33,7 @@ pub struct WsClientArgs {
     /// Milliseconds between messages
     #[arg(long, default_value_t = 0)]
     pub interval_ms: u64,
-    /// Longest wait for one echo
+    /// Maximum wait for one echo
     #[arg(long, default_value_t = 10_000)]
     pub timeout_ms: u64,
     /// Host header
@@ -41,20 +41,24 @@ pub struct WsClientArgs {
     pub host: Option<String>,
 }
 
-/// Counts of one session.
+/// Results of one WebSocket session.
 #[derive(Default)]
-struct Session {
+struct WsSession {
     echoed: u32,
     intact: bool,
     pong: bool,
     close_code: Option<u16>,
-    rtt: Histogram,
+    rtt: LatencyHistogram,
 }
 
-/// Runs the session. The JSON's `ok` tells whether all echoes were right and the close was clean.
+/// Runs the session. The JSON's `ok` is true if all echoes were right and the close was clean.
+///
+/// # Errors
+///
+/// The URL is wrong, or the connect or the WebSocket handshake failed.
 pub async fn run(args: &WsClientArgs) -> anyhow::Result<Value> {
     let (mut socket, served_by) = connect(args).await?;
-    let mut session = Session { intact: true, ..Session::default() };
+    let mut session = WsSession { intact: true, ..WsSession::default() };
     let ended = converse(args, &mut socket, &mut session).await;
     let clean = ended.is_ok() && session.close_code == Some(1000);
     Ok(json!({
@@ -87,7 +91,7 @@ async fn within<F: Future>(args: &WsClientArgs, work: F) -> anyhow::Result<F::Ou
     tokio::time::timeout(Duration::from_millis(args.timeout_ms), work).await.with_context(|| format!("no answer in {} ms", args.timeout_ms))
 }
 
-/// Text and binary in turn: both kinds must keep their kind.
+/// Returns text and binary messages in turn, because the echo must preserve both kinds.
 fn message(args: &WsClientArgs, index: u32) -> Message {
     let bytes = fill(u64::from(index), 0, args.size);
     if index.is_multiple_of(2) {
@@ -98,7 +102,7 @@ fn message(args: &WsClientArgs, index: u32) -> Message {
     }
 }
 
-async fn converse(args: &WsClientArgs, socket: &mut WebSocketStream<TcpStream>, session: &mut Session) -> anyhow::Result<()> {
+async fn converse(args: &WsClientArgs, socket: &mut WebSocketStream<TcpStream>, session: &mut WsSession) -> anyhow::Result<()> {
     for index in 0..args.count {
         if index > 0 && args.interval_ms > 0 {
             tokio::time::sleep(Duration::from_millis(args.interval_ms)).await;

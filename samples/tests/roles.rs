@@ -1,13 +1,13 @@
-//! Every role against its counterpart on loopback: servers in the test's runtime, clients as the binary runs them.
+//! Tests every role against its counterpart on loopback. Servers run in the test's runtime; clients run like in the binary.
 
 use std::future::Future;
 use std::net::SocketAddr;
 
-use canal_samples::answer::Answer;
+use canal_samples::answer::SampleResponse;
 use canal_samples::bookinfo::{details, productpage::ProductPage, ratings, reviews::Reviews};
 use canal_samples::listen::{bind, serve};
-use canal_samples::outbound::Upstream;
-use canal_samples::pod::Pod;
+use canal_samples::outbound::UpstreamService;
+use canal_samples::pod::PodName;
 use canal_samples::{blob, blob_client, echo_rpc, grpc_client, load, tcp, tcp_client, ws, ws_client};
 use clap::{Args, FromArgMatches};
 use http::Request;
@@ -15,18 +15,18 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::sync::watch;
 
-/// Servers end when this is dropped.
+/// The servers of a test. They end when this value is dropped.
 struct Servers(watch::Sender<bool>);
 
 impl Servers {
     fn new() -> Self {
         Self(watch::channel(false).0)
     }
-    /// Serves on a free port; the port.
+    /// Serves on a free port, and returns the port.
     fn start<F, Fut>(&self, handler: F) -> u16
     where
         F: Fn(Request<Incoming>, SocketAddr) -> Fut + Clone + Send + 'static,
-        Fut: Future<Output = Answer> + Send + 'static,
+        Fut: Future<Output = SampleResponse> + Send + 'static,
     {
         let listener = bind(0).unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -35,8 +35,8 @@ impl Servers {
     }
 }
 
-fn pod(service: &str, version: &str) -> Pod {
-    Pod { service: service.into(), version: version.into(), name: format!("{service}-{version}-0") }
+fn pod(service: &str, version: &str) -> PodName {
+    PodName { service: service.into(), version: version.into(), name: format!("{service}-{version}-0") }
 }
 
 /// Parses a role's arguments as the command line does.
@@ -51,11 +51,11 @@ fn check(name: &str, report: anyhow::Result<Value>) -> Value {
     report
 }
 
-fn upstream(port: u16) -> Upstream {
-    Upstream::new(&format!("http://127.0.0.1:{port}"), None).unwrap()
+fn upstream(port: u16) -> UpstreamService {
+    UpstreamService::new(&format!("http://127.0.0.1:{port}"), None).unwrap()
 }
 
-/// The four services; the page's port.
+/// Starts the four services, and returns the port of the page.
 fn bookinfo(servers: &Servers, version: &'static str) -> u16 {
     let ratings = servers.start(|r, _| std::future::ready(ratings::answer(&pod("ratings", "v1"), &r)));
     let details = servers.start(|r, _| std::future::ready(details::answer(&pod("details", "v1"), &r)));
@@ -76,12 +76,12 @@ async fn bookinfo_calls_through_all_four_services() {
     let servers = Servers::new();
     for (version, stars) in [("v1", Value::Null), ("v2", "black".into()), ("v3", "red".into())] {
         let page = upstream(bookinfo(&servers, version));
-        let said = page.get("/productpage", &http::HeaderMap::new()).await.unwrap();
-        assert_eq!(said.status, 200, "{version}: {}", said.json);
-        assert_eq!(said.served_by.as_deref(), Some("productpage-v1"));
-        assert_eq!(said.json["reviews"]["version"], version);
-        assert_eq!(said.json["reviews"]["reviews"][0]["rating"]["color"], stars, "{version}");
-        assert_eq!(said.json["details"]["pod"], "details-v1-0");
+        let reply = page.get("/productpage", &http::HeaderMap::new()).await.unwrap();
+        assert_eq!(reply.status, 200, "{version}: {}", reply.json);
+        assert_eq!(reply.served_by.as_deref(), Some("productpage-v1"));
+        assert_eq!(reply.json["reviews"]["version"], version);
+        assert_eq!(reply.json["reviews"]["reviews"][0]["rating"]["color"], stars, "{version}");
+        assert_eq!(reply.json["details"]["pod"], "details-v1-0");
     }
 }
 
@@ -117,7 +117,7 @@ async fn load_counts_every_failure_by_kind() {
     let blob = servers.start(|r, p| blob::answer(pod("blob", "v1"), r, p));
     let reset = bind(0).unwrap();
     let reset_port = reset.local_addr().unwrap().port();
-    tokio::spawn(tcp::serve(reset, tcp::Mode::Reset, servers.0.subscribe()));
+    tokio::spawn(tcp::serve(reset, tcp::TcpServerMode::Reset, servers.0.subscribe()));
     for (line, kind) in [
         (format!("http://127.0.0.1:{blob}/status/503 -n 10"), "status_503"),
         ("http://127.0.0.1:1/ -n 10".to_owned(), "connect"),
@@ -190,7 +190,7 @@ async fn tcp_streams_end_in_every_way() {
     for mode in ["echo", "drain", "greet", "source", "reset"] {
         let listener = bind(0).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let mode_value = <tcp::Mode as clap::ValueEnum>::from_str(mode, false).unwrap();
+        let mode_value = <tcp::TcpServerMode as clap::ValueEnum>::from_str(mode, false).unwrap();
         tokio::spawn(tcp::serve(listener, mode_value, servers.0.subscribe()));
         for (host, size) in [("127.0.0.1", 0), ("[::1]", 5_000_000)] {
             let line = format!("{host}:{port} --mode {mode} --size {size}");
@@ -204,7 +204,7 @@ async fn a_server_that_does_not_read_stops_its_client() {
     let servers = Servers::new();
     let listener = bind(0).unwrap();
     let port = listener.local_addr().unwrap().port();
-    tokio::spawn(tcp::serve(listener, tcp::Mode::Stall, servers.0.subscribe()));
+    tokio::spawn(tcp::serve(listener, tcp::TcpServerMode::Stall, servers.0.subscribe()));
     let line = format!("127.0.0.1:{port} --mode stall --size 1000000000");
     check(&line, tcp_client::run(&args(&line)).await);
 }

@@ -1,9 +1,9 @@
-//! The roles of zero trust against their counterparts on loopback: authorizer, Workload API client, TLS client.
+//! Tests the zero-trust roles against their counterparts on loopback: authorizer, Workload API client, TLS client.
 
 use std::pin::Pin;
 use std::sync::Arc;
 
-use canal_samples::authz::{Authorizer, AuthzArgs};
+use canal_samples::authz::{AuthzArgs, SampleAuthorizer};
 use canal_samples::ext_authz::authorization_client::AuthorizationClient;
 use canal_samples::ext_authz::check_response::HttpResponse;
 use canal_samples::ext_authz::{AttributeContext, CheckRequest, HttpRequest, Request as Asked};
@@ -26,9 +26,9 @@ fn args<A: Args + FromArgMatches>(line: &str) -> A {
 }
 
 #[tokio::test]
-async fn the_authorizer_does_as_it_is_told() {
+async fn the_authorizer_follows_the_request() {
     let stop = watch::channel(false).0;
-    let authorizer = Authorizer::new(&args::<AuthzArgs>("--strict"));
+    let authorizer = SampleAuthorizer::new(&args::<AuthzArgs>("--strict"));
     let listener = bind(0).unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(serve(listener, stop.subscribe(), move |request, _| authorizer.clone().answer(request)));
@@ -36,8 +36,8 @@ async fn the_authorizer_does_as_it_is_told() {
     for (word, status) in [("allow", None), ("deny", Some(403)), ("teapot", Some(418)), ("anything", Some(403))] {
         let http = HttpRequest { headers: [("x-authz".to_owned(), word.to_owned())].into(), ..HttpRequest::default() };
         let request = Some(Asked { http: Some(http) });
-        let asked = CheckRequest { attributes: Some(AttributeContext { request, ..AttributeContext::default() }) };
-        let answer = client.check(asked).await.unwrap().into_inner();
+        let grpc_request = CheckRequest { attributes: Some(AttributeContext { request, ..AttributeContext::default() }) };
+        let answer = client.check(grpc_request).await.unwrap().into_inner();
         let denied = match answer.http_response {
             Some(HttpResponse::DeniedResponse(denied)) => denied.status.map(|status| status.code),
             _ => None,
@@ -46,21 +46,21 @@ async fn the_authorizer_does_as_it_is_told() {
     }
 }
 
-/// Serves two answers to whoever has the header.
+/// A Workload API that sends two answers to clients with the security header.
 struct Api(Vec<X509svidResponse>);
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+type TrustReplies<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl SpiffeWorkloadApi for Api {
-    type FetchX509SVIDStream = Answers<X509svidResponse>;
+    type FetchX509SVIDStream = TrustReplies<X509svidResponse>;
     async fn fetch_x509svid(&self, request: tonic::Request<X509svidRequest>) -> Result<Response<Self::FetchX509SVIDStream>, Status> {
         if request.metadata().get("workload.spiffe.io").is_none() {
             return Err(Status::invalid_argument("no header"));
         }
         Ok(Response::new(Box::pin(futures::stream::iter(self.0.clone().into_iter().map(Ok)))))
     }
-    type FetchX509BundlesStream = Answers<X509BundlesResponse>;
+    type FetchX509BundlesStream = TrustReplies<X509BundlesResponse>;
     async fn fetch_x509_bundles(&self, _: tonic::Request<X509BundlesRequest>) -> Result<Response<Self::FetchX509BundlesStream>, Status> {
         Err(Status::unimplemented("not here"))
     }
@@ -99,7 +99,7 @@ async fn svids_are_fetched_and_left_as_files() {
 }
 
 #[tokio::test]
-async fn tls_is_checked_and_told_of() {
+async fn tls_is_checked_and_reported() {
     let (authority, key) = (authority(), KeyPair::generate().unwrap());
     let leaf = CertificateParams::new(vec!["page.example".into()]).unwrap().signed_by(&key, &authority).unwrap();
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
@@ -111,7 +111,7 @@ async fn tls_is_checked_and_told_of() {
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((tcp, _)) = listener.accept().await {
-            // Clients that refuse the server end here.
+            // Handshakes of clients that refuse the server end here.
             let Ok(mut stream) = acceptor.accept(tcp).await else { continue };
             let _ = stream.read(&mut [0; 1024]).await;
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi").await;

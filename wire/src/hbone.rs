@@ -1,59 +1,83 @@
-//! HBONE's constants and header words as Istio's ztunnel speaks them (CONNECT over HTTP/2 over mTLS). No IO; `dataplane/kit` does that.
+//! Constants and header fields of HBONE, compatible with Istio's ztunnel (CONNECT over HTTP/2 over mTLS). No IO; `dataplane/hbone` does
+//! that.
 
-/// Captured outbound connections arrive here, inside the pod's network namespace.
+/// Port for captured outbound connections, inside the pod's network namespace.
 pub const OUTBOUND_PORT: u16 = 15001;
-/// Captured inbound plaintext; reserved, refused as a CONNECT target.
+/// Port for captured inbound plaintext; reserved and refused as a CONNECT target.
 pub const INBOUND_PLAINTEXT_PORT: u16 = 15006;
-/// HBONE.
+/// Port on which HBONE tunnels are accepted.
 pub const HBONE_PORT: u16 = 15008;
-/// Ports no CONNECT may name: they are the proxy's own (ztunnel's `illegal_ports`).
+/// Ports that no CONNECT may target, because they are the proxy's own (ztunnel's `illegal_ports`).
 pub const ILLEGAL_PORTS: [u16; 3] = [OUTBOUND_PORT, INBOUND_PLAINTEXT_PORT, HBONE_PORT];
-/// The mark on the proxy's own sockets in a pod's namespace, so that capture leaves them alone.
+/// Socket mark of the proxy's own sockets in a pod's namespace; capture ignores marked sockets.
 pub const PROXY_MARK: u32 = 0x539;
+/// Socket mark of the proxy's connections to the pod's applications. It keeps the replies inside the pod's namespace, whatever source
+/// address the connection has.
+pub const DELIVERY_MARK: u32 = 0x53a;
+/// All socket marks of the proxy in a pod's namespace.
+pub const PROXY_MARKS: [u32; 2] = [PROXY_MARK, DELIVERY_MARK];
 
-/// ALPN of HBONE.
+/// ALPN protocol of HBONE connections.
 pub const ALPN: &[u8] = b"h2";
-/// HTTP/2 stream window of a new connection, bytes, both sides. It grows with use.
+/// Initial HTTP/2 stream window, in bytes, on both sides. It grows with use.
 pub const STREAM_WINDOW: u32 = 64 << 10;
-/// HTTP/2 window of a new connection, bytes. Four streams' worth: equal windows can deadlock an app that reads stream A only after stream B.
+/// Initial HTTP/2 connection window, in bytes. It is four stream windows: with equal windows, an application that reads stream A only after
+/// stream B can deadlock.
 pub const CONNECTION_WINDOW: u32 = 256 << 10;
-/// The largest stream window, bytes: 512 MB/s at a round trip of 1 ms.
+/// Maximum stream window, in bytes: 512 MB/s at a round trip of 1 ms.
 pub const STREAM_WINDOW_MAX: u32 = 512 << 10;
-/// The largest window of a connection, bytes: with what waits to be sent, a connection holds less than 2 MiB for a peer that stalls.
+/// Maximum connection window, in bytes. Together with data waiting to be sent, a connection buffers less than 2 MiB for a stalled peer.
 pub const CONNECTION_WINDOW_MAX: u32 = 1536 << 10;
-/// HTTP/2 max frame size, bytes.
+/// Maximum HTTP/2 frame size, in bytes.
 pub const FRAME_SIZE: u32 = 1 << 20;
-/// Client: max header list, bytes.
+/// Client: maximum size of a header list, in bytes.
 pub const CLIENT_HEADER_LIST: u32 = 16 << 10;
-/// Server: max header list, bytes.
+/// Server: maximum size of a header list, in bytes.
 pub const SERVER_HEADER_LIST: u32 = 64 << 10;
-/// Client: send buffer per stream, bytes.
+/// Client: send buffer per stream, in bytes.
 pub const CLIENT_SEND_BUFFER: usize = 256 << 10;
-/// Server: send buffer per stream, bytes.
+/// Server: send buffer per stream, in bytes.
 pub const SERVER_SEND_BUFFER: usize = 256 << 10;
-/// Client: streams on one pooled connection.
+/// Client: maximum number of streams on one pooled connection.
 pub const POOL_STREAMS_MAX: u32 = 100;
-/// Server: concurrent streams.
+/// Client: maximum number of connections over which one worker spreads the streams of one identity to one service. More connections are
+/// opened only if all of them are full ([`POOL_STREAMS_MAX`]).
+pub const SPREAD_CONNECTIONS_MAX: u32 = 16;
+/// Client: number of open streams that justifies the handshake of one more connection.
+pub const SPREAD_STREAMS_PER_CONNECTION: u32 = 2;
+/// Client: rate of new streams per second that justifies the handshake of one more connection.
+pub const SPREAD_RATE_PER_CONNECTION: u32 = 3;
+/// Client: age in seconds (±20 %) after which a connection to a service takes no new streams.
+pub const SPREAD_AGE_SECONDS: u64 = 600;
+/// Client: number of streams after which a connection to a service takes no new streams.
+pub const SPREAD_LIFETIME_STREAMS_MAX: u32 = 100_000;
+/// Client: seconds without a stream after which all connections to a service except the first are closed.
+pub const SPREAD_IDLE_SECONDS: u64 = 60;
+/// Server: maximum number of concurrent streams.
 pub const SERVER_STREAMS_MAX: u32 = 200;
 
-/// Where the tunnelled connection comes from: `for="<ip:port>"` and, if a service is targeted, `;host=<hostname>`.
+/// Header with the source of the tunnelled connection: `for="<ip:port>"` and, if a service is targeted, `;host=<hostname>`.
 pub const FORWARDED: &str = "forwarded";
-/// Who the source workload is, `key=value` pairs.
+/// Header that describes the source workload as `key=value` pairs.
 pub const BAGGAGE: &str = "baggage";
-/// W3C trace context, one per connection.
+/// Header with the W3C trace context, one per connection.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// The source's SPIFFE ID, on a tunnel that a gateway opens for one connection of one source. Believed from gateways alone.
+/// Header with the source's SPIFFE ID, on a tunnel that a gateway opens for one connection of one source. It is trusted only from gateways.
 pub const SOURCE: &str = "canal-source";
 
-/// Refused by an authorization policy (ztunnel answers 401, not 403).
+/// Header on the CONNECT of a tunnel that carries sequential HTTP/1.1 requests. It requests a trailer of the same name with the number of
+/// bytes that had reached the application when it closed.
+pub const CLOSE_REPORT: &str = "canal-close-report";
+
+/// Status for a denial by an authorization policy (ztunnel answers 401, not 403).
 pub const STATUS_DENIED: u16 = 401;
-/// Not CONNECT, bad authority, or the destination does not match the address dialled.
+/// Status for a request that is not CONNECT, a bad authority, or a destination that does not match the dialled address.
 pub const STATUS_BAD: u16 = 400;
-/// The destination could not be connected, or its workload is unknown.
+/// Status for a destination that could not be connected, or whose workload is unknown.
 pub const STATUS_UNAVAILABLE: u16 = 503;
 
-/// The value of `forwarded` (RFC 7239) for a connection from `source`, to the service `host` if one is targeted.
+/// Returns the value of `forwarded` (RFC 7239) for a connection from `source`, to the service `host` if one is targeted.
 pub fn forwarded(source: std::net::SocketAddr, host: Option<&str>) -> String {
     match host {
         Some(h) => format!("for=\"{source}\";host={h}"),
@@ -61,34 +85,34 @@ pub fn forwarded(source: std::net::SocketAddr, host: Option<&str>) -> String {
     }
 }
 
-/// The source address in a `forwarded` value as [`forwarded`] writes it. Only ever taken from an authenticated hop.
+/// Parses the source address from a `forwarded` value in the form of [`forwarded`]. Callers use only values of authenticated hops.
 pub fn forwarded_for(value: &str) -> Option<std::net::SocketAddr> {
     let rest = value.split(';').find_map(|p| p.trim().strip_prefix("for="))?;
     rest.trim_matches('"').parse().ok()
 }
 
-/// What a `baggage` header says about a workload; fields that are not known stay empty.
+/// The contents of a `baggage` header that describes a workload; unknown fields stay empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Baggage {
-    /// `k8s.cluster.name`
+    /// Value of `k8s.cluster.name`.
     pub cluster: String,
-    /// `k8s.namespace.name`
+    /// Value of `k8s.namespace.name`.
     pub namespace: String,
-    /// `k8s.pod.name`
+    /// Value of `k8s.pod.name`.
     pub pod: String,
-    /// `service.name`
+    /// Value of `service.name`.
     pub service: String,
-    /// `service.version`
+    /// Value of `service.version`.
     pub version: String,
-    /// `cloud.availability_zone`
+    /// Value of `cloud.availability_zone`.
     pub az: String,
 }
 
-/// Longest `baggage` value read, bytes; a longer one is ignored.
+/// Maximum length of a `baggage` value, in bytes; a longer value is ignored.
 pub const BAGGAGE_BYTES_MAX: usize = 2048;
 
 impl Baggage {
-    /// The header's value; empty fields are left out.
+    /// Returns the header's value. Empty fields are left out, and so are values with characters that `baggage` reserves.
     pub fn encode(&self) -> String {
         let fields = [
             ("k8s.cluster.name", &self.cluster),
@@ -113,7 +137,7 @@ impl Baggage {
         out
     }
 
-    /// Reads what [`Baggage::encode`] and ztunnel write; unknown members are skipped. Informational only: never decides anything.
+    /// Parses values of [`Baggage::encode`] and of ztunnel; unknown members are skipped. The result is informational and decides nothing.
     pub fn decode(value: &str) -> Self {
         let mut b = Self::default();
         if value.len() > BAGGAGE_BYTES_MAX {
@@ -121,6 +145,7 @@ impl Baggage {
         }
         for member in value.split(',') {
             let Some((k, v)) = member.trim().split_once('=') else { continue };
+            // Properties of a member, after ';', are not used.
             let v = v.split(';').next().unwrap_or("").to_string();
             match k {
                 "k8s.cluster.name" => b.cluster = v,
@@ -152,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn baggage_round_trips_and_leaves_out_what_would_break_it() {
+    fn baggage_round_trips_and_omits_illegal_values() {
         let b = Baggage { namespace: "bookinfo".into(), pod: "reviews-v1".into(), version: "a,b=c".into(), ..Default::default() };
         assert_eq!(b.encode(), "k8s.namespace.name=bookinfo,k8s.pod.name=reviews-v1");
         let back = Baggage::decode(&b.encode());

@@ -1,76 +1,84 @@
-//! The key server protocol: frames between requesters (nodes, gateways) and key servers, and their checks. A pure codec: the mTLS channel
-//! that carries them is `dataplane/kit`'s, what key servers do is `dataplane/keyserver`'s.
+//! The key server protocol: frames between requesters (nodes, gateways) and key servers, and their validation. This is a pure codec.
+//! `dataplane/keyserver-client` has the mTLS channel that carries the frames. `dataplane/keyserver-engine` serves the requests. Start at
+//! [`KeyRequest`] and [`KeyResponse`].
 //!
-//! Frame: u32 BE length of all that follows it, u64 BE request id, u8 kind, body. In bodies, numbers are big-endian, names have a u16 and
-//! bytes a u32 length before them. The requester chooses ids, unique among its requests under way on one channel; many may be, and answers
-//! come in any order. Handshake mode is `Begin`, `Send` and `More` in turn, then `Done` or `Refused`; every other request has one answer.
+//! A frame is a big-endian u32 with the length of the rest, a big-endian u64 request id, a u8 kind, and a body. In bodies, numbers are
+//! big-endian, names are preceded by a u16 length, and bytes by a u32 length.
+//!
+//! The requester chooses ids that are unique among its requests in progress on one channel. Many requests may be in progress, and responses
+//! arrive in any order. A handshake is [`KeyRequest::Begin`], then [`KeyResponse::Send`] and [`KeyRequest::More`] in turn, then
+//! [`KeyResponse::Done`] or [`KeyResponse::Refused`]. Every other request has at most one response.
 
-mod above;
 mod fields;
+mod issuer_chain;
 mod refusal;
 
 use std::fmt;
+use std::time::Duration;
 
 use canal_model::identity::Identity;
 use canal_model::ids::ServiceKey;
 
-pub use above::{Above, Link};
-use fields::{Reader, Writer};
-pub use refusal::{Blame, Refusal};
+use fields::{FieldReader, FieldWriter};
+pub use issuer_chain::{IssuerChain, IssuerSerial};
+pub use refusal::{KeyRefusal, RefusalAttribution};
 
 /// TCP port of key servers.
 pub const PORT: u16 = 15013;
-/// ALPN of the channel.
+/// ALPN protocol of the channel between requesters and key servers.
 pub const ALPN: &[u8] = b"canal-keys/1";
-/// Bytes before a body: length, request id, kind.
+/// Size of the frame header before a body, in bytes: length, request id, kind.
 pub const HEADER: usize = 13;
-/// Longest body, bytes.
+/// Maximum size of a body, in bytes.
 pub const BODY_MAX: usize = 64 << 10;
-/// Longest frame, its length included, bytes.
+/// Maximum size of a frame including its length field, in bytes.
 pub const FRAME_MAX: usize = HEADER + BODY_MAX;
-/// Most of a peer's bytes in one [`Request::More`]; a [`Begin`] has room for [`BEGIN_BYTES_MAX`].
+/// Maximum number of peer bytes in one [`KeyRequest::More`]; a [`HandshakeRequest`] has room for [`BEGIN_BYTES_MAX`].
 pub const MORE_BYTES_MAX: usize = BODY_MAX - 4;
-/// Most of a peer's bytes in one [`Begin`], whatever else it names.
+/// Maximum number of peer bytes in one [`HandshakeRequest`], regardless of its other fields.
 pub const BEGIN_BYTES_MAX: usize = 16 << 10;
-/// Most protocols offered or accepted by ALPN, each at most 255 bytes (RFC 7301 §3.1).
+/// Maximum number of protocols offered or accepted by ALPN, each at most 255 bytes long (RFC 7301 §3.1).
 pub const PROTOCOLS_MAX: usize = 8;
-/// Most identities that a client may expect of its server.
+/// Maximum number of identities that a client may expect of its server.
 pub const EXPECTED_MAX: usize = 64;
-/// Most certificates of a chain.
+/// Maximum number of certificates in a chain.
 pub const CHAIN_MAX: usize = 10;
-/// Longest traffic secret with its key and IV, bytes: of AES-256-GCM with SHA-384.
+/// Maximum size of a traffic secret with its key and IV, in bytes: that of AES-256-GCM with SHA-384.
 pub const TRAFFIC_MAX: usize = 48 + 32 + 12;
-/// Longest text of a refusal, bytes; longer ones are cut.
+/// Maximum size of a refusal's text, in bytes; a longer text is truncated.
 pub const TEXT_MAX: usize = 1024;
-/// The length that a frame without a body says.
+/// Time after which the certificates of a remote key are requested again. They are presented until then, so a key server must retain a key
+/// that long after it has made or read the next one.
+pub const CHAIN_LIFE: Duration = Duration::from_secs(60);
+/// Smallest valid value of the length field: that of a frame without a body.
 const LENGTH_MIN: usize = HEADER - 4;
 
-/// Which of the keys that a name has had, and has elsewhere: SHA-256 of the certificate's SubjectPublicKeyInfo, DER (as in RFC 7469 §2.4).
+/// Identifies one of the keys that a name has or had: SHA-256 of the certificate's SubjectPublicKeyInfo in DER (as in RFC 7469 §2.4).
 pub type SpkiHash = [u8; 32];
 
-/// Which side of the handshake the key server takes.
+/// The side of the handshake that the key server takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
+pub enum HandshakeRole {
     Client,
     Server,
 }
 
-/// Whose key: one that the key server made for an identity, or one from a tenant's own files.
+/// Name of a key: one that the key server generated for an identity, or one from a tenant's own files.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum KeyName {
-    /// Written as the SPIFFE ID.
+    /// The key of an identity. Written as the SPIFFE ID.
     Identity(Identity),
-    /// TLS termination with the tenant's own authority: the gateway identity's certificate that also holds the service's DNS names. Written
-    /// `tenant/namespace/name`; for gateways that serve the tenant.
+    /// The key for TLS termination with the tenant's own CA. Its certificate is the gateway identity's, with the service's DNS names.
+    /// Gateways that serve the tenant may use it. Written `tenant/namespace/name`.
     Service(ServiceKey),
-    /// Keyless: the tenant's own key for this service, from `NAMESPACE.NAME.crt` and `NAMESPACE.NAME.key`. Written
+    /// The tenant's own key for this service (keyless), from `NAMESPACE.NAME.crt` and `NAMESPACE.NAME.key`. Written
     /// `file:tenant/namespace/name`.
     File(ServiceKey),
 }
 
-/// The field in errors.
+/// Name of the hash field in errors.
 const SPKI_HASH: &str = "the key's hash";
-/// Before the service of a [`KeyName::File`].
+/// Prefix of the service in the text form of [`KeyName::File`].
 const FILE: &str = "file:";
 
 impl fmt::Display for KeyName {
@@ -83,76 +91,79 @@ impl fmt::Display for KeyName {
     }
 }
 
-/// Asks for a whole TLS 1.3 handshake.
+/// A request for a complete TLS 1.3 handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Begin<'a> {
-    /// Whose key and certificate.
+pub struct HandshakeRequest<'a> {
+    /// Identity whose key and certificate the key server uses.
     pub identity: Identity,
-    pub role: Role,
-    /// Offered (client) or accepted in this order (server); empty: no ALPN.
+    pub role: HandshakeRole,
+    /// Protocols that are offered (client) or accepted in this order (server); an empty list means no ALPN.
     pub alpn: Vec<&'a [u8]>,
-    /// Client: the server must be one of these. Server: not looked at, any member of the trust domain or of a federated one may come.
+    /// Client: the server must have one of these identities. Server: ignored; any member of the trust domain or of a federated one is
+    /// accepted.
     pub expected: Vec<Identity>,
-    /// After so many milliseconds the answer is of no use; 0: the key server's own limit.
+    /// Milliseconds after which the response is useless; 0 means the key server's own limit.
     pub deadline_ms: u32,
-    /// The peer's first bytes; empty for a client.
+    /// First bytes from the peer; empty for a client.
     pub bytes: &'a [u8],
 }
 
-/// What a requester says.
+/// A message from a requester to a key server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Request<'a> {
-    Begin(Begin<'a>),
-    /// The peer's next bytes, for a handshake under way.
+pub enum KeyRequest<'a> {
+    Begin(HandshakeRequest<'a>),
+    /// Carries the peer's next bytes for a handshake in progress.
     More {
         bytes: &'a [u8],
     },
-    /// A signature over `input`, which is hashed by the key server. `scheme` is TLS' SignatureScheme (RFC 8446 §4.2.3).
+    /// Requests a signature over `input`, which the key server hashes. `scheme` is TLS' SignatureScheme (RFC 8446 §4.2.3).
     Sign {
         key: KeyName,
-        /// The key's of the certificate that the peer is shown: another's signature would be of no use. `None`: whichever the name has now.
+        /// Hash of the key in the certificate that the peer receives; a signature by another key would be useless. `None` means the present
+        /// key.
         shown: Option<SpkiHash>,
         scheme: u16,
-        /// As in [`Begin`].
+        /// Milliseconds after which the response is useless, as in [`HandshakeRequest`].
         deadline_ms: u32,
         input: &'a [u8],
     },
-    /// The key's certificates.
+    /// Requests the certificates of a key.
     Chain {
         key: KeyName,
     },
-    /// The request with this id is of no interest any more. Not answered, and nothing else is for that id.
+    /// Cancels the request with this id. Neither this message nor the canceled request gets a response.
     Abandon,
-    /// Asks whether the key server lives.
+    /// Checks whether the key server is alive.
     Ping,
 }
 
-/// What a handshake came to. Sequence numbers start at 0.
+/// The result of a handshake. TLS record sequence numbers start at 0.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Done<'a> {
-    /// To be sent to the peer before all else.
+pub struct HandshakeResult<'a> {
+    /// Bytes to send to the peer before anything else.
     pub bytes: &'a [u8],
-    /// So many of the peer's bytes, from the first of `Begin` on, were the handshake. What was given beyond them, or is on its way still,
+    /// Number of the peer's bytes, counted from the first of the [`HandshakeRequest`], that belonged to the handshake. All bytes after them
     /// are records under the application keys.
     pub consumed: u32,
-    /// TLS' CipherSuite (RFC 8446 §B.4).
+    /// Cipher suite of the connection: TLS' CipherSuite (RFC 8446 §B.4).
     pub suite: u16,
-    /// The protocol agreed on; empty: none.
+    /// Negotiated protocol; empty means none.
     pub alpn: &'a [u8],
-    /// CLIENT_TRAFFIC_SECRET_0, and behind it the key and the IV that come of it (RFC 8446 §7.3): the requester is the one to be spared.
+    /// CLIENT_TRAFFIC_SECRET_0, followed by the key and the IV derived from it (RFC 8446 §7.3). The key server derives them to relieve the
+    /// requester.
     pub client_traffic: &'a [u8],
-    /// The same of SERVER_TRAFFIC_SECRET_0.
+    /// SERVER_TRAFFIC_SECRET_0, followed by the key and the IV derived from it.
     pub server_traffic: &'a [u8],
-    /// Who the peer proved to be.
+    /// Identity of the verified peer.
     pub peer: Identity,
-    /// The peer's certificate, DER.
+    /// Certificate of the peer in DER.
     pub leaf: &'a [u8],
-    /// What else the peer showed: a list that revokes one of these revokes the leaf.
-    pub above: Above<'a>,
+    /// Other certificates of the peer: a list that revokes one of them revokes the leaf.
+    pub above: IssuerChain<'a>,
 }
 
-/// Without the secrets.
-impl fmt::Debug for Done<'_> {
+/// Prints everything except the secrets.
+impl fmt::Debug for HandshakeResult<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let alpn = String::from_utf8_lossy(self.alpn);
         write!(f, "Done {{ bytes: {}, consumed: {}, suite: {:#06x}, alpn: {alpn:?}, ", self.bytes.len(), self.consumed, self.suite)?;
@@ -160,31 +171,33 @@ impl fmt::Debug for Done<'_> {
     }
 }
 
-/// What a key server answers.
+/// A message from a key server to a requester.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Response<'a> {
-    /// To be sent to the peer; the handshake goes on with the peer's next bytes, or a refusal follows and this is the alert for the peer.
-    /// Empty: what was given so far are whole records, and not all of the peer's flight. A part of a record is not answered.
+pub enum KeyResponse<'a> {
+    /// Bytes to send to the peer. The handshake continues with the peer's next bytes, or a refusal follows and the bytes are an alert.
+    ///
+    /// Empty bytes mean that the bytes received so far are complete records, but not the peer's complete flight. A partial record gets no
+    /// response.
     Send {
         bytes: &'a [u8],
     },
-    Done(Done<'a>),
+    Done(HandshakeResult<'a>),
     Signature {
         bytes: &'a [u8],
     },
-    /// DER, leaf first.
+    /// The key's certificates in DER, leaf first.
     Certificates {
         chain: Vec<&'a [u8]>,
     },
     Refused {
-        name: Refusal,
-        /// For operators.
+        name: KeyRefusal,
+        /// Explanation of the refusal for operators.
         text: &'a str,
     },
     Pong,
 }
 
-/// A frame whose body was not looked into yet.
+/// A frame whose body has not been decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Frame<'a> {
     pub id: u64,
@@ -192,13 +205,15 @@ pub struct Frame<'a> {
     body: &'a [u8],
 }
 
-/// Why bytes are not of this protocol. After a [`Malformed::Long`] or [`Malformed::Short`] the next frame cannot be found: the channel must
-/// be closed. Any other concerns one request.
+/// The reason why bytes are not valid in this protocol.
+///
+/// After [`FrameError::Long`] or [`FrameError::Short`] the start of the next frame is unknown, so the channel must be closed. Any other
+/// error affects only one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
-    #[error("a frame says {0} bytes follow; at most {max} may", max = FRAME_MAX - 4)]
+pub enum FrameError {
+    #[error("a frame announces {0} bytes; at most {max} are allowed", max = FRAME_MAX - 4)]
     Long(u32),
-    #[error("a frame says {0} bytes follow; at least {LENGTH_MIN} must")]
+    #[error("a frame announces {0} bytes; at least {LENGTH_MIN} are required")]
     Short(u32),
     #[error("{0:#04x} is no kind of {1}")]
     Kind(u8, &'static str),
@@ -216,37 +231,42 @@ pub enum Malformed {
     Name(&'static str),
 }
 
-impl Malformed {
-    /// Whether the channel cannot go on.
+impl FrameError {
+    /// Returns whether the channel has to be closed.
     pub fn ends_channel(self) -> bool {
-        matches!(self, Malformed::Long(_) | Malformed::Short(_))
+        matches!(self, FrameError::Long(_) | FrameError::Short(_))
     }
 }
 
-/// Why something cannot be said: it is longer than what the protocol allows.
+/// The reason why a message cannot be encoded: a field is larger than the protocol allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} has {given} entries or bytes; the key server protocol allows {max}")]
-pub struct Unsendable {
+pub struct EncodeError {
     pub what: &'static str,
     pub given: usize,
     pub max: usize,
 }
 
-/// The first frame in `buffer` and its length in bytes; `None` while it is not whole. `buffer` never needs to hold more than [`FRAME_MAX`].
-pub fn split(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
+/// Splits the first frame from `buffer` and returns it with its length in bytes; `None` if the frame is incomplete. `buffer` never needs to
+/// hold more than [`FRAME_MAX`].
+///
+/// # Errors
+/// Fails with [`FrameError::Long`] or [`FrameError::Short`] if the length field is out of range.
+pub fn split(buffer: &[u8]) -> Result<Option<(Frame<'_>, usize)>, FrameError> {
     let Some((length, rest)) = buffer.split_first_chunk::<4>() else { return Ok(None) };
-    let said = u32::from_be_bytes(*length);
-    let length = said as usize;
+    let announced = u32::from_be_bytes(*length);
+    let length = announced as usize;
+    // The length is checked before the body arrives, so that a peer cannot make the receiver buffer more than one frame.
     if length > FRAME_MAX - 4 {
-        return Err(Malformed::Long(said));
+        return Err(FrameError::Long(announced));
     }
     if length < LENGTH_MIN {
-        return Err(Malformed::Short(said));
+        return Err(FrameError::Short(announced));
     }
     let Some(rest) = rest.get(..length) else { return Ok(None) };
     match rest.split_first_chunk::<8>() {
         Some((id, [kind, body @ ..])) => Ok(Some((Frame { id: u64::from_be_bytes(*id), kind: *kind, body }, 4 + length))),
-        _ => Err(Malformed::Short(said)),
+        _ => Err(FrameError::Short(announced)),
     }
 }
 
@@ -264,34 +284,40 @@ const REFUSED: u8 = 0x85;
 const PONG: u8 = 0x86;
 
 impl<'a> Frame<'a> {
-    /// Reads it as a requester's.
-    pub fn request(self) -> Result<Request<'a>, Malformed> {
-        let mut r = Reader(self.body);
+    /// Decodes the frame as a request.
+    ///
+    /// # Errors
+    /// Fails with a [`FrameError`] if the kind is not a request's or the body is malformed.
+    pub fn request(self) -> Result<KeyRequest<'a>, FrameError> {
+        let mut r = FieldReader(self.body);
         let request = match self.kind {
-            BEGIN => Request::Begin(read_begin(&mut r)?),
-            MORE => Request::More { bytes: r.rest() },
-            SIGN => Request::Sign {
+            BEGIN => KeyRequest::Begin(read_begin(&mut r)?),
+            MORE => KeyRequest::More { bytes: r.rest() },
+            SIGN => KeyRequest::Sign {
                 key: r.key()?,
                 shown: r.spki_hash()?,
                 scheme: r.u16("scheme")?,
                 deadline_ms: r.u32("deadline")?,
                 input: r.rest(),
             },
-            CHAIN => Request::Chain { key: r.key()? },
-            ABANDON => Request::Abandon,
-            PING => Request::Ping,
-            kind => return Err(Malformed::Kind(kind, "request")),
+            CHAIN => KeyRequest::Chain { key: r.key()? },
+            ABANDON => KeyRequest::Abandon,
+            PING => KeyRequest::Ping,
+            kind => return Err(FrameError::Kind(kind, "request")),
         };
         r.end()?;
         Ok(request)
     }
 
-    /// Reads it as a key server's.
-    pub fn response(self) -> Result<Response<'a>, Malformed> {
-        let mut r = Reader(self.body);
+    /// Decodes the frame as a response.
+    ///
+    /// # Errors
+    /// Fails with a [`FrameError`] if the kind is not a response's or the body is malformed.
+    pub fn response(self) -> Result<KeyResponse<'a>, FrameError> {
+        let mut r = FieldReader(self.body);
         let response = match self.kind {
-            SEND => Response::Send { bytes: r.rest() },
-            DONE => Response::Done(Done {
+            SEND => KeyResponse::Send { bytes: r.rest() },
+            DONE => KeyResponse::Done(HandshakeResult {
                 bytes: r.long("bytes")?,
                 consumed: r.u32("consumed")?,
                 suite: r.u16("suite")?,
@@ -300,31 +326,31 @@ impl<'a> Frame<'a> {
                 server_traffic: r.short("server traffic", TRAFFIC_MAX)?,
                 peer: r.identity("peer")?,
                 leaf: r.long("leaf")?,
-                above: Above::read(r.rest())?,
+                above: IssuerChain::read(r.rest())?,
             }),
-            SIGNATURE => Response::Signature { bytes: r.rest() },
-            CERTIFICATES => Response::Certificates { chain: r.list("chain", CHAIN_MAX, |r| r.long("certificate"))? },
+            SIGNATURE => KeyResponse::Signature { bytes: r.rest() },
+            CERTIFICATES => KeyResponse::Certificates { chain: r.list("chain", CHAIN_MAX, |r| r.long("certificate"))? },
             REFUSED => {
                 let code = r.u16("refusal")?;
-                let name = Refusal::of(code).ok_or(Malformed::Value("refusal", code))?;
-                Response::Refused { name, text: r.text("text", TEXT_MAX)? }
+                let name = KeyRefusal::of(code).ok_or(FrameError::Value("refusal", code))?;
+                KeyResponse::Refused { name, text: r.text("text", TEXT_MAX)? }
             }
-            PONG => Response::Pong,
-            kind => return Err(Malformed::Kind(kind, "response")),
+            PONG => KeyResponse::Pong,
+            kind => return Err(FrameError::Kind(kind, "response")),
         };
         r.end()?;
         Ok(response)
     }
 }
 
-fn read_begin<'a>(r: &mut Reader<'a>) -> Result<Begin<'a>, Malformed> {
+fn read_begin<'a>(r: &mut FieldReader<'a>) -> Result<HandshakeRequest<'a>, FrameError> {
     let identity = r.identity("identity")?;
     let role = match r.u8("role")? {
-        0 => Role::Client,
-        1 => Role::Server,
-        n => return Err(Malformed::Value("role", n.into())),
+        0 => HandshakeRole::Client,
+        1 => HandshakeRole::Server,
+        n => return Err(FrameError::Value("role", n.into())),
     };
-    Ok(Begin {
+    Ok(HandshakeRequest {
         identity,
         role,
         alpn: r.list("ALPN", PROTOCOLS_MAX, |r| r.short("ALPN", 255))?,
@@ -334,54 +360,60 @@ fn read_begin<'a>(r: &mut Reader<'a>) -> Result<Begin<'a>, Malformed> {
     })
 }
 
-impl Request<'_> {
-    /// Appends the frame to `out`; on an error `out` is as before.
-    pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<(), Unsendable> {
+impl KeyRequest<'_> {
+    /// Appends the frame to `out`; after an error `out` is unchanged.
+    ///
+    /// # Errors
+    /// Fails if a field or the whole body is larger than the protocol allows.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let kind = match self {
-            Request::Begin(_) => BEGIN,
-            Request::More { .. } => MORE,
-            Request::Sign { .. } => SIGN,
-            Request::Chain { .. } => CHAIN,
-            Request::Abandon => ABANDON,
-            Request::Ping => PING,
+            KeyRequest::Begin(_) => BEGIN,
+            KeyRequest::More { .. } => MORE,
+            KeyRequest::Sign { .. } => SIGN,
+            KeyRequest::Chain { .. } => CHAIN,
+            KeyRequest::Abandon => ABANDON,
+            KeyRequest::Ping => PING,
         };
-        Writer::frame(out, id, kind, |w| match self {
-            Request::Begin(b) => {
+        FieldWriter::frame(out, id, kind, |w| match self {
+            KeyRequest::Begin(b) => {
                 w.name("identity", &b.identity)?;
-                w.0.push(matches!(b.role, Role::Server).into());
+                w.0.push(matches!(b.role, HandshakeRole::Server).into());
                 w.list("ALPN", PROTOCOLS_MAX, &b.alpn, |w, p| w.short("ALPN", p, 255))?;
                 w.list("expected identities", EXPECTED_MAX, &b.expected, |w, e| w.name("expected identity", e))?;
                 w.0.extend_from_slice(&b.deadline_ms.to_be_bytes());
                 w.rest(b.bytes)
             }
-            Request::More { bytes } => w.rest(bytes),
-            Request::Sign { key, shown, scheme, deadline_ms, input } => {
+            KeyRequest::More { bytes } => w.rest(bytes),
+            KeyRequest::Sign { key, shown, scheme, deadline_ms, input } => {
                 w.name("key", key)?;
                 w.short(SPKI_HASH, shown.as_ref().map_or(&[], |hash| hash), size_of::<SpkiHash>())?;
                 w.0.extend_from_slice(&scheme.to_be_bytes());
                 w.0.extend_from_slice(&deadline_ms.to_be_bytes());
                 w.rest(input)
             }
-            Request::Chain { key } => w.name("key", key),
-            Request::Abandon | Request::Ping => Ok(()),
+            KeyRequest::Chain { key } => w.name("key", key),
+            KeyRequest::Abandon | KeyRequest::Ping => Ok(()),
         })
     }
 }
 
-impl Response<'_> {
-    /// Appends the frame to `out`; on an error `out` is as before.
-    pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<(), Unsendable> {
+impl KeyResponse<'_> {
+    /// Appends the frame to `out`; after an error `out` is unchanged.
+    ///
+    /// # Errors
+    /// Fails if a field or the whole body is larger than the protocol allows.
+    pub fn encode(&self, id: u64, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         let kind = match self {
-            Response::Send { .. } => SEND,
-            Response::Done(_) => DONE,
-            Response::Signature { .. } => SIGNATURE,
-            Response::Certificates { .. } => CERTIFICATES,
-            Response::Refused { .. } => REFUSED,
-            Response::Pong => PONG,
+            KeyResponse::Send { .. } => SEND,
+            KeyResponse::Done(_) => DONE,
+            KeyResponse::Signature { .. } => SIGNATURE,
+            KeyResponse::Certificates { .. } => CERTIFICATES,
+            KeyResponse::Refused { .. } => REFUSED,
+            KeyResponse::Pong => PONG,
         };
-        Writer::frame(out, id, kind, |w| match self {
-            Response::Send { bytes } | Response::Signature { bytes } => w.rest(bytes),
-            Response::Done(d) => {
+        FieldWriter::frame(out, id, kind, |w| match self {
+            KeyResponse::Send { bytes } | KeyResponse::Signature { bytes } => w.rest(bytes),
+            KeyResponse::Done(d) => {
                 w.long("bytes", d.bytes)?;
                 w.0.extend_from_slice(&d.consumed.to_be_bytes());
                 w.0.extend_from_slice(&d.suite.to_be_bytes());
@@ -392,12 +424,13 @@ impl Response<'_> {
                 w.long("leaf", d.leaf)?;
                 w.rest(d.above.bytes())
             }
-            Response::Certificates { chain } => w.list("chain", CHAIN_MAX, chain, |w, c| w.long("certificate", c)),
-            Response::Refused { name, text } => {
+            KeyResponse::Certificates { chain } => w.list("chain", CHAIN_MAX, chain, |w, c| w.long("certificate", c)),
+            KeyResponse::Refused { name, text } => {
+                // A refusal must always arrive, so its text is truncated instead of failing.
                 w.0.extend_from_slice(&name.code().to_be_bytes());
                 w.short("text", &text.as_bytes()[..text.floor_char_boundary(TEXT_MAX)], TEXT_MAX)
             }
-            Response::Pong => Ok(()),
+            KeyResponse::Pong => Ok(()),
         })
     }
 }

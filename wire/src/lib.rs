@@ -1,5 +1,6 @@
-//! The only meeting place of the control side and the data sides: southbound (delta xDS), certificates, the operators' API,
-//! and HBONE's header words. Messages and their conversion to `canal_model`; no sockets are opened here.
+//! The only interface between the control plane and the data planes. It covers southbound (delta xDS), certificates, the operators' API,
+//! the key server protocol, and HBONE's header fields. The crate defines messages and converts them to `canal_model`. It opens no sockets.
+//! Start at [`southbound`].
 
 #![forbid(unsafe_code)]
 
@@ -20,7 +21,7 @@ pub mod citadel {
     tonic::include_proto!("istio.v1.auth");
 }
 
-/// Generated from `proto/program.proto`: southbound resources as they travel.
+/// Generated from `proto/program.proto`: southbound resources in wire form.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 pub mod program {
     tonic::include_proto!("canal.program.v1");
@@ -32,23 +33,40 @@ pub mod api {
     tonic::include_proto!("canal.api.v1");
 }
 
-/// Generated from `proto/fleet.proto`: what edges and replicas report.
+/// Generated from `proto/fleet.proto`: reports of edges and replicas to the controller.
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
 pub mod fleet {
     tonic::include_proto!("canal.fleet.v1");
 }
 
-/// The controller's port for southbound, certificates and the API; Istio's number.
+/// Generated from `proto/observe.proto`: observations of data planes by operators.
+#[allow(missing_docs, unreachable_pub, clippy::all, reason = "generated code")]
+pub mod observe {
+    tonic::include_proto!("canal.observe.v1");
+}
+
+/// Maximum unconsumed bytes of answers in one observation. The controller buffers no more than this for a slow reader.
+pub const OBSERVE_WINDOW_BYTES: u64 = 256 << 10;
+/// Bytes that one answer costs of the window in addition to its data.
+pub const OBSERVE_ANSWER_COST: u64 = 64;
+/// Maximum number of data bytes in one answer.
+pub const OBSERVE_DATA_BYTES_MAX: usize = 32 << 10;
+/// Maximum number of concurrent observations of one data plane; the controller starts no more.
+pub const OBSERVATIONS_PER_DATA_PLANE_MAX: usize = 64;
+/// Longest duration of an observation.
+pub const OBSERVE_TIME_MAX: std::time::Duration = std::time::Duration::from_secs(3600);
+
+/// Controller port for southbound, certificates and the API; Istio uses the same number.
 pub const CONTROLLER_PORT: u16 = 15012;
-/// The name in the controller's server certificate, whatever address it is reached at.
+/// Name in the controller's server certificate, independent of the address used to reach it.
 pub const CONTROLLER_NAME: &str = "canal-controller";
-/// Rows of one data plane's report of what tenants hold of its limits; the fullest and the most refused are told.
+/// Maximum number of rows in one data plane's share report. The fullest rows and those with most refusals are included.
 pub const SHARE_ROWS_MAX: usize = 4096;
-/// Resources that one such report names as left out for want of room.
+/// Maximum number of resources that one share report lists as omitted because a map is full or a share is used up.
 pub const OMITTED_MAX: usize = 1024;
-/// Of those, of one tenant: enough to see what is wrong.
+/// Maximum number of omitted resources of one tenant in a share report: enough to find the cause.
 pub const OMITTED_PER_TENANT_MAX: usize = 16;
-/// Bytes of one such report: 4,096 rows of at most 150 bytes, and 1,024 resources with names and reasons of a few hundred.
+/// Maximum size of one share report: 4,096 rows of at most 150 bytes, and 1,024 resources with names and reasons of a few hundred bytes.
 pub const SHARE_REPORT_BYTES_MAX: usize = 2 << 20;
-/// Largest gRPC message either side accepts, bytes (Istio's WDS limit).
+/// Largest gRPC message that either side accepts, in bytes (Istio's WDS limit).
 pub const MESSAGE_BYTES_MAX: usize = 200 << 20;

@@ -1,5 +1,5 @@
-//! The cloud tier's addresses and its bucket function: what the edge, the redirector, the gateway and the controller must agree on.
-//! `bpf/abi/tier.h` says the same in C; `dataplane/offload` tests that both give the same results. No tables here.
+//! The cloud tier's addresses and its bucket function, on which the edge, the redirector, the gateway and the controller must agree.
+//! `bpf/abi/tier.h` defines the same in C; `dataplane/offload` tests that both give the same results. Bucket tables are not here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -9,24 +9,29 @@ pub use canal_model::tier::{TIER_SERVICE, TIER_VNI, reserved};
 
 /// Port of the tenant's DNS at the tier's own service.
 pub const DNS_PORT: u16 = 53;
-/// First source port of aggregated tunnels.
+/// First UDP source port of aggregated tunnels.
 pub const TUNNEL_PORT: u16 = 40_000;
+
+/// Maximum number of source ports, and so tunnels, from an edge to one replica.
+pub const TUNNELS_MAX: usize = 640;
+/// Maximum number of concurrent session queries of all operators.
+pub const SESSION_QUERIES_MAX: usize = 16;
 
 const SERVICE_NET4: u32 = 0xF000_0000;
 const SERVICE_NET6: u128 = 0xFDCA_00A1_0000_0240 << 64;
 const TIER_NET6: u128 = 0xFDCA_00A1_0000_0250 << 64;
 
-/// Where a service is inside the tier.
+/// Returns the IPv4 address of a service inside the tier.
 pub fn service_address4(id: ServiceId) -> Ipv4Addr {
     Ipv4Addr::from_bits(SERVICE_NET4 | id.get())
 }
 
-/// Where a service is inside the tier.
+/// Returns the IPv6 address of a service inside the tier.
 pub fn service_address6(id: ServiceId) -> Ipv6Addr {
     Ipv6Addr::from_bits(SERVICE_NET6 | u128::from(id.get()))
 }
 
-/// The service whose address inside the tier this is. v4-mapped addresses count as IPv4.
+/// Returns the service that has this address inside the tier. IPv4-mapped addresses count as IPv4.
 pub fn service_of(address: IpAddr) -> Option<ServiceId> {
     let number = match address.to_canonical() {
         IpAddr::V4(v4) if v4.octets()[0] == 240 => v4.to_bits() & 0xff_ffff,
@@ -36,17 +41,18 @@ pub fn service_of(address: IpAddr) -> Option<ServiceId> {
     ServiceId::new(number).ok()
 }
 
-/// The IPv6 address from which the replica with this underlay address dials endpoints.
+/// Returns the IPv6 address from which the replica with this underlay address connects to endpoints.
 pub fn replica_address6(underlay: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from_bits(TIER_NET6 | u128::from(underlay.to_bits()))
 }
 
-/// The bucket of a session: murmur3's 32-bit mix over the client's address (v4-mapped), the two ports and the service ID.
+/// Returns the bucket of a session: MurmurHash3 (32 bits) over the client's address (IPv4-mapped), the two ports and the service id, modulo
+/// [`BUCKETS`].
 pub fn bucket(client: SocketAddr, port: u16, service: ServiceId) -> usize {
     flow_hash(client, port, service) as usize % BUCKETS
 }
 
-/// The hash that [`bucket`] takes the rest of; the edge takes the tunnel's source port from its upper half.
+/// Returns the hash that [`bucket`] reduces. The edge selects the tunnel's source port with its upper half.
 pub fn flow_hash(client: SocketAddr, port: u16, service: ServiceId) -> u32 {
     let address = match client.ip() {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -59,6 +65,7 @@ pub fn flow_hash(client: SocketAddr, port: u16, service: ServiceId) -> u32 {
         let mixed = word.wrapping_mul(0xcc9e_2d51).rotate_left(15).wrapping_mul(0x1b87_3593);
         hash = (hash ^ mixed).rotate_left(13).wrapping_mul(5).wrapping_add(0xe654_6b64);
     }
+    // MurmurHash3 finalization; 24 is the number of hashed bytes.
     hash ^= 24;
     hash = (hash ^ hash >> 16).wrapping_mul(0x85eb_ca6b);
     hash = (hash ^ hash >> 13).wrapping_mul(0xc2b2_ae35);

@@ -1,15 +1,16 @@
-//! cgroup v2 subtrees: found by mount type, made, emptied by `cgroup.kill`, removed, read.
-//! Uses no controller: only membership (for capture), killing and CPU accounting.
+//! cgroup v2 subtrees: finds the mount by its type, and creates, kills, removes and reads subtrees. It uses no controller, only membership
+//! (for capture), `cgroup.kill` and CPU accounting.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use crate::error::{Error, Result, Tried};
+use crate::error::{Error, IoContext, Result};
+use crate::state::create_with_parents;
 
-/// How long killed processes may take to leave their cgroup.
+/// Timeout for killed processes to leave their cgroup.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 
-/// Where cgroup v2 is mounted.
+/// Returns the mount point of cgroup v2.
 fn mount_point() -> Result<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/mounts").tried("cannot read", "/proc/mounts")?;
     let found = mounts.lines().find_map(|line| {
@@ -19,26 +20,26 @@ fn mount_point() -> Result<PathBuf> {
     });
     found.ok_or_else(|| Error::Machine {
         what: "a cgroup v2 mount".into(),
-        mend: "mount one: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified".into(),
+        fix: "mount one: mkdir -p /sys/fs/cgroup/unified && mount -t cgroup2 none /sys/fs/cgroup/unified".into(),
     })
 }
 
-/// The parent of all worlds' subtrees.
+/// Returns the parent of all worlds' subtrees.
 pub(crate) fn root() -> Result<PathBuf> {
     Ok(mount_point()?.join("canal"))
 }
 
-/// The subtree of a world.
+/// Returns the subtree of a world.
 pub(crate) fn of_world(world: &str) -> Result<PathBuf> {
     Ok(root()?.join(world))
 }
 
-/// Makes a cgroup and its parents.
+/// Creates a cgroup and its parents.
 pub(crate) fn make(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).tried("cannot make cgroup", path)
+    create_with_parents(path).tried("cannot make cgroup", path)
 }
 
-/// Process ids in a cgroup and below it.
+/// Returns the process ids in a cgroup and its descendants.
 pub(crate) fn pids(path: &Path) -> Vec<u32> {
     let mut pids: Vec<u32> =
         std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect();
@@ -55,10 +56,10 @@ fn children(path: &Path) -> Vec<PathBuf> {
 
 const NODEV: i32 = rustix::io::Errno::NODEV.raw_os_error();
 
-/// Kills everything in a subtree with SIGKILL; processes that fork while dying die too.
+/// Kills all processes of a subtree with SIGKILL, including those that fork at the same time.
 pub(crate) fn kill(path: &Path) -> Result<()> {
     match std::fs::write(path.join("cgroup.kill"), "1") {
-        // One that goes between the opening and the writing says that there is no such device.
+        // If the cgroup is removed between the opening and the writing, the error is ENODEV.
         Err(error) if error.kind() != std::io::ErrorKind::NotFound && error.raw_os_error() != Some(NODEV) => {
             Err(error).tried("cannot kill cgroup", path)
         }
@@ -66,7 +67,7 @@ pub(crate) fn kill(path: &Path) -> Result<()> {
     }
 }
 
-/// Kills and removes a subtree. A subtree that is not there is a success.
+/// Kills and removes a subtree. It succeeds if the subtree does not exist.
 pub(crate) fn remove(path: &Path) -> Result<()> {
     let deadline = Instant::now() + EMPTY_WITHIN;
     loop {
@@ -76,7 +77,7 @@ pub(crate) fn remove(path: &Path) -> Result<()> {
         kill(path)?;
         match remove_dirs(path) {
             Ok(()) => return Ok(()),
-            // Dying processes and zombies hold it for a moment.
+            // Ending processes and zombies keep the cgroup busy for a moment.
             Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => return Err(error).tried("cannot remove cgroup", path),
         }
@@ -93,22 +94,22 @@ fn remove_dirs(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// CPU time spent in a subtree since it was made.
+/// CPU time that the processes of a subtree have used since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTime {
-    /// In user space.
+    /// CPU time in user space.
     pub user: Duration,
-    /// In the kernel, on behalf of the processes.
+    /// CPU time in the kernel on behalf of the processes.
     pub system: Duration,
 }
 
 impl CpuTime {
-    /// Both together.
+    /// Sum of user and system time.
     pub fn total(&self) -> Duration {
         self.user + self.system
     }
 
-    /// What was spent since an earlier reading.
+    /// Returns the CPU time used since an earlier reading.
     pub fn since(&self, earlier: CpuTime) -> CpuTime {
         CpuTime { user: self.user.saturating_sub(earlier.user), system: self.system.saturating_sub(earlier.system) }
     }

@@ -1,43 +1,49 @@
-//! Cross-checks of a topology: names, references, overlaps, capacities. Pure.
+//! Cross-checks of a topology: names, references, overlaps, capacities. Pure. `read` has already checked each field alone. Start at
+//! [`topology`].
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::{IpNet, Ipv4Net};
 
-use crate::plan::{AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, REPLICAS_MAX, node_slots};
-use crate::problem::{Findings, Spot};
+use crate::plan::{AZS_MAX, NODES_UNDERLAY, PODS_PER_NODE_MAX, PROVIDERS, RELAY_PREFIX, REPLICAS_MAX, node_slots};
+use crate::problem::{FilePosition, TopologyProblems};
 use crate::tier::{TIER_RANGE4, TIER_RANGE6, TIER_VNI};
-use crate::topology::{Component, KeyPlace, Pod, Tenant, Topology};
+use crate::topology::{Component, PodTemplate, TenantTopology, Topology, TopologyKeyLocation};
 
-/// World names go into cgroup and namespace names.
+/// Maximum length of a world's name, which is part of cgroup and namespace names.
 pub(crate) const WORLD_NAME_MAX: usize = 12;
-/// AZ names go into interface names (`x` + name, at most 15 bytes).
+/// Maximum length of an AZ's name, which is part of interface names (`x` + name, at most 15 bytes).
 const AZ_NAME_MAX: usize = 10;
-/// DNS label length, RFC 1035 §2.3.4.
+/// Maximum length of a DNS label (RFC 1035 §2.3.4).
 const NAME_MAX: usize = 63;
-/// Hosts of one world, a bound on what `up` will try to build.
+/// Maximum number of hosts of one world. It bounds what `up` tries to build.
 pub(crate) const HOSTS_MAX: usize = 2_000;
 
-/// A mistake without its place: what, and the mend.
-type Mistake = (String, String);
+/// A mistake without its position: description and fix.
+type CheckError = (String, String);
 
-pub(crate) fn world_name(name: &str) -> Result<(), Mistake> {
+pub(crate) fn world_name(name: &str) -> Result<(), CheckError> {
     label(name, "world", WORLD_NAME_MAX)
 }
 
-/// A lower-case DNS label of at most `max` bytes.
-fn label(name: &str, what: &str, max: usize) -> Result<(), Mistake> {
+/// Returns whether a world can have this name. Programs may use longer names than files.
+pub(crate) fn may_be_world_name(name: &str) -> bool {
+    label(name, "world", NAME_MAX).is_ok()
+}
+
+/// Checks for a lower-case DNS label of at most `max` bytes.
+fn label(name: &str, what: &str, max: usize) -> Result<(), CheckError> {
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = !name.is_empty() && name.len() <= max && name.bytes().all(legal) && !name.starts_with('-') && !name.ends_with('-');
     if good {
         return Ok(());
     }
-    let mend = format!("use 1 to {max} of a-z, 0-9 and -, not - at an end");
-    Err((format!("{what}: {name:?} is not a name"), mend))
+    let fix = format!("use 1 to {max} of a-z, 0-9 and -, not - at an end");
+    Err((format!("{what}: {name:?} is not a name"), fix))
 }
 
-pub(crate) fn topology(topology: &Topology, findings: &mut Findings) {
+pub(crate) fn topology(topology: &Topology, findings: &mut TopologyProblems) {
     azs(topology, findings);
     host_names(topology, findings);
     for component in underlay_components(topology) {
@@ -62,11 +68,11 @@ fn underlay_components(topology: &Topology) -> impl Iterator<Item = &Component> 
     controller.chain(&topology.edges).chain(&topology.gateways).chain(&topology.key_servers).chain(&topology.hosts)
 }
 
-fn azs(topology: &Topology, findings: &mut Findings) {
-    let mut seen: BTreeMap<&str, Spot> = BTreeMap::new();
+fn azs(topology: &Topology, findings: &mut TopologyProblems) {
+    let mut seen: BTreeMap<&str, FilePosition> = BTreeMap::new();
     for az in &topology.azs {
-        if let Err((what, mend)) = label(&az.name, "az", AZ_NAME_MAX) {
-            findings.add(az.spot, what, mend);
+        if let Err((what, fix)) = label(&az.name, "az", AZ_NAME_MAX) {
+            findings.add(az.spot, what, fix);
         }
         if let Some(first) = seen.insert(&az.name, az.spot) {
             findings.add(az.spot, format!("az {:?} is already on line {}", az.name, first.line), "give it another name");
@@ -77,17 +83,20 @@ fn azs(topology: &Topology, findings: &mut Findings) {
     }
 }
 
-/// Every host of a world has one name in one space, because `exec`, `logs` and faults address it so.
-fn host_names(topology: &Topology, findings: &mut Findings) {
-    let mut seen: BTreeMap<String, Spot> = BTreeMap::new();
+/// Checks that all hosts of a world have different names, because `exec`, `logs` and faults address hosts by name.
+fn host_names(topology: &Topology, findings: &mut TopologyProblems) {
+    let mut seen: BTreeMap<String, FilePosition> = BTreeMap::new();
     for az in &topology.azs {
         seen.insert(crate::plan::router_name(&az.name), az.spot);
     }
     let components = underlay_components(topology).map(|component| (&component.name, component.spot));
     let nodes = topology.tenants.iter().flat_map(|tenant| &tenant.nodes).map(|node| (&node.name, node.spot));
     for (name, spot) in components.chain(nodes) {
-        if let Err((what, mend)) = label(name, "name", NAME_MAX) {
-            findings.add(spot, what, mend);
+        if let Err((what, fix)) = label(name, "name", NAME_MAX) {
+            findings.add(spot, what, fix);
+        }
+        if name.starts_with(RELAY_PREFIX) {
+            findings.add(spot, format!("the name {name:?} begins as relays' names do"), format!("choose one without {RELAY_PREFIX:?}"));
         }
         if let Some(first) = seen.insert(name.clone(), spot) {
             findings.add(spot, format!("the name {name:?} is already taken on line {}", first.line), "give it another name");
@@ -95,7 +104,7 @@ fn host_names(topology: &Topology, findings: &mut Findings) {
     }
 }
 
-fn az_exists(topology: &Topology, name: &str, spot: Spot, findings: &mut Findings) {
+fn az_exists(topology: &Topology, name: &str, spot: FilePosition, findings: &mut TopologyProblems) {
     if topology.azs.iter().any(|az| az.name == name) {
         return;
     }
@@ -103,9 +112,9 @@ fn az_exists(topology: &Topology, name: &str, spot: Spot, findings: &mut Finding
     findings.add(spot, format!("there is no AZ {name:?}"), format!("use one of: {}", names.join(", ")));
 }
 
-fn tenant_alone(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
-    if let Err((what, mend)) = label(&tenant.name, "tenant", NAME_MAX) {
-        findings.add(tenant.spots.whole, what, mend);
+fn tenant_alone(topology: &Topology, tenant: &TenantTopology, findings: &mut TopologyProblems) {
+    if let Err((what, fix)) = label(&tenant.name, "tenant", NAME_MAX) {
+        findings.add(tenant.spots.whole, what, fix);
     }
     let domain = &tenant.trust_domain;
     let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-._".contains(&byte);
@@ -128,9 +137,9 @@ fn tenant_alone(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
     service_objects(tenant, findings);
 }
 
-fn pods(tenant: &Tenant, findings: &mut Findings) {
+fn pods(tenant: &TenantTopology, findings: &mut TopologyProblems) {
     let mut on_node: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut seen: BTreeMap<String, Spot> = BTreeMap::new();
+    let mut seen: BTreeMap<String, FilePosition> = BTreeMap::new();
     for pod in &tenant.pods {
         pod_names(pod, findings);
         for name in &pod.nodes {
@@ -158,19 +167,19 @@ fn pods(tenant: &Tenant, findings: &mut Findings) {
     }
 }
 
-pub(crate) fn pod_names(pod: &Pod, findings: &mut Findings) {
+pub(crate) fn pod_names(pod: &PodTemplate, findings: &mut TopologyProblems) {
     // "-999" must still fit into the label.
     for (name, what, max) in
         [(&pod.name, "pod", NAME_MAX - 4), (&pod.namespace, "namespace", NAME_MAX), (&pod.service_account, "serviceAccount", NAME_MAX)]
     {
-        if let Err((what, mend)) = label(name, what, max) {
-            findings.add(pod.spot, what, mend);
+        if let Err((what, fix)) = label(name, what, max) {
+            findings.add(pod.spot, what, fix);
         }
     }
 }
 
-/// VIPs of the tenant's own Service objects must be inside its service ranges.
-fn service_objects(tenant: &Tenant, findings: &mut Findings) {
+/// Checks that the VIPs of the tenant's own Service objects are inside its service ranges.
+fn service_objects(tenant: &TenantTopology, findings: &mut TopologyProblems) {
     for service in crate::services::in_files(&tenant.config) {
         for address in &service.addresses {
             let inside = tenant.service_cidrs.iter().any(|cidr| cidr.contains(address));
@@ -185,7 +194,7 @@ fn service_objects(tenant: &Tenant, findings: &mut Findings) {
     }
 }
 
-/// Everything routed in the underlay, which no tenant may use.
+/// Returns the ranges that are routed in the underlay, which no tenant may use.
 fn reserved(tier: bool) -> Vec<(IpNet, String)> {
     let net = |a, b, prefix| Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), prefix).into();
     let mut ranges = vec![
@@ -197,10 +206,10 @@ fn reserved(tier: bool) -> Vec<(IpNet, String)> {
     if tier {
         ranges.extend([(TIER_RANGE4.into(), "the cloud tier"), (TIER_RANGE6.into(), "the cloud tier")]);
     }
-    ranges.into_iter().map(|(range, whose)| (range, whose.to_owned())).collect()
+    ranges.into_iter().map(|(range, owner)| (range, owner.to_owned())).collect()
 }
 
-fn tenants_together(topology: &Topology, findings: &mut Findings) {
+fn tenants_together(topology: &Topology, findings: &mut TopologyProblems) {
     let mut ranges = reserved(topology.is_tier());
     let reserved = ranges.len();
     let (mut names, mut vnis, mut domains) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
@@ -223,12 +232,12 @@ fn tenants_together(topology: &Topology, findings: &mut Findings) {
         let gateways = tenant.gateway_cidrs.iter().flat_map(|(four, six)| [IpNet::V4(*four), IpNet::V6(*six)]);
         let gateways = gateways.map(|cidr| (cidr, tenant.spots.gateways));
         if topology.is_tier() {
-            // A tenant's addresses are its own affair there: only the tier's, and its own others, are not free.
+            // Tenants of a tier world may use the same addresses. Only the tier's ranges and the tenant's own other ranges are reserved.
             ranges.truncate(reserved);
         }
         for (cidr, spot) in pods.into_iter().chain(services).chain(gateways) {
-            if let Some((other, whose)) = ranges.iter().find(|(range, _)| overlap(range, &cidr)) {
-                findings.add(spot, format!("{cidr} overlaps {other} of {whose}"), "choose a range nobody uses");
+            if let Some((other, owner)) = ranges.iter().find(|(range, _)| overlap(range, &cidr)) {
+                findings.add(spot, format!("{cidr} overlaps {other} of {owner}"), "choose a range that is not in use");
             }
             ranges.push((cidr, format!("tenant {:?}", tenant.name)));
         }
@@ -239,21 +248,29 @@ fn overlap(left: &IpNet, right: &IpNet) -> bool {
     left.contains(&right.network()) || right.contains(&left.network())
 }
 
-/// What makes a tier world, and what only a tier world has.
-fn tier(topology: &Topology, findings: &mut Findings) {
-    let mut edges: BTreeMap<&str, Spot> = BTreeMap::new();
+/// Maximum number of edges in one AZ, the same as the controller's.
+const EDGES_MAX: usize = 16;
+
+/// Checks the requirements of a tier world, and that other worlds have no settings of tier worlds.
+fn tier(topology: &Topology, findings: &mut TopologyProblems) {
+    let mut edges: BTreeMap<&str, usize> = BTreeMap::new();
     for edge in &topology.edges {
-        if let Some(first) = edges.insert(&edge.az, edge.spot) {
-            findings.add(edge.spot, format!("AZ {:?} has an edge already on line {}", edge.az, first.line), "keep one of them");
+        let of_az = edges.entry(&edge.az).or_insert(0);
+        *of_az += 1;
+        if *of_az > EDGES_MAX {
+            findings.add(edge.spot, format!("AZ {:?} has {EDGES_MAX} edges already", edge.az), "remove this one");
         }
     }
     for gateway in &topology.gateways {
         match (&gateway.backend, topology.is_tier()) {
             (None, true) => findings.add(gateway.spot, format!("gateway {:?} has no `backend`", gateway.name), "add `backend: …`"),
+            (None, false) if gateway.receive_cores > 0 => {
+                findings.add(gateway.spot, "`receiveCores` means nothing without edges", "remove it, or add `edges`");
+            }
             (Some(_), false) => findings.add(gateway.spot, "`backend` means nothing without edges", "remove it, or add `edges`"),
             (Some(backend), true) => {
-                if let Err((what, mend)) = label(backend, "backend", NAME_MAX) {
-                    findings.add(gateway.spot, what, mend);
+                if let Err((what, fix)) = label(backend, "backend", NAME_MAX) {
+                    findings.add(gateway.spot, what, fix);
                 }
             }
             (None, false) => {}
@@ -268,7 +285,7 @@ fn tier(topology: &Topology, findings: &mut Findings) {
     }
 }
 
-fn tier_tenant(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
+fn tier_tenant(topology: &Topology, tenant: &TenantTopology, findings: &mut TopologyProblems) {
     let name = &tenant.name;
     if !topology.is_tier() {
         if tenant.gateway_cidrs.is_some() {
@@ -283,8 +300,8 @@ fn tier_tenant(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
         return;
     }
     if tenant.gateway_cidrs.is_none() {
-        let mend = "add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use";
-        findings.add(tenant.spots.whole, format!("tenant {name:?} has no `gatewayCidrs`"), mend);
+        let fix = "add e.g. `gatewayCidrs: [10.1.192.0/18, \"fd00:101:0:c::/64\"]`, which its pods and services do not use";
+        findings.add(tenant.spots.whole, format!("tenant {name:?} has no `gatewayCidrs`"), fix);
     }
     if let Some(az) = &tenant.home_az {
         az_exists(topology, az, tenant.spots.home_az, findings);
@@ -294,14 +311,14 @@ fn tier_tenant(topology: &Topology, tenant: &Tenant, findings: &mut Findings) {
     }
 }
 
-/// What a gateway that joins a living world must be; names are looked up by the caller.
-pub(crate) fn gateway_names(name: &str, backend: &str) -> Result<(), Mistake> {
+/// Checks the names of a gateway that joins a running world. The caller checks that they are free.
+pub(crate) fn gateway_names(name: &str, backend: &str) -> Result<(), CheckError> {
     label(name, "name", NAME_MAX)?;
     label(backend, "backend", NAME_MAX)
 }
 
-/// Whose key servers are, and that tenants whose keys are in key servers have one.
-fn keys(topology: &Topology, findings: &mut Findings) {
+/// Checks the owners of key servers, and that the provider has one if a tenant's keys are in key servers.
+fn keys(topology: &Topology, findings: &mut TopologyProblems) {
     for key_server in &topology.key_servers {
         let name = &key_server.name;
         match &key_server.tenant {
@@ -323,7 +340,7 @@ fn keys(topology: &Topology, findings: &mut Findings) {
     }
     let are_there = topology.key_servers.iter().any(|key_server| key_server.tenant.is_none());
     for tenant in &topology.tenants {
-        if tenant.keys.is_some_and(|keys| keys.place == KeyPlace::KeyServer) && !are_there {
+        if tenant.keys.is_some_and(|keys| keys.place == TopologyKeyLocation::KeyServer) && !are_there {
             findings.add(
                 tenant.spots.keys,
                 format!("the keys of tenant {:?} are in key servers, and the provider has none", tenant.name),
@@ -333,17 +350,17 @@ fn keys(topology: &Topology, findings: &mut Findings) {
     }
 }
 
-/// Node proxies and gateways cannot live without a controller.
-fn mesh_parts(topology: &Topology, findings: &mut Findings) {
+/// Checks that there is a controller if node proxies, gateways, edges or key servers need one.
+fn mesh_parts(topology: &Topology, findings: &mut TopologyProblems) {
     if topology.controller.is_some() {
         return;
     }
-    let mend = "add `controller: {az: …}`";
+    let fix = "add `controller: {az: …}`";
     let edges = topology.edges.iter().map(|edge| (edge, "edge"));
     let key_servers = topology.key_servers.iter().map(|key_server| (key_server, "key server"));
     for (component, kind) in edges.chain(key_servers).chain(topology.gateways.iter().map(|gateway| (gateway, "gateway"))) {
         if component.process.as_ref().is_some_and(|process| process.command.is_empty()) {
-            findings.add(component.spot, format!("{kind} {:?} needs a controller", component.name), mend);
+            findings.add(component.spot, format!("{kind} {:?} needs a controller", component.name), fix);
         }
     }
     for node in topology.tenants.iter().flat_map(|tenant| &tenant.nodes) {
@@ -351,22 +368,26 @@ fn mesh_parts(topology: &Topology, findings: &mut Findings) {
             findings.add(
                 node.spot,
                 format!("the proxy of node {:?} needs a controller", node.name),
-                format!("{mend}, or write `proxy: false`"),
+                format!("{fix}, or write `proxy: false`"),
             );
         }
     }
 }
 
-fn size(topology: &Topology, findings: &mut Findings) {
+fn size(topology: &Topology, findings: &mut TopologyProblems) {
     let pods: usize = topology.tenants.iter().flat_map(|tenant| &tenant.pods).map(|pod| usize::from(pod.replicas)).sum();
     let nodes: usize = topology.tenants.iter().map(|tenant| tenant.nodes.len()).sum();
     let hosts = pods + nodes + underlay_components(topology).count() + topology.azs.len();
     if hosts > HOSTS_MAX {
-        findings.add(Spot::default(), format!("the world has {hosts} hosts, more than {HOSTS_MAX}"), "make it smaller, or split it");
+        findings.add(
+            FilePosition::default(),
+            format!("the world has {hosts} hosts, more than {HOSTS_MAX}"),
+            "make it smaller, or split it",
+        );
     }
 }
 
-/// Whether an address may be a VIP at all, for callers that read Service objects.
+/// Returns whether an address can be a VIP at all, for callers that read Service objects.
 pub(crate) fn is_vip(address: &IpAddr) -> bool {
     !address.is_unspecified() && !address.is_loopback() && !address.is_multicast()
 }

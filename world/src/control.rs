@@ -1,5 +1,5 @@
-//! The supervisor's socket: one JSON request per line, one JSON answer per line.
-//! Carries, does not act.
+//! The protocol of the supervisor's socket: one JSON request per line and one JSON response per line. It carries requests and does not act
+//! on them; `supervisor` does.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -9,90 +9,90 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::life::Pulse;
-use crate::seat::Seat;
-use crate::topology::Pod;
+use crate::host_environment::HostEnvironment;
+use crate::process_supervisor::ProcessStatus;
+use crate::topology::PodTemplate;
 
-/// A request or answer longer than this is refused: the largest world's status is far below.
+/// Maximum length of a request or response; longer ones are refused. The largest world's status is far below.
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
-/// Longer than the longest order: a process has 35 s to end.
+/// Timeout for a response: longer than the longest request, because a process has 35 s to end.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
-/// What a world may be asked.
+/// A request to a world's supervisor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Request {
-    /// All hosts with their pulses.
+pub(crate) enum WorldRequest {
+    /// Returns all hosts with the status of their processes.
     Status,
-    /// Run a host's process.
+    /// Starts a host's process if it is not running.
     Start { host: String },
-    /// End a host's process, and leave it so.
+    /// Ends a host's process, which stays ended.
     Stop { host: String },
-    /// End a host's process and run it again.
+    /// Ends a host's process and starts it again.
     Restart { host: String },
-    /// Make the replicas of a pod.
-    AddPod { tenant: String, pod: Box<Pod> },
-    /// Remove one pod.
+    /// Creates the replicas of a pod.
+    AddPod { tenant: String, pod: Box<PodTemplate> },
+    /// Removes one pod from the world.
     RemovePod { uid: String },
-    /// Make a gateway of a backend in an AZ.
+    /// Creates a gateway of a backend in an AZ.
     AddGateway { name: String, az: String, backend: String },
-    /// End a gateway's process and remove it.
+    /// Ends a gateway's process and removes the gateway.
     RemoveGateway { name: String },
-    /// Cut an AZ off from the others, with its hosts alive or not.
+    /// Cuts an AZ off from the others, and optionally kills its hosts' processes.
     CutAz { az: String, hosts_die: bool },
-    /// Undo that.
+    /// Reverts the effects of `CutAz`.
     HealAz { az: String },
-    /// Take a host's link down, or up again.
+    /// Takes a host's link down or up.
     Link { host: String, up: bool },
-    /// Take the world down.
+    /// Takes the world down and ends the supervisor.
     Down,
 }
 
-/// A host or pod of a living world.
+/// State of a host or pod of a running world.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Host {
-    /// Where it is.
-    pub seat: Seat,
-    /// How its process is.
-    pub pulse: Pulse,
+pub struct HostStatus {
+    /// The host's namespaces, addresses and files.
+    pub environment: HostEnvironment,
+    /// Status of the host's process.
+    pub pulse: ProcessStatus,
 }
 
-impl Host {
-    /// Its own IPv4 address: a pod's, or the underlay's.
+impl HostStatus {
+    /// IPv4 address of the pod, or of the host on the underlay.
     pub fn ip4(&self) -> Option<Ipv4Addr> {
-        self.seat.ip4
+        self.environment.ip4
     }
 
-    /// Its own IPv6 address; hosts of the underlay have none.
+    /// IPv6 address of the pod; underlay hosts have none.
     pub fn ip6(&self) -> Option<Ipv6Addr> {
-        self.seat.ip6
+        self.environment.ip6
     }
 
-    /// A gateway's or node's addresses inside a tenant's overlay.
+    /// Returns the addresses of a gateway or node inside a tenant's overlay.
     pub fn overlay(&self, tenant: &str) -> Option<(Ipv4Addr, Ipv6Addr)> {
-        self.seat.overlay.get(tenant).copied()
+        self.environment.overlay.get(tenant).copied()
     }
 
-    /// Id of its process while that runs.
+    /// Process id while the host's process runs.
     pub fn pid(&self) -> Option<u32> {
         self.pulse.pid
     }
 }
 
-/// The answers.
+/// A response of a world's supervisor.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) enum Answer {
-    /// Done.
+pub(crate) enum WorldResponse {
+    /// The request was carried out.
     Done,
-    /// All hosts.
-    Hosts(Vec<Host>),
-    /// Names of what was made.
+    /// The current state of all hosts.
+    Hosts(Vec<HostStatus>),
+    /// Names of the created pods.
     Names(Vec<String>),
-    /// Refused, and why.
+    /// The request was refused, for this reason.
     Refused(String),
 }
 
-/// Asks once. Errors: the socket is dead or the answer unreadable.
-pub(crate) fn ask(socket: &Path, request: &Request) -> std::io::Result<Answer> {
+/// Sends one request and reads its response. It fails if the supervisor does not answer or the response is not readable.
+pub(crate) fn send_request(socket: &Path, request: &WorldRequest) -> std::io::Result<WorldResponse> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(ANSWER_WITHIN))?;
     write_line(&mut stream, request)?;
@@ -105,7 +105,7 @@ pub(crate) fn write_line(out: &mut impl Write, message: &impl Serialize) -> std:
     out.write_all(&line)
 }
 
-/// The next message, or nothing at the end.
+/// Reads the next message. Returns `None` at the end of the input.
 pub(crate) fn read_line<T: for<'de> Deserialize<'de>>(input: &mut impl BufRead) -> std::io::Result<Option<T>> {
     let mut line = Vec::new();
     input.take(MESSAGE_BYTES_MAX).read_until(b'\n', &mut line)?;
@@ -122,13 +122,13 @@ mod tests {
     #[test]
     fn messages_come_line_by_line_and_not_for_ever() {
         let mut text = Vec::new();
-        write_line(&mut text, &Request::Down).expect("written");
-        write_line(&mut text, &Request::Start { host: "gw1".into() }).expect("written");
+        write_line(&mut text, &WorldRequest::Down).expect("written");
+        write_line(&mut text, &WorldRequest::Start { host: "gw1".into() }).expect("written");
         let mut input = BufReader::new(text.as_slice());
-        assert!(matches!(read_line(&mut input), Ok(Some(Request::Down))));
-        assert!(matches!(read_line(&mut input), Ok(Some(Request::Start { host })) if host == "gw1"));
-        assert!(matches!(read_line::<Request>(&mut input), Ok(None)));
+        assert!(matches!(read_line(&mut input), Ok(Some(WorldRequest::Down))));
+        assert!(matches!(read_line(&mut input), Ok(Some(WorldRequest::Start { host })) if host == "gw1"));
+        assert!(matches!(read_line::<WorldRequest>(&mut input), Ok(None)));
         let mut endless = BufReader::new(std::io::repeat(b' '));
-        assert!(read_line::<Request>(&mut endless).is_err());
+        assert!(read_line::<WorldRequest>(&mut endless).is_err());
     }
 }

@@ -1,115 +1,109 @@
-//! What can go wrong with a living world: where, what, and the mend.
+//! [`Error`]: what can go wrong with a running world. Each message contains the subject, what is wrong, and the fix.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::problem::Problem;
+use crate::problem::TopologyProblem;
 
-/// A failure while building, steering or removing a world.
+/// A failure while building, controlling or removing a world.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Not root.
+    /// The caller is not root.
     #[error(
         "worlds need root: network namespaces, routes, cgroups and capture programs can only be made with CAP_NET_ADMIN and CAP_SYS_ADMIN; run the same command with sudo"
     )]
     NotRoot,
-    /// The machine lacks something.
-    #[error("this machine lacks {what}; {mend}")]
+    /// The machine lacks a program or a kernel feature.
+    #[error("this machine lacks {what}; {fix}")]
     Machine {
-        /// What is missing.
+        /// The missing program or feature.
         what: String,
-        /// How to get it.
-        mend: String,
+        /// One imperative step that provides it.
+        fix: String,
     },
-    /// The topology cannot be built here.
+    /// The topology cannot be built on this machine.
     #[error("{}", problems(.0))]
-    Topology(Vec<Problem>),
-    /// No such world.
+    Topology(Vec<TopologyProblem>),
+    /// The named world does not exist or is not up.
     #[error("there is no world {name:?}; `canal world list` shows those that are up")]
     NoWorld {
-        /// The name asked for.
+        /// Name of the requested world.
         name: String,
     },
-    /// The name is taken.
+    /// A running world already has the name.
     #[error("world {name:?} is already up {how}; take it down first with `canal world down {name}`, or give this one another name")]
     AlreadyUp {
-        /// Its name.
         name: String,
-        /// In which way it differs.
+        /// The difference between the running world and the requested one.
         how: String,
     },
-    /// No such host or pod.
+    /// The world has no such host or pod.
     #[error("world {world:?} has no host {host:?}{hint}")]
     NoHost {
-        /// Name of the world.
         world: String,
-        /// The name asked for.
         host: String,
-        /// A suggestion, or nothing.
+        /// A suggestion, or an empty text.
         hint: String,
     },
-    /// A command of `ip`, `tc`, … failed.
+    /// A command of `ip`, `bridge`, `tc` or `nft` failed.
     #[error("{tool} refused in {netns}: {message}")]
     Tool {
-        /// The program.
         tool: &'static str,
-        /// The namespace it ran in.
+        /// Namespace in which the program ran.
         netns: String,
-        /// Its words, with the line it stumbled over.
+        /// The program's message, with the line at which it stopped.
         message: String,
     },
     /// A file or kernel object could not be used.
     #[error("{what} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that was tried.
         what: &'static str,
-        /// On which path.
+        /// Path on which it was tried.
         path: PathBuf,
-        /// The system's answer.
         source: io::Error,
     },
-    /// The supervisor said no, or is gone.
+    /// The supervisor refused a request, or is gone.
     #[error("world {world:?}: {message}")]
     Supervisor {
-        /// Name of the world.
+        /// Name of the supervisor's world.
         world: String,
-        /// Its words.
+        /// Message of the world's supervisor.
         message: String,
     },
-    /// Something took longer than it may.
+    /// An operation took longer than its timeout.
     #[error("world {world:?}: {what} did not happen within {seconds} s{detail}")]
     Timeout {
-        /// Name of the world.
         world: String,
-        /// What was awaited.
+        /// The event that did not happen.
         what: String,
-        /// The limit.
+        /// The timeout that expired, in seconds.
         seconds: u64,
-        /// What is known about it, one line each; or nothing.
+        /// Details, one line each; or an empty text.
         detail: String,
     },
 }
 
-/// Shorthand.
+/// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, Error>;
 
-fn problems(list: &[Problem]) -> String {
-    let lines: Vec<String> = list.iter().map(Problem::to_string).collect();
+fn problems(list: &[TopologyProblem]) -> String {
+    let lines: Vec<String> = list.iter().map(TopologyProblem::to_string).collect();
     lines.join("\n")
 }
 
-/// Adds what was tried, and where, to an IO error.
-pub(crate) trait Tried<T> {
+/// Adds the operation and its path to an IO error.
+pub(crate) trait IoContext<T> {
     fn tried(self, what: &'static str, path: impl AsRef<Path>) -> Result<T>;
 }
 
-impl<T> Tried<T> for io::Result<T> {
+impl<T> IoContext<T> for io::Result<T> {
     fn tried(self, what: &'static str, path: impl AsRef<Path>) -> Result<T> {
         self.map_err(|source| Error::Io { what, path: path.as_ref().to_owned(), source })
     }
 }
 
-impl<T> Tried<T> for rustix::io::Result<T> {
+impl<T> IoContext<T> for rustix::io::Result<T> {
     fn tried(self, what: &'static str, path: impl AsRef<Path>) -> Result<T> {
         self.map_err(io::Error::from).tried(what, path)
     }

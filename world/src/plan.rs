@@ -1,7 +1,7 @@
-//! The address plan: every namespace, interface, address and MAC of a world, decided before
-//! anything is built. Pure and deterministic: the same topology always has the same plan.
+//! [`WorldPlan`]: the address plan. It assigns every namespace, interface, address and MAC of a world before anything is built. Pure and
+//! deterministic: a topology always has the same plan. Start at [`WorldPlan::of`].
 //!
-//! Underlay (IPv4, one /32 per host, no ARP: all neighbours are static):
+//! Underlay (IPv4, one /32 per host, no ARP: all neighbors are static):
 //!   nodes, and tenants' own key servers 10.(200+az).0.0/16 · provider hosts 250.(az).0.0/16 (class E works as unicast on Linux)
 //! Overlay of a tenant (dual stack): slot s of its pod ranges is one /24 and one /112:
 //!   node k owns slot k, its own address is .1, its pods .2 to .254; the top slot is the gateways'.
@@ -11,51 +11,60 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use ipnet::{Ipv4Net, Ipv6Net};
 
+use crate::impairment::Impairment;
 use crate::tier::{self, EdgePlan};
-use crate::topology::{Component, Links, Node, Pod, Rate, Tenant, Topology, Vswitch};
+use crate::topology::{Component, LinkRate, Links, NodeTopology, PodTemplate, TenantTopology, Topology, Vswitch};
 
 /// Underlay of the nodes: one /16 per AZ.
 pub const NODES_UNDERLAY: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(10, 200, 0, 0), 13);
 /// Addresses of the provider's hosts: one /16 per AZ.
 pub const PROVIDERS: Ipv4Net = Ipv4Net::new_assert(Ipv4Addr::new(250, 0, 0, 0), 8);
-/// AZs of one world: [`NODES_UNDERLAY`] has room for 10.201 to 10.207.
+/// Maximum number of AZs: [`NODES_UNDERLAY`] contains 10.201 to 10.207.
 pub const AZS_MAX: usize = 7;
-/// Gateway replicas: .1 to .254 of a tenant's top slot.
+/// Maximum number of gateway replicas: .1 to .254 of a tenant's top slot.
 pub const REPLICAS_MAX: usize = 254;
-/// Pods on one node: .2 to .254 of the node's slot.
+/// Maximum number of pods on one node: .2 to .254 of the node's slot.
 pub const PODS_PER_NODE_MAX: usize = 253;
-/// The first pod of a node; .1 is the node itself.
+/// Number of a node's first pod; .1 is the node itself.
 pub const POD_NUMBER_FIRST: u8 = 2;
-/// Next hop that every host's routes name; it only ever exists as a static neighbour.
+/// Next hop in every host's routes. It exists only as a static neighbor.
 pub const NEXT_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 0, 1);
-/// The same for IPv6.
+/// Next hop in every host's IPv6 routes. It exists only as a static neighbor.
 pub const NEXT_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
-/// Hosts of one AZ that ever were: the router's address is above, and device names stay short.
+/// Highest host number in an AZ. Higher ones would reach the router's address and make device names longer.
 pub const HOST_NUMBER_MAX: u16 = 65_000;
 
-/// How many nodes fit into a pod range: slot 0 is unused, the top one is the gateways'.
+/// Returns how many nodes fit into a pod range. Slot 0 is unused, and the top slot is the gateways'.
 pub fn node_slots(pods4: Ipv4Net) -> usize {
     (1 << (24 - pods4.prefix_len())) - 2
 }
 
-/// Name of an AZ's router.
+/// Returns the name of an AZ's router.
 pub fn router_name(az: &str) -> String {
     format!("router-{az}")
 }
 
-/// An Ethernet address.
+/// Returns the name of the relay in a link. `link` is the name of a host, or `AZ-AZ` between two AZs.
+pub(crate) fn relay_name(link: &str) -> String {
+    format!("{RELAY_PREFIX}{link}")
+}
+
+/// Prefix of the names of all relays.
+pub(crate) const RELAY_PREFIX: &str = "relay-";
+
+/// An Ethernet address, written `02:01:00:00:00:01`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac([u8; 6]);
 
 impl Mac {
-    /// A locally administered unicast address; `family` keeps the uses of this module apart.
+    /// Returns a locally administered unicast address. `family` separates the uses of this module.
     fn of(family: u8, number: u32) -> Self {
         let [a, b, c, d] = number.to_be_bytes();
         Self([0x02, family, a, b, c, d])
     }
 
-    /// The MAC under which the edge of an AZ stands in nodes' forwarding tables, one per AZ: a table has one remote for each.
+    /// Returns the MAC of an AZ's edge in the forwarding tables of nodes. It is one per AZ, because a table has one remote per AZ.
     pub(crate) fn of_edge(az: u8) -> Self {
         Self([0x02, 0xca, 0x0a, 0x01, 0x01, az])
     }
@@ -68,7 +77,7 @@ impl fmt::Display for Mac {
     }
 }
 
-/// MAC families: the second byte tells who owns the address.
+/// MAC families. The second byte of an address shows the kind of its owner.
 mod family {
     pub(super) const HOST: u8 = 1;
     pub(super) const ROUTER: u8 = 2;
@@ -79,22 +88,21 @@ mod family {
     pub(super) const NODE_OF_POD: u8 = 7;
 }
 
-/// The whole plan.
+/// The addresses of a whole world.
 #[derive(Clone, Debug)]
-pub struct Plan {
-    /// Name of the world.
+pub struct WorldPlan {
     pub world: String,
-    /// Link properties.
+    /// Rates, MTU and impairments of the links.
     pub links: Links,
-    /// Whether routers check what tenants' nodes send.
+    /// Whether routers check the packets of tenants' nodes.
     pub vswitch: Vswitch,
-    /// One per AZ, in order.
+    /// Underlay routers, one per AZ in order.
     pub routers: Vec<RouterPlan>,
     /// All underlay hosts: controller, edges, gateways, key servers, plain hosts, nodes.
     pub hosts: Vec<HostPlan>,
-    /// The edges as tunnel ends; with any, this is a tier world.
+    /// The edges as tunnel ends. If there are any, this is a tier world.
     pub edges: Vec<EdgePlan>,
-    /// Overlays.
+    /// The tenants' overlays, in the order of the file.
     pub tenants: Vec<TenantPlan>,
     /// Pods, in the order of the file.
     pub pods: Vec<PodPlan>,
@@ -105,60 +113,70 @@ pub struct Plan {
 pub struct RouterPlan {
     /// Name of the host, `router-AZ`.
     pub name: String,
-    /// Name of the AZ.
     pub az: String,
     /// Number of the AZ, from 1.
     pub number: u8,
-    /// Network namespace.
     pub netns: String,
-    /// Its address, for errors it sends.
+    /// Source address of the errors that the router sends.
     pub ip4: Ipv4Addr,
 }
 
 impl RouterPlan {
-    /// The /16 of this AZ's nodes.
+    /// Returns the /16 of this AZ's nodes.
     pub fn nodes(&self) -> Ipv4Net {
         Ipv4Net::new_assert(Ipv4Addr::new(10, 200 + self.number, 0, 0), 16)
     }
 
-    /// The /16 of this AZ's provider hosts.
+    /// Returns the /16 of this AZ's provider hosts.
     pub fn providers(&self) -> Ipv4Net {
         Ipv4Net::new_assert(Ipv4Addr::new(250, self.number, 0, 0), 16)
     }
 
-    /// Interface towards another AZ's router.
+    /// Returns the interface toward another AZ's router.
     pub fn device_to(&self, other: &RouterPlan) -> String {
         format!("x{}", other.az)
     }
 
-    /// MAC of the interface towards another AZ's router.
+    /// Returns the MAC of the interface toward another AZ's router.
     pub fn mac_to(&self, other: &RouterPlan) -> Mac {
         Mac::of(family::INTER_AZ, u32::from(self.number) << 8 | u32::from(other.number))
     }
 }
 
-/// What an underlay host is.
+/// A relay: it is inserted into a link, and delays or drops the link's frames.
+#[derive(Clone, Debug)]
+pub struct RelayPlan {
+    /// Name of the host, `relay-HOST` or `relay-AZ-AZ`.
+    pub name: String,
+    /// Network namespace. It contains the relay's ends of the link and nothing else.
+    pub netns: String,
+    /// Index of the AZ. A link between AZs has the index of the first.
+    pub az: usize,
+    /// Delay, jitter and loss of the frames.
+    pub impairment: Impairment,
+    /// Seed that determines which frames are lost.
+    pub seed: u64,
+}
+
+/// Kind of an underlay host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostKind {
-    /// The controller.
     Controller,
     /// An edge of the cloud tier.
     Edge,
     /// The n-th gateway replica, from 0.
     Gateway(usize),
-    /// A key server.
     KeyServer {
-        /// Index of the tenant whose own it is; `None`: the provider's.
+        /// Index of the tenant that owns the key server; `None` for the provider's.
         tenant: Option<usize>,
     },
-    /// A plain host; `outside` when Passthrough tenants may reach it.
+    /// A plain host, such as a load generator.
     Host {
-        /// Reachable from pods of Passthrough tenants.
+        /// Pods of Passthrough tenants may reach the host.
         outside: bool,
     },
-    /// The node of a tenant, by indexes into [`Plan::tenants`] and its `nodes`.
+    /// The node of a tenant, by indexes into [`WorldPlan::tenants`] and its `nodes`.
     Node {
-        /// Index of the tenant.
         tenant: usize,
         /// Index of the node within the tenant.
         node: usize,
@@ -168,47 +186,51 @@ pub enum HostKind {
 /// A host on the underlay.
 #[derive(Clone, Debug)]
 pub struct HostPlan {
-    /// Unique name.
+    /// Name, which is unique in the world.
     pub name: String,
-    /// What it is.
+    /// Kind of component, or node.
     pub kind: HostKind,
-    /// Network namespace.
     pub netns: String,
-    /// Index of its router.
+    /// Index of the host's AZ and router.
     pub az: usize,
     /// Number within the AZ, from 1.
     pub number: u16,
-    /// Underlay address.
     pub ip4: Ipv4Addr,
-    /// Rate of its uplink, each direction.
-    pub rate: Option<Rate>,
-    /// MTU of its uplink, if not the underlay's.
+    /// Rate of the uplink, per direction.
+    pub rate: Option<LinkRate>,
+    /// Delay, jitter and loss of the uplink. If set, the uplink has a relay.
+    pub impairment: Option<Impairment>,
+    /// MTU of the uplink in bytes, if it differs from the underlay's.
     pub mtu: Option<u32>,
     /// Backend of a gateway in a tier world.
     pub backend: Option<String>,
+    /// Number of cores over which a gateway's packets are spread in a tier world. 0 turns receive packet steering off.
+    pub receive_cores: u16,
 }
 
 impl HostPlan {
-    /// The router's interface towards this host.
+    /// Returns the router's interface toward this host.
     pub fn router_device(&self) -> String {
         format!("h{}", self.number)
     }
 
-    /// MAC of the host's `eth0`.
+    /// Returns the MAC of the host's `eth0`.
     pub fn mac(&self) -> Mac {
         Mac::of(family::HOST, self.wire_number())
     }
 
-    /// MAC of the router's end.
+    /// Returns the MAC of the router's end of the link.
     pub fn router_mac(&self) -> Mac {
         Mac::of(family::ROUTER, self.wire_number())
     }
 
-    /// Takes over what the file says of its link and backend.
+    /// Copies the link and backend settings of the topology.
     fn fit(&mut self, component: &Component) {
         self.rate = component.rate.or(self.rate);
+        self.impairment = component.impairment.or(self.impairment);
         self.mtu = component.mtu;
         self.backend.clone_from(&component.backend);
+        self.receive_cores = component.receive_cores;
     }
 
     fn wire_number(&self) -> u32 {
@@ -219,103 +241,97 @@ impl HostPlan {
 /// A tunnel end of a tenant's overlay.
 #[derive(Clone, Debug)]
 pub struct Vtep {
-    /// Name of its host.
+    /// Name of the tunnel end's host.
     pub host: String,
-    /// Where tunnel packets go.
+    /// Underlay address to which tunnel packets are sent.
     pub underlay: Ipv4Addr,
     /// MAC of the VXLAN device.
     pub mac: Mac,
-    /// Its own overlay address.
+    /// The tunnel end's own IPv4 overlay address.
     pub ip4: Ipv4Addr,
-    /// Its own overlay address.
+    /// The tunnel end's own IPv6 overlay address.
     pub ip6: Ipv6Addr,
-    /// What lies behind it: a node's slot, or just a gateway's address.
+    /// IPv4 range behind the tunnel end: a node's slot, or only a gateway's address.
     pub net4: Ipv4Net,
-    /// The same for IPv6.
+    /// IPv6 range behind the tunnel end: a node's slot, or only a gateway's address.
     pub net6: Ipv6Net,
 }
 
-/// A tenant's overlay.
+/// The overlay of a tenant.
 #[derive(Clone, Debug)]
 pub struct TenantPlan {
-    /// Name.
     pub name: String,
-    /// VXLAN network identifier.
+    /// VXLAN network identifier of the overlay.
     pub vni: u32,
-    /// Pods' whole IPv4 range.
+    /// IPv4 range of all pods.
     pub pods4: Ipv4Net,
-    /// Pods' whole IPv6 range.
+    /// IPv6 range of all pods.
     pub pods6: Ipv6Net,
-    /// Its nodes' tunnel ends; node k has slot k + 1.
+    /// Tunnel ends of the tenant's nodes. Node k has slot k + 1.
     pub nodes: Vec<Vtep>,
-    /// The gateway replicas' tunnel ends: their addresses are the tenant's gateway addresses. None in tier worlds, whose
-    /// replicas no node knows.
+    /// Tunnel ends of the gateway replicas, with the tenant's gateway addresses. The list is empty in tier worlds, where nodes have no
+    /// tunnels to replicas.
     pub gateways: Vec<Vtep>,
-    /// Ranges of its gateway addresses in a tier world.
+    /// Ranges of the tenant's gateway addresses in a tier world.
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
     /// Pods may reach hosts marked `outside`.
     pub passthrough: bool,
 }
 
 impl TenantPlan {
-    /// The VXLAN interface, the same name on every host.
+    /// Returns the name of the VXLAN interface, which is the same on every host.
     pub fn device(&self) -> String {
         format!("vx{}", self.vni)
     }
 }
 
-/// A pod.
+/// Addresses and names of a pod.
 #[derive(Clone, Debug)]
 pub struct PodPlan {
-    /// `TENANT/NAMESPACE/NAME`, its name in the world.
+    /// Name in the world: `TENANT/NAMESPACE/NAME`.
     pub uid: String,
-    /// Index of the tenant.
     pub tenant: usize,
     /// Index of the node within the tenant.
     pub node: usize,
-    /// Name of the node.
+    /// Name of the pod's node.
     pub node_name: String,
-    /// Kubernetes namespace.
     pub namespace: String,
     /// Name with the replica number.
     pub name: String,
-    /// Last byte of its addresses.
+    /// Last byte of the pod's addresses.
     pub number: u8,
-    /// Network namespace.
     pub netns: String,
-    /// Address.
     pub ip4: Ipv4Addr,
-    /// Address.
     pub ip6: Ipv6Addr,
-    /// Rate of its link, each direction.
-    pub rate: Option<Rate>,
-    /// MTU of its link, if not the overlays'.
+    /// Rate of the pod's link, per direction.
+    pub rate: Option<LinkRate>,
+    /// MTU of the pod's link in bytes, if it differs from the overlays'.
     pub mtu: Option<u32>,
 }
 
 impl PodPlan {
-    /// The node's interface towards this pod.
+    /// Returns the node's interface toward this pod.
     pub fn node_device(&self) -> String {
         node_device(self.number)
     }
 
-    /// MAC of the pod's `eth0`. Pods of one node differ; a pod's link has no other members.
+    /// Returns the MAC of the pod's `eth0`. It is unique on the node only, because a pod's link has no other members.
     pub fn mac(&self) -> Mac {
         Mac::of(family::POD, u32::from(self.number))
     }
 
-    /// MAC of the node's end.
+    /// Returns the MAC of the node's end of the link.
     pub fn node_mac(&self) -> Mac {
         Mac::of(family::NODE_OF_POD, u32::from(self.number))
     }
 }
 
-/// A node's interface towards its pod with this number.
+/// Returns a node's interface toward its pod with this number.
 pub(crate) fn node_device(number: u8) -> String {
     format!("p{number}")
 }
 
-/// Address `number` of slot `slot`.
+/// Returns address `number` of slot `slot`.
 fn address4(range: Ipv4Net, slot: u32, number: u8) -> Ipv4Addr {
     Ipv4Addr::from_bits(range.network().to_bits() | slot << 8 | u32::from(number))
 }
@@ -324,18 +340,18 @@ fn address6(range: Ipv6Net, slot: u32, number: u8) -> Ipv6Addr {
     Ipv6Addr::from_bits(range.network().to_bits() | u128::from(slot) << 16 | u128::from(number))
 }
 
-/// Namespace of an underlay host. World names hold no dot, so no world's prefix is another's.
+/// Returns the namespace of an underlay host. World names contain no dot, so no world's prefix is a prefix of another's.
 fn netns(world: &str, host: &str) -> String {
     format!("{}{host}", netns_prefix(world))
 }
 
-/// What the names of all namespaces of a world begin with.
+/// Returns the prefix of the names of all namespaces of a world.
 pub fn netns_prefix(world: &str) -> String {
     format!("cnl-{world}.")
 }
 
-impl Plan {
-    /// Plans a checked topology.
+impl WorldPlan {
+    /// Assigns all addresses of a checked topology.
     pub fn of(topology: &Topology) -> Self {
         let mut plan = Self {
             world: topology.name.clone(),
@@ -347,6 +363,7 @@ impl Plan {
             tenants: Vec::new(),
             pods: Vec::new(),
         };
+        // Gateways must exist before tenants, because every tenant has a tunnel end on each.
         plan.add_components(topology);
         for tenant in &topology.tenants {
             plan.add_tenant(tenant);
@@ -357,8 +374,8 @@ impl Plan {
         plan
     }
 
-    /// The pod of a template's replica as it would be with this number on its node.
-    pub fn pod(&self, tenant: usize, node: usize, number: u8, pod: &Pod, replica: u16) -> PodPlan {
+    /// Returns the pod of a template's replica under the given number on its node, without adding it to the plan.
+    pub fn pod(&self, tenant: usize, node: usize, number: u8, pod: &PodTemplate, replica: u16) -> PodPlan {
         let owner = &self.tenants[tenant];
         let name = format!("{}-{replica}", pod.name);
         let slot = node_slot(node);
@@ -378,24 +395,53 @@ impl Plan {
         }
     }
 
-    /// The underlay host of this name.
+    /// Returns the underlay host of this name.
     pub fn host(&self, name: &str) -> Option<&HostPlan> {
         self.hosts.iter().find(|host| host.name == name)
     }
 
-    /// A tenant's own key servers.
+    /// Returns a tenant's own key servers.
     pub(crate) fn key_servers_of(&self, tenant: &str) -> impl Iterator<Item = &HostPlan> {
         let index = self.tenants.iter().position(|plan| plan.name == tenant);
         self.hosts.iter().filter(move |host| index.is_some() && host.kind == HostKind::KeyServer { tenant: index })
     }
 
-    /// Whether gateways are reached through edges.
+    /// Returns the tunnel end that an edge shares with the other edges of its AZ.
+    pub(crate) fn anycast(&self, edge: &HostPlan) -> Option<Ipv4Addr> {
+        self.edges.iter().find(|edges| edges.hosts.contains(&edge.name)).and_then(EdgePlan::anycast)
+    }
+
+    /// Returns the relay in a host's link, if it has one.
+    pub fn relay(&self, host: &HostPlan) -> Option<RelayPlan> {
+        Some(self.relay_of_link(&host.name, host.az, host.impairment?))
+    }
+
+    /// Returns the relay in the link between two AZs, if it has one.
+    pub fn az_relay(&self, one: &RouterPlan, other: &RouterPlan) -> Option<RelayPlan> {
+        let (first, second) = if one.number < other.number { (one, other) } else { (other, one) };
+        let impairment = self.links.impaired.inter_az?;
+        Some(self.relay_of_link(&format!("{}-{}", first.az, second.az), usize::from(first.number) - 1, impairment))
+    }
+
+    fn relay_of_link(&self, link: &str, az: usize, impairment: Impairment) -> RelayPlan {
+        let name = relay_name(link);
+        RelayPlan { netns: netns(&self.world, &name), az, impairment, seed: link_seed(self.links.seed, link), name }
+    }
+
+    /// Returns all relays, those of hosts first.
+    pub fn relays(&self) -> Vec<RelayPlan> {
+        let pairs = self.routers.iter().enumerate().flat_map(|(at, one)| self.routers[at + 1..].iter().map(move |other| (one, other)));
+        let between = pairs.filter_map(|(one, other)| self.az_relay(one, other));
+        self.hosts.iter().filter_map(|host| self.relay(host)).chain(between).collect()
+    }
+
+    /// Returns whether gateways are reached through edges.
     pub fn is_tier(&self) -> bool {
         !self.edges.is_empty()
     }
 
     fn az_index(&self, az: &str) -> usize {
-        // Checked topologies name existing AZs only; the first is a harmless answer otherwise.
+        // Checked topologies name existing AZs only; otherwise the first AZ is a harmless result.
         self.routers.iter().position(|router| router.az == az).unwrap_or(0)
     }
 
@@ -412,14 +458,28 @@ impl Plan {
         let is_tenants = matches!(kind, HostKind::Node { .. } | HostKind::KeyServer { tenant: Some(_) });
         let range = if is_tenants { router.nodes() } else { router.providers() };
         let ip4 = Ipv4Addr::from_bits(range.network().to_bits() | u32::from(number));
-        let rate = match kind {
-            HostKind::Node { .. } => self.links.node,
-            HostKind::Gateway(_) => self.links.gateway,
-            HostKind::Controller | HostKind::Edge | HostKind::KeyServer { .. } | HostKind::Host { .. } => self.links.host,
+        let (rate, impairment) = match kind {
+            HostKind::Node { .. } => (self.links.node, self.links.impaired.node),
+            HostKind::Gateway(_) => (self.links.gateway, self.links.impaired.gateway),
+            HostKind::Controller | HostKind::Edge | HostKind::KeyServer { .. } | HostKind::Host { .. } => {
+                (self.links.host, self.links.impaired.host)
+            }
         };
         let netns = netns(&self.world, name);
         let at = self.hosts.len();
-        self.hosts.push(HostPlan { name: name.to_owned(), kind, netns, az, number, ip4, rate, mtu: None, backend: None });
+        self.hosts.push(HostPlan {
+            name: name.to_owned(),
+            kind,
+            netns,
+            az,
+            number,
+            ip4,
+            rate,
+            impairment,
+            mtu: None,
+            backend: None,
+            receive_cores: 0,
+        });
         &mut self.hosts[at]
     }
 
@@ -447,8 +507,8 @@ impl Plan {
         }
     }
 
-    /// Plans one more gateway of a tier world, beside those that are there. `last` is the number given last in its AZ: a new host
-    /// gets one that was not in use lately, so that nobody takes it for the one before. None: no number is free.
+    /// Plans one more gateway of a tier world beside the existing ones. `last` is the number assigned last in its AZ. The new host gets a
+    /// number that was not in use recently, so that it is not mistaken for its predecessor. Returns `None` if no number is free.
     pub(crate) fn add_gateway(&mut self, gateway: &Component, last: u16) -> Option<HostPlan> {
         let az = self.az_index(&gateway.az);
         let taken: Vec<u16> = self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).collect();
@@ -459,12 +519,12 @@ impl Plan {
         Some(host.clone())
     }
 
-    /// The largest number of an AZ's hosts.
+    /// Returns the largest number of an AZ's hosts.
     pub(crate) fn last_number(&self, az: usize) -> u16 {
         self.hosts.iter().filter(|host| host.az == az).map(|host| host.number).max().unwrap_or(0)
     }
 
-    fn add_tenant(&mut self, tenant: &Tenant) {
+    fn add_tenant(&mut self, tenant: &TenantTopology) {
         let index = self.tenants.len();
         let nodes = tenant.nodes.iter().enumerate().map(|(node, host)| self.node_vtep(tenant, index, node, host)).collect();
         let gateways = self.hosts.iter().filter_map(|host| match host.kind {
@@ -479,13 +539,14 @@ impl Plan {
             nodes,
             gateways: gateways.collect(),
             gateway_cidrs: tenant.gateway_cidrs,
-            passthrough: tenant.outside == crate::topology::Outside::Passthrough,
+            passthrough: tenant.outside == crate::topology::OutsideTraffic::Passthrough,
         });
     }
 
-    fn node_vtep(&mut self, tenant: &Tenant, index: usize, node: usize, host: &Node) -> Vtep {
+    fn node_vtep(&mut self, tenant: &TenantTopology, index: usize, node: usize, host: &NodeTopology) -> Vtep {
         let planned = self.add_host(&host.name, &host.az, HostKind::Node { tenant: index, node });
         planned.rate = host.rate.or(planned.rate);
+        planned.impairment = host.impairment.or(planned.impairment);
         let underlay = planned.ip4;
         let slot = node_slot(node);
         Vtep {
@@ -499,7 +560,7 @@ impl Plan {
         }
     }
 
-    fn add_pods(&mut self, tenant: usize, owner: &Tenant) {
+    fn add_pods(&mut self, tenant: usize, owner: &TenantTopology) {
         let mut next = vec![POD_NUMBER_FIRST; owner.nodes.len()];
         for pod in &owner.pods {
             for replica in 0..pod.replicas {
@@ -521,17 +582,24 @@ fn routers(topology: &Topology) -> Vec<RouterPlan> {
     topology.azs.iter().enumerate().map(plan).collect()
 }
 
-/// The first number after `last` that nobody has, from 1 again after [`HOST_NUMBER_MAX`].
+/// Returns the first unused number after `last`. After [`HOST_NUMBER_MAX`] the numbers start at 1 again.
 fn next_number(last: u16, taken: &[u16]) -> Option<u16> {
     (last + 1..=HOST_NUMBER_MAX).chain(1..=last.min(HOST_NUMBER_MAX)).find(|number| !taken.contains(number))
+}
+
+/// Returns a seed for each link (FNV-1a over its name), so that different links lose different frames. The lowest bit is left for the
+/// direction.
+fn link_seed(seed: u64, link: &str) -> u64 {
+    let hash = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    seed.to_be_bytes().into_iter().chain(link.bytes()).fold(0xcbf2_9ce4_8422_2325, hash) << 1
 }
 
 fn node_slot(node: usize) -> u32 {
     node as u32 + 1
 }
 
-/// A gateway's tunnel end; its address is the (replica + 1)-th of the tenant's top slot.
-fn gateway_vtep(tenant: &Tenant, host: &HostPlan, replica: usize) -> Vtep {
+/// Returns a gateway's tunnel end. Its address is the (replica + 1)-th of the tenant's top slot.
+fn gateway_vtep(tenant: &TenantTopology, host: &HostPlan, replica: usize) -> Vtep {
     let slot = node_slots(tenant.pods4) as u32 + 1;
     let number = replica as u8 + 1;
     let (ip4, ip6) = (address4(tenant.pods4, slot, number), address6(tenant.pods6, slot, number));
@@ -546,8 +614,8 @@ fn gateway_vtep(tenant: &Tenant, host: &HostPlan, replica: usize) -> Vtep {
     }
 }
 
-impl fmt::Display for Plan {
-    /// The plan as text, one line per fact; golden tests and `canal world check` show it.
+impl fmt::Display for WorldPlan {
+    /// Writes the plan as text, one line per fact. Golden tests and `canal world check` show it.
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(out, "world {} mtu {} underlay {}", self.world, self.links.mtu, self.links.underlay_mtu())?;
         for router in &self.routers {
@@ -561,9 +629,14 @@ impl fmt::Display for Plan {
             write!(out, "host {} {} {} {}/{} {}", host.name, host.ip4, host.mac(), router.name, host.router_device(), host.netns)?;
             writeln!(out, "{rate}{mtu}{backend}")?;
         }
+        for relay in self.relays() {
+            let Impairment { delay, jitter, loss_ppm } = relay.impairment;
+            let router = &self.routers[relay.az].name;
+            writeln!(out, "relay {} {router} delay {delay:?} jitter {jitter:?} loss {loss_ppm}ppm {}", relay.name, relay.netns)?;
+        }
         for edge in &self.edges {
             let (four, six) = (edge.replicas4(), edge.replicas6());
-            writeln!(out, "edge {} {} {} via {} {} to {four} {six}", edge.host, edge.underlay, edge.mac, edge.hop4, edge.hop6)?;
+            writeln!(out, "edge {} {} {} via {} {} to {four} {six}", edge.hosts.join("+"), edge.underlay, edge.mac, edge.hop4, edge.hop6)?;
         }
         for tenant in &self.tenants {
             writeln!(out, "tenant {} vni {} {} {}", tenant.name, tenant.vni, tenant.pods4, tenant.pods6)?;
@@ -571,7 +644,13 @@ impl fmt::Display for Plan {
                 writeln!(out, "  vtep {} {} {} {} {} {} {}", vtep.host, vtep.underlay, vtep.mac, vtep.ip4, vtep.ip6, vtep.net4, vtep.net6)?;
             }
             for (edge, (four, six)) in self.edges.iter().filter_map(|edge| Some((edge, tenant.gateway_cidrs?))) {
-                writeln!(out, "  gateway addresses {} {} by {}", tier::part4(four, edge.az), tier::part6(six, edge.az), edge.host)?;
+                writeln!(
+                    out,
+                    "  gateway addresses {} {} by {}",
+                    tier::part4(four, edge.az),
+                    tier::part6(six, edge.az),
+                    edge.hosts.join("+")
+                )?;
             }
         }
         for pod in &self.pods {

@@ -1,5 +1,5 @@
-//! Asks once whether a host is ready. Runs on a thread that is already inside the network namespace
-//! from which to ask, and in no cgroup of the world, so probes are never captured.
+//! Probes once whether a host is ready. It runs on a thread that is already inside the network namespace from which to probe. That thread
+//! is in no cgroup of the world, so probes are never captured. Start at [`holds`].
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -10,23 +10,23 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::host_environment::HostEnvironment;
 use crate::launch;
-use crate::seat::Seat;
 use crate::topology::{Check, Readiness};
 
-/// A status line longer than this is none.
+/// Maximum length of a status line; a longer one is a failure.
 const STATUS_LINE_MAX: usize = 256;
 
-/// Whether the check holds now. Takes at most [`Readiness::TIMEOUT_MS`].
-pub(crate) fn holds(check: &Check, seat: &Seat) -> bool {
+/// Returns whether the check succeeds now. Takes at most [`Readiness::TIMEOUT_MS`].
+pub(crate) fn holds(check: &Check, environment: &HostEnvironment) -> bool {
     let deadline = Instant::now() + Duration::from_millis(Readiness::TIMEOUT_MS);
-    let address = seat.ip4.map(IpAddr::V4);
+    let address = environment.ip4.map(IpAddr::V4);
     match (check, address) {
         (Check::Tcp { port }, Some(ip)) => connect(SocketAddr::new(ip, *port), deadline).is_some(),
         (Check::Http { port, path }, Some(ip)) => {
             status(SocketAddr::new(ip, *port), path, deadline).is_some_and(|code| (200..400).contains(&code))
         }
-        (Check::Exec(argv), _) => exits_well(launch::command(seat, argv), deadline),
+        (Check::Exec(argv), _) => exits_well(launch::command(environment, argv), deadline),
         (Check::Tcp { .. } | Check::Http { .. }, None) => false,
     }
 }
@@ -59,7 +59,7 @@ fn status(to: SocketAddr, path: &str, deadline: Instant) -> Option<u16> {
     }
 }
 
-/// `HTTP/1.1 200 OK`
+/// Parses a status line such as `HTTP/1.1 200 OK`.
 fn status_code(line: &[u8]) -> Option<u16> {
     let line = std::str::from_utf8(line.split(|byte| *byte == b'\n').next()?).ok()?;
     let mut words = line.split_whitespace();
@@ -72,13 +72,13 @@ fn exits_well(command: crate::Result<Command>, deadline: Instant) -> bool {
     let Ok(mut child) = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn() else { return false };
     let in_time = ended_by(&child, deadline);
     if !in_time {
-        // Errors mean that it ended by itself a moment ago.
+        // An error means that the process has just ended by itself.
         let _ = child.kill();
     }
     child.wait().is_ok_and(|status| in_time && status.success())
 }
 
-/// Whether the child ends before the deadline; it stays to be waited for.
+/// Returns whether the child ends before the deadline. The caller must still wait for it.
 fn ended_by(child: &Child, deadline: Instant) -> bool {
     let Some(left) = left(deadline) else { return false };
     let Ok(pidfd) = pidfd_open(Pid::from_child(child), PidfdFlags::empty()) else { return false };
@@ -92,13 +92,13 @@ pub(crate) fn signal(pidfd: impl AsFd, signal: Signal) {
     let _ = pidfd_send_signal(pidfd, signal);
 }
 
-/// Whether somebody listens on a loopback or wildcard TCP port in the calling thread's namespace.
+/// Returns whether a process listens on a loopback or wildcard TCP port in the calling thread's namespace.
 pub(crate) fn has_listener(port: u16) -> bool {
     let tables = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
     tables.iter().any(|table| std::fs::read_to_string(table).is_ok_and(|text| listens(&text, port)))
 }
 
-/// `  0: 0100007F:3A99 00000000:0000 0A …`: local address and state LISTEN.
+/// Searches the table for a line `  0: 0100007F:3A99 00000000:0000 0A …`: the port in the local address, and state LISTEN.
 fn listens(table: &str, port: u16) -> bool {
     table.lines().skip(1).any(|line| {
         let mut words = line.split_whitespace().skip(1);
@@ -125,13 +125,13 @@ mod tests {
         }
     }
 
-    /// Answers one connection with these bytes and waits for the caller to go.
+    /// Answers one connection with these bytes, and waits until the client closes it.
     fn answered(bytes: &'static [u8]) -> (Option<u16>, Duration) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
         let to = listener.local_addr().expect("an address");
         let server = std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().expect("a caller");
-            // A caller that has heard enough may be gone.
+            // A client that has read enough may be gone.
             let _ = stream.write_all(bytes);
             let _ = stream.read_to_end(&mut Vec::new());
         });

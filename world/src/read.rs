@@ -1,23 +1,26 @@
-//! From YAML tree to topology: field by field, every mistake reported, nothing cross-checked
-//! (that is `check`). A value that is missing or wrong drops only the item that holds it.
+//! Reads a YAML tree into a topology, field by field, and reports every mistake. It does no cross-checks; `check` does. A missing or wrong
+//! value drops only the item that contains it. Start at [`topology`].
 
 use std::path::{Path, PathBuf};
 
+use canal_yaml::tree::YamlNode;
 use ipnet::IpNet;
 
-use crate::problem::{Findings, Problem, Spot};
+use crate::impairment::{Delay, Impairment, LossRate};
+use crate::problem::{FilePosition, TopologyProblem, TopologyProblems};
 use crate::topology::{
-    Az, Check, Component, KeyAlgorithm, KeyFallback, KeyPlace, Keys, Links, Node, Outside, Pod, Process, Rate, Readiness, Restart, Tenant,
-    TenantSpots, Topology, Vswitch,
+    Az, Check, Component, ImpairedLinks, LinkRate, Links, NodeTopology, OutsideTraffic, PodTemplate, ProcessTemplate, Readiness, Restart,
+    TenantKeysTopology, TenantPositions, TenantTopology, Topology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation, Vswitch,
 };
-use crate::tree::{Fields, Tree, Value};
+use crate::tree::MappingReader;
 
 const RATE: &str = "a rate such as 100mbit or 1gbit (64kbit to 400gbit)";
+const DELAY: &str = "a time such as 500us, 0.5ms or 1s (at most 10s)";
 const COUNT: &str = "a whole number from 1 to 1000";
 
-/// The kinds of underlay hosts, which differ in a few fields.
+/// Kind of an underlay host. Kinds differ in a few fields.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum UnderlayHostKind {
     Controller,
     Edge,
     Gateway,
@@ -25,30 +28,30 @@ enum Kind {
     Host,
 }
 
-impl Kind {
+impl UnderlayHostKind {
     fn owner(self) -> &'static str {
         match self {
-            Kind::Controller => "the controller",
-            Kind::Edge => "an edge",
-            Kind::Gateway => "a gateway",
-            Kind::KeyServer => "a key server",
-            Kind::Host => "a host",
+            UnderlayHostKind::Controller => "the controller",
+            UnderlayHostKind::Edge => "an edge",
+            UnderlayHostKind::Gateway => "a gateway",
+            UnderlayHostKind::KeyServer => "a key server",
+            UnderlayHostKind::Host => "a host",
         }
     }
 
-    /// The mesh's own components have a built-in command line; others name theirs.
+    /// Returns whether the component has a built-in command line. Plain hosts name their own command.
     fn is_built_in(self) -> bool {
-        !matches!(self, Kind::Host)
+        !matches!(self, UnderlayHostKind::Host)
     }
 }
 
-pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Topology> {
-    let mut fields = Fields::open(tree, "the world", findings)?;
+pub(crate) fn topology(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Option<Topology> {
+    let mut fields = MappingReader::open(tree, "the world", findings)?;
     let name = fields.must_text("world", findings);
     if let Some(name) = &name
-        && let Err((what, mend)) = crate::check::world_name(name)
+        && let Err((what, fix)) = crate::check::world_name(name)
     {
-        findings.add(fields.spot_of("world"), what, mend);
+        findings.add(fields.spot_of("world"), what, fix);
     }
     let vswitch = fields.parsed("vswitch", "Checked or Open", findings).unwrap_or(Vswitch::Checked);
     let azs = collect(fields.list("azs", findings), findings, az);
@@ -56,7 +59,7 @@ pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Opt
         fields.report_missing("azs", findings);
     }
     let links = fields.tree("links").and_then(|tree| links(tree, findings)).unwrap_or_default();
-    let controller = fields.tree("controller").and_then(|tree| component(tree, Kind::Controller, file, findings));
+    let controller = fields.tree("controller").and_then(|tree| component(tree, UnderlayHostKind::Controller, file, findings));
     let topology = Topology {
         name: name.unwrap_or_default(),
         file: file.into(),
@@ -64,51 +67,56 @@ pub(crate) fn topology(tree: &Tree, file: &Path, findings: &mut Findings) -> Opt
         azs,
         links,
         controller,
-        edges: components(fields.list("edges", findings), Kind::Edge, file, findings),
-        gateways: components(fields.list("gateways", findings), Kind::Gateway, file, findings),
-        key_servers: components(fields.list("keyServers", findings), Kind::KeyServer, file, findings),
-        hosts: components(fields.list("hosts", findings), Kind::Host, file, findings),
+        edges: components(fields.list("edges", findings), UnderlayHostKind::Edge, file, findings),
+        gateways: components(fields.list("gateways", findings), UnderlayHostKind::Gateway, file, findings),
+        key_servers: components(fields.list("keyServers", findings), UnderlayHostKind::KeyServer, file, findings),
+        hosts: components(fields.list("hosts", findings), UnderlayHostKind::Host, file, findings),
         tenants: collect(fields.list("tenants", findings), findings, |tree, findings| tenant(tree, file, findings)),
     };
     fields.close(findings);
     Some(topology)
 }
 
-fn collect<T>(items: &[Tree], findings: &mut Findings, mut read: impl FnMut(&Tree, &mut Findings) -> Option<T>) -> Vec<T> {
+fn collect<T>(
+    items: &[YamlNode],
+    findings: &mut TopologyProblems,
+    mut read: impl FnMut(&YamlNode, &mut TopologyProblems) -> Option<T>,
+) -> Vec<T> {
     items.iter().filter_map(|item| read(item, findings)).collect()
 }
 
-fn components(items: &[Tree], kind: Kind, file: &Path, findings: &mut Findings) -> Vec<Component> {
+fn components(items: &[YamlNode], kind: UnderlayHostKind, file: &Path, findings: &mut TopologyProblems) -> Vec<Component> {
     collect(items, findings, |tree, findings| component(tree, kind, file, findings))
 }
 
-fn az(tree: &Tree, findings: &mut Findings) -> Option<Az> {
-    if let Value::Scalar(name) = &tree.value {
-        return Some(Az { name: name.clone(), spot: tree.spot });
+fn az(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Az> {
+    if let Some(name) = tree.scalar_text() {
+        return Some(Az { name: name.to_owned(), spot: tree.spot.into() });
     }
-    let mut fields = Fields::open(tree, "an AZ", findings)?;
+    let mut fields = MappingReader::open(tree, "an AZ", findings)?;
     let name = fields.must_text("name", findings);
     let spot = fields.spot;
     fields.close(findings);
     Some(Az { name: name?, spot })
 }
 
-fn links(tree: &Tree, findings: &mut Findings) -> Option<Links> {
-    let mut fields = Fields::open(tree, "links", findings)?;
-    let links = Links {
-        mtu: link_mtu(&mut fields, findings).unwrap_or(Links::MTU_DEFAULT),
-        inter_az: link_rate(&mut fields, "interAz", findings),
-        node: link_rate(&mut fields, "node", findings),
-        pod: link_rate(&mut fields, "pod", findings),
-        gateway: link_rate(&mut fields, "gateway", findings),
-        host: link_rate(&mut fields, "host", findings),
-    };
+fn links(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Links> {
+    let mut fields = MappingReader::open(tree, "links", findings)?;
+    let mtu = link_mtu(&mut fields, findings).unwrap_or(Links::MTU_DEFAULT);
+    let seed = fields.parsed("seed", "a whole number", findings).unwrap_or(Links::SEED_DEFAULT);
+    let (inter_az, impaired_az) = link(&mut fields, "interAz", true, findings);
+    let (node, impaired_node) = link(&mut fields, "node", true, findings);
+    let (pod, _) = link(&mut fields, "pod", false, findings);
+    let (gateway, impaired_gateway) = link(&mut fields, "gateway", true, findings);
+    let (host, impaired_host) = link(&mut fields, "host", true, findings);
+    let impaired = ImpairedLinks { inter_az: impaired_az, node: impaired_node, gateway: impaired_gateway, host: impaired_host };
+    let links = Links { mtu, inter_az, node, pod, gateway, host, impaired, seed };
     fields.close(findings);
     Some(links)
 }
 
-/// No link is narrower than IPv6 allows (RFC 8200 §5).
-fn link_mtu(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u32> {
+/// Reads the MTU of a link. The minimum is that of IPv6 (RFC 8200 §5).
+fn link_mtu(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<u32> {
     let expected = "a number of bytes from 1280 to 9000";
     let mtu: u32 = fields.parsed("mtu", expected, findings)?;
     if !(1280..=9000).contains(&mtu) {
@@ -117,40 +125,81 @@ fn link_mtu(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u32> {
     Some(mtu)
 }
 
-fn link_rate(fields: &mut Fields<'_>, name: &'static str, findings: &mut Findings) -> Option<Rate> {
-    let mut link = Fields::open(fields.tree(name)?, name, findings)?;
+/// Reads the rate of one kind of link, and its impairment if the kind can have one.
+fn link(
+    fields: &mut MappingReader<'_>,
+    name: &'static str,
+    has_relay: bool,
+    findings: &mut TopologyProblems,
+) -> (Option<LinkRate>, Option<Impairment>) {
+    let Some(mut link) = fields.tree(name).and_then(|tree| MappingReader::open(tree, name, findings)) else { return (None, None) };
     let rate = link.parsed("rate", RATE, findings);
+    let impairment = if has_relay { impairment(&mut link, findings) } else { None };
     link.close(findings);
-    rate
+    (rate, impairment)
 }
 
-fn component(tree: &Tree, kind: Kind, file: &Path, findings: &mut Findings) -> Option<Component> {
-    let mut fields = Fields::open(tree, kind.owner(), findings)?;
+/// Reads delay, jitter and loss. Returns `None` if none of them is written.
+fn impairment(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<Impairment> {
+    let is_written = ["delay", "jitter", "loss"].iter().any(|name| fields.tree(name).is_some());
+    let delay = fields.parsed("delay", DELAY, findings).map_or(std::time::Duration::ZERO, |delay: Delay| delay.0);
+    let jitter = fields.parsed("jitter", DELAY, findings).map_or(std::time::Duration::ZERO, |jitter: Delay| jitter.0);
+    let loss = fields.parsed("loss", "a share of frames such as 1% or 0.05%", findings).map_or(0, |loss: LossRate| loss.parts_per_million);
+    if jitter > delay {
+        findings.add(fields.spot_of("jitter"), format!("jitter: {jitter:?} is more than the delay, {delay:?}"), "write at most the delay");
+    }
+    is_written.then_some(Impairment { delay, jitter, loss_ppm: loss })
+}
+
+fn component(tree: &YamlNode, kind: UnderlayHostKind, file: &Path, findings: &mut TopologyProblems) -> Option<Component> {
+    let mut fields = MappingReader::open(tree, kind.owner(), findings)?;
     let spot = fields.spot;
     let name = match kind {
-        Kind::Controller => Some("controller".to_owned()),
-        Kind::Edge | Kind::Gateway | Kind::KeyServer | Kind::Host => fields.must_text("name", findings),
+        UnderlayHostKind::Controller => Some("controller".to_owned()),
+        UnderlayHostKind::Edge | UnderlayHostKind::Gateway | UnderlayHostKind::KeyServer | UnderlayHostKind::Host => {
+            fields.must_text("name", findings)
+        }
     };
     let az = fields.must_text("az", findings);
     let workers = match kind {
-        Kind::Gateway => fields.parsed("workers", COUNT, findings).unwrap_or(1),
-        Kind::Controller | Kind::Edge | Kind::KeyServer | Kind::Host => 1,
+        UnderlayHostKind::Gateway => fields.parsed("workers", COUNT, findings).unwrap_or(1),
+        UnderlayHostKind::Controller | UnderlayHostKind::Edge | UnderlayHostKind::KeyServer | UnderlayHostKind::Host => 1,
     };
-    let backend = if kind == Kind::Gateway { fields.text("backend", findings) } else { None };
-    let mtu = if matches!(kind, Kind::Edge | Kind::Gateway) { link_mtu(&mut fields, findings) } else { None };
-    let outside = kind == Kind::Host && fields.flag("outside", false, findings);
-    let tenant = if kind == Kind::KeyServer { fields.text("tenant", findings) } else { None };
-    let tls_dir = if kind == Kind::KeyServer { tls_dir(&mut fields, file, findings) } else { None };
+    let receive_cores = match kind {
+        UnderlayHostKind::Gateway => fields.parsed("receiveCores", COUNT, findings).unwrap_or(0),
+        UnderlayHostKind::Controller | UnderlayHostKind::Edge | UnderlayHostKind::KeyServer | UnderlayHostKind::Host => 0,
+    };
+    let backend = if kind == UnderlayHostKind::Gateway { fields.text("backend", findings) } else { None };
+    let mtu = if matches!(kind, UnderlayHostKind::Edge | UnderlayHostKind::Gateway) { link_mtu(&mut fields, findings) } else { None };
+    let outside = kind == UnderlayHostKind::Host && fields.flag("outside", false, findings);
+    let tenant = if kind == UnderlayHostKind::KeyServer { fields.text("tenant", findings) } else { None };
+    let tls_dir = if kind == UnderlayHostKind::KeyServer { tls_dir(&mut fields, file, findings) } else { None };
     let rate = fields.parsed("rate", RATE, findings);
-    let default = if kind == Kind::Host { Restart::Never } else { Restart::Always };
+    let impairment = impairment(&mut fields, findings);
+    let default = if kind == UnderlayHostKind::Host { Restart::Never } else { Restart::Always };
     let process = process(&mut fields, default, findings);
     fields.close(findings);
+    // A plain host without a command has no process and only waits for `exec`.
     let process = (kind.is_built_in() || !process.command.is_empty()).then_some(process);
-    Some(Component { name: name?, az: az?, process, rate, mtu, workers, backend, outside, tenant, tls_dir, spot })
+    Some(Component {
+        name: name?,
+        az: az?,
+        process,
+        rate,
+        impairment,
+        mtu,
+        workers,
+        receive_cores,
+        backend,
+        outside,
+        tenant,
+        tls_dir,
+        spot,
+    })
 }
 
-/// A directory relative to the topology's file.
-fn tls_dir(fields: &mut Fields<'_>, file: &Path, findings: &mut Findings) -> Option<PathBuf> {
+/// Reads a directory whose path is relative to the topology's file.
+fn tls_dir(fields: &mut MappingReader<'_>, file: &Path, findings: &mut TopologyProblems) -> Option<PathBuf> {
     let text = fields.text("tlsDir", findings)?;
     let path = file.parent().unwrap_or(Path::new("/")).join(&text);
     if !path.is_dir() {
@@ -159,9 +208,9 @@ fn tls_dir(fields: &mut Fields<'_>, file: &Path, findings: &mut Findings) -> Opt
     Some(path)
 }
 
-/// The fields that every process has; `command` may be empty here.
-fn process(fields: &mut Fields<'_>, default: Restart, findings: &mut Findings) -> Process {
-    Process {
+/// Reads the fields that every process has. `command` may be empty here.
+fn process(fields: &mut MappingReader<'_>, default: Restart, findings: &mut TopologyProblems) -> ProcessTemplate {
+    ProcessTemplate {
         command: fields.texts("command", findings),
         args: fields.texts("args", findings),
         env: fields.table("env", findings),
@@ -171,8 +220,8 @@ fn process(fields: &mut Fields<'_>, default: Restart, findings: &mut Findings) -
     }
 }
 
-fn readiness(tree: &Tree, findings: &mut Findings) -> Option<Readiness> {
-    let mut fields = Fields::open(tree, "readiness", findings)?;
+fn readiness(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Readiness> {
+    let mut fields = MappingReader::open(tree, "readiness", findings)?;
     let spot = fields.spot;
     let period = fields.parsed("periodMs", "a number of milliseconds", findings);
     let http = fields.tree("http").map(|tree| http_check(tree, findings));
@@ -192,8 +241,8 @@ fn readiness(tree: &Tree, findings: &mut Findings) -> Option<Readiness> {
     Some(Readiness { check: checks.remove(0)?, period_ms })
 }
 
-fn http_check(tree: &Tree, findings: &mut Findings) -> Option<Check> {
-    let mut fields = Fields::open(tree, "http", findings)?;
+fn http_check(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Check> {
+    let mut fields = MappingReader::open(tree, "http", findings)?;
     let port = port(&mut fields, findings);
     let path = fields.text("path", findings).unwrap_or_else(|| "/".to_owned());
     if !path.starts_with('/') || path.contains(char::is_whitespace) {
@@ -203,14 +252,14 @@ fn http_check(tree: &Tree, findings: &mut Findings) -> Option<Check> {
     Some(Check::Http { port: port?, path })
 }
 
-fn tcp_check(tree: &Tree, findings: &mut Findings) -> Option<Check> {
-    let mut fields = Fields::open(tree, "tcp", findings)?;
+fn tcp_check(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<Check> {
+    let mut fields = MappingReader::open(tree, "tcp", findings)?;
     let port = port(&mut fields, findings);
     fields.close(findings);
     Some(Check::Tcp { port: port? })
 }
 
-fn port(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u16> {
+fn port(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<u16> {
     if fields.tree("port").is_none() {
         fields.report_missing("port", findings);
         return None;
@@ -218,9 +267,9 @@ fn port(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u16> {
     fields.parsed::<std::num::NonZeroU16>("port", "a port from 1 to 65535", findings).map(std::num::NonZeroU16::get)
 }
 
-fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
-    let mut fields = Fields::open(tree, "a tenant", findings)?;
-    let spots = TenantSpots {
+fn tenant(tree: &YamlNode, file: &Path, findings: &mut TopologyProblems) -> Option<TenantTopology> {
+    let mut fields = MappingReader::open(tree, "a tenant", findings)?;
+    let spots = TenantPositions {
         whole: fields.spot,
         vni: fields.spot_of("vni"),
         trust_domain: fields.spot_of("trustDomain"),
@@ -234,7 +283,8 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
     let name = fields.must_text("name", findings);
     let vni = vni(&mut fields, findings);
     let trust_domain = fields.must_text("trustDomain", findings);
-    let outside = fields.parsed("outside", "Deny or Passthrough", findings).unwrap_or(Outside::Deny);
+    let outside =
+        fields.parsed_renamed(("outboundTrafficPolicy", "outside"), "Deny or Passthrough", findings).unwrap_or(OutsideTraffic::Deny);
     let pods = pod_cidrs(&mut fields, findings);
     let gateway_cidrs = gateway_cidrs(&mut fields, findings);
     let home_az = fields.text("homeAz", findings);
@@ -245,8 +295,9 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
     let nodes = collect(fields.list("nodes", findings), findings, node);
     let pods_list = collect(fields.list("pods", findings), findings, pod);
     fields.close(findings);
+    // Only the end of the function returns early, so that all mistakes of the tenant are reported.
     let (pods4, pods6) = pods?;
-    Some(Tenant {
+    Some(TenantTopology {
         name: name?,
         vni: vni?,
         trust_domain: trust_domain?,
@@ -265,19 +316,19 @@ fn tenant(tree: &Tree, file: &Path, findings: &mut Findings) -> Option<Tenant> {
     })
 }
 
-/// As a Tenant object has them; what is not written is as the mesh does by itself.
-fn keys(tree: &Tree, findings: &mut Findings) -> Option<Keys> {
-    let mut fields = Fields::open(tree, "keys", findings)?;
-    let keys = Keys {
-        place: fields.parsed("place", "Local or KeyServer", findings).unwrap_or(KeyPlace::Local),
-        algorithm: fields.parsed("algorithm", "EcdsaP256 or Rsa2048", findings).unwrap_or(KeyAlgorithm::EcdsaP256),
-        fallback: fields.parsed("fallback", "Refuse or Local", findings).unwrap_or(KeyFallback::Refuse),
+/// Reads `keys`, whose fields are those of a Tenant object. Missing fields get the mesh's own defaults.
+fn keys(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<TenantKeysTopology> {
+    let mut fields = MappingReader::open(tree, "keys", findings)?;
+    let keys = TenantKeysTopology {
+        place: fields.parsed_renamed(("location", "place"), "Local or KeyServer", findings).unwrap_or(TopologyKeyLocation::Local),
+        algorithm: fields.parsed("algorithm", "EcdsaP256 or Rsa2048", findings).unwrap_or(TopologyKeyAlgorithm::EcdsaP256),
+        fallback: fields.parsed("fallback", "Refuse or Local", findings).unwrap_or(TopologyKeyFallback::Refuse),
     };
     fields.close(findings);
     Some(keys)
 }
 
-fn vni(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u32> {
+fn vni(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<u32> {
     const EXPECTED: &str = "a VXLAN network identifier from 1 to 16777215";
     if fields.tree("vni").is_none() {
         fields.report_missing("vni", findings);
@@ -291,15 +342,15 @@ fn vni(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<u32> {
     Some(vni)
 }
 
-fn cidrs(fields: &mut Fields<'_>, name: &'static str, findings: &mut Findings) -> Vec<(Spot, IpNet)> {
+fn cidrs(fields: &mut MappingReader<'_>, name: &'static str, findings: &mut TopologyProblems) -> Vec<(FilePosition, IpNet)> {
     let items = fields.list(name, findings);
     collect(items, findings, |tree, findings| {
-        let Value::Scalar(text) = &tree.value else {
+        let Some(text) = tree.scalar_text() else {
             findings.add(tree.spot, format!("an entry of {name} is not a CIDR"), "write e.g. 10.1.0.0/16");
             return None;
         };
         match text.parse::<IpNet>() {
-            Ok(cidr) if cidr.addr() == cidr.network() => Some((tree.spot, cidr)),
+            Ok(cidr) if cidr.addr() == cidr.network() => Some((tree.spot.into(), cidr)),
             Ok(cidr) => {
                 findings.add(tree.spot, format!("{name}: {text} has bits below its prefix"), format!("write {}", cidr.trunc()));
                 None
@@ -312,15 +363,15 @@ fn cidrs(fields: &mut Fields<'_>, name: &'static str, findings: &mut Findings) -
     })
 }
 
-/// One range of each family, where each is written.
-type Pair = ((Spot, ipnet::Ipv4Net), (Spot, ipnet::Ipv6Net));
+/// One IPv4 and one IPv6 range, each with its position in the file.
+type CidrPair = ((FilePosition, ipnet::Ipv4Net), (FilePosition, ipnet::Ipv6Net));
 
-/// Exactly one IPv4 and one IPv6 range.
-fn pair(fields: &mut Fields<'_>, name: &'static str, example: &str, findings: &mut Findings) -> Option<Pair> {
+/// Reads a list of exactly one IPv4 and one IPv6 range.
+fn pair(fields: &mut MappingReader<'_>, name: &'static str, example: &str, findings: &mut TopologyProblems) -> Option<CidrPair> {
     let spot = fields.spot_of(name);
     let list = cidrs(fields, name, findings);
     if list.len() < fields.list(name, findings).len() {
-        // An entry was refused, and has been reported.
+        // An entry was refused and has been reported.
         return None;
     }
     let (mut four, mut six) = (Vec::new(), Vec::new());
@@ -337,8 +388,8 @@ fn pair(fields: &mut Fields<'_>, name: &'static str, example: &str, findings: &m
     Some((*four, *six))
 }
 
-/// Large enough for the plan's slots.
-fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)> {
+/// Reads the pod ranges, which must be large enough for the plan's slots.
+fn pod_cidrs(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)> {
     let ((spot4, pods4), (spot6, pods6)) = pair(fields, "podCidrs", "[10.1.0.0/16, \"fd00:101::/64\"]", findings)?;
     let mut large_enough = true;
     if !(8..=22).contains(&pods4.prefix_len()) {
@@ -356,8 +407,8 @@ fn pod_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<(ipnet:
     large_enough.then_some((pods4, pods6))
 }
 
-/// Large enough that an AZ's eighth has some addresses. Only tier worlds have them.
-fn gateway_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)>> {
+/// Reads the gateway ranges, which must be large enough that an AZ's eighth has some addresses. Only tier worlds have them.
+fn gateway_cidrs(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<Option<(ipnet::Ipv4Net, ipnet::Ipv6Net)>> {
     if fields.tree("gatewayCidrs").is_none() {
         return Some(None);
     }
@@ -367,20 +418,20 @@ fn gateway_cidrs(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<Opt
         [(spot4, four.to_string(), four.prefix_len(), 8..=26), (spot6, six.to_string(), six.prefix_len(), 16..=112)]
     {
         if !range.contains(&length) {
-            let mend = format!("write a prefix length from {} to {}: each AZ has an eighth", range.start(), range.end());
-            findings.add(spot, format!("gatewayCidrs: {shown} cannot be split"), mend);
+            let fix = format!("write a prefix length from {} to {}: each AZ has an eighth", range.start(), range.end());
+            findings.add(spot, format!("gatewayCidrs: {shown} cannot be split"), fix);
             large_enough = false;
         }
     }
     large_enough.then_some(Some((four, six)))
 }
 
-/// The YAML files that `config` names, directories expanded, relative to the topology's file.
-fn config_files(fields: &mut Fields<'_>, file: &Path, findings: &mut Findings) -> Vec<PathBuf> {
+/// Returns the YAML files that `config` names, with directories expanded. Paths are relative to the topology's file.
+fn config_files(fields: &mut MappingReader<'_>, file: &Path, findings: &mut TopologyProblems) -> Vec<PathBuf> {
     let base = file.parent().unwrap_or(Path::new("/"));
     let mut files = Vec::new();
     for item in fields.list("config", findings) {
-        let Value::Scalar(text) = &item.value else {
+        let Some(text) = item.scalar_text() else {
             findings.add(item.spot, "an entry of config is not a path", "write the path of a YAML file or directory");
             continue;
         };
@@ -412,20 +463,21 @@ fn yaml_files(path: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn node(tree: &Tree, findings: &mut Findings) -> Option<Node> {
-    let mut fields = Fields::open(tree, "a node", findings)?;
+fn node(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<NodeTopology> {
+    let mut fields = MappingReader::open(tree, "a node", findings)?;
     let spot = fields.spot;
     let name = fields.must_text("name", findings);
     let az = fields.must_text("az", findings);
     let proxy = fields.flag("proxy", true, findings);
     let rate = fields.parsed("rate", RATE, findings);
+    let impairment = impairment(&mut fields, findings);
     let process = process(&mut fields, Restart::Always, findings);
     fields.close(findings);
-    Some(Node { name: name?, az: az?, proxy: proxy.then_some(process), rate, spot })
+    Some(NodeTopology { name: name?, az: az?, proxy: proxy.then_some(process), rate, impairment, spot })
 }
 
-fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
-    let mut fields = Fields::open(tree, "a pod", findings)?;
+fn pod(tree: &YamlNode, findings: &mut TopologyProblems) -> Option<PodTemplate> {
+    let mut fields = MappingReader::open(tree, "a pod", findings)?;
     let spot = fields.spot;
     let name = fields.must_text("name", findings);
     let nodes = pod_nodes(&mut fields, findings);
@@ -447,11 +499,24 @@ fn pod(tree: &Tree, findings: &mut Findings) -> Option<Pod> {
     }
     fields.close(findings);
     let nodes = nodes?;
-    Some(Pod { name: name?, namespace, nodes, nodes_spot, replicas, service_account, labels, workload_api, process, rate, mtu, spot })
+    Some(PodTemplate {
+        name: name?,
+        namespace,
+        nodes,
+        nodes_spot,
+        replicas,
+        service_account,
+        labels,
+        workload_api,
+        process,
+        rate,
+        mtu,
+        spot,
+    })
 }
 
-/// `node: a-n1` or `nodes: [a-n1, a-n2]`.
-fn pod_nodes(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<Vec<String>> {
+/// Reads `node: a-n1` or `nodes: [a-n1, a-n2]`.
+fn pod_nodes(fields: &mut MappingReader<'_>, findings: &mut TopologyProblems) -> Option<Vec<String>> {
     let one = fields.text("node", findings);
     let many = fields.texts("nodes", findings);
     match (one, many.is_empty()) {
@@ -468,9 +533,9 @@ fn pod_nodes(fields: &mut Fields<'_>, findings: &mut Findings) -> Option<Vec<Str
     }
 }
 
-/// One pod outside a topology: readable by itself; the live world checks the rest.
-pub(crate) fn pod_alone(tree: &Tree, file: &Path) -> Result<Pod, Vec<Problem>> {
-    let mut findings = Findings::of(file.into());
+/// Reads one pod outside a topology. It checks what the pod alone can show; the running world checks the rest.
+pub(crate) fn pod_alone(tree: &YamlNode, file: &Path) -> Result<PodTemplate, Vec<TopologyProblem>> {
+    let mut findings = TopologyProblems::of(file.into());
     let pod = pod(tree, &mut findings);
     if let Some(pod) = &pod {
         crate::check::pod_names(pod, &mut findings);

@@ -1,5 +1,5 @@
-//! What the mesh reads about a world: Kubernetes-like YAML for the controller, JSON pod files for
-//! nodes, tokens and principals. Turns plan and readiness into files; decides nothing.
+//! Writes the files from which the mesh's programs read the world: Kubernetes-like YAML for the controller, JSON pod files for nodes,
+//! tokens, and the list of principals. It turns plan and readiness into files and decides nothing. Start at [`write_tenant`].
 
 use std::path::Path;
 
@@ -7,30 +7,30 @@ use rand::TryRngCore;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Result, Tried};
-use crate::plan::{HostKind, HostPlan, Plan, PodPlan, TenantPlan, Vtep};
-use crate::seat::KEYS_PORT;
-use crate::state::{Paths, make_dir, write_whole};
-use crate::topology::{Check, Pod, Tenant};
+use crate::error::{Error, IoContext, Result};
+use crate::host_environment::KEYS_PORT;
+use crate::plan::{HostKind, HostPlan, PodPlan, TenantPlan, Vtep, WorldPlan};
+use crate::state::{WorldPaths, make_dir, write_whole};
+use crate::topology::{Check, PodTemplate, TenantTopology};
 
-/// A pod as the registry shows it.
+/// A pod in the form in which the registry shows it.
 #[derive(Clone, Debug)]
 pub(crate) struct PodRecord {
     pub(crate) plan: PodPlan,
-    pub(crate) pod: Pod,
+    pub(crate) pod: PodTemplate,
     pub(crate) az: String,
-    /// Its node takes HBONE for it.
+    /// The pod's node accepts HBONE for it.
     pub(crate) has_proxy: bool,
     pub(crate) ready: bool,
 }
 
-/// YAML documents in one text.
+/// Writes objects as YAML documents of one text.
 fn documents(objects: &[Value]) -> Result<String> {
     let mut text = String::from("# Written by the world. Edits are lost.\n");
     for object in objects {
         let document = serde_saphyr::to_string(object).map_err(|error| Error::Machine {
             what: format!("a YAML form of {object}: {error}"),
-            mend: "report this, it is a defect".into(),
+            fix: "report this, it is a defect".into(),
         })?;
         text.push_str("---\n");
         text.push_str(&document);
@@ -41,12 +41,12 @@ fn documents(objects: &[Value]) -> Result<String> {
     Ok(text)
 }
 
-/// The tenant's own YAML, its Tenant object, and how it meets gateways: where they are, or in a tier world where its nodes are.
-pub(crate) fn write_tenant(paths: &Paths, tenant: &Tenant, plan: &TenantPlan, whole: &Plan) -> Result<()> {
+/// Writes the tenant's own YAML, its Tenant object, its key servers, and its Gateway objects, or in a tier world its Node objects instead.
+pub(crate) fn write_tenant(paths: &WorldPaths, tenant: &TenantTopology, plan: &TenantPlan, whole: &WorldPlan) -> Result<()> {
     let dir = paths.tenant_config(&tenant.name);
     make_dir(&dir)?;
     for file in &tenant.config {
-        // Files of `config` exist since the topology was checked, and have names.
+        // The files of `config` exist since the topology was checked, and they have names.
         let name = file.file_name().unwrap_or_default();
         std::fs::copy(file, dir.join(name)).tried("cannot copy", file)?;
     }
@@ -64,7 +64,7 @@ pub(crate) fn write_tenant(paths: &Paths, tenant: &Tenant, plan: &TenantPlan, wh
     write_whole(&dir.join("_keyservers.yaml"), &documents(&key_servers)?, 0o644)
 }
 
-/// A tenant's own key server, as its operator would write it.
+/// Returns a tenant's own key server in the form in which the tenant's operator would write it.
 fn key_server_object(host: &HostPlan) -> Value {
     json!({
         "apiVersion": "canal.mesh/v1",
@@ -74,7 +74,7 @@ fn key_server_object(host: &HostPlan) -> Value {
     })
 }
 
-fn tenant_object(tenant: &Tenant) -> Value {
+fn tenant_object(tenant: &TenantTopology) -> Value {
     let mut object = json!({
         "apiVersion": "canal.mesh/v1",
         "kind": "Tenant",
@@ -84,7 +84,7 @@ fn tenant_object(tenant: &Tenant) -> Value {
             "trustDomain": tenant.trust_domain,
             "podCidrs": [tenant.pods4.to_string(), tenant.pods6.to_string()],
             "serviceCidrs": tenant.service_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
-            "outside": tenant.outside.to_string(),
+            "outboundTrafficPolicy": tenant.outside.to_string(),
         },
     });
     if let Some((four, six)) = tenant.gateway_cidrs {
@@ -94,16 +94,16 @@ fn tenant_object(tenant: &Tenant) -> Value {
         object["spec"]["homeAz"] = json!(az);
     }
     if let Some(keys) = tenant.keys {
-        object["spec"]["keys"] = json!({"place": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
+        object["spec"]["keys"] = json!({"location": keys.place, "algorithm": keys.algorithm, "fallback": keys.fallback});
     }
     object
 }
 
-fn az_of(vtep: &Vtep, plan: &Plan) -> Option<String> {
+fn az_of(vtep: &Vtep, plan: &WorldPlan) -> Option<String> {
     plan.host(&vtep.host).map(|host| plan.routers[host.az].az.clone())
 }
 
-fn gateway_object(vtep: &Vtep, plan: &Plan) -> Value {
+fn gateway_object(vtep: &Vtep, plan: &WorldPlan) -> Value {
     json!({
         "apiVersion": "canal.mesh/v1",
         "kind": "Gateway",
@@ -112,8 +112,8 @@ fn gateway_object(vtep: &Vtep, plan: &Plan) -> Value {
     })
 }
 
-/// As Kubernetes shows a node; the annotation is the network plugin's.
-fn node_object(vtep: &Vtep, plan: &Plan) -> Value {
+/// Returns a node in the form of Kubernetes. The annotation is that of the network plugin.
+fn node_object(vtep: &Vtep, plan: &WorldPlan) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Node",
@@ -127,8 +127,8 @@ fn node_object(vtep: &Vtep, plan: &Plan) -> Value {
     })
 }
 
-/// A tenant's pods with their readiness.
-pub(crate) fn write_pods(paths: &Paths, tenant: &str, pods: &[PodRecord]) -> Result<()> {
+/// Writes a tenant's pods with their readiness.
+pub(crate) fn write_pods(paths: &WorldPaths, tenant: &str, pods: &[PodRecord]) -> Result<()> {
     let objects: Vec<Value> = pods.iter().map(pod_object).collect();
     let path = paths.tenant_config(tenant).join("_pods.yaml");
     write_whole(&path, &documents(&objects)?, 0o644)
@@ -154,8 +154,8 @@ fn pod_object(record: &PodRecord) -> Value {
     })
 }
 
-/// The file by which a node learns of its pod, as a CNI plugin would tell it.
-pub(crate) fn write_pod_file(paths: &Paths, record: &PodRecord, netns: &Path, cgroup: &Path) -> Result<()> {
+/// Writes the file from which a node reads one of its pods, like the one that a CNI plugin writes.
+pub(crate) fn write_pod_file(paths: &WorldPaths, record: &PodRecord, netns: &Path, cgroup: &Path) -> Result<()> {
     let PodRecord { plan, pod, .. } = record;
     let mut text = json!({
         "uid": plan.uid,
@@ -176,26 +176,26 @@ pub(crate) fn write_pod_file(paths: &Paths, record: &PodRecord, netns: &Path, cg
     write_whole(&pod_file(paths, plan), &format!("{text:#}\n"), 0o644)
 }
 
-/// Tells the node that a pod is gone.
-pub(crate) fn remove_pod_file(paths: &Paths, plan: &PodPlan) -> Result<()> {
+/// Removes the file of a pod, so that its node releases the pod.
+pub(crate) fn remove_pod_file(paths: &WorldPaths, plan: &PodPlan) -> Result<()> {
     let path = pod_file(paths, plan);
     std::fs::remove_file(&path).tried("cannot remove", &path)
 }
 
-fn pod_file(paths: &Paths, plan: &PodPlan) -> std::path::PathBuf {
+fn pod_file(paths: &WorldPaths, plan: &PodPlan) -> std::path::PathBuf {
     paths.node_pods(&plan.node_name).join(format!("{}.json", crate::state::file_name(&plan.uid)))
 }
 
-/// Who may talk to the controller: the list it reads. Everybody's token is in a file of its own.
+/// The list of principals that may use the controller's API. Each principal's token is in a file of its own.
 #[derive(Debug, Default)]
-pub(crate) struct Principals {
-    /// By the names of hosts, in the order of admission.
+pub(crate) struct PrincipalFiles {
+    /// Host name and principal, in the order of their addition. The operator's host name is empty.
     list: Vec<(String, Value)>,
 }
 
-impl Principals {
-    /// Fresh tokens for the operator and every host that talks to the controller.
-    pub(crate) fn of(paths: &Paths, plan: &Plan) -> Result<Self> {
+impl PrincipalFiles {
+    /// Creates new tokens for the operator and for every host that connects to the controller.
+    pub(crate) fn of(paths: &WorldPaths, plan: &WorldPlan) -> Result<Self> {
         let mut principals = Self::default();
         let token = fresh_token()?;
         write_whole(&paths.operator_token(), &token, 0o600)?;
@@ -208,8 +208,8 @@ impl Principals {
         Ok(principals)
     }
 
-    /// Gives a host a token, if it is one that talks to the controller.
-    pub(crate) fn admit(&mut self, paths: &Paths, plan: &Plan, host: &HostPlan) -> Result<()> {
+    /// Creates a token for a host, if it is of a kind that connects to the controller.
+    pub(crate) fn admit(&mut self, paths: &WorldPaths, plan: &WorldPlan, host: &HostPlan) -> Result<()> {
         let az = &plan.routers[host.az].az;
         let mut principal = match host.kind {
             HostKind::Node { tenant, .. } => json!({"kind": "node", "name": host.name, "tenant": plan.tenants[tenant].name, "az": az}),
@@ -233,25 +233,25 @@ impl Principals {
         Ok(())
     }
 
-    /// Takes a host's token from it.
-    pub(crate) fn dismiss(&mut self, paths: &Paths, host: &str) {
+    /// Removes a host's principal and its token file.
+    pub(crate) fn dismiss(&mut self, paths: &WorldPaths, host: &str) {
         self.list.retain(|(name, _)| name != host);
-        // A file that is gone already is what is wanted.
+        // The file may already be gone, which is the desired result.
         let _ = std::fs::remove_file(paths.token(host));
     }
 
-    /// Writes the controller's list.
-    pub(crate) fn write(&self, paths: &Paths) -> Result<()> {
+    /// Writes the list that the controller reads.
+    pub(crate) fn write(&self, paths: &WorldPaths) -> Result<()> {
         let list: Vec<&Value> = self.list.iter().map(|(_, principal)| principal).collect();
         let text = serde_saphyr::to_string(&list).map_err(|error| Error::Machine {
             what: format!("a YAML form of the principals: {error}"),
-            mend: "report this, it is a defect".into(),
+            fix: "report this, it is a defect".into(),
         })?;
         write_whole(&paths.principals(), &text, 0o600)
     }
 }
 
-/// 32 random bytes in hex.
+/// Returns 32 random bytes in hexadecimal.
 fn fresh_token() -> Result<String> {
     let mut bytes = [0_u8; 32];
     rand::rngs::OsRng.try_fill_bytes(&mut bytes).map_err(std::io::Error::other).tried("cannot read random bytes from", "/dev/urandom")?;

@@ -1,5 +1,5 @@
-//! Where a world keeps its files, and the lock that says its supervisor is alive.
-//! Paths only: what the files hold is known by those who write them.
+//! [`WorldPaths`]: the paths of a world's files; and [`WorldLock`], the lock that shows that a world's supervisor is running. The content
+//! of the files is defined by the modules that write them.
 
 use std::fs::File;
 use std::io::Write;
@@ -9,19 +9,19 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Result, Tried};
+use crate::error::{IoContext, Result};
 
-/// Home of all worlds.
+/// Parent directory of all worlds' directories and locks.
 pub(crate) const WORLDS_DIR: &str = "/run/canal/worlds";
 
-/// The files of one world.
+/// Paths of the files of one world.
 #[derive(Clone, Debug)]
-pub(crate) struct Paths {
+pub(crate) struct WorldPaths {
     world: String,
     dir: PathBuf,
 }
 
-impl Paths {
+impl WorldPaths {
     pub(crate) fn of(world: &str) -> Self {
         Self { world: world.to_owned(), dir: Path::new(WORLDS_DIR).join(world) }
     }
@@ -34,7 +34,7 @@ impl Paths {
         &self.dir
     }
 
-    /// Beside the directory, not inside: it outlives the directory while that is removed.
+    /// Path of the lock. It is beside the world's directory, because it must outlive the directory while that is removed.
     pub(crate) fn lock(&self) -> PathBuf {
         Path::new(WORLDS_DIR).join(format!("{}.lock", self.world))
     }
@@ -43,7 +43,7 @@ impl Paths {
         self.dir.join("topology.json")
     }
 
-    /// The file as the user wrote it, for reading.
+    /// Copy of the topology file as the user wrote it, for reading.
     pub(crate) fn topology_text(&self) -> PathBuf {
         self.dir.join("topology.yaml")
     }
@@ -72,7 +72,7 @@ impl Paths {
         self.dir.join("principals.yaml")
     }
 
-    /// The controller's public infra certificate lives here.
+    /// Directory of the controller's public infra certificate.
     pub(crate) fn infra(&self) -> PathBuf {
         self.dir.join("infra")
     }
@@ -109,24 +109,29 @@ impl Paths {
         self.dir.join("data").join(file_name(host))
     }
 
-    /// Where a node proxy pins its capture programs.
+    /// Mount point of a sysfs that shows the devices of a gateway's network namespace.
+    pub(crate) fn sysfs(&self, gateway: &str) -> PathBuf {
+        self.data(gateway).join("sysfs")
+    }
+
+    /// Mount point of the bpffs in which a node proxy pins its capture programs.
     pub(crate) fn bpffs(&self, node: &str) -> PathBuf {
         self.data(node).join("bpffs")
     }
 
-    /// The tenant's own certificates and keys at its key server.
+    /// Directory of the tenant's own certificates and keys on its key server.
     pub(crate) fn tls(&self, key_server: &str) -> PathBuf {
         self.data(key_server).join("tls")
     }
 
-    /// Directory with the `hosts` and `resolv.conf` a host sees as /etc's.
+    /// Directory of the files that a host sees as `/etc/hosts` and `/etc/resolv.conf`.
     pub(crate) fn etc(&self, host: &str) -> PathBuf {
         self.dir.join("etc").join(file_name(host))
     }
 }
 
-impl Record {
-    pub(crate) fn read(paths: &Paths) -> Result<Self> {
+impl WorldRecord {
+    pub(crate) fn read(paths: &WorldPaths) -> Result<Self> {
         read_json(&paths.record())
     }
 }
@@ -142,39 +147,38 @@ pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
     write_whole(path, &text, 0o644)
 }
 
-/// A host's name as one file name.
+/// Returns a host's name in the form of one file name.
 pub(crate) fn file_name(host: &str) -> String {
     host.replace('/', ".")
 }
 
-/// How a world was asked for; kept beside its topology.
+/// Options with which a world was brought up. The record is stored beside the topology.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Record {
-    /// Process that a world lives and dies with; none for a persistent world.
+pub(crate) struct WorldRecord {
+    /// Process whose end ends the world; `None` for a persistent world.
     pub(crate) owner: Option<u32>,
-    /// [`crate::Topology`]'s fingerprint, to know it again.
+    /// Fingerprint of the [`crate::Topology`], to detect whether a world has the same topology.
     pub(crate) fingerprint: String,
-    /// Where commands are looked up, before PATH.
+    /// Directories that are searched for programs before PATH.
     pub(crate) bin_dirs: Vec<PathBuf>,
 }
 
-/// The lock on a world's name. Held by its supervisor as long as that lives; a lock that can be
-/// taken means that nobody looks after the world.
+/// The lock on a world's name. The supervisor owns it as long as it runs. If the lock is free, no supervisor runs.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct WorldLock {
     pub(crate) file: File,
     path: PathBuf,
 }
 
-impl Lock {
+impl WorldLock {
     /// Takes the lock if it is free.
-    pub(crate) fn try_take(paths: &Paths) -> Result<Option<Self>> {
+    pub(crate) fn try_take(paths: &WorldPaths) -> Result<Option<Self>> {
         let path = paths.lock();
         loop {
             make_dir(Path::new(WORLDS_DIR))?;
             let opened = File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
             let file = match opened {
-                // The last world may take its directory away between the two calls.
+                // Another world that ends as the last one may remove the directory between the two calls.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 other => other.tried("cannot open lock", &path)?,
             };
@@ -183,7 +187,7 @@ impl Lock {
                 Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
                 Err(error) => return Err(error).tried("cannot lock", &path),
             }
-            // Whoever held it before may have removed the file that was just locked.
+            // The previous owner may have removed the file that was just locked.
             let current = std::fs::metadata(&path).map(|found| found.ino());
             let mine = file.metadata().map(|found| found.ino()).tried("cannot read", &path)?;
             if current.is_ok_and(|current| current == mine) {
@@ -192,20 +196,20 @@ impl Lock {
         }
     }
 
-    /// A lock that was taken before this process began, and handed to it.
-    pub(crate) fn inherited(file: File, paths: &Paths) -> Self {
+    /// Wraps a lock that another process took and passed to this one.
+    pub(crate) fn inherited(file: File, paths: &WorldPaths) -> Self {
         Self { file, path: paths.lock() }
     }
 
-    /// Takes the name out of the world list. Only the holder may.
+    /// Removes the name from the list of worlds. Only the owner of the lock may do this.
     pub(crate) fn remove(self) {
-        // Errors leave a free lock file, which counts as nothing.
+        // An error leaves a free lock file, which does not count as a world.
         let _ = std::fs::remove_file(&self.path);
         remove_empty_parents();
     }
 }
 
-/// Removes the directories above worlds when the last world is gone.
+/// Removes the parent directories of all worlds when the last world is gone.
 pub(crate) fn remove_empty_parents() {
     let _ = std::fs::remove_dir(WORLDS_DIR);
     if let Some(parent) = Path::new(WORLDS_DIR).parent() {
@@ -213,15 +217,41 @@ pub(crate) fn remove_empty_parents() {
     }
 }
 
-/// Makes a directory and its parents.
+/// Creates a directory and its parents.
+///
+/// # Errors
+///
+/// The system's error for the last attempt.
 pub(crate) fn make_dir(path: &Path) -> Result<()> {
-    std::fs::create_dir_all(path).tried("cannot make directory", path)
+    create_with_parents(path).tried("cannot make directory", path)
 }
 
-/// Replaces a file as a whole: readers see the old text or the new one.
+/// Attempts to create a directory whose parent the end of another world removes at the same time.
+const MAKE_ATTEMPTS_MAX: usize = 100;
+
+/// Creates a directory and its parents below a root that all worlds share: a state directory or a cgroup.
+///
+/// # Errors
+///
+/// The system's error for the last attempt.
+pub(crate) fn create_with_parents(path: &Path) -> std::io::Result<()> {
+    let mut made = std::fs::create_dir_all(path);
+    for _ in 1..MAKE_ATTEMPTS_MAX {
+        // The last world that ends removes the shared parent directory. That can happen between two steps of this call: before a directory
+        // is created in the parent, or after the parent was found to exist and before it was checked to be a directory.
+        let is_race = |error: &std::io::Error| matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::AlreadyExists);
+        if !made.as_ref().is_err_and(is_race) {
+            break;
+        }
+        made = std::fs::create_dir_all(path);
+    }
+    made
+}
+
+/// Replaces a file as a whole: readers see either the old text or the new one.
 pub(crate) fn write_whole(path: &Path, text: &str, mode: u32) -> Result<()> {
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    // A leading dot: directory watchers pass over it.
+    // Directory watchers skip names with a leading dot.
     let draft = path.with_file_name(format!(".{name}.draft"));
     let opened = File::options().create(true).truncate(true).write(true).mode(mode).open(&draft);
     let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));

@@ -1,8 +1,8 @@
-//! The process behind a living world: builds it, keeps its processes, answers its socket, and
-//! takes it down when asked or when its owner dies. `canal world up` starts it and returns.
+//! The supervisor process of a running world: builds the world, runs its processes, answers its socket, and takes it down on request or
+//! when its owner ends. `canal world up` starts it and returns. The work on hosts and pods is in `supervisor_state`.
 //!
-//! Its standard input is the world's lock, its standard output the pipe to whoever started it:
-//! the first line on it is the report, and its far end closing is the owner's death.
+//! Its standard input is the world's lock. Its standard output is the pipe to the process that started it: the first line is the
+//! [`StartupReport`], and a closed far end means that the owner has ended.
 
 use std::io::{BufReader, Write};
 use std::os::unix::fs::MetadataExt;
@@ -14,69 +14,83 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::control::{Answer, Request, read_line, write_line};
-use crate::error::{Error, Result, Tried};
-use crate::life::Order;
-use crate::stage::Stage;
-use crate::state::{Lock, Paths, Record, read_json, write_whole};
-use crate::{launch, sweep};
+use crate::control::{WorldRequest, WorldResponse, read_line, write_line};
+use crate::error::{Error, IoContext, Result};
+use crate::process_supervisor::ProcessCommand;
+use crate::state::{WorldLock, WorldPaths, WorldRecord, read_json, write_whole};
+use crate::supervisor_state::SupervisorState;
+use crate::{garbage_collect, launch};
 
-/// A host's log is cut when it grows over this; the previous part is kept once.
+/// Size above which a host's log is truncated. One previous part is preserved.
 const LOG_BYTES_MAX: u64 = 8 << 20;
-/// How often the supervisor looks at logs.
+/// Attempts to take the world down; each gives processes 10 s to end.
+const CLEAR_ATTEMPTS: u32 = 6;
+/// Interval between two checks of the log sizes.
 const HOUSEKEEPING: Duration = Duration::from_secs(1);
 /// Readiness changes within this time are written together.
 const REGISTRY_PAUSE: Duration = Duration::from_millis(10);
 
-/// The first line on the supervisor's standard output.
+/// First line on the supervisor's standard output.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Report {
-    /// The network is there and every process has been started or waits for its conditions.
+pub(crate) enum StartupReport {
+    /// The network exists, and every process has been started or waits for its start conditions.
     Up,
-    /// It could not be built; nothing is left of it.
+    /// The world could not be built; nothing of it remains.
     Failed(String),
 }
 
-/// Builds and keeps the world `name`, whose files [`crate::World::up`] has laid out. Returns when
-/// the world is gone.
+/// Builds and runs the world `name`, whose files [`crate::World::up`] has written. Returns when the world is gone.
 ///
-/// Errors: it was not started by `World::up`, or the world could not be built or removed.
+/// # Errors
+///
+/// The process was not started by `World::up`, or the world could not be built or removed.
 pub fn supervise(name: &str) -> Result<()> {
-    let paths = Paths::of(name);
+    let paths = WorldPaths::of(name);
     let lock = inherited_lock(&paths)?;
-    // Own session: the owner's terminal signals are not ours. Fails only if we lead one already.
+    // A session of its own shields this process from the owner's terminal signals. The call fails only in a session leader.
     let _ = rustix::process::setsid();
     raise_open_files();
     let (end, ended) = channel::<&'static str>();
     let result = build(&paths, &end, &ended);
     match result {
         Ok(stage) => {
-            report(&Report::Up);
+            report(&StartupReport::Up);
             keep(&stage, &ended);
         }
         Err(error) => {
             eprintln!("world {name}: {error}");
-            let cleared = sweep::clear(&paths);
+            let cleared = clear(&paths);
             lock.remove();
-            report(&Report::Failed(error.to_string()));
+            report(&StartupReport::Failed(error.to_string()));
             return cleared.and(Err(error));
         }
     }
-    sweep::clear(&paths)?;
+    clear(&paths)?;
     lock.remove();
     Ok(())
 }
 
-/// Hosts under load hold many connections: every process gets what the machine allows at most.
+/// Takes the world down, and repeats that if something remained: no other process will. On a busy machine processes take long to end.
+fn clear(paths: &WorldPaths) -> Result<()> {
+    for _ in 1..CLEAR_ATTEMPTS {
+        match garbage_collect::clear(paths) {
+            Ok(()) => return Ok(()),
+            Err(error) => eprintln!("world {}: {error}; trying again", paths.world()),
+        }
+    }
+    garbage_collect::clear(paths)
+}
+
+/// Raises the limit of open files to the machine's maximum for every process, because hosts under load have many connections.
 fn raise_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
-    // A limit that cannot be raised is one to live with.
+    // The old limit is acceptable if it cannot be raised.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
 }
 
-/// Standard input must be the locked file: the lock lives as long as this process.
-fn inherited_lock(paths: &Paths) -> Result<Lock> {
+/// Checks that standard input is the lock file. The lock lasts as long as this process.
+fn inherited_lock(paths: &WorldPaths) -> Result<WorldLock> {
     let refusal = || Error::Supervisor {
         world: paths.world().to_owned(),
         message: "a supervisor is started by `canal world up`, not by hand".into(),
@@ -88,20 +102,20 @@ fn inherited_lock(paths: &Paths) -> Result<Lock> {
         return Err(refusal());
     }
     let file = stdin.try_clone_to_owned().tried("cannot keep lock", paths.lock())?;
-    Ok(Lock::inherited(file.into(), paths))
+    Ok(WorldLock::inherited(file.into(), paths))
 }
 
-fn report(report: &Report) {
+fn report(report: &StartupReport) {
     let mut out = std::io::stdout();
-    // A starter that no longer listens needs no report.
+    // The report is not needed if the starting process no longer reads.
     let _ = write_line(&mut out, report).and_then(|()| out.flush());
 }
 
-fn build(paths: &Paths, end: &Sender<&'static str>, ended: &std::sync::mpsc::Receiver<&'static str>) -> Result<Arc<Stage>> {
+fn build(paths: &WorldPaths, end: &Sender<&'static str>, ended: &std::sync::mpsc::Receiver<&'static str>) -> Result<Arc<SupervisorState>> {
     write_whole(&paths.supervisor_pid(), &format!("{}\n", std::process::id()), 0o644)?;
-    let record = Record::read(paths)?;
+    let record = WorldRecord::read(paths)?;
     watch_owner(record.owner.is_some(), end.clone())?;
-    let stage = Arc::new(Stage::of(paths.clone(), read_json(&paths.topology())?, record)?);
+    let stage = Arc::new(SupervisorState::of(paths.clone(), read_json(&paths.topology())?, record)?);
     let go_on = || match ended.try_recv() {
         Ok(why) => Err(Error::Supervisor { world: paths.world().to_owned(), message: format!("stopped while it was built: {why}") }),
         Err(_) => Ok(()),
@@ -124,7 +138,7 @@ fn spawn(name: &'static str, work: impl FnOnce() + Send + 'static) -> Result<()>
     std::thread::Builder::new().name(name.into()).spawn(work).map(drop).tried("cannot start the thread", name)
 }
 
-/// An ephemeral world dies with its owner; a persistent one lets go of the pipe after the report.
+/// Watches the owner's end of the pipe, because an ephemeral world ends with its owner. A persistent world does not watch it.
 fn watch_owner(ephemeral: bool, end: Sender<&'static str>) -> Result<()> {
     if !ephemeral {
         return Ok(());
@@ -135,7 +149,7 @@ fn watch_owner(ephemeral: bool, end: Sender<&'static str>) -> Result<()> {
             // The write end of a pipe reports an error when its last reader is gone.
             let mut fds = [PollFd::new(&tie, PollFlags::empty())];
             if poll(&mut fds, None).is_ok() && fds[0].revents().intersects(PollFlags::ERR | PollFlags::HUP) {
-                // The receiver lives as long as the world.
+                // The receiver exists as long as the world.
                 let _ = end.send("its owner is gone");
                 return;
             }
@@ -143,8 +157,8 @@ fn watch_owner(ephemeral: bool, end: Sender<&'static str>) -> Result<()> {
     })
 }
 
-/// Until somebody ends the world.
-fn keep(stage: &Stage, ended: &std::sync::mpsc::Receiver<&'static str>) {
+/// Bounds the logs until a request or the owner's end stops the world.
+fn keep(stage: &SupervisorState, ended: &std::sync::mpsc::Receiver<&'static str>) {
     loop {
         match ended.recv_timeout(HOUSEKEEPING) {
             Err(RecvTimeoutError::Timeout) => {
@@ -159,17 +173,18 @@ fn keep(stage: &Stage, ended: &std::sync::mpsc::Receiver<&'static str>) {
     }
 }
 
-/// Writes the pods again whenever one of them appears, vanishes or changes its readiness.
-fn keep_registry(stage: &Stage) {
+/// Writes the pods' registry again whenever a pod appears, disappears or changes its readiness.
+fn keep_registry(stage: &SupervisorState) {
     let mut written = Vec::new();
     loop {
-        let mut pulses = stage.board.lock();
-        while Stage::registry_state(&pulses) == written {
-            pulses = stage.board.wait(pulses, Duration::from_secs(3600));
+        let mut pulses = stage.statuses.lock();
+        while SupervisorState::registry_state(&pulses) == written {
+            pulses = stage.statuses.wait(pulses, Duration::from_secs(3600));
         }
         drop(pulses);
+        // Readiness changes come in bursts; one write covers the changes of this interval.
         std::thread::sleep(REGISTRY_PAUSE);
-        let state = Stage::registry_state(&stage.board.lock());
+        let state = SupervisorState::registry_state(&stage.statuses.lock());
         match stage.write_registry() {
             Ok(()) => written = state,
             Err(error) => {
@@ -180,7 +195,7 @@ fn keep_registry(stage: &Stage) {
     }
 }
 
-fn serve(stage: &Arc<Stage>, socket: &UnixListener, end: &Sender<&'static str>) {
+fn serve(stage: &Arc<SupervisorState>, socket: &UnixListener, end: &Sender<&'static str>) {
     for stream in socket.incoming() {
         let Ok(stream) = stream else { continue };
         let (stage, end) = (Arc::clone(stage), end.clone());
@@ -190,37 +205,37 @@ fn serve(stage: &Arc<Stage>, socket: &UnixListener, end: &Sender<&'static str>) 
     }
 }
 
-/// Answers one connection's requests until it closes.
-fn converse(stage: &Stage, stream: UnixStream, end: &Sender<&'static str>) {
+/// Answers the requests of one connection until it closes.
+fn converse(stage: &SupervisorState, stream: UnixStream, end: &Sender<&'static str>) {
     let Ok(mut out) = stream.try_clone() else { return };
     let mut input = BufReader::new(stream);
-    while let Ok(Some(request)) = read_line::<Request>(&mut input) {
-        let down = matches!(request, Request::Down);
-        let answer = answer(stage, request).unwrap_or_else(|error| Answer::Refused(error.to_string()));
+    while let Ok(Some(request)) = read_line::<WorldRequest>(&mut input) {
+        let down = matches!(request, WorldRequest::Down);
+        let answer = answer(stage, request).unwrap_or_else(|error| WorldResponse::Refused(error.to_string()));
         if write_line(&mut out, &answer).is_err() && !down {
             return;
         }
         if down {
-            // The receiver lives as long as the world.
+            // The receiver exists as long as the world.
             let _ = end.send("asked to");
             return;
         }
     }
 }
 
-fn answer(stage: &Stage, request: Request) -> Result<Answer> {
+fn answer(stage: &SupervisorState, request: WorldRequest) -> Result<WorldResponse> {
     match request {
-        Request::Status => Ok(Answer::Hosts(stage.hosts())),
-        Request::Start { host } => stage.order(&host, Order::Start).map(|()| Answer::Done),
-        Request::Stop { host } => stage.order(&host, Order::Stop).map(|()| Answer::Done),
-        Request::Restart { host } => stage.order(&host, Order::Restart).map(|()| Answer::Done),
-        Request::AddPod { tenant, pod } => stage.add_pod(&tenant, &pod).map(Answer::Names),
-        Request::RemovePod { uid } => stage.remove_pod(&uid).map(|()| Answer::Done),
-        Request::AddGateway { name, az, backend } => stage.add_gateway(&name, &az, &backend).map(|()| Answer::Done),
-        Request::RemoveGateway { name } => stage.remove_gateway(&name).map(|()| Answer::Done),
-        Request::CutAz { az, hosts_die } => stage.cut_az(&az, hosts_die).map(|()| Answer::Done),
-        Request::HealAz { az } => stage.heal_az(&az).map(|()| Answer::Done),
-        Request::Link { host, up } => stage.link(&host, up).map(|()| Answer::Done),
-        Request::Down => Ok(Answer::Done),
+        WorldRequest::Status => Ok(WorldResponse::Hosts(stage.hosts())),
+        WorldRequest::Start { host } => stage.order(&host, ProcessCommand::Start).map(|()| WorldResponse::Done),
+        WorldRequest::Stop { host } => stage.order(&host, ProcessCommand::Stop).map(|()| WorldResponse::Done),
+        WorldRequest::Restart { host } => stage.order(&host, ProcessCommand::Restart).map(|()| WorldResponse::Done),
+        WorldRequest::AddPod { tenant, pod } => stage.add_pod(&tenant, &pod).map(WorldResponse::Names),
+        WorldRequest::RemovePod { uid } => stage.remove_pod(&uid).map(|()| WorldResponse::Done),
+        WorldRequest::AddGateway { name, az, backend } => stage.add_gateway(&name, &az, &backend).map(|()| WorldResponse::Done),
+        WorldRequest::RemoveGateway { name } => stage.remove_gateway(&name).map(|()| WorldResponse::Done),
+        WorldRequest::CutAz { az, hosts_die } => stage.cut_az(&az, hosts_die).map(|()| WorldResponse::Done),
+        WorldRequest::HealAz { az } => stage.heal_az(&az).map(|()| WorldResponse::Done),
+        WorldRequest::Link { host, up } => stage.link(&host, up).map(|()| WorldResponse::Done),
+        WorldRequest::Down => Ok(WorldResponse::Done),
     }
 }

@@ -1,14 +1,16 @@
-//! Tests of the pure rooms: golden texts of plan and script, and what each mistake in a file is answered.
+//! Tests of the pure modules: golden texts of plan and commands, and the messages for mistakes in a topology file.
 
+mod directories;
 mod keys;
+mod links;
 mod tier;
 
 use std::path::{Path, PathBuf};
 
-use crate::plan::Plan;
-use crate::problem::Problem;
-use crate::script::{self, Batch};
-use crate::topology::{Pod, Rate, Topology};
+use crate::plan::WorldPlan;
+use crate::problem::TopologyProblem;
+use crate::tool_batch::{self, ToolBatch};
+use crate::topology::{LinkRate, PodTemplate, Topology};
 
 const SMOKE: &str = include_str!("../topologies/smoke.yaml");
 
@@ -16,11 +18,11 @@ fn file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/smoke.yaml")
 }
 
-fn smoke() -> Plan {
-    Plan::of(&Topology::parse(&file(), SMOKE).expect("the smoke topology is right"))
+fn smoke() -> WorldPlan {
+    WorldPlan::of(&Topology::parse(&file(), SMOKE).expect("the smoke topology is right"))
 }
 
-/// Compares with a golden text; `BLESS=1` writes it anew.
+/// Compares with a golden text. `BLESS=1` writes the golden text again.
 fn golden(name: &str, text: &str) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     if std::env::var_os("BLESS").is_some() {
@@ -41,21 +43,21 @@ fn golden_plan() {
 #[test]
 fn golden_script() {
     let plan = smoke();
-    let spaces = script::spaces(&plan);
-    let mut batches = vec![script::make_spaces(spaces.iter().map(|(name, _)| *name))];
-    batches.extend(script::wires(&plan));
-    batches.extend(script::configuration(&plan).into_iter().flatten());
+    let spaces = tool_batch::spaces(&plan);
+    let mut batches = vec![tool_batch::make_spaces(spaces.iter().map(|(name, _)| *name))];
+    batches.extend(tool_batch::wires(&plan));
+    batches.extend(tool_batch::configuration(&plan).into_iter().flatten());
     golden("smoke.script.txt", &batches.iter().map(show).collect::<String>());
 }
 
-fn show(batch: &Batch) -> String {
+fn show(batch: &ToolBatch) -> String {
     let lines: String = batch.lines.iter().map(|line| format!("  {line}\n")).collect();
     format!("{} {:?}\n{lines}", batch.netns.as_deref().unwrap_or("-"), batch.tool)
 }
 
 #[test]
 fn no_default_route_leaves_a_world() {
-    for batch in script::configuration(&smoke()).iter().flatten() {
+    for batch in tool_batch::configuration(&smoke()).iter().flatten() {
         let netns = batch.netns.as_deref().unwrap_or_default();
         for line in batch.lines.iter().filter(|line| line.contains("0.0.0.0/0") || line.contains("::/0")) {
             let inside_a_pod = netns.contains(".default.") && line.contains(" via ");
@@ -66,13 +68,13 @@ fn no_default_route_leaves_a_world() {
 
 #[test]
 fn no_text_is_too_broken_for_an_answer() {
-    let judge = |text: &str| {
+    let check_text = |text: &str| {
         if let Err(problems) = Topology::parse(&file(), text) {
             assert!(!problems.is_empty(), "refused without a reason:\n{text}");
         }
     };
     for end in (0..SMOKE.len()).filter(|end| SMOKE.is_char_boundary(*end)) {
-        judge(&SMOKE[..end]);
+        check_text(&SMOKE[..end]);
     }
     let lines: Vec<&str> = SMOKE.lines().collect();
     for at in 0..lines.len() {
@@ -87,7 +89,7 @@ fn no_text_is_too_broken_for_an_answer() {
             "- &a [*a]",
             "? {}",
         ] {
-            judge(&with(mutant));
+            check_text(&with(mutant));
         }
     }
 }
@@ -101,7 +103,7 @@ fn a_world_is_known_again_by_what_it_is() {
     assert_ne!(here.fingerprint(), other.fingerprint());
 }
 
-/// What `read` asks for.
+/// Every field that `read` reads.
 const KNOWN_FIELDS: &[&str] = &[
     "args",
     "az",
@@ -110,6 +112,7 @@ const KNOWN_FIELDS: &[&str] = &[
     "command",
     "config",
     "controller",
+    "delay",
     "dns",
     "edges",
     "env",
@@ -124,9 +127,12 @@ const KNOWN_FIELDS: &[&str] = &[
     "algorithm",
     "fallback",
     "interAz",
+    "jitter",
+    "loss",
+    "seed",
     "keyServers",
     "keys",
-    "place",
+    "location",
     "tenant",
     "tlsDir",
     "workloadApi",
@@ -138,6 +144,7 @@ const KNOWN_FIELDS: &[&str] = &[
     "node",
     "nodes",
     "outside",
+    "outboundTrafficPolicy",
     "path",
     "periodMs",
     "pod",
@@ -160,7 +167,7 @@ const KNOWN_FIELDS: &[&str] = &[
     "world",
 ];
 
-/// Every field that a topology can have, with its comment, is in this file.
+/// The reference topology contains every field that a topology can have, with a comment.
 #[test]
 fn the_reference_is_right() {
     let path = file().with_file_name("reference.yaml");
@@ -172,7 +179,7 @@ fn the_reference_is_right() {
     }
 }
 
-/// A change to the smoke topology, and what it is answered: `line: what; mend`.
+/// A change to the smoke topology, and the resulting messages in the form `line: what; fix`.
 struct Mistake {
     name: &'static str,
     from: &'static str,
@@ -180,7 +187,7 @@ struct Mistake {
     answers: &'static [&'static str],
 }
 
-/// What is wrong with the answers, if anything is.
+/// Returns the messages if they differ from the expected ones.
 fn check(file: &Path, base: &str, mistake: &Mistake) -> Option<String> {
     let Mistake { name, from, to, answers } = mistake;
     assert!(base.contains(from), "{name}: the topology has no {from:?}");
@@ -189,11 +196,11 @@ fn check(file: &Path, base: &str, mistake: &Mistake) -> Option<String> {
     (found != *answers).then(|| format!("{name}:\n  {}", found.join("\n  ")))
 }
 
-fn brief(problem: &Problem) -> String {
-    format!("{}: {}; {}", problem.spot.line, problem.what, problem.mend)
+fn brief(problem: &TopologyProblem) -> String {
+    format!("{}: {}; {}", problem.spot.line, problem.what, problem.fix)
 }
 
-/// Mistakes that a field shows by itself.
+/// Mistakes that are visible in one field alone.
 const IN_FIELDS: &[Mistake] = &[
     Mistake {
         name: "a slip of the pen",
@@ -209,7 +216,7 @@ const IN_FIELDS: &[Mistake] = &[
         from: "  vni: 101\n",
         to: "  vni: 101\n  colour: red\n",
         answers: &[
-            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outside, podCidrs, gatewayCidrs, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
+            "13: a tenant has no field `colour`; remove it; known here: name, vni, trustDomain, outboundTrafficPolicy, podCidrs, gatewayCidrs, homeAz, dns, keys, serviceCidrs, config, nodes, pods",
         ],
     },
     Mistake {
@@ -264,8 +271,8 @@ const IN_FIELDS: &[Mistake] = &[
     Mistake {
         name: "an unknown policy",
         from: "  vni: 102\n",
-        to: "  vni: 102\n  outside: allow\n",
-        answers: &["27: outside: \"allow\" is not Deny or Passthrough; write Deny or Passthrough"],
+        to: "  vni: 102\n  outboundTrafficPolicy: allow\n",
+        answers: &["27: outboundTrafficPolicy: \"allow\" is not Deny or Passthrough; write Deny or Passthrough"],
     },
     Mistake {
         name: "an unknown word for the switch",
@@ -281,7 +288,7 @@ const IN_FIELDS: &[Mistake] = &[
     },
 ];
 
-/// Mistakes that only show between fields.
+/// Mistakes that are visible only between fields.
 const BETWEEN_FIELDS: &[Mistake] = &[
     Mistake {
         name: "a node that is not there",
@@ -314,13 +321,13 @@ const BETWEEN_FIELDS: &[Mistake] = &[
         name: "overlapping pods",
         from: "10.2.0.0/16",
         to: "10.0.0.0/14",
-        answers: &["28: 10.0.0.0/14 overlaps 10.1.0.0/16 of tenant \"alpha\"; choose a range nobody uses"],
+        answers: &["28: 10.0.0.0/14 overlaps 10.1.0.0/16 of tenant \"alpha\"; choose a range that is not in use"],
     },
     Mistake {
         name: "pods in the underlay",
         from: "10.2.0.0/16",
         to: "10.201.0.0/16",
-        answers: &["28: 10.201.0.0/16 overlaps 10.200.0.0/13 of the nodes' underlay; choose a range nobody uses"],
+        answers: &["28: 10.201.0.0/16 overlaps 10.200.0.0/13 of the nodes' underlay; choose a range that is not in use"],
     },
     Mistake {
         name: "too many nodes for the range",
@@ -343,7 +350,7 @@ const BETWEEN_FIELDS: &[Mistake] = &[
 ];
 
 #[test]
-fn mistakes_are_told_with_place_and_mend() {
+fn mistakes_have_a_position_and_a_fix() {
     let wrong: Vec<String> = IN_FIELDS.iter().chain(BETWEEN_FIELDS).filter_map(|mistake| check(&file(), SMOKE, mistake)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -380,11 +387,11 @@ fn limits_of_a_world() {
 fn values_stay_as_written() {
     let yaml =
         "name: web\nnode: n\ncommand: [run, 1.10, yes, \"08\", 0x10, 1e3]\nenv: {VERSION: 1.10, EMPTY: , DEBUG: true, LONG: \"a b\"}\n";
-    let pod = Pod::parse(yaml).expect("a pod");
+    let pod = PodTemplate::parse(yaml).expect("a pod");
     assert_eq!(pod.process.command, ["run", "1.10", "yes", "08", "0x10", "1e3"]);
     let env: Vec<(&str, &str)> = pod.process.env.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     assert_eq!(env, [("DEBUG", "true"), ("EMPTY", ""), ("LONG", "a b"), ("VERSION", "1.10")]);
-    let problems = Pod::parse("name: Web\nnode: n\ncommand: [x]\n").expect_err("upper case");
+    let problems = PodTemplate::parse("name: Web\nnode: n\ncommand: [x]\n").expect_err("upper case");
     assert_eq!(brief(&problems[0]), "1: pod: \"Web\" is not a name; use 1 to 59 of a-z, 0-9 and -, not - at an end");
 }
 
@@ -400,7 +407,7 @@ fn rates() {
         ("mbit", None),
         ("1 gbit", None),
     ] {
-        assert_eq!(text.parse::<Rate>().ok().map(|rate| rate.bits), bits, "{text}");
+        assert_eq!(text.parse::<LinkRate>().ok().map(|rate| rate.bits), bits, "{text}");
     }
 }
 

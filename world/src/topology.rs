@@ -1,5 +1,5 @@
-//! A checked topology: what a world shall be. Values here are valid; `read` makes them from YAML,
-//! `plan` gives them addresses. Does no IO beyond reading the topology's own files.
+//! [`Topology`]: the checked description of a world. Its values are valid. `read` reads them from YAML, `check` checks them, and `plan`
+//! assigns addresses. This module does no IO except reading the topology's own files. Start at [`Topology::load`].
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,17 +10,18 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::problem::{Problem, Spot};
+use crate::impairment::Impairment;
+use crate::problem::{FilePosition, TopologyProblem};
 use crate::{check, read, tree};
 
-/// A whole world, as its YAML file describes it.
+/// Description of a whole world in its YAML file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Topology {
     /// Name of the world: `[a-z0-9-]`, at most 12 characters.
     pub name: String,
-    /// The file it came from.
+    /// Path of the YAML file.
     pub file: PathBuf,
-    /// Whether routers check what tenants' nodes send into the cloud tier, as a cloud's virtual switch does.
+    /// Whether routers check the packets that tenants' nodes send into the cloud tier, like a cloud's virtual switch.
     pub vswitch: Vswitch,
     /// Availability zones, in the order of their addresses.
     pub azs: Vec<Az>,
@@ -28,33 +29,33 @@ pub struct Topology {
     pub links: Links,
     /// The controller, if the world has one.
     pub controller: Option<Component>,
-    /// Edges of the cloud tier, at most one per AZ. One edge makes the whole world a *tier world*.
+    /// Edges of the cloud tier. The edges of one AZ share a tunnel end, to which routers have a route through each of them. One edge makes
+    /// the world a *tier world*.
     pub edges: Vec<Component>,
-    /// Gateway replicas.
     pub gateways: Vec<Component>,
-    /// Key-server hosts.
+    /// Hosts that run key servers.
     pub key_servers: Vec<Component>,
     /// Plain underlay hosts, such as load generators.
     pub hosts: Vec<Component>,
     /// Tenants with their nodes and pods.
-    pub tenants: Vec<Tenant>,
+    pub tenants: Vec<TenantTopology>,
 }
 
-/// An availability zone: one underlay router.
+/// An availability zone. It has one underlay router.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Az {
-    /// `[a-z0-9-]`, at most 10 characters.
+    /// Name: `[a-z0-9-]`, at most 10 characters.
     pub name: String,
-    /// Where it is written.
-    pub spot: Spot,
+    /// Position of the AZ in the file.
+    pub spot: FilePosition,
 }
 
-/// What routers do with what no honest node of a tenant sends (see `vswitch`).
+/// Treatment of packets that no honest node of a tenant sends (see `vswitch`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Vswitch {
-    /// It is dropped and counted.
+    /// Such packets are dropped and counted.
     Checked,
-    /// Everything passes, so that what the mesh itself refuses can be seen.
+    /// All packets pass, so that the refusals of the mesh itself can be observed.
     Open,
 }
 
@@ -70,30 +71,49 @@ impl FromStr for Vswitch {
     }
 }
 
-/// Properties of links; a rate of `None` is as fast as the machine.
+/// Properties of links. A link without a rate is as fast as the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Links {
-    /// MTU inside the overlays, bytes. The underlay gets [`Links::UNDERLAY_EXTRA`] more.
+    /// MTU inside the overlays, in bytes. The underlay's MTU is larger by [`Links::UNDERLAY_EXTRA`].
     pub mtu: u32,
-    /// Between the routers of two AZs, each direction.
-    pub inter_az: Option<Rate>,
-    /// Between a node and its router, each direction.
-    pub node: Option<Rate>,
-    /// Between a pod and its node, each direction.
-    pub pod: Option<Rate>,
-    /// Between a gateway replica and its router, each direction.
-    pub gateway: Option<Rate>,
-    /// Between any other underlay host and its router, each direction.
-    pub host: Option<Rate>,
+    /// Rate between the routers of two AZs, per direction.
+    pub inter_az: Option<LinkRate>,
+    /// Rate between a node and its router, per direction.
+    pub node: Option<LinkRate>,
+    /// Rate between a pod and its node, per direction.
+    pub pod: Option<LinkRate>,
+    /// Rate between a gateway replica and its router, per direction.
+    pub gateway: Option<LinkRate>,
+    /// Rate between any other underlay host and its router, per direction.
+    pub host: Option<LinkRate>,
+    /// Delay, jitter and loss of these links. Pods' links have none.
+    pub impaired: ImpairedLinks,
+    /// Determines which frames are lost: links with the same seed, name and frames lose the same ones.
+    pub seed: u64,
+}
+
+/// Delay, jitter and loss by kind of link. `None` joins the two ends directly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ImpairedLinks {
+    /// Impairment between the routers of two AZs.
+    pub inter_az: Option<Impairment>,
+    /// Impairment between a node and its router.
+    pub node: Option<Impairment>,
+    /// Impairment between a gateway replica and its router.
+    pub gateway: Option<Impairment>,
+    /// Impairment between any other underlay host and its router.
+    pub host: Option<Impairment>,
 }
 
 impl Links {
-    /// Bytes the underlay MTU exceeds the overlay's: VXLAN over IPv4 needs 50, and nothing may fragment.
+    /// Bytes by which the underlay's MTU exceeds the overlay's. VXLAN over IPv4 needs 50, and nothing may be fragmented.
     pub const UNDERLAY_EXTRA: u32 = 100;
-    /// Overlay MTU when the file names none.
+    /// Default overlay MTU, in bytes.
     pub const MTU_DEFAULT: u32 = 1500;
+    /// Default seed of losses and jitter.
+    pub const SEED_DEFAULT: u64 = 1;
 
-    /// MTU of every underlay link, bytes.
+    /// MTU of every underlay link, in bytes.
     pub fn underlay_mtu(&self) -> u32 {
         self.mtu + Self::UNDERLAY_EXTRA
     }
@@ -101,25 +121,34 @@ impl Links {
 
 impl Default for Links {
     fn default() -> Self {
-        Self { mtu: Self::MTU_DEFAULT, inter_az: None, node: None, pod: None, gateway: None, host: None }
+        Self {
+            mtu: Self::MTU_DEFAULT,
+            inter_az: None,
+            node: None,
+            pod: None,
+            gateway: None,
+            host: None,
+            impaired: ImpairedLinks::default(),
+            seed: Self::SEED_DEFAULT,
+        }
     }
 }
 
-/// A link rate in bits per second, written `10mbit`, `1gbit`, `500kbit`.
+/// A link rate in bits per second, written `10mbit`, `1gbit` or `500kbit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rate {
-    /// Bits per second, at least [`Rate::MIN`].
+pub struct LinkRate {
+    /// Bits per second, from [`LinkRate::MIN`] to [`LinkRate::MAX`].
     pub bits: u64,
 }
 
-impl Rate {
-    /// Slower links cannot even carry the mesh's own traffic.
+impl LinkRate {
+    /// Minimum; slower links cannot carry even the mesh's own traffic.
     pub const MIN: u64 = 64_000;
-    /// Faster than any veth here.
+    /// Maximum; it is faster than any veth here.
     pub const MAX: u64 = 400_000_000_000;
 }
 
-impl FromStr for Rate {
+impl FromStr for LinkRate {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -137,13 +166,13 @@ impl FromStr for Rate {
     }
 }
 
-/// When a process that ended is started again.
+/// Restart policy of a process that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Restart {
-    /// It stays ended; an end with status 0 counts as ready.
+    /// The process stays ended. An end with status 0 counts as ready.
     Never,
-    /// It is started again after a short, growing wait.
+    /// The process is restarted after a short, growing pause.
     Always,
 }
 
@@ -161,94 +190,100 @@ impl FromStr for Restart {
 
 /// A process to run in a host or pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Process {
-    /// Program and arguments. For the mesh's own components: empty means the built-in command line.
+pub struct ProcessTemplate {
+    /// Program and arguments. If empty, the mesh's own components use the built-in command line.
     pub command: Vec<String>,
-    /// Arguments added to the command line.
+    /// Arguments that are added to the command line.
     pub args: Vec<String>,
-    /// Environment on top of the clean base environment.
+    /// Variables that are added to the clean base environment.
     pub env: BTreeMap<String, String>,
-    /// What happens when it ends.
+    /// Restart policy of the process.
     pub restart: Restart,
-    /// How to know that it is ready; without one, running is ready.
+    /// Readiness probe. Without one, a running process is ready.
     pub readiness: Option<Readiness>,
-    /// Where it is written.
-    pub spot: Spot,
+    /// Position of the command in the file.
+    pub spot: FilePosition,
 }
 
-/// A readiness probe.
+/// A readiness probe with its period.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Readiness {
-    /// What is asked.
+    /// The check that must succeed.
     pub check: Check,
     /// Milliseconds from the start of one probe to the next.
     pub period_ms: u64,
 }
 
 impl Readiness {
-    /// Period when the file names none, milliseconds.
+    /// Default period of a probe, in milliseconds.
     pub const PERIOD_MS_DEFAULT: u64 = 1_000;
-    /// A probe that takes longer has failed, milliseconds.
+    /// Timeout of a probe, in milliseconds.
     pub const TIMEOUT_MS: u64 = 2_000;
 }
 
-/// What a readiness probe asks.
+/// The check of a readiness probe.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Check {
-    /// GET over HTTP/1.1 to the host's own address; 200–399 is ready.
+    /// An HTTP/1.1 GET to the host's own address; status 200–399 is ready.
     Http {
-        /// TCP port.
+        /// TCP port of the host.
         port: u16,
         /// Path with its leading slash.
         path: String,
     },
-    /// A TCP connection that opens.
+    /// A TCP connection that is accepted.
     Tcp {
-        /// TCP port.
+        /// TCP port of the host.
         port: u16,
     },
-    /// A command in the host that ends with 0.
+    /// A command in the host that ends with status 0.
     Exec(Vec<String>),
 }
 
 /// An underlay host: controller, edge, gateway replica, key server or plain host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Component {
-    /// Unique in the world.
+    /// Name, which is unique in the world.
     pub name: String,
-    /// Its AZ.
+    /// Name of the host's AZ.
     pub az: String,
-    /// Its process; plain hosts may have none (then they only wait for `exec`).
-    pub process: Option<Process>,
-    /// Rate of its uplink, if not the kind's.
-    pub rate: Option<Rate>,
-    /// MTU of its link in bytes, both ends, if not the underlay's (edges and gateways only).
+    /// Process of the host. A plain host may have none; then it only waits for `exec`.
+    pub process: Option<ProcessTemplate>,
+    /// Rate of the host's uplink, if it differs from that of its kind.
+    pub rate: Option<LinkRate>,
+    /// Delay, jitter and loss of the host's link, if they differ from those of its kind.
+    pub impairment: Option<Impairment>,
+    /// MTU of both ends of the host's link in bytes, if it differs from the underlay's (edges and gateways only).
     pub mtu: Option<u32>,
-    /// Worker threads (gateways only).
+    /// Number of worker threads (gateways only).
     pub workers: u16,
-    /// The backend it belongs to (gateways of tier worlds only).
+    /// Number of the machine's cores, from the first, over which receive packet steering spreads the host's packets. 0 turns it off
+    /// (gateways of tier worlds only).
+    pub receive_cores: u16,
+    /// Backend of the gateway (gateways of tier worlds only).
     pub backend: Option<String>,
-    /// Pods of tenants with `outside: Passthrough` may reach it (plain hosts only).
+    /// Pods of tenants with `outboundTrafficPolicy: Passthrough` may reach the host (plain hosts only).
     pub outside: bool,
-    /// The tenant whose own it is; without one it is the provider's (key servers only).
+    /// Tenant that owns the key server; `None` for the provider's (key servers only).
     pub tenant: Option<String>,
-    /// Directory whose files it starts with, absolute: the tenant's own certificates and keys (a tenant's key server only).
+    /// Absolute path of a directory with the tenant's own certificates and keys, which the key server has at its start (a tenant's key
+    /// server only).
     pub tls_dir: Option<PathBuf>,
-    /// Where it is written.
-    pub spot: Spot,
+    /// Position of the component in the file.
+    pub spot: FilePosition,
 }
 
-/// What happens to traffic for destinations the mesh does not know.
+/// Treatment of traffic to destinations that are unknown to the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Outside {
-    /// It is refused.
+pub enum OutsideTraffic {
+    /// The mesh refuses such traffic.
     Deny,
-    /// It passes in plaintext.
+    /// Such traffic passes in plaintext.
     Passthrough,
 }
 
-impl FromStr for Outside {
+impl FromStr for OutsideTraffic {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -260,51 +295,51 @@ impl FromStr for Outside {
     }
 }
 
-impl fmt::Display for Outside {
+impl fmt::Display for OutsideTraffic {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(self, out)
     }
 }
 
-/// How a tenant's private keys are kept: `keys` of its Tenant object, word by word.
+/// Location and kind of a tenant's private keys: the `keys` field of its Tenant object, word by word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keys {
-    /// Where they are.
-    pub place: KeyPlace,
-    /// Of which kind.
-    pub algorithm: KeyAlgorithm,
-    /// What data planes do while no key server answers.
-    pub fallback: KeyFallback,
+pub struct TenantKeysTopology {
+    /// Location of the private keys.
+    pub place: TopologyKeyLocation,
+    /// Algorithm of the private keys.
+    pub algorithm: TopologyKeyAlgorithm,
+    /// Behavior of data planes while no key server answers.
+    pub fallback: TopologyKeyFallback,
 }
 
-/// Where private keys are.
+/// Storage location of private keys, by kind of host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KeyPlace {
-    /// At nodes and gateways.
+pub enum TopologyKeyLocation {
+    /// Nodes and gateways have the keys.
     Local,
-    /// In key servers alone.
+    /// The keys are in key servers only.
     KeyServer,
 }
 
-/// Of which kind keys are.
+/// Algorithm of a tenant's private keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KeyAlgorithm {
-    /// ECDSA with P-256.
+pub enum TopologyKeyAlgorithm {
+    /// ECDSA with the curve P-256.
     EcdsaP256,
-    /// RSA of 2048 bits.
+    /// RSA with keys of 2048 bits.
     Rsa2048,
 }
 
-/// What happens while no key server answers.
+/// Behavior of data planes while no key server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum KeyFallback {
-    /// Handshakes fail.
+pub enum TopologyKeyFallback {
+    /// Handshakes fail until a key server answers.
     Refuse,
-    /// Data planes make keys of their own.
+    /// Data planes create keys of their own.
     Local,
 }
 
-impl FromStr for KeyPlace {
+impl FromStr for TopologyKeyLocation {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -316,7 +351,7 @@ impl FromStr for KeyPlace {
     }
 }
 
-impl FromStr for KeyAlgorithm {
+impl FromStr for TopologyKeyAlgorithm {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -328,7 +363,7 @@ impl FromStr for KeyAlgorithm {
     }
 }
 
-impl FromStr for KeyFallback {
+impl FromStr for TopologyKeyFallback {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -342,118 +377,109 @@ impl FromStr for KeyFallback {
 
 /// A tenant: an overlay, a trust domain, nodes and pods.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Tenant {
-    /// Unique in the world.
+pub struct TenantTopology {
+    /// Name, which is unique in the world.
     pub name: String,
-    /// VXLAN network identifier, 24 bits, unique in the world.
+    /// VXLAN network identifier: 24 bits, unique in the world.
     pub vni: u32,
-    /// SPIFFE trust domain.
     pub trust_domain: String,
-    /// Policy for unknown destinations.
-    pub outside: Outside,
-    /// Pods' IPv4 range; each node takes one /24, gateways the top one.
+    /// Treatment of traffic to unknown destinations.
+    pub outside: OutsideTraffic,
+    /// IPv4 range of the pods. Each node gets one /24, and the gateways get the top one.
     pub pods4: Ipv4Net,
-    /// Pods' IPv6 range; each node takes one /112.
+    /// IPv6 range of the pods. Each node gets one /112.
     pub pods6: Ipv6Net,
     /// Ranges of service VIPs, which have no route anywhere.
     pub service_cidrs: Vec<ipnet::IpNet>,
     /// Ranges of the tenant's gateway addresses (tier worlds only). AZ number a has the a-th eighth.
     pub gateway_cidrs: Option<(Ipv4Net, Ipv6Net)>,
-    /// The AZ in which its services live if they do not say otherwise (tier worlds only).
+    /// AZ of the tenant's services that do not name another one (tier worlds only).
     pub home_az: Option<String>,
-    /// Pods on nodes without a proxy ask the tenant's DNS for services (tier worlds only).
+    /// Pods on nodes without a proxy resolve services with the tenant's DNS (tier worlds only).
     pub dns: bool,
-    /// How its private keys are kept; `None`: as the mesh does by itself.
-    pub keys: Option<Keys>,
-    /// YAML files (absolute paths) copied to the controller's directory for this tenant.
+    /// Location and kind of the tenant's private keys. `None` selects the mesh's defaults.
+    pub keys: Option<TenantKeysTopology>,
+    /// Absolute paths of YAML files that are copied to the controller's directory for this tenant.
     pub config: Vec<PathBuf>,
-    /// Nodes.
-    pub nodes: Vec<Node>,
-    /// Pods.
-    pub pods: Vec<Pod>,
-    /// Where it is written.
-    pub spots: TenantSpots,
+    pub nodes: Vec<NodeTopology>,
+    pub pods: Vec<PodTemplate>,
+    /// Positions of the tenant's fields in the file.
+    pub spots: TenantPositions,
 }
 
-/// Where the parts of a tenant are written.
+/// Positions of a tenant's fields in the file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct TenantSpots {
-    /// The tenant itself.
-    pub whole: Spot,
-    /// `vni`.
-    pub vni: Spot,
-    /// `trustDomain`.
-    pub trust_domain: Spot,
-    /// `podCidrs`.
-    pub pods: Spot,
-    /// `serviceCidrs`.
-    pub services: Spot,
-    /// `gatewayCidrs`.
-    pub gateways: Spot,
-    /// `homeAz`.
-    pub home_az: Spot,
-    /// `dns`.
-    pub dns: Spot,
-    /// `keys`.
-    pub keys: Spot,
+pub struct TenantPositions {
+    /// Position of the tenant itself.
+    pub whole: FilePosition,
+    pub vni: FilePosition,
+    pub trust_domain: FilePosition,
+    pub pods: FilePosition,
+    pub services: FilePosition,
+    pub gateways: FilePosition,
+    pub home_az: FilePosition,
+    pub dns: FilePosition,
+    pub keys: FilePosition,
 }
 
-/// A tenant's node.
+/// A node of a tenant.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Node {
-    /// Unique in the world.
+pub struct NodeTopology {
+    /// Name, which is unique in the world.
     pub name: String,
-    /// Its AZ.
+    /// Name of the node's AZ.
     pub az: String,
-    /// The node proxy; `None` when the file says `proxy: false`.
-    pub proxy: Option<Process>,
-    /// Rate of its uplink, if not the kind's.
-    pub rate: Option<Rate>,
-    /// Where it is written.
-    pub spot: Spot,
+    /// The node proxy; `None` if the file contains `proxy: false`.
+    pub proxy: Option<ProcessTemplate>,
+    /// Rate of the node's uplink, if it differs from that of its kind.
+    pub rate: Option<LinkRate>,
+    /// Delay, jitter and loss of the node's link, if they differ from those of its kind.
+    pub impairment: Option<Impairment>,
+    /// Position of the node in the file.
+    pub spot: FilePosition,
 }
 
-/// A pod template with its number of replicas, named `NAME-0`, `NAME-1`, ….
+/// A pod template with its number of replicas, which are named `NAME-0`, `NAME-1`, ….
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Pod {
+pub struct PodTemplate {
     /// Name without the replica number.
     pub name: String,
-    /// Kubernetes namespace.
     pub namespace: String,
-    /// The nodes it runs on; replica i runs on the (i mod n)-th.
+    /// Nodes on which the pod runs. Replica i runs on the (i mod n)-th.
     pub nodes: Vec<String>,
-    /// Where they are written.
-    pub nodes_spot: Spot,
-    /// Number of copies, from 1.
+    /// Position of `node` or `nodes` in the file.
+    pub nodes_spot: FilePosition,
+    /// Number of replicas, at least 1.
     pub replicas: u16,
-    /// Service account, the last part of its SPIFFE identity.
+    /// Service account, which is the last part of the pod's SPIFFE identity.
     pub service_account: String,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// The node serves the SPIFFE Workload API to it.
+    /// The node serves the SPIFFE Workload API to the pod.
     pub workload_api: bool,
-    /// Its process.
-    pub process: Process,
-    /// Rate of its link, if not the kind's.
-    pub rate: Option<Rate>,
-    /// MTU of its link in bytes, both ends, if not the overlays'.
+    /// The process that the pod runs.
+    pub process: ProcessTemplate,
+    /// Rate of the pod's link, if it differs from that of its kind.
+    pub rate: Option<LinkRate>,
+    /// MTU of both ends of the pod's link in bytes, if it differs from the overlays'.
     pub mtu: Option<u32>,
-    /// Where it is written.
-    pub spot: Spot,
+    /// Position of the pod in the file.
+    pub spot: FilePosition,
 }
 
-impl Pod {
-    /// Reads one pod as it would stand in a topology's `pods:` list.
+impl PodTemplate {
+    /// Reads one pod in the form of an item of a topology's `pods:` list.
     ///
-    /// Errors: every mistake in `yaml`, by line.
-    pub fn parse(yaml: &str) -> Result<Self, Vec<Problem>> {
+    /// # Errors
+    ///
+    /// All mistakes in `yaml`, with their lines.
+    pub fn parse(yaml: &str) -> Result<Self, Vec<TopologyProblem>> {
         let file = Path::new("pod");
         let tree = tree::parse(file, yaml).map_err(|problem| vec![problem])?;
         read::pod_alone(&tree, file)
     }
 }
 
-/// The files of a `tlsDir`, in order.
+/// Returns the files of a `tlsDir`, in order.
 pub(crate) fn tls_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
     let entries: Vec<PathBuf> = std::fs::read_dir(dir)?.map(|entry| entry.map(|entry| entry.path())).collect::<Result<_, _>>()?;
     let mut files: Vec<PathBuf> = entries.into_iter().filter(|path| path.is_file()).collect();
@@ -462,34 +488,38 @@ pub(crate) fn tls_files(dir: &Path) -> std::io::Result<Vec<PathBuf>> {
 }
 
 impl Topology {
-    /// Whether gateways are reached through edges, and tenants may use the same addresses.
+    /// Returns whether gateways are reached through edges. If so, tenants may use the same addresses.
     pub fn is_tier(&self) -> bool {
         !self.edges.is_empty()
     }
 
     /// Reads and checks a topology file.
     ///
-    /// Errors: every mistake found, in the order of the lines.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, Vec<Problem>> {
+    /// # Errors
+    ///
+    /// All mistakes, in the order of the lines.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, Vec<TopologyProblem>> {
         let path = path.as_ref();
         let text = std::fs::read_to_string(path).map_err(|error| {
-            vec![Problem {
+            vec![TopologyProblem {
                 file: path.into(),
-                spot: Spot::default(),
+                spot: FilePosition::default(),
                 what: format!("cannot be read: {error}"),
-                mend: "name a topology file".into(),
+                fix: "name a topology file".into(),
             }]
         })?;
         let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
         Self::parse(&path, &text)
     }
 
-    /// Reads and checks a topology from text; `file` names it in messages and anchors relative paths.
+    /// Reads and checks a topology from text. `file` is its path in messages, and relative paths start at its directory.
     ///
-    /// Errors: every mistake found, in the order of the lines.
-    pub fn parse(file: &Path, text: &str) -> Result<Self, Vec<Problem>> {
+    /// # Errors
+    ///
+    /// All mistakes, in the order of the lines.
+    pub fn parse(file: &Path, text: &str) -> Result<Self, Vec<TopologyProblem>> {
         let tree = tree::parse(file, text).map_err(|problem| vec![problem])?;
-        let mut findings = crate::problem::Findings::of(file.into());
+        let mut findings = crate::problem::TopologyProblems::of(file.into());
         let topology = read::topology(&tree, file, &mut findings);
         match topology {
             Some(topology) => {
@@ -500,15 +530,15 @@ impl Topology {
         }
     }
 
-    /// Digest of everything that makes this world what it is, contents of its configuration files
-    /// included, wherever those files are.
+    /// Returns a digest of everything that defines this world. It includes the contents of its configuration files, but not their
+    /// directories.
     pub(crate) fn fingerprint(&self) -> String {
         let mut bare = self.clone();
         bare.file = PathBuf::new();
         let mut digest = Sha256::new();
         for tenant in &mut bare.tenants {
             for file in &mut tenant.config {
-                // A file that has vanished since differs from one that is there.
+                // A file that has disappeared since then differs from one that exists.
                 digest.update(std::fs::read(&*file).unwrap_or_default());
                 *file = file.file_name().map(PathBuf::from).unwrap_or_default();
             }
@@ -519,16 +549,23 @@ impl Topology {
                 digest.update(std::fs::read(&file).unwrap_or_default());
             }
         }
-        // Checked topologies hold only texts, numbers and lists, which always have a JSON form.
+        // Checked topologies contain only texts, numbers and lists, which always have a JSON form.
         digest.update(serde_json::to_vec(&bare).unwrap_or_default());
         digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
-    /// The same topology under another name, so that one file can be several worlds at once.
+    /// Returns the topology under another name, so that one file can be several worlds at once.
     ///
-    /// Errors: the name is not one a world may have.
-    pub fn renamed(mut self, name: &str) -> Result<Self, Problem> {
-        check::world_name(name).map_err(|(what, mend)| Problem { file: self.file.clone(), spot: Spot::default(), what, mend })?;
+    /// # Errors
+    ///
+    /// A world may not have this name.
+    pub fn renamed(mut self, name: &str) -> Result<Self, TopologyProblem> {
+        check::world_name(name).map_err(|(what, fix)| TopologyProblem {
+            file: self.file.clone(),
+            spot: FilePosition::default(),
+            what,
+            fix,
+        })?;
         self.name = name.to_owned();
         Ok(self)
     }

@@ -1,17 +1,19 @@
-//! What a cloud's virtual switch does for its tier, as nft lines for routers: a tenant's node tunnels with its own underlay address,
-//! in its own VNI, to its own peers and to edges, and dials the controller and key servers; all else is dropped and counted. And before key servers, in any world: who may ask them. Pure.
+//! The checks of a cloud's virtual switch for its tier, as nft lines for routers. A tenant's node may tunnel only with its own underlay
+//! address, in its own VNI, to its own peers and to edges. It may dial the controller and key servers. All else is dropped and counted.
+//!
+//! In front of key servers, in any world, the lines also limit the clients. Pure. Start at [`refusals`] and [`key_servers`].
 
-use crate::plan::{HostKind, HostPlan, NODES_UNDERLAY, PROVIDERS, Plan, TenantPlan};
-use crate::script::{Batch, REFUSALS, Tool};
-use crate::seat::{CONTROLLER_PORT, KEYS_PORT};
+use crate::host_environment::{CONTROLLER_PORT, KEYS_PORT};
+use crate::plan::{HostKind, HostPlan, NODES_UNDERLAY, PROVIDERS, TenantPlan, WorldPlan};
+use crate::tool_batch::{REFUSALS, Tool, ToolBatch};
 
-/// VXLAN's port (RFC 7348 §5).
+/// VXLAN's UDP port (RFC 7348 §5).
 const VXLAN_PORT: u16 = 4789;
-/// What is counted, one counter each.
+/// Counters of refused packets, one for each reason.
 const COUNTERS: [&str; 5] = ["refused_source", "refused_fragment", "refused_vni", "refused_peer", "refused_provider"];
 
-/// The rules of the router of the `az`-th AZ.
-pub(crate) fn refusals(plan: &Plan, az: usize) -> Batch {
+/// Returns the rules of the router of the `az`-th AZ.
+pub(crate) fn refusals(plan: &WorldPlan, az: usize) -> ToolBatch {
     let mut lines = vec![format!("add table {REFUSALS}")];
     lines.extend(COUNTERS.iter().map(|counter| format!("add counter {REFUSALS} {counter}")));
     let nodes: Vec<(&HostPlan, usize)> = plan
@@ -31,11 +33,11 @@ pub(crate) fn refusals(plan: &Plan, az: usize) -> Batch {
         }
         lines.extend(from_nodes(plan, az, &nodes));
     }
-    Batch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines }
+    ToolBatch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines }
 }
 
-/// Where the tenant's tunnels may end, and the one VNI they may have.
-fn tenant_chains(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
+/// Returns the chains that allow the tenant's VNI only, and tunnels only to the tenant's nodes and to edges.
+fn tenant_chains(plan: &WorldPlan, tenant: &TenantPlan) -> Vec<String> {
     let vni = tenant.vni;
     let nodes = tenant.nodes.iter().map(|node| node.underlay);
     let ends = list(nodes.chain(plan.edges.iter().map(|edge| edge.underlay)).map(|end| end.to_string()));
@@ -44,13 +46,14 @@ fn tenant_chains(plan: &Plan, tenant: &TenantPlan) -> Vec<String> {
         format!("add rule {REFUSALS} peers_{vni} ip daddr {{ {ends} }} accept"),
         format!("add rule {REFUSALS} peers_{vni} counter name refused_peer drop"),
         format!("add chain {REFUSALS} tenant_{vni}"),
-        // Bits 96 to 119 of the UDP header and what follows. What is too short to have them is dropped with the others.
+        // The expression reads bits 96 to 119 after the start of the UDP header, which are VXLAN's VNI. Packets that are too short are
+        // dropped with the others.
         format!("add rule {REFUSALS} tenant_{vni} @th,96,24 {vni} goto peers_{vni}"),
         format!("add rule {REFUSALS} tenant_{vni} counter name refused_vni drop"),
     ]
 }
 
-fn from_nodes(plan: &Plan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
+fn from_nodes(plan: &WorldPlan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<String> {
     let servers = plan.hosts.iter().filter(|host| host.az == az && matches!(host.kind, HostKind::KeyServer { tenant: Some(_) }));
     let servers: Vec<&HostPlan> = servers.collect();
     let hosts: Vec<&HostPlan> = nodes.iter().map(|(host, _)| *host).chain(servers.iter().copied()).collect();
@@ -62,19 +65,19 @@ fn from_nodes(plan: &Plan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<Strin
     let rules = [
         format!("iifname != {{ {devices} }} accept"),
         format!("meta nfproto ipv4 iifname . ip saddr != {{ {sources} }} counter name refused_source drop"),
-        // A fragment can hide its VNI from this switch, and the underlay is wide enough for every tunnel.
+        // A fragment can hide its VNI from this switch, and the underlay's MTU is large enough for every tunnel.
         "ip frag-off & 0x3fff != 0 counter name refused_fragment drop".to_owned(),
         format!("udp dport {VXLAN_PORT} iifname vmap {{ {jumps} }}"),
     ];
-    // Metrics, admin ports and whatever else the provider's hosts have is not for tenants' nodes.
-    let own = doors(plan).map(|door| format!("ip daddr . tcp dport {{ {door} }} accept"));
+    // Metrics, admin ports and all other ports of the provider's hosts are closed to tenants' nodes.
+    let own = allowed_ports(plan).map(|allowed| format!("ip daddr . tcp dport {{ {allowed} }} accept"));
     let outside = list(plan.hosts.iter().filter(|host| is_outside(host)).map(|host| host.ip4.to_string()));
     let outside = (!outside.is_empty()).then(|| format!("ip daddr {{ {outside} }} accept"));
     let closed = [
         format!("ip daddr {PROVIDERS} tcp flags & (syn | ack) == syn counter name refused_provider drop"),
         format!("ip daddr {PROVIDERS} meta l4proto udp counter name refused_provider drop"),
     ];
-    // A tenant's key server dials the controller, and nobody else.
+    // A tenant's key server may dial the controller, and no other host.
     let servers = (!only.is_empty()).then(|| {
         let dialled = format!("iifname {{ {only} }} tcp flags & (syn | ack) == syn counter name refused_provider drop");
         [dialled, format!("iifname {{ {only} }} meta l4proto udp counter name refused_provider drop")]
@@ -84,24 +87,25 @@ fn from_nodes(plan: &Plan, az: usize, nodes: &[(&HostPlan, usize)]) -> Vec<Strin
     std::iter::once(chain).chain(rules.map(|rule| format!("add rule {REFUSALS} from_nodes {rule}"))).collect()
 }
 
-/// What of the provider's a tenant's node may dial: the controller and key servers.
-fn doors(plan: &Plan) -> impl Iterator<Item = String> {
-    let doors = plan.hosts.iter().filter_map(|host| match host.kind {
+/// Returns the provider's addresses and ports that a tenant's node may dial: the controller and key servers.
+fn allowed_ports(plan: &WorldPlan) -> impl Iterator<Item = String> {
+    let allowed_ports = plan.hosts.iter().filter_map(|host| match host.kind {
         HostKind::Controller => Some(format!("{} . {CONTROLLER_PORT}", host.ip4)),
         HostKind::KeyServer { .. } => Some(format!("{} . {KEYS_PORT}", host.ip4)),
         _ => None,
     });
-    let doors = list(doors);
-    (!doors.is_empty()).then_some(doors).into_iter()
+    let allowed_ports = list(allowed_ports);
+    (!allowed_ports.is_empty()).then_some(allowed_ports).into_iter()
 }
 
 fn is_outside(host: &HostPlan) -> bool {
     host.kind == HostKind::Host { outside: true }
 }
 
-/// Who may ask the key servers of the `az`-th AZ: nodes and gateways, and a tenant's own only that tenant's nodes. The rule stands at
-/// their own router, the last before them. Gateways may be added later; so what is known to be none is what is refused.
-pub(crate) fn key_servers(plan: &Plan, az: usize) -> Option<Batch> {
+/// Returns the rules that limit the clients of the key servers of the `az`-th AZ. Nodes and gateways may connect; to a tenant's own key
+/// server only that tenant's nodes and gateways. The rules are on the key servers' router, the last hop before them. Gateways may be added
+/// later, so the rules refuse hosts that are known to be neither.
+pub(crate) fn key_servers(plan: &WorldPlan, az: usize) -> Option<ToolBatch> {
     let here: Vec<(&HostPlan, Option<usize>)> = plan
         .hosts
         .iter()
@@ -129,8 +133,9 @@ pub(crate) fn key_servers(plan: &Plan, az: usize) -> Option<Batch> {
             lines.push(format!("{to} ip saddr {NODES_UNDERLAY} counter name refused_keys drop"));
         }
     }
+    // nft does not accept an empty set.
     lines.retain(|line| !line.contains("{  }"));
-    Some(Batch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines })
+    Some(ToolBatch { netns: Some(plan.routers[az].netns.clone()), tool: Tool::Nft, lines })
 }
 
 fn may_ask(host: &HostPlan) -> bool {

@@ -1,19 +1,19 @@
-//! Key servers' way: who reaches them and who is refused and counted, and a port that answers late. Needs root.
+//! Access to key servers: which hosts reach them, which are refused and counted, and a key server with a delayed link. Needs root.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::scene;
-use crate::scene::said;
+use crate::scene::client_output;
 use canal_world::{KEYS_PORT, Topology, World};
 
-/// The tier topology with key servers, of which each answers `canal-world-peer dial`, and `sleep` in place of the mesh's programs.
+/// Brings up the tier topology with key servers that answer `canal-world-peer dial`. `sleep` replaces the mesh's programs.
 fn world(tag: &str) -> World {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
     let text = std::fs::read_to_string(&file).expect("the tier topology");
     let listen = format!("command: [canal-world-peer, listen, \"{KEYS_PORT}\"], readiness: {{tcp: {{port: {KEYS_PORT}}}}}");
     let servers = format!(
-        "hosts:\n- {{name: load, az: az1}}\nkeyServers:\n- {{name: ks-1, az: az1, {listen}}}\n- {{name: beta-ks, az: az2, tenant: beta, {listen}}}\ntenants:\n"
+        "hosts:\n- {{name: load, az: az1}}\nkeyServers:\n- {{name: ks-1, az: az1, delay: 0ms, {listen}}}\n- {{name: beta-ks, az: az2, tenant: beta, {listen}}}\ntenants:\n"
     );
     let text = text.replacen("tenants:\n", &servers, 1);
     let mut topology = Topology::parse(&file, &text).unwrap_or_else(|problems| panic!("{problems:#?}"));
@@ -28,13 +28,13 @@ fn world(tag: &str) -> World {
     world
 }
 
-fn asks(world: &World, from: &str, to: &str) -> bool {
+fn connects(world: &World, from: &str, to: &str) -> bool {
     let address = world.host(to).expect("a host").ip4().expect("an address");
-    said(world, from, &["canal-world-peer", "dial", &format!("{address}:{KEYS_PORT}")]).is_ok()
+    client_output(world, from, &["canal-world-peer", "dial", &format!("{address}:{KEYS_PORT}")]).is_ok()
 }
 
 #[test]
-fn who_reaches_key_servers() {
+fn only_requesters_reach_key_servers() {
     let world = world("keys");
     for (from, to, expected) in [
         ("a-n1", "ks-1", true),
@@ -51,7 +51,7 @@ fn who_reaches_key_servers() {
         ("ks-1", "beta-ks", false),
         ("beta/shop/client-0", "beta-ks", false),
     ] {
-        assert_eq!(asks(&world, from, to), expected, "{from} to {to}");
+        assert_eq!(connects(&world, from, to), expected, "{from} to {to}");
     }
     let counted = |router: &str| world.refused(router).expect("counters").keys;
     assert!(counted("router-az1") > 0 && counted("router-az2") > 0, "{} {}", counted("router-az1"), counted("router-az2"));
@@ -63,19 +63,21 @@ fn who_reaches_key_servers() {
 }
 
 #[test]
-fn a_slow_port_is_late_for_as_long_as_wished() {
+fn a_link_is_late_for_as_long_as_wished() {
     let world = world("slow");
     let took = || {
         let started = Instant::now();
-        assert!(asks(&world, "a-n1", "ks-1"), "it is late, not lost");
+        assert!(connects(&world, "a-n1", "ks-1"), "it is late, not lost");
         started.elapsed()
     };
     let late = Duration::from_millis(150);
     let before = took();
-    let slow = world.slow("ks-1", KEYS_PORT, late).unwrap_or_else(|error| panic!("{error}"));
+    let slow = world.delay("ks-1", late).unwrap_or_else(|error| panic!("{error}"));
     let during = took();
     drop(slow);
     let after = took();
-    assert!(during >= 2 * late, "{during:?}");
+    assert!(during >= 4 * late, "connecting and asking are two round trips: {during:?}");
     assert!(before < 2 * late && after < 2 * late, "{before:?}, {during:?}, {after:?}");
+    let refused = world.delay("gw-1a", late).expect_err("a link without a relay").to_string();
+    assert!(refused.contains("has no relay; fix: write `delay: 0ms`"), "{refused}");
 }

@@ -1,30 +1,81 @@
-//! Worlds whose supervisors were killed: seen, and taken away by whatever is brought up next. Alone in its process, since any other test's `up`
-//! would take them away before they are seen. Needs root.
+//! Leftovers of worlds with killed supervisors: they are listed, and the next world that is brought up removes them. The test is alone in
+//! its program, because any other test's `up` would remove the leftovers before they are listed. Needs root.
 
 mod scene;
 
-use canal_world::World;
-use scene::{SMOKE, SOON, becomes, file, kill_9, name, program, remains, supervisor_of, vanishes, world};
+use std::path::Path;
+use std::process::Command;
+
+use canal_world::{StoreRecovery, World};
+use scene::{SMOKE, SOON, becomes, file, kill_9, name, options, program, remains, supervisor_of, topology, vanishes, world};
 
 #[test]
-fn what_killed_runs_left_is_cleaned_by_the_next() {
+fn leftovers_of_killed_runs_are_removed_by_the_next() {
     let name = name("left");
     let file = file(&name);
-    // Persistent, so nobody reaps it; then its supervisor dies.
+    // The world is persistent, so no owner removes it when its supervisor is killed.
     assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
     kill_9(supervisor_of(&name));
     becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
     assert!(World::open(&name).is_err(), "a leftover is no world");
     assert!(remains(&name).iter().any(|left| left.starts_with("process")), "its processes still run");
-    // The next `up` of whatever name removes it.
+    // The next `up` of any name removes it.
     drop(world("next", SMOKE));
     vanishes(&name, SOON);
 
-    // And a leftover without any file: only what the kernel holds.
+    // A leftover without any file exists only in the kernel.
     assert!(program(&["up", &file.display().to_string()]).status().expect("ran").success());
     kill_9(supervisor_of(&name));
     std::fs::remove_dir_all(format!("/run/canal/worlds/{name}")).expect("removed");
     World::gc().expect("collected");
     vanishes(&name, SOON);
     std::fs::remove_file(file).expect("removed");
+    longer_names_than_files_may_give_are_seen_too();
+    a_crashed_world_keeps_its_store_when_it_comes_up_again();
+}
+
+/// Programs may choose longer names than files.
+fn longer_names_than_files_may_give_are_seen_too() {
+    let name = format!("{}-of-a-program", name("long"));
+    let made = Command::new("ip").args(["netns", "add", &format!("cnl-{name}.gw1")]).status().expect("ran");
+    assert!(made.success());
+    assert!(World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
+    assert!(World::gc().expect("collected").contains(&name));
+    vanishes(&name, SOON);
+}
+
+/// The only test of this program calls it, because two tests at once would remove each other's leftovers.
+fn a_crashed_world_keeps_its_store_when_it_comes_up_again() {
+    let name = name("crash");
+    let dir = Path::new("/run/canal/worlds").join(&name);
+    let (store, root) = (dir.join("data/controller/canal.redb"), dir.join("infra/root.pem"));
+    let crash = || {
+        std::fs::write(&store, "applied").expect("written");
+        kill_9(supervisor_of(&name));
+        becomes("a leftover", SOON, || World::list().expect("a list").iter().any(|world| world.name == name && !world.alive));
+    };
+    let up = |yaml: &str, lasting: bool| World::up(&topology(&name, yaml), &options(!lasting)).expect("up");
+    let first = up(SMOKE, true);
+    assert_eq!(first.recovery().store, StoreRecovery::Nothing);
+    std::fs::write(&root, "root").expect("written");
+    let token = first.operator_token().expect("a token");
+    crash();
+
+    let second = up(SMOKE, true);
+    assert_eq!(second.recovery().store, StoreRecovery::Kept);
+    second.wait_ready(SOON).expect("ready");
+    assert_eq!(std::fs::read_to_string(&store).expect("kept"), "applied");
+    assert_eq!(std::fs::read_to_string(&root).expect("kept"), "root");
+    assert_ne!(second.operator_token().expect("a token"), token, "tokens are new");
+    crash();
+
+    // A world with another topology is a different world.
+    let third = up(&SMOKE.replace("replicas: 3", "replicas: 2"), true);
+    assert_eq!(third.recovery().store, StoreRecovery::Dropped);
+    assert!(!store.exists());
+    crash();
+    let other = world("beside", SMOKE);
+    assert_eq!(other.recovery().removed, std::slice::from_ref(&name), "it says which it removed");
+    drop(other);
+    vanishes(&name, SOON);
 }

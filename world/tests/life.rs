@@ -1,14 +1,14 @@
-//! Processes of a world: started, probed, ended, started again, added and removed. Needs root.
+//! Processes of a world: started, probed, ended, restarted, added and removed. Needs root.
 
 use std::time::Duration;
 
 use crate::scene;
-use crate::scene::{SMOKE, becomes, run, said, world};
-use canal_world::{Phase, Pod, Signal, World};
+use crate::scene::{SMOKE, becomes, client_output, run, world};
+use canal_world::{PodTemplate, ProcessPhase, Signal, World};
 
 const SOON: Duration = Duration::from_secs(15);
 
-fn phase(world: &World, host: &str) -> Phase {
+fn phase(world: &World, host: &str) -> ProcessPhase {
     world.host(host).expect("a host").pulse.phase
 }
 
@@ -30,10 +30,10 @@ fn a_killed_process_starts_again_and_a_stopped_one_does_not() {
     assert!(log(&world, "gw1").contains("[world] ended: signal: 9"), "{}", log(&world, "gw1"));
 
     world.stop("gw1").expect("stopped");
-    assert_eq!(phase(&world, "gw1"), Phase::Stopped);
+    assert_eq!(phase(&world, "gw1"), ProcessPhase::Stopped);
     assert!(!world.is_ready("gw1").expect("known"));
     std::thread::sleep(Duration::from_millis(600));
-    assert_eq!(phase(&world, "gw1"), Phase::Stopped, "it must stay stopped");
+    assert_eq!(phase(&world, "gw1"), ProcessPhase::Stopped, "it must stay stopped");
     world.start("gw1").expect("started");
     world.wait_host_ready("gw1", SOON).expect("ready");
 
@@ -49,9 +49,9 @@ fn a_process_that_may_end_is_left_ended() {
         "- {name: load1, az: az2, command: [sh, -c, \"echo $GREETING from $CANAL_HOST; exit 0\"], env: {GREETING: hello}}\n- {name: load2, az: az2, command: [sh, -c, \"exit 3\"]}",
     );
     let world = canal_world::World::up(&scene::topology(&scene::name("end"), &yaml), &scene::options(true)).expect("up");
-    becomes("both ends", SOON, || ["load1", "load2"].iter().all(|host| matches!(phase(&world, host), Phase::Ended { .. })));
-    assert_eq!(phase(&world, "load1"), Phase::Ended { how: "exit status: 0".into(), well: true });
-    assert_eq!(phase(&world, "load2"), Phase::Ended { how: "exit status: 3".into(), well: false });
+    becomes("both ends", SOON, || ["load1", "load2"].iter().all(|host| matches!(phase(&world, host), ProcessPhase::Ended { .. })));
+    assert_eq!(phase(&world, "load1"), ProcessPhase::Ended { how: "exit status: 0".into(), well: true });
+    assert_eq!(phase(&world, "load2"), ProcessPhase::Ended { how: "exit status: 3".into(), well: false });
     assert!(log(&world, "load1").contains("hello from load1"));
     let late = world.wait_ready(Duration::from_millis(300)).expect_err("load2 failed").to_string();
     assert!(late.contains("load2: ended (exit status: 3)") && !late.contains("load1"), "{late}");
@@ -80,7 +80,7 @@ fn probes_decide_readiness_and_the_registry_follows() {
 }
 
 #[test]
-fn what_the_mesh_reads_is_written() {
+fn the_meshs_input_files_are_written() {
     let world = world("files", SMOKE);
     let read = |path: &str| std::fs::read_to_string(world.dir().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     let parse = |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
@@ -98,11 +98,11 @@ fn what_the_mesh_reads_is_written() {
     assert_eq!(pods[1]["metadata"]["annotations"]["canal.mesh/tunnel"], "none", "its node runs no proxy");
 
     let pod: serde_json::Value = serde_json::from_str(&read("nodes/a-n2/pods/alpha.default.web-1.json")).expect("JSON");
-    let seat = world.host("alpha/web-1").expect("a pod").seat;
+    let environment = world.host("alpha/web-1").expect("a pod").environment;
     assert_eq!(pod["uid"], "alpha/default/web-1");
     assert_eq!(pod["ips"][0], "10.1.2.2");
-    assert_eq!(pod["netns"], seat.netns.display().to_string());
-    assert!(seat.cgroup.join("cgroup.procs").exists() && pod["cgroup"] == seat.cgroup.display().to_string());
+    assert_eq!(pod["netns"], environment.netns.display().to_string());
+    assert!(environment.cgroup.join("cgroup.procs").exists() && pod["cgroup"] == environment.cgroup.display().to_string());
 
     let principals = parse(&read("principals.yaml")).remove(0);
     let kinds: Vec<&str> = principals.as_array().expect("a list").iter().filter_map(|entry| entry["kind"].as_str()).collect();
@@ -119,7 +119,7 @@ fn what_the_mesh_reads_is_written() {
 fn exec_is_inside_in_every_respect() {
     let world = world("exec", SMOKE);
     let script = "hostname; cat /etc/hosts | grep -c web-1; grep ^0:: /proc/self/cgroup; pwd; echo $POD_IP; ls -l /proc/1/ns/net > /dev/null; cat /proc/net/dev | grep -c eth0";
-    let seen = said(&world, "alpha/web-1", &["sh", "-c", script]).expect("ran");
+    let seen = client_output(&world, "alpha/web-1", &["sh", "-c", script]).expect("ran");
     let lines: Vec<&str> = seen.lines().collect();
     assert_eq!(lines[0], "web-1");
     assert_eq!(lines[1], "2", "its own name, v4 and v6");
@@ -145,22 +145,22 @@ fn exec_is_inside_in_every_respect() {
 fn pods_come_and_go_in_a_living_world() {
     let world = world("pods", SMOKE);
     let yaml = "name: late\nnamespace: shop\nnodes: [a-n1, a-n2]\nreplicas: 2\ncommand: [canal-world-peer, listen, \"8080\"]\nreadiness: {tcp: {port: 8080}}\nlabels: {app: late}\n";
-    let pod = Pod::parse(yaml).expect("a pod");
+    let pod = PodTemplate::parse(yaml).expect("a pod");
     let names = world.add_pod("alpha", &pod).expect("added");
     assert_eq!(names, ["alpha/shop/late-0", "alpha/shop/late-1"]);
     world.wait_ready(SOON).expect("ready");
-    let there = world.host("late-1").expect("a pod").seat;
+    let there = world.host("late-1").expect("a pod").environment;
     let to = format!("{}:8080", there.ip4.expect("an address"));
-    assert_eq!(said(&world, "late-0", &["canal-world-peer", "dial", &to]), Ok("you are 10.1.1.4".into()));
+    assert_eq!(client_output(&world, "late-0", &["canal-world-peer", "dial", &to]), Ok("you are 10.1.1.4".into()));
     let again = world.add_pod("alpha", &pod).expect_err("twice").to_string();
     assert!(again.contains("is there already"), "{again}");
     std::thread::scope(|scope| {
         for name in ["one", "two", "three", "four"] {
-            let (world, pod) = (&world, Pod { name: name.into(), replicas: 1, ..pod.clone() });
+            let (world, pod) = (&world, PodTemplate { name: name.into(), replicas: 1, ..pod.clone() });
             scope.spawn(move || world.add_pod("alpha", &pod).expect("added beside the others"));
         }
     });
-    let mut addresses: Vec<_> = world.hosts().expect("hosts").iter().filter_map(canal_world::Host::ip4).collect();
+    let mut addresses: Vec<_> = world.hosts().expect("hosts").iter().filter_map(canal_world::HostStatus::ip4).collect();
     let count = addresses.len();
     addresses.sort();
     addresses.dedup();
@@ -168,7 +168,7 @@ fn pods_come_and_go_in_a_living_world() {
     for name in ["one", "two", "three", "four"] {
         world.remove_pod(&format!("{name}-0")).expect("removed");
     }
-    let many = Pod { name: "many".into(), nodes: vec!["a-n1".into()], replicas: 251, ..pod.clone() };
+    let many = PodTemplate { name: "many".into(), nodes: vec!["a-n1".into()], replicas: 251, ..pod.clone() };
     let full = world.add_pod("alpha", &many).expect_err("three are there").to_string();
     assert!(full.contains("253 pods are the limit") && world.host("many-0").is_err(), "{full}");
     let nowhere = world.add_pod("gamma", &pod).expect_err("no tenant").to_string();
@@ -183,10 +183,10 @@ fn pods_come_and_go_in_a_living_world() {
     assert!(world.host("late-1").is_err());
     let fixed = world.remove_pod("gw1").expect_err("a gateway is no pod").to_string();
     assert!(fixed.contains("gw1"), "{fixed}");
-    // The address is free again, and the link too.
-    let back = Pod::parse("name: back\nnode: a-n2\ncommand: [sleep, infinity]\n").expect("a pod");
+    // The address and the link are free again.
+    let back = PodTemplate::parse("name: back\nnode: a-n2\ncommand: [sleep, infinity]\n").expect("a pod");
     world.add_pod("alpha", &back).expect("added");
-    assert_eq!(world.host("back-0").expect("a pod").seat.ip4, there.ip4);
+    assert_eq!(world.host("back-0").expect("a pod").environment.ip4, there.ip4);
 }
 
 #[test]
@@ -201,7 +201,7 @@ fn cpu_and_bytes_are_counted_per_host() {
         devices.into_iter().find(|(name, _)| name == "eth0").map(|(_, traffic)| traffic.rx_bytes).unwrap_or(0)
     };
     let before = bytes("alpha/web-1");
-    said(&world, "alpha/web-2", &["canal-world-peer", "pour", "10.1.2.2:8080", "1000000"]).expect("poured");
+    client_output(&world, "alpha/web-2", &["canal-world-peer", "pour", "10.1.2.2:8080", "1000000"]).expect("poured");
     let received = bytes("alpha/web-1") - before;
     assert!((1_000_000..1_300_000).contains(&received), "{received}");
 }
@@ -220,8 +220,8 @@ fn logs_are_bounded() {
 }
 
 #[test]
-fn nothing_starts_before_what_it_needs() {
-    // Built-in node proxies and gateways wait for the controller's root; pods for their capture.
+fn nothing_starts_before_its_dependencies() {
+    // Built-in node proxies and gateways wait for the controller's root certificate; pods wait for their capture.
     let yaml = SMOKE
         .replace("{name: gw2, az: az2, command: [canal-world-peer, listen, \"8080\"]}", "{name: gw2, az: az2}")
         .replace("{name: b-n1, az: az1, proxy: false}", "{name: b-n1, az: az1}");
@@ -236,7 +236,7 @@ fn nothing_starts_before_what_it_needs() {
     let mut options = scene::options(true);
     options.bin_dirs.insert(0, dir.clone());
     let world = canal_world::World::up(&scene::topology(&scene::name("wait"), &yaml), &options).expect("up");
-    let waiting = |host: &str, what: &str| matches!(phase(&world, host), Phase::Waiting { until } if until.contains(what));
+    let waiting = |host: &str, what: &str| matches!(phase(&world, host), ProcessPhase::Waiting { until } if until.contains(what));
     becomes("waiting", SOON, || waiting("gw2", "root.pem") && waiting("b-n1", "root.pem") && waiting("beta/web-0", "capture"));
     std::fs::write(world.root_ca(), "a root").expect("written");
     world.wait_host_ready("gw2", SOON).expect("ready");
@@ -247,9 +247,9 @@ fn nothing_starts_before_what_it_needs() {
     assert!(waiting("beta/web-0", "capture"), "no capture yet");
     let mut capture = world.exec("b-n1", &["true"]).expect("a command");
     drop(capture.status());
-    let seat = world.host("beta/web-0").expect("a pod").seat;
+    let environment = world.host("beta/web-0").expect("a pod").environment;
     let mut listener = std::process::Command::new("nsenter")
-        .arg(format!("--net={}", seat.netns.display()))
+        .arg(format!("--net={}", environment.netns.display()))
         .args([scene::bin_dir().join("canal-world-peer").display().to_string().as_str(), "listen", "15001"])
         .stdout(std::process::Stdio::null())
         .spawn()

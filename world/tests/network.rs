@@ -1,30 +1,30 @@
-//! Worlds as networks: who reaches whom, who does not, and how fast. Needs root.
+//! Worlds as networks: which hosts reach each other, which do not, and at what rate. Needs root.
 
 use std::time::{Duration, Instant};
 
 use crate::scene;
-use crate::scene::{SMOKE, run, said, world};
+use crate::scene::{SMOKE, client_output, run, world};
 use canal_world::World;
 
-/// What comes of a dial.
+/// Result that a test expects of a dial.
 #[derive(Clone, Copy)]
-enum Fate<'c> {
-    /// The peer answers, and sees this address.
+enum DialOutcome<'c> {
+    /// The peer answers, and sees this source address.
     Seen(&'c str),
-    /// The node refuses it, at once.
+    /// The node refuses the connection at once.
     Refused,
-    /// The caller's own namespace has no route for it.
+    /// The caller's own namespace has no route to the address.
     NoRoute,
-    /// The node has no route for it; TCP may notice late.
+    /// The node has no route to the address. TCP may notice that late.
     Lost,
 }
 
-use Fate::{Lost, NoRoute, Refused, Seen};
+use DialOutcome::{Lost, NoRoute, Refused, Seen};
 
-fn check(world: &World, cases: &[(&str, &str, Fate<'_>)]) {
+fn check(world: &World, cases: &[(&str, &str, DialOutcome<'_>)]) {
     for (from, to, fate) in cases {
         let started = Instant::now();
-        let answer = said(world, from, &["canal-world-peer", "dial", to]);
+        let answer = client_output(world, from, &["canal-world-peer", "dial", to]);
         let (word, limit) = match fate {
             Seen(address) => {
                 assert_eq!(answer, Ok(format!("you are {address}")), "{from} to {to}");
@@ -41,7 +41,7 @@ fn check(world: &World, cases: &[(&str, &str, Fate<'_>)]) {
 }
 
 #[test]
-fn tenants_reach_their_own_and_nobody_else() {
+fn tenants_reach_only_their_own_pods() {
     let world = world("net", SMOKE);
     check(
         &world,
@@ -63,25 +63,25 @@ fn tenants_reach_their_own_and_nobody_else() {
     check(
         &world,
         &[
-            // Another tenant's pods and gateway addresses, v4 and v6.
+            // Pods and gateway addresses of another tenant, IPv4 and IPv6.
             ("alpha/web-0", "10.2.1.2:8080", Refused),
             ("alpha/web-0", "[fd00:102::1:2]:8080", Refused),
             ("alpha/web-0", "10.2.255.1:8080", Refused),
             ("alpha/web-0", "[fd00:102::ff:1]:8080", Refused),
-            // The underlay: the own node, another node, a gateway's own address.
+            // Underlay addresses: the pod's own node, another node, a gateway's own address.
             ("alpha/web-0", "10.201.0.3:8080", Refused),
             ("alpha/web-0", "10.202.0.3:8080", Refused),
             ("alpha/web-0", "250.1.0.2:8080", Refused),
-            // The overlay from the underlay.
+            // Overlay addresses from underlay hosts.
             ("load1", "10.1.1.2:8080", NoRoute),
             ("controller", "10.1.255.1:8080", NoRoute),
-            // The world outside.
+            // Addresses outside the world.
             ("alpha/web-0", "192.0.2.1:80", Refused),
             ("alpha/web-0", "[2001:db8::1]:80", Refused),
             ("gw1", "192.0.2.1:80", NoRoute),
             ("load1", "192.0.2.1:80", NoRoute),
             ("a-n1", "[2001:db8::1]:80", NoRoute),
-            // Pods that do not exist.
+            // Addresses of pods that do not exist.
             ("alpha/web-0", "10.1.1.77:8080", Lost),
             ("alpha/web-0", "[fd00:101::2:77]:8080", Lost),
         ],
@@ -95,39 +95,40 @@ fn an_uncaptured_vip_is_refused_at_once_and_never_leaves_the_node() {
     for _ in 0..20 {
         check(&world, &[("alpha/web-0", "10.101.0.5:80", Refused), ("alpha/web-0", "[fd00:1101::5]:80", Refused)]);
     }
-    let udp = said(&world, "alpha/web-0", &["canal-world-peer", "udp", "10.101.0.5:53"]).expect_err("a VIP must refuse datagrams");
+    let udp = client_output(&world, "alpha/web-0", &["canal-world-peer", "udp", "10.101.0.5:53"]).expect_err("a VIP must refuse datagrams");
     assert!(udp.contains("ConnectionRefused"), "{udp}");
     let refused = world.refused("a-n1").expect("counters");
     assert_eq!((refused.tcp, refused.other), (40, 1));
-    assert_eq!(world.refused("b-n1").expect("counters"), canal_world::Refused::default());
+    assert_eq!(world.refused("b-n1").expect("counters"), canal_world::RefusedPackets::default());
     assert_eq!(scene::sent(&world, "a-n1"), before, "the node sent something into underlay or overlay");
 }
 
 #[test]
 fn a_tenants_node_cannot_reach_another_tenants_gateway_address() {
     let world = world("spoof", SMOKE);
-    // Root on a tenant's node may write any route; the gateway must not rely on its manners.
+    // Root on a tenant's node can write any route, so the gateway must not rely on the node.
     let device = "vx102";
     for lines in [
         ["neigh", "replace", "10.1.255.1", "lladdr", "02:05:00:00:00:01", "dev", device, "nud", "permanent"],
         ["neigh", "replace", "fd00:101::ff:1", "lladdr", "02:05:00:00:00:01", "dev", device, "nud", "permanent"],
     ] {
-        said(&world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
+        client_output(&world, "b-n1", &[&["ip"], lines.as_slice()].concat()).expect("a neighbour");
     }
     for lines in [["10.1.255.1/32", "10.2.1.1"], ["fd00:101::ff:1/128", "fd00:102::1:1"]] {
-        said(&world, "b-n1", &["ip", "route", "add", lines[0], "dev", device, "src", lines[1]]).expect("a route");
+        client_output(&world, "b-n1", &["ip", "route", "add", lines[0], "dev", device, "src", lines[1]]).expect("a route");
     }
     for (count, to) in [(1, "10.1.255.1:8080"), (2, "[fd00:101::ff:1]:8080")] {
-        said(&world, "b-n1", &["canal-world-peer", "dial", to]).expect_err("it must not answer");
+        client_output(&world, "b-n1", &["canal-world-peer", "dial", to]).expect_err("it must not answer");
         assert!(world.refused("gw1").expect("counters").foreign >= count, "{to}");
     }
     // A forged source inside the right overlay: alpha's address, sent by beta to beta's gateway.
-    said(&world, "b-n1", &["ip", "address", "add", "fd00:101::1:2/128", "dev", "lo", "nodad"]).expect("an address");
-    said(&world, "b-n1", &["ip", "route", "replace", "fd00:102::ff:1/128", "dev", device, "src", "fd00:101::1:2"]).expect("a route");
+    client_output(&world, "b-n1", &["ip", "address", "add", "fd00:101::1:2/128", "dev", "lo", "nodad"]).expect("an address");
+    client_output(&world, "b-n1", &["ip", "route", "replace", "fd00:102::ff:1/128", "dev", device, "src", "fd00:101::1:2"])
+        .expect("a route");
     let before = world.refused("gw1").expect("counters").foreign;
-    said(&world, "b-n1", &["canal-world-peer", "dial", "[fd00:102::ff:1]:8080"]).expect_err("it must not answer");
+    client_output(&world, "b-n1", &["canal-world-peer", "dial", "[fd00:102::ff:1]:8080"]).expect_err("it must not answer");
     assert!(world.refused("gw1").expect("counters").foreign > before);
-    assert_eq!(world.refused("gw2").expect("counters"), canal_world::Refused::default());
+    assert_eq!(world.refused("gw2").expect("counters"), canal_world::RefusedPackets::default());
 }
 
 #[test]
@@ -140,9 +141,9 @@ fn no_interface_is_ever_outside() {
     let world = world("out", SMOKE);
     assert_eq!(names(), before);
     for host in world.hosts().expect("hosts") {
-        let devices = world.traffic(&host.seat.name).expect("counters");
+        let devices = world.traffic(&host.environment.name).expect("counters");
         let known = |name: &str| ["lo", "eth0", "vx", "h", "x", "p"].iter().any(|prefix| name.starts_with(prefix));
-        assert!(devices.iter().all(|(name, _)| known(name)), "{}: {devices:?}", host.seat.name);
+        assert!(devices.iter().all(|(name, _)| known(name)), "{}: {devices:?}", host.environment.name);
     }
 }
 
@@ -150,7 +151,7 @@ fn no_interface_is_ever_outside() {
 fn large_packets_pass_the_tunnel_whole() {
     let world = world("mtu", SMOKE);
     for to in ["10.1.2.2:8080", "[fd00:101::2:2]:8080"] {
-        said(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "3000000"]).expect("poured");
+        client_output(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "3000000"]).expect("poured");
     }
     let fragments = run(&world, "a-n1", &["sh", "-c", "cat /proc/self/net/snmp | grep ^Ip: | tail -1 | cut -d' ' -f20"]);
     assert_eq!(String::from_utf8_lossy(&fragments.stdout).trim(), "0", "packets were fragmented");
@@ -161,7 +162,8 @@ fn rates_limit_links() {
     let yaml = SMOKE.replace("controller:", "links: {pod: {rate: 40mbit}, interAz: {rate: 20mbit}}\ncontroller:");
     let world = world("rate", &yaml);
     for (name, to, limit) in [("pod", "10.1.1.3:8080", 40e6), ("interAz", "10.1.2.2:8080", 20e6)] {
-        let rate: f64 = said(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "5000000"]).expect("poured").parse().expect("a rate");
+        let rate: f64 =
+            client_output(&world, "alpha/web-0", &["canal-world-peer", "pour", to, "5000000"]).expect("poured").parse().expect("a rate");
         assert!(rate < limit * 1.1, "{name}: {rate} is over {limit}");
         assert!(rate > limit * 0.5, "{name}: {rate} is far below {limit}");
     }
@@ -170,7 +172,7 @@ fn rates_limit_links() {
 #[test]
 fn cuts_losses_and_links_down_heal() {
     let world = world("cut", SMOKE);
-    let reach = |from: &str, to: &str| said(&world, from, &["canal-world-peer", "dial", to]).is_ok();
+    let reach = |from: &str, to: &str| client_output(&world, from, &["canal-world-peer", "dial", to]).is_ok();
     let cases: [(&str, &str, &str, &str); 4] = [
         ("two hosts of the underlay", "gw1", "load1", "250.1.0.2:8080"),
         ("a pod and a gateway", "alpha/web-1", "gw1", "10.1.255.1:8080"),
@@ -199,19 +201,19 @@ fn cuts_losses_and_links_down_heal() {
 }
 
 #[test]
-fn only_passthrough_tenants_reach_what_is_outside() {
+fn only_passthrough_tenants_reach_outside_addresses() {
     let yaml = SMOKE
         .replace(
             "- {name: load1, az: az2}",
             "- {name: load1, az: az2}\n- {name: shop, az: az2, outside: true, command: [canal-world-peer, listen, \"80\"]}",
         )
-        .replace("  vni: 102\n", "  vni: 102\n  outside: Passthrough\n");
+        .replace("  vni: 102\n", "  vni: 102\n  outboundTrafficPolicy: Passthrough\n");
     let world = world("pass", &yaml);
-    let shop = world.host("shop").expect("a host").seat.ip4.expect("an address");
+    let shop = world.host("shop").expect("a host").environment.ip4.expect("an address");
     check(
         &world,
         &[
-            // In the underlay a pod has its node's address.
+            // On the underlay a pod has its node's address.
             ("beta/web-0", &format!("{shop}:80"), Seen("10.201.0.4")),
             ("alpha/web-0", &format!("{shop}:80"), Refused),
             ("beta/web-0", "250.1.0.2:8080", Refused),

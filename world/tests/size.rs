@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::scene;
 use canal_world::World;
 
-/// The bar for 100 pods.
+/// Time limit for 100 pods.
 const BAR: Duration = Duration::from_secs(20);
 
 #[test]
@@ -16,7 +16,7 @@ fn a_hundred_pods_are_up_and_ready_in_time() {
     let up = started.elapsed();
     world.wait_ready(BAR).expect("ready");
     let ready = started.elapsed();
-    let answer = scene::said(&world, "web-99", &["canal-world-peer", "dial", "[fd00:101::1:2]:8080"]);
+    let answer = scene::client_output(&world, "web-99", &["canal-world-peer", "dial", "[fd00:101::1:2]:8080"]);
     assert_eq!(answer, Ok("you are fd00:101::4:1a".into()));
     let ending = Instant::now();
     world.down().expect("down");

@@ -1,11 +1,12 @@
-//! The integration tests of worlds as the kernel has them: life, network, sizes, and what is left of them.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of worlds in the kernel: processes, network, sizes, and leftovers. `make test` runs each module in a process of its
+//! own (`suite MODULE::`).
 
+mod build_failures;
+mod cleanup;
 mod keys;
 mod life;
+mod links;
 mod network;
-mod remains;
 mod scene;
 mod size;
 mod tier;
-mod unbuilt;

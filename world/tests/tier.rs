@@ -1,5 +1,5 @@
-//! Tier worlds without the mesh's programs: who is routed where, what routers refuse, gateways that come and go, AZs that fall.
-//! Needs root.
+//! Tier worlds without the mesh's programs: routes, packets that routers refuse, gateways that are added and removed, AZs that fail. Needs
+//! root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -7,12 +7,12 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use crate::scene;
-use crate::scene::said;
-use canal_world::{Phase, Refused, Signal, Topology, World};
+use crate::scene::client_output;
+use canal_world::{ProcessPhase, RefusedPackets, Signal, Topology, World};
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// The tier topology with `sleep` in place of the mesh's programs.
+/// Reads the tier topology and replaces the mesh's programs by `sleep`.
 fn topology(tag: &str, change: impl Fn(String) -> String) -> Topology {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml");
     let text = change(std::fs::read_to_string(&file).expect("the tier topology"));
@@ -31,7 +31,8 @@ fn world(tag: &str) -> World {
     world
 }
 
-/// Gives an edge what its program would do for alpha's node of its AZ: a tunnel end, with a gateway address and a replica's behind it.
+/// Configures on an edge what its program would do for alpha's node in its AZ: a tunnel end with a gateway address and a replica's address
+/// behind it.
 fn stand_in(world: &World) {
     let address = |host: &str| world.host(host).expect("a host").ip4().expect("an address");
     let (edge, node, mac) = (address("edge-1"), address("a-n1"), "02:04:00:00:00:01");
@@ -46,13 +47,13 @@ fn stand_in(world: &World) {
         ip route add fd00:1::1:0/112 via fd00:1::1:1 onlink dev vx101 src fdca:a1:0:250::fa01:4d
         bridge fdb append {mac} dev vx101 dst {node}"
     );
-    said(world, "edge-1", &["sh", "-c", &script]).unwrap_or_else(|error| panic!("{error}"));
+    client_output(world, "edge-1", &["sh", "-c", &script]).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// A listener in a host, as long as this lives.
-struct Listener(Child);
+/// A listener in a host, as long as this value exists.
+struct HostListener(Child);
 
-impl Listener {
+impl HostListener {
     fn on(world: &World, host: &str) -> Self {
         let mut command = world.exec(host, &["canal-world-peer", "listen", "8080"]).expect("a command");
         let mut child = command.stdout(Stdio::piped()).spawn().expect("started");
@@ -63,16 +64,16 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for HostListener {
     fn drop(&mut self) {
-        // Ended already is as good.
+        // A process that has already ended is as good as a killed one.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
 fn dial(world: &World, from: &str, to: &str) -> Result<String, String> {
-    said(world, from, &["canal-world-peer", "dial", to])
+    client_output(world, from, &["canal-world-peer", "dial", to])
 }
 
 #[test]
@@ -85,12 +86,16 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
         let devices: Vec<String> = world.traffic(host).expect("counters").into_iter().map(|(name, _)| name).collect();
         assert_eq!(devices, ["lo", "eth0"], "{host} is built by its own programs");
         for (setting, value) in [("ip_forward", "0"), ("conf/all/rp_filter", "0"), ("conf/eth0/rp_filter", "1")] {
-            assert_eq!(said(&world, host, &["cat", &format!("/proc/sys/net/ipv4/{setting}")]), Ok(value.into()), "{host}: {setting}");
+            assert_eq!(
+                client_output(&world, host, &["cat", &format!("/proc/sys/net/ipv4/{setting}")]),
+                Ok(value.into()),
+                "{host}: {setting}"
+            );
         }
-        assert!(world.host(host).expect("a host").seat.overlay.is_empty());
+        assert!(world.host(host).expect("a host").environment.overlay.is_empty());
     }
     stand_in(&world);
-    let _listeners = [Listener::on(&world, "edge-1"), Listener::on(&world, "a-n1")];
+    let _listeners = [HostListener::on(&world, "edge-1"), HostListener::on(&world, "a-n1")];
     for (name, from, to, seen) in [
         ("a pod to a gateway address", "alpha/client-0", "10.1.200.1:8080", "10.1.1.3"),
         ("the same, IPv6", "alpha/client-0", "[fd00:1:0:c:2000::1]:8080", "fd00:1::1:3"),
@@ -103,18 +108,18 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
     ] {
         assert_eq!(dial(&world, from, to), Ok(format!("you are {seen}")), "{name}");
     }
-    // Replicas dial pods; pods do not dial replicas, nor what else is in the tier.
+    // Replicas dial pods. Pods dial neither replicas nor anything else in the tier.
     for to in ["250.1.0.77:8080", "[fdca:a1:0:250::fa01:4d]:8080", "240.0.0.1:80", "[fdca:a1:0:240::1]:80"] {
         let refused = dial(&world, "alpha/client-0", to).expect_err(to);
         assert!(refused.contains("ConnectionRefused"), "{to}: {refused}");
     }
-    said(&world, "alpha/client-0", &["canal-world-peer", "udp", "250.1.0.77:53"]).expect_err("no datagrams to replicas");
-    assert_eq!(world.refused("router-az1").expect("counters"), Refused::default());
-    // Nor do nodes see more of the provider's hosts than the controller and key servers.
+    client_output(&world, "alpha/client-0", &["canal-world-peer", "udp", "250.1.0.77:53"]).expect_err("no datagrams to replicas");
+    assert_eq!(world.refused("router-az1").expect("counters"), RefusedPackets::default());
+    // Nodes reach only the controller and key servers of the provider's hosts.
     dial(&world, "a-n1", "250.1.0.2:8080").expect_err("an edge's own port");
     assert!(world.refused("router-az1").expect("counters").provider > 0);
 
-    // Faults on the way to an edge hold although its programs would see packets before nft there does.
+    // Faults on the path to an edge take effect although its programs would process packets before nft there.
     world.cut_one_way("a-n1", "edge-1").expect("cut");
     dial(&world, "alpha/client-0", "10.1.200.1:8080").expect_err("cut");
     world.heal("a-n1", "edge-1").expect("healed");
@@ -129,12 +134,12 @@ fn overlapping_tenants_live_side_by_side_and_their_routes_lead_to_edges() {
 }
 
 #[test]
-fn routers_refuse_what_a_tenants_node_may_not_tunnel() {
+fn routers_refuse_forbidden_tunnels_of_a_tenants_node() {
     let world = world("switch");
     let ip = |host: &str| world.host(host).expect("a host").ip4().expect("an address").to_string();
     let inner = ["spoof", "from=10.1.1.2:4711", "to=10.1.200.1:80"];
-    let vni = Refused { vni: 1, ..Refused::default() };
-    let peer = Refused { peer: 1, ..Refused::default() };
+    let vni = RefusedPackets { vni: 1, ..RefusedPackets::default() };
+    let peer = RefusedPackets { peer: 1, ..RefusedPackets::default() };
     let cases = [
         ("another tenant's VNI", format!("vni=101 via={}", ip("edge-1")), vni),
         ("the tier's VNI to a replica", format!("vni=827553 hop=1 via={}", ip("gw-1a")), vni),
@@ -145,32 +150,32 @@ fn routers_refuse_what_a_tenants_node_may_not_tunnel() {
         (
             "another node's address",
             format!("vni=102 outer={} via={}", ip("a-n1"), ip("edge-1")),
-            Refused { source: 1, ..Refused::default() },
+            RefusedPackets { source: 1, ..RefusedPackets::default() },
         ),
         (
             "an edge's address",
             format!("vni=827553 outer={} via={}", ip("edge-1"), ip("gw-1a")),
-            Refused { source: 1, ..Refused::default() },
+            RefusedPackets { source: 1, ..RefusedPackets::default() },
         ),
         (
             "a VNI behind the fold",
             format!("vni=101 torn=true outer={} via={}", ip("b-n1"), ip("edge-1")),
-            Refused { fragment: 2, ..Refused::default() },
+            RefusedPackets { fragment: 2, ..RefusedPackets::default() },
         ),
-        ("what it may", format!("vni=102 via={}", ip("edge-1")), Refused::default()),
-        ("what it may in another AZ", format!("vni=102 via={}", ip("b-n2")), Refused::default()),
+        ("what it may", format!("vni=102 via={}", ip("edge-1")), RefusedPackets::default()),
+        ("what it may in another AZ", format!("vni=102 via={}", ip("b-n2")), RefusedPackets::default()),
     ];
     for (name, order, expected) in cases {
         let before = world.refused("router-az1").expect("counters");
         let words: Vec<&str> = ["canal-world-peer"].into_iter().chain(inner).chain(order.split(' ')).collect();
-        let sent = said(&world, "b-n1", &words).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let sent = client_output(&world, "b-n1", &words).unwrap_or_else(|error| panic!("{name}: {error}"));
         assert!(sent.starts_with("sent 1 syn 10.1.1.2:4711 > 10.1.200.1:80 in vni "), "{sent}");
         let now = world.refused("router-az1").expect("counters");
-        let counts = |refused: &Refused| [refused.source, refused.fragment, refused.vni, refused.peer];
+        let counts = |refused: &RefusedPackets| [refused.source, refused.fragment, refused.vni, refused.peer];
         let more: Vec<u64> = counts(&now).iter().zip(counts(&before)).map(|(now, before)| now - before).collect();
         assert_eq!(more, counts(&expected), "{name}");
     }
-    // A pod gets no tunnel out of its node at all, and no source but its own.
+    // A pod cannot tunnel out of its node at all, and it can use no source address but its own.
     let before = (scene::silence(&world, "b-n1"), world.refused("b-n1").expect("counters").other);
     for order in [
         format!("from=10.1.1.3:1 to=10.1.200.1:80 vni=102 via={}", ip("edge-1")),
@@ -179,30 +184,30 @@ fn routers_refuse_what_a_tenants_node_may_not_tunnel() {
         "from=240.0.0.1:1 to=10.1.200.1:80".to_owned(),
     ] {
         let words: Vec<&str> = ["canal-world-peer", "spoof"].into_iter().chain(order.split(' ')).collect();
-        said(&world, "beta/client-0", &words).unwrap_or_else(|error| panic!("{order}: {error}"));
+        client_output(&world, "beta/client-0", &words).unwrap_or_else(|error| panic!("{order}: {error}"));
     }
     assert_eq!((scene::sent(&world, "b-n1"), world.refused("b-n1").expect("counters").other), (before.0, before.1 + 1));
-    let wrong = said(&world, "b-n1", &["canal-world-peer", "spoof", "from=10.1.1.2:1", "to=10.1.1.3:1", "colour=red"]);
+    let wrong = client_output(&world, "b-n1", &["canal-world-peer", "spoof", "from=10.1.1.2:1", "to=10.1.1.3:1", "colour=red"]);
     assert!(wrong.expect_err("an unknown word").contains("is unknown here"));
 }
 
-/// What a machine holds of a world's gateways: namespaces, mounts, cgroups, files, devices, principals.
+/// Lists what a machine contains of a world's gateways: namespaces, mounts, cgroups, files, devices, principals.
 fn holdings(world: &World) -> Vec<String> {
     let mut held: Vec<String> = scene::remains(world.name()).into_iter().filter(|item| !item.starts_with("process")).collect();
-    // Mounts have ids that say nothing.
+    // The ids of mounts are not comparable.
     held.iter_mut().for_each(|item| *item = item.split(' ').filter(|word| word.contains("cnl-") || word.contains('/')).collect());
     for dir in ["tokens", "data", "etc"] {
         let entries = std::fs::read_dir(world.dir().join(dir)).expect(dir);
         held.extend(entries.flatten().map(|entry| format!("{dir}/{}", entry.file_name().to_string_lossy())));
     }
-    let groups = world.host("gw-1a").expect("a gateway").seat.cgroup;
+    let groups = world.host("gw-1a").expect("a gateway").environment.cgroup;
     let groups = std::fs::read_dir(groups.parent().expect("a parent")).expect("cgroups");
     held.extend(
         groups.flatten().filter(|entry| entry.path().is_dir()).map(|entry| format!("cgroup {}", entry.file_name().to_string_lossy())),
     );
     held.extend(world.traffic("router-az1").expect("counters").into_iter().map(|(name, _)| format!("device {name}")));
     held.push(std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals"));
-    held.extend(world.hosts().expect("hosts").into_iter().map(|host| host.seat.name));
+    held.extend(world.hosts().expect("hosts").into_iter().map(|host| host.environment.name));
     held.sort();
     held
 }
@@ -220,7 +225,7 @@ fn gateways_come_and_go_without_a_trace() {
         if round == 0 {
             let principals = std::fs::read_to_string(world.dir().join("principals.yaml")).expect("principals");
             assert!(principals.contains("gw-x0") && holdings(&world) != before);
-            let _listener = Listener::on(&world, &name);
+            let _listener = HostListener::on(&world, &name);
             for from in ["gw-3a", "edge-1"] {
                 dial(&world, from, &format!("{}:8080", addresses[0])).unwrap_or_else(|error| panic!("from {from}: {error}"));
             }
@@ -252,16 +257,16 @@ fn gateways_come_and_go_without_a_trace() {
         let refused = world.remove_gateway(name).expect_err(name).to_string();
         assert!(refused.contains("is no gateway of a tier world"), "{refused}");
     }
-    // Those of the file go too, and several at once.
+    // Gateways of the file can be removed too, and several at once.
     std::thread::scope(|scope| {
         for name in ["gw-1a", "gw-1b", "gw-4a"] {
             let world = &world;
             scope.spawn(move || world.remove_gateway(name).expect("removed"));
         }
     });
-    assert_eq!(world.hosts().expect("hosts").iter().filter(|host| host.seat.kind == "gateway").count(), 5);
+    assert_eq!(world.hosts().expect("hosts").iter().filter(|host| host.environment.kind == "gateway").count(), 5);
     world.add_gateway("gw-1a", "az2", "b9").expect("the name is free");
-    assert_eq!(world.host("gw-1a").expect("a host").seat.az, "az2");
+    assert_eq!(world.host("gw-1a").expect("a host").environment.az, "az2");
     let name = world.name().to_owned();
     world.down().expect("down");
     assert_eq!(scene::remains(&name), Vec::<String>::new());
@@ -275,7 +280,7 @@ fn gateways_come_and_go_without_a_trace() {
 #[test]
 fn an_az_falls_and_rises() {
     let world = world("az");
-    let _listeners = ["gw-1a", "gw-1b", "gw-3a"].map(|host| Listener::on(&world, host));
+    let _listeners = ["gw-1a", "gw-1b", "gw-3a"].map(|host| HostListener::on(&world, host));
     let ip = |host: &str| format!("{}:8080", world.host(host).expect("a host").ip4().expect("an address"));
     let (near, far, theirs) = (ip("gw-1b"), ip("gw-3a"), ip("gw-1a"));
     let phase = |host: &str| world.host(host).expect("a host").pulse.phase;
@@ -286,7 +291,7 @@ fn an_az_falls_and_rises() {
     dial(&world, "gw-1a", &near).expect("its own AZ");
     dial(&world, "gw-3b", &far).expect("the other AZ inside");
     dial(&world, "gw-3b", &theirs).expect_err("cut from the other side too");
-    assert_eq!((phase("edge-2"), phase("alpha/web-1")), (Phase::Running, Phase::Running));
+    assert_eq!((phase("edge-2"), phase("alpha/web-1")), (ProcessPhase::Running, ProcessPhase::Running));
     world.heal_az("az2").expect("healed");
     dial(&world, "gw-1a", &far).expect("healed");
     dial(&world, "gw-3b", &theirs).expect("healed");
@@ -295,23 +300,23 @@ fn an_az_falls_and_rises() {
     world.cut_az("az2", true).expect("cut");
     std::thread::sleep(Duration::from_millis(600));
     for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
-        assert_eq!(phase(host), Phase::Stopped, "{host} is dead and stays so");
+        assert_eq!(phase(host), ProcessPhase::Stopped, "{host} is dead and stays so");
     }
     for host in ["controller", "edge-1", "alpha/web-0"] {
-        assert_eq!(phase(host), Phase::Running, "{host} lives");
+        assert_eq!(phase(host), ProcessPhase::Running, "{host} lives");
     }
     world.heal_az("az2").expect("healed");
     for host in ["edge-2", "gw-3a", "a-n2", "alpha/web-1", "beta/free-1"] {
         world.wait_host_ready(host, SOON).unwrap_or_else(|error| panic!("{error}"));
     }
-    assert_eq!(phase("gw-4b"), Phase::Stopped, "what was stopped before stays so");
+    assert_eq!(phase("gw-4b"), ProcessPhase::Stopped, "what was stopped before stays so");
     assert_eq!(dial(&world, "alpha/client-0", "10.1.2.2:8080"), Ok("you are 10.1.1.3".into()));
     let unknown = world.cut_az("az7", true).expect_err("no such AZ").to_string();
     assert!(unknown.contains("there is no AZ \"az7\"; use one of: az1, az2"), "{unknown}");
 }
 
 #[test]
-fn what_the_mesh_reads_of_a_tier_is_written() {
+fn the_tiers_input_files_are_written() {
     let world = world("tfiles");
     let read = |path: &str| std::fs::read_to_string(world.dir().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"));
     let parse = |text: &str| -> Vec<serde_json::Value> { serde_saphyr::from_multiple(text).expect("YAML") };
@@ -341,13 +346,13 @@ fn what_the_mesh_reads_of_a_tier_is_written() {
     assert_eq!((&edge["kind"], &edge["az"]), (&"edge".into(), &"az2".into()));
     assert_eq!((&gateway["kind"], &gateway["az"], &gateway["backend"]), (&"gateway".into(), &"az2".into(), &"b3".into()));
 
-    let inside = |host: &str, file: &str| said(&world, host, &["cat", file]).expect(file);
+    let inside = |host: &str, file: &str| client_output(&world, host, &["cat", file]).expect(file);
     let resolver = inside("beta/free-1", "/etc/resolv.conf");
     assert!(resolver.starts_with("nameserver 10.1.208.1\nnameserver 10.1.200.1\nsearch shop.svc.cluster.local "), "{resolver}");
     assert!(!inside("beta/free-1", "/etc/hosts").contains("web"));
     assert!(inside("beta/client-0", "/etc/hosts").contains("10.1.128.10 web web.shop"), "captured pods have names as ever");
     assert!(!inside("beta/client-0", "/etc/resolv.conf").contains("nameserver"));
-    assert_eq!(world.host("gw-1a").expect("a host").seat.router_device.as_deref(), Some("h3"));
+    assert_eq!(world.host("gw-1a").expect("a host").environment.router_device.as_deref(), Some("h3"));
 }
 
 #[test]
@@ -360,17 +365,17 @@ fn a_link_can_be_narrow() {
     for (host, device, mtu) in
         [("gw-1a", "eth0", 1400), ("router-az1", "h3", 1400), ("gw-1b", "eth0", 1600), ("free-0", "eth0", 1300), ("b-free1", "p2", 1300)]
     {
-        let link = said(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
+        let link = client_output(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
         assert!(link.contains(&format!(" mtu {mtu} ")), "{host}: {link}");
     }
     for (host, far, device, mtu) in [("gw-1b", "router-az1", "h4", 1500), ("free-0", "b-free1", "p2", 1280)] {
         world.set_mtu(host, mtu).expect("a link");
         for (host, device) in [(host, "eth0"), (far, device)] {
-            let link = said(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
+            let link = client_output(&world, host, &["ip", "-o", "link", "show", device]).expect("a link");
             assert!(link.contains(&format!(" mtu {mtu} ")), "{host}, live: {link}");
         }
     }
     assert!(world.set_mtu("router-az1", 1500).is_err_and(|error| error.to_string().contains("router-az1")));
     world.add_gateway("gw-1c", "az2", "b1").expect("as the others of its backend");
-    assert!(said(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"]).expect("a link").contains(" mtu 1400 "));
+    assert!(client_output(&world, "gw-1c", &["ip", "-o", "link", "show", "eth0"]).expect("a link").contains(" mtu 1400 "));
 }

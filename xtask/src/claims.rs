@@ -1,15 +1,16 @@
-//! Rules on tests that documents name as `path::name`: each exists, and each row of docs/security.md has one or says that no test proves it.
+//! Rules on tests that documents name as `path::name`: each test exists, and each row of docs/security.md names one or states that no test
+//! proves it.
 
 use syn::visit::Visit;
 
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
-/// The document whose tables of claims this file judges.
+/// Document with the tables of claims that this file checks.
 const CLAIMS: &str = "docs/security.md";
-/// How the cell of a claim begins that no test proves.
+/// Beginning of the cell of a claim that no test proves.
 const UNPROVEN: &str = "not proven by a test:";
 
-pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) {
+pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) {
     for (path, text) in tree.with_suffix(".md") {
         names(tree, path, text, found);
     }
@@ -18,8 +19,8 @@ pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) {
     }
 }
 
-/// Checks every `path::name` in backticks whose path is one of a Rust source.
-fn names(tree: &Tree, doc: &str, text: &str, found: &mut Vec<String>) {
+/// Checks every `path::name` in backticks whose path is that of a Rust source.
+fn names(tree: &SourceTree, doc: &str, text: &str, found: &mut Vec<String>) {
     for (n, line) in text.lines().enumerate() {
         for word in line.split('`').skip(1).step_by(2) {
             let Some((path, name)) = test_name(word) else { continue };
@@ -41,23 +42,23 @@ fn test_name(word: &str) -> Option<(&str, &str)> {
 
 fn has_test(source: &str, name: &str) -> bool {
     let Ok(ast) = syn::parse_file(source) else { return false };
-    let mut search = Search { name, is_found: false };
+    let mut search = ClaimSearch { name, is_found: false };
     search.visit_file(&ast);
     search.is_found
 }
 
-struct Search<'a> {
+struct ClaimSearch<'a> {
     name: &'a str,
     is_found: bool,
 }
 
-impl<'ast> Visit<'ast> for Search<'_> {
+impl<'ast> Visit<'ast> for ClaimSearch<'_> {
     fn visit_item_fn(&mut self, f: &'ast syn::ItemFn) {
         let is_test = f.attrs.iter().any(|a| a.path().segments.last().is_some_and(|s| s.ident == "test"));
         self.is_found |= is_test && f.sig.ident == self.name;
         syn::visit::visit_item_fn(self, f);
     }
-    /// The tests inside `proptest!` are tokens and no items.
+    /// The tests inside `proptest!` are tokens, not items.
     fn visit_macro(&mut self, m: &'ast syn::Macro) {
         let is_proptest = m.path.segments.last().is_some_and(|s| s.ident == "proptest");
         self.is_found |= is_proptest && m.tokens.to_string().contains(&format!("fn {} ", self.name));
@@ -65,7 +66,7 @@ impl<'ast> Visit<'ast> for Search<'_> {
     }
 }
 
-/// Checks that each row of a table with a column `test` names a test there, or says that there is none.
+/// Checks that each row of a table with a column `test` names a test there, or states that there is none.
 fn rows(text: &str, found: &mut Vec<String>) {
     let mut column = None;
     for (n, line) in text.lines().enumerate() {
@@ -93,10 +94,11 @@ fn rows(text: &str, found: &mut Vec<String>) {
 mod tests {
     use super::*;
 
-    fn judge(claims: &str) -> Vec<String> {
+    fn check_all(claims: &str) -> Vec<String> {
         let source = "//! x\n#[test]\nfn holds() {}\nfn no_test() {}\nproptest! { #[test] fn always(n in 0..3) {} }\nmod t { #[tokio::test] async fn inner() {} }\n";
         let files = [("a/x.rs", source), (CLAIMS, claims)];
-        let tree = Tree { root: "/".into(), files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() };
+        let tree =
+            SourceTree { root: "/".into(), files: files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect() };
         let mut found = Vec::new();
         check(&tree, &mut found);
         found
@@ -104,20 +106,20 @@ mod tests {
 
     #[test]
     fn named_test_exists_as_a_test() {
-        assert_eq!(judge("`a/x.rs::holds`, `a/x.rs::always`, `a/x.rs::inner`, `Kind::SECURITY`"), Vec::<String>::new());
-        assert_eq!(judge("`a/x.rs::no_test`"), ["docs/security.md:1: `a/x.rs::no_test`: a/x.rs has no test no_test"]);
-        assert_eq!(judge("`a/x.rs::hold`").len(), 1);
-        assert_eq!(judge("`b/x.rs::holds`"), ["docs/security.md:1: `b/x.rs::holds`: there is no file b/x.rs"]);
+        assert_eq!(check_all("`a/x.rs::holds`, `a/x.rs::always`, `a/x.rs::inner`, `Kind::SECURITY`"), Vec::<String>::new());
+        assert_eq!(check_all("`a/x.rs::no_test`"), ["docs/security.md:1: `a/x.rs::no_test`: a/x.rs has no test no_test"]);
+        assert_eq!(check_all("`a/x.rs::hold`").len(), 1);
+        assert_eq!(check_all("`b/x.rs::holds`"), ["docs/security.md:1: `b/x.rs::holds`: there is no file b/x.rs"]);
     }
 
     #[test]
-    fn claim_without_a_test_says_so() {
+    fn claim_without_a_test_states_it() {
         let table = |cell: &str| {
             format!("| claim | test |\n|---|---|\n| Nothing leaks. | {cell} |\n\n| asset | where |\n|---|---|\n| key | disk |\n")
         };
-        assert_eq!(judge(&table("`a/x.rs::holds`")), Vec::<String>::new());
-        assert_eq!(judge(&table("not proven by a test: it is read")), Vec::<String>::new());
-        assert_eq!(judge(&table("group `paths`")).len(), 1);
-        assert_eq!(judge(&table("")).len(), 1);
+        assert_eq!(check_all(&table("`a/x.rs::holds`")), Vec::<String>::new());
+        assert_eq!(check_all(&table("not proven by a test: it is read")), Vec::<String>::new());
+        assert_eq!(check_all(&table("group `paths`")).len(), 1);
+        assert_eq!(check_all(&table("")).len(), 1);
     }
 }

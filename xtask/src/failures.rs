@@ -1,35 +1,35 @@
-//! Panics in a run's log: those of failing tests are told again at its end, those that passing tests caught are left out, because they look like
+//! Panics in a run's log: repeats those of failing tests at its end, and omits those that passing tests caught, because they look like
 //! failures. It reads libtest's output and decides nothing about a test.
 
-/// Lines that are told again of one panic, and characters of a line.
+/// Limits on the repeated part of one panic: lines, and characters per line.
 const LINES_MAX: usize = 10;
 const CHARS_MAX: usize = 400;
 
-/// Panics and names of the failed, one program after another.
+/// Panics and names of the failed tests, one program after another.
 #[derive(Default)]
 pub(crate) struct Failures {
-    /// Of the running program: whose thread, and what it said.
+    /// Panics of the running program: the thread's name and the lines that it printed.
     panics: Vec<(String, Vec<String>)>,
     is_panicking: bool,
-    /// Of the running program.
+    /// Names of the running program's failed tests.
     names: Vec<String>,
     lists_names: bool,
-    told: Vec<String>,
+    repeated: Vec<String>,
 }
 
 impl Failures {
-    /// Takes the next line.
-    pub(crate) fn hear(&mut self, line: &str) {
+    /// Processes the next line.
+    pub(crate) fn read_line(&mut self, line: &str) {
         if let Some(name) = line.strip_prefix("thread '").filter(|l| l.contains("panicked at")).and_then(|l| l.split('\'').next()) {
             self.panics.push((name.to_owned(), Vec::new()));
             self.is_panicking = true;
         }
         self.is_panicking &= !line.starts_with("note: ") && !line.starts_with("test ");
-        if let Some((_, said)) = self.panics.last_mut().filter(|(_, said)| self.is_panicking && said.len() < LINES_MAX) {
-            said.push(line.chars().take(CHARS_MAX).collect());
+        if let Some((_, output)) = self.panics.last_mut().filter(|(_, output)| self.is_panicking && output.len() < LINES_MAX) {
+            output.push(line.chars().take(CHARS_MAX).collect());
         }
         if line == "failures:" {
-            // The list of names is the last of what is headed so.
+            // libtest prints the list of names last, under this heading.
             (self.lists_names, self.is_panicking) = (true, false);
             self.names.clear();
         } else if self.lists_names && line.starts_with("    ") {
@@ -42,20 +42,21 @@ impl Failures {
 
     fn end(&mut self) {
         for name in std::mem::take(&mut self.names) {
-            self.told.push(format!("== failed: {name}"));
-            let said = self.panics.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, said)| said);
-            self.told.extend(said.cloned());
+            self.repeated.push(format!("== failed: {name}"));
+            let output = self.panics.iter().filter(|(thread, _)| *thread == name).flat_map(|(_, output)| output);
+            self.repeated.extend(output.cloned());
         }
-        *self = Self { told: std::mem::take(&mut self.told), ..Self::default() };
+        *self = Self { repeated: std::mem::take(&mut self.repeated), ..Self::default() };
     }
 
-    /// All that is to be told again.
-    pub(crate) fn told(&self) -> &[String] {
-        &self.told
+    /// Returns all lines that are repeated at the end.
+    pub(crate) fn print_failures(&self) -> &[String] {
+        &self.repeated
     }
 }
 
-/// The lines without the panics that libtest shows as output of tests that passed (`--show-output`). Whatever else those printed stays.
+/// Returns the lines without the panics that libtest shows as output of passed tests (`--show-output`). All other output of those tests
+/// stays.
 pub(crate) fn without_caught_panics(lines: &[String]) -> impl Iterator<Item = &String> {
     let (mut is_of_passed, mut is_panicking) = (false, false);
     lines.iter().filter(move |line| {
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_failing_tests_said_is_told_again() {
+    fn only_output_of_failing_tests_is_repeated() {
         let mut failures = Failures::default();
         let one_by_one = "running 2 tests\ntest that_passes ... \nthread 'that_passes' (6) panicked at a.rs:1:1:\ncaught\nok\n\
             test that_fails ... \nthread 'that_fails' (7) panicked at b.rs:2:2:\nnot within 20s: peace\nnote: run with `RUST_BACKTRACE=1`\nFAILED\n\n\
@@ -96,7 +97,7 @@ mod tests {
         let captured = "test a::b ... FAILED\n\nfailures:\n\n---- a::b stdout ----\n\nthread 'a::b' (8) panicked at c.rs:3:3:\n    left: 1\n   right: 2\n\
             note: run with\n\n\nfailures:\n    a::b\n\ntest result: FAILED. 0 passed; 1 failed;";
         let well = "test c ... ok\ntest result: ok. 1 passed; 0 failed;";
-        [one_by_one, captured, well].iter().flat_map(|text| text.lines()).for_each(|line| failures.hear(line));
+        [one_by_one, captured, well].iter().flat_map(|text| text.lines()).for_each(|line| failures.read_line(line));
         let wanted = [
             "== failed: that_fails",
             "thread 'that_fails' (7) panicked at b.rs:2:2:",
@@ -106,6 +107,6 @@ mod tests {
             "    left: 1",
             "   right: 2",
         ];
-        assert_eq!(failures.told(), wanted);
+        assert_eq!(failures.print_failures(), wanted);
     }
 }

@@ -1,21 +1,27 @@
-//! The house rules as a program: `cargo xtask tidy` judges the tree, `cargo xtask test` runs every suite and counts. It never edits sources.
+//! The house rules as a program: `cargo xtask tidy` checks the tree, `cargo xtask test` runs every suite and counts. It never edits
+//! sources.
 
 #![forbid(unsafe_code)]
 
 mod claims;
+mod commits;
 mod cycles;
 mod failures;
 mod jobs;
 mod layers;
+mod names;
 mod programs;
 mod prose;
+mod recipes;
 mod report;
 mod sbom;
 mod schedule;
+mod sizes;
 mod soak;
 mod source;
 mod suites;
 mod supply;
+mod timings;
 mod tree;
 
 use std::process::ExitCode;
@@ -23,10 +29,12 @@ use std::process::ExitCode;
 const HELP: &str = "\
 usage: cargo xtask <command>
 
-  tidy            check the rules of the house: layers, import cycles, unsafe rooms, dead files, doc paths and tests named in docs, sizes, names, bill of materials
+  tidy            check the rules of the house: layers, import cycles, unsafe code, dead files, doc paths and tests named in docs, sizes, names, commit subjects,
+                  bill of materials
   tidy --bless    rewrite docs/layers.txt from the crates as they are; read the diff before you commit it
   sbom            write the software bill of materials, CycloneDX JSON, to target/sbom.cdx.json
-  test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`
+  test [SUITE..]  run the suites (tidy, supply, lint, plain, unit, e2e; default all) and close with `N passed, N failed, N skipped`;
+                  `--install` runs `setup/install test` beside the first part of the build
   soak [PART..]   run the long parts (default all), each at most an hour; CANAL_SEED=N repeats a seeded one; writes docs/soak/PART.md:
 ";
 
@@ -40,7 +48,7 @@ fn main() -> ExitCode {
         }
         ["tidy"] => tidy(false),
         ["tidy", "--bless"] => tidy(true),
-        ["sbom"] => tree::Tree::read().and_then(|tree| sbom::write(&tree)),
+        ["sbom"] => tree::SourceTree::read().and_then(|tree| sbom::write(&tree)),
         ["test", suites @ ..] => suites::run(suites),
         ["soak", parts @ ..] => soak::run(parts),
         _ => {
@@ -58,15 +66,19 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs every rule and prints what it found, one line each. True when nothing was found.
+/// Runs every rule and prints each finding on one line. Returns true if there is none.
 fn tidy(bless: bool) -> anyhow::Result<bool> {
-    let tree = tree::Tree::read()?;
+    let tree = tree::SourceTree::read()?;
     let mut found = Vec::new();
     layers::check(&tree, bless, &mut found)?;
     cycles::check(&tree, &mut found);
     source::check(&tree, &mut found)?;
+    names::check(&tree, &mut found);
+    sizes::check(&tree, &mut found);
+    commits::check(&tree.root, &mut found)?;
     prose::check(&tree, &mut found)?;
     claims::check(&tree, &mut found);
+    recipes::check(&tree, &mut found);
     sbom::check(&tree, &mut found)?;
     for f in &found {
         println!("{f}");

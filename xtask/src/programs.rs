@@ -1,5 +1,5 @@
-//! The test programs of the workspace: builds them, lists their tests, and makes a job of each program, and of each module of a `suite`. It runs no
-//! test.
+//! The test programs of the workspace: builds them, reads what cargo says of them, lists their tests, and makes a job of each program, and of each
+//! module of a `suite`. It runs no test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -10,59 +10,89 @@ use std::process::{Command, Stdio};
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::jobs::Job;
-use crate::tree::Tree;
+use crate::jobs::{E2E_SUITE, Job};
+use crate::tree::SourceTree;
 
-/// The package whose programs are the suite `e2e`, and that suite's name.
+/// The package whose programs are the suite `e2e`.
 const E2E: &str = "tests/e2e";
-pub(crate) const E2E_SUITE: &str = "e2e";
 /// The integration tests of a package with several files: each module is a process of its own, so that none sees another's memory, files, worlds
-/// and limits.
-const SUITE: &str = "suite";
+/// and limits. That of [`E2E`] has another name, so that it can be built before the others.
+const SUITES: [&str; 2] = ["suite", "meshes"];
+/// Programs whose tests mostly wait, and how many of their tests run at once: more than the machine has processors.
+const WAITING: [&str; 3] = ["canal-gateway-engine loopback", "canal-identity", "canal-hbone"];
+const WAITING_THREADS: &str = "--test-threads=6";
+/// Lints while cargo compiles: the compiler that also has clippy's lints, so that nothing is compiled a second time for them. It warns; what it
+/// found is read from cargo's messages.
+pub(crate) const LINTED: (&str, &str) = ("RUSTC_WORKSPACE_WRAPPER", "clippy-driver");
 
 /// A test program that cargo built.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Program {
+pub(crate) struct TestProgram {
     folder: PathBuf,
     target: String,
     is_library: bool,
     path: PathBuf,
 }
 
+/// What a line of cargo's says (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum CargoMessage {
+    Built(TestProgram),
+    /// A warning or an error, as the compiler shows it.
+    Finding(String),
+    /// About nothing that is asked here.
+    Other,
+    /// Not JSON: cargo's own words.
+    Words,
+}
+
 /// Runs cargo, which reports what it built in JSON; none if that failed.
-pub(crate) fn build(root: &Path, arguments: &[&str]) -> anyhow::Result<Option<Vec<Program>>> {
-    let mut cargo = Command::new("cargo").args(arguments).current_dir(root).stdout(Stdio::piped()).spawn()?;
+pub(crate) fn build(root: &Path, arguments: &[&str]) -> anyhow::Result<Option<Vec<TestProgram>>> {
+    let mut command = Command::new("cargo");
+    let mut cargo = command.args(arguments).env(LINTED.0, LINTED.1).current_dir(root).stdout(Stdio::piped()).spawn()?;
     let mut programs = Vec::new();
     for line in BufReader::new(cargo.stdout.take().context("cargo has no output")?).lines() {
-        programs.extend(program(&line?));
+        if let CargoMessage::Built(program) = read_message(&line?) {
+            programs.push(program);
+        }
     }
     Ok(cargo.wait()?.success().then_some(programs))
 }
 
-/// The test program that a line of cargo's names (<https://doc.rust-lang.org/cargo/reference/external-tools.html#json-messages>).
-fn program(line: &str) -> Option<Program> {
-    let message: Value = serde_json::from_str(line).ok()?;
+pub(crate) fn read_message(line: &str) -> CargoMessage {
+    let Some(message) = line.starts_with('{').then(|| serde_json::from_str::<Value>(line).ok()).flatten() else {
+        return CargoMessage::Words;
+    };
+    let found = &message["message"];
+    // The compiler's last words, "3 warnings emitted", have no place. An error may have none either: the linker's.
+    let has_place = found["spans"].as_array().is_some_and(|spans| !spans.is_empty());
+    match (message["reason"].as_str(), found["level"].as_str()) {
+        (Some("compiler-message"), Some(level)) if level == "error" || level == "warning" && has_place => {
+            CargoMessage::Finding(found["rendered"].as_str().unwrap_or_default().trim_end().to_owned())
+        }
+        (Some("compiler-artifact"), _) => program(&message).map_or(CargoMessage::Other, CargoMessage::Built),
+        _ => CargoMessage::Other,
+    }
+}
+
+/// The test program that a message names. A bench that is built beside tests is none.
+fn program(message: &Value) -> Option<TestProgram> {
     let path = message["executable"].as_str().filter(|_| message["profile"]["test"] == true)?.into();
     let folder = Path::new(message["manifest_path"].as_str()?).parent()?.to_owned();
-    let is_library = message["target"]["kind"].as_array()?.iter().any(|kind| kind == "lib");
-    Some(Program { folder, target: message["target"]["name"].as_str()?.to_owned(), is_library, path })
+    let has_kind = |wanted: &str| message["target"]["kind"].as_array().is_some_and(|kinds| kinds.iter().any(|kind| kind == wanted));
+    let target = message["target"]["name"].as_str()?.to_owned();
+    (!has_kind("bench")).then_some(TestProgram { folder, target, is_library: has_kind("lib"), path })
 }
 
-/// A job for each program and for each module of a suite that has tests.
-pub(crate) fn jobs(tree: &Tree, programs: &[Program]) -> anyhow::Result<Vec<Job>> {
-    let mut jobs = Vec::new();
-    for program in programs {
-        let listed = list(program)?;
-        let package = package_name(&program.folder)?;
-        jobs.extend(decide_jobs(program, &package, &listed, program.folder == tree.root.join(E2E)));
-    }
-    let names: BTreeSet<&str> = jobs.iter().map(|job| job.name.as_str()).collect();
-    anyhow::ensure!(names.len() == jobs.len(), "two test programs have one name");
-    Ok(jobs)
+/// A job for a program, or for each module of a suite that has tests.
+pub(crate) fn jobs(root: &Path, program: &TestProgram) -> anyhow::Result<Vec<Job>> {
+    let listed = list(program)?;
+    let package = package_name(&program.folder)?;
+    Ok(decide_jobs(program, &package, &listed, program.folder == root.join(E2E)))
 }
 
-/// The names of a program's tests.
-fn list(program: &Program) -> anyhow::Result<Vec<String>> {
+/// Returns the names of a program's tests.
+fn list(program: &TestProgram) -> anyhow::Result<Vec<String>> {
     let out = Command::new(&program.path).args(["--list", "--format", "terse"]).current_dir(&program.folder).output()?;
     anyhow::ensure!(out.status.success(), "{} does not list its tests", program.path.display());
     Ok(String::from_utf8_lossy(&out.stdout).lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
@@ -75,13 +105,15 @@ fn package_name(folder: &Path) -> anyhow::Result<String> {
     Ok(name.with_context(|| format!("{}: no name", manifest.display()))?.to_owned())
 }
 
-fn decide_jobs(program: &Program, package: &str, listed: &[String], is_e2e: bool) -> Vec<Job> {
+fn decide_jobs(program: &TestProgram, package: &str, listed: &[String], is_e2e: bool) -> Vec<Job> {
     let mut processes: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for test in listed {
         let module = test.split_once("::").map_or("", |(module, _)| module);
         let name = match program.target.as_str() {
-            SUITE => format!("{package} {module}").trim_end().to_owned(),
-            _ if program.is_library || program.target == package => package.to_owned(),
+            suite if SUITES.contains(&suite) => format!("{package} {module}").trim_end().to_owned(),
+            _ if program.is_library => package.to_owned(),
+            // A package may have a library and a program of its own name, both with tests.
+            target if target == package => format!("{package} program"),
             target => format!("{package} {target}"),
         };
         processes.entry(name).or_default().push(test);
@@ -90,9 +122,13 @@ fn decide_jobs(program: &Program, package: &str, listed: &[String], is_e2e: bool
         let mut command: Vec<OsString> = vec![program.path.clone().into()];
         // The tests of a module of `e2e` share a world, so they run one by one. Of others, what passing tests print is shown too, or nobody would
         // see a `SKIPPED:`.
-        let how: &[&str] = if is_e2e { &["--test-threads=1", "--nocapture"] } else { &["--show-output"] };
+        let how: &[&str] = match name.as_str() {
+            _ if is_e2e => &["--test-threads=1", "--nocapture"],
+            waiting if WAITING.contains(&waiting) => &["--show-output", WAITING_THREADS],
+            _ => &["--show-output"],
+        };
         command.extend(how.iter().map(OsString::from));
-        if program.target == SUITE {
+        if SUITES.contains(&program.target.as_str()) {
             command.push("--exact".into());
             command.extend(tests.iter().map(OsString::from));
         }
@@ -102,15 +138,20 @@ fn decide_jobs(program: &Program, package: &str, listed: &[String], is_e2e: bool
             command,
             folder: program.folder.clone(),
             listed: Some(tests.len() as u64),
-            counts_tests: true,
-            is_cargo: false,
+            ..Job::default()
         }
     };
     processes.into_iter().map(job).collect()
 }
 
+/// The names of the workspace's packages.
+pub(crate) fn packages(tree: &SourceTree) -> anyhow::Result<BTreeSet<String>> {
+    let folders = tree.with_suffix("/Cargo.toml").filter_map(|(path, _)| tree.root.join(path).parent().map(Path::to_owned));
+    folders.map(|folder| package_name(&folder)).collect()
+}
+
 /// The packages whose documentation has code, which cargo runs as tests.
-pub(crate) fn documented(tree: &Tree) -> BTreeSet<String> {
+pub(crate) fn documented(tree: &SourceTree) -> BTreeSet<String> {
     let has_code = |text: &str| text.lines().map(str::trim_start).any(|line| line.starts_with("/// ```") || line.starts_with("//! ```"));
     let files = tree.with_suffix(".rs").filter(|(_, text)| has_code(text));
     files.filter_map(|(path, _)| package_name(&tree.root.join(path.split_once("/src/")?.0)).ok()).collect()
@@ -120,38 +161,51 @@ pub(crate) fn documented(tree: &Tree) -> BTreeSet<String> {
 mod tests {
     use super::*;
 
-    fn suite(target: &str, is_library: bool) -> Program {
-        Program { folder: "/repo/control/hub".into(), target: target.into(), is_library, path: "/x".into() }
+    fn suite(target: &str, is_library: bool) -> TestProgram {
+        TestProgram { folder: "/repo/control/controller-core".into(), target: target.into(), is_library, path: "/x".into() }
     }
 
     #[test]
     fn cargo_messages_name_test_programs() {
         let line = |kind: &str, test: bool| {
             format!(
-                r#"{{"reason":"compiler-artifact","manifest_path":"/repo/control/hub/Cargo.toml","target":{{"name":"suite","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":"/x"}}"#
+                r#"{{"reason":"compiler-artifact","manifest_path":"/repo/control/controller-core/Cargo.toml","target":{{"name":"suite","kind":["{kind}"]}},"profile":{{"test":{test}}},"executable":"/x"}}"#
             )
         };
-        assert_eq!(program(&line("test", true)), Some(suite("suite", false)));
-        assert_eq!(program(&line("lib", true)), Some(suite("suite", true)));
-        assert_eq!(program(&line("bin", false)), None);
-        assert_eq!(program("no JSON"), None);
+        assert_eq!(read_message(&line("test", true)), CargoMessage::Built(suite("suite", false)));
+        assert_eq!(read_message(&line("lib", true)), CargoMessage::Built(suite("suite", true)));
+        assert_eq!(read_message(&line("bin", false)), CargoMessage::Other);
+        assert_eq!(read_message(&line("bench", true)), CargoMessage::Other, "a bench is no test");
+        assert_eq!(read_message("   Compiling xtask"), CargoMessage::Words);
+    }
+
+    #[test]
+    fn warnings_of_the_compiler_are_findings() {
+        let line = |level: &str, spans: &str| {
+            format!(r#"{{"reason":"compiler-message","message":{{"level":"{level}","spans":[{spans}],"rendered":"{level}: unused\n"}}}}"#)
+        };
+        assert_eq!(read_message(&line("warning", "{}")), CargoMessage::Finding("warning: unused".into()));
+        assert_eq!(read_message(&line("error", "{}")), CargoMessage::Finding("error: unused".into()));
+        assert_eq!(read_message(&line("note", "{}")), CargoMessage::Other);
+        assert_eq!(read_message(&line("warning", "")), CargoMessage::Other, "a summary");
     }
 
     #[test]
     fn each_module_of_a_suite_is_a_process() {
         let tests = ["api::a", "fleet::b", "api::c::d"].map(String::from);
-        let all = |program: &Program, is_e2e| -> Vec<(String, u64, String)> {
-            let jobs = decide_jobs(program, "canal-hub", &tests, is_e2e);
+        let all = |program: &TestProgram, is_e2e| -> Vec<(String, u64, String)> {
+            let jobs = decide_jobs(program, "canal-controller-core", &tests, is_e2e);
             jobs.into_iter().map(|job| (job.name, job.listed.unwrap(), job.command.join(" ".as_ref()).into_string().unwrap())).collect()
         };
         let row = |name: &str, listed: u64, command: &str| (name.to_owned(), listed, command.to_owned());
         let expected = [
-            row("canal-hub api", 2, "/x --show-output --exact api::a api::c::d"),
-            row("canal-hub fleet", 1, "/x --show-output --exact fleet::b"),
+            row("canal-controller-core api", 2, "/x --show-output --exact api::a api::c::d"),
+            row("canal-controller-core fleet", 1, "/x --show-output --exact fleet::b"),
         ];
         assert_eq!(all(&suite("suite", false), false), expected);
         assert_eq!(all(&suite("suite", false), true)[1].2, "/x --test-threads=1 --nocapture --exact fleet::b");
-        assert_eq!(all(&suite("canal_hub", true), false), [row("canal-hub", 3, "/x --show-output")]);
-        assert_eq!(all(&suite("leaks", false), false), [row("canal-hub leaks", 3, "/x --show-output")]);
+        assert_eq!(all(&suite("canal_controller_core", true), false), [row("canal-controller-core", 3, "/x --show-output")]);
+        assert_eq!(all(&suite("canal-controller-core", false), false), [row("canal-controller-core program", 3, "/x --show-output")]);
+        assert_eq!(all(&suite("leaks", false), false), [row("canal-controller-core leaks", 3, "/x --show-output")]);
     }
 }

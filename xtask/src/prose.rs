@@ -1,11 +1,11 @@
-//! Rules on documents: every path they name exists, each has one title, and no document names a package registry's host.
+//! Rules on documents: every path in them exists, each has one title, and none names a package registry's host.
 
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
-/// Parts of host names that a commit may not hold.
+/// Parts of host names that a commit may not contain.
 const HOSTS: [&str; 6] = ["crates.io", "pypi.org", "npmjs.com", "proxy.golang.org", "deb.debian.org", "repo1.maven.org"];
 
-pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) -> anyhow::Result<()> {
+pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) -> anyhow::Result<()> {
     for (path, text) in tree.with_suffix(".md") {
         titles(path, text, found);
         paths(tree, path, text, found);
@@ -37,8 +37,8 @@ fn titles(path: &str, text: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Checks what stands in backticks or in a link and looks like a path of this tree: it has a slash and its first part is one of our folders.
-fn paths(tree: &Tree, doc: &str, text: &str, found: &mut Vec<String>) {
+/// Checks words in backticks and links that look like a path of this tree: they have a slash, and their first part is a folder of the root.
+fn paths(tree: &SourceTree, doc: &str, text: &str, found: &mut Vec<String>) {
     for (n, line) in text.lines().enumerate() {
         let ticks = line.split('`').skip(1).step_by(2);
         let links = line.split("](").skip(1).filter_map(|r| r.split(')').next());
@@ -74,7 +74,7 @@ fn normal(dir: &str, target: &str) -> String {
     parts.join("/")
 }
 
-fn looks_like_path(tree: &Tree, word: &str) -> bool {
+fn looks_like_path(tree: &SourceTree, word: &str) -> bool {
     let plain = word.bytes().all(|b| b.is_ascii_alphanumeric() || b"/._-".contains(&b));
     let Some((first, rest)) = word.split_once('/') else { return false };
     plain && !rest.is_empty() && !first.is_empty() && tree.has(first)

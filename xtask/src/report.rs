@@ -1,19 +1,21 @@
-//! What the suites counted and how long each program took, as a table. It reads libtest's counts and decides nothing about a test.
+//! What the suites counted and how long each program took, as a table on the terminal and as one in a file. It reads libtest's counts and decides
+//! nothing about a test.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
-/// Tests by their outcome.
+/// Numbers of tests by outcome.
 #[derive(Default, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Count {
     pub(crate) passed: u64,
     pub(crate) failed: u64,
     pub(crate) skipped: u64,
-    /// Tests of which libtest said how they ended, ignored ones included.
+    /// Number of tests whose outcome libtest reported, ignored ones included.
     pub(crate) reported: u64,
 }
 
 impl Count {
-    /// The count of one check.
+    /// Returns the count of one check.
     pub(crate) fn of(is_well: bool) -> Self {
         Self { passed: is_well.into(), failed: (!is_well).into(), ..Self::default() }
     }
@@ -26,12 +28,12 @@ impl Count {
     }
 }
 
-/// `test result: ok. 5 passed; 0 failed; 0 ignored; …` and our own `SKIPPED: why` lines.
+/// Reads `test result: ok. 5 passed; 0 failed; 0 ignored; …` and our own `SKIPPED: why` lines.
 pub(crate) fn read_line(line: &str) -> Count {
     let mut c = Count::default();
-    // What a test says first stands behind its name when tests go one by one.
-    let said = line.split_once(" ... ").filter(|_| line.starts_with("test ")).map_or(line, |(_, said)| said);
-    if said.trim_start().starts_with("SKIPPED:") {
+    // If tests run one by one, the first output of a test follows its name on the same line.
+    let text = line.split_once(" ... ").filter(|_| line.starts_with("test ")).map_or(line, |(_, text)| text);
+    if text.trim_start().starts_with("SKIPPED:") {
         c.skipped = 1;
     }
     let Some(rest) = line.strip_prefix("test result: ") else { return c };
@@ -49,11 +51,11 @@ pub(crate) fn read_line(line: &str) -> Count {
     c
 }
 
-#[derive(Debug)]
-struct Row {
+#[derive(Debug, Clone, Default)]
+struct ReportRow {
     suite: &'static str,
     name: String,
-    seconds: u64,
+    took: Duration,
     count: Count,
 }
 
@@ -61,7 +63,7 @@ struct Row {
 #[derive(Debug)]
 pub(crate) struct Report {
     started: std::time::Instant,
-    rows: Vec<Row>,
+    rows: Vec<ReportRow>,
 }
 
 impl Default for Report {
@@ -72,7 +74,7 @@ impl Default for Report {
 
 impl Report {
     pub(crate) fn add(&mut self, suite: &'static str, name: &str, took: Duration, count: Count) {
-        self.rows.push(Row { suite, name: name.to_owned(), seconds: took.as_secs(), count });
+        self.rows.push(ReportRow { suite, name: name.to_owned(), took, count });
     }
 
     pub(crate) fn total(&self) -> Count {
@@ -81,32 +83,50 @@ impl Report {
         total
     }
 
-    /// Prints the suites and their programs, those that took longest first.
+    /// Prints the suites and their programs, longest first.
     pub(crate) fn print(&self) {
-        self.lines().iter().for_each(|line| println!("{line}"));
+        println!("== seconds, passed, failed, skipped: by suite and by program");
+        for (row, indent) in self.table() {
+            let Count { passed, failed, skipped, .. } = row.count;
+            println!("{:>7} {passed:>6} {failed:>4} {skipped:>4}  {indent}{}", seconds(row.took), row.name);
+        }
         println!("== {} s from begin to end; programs of one suite, and suites, run side by side", self.started.elapsed().as_secs());
     }
 
-    fn lines(&self) -> Vec<String> {
-        let mut lines = vec!["== seconds, passed, failed, skipped: by suite and by program".to_owned()];
-        let mut suites: Vec<&str> = self.rows.iter().map(|row| row.suite).collect();
-        suites.dedup();
-        suites.sort_by_key(|suite| self.rows.iter().position(|row| row.suite == *suite));
-        suites.dedup();
-        for suite in suites {
-            let mut rows: Vec<&Row> = self.rows.iter().filter(|row| row.suite == suite).collect();
-            rows.sort_by_key(|row| std::cmp::Reverse(row.seconds));
-            let mut sum = Count::default();
-            rows.iter().for_each(|row| sum.add(row.count));
-            lines.push(line(rows.iter().map(|row| row.seconds).sum(), sum, &format!("{suite}, {} programs", rows.len())));
-            lines.extend(rows.iter().filter(|row| row.name != suite).map(|row| line(row.seconds, row.count, &format!("    {}", row.name))));
+    /// The same as a table in Markdown, for docs/testing.md.
+    pub(crate) fn markdown(&self) -> String {
+        let mut text = "| suite and program | seconds | passed | failed | skipped |\n|---|---|---|---|---|\n".to_owned();
+        for (row, indent) in self.table() {
+            let name = if indent.is_empty() { format!("**{}**", row.name) } else { row.name };
+            let Count { passed, failed, skipped, .. } = row.count;
+            let _ = writeln!(text, "| {name} | {} | {passed} | {failed} | {skipped} |", seconds(row.took));
         }
-        lines
+        let _ = writeln!(text, "| **from begin to end** | {} | | | |", self.started.elapsed().as_secs());
+        text
+    }
+
+    /// A row for each suite with the sums of its programs, and its programs under it, indented.
+    fn table(&self) -> Vec<(ReportRow, &'static str)> {
+        let mut suites: Vec<&'static str> = Vec::new();
+        self.rows.iter().for_each(|row| suites.extend(Some(row.suite).filter(|suite| !suites.contains(suite))));
+        let mut table = Vec::new();
+        for suite in suites {
+            let mut rows: Vec<&ReportRow> = self.rows.iter().filter(|row| row.suite == suite).collect();
+            rows.sort_by_key(|row| std::cmp::Reverse(row.took));
+            let mut sum = ReportRow { suite, name: format!("{suite}, {} programs", rows.len()), ..ReportRow::default() };
+            for row in &rows {
+                sum.count.add(row.count);
+                sum.took += row.took;
+            }
+            table.push((sum, ""));
+            table.extend(rows.iter().filter(|row| row.name != suite).map(|row| ((*row).clone(), "    ")));
+        }
+        table
     }
 }
 
-fn line(seconds: u64, count: Count, name: &str) -> String {
-    format!("{seconds:>7} {:>6} {:>4} {:>4}  {name}", count.passed, count.failed, count.skipped)
+fn seconds(time: Duration) -> u64 {
+    time.as_secs_f64().round() as u64
 }
 
 #[cfg(test)]
@@ -135,14 +155,15 @@ mod tests {
         report.add("e2e", "c", Duration::from_secs(1), count(1));
         report.add("unit", "b", Duration::from_secs(5), count(4));
         let expected = [
-            "      9      1    0    0  lint, 1 programs",
-            "      7      7    0    0  unit, 2 programs",
-            "      5      4    0    0      b",
-            "      2      3    0    0      a",
-            "      1      1    0    0  e2e, 1 programs",
-            "      1      1    0    0      c",
+            "| **lint, 1 programs** | 9 | 1 | 0 | 0 |",
+            "| **unit, 2 programs** | 7 | 7 | 0 | 0 |",
+            "| b | 5 | 4 | 0 | 0 |",
+            "| a | 2 | 3 | 0 | 0 |",
+            "| **e2e, 1 programs** | 1 | 1 | 0 | 0 |",
+            "| c | 1 | 1 | 0 | 0 |",
+            "| **from begin to end** | 0 | | | |",
         ];
-        assert_eq!(report.lines()[1..], expected);
+        assert_eq!(report.markdown().lines().skip(2).collect::<Vec<_>>(), expected);
         assert_eq!(report.total(), count(9));
     }
 }

@@ -1,5 +1,5 @@
-//! The software bill of materials: every package of `Cargo.lock` with its checksum, its licence and what it depends on, as CycloneDX JSON. The same
-//! tree gives the same bytes. It judges no licence: `deny.toml` does.
+//! The software bill of materials: every package of `Cargo.lock` with its checksum, license and dependencies, as CycloneDX JSON. The same
+//! tree gives the same bytes. It does not evaluate licenses; `deny.toml` does.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -7,34 +7,35 @@ use std::process::Command;
 use anyhow::Context;
 use serde_json::{Value, json};
 
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
-/// Where `make sbom` puts it.
+/// File that `make sbom` writes.
 const FILE: &str = "target/sbom.cdx.json";
-/// Packages that no build for this target uses are in the lock file too; cargo knows their licences only where it has them.
+/// Target of the build. The lock file also has packages that no build for this target uses; cargo knows their licenses only if it has
+/// downloaded them.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A package of the lock file.
+/// One package of the lock file.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Locked {
     name: String,
     version: String,
-    /// None: a package of this repository.
+    /// Source of the package; `None` for a package of this repository.
     source: Option<String>,
     checksum: Option<String>,
-    /// `name`, or `name version` where the lock file has several.
+    /// Names of the dependencies: `name`, or `name version` if the lock file has several versions.
     dependencies: Vec<String>,
 }
 
 impl Locked {
-    /// The package URL (<https://github.com/package-url/purl-spec>).
+    /// Returns the package URL (<https://github.com/package-url/purl-spec>).
     fn reference(&self) -> String {
         format!("pkg:cargo/{}@{}", self.name, self.version)
     }
 }
 
-/// Writes the bill.
-pub(crate) fn write(tree: &Tree) -> anyhow::Result<bool> {
+/// Writes the bill of materials.
+pub(crate) fn write(tree: &SourceTree) -> anyhow::Result<bool> {
     let (bill, problems) = make(tree)?;
     problems.iter().for_each(|problem| eprintln!("{problem}"));
     let path = tree.root.join(FILE);
@@ -44,8 +45,8 @@ pub(crate) fn write(tree: &Tree) -> anyhow::Result<bool> {
     Ok(problems.is_empty())
 }
 
-/// Finds packages of the lock file that the bill would leave out or say too little of.
-pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) -> anyhow::Result<()> {
+/// Finds packages of the lock file that the bill would omit or describe incompletely.
+pub(crate) fn check(tree: &SourceTree, found: &mut Vec<String>) -> anyhow::Result<()> {
     let (bill, problems) = make(tree)?;
     found.extend(problems);
     let is_whole = |text: &String| text.contains("Apache License") && text.contains("END OF TERMS AND CONDITIONS");
@@ -61,7 +62,7 @@ pub(crate) fn check(tree: &Tree, found: &mut Vec<String>) -> anyhow::Result<()> 
     Ok(())
 }
 
-fn make(tree: &Tree) -> anyhow::Result<(Value, Vec<String>)> {
+fn make(tree: &SourceTree) -> anyhow::Result<(Value, Vec<String>)> {
     let lock = read_lock(tree.files.get("Cargo.lock").context("Cargo.lock")?);
     let out = Command::new("cargo")
         .args(["metadata", "--locked", "--format-version", "1", "--filter-platform", TARGET])
@@ -72,7 +73,7 @@ fn make(tree: &Tree) -> anyhow::Result<(Value, Vec<String>)> {
     Ok(bill(&lock, &licences(&metadata)))
 }
 
-/// Licence expressions by package URL. Cargo takes `MIT/Apache-2.0` for `MIT OR Apache-2.0`.
+/// Returns license expressions by package URL. Cargo reads `MIT/Apache-2.0` as `MIT OR Apache-2.0`.
 fn licences(metadata: &Value) -> BTreeMap<String, String> {
     let licence = |package: &Value| {
         let (name, version) = (package["name"].as_str()?, package["version"].as_str()?);
@@ -99,7 +100,7 @@ fn read_lock(text: &str) -> Vec<Locked> {
     packages
 }
 
-/// The bill, and what it cannot say.
+/// Returns the bill, and the problems with it.
 fn bill(lock: &[Locked], licences: &BTreeMap<String, String>) -> (Value, Vec<String>) {
     let mut problems = Vec::new();
     let mut components = Vec::new();
@@ -145,7 +146,7 @@ fn bill(lock: &[Locked], licences: &BTreeMap<String, String>) -> (Value, Vec<Str
     (bill, problems)
 }
 
-/// The package that a dependency of the lock file names.
+/// Returns the package that a dependency of the lock file names.
 fn resolve<'a>(lock: &'a [Locked], dependency: &str) -> Option<&'a Locked> {
     let mut words = dependency.split(' ');
     let (name, version) = (words.next()?, words.next());
@@ -182,7 +183,7 @@ mod tests {
 
     #[test]
     fn same_tree_gives_the_same_bill_of_all_packages() {
-        let tree = Tree::read().unwrap();
+        let tree = SourceTree::read().unwrap();
         let mut found = Vec::new();
         check(&tree, &mut found).unwrap();
         assert_eq!(found, Vec::<String>::new());

@@ -1,5 +1,5 @@
-//! The long runs: `cargo xtask soak [PART…]` runs named parts whole that `make test` runs shortened or not at all. Each part prints its seed and
-//! writes a report, which is committed. It decides nothing about a test.
+//! The long runs: `cargo xtask soak [PART…]` runs named parts in full that `make test` runs shortened or not at all. Each part prints its
+//! seed and writes a report, which is committed. It decides nothing about a test.
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write as _};
@@ -10,37 +10,37 @@ use std::time::{Instant, SystemTime};
 use anyhow::Context;
 
 use crate::report::{Count, read_line};
-use crate::tree::Tree;
+use crate::tree::SourceTree;
 
-/// No part may run longer, so that a part fits a session with its build.
+/// Maximum minutes of a part, so that a part and its build fit into one session.
 const MINUTES_MAX: u64 = 60;
-/// Lines of a part's output in its report: the last, which have the sums.
+/// Lines of a part's output in its report. The last lines have the totals.
 const LINES_MAX: usize = 60;
-/// Set for every part: what `make test` runs shortened is run whole.
+/// Variable set for every part: tests that `make test` shortens run in full.
 const WHOLE: &str = "CANAL_SOAK";
-/// What a part in worlds needs built: the programs that the worlds start, too.
+/// Build of a part that runs in worlds: the programs that the worlds start are included.
 const PROGRAMS: &[&str] = &["test", "--workspace", "--bins", "--tests", "--locked", "--no-run"];
-/// What seeded parts read their first seed from.
+/// Variable from which seeded parts read their first seed.
 const SEED: &str = "CANAL_SEED";
 
 /// A long run.
-struct Part {
+struct SoakPart {
     name: &'static str,
     what: &'static str,
-    /// After this time it is ended, and has failed.
+    /// Minutes after which the part is ended and counts as failed.
     minutes: u64,
-    /// What cargo builds before the time begins, and what it runs then.
+    /// Cargo commands of the build, which is not timed, and of the run.
     build: &'static [&'static str],
     run: &'static [&'static str],
-    /// Cases come from a seed: `CANAL_SEED`, or one of the time of day.
+    /// True if cases come from a seed: `CANAL_SEED`, or one made from the time of day.
     is_seeded: bool,
-    /// Its output has libtest's counts; else its status is all.
+    /// True if the output has libtest's counts; otherwise only the status counts.
     counts_tests: bool,
 }
 
 /// Release builds take the whole numbers of cases, the profile of tests the shortened ones.
-const PARTS: [Part; 6] = [
-    Part {
+const PARTS: [SoakPart; 8] = [
+    SoakPart {
         name: "compare",
         what: "generated tenants and policies on every target beside the oracle: 1,500 and 4,000 tenants, 6,000 broken policies",
         minutes: 30,
@@ -49,48 +49,78 @@ const PARTS: [Part; 6] = [
         is_seeded: true,
         counts_tests: true,
     },
-    Part {
+    SoakPart {
         name: "services",
         what: "a controller with 16,000 services: an AZ is closed as fast as with a few",
         minutes: 30,
-        build: &["test", "--release", "--locked", "-p", "canal-hub", "--test", "suite", "--no-run"],
-        run: &["test", "--release", "--locked", "-p", "canal-hub", "--test", "suite", "--", "scale::", "--nocapture", "--test-threads=1"],
+        build: &["test", "--release", "--locked", "-p", "canal-controller-core", "--test", "suite", "--no-run"],
+        run: &[
+            "test",
+            "--release",
+            "--locked",
+            "-p",
+            "canal-controller-core",
+            "--test",
+            "suite",
+            "--",
+            "scale::",
+            "--nocapture",
+            "--test-threads=1",
+        ],
         is_seeded: false,
         counts_tests: true,
     },
-    Part {
+    SoakPart {
         name: "keys",
         what: "a key server under 1,000,000 signatures and 100,000 handshakes leaves no memory and no file behind",
         minutes: 45,
-        build: &["bench", "--locked", "-p", "canal-keys", "--bench", "soak", "--no-run"],
-        run: &["bench", "--locked", "-p", "canal-keys", "--bench", "soak"],
+        build: &["bench", "--locked", "-p", "canal-keyserver-engine", "--bench", "soak", "--no-run"],
+        run: &["bench", "--locked", "-p", "canal-keyserver-engine", "--bench", "soak"],
         is_seeded: false,
         counts_tests: false,
     },
-    Part {
+    SoakPart {
         name: "chaos",
         what: "30 minutes of random kills, cuts, drains, scale events, policy changes and rotations under two tenants with the same addresses",
         minutes: 45,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "chaos::", "--nocapture", "--test-threads=1"],
+        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "chaos::", "--nocapture", "--test-threads=1"],
         is_seeded: true,
         counts_tests: true,
     },
-    Part {
+    SoakPart {
         name: "exhaustion",
         what: "one tenant takes every limit that tenants share, 15 s each, while another is watched",
         minutes: 30,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
+        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "exhaustion::", "--nocapture", "--test-threads=1"],
         is_seeded: false,
         counts_tests: true,
     },
-    Part {
+    SoakPart {
+        name: "exchanges",
+        what: "3,000 POSTs that meet a close, by Canal, nginx, HAProxy and Envoy, and 1,000 uploads refused unread per client, with and without mesh",
+        minutes: 45,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "exchanges::", "--nocapture", "--test-threads=1"],
+        is_seeded: false,
+        counts_tests: true,
+    },
+    SoakPart {
+        name: "changes",
+        what: "1,000 changes, one by one through the command line, under a load that follows each of them",
+        minutes: 15,
+        build: PROGRAMS,
+        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "config::", "--nocapture", "--test-threads=1"],
+        is_seeded: false,
+        counts_tests: true,
+    },
+    SoakPart {
         name: "tier",
         what: "planned changes for two minutes and all kinds of deaths of the cloud tier, backends of two replicas",
         minutes: 15,
         build: PROGRAMS,
-        run: &["test", "--workspace", "--locked", "--test", "suite", "--", "tier::", "--nocapture", "--test-threads=1"],
+        run: &["test", "--workspace", "--locked", "--test", "meshes", "--", "tier::", "--nocapture", "--test-threads=1"],
         is_seeded: false,
         counts_tests: true,
     },
@@ -104,7 +134,7 @@ const _: () = {
     }
 };
 
-/// What a report says of a run.
+/// Facts about a run that its report states.
 struct Run {
     commit: String,
     machine: String,
@@ -115,17 +145,17 @@ struct Run {
     lines: Vec<String>,
 }
 
-/// The help's list of parts.
+/// Returns the list of parts for the help text.
 pub(crate) fn list() -> String {
     PARTS.iter().map(|part| format!("                  {:<10}{} (at most {} minutes)\n", part.name, part.what, part.minutes)).collect()
 }
 
-/// Runs the named parts, or all when none is named. True when nothing failed.
+/// Runs the named parts, or all if none is named. Returns true if nothing failed.
 pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
     if let Some(bad) = wanted.iter().find(|w| !PARTS.iter().any(|part| part.name == **w)) {
         anyhow::bail!("no part {bad:?}; fix: name one of {}", PARTS.each_ref().map(|part| part.name).join(", "));
     }
-    let tree = Tree::read()?;
+    let tree = SourceTree::read()?;
     let mut total = Count::default();
     for part in PARTS.iter().filter(|part| wanted.is_empty() || wanted.contains(&part.name)) {
         let run = run_part(&tree.root, part)?;
@@ -139,7 +169,7 @@ pub(crate) fn run(wanted: &[&str]) -> anyhow::Result<bool> {
     Ok(total.failed == 0)
 }
 
-fn run_part(root: &Path, part: &Part) -> anyhow::Result<Run> {
+fn run_part(root: &Path, part: &SoakPart) -> anyhow::Result<Run> {
     println!("== soak {}: {}", part.name, part.what);
     let commit = commit(root)?;
     let built = Command::new("cargo").args(part.build).current_dir(root).status()?;
@@ -163,8 +193,8 @@ fn run_part(root: &Path, part: &Part) -> anyhow::Result<Run> {
     Ok(Run { commit, machine, day, seed, seconds: started.elapsed().as_secs(), count: decide_count(part, &lines, is_well), lines })
 }
 
-/// A part in which no test ran has failed.
-fn decide_count(part: &Part, lines: &[String], is_well: bool) -> Count {
+/// Returns the count of a part. A part in which no test ran has failed.
+fn decide_count(part: &SoakPart, lines: &[String], is_well: bool) -> Count {
     if !part.counts_tests {
         return Count::of(is_well);
     }
@@ -176,7 +206,7 @@ fn decide_count(part: &Part, lines: &[String], is_well: bool) -> Count {
     count
 }
 
-/// The seed of the environment, or one that no earlier run had.
+/// Returns the seed of the environment, or one that no earlier run used.
 fn seed() -> anyhow::Result<u64> {
     if let Ok(text) = std::env::var(SEED) {
         return text.parse().with_context(|| format!("{SEED}={text}: not a number; fix: give an unsigned number"));
@@ -194,7 +224,7 @@ fn output(program: &str, arguments: &[&str], folder: &Path) -> anyhow::Result<St
     Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
-/// The commit that runs, and whether the files differ from it.
+/// Returns the commit that runs, and whether the files differ from it.
 fn commit(root: &Path) -> anyhow::Result<String> {
     let commit = output("git", &["rev-parse", "HEAD"], root)?;
     let changed = output("git", &["status", "--porcelain", "--untracked-files=no"], root)?;
@@ -218,7 +248,7 @@ fn day() -> anyhow::Result<String> {
     output("date", &["--utc", "+%Y-%m-%d"], Path::new("/"))
 }
 
-fn render(part: &Part, run: &Run) -> String {
+fn render(part: &SoakPart, run: &Run) -> String {
     let count = run.count;
     let mut text =
         format!("# Soak: {}\n\n{}. `make soak PART={}` writes this file.\n\n| | |\n|---|---|\n", part.name, part.what, part.name);
@@ -234,7 +264,7 @@ fn render(part: &Part, run: &Run) -> String {
     ] {
         let _ = writeln!(text, "| {name} | {value} |");
     }
-    // What libtest prints of every test is in the counts.
+    // libtest's line for every test is already in the counts.
     let is_own = |line: &&String| !line.is_empty() && !["running ", "test "].iter().any(|start| line.starts_with(start));
     text.push_str("\n```text\n");
     let own: Vec<&String> = run.lines.iter().filter(is_own).collect();
@@ -249,10 +279,10 @@ mod tests {
 
     #[test]
     fn parts_are_distinct_and_name_packages_that_exist() {
-        let tree = Tree::read().unwrap();
+        let tree = SourceTree::read().unwrap();
         for (n, part) in PARTS.iter().enumerate() {
             assert!(PARTS[..n].iter().all(|other| other.name != part.name), "{}", part.name);
-            // What is of the whole workspace names no package.
+            // A command for the whole workspace names no package.
             for command in [part.build, part.run].into_iter().filter(|command| !command.contains(&"--workspace")) {
                 let package = command.iter().skip_while(|word| **word != "-p").nth(1).unwrap();
                 let named = format!("name = \"{package}\"");

@@ -1,4 +1,4 @@
-//! The files git knows or would know, read once. No rules here.
+//! The files that git tracks or would track, read once. This module has no rules.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,12 +7,12 @@ use std::process::Command;
 use anyhow::Context;
 
 /// Every text file of the repository by its path from the root.
-pub(crate) struct Tree {
+pub(crate) struct SourceTree {
     pub(crate) root: PathBuf,
     pub(crate) files: BTreeMap<String, String>,
 }
 
-impl Tree {
+impl SourceTree {
     pub(crate) fn read() -> anyhow::Result<Self> {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).parent().context("xtask stands in the root")?.to_path_buf();
         let list = Command::new("git")
@@ -22,7 +22,7 @@ impl Tree {
             .context("git ls-files: is git installed?")?;
         let mut files = BTreeMap::new();
         for path in String::from_utf8(list.stdout)?.lines() {
-            // A file deleted but still in the index, or one that is not text, has no rules.
+            // Files that are deleted but still in the index, and files that are not text, have no rules.
             if let Ok(text) = std::fs::read_to_string(root.join(path)) {
                 files.insert(path.to_string(), text);
             }
@@ -34,7 +34,7 @@ impl Tree {
         self.files.iter().filter(move |(p, _)| p.ends_with(suffix)).map(|(p, t)| (p.as_str(), t.as_str()))
     }
 
-    /// True when the path is a file or a folder of the tree.
+    /// Returns whether the path is a file or a folder of the tree.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         self.files.contains_key(path) || self.files.keys().any(|f| f.strip_prefix(path).is_some_and(|r| r.starts_with('/')))

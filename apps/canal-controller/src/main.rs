@@ -1,4 +1,4 @@
-//! `canal-controller`: flags, log, signals. Everything it does is `canal-hub`.
+//! `canal-controller`: flags, logging, signals. Everything else is `canal-controller-core`. Start at [`run`].
 
 #![forbid(unsafe_code)]
 
@@ -7,65 +7,68 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use canal_authority::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN, Patience};
-use canal_hub::{AllowedHost, Config, ExternalCa, FILES_RESERVED, FleetTimes, Hub, JwksOptions, Limits, TrustOptions};
+use canal_ca::{LIFETIME_SECONDS_MAX, LIFETIME_SECONDS_MIN, RotationTimeouts};
+use canal_controller_core::{
+    AllowedHost, Controller, ControllerConfig, ControllerLimits, ExternalCa, FILES_RESERVED, JwksOptions, SilenceTimeouts, TrustOptions,
+};
 use canal_model::share::{Share, ShareKind, Shares};
 use canal_runtime::raise_file_limit;
 use clap::Parser;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// The controller of a Canal mesh: takes policy from files and from `canal apply`, compiles it, tells every node and gateway what
-/// concerns it, and issues the mesh's certificates.
+/// The controller of a Canal mesh: reads policy from files and from `canal apply`, compiles it, sends every node and gateway the resources
+/// in its scope, and issues the mesh's certificates.
 #[derive(Parser)]
 #[command(version)]
 struct Flags {
-    /// Where nodes, gateways and operators connect (TLS).
+    /// Address on which nodes, gateways and operators connect (TLS).
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:15012")]
     listen: SocketAddr,
-    /// Folder of the store. It holds private keys; nobody else needs to read it.
+    /// Directory of the store. It contains private keys; no other user needs to read it.
     #[arg(long, value_name = "DIR")]
     data_dir: PathBuf,
-    /// Folder with one folder per tenant, which holds the tenant's YAML files. Without it, `canal apply` is the only source.
+    /// Directory with one directory per tenant, which contains the tenant's YAML files. Without it, `canal apply` is the only source.
     #[arg(long, value_name = "DIR")]
     config_dir: Option<PathBuf>,
-    /// YAML list of who may connect: {tokenSha256, kind: node|gateway|edge|keyserver|operator, name, tenant, az, backend}. Read again when it changes.
+    /// YAML list of the principals that may connect: {tokenSha256, kind: node|gateway|edge|keyserver|operator, name, tenant, az, backend}.
+    /// Read again when it changes.
     #[arg(long, value_name = "FILE")]
     principals: PathBuf,
-    /// Folder of the controller's own authority; clients need root.pem from it.
+    /// Directory of the controller's own CA; clients need root.pem from it.
     #[arg(long, value_name = "DIR")]
     infra_dir: PathBuf,
-    /// Life of workload certificates, e.g. 24h, 90m, 60s.
+    /// Lifetime of workload certificates, e.g. 24h, 90m, 60s.
     #[arg(long, value_name = "TIME", default_value = "24h", value_parser = lifetime)]
     svid_ttl: u64,
-    /// Folder with a folder per trust domain whose authority somebody else gives: cert-chain.pem, key.pem, root-cert.pem, and crl.pem if there
-    /// is one. Read again when it changes.
+    /// Directory with a directory per trust domain with an external CA: cert-chain.pem, key.pem, root-cert.pem, and crl.pem if there is
+    /// one. Read again when it changes.
     #[arg(long, value_name = "DIR")]
     ca_dir: Option<PathBuf>,
-    /// A trust domain whose certificates another process signs, by CFSSL's API: TRUST_DOMAIN=URL. Its root-cert.pem (and auth-key, profile,
-    /// crl.pem, tls-root.pem if needed) stand in its folder of --ca-dir.
+    /// A trust domain with certificates that another process signs through CFSSL's API: TRUST_DOMAIN=URL. Its root-cert.pem (and auth-key,
+    /// profile, crl.pem, tls-root.pem if needed) are in its directory in --ca-dir.
     #[arg(long, value_name = "DOMAIN=URL", requires = "ca_dir")]
     external_ca: Vec<ExternalCa>,
-    /// File of 32 bytes, or 64 hexadecimal digits: private keys in the store are sealed under it. Without it they lie in a file of mode 0600.
+    /// File of 32 bytes, or 64 hexadecimal digits: seals the private keys in the store. Without it they are in a file of mode 0600.
     #[arg(long, value_name = "FILE")]
     store_key_file: Option<PathBuf>,
     /// Time between the last data plane's acknowledgement of a new root and its first signature.
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = seconds)]
     ca_rotation_settle: u64,
-    /// Time for which an old root is told after its last certificate in use.
+    /// Time for which an old root stays in the trust bundle after its last certificate in use.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = seconds)]
     ca_retire_grace: u64,
     /// Hosts whose key sets (jwksUri) the controller may fetch: host[:port], separated by commas.
     #[arg(long, value_name = "HOSTS", value_delimiter = ',')]
     jwks_hosts: Vec<AllowedHost>,
-    /// How often key sets are fetched again.
+    /// Interval between two fetches of the key sets.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = refresh)]
     jwks_refresh: Duration,
-    /// PEM roots for https of key sets and external authorities.
+    /// PEM roots for https to key sets and external CAs.
     #[arg(long, value_name = "FILE")]
     tls_roots: Option<PathBuf>,
-    /// A gateway replica that is silent for so long, and dead by its edge, is gone: its sessions count as ended.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = patience)]
+    /// Time after which a silent gateway replica that its edge reports down counts as gone: its sessions count as ended.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = duration)]
     replica_gone_after: Duration,
     #[command(flatten)]
     limits: LimitFlags,
@@ -75,47 +78,47 @@ struct Flags {
     /// /metrics and /healthz/ready.
     #[arg(long, value_name = "ADDRESS", default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
-    /// What to log, e.g. info or canal_hub=debug,info.
+    /// What to log, e.g. info or canal_controller_core=debug,info.
     #[arg(long, value_name = "FILTER", default_value = "info")]
     log: String,
 }
 
-/// Limits that tenants share; docs/operations/limits.md says what each means.
+/// Limits that tenants share; docs/operations/limits.md describes each.
 #[derive(clap::Args)]
 struct LimitFlags {
-    /// Connections on which a valid token was sent.
+    /// Maximum connections that have sent a valid token.
     #[arg(long, value_name = "COUNT", default_value_t = 25_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     connections: u64,
-    /// Connections on which no valid token was sent yet.
+    /// Maximum connections that have not yet sent a valid token.
     #[arg(long, value_name = "COUNT", default_value_t = 5_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     unauthenticated_connections: u64,
-    /// Changes of all tenants that wait or are compiled.
+    /// Maximum changes of all tenants that are queued or being compiled.
     #[arg(long, value_name = "COUNT", default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     queued_changes: u64,
-    /// Bytes of the changes of all tenants that wait or are compiled.
+    /// Maximum bytes of the changes of all tenants that are queued or being compiled.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
     queued_change_bytes: u64,
-    /// Bytes of all tenants' objects.
+    /// Maximum bytes of all tenants' objects.
     #[arg(long, value_name = "BYTES", default_value_t = 4 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
     configuration_bytes: u64,
-    /// Bytes of what is compiled of all tenants' objects.
+    /// Maximum bytes of the resources compiled from all tenants' objects.
     #[arg(long, value_name = "BYTES", default_value_t = 8 << 30, value_parser = clap::value_parser!(u64).range(1 << 20..=1 << 40))]
     compiled_bytes: u64,
-    /// Certificates on record that have not ended.
+    /// Maximum certificates in the issuance log that have not expired.
     #[arg(long, value_name = "COUNT", default_value_t = 500_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     certificates: u64,
-    /// What one tenant may have of such a limit where its Tenant says nothing: LIMIT=AMOUNT or LIMIT=PERCENT%, LIMIT as in spec.shares.
+    /// A tenant's share of a limit if its Tenant does not set one: LIMIT=AMOUNT or LIMIT=PERCENT%, LIMIT as in spec.shares.
     #[arg(long = "share", value_name = "LIMIT=SHARE", value_parser = share)]
     shares: Vec<(ShareKind, Share)>,
 }
 
 impl LimitFlags {
-    /// The hub's limits, for a process that may have `files` open files.
-    fn limits(&self, files: u64) -> Limits {
+    /// Returns the controller's limits, for a process that may have `files` open files.
+    fn limits(&self, files: u64) -> ControllerLimits {
         let count = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let mut shares = Shares::default();
         self.shares.iter().for_each(|(kind, share)| shares.set(*kind, *share));
-        let limits = Limits {
+        let limits = ControllerLimits {
             connections: count(self.connections),
             unauthenticated: count(self.unauthenticated_connections),
             queued_changes: self.queued_changes,
@@ -124,7 +127,7 @@ impl LimitFlags {
             compiled_bytes: self.compiled_bytes,
             issued: count(self.certificates),
             shares,
-            ..Limits::default()
+            ..ControllerLimits::default()
         };
         limits.within(files)
     }
@@ -134,7 +137,7 @@ impl LimitFlags {
     }
 }
 
-/// One tenant's share of one limit.
+/// Parses one tenant's share of one limit.
 fn share(text: &str) -> Result<(ShareKind, Share), String> {
     let (limit, share) = text.split_once('=').ok_or("write LIMIT=SHARE, as in certificates=20%")?;
     let kind =
@@ -142,7 +145,7 @@ fn share(text: &str) -> Result<(ShareKind, Share), String> {
     Ok((kind, share.parse::<Share>().map_err(|e| e.to_string())?))
 }
 
-/// A time with a unit, in seconds.
+/// Parses a time with a unit, in seconds.
 fn seconds(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let seconds = match (digits.parse::<u64>(), &text[digits.len()..]) {
@@ -154,7 +157,7 @@ fn seconds(text: &str) -> Result<u64, String> {
     seconds.ok_or_else(|| "write a number and a unit, as in 24h, 90m or 60s".into())
 }
 
-/// A time within what a certificate may live, in seconds.
+/// Parses a certificate lifetime, in seconds, and checks its limits.
 fn lifetime(text: &str) -> Result<u64, String> {
     let seconds = seconds(text)?;
     if (LIFETIME_SECONDS_MIN..=LIFETIME_SECONDS_MAX).contains(&seconds) {
@@ -164,13 +167,13 @@ fn lifetime(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A time with a unit, at least what an edge needs to be sure.
-fn patience(text: &str) -> Result<Duration, String> {
+/// Parses the silence after which a replica is gone. The minimum of 5 s is the time that an edge needs to be sure.
+fn duration(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text)?;
     if (5..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 5s to 24h".into()) }
 }
 
-/// How often somebody else is asked for the same thing.
+/// Parses the interval between two fetches from another server.
 fn refresh(text: &str) -> Result<Duration, String> {
     let seconds = seconds(text)?;
     if (1..=24 * 3600).contains(&seconds) { Ok(Duration::from_secs(seconds)) } else { Err("write 1s to 24h".into()) }
@@ -181,7 +184,7 @@ fn main() -> ExitCode {
     let filter = match EnvFilter::try_new(&flags.log) {
         Ok(filter) => filter,
         Err(e) => {
-            eprintln!("canal-controller: --log {:?}: {e}; write e.g. info or canal_hub=debug,info", flags.log);
+            eprintln!("canal-controller: --log {:?}: {e}; write e.g. info or canal_controller_core=debug,info", flags.log);
             return ExitCode::from(2);
         }
     };
@@ -203,15 +206,15 @@ fn main() -> ExitCode {
 }
 
 async fn run(flags: Flags) -> anyhow::Result<()> {
-    // Caught from the first moment on, so that an early SIGTERM ends the process in order too.
+    // The handlers are installed first, so that an early SIGTERM also ends the process in order.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let files = raise_file_limit(flags.limits.files());
     if files < flags.limits.files() {
         tracing::warn!(files, wanted = flags.limits.files(), "fewer open files are allowed than wanted; fewer connections are accepted");
     }
-    let fleet = FleetTimes { gone: flags.replica_gone_after, ..FleetTimes::default() };
-    let hub = Hub::start(Config {
+    let fleet = SilenceTimeouts { gone: flags.replica_gone_after, ..SilenceTimeouts::default() };
+    let controller = Controller::start(ControllerConfig {
         listen: flags.listen,
         admin: Some(flags.admin_addr),
         metrics: Some(flags.metrics_addr),
@@ -225,18 +228,18 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
             external: flags.external_ca,
             key_file: flags.store_key_file,
             tls_roots: flags.tls_roots,
-            patience: Patience { settle: flags.ca_rotation_settle, grace: flags.ca_retire_grace, ..Patience::default() },
+            patience: RotationTimeouts { settle: flags.ca_rotation_settle, grace: flags.ca_retire_grace, ..RotationTimeouts::default() },
         },
         jwks: JwksOptions { hosts: flags.jwks_hosts, refresh: flags.jwks_refresh },
-        limits: Limits { fleet, ..flags.limits.limits(files) },
+        limits: ControllerLimits { fleet, ..flags.limits.limits(files) },
     })
     .await?;
-    tracing::info!(address = %hub.address(), version = env!("CARGO_PKG_VERSION"), "serving");
+    tracing::info!(address = %controller.address(), version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::select! {
         _ = terminate.recv() => tracing::info!("SIGTERM: stopping"),
         _ = interrupt.recv() => tracing::info!("interrupted: stopping"),
     }
-    hub.stop().await;
+    controller.stop().await;
     tracing::info!("stopped");
     Ok(())
 }
@@ -244,7 +247,7 @@ async fn run(flags: Flags) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use canal_hub::{
+    use canal_controller_core::{
         COMPILED_BYTES_MAX, CONFIGURATION_BYTES_MAX, CONNECTIONS_MAX, ISSUED_MAX, QUEUED_CHANGE_BYTES_MAX, QUEUED_CHANGES_MAX,
         UNAUTHENTICATED_MAX,
     };

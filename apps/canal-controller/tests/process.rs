@@ -1,7 +1,8 @@
-//! The controller as a process: it starts quickly, ends in order, says what is wrong with its flags, and a kill loses nothing.
+//! Tests of the controller as a process: it starts quickly, ends in order, explains mistakes in its flags, and loses nothing when it is
+//! killed.
 
-#[path = "../../../control/hub/tests/rig/mod.rs"]
-mod rig;
+#[path = "../../../control/controller-core/tests/fixture/mod.rs"]
+mod fixture;
 
 use std::io::Read;
 use std::net::SocketAddr;
@@ -12,24 +13,24 @@ use std::time::{Duration, Instant};
 use canal_wire::api;
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{ApplyRequest, GetRequest, StatusRequest};
-use rig::{PRINCIPALS, route, service, tenant, with_token};
+use fixture::{PRINCIPALS, route, service, tenant, with_token};
 use rustix::process::{Pid, Signal, kill_process};
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 
 const BINARY: &str = env!("CARGO_BIN_EXE_canal-controller");
 
-/// The folders of one controller and the port it gets.
-struct Place {
+/// Directories of one controller, and its port.
+struct ControllerFolders {
     dir: tempfile::TempDir,
     listen: SocketAddr,
 }
 
-impl Place {
+impl ControllerFolders {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(dir.path().join("config/alpha")).unwrap();
         std::fs::write(dir.path().join("config/alpha/mesh.yaml"), tenant("alpha", 1)).unwrap();
-        rig::write_principals(&dir.path().join("principals.yaml"), &PRINCIPALS);
+        fixture::write_principals(&dir.path().join("principals.yaml"), &PRINCIPALS);
         Self { dir, listen: free_port() }
     }
 
@@ -54,11 +55,11 @@ impl Place {
         Running(child)
     }
 
-    /// Connects once it serves, and says how long that took.
+    /// Connects once the controller serves, and returns how long that took.
     async fn client(&self) -> (AdminClient<Channel>, Duration) {
         let begun = Instant::now();
         loop {
-            assert!(begun.elapsed() < rig::PATIENCE, "the controller does not serve");
+            assert!(begun.elapsed() < fixture::PATIENCE, "the controller does not serve");
             if let Ok(root) = std::fs::read_to_string(self.dir.path().join("infra/root.pem")) {
                 let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name("canal-controller");
                 let endpoint = Endpoint::from_shared(format!("https://{}", self.listen)).unwrap().tls_config(tls).unwrap();
@@ -71,7 +72,7 @@ impl Place {
     }
 }
 
-/// A child that does not outlive its test.
+/// A child process that does not outlive its test.
 struct Running(Child);
 
 impl Running {
@@ -109,7 +110,7 @@ async fn applied(client: &mut AdminClient<Channel>) -> Vec<String> {
 
 #[tokio::test]
 async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
-    let place = Place::new();
+    let place = ControllerFolders::new();
     let mut acknowledged: Vec<String> = Vec::new();
     let (mut generation, mut quickest) = (0, Duration::MAX);
     for round in 0..8u64 {
@@ -130,7 +131,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
                 match client.apply(apply(service(1, &name, 0).replace("10.91.0.0", &address(round, i)))).await {
                     Ok(done) => {
                         let done = done.into_inner();
-                        assert!(done.accepted, "{:?}", rig::errors(&done.diagnostics));
+                        assert!(done.accepted, "{:?}", fixture::errors(&done.diagnostics));
                         acks.push((name, done.generation));
                     }
                     Err(_) => break,
@@ -152,7 +153,7 @@ async fn a_kill_loses_no_acknowledged_apply_and_generations_never_go_back() {
     println!("{} applies over 8 kills, the quickest start {quickest:?}", acknowledged.len());
 }
 
-/// Phase and roots of alpha's authority, the signing one first.
+/// Rotation phase and roots of alpha's CA, the signing root first.
 type Roots = (String, Vec<String>);
 
 fn roots(answer: api::TrustResponse) -> Roots {
@@ -160,7 +161,7 @@ fn roots(answer: api::TrustResponse) -> Roots {
     (domain.phase, domain.roots.into_iter().map(|r| r.fingerprint).collect())
 }
 
-/// Whether one step of a root's replacement leads from `a` to `b`.
+/// Returns whether one step of a root rotation leads from `a` to `b`.
 fn is_next((phase, a): &Roots, (next, b): &Roots) -> bool {
     match (phase.as_str(), next.as_str()) {
         ("steady", "announced") => b.len() == 2 && a[0] == b[0],
@@ -172,7 +173,7 @@ fn is_next((phase, a): &Roots, (next, b): &Roots) -> bool {
 
 #[tokio::test]
 async fn a_kill_at_any_step_of_a_roots_replacement_takes_nothing_back() {
-    let place = Place::new();
+    let place = ControllerFolders::new();
     let mut last: Option<Roots> = None;
     let mut steps = 0;
     for round in 0..8u64 {
@@ -181,7 +182,7 @@ async fn a_kill_at_any_step_of_a_roots_replacement_takes_nothing_back() {
         let request = api::TrustRequest { tenant: "alpha".into(), certificates: false };
         let now = roots(client.trust(with_token(request, "root")).await.unwrap().into_inner());
         if let Some(last) = &last {
-            // The step that was under way at the kill may have been taken, and no other.
+            // The step that was in progress at the kill may have been completed, but no other.
             assert!(now == *last || is_next(last, &now), "round {round}: {now:?} after {last:?}");
         }
         let turner = tokio::spawn(async move {
@@ -208,15 +209,15 @@ fn address(round: u64, i: u64) -> String {
 }
 
 #[tokio::test]
-async fn sigterm_ends_it_in_order() {
-    let place = Place::new();
+async fn sigterm_ends_the_process_in_order() {
+    let place = ControllerFolders::new();
     let running = place.start();
     let (mut client, _) = place.client().await;
     assert!(client.apply(apply(route("r", "a", &[("b", 1)]))).await.unwrap().into_inner().accepted);
     let generation = client.status(with_token(StatusRequest {}, "root")).await.unwrap().into_inner().generation;
     let begun = Instant::now();
     running.terminate();
-    // The client must be free to answer the GOAWAY meanwhile.
+    // The client must be free to answer the GOAWAY in the meantime.
     let (mut running, status) = tokio::task::spawn_blocking(move || {
         let mut running = running;
         let status = running.0.wait().unwrap();
@@ -237,8 +238,8 @@ fn refused(args: &[String]) -> Output {
 }
 
 #[test]
-fn what_is_wrong_with_its_flags_is_said() {
-    let place = Place::new();
+fn wrong_flags_are_reported() {
+    let place = ControllerFolders::new();
     let file = place.dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
     let busy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -282,10 +283,10 @@ fn what_is_wrong_with_its_flags_is_said() {
     }
 }
 
-/// The store's file may not grow any more (EFBIG, as a full disk says ENOSPC): applies are refused, everything else goes on.
+/// The store's file cannot grow (EFBIG, like ENOSPC of a full disk): applies are refused, and everything else continues.
 #[tokio::test]
 async fn a_full_disk_refuses_applies_and_nothing_else() {
-    let place = Place::new();
+    let place = ControllerFolders::new();
     // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
     let script = "trap '' XFSZ; ulimit -f 8000; exec \"$0\" \"$@\"";
     let child = Command::new("sh").args(["-c", script, BINARY]).args(place.args()).stderr(Stdio::null()).spawn().unwrap();
@@ -302,11 +303,11 @@ async fn a_full_disk_refuses_applies_and_nothing_else() {
         }
         landed += 1;
     };
-    assert!(refusal.code() == tonic::Code::Unavailable && refusal.message().contains("free some space"), "{refusal}");
+    assert!(refusal.code() == tonic::Code::Internal && refusal.message().contains("free some space"), "{refusal}");
     assert_eq!(applied(&mut client).await.len() as u64, landed, "what was acknowledged is there, what was refused is not");
     let file = place.dir.path().join("config/alpha/more.yaml");
     write_whole(&file, &service(1, "from-a-file", 200));
-    let until = Instant::now() + rig::PATIENCE;
+    let until = Instant::now() + fixture::PATIENCE;
     let request = || GetRequest { tenant: "alpha".into(), kind: "svc".into(), name: "from-a-file".into(), ..GetRequest::default() };
     while client.get(with_token(request(), "root")).await.unwrap().into_inner().objects.is_empty() {
         assert!(Instant::now() < until, "files no longer come into force");

@@ -1,4 +1,4 @@
-//! `canal-edge`: flags to settings, a runtime, and the edge's agent in it. What the agent does is `canal-edge-agent`'s.
+//! `canal-edge`: parses flags, and runs the edge's agent in a runtime. The agent itself is `canal-edge-agent`. Start at [`main`].
 
 #![forbid(unsafe_code)]
 
@@ -8,17 +8,18 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_edge_agent::config::{EdgeConfig, Place, TUNNELS_PER_CORE, VXLAN_OVERHEAD};
+use canal_edge_agent::config::{EdgeConfig, EdgeDeviceConfig, TUNNELS_PER_CORE, VXLAN_OVERHEAD};
 use canal_edge_agent::{device, kernel};
-use canal_kit::controller::Controller;
-use canal_kit::{diagnostics, sys};
 use canal_model::ids::{AzName, EdgeName};
+use canal_net::sys;
+use canal_runtime::logging;
+use canal_southbound_client::controller_client::ControllerEndpoint;
 use clap::Parser;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The edge of Canal's cloud tier in one availability zone: brings tenants' packets to the gateway replicas and back. Its program forwards
+/// The edge of Canal's cloud tier in one availability zone: carries tenants' packets to the gateway replicas and back. Its program forwards
 /// in the kernel, with or without this process. Runs as root.
 #[derive(Debug, Parser)]
 #[command(version, about)]
@@ -29,17 +30,21 @@ struct Flags {
     /// This edge's name.
     #[arg(long, env = "CANAL_EDGE")]
     edge: EdgeName,
-    /// The availability zone this edge is the entry of.
+    /// The availability zone of this edge.
     #[arg(long)]
     az: AzName,
     /// This host's underlay address.
     #[arg(long)]
     address: Ipv4Addr,
-    /// The device that all packets come in by and leave by.
+    /// The tunnel end that all edges of the AZ share: an address of this host's loopback, to which routers have a route through each edge.
+    /// [default: --address, which is for an AZ with one edge]
+    #[arg(long)]
+    anycast: Option<Ipv4Addr>,
+    /// The device by which all packets arrive and leave.
     #[arg(long, default_value = "eth0")]
     device: String,
-    /// Where the maps are kept while no agent runs: a directory on a bpffs, or one where a bpffs may be mounted.
-    /// [default: /sys/fs/bpf/canal-edge-EDGE if that is a bpffs, else DATA_DIR/bpffs]
+    /// Where the maps are pinned while no agent runs: a directory on a bpffs, or one where a bpffs may be mounted. [default:
+    /// /sys/fs/bpf/canal-edge-EDGE if that is a bpffs, else DATA_DIR/bpffs]
     #[arg(long)]
     pin_dir: Option<PathBuf>,
     /// The controller, as https://HOST:PORT; repeat for several.
@@ -48,39 +53,40 @@ struct Flags {
     /// PEM file of the CA that signed the controller's certificate.
     #[arg(long, required_unless_present = "detach")]
     root_ca: Option<PathBuf>,
-    /// File with the bearer token that the controller knows this edge by.
+    /// File with the bearer token by which the controller identifies this edge.
     #[arg(long, required_unless_present = "detach")]
     token_file: Option<PathBuf>,
-    /// Where the last good configuration is kept.
+    /// Directory of the last good configuration.
     #[arg(long)]
     data_dir: PathBuf,
-    /// Source ports, and so sessions at the underlay, towards each replica. [default: 10 per core]
+    /// Source ports, and so sessions on the underlay, toward each replica. [default: those that the replica's receive hash spreads over its
+    /// cores, 10 per core of the replica; until it has named any, 10 per core of this host]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=25_000))]
     tunnels: Option<u16>,
-    /// Give each flow a source port of its own, as RFC 7348 recommends, in place of sharing the tunnels.
+    /// Give each flow its own source port, as RFC 7348 recommends, instead of sharing the tunnels.
     #[arg(long)]
     no_aggregate: bool,
     /// Largest inner packet, in bytes; larger ones are answered by ICMP. [default: the device's MTU - 50]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1280..=65_535))]
     mtu: Option<u32>,
-    /// JSON file with the containers of this host that have no node proxy and an interface of their own; read again when it changes. What
-    /// each may send is guarded on its interface: see docs/security.md.
+    /// JSON file with the containers of this host that have no node proxy and their own interface; read again when it changes. The packets
+    /// that each may send are checked on its interface: see docs/security.md.
     #[arg(long)]
     interface_bindings: Option<PathBuf>,
-    /// Take program and maps away and exit: the edge forwards nothing any more. For uninstalling; stop the agent first.
+    /// Remove program and maps and exit: the edge no longer forwards anything. For uninstalling; stop the agent first.
     #[arg(long)]
     detach: bool,
-    /// Operators' pages that change nothing: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the
-    /// unix socket admin.sock in --data-dir.
+    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the unix
+    /// socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
-    /// /metrics: names every tenant; give an address of the network that only operators reach.
+    /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
     /// /healthz/ready.
     #[arg(long, default_value = "0.0.0.0:15021")]
     readiness_addr: SocketAddr,
-    /// What to tell on stderr, e.g. info or info,canal_edge_agent=debug.
+    /// Log filter for stderr, e.g. info or info,canal_edge_agent=debug.
     #[arg(long, default_value = "info")]
     log: String,
 }
@@ -94,32 +100,34 @@ fn controller_address(given: &str) -> Result<String, String> {
 }
 
 impl Flags {
-    /// Looks at the machine where a default depends on it.
+    /// Returns the settings that the flags define. Reads properties of the machine if a default depends on them.
     fn config(self) -> anyhow::Result<EdgeConfig> {
         let mtu = match self.mtu {
             Some(mtu) => mtu,
-            // Taking away needs no size.
+            // Detaching needs no MTU.
             None if self.detach => 0,
             None => device::mtu(&self.device)
                 .with_context(|| format!("asking for the MTU of {} (--device)", self.device))?
                 .checked_sub(VXLAN_OVERHEAD)
                 .filter(|mtu| *mtu >= 1280)
-                .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; raise it, or say --mtu", self.device))?,
+                .with_context(|| format!("the MTU of {} leaves less than 1280 bytes inside VXLAN; raise it, or set --mtu", self.device))?,
         };
         let cores = u16::try_from(sys::cores().len()).unwrap_or(u16::MAX);
         let pin_dir = self.pin_dir.unwrap_or_else(|| canal_offload::default_tier_pin_dir("canal-edge", self.edge.as_str(), &self.data_dir));
         Ok(EdgeConfig {
-            place: Place {
+            place: EdgeDeviceConfig {
                 device: self.device,
                 pin_dir,
-                address: self.address,
+                address: self.anycast.unwrap_or(self.address),
                 tunnels: self.tunnels.unwrap_or(cores.saturating_mul(TUNNELS_PER_CORE)),
                 aggregate: !self.no_aggregate,
                 mtu,
             },
+            underlay: self.address,
+            has_own_tunnels: self.tunnels.is_some(),
             edge: self.edge,
             az: self.az,
-            controller: Controller {
+            controller: ControllerEndpoint {
                 addresses: self.controllers,
                 root: self.root_ca.unwrap_or_default(),
                 token: self.token_file.unwrap_or_default(),
@@ -135,7 +143,7 @@ impl Flags {
 
 fn main() -> anyhow::Result<ExitCode> {
     let flags = Flags::parse();
-    let level = diagnostics::start(&flags.log).context("--log")?;
+    let level = logging::start(&flags.log).context("--log")?;
     let (detach, config) = (flags.detach, flags.config()?);
     if detach {
         kernel::detach(&config.place).context("--detach")?;

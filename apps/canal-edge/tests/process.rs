@@ -1,70 +1,72 @@
-//! The real process in a namespace of its own, beside a controller and replicas that the test plays: maps are filled, replicas die and come
-//! back, the agent is stopped, killed and started again without the controller, and what is flushed behind its back is put again.
+//! Tests of the real process in its own namespace, beside a fake controller and fake replicas. Maps are filled, and replicas fail and
+//! recover. The agent is stopped, killed and started again without the controller. Entries and programs that are removed externally are
+//! restored.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-use crate::frames::{ACK, SYN, Tunnel, read, tcp};
-use crate::rig;
-use crate::rig::{Machine, ReplicaPage};
+use crate::fixture;
+use crate::fixture::{EdgeMachine, ReplicaPage};
+use crate::frames::{ACK, OuterHeaders, SYN, read, tcp};
 use canal_abi::tier::{AddressKey, NodeKey};
-use canal_model::program::{Kind, Node, Resource};
-use canal_offload::edge::{Edge as Loaded, Settings};
+use canal_model::program::{Node, Resource, ResourceKind};
+use canal_offload::edge::{EdgeProgram as Loaded, EdgeProgramSettings};
 
-/// The maps as another process sees them.
-fn maps(m: &Machine) -> Loaded {
-    let settings = Settings { address: [250, 1, 0, 1].into(), tunnels: 1, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
+/// Opens the maps like another process.
+fn maps(m: &EdgeMachine) -> Loaded {
+    let settings = EdgeProgramSettings { address: [250, 1, 0, 1].into(), tunnels: 1, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
     Loaded::load(&settings, Some(&m.pins())).unwrap()
 }
 
-fn up(m: &Machine, number: u32) -> Option<u32> {
+fn up(m: &EdgeMachine, number: u32) -> Option<u32> {
     maps(m).replicas().get(&number).unwrap().map(|r| r.state)
 }
 
 #[test]
 fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
-    let m = Machine::new();
+    let m = EdgeMachine::new();
     let (one, two) = (ReplicaPage::open(&m.ns, [250, 1, 0, 11]), ReplicaPage::open(&m.ns, [250, 1, 0, 12]));
     let edge = m.edge();
     edge.ready();
     let dump = m.dump();
-    assert_eq!((dump["place"]["mtu"].as_u64(), dump["program"]["attached"].as_bool()), (Some(1450), Some(true)), "{dump}");
+    assert_eq!((dump["device"]["mtu"].as_u64(), dump["program"]["attached"].as_bool()), (Some(1450), Some(true)), "{dump}");
     let loaded = maps(&m);
     assert_eq!(loaded.addresses().get(&AddressKey::new(101, "fd02::1".parse().unwrap())).unwrap().unwrap().service, 5);
     assert!(loaded.nodes().get(&NodeKey::new(101, [172, 16, 0, 1].into())).unwrap().is_some());
     assert_eq!(loaded.tables().get(&5).unwrap().map(|t| (t.vni, t.version, t.chain[127])), Some((101, 3, [1, 2, 0, 0, 0, 0, 0, 0])));
     drop(loaded);
 
-    // Reports come twice a second, with the token, and bring the hosts.
-    let desk = m.controller.lock().unwrap().as_ref().unwrap().desk.clone();
-    desk.lock().unwrap().orders.hosts = vec!["250.2.0.1".into()];
+    // Reports are sent twice a second with the token, and their responses contain the hosts.
+    let script = m.controller.lock().unwrap().as_ref().unwrap().script.clone();
+    script.lock().unwrap().orders.hosts = vec!["250.2.0.1".into()];
     m.until("hosts", || m.dump()["hosts"].to_string().contains("250.2.0.1"));
-    assert_eq!(desk.lock().unwrap().subscribers, ["edge~edge-1"]);
-    let before = desk.lock().unwrap().reports.len();
+    assert_eq!(script.lock().unwrap().subscribers, ["edge~edge-1"]);
+    let before = script.lock().unwrap().reports.len();
     std::thread::sleep(Duration::from_millis(2100));
-    let reports = desk.lock().unwrap().reports.len() - before;
+    let reports = script.lock().unwrap().reports.len() - before;
     assert!((3..=6).contains(&reports), "{reports} reports in two seconds");
-    let report = desk.lock().unwrap().reports.last().unwrap().1.clone();
+    let report = script.lock().unwrap().reports.last().unwrap().1.clone();
     assert_eq!((report.az.as_str(), report.underlay.as_str(), report.generation), ("az1", "250.1.0.1", 1));
 
-    // With these maps the program takes a client's packet to a replica and the answer back.
+    // With these maps the program forwards a client's packet to a replica, and the answer back.
     for (client, to, inside) in
         [("10.1.1.5:4711", "10.255.32.1:80", "240.0.0.5:80"), ("[fd01:1::5]:4711", "[fd02::1]:80", "[fdca:a1:0:240::5]:80")]
     {
         let loaded = maps(&m);
-        let sent = loaded.trial(&Tunnel::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(client, to, SYN, b""))).unwrap();
+        let sent = loaded.test_run(&OuterHeaders::new("172.16.0.1", "250.1.0.1", 101).frame(&tcp(client, to, SYN, b""))).unwrap();
         let line = read(&sent.frame);
         assert!(line.starts_with("250.1.0.1 > 250.1.0.11 vni 0xca0a1 hop 0 ") && line.contains(inside), "{line}");
-        let sent = loaded.trial(&Tunnel::new("250.1.0.12", "250.1.0.1", 0xca0a1).frame(&tcp(inside, client, SYN | ACK, b""))).unwrap();
+        let sent =
+            loaded.test_run(&OuterHeaders::new("250.1.0.12", "250.1.0.1", 0xca0a1).frame(&tcp(inside, client, SYN | ACK, b""))).unwrap();
         let line = read(&sent.frame);
         assert!(line.starts_with("250.1.0.1 > 172.16.0.1 vni 0x65 hop 0 02ca0a010002 > 020000000001: ") && line.contains(to), "{line}");
     }
 
-    // The regular report is a second away from now on; news does not wait for it.
-    desk.lock().unwrap().orders.next_ms = 1000;
+    // From now on the regular reports are a second apart, but changes are reported at once.
+    script.lock().unwrap().orders.next_ms = 1000;
     std::thread::sleep(Duration::from_millis(1100));
 
-    // A replica dies: packets leave it, and the controller hears, within a second.
+    // When a replica fails, no more packets go to it, and the controller is notified within a second.
     let died = Instant::now();
     two.close(&m.ns);
     m.until("down in the kernel", || up(&m, 2) == Some(2));
@@ -76,14 +78,14 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
     let took = m.until("back at the controller", || m.seen().unwrap().1.iter().all(|(_, up)| *up));
     assert!(took < Duration::from_millis(500), "{took:?}");
 
-    // A draining replica keeps its sessions, so it keeps its packets.
+    // A draining replica keeps its sessions, so it still receives packets.
     one.draining.store(true, std::sync::atomic::Ordering::Relaxed);
-    m.until("heard", || m.ask("GET", 15020, "/metrics").1.contains("canal_edge_probes_total{result=\"draining\"}"));
+    m.until("heard", || m.fetch("GET", 15020, "/metrics").1.contains("canal_edge_probes_total{result=\"draining\"}"));
     std::thread::sleep(Duration::from_millis(800));
     assert_eq!(up(&m, 1), Some(1));
 
-    // What is gone goes.
-    m.controller.lock().unwrap().as_ref().unwrap().tell(|all| all.retain(|r| !r.name().contains("shop")));
+    // Removed resources disappear from the maps.
+    m.controller.lock().unwrap().as_ref().unwrap().publish(|all| all.retain(|r| !r.name().contains("shop")));
     m.until("gone", || m.dump()["addresses"].as_array().is_some_and(Vec::is_empty));
     assert!(maps(&m).tables().get(&5).unwrap().is_none());
     assert!(m.metric("canal_edge_map_entries{map=\"canal_tables\"} 0") && m.metric("canal_edge_map_limit{map=\"canal_tables\"} 16384"));
@@ -93,7 +95,7 @@ fn maps_follow_the_controller_and_replicas_are_followed_by_probes() {
 
 #[test]
 fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without_the_controller() {
-    let m = Machine::new();
+    let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
     m.until("both found dead: nobody answers", || (up(&m, 1), up(&m, 2)) == (Some(2), Some(2)));
@@ -115,7 +117,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
     assert_eq!(m.ns.program(), second, "killed: still there");
     assert_eq!(maps(&m).tables().get(&5).unwrap().map(|t| t.version), Some(3));
 
-    // Gone at an operator's word, and twice is as good as once.
+    // An operator's --detach removes the program, and it can be repeated.
     for _ in 0..2 {
         let detached = m.output(&["--detach"]);
         assert!(detached.status.success(), "{}", String::from_utf8_lossy(&detached.stderr));
@@ -123,7 +125,7 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
         assert!(!m.pins().join(format!("edge-v{}", canal_abi::tier::ABI)).exists());
     }
 
-    // From nothing but the snapshot.
+    // The agent starts only with the snapshot.
     let edge = m.edge();
     edge.ready();
     assert_eq!(maps(&m).tables().get(&5).unwrap().map(|t| t.version), Some(3));
@@ -131,12 +133,12 @@ fn the_program_forwards_on_without_an_agent_and_the_next_agent_adopts_it_without
 }
 
 #[test]
-fn what_is_flushed_behind_the_agents_back_is_put_again() {
-    let m = Machine::new();
+fn externally_flushed_programs_and_maps_are_reinstalled() {
+    let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
     for (what, flush) in [
-        ("attachment", Box::new(|m: &Machine| drop(m.ns.tc("qdisc del dev eth0 clsact"))) as Box<dyn Fn(&Machine)>),
+        ("attachment", Box::new(|m: &EdgeMachine| drop(m.ns.tc("qdisc del dev eth0 clsact"))) as Box<dyn Fn(&EdgeMachine)>),
         ("elements", Box::new(|m| maps(m).addresses().remove(&AddressKey::new(101, "10.255.32.1".parse().unwrap())).unwrap())),
         (
             "pins",
@@ -151,32 +153,32 @@ fn what_is_flushed_behind_the_agents_back_is_put_again() {
         assert!(took < Duration::from_secs(5), "{what}: {took:?}");
         assert!(m.ns.program().is_some(), "{what}");
         assert!(maps(&m).addresses().get(&AddressKey::new(101, "10.255.32.1".parse().unwrap())).unwrap().is_some(), "{what}");
-        assert_eq!(m.ask("GET", 15021, "/healthz/ready").0, 200);
+        assert_eq!(m.fetch("GET", 15021, "/healthz/ready").0, 200);
     }
-    assert!(m.log().contains("SOMEBODY REMOVED") && m.log().contains("SOMEBODY CHANGED"), "{}", m.log());
+    assert!(m.log().contains("removed externally") && m.log().contains("changed externally"), "{}", m.log());
     assert_eq!(edge.terminate(), Some(0));
 }
 
 #[test]
-fn what_is_beyond_a_share_is_refused_by_name_and_the_rest_is_taken() {
-    let m = Machine::new();
+fn resources_beyond_a_share_are_refused_by_name_and_others_applied() {
+    let m = EdgeMachine::new();
     let edge = m.edge();
     edge.ready();
     // Alpha has the default share of each map.
     let share = canal_model::share::ShareKind::EdgeMapEntries.default_share().of(canal_abi::tier::PREFIXES_MAX.into()) as u32;
     let many = |n: u32| -> Vec<_> { (0..n).map(|i| format!("fd03::{:x}:{:x}/128", i >> 16, i & 0xffff).parse().unwrap()).collect() };
     let node = |n: u32| {
-        let Some(Resource::Node(n1)) = rig::resources().into_iter().find(|r| r.kind() == Kind::Node) else { unreachable!() };
+        let Some(Resource::Node(n1)) = fixture::resources().into_iter().find(|r| r.kind() == ResourceKind::Node) else { unreachable!() };
         Resource::Node(Node { name: "n2".parse().unwrap(), underlay: [172, 16, 0, 2].into(), pod_cidrs: many(n), ..n1 })
     };
-    let tell = |change: &dyn Fn(&mut Vec<Resource>)| m.controller.lock().unwrap().as_ref().unwrap().tell(change);
+    let publish = |change: &dyn Fn(&mut Vec<Resource>)| m.controller.lock().unwrap().as_ref().unwrap().publish(change);
     let nodes = |n: u32| m.metric(&format!("canal_edge_map_entries{{map=\"canal_nodes\"}} {n}"));
-    // The first node has two.
-    tell(&|all| all.push(node(share - 2)));
+    // The first node already uses two entries.
+    publish(&|all| all.push(node(share - 2)));
     m.until("the share is used up", || m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {share}")));
     let before = (1..9).find(|n| nodes(*n)).unwrap();
-    // One prefix too many, and something that fits, in one update.
-    tell(&|all| {
+    // One update contains one prefix too many, and a resource that fits.
+    publish(&|all| {
         *all.last_mut().unwrap() = node(share - 1);
         let Some(Resource::Node(n2)) = all.last().cloned() else { unreachable!() };
         all.push(Resource::Node(Node { name: "n3".parse().unwrap(), underlay: [172, 16, 0, 3].into(), pod_cidrs: Vec::new(), ..n2 }));
@@ -186,21 +188,21 @@ fn what_is_beyond_a_share_is_refused_by_name_and_the_rest_is_taken() {
     let refused = format!("does not fit canal_prefixes: its tenant's share is {share} entries");
     assert!(m.log().contains(&refused) && m.log().contains("alpha/n2 fd03::"), "{}", m.log());
     assert!(m.metric(&format!("canal_edge_map_entries{{map=\"canal_prefixes\"}} {share}")));
-    assert_eq!(m.ask("GET", 15021, "/healthz/ready").0, 200);
-    tell(&|all| all.truncate(all.len() - 2));
+    assert_eq!(m.fetch("GET", 15021, "/healthz/ready").0, 200);
+    publish(&|all| all.truncate(all.len() - 2));
     m.until("room again", || m.metric("canal_edge_map_entries{map=\"canal_prefixes\"} 2"));
     assert_eq!(edge.terminate(), Some(0));
 }
 
 #[test]
 fn containers_interfaces_stay_guarded_until_they_are_detached() {
-    let m = Machine::new();
+    let m = EdgeMachine::new();
     m.ns.ip("link add to-a type veth peer name in-a");
     for device in ["to-a", "in-a"] {
         m.ns.ip(&format!("link set {device} up"));
     }
     m.ns.ip("addr add 10.99.0.9/24 dev in-a");
-    // The container has another MAC than this.
+    // The configured MAC is not that of the container.
     let text =
         r#"{"containers": [{"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.99.0.9"]}]}"#;
     fs::write(m.bindings(), text).unwrap();
@@ -210,22 +212,22 @@ fn containers_interfaces_stay_guarded_until_they_are_detached() {
     m.until("guarded", || m.metric("canal_interface_guard_interfaces{state=\"guarded\"} 1"));
     assert!(guarded());
     let socket = m.ns.within(|| std::net::UdpSocket::bind("10.99.0.9:0").unwrap());
-    // Its search for the neighbour is what the guard refuses.
+    // The guard refuses the neighbor discovery that this send causes.
     let _ = socket.send_to(b"x", "10.99.0.10:9");
     let refused = "canal_interface_guard_refused_total{interface=\"to-a\",tenant=\"alpha\"} ";
     m.until("refused and counted", || {
-        let page = m.ask("GET", 15020, "/metrics").1;
+        let page = m.fetch("GET", 15020, "/metrics").1;
         page.lines().filter_map(|line| line.strip_prefix(refused)).any(|n| n != "0")
     });
     assert!(m.log().contains("container used what is not its own"), "{}", m.log());
     // A file with a mistake changes nothing.
     fs::write(m.bindings(), "{").unwrap();
-    m.until("not taken", || m.metric("canal_interface_guard_file_errors_total{reason=\"format\"} 1"));
+    m.until("not applied", || m.metric("canal_interface_guard_file_errors_total{reason=\"format\"} 1"));
     assert!(guarded());
     m.ns.tc("qdisc del dev to-a clsact");
-    // Looked after each second; without a qdisc there is nothing to ask for.
+    // The agent checks every second. While the qdisc is missing, there is nothing to query.
     std::thread::sleep(Duration::from_secs(3));
-    assert!(guarded(), "put again");
+    assert!(guarded(), "reinstalled");
     edge.kill();
     assert!(guarded(), "no agent runs");
     let edge = m.edge();
@@ -240,23 +242,23 @@ fn containers_interfaces_stay_guarded_until_they_are_detached() {
 
 #[test]
 fn the_admin_page_sets_the_level_and_ends_the_agent_in_order() {
-    let m = Machine::new();
+    let m = EdgeMachine::new();
     let mut edge = m.edge();
     edge.ready();
-    assert_eq!(m.ask("POST", 15000, "/quitquitquit").0, 403);
-    assert_eq!(m.ask_socket("POST", "/logging?level=canal_edge_agent=debug").0, 200);
-    assert_eq!(m.ask("GET", 15000, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
-    m.until("counted", || m.ask("GET", 15020, "/metrics").1.contains("canal_edge_packets_total{what=\"drop_stranger\"} 0"));
-    assert!(m.ask("GET", 15020, "/metrics").1.contains("canal_edge_verified_instructions{program=\"canal_edge\"} "));
-    assert_eq!(m.ask_socket("POST", "/quitquitquit").0, 200);
+    assert_eq!(m.fetch("POST", 15000, "/quitquitquit").0, 403);
+    assert_eq!(m.fetch_socket("POST", "/logging?level=canal_edge_agent=debug").0, 200);
+    assert_eq!(m.fetch("GET", 15000, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
+    m.until("counted", || m.fetch("GET", 15020, "/metrics").1.contains("canal_edge_packets_total{what=\"drop_unknown_source\"} 0"));
+    assert!(m.fetch("GET", 15020, "/metrics").1.contains("canal_edge_verified_instructions{program=\"canal_edge\"} "));
+    assert_eq!(m.fetch_socket("POST", "/quitquitquit").0, 200);
     assert_eq!(edge.child.wait().unwrap().code(), Some(0));
     assert!(m.ns.program().is_some());
 }
 
 #[test]
-fn bad_flags_and_places_are_told_in_one_line() {
-    let m = Machine::new();
-    for (args, told) in [
+fn bad_flags_and_paths_are_reported_in_one_line() {
+    let m = EdgeMachine::new();
+    for (args, expected) in [
         (&["--controller", "nowhere"][..], "write https://HOST:PORT"),
         (&["--log", "!!"], "--log"),
         (&["--device", "eth7"], "MTU of eth7"),
@@ -264,7 +266,7 @@ fn bad_flags_and_places_are_told_in_one_line() {
         (&["--tunnels", "0"], "1..=25000"),
     ] {
         let out = m.output(args);
-        let said = String::from_utf8_lossy(&out.stderr).into_owned();
-        assert!(!out.status.success() && said.contains(told), "{args:?}: {said}");
+        let error_text = String::from_utf8_lossy(&out.stderr).into_owned();
+        assert!(!out.status.success() && error_text.contains(expected), "{args:?}: {error_text}");
     }
 }

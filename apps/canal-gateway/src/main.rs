@@ -1,4 +1,4 @@
-//! `canal-gateway`: the shipped program. What it does is this crate's library.
+//! `canal-gateway`: the shipped program. This crate's library implements it.
 
 #![forbid(unsafe_code)]
 
@@ -10,5 +10,5 @@ use clap::Parser;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<ExitCode> {
-    canal_gateway::run(canal_gateway::GatewayFlags::parse(), None)
+    canal_gateway::run(canal_gateway::GatewayFlags::parse())
 }

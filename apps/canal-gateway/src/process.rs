@@ -1,4 +1,5 @@
-//! The process: what is started, in which order, and how it ends. No traffic and no decisions here.
+//! The gateway process: which parts start, in which order, and how it ends. It carries no traffic and decides nothing itself. Start at
+//! [`run`].
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -7,110 +8,116 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_gateway_engine::{Engine, EngineConfig, Filter, Limits, Surroundings, WantService};
-use canal_kit::admin::{self, AdminAddresses, Routes};
-use canal_kit::certs::{CertificateConfig, CertificateSource, CertificateStatus, VALIDITY};
-use canal_kit::controller::Controller;
-use canal_kit::diagnostics::Level;
-use canal_kit::drain::{self, Drain, Notice, Phase, Trigger, Watcher};
-use canal_kit::keys::{Keyring, Requester, RequesterConfig, ServerAddress, TRIP};
-use canal_kit::log::{AccessLog, Sink};
-use canal_kit::metrics::{Family, Registry};
-use canal_kit::southbound::{Origin, State, Subscriber, SubscriberConfig, Update, snapshot};
-use canal_kit::sys;
-use canal_kit::tls::TrustStore;
+use canal_gateway_engine::{EngineDependencies, Filter, GatewayConfig, GatewayEngine, GatewayLimits, ServiceCertificateFn};
+use canal_identity::ClientIdentityFactory;
+use canal_identity::certs::{CertificateConfig, CertificateSource, CertificateStatus, VALIDITY};
+use canal_keyserver_client::{ANSWER_TIMEOUT, KeyClient, KeyClientConfig, ServerAddress};
 use canal_model::identity::{COMPONENTS, component_identity};
-use canal_model::ids::{AzName, Generation, ReplicaName};
+use canal_model::ids::{AzName, Generation, ReplicaName, TenantName};
 use canal_model::principal::Principal;
-use canal_model::program::{Kind, Resource};
+use canal_model::program::{Resource, ResourceKind};
+use canal_runtime::admin::{self, AdminAddresses, AdminRoutes};
+use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher, PreDrain};
+use canal_runtime::logging::LogLevelHandle;
+use canal_runtime::metrics::{MetricFamily, Registry};
+use canal_southbound_client::controller_client::ControllerEndpoint;
+use canal_southbound_client::{ResourceState, Subscriber, SubscriberConfig, Update, UpdateSource, state_file};
+use canal_telemetry::access_log::{AccessLog, LogSink, LogTails};
+use canal_telemetry::observe::{self, ObserveSources};
+use canal_tls::TrustStore;
 use serde_json::json;
 
-use crate::tier::{self, Replica, TierConfig};
+use crate::tier::{self, ReplicaTasks, TierConfig};
 
-/// What tasks may take beyond the drain's deadline.
+/// Time that tasks may take beyond the drain's deadline.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Where programs come from.
-pub(crate) enum Feed {
-    Controller(Controller),
+/// Source of the compiled resources.
+pub(crate) enum ProgramSource {
+    Controller(ControllerEndpoint),
     Snapshot(PathBuf),
 }
 
-/// The process's settings.
-pub(crate) struct Config {
-    pub(crate) engine: EngineConfig,
-    /// A replica of the cloud tier.
+/// Settings of the gateway process.
+pub(crate) struct GatewayProcessConfig {
+    pub(crate) engine: GatewayConfig,
+    /// Set for a replica of the cloud tier.
     pub(crate) tier: Option<TierConfig>,
     pub(crate) az: AzName,
     pub(crate) name: ReplicaName,
     pub(crate) key_servers: Vec<ServerAddress>,
-    pub(crate) feed: Feed,
+    pub(crate) feed: ProgramSource,
     pub(crate) data_dir: PathBuf,
     pub(crate) admin: SocketAddr,
     pub(crate) metrics: SocketAddr,
     pub(crate) readiness: SocketAddr,
-    pub(crate) access_log: Option<Sink>,
+    pub(crate) access_log: Option<LogSink>,
     pub(crate) drain_limit: Duration,
 }
 
-/// What operators look at.
-struct Board {
-    engine: Arc<Engine>,
+/// The process's state as operators see it.
+struct GatewayDump {
+    engine: Arc<GatewayEngine>,
     replica: String,
     registry: Registry,
     certificates: Option<CertificateSource>,
     subscriber: Option<Subscriber>,
-    traffic: Watcher,
-    replica_of_tier: Option<Arc<Replica>>,
+    traffic: DrainObserver,
+    replica_of_tier: Option<Arc<ReplicaTasks>>,
     was_ready: AtomicBool,
+    logs: Option<LogTails>,
 }
 
-/// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
-pub(crate) async fn run(mut config: Config, level: Level) -> anyhow::Result<bool> {
+/// Runs the gateway until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
+pub(crate) async fn run(mut config: GatewayProcessConfig, level: LogLevelHandle) -> anyhow::Result<bool> {
     fit_to_files(&mut config.engine.limits);
     std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
-    // Two trees: traffic drains while admin, southbound and certificates still work; these end with the process.
+    // Two drain trees: traffic drains while admin, southbound and certificates still work. The latter end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (trigger, traffic) = whole.branch();
-    let board = Arc::new(begin(&config, &whole, traffic)?);
-    serve_operators(&config, &board, level, &process, &whole)?;
-    if let Some(replica) = &board.replica_of_tier {
-        let asked = board.clone();
-        tokio::spawn(tier::open_when_ready(replica.agent.clone(), move || asked.ready(), board.traffic.clone()));
-        tokio::spawn(tier::part_when_told(replica.agent.clone(), Arc::downgrade(&board.engine)));
+    let process_state = Arc::new(begin(&config, &whole, traffic)?);
+    serve_operators(&config, &process_state, level, &process, &whole)?;
+    serve_observers(&process_state, &whole);
+    if let Some(replica) = &process_state.replica_of_tier {
+        let watched = process_state.clone();
+        // The redirector steers no session to this replica before it is ready.
+        tokio::spawn(tier::open_when_ready(replica.agent.clone(), move || watched.ready(), process_state.traffic.clone()));
+        tokio::spawn(tier::follow_soft_drain(replica.agent.clone(), Arc::downgrade(&process_state.engine)));
     }
-    let clean = drained(&config, &board, trigger).await?;
+    let clean = drained(&config, &process_state, trigger).await?;
     tracing::info!(clean, "drained");
-    if let Some(replica) = &board.replica_of_tier {
+    if let Some(replica) = &process_state.replica_of_tier {
+        // The last report announces to the controller that this replica ends.
         replica.agent.leave().await;
     }
-    let engine = board.engine.clone();
+    let engine = process_state.engine.clone();
     process.force();
     drop(whole);
     let _ = tokio::task::spawn_blocking(move || engine.finish()).await;
     Ok(clean)
 }
 
-/// Opens the way for as many files as connections may need; where that is refused, fewer connections are taken.
-fn fit_to_files(limits: &mut Limits) {
-    let (wanted, files) = (limits.files(), sys::raise_file_limit_to(limits.files()));
-    let asked = std::mem::replace(limits, limits.clone().within(files)).connections;
-    if limits.connections < asked {
+/// Raises the limit of open files to what the connections may need. If the system allows fewer, the limit of connections is lowered.
+fn fit_to_files(limits: &mut GatewayLimits) {
+    let (wanted, files) = (limits.files(), canal_runtime::raise_file_limit(limits.files()));
+    let configured = std::mem::replace(limits, limits.clone().within(files)).connections;
+    if limits.connections < configured {
         let taken = limits.connections;
         tracing::warn!(
             files,
             wanted,
-            asked,
+            configured,
             taken,
             "fewer connections are taken than --max-connections: raise the limit of open files (ulimit -n, LimitNOFILE)"
         );
     }
 }
 
-/// Waits for the end. A replica of the tier tells the controller first and serves on for a while: sessions that come meanwhile find it.
-async fn drained(config: &Config, board: &Board, trigger: Trigger) -> anyhow::Result<bool> {
-    let (Some(tier), Some(replica)) = (&config.tier, &board.replica_of_tier) else {
+/// Waits for the end. A replica of the tier first announces the drain to the controller and serves on for the grace time, because new
+/// sessions still arrive until the buckets have moved.
+async fn drained(config: &GatewayProcessConfig, process_state: &GatewayDump, trigger: DrainTrigger) -> anyhow::Result<bool> {
+    let (Some(tier), Some(replica)) = (&config.tier, &process_state.replica_of_tier) else {
         return drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals");
     };
     let agent = replica.agent.clone();
@@ -118,58 +125,62 @@ async fn drained(config: &Config, board: &Board, trigger: Trigger) -> anyhow::Re
         tracing::info!(grace = ?tier.grace, "draining: new sessions are taken until the buckets have moved");
         agent.drain();
     };
-    // An operator's order to drain is no end: it may be taken back, and streams stay as long as they like. The process ends when it is told to.
-    let notice = Notice { order: std::future::pending(), give, wait: tier.grace };
+    // An operator's drain order does not end the process: it can be revoked, and streams continue as long as they need. Only a signal or
+    // `/quitquitquit` ends it.
+    let notice = PreDrain { order: std::future::pending(), give, wait: tier.grace };
     drain::on_signals_after(trigger, notice, config.drain_limit, GRACE).await.context("catching signals")
 }
 
-fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board> {
+fn begin(config: &GatewayProcessConfig, whole: &DrainWatcher, traffic: DrainWatcher) -> anyhow::Result<GatewayDump> {
     let registry = Registry::new();
-    let build = Family::new("istio_build", "What runs here.", &["component", "tag"]);
+    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
     registry.gauges(build).shared(&["canal-gateway", env!("CARGO_PKG_VERSION")]).set(1);
     let log = match &config.access_log {
         Some(sink) => Some(AccessLog::start(sink.clone(), &registry).context("starting the access log (--access-log)")?),
         None => None,
     };
+    let logs = log.as_ref().map(AccessLog::tails);
     let certificates = match &config.feed {
-        Feed::Controller(controller) => Some(certificates(config, controller, &registry, whole)?),
-        Feed::Snapshot(_) => None,
+        ProgramSource::Controller(controller) => Some(certificates(config, controller, &registry, whole)?),
+        ProgramSource::Snapshot(_) => None,
     };
     let trust = TrustStore::new(&registry);
     let keyring = certificates.as_ref().map(|source| keyring(config, source, &trust, &registry));
-    // A watcher, not a hold: the drain waits for every holder.
+    // An observer, because the drain waits for every watcher to be dropped.
     let watcher = traffic.watcher();
+    // The engine hands DNS connections to this server, so the server starts first.
     let names = config.tier.as_ref().map(|tier| tier::names(tier, &registry, whole)).transpose()?;
-    let services = certificates
-        .clone()
-        .map(|source| -> WantService { Arc::new(move |gateway, service, algorithm| source.want_service(gateway, service, algorithm)) });
-    let around = Surroundings {
+    let services = certificates.clone().map(|source| -> ServiceCertificateFn {
+        Arc::new(move |gateway, service, algorithm| source.service_credential(gateway, service, algorithm))
+    });
+    let around = EngineDependencies {
         registry: registry.clone(),
         drain: traffic,
-        keyring,
+        identities: keyring,
         certificates: services,
         log,
         dns: names.as_ref().map(tier::handover),
     };
     let settings = config.engine.clone();
     let (engine, subscriber, replica_of_tier) = match &config.feed {
-        Feed::Controller(controller) => {
-            let engine = Arc::new(Engine::start(settings, around)?);
+        ProgramSource::Controller(controller) => {
+            let engine = Arc::new(GatewayEngine::start(settings, around)?);
             let replica = match (&config.tier, names) {
                 (Some(tier), Some(names)) => {
                     Some(Arc::new(tier::start(tier, controller, &config.data_dir, &engine, names, &registry, whole)?))
                 }
                 _ => None,
             };
+            // The subscriber starts last, because its first update needs the engine and the replica.
             let subscriber = subscribe(config, controller, &engine, replica.clone(), trust, &registry, whole);
             (engine, Some(subscriber), replica)
         }
-        Feed::Snapshot(file) => {
+        ProgramSource::Snapshot(file) => {
             let (state, generation) = load(file)?;
-            (Arc::new(Engine::start_with(settings, around, &state, generation)?), None, None)
+            (Arc::new(GatewayEngine::start_with(settings, around, &state, generation)?), None, None)
         }
     };
-    Ok(Board {
+    Ok(GatewayDump {
         engine,
         replica: config.engine.replica.clone(),
         registry,
@@ -178,60 +189,84 @@ fn begin(config: &Config, whole: &Drain, traffic: Drain) -> anyhow::Result<Board
         traffic: watcher,
         replica_of_tier,
         was_ready: AtomicBool::new(false),
+        logs,
     })
 }
 
-fn certificates(config: &Config, controller: &Controller, registry: &Registry, drain: &Drain) -> anyhow::Result<CertificateSource> {
+/// Serves operators' requests that arrive through the controller.
+fn serve_observers(process_state: &Arc<GatewayDump>, whole: &DrainWatcher) {
+    let Some(subscriber) = &process_state.subscriber else { return };
+    let (for_dump, tap) = (process_state.clone(), process_state.engine.tap());
+    let sources = ObserveSources {
+        dump: Box::new(move |tenant| for_dump.dump(tenant)),
+        tap: Some(Box::new(move |filter| tap.listen(filter))),
+        logs: process_state.logs.clone(),
+        registry: process_state.registry.clone(),
+    };
+    tokio::spawn(observe::serve(subscriber.connections(), sources, whole.watcher()));
+}
+
+fn certificates(
+    config: &GatewayProcessConfig,
+    controller: &ControllerEndpoint,
+    registry: &Registry,
+    drain: &DrainWatcher,
+) -> anyhow::Result<CertificateSource> {
     let settings = CertificateConfig { controller: controller.clone(), folder: config.data_dir.join("certs"), validity: VALIDITY };
     CertificateSource::start(settings, registry, drain.clone()).context("starting the certificate source")
 }
 
-/// Gives the gateway's proofs to its tenants: where their keys are is each tenant's policy.
-fn keyring(config: &Config, certificates: &CertificateSource, trust: &TrustStore, registry: &Registry) -> Keyring {
+/// Creates the gateway's client identities toward its tenants. Each tenant's policy decides where their keys are.
+fn keyring(
+    config: &GatewayProcessConfig,
+    certificates: &CertificateSource,
+    trust: &TrustStore,
+    registry: &Registry,
+) -> ClientIdentityFactory {
     let me = Principal::Gateway { name: config.name.clone(), az: config.az.clone() };
-    // Without key servers of the provider too: tenants may have their own.
+    // A key client starts even without key servers of the provider, because tenants may have their own.
     let requester = component_identity(&me).map(|me| {
-        let settings = RequesterConfig { az: config.az.clone(), servers: config.key_servers.clone(), me, trip: TRIP };
-        Requester::start(settings, certificates, trust, registry)
+        let settings = KeyClientConfig { az: config.az.clone(), servers: config.key_servers.clone(), me, trip: ANSWER_TIMEOUT };
+        KeyClient::start(settings.clone(), certificates.credential_in_memory(&settings.me), trust, registry)
     });
-    Keyring::new(certificates.clone(), requester, trust.clone())
+    ClientIdentityFactory::new(certificates.clone(), requester, trust.clone())
 }
 
-/// A compiled snapshot, whole or not at all.
+/// Reads a compiled snapshot, completely or not at all.
 fn load(file: &Path) -> anyhow::Result<(Vec<Arc<Resource>>, Generation)> {
-    let state = snapshot::read(file, &Kind::ALL).with_context(|| format!("{} (--snapshot)", file.display()))?;
-    Ok((Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect(), state.generation()))
+    let state = state_file::read(file, &ResourceKind::ALL).with_context(|| format!("{} (--snapshot)", file.display()))?;
+    Ok((ResourceKind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect(), state.generation()))
 }
 
 fn subscribe(
-    config: &Config,
-    controller: &Controller,
-    engine: &Arc<Engine>,
-    replica: Option<Arc<Replica>>,
+    config: &GatewayProcessConfig,
+    controller: &ControllerEndpoint,
+    engine: &Arc<GatewayEngine>,
+    replica: Option<Arc<ReplicaTasks>>,
     trust: TrustStore,
     registry: &Registry,
-    drain: &Drain,
+    drain: &DrainWatcher,
 ) -> Subscriber {
     let settings = SubscriberConfig {
         controller: controller.clone(),
         node: format!("gateway~{}", config.engine.replica),
         version: env!("CARGO_PKG_VERSION").into(),
-        kinds: Kind::ALL.to_vec(),
+        kinds: ResourceKind::ALL.to_vec(),
         snapshot: config.data_dir.join("snapshot"),
     };
     let engine = engine.clone();
-    let apply = move |update: &Update, state: &State| {
-        // First, so that nothing is served by new resources of a tenant that is closed since now.
+    let apply = move |update: &Update, state: &ResourceState| {
+        // Tenants are closed first, so that no new resource of a tenant that is now closed is used.
         engine.close_tenants(state.closed().keys().cloned().collect());
-        let mut refused = trust.apply(state);
+        let mut refused = canal_identity::apply_bundles(&trust, state);
         match update.origin {
-            Origin::Snapshot => {
-                let all: Vec<_> = Kind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
+            UpdateSource::Snapshot => {
+                let all: Vec<_> = ResourceKind::ALL.iter().flat_map(|k| state.of(*k).cloned()).collect();
                 engine.replace(&all, update.generation);
             }
             _ => engine.apply(&update.upserts, &update.removals, update.generation),
         }
-        // After the engine: a session that a new table leads here finds its service.
+        // The redirector is updated after the engine, so that a session that a new table leads here finds its service.
         if let Some(replica) = &replica {
             refused.extend(replica.apply(update, state));
         }
@@ -240,26 +275,36 @@ fn subscribe(
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
 }
 
-impl Board {
-    fn dump(&self) -> serde_json::Value {
+impl GatewayDump {
+    /// Returns the configuration in use: all of it, or the part of one tenant.
+    fn dump(&self, tenant: Option<&TenantName>) -> serde_json::Value {
+        if let Some(tenant) = tenant {
+            let southbound = self.subscriber.as_ref().map(Subscriber::status);
+            return json!({
+                "replica": self.replica,
+                "version": env!("CARGO_PKG_VERSION"),
+                "closed": southbound.and_then(|status| status.closed.get(tenant).map(|cause| json!(cause))),
+                "engine": self.engine.dump(Some(tenant)),
+            });
+        }
         json!({
             "replica": self.replica,
             "version": env!("CARGO_PKG_VERSION"),
             "southbound": self.subscriber.as_ref().map(Subscriber::status),
             "certificates": self.certificates.as_ref().map(CertificateSource::status),
             "redirector": self.replica_of_tier.as_ref().map(|r| r.agent.dump()),
-            "engine": self.engine.dump(),
+            "engine": self.engine.dump(None),
         })
     }
 
     fn ready(&self) -> Result<(), String> {
-        // First of all, draining or not: sessions that are led to a worker that stands still are lost.
+        // Stuck workers are checked first, also during a drain: sessions that reach a stuck worker are lost.
         worker_stuck(&self.engine.stuck_workers(), self.engine.workers().count())?;
         let Some(replica) = &self.replica_of_tier else {
-            return if self.traffic.phase() == Phase::Running { self.complete() } else { Err("draining".into()) };
+            return if self.traffic.phase() == DrainPhase::Running { self.complete() } else { Err("draining".into()) };
         };
-        // A replica of the tier is up from its first readiness to its end. While it drains it keeps its sessions, and new ones are led
-        // elsewhere by the bucket tables; and a tenant whose certificate is not there yet must not take the others' replica away.
+        // A replica of the tier stays up from its first readiness to its end. While it drains it keeps its sessions, and the bucket tables
+        // lead new ones to other replicas. A missing certificate of one tenant must not remove the replica for the other tenants.
         if !self.was_ready.load(Relaxed) {
             self.complete()?;
             replica.agent.ready()?;
@@ -268,12 +313,12 @@ impl Board {
         Ok(())
     }
 
-    /// Whether it has all that it needs.
+    /// Returns whether the process has everything that it needs to serve.
     fn complete(&self) -> Result<(), String> {
         if self.subscriber.as_ref().is_some_and(|s| !s.ready()) {
             return Err("no southbound state yet, neither from the controller nor from a snapshot".into());
         }
-        // What only some services or key servers need holds up nobody else.
+        // Certificates that only some services or key servers need must not delay all others.
         let beside = |c: &CertificateStatus| c.identity.contains(COMPONENTS) || c.identity.contains(" for ");
         let lacking = |c: &&CertificateStatus| c.not_after.is_none() && !beside(c);
         match self.certificates.as_ref().and_then(|s| s.status().iter().find(lacking).map(|c| c.identity.clone())) {
@@ -283,7 +328,7 @@ impl Board {
     }
 }
 
-/// Whether all workers turn. The edge knows the first word (`dataplane/edge/src/probe.rs`).
+/// Returns an error if a worker is stuck. The edge recognizes its first word (`dataplane/edge-agent/src/probe.rs`).
 fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
     if stuck.is_empty() {
         return Ok(());
@@ -292,12 +337,18 @@ fn worker_stuck(stuck: &[usize], workers: usize) -> Result<(), String> {
     Err(format!("worker_stuck: of {workers} workers these stand still: {stuck}; fix: restart the process if it stays so"))
 }
 
-/// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.
-fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &Arc<Trigger>, drain: &Drain) -> anyhow::Result<()> {
-    let (for_dump, for_ready, tap) = (board.clone(), board.clone(), board.engine.tap());
-    let admin = Routes::new()
-        .config_dump(move || for_dump.dump())
-        .metrics(board.registry.clone())
+/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured addresses. Each has its own port, as in Istio.
+fn serve_operators(
+    config: &GatewayProcessConfig,
+    process_state: &Arc<GatewayDump>,
+    level: LogLevelHandle,
+    process: &Arc<DrainTrigger>,
+    drain: &DrainWatcher,
+) -> anyhow::Result<()> {
+    let (for_dump, for_ready, tap) = (process_state.clone(), process_state.clone(), process_state.engine.tap());
+    let admin = AdminRoutes::new()
+        .config_dump(move || for_dump.dump(None))
+        .metrics(process_state.registry.clone())
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"))
@@ -309,8 +360,8 @@ fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &
                 None => admin::text(http::StatusCode::SERVICE_UNAVAILABLE, "too many listeners; close one\n"),
             })
         });
-    let readiness = Routes::new().ready(move || for_ready.ready());
+    let readiness = AdminRoutes::new().ready(move || for_ready.ready());
     let addresses =
         AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
-    Ok(admin::serve_all(&addresses, (admin, readiness), &board.registry, drain)?)
+    Ok(admin::serve_all(&addresses, (admin, readiness), &process_state.registry, drain)?)
 }

@@ -1,5 +1,5 @@
-//! What makes this process a replica of the cloud tier: the redirector's programs, their agent, the name service. Starts and joins them; none
-//! of their work is here.
+//! The additional parts of a replica of the cloud tier: the redirector's programs, their agent, and the DNS server. This module starts and
+//! connects them; it does none of their work. Start at [`start`].
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -7,101 +7,114 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_gateway_engine::{Engine, Handover};
-use canal_kit::controller::Controller;
-use canal_kit::drain::Drain;
-use canal_kit::metrics::Registry;
-use canal_kit::southbound::{RefusedResource, State, Update};
+use canal_gateway_engine::{GatewayEngine, Handover};
 use canal_model::ids::{AzName, BackendName};
-use canal_redirector::dns::Dns;
-use canal_redirector::kernel::{Attach, Programs, Sockets};
-use canal_redirector::{Agent, Config};
+use canal_redirector_agent::dns::DnsServer;
+use canal_redirector_agent::kernel::{AttachMode, GatewaySockets, TierPrograms};
+use canal_redirector_agent::{RedirectorAgent, ReplicaConfig};
+use canal_runtime::drain::DrainWatcher;
+use canal_runtime::metrics::Registry;
+use canal_southbound_client::controller_client::ControllerEndpoint;
+use canal_southbound_client::{RefusedResource, ResourceState, Update};
 
-/// How often a replica that is not ready yet is looked at.
+/// Interval between two readiness checks of a replica that is not ready yet.
 const READY_PAUSE: Duration = Duration::from_millis(50);
 
-/// The replica's settings.
+/// Settings of a replica of the tier.
 #[derive(Debug, Clone)]
 pub(crate) struct TierConfig {
     pub(crate) backend: BackendName,
     pub(crate) az: AzName,
     pub(crate) underlay: Ipv4Addr,
     pub(crate) device: String,
+    pub(crate) sysfs: PathBuf,
     pub(crate) pin_dir: PathBuf,
-    /// 0: each flow its own.
+    /// Number of shared tunnels; with 0 each flow has its own source port.
     pub(crate) tunnels: u16,
     pub(crate) mtu: u32,
     pub(crate) dns: SocketAddr,
     pub(crate) grace: Duration,
 }
 
-/// The replica's parts beside the engine.
-pub(crate) struct Replica {
-    pub(crate) agent: Agent,
-    pub(crate) dns: Dns,
+/// Parts of the replica beside the engine.
+pub(crate) struct ReplicaTasks {
+    pub(crate) agent: RedirectorAgent,
+    pub(crate) dns: DnsServer,
 }
 
-/// Opens the name service, which the engine must know before it starts.
-pub(crate) fn names(config: &TierConfig, registry: &Registry, drain: &Drain) -> anyhow::Result<Dns> {
-    Dns::start(config.dns, config.az.clone(), registry, drain).context("--dns-addr")
+/// Starts the DNS server, which the engine needs at its start.
+pub(crate) fn names(config: &TierConfig, registry: &Registry, drain: &DrainWatcher) -> anyhow::Result<DnsServer> {
+    DnsServer::start(config.dns, config.az.clone(), registry, drain).context("--dns-addr")
 }
 
-/// How the engine hands connections to the name service.
-pub(crate) fn handover(dns: &Dns) -> Handover {
+/// Returns the function with which the engine hands connections to the DNS server.
+pub(crate) fn handover(dns: &DnsServer) -> Handover {
     let dns = dns.clone();
     Arc::new(move |stream| dns.take(stream))
 }
 
-/// Puts the redirector's programs in place and starts their agent. The doors stay shut until [`open_when_ready`].
+/// Attaches the redirector's programs and starts their agent. Socket steering stays off until [`open_when_ready`].
 pub(crate) fn start(
     config: &TierConfig,
-    controller: &Controller,
+    controller: &ControllerEndpoint,
     data_dir: &std::path::Path,
-    engine: &Arc<Engine>,
-    dns: Dns,
+    engine: &Arc<GatewayEngine>,
+    dns: DnsServer,
     registry: &Registry,
-    drain: &Drain,
-) -> anyhow::Result<Replica> {
-    let doors = engine.take_doors();
-    let sockets = Sockets { hbone: doors.hbone, plain: doors.plain, dns: Some(dns.door().context("the DNS socket")?) };
+    drain: &DrainWatcher,
+) -> anyhow::Result<ReplicaTasks> {
+    // The redirector steers sessions to the engine's own listening sockets.
+    let listeners = engine.take_doors();
+    let sockets = GatewaySockets { hbone: listeners.hbone, plain: listeners.plain, dns: Some(dns.socket_fd().context("the DNS socket")?) };
     let orders = data_dir.join("orders.json");
-    let attach = Attach {
+    let attach = AttachMode {
         device: config.device.clone(),
+        sysfs: config.sysfs.clone(),
         pin_dir: config.pin_dir.clone(),
         address: config.underlay,
         mtu: config.mtu,
         tunnels: config.tunnels,
     };
-    let programs = Programs::attach(&attach, &orders, sockets).context("the redirector (--device, --pin-dir)")?;
+    let programs = TierPrograms::attach(&attach, &orders, sockets).context("the redirector (--device, --pin-dir)")?;
     let counted = engine.clone();
-    let settings = Config {
+    let settings = ReplicaConfig {
         az: config.az.clone(),
         backend: config.backend.clone(),
         underlay: config.underlay,
         version: env!("CARGO_PKG_VERSION").into(),
         controller: Some(controller.clone()),
         orders,
-        sockets: canal_redirector::sockets::Sockets::kernel(),
+        sockets: canal_redirector_agent::session_scan::SessionScanner::kernel(),
     };
-    let agent = Agent::start(settings, Box::new(programs), Box::new(move || counted.sessions()), registry, drain)
+    let agent = RedirectorAgent::start(settings, Box::new(programs), Box::new(move || counted.sessions()), registry, drain)
         .map_err(anyhow::Error::msg)
         .context("reading the redirector's maps")?;
-    Ok(Replica { agent, dns })
+    // A weak reference, because the agent must not keep the engine alive.
+    let rebalanced = Arc::downgrade(engine);
+    agent.rebalance_with(Box::new(move |service, change| {
+        if let Some(engine) = rebalanced.upgrade() {
+            engine.rebalance(service, change.left, change.returned);
+        }
+    }));
+    Ok(ReplicaTasks { agent, dns })
 }
 
-impl Replica {
-    /// Takes a state that the engine serves by already.
-    /// Gives the resources that the redirector's maps have no room for.
-    pub(crate) fn apply(&self, update: &Update, state: &State) -> Vec<RefusedResource> {
+impl ReplicaTasks {
+    /// Applies a state that the engine already uses. Returns the resources that do not fit into the redirector's maps.
+    pub(crate) fn apply(&self, update: &Update, state: &ResourceState) -> Vec<RefusedResource> {
         self.dns.apply(update, state);
         let omitted = self.agent.apply(update, state);
         omitted.iter().map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why)).collect()
     }
 }
 
-/// Opens the doors once `ready` says so: until then the redirector passes new sessions on to other replicas. A drain that begins
-/// before leaves them shut.
-pub(crate) async fn open_when_ready(agent: Agent, ready: impl Fn() -> Result<(), String>, drain: canal_kit::drain::Watcher) {
+/// Starts socket steering once `ready` succeeds. Until then the redirector passes new sessions on to other replicas. If a drain begins
+/// earlier, steering is never started.
+pub(crate) async fn open_when_ready(
+    agent: RedirectorAgent,
+    ready: impl Fn() -> Result<(), String>,
+    drain: canal_runtime::drain::DrainObserver,
+) {
     let waiting = async {
         while ready().is_err() {
             tokio::time::sleep(READY_PAUSE).await;
@@ -109,24 +122,24 @@ pub(crate) async fn open_when_ready(agent: Agent, ready: impl Fn() -> Result<(),
     };
     tokio::select! {
         biased;
-        () = drain.draining() => agent.forget_doors(),
-        () = waiting => match agent.open_doors() {
-            Ok(()) => tracing::info!("the doors are open"),
-            Err(error) => tracing::error!(error, "the doors cannot be opened: no session can come"),
+        () = drain.draining() => agent.stop_steering(),
+        () = waiting => match agent.start_steering() {
+            Ok(()) => tracing::info!("the service listeners are open"),
+            Err(error) => tracing::error!(error, "the service listeners cannot be opened: no session can arrive"),
         },
     }
 }
 
-/// Has the engine ask its clients to leave while the agent says so.
-pub(crate) async fn part_when_told(agent: Agent, engine: Weak<Engine>) {
-    let mut parting = agent.parting();
+/// Starts and ends the engine's soft drain when the agent requests it.
+pub(crate) async fn follow_soft_drain(agent: RedirectorAgent, engine: Weak<GatewayEngine>) {
+    let mut drain_requests = agent.soft_drain();
     loop {
-        let parts = *parting.borrow_and_update();
+        let parts = *drain_requests.borrow_and_update();
         let Some(engine) = engine.upgrade() else { return };
-        engine.part(parts);
+        engine.set_soft_drain(parts);
         drop(engine);
-        tracing::info!(parts, "whether clients are asked to take their sessions elsewhere");
-        if parting.changed().await.is_err() {
+        tracing::info!(parts, "soft drain changed");
+        if drain_requests.changed().await.is_err() {
             return;
         }
     }

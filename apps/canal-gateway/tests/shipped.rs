@@ -1,4 +1,4 @@
-//! What the shipped program does not have: a way to end it by a request. `tests/crashing-gateway` looks at its own program with the same words.
+//! The shipped program cannot be ended by a request. `tests/crashing-gateway` checks its own program for the same words.
 
 use std::process::Command;
 

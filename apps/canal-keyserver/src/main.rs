@@ -1,4 +1,5 @@
-//! `canal-keyserver`: flags to settings, a confined process, a runtime, and the key server in it. What the key server does is `canal-keys`'.
+//! `canal-keyserver`: parses flags, confines the process, and runs the key server in a runtime. The key server itself is
+//! `canal-keyserver-engine`. Start at [`process::run`].
 
 #![forbid(unsafe_code)]
 
@@ -9,20 +10,21 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_keys::confine;
-use canal_kit::{diagnostics, sys};
+use canal_keyserver_engine::memory_protection;
+use canal_net::sys;
+use canal_runtime::logging;
 use clap::Parser;
 
 fn main() -> anyhow::Result<ExitCode> {
     let flags = flags::Flags::parse();
-    let level = diagnostics::start(&flags.log).context("--log")?;
-    match confine::confine() {
+    let level = logging::start(&flags.log).context("--log")?;
+    match memory_protection::confine() {
         Ok(()) => {}
         Err(error) if flags.allow_unlocked => tracing::error!(%error, "keys may be swapped to disk (--allow-unlocked)"),
         Err(error) => return Err(error).context("protecting the memory that keys are in"),
     }
-    sys::raise_file_limit();
-    // Channels and control work; crypto has threads of its own.
+    canal_runtime::raise_file_limit(0);
+    // The runtime serves channels and control work; cryptography has its own threads.
     let threads = sys::cores().len().clamp(1, 4);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(threads).enable_all().build().context("starting the runtime")?;

@@ -1,4 +1,5 @@
-//! The process: what is started, in which order, and how it ends. No request is served and nothing is decided here.
+//! The key server process: which parts start, in which order, and how it ends. It serves no requests and decides nothing itself. Start at
+//! [`run`].
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,26 +7,28 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_keys::rights::Rights;
-use canal_keys::{Engine, EngineConfig, hardware};
-use canal_kit::admin::{self, AdminAddresses, Routes};
-use canal_kit::certs::{Issuer, VALIDITY};
-use canal_kit::controller::Controller;
-use canal_kit::diagnostics::Level;
-use canal_kit::drain::{self, Drain, Phase, Trigger, Watcher};
-use canal_kit::metrics::Registry;
-use canal_kit::southbound::{State, Subscriber, SubscriberConfig, Update};
-use canal_kit::sys::{self, ListenOptions};
+use canal_identity::certs::{CertificateClient, VALIDITY};
+use canal_keyserver_engine::entitlements::EntitlementIndex;
+use canal_keyserver_engine::{KeyServerConfig, KeyServerEngine, hardware};
+use canal_model::ids::TenantName;
+use canal_net::sys::{self, ListenOptions};
+use canal_runtime::admin::{self, AdminAddresses, AdminRoutes};
+use canal_runtime::drain::{self, DrainObserver, DrainPhase, DrainTrigger, DrainWatcher};
+use canal_runtime::logging::LogLevelHandle;
+use canal_runtime::metrics::Registry;
+use canal_southbound_client::controller_client::ControllerEndpoint;
+use canal_southbound_client::{ResourceState, Subscriber, SubscriberConfig, Update};
+use canal_telemetry::observe::{self, ObserveSources};
 use serde_json::json;
 
-/// What tasks may take beyond the drain's deadline.
+/// Time that tasks may take beyond the drain's deadline.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// The process's settings.
-pub(crate) struct Config {
+/// Settings of the key server process.
+pub(crate) struct KeyServerProcessConfig {
     pub(crate) name: String,
-    pub(crate) engine: EngineConfig,
-    pub(crate) controller: Controller,
+    pub(crate) engine: KeyServerConfig,
+    pub(crate) controller: ControllerEndpoint,
     pub(crate) data_dir: PathBuf,
     pub(crate) listen: SocketAddr,
     pub(crate) admin: SocketAddr,
@@ -34,29 +37,34 @@ pub(crate) struct Config {
     pub(crate) drain_limit: Duration,
 }
 
-/// What operators look at.
-struct Board {
+/// The process's state as operators see it.
+struct KeyServerDump {
     name: String,
-    engine: Engine,
+    engine: KeyServerEngine,
     subscriber: Subscriber,
     registry: Registry,
-    requests: Watcher,
+    requests: DrainObserver,
 }
 
-/// Runs the key server until SIGTERM, SIGINT or `/quitquitquit`, and drains. `false`: something had to be cut off at the deadline.
-pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
+/// Runs the key server until SIGTERM, SIGINT or `/quitquitquit`, and drains. Returns `false` if work was aborted at the deadline.
+pub(crate) async fn run(config: KeyServerProcessConfig, level: LogLevelHandle) -> anyhow::Result<bool> {
     std::fs::create_dir_all(&config.data_dir).with_context(|| format!("making {} (--data-dir)", config.data_dir.display()))?;
-    // Two trees: requests drain while admin, southbound and certificates still work; these end with the process.
+    // Two drain trees: requests drain while admin, southbound and certificates still work. The latter end with the process.
     let (process, whole) = drain::tree();
     let process = Arc::new(process);
     let (trigger, requests) = whole.branch();
     let registry = Registry::new();
-    let issuer = Arc::new(Issuer::new(config.controller.clone(), VALIDITY));
-    let engine = Engine::start(config.engine.clone(), issuer, &registry, whole.watcher()).context("starting the key server")?;
+    let issuer = Arc::new(CertificateClient::new(config.controller.clone(), VALIDITY));
+    let engine = KeyServerEngine::start(config.engine.clone(), issuer, &registry, whole.watcher()).context("starting the key server")?;
     let subscriber = subscribe(&config, &engine, &registry, &whole);
     let listener = sys::listen(None, config.listen, &ListenOptions::default()).context("--listen")?;
-    let board = Arc::new(Board { name: config.name.clone(), engine: engine.clone(), subscriber, registry, requests: requests.watcher() });
-    serve_operators(&config, &board, level, &process, &whole)?;
+    let process_state =
+        Arc::new(KeyServerDump { name: config.name.clone(), engine: engine.clone(), subscriber, registry, requests: requests.watcher() });
+    serve_operators(&config, &process_state, level, &process, &whole)?;
+    let for_dump = process_state.clone();
+    let dump = Box::new(move |_: Option<&TenantName>| for_dump.dump());
+    let sources = ObserveSources { dump, tap: None, logs: None, registry: process_state.registry.clone() };
+    tokio::spawn(observe::serve(process_state.subscriber.connections(), sources, whole.watcher()));
     tracing::info!(address = %config.listen, version = env!("CARGO_PKG_VERSION"), "serving");
     tokio::spawn(async move { engine.serve(listener, requests).await });
     let clean = drain::on_signals(trigger, config.drain_limit, GRACE).await.context("catching signals")?;
@@ -65,27 +73,27 @@ pub(crate) async fn run(config: Config, level: Level) -> anyhow::Result<bool> {
     Ok(clean)
 }
 
-/// The build, and what of this machine's hardware it uses: `canal status` shows it.
+/// Returns the version, and the hardware features in use. `canal status` shows it.
 fn version() -> String {
     let used: Vec<_> = hardware::features().iter().filter(|f| f.used).map(|f| f.name).collect();
     let version = env!("CARGO_PKG_VERSION");
     if used.is_empty() { version.into() } else { format!("{version}+{}", used.join(".")) }
 }
 
-fn subscribe(config: &Config, engine: &Engine, registry: &Registry, drain: &Drain) -> Subscriber {
+fn subscribe(config: &KeyServerProcessConfig, engine: &KeyServerEngine, registry: &Registry, drain: &DrainWatcher) -> Subscriber {
     let settings = SubscriberConfig {
         controller: config.controller.clone(),
         node: format!("keyserver~{}", config.name),
         version: version(),
-        kinds: Rights::KINDS.to_vec(),
+        kinds: EntitlementIndex::KINDS.to_vec(),
         snapshot: config.data_dir.join("snapshot"),
     };
     let engine = engine.clone();
-    let apply = move |_: &Update, state: &State| Ok(engine.apply(state));
+    let apply = move |_: &Update, state: &ResourceState| Ok(engine.apply(state));
     Subscriber::start(settings, registry, drain.clone(), Box::new(apply))
 }
 
-impl Board {
+impl KeyServerDump {
     fn dump(&self) -> serde_json::Value {
         json!({
             "key_server": self.name,
@@ -96,7 +104,7 @@ impl Board {
     }
 
     fn ready(&self) -> Result<(), String> {
-        if self.requests.phase() != Phase::Running {
+        if self.requests.phase() != DrainPhase::Running {
             return Err("draining".into());
         }
         if !self.subscriber.ready() {
@@ -106,17 +114,23 @@ impl Board {
     }
 }
 
-/// Admin on localhost and on a unix socket, metrics and readiness where the operator says; each its own port, as in Istio.
-fn serve_operators(config: &Config, board: &Arc<Board>, level: Level, process: &Arc<Trigger>, drain: &Drain) -> anyhow::Result<()> {
-    let (for_dump, for_ready) = (board.clone(), board.clone());
-    let admin = Routes::new()
+/// Serves admin on localhost and on a unix socket, metrics and readiness on the configured addresses. Each has its own port, as in Istio.
+fn serve_operators(
+    config: &KeyServerProcessConfig,
+    process_state: &Arc<KeyServerDump>,
+    level: LogLevelHandle,
+    process: &Arc<DrainTrigger>,
+    drain: &DrainWatcher,
+) -> anyhow::Result<()> {
+    let (for_dump, for_ready) = (process_state.clone(), process_state.clone());
+    let admin = AdminRoutes::new()
         .config_dump(move || for_dump.dump())
-        .metrics(board.registry.clone())
+        .metrics(process_state.registry.clone())
         .logging(level)
         .quit(process.clone(), config.drain_limit)
         .version(env!("CARGO_PKG_VERSION"));
-    let readiness = Routes::new().ready(move || for_ready.ready());
+    let readiness = AdminRoutes::new().ready(move || for_ready.ready());
     let addresses =
         AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
-    Ok(admin::serve_all(&addresses, (admin, readiness), &board.registry, drain)?)
+    Ok(admin::serve_all(&addresses, (admin, readiness), &process_state.registry, drain)?)
 }

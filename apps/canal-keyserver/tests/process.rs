@@ -1,8 +1,8 @@
-//! The real process beside a controller that the test plays: it is confined, proves who it is, signs and shakes hands for whom it is told, keeps
-//! no key on disk, drains on SIGTERM, and after a restart makes new keys.
+//! Tests of the real process beside a fake controller. It is confined, authenticates, signs and does handshakes for entitled requesters,
+//! and stores no key on disk. It drains on SIGTERM, and makes new keys after a restart.
 
-#[path = "../../../dataplane/keyserver/tests/rig/mod.rs"]
-mod rig;
+#[path = "../../../dataplane/keyserver-engine/tests/fixture/mod.rs"]
+mod fixture;
 
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
@@ -10,14 +10,14 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use canal_kit::testing::{FakeController, FakeStream, TestCa, identity};
-use canal_model::program::{Kind, Resource};
+use canal_model::program::{Resource, ResourceKind};
 use canal_model::trust::KeyAlgorithm;
+use canal_testing::{FakeController, FakeStream, TestCa, identity};
 use canal_wire::citadel::IstioCertificateResponse;
 use canal_wire::discovery::{DeltaDiscoveryResponse, Resource as Envelope};
-use canal_wire::keyrpc::{KeyName, Refusal, Request, Role};
-use canal_wire::southbound::{encode, type_url};
-use rig::*;
+use canal_wire::keyrpc::{HandshakeRole, KeyName, KeyRefusal, KeyRequest};
+use canal_wire::southbound::encode;
+use fixture::*;
 use rustix::process::{Pid, Signal};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -25,14 +25,14 @@ fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
-struct Process {
+struct KeyServerProcess {
     child: Child,
     keys: SocketAddr,
     admin: SocketAddr,
     readiness: SocketAddr,
 }
 
-impl Process {
+impl KeyServerProcess {
     fn start(folder: &Path, controller: &str) -> Self {
         let (keys, admin, metrics, readiness) = (free(), free(), free(), free());
         let child = Command::new(env!("CARGO_BIN_EXE_canal-keyserver"))
@@ -53,8 +53,8 @@ impl Process {
 
     async fn ready(&self) {
         let end = Instant::now() + SOON;
-        while ask(self.readiness, "/healthz/ready").await.is_none_or(|(status, _)| status != 200) {
-            assert!(Instant::now() < end, "not ready: {:?}", ask(self.readiness, "/healthz/ready").await);
+        while fetch(self.readiness, "/healthz/ready").await.is_none_or(|(status, _)| status != 200) {
+            assert!(Instant::now() < end, "not ready: {:?}", fetch(self.readiness, "/healthz/ready").await);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -80,14 +80,14 @@ impl Process {
     }
 }
 
-impl Drop for Process {
+impl Drop for KeyServerProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-async fn ask(address: SocketAddr, path: &str) -> Option<(u16, String)> {
+async fn fetch(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     exchange(tokio::net::TcpStream::connect(address).await.ok()?, path).await
 }
 
@@ -99,10 +99,10 @@ async fn exchange(mut io: impl AsyncReadExt + AsyncWriteExt + Unpin, path: &str)
     Some((head.split(' ').nth(1)?.parse().ok()?, body.to_string()))
 }
 
-/// Issues for components by `infra`, for alpha by `alpha`; remembers the requests.
+/// Issues certificates: for components by `infra`, for alpha by `alpha`. Returns the requests.
 fn issue(controller: &FakeController, infra: Arc<TestCa>, alpha: Arc<TestCa>) -> Arc<Mutex<Vec<String>>> {
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let remembered = asked.clone();
+    let requested = Arc::new(Mutex::new(Vec::new()));
+    let remembered = requested.clone();
     controller.issue(move |request| {
         remembered.lock().unwrap().push(request.csr.clone());
         let fields = request.metadata.unwrap_or_default().fields;
@@ -110,24 +110,24 @@ fn issue(controller: &FakeController, infra: Arc<TestCa>, alpha: Arc<TestCa>) ->
         let ca = if named.contains("components.canal") { &infra } else { &alpha };
         Ok(IstioCertificateResponse { cert_chain: vec![ca.sign_request(&request.csr, |_| {}), ca.root_pem()] })
     });
-    asked
+    requested
 }
 
-async fn tell(stream: &FakeStream, all: &[Arc<Resource>]) {
+async fn send(stream: &FakeStream, all: &[Arc<Resource>]) {
     let names: Vec<_> = all.iter().filter(|r| r.kind().is_security()).map(|r| (r.kind(), r.name())).collect();
     let sealed = names.iter().map(|(kind, name)| (*kind, name.as_str(), "1"));
     let manifest = Arc::new(Resource::Manifest(canal_wire::southbound::manifest::compute(&"alpha".parse().unwrap(), sealed)));
     let all: Vec<Arc<Resource>> = all.iter().cloned().chain([manifest]).collect();
-    for kind in [Kind::Tenant, Kind::Bundle, Kind::Entitlement, Kind::Manifest] {
+    for kind in [ResourceKind::Tenant, ResourceKind::Bundle, ResourceKind::Entitlement, ResourceKind::Manifest] {
         let envelope = |r: &Arc<Resource>| Envelope {
             name: r.name(),
             version: "1".into(),
-            resource: Some(prost_types::Any { type_url: type_url(kind).into(), value: encode(r) }),
+            resource: Some(prost_types::Any { type_url: kind.type_url().into(), value: encode(r) }),
         };
         stream
             .say(DeltaDiscoveryResponse {
                 system_version_info: "1".into(),
-                type_url: type_url(kind).into(),
+                type_url: kind.type_url().into(),
                 resources: all.iter().filter(|r| r.kind() == kind).map(envelope).collect(),
                 removed_resources: vec![],
                 nonce: format!("{kind:?}"),
@@ -137,13 +137,13 @@ async fn tell(stream: &FakeStream, all: &[Arc<Resource>]) {
     }
 }
 
-async fn signature(channel: &Channel) -> Said {
+async fn signature(channel: &Channel) -> ServerReply {
     let key = KeyName::Identity(identity(WEB));
-    channel.ask(&Request::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 0, input: &verify_input() }).next().await
+    channel.start_call(&KeyRequest::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 0, input: &verify_input() }).next().await
 }
 
-/// Nothing in a dump, nothing in swap.
-fn is_confined(process: &Process) {
+/// Checks that neither core dumps nor swap can contain the process's memory.
+fn is_confined(process: &KeyServerProcess) {
     let limits = process.proc("limits");
     let core = limits.lines().find(|l| l.starts_with("Max core file size")).unwrap().split_whitespace().collect::<Vec<_>>();
     assert_eq!(&core[4..6], ["0", "0"], "{limits}");
@@ -151,21 +151,21 @@ fn is_confined(process: &Process) {
     let status = process.proc("status");
     let locked = status.lines().find_map(|l| l.strip_prefix("VmLck:")).unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
     let size = status.lines().find_map(|l| l.strip_prefix("VmSize:")).unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap();
-    // All but the guard pages of stacks, and what the kernel itself maps.
+    // The guard pages of stacks, and areas that the kernel itself maps, are not locked.
     assert!(locked > size / 2, "{locked} of {size} kB are locked");
 }
 
-/// PKCS#8 of ECDSA begins with a version and the algorithm.
+/// Checks the files of a folder for keys. PKCS#8 of ECDSA begins with a version and the algorithm.
 fn no_key_is_in(folder: &Path) {
-    let kept: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_file()).collect();
-    for file in kept {
+    let files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).filter(|p| p.is_file()).collect();
+    for file in files {
         let bytes = std::fs::read(&file).unwrap();
         let holds = |needle: &[u8]| bytes.windows(needle.len()).any(|w| w == needle);
         assert!(!holds(b"PRIVATE KEY") && !holds(&[0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a]), "{}", file.display());
     }
 }
 
-/// How many private keys as PKCS#8 (P-256, without parameters) are in the writable memory of a process.
+/// Returns the number of private keys as PKCS#8 (P-256, without parameters) in the writable memory of a process.
 fn private_keys(pid: u32) -> usize {
     const BEGIN: [u8; 36] = [
         0x30, 0x81, 0x87, 0x02, 0x01, 0x00, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a, 0x86, 0x48,
@@ -192,60 +192,60 @@ async fn a_key_server_lives_and_ends() {
     let folder = tempfile::tempdir().unwrap();
     let mut controller = FakeController::start().await;
     let (infra, alpha) = (Arc::new(TestCa::new("infra")), Arc::new(TestCa::new("alpha")));
-    let asked = issue(&controller, infra.clone(), alpha.clone());
+    let requested = issue(&controller, infra.clone(), alpha.clone());
     let reached = controller.reached_through(folder.path(), controller.address);
-    let told = [
+    let expected = [
         tenant("alpha", KeyAlgorithm::EcdsaP256),
         alpha.bundle("alpha", "alpha.example", false, vec![]),
         entitlement("alpha", "node/n1", &[WEB]),
     ];
-    let mut process = Process::start(folder.path(), &reached.addresses[0]);
+    let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     let mut stream = controller.stream().await;
     assert!(stream.hear().await.is_some());
-    tell(&stream, &told).await;
+    send(&stream, &expected).await;
     process.ready().await;
 
     is_confined(&process);
     let channel = Channel::connect(process.keys, &infra, NODE).await.unwrap();
-    assert!(matches!(signature(&channel).await, Said::Signature(_)));
-    let stranger = Channel::connect(process.keys, &infra, BETA_NODE).await.unwrap();
-    assert!(matches!(signature(&stranger).await, Said::Refused(Refusal::NotEntitled, _)));
-    assert_eq!(ask(process.admin, "/config_dump").await.unwrap().0, 403);
+    assert!(matches!(signature(&channel).await, ServerReply::Signature(_)));
+    let foreign = Channel::connect(process.keys, &infra, BETA_NODE).await.unwrap();
+    assert!(matches!(signature(&foreign).await, ServerReply::Refused(KeyRefusal::NotEntitled, _)));
+    assert_eq!(fetch(process.admin, "/config_dump").await.unwrap().0, 403);
     let socket = tokio::net::UnixStream::connect(folder.path().join("data/admin.sock")).await.unwrap();
     let (_, dump) = exchange(socket, "/config_dump").await.unwrap();
     assert!(dump.contains("avx512_ifma") && dump.contains(WEB) && !dump.contains("PRIVATE"), "{dump}");
-    let (_, metrics) = ask(process.admin, "/metrics").await.unwrap();
+    let (_, metrics) = fetch(process.admin, "/metrics").await.unwrap();
     assert!(metrics.contains("canal_key_operations_total{kind=\"sign\",algorithm=\"ecdsa\",tenant=\"alpha\"} 1"), "{metrics}");
 
     no_key_is_in(&folder.path().join("data"));
-    // Nor in memory between operations: no PKCS#8 of P-256, which is how keys are sealed and opened.
+    // Between operations the memory contains no PKCS#8 of P-256, which is the form in which keys are sealed and opened.
     assert_eq!(private_keys(process.child.id()), 0);
 
-    // What is under way ends, and then the process.
+    // Work in flight ends first, then the process.
     let peers = Peers::new(&alpha, &alpha.issue_with(&identity(PEER), |_| {}), "alpha.example", &[WEB]);
-    let mut call = channel.begin(WEB, Role::Client, &[PEER], 0);
-    let Said::Send(hello) = call.next().await else { panic!("no ClientHello") };
+    let mut call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
+    let ServerReply::Send(hello) = call.next().await else { panic!("no ClientHello") };
     process.signal(Signal::TERM);
-    let mut refused = Said::Pong;
-    while !matches!(refused, Said::Refused(Refusal::Draining, _)) {
+    let mut refused = ServerReply::Pong;
+    while !matches!(refused, ServerReply::Refused(KeyRefusal::Draining, _)) {
         refused = signature(&channel).await;
     }
     let mut server = peers.server();
     hear(&mut server, &hello);
-    channel.say(call.id, &Request::More { bytes: &flight(&mut server) });
-    assert!(matches!(call.next().await, Said::Done { .. }));
+    channel.send_request(call.id, &KeyRequest::More { bytes: &flight(&mut server) });
+    assert!(matches!(call.next().await, ServerReply::Done { .. }));
     assert_eq!(process.ended().await.code(), Some(0));
 
-    // Another life: it knows whom to serve from its own disk, and has no keys but those that it makes anew.
-    let before = asked.lock().unwrap().clone();
-    let mut process = Process::start(folder.path(), &reached.addresses[0]);
+    // After a restart the process reads the entitlements from its own disk, and has only new keys.
+    let before = requested.lock().unwrap().clone();
+    let mut process = KeyServerProcess::start(folder.path(), &reached.addresses[0]);
     process.ready().await;
     let channel = Channel::connect(process.keys, &infra, NODE).await.unwrap();
-    assert!(matches!(signature(&channel).await, Said::Signature(_)));
-    let after = asked.lock().unwrap().clone();
+    assert!(matches!(signature(&channel).await, ServerReply::Signature(_)));
+    let after = requested.lock().unwrap().clone();
     assert!(after.len() >= before.len() + 2 && after[before.len()..].iter().all(|csr| !before.contains(csr)));
-    // A second signal ends it at once, with a handshake under way.
-    let _call = channel.begin(WEB, Role::Client, &[PEER], 0);
+    // A second signal ends the process at once, even with a handshake in flight.
+    let _call = channel.begin(WEB, HandshakeRole::Client, &[PEER], 0);
     assert!(channel.lives().await);
     process.signal(Signal::TERM);
     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -254,7 +254,7 @@ async fn a_key_server_lives_and_ends() {
 }
 
 #[test]
-fn mistakes_are_told_before_anything_starts() {
+fn mistakes_are_reported_before_anything_starts() {
     let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver")).arg("--help").output().unwrap();
     let help = String::from_utf8_lossy(&out.stdout);
     assert!(
@@ -268,7 +268,7 @@ fn mistakes_are_told_before_anything_starts() {
         (&["--name", "ks-1"], 1, "--data-dir"),
     ] {
         let out = Command::new(env!("CARGO_BIN_EXE_canal-keyserver")).args(rest).args(more).output().unwrap();
-        let told = String::from_utf8_lossy(&out.stderr);
-        assert!(out.status.code() == Some(code) && told.contains(text), "{more:?}: {:?} {told}", out.status);
+        let expected = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(code) && expected.contains(text), "{more:?}: {:?} {expected}", out.status);
     }
 }

@@ -1,4 +1,4 @@
-//! `canal-node`: flags to settings, a runtime, and the node proxy in it. What the node does is `canal-node-proxy`'s.
+//! `canal-node`: parses flags, and runs the node proxy in a runtime. The node proxy itself is `canal-node-proxy`. Start at [`main`].
 
 #![forbid(unsafe_code)]
 
@@ -8,13 +8,13 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;
-use canal_kit::controller::Controller;
-use canal_kit::diagnostics;
-use canal_kit::keys::ServerAddress;
-use canal_kit::log::Sink;
+use canal_keyserver_client::ServerAddress;
 use canal_model::ids::{AzName, NodeName};
-use canal_node_proxy::config::{CaptureChoice, Limits, NodeConfig};
-use canal_node_proxy::{capture, node, pods};
+use canal_node_proxy::config::{CaptureChoice, NodeConfig, PodLimits};
+use canal_node_proxy::{capture, node, pod_reconciler};
+use canal_runtime::logging;
+use canal_southbound_client::controller_client::ControllerEndpoint;
+use canal_telemetry::access_log::LogSink;
 use clap::{Parser, ValueEnum};
 
 #[global_allocator]
@@ -28,10 +28,10 @@ struct Flags {
     /// This node's name, as in the pods' spec.nodeName.
     #[arg(long, env = "CANAL_NODE")]
     node: NodeName,
-    /// The availability zone this node is in; gateways of the same zone are asked first.
+    /// The availability zone of this node; gateways of the same zone are tried first.
     #[arg(long)]
     az: AzName,
-    /// Name of this cluster in metrics and in what is told to peers.
+    /// Name of this cluster in metrics and in the metadata sent to peers.
     #[arg(long, default_value = "")]
     cluster: String,
     /// The controller, as https://HOST:PORT; repeat for several.
@@ -40,66 +40,66 @@ struct Flags {
     /// PEM file of the CA that signed the controller's certificate.
     #[arg(long)]
     root_ca: PathBuf,
-    /// File with the bearer token that the controller knows this node by.
+    /// File with the bearer token by which the controller identifies this node.
     #[arg(long)]
     token_file: PathBuf,
-    /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of this node's AZ are asked first.
+    /// A key server, as AZ=NAME@IP:PORT; repeat for several. Those of this node's AZ are tried first.
     #[arg(long = "key-server")]
     key_servers: Vec<ServerAddress>,
-    /// Where the last good configuration and the certificates are kept.
+    /// Directory of the last good configuration and the certificates.
     #[arg(long)]
     data_dir: PathBuf,
     /// The directory with one JSON file per pod of this node.
     #[arg(long)]
     pods_dir: PathBuf,
-    /// How to capture: auto falls back to nftables, loudly, where the kernel refuses BPF.
+    /// How to capture: auto falls back to nftables, with a warning, if the kernel refuses BPF.
     #[arg(long, value_enum, default_value_t = Captures::Auto)]
     capture: Captures,
-    /// Where capture is kept while no proxy runs: a directory on a bpffs, or one where a bpffs may be mounted.
-    /// [default: /sys/fs/bpf/canal-node-NODE if that is a bpffs, else DATA_DIR/bpffs]
+    /// Where capture is pinned while no proxy runs: a directory on a bpffs, or one where a bpffs may be mounted. [default:
+    /// /sys/fs/bpf/canal-node-NODE if that is a bpffs, else DATA_DIR/bpffs]
     #[arg(long)]
     bpf_pin_dir: Option<PathBuf>,
-    /// Let all pods of this node go (their connections leave as they are), guard no interface, and exit. For uninstalling.
+    /// Release all pods of this node (their connections leave uncaptured) and all guarded interfaces, and exit. For uninstalling.
     #[arg(long)]
     release: bool,
     /// Worker threads; 0 is one per core.
     #[arg(long, default_value_t = 0)]
     workers: usize,
-    /// Operators' pages that change nothing: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the
-    /// unix socket admin.sock in --data-dir.
+    /// Read-only pages for operators: /metrics, /logging (GET), /version. /config_dump, /logging (POST) and /quitquitquit are on the unix
+    /// socket admin.sock in --data-dir.
     #[arg(long, default_value = "127.0.0.1:15000")]
     admin_addr: SocketAddr,
-    /// /metrics: names every tenant; give an address of the network that only operators reach.
+    /// /metrics, with the names of all tenants; use an address that only operators can reach.
     #[arg(long, default_value = "0.0.0.0:15020")]
     metrics_addr: SocketAddr,
     /// /healthz/ready.
     #[arg(long, default_value = "0.0.0.0:15021")]
     readiness_addr: SocketAddr,
-    /// File for the access log; stdout if not given.
+    /// File for the access log; default is stdout.
     #[arg(long)]
     access_log: Option<PathBuf>,
-    /// What to tell on stderr, e.g. info or info,canal_node_proxy=debug.
+    /// Log filter for stderr, e.g. info or info,canal_node_proxy=debug.
     #[arg(long, default_value = "info")]
     log: String,
-    /// How long open connections may go on after SIGTERM, in seconds.
+    /// How long open connections may continue after SIGTERM, in seconds.
     #[arg(long, default_value_t = 30)]
     drain_seconds: u64,
-    /// Judge plaintext connections that this node's own processes make to pods' probe ports like anybody's. A kubelet's probes then fail where
-    /// policies do not let them in.
+    /// Authorize plaintext connections from this node's own processes to pods' probe ports like all others. A kubelet's probes then fail
+    /// unless policies allow them.
     #[arg(long)]
     no_node_probes: bool,
-    /// JSON file with the containers of this host that have an interface of their own and no node proxy: each may send by its own MAC and
-    /// addresses alone. Give it to this program or to the host's canal-edge, not to both.
+    /// JSON file with the containers of this host that have their own interface and no node proxy: each may send only with its own MAC and
+    /// addresses. Give it to this program or to the host's canal-edge, not to both.
     #[arg(long)]
     interface_bindings: Option<PathBuf>,
-    /// Captured connections per pod.
-    #[arg(long, default_value_t = Limits::default().outbound)]
+    /// Maximum captured connections per pod.
+    #[arg(long, default_value_t = PodLimits::default().outbound)]
     max_outbound: u64,
-    /// Tunnels into a pod, and as many plaintext connections where policies look at them.
-    #[arg(long, default_value_t = Limits::default().inbound)]
+    /// Maximum tunnels into a pod, and the same number of plaintext connections if policies apply to them.
+    #[arg(long, default_value_t = PodLimits::default().inbound)]
     max_inbound: u64,
-    /// HBONE connections into a pod.
-    #[arg(long, default_value_t = Limits::default().hbone)]
+    /// Maximum HBONE connections into a pod.
+    #[arg(long, default_value_t = PodLimits::default().hbone)]
     max_hbone: u64,
 }
 
@@ -124,7 +124,7 @@ impl Flags {
             node: self.node,
             az: self.az,
             cluster: self.cluster,
-            controller: Controller { addresses: self.controllers, root: self.root_ca, token: self.token_file },
+            controller: ControllerEndpoint { addresses: self.controllers, root: self.root_ca, token: self.token_file },
             key_servers: self.key_servers,
             data_dir: self.data_dir,
             pods_dir: self.pods_dir,
@@ -138,21 +138,21 @@ impl Flags {
             admin: self.admin_addr,
             metrics: self.metrics_addr,
             readiness: self.readiness_addr,
-            access_log: self.access_log.map_or(Sink::Stdout, Sink::File),
+            access_log: self.access_log.map_or(LogSink::Stdout, LogSink::File),
             trusts_node: !self.no_node_probes,
             interface_bindings: self.interface_bindings,
             drain_limit: Duration::from_secs(self.drain_seconds),
-            limits: Limits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
+            limits: PodLimits { outbound: self.max_outbound, inbound: self.max_inbound, hbone: self.max_hbone },
         }
     }
 }
 
 fn main() -> anyhow::Result<ExitCode> {
     let flags = Flags::parse();
-    let level = diagnostics::start(&flags.log).context("--log")?;
+    let level = logging::start(&flags.log).context("--log")?;
     let (release, config) = (flags.release, flags.config());
     if release {
-        let found = pods::scan(&config.pods_dir).unwrap_or_default();
+        let found = pod_reconciler::scan(&config.pods_dir).unwrap_or_default();
         let pods: Vec<_> = found.pods.into_iter().map(|(_, pod, _)| pod).collect();
         capture::release_all(&node::pin_dir(&config), &pods).context("--release")?;
         return Ok(ExitCode::SUCCESS);

@@ -1,7 +1,7 @@
-//! The real process beside a real controller: pods come and go by files, certificates are fetched, the controller goes and the node
-//! starts without it, the node is killed and its pods stay captured.
+//! Tests of the real process beside a real controller. Pods are added and removed by files, and certificates are fetched. The node starts
+//! without a controller, and pods stay captured when the node is killed.
 
-#[path = "../../../dataplane/node/tests/rig/gateway.rs"]
+#[path = "../../../dataplane/node-proxy/tests/fixture/gateway.rs"]
 mod gateway;
 #[path = "../../../dataplane/offload/tests/lab/mod.rs"]
 mod lab;
@@ -15,14 +15,14 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use canal_hub::{Config, Hub};
-use canal_kit::certs::{CertificateConfig, CertificateSource};
-use canal_kit::controller::Controller;
-use canal_kit::drain;
-use canal_kit::metrics::Registry;
-use canal_kit::sys::Netns as OpenNetns;
-use gateway::{Does, Gateway};
-use lab::{Cgroup, Client, Netns};
+use canal_controller_core::{Controller, ControllerConfig};
+use canal_identity::certs::{CertificateConfig, CertificateSource};
+use canal_net::sys::Netns as OpenNetns;
+use canal_runtime::drain;
+use canal_runtime::metrics::Registry;
+use canal_southbound_client::controller_client::ControllerEndpoint;
+use gateway::{FakeGateway, GatewayBehavior};
+use lab::{CaseProcess, Cgroup, LabNetns};
 use sha2::{Digest, Sha256};
 use tokio::runtime::Runtime;
 
@@ -51,7 +51,7 @@ spec: {nodeName: n1, serviceAccountName: app, containers: [{name: c}]}
 status: {podIP: 10.77.0.2, podIPs: [{ip: 10.77.0.2}, {ip: "fd77::2"}], conditions: [{type: Ready, status: "True"}]}
 "#;
 
-/// The child's entry.
+/// The entry point of the child process.
 #[test]
 fn the_client() {
     if let Some(case) = lab::case() {
@@ -59,13 +59,13 @@ fn the_client() {
     }
 }
 
-/// A machine: a controller, a pod's namespace and cgroup, what lies outside, and folders for a node.
-struct Machine {
+/// A machine: a controller, a pod's namespace and cgroup, an outside namespace, and directories for a node.
+struct NodeMachine {
     runtime: Runtime,
-    hub: Mutex<Option<Hub>>,
-    controller: Controller,
-    ns: Netns,
-    outside: Netns,
+    live_controller: Mutex<Option<Controller>>,
+    controller: ControllerEndpoint,
+    ns: LabNetns,
+    outside: LabNetns,
     cg: Cgroup,
     dir: tempfile::TempDir,
     ports: [u16; 3],
@@ -77,7 +77,7 @@ fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
-impl Machine {
+impl NodeMachine {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
@@ -93,7 +93,7 @@ impl Machine {
         }
         fs::write(at("principals.yaml"), principals).unwrap();
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let config = Config {
+        let config = ControllerConfig {
             listen: "127.0.0.1:0".parse().unwrap(),
             admin: None,
             metrics: None,
@@ -104,11 +104,15 @@ impl Machine {
             svid_seconds: 3600,
             trust: Default::default(),
             jwks: Default::default(),
-            limits: canal_hub::Limits::default(),
+            limits: canal_controller_core::ControllerLimits::default(),
         };
-        let hub = runtime.block_on(Hub::start(config)).unwrap();
-        let controller = Controller { addresses: vec![hub.address().to_string()], root: at("infra/root.pem"), token: at("tokens/n1") };
-        let (ns, outside, cg) = (Netns::new(), Netns::bare(), Cgroup::new());
+        let live_controller = runtime.block_on(Controller::start(config)).unwrap();
+        let controller = ControllerEndpoint {
+            addresses: vec![live_controller.address().to_string()],
+            root: at("infra/root.pem"),
+            token: at("tokens/n1"),
+        };
+        let (ns, outside, cg) = (LabNetns::new(), LabNetns::bare(), Cgroup::new());
         ns.ip(&format!("link set nowhere netns {} name out0", outside.name()));
         outside.ip("link set out0 up");
         outside.ip(&format!("addr add {GATEWAY}/32 dev out0"));
@@ -116,7 +120,7 @@ impl Machine {
         ns.ip(&format!("route add {GATEWAY}/32 dev pod0"));
         let ports = [free_port(), free_port(), free_port()];
         let (pins, capture) = (at("bpffs"), "bpf");
-        Self { pins, capture, runtime, hub: Mutex::new(Some(hub)), controller, ns, outside, cg, dir, ports }
+        Self { pins, capture, runtime, live_controller: Mutex::new(Some(live_controller)), controller, ns, outside, cg, dir, ports }
     }
 
     fn node_command(&self) -> Command {
@@ -140,10 +144,10 @@ impl Machine {
         c
     }
 
-    fn node(&self) -> Node<'_> {
+    fn node(&self) -> NodeProcess<'_> {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.path().join("node.log")).unwrap();
         let child = self.node_command().stdin(Stdio::null()).stderr(log).spawn().unwrap();
-        Node { child, machine: self }
+        NodeProcess { child, machine: self }
     }
 
     fn pod_file(&self) -> PathBuf {
@@ -161,49 +165,49 @@ impl Machine {
     }
 
     fn dial(&self) -> String {
-        Client::start(&self.ns, Some(&self.cg), "dial", &[VIP]).line()
+        CaseProcess::start(&self.ns, Some(&self.cg), "dial", &[VIP]).line()
     }
 
     fn assert_served(&self, why: &str) {
-        let said = self.dial();
+        let outcome = self.dial();
         let log = || fs::read_to_string(self.dir.path().join("node.log")).unwrap_or_default();
         let access = || fs::read_to_string(self.dir.path().join("access.log")).unwrap_or_default();
-        assert!(said.ends_with(&format!("reply={VIP}")), "{why}: {said}\n{}\n{}", log(), access());
+        assert!(outcome.ends_with(&format!("reply={VIP}")), "{why}: {outcome}\n{}\n{}", log(), access());
     }
 
-    /// Whether somebody listens on the capture port in the pod.
+    /// Returns whether a process listens on the capture port in the pod.
     fn listens(&self) -> bool {
         let at: SocketAddr = "127.0.0.1:15001".parse().unwrap();
         self.ns.within(|| TcpStream::connect(at).is_ok())
     }
 
-    /// Whether somebody outside without mTLS reaches the application.
+    /// Returns whether a client outside without mTLS reaches the application.
     fn plain(&self) -> bool {
         let at: SocketAddr = "10.77.0.2:8080".parse().unwrap();
         let dialled = self.outside.within(|| TcpStream::connect_timeout(&at, Duration::from_secs(5)));
         dialled.is_ok_and(|mut s| s.read(&mut [0]).is_ok_and(|n| n == 1))
     }
 
-    /// A gateway outside, with a certificate from the controller.
-    fn gateway(&self) -> Gateway {
+    /// Starts a gateway outside, with a certificate from the controller.
+    fn gateway(&self) -> FakeGateway {
         let config = CertificateConfig {
-            controller: Controller { token: self.dir.path().join("tokens/g1"), ..self.controller.clone() },
+            controller: ControllerEndpoint { token: self.dir.path().join("tokens/g1"), ..self.controller.clone() },
             folder: self.dir.path().join("gateway-certs"),
             validity: Duration::from_secs(3600),
         };
         let credential = self.runtime.block_on(async {
             let (_trigger, drain) = drain::tree();
             let source = CertificateSource::start(config, &Registry::new(), drain).unwrap();
-            let credential = source.want(&canal_model::identity::gateway_identity("alpha.example".parse().unwrap()));
+            let credential = source.credential(&canal_model::identity::gateway_identity("alpha.example".parse().unwrap()));
             tokio::time::timeout(Duration::from_secs(20), credential.first()).await.expect("a certificate in time");
             credential
         });
-        Gateway::listen(OpenNetns::open(self.outside.path()).unwrap(), GATEWAY, Does::Tell, credential)
+        FakeGateway::listen(OpenNetns::open(self.outside.path()).unwrap(), GATEWAY, GatewayBehavior::SendAuthority, credential)
     }
 
     fn stop_controller(&self) {
-        if let Some(hub) = self.hub.lock().unwrap().take() {
-            self.runtime.block_on(hub.stop());
+        if let Some(live_controller) = self.live_controller.lock().unwrap().take() {
+            self.runtime.block_on(live_controller.stop());
         }
     }
 
@@ -217,30 +221,30 @@ impl Machine {
         start.elapsed()
     }
 
-    /// GET: `(status, body)`; status 0 if nobody answers.
+    /// Sends GET and returns `(status, body)`. The status is 0 if there is no answer.
     fn get(&self, page: usize, path: &str) -> (u16, String) {
-        self.ask("GET", page, path)
+        self.request("GET", page, path)
     }
 
-    fn ask(&self, method: &str, page: usize, path: &str) -> (u16, String) {
+    fn request(&self, method: &str, page: usize, path: &str) -> (u16, String) {
         let Ok(s) = TcpStream::connect(("127.0.0.1", self.ports[page])) else { return (0, String::new()) };
         s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         exchange(s, method, path)
     }
 
-    /// As [`Machine::ask`], on the proxy's admin socket.
-    fn ask_socket(&self, method: &str, path: &str) -> (u16, String) {
+    /// Works like [`NodeMachine::request`], on the proxy's admin socket.
+    fn fetch_socket(&self, method: &str, path: &str) -> (u16, String) {
         let Ok(s) = UnixStream::connect(self.dir.path().join("node/admin.sock")) else { return (0, String::new()) };
         s.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         exchange(s, method, path)
     }
 
     fn config_dump(&self) -> String {
-        self.ask_socket("GET", "/config_dump").1
+        self.fetch_socket("GET", "/config_dump").1
     }
 }
 
-/// One request and its answer: `(status, body)`.
+/// Sends one request and returns `(status, body)` of its answer.
 fn exchange(mut io: impl Read + Write, method: &str, path: &str) -> (u16, String) {
     write!(io, "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
     let mut all = String::new();
@@ -249,19 +253,19 @@ fn exchange(mut io: impl Read + Write, method: &str, path: &str) -> (u16, String
     (status, all.split_once("\r\n\r\n").map(|(_, b)| b.to_string()).unwrap_or_default())
 }
 
-impl Drop for Machine {
+impl Drop for NodeMachine {
     fn drop(&mut self) {
         self.stop_controller();
         assert!(self.node_command().arg("--release").stderr(Stdio::inherit()).status().unwrap().success());
     }
 }
 
-struct Node<'a> {
+struct NodeProcess<'a> {
     child: Child,
-    machine: &'a Machine,
+    machine: &'a NodeMachine,
 }
 
-impl Node<'_> {
+impl NodeProcess<'_> {
     fn ready(&self) -> Duration {
         self.machine.until("ready", || self.machine.get(2, "/healthz/ready").0 == 200)
     }
@@ -271,7 +275,7 @@ impl Node<'_> {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM; its exit status.
+    /// Sends SIGTERM and returns the exit status.
     fn terminate(mut self) -> Option<i32> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -279,7 +283,7 @@ impl Node<'_> {
     }
 }
 
-impl Drop for Node<'_> {
+impl Drop for NodeProcess<'_> {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -288,7 +292,7 @@ impl Drop for Node<'_> {
 
 #[test]
 fn pods_come_and_go_by_files() {
-    let m = Machine::new();
+    let m = NodeMachine::new();
     let node = m.node();
     node.ready();
     let _gateway = m.gateway();
@@ -307,8 +311,8 @@ fn pods_come_and_go_by_files() {
     metric("canal_node_capture_mode{mode=\"nft\"} 0");
     metric("canal_capture_verdicts_total{verdict=\"taken_v4\"} 1");
 
-    // The pod is deleted while a process of it lives: nobody listens, and nothing gets out.
-    let mut lives = Client::start(&m.ns, Some(&m.cg), "redial", &["10.96.0.9:80", "10.96.0.9:80"]);
+    // The pod is deleted while one of its processes still runs: nothing listens, and no packet gets out.
+    let mut lives = CaseProcess::start(&m.ns, Some(&m.cg), "redial", &["10.96.0.9:80", "10.96.0.9:80"]);
     lives.line();
     fs::remove_file(m.pod_file()).unwrap();
     m.until("closed", || !m.listens());
@@ -325,14 +329,14 @@ fn pods_come_and_go_by_files() {
 
 #[test]
 fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() {
-    let m = Machine::new();
+    let m = NodeMachine::new();
     m.add_pod();
     let gateway = m.gateway();
     let node = m.node();
     node.ready();
     m.until("served", || m.listens());
     m.assert_served("through the gateway");
-    // The certificate and the snapshot are on disk by now; the controller goes.
+    // The certificate and the snapshot are on disk by now, so the controller can stop.
     m.stop_controller();
     m.assert_served("the node goes on");
     node.kill();
@@ -353,8 +357,8 @@ fn a_killed_node_starts_again_without_the_controller_and_no_pod_was_ever_open() 
 }
 
 #[test]
-fn policies_reach_what_comes_in_without_mtls_and_outlive_the_node() {
-    let m = Machine::new();
+fn policies_apply_to_inbound_plaintext_and_outlive_the_node() {
+    let m = NodeMachine::new();
     let app = m.ns.listen("10.77.0.2:8080");
     std::thread::spawn(move || app.incoming().flatten().for_each(|mut s| drop(s.write_all(b"x"))));
     m.add_pod();
@@ -373,7 +377,7 @@ fn policies_reach_what_comes_in_without_mtls_and_outlive_the_node() {
     assert!(
         m.config_dump().contains("\"peerAuthentication\": \"Strict\"") || m.config_dump().contains("\"peerAuthentication\":\"Strict\"")
     );
-    // What a killed node starts from.
+    // A killed node starts from this snapshot.
     let snapshot = m.dir.path().join("node/snapshot");
     m.until("kept", || fs::read(&snapshot).is_ok_and(|bytes| bytes.windows(11).any(|w| w == b"mtls-please")));
     node.kill();
@@ -388,16 +392,16 @@ fn policies_reach_what_comes_in_without_mtls_and_outlive_the_node() {
 
     fs::remove_file(policy).unwrap();
     m.until("open again", || m.plain());
-    m.until("left alone", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_guarded_pods 0"));
+    m.until("left alone", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_plaintext_captured_pods 0"));
     node.kill();
     assert!(m.plain(), "nobody asked for a guard: nothing is left of it");
 }
 
 #[test]
-fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
-    let mut m = Machine::new();
+fn nftables_captures_with_a_warning_when_bpf_is_refused() {
+    let mut m = NodeMachine::new();
     m.ns.ip("route add default dev pod0");
-    // No bpffs can be mounted on a file: without a place for its pins BPF is as good as refused.
+    // A bpffs cannot be mounted on a file, and without a directory for the pins BPF counts as refused.
     m.pins = m.dir.path().join("file");
     fs::write(&m.pins, "").unwrap();
     let refused = m.node_command().output().unwrap();
@@ -411,10 +415,10 @@ fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
     m.assert_served("through the gateway");
     m.until("mode", || m.get(1, "/metrics").1.lines().any(|l| l == "canal_node_capture_mode{mode=\"nft\"} 1"));
     assert!(m.config_dump().contains("captureFallback"));
-    let said = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
-    assert!(said.contains("CAPTURE BY NFTABLES for this node"), "{said}");
+    let outcome = fs::read_to_string(m.dir.path().join("node.log")).unwrap();
+    assert!(outcome.contains("CAPTURE BY NFTABLES for this node"), "{outcome}");
     let datagram = || {
-        let mut client = Client::start(&m.ns, Some(&m.cg), "send", &["udp", "10.77.255.1:99", "10.77.0.2", "-"]);
+        let mut client = CaseProcess::start(&m.ns, Some(&m.cg), "send", &["udp", "10.77.255.1:99", "10.77.0.2", "-"]);
         assert_eq!(client.line(), "open");
         client.go_on();
         client.line()
@@ -427,10 +431,11 @@ fn where_bpf_is_refused_nftables_captures_and_says_so_loudly() {
     assert_eq!(m.dial(), "error ConnectionRefused Some(111)", "the table outlives the node, too");
 }
 
-/// A tenant's UDPRoute opens a port of the pod to the tier, and to nobody else; without it the port closes. By BPF and by nftables.
+/// A tenant's UDPRoute opens a port of the pod to the tier and to no other source. Without the route the port closes. Tested with BPF and
+/// with nftables.
 #[test]
 fn datagrams_of_the_tier_reach_the_ports_of_udp_routes_while_these_exist() {
-    const STRANGER: &str = "10.77.254.1";
+    const OUTSIDE: &str = "10.77.254.1";
     const ROUTE: &str = r#"
 apiVersion: v1
 kind: Service
@@ -443,15 +448,15 @@ metadata: {name: names, namespace: b}
 spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRefs: [{name: names, port: 53}]}]}
 "#;
     for capture in ["bpf", "nft"] {
-        let mut m = Machine::new();
+        let mut m = NodeMachine::new();
         m.capture = capture;
-        m.outside.ip(&format!("addr add {STRANGER}/32 dev out0"));
-        m.ns.ip(&format!("route add {STRANGER}/32 dev pod0"));
+        m.outside.ip(&format!("addr add {OUTSIDE}/32 dev out0"));
+        m.ns.ip(&format!("route add {OUTSIDE}/32 dev pod0"));
         m.add_pod();
         let node = m.node();
         node.ready();
         m.until("served", || m.listens());
-        let mut app = Client::start(&m.ns, Some(&m.cg), "answer", &["0.0.0.0:5353"]);
+        let mut app = CaseProcess::start(&m.ns, Some(&m.cg), "answer", &["0.0.0.0:5353"]);
         assert_eq!(app.line(), "open");
         let answers = |from: &str| {
             let socket = m.outside.within(|| UdpSocket::bind((from, 0)).unwrap());
@@ -463,7 +468,7 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
         let route = m.dir.path().join("config/alpha/udp.yaml");
         fs::write(&route, ROUTE).unwrap();
         m.until("the port opens", || answers(GATEWAY));
-        assert!(!answers(STRANGER), "{capture}: no address of the tier");
+        assert!(!answers(OUTSIDE), "{capture}: no address of the tier");
         let passed = "canal_pod_guard_packets_total{tenant=\"alpha\",verdict=\"passed_udp_route\"} ";
         m.until("counted", || m.get(1, "/metrics").1.contains(passed));
         m.until("shown", || m.config_dump().split_whitespace().collect::<String>().contains("\"udpPorts\":[5353]"));
@@ -477,15 +482,15 @@ spec: {parentRefs: [{group: "", kind: Service, name: names}], rules: [{backendRe
     }
 }
 
-/// In a namespace that stands for the host; the controller is out of reach there, and not needed.
+/// Runs in a namespace that stands for the host. The controller is out of reach there, and not needed.
 #[test]
 fn containers_interfaces_are_guarded_until_the_node_releases_them() {
-    let m = Machine::new();
+    let m = NodeMachine::new();
     let host = &m.outside;
     host.ip("link add to-a type veth peer name in-a");
     ["to-a", "in-a"].iter().for_each(|device| host.ip(&format!("link set {device} up")));
     host.ip("addr add 10.99.0.9/24 dev in-a");
-    // The container has another MAC than this.
+    // The configured MAC is not that of the container.
     let text =
         r#"{"containers": [{"interface": "to-a", "tenant": "alpha", "vni": 101, "mac": "02:00:00:00:00:0a", "addresses": ["10.99.0.9"]}]}"#;
     let bindings = m.dir.path().join("bindings.json");
@@ -497,13 +502,13 @@ fn containers_interfaces_are_guarded_until_the_node_releases_them() {
     let metrics = || host.within(|| m.get(1, "/metrics")).1;
     let start = || {
         let child = host.within(|| m.node_command().arg("--interface-bindings").arg(&bindings).stdin(Stdio::null()).spawn().unwrap());
-        Node { child, machine: &m }
+        NodeProcess { child, machine: &m }
     };
     let node = start();
     m.until("guarded", || metrics().lines().any(|l| l == "canal_interface_guard_interfaces{state=\"guarded\"} 1"));
     assert!(guarded());
     let socket = host.within(|| UdpSocket::bind("10.99.0.9:0").unwrap());
-    // Its search for the neighbour is what the guard refuses.
+    // The guard refuses the neighbor discovery that this send causes.
     let _ = socket.send_to(b"x", "10.99.0.10:9");
     let refused = "canal_interface_guard_refused_total{interface=\"to-a\",tenant=\"alpha\"} ";
     m.until("refused and counted", || metrics().lines().filter_map(|l| l.strip_prefix(refused)).any(|n| n != "0"));
@@ -519,20 +524,20 @@ fn containers_interfaces_are_guarded_until_the_node_releases_them() {
 
 #[test]
 fn the_admin_page_sets_the_level_and_ends_the_node_in_order() {
-    let m = Machine::new();
+    let m = NodeMachine::new();
     let mut node = m.node();
     node.ready();
-    assert_eq!(m.ask_socket("POST", "/logging?level=canal_node_proxy=debug").0, 200);
+    assert_eq!(m.fetch_socket("POST", "/logging?level=canal_node_proxy=debug").0, 200);
     assert!(m.get(0, "/logging").1.contains("canal_node_proxy=debug"));
     assert_eq!(m.get(0, "/version").1.trim(), env!("CARGO_PKG_VERSION"));
-    assert_eq!(m.ask("POST", 0, "/quitquitquit").0, 403);
-    assert_eq!(m.ask_socket("POST", "/quitquitquit").0, 200);
+    assert_eq!(m.request("POST", 0, "/quitquitquit").0, 403);
+    assert_eq!(m.fetch_socket("POST", "/quitquitquit").0, 200);
     assert_eq!(node.child.wait().unwrap().code(), Some(0));
 }
 
 #[test]
-fn bad_flags_and_addresses_are_told_in_one_line() {
-    let m = Machine::new();
+fn bad_flags_and_addresses_are_reported_in_one_line() {
+    let m = NodeMachine::new();
     let run = |args: &[&str]| {
         let out = m.node_command().args(args).output().unwrap();
         assert!(!out.status.success());
@@ -541,6 +546,6 @@ fn bad_flags_and_addresses_are_told_in_one_line() {
     assert!(run(&["--controller", "nowhere"]).contains("write https://HOST:PORT"));
     assert!(run(&["--log", "!!"]).contains("--log"));
     let _taken = TcpListener::bind(("127.0.0.1", m.ports[0])).unwrap();
-    let said = run(&[]);
-    assert!(said.contains("another process listens there"), "{said}");
+    let outcome = run(&[]);
+    assert!(outcome.contains("another process listens there"), "{outcome}");
 }

@@ -1,5 +1,5 @@
-//! The controller's operators' API (`canal.api.v1.Admin`): connect with the world's (or the given) root CA and token, call, and turn
-//! what gRPC says into a failure with its mend. The connection is made inside the controller's network namespace where there is a world.
+//! The controller's API for operators (`canal.api.v1.Admin`). It connects with the world's (or the given) root CA and token, and turns gRPC
+//! errors into [`VerbError`] with a fix. In a world the connection is made inside the controller's network namespace. Start at [`connect`].
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -19,18 +19,18 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status};
 
-use crate::exit::{Exit, Failure, Outcome};
-use crate::realm::{self, Realm};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::running_world::{self, RunningWorld};
 
-/// A connection must be up in this time.
+/// Timeout for a connection to the controller.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// A call must end in this time: the largest apply compiles for a few seconds.
+/// Timeout for a call: the largest apply compiles for a few seconds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Which mesh a verb talks to. Without any of these: the only world that is up.
+/// The mesh of a verb. Without any of these options it is the only world that is up.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct MeshArgs {
-    /// World whose controller to talk to [default: the only one that is up]
+    /// World of the controller to use [default: the only one that is up]
     #[arg(long, env = "CANAL_WORLD", value_name = "NAME")]
     pub(crate) world: Option<String>,
     /// Controller outside a world, e.g. https://192.0.2.10:15012; needs --root-ca and --token-file
@@ -44,21 +44,21 @@ pub(crate) struct MeshArgs {
     pub(crate) token_file: Option<PathBuf>,
 }
 
-/// Everything needed to reach one controller.
+/// Everything that is needed to reach one controller.
 #[derive(Debug, Clone)]
-struct Controller {
-    /// For messages.
+struct ControllerAddress {
+    /// Name of the controller in messages.
     place: String,
     url: String,
     root_ca: PathBuf,
     token: String,
-    realm: Option<Arc<Realm>>,
+    running: Option<Arc<RunningWorld>>,
 }
 
-/// The client verbs use.
+/// Client of the controller's API, which the verbs use.
 pub(crate) type Admin = AdminClient<InterceptedService<Channel, Bearer>>;
 
-/// Puts the token on every call.
+/// Adds the token to every call.
 #[derive(Clone)]
 pub(crate) struct Bearer(MetadataValue<Ascii>);
 
@@ -71,42 +71,42 @@ impl Interceptor for Bearer {
 }
 
 /// Connects to the controller that `args` name.
-pub(crate) async fn connect(args: &MeshArgs) -> Outcome<Admin> {
+pub(crate) async fn connect(args: &MeshArgs) -> VerbResult<Admin> {
     let controller = match (&args.server, &args.root_ca, &args.token_file) {
         (Some(url), Some(root_ca), Some(token_file)) => {
             let token = read(token_file)?;
-            Controller { place: url.clone(), url: url.clone(), root_ca: root_ca.clone(), token, realm: None }
+            ControllerAddress { place: url.clone(), url: url.clone(), root_ca: root_ca.clone(), token, running: None }
         }
-        _ => of_world(Realm::open(args.world.as_deref())?)?,
+        _ => of_world(RunningWorld::open(args.world.as_deref())?)?,
     };
     connect_to(controller).await
 }
 
 /// Connects to the controller of an open world.
-pub(crate) async fn connect_in(realm: Arc<Realm>) -> Outcome<Admin> {
-    connect_to(of_world(realm)?).await
+pub(crate) async fn connect_in(running: Arc<RunningWorld>) -> VerbResult<Admin> {
+    connect_to(of_world(running)?).await
 }
 
-fn of_world(realm: Arc<Realm>) -> Outcome<Controller> {
-    Ok(Controller {
-        place: format!("controller of world {}", realm.name()),
+fn of_world(running: Arc<RunningWorld>) -> VerbResult<ControllerAddress> {
+    Ok(ControllerAddress {
+        place: format!("controller of world {}", running.name()),
         url: format!("https://127.0.0.1:{}", canal_wire::CONTROLLER_PORT),
-        root_ca: realm.root_ca(),
-        token: realm.operator_token()?,
-        realm: Some(realm),
+        root_ca: running.root_ca(),
+        token: running.operator_token()?,
+        running: Some(running),
     })
 }
 
-fn read(path: &Path) -> Outcome<String> {
+fn read(path: &Path) -> VerbResult<String> {
     std::fs::read_to_string(path).map_err(|problem| {
-        let mend = "is the controller running? `canal world list` and `canal logs controller` tell";
-        Failure::new(Exit::Unreachable, path.display().to_string(), problem.to_string(), mend)
+        let fix = "is the controller running? see `canal world list` and `canal logs controller`";
+        VerbError::new(ExitStatus::Unreachable, path.display().to_string(), problem.to_string(), fix)
     })
 }
 
-async fn connect_to(controller: Controller) -> Outcome<Admin> {
+async fn connect_to(controller: ControllerAddress) -> VerbResult<Admin> {
     let place = controller.place.clone();
-    let wrong = |what: String| Failure::failed(place.clone(), what, "give --server like https://192.0.2.10:15012");
+    let wrong = |what: String| VerbError::failed(place.clone(), what, "give --server like https://192.0.2.10:15012");
     let token = format!("Bearer {}", controller.token.trim());
     let mut token: MetadataValue<Ascii> = token.parse().map_err(|_| wrong("the token is no header value".to_owned()))?;
     token.set_sensitive(true);
@@ -114,22 +114,22 @@ async fn connect_to(controller: Controller) -> Outcome<Admin> {
     let endpoint = Endpoint::from_shared(controller.url.clone())
         .and_then(|endpoint| endpoint.connect_timeout(CONNECT_TIMEOUT).tls_config(tls))
         .map_err(|problem| wrong(chain(&problem)))?;
-    let connected = match controller.realm {
-        Some(realm) => endpoint.connect_with_connector(Dialer(realm)).await,
+    let connected = match controller.running {
+        Some(running) => endpoint.connect_with_connector(WorldDialer(running)).await,
         None => endpoint.connect().await,
     };
     let channel = connected.map_err(|problem| {
-        Failure::new(Exit::Unreachable, place, chain(&problem), "is it running? `canal world list` and `canal logs controller` tell")
+        VerbError::new(ExitStatus::Unreachable, place, chain(&problem), "is it running? see `canal world list` and `canal logs controller`")
     })?;
     let client = AdminClient::with_interceptor(channel, Bearer(token));
     Ok(client.max_decoding_message_size(MESSAGE_BYTES_MAX).max_encoding_message_size(MESSAGE_BYTES_MAX))
 }
 
-/// Dials loopback inside the controller's namespace.
+/// Connects to loopback inside the controller's namespace.
 #[derive(Clone)]
-struct Dialer(Arc<Realm>);
+struct WorldDialer(Arc<RunningWorld>);
 
-impl tonic::codegen::Service<Uri> for Dialer {
+impl tonic::codegen::Service<Uri> for WorldDialer {
     type Response = TokioIo<TcpStream>;
     type Error = std::io::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
@@ -139,29 +139,31 @@ impl tonic::codegen::Service<Uri> for Dialer {
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let realm = self.0.clone();
+        let running = self.0.clone();
         Box::pin(async move {
             let port = canal_wire::CONTROLLER_PORT;
-            realm.dial(realm::CONTROLLER, ([127, 0, 0, 1], port).into()).await.map(TokioIo::new)
+            running.dial(running_world::CONTROLLER, ([127, 0, 0, 1], port).into()).await.map(TokioIo::new)
         })
     }
 }
 
-/// What the controller's refusal of a call means here.
-pub(crate) fn refused(status: &Status) -> Failure {
-    let (exit, mend) = match status.code() {
+/// Converts the controller's refusal of a call.
+pub(crate) fn refused(status: &Status) -> VerbError {
+    let (exit, fix) = match status.code() {
         Code::Unavailable | Code::DeadlineExceeded => {
-            (Exit::Unreachable, "is it running? `canal world list` and `canal logs controller` tell")
+            (ExitStatus::Unreachable, "is it running? see `canal world list` and `canal logs controller`")
         }
-        Code::Unauthenticated => (Exit::Failed, "the token is not in the controller's principals file"),
-        Code::PermissionDenied => (Exit::Failed, "use an operator's token that may see this tenant"),
-        Code::NotFound => (Exit::Missing, "`canal get` and `canal status` list what exists"),
-        _ => (Exit::Failed, ""),
+        Code::Unauthenticated => (ExitStatus::Failed, "the token is not in the controller's principals file"),
+        Code::PermissionDenied => (ExitStatus::Failed, "use an operator's token that may see this tenant"),
+        Code::NotFound => (ExitStatus::Missing, "`canal get` and `canal status` list what exists"),
+        _ => (ExitStatus::Failed, ""),
     };
-    Failure::new(exit, "controller", status.message().to_owned(), mend)
+    // The controller's text may already contain the fix.
+    let fix = if status.message().contains("fix: ") { "" } else { fix };
+    VerbError::new(exit, "controller", status.message().to_owned(), fix)
 }
 
-/// An error with its causes on one line.
+/// Returns an error with its causes on one line.
 pub(crate) fn chain(problem: &dyn std::error::Error) -> String {
     let mut text = problem.to_string();
     let mut cause = problem.source();
@@ -174,4 +176,18 @@ pub(crate) fn chain(problem: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_that_answered_is_never_called_absent() {
+        for code in [Code::Internal, Code::ResourceExhausted, Code::Aborted, Code::FailedPrecondition] {
+            let failure = refused(&Status::new(code, "the disk refused"));
+            assert!(failure.exit == ExitStatus::Failed && !failure.fix.contains("running"), "{code:?} {failure}");
+        }
+        assert_eq!(refused(&Status::unavailable("")).exit, ExitStatus::Unreachable);
+    }
 }

@@ -1,4 +1,4 @@
-//! A data plane's pages for operators: its admin socket, and its metrics port, which is asked inside its host's namespace.
+//! A data plane's endpoints for operators: its admin socket, and its metrics port, which is reached inside its host's namespace.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -11,62 +11,62 @@ use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 
 use crate::admin::chain;
-use crate::exit::{Exit, Failure, Outcome};
-use crate::realm::Realm;
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::running_world::RunningWorld;
 
-/// Where a page is served.
+/// Endpoint that serves a page.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Page {
-    /// `/config_dump`, `/tap`, `/logging`: the unix socket in the process's data directory.
+pub(crate) enum AdminPage {
+    /// `/config_dump`, `/tap` and `/logging` on the unix socket in the process's data directory.
     Admin,
-    /// `/metrics`: TCP.
+    /// `/metrics` on a TCP port.
     Metrics,
 }
 
 const METRICS_PORT: u16 = 15020;
-/// Largest answer taken whole.
+/// Maximum size of an answer that is read completely.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// The head of an answer must come in this time.
+/// Timeout for the head of an answer.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// GETs `path` and gives the answer's body as it comes.
-pub(crate) async fn stream(realm: &Realm, host: &str, page: Page, path: &str) -> Outcome<Response<Incoming>> {
-    ask(realm, host, page, Method::GET, path).await
+/// Sends GET for `path`, and returns the response, whose body can be streamed.
+pub(crate) async fn stream(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<Response<Incoming>> {
+    send(running, host, page, Method::GET, path).await
 }
 
-/// What messages call a page.
-fn place(realm: &Realm, host: &str, page: Page, path: &str) -> Outcome<String> {
+/// Returns the name of a page for messages.
+fn place(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<String> {
     Ok(match page {
-        Page::Admin => format!("{host} {} {path}", realm.admin_socket(host)?.display()),
-        Page::Metrics => format!("{host} port {METRICS_PORT} {path}"),
+        AdminPage::Admin => format!("{host} {} {path}", running.admin_socket(host)?.display()),
+        AdminPage::Metrics => format!("{host} port {METRICS_PORT} {path}"),
     })
 }
 
-/// A connection to a page's server.
-async fn dial(realm: &Realm, host: &str, page: Page) -> std::io::Result<Box<dyn Duplex>> {
+/// Connects to a page's server.
+async fn dial(running: &RunningWorld, host: &str, page: AdminPage) -> std::io::Result<Box<dyn AdminByteStream>> {
     match page {
-        Page::Admin => {
-            let socket: PathBuf = realm.admin_socket(host).map_err(|failure| std::io::Error::other(failure.to_string()))?;
+        AdminPage::Admin => {
+            let socket: PathBuf = running.admin_socket(host).map_err(|failure| std::io::Error::other(failure.to_string()))?;
             Ok(Box::new(tokio::net::UnixStream::connect(socket).await?))
         }
-        Page::Metrics => Ok(Box::new(realm.dial(host, SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT))).await?)),
+        AdminPage::Metrics => Ok(Box::new(running.dial(host, SocketAddr::from((Ipv4Addr::LOCALHOST, METRICS_PORT))).await?)),
     }
 }
 
-/// A byte stream of either kind.
-trait Duplex: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
-impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> Duplex for T {}
+/// A byte stream over TCP or a unix socket.
+trait AdminByteStream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin {}
+impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin> AdminByteStream for T {}
 
-async fn ask(realm: &Realm, host: &str, page: Page, method: Method, path: &str) -> Outcome<Response<Incoming>> {
-    let place = place(realm, host, page, path)?;
+async fn send(running: &RunningWorld, host: &str, page: AdminPage, method: Method, path: &str) -> VerbResult<Response<Incoming>> {
+    let place = place(running, host, page, path)?;
     let unreachable = |what: String| {
-        Failure::new(Exit::Unreachable, place.clone(), what, format!("does it run? `canal world list` and `canal logs {host}` tell"))
+        VerbError::new(ExitStatus::Unreachable, place.clone(), what, format!("does it run? see `canal world list` and `canal logs {host}`"))
     };
     let work = async {
-        let stream = dial(realm, host, page).await.map_err(|problem| problem.to_string())?;
+        let stream = dial(running, host, page).await.map_err(|problem| problem.to_string())?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|problem| chain(&problem))?;
-        // It ends with the answer; what goes wrong in it is told to whoever reads the answer.
+        // The task ends with the answer. Its errors reach the reader of the answer.
         tokio::spawn(connection);
         let request = Request::builder().method(method).uri(path).header(header::HOST, "localhost").body(Empty::<Bytes>::new());
         let request = request.map_err(|problem| problem.to_string())?;
@@ -78,24 +78,24 @@ async fn ask(realm: &Realm, host: &str, page: Page, method: Method, path: &str) 
     };
     match response.status() {
         StatusCode::OK => Ok(response),
-        status => Err(Failure::failed(place, format!("answered {status}"), "")),
+        status => Err(VerbError::failed(place, format!("answered {status}"), "")),
     }
 }
 
-/// GETs `path` whole.
-pub(crate) async fn get(realm: &Realm, host: &str, page: Page, path: &str) -> Outcome<Bytes> {
-    whole(realm, host, page, Method::GET, path).await
+/// Sends GET for `path`, and returns the complete answer.
+pub(crate) async fn get(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<Bytes> {
+    whole(running, host, page, Method::GET, path).await
 }
 
-/// POSTs to `path` without a body.
-pub(crate) async fn post(realm: &Realm, host: &str, page: Page, path: &str) -> Outcome<Bytes> {
-    whole(realm, host, page, Method::POST, path).await
+/// Sends POST to `path` without a body, and returns the complete answer.
+pub(crate) async fn post(running: &RunningWorld, host: &str, page: AdminPage, path: &str) -> VerbResult<Bytes> {
+    whole(running, host, page, Method::POST, path).await
 }
 
-async fn whole(realm: &Realm, host: &str, page: Page, method: Method, path: &str) -> Outcome<Bytes> {
-    let response = ask(realm, host, page, method, path).await?;
+async fn whole(running: &RunningWorld, host: &str, page: AdminPage, method: Method, path: &str) -> VerbResult<Bytes> {
+    let response = send(running, host, page, method, path).await?;
     match Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await {
         Ok(body) => Ok(body.to_bytes()),
-        Err(problem) => Err(Failure::new(Exit::Unreachable, place(realm, host, page, path)?, problem.to_string(), "")),
+        Err(problem) => Err(VerbError::new(ExitStatus::Unreachable, place(running, host, page, path)?, problem.to_string(), "")),
     }
 }

@@ -1,31 +1,31 @@
-//! Exit codes and failures: the contract with scripts. Every failure says where, what, and how to mend it.
+//! Exit codes and errors: the contract with scripts. Every error contains the subject, what is wrong, and how to fix it.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// How `canal` ends. Scripts may rely on these numbers; `canal help` lists them.
+/// Exit code of `canal`. Scripts may rely on these numbers; `canal help` lists them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum Exit {
-    /// All was done; every promise held.
+pub(crate) enum ExitStatus {
+    /// All was done, and every expectation passed.
     Done = 0,
-    /// Refused, or failed; nothing was half done.
+    /// Refused or failed; nothing was half done.
     Failed = 1,
     /// The command line is wrong.
     Usage = 2,
     /// The controller, world or host could not be reached.
     Unreachable = 3,
-    /// Done in part: some data planes lag, some hosts did not answer.
+    /// Done in part: some data planes lag, or some hosts did not answer.
     Partial = 4,
     /// The object, world or host that was named does not exist.
     Missing = 5,
-    /// `canal diff --exit-code`: there are differences.
+    /// `canal diff --exit-code` found differences.
     Differs = 6,
     /// Ended by ctrl-c or SIGTERM, after cleaning up.
     Interrupted = 130,
 }
 
-/// Shown at the end of `canal --help`.
+/// Text at the end of `canal --help`.
 pub(crate) const EXIT_CODES: &str = "Exit codes:
   0  done
   1  refused or failed; nothing was half done
@@ -36,59 +36,59 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   6  canal diff --exit-code: there are differences
   130  interrupted, after cleaning up";
 
-impl From<Exit> for ExitCode {
-    fn from(exit: Exit) -> Self {
+impl From<ExitStatus> for ExitCode {
+    fn from(exit: ExitStatus) -> Self {
         ExitCode::from(exit as u8)
     }
 }
 
-/// Why a verb did not end with [`Exit::Done`].
+/// Reason why a verb did not end with [`ExitStatus::Done`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) struct Failure {
-    pub(crate) exit: Exit,
-    /// A file, host, address or option.
-    pub(crate) place: String,
+pub(crate) struct VerbError {
+    pub(crate) exit: ExitStatus,
+    /// File, host, address or option.
+    pub(crate) subject: String,
     pub(crate) what: String,
-    /// Empty where nothing can be done, or the text already says it.
-    pub(crate) mend: String,
+    /// Empty if nothing can be done, or if the text already contains it.
+    pub(crate) fix: String,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for VerbError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.place.is_empty() {
+        match self.subject.is_empty() {
             true => write!(f, "{}", self.what)?,
-            false => write!(f, "{}: {}", self.place, self.what)?,
+            false => write!(f, "{}: {}", self.subject, self.what)?,
         }
-        match self.mend.is_empty() {
+        match self.fix.is_empty() {
             true => Ok(()),
-            false => write!(f, "\n  mend: {}", self.mend),
+            false => write!(f, "\n  fix: {}", self.fix),
         }
     }
 }
 
-impl Failure {
-    pub(crate) fn new(exit: Exit, place: impl Into<String>, what: impl Into<String>, mend: impl Into<String>) -> Self {
-        Self { exit, place: place.into(), what: what.into(), mend: mend.into() }
+impl VerbError {
+    pub(crate) fn new(exit: ExitStatus, place: impl Into<String>, what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { exit, subject: place.into(), what: what.into(), fix: fix.into() }
     }
 
-    /// A failure of one step.
-    pub(crate) fn failed(place: impl Into<String>, what: impl fmt::Display, mend: impl Into<String>) -> Self {
-        Self::new(Exit::Failed, place, what.to_string(), mend)
+    /// Returns the failure of one step.
+    pub(crate) fn failed(place: impl Into<String>, what: impl fmt::Display, fix: impl Into<String>) -> Self {
+        Self::new(ExitStatus::Failed, place, what.to_string(), fix)
     }
 
-    /// All was told already (diagnostics, a table): only the exit code is left to say.
-    pub(crate) fn told(exit: Exit) -> Self {
+    /// Returns an error that contains only the exit code, because all messages (diagnostics, a table) were printed already.
+    pub(crate) fn already_printed(exit: ExitStatus) -> Self {
         Self::new(exit, "", "", "")
     }
 
-    /// Nothing more to print.
-    pub(crate) fn is_told(&self) -> bool {
+    /// Returns whether there is nothing more to print.
+    pub(crate) fn is_already_printed(&self) -> bool {
         self.what.is_empty()
     }
 }
 
-/// What every verb returns.
-pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+/// Result that every verb returns.
+pub(crate) type VerbResult<T = ()> = Result<T, VerbError>;
 
 #[cfg(test)]
 mod tests {
@@ -96,17 +96,25 @@ mod tests {
 
     #[test]
     fn the_help_names_every_code() {
-        let all =
-            [Exit::Done, Exit::Failed, Exit::Usage, Exit::Unreachable, Exit::Partial, Exit::Missing, Exit::Differs, Exit::Interrupted];
+        let all = [
+            ExitStatus::Done,
+            ExitStatus::Failed,
+            ExitStatus::Usage,
+            ExitStatus::Unreachable,
+            ExitStatus::Partial,
+            ExitStatus::Missing,
+            ExitStatus::Differs,
+            ExitStatus::Interrupted,
+        ];
         for exit in all {
             assert!(EXIT_CODES.contains(&format!("\n  {}  ", exit as u8)), "{exit:?}");
         }
     }
 
     #[test]
-    fn a_failure_reads_where_what_mend() {
-        let failure = Failure::failed("a.yaml:3:1", "no such kind", "write HTTPRoute");
-        assert_eq!(failure.to_string(), "a.yaml:3:1: no such kind\n  mend: write HTTPRoute");
-        assert!(Failure::told(Exit::Partial).is_told());
+    fn a_failure_has_subject_problem_and_fix() {
+        let failure = VerbError::failed("a.yaml:3:1", "no such kind", "write HTTPRoute");
+        assert_eq!(failure.to_string(), "a.yaml:3:1: no such kind\n  fix: write HTTPRoute");
+        assert!(VerbError::already_printed(ExitStatus::Partial).is_already_printed());
     }
 }

@@ -1,28 +1,29 @@
-//! `canal`: parses the command line, runs one verb, maps its failure to text and exit code. Verbs live in `verbs/`, one file each.
+//! `canal`: parses the command line, runs one verb, and maps its error to text and exit code. The verbs are in `verbs/`, one file each.
 
 #![forbid(unsafe_code)]
 
 mod admin;
+mod bundled_topology;
+mod cli;
 mod dataplane;
 mod demo;
 mod diagnostics;
 mod exit;
 mod files;
 mod metrics;
+mod observe;
 mod output;
-mod realm;
-mod scenery;
+mod running_world;
 mod signals;
 mod tenant;
-mod typed;
 mod verbs;
 mod view;
 
 use std::process::ExitCode;
 
 use clap::Parser;
-use exit::{Exit, Outcome};
-use typed::{Canal, Verb};
+use cli::{Canal, Verb};
+use exit::{ExitStatus, VerbResult};
 
 fn main() -> ExitCode {
     // A wrong command line ends here, with code 2.
@@ -31,16 +32,16 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(problem) => {
             eprintln!("canal: cannot start: {problem}");
-            return Exit::Failed.into();
+            return ExitStatus::Failed.into();
         }
     };
     let outcome = runtime.block_on(run(typed.verb));
-    // Blocked threads (a dial into a dead host) must not hold up the end.
+    // Blocked threads (for example a connect to a host that is down) must not delay the end.
     runtime.shutdown_background();
     match outcome {
-        Ok(()) => Exit::Done.into(),
+        Ok(()) => ExitStatus::Done.into(),
         Err(failure) => {
-            if !failure.is_told() {
+            if !failure.is_already_printed() {
                 eprintln!("canal: {failure}");
             }
             failure.exit.into()
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(verb: Verb) -> Outcome {
+async fn run(verb: Verb) -> VerbResult {
     match verb {
         Verb::Up(args) => verbs::up::run(args).await,
         Verb::Demo(args) => verbs::demo::run(args).await,
@@ -61,8 +62,10 @@ async fn run(verb: Verb) -> Outcome {
         Verb::Explain(args) => verbs::explain::run(args).await,
         Verb::Status(args) => verbs::status::run(args).await,
         Verb::Gateway(args) => verbs::gateway::run(args).await,
+        Verb::Sessions(args) => verbs::sessions::run(args).await,
         Verb::Config(args) => verbs::config::run(args).await,
         Verb::Logs(args) => verbs::logs::run(args).await,
+        Verb::Metrics(args) => verbs::metrics::run(args).await,
         Verb::Tap(args) => verbs::tap::run(args).await,
         Verb::Compile(args) => verbs::compile::run(args),
         Verb::Completion(args) => verbs::completion::run(&args),

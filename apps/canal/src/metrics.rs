@@ -1,8 +1,8 @@
-//! Reads Prometheus text (exposition format 0.0.4) as far as the views need it: name, labels, value. Ignores types, help and times.
+//! Reads Prometheus text (exposition format 0.0.4) as far as the views need it: name, labels, value. It ignores types, help and times.
 
 use std::collections::BTreeMap;
 
-/// One sample.
+/// One sample of a metric.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sample {
     pub(crate) name: String,
@@ -10,7 +10,7 @@ pub(crate) struct Sample {
     pub(crate) value: f64,
 }
 
-/// All samples of a text; lines that are none are left out.
+/// Returns all samples of a text. Other lines are ignored.
 pub(crate) fn parse(text: &str) -> Vec<Sample> {
     text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect()
 }
@@ -26,7 +26,7 @@ fn sample(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels, value })
 }
 
-/// The labels up to the closing brace, and what follows it.
+/// Returns the labels up to the closing brace, and the text after it.
 fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     let mut labels = BTreeMap::new();
     loop {
@@ -41,7 +41,7 @@ fn labels(mut rest: &str) -> Option<(BTreeMap<String, String>, &str)> {
     }
 }
 
-/// A value up to its closing quote, unescaped.
+/// Returns the unescaped value up to its closing quote, and the text after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut letters = text.char_indices();
@@ -58,7 +58,7 @@ fn quoted(text: &str) -> Option<(String, &str)> {
     None
 }
 
-/// The sum of all samples of `name` whose labels have these values.
+/// Returns the sum of all samples of `name` whose labels have these values.
 pub(crate) fn sum(samples: &[Sample], name: &str, labels: &[(&str, &str)]) -> f64 {
     let fits = |sample: &&Sample| labels.iter().all(|(label, value)| sample.labels.get(*label).is_some_and(|v| v == value));
     samples.iter().filter(|s| s.name == name).filter(fits).map(|s| s.value).sum()

@@ -1,13 +1,15 @@
-//! Prints results: a table for people, JSON or YAML for programs. Results go to stdout, everything else to stderr.
+//! Prints results: a table for people, JSON or YAML for programs. Results go to stdout, everything else to stderr. Start at [`print`].
 
 use std::io::{IsTerminal, Write};
 
+use canal_json_api::v1::VersionedView;
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 use serde_json::Value;
 
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 
-/// How results are printed.
+/// Format in which results are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     Table,
@@ -15,7 +17,7 @@ pub(crate) enum Format {
     Yaml,
 }
 
-/// The option shared by all verbs that print results.
+/// The option that all verbs share that print results.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct OutputArgs {
     /// How to print the result
@@ -23,14 +25,14 @@ pub(crate) struct OutputArgs {
     pub(crate) format: Format,
 }
 
-/// Rows under a heading; columns are as wide as their widest cell.
+/// Rows under a heading. Columns are as wide as their widest cell.
 #[derive(Debug, Default)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     heading: Vec<&'static str>,
     rows: Vec<Vec<String>>,
 }
 
-impl Table {
+impl TextTable {
     pub(crate) fn new(heading: &[&'static str]) -> Self {
         Self { heading: heading.to_vec(), rows: Vec::new() }
     }
@@ -39,7 +41,7 @@ impl Table {
         self.rows.push(cells.to_vec());
     }
 
-    /// One line per row. The last column is not padded, so that long texts do not widen the table.
+    /// Returns one line per row. The last column is not padded, so that long texts do not widen the table.
     pub(crate) fn lines(&self) -> Vec<String> {
         let heading: Vec<String> = self.heading.iter().map(|h| (*h).to_owned()).collect();
         let all: Vec<&Vec<String>> = std::iter::once(&heading).chain(&self.rows).collect();
@@ -56,8 +58,18 @@ impl Table {
     }
 }
 
-/// Prints `value`, or `table` where a table was asked for.
-pub(crate) fn print(format: Format, value: &Value, table: impl FnOnce() -> Vec<String>) -> Outcome {
+/// Prints a view of the operators' API as the controller's HTTP face shows it, or `table` if the format is a table.
+pub(crate) fn print_view(format: Format, view: impl Serialize, table: impl FnOnce() -> Vec<String>) -> VerbResult {
+    print(format, &view_value(view)?, table)
+}
+
+/// Returns a view as JSON, with the name of its version.
+pub(crate) fn view_value(view: impl Serialize) -> VerbResult<Value> {
+    serde_json::to_value(VersionedView::new(view)).map_err(|problem| VerbError::failed("output", problem, ""))
+}
+
+/// Prints `value`, or `table` if the format is a table.
+pub(crate) fn print(format: Format, value: &Value, table: impl FnOnce() -> Vec<String>) -> VerbResult {
     let text = match format {
         Format::Table => table().join("\n"),
         Format::Json => format!("{value:#}"),
@@ -66,40 +78,40 @@ pub(crate) fn print(format: Format, value: &Value, table: impl FnOnce() -> Vec<S
     line(text.trim_end())
 }
 
-/// One result line. A reader that went away (`canal get | head`) ends the program quietly.
-pub(crate) fn line(text: &str) -> Outcome {
+/// Prints one result line. If the reader has gone (`canal get | head`), the program ends without a message.
+pub(crate) fn line(text: &str) -> VerbResult {
     match writeln!(std::io::stdout(), "{text}") {
-        Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => Err(Failure::told(Exit::Done)),
-        Err(problem) => Err(Failure::failed("stdout", problem, "")),
+        Err(problem) if problem.kind() == std::io::ErrorKind::BrokenPipe => Err(VerbError::already_printed(ExitStatus::Done)),
+        Err(problem) => Err(VerbError::failed("stdout", problem, "")),
         Ok(()) => Ok(()),
     }
 }
 
-/// A value as YAML.
-pub(crate) fn yaml(value: &Value) -> Outcome<String> {
-    serde_saphyr::to_string(value).map_err(|problem| Failure::failed("output", problem, "use -o json"))
+/// Returns a value as YAML.
+pub(crate) fn yaml(value: &Value) -> VerbResult<String> {
+    serde_saphyr::to_string(value).map_err(|problem| VerbError::failed("output", problem, "use -o json"))
 }
 
-/// Progress of long work, on stderr, only where somebody watches.
+/// Progress messages of long work, on stderr, only if that is a terminal.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Progress {
+pub(crate) struct ProgressLine {
     watched: bool,
 }
 
-impl Progress {
+impl ProgressLine {
     pub(crate) fn new() -> Self {
         Self { watched: std::io::stderr().is_terminal() }
     }
 
-    /// Says what is being done.
-    pub(crate) fn say(self, text: &str) {
+    /// Prints what is being done.
+    pub(crate) fn print_line(self, text: &str) {
         if self.watched {
             eprintln!("{text}");
         }
     }
 }
 
-/// Milliseconds as people read them.
+/// Returns milliseconds in a readable unit.
 pub(crate) fn span(ms: u64) -> String {
     match ms {
         0..1_000 => format!("{ms} ms"),
@@ -109,7 +121,7 @@ pub(crate) fn span(ms: u64) -> String {
     }
 }
 
-/// Bytes as people read them.
+/// Returns bytes in a readable unit.
 pub(crate) fn size(bytes: u64) -> String {
     let scaled = |unit: u32, name: &str| format!("{:.1} {name}", bytes as f64 / f64::from(unit));
     match bytes {
@@ -126,7 +138,7 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let mut table = Table::new(&["NAME", "WORD"]);
+        let mut table = TextTable::new(&["NAME", "WORD"]);
         table.row(["a-long-name".into(), "x".into()]);
         table.row(["b".into(), "a long text".into()]);
         assert_eq!(table.lines(), ["NAME         WORD", "a-long-name  x", "b            a long text"]);

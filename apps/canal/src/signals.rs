@@ -1,17 +1,17 @@
-//! Ctrl-c and SIGTERM as something a verb can wait for; never the process's end, so that cleaning up is not cut short.
+//! Ctrl-c and SIGTERM as an event that a verb can wait for. The signals never end the process, so that cleaning up is not interrupted.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-use crate::exit::{Failure, Outcome};
+use crate::exit::{VerbError, VerbResult};
 
-/// Waits for the wish to stop.
+/// Waits for a signal to stop.
 #[derive(Debug, Clone)]
-pub(crate) struct Stop(watch::Receiver<bool>);
+pub(crate) struct StopSignal(watch::Receiver<bool>);
 
-/// Takes over SIGINT, SIGTERM and SIGHUP for the rest of the process's life.
-pub(crate) fn watch() -> Outcome<Stop> {
-    let failed = |problem: std::io::Error| Failure::failed("signals", problem, "");
+/// Handles SIGINT, SIGTERM and SIGHUP until the process ends.
+pub(crate) fn watch() -> VerbResult<StopSignal> {
+    let failed = |problem: std::io::Error| VerbError::failed("signals", problem, "");
     let mut int = signal(SignalKind::interrupt()).map_err(failed)?;
     let mut term = signal(SignalKind::terminate()).map_err(failed)?;
     let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
@@ -22,14 +22,14 @@ pub(crate) fn watch() -> Outcome<Stop> {
             sender.send_replace(true);
         }
     });
-    Ok(Stop(receiver))
+    Ok(StopSignal(receiver))
 }
 
-impl Stop {
-    /// Resolves when a signal came.
+impl StopSignal {
+    /// Resolves when a signal has arrived.
     pub(crate) async fn wait(&mut self) {
         if self.0.wait_for(|stop| *stop).await.is_err() {
-            // The sender lives as long as the runtime.
+            // The sender exists as long as the runtime.
             std::future::pending::<()>().await;
         }
     }

@@ -1,12 +1,12 @@
-//! Which tenant a verb is about: `--tenant`, `$CANAL_TENANT`, or the only one there is.
+//! The tenant that a verb is about: `--tenant`, `$CANAL_TENANT`, or the only tenant.
 
 use canal_wire::api::StatusRequest;
 use clap::Args;
 
 use crate::admin::{self, Admin};
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 
-/// The option shared by all verbs about one tenant's objects.
+/// The option that all verbs about one tenant's objects share.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct TenantArgs {
     /// Tenant [default: the only one there is]
@@ -14,8 +14,8 @@ pub(crate) struct TenantArgs {
     pub(crate) tenant: Option<String>,
 }
 
-/// The tenant's name.
-pub(crate) async fn decide(args: &TenantArgs, admin: &mut Admin) -> Outcome<String> {
+/// Returns the name of the tenant.
+pub(crate) async fn decide(args: &TenantArgs, admin: &mut Admin) -> VerbResult<String> {
     if let Some(tenant) = &args.tenant {
         return Ok(tenant.clone());
     }
@@ -23,15 +23,15 @@ pub(crate) async fn decide(args: &TenantArgs, admin: &mut Admin) -> Outcome<Stri
     only(status.tenants.into_iter().map(|t| t.tenant).collect())
 }
 
-fn only(mut names: Vec<String>) -> Outcome<String> {
+fn only(mut names: Vec<String>) -> VerbResult<String> {
     match (names.pop(), names.is_empty()) {
         (Some(name), true) => Ok(name),
         (Some(name), false) => {
             names.push(name);
             let what = format!("there are several tenants: {}", names.join(", "));
-            Err(Failure::new(Exit::Usage, "--tenant", what, "name one with --tenant or $CANAL_TENANT"))
+            Err(VerbError::new(ExitStatus::Usage, "--tenant", what, "name one with --tenant or $CANAL_TENANT"))
         }
-        (None, _) => Err(Failure::new(Exit::Missing, "--tenant", "the controller has no tenant", "add one to its sources")),
+        (None, _) => Err(VerbError::new(ExitStatus::Missing, "--tenant", "the controller has no tenant", "add one to its sources")),
     }
 }
 
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn the_only_tenant_needs_no_name() {
         assert_eq!(only(vec!["alpha".into()]).unwrap(), "alpha");
-        assert_eq!(only(vec!["alpha".into(), "beta".into()]).unwrap_err().exit, Exit::Usage);
-        assert_eq!(only(vec![]).unwrap_err().exit, Exit::Missing);
+        assert_eq!(only(vec!["alpha".into(), "beta".into()]).unwrap_err().exit, ExitStatus::Usage);
+        assert_eq!(only(vec![]).unwrap_err().exit, ExitStatus::Missing);
     }
 }

@@ -1,4 +1,4 @@
-//! One module per verb. A verb parses nothing and prints its own result; failures go up to `main`.
+//! One module per verb. A verb gets parsed arguments and prints its own result. Errors are returned to `main`.
 
 pub(crate) mod apply;
 pub(crate) mod ca;
@@ -12,6 +12,8 @@ pub(crate) mod explain;
 pub(crate) mod gateway;
 pub(crate) mod get;
 pub(crate) mod logs;
+pub(crate) mod metrics;
+pub(crate) mod sessions;
 pub(crate) mod status;
 pub(crate) mod tap;
 pub(crate) mod up;

@@ -1,5 +1,5 @@
-//! The live view of a world: what runs, who is connected, which generations, how many requests. [`Observer`] looks, pure functions
-//! make lines of it, [`Canvas`] draws them.
+//! The live view of a world: processes, connections, generations and requests. [`WorldSampler`] collects samples, pure functions turn them
+//! into lines, and [`Canvas`] draws them.
 
 use std::collections::BTreeMap;
 use std::io::{Stdout, Write};
@@ -7,79 +7,84 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use canal_wire::api::StatusResponse;
-use canal_world::Host;
+use canal_world::HostStatus;
 use crossterm::terminal::{self, ClearType, EnterAlternateScreen, LeaveAlternateScreen};
 use crossterm::{cursor, execute, queue, style};
 
 use crate::admin::{self, Admin};
-use crate::dataplane::{self, Page};
-use crate::exit::Outcome;
+use crate::dataplane::{self, AdminPage};
+use crate::exit::VerbResult;
 use crate::metrics::{self, Sample};
-use crate::output::{Table, size};
-use crate::realm::{self, Kind, Realm};
+use crate::output::{TextTable, size};
+use crate::running_world::{self, HostKindFilter, RunningWorld};
 use crate::verbs::status;
 
-/// A look at one world at one time.
-struct Look {
+/// Sample of one world at one time.
+struct WorldSample {
     at: Instant,
-    hosts: Vec<Host>,
-    /// `Err` holds why the controller could not be asked.
+    hosts: Vec<HostStatus>,
+    /// `Err` contains the reason why the controller gave no answer.
     status: Result<StatusResponse, String>,
-    /// Total requests by tenant, service and class of status (joined by tabs), over all gateways.
+    /// Total requests over all gateways by tenant, service and class of status, which are joined by tabs.
     requests: BTreeMap<String, f64>,
     /// CPU time of the mesh's own processes.
     cpu: BTreeMap<String, Duration>,
 }
 
-/// Looks at a world again and again; keeps the last look, for rates.
-pub(crate) struct Observer {
-    realm: Arc<Realm>,
+/// Samples a world repeatedly. It remembers the last sample, for rates.
+pub(crate) struct WorldSampler {
+    running: Arc<RunningWorld>,
     admin: Option<Admin>,
-    last: Option<Look>,
+    last: Option<WorldSample>,
 }
 
-impl Observer {
-    pub(crate) fn new(realm: Arc<Realm>) -> Self {
-        Self { realm, admin: None, last: None }
+impl WorldSampler {
+    pub(crate) fn new(running: Arc<RunningWorld>) -> Self {
+        Self { running, admin: None, last: None }
     }
 
-    /// The lines of the view now.
-    pub(crate) async fn look(&mut self) -> Outcome<Vec<String>> {
-        let look = self.observe().await?;
-        let lines = lines(self.realm.name(), &look, self.last.as_ref());
-        self.last = Some(look);
+    /// Returns the current lines of the view.
+    pub(crate) async fn refresh(&mut self) -> VerbResult<Vec<String>> {
+        let current = self.observe().await?;
+        let lines = lines(self.running.name(), &current, self.last.as_ref());
+        self.last = Some(current);
         Ok(lines)
     }
 
-    /// One line per host and data plane, without anything that always changes.
-    pub(crate) async fn states(&mut self) -> Outcome<Vec<String>> {
-        let look = self.observe().await?;
-        let hosts = look.hosts.iter().filter(|h| h.seat.job.is_some()).map(|h| format!("{}: {}", h.seat.name, realm::phase(&h.pulse)));
-        let planes = look.status.iter().flat_map(|s| &s.subscribers).map(|s| {
+    /// Returns one line per host and data plane, without values that change permanently.
+    pub(crate) async fn states(&mut self) -> VerbResult<Vec<String>> {
+        let current = self.observe().await?;
+        let hosts = current
+            .hosts
+            .iter()
+            .filter(|h| h.environment.job.is_some())
+            .map(|h| format!("{}: {}", h.environment.name, running_world::phase(&h.pulse)));
+        let planes = current.status.iter().flat_map(|s| &s.subscribers).map(|s| {
             let state = if s.connected { "connected" } else { "away" };
             format!("{} {}, generation {} of {}", s.name, state, s.generation_acked, s.generation_wanted)
         });
         Ok(hosts.chain(planes).collect())
     }
 
-    async fn observe(&mut self) -> Outcome<Look> {
-        let hosts = self.realm.hosts()?;
+    async fn observe(&mut self) -> VerbResult<WorldSample> {
+        let hosts = self.running.hosts()?;
         let status = self.status().await;
         let mut requests = BTreeMap::new();
-        for gateway in self.realm.names_of(Kind::Gateway)? {
-            // A replica that is down has nothing to tell; the list of processes shows that it is.
-            if let Ok(text) = dataplane::get(&self.realm, &gateway, Page::Metrics, "/metrics").await {
+        for gateway in self.running.names_of(HostKindFilter::Gateway)? {
+            // A replica that is down returns no metrics. The list of processes shows that it is down.
+            if let Ok(text) = dataplane::get(&self.running, &gateway, AdminPage::Metrics, "/metrics").await {
                 count_requests(&mut requests, &metrics::parse(&String::from_utf8_lossy(&text)));
             }
         }
         let mesh = hosts.iter().filter(|host| is_mesh(host));
-        let cpu = mesh.filter_map(|host| Some((host.seat.name.clone(), self.realm.cpu(&host.seat.name).ok()?.total()))).collect();
-        Ok(Look { at: Instant::now(), hosts, status, requests, cpu })
+        let cpu =
+            mesh.filter_map(|host| Some((host.environment.name.clone(), self.running.cpu(&host.environment.name).ok()?.total()))).collect();
+        Ok(WorldSample { at: Instant::now(), hosts, status, requests, cpu })
     }
 
     async fn status(&mut self) -> Result<StatusResponse, String> {
         if self.admin.is_none() {
-            self.admin = Some(admin::connect_in(self.realm.clone()).await.map_err(|failure| failure.what)?);
+            self.admin = Some(admin::connect_in(self.running.clone()).await.map_err(|failure| failure.what)?);
         }
         let Some(admin) = &mut self.admin else { return Err("not connected".to_owned()) };
         let answer = status::fetch(admin).await;
@@ -90,8 +95,8 @@ impl Observer {
     }
 }
 
-fn is_mesh(host: &Host) -> bool {
-    matches!(host.seat.kind.as_str(), "controller" | "edge" | "gateway" | "node" | "keyServer")
+fn is_mesh(host: &HostStatus) -> bool {
+    matches!(host.environment.kind.as_str(), "controller" | "edge" | "gateway" | "node" | "keyServer")
 }
 
 fn count_requests(counts: &mut BTreeMap<String, f64>, samples: &[Sample]) {
@@ -103,19 +108,19 @@ fn count_requests(counts: &mut BTreeMap<String, f64>, samples: &[Sample]) {
     }
 }
 
-/// The whole view.
-fn lines(world: &str, look: &Look, last: Option<&Look>) -> Vec<String> {
-    let ready = look.hosts.iter().filter(|h| h.seat.job.is_some() && h.pulse.ready).count();
-    let all = look.hosts.iter().filter(|h| h.seat.job.is_some()).count();
+/// Returns the lines of the whole view.
+fn lines(world: &str, current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> {
+    let ready = current.hosts.iter().filter(|h| h.environment.job.is_some() && h.pulse.ready).count();
+    let all = current.hosts.iter().filter(|h| h.environment.job.is_some()).count();
     let mut lines = vec![format!("world {world}: {ready} of {all} processes ready    ctrl-c takes it down"), String::new()];
-    lines.extend(mesh_lines(look, last));
+    lines.extend(mesh_lines(current, last));
     lines.push(String::new());
-    lines.extend(request_lines(look, last));
-    let troubled: Vec<String> = look
+    lines.extend(request_lines(current, last));
+    let troubled: Vec<String> = current
         .hosts
         .iter()
-        .filter(|h| h.seat.job.is_some() && !h.pulse.ready)
-        .map(|h| format!("{}: {}", h.seat.name, realm::phase(&h.pulse)))
+        .filter(|h| h.environment.job.is_some() && !h.pulse.ready)
+        .map(|h| format!("{}: {}", h.environment.name, running_world::phase(&h.pulse)))
         .collect();
     if !troubled.is_empty() {
         lines.extend([String::new(), "NOT READY".to_owned()]);
@@ -124,30 +129,30 @@ fn lines(world: &str, look: &Look, last: Option<&Look>) -> Vec<String> {
     lines
 }
 
-/// The mesh's own processes with their place in the control plane.
-fn mesh_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
-    let mut table = Table::new(&["PROCESS", "KIND", "AZ", "STATE", "CPU", "RESTARTS", "CONTROLLER", "GENERATION", "SENT"]);
-    for host in look.hosts.iter().filter(|host| is_mesh(host)) {
-        let name = &host.seat.name;
-        let subscriber = look.status.as_ref().ok().and_then(|s| s.subscribers.iter().find(|s| s.name == *name));
+/// Returns the mesh's own processes with their state in the control plane.
+fn mesh_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> {
+    let mut table = TextTable::new(&["PROCESS", "KIND", "AZ", "STATE", "CPU", "RESTARTS", "CONTROLLER", "GENERATION", "SENT"]);
+    for host in current.hosts.iter().filter(|host| is_mesh(host)) {
+        let name = &host.environment.name;
+        let subscriber = current.status.as_ref().ok().and_then(|s| s.subscribers.iter().find(|s| s.name == *name));
         let (link, generation, sent) = match subscriber {
             Some(s) => (
                 if s.connected { "connected" } else { "away" }.to_owned(),
                 format!("{} of {}", s.generation_acked, s.generation_wanted),
                 size(s.bytes_sent),
             ),
-            None if host.seat.kind == "controller" => match &look.status {
+            None if host.environment.kind == "controller" => match &current.status {
                 Ok(status) => ("is it".to_owned(), status.generation.to_string(), String::new()),
                 Err(problem) => (problem.clone(), String::new(), String::new()),
             },
             None => ("-".to_owned(), String::new(), String::new()),
         };
-        let cpu = busy(look, last, name).map_or_else(|| "-".to_owned(), |share| format!("{share:.0} %"));
+        let cpu = busy(current, last, name).map_or_else(|| "-".to_owned(), |share| format!("{share:.0} %"));
         table.row([
             name.clone(),
-            host.seat.kind.clone(),
-            host.seat.az.clone(),
-            realm::phase(&host.pulse),
+            host.environment.kind.clone(),
+            host.environment.az.clone(),
+            running_world::phase(&host.pulse),
             cpu,
             host.pulse.restarts.to_string(),
             link,
@@ -158,28 +163,28 @@ fn mesh_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
     table.lines()
 }
 
-/// CPU use since the last look, in percent of one core.
-fn busy(look: &Look, last: Option<&Look>, host: &str) -> Option<f64> {
+/// Returns the CPU use since the last sample, in percent of one core.
+fn busy(current: &WorldSample, last: Option<&WorldSample>, host: &str) -> Option<f64> {
     let last = last?;
-    let used = look.cpu.get(host)?.checked_sub(*last.cpu.get(host)?)?;
-    Some(100.0 * used.as_secs_f64() / look.at.duration_since(last.at).as_secs_f64().max(1e-3))
+    let used = current.cpu.get(host)?.checked_sub(*last.cpu.get(host)?)?;
+    Some(100.0 * used.as_secs_f64() / current.at.duration_since(last.at).as_secs_f64().max(1e-3))
 }
 
-/// Requests per second by service and class of status.
-fn request_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
-    let mut table = Table::new(&["TENANT", "SERVICE", "STATUS", "REQUESTS", "PER SECOND"]);
-    for (key, total) in &look.requests {
+/// Returns requests per second by service and class of status.
+fn request_lines(current: &WorldSample, last: Option<&WorldSample>) -> Vec<String> {
+    let mut table = TextTable::new(&["TENANT", "SERVICE", "STATUS", "REQUESTS", "PER SECOND"]);
+    for (key, total) in &current.requests {
         let mut parts = key.split('\t');
         let mut part = || parts.next().unwrap_or_default().to_owned();
         let (tenant, service, class) = (part(), part(), part());
         let rate = last.map(|last| {
             let before = last.requests.get(key).copied().unwrap_or(0.0);
-            (total - before).max(0.0) / look.at.duration_since(last.at).as_secs_f64().max(1e-3)
+            (total - before).max(0.0) / current.at.duration_since(last.at).as_secs_f64().max(1e-3)
         });
         let rate = rate.map_or_else(|| "-".to_owned(), |rate| format!("{rate:.1}"));
         table.row([tenant, service, class, format!("{total:.0}"), rate]);
     }
-    match look.requests.is_empty() {
+    match current.requests.is_empty() {
         true => vec![
             "no requests through the gateways yet; try".to_owned(),
             "  canal world exec alpha/bookinfo/client-0 -- curl -s http://productpage:9080/".to_owned(),
@@ -188,7 +193,7 @@ fn request_lines(look: &Look, last: Option<&Look>) -> Vec<String> {
     }
 }
 
-/// The terminal's other screen; the first one comes back when this is dropped.
+/// The terminal's alternate screen. The normal screen returns when this is dropped.
 pub(crate) struct Canvas {
     out: Stdout,
 }
@@ -222,8 +227,8 @@ impl Drop for Canvas {
 mod tests {
     use super::*;
 
-    fn look(at: Instant, requests: f64, cpu_ms: u64) -> Look {
-        Look {
+    fn sample(at: Instant, requests: f64, cpu_ms: u64) -> WorldSample {
+        WorldSample {
             at,
             hosts: vec![],
             status: Err("down".into()),
@@ -235,7 +240,7 @@ mod tests {
     #[test]
     fn rates_are_differences_over_time() {
         let start = Instant::now();
-        let (first, second) = (look(start, 100.0, 500), look(start + Duration::from_secs(2), 300.0, 1_000));
+        let (first, second) = (sample(start, 100.0, 500), sample(start + Duration::from_secs(2), 300.0, 1_000));
         assert_eq!(busy(&second, Some(&first), "gw-1").map(f64::round), Some(25.0));
         assert_eq!(busy(&second, None, "gw-1"), None);
         let lines = request_lines(&second, Some(&first));

@@ -1,16 +1,16 @@
-//! The verbs that talk to a controller, against a real one in a world of its own: apply, get, diff, delete, status, compile.
+//! Tests of the verbs that use a controller, with a real one in a world of its own: apply, get, diff, delete, status, compile.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A world with a controller and one tenant, and the directory its files are in.
-struct World {
+/// A world with a controller and one tenant, and the directory of its files.
+struct AdminWorld {
     name: String,
     files: tempfile::TempDir,
 }
 
-impl World {
-    /// `None`, said loudly, where it cannot be had. Each test has its own letter, because tests run side by side.
+impl AdminWorld {
+    /// Returns `None`, with a message, if worlds cannot be built here. Each test has its own letter, because tests run in parallel.
     fn up(letter: char) -> Option<Self> {
         let beside = Path::new(env!("CARGO_BIN_EXE_canal")).parent().unwrap();
         if !rustix::process::geteuid().is_root() {
@@ -45,7 +45,7 @@ impl World {
         command.args(words.split_whitespace()).output().unwrap()
     }
 
-    /// Runs a verb; its exit code must be `code` and its output must hold `want`. The output.
+    /// Runs a verb and returns its output. Its exit code must be `code` and its output must contain `want`.
     fn check(&self, words: &str, code: i32, want: &str) -> String {
         let output = self.canal(words);
         let all = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
@@ -55,7 +55,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for AdminWorld {
     fn drop(&mut self) {
         self.canal(&format!("world down {}", self.name));
     }
@@ -67,7 +67,7 @@ fn demo(name: &str) -> PathBuf {
 
 #[test]
 fn objects_live_from_apply_to_delete() {
-    let Some(world) = World::up('a') else { return };
+    let Some(world) = AdminWorld::up('a') else { return };
     let routes = demo("alpha/routes.yaml");
     let text = std::fs::read_to_string(&routes).unwrap();
     let other = world.write("other.yaml", &text.replace("weight: 90", "weight: 70"));
@@ -90,23 +90,36 @@ fn objects_live_from_apply_to_delete() {
 }
 
 #[test]
+fn a_killed_supervisor_costs_no_applied_object() {
+    let Some(world) = AdminWorld::up('d') else { return };
+    world.check(&format!("apply -f {} --wait 5", demo("alpha/routes.yaml").display()), 0, "created");
+    let supervisor = std::fs::read_to_string(format!("/run/canal/worlds/{}/supervisor.pid", world.name)).unwrap();
+    assert!(Command::new("kill").args(["-9", supervisor.trim()]).status().unwrap().success());
+    let topology = world.files.path().join("world.yaml");
+    world.check(&format!("world up {}", topology.display()), 0, "rebuilt after a crash; objects applied before are still in force");
+    world.check("get httproute reviews -n bookinfo", 0, "reviews");
+    world.check(&format!("world up {}", topology.display()), 0, "is up");
+}
+
+#[test]
 fn status_and_lists_are_the_same_facts_in_every_format() {
-    let Some(world) = World::up('b') else { return };
+    let Some(world) = AdminWorld::up('b') else { return };
     world.check("status --check", 0, "no data plane");
     let status: serde_json::Value = serde_json::from_slice(&world.canal("status -o json").stdout).unwrap();
     assert_eq!((&status["tenants"][0]["tenant"], &status["tenants"][0]["services"]), (&"alpha".into(), &10.into()));
     world.check("status -o yaml", 0, "tenant: alpha");
-    let objects: Vec<serde_json::Value> = serde_json::from_slice(&world.canal("get services -o json").stdout).unwrap();
+    let list: serde_json::Value = serde_json::from_slice(&world.canal("get services -o json").stdout).unwrap();
+    let objects = list["objects"].as_array().expect("a list of objects");
     assert_eq!(objects.len(), 10);
     assert!(objects.iter().all(|object| object["object"]["spec"]["clusterIP"].is_string()));
     world.check("get --tenant alpha", 0, "Tenant");
-    // What the controller compiled, compiled again without it.
+    // The controller's configuration is compiled again without it.
     world.check(&format!("compile /run/canal/worlds/{}/config", world.name), 0, "alpha   10");
 }
 
 #[test]
 fn policies_are_applied_refused_and_explained() {
-    let Some(world) = World::up('c') else { return };
+    let Some(world) = AdminWorld::up('c') else { return };
     let policy = |name: &str, rules: &str| {
         let head = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: readers, namespace: bookinfo}\n";
         let spec = format!("spec: {{targetRefs: [{{kind: Service, name: reviews}}], rules: [{rules}]}}\n");
@@ -114,14 +127,14 @@ fn policies_are_applied_refused_and_explained() {
     };
     let good = policy("good.yaml", "{to: [{operation: {methods: [GET]}}]}");
     let bad = policy("bad.yaml", "{to: [{operation: {methods: []}}]}");
-    let asked = "explain --from bookinfo/productpage --to bookinfo/reviews:9080 --method";
-    world.check(&format!("{asked} POST"), 0, "route: ");
+    let arguments = "explain --from bookinfo/productpage --to bookinfo/reviews:9080 --method";
+    world.check(&format!("{arguments} POST"), 0, "route: ");
     world.check(&format!("apply -f {bad}"), 1, "bad.yaml:4:81: error: AuthorizationPolicy bookinfo/readers");
     world.check(&format!("apply -f {good} --wait 5"), 0, "AuthorizationPolicy bookinfo/readers created");
     world.check("get authorizationpolicies", 0, "readers");
-    let shown = world.check(&format!("{asked} POST"), 0, "route: ");
-    // The demo's pods are there only while it runs; without them there is nobody to judge for.
-    assert!(shown.contains("nobody is ready") || shown.contains("403: no ALLOW policy matches"), "{shown}");
+    let shown = world.check(&format!("{arguments} POST"), 0, "route: ");
+    // The demo's pods exist only while it runs; without them there is no workload to explain for.
+    assert!(shown.contains("no pod is ready") || shown.contains("403: no ALLOW policy matches"), "{shown}");
     world.check(&format!("compile /run/canal/worlds/{}/config", world.name), 0, "POLICIES");
     world.check("delete authorizationpolicy readers -n bookinfo", 0, "readers");
 }

@@ -1,4 +1,4 @@
-//! The `canal` binary as scripts meet it: exit codes, streams, and a small world from up to down.
+//! Tests of the `canal` binary as scripts use it: exit codes, streams, and a small world from up to down.
 
 use std::process::{Command, Output};
 
@@ -15,7 +15,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn exit_codes_are_kept() {
+fn exit_codes_are_stable() {
     for (name, words, code) in [
         ("help", "--help", 0),
         ("version", "--version", 0),
@@ -49,7 +49,7 @@ fn a_server_that_is_not_there_is_code_3() {
     let words = format!("status --server https://127.0.0.1:1 --root-ca {} --token-file {}", ca.display(), token.display());
     let output = canal(&words);
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
-    assert!(text(&output.stderr).contains("mend:"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("fix:"), "{}", text(&output.stderr));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn the_demo_compiles_as_its_world_lays_it_out() {
 }
 
 #[test]
-fn a_policy_that_cannot_be_enforced_is_told_by_compile() {
+fn compile_reports_a_policy_that_cannot_be_enforced() {
     let directory = tempfile::tempdir().unwrap();
     let alpha = directory.path().join("alpha");
     std::fs::create_dir(&alpha).unwrap();
@@ -91,16 +91,43 @@ fn a_policy_that_cannot_be_enforced_is_told_by_compile() {
     }
     let output = canal(&format!("compile {}", directory.path().display()));
     assert_eq!(output.status.code(), Some(1));
-    let told = text(&output.stderr);
+    let errors = text(&output.stderr);
     for want in ["AuthorizationPolicy shop/waypoint: spec.targetRefs[0].kind", "so this one denies all of namespace shop"] {
-        assert!(told.contains(want), "{told}");
+        assert!(errors.contains(want), "{errors}");
     }
 }
 
-/// Takes the world down even when an assertion fails.
-struct Down(String);
+/// Checks that without root a world that is up appears neither as a leftover nor as absent, because its lock is not readable.
+fn others_are_told_to_be_root(world: &str) {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    // The build folder may be closed to other users.
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let copy = directory.path().join("canal");
+    // Another process copies the file: a child of another test that has the file open for writing would make running it fail.
+    assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_canal")).arg(&copy).status().unwrap().success());
+    let as_unprivileged = |words: &[&str]| {
+        let output =
+            Command::new(&copy).args(words).env_remove("CANAL_WORLD").env_remove("CANAL_SERVER").uid(65534).gid(65534).output().unwrap();
+        (output.status.code(), text(&output.stdout) + &text(&output.stderr))
+    };
+    let (code, listed) = as_unprivileged(&["world", "list"]);
+    let line = listed.lines().find(|line| line.starts_with(world)).unwrap_or_default();
+    assert!(code == Some(0) && line.contains("needs root") && !listed.contains("leftover"), "{listed}");
+    for words in [&["status"][..], &["status", "--world", world]] {
+        let (code, printed) = as_unprivileged(words);
+        assert!(
+            code == Some(1) && printed.contains("root") && printed.contains("sudo") && !printed.contains("no world is up"),
+            "{code:?} {printed}"
+        );
+    }
+}
 
-impl Drop for Down {
+/// Takes the world down even if an assertion fails.
+struct DownOnDrop(String);
+
+impl Drop for DownOnDrop {
     fn drop(&mut self) {
         canal(&format!("world down {}", self.0));
     }
@@ -120,7 +147,7 @@ fn a_world_goes_up_is_used_and_goes_down() {
         format!("world: {name}\nazs: [az1]\nhosts:\n  - {{name: h1, az: az1, command: [sleep, infinity]}}\n  - {{name: h2, az: az1}}\n"),
     )
     .unwrap();
-    let _down = Down(name.clone());
+    let _down = DownOnDrop(name.clone());
     let check = |words: String, code: i32, want: &str| {
         let output = canal(&words);
         let all = text(&output.stdout) + &text(&output.stderr);
@@ -136,9 +163,10 @@ fn a_world_goes_up_is_used_and_goes_down() {
     check(format!("world exec --world {name} h2 -- false"), 1, "");
     check(format!("world exec --world {name} h3 -- true"), 5, "no host");
     check(format!("logs --world {name} h1"), 0, "start: sleep");
-    check(format!("status --world {name}"), 3, "mend:");
+    check(format!("status --world {name}"), 3, "fix:");
     check(format!("config dump --world {name} h1"), 3, "admin.sock");
     check(format!("tap --world {name}"), 5, "no gateway");
+    others_are_told_to_be_root(&name);
     check(format!("world down {}", file.display()), 0, "is gone");
     check(format!("world down {name}"), 0, "is gone");
     check(format!("world list {name}"), 5, "no world");

@@ -1,4 +1,5 @@
-//! `canal explain` without a controller: its texts are golden (`CANAL_BLESS=1` writes them anew), its failures have their codes.
+//! Tests of `canal explain` without a controller: its texts are golden (`CANAL_BLESS=1` writes them again), and its failures have their
+//! exit codes.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -49,7 +50,7 @@ fn explanations_are_golden() {
 }
 
 #[test]
-fn wrong_words_are_told_with_their_code() {
+fn wrong_arguments_have_an_exit_code_and_a_reason() {
     for (name, words, code, text) in [
         ("no port", "--from front/caller --to shop/web", 2, "has no port"),
         ("no service", "--from front/caller --to shop/gone:80", 5, "there is no Service shop/gone"),
@@ -59,8 +60,8 @@ fn wrong_words_are_told_with_their_code() {
         ("another tenant", "--tenant beta --from - --to shop/web:80", 1, "no valid Tenant object"),
     ] {
         let output = canal(words);
-        let told = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{name}: {told}");
-        assert!(told.contains(text), "{name}: {told}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{name}: {errors}");
+        assert!(errors.contains(text), "{name}: {errors}");
     }
 }

@@ -1,4 +1,5 @@
-//! The verbs that look into data planes, against the demo's whole world: status, config dump, logs, tap, exec; and `up` as a script runs it.
+//! Tests of the verbs that inspect data planes, in the demo's whole world: status, config dump, logs, tap, exec; and `up` as a script runs
+//! it.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -6,14 +7,14 @@ use std::time::{Duration, Instant};
 
 const PARTS: [&str; 5] = ["canal-controller", "canal-node", "canal-edge", "canal-gateway", "canal-samples"];
 
-/// `canal up demo` in the background.
+/// A process `canal up demo` in the background.
 struct Up {
     child: Child,
     name: String,
 }
 
 impl Up {
-    /// `None`, said loudly, where it cannot be had.
+    /// Returns `None`, with a message, if worlds cannot be built here.
     fn start() -> Option<Self> {
         let beside = Path::new(env!("CARGO_BIN_EXE_canal")).parent().unwrap();
         if !rustix::process::geteuid().is_root() {
@@ -44,7 +45,7 @@ impl Up {
         self.command(words).output().unwrap()
     }
 
-    /// Runs a verb that must succeed and say `want`; its standard output.
+    /// Runs a verb that must succeed and print `want`, and returns its standard output.
     fn check(&self, words: &str, want: &str) -> String {
         let output = self.canal(words);
         let out = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -70,7 +71,7 @@ impl Up {
 
 impl Drop for Up {
     fn drop(&mut self) {
-        // Ended well already, or an assertion failed: the world dies with its owner either way.
+        // The process has ended, or an assertion failed. In both cases the world ends with its owner.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -79,7 +80,7 @@ impl Drop for Up {
 const CURL: &str = "world exec alpha/bookinfo/client-0 -- curl -sS --max-time 10";
 
 #[test]
-fn a_mesh_is_looked_into_while_it_runs() {
+fn a_running_mesh_can_be_observed() {
     let Some(mut up) = Up::start() else { return };
     up.until("all data planes are current and alpha's route is applied", || {
         up.canal("status --check").status.success() && up.canal("get --tenant alpha httproute reviews -n bookinfo").status.success()
@@ -111,6 +112,6 @@ fn a_mesh_is_looked_into_while_it_runs() {
     let logged = (1..=4).any(|n| String::from_utf8_lossy(&up.canal(&format!("logs gw-{n} --tail 20")).stdout).contains("/productpage"));
     assert!(logged, "the page is in the access log of the replica that served it");
 
-    assert_eq!(up.terminate(), Some(0), "SIGTERM is how one leaves");
+    assert_eq!(up.terminate(), Some(130), "interrupted, as the help says");
     assert_eq!(up.canal(&format!("world list {}", up.name)).status.code(), Some(5), "the world is gone");
 }

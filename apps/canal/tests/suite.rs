@@ -1,5 +1,4 @@
-//! The integration tests of the `canal` command as a user runs it.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of the `canal` command as a user runs it. `make test` runs each module in a process of its own (`suite MODULE::`).
 
 mod admin;
 mod cli;

@@ -1,14 +1,14 @@
-//! The blast radius of simultaneous backend failures. Random failures are all alike in the mean, whoever shares what; shuffle sharding is
-//! about failures with a cause: a service that kills what it runs on. So both are shown. No clock; samples are seeded.
+//! The blast radius of simultaneous backend failures. Random failures have the same mean however services share backends. Shuffle sharding
+//! is about failures with a cause: a service that kills what it runs on. So both are shown. No clock; samples are seeded.
 
 use std::fmt::Write;
 
-use crate::tier::{Draw, Size, Tier, overlap};
+use crate::tier::{PlannedTier, SeededRng, TierSize, overlap};
 
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct BlastArgs {
     #[command(flatten)]
-    size: Size,
+    size: TierSize,
     /// Failures at once, up to this.
     #[arg(long, default_value_t = 8)]
     failures: usize,
@@ -17,14 +17,14 @@ pub(crate) struct Arguments {
     samples: u32,
 }
 
-/// Services' backends under one way of sharding.
+/// Backends of each service under one kind of sharding.
 struct Sharding {
     name: &'static str,
     services: Vec<Vec<usize>>,
     backends: usize,
 }
 
-pub(crate) fn figure(arguments: &Arguments) -> anyhow::Result<String> {
+pub(crate) fn figure(arguments: &BlastArgs) -> anyhow::Result<String> {
     let tier = arguments.size.tier()?;
     let backends = arguments.size.backends as usize;
     let plain = plain(&tier, &arguments.size);
@@ -43,12 +43,12 @@ pub(crate) fn figure(arguments: &Arguments) -> anyhow::Result<String> {
 }
 
 /// Plain sharding: each AZ's backends are cut into fixed groups; a home group and an away group belong together.
-fn plain(tier: &Tier, size: &Size) -> Vec<Vec<usize>> {
+fn plain(tier: &PlannedTier, size: &TierSize) -> Vec<Vec<usize>> {
     let of_az = |az: usize| (0..tier.azs.len()).filter(move |backend| tier.azs[*backend] == az);
     let zones = size.azs as usize;
     let mut free: Vec<Vec<usize>> = (0..zones).map(|az| of_az(az).collect()).collect();
     let mut groups = Vec::new();
-    // Homes in turn, until some AZ has too few left for one more group.
+    // Services take homes in turn, until some AZ has too few backends left for one more group.
     for turn in 0.. {
         let (home, away) = (turn % zones, (turn + 1) % zones);
         let (need_home, need_away) = if zones == 1 { (size.home + size.away, 0) } else { (size.home, size.away) };
@@ -66,22 +66,22 @@ fn plain(tier: &Tier, size: &Size) -> Vec<Vec<usize>> {
     (0..tier.services.len()).map(|service| groups[service % groups.len()].clone()).collect()
 }
 
-/// `of choose k`, as a float: only ratios are used.
+/// Returns `of choose k` as a float, because only ratios are used.
 fn choose(of: usize, k: usize) -> f64 {
     if k > of { 0.0 } else { (0..k).map(|i| (of - i) as f64 / (i + 1) as f64).product() }
 }
 
-/// The chance that all of `all` given backends are among `failed` random ones out of `backends`.
+/// Returns the probability that all of `all` given backends are among `failed` random ones out of `backends`.
 fn chance_all(backends: usize, failed: usize, all: usize) -> f64 {
     if failed < all || all > backends { 0.0 } else { choose(backends - all, failed - all) / choose(backends, failed) }
 }
 
-/// The chance that none of them is.
+/// Returns the probability that none of them is.
 fn chance_none(backends: usize, failed: usize, all: usize) -> f64 {
     if all + failed > backends { 0.0 } else { choose(backends - all, failed) / choose(backends, failed) }
 }
 
-fn random(text: &mut String, shardings: &[Sharding], arguments: &Arguments) -> anyhow::Result<()> {
+fn random(text: &mut String, shardings: &[Sharding], arguments: &BlastArgs) -> anyhow::Result<()> {
     writeln!(
         text,
         "\nrandom failures: share of services in the mean over all sets of failed backends (exact), and the worst of {} seeded sets and a greedy one",
@@ -113,9 +113,9 @@ fn down(sharding: &Sharding, failed: &[bool]) -> usize {
     sharding.services.iter().filter(|own| own.iter().all(|backend| failed[*backend])).count()
 }
 
-/// The most services that a set of failures takes down, among seeded sets and one that grows by the service that costs least.
-fn worst(sharding: &Sharding, failures: usize, arguments: &Arguments) -> usize {
-    let mut draw = Draw::new(arguments.size.seed);
+/// Returns the largest number of services that a set of failures takes down, among seeded sets and one that grows by the cheapest service.
+fn worst(sharding: &Sharding, failures: usize, arguments: &BlastArgs) -> usize {
+    let mut draw = SeededRng::new(arguments.size.seed);
     let mut order: Vec<usize> = (0..sharding.backends).collect();
     let mut worst = 0;
     for _ in 0..arguments.samples {
@@ -139,7 +139,7 @@ fn worst(sharding: &Sharding, failures: usize, arguments: &Arguments) -> usize {
     worst.max(down(sharding, &failed))
 }
 
-/// A query of death kills all backends of one service, and more fail at random: what becomes of the other services.
+/// A query of death kills all backends of one service, and more fail at random; prints the effect on the other services.
 fn poison(text: &mut String, shardings: &[Sharding], failures: usize) -> anyhow::Result<()> {
     writeln!(
         text,
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn chances_are_those_of_all_sets() {
-        // 5 backends, 3 failed: 10 sets; a given pair is in 3 of them, and missed by none but 1.
+        // 5 backends, 3 failed: there are 10 sets; 3 of them contain a given pair, and only 1 misses it completely.
         assert!((chance_all(5, 3, 2) - 0.3).abs() < 1e-12);
         assert!((chance_none(5, 3, 2) - 0.1).abs() < 1e-12);
         assert_eq!(chance_all(5, 1, 2), 0.0);

@@ -1,5 +1,5 @@
-//! Table 5 as a cost model: VMs of a region before and after redirectors and tunnels. Nothing is measured here: costs are what
-//! `canal-bench-tier` measured, or arguments, and every one and every assumption is printed with the result.
+//! Table 5 as a cost model: VMs of a region before and after redirectors and tunnels. Nothing is measured here. Costs are measurements of
+//! `canal-bench-tier`, or arguments. Every cost and every assumption is printed with the result.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use anyhow::{Context, ensure};
 use serde_json::Value;
 
-/// What was measured, by the machine and the commands that are written in it.
+/// The measurements, with the machine and the commands that made them.
 const MEASURED: &str = include_str!("../measured.json");
 
-/// Measured costs, and what a region is like. What is not given is taken from the measured file.
+/// Measured costs, and properties of a region. A missing value is taken from the file of measurements.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Flags {
     /// Figures that `canal-bench-tier PART --json FILE` measured. Default: those that were measured for this version
@@ -54,7 +54,7 @@ pub(crate) struct Flags {
     cpu_level: f64,
 }
 
-/// All that the model computes with.
+/// All inputs of the model.
 #[derive(Debug, Clone, PartialEq)]
 struct Costs {
     l7_us: f64,
@@ -68,7 +68,7 @@ struct Costs {
     session_level: f64,
     cpu_at_level: f64,
     cpu_level: f64,
-    /// Where each measured figure is from.
+    /// Source of each measured value.
     sources: Vec<String>,
 }
 
@@ -81,7 +81,7 @@ impl Flags {
         self.costs_of(&serde_json::from_str(&text).context("the measured figures")?)
     }
 
-    /// Flags before what was measured.
+    /// Returns the costs; flags override measurements.
     fn costs_of(&self, measured: &Value) -> anyhow::Result<Costs> {
         let load = if self.connection_per_request { "connection_per_request" } else { "keep_alive" };
         let packets = number(measured, &format!("/cost/{load}/packets"))?;
@@ -91,7 +91,7 @@ impl Flags {
         let sections = ["cost", "disaggregation", "hop", "sessions"];
         let source = |section: &str| format!("{} ({})", text(measured, section, "command"), text(measured, section, "machine"));
         let l7_us = self.l7_us.map_or_else(|| number(measured, &format!("/cost/{load}/l7_us")), Ok)?;
-        // Beside a gateway at the same rate: a process that often has nothing to do costs more per request than a busy one.
+        // Compared with a gateway at the same rate: a process that is often idle costs more per request than a busy one.
         let balancer = || Ok::<_, anyhow::Error>(l7_us * number(measured, "/hop/lb_us")? / number(measured, "/hop/gateway_us")?);
         Ok(Costs {
             l7_us,
@@ -127,7 +127,7 @@ fn text<'a>(measured: &'a Value, section: &str, what: &str) -> &'a str {
 const PAPER: [(&str, f64, f64, f64); 4] =
     [("Region1", 47.5, 32.2, 64.4), ("Region2", 45.1, 45.3, 69.9), ("Region3", 32.1, 33.6, 54.9), ("Region4", 36.7, 36.5, 59.9)];
 
-/// VMs, relative to the replicas before.
+/// Numbers of VMs, relative to the replicas before.
 struct Vms {
     before: f64,
     redirector: f64,
@@ -136,16 +136,16 @@ struct Vms {
 
 impl Costs {
     fn vms(&self, cpu_level: f64) -> Vms {
-        // One replica VM before is full of sessions: it has `session_level` of its table in use and `cpu_at_level` of its CPU.
+        // One replica VM before is full of sessions: `session_level` of its table and `cpu_at_level` of its CPU are in use.
         let own = 1.0 + self.upstream;
-        // A load balancer VM has the same table and holds each client session once; its CPU per request beside a replica's.
+        // A load balancer VM has the same table and holds each client session once; its CPU per request is relative to a replica's.
         let lb_by_sessions = 1.0 / own;
         let lb_by_cpu = self.cpu_at_level * (self.lb_us / self.l7_us) / cpu_level;
         let balancers = f64::max(lb_by_sessions, lb_by_cpu);
         let redirector = self.packets * self.redirector_us / self.l7_us;
         let tunnel = self.packets * self.tunnel_us / self.l7_us;
         let replicas = |sessions: f64, more: f64| f64::max(sessions, self.cpu_at_level * (1.0 + more) / cpu_level);
-        // Tunnels aggregate client sessions; those to endpoints cross the same edge and ride in the same tunnels.
+        // Tunnels aggregate client sessions. Sessions to endpoints cross the same edge and use the same tunnels.
         let aggregated = self.tunnel_sessions / (self.sessions * own);
         Vms {
             before: replicas(1.0, 0.0) + balancers,
@@ -179,7 +179,7 @@ impl Costs {
 }
 
 impl Vms {
-    /// Percent saved by the redirector, by tunnels of what is left, and by both.
+    /// Returns the percentages saved by the redirector, by tunnels of the rest, and by both.
     fn saved(&self) -> (f64, f64, f64) {
         let saved = |from: f64, to: f64| 100.0 * (1.0 - to / from);
         (saved(self.before, self.redirector), saved(self.redirector, self.both), saved(self.before, self.both))
@@ -255,7 +255,7 @@ fn assumptions(text: &mut String, costs: &Costs) -> std::fmt::Result {
     writeln!(text, "  sessions of a replica at the underlay: {sessions:.0} without tunnels, {:.0} with.", costs.tunnel_sessions)
 }
 
-/// What the paper's regions must be like if this model is right.
+/// Prints the properties that the paper's regions must have if this model is right.
 fn implied(text: &mut String, costs: &Costs) -> std::fmt::Result {
     let range = |values: [f64; 4]| (values.iter().copied().fold(f64::MAX, f64::min), values.iter().copied().fold(f64::MIN, f64::max));
     let work = 1.0 + costs.packets * (costs.redirector_us + costs.tunnel_us) / costs.l7_us;
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bounded_by_sessions_is_saved_by_tunnels_and_what_is_bounded_by_cpu_is_not() {
+    fn tunnels_save_vms_bound_by_sessions_and_not_vms_bound_by_cpu() {
         let costs = Costs {
             l7_us: 20.0,
             redirector_us: 0.5,

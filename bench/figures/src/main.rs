@@ -1,5 +1,5 @@
-//! The paper's figures that are computed, not measured: who shares which backends (Fig. 19), what failures take down, and what the
-//! cloud resources cost (Table 5). It plans with the controller's own planner, and measures nothing but that planner.
+//! The paper's figures that are computed, not measured: which services share which backends (Fig. 19), what failures take down, and what
+//! the cloud resources cost (Table 5). It uses the controller's own planner, and measures nothing but that planner.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +14,7 @@ use clap::{Parser, Subcommand};
 /// Computes figures of the Canal paper with Canal's planner.
 #[derive(Parser)]
 #[command(version, about)]
-struct Arguments {
+struct FiguresArgs {
     #[command(subcommand)]
     figure: Figure,
 }
@@ -22,17 +22,17 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Figure {
     /// Fig. 19: which backends services share, and how even the load is.
-    Shards(tier::Size),
+    Shards(tier::TierSize),
     /// The blast radius of 1 to 8 failures at once: shuffle sharding beside plain sharding.
-    Blast(blast::Arguments),
+    Blast(blast::BlastArgs),
     /// What planning a large tier costs.
-    Scale(scale::Arguments),
+    Scale(scale::ScaleArgs),
     /// Table 5: what redirectors and tunnels save, from measured costs.
     Cost(cost::Flags),
 }
 
 fn main() -> anyhow::Result<()> {
-    match Arguments::parse().figure {
+    match FiguresArgs::parse().figure {
         Figure::Shards(size) => print!("{}", shards::figure(&size)?),
         Figure::Blast(arguments) => print!("{}", blast::figure(&arguments)?),
         Figure::Scale(arguments) => print!("{}", scale::figure(&arguments)?),

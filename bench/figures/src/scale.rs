@@ -1,5 +1,5 @@
-//! What planning costs the controller: the whole of a tier at first, a look at which nothing changed, and changes of the fleet. The time
-//! of the planner alone, on this machine; reading reports and telling data planes are the controller's.
+//! The controller's cost of planning: a whole tier at first, a pass without changes, and changes of the fleet. This is the time of the
+//! planner alone, on this machine; the controller also reads reports and publishes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -11,7 +11,7 @@ use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, Vni};
 use canal_model::plan::Plan;
 
 #[derive(clap::Args)]
-pub(crate) struct Arguments {
+pub(crate) struct ScaleArgs {
     #[arg(long, default_value_t = 16_000)]
     services: u32,
     #[arg(long, default_value_t = 40)]
@@ -23,10 +23,10 @@ pub(crate) struct Arguments {
 
 /// The AZs of the figure.
 const AZS: u32 = 2;
-/// A plan is made so often; the quickest counts, as others use the machine.
-const LOOKS: usize = 3;
+/// Number of times that a plan is made. The quickest counts, because others use the machine too.
+const REPETITIONS: usize = 3;
 
-struct Tier {
+struct ScaleTier {
     azs: BTreeMap<AzName, u8>,
     replicas: BTreeMap<ReplicaNumber, FleetReplica>,
     demands: Demands,
@@ -35,7 +35,7 @@ struct Tier {
     text: String,
 }
 
-impl Tier {
+impl ScaleTier {
     fn join(&mut self, backend: u32, replicas: u32) -> anyhow::Result<()> {
         for _ in 0..replicas {
             let number = self.replicas.keys().last().map_or(1, |last| u32::from(last.get()) + 1);
@@ -54,19 +54,19 @@ impl Tier {
         Ok(())
     }
 
-    /// Everybody has the plan, and nobody owns anything but by it.
+    /// Delivers the plan to all replicas; each owns only the sessions that the plan assigns to it.
     fn deliver(&mut self) {
         let plan = self.plan.as_ref().map_or(0, |plan| plan.number);
         for number in self.replicas.keys() {
-            self.ownership.hear(*number, OwnerReport { plan, owned: BTreeMap::new() });
+            self.ownership.record_report(*number, OwnerReport { plan, owned: BTreeMap::new() });
         }
-        self.azs.keys().for_each(|az| self.ownership.hear_edge(az.clone(), plan));
+        self.azs.keys().for_each(|az| self.ownership.record_edge_report(az.clone(), plan));
     }
 
-    fn look(&mut self, what: &str) -> anyhow::Result<()> {
+    fn measure(&mut self, what: &str) -> anyhow::Result<()> {
         let fleet = Fleet::of(self.azs.clone(), self.replicas.values().cloned());
         let mut best: Option<(Duration, Plan)> = None;
-        for _ in 0..LOOKS {
+        for _ in 0..REPETITIONS {
             let begun = Instant::now();
             let next = canal_planner::plan(&fleet, &self.demands, &self.ownership, self.plan.as_ref());
             let took = begun.elapsed();
@@ -87,14 +87,14 @@ impl Tier {
     }
 }
 
-pub(crate) fn figure(arguments: &Arguments) -> anyhow::Result<String> {
-    let Arguments { services, backends, replicas } = *arguments;
+pub(crate) fn figure(arguments: &ScaleArgs) -> anyhow::Result<String> {
+    let ScaleArgs { services, backends, replicas } = *arguments;
     let mut azs = BTreeMap::new();
     for az in 0..AZS {
         azs.insert(AzName::new(&format!("az{}", az + 1))?, az as u8 + 1);
     }
     let (demands, ownership) = (Demands::default(), Ownership::default());
-    let mut tier = Tier { azs, replicas: BTreeMap::new(), demands, ownership, plan: None, text: String::new() };
+    let mut tier = ScaleTier { azs, replicas: BTreeMap::new(), demands, ownership, plan: None, text: String::new() };
     tier.demands.ranges.insert("tenant".parse()?, vec!["10.128.0.0/9".parse()?]);
     for n in 1..=services {
         let key = format!("tenant/shop/service-{n}").parse()?;
@@ -105,33 +105,33 @@ pub(crate) fn figure(arguments: &Arguments) -> anyhow::Result<String> {
     }
     writeln!(tier.text, "{services} services, {backends} backends of {replicas} replicas, {AZS} AZs")?;
     writeln!(tier.text, "{:<44} {:>11}   {:>6}   {:>6}", "", "planned in", "moved", "tables")?;
-    tier.look("all of it, for the first time")?;
+    tier.measure("all of it, for the first time")?;
     tier.deliver();
-    tier.look("nothing changed")?;
+    tier.measure("nothing changed")?;
     tier.join(0, 1)?;
-    tier.look("a replica joined")?;
-    tier.look("nothing changed since, and tables in motion")?;
+    tier.measure("a replica joined")?;
+    tier.measure("nothing changed since, and tables in motion")?;
     for what in ["all have the tables", "all said that they own nothing else"] {
         tier.deliver();
-        tier.look(what)?;
+        tier.measure(what)?;
     }
     tier.join(backends, replicas)?;
-    tier.look("a new backend: the first wave")?;
+    tier.measure("a new backend: the first wave")?;
     let mut waves = 1;
     loop {
         tier.deliver();
         let before = tier.plan.clone();
-        let kept = tier.text.len();
-        tier.look("")?;
-        tier.text.truncate(kept);
+        let length = tier.text.len();
+        tier.measure("")?;
+        tier.text.truncate(length);
         if before == tier.plan {
             break;
         }
         waves += 1;
     }
     writeln!(tier.text, "{waves} plans until it has its part")?;
-    tier.look("nothing changed")?;
+    tier.measure("nothing changed")?;
     tier.replicas.retain(|_, replica| replica.backend.as_str() != "backend-00001");
-    tier.look("a backend is gone")?;
+    tier.measure("a backend is gone")?;
     Ok(tier.text)
 }

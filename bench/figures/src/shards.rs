@@ -1,13 +1,13 @@
-//! Fig. 19: which backends services share. It plans and counts; all pairs of services are looked at.
+//! Fig. 19: which backends services share. It plans and counts, over all pairs of services.
 
 use std::fmt::Write;
 
-use crate::tier::{Size, overlap};
+use crate::tier::{TierSize, overlap};
 
-/// How many services the picture shows.
+/// Number of services in the picture.
 const SHOWN: usize = 12;
 
-pub(crate) fn figure(size: &Size) -> anyhow::Result<String> {
+pub(crate) fn figure(size: &TierSize) -> anyhow::Result<String> {
     let tier = size.tier()?;
     let took = tier.took;
     let mut text = String::new();

@@ -1,16 +1,17 @@
-//! A tier of some size, planned: services with seeded weights on backends in AZs. No replicas: figures are about backends.
+//! A planned tier of some size: services with seeded weights on backends in AZs. It has no replicas, because the figures are about
+//! backends.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use canal_model::fleet::{Demand, Demands, Fleet, Ownership, Rules};
+use canal_model::fleet::{Demand, Demands, Fleet, Ownership, ShardingRules};
 use canal_model::ids::{AzName, BackendName, ServiceId, Vni};
-use canal_model::plan::{Note, Plan};
+use canal_model::plan::{Plan, UnmetConstraint};
 
 /// How large a tier, and by which rules.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Size {
+pub(crate) struct TierSize {
     #[arg(long, default_value_t = 1000)]
     pub(crate) services: u32,
     #[arg(long, default_value_t = 40)]
@@ -32,24 +33,24 @@ pub(crate) struct Size {
 }
 
 /// A planned tier, in numbers.
-pub(crate) struct Tier {
-    /// Each service's backends, sorted.
+pub(crate) struct PlannedTier {
+    /// Backends of each service, sorted.
     pub(crate) services: Vec<Vec<usize>>,
     pub(crate) weights: Vec<u32>,
     /// The AZ of each backend.
     pub(crate) azs: Vec<usize>,
-    /// Services that share all backends with another, as the planner says.
+    /// Number of services that share all backends with another, according to the planner.
     pub(crate) shared: usize,
-    /// Services with fewer backends than asked for.
+    /// Number of services with fewer backends than requested.
     pub(crate) few: usize,
-    /// What the linter found.
+    /// Number of violations that planlint found.
     pub(crate) findings: usize,
-    /// What the planner needed.
+    /// Time that the planner needed.
     pub(crate) took: Duration,
 }
 
-impl Size {
-    pub(crate) fn tier(&self) -> anyhow::Result<Tier> {
+impl TierSize {
+    pub(crate) fn tier(&self) -> anyhow::Result<PlannedTier> {
         ensure!((1..=7).contains(&self.azs), "{} AZs are out of range: use 1 to 7", self.azs);
         ensure!(self.backends >= self.azs, "{} backends in {} AZs: use one for each at least", self.backends, self.azs);
         let az = |n: u32| AzName::new(&format!("az{}", n + 1)).context("an AZ's name");
@@ -60,9 +61,9 @@ impl Size {
         for n in 0..self.backends {
             fleet.backends.insert(BackendName::new(&format!("backend-{n:05}"))?, az(n % self.azs)?);
         }
-        let rules = Rules { home: self.home, away: self.away, ..Rules::default() };
+        let rules = ShardingRules { home: self.home, away: self.away, ..ShardingRules::default() };
         let mut demands = Demands { rules, ..Demands::default() };
-        let mut draw = Draw::new(self.seed);
+        let mut draw = SeededRng::new(self.seed);
         for n in 1..=self.services {
             let key = format!("tenant/shop/service-{n}").parse()?;
             let weight = 1 + draw.below(u64::from(self.heaviest.max(1))) as u32;
@@ -72,12 +73,12 @@ impl Size {
         let plan = canal_planner::plan(&fleet, &demands, &Ownership::default(), None);
         let took = start.elapsed();
         let findings = canal_planlint::check(&fleet, &demands, &plan).len();
-        Ok(Tier { took, findings, ..Tier::new(&fleet, &demands, &plan) })
+        Ok(PlannedTier { took, findings, ..PlannedTier::new(&fleet, &demands, &plan) })
     }
 }
 
-impl Tier {
-    fn new(fleet: &Fleet, demands: &Demands, plan: &Plan) -> Tier {
+impl PlannedTier {
+    fn new(fleet: &Fleet, demands: &Demands, plan: &Plan) -> PlannedTier {
         let slots: BTreeMap<&BackendName, usize> = fleet.backends.keys().zip(0..).collect();
         let zones: BTreeMap<&AzName, usize> = fleet.azs.keys().zip(0..).collect();
         let services = plan.services.values().map(|service| {
@@ -85,32 +86,32 @@ impl Tier {
             backends.sort_unstable();
             backends
         });
-        let count = |wanted: fn(&Note) -> bool| plan.notes.iter().filter(|note| wanted(note)).count();
-        Tier {
+        let count = |wanted: fn(&UnmetConstraint) -> bool| plan.notes.iter().filter(|note| wanted(note)).count();
+        PlannedTier {
             services: services.collect(),
             weights: demands.services.values().map(|demand| demand.weight).collect(),
             azs: fleet.backends.values().map(|az| zones[az]).collect(),
-            shared: count(|note| matches!(note, Note::Shared { .. })),
-            few: count(|note| matches!(note, Note::FewAtHome { .. } | Note::FewAway { .. })),
+            shared: count(|note| matches!(note, UnmetConstraint::Shared { .. })),
+            few: count(|note| matches!(note, UnmetConstraint::FewAtHome { .. } | UnmetConstraint::FewAway { .. })),
             findings: 0,
             took: Duration::ZERO,
         }
     }
 }
 
-/// How many members two sorted lists share.
+/// Returns the number of members that two sorted lists share.
 pub(crate) fn overlap(one: &[usize], other: &[usize]) -> usize {
     one.iter().filter(|backend| other.contains(backend)).count()
 }
 
-/// Seeded numbers: splitmix64.
-pub(crate) struct Draw(u64);
+/// Seeded random numbers (splitmix64).
+pub(crate) struct SeededRng(u64);
 
-impl Draw {
-    pub(crate) fn new(seed: u64) -> Draw {
-        Draw(seed)
+impl SeededRng {
+    pub(crate) fn new(seed: u64) -> SeededRng {
+        SeededRng(seed)
     }
-    /// 0 to `limit - 1`; `limit` is small beside 2^64, so that the remainder is even enough.
+    /// Returns a number from 0 to `limit - 1`; `limit` is small compared with 2^64, so that the remainder is even enough.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,5 @@
-//! What one bare exchange with another core costs who asks: the kernel's part, below which no key server comes. It prints one line.
+//! The requester's cost of one bare exchange with another core: the kernel's part, which is a lower bound for any key server. It prints one
+//! line.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,9 +9,9 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// About what a handshake sends each way, at once.
+/// Bytes that a handshake sends in each direction, roughly.
 const BYTES: usize = 1300;
-/// How long an answer takes: a signature and a key exchange.
+/// Time until a response: a signature and a key exchange.
 const WORK: Duration = Duration::from_micros(200);
 const WARM: u32 = 1_000;
 const SCHEDSTAT: &str = "/proc/thread-self/schedstat";
@@ -23,16 +24,24 @@ pub(crate) struct Flags {
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("127.0.0.1")?;
-    let address = listener.local_addr()?;
-    let answering = thread::spawn(move || answer(&listener));
-    let cost = ask(TcpStream::connect(address).context("connect")?, flags.count)?;
-    answering.join().map_err(|_| anyhow::anyhow!("who answers panicked"))??;
+    let cost = cost(flags.count)?;
     println!("an exchange of {BYTES} bytes each way costs the asker {:.1} µs of CPU", cost.as_secs_f64() * 1e6);
     Ok(())
 }
 
-/// On core 1, until the asker closes.
+/// Returns the requester's mean CPU time of an exchange.
+pub(crate) fn cost(count: u32) -> anyhow::Result<Duration> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("127.0.0.1")?;
+    let address = listener.local_addr()?;
+    let answering = thread::spawn(move || answer(&listener));
+    // A separate thread, so that the caller's thread is not pinned to one core.
+    let asking = thread::spawn(move || send_requests(TcpStream::connect(address).context("connect")?, count));
+    let cost = asking.join().map_err(|_| anyhow::anyhow!("who asks panicked"))??;
+    answering.join().map_err(|_| anyhow::anyhow!("who answers panicked"))??;
+    Ok(cost)
+}
+
+/// Responds on core 1, until the requester closes.
 fn answer(listener: &TcpListener) -> anyhow::Result<()> {
     stay_on(1)?;
     let (mut stream, _) = listener.accept().context("accept")?;
@@ -46,8 +55,8 @@ fn answer(listener: &TcpListener) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// On core 0; the mean CPU time of an exchange once the first are over.
-fn ask(mut stream: TcpStream, count: u32) -> anyhow::Result<Duration> {
+/// Sends requests on core 0. Returns the mean CPU time of an exchange after the first ones.
+fn send_requests(mut stream: TcpStream, count: u32) -> anyhow::Result<Duration> {
     stay_on(0)?;
     stream.set_nodelay(true)?;
     let mut buffer = [0; BYTES];
@@ -70,7 +79,7 @@ fn stay_on(core: usize) -> anyhow::Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("core {core}"))
 }
 
-/// CPU time of the calling thread.
+/// Returns the CPU time of the calling thread.
 fn used() -> anyhow::Result<Duration> {
     let text = std::fs::read_to_string(SCHEDSTAT).context(SCHEDSTAT)?;
     text.split_whitespace().next().and_then(|ns| ns.parse().ok()).map(Duration::from_nanos).context(SCHEDSTAT)

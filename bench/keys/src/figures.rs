@@ -1,202 +1,154 @@
-//! The paper's figures on the key server (12, 23, 25, 27, 28), each from runs of the same load in the same worlds. It prints; it judges nothing.
+//! The paper's figures on the key server (12, 23, 25, 27, 28), each from runs of the same load in the same worlds. It measures them;
+//! `tables` prints.
 
 use std::collections::BTreeMap;
 
 use anyhow::Context;
 
+use crate::figure_spread::{LoadFigures, Rounds};
 use crate::limits;
-use crate::scene::{Algorithm, Measured, Mode, Pace, Run, Scene};
+use crate::load::{ConnectPace, LoadRun};
+use crate::scene::{AsymmetricMode, CertificateAlgorithm, KeyBenchWorld, Network};
+use crate::tables;
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
     /// Seconds of load for each cell and round
     #[arg(long, default_value_t = 1.0)]
     seconds: f64,
-    /// Each cell is the best of so many, each in a world of its own: what else a machine does only adds, and comes and goes
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    /// Each cell is the median of so many, each in a world of its own, the modes in turns
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
-    /// Share of a core that the node proxy has in figures 25, 27 and 28, so that it, not the load, is what runs out
+    /// Share of a core that the node proxy has in figures 12, 25, 27 and 28, so that it, not the load, is what runs out
     #[arg(long, default_value_t = 0.15)]
-    share: f64,
+    pub(crate) share: f64,
+    /// One algorithm alone; without it: both
+    #[arg(long, value_enum)]
+    algorithm: Option<CertificateAlgorithm>,
+    /// One figure alone (12, 23, 25, 27 or 28); without it: all
+    #[arg(long, value_parser = clap::value_parser!(u32).range(12..=28))]
+    pub(crate) figure: Option<u32>,
+    #[arg(long, value_enum, default_value_t = Network::Apart)]
+    network: Network,
 }
 
-const CONCURRENCY: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// Shares of a core in figure 27 (the paper: whole cores).
-const SHARES: [f64; 4] = [0.05, 0.10, 0.15, 0.20];
-/// Flows per second in figure 23, where nothing is capped.
-const RATES: [f64; 3] = [50.0, 150.0, 300.0];
-/// Load in figure 28, in parts of what `none` can do.
-const LOADS: [f64; 4] = [0.3, 0.6, 0.8, 0.9];
-
-/// All cells of one algorithm and mode.
-#[derive(Default)]
-struct Cells {
-    by_concurrency: Vec<Measured>,
-    /// Sessions without a request, by concurrency.
-    handshakes: Vec<Measured>,
-    by_rate: Vec<Measured>,
-    by_share: Vec<Measured>,
-    by_load: Vec<Measured>,
-    /// Of the key server: requests that waited in a batch while one flow at a time was asked for.
-    waited: Option<f64>,
-    /// The sizes of all batches, and how many there were.
-    batches: (f64, f64),
-    /// Of the first flow that failed.
-    why: Option<String>,
-}
-
-impl Cells {
-    /// The best of these and another round's.
-    fn take(&mut self, other: Cells) {
-        let rows = |cells: Cells| [cells.by_concurrency, cells.handshakes, cells.by_rate, cells.by_share, cells.by_load];
-        let own = [&mut self.by_concurrency, &mut self.handshakes, &mut self.by_rate, &mut self.by_share, &mut self.by_load];
-        self.waited = self.waited.zip(other.waited).map(|(a, b)| a + b);
-        self.batches = (self.batches.0 + other.batches.0, self.batches.1 + other.batches.1);
-        self.why = self.why.take().or_else(|| other.why.clone());
-        for (own, other) in own.into_iter().zip(rows(other)) {
-            own.iter_mut().zip(other).for_each(|(own, other)| own.take(&other));
-        }
+impl Flags {
+    /// Returns whether a figure is requested.
+    pub(crate) fn wants(&self, figure: u32) -> bool {
+        self.figure.is_none_or(|one| one == figure)
     }
 }
 
+pub(crate) const CONCURRENCY: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// Shares of a core in figure 27 (the paper: whole cores).
+pub(crate) const SHARES: [f64; 4] = [0.05, 0.10, 0.15, 0.20];
+/// Flows per second in figure 23, where nothing is capped.
+pub(crate) const RATES: [f64; 3] = [50.0, 150.0, 300.0];
+/// Load in figure 28, as a fraction of the maximum of `none`.
+pub(crate) const LOADS: [f64; 4] = [0.3, 0.6, 0.8, 0.9];
+
+/// A family of cells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum FigureRow {
+    /// Short flows; index into [`CONCURRENCY`].
+    Flows(usize),
+    /// Sessions without a request; index into [`CONCURRENCY`].
+    Sessions(usize),
+    /// Index into [`RATES`].
+    Rate(usize),
+    /// Index into [`SHARES`].
+    Share(usize),
+    /// Index into [`LOADS`].
+    Load(usize),
+}
+
+/// All cells of one algorithm and mode.
+#[derive(Default)]
+pub(crate) struct Cells {
+    pub(crate) rows: BTreeMap<FigureRow, Rounds>,
+    /// Requests of the key server that waited in a batch while there was one flow at a time.
+    pub(crate) waited: f64,
+    /// Sum of the sizes of all batches, and their number.
+    pub(crate) batches: (f64, f64),
+    /// Error of the first flow that failed.
+    pub(crate) why: Option<String>,
+}
+
+impl Cells {
+    fn add(&mut self, row: FigureRow, measured: LoadFigures) {
+        self.rows.entry(row).or_default().add(measured);
+    }
+}
+
+/// The cells of one algorithm.
+pub(crate) type ByMode = BTreeMap<&'static str, Cells>;
+
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     println!("Processor: {}.", limits::processor());
-    for algorithm in Algorithm::ALL {
-        let mut cells: BTreeMap<&str, Cells> = BTreeMap::new();
-        // What `none` can do under its cap sets the rates of figure 28.
+    for algorithm in CertificateAlgorithm::ALL.into_iter().filter(|one| flags.algorithm.is_none_or(|wanted| wanted == *one)) {
+        let mut cells: ByMode = AsymmetricMode::ALL.map(|mode| (mode.name(), Cells::default())).into();
+        // The maximum of `none` under its cap determines the rates of figure 28.
         let mut capacity = None;
-        for round in 1..=flags.rounds {
-            for mode in Mode::ALL {
-                eprintln!("{} {}, round {round} of {}", algorithm.name(), mode.name(), flags.rounds);
-                let scene = Scene::up(algorithm, mode)?;
-                let measured = measure(&scene, flags, &mut capacity).with_context(|| format!("{} {}", algorithm.name(), mode.name()))?;
-                match cells.get_mut(mode.name()) {
-                    Some(cells) => cells.take(measured),
-                    None => drop(cells.insert(mode.name(), measured)),
-                }
+        for round in 0..flags.rounds {
+            // Modes take turns, so that other load on the machine affects each alike; `none` is first in the first round.
+            for at in 0..AsymmetricMode::ALL.len() {
+                let mode = AsymmetricMode::ALL[(at + round as usize) % AsymmetricMode::ALL.len()];
+                eprintln!("{} {}, round {} of {}", algorithm.name(), mode.name(), round + 1, flags.rounds);
+                let scene = KeyBenchWorld::up(algorithm, mode, flags.network)?;
+                let cells = cells.get_mut(mode.name()).context("every mode has cells")?;
+                measure(&scene, flags, cells, &mut capacity).with_context(|| format!("{} {}", algorithm.name(), mode.name()))?;
             }
         }
-        print(algorithm, flags, &cells);
+        tables::print(algorithm, flags, &cells);
     }
     Ok(())
 }
 
-fn measure(scene: &Scene, flags: &Flags, capacity: &mut Option<f64>) -> anyhow::Result<Cells> {
-    let run = |pace, share, handshakes| scene.run(&Run { pace, seconds: flags.seconds, share, handshakes });
+fn measure(scene: &KeyBenchWorld, flags: &Flags, cells: &mut Cells, capacity: &mut Option<f64>) -> anyhow::Result<()> {
+    let run = |pace, share, handshakes| scene.run(&LoadRun { pace, seconds: flags.seconds, share, handshakes });
     let capped = Some(flags.share);
-    let mut cells = Cells::default();
-    for concurrency in CONCURRENCY {
-        let waited = scene.mode() == Mode::Remote && concurrency == 1;
-        let before = if waited { Some(waits(scene)?) } else { None };
-        cells.by_concurrency.push(run(Pace::Concurrency(concurrency), capped, false)?);
-        if let Some(before) = before {
-            cells.waited = Some(waits(scene)? - before);
+    let mut best = 0.0f64;
+    let needs_flows = flags.wants(25) || flags.wants(12) || flags.wants(28) && capacity.is_none();
+    for (at, concurrency) in CONCURRENCY.into_iter().enumerate().filter(|_| needs_flows) {
+        let waited = scene.mode() == AsymmetricMode::Remote && concurrency == 1;
+        let before = if waited { waits(scene)? } else { 0.0 };
+        let measured = run(ConnectPace::Concurrency(concurrency), capped, false)?;
+        best = best.max(measured.per_second);
+        cells.add(FigureRow::Flows(at), measured);
+        if waited {
+            cells.waited += waits(scene)? - before;
         }
     }
-    for concurrency in CONCURRENCY {
-        cells.handshakes.push(run(Pace::Concurrency(concurrency), capped, true)?);
+    for (at, concurrency) in CONCURRENCY.into_iter().enumerate().filter(|_| flags.wants(12) || flags.wants(25)) {
+        cells.add(FigureRow::Sessions(at), run(ConnectPace::Concurrency(concurrency), capped, true)?);
     }
-    for rate in RATES {
-        cells.by_rate.push(run(Pace::Rate(rate), None, false)?);
+    for (at, rate) in RATES.into_iter().enumerate().filter(|_| flags.wants(23)) {
+        cells.add(FigureRow::Rate(at), run(ConnectPace::Rate(rate), None, false)?);
     }
-    for share in SHARES {
-        cells.by_share.push(run(Pace::Concurrency(32), Some(share), false)?);
+    for (at, share) in SHARES.into_iter().enumerate().filter(|_| flags.wants(27)) {
+        cells.add(FigureRow::Share(at), run(ConnectPace::Concurrency(32), Some(share), false)?);
     }
-    let capacity = *capacity.get_or_insert_with(|| cells.by_concurrency.iter().map(|m| m.per_second).fold(0.0, f64::max));
-    for load in LOADS {
-        cells.by_load.push(run(Pace::Rate(capacity * load), capped, false)?);
+    if flags.wants(28) {
+        let capacity = *capacity.get_or_insert(best);
+        for (at, load) in LOADS.into_iter().enumerate() {
+            cells.add(FigureRow::Load(at), run(ConnectPace::Rate(capacity * load), capped, false)?);
+        }
     }
-    if scene.mode() == Mode::Remote {
+    if scene.mode() == AsymmetricMode::Remote {
         let own = scene.counted(false, "canal_keys_fallbacks_total", "")?;
         anyhow::ensure!(own == 0.0, "the node proxy used its own key {own} times; this is not the key server's figure");
-        cells.batches = batches(scene)?;
+        let (sum, count) = batches(scene)?;
+        cells.batches = (cells.batches.0 + sum, cells.batches.1 + count);
     }
-    cells.why = scene.why();
-    Ok(cells)
+    cells.why = cells.why.take().or_else(|| scene.why());
+    Ok(())
 }
 
-/// Requests that the key server put behind others.
-fn waits(scene: &Scene) -> anyhow::Result<f64> {
-    scene.counted(true, "canal_key_batch_waited_total", "")
+/// Returns the number of requests that the key server queued behind others.
+fn waits(scene: &KeyBenchWorld) -> anyhow::Result<f64> {
+    scene.counted(true, "canal_key_operations_queued_total", "")
 }
 
-fn batches(scene: &Scene) -> anyhow::Result<(f64, f64)> {
+fn batches(scene: &KeyBenchWorld) -> anyhow::Result<(f64, f64)> {
     Ok((scene.counted(true, "canal_key_batch_size_sum", "")?, scene.counted(true, "canal_key_batch_size_count", "")?))
-}
-
-fn print(algorithm: Algorithm, flags: &Flags, cells: &BTreeMap<&'static str, Cells>) {
-    let name = algorithm.name();
-    let of = |mode: Mode| &cells[mode.name()];
-    let percent = |now: f64, was: f64| 100.0 * (now / was - 1.0);
-    println!("\n### {name}\n");
-    println!("Fig. 12: CPU of the node proxy for each new mTLS session, µs (share of a core: {:.0} %).\n", flags.share * 100.0);
-    println!("| concurrency | none | local | remote | remote beside none | beside local | key server |\n|---|---|---|---|---|---|---|");
-    let row = |what: String, get: &dyn Fn(Mode) -> Measured| {
-        let (none, local, remote) = (get(Mode::None), get(Mode::Local), get(Mode::Remote));
-        println!(
-            "| {what} | {:.0} | {:.0} | {:.0} | {:+.0} % | {:+.0} % | {:.0} |",
-            none.node_us,
-            local.node_us,
-            remote.node_us,
-            percent(remote.node_us, none.node_us),
-            percent(remote.node_us, local.node_us),
-            remote.keys_us
-        );
-    };
-    for (at, concurrency) in CONCURRENCY.iter().enumerate() {
-        row(format!("session alone, {concurrency}"), &|mode| of(mode).handshakes[at]);
-    }
-    for (at, concurrency) in CONCURRENCY.iter().enumerate() {
-        row(format!("short flow, {concurrency}"), &|mode| of(mode).by_concurrency[at]);
-    }
-    println!("\nFig. 23: completion of a short flow, p50 / p90 ms, nothing capped.\n");
-    table("flows per second", &RATES.map(|r| r.to_string()), |at| Mode::ALL.map(|mode| latencies(&of(mode).by_rate[at])));
-    println!("\nFig. 25: short flows per second by concurrency, share {:.0} %.\n", flags.share * 100.0);
-    table("concurrency", &CONCURRENCY.map(|c| c.to_string()), |at| throughputs(Mode::ALL.map(|mode| of(mode).by_concurrency[at])));
-    println!("\nThe same of sessions alone.\n");
-    table("concurrency", &CONCURRENCY.map(|c| c.to_string()), |at| throughputs(Mode::ALL.map(|mode| of(mode).handshakes[at])));
-    println!("\nFig. 27: short flows per second by the node proxy's share of a core, concurrency 32.\n");
-    table("share", &SHARES.map(|s| format!("{:.0} %", s * 100.0)), |at| throughputs(Mode::ALL.map(|mode| of(mode).by_share[at])));
-    println!("\nFig. 28: p50 / p90 ms by load, in parts of what none can do, share {:.0} %.\n", flags.share * 100.0);
-    table("load", &LOADS.map(|l| l.to_string()), |at| Mode::ALL.map(|mode| latencies(&of(mode).by_load[at])));
-    let remote = of(Mode::Remote);
-    let all = |c: &Cells| {
-        c.by_concurrency
-            .iter()
-            .chain(&c.handshakes)
-            .chain(&c.by_rate)
-            .chain(&c.by_share)
-            .chain(&c.by_load)
-            .map(|m| (m.done, m.failed))
-            .fold((0.0, 0.0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
-    };
-    println!(
-        "\nRequests that waited in a batch at concurrency 1: {:?}; mean batch over all: {:.1}.",
-        remote.waited,
-        remote.batches.0 / remote.batches.1
-    );
-    for mode in Mode::ALL {
-        let (done, failed) = all(of(mode));
-        println!(
-            "{}: {done} flows, {failed} failed{}.",
-            mode.name(),
-            of(mode).why.as_ref().map_or(String::new(), |why| format!(" ({why})"))
-        );
-    }
-}
-
-fn latencies(m: &Measured) -> String {
-    format!("{:.2} / {:.2}", m.p50_ms, m.p90_ms)
-}
-
-fn throughputs(all: [Measured; 3]) -> [String; 3] {
-    let base = all[0].per_second;
-    all.map(|m| format!("{:.0} ({:.2} x)", m.per_second, m.per_second / base))
-}
-
-fn table(what: &str, rows: &[String], cells: impl Fn(usize) -> [String; 3]) {
-    println!("| {what} | none | local | remote |\n|---|---|---|---|");
-    for (at, row) in rows.iter().enumerate() {
-        println!("| {row} | {} |", cells(at).join(" | "));
-    }
 }

@@ -1,5 +1,5 @@
-//! Where processes may run and how much: cores by affinity, shares of a core by the kernel's CFS quota (cgroup v1 `cpu`, or v2 where it has
-//! the controller), and whether idle cores halt. It restores nothing: its cgroup goes with its value, the processes with their world.
+//! CPU limits of processes: cores by affinity, shares of a core by the kernel's CFS quota (cgroup v1 `cpu`, or v2 where it has the
+//! controller), and whether idle cores halt. It restores nothing: its cgroup is removed on drop, the processes end with their world.
 
 use std::fs::File;
 use std::io::Write;
@@ -10,23 +10,23 @@ use anyhow::{Context, bail};
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// Short, so that a capped process waits often and briefly rather than seldom and long. The kernel takes quotas from 1 ms on: 5 %.
+/// Quota period. It is short, so that a capped process waits often and briefly. The kernel accepts quotas from 1 ms: 5 %.
 const PERIOD_US: u64 = 20_000;
 
-/// Where a process says how late the machine's cores may wake, in µs.
+/// File in which a process states how late the machine's cores may wake, in µs.
 const PM_QOS: &str = "/dev/cpu_dma_latency";
 
-/// Of cgroups of this program, before the process id.
+/// Prefix of the cgroups of this program, before the process id.
 const NAME: &str = "canal-bench-keys-";
 
-/// What a process may use of the machine's time.
-pub(crate) struct Cap {
+/// Limit on the CPU time of a process.
+pub(crate) struct CpuCap {
     folder: PathBuf,
-    /// The controller is in cgroup v2, where the process's own cgroup is used; else a cgroup of this value's making.
+    /// True if the controller is in cgroup v2, where the process's own cgroup is used; otherwise this value creates a cgroup.
     v2: bool,
 }
 
-/// Puts all threads of a process on one core.
+/// Pins all threads of a process to one core.
 pub(crate) fn pin(pid: u32, core: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(core);
@@ -38,23 +38,29 @@ pub(crate) fn pin(pid: u32, core: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Keeps idle cores from halting for as long as it lives, however the process ends (PM QoS). In a virtual machine each halt, and each interrupt
-/// between cores, is the hypervisor's work, and on the bill of whoever is woken or wakes.
+/// Keeps idle cores from halting while the value exists, however the process ends (PM QoS). In a virtual machine each halt, and each
+/// interrupt between cores, is work of the hypervisor, and is charged to both sides.
 pub(crate) fn awake() -> anyhow::Result<File> {
     let mut file = File::options().write(true).open(PM_QOS).context(PM_QOS)?;
     file.write_all(&0i32.to_ne_bytes()).context(PM_QOS)?;
     Ok(file)
 }
 
-/// The processor's name.
+/// Returns the processor's name.
 pub(crate) fn processor() -> String {
     let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("of no name");
     name.trim_start_matches([' ', '\t', ':']).to_string()
 }
 
-/// Has packets that come into a network namespace worked on by one core (RPS). Between namespaces the kernel else does this on the sender's
-/// time, as if the sender's machine were the router too.
+/// Returns whether the processor has the feature with this name in Linux.
+pub(crate) fn has_feature(name: &str) -> bool {
+    let cpus = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    cpus.lines().find(|line| line.starts_with("flags")).is_some_and(|line| line.split_whitespace().any(|flag| flag == name))
+}
+
+/// Makes one core process the packets that arrive in a network namespace (RPS). Otherwise the kernel does this on the sender's time between
+/// namespaces, as if the sender's machine were the router too.
 pub(crate) fn receive_on(netns: &Path, core: usize) -> anyhow::Result<()> {
     let name = netns.file_name().context("a namespace has a name")?;
     let mask = format!("{:x}", 1u64 << core);
@@ -64,8 +70,8 @@ pub(crate) fn receive_on(netns: &Path, core: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Cap {
-    /// Of one process, whose own v2 cgroup is `own`, and the threads it has and will have.
+impl CpuCap {
+    /// Creates a limit for one process, whose own v2 cgroup is `own`, and for its present and future threads.
     pub(crate) fn of(pid: u32, own: &Path) -> anyhow::Result<Self> {
         let (mount, v2) = mount()?;
         if v2 {
@@ -79,7 +85,7 @@ impl Cap {
         Ok(cap)
     }
 
-    /// At most this share of one core; `None`: no limit.
+    /// Limits the process to this share of one core; `None`: no limit.
     pub(crate) fn set(&self, share: Option<f64>) -> anyhow::Result<()> {
         let quota = share.map(|share| (share * PERIOD_US as f64) as u64);
         if self.v2 {
@@ -91,12 +97,12 @@ impl Cap {
     }
 }
 
-impl Drop for Cap {
+impl Drop for CpuCap {
     fn drop(&mut self) {
         if self.v2 {
             return;
         }
-        // Its process goes back to the root first: a cgroup with members cannot be removed.
+        // The process moves back to the root first: a cgroup with members cannot be removed.
         let procs = std::fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();
         if let Some(parent) = self.folder.parent() {
             for pid in procs.lines() {
@@ -107,12 +113,12 @@ impl Drop for Cap {
     }
 }
 
-/// Removes what killed runs left.
+/// Removes the cgroups that killed runs left behind.
 fn sweep(mount: &Path) {
     for entry in std::fs::read_dir(mount).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.strip_prefix(NAME).is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
-            // One that still has members is not a dead run's.
+            // A cgroup with members does not belong to a dead run.
             let _ = std::fs::remove_dir(entry.path());
         }
     }
@@ -122,7 +128,7 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     std::fs::write(path, text).with_context(|| path.display().to_string())
 }
 
-/// Where the `cpu` controller is, found by mount type.
+/// Returns the mount of the `cpu` controller, found by mount type, and whether it is v2.
 fn mount() -> anyhow::Result<(PathBuf, bool)> {
     let mounts = std::fs::read_to_string("/proc/mounts").context("/proc/mounts")?;
     let mut found = None;

@@ -1,21 +1,22 @@
-//! The load: short flows, each a TCP connection, a new mTLS session and (unless only handshakes are asked for) one HBONE tunnel with one
-//! HTTP request in it. No session is resumed and none is kept. It prints one line of JSON, and judges nothing.
+//! The load: short flows, each a TCP connection, a new mTLS session and (unless only handshakes are requested) one HBONE tunnel with one
+//! HTTP request in it. No session is resumed or reused. It prints one line of JSON, and does not assess it.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use bytes::Bytes;
+use canal_bench_peers::any_certificate::AnyCertificate;
+use rustls::ClientConfig;
 use rustls::client::Resumption;
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
-use rustls::{ClientConfig, DigitallySignedStruct, SignatureScheme};
+use rustls::crypto::aws_lc_rs;
 use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
@@ -26,7 +27,7 @@ use tokio_rustls::client::TlsStream;
 
 /// A flow that takes longer has failed.
 const FLOW_TIMEOUT: Duration = Duration::from_secs(5);
-/// Flows that may be under way in an open loop; more are counted as failed, so that an overload does not eat the machine.
+/// Maximum number of flows in progress in an open loop. Further ones count as failed, so that an overload does not exhaust the machine.
 const OPEN_MAX: usize = 2000;
 
 #[derive(clap::Args)]
@@ -53,17 +54,56 @@ pub(crate) struct Flags {
     handshakes: bool,
 }
 
-/// What a run is about.
-struct Course {
+/// Parameters of one run of the load.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoadRun {
+    /// Number of simultaneous flows, or rate per second.
+    pub(crate) pace: ConnectPace,
+    pub(crate) seconds: f64,
+    /// The node proxy's share of a core; `None`: a whole one.
+    pub(crate) share: Option<f64>,
+    pub(crate) handshakes: bool,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ConnectPace {
+    Concurrency(usize),
+    Rate(f64),
+}
+
+/// Returns the command of one run, on core 0.
+pub(crate) fn command(identity: &Path, target: &str, authority: &str, run: &LoadRun) -> anyhow::Result<Command> {
+    let mut command = Command::new("taskset");
+    command.args(["-c", "0"]).arg(std::env::current_exe()?).arg("load").arg("--identity").arg(identity);
+    command.args(["--target", target, "--authority", authority, "--seconds", &run.seconds.to_string()]);
+    match run.pace {
+        ConnectPace::Concurrency(n) => command.args(["--concurrency", &n.to_string()]),
+        ConnectPace::Rate(rate) => command.args(["--rate", &rate.to_string()]),
+    };
+    if run.handshakes {
+        command.arg("--handshakes");
+    }
+    command.stdin(Stdio::null());
+    Ok(command)
+}
+
+/// Reads the output of a run of [`command`].
+pub(crate) fn read(out: &Output) -> anyhow::Result<Value> {
+    let output = String::from_utf8_lossy(&out.stdout);
+    serde_json::from_str(&output).with_context(|| format!("the load said {output:?}, {}", String::from_utf8_lossy(&out.stderr)))
+}
+
+/// Targets and settings of a run.
+struct RunPlan {
     tls: TlsConnector,
     target: SocketAddr,
     authority: String,
     handshakes: bool,
-    outcome: RefCell<Outcome>,
+    outcome: RefCell<FlowOutcome>,
 }
 
 #[derive(Default)]
-struct Outcome {
+struct FlowOutcome {
     latencies_us: Vec<u64>,
     failed: u64,
     why: Option<String>,
@@ -71,7 +111,7 @@ struct Outcome {
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    let course = Rc::new(Course {
+    let course = Rc::new(RunPlan {
         tls: TlsConnector::from(config(&flags.identity)?),
         target: flags.target,
         authority: flags.authority.clone(),
@@ -92,7 +132,7 @@ pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn report(outcome: &mut Outcome, seconds: f64) -> Value {
+fn report(outcome: &mut FlowOutcome, seconds: f64) -> Value {
     outcome.latencies_us.sort_unstable();
     let all = &outcome.latencies_us;
     let at = |share: f64| all.get(((all.len() as f64 * share) as usize).min(all.len().saturating_sub(1))).copied().unwrap_or(0);
@@ -102,7 +142,7 @@ fn report(outcome: &mut Outcome, seconds: f64) -> Value {
     })
 }
 
-async fn closed(course: &Rc<Course>, concurrency: usize, until: Duration) {
+async fn closed(course: &Rc<RunPlan>, concurrency: usize, until: Duration) {
     let end = Instant::now() + until;
     let each = |_| {
         let course = course.clone();
@@ -118,7 +158,7 @@ async fn closed(course: &Rc<Course>, concurrency: usize, until: Duration) {
     }
 }
 
-async fn open(course: &Rc<Course>, rate: f64, until: Duration) {
+async fn open(course: &Rc<RunPlan>, rate: f64, until: Duration) {
     let end = Instant::now() + until;
     let mut ticks = interval(Duration::from_secs_f64(1.0 / rate));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -135,13 +175,13 @@ async fn open(course: &Rc<Course>, rate: f64, until: Duration) {
         let course = course.clone();
         tokio::task::spawn_local(async move { flow(&course, due).await });
     }
-    let patience = Instant::now() + FLOW_TIMEOUT;
-    while course.outcome.borrow().under_way > 0 && Instant::now() < patience {
+    let deadline = Instant::now() + FLOW_TIMEOUT;
+    while course.outcome.borrow().under_way > 0 && Instant::now() < deadline {
         sleep_until(Instant::now() + Duration::from_millis(10)).await;
     }
 }
 
-async fn flow(course: &Course, due: Instant) {
+async fn flow(course: &RunPlan, due: Instant) {
     course.outcome.borrow_mut().under_way += 1;
     let end = timeout(FLOW_TIMEOUT, carry(course)).await.unwrap_or_else(|_| Err(anyhow::anyhow!("no end in {FLOW_TIMEOUT:?}")));
     let mut outcome = course.outcome.borrow_mut();
@@ -155,17 +195,17 @@ async fn flow(course: &Course, due: Instant) {
     }
 }
 
-async fn carry(course: &Course) -> anyhow::Result<()> {
+async fn carry(course: &RunPlan) -> anyhow::Result<()> {
     let tcp = TcpStream::connect(course.target).await.context("connect")?;
     tcp.set_nodelay(true)?;
-    // A reset at the end, so that no thousands of closed sessions stay behind on either side.
+    // The reset at the end prevents thousands of closed sessions from accumulating on either side.
     rustix::net::sockopt::set_socket_linger(&tcp, Some(Duration::ZERO))?;
     let name = ServerName::IpAddress(std::net::Ipv4Addr::UNSPECIFIED.into());
     let mut tls = course.tls.connect(name, tcp).await.context("TLS")?;
     if course.handshakes { settings(&mut tls).await } else { request(course, tls).await }
 }
 
-/// The server's first HTTP/2 frame: it comes only once the server has verified the client.
+/// Waits for the server's first HTTP/2 frame, which comes only after the server has verified the client.
 async fn settings(tls: &mut TlsStream<TcpStream>) -> anyhow::Result<()> {
     let mut head = [0; 9];
     tls.read_exact(&mut head).await.context("no SETTINGS")?;
@@ -173,7 +213,7 @@ async fn settings(tls: &mut TlsStream<TcpStream>) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn request(course: &Course, tls: TlsStream<TcpStream>) -> anyhow::Result<()> {
+async fn request(course: &RunPlan, tls: TlsStream<TcpStream>) -> anyhow::Result<()> {
     let (mut client, connection) = h2::client::handshake(tls).await.context("HTTP/2")?;
     let driven = tokio::task::spawn_local(connection);
     let connect = http::Request::connect(course.authority.as_str()).body(())?;
@@ -191,8 +231,8 @@ async fn request(course: &Course, tls: TlsStream<TcpStream>) -> anyhow::Result<(
 
 fn config(file: &Path) -> anyhow::Result<Arc<ClientConfig>> {
     let text = std::fs::read_to_string(file).with_context(|| file.display().to_string())?;
-    let kept: Value = serde_json::from_str(&text)?;
-    let part = |name: &str| kept[name].as_str().with_context(|| format!("{}: no {name}", file.display()));
+    let stored: Value = serde_json::from_str(&text)?;
+    let part = |name: &str| stored[name].as_str().with_context(|| format!("{}: no {name}", file.display()));
     let chain = CertificateDer::pem_slice_iter(part("chain")?.as_bytes()).collect::<Result<Vec<_>, _>>()?;
     let key = PrivateKeyDer::from_pem_slice(part("key")?.as_bytes())?;
     if chain.is_empty() {
@@ -202,46 +242,10 @@ fn config(file: &Path) -> anyhow::Result<Arc<ClientConfig>> {
     let mut config = ClientConfig::builder_with_provider(provider.clone())
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_custom_certificate_verifier(Arc::new(AnyCertificate(provider)))
         .with_client_auth_cert(chain, key)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     config.enable_sni = false;
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
-}
-
-/// The load trusts whom it reaches: it is a stopwatch, and what it would verify is not what is measured. Signatures are checked all the same.
-#[derive(Debug)]
-struct Anyone(Arc<CryptoProvider>);
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _leaf: &CertificateDer<'_>,
-        _intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
-        _now: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(rustls::Error::General("TLS 1.3 only".into()))
-    }
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.0.signature_verification_algorithms)
-    }
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.signature_verification_algorithms.supported_schemes()
-    }
 }

@@ -1,14 +1,20 @@
-//! What the key server takes off a node proxy, measured in a world on real sessions: the paper's figures 12, 23, 25, 27 and 28. It prints figures
-//! and judges none.
+//! The work that the key server saves a node proxy, measured in a world on real sessions: the paper's figures 12, 23, 24, 25, 27 and 28. It
+//! prints figures and does not assess them.
 
 #![forbid(unsafe_code)]
 
+mod batched;
 mod exchange;
+mod figure_spread;
 mod figures;
+mod lanes;
 mod limits;
 mod load;
 mod one;
+mod profile;
 mod scene;
+mod share;
+mod tables;
 
 use clap::{Parser, Subcommand};
 
@@ -17,31 +23,43 @@ use clap::{Parser, Subcommand};
 #[command(after_help = "Example: canal-bench-keys figures --rounds 3")]
 struct Flags {
     #[command(subcommand)]
-    what: What,
+    what: Experiment,
     /// Keep idle cores from halting, so that what a hypervisor does for each wake-up is not measured with the rest
     #[arg(long, global = true)]
     awake: bool,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum Experiment {
     /// All figures, RSA-2048 and ECDSA P-256, without the key server and with it
     Figures(figures::Flags),
     /// One case, for a closer look
     One(one::Flags),
+    /// Where the node proxy's time for a session goes, and what no key server could go below
+    Profile(profile::ProfileFlags),
+    /// Figure 24: the part of a request's time that the key server and the road over the gateway are
+    Share(share::ShareFlags),
+    /// Figure 25's slowdown below eight sessions at once: a local key whose operations are gathered by eight, or 1 ms
+    Batched(batched::BatchedFlags),
     /// What one bare exchange with another core costs who asks: the kernel's part of a key server
     Exchange(exchange::Flags),
     /// The load alone; run by `figures` inside the world
     Load(load::Flags),
+    /// The server alone that `batched` measures
+    Lanes(lanes::LanesFlags),
 }
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     let _awake = if flags.awake { Some(limits::awake()?) } else { None };
     match flags.what {
-        What::Figures(flags) => figures::run(&flags),
-        What::One(flags) => one::run(&flags),
-        What::Exchange(flags) => exchange::run(&flags),
-        What::Load(flags) => load::run(&flags),
+        Experiment::Figures(flags) => figures::run(&flags),
+        Experiment::One(flags) => one::run(&flags),
+        Experiment::Exchange(flags) => exchange::run(&flags),
+        Experiment::Profile(flags) => profile::run(&flags),
+        Experiment::Share(flags) => share::run(&flags),
+        Experiment::Batched(flags) => batched::run(&flags),
+        Experiment::Load(flags) => load::run(&flags),
+        Experiment::Lanes(flags) => lanes::run(&flags),
     }
 }

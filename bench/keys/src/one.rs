@@ -1,13 +1,14 @@
-//! One case of the figures alone: its world, one run of the load, what it cost. For profilers, and for a second look at one number.
+//! One case of the figures alone: its world, one run of the load, its cost. It is for profilers, and for a check of one number.
 
-use crate::scene::{Algorithm, Mode, Pace, Run, Scene};
+use crate::load::{ConnectPace, LoadRun};
+use crate::scene::{AsymmetricMode, CertificateAlgorithm, KeyBenchWorld, Network};
 
 #[derive(clap::Args)]
 pub(crate) struct Flags {
-    #[arg(long, value_enum, default_value_t = Algorithm::Ecdsa)]
-    algorithm: Algorithm,
-    #[arg(long, value_enum, default_value_t = Mode::Remote)]
-    mode: Mode,
+    #[arg(long, value_enum, default_value_t = CertificateAlgorithm::Ecdsa)]
+    algorithm: CertificateAlgorithm,
+    #[arg(long, value_enum, default_value_t = AsymmetricMode::Remote)]
+    mode: AsymmetricMode,
     #[arg(long, default_value_t = 8)]
     concurrency: usize,
     #[arg(long, default_value_t = 4.0)]
@@ -15,16 +16,18 @@ pub(crate) struct Flags {
     /// Of a core, for the node proxy; without it: a whole one
     #[arg(long)]
     share: Option<f64>,
+    #[arg(long, value_enum, default_value_t = Network::Apart)]
+    network: Network,
     /// Sessions without a request
     #[arg(long)]
     handshakes: bool,
 }
 
 pub(crate) fn run(flags: &Flags) -> anyhow::Result<()> {
-    let scene = Scene::up(flags.algorithm, flags.mode)?;
+    let scene = KeyBenchWorld::up(flags.algorithm, flags.mode, flags.network)?;
     let Flags { concurrency, seconds, share, handshakes, .. } = *flags;
     println!("node proxy: process {}", scene.node());
-    let m = scene.run(&Run { pace: Pace::Concurrency(concurrency), seconds, share, handshakes })?;
+    let m = scene.run(&LoadRun { pace: ConnectPace::Concurrency(concurrency), seconds, share, handshakes })?;
     println!(
         "{} {}: {:.0} per second, p50 {:.2} ms, p90 {:.2} ms; node {:.0} µs (user {:.0}, system {:.0}), key server {:.0} µs; {} done, {} failed",
         flags.algorithm.name(),

@@ -1,172 +1,136 @@
-//! The bench's world for one case: up, pinned, capped; runs the load and reads what processes used and counted. It prints nothing.
+//! The bench's world for one case: it is up, pinned and capped. This module runs the load and reads what processes used and counted. It
+//! prints nothing.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use canal_world::{Options, Plan, Topology, World};
+use canal_world::{Topology, World, WorldOptions, WorldPlan};
 use serde_json::Value;
 
-use crate::limits::{self, Cap};
+use crate::figure_spread::LoadFigures;
+use crate::limits::{self, CpuCap};
+use crate::load::{self, ConnectPace, LoadRun};
 
-/// All of it must serve within this time.
+/// The whole world must serve within this time.
 const UP_WITHIN: Duration = Duration::from_secs(60);
-/// The node proxy under measure, the node of the load, the key server.
+/// Hosts: the measured node proxy, the node of the load, the key server.
 const NODE: &str = "keys-n2";
 const LOAD: &str = "keys-n1";
 const KEYS: &str = "ks-1";
-/// The pod whose identity the load has, and the application.
+/// Identity of the load's pod, and name of the application's.
 const IDENTITY: &str = "spiffe://keys.example/ns/default/sa/load";
 const APP: &str = "keys/default/web-0";
 const APP_PORT: u16 = 8080;
 const HBONE_PORT: u16 = 15008;
-/// AWS-LC's way to hide what the processor has: nothing of CPUID's leaf 7.
-const MASK: (&str, &str) = ("OPENSSL_ia32cap", ":0");
+/// AWS-LC's setting that hides features of the processor: everything in CPUID's leaf 7.
+pub(crate) const MASK: (&str, &str) = ("OPENSSL_ia32cap", ":0");
 const ADMIN: &str = "http://127.0.0.1:15020/metrics";
 
-/// Who does the asymmetric part.
+/// Process that does the asymmetric operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Mode {
-    /// The node proxy, without what processors have had for it since 2013: no AVX2, ADX, BMI2 or AVX-512 (the paper's "no offloading").
+pub(crate) enum AsymmetricMode {
+    /// The node proxy, without the features that processors have had for this since 2013: no AVX2, ADX, BMI2 or AVX-512 (the paper's "no
+    /// offloading").
     None,
-    /// The node proxy, with all that this processor has (the paper's "local offloading").
+    /// The node proxy, with all features of this processor (the paper's "local offloading").
     Local,
     /// The key server.
     Remote,
 }
 
-impl Mode {
-    pub(crate) const ALL: [Mode; 3] = [Mode::None, Mode::Local, Mode::Remote];
+impl AsymmetricMode {
+    pub(crate) const ALL: [AsymmetricMode; 3] = [AsymmetricMode::None, AsymmetricMode::Local, AsymmetricMode::Remote];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Mode::None => "none",
-            Mode::Local => "local",
-            Mode::Remote => "remote",
+            AsymmetricMode::None => "none",
+            AsymmetricMode::Local => "local",
+            AsymmetricMode::Remote => "remote",
         }
     }
 }
 
-/// Of the certificates on both sides.
+/// Core that is charged for packets between the node proxy and the key server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub(crate) enum Algorithm {
+pub(crate) enum Network {
+    /// The key server's core, as with a network that another operator runs.
+    Apart,
+    /// The sender's core, as if its machine were all routers up to the receiver's socket.
+    Sender,
+}
+
+/// Algorithm of the certificates on both sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum CertificateAlgorithm {
     Ecdsa,
     Rsa,
 }
 
-impl Algorithm {
-    pub(crate) const ALL: [Algorithm; 2] = [Algorithm::Rsa, Algorithm::Ecdsa];
+impl CertificateAlgorithm {
+    pub(crate) const ALL: [CertificateAlgorithm; 2] = [CertificateAlgorithm::Rsa, CertificateAlgorithm::Ecdsa];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Algorithm::Ecdsa => "ECDSA P-256",
-            Algorithm::Rsa => "RSA-2048",
+            CertificateAlgorithm::Ecdsa => "ECDSA P-256",
+            CertificateAlgorithm::Rsa => "RSA-2048",
         }
     }
 }
 
-/// One run of the load.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Run {
-    /// Flows at once, or per second.
-    pub(crate) pace: Pace,
-    pub(crate) seconds: f64,
-    /// The node proxy's share of a core; `None`: a whole one.
-    pub(crate) share: Option<f64>,
-    pub(crate) handshakes: bool,
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Pace {
-    Concurrency(usize),
-    Rate(f64),
-}
-
-/// What came of it.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Measured {
-    pub(crate) per_second: f64,
-    pub(crate) p50_ms: f64,
-    pub(crate) p90_ms: f64,
-    /// CPU of the node proxy for each flow.
-    pub(crate) node_us: f64,
-    /// The part of it that is not the kernel's.
-    pub(crate) user_us: f64,
-    /// CPU of the key server for each flow.
-    pub(crate) keys_us: f64,
-    pub(crate) done: f64,
-    pub(crate) failed: f64,
-}
-
-impl Measured {
-    /// The best of two runs of the same load, figure by figure; flows are added up.
-    pub(crate) fn take(&mut self, other: &Self) {
-        self.per_second = self.per_second.max(other.per_second);
-        for (own, other) in [
-            (&mut self.p50_ms, other.p50_ms),
-            (&mut self.p90_ms, other.p90_ms),
-            (&mut self.node_us, other.node_us),
-            (&mut self.user_us, other.user_us),
-            (&mut self.keys_us, other.keys_us),
-        ] {
-            *own = own.min(other);
-        }
-        self.done += other.done;
-        self.failed += other.failed;
-    }
-}
-
-pub(crate) struct Scene {
+pub(crate) struct KeyBenchWorld {
     world: World,
-    mode: Mode,
+    mode: AsymmetricMode,
     identity: PathBuf,
     target: String,
     authority: String,
-    cap: Cap,
+    cap: CpuCap,
     node: u32,
     why: RefCell<Option<String>>,
     _folder: tempfile::TempDir,
 }
 
-impl Scene {
-    /// Brings the world of a case up; it goes when this value goes, however the process ends.
-    pub(crate) fn up(algorithm: Algorithm, mode: Mode) -> anyhow::Result<Self> {
+impl KeyBenchWorld {
+    /// Brings up the world of a case. It is removed on drop, and however the process ends.
+    pub(crate) fn up(algorithm: CertificateAlgorithm, mode: AsymmetricMode, network: Network) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let text = std::fs::read_to_string(here.join("world.yaml"))?
-            .replace("PLACE", if mode == Mode::Remote { "KeyServer" } else { "Local" })
-            .replace("ALGORITHM", if algorithm == Algorithm::Rsa { "Rsa2048" } else { "EcdsaP256" });
+            .replace("PLACE", if mode == AsymmetricMode::Remote { "KeyServer" } else { "Local" })
+            .replace("ALGORITHM", if algorithm == CertificateAlgorithm::Rsa { "Rsa2048" } else { "EcdsaP256" });
         let file = folder.path().join("world.yaml");
         std::fs::write(&file, text)?;
         std::fs::copy(here.join("services.yaml"), folder.path().join("services.yaml"))?;
         let mut topology = Topology::load(&file).map_err(|problems| anyhow::anyhow!("world.yaml: {problems:?}"))?;
         let nodes = topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.nodes).filter(|node| node.name == NODE);
         for proxy in nodes.filter_map(|node| node.proxy.as_mut()) {
-            // It has one core, and one worker as a node proxy has that finds one.
+            // It has one core, and so one worker, like a node proxy that detects one core.
             proxy.args.extend(["--workers".into(), "1".into()]);
-            if mode == Mode::None {
+            if mode == AsymmetricMode::None {
                 proxy.env.insert(MASK.0.into(), MASK.1.into());
             }
         }
-        let app = Plan::of(&topology).pods.iter().find(|pod| pod.uid == APP).map(|pod| pod.ip4).context(APP)?;
+        let app = WorldPlan::of(&topology).pods.iter().find(|pod| pod.uid == APP).map(|pod| pod.ip4).context(APP)?;
         let bin = std::env::current_exe()?.parent().context("a program has a folder")?.to_path_buf();
-        let world = World::up(&topology, &Options { ephemeral: true, replace: true, bin_dirs: vec![bin], ..Options::default() })?;
+        let world = World::up(&topology, &WorldOptions { ephemeral: true, replace: true, bin_dirs: vec![bin], ..WorldOptions::default() })?;
         world.wait_ready(UP_WITHIN)?;
         let node = pid(&world, NODE)?;
         // The load, the application, the controller and the node proxy share a core; the key server has the other.
-        for host in world.hosts()?.iter().filter(|host| host.seat.name != KEYS) {
+        for host in world.hosts()?.iter().filter(|host| host.environment.name != KEYS) {
             if let Some(pid) = host.pulse.pid {
                 limits::pin(pid, 0)?;
             }
         }
         limits::pin(pid(&world, KEYS)?, 1)?;
-        // So are the world's routers, and the network behind them.
-        for host in world.hosts()?.iter().filter(|host| host.seat.kind == "router" || host.seat.name == KEYS) {
-            limits::receive_on(&host.seat.netns, 1)?;
+        if network == Network::Apart {
+            // The world's routers, and the network behind them, are on that core too.
+            for host in world.hosts()?.iter().filter(|host| host.environment.kind == "router" || host.environment.name == KEYS) {
+                limits::receive_on(&host.environment.netns, 1)?;
+            }
         }
-        let cap = Cap::of(node, &world.host(NODE)?.seat.cgroup)?;
+        let cap = CpuCap::of(node, &world.host(NODE)?.environment.cgroup)?;
         let identity = identity(&world)?;
         let scene = Self {
             world,
@@ -185,36 +149,24 @@ impl Scene {
 
     fn until_served(&self) -> anyhow::Result<()> {
         let started = Instant::now();
-        let once = Run { pace: Pace::Concurrency(1), seconds: 0.2, share: None, handshakes: false };
+        let once = LoadRun { pace: ConnectPace::Concurrency(1), seconds: 0.2, share: None, handshakes: false };
         loop {
             match self.load(&once) {
                 Ok(report) if report["failed"] == 0 && report["done"].as_u64() > Some(0) => return Ok(()),
-                said if started.elapsed() > UP_WITHIN => bail!("no flow gets through: {said:?}"),
+                problem if started.elapsed() > UP_WITHIN => bail!("no flow gets through: {problem:?}"),
                 _ => std::thread::sleep(Duration::from_millis(200)),
             }
         }
     }
 
-    fn load(&self, run: &Run) -> anyhow::Result<Value> {
-        let me = std::env::current_exe()?;
-        let mut argv: Vec<String> = ["-c", "0", &me.to_string_lossy(), "load"].map(str::to_string).into();
-        argv.extend(["--identity".into(), self.identity.display().to_string(), "--target".into(), self.target.clone()]);
-        argv.extend(["--authority".into(), self.authority.clone(), "--seconds".into(), run.seconds.to_string()]);
-        match run.pace {
-            Pace::Concurrency(n) => argv.extend(["--concurrency".into(), n.to_string()]),
-            Pace::Rate(rate) => argv.extend(["--rate".into(), rate.to_string()]),
-        }
-        if run.handshakes {
-            argv.push("--handshakes".into());
-        }
-        // Inside the pod: what the world's switches and routers are made of would be charged to whoever sends a packet.
-        let out = self.world.inside(APP, || Command::new("taskset").args(&argv).stdin(Stdio::null()).output())??;
-        let said = String::from_utf8_lossy(&out.stdout);
-        serde_json::from_str(&said).with_context(|| format!("the load said {said:?}, {}", String::from_utf8_lossy(&out.stderr)))
+    fn load(&self, run: &LoadRun) -> anyhow::Result<Value> {
+        let mut command = load::command(&self.identity, &self.target, &self.authority, run)?;
+        // The command runs inside the pod: otherwise the world's switches and routers would be charged to the sender of a packet.
+        load::read(&self.world.inside(APP, || command.output())??)
     }
 
     /// Runs the load once.
-    pub(crate) fn run(&self, run: &Run) -> anyhow::Result<Measured> {
+    pub(crate) fn run(&self, run: &LoadRun) -> anyhow::Result<LoadFigures> {
         self.cap.set(run.share)?;
         let (before, keys_before) = (self.world.cpu(NODE)?, self.world.cpu(KEYS)?);
         let report = self.load(run)?;
@@ -229,7 +181,7 @@ impl Scene {
         let (after, keys_after) = (self.world.cpu(NODE)?, self.world.cpu(KEYS)?);
         let us = |after: Duration, before: Duration| after.saturating_sub(before).as_secs_f64() * 1e6 / done;
         let user_us = us(after.user, before.user);
-        Ok(Measured {
+        Ok(LoadFigures {
             per_second: number("per_second")?,
             p50_ms: number("p50_us")? / 1e3,
             p90_ms: number("p90_us")? / 1e3,
@@ -241,7 +193,7 @@ impl Scene {
         })
     }
 
-    /// The sum of a counter's series of the node proxy or the key server whose line holds `part`.
+    /// Returns the sum of a counter's series of the node proxy or the key server whose lines contain `part`.
     pub(crate) fn counted(&self, of_keys: bool, name: &str, part: &str) -> anyhow::Result<f64> {
         let host = if of_keys { KEYS } else { NODE };
         let out = self.world.exec(host, &["curl", "-sS", "--max-time", "5", ADMIN])?.stdin(Stdio::null()).output()?;
@@ -254,16 +206,16 @@ impl Scene {
         sum.with_context(|| format!("{host} has no {name} with {part:?}"))
     }
 
-    pub(crate) fn mode(&self) -> Mode {
+    pub(crate) fn mode(&self) -> AsymmetricMode {
         self.mode
     }
 
-    /// The node proxy's process.
+    /// Returns the node proxy's process.
     pub(crate) fn node(&self) -> u32 {
         self.node
     }
 
-    /// Why the first of the flows that failed did.
+    /// Returns the error of the first flow that failed.
     pub(crate) fn why(&self) -> Option<String> {
         self.why.borrow().clone()
     }
@@ -273,16 +225,18 @@ fn pid(world: &World, host: &str) -> anyhow::Result<u32> {
     world.host(host)?.pulse.pid.with_context(|| format!("{host} runs nothing"))
 }
 
-/// The file in which the load's node keeps its pod's certificate.
+/// Returns the file in which the load's node stores its pod's certificate.
 fn identity(world: &World) -> anyhow::Result<PathBuf> {
-    let folder = world.host(LOAD)?.seat.data.join("certs");
+    let folder = world.host(LOAD)?.environment.data.join("certs");
     let started = Instant::now();
     loop {
         for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten() {
-            // One that is being written has another name yet.
+            // A file that is still being written has another name.
             let is_whole = entry.path().extension().is_some_and(|e| e == "json");
             let text = if is_whole { std::fs::read_to_string(entry.path()).unwrap_or_default() } else { String::new() };
-            if serde_json::from_str::<Value>(&text).is_ok_and(|kept| kept["identity"].as_str().is_some_and(|is| is.starts_with(IDENTITY))) {
+            if serde_json::from_str::<Value>(&text)
+                .is_ok_and(|stored| stored["identity"].as_str().is_some_and(|is| is.starts_with(IDENTITY)))
+            {
                 return Ok(entry.path());
             }
         }

@@ -1,4 +1,4 @@
-//! The operations under criterion, briefly: `cargo bench -p canal-bench-micro`.
+//! Runs the operations under criterion, briefly: `cargo bench -p canal-bench-micro`.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! The operations that the micro-benches measure: codec and router, each a closure over inputs that were made before.
-//! Criterion (`benches/micro.rs`) and the table (`src/main.rs`) run the same ones. Nothing here measures.
+//! The operations that the micro-benches measure: codec and router, each a closure over inputs that are made in advance. Criterion
+//! (`benches/micro.rs`) and the table (`src/main.rs`) run the same operations. This module does not measure.
 
 #![forbid(unsafe_code)]
 
@@ -8,16 +8,16 @@ mod routes;
 
 pub use routes::{RuleSet, SETS};
 
-/// One operation. `make` builds its inputs; each call of what it gives does the operation once.
-pub struct Operation {
+/// One operation. `make` builds its inputs; each call of the returned closure executes the operation once.
+pub struct BenchOperation {
     pub name: &'static str,
     pub make: fn() -> Box<dyn FnMut()>,
-    /// What the design allows, in nanoseconds, if it says so.
+    /// Target of the design in nanoseconds, if it has one.
     pub target_ns: Option<f64>,
 }
 
-/// All operations, in the order of the table.
-pub fn operations() -> Vec<Operation> {
+/// Returns all operations in the order of the table.
+pub fn operations() -> Vec<BenchOperation> {
     let mut all = codec::operations();
     all.extend(routes::operations());
     all

@@ -1,23 +1,24 @@
-//! `canal-bench-micro`: one table of nanoseconds per operation and bytes per route; or instructions per operation under valgrind,
-//! which do not depend on how busy the machine is. The operations are in the library.
+//! `canal-bench-micro`: one table of nanoseconds per operation and bytes per route; or instructions per operation under valgrind, which do
+//! not depend on how busy the machine is. The operations are in the library.
 
 #![forbid(unsafe_code)]
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use canal_bench_micro::{Operation, SETS, operations};
-use canal_router::{Limits, Router};
+use canal_bench_micro::{BenchOperation, SETS, operations};
+use canal_model::route_table::RouteTable;
+use canal_router::{Router, RouterLimits};
 
 const USAGE: &str = "usage: canal-bench-micro [time | instructions | once NAME COUNT]
   time          ns per operation (best of several rounds) and bytes per route; the default
   instructions  instructions per operation, counted by valgrind
   once          run one operation COUNT times, for profilers";
 
-/// Rounds of about this long each; the best one counts, since others only disturb.
+/// Approximate duration of a round. The best round counts, because other load only slows rounds down.
 const ROUND: Duration = Duration::from_millis(60);
 const ROUNDS: usize = 5;
-/// Operations counted under valgrind.
+/// Number of operations counted under valgrind.
 const COUNTED: u64 = 200;
 
 fn main() -> ExitCode {
@@ -43,13 +44,13 @@ fn time_all() {
     }
     println!("\n{:<34} {:>12} {:>10}", "router memory, without the rules", "bytes/route", "target");
     for set in SETS {
-        let (router, _) = Router::build(&set.rules(), &Limits::DEFAULT);
+        let (router, _) = Router::build(&RouteTable::new(set.rules()), &RouterLimits::DEFAULT);
         println!("{:<34} {:>12.1} {:>10}", set.name, router.memory_bytes() as f64 / router.rule_count() as f64, 300);
     }
 }
 
-/// Nanoseconds of one operation in the best round.
-fn time(operation: &Operation) -> f64 {
+/// Returns the nanoseconds of one operation in the best round.
+fn time(operation: &BenchOperation) -> f64 {
     let mut run = (operation.make)();
     let start = Instant::now();
     run();
@@ -75,7 +76,7 @@ fn once(name: &str, count: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Instructions of one operation: the difference of two runs under valgrind, so that making the inputs does not count.
+/// Counts the instructions of one operation: the difference of two runs under valgrind, so that making the inputs does not count.
 fn count_all() -> ExitCode {
     println!("{:<34} {:>12}", "operation", "instructions");
     for operation in operations().iter().filter(|operation| !operation.name.contains("100k") && !operation.name.contains("10k")) {
@@ -90,7 +91,7 @@ fn count_all() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-fn instructions(operation: &Operation, count: u64) -> Result<u64, String> {
+fn instructions(operation: &BenchOperation, count: u64) -> Result<u64, String> {
     let this = std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     let out = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
@@ -98,7 +99,7 @@ fn instructions(operation: &Operation, count: u64) -> Result<u64, String> {
         .args(["once", operation.name, &count.to_string()])
         .output()
         .map_err(|error| format!("cannot run valgrind ({error}); install it with `apt-get install valgrind`"))?;
-    // The last lines say `==PID== Collected : N`.
+    // The last lines contain `==PID== Collected : N`.
     let text = String::from_utf8_lossy(&out.stderr);
     let collected = text.lines().find_map(|line| line.split("Collected : ").nth(1)).and_then(|n| n.trim().parse().ok());
     collected.ok_or_else(|| format!("valgrind counted nothing for {:?}: {text}", operation.name))

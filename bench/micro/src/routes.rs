@@ -1,27 +1,28 @@
-//! Router operations: lookups and rebuilds over sets of rules of several sizes and shapes. Requests go over all rules in no order,
-//! so that large sets pay for their cache misses.
+//! Router operations: lookups and rebuilds over sets of rules of several sizes and shapes. Requests visit all rules in random order, so
+//! that large sets include the cost of cache misses.
 
 use std::hint::black_box;
 use std::sync::Arc;
 
 use canal_model::program::{Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteRule};
-use canal_router::{HostTable, Limits, Request, Router};
+use canal_model::route_table::RouteTable;
+use canal_router::{HostTable, RoutableRequest, Router, RouterLimits};
 
-use crate::Operation;
+use crate::BenchOperation;
 
-/// The shape of a set of rules.
+/// Shape of a set of rules.
 #[derive(Debug, Clone, Copy)]
 pub struct RuleSet {
     pub name: &'static str,
     pub hosts: usize,
-    /// Per host.
+    /// Number of paths per host.
     pub paths: usize,
-    pub kind: Kind,
+    pub kind: RuleKind,
 }
 
-/// What the rules match on.
+/// Kind of the rules' matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum RuleKind {
     /// Half exact paths, half element prefixes, of four segments.
     Paths,
     /// Istio string prefixes that end inside a segment.
@@ -29,23 +30,23 @@ pub enum Kind {
     Regexes,
 }
 
-/// The sets whose memory is measured.
+/// Sets whose memory is measured.
 pub const SETS: &[RuleSet] = &[
-    RuleSet { name: "1 host x 1", hosts: 1, paths: 1, kind: Kind::Paths },
-    RuleSet { name: "1 host x 1k", hosts: 1, paths: 1_000, kind: Kind::Paths },
-    RuleSet { name: "1 host x 10k", hosts: 1, paths: 10_000, kind: Kind::Paths },
-    RuleSet { name: "1 host x 100k", hosts: 1, paths: 100_000, kind: Kind::Paths },
-    RuleSet { name: "10k hosts x 10", hosts: 10_000, paths: 10, kind: Kind::Paths },
-    RuleSet { name: "1 host x 10k string prefixes", hosts: 1, paths: 10_000, kind: Kind::StringPrefixes },
-    RuleSet { name: "1 host x 10", hosts: 1, paths: 10, kind: Kind::Paths },
-    RuleSet { name: "1 host x 20 regexes", hosts: 1, paths: 20, kind: Kind::Regexes },
+    RuleSet { name: "1 host x 1", hosts: 1, paths: 1, kind: RuleKind::Paths },
+    RuleSet { name: "1 host x 1k", hosts: 1, paths: 1_000, kind: RuleKind::Paths },
+    RuleSet { name: "1 host x 10k", hosts: 1, paths: 10_000, kind: RuleKind::Paths },
+    RuleSet { name: "1 host x 100k", hosts: 1, paths: 100_000, kind: RuleKind::Paths },
+    RuleSet { name: "10k hosts x 10", hosts: 10_000, paths: 10, kind: RuleKind::Paths },
+    RuleSet { name: "1 host x 10k string prefixes", hosts: 1, paths: 10_000, kind: RuleKind::StringPrefixes },
+    RuleSet { name: "1 host x 10", hosts: 1, paths: 10, kind: RuleKind::Paths },
+    RuleSet { name: "1 host x 20 regexes", hosts: 1, paths: 20, kind: RuleKind::Regexes },
 ];
 
-/// Lookups go round this many requests.
+/// Number of requests that lookups cycle through.
 const REQUESTS: usize = 1 << 16;
 
 impl RuleSet {
-    /// The rules.
+    /// Returns the rules.
     pub fn rules(&self) -> Vec<Arc<RouteRule>> {
         (0..self.hosts * self.paths).map(|i| self.rule(i)).collect()
     }
@@ -62,10 +63,10 @@ impl RuleSet {
     fn rule(&self, i: usize) -> Arc<RouteRule> {
         let path = self.path(i);
         let path = match self.kind {
-            Kind::Paths if i.is_multiple_of(2) => PathMatch::Exact(path),
-            Kind::Paths => PathMatch::ElementPrefix(path),
-            Kind::StringPrefixes => PathMatch::StringPrefix(path),
-            Kind::Regexes => PathMatch::Regex(format!("{path}/[a-z]+/[0-9]+")),
+            RuleKind::Paths if i.is_multiple_of(2) => PathMatch::Exact(path),
+            RuleKind::Paths => PathMatch::ElementPrefix(path),
+            RuleKind::StringPrefixes => PathMatch::StringPrefix(path),
+            RuleKind::Regexes => PathMatch::Regex(format!("{path}/[a-z]+/[0-9]+")),
         };
         let precedence = Precedence {
             class: 0,
@@ -94,20 +95,20 @@ impl RuleSet {
         })
     }
 
-    /// Appends the host and path of a request that rule `i` catches.
-    fn ask(&self, i: usize, texts: &mut Vec<u8>) -> Ask {
+    /// Appends the host and path of a request that matches rule `i`.
+    fn request(&self, i: usize, texts: &mut Vec<u8>) -> BenchRequest {
         let more = match self.kind {
-            Kind::Paths if i.is_multiple_of(2) => "",
-            Kind::Paths => "/more",
-            Kind::StringPrefixes => "",
-            Kind::Regexes => "/abc/123",
+            RuleKind::Paths if i.is_multiple_of(2) => "",
+            RuleKind::Paths => "/more",
+            RuleKind::StringPrefixes => "",
+            RuleKind::Regexes => "/abc/123",
         };
         let start = texts.len();
         texts.extend_from_slice(self.host(i).as_bytes());
         let path = texts.len();
         texts.extend_from_slice(self.path(i).as_bytes());
         texts.extend_from_slice(more.as_bytes());
-        Ask { start, path, end: texts.len() }
+        BenchRequest { start, path, end: texts.len() }
     }
 }
 
@@ -115,17 +116,17 @@ fn name<T: std::str::FromStr>(text: &str) -> T {
     text.parse().unwrap_or_else(|_| unreachable!("the fixture's names are valid"))
 }
 
-/// A request's host and path lie together in one buffer, in the order of the lookups: at a gateway, too, the request is in the
-/// cache, and only the routes are not.
-struct Ask {
+/// A request's host and path, contiguous in one buffer in the order of the lookups: at a gateway, too, the request is in the cache, and
+/// only the routes are not.
+struct BenchRequest {
     start: usize,
     path: usize,
     end: usize,
 }
 
-struct AskIn<'a>(&'a Ask, &'a [u8]);
+struct RequestTexts<'a>(&'a BenchRequest, &'a [u8]);
 
-impl Request for AskIn<'_> {
+impl RoutableRequest for RequestTexts<'_> {
     fn host(&self) -> &[u8] {
         &self.1[self.0.start..self.0.path]
     }
@@ -141,8 +142,8 @@ impl Request for AskIn<'_> {
     fn header(&self, _: &str, _: &mut dyn FnMut(&[u8])) {}
 }
 
-pub(crate) fn operations() -> Vec<Operation> {
-    let operation = |name, target_ns, make| Operation { name, make, target_ns };
+pub(crate) fn operations() -> Vec<BenchOperation> {
+    let operation = |name, target_ns, make| BenchOperation { name, make, target_ns };
     vec![
         operation("route, 1 host x 1", Some(200.0), || lookups(&SETS[0])),
         operation("route, 1 host x 1k", Some(200.0), || lookups(&SETS[1])),
@@ -159,22 +160,23 @@ pub(crate) fn operations() -> Vec<Operation> {
 }
 
 fn lookups(set: &RuleSet) -> Box<dyn FnMut()> {
-    let (router, faults) = Router::build(&set.rules(), &Limits::DEFAULT);
+    let (router, faults) = Router::build(&RouteTable::new(set.rules()), &RouterLimits::DEFAULT);
     assert_eq!(faults, []);
     let count = set.hosts * set.paths;
-    // A large odd step visits the rules in no order that a prefetcher knows.
+    // A large odd step visits the rules in an order that no prefetcher predicts.
     let mut texts = Vec::new();
-    let asks: Vec<Ask> = (0..REQUESTS.min(count * 4)).map(|i| set.ask(i.wrapping_mul(2_654_435_761) % count, &mut texts)).collect();
-    assert!(asks.iter().all(|ask| router.find(80, &AskIn(ask, &texts)).is_some()));
+    let requests: Vec<BenchRequest> =
+        (0..REQUESTS.min(count * 4)).map(|i| set.request(i.wrapping_mul(2_654_435_761) % count, &mut texts)).collect();
+    assert!(requests.iter().all(|request| router.find(80, &RequestTexts(request, &texts)).is_some()));
     let mut next = 0;
     Box::new(move || {
-        let ask = AskIn(&asks[next], &texts);
-        next = if next + 1 == asks.len() { 0 } else { next + 1 };
-        assert!(black_box(router.find(80, black_box(&ask))).is_some());
+        let request = RequestTexts(&requests[next], &texts);
+        next = if next + 1 == requests.len() { 0 } else { next + 1 };
+        assert!(black_box(router.find(80, black_box(&request))).is_some());
     })
 }
 
-/// As a listener for many services: a host table, then the service's own router.
+/// Like a listener for many services: a host table, then the service's own router.
 fn services() -> Box<dyn FnMut()> {
     const SERVICES: usize = 10_000;
     let set = RuleSet { hosts: SERVICES, paths: 10, ..SETS[0] };
@@ -182,15 +184,15 @@ fn services() -> Box<dyn FnMut()> {
     let mut table = HostTable::new();
     for (i, rules) in rules.chunks(set.paths).enumerate() {
         let any_host: Vec<_> = rules.iter().map(|rule| Arc::new(RouteRule { hosts: Vec::new(), ..RouteRule::clone(rule) })).collect();
-        table.insert(&set.host(i * set.paths), Router::build(&any_host, &Limits::DEFAULT).0);
+        table.insert(&set.host(i * set.paths), Router::build(&RouteTable::new(any_host), &RouterLimits::DEFAULT).0);
     }
     let mut texts = Vec::new();
-    let asks: Vec<Ask> = (0..REQUESTS).map(|i| set.ask(i.wrapping_mul(2_654_435_761) % rules.len(), &mut texts)).collect();
+    let requests: Vec<BenchRequest> = (0..REQUESTS).map(|i| set.request(i.wrapping_mul(2_654_435_761) % rules.len(), &mut texts)).collect();
     let mut next = 0;
     Box::new(move || {
-        let ask = AskIn(&asks[next], &texts);
-        next = if next + 1 == asks.len() { 0 } else { next + 1 };
-        let found = table.get(ask.host()).and_then(|router| router.find(80, black_box(&ask)));
+        let request = RequestTexts(&requests[next], &texts);
+        next = if next + 1 == requests.len() { 0 } else { next + 1 };
+        let found = table.get(request.host()).and_then(|router| router.find(80, black_box(&request)));
         assert!(black_box(found).is_some());
     })
 }
@@ -198,7 +200,7 @@ fn services() -> Box<dyn FnMut()> {
 fn rebuild(set: &RuleSet) -> Box<dyn FnMut()> {
     let rules = set.rules();
     Box::new(move || {
-        let (router, _) = Router::build(black_box(&rules), &Limits::DEFAULT);
+        let (router, _) = Router::build(&RouteTable::new(black_box(&rules).clone()), &RouterLimits::DEFAULT);
         black_box(router.rule_count());
     })
 }

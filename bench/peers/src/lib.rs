@@ -1,8 +1,10 @@
-//! What the benches of the gateway share: a network of their own, pinned processes, an origin, Canal's configuration, load generators, tables.
-//! Nothing in here measures or judges; that is what each program does.
+//! Parts that the benches of the gateway share: a private network, pinned processes, an origin, Canal's configuration, load generators,
+//! tables. Each program measures and assesses by itself.
 
 #![forbid(unsafe_code)]
 
+pub mod answer;
+pub mod any_certificate;
 pub mod canal;
 pub mod document;
 pub mod generators;

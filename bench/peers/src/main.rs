@@ -1,34 +1,51 @@
-//! CPU per request of `canal-gateway` beside HAProxy, nginx and Envoy, one worker each, in one run on one machine.
-//! Starts the real programs on loopback, drives them with wrk and h2load, prints one table. It judges nothing.
+//! CPU per request of `canal-gateway` beside HAProxy, nginx and Envoy, one worker each, in one run on one machine. It starts the real
+//! programs in a private network, drives them with wrk, h2load and its own load, and prints one table. It does not assess the results.
 
 #![forbid(unsafe_code)]
 
+mod asker;
+mod case;
+mod certificates;
 mod load;
 mod peers;
 mod table;
+mod tls_origin;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use anyhow::Context;
 use canal_bench_peers::canal::Build;
+use canal_bench_peers::process::PinnedProcess;
 use canal_bench_peers::{document, namespace, origin};
 use clap::Parser;
+use rustls::ClientConfig;
 
-/// Compares gateways by CPU time per request (user + system, from /proc), the figure that survives a noisy machine.
+use crate::case::ProxyCase;
+use crate::load::{LoadPace, ProxyLoad};
+use crate::peers::{PeerFolders, PeerProxy};
+use crate::table::ResultRow;
+
+/// Compares gateways by CPU time per request (user + system, from /proc), the figure that survives a noisy machine. Each case has two loads: as
+/// fast as answered, and at half of what the slowest of its proxies can do, which is found out first.
 #[derive(Parser)]
 #[command(after_help = "Examples:
-  canal-bench-peers --seconds 5 --runs 3 --markdown docs/performance.md
+  canal-bench-peers --seconds 2 --markdown docs/performance.md
+  canal-bench-peers --cases http1,close --only canal,nginx --runs 7
   canal-bench-peers --before ../before/target/release --only canal-before,canal --runs 12 --markdown docs/performance.md")]
 struct Flags {
-    /// Seconds of load per run.
-    #[arg(long, default_value_t = 5)]
+    /// Seconds of each load in a run.
+    #[arg(long, default_value_t = 1)]
     seconds: u32,
-    /// Runs per proxy and case; the median is printed. The proxies take turns, so that drift hits all alike.
-    #[arg(long, default_value_t = 3)]
+    /// Rounds, in each of which every proxy has each load of each case once; the median is printed. Drift hits all proxies alike.
+    #[arg(long, default_value_t = 5)]
     runs: usize,
-    /// Only these proxies (canal, canal-before, canal-100k, haproxy, nginx, envoy).
+    /// Only these proxies (canal, canal-before, canal-100k, canal-100k-controller, haproxy, nginx, envoy).
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
+    /// Only these cases (http1, close, h2c, one, spread, mtls, policies).
+    #[arg(long, value_delimiter = ',')]
+    cases: Vec<String>,
     /// A folder with `canal` and `canal-gateway` of another commit: measures them as canal-before, in turns with canal, and compares the two.
     #[arg(long)]
     before: Option<PathBuf>,
@@ -37,56 +54,120 @@ struct Flags {
     markdown: Option<PathBuf>,
 }
 
-/// One measured run.
-#[derive(Clone, Copy)]
-pub(crate) struct Run {
-    pub(crate) requests: u64,
-    pub(crate) failed: u64,
-    pub(crate) user_us: f64,
-    pub(crate) sys_us: f64,
-    pub(crate) rss_mib: f64,
-}
+/// Seconds of the load that determines a proxy's maximum.
+const CALIBRATION: u32 = 1;
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
+    for word in &flags.cases {
+        anyhow::ensure!(ProxyCase::ALL.iter().any(|case| case.word() == word), "there is no case {word:?}; --help lists them");
+    }
+    for name in &flags.only {
+        anyhow::ensure!(peers::all().any(|peer| peer.name == name), "there is no proxy {name:?}; --help lists them");
+    }
     namespace::enter()?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
-    let place = peers::Place {
-        tools: std::env::current_dir()?.join(".tools"),
-        dir: dir.path().to_owned(),
-        now: Build::at("target/release".as_ref())?,
-        before: flags.before.as_deref().map(Build::at).transpose()?,
-    };
-    // What else runs on the machine gives way to this program and to what it starts.
+    let before = flags.before.as_deref().map(Build::at).transpose()?;
+    let place = PeerFolders::new(dir.path(), Build::at("target/release".as_ref())?, before)?;
+    // Other processes on the machine get less priority than this program and its children.
     rustix::process::setpriority_process(None, -20)?;
     let _origin = origin::start(dir.path())?;
-    let mut rows: Vec<table::Row> = Vec::new();
-    // The proxies of one case follow each other, so that a pair of builds is measured within seconds.
-    for case in load::Case::ALL {
-        let wanted = |peer: &&peers::Peer| flags.only.is_empty() || flags.only.iter().any(|o| o == peer.name);
-        let there = |peer: &&peers::Peer| peer.speaks(case) && (place.before.is_some() || !peer.is_before());
-        rows.extend(peers::all().filter(wanted).filter(there).map(|peer| table::Row::new(peer, case)));
-    }
+    tls_origin::start(place.certificates.server()?)?;
+    let tls = place.certificates.client()?;
+    let mut rows = rows(&flags);
+    anyhow::ensure!(!rows.is_empty(), "none of these proxies has one of these cases");
+    calibrate(&place, &tls, &mut rows)?;
+    let mut held = HeldProxy::default();
     for n in 0..flags.runs {
         for row in &mut rows {
-            eprintln!("run {}/{}: {} {}", n + 1, flags.runs, row.peer.name, row.case.name());
-            let mut proxy = (row.peer.start)(&place).with_context(|| format!("starting {}", row.peer.name))?;
-            let run = load::measure(&proxy, row.case, flags.seconds);
-            proxy.stop();
-            row.runs.push(run?);
+            eprintln!("round {}/{}: {} {}", n + 1, flags.runs, row.peer.name, row.case.name());
+            let what = format!("{}, {}", row.peer.name, row.case.name());
+            measure(&place, &tls, (row, &mut held), flags.seconds).with_context(|| what)?;
         }
-        // Who comes first in a round comes last in the next, so that being first is nobody's advantage.
+        // The order is reversed in every other round, so that being first is not an advantage.
         rows.reverse();
     }
     if flags.runs % 2 == 1 {
         rows.reverse();
     }
-    report(&flags, &rows)
+    report(&flags, &place, &rows)
 }
 
-fn report(flags: &Flags, rows: &[table::Row]) -> anyhow::Result<()> {
-    let tables = [("bench-peers", table::render(rows, flags.runs, flags.seconds)), ("bench-before", table::compare(rows, flags.seconds))];
-    // Of two builds alone only the comparison says anything, and without another build there is none.
+/// Returns the measurements in order. The proxies of one case follow each other, so that a pair is measured within seconds. Of the two
+/// cases with 10,000 services each proxy runs both in turn, because it takes long to start.
+fn rows(flags: &Flags) -> Vec<ResultRow> {
+    let is_wanted = |case: ProxyCase| flags.cases.is_empty() || flags.cases.iter().any(|word| word == case.word());
+    let peers = || {
+        let wanted = |peer: &&PeerProxy| flags.only.is_empty() || flags.only.iter().any(|o| o == peer.name);
+        peers::all().filter(wanted).filter(|peer| flags.before.is_some() || !peer.is_before())
+    };
+    let (large, small): (Vec<ProxyCase>, Vec<ProxyCase>) =
+        ProxyCase::ALL.into_iter().filter(|case| is_wanted(*case)).partition(|case| case.is_large());
+    let each = small.iter().flat_map(|case| peers().map(|peer| (peer, *case)));
+    let both = peers().flat_map(|peer| large.iter().map(move |case| (peer, *case)));
+    each.chain(both).filter(|(peer, case)| peer.speaks(*case)).map(|(peer, case)| ResultRow::new(peer, case)).collect()
+}
+
+/// The proxy that was measured last.
+#[derive(Default)]
+struct HeldProxy(Option<(&'static str, ProxyCase, PinnedProcess)>);
+
+impl HeldProxy {
+    /// Returns the warm proxy for this row: the last one if it is the same with the same 10,000 services.
+    fn proxy(&mut self, place: &PeerFolders, row: &ResultRow, load: &ProxyLoad) -> anyhow::Result<&PinnedProcess> {
+        let last = self.0.take().filter(|(name, case, _)| *name == row.peer.name && case.is_large() && row.case.is_large());
+        let proxy = match last {
+            Some((_, _, proxy)) => proxy,
+            None => (row.peer.start)(place, row.case)?,
+        };
+        load.warm(&proxy)?;
+        Ok(&self.0.insert((row.peer.name, row.case, proxy)).2)
+    }
+}
+
+fn load(row: &ResultRow, tls: &Arc<ClientConfig>) -> ProxyLoad {
+    ProxyLoad { case: row.case, is_canal: row.peer.is_canal(), tls: tls.clone() }
+}
+
+/// Sets each case's rate: half of the maximum of its slowest proxy, with two digits.
+fn calibrate(place: &PeerFolders, tls: &Arc<ClientConfig>, rows: &mut [ResultRow]) -> anyhow::Result<()> {
+    let mut held = HeldProxy::default();
+    let mut slowest = [f64::INFINITY; ProxyCase::ALL.len()];
+    let at = |case: ProxyCase| ProxyCase::ALL.iter().position(|c| *c == case).unwrap_or(0);
+    for row in rows.iter() {
+        eprintln!("what {} can do: {}", row.peer.name, row.case.name());
+        let load = load(row, tls);
+        let mut once = || load.measure(held.proxy(place, row, &load)?, LoadPace::Saturated, CALIBRATION);
+        let sample = once().with_context(|| format!("{}, {}", row.peer.name, row.case.name()))?;
+        slowest[at(row.case)] = slowest[at(row.case)].min(sample.per_second);
+    }
+    rows.iter_mut().for_each(|row| row.rate = rounded(slowest[at(row.case)] / 2.0));
+    Ok(())
+}
+
+/// Rounds a rate to two digits.
+fn rounded(rate: f64) -> f64 {
+    let unit = 10_f64.powf(rate.max(1.0).log10().floor() - 1.0);
+    (rate / unit).floor() * unit
+}
+
+fn measure(
+    place: &PeerFolders,
+    tls: &Arc<ClientConfig>,
+    (row, held): (&mut ResultRow, &mut HeldProxy),
+    seconds: u32,
+) -> anyhow::Result<()> {
+    let load = load(row, tls);
+    let proxy = held.proxy(place, row, &load)?;
+    row.saturated.push(load.measure(proxy, LoadPace::Saturated, seconds)?);
+    row.stated.push(load.measure(proxy, LoadPace::Rate(row.rate), seconds)?);
+    Ok(())
+}
+
+fn report(flags: &Flags, place: &PeerFolders, rows: &[ResultRow]) -> anyhow::Result<()> {
+    let peers = table::render(rows, &place.versions()?, flags.runs, flags.seconds);
+    let tables = [("bench-peers", peers), ("bench-before", table::compare(rows, flags.seconds))];
+    // With two builds only, the comparison alone is meaningful, and without another build there is none.
     let is_wanted = |mark: &str| if mark == "bench-before" { flags.before.is_some() } else { rows.iter().any(|row| !row.peer.is_canal()) };
     for (mark, text) in tables.iter().filter(|(mark, _)| is_wanted(mark)) {
         print!("{text}");
@@ -95,4 +176,13 @@ fn report(flags: &Flags, rows: &[table::Row]) -> anyhow::Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn rates_have_two_digits() {
+        assert_eq!(super::rounded(23_987.0), 23_000.0);
+        assert_eq!(super::rounded(987.0), 980.0);
+    }
 }

@@ -1,56 +1,111 @@
-//! How each proxy is configured and started: one worker, one route, access log off, features as they come. No measuring here.
+//! The compared proxies: the cases of each, and the paths of their programs and files. Each has one worker and the features of its release.
 
+mod canal;
+mod envoy;
+mod haproxy;
+mod mesh;
+mod nginx;
+
+use std::cell::{Cell, OnceCell};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use canal_bench_peers::canal::{self, Build, Door};
-use canal_bench_peers::origin::{ADDRESS as ORIGIN, PORT as ORIGIN_PORT};
-use canal_bench_peers::process::{PROXY_CORE, Process};
+use anyhow::Context;
+use canal_bench_peers::canal::Build;
+use canal_bench_peers::process::PinnedProcess;
 
-use crate::load::Case;
+use crate::case::ProxyCase;
+use crate::certificates::BenchCertificates;
 
-/// Where programs are found and files are made.
-pub(crate) struct Place {
+pub(crate) use mesh::SECURE_SERVICE;
+
+/// Folders of the programs and of temporary files.
+pub(crate) struct PeerFolders {
     pub(crate) tools: PathBuf,
     pub(crate) dir: PathBuf,
     pub(crate) now: Build,
     pub(crate) before: Option<Build>,
+    pub(crate) certificates: BenchCertificates,
+    /// Controllers with one service and with 10,000, started on demand.
+    meshes: [OnceCell<mesh::BenchMesh>; 2],
+    /// Number of gateways that a controller configured; each has its own data folder.
+    starts: Cell<u32>,
+}
+
+impl PeerFolders {
+    pub(crate) fn new(dir: &Path, now: Build, before: Option<Build>) -> anyhow::Result<Self> {
+        let certificates = BenchCertificates::make(&dir.join("certificates"))?;
+        let tools = std::env::current_dir()?.join(".tools");
+        Ok(Self { tools, dir: dir.to_owned(), now, before, certificates, meshes: Default::default(), starts: Cell::new(0) })
+    }
+
+    /// Returns the command of a program of Debian's newest suite, with its own loader and libraries.
+    fn newest(&self, program: &str) -> anyhow::Result<Vec<String>> {
+        let libraries = self.tools.join("newest/usr/lib/x86_64-linux-gnu");
+        let words = [libraries.join("ld-linux-x86-64.so.2"), libraries.clone(), self.tools.join("newest/usr/sbin").join(program)];
+        for file in &words {
+            anyhow::ensure!(file.exists(), "{} is missing: run setup/install bench", file.display());
+        }
+        let [loader, libraries, program] = words.map(|word| word.to_string_lossy().into_owned());
+        Ok(vec![loader, "--library-path".into(), libraries, program])
+    }
+
+    fn envoy(&self) -> anyhow::Result<String> {
+        let program = self.tools.join("envoy/bin/envoy");
+        anyhow::ensure!(program.exists(), "{} is missing: run setup/install bench", program.display());
+        Ok(program.to_string_lossy().into_owned())
+    }
+
+    /// Returns the version that each peer reports.
+    pub(crate) fn versions(&self) -> anyhow::Result<String> {
+        let version = |mut argv: Vec<String>, flag: &str| -> anyhow::Result<String> {
+            argv.push(flag.into());
+            let out = Command::new(&argv[0]).args(&argv[1..]).output().with_context(|| argv[0].clone())?;
+            let text = String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
+            let digits = |word: &&str| word.contains('.') && word.chars().next().is_some_and(|c| c.is_ascii_digit());
+            let words = text.split(|c: char| c.is_whitespace() || c == '/');
+            Ok(words.clone().find(digits).with_context(|| format!("no version in {text:?}"))?.to_owned())
+        };
+        let (haproxy, nginx) = (version(self.newest("haproxy")?, "-v")?, version(self.newest("nginx")?, "-v")?);
+        Ok(format!("HAProxy {haproxy}, nginx {nginx}, Envoy {}", version(vec![self.envoy()?], "--version")?))
+    }
 }
 
 /// A proxy that can be compared.
-pub(crate) struct Peer {
+pub(crate) struct PeerProxy {
     pub(crate) name: &'static str,
-    h2c: bool,
-    pub(crate) start: fn(&Place) -> anyhow::Result<Process>,
+    cases: &'static [ProxyCase],
+    pub(crate) start: fn(&PeerFolders, ProxyCase) -> anyhow::Result<PinnedProcess>,
 }
 
-impl Peer {
-    pub(crate) fn speaks(&self, case: Case) -> bool {
-        case != Case::H2c || self.h2c
+impl PeerProxy {
+    pub(crate) fn speaks(&self, case: ProxyCase) -> bool {
+        self.cases.contains(&case)
     }
 
-    /// A build of Canal.
+    /// Returns whether it is a build of Canal, which has HBONE where others have streams.
     pub(crate) fn is_canal(&self) -> bool {
         self.name.starts_with("canal")
     }
 
-    /// The build that this one is compared with.
+    /// Returns whether it is the older build of a comparison.
     pub(crate) fn is_before(&self) -> bool {
         self.name == "canal-before"
     }
 }
 
-static PEERS: [Peer; 6] = [
-    Peer { name: "canal", h2c: true, start: canal },
-    Peer { name: "canal-before", h2c: true, start: canal_before },
-    Peer { name: "canal-100k", h2c: false, start: canal_100k },
-    Peer { name: "haproxy", h2c: true, start: haproxy },
-    // Debian's nginx 1.22 cannot take h2c and HTTP/1.1 on one port.
-    Peer { name: "nginx", h2c: false, start: nginx },
-    Peer { name: "envoy", h2c: true, start: envoy },
+static PEERS: [PeerProxy; 7] = [
+    PeerProxy { name: "canal", cases: &ProxyCase::ALL, start: canal::start },
+    PeerProxy { name: "canal-before", cases: &[ProxyCase::Http1, ProxyCase::H2c], start: canal::start_before },
+    PeerProxy { name: "canal-100k", cases: &[ProxyCase::Http1], start: canal::start_100k },
+    PeerProxy { name: "canal-100k-controller", cases: &[ProxyCase::Http1], start: canal::start_controlled },
+    PeerProxy { name: "haproxy", cases: &ProxyCase::ALL, start: haproxy::start },
+    PeerProxy { name: "nginx", cases: &[ProxyCase::Http1, ProxyCase::Close, ProxyCase::H2c, ProxyCase::Mtls], start: nginx::start },
+    PeerProxy { name: "envoy", cases: &ProxyCase::ALL, start: envoy::start },
 ];
 
-pub(crate) fn all() -> impl Iterator<Item = &'static Peer> {
+pub(crate) fn all() -> impl Iterator<Item = &'static PeerProxy> {
     PEERS.iter()
 }
 
@@ -62,78 +117,4 @@ fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<String> {
 
 fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
-}
-
-fn nginx(Place { dir, .. }: &Place) -> anyhow::Result<Process> {
-    let d = dir.display();
-    let conf = format!(
-        "daemon off; master_process off; worker_processes 1; error_log {d}/nginx.err; pid {d}/nginx.pid;\n\
-         events {{ worker_connections 4096; }}\n\
-         http {{ access_log off; keepalive_requests 100000000; client_body_temp_path {d}/nb; proxy_temp_path {d}/np; fastcgi_temp_path {d}/nf;\n\
-         uwsgi_temp_path {d}/nu; scgi_temp_path {d}/ns;\n\
-         upstream o {{ server {ORIGIN}:{ORIGIN_PORT}; keepalive 256; keepalive_requests 100000000; }}\n\
-         server {{ listen 127.0.0.1:18083 backlog=1024; location / {{ proxy_http_version 1.1; proxy_set_header Connection \"\"; proxy_pass http://o; }} }} }}\n"
-    );
-    let conf = write(dir, "nginx.conf", &conf)?;
-    Process::start(&["nginx", "-c", &conf], PROXY_CORE, loopback(18_083), &dir.join("nginx.log"))
-}
-
-fn haproxy(Place { dir, .. }: &Place) -> anyhow::Result<Process> {
-    // A clear-text `bind` takes HTTP/1.1 and, by its preface, HTTP/2.
-    let conf = format!(
-        "global\n  nbthread 1\n  maxconn 8000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n\
-         frontend f\n  bind 127.0.0.1:18082\n  option forwardfor\n  default_backend b\nbackend b\n  server s {ORIGIN}:{ORIGIN_PORT}\n"
-    );
-    let conf = write(dir, "haproxy.cfg", &conf)?;
-    Process::start(&["haproxy", "-db", "-f", &conf], PROXY_CORE, loopback(18_082), &dir.join("haproxy.log"))
-}
-
-fn envoy(Place { tools, dir, .. }: &Place) -> anyhow::Result<Process> {
-    let conf = format!(
-        "static_resources:\n  listeners:\n  - address: {{socket_address: {{address: 127.0.0.1, port_value: 18084}}}}\n    filter_chains:\n    - filters:\n      - name: hcm\n        typed_config:\n          \
-         \"@type\": type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager\n          codec_type: AUTO\n          stat_prefix: i\n          \
-         route_config: {{virtual_hosts: [{{name: v, domains: [\"*\"], routes: [{{match: {{prefix: \"/\"}}, route: {{cluster: o}}}}]}}]}}\n          \
-         http_filters: [{{name: router, typed_config: {{\"@type\": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router}}}}]\n  \
-         clusters:\n  - name: o\n    type: STATIC\n    load_assignment: {{cluster_name: o, endpoints: [{{lb_endpoints: [{{endpoint: {{address: {{socket_address: {{address: {ORIGIN}, port_value: {ORIGIN_PORT}}}}}}}}}]}}]}}\n"
-    );
-    let conf = write(dir, "envoy.yaml", &conf)?;
-    let bin = tools.join("envoy/bin/envoy");
-    anyhow::ensure!(bin.exists(), "{} is missing: run setup/install bench", bin.display());
-    let bin = bin.to_string_lossy().into_owned();
-    Process::start(
-        &[&bin, "--concurrency", "1", "--use-dynamic-base-id", "-l", "error", "-c", &conf],
-        PROXY_CORE,
-        loopback(18_084),
-        &dir.join("envoy.log"),
-    )
-}
-
-fn canal(place: &Place) -> anyhow::Result<Process> {
-    canal_with(&place.now, &place.dir, ("canal", 1, 1), 18_081)
-}
-
-fn canal_before(place: &Place) -> anyhow::Result<Process> {
-    let before = place.before.as_ref().unwrap_or(&place.now);
-    canal_with(before, &place.dir, ("canal-before", 1, 1), 18_089)
-}
-
-/// 10,000 services x 10 routes loaded; the requests go to one of them.
-fn canal_100k(place: &Place) -> anyhow::Result<Process> {
-    canal_with(&place.now, &place.dir, ("canal-100k", 10_000, 10), 18_085)
-}
-
-fn canal_with(build: &Build, dir: &Path, (name, services, routes): (&str, usize, usize), port: u16) -> anyhow::Result<Process> {
-    let snapshot = dir.join(format!("{name}.snapshot"));
-    if !snapshot.exists() {
-        let config = dir.join(name).join("bench");
-        std::fs::create_dir_all(&config)?;
-        std::fs::write(config.join("tenant.yaml"), canal::tenant("bench", 1, ""))?;
-        let prefixes = || (1..routes).map(|r| format!("/api/v{r}/things")).chain([String::from("/")]);
-        for (n, chunk) in (0..services).collect::<Vec<_>>().chunks(500).enumerate() {
-            let text: String = chunk.iter().map(|s| canal::service(*s, prefixes())).collect();
-            std::fs::write(config.join(format!("services-{n}.yaml")), text)?;
-        }
-        build.compile(&dir.join(name), &snapshot)?;
-    }
-    build.start(dir, &snapshot, &[Door { address: loopback(port), tenant: "bench".into() }])
 }

@@ -1,6 +1,6 @@
-//! The median, quartiles and extremes of a few measured values. It knows nothing of what was measured.
+//! Median, quartiles and extremes of a few measured values. It does not know what was measured.
 
-/// Where the values of several rounds lie.
+/// Distribution of the values of several rounds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     pub min: f64,
@@ -10,7 +10,7 @@ pub struct Spread {
     pub max: f64,
 }
 
-/// The value below which `part` of the sorted `values` lie; NaN if there are none.
+/// Returns the value below which `part` of the sorted `values` lie; NaN if there are none.
 pub fn quantile(values: &[f64], part: f64) -> f64 {
     let last = values.len().saturating_sub(1);
     let at = part * last as f64;
@@ -29,7 +29,7 @@ impl Spread {
         Self { min: at(0.0), lower: at(0.25), median: at(0.5), upper: at(0.75), max: at(1.0) }
     }
 
-    /// Whether each median lies in what the other spread between its extremes.
+    /// Returns whether each median lies between the other's extremes.
     pub fn is_equal_within(&self, other: &Self) -> bool {
         (other.min..=other.max).contains(&self.median) && (self.min..=self.max).contains(&other.median)
     }

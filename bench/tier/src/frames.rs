@@ -1,20 +1,20 @@
-//! IPv4 packets to send from a raw socket: a datagram of a client's session as it is, and the same inside of a tunnel. No IO.
+//! IPv4 packets for a raw socket: a datagram of a client's session, and the same inside of a tunnel. No IO.
 
 use std::net::Ipv4Addr;
 
 use canal_abi::tier::{EDGE_MAC, REPLICA_MAC, TIER_VNI, VXLAN_PORT};
 
-/// Port of the service that is sent to.
+/// Port of the destination service.
 pub(crate) const PORT: u16 = 7000;
 
-/// A client's datagram to a service with `length` bytes of content.
+/// Returns a client's datagram to a service with `length` bytes of content.
 pub(crate) fn datagram(client: (Ipv4Addr, u16), service: Ipv4Addr, length: usize) -> Vec<u8> {
     udp((client.0, client.1), (service, PORT), &vec![0; length])
 }
 
-/// It, in a tunnel of the tier with this source port.
+/// Returns the datagram in a tunnel of the tier with this source port.
 pub(crate) fn in_tunnel(from: (Ipv4Addr, u16), to: Ipv4Addr, inner: &[u8]) -> Vec<u8> {
-    // VNI present; no hop and no stamp: the edge is who sends.
+    // VNI present; no hop and no stamp, because the sender is the edge.
     let mut content = vec![0x08, 0, 0, 0];
     content.extend_from_slice(&(TIER_VNI << 8).to_be_bytes());
     content.extend_from_slice(&REPLICA_MAC);
@@ -24,7 +24,7 @@ pub(crate) fn in_tunnel(from: (Ipv4Addr, u16), to: Ipv4Addr, inner: &[u8]) -> Ve
     udp(from, (to, VXLAN_PORT), &content)
 }
 
-/// Without a UDP checksum, as tunnels over IPv4 have none (RFC 7348 5).
+/// Returns a UDP packet without a checksum, as tunnels over IPv4 have none (RFC 7348 5).
 fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), content: &[u8]) -> Vec<u8> {
     let length = 28 + content.len() as u16;
     let mut packet = vec![0x45, 0];
@@ -42,7 +42,7 @@ fn udp(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16), content: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// RFC 1071, over an even number of bytes.
+/// Computes the checksum of RFC 1071 over an even number of bytes.
 fn checksum(header: &[u8]) -> u16 {
     let sum: u32 = header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     let folded = (sum & 0xffff) + (sum >> 16);
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_say_what_is_there() {
+    fn headers_describe_the_packet() {
         let (client, service) = (Ipv4Addr::new(10, 1, 1, 9), Ipv4Addr::new(240, 0, 0, 7));
         let (edge, replica) = (Ipv4Addr::new(250, 1, 0, 1), Ipv4Addr::new(250, 1, 0, 2));
         let inner = datagram((client, 40_000), service, 100);

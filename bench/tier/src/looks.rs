@@ -1,31 +1,31 @@
-//! What a look at the kernel's sockets costs a replica with many sessions, beside reading `/proc/net/tcp`, which tells the same as text. The
-//! sessions are real, in a network namespace of their own; each has both of its ends there, as a replica's have one to the client and one to
-//! the endpoint.
+//! Cost of a session scan on a replica with many sessions, compared with reading `/proc/net/tcp`, which has the same data as text. The
+//! sessions are real, in their own network namespace. Both ends of each are there, because a replica has one session to the client and one
+//! to the endpoint.
 
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use canal_kit::sys::Netns;
-use canal_redirector::sockets::Sockets;
+use canal_net::sys::Netns;
+use canal_redirector_agent::session_scan::SessionScanner;
 
 use crate::scene::programs;
 
-/// Sessions of one pair of processes: a limit of 20,000 open files is enough for it.
+/// Sessions of one pair of processes; a limit of 20,000 open files is enough for them.
 const EACH: u32 = 15_000;
-/// Servers listen from this port on.
+/// First port on which servers listen.
 const PORT: u32 = 7000;
 const OPEN_WITHIN: Duration = Duration::from_secs(180);
 const LOOKS: usize = 5;
 
-/// A namespace with its processes; gone when dropped.
-struct Lab {
+/// A namespace with its processes, which are removed on drop.
+struct ScanNetns {
     name: String,
     running: Vec<Child>,
 }
 
-impl Drop for Lab {
+impl Drop for ScanNetns {
     fn drop(&mut self) {
         for child in &mut self.running {
             let _ = child.kill();
@@ -35,7 +35,7 @@ impl Drop for Lab {
     }
 }
 
-impl Lab {
+impl ScanNetns {
     fn ip(&self, args: &str) -> anyhow::Result<()> {
         let out = Command::new("ip").args(args.split_whitespace()).output().context("ip (iproute2)")?;
         ensure!(out.status.success(), "ip {args}: {}", String::from_utf8_lossy(&out.stderr));
@@ -51,9 +51,9 @@ impl Lab {
     }
 }
 
-/// Opens so many sessions and looks at them.
+/// Opens this many sessions and scans them.
 pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
-    let mut lab = Lab { name: format!("canal-bench-{}-looks", std::process::id()), running: Vec::new() };
+    let mut lab = ScanNetns { name: format!("canal-bench-{}-looks", std::process::id()), running: Vec::new() };
     lab.ip(&format!("netns add {}", lab.name))?;
     lab.ip(&format!("-n {} link set lo up", lab.name))?;
     lab.ip(&format!("-n {} addr add 10.1.1.9/32 dev lo", lab.name))?;
@@ -69,7 +69,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
         let port = PORT + n;
         lab.start(&format!("sessions 240.0.0.7:{port} -n {count} --open-rate {} --interval-ms 600000 -d 3600", 6000 / pairs))?;
     }
-    let sockets = Sockets::kernel();
+    let sockets = SessionScanner::kernel();
     let found = || {
         let owned = netns.enter(|| sockets.look(Instant::now() + Duration::from_secs(60)))??;
         anyhow::Ok(owned.values().map(|of| of.sessions).sum::<u32>())
@@ -79,7 +79,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
         ensure!(started.elapsed() < OPEN_WITHIN, "only {} sessions were opened within {OPEN_WITHIN:?}", found()?);
         std::thread::sleep(Duration::from_secs(1));
     }
-    // The last ones get their first word.
+    // The last sessions exchange their first message.
     std::thread::sleep(Duration::from_secs(2));
     let look = least(|| found().map(u64::from))?;
     let text = least(|| netns.enter(read_text)?)?;
@@ -90,7 +90,7 @@ pub(crate) fn run(sessions: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The least time of some, ms, and what was read.
+/// Returns the shortest time of several reads in ms, and the result.
 fn least(mut read: impl FnMut() -> anyhow::Result<u64>) -> anyhow::Result<(u64, f64)> {
     let mut best = (0, f64::MAX);
     for _ in 0..LOOKS {

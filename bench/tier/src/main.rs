@@ -1,55 +1,65 @@
-//! What the cloud tier costs, measured in a world on real traffic: CPU of edge and redirector per packet and per request beside the gateway's
-//! own, latency beside a load balancer hop, sessions at the underlay with and without aggregation,
-//! CPU with and without disaggregation. It prints figures and judges none.
+//! Cost of the cloud tier, measured in a world on real traffic: CPU of edge and redirector per packet and per request beside the gateway's
+//! own, latency beside a load balancer hop, sessions at the underlay with and without aggregation, CPU with and without disaggregation. It
+//! prints figures and does not assess them.
 
 #![forbid(unsafe_code)]
 
+mod connections;
 mod cost;
+mod direct;
 mod disaggregation;
 mod frames;
 mod hop;
+mod load_rounds;
 mod looks;
+mod one_node;
 mod programs;
 mod record;
+mod redirected;
+mod relay;
 mod scene;
 mod sessions;
+mod spread;
 
 use clap::{Parser, Subcommand};
 
-use crate::record::Record;
+use crate::record::FigureFile;
 
 /// Needs root: the world is made of network namespaces, and nothing of it is ever outside them.
 #[derive(Parser)]
-#[command(after_help = "Example: canal-bench-tier cost --seconds 8")]
+#[command(after_help = "Example: canal-bench-tier cost --rounds 5 --seconds 3")]
 struct Flags {
     #[command(subcommand)]
-    what: What,
-    /// Keep the figures in this file, for `canal-figures cost --measured FILE`; each part has its own section there
+    what: TierExperiment,
+    /// Keep the figures in this file, for `canal-bench-figures cost --measured FILE`; each part has its own section there
     #[arg(long, global = true, value_name = "FILE")]
     json: Option<std::path::PathBuf>,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum TierExperiment {
     /// CPU per packet and per request: redirector, edge and tunnel beside the gateway's Layer-7 work
-    Cost {
-        /// Seconds of load
-        #[arg(long, default_value_t = 8)]
-        seconds: u32,
-    },
+    Cost(load_rounds::LoadRounds),
     /// Latency and CPU through edge and redirector beside a HAProxy load balancer hop (TCP mode) in the same world
-    Hop {
-        /// Requests per second (open loop)
-        #[arg(long, default_value_t = 500)]
-        rate: u32,
-        /// Seconds of load for each path
-        #[arg(long, default_value_t = 8)]
-        seconds: u32,
-    },
+    Hop(load_rounds::LoadRounds),
     /// Sessions that are open at once, and the session tables of the servers under the replicas, with and without aggregation
-    Sessions(sessions::Size),
+    Sessions(sessions::SessionLoad),
     /// CPU per packet that comes to a replica in an aggregated tunnel, beside one that comes bare
-    Disaggregation(disaggregation::Size),
+    Disaggregation(disaggregation::MeasureTime),
+    /// New connections a second to one pod's port, with and without the mesh, and their CPU over time
+    Connections(connections::ConnectionsSize),
+    /// CPU of both nodes on the direct path beside a pair of HAProxy with mTLS, and bulk beside no mesh
+    Direct(direct::DirectSize),
+    /// Packets redirected once and twice beside those that are not, by tables that differ: CPU and latency, without and with delayed links
+    Redirected(redirected::RedirectedSize),
+    /// Two pods of one node through the gateway beside pod to pod: latency and CPU, without and with a delayed link
+    OneNode(one_node::OneNodeSize),
+    /// How exact the relay of a delayed link of a world is, its highest rate, and its CPU per frame
+    Relay {
+        /// Seconds of each rate
+        #[arg(long, default_value_t = 3)]
+        seconds: u64,
+    },
     /// Time of a look at the kernel's sockets for owned sessions
     Looks {
         /// Sessions; each has two sockets
@@ -60,12 +70,17 @@ enum What {
 
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
-    let record = Record { file: flags.json };
+    let record = FigureFile { file: flags.json };
     match flags.what {
-        What::Cost { seconds } => cost::run(seconds, &record),
-        What::Hop { rate, seconds } => hop::run(rate, seconds, &record),
-        What::Sessions(size) => sessions::run(&size, &record),
-        What::Disaggregation(size) => disaggregation::run(&size, &record),
-        What::Looks { sessions } => looks::run(sessions),
+        TierExperiment::Cost(size) => cost::run(&size, &record),
+        TierExperiment::Hop(size) => hop::run(&size, &record),
+        TierExperiment::Sessions(size) => sessions::run(&size, &record),
+        TierExperiment::Disaggregation(size) => disaggregation::run(&size, &record),
+        TierExperiment::Connections(size) => connections::run(&size, &record),
+        TierExperiment::Direct(size) => direct::run(&size, &record),
+        TierExperiment::Redirected(size) => redirected::run(&size, &record),
+        TierExperiment::OneNode(size) => one_node::run(&size, &record),
+        TierExperiment::Relay { seconds } => relay::run(seconds, &record),
+        TierExperiment::Looks { sessions } => looks::run(sessions),
     }
 }

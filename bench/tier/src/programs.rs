@@ -1,4 +1,5 @@
-//! Run time and run count of the tier's BPF programs as the kernel counts them. The counting costs some 20 ns a run and is off outside a bench.
+//! Run time and run count of the tier's BPF programs as the kernel counts them. The counting costs about 20 ns per run and is off outside a
+//! bench.
 
 use std::collections::BTreeMap;
 
@@ -7,12 +8,12 @@ use libbpf_rs::query::ProgInfoIter;
 
 const SWITCH: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
-/// Counting, until dropped.
-pub(crate) struct Counting {
+/// Enables the kernel's counting until it is dropped.
+pub(crate) struct RunCounter {
     before: String,
 }
 
-impl Counting {
+impl RunCounter {
     pub(crate) fn begin() -> anyhow::Result<Self> {
         let before = std::fs::read_to_string(SWITCH).context(SWITCH)?;
         std::fs::write(SWITCH, "1").context(SWITCH)?;
@@ -20,7 +21,7 @@ impl Counting {
     }
 }
 
-impl Drop for Counting {
+impl Drop for RunCounter {
     fn drop(&mut self) {
         if let Err(problem) = std::fs::write(SWITCH, &self.before) {
             eprintln!("{SWITCH} stays on: {problem}");
@@ -28,16 +29,16 @@ impl Drop for Counting {
     }
 }
 
-/// What a program did.
+/// Run time and run count of a program.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Ran {
+pub(crate) struct ProgramCost {
     pub(crate) runs: f64,
     pub(crate) ns: f64,
 }
 
-/// All programs of the tier by name, replicas and edges together.
-pub(crate) fn all() -> BTreeMap<String, Ran> {
-    let mut found: BTreeMap<String, Ran> = BTreeMap::new();
+/// Returns all programs of the tier by name, replicas and edges together.
+pub(crate) fn all() -> BTreeMap<String, ProgramCost> {
+    let mut found: BTreeMap<String, ProgramCost> = BTreeMap::new();
     for program in ProgInfoIter::default() {
         let name = program.name.to_string_lossy().into_owned();
         if name.starts_with("canal_") {
@@ -49,11 +50,11 @@ pub(crate) fn all() -> BTreeMap<String, Ran> {
     found
 }
 
-/// What happened between two looks.
-pub(crate) fn between(before: &BTreeMap<String, Ran>, after: &BTreeMap<String, Ran>) -> BTreeMap<String, Ran> {
-    let less = |(name, ran): (&String, &Ran)| {
+/// Returns the differences between two reads.
+pub(crate) fn between(before: &BTreeMap<String, ProgramCost>, after: &BTreeMap<String, ProgramCost>) -> BTreeMap<String, ProgramCost> {
+    let less = |(name, ran): (&String, &ProgramCost)| {
         let old = before.get(name).copied().unwrap_or_default();
-        (name.clone(), Ran { runs: ran.runs - old.runs, ns: ran.ns - old.ns })
+        (name.clone(), ProgramCost { runs: ran.runs - old.runs, ns: ran.ns - old.ns })
     };
     after.iter().map(less).collect()
 }

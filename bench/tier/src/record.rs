@@ -1,19 +1,19 @@
-//! Measured figures as one JSON file that `canal-figures cost` reads: each part of the bench puts its own section, with the command and the
-//! machine. It computes nothing.
+//! Measurements as one JSON file that `canal-bench-figures cost` reads: each part of the bench writes its own section, with the command and
+//! the machine. It computes nothing.
 
 use std::path::PathBuf;
 
 use anyhow::Context;
 use serde_json::{Value, json};
 
-/// Where to keep figures, if anywhere.
+/// File of the measurements, if there is one.
 #[derive(Debug, Default)]
-pub(crate) struct Record {
+pub(crate) struct FigureFile {
     pub(crate) file: Option<PathBuf>,
 }
 
-impl Record {
-    /// Puts a section in the place of an earlier one; the others stay.
+impl FigureFile {
+    /// Replaces a section; the others stay.
     pub(crate) fn put(&self, section: &str, mut figures: Value) -> anyhow::Result<()> {
         let Some(file) = &self.file else { return Ok(()) };
         let mut whole: Value = match std::fs::read(file) {
@@ -28,21 +28,21 @@ impl Record {
     }
 }
 
-/// The command as one would type it, without the folder and without the file that it writes.
+/// Returns the command as a user would type it, without the folder and without the file that it writes.
 fn command(mut words: impl Iterator<Item = String>) -> String {
     let program = words.next().unwrap_or_default();
-    let mut said = vec![program.rsplit('/').next().unwrap_or_default().to_string()];
+    let mut text = vec![program.rsplit('/').next().unwrap_or_default().to_string()];
     while let Some(word) = words.next() {
         if word == "--json" {
             words.next();
         } else {
-            said.push(word);
+            text.push(word);
         }
     }
-    said.join(" ")
+    text.join(" ")
 }
 
-/// What it ran on.
+/// Returns the description of the machine.
 fn machine() -> String {
     let read = |file| std::fs::read_to_string(file).unwrap_or_default();
     let cpus = read("/proc/cpuinfo");
@@ -58,7 +58,7 @@ mod tests {
     #[test]
     fn a_section_replaces_its_own_and_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let record = Record { file: Some(folder.path().join("measured.json")) };
+        let record = FigureFile { file: Some(folder.path().join("measured.json")) };
         record.put("cost", json!({"l7_us": 1.0})).unwrap();
         record.put("hop", json!({"lb_us": 2.0})).unwrap();
         record.put("cost", json!({"l7_us": 3.0})).unwrap();
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_told_as_typed() {
+    fn a_command_is_recorded_as_typed() {
         let words = ["target/release/canal-bench-tier", "cost", "--seconds", "8", "--json", "x.json"];
         assert_eq!(command(words.iter().map(ToString::to_string)), "canal-bench-tier cost --seconds 8");
     }

@@ -1,26 +1,27 @@
-//! Sessions that the servers under the replicas must track, as their session tables see them: with aggregation (edge → replica and back in
-//! tunnels with few source ports) and without, a source port per flow as RFC 7348 recommends. All client sessions are open at once.
+//! Sessions that the servers under the replicas must track, counted by session tables: with aggregation (edge → replica and back in tunnels
+//! with few source ports), and without, where each flow has a source port as RFC 7348 recommends. All client sessions are open at once.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use canal_offload::sessions::Sessions;
+use canal_offload::sessions::SessionTable;
 use serde_json::{Value, json};
 
-use crate::record::Record;
-use crate::scene::{Scene, machine_us, number, programs};
+use crate::record::FigureFile;
+use crate::scene::{TierBenchWorld, machine_us, number, programs};
 
-/// How long all of them stay after the last was opened: longer than the pause between two words of one, so that each is heard.
-const STAY: Duration = Duration::from_secs(40);
-/// Between two words of a session.
+/// Time for which all sessions stay after the last was opened. It is longer than the pause between two messages of a session, so that each
+/// sends one.
+const SESSIONS_HELD: Duration = Duration::from_secs(40);
+/// Pause between two messages of a session.
 const PAUSE_MS: &str = "30000";
-/// A session without an answer for so long is broken. All of both ends run on this one machine, which may be late for seconds.
-const PATIENCE_MS: &str = "30000";
+/// A session without a response for this long is broken. Both ends of all sessions run on this one machine, which may be late for seconds.
+const RESPONSE_TIMEOUT_MS: &str = "30000";
 
-/// How many, how fast.
+/// Number and rate of the sessions.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Size {
+pub(crate) struct SessionLoad {
     /// Sessions that clients hold
     #[arg(long, default_value_t = 100_000)]
     count: u32,
@@ -29,16 +30,16 @@ pub(crate) struct Size {
     open_rate: u32,
 }
 
-/// What was seen while all sessions were open, and after.
+/// Measurements while all sessions were open, and after.
 #[derive(Default)]
-struct Seen {
+struct SessionCounts {
     at_once: u64,
     replicas: usize,
     outer: u64,
     inner: u64,
-    /// Of the replica with most: outer, inner.
+    /// Outer and inner sessions of the replica with the most.
     most: (u64, u64),
-    looks: Looks,
+    scans: SocketSampler,
     resident: u64,
     opened: f64,
     held: f64,
@@ -48,20 +49,20 @@ struct Seen {
     took: Duration,
 }
 
-/// Looks at the kernel's sockets of all replicas.
+/// Session scans of all replicas.
 #[derive(Default)]
-struct Looks {
+struct SocketSampler {
     ok: f64,
     not: f64,
     us: f64,
 }
 
-pub(crate) fn run(size: &Size, record: &Record) -> anyhow::Result<()> {
+pub(crate) fn run(size: &SessionLoad, record: &FigureFile) -> anyhow::Result<()> {
     println!(
         "| tunnels | client sessions open at once | broken, not opened | sessions at the underlay, all replicas | the replica with most | inside them | machine's CPU per session, opened and held |"
     );
     println!("|---|---|---|---|---|---|---|");
-    let (mut notes, mut kept) = (Vec::new(), json!({ "count": size.count }));
+    let (mut notes, mut figures) = (Vec::new(), json!({ "count": size.count }));
     for (name, edge, gateway) in [("aggregated", None, &[][..]), ("one_per_flow", Some("--no-aggregate"), &["--tunnels", "0"])] {
         let seen = measure(size, edge, gateway)?;
         println!(
@@ -77,11 +78,11 @@ pub(crate) fn run(size: &Size, record: &Record) -> anyhow::Result<()> {
             seen.most.1,
             seen.spent_us / seen.opened
         );
-        kept[name] = json!({
+        figures[name] = json!({
             "at_once": seen.at_once, "broken": seen.broken, "unopened": seen.unopened, "replicas": seen.replicas,
             "underlay": seen.outer, "underlay_most": seen.most.0, "inside": seen.inner,
         });
-        let Looks { ok, not, us } = seen.looks;
+        let SocketSampler { ok, not, us } = seen.scans;
         notes.push(format!(
             "{name}: {:.0} s; looks of all replicas: {ok} whole, {not} not, {:.2} ms each; gateways' memory {} KiB per session",
             seen.took.as_secs_f64(),
@@ -90,17 +91,17 @@ pub(crate) fn run(size: &Size, record: &Record) -> anyhow::Result<()> {
         ));
     }
     notes.iter().for_each(|note| println!("{note}"));
-    record.put("sessions", kept)
+    record.put("sessions", figures)
 }
 
-fn measure(size: &Size, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<Seen> {
-    let scene = Scene::up("sessions.yaml", |topology, _| {
+fn measure(size: &SessionLoad, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<SessionCounts> {
+    let scene = TierBenchWorld::up("sessions.yaml", |topology, _| {
         topology.edges.iter_mut().filter_map(|e| e.process.as_mut()).for_each(|p| p.args.extend(edge.map(String::from)));
         let limits = ["--max-tenant-connections", "1000000", "--max-requests", "1000000", "--max-tenant-requests", "1000000"];
         let args = || limits.iter().chain(gateway).map(ToString::to_string);
         topology.gateways.iter_mut().filter_map(|g| g.process.as_mut()).for_each(|p| p.args.extend(args()));
     })?;
-    let names: Vec<String> = scene.world.hosts()?.into_iter().map(|host| host.seat.name).collect();
+    let names: Vec<String> = scene.world.hosts()?.into_iter().map(|host| host.environment.name).collect();
     let of = |part: &str| names.iter().filter(|n| n.starts_with(part)).cloned().collect::<Vec<_>>();
     let (clients, gateways) = (of("many/default/client-"), of("gw-"));
     let targets = addresses(&scene, &clients[0])?;
@@ -108,14 +109,14 @@ fn measure(size: &Size, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<
         &clients[0],
         &[&["sessions"], &*targets.iter().map(String::as_str).collect::<Vec<_>>(), &["-n", "40", "-d", "1"]].concat(),
     )?;
-    let tables: Vec<Sessions> = gateways.iter().map(|gateway| attach(&scene, gateway)).collect::<anyhow::Result<_>>()?;
+    let tables: Vec<SessionTable> = gateways.iter().map(|gateway| attach(&scene, gateway)).collect::<anyhow::Result<_>>()?;
     let (before, started) = (machine_us()?, Instant::now());
     let opening = Duration::from_secs_f64(f64::from(size.count) / f64::from(size.open_rate));
     let running = clients.iter().enumerate().map(|(n, client)| hold(&scene, client, &targets, share(size, clients.len(), n), opening));
     let running = running.collect::<anyhow::Result<Vec<_>>>()?;
-    // All are open; most of the time that they stay is still to come.
-    std::thread::sleep((opening + STAY / 4).saturating_sub(started.elapsed()));
-    let mut seen = Seen { at_once: open_now(&scene, &clients)?, replicas: gateways.len(), ..Seen::default() };
+    // All sessions are open, and most of their time is still to come.
+    std::thread::sleep((opening + SESSIONS_HELD / 4).saturating_sub(started.elapsed()));
+    let mut seen = SessionCounts { at_once: open_now(&scene, &clients)?, replicas: gateways.len(), ..SessionCounts::default() };
     for child in running {
         let out = child.wait_with_output()?;
         let report: Value = serde_json::from_slice(&out.stdout).with_context(|| String::from_utf8_lossy(&out.stdout).into_owned())?;
@@ -132,44 +133,44 @@ fn measure(size: &Size, edge: Option<&str>, gateway: &[&str]) -> anyhow::Result<
         let (outer, inner) = table.sessions()?;
         (seen.outer, seen.inner, seen.most) = (seen.outer + outer, seen.inner + inner, seen.most.max((outer, inner)));
         let metrics = scene.run(gateway, &["curl", "-sS", "http://127.0.0.1:15020/metrics"])?;
-        seen.looks.ok += sum(&metrics, "canal_redirector_looks_total{result=\"ok\"}");
-        let results = ["late", "failed"].map(|result| format!("canal_redirector_looks_total{{result=\"{result}\"}}"));
-        seen.looks.not += results.iter().map(|series| sum(&metrics, series)).sum::<f64>();
-        seen.looks.us += sum(&metrics, "canal_redirector_look_microseconds_total");
+        seen.scans.ok += sum(&metrics, "canal_redirector_session_scans_total{result=\"ok\"}");
+        let results = ["late", "failed"].map(|result| format!("canal_redirector_session_scans_total{{result=\"{result}\"}}"));
+        seen.scans.not += results.iter().map(|series| sum(&metrics, series)).sum::<f64>();
+        seen.scans.us += sum(&metrics, "canal_redirector_session_scan_seconds_total") * 1e6;
         seen.resident += scene.resident(gateway)?;
     }
     Ok(seen)
 }
 
-/// The client's part of all sessions.
-fn share(size: &Size, clients: usize, n: usize) -> (u32, f64) {
+/// Returns the client's part of all sessions.
+fn share(size: &SessionLoad, clients: usize, n: usize) -> (u32, f64) {
     let (clients, n) = (clients as u32, n as u32);
     (size.count / clients + u32::from(n < size.count % clients), f64::from(size.open_rate) / f64::from(clients))
 }
 
 /// Starts a client that opens its sessions and holds them.
 fn hold(
-    scene: &Scene,
+    scene: &TierBenchWorld,
     client: &str,
     targets: &[String],
     (count, rate): (u32, f64),
     opening: Duration,
 ) -> anyhow::Result<std::process::Child> {
     let samples = programs()?.join("canal-samples").to_string_lossy().into_owned();
-    let (count, rate, seconds) = (count.to_string(), rate.to_string(), (opening + STAY).as_secs().to_string());
+    let (count, rate, seconds) = (count.to_string(), rate.to_string(), (opening + SESSIONS_HELD).as_secs().to_string());
     let mut argv = vec![samples.as_str(), "sessions"];
     argv.extend(targets.iter().map(String::as_str));
-    argv.extend(["-n", &count, "--open-rate", &rate, "--interval-ms", PAUSE_MS, "--patience-ms", PATIENCE_MS, "-d", &seconds]);
+    argv.extend(["-n", &count, "--open-rate", &rate, "--interval-ms", PAUSE_MS, "--patience-ms", RESPONSE_TIMEOUT_MS, "-d", &seconds]);
     Ok(scene.world.exec(client, &argv)?.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?)
 }
 
-/// TCP sockets in use in the clients' network namespaces, which have nothing else.
-fn open_now(scene: &Scene, clients: &[String]) -> anyhow::Result<u64> {
+/// Returns the number of TCP sockets in use in the clients' network namespaces, which contain nothing else.
+fn open_now(scene: &TierBenchWorld, clients: &[String]) -> anyhow::Result<u64> {
     let mut open = 0;
     for client in clients {
-        let said = scene.run(client, &["cat", "/proc/net/sockstat", "/proc/net/sockstat6"])?;
+        let output = scene.run(client, &["cat", "/proc/net/sockstat", "/proc/net/sockstat6"])?;
         open +=
-            said.lines().filter_map(|l| l.strip_prefix("TCP: inuse ").or(l.strip_prefix("TCP6: inuse "))).filter_map(first).sum::<u64>();
+            output.lines().filter_map(|l| l.strip_prefix("TCP: inuse ").or(l.strip_prefix("TCP6: inuse "))).filter_map(first).sum::<u64>();
     }
     Ok(open)
 }
@@ -178,25 +179,25 @@ fn first(text: &str) -> Option<u64> {
     text.split_whitespace().next()?.parse().ok()
 }
 
-/// All series whose name and labels begin so.
+/// Sums all series whose name and labels have this prefix.
 fn sum(metrics: &str, series: &str) -> f64 {
     metrics.lines().filter(|l| l.starts_with(series)).filter_map(|l| l.rsplit_once(' ')?.1.parse::<f64>().ok()).sum()
 }
 
-/// Counts on the router's end of the replica's link: where the server's NIC would count.
-fn attach(scene: &Scene, gateway: &str) -> anyhow::Result<Sessions> {
+/// Counts at the router's end of the replica's link, where the server's NIC would count.
+fn attach(scene: &TierBenchWorld, gateway: &str) -> anyhow::Result<SessionTable> {
     let host = scene.plan.host(gateway).with_context(|| format!("{gateway} is in the plan"))?;
     let router = &scene.plan.routers[host.az];
     let device = host.router_device();
-    Ok(Sessions::attach(Some(&std::path::Path::new("/run/netns").join(&router.netns)), &device)?)
+    Ok(SessionTable::attach(Some(&std::path::Path::new("/run/netns").join(&router.netns)), &device)?)
 }
 
-/// The service's gateway addresses, both families, as DNS says.
-fn addresses(scene: &Scene, client: &str) -> anyhow::Result<Vec<String>> {
-    let said = scene.run(client, &["getent", "ahosts", "tcp.default"])?;
-    let mut found: Vec<&str> = said.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).collect();
+/// Returns the service's gateway addresses of both families from DNS.
+fn addresses(scene: &TierBenchWorld, client: &str) -> anyhow::Result<Vec<String>> {
+    let output = scene.run(client, &["getent", "ahosts", "tcp.default"])?;
+    let mut found: Vec<&str> = output.lines().filter(|l| l.contains("STREAM")).filter_map(|l| l.split_whitespace().next()).collect();
     found.sort_unstable();
     found.dedup();
-    anyhow::ensure!(!found.is_empty(), "tcp.default has no address in {client}: {said}");
+    anyhow::ensure!(!found.is_empty(), "tcp.default has no address in {client}: {output}");
     Ok(found.iter().map(|a| if a.contains(':') { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect())
 }

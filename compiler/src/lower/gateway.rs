@@ -1,33 +1,32 @@
-//! The gateway runs everything: it finds the service, the rule and the endpoint.
+//! Lowers the IR for gateways. A gateway selects the service, the rule and the endpoint, and runs every rule.
 
-use canal_model::program::{Resource, RouteRule};
+use canal_model::ids::{AzName, ReplicaName};
+use canal_model::principal::Principal;
+use canal_model::program::Resource;
 
+use super::target::{PlacementLimits, PortRule, RefusalReason, RuleTarget, TargetName};
 use crate::ir::Ir;
+use crate::scope::TierPlacement;
 
-/// All resources of the tenant, for the hub to share out by scope: parents first, sorted by name within a kind.
-pub fn gateway(ir: Ir) -> Vec<Resource> {
-    let mut resources = vec![Resource::Tenant(ir.tenant)];
-    resources.extend(ir.gateways.into_iter().map(Resource::Gateway));
-    let mut services = Vec::with_capacity(ir.services.len());
-    let mut routes: Vec<RouteRule> = Vec::new();
-    for service in ir.services.into_values() {
-        let parent = service.service.key.clone();
-        services.push(Resource::Service(service.service));
-        routes.extend(service.rules.into_iter().map(|rule| RouteRule {
-            key: rule.key,
-            parent: parent.clone(),
-            parent_port: rule.port,
-            hosts: rule.hosts,
-            matches: rule.matches,
-            action: rule.action,
-        }));
+/// Returns what the replica `name` is sent of the tenant. It is empty if the replica does not serve the tenant.
+pub fn gateway(ir: &Ir, name: &ReplicaName, az: &AzName, placement: &TierPlacement) -> Vec<Resource> {
+    super::program(ir, &Principal::Gateway { name: name.clone(), az: az.clone() }, placement)
+}
+
+/// The gateway as a place for rules: the last one, because it runs all of them.
+#[derive(Debug, Clone, Copy)]
+pub struct GatewayRuleTarget;
+
+impl RuleTarget for GatewayRuleTarget {
+    fn name(&self) -> TargetName {
+        TargetName::Gateway
     }
-    routes.sort_by(|a, b| a.key.cmp(&b.key));
-    resources.extend(services);
-    resources.extend(ir.workloads.into_iter().map(Resource::Workload));
-    resources.extend(routes.into_iter().map(Resource::Route));
-    resources.extend(ir.nodes.into_iter().map(Resource::Node));
-    resources.extend(ir.throttles.into_iter().map(Resource::Throttle));
-    resources.extend(ir.security.into_resources());
-    resources
+
+    fn limits(&self) -> PlacementLimits {
+        PlacementLimits::NONE
+    }
+
+    fn refusal(&self, _rule: &PortRule<'_>) -> Option<RefusalReason> {
+        None
+    }
 }

@@ -1,18 +1,18 @@
-//! Who owns which address inside a tenant: gateways before services before pods, elders before newcomers.
+//! Ownership of addresses inside a tenant. Gateways take precedence over services, services over pods, and older objects over newer ones.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use canal_model::policy::ObjectKey;
 
-/// Addresses with their owners.
+/// Claimed addresses with their owners.
 #[derive(Default)]
-pub(crate) struct Addresses {
+pub(crate) struct AddressOwners {
     owners: HashMap<IpAddr, ObjectKey>,
 }
 
-impl Addresses {
-    /// Gives `address` to `owner`. The error is the problem, without a full stop.
+impl AddressOwners {
+    /// Assigns `address` to `owner`. The error is the problem, without a full stop.
     pub(crate) fn claim(&mut self, address: IpAddr, owner: &ObjectKey) -> Result<(), String> {
         if let Some(reason) = reserved(address) {
             return Err(format!("{address} {reason}"));
@@ -28,7 +28,7 @@ impl Addresses {
     }
 }
 
-/// Why no tenant may use an address.
+/// Returns the reason why no tenant may use the address.
 pub(crate) fn reserved(address: IpAddr) -> Option<&'static str> {
     match address {
         IpAddr::V4(v4) if v4.octets()[0] >= 240 => Some("lies in 240.0.0.0/4, which is the provider's"),
@@ -44,12 +44,12 @@ pub(crate) fn reserved(address: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// The tier's own addresses that are not in 240.0.0.0/4.
+/// Returns whether the address is one of the tier's own addresses outside 240.0.0.0/4.
 fn is_tiers(address: Ipv6Addr) -> bool {
     canal_model::tier::reserved().iter().any(|range| range.contains(&IpAddr::V6(address)))
 }
 
-/// Why no tenant may use a range: it holds a reserved address at its ends, or a reserved range inside.
+/// Returns the reason why no tenant may use the range: a reserved address at one of its ends, or a reserved range inside.
 pub(crate) fn reserved_range(net: &ipnet::IpNet) -> Option<&'static str> {
     let inside = [
         IpAddr::V4(Ipv4Addr::LOCALHOST),

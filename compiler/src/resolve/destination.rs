@@ -1,56 +1,56 @@
-//! References from routes to services: found and allowed, or refused in a way that keeps the backend's share.
+//! Resolves references from routes to services. A reference that is broken or not allowed is refused, and its backend keeps its weight.
 
 use std::collections::BTreeMap;
 
 use canal_model::ids::{Namespace, ServiceKey, TenantName};
+use canal_model::policy::gateway_api::{BackendRef, ReferenceGrant};
 use canal_model::policy::istio::Destination;
-use canal_model::policy::route::{BackendRef, ReferenceGrant};
 use canal_model::program::{BackendTarget, Labels, Service};
 
-use super::corpus::Said;
-use super::route_parts::Complaint;
+use super::route_fields::FieldIssue;
 use super::subset::Subsets;
+use super::tenant_objects::Sourced;
 use crate::names;
 
-/// What routes may refer to.
-pub(crate) struct Destinations<'a> {
+/// The objects that routes may refer to.
+pub(crate) struct DestinationIndex<'a> {
     pub(crate) tenant: &'a TenantName,
     pub(crate) services: &'a BTreeMap<ServiceKey, Service>,
     pub(crate) subsets: &'a Subsets,
-    pub(crate) grants: &'a [Said<'a, ReferenceGrant>],
+    pub(crate) grants: &'a [Sourced<'a, ReferenceGrant>],
 }
 
 const GATEWAY_GROUP: &str = "gateway.networking.k8s.io";
 
-impl Destinations<'_> {
-    /// The service a backendRef of an HTTPRoute in `namespace` names.
-    pub(crate) fn of_backend_ref(&self, namespace: &Namespace, backend: &BackendRef) -> Result<BackendTarget, Complaint> {
+impl DestinationIndex<'_> {
+    /// Resolves a backendRef of an HTTPRoute in `namespace`.
+    pub(crate) fn of_backend_ref(&self, namespace: &Namespace, backend: &BackendRef) -> Result<BackendTarget, FieldIssue> {
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!("backends of kind {:?} are not in this version", backend.kind);
-            return Err(Complaint::new("kind", problem, "refer to a Service"));
+            return Err(FieldIssue::new("kind", problem, "refer to a Service"));
         }
         let target_namespace = backend.namespace.as_ref().unwrap_or(namespace);
         let key = ServiceKey { tenant: self.tenant.clone(), namespace: target_namespace.clone(), name: backend.name.clone() };
-        // Asked before the service is looked up: who may not refer to it may not learn that it exists.
+        // The grant is checked before the lookup: a namespace without a grant must not learn whether the service exists.
         if target_namespace != namespace && !is_granted(self.grants, "HTTPRoute", namespace, &key) {
             let problem =
                 format!("namespace {target_namespace} does not allow HTTPRoutes of {namespace} to refer to Service {}", backend.name);
-            let mend = format!("write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service");
-            return Err(Complaint::new("namespace", problem, mend));
+            let fix = format!("write a ReferenceGrant in {target_namespace} from HTTPRoutes in {namespace} to that Service");
+            return Err(FieldIssue::new("namespace", problem, fix));
         }
         let service = self.find(&key, "name")?;
         let Some(port) = backend.port else {
-            return Err(Complaint::new("port", "a backend that is a Service needs a port", "write the Service's port"));
+            return Err(FieldIssue::new("port", "a backend that is a Service needs a port", "write the Service's port"));
         };
         has_port(service, port.get(), "port")?;
         Ok(BackendTarget::Service { service: key, port: port.get(), subset: Labels::new() })
     }
 
-    /// The service, or the part of it, that a destination of a VirtualService in `namespace` names; `dialled` is the port the client dialled.
-    pub(crate) fn of_destination(&self, namespace: &Namespace, to: &Destination, dialled: u16) -> Result<BackendTarget, Complaint> {
+    /// Resolves a destination of a VirtualService in `namespace` to a service or subset. `dialled` is the port that the client dialled.
+    pub(crate) fn of_destination(&self, namespace: &Namespace, to: &Destination, dialled: u16) -> Result<BackendTarget, FieldIssue> {
         let Some(key) = names::service(self.tenant, namespace, &to.host) else {
             let problem = format!("{:?} is no service of this tenant", to.host);
-            return Err(Complaint::new("destination.host", problem, "write a Service's name, or name.namespace"));
+            return Err(FieldIssue::new("destination.host", problem, "write a Service's name, or name.namespace"));
         };
         let service = self.find(&key, "destination.host")?;
         let port = match (&to.port, service.ports.as_slice()) {
@@ -65,33 +65,33 @@ impl Destinations<'_> {
                 Some(Some(labels)) => labels.clone(),
                 Some(None) => {
                     let problem = format!("subset {name:?} of {} is broken", to.host);
-                    return Err(Complaint::new("destination.subset", problem, "mend it in its DestinationRule"));
+                    return Err(FieldIssue::new("destination.subset", problem, "fix it in its DestinationRule"));
                 }
                 None => {
                     let problem = format!("{} has no subset {name:?}", to.host);
-                    return Err(Complaint::new("destination.subset", problem, "define it in a DestinationRule for that host"));
+                    return Err(FieldIssue::new("destination.subset", problem, "define it in a DestinationRule for that host"));
                 }
             },
         };
         Ok(BackendTarget::Service { service: key, port, subset })
     }
 
-    /// Whether the destination's port depends on the port that the client dialled.
+    /// Returns whether the destination's port depends on the port that the client dialled.
     pub(crate) fn follows_dialled_port(&self, namespace: &Namespace, to: &Destination) -> bool {
         let service = names::service(self.tenant, namespace, &to.host).and_then(|key| self.services.get(&key));
         to.port.is_none() && service.is_some_and(|service| service.ports.len() != 1)
     }
 
-    fn find(&self, key: &ServiceKey, field: &'static str) -> Result<&Service, Complaint> {
+    fn find(&self, key: &ServiceKey, field: &'static str) -> Result<&Service, FieldIssue> {
         self.services.get(key).ok_or_else(|| {
             let problem = format!("there is no Service {}/{}", key.namespace, key.name);
-            Complaint::new(field, problem, "create it or correct the name")
+            FieldIssue::new(field, problem, "create it or correct the name")
         })
     }
 }
 
-/// Whether routes of `kind` in namespace `from` may refer to the service in another namespace.
-pub(crate) fn is_granted(grants: &[Said<'_, ReferenceGrant>], kind: &str, from: &Namespace, to: &ServiceKey) -> bool {
+/// Returns whether routes of `kind` in namespace `from` may refer to the service in another namespace.
+pub(crate) fn is_granted(grants: &[Sourced<'_, ReferenceGrant>], kind: &str, from: &Namespace, to: &ServiceKey) -> bool {
     grants.iter().any(|grant| {
         let spec = &grant.object.spec;
         grant.object.metadata.namespace == to.namespace
@@ -101,11 +101,11 @@ pub(crate) fn is_granted(grants: &[Said<'_, ReferenceGrant>], kind: &str, from: 
     })
 }
 
-fn has_port(service: &Service, port: u16, field: &'static str) -> Result<(), Complaint> {
+fn has_port(service: &Service, port: u16, field: &'static str) -> Result<(), FieldIssue> {
     if service.ports.iter().any(|p| p.port == port) {
         return Ok(());
     }
     let known: Vec<String> = service.ports.iter().map(|p| p.port.to_string()).collect();
-    let mend = if known.is_empty() { "mend the Service's ports".to_owned() } else { format!("use {}", known.join(" or ")) };
-    Err(Complaint::new(field, format!("Service {}/{} has no TCP port {port}", service.key.namespace, service.key.name), mend))
+    let fix = if known.is_empty() { "fix the Service's ports".to_owned() } else { format!("use {}", known.join(" or ")) };
+    Err(FieldIssue::new(field, format!("Service {}/{} has no TCP port {port}", service.key.namespace, service.key.name), fix))
 }

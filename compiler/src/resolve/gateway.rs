@@ -1,25 +1,30 @@
-//! Gateway objects: the replicas that serve the tenant, and their addresses in its overlay.
+//! Resolves Gateway objects: the replicas that serve the tenant, and their addresses in its overlay. The planner makes bucket tables.
 
 use canal_model::ids::{ReplicaName, TenantName};
-use canal_model::policy::mesh;
+use canal_model::policy::canal;
 use canal_model::program::Gateway;
 
-use super::addresses::Addresses;
-use super::corpus::Said;
-use crate::report::Report;
+use super::addresses::AddressOwners;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Said<'_, mesh::Gateway>],
-    addresses: &mut Addresses,
-    report: &mut Report,
+    said: &[Sourced<'_, canal::Gateway>],
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
 ) -> Vec<Gateway> {
     let mut gateways: Vec<Gateway> = said.iter().filter_map(|gateway| replica(tenant, gateway, addresses, report)).collect();
     gateways.sort_by(|a, b| a.replica.cmp(&b.replica));
     gateways
 }
 
-fn replica(tenant: &TenantName, gateway: &Said<'_, mesh::Gateway>, addresses: &mut Addresses, report: &mut Report) -> Option<Gateway> {
+fn replica(
+    tenant: &TenantName,
+    gateway: &Sourced<'_, canal::Gateway>,
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
+) -> Option<Gateway> {
     let name = gateway.object.metadata.name.as_str();
     let replica = match ReplicaName::new(name) {
         Ok(replica) => replica,

@@ -1,32 +1,38 @@
-//! HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their Service, which would hold for that
-//! namespace's clients only, are refused.
+//! Resolves HTTPRoutes on Services (Gateway API, mesh). Routes in another namespace than their Service are refused; they would apply only
+//! to clients in that namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::ServiceKey;
-use canal_model::policy::route::{HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathConditionType, ValueCondition, ValueConditionType};
+use canal_model::policy::gateway_api::{
+    HttpRoute, HttpRouteMatch, HttpRule, ParentRef, PathConditionType, ValueCondition, ValueConditionType,
+};
 use canal_model::program::{AppProtocol, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, TextMatch};
 
-use super::corpus::Said;
-use super::destination::Destinations;
-use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, parent_service, path, text};
+use super::destination::DestinationIndex;
+use super::route_fields::{FieldIssue, RegexBudget, RuleContext, conditions, header_name, parent_service, path, text};
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
-use crate::precedence::{self, Conditions};
-use crate::report::Report;
+use crate::precedence::{self, MatchSpecificity};
 
-/// What a route is attached to.
+/// The Service, and optionally port, that a route is attached to.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Parent {
     service: ServiceKey,
     port: Option<u16>,
 }
 
-/// What the regular expressions of each service may still take.
+/// Bytes of memory that the regular expressions of each service may still use.
 type RegexBytesLeft = BTreeMap<ServiceKey, usize>;
 
-/// The rules of all HTTPRoutes, and the services that have any.
-pub(crate) fn resolve(said: &[Said<'_, HttpRoute>], to: &Destinations<'_>, report: &mut Report) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
+/// Returns the rules of all HTTPRoutes, and the services that have any.
+pub(crate) fn resolve(
+    said: &[Sourced<'_, HttpRoute>],
+    to: &DestinationIndex<'_>,
+    report: &mut DiagnosticCollector,
+) -> (Vec<RouteRule>, BTreeSet<ServiceKey>) {
     let mut rules = Vec::new();
     let mut taken = BTreeSet::new();
     let mut left = RegexBytesLeft::new();
@@ -40,7 +46,7 @@ pub(crate) fn resolve(said: &[Said<'_, HttpRoute>], to: &Destinations<'_>, repor
     (rules, taken)
 }
 
-/// Of the service that has least left; `None` for a route without parents.
+/// Returns the budget of the parent service that has the least left; `None` for a route without parents.
 fn budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudget> {
     let left_of = |parent: &Parent| left.get(&parent.service).copied().unwrap_or(REGEXES_PER_SERVICE_BYTES_MAX);
     let scarcest = parents.iter().min_by_key(|parent| left_of(parent))?;
@@ -48,7 +54,7 @@ fn budget(parents: &BTreeSet<Parent>, left: &RegexBytesLeft) -> Option<RegexBudg
     Some(RegexBudget { bytes_left: left_of(scarcest), copies: parents.len(), service })
 }
 
-fn parents(route: &Said<'_, HttpRoute>, to: &Destinations<'_>, report: &mut Report) -> BTreeSet<Parent> {
+fn parents(route: &Sourced<'_, HttpRoute>, to: &DestinationIndex<'_>, report: &mut DiagnosticCollector) -> BTreeSet<Parent> {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
         report.error(
@@ -75,41 +81,46 @@ fn parents(route: &Said<'_, HttpRoute>, to: &Destinations<'_>, report: &mut Repo
             }
             Err(complaint) => {
                 let field = format!("spec.parentRefs[{at}].{}", complaint.field);
-                report.error(route.document, field, complaint.problem, complaint.mend);
+                report.error(route.document, field, complaint.problem, complaint.fix);
             }
         }
     }
     parents
 }
 
-/// The parent, and one of its ports to which no rule can apply.
-fn parent(route: &Said<'_, HttpRoute>, written: &ParentRef, to: &Destinations<'_>) -> Result<(Parent, Option<u16>), Complaint> {
+/// Resolves a parent. Also returns one of its ports to which no rule can apply, if there is one.
+fn parent(route: &Sourced<'_, HttpRoute>, written: &ParentRef, to: &DestinationIndex<'_>) -> Result<(Parent, Option<u16>), FieldIssue> {
     let key = parent_service(to.tenant, &route.object.metadata.namespace, written)?;
     let Some(service) = to.services.get(&key) else {
-        return Err(Complaint::new("name", format!("there is no Service {}/{}", key.namespace, key.name), "create it or correct the name"));
+        return Err(FieldIssue::new(
+            "name",
+            format!("there is no Service {}/{}", key.namespace, key.name),
+            "create it or correct the name",
+        ));
     };
     let port = written.port.map(std::num::NonZeroU16::get);
     let mut ports = service.ports.iter().filter(|p| port.is_none_or(|port| p.port == port)).peekable();
     if ports.peek().is_none() && port.is_some() {
         let known: Vec<String> = service.ports.iter().map(|p| p.port.to_string()).collect();
         let problem = format!("Service {}/{} has no TCP port {}", key.namespace, key.name, port.unwrap_or_default());
-        return Err(Complaint::new("port", problem, format!("use {} or none", known.join(", "))));
+        return Err(FieldIssue::new("port", problem, format!("use {} or none", known.join(", "))));
     }
     let opaque = ports.find(|p| p.protocol == AppProtocol::Tcp).map(|p| p.port);
     Ok((Parent { service: key, port }, opaque))
 }
 
 fn attach(
-    route: &Said<'_, HttpRoute>,
+    route: &Sourced<'_, HttpRoute>,
     parents: &BTreeSet<Parent>,
-    to: &Destinations<'_>,
+    to: &DestinationIndex<'_>,
     regexes: &mut RegexBudget,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
     rules: &mut Vec<RouteRule>,
 ) {
     let (hosts, mut broken) = hosts(route, report);
     let spec = &route.object.spec;
     let faults = &route.document.faults;
+    // A fault outside the rules may widen any of them, so it breaks all.
     let outside_rules = faults.iter().find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
     if let Some(fault) = outside_rules {
         broken.get_or_insert_with(|| format!("{}: {}", fault.field, fault.problem));
@@ -119,13 +130,14 @@ fn attach(
         broken.get_or_insert_with(|| problem.clone());
         report.error(route.document, "spec.rules", problem, "split the route");
     }
+    // Gateway API: a route without rules has one rule that matches everything; without backends it answers 500.
     let implied = [HttpRule::default()];
     let written = if spec.rules.is_empty() { &implied } else { spec.rules.as_slice() };
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.rules[{at}]");
         let fault = route.document.faults.iter().find(|f| f.field.starts_with(&field));
         let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
-        let mut reading = Rule { document: route.document, field, report, broken, regexes };
+        let mut reading = RuleContext { document: route.document, field, report, broken, regexes };
         let (matches, action) = checked(route, at, rule, to, &mut reading);
         for parent in parents {
             rules.push(RouteRule {
@@ -140,7 +152,7 @@ fn attach(
     }
 }
 
-fn key(route: &Said<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
+fn key(route: &Sourced<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
     let metadata = &route.object.metadata;
     let rule = match parent.port {
         Some(port) => format!("{}:{port}.{at}", parent.service.name),
@@ -155,13 +167,13 @@ fn key(route: &Said<'_, HttpRoute>, parent: &Parent, at: usize) -> RouteKey {
     }
 }
 
-fn hosts(route: &Said<'_, HttpRoute>, report: &mut Report) -> (Vec<HostMatch>, Option<String>) {
+fn hosts(route: &Sourced<'_, HttpRoute>, report: &mut DiagnosticCollector) -> (Vec<HostMatch>, Option<String>) {
     let written = &route.object.spec.hostnames;
     let mut hosts = BTreeSet::new();
     let mut broken = None;
-    let mut refuse = |field: String, problem: String, mend: &str| {
+    let mut refuse = |field: String, problem: String, fix: &str| {
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
-        report.error(route.document, field, problem, mend);
+        report.error(route.document, field, problem, fix);
     };
     if written.len() > HOSTS_PER_ROUTE_MAX {
         let problem = format!("the route has {} hosts, more than {HOSTS_PER_ROUTE_MAX}", written.len());
@@ -178,17 +190,17 @@ fn hosts(route: &Said<'_, HttpRoute>, report: &mut Report) -> (Vec<HostMatch>, O
 }
 
 fn checked(
-    route: &Said<'_, HttpRoute>,
+    route: &Sourced<'_, HttpRoute>,
     place: usize,
     written: &HttpRule,
-    to: &Destinations<'_>,
-    rule: &mut Rule<'_>,
+    to: &DestinationIndex<'_>,
+    rule: &mut RuleContext<'_>,
 ) -> (Vec<HttpMatch>, RouteAction) {
     let implied = [HttpRouteMatch::default()];
     let mut conditions: &[HttpRouteMatch] = if written.matches.is_empty() { &implied } else { &written.matches };
     if conditions.len() > MATCHES_PER_RULE_MAX {
         let problem = format!("the rule has {} matches, more than {MATCHES_PER_RULE_MAX}", conditions.len());
-        rule.broken("matches", Complaint::new("", problem, "split the rule"));
+        rule.broken("matches", FieldIssue::new("", problem, "split the rule"));
         conditions = &implied;
     }
     let mut matches = Vec::with_capacity(conditions.len());
@@ -203,8 +215,8 @@ fn checked(
     (matches, rule.action("backendRefs", backends))
 }
 
-/// A condition that is broken is left out: the rule then refuses what is left.
-fn http_match(place: [usize; 2], written: &HttpRouteMatch, rule: &mut Rule<'_>) -> HttpMatch {
+/// Resolves a match. A broken condition is left out, which is safe because the whole rule is then refused.
+fn http_match(place: [usize; 2], written: &HttpRouteMatch, rule: &mut RuleContext<'_>) -> HttpMatch {
     let field = format!("matches[{}]", place[1]);
     let everything = PathMatch::ElementPrefix("/".to_owned());
     let path = match &written.path {
@@ -228,12 +240,12 @@ fn http_match(place: [usize; 2], written: &HttpRouteMatch, rule: &mut Rule<'_>) 
     let query = written.query_params.iter().enumerate().map(|(at, condition)| (format!("[{at}]"), text(&condition.name), value(condition)));
     let query = conditions(rule, &format!("{field}.queryParams"), query);
     let method = written.method.map(|method| method.as_str().to_owned());
-    let counted = Conditions { path: &path, has_method: method.is_some(), headers: headers.len(), query: query.len() };
+    let counted = MatchSpecificity { path: &path, has_method: method.is_some(), headers: headers.len(), query: query.len() };
     let precedence = precedence::gateway_api(rule.document, place, &counted);
     HttpMatch { precedence, path, method, headers, query }
 }
 
-fn value(condition: &ValueCondition) -> Result<TextMatch, Complaint> {
+fn value(condition: &ValueCondition) -> Result<TextMatch, FieldIssue> {
     match condition.kind {
         ValueConditionType::Exact => text(&condition.value).map(TextMatch::Exact),
         ValueConditionType::RegularExpression => Ok(TextMatch::Regex(condition.value.clone())),

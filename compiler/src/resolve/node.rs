@@ -1,4 +1,4 @@
-//! Node objects: behind which tunnel end the tenant's pod addresses are. Only edges need them.
+//! Resolves Node objects: which of the tenant's pod addresses are behind which tunnel endpoint. Only edges need them.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -9,19 +9,19 @@ use canal_model::program::{Node, Tenant};
 use canal_model::tier::overlap;
 use ipnet::IpNet;
 
-use super::corpus::Said;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{NODES_PER_TENANT_MAX, RANGES_PER_NODE_MAX};
-use crate::report::Report;
 
-/// The address by which nodes reach each other.
+/// Type of the address by which nodes reach each other.
 const INTERNAL_IP: &str = "InternalIP";
 
-/// The nodes of a tenant on the cloud tier, sorted by name; those with a mistake that matters are left out.
-pub(crate) fn resolve(tenant: Option<&Tenant>, said: &[Said<'_, kubernetes::Node>], report: &mut Report) -> Vec<Node> {
+/// Returns the nodes of a tenant on the cloud tier, sorted by name. Nodes with an error in a required field are left out.
+pub(crate) fn resolve(tenant: Option<&Tenant>, said: &[Sourced<'_, kubernetes::Node>], report: &mut DiagnosticCollector) -> Vec<Node> {
     let Some(tenant) = tenant else { return Vec::new() };
     if tenant.gateway_cidrs.is_empty() {
         for node in said {
-            let problem = "the tenant is not on the cloud tier, so nobody asks for its nodes";
+            let problem = "the tenant is not on the cloud tier, so its nodes are not used";
             report.warning(node.document, "", problem, "leave it to Kubernetes, or write gatewayCidrs in the Tenant");
         }
         return Vec::new();
@@ -30,7 +30,7 @@ pub(crate) fn resolve(tenant: Option<&Tenant>, said: &[Said<'_, kubernetes::Node
         let problem = format!("the tenant has {} nodes, more than {NODES_PER_TENANT_MAX}; from this one on they are left out", said.len());
         report.error(first.document, "", problem, "remove nodes or split the tenant");
     }
-    let mut taken = Taken::default();
+    let mut taken = ClaimedNodeRanges::default();
     let mut nodes: Vec<Node> = Vec::new();
     for node in said.iter().take(NODES_PER_TENANT_MAX) {
         nodes.extend(read(tenant, node, &mut taken, report));
@@ -39,25 +39,30 @@ pub(crate) fn resolve(tenant: Option<&Tenant>, said: &[Said<'_, kubernetes::Node
     nodes
 }
 
-/// What elder nodes of the tenant have.
+/// Addresses and ranges that older nodes of the tenant have.
 #[derive(Default)]
-struct Taken {
+struct ClaimedNodeRanges {
     underlay: BTreeMap<Ipv4Addr, NodeName>,
     /// Ranges by their first address. They do not overlap.
     ranges: BTreeMap<std::net::IpAddr, (IpNet, NodeName)>,
 }
 
-impl Taken {
-    /// The elder's range that overlaps `net`: the last that begins before its end.
+impl ClaimedNodeRanges {
+    /// Returns the older node's range that overlaps `net`. Only the last range that starts before the end of `net` can overlap it.
     fn overlapping(&self, net: &IpNet) -> Option<&(IpNet, NodeName)> {
         let (_, last) = self.ranges.range(..=net.broadcast()).next_back()?;
         overlap(&last.0, net).then_some(last)
     }
 }
 
-fn read(tenant: &Tenant, said: &Said<'_, kubernetes::Node>, taken: &mut Taken, report: &mut Report) -> Option<Node> {
+fn read(
+    tenant: &Tenant,
+    said: &Sourced<'_, kubernetes::Node>,
+    taken: &mut ClaimedNodeRanges,
+    report: &mut DiagnosticCollector,
+) -> Option<Node> {
     let name = NodeName::new(said.object.metadata.name.as_str()).ok()?;
-    // All of them are read before any is missed, so that all mistakes are told at once.
+    // All fields are read before any error returns, so that all errors are reported at once.
     let (az, mac, underlay) = (zone(said, report), mac(said, report), underlay(said, taken, report));
     let pod_cidrs = ranges(tenant, said, taken, report);
     let node = Node { tenant: tenant.name.clone(), name, az: az?, underlay: underlay?, mac: mac?, pod_cidrs: pod_cidrs? };
@@ -66,31 +71,31 @@ fn read(tenant: &Tenant, said: &Said<'_, kubernetes::Node>, taken: &mut Taken, r
     Some(node)
 }
 
-fn zone(said: &Said<'_, kubernetes::Node>, report: &mut Report) -> Option<AzName> {
+fn zone(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -> Option<AzName> {
     let field = format!("metadata.labels[{ZONE_LABEL:?}]");
     let Some(written) = said.object.metadata.labels.get(ZONE_LABEL) else {
-        report.error(said.document, field, "the node does not say in which AZ it is", "label it with the AZ's name");
+        report.error(said.document, field, "the node does not name its AZ", "label it with the AZ's name");
         return None;
     };
     AzName::new(written).map_err(|error| report.error(said.document, field, error.to_string(), "write the AZ's name")).ok()
 }
 
-fn mac(said: &Said<'_, kubernetes::Node>, report: &mut Report) -> Option<[u8; 6]> {
+fn mac(said: &Sourced<'_, kubernetes::Node>, report: &mut DiagnosticCollector) -> Option<[u8; 6]> {
     let field = format!("metadata.annotations[{VTEP_MAC_ANNOTATION:?}]");
-    let mend = "write the MAC of its tunnel device, as 02:00:5e:10:00:01";
+    let fix = "write the MAC of its tunnel device, as 02:00:5e:10:00:01";
     let Some(written) = said.object.metadata.annotations.get(VTEP_MAC_ANNOTATION) else {
-        report.error(said.document, field, "the node does not say the MAC of its tunnel device", mend);
+        report.error(said.document, field, "the node does not name the MAC of its tunnel device", fix);
         return None;
     };
     match parse_mac(written) {
         Some(mac) if mac[0] & 1 == 0 && mac != [0; 6] => Some(mac),
         Some(_) => {
-            report.error(said.document, field, format!("{written} is not the MAC of one device"), mend);
+            report.error(said.document, field, format!("{written} is not the MAC of one device"), fix);
             None
         }
         None => {
             let shown: String = written.chars().take(80).collect();
-            report.error(said.document, field, format!("{shown:?} is not a MAC"), mend);
+            report.error(said.document, field, format!("{shown:?} is not a MAC"), fix);
             None
         }
     }
@@ -102,7 +107,7 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     bytes.try_into().ok()
 }
 
-fn underlay(said: &Said<'_, kubernetes::Node>, taken: &Taken, report: &mut Report) -> Option<Ipv4Addr> {
+fn underlay(said: &Sourced<'_, kubernetes::Node>, taken: &ClaimedNodeRanges, report: &mut DiagnosticCollector) -> Option<Ipv4Addr> {
     let mut addresses = said.object.status.addresses.iter().enumerate().filter(|(_, address)| address.kind == INTERNAL_IP);
     let Some((at, address)) = addresses.find(|(_, address)| !address.address.contains(':')) else {
         let problem = "the node has no IPv4 address of type InternalIP, so no edge can reach it";
@@ -110,29 +115,34 @@ fn underlay(said: &Said<'_, kubernetes::Node>, taken: &Taken, report: &mut Repor
         return None;
     };
     let field = format!("status.addresses[{at}].address");
-    let mend = "write the underlay address of its tunnel end";
+    let fix = "write the underlay address of its tunnel end";
     match address.address.parse::<Ipv4Addr>() {
         Ok(v4) if v4.is_loopback() || v4.is_multicast() || v4.is_broadcast() || v4.octets()[0] == 0 => {
-            report.error(said.document, field, format!("{v4} is not an address that a host can have on a network"), mend);
+            report.error(said.document, field, format!("{v4} is not an address that a host can have on a network"), fix);
             None
         }
         Ok(v4) => match taken.underlay.get(&v4) {
             Some(other) => {
-                report.error(said.document, field, format!("{v4} is already the address of Node {other}"), mend);
+                report.error(said.document, field, format!("{v4} is already the address of Node {other}"), fix);
                 None
             }
             None => Some(v4),
         },
         Err(_) => {
             let shown: String = address.address.chars().take(80).collect();
-            report.error(said.document, field, format!("{shown:?} is not an IPv4 address"), mend);
+            report.error(said.document, field, format!("{shown:?} is not an IPv4 address"), fix);
             None
         }
     }
 }
 
-/// `None` if there is not one good range. A range is good if it is inside the tenant's, and no elder node's.
-fn ranges(tenant: &Tenant, said: &Said<'_, kubernetes::Node>, taken: &Taken, report: &mut Report) -> Option<Vec<IpNet>> {
+/// Returns the valid ranges of a node, or `None` if there is none. A valid range is inside the tenant's ranges and not an older node's.
+fn ranges(
+    tenant: &Tenant,
+    said: &Sourced<'_, kubernetes::Node>,
+    taken: &ClaimedNodeRanges,
+    report: &mut DiagnosticCollector,
+) -> Option<Vec<IpNet>> {
     let spec = &said.object.spec;
     let written: Vec<(String, IpNet)> = if spec.pod_cidrs.is_empty() {
         spec.pod_cidr.iter().map(|net| ("spec.podCIDR".to_owned(), net.trunc())).collect()

@@ -1,25 +1,25 @@
-//! Services: virtual addresses, ports and what is spoken on them. Who serves them is `workload`.
+//! Resolves Services: virtual addresses, ports and their protocols. `workload` resolves the endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use canal_model::ids::ServiceKey;
-use canal_model::policy::kubernetes::{self, ClusterIp, ServiceType, SessionAffinity, Transport};
-use canal_model::program::{AppProtocol, Service, ServicePort};
+use canal_model::policy::kubernetes::{self, ClusterIp, ServiceType, SessionAffinity, Transport, UPSTREAM_POOL_ANNOTATION};
+use canal_model::program::{AppProtocol, Service, ServicePort, UpstreamPool};
 
-use super::addresses::Addresses;
-use super::corpus::Said;
-use crate::Input;
+use super::addresses::AddressOwners;
+use super::tenant_objects::Sourced;
+use crate::CompileInput;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::PORTS_PER_SERVICE_MAX;
 use crate::names::hostname;
-use crate::protocol::{Spoken, spoken};
-use crate::report::Report;
+use crate::protocol::{DeclaredProtocol, spoken};
 
 pub(crate) fn resolve(
-    input: &Input<'_>,
-    said: &[Said<'_, kubernetes::Service>],
-    addresses: &mut Addresses,
-    report: &mut Report,
+    input: &CompileInput<'_>,
+    said: &[Sourced<'_, kubernetes::Service>],
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, Service> {
     let mut services = BTreeMap::new();
     for service in said {
@@ -41,12 +41,26 @@ pub(crate) fn resolve(
         };
         let vips = vips(service, addresses, report);
         let ports = ports(service, report);
-        services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips, ports });
+        let upstream_pool = upstream_pool(service, report);
+        services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips, ports, upstream_pool });
     }
     services
 }
 
-fn vips(service: &Said<'_, kubernetes::Service>, addresses: &mut Addresses, report: &mut Report) -> Vec<IpAddr> {
+fn upstream_pool(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> UpstreamPool {
+    match service.object.metadata.annotations.get(UPSTREAM_POOL_ANNOTATION).map(String::as_str) {
+        None | Some("shared") => UpstreamPool::Shared,
+        Some("per-client") => UpstreamPool::PerClient,
+        Some(other) => {
+            let field = format!("metadata.annotations[{UPSTREAM_POOL_ANNOTATION:?}]");
+            let problem = format!("{other:?} is no kind of pool; clients share connections");
+            report.warning(service.document, field, problem, "write per-client, or shared");
+            UpstreamPool::Shared
+        }
+    }
+}
+
+fn vips(service: &Sourced<'_, kubernetes::Service>, addresses: &mut AddressOwners, report: &mut DiagnosticCollector) -> Vec<IpAddr> {
     let spec = &service.object.spec;
     let one = [spec.cluster_ip];
     let (field, written): (_, &[ClusterIp]) =
@@ -64,19 +78,21 @@ fn vips(service: &Said<'_, kubernetes::Service>, addresses: &mut Addresses, repo
     }
     let says_nothing = written.iter().all(|cluster_ip| *cluster_ip == ClusterIp::Unset);
     if says_nothing && service.fault("spec.clusterIP").is_none() {
-        let mend = "write spec.clusterIPs, or clusterIP: None if clients dial the pods themselves";
-        report.warning(service.document, "spec.clusterIPs", "the service has no address, so no client can dial it", mend);
+        let fix = "write spec.clusterIPs, or clusterIP: None if clients dial the pods themselves";
+        report.warning(service.document, "spec.clusterIPs", "the service has no address, so no client can dial it", fix);
     }
     vips
 }
 
-/// No ports if the service cannot be offered as it is written: its address then refuses, instead of serving half of it.
-fn ports(service: &Said<'_, kubernetes::Service>, report: &mut Report) -> Vec<ServicePort> {
+/// Resolves the ports. A service that cannot be supported as written has no ports: its address then refuses instead of serving a part of
+/// it.
+fn ports(service: &Sourced<'_, kubernetes::Service>, report: &mut DiagnosticCollector) -> Vec<ServicePort> {
     let spec = &service.object.spec;
     if spec.session_affinity == SessionAffinity::ClientIP {
         report.error(service.document, "spec.sessionAffinity", "session affinity is not in this version", "write None or remove the field");
         return Vec::new();
     }
+    // A fault may concern any port, so none is offered.
     if service.fault("spec").is_some() {
         return Vec::new();
     }
@@ -95,7 +111,7 @@ fn ports(service: &Said<'_, kubernetes::Service>, report: &mut Report) -> Vec<Se
                 service.document,
                 format!("{field}.protocol"),
                 problem,
-                "clients reach it past the mesh only where `outside: Passthrough` lets them",
+                "clients reach it past the mesh only where `outboundTrafficPolicy: Passthrough` lets them",
             );
             continue;
         }
@@ -104,10 +120,10 @@ fn ports(service: &Said<'_, kubernetes::Service>, report: &mut Report) -> Vec<Se
             continue;
         }
         let protocol = match spoken(written.app_protocol.as_deref(), &written.name) {
-            Spoken::Known(protocol) => protocol,
-            Spoken::Unknown => {
+            DeclaredProtocol::Known(protocol) => protocol,
+            DeclaredProtocol::Unknown => {
                 let said = written.app_protocol.as_deref().unwrap_or_default();
-                let problem = format!("{said:?} is not a protocol that Canal knows; a connection's first bytes decide");
+                let problem = format!("{said:?} is an unknown protocol; a connection's first bytes decide");
                 report.warning(
                     service.document,
                     format!("{field}.appProtocol"),

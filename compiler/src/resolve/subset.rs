@@ -1,4 +1,4 @@
-//! DestinationRules: named subsets of a service's workloads. Several rules for one host are merged, elders first.
+//! Resolves DestinationRules: named subsets of a service's workloads. Several rules for one host are merged; the oldest takes precedence.
 
 use std::collections::BTreeMap;
 
@@ -6,18 +6,18 @@ use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::istio::DestinationRule;
 use canal_model::program::{Labels, Service};
 
-use super::corpus::Said;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::names;
-use crate::report::Report;
 
-/// The labels of each subset; `None` for a subset that is broken.
+/// Labels of each subset of each service; `None` for a subset that is broken.
 pub(crate) type Subsets = BTreeMap<ServiceKey, BTreeMap<String, Option<Labels>>>;
 
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Said<'_, DestinationRule>],
+    said: &[Sourced<'_, DestinationRule>],
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Subsets {
     let mut subsets = Subsets::new();
     for rule in said {
@@ -45,6 +45,7 @@ pub(crate) fn resolve(
                 let problem = format!("subset {:?} of {host} is defined twice; the older one is used", subset.name);
                 report.error(rule.document, format!("{field}.name"), problem, "remove one of them");
             } else {
+                // A broken subset keeps its name: destinations that use it fail, even if a newer rule defines the same name.
                 let is_broken = rule.fault(&field).is_some();
                 known.insert(subset.name.clone(), (!is_broken).then(|| subset.labels.clone()));
             }

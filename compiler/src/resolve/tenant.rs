@@ -1,21 +1,21 @@
-//! The Tenant object. Without a valid one the tenant's isolation is not certain, and nothing of it is sent out.
+//! Resolves the Tenant object. Without a valid one the tenant's isolation is not certain, and none of its resources are published.
 
 use std::net::IpAddr;
 
-use canal_model::identity::{COMPONENTS, PROVIDER};
+use canal_model::identity::{COMPONENTS, SYSTEM_NAMESPACE};
 use canal_model::ids::TenantName;
-use canal_model::policy::mesh::{self, KeyFallback, KeysSpec};
+use canal_model::policy::canal::{self, KeyFallback, KeysSpec};
 use canal_model::program::Tenant;
 use canal_model::tier::{TIER_VNI, has_room, overlap};
-use canal_model::trust::{KeyPlace, KeyPolicy};
+use canal_model::trust::{KeyLocation, KeyPolicy};
 use ipnet::IpNet;
 
 use super::addresses::reserved_range;
-use super::corpus::Said;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{GATEWAY_RANGES_MAX, RESOLVERS_MAX};
-use crate::report::Report;
 
-pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report: &mut Report) -> Option<Tenant> {
+pub(crate) fn resolve(name: &TenantName, said: &[Sourced<'_, canal::Tenant>], report: &mut DiagnosticCollector) -> Option<Tenant> {
     let mut own = None;
     for tenant in said {
         if tenant.object.metadata.name.as_str() == name.as_str() {
@@ -25,13 +25,14 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
         }
     }
     let Some(tenant) = own else {
-        let mend = format!("write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}");
-        report.general(format!("tenant {name} has no Tenant object, so nothing of it is served"), mend);
+        let fix = format!("write an object with apiVersion: canal.mesh/v1, kind: Tenant and metadata.name: {name}");
+        report.general(format!("tenant {name} has no Tenant object, so nothing of it is served"), fix);
         return None;
     };
     let spec = &tenant.object.spec;
-    if name.as_str() == PROVIDER {
-        let problem = format!("{PROVIDER} is the provider's own name; nothing of the tenant is served");
+    // A tenant with the provider's own name, trust domain or VNI would not be isolated from Canal's components.
+    if name.as_str() == SYSTEM_NAMESPACE {
+        let problem = format!("{SYSTEM_NAMESPACE} is the provider's own name; nothing of the tenant is served");
         report.error(tenant.document, "metadata.name", problem, "choose another name");
         return None;
     }
@@ -63,24 +64,25 @@ pub(crate) fn resolve(name: &TenantName, said: &[Said<'_, mesh::Tenant>], report
         trust_domain: spec.trust_domain.clone(),
         pod_cidrs,
         gateway_cidrs,
-        outside: spec.outside,
+        outbound_traffic_policy: spec.outbound_traffic_policy,
         keys: keys(tenant),
         shares: spec.shares.clone(),
         resolvers: resolvers(tenant, report),
     })
 }
 
-/// Where the keys are. What cannot be read must not leave keys where they may not be.
-fn keys(tenant: &Said<'_, mesh::Tenant>) -> KeyPolicy {
-    let KeysSpec { place, algorithm, fallback } = tenant.object.spec.keys;
+/// Resolves the location of the keys. If the field cannot be parsed, keys are only allowed in key servers, so that they are never
+/// elsewhere.
+fn keys(tenant: &Sourced<'_, canal::Tenant>) -> KeyPolicy {
+    let KeysSpec { location: place, algorithm, fallback } = tenant.object.spec.keys;
     if tenant.fault("spec.keys").is_some() {
-        return KeyPolicy { place: KeyPlace::KeyServer, algorithm, local_fallback: false };
+        return KeyPolicy { location: KeyLocation::KeyServer, algorithm, local_fallback: false };
     }
-    KeyPolicy { place, algorithm, local_fallback: place == KeyPlace::KeyServer && fallback == KeyFallback::Local }
+    KeyPolicy { location: place, algorithm, local_fallback: place == KeyLocation::KeyServer && fallback == KeyFallback::Local }
 }
 
-/// Name servers outside the mesh. One that is none is left out: its pods reach fewer, never more.
-fn resolvers(tenant: &Said<'_, mesh::Tenant>, report: &mut Report) -> Vec<IpAddr> {
+/// Resolves name servers outside the mesh. An invalid one is left out: its pods then reach fewer name servers, never more.
+fn resolvers(tenant: &Sourced<'_, canal::Tenant>, report: &mut DiagnosticCollector) -> Vec<IpAddr> {
     let written = &tenant.object.spec.resolvers;
     let mut good = Vec::new();
     for (at, ip) in written.iter().map(IpAddr::to_canonical).enumerate() {
@@ -100,8 +102,8 @@ fn resolvers(tenant: &Said<'_, mesh::Tenant>, report: &mut Report) -> Vec<IpAddr
     good
 }
 
-/// The ranges of gateway addresses: apart from all others, and each large enough for all AZs.
-fn gateway_ranges(tenant: &Said<'_, mesh::Tenant>, pods: &[IpNet], services: &[IpNet], report: &mut Report) -> Vec<IpNet> {
+/// Resolves the ranges of gateway addresses. They overlap no other range, and each is large enough for all AZs.
+fn gateway_ranges(tenant: &Sourced<'_, canal::Tenant>, pods: &[IpNet], services: &[IpNet], report: &mut DiagnosticCollector) -> Vec<IpNet> {
     let written = &tenant.object.spec.gateway_cidrs;
     if written.len() > GATEWAY_RANGES_MAX {
         let problem = format!("the tenant has {} ranges, more than {GATEWAY_RANGES_MAX}; the rest is left out", written.len());
@@ -111,7 +113,7 @@ fn gateway_ranges(tenant: &Said<'_, mesh::Tenant>, pods: &[IpNet], services: &[I
     for (at, net) in written.iter().map(IpNet::trunc).enumerate().take(GATEWAY_RANGES_MAX) {
         let overlapped = |ranges: &[IpNet]| ranges.iter().find(|other| overlap(other, &net)).copied();
         let apart = "choose ranges that do not overlap";
-        let (problem, mend) = if let Some(reason) = reserved_range(&net) {
+        let (problem, fix) = if let Some(reason) = reserved_range(&net) {
             (format!("{net} {reason}"), "choose a private range such as 10.101.0.0/16")
         } else if let Some(pods) = overlapped(pods) {
             (format!("{net} overlaps the pods' range {pods}"), apart)
@@ -120,19 +122,19 @@ fn gateway_ranges(tenant: &Said<'_, mesh::Tenant>, pods: &[IpNet], services: &[I
         } else if let Some(other) = overlapped(&good) {
             (format!("{net} overlaps {other}"), apart)
         } else if !has_room(&net) {
-            let mend = if net.addr().is_ipv4() { "write a prefix length up to 27" } else { "write a prefix length up to 123" };
-            (format!("{net} is too small: an eighth of it is each AZ's, and must have room for the tier's own service and one more"), mend)
+            let fix = if net.addr().is_ipv4() { "write a prefix length up to 27" } else { "write a prefix length up to 123" };
+            (format!("{net} is too small: an eighth of it is each AZ's, and must hold the tier's own service and one more"), fix)
         } else {
             good.push(net);
             continue;
         };
-        report.error(tenant.document, format!("spec.gatewayCidrs[{at}]"), problem, mend);
+        report.error(tenant.document, format!("spec.gatewayCidrs[{at}]"), problem, fix);
     }
     good
 }
 
-/// The ranges a tenant may have, with their host bits cleared.
-fn ranges(tenant: &Said<'_, mesh::Tenant>, field: &str, written: &[IpNet], report: &mut Report) -> Vec<IpNet> {
+/// Returns the ranges that a tenant may have, with their host bits cleared.
+fn ranges(tenant: &Sourced<'_, canal::Tenant>, field: &str, written: &[IpNet], report: &mut DiagnosticCollector) -> Vec<IpNet> {
     let mut good = Vec::new();
     for (at, net) in written.iter().enumerate() {
         match reserved_range(net) {

@@ -1,23 +1,23 @@
-//! Terminations: ports at which TLS of clients without a node proxy ends at the gateway. A broken one refuses its port.
+//! Resolves Terminations: ports at which the gateway terminates TLS of clients without a node proxy. A broken one refuses its port.
 
 use std::collections::BTreeMap;
 
 use canal_model::authorization::REASON_BYTES_MAX;
 use canal_model::ids::{ServiceKey, TenantName};
-use canal_model::policy::mesh::{CertificateSpec, Termination as Written};
+use canal_model::policy::canal::{CertificateSpec, Termination as Written};
 use canal_model::program::Service;
 use canal_model::trust::{KeyServer, Termination, TerminationCertificate};
 
-use super::corpus::Said;
-use crate::report::Report;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 
-/// Sorted by service and port. Of two for one port the elder is used.
+/// Returns the terminations, sorted by service and port. If two are for one port, the older one is used.
 pub(crate) fn resolve(
     tenant: &TenantName,
-    said: &[Said<'_, Written>],
+    said: &[Sourced<'_, Written>],
     services: &BTreeMap<ServiceKey, Service>,
     key_servers: &[KeyServer],
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Vec<Termination> {
     let mut all: BTreeMap<(ServiceKey, u16), Termination> = BTreeMap::new();
     for said in said {
@@ -34,12 +34,12 @@ pub(crate) fn resolve(
     all.into_values().collect()
 }
 
-/// The port it is for; `None`: there is no such port, so there is nothing to refuse.
+/// Resolves the port of a Termination; `None` if there is no such port, so that there is nothing to refuse.
 fn place(
     tenant: &TenantName,
-    said: &Said<'_, Written>,
+    said: &Sourced<'_, Written>,
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Option<(ServiceKey, u16)> {
     let Written { metadata, spec } = said.object;
     let target = &spec.target_ref;
@@ -51,8 +51,8 @@ fn place(
     let key = ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: target.name.clone() };
     let Some(service) = services.get(&key) else {
         let problem = format!("there is no Service {}/{}", key.namespace, key.name);
-        let mend = "create it, correct the name, or move the Termination into its namespace";
-        report.error(said.document, "spec.targetRef.name", problem, mend);
+        let fix = "create it, correct the name, or move the Termination into its namespace";
+        report.error(said.document, "spec.targetRef.name", problem, fix);
         return None;
     };
     let port = spec.port.get();
@@ -63,12 +63,18 @@ fn place(
     Some((key, port))
 }
 
-fn read(said: &Said<'_, Written>, service: ServiceKey, port: u16, key_servers: &[KeyServer], report: &mut Report) -> Termination {
+fn read(
+    said: &Sourced<'_, Written>,
+    service: ServiceKey,
+    port: u16,
+    key_servers: &[KeyServer],
+    report: &mut DiagnosticCollector,
+) -> Termination {
     let spec = &said.object.spec;
     let mut broken = said.document.faults.iter().find(|f| f.field.starts_with("spec")).map(|f| format!("{}: {}", f.field, f.problem));
-    let mut breaks = |field: &str, problem: String, mend: &str| {
+    let mut breaks = |field: &str, problem: String, fix: &str| {
         broken.get_or_insert_with(|| format!("{field}: {problem}"));
-        report.error(said.document, field, problem, mend);
+        report.error(said.document, field, problem, fix);
     };
     let certificate = match &spec.certificate {
         CertificateSpec { mesh: Some(_), key_server: None } => TerminationCertificate::Mesh,
@@ -80,12 +86,12 @@ fn read(said: &Said<'_, Written>, service: ServiceKey, port: u16, key_servers: &
         }
         CertificateSpec { mesh: None, key_server: None } => {
             if said.fault("spec.certificate").is_none() {
-                breaks("spec.certificate", "it says no certificate".into(), "write mesh: {} or keyServer: NAME");
+                breaks("spec.certificate", "it names no certificate".into(), "write mesh: {} or keyServer: NAME");
             }
             TerminationCertificate::Mesh
         }
         CertificateSpec { mesh: Some(_), key_server: Some(_) } => {
-            breaks("spec.certificate", "it says two certificates".into(), "write mesh: {} or keyServer: NAME");
+            breaks("spec.certificate", "it names two certificates".into(), "write mesh: {} or keyServer: NAME");
             TerminationCertificate::Mesh
         }
     };

@@ -1,38 +1,40 @@
-//! Throttles: limits of a service or of the whole tenant, the tenant's own and the provider's. The redirector enforces those of sessions and
-//! packets, the gateway those of requests.
+//! Resolves Throttles: limits of a service or of the whole tenant, the tenant's own and the provider's. The redirector enforces limits of
+//! sessions and packets, and the gateway enforces limits of requests.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::ObjectKey;
-use canal_model::policy::mesh::{self, DefaultThrottle, ThrottleRate};
-use canal_model::program::{Rate, Service, Tenant, Throttle};
+use canal_model::policy::canal::{self, DefaultThrottle, ThrottleRate};
+use canal_model::program::{RateLimit, Service, Tenant, Throttle};
 
-use super::corpus::Said;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::THROTTLES_PER_TENANT_MAX;
-use crate::report::Report;
 
-/// What the provider wrote in the Tenant object that holds: the last of the tenant's name.
-pub(crate) fn default_of(said: &[Said<'_, mesh::Tenant>], name: &TenantName) -> DefaultThrottle {
+/// Returns the provider's default throttle from the Tenant object in force, which is the last one with the tenant's name.
+pub(crate) fn default_of(said: &[Sourced<'_, canal::Tenant>], name: &TenantName) -> DefaultThrottle {
     let own = said.iter().rev().find(|tenant| tenant.object.metadata.name.as_str() == name.as_str());
     own.map(|tenant| tenant.object.spec.default_throttle).unwrap_or_default()
 }
 
-/// The throttles of a tenant on the cloud tier: its own first, then by service. One for each target; the elder's holds. The provider's is one of
-/// the whole tenant, which the tenant's own only lowers.
+/// Returns the throttles of a tenant on the cloud tier: that of the whole tenant first, then by service.
+///
+/// Each target has one throttle; of several the oldest is used. The provider's default limits the whole tenant, and the tenant's own
+/// throttle can only lower it.
 pub(crate) fn resolve(
     tenant: Option<&Tenant>,
     default: DefaultThrottle,
-    said: &[Said<'_, mesh::Throttle>],
+    said: &[Sourced<'_, canal::Throttle>],
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Vec<Throttle> {
     let Some(tenant) = tenant else { return Vec::new() };
     if tenant.gateway_cidrs.is_empty() {
         for throttle in said {
             let problem = "the tenant is not on the cloud tier, so nothing is throttled";
-            report.error(throttle.document, "", problem, "remove it, or ask the provider for gatewayCidrs");
+            report.error(throttle.document, "", problem, "remove it, or request gatewayCidrs from the provider");
         }
         return Vec::new();
     }
@@ -44,8 +46,8 @@ pub(crate) fn resolve(
     let mut throttles: BTreeMap<Option<ServiceKey>, (ObjectKey, Throttle)> = BTreeMap::new();
     for object in said.iter().take(THROTTLES_PER_TENANT_MAX) {
         let Some(throttle) = read(tenant, object, services, report) else { continue };
-        if let Some((elder, _)) = throttles.get(&throttle.service) {
-            let problem = format!("{elder} limits the same already; that one is used");
+        if let Some((older, _)) = throttles.get(&throttle.service) {
+            let problem = format!("{older} limits the same already; that one is used");
             report.error(object.document, "spec.targetRef", problem, "remove one of them");
             continue;
         }
@@ -56,7 +58,7 @@ pub(crate) fn resolve(
     throttles
 }
 
-/// Lowers the tenant's own throttle of everything to the provider's, or makes one.
+/// Lowers the throttle of the whole tenant to the provider's default, or adds the default if there is none.
 fn apply_default(tenant: &Tenant, default: DefaultThrottle, throttles: &mut Vec<Throttle>) {
     if default == DefaultThrottle::default() {
         return;
@@ -80,22 +82,22 @@ fn apply_default(tenant: &Tenant, default: DefaultThrottle, throttles: &mut Vec<
     }
 }
 
-/// The lower of two limits, where one of 0 is none.
-fn lower(own: Rate, given: Rate) -> Rate {
+/// Returns the lower of two limits, where 0 means no limit.
+fn lower(own: RateLimit, given: RateLimit) -> RateLimit {
     match (own.per_second, given.per_second) {
         (0, _) => given,
         (_, 0) => own,
-        _ => Rate { per_second: own.per_second.min(given.per_second), burst: own.burst.min(given.burst) },
+        _ => RateLimit { per_second: own.per_second.min(given.per_second), burst: own.burst.min(given.burst) },
     }
 }
 
 fn read(
     tenant: &Tenant,
-    said: &Said<'_, mesh::Throttle>,
+    said: &Sourced<'_, canal::Throttle>,
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Option<Throttle> {
-    // Without its target, one service's limit would become the tenant's.
+    // If the target cannot be parsed, the limit meant for one service must not become the tenant's.
     if said.fault("spec.targetRef").is_some() {
         return None;
     }
@@ -118,14 +120,14 @@ fn read(
     })
 }
 
-/// `None`: the target is broken. `Some(None)`: the whole tenant.
+/// Resolves the target. `None` means that the target is broken, `Some(None)` the whole tenant.
 fn target<'s>(
     tenant: &Tenant,
-    said: &Said<'_, mesh::Throttle>,
+    said: &Sourced<'_, canal::Throttle>,
     services: &'s BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Option<Option<&'s Service>> {
-    let mesh::Throttle { metadata, spec } = said.object;
+    let canal::Throttle { metadata, spec } = said.object;
     let Some(target) = &spec.target_ref else { return Some(None) };
     if !target.group.is_empty() || target.kind != "Service" {
         let problem = format!("a {:?} of group {:?} cannot be throttled", target.kind, target.group);
@@ -141,8 +143,8 @@ fn target<'s>(
     found.map(Some)
 }
 
-fn rate(written: Option<ThrottleRate>) -> Rate {
-    written.map_or_else(Rate::default, |rate| Rate {
+fn rate(written: Option<ThrottleRate>) -> RateLimit {
+    written.map_or_else(RateLimit::default, |rate| RateLimit {
         per_second: rate.per_second.get(),
         burst: rate.burst.map_or(rate.per_second.get(), NonZeroU32::get),
     })
@@ -154,7 +156,7 @@ mod tests {
 
     #[test]
     fn tenants_own_limit_is_at_most_the_providers() {
-        let rate = |per_second, burst| Rate { per_second, burst };
+        let rate = |per_second, burst| RateLimit { per_second, burst };
         for (own, given, want) in [
             (rate(0, 0), rate(100, 200), rate(100, 200)),
             (rate(50, 10), rate(100, 200), rate(50, 10)),

@@ -1,25 +1,25 @@
-//! What a tenant and its services ask of the cloud tier: the tier's own service, and where services want to live. Which gateways serve
-//! whom is the planner's.
+//! Resolves a tenant's requests to the cloud tier: the tier's own service, and the home AZs of services. The planner decides which gateways
+//! serve which services.
 
 use std::collections::BTreeMap;
 
 use canal_model::ids::{AzName, ServiceKey};
-use canal_model::policy::mesh::HOME_AZ_ANNOTATION;
-use canal_model::program::{Service, Tenant};
+use canal_model::policy::canal::HOME_AZ_ANNOTATION;
+use canal_model::program::{Service, Tenant, UpstreamPool};
 use canal_model::tier::{TIER_SERVICE, tier_service};
 
-use super::corpus::Corpus;
-use crate::Input;
+use super::tenant_objects::TenantObjects;
+use crate::CompileInput;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::names::hostname;
-use crate::report::Report;
 
-/// Adds the tier's own service, and says where services want to live; nothing for a tenant that is not on the cloud tier.
+/// Adds the tier's own service and returns the home AZs of services; does nothing for a tenant that is not on the cloud tier.
 pub(crate) fn resolve(
-    input: &Input<'_>,
+    input: &CompileInput<'_>,
     tenant: Option<&Tenant>,
-    corpus: &Corpus<'_>,
+    corpus: &TenantObjects<'_>,
     services: &mut BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> BTreeMap<ServiceKey, AzName> {
     let on_tier = tenant.filter(|tenant| !tenant.gateway_cidrs.is_empty());
     if on_tier.is_some() {
@@ -35,6 +35,7 @@ pub(crate) fn resolve(
     if let (Some((_, home)), Some(_)) = (asked, on_tier) {
         homes.extend(services.keys().map(|key| (key.clone(), home.clone())));
     }
+    // A Service's own annotation overrides the tenant's home AZ.
     for service in &corpus.services {
         let metadata = &service.object.metadata;
         let Some(written) = metadata.annotations.get(HOME_AZ_ANNOTATION) else { continue };
@@ -44,7 +45,7 @@ pub(crate) fn resolve(
             Err(error) => report.error(service.document, field, error.to_string(), "write the name of an AZ"),
             Ok(_) if on_tier.is_none() => {
                 let problem = "the tenant is not on the cloud tier, so its services live in no AZ";
-                report.warning(service.document, field, problem, "remove the annotation, or ask the provider for gatewayCidrs");
+                report.warning(service.document, field, problem, "remove the annotation, or request gatewayCidrs from the provider");
             }
             Ok(home) if services.contains_key(&key) => drop(homes.insert(key, home)),
             Ok(_) => {}
@@ -53,8 +54,13 @@ pub(crate) fn resolve(
     homes
 }
 
-/// The tier's own service: CONNECTs to pod addresses, and DNS. It has no virtual address: clients reach it at its gateway addresses.
-fn add_own(input: &Input<'_>, corpus: &Corpus<'_>, services: &mut BTreeMap<ServiceKey, Service>, report: &mut Report) {
+/// Adds the tier's own service for CONNECTs to pod addresses and DNS. It has no virtual address: clients reach it at its gateway addresses.
+fn add_own(
+    input: &CompileInput<'_>,
+    corpus: &TenantObjects<'_>,
+    services: &mut BTreeMap<ServiceKey, Service>,
+    report: &mut DiagnosticCollector,
+) {
     let key = tier_service(input.tenant);
     for said in &corpus.services {
         let metadata = &said.object.metadata;
@@ -71,5 +77,8 @@ fn add_own(input: &Input<'_>, corpus: &Corpus<'_>, services: &mut BTreeMap<Servi
         services.remove(&key);
         return;
     };
-    services.insert(key.clone(), Service { id, hostname: hostname(&key), key, vips: Vec::new(), ports: Vec::new() });
+    services.insert(
+        key.clone(),
+        Service { id, hostname: hostname(&key), key, vips: Vec::new(), ports: Vec::new(), upstream_pool: UpstreamPool::default() },
+    );
 }

@@ -1,29 +1,29 @@
-//! Whom a tenant trusts, and where its keys are: federations, its own key servers, and which identities run on which node.
+//! Resolves a tenant's trust and keys: federations, its own key servers, and the identities on each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::identity::{COMPONENTS, Identity, PROVIDER, gateway_identity};
+use canal_model::identity::{COMPONENTS, Identity, SYSTEM_NAMESPACE, gateway_identity};
 use canal_model::ids::{NodeName, ObjectName, TenantName, TrustDomain};
-use canal_model::policy::mesh;
+use canal_model::policy::canal;
 use canal_model::program::{Tenant, Workload};
-use canal_model::trust::{Entitlement, IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, KeyPlace, KeyServer, Requester};
+use canal_model::trust::{Entitlement, IDENTITIES_MAX, KEY_SERVER_ADDRESSES_MAX, KeyLocation, KeyRequester, KeyServer};
 
 use super::addresses::reserved;
-use super::corpus::Said;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{FEDERATIONS_PER_TENANT_MAX, KEY_SERVERS_PER_TENANT_MAX};
-use crate::report::Report;
 
-/// The tenants with which this one says that it federates.
+/// Returns the tenants with which this tenant declares a federation.
 pub(crate) fn federations(
     tenant: &Tenant,
-    said: &[Said<'_, mesh::Federation>],
-    report: &mut Report,
+    said: &[Sourced<'_, canal::Federation>],
+    report: &mut DiagnosticCollector,
 ) -> BTreeSet<(TenantName, TrustDomain)> {
     let mut all = BTreeSet::new();
     for said in said {
-        let mesh::FederationSpec { tenant: other, trust_domain } = &said.object.spec;
-        if *other == tenant.name || other.as_str() == PROVIDER {
-            let problem = format!("{other} is nobody to federate with");
+        let canal::FederationSpec { tenant: other, trust_domain } = &said.object.spec;
+        if *other == tenant.name || other.as_str() == SYSTEM_NAMESPACE {
+            let problem = format!("{other} is not a tenant to federate with");
             report.error(said.document, "spec.tenant", problem, "write another tenant's name, or remove the object");
         } else if *trust_domain == tenant.trust_domain || trust_domain.as_str() == COMPONENTS {
             let problem = format!("{trust_domain} is not another tenant's trust domain");
@@ -38,25 +38,25 @@ pub(crate) fn federations(
     all
 }
 
-/// The tenant's own key servers, sorted by name. Of two with one name the elder is used; a broken one is not there at all, and what needs it
-/// is broken.
-pub(crate) fn key_servers(tenant: &TenantName, said: &[Said<'_, mesh::KeyServer>], report: &mut Report) -> Vec<KeyServer> {
+/// Returns the tenant's own key servers, sorted by name. If two have the same name, the older one is used. A broken key server is left out,
+/// and objects that refer to it are broken.
+pub(crate) fn key_servers(tenant: &TenantName, said: &[Sourced<'_, canal::KeyServer>], report: &mut DiagnosticCollector) -> Vec<KeyServer> {
     let mut all: BTreeMap<ObjectName, KeyServer> = BTreeMap::new();
     for said in said {
         let name = &said.object.metadata.name;
         let addresses = &said.object.spec.addresses;
-        let mend = "write from 1 to 16 addresses";
+        let fix = "write from 1 to 16 addresses";
         if all.contains_key(name) {
-            let problem = format!("there is a KeyServer {name} already; namespaces do not tell them apart");
+            let problem = format!("there is a KeyServer {name} already; namespaces do not distinguish them");
             report.error(said.document, "metadata.name", problem, "rename one of them");
         } else if all.len() >= KEY_SERVERS_PER_TENANT_MAX {
             let problem = format!("the tenant has more than {KEY_SERVERS_PER_TENANT_MAX} key servers; this one is left out");
             report.error(said.document, "", problem, "remove key servers");
         } else if addresses.is_empty() && said.fault("spec.addresses").is_none() {
-            report.error(said.document, "spec.addresses", "the key server has no address", mend);
+            report.error(said.document, "spec.addresses", "the key server has no address", fix);
         } else if addresses.len() > KEY_SERVER_ADDRESSES_MAX {
             let problem = format!("it has {} addresses, more than {KEY_SERVER_ADDRESSES_MAX}", addresses.len());
-            report.error(said.document, "spec.addresses", problem, mend);
+            report.error(said.document, "spec.addresses", problem, fix);
         } else if let Some((at, why)) = addresses.iter().enumerate().find_map(|(at, a)| reserved(a.ip()).map(|why| (at, why))) {
             let problem = format!("{} {why}", addresses[at].ip());
             report.error(said.document, format!("spec.addresses[{at}]"), problem, "write the address of the tenant's own key server");
@@ -69,9 +69,9 @@ pub(crate) fn key_servers(tenant: &TenantName, said: &[Said<'_, mesh::KeyServer>
     all.into_values().collect()
 }
 
-/// The identities that run on each node, for key servers; sorted by node. Only for a tenant whose keys are there.
-pub(crate) fn entitlements(tenant: &Tenant, workloads: &[Workload], report: &mut Report) -> Vec<Entitlement> {
-    if tenant.keys.place != KeyPlace::KeyServer {
+/// Returns the identities on each node as entitlements for key servers, sorted by node. Only for a tenant with keys in key servers.
+pub(crate) fn entitlements(tenant: &Tenant, workloads: &[Workload], report: &mut DiagnosticCollector) -> Vec<Entitlement> {
+    if tenant.keys.location != KeyLocation::KeyServer {
         return Vec::new();
     }
     let gateway = gateway_identity(tenant.trust_domain.clone());
@@ -82,7 +82,7 @@ pub(crate) fn entitlements(tenant: &Tenant, workloads: &[Workload], report: &mut
             namespace: workload.namespace.clone(),
             service_account: workload.service_account.clone(),
         };
-        // No pod may be the gateway, whatever it is called.
+        // No pod may have the identity of the gateway, whatever its service account is called.
         if identity != gateway {
             nodes.entry(&workload.node).or_default().insert(identity);
         }
@@ -96,7 +96,7 @@ pub(crate) fn entitlements(tenant: &Tenant, workloads: &[Workload], report: &mut
             identities = identities.into_iter().take(IDENTITIES_MAX).collect();
         }
         let identities = identities.into_iter().collect();
-        all.push(Entitlement { tenant: tenant.name.clone(), requester: Requester::Node(node.clone()), identities });
+        all.push(Entitlement { tenant: tenant.name.clone(), requester: KeyRequester::Node(node.clone()), identities });
     }
     all
 }

@@ -1,42 +1,42 @@
-//! UDPRoutes on Services (Gateway API, mesh): which UDP ports of which Services they name, so that datagrams from the tier pass the guards of
-//! the pods behind them. Which pods these are is `workload`. What cannot be read opens nothing.
+//! Resolves UDPRoutes on Services (Gateway API, mesh): the UDP ports of Services that they name. The pods behind these ports then accept
+//! datagrams from the tier. `workload` selects the pods. A route that cannot be parsed opens no port.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::{ServiceKey, TenantName};
 use canal_model::policy::Document;
+use canal_model::policy::gateway_api::{BackendRef, ParentRef, UdpRoute};
 use canal_model::policy::kubernetes::{self, Transport};
-use canal_model::policy::route::{BackendRef, ParentRef, UdpRoute};
 use canal_model::program::Service;
 
-use super::corpus::{Corpus, Said};
 use super::destination::is_granted;
-use super::route_parts::{Complaint, parent_service};
+use super::route_fields::{FieldIssue, parent_service};
+use super::tenant_objects::{Sourced, TenantObjects};
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{BACKENDS_PER_RULE_MAX, PORTS_PER_SERVICE_MAX, RULES_PER_ROUTE_MAX, WEIGHT_MAX};
-use crate::report::Report;
 
-/// A UDP port of a Service that a route names, and where the route does.
+/// A UDP port of a Service that a route names, with the position of the reference.
 pub(crate) struct RoutedUdpPort<'a> {
-    pub(crate) service: &'a Said<'a, kubernetes::Service>,
+    pub(crate) service: &'a Sourced<'a, kubernetes::Service>,
     pub(crate) written: &'a kubernetes::ServicePort,
     pub(crate) document: &'a Document,
     pub(crate) field: String,
 }
 
-/// What UDPRoutes may refer to.
+/// The objects that UDPRoutes may refer to.
 struct UdpReferences<'a> {
     tenant: &'a TenantName,
-    corpus: &'a Corpus<'a>,
-    /// Those that exist for the mesh.
-    services: BTreeMap<ServiceKey, &'a Said<'a, kubernetes::Service>>,
+    corpus: &'a TenantObjects<'a>,
+    /// Services that the mesh serves, by key.
+    services: BTreeMap<ServiceKey, &'a Sourced<'a, kubernetes::Service>>,
 }
 
-/// Each port once, those of elder routes first.
+/// Returns each port once; ports of older routes come first.
 pub(crate) fn resolve<'a>(
     tenant: &'a TenantName,
-    corpus: &'a Corpus<'a>,
+    corpus: &'a TenantObjects<'a>,
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Vec<RoutedUdpPort<'a>> {
     let known = UdpReferences::new(tenant, corpus, services);
     let (mut named, mut seen) = (Vec::new(), BTreeSet::new());
@@ -56,8 +56,12 @@ pub(crate) fn resolve<'a>(
     named
 }
 
-/// The ports of one route; none, if it is attached to nothing or is broken as a whole.
-fn ports<'a>(route: &Said<'a, UdpRoute>, known: &UdpReferences<'a>, report: &mut Report) -> Vec<(ServiceKey, RoutedUdpPort<'a>)> {
+/// Returns the ports of one route. There are none if the route has no valid parent or is broken as a whole.
+fn ports<'a>(
+    route: &Sourced<'a, UdpRoute>,
+    known: &UdpReferences<'a>,
+    report: &mut DiagnosticCollector,
+) -> Vec<(ServiceKey, RoutedUdpPort<'a>)> {
     let spec = &route.object.spec;
     let is_attached = is_attached(route, known, report);
     let is_broken = route.document.faults.iter().any(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.rules["));
@@ -85,11 +89,12 @@ fn ports<'a>(route: &Said<'a, UdpRoute>, known: &UdpReferences<'a>, report: &mut
         }
         for (number, backend) in backends.iter().enumerate() {
             let field = format!("{field}.backendRefs[{number}]");
+            // References are resolved even if the route is broken, so that all errors are reported.
             match known.backend(route, backend) {
                 Ok(_) if is_faulty || is_broken || !is_attached => {}
                 Ok((key, service, written)) => found.push((key, RoutedUdpPort { service, written, document: route.document, field })),
                 Err(complaint) => {
-                    report.error(route.document, format!("{field}.{}", complaint.field), complaint.problem, complaint.mend);
+                    report.error(route.document, format!("{field}.{}", complaint.field), complaint.problem, complaint.fix);
                 }
             }
         }
@@ -97,11 +102,11 @@ fn ports<'a>(route: &Said<'a, UdpRoute>, known: &UdpReferences<'a>, report: &mut
     found
 }
 
-fn is_attached(route: &Said<'_, UdpRoute>, known: &UdpReferences<'_>, report: &mut Report) -> bool {
+fn is_attached(route: &Sourced<'_, UdpRoute>, known: &UdpReferences<'_>, report: &mut DiagnosticCollector) -> bool {
     let refs = &route.object.spec.parent_refs;
     if refs.is_empty() && route.fault("spec.parentRefs").is_none() {
-        let mend = "name a Service with group: \"\" and kind: Service";
-        report.error(route.document, "spec.parentRefs", "the route is attached to nothing", mend);
+        let fix = "name a Service with group: \"\" and kind: Service";
+        report.error(route.document, "spec.parentRefs", "the route is attached to nothing", fix);
     }
     let mut is_attached = false;
     for (at, written) in refs.iter().enumerate() {
@@ -109,7 +114,7 @@ fn is_attached(route: &Said<'_, UdpRoute>, known: &UdpReferences<'_>, report: &m
             Ok(()) => is_attached = true,
             Err(complaint) => {
                 let field = format!("spec.parentRefs[{at}].{}", complaint.field);
-                report.error(route.document, field, complaint.problem, complaint.mend);
+                report.error(route.document, field, complaint.problem, complaint.fix);
             }
         }
     }
@@ -117,7 +122,7 @@ fn is_attached(route: &Said<'_, UdpRoute>, known: &UdpReferences<'_>, report: &m
 }
 
 impl<'a> UdpReferences<'a> {
-    fn new(tenant: &'a TenantName, corpus: &'a Corpus<'a>, services: &BTreeMap<ServiceKey, Service>) -> Self {
+    fn new(tenant: &'a TenantName, corpus: &'a TenantObjects<'a>, services: &BTreeMap<ServiceKey, Service>) -> Self {
         let all = corpus.services.iter().map(|said| {
             let metadata = &said.object.metadata;
             (ServiceKey { tenant: tenant.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }, said)
@@ -125,55 +130,55 @@ impl<'a> UdpReferences<'a> {
         Self { tenant, corpus, services: all.filter(|(key, _)| services.contains_key(key)).collect() }
     }
 
-    fn find(&self, key: &ServiceKey) -> Result<&'a Said<'a, kubernetes::Service>, Complaint> {
+    fn find(&self, key: &ServiceKey) -> Result<&'a Sourced<'a, kubernetes::Service>, FieldIssue> {
         self.services.get(key).copied().ok_or_else(|| {
             let problem = format!("there is no Service {}/{}", key.namespace, key.name);
-            Complaint::new("name", problem, "create it or correct the name")
+            FieldIssue::new("name", problem, "create it or correct the name")
         })
     }
 
-    fn parent(&self, route: &Said<'_, UdpRoute>, written: &ParentRef) -> Result<(), Complaint> {
+    fn parent(&self, route: &Sourced<'_, UdpRoute>, written: &ParentRef) -> Result<(), FieldIssue> {
         let key = parent_service(self.tenant, &route.object.metadata.namespace, written)?;
         udp_port(&key, self.find(&key)?, written.port.map(std::num::NonZeroU16::get)).map(drop)
     }
 
-    /// The Service and its port that a backendRef names.
+    /// Resolves a backendRef to a Service and its port.
     fn backend(
         &self,
-        route: &Said<'_, UdpRoute>,
+        route: &Sourced<'_, UdpRoute>,
         backend: &BackendRef,
-    ) -> Result<(ServiceKey, &'a Said<'a, kubernetes::Service>, &'a kubernetes::ServicePort), Complaint> {
+    ) -> Result<(ServiceKey, &'a Sourced<'a, kubernetes::Service>, &'a kubernetes::ServicePort), FieldIssue> {
         if !backend.group.is_empty() || backend.kind != "Service" {
             let problem = format!("backends of kind {:?} are not in this version", backend.kind);
-            return Err(Complaint::new("kind", problem, "refer to a Service"));
+            return Err(FieldIssue::new("kind", problem, "refer to a Service"));
         }
         let own = &route.object.metadata.namespace;
         let namespace = backend.namespace.as_ref().unwrap_or(own);
         let key = ServiceKey { tenant: self.tenant.clone(), namespace: namespace.clone(), name: backend.name.clone() };
-        // Asked before the service is looked up: who may not refer to it may not learn that it exists.
+        // The grant is checked before the lookup: a namespace without a grant must not learn whether the service exists.
         if namespace != own && !is_granted(&self.corpus.grants, "UDPRoute", own, &key) {
             let problem = format!("namespace {namespace} does not allow UDPRoutes of {own} to refer to Service {}", backend.name);
-            let mend = format!("write a ReferenceGrant in {namespace} from UDPRoutes in {own} to that Service");
-            return Err(Complaint::new("namespace", problem, mend));
+            let fix = format!("write a ReferenceGrant in {namespace} from UDPRoutes in {own} to that Service");
+            return Err(FieldIssue::new("namespace", problem, fix));
         }
         let service = self.find(&key)?;
         let Some(port) = backend.port else {
-            return Err(Complaint::new("port", "a backend that is a Service needs a port", "write the Service's port"));
+            return Err(FieldIssue::new("port", "a backend that is a Service needs a port", "write the Service's port"));
         };
         if backend.weight > WEIGHT_MAX {
-            return Err(Complaint::new("weight", format!("{} is more than {WEIGHT_MAX}", backend.weight), "use smaller shares"));
+            return Err(FieldIssue::new("weight", format!("{} is more than {WEIGHT_MAX}", backend.weight), "use smaller shares"));
         }
         let written = udp_port(&key, service, Some(port.get()))?;
         Ok((key, service, written))
     }
 }
 
-/// The Service's UDP port of this number, or its first. A Service that cannot be offered as it is written has no ports.
+/// Returns the Service's UDP port with this number, or its first one. A Service that cannot be supported as written has no ports.
 fn udp_port<'a>(
     key: &ServiceKey,
-    service: &'a Said<'a, kubernetes::Service>,
+    service: &'a Sourced<'a, kubernetes::Service>,
     port: Option<u16>,
-) -> Result<&'a kubernetes::ServicePort, Complaint> {
+) -> Result<&'a kubernetes::ServicePort, FieldIssue> {
     let spec = &service.object.spec;
     let is_whole = service.fault("spec").is_none()
         && spec.session_affinity == kubernetes::SessionAffinity::None
@@ -183,11 +188,11 @@ fn udp_port<'a>(
     all.find(|p| port.is_none_or(|port| p.port.get() == port)).ok_or_else(|| {
         let number = port.map(|port| format!(" {port}")).unwrap_or_default();
         let problem = format!("Service {}/{} has no UDP port{number}", key.namespace, key.name);
-        let mend = match (is_whole, known.is_empty()) {
-            (false, _) => "mend the Service".to_owned(),
+        let fix = match (is_whole, known.is_empty()) {
+            (false, _) => "fix the Service".to_owned(),
             (true, true) => "write protocol: UDP at a port of the Service".to_owned(),
             (true, false) => format!("use {}", known.join(" or ")),
         };
-        Complaint::new(if port.is_some() { "port" } else { "name" }, problem, mend)
+        FieldIssue::new(if port.is_some() { "port" } else { "name" }, problem, fix)
     })
 }

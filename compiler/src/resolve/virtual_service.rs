@@ -1,24 +1,24 @@
-//! VirtualServices for the mesh (Istio). One speaks for a service: the eldest; and none if an HTTPRoute does.
+//! Resolves VirtualServices for the mesh (Istio). Only the oldest one routes a service, and none does if an HTTPRoute routes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::ids::ServiceKey;
-use canal_model::policy::istio::{HttpMatchRequest, HttpRoute, StringMatch, VirtualService};
+use canal_model::policy::istio::{HttpMatchRequest, StringMatch, VirtualService, VirtualServiceRoute};
 use canal_model::program::{Backend, HostMatch, HttpMatch, PathMatch, RouteAction, RouteKey, RouteRule, Service, TextMatch};
 
-use super::corpus::Said;
-use super::destination::Destinations;
-use super::route_parts::{Complaint, RegexBudget, Rule, conditions, header_name, path, text};
+use super::destination::DestinationIndex;
+use super::route_fields::{FieldIssue, RegexBudget, RuleContext, conditions, header_name, path, text};
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{HOSTS_PER_ROUTE_MAX, MATCHES_PER_RULE_MAX, REGEXES_PER_SERVICE_BYTES_MAX, RULES_PER_ROUTE_MAX};
 use crate::names;
 use crate::precedence;
-use crate::report::Report;
 
 pub(crate) fn resolve(
-    said: &[Said<'_, VirtualService>],
-    to: &Destinations<'_>,
+    said: &[Sourced<'_, VirtualService>],
+    to: &DestinationIndex<'_>,
     taken: &BTreeSet<ServiceKey>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Vec<RouteRule> {
     let mut spoken_for: BTreeMap<ServiceKey, String> = BTreeMap::new();
     let mut rules = Vec::new();
@@ -29,10 +29,10 @@ pub(crate) fn resolve(
         for (field, key) in services(virtual_service, to, report) {
             if taken.contains(&key) {
                 let problem = format!("an HTTPRoute routes {}/{} already, so this object does not", key.namespace, key.name);
-                report.error(virtual_service.document, field, problem, "say everything in one of the two");
-            } else if let Some(elder) = spoken_for.get(&key) {
-                let problem = format!("{elder} routes {}/{} already, so this object does not", key.namespace, key.name);
-                report.error(virtual_service.document, field, problem, "say everything in one VirtualService");
+                report.error(virtual_service.document, field, problem, "write everything in one of the two");
+            } else if let Some(older) = spoken_for.get(&key) {
+                let problem = format!("{older} routes {}/{} already, so this object does not", key.namespace, key.name);
+                report.error(virtual_service.document, field, problem, "write everything in one VirtualService");
             } else if let Some(service) = to.services.get(&key) {
                 spoken_for.insert(key, virtual_service.document.object.key().to_string());
                 rules.extend(attach(virtual_service, service, to, report));
@@ -42,7 +42,7 @@ pub(crate) fn resolve(
     rules
 }
 
-fn is_for_mesh(said: &Said<'_, VirtualService>, report: &mut Report) -> bool {
+fn is_for_mesh(said: &Sourced<'_, VirtualService>, report: &mut DiagnosticCollector) -> bool {
     let gateways = &said.object.spec.gateways;
     if let Some((at, other)) = gateways.iter().enumerate().find(|(_, gateway)| *gateway != "mesh") {
         let problem = format!("gateway {other:?} is not in this version; `mesh` is the only one");
@@ -51,8 +51,8 @@ fn is_for_mesh(said: &Said<'_, VirtualService>, report: &mut Report) -> bool {
     gateways.is_empty() || gateways.iter().any(|gateway| gateway == "mesh")
 }
 
-/// The services that the hosts name, each once.
-fn services(said: &Said<'_, VirtualService>, to: &Destinations<'_>, report: &mut Report) -> Vec<(String, ServiceKey)> {
+/// Returns the services that the hosts name, each once.
+fn services(said: &Sourced<'_, VirtualService>, to: &DestinationIndex<'_>, report: &mut DiagnosticCollector) -> Vec<(String, ServiceKey)> {
     let (hosts, own) = (&said.object.spec.hosts, &said.object.metadata.namespace);
     if hosts.is_empty() && said.fault("spec.hosts").is_none() {
         report.error(said.document, "spec.hosts", "the object is for no host", "write a Service's name");
@@ -84,7 +84,12 @@ fn services(said: &Said<'_, VirtualService>, to: &Destinations<'_>, report: &mut
     found
 }
 
-fn attach(said: &Said<'_, VirtualService>, service: &Service, to: &Destinations<'_>, report: &mut Report) -> Vec<RouteRule> {
+fn attach(
+    said: &Sourced<'_, VirtualService>,
+    service: &Service,
+    to: &DestinationIndex<'_>,
+    report: &mut DiagnosticCollector,
+) -> Vec<RouteRule> {
     let spec = &said.object.spec;
     let outside = said.document.faults.iter().find(|f| f.field.starts_with("spec") && !f.field.starts_with("spec.http["));
     let mut broken = outside.map(|fault| format!("{}: {}", fault.field, fault.problem));
@@ -99,15 +104,16 @@ fn attach(said: &Said<'_, VirtualService>, service: &Service, to: &Destinations<
         copies: ports.len().max(1),
         service: format!("{}/{}", service.key.namespace, service.key.name),
     };
-    let implied = [HttpRoute::default()];
+    let implied = [VirtualServiceRoute::default()];
     let written = if spec.http.is_empty() { &implied } else { spec.http.as_slice() };
     let mut rules = Vec::new();
     for (at, rule) in written.iter().take(RULES_PER_ROUTE_MAX).enumerate() {
         let field = format!("spec.http[{at}]");
         let fault = said.document.faults.iter().find(|f| f.field.starts_with(&field));
         let broken = broken.clone().or_else(|| fault.map(|f| format!("{}: {}", f.field, f.problem)));
-        let mut reading = Rule { document: said.document, field, report, broken, regexes: &mut regexes };
+        let mut reading = RuleContext { document: said.document, field, report, broken, regexes: &mut regexes };
         let groups = groups(at, rule, service, &mut reading);
+        // A destination without a port may need one rule for each port of the service, because its port is the dialled one.
         let fans_out = rule.route.iter().any(|r| to.follows_dialled_port(&said.object.metadata.namespace, &r.destination));
         for (number, (group, matches)) in groups.iter().enumerate() {
             let part = if groups.len() > 1 { format!(".{number}") } else { String::new() };
@@ -135,7 +141,7 @@ fn attach(said: &Said<'_, VirtualService>, service: &Service, to: &Destinations<
     rules
 }
 
-fn key(said: &Said<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
+fn key(said: &Sourced<'_, VirtualService>, service: &Service, rule: String) -> RouteKey {
     let metadata = &said.object.metadata;
     RouteKey {
         tenant: service.key.tenant.clone(),
@@ -146,7 +152,13 @@ fn key(said: &Said<'_, VirtualService>, service: &Service, rule: String) -> Rout
     }
 }
 
-fn action(said: &Said<'_, VirtualService>, written: &HttpRoute, dialled: u16, to: &Destinations<'_>, rule: &mut Rule<'_>) -> RouteAction {
+fn action(
+    said: &Sourced<'_, VirtualService>,
+    written: &VirtualServiceRoute,
+    dialled: u16,
+    to: &DestinationIndex<'_>,
+    rule: &mut RuleContext<'_>,
+) -> RouteAction {
     let is_alone = written.route.len() == 1;
     let mut backends: Vec<Backend> = Vec::with_capacity(written.route.len());
     for (at, share) in written.route.iter().enumerate() {
@@ -157,49 +169,49 @@ fn action(said: &Said<'_, VirtualService>, written: &HttpRoute, dialled: u16, to
     rule.action("route", backends)
 }
 
-/// What a route rule holds once for all its matches.
+/// The properties of a route rule that apply to all its matches.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Group {
+struct RouteGroup {
     port: Option<u16>,
     hosts: Vec<HostMatch>,
 }
 
-/// The rule's matches, by the port and host they ask for.
-fn groups(place: usize, written: &HttpRoute, service: &Service, rule: &mut Rule<'_>) -> Vec<(Group, Vec<HttpMatch>)> {
+/// Groups the rule's matches by the port and host that they require, because a route rule has these only once.
+fn groups(place: usize, written: &VirtualServiceRoute, service: &Service, rule: &mut RuleContext<'_>) -> Vec<(RouteGroup, Vec<HttpMatch>)> {
     let implied = [HttpMatchRequest::default()];
     let mut conditions: &[HttpMatchRequest] = if written.matches.is_empty() { &implied } else { &written.matches };
     if conditions.len() > MATCHES_PER_RULE_MAX {
         let problem = format!("the rule has {} matches, more than {MATCHES_PER_RULE_MAX}", conditions.len());
-        rule.broken("match", Complaint::new("", problem, "split the rule"));
+        rule.broken("match", FieldIssue::new("", problem, "split the rule"));
         conditions = &implied;
     }
-    let mut groups: BTreeMap<Group, Vec<HttpMatch>> = BTreeMap::new();
+    let mut groups: BTreeMap<RouteGroup, Vec<HttpMatch>> = BTreeMap::new();
     for (at, condition) in conditions.iter().enumerate() {
         let field = format!("match[{at}]");
         let port = condition.port.map(std::num::NonZeroU16::get);
         if let Some(port) = port.filter(|port| !service.ports.iter().any(|p| p.port == *port)) {
             let problem = format!("Service {}/{} has no TCP port {port}, so this never matches", service.key.namespace, service.key.name);
-            rule.warning(&field, Complaint::new("port", problem, "correct the port or remove the match"));
+            rule.warning(&field, FieldIssue::new("port", problem, "correct the port or remove the match"));
             continue;
         }
         let hosts = authority(&field, condition, rule);
         let http = http_match(&field, place, at, condition, rule);
-        groups.entry(Group { port, hosts }).or_default().push(http);
+        groups.entry(RouteGroup { port, hosts }).or_default().push(http);
     }
     groups.into_iter().collect()
 }
 
-fn authority(field: &str, condition: &HttpMatchRequest, rule: &mut Rule<'_>) -> Vec<HostMatch> {
+fn authority(field: &str, condition: &HttpMatchRequest, rule: &mut RuleContext<'_>) -> Vec<HostMatch> {
     let Some(written) = &condition.authority else { return Vec::new() };
     let host = match written {
         StringMatch { exact: Some(host), prefix: None, regex: None } => names::host_match(&host.to_ascii_lowercase())
-            .map_err(|problem| Complaint::new("exact", problem, "write a host name; ports are matched by port")),
-        _ => Err(Complaint::new("", "hosts are compared as a whole in this version", "write authority.exact")),
+            .map_err(|problem| FieldIssue::new("exact", problem, "write a host name; ports are matched by port")),
+        _ => Err(FieldIssue::new("", "hosts are compared as a whole in this version", "write authority.exact")),
     };
     match host {
         Ok(host @ HostMatch::Exact(_)) => vec![host],
         Ok(HostMatch::Suffix(_)) => {
-            rule.broken(&format!("{field}.authority"), Complaint::new("exact", "a wildcard is not an exact host", "write the whole name"));
+            rule.broken(&format!("{field}.authority"), FieldIssue::new("exact", "a wildcard is not an exact host", "write the whole name"));
             Vec::new()
         }
         Err(complaint) => {
@@ -209,7 +221,7 @@ fn authority(field: &str, condition: &HttpMatchRequest, rule: &mut Rule<'_>) -> 
     }
 }
 
-fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, rule: &mut Rule<'_>) -> HttpMatch {
+fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, rule: &mut RuleContext<'_>) -> HttpMatch {
     let everything = PathMatch::StringPrefix("/".to_owned());
     let uri = match &written.uri {
         None => everything,
@@ -222,7 +234,7 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
     let method = written.method.as_ref().and_then(|condition| match condition {
         StringMatch { exact: Some(method), prefix: None, regex: None } if header_name(method).is_ok() => Some(method.clone()),
         _ => {
-            let complaint = Complaint::new("", "methods are compared as a whole in this version", "write method.exact, as in exact: GET");
+            let complaint = FieldIssue::new("", "methods are compared as a whole in this version", "write method.exact, as in exact: GET");
             rule.broken(&format!("{field}.method"), complaint);
             None
         }
@@ -234,21 +246,21 @@ fn http_match(field: &str, place: usize, at: usize, written: &HttpMatchRequest, 
     HttpMatch { precedence: precedence::istio(rule.document, [place, at]), path: uri, method, headers, query }
 }
 
-fn uri(written: &StringMatch, rule: &mut Rule<'_>) -> Result<PathMatch, Complaint> {
+fn uri(written: &StringMatch, rule: &mut RuleContext<'_>) -> Result<PathMatch, FieldIssue> {
     match written {
         StringMatch { exact: Some(exact), prefix: None, regex: None } => path(exact).map(PathMatch::Exact),
         StringMatch { exact: None, prefix: Some(prefix), regex: None } => path(prefix).map(PathMatch::StringPrefix),
         StringMatch { exact: None, prefix: None, regex: Some(pattern) } => rule.regex(pattern).map(|()| PathMatch::Regex(pattern.clone())),
-        _ => Err(Complaint::new("", "one of exact, prefix and regex is needed, and only one", "write one of them")),
+        _ => Err(FieldIssue::new("", "one of exact, prefix and regex is needed, and only one", "write one of them")),
     }
 }
 
-fn value(written: &StringMatch) -> Result<TextMatch, Complaint> {
+fn value(written: &StringMatch) -> Result<TextMatch, FieldIssue> {
     match written {
         StringMatch { exact: Some(exact), prefix: None, regex: None } => text(exact).map(TextMatch::Exact),
         StringMatch { exact: None, prefix: Some(prefix), regex: None } => text(prefix).map(TextMatch::Prefix),
         StringMatch { exact: None, prefix: None, regex: Some(pattern) } => Ok(TextMatch::Regex(pattern.clone())),
         StringMatch { exact: None, prefix: None, regex: None } => Ok(TextMatch::Present),
-        _ => Err(Complaint::new("", "only one of exact, prefix and regex can hold", "write one of them")),
+        _ => Err(FieldIssue::new("", "only one of exact, prefix and regex can hold", "write one of them")),
     }
 }

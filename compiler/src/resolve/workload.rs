@@ -1,41 +1,42 @@
-//! Pods become workloads, with the service ports they serve. A pod without an address or a node is not there yet: no finding.
+//! Resolves Pods to workloads with the service ports that they serve. A pod without an address or a node is not yet there; it gets no
+//! diagnostic.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use canal_model::ids::{AzName, Namespace, NodeName, ServiceAccount, ServiceKey, TenantName};
 use canal_model::policy::kubernetes::{self, AZ_ANNOTATION, Pod, PodPhase, TUNNEL_ANNOTATION, TargetPort, Transport, ZONE_LABEL};
-use canal_model::program::{EndpointPort, Service, Tenant, Tunnel, Workload};
+use canal_model::program::{EndpointPort, Service, Tenant, TunnelProtocol, Workload};
 
-use super::addresses::Addresses;
-use super::corpus::{Corpus, Said};
+use super::addresses::AddressOwners;
+use super::tenant_objects::{Sourced, TenantObjects};
 use super::udp_route::RoutedUdpPort;
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::UDP_PORTS_PER_WORKLOAD_MAX;
-use crate::report::Report;
 
-/// The zone of a pod that names none.
+/// Zone of a pod that names none.
 const ZONE_UNKNOWN: &str = "unknown";
 const ACCOUNT_DEFAULT: &str = "default";
 
 pub(crate) fn resolve(
     name: &TenantName,
     tenant: Option<&Tenant>,
-    corpus: &Corpus<'_>,
+    corpus: &TenantObjects<'_>,
     services: &BTreeMap<ServiceKey, Service>,
     named: &[RoutedUdpPort<'_>],
-    addresses: &mut Addresses,
-    report: &mut Report,
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
 ) -> Vec<Workload> {
-    let mut living: Vec<(&Said<'_, Pod>, Workload)> = Vec::new();
-    let mut pods: Vec<&Said<'_, Pod>> = corpus.pods.iter().collect();
-    // A pod on its way out gives its address to its successor.
+    let mut living: Vec<(&Sourced<'_, Pod>, Workload)> = Vec::new();
+    let mut pods: Vec<&Sourced<'_, Pod>> = corpus.pods.iter().collect();
+    // Pods that are being deleted come last, so that their address goes to the successor.
     pods.sort_by_key(|pod| pod.object.metadata.deletion_timestamp.is_some());
     for pod in pods {
         if let Some(workload) = workload(name, tenant, pod, addresses, report) {
             living.push((pod, workload));
         }
     }
-    let index = Index::new(&living);
+    let index = PodLabelIndex::new(&living);
     let mut endpoints: Vec<Vec<EndpointPort>> = vec![Vec::new(); living.len()];
     for service in &corpus.services {
         serve(name, service, services, &living, &index, &mut endpoints, report);
@@ -54,9 +55,9 @@ pub(crate) fn resolve(
 fn workload(
     name: &TenantName,
     tenant: Option<&Tenant>,
-    pod: &Said<'_, Pod>,
-    addresses: &mut Addresses,
-    report: &mut Report,
+    pod: &Sourced<'_, Pod>,
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
 ) -> Option<Workload> {
     let Pod { metadata, spec, status } = pod.object;
     if matches!(status.phase, PodPhase::Succeeded | PodPhase::Failed) {
@@ -68,7 +69,7 @@ fn workload(
         return None;
     }
     if spec.host_network {
-        let problem = "the pod uses its node's network, so the mesh cannot tell it from its neighbours";
+        let problem = "the pod uses its node's network, so the mesh cannot distinguish it from other processes of the node";
         report.warning(pod.document, "spec.hostNetwork", problem, "it is left out; give it a network of its own to have it in the mesh");
         return None;
     }
@@ -89,7 +90,12 @@ fn workload(
     })
 }
 
-fn pod_addresses(tenant: Option<&Tenant>, pod: &Said<'_, Pod>, addresses: &mut Addresses, report: &mut Report) -> Vec<IpAddr> {
+fn pod_addresses(
+    tenant: Option<&Tenant>,
+    pod: &Sourced<'_, Pod>,
+    addresses: &mut AddressOwners,
+    report: &mut DiagnosticCollector,
+) -> Vec<IpAddr> {
     let status = &pod.object.status;
     let mut written: Vec<(String, IpAddr)> =
         status.pod_ips.iter().enumerate().map(|(at, pod_ip)| (format!("status.podIPs[{at}].ip"), pod_ip.ip)).collect();
@@ -109,6 +115,7 @@ fn pod_addresses(tenant: Option<&Tenant>, pod: &Said<'_, Pod>, addresses: &mut A
             match addresses.claim(address, &key) {
                 Ok(()) if own.contains(&address) => {}
                 Ok(()) => own.push(address),
+                // The successor of a pod that is being deleted may already have its address.
                 Err(_) if pod.object.metadata.deletion_timestamp.is_some() => {}
                 Err(problem) => report.error(pod.document, field, problem, "give every pod an address of its own"),
             }
@@ -117,37 +124,37 @@ fn pod_addresses(tenant: Option<&Tenant>, pod: &Said<'_, Pod>, addresses: &mut A
     own
 }
 
-fn zone(pod: &Said<'_, Pod>, report: &mut Report) -> Option<AzName> {
+fn zone(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> Option<AzName> {
     let metadata = &pod.object.metadata;
     let written = metadata.annotations.get(AZ_ANNOTATION).or_else(|| metadata.labels.get(ZONE_LABEL));
     let field = format!("metadata.annotations[{AZ_ANNOTATION:?}]");
     match written.map(|zone| AzName::new(zone)) {
         Some(Ok(zone)) => return Some(zone),
         Some(Err(error)) => report.warning(pod.document, field, format!("the zone is not known: {error}"), "write the zone's name"),
-        None => report.warning(pod.document, field, "the pod does not say in which zone it runs", "annotate it with the zone's name"),
+        None => report.warning(pod.document, field, "the pod does not name its zone", "annotate it with the zone's name"),
     }
     AzName::new(ZONE_UNKNOWN).ok()
 }
 
-fn tunnel(pod: &Said<'_, Pod>, report: &mut Report) -> Tunnel {
+fn tunnel(pod: &Sourced<'_, Pod>, report: &mut DiagnosticCollector) -> TunnelProtocol {
     match pod.object.metadata.annotations.get(TUNNEL_ANNOTATION).map(String::as_str) {
-        None | Some("hbone") => Tunnel::Hbone,
-        Some("none") => Tunnel::None,
+        None | Some("hbone") => TunnelProtocol::Hbone,
+        Some("none") => TunnelProtocol::None,
         Some(other) => {
             let problem = format!("{other:?} is not a way to reach a pod; HBONE is used");
             report.error(pod.document, format!("metadata.annotations[{TUNNEL_ANNOTATION:?}]"), problem, "write none or hbone");
-            Tunnel::Hbone
+            TunnelProtocol::Hbone
         }
     }
 }
 
-/// Pods by namespace and label, so that a selector looks only at pods that carry its rarest label.
-struct Index<'a> {
+/// Index of pods by namespace and label, so that a selector visits only pods that carry its rarest label.
+struct PodLabelIndex<'a> {
     by_label: HashMap<(&'a Namespace, &'a str, &'a str), Vec<usize>>,
 }
 
-impl<'a> Index<'a> {
-    fn new(living: &'a [(&Said<'_, Pod>, Workload)]) -> Self {
+impl<'a> PodLabelIndex<'a> {
+    fn new(living: &'a [(&Sourced<'_, Pod>, Workload)]) -> Self {
         let mut by_label: HashMap<_, Vec<usize>> = HashMap::new();
         for (at, (_, workload)) in living.iter().enumerate() {
             for (label, value) in &workload.labels {
@@ -157,7 +164,7 @@ impl<'a> Index<'a> {
         Self { by_label }
     }
 
-    /// The pods that carry the rarest label of the selector; nothing for an empty selector.
+    /// Returns the pods that carry the rarest label of the selector; none for an empty selector.
     fn candidates<'s>(&'s self, namespace: &'s Namespace, service: &'s kubernetes::Service) -> &'s [usize] {
         let lists =
             service.spec.selector.iter().map(|(label, value)| {
@@ -166,8 +173,8 @@ impl<'a> Index<'a> {
         lists.min_by_key(|list| list.len()).unwrap_or_default()
     }
 
-    /// The pods that carry all labels of the selector.
-    fn selected(&self, namespace: &Namespace, service: &kubernetes::Service, living: &[(&Said<'_, Pod>, Workload)]) -> Vec<usize> {
+    /// Returns the pods that carry all labels of the selector.
+    fn selected(&self, namespace: &Namespace, service: &kubernetes::Service, living: &[(&Sourced<'_, Pod>, Workload)]) -> Vec<usize> {
         let has_all = |pod: &Workload| service.spec.selector.iter().all(|(k, v)| pod.labels.get(k) == Some(v));
         let candidates = self.candidates(namespace, service).iter().copied();
         candidates.filter(|at| living.get(*at).is_some_and(|(_, pod)| has_all(pod))).collect()
@@ -176,12 +183,12 @@ impl<'a> Index<'a> {
 
 fn serve(
     name: &TenantName,
-    said: &Said<'_, kubernetes::Service>,
+    said: &Sourced<'_, kubernetes::Service>,
     services: &BTreeMap<ServiceKey, Service>,
-    living: &[(&Said<'_, Pod>, Workload)],
-    index: &Index<'_>,
+    living: &[(&Sourced<'_, Pod>, Workload)],
+    index: &PodLabelIndex<'_>,
     endpoints: &mut [Vec<EndpointPort>],
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) {
     let metadata = &said.object.metadata;
     let key = ServiceKey { tenant: name.clone(), namespace: metadata.namespace.clone(), name: metadata.name.clone() };
@@ -214,13 +221,13 @@ fn serve(
     }
 }
 
-/// Opens the port at the pods that its Service selects. A pod that has all the ports that its guard holds keeps the elder routes'.
+/// Opens the port at the pods that its Service selects. A pod at its maximum number of ports keeps those of the oldest routes.
 fn open(
     port: &RoutedUdpPort<'_>,
-    living: &[(&Said<'_, Pod>, Workload)],
-    index: &Index<'_>,
+    living: &[(&Sourced<'_, Pod>, Workload)],
+    index: &PodLabelIndex<'_>,
     udp_ports: &mut [BTreeSet<u16>],
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) {
     let selected = index.selected(&port.service.object.metadata.namespace, port.service.object, living);
     let (mut opened, mut full) = (0, Vec::new());

@@ -1,9 +1,9 @@
-//! Questions about whole ways: `FROM SERVICE:PORT [name=value …]`. Names: `method`, `path`, `host`, `ip`, `sni`, `jwt` (JSON without spaces),
-//! `h:HEADER`; the word `direct` goes past the gateways.
+//! Parses and answers the requests of `#!` directives: `FROM SERVICE:PORT [name=value …]`. Names are `method`, `path`, `host`, `ip`, `sni`,
+//! `jwt` (JSON without spaces) and `h:HEADER`. The word `direct` bypasses the gateways.
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::Request;
-use canal_compiler::oracle_journey::{Journey, explain};
+use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle_explain::{RequestDescription, explain};
 
 pub(crate) fn answer(ir: &Ir, question: &str) -> String {
     let journey = read(ir, question);
@@ -12,11 +12,11 @@ pub(crate) fn answer(ir: &Ir, question: &str) -> String {
     format!("{question}\n{}\n", lines.join("\n"))
 }
 
-fn read(ir: &Ir, question: &str) -> Journey {
+fn read(ir: &Ir, question: &str) -> RequestDescription {
     let mut words = question.split_whitespace();
     let (Some(from), Some(to)) = (words.next(), words.next()) else { panic!("{question:?} is not a question") };
     let (service, port) = to.rsplit_once(':').unwrap_or_else(|| panic!("{question:?}: SERVICE:PORT"));
-    let request = Request {
+    let request = OracleRequest {
         service: format!("{}/{service}", ir.tenant.name).parse().unwrap(),
         port: port.parse().unwrap(),
         host: service.rsplit('/').next().unwrap_or_default().to_owned(),
@@ -32,7 +32,7 @@ fn read(ir: &Ir, question: &str) -> Journey {
         }
         _ => None,
     };
-    let mut journey = Journey { identity, address: from.parse().ok(), direct: false, request, claims: None, server_name: None };
+    let mut journey = RequestDescription { identity, address: from.parse().ok(), direct: false, request, claims: None, server_name: None };
     for word in words {
         let (name, value) = word.split_once('=').unwrap_or((word, ""));
         match name {

@@ -1,94 +1,95 @@
-//! Checks a plan against the rules of `docs/design/0003-cloud-tier.md`, without asking how the planner got it: it shares no code with the
-//! planner. It mends nothing.
+//! Checks plans against the rules of `docs/design/0003-cloud-tier.md`. It shares no code with the planner and fixes nothing.
+//!
+//! Start at [`check`] for one plan, and at [`step()`] for the transition between two plans.
 
 #![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use canal_model::fleet::{Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState, Rules};
+use canal_model::fleet::{Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState, ShardingRules};
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId, ServiceKey};
-use canal_model::plan::{Note, Plan, PlannedService, PlannedTable};
-use canal_model::program::{BUCKETS, CHAIN};
+use canal_model::plan::{Plan, PlannedService, PlannedTable, UnmetConstraint};
+use canal_model::program::{BUCKETS, CHAIN_LENGTH_MAX};
 
-mod balance;
+mod rebalance;
 mod step;
 
 pub use step::step;
 
-/// A broken rule.
+/// A rule that a plan breaks.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
-    /// A demanded service is not in the plan.
+    /// A service with a demand is not in the plan.
     Missing { service: ServiceKey },
-    /// A planned service that nobody demands.
+    /// The plan contains a service without a demand.
     Undemanded { service: ServiceKey },
-    /// It should have a placement, because there are backends.
+    /// The service has no placement although there are backends.
     Unplaced { service: ServiceKey },
-    /// A backend that does not exist, or is not in this AZ.
+    /// A backend in the placement does not exist, or is not in this AZ.
     UnknownBackend { service: ServiceKey, backend: BackendName },
-    /// Fewer backends at home than asked for although the AZ has more; or it has fewer, and nobody said so.
+    /// The home AZ has fewer backends than required although it has more to give, or no note explains it.
     FewAtHome { service: ServiceKey, given: usize },
-    /// The same elsewhere.
+    /// The other AZs have fewer backends than required although they have more to give, or no note explains it.
     FewAway { service: ServiceKey, given: usize },
-    /// All backends of one service are another's too, and nobody said so.
+    /// All backends of the service are another service's too, and no note explains it.
     Shared { service: ServiceKey, with: ServiceKey },
-    /// Not where its tenant asked for, although there are backends.
+    /// The home is not the AZ that the tenant requests, although that AZ has backends.
     Home { service: ServiceKey, az: AzName },
-    /// Two services of a tenant have one gateway number, or one has none.
+    /// Two services of a tenant have the same gateway number, or one has none.
     Number { service: ServiceKey, number: u32 },
-    /// An AZ that the service lives in has no table.
+    /// An AZ in which the service lives has no table.
     NoTable { service: ServiceKey, az: AzName },
-    /// Not as many chains as there are buckets, or one too long.
+    /// The number of chains is not the number of buckets, or a chain is too long.
     Shape { service: ServiceKey, az: AzName },
-    /// An empty chain although a replica is up.
+    /// A chain is empty although a replica is up.
     Empty { service: ServiceKey, az: AzName, bucket: usize },
-    /// A replica twice in one chain.
+    /// A replica is in one chain twice.
     Twice { service: ServiceKey, az: AzName, bucket: usize, replica: ReplicaNumber },
-    /// A head that is not active, up and of the service's backends, although others are, and the bucket is not held.
+    /// A head is not active, up and of the service's backends, although other replicas are, and the bucket is not blocked.
     Head { service: ServiceKey, az: AzName, bucket: usize, replica: ReplicaNumber },
-    /// A member that is not in the fleet, or in another AZ.
+    /// A member is not in the fleet, or is in another AZ.
     Stranger { service: ServiceKey, az: AzName, replica: ReplicaNumber },
-    /// Backends or replicas are heads of more buckets than others by two or more, and no bucket is held.
+    /// Some backends or replicas head two or more buckets more than others, and no bucket is blocked.
     Uneven { service: ServiceKey, az: AzName },
-    /// Live replicas are not behind a head although there is room.
+    /// Live replicas are missing behind a head although the chain has space for them.
     Standby { service: ServiceKey, az: AzName, bucket: usize },
-    /// A version above the plan's number.
+    /// The table's version is 0 or above the plan's number.
     Version { service: ServiceKey, az: AzName },
-    /// Between two plans: a member left a chain although it may own sessions.
+    /// Between two plans: a chain lost a member that may own sessions.
     OwnerDropped { service: ServiceKey, az: AzName, bucket: usize, replica: ReplicaNumber },
-    /// Between two plans: chains changed and the version did not rise, or the other way around.
+    /// Between two plans: chains changed without an increase of the version, or the version increased without a change.
     StaleVersion { service: ServiceKey, az: AzName },
-    /// Between two plans: more heads moved than the fleet's change explains.
+    /// Between two plans: more heads moved than the change of the fleet explains.
     Moved { service: ServiceKey, az: AzName, moved: usize, bound: usize },
     /// Between two plans: members that stay changed their order, other than by becoming the head.
     Reordered { service: ServiceKey, az: AzName, bucket: usize },
-    /// Between two plans: a backend was left although it exists and no rule asked for that.
+    /// Between two plans: a service left a backend that still exists, and no rule required that.
     Left { service: ServiceKey, backend: BackendName },
-    /// Between two plans: more services moved for balance's sake than may at once.
+    /// Between two plans: more services moved for balance than may at one time.
     Wave { moved: usize, most: usize },
-    /// Between two plans: a service moved for balance's sake while a table of it keeps sessions of an earlier change.
+    /// Between two plans: a service moved for balance while one of its tables still has owners from an earlier change.
     Restless { service: ServiceKey },
-    /// Between two plans: services moved for balance's sake, and loads are no nearer to each other.
+    /// Between two plans: services moved for balance, but the loads did not come closer together.
     Apart { moved: usize },
-    /// Between two plans: a gateway number or home changed.
+    /// Between two plans: a gateway number or a home changed.
     Unstable { service: ServiceKey },
-    /// The plan does not name its parent, or its number did not rise.
+    /// The plan does not name its parent, or its number did not increase.
     Parent { number: u32, parent: u32 },
 }
 
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The names and fields say it; operators see these only if the planner has a bug.
+        // The debug format is enough: operators see findings only if the planner has a bug.
         fmt::Debug::fmt(self, f)
     }
 }
 
-/// Checks one plan by itself. Empty: all rules hold, or the plan's notes say which do not.
+/// Checks one plan by itself. The result is empty if every rule is met or the plan's notes name the exception.
 pub fn check(fleet: &Fleet, demands: &Demands, plan: &Plan) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let sites = Site::all(fleet);
-    let notes = Noted::of(plan);
+    let sites = AzReplicas::all(fleet);
+    let notes = PlanExceptions::of(plan);
     for (id, demand) in &demands.services {
         let Some(service) = plan.services.get(id) else {
             findings.push(Finding::Missing { service: demand.key.clone() });
@@ -106,24 +107,28 @@ pub fn check(fleet: &Fleet, demands: &Demands, plan: &Plan) -> Vec<Finding> {
     findings
 }
 
-/// What the plan says of itself.
-struct Noted<'a> {
+/// The exceptions that the plan's own notes declare.
+struct PlanExceptions<'a> {
     few_home: BTreeSet<&'a ServiceKey>,
     few_away: BTreeSet<&'a ServiceKey>,
     shared: BTreeSet<&'a ServiceKey>,
     held: BTreeMap<(&'a ServiceKey, &'a AzName), &'a [u8]>,
 }
 
-impl<'a> Noted<'a> {
+impl<'a> PlanExceptions<'a> {
     fn of(plan: &'a Plan) -> Self {
-        let mut noted = Noted { few_home: BTreeSet::new(), few_away: BTreeSet::new(), shared: BTreeSet::new(), held: BTreeMap::new() };
+        let mut noted =
+            PlanExceptions { few_home: BTreeSet::new(), few_away: BTreeSet::new(), shared: BTreeSet::new(), held: BTreeMap::new() };
         for note in &plan.notes {
             match note {
-                Note::FewAtHome { service, .. } => _ = noted.few_home.insert(service),
-                Note::FewAway { service, .. } => _ = noted.few_away.insert(service),
-                Note::Shared { service, .. } => _ = noted.shared.insert(service),
-                Note::Held { service, az, buckets, .. } => _ = noted.held.insert((service, az), buckets),
-                Note::HomeUnknown { .. } | Note::NoBackend { .. } | Note::NoReplica { .. } | Note::NoAddress { .. } => {}
+                UnmetConstraint::FewAtHome { service, .. } => _ = noted.few_home.insert(service),
+                UnmetConstraint::FewAway { service, .. } => _ = noted.few_away.insert(service),
+                UnmetConstraint::Shared { service, .. } => _ = noted.shared.insert(service),
+                UnmetConstraint::Held { service, az, buckets, .. } => _ = noted.held.insert((service, az), buckets),
+                UnmetConstraint::HomeUnknown { .. }
+                | UnmetConstraint::NoBackend { .. }
+                | UnmetConstraint::NoReplica { .. }
+                | UnmetConstraint::NoAddress { .. } => {}
             }
         }
         noted
@@ -133,20 +138,20 @@ impl<'a> Noted<'a> {
     }
 }
 
-/// An AZ's replicas.
-struct Site<'a> {
+/// The replicas of one AZ.
+struct AzReplicas<'a> {
     replicas: BTreeMap<ReplicaNumber, &'a FleetReplica>,
 }
 
-impl<'a> Site<'a> {
-    fn all(fleet: &'a Fleet) -> BTreeMap<&'a AzName, Site<'a>> {
-        let mut sites: BTreeMap<&AzName, Site> = BTreeMap::new();
+impl<'a> AzReplicas<'a> {
+    fn all(fleet: &'a Fleet) -> BTreeMap<&'a AzName, AzReplicas<'a>> {
+        let mut sites: BTreeMap<&AzName, AzReplicas> = BTreeMap::new();
         for replica in fleet.replicas.values() {
-            sites.entry(&replica.az).or_insert_with(|| Site { replicas: BTreeMap::new() }).replicas.insert(replica.number, replica);
+            sites.entry(&replica.az).or_insert_with(|| AzReplicas { replicas: BTreeMap::new() }).replicas.insert(replica.number, replica);
         }
         sites
     }
-    /// Replicas that may be heads: active and up; if none is, draining and up.
+    /// Returns the replicas that may be heads: those active and up; if there are none, those draining and up.
     fn heads(&self, az: &AzName, placement: &Placement) -> BTreeMap<ReplicaNumber, &'a FleetReplica> {
         let of_state = |state: ReplicaState| -> BTreeMap<ReplicaNumber, &'a FleetReplica> {
             let found = self.replicas.values().filter(|r| r.up && r.state == state && placement.has(az, &r.backend));
@@ -157,7 +162,14 @@ impl<'a> Site<'a> {
     }
 }
 
-fn check_placement(fleet: &Fleet, demands: &Demands, id: ServiceId, service: &PlannedService, noted: &Noted, findings: &mut Vec<Finding>) {
+fn check_placement(
+    fleet: &Fleet,
+    demands: &Demands,
+    id: ServiceId,
+    service: &PlannedService,
+    noted: &PlanExceptions,
+    findings: &mut Vec<Finding>,
+) {
     let key = || service.key.clone();
     let Some(placement) = &service.placement else {
         if !fleet.backends.is_empty() {
@@ -176,23 +188,24 @@ fn check_placement(fleet: &Fleet, demands: &Demands, id: ServiceId, service: &Pl
         (home, there, placement.at_home(), noted.few_home.contains(&service.key), true),
         (away, fleet.backends.len() - there, placement.away(), noted.few_away.contains(&service.key), false),
     ] {
+        // Missing backends are acceptable only if the AZs have no more and a note declares it.
         if given < wanted.min(has) || given < wanted && !noted {
             findings.push(if at_home { Finding::FewAtHome { service: key(), given } } else { Finding::FewAway { service: key(), given } });
         }
     }
-    let asked = demands.services.get(&id).and_then(|demand| demand.home.as_ref());
-    if let Some(az) = asked.filter(|az| **az != placement.home && fleet.backends.values().any(|other| other == *az)) {
+    let home_az = demands.services.get(&id).and_then(|demand| demand.home.as_ref());
+    if let Some(az) = home_az.filter(|az| **az != placement.home && fleet.backends.values().any(|other| other == *az)) {
         findings.push(Finding::Home { service: key(), az: az.clone() });
     }
 }
 
-fn wanted(rules: &Rules) -> (usize, usize) {
-    let home = rules.home.clamp(1, Rules::MOST);
-    (home, rules.away.min(Rules::MOST - home))
+fn wanted(rules: &ShardingRules) -> (usize, usize) {
+    let home = rules.home.clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
+    (home, rules.away.min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home))
 }
 
-/// No service's backends are all among another's, unless a note says so. A service that was noted does not accuse others.
-fn check_unique(plan: &Plan, noted: &Noted, findings: &mut Vec<Finding>) {
+/// Checks that no service's backends are a subset of another's, unless a note declares it. The note of one service excuses both.
+fn check_unique(plan: &Plan, noted: &PlanExceptions, findings: &mut Vec<Finding>) {
     let mut on: BTreeMap<&BackendName, BTreeSet<ServiceId>> = BTreeMap::new();
     for (id, service) in &plan.services {
         for backend in service.placement.iter().flat_map(Placement::all) {
@@ -225,59 +238,60 @@ fn check_numbers(plan: &Plan, findings: &mut Vec<Finding>) {
 }
 
 fn check_tables(
-    sites: &BTreeMap<&AzName, Site>,
+    sites: &BTreeMap<&AzName, AzReplicas>,
     demands: &Demands,
     number: u32,
     service: &PlannedService,
-    noted: &Noted,
+    noted: &PlanExceptions,
     findings: &mut Vec<Finding>,
 ) {
     let Some(placement) = &service.placement else { return };
     for az in placement.backends.keys().filter(|az| !service.tables.contains_key(*az)) {
         findings.push(Finding::NoTable { service: service.key.clone(), az: az.clone() });
     }
-    let nobody = Site { replicas: BTreeMap::new() };
+    let no_replicas = AzReplicas { replicas: BTreeMap::new() };
     for (az, table) in &service.tables {
-        let site = sites.get(az).unwrap_or(&nobody);
-        let look = Look { key: &service.key, az, site, heads: site.heads(az, placement), table, noted };
-        if table.chains.len() != BUCKETS || table.chains.iter().any(|chain| chain.len() > CHAIN) {
+        let site = sites.get(az).unwrap_or(&no_replicas);
+        let table_check = TableCheck { key: &service.key, az, site, heads: site.heads(az, placement), table, noted };
+        if table.chains.len() != BUCKETS || table.chains.iter().any(|chain| chain.len() > CHAIN_LENGTH_MAX) {
             findings.push(Finding::Shape { service: service.key.clone(), az: az.clone() });
         }
         if table.version > number || table.version == 0 {
             findings.push(Finding::Version { service: service.key.clone(), az: az.clone() });
         }
-        look.members(findings);
+        table_check.members(findings);
+        // The table of an AZ that the service left only waits for its sessions, so heads and standbys do not matter.
         if placement.backends.contains_key(az) {
-            look.chains(demands.rules.standby, findings);
-            look.evenness(findings);
+            table_check.chains(demands.rules.standby, findings);
+            table_check.evenness(findings);
         }
     }
 }
 
-struct Look<'a> {
+struct TableCheck<'a> {
     key: &'a ServiceKey,
     az: &'a AzName,
-    site: &'a Site<'a>,
+    site: &'a AzReplicas<'a>,
     heads: BTreeMap<ReplicaNumber, &'a FleetReplica>,
     table: &'a PlannedTable,
-    noted: &'a Noted<'a>,
+    noted: &'a PlanExceptions<'a>,
 }
 
-impl Look<'_> {
+impl TableCheck<'_> {
     fn names(&self) -> (ServiceKey, AzName) {
         (self.key.clone(), self.az.clone())
     }
 
     fn members(&self, findings: &mut Vec<Finding>) {
-        let mut strangers = BTreeSet::new();
+        let mut unknown = BTreeSet::new();
         for (bucket, chain) in self.table.chains.iter().enumerate() {
             let mut seen = BTreeSet::new();
-            for seat in chain {
+            for member in chain {
                 let (service, az) = self.names();
-                if !seen.insert(seat.replica) {
-                    findings.push(Finding::Twice { service, az, bucket, replica: seat.replica });
-                } else if !self.site.replicas.contains_key(&seat.replica) && strangers.insert(seat.replica) {
-                    findings.push(Finding::Stranger { service, az, replica: seat.replica });
+                if !seen.insert(member.replica) {
+                    findings.push(Finding::Twice { service, az, bucket, replica: member.replica });
+                } else if !self.site.replicas.contains_key(&member.replica) && unknown.insert(member.replica) {
+                    findings.push(Finding::Stranger { service, az, replica: member.replica });
                 }
             }
         }
@@ -299,16 +313,17 @@ impl Look<'_> {
                 }
                 continue;
             }
-            let live = chain.iter().skip(1).filter(|seat| self.heads.contains_key(&seat.replica)).count();
-            if live < standby.min(self.heads.len() - 1) && chain.len() < CHAIN - 1 {
+            let live = chain.iter().skip(1).filter(|member| self.heads.contains_key(&member.replica)).count();
+            if live < standby.min(self.heads.len() - 1) && chain.len() < CHAIN_LENGTH_MAX - 1 {
                 findings.push(Finding::Standby { service, az, bucket });
             }
         }
     }
 
-    /// Backends differ by one bucket at most, and so do the replicas of one backend. Chains full of owners stay out of it.
+    /// Checks that the bucket counts of backends differ by at most one, and so do those of the replicas of one backend. Tables with a chain
+    /// full of owners are not checked.
     fn evenness(&self, findings: &mut Vec<Finding>) {
-        let full = self.table.chains.iter().any(|chain| chain.iter().filter(|seat| seat.is_owner()).count() + 1 >= CHAIN);
+        let full = self.table.chains.iter().any(|chain| chain.iter().filter(|member| member.is_owner()).count() + 1 >= CHAIN_LENGTH_MAX);
         if full || self.heads.is_empty() || self.noted.held.contains_key(&(self.key, self.az)) {
             return;
         }
@@ -329,9 +344,9 @@ impl Look<'_> {
     }
 }
 
-/// What [`step`] compares.
+/// The inputs of [`step()`]: two plans and what they were made from.
 #[derive(Clone, Copy)]
-pub struct Step<'a> {
+pub struct PlanTransition<'a> {
     pub fleet: &'a Fleet,
     pub demands: &'a Demands,
     pub ownership: &'a Ownership,

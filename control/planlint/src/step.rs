@@ -1,17 +1,17 @@
-//! Checks the way from one plan to the next: nobody with sessions is dropped, little moves, versions say the truth. It does not look at
-//! what one plan shows by itself.
+//! Checks the transition from one plan to the next: no replica with sessions is dropped, little moves, versions are correct. Rules that a
+//! single plan can break are in the crate root.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::fleet::Placement;
 use canal_model::ids::{AzName, BackendName, ReplicaNumber, ServiceId};
-use canal_model::plan::{Plan, PlannedService, PlannedTable, Seat};
-use canal_model::program::{BUCKETS, CHAIN};
+use canal_model::plan::{ChainMember, Plan, PlannedService, PlannedTable};
+use canal_model::program::{BUCKETS, CHAIN_LENGTH_MAX};
 
-use crate::{Finding, Noted, Site, Step, balance, wanted};
+use crate::{AzReplicas, Finding, PlanExceptions, PlanTransition, rebalance, wanted};
 
-/// Checks what changed between two plans. Empty: all of it was allowed.
-pub fn step(step: &Step) -> Vec<Finding> {
+/// Checks the changes between two plans. The result is empty if all of them are allowed.
+pub fn step(step: &PlanTransition) -> Vec<Finding> {
     let mut findings = Vec::new();
     let (before, after) = (step.before, step.after);
     let is_same = after == before;
@@ -21,6 +21,7 @@ pub fn step(step: &Step) -> Vec<Finding> {
     let crowded = crowded(before);
     let mut balanced = Vec::new();
     for (id, service) in &after.services {
+        // A new service has nothing that could have moved.
         let Some(old) = before.services.get(id) else { continue };
         if check_service(step, &crowded, *id, old, service, &mut findings) {
             balanced.push(*id);
@@ -32,14 +33,14 @@ pub fn step(step: &Step) -> Vec<Finding> {
             }
         }
     }
-    balance::check(step, &balanced, &mut findings);
+    rebalance::check(step, &balanced, &mut findings);
     findings.sort();
     findings
 }
 
-/// True: the service moved for balance's sake, and for nothing else.
+/// Checks one service. Returns true if it moved for balance and for no other reason.
 fn check_service(
-    step: &Step,
+    step: &PlanTransition,
     crowded: &BTreeSet<ServiceId>,
     id: ServiceId,
     old: &PlannedService,
@@ -50,13 +51,14 @@ fn check_service(
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
     let (Some(from), Some(to)) = (&old.placement, &new.placement) else { return false };
-    let asked = step.demands.services.get(&id).and_then(|demand| demand.home.as_ref());
+    let home_az = step.demands.services.get(&id).and_then(|demand| demand.home.as_ref());
     let home_stays = step.fleet.backends.values().any(|az| *az == from.home);
-    let is_exchange = from != to && balance::is_exchange(step, id, from, to);
-    if from.home != to.home && home_stays && asked != Some(&to.home) && !is_exchange {
+    let is_exchange = from != to && rebalance::is_exchange(step, id, from, to);
+    if from.home != to.home && home_stays && home_az != Some(&to.home) && !is_exchange {
         findings.push(Finding::Unstable { service: new.key.clone() });
     }
-    // Backends may be exchanged for uniqueness, one or where that does not help all, if this service lost or lacked something, or shared all with another.
+    // Backends may be exchanged for uniqueness (one, or all if one does not help) if this service lost or lacked a backend, or shared all
+    // of them.
     let (home, away) = wanted(&step.demands.rules);
     let is_whole = |placement: &Placement| placement.at_home() == home && placement.away() == away;
     let stays = |az: &AzName, backend| step.fleet.backends.get(backend) == Some(az);
@@ -73,9 +75,9 @@ fn check_service(
     false
 }
 
-/// Services all of whose backends are another's, and those others.
+/// Returns the services that share all their backends with another one, and those others.
 fn crowded(plan: &Plan) -> BTreeSet<ServiceId> {
-    let shared = Noted::of(plan).shared;
+    let shared = PlanExceptions::of(plan).shared;
     let backends =
         |service: &PlannedService| -> BTreeSet<BackendName> { service.placement.iter().flat_map(Placement::all).cloned().collect() };
     let noted: Vec<_> = plan.services.values().filter(|service| shared.contains(&service.key)).map(backends).collect();
@@ -86,12 +88,12 @@ fn crowded(plan: &Plan) -> BTreeSet<ServiceId> {
     plan.services.iter().filter(|(_, service)| is_crowded(service)).map(|(id, _)| *id).collect()
 }
 
-fn names(chain: &[Seat]) -> Vec<ReplicaNumber> {
-    chain.iter().map(|seat| seat.replica).collect()
+fn names(chain: &[ChainMember]) -> Vec<ReplicaNumber> {
+    chain.iter().map(|member| member.replica).collect()
 }
 
 fn check_table(
-    step: &Step,
+    step: &PlanTransition,
     id: ServiceId,
     new: &PlannedService,
     (az, before, after): (&AzName, &PlannedTable, &PlannedTable),
@@ -103,16 +105,16 @@ fn check_table(
         findings.push(Finding::StaleVersion { service: service(), az: az_name() });
     }
     for (bucket, (before, after)) in before.chains.iter().zip(&after.chains).enumerate() {
-        let full_of_owners = after.len() == CHAIN;
-        for seat in before.iter().filter(|seat| !after.iter().any(|other| other.replica == seat.replica)) {
-            let is_up = step.fleet.replicas.get(&seat.replica).is_some_and(|replica| replica.up);
-            // A dead owner may make place in a full chain.
-            if may_own(step, id, bucket, *seat, before) && (is_up || !full_of_owners) {
-                findings.push(Finding::OwnerDropped { service: service(), az: az_name(), bucket, replica: seat.replica });
+        let full_of_owners = after.len() == CHAIN_LENGTH_MAX;
+        for member in before.iter().filter(|member| !after.iter().any(|other| other.replica == member.replica)) {
+            let is_up = step.fleet.replicas.get(&member.replica).is_some_and(|replica| replica.up);
+            // A dead owner may be removed from a full chain.
+            if may_own(step, id, bucket, *member, before) && (is_up || !full_of_owners) {
+                findings.push(Finding::OwnerDropped { service: service(), az: az_name(), bucket, replica: member.replica });
             }
         }
         let head = after.first().map(|head| head.replica);
-        let stay = |chain: &[Seat], other: &[Seat]| -> Vec<ReplicaNumber> {
+        let stay = |chain: &[ChainMember], other: &[ChainMember]| -> Vec<ReplicaNumber> {
             names(chain).into_iter().filter(|number| Some(*number) != head && names(other).contains(number)).collect()
         };
         if stay(before, after) != stay(after, before) {
@@ -120,7 +122,7 @@ fn check_table(
         }
     }
     let moved = before.chains.iter().zip(&after.chains).filter(|(before, after)| {
-        let head = |chain: &[Seat]| chain.first().map(|seat| seat.replica);
+        let head = |chain: &[ChainMember]| chain.first().map(|member| member.replica);
         head(before).is_some() && head(before) != head(after)
     });
     let moved = moved.count();
@@ -130,26 +132,27 @@ fn check_table(
     }
 }
 
-/// Is it the head, or an owner by what was reported? Heads and owners may, until a report that had the table says that they do not.
-fn may_own(step: &Step, id: ServiceId, bucket: usize, seat: Seat, chain: &[Seat]) -> bool {
-    let Some(_) = step.fleet.replicas.get(&seat.replica) else { return false };
-    let report = step.ownership.report(seat.replica).map(|(_, report)| report);
-    let is_head = chain.first().is_some_and(|head| head.replica == seat.replica);
-    let proved = report.is_some_and(|report| report.version(id) >= seat.left && !report.owns(id, bucket));
-    is_head || report.is_some_and(|report| report.owns(id, bucket)) || seat.is_owner() && !proved
+/// Returns true if the member is the head or may own sessions by the reports. An owner counts as one until a report based on this table
+/// states that it owns none.
+fn may_own(step: &PlanTransition, id: ServiceId, bucket: usize, member: ChainMember, chain: &[ChainMember]) -> bool {
+    let Some(_) = step.fleet.replicas.get(&member.replica) else { return false };
+    let report = step.ownership.report(member.replica).map(|(_, report)| report);
+    let is_head = chain.first().is_some_and(|head| head.replica == member.replica);
+    let proved = report.is_some_and(|report| report.version(id) >= member.owner_until_version && !report.owns(id, bucket));
+    is_head || report.is_some_and(|report| report.owns(id, bucket)) || member.is_owner() && !proved
 }
 
-/// How many heads may move: those that may not be heads any more, and what a replica had above the least of an even part. Less is not
-/// always possible; more never is needed.
-fn bound(step: &Step, new: &PlannedService, az: &AzName, before: &PlannedTable) -> usize {
-    let head = |chain: &Vec<Seat>| chain.first().map(|seat| seat.replica);
-    let sites = Site::all(step.fleet);
+/// Returns the number of heads that may move: those that may not be heads any more, and what a replica had above the minimum of an even
+/// share. Fewer moves are not always possible; more are never necessary.
+fn bound(step: &PlanTransition, new: &PlannedService, az: &AzName, before: &PlannedTable) -> usize {
+    let head = |chain: &Vec<ChainMember>| chain.first().map(|member| member.replica);
+    let sites = AzReplicas::all(step.fleet);
     let heads = match (&new.placement, sites.get(az)) {
         (Some(placement), Some(site)) => site.heads(az, placement),
         _ => BTreeMap::new(),
     };
     if heads.is_empty() {
-        // Only heads that were forgotten have a successor.
+        // Without candidates, only a forgotten head gets a successor.
         let is_forgotten = |replica: &ReplicaNumber| !step.fleet.replicas.contains_key(replica);
         return before.chains.iter().filter_map(head).filter(is_forgotten).count();
     }
@@ -168,13 +171,19 @@ fn bound(step: &Step, new: &PlannedService, az: &AzName, before: &PlannedTable) 
     counts.iter().map(above).sum()
 }
 
-/// A table that is gone: nobody in it may own sessions.
-fn check_closed(step: &Step, id: ServiceId, old: &PlannedService, (az, table): (&AzName, &PlannedTable), findings: &mut Vec<Finding>) {
+/// Checks a table that was removed: none of its members may own sessions.
+fn check_closed(
+    step: &PlanTransition,
+    id: ServiceId,
+    old: &PlannedService,
+    (az, table): (&AzName, &PlannedTable),
+    findings: &mut Vec<Finding>,
+) {
     for (bucket, chain) in table.chains.iter().enumerate() {
-        for seat in chain.iter().filter(|seat| step.fleet.replicas.contains_key(&seat.replica)) {
-            let report = step.ownership.report(seat.replica).map(|(_, report)| report);
+        for member in chain.iter().filter(|member| step.fleet.replicas.contains_key(&member.replica)) {
+            let report = step.ownership.report(member.replica).map(|(_, report)| report);
             if report.is_none_or(|report| report.owns(id, bucket)) {
-                findings.push(Finding::OwnerDropped { service: old.key.clone(), az: az.clone(), bucket, replica: seat.replica });
+                findings.push(Finding::OwnerDropped { service: old.key.clone(), az: az.clone(), bucket, replica: member.replica });
             }
         }
     }

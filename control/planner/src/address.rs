@@ -1,20 +1,20 @@
-//! Gateway numbers and the addresses that follow from them. Nothing is kept here: numbers live in plans, ranges in tenants.
+//! Gateway numbers and the gateway addresses derived from them. The module has no state: plans contain numbers, tenants contain ranges.
 //!
-//! A tenant's `gatewayCidrs` are cut into eighths; the AZ with number *a* (1 to 7) has the *a*-th. A service's gateway number counts
-//! through the usable addresses of that part, from 1; several ranges of one family follow each other. The part's first address and, of
-//! IPv4, its last stay free, so that no gateway address is ever a network's or broadcast address.
+//! Each range in a tenant's `gatewayCidrs` is cut into eighths; the AZ with number *a* (1 to 7) has the *a*-th. A service's gateway number
+//! counts the usable addresses of that part from 1. Several ranges of one family follow each other. The part's first address, and in
+//! IPv4 its last, stay unused, so that no gateway address is a network or broadcast address.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use canal_model::fleet::{Demands, Fleet};
 use canal_model::ids::TenantName;
-use canal_model::plan::{Note, Plan, PlannedService};
+use canal_model::plan::{Plan, PlannedService, UnmetConstraint};
 use ipnet::IpNet;
 
-use crate::{Numbers, Taken};
+use crate::{GatewayNumbers, UsedGatewayNumbers};
 
-/// Why a service has no gateway address (of one family).
+/// The reason that a service has no gateway address (of one family).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The tenant has no ranges.
@@ -23,34 +23,37 @@ pub enum AddressError {
     /// The AZ's number is not 1 to 7.
     #[error("AZ number {0} is out of range: use 1 to 7")]
     Az(u8),
-    /// All addresses of the AZ's part are taken.
+    /// The AZ's part of the ranges has too few addresses.
     #[error("the tenant's {family} gatewayCidrs have {capacity} addresses for each AZ, and the service's number is {number}; add a range")]
     RangeFull { family: &'static str, capacity: u64, number: u32 },
 }
 
-/// A service's gateway addresses in one AZ: at most one of each family.
+/// A service's gateway addresses in one AZ: at most one per family.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Addresses {
-    /// IPv4 first.
+pub struct GatewayAddressPair {
+    /// The gateway addresses, IPv4 first.
     pub given: Vec<IpAddr>,
-    /// Families that have ranges, all full.
+    /// Families that have ranges, all of them full.
     pub full: Vec<AddressError>,
 }
 
-/// The gateway addresses of the service with gateway number `number` (from 1) in the AZ with number `az`.
+/// Returns the gateway addresses of the service with gateway number `number` (from 1) in the AZ with number `az`.
 ///
 /// # Errors
-/// [`AddressError::NoRange`] and [`AddressError::Az`]; a full family is told in [`Addresses::full`], because the other one still works.
-pub fn addresses(ranges: &[IpNet], az: u8, number: u32) -> Result<Addresses, AddressError> {
+/// Returns [`AddressError::NoRange`] or [`AddressError::Az`]. A full family is reported in [`GatewayAddressPair::full`] instead, because
+/// the other family still works.
+pub fn addresses(ranges: &[IpNet], az: u8, number: u32) -> Result<GatewayAddressPair, AddressError> {
     if !(1..=7).contains(&az) {
         return Err(AddressError::Az(az));
     }
     if ranges.is_empty() {
         return Err(AddressError::NoRange);
     }
-    let mut result = Addresses::default();
+    let mut result = GatewayAddressPair::default();
     for (family, is_v4) in [("IPv4", true), ("IPv6", false)] {
-        let parts: Vec<Part> = ranges.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(|range| part(range, az)).collect();
+        let parts: Vec<AzAddressRange> =
+            ranges.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(|range| part(range, az)).collect();
+        // The ranges of one family form one sequence; `before` counts the addresses of the ranges already passed.
         let mut before = 0;
         let found = parts.iter().find_map(|part| {
             let place = u64::from(number).checked_sub(before).filter(|place| (1..=part.capacity).contains(place));
@@ -66,40 +69,40 @@ pub fn addresses(ranges: &[IpNet], az: u8, number: u32) -> Result<Addresses, Add
     Ok(result)
 }
 
-/// An AZ's part of one range.
-struct Part {
+/// An AZ's eighth of one range.
+struct AzAddressRange {
     first: u128,
     capacity: u64,
     is_v4: bool,
 }
 
-impl Part {
+impl AzAddressRange {
     fn at(&self, place: u64) -> IpAddr {
         let bits = self.first + u128::from(place);
-        // An IPv4 part's addresses are below 2^32, because the range's are.
+        // The range is IPv4, so all its addresses are below 2^32.
         if self.is_v4 { Ipv4Addr::from_bits(bits as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
     }
 }
 
-fn part(range: &IpNet, az: u8) -> Part {
+fn part(range: &IpNet, az: u8) -> AzAddressRange {
     let (network, width, is_v4) = match range {
         IpNet::V4(net) => (u128::from(net.network().to_bits()), 32 - u32::from(net.prefix_len()), true),
         IpNet::V6(net) => (net.network().to_bits(), 128 - u32::from(net.prefix_len()), false),
     };
-    // The width of 2^29 is more than there can be services, so that wider ranges need no larger numbers.
-    let Some(size) = width.checked_sub(3) else { return Part { first: 0, capacity: 0, is_v4 } };
+    // A part counts at most 2^29 addresses, more than there can be services, so wider ranges need no larger gateway numbers.
+    let Some(size) = width.checked_sub(3) else { return AzAddressRange { first: 0, capacity: 0, is_v4 } };
     let unusable = if is_v4 { 2 } else { 1 };
     let capacity = (1_u64 << size.min(29)).saturating_sub(unusable);
-    Part { first: network + (u128::from(az) << size), capacity, is_v4 }
+    AzAddressRange { first: network + (u128::from(az) << size), capacity, is_v4 }
 }
 
-/// Every service's gateway number: the parent's, else the lowest that is free in its tenant.
-pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> Numbers {
-    let mut taken: Taken = BTreeMap::new();
-    let mut numbers = Numbers::new();
+/// Returns every service's gateway number: the one in the parent plan, otherwise the lowest that is free in its tenant.
+pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> GatewayNumbers {
+    let mut taken: UsedGatewayNumbers = BTreeMap::new();
+    let mut numbers = GatewayNumbers::new();
     for (id, demand) in &demands.services {
         if let Some(before) = parent.services.get(id).filter(|before| before.key.tenant == demand.key.tenant && before.number > 0) {
-            // Two with one number cannot be in a plan of ours; in any other the second gets a new one.
+            // The planner never gives two services of a tenant the same number. If a foreign plan does, the second service gets a new one.
             if taken.entry(&demand.key.tenant).or_default().insert(before.number) {
                 numbers.insert(*id, before.number);
             }
@@ -121,8 +124,8 @@ pub(crate) fn numbers(demands: &Demands, parent: &Plan) -> Numbers {
     numbers
 }
 
-/// Says which of the service's AZs give it no address of a family.
-pub(crate) fn check(service: &PlannedService, fleet: &Fleet, demands: &Demands, notes: &mut Vec<Note>) {
+/// Adds a note for every AZ of the service and every family in which it gets no address.
+pub(crate) fn check(service: &PlannedService, fleet: &Fleet, demands: &Demands, notes: &mut Vec<UnmetConstraint>) {
     let ranges = demands.ranges.get(&service.key.tenant).map_or(&[][..], Vec::as_slice);
     for az in service.tables.keys() {
         let number = fleet.azs.get(az).copied().unwrap_or(0);
@@ -132,7 +135,7 @@ pub(crate) fn check(service: &PlannedService, fleet: &Fleet, demands: &Demands, 
         };
         for error in errors {
             let (key, tenant) = (service.key.clone(), service.key.tenant.clone());
-            notes.push(Note::NoAddress { service: key, tenant, az: az.clone(), why: error.to_string() });
+            notes.push(UnmetConstraint::NoAddress { service: key, tenant, az: az.clone(), why: error.to_string() });
         }
     }
 }

@@ -1,7 +1,7 @@
-//! The planner: which backends a service lives on, its gateway number, its bucket tables. Pure: the fleet, the demands, what was
-//! reported and the last plan give the next one. It carries nothing out, and does not know how anybody is told.
+//! The planner: it decides the backends of each service, its gateway number and its bucket tables.
 //!
-//! Canal §4.2 (shuffle sharding), appendix C (fig. 26); `docs/design/0003-cloud-tier.md`.
+//! It is a pure function: the fleet, the demands, the reports and the last plan determine the next plan. It neither executes nor publishes
+//! plans. Start at [`plan`]. The method is Canal §4.2 (shuffle sharding) and appendix C (fig. 26); see `docs/design/0003-cloud-tier.md`.
 
 #![forbid(unsafe_code)]
 
@@ -15,44 +15,45 @@ use std::sync::Arc;
 
 use canal_model::fleet::{Demand, Demands, Fleet, FleetReplica, Ownership, Placement, ReplicaState};
 use canal_model::ids::{AzName, BackendName, ServiceId, TenantName};
-use canal_model::plan::{Note, Plan, PlannedService, PlannedTable};
+use canal_model::plan::{Plan, PlannedService, PlannedTable, UnmetConstraint};
 
-use placement::balance::{Leave, Standing};
+use placement::rebalance::{MigrationState, MoveLimits};
 
-/// Services that move for balance's sake and whose new tables not everybody has yet: at most one of so many, and one in any case.
+/// Limit on services that migrate for balance at one time: one in this many services, but at least one. A service counts until all
+/// data planes have confirmed its new tables.
 pub const WAVE: usize = 100;
 
-/// The next plan. If nothing is different from `parent`, it is `parent`, with the same number.
+/// Returns the next plan. If nothing differs from `parent`, the result is `parent` with the same number.
 ///
-/// The same arguments give the same plan. Services keep their backends, home and gateway number, but for a few at a time where loads
-/// are off the mean; tables change as little as their rules allow ([`placement`], [`table`]). Whatever could not be satisfied is in
-/// [`Plan::notes`].
+/// The same arguments always give the same plan. Services keep their backends, home and gateway number, except for a few at a time where
+/// loads differ too much from the mean. Tables change as little as their rules allow ([`placement`], [`table`]). [`Plan::notes`] lists the
+/// constraints that could not be met.
 pub fn plan(fleet: &Fleet, demands: &Demands, ownership: &Ownership, parent: Option<&Plan>) -> Plan {
     let none = Plan::default();
     let parent = parent.unwrap_or(&none);
     let number = parent.number.saturating_add(1);
     let mut notes = Vec::new();
-    let kept = parent.services.iter().filter_map(|(id, service)| service.placement.as_ref().map(|placement| (*id, placement)));
-    let mut shards = placement::Shards::settled(fleet, demands, &kept.collect(), &mut notes);
+    let placed_before = parent.services.iter().filter_map(|(id, service)| service.placement.as_ref().map(|placement| (*id, placement)));
+    let mut shards = placement::ShardAssignment::settled(fleet, demands, &placed_before.collect(), &mut notes);
     let mut shared = Vec::new();
     let mut placements = shards.placements(&mut shared);
     let (sites, numbers) = (sites(fleet), address::numbers(demands, parent));
-    let desk = Desk { fleet, demands, ownership, parent, number, sites, numbers };
+    let inputs = TableInputs { fleet, demands, ownership, parent, number, sites, numbers };
     let mut services = BTreeMap::new();
     let mut noted = BTreeMap::new();
     for (id, demand) in &demands.services {
-        let (service, notes) = desk.service(*id, demand, placements.remove(id));
+        let (service, notes) = inputs.service(*id, demand, placements.remove(id));
         services.insert(*id, service);
         noted.insert(*id, notes);
     }
-    // Only now is it known who is still: what was heard may have ended somebody's way.
+    // Rebalancing comes last: the reports applied above may have completed a migration, which frees the service for the next move.
     let moved = balance(&mut shards, fleet, parent, &services);
     if !moved.is_empty() {
         shared.clear();
         shards.placements(&mut shared);
     }
     for (id, placement) in moved {
-        let (service, notes) = desk.service(id, &demands.services[&id], Some(placement));
+        let (service, notes) = inputs.service(id, &demands.services[&id], Some(placement));
         services.insert(id, service);
         noted.insert(id, notes);
     }
@@ -64,24 +65,24 @@ pub fn plan(fleet: &Fleet, demands: &Demands, ownership: &Ownership, parent: Opt
     Plan { number, parent: parent.number, services, notes }
 }
 
-/// What a service's tables are made from.
-struct Desk<'a> {
+/// The inputs from which the tables of all services are made.
+struct TableInputs<'a> {
     fleet: &'a Fleet,
     demands: &'a Demands,
     ownership: &'a Ownership,
     parent: &'a Plan,
     number: u32,
     sites: BTreeMap<AzName, Vec<&'a FleetReplica>>,
-    numbers: Numbers,
+    numbers: GatewayNumbers,
 }
 
-impl Desk<'_> {
-    fn service(&self, id: ServiceId, demand: &Demand, placement: Option<Placement>) -> (PlannedService, Vec<Note>) {
+impl TableInputs<'_> {
+    fn service(&self, id: ServiceId, demand: &Demand, placement: Option<Placement>) -> (PlannedService, Vec<UnmetConstraint>) {
         let mut notes = Vec::new();
         let held = self.parent.services.get(&id).map(|service| &service.tables);
         let mut tables = BTreeMap::new();
         for az in azs(placement.as_ref(), held) {
-            let asked = table::Asked {
+            let request = table::TableRequest {
                 service: id,
                 az,
                 replicas: self.sites.get(az).map_or(&[][..], Vec::as_slice),
@@ -90,8 +91,8 @@ impl Desk<'_> {
                 standby: self.demands.rules.standby,
                 number: self.number,
             };
-            let next = table::next(held.and_then(|tables| tables.get(az)), &asked);
-            notes.extend(table::notes(&next, &asked, &demand.key));
+            let next = table::next(held.and_then(|tables| tables.get(az)), &request);
+            notes.extend(table::notes(&next, &request, &demand.key));
             if let Some(table) = next.table {
                 tables.insert(az.clone(), table);
             }
@@ -103,9 +104,9 @@ impl Desk<'_> {
     }
 }
 
-/// Who moves for balance's sake. The next wave begins when everybody has the tables of the last.
+/// Moves services to balance loads. The next wave begins when all data planes have confirmed the tables of the last one.
 fn balance(
-    shards: &mut placement::Shards,
+    shards: &mut placement::ShardAssignment,
     fleet: &Fleet,
     parent: &Plan,
     services: &BTreeMap<ServiceId, PlannedService>,
@@ -113,12 +114,13 @@ fn balance(
     let takes_sessions = |replica: &&FleetReplica| replica.up && replica.state == ReplicaState::Active;
     let live = fleet.replicas.values().filter(takes_sessions).filter(|r| fleet.backends.get(&r.backend) == Some(&r.az));
     let live = live.map(|replica| &replica.backend).collect();
-    let standing = |id: ServiceId| {
+    let migration_state = |id: ServiceId| {
+        // A service without tables has no sessions, so moving it costs nothing.
         let is_new = parent.services.get(&id).is_none_or(|service| service.tables.is_empty());
         match services.get(&id).map(|service| service.tables.values().all(|table| is_still(table))) {
-            _ if is_new => Standing::New,
-            Some(true) => Standing::Still,
-            _ => Standing::Moving,
+            _ if is_new => MigrationState::New,
+            Some(true) => MigrationState::Still,
+            _ => MigrationState::Moving,
         }
     };
     let most = || {
@@ -126,26 +128,27 @@ fn balance(
         let most = (services.len() / WAVE).max(1);
         most - services.values().filter(landing).take(most).count()
     };
-    shards.balance(&Leave { live: &live, standing: &standing, most: &most })
+    shards.balance(&MoveLimits { live: &live, migration_state: &migration_state, most: &most })
 }
 
-/// Nobody but heads may own sessions, and the service lives here.
+/// Returns true if only heads may own sessions, and the service lives in this AZ.
 fn is_still(table: &PlannedTable) -> bool {
-    table.closing == 0 && !table.chains.iter().flatten().any(canal_model::plan::Seat::is_owner)
+    table.closing == 0 && !table.chains.iter().flatten().any(canal_model::plan::ChainMember::is_owner)
 }
 
-/// It changed for somebody's sessions, and not everybody has it yet. What is said later, of sessions that end, is not waited for.
+/// Returns true if the last change left owners behind heads, or closed the table, and not every data plane has confirmed it. Reports of
+/// sessions that end later are not awaited.
 fn is_landing(table: &PlannedTable) -> bool {
     table.confirmed < table.version.max(table.closing) && !is_still(table)
 }
 
-/// May a session with the service begin in this AZ: is an active replica of it up there?
+/// Returns true if a session with the service may begin in this AZ, because an active replica of the service is up there.
 pub fn is_open(fleet: &Fleet, service: &PlannedService, az: &AzName) -> bool {
     let Some(placement) = &service.placement else { return false };
     fleet.replicas.values().any(|r| r.up && r.state == ReplicaState::Active && r.az == *az && placement.has(az, &r.backend))
 }
 
-/// The replicas of each AZ, by number.
+/// Groups the replicas by AZ, sorted by number.
 fn sites(fleet: &Fleet) -> BTreeMap<AzName, Vec<&FleetReplica>> {
     let mut sites: BTreeMap<AzName, Vec<&FleetReplica>> = BTreeMap::new();
     for replica in fleet.replicas.values() {
@@ -154,14 +157,14 @@ fn sites(fleet: &Fleet) -> BTreeMap<AzName, Vec<&FleetReplica>> {
     sites
 }
 
-/// AZs that the service lives in, or may have sessions in.
+/// Returns the AZs in which the service lives or may have sessions.
 fn azs<'a>(placement: Option<&'a Placement>, held: Option<&'a BTreeMap<AzName, Arc<PlannedTable>>>) -> BTreeSet<&'a AzName> {
     let lives = placement.into_iter().flat_map(|placement| placement.backends.keys());
     lives.chain(held.into_iter().flat_map(BTreeMap::keys)).collect()
 }
 
-/// Words of signatures that are long otherwise.
-type Kept<'a> = BTreeMap<ServiceId, &'a Placement>;
+/// The last plan's placements by service.
+type LivePlacements<'a> = BTreeMap<ServiceId, &'a Placement>;
 type Backends = BTreeSet<BackendName>;
-type Numbers = BTreeMap<ServiceId, u32>;
-type Taken<'a> = BTreeMap<&'a TenantName, BTreeSet<u32>>;
+type GatewayNumbers = BTreeMap<ServiceId, u32>;
+type UsedGatewayNumbers<'a> = BTreeMap<&'a TenantName, BTreeSet<u32>>;

@@ -1,6 +1,6 @@
-//! A fixed mix of bits, where a choice is free but must be the same each time. No randomness: equal words give equal numbers.
+//! A fixed hash for choices that are free but must be the same each time. It uses no randomness: equal words give equal numbers.
 
-/// splitmix64's finalizer over the words.
+/// Applies splitmix64's finalizer to the words in turn.
 pub(crate) fn mix(words: [u64; 3]) -> u64 {
     words.into_iter().fold(0x9e37_79b9_7f4a_7c15, |state, word| {
         let mut z = (state ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,92 +1,105 @@
-//! Shuffle sharding (Canal §4.2): which backends each service lives on. It knows no replicas and no tables.
+//! Shuffle sharding (Canal §4.2): the backends on which each service lives. The module does not know replicas or tables.
 //!
-//! The rules, in this order:
-//! 1. A service has [`Rules::home`] backends in its home AZ and [`Rules::away`] elsewhere, or as many as there are.
-//! 2. No service's backends are all among another's: whatever kills one service leaves every other one a backend.
-//! 3. What was chosen stays, unless its backend is gone or a rule is broken; then one backend is exchanged, and all
-//!    only where no single one helps.
-//! 4. New choices are among the least loaded backends, within one service's weight; among those, pairs that few services share.
-//! 5. Where backends or AZs are off the mean by more than a bound, few services at a time exchange one backend ([`balance`]).
+//! The rules, by precedence:
+//! 1. A service has [`ShardingRules::home`] backends in its home AZ and [`ShardingRules::away`] elsewhere, or as many as exist.
+//! 2. No service's backends are a subset of another's: a failure of all backends of one service leaves every other service a backend.
+//! 3. A service keeps its backends unless one is gone or a rule is broken. Then one backend is exchanged, and all only if no single one
+//!    helps.
+//! 4. New backends are among the least loaded, within the weight of the service. Among those, pairs that few services share are preferred.
+//! 5. If backends or AZs differ from the mean by more than a bound, a few services at a time exchange one backend (`rebalance`).
 //!
-//! Load is the sum of the weights of a backend's services: each must be able to carry its services alone.
+//! The load of a backend is the sum of its services' weights: each backend must be able to carry all its services alone.
 
 use std::collections::BTreeMap;
 
-use canal_model::fleet::{Demand, Demands, Fleet, Placement, Rules};
+use canal_model::fleet::{Demand, Demands, Fleet, Placement, ShardingRules};
 use canal_model::ids::{AzName, BackendName, ServiceId};
-use canal_model::plan::Note;
+use canal_model::plan::UnmetConstraint;
 
 use crate::mix::mix;
-use crate::{Backends, Kept};
+use crate::{Backends, LivePlacements};
 
-pub(crate) mod balance;
 mod combine;
 mod index;
+pub(crate) mod rebalance;
 
-use combine::{Pool, Search};
-use index::{Index, Set};
+use combine::{CandidatePool, CombinationSearch};
+use index::{ShardSet, ShardSetIndex};
 
-/// Placements for all services that any backend can hold. `kept` are the last plan's. Nobody moves for balance's sake.
-pub fn place(fleet: &Fleet, demands: &Demands, kept: &Kept, notes: &mut Vec<Note>) -> BTreeMap<ServiceId, Placement> {
-    Shards::settled(fleet, demands, kept, notes).placements(notes)
+/// Returns placements for all services, if there is any backend. `live` are the placements of the last plan. No service moves for balance.
+pub fn place(fleet: &Fleet, demands: &Demands, live: &LivePlacements, notes: &mut Vec<UnmetConstraint>) -> BTreeMap<ServiceId, Placement> {
+    ShardAssignment::settled(fleet, demands, live, notes).placements(notes)
 }
 
-/// A backend by its place in [`Shards::backends`].
-type Slot = u16;
+/// Index of a backend in [`ShardAssignment::backends`].
+type BackendIndex = u16;
 
-/// An AZ by its place in [`Shards::azs`].
-type Zone = usize;
+/// Index of an AZ in [`ShardAssignment::azs`].
+type AzIndex = usize;
 
-/// Services on backends, in the making.
-pub(crate) struct Shards<'a> {
+/// The assignment of services to backends while it is computed.
+pub(crate) struct ShardAssignment<'a> {
     demands: &'a Demands,
     azs: Vec<&'a AzName>,
-    backends: Vec<(&'a BackendName, Zone)>,
-    slots: BTreeMap<&'a BackendName, Slot>,
-    /// Backends of each AZ.
-    zones: Vec<Vec<Slot>>,
+    backends: Vec<(&'a BackendName, AzIndex)>,
+    slots: BTreeMap<&'a BackendName, BackendIndex>,
+    /// The backends of each AZ.
+    zones: Vec<Vec<BackendIndex>>,
     load: Vec<u64>,
-    /// The sum of its backends' loads.
+    /// The load of each AZ: the sum of its backends' loads.
     zone_load: Vec<u64>,
-    index: Index,
-    settled: BTreeMap<ServiceId, (Zone, Set)>,
-    /// Home AZs in which a search among all backends found nothing; sets only ever become fewer.
+    index: ShardSetIndex,
+    settled: BTreeMap<ServiceId, (AzIndex, ShardSet)>,
+    /// Home AZs in which a search among all backends found no free combination. They are not searched again, since free combinations only
+    /// decrease.
     exhausted: Vec<bool>,
     want: (usize, usize),
 }
 
-impl<'a> Shards<'a> {
+impl<'a> ShardAssignment<'a> {
     fn new(fleet: &'a Fleet, demands: &'a Demands) -> Self {
         let mut azs: Vec<&AzName> = fleet.backends.values().collect();
         azs.sort_unstable();
         azs.dedup();
-        // More than 2^16 backends have no slot: they hold nothing. Replica numbers end long before.
-        let known = fleet.backends.iter().take(usize::from(Slot::MAX));
-        let backends: Vec<(&BackendName, Zone)> = known.map(|(name, az)| (name, azs.partition_point(|other| *other < az))).collect();
+        // Backends beyond 2^16 get no index and no services; replica numbers run out long before.
+        let known = fleet.backends.iter().take(usize::from(BackendIndex::MAX));
+        let backends: Vec<(&BackendName, AzIndex)> = known.map(|(name, az)| (name, azs.partition_point(|other| *other < az))).collect();
         let mut zones = vec![Vec::new(); azs.len()];
         let mut slots = BTreeMap::new();
         for (slot, (name, zone)) in (0..).zip(&backends) {
             zones[*zone].push(slot);
             slots.insert(*name, slot);
         }
-        let home = demands.rules.home.clamp(1, Rules::MOST);
-        let want = (home, demands.rules.away.min(Rules::MOST - home));
+        let home = demands.rules.home.clamp(1, ShardingRules::BACKENDS_PER_SERVICE_MAX);
+        let want = (home, demands.rules.away.min(ShardingRules::BACKENDS_PER_SERVICE_MAX - home));
         let (load, zone_load, exhausted) = (vec![0; backends.len()], vec![0; azs.len()], vec![false; azs.len()]);
-        Shards { demands, azs, backends, slots, zones, load, zone_load, index: Index::default(), settled: BTreeMap::new(), exhausted, want }
+        ShardAssignment {
+            demands,
+            azs,
+            backends,
+            slots,
+            zones,
+            load,
+            zone_load,
+            index: ShardSetIndex::default(),
+            settled: BTreeMap::new(),
+            exhausted,
+            want,
+        }
     }
 
-    /// By the rules 1 to 4.
-    pub(crate) fn settled(fleet: &'a Fleet, demands: &'a Demands, kept: &Kept, notes: &mut Vec<Note>) -> Self {
-        let mut shards = Shards::new(fleet, demands);
+    /// Assigns all services by the rules 1 to 4.
+    pub(crate) fn settled(fleet: &'a Fleet, demands: &'a Demands, live: &LivePlacements, notes: &mut Vec<UnmetConstraint>) -> Self {
+        let mut shards = ShardAssignment::new(fleet, demands);
         let mut open = Vec::new();
         for (id, demand) in &demands.services {
-            let Some(home) = kept.get(id).and_then(|kept| shards.kept_home(kept, demand)) else {
+            let Some(home) = live.get(id).and_then(|live| shards.kept_home(live, demand)) else {
                 open.push((*id, None));
                 continue;
             };
-            let set = shards.retained(kept[id], home);
-            // Who lost a backend waits, lest its remainder drives somebody away who lost nothing.
-            let is_whole = set.slots().count() == kept[id].all().count() && shards.lacks(&set, home) == (0, 0);
+            let set = shards.retained(live[id], home);
+            // A service that lost a backend is settled later, so that its remaining backends do not displace a service that lost nothing.
+            let is_whole = set.slots().count() == live[id].all().count() && shards.lacks(&set, home) == (0, 0);
             if is_whole && shards.index.clash(&set).is_none() {
                 shards.settle(*id, demand, home, set);
             } else {
@@ -95,8 +108,8 @@ impl<'a> Shards<'a> {
         }
         for (id, before) in open {
             let demand = &demands.services[&id];
-            let Some((home, set)) = before.or_else(|| shards.home(demand).map(|home| (home, Set::default()))) else {
-                notes.push(Note::NoBackend { service: demand.key.clone() });
+            let Some((home, set)) = before.or_else(|| shards.home(demand).map(|home| (home, ShardSet::default()))) else {
+                notes.push(UnmetConstraint::NoBackend { service: demand.key.clone() });
                 continue;
             };
             let set = shards.choose(id, demand, home, set);
@@ -105,31 +118,33 @@ impl<'a> Shards<'a> {
         shards
     }
 
-    fn zone(&self, az: &AzName) -> Option<Zone> {
+    fn zone(&self, az: &AzName) -> Option<AzIndex> {
         self.azs.binary_search(&az).ok()
     }
 
-    /// The home that a service keeps: what its tenant asks for, else the one it has, if any backend is there.
-    fn kept_home(&self, kept: &Placement, demand: &Demand) -> Option<Zone> {
-        let asked = demand.home.as_ref().and_then(|az| self.zone(az));
-        asked.or_else(|| self.zone(&kept.home))
+    /// Returns the home of a service that has a placement: the one its tenant requests, otherwise the present one, if it has any backend.
+    fn kept_home(&self, live: &Placement, demand: &Demand) -> Option<AzIndex> {
+        let request = demand.home.as_ref().and_then(|az| self.zone(az));
+        request.or_else(|| self.zone(&live.home))
     }
 
-    /// A first home: what the tenant asks for, else the AZ with the least load for each backend, among those with enough backends.
-    fn home(&self, demand: &Demand) -> Option<Zone> {
-        let asked = demand.home.as_ref().and_then(|az| self.zone(az));
-        asked.or_else(|| {
+    /// Returns the home of a new service: the one its tenant requests, otherwise the AZ with the least load per backend among those with
+    /// enough backends.
+    fn home(&self, demand: &Demand) -> Option<AzIndex> {
+        let request = demand.home.as_ref().and_then(|az| self.zone(az));
+        request.or_else(|| {
             (0..self.azs.len()).min_by(|a, b| {
-                let few = |zone: Zone| self.zones[zone].len() < self.want.0;
-                let share = |zone: Zone, other: Zone| u128::from(self.zone_load[zone]) * self.zones[other].len() as u128;
+                let few = |zone: AzIndex| self.zones[zone].len() < self.want.0;
+                let share = |zone: AzIndex, other: AzIndex| u128::from(self.zone_load[zone]) * self.zones[other].len() as u128;
                 few(*a).cmp(&few(*b)).then(share(*a, *b).cmp(&share(*b, *a))).then(a.cmp(b))
             })
         })
     }
 
-    /// What stays of a placement: backends that are still where they were, as many as the rules ask for, the least loaded first.
-    fn retained(&self, kept: &Placement, home: Zone) -> Set {
-        let mut there: Vec<Slot> = kept
+    /// Returns the part of a placement that stays: backends that are still in their AZ, as many as the rules require, the least loaded
+    /// first.
+    fn retained(&self, live: &Placement, home: AzIndex) -> ShardSet {
+        let mut there: Vec<BackendIndex> = live
             .backends
             .iter()
             .flat_map(|(az, names)| names.iter().map(move |name| (az, name)))
@@ -143,53 +158,53 @@ impl<'a> Shards<'a> {
             *left = left.saturating_sub(1);
             stays
         });
-        Set::of(&there)
+        ShardSet::of(&there)
     }
 
-    fn zone_of(&self, slot: Slot) -> Zone {
+    fn zone_of(&self, slot: BackendIndex) -> AzIndex {
         self.backends[usize::from(slot)].1
     }
 
-    /// How many backends are missing at home and away that the fleet has.
-    fn lacks(&self, set: &Set, home: Zone) -> (usize, usize) {
+    /// Returns how many backends the set lacks at home and elsewhere, counting only backends that the fleet has.
+    fn lacks(&self, set: &ShardSet, home: AzIndex) -> (usize, usize) {
         let at_home = set.slots().filter(|slot| self.zone_of(*slot) == home).count();
         let away = set.slots().count() - at_home;
         let there = self.zones[home].len();
         (self.want.0.min(there).saturating_sub(at_home), self.want.1.min(self.backends.len() - there).saturating_sub(away))
     }
 
-    /// Fills up a set; exchanges one of its backends if it is not unique otherwise, or all.
-    fn choose(&mut self, id: ServiceId, demand: &Demand, home: Zone, set: Set) -> Set {
-        let search = |shards: &Self, fixed: &Set| shards.search(id, demand, home, fixed);
+    /// Completes a set. If it is not unique, one of its backends is exchanged, or all of them.
+    fn choose(&mut self, id: ServiceId, demand: &Demand, home: AzIndex, set: ShardSet) -> ShardSet {
+        let search = |shards: &Self, fixed: &ShardSet| shards.search(id, demand, home, fixed);
         if self.exhausted[home] {
             return self.fill(id, home, set);
         }
         if let Some(found) = search(self, &set) {
             return found;
         }
-        // Backends elsewhere go first: sessions are at home.
-        let mut exchanged: Vec<Slot> = set.slots().collect();
+        // Backends outside the home AZ are exchanged first, because sessions are in the home AZ.
+        let mut exchanged: Vec<BackendIndex> = set.slots().collect();
         exchanged.sort_by_key(|slot| (self.zone_of(*slot) == home, std::cmp::Reverse(self.load[usize::from(*slot)]), *slot));
         if let Some(found) = exchanged.iter().find_map(|slot| search(self, &set.without(*slot))) {
             return found;
         }
-        // Moving all of it is dear, but a service that dies with another is what sharding is there to prevent.
-        if let Some(found) = search(self, &Set::default()) {
+        // Moving the whole service is expensive, but sharding exists to prevent that one failure takes down two services.
+        if let Some(found) = search(self, &ShardSet::default()) {
             return found;
         }
         self.exhausted[home] = true;
         self.fill(id, home, set)
     }
 
-    fn search(&self, id: ServiceId, demand: &Demand, home: Zone, fixed: &Set) -> Option<Set> {
+    fn search(&self, id: ServiceId, demand: &Demand, home: AzIndex, fixed: &ShardSet) -> Option<ShardSet> {
         let lacks = self.lacks(fixed, home);
         let weight = u64::from(demand.weight.max(1));
         let pools = [self.pool(id, fixed, lacks.0, |zone| zone == home), self.pool(id, fixed, lacks.1, |zone| zone != home)];
-        Search { index: &self.index, fixed, pools, weight, service: id }.best()
+        CombinationSearch { index: &self.index, fixed, pools, weight, service: id }.best()
     }
 
-    /// Backends to choose from, the least loaded first; ties are broken for each service in its own way.
-    fn pool(&self, id: ServiceId, fixed: &Set, take: usize, zones: impl Fn(Zone) -> bool) -> Pool {
+    /// Returns the candidate backends, the least loaded first. Ties are broken differently for each service.
+    fn pool(&self, id: ServiceId, fixed: &ShardSet, take: usize, zones: impl Fn(AzIndex) -> bool) -> CandidatePool {
         let mut slots = Vec::new();
         if take > 0 {
             let others = (0..self.zones.len()).filter(|zone| zones(*zone)).flat_map(|zone| &self.zones[zone]);
@@ -199,17 +214,17 @@ impl<'a> Shards<'a> {
             }));
             slots.sort_unstable();
         }
-        Pool { slots: slots.into_iter().map(|(load, _, slot)| (load, slot)).collect(), take }
+        CandidatePool { slots: slots.into_iter().map(|(load, _, slot)| (load, slot)).collect(), take }
     }
 
-    /// The least loaded backends, unique or not.
-    fn fill(&self, id: ServiceId, home: Zone, set: Set) -> Set {
+    /// Completes a set with the least loaded backends, whether or not the result is unique.
+    fn fill(&self, id: ServiceId, home: AzIndex, set: ShardSet) -> ShardSet {
         let lacks = self.lacks(&set, home);
         let pools = [self.pool(id, &set, lacks.0, |zone| zone == home), self.pool(id, &set, lacks.1, |zone| zone != home)];
         pools.iter().flat_map(|pool| pool.slots.iter().take(pool.take)).fold(set, |set, (_, slot)| set.with(*slot))
     }
 
-    fn settle(&mut self, id: ServiceId, demand: &Demand, home: Zone, set: Set) {
+    fn settle(&mut self, id: ServiceId, demand: &Demand, home: AzIndex, set: ShardSet) {
         let weight = u64::from(demand.weight.max(1));
         for slot in set.slots() {
             self.load[usize::from(slot)] += weight;
@@ -220,7 +235,7 @@ impl<'a> Shards<'a> {
         self.settled.insert(id, (home, set));
     }
 
-    /// Where a service lives now.
+    /// Returns the present placement of a service.
     fn placement(&self, id: ServiceId) -> Option<Placement> {
         let (home, set) = self.settled.get(&id)?;
         let mut backends: BTreeMap<AzName, Backends> = BTreeMap::new();
@@ -231,29 +246,34 @@ impl<'a> Shards<'a> {
         Some(Placement { home: self.azs[*home].clone(), backends })
     }
 
-    /// All placements, and what they lack.
-    pub(crate) fn placements(&self, notes: &mut Vec<Note>) -> BTreeMap<ServiceId, Placement> {
+    /// Returns all placements, and adds a note for each constraint that a placement does not meet.
+    pub(crate) fn placements(&self, notes: &mut Vec<UnmetConstraint>) -> BTreeMap<ServiceId, Placement> {
         let mut result = BTreeMap::new();
-        // In order of IDs, so that of two that share the same one is named each time.
-        let mut index = Index::default();
+        // A separate index in the order of ids makes the note name the same one of two sharing services each time.
+        let mut index = ShardSetIndex::default();
         for (id, (_, set)) in &self.settled {
             if let Some(other) = index.clash(set) {
                 let key = |id: &ServiceId| self.demands.services[id].key.clone();
-                notes.push(Note::Shared { service: key(id), with: key(&other) });
+                notes.push(UnmetConstraint::Shared { service: key(id), with: key(&other) });
             }
             index.add(set, *id);
             let Some(placement) = self.placement(*id) else { continue };
             let demand = &self.demands.services[id];
             let service = || demand.key.clone();
             if let Some(az) = demand.home.as_ref().filter(|az| **az != placement.home) {
-                notes.push(Note::HomeUnknown { service: service(), az: az.clone() });
+                notes.push(UnmetConstraint::HomeUnknown { service: service(), az: az.clone() });
             }
             let (at_home, away) = (placement.at_home(), placement.away());
             if at_home < self.want.0 {
-                notes.push(Note::FewAtHome { service: service(), az: placement.home.clone(), wanted: self.want.0, given: at_home });
+                notes.push(UnmetConstraint::FewAtHome {
+                    service: service(),
+                    az: placement.home.clone(),
+                    wanted: self.want.0,
+                    given: at_home,
+                });
             }
             if away < self.want.1 {
-                notes.push(Note::FewAway { service: service(), wanted: self.want.1, given: away });
+                notes.push(UnmetConstraint::FewAway { service: service(), wanted: self.want.1, given: away });
             }
             result.insert(*id, placement);
         }

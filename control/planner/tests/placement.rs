@@ -1,4 +1,4 @@
-//! Shuffle sharding as cases and properties: unique, balanced, and nobody moves without a reason.
+//! Shuffle sharding as cases and properties: combinations are unique, loads are balanced, and no service moves without a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use crate::sim;
 use crate::sim::{az, azs, demand, id};
 use canal_model::fleet::{Demands, Fleet, OwnerReport, Ownership, Placement, ReplicaState};
 use canal_model::ids::{AzName, BackendName, ServiceId};
-use canal_model::plan::{Note, Plan, PlannedService};
+use canal_model::plan::{Plan, PlannedService, UnmetConstraint};
 use canal_planner::{placement, plan};
 use proptest::prelude::*;
 
@@ -16,7 +16,7 @@ fn fleet(backends: &[&str]) -> Fleet {
     Fleet { azs: azs(), backends, ..Fleet::default() }
 }
 
-/// `each` backends in each of the AZs.
+/// Returns a fleet with `each` backends in each of the AZs.
 fn wide(zones: &[&str], each: usize) -> Fleet {
     let names: Vec<String> = zones.iter().flat_map(|zone| (0..each).map(move |n| format!("{zone}{n:03}"))).collect();
     fleet(&names.iter().map(String::as_str).collect::<Vec<_>>())
@@ -26,9 +26,13 @@ fn demands(services: u32) -> Demands {
     Demands { services: (1..=services).map(|n| (id(n), demand(n))).collect(), ..Demands::default() }
 }
 
-fn place(fleet: &Fleet, demands: &Demands, kept: &BTreeMap<ServiceId, Placement>) -> (BTreeMap<ServiceId, Placement>, Vec<Note>) {
+fn place(
+    fleet: &Fleet,
+    demands: &Demands,
+    placed_before: &BTreeMap<ServiceId, Placement>,
+) -> (BTreeMap<ServiceId, Placement>, Vec<UnmetConstraint>) {
     let mut notes = Vec::new();
-    let placements = placement::place(fleet, demands, &kept.iter().map(|(id, placement)| (*id, placement)).collect(), &mut notes);
+    let placements = placement::place(fleet, demands, &placed_before.iter().map(|(id, placement)| (*id, placement)).collect(), &mut notes);
     (placements, notes)
 }
 
@@ -47,7 +51,7 @@ fn loads(demands: &Demands, placements: &BTreeMap<ServiceId, Placement>) -> BTre
 }
 
 #[test]
-fn what_a_fleet_lacks_is_said_by_name() {
+fn missing_capacity_is_reported_by_name() {
     for (backends, services, expected) in [
         (&[][..], 1, "NoBackend"),
         (&["a1"], 1, "FewAtHome FewAway"),
@@ -62,7 +66,7 @@ fn what_a_fleet_lacks_is_said_by_name() {
         notes.sort();
         let names: Vec<String> = notes.iter().map(|note| format!("{note:?}").split(' ').next().unwrap().to_owned()).collect();
         assert_eq!(names.join(" "), expected, "{backends:?} with {services}: {notes:?}");
-        assert!(notes.iter().all(|note| note.to_string().contains("; ") || note.to_string().contains(", ")), "a mend for each: {notes:?}");
+        assert!(notes.iter().all(|note| note.to_string().contains("; ") || note.to_string().contains(", ")), "a fix for each: {notes:?}");
     }
 }
 
@@ -74,7 +78,7 @@ fn a_tenant_chooses_its_home() {
     demands.services.get_mut(&id(3)).unwrap().home = Some(az("c"));
     let (placements, notes) = place(&fleet, &demands, &BTreeMap::new());
     assert_eq!(placements[&id(2)].home, az("b"));
-    assert!(matches!(&notes[..], [Note::HomeUnknown { az: unknown, .. }] if *unknown == az("c")), "{notes:?}");
+    assert!(matches!(&notes[..], [UnmetConstraint::HomeUnknown { az: unknown, .. }] if *unknown == az("c")), "{notes:?}");
     let home = placements[&id(1)].home.clone();
     let other = if home == az("a") { az("b") } else { az("a") };
     demands.services.get_mut(&id(1)).unwrap().home = Some(other.clone());
@@ -104,7 +108,7 @@ fn a_lost_backend_moves_only_its_services_and_only_once() {
             assert_eq!(old, new, "{id:?} lost nothing");
         }
     }
-    // One more may go where the rest of a combination is taken in every completion; that is next to never.
+    // A second backend would be exchanged only if every completion of the remaining combination were taken, which is very unlikely.
     assert_eq!(exchanged, 0);
     fleet.backends.insert(lost, az("a"));
     assert_eq!(place(&fleet, &demands, &after).0, after, "one that comes back takes nobody away");
@@ -116,7 +120,7 @@ fn load_is_even_and_homes_as_well() {
     let (placements, _) = place(&wide(&["a", "b"], 20), &demands, &BTreeMap::new());
     let loads = loads(&demands, &placements);
     let (least, most) = (loads.values().min().unwrap(), loads.values().max().unwrap());
-    // Within two of the heaviest services, of a mean of 187.
+    // The bound is twice the weight of the heaviest service, at a mean of 187.
     assert!(most - least <= 8, "{least} to {most}");
     let at_a = placements.values().filter(|placement| placement.home == az("a")).count();
     assert!((450..=550).contains(&at_a), "{at_a} of 1000 have their home at a");
@@ -124,7 +128,7 @@ fn load_is_even_and_homes_as_well() {
 
 #[test]
 fn large_fleets_are_planned_in_time() {
-    // Generous: this is not optimised code, on a machine that others use. `canal-figures shards` says the time of a release build.
+    // The bounds are generous: the code is not optimized and the machine is shared. `canal-bench-figures shards` measures a release build.
     for (services, each, bound) in [(1000, 20, Duration::from_secs(2)), (10_000, 100, Duration::from_secs(20))] {
         let (fleet, demands) = (wide(&["a", "b"], each), demands(services));
         let start = Instant::now();
@@ -134,13 +138,13 @@ fn large_fleets_are_planned_in_time() {
     }
 }
 
-/// A tier of one replica in each backend, everybody prompt.
+/// A tier with one replica in each backend, in which all data planes report promptly.
 struct Prompt {
     fleet: Fleet,
     demands: Demands,
     ownership: Ownership,
     plan: Plan,
-    /// The weight of services that moved for balance's sake, each time that they did.
+    /// Sum of the weights of all moves for balance.
     moved: u64,
 }
 
@@ -164,21 +168,21 @@ impl Prompt {
         change(&mut replicas);
         self.fleet = Fleet::of(azs(), replicas.into_values());
     }
-    /// Everybody has the newest plan, and no session outlives its bucket's move.
+    /// Confirms the newest plan by all data planes; no session outlives the move of its bucket.
     fn deliver(&mut self) {
         for number in self.fleet.replicas.keys() {
-            self.ownership.hear(*number, OwnerReport { plan: self.plan.number, owned: BTreeMap::new() });
+            self.ownership.record_report(*number, OwnerReport { plan: self.plan.number, owned: BTreeMap::new() });
         }
-        self.fleet.azs.keys().for_each(|az| self.ownership.hear_edge(az.clone(), self.plan.number));
+        self.fleet.azs.keys().for_each(|az| self.ownership.record_edge_report(az.clone(), self.plan.number));
     }
     fn next(&self) -> Plan {
         plan(&self.fleet, &self.demands, &self.ownership, Some(&self.plan))
     }
     fn lint(&self, next: &Plan) -> Vec<canal_planlint::Finding> {
         let (fleet, demands, ownership) = (&self.fleet, &self.demands, &self.ownership);
-        canal_planlint::step(&canal_planlint::Step { fleet, demands, ownership, before: &self.plan, after: next })
+        canal_planlint::step(&canal_planlint::PlanTransition { fleet, demands, ownership, before: &self.plan, after: next })
     }
-    /// One plan, in which nobody has a reason to move but balance. How many services moved.
+    /// Makes one plan in which balance is the only reason to move. Returns the number of services that moved.
     fn step(&mut self) -> usize {
         let next = self.next();
         assert_eq!(canal_planlint::check(&self.fleet, &self.demands, &next), []);
@@ -208,7 +212,7 @@ impl Prompt {
         self.plan = next;
         moved
     }
-    /// Waves until nothing happens any more. How many there were.
+    /// Makes plans until nothing changes any more. Returns the number of waves.
     fn settle(&mut self) -> usize {
         let mut waves = 0;
         for _ in 0..10_000 {
@@ -221,7 +225,7 @@ impl Prompt {
         }
         panic!("no end of plans");
     }
-    /// The same, where anybody may move at first.
+    /// Makes the first plan, in which any service may move, and then settles.
     fn begin(&mut self) {
         self.plan = self.next();
         self.deliver();
@@ -240,7 +244,8 @@ impl Prompt {
     fn homes(&self, az: &str) -> usize {
         self.plan.services.values().filter(|service| service.placement.as_ref().unwrap().home == sim::az(az)).count()
     }
-    /// Whether some service could go to a free combination within an AZ, from above its mean to below it, where one of the two is off.
+    /// Returns true if some service could move to a free combination within an AZ, from above its mean to below it, where one of the two is
+    /// off.
     fn has_way(&self) -> bool {
         let loads = self.loads();
         let taken: BTreeSet<_> = self.plan.services.values().filter_map(|service| service.placement.as_ref().map(all)).collect();
@@ -264,25 +269,26 @@ impl Prompt {
             })
         })
     }
-    /// Whether the service has no combination of its own, in a fleet that has few: where balance leaves one, it takes that as a whole.
+    /// Returns true if the service shares its combination in a fleet that has few. It may then take a combination that rebalancing frees,
+    /// at once.
     fn may_find_one(&self, plan: &Plan, id: ServiceId) -> bool {
         let of = |service: &PlannedService| service.placement.as_ref().map(all);
         let own = of(&plan.services[&id]);
         self.is_crowded() && plan.services.values().filter(|service| of(service) == own).count() > 1
     }
-    /// Whether some backend's part of the services needs more than half of all combinations that it is in. No service gives a combination of its
-    /// own up for balance, so that there each may stand where no way is left.
+    /// Returns true if a backend's share of the services needs more than half of all combinations that contain it. No service gives up a
+    /// unique combination for balance, so in such a fleet services may remain where no move is left.
     fn is_crowded(&self) -> bool {
         let sizes: Vec<usize> = self.fleet.azs.keys().map(|az| self.fleet.backends.values().filter(|of| *of == az).count()).collect();
         let all: usize = sizes.iter().sum();
         let pairs = |n: usize| n * n.saturating_sub(1) / 2;
-        let elsewhere = |own: usize| sizes.iter().enumerate().filter(|(az, _)| *az != own).map(|(_, n)| pairs(*n)).sum::<usize>();
-        let of_backend = |az: usize| (sizes[az] - 1) * (all - sizes[az]) + elsewhere(az);
+        let cross_pairs = |own: usize| sizes.iter().enumerate().filter(|(az, _)| *az != own).map(|(_, n)| pairs(*n)).sum::<usize>();
+        let of_backend = |az: usize| (sizes[az] - 1) * (all - sizes[az]) + cross_pairs(az);
         let most = 3 * self.demands.services.len() / all;
         (0..sizes.len()).any(|az| sizes[az] > 0 && 2 * most > of_backend(az))
     }
-    /// What must move at least until each backend of an AZ is within a tenth of its mean (or the lightest service), and each AZ within
-    /// a tenth of its part; and how far one is outside now, in loads of the heaviest service.
+    /// Returns the least weight that must move until each backend is within a tenth of its AZ's mean (or the lightest service) and each AZ
+    /// within a tenth of its share, and whether any is outside now by more than the heaviest service.
     fn imbalance(&self) -> (u64, bool) {
         let loads = self.loads();
         let mut by_az: BTreeMap<&AzName, Vec<u64>> = BTreeMap::new();
@@ -291,19 +297,19 @@ impl Prompt {
         }
         let (total, count) = (loads.values().sum::<u64>() as f64, loads.len() as f64);
         let (mut least, mut is_off) = (0.0_f64, false);
-        let mut look = |parts: &[(f64, f64)]| {
+        let mut scan = |parts: &[(f64, f64)]| {
             let beyond = |sign: f64, slack: f64| {
                 parts.iter().map(|(load, fair)| (sign * (load - fair) - (fair / 10.0).max(slack)).max(0.0)).sum::<f64>()
             };
             least += beyond(1.0, 1.0).max(beyond(-1.0, 1.0));
-            // A tenth off to the point is not more than a tenth, which halves and thirds of floating point do not know.
+            // A deviation of exactly a tenth is allowed; the tolerance covers rounding errors of floating point.
             is_off |= beyond(1.0, 4.0) > 1e-6 || beyond(-1.0, 4.0) > 1e-6;
         };
         for loads in by_az.values() {
             let fair = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
-            look(&loads.iter().map(|load| (*load as f64, fair)).collect::<Vec<_>>());
+            scan(&loads.iter().map(|load| (*load as f64, fair)).collect::<Vec<_>>());
         }
-        look(&by_az.values().map(|loads| (loads.iter().sum::<u64>() as f64, total * loads.len() as f64 / count)).collect::<Vec<_>>());
+        scan(&by_az.values().map(|loads| (loads.iter().sum::<u64>() as f64, total * loads.len() as f64 / count)).collect::<Vec<_>>());
         (least as u64, is_off)
     }
 }
@@ -336,9 +342,9 @@ fn a_fleet_with_more_services_than_combinations_is_balanced_all_the_same() {
     let mut tier = Prompt::new(&names(&["a", "b"], 4), 120);
     tier.plan = tier.next();
     tier.deliver();
-    assert!(tier.plan.notes.iter().any(|note| matches!(note, Note::Shared { .. })));
+    assert!(tier.plan.notes.iter().any(|note| matches!(note, UnmetConstraint::Shared { .. })));
     tier.join("a004");
-    // Who may be alone now moves at once, and as a whole.
+    // A service that can have a unique combination now moves at once and as a whole.
     let mut last = 0;
     for _ in 0..400 {
         tier.plan = tier.next();
@@ -364,7 +370,7 @@ fn an_az_that_comes_late_becomes_a_home() {
     tier.begin();
     assert!(!tier.imbalance().1 && tier.homes("b") > 20, "{} have their home at b: {:?}", tier.homes("b"), tier.loads());
     assert_eq!(tier.plan.services[&id(7)].placement.as_ref().unwrap().home, az("a"), "its tenant asked for it");
-    // And a third: nobody lives there, so that backends away from home begin.
+    // In a third AZ no service has its home at first, so backends away from home move there first.
     names(&["c"], 8).iter().for_each(|name| tier.join(name));
     tier.settle();
     assert!(!tier.imbalance().1, "{:?}", tier.loads());
@@ -372,7 +378,7 @@ fn an_az_that_comes_late_becomes_a_home() {
 }
 
 #[test]
-fn who_is_on_the_way_is_left_alone_and_the_next_wave_waits() {
+fn migrating_services_stay_and_the_next_wave_waits() {
     let mut tier = Prompt::new(&names(&["a", "b"], 11), 300);
     tier.begin();
     tier.join("a011");
@@ -380,17 +386,17 @@ fn who_is_on_the_way_is_left_alone_and_the_next_wave_waits() {
     assert_eq!(moves, [3, 0, 0], "not everybody has the first wave's tables");
     tier.deliver();
     assert_eq!(tier.step(), 3);
-    // A silent replica holds all up; one that is down holds nobody up.
+    // A replica that is up but does not report delays the next wave; a replica that is down does not.
     let silent = *tier.fleet.replicas.keys().next().unwrap();
-    let said = tier.ownership.report(silent).unwrap().1.clone();
+    let reported = tier.ownership.report(silent).unwrap().1.clone();
     tier.deliver();
-    tier.ownership.hear(silent, said);
+    tier.ownership.record_report(silent, reported);
     let concerned = tier
         .plan
         .services
         .values()
         .flat_map(|service| service.tables.values())
-        .any(|table| table.version == tier.plan.number && table.chains.iter().flatten().any(|seat| seat.replica == silent));
+        .any(|table| table.version == tier.plan.number && table.chains.iter().flatten().any(|member| member.replica == silent));
     assert_eq!(tier.step(), if concerned { 0 } else { 3 });
 }
 
@@ -399,7 +405,7 @@ fn the_linter_sees_what_balance_may_not() {
     let mut tier = Prompt::new(&names(&["a", "b"], 8), 100);
     tier.begin();
     let child = |tier: &Prompt| Plan { number: tier.plan.number + 1, parent: tier.plan.number, ..tier.plan.clone() };
-    // One backend of so many services at a goes to the fullest, or to the emptiest, that they do not have.
+    // Moves one backend in AZ a of `count` services to the fullest backend, or to the emptiest, that they do not have.
     let crowd = |plan: &mut Plan, loads: &BTreeMap<BackendName, u64>, is_full: bool, count: usize| {
         let mut at_a: Vec<&BackendName> = loads.keys().filter(|name| name.as_str().starts_with('a')).collect();
         at_a.sort_by_key(|name| loads[*name]);
@@ -468,7 +474,7 @@ fn gateway_numbers_stay_and_free_ones_are_taken_again() {
     let mut demands = demands(6);
     let numbers = |plan: &Plan| plan.services.iter().map(|(id, service)| (id.get(), service.number)).collect::<Vec<_>>();
     let first = plan(&fleet, &demands, &Ownership::default(), None);
-    // Tenants are the service's number mod 3.
+    // The tenant of a service is its number mod 3.
     assert_eq!(numbers(&first), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2), (6, 2)]);
     demands.services.remove(&id(1));
     demands.services.insert(id(7), demand(7));
@@ -478,8 +484,8 @@ fn gateway_numbers_stay_and_free_ones_are_taken_again() {
 }
 
 #[test]
-fn a_plan_can_be_kept_on_disk() {
-    let mut tier = sim::Tier::new(&[("a1", 2), ("a2", 1), ("b1", 2)], 3);
+fn a_plan_round_trips_through_the_store() {
+    let mut tier = sim::SimTier::new(&[("a1", 2), ("a2", 1), ("b1", 2)], 3);
     tier.settle();
     tier.join("a1", canal_model::fleet::ReplicaState::Active);
     tier.plan();
@@ -496,9 +502,9 @@ fn a_plan_can_be_kept_on_disk() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Backends and services come and go: whoever lost nothing and shares nothing stays where it is, and the linter agrees to each plan.
+    /// Backends and services come and go. A service that lost nothing and shares nothing does not move, and the linter accepts each plan.
     #[test]
-    fn nobody_moves_without_a_reason(steps in proptest::collection::vec((0..14usize, 1..40u32), 1..12)) {
+    fn services_move_only_for_a_reason(steps in proptest::collection::vec((0..14usize, 1..40u32), 1..12)) {
         let names: Vec<String> = ["a", "b", "c"].iter().flat_map(|zone| (0..5).map(move |n| format!("{zone}{n}"))).collect();
         let mut fleet = fleet(&names.iter().map(String::as_str).collect::<Vec<_>>());
         let mut demands = demands(20);
@@ -514,7 +520,7 @@ proptest! {
             let next = plan(&fleet, &demands, &Ownership::default(), before.as_ref());
             prop_assert_eq!(canal_planlint::check(&fleet, &demands, &next), []);
             if let Some(before) = &before {
-                let step = canal_planlint::Step {
+                let step = canal_planlint::PlanTransition {
                     fleet: &fleet, demands: &demands, ownership: &Ownership::default(), before, after: &next,
                 };
                 prop_assert_eq!(canal_planlint::step(&step), []);
@@ -527,8 +533,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Backends come and go, weights change: loads come back within the bound with little more than must move, and stay there, unless the
-    /// combinations of backends are too few.
+    /// Backends come and go and weights change. Loads return within the bound with little more than the necessary moves and stay there,
+    /// unless there are too few combinations of backends.
     #[test]
     fn balance_is_found_again_at_little_cost(
         each in 7..9usize, services in 60..160u32, heavy in proptest::collection::vec(1..150u32, 0..12),
@@ -549,7 +555,7 @@ proptest! {
                 false => tier.join(name),
             }
         }
-        // Whoever lost a backend gets another one first.
+        // A service that lost a backend gets another one first.
         tier.plan = tier.next();
         tier.deliver();
         let (least, _) = tier.imbalance();
@@ -557,7 +563,7 @@ proptest! {
         tier.settle();
         let (_, is_off) = tier.imbalance();
         prop_assert!(!is_off || tier.is_crowded() && !tier.has_way(), "{:?}", tier.loads());
-        // A service cannot be divided.
+        // A service cannot be divided, so the moves exceed the minimum by up to one service per backend.
         let grain = 4 * tier.fleet.backends.len() as u64;
         prop_assert!(tier.moved * 2 <= least * 3 + grain, "{} moved where {least} had to: {:?}", tier.moved, tier.loads());
     }

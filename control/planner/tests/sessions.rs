@@ -1,43 +1,43 @@
-//! Sessions through planned and unplanned changes of the fleet, in a model of the tier where everything may be late.
+//! Tests of sessions during planned and unplanned changes of the fleet, in a model of the tier in which every message may be late.
 
-use crate::sim::events::{AZS, Event, apply};
-use crate::sim::{Fate, Tier, az, id, number};
+use crate::sim::events::{AZS, SimEvent, apply};
+use crate::sim::{PacketFate, SimTier, az, id, number};
 use canal_model::fleet::ReplicaState;
 use proptest::prelude::*;
 
-/// So many replicas join at most.
+/// Replicas that join in one test, at most.
 const REPLICAS_MAX: usize = 24;
 
-fn planned() -> impl Strategy<Value = Event> {
+fn planned() -> impl Strategy<Value = SimEvent> {
     prop_oneof![
-        3 => (0..7usize).prop_map(Event::Join),
-        3 => any::<usize>().prop_map(Event::Activate),
-        3 => any::<usize>().prop_map(Event::Drain),
-        1 => any::<usize>().prop_map(Event::Undrain),
-        1 => (1..6u32).prop_map(Event::Demand),
-        12 => Just(Event::Plan),
-        12 => any::<usize>().prop_map(Event::Deliver),
-        6 => (0..3usize).prop_map(Event::DeliverEdge),
-        14 => any::<usize>().prop_map(Event::Look),
-        14 => Just(Event::Hear),
-        6 => (0..3usize).prop_map(Event::HearEdge),
-        20 => (1..5u32, 0..3usize, 0..128usize).prop_map(|(service, az, bucket)| Event::Open(service, az, bucket)),
-        10 => any::<usize>().prop_map(Event::Close),
+        3 => (0..7usize).prop_map(SimEvent::Join),
+        3 => any::<usize>().prop_map(SimEvent::Activate),
+        3 => any::<usize>().prop_map(SimEvent::Drain),
+        1 => any::<usize>().prop_map(SimEvent::Undrain),
+        1 => (1..6u32).prop_map(SimEvent::Demand),
+        12 => Just(SimEvent::Plan),
+        12 => any::<usize>().prop_map(SimEvent::Deliver),
+        6 => (0..3usize).prop_map(SimEvent::DeliverEdge),
+        14 => any::<usize>().prop_map(SimEvent::Look),
+        14 => Just(SimEvent::Hear),
+        6 => (0..3usize).prop_map(SimEvent::HearEdge),
+        20 => (1..5u32, 0..3usize, 0..128usize).prop_map(|(service, az, bucket)| SimEvent::Open(service, az, bucket)),
+        10 => any::<usize>().prop_map(SimEvent::Close),
     ]
 }
 
-fn anything() -> impl Strategy<Value = Event> {
+fn anything() -> impl Strategy<Value = SimEvent> {
     prop_oneof![
         12 => planned(),
-        1 => any::<usize>().prop_map(Event::Die),
-        1 => any::<usize>().prop_map(Event::Flap),
-        2 => any::<usize>().prop_map(Event::Rise),
-        1 => any::<usize>().prop_map(Event::Forget),
+        1 => any::<usize>().prop_map(SimEvent::Die),
+        1 => any::<usize>().prop_map(SimEvent::Flap),
+        2 => any::<usize>().prop_map(SimEvent::Rise),
+        1 => any::<usize>().prop_map(SimEvent::Forget),
     ]
 }
 
-fn tier() -> Tier {
-    let mut tier = Tier::new(&[("a1", 2), ("a2", 2), ("b1", 2), ("b2", 1)], 3);
+fn tier() -> SimTier {
+    let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("b1", 2), ("b2", 1)], 3);
     tier.plan();
     tier.deliver_all();
     tier
@@ -46,7 +46,7 @@ fn tier() -> Tier {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever is late, and by how much: with planned changes, the owner of every session stays in its chain.
+    /// With planned changes, the owner of every session stays in its chain, however late messages are.
     #[test]
     fn no_owner_is_dropped_by_planned_changes(events in proptest::collection::vec(planned(), 1..250)) {
         let mut tier = tier();
@@ -56,12 +56,12 @@ proptest! {
         }
     }
 
-    /// While tables of two plans in a row are about, each packet of a session finds its owner.
+    /// While tables of two successive plans are in use, each packet of a session finds its owner.
     #[test]
     fn packets_find_their_owner_while_a_plan_spreads(events in proptest::collection::vec(planned(), 1..250)) {
         let mut tier = tier();
         for event in events {
-            if matches!(event, Event::Plan) {
+            if matches!(event, SimEvent::Plan) {
                 tier.deliver_all();
             }
             apply(&mut tier, event, REPLICAS_MAX);
@@ -71,30 +71,30 @@ proptest! {
         }
     }
 
-    /// However many tables are about: no session is reset. At the worst its packet is sent again.
+    /// No session is reset, however many tables are in use. At worst, TCP sends the packet again.
     #[test]
     fn no_session_is_reset_however_late_tables_are(events in proptest::collection::vec(planned(), 1..250)) {
         let mut tier = tier();
         for event in events {
             apply(&mut tier, event, REPLICAS_MAX);
             for session in &tier.sessions {
-                prop_assert!(tier.send(session) != Fate::Reset, "{session:?}");
+                prop_assert!(tier.send(session) != PacketFate::Reset, "{session:?}");
             }
         }
     }
 
-    /// A client sends its SYN again while heads change and tables are late, so that replicas have a request each, and takes any of their
-    /// SYN-ACKs: its acknowledgement is never answered with a reset.
+    /// A client repeats its SYN while heads change and tables are late, so that several replicas have a request, and accepts any of their
+    /// SYN-ACKs. Its acknowledgment is never answered with a reset.
     #[test]
     fn a_syn_sent_again_costs_no_session(
         events in proptest::collection::vec((planned(), any::<bool>()), 1..250),
         (service, at, bucket) in (1..4u32, 0..3usize, 0..128usize),
     ) {
         let mut tier = tier();
-        // The client's own, which nobody closes.
+        // The requests of the client under test; no event closes them.
         let mut requests = Vec::new();
         for (event, again) in events {
-            if matches!(event, Event::Close(_)) {
+            if matches!(event, SimEvent::Close(_)) {
                 continue;
             }
             apply(&mut tier, event, REPLICAS_MAX);
@@ -103,12 +103,12 @@ proptest! {
             }
             for answered in &requests {
                 let session = (id(service), az(AZS[at]), bucket, *answered);
-                prop_assert!(tier.acknowledge(&session, &requests, false) != Fate::Reset, "{session:?} of {requests:?}");
+                prop_assert!(tier.acknowledge(&session, &requests, false) != PacketFate::Reset, "{session:?} of {requests:?}");
             }
         }
     }
 
-    /// With deaths as well, every plan and every step obeys the linter (`Tier::plan` asks it), and everything comes to rest.
+    /// With unplanned failures too, every plan and every transition passes the linter (`SimTier::plan` runs it), and the tier settles.
     #[test]
     fn any_sequence_obeys_the_rules(events in proptest::collection::vec(anything(), 1..250)) {
         let mut tier = tier();
@@ -117,7 +117,7 @@ proptest! {
         }
         tier.sessions.clear();
         tier.replicas.values_mut().for_each(|replica| replica.up = true);
-        // Balance goes in waves of one service, and six services have three backends each at most.
+        // Rebalancing moves one service per wave, and six services have at most three backends each.
         for _ in 0..18 {
             tier.settle();
             tier.leave();
@@ -126,16 +126,16 @@ proptest! {
         tier.settle();
         prop_assert_eq!(before, tier.newest().number, "it never rests");
         for table in tier.newest().services.values().flat_map(|service| service.tables.values()) {
-            prop_assert!(table.chains.iter().flatten().all(|seat| !seat.is_owner()));
+            prop_assert!(table.chains.iter().flatten().all(|member| !member.is_owner()));
         }
     }
 }
 
-/// The head changes between a SYN and its repetition: the new head has a request too. If any request owned any answer, the new head would reset
-/// the session that the client has with the old one; as it is, the answer goes on to its owner.
+/// The head changes between a SYN and its repetition, so the new head has a request too. If any request owned any answer, the new head
+/// would reset the session that the client has with the old head. By the rule, the answer is forwarded to its owner.
 #[test]
 fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
-    let mut tier = Tier::new(&[("a1", 2), ("a2", 1)], 1);
+    let mut tier = SimTier::new(&[("a1", 2), ("a2", 1)], 1);
     tier.settle();
     let service = id(1);
     let home = tier.newest().services[&service].placement.as_ref().unwrap().home.clone();
@@ -149,16 +149,16 @@ fn an_answer_to_the_old_heads_syn_ack_passes_the_new_heads_request() {
     assert_ne!(old, new, "the head has changed");
     let requests = [old, new];
     let session = |owner| (service, home.clone(), 5, owner);
-    assert_eq!(tier.acknowledge(&session(old), &requests, true), Fate::Reset, "the rule that was");
+    assert_eq!(tier.acknowledge(&session(old), &requests, true), PacketFate::Reset, "the rule that was");
     for owner in requests {
-        assert_eq!(tier.acknowledge(&session(owner), &requests, false), Fate::Found);
+        assert_eq!(tier.acknowledge(&session(owner), &requests, false), PacketFate::Found);
     }
 }
 
-/// Two replicas drain one after the other, and their sessions live on; a third joins, and a late redirector gets the packet.
+/// Two replicas drain one after the other, and their sessions survive. A third joins, and a redirector with an old table gets the packet.
 #[test]
-fn a_late_redirector_passes_on_what_it_never_had() {
-    let mut tier = Tier::new(&[("a1", 2), ("a2", 1)], 1);
+fn a_redirector_with_an_old_table_forwards_unowned_sessions() {
+    let mut tier = SimTier::new(&[("a1", 2), ("a2", 1)], 1);
     tier.demands.rules.standby = 0;
     tier.settle();
     let service = id(1);
@@ -172,11 +172,11 @@ fn a_late_redirector_passes_on_what_it_never_had() {
         let late = tier.has.clone();
         tier.deliver_all();
         if head != owner {
-            // All but the last head have it.
+            // Every replica except the last head has the newest plan.
             tier.has.insert(head, late[&head]);
         }
     }
-    let chain: Vec<u16> = tier.newest().services[&service].tables[&home].chains[5].iter().map(|seat| seat.replica.get()).collect();
+    let chain: Vec<u16> = tier.newest().services[&service].tables[&home].chains[5].iter().map(|member| member.replica.get()).collect();
     assert_eq!(chain.len(), 3, "{chain:?}");
     assert_eq!(number(chain[2].into()), owner);
     assert!(tier.reaches(&tier.sessions[0]));

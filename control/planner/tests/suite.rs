@@ -1,5 +1,6 @@
-//! The integration tests of the plan: placement, tables, and sessions in a model of the tier.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of the planner: placement, tables, and sessions in a model of the tier.
+//!
+//! `make test` runs each module in its own process (`suite MODULE::`).
 
 mod placement;
 mod sessions;

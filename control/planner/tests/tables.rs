@@ -1,27 +1,28 @@
-//! Bucket tables, one change at a time: who moves, who stays, when a version rises. And the linter sees what is broken on purpose.
+//! Tests of bucket tables, one change at a time: which heads move, which stay, and when a version increases. The linter must find broken
+//! plans.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::sim::{Tier, az, id, number};
+use crate::sim::{SimTier, az, id, number};
 use canal_model::fleet::{OwnerReport, ReplicaState};
 use canal_model::ids::AzName;
-use canal_model::plan::{Note, Plan, PlannedTable};
-use canal_model::program::CHAIN;
+use canal_model::plan::{Plan, PlannedTable, UnmetConstraint};
+use canal_model::program::CHAIN_LENGTH_MAX;
 
-/// One service at home in AZ a, with two backends there.
-fn tier(first: usize, second: usize) -> Tier {
-    let mut tier = Tier::new(&[("a1", first), ("a2", second), ("b1", 1)], 1);
+/// Returns a tier with one service at home in AZ a, which has two backends.
+fn tier(first: usize, second: usize) -> SimTier {
+    let mut tier = SimTier::new(&[("a1", first), ("a2", second), ("b1", 1)], 1);
     tier.demands.services.get_mut(&id(1)).unwrap().home = Some(az("a"));
     tier.settle();
     tier
 }
 
-fn table(tier: &Tier) -> &PlannedTable {
+fn table(tier: &SimTier) -> &PlannedTable {
     &tier.newest().services[&id(1)].tables[&az("a")]
 }
 
-fn heads(tier: &Tier) -> BTreeMap<u16, usize> {
+fn heads(tier: &SimTier) -> BTreeMap<u16, usize> {
     let mut heads = BTreeMap::new();
     for chain in &table(tier).chains {
         *heads.entry(chain[0].replica.get()).or_default() += 1;
@@ -29,11 +30,11 @@ fn heads(tier: &Tier) -> BTreeMap<u16, usize> {
     heads
 }
 
-fn state(tier: &mut Tier, replica: u32, state: ReplicaState) {
+fn state(tier: &mut SimTier, replica: u32, state: ReplicaState) {
     tier.replicas.get_mut(&number(replica)).unwrap().state = state;
 }
 
-/// Head after head of both tables.
+/// Counts the buckets whose heads differ between the two tables.
 fn moved(before: &PlannedTable, after: &PlannedTable) -> usize {
     before.chains.iter().zip(&after.chains).filter(|(before, after)| before[0].replica != after[0].replica).count()
 }
@@ -64,7 +65,7 @@ fn a_replica_that_joins_takes_its_part_and_a_drained_one_gives_only_its_own() {
     assert_eq!(*table(&tier), before, "one that is joining is no head");
     state(&mut tier, 6, ReplicaState::Active);
     tier.plan();
-    // A third of its backend's 64.
+    // A third of the 64 buckets of its backend.
     assert_eq!(heads(&tier)[&6], 21);
     assert_eq!(moved(&before, table(&tier)), 21);
     assert_eq!(table(&tier).version, tier.newest().number);
@@ -73,35 +74,35 @@ fn a_replica_that_joins_takes_its_part_and_a_drained_one_gives_only_its_own() {
     }
     tier.settle();
     let before = table(&tier).clone();
-    assert!(before.chains.iter().flatten().all(|seat| !seat.is_owner()), "all said that they own nothing");
+    assert!(before.chains.iter().flatten().all(|member| !member.is_owner()), "all said that they own nothing");
     state(&mut tier, 6, ReplicaState::Draining);
     tier.plan();
     assert_eq!(moved(&before, table(&tier)), 21);
-    assert!(tier.newest().seats(number(6)) > 0);
+    assert!(tier.newest().members(number(6)) > 0);
     tier.settle();
-    assert_eq!(tier.newest().seats(number(6)), 0, "it may leave");
+    assert_eq!(tier.newest().members(number(6)), 0, "it may leave");
 }
 
 #[test]
-fn an_owner_stays_until_everybody_has_the_table_and_it_speaks_after_that() {
+fn an_owner_stays_until_all_confirmed_the_table_and_it_reported() {
     let mut tier = tier(1, 1);
     state(&mut tier, 1, ReplicaState::Draining);
     tier.plan();
     let number_of = tier.newest().number;
-    let says = |plan| OwnerReport { plan, ..OwnerReport::default() };
-    let is_there = |tier: &mut Tier| {
+    let report = |plan| OwnerReport { plan, ..OwnerReport::default() };
+    let is_there = |tier: &mut SimTier| {
         tier.plan();
-        tier.newest().seats(number(1)) > 0
+        tier.newest().members(number(1)) > 0
     };
-    tier.ownership.hear(number(1), says(number_of));
+    tier.ownership.record_report(number(1), report(number_of));
     assert!(is_there(&mut tier), "replica 2 may still forward to it");
-    tier.ownership.hear(number(2), says(number_of));
+    tier.ownership.record_report(number(2), report(number_of));
     assert!(is_there(&mut tier), "so may the edge");
-    tier.ownership.hear_edge(az("a"), number_of);
+    tier.ownership.record_edge_report(az("a"), number_of);
     assert!(is_there(&mut tier), "what it said was before that");
-    tier.ownership.hear(number(1), says(number_of - 1));
+    tier.ownership.record_report(number(1), report(number_of - 1));
     assert!(is_there(&mut tier), "what it said is of an older table");
-    tier.ownership.hear(number(1), says(number_of));
+    tier.ownership.record_report(number(1), report(number_of));
     assert!(!is_there(&mut tier));
 }
 
@@ -114,9 +115,9 @@ fn a_replica_that_flaps_keeps_its_place_and_a_forgotten_one_does_not() {
     assert!(!heads(&tier).contains_key(&1));
     assert_eq!(moved(&before, table(&tier)), 32);
     for (old, new) in before.chains.iter().zip(&table(&tier).chains).filter(|(old, _)| old[0].replica == number(1)) {
-        assert!(new.iter().any(|seat| seat.replica == number(1) && seat.is_owner()), "{old:?} {new:?}");
+        assert!(new.iter().any(|member| member.replica == number(1) && member.is_owner()), "{old:?} {new:?}");
         assert!(
-            new.iter().any(|seat| seat.replica == old[1].replica && (seat.is_owner() || *seat == new[0])),
+            new.iter().any(|member| member.replica == old[1].replica && (member.is_owner() || *member == new[0])),
             "who got SYNs meanwhile: {new:?}"
         );
     }
@@ -125,36 +126,36 @@ fn a_replica_that_flaps_keeps_its_place_and_a_forgotten_one_does_not() {
     assert_eq!(heads(&tier)[&1], 32);
     tier.forget(number(1));
     tier.plan();
-    assert_eq!(tier.newest().seats(number(1)), 0);
+    assert_eq!(tier.newest().members(number(1)), 0);
 }
 
 #[test]
 fn a_chain_full_of_owners_is_held_and_moves_when_one_is_free() {
     let mut tier = tier(1, 0);
-    // One replica after the other drains, and none says that it owns nothing.
-    for n in 0..CHAIN as u32 {
-        assert!(tier.newest().notes.iter().all(|note| !matches!(note, Note::Held { .. })), "{:?}", tier.newest().notes);
+    // One replica after the other drains, and none reports that it owns nothing.
+    for n in 0..CHAIN_LENGTH_MAX as u32 {
+        assert!(tier.newest().notes.iter().all(|note| !matches!(note, UnmetConstraint::Held { .. })), "{:?}", tier.newest().notes);
         let last = *heads(&tier).keys().next().unwrap();
         tier.join("a1", ReplicaState::Active);
         state(&mut tier, last.into(), ReplicaState::Draining);
         tier.plan();
         assert_eq!(heads(&tier).len(), 1, "{n}");
     }
-    let [Note::Held { buckets, owners, .. }, ..] =
-        &tier.newest().notes.iter().filter(|n| matches!(n, Note::Held { .. })).collect::<Vec<_>>()[..]
+    let [UnmetConstraint::Held { buckets, owners, .. }, ..] =
+        &tier.newest().notes.iter().filter(|n| matches!(n, UnmetConstraint::Held { .. })).collect::<Vec<_>>()[..]
     else {
         panic!("{:?}", tier.newest().notes)
     };
-    assert_eq!((buckets.len(), owners.len()), (128, CHAIN - 1));
+    assert_eq!((buckets.len(), owners.len()), (128, CHAIN_LENGTH_MAX - 1));
     assert_eq!(canal_planlint::check(&tier.fleet(), &tier.demands, tier.newest()), []);
-    // A dead owner makes place.
+    // A dead owner can be removed, so the chains are no longer full.
     tier.replicas.get_mut(&number(1)).unwrap().up = false;
     tier.plan();
-    assert!(!tier.newest().notes.iter().any(|note| matches!(note, Note::Held { .. })), "{:?}", tier.newest().notes);
-    assert_eq!(tier.newest().seats(number(1)), 0);
+    assert!(!tier.newest().notes.iter().any(|note| matches!(note, UnmetConstraint::Held { .. })), "{:?}", tier.newest().notes);
+    assert_eq!(tier.newest().members(number(1)), 0);
 }
 
-/// The linter must see what is broken on purpose: a name and what is done to a good plan.
+/// Breaks a valid plan in one aspect at a time; the linter must report the finding with the given name.
 #[test]
 fn the_linter_sees_each_broken_rule() {
     type Break = fn(&mut Plan);
@@ -194,7 +195,7 @@ fn the_linter_sees_each_broken_rule() {
         ("Standby", |plan| change(plan, |table| table.chains[3].truncate(1))),
         ("Version", |plan| change(plan, |table| table.version += 1000)),
     ];
-    let mut tier = Tier::new(&[("a1", 2), ("a2", 2), ("a3", 1), ("b1", 1), ("b2", 1)], 2);
+    let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("a3", 1), ("b1", 1), ("b2", 1)], 2);
     tier.demands.services.get_mut(&id(1)).unwrap().home = Some(az("a"));
     tier.demands.services.get_mut(&id(2)).unwrap().home = Some(az("a"));
     tier.settle();
@@ -217,7 +218,8 @@ fn the_linter_sees_each_broken_rule() {
         let (before, fleet) = (tier.newest(), tier.fleet());
         let mut after = before.clone();
         broken(&mut after);
-        let step = canal_planlint::Step { fleet: &fleet, demands: &tier.demands, ownership: &tier.ownership, before, after: &after };
+        let step =
+            canal_planlint::PlanTransition { fleet: &fleet, demands: &tier.demands, ownership: &tier.ownership, before, after: &after };
         let findings = canal_planlint::step(&step);
         assert!(findings.iter().any(|finding| finding.to_string().starts_with(name)), "{name}: {findings:?}");
     }

@@ -1,33 +1,34 @@
-//! Takes annotations that nothing reads out of a document, such as `kubectl.kubernetes.io/last-applied-configuration`, which repeats all of it:
-//! their lines become empty, so that every other line keeps its number. What shares its line with anything else stays.
+//! Removes annotations that no component reads from a document, such as `kubectl.kubernetes.io/last-applied-configuration`, which repeats
+//! the whole object.
+//!
+//! Their lines become empty, so every other line keeps its number. An annotation that shares a line with something else is not removed.
 
 use canal_model::policy::READ_ANNOTATIONS;
+use canal_yaml::tree::{self, YamlKey, YamlNode, YamlValue};
 
-use crate::tree::{self, Key, Node, Value};
-
-/// The document without them, and its tree; `None`: nothing is to be taken out.
-pub(crate) fn without_unread(text: &str, root: &Node) -> Option<(String, Node)> {
+/// Returns the document without unread annotations and its new tree, or `None` if nothing can be removed.
+pub(crate) fn without_unread(text: &str, root: &YamlNode) -> Option<(String, YamlNode)> {
     let (key, annotations) = root.field("metadata")?.entry("annotations")?;
-    let Value::Map(entries) = &annotations.value else { return None };
-    let is_unread = |(key, _): &&(Key, Node)| !READ_ANNOTATIONS.contains(&key.name.as_str());
-    let unread: Vec<&Key> = entries.iter().filter(is_unread).map(|(key, _)| key).collect();
+    let YamlValue::Map(entries) = &annotations.value else { return None };
+    let is_unread = |(key, _): &&(YamlKey, YamlNode)| !READ_ANNOTATIONS.contains(&key.name.as_str());
+    let unread: Vec<&YamlKey> = entries.iter().filter(is_unread).map(|(key, _)| key).collect();
     if unread.is_empty() {
         return None;
     }
-    // Without the last of them the map would be null, so it goes with them.
+    // A map without entries would be null, so the `annotations` key is removed together with its last entry.
     let gone = if unread.len() == entries.len() { vec![key] } else { unread };
     let mut lines: Vec<&str> = text.split_inclusive('\n').collect();
     for key in gone {
         blank(&mut lines, key)?;
     }
     let text = lines.concat();
-    // Whatever styles, anchors and comments there are: what is left must say the same.
+    // Anchors, quoting styles and comments make cutting by lines unsafe, so the new tree is compared with the old one.
     let root_now = tree::parse(&text).ok()?;
     says_the_same(root, &root_now).then_some((text, root_now))
 }
 
-/// Empties the lines of an entry of a block map; `None`: it does not begin a line.
-fn blank(lines: &mut [&str], key: &Key) -> Option<()> {
+/// Empties the lines of one entry of a block map. Returns `None` if the entry does not begin a line.
+fn blank(lines: &mut [&str], key: &YamlKey) -> Option<()> {
     let first = usize::try_from(key.spot.line).ok()?.checked_sub(1)?;
     let indent = usize::try_from(key.spot.column).ok()?.checked_sub(1)?;
     let indent_of = |line: &str| line.len() - line.trim_start_matches(' ').len();
@@ -43,11 +44,11 @@ fn blank(lines: &mut [&str], key: &Key) -> Option<()> {
     Some(())
 }
 
-/// Whether two documents differ in nothing but annotations that nothing reads.
-fn says_the_same(before: &Node, after: &Node) -> bool {
-    let of = |root: &Node, keep: &dyn Fn(&str) -> bool| {
+/// Returns true if the two documents differ only in annotations that no component reads.
+fn says_the_same(before: &YamlNode, after: &YamlNode) -> bool {
+    let of = |root: &YamlNode, keep: &dyn Fn(&str) -> bool| {
         let annotations = root.field("metadata").and_then(|m| m.field("annotations")).map(|a| a.value.clone());
-        let Some(Value::Map(entries)) = annotations else { return Vec::new() };
+        let Some(YamlValue::Map(entries)) = annotations else { return Vec::new() };
         entries.into_iter().filter(|(key, _)| keep(&key.name)).collect::<Vec<_>>()
     };
     let read = of(before, &|name| READ_ANNOTATIONS.contains(&name));
@@ -55,17 +56,17 @@ fn says_the_same(before: &Node, after: &Node) -> bool {
     is_same_map(&read, &left, &[]) && is_same(before, after, &["metadata", "annotations"])
 }
 
-/// Whether two values are equal wherever they stand, but for what `skip` leads to from here.
-fn is_same(a: &Node, b: &Node, skip: &[&str]) -> bool {
+/// Returns true if two values are equal apart from their positions and apart from the field that the path `skip` leads to.
+fn is_same(a: &YamlNode, b: &YamlNode, skip: &[&str]) -> bool {
     match (&a.value, &b.value) {
-        (Value::Map(a), Value::Map(b)) => is_same_map(a, b, skip),
-        (Value::List(a), Value::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b, &[])),
+        (YamlValue::Map(a), YamlValue::Map(b)) => is_same_map(a, b, skip),
+        (YamlValue::List(a), YamlValue::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| is_same(a, b, &[])),
         (a, b) => a == b,
     }
 }
 
-fn is_same_map(a: &[(Key, Node)], b: &[(Key, Node)], skip: &[&str]) -> bool {
-    let is_kept = |(key, _): &&(Key, Node)| skip != [key.name.as_str()];
+fn is_same_map(a: &[(YamlKey, YamlNode)], b: &[(YamlKey, YamlNode)], skip: &[&str]) -> bool {
+    let is_kept = |(key, _): &&(YamlKey, YamlNode)| skip != [key.name.as_str()];
     let (a, b): (Vec<_>, Vec<_>) = (a.iter().filter(is_kept).collect(), b.iter().filter(is_kept).collect());
     let inner = |name: &str| if skip.first() == Some(&name) { &skip[1..] } else { &[] };
     a.len() == b.len() && a.iter().zip(&b).all(|((x, a), (y, b))| x.name == y.name && is_same(a, b, inner(&x.name)))
@@ -91,14 +92,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_or_cannot_be_cut_by_lines_stays() {
+    fn known_and_inline_annotations_stay() {
         for text in [
             "metadata:\n  name: x\n",
             "metadata:\n  annotations:\n    canal.mesh/az: az1\n",
             "metadata: {name: x, annotations: {note: y}}\n",
             "metadata:\n  annotations: {note: y}\n",
             "metadata:\n  annotations: []\n",
-            // The label is the annotation's by an alias.
+            // An alias makes the label depend on the annotation's anchor.
             "metadata:\n  annotations:\n    a: &v text\n  labels:\n    b: *v\n",
         ] {
             check(text, None);

@@ -1,48 +1,48 @@
-//! A directory of YAML per tenant, `<root>/<tenant>/*.yaml`, as it is now and as it was last good. Does not wait for changes.
+//! The current and the last valid state of a directory of YAML files per tenant, `<root>/<tenant>/*.yaml`. It does not wait for changes.
 //!
-//! A file that is broken keeps the objects it had when it was last good, and nobody else is touched. A file that never was good
-//! gives what can be read of it; its faults make the compiler fail closed.
+//! A broken file keeps the objects of its last valid version, and no other file or tenant is affected. A file that was never valid
+//! contributes the objects that can be read from it; their faults make the compiler fail closed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use canal_model::diagnostic::{Diagnostic, Origin, Severity};
+use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
 use canal_model::ids::TenantName;
 use canal_model::policy::Document;
 use rustix::fs::{CWD, Mode, OFlags, openat};
 
-use crate::file::{self, Content, Opened, Stamp, Unreadable};
+use crate::file::{self, FileContent, FileFingerprint, FileReadError, OpenFile};
 use crate::limits::{FILES_PER_TENANT_MAX, TENANT_BYTES_MAX, TENANTS_MAX};
 use crate::read::parse;
 
-/// Everything one tenant's directory says now.
+/// All objects and diagnostics of one tenant's directory as of now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantFiles {
     pub tenant: TenantName,
-    /// The complete set, sorted by file; empty when the directory is gone.
+    /// The complete set, sorted by file. It is empty if the directory no longer exists.
     pub documents: Vec<Arc<Document>>,
     pub diagnostics: Vec<Diagnostic>,
 }
 
-/// What a look at the directory brought.
+/// The result of one scan of the directory.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Scan {
-    /// The tenants whose set or diagnostics differ from the last scan's; all of them on the first.
+pub struct ScanResult {
+    /// Tenants whose objects or diagnostics differ from the last scan. The first scan returns all tenants.
     pub changed: Vec<TenantFiles>,
-    /// What is wrong with the directory itself: the complete list as of now.
+    /// The complete current list of problems with the root directory itself.
     pub diagnostics: Vec<Diagnostic>,
-    /// Files were being written; look again soon.
+    /// Files were being written during the scan; scan again soon.
     pub(crate) is_moving: bool,
 }
 
-/// What a watcher knows about files by tenant and name.
+/// Information from the watcher about files, by tenant and file name.
 #[derive(Debug, Default)]
 pub(crate) struct Hints {
-    /// Read again even if nothing but their content changed.
+    /// Files to read again even if their fingerprint did not change.
     pub(crate) touched: BTreeSet<(String, String)>,
-    /// Being written; left as they are.
+    /// Files that are being written and are not read.
     pub(crate) busy: BTreeSet<(String, String)>,
 }
 
@@ -50,21 +50,21 @@ pub(crate) struct Hints {
 #[derive(Debug)]
 pub struct Directory {
     root: PathBuf,
-    tenants: BTreeMap<TenantName, Tenant>,
+    tenants: BTreeMap<TenantName, TenantFileSet>,
 }
 
 /// One tenant's files by name.
 #[derive(Debug, Default)]
-struct Tenant {
+struct TenantFileSet {
     files: BTreeMap<String, FileState>,
-    /// What is wrong with the directory as a whole.
+    /// Problems with the tenant's directory as a whole.
     diagnostics: Vec<Diagnostic>,
 }
 
-/// One file as last read.
+/// One file as it was last read.
 #[derive(Debug, Default)]
 struct FileState {
-    stamp: Option<Stamp>,
+    stamp: Option<FileFingerprint>,
     bytes: usize,
     was_good: bool,
     documents: Vec<Arc<Document>>,
@@ -72,22 +72,22 @@ struct FileState {
 }
 
 impl Directory {
-    /// Nothing is read yet.
+    /// Creates the state for `root`. It reads nothing until the first scan.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into(), tenants: BTreeMap::new() }
     }
 
-    /// Looks at all files again and reads those that changed.
-    pub fn scan(&mut self) -> Scan {
+    /// Scans all files and reads those that changed.
+    pub fn scan(&mut self) -> ScanResult {
         self.scan_with(&Hints::default())
     }
 
-    pub(crate) fn scan_with(&mut self, hints: &Hints) -> Scan {
-        let mut scan = Scan::default();
+    pub(crate) fn scan_with(&mut self, hints: &Hints) -> ScanResult {
+        let mut scan = ScanResult::default();
         let (root, names) = match list(&self.root) {
             Ok(found) => found,
             Err(error) => {
-                // Nothing is taken away: a lost mount must not take the mesh down.
+                // All tenants stay: a lost mount must not take the mesh down.
                 let problem = format!("the configuration directory cannot be read: {error}; what was read before stays in force");
                 scan.diagnostics.push(complaint(&self.root, problem, "make it a directory that the controller may read"));
                 return scan;
@@ -103,7 +103,7 @@ impl Directory {
             let path = self.root.join(name.as_str());
             let is_new = !self.tenants.contains_key(&name);
             let tenant = self.tenants.entry(name.clone()).or_default();
-            let mut visit = Visit { path: &path, tenant: &name, hints, changed: is_new, is_moving: false };
+            let mut visit = TenantVisit { path: &path, tenant: &name, hints, changed: is_new, is_moving: false };
             tenant.visit(root.as_fd(), &mut visit);
             scan.is_moving |= visit.is_moving;
             if visit.changed {
@@ -113,7 +113,7 @@ impl Directory {
         scan
     }
 
-    /// The tenants that have a directory.
+    /// Returns the tenants that have a directory, up to [`TENANTS_MAX`], and reports all other entries.
     fn present(&self, names: Vec<String>, diagnostics: &mut Vec<Diagnostic>) -> BTreeSet<TenantName> {
         let mut present = BTreeSet::new();
         let mut newcomers = Vec::new();
@@ -128,6 +128,7 @@ impl Directory {
                 continue;
             }
             match TenantName::new(&name) {
+                // A known tenant never loses its slot to a new one.
                 Ok(tenant) if self.tenants.contains_key(&tenant) => drop(present.insert(tenant)),
                 Ok(tenant) => newcomers.push(tenant),
                 Err(error) => diagnostics.push(complaint(&path, error.to_string(), "rename the directory to the tenant's name")),
@@ -143,8 +144,8 @@ impl Directory {
     }
 }
 
-/// One look at one tenant.
-struct Visit<'a> {
+/// One scan of one tenant.
+struct TenantVisit<'a> {
     path: &'a Path,
     tenant: &'a TenantName,
     hints: &'a Hints,
@@ -152,14 +153,14 @@ struct Visit<'a> {
     is_moving: bool,
 }
 
-impl Visit<'_> {
+impl TenantVisit<'_> {
     fn is_in(&self, set: &BTreeSet<(String, String)>, file: &str) -> bool {
         !set.is_empty() && set.contains(&(self.tenant.to_string(), file.to_owned()))
     }
 }
 
-impl Tenant {
-    fn visit(&mut self, root: BorrowedFd<'_>, visit: &mut Visit<'_>) {
+impl TenantFileSet {
+    fn visit(&mut self, root: BorrowedFd<'_>, visit: &mut TenantVisit<'_>) {
         let mut diagnostics = Vec::new();
         let listed = file::open_directory(root, visit.tenant.as_str()).and_then(|directory| {
             let names = file::names(directory.as_fd())?;
@@ -167,6 +168,7 @@ impl Tenant {
         });
         match listed {
             Err(error) => {
+                // An unreadable directory may be a temporary fault, so the files of the last scan stay.
                 let problem = format!("the tenant's directory cannot be read: {error}; what was read before stays in force");
                 diagnostics.push(complaint(visit.path, problem, "make it a directory of its own that the controller may read"));
             }
@@ -184,8 +186,8 @@ impl Tenant {
         self.diagnostics = diagnostics;
     }
 
-    /// The YAML files that are read; of too many, those that were read before.
-    fn admitted(&self, names: Vec<String>, visit: &Visit<'_>, diagnostics: &mut Vec<Diagnostic>) -> BTreeSet<String> {
+    /// Returns the names of the YAML files to read. If there are too many, files that were read before have priority.
+    fn admitted(&self, names: Vec<String>, visit: &TenantVisit<'_>, diagnostics: &mut Vec<Diagnostic>) -> BTreeSet<String> {
         let is_yaml = |name: &String| name.ends_with(".yaml") || name.ends_with(".yml");
         let (known, new): (Vec<String>, Vec<String>) = names.into_iter().filter(is_yaml).partition(|name| self.files.contains_key(name));
         let room = FILES_PER_TENANT_MAX.saturating_sub(known.len());
@@ -198,7 +200,7 @@ impl Tenant {
     }
 
     /// Reads one file if it changed.
-    fn look(&mut self, directory: BorrowedFd<'_>, name: &str, visit: &mut Visit<'_>) {
+    fn look(&mut self, directory: BorrowedFd<'_>, name: &str, visit: &mut TenantVisit<'_>) {
         if visit.is_in(&visit.hints.busy, name) {
             visit.is_moving = true;
             return;
@@ -209,17 +211,18 @@ impl Tenant {
         let stamp = opened.as_ref().ok().map(|opened| opened.stamp);
         let is_known = self.files.contains_key(name);
         let state = self.files.entry(name.to_owned()).or_default();
+        // Two writes within one clock tick leave the same fingerprint; the watcher's event still forces a read.
         if is_known && stamp.is_some() && state.stamp == stamp && !visit.is_in(&visit.hints.touched, name) {
             return;
         }
-        match opened.map(|mut opened: Opened| file::read(&mut opened)) {
-            Ok(Content::Moving) => visit.is_moving = true,
-            Ok(Content::Text(text)) if others + text.len() > TENANT_BYTES_MAX => {
+        match opened.map(|mut opened: OpenFile| file::read(&mut opened)) {
+            Ok(FileContent::Moving) => visit.is_moving = true,
+            Ok(FileContent::Text(text)) if others + text.len() > TENANT_BYTES_MAX => {
                 let problem = format!("with this file the tenant's files have more than {TENANT_BYTES_MAX} bytes");
-                visit.changed |= state.refuse(&path, stamp, &Unreadable { problem, mend: "remove what is not needed" });
+                visit.changed |= state.refuse(&path, stamp, &FileReadError { problem, fix: "remove what is not needed" });
             }
-            Ok(Content::Text(text)) => visit.changed |= state.take(&path, stamp, &text),
-            Ok(Content::Refused(why)) | Err(why) => visit.changed |= state.refuse(&path, stamp, &why),
+            Ok(FileContent::Text(text)) => visit.changed |= state.take(&path, stamp, &text),
+            Ok(FileContent::Refused(why)) | Err(why) => visit.changed |= state.refuse(&path, stamp, &why),
         }
     }
 
@@ -231,8 +234,8 @@ impl Tenant {
 }
 
 impl FileState {
-    /// Takes a new text; true if it says something else than before.
-    fn take(&mut self, path: &Path, stamp: Option<Stamp>, text: &str) -> bool {
+    /// Takes over a new text. Returns true if objects or diagnostics changed.
+    fn take(&mut self, path: &Path, stamp: Option<FileFingerprint>, text: &str) -> bool {
         let parsed = parse(&path.to_string_lossy(), text);
         self.stamp = stamp;
         self.bytes = text.len();
@@ -245,7 +248,7 @@ impl FileState {
             self.documents.clone()
         };
         self.was_good |= is_clean;
-        // What did not change keeps its allocation, so that whoever holds the old set shares it.
+        // Unchanged documents keep their allocation, so that holders of the old set share it.
         let documents = share(&self.documents, documents);
         let changed = self.documents != documents || self.diagnostics != diagnostics;
         self.documents = documents;
@@ -253,9 +256,9 @@ impl FileState {
         changed
     }
 
-    /// The file cannot be read; what it said before stays.
-    fn refuse(&mut self, path: &Path, stamp: Option<Stamp>, why: &Unreadable) -> bool {
-        let mut diagnostics = vec![complaint(path, why.problem.clone(), why.mend)];
+    /// Records that the file cannot be read. Its previous objects stay.
+    fn refuse(&mut self, path: &Path, stamp: Option<FileFingerprint>, why: &FileReadError) -> bool {
+        let mut diagnostics = vec![complaint(path, why.problem.clone(), why.fix)];
         if self.was_good {
             diagnostics.push(kept(path, self.documents.len()));
         }
@@ -280,12 +283,12 @@ fn list(root: &Path) -> rustix::io::Result<(OwnedFd, Vec<String>)> {
     Ok((directory, names))
 }
 
-fn complaint(path: &Path, problem: String, mend: &str) -> Diagnostic {
-    let origin = Origin { file: path.to_string_lossy().into(), line: 1, column: 1 };
-    Diagnostic { severity: Severity::Error, origin: Some(origin), object: None, field: String::new(), problem, mend: mend.to_owned() }
+fn complaint(path: &Path, problem: String, fix: &str) -> Diagnostic {
+    let origin = SourceLocation { file: path.to_string_lossy().into(), line: 1, column: 1 };
+    Diagnostic { severity: Severity::Error, origin: Some(origin), object: None, field: String::new(), problem, fix: fix.to_owned() }
 }
 
 fn kept(path: &Path, objects: usize) -> Diagnostic {
     let problem = format!("the file is broken, so its last good {objects} objects stay in force");
-    Diagnostic { severity: Severity::Warning, ..complaint(path, problem, "mend the errors above") }
+    Diagnostic { severity: Severity::Warning, ..complaint(path, problem, "fix the errors above") }
 }

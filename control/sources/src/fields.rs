@@ -1,56 +1,52 @@
-//! Fields of the real APIs that Canal does not have: which are harmless, and what to say about the others. A field that is in
-//! no list is unknown, and refused too: to ignore a filter or a condition would let through what its writer meant to stop.
+//! Tables of fields of the Kubernetes and Istio APIs that Canal does not implement: which are harmless, and what to report for the others.
+//!
+//! A field in no table is unknown and refused too: ignoring a filter or a condition would allow traffic that its author wanted to stop.
 
 use canal_model::policy::ObjectKind;
+use canal_yaml::tree::{YamlNode, YamlValue};
 
-use crate::tree::{Node, Value};
-
-/// What to do about a field that the object's type does not have.
+/// Treatment of a field that the object's type does not have.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// Without meaning for the mesh.
+pub(crate) enum FieldVerdict {
+    /// The field has no meaning for the mesh.
     Noise,
-    Refused {
-        problem: &'static str,
-        mend: &'static str,
-    },
-    /// Says something that the mesh does not do, but nothing opens by leaving it out.
-    LeftOut {
-        problem: &'static str,
-        mend: &'static str,
-    },
+    /// Ignoring the field could change what is allowed, so it is an error.
+    Refused { problem: &'static str, fix: &'static str },
+    /// The field requests something that Canal does not do, but ignoring it allows no additional traffic, so it is a warning.
+    LeftOut { problem: &'static str, fix: &'static str },
+    /// No table contains the field.
     Unknown,
 }
 
-/// A known field: its pattern, the only values (or none) under which it is harmless, and why it is refused otherwise.
-struct Entry {
+/// A known field: its pattern, the values under which it is harmless, and why it is refused otherwise.
+struct KnownField {
     pattern: &'static str,
     harmless: Harmless,
     problem: &'static str,
-    mend: &'static str,
+    fix: &'static str,
 }
 
 enum Harmless {
     Never,
     LeftOut,
-    /// As a text, or as `true`/`false`, or a list of only these; also when empty.
+    /// Harmless if the value is this text, this `true`/`false`, a list of only this text, or empty.
     When(&'static str),
 }
 
-const fn never(pattern: &'static str, problem: &'static str, mend: &'static str) -> Entry {
-    Entry { pattern, harmless: Harmless::Never, problem, mend }
+const fn never(pattern: &'static str, problem: &'static str, fix: &'static str) -> KnownField {
+    KnownField { pattern, harmless: Harmless::Never, problem, fix }
 }
-const fn unless(pattern: &'static str, value: &'static str, problem: &'static str, mend: &'static str) -> Entry {
-    Entry { pattern, harmless: Harmless::When(value), problem, mend }
+const fn unless(pattern: &'static str, value: &'static str, problem: &'static str, fix: &'static str) -> KnownField {
+    KnownField { pattern, harmless: Harmless::When(value), problem, fix }
 }
 
-const fn left_out(pattern: &'static str, problem: &'static str, mend: &'static str) -> Entry {
-    Entry { pattern, harmless: Harmless::LeftOut, problem, mend }
+const fn left_out(pattern: &'static str, problem: &'static str, fix: &'static str) -> KnownField {
+    KnownField { pattern, harmless: Harmless::LeftOut, problem, fix }
 }
 
 const REMOVE: &str = "remove the field";
 
-/// `metadata` fields that an API server keeps for itself.
+/// `metadata` fields that the API server manages itself.
 const METADATA_NOISE: [&str; 8] = [
     "metadata.uid",
     "metadata.resourceVersion",
@@ -62,7 +58,26 @@ const METADATA_NOISE: [&str; 8] = [
     "metadata.deletionGracePeriodSeconds",
 ];
 
-const METADATA: [Entry; 1] = [never("metadata.generateName", "only an API server can generate names", "write metadata.name")];
+/// A field that was renamed in a release. The old name is accepted for one more release.
+pub(crate) struct RenamedField {
+    kind: ObjectKind,
+    /// Path in the object; its last element is the old name.
+    pub(crate) path: &'static [&'static str],
+    pub(crate) new_name: &'static str,
+}
+
+/// Renamed fields. The types accept the old names by serde's `alias`; this table produces the warning.
+const RENAMED: [RenamedField; 2] = [
+    RenamedField { kind: ObjectKind::Tenant, path: &["spec", "outside"], new_name: "outboundTrafficPolicy" },
+    RenamedField { kind: ObjectKind::Tenant, path: &["spec", "keys", "place"], new_name: "location" },
+];
+
+/// Returns the renamed fields of a kind.
+pub(crate) fn renamed_fields(kind: ObjectKind) -> impl Iterator<Item = &'static RenamedField> {
+    RENAMED.iter().filter(move |renamed| renamed.kind == kind)
+}
+
+const METADATA: [KnownField; 1] = [never("metadata.generateName", "only an API server can generate names", "write metadata.name")];
 
 const SERVICE_NOISE: [&str; 10] = [
     "spec.ipFamilies",
@@ -77,7 +92,7 @@ const SERVICE_NOISE: [&str; 10] = [
     "spec.allocateLoadBalancerNodePorts",
 ];
 
-const SERVICE: [Entry; 5] = [
+const SERVICE: [KnownField; 5] = [
     unless(
         "spec.internalTrafficPolicy",
         "Cluster",
@@ -90,7 +105,7 @@ const SERVICE: [Entry; 5] = [
     unless("spec.externalName", "", "names outside the mesh are not in this version", REMOVE),
 ];
 
-const ROUTE: [Entry; 7] = [
+const ROUTE: [KnownField; 7] = [
     never("spec.parentRefs[].sectionName", "ports are not attached to by name in this version", "use port"),
     never("spec.useDefaultGateways", "routes attach to Services only in this version", "list the Services in parentRefs"),
     never("spec.rules[].filters", "header changes, redirects, rewrites and mirrors are not in this version", REMOVE),
@@ -100,7 +115,7 @@ const ROUTE: [Entry; 7] = [
     never("spec.rules[].sessionPersistence", "session persistence is not in this version", REMOVE),
 ];
 
-const VIRTUAL_SERVICE: [Entry; 27] = [
+const VIRTUAL_SERVICE: [KnownField; 27] = [
     unless(
         "spec.exportTo",
         "*",
@@ -144,7 +159,7 @@ const VIRTUAL_SERVICE: [Entry; 27] = [
     never("spec.http[].mirror_percent", "mirrors are not in this version", REMOVE),
 ];
 
-const DESTINATION_RULE: [Entry; 4] = [
+const DESTINATION_RULE: [KnownField; 4] = [
     never("spec.trafficPolicy", "load balancing, connection pools, outlier detection and TLS settings are not in this version", REMOVE),
     never(
         "spec.subsets[].trafficPolicy",
@@ -155,24 +170,24 @@ const DESTINATION_RULE: [Entry; 4] = [
     never("spec.workloadSelector", "rules for some clients only are not in this version", REMOVE),
 ];
 
-const AUTHORIZATION_POLICY: [Entry; 1] =
+const AUTHORIZATION_POLICY: [KnownField; 1] =
     [never("spec.selector.matchExpressions", "workloads are selected by equal labels only", "use matchLabels")];
 
-const REQUEST_AUTHENTICATION: [Entry; 3] = [
+const REQUEST_AUTHENTICATION: [KnownField; 3] = [
     never("spec.selector.matchExpressions", "workloads are selected by equal labels only", "use matchLabels"),
     left_out("spec.jwtRules[].timeout", "the controller has a time of its own for fetching keys", REMOVE),
     never("spec.jwtRules[].spaceDelimitedClaims", "other claims than `scope` and `permission` are not split", REMOVE),
 ];
 
-/// Judges the field of `kind` at `pattern` (a path without numbers), which holds `value`.
-pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Verdict {
+/// Decides how to treat the field of `kind` at `pattern` (a path without indexes) that contains `value`.
+pub(crate) fn classify_field(kind: ObjectKind, pattern: &str, value: Option<&YamlNode>) -> FieldVerdict {
     if matches!(pattern, "apiVersion" | "kind" | "status") || METADATA_NOISE.contains(&pattern) {
-        return Verdict::Noise;
+        return FieldVerdict::Noise;
     }
-    let entries: &[Entry] = match kind {
-        // A pod's containers, volumes and statuses are for the kubelet, as are a node's taints, images and capacities.
-        ObjectKind::Pod | ObjectKind::Node if pattern.starts_with("spec.") || pattern.starts_with("status.") => return Verdict::Noise,
-        ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return Verdict::Noise,
+    let entries: &[KnownField] = match kind {
+        // The kubelet uses a pod's containers, volumes and statuses, and a node's taints, images and capacities.
+        ObjectKind::Pod | ObjectKind::Node if pattern.starts_with("spec.") || pattern.starts_with("status.") => return FieldVerdict::Noise,
+        ObjectKind::Service if SERVICE_NOISE.contains(&pattern) => return FieldVerdict::Noise,
         ObjectKind::Service => &SERVICE,
         ObjectKind::HttpRoute | ObjectKind::UdpRoute => &ROUTE,
         ObjectKind::VirtualService => &VIRTUAL_SERVICE,
@@ -191,37 +206,37 @@ pub(crate) fn judge(kind: ObjectKind, pattern: &str, value: Option<&Node>) -> Ve
         ObjectKind::AuthorizationPolicy => &AUTHORIZATION_POLICY,
         ObjectKind::RequestAuthentication => &REQUEST_AUTHENTICATION,
     };
-    let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return Verdict::Unknown };
+    let Some(entry) = entries.iter().chain(&METADATA).find(|entry| entry.pattern == pattern) else { return FieldVerdict::Unknown };
     match entry.harmless {
-        Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => Verdict::Noise,
-        Harmless::LeftOut => Verdict::LeftOut { problem: entry.problem, mend: entry.mend },
-        Harmless::When(_) | Harmless::Never => Verdict::Refused { problem: entry.problem, mend: entry.mend },
+        Harmless::When(wanted) if value.is_some_and(|value| says_only(value, wanted)) => FieldVerdict::Noise,
+        Harmless::LeftOut => FieldVerdict::LeftOut { problem: entry.problem, fix: entry.fix },
+        Harmless::When(_) | Harmless::Never => FieldVerdict::Refused { problem: entry.problem, fix: entry.fix },
     }
 }
 
-fn says_only(node: &Node, wanted: &str) -> bool {
+fn says_only(node: &YamlNode, wanted: &str) -> bool {
     match &node.value {
-        Value::Null => true,
-        Value::Bool(value) => value.to_string() == wanted,
-        Value::Text(text) => text == wanted || text.is_empty(),
-        Value::List(items) => items.iter().all(|item| item.text() == Some(wanted)),
-        Value::Unsigned(_) | Value::Signed(_) | Value::Float(_) | Value::Map(_) => false,
+        YamlValue::Null => true,
+        YamlValue::Bool(value) => value.to_string() == wanted,
+        YamlValue::Text(text) => text == wanted || text.is_empty(),
+        YamlValue::List(items) => items.iter().all(|item| item.text() == Some(wanted)),
+        YamlValue::Unsigned(_) | YamlValue::Signed(_) | YamlValue::Float(_) | YamlValue::Map(_) => false,
     }
 }
 
-/// What to do with a whole document whose kind Canal does not read.
+/// Treatment of a whole document whose kind Canal does not read.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Stranger {
-    /// The kind itself is fine, but not in this `apiVersion`.
+pub(crate) enum UnknownKindAction {
+    /// Canal reads the kind, but not in this `apiVersion`.
     OtherVersion(ObjectKind),
-    /// Something for Kubernetes itself.
+    /// An object that only concerns Kubernetes itself.
     Skipped,
-    /// Policy, which must not be ignored.
+    /// A policy kind, which must not be ignored.
     Refused,
 }
 
-/// API groups whose objects say nothing about traffic.
-const BYSTANDER_GROUPS: [&str; 11] = [
+/// API groups whose objects do not affect traffic.
+const IGNORED_API_GROUPS: [&str; 11] = [
     "",
     "apps",
     "batch",
@@ -235,15 +250,15 @@ const BYSTANDER_GROUPS: [&str; 11] = [
     "discovery.k8s.io",
 ];
 
-/// The kind of a document, or how it is strange.
-pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, Stranger> {
+/// Returns the kind of a document, or the treatment of a document of an unknown kind.
+pub(crate) fn kind_of(api_version: &str, kind: &str) -> Result<ObjectKind, UnknownKindAction> {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     let known = ObjectKind::ALL.into_iter().find(|k| k.as_str() == kind && group_of(*k) == group);
     match known {
         Some(known) if known.api_versions().contains(&api_version) => Ok(known),
-        Some(known) => Err(Stranger::OtherVersion(known)),
-        None if BYSTANDER_GROUPS.contains(&group) && kind != "List" => Err(Stranger::Skipped),
-        None => Err(Stranger::Refused),
+        Some(known) => Err(UnknownKindAction::OtherVersion(known)),
+        None if IGNORED_API_GROUPS.contains(&group) && kind != "List" => Err(UnknownKindAction::Skipped),
+        None => Err(UnknownKindAction::Refused),
     }
 }
 
@@ -256,30 +271,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kinds_are_told_apart_by_group() {
+    fn kinds_are_distinguished_by_group() {
         for (api_version, kind, expected) in [
             ("v1", "Pod", Ok(ObjectKind::Pod)),
             ("v1", "Node", Ok(ObjectKind::Node)),
             ("canal.mesh/v1", "Throttle", Ok(ObjectKind::Throttle)),
             ("canal.mesh/v1", "Gateway", Ok(ObjectKind::Gateway)),
-            ("gateway.networking.k8s.io/v1", "Gateway", Err(Stranger::Refused)),
-            ("networking.istio.io/v1", "Gateway", Err(Stranger::Refused)),
+            ("gateway.networking.k8s.io/v1", "Gateway", Err(UnknownKindAction::Refused)),
+            ("networking.istio.io/v1", "Gateway", Err(UnknownKindAction::Refused)),
             ("gateway.networking.k8s.io/v1beta1", "HTTPRoute", Ok(ObjectKind::HttpRoute)),
-            ("gateway.networking.k8s.io/v1alpha2", "HTTPRoute", Err(Stranger::OtherVersion(ObjectKind::HttpRoute))),
+            ("gateway.networking.k8s.io/v1alpha2", "HTTPRoute", Err(UnknownKindAction::OtherVersion(ObjectKind::HttpRoute))),
             ("gateway.networking.k8s.io/v1alpha2", "UDPRoute", Ok(ObjectKind::UdpRoute)),
-            ("gateway.networking.k8s.io/v1", "UDPRoute", Err(Stranger::OtherVersion(ObjectKind::UdpRoute))),
+            ("gateway.networking.k8s.io/v1", "UDPRoute", Err(UnknownKindAction::OtherVersion(ObjectKind::UdpRoute))),
             ("networking.istio.io/v1alpha3", "VirtualService", Ok(ObjectKind::VirtualService)),
             ("security.istio.io/v1", "AuthorizationPolicy", Ok(ObjectKind::AuthorizationPolicy)),
             ("security.istio.io/v1beta1", "PeerAuthentication", Ok(ObjectKind::PeerAuthentication)),
-            ("security.istio.io/v1alpha1", "RequestAuthentication", Err(Stranger::OtherVersion(ObjectKind::RequestAuthentication))),
-            ("security.istio.io/v1", "MeshPolicy", Err(Stranger::Refused)),
+            (
+                "security.istio.io/v1alpha1",
+                "RequestAuthentication",
+                Err(UnknownKindAction::OtherVersion(ObjectKind::RequestAuthentication)),
+            ),
+            ("security.istio.io/v1", "MeshPolicy", Err(UnknownKindAction::Refused)),
             ("canal.mesh/v1", "KeyServer", Ok(ObjectKind::KeyServer)),
-            ("apps/v1", "Deployment", Err(Stranger::Skipped)),
-            ("v1", "ServiceAccount", Err(Stranger::Skipped)),
-            ("networking.k8s.io/v1", "NetworkPolicy", Err(Stranger::Refused)),
-            ("v1", "List", Err(Stranger::Refused)),
-            ("v1", "HTTPRoute", Err(Stranger::Skipped)),
-            ("example.com/v1", "Thing", Err(Stranger::Refused)),
+            ("apps/v1", "Deployment", Err(UnknownKindAction::Skipped)),
+            ("v1", "ServiceAccount", Err(UnknownKindAction::Skipped)),
+            ("networking.k8s.io/v1", "NetworkPolicy", Err(UnknownKindAction::Refused)),
+            ("v1", "List", Err(UnknownKindAction::Refused)),
+            ("v1", "HTTPRoute", Err(UnknownKindAction::Skipped)),
+            ("example.com/v1", "Thing", Err(UnknownKindAction::Refused)),
         ] {
             assert_eq!(kind_of(api_version, kind), expected, "{api_version} {kind}");
         }
@@ -306,8 +325,8 @@ mod tests {
             (ObjectKind::AuthorizationPolicy, "spec.selector.matchExpressions", "[x]", false),
             (ObjectKind::RequestAuthentication, "spec.jwtRules[].spaceDelimitedClaims", "[x]", false),
         ] {
-            let node = crate::tree::parse(yaml).unwrap();
-            assert_eq!(judge(kind, pattern, Some(&node)) == Verdict::Noise, noise, "{kind} {pattern}: {yaml}");
+            let node = canal_yaml::tree::parse(yaml).unwrap();
+            assert_eq!(classify_field(kind, pattern, Some(&node)) == FieldVerdict::Noise, noise, "{kind} {pattern}: {yaml}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Opens and reads the files of one tenant's directory, without ever leaving it. Makes no choices about their content.
+//! Opens and reads the files of one tenant's directory without leaving it. It does not interpret their content.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,9 +8,9 @@ use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2
 
 use crate::limits::FILE_BYTES_MAX;
 
-/// What changes when a file's content does.
+/// File metadata that changes when the file's content changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stamp {
+pub(crate) struct FileFingerprint {
     device: u64,
     inode: u64,
     size: i64,
@@ -18,7 +18,7 @@ pub(crate) struct Stamp {
     changed: (i64, i64),
 }
 
-impl Stamp {
+impl FileFingerprint {
     fn of(stat: &Stat) -> Self {
         Self {
             device: stat.st_dev,
@@ -31,27 +31,27 @@ impl Stamp {
 }
 
 /// A file that is open for reading.
-pub(crate) struct Opened {
+pub(crate) struct OpenFile {
     file: File,
-    pub(crate) stamp: Stamp,
+    pub(crate) stamp: FileFingerprint,
 }
 
-/// Why a file cannot be taken: the problem and the mend.
+/// The reason that a file cannot be read: the problem and the fix.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Unreadable {
+pub(crate) struct FileReadError {
     pub(crate) problem: String,
-    pub(crate) mend: &'static str,
+    pub(crate) fix: &'static str,
 }
 
-/// What reading a file gave.
-pub(crate) enum Content {
+/// The result of reading a file.
+pub(crate) enum FileContent {
     Text(String),
-    /// It was written to meanwhile; read it again soon.
+    /// The file changed while it was read; read it again soon.
     Moving,
-    Refused(Unreadable),
+    Refused(FileReadError),
 }
 
-/// Opens the directory `name` below `parent`; links may not lead out of `parent`.
+/// Opens the directory `name` below `parent`. Links may not lead out of `parent`.
 pub(crate) fn open_directory(parent: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
     openat2(
         parent,
@@ -62,7 +62,7 @@ pub(crate) fn open_directory(parent: BorrowedFd<'_>, name: &str) -> rustix::io::
     )
 }
 
-/// The names in a directory that are UTF-8 and not hidden, sorted.
+/// Returns the sorted names in a directory that are UTF-8 and do not begin with a dot.
 pub(crate) fn names(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<String>> {
     let mut names = Vec::new();
     for entry in Dir::read_from(directory)? {
@@ -73,27 +73,30 @@ pub(crate) fn names(directory: BorrowedFd<'_>) -> rustix::io::Result<Vec<String>
     Ok(names)
 }
 
-/// Opens the regular file `name`. A link may lead to another file below `directory` only; a pipe is not waited for.
-pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<Opened, Unreadable> {
+/// Opens the regular file `name`. A link may only lead to another file below `directory`. Opening a pipe does not block.
+///
+/// # Errors
+/// Returns the problem and the fix if a link leaves the directory, the file cannot be opened, or it is not a regular file.
+pub(crate) fn open_file(directory: BorrowedFd<'_>, name: &str) -> Result<OpenFile, FileReadError> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     let opened = openat2(directory, name, flags, Mode::empty(), ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS);
     let fd = opened.map_err(|error| match error {
         rustix::io::Errno::XDEV => {
-            Unreadable { problem: "the link leads out of the tenant's directory".to_owned(), mend: "put the file itself here" }
+            FileReadError { problem: "the link leads out of the tenant's directory".to_owned(), fix: "put the file itself here" }
         }
-        error => Unreadable { problem: format!("the file cannot be opened: {error}"), mend: "make it readable for the controller" },
+        error => FileReadError { problem: format!("the file cannot be opened: {error}"), fix: "make it readable for the controller" },
     })?;
     let stat =
-        fstat(&fd).map_err(|error| Unreadable { problem: format!("the file cannot be read: {error}"), mend: "check the file system" })?;
+        fstat(&fd).map_err(|error| FileReadError { problem: format!("the file cannot be read: {error}"), fix: "check the file system" })?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-        return Err(Unreadable { problem: "this is not a regular file".to_owned(), mend: "remove it or rename it" });
+        return Err(FileReadError { problem: "this is not a regular file".to_owned(), fix: "remove it or rename it" });
     }
-    Ok(Opened { file: File::from(fd), stamp: Stamp::of(&stat) })
+    Ok(OpenFile { file: File::from(fd), stamp: FileFingerprint::of(&stat) })
 }
 
-/// Reads a file to its end, up to the limit.
-pub(crate) fn read(opened: &mut Opened) -> Content {
-    let refuse = |problem: String, mend: &'static str| Content::Refused(Unreadable { problem, mend });
+/// Reads a file to its end, up to [`FILE_BYTES_MAX`].
+pub(crate) fn read(opened: &mut OpenFile) -> FileContent {
+    let refuse = |problem: String, fix: &'static str| FileContent::Refused(FileReadError { problem, fix });
     let mut bytes = Vec::new();
     if let Err(error) = opened.file.by_ref().take(FILE_BYTES_MAX as u64 + 1).read_to_end(&mut bytes) {
         return refuse(format!("the file cannot be read: {error}"), "check the file system");
@@ -101,12 +104,13 @@ pub(crate) fn read(opened: &mut Opened) -> Content {
     if bytes.len() > FILE_BYTES_MAX {
         return refuse(format!("the file has more than {FILE_BYTES_MAX} bytes"), "split it into several files");
     }
+    // A writer that was active during the read may have left us a mixture of old and new content.
     match fstat(opened.file.as_fd()) {
-        Ok(stat) if Stamp::of(&stat) == opened.stamp => {}
-        _ => return Content::Moving,
+        Ok(stat) if FileFingerprint::of(&stat) == opened.stamp => {}
+        _ => return FileContent::Moving,
     }
     match String::from_utf8(bytes) {
-        Ok(text) => Content::Text(text),
+        Ok(text) => FileContent::Text(text),
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.iter().filter(|byte| **byte == b'\n').count() + 1;

@@ -1,26 +1,22 @@
-//! Where policy comes from: YAML text, and a directory of YAML per tenant. What the objects mean together is the compiler's.
+//! Reads policy objects from YAML text and from a directory of YAML files per tenant. It does not interpret objects together; the compiler
+//! does that.
 //!
-//! [`parse`] reads one file, [`pinpoint`] finds a field in it again, [`Watch`] follows a directory. Nothing is ever half
-//! silent: what is not understood is refused by name, with its place and its mend.
+//! Start at [`parse`], which reads one file. [`pinpoint`] finds the position of a field in the text again. [`DirectoryWatch`] follows a
+//! directory. Input that Canal does not understand is never dropped silently: a diagnostic names it, its position and the fix.
 
 #![forbid(unsafe_code)]
 
 mod annotations;
-mod decode;
 mod directory;
-mod error;
 mod fields;
 mod file;
 pub mod limits;
-mod path;
-mod pinpoint;
+mod locate;
 mod read;
-mod scalar;
 mod split;
-mod tree;
 mod watch;
 
-pub use directory::{Directory, Scan, TenantFiles};
-pub use pinpoint::pinpoint;
-pub use read::{Parsed, parse};
-pub use watch::{BUSY_MAX, DELAY_MAX, LOOK_EVERY, QUIET, Watch, WatchError};
+pub use directory::{Directory, ScanResult, TenantFiles};
+pub use locate::pinpoint;
+pub use read::{ParsedFile, parse};
+pub use watch::{BUSY_MAX, DEBOUNCE, DELAY_MAX, DirectoryWatch, RESCAN_INTERVAL, WatchError};

@@ -1,44 +1,45 @@
-//! Reads the YAML of one file into objects. Judges each document alone; what objects mean together is the compiler's.
+//! Parses the YAML of one file into objects. Each document is checked alone; the compiler interprets objects together.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use canal_model::diagnostic::{Diagnostic, Origin, Severity};
+use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
 use canal_model::ids::{Namespace, ObjectName};
-use canal_model::policy::{Document, Fault, Object, ObjectKey, ObjectKind};
+use canal_model::policy::{Document, Object, ObjectKey, ObjectKind, RejectedField};
+use canal_yaml::decode::{DecodeResult, Empty, UnknownField, decode};
+use canal_yaml::path::pattern;
+use canal_yaml::tree::{self, YamlNode, YamlValue};
 use serde::Deserialize;
 
 use crate::annotations::without_unread;
-use crate::decode::{Decoded, Empty, Unknown, decode};
-use crate::fields::{Stranger, Verdict, judge, kind_of};
+use crate::fields::{FieldVerdict, RenamedField, UnknownKindAction, classify_field, kind_of, renamed_fields};
 use crate::limits::{DOCUMENTS_PER_FILE_MAX, FILE_BYTES_MAX, FINDINGS_PER_DOCUMENT_MAX};
-use crate::path::pattern;
-use crate::pinpoint::place;
-use crate::split::{Chunk, split};
-use crate::tree::{self, Node, Value};
+use crate::locate::place;
+use crate::split::{DocumentText, split};
 
-/// What a file says.
+/// The objects and diagnostics of one file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Parsed {
-    /// In the order of the file. An object with mistakes is here too, reduced by its [`Fault`]s, if it can be named at all.
+pub struct ParsedFile {
+    /// Objects in the order of the file. An object with errors is included, reduced by its [`RejectedField`]s, if it has a kind and a valid
+    /// name.
     pub documents: Vec<Document>,
-    /// In the order of the file.
+    /// Diagnostics in the order of the file's documents.
     pub diagnostics: Vec<Diagnostic>,
 }
 
-impl Parsed {
-    /// Whether everything in the file can be taken as written.
+impl ParsedFile {
+    /// Returns true if no diagnostic is an error, so that the whole file can be used as written.
     pub fn is_clean(&self) -> bool {
         self.diagnostics.iter().all(|diagnostic| diagnostic.severity != Severity::Error)
     }
 }
 
-/// Reads the text of `file`, whose name is only used to say where something stands.
-pub fn parse(file: &str, text: &str) -> Parsed {
-    let mut parsed = Parsed::default();
+/// Parses `text`. The name `file` is only used for the positions in diagnostics.
+pub fn parse(file: &str, text: &str) -> ParsedFile {
+    let mut parsed = ParsedFile::default();
     let file: Arc<str> = file.into();
-    let start = Origin { file, line: 1, column: 1 };
+    let start = SourceLocation { file, line: 1, column: 1 };
     if text.len() > FILE_BYTES_MAX {
         let problem = format!("the file has {} bytes, more than {FILE_BYTES_MAX}", text.len());
         parsed.diagnostics.push(error(start, None, "", problem, "split it into several files"));
@@ -51,16 +52,16 @@ pub fn parse(file: &str, text: &str) -> Parsed {
         return parsed;
     }
     for chunk in chunks {
-        let origin = Origin { file: start.file.clone(), line: chunk.line, column: 1 };
-        let mut reading = Reading { origin, key: None, diagnostics: &mut parsed.diagnostics, faults: Vec::new() };
+        let origin = SourceLocation { file: start.file.clone(), line: chunk.line, column: 1 };
+        let mut reading = DocumentReader { origin, key: None, diagnostics: &mut parsed.diagnostics, faults: Vec::new() };
         parsed.documents.extend(reading.document(&chunk));
     }
     parsed.refuse_doubles();
     parsed
 }
 
-impl Parsed {
-    /// The second of two objects with one name is taken out.
+impl ParsedFile {
+    /// Removes the second of two objects with the same key and reports an error for it.
     fn refuse_doubles(&mut self) {
         let mut seen = BTreeSet::new();
         let diagnostics = &mut self.diagnostics;
@@ -76,29 +77,30 @@ impl Parsed {
     }
 }
 
-fn error(origin: Origin, object: Option<ObjectKey>, field: &str, problem: String, mend: &str) -> Diagnostic {
-    Diagnostic { severity: Severity::Error, origin: Some(origin), object, field: field.to_owned(), problem, mend: mend.to_owned() }
+fn error(origin: SourceLocation, object: Option<ObjectKey>, field: &str, problem: String, fix: &str) -> Diagnostic {
+    Diagnostic { severity: Severity::Error, origin: Some(origin), object, field: field.to_owned(), problem, fix: fix.to_owned() }
 }
 
-/// One document being read.
-struct Reading<'a> {
-    origin: Origin,
+/// Reads one document into an object and collects its diagnostics.
+struct DocumentReader<'a> {
+    origin: SourceLocation,
     key: Option<ObjectKey>,
     diagnostics: &'a mut Vec<Diagnostic>,
-    faults: Vec<Fault>,
+    faults: Vec<RejectedField>,
 }
 
-impl Reading<'_> {
-    fn document(&mut self, chunk: &Chunk<'_>) -> Option<Document> {
+impl DocumentReader<'_> {
+    fn document(&mut self, chunk: &DocumentText<'_>) -> Option<Document> {
         let written = match tree::parse(&chunk.text) {
             Ok(root) => root,
             Err(syntax) => {
                 let origin = place(&self.origin, syntax.spot);
                 let problem = format!("this is not YAML: {}", syntax.problem);
-                self.diagnostics.push(error(origin, None, "", problem, "mend the document from here on"));
+                self.diagnostics.push(error(origin, None, "", problem, "fix the document from here on"));
                 return None;
             }
         };
+        // The stored text omits unread annotations: `last-applied-configuration` would double its size.
         let (text, root) = match without_unread(&chunk.text, &written) {
             Some((text, root)) => (Cow::Owned(text), root),
             None => (Cow::Borrowed(chunk.text.as_ref()), written),
@@ -108,15 +110,15 @@ impl Reading<'_> {
         Some(Document { object, origin: self.origin.clone(), text: text.as_ref().into(), faults: std::mem::take(&mut self.faults) })
     }
 
-    /// The document's kind, or a word on why it has none.
-    fn kind(&mut self, root: &Node) -> Option<ObjectKind> {
+    /// Returns the document's kind, or adds a diagnostic that says why it has none.
+    fn kind(&mut self, root: &YamlNode) -> Option<ObjectKind> {
         let origin = place(&self.origin, root.spot);
-        if !matches!(root.value, Value::Map(_)) {
+        if !matches!(root.value, YamlValue::Map(_)) {
             let problem = "this is not an object".to_owned();
             self.diagnostics.push(error(origin, None, "", problem, "write apiVersion, kind, metadata and spec"));
             return None;
         }
-        let word = |field: &str| root.field(field).and_then(Node::text).filter(|text| !text.is_empty());
+        let word = |field: &str| root.field(field).and_then(YamlNode::text).filter(|text| !text.is_empty());
         let (Some(api_version), Some(kind)) = (word("apiVersion"), word("kind")) else {
             let field = if word("apiVersion").is_none() { "apiVersion" } else { "kind" };
             self.diagnostics.push(error(
@@ -130,6 +132,7 @@ impl Reading<'_> {
         };
         match kind_of(api_version, kind) {
             Ok(kind) => {
+                // The key is known before decoding, so that decoding errors can name the object.
                 self.key = key(kind, root);
                 Some(kind)
             }
@@ -141,7 +144,7 @@ impl Reading<'_> {
         }
     }
 
-    fn object(&mut self, kind: ObjectKind, root: &Node) -> Option<Object> {
+    fn object(&mut self, kind: ObjectKind, root: &YamlNode) -> Option<Object> {
         match kind {
             ObjectKind::Pod => self.typed(kind, root, Empty::Absent).map(Object::Pod),
             ObjectKind::Service => self.typed(kind, root, Empty::Absent).map(Object::Service),
@@ -164,81 +167,94 @@ impl Reading<'_> {
         }
     }
 
-    fn typed<T: for<'de> Deserialize<'de>>(&mut self, kind: ObjectKind, root: &Node, empty: Empty) -> Option<T> {
-        let decoded: Decoded<T> = decode(root, empty);
+    fn typed<T: for<'de> Deserialize<'de>>(&mut self, kind: ObjectKind, root: &YamlNode, empty: Empty) -> Option<T> {
+        let decoded: DecodeResult<T> = decode(root, empty);
         let mut found: Vec<Diagnostic> = Vec::new();
         for broken in decoded.broken {
             let origin = place(&self.origin, broken.spot);
-            found.push(error(origin, self.key.clone(), &broken.path, broken.problem, &broken.mend));
+            found.push(error(origin, self.key.clone(), &broken.path, broken.problem, &broken.fix));
         }
         let nodes = root.by_id();
         for unknown in decoded.unknown {
             found.extend(self.unknown(kind, nodes.get(&unknown.node).copied(), &unknown));
         }
+        found.extend(renamed_fields(kind).filter_map(|renamed| self.renamed(renamed, root)));
         found.sort_by(|a, b| a.origin.cmp(&b.origin));
         if found.len() > 2 * FINDINGS_PER_DOCUMENT_MAX {
             found.truncate(FINDINGS_PER_DOCUMENT_MAX);
-            // As a fault it concerns all of the object.
+            // The faults below copy this error; the field `spec` makes it apply to the whole object.
             let problem = format!("there are more than {FINDINGS_PER_DOCUMENT_MAX} mistakes");
-            found.push(error(self.origin.clone(), self.key.clone(), "spec", problem, "mend those above first"));
+            found.push(error(self.origin.clone(), self.key.clone(), "spec", problem, "fix those above first"));
         }
+        // Only errors become faults, because a warning does not change what the object means.
         let errors = found.iter().filter(|diagnostic| diagnostic.severity == Severity::Error);
-        self.faults.extend(errors.map(|d| Fault { field: d.field.clone(), problem: d.problem.clone() }));
+        self.faults.extend(errors.map(|d| RejectedField { field: d.field.clone(), problem: d.problem.clone() }));
         self.diagnostics.append(&mut found);
         decoded.object
     }
 
-    fn unknown(&self, kind: ObjectKind, value: Option<&Node>, unknown: &Unknown) -> Option<Diagnostic> {
+    /// Returns the warning for a field that is written under its old name.
+    fn renamed(&self, renamed: &RenamedField, root: &YamlNode) -> Option<Diagnostic> {
+        let (last, parents) = renamed.path.split_last()?;
+        let parent = parents.iter().try_fold(root, |node, name| node.field(name))?;
+        let (key, _) = parent.entry(last)?;
+        let problem = format!("the field is called {} now; the next release does not accept {last}", renamed.new_name);
+        let fix = format!("write {}", renamed.new_name);
+        let diagnostic = error(place(&self.origin, key.spot), self.key.clone(), &renamed.path.join("."), problem, &fix);
+        Some(Diagnostic { severity: Severity::Warning, ..diagnostic })
+    }
+
+    fn unknown(&self, kind: ObjectKind, value: Option<&YamlNode>, unknown: &UnknownField) -> Option<Diagnostic> {
         let origin = place(&self.origin, unknown.spot);
-        match judge(kind, &pattern(&unknown.path), value) {
-            Verdict::Noise => None,
-            Verdict::LeftOut { problem, mend } => {
-                let diagnostic = error(origin, self.key.clone(), &unknown.path, problem.to_owned(), mend);
+        match classify_field(kind, &pattern(&unknown.path), value) {
+            FieldVerdict::Noise => None,
+            FieldVerdict::LeftOut { problem, fix } => {
+                let diagnostic = error(origin, self.key.clone(), &unknown.path, problem.to_owned(), fix);
                 Some(Diagnostic { severity: Severity::Warning, ..diagnostic })
             }
-            Verdict::Refused { problem, mend } => Some(error(origin, self.key.clone(), &unknown.path, problem.to_owned(), mend)),
-            Verdict::Unknown => {
-                let mend = format!("remove it, or write one of {}", unknown.known.join(", "));
-                Some(error(origin, self.key.clone(), &unknown.path, "there is no such field".to_owned(), &mend))
+            FieldVerdict::Refused { problem, fix } => Some(error(origin, self.key.clone(), &unknown.path, problem.to_owned(), fix)),
+            FieldVerdict::Unknown => {
+                let fix = format!("remove it, or write one of {}", unknown.known.join(", "));
+                Some(error(origin, self.key.clone(), &unknown.path, "there is no such field".to_owned(), &fix))
             }
         }
     }
 }
 
-/// The object's name, as far as it has a valid one.
-fn key(kind: ObjectKind, root: &Node) -> Option<ObjectKey> {
+/// Returns the object's key if its name and namespace are valid.
+fn key(kind: ObjectKind, root: &YamlNode) -> Option<ObjectKey> {
     let metadata = root.field("metadata")?;
-    let namespace = metadata.field("namespace").and_then(Node::text).unwrap_or("default");
+    let namespace = metadata.field("namespace").and_then(YamlNode::text).unwrap_or("default");
     let name = ObjectName::new(metadata.field("name")?.text()?).ok()?;
     Some(ObjectKey { kind, namespace: Namespace::new(namespace).ok()?, name })
 }
 
-fn strange(stranger: &Stranger, api_version: &str, kind: &str, origin: Origin) -> Diagnostic {
-    let (severity, field, problem, mend) = match stranger {
-        Stranger::OtherVersion(known) => (
+fn strange(stranger: &UnknownKindAction, api_version: &str, kind: &str, origin: SourceLocation) -> Diagnostic {
+    let (severity, field, problem, fix) = match stranger {
+        UnknownKindAction::OtherVersion(known) => (
             Severity::Error,
             "apiVersion",
             format!("{kind} is not read in {api_version:?}"),
             format!("write apiVersion: {}", known.api_versions().join(" or ")),
         ),
-        Stranger::Skipped => (
+        UnknownKindAction::Skipped => (
             Severity::Warning,
             "kind",
-            format!("{kind} ({api_version}) says nothing about the mesh and is skipped"),
+            format!("{kind} ({api_version}) does not concern the mesh and is skipped"),
             "leave it to Kubernetes".to_owned(),
         ),
-        Stranger::Refused if kind == "List" => (
+        UnknownKindAction::Refused if kind == "List" => (
             Severity::Error,
             "kind",
             "lists are not read".to_owned(),
             "write the items as documents of their own, parted by ---".to_owned(),
         ),
-        Stranger::Refused => (
+        UnknownKindAction::Refused => (
             Severity::Error,
             "kind",
             format!("{kind} ({api_version}) is not in this version"),
             format!("remove it; known are {}", ObjectKind::ALL.map(ObjectKind::as_str).join(", ")),
         ),
     };
-    Diagnostic { severity, origin: Some(origin), object: None, field: field.to_owned(), problem, mend }
+    Diagnostic { severity, origin: Some(origin), object: None, field: field.to_owned(), problem, fix }
 }

@@ -1,19 +1,19 @@
-//! Cuts a file into YAML documents by its `---` lines, so that a mistake in one document does not hide the others.
+//! Splits a file into YAML documents at its `---` lines, so that an error in one document does not hide the others.
 //!
-//! A line that starts with `---` or `...` in the first column always ends a document (YAML 1.2.2 §9.1.2), even inside a
-//! block scalar, so no parser is needed for this.
+//! It needs no parser: a line that starts with `---` or `...` in the first column always ends a document (YAML 1.2.2 §9.1.2), even inside a
+//! block scalar.
 
 use std::borrow::Cow;
 
-/// One document's text and the line of the file on which it begins, counted from 1.
+/// The text of one document, and the line of the file on which it begins, counted from 1.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Chunk<'a> {
+pub(crate) struct DocumentText<'a> {
     pub(crate) line: u32,
     pub(crate) text: Cow<'a, str>,
 }
 
-/// The documents of `text` that hold more than comments, directives and blank lines.
-pub(crate) fn split(text: &str) -> Vec<Chunk<'_>> {
+/// Returns the documents of `text` that contain more than comments, directives and blank lines.
+pub(crate) fn split(text: &str) -> Vec<DocumentText<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut chunks = Vec::new();
     let (mut start, mut first_line, mut at) = (0, 1, 0);
@@ -34,16 +34,16 @@ pub(crate) fn split(text: &str) -> Vec<Chunk<'_>> {
     chunks
 }
 
-/// What follows the marker on its line; `None` if the line is no marker.
+/// Returns the text after the marker on its line, or `None` if the line is not a marker.
 fn marker(line: &str) -> Option<&str> {
     let rest = line.strip_prefix("---").or_else(|| line.strip_prefix("..."))?;
     rest.is_empty().then_some(rest).or_else(|| rest.starts_with([' ', '\t', '\n', '\r']).then_some(rest))
 }
 
-fn push<'a>(chunks: &mut Vec<Chunk<'a>>, mut line: u32, inline: Option<&str>, body: &'a str) {
+fn push<'a>(chunks: &mut Vec<DocumentText<'a>>, mut line: u32, inline: Option<&str>, body: &'a str) {
     if let Some(inline) = inline {
-        // The marker's own columns stay as spaces, so that positions are right.
-        chunks.extend(has_content(inline, body).then(|| Chunk { line, text: Cow::Owned(format!("   {inline}{body}")) }));
+        // Spaces replace the marker, so that columns in diagnostics stay correct.
+        chunks.extend(has_content(inline, body).then(|| DocumentText { line, text: Cow::Owned(format!("   {inline}{body}")) }));
         return;
     }
     let mut body = body;
@@ -52,7 +52,7 @@ fn push<'a>(chunks: &mut Vec<Chunk<'a>>, mut line: u32, inline: Option<&str>, bo
         body = rest;
         line += 1;
     }
-    chunks.extend(has_content("", body).then_some(Chunk { line, text: Cow::Borrowed(body) }));
+    chunks.extend(has_content("", body).then_some(DocumentText { line, text: Cow::Borrowed(body) }));
 }
 
 fn has_content(inline: &str, body: &str) -> bool {

@@ -1,4 +1,4 @@
-//! Follows a directory of YAML per tenant. What a file means is `directory`; this only knows when to look.
+//! Watches a directory of YAML files per tenant by inotify and decides when to scan. `directory` reads and interprets the files.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -11,69 +11,73 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-use crate::directory::{Directory, Hints, Scan};
+use crate::directory::{Directory, Hints, ScanResult};
 
-/// Nothing must have happened for so long before the files are read …
-pub const QUIET: Duration = Duration::from_millis(50);
-/// … but they are read at the latest so long after the first change.
+/// The files are scanned only after this time without events.
+pub const DEBOUNCE: Duration = Duration::from_millis(50);
+/// Upper bound on the delay from the first event to the scan, even if events continue.
 pub const DELAY_MAX: Duration = Duration::from_millis(500);
-/// A file that is held open for writing is read anyhow after so long.
+/// A file that stays open for writing is read anyway after this time.
 pub const BUSY_MAX: Duration = Duration::from_secs(5);
-/// All files are looked at so often even if no change was told: networked file systems tell none.
-pub const LOOK_EVERY: Duration = Duration::from_secs(30);
-/// Scans that wait for the receiver; the watcher then waits too.
+/// All files are scanned at this interval even without an event, because networked file systems report none.
+pub const RESCAN_INTERVAL: Duration = Duration::from_secs(30);
+/// Scan results that wait for the receiver. If there are more, the watcher waits too.
 const SCANS_WAITING_MAX: usize = 4;
 const EVENT_BYTES_MAX: usize = 64 << 10;
 
-/// Why a directory cannot be watched.
+/// The reason that a directory cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// The kernel gives no inotify instance, or does not let this directory be watched.
+    /// The kernel provides no inotify instance, or refuses to watch this directory.
     #[error(
         "cannot watch {path}: {source}; create the directory, and raise fs.inotify.max_user_instances and max_user_watches if they are used up"
     )]
     Inotify { path: PathBuf, source: std::io::Error },
 }
 
-/// A watched directory. Dropping it ends the watching.
+/// A watched directory. Dropping it stops the watch.
 #[derive(Debug)]
-pub struct Watch {
-    scans: mpsc::Receiver<Scan>,
+pub struct DirectoryWatch {
+    scans: mpsc::Receiver<ScanResult>,
     task: JoinHandle<()>,
 }
 
-impl Watch {
-    /// Starts to watch; call it inside a tokio runtime. A file is best replaced by renaming a complete one over it.
+impl DirectoryWatch {
+    /// Starts the watch; must be called inside a tokio runtime. To replace a file safely, rename a complete one over it.
+    ///
+    /// # Errors
+    /// Returns [`WatchError`] if inotify is not available or `root` cannot be watched.
     pub fn open(root: &Path) -> Result<Self, WatchError> {
         let explain = |source| WatchError::Inotify { path: root.to_owned(), source };
         let inotify = Inotify::init().map_err(explain)?;
         let watches = inotify.watches();
         let events = inotify.into_event_stream(vec![0; EVENT_BYTES_MAX]).map_err(explain)?;
-        let mut watcher = Watcher { root: root.to_owned(), events, watches, tenants: HashMap::new(), pending: Pending::default() };
+        let mut watcher = InotifyReader { root: root.to_owned(), events, watches, tenants: HashMap::new(), pending: Pending::default() };
         watcher.follow(None).map_err(explain)?;
         let (sender, scans) = mpsc::channel(SCANS_WAITING_MAX);
         Ok(Self { scans, task: tokio::spawn(watcher.run(Directory::new(root), sender)) })
     }
 
-    /// The next change; at first everything. Nothing is lost if the future is dropped. `None` only while the runtime goes down.
-    pub async fn next(&mut self) -> Option<Scan> {
+    /// Waits for the next change; the first result contains every tenant. It is cancel-safe. It returns `None` only while the runtime shuts
+    /// down.
+    pub async fn next(&mut self) -> Option<ScanResult> {
         self.scans.recv().await
     }
 }
 
-impl Drop for Watch {
+impl Drop for DirectoryWatch {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-/// What happened since the last look.
+/// Events since the last scan.
 #[derive(Default)]
 struct Pending {
     touched: BTreeSet<(String, String)>,
-    /// Open for writing, since when.
+    /// Files that are open for writing, with the time of their first write event.
     busy: BTreeMap<(String, String), Instant>,
-    /// A tenant came, went, or events were lost.
+    /// A full scan is due because a tenant came or went, or events were lost.
     look: bool,
 }
 
@@ -82,18 +86,19 @@ impl Pending {
         self.touched.is_empty() && !self.look
     }
 
-    /// What the next look must know.
+    /// Returns the hints for the next scan and resets what that scan covers.
     fn take(&mut self, now: Instant) -> Hints {
         self.look = false;
         self.busy.retain(|_, since| now.duration_since(*since) < BUSY_MAX);
         let touched = std::mem::take(&mut self.touched);
         let (waiting, touched) = touched.into_iter().partition(|file| self.busy.contains_key(file));
-        // A file that is still written to stays touched, for when it is closed or given up on.
+        // A file that is still being written stays touched, so that it is read when it is closed or `BUSY_MAX` is over.
         self.touched = waiting;
         Hints { touched, busy: self.busy.keys().cloned().collect() }
     }
 
     fn note(&mut self, tenant: &str, event: &Event<std::ffi::OsString>, now: Instant) {
+        // An event without a file name is about the directory itself, or reports a queue overflow.
         let Some(name) = event.name.as_ref().and_then(|name| name.to_str()) else {
             self.look = true;
             return;
@@ -108,33 +113,35 @@ impl Pending {
     }
 }
 
-struct Watcher {
+struct InotifyReader {
     root: PathBuf,
     events: EventStream<Vec<u8>>,
     watches: Watches,
-    /// Which directory a descriptor watches; `None` is the root.
+    /// The tenant whose directory a descriptor watches; `None` is the root.
     tenants: HashMap<WatchDescriptor, Option<String>>,
     pending: Pending,
 }
 
-impl Watcher {
-    async fn run(mut self, mut directory: Directory, scans: mpsc::Sender<Scan>) {
-        let mut told: Option<Scan> = None;
+impl InotifyReader {
+    async fn run(mut self, mut directory: Directory, scans: mpsc::Sender<ScanResult>) {
+        let mut told: Option<ScanResult> = None;
         loop {
+            // Watches are added before the scan, so that a change during the scan causes an event.
             self.follow_tenants();
             let hints = self.pending.take(Instant::now());
             let looked = tokio::task::spawn_blocking(move || {
                 let scan = directory.scan_with(&hints);
                 (directory, scan)
             });
-            // The task only fails with the runtime.
+            // The blocking task fails only when the runtime shuts down.
             let Ok((same, scan)) = looked.await else { return };
             directory = same;
-            let wait = if scan.is_moving { QUIET } else { LOOK_EVERY };
+            let wait = if scan.is_moving { DEBOUNCE } else { RESCAN_INTERVAL };
+            // The first scan is always sent, even if there are no tenants; later ones only if they contain news.
             let is_news = told.as_ref().is_none_or(|told| !scan.changed.is_empty() || scan.diagnostics != told.diagnostics);
             if is_news {
                 tracing::debug!(tenants = scan.changed.len(), "configuration files changed");
-                told = Some(Scan { changed: Vec::new(), ..scan.clone() });
+                told = Some(ScanResult { changed: Vec::new(), ..scan.clone() });
                 if scans.send(scan).await.is_err() {
                     return;
                 }
@@ -145,7 +152,7 @@ impl Watcher {
         }
     }
 
-    /// Waits for a change and then for quiet, or until it is time to look anyhow. False if no more events can come.
+    /// Waits for an event and then for a quiet period, at most until the next scan is due. Returns false if no more events can arrive.
     async fn settle(&mut self, wait: Duration) -> bool {
         let mut until = Instant::now() + wait;
         let mut latest: Option<Instant> = None;
@@ -161,7 +168,7 @@ impl Watcher {
             }
             if !self.pending.is_empty() {
                 let now = Instant::now();
-                until = (now + QUIET).min(*latest.get_or_insert(now + DELAY_MAX));
+                until = (now + DEBOUNCE).min(*latest.get_or_insert(now + DELAY_MAX));
             }
         }
     }
@@ -179,7 +186,7 @@ impl Watcher {
         }
     }
 
-    /// Watches the root or a tenant's directory; watching the same again changes nothing.
+    /// Adds a watch on the root or on a tenant's directory. Adding the same watch again has no effect.
     fn follow(&mut self, tenant: Option<&str>) -> std::io::Result<()> {
         let whole =
             WatchMask::CREATE | WatchMask::DELETE | WatchMask::MOVE | WatchMask::DELETE_SELF | WatchMask::MOVE_SELF | WatchMask::ONLYDIR;
@@ -192,7 +199,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Watches every directory there is now. It is done before the look, so that nothing can come between.
+    /// Watches every directory that exists now. Call it before the scan, so that no change in between is missed.
     fn follow_tenants(&mut self) {
         let mut failed = self.follow(None).err();
         let entries = std::fs::read_dir(&self.root).into_iter().flatten().flatten();
@@ -201,7 +208,7 @@ impl Watcher {
             failed = self.follow(Some(&name)).err().or(failed);
         }
         if let Some(error) = failed {
-            tracing::warn!(%error, seconds = LOOK_EVERY.as_secs(), "cannot watch all configuration directories; looking at intervals");
+            tracing::warn!(%error, seconds = RESCAN_INTERVAL.as_secs(), "cannot watch all configuration directories; looking at intervals");
         }
     }
 }

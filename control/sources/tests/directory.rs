@@ -1,11 +1,11 @@
-//! A directory of YAML per tenant: what is read, what stays when a file breaks, and what may not be reached.
+//! Tests of a directory of YAML per tenant: which files are read, which objects stay when a file breaks, and which paths are refused.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 
 use canal_model::diagnostic::Severity;
-use canal_sources::{Directory, Scan, TenantFiles, limits};
+use canal_sources::{Directory, ScanResult, TenantFiles, limits};
 use tempfile::TempDir;
 
 fn service(name: &str) -> String {
@@ -15,14 +15,14 @@ fn service(name: &str) -> String {
 fn put(root: &Path, file: &str, text: &str) {
     let path = root.join(file);
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    // As an editor does it: a new file takes the old one's place.
+    // Editors replace a file the same way: they write a new one and rename it.
     let fresh = root.join(format!(".fresh-{}", file.replace('/', "-")));
     fs::write(&fresh, text).unwrap();
     fs::rename(&fresh, &path).unwrap();
 }
 
-/// `tenant: object object …` for each changed tenant, then the problems.
-fn show(scan: &Scan) -> String {
+/// Returns `tenant: object object …` for each changed tenant, then the problems.
+fn show(scan: &ScanResult) -> String {
     let mut lines: Vec<String> = scan.changed.iter().flat_map(lines).collect();
     lines.extend(scan.diagnostics.iter().map(|d| format!("! {}", d.problem)));
     lines.join("\n")
@@ -41,7 +41,7 @@ fn check(directory: &mut Directory, expected: &str) {
 }
 
 #[test]
-fn only_what_changed_is_told() {
+fn only_changes_are_reported() {
     let root = TempDir::new().unwrap();
     put(root.path(), "alpha/a.yaml", &service("a"));
     put(root.path(), "alpha/b.yml", &format!("{}---\n{}", service("b1"), service("b2")));
@@ -53,7 +53,7 @@ fn only_what_changed_is_told() {
     check(&mut directory, "");
     put(root.path(), "beta/c.yaml", &service("c"));
     check(&mut directory, "beta: a c");
-    // The same content in a new file is no change.
+    // A new file with the same content is not a change.
     put(root.path(), "beta/c.yaml", &service("c"));
     check(&mut directory, "");
     fs::remove_file(root.path().join("alpha/b.yml")).unwrap();
@@ -74,20 +74,20 @@ fn a_broken_file_keeps_its_last_good_objects() {
     put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a1")));
     let kept = "?! the file is broken, so its last good 2 objects stay in force";
     check(&mut directory, &format!("alpha: a1 a2 b\n! this is not YAML: unclosed bracket '['\n{kept}"));
-    // Others go on.
+    // Other files are still updated.
     put(root.path(), "alpha/b.yaml", &service("bb"));
     check(&mut directory, &format!("alpha: a1 a2 bb\n! this is not YAML: unclosed bracket '['\n{kept}"));
     put(root.path(), "alpha/a.yaml", "kind: Service\napiVersion: v1\nmetadata: {name: a1}\nspec: {oops: 1}\n");
     check(&mut directory, &format!("alpha: a1 a2 bb\n! there is no such field\n{kept}"));
     put(root.path(), "alpha/a.yaml", &service("a3"));
     check(&mut directory, "alpha: a3 bb");
-    // Deleting is not breaking.
+    // Deleting a file removes its objects; it does not count as breaking the file.
     fs::remove_file(root.path().join("alpha/a.yaml")).unwrap();
     check(&mut directory, "alpha: bb");
 }
 
 #[test]
-fn a_file_that_never_was_good_gives_what_can_be_read() {
+fn a_file_that_was_never_valid_gives_its_valid_parts() {
     let root = TempDir::new().unwrap();
     put(root.path(), "alpha/a.yaml", &format!("{}---\nkind: [\n", service("a1")));
     let mut directory = Directory::new(root.path());
@@ -103,7 +103,7 @@ fn links_may_not_lead_out_of_the_tenant() {
     fs::write(outside.path().join("x.yaml"), service("outside")).unwrap();
     put(root.path(), "alpha/a.yaml", &service("a"));
     put(root.path(), "beta/secret.yaml", &service("secret"));
-    // As Kubernetes mounts a ConfigMap: links inside are fine.
+    // Kubernetes mounts a ConfigMap by links like these; links inside the tenant's directory are valid.
     put(root.path(), "alpha/..v1/inner.yaml", &service("inner"));
     symlink("..v1", root.path().join("alpha/..data")).unwrap();
     symlink("..data/inner.yaml", root.path().join("alpha/inner.yaml")).unwrap();
@@ -112,7 +112,7 @@ fn links_may_not_lead_out_of_the_tenant() {
     let mut directory = Directory::new(root.path());
     let leaves = "! the link leads out of the tenant's directory";
     check(&mut directory, &format!("alpha: a inner\n{leaves}\n{leaves}\nbeta: secret"));
-    // The mount is swapped.
+    // Kubernetes updates the mount by swapping the link.
     put(root.path(), "alpha/..v2/inner.yaml", &service("newer"));
     symlink("..v2", root.path().join("alpha/..fresh")).unwrap();
     fs::rename(root.path().join("alpha/..fresh"), root.path().join("alpha/..data")).unwrap();
@@ -120,7 +120,7 @@ fn links_may_not_lead_out_of_the_tenant() {
 }
 
 #[test]
-fn what_is_no_file_is_refused() {
+fn non_files_are_refused() {
     let root = TempDir::new().unwrap();
     put(root.path(), "alpha/a.yaml", &service("a"));
     fs::create_dir(root.path().join("alpha/folder.yaml")).unwrap();
@@ -150,7 +150,7 @@ fn a_lost_directory_takes_nothing_away() {
     assert!(scan.diagnostics[0].problem.contains("stays in force"), "{:?}", scan.diagnostics);
     fs::rename(root.path().join("away"), &mount).unwrap();
     check(&mut directory, "");
-    // Root reads everything, so this can only be seen as another user.
+    // Root can read every directory, so this branch is only exercised as another user.
     let tenant = mount.join("alpha");
     fs::set_permissions(&tenant, fs::Permissions::from_mode(0o0)).unwrap();
     let scan = directory.scan();
@@ -168,14 +168,14 @@ fn the_size_and_number_of_files_are_limited() {
     put(root.path(), "alpha/big.yaml", &padded(limits::FILE_BYTES_MAX + 1));
     let too_big = format!("! the file has more than {} bytes", limits::FILE_BYTES_MAX);
     check(&mut directory, &format!("alpha: big\n{too_big}\n?! the file is broken, so its last good 1 objects stay in force"));
-    // All files of a tenant together: the last one does not fit any more.
+    // All files of a tenant together exceed the limit, so the last one is refused.
     let fitting = limits::TENANT_BYTES_MAX / limits::FILE_BYTES_MAX;
     for number in 0..=fitting {
         put(root.path(), &format!("beta/{number}.yaml"), &format!("#{}", "x".repeat(limits::FILE_BYTES_MAX - 1)));
     }
     let too_much = format!("! with this file the tenant's files have more than {} bytes", limits::TENANT_BYTES_MAX);
     check(&mut directory, &format!("beta: \n{too_much}"));
-    // The number of files: those that were read before stay.
+    // Beyond the number of files, those that were read before stay.
     put(root.path(), "gamma/z.yaml", &service("z"));
     directory.scan();
     for number in 0..limits::FILES_PER_TENANT_MAX {
@@ -206,7 +206,7 @@ fn the_number_of_documents_and_findings_is_limited() {
     let many = "a: 1\n---\n".repeat(limits::DOCUMENTS_PER_FILE_MAX + 1);
     let parsed = canal_sources::parse("f.yaml", &many);
     assert!(parsed.documents.is_empty() && parsed.diagnostics[0].problem.contains("documents, more than"), "{:?}", parsed.diagnostics);
-    // Too many mistakes of one kind: the field goes as a whole, and the object knows.
+    // Too many errors of one kind: the whole field is dropped and becomes one fault of the object.
     let ports = "{port: x}, ".repeat(limits::FINDINGS_PER_DOCUMENT_MAX * 2);
     let service = |spec: &str| format!("apiVersion: v1\nkind: Service\nmetadata: {{name: a}}\nspec: {{{spec}}}\n");
     let parsed = canal_sources::parse("f.yaml", &service(&format!("ports: [{ports}]")));

@@ -1,5 +1,6 @@
-//! The integration tests of reading directories of objects, once and as they change.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of reading directories of objects, once and while they change.
+//!
+//! `make test` runs each module in its own process (`suite MODULE::`).
 
 mod directory;
 mod watch;

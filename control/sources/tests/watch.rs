@@ -1,15 +1,15 @@
-//! The watcher on a real directory: it tells of changes soon, once, and never of half-written files.
+//! Tests of the watcher on a real directory: it reports a change soon and once, and never a half-written file.
 
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use canal_sources::{Scan, Watch, WatchError};
+use canal_sources::{DirectoryWatch, ScanResult, WatchError};
 use tempfile::TempDir;
 use tokio::time::{Instant, timeout};
 
-/// Far beyond any wait of the watcher on a busy machine.
+/// Upper bound on any wait for the watcher, far above its delays even on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 fn service(name: &str) -> String {
@@ -22,12 +22,12 @@ fn put(root: &Path, file: &str, text: &str) {
     fs::rename(root.join(".fresh"), root.join(file)).unwrap();
 }
 
-async fn next(watch: &mut Watch) -> Scan {
+async fn next(watch: &mut DirectoryWatch) -> ScanResult {
     timeout(SOON, watch.next()).await.expect("a scan in time").expect("the watcher lives")
 }
 
-/// Waits until the tenant has exactly these objects.
-async fn until(watch: &mut Watch, tenant: &str, expected: &[&str]) {
+/// Waits until the tenant has exactly the objects `expected`.
+async fn until(watch: &mut DirectoryWatch, tenant: &str, expected: &[&str]) {
     let end = Instant::now() + SOON;
     loop {
         assert!(Instant::now() < end, "{tenant} never had {expected:?}");
@@ -44,17 +44,17 @@ async fn until(watch: &mut Watch, tenant: &str, expected: &[&str]) {
 }
 
 #[tokio::test]
-async fn changes_are_told() {
+async fn changes_are_reported() {
     let root = TempDir::new().unwrap();
     put(root.path(), "alpha/a.yaml", &service("a"));
-    let mut watch = Watch::open(root.path()).unwrap();
+    let mut watch = DirectoryWatch::open(root.path()).unwrap();
     until(&mut watch, "alpha", &["a"]).await;
     put(root.path(), "alpha/a.yaml", &service("b"));
     until(&mut watch, "alpha", &["b"]).await;
-    // Of the same length, within the clock's tick: only the event tells.
+    // The file has the same length and is written within one clock tick, so only the event shows the change.
     fs::write(root.path().join("alpha/a.yaml"), service("c")).unwrap();
     until(&mut watch, "alpha", &["c"]).await;
-    // A tenant that comes later, with a file in it at once and one after.
+    // A tenant that appears later, with one file present at once and one added afterwards.
     put(root.path(), "beta/x.yaml", &service("x"));
     until(&mut watch, "beta", &["x"]).await;
     put(root.path(), "beta/y.yaml", &service("y"));
@@ -71,9 +71,9 @@ async fn changes_are_told() {
 async fn a_file_is_not_read_while_it_is_written() {
     let root = TempDir::new().unwrap();
     put(root.path(), "alpha/a.yaml", &format!("{}---\n{}", service("a"), service("b")));
-    let mut watch = Watch::open(root.path()).unwrap();
+    let mut watch = DirectoryWatch::open(root.path()).unwrap();
     until(&mut watch, "alpha", &["a", "b"]).await;
-    // Written in place, with a pause at a point where the text so far is good YAML.
+    // The file is written in place, with a pause at a point where the text so far is valid YAML.
     let mut file = File::create(root.path().join("alpha/a.yaml")).unwrap();
     file.write_all(service("c").as_bytes()).unwrap();
     assert!(timeout(Duration::from_millis(1200), watch.next()).await.is_err(), "a half-written file was read");
@@ -87,7 +87,7 @@ async fn a_file_is_not_read_while_it_is_written() {
 async fn a_file_that_is_held_open_is_read_at_last() {
     let root = TempDir::new().unwrap();
     fs::create_dir(root.path().join("alpha")).unwrap();
-    let mut watch = Watch::open(root.path()).unwrap();
+    let mut watch = DirectoryWatch::open(root.path()).unwrap();
     until(&mut watch, "alpha", &[]).await;
     let mut file = File::create(root.path().join("alpha/a.yaml")).unwrap();
     file.write_all(service("a").as_bytes()).unwrap();
@@ -97,10 +97,10 @@ async fn a_file_that_is_held_open_is_read_at_last() {
 }
 
 #[tokio::test]
-async fn a_burst_is_told_in_few_scans() {
+async fn a_burst_is_reported_in_few_scans() {
     let root = TempDir::new().unwrap();
     fs::create_dir(root.path().join("alpha")).unwrap();
-    let mut watch = Watch::open(root.path()).unwrap();
+    let mut watch = DirectoryWatch::open(root.path()).unwrap();
     until(&mut watch, "alpha", &[]).await;
     let begin = Instant::now();
     for number in 0..200 {
@@ -114,7 +114,7 @@ async fn a_burst_is_told_in_few_scans() {
             break;
         }
     }
-    // At most one scan for each quiet span that fits, and never one per file.
+    // At most one scan per quiet period that fits, and never one per file.
     let spans = begin.elapsed().as_millis() / 50 + 1;
     assert!(scans <= spans.min(100), "{scans} scans in {:?}", begin.elapsed());
 }
@@ -122,6 +122,6 @@ async fn a_burst_is_told_in_few_scans() {
 #[tokio::test]
 async fn a_directory_that_is_not_there_is_refused() {
     let root = TempDir::new().unwrap();
-    let WatchError::Inotify { path, .. } = Watch::open(&root.path().join("nowhere")).unwrap_err();
+    let WatchError::Inotify { path, .. } = DirectoryWatch::open(&root.path().join("nowhere")).unwrap_err();
     assert!(path.ends_with("nowhere"));
 }

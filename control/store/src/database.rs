@@ -1,4 +1,4 @@
-//! The redb file: opening, transactions, and recovery from a disk that refused. No decision about policy is taken here.
+//! The redb file: opening, transactions, and recovery after disk errors. It decides only limits; `ids` decides service ids.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -12,62 +12,64 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, WriteTran
 use crate::error::StoreError;
 use crate::fleet::{AZS, EDGES, PLAN, PLANNED, REPLICAS};
 use crate::ids::{
-    Allocation, Binding, IdBook, IdShortage, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE, TENANT_SERVICE_IDS_MAX, decide_allocation,
+    Allocation, Binding, IdShortage, SERVICE_ID_QUARANTINE_SECONDS, SERVICE_ID_SPACE, ServiceIdTable, TENANT_SERVICE_IDS_MAX,
+    decide_allocation,
 };
-use crate::objects::{Edit, ObjectKey, Row, StoredObject};
+use crate::objects::{ObjectEdit, ObjectRow, StoredObject, StoredObjectKey};
 use crate::seal::StoreKey;
 use crate::trust::{AUTHORITIES, AUTHORITIES_SECOND, ISSUED, JWKS, TRUST};
+use crate::undo::{RowsBefore, UnconfirmedCommit};
 use crate::{EDITS_MAX, GENERATIONS_RESERVED, OBJECT_BYTES_MAX, OBJECTS_PER_TENANT_MAX};
 
-/// `(tenant, kind, namespace, name)` to a JSON [`Row`].
+/// Maps `(tenant, kind, namespace, name)` to a JSON [`ObjectRow`].
 const OBJECTS: TableDefinition<(&str, &str, &str, &str), &[u8]> = TableDefinition::new("objects");
-/// Service key to `(id, seconds since 1970 of its release or 0)`.
+/// Maps a service key to `(id, time of its release in seconds since 1970, or 0)`.
 const SERVICE_IDS: TableDefinition<&str, (u32, u64)> = TableDefinition::new("service-ids");
-/// Tenant to its place in the order in which tenants were first seen, and whether it has files.
+/// Maps a tenant to its rank in the order of admission, and whether it has files.
 const TENANTS: TableDefinition<&str, (u64, bool)> = TableDefinition::new("tenants");
-/// Counters by name.
+/// Maps the name of a counter to its value.
 const COUNTERS: TableDefinition<&str, u64> = TableDefinition::new("counters");
 
 const TABLES: usize = 14;
 
-const LAYOUT: u64 = 1;
+const SCHEMA: u64 = 1;
 const COUNTER_LAYOUT: &str = "layout";
-/// Generations up to this one may have been given out.
+/// Highest generation that may have been given out.
 const COUNTER_GENERATION: &str = "generation";
 const COUNTER_NEXT_SERVICE_ID: &str = "next-service-id";
 const COUNTER_NEXT_TENANT: &str = "next-tenant";
-/// Counts transactions, so that after a failed commit one can see whether it landed.
+/// Counts transactions. After a failed commit, it shows whether the commit reached the disk.
 const COUNTER_SEQUENCE: &str = "sequence";
-/// The two halves of the store's id.
+/// High and low 64 bits of the store's id.
 const COUNTER_STORE_HIGH: &str = "store-id-high";
 const COUNTER_STORE_LOW: &str = "store-id-low";
-/// Where in the space of service ids the fresh ones begin; none: at 1, as in stores of earlier builds.
+/// Offset of the first fresh service id. Stores of earlier builds have none; theirs begin at id 1.
 const COUNTER_SERVICE_ID_OFFSET: &str = "service-id-offset";
 
 const FILE: &str = "controller.redb";
-/// The file while it is made. One that is found was left by a controller that was killed meanwhile, and holds nothing.
+/// Name of the file while it is created. A controller that was killed meanwhile leaves such a file; it contains no data.
 const FILE_NEW: &str = "controller.redb.new";
-/// redb's own default is a gigabyte; the hub keeps what it needs in memory anyway.
+/// Size of redb's cache. Its default is a gigabyte, but the controller has the data it needs in memory anyway.
 const CACHE_BYTES: usize = 16 << 20;
 
-/// The store's limits; the defaults are the constants of this crate.
+/// Limits of the store. The defaults are the constants of this crate.
 #[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// See [`OBJECTS_PER_TENANT_MAX`].
+pub struct StoreLimits {
+    /// Objects of one tenant; see [`OBJECTS_PER_TENANT_MAX`].
     pub objects_per_tenant: usize,
-    /// See [`OBJECT_BYTES_MAX`].
+    /// Bytes of one object; see [`OBJECT_BYTES_MAX`].
     pub object_bytes: usize,
-    /// See [`EDITS_MAX`].
+    /// Edits in one transaction; see [`EDITS_MAX`].
     pub edits: usize,
-    /// So many service ids are given out: 24 bits of them.
+    /// Number of service ids that can be given out; by default all values of 24 bits except 0.
     pub service_ids: u32,
-    /// See [`TENANT_SERVICE_IDS_MAX`].
+    /// Service ids of one tenant; see [`TENANT_SERVICE_IDS_MAX`].
     pub tenant_service_ids: u32,
     /// The largest replica number given out.
     pub replica_numbers: u16,
 }
 
-impl Default for Limits {
+impl Default for StoreLimits {
     fn default() -> Self {
         Self {
             objects_per_tenant: OBJECTS_PER_TENANT_MAX,
@@ -80,65 +82,65 @@ impl Default for Limits {
     }
 }
 
-/// The store. One process opens it; all methods block for at most a few disk flushes.
+/// The store. Only one process can open it. Every method blocks for at most a few disk flushes.
 pub struct Store {
     path: PathBuf,
     id: StoreId,
-    pub(crate) limits: Limits,
-    /// Seals private keys.
+    pub(crate) limits: StoreLimits,
+    /// The key that seals private keys.
     pub(crate) key: Option<StoreKey>,
     inner: Mutex<Inner>,
 }
 
 pub(crate) struct Inner {
-    /// `None` after the disk refused; the next call opens it again.
+    /// The open database; `None` after a disk error. The next call opens it again.
     database: Option<Database>,
     counts: BTreeMap<TenantName, usize>,
-    ids: IdBook,
+    ids: ServiceIdTable,
     sequence: u64,
-    /// Generations up to here are reserved on disk.
+    /// Highest generation reserved on disk.
     reserved: u64,
     given: u64,
-    doubt: Option<Doubt>,
+    doubt: Option<UnconfirmedCommit>,
 }
 
-/// A commit that failed: whether it reached the disk is known only after the file was opened again. If it did, it is taken back.
-struct Doubt {
-    sequence: u64,
-    before: Vec<(ObjectKey, Option<Vec<u8>>)>,
-}
-
-/// What the disk says, read once at opening.
-struct Loaded {
+/// The state on disk, read once at opening.
+struct LoadedState {
     id: StoreId,
     counts: BTreeMap<TenantName, usize>,
-    ids: IdBook,
+    ids: ServiceIdTable,
     sequence: u64,
     generation: u64,
 }
 
 impl Store {
-    /// Opens or creates `controller.redb` in `dir`, both readable by their owner only.
+    /// Opens or creates `controller.redb` in `dir`. Only the owner can read them.
     ///
     /// # Errors
-    /// [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`], [`StoreError::Disk`], or [`StoreError::Key`] for a store
-    /// whose keys are sealed.
-    pub fn open(dir: &Path, limits: Limits) -> Result<Self, StoreError> {
+    /// Returns [`StoreError::Open`], [`StoreError::Layout`], [`StoreError::Damaged`], [`StoreError::Disk`], or [`StoreError::Key`] for a
+    /// store with sealed keys.
+    pub fn open(dir: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
         Self::open_with(dir, limits, None)
     }
 
-    /// The store before anybody looked whether its keys open.
-    pub(crate) fn open_unsealed(dir: &Path, limits: Limits) -> Result<Self, StoreError> {
+    /// Opens the store without checking that its private keys can be unsealed.
+    pub(crate) fn open_unsealed(dir: &Path, limits: StoreLimits) -> Result<Self, StoreError> {
         DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(|e| StoreError::Open {
             path: dir.into(),
             why: e.to_string(),
-            mend: "give --data-dir a folder that this user may write",
+            fix: "give --data-dir a folder that this user may write",
         })?;
         let path = dir.join(FILE);
         create_database(dir, &path)?;
-        let (database, loaded) = open_database(&path)?;
+        let (database, mut loaded) = open_database(&path)?;
         let id = loaded.id;
-        // A file whose name is not on disk yet would be lost with the power, and every write in it.
+        // An earlier process may have reported a commit as failed and ended before it could read the file again.
+        let unconfirmed = UnconfirmedCommit::load(dir).map_err(|e| StoreError::Disk { path: dir.into(), why: e.to_string() })?;
+        if let Some(unconfirmed) = unconfirmed {
+            undo(&database, &unconfirmed, &mut loaded).map_err(|e| StoreError::from_redb(&path, e))?;
+            UnconfirmedCommit::forget(dir).map_err(unusable(dir))?;
+        }
+        // Without this sync, a power failure could remove the new file's directory entry and all data in it.
         fs::File::open(dir).and_then(|d| d.sync_all()).map_err(|e| StoreError::Disk { path: dir.into(), why: e.to_string() })?;
         let inner = Inner {
             database: Some(database),
@@ -152,77 +154,79 @@ impl Store {
         Ok(Self { path, id, limits, key: None, inner: Mutex::new(inner) })
     }
 
-    /// The store's own id, made at random with the file. What the store numbers, service ids above all, means nothing in another store.
+    /// Returns the store's own random id, created with the file. Numbers of this store, service ids above all, are not valid in another
+    /// store.
     pub fn id(&self) -> StoreId {
         self.id
     }
 
-    /// Where the file is.
+    /// Returns the path of the database file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All applied objects.
+    /// Returns all applied objects.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn objects(&self) -> Result<Vec<StoredObject>, StoreError> {
         let mut out = Vec::new();
         self.for_each_object(|object| out.push(object))?;
         Ok(out)
     }
 
-    /// Shows every applied object to `look`, one after the other, so that only one need be in memory.
+    /// Calls `visit` with every applied object in turn, so that only one has to be in memory.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
-    pub fn for_each_object(&self, mut look: impl FnMut(StoredObject)) -> Result<(), StoreError> {
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn for_each_object(&self, mut visit: impl FnMut(StoredObject)) -> Result<(), StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
         let mut read = || -> Result<(), redb::Error> {
             let table = database.begin_read()?.open_table(OBJECTS)?;
             for entry in table.iter()? {
                 let (k, v) = entry?;
-                look(stored(k.value(), v.value()).map_err(redb::Error::Corrupted)?);
+                visit(stored(k.value(), v.value()).map_err(redb::Error::Corrupted)?);
             }
             Ok(())
         };
         read().map_err(|e| StoreError::from_redb(&self.path, e))
     }
 
-    /// The keys of all applied objects of a tenant.
+    /// Returns the keys of all applied objects of a tenant.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
-    pub fn object_keys(&self, tenant: &TenantName) -> Result<Vec<ObjectKey>, StoreError> {
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
+    pub fn object_keys(&self, tenant: &TenantName) -> Result<Vec<StoredObjectKey>, StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
-        let read = || -> Result<Vec<ObjectKey>, redb::Error> {
+        let read = || -> Result<Vec<StoredObjectKey>, redb::Error> {
             let table = database.begin_read()?.open_table(OBJECTS)?;
             let mut out = Vec::new();
             for entry in table.range((tenant.as_str(), "", "", "")..)? {
                 let (key, _) = entry?;
                 let (owner, kind, namespace, name) = key.value();
+                // The range has no upper bound; the next tenant's first key ends it.
                 if owner != tenant.as_str() {
                     break;
                 }
-                out.push(ObjectKey { tenant: tenant.clone(), kind: kind.into(), namespace: namespace.into(), name: name.into() });
+                out.push(StoredObjectKey { tenant: tenant.clone(), kind: kind.into(), namespace: namespace.into(), name: name.into() });
             }
             Ok(out)
         };
         read().map_err(|e| StoreError::from_redb(&self.path, e))
     }
 
-    /// The most edits that one [`Store::apply`] takes.
+    /// Returns the maximum number of edits in one [`Store::apply`].
     pub fn edits_max(&self) -> usize {
         self.limits.edits
     }
 
-    /// Writes all edits in one transaction, marked with `generation`; `now` is seconds since 1970.
+    /// Writes all edits in one transaction and marks them with `generation`. `now` is in seconds since 1970.
     ///
     /// # Errors
-    /// A limit, or [`StoreError::Disk`]; nothing was changed.
-    pub fn apply(&self, edits: &[Edit], generation: Generation, now: u64) -> Result<(), StoreError> {
+    /// Returns the limit that the edits exceed, or [`StoreError::Disk`]; nothing was changed.
+    pub fn apply(&self, edits: &[ObjectEdit], generation: Generation, now: u64) -> Result<(), StoreError> {
         self.within_limits(edits)?;
         let mut inner = self.lock();
         let mut before = Vec::with_capacity(edits.len());
@@ -230,13 +234,14 @@ impl Store {
         let counts = inner.counts.clone();
         self.transact(&mut inner, |tx| {
             (before, grown) = write_edits(tx, edits, generation, now)?;
+            // The limit is checked after the edits, because only they show which keys are new.
             let over = decide_counts(&counts, &grown, self.limits.objects_per_tenant).err();
             let mut counters = tx.open_table(COUNTERS)?;
             let reserved = counters.get(COUNTER_GENERATION)?.map_or(0, |v| v.value());
             counters.insert(COUNTER_GENERATION, reserved.max(generation.0))?;
             Ok(match over {
-                Some(e) => Step::Abort(e),
-                None => Step::Commit { before: std::mem::take(&mut before) },
+                Some(e) => TransactionOutcome::Abort(e),
+                None => TransactionOutcome::Commit { before: std::mem::take(&mut before) },
             })
         })?;
         for (tenant, by) in grown {
@@ -248,12 +253,12 @@ impl Store {
         Ok(())
     }
 
-    fn within_limits(&self, edits: &[Edit]) -> Result<(), StoreError> {
+    fn within_limits(&self, edits: &[ObjectEdit]) -> Result<(), StoreError> {
         if edits.len() > self.limits.edits {
             return Err(StoreError::Edits { edits: edits.len(), limit: self.limits.edits });
         }
         for e in edits {
-            if let Edit::Put { key, yaml } = e
+            if let ObjectEdit::Put { key, yaml } = e
                 && yaml.len() > self.limits.object_bytes
             {
                 return Err(StoreError::ObjectBytes { object: key.to_string(), bytes: yaml.len(), limit: self.limits.object_bytes });
@@ -262,10 +267,10 @@ impl Store {
         Ok(())
     }
 
-    /// The next generation: larger than every one given out before, by this process or an earlier one.
+    /// Returns the next generation. It is larger than every generation given out before, by this process or an earlier one.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] when the reserve is used up and no more can be written.
+    /// Returns [`StoreError::Disk`] if the reserve is used up and no further generations can be reserved on disk.
     pub fn next_generation(&self) -> Result<Generation, StoreError> {
         let mut inner = self.lock();
         let left = inner.reserved.saturating_sub(inner.given);
@@ -273,9 +278,10 @@ impl Store {
             let target = inner.given + GENERATIONS_RESERVED;
             match self.transact(&mut inner, |tx| {
                 tx.open_table(COUNTERS)?.insert(COUNTER_GENERATION, target)?;
-                Ok(Step::Commit { before: Vec::new() })
+                Ok(TransactionOutcome::Commit { before: Vec::new() })
             }) {
                 Ok(()) => inner.reserved = target,
+                // With some reserve left, a full disk does not stop the controller yet.
                 Err(e) if left == 0 => return Err(e),
                 Err(e) => tracing::warn!(error = %e, left, "no more generations could be reserved; the reserve is used"),
             }
@@ -284,15 +290,16 @@ impl Store {
         Ok(Generation(inner.given))
     }
 
-    /// The newest generation given out.
+    /// Returns the newest generation given out.
     pub fn generation(&self) -> Generation {
         Generation(self.lock().given)
     }
 
-    /// The tenants ever admitted and not forgotten, the first seen first. A newcomer that claims what an elder has must yield.
+    /// Returns the tenants that were admitted and not forgotten, oldest first. If two tenants claim the same resource, the older one has
+    /// it.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn tenants(&self) -> Result<Vec<TenantName>, StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
@@ -311,10 +318,10 @@ impl Store {
         Ok(found.into_iter().map(|(_, name)| name).collect())
     }
 
-    /// Whether files stood for `tenant` when it was last seen: if they are not there now, that is an accident.
+    /// Returns true if `tenant` had files when it was last admitted. If they are missing now, that is an accident, not a deletion.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn has_files(&self, tenant: &TenantName) -> Result<bool, StoreError> {
         let mut inner = self.lock();
         let database = self.opened(&mut inner)?;
@@ -325,10 +332,10 @@ impl Store {
         read().map_err(|e| StoreError::from_redb(&self.path, e))
     }
 
-    /// Puts `tenant` at the end of the order of tenants, unless it has a place already, and notes whether it has files.
+    /// Appends `tenant` to the order of tenants, unless it is already in it, and records whether it has files.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn admit_tenant(&self, tenant: &TenantName, has_files: bool) -> Result<(), StoreError> {
         let mut inner = self.lock();
         self.transact(&mut inner, |tx| {
@@ -344,26 +351,27 @@ impl Store {
                 }
             };
             tenants.insert(tenant.as_str(), (place, has_files))?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// Takes `tenant` out of the order: nothing of it is left anywhere.
+    /// Removes `tenant` from the order of tenants. Call it when none of the tenant's data is left.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn forget_tenant(&self, tenant: &TenantName) -> Result<(), StoreError> {
         let mut inner = self.lock();
         self.transact(&mut inner, |tx| {
             tx.open_table(TENANTS)?.remove(tenant.as_str())?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// The ids of all `services`; those without one get one, for ever. Those which had been released are live again.
+    /// Returns the ids of all `services`. A service without an id gets one permanently; a released id becomes live again.
     ///
     /// # Errors
-    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::TenantServiceIds`] when the tenant's part is, [`StoreError::Disk`].
+    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached, or
+    /// Returns [`StoreError::Disk`].
     pub fn service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
@@ -378,8 +386,9 @@ impl Store {
                     table.insert(key.to_string().as_str(), (id.get(), 0))?;
                 }
                 tx.open_table(COUNTERS)?.insert(COUNTER_NEXT_SERVICE_ID, u64::from(allocation.next))?;
-                Ok(Step::Commit { before: Vec::new() })
+                Ok(TransactionOutcome::Commit { before: Vec::new() })
             })?;
+            // The table in memory changes only after the commit.
             for key in &allocation.displaced {
                 inner.ids.bindings.remove(key);
             }
@@ -389,10 +398,11 @@ impl Store {
         Ok(services.iter().filter_map(|k| inner.ids.bindings.get(k).map(|b| (k.clone(), b.id))).collect())
     }
 
-    /// What [`Store::service_ids`] would answer, without giving anything out: a request that is refused must not use up ids.
+    /// Returns the same ids as [`Store::service_ids`] without assigning them, so that a request that is refused later uses up none.
     ///
     /// # Errors
-    /// [`StoreError::ServiceIds`] when the space is used up, [`StoreError::TenantServiceIds`] when the tenant's part is, [`StoreError::Disk`].
+    /// Returns [`StoreError::ServiceIds`] if all ids are used up, [`StoreError::TenantServiceIds`] if the tenant's limit is reached, or
+    /// Returns [`StoreError::Disk`].
     pub fn preview_service_ids(&self, services: &[ServiceKey], now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
@@ -401,8 +411,8 @@ impl Store {
         Ok(held.chain(fresh).collect())
     }
 
-    fn allocation(&self, book: &IdBook, services: &[ServiceKey], now: u64) -> Result<Allocation, StoreError> {
-        let Limits { service_ids, tenant_service_ids, .. } = self.limits;
+    fn allocation(&self, book: &ServiceIdTable, services: &[ServiceKey], now: u64) -> Result<Allocation, StoreError> {
+        let StoreLimits { service_ids, tenant_service_ids, .. } = self.limits;
         let hours = SERVICE_ID_QUARANTINE_SECONDS / 3600;
         decide_allocation(book, services, now, service_ids, tenant_service_ids).map_err(|shortage| match shortage {
             IdShortage::Mesh => StoreError::ServiceIds { limit: service_ids, hours },
@@ -410,10 +420,10 @@ impl Store {
         })
     }
 
-    /// Marks as released every binding that `lives` does not hold. Their ids stay reserved for the same names.
+    /// Marks every binding as released for which `lives` returns false. The ids stay reserved for the same names. Returns their number.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn release_service_ids(&self, lives: impl Fn(&ServiceKey) -> bool, now: u64) -> Result<usize, StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
@@ -427,7 +437,7 @@ impl Store {
             for (key, id) in &gone {
                 table.insert(key.to_string().as_str(), (id.get(), now.max(1)))?;
             }
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })?;
         for (key, id) in &gone {
             inner.ids.bindings.insert(key.clone(), Binding { id: *id, released: Some(now.max(1)) });
@@ -435,23 +445,23 @@ impl Store {
         Ok(gone.len())
     }
 
-    /// Gives back the generations that were reserved and not used, so that an orderly restart goes on without a gap.
-    /// A process that dies without this call costs a gap, nothing else.
+    /// Returns the reserved but unused generations, so that the generations have no gap after an orderly restart.
+    /// If the process dies without this call, a gap in the generations is the only effect.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn settle(&self) -> Result<(), StoreError> {
         let mut inner = self.lock();
         let given = inner.given;
         self.transact(&mut inner, |tx| {
             tx.open_table(COUNTERS)?.insert(COUNTER_GENERATION, given)?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })?;
         inner.reserved = given;
         Ok(())
     }
 
-    /// Gives the file's unused pages back to the disk.
+    /// Compacts the file, which removes its unused pages.
     pub(crate) fn compact(&self) -> Result<(), StoreError> {
         let mut inner = self.lock();
         self.opened(&mut inner)?;
@@ -461,34 +471,39 @@ impl Store {
         }
     }
 
+    /// Returns the folder of the database file.
+    fn folder(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("."))
+    }
+
     pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic while the lock was held leaves at worst an uncommitted transaction, which redb has rolled back.
+        // A panic under the lock leaves at worst an uncommitted transaction, which redb has rolled back.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The open database; opens it again after the disk had refused, and takes back a commit that was reported as failed.
+    /// Returns the open database. After a disk error it opens the file again and rolls back a commit that was reported as failed.
     pub(crate) fn opened<'a>(&self, inner: &'a mut Inner) -> Result<&'a Database, StoreError> {
         if inner.database.is_none() {
-            let (database, loaded) = open_database(&self.path)?;
+            let (database, mut loaded) = open_database(&self.path)?;
+            // The file may have been replaced while it was closed. Numbers of another store do not match this process's state.
             if loaded.id != self.id {
                 return Err(StoreError::Open {
                     path: self.path.clone(),
                     why: format!("it is store {} now and was {} when this controller started", loaded.id, self.id),
-                    mend: "restart the controller, or put the file back",
+                    fix: "restart the controller, or put the file back",
                 });
+            }
+            if let Some(doubt) = &inner.doubt {
+                undo(&database, doubt, &mut loaded).map_err(|e| StoreError::from_redb(&self.path, e))?;
+                if let Err(e) = UnconfirmedCommit::forget(self.folder()) {
+                    // It names a sequence that is no longer the newest, so the next start ignores it.
+                    tracing::warn!(error = %e, "the record of a failed commit could not be removed");
+                }
             }
             inner.counts = loaded.counts;
             inner.ids = loaded.ids;
             inner.sequence = loaded.sequence;
             inner.reserved = inner.reserved.max(loaded.generation);
-            if let Some(doubt) = &inner.doubt
-                && doubt.sequence == loaded.sequence
-                && !doubt.before.is_empty()
-            {
-                take_back(&database, doubt).map_err(|e| StoreError::from_redb(&self.path, e))?;
-                inner.sequence += 1;
-                inner.counts = load(&database).map_err(|e| StoreError::from_redb(&self.path, e))?.counts;
-            }
             inner.doubt = None;
             inner.database = Some(database);
             tracing::info!(path = %self.path.display(), "the store is open again");
@@ -496,11 +511,11 @@ impl Store {
         inner.database.as_ref().ok_or_else(|| StoreError::Disk { path: self.path.clone(), why: "the store is closed".into() })
     }
 
-    /// Runs one durable transaction. After an I/O error redb takes no more writes on the same handle, so it is dropped here.
+    /// Runs one durable transaction. After an I/O error, redb accepts no more writes on the same handle, so the handle is dropped here.
     pub(crate) fn transact(
         &self,
         inner: &mut Inner,
-        f: impl FnOnce(&WriteTransaction) -> Result<Step, redb::Error>,
+        f: impl FnOnce(&WriteTransaction) -> Result<TransactionOutcome, redb::Error>,
     ) -> Result<(), StoreError> {
         let sequence = {
             self.opened(inner)?;
@@ -510,14 +525,14 @@ impl Store {
         let mut attempted = Vec::new();
         let run = || -> Result<Option<StoreError>, redb::Error> {
             let mut tx = database.begin_write()?;
-            // The file is whole at once after a kill, without walking it: the controller serves within a second of its start.
+            // Quick repair makes the file usable after a kill without a full scan, so the controller serves within a second of its start.
             tx.set_quick_repair(true);
             match f(&tx)? {
-                Step::Abort(e) => {
+                TransactionOutcome::Abort(e) => {
                     tx.abort()?;
                     return Ok(Some(e));
                 }
-                Step::Commit { before } => attempted = before,
+                TransactionOutcome::Commit { before } => attempted = before,
             }
             tx.open_table(COUNTERS)?.insert(COUNTER_SEQUENCE, sequence)?;
             tx.commit()?;
@@ -530,13 +545,20 @@ impl Store {
             }
             Ok(Some(refused)) => Err(refused),
             Err(e) => {
-                inner.doubt = Some(Doubt { sequence, before: attempted });
+                inner.doubt = Some(UnconfirmedCommit { sequence, before: attempted });
                 inner.database = None;
                 let refused = StoreError::from_redb(&self.path, e);
                 tracing::error!(error = %refused, "the store refused a write");
-                // Opened again at once: whether the commit landed must be known, and undone, before anything else is read.
-                if let Err(e) = self.opened(inner) {
+                // The file is reopened at once: whether the commit landed must be known, and undone, before the next read.
+                let reopened = self.opened(inner).map(|_| ());
+                if let Err(e) = reopened {
                     tracing::error!(error = %e, "the store cannot be opened again yet");
+                    // A restart must be able to undo the commit too.
+                    if let Some(Err(e)) =
+                        inner.doubt.as_ref().filter(|doubt| !doubt.before.is_empty()).map(|doubt| doubt.save(self.folder()))
+                    {
+                        tracing::error!(error = %e, "after a restart a refused change may be in force; fix: repair the disk first");
+                    }
                 }
                 Err(refused)
             }
@@ -544,15 +566,15 @@ impl Store {
     }
 }
 
-/// What a transaction's body decided.
-pub(crate) enum Step {
-    Commit { before: Vec<(ObjectKey, Option<Vec<u8>>)> },
+/// The result of a transaction's body.
+pub(crate) enum TransactionOutcome {
+    Commit { before: RowsBefore },
     Abort(StoreError),
 }
 
-type Written = (Vec<(ObjectKey, Option<Vec<u8>>)>, BTreeMap<TenantName, isize>);
+type WriteResult = (RowsBefore, BTreeMap<TenantName, isize>);
 
-fn write_edits(tx: &WriteTransaction, edits: &[Edit], generation: Generation, now: u64) -> Result<Written, redb::Error> {
+fn write_edits(tx: &WriteTransaction, edits: &[ObjectEdit], generation: Generation, now: u64) -> Result<WriteResult, redb::Error> {
     let mut table = tx.open_table(OBJECTS)?;
     let mut before = Vec::with_capacity(edits.len());
     let mut grown: BTreeMap<TenantName, isize> = BTreeMap::new();
@@ -562,14 +584,15 @@ fn write_edits(tx: &WriteTransaction, edits: &[Edit], generation: Generation, no
         let old: Option<Vec<u8>> = table.get(row_key)?.map(|v| v.value().to_vec());
         let had = old.is_some();
         match edit {
-            Edit::Put { yaml, .. } => {
-                let created = old.as_deref().and_then(|v| serde_json::from_slice::<Row>(v).ok()).map_or(now, |r| r.created);
-                let row = Row { yaml: yaml.clone(), created, generation: generation.0 };
+            ObjectEdit::Put { yaml, .. } => {
+                // The time of the first apply survives later changes.
+                let created = old.as_deref().and_then(|v| serde_json::from_slice::<ObjectRow>(v).ok()).map_or(now, |r| r.created);
+                let row = ObjectRow { yaml: yaml.clone(), created, generation: generation.0 };
                 let bytes = serde_json::to_vec(&row).map_err(|e| redb::Error::Corrupted(e.to_string()))?;
                 table.insert(row_key, bytes.as_slice())?;
                 *grown.entry(key.tenant.clone()).or_insert(0) += isize::from(!had);
             }
-            Edit::Delete { .. } => {
+            ObjectEdit::Delete { .. } => {
                 table.remove(row_key)?;
                 *grown.entry(key.tenant.clone()).or_insert(0) -= isize::from(had);
             }
@@ -579,7 +602,7 @@ fn write_edits(tx: &WriteTransaction, edits: &[Edit], generation: Generation, no
     Ok((before, grown))
 }
 
-/// A tenant over its limit may still shrink or stay as it is, never grow.
+/// Checks the limit of objects per tenant. A tenant over its limit may shrink or stay the same size, but not grow.
 fn decide_counts(counts: &BTreeMap<TenantName, usize>, grown: &BTreeMap<TenantName, isize>, limit: usize) -> Result<(), StoreError> {
     for (tenant, by) in grown {
         let wanted = counts.get(tenant).copied().unwrap_or(0).saturating_add_signed(*by);
@@ -590,8 +613,18 @@ fn decide_counts(counts: &BTreeMap<TenantName, usize>, grown: &BTreeMap<TenantNa
     Ok(())
 }
 
-/// Restores the rows that a commit, reported as failed, has changed after all. The last edit of a key is undone first.
-fn take_back(database: &Database, doubt: &Doubt) -> Result<(), redb::Error> {
+/// Undoes a commit that was reported as failed, if it is the newest one on disk: its caller has received an error, so it must not stay.
+fn undo(database: &Database, unconfirmed: &UnconfirmedCommit, loaded: &mut LoadedState) -> Result<(), redb::Error> {
+    // The sequence on disk shows whether the commit did land.
+    if unconfirmed.sequence == loaded.sequence && !unconfirmed.before.is_empty() {
+        take_back(database, unconfirmed)?;
+        *loaded = load(database)?;
+    }
+    Ok(())
+}
+
+/// Restores the rows that a commit changed although it was reported as failed. The last edit of a key is undone first.
+fn take_back(database: &Database, doubt: &UnconfirmedCommit) -> Result<(), redb::Error> {
     let tx = database.begin_write()?;
     {
         let mut table = tx.open_table(OBJECTS)?;
@@ -610,19 +643,19 @@ fn take_back(database: &Database, doubt: &Doubt) -> Result<(), redb::Error> {
 
 fn stored((tenant, kind, namespace, name): (&str, &str, &str, &str), value: &[u8]) -> Result<StoredObject, String> {
     let tenant = TenantName::new(tenant).map_err(|e| e.to_string())?;
-    let row: Row = serde_json::from_slice(value).map_err(|e| format!("object {kind} {namespace}/{name} of {tenant}: {e}"))?;
-    let key = ObjectKey { tenant, kind: kind.into(), namespace: namespace.into(), name: name.into() };
+    let row: ObjectRow = serde_json::from_slice(value).map_err(|e| format!("object {kind} {namespace}/{name} of {tenant}: {e}"))?;
+    let key = StoredObjectKey { tenant, kind: kind.into(), namespace: namespace.into(), name: name.into() };
     Ok(StoredObject { key, yaml: row.yaml, created: row.created, generation: Generation(row.generation) })
 }
 
-/// Creates the file with its tables and its id, unless it is there. It gets its name when it is whole: redb takes a file that a kill left half made
-/// for damaged, for ever.
+/// Creates the file with its tables and its id, unless it exists. It is renamed to its final name only when complete: redb reports
+/// a file that a kill left half created as damaged forever.
 fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
     let is_there = || fs::metadata(path).is_ok_and(|file| file.len() > 0);
     if is_there() {
         return Ok(());
     }
-    // Another controller may begin here at this moment.
+    // Another controller may be creating the file at the same moment.
     let folder = fs::File::open(dir).and_then(|folder| folder.lock().map(|()| folder)).map_err(unusable(dir))?;
     if is_there() {
         return Ok(());
@@ -635,23 +668,23 @@ fn create_database(dir: &Path, path: &Path) -> Result<(), StoreError> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(unusable(&new))?;
     prepare(&database_of(&new, file)?).map_err(|e| StoreError::from_redb(&new, e))?;
     fs::rename(&new, path).map_err(unusable(path))?;
-    // The lock has lasted until here.
+    // The lock on the directory ends here, after the rename.
     drop(folder);
     Ok(())
 }
 
-fn open_database(path: &Path) -> Result<(Database, Loaded), StoreError> {
+fn open_database(path: &Path) -> Result<(Database, LoadedState), StoreError> {
     let file = OpenOptions::new().read(true).write(true).open(path).map_err(unusable(path))?;
     let mode = file.metadata().map_err(unusable(path))?.permissions().mode();
     if mode & 0o077 != 0 {
-        // It holds private keys; a copy or an old umask may have opened it to others.
+        // The file contains private keys; a copy or an old umask may have made it readable for other users.
         fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(unusable(path))?;
     }
     let database = database_of(path, file)?;
     prepare(&database).map_err(|e| StoreError::from_redb(path, e))?;
     let found = layout(&database).map_err(|e| StoreError::from_redb(path, e))?;
-    if found != LAYOUT {
-        return Err(StoreError::Layout { path: path.into(), found, known: LAYOUT });
+    if found != SCHEMA {
+        return Err(StoreError::Layout { path: path.into(), found, known: SCHEMA });
     }
     let loaded = load(&database).map_err(|e| StoreError::from_redb(path, e))?;
     Ok((database, loaded))
@@ -661,20 +694,21 @@ fn unusable(path: &Path) -> impl Fn(std::io::Error) -> StoreError {
     |e| StoreError::Open {
         path: path.into(),
         why: e.to_string(),
-        mend: "check the folder's owner and mode, and that the disk is mounted and has space",
+        fix: "check the folder's owner and mode, and that the disk is mounted and has space",
     }
 }
 
 fn database_of(path: &Path, file: fs::File) -> Result<Database, StoreError> {
     Database::builder().set_cache_size(CACHE_BYTES).create_file(file).map_err(|e| match StoreError::from_redb(path, e.into()) {
         StoreError::Disk { path, why } => {
-            StoreError::Open { path, why, mend: "check the disk's space and that the file is a canal-controller store" }
+            StoreError::Open { path, why, fix: "check the disk's space and that the file is a canal-controller store" }
         }
         other => other,
     })
 }
 
-/// Creates the tables of a new file or an earlier build's, and its id. Skipped when they exist, so that opening writes nothing on a full disk.
+/// Creates the tables and the id of a new file, or those missing in an earlier build's file. If all exist, it writes nothing, so opening
+/// works on a full disk.
 fn prepare(database: &Database) -> Result<(), redb::Error> {
     let is_named = |tx: &redb::ReadTransaction| Ok::<_, redb::Error>(tx.open_table(COUNTERS)?.get(COUNTER_STORE_LOW)?.is_some());
     let read = database.begin_read()?;
@@ -700,8 +734,8 @@ fn prepare(database: &Database) -> Result<(), redb::Error> {
         tx.open_table(PLAN)?;
         let mut counters = tx.open_table(COUNTERS)?;
         if counters.get(COUNTER_LAYOUT)?.is_none() {
-            counters.insert(COUNTER_LAYOUT, LAYOUT)?;
-            // Ids of a store that took the place of a lost one must not be those that data planes still hold.
+            counters.insert(COUNTER_LAYOUT, SCHEMA)?;
+            // Ids of a store that replaces a lost one must differ from those that data planes still use.
             counters.insert(COUNTER_SERVICE_ID_OFFSET, random()? % u64::from(SERVICE_ID_SPACE))?;
         }
         if counters.get(COUNTER_STORE_LOW)?.is_none() {
@@ -721,10 +755,10 @@ fn random() -> Result<u64, redb::Error> {
 }
 
 fn layout(database: &Database) -> Result<u64, redb::Error> {
-    Ok(database.begin_read()?.open_table(COUNTERS)?.get(COUNTER_LAYOUT)?.map_or(LAYOUT, |v| v.value()))
+    Ok(database.begin_read()?.open_table(COUNTERS)?.get(COUNTER_LAYOUT)?.map_or(SCHEMA, |v| v.value()))
 }
 
-fn load(database: &Database) -> Result<Loaded, redb::Error> {
+fn load(database: &Database) -> Result<LoadedState, redb::Error> {
     let tx = database.begin_read()?;
     let damaged = |e: canal_model::ids::IdError| redb::Error::Corrupted(e.to_string());
     let counters = tx.open_table(COUNTERS)?;
@@ -735,10 +769,10 @@ fn load(database: &Database) -> Result<Loaded, redb::Error> {
         *counts.entry(tenant).or_insert(0) += 1;
     }
     let number = |name: &str| -> Result<u32, redb::Error> { Ok(u32::try_from(counter(name)?).unwrap_or(u32::MAX)) };
-    let mut ids = IdBook {
+    let mut ids = ServiceIdTable {
         next: number(COUNTER_NEXT_SERVICE_ID)?,
         offset: number(COUNTER_SERVICE_ID_OFFSET)? % SERVICE_ID_SPACE,
-        ..IdBook::default()
+        ..ServiceIdTable::default()
     };
     for entry in tx.open_table(SERVICE_IDS)?.iter()? {
         let (key, value) = entry?;
@@ -747,5 +781,8 @@ fn load(database: &Database) -> Result<Loaded, redb::Error> {
         ids.bindings.insert(key.value().parse().map_err(damaged)?, binding);
     }
     let id = StoreId::from_bits(u128::from(counter(COUNTER_STORE_HIGH)?) << 64 | u128::from(counter(COUNTER_STORE_LOW)?));
-    Ok(Loaded { id, counts, ids, sequence: counter(COUNTER_SEQUENCE)?, generation: counter(COUNTER_GENERATION)? })
+    Ok(LoadedState { id, counts, ids, sequence: counter(COUNTER_SEQUENCE)?, generation: counter(COUNTER_GENERATION)? })
 }
+
+#[cfg(test)]
+mod tests;

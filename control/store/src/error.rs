@@ -1,37 +1,37 @@
-//! What can go wrong with the store, told to the operator: where, what, and the mend.
+//! Errors of the store, written for the operator: which file or object, what is wrong, and the fix.
 
 use std::path::{Path, PathBuf};
 
 use canal_model::ids::TenantName;
 
-/// Why the store refused. Unless the text says otherwise, nothing was changed.
+/// The reason that the store refused a call. Nothing was changed unless the text states otherwise.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file or its folder cannot be used.
-    #[error("the store {path} cannot be opened: {why}; {mend}")]
-    Open { path: PathBuf, why: String, mend: &'static str },
+    /// The file or its directory cannot be used.
+    #[error("the store {path} cannot be opened: {why}; {fix}")]
+    Open { path: PathBuf, why: String, fix: &'static str },
     /// The file was written by a newer build.
     #[error("the store {path} has layout {found}, this build knows {known}; run the build that wrote it, or one that is newer")]
     Layout { path: PathBuf, found: u64, known: u64 },
     /// The operating system refused a read or a write.
     #[error("the disk refused {path}: {why}. Nothing was changed; free some space or repair the disk, then repeat the change")]
     Disk { path: PathBuf, why: String },
-    /// The file holds something that no build has written.
+    /// The file contains data that no build has written.
     #[error("the store {path} is damaged: {why}; restore it from a backup")]
     Damaged { path: PathBuf, why: String },
-    /// A tenant has reached its number of objects.
+    /// A tenant has reached its limit of objects.
     #[error("tenant {tenant} would hold {wanted} objects and may hold {limit}; delete some, or give the controller a larger limit")]
     ObjectsPerTenant { tenant: TenantName, wanted: usize, limit: usize },
     /// One object is too large.
     #[error("{object} has {bytes} bytes and may have {limit}; split it")]
     ObjectBytes { object: String, bytes: usize, limit: usize },
-    /// One transaction holds too many edits.
+    /// One transaction contains too many edits.
     #[error("{edits} changes in one request, at most {limit} are taken; send them in several requests")]
     Edits { edits: usize, limit: usize },
-    /// Every service id is in use or was released a short time ago.
+    /// Every service id is in use, or was released so recently that it is in quarantine.
     #[error("no service id is left: {limit} are taken or were released within {hours} h; delete services that are no longer used")]
     ServiceIds { limit: u32, hours: u64 },
-    /// A tenant's services, existing or deleted a short time ago, have as many ids as a tenant may have.
+    /// The services of a tenant, including recently deleted ones, use all ids that one tenant may have.
     #[error(
         "tenant {tenant} has {limit} service ids, those of services deleted within {hours} h among them, and may have no more; use names again, or wait"
     )]
@@ -39,13 +39,13 @@ pub enum StoreError {
     /// Every replica number is in use.
     #[error("no replica number is left: all {limit} are taken; forget replicas that are gone")]
     ReplicaNumbers { limit: u16 },
-    /// Private keys are sealed and do not open, or the key to do so cannot be had.
+    /// The private keys are sealed and the key does not open them, or the key file cannot be used.
     #[error("the store's key: {why}; give --store-key-file the file of 32 bytes under which the store was sealed")]
     Key { why: String },
 }
 
 impl StoreError {
-    /// The name of the refusal, for a counter.
+    /// Returns the name of the error as the label value of a counter.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Open { .. } => "open",
@@ -62,7 +62,7 @@ impl StoreError {
         }
     }
 
-    /// True where the limit, not the disk, refused: repeating the same request cannot help.
+    /// Returns true if a limit, not the disk, caused the error, so that repeating the same request cannot help.
     pub fn is_limit(&self) -> bool {
         matches!(
             self,
@@ -82,7 +82,7 @@ impl StoreError {
             redb::Error::DatabaseAlreadyOpen => Self::Open {
                 path,
                 why: "another process holds it".into(),
-                mend: "stop the other controller, or give this one its own --data-dir",
+                fix: "stop the other controller, or give this one its own --data-dir",
             },
             redb::Error::UpgradeRequired(v) => Self::Layout { path, found: v.into(), known: 0 },
             redb::Error::TableTypeMismatch { table, .. } => {

@@ -1,84 +1,95 @@
-//! The cloud tier as it is kept: who registered under which number, the numbers of AZs, and the plan. Rows only: nothing is decided
-//! here but the lowest free number.
+//! Rows of the cloud tier: registered replicas with their numbers, edges, AZ numbers, and the plan.
+//!
+//! The only decision here is the lowest free replica number; the planner and the fleet membership decide everything else.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 use canal_model::fleet::ReplicaState;
 use canal_model::ids::{AzName, BackendName, EdgeName, ReplicaName, ReplicaNumber, ServiceId};
-use canal_model::plan::{Note, Plan, PlannedService};
+use canal_model::plan::{Plan, PlannedService, UnmetConstraint};
 use redb::{ReadableDatabase, ReadableTable, TableDefinition};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::database::{Step, Store};
+use crate::database::{Store, TransactionOutcome};
 use crate::error::StoreError;
 
-/// Replica name to a JSON [`StoredReplica`].
+/// Maps a replica name to a JSON [`StoredReplica`].
 pub(crate) const REPLICAS: TableDefinition<&str, &[u8]> = TableDefinition::new("replicas");
-/// AZ to a JSON [`StoredEdge`].
+/// Maps `edge:NAME` to a JSON [`StoredEdge`]. Older files contain one edge per AZ, with the AZ's name as the key.
 pub(crate) const EDGES: TableDefinition<&str, &[u8]> = TableDefinition::new("edges");
-/// AZ to its number.
+/// Maps an AZ to its number.
 pub(crate) const AZS: TableDefinition<&str, u8> = TableDefinition::new("azs");
-/// Service id to a JSON `PlannedService`.
+/// Maps a service id to a JSON `PlannedService`.
 pub(crate) const PLANNED: TableDefinition<u32, &[u8]> = TableDefinition::new("planned");
-/// One row, `plan`: a JSON [`Head`].
+/// Contains one row, `plan`: a JSON [`PlanHeader`].
 pub(crate) const PLAN: TableDefinition<&str, &[u8]> = TableDefinition::new("plan");
 
-/// A registered replica.
+/// A registered replica of the cloud tier.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredReplica {
-    /// Its name, which is its token's.
+    /// The replica's name, which is also the name in its token.
     pub name: ReplicaName,
-    /// Its number in bucket tables.
+    /// The replica's number in bucket tables.
     pub number: ReplicaNumber,
-    /// Its backend.
+    /// The backend that the replica belongs to.
     pub backend: BackendName,
-    /// Where it is.
+    /// The AZ in which the replica runs.
     pub az: AzName,
-    /// Its address on the underlay.
+    /// The replica's address on the underlay.
     pub underlay: Ipv4Addr,
-    /// Where it was in its life.
+    /// The state in the replica's life cycle at the last write.
     pub state: ReplicaState,
-    /// An operator wants it drained.
+    /// An operator has requested that the replica drains.
     pub drain: bool,
 }
 
-/// The edge that last spoke for an AZ.
+/// A registered edge of an AZ.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredEdge {
-    /// Its name, which is its token's.
+    /// The edge's name, which is also the name in its token.
     pub name: EdgeName,
-    /// Its AZ.
+    /// The AZ that the edge serves.
     pub az: AzName,
-    /// Its address on the underlay.
+    /// The edge's address on the underlay.
     pub underlay: Ipv4Addr,
+    /// The address of the tunnel end, if it differs from `underlay`. All edges of an AZ share it.
+    #[serde(default)]
+    pub anycast: Option<Ipv4Addr>,
 }
 
-/// The whole tier.
+impl StoredEdge {
+    /// Returns the address at which the AZ's tunnels end.
+    pub fn tunnel_end(&self) -> Ipv4Addr {
+        self.anycast.unwrap_or(self.underlay)
+    }
+}
+
+/// All stored rows of the cloud tier except the plan.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoredFleet {
-    /// Registered replicas, by name.
+    /// Registered replicas, sorted by name.
     pub replicas: Vec<StoredReplica>,
-    /// The edges, by AZ.
+    /// Registered edges, in no guaranteed order.
     pub edges: Vec<StoredEdge>,
-    /// The number of each AZ.
+    /// The number of each AZ that a replica or edge has registered in.
     pub azs: BTreeMap<AzName, u8>,
 }
 
-/// What a plan is beside its services.
+/// The fields of a plan other than its services.
 #[derive(Serialize, Deserialize)]
-struct Head {
+struct PlanHeader {
     number: u32,
     parent: u32,
-    notes: Vec<Note>,
+    notes: Vec<UnmetConstraint>,
 }
 
 impl Store {
-    /// The tier as it was last kept.
+    /// Reads the replicas, edges and AZ numbers.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn fleet(&self) -> Result<StoredFleet, StoreError> {
         self.read(|tx| {
             let mut fleet = StoredFleet::default();
@@ -97,11 +108,13 @@ impl Store {
         })
     }
 
-    /// Gives a replica the lowest free number, for as long as it is not forgotten. One that has a number already keeps it; the rest of its
-    /// row becomes what is given. Its AZ's number is kept with it.
+    /// Registers a replica under the lowest free number. It has this number until [`Store::forget_replica`].
+    ///
+    /// A replica that is already registered retains its number and its drain request; the rest of its row is replaced. The AZ's number is
+    /// stored too.
     ///
     /// # Errors
-    /// [`StoreError::ReplicaNumbers`] when all are taken, [`StoreError::Disk`].
+    /// Returns [`StoreError::ReplicaNumbers`] if all numbers are in use, or [`StoreError::Disk`].
     pub fn register(
         &self,
         name: &ReplicaName,
@@ -121,63 +134,78 @@ impl Store {
                     own = Some((held.number, held.drain));
                 }
             }
+            // A replica that registers again keeps its number, because bucket tables name replicas by number.
             let limit = self.limits.replica_numbers;
             let free = (1..=limit).find(|n| !taken.contains(n)).and_then(|n| ReplicaNumber::new(n.into()).ok());
             let Some((number, drain)) = own.or(free.map(|n| (n, false))) else {
-                return Ok(Step::Abort(StoreError::ReplicaNumbers { limit }));
+                return Ok(TransactionOutcome::Abort(StoreError::ReplicaNumbers { limit }));
             };
             let state = ReplicaState::Joining;
             let replica = StoredReplica { name: name.clone(), number, backend: backend.clone(), az: az.0.clone(), underlay, state, drain };
             table.insert(name.as_str(), json(&replica)?.as_slice())?;
             tx.open_table(AZS)?.insert(az.0.as_str(), az.1)?;
             registered = Some(replica);
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })?;
         registered.ok_or_else(|| StoreError::Disk { path: self.path().into(), why: "the transaction did not run".into() })
     }
 
-    /// Keeps what changed of a registered replica.
+    /// Replaces the row of a registered replica.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn put_replica(&self, replica: &StoredReplica) -> Result<(), StoreError> {
         self.write(|tx| {
             tx.open_table(REPLICAS)?.insert(replica.name.as_str(), json(replica)?.as_slice())?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// Frees a replica's number.
+    /// Deletes a replica's row, which frees its number.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn forget_replica(&self, name: &ReplicaName) -> Result<(), StoreError> {
         self.write(|tx| {
             tx.open_table(REPLICAS)?.remove(name.as_str())?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// Keeps the edge of an AZ, in place of the one before, and the AZ's number.
+    /// Stores an edge and its AZ's number, and removes the edges in `replaces`.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
-    pub fn put_edge(&self, edge: &StoredEdge, az_number: u8) -> Result<(), StoreError> {
+    /// Returns [`StoreError::Disk`].
+    pub fn put_edge(&self, edge: &StoredEdge, replaces: &[EdgeName], az_number: u8) -> Result<(), StoreError> {
         self.write(|tx| {
-            tx.open_table(EDGES)?.insert(edge.az.as_str(), json(edge)?.as_slice())?;
+            let mut table = tx.open_table(EDGES)?;
+            remove_edges(&mut table, replaces)?;
+            remove_edges(&mut table, std::slice::from_ref(&edge.name))?;
+            table.insert(edge_key(&edge.name).as_str(), json(edge)?.as_slice())?;
             tx.open_table(AZS)?.insert(edge.az.as_str(), az_number)?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// The plan in force; the first one has nothing in it.
+    /// Removes the row of an edge.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`].
+    pub fn forget_edge(&self, name: &EdgeName) -> Result<(), StoreError> {
+        self.write(|tx| {
+            remove_edges(&mut tx.open_table(EDGES)?, std::slice::from_ref(name))?;
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
+        })
+    }
+
+    /// Returns the plan in force. Without a stored plan, it is the empty default plan.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn plan(&self) -> Result<Plan, StoreError> {
         self.read(|tx| {
             let Some(head) = tx.open_table(PLAN)?.get("plan")? else { return Ok(Plan::default()) };
-            let Head { number, parent, notes } = row("plan", head.value())?;
+            let PlanHeader { number, parent, notes } = row("plan", head.value())?;
             let mut services = BTreeMap::new();
             for entry in tx.open_table(PLANNED)?.iter()? {
                 let (id, service) = entry?;
@@ -188,11 +216,11 @@ impl Store {
         })
     }
 
-    /// Keeps `plan` whole, in one transaction. `before` is the plan that is on disk for certain: what is the same in it is not written
-    /// again; `None` writes all.
+    /// Stores `plan` in one transaction. `before` is the plan that is certainly on disk: services that are equal in both are not
+    /// written again. With `None`, all services are written.
     ///
     /// # Errors
-    /// [`StoreError::Disk`]; the plan on disk is then one of the two.
+    /// Returns [`StoreError::Disk`]; the plan on disk is then one of the two.
     pub fn put_plan(&self, before: Option<&Plan>, plan: &Plan) -> Result<(), StoreError> {
         self.write(|tx| {
             let mut table = tx.open_table(PLANNED)?;
@@ -209,9 +237,9 @@ impl Store {
                     table.insert(id.get(), json(service)?.as_slice())?;
                 }
             }
-            let head = Head { number: plan.number, parent: plan.parent, notes: plan.notes.clone() };
+            let head = PlanHeader { number: plan.number, parent: plan.parent, notes: plan.notes.clone() };
             tx.open_table(PLAN)?.insert("plan", json(&head)?.as_slice())?;
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
@@ -222,10 +250,32 @@ impl Store {
         run().map_err(|e| StoreError::from_redb(self.path(), e))
     }
 
-    pub(crate) fn write(&self, f: impl FnOnce(&redb::WriteTransaction) -> Result<Step, redb::Error>) -> Result<(), StoreError> {
+    pub(crate) fn write(
+        &self,
+        f: impl FnOnce(&redb::WriteTransaction) -> Result<TransactionOutcome, redb::Error>,
+    ) -> Result<(), StoreError> {
         let mut inner = self.lock();
         self.transact(&mut inner, f)
     }
+}
+
+fn edge_key(name: &EdgeName) -> String {
+    format!("edge:{name}")
+}
+
+/// Removes the rows of these edges by the name in the value, because an older controller used the AZ as the key.
+fn remove_edges(table: &mut redb::Table<'_, &str, &[u8]>, names: &[EdgeName]) -> Result<(), redb::Error> {
+    let mut keys = Vec::new();
+    for entry in table.iter()? {
+        let (key, value) = entry?;
+        if names.contains(&row::<StoredEdge>("edge", value.value())?.name) {
+            keys.push(key.value().to_owned());
+        }
+    }
+    for key in keys {
+        table.remove(key.as_str())?;
+    }
+    Ok(())
 }
 
 pub(crate) fn json(value: &impl Serialize) -> Result<Vec<u8>, redb::Error> {

@@ -1,67 +1,69 @@
-//! Which service has which 24-bit id. A binding outlives its service: the same name gets the same id back, and an id goes to
-//! another service only when no fresh one is left and its quarantine is over. Fresh ids begin at a place of the store's own, so that a store
-//! in the place of a lost one does not give out what data planes still hold. Decisions only; `database` writes them.
+//! Assigns 24-bit ids to services. The module decides only; `database` writes the decisions.
+//!
+//! A binding outlives its service: a service that returns under the same name gets the same id back. An id moves to another service
+//! only when no fresh id is left and its quarantine is over. Fresh ids begin at a random offset per store. A store that replaces a
+//! lost one therefore does not give out ids that data planes still use.
 
 use std::collections::HashMap;
 
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 
-/// A released id is not given to another service before this many seconds: longer than any data plane's stale state lives.
+/// Seconds before a released id may move to another service; longer than any data plane retains stale state.
 pub const SERVICE_ID_QUARANTINE_SECONDS: u64 = 24 * 3600;
 
-/// Service ids that there are: all of 24 bits but 0.
+/// Number of service ids: all values of 24 bits except 0.
 pub(crate) const SERVICE_ID_SPACE: u32 = (1 << 24) - 1;
 
-/// Of those, how many one tenant's services may have, the deleted ones' that rest among them: more than a tenant may have objects, and a 64th of
-/// all.
+/// Ids of one tenant's services, at most, including deleted services in quarantine. It exceeds the number of objects that a tenant may have
+/// and is 1/64 of the space.
 pub const TENANT_SERVICE_IDS_MAX: u32 = 1 << 18;
 
-/// Why there is no id for a service.
+/// The reason that a service gets no id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum IdShortage {
-    /// All are taken or rest.
+    /// All ids are in use or in quarantine.
     Mesh,
-    /// The tenant has as many as it may.
+    /// The tenant has reached its limit.
     Tenant(TenantName),
 }
 
-/// One service's binding.
+/// The id of one service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Binding {
     pub(crate) id: ServiceId,
-    /// Seconds since 1970; `None` while the service exists.
+    /// Time of the release, in seconds since 1970; `None` while the service exists.
     pub(crate) released: Option<u64>,
 }
 
-/// All bindings, as on disk.
+/// All bindings as they are on disk.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct IdBook {
+pub(crate) struct ServiceIdTable {
     pub(crate) bindings: HashMap<ServiceKey, Binding>,
-    /// How many fresh ids were given out, plus one.
+    /// Number of fresh ids given out so far, plus one.
     pub(crate) next: u32,
-    /// So far beyond id 1 the first fresh id is; the space goes round.
+    /// Distance of the first fresh id from id 1. After the last id, allocation continues at 1.
     pub(crate) offset: u32,
 }
 
-impl IdBook {
-    /// How many bindings a tenant has, the resting ones among them.
+impl ServiceIdTable {
+    /// Counts a tenant's bindings, including released ones.
     fn count_of(&self, tenant: &TenantName) -> u32 {
         self.bindings.keys().filter(|key| key.tenant == *tenant).count() as u32
     }
 
-    /// The `n`-th fresh id, from 1.
+    /// Returns the `n`-th fresh id, counted from 1.
     fn fresh(&self, n: u32) -> Option<ServiceId> {
         let at = (u64::from(self.offset) + u64::from(n) - 1) % u64::from(SERVICE_ID_SPACE);
         ServiceId::new(u32::try_from(at).ok()? + 1).ok()
     }
 }
 
-/// What allocation decided, to be written in one transaction.
+/// The result of an allocation, to be written in one transaction.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Allocation {
-    /// Bindings to write.
+    /// Bindings to write, as live.
     pub(crate) bound: Vec<(ServiceKey, ServiceId)>,
-    /// Bindings whose id moved to another service.
+    /// Keys that lose their binding because their id moved to another service.
     pub(crate) displaced: Vec<ServiceKey>,
     pub(crate) next: u32,
 }
@@ -72,9 +74,9 @@ impl Allocation {
     }
 }
 
-/// Gives every key in `wanted` an id. A tenant that has `tenant_max` gets only ids of its own back.
+/// Assigns an id to every key in `wanted`. A tenant that has `tenant_max` ids or more gets only its own released ids again.
 pub(crate) fn decide_allocation(
-    book: &IdBook,
+    book: &ServiceIdTable,
     wanted: &[ServiceKey],
     now: u64,
     limit: u32,
@@ -86,6 +88,7 @@ pub(crate) fn decide_allocation(
     for key in wanted {
         match book.bindings.get(key) {
             Some(Binding { released: None, .. }) => continue,
+            // A released service that returns gets its id back, even during the quarantine.
             Some(Binding { id, released: Some(_) }) => {
                 out.bound.push((key.clone(), *id));
                 continue;
@@ -101,6 +104,7 @@ pub(crate) fn decide_allocation(
             out.bound.push((key.clone(), id));
             continue;
         }
+        // Neither a fresh id nor the tenant's limit allows a new id, so the oldest released one moves; for a full tenant, only its own.
         let stale = stale.get_or_insert_with(|| oldest_last(book, wanted, now));
         let at = stale.iter().rposition(|binding| !is_full || binding.key.tenant == key.tenant);
         let Some(at) = at else {
@@ -116,7 +120,7 @@ pub(crate) fn decide_allocation(
     Ok(out)
 }
 
-/// A binding whose id may go to another service.
+/// A released binding whose id may move to another service.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct StaleBinding {
     released: u64,
@@ -124,8 +128,8 @@ struct StaleBinding {
     id: ServiceId,
 }
 
-/// Released bindings whose quarantine is over and which nobody asks for now; the oldest stands last.
-fn oldest_last(book: &IdBook, wanted: &[ServiceKey], now: u64) -> Vec<StaleBinding> {
+/// Returns the released bindings that are past their quarantine and not in `wanted`, with the oldest last.
+fn oldest_last(book: &ServiceIdTable, wanted: &[ServiceKey], now: u64) -> Vec<StaleBinding> {
     let mut v: Vec<StaleBinding> = book
         .bindings
         .iter()
@@ -144,16 +148,16 @@ mod tests {
         format!("alpha/shop/{n}").parse().unwrap()
     }
 
-    fn book(entries: &[(&str, u32, Option<u64>)], next: u32) -> IdBook {
+    fn book(entries: &[(&str, u32, Option<u64>)], next: u32) -> ServiceIdTable {
         let bindings =
             entries.iter().map(|(n, id, released)| (key(n), Binding { id: ServiceId::new(*id).unwrap(), released: *released })).collect();
-        IdBook { bindings, next, offset: 0 }
+        ServiceIdTable { bindings, next, offset: 0 }
     }
 
     #[test]
     fn fresh_ids_begin_at_the_stores_own_place_and_go_round() {
-        let book = |offset| IdBook { offset, ..IdBook::default() };
-        let ids = |book: &IdBook| [1, 2, 3].map(|n| book.fresh(n).unwrap().get());
+        let book = |offset| ServiceIdTable { offset, ..ServiceIdTable::default() };
+        let ids = |book: &ServiceIdTable| [1, 2, 3].map(|n| book.fresh(n).unwrap().get());
         assert_eq!(ids(&book(0)), [1, 2, 3]);
         assert_eq!(ids(&book(SERVICE_ID_SPACE - 2)), [SERVICE_ID_SPACE - 1, SERVICE_ID_SPACE, 1]);
         assert_eq!(book(7).fresh(SERVICE_ID_SPACE).unwrap().get(), 7, "the last is the one before the first");
@@ -162,46 +166,46 @@ mod tests {
     #[test]
     fn allocation() {
         const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;
-        struct Case {
+        struct IdCase {
             what: &'static str,
-            book: IdBook,
+            book: ServiceIdTable,
             wanted: &'static [&'static str],
             now: u64,
-            /// `None`: refused.
+            /// The expected bindings; `None` if the allocation fails.
             bound: Option<&'static [(&'static str, u32)]>,
         }
         let cases = [
-            Case { what: "fresh ids ascend from 1", book: book(&[], 0), wanted: &["a", "b"], now: 0, bound: Some(&[("a", 1), ("b", 2)]) },
-            Case { what: "a live binding stays", book: book(&[("a", 1, None)], 2), wanted: &["a"], now: 0, bound: Some(&[]) },
-            Case {
+            IdCase { what: "fresh ids ascend from 1", book: book(&[], 0), wanted: &["a", "b"], now: 0, bound: Some(&[("a", 1), ("b", 2)]) },
+            IdCase { what: "a live binding stays", book: book(&[("a", 1, None)], 2), wanted: &["a"], now: 0, bound: Some(&[]) },
+            IdCase {
                 what: "a name that returns gets its id back",
                 book: book(&[("a", 1, Some(5))], 2),
                 wanted: &["a"],
                 now: 6,
                 bound: Some(&[("a", 1)]),
             },
-            Case {
+            IdCase {
                 what: "fresh before released",
                 book: book(&[("a", 1, Some(0))], 2),
                 wanted: &["b"],
                 now: 10 * Q,
                 bound: Some(&[("b", 2)]),
             },
-            Case {
+            IdCase {
                 what: "the oldest released once all are used",
                 book: book(&[("a", 1, Some(9)), ("b", 2, Some(3)), ("c", 3, None), ("d", 4, None)], 5),
                 wanted: &["e"],
                 now: Q + 100,
                 bound: Some(&[("e", 2)]),
             },
-            Case {
+            IdCase {
                 what: "not within the quarantine",
                 book: book(&[("a", 1, Some(9)), ("b", 2, None), ("c", 3, None), ("d", 4, None)], 5),
                 wanted: &["e"],
                 now: Q + 8,
                 bound: None,
             },
-            Case {
+            IdCase {
                 what: "not the id of a name asked for in the same breath",
                 book: book(&[("a", 1, Some(9)), ("b", 2, None), ("c", 3, None), ("d", 4, None)], 5),
                 wanted: &["e", "a"],
@@ -218,7 +222,7 @@ mod tests {
         }
     }
 
-    /// One tenant makes services of new names and deletes them for as long as it likes: it runs into its own share, and others get ids.
+    /// A tenant that creates services under ever new names and deletes them reaches its own limit, and other tenants still get ids.
     #[test]
     fn a_tenant_that_has_its_share_gets_only_its_own_ids_back() {
         const Q: u64 = SERVICE_ID_QUARANTINE_SECONDS;

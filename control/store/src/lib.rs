@@ -1,6 +1,7 @@
-//! The controller's memory on disk: applied objects, service ids, CA keys, the fleet and its plan, and the generation counter, in one
-//! redb file.
-//! A write that returned `Ok` survives a kill at any instant; one that returned an error changed nothing. It never interprets YAML.
+//! The controller's persistent state in one redb file: applied objects, service ids, CA keys, the fleet and its plan, and the generation
+//! counter.
+//!
+//! A write that returned `Ok` survives a kill at any instant. A failed [`Store::apply`] changed nothing. The store never interprets YAML.
 //! Start reading at [`Store::open`] and [`Store::apply`].
 
 #![forbid(unsafe_code)]
@@ -12,21 +13,22 @@ mod ids;
 mod objects;
 mod seal;
 mod trust;
+mod undo;
 
-pub use database::{Limits, Store};
+pub use database::{Store, StoreLimits};
 pub use error::StoreError;
 pub use fleet::{StoredEdge, StoredFleet, StoredReplica};
 pub use ids::{SERVICE_ID_QUARANTINE_SECONDS, TENANT_SERVICE_IDS_MAX};
-pub use objects::{Edit, ObjectKey, StoredObject};
+pub use objects::{ObjectEdit, StoredObject, StoredObjectKey};
 pub use seal::{StoreKey, is_sealed};
 pub use trust::{DomainName, StoredCertificate, StoredTrust};
 
-/// A certificate authority as it is kept: the key is secret. The file's mode is 0600, and with a [`StoreKey`] it is sealed in it.
+/// A stored certificate authority. The key is secret: the file's mode is 0600, and with a [`StoreKey`] the key is sealed in the file.
 #[derive(Clone, PartialEq, Eq)]
 pub struct StoredAuthority {
-    /// PKCS#8 DER; wiped when it is dropped.
+    /// The private key, PKCS#8 DER; its memory is wiped on drop.
     pub key: zeroize::Zeroizing<Vec<u8>>,
-    /// The self-signed certificate, PEM.
+    /// The self-signed certificate, as PEM.
     pub certificate: String,
 }
 
@@ -36,11 +38,11 @@ impl std::fmt::Debug for StoredAuthority {
     }
 }
 
-/// Objects one tenant may hold in the store: ten thousand services with ten routes each, and room for as much again.
+/// Objects of one tenant, at most: ten thousand services with ten routes each, and capacity for as many objects again.
 pub const OBJECTS_PER_TENANT_MAX: usize = 200_000;
-/// Bytes of one object's YAML: what a Kubernetes API server takes (etcd's request limit is 1.5 MiB).
+/// Bytes of one object's YAML, at most. A Kubernetes API server accepts about the same size (etcd's request limit is 1.5 MiB).
 pub const OBJECT_BYTES_MAX: usize = 1 << 20;
-/// Edits in one transaction.
+/// Edits in one transaction, at most.
 pub const EDITS_MAX: usize = 20_000;
-/// Generations reserved on disk ahead of use, so that counting does not cost a disk write each time.
+/// Generations reserved on disk ahead of use, so that not every new generation costs a disk write.
 pub const GENERATIONS_RESERVED: u64 = 10_000;

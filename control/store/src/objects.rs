@@ -1,24 +1,23 @@
-//! Applied objects as rows: their keys, what is kept beside the YAML, and how both are spelled on disk.
+//! Rows of applied objects: their keys, the metadata stored with the YAML, and the format of both on disk.
 
 use std::fmt;
 
 use canal_model::ids::{Generation, TenantName};
 use serde::{Deserialize, Serialize};
 
-/// Names one object of one tenant.
+/// The key of one object of one tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ObjectKey {
-    /// The owner.
+pub struct StoredObjectKey {
+    /// The tenant that owns the object.
     pub tenant: TenantName,
-    /// The kind as in the object, e.g. `HTTPRoute`.
+    /// The kind as written in the object, for example `HTTPRoute`.
     pub kind: String,
-    /// Empty for kinds that have none.
+    /// The namespace; empty for kinds that have none.
     pub namespace: String,
-    /// The object's name.
     pub name: String,
 }
 
-impl fmt::Display for ObjectKey {
+impl fmt::Display for StoredObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.namespace.is_empty() {
             write!(f, "{} {}", self.kind, self.name)
@@ -28,48 +27,39 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// One object as applied.
+/// One object as it was applied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoredObject {
-    /// Its name.
-    pub key: ObjectKey,
+    pub key: StoredObjectKey,
     /// The text as it was sent: one YAML document.
     pub yaml: String,
-    /// Seconds since 1970 when it was first applied; kept across changes.
+    /// Time of the first apply, in seconds since 1970. Later changes do not alter it.
     pub created: u64,
-    /// The generation that last changed it.
+    /// The generation that last changed the object.
     pub generation: Generation,
 }
 
-/// One change of an Apply or Delete.
+/// One change in an apply or delete request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Edit {
-    /// Create or replace.
-    Put {
-        /// Its name.
-        key: ObjectKey,
-        /// One YAML document.
-        yaml: String,
-    },
-    /// Remove; what is already gone is not an error.
-    Delete {
-        /// Its name.
-        key: ObjectKey,
-    },
+pub enum ObjectEdit {
+    /// Creates or replaces the object.
+    Put { key: StoredObjectKey, yaml: String },
+    /// Deletes the object. Deleting an object that does not exist is not an error.
+    Delete { key: StoredObjectKey },
 }
 
-impl Edit {
-    /// The object concerned.
-    pub fn key(&self) -> &ObjectKey {
+impl ObjectEdit {
+    /// Returns the key of the object that the edit changes.
+    pub fn key(&self) -> &StoredObjectKey {
         match self {
             Self::Put { key, .. } | Self::Delete { key } => key,
         }
     }
 }
 
-/// A row's value. Named fields, so that a later build can add one.
+/// The value of a row. Its fields are named in JSON, so that a later build can add one.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Row {
+pub(crate) struct ObjectRow {
     pub(crate) yaml: String,
     pub(crate) created: u64,
     pub(crate) generation: u64,

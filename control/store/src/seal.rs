@@ -1,4 +1,5 @@
-//! Private keys at rest: AES-256-GCM under a key that the operator gives. Without one they lie in the file as they are, whose mode is 0600.
+//! Encryption of private keys at rest: AES-256-GCM under a key from the operator. Without that key they are stored unsealed, in a file with
+//! mode 0600.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,11 +11,11 @@ use zeroize::Zeroizing;
 
 use crate::error::StoreError;
 
-/// What a sealed key begins with; PKCS#8 DER begins with 0x30.
+/// The first bytes of a sealed key. PKCS#8 DER begins with 0x30, so the two cannot be confused.
 const MAGIC: &[u8] = b"CANAL1";
-/// Bytes of a store key.
+/// Length of a store key, in bytes.
 const KEY_BYTES: usize = 32;
-/// More than 64 hexadecimal digits and white space is no key.
+/// Bytes read from a key file. A file with more than 64 hexadecimal digits and white space is not a key.
 const KEY_FILE_BYTES_MAX: u64 = 256;
 
 /// The key under which the store's private keys are sealed.
@@ -29,19 +30,19 @@ impl std::fmt::Debug for StoreKey {
 }
 
 impl StoreKey {
-    /// Of 32 bytes.
+    /// Creates a key from 32 bytes.
     ///
     /// # Errors
-    /// [`StoreError::Key`].
+    /// Returns [`StoreError::Key`] if there are not exactly 32 bytes.
     pub fn new(bytes: &[u8]) -> Result<Self, StoreError> {
         let key = RandomizedNonceKey::new(&AES_256_GCM, bytes);
         key.map(|key| Self { key }).map_err(|_| StoreError::Key { why: format!("{} bytes, not {KEY_BYTES}", bytes.len()) })
     }
 
-    /// Reads a file of 32 bytes, or of 64 hexadecimal digits.
+    /// Reads a key from a file of 32 bytes or of 64 hexadecimal digits.
     ///
     /// # Errors
-    /// [`StoreError::Key`].
+    /// Returns [`StoreError::Key`] if the file cannot be read or contains neither.
     pub fn read(path: &Path) -> Result<Self, StoreError> {
         let refused = |why: String| StoreError::Key { why: format!("{}: {why}", path.display()) };
         let mut bytes = Zeroizing::new(Vec::with_capacity(KEY_FILE_BYTES_MAX as usize));
@@ -59,10 +60,10 @@ impl StoreKey {
         }
     }
 
-    /// `plain`, sealed for one place: elsewhere it does not open.
+    /// Seals `plain` for the context `place`. It can only be unsealed with the same context.
     ///
     /// # Errors
-    /// [`StoreError::Key`].
+    /// Returns [`StoreError::Key`] if the encryption fails.
     pub fn seal(&self, plain: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
         let mut body = plain.to_vec();
         let sealed = self.key.seal_in_place_append_tag(Aad::from(place.as_bytes()), &mut body);
@@ -81,21 +82,21 @@ impl StoreKey {
 }
 
 impl StoreKey {
-    /// What [`StoreKey::seal`] sealed for this place.
+    /// Unseals bytes that [`StoreKey::seal`] sealed for the context `place`. Bytes that are not sealed are returned unchanged.
     ///
     /// # Errors
-    /// [`StoreError::Key`]: another key, another place, or damage.
+    /// Returns [`StoreError::Key`] if the key or the context differs, or the bytes are damaged.
     pub fn unseal(&self, bytes: &[u8], place: &str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
         opened(Some(self), bytes, place)
     }
 }
 
-/// True where `bytes` are sealed.
+/// Returns true if `bytes` are sealed.
 pub fn is_sealed(bytes: &[u8]) -> bool {
     bytes.starts_with(MAGIC)
 }
 
-/// As it is to lie on disk.
+/// Returns a private key in the form in which it is stored: sealed if the store has a key, unchanged otherwise.
 pub(crate) fn sealed(key: Option<&StoreKey>, plain: &[u8], place: &str) -> Result<Vec<u8>, StoreError> {
     match key {
         Some(key) => key.seal(plain, place),
@@ -103,7 +104,7 @@ pub(crate) fn sealed(key: Option<&StoreKey>, plain: &[u8], place: &str) -> Resul
     }
 }
 
-/// As it was before.
+/// Returns the plaintext of a stored private key.
 pub(crate) fn opened(key: Option<&StoreKey>, bytes: &[u8], place: &str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
     match (bytes.strip_prefix(MAGIC), key) {
         (None, _) => Ok(Zeroizing::new(bytes.to_vec())),
@@ -117,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_opens_in_its_place_under_its_key_only() {
+    fn a_sealed_value_opens_only_in_its_row_with_its_key() {
         let (a, b) = (StoreKey::new(&[1; 32]).unwrap(), StoreKey::new(&[2; 32]).unwrap());
         let lying = sealed(Some(&a), b"secret", "alpha/x").unwrap();
         assert!(is_sealed(&lying) && !lying.windows(6).any(|w| w == b"secret"));

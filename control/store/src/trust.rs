@@ -1,12 +1,13 @@
-//! What the certificate authorities must not forget: roots with their keys, what they have issued, key sets that were fetched. Rows only;
-//! what a trust domain's state means is the hub's.
+//! Rows of the certificate authorities: roots with their keys, issued certificates, and fetched JWKS.
+//!
+//! The controller interprets a trust domain's state; this module only stores it.
 
 use canal_model::ids::{TenantName, TrustDomain};
 use redb::{ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
 
 use crate::StoredAuthority;
-use crate::database::{Step, Store};
+use crate::database::{Store, TransactionOutcome};
 use crate::error::StoreError;
 use crate::fleet::{json, row};
 use crate::seal::{StoreKey, is_sealed, opened, sealed};
@@ -15,56 +16,56 @@ type DomainKey = (&'static str, &'static str);
 type DomainRow = (&'static [u8], &'static str);
 type KeyAndPem = (Vec<u8>, String);
 
-/// `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that signs.
+/// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that signs.
 pub(crate) const AUTHORITIES: TableDefinition<DomainKey, DomainRow> = TableDefinition::new("authorities");
-/// The same of the root that comes or goes.
+/// Maps `(tenant, trust domain)` to `(PKCS#8 DER, PEM)` of the root that is being introduced or retired.
 pub(crate) const AUTHORITIES_SECOND: TableDefinition<DomainKey, DomainRow> = TableDefinition::new("authorities-second");
-/// `(tenant, trust domain)` to the state that goes with the roots: a text of the hub's.
+/// Maps `(tenant, trust domain)` to the state that belongs to the roots, a text in the controller's format.
 pub(crate) const TRUST: TableDefinition<DomainKey, &str> = TableDefinition::new("trust");
-/// `(tenant, trust domain, serial)` to a JSON [`StoredCertificate`].
+/// Maps `(tenant, trust domain, serial)` to a JSON [`StoredCertificate`].
 pub(crate) const ISSUED: TableDefinition<(&str, &str, &str), &[u8]> = TableDefinition::new("issued");
-/// `(tenant, URI)` to a key set.
+/// Maps `(tenant, URI)` to a JWKS.
 pub(crate) const JWKS: TableDefinition<(&str, &str), &str> = TableDefinition::new("jwks");
 
-/// All that is kept of one trust domain's authority.
+/// The stored state of one trust domain's certificate authority.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct StoredTrust {
-    /// The root that signs; `None` where files or another process do.
+    /// The root that signs; `None` if its key is in files or in another process.
     pub first: Option<StoredAuthority>,
-    /// The root that comes or goes.
+    /// The root that is being introduced or retired by a rotation.
     pub second: Option<StoredAuthority>,
-    /// The hub's own words on it.
+    /// The state in the controller's own format.
     pub state: String,
 }
 
-/// One certificate that was issued.
+/// One certificate in the issuance log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StoredCertificate {
-    /// Hexadecimal.
+    /// The serial number, in hexadecimal.
     pub serial: String,
-    /// Whom it names.
+    /// The SPIFFE ID in the certificate.
     pub identity: String,
-    /// DNS names in it, beside the identity.
+    /// DNS names in the certificate, in addition to the identity.
     #[serde(default)]
     pub names: Vec<String>,
-    /// To whom it was given.
+    /// The subscriber that received the certificate.
     pub holder: String,
-    /// Fingerprint of the root it chains to.
+    /// Fingerprint of the certificate that signed it; for an external CA, of the first configured root.
     pub root: String,
-    /// Seconds since 1970.
+    /// Time of issue, in seconds since 1970.
     pub issued: u64,
-    /// Seconds since 1970.
+    /// Time of expiry, in seconds since 1970.
     pub until: u64,
 }
 
-/// Of one trust domain.
+/// The name of a trust domain, qualified by its tenant.
 pub type DomainName = (TenantName, TrustDomain);
 
 impl Store {
-    /// All trust domains' authorities.
+    /// Returns the certificate authorities of all trust domains, with their keys unsealed.
     ///
     /// # Errors
-    /// [`StoreError::Disk`], [`StoreError::Damaged`] or [`StoreError::Key`].
+    /// Returns [`StoreError::Disk`], [`StoreError::Damaged`] or [`StoreError::Key`].
     pub fn trusts(&self) -> Result<Vec<(DomainName, StoredTrust)>, StoreError> {
         let mut found: std::collections::BTreeMap<DomainName, StoredTrust> = Default::default();
         let (firsts, seconds, states) = self.read(|tx| {
@@ -83,6 +84,7 @@ impl Store {
             }
             Ok((rows(AUTHORITIES)?, rows(AUTHORITIES_SECOND)?, states))
         })?;
+        // Unsealing has its own errors, so it happens after the read transaction.
         for (name, row) in firsts {
             let first = self.open_row(&name, row)?;
             found.entry(name).or_default().first = Some(first);
@@ -98,22 +100,23 @@ impl Store {
     }
 
     fn open_row(&self, name: &DomainName, (key, certificate): KeyAndPem) -> Result<StoredAuthority, StoreError> {
-        // It may lie there unsealed.
+        // The row may contain the key unsealed, so this copy is wiped too.
         let key = zeroize::Zeroizing::new(key);
         Ok(StoredAuthority { key: opened(self.key.as_ref(), &key, &place(name))?, certificate })
     }
 
-    /// Keeps the authorities of some trust domains, all or none. A new root must be on disk before its first certificate leaves: one that is
-    /// lost cannot be trusted again.
+    /// Stores the authorities of some trust domains, all or none. A new root must be on disk before its first certificate is returned:
+    /// certificates of a root that was lost cannot be trusted again.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Key`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Key`].
     pub fn put_trusts(&self, all: &[(DomainName, StoredTrust)]) -> Result<(), StoreError> {
         let seal = |name: &DomainName, a: &Option<StoredAuthority>| -> Result<Option<KeyAndPem>, StoreError> {
             let row = a.as_ref().map(|a| Ok((sealed(self.key.as_ref(), &a.key, &place(name))?, a.certificate.clone())));
             row.transpose()
         };
         let mut rows = Vec::new();
+        // All keys are sealed before the transaction, so a failure to seal changes nothing.
         for (name, trust) in all {
             rows.push((name, seal(name, &trust.first)?, seal(name, &trust.second)?, trust.state.as_str()));
         }
@@ -130,11 +133,11 @@ impl Store {
                 }
                 states.insert(key, *state)?;
             }
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// Seals keys that lie open, where a key to do so was given. How many.
+    /// Seals keys that are stored unsealed, if the store has a key for it. Returns the number of keys that were unsealed.
     pub(crate) fn seal_all(&self) -> Result<usize, StoreError> {
         let is_open = |table: TableDefinition<DomainKey, DomainRow>| {
             self.read(|tx| {
@@ -146,7 +149,7 @@ impl Store {
             })
         };
         let open = is_open(AUTHORITIES)? + is_open(AUTHORITIES_SECOND)?;
-        // Read in any case: a key that does not fit must be told before anything is served.
+        // All keys are opened even if nothing is to be sealed: a wrong store key must fail before the controller serves.
         let all = self.trusts()?;
         if self.key.is_some() && open > 0 {
             self.put_trusts(&all)?;
@@ -154,10 +157,10 @@ impl Store {
         Ok(open)
     }
 
-    /// Everything on record of what was issued.
+    /// Returns all certificates in the issuance log.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn issued(&self) -> Result<Vec<(DomainName, StoredCertificate)>, StoreError> {
         self.read(|tx| {
             let mut out = Vec::new();
@@ -170,24 +173,24 @@ impl Store {
         })
     }
 
-    /// Puts certificates on record, before they leave.
+    /// Adds certificates to the issuance log. Call it before they are returned to subscribers.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn add_issued(&self, all: &[(DomainName, StoredCertificate)]) -> Result<(), StoreError> {
         self.write(|tx| {
             let mut table = tx.open_table(ISSUED)?;
             for ((tenant, domain), c) in all {
                 table.insert((tenant.as_str(), domain.as_str(), c.serial.as_str()), json(c)?.as_slice())?;
             }
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 
-    /// Forgets certificates that ended before `now`, seconds since 1970. How many.
+    /// Removes certificates that expired before `now` (seconds since 1970) from the issuance log. Returns their number.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn prune_issued(&self, now: u64) -> Result<usize, StoreError> {
         let ended: Vec<_> = self.issued()?.into_iter().filter(|(_, c)| c.until < now).collect();
         if !ended.is_empty() {
@@ -196,16 +199,16 @@ impl Store {
                 for ((tenant, domain), c) in &ended {
                     table.remove((tenant.as_str(), domain.as_str(), c.serial.as_str()))?;
                 }
-                Ok(Step::Commit { before: Vec::new() })
+                Ok(TransactionOutcome::Commit { before: Vec::new() })
             })?;
         }
         Ok(ended.len())
     }
 
-    /// Key sets as they were last fetched, by tenant and URI.
+    /// Returns the JWKS of the last successful fetches, by tenant and URI.
     ///
     /// # Errors
-    /// [`StoreError::Disk`] or [`StoreError::Damaged`].
+    /// Returns [`StoreError::Disk`] or [`StoreError::Damaged`].
     pub fn jwks(&self) -> Result<Vec<(TenantName, String, String)>, StoreError> {
         self.read(|tx| {
             let mut out = Vec::new();
@@ -218,10 +221,10 @@ impl Store {
         })
     }
 
-    /// Keeps a fetched key set, or forgets it.
+    /// Stores a fetched JWKS, or removes it if `body` is `None`.
     ///
     /// # Errors
-    /// [`StoreError::Disk`].
+    /// Returns [`StoreError::Disk`].
     pub fn put_jwks(&self, tenant: &TenantName, uri: &str, body: Option<&str>) -> Result<(), StoreError> {
         self.write(|tx| {
             let mut table = tx.open_table(JWKS)?;
@@ -229,22 +232,22 @@ impl Store {
                 Some(body) => _ = table.insert((tenant.as_str(), uri), body)?,
                 None => _ = table.remove((tenant.as_str(), uri))?,
             }
-            Ok(Step::Commit { before: Vec::new() })
+            Ok(TransactionOutcome::Commit { before: Vec::new() })
         })
     }
 }
 
 impl Store {
-    /// As [`Store::open`], with private keys sealed under `key`. Those that lay open until now are sealed.
+    /// Opens the store like [`Store::open`], with private keys sealed under `key`. Keys that were stored unsealed are sealed now.
     ///
     /// # Errors
-    /// As [`Store::open`]; [`StoreError::Key`] where keys are sealed and `key` does not open them.
-    pub fn open_with(dir: &std::path::Path, limits: crate::Limits, key: Option<StoreKey>) -> Result<Self, StoreError> {
+    /// Returns the errors of [`Store::open`], or [`StoreError::Key`] if keys are sealed and `key` does not open them.
+    pub fn open_with(dir: &std::path::Path, limits: crate::StoreLimits, key: Option<StoreKey>) -> Result<Self, StoreError> {
         let mut store = Self::open_unsealed(dir, limits)?;
         store.key = key;
         let lay_open = store.seal_all()?;
         if store.key.is_some() && lay_open > 0 {
-            // Pages that are no longer used still hold the keys as they lay; they go with the file's shrinking.
+            // Unused pages still contain the unsealed keys; compacting the file removes them.
             store.compact()?;
             tracing::info!(keys = lay_open, "the store's private keys are sealed now");
         }

@@ -1,17 +1,23 @@
-//! A disk that refuses (the file may not grow: EFBIG where a full disk says ENOSPC): refused clearly, still readable, whole again later.
+//! Tests of a disk that refuses writes: the error is clear, reads still work, and the store recovers later.
+//!
+//! A limit on the file size stands in for a full disk: the write fails with EFBIG where a full disk returns ENOSPC.
 
 use std::process::Command;
 
 use canal_model::ids::{Generation, TenantName};
-use canal_store::{Edit, Limits, ObjectKey, Store};
+use canal_store::{ObjectEdit, Store, StoreLimits, StoredObjectKey};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const CHILD: &str = "CANAL_STORE_FULL_CHILD";
 
-fn put(n: usize) -> Edit {
-    let key =
-        ObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: format!("s{n}") };
-    Edit::Put { key, yaml: format!("{n} ").repeat(20_000) }
+fn put(n: usize) -> ObjectEdit {
+    let key = StoredObjectKey {
+        tenant: TenantName::new("alpha").unwrap(),
+        kind: "Service".into(),
+        namespace: "shop".into(),
+        name: format!("s{n}"),
+    };
+    ObjectEdit::Put { key, yaml: format!("{n} ").repeat(20_000) }
 }
 
 fn file_size_limit(bytes: Option<u64>) {
@@ -19,11 +25,11 @@ fn file_size_limit(bytes: Option<u64>) {
     setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum: hard }).unwrap();
 }
 
-/// In a process of its own, because the limit is the process's.
+/// Runs in its own process, because the file size limit applies to the whole process.
 #[test]
 fn writer_on_a_full_disk() {
     let Ok(dir) = std::env::var(CHILD) else { return };
-    let store = Store::open(dir.as_ref(), Limits::default()).unwrap();
+    let store = Store::open(dir.as_ref(), StoreLimits::default()).unwrap();
     store.apply(&[put(0)], Generation(1), 0).unwrap();
     let now = std::fs::metadata(store.path()).unwrap().len();
     file_size_limit(Some(now + (256 << 10)));
@@ -48,7 +54,7 @@ fn writer_on_a_full_disk() {
     store.apply(&[put(30_000)], Generation(4), 0).unwrap();
     assert_eq!(store.objects().unwrap().len(), expect + 1, "whole again without a restart");
     drop(store);
-    let store = Store::open(dir.as_ref(), Limits::default()).unwrap();
+    let store = Store::open(dir.as_ref(), StoreLimits::default()).unwrap();
     assert_eq!(store.objects().unwrap().len(), expect + 1);
     println!("done {landed}");
 }
@@ -56,7 +62,7 @@ fn writer_on_a_full_disk() {
 #[test]
 fn a_full_disk_is_refused_and_recovered_from() {
     let dir = tempfile::tempdir().unwrap();
-    // The shell ignores SIGXFSZ and its child inherits that, so that the write fails instead of ending the process.
+    // The shell ignores SIGXFSZ and its child inherits that, so the write fails instead of ending the process.
     let out = Command::new("sh")
         .args(["-c", "trap '' XFSZ; exec \"$0\" --exact full::writer_on_a_full_disk --nocapture"])
         .arg(std::env::current_exe().unwrap())

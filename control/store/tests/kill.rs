@@ -1,4 +1,6 @@
-//! A child process writes objects, ids, replicas and plans, and acknowledges; it is killed with SIGKILL at arbitrary instants. Every acknowledged write must be there.
+//! Kill tests: a child process writes objects, ids, replicas and plans and acknowledges each round on stdout.
+//!
+//! The parent kills it with SIGKILL at arbitrary instants. Every acknowledged write must be in the store afterwards.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Write};
@@ -9,30 +11,30 @@ use std::time::{Duration, Instant};
 
 use canal_model::ids::{AzName, Generation, ServiceId, ServiceKey, StoreId, TenantName, Vni};
 use canal_model::plan::{Plan, PlannedService};
-use canal_store::{Edit, Limits, ObjectKey, Store};
+use canal_store::{ObjectEdit, Store, StoreLimits, StoredObjectKey};
 
 const CHILD: &str = "CANAL_STORE_KILL_CHILD";
 const ROUNDS: u64 = 30;
 
-fn key(name: &str) -> ObjectKey {
-    ObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: name.into() }
+fn key(name: &str) -> StoredObjectKey {
+    StoredObjectKey { tenant: TenantName::new("alpha").unwrap(), kind: "Service".into(), namespace: "shop".into(), name: name.into() }
 }
 
-/// The child's part: each transaction writes a pair of rows and removes an older pair, then says so. It never ends by itself.
+/// The child process: each round writes a pair of rows, removes an older pair, and prints an acknowledgment. It never ends by itself.
 #[test]
 fn writer() {
     let Ok(dir) = std::env::var(CHILD) else { return };
-    let store = Store::open(Path::new(&dir), Limits::default()).unwrap();
+    let store = Store::open(Path::new(&dir), StoreLimits::default()).unwrap();
     let first =
         store.objects().unwrap().iter().filter_map(|o| o.key.name.strip_prefix('n')?.parse::<u64>().ok()).max().map_or(0, |n| n + 1);
     let mut out = std::io::stdout();
     let mut plan = store.plan().unwrap();
     for n in first.. {
         let generation = store.next_generation().unwrap();
-        let mut edits: Vec<Edit> =
-            ['n', 'm'].iter().map(|c| Edit::Put { key: key(&format!("{c}{n}")), yaml: format!("{n} ").repeat(300) }).collect();
+        let mut edits: Vec<ObjectEdit> =
+            ['n', 'm'].iter().map(|c| ObjectEdit::Put { key: key(&format!("{c}{n}")), yaml: format!("{n} ").repeat(300) }).collect();
         if n >= 50 {
-            edits.extend(['n', 'm'].iter().map(|c| Edit::Delete { key: key(&format!("{c}{}", n - 50)) }));
+            edits.extend(['n', 'm'].iter().map(|c| ObjectEdit::Delete { key: key(&format!("{c}{}", n - 50)) }));
         }
         store.apply(&edits, generation, n).unwrap();
         plan = keep_fleet(&store, &plan, n);
@@ -44,7 +46,7 @@ fn writer() {
     }
 }
 
-/// A replica comes, an older one is forgotten; the plan has two services that always say the same.
+/// Registers a replica, forgets an older one, and writes a plan whose two services always have the plan's number.
 fn keep_fleet(store: &Store, plan: &Plan, n: u64) -> Plan {
     let az: AzName = "az1".parse().unwrap();
     store.register(&format!("r{n}").parse().unwrap(), &"b1".parse().unwrap(), (&az, 1), Ipv4Addr::new(250, 1, 0, 9)).unwrap();
@@ -96,7 +98,7 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
     let mut last = Ack { n: 0, generation: 0, id: 0 };
     let mut acknowledged = 0;
     for round in 0..ROUNDS {
-        // Spread over start-up, first write and steady writing; the exact instant is the scheduler's.
+        // The instants cover start-up, the first write and steady writing; the scheduler decides the exact instant.
         let acks = run_and_kill(dir.path(), Duration::from_millis(15 + (round * 37) % 190));
         for a in acks {
             assert!(a.generation > last.generation, "round {round}: generation {} after {}", a.generation, last.generation);
@@ -105,7 +107,7 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
             acknowledged += 1;
         }
         let begun = Instant::now();
-        let store = Store::open(dir.path(), Limits::default()).unwrap();
+        let store = Store::open(dir.path(), StoreLimits::default()).unwrap();
         assert!(begun.elapsed() < Duration::from_secs(1), "round {round}: opening took {:?}", begun.elapsed());
         check(&store, round, &last, acknowledged > 0);
     }
@@ -116,15 +118,16 @@ fn a_kill_at_any_instant_loses_no_acknowledged_write() {
 fn a_kill_while_the_store_is_made_leaves_none_or_a_whole_one() {
     for round in 0..60 {
         let dir = tempfile::tempdir().unwrap();
-        // From the start of the process to some writes later.
+        // The instants reach from the start of the process to some writes later.
         run_and_kill(dir.path(), Duration::from_micros(2000 + round * 400));
-        let store = Store::open(dir.path(), Limits::default()).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        let store = Store::open(dir.path(), StoreLimits::default()).unwrap_or_else(|e| panic!("round {round}: {e}"));
         assert_ne!(store.id(), StoreId::from_bits(0), "round {round}");
         assert!(!dir.path().join("controller.redb.new").exists(), "round {round}");
     }
 }
 
-/// At most the one write in flight beyond the last acknowledged; pairs are whole; nothing older than the window is left.
+/// Checks that at most one write follows the last acknowledged one, that pairs are complete, and that nothing older than the window is
+/// left.
 fn check(store: &Store, round: u64, last: &Ack, any: bool) {
     let mut ns = Vec::new();
     let mut ms = Vec::new();

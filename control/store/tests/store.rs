@@ -1,4 +1,5 @@
-//! The store as its users see it: transactions, limits, service ids, generations, authorities, and what an unusable folder says.
+//! Tests of the store's public interface: transactions, limits, service ids, generations, authorities, and the errors for unusable
+//! directories.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
@@ -6,20 +7,20 @@ use std::path::Path;
 
 use canal_model::fleet::ReplicaState;
 use canal_model::ids::{AzName, Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
-use canal_model::plan::{Note, Plan, PlannedService, PlannedTable, Seat};
+use canal_model::plan::{ChainMember, Plan, PlannedService, PlannedTable, UnmetConstraint};
 use canal_model::program::BUCKETS;
-use canal_store::{Edit, Limits, ObjectKey, Store, StoreError, StoredEdge, StoredReplica};
+use canal_store::{ObjectEdit, Store, StoreError, StoreLimits, StoredEdge, StoredObjectKey, StoredReplica};
 
 fn open(dir: &Path) -> Store {
-    Store::open(dir, Limits::default()).unwrap()
+    Store::open(dir, StoreLimits::default()).unwrap()
 }
 
-fn key(tenant: &str, name: &str) -> ObjectKey {
-    ObjectKey { tenant: TenantName::new(tenant).unwrap(), kind: "HTTPRoute".into(), namespace: "shop".into(), name: name.into() }
+fn key(tenant: &str, name: &str) -> StoredObjectKey {
+    StoredObjectKey { tenant: TenantName::new(tenant).unwrap(), kind: "HTTPRoute".into(), namespace: "shop".into(), name: name.into() }
 }
 
-fn put(tenant: &str, name: &str, yaml: &str) -> Edit {
-    Edit::Put { key: key(tenant, name), yaml: yaml.into() }
+fn put(tenant: &str, name: &str, yaml: &str) -> ObjectEdit {
+    ObjectEdit::Put { key: key(tenant, name), yaml: yaml.into() }
 }
 
 fn names(s: &Store) -> Vec<String> {
@@ -32,7 +33,7 @@ fn an_apply_is_one_transaction_and_survives_opening_again() {
     let s = open(dir.path());
     s.apply(&[put("alpha", "a", "1"), put("alpha", "b", "1"), put("beta", "a", "9")], Generation(1), 100).unwrap();
     s.apply(
-        &[put("alpha", "a", "2"), Edit::Delete { key: key("alpha", "b") }, Edit::Delete { key: key("alpha", "none") }],
+        &[put("alpha", "a", "2"), ObjectEdit::Delete { key: key("alpha", "b") }, ObjectEdit::Delete { key: key("alpha", "none") }],
         Generation(2),
         200,
     )
@@ -50,10 +51,10 @@ fn an_apply_is_one_transaction_and_survives_opening_again() {
 #[test]
 fn limits_refuse_the_whole_apply() {
     let dir = tempfile::tempdir().unwrap();
-    let limits = Limits { objects_per_tenant: 2, object_bytes: 8, edits: 3, service_ids: 2, ..Limits::default() };
+    let limits = StoreLimits { objects_per_tenant: 2, object_bytes: 8, edits: 3, service_ids: 2, ..StoreLimits::default() };
     let s = Store::open(dir.path(), limits).unwrap();
     s.apply(&[put("alpha", "a", "1")], Generation(1), 0).unwrap();
-    let cases: [(&str, Vec<Edit>, &str); 4] = [
+    let cases: [(&str, Vec<ObjectEdit>, &str); 4] = [
         ("one object too many", vec![put("alpha", "b", "1"), put("alpha", "c", "1")], "objects_per_tenant"),
         ("one byte too many", vec![put("alpha", "b", "1"), put("alpha", "a", "123456789")], "object_bytes"),
         ("one edit too many", (0..4).map(|_| put("beta", "a", "1")).collect(), "edits"),
@@ -69,7 +70,7 @@ fn limits_refuse_the_whole_apply() {
         assert_eq!(names(&s), ["alpha:a=1@1"], "{what}");
     }
     s.apply(&[put("alpha", "b", "12345678")], Generation(2), 0).unwrap();
-    s.apply(&[put("alpha", "c", "1"), Edit::Delete { key: key("alpha", "a") }], Generation(3), 0).unwrap();
+    s.apply(&[put("alpha", "c", "1"), ObjectEdit::Delete { key: key("alpha", "a") }], Generation(3), 0).unwrap();
     assert_eq!(names(&s), ["alpha:b=12345678@2", "alpha:c=1@3"]);
 }
 
@@ -103,7 +104,7 @@ fn service_ids_are_stable_for_ever() {
 #[test]
 fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
+    let s = Store::open(dir.path(), StoreLimits { service_ids: 2, ..StoreLimits::default() }).unwrap();
     let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
     let b = s.service_ids(&[k("a"), k("b")], 10).unwrap()[&k("b")];
     assert_eq!(s.service_ids(&[k("c")], 10).unwrap_err().name(), "service_ids");
@@ -112,14 +113,14 @@ fn service_ids_run_out_loudly_and_come_back_after_the_quarantine() {
     let later = 20 + canal_store::SERVICE_ID_QUARANTINE_SECONDS;
     assert_eq!(s.service_ids(&[k("c")], later).unwrap()[&k("c")], b);
     drop(s);
-    let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
+    let s = Store::open(dir.path(), StoreLimits { service_ids: 2, ..StoreLimits::default() }).unwrap();
     assert_eq!(s.service_ids(&[k("a"), k("c")], later).unwrap()[&k("c")], b);
 }
 
 #[test]
 fn a_tenant_that_used_up_its_service_ids_leaves_the_others_theirs() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), Limits { tenant_service_ids: 2, ..Limits::default() }).unwrap();
+    let s = Store::open(dir.path(), StoreLimits { tenant_service_ids: 2, ..StoreLimits::default() }).unwrap();
     let k = |n: &str| -> ServiceKey { n.parse().unwrap() };
     for name in ["alpha/shop/a", "alpha/shop/b"] {
         s.service_ids(&[k(name)], 10).unwrap();
@@ -149,7 +150,7 @@ fn a_store_keeps_its_id_and_another_store_has_other_ids() {
 fn a_second_controller_on_the_same_store_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
     let first = open(dir.path());
-    let refused = Store::open(dir.path(), Limits::default()).err().unwrap();
+    let refused = Store::open(dir.path(), StoreLimits::default()).err().unwrap();
     assert_eq!(refused.name(), "open");
     let text = refused.to_string();
     assert!(text.contains("another process holds it") && text.contains("--data-dir"), "{text}");
@@ -161,7 +162,7 @@ fn a_second_controller_on_the_same_store_is_refused_by_name() {
 #[test]
 fn a_preview_of_service_ids_gives_nothing_out() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), Limits { service_ids: 2, ..Limits::default() }).unwrap();
+    let s = Store::open(dir.path(), StoreLimits { service_ids: 2, ..StoreLimits::default() }).unwrap();
     let k = |n: &str| -> ServiceKey { format!("alpha/shop/{n}").parse().unwrap() };
     let a = s.service_ids(&[k("a")], 1).unwrap()[&k("a")];
     let mut next = None;
@@ -224,7 +225,7 @@ fn the_reserve_is_renewed_before_it_is_used_up() {
 }
 
 #[test]
-fn an_unusable_folder_or_file_says_what_to_do() {
+fn an_unusable_folder_or_file_has_a_fix() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "x").unwrap();
@@ -233,11 +234,11 @@ fn an_unusable_folder_or_file_says_what_to_do() {
     std::fs::write(foreign.join("controller.redb"), "this is not a database, and longer than a few bytes".repeat(200)).unwrap();
     let held = dir.path().join("held");
     let _keeper = open(&held);
-    for (what, path, mend) in
+    for (what, path, fix) in
         [("a file in the folder's place", file, "--data-dir"), ("a foreign file", foreign, "store"), ("held", held, "stop the other")]
     {
-        let Err(e) = Store::open(&path, Limits::default()) else { panic!("{what}: opened") };
-        assert!(e.to_string().contains(mend), "{what}: {e}");
+        let Err(e) = Store::open(&path, StoreLimits::default()) else { panic!("{what}: opened") };
+        assert!(e.to_string().contains(fix), "{what}: {e}");
     }
 }
 
@@ -250,11 +251,11 @@ fn a_newer_layout_is_refused() {
     tx.open_table(redb::TableDefinition::<&str, u64>::new("counters")).unwrap().insert("layout", 7).unwrap();
     tx.commit().unwrap();
     drop(db);
-    let Err(e) = Store::open(dir.path(), Limits::default()) else { panic!("opened") };
+    let Err(e) = Store::open(dir.path(), StoreLimits::default()) else { panic!("opened") };
     assert!(matches!(e, StoreError::Layout { found: 7, .. }), "{e}");
 }
 
-// ---- the fleet ----
+// ---- fleet ----
 
 fn register(s: &Store, name: &str) -> Result<StoredReplica, StoreError> {
     let az: AzName = "az1".parse().unwrap();
@@ -262,8 +263,8 @@ fn register(s: &Store, name: &str) -> Result<StoredReplica, StoreError> {
 }
 
 fn planned(n: u32, version: u32, heads: &[u32]) -> (ServiceId, PlannedService) {
-    let seat = |bucket: usize| Seat { replica: ReplicaNumber::new(heads[bucket % heads.len()]).unwrap(), left: 0 };
-    let chains = (0..BUCKETS).map(|bucket| vec![seat(bucket)]).collect();
+    let member = |bucket: usize| ChainMember { replica: ReplicaNumber::new(heads[bucket % heads.len()]).unwrap(), owner_until_version: 0 };
+    let chains = (0..BUCKETS).map(|bucket| vec![member(bucket)]).collect();
     let table = PlannedTable { version, confirmed: version, heard: 5, closing: 0, chains };
     let service = PlannedService {
         key: format!("alpha/shop/s{n}").parse().unwrap(),
@@ -284,13 +285,23 @@ fn replicas_have_the_lowest_free_number_for_as_long_as_they_are_not_forgotten() 
     let mut b = register(&s, "b").unwrap();
     (b.state, b.drain) = (ReplicaState::Active, true);
     s.put_replica(&b).unwrap();
-    let edge = StoredEdge { name: "e1".parse().unwrap(), az: "az2".parse().unwrap(), underlay: Ipv4Addr::new(250, 2, 0, 2) };
-    s.put_edge(&edge, 2).unwrap();
+    let row = |name: &str, n| StoredEdge {
+        name: name.parse().unwrap(),
+        az: "az2".parse().unwrap(),
+        underlay: Ipv4Addr::new(250, 2, 0, n),
+        anycast: Some(Ipv4Addr::new(250, 2, 255, 1)),
+    };
+    let (edge, second) = (row("e1", 2), row("e2", 3));
+    s.put_edge(&row("e0", 2), &[], 2).unwrap();
+    s.put_edge(&second, &[], 2).unwrap();
+    s.put_edge(&edge, &["e0".parse().unwrap()], 2).unwrap();
     let before = s.fleet().unwrap();
     drop(s);
     let s = open(dir.path());
     assert_eq!(s.fleet().unwrap(), before);
-    assert_eq!((before.replicas.len(), &before.replicas[1], &before.edges[..]), (3, &b, &[edge][..]));
+    assert_eq!((before.replicas.len(), &before.replicas[1], &before.edges[..]), (3, &b, &[edge.clone(), second][..]));
+    s.forget_edge(&"e2".parse().unwrap()).unwrap();
+    assert_eq!(s.fleet().unwrap().edges, [edge]);
     assert_eq!(before.azs.values().copied().collect::<Vec<_>>(), [1, 2]);
     s.forget_replica(&"a".parse().unwrap()).unwrap();
     s.forget_replica(&"nobody".parse().unwrap()).unwrap();
@@ -301,7 +312,7 @@ fn replicas_have_the_lowest_free_number_for_as_long_as_they_are_not_forgotten() 
 #[test]
 fn replica_numbers_end() {
     let dir = tempfile::tempdir().unwrap();
-    let s = Store::open(dir.path(), Limits { replica_numbers: 2, ..Limits::default() }).unwrap();
+    let s = Store::open(dir.path(), StoreLimits { replica_numbers: 2, ..StoreLimits::default() }).unwrap();
     register(&s, "a").unwrap();
     register(&s, "b").unwrap();
     let refused = register(&s, "c").unwrap_err();
@@ -312,19 +323,19 @@ fn replica_numbers_end() {
 }
 
 #[test]
-fn a_plan_is_kept_whole_whatever_was_there() {
+fn a_plan_replaces_the_stored_one_completely() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path());
     assert_eq!(s.plan().unwrap(), Plan::default());
     let first = Plan { number: 1, parent: 0, services: [planned(1, 1, &[1]), planned(2, 1, &[2])].into(), notes: vec![] };
     s.put_plan(Some(&Plan::default()), &first).unwrap();
-    let note = Note::NoBackend { service: "alpha/shop/s3".parse().unwrap() };
+    let note = UnmetConstraint::NoBackend { service: "alpha/shop/s3".parse().unwrap() };
     let second = Plan { number: 2, parent: 1, services: [planned(2, 2, &[1, 2]), planned(3, 2, &[1])].into(), notes: vec![note] };
     s.put_plan(Some(&first), &second).unwrap();
     drop(s);
     let s = open(dir.path());
     assert_eq!(s.plan().unwrap(), second);
-    // What is on disk is not known: all of it is written.
+    // The state on disk is not certain, so every service is written.
     let third = Plan { number: 3, parent: 2, services: [planned(9, 3, &[4])].into(), notes: vec![] };
     s.put_plan(None, &third).unwrap();
     assert_eq!(s.plan().unwrap(), third);

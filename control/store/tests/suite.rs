@@ -1,5 +1,6 @@
-//! The integration tests of the store: reads and writes, full disks, kills, trust.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of the store: reads and writes, full disks, kills, trust.
+//!
+//! `make test` runs each module in its own process (`suite MODULE::`).
 
 mod full;
 mod kill;

@@ -1,11 +1,11 @@
-//! What is kept of authorities: roots with their keys, sealed or not, what was issued, key sets.
+//! Tests of stored certificate authorities: roots with their keys, sealed or not, issued certificates, and JWKS.
 
 use std::path::Path;
 
-use canal_store::{DomainName, Limits, Store, StoreError, StoreKey, StoredAuthority, StoredCertificate, StoredTrust};
+use canal_store::{DomainName, Store, StoreError, StoreKey, StoreLimits, StoredAuthority, StoredCertificate, StoredTrust};
 
 fn open(dir: &Path, key: Option<u8>) -> Result<Store, StoreError> {
-    Store::open_with(dir, Limits::default(), key.map(|k| StoreKey::new(&[k; 32]).unwrap()))
+    Store::open_with(dir, StoreLimits::default(), key.map(|k| StoreKey::new(&[k; 32]).unwrap()))
 }
 
 fn domain(tenant: &str, domain: &str) -> DomainName {
@@ -21,7 +21,7 @@ fn trust(first: &str, second: Option<&str>, state: &str) -> StoredTrust {
 }
 
 #[test]
-fn authorities_are_kept_per_tenant_and_domain_and_change_whole() {
+fn cas_are_stored_per_tenant_and_domain_and_replaced_atomically() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path(), None).unwrap();
     assert_eq!(s.trusts().unwrap(), []);
@@ -60,7 +60,7 @@ fn keys_are_sealed_once_a_key_is_given_and_open_with_it_only() {
 }
 
 #[test]
-fn what_was_issued_is_on_record_until_it_ends() {
+fn issued_certificates_are_recorded_until_they_expire() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path(), None).unwrap();
     let certificate = |serial: &str, until| StoredCertificate {
@@ -82,7 +82,7 @@ fn what_was_issued_is_on_record_until_it_ends() {
 }
 
 #[test]
-fn key_sets_are_kept_per_tenant_and_uri() {
+fn key_sets_are_stored_per_tenant_and_uri() {
     let dir = tempfile::tempdir().unwrap();
     let s = open(dir.path(), None).unwrap();
     let (alpha, beta) = ("alpha".parse().unwrap(), "beta".parse().unwrap());

@@ -1,4 +1,5 @@
-//! `bpf/abi/inbound.h`: ports, listeners and the names of the verdicts on what comes into a pod. Loads nothing.
+//! Rust view of `bpf/abi/inbound.h`: ports, listener indices, and the names of the verdicts on connections into a pod. Loads no BPF
+//! program.
 
 #[allow(non_camel_case_types, non_upper_case_globals, missing_docs, unreachable_pub, clippy::all, reason = "generated from the header")]
 mod generated {
@@ -7,17 +8,17 @@ mod generated {
 
 pub use generated::canal_inbound_verdict as Verdict;
 
-/// Raised with any change of meaning; part of the pin's name.
+/// Version of the ABI: raised with every change of a map's meaning, and part of the pin's name.
 pub const ABI: u32 = generated::CANAL_INBOUND_ABI;
-/// Where the node proxy takes plaintext connections, inside the pod's network namespace.
+/// Port in the pod's network namespace where the node proxy accepts captured plaintext connections.
 pub const INBOUND_PORT: u16 = generated::CANAL_INBOUND_PORT as u16;
-/// Never taken.
+/// HBONE port of the proxy in a pod. Connections to it are never captured.
 pub const HBONE_PORT: u16 = generated::CANAL_INBOUND_HBONE_PORT as u16;
-/// Index in `canal_inbound_listeners`.
+/// Index of the IPv4 listener in the map `canal_inbound_listeners`.
 pub const LISTENER4: u32 = generated::CANAL_INBOUND_LISTENER4;
-/// Index in `canal_inbound_listeners`.
+/// Index of the IPv6 listener in the map `canal_inbound_listeners`.
 pub const LISTENER6: u32 = generated::CANAL_INBOUND_LISTENER6;
-/// Size of `canal_inbound_listeners`.
+/// Number of elements of the map `canal_inbound_listeners`.
 pub const LISTENERS: u32 = generated::CANAL_INBOUND_LISTENERS;
 
 /// Every verdict, in the order of the counter map.
@@ -30,7 +31,7 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_INBOUND_VERDICTS as usize] = [
     Verdict::CANAL_INBOUND_REFUSED_ASSIGN,
 ];
 
-/// The verdict's name as metrics show it: the header's, without prefix, in lower case.
+/// Returns the verdict's name as metrics show it: the header's name without prefix, in lower case.
 pub fn verdict_name(v: Verdict) -> String {
     format!("{v:?}").trim_start_matches("CANAL_INBOUND_").to_ascii_lowercase()
 }

@@ -1,4 +1,5 @@
-//! `bpf/abi/interface_guard.h`: keys and values of the interface guard's maps, and the names of its counters. Loads nothing.
+//! Rust view of `bpf/abi/interface_guard.h`: keys and values of the interface guard's maps, and the names of its counters. Loads no BPF
+//! program.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -22,7 +23,7 @@ pub use generated::{
 
 /// Containers with an interface of their own on one host.
 pub const GUARDED_INTERFACES_MAX: u32 = generated::CANAL_GUARDED_INTERFACES_MAX;
-/// Addresses of all of them.
+/// Addresses of all guarded interfaces of one host together.
 pub const INTERFACE_ADDRESSES_MAX: u32 = generated::CANAL_INTERFACE_ADDRESSES_MAX;
 
 crate::plain::plain_types! {
@@ -31,7 +32,7 @@ crate::plain::plain_types! {
 }
 
 impl InterfaceAddressKey {
-    /// An address at an interface.
+    /// Returns the key of an address at the interface with this index.
     pub fn new(interface: u32, address: IpAddr) -> Self {
         let address = match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -42,7 +43,7 @@ impl InterfaceAddressKey {
 }
 
 impl GuardedInterface {
-    /// The source of the last frame that was refused for its address, if there was one.
+    /// Returns the source address of the last frame that was refused because of its source address; `None` if there was no such frame.
     pub fn last_refused(&self) -> Option<IpAddr> {
         let last = Ipv6Addr::from(self.last_address).to_canonical();
         (last != IpAddr::V6(Ipv6Addr::UNSPECIFIED) && last != IpAddr::V4(Ipv4Addr::UNSPECIFIED)).then_some(last)

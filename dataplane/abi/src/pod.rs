@@ -1,4 +1,4 @@
-//! `bpf/abi/pod.h`: modes, limits and the names of the verdicts of the pod guard. Loads nothing.
+//! Rust view of `bpf/abi/pod.h`: modes, limits and verdict names of the pod guard. Loads no BPF program.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -9,27 +9,27 @@ mod generated {
 
 pub use generated::{canal_pod_packet as StoppedPacket, canal_pod_range as Range, canal_pod_verdict as Verdict};
 
-/// Raised with any change of layout or meaning; part of the pins' names.
+/// Version of the ABI: raised with every change of layout or meaning, and part of the pins' names.
 pub const ABI: u32 = generated::CANAL_POD_ABI;
-/// Mode: what the mesh does not carry is dropped.
+/// Mode in which packets that the mesh does not carry are dropped (`outboundTrafficPolicy: Deny`).
 pub const STOP: u32 = generated::CANAL_POD_STOP;
-/// Mode: it is counted.
+/// Mode in which packets that the mesh does not carry are only counted (`outboundTrafficPolicy: Passthrough`).
 pub const WATCH: u32 = generated::CANAL_POD_WATCH;
-/// Size of `canal_pod_resolvers`.
+/// Capacity of the map `canal_pod_resolvers`.
 pub const RESOLVERS_MAX: usize = generated::CANAL_POD_RESOLVERS_MAX as usize;
-/// The port at which resolvers are asked.
+/// Port to which a pod may send DNS queries.
 pub const DNS_PORT: u16 = generated::CANAL_POD_DNS_PORT as u16;
 
-/// The map `canal_pod_udp_ports` holds so many UDP ports of a pod.
+/// Capacity of the map `canal_pod_udp_ports`: UDP ports of one pod.
 pub const UDP_PORTS_MAX: usize = generated::CANAL_POD_UDP_PORTS_MAX as usize;
-/// The map `canal_pod_tier` holds so many ranges of addresses of the tier.
+/// Capacity of the map `canal_pod_tier`: address ranges of the tier.
 pub const TIER_RANGES_MAX: usize = generated::CANAL_POD_TIER_MAX as usize;
 
-/// The longest ARP packet that passes, in bytes behind the Ethernet header.
+/// The longest outgoing ARP packet that passes, in bytes after the Ethernet header.
 pub const ARP_BYTES_MAX: u32 = generated::CANAL_POD_ARP_MAX;
-/// The longest frame of neighbour discovery that passes, in bytes.
+/// The longest outgoing neighbor discovery packet that passes, in bytes after the Ethernet header.
 pub const NEIGHBOUR_BYTES_MAX: u32 = generated::CANAL_POD_NEIGHBOUR_MAX;
-/// The longest multicast listener report that passes, in bytes.
+/// The longest outgoing multicast listener report that passes, in bytes after the Ethernet header.
 pub const LISTENER_BYTES_MAX: u32 = generated::CANAL_POD_LISTENER_MAX;
 
 crate::plain::plain_types! {
@@ -65,18 +65,18 @@ pub const VERDICTS: [Verdict; Verdict::CANAL_POD_VERDICTS as usize] = [
     Verdict::CANAL_POD_CLEAR_MALFORMED,
 ];
 
-/// The verdict's name as metrics show it: the header's, without prefix, in lower case.
+/// Returns the verdict's name as metrics show it: the header's name without prefix, in lower case.
 pub fn verdict_name(v: Verdict) -> String {
     format!("{v:?}").trim_start_matches("CANAL_POD_").to_ascii_lowercase()
 }
 
-/// Whether packets with this verdict were dropped.
+/// Returns true if packets with this verdict were dropped.
 pub fn is_stopped(v: Verdict) -> bool {
     (Verdict::CANAL_POD_STOPPED_UDP as u32..=Verdict::CANAL_POD_STOPPED_MALFORMED as u32).contains(&(v as u32))
 }
 
 impl Range {
-    /// The addresses that share the first `prefix` bits of `ip`, in the bits of its own family.
+    /// Returns the range of addresses that share the first `prefix` bits of `ip`. The bits are counted within the address's own family.
     pub fn new(ip: IpAddr, prefix: u8) -> Self {
         match ip {
             IpAddr::V4(v4) => Self { prefixlen: 96 + u32::from(prefix), ip: v4.to_ipv6_mapped().octets() },
@@ -86,12 +86,13 @@ impl Range {
 }
 
 impl StoppedPacket {
-    /// Where the packet was going to, or came from; port 0: its protocol has none. A frame without IP has the address `::`.
+    /// Returns the packet's remote end: its destination if it was outgoing, else its source. Port 0 means that the protocol has no ports. A
+    /// frame without IP has the address `::`.
     pub fn remote(&self) -> SocketAddr {
         SocketAddr::new(Ipv6Addr::from(self.remote_ip).to_canonical(), u16::from_be(self.remote_port_be))
     }
 
-    /// Why it was stopped; `None`: no packet was.
+    /// Returns the reason why the packet was dropped; `None` if no packet was dropped.
     pub fn reason(&self) -> Option<Verdict> {
         VERDICTS.into_iter().find(|v| *v as u32 == self.verdict).filter(|v| is_stopped(*v))
     }

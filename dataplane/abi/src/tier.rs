@@ -1,4 +1,5 @@
-//! `bpf/abi/tier.h`: keys and values of the cloud tier's maps, settings, limits, and the names of the counters.
+//! Rust view of `bpf/abi/tier.h`: keys and values of the cloud tier's maps, settings, limits, and the names of the counters. Loads no BPF
+//! program. Start with [`Table`], [`Replica`] and [`Session`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -16,71 +17,73 @@ mod generated {
 }
 
 pub use generated::{
-    canal_address as Address, canal_address_key as AddressKey, canal_bucket as TokenBucket, canal_doors_count as DoorsCount,
-    canal_edge_count as EdgeCount, canal_edge_settings as EdgeSettings, canal_node_key as NodeKey, canal_prefix as Prefix,
-    canal_prefix_key as PrefixKey, canal_redirector_count as RedirectorCount, canal_redirector_settings as RedirectorSettings,
-    canal_replica as Replica, canal_replica_state as ReplicaState, canal_return as Return, canal_session as Session,
-    canal_session_key as SessionKey, canal_sessions_count as SessionsCount, canal_table as Table, canal_throttle as Throttle,
-    canal_throttle_key as ThrottleKey, canal_tunnel_count as TunnelCount,
+    canal_address as Address, canal_address_key as AddressKey, canal_bucket as TokenBucket, canal_edge_count as EdgeCount,
+    canal_edge_settings as EdgeSettings, canal_node_key as NodeKey, canal_prefix as Prefix, canal_prefix_key as PrefixKey,
+    canal_redirector_count as RedirectorCount, canal_redirector_settings as RedirectorSettings, canal_replica as Replica,
+    canal_replica_state as ReplicaState, canal_return as Return, canal_session as Session, canal_session_key as SessionKey,
+    canal_sessions_count as SessionsCount, canal_steering_count as DoorsCount, canal_table as Table, canal_throttle as Throttle,
+    canal_throttle_key as ThrottleKey, canal_tunnel_count as TunnelCount, canal_tunnels as Tunnels,
 };
 
-/// Raised with any change of layout; part of the pin path.
+/// Version of the ABI: raised with every change of layout, and part of the pin path.
 pub const ABI: u32 = generated::CANAL_TIER_ABI;
-/// VXLAN's UDP port.
+/// UDP port of VXLAN (RFC 7348).
 pub const VXLAN_PORT: u16 = generated::CANAL_VXLAN_PORT as u16;
-/// VNI between edges and replicas.
+/// VNI of the tunnels between edges and replicas. No tenant may have it.
 pub const TIER_VNI: u32 = generated::CANAL_TIER_VNI;
-/// Where services are inside the tier.
+/// Network of the services inside the tier, `240.0.0.0/8` in host order. A service's address is this plus its ID.
 pub const SERVICE_NET4: u32 = generated::CANAL_SERVICE_NET4;
-/// From where the tier's hosts dial endpoints.
+/// Network of the tier's hosts, `250.0.0.0/8` in host order. Replicas dial endpoints from these addresses.
 pub const TIER_NET4: u32 = generated::CANAL_TIER_NET4;
 /// High 64 bits of the services' IPv6 addresses.
 pub const SERVICE_NET6: u64 = generated::CANAL_SERVICE_NET6.cast_unsigned();
 /// High 64 bits of the IPv6 addresses of the tier's hosts.
 pub const TIER_NET6: u64 = generated::CANAL_TIER_NET6.cast_unsigned();
-/// HBONE's port of a service address.
+/// HBONE port of every service address.
 pub const HBONE_PORT: u16 = generated::CANAL_HBONE_PORT as u16;
-/// DNS's port of a service address.
+/// DNS port of every service address.
 pub const DNS_PORT: u16 = generated::CANAL_DNS_PORT as u16;
-/// Buckets of a service.
+/// Number of buckets in a service's bucket table (Canal appendix C, fig. 26).
 pub const BUCKETS: usize = generated::CANAL_BUCKETS as usize;
-/// Replicas in a bucket's chain.
+/// Number of replicas in a bucket's chain at most.
 pub const CHAIN: usize = generated::CANAL_CHAIN as usize;
-/// Services with a bucket table.
+/// Services that have a bucket table.
 pub const SERVICES_MAX: u32 = generated::CANAL_SERVICES_MAX;
-/// Highest replica number, plus one.
+/// Size of the replica array: replica numbers are below this.
 pub const REPLICAS_MAX: u32 = generated::CANAL_REPLICAS_MAX;
 /// Gateway addresses of an AZ.
 pub const ADDRESSES_MAX: u32 = generated::CANAL_ADDRESSES_MAX;
 /// Pod prefixes, and nodes, of an AZ.
 pub const PREFIXES_MAX: u32 = generated::CANAL_PREFIXES_MAX;
-/// Services and tenants with early limits.
+/// Services and tenants that have early limits.
 pub const THROTTLES_MAX: u32 = generated::CANAL_THROTTLES_MAX;
-/// Scope of [`ThrottleKey`]: a service's limits.
+/// Source ports from an edge to one replica.
+pub const TUNNELS_MAX: usize = generated::CANAL_TUNNELS_MAX as usize;
+/// Scope of a [`ThrottleKey`] whose `id` is a service ID.
 pub const THROTTLE_SERVICE: u32 = generated::CANAL_THROTTLE_SERVICE;
-/// Bits of a stamp that are a table's version.
+/// Bits of a stamp that carry the version of the bucket table.
 pub const STAMP_VERSION: u32 = generated::CANAL_STAMP_VERSION;
-/// Bit of a stamp: tables of two versions have had a say.
-pub const STAMP_MIXED: u32 = generated::CANAL_STAMP_MIXED;
-/// Bit of a stamp: somebody was passed over for not being up.
+/// Bit of a stamp: bucket tables of two versions took part in forwarding the packet.
+pub const STAMP_MIXED: u32 = generated::CANAL_STAMP_MIXED_VERSIONS;
+/// Bit of a stamp: a member of the chain was skipped because it was not up.
 pub const STAMP_SKIPPED: u32 = generated::CANAL_STAMP_SKIPPED;
-/// Bit of a stamp: once more along the chain.
+/// Bit of a stamp: the packet follows the chain a second and last time.
 pub const STAMP_LAST: u32 = generated::CANAL_STAMP_LAST;
-/// Scope of [`ThrottleKey`]: a tenant's limits.
+/// Scope of a [`ThrottleKey`] whose `id` is a tenant's VNI.
 pub const THROTTLE_TENANT: u32 = generated::CANAL_THROTTLE_TENANT;
-/// Index in `canal_doors`.
-pub const DOOR_HBONE4: u32 = generated::CANAL_DOOR_HBONE4;
-/// Index in `canal_doors`.
-pub const DOOR_PLAIN4: u32 = generated::CANAL_DOOR_PLAIN4;
-/// Index in `canal_doors`.
-pub const DOOR_DNS4: u32 = generated::CANAL_DOOR_DNS4;
-/// Size of `canal_doors`.
-pub const DOORS: u32 = generated::CANAL_DOORS;
-/// Sessions per session table.
+/// Index of the HBONE listener in the map `canal_service_listeners`.
+pub const LISTENER_HBONE4: u32 = generated::CANAL_LISTENER_HBONE4;
+/// Index of the listener for all other TCP ports in the map `canal_service_listeners`.
+pub const LISTENER_PLAIN4: u32 = generated::CANAL_LISTENER_PLAIN4;
+/// Index of the DNS listener in the map `canal_service_listeners`.
+pub const LISTENER_DNS4: u32 = generated::CANAL_LISTENER_DNS4;
+/// Capacity of the map `canal_service_listeners`.
+pub const LISTENERS_MAX: u32 = generated::CANAL_LISTENERS;
+/// Capacity of each session table, in sessions.
 pub const SESSIONS_MAX: u32 = generated::CANAL_SESSIONS_MAX;
-/// MAC of every replica's tunnel device.
+/// MAC address of every replica's tunnel device.
 pub const REPLICA_MAC: [u8; 6] = [0x02, 0xca, 0x0a, 0x01, 0x00, 0x01];
-/// MAC of every edge as its tenants' overlays see it.
+/// MAC address of every edge, as its tenants' overlays see it.
 pub const EDGE_MAC: [u8; 6] = [0x02, 0xca, 0x0a, 0x01, 0x00, 0x02];
 
 crate::plain::plain_types! {
@@ -99,16 +102,17 @@ crate::plain::plain_types! {
     SessionKey = canal_session_key { source, destination, source_port_be, destination_port_be, protocol, zero, vni },
     Session = canal_session { first_ns, last_ns, packets },
     Table = canal_table { vni, version, chain },
+    Tunnels = canal_tunnels { count, ports },
 }
 
-/// Lists an enum of counters once: in the order of its map, with the names that metrics show, which are the header's without prefix and
-/// in lower case.
+/// Defines, for one enum of counters, the list in the order of its map and the function that gives each counter's name in metrics. The
+/// names are the header's, without prefix and in lower case.
 macro_rules! counts {
     ($(#[$doc:meta])* $list:ident, $name:ident: $count:ident[$len:ident] { $($variant:ident = $text:literal),+ $(,)? }) => {
         $(#[$doc])*
         pub const $list: [$count; $count::$len as usize] = [$($count::$variant),+];
 
-        /// The counter's name as metrics show it.
+        /// Returns the counter's name as metrics show it.
         pub fn $name(c: $count) -> &'static str {
             match c {
                 $($count::$variant => $text,)+
@@ -127,7 +131,7 @@ counts! {
         CANAL_EDGE_ANSWERED = "answered",
         CANAL_EDGE_ICMP_TRANSLATED = "icmp_translated",
         CANAL_EDGE_TOO_BIG = "too_big",
-        CANAL_EDGE_DROP_STRANGER = "drop_stranger",
+        CANAL_EDGE_DROP_UNKNOWN_SOURCE = "drop_unknown_source",
         CANAL_EDGE_DROP_FORGED = "drop_forged",
         CANAL_EDGE_DROP_ADDRESS = "drop_address",
         CANAL_EDGE_DROP_SERVICE = "drop_service",
@@ -149,13 +153,13 @@ counts! {
         CANAL_REDIRECTOR_FORWARDED_NEW = "forwarded_new",
         CANAL_REDIRECTOR_FORWARDED = "forwarded",
         CANAL_REDIRECTOR_UNOWNED = "unowned",
-        CANAL_REDIRECTOR_UNSETTLED = "unsettled",
+        CANAL_REDIRECTOR_OWNERSHIP_UNSETTLED = "ownership_unsettled",
         CANAL_REDIRECTOR_NOT_LISTENING = "not_listening",
         CANAL_REDIRECTOR_DATAGRAM = "datagram",
         CANAL_REDIRECTOR_ICMP = "icmp",
         CANAL_REDIRECTOR_ANSWER = "answer",
         CANAL_REDIRECTOR_TOO_BIG = "too_big",
-        CANAL_REDIRECTOR_DROP_STRANGER = "drop_stranger",
+        CANAL_REDIRECTOR_DROP_UNKNOWN_SOURCE = "drop_unknown_source",
         CANAL_REDIRECTOR_DROP_CROSSED = "drop_crossed",
         CANAL_REDIRECTOR_DROP_SERVICE = "drop_service",
         CANAL_REDIRECTOR_DROP_FRAGMENT = "drop_fragment",
@@ -182,12 +186,12 @@ counts! {
 }
 
 counts! {
-    /// Every counter of the look-ups of listening sockets, in the order of its map.
-    DOORS_COUNTS, doors_count_name: DoorsCount[CANAL_DOORS_COUNTS] {
-        CANAL_DOORS_HBONE = "hbone",
-        CANAL_DOORS_PLAIN = "plain",
-        CANAL_DOORS_DNS = "dns",
-        CANAL_DOORS_CLOSED = "closed",
+    /// Every counter of socket steering, in the order of its map.
+    STEERING_COUNTS, steering_count_name: DoorsCount[CANAL_STEERING_COUNTS] {
+        CANAL_STEERING_HBONE = "hbone",
+        CANAL_STEERING_PLAIN = "plain",
+        CANAL_STEERING_DNS = "dns",
+        CANAL_STEERING_NO_LISTENER = "no_listener",
     }
 }
 
@@ -203,33 +207,33 @@ counts! {
     }
 }
 
-/// An IPv4 address as the `_be` fields hold it.
+/// Encodes an IPv4 address for a field whose name ends in `_be`.
 pub fn address_be(address: Ipv4Addr) -> u32 {
     address.to_bits().to_be()
 }
 
-/// The address that a `_be` field holds.
+/// Decodes an IPv4 address from a field whose name ends in `_be`.
 pub fn address_of_be(address_be: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(u32::from_be(address_be))
 }
 
 impl AddressKey {
-    /// A gateway address of the tenant with this VNI.
+    /// Returns the key of a gateway address of the tenant with this VNI.
     pub fn new(vni: u32, address: IpAddr) -> Self {
         Self { vni, address: crate::capture::address_bytes(address) }
     }
 }
 
 impl NodeKey {
-    /// A node of the tenant with this VNI, by its underlay address.
+    /// Returns the key of a node of the tenant with this VNI. `address` is the node's underlay address.
     pub fn new(vni: u32, address: Ipv4Addr) -> Self {
         Self { vni, address_be: address_be(address) }
     }
 }
 
 impl PrefixKey {
-    /// A range of pod addresses; `length` as it is written behind the slash. Host bits are cleared, a length that the family does not
-    /// have is cut to its longest.
+    /// Returns the key of a range of pod addresses. `length` is the prefix length within the family; a longer one is cut to the family's
+    /// longest. Host bits are cleared.
     pub fn new(vni: u32, address: IpAddr, length: u8) -> Self {
         let bits = match address {
             IpAddr::V4(_) => 96 + u32::from(length.min(32)),
@@ -242,28 +246,44 @@ impl PrefixKey {
 }
 
 impl Return {
-    /// What the way back restores; `None`: the service has no address of that family.
+    /// Builds the entry from which the edge restores the service's own addresses in packets back to the tenant. `None` means that the
+    /// service has no address of that family.
     pub fn new(vni: u32, v4: Option<Ipv4Addr>, v6: Option<Ipv6Addr>) -> Self {
         let bytes = |a: Option<IpAddr>| a.map(crate::capture::address_bytes).unwrap_or_default();
         Self { vni, address4: bytes(v4.map(Into::into)), address6: bytes(v6.map(Into::into)) }
     }
 }
 
+impl Tunnels {
+    /// Builds the entry from the first [`TUNNELS_MAX`] of these source ports. Returns `None` if there are no ports.
+    pub fn new(ports: &[u16]) -> Option<Self> {
+        let ports = &ports[..ports.len().min(TUNNELS_MAX)];
+        let mut tunnels = Self { count: ports.len() as u32, ports: [0; TUNNELS_MAX] };
+        tunnels.ports[..ports.len()].copy_from_slice(ports);
+        (!ports.is_empty()).then_some(tunnels)
+    }
+
+    /// Returns the source ports that are set, without the unused rest of the array.
+    pub fn used(&self) -> &[u16] {
+        &self.ports[..(self.count as usize).min(TUNNELS_MAX)]
+    }
+}
+
 impl Prefix {
-    /// The node that has these pods: its underlay address, and the MAC of its tunnel device.
+    /// Builds the entry of a pod prefix from its node's underlay address and the MAC address of the node's tunnel device.
     pub fn new(node: Ipv4Addr, mac: [u8; 6]) -> Self {
         Self { node_be: address_be(node), mac, zero: [0; 2] }
     }
 }
 
 impl Replica {
-    /// A replica's underlay address, and whether it takes packets.
+    /// Builds the entry of a replica from its underlay address and whether it receives packets.
     pub fn new(address: Ipv4Addr, is_up: bool) -> Self {
         let state = if is_up { ReplicaState::CANAL_REPLICA_UP } else { ReplicaState::CANAL_REPLICA_DOWN };
         Self { address_be: address_be(address), state: state as u32 }
     }
 
-    /// One that is down since a moment ago.
+    /// Builds the entry of a replica that went down a moment ago: it receives no new sessions, but packets of the sessions it has.
     pub fn suspect(address: Ipv4Addr) -> Self {
         Self { address_be: address_be(address), state: ReplicaState::CANAL_REPLICA_SUSPECT as u32 }
     }
@@ -284,7 +304,7 @@ mod tests {
         check(&EDGE_COUNTS, |c| c as usize, edge_count_name, "CANAL_EDGE_");
         check(&REDIRECTOR_COUNTS, |c| c as usize, redirector_count_name, "CANAL_REDIRECTOR_");
         check(&TUNNEL_COUNTS, |c| c as usize, tunnel_count_name, "CANAL_TUNNEL_");
-        check(&DOORS_COUNTS, |c| c as usize, doors_count_name, "CANAL_DOORS_");
+        check(&STEERING_COUNTS, |c| c as usize, steering_count_name, "CANAL_STEERING_");
         check(&SESSIONS_COUNTS, |c| c as usize, sessions_count_name, "CANAL_SESSIONS_");
     }
 

@@ -1,18 +1,18 @@
-//! Reading bodies: a state machine over input slices that says which spans are payload and where the body ends.
-//! It never copies or holds payload. Writing chunks again is in `write`.
+//! Reads message bodies: a state machine over input slices that reports which spans are payload and where the body ends. It neither copies
+//! nor stores payload; `rechunk` writes chunk framing. Start with [`BodyReader::read`].
 
 use std::ops::Range;
 
 use crate::chunk::ChunkLine;
+use crate::field_table::{FieldTable, HeaderFields};
 use crate::framing::Framing;
-use crate::limits::Limits;
+use crate::limits::MessageLimits;
 use crate::name::NOT_IN_TRAILERS;
-use crate::refusal::Refusal;
-use crate::scan::{Progress, look_at_trailers};
-use crate::table::{Fields, Table};
+use crate::refusal::MessageRefusal;
+use crate::scan::{ScanProgress, scan_trailers};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum BodyState {
     Done,
     Length(u64),
     UntilClose,
@@ -23,88 +23,91 @@ enum State {
     Trailers,
 }
 
-/// What one call of [`BodyReader::read`] found.
+/// Result of one call of [`BodyReader::read`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyPart {
-    /// These bytes of the input are payload; never empty.
+    /// Range of the input that is payload; it is never empty.
     Data(Range<usize>),
-    /// All of the input that could be used is used: read more. Unconsumed bytes must come again, before the new ones.
+    /// More input is needed. The next input begins with the bytes that were not consumed, followed by new ones.
     NeedInput,
-    /// The body is over; see [`BodyReader::trailers`]. Bytes after `consumed` belong to the next message.
+    /// The body has ended; see [`BodyReader::trailers`]. Bytes after `consumed` belong to the next message.
     End,
 }
 
 /// One step through a body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BodyStep {
-    /// Bytes of the input that are done with, framing included. The payload, if any, lies within them.
+    /// Number of input bytes that are consumed, framing included. The payload, if any, lies within them.
     pub consumed: usize,
     pub part: BodyPart,
 }
 
-/// What [`BodyReader::skim`] found.
+/// Result of one call of [`BodyReader::skim`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Skim {
-    /// Bytes of the input that may be forwarded verbatim, chunk lines and trailers included.
+    /// Number of input bytes that may be forwarded verbatim, chunk lines and trailers included.
     pub consumed: usize,
-    /// How many of them are payload.
+    /// Number of payload bytes among the consumed bytes.
     pub payload_bytes: u64,
-    /// The body is over.
+    /// True if the body has ended.
     pub ended: bool,
 }
 
-/// Reads one body.
+/// State of reading one body.
 #[derive(Debug, Clone)]
 pub struct BodyReader {
-    state: State,
+    state: BodyState,
     extension_bytes: usize,
-    progress: Progress,
-    trailers: Table,
+    progress: ScanProgress,
+    trailers: FieldTable,
     trailers_at: usize,
 }
 
 impl BodyReader {
-    /// For a body framed so.
+    /// Creates a reader for a body with this framing.
     pub fn new(framing: Framing) -> BodyReader {
         let state = match framing {
-            Framing::None | Framing::Length(0) => State::Done,
-            Framing::Length(n) => State::Length(n),
-            Framing::Chunked => State::Line(ChunkLine::START),
-            Framing::UntilClose => State::UntilClose,
+            Framing::None | Framing::Length(0) => BodyState::Done,
+            Framing::Length(n) => BodyState::Length(n),
+            Framing::Chunked => BodyState::Line(ChunkLine::START),
+            Framing::UntilClose => BodyState::UntilClose,
         };
-        BodyReader { state, extension_bytes: 0, progress: Progress::default(), trailers: Table::default(), trailers_at: 0 }
+        BodyReader { state, extension_bytes: 0, progress: ScanProgress::default(), trailers: FieldTable::default(), trailers_at: 0 }
     }
 
-    /// True once the body is over.
+    /// Returns true once the body has ended.
     pub fn is_done(&self) -> bool {
-        self.state == State::Done
+        self.state == BodyState::Done
     }
 
-    /// Payload bytes still due, if the framing tells.
+    /// Returns the number of payload bytes that are still due; `None` if the framing does not tell.
     pub fn remaining(&self) -> Option<u64> {
         match self.state {
-            State::Done => Some(0),
-            State::Length(n) => Some(n),
+            BodyState::Done => Some(0),
+            BodyState::Length(n) => Some(n),
             _ => None,
         }
     }
 
-    /// The next part of the body in `input`.
-    pub fn read(&mut self, input: &[u8], limits: &Limits) -> Result<BodyStep, Refusal> {
+    /// Reads the next part of the body from `input`.
+    ///
+    /// # Errors
+    /// Returns the refusal for malformed chunk framing, for a forbidden trailer, and for chunk extensions or trailers over the limits.
+    pub fn read(&mut self, input: &[u8], limits: &MessageLimits) -> Result<BodyStep, MessageRefusal> {
         match self.state {
-            State::Done => Ok(BodyStep { consumed: 0, part: BodyPart::End }),
+            BodyState::Done => Ok(BodyStep { consumed: 0, part: BodyPart::End }),
             _ if input.is_empty() => Ok(BodyStep { consumed: 0, part: BodyPart::NeedInput }),
-            State::UntilClose => Ok(data(0, input.len())),
-            State::Length(left) => {
+            BodyState::UntilClose => Ok(data(0, input.len())),
+            BodyState::Length(left) => {
                 let len = at_most(left, input.len());
-                self.state = if len as u64 == left { State::Done } else { State::Length(left - len as u64) };
+                self.state = if len as u64 == left { BodyState::Done } else { BodyState::Length(left - len as u64) };
                 Ok(data(0, len))
             }
             _ => self.read_chunked(input, limits),
         }
     }
 
-    fn read_chunked(&mut self, input: &[u8], limits: &Limits) -> Result<BodyStep, Refusal> {
+    fn read_chunked(&mut self, input: &[u8], limits: &MessageLimits) -> Result<BodyStep, MessageRefusal> {
         let mut at = 0;
         loop {
             let rest = &input[at..];
@@ -112,52 +115,58 @@ impl BodyReader {
                 return Ok(BodyStep { consumed: at, part: BodyPart::NeedInput });
             };
             match &mut self.state {
-                State::Data(left) => {
+                // Payload is returned as it arrives: a chunk may be larger than any buffer.
+                BodyState::Data(left) => {
                     let len = at_most(*left, rest.len());
                     *left -= len as u64;
                     if *left == 0 {
-                        self.state = State::DataCr;
+                        self.state = BodyState::DataCr;
                     }
                     return Ok(data(at, at + len));
                 }
-                State::Trailers => return self.read_trailers(input, at, limits),
-                State::Line(line) => {
+                BodyState::Trailers => return self.read_trailers(input, at, limits),
+                BodyState::Line(line) => {
                     if let Some(size) = line.take(b, limits, &mut self.extension_bytes)? {
-                        self.state = if size == 0 { State::Trailers } else { State::Data(size) };
+                        self.state = if size == 0 { BodyState::Trailers } else { BodyState::Data(size) };
                     }
                 }
-                State::DataCr if b == b'\r' => self.state = State::DataLf,
-                State::DataLf if b == b'\n' => self.state = State::Line(ChunkLine::START),
-                _ => return Err(Refusal::BadChunkEnd),
+                BodyState::DataCr if b == b'\r' => self.state = BodyState::DataLf,
+                BodyState::DataLf if b == b'\n' => self.state = BodyState::Line(ChunkLine::START),
+                _ => return Err(MessageRefusal::BadChunkEnd),
             }
             at += 1;
         }
     }
 
-    fn read_trailers(&mut self, input: &[u8], at: usize, limits: &Limits) -> Result<BodyStep, Refusal> {
+    fn read_trailers(&mut self, input: &[u8], at: usize, limits: &MessageLimits) -> Result<BodyStep, MessageRefusal> {
         let rest = &input[at..];
+        // Most bodies have no trailers; for these the header parser is not needed.
         let len = if rest.starts_with(b"\r\n") {
             2
         } else {
-            match look_at_trailers(rest, limits, &mut self.progress, &mut self.trailers)? {
+            match scan_trailers(rest, limits, &mut self.progress, &mut self.trailers)? {
                 None => return Ok(BodyStep { consumed: at, part: BodyPart::NeedInput }),
                 Some(len) => len,
             }
         };
         if self.trailers.present & NOT_IN_TRAILERS != 0 {
-            return Err(Refusal::ForbiddenTrailer);
+            return Err(MessageRefusal::ForbiddenTrailer);
         }
         self.trailers_at = at;
-        self.state = State::Done;
+        self.state = BodyState::Done;
         Ok(BodyStep { consumed: at + len, part: BodyPart::End })
     }
 
-    /// All parts in `input` at once, for forwarding the bytes as they are.
-    pub fn skim(&mut self, input: &[u8], limits: &Limits) -> Result<Skim, Refusal> {
+    /// Reads all parts in `input` at once, so that the bytes can be forwarded as they are.
+    ///
+    /// # Errors
+    /// Returns the refusals of [`BodyReader::read`].
+    pub fn skim(&mut self, input: &[u8], limits: &MessageLimits) -> Result<Skim, MessageRefusal> {
         let mut skim = Skim::default();
         loop {
             let step = self.read(&input[skim.consumed..], limits)?;
             if step.part == BodyPart::End {
+                // `read` counts from the slice it was given; `trailers` is called with the whole input.
                 self.trailers_at += skim.consumed;
             }
             skim.consumed += step.consumed;
@@ -169,21 +178,24 @@ impl BodyReader {
         }
     }
 
-    /// The connection's read side ended. `Ok` if the body may end so.
-    pub fn end_of_input(&mut self) -> Result<(), Refusal> {
+    /// Records that the read side of the connection has ended.
+    ///
+    /// # Errors
+    /// Returns [`MessageRefusal::TruncatedBody`] if the framing does not allow the body to end here.
+    pub fn end_of_input(&mut self) -> Result<(), MessageRefusal> {
         match self.state {
-            State::Done => Ok(()),
-            State::UntilClose => {
-                self.state = State::Done;
+            BodyState::Done => Ok(()),
+            BodyState::UntilClose => {
+                self.state = BodyState::Done;
                 Ok(())
             }
-            _ => Err(Refusal::TruncatedBody),
+            _ => Err(MessageRefusal::TruncatedBody),
         }
     }
 
-    /// The trailer fields, after the end. `input` is the slice given to the call that returned the end.
-    pub fn trailers<'a>(&'a self, input: &'a [u8]) -> Fields<'a> {
-        Fields { table: &self.trailers, buf: input.get(self.trailers_at..).unwrap_or(&[]) }
+    /// Returns the trailer fields once the body has ended. `input` is the slice given to the call that reported the end.
+    pub fn trailers<'a>(&'a self, input: &'a [u8]) -> HeaderFields<'a> {
+        HeaderFields { table: &self.trailers, buf: input.get(self.trailers_at..).unwrap_or(&[]) }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Character classes of RFC 9110 §5.5–5.6 and RFC 9112 as lookup tables, and lists of tokens. No state.
+//! Character classes of RFC 9110 §5.5–5.6 and RFC 9112 as lookup tables, and iteration over comma-separated lists. It has no state.
 
 const TOKEN: u8 = 1;
 const TARGET: u8 = 2;
@@ -15,7 +15,7 @@ static CLASS: [u8; 256] = {
         if token {
             class[b] |= TOKEN;
         }
-        // A fragment never travels in a target; browsers do send |, {, } and the like unescaped.
+        // A fragment is never part of a request target. Browsers do send |, {, } and the like unescaped, so these pass.
         if c > 0x20 && c < 0x7f && c != b'#' {
             class[b] |= TARGET;
         }
@@ -40,13 +40,13 @@ pub(crate) fn is_target_byte(b: u8) -> bool {
     CLASS[b as usize] & TARGET != 0
 }
 
-/// Bytes of a host name: no percent escapes and no sub-delimiters, since no name that resolves has them.
+/// Returns true for bytes of a host name. Percent escapes and sub-delimiters are excluded, because no name that resolves contains them.
 #[inline]
 pub(crate) fn is_host_byte(b: u8) -> bool {
     CLASS[b as usize] & HOST != 0
 }
 
-/// Visible bytes, obs-text, space and tab.
+/// Returns true for visible bytes, obs-text, space and tab: the bytes of a field value.
 #[inline]
 pub(crate) fn is_value_byte(b: u8) -> bool {
     CLASS[b as usize] & VALUE != 0
@@ -57,7 +57,7 @@ pub(crate) fn is_token(text: &[u8]) -> bool {
 }
 
 pub(crate) fn is_target(text: &[u8]) -> bool {
-    // Arithmetic instead of the table: the compiler turns this into vector code.
+    // Arithmetic instead of the table, because the compiler vectorizes it.
     !text.is_empty() && text.iter().fold(true, |ok, &b| ok & (b > 0x20) & (b < 0x7f) & (b != b'#'))
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn is_ows(b: u8) -> bool {
     b == b' ' || b == b'\t'
 }
 
-/// Without spaces and tabs at both ends.
+/// Returns the text without spaces and tabs at either end.
 pub(crate) fn trim(mut text: &[u8]) -> &[u8] {
     while let [b' ' | b'\t', rest @ ..] = text {
         text = rest;
@@ -80,7 +80,7 @@ pub(crate) fn trim(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// The elements of a comma list, trimmed, empty ones left out (RFC 9110 §5.6.1.2).
+/// Iterates over the elements of a comma-separated list: trimmed, without empty ones (RFC 9110 §5.6.1.2).
 pub(crate) fn elements(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     value.split(|&b| b == b',').map(trim).filter(|e| !e.is_empty())
 }

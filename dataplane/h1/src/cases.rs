@@ -1,5 +1,5 @@
-//! The table of malformed and ambiguous messages, each named, with what must become of it. Data only: the codec's tests and the
-//! end-to-end tests of the gateway send the same bytes.
+//! Table of malformed and ambiguous messages. Each has a name and an expected result. The module contains data only: the codec's tests and
+//! the gateway's end-to-end tests send the same bytes.
 
 mod oversized;
 mod requests;
@@ -7,12 +7,12 @@ mod responses;
 
 use std::borrow::Cow;
 
-use crate::{Asked, Framing, Refusal};
+use crate::{Framing, MessageRefusal, RequestKind};
 
 pub use oversized::oversized_requests;
 pub use responses::{ResponseCase, ResponseWant, responses};
 
-/// One request, its body included, as a client would send it.
+/// One request, including its body, as a client would send it.
 #[derive(Debug, Clone)]
 pub struct RequestCase {
     pub name: &'static str,
@@ -20,41 +20,41 @@ pub struct RequestCase {
     pub want: RequestWant,
 }
 
-/// What must become of a request.
+/// Expected result of parsing a request.
 #[derive(Debug, Clone, Copy)]
 pub enum RequestWant {
-    /// The head is refused.
-    Refuse(Refusal),
-    /// The head is fine, the body is refused.
-    RefuseBody(Refusal),
-    /// Both are fine.
-    Accept(Accepted),
+    /// The codec refuses the head for this reason.
+    Refuse(MessageRefusal),
+    /// The codec accepts the head and refuses the body for this reason.
+    RefuseBody(MessageRefusal),
+    /// The codec accepts head and body.
+    Accept(AcceptedRequest),
 }
 
-/// An accepted request, and how it looks on the next hop.
+/// Expected properties of an accepted request and its form on the next hop.
 #[derive(Debug, Clone, Copy)]
-pub struct Accepted {
+pub struct AcceptedRequest {
     pub framing: Framing,
-    /// The head as forwarded without edits.
+    /// Head as it is forwarded without edits; empty if the tests do not compare it.
     pub forwarded: &'static str,
-    /// The body without its framing.
+    /// Body without its framing.
     pub payload: &'static str,
-    /// What follows the request.
+    /// Bytes that follow the request.
     pub rest: &'static str,
 }
 
-/// All request cases.
+/// Returns all request cases, those of [`oversized_requests`] included.
 pub fn requests() -> Vec<RequestCase> {
     let mut all: Vec<RequestCase> = requests::GROUPS.iter().flat_map(|group| group.iter().cloned()).collect();
     all.extend(oversized_requests());
     all
 }
 
-const fn refuse(name: &'static str, bytes: &'static [u8], refusal: Refusal) -> RequestCase {
+const fn refuse(name: &'static str, bytes: &'static [u8], refusal: MessageRefusal) -> RequestCase {
     RequestCase { name, bytes: Cow::Borrowed(bytes), want: RequestWant::Refuse(refusal) }
 }
 
-const fn refuse_body(name: &'static str, bytes: &'static [u8], refusal: Refusal) -> RequestCase {
+const fn refuse_body(name: &'static str, bytes: &'static [u8], refusal: MessageRefusal) -> RequestCase {
     RequestCase { name, bytes: Cow::Borrowed(bytes), want: RequestWant::RefuseBody(refusal) }
 }
 
@@ -69,9 +69,9 @@ const fn accept_with_rest(
     forwarded: &'static str,
     [payload, rest]: [&'static str; 2],
 ) -> RequestCase {
-    let accepted = Accepted { framing, forwarded, payload, rest };
+    let accepted = AcceptedRequest { framing, forwarded, payload, rest };
     RequestCase { name, bytes: Cow::Borrowed(bytes), want: RequestWant::Accept(accepted) }
 }
 
-/// What the request must have been for a response case.
-pub(crate) const ORDINARY: Asked = Asked::Ordinary;
+/// Kind of the request for those response cases that do not depend on it.
+pub(crate) const ORDINARY: RequestKind = RequestKind::Ordinary;

@@ -1,15 +1,15 @@
-//! The line that starts a chunk (RFC 9112 §7.1), one byte at a time: size, extensions, CR LF. It sees no payload.
-//! Byte by byte, because then a line split over reads needs no buffering and no second look.
+//! Reads the line that starts a chunk (RFC 9112 §7.1): size, extensions, CR LF. It never sees payload. It takes one byte at a time, so that
+//! a line split over several reads is neither buffered nor scanned again.
 
 use crate::bytes::{is_ows, is_token_byte, is_value_byte};
-use crate::limits::{CHUNK_DIGITS_MAX, Limits};
-use crate::refusal::Refusal;
+use crate::limits::{CHUNK_DIGITS_MAX, MessageLimits};
+use crate::refusal::MessageRefusal;
 
-/// Where in the line the reader is.
+/// Position of the reader within the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum ChunkLineState {
     Size,
-    /// White space after the size: only an extension may follow.
+    /// White space has followed the size; only an extension may follow.
     BeforeSemicolon,
     BeforeName,
     Name,
@@ -19,91 +19,100 @@ enum Place {
     Quoted,
     QuotedPair,
     AfterQuoted,
-    /// White space after a value: only another extension may follow.
+    /// White space has followed a value; only another extension may follow.
     AfterValue,
     Lf,
 }
 
-/// One chunk line in progress.
+/// Chunk line that has been read in part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ChunkLine {
-    place: Place,
+    place: ChunkLineState,
     digits: u8,
     size: u64,
     extension_bytes: usize,
 }
 
 impl ChunkLine {
-    pub(crate) const START: ChunkLine = ChunkLine { place: Place::Size, digits: 0, size: 0, extension_bytes: 0 };
+    pub(crate) const START: ChunkLine = ChunkLine { place: ChunkLineState::Size, digits: 0, size: 0, extension_bytes: 0 };
 
-    /// Takes one byte. `Some(size)` when the line is whole. `all_extension_bytes` counts over the whole body.
-    pub(crate) fn take(&mut self, b: u8, limits: &Limits, all_extension_bytes: &mut usize) -> Result<Option<u64>, Refusal> {
+    /// Consumes one byte and returns the chunk size once the line is complete. `all_extension_bytes` counts over the whole body.
+    pub(crate) fn take(&mut self, b: u8, limits: &MessageLimits, all_extension_bytes: &mut usize) -> Result<Option<u64>, MessageRefusal> {
         match (self.place, b) {
-            (Place::Lf, b'\n') => return Ok(Some(self.size)),
-            (Place::Lf, _) => return Err(Refusal::BareCr),
-            (_, b'\n') => return Err(Refusal::BareLf),
-            (Place::Size, _) => self.take_size_byte(b)?,
+            (ChunkLineState::Lf, b'\n') => return Ok(Some(self.size)),
+            (ChunkLineState::Lf, _) => return Err(MessageRefusal::BareCr),
+            (_, b'\n') => return Err(MessageRefusal::BareLf),
+            (ChunkLineState::Size, _) => self.take_size_byte(b)?,
             (_, b'\r') => self.place = self.decide_end()?,
             _ => self.place = self.decide_extension_place(b)?,
         }
-        if !matches!(self.place, Place::Size | Place::Lf) {
+        // Extensions cost work and carry no payload, so they are limited per chunk and per body.
+        if !matches!(self.place, ChunkLineState::Size | ChunkLineState::Lf) {
             self.extension_bytes += 1;
             *all_extension_bytes += 1;
             if self.extension_bytes > limits.chunk_extension_bytes_max {
-                return Err(Refusal::ChunkExtensionTooLong);
+                return Err(MessageRefusal::ChunkExtensionTooLong);
             }
             if *all_extension_bytes > limits.chunk_extensions_bytes_max {
-                return Err(Refusal::ChunkExtensionsTooLarge);
+                return Err(MessageRefusal::ChunkExtensionsTooLarge);
             }
         }
         Ok(None)
     }
 
-    fn take_size_byte(&mut self, b: u8) -> Result<(), Refusal> {
+    fn take_size_byte(&mut self, b: u8) -> Result<(), MessageRefusal> {
         if let Some(digit) = (b as char).to_digit(16) {
             if self.digits == CHUNK_DIGITS_MAX {
-                return Err(Refusal::ChunkSizeOverflow);
+                return Err(MessageRefusal::ChunkSizeOverflow);
             }
             self.digits += 1;
             self.size = self.size << 4 | u64::from(digit);
             return Ok(());
         }
         self.place = match b {
-            _ if self.digits == 0 => return Err(Refusal::BadChunkSize),
-            b'\r' => Place::Lf,
-            b';' => Place::BeforeName,
-            b' ' | b'\t' => Place::BeforeSemicolon,
-            _ => return Err(Refusal::BadChunkSize),
+            _ if self.digits == 0 => return Err(MessageRefusal::BadChunkSize),
+            b'\r' => ChunkLineState::Lf,
+            b';' => ChunkLineState::BeforeName,
+            b' ' | b'\t' => ChunkLineState::BeforeSemicolon,
+            _ => return Err(MessageRefusal::BadChunkSize),
         };
         Ok(())
     }
 
-    /// A CR: may the line end here?
-    fn decide_end(&self) -> Result<Place, Refusal> {
+    /// Decides whether a CR may end the line here.
+    fn decide_end(&self) -> Result<ChunkLineState, MessageRefusal> {
         match self.place {
-            Place::Name | Place::Value | Place::AfterQuoted => Ok(Place::Lf),
-            Place::BeforeSemicolon => Err(Refusal::BadChunkSize),
-            _ => Err(Refusal::BadChunkExtension),
+            ChunkLineState::Name | ChunkLineState::Value | ChunkLineState::AfterQuoted => Ok(ChunkLineState::Lf),
+            ChunkLineState::BeforeSemicolon => Err(MessageRefusal::BadChunkSize),
+            _ => Err(MessageRefusal::BadChunkExtension),
         }
     }
 
-    fn decide_extension_place(&self, b: u8) -> Result<Place, Refusal> {
+    fn decide_extension_place(&self, b: u8) -> Result<ChunkLineState, MessageRefusal> {
         Ok(match (self.place, b) {
-            (Place::BeforeSemicolon | Place::Name | Place::AfterName | Place::Value | Place::AfterQuoted | Place::AfterValue, b';') => {
-                Place::BeforeName
+            (
+                ChunkLineState::BeforeSemicolon
+                | ChunkLineState::Name
+                | ChunkLineState::AfterName
+                | ChunkLineState::Value
+                | ChunkLineState::AfterQuoted
+                | ChunkLineState::AfterValue,
+                b';',
+            ) => ChunkLineState::BeforeName,
+            (ChunkLineState::Name | ChunkLineState::AfterName, b'=') => ChunkLineState::BeforeValue,
+            (ChunkLineState::Name | ChunkLineState::AfterName, _) if is_ows(b) => ChunkLineState::AfterName,
+            (ChunkLineState::Value | ChunkLineState::AfterQuoted | ChunkLineState::AfterValue, _) if is_ows(b) => {
+                ChunkLineState::AfterValue
             }
-            (Place::Name | Place::AfterName, b'=') => Place::BeforeValue,
-            (Place::Name | Place::AfterName, _) if is_ows(b) => Place::AfterName,
-            (Place::Value | Place::AfterQuoted | Place::AfterValue, _) if is_ows(b) => Place::AfterValue,
-            (Place::BeforeSemicolon | Place::BeforeName | Place::BeforeValue, _) if is_ows(b) => self.place,
-            (Place::BeforeSemicolon, _) => return Err(Refusal::BadChunkSize),
-            (Place::BeforeName | Place::Name, _) if is_token_byte(b) => Place::Name,
-            (Place::BeforeValue, b'"') => Place::Quoted,
-            (Place::BeforeValue | Place::Value, _) if is_token_byte(b) => Place::Value,
-            (Place::Quoted, b'"') => Place::AfterQuoted,
-            (Place::Quoted, b'\\') => Place::QuotedPair,
-            (Place::Quoted | Place::QuotedPair, _) if is_value_byte(b) => Place::Quoted,
-            _ => return Err(Refusal::BadChunkExtension),
+            (ChunkLineState::BeforeSemicolon | ChunkLineState::BeforeName | ChunkLineState::BeforeValue, _) if is_ows(b) => self.place,
+            (ChunkLineState::BeforeSemicolon, _) => return Err(MessageRefusal::BadChunkSize),
+            (ChunkLineState::BeforeName | ChunkLineState::Name, _) if is_token_byte(b) => ChunkLineState::Name,
+            (ChunkLineState::BeforeValue, b'"') => ChunkLineState::Quoted,
+            (ChunkLineState::BeforeValue | ChunkLineState::Value, _) if is_token_byte(b) => ChunkLineState::Value,
+            (ChunkLineState::Quoted, b'"') => ChunkLineState::AfterQuoted,
+            (ChunkLineState::Quoted, b'\\') => ChunkLineState::QuotedPair,
+            (ChunkLineState::Quoted | ChunkLineState::QuotedPair, _) if is_value_byte(b) => ChunkLineState::Quoted,
+            _ => return Err(MessageRefusal::BadChunkExtension),
         })
     }
 }

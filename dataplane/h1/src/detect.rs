@@ -1,39 +1,39 @@
-//! Telling HTTP/1.1, HTTP/2 and opaque bytes apart by what a client sends first. It consumes nothing and has no clock:
-//! protocols in which the server speaks first need a timeout of the caller's.
+//! Protocol sniffing: distinguishes HTTP/1.1, HTTP/2 and opaque bytes by the first bytes that a client sends. It consumes nothing and has
+//! no clock. For protocols in which the server sends first, the caller needs a timeout. Start with [`detect`].
 
-use crate::fault;
-use crate::limits::Limits;
-use crate::refusal::Refusal;
+use crate::diagnose;
+use crate::limits::MessageLimits;
+use crate::refusal::MessageRefusal;
 
-/// What every HTTP/2 client sends first (RFC 9113 §3.4).
+/// Connection preface with which every HTTP/2 client begins (RFC 9113 §3.4).
 pub const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What the first bytes are.
+/// Protocol that the first bytes belong to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Detected {
-    /// A whole request line of some HTTP/1 version.
+    /// The bytes begin with a whole request line of some HTTP/1 version.
     Http1,
-    /// The HTTP/2 preface.
+    /// The bytes begin with the HTTP/2 preface.
     Http2,
-    /// Neither: relay it as bytes.
+    /// The bytes are neither, so the caller relays them as bytes.
     Opaque,
-    /// Not enough bytes to tell.
+    /// More bytes are needed for a decision.
     NeedInput,
 }
 
-/// Decides from the first bytes of a connection.
-pub fn detect(first: &[u8], limits: &Limits) -> Detected {
+/// Decides the protocol from the first bytes of a connection.
+pub fn detect(first: &[u8], limits: &MessageLimits) -> Detected {
     if first.starts_with(HTTP2_PREFACE) {
         return Detected::Http2;
     }
     if HTTP2_PREFACE.starts_with(first) {
         return Detected::NeedInput;
     }
-    match fault::walk_request_line(first, 0, limits) {
+    match diagnose::walk_request_line(first, 0, limits) {
         Ok(Some(_)) => Detected::Http1,
         Ok(None) => Detected::NeedInput,
-        // A request line in all but its version is better refused by the HTTP side than relayed.
-        Err(Refusal::UnsupportedVersion | Refusal::TargetTooLong) => Detected::Http1,
+        // A request line with another version or with too long a target is still HTTP: better refused by the HTTP side than relayed.
+        Err(MessageRefusal::UnsupportedVersion | MessageRefusal::TargetTooLong) => Detected::Http1,
         Err(_) => Detected::Opaque,
     }
 }
@@ -61,7 +61,7 @@ mod tests {
             (b"\r\nGET / HTTP/1.1\r\n", Detected::Opaque),
         ];
         for (bytes, want) in cases {
-            assert_eq!(detect(bytes, &Limits::DEFAULT), *want, "{:?}", String::from_utf8_lossy(bytes));
+            assert_eq!(detect(bytes, &MessageLimits::DEFAULT), *want, "{:?}", String::from_utf8_lossy(bytes));
         }
     }
 }

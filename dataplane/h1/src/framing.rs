@@ -1,69 +1,81 @@
-//! What the fields of a head say about framing and about the connection (RFC 9112 §6, §9; RFC 9110 §7.6–7.8). Pure decisions.
+//! Evaluates the fields that determine framing and the use of the connection (RFC 9112 §6, §9; RFC 9110 §7.6–7.8). Its functions are pure.
+//! Start with [`decide_facts`].
 
 use crate::bytes::{elements, is_token, trim};
+use crate::field_table::{HeaderFields, Span};
 use crate::limits::LENGTH_DIGITS_MAX;
-use crate::name::Name;
-use crate::refusal::Refusal;
-use crate::table::{Fields, Span};
+use crate::name::FieldName;
+use crate::refusal::MessageRefusal;
 
-/// How the length of a message body is known.
+/// How the length of a message body is determined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Framing {
-    /// There is no body and no field describes one.
+    /// The message has no body, and no field describes one.
     #[default]
     None,
-    /// Exactly so many bytes.
+    /// The body has exactly this number of bytes.
     Length(u64),
-    /// Chunks.
+    /// The body is sent in chunks (RFC 9112 §7.1).
     Chunked,
-    /// Until the connection closes; responses only.
+    /// The body ends when the connection closes. Only responses may use it.
     UntilClose,
 }
 
-/// HTTP/1.0 or HTTP/1.1.
+/// HTTP version of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, PartialOrd, Ord)]
-pub enum Version {
+pub enum HttpVersion {
     Http10,
     #[default]
     Http11,
 }
 
-impl Version {
-    pub(crate) fn of_minor(minor: u8) -> Version {
-        if minor == 0 { Version::Http10 } else { Version::Http11 }
+impl HttpVersion {
+    pub(crate) fn of_minor(minor: u8) -> HttpVersion {
+        if minor == 0 { HttpVersion::Http10 } else { HttpVersion::Http11 }
     }
 }
 
-/// What the steering fields said, before the kind of message is considered.
+/// Values of the steering fields, before the kind of message is taken into account.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Facts {
+pub(crate) struct FramingFields {
     pub(crate) length: Option<u64>,
+    /// True if the length was given more than once, equal each time.
+    pub(crate) folds_length: bool,
     pub(crate) chunked: bool,
     pub(crate) host: Option<Span>,
-    /// Options of Connection.
+    /// Options of the Connection field: `close` here, `keep-alive` and `upgrade` in the next two fields.
     pub(crate) close: bool,
     pub(crate) keep_alive: bool,
     pub(crate) upgrade_option: bool,
-    /// Connection names fields besides the well-known options.
+    /// True if Connection names fields other than the well-known options.
     pub(crate) nominates: bool,
-    /// TE contains `trailers`.
+    /// True if TE contains `trailers`.
     pub(crate) te_trailers: bool,
     pub(crate) upgrade: Option<Span>,
     pub(crate) expects_continue: bool,
 }
 
-/// Fields that need a look; all others are skipped with one bit test.
-const STEERING: u64 = Name::Host.bit()
-    | Name::ContentLength.bit()
-    | Name::TransferEncoding.bit()
-    | Name::Connection.bit()
-    | Name::Te.bit()
-    | Name::Upgrade.bit()
-    | Name::Expect.bit();
+/// Fields that [`decide_facts`] reads. All others are skipped with one bit test.
+const STEERING: u64 = FieldName::Host.bit()
+    | FieldName::ContentLength.bit()
+    | FieldName::TransferEncoding.bit()
+    | FieldName::Connection.bit()
+    | FieldName::Te.bit()
+    | FieldName::Upgrade.bit()
+    | FieldName::Expect.bit();
 
-/// Reads the steering fields in the order sent; the first one that is wrong names the refusal.
-pub(crate) fn decide_facts(fields: Fields<'_>) -> Result<Facts, Refusal> {
-    let mut facts = Facts::default();
+/// How to treat a Content-Length that is given more than once, equal each time. RFC 9110 §8.6 leaves the choice to the recipient.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EqualLengths {
+    /// The message is refused.
+    Refused,
+    /// One of the equal values is used and forwarded.
+    Folded,
+}
+
+/// Reads the steering fields in the order sent. The first faulty field determines the refusal.
+pub(crate) fn decide_facts(fields: HeaderFields<'_>, equal: EqualLengths) -> Result<FramingFields, MessageRefusal> {
+    let mut facts = FramingFields::default();
     if fields.table.present & STEERING == 0 {
         return Ok(facts);
     }
@@ -74,48 +86,71 @@ pub(crate) fn decide_facts(fields: Fields<'_>) -> Result<Facts, Refusal> {
         }
         let value = line.value.of(fields.buf);
         match line.name {
-            Name::Host if facts.host.is_some() => return Err(Refusal::DuplicateHost),
-            Name::Host => facts.host = Some(line.value),
-            Name::ContentLength => facts.length = Some(decide_length(value, facts.length)?),
-            Name::TransferEncoding => {
+            FieldName::Host if facts.host.is_some() => return Err(MessageRefusal::DuplicateHost),
+            FieldName::Host => facts.host = Some(line.value),
+            FieldName::ContentLength => match decide_length(value, facts.length) {
+                Ok(length) => facts.length = Some(length),
+                Err(LengthFault::Equal(length)) if equal == EqualLengths::Folded => {
+                    (facts.length, facts.folds_length) = (Some(length), true);
+                }
+                Err(fault) => return Err(fault.into()),
+            },
+            FieldName::TransferEncoding => {
                 facts.chunked = decide_coding(value, facts.chunked)?;
                 coded = true;
             }
-            Name::Connection => read_connection(value, &mut facts)?,
-            Name::Te => facts.te_trailers |= elements(value).any(|e| e.eq_ignore_ascii_case(b"trailers")),
-            Name::Upgrade => {
+            FieldName::Connection => read_connection(value, &mut facts)?,
+            FieldName::Te => facts.te_trailers |= elements(value).any(|e| e.eq_ignore_ascii_case(b"trailers")),
+            FieldName::Upgrade => {
                 if !elements(value).all(is_protocol) || trim(value).is_empty() {
-                    return Err(Refusal::BadUpgrade);
+                    return Err(MessageRefusal::BadUpgrade);
                 }
                 facts.upgrade = facts.upgrade.or(Some(line.value));
             }
-            Name::Expect if value.eq_ignore_ascii_case(b"100-continue") => facts.expects_continue = true,
-            Name::Expect => return Err(Refusal::UnknownExpectation),
+            FieldName::Expect if value.eq_ignore_ascii_case(b"100-continue") => facts.expects_continue = true,
+            FieldName::Expect => return Err(MessageRefusal::UnknownExpectation),
             _ => {}
         }
     }
+    // Two readers could see different bodies in such a message, which allows request smuggling (RFC 9112 §6.1).
     if coded && facts.length.is_some() {
-        return Err(Refusal::ContentLengthWithTransferEncoding);
+        return Err(MessageRefusal::ContentLengthWithTransferEncoding);
     }
     Ok(facts)
 }
 
-fn decide_length(value: &[u8], earlier: Option<u64>) -> Result<u64, Refusal> {
-    // A list `5, 5` is what merging two fields gives: name it as such.
-    if value.contains(&b',') {
-        let mut parts = value.split(|&b| b == b',').map(|part| read_length(trim(part)));
-        let first = parts.next().flatten().ok_or(Refusal::BadContentLength)?;
-        return Err(match parts.try_fold(true, |same, part| part.map(|n| same && n == first)) {
-            None => Refusal::BadContentLength,
-            Some(true) => Refusal::DuplicateContentLength,
-            Some(false) => Refusal::ConflictingContentLength,
-        });
+/// Reason why a Content-Length cannot be used as it is.
+enum LengthFault {
+    Bad,
+    /// The same value was given more than once.
+    Equal(u64),
+    Conflicting,
+}
+
+impl From<LengthFault> for MessageRefusal {
+    fn from(fault: LengthFault) -> Self {
+        match fault {
+            LengthFault::Bad => MessageRefusal::BadContentLength,
+            LengthFault::Equal(_) => MessageRefusal::DuplicateContentLength,
+            LengthFault::Conflicting => MessageRefusal::ConflictingContentLength,
+        }
     }
-    let length = read_length(value).ok_or(Refusal::BadContentLength)?;
-    match earlier {
-        None => Ok(length),
-        Some(n) if n == length => Err(Refusal::DuplicateContentLength),
-        Some(_) => Err(Refusal::ConflictingContentLength),
+}
+
+fn decide_length(value: &[u8], earlier: Option<u64>) -> Result<u64, LengthFault> {
+    // Merging two fields gives a list such as `5, 5`, so it counts as a length given twice.
+    let mut parts = value.split(|&b| b == b',').map(|part| read_length(trim(part)));
+    let first = parts.next().flatten().ok_or(LengthFault::Bad)?;
+    let mut again = earlier.is_some();
+    let mut equal = earlier.is_none_or(|n| n == first);
+    for part in parts {
+        again = true;
+        equal &= part.ok_or(LengthFault::Bad)? == first;
+    }
+    match (again, equal) {
+        (false, _) => Ok(first),
+        (true, true) => Err(LengthFault::Equal(first)),
+        (true, false) => Err(LengthFault::Conflicting),
     }
 }
 
@@ -126,51 +161,52 @@ fn read_length(digits: &[u8]) -> Option<u64> {
     digits.iter().try_fold(0u64, |n, d| d.is_ascii_digit().then(|| n * 10 + u64::from(d - b'0')))
 }
 
-/// Only `chunked`, once and last. Empty list elements are refused too: `,chunked` is read in two ways by others.
-fn decide_coding(value: &[u8], already_chunked: bool) -> Result<bool, Refusal> {
+/// Reads a Transfer-Encoding, of which only `chunked` is accepted, once and last. Empty list elements are refused too, because other
+/// readers disagree about `,chunked`.
+fn decide_coding(value: &[u8], already_chunked: bool) -> Result<bool, MessageRefusal> {
     let mut chunked = already_chunked;
     for coding in value.split(|&b| b == b',').map(trim) {
         let name = coding.split(|&b| b == b';').next().map_or(coding, trim);
         let is_chunked = name.eq_ignore_ascii_case(b"chunked");
         if !is_token(name) || (is_chunked && coding.len() > name.len()) {
-            return Err(Refusal::BadTransferEncoding);
+            return Err(MessageRefusal::BadTransferEncoding);
         }
         match (is_chunked, chunked) {
-            (true, true) => return Err(Refusal::ChunkedTwice),
+            (true, true) => return Err(MessageRefusal::ChunkedTwice),
             (true, false) => chunked = true,
-            (false, true) => return Err(Refusal::ChunkedNotFinal),
-            (false, false) => return Err(Refusal::UnknownTransferCoding),
+            (false, true) => return Err(MessageRefusal::ChunkedNotFinal),
+            (false, false) => return Err(MessageRefusal::UnknownTransferCoding),
         }
     }
     Ok(chunked)
 }
 
-fn read_connection(value: &[u8], facts: &mut Facts) -> Result<(), Refusal> {
+fn read_connection(value: &[u8], facts: &mut FramingFields) -> Result<(), MessageRefusal> {
     for option in elements(value) {
         if !is_token(option) {
-            return Err(Refusal::BadConnection);
+            return Err(MessageRefusal::BadConnection);
         }
-        match Name::of(option) {
-            Name::KeepAlive => facts.keep_alive = true,
-            Name::Upgrade => facts.upgrade_option = true,
-            Name::Host | Name::ContentLength | Name::TransferEncoding => return Err(Refusal::ConnectionNamesFraming),
-            Name::Other if option.eq_ignore_ascii_case(b"close") => facts.close = true,
-            // These are removed anyway.
-            Name::Te | Name::Http2Settings | Name::ProxyConnection => {}
+        match FieldName::of(option) {
+            FieldName::KeepAlive => facts.keep_alive = true,
+            FieldName::Upgrade => facts.upgrade_option = true,
+            FieldName::Host | FieldName::ContentLength | FieldName::TransferEncoding => return Err(MessageRefusal::ConnectionNamesFraming),
+            FieldName::Other if option.eq_ignore_ascii_case(b"close") => facts.close = true,
+            // The writer removes these fields anyway.
+            FieldName::Te | FieldName::Http2Settings | FieldName::ProxyConnection => {}
             _ => facts.nominates = true,
         }
     }
     Ok(())
 }
 
-/// `token [ "/" token ]`.
+/// Checks the syntax `token [ "/" token ]` of a protocol in Upgrade.
 fn is_protocol(protocol: &[u8]) -> bool {
     let mut parts = protocol.splitn(2, |&b| b == b'/');
     parts.next().is_some_and(is_token) && parts.next().is_none_or(is_token)
 }
 
-/// True if the client offers only ways of leaving HTTP/1.1 that a proxy must not pass on: h2c by upgrade would carry
-/// requests that nobody here reads.
+/// Returns true if the client offers a protocol that a proxy must not pass on. After an upgrade to h2c, for example, the connection would
+/// carry requests that the gateway does not read.
 pub(crate) fn is_http_upgrade(value: &[u8]) -> bool {
     elements(value).any(|p| {
         let name = p.split(|&b| b == b'/').next().unwrap_or(p);
@@ -178,11 +214,11 @@ pub(crate) fn is_http_upgrade(value: &[u8]) -> bool {
     })
 }
 
-/// Whether the connection outlives the message, as the sender said (RFC 9112 §9.3).
-pub(crate) fn decide_keep_alive(version: Version, facts: &Facts) -> bool {
+/// Returns true if the sender keeps the connection after the message (RFC 9112 §9.3).
+pub(crate) fn decide_keep_alive(version: HttpVersion, facts: &FramingFields) -> bool {
     match version {
-        Version::Http11 => !facts.close,
-        Version::Http10 => facts.keep_alive && !facts.close,
+        HttpVersion::Http11 => !facts.close,
+        HttpVersion::Http10 => facts.keep_alive && !facts.close,
     }
 }
 
@@ -212,7 +248,7 @@ mod tests {
 
     #[test]
     fn codings() {
-        use Refusal::*;
+        use MessageRefusal::*;
         for (text, want) in [
             ("chunked", Ok(true)),
             ("CHUNKED", Ok(true)),

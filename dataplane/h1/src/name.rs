@@ -1,20 +1,21 @@
-//! Field names known to the codec, interned by a perfect hash that is checked at compile time. Unknown names stay bytes.
+//! Field names known to the codec, interned by a perfect hash that is checked at compile time. Unknown names are not interned. Start with
+//! [`FieldName::of`].
 
 macro_rules! names {
     ($($variant:ident = $text:literal,)*) => {
-        /// A field name as one byte. [`Name::Other`] stands for every name not in the table.
+        /// Field name as one byte. [`FieldName::Other`] stands for every name that is not in the table.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[repr(u8)]
-        pub enum Name {
+        pub enum FieldName {
             Other = 0,
             $($variant,)*
         }
 
-        const KNOWN: &[(Name, &str)] = &[$((Name::$variant, $text),)*];
+        const KNOWN: &[(FieldName, &str)] = &[$((FieldName::$variant, $text),)*];
 
-        impl Name {
-            /// All known names, without [`Name::Other`].
-            pub const ALL: &'static [(Name, &'static str)] = KNOWN;
+        impl FieldName {
+            /// All known names with their text, without [`FieldName::Other`].
+            pub const ALL: &'static [(FieldName, &'static str)] = KNOWN;
         }
     };
 }
@@ -39,10 +40,11 @@ names! {
     SecWebsocketExtensions = "sec-websocket-extensions", Priority = "priority",
 }
 
-// Names index bits of a u64 in masks; bit 0 is Other.
+// A mask of names is a u64 with one bit per name; bit 0 is Other.
 const _: () = assert!(KNOWN.len() <= 63);
 
-/// Length and three letters, folded to lower case by bit 5 (token characters stay distinct enough: the text is compared after).
+/// Hash of a name: its length and three of its letters, folded to lower case by bit 5. Other token characters may collide, because the text
+/// is compared afterwards.
 const fn slot(text: &[u8]) -> u8 {
     let n = text.len();
     let (first, middle, last) = (text[0] | 32, text[n / 2] | 32, text[n - 1] | 32);
@@ -53,7 +55,7 @@ const fn slot(text: &[u8]) -> u8 {
         .wrapping_add(last.wrapping_mul(145))
 }
 
-/// Slot → 1 + index in `KNOWN`; building it fails to compile if two names share a slot.
+/// Table from slot to 1 + index in `KNOWN`. It does not compile if two names share a slot.
 static SLOTS: [u8; 256] = {
     let mut slots = [0u8; 256];
     let mut i = 0;
@@ -66,7 +68,7 @@ static SLOTS: [u8; 256] = {
     slots
 };
 
-/// Eight letters at once to lower case: carries out of the low seven bits tell which bytes are `A` to `Z`.
+/// Folds eight letters to lower case at once: carries out of the low seven bits show which bytes are `A` to `Z`.
 fn lower(word: u64) -> u64 {
     const ONES: u64 = 0x0101_0101_0101_0101;
     let low = word & (ONES * 0x7f);
@@ -76,7 +78,8 @@ fn lower(word: u64) -> u64 {
     word | (upper >> 2)
 }
 
-/// `text` in any case is `known`, which is lower case. Interning is a third of parsing, so it goes by words.
+/// Returns true if `text`, in any case, equals `known`, which is lower case. Interning is a third of parsing, so names are compared eight
+/// bytes at a time.
 fn is_same_name(known: &[u8], text: &[u8]) -> bool {
     if known.len() != text.len() {
         return false;
@@ -87,23 +90,23 @@ fn is_same_name(known: &[u8], text: &[u8]) -> bool {
         && haves.remainder().eq_ignore_ascii_case(wants.remainder())
 }
 
-impl Name {
-    /// The id of a name in any case; [`Name::Other`] if unknown or empty.
+impl FieldName {
+    /// Interns a name given in any case. Returns [`FieldName::Other`] if it is unknown or empty.
     #[inline]
-    pub fn of(text: &[u8]) -> Name {
+    pub fn of(text: &[u8]) -> FieldName {
         if text.is_empty() {
-            return Name::Other;
+            return FieldName::Other;
         }
         match SLOTS[slot(text) as usize] {
-            0 => Name::Other,
+            0 => FieldName::Other,
             i => {
                 let (name, known) = KNOWN[i as usize - 1];
-                if is_same_name(known.as_bytes(), text) { name } else { Name::Other }
+                if is_same_name(known.as_bytes(), text) { name } else { FieldName::Other }
             }
         }
     }
 
-    /// Lower-case text; empty for [`Name::Other`].
+    /// Returns the name in lower case; empty for [`FieldName::Other`].
     pub const fn text(self) -> &'static str {
         match self as u8 {
             0 => "",
@@ -111,14 +114,14 @@ impl Name {
         }
     }
 
-    /// This name as a bit of a mask of names.
+    /// Returns the bit of this name in a mask of names.
     #[inline]
     pub const fn bit(self) -> u64 {
         1 << self as u8
     }
 }
 
-const fn mask(names: &[Name]) -> u64 {
+const fn mask(names: &[FieldName]) -> u64 {
     let mut m = 0;
     let mut i = 0;
     while i < names.len() {
@@ -128,55 +131,55 @@ const fn mask(names: &[Name]) -> u64 {
     m
 }
 
-/// Fields that concern one connection only (RFC 9110 §7.6.1); `te` is handled apart because `trailers` passes.
+/// Fields that concern one connection only (RFC 9110 §7.6.1). The writer restores `te: trailers` on its own, because that value passes.
 pub(crate) const HOP_BY_HOP: u64 = mask(&[
-    Name::Connection,
-    Name::KeepAlive,
-    Name::ProxyConnection,
-    Name::ProxyAuthenticate,
-    Name::ProxyAuthorization,
-    Name::ProxyAuthenticationInfo,
-    Name::Te,
-    Name::TransferEncoding,
-    Name::Upgrade,
-    Name::Http2Settings,
+    FieldName::Connection,
+    FieldName::KeepAlive,
+    FieldName::ProxyConnection,
+    FieldName::ProxyAuthenticate,
+    FieldName::ProxyAuthorization,
+    FieldName::ProxyAuthenticationInfo,
+    FieldName::Te,
+    FieldName::TransferEncoding,
+    FieldName::Upgrade,
+    FieldName::Http2Settings,
 ]);
 
-/// Fields that the codec writes by itself from framing and persistence; an edit of them is refused.
-pub(crate) const RESERVED: u64 = HOP_BY_HOP | Name::ContentLength.bit();
+/// Fields that the codec itself writes from framing and persistence. An edit of one of them is refused.
+pub(crate) const RESERVED: u64 = HOP_BY_HOP | FieldName::ContentLength.bit();
 
-/// Fields that a trailer section must not carry (RFC 9110 §6.5.1): they frame, route, modify or authenticate.
+/// Fields that a trailer section must not carry, because they frame, route, modify or authenticate the message (RFC 9110 §6.5.1).
 pub(crate) const NOT_IN_TRAILERS: u64 = HOP_BY_HOP
     | mask(&[
-        Name::Host,
-        Name::ContentLength,
-        Name::Trailer,
-        Name::Expect,
-        Name::MaxForwards,
-        Name::CacheControl,
-        Name::Pragma,
-        Name::Range,
-        Name::IfMatch,
-        Name::IfNoneMatch,
-        Name::IfModifiedSince,
-        Name::IfUnmodifiedSince,
-        Name::IfRange,
-        Name::Authorization,
-        Name::Cookie,
-        Name::SetCookie,
-        Name::ContentEncoding,
-        Name::ContentType,
-        Name::ContentRange,
-        Name::Age,
-        Name::Date,
-        Name::Expires,
-        Name::Location,
-        Name::RetryAfter,
-        Name::Vary,
-        Name::XForwardedFor,
-        Name::XForwardedProto,
-        Name::XForwardedHost,
-        Name::Forwarded,
+        FieldName::Host,
+        FieldName::ContentLength,
+        FieldName::Trailer,
+        FieldName::Expect,
+        FieldName::MaxForwards,
+        FieldName::CacheControl,
+        FieldName::Pragma,
+        FieldName::Range,
+        FieldName::IfMatch,
+        FieldName::IfNoneMatch,
+        FieldName::IfModifiedSince,
+        FieldName::IfUnmodifiedSince,
+        FieldName::IfRange,
+        FieldName::Authorization,
+        FieldName::Cookie,
+        FieldName::SetCookie,
+        FieldName::ContentEncoding,
+        FieldName::ContentType,
+        FieldName::ContentRange,
+        FieldName::Age,
+        FieldName::Date,
+        FieldName::Expires,
+        FieldName::Location,
+        FieldName::RetryAfter,
+        FieldName::Vary,
+        FieldName::XForwardedFor,
+        FieldName::XForwardedProto,
+        FieldName::XForwardedHost,
+        FieldName::Forwarded,
     ]);
 
 #[cfg(test)]
@@ -185,13 +188,13 @@ mod tests {
 
     #[test]
     fn every_known_name_is_found_in_any_case() {
-        for (name, text) in Name::ALL {
-            assert_eq!(Name::of(text.as_bytes()), *name);
-            assert_eq!(Name::of(text.to_ascii_uppercase().as_bytes()), *name);
+        for (name, text) in FieldName::ALL {
+            assert_eq!(FieldName::of(text.as_bytes()), *name);
+            assert_eq!(FieldName::of(text.to_ascii_uppercase().as_bytes()), *name);
             assert_eq!(name.text(), *text);
         }
         for other in ["", "x", "hosts", "h0st", "content_length", "transfer-encodinh", "\u{8}ost"] {
-            assert_eq!(Name::of(other.as_bytes()), Name::Other, "{other:?}");
+            assert_eq!(FieldName::of(other.as_bytes()), FieldName::Other, "{other:?}");
         }
     }
 

@@ -1,17 +1,17 @@
-//! Writing chunk framing around payload that stays where it is (RFC 9112 §7.1). It sees lengths and trailers, never payload.
+//! Writes chunk framing around payload that is not copied (RFC 9112 §7.1). It receives lengths and trailers, never payload.
 
 use bytes::BufMut;
 
 use crate::bytes::{is_token, is_value};
-use crate::name::{NOT_IN_TRAILERS, Name};
-use crate::refusal::Refusal;
+use crate::name::{FieldName, NOT_IN_TRAILERS};
+use crate::refusal::MessageRefusal;
 
-/// Ends a chunk's data.
+/// Bytes that end the data of a chunk.
 pub const CHUNK_END: &[u8] = b"\r\n";
-/// Ends a chunked body without trailers.
+/// Bytes that end a chunked body without trailers.
 pub const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
 
-/// The line before a chunk's data: `size CR LF`.
+/// Line in front of the data of a chunk: `size CR LF`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkStart {
     text: [u8; 18],
@@ -19,7 +19,7 @@ pub struct ChunkStart {
 }
 
 impl ChunkStart {
-    /// For `len` bytes of data; `None` for 0, which would end the body.
+    /// Creates the line for `len` bytes of data. Returns `None` for 0, because a chunk of size 0 would end the body.
     pub fn new(len: usize) -> Option<ChunkStart> {
         let mut start = ChunkStart { text: [0; 18], from: 16 };
         start.text[16..].copy_from_slice(b"\r\n");
@@ -32,20 +32,27 @@ impl ChunkStart {
         (len > 0).then_some(start)
     }
 
-    /// The bytes.
+    /// Returns the bytes of the line.
     pub fn as_bytes(&self) -> &[u8] {
         &self.text[self.from..]
     }
 }
 
-/// The last chunk with a trailer section. Fields that must not be in trailers are left out (they came from another protocol).
-pub fn write_last_chunk<'p>(trailers: impl IntoIterator<Item = (&'p [u8], &'p [u8])>, into: &mut impl BufMut) -> Result<(), Refusal> {
+/// Writes the last chunk with a trailer section. Fields that a trailer section must not carry are left out, because they come from another
+/// protocol.
+///
+/// # Errors
+/// Returns [`MessageRefusal::UnwritableField`] if a name is not a token or a value contains a byte that no value may contain.
+pub fn write_last_chunk<'p>(
+    trailers: impl IntoIterator<Item = (&'p [u8], &'p [u8])>,
+    into: &mut impl BufMut,
+) -> Result<(), MessageRefusal> {
     into.put_slice(b"0\r\n");
     for (name, value) in trailers {
         if !is_token(name) || !is_value(value) {
-            return Err(Refusal::UnwritableField);
+            return Err(MessageRefusal::UnwritableField);
         }
-        if NOT_IN_TRAILERS & Name::of(name).bit() == 0 {
+        if NOT_IN_TRAILERS & FieldName::of(name).bit() == 0 {
             for part in [name, b": ", value, b"\r\n"] {
                 into.put_slice(part);
             }

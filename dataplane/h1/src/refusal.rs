@@ -1,37 +1,38 @@
-//! Every reason for which this codec refuses a message: its name, its status and a sentence. It decides nothing itself.
+//! Reasons why the codec refuses a message, each with its name, its status and a sentence. The parsers and the writer decide which one
+//! applies.
 
-/// Status for a refused *response*: the upstream broke the protocol, so the client gets 502 whatever the reason.
+/// Status for a refused *response*. The upstream broke the protocol, so the client gets 502 for any reason.
 pub const RESPONSE_STATUS: u16 = 502;
 
 macro_rules! refusals {
     ($($(#[$doc:meta])* $variant:ident = $name:literal, $status:literal, $text:literal;)*) => {
-        /// Why a message was refused. After a refusal the connection must be closed: where the next message starts is unknown.
+        /// Reason why a message was refused. The connection must be closed afterwards, because it is unknown where the next message starts.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, thiserror::Error)]
         #[repr(u8)]
-        pub enum Refusal {
+        pub enum MessageRefusal {
             $($(#[$doc])* #[error($text)] $variant,)*
         }
 
-        impl Refusal {
+        impl MessageRefusal {
             /// All refusals, in the order of their numbers.
-            pub const ALL: &'static [Refusal] = &[$(Refusal::$variant,)*];
+            pub const ALL: &'static [MessageRefusal] = &[$(MessageRefusal::$variant,)*];
 
-            /// The counter label: lower case with `_`, unique, stable.
+            /// Returns the counter label: lower case with `_`, unique and stable.
             pub const fn name(self) -> &'static str {
-                match self { $(Refusal::$variant => $name,)* }
+                match self { $(MessageRefusal::$variant => $name,)* }
             }
 
-            /// The status to answer a refused *request* with. For a refused response use [`RESPONSE_STATUS`].
+            /// Returns the status with which a refused *request* is answered. A refused response gets [`RESPONSE_STATUS`].
             pub const fn status(self) -> u16 {
-                match self { $(Refusal::$variant => $status,)* }
+                match self { $(MessageRefusal::$variant => $status,)* }
             }
 
-            /// One sentence for operators and for the answer's body: what was wrong and what is allowed.
+            /// Returns one sentence for operators and for the local reply's body: what is wrong and what is allowed.
             pub const fn text(self) -> &'static str {
-                match self { $(Refusal::$variant => $text,)* }
+                match self { $(MessageRefusal::$variant => $text,)* }
             }
 
-            /// A dense number, 0 up to `Refusal::ALL.len()`, to index counters with.
+            /// Returns a dense number to index counters with, from 0 to `MessageRefusal::ALL.len() - 1`.
             pub const fn index(self) -> usize {
                 self as usize
             }
@@ -41,9 +42,9 @@ macro_rules! refusals {
 
 refusals! {
     // The line structure (RFC 9112 §2.2, §5).
-    /// LF without CR before it.
+    /// A line ends in LF without CR.
     BareLf = "bare_lf", 400, "a line ends in LF alone; end lines with CR LF";
-    /// CR not followed by LF.
+    /// A CR is not followed by LF.
     BareCr = "bare_cr", 400, "a CR is not followed by LF; CR may only end a line";
     NulByte = "nul_byte", 400, "the head contains a NUL byte";
     ControlByte = "control_byte", 400, "a field value or reason contains a control byte other than tab";
@@ -54,7 +55,7 @@ refusals! {
     EmptyFieldName = "empty_field_name", 400, "a field line begins with a colon";
     MissingColon = "missing_colon", 400, "a field line has no colon";
     BadFieldName = "bad_field_name", 400, "a field name contains a byte that is not a token character";
-    /// The parser refused the head and no finer reason was found.
+    /// The fast parser refused the head, and the exact one found no finer reason.
     BadHead = "bad_head", 400, "the message head is malformed";
 
     // The request line (RFC 9112 §3).
@@ -88,7 +89,7 @@ refusals! {
     TransferEncodingInHttp10 = "transfer_encoding_in_http10", 400, "Transfer-Encoding in an HTTP/1.0 message";
     BodyForbidden = "body_forbidden", 400, "a body where none may be: CONNECT, TRACE, or a 1xx, 101 or 204 response";
 
-    // Other fields that steer the connection.
+    // Other fields that determine the use of the connection.
     BadConnection = "bad_connection", 400, "the Connection field is not a list of tokens";
     ConnectionNamesFraming = "connection_names_framing", 400, "the Connection field names Host, Content-Length or Transfer-Encoding";
     BadUpgrade = "bad_upgrade", 400, "the Upgrade field is not a list of protocols, or is missing in a 101 response";
@@ -97,7 +98,7 @@ refusals! {
     // Responses (RFC 9112 §4).
     BadStatusLine = "bad_status_line", 502, "the status line is not `HTTP-version SP status SP reason`";
     BadStatus = "bad_status", 502, "the status is not three digits from 100 to 999";
-    UnexpectedUpgrade = "unexpected_upgrade", 502, "a 101 response to a request that asked for no upgrade";
+    UnexpectedUpgrade = "unexpected_upgrade", 502, "a 101 response to a request without an upgrade";
 
     // Limits.
     MethodTooLong = "method_too_long", 501, "the method is longer than allowed";
@@ -120,7 +121,7 @@ refusals! {
     TruncatedBody = "truncated_body", 400, "the connection ended before the body did";
 
     // Writing.
-    /// The caller gave a name or value that cannot be written without changing the message's structure.
+    /// The caller passed a name or value that would change the structure of the message.
     UnwritableField = "unwritable_field", 400, "a field to be written has an invalid name or value, or is reserved for framing";
     UnwritableLine = "unwritable_line", 400, "a method, target or reason to be written contains an invalid byte";
 }

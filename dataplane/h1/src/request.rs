@@ -1,40 +1,44 @@
-//! Request heads: parsing and strict checks (RFC 9112 §3, §6), and a view of the parts over the caller's buffer. No IO, no copies.
+//! Request heads: parsing, strict checks (RFC 9112 §3, §6), and a view of the parts over the caller's buffer. It does no IO and copies
+//! nothing. Start with [`RequestHead::parse`].
 
-use crate::framing::{Facts, Framing, Version, decide_facts, decide_keep_alive, is_http_upgrade};
-use crate::limits::Limits;
-use crate::name::Name;
-use crate::refusal::Refusal;
-use crate::scan::{Progress, RequestLine, look_at_request};
-use crate::table::{Fields, Span, Table};
-use crate::target::{Parts, TargetForm, decide_parts, same_authority, split_authority};
+use crate::field_table::{FieldTable, HeaderFields, Span};
+use crate::framing::{EqualLengths, Framing, FramingFields, HttpVersion, decide_facts, decide_keep_alive, is_http_upgrade};
+use crate::limits::MessageLimits;
+use crate::name::FieldName;
+use crate::refusal::MessageRefusal;
+use crate::scan::{RequestLine, ScanProgress, scan_request};
+use crate::target::{TargetForm, TargetParts, decide_parts, same_authority, split_authority};
 
-/// The offsets of one request head in the caller's read buffer. Keep one per connection and reuse it: it then never allocates.
+/// Offsets of one request head in the caller's read buffer. Reuse one value for all requests of a connection; it then stops allocating.
 #[derive(Debug, Clone, Default)]
 pub struct RequestHead {
-    pub(crate) table: Table,
-    progress: Progress,
+    pub(crate) table: FieldTable,
+    progress: ScanProgress,
     pub(crate) line: RequestLine,
-    pub(crate) parts: Parts,
-    pub(crate) facts: Facts,
+    pub(crate) parts: TargetParts,
+    pub(crate) facts: FramingFields,
     framing: Framing,
     upgrade: Option<Span>,
     len: usize,
 }
 
 impl RequestHead {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> RequestHead {
         RequestHead::default()
     }
 
-    /// Parses the head at the start of `buf`. `Ok(Some(len))`: whole, the body begins at `len`. `Ok(None)`: read more, then call
-    /// again with the longer buffer. A refusal is final; it may come late (when the head ends) but never differs for it.
+    /// Parses the head at the start of `buf`. `Ok(Some(len))` means that the head is complete and the body begins at `len`. `Ok(None)`
+    /// means that more bytes are needed: call again with the longer buffer. After a complete head the next call starts with a new head, so
+    /// one value serves all requests of a connection.
     ///
-    /// After a whole head the next call starts afresh, so one value serves all requests of a connection.
-    pub fn parse(&mut self, buf: &[u8], limits: &Limits) -> Result<Option<usize>, Refusal> {
-        let looked = look_at_request(buf, limits, &mut self.progress, &mut self.table);
+    /// # Errors
+    /// Returns the first fault of the head. A refusal is final. It may be returned only when the head ends, but its reason does not depend
+    /// on how the bytes arrived.
+    pub fn parse(&mut self, buf: &[u8], limits: &MessageLimits) -> Result<Option<usize>, MessageRefusal> {
+        let looked = scan_request(buf, limits, &mut self.progress, &mut self.table);
         if !matches!(looked, Ok(None)) {
-            self.progress = Progress::default();
+            self.progress = ScanProgress::default();
         }
         let Some((len, line)) = looked? else { return Ok(None) };
         self.len = len;
@@ -43,16 +47,17 @@ impl RequestHead {
         Ok(Some(len))
     }
 
-    /// The rules that need the whole head.
-    fn settle(&mut self, buf: &[u8]) -> Result<(), Refusal> {
+    /// Applies the rules that need the complete head.
+    fn settle(&mut self, buf: &[u8]) -> Result<(), MessageRefusal> {
         let (method, target) = (self.line.method.of(buf), self.line.target.of(buf));
-        let version = Version::of_minor(self.line.minor);
+        let version = HttpVersion::of_minor(self.line.minor);
         self.parts = decide_parts(method, target)?;
-        self.facts = decide_facts(Fields { table: &self.table, buf })?;
+        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, EqualLengths::Refused)?;
         decide_host(&self.parts, self.facts.host.map(|span| span.of(buf)), version, target)?;
         self.framing = decide_framing(method, version, &self.facts)?;
+        // Any other Upgrade field is ignored, which RFC 9110 §7.8 allows.
         self.upgrade = self.facts.upgrade.filter(|span| {
-            version == Version::Http11
+            version == HttpVersion::Http11
                 && self.facts.upgrade_option
                 && matches!(self.framing, Framing::None | Framing::Length(0))
                 && !is_http_upgrade(span.of(buf))
@@ -60,21 +65,21 @@ impl RequestHead {
         Ok(())
     }
 
-    /// The parsed head over the same bytes that were given to [`RequestHead::parse`].
+    /// Returns a view of the parsed head. `buf` must begin with the bytes that were given to [`RequestHead::parse`].
     #[inline]
     pub fn view<'a>(&'a self, buf: &'a [u8]) -> RequestView<'a> {
         RequestView { head: self, buf }
     }
 }
 
-fn decide_host(parts: &Parts, host: Option<&[u8]>, version: Version, target: &[u8]) -> Result<(), Refusal> {
+fn decide_host(parts: &TargetParts, host: Option<&[u8]>, version: HttpVersion, target: &[u8]) -> Result<(), MessageRefusal> {
     match host {
-        None if version == Version::Http11 => return Err(Refusal::MissingHost),
+        None if version == HttpVersion::Http11 => return Err(MessageRefusal::MissingHost),
         None => return Ok(()),
-        Some(host) if split_authority(host).is_none() => return Err(Refusal::BadHost),
+        Some(host) if split_authority(host).is_none() => return Err(MessageRefusal::BadHost),
         Some(host) => match parts.authority {
             Some(authority) if !same_authority(host, authority.of(target), parts.default_port) => {
-                return Err(Refusal::HostMismatch);
+                return Err(MessageRefusal::HostMismatch);
             }
             _ => {}
         },
@@ -82,18 +87,18 @@ fn decide_host(parts: &Parts, host: Option<&[u8]>, version: Version, target: &[u
     Ok(())
 }
 
-fn decide_framing(method: &[u8], version: Version, facts: &Facts) -> Result<Framing, Refusal> {
+fn decide_framing(method: &[u8], version: HttpVersion, facts: &FramingFields) -> Result<Framing, MessageRefusal> {
     let framing = match (facts.chunked, facts.length) {
-        (true, _) if version == Version::Http10 => return Err(Refusal::TransferEncodingInHttp10),
+        (true, _) if version == HttpVersion::Http10 => return Err(MessageRefusal::TransferEncodingInHttp10),
         (true, _) => Framing::Chunked,
         (false, Some(n)) => Framing::Length(n),
         (false, None) => Framing::None,
     };
     let has_body = !matches!(framing, Framing::None | Framing::Length(0));
-    if has_body && matches!(method, b"CONNECT" | b"TRACE") { Err(Refusal::BodyForbidden) } else { Ok(framing) }
+    if has_body && matches!(method, b"CONNECT" | b"TRACE") { Err(MessageRefusal::BodyForbidden) } else { Ok(framing) }
 }
 
-/// A request head with its bytes. Cheap to copy.
+/// Request head together with its bytes. A copy is cheap.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestView<'a> {
     pub(crate) head: &'a RequestHead,
@@ -101,27 +106,27 @@ pub struct RequestView<'a> {
 }
 
 impl<'a> RequestView<'a> {
-    /// The method, case kept.
+    /// Returns the method in the case in which it was sent.
     pub fn method(&self) -> &'a [u8] {
         self.head.line.method.of(self.buf)
     }
 
-    /// HTTP/1.0 or 1.1.
-    pub fn version(&self) -> Version {
-        Version::of_minor(self.head.line.minor)
+    /// Returns the version: HTTP/1.0 or HTTP/1.1.
+    pub fn version(&self) -> HttpVersion {
+        HttpVersion::of_minor(self.head.line.minor)
     }
 
-    /// The target as sent.
+    /// Returns the request target as sent.
     pub fn target(&self) -> &'a [u8] {
         self.head.line.target.of(self.buf)
     }
 
-    /// The target's form.
+    /// Returns the form of the request target.
     pub fn form(&self) -> TargetForm {
         self.head.parts.form
     }
 
-    /// The path without query, as sent: `/` if the target had none, `*` for `OPTIONS *`, empty for CONNECT.
+    /// Returns the path as sent, without the query: `/` if the target has none, `*` for `OPTIONS *`, empty for CONNECT.
     pub fn path(&self) -> &'a [u8] {
         match (self.head.parts.form, self.head.parts.path.of(self.target())) {
             (TargetForm::Absolute, b"") if self.method() == b"OPTIONS" && self.head.parts.query.is_none() => b"*",
@@ -130,12 +135,13 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// The query without its `?`.
+    /// Returns the query without its `?`.
     pub fn query(&self) -> Option<&'a [u8]> {
         self.head.parts.query.map(|span| span.of(self.target()))
     }
 
-    /// The authority asked for: the target's, else the Host field; empty only for HTTP/1.0 without either. Valid `host[:port]`.
+    /// Returns the authority that the client requests: the target's, else the Host field's. It is a valid `host[:port]`, and empty only for
+    /// HTTP/1.0 without either.
     pub fn authority(&self) -> &'a [u8] {
         match self.head.parts.authority {
             Some(span) => span.of(self.target()),
@@ -143,52 +149,52 @@ impl<'a> RequestView<'a> {
         }
     }
 
-    /// The fields.
+    /// Returns the fields of the head.
     #[inline]
-    pub fn fields(&self) -> Fields<'a> {
-        Fields { table: &self.head.table, buf: self.buf }
+    pub fn fields(&self) -> HeaderFields<'a> {
+        HeaderFields { table: &self.head.table, buf: self.buf }
     }
 
-    /// The first value of a known field.
+    /// Returns the first value of a known field.
     #[inline]
-    pub fn get(&self, name: Name) -> Option<&'a [u8]> {
+    pub fn get(&self, name: FieldName) -> Option<&'a [u8]> {
         self.fields().get(name)
     }
 
-    /// How the body is framed; give it to [`crate::BodyReader::new`].
+    /// Returns the framing of the body, for [`crate::BodyReader::new`].
     pub fn framing(&self) -> Framing {
         self.head.framing
     }
 
-    /// True if the client will keep the connection after the response.
+    /// Returns true if the client keeps the connection after the response.
     pub fn keep_alive(&self) -> bool {
         decide_keep_alive(self.version(), &self.head.facts)
     }
 
-    /// True if the client waits for `100 Continue` before it sends the body. Never for HTTP/1.0 or without a body.
+    /// Returns true if the client waits for `100 Continue` before it sends the body. It is false for HTTP/1.0 and without a body.
     pub fn expects_continue(&self) -> bool {
         let has_body = !matches!(self.head.framing, Framing::None | Framing::Length(0));
-        self.head.facts.expects_continue && self.version() == Version::Http11 && has_body
+        self.head.facts.expects_continue && self.version() == HttpVersion::Http11 && has_body
     }
 
-    /// The protocols the client offers to switch to, if the offer may be passed on: HTTP/1.1, `Connection: upgrade`, no body, and
-    /// not to another HTTP version. Any other Upgrade field counts as absent (RFC 9110 §7.8 lets a server ignore it).
+    /// Returns the protocols to which the client offers to switch, if the offer may be passed on: HTTP/1.1, `Connection: upgrade`, no body,
+    /// and no other HTTP version. Any other Upgrade field counts as absent (RFC 9110 §7.8 lets a server ignore it).
     pub fn upgrade(&self) -> Option<&'a [u8]> {
         self.head.upgrade.map(|span| span.of(self.buf))
     }
 
-    /// True if TE lists `trailers`.
+    /// Returns true if TE lists `trailers`.
     pub fn accepts_trailers(&self) -> bool {
         self.head.facts.te_trailers
     }
 
-    /// Bytes of the head, its empty line included.
+    /// Returns the length of the head in bytes, its empty line included.
     pub fn head_len(&self) -> usize {
         self.head.len
     }
 
-    /// The fields that concern the next hop too: those a proxy passes on, in order (RFC 9110 §7.6.1), Host and Content-Length included.
-    pub fn end_to_end(&self) -> impl Iterator<Item = crate::Field<'a>> + use<'a> {
+    /// Iterates in order over the fields that a proxy passes to the next hop (RFC 9110 §7.6.1), Host and Content-Length included.
+    pub fn end_to_end(&self) -> impl Iterator<Item = crate::HeaderField<'a>> + use<'a> {
         crate::hop::end_to_end(self.fields(), self.head.facts.nominates)
     }
 }

@@ -1,77 +1,81 @@
-//! Response heads: parsing and strict checks (RFC 9112 §4, §6.3), and a view of the parts over the caller's buffer. No IO, no copies.
+//! Response heads: parsing, checks (RFC 9112 §4, §6.3), and a view of the parts over the caller's buffer. Unlike requests, responses may
+//! end lines in LF alone and repeat equal lengths. It does no IO and copies nothing. Start with [`ResponseHead::parse`].
 
-use crate::framing::{Facts, Framing, Version, decide_facts, decide_keep_alive};
-use crate::limits::Limits;
-use crate::name::Name;
-use crate::refusal::Refusal;
-use crate::scan::{Progress, StatusLine, look_at_response};
-use crate::table::{Fields, Table};
+use crate::field_table::{FieldTable, HeaderFields};
+use crate::framing::{EqualLengths, Framing, FramingFields, HttpVersion, decide_facts, decide_keep_alive};
+use crate::limits::MessageLimits;
+use crate::name::FieldName;
+use crate::refusal::MessageRefusal;
+use crate::scan::{ScanProgress, StatusLine, scan_response};
 
-/// What the request was, as far as the response's framing depends on it.
+/// Kind of the request, as far as the framing of its response depends on it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Asked {
+pub enum RequestKind {
     #[default]
     Ordinary,
     Head,
     Connect,
-    /// An upgrade was offered: 101 is allowed.
+    /// The request offered an upgrade, so 101 is allowed.
     Upgrade,
 }
 
-/// The offsets of one response head in the caller's read buffer. Keep one per connection and reuse it.
+/// Offsets of one response head in the caller's read buffer. Reuse one value for all responses of a connection.
 #[derive(Debug, Clone, Default)]
 pub struct ResponseHead {
-    pub(crate) table: Table,
-    progress: Progress,
+    pub(crate) table: FieldTable,
+    progress: ScanProgress,
     pub(crate) line: StatusLine,
-    pub(crate) facts: Facts,
+    pub(crate) facts: FramingFields,
     framing: Framing,
-    pub(crate) asked: Asked,
+    pub(crate) asked: RequestKind,
     len: usize,
 }
 
 impl ResponseHead {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> ResponseHead {
         ResponseHead::default()
     }
 
-    /// Parses the head at the start of `buf`; see [`crate::RequestHead::parse`]. Interim responses (100, 103 …) come as heads of
-    /// their own with [`Framing::None`]; parse again after them with the same `asked`.
-    pub fn parse(&mut self, buf: &[u8], limits: &Limits, asked: Asked) -> Result<Option<usize>, Refusal> {
-        let looked = look_at_response(buf, limits, &mut self.progress, &mut self.table);
+    /// Parses the head at the start of `buf`, with the results of [`crate::RequestHead::parse`]. Interim responses (100, 103 …) are heads
+    /// of their own with [`Framing::None`]: parse again after them with the same `asked`.
+    ///
+    /// # Errors
+    /// Returns the first fault of the head, as [`crate::RequestHead::parse`] does.
+    pub fn parse(&mut self, buf: &[u8], limits: &MessageLimits, asked: RequestKind) -> Result<Option<usize>, MessageRefusal> {
+        let looked = scan_response(buf, limits, &mut self.progress, &mut self.table);
         if !matches!(looked, Ok(None)) {
-            self.progress = Progress::default();
+            self.progress = ScanProgress::default();
         }
         let Some((len, line)) = looked? else { return Ok(None) };
         self.len = len;
         self.line = line;
         self.asked = asked;
-        self.facts = decide_facts(Fields { table: &self.table, buf })?;
-        self.framing = decide_framing(line.status, Version::of_minor(line.minor), asked, &self.facts)?;
+        self.facts = decide_facts(HeaderFields { table: &self.table, buf }, EqualLengths::Folded)?;
+        self.framing = decide_framing(line.status, HttpVersion::of_minor(line.minor), asked, &self.facts)?;
         Ok(Some(len))
     }
 
-    /// The parsed head over the same bytes that were given to [`ResponseHead::parse`].
+    /// Returns a view of the parsed head. `buf` must begin with the bytes that were given to [`ResponseHead::parse`].
     #[inline]
     pub fn view<'a>(&'a self, buf: &'a [u8]) -> ResponseView<'a> {
         ResponseView { head: self, buf }
     }
 }
 
-/// RFC 9112 §6.3, the response part, with refusals where two readers could differ.
-fn decide_framing(status: u16, version: Version, asked: Asked, facts: &Facts) -> Result<Framing, Refusal> {
-    if facts.chunked && version == Version::Http10 {
-        return Err(Refusal::TransferEncodingInHttp10);
+/// Applies RFC 9112 §6.3 to responses. It refuses a message that two readers could frame differently.
+fn decide_framing(status: u16, version: HttpVersion, asked: RequestKind, facts: &FramingFields) -> Result<Framing, MessageRefusal> {
+    if facts.chunked && version == HttpVersion::Http10 {
+        return Err(MessageRefusal::TransferEncodingInHttp10);
     }
     match status {
-        101 if asked != Asked::Upgrade => return Err(Refusal::UnexpectedUpgrade),
-        101 if facts.upgrade.is_none() => return Err(Refusal::BadUpgrade),
-        100..=199 | 204 if facts.chunked || facts.length.is_some_and(|n| n > 0) => return Err(Refusal::BodyForbidden),
+        101 if asked != RequestKind::Upgrade => return Err(MessageRefusal::UnexpectedUpgrade),
+        101 if facts.upgrade.is_none() => return Err(MessageRefusal::BadUpgrade),
+        100..=199 | 204 if facts.chunked || facts.length.is_some_and(|n| n > 0) => return Err(MessageRefusal::BodyForbidden),
         100..=199 | 204 | 304 => return Ok(Framing::None),
-        // RFC 9110 §9.3.6: the fields of a 2xx answer to CONNECT mean nothing.
-        200..=299 if asked == Asked::Connect => return Ok(Framing::None),
-        _ if asked == Asked::Head => return Ok(Framing::None),
+        // RFC 9110 §9.3.6: the framing fields of a 2xx response to CONNECT have no meaning.
+        200..=299 if asked == RequestKind::Connect => return Ok(Framing::None),
+        _ if asked == RequestKind::Head => return Ok(Framing::None),
         _ => {}
     }
     Ok(match (facts.chunked, facts.length) {
@@ -81,7 +85,7 @@ fn decide_framing(status: u16, version: Version, asked: Asked, facts: &Facts) ->
     })
 }
 
-/// A response head with its bytes. Cheap to copy.
+/// Response head together with its bytes. A copy is cheap.
 #[derive(Debug, Clone, Copy)]
 pub struct ResponseView<'a> {
     pub(crate) head: &'a ResponseHead,
@@ -89,70 +93,70 @@ pub struct ResponseView<'a> {
 }
 
 impl<'a> ResponseView<'a> {
-    /// 100 to 999.
+    /// Returns the status, from 100 to 999.
     pub fn status(&self) -> u16 {
         self.head.line.status
     }
 
-    /// The reason phrase as sent, often empty.
+    /// Returns the reason phrase as sent; it is often empty.
     pub fn reason(&self) -> &'a [u8] {
         self.head.line.reason.of(self.buf)
     }
 
-    /// HTTP/1.0 or 1.1.
-    pub fn version(&self) -> Version {
-        Version::of_minor(self.head.line.minor)
+    /// Returns the version: HTTP/1.0 or HTTP/1.1.
+    pub fn version(&self) -> HttpVersion {
+        HttpVersion::of_minor(self.head.line.minor)
     }
 
-    /// True for 1xx but 101: a final response follows.
+    /// Returns true for a 1xx status other than 101: a final response follows.
     pub fn is_interim(&self) -> bool {
         matches!(self.status(), 100 | 102..=199)
     }
 
-    /// True for 101 and for a 2xx answer to CONNECT: the bytes after the head are no longer HTTP.
+    /// Returns true for 101 and for a 2xx response to CONNECT: the bytes after the head are no longer HTTP.
     pub fn is_tunnel(&self) -> bool {
-        self.status() == 101 || (self.head.asked == Asked::Connect && matches!(self.status(), 200..=299))
+        self.status() == 101 || (self.head.asked == RequestKind::Connect && matches!(self.status(), 200..=299))
     }
 
-    /// The fields.
+    /// Returns the fields of the head.
     #[inline]
-    pub fn fields(&self) -> Fields<'a> {
-        Fields { table: &self.head.table, buf: self.buf }
+    pub fn fields(&self) -> HeaderFields<'a> {
+        HeaderFields { table: &self.head.table, buf: self.buf }
     }
 
-    /// The first value of a known field.
+    /// Returns the first value of a known field.
     #[inline]
-    pub fn get(&self, name: Name) -> Option<&'a [u8]> {
+    pub fn get(&self, name: FieldName) -> Option<&'a [u8]> {
         self.fields().get(name)
     }
 
-    /// How the body is framed; give it to [`crate::BodyReader::new`].
+    /// Returns the framing of the body, for [`crate::BodyReader::new`].
     pub fn framing(&self) -> Framing {
         self.head.framing
     }
 
-    /// The Content-Length, which for HEAD and 304 describes a body that is not sent.
+    /// Returns the Content-Length. For HEAD and 304 it describes a body that is not sent.
     pub fn content_length(&self) -> Option<u64> {
         self.head.facts.length
     }
 
-    /// True if the upstream will keep the connection after this response's body.
+    /// Returns true if the upstream keeps the connection after the body of this response.
     pub fn keep_alive(&self) -> bool {
         decide_keep_alive(self.version(), &self.head.facts) && self.head.framing != Framing::UntilClose && !self.is_tunnel()
     }
 
-    /// The protocol switched to; `Some` only in a 101.
+    /// Returns the protocol to which a 101 response switches; `None` for any other status.
     pub fn upgrade(&self) -> Option<&'a [u8]> {
         self.head.facts.upgrade.filter(|_| self.status() == 101).map(|span| span.of(self.buf))
     }
 
-    /// Bytes of the head, its empty line included.
+    /// Returns the length of the head in bytes, its empty line included.
     pub fn head_len(&self) -> usize {
         self.head.len
     }
 
-    /// The fields that concern the next hop too; see [`crate::RequestView::end_to_end`].
-    pub fn end_to_end(&self) -> impl Iterator<Item = crate::Field<'a>> + use<'a> {
+    /// Iterates over the fields that a proxy passes to the next hop; see [`crate::RequestView::end_to_end`].
+    pub fn end_to_end(&self) -> impl Iterator<Item = crate::HeaderField<'a>> + use<'a> {
         crate::hop::end_to_end(self.fields(), self.head.facts.nominates)
     }
 }

@@ -1,6 +1,6 @@
-//! Reason phrases of the registered status codes (RFC 9110 §15 and the IANA registry). For people only; no rule reads them.
+//! Reason phrases of the registered status codes (RFC 9110 §15 and the IANA registry). They are for humans; no rule reads them.
 
-/// The phrase, empty if the status is not registered.
+/// Returns the reason phrase; empty if the status is not registered.
 pub fn reason_of(status: u16) -> &'static str {
     match status {
         100 => "Continue",

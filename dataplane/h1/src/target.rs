@@ -1,12 +1,13 @@
-//! Request targets (RFC 9112 §3.2) and authorities (RFC 3986 §3.2): which form, which parts, valid or not. No routing, no decoding.
+//! Request targets (RFC 9112 §3.2) and authorities (RFC 3986 §3.2): determines the form and the parts, and checks them. It neither routes
+//! nor decodes.
 
 use std::net::Ipv6Addr;
 
 use crate::bytes::{is_host_byte, is_target};
-use crate::refusal::Refusal;
-use crate::table::Span;
+use crate::field_table::Span;
+use crate::refusal::MessageRefusal;
 
-/// The four forms of a request target.
+/// Form of a request target (RFC 9112 §3.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TargetForm {
     /// `/path?query`.
@@ -20,74 +21,75 @@ pub enum TargetForm {
     Asterisk,
 }
 
-/// The parts of a target, as spans of the target itself.
+/// Parts of a request target, as spans of the target itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Parts {
+pub(crate) struct TargetParts {
     pub(crate) form: TargetForm,
-    /// Empty in absolute form without path, and in authority form.
+    /// Path without query. Empty in authority form, and in absolute form without a path.
     pub(crate) path: Span,
     pub(crate) query: Option<Span>,
     pub(crate) authority: Option<Span>,
-    /// The port that an absolute target means when it names none.
+    /// Port that an absolute target implies if it names none.
     pub(crate) default_port: u16,
 }
 
-/// Splits a target. `Err` names why it is none.
-pub(crate) fn decide_parts(method: &[u8], target: &[u8]) -> Result<Parts, Refusal> {
+/// Splits a target into its parts. The refusal says why it is not a valid target.
+pub(crate) fn decide_parts(method: &[u8], target: &[u8]) -> Result<TargetParts, MessageRefusal> {
     if !is_target(target) {
-        return Err(Refusal::BadTarget);
+        return Err(MessageRefusal::BadTarget);
     }
     if method == b"CONNECT" {
         return match split_authority(target) {
             Some((_, Some(_))) => {
-                Ok(Parts { form: TargetForm::Authority, authority: Some(Span::new(0, target.len())), ..Parts::default() })
+                Ok(TargetParts { form: TargetForm::Authority, authority: Some(Span::new(0, target.len())), ..TargetParts::default() })
             }
-            _ => Err(Refusal::BadConnectTarget),
+            _ => Err(MessageRefusal::BadConnectTarget),
         };
     }
     match target {
-        [b'/', ..] => Ok(split_path(target, 0, Parts::default())),
-        b"*" if method == b"OPTIONS" => Ok(Parts { form: TargetForm::Asterisk, path: Span::new(0, 1), ..Parts::default() }),
-        b"*" => Err(Refusal::AsteriskFormTarget),
+        [b'/', ..] => Ok(split_path(target, 0, TargetParts::default())),
+        b"*" if method == b"OPTIONS" => Ok(TargetParts { form: TargetForm::Asterisk, path: Span::new(0, 1), ..TargetParts::default() }),
+        b"*" => Err(MessageRefusal::AsteriskFormTarget),
         _ => decide_absolute(target),
     }
 }
 
-fn decide_absolute(target: &[u8]) -> Result<Parts, Refusal> {
+fn decide_absolute(target: &[u8]) -> Result<TargetParts, MessageRefusal> {
     let Some(colon) = target.iter().position(|&b| b == b':') else {
-        return Err(Refusal::BadTarget);
+        return Err(MessageRefusal::BadTarget);
     };
     let (scheme, rest) = (&target[..colon], &target[colon + 1..]);
+    // `host:80` has a colon as well, but it is a target for CONNECT only.
     if !rest.starts_with(b"//") {
         let authority = split_authority(target).is_some();
-        return Err(if authority { Refusal::AuthorityFormTarget } else { Refusal::BadTarget });
+        return Err(if authority { MessageRefusal::AuthorityFormTarget } else { MessageRefusal::BadTarget });
     }
     let default_port = if scheme.eq_ignore_ascii_case(b"http") {
         80
     } else if scheme.eq_ignore_ascii_case(b"https") {
         443
     } else {
-        return Err(Refusal::UnsupportedScheme);
+        return Err(MessageRefusal::UnsupportedScheme);
     };
     let start = colon + 3;
     let len = target[start..].iter().position(|&b| b == b'/' || b == b'?').unwrap_or(target.len() - start);
     if split_authority(&target[start..start + len]).is_none() {
-        return Err(Refusal::BadHost);
+        return Err(MessageRefusal::BadHost);
     }
-    let parts = Parts { form: TargetForm::Absolute, authority: Some(Span::new(start, len)), default_port, ..Parts::default() };
+    let parts = TargetParts { form: TargetForm::Absolute, authority: Some(Span::new(start, len)), default_port, ..TargetParts::default() };
     Ok(split_path(target, start + len, parts))
 }
 
-fn split_path(target: &[u8], from: usize, parts: Parts) -> Parts {
+fn split_path(target: &[u8], from: usize, parts: TargetParts) -> TargetParts {
     match memchr::memchr(b'?', &target[from..]) {
-        Some(n) => Parts { path: Span::new(from, n), query: Some(Span::new(from + n + 1, target.len() - from - n - 1)), ..parts },
-        None => Parts { path: Span::new(from, target.len() - from), ..parts },
+        Some(n) => TargetParts { path: Span::new(from, n), query: Some(Span::new(from + n + 1, target.len() - from - n - 1)), ..parts },
+        None => TargetParts { path: Span::new(from, target.len() - from), ..parts },
     }
 }
 
-/// Splits `host[:port]`; `None` if it is not one. The host keeps its brackets if it is an IPv6 literal.
+/// Splits `host[:port]`. Returns `None` if the text is not one. The host keeps its brackets if it is an IPv6 literal.
 ///
-/// Stricter than RFC 3986: no user info, no percent escapes, no sub-delimiters.
+/// It is stricter than RFC 3986: it accepts no user info, no percent escapes and no sub-delimiters.
 pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
     let host_len = if authority.first() == Some(&b'[') {
         let close = memchr::memchr(b']', authority)?;
@@ -111,7 +113,7 @@ pub fn split_authority(authority: &[u8]) -> Option<(&[u8], Option<u16>)> {
     }
 }
 
-/// True if both authorities mean the same host and port; hosts are compared without case.
+/// Returns true if both authorities mean the same host and port. Hosts are compared without case.
 pub(crate) fn same_authority(a: &[u8], b: &[u8], default_port: u16) -> bool {
     match (split_authority(a), split_authority(b)) {
         (Some((host_a, port_a)), Some((host_b, port_b))) => {

@@ -1,19 +1,19 @@
-//! Properties over mutated and generated messages: no panic, no dependence on how bytes arrive, writing is the inverse of parsing,
-//! nothing is accepted that httparse refuses.
+//! Properties over mutated and generated messages. No input panics. The result does not depend on how the bytes arrive. Writing is the
+//! inverse of parsing. The codec accepts nothing that httparse refuses.
 
 use std::sync::LazyLock;
 
-use crate::receive::{Outcome, forward, receive};
+use crate::receive::{ReceiveOutcome, forward, receive};
 use canal_h1::cases::requests;
 use canal_h1::{
-    Asked, BodyPart, BodyReader, CHUNK_END, ChunkStart, Framing, LAST_CHUNK, Limits, OutHead, Outgoing, RequestHead, ResponseHead, detect,
-    write_last_chunk,
+    BodyPart, BodyReader, CHUNK_END, ChunkStart, ForwardOptions, Framing, LAST_CHUNK, MessageLimits, OutHead, RequestHead, RequestKind,
+    ResponseHead, detect, write_last_chunk,
 };
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-const LIMITS: Limits = Limits::DEFAULT;
+const LIMITS: MessageLimits = MessageLimits::DEFAULT;
 
 static SEEDS: LazyLock<Vec<Vec<u8>>> =
     LazyLock::new(|| requests().into_iter().map(|case| case.bytes.into_owned()).filter(|bytes| bytes.len() < 2000).collect());
@@ -97,7 +97,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|bytes| bytes.trim_ascii().to_vec())
 }
 
-/// Fields that mean nothing to the codec, so that they must come through as they are.
+/// Fields without a meaning to the codec, which it must forward unchanged.
 fn pairs() -> impl Strategy<Value = Vec<(Vec<u8>, Vec<u8>)>> {
     vec((token().prop_map(|name| [b"x-", &name[..]].concat()), value()), 0..8)
 }
@@ -110,9 +110,11 @@ fn framing() -> impl Strategy<Value = Framing> {
     prop_oneof![Just(Framing::None), (0..1_000_000u64).prop_map(Framing::Length), Just(Framing::Chunked)]
 }
 
-/// A piecewise reading may end undecided where the whole was refused; anything else must be equal.
-fn agree(whole: &Outcome, pieces: &Outcome) -> bool {
-    whole == pieces || (matches!(whole, Outcome::RefusedHead(_) | Outcome::RefusedBody(_)) && *pieces == Outcome::Unfinished)
+/// Compares a reading in pieces with a reading of the whole. The pieces may end undecided where the whole was refused; otherwise both must
+/// be equal.
+fn agree(whole: &ReceiveOutcome, pieces: &ReceiveOutcome) -> bool {
+    whole == pieces
+        || (matches!(whole, ReceiveOutcome::RefusedHead(_) | ReceiveOutcome::RefusedBody(_)) && *pieces == ReceiveOutcome::Unfinished)
 }
 
 proptest! {
@@ -122,7 +124,7 @@ proptest! {
     fn any_bytes_are_survived(bytes in vec(any::<u8>(), 0..300)) {
         receive(&bytes, &[]);
         detect(&bytes, &LIMITS);
-        for asked in [Asked::Ordinary, Asked::Head, Asked::Connect, Asked::Upgrade] {
+        for asked in [RequestKind::Ordinary, RequestKind::Head, RequestKind::Connect, RequestKind::Upgrade] {
             let _ = ResponseHead::new().parse(&bytes, &LIMITS, asked);
         }
         let _ = BodyReader::new(Framing::Chunked).skim(&bytes, &LIMITS);
@@ -153,7 +155,7 @@ proptest! {
     }
 
     #[test]
-    fn httparse_accepts_what_is_accepted(bytes in mutant()) {
+    fn httparse_accepts_every_accepted_message(bytes in mutant()) {
         let mut head = RequestHead::new();
         if let Ok(Some(len)) = head.parse(&bytes, &LIMITS) {
             let mut slots = [httparse::EMPTY_HEADER; 128];
@@ -177,7 +179,7 @@ proptest! {
         framing in framing(),
     ) {
         let mut out = OutHead::new();
-        let plan = Outgoing { framing, target: Some(target.as_bytes()), ..Outgoing::default() };
+        let plan = ForwardOptions { framing, target: Some(target.as_bytes()), ..ForwardOptions::default() };
         out.encode_request(&method, host.as_bytes(), borrow(&pairs), &plan)?;
         let mut sent = Vec::new();
         out.write_to(&[], &mut sent);
@@ -197,11 +199,11 @@ proptest! {
         let bodiless = matches!(status, 204 | 304);
         let framing = if bodiless { Framing::None } else { framing };
         let mut out = OutHead::new();
-        out.encode_response(status, false, borrow(&pairs), &Outgoing { framing, ..Outgoing::default() })?;
+        out.encode_response(status, false, borrow(&pairs), &ForwardOptions { framing, ..ForwardOptions::default() })?;
         let mut sent = Vec::new();
         out.write_to(&[], &mut sent);
         let mut head = ResponseHead::new();
-        prop_assert_eq!(head.parse(&sent, &LIMITS, Asked::Ordinary), Ok(Some(sent.len())));
+        prop_assert_eq!(head.parse(&sent, &LIMITS, RequestKind::Ordinary), Ok(Some(sent.len())));
         let view = head.view(&sent);
         prop_assert_eq!(view.status(), status);
         let want = if framing == Framing::None && !bodiless { Framing::UntilClose } else { framing };

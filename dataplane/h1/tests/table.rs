@@ -1,31 +1,31 @@
-//! Every case of `canal_h1::cases`, as a whole, split at every byte, and byte by byte: the verdict is always the same.
+//! Checks every case of `canal_h1::cases` as a whole, split at every byte, and byte by byte. The result must always be the same.
 
-use crate::receive::{Outcome, forward, receive};
-use canal_h1::cases::{Accepted, RequestCase, RequestWant, ResponseWant, requests, responses};
-use canal_h1::{Limits, OutHead, Outgoing, Refusal, RequestHead, ResponseHead};
+use crate::receive::{ReceiveOutcome, forward, receive};
+use canal_h1::cases::{AcceptedRequest, RequestCase, RequestWant, ResponseWant, requests, responses};
+use canal_h1::{ForwardOptions, MessageLimits, MessageRefusal, OutHead, RequestHead, ResponseHead};
 
-const LIMITS: Limits = Limits::DEFAULT;
+const LIMITS: MessageLimits = MessageLimits::DEFAULT;
 
-fn check(case: &RequestCase, outcome: &Outcome, how: &str) {
+fn check(case: &RequestCase, outcome: &ReceiveOutcome, how: &str) {
     let name = case.name;
     match (case.want, outcome) {
-        (RequestWant::Refuse(want), Outcome::RefusedHead(got)) => assert_eq!(*got, want, "{name} {how}"),
-        (RequestWant::RefuseBody(want), Outcome::RefusedBody(got)) => assert_eq!(*got, want, "{name} {how}"),
-        (RequestWant::Accept(want), Outcome::Whole { forwarded, payload, consumed, .. }) => {
+        (RequestWant::Refuse(want), ReceiveOutcome::RefusedHead(got)) => assert_eq!(*got, want, "{name} {how}"),
+        (RequestWant::RefuseBody(want), ReceiveOutcome::RefusedBody(got)) => assert_eq!(*got, want, "{name} {how}"),
+        (RequestWant::Accept(want), ReceiveOutcome::Whole { forwarded, payload, consumed, .. }) => {
             check_accepted(case, &want, (forwarded, payload, *consumed), how);
         }
         (want, got) => panic!("{name} {how}: want {want:?}, got {got:?}"),
     }
 }
 
-fn check_accepted(case: &RequestCase, want: &Accepted, (forwarded, payload, consumed): (&[u8], &[u8], usize), how: &str) {
+fn check_accepted(case: &RequestCase, want: &AcceptedRequest, (forwarded, payload, consumed): (&[u8], &[u8], usize), how: &str) {
     let name = case.name;
     if !want.forwarded.is_empty() {
         assert_eq!(String::from_utf8_lossy(forwarded), want.forwarded, "{name} {how}");
     }
     assert_eq!(String::from_utf8_lossy(payload), want.payload, "{name} {how}");
     assert_eq!(String::from_utf8_lossy(&case.bytes[consumed..]), want.rest, "{name} {how}");
-    // What goes out is accepted again, and means the same.
+    // The codec must accept its own output, with the same meaning.
     let mut again = RequestHead::new();
     assert_eq!(again.parse(forwarded, &LIMITS), Ok(Some(forwarded.len())), "{name} {how}");
     assert_eq!(again.view(forwarded).framing(), want.framing, "{name} {how}");
@@ -42,7 +42,7 @@ fn requests_whole() {
 #[test]
 fn requests_split_at_every_byte() {
     for case in requests() {
-        // The oversized ones are split near their ends only: splitting 64 KiB everywhere takes minutes.
+        // Oversized cases are split only near their ends and at every 1021st byte: splitting 64 KiB everywhere takes minutes.
         let len = case.bytes.len();
         for cut in (1..len).filter(|&cut| len < 2000 || cut < 40 || cut + 40 > len || cut % 1021 == 0) {
             check(&case, &receive(&case.bytes, &[cut]), &format!("split at {cut}"));
@@ -64,17 +64,17 @@ fn request_names_are_unique_and_every_request_refusal_is_reached() {
     assert!(cases.len() >= 150, "{}", cases.len());
     let names: std::collections::BTreeSet<_> = cases.iter().map(|case| case.name).collect();
     assert_eq!(names.len(), cases.len());
-    // Not reachable by a request: responses, truncation and writing have tests of their own; BadHead is the net below the others.
-    let elsewhere = [
-        Refusal::BadHead,
-        Refusal::BadStatusLine,
-        Refusal::BadStatus,
-        Refusal::UnexpectedUpgrade,
-        Refusal::TruncatedBody,
-        Refusal::UnwritableField,
-        Refusal::UnwritableLine,
+    // No request reaches these: responses, truncation and writing have tests of their own, and BadHead is the fallback of the others.
+    let outside_table = [
+        MessageRefusal::BadHead,
+        MessageRefusal::BadStatusLine,
+        MessageRefusal::BadStatus,
+        MessageRefusal::UnexpectedUpgrade,
+        MessageRefusal::TruncatedBody,
+        MessageRefusal::UnwritableField,
+        MessageRefusal::UnwritableLine,
     ];
-    for refusal in Refusal::ALL.iter().filter(|refusal| !elsewhere.contains(refusal)) {
+    for refusal in MessageRefusal::ALL.iter().filter(|refusal| !outside_table.contains(refusal)) {
         let reached =
             cases.iter().any(|case| matches!(case.want, RequestWant::Refuse(want) | RequestWant::RefuseBody(want) if want == *refusal));
         assert!(reached, "no case reaches {refusal:?}");
@@ -99,9 +99,9 @@ fn responses_whole_and_split() {
     }
 }
 
-type ResponseOutcome = Result<(canal_h1::Framing, bool, Vec<u8>), Refusal>;
+type ResponseOutcome = Result<(canal_h1::Framing, bool, Vec<u8>), MessageRefusal>;
 
-fn receive_response(bytes: &[u8], asked: canal_h1::Asked, cut: Option<usize>) -> ResponseOutcome {
+fn receive_response(bytes: &[u8], asked: canal_h1::RequestKind, cut: Option<usize>) -> ResponseOutcome {
     let mut head = ResponseHead::new();
     if let Some(cut) = cut {
         head.parse(&bytes[..cut], &LIMITS, asked)?;
@@ -110,7 +110,7 @@ fn receive_response(bytes: &[u8], asked: canal_h1::Asked, cut: Option<usize>) ->
     assert_eq!(len, bytes.len());
     let view = head.view(bytes);
     let mut out = OutHead::new();
-    let plan = Outgoing { framing: view.framing(), upgrade: view.upgrade(), ..Outgoing::default() };
+    let plan = ForwardOptions { framing: view.framing(), upgrade: view.upgrade(), ..ForwardOptions::default() };
     out.response(&view, &plan).expect("a head that was accepted can be forwarded");
     let mut sent = Vec::new();
     out.write_to(bytes, &mut sent);

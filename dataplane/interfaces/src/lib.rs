@@ -1,6 +1,7 @@
-//! Guards the interfaces of this host's containers that have no node proxy: reads which container is behind which interface from a file,
-//! keeps the kernel's guard in place, and counts and logs what it refuses. An edge and a node proxy both do it for their host. It decides
-//! nothing about packets; `bpf/interface_guard.bpf.c` does. Start at [`run`].
+//! Guards the interfaces of this host's containers that have no node proxy. An edge and a node proxy both run it for their host.
+//!
+//! It reads from a file which container is behind which interface, keeps the kernel's guard in place, and counts and logs refused frames.
+//! It decides nothing about packets; `bpf/interface_guard.bpf.c` does. Start at [`run`].
 
 #![forbid(unsafe_code)]
 
@@ -10,39 +11,39 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use canal_kit::drain::Watcher;
-use canal_kit::metrics::{Counters, Family, Gauges, Registry};
 use canal_model::ids::{TenantName, Vni};
 use canal_offload::interface_guard::{InterfaceBinding, InterfaceGuard, RefusedFrames};
+use canal_runtime::drain::DrainObserver;
+use canal_runtime::metrics::{CounterFamily, GaugeFamily, MetricFamily, Registry};
 
-/// Between two looks at the file of bindings and at the guarded interfaces.
+/// Time between two checks of the bindings file and of the guarded interfaces.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// A larger file of bindings is refused.
+/// Size of the bindings file, at most.
 const BYTES_MAX: u64 = 4 << 20;
 
-/// Which interfaces to guard, and where what the kernel holds is kept.
+/// The interfaces to guard, and the location of the pinned kernel objects.
 #[derive(Debug, Clone)]
 pub struct Interfaces {
-    /// File with the containers of this host that have an interface of their own; `None`: none is guarded.
+    /// File that lists the containers of this host that have an interface of their own; `None` if none is guarded.
     pub bindings: Option<PathBuf>,
-    /// A directory on a bpffs.
+    /// Directory on a bpffs for the pins.
     pub pin_dir: PathBuf,
 }
 
-/// The guard's metrics. `docs/operations/counters.md` says what each means.
+/// Metrics of the guard. `docs/operations/counters.md` describes them.
 #[derive(Clone)]
 struct InterfaceCounts {
-    frames: Counters,
-    refused: Counters,
-    interfaces: Gauges,
-    files: Counters,
+    frames: CounterFamily,
+    refused: CounterFamily,
+    interfaces: GaugeFamily,
+    files: CounterFamily,
 }
 
 impl InterfaceCounts {
     fn new(r: &Registry) -> Self {
-        let counters = |name, help, labels| r.counters(Family::new(name, help, labels));
+        let counters = |name, help, labels| r.counters(MetricFamily::new(name, help, labels));
         let interfaces =
-            Family::new("canal_interface_guard_interfaces", "Containers' interfaces, by whether they are guarded.", &["state"]);
+            MetricFamily::new("canal_interface_guard_interfaces", "Containers' interfaces, by whether they are guarded.", &["state"]);
         Self {
             frames: counters("canal_interface_guard_frames_total", "Frames of containers, by what their guard did.", &["what"]),
             refused: counters("canal_interface_guard_refused_total", "Frames that a container was refused.", &["interface", "tenant"]),
@@ -52,11 +53,11 @@ impl InterfaceCounts {
     }
 }
 
-/// A container with an interface of its own, as the file has it.
+/// A container with an interface of its own, as written in the file.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Container {
-    /// The host's side of its interface.
+struct ContainerInterface {
+    /// The host's end of the container's interface.
     interface: String,
     tenant: String,
     vni: u32,
@@ -67,10 +68,10 @@ struct Container {
 #[derive(Debug, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 struct BindingsFile {
-    containers: Vec<Container>,
+    containers: Vec<ContainerInterface>,
 }
 
-/// Why a file of interface bindings is not taken; the bindings before it stay.
+/// The reason that a bindings file is rejected. The previous bindings stay.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum BindingsError {
     #[error("the file cannot be read: {0}; fix: give --interface-bindings a file that this process may read")]
@@ -86,7 +87,7 @@ enum BindingsError {
 }
 
 impl BindingsError {
-    /// The label.
+    /// Returns the value of the label `reason`.
     fn name(&self) -> &'static str {
         match self {
             Self::Unreadable(_) => "unreadable",
@@ -97,16 +98,16 @@ impl BindingsError {
     }
 }
 
-/// What the file says, by interface: the tenant's name and the binding.
+/// The bindings by interface: the tenant's name and the binding.
 type Bindings = BTreeMap<String, (TenantName, InterfaceBinding)>;
 
-/// The bindings in a file's text. The whole file is refused for one mistake: half of it could leave a container unguarded.
+/// Parses the bindings file. One error rejects the whole file, because a part of it could leave a container unguarded.
 fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
     let file: BindingsFile = serde_json::from_slice(text).map_err(|e| BindingsError::Format(e.to_string()))?;
     let mut bindings = Bindings::new();
     let mut owners: BTreeMap<(u32, IpAddr), String> = BTreeMap::new();
     for container in file.containers {
-        let Container { interface, tenant, vni, mac, addresses } = container;
+        let ContainerInterface { interface, tenant, vni, mac, addresses } = container;
         let refuse = |what: String, fix| BindingsError::Container { interface: interface.clone(), what, fix };
         let name: TenantName = tenant.parse().map_err(|_| refuse(format!("{tenant:?} is no tenant's name"), "name the Tenant"))?;
         let vni = Vni::new(vni).map_err(|_| refuse(format!("{vni} is no VNI"), "give the Tenant's VNI, 1 to 16777215"))?;
@@ -115,6 +116,7 @@ fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
             if address.is_unspecified() || address.is_multicast() {
                 return Err(refuse(format!("{address} is no host's address"), "give the container's own addresses"));
             }
+            // Tenants may use the same addresses, so an address must be unique only within its VNI.
             if let Some(other) = owners.insert((vni.get(), address), interface.clone()) {
                 return Err(refuse(format!("{address} is bound to {other} too"), "give each of a tenant's addresses to one container"));
             }
@@ -135,7 +137,7 @@ fn decide_bindings(text: &[u8]) -> Result<Bindings, BindingsError> {
 fn read_mac(text: &str) -> Option<[u8; 6]> {
     let bytes: Option<Vec<u8>> = text.split(':').map(|part| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2)).collect();
     let mac: [u8; 6] = bytes?.try_into().ok()?;
-    // The lowest bit of the first byte is a group's; all zero is nobody's.
+    // The lowest bit of the first byte marks a group address; the all-zero address belongs to no host.
     (mac[0] & 1 == 0 && mac != [0; 6]).then_some(mac)
 }
 
@@ -147,23 +149,23 @@ fn read_file(path: &Path) -> Result<Vec<u8>, BindingsError> {
     if text.len() as u64 > BYTES_MAX { Err(BindingsError::TooLarge) } else { Ok(text) }
 }
 
-/// What was done and seen so far.
+/// State of the guard between two passes.
 struct Guarded {
     guard: Option<InterfaceGuard>,
-    /// As last read, good or not.
+    /// The file as it was last read, valid or not.
     text: Option<Result<Vec<u8>, BindingsError>>,
     bindings: Bindings,
-    /// A file was taken; before that, what an earlier agent bound stays.
+    /// A file was accepted. Before that, bindings of an earlier process stay.
     was_taken: bool,
     frames: BTreeMap<&'static str, u64>,
     refused: BTreeMap<String, u64>,
-    /// The error of the last pass, so that it is logged once.
+    /// The error of the last pass, so that a repeated error is logged once.
     error: String,
     counts: InterfaceCounts,
 }
 
 impl Guarded {
-    /// Reads the file if it changed, and puts the guard where it should be: what somebody took away comes back.
+    /// Reads the file if it changed, and restores the guard wherever it is missing.
     fn pass(&mut self, path: &Path, pin_dir: &Path) {
         let text = read_file(path);
         if self.text.as_ref() != Some(&text) {
@@ -178,12 +180,13 @@ impl Guarded {
             }
             self.text = Some(text);
         }
+        // Without a valid file, the bindings that an earlier process pinned stay.
         if !self.was_taken {
             return;
         }
         if let Err(error) = self.apply(pin_dir) {
             if self.error != error {
-                tracing::error!(error, "interface guard: interfaces could not be guarded, tried again within seconds");
+                tracing::error!(error, "interface guard: interfaces could not be guarded; retrying");
             }
             self.error = error;
         } else {
@@ -205,7 +208,7 @@ impl Guarded {
         let (frames, refused) = (guard.counts().map_err(text)?, guard.refused().map_err(text)?);
         for (what, now) in frames {
             let before = self.frames.insert(what, now).unwrap_or(0);
-            // New maps count from zero again.
+            // The counters of new maps start at zero again.
             self.counts.frames.shared(&[what]).add(now.checked_sub(before).unwrap_or(now));
         }
         refused.iter().for_each(|refused| self.show_refused(refused));
@@ -234,8 +237,8 @@ impl Guarded {
     }
 }
 
-/// Guards interfaces until the process ends; they stay guarded then. Without a file there is nothing to do.
-pub async fn run(interfaces: Interfaces, registry: Registry, end: Watcher) {
+/// Guards the interfaces until the process ends. They stay guarded after that. Without a bindings file it does nothing.
+pub async fn run(interfaces: Interfaces, registry: Registry, end: DrainObserver) {
     let counts = InterfaceCounts::new(&registry);
     let Some(path) = interfaces.bindings.clone() else { return end.forced().await };
     let mut guarded = Guarded {
@@ -256,7 +259,7 @@ pub async fn run(interfaces: Interfaces, registry: Registry, end: Watcher) {
         });
         match passed.await {
             Ok(next) => guarded = next,
-            // The process ends by it, and its supervisor starts a whole one.
+            // The pass panicked. The caller ends the process, and its supervisor starts a new one.
             Err(_) => return,
         }
         tokio::select! {
@@ -284,8 +287,8 @@ mod tests {
     }
 
     #[test]
-    fn one_mistake_refuses_the_whole_file_and_says_how_to_fix_it() {
-        for (from, to, says) in [
+    fn one_mistake_refuses_the_whole_file_with_a_fix() {
+        for (from, to, expected) in [
             ("\"beta\", \"vni\": 102", "\"alpha\", \"vni\": 101", "10.1.1.5 is bound to to-a too"),
             ("to-b", "to-a", "named twice"),
             ("00:0B", "00", "is no unicast MAC"),
@@ -300,7 +303,7 @@ mod tests {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD, "{from}");
             let error = decide_bindings(text.as_bytes()).unwrap_err().to_string();
-            assert!(error.contains(says) && error.contains("fix: "), "{from}: {error}");
+            assert!(error.contains(expected) && error.contains("fix: "), "{from}: {error}");
         }
     }
 }

@@ -1,31 +1,31 @@
-//! The edge's program (`bpf/edge.bpf.c`): loads it, keeps it on the device when this process dies, and gives its maps as typed entries.
-//! Decides nothing about what they hold. Start at [`Edge::attach`].
+//! The edge's program (`bpf/edge.bpf.c`): loads it, keeps it on the device when this process dies, and provides its maps as typed entries.
+//! Does not decide what the maps contain. Start with [`EdgeProgram::attach`].
 //!
-//! Maps are pinned, and the next process finds them with their contents; the program, whose settings are compiled in, is loaded anew
-//! and replaces the old one between two packets. So an agent may be killed and started at any time, also with other settings.
+//! The maps are pinned, and the next process finds them with their contents. The program, whose settings are constants in the object, is
+//! loaded again and replaces the old one between two packets. An agent may therefore be killed and started at any time, also with other
+//! settings.
 
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use canal_abi::tier::{
-    Address, AddressKey, EDGE_COUNTS, EdgeSettings, NodeKey, Prefix, PrefixKey, Replica, Return, Table, address_be, edge_count_name,
+    Address, AddressKey, EDGE_COUNTS, EdgeSettings, NodeKey, Prefix, PrefixKey, Replica, Return, Table, Tunnels, address_be,
+    edge_count_name,
 };
 use canal_abi::to_bytes;
 use libbpf_rs::{MapHandle, Object, ProgramInput};
 
+use crate::embedded::EmbeddedObject;
 use crate::entries::Entries;
-use crate::hook::{Direction, Hook};
 use crate::origins::sum_counter;
+use crate::tc_hook::{Direction, Hook};
 use crate::tier::{self, TierPins};
 use crate::{OffloadError, sys};
 
-/// Aligned as ELF wants it.
-#[repr(C, align(8))]
-struct Embedded<B: ?Sized>(B);
-static OBJECT: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/edge.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/edge.bpf.o")));
 
-/// The compiled object, for tests of its layout.
+/// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
     &OBJECT.0
 }
@@ -40,27 +40,29 @@ const MAPS: &[&str] = &[
     "canal_tables",
     "canal_replicas",
     "canal_hosts",
+    "canal_tunnels",
     "canal_edge_counts",
 ];
 
-/// What the program is told at load.
+/// Settings of the program, which are fixed at load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Settings {
-    /// The edge's underlay address.
+pub struct EdgeProgramSettings {
+    /// Address of the tunnel's end: the edge's underlay address, or the one that all edges of its AZ share.
     pub address: Ipv4Addr,
-    /// Source ports, and so tunnels, per replica; at least 1.
+    /// Number of source ports, and so of tunnels, to a replica that [`EdgeProgram::tunnels`] does not list; at least 1.
     pub tunnels: u16,
-    /// Whether flows share the tunnels; else each flow's hash is the source port (RFC 7348 5).
+    /// True if flows share the tunnels. Otherwise each flow's hash is its source port (RFC 7348 §5).
     pub aggregate: bool,
     /// First source port of the shared tunnels; `tunnel_port + tunnels` is at most 65536.
     pub tunnel_port: u16,
-    /// Bytes: the largest inner packet, with its IP header, that goes into the tier. Larger ones are answered by ICMP. At least 1280.
+    /// Size in bytes of the largest inner packet, with its IP header, that enters the tier; at least 1280. Larger packets are answered by
+    /// ICMP.
     pub mtu: u32,
 }
 
-impl Settings {
+impl EdgeProgramSettings {
     fn plain(&self) -> EdgeSettings {
-        // What the program cannot take is brought to what it can: it never divides by zero and never wraps a port.
+        // Values that the program cannot handle are clamped: it must never divide by zero or wrap a port.
         let tunnels = u32::from(self.tunnels).clamp(1, 65_536 - u32::from(self.tunnel_port));
         EdgeSettings {
             address_be: address_be(self.address),
@@ -72,21 +74,22 @@ impl Settings {
     }
 }
 
-/// How to load and where to attach.
+/// Options for loading and attaching the program.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// Path of a network namespace; `None`: this thread's.
+pub struct EdgeOptions {
+    /// Path of a network namespace; `None` stands for this thread's.
     pub netns: Option<PathBuf>,
-    /// The edge's only device.
+    /// Name of the edge's only device.
     pub device: String,
-    /// Where to keep maps; `None`: they go with the last program that uses them, and a new process starts with empty ones.
+    /// Directory of the maps' pins. With `None` the maps end with the last program that uses them, and a new process starts with empty
+    /// ones.
     pub pin_dir: Option<PathBuf>,
-    pub settings: Settings,
+    pub settings: EdgeProgramSettings,
 }
 
-/// The loaded program and its maps. Dropping it changes nothing on the device.
+/// Loaded program with its maps. Dropping it changes nothing on the device.
 #[derive(Debug)]
-pub struct Edge {
+pub struct EdgeProgram {
     object: Object,
     hook: Option<Hook>,
     pins: Option<TierPins>,
@@ -98,38 +101,47 @@ pub struct Edge {
     tables: Entries<u32, Table>,
     replicas: Entries<u32, Replica>,
     hosts: Entries<u32, u32>,
+    tunnels: Entries<u32, Tunnels>,
     counts: MapHandle,
 }
 
-/// How a device received the frame of an [`Edge::trial_as`].
+/// Properties of the frame of an [`EdgeProgram::test_run_as`], as if a device had received it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Received {
-    /// Bytes of payload of each of the segments that make up the packet (GSO); 0: it is one packet.
+pub struct TestFrameOptions {
+    /// Bytes of payload in each segment of the packet (GSO); 0 means that it is a single packet.
     pub segment: u16,
-    /// Whether the device summed the packet up (CHECKSUM_COMPLETE): the kernel verifies that the program kept the sum true.
+    /// True if the device calculated the packet's sum (CHECKSUM_COMPLETE). The kernel then verifies that the program kept the sum correct.
     pub is_summed: bool,
 }
 
-/// What the program made of one frame.
+/// Result of running the program over one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trial {
-    /// `TC_ACT_*`: 0 to the host's stack, 2 dropped, 7 sent.
+pub struct EdgeTestRun {
+    /// Verdict as `TC_ACT_*`: 0 is delivery to the host's stack, 2 is a drop, 7 is a redirect to a device.
     pub verdict: u32,
-    /// The frame as it would leave.
+    /// Frame in the form in which it would leave.
     pub frame: Vec<u8>,
 }
 
-impl Edge {
-    /// Loads the program, takes over pinned maps, and puts it on the device's ingress, where it replaces an earlier one without a gap.
-    pub fn attach(options: &Options) -> Result<Self, OffloadError> {
+impl EdgeProgram {
+    /// Loads the program, adopts pinned maps, and attaches the program to the device's ingress, where it replaces an earlier one without a
+    /// gap.
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used, or if the kernel refuses the program or its attachment.
+    pub fn attach(options: &EdgeOptions) -> Result<Self, OffloadError> {
         let mut edge = Self::load(&options.settings, options.pin_dir.as_deref())?;
         edge.go_live(options.netns.as_deref(), &options.device)?;
         Ok(edge)
     }
 
-    /// Loads without attaching, so that new maps can be filled before [`Edge::go_live`].
-    pub fn load(settings: &Settings, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
+    /// Loads the program without attaching it, so that new maps can be filled before [`EdgeProgram::go_live`].
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used or the kernel refuses the program.
+    pub fn load(settings: &EdgeProgramSettings, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
         let pins = pin_dir.map(|d| TierPins::open(d, "edge")).transpose()?;
+        // Loading replaces pinned maps that do not fit, so the pins are compared before and after.
         let found = pins.as_ref().and_then(TierPins::found);
         let object = tier::load("bpf/edge.bpf.c", object_bytes(), MAPS, pins.as_ref(), Some((SETTINGS, to_bytes(&settings.plain()))))?;
         let adopted = found.is_some() && pins.as_ref().and_then(TierPins::found) == found;
@@ -145,12 +157,16 @@ impl Edge {
             tables: Entries::of(&object, "canal_tables")?,
             replicas: Entries::of(&object, "canal_replicas")?,
             hosts: Entries::of(&object, "canal_hosts")?,
+            tunnels: Entries::of(&object, "canal_tunnels")?,
             counts,
             object,
         })
     }
 
-    /// Puts the loaded program on `device`, in the place of an earlier process's. Maps of other versions are let go.
+    /// Attaches the loaded program to `device`, where it replaces that of an earlier process. Removes the maps of other versions.
+    ///
+    /// # Errors
+    /// Fails if the program cannot be attached to the device.
     pub fn go_live(&mut self, netns: Option<&Path>, device: &str) -> Result<(), OffloadError> {
         let hook = Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction: Direction::Ingress };
         hook.attach(tier::program(&self.object, PROGRAM)?.as_fd())?;
@@ -161,7 +177,10 @@ impl Edge {
         Ok(())
     }
 
-    /// Takes the program off the device and removes the pins: the edge forwards nothing any more.
+    /// Detaches the program and removes the pins: the edge forwards nothing any more.
+    ///
+    /// # Errors
+    /// Fails if the program cannot be detached or a pin cannot be removed.
     pub fn remove(self) -> Result<(), OffloadError> {
         if let Some(hook) = &self.hook {
             hook.detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
@@ -169,76 +188,96 @@ impl Edge {
         self.pins.map_or(Ok(()), |p| p.remove())
     }
 
-    /// Whether the maps are an earlier process's, with their contents.
+    /// Returns true if the maps are those of an earlier process, with their contents.
     pub fn is_adopted(&self) -> bool {
         self.adopted
     }
 
-    /// Whether maps outlive this process: they are pinned, and not only in a mount that goes with this process's own mount namespace.
+    /// Returns true if the maps outlive this process: they are pinned, and not only in a mount that ends with this process's own mount
+    /// namespace.
     pub fn is_durable(&self) -> bool {
         self.pins.as_ref().is_some_and(TierPins::is_durable)
     }
 
-    /// Whether this process's program is the one on the device (somebody may have flushed the device's filters).
+    /// Returns true if this process's program is on the device. Another process may have flushed the device's filters.
     pub fn is_attached(&self) -> bool {
         let Ok(program) = tier::program(&self.object, PROGRAM) else { return false };
         let own = sys::program_id(program.as_fd()).ok();
         own.is_some() && self.hook.as_ref().and_then(|h| h.program_id(program.as_fd())) == own
     }
 
-    /// Gateway addresses of this edge's AZ, by tenant, and their services.
+    /// Returns the map of the gateway addresses of this edge's AZ, by tenant, to their services.
     pub fn addresses(&self) -> &Entries<AddressKey, Address> {
         &self.addresses
     }
 
-    /// By service ID: the tenant and the addresses that answers carry.
+    /// Returns the map from a service ID to the tenant and to the source addresses of the service's packets to that tenant.
     pub fn returns(&self) -> &Entries<u32, Return> {
         &self.returns
     }
 
-    /// Which node has a tenant's pod address.
+    /// Returns the map from a tenant's pod addresses to the node that has them.
     pub fn prefixes(&self) -> &Entries<PrefixKey, Prefix> {
         &self.prefixes
     }
 
-    /// Who may send with a tenant's VNI; the value is always 1.
+    /// Returns the set of nodes that may send with a tenant's VNI; the value is always 1.
     pub fn nodes(&self) -> &Entries<NodeKey, u32> {
         &self.nodes
     }
 
-    /// Bucket tables by service ID.
+    /// Returns the bucket tables by service ID.
     pub fn tables(&self) -> &Entries<u32, Table> {
         &self.tables
     }
 
-    /// Replicas by number; an array, so that removing one empties its slot.
+    /// Returns the replicas by number. The map is an array, so removing a replica empties its slot.
     pub fn replicas(&self) -> &Entries<u32, Replica> {
         &self.replicas
     }
 
-    /// Edges and replicas by underlay address as [`address_be`] gives it; the value is a replica's number, or 0.
+    /// Returns the underlay addresses of edges and replicas, in the form of [`address_be`]. The value is a replica's number, or 0.
     pub fn hosts(&self) -> &Entries<u32, u32> {
         &self.hosts
     }
 
-    /// Every counter's name and its count since the maps were made.
+    /// Returns the source ports towards each replica, by its underlay address in the form of [`address_be`]. A replica that is not listed
+    /// gets those of the settings.
+    pub fn tunnels(&self) -> &Entries<u32, Tunnels> {
+        &self.tunnels
+    }
+
+    /// Returns every counter's name and its count since the maps were created.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
         EDGE_COUNTS.into_iter().map(|c| Ok((edge_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
     }
 
-    /// How many instructions the verifier walked: the budget that a test holds.
+    /// Returns the number of instructions that the verifier walked, which a test compares with a budget.
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no information about the program.
     pub fn verified_insns(&self) -> Result<u32, OffloadError> {
         tier::verified_insns(&self.object, "bpf/edge.bpf.c", PROGRAM)
     }
 
-    /// Runs the program over one frame, without a device; counters count it. For tests and for the question "why is this dropped".
-    pub fn trial(&self, frame: &[u8]) -> Result<Trial, OffloadError> {
-        self.trial_as(frame, &Received::default())
+    /// Runs the program over one frame, without a device; the counters count the frame. It is for tests and for finding out why a frame is
+    /// dropped.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot run the program.
+    pub fn test_run(&self, frame: &[u8]) -> Result<EdgeTestRun, OffloadError> {
+        self.test_run_as(frame, &TestFrameOptions::default())
     }
 
-    /// The same over a frame as a device would have received it. Errors: [`OffloadError::Trial`], also if the program made a sum false
-    /// that the device had reported.
-    pub fn trial_as(&self, frame: &[u8], received: &Received) -> Result<Trial, OffloadError> {
+    /// Runs the program over a frame with the properties that `received` describes.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Trial`] if the kernel cannot run the program, or if the program invalidated a sum that the device had
+    /// reported.
+    pub fn test_run_as(&self, frame: &[u8], received: &TestFrameOptions) -> Result<EdgeTestRun, OffloadError> {
         let mut out = vec![0; frame.len() + 256];
         let mut context = tier::context(received.segment);
         let input = ProgramInput {
@@ -251,14 +290,17 @@ impl Edge {
         let program = tier::program(&self.object, PROGRAM)?;
         let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
         let frame = ran.data.map(|d| d.to_vec()).unwrap_or_default();
-        Ok(Trial { verdict: ran.return_value, frame })
+        Ok(EdgeTestRun { verdict: ran.return_value, frame })
     }
 }
 
-/// Removes what an earlier process left: the program on the device, and the pins. Nothing there is fine.
+/// Removes what an earlier process left: the program on the device, and the pins. It is no error if there is nothing.
+///
+/// # Errors
+/// Fails if the program cannot be detached or a pin cannot be removed.
 pub fn remove(netns: Option<&Path>, device: &str, pin_dir: Option<&Path>) -> Result<(), OffloadError> {
     let hook = Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction: Direction::Ingress };
-    // Any descriptor does: detaching names the filter, not the program.
+    // Any descriptor will do: detaching names the filter, not the program.
     let any = std::fs::File::open("/dev/null").map_err(|source| OffloadError::Netns { netns: "/dev/null".into(), source })?;
     hook.detach(any.as_fd())?;
     match pin_dir {

@@ -1,6 +1,7 @@
-//! A BPF map as typed keys and values: put, remove, list, and make it hold exactly what is wanted. Decides nothing about contents.
+//! BPF map with typed keys and values: writes, removes and lists elements, and makes a map equal to a desired state. It does not decide
+//! about contents. Start with [`Entries::replace_all`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::Hash;
 use std::marker::PhantomData;
 
@@ -8,20 +9,14 @@ use canal_abi::{Plain, from_bytes, to_bytes};
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle, MapType, Object};
 
 use crate::OffloadError;
+use crate::reconcile::{MapWrites, reconcile};
 
-/// A hash, trie or array. Writes of one element are atomic: a program sees the old value or the new one.
+/// Typed view of a hash, trie or array. Writing one element is atomic: a program sees either the old value or the new one.
 #[derive(Debug)]
 pub struct Entries<K, V> {
     name: &'static str,
     map: MapHandle,
     types: PhantomData<fn(K) -> V>,
-}
-
-/// What [`Entries::replace_all`] wrote.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Replaced {
-    pub put: usize,
-    pub removed: usize,
 }
 
 impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
@@ -31,12 +26,12 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         Ok(Self { name, map, types: PhantomData })
     }
 
-    /// The map's name.
+    /// Returns the map's name.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// How many elements it holds at most.
+    /// Returns the maximum number of elements.
     pub fn capacity(&self) -> u32 {
         self.map.max_entries()
     }
@@ -49,33 +44,53 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         OffloadError::Map { map: self.name, source }
     }
 
-    /// Writes one element. Errors: [`OffloadError::Full`], [`OffloadError::Map`].
+    /// Writes one element.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`] for any other failure.
     pub fn put(&self, key: &K, value: &V) -> Result<(), OffloadError> {
-        self.map.update(to_bytes(key), to_bytes(value), MapFlags::ANY).map_err(|e| {
-            // libbpf-rs has no kind for a trie's ENOSPC; libbpf leaves errno as the system call set it.
+        self.put_bytes(to_bytes(key), to_bytes(value))
+    }
+
+    fn put_bytes(&self, key: &[u8], value: &[u8]) -> Result<(), OffloadError> {
+        self.map.update(key, value, MapFlags::ANY).map_err(|e| {
+            // libbpf-rs has no error kind for a trie's ENOSPC; libbpf leaves errno as the system call set it.
             let is_full = e.kind() == ErrorKind::TooBig || std::io::Error::last_os_error().raw_os_error() == Some(libc::ENOSPC);
             if is_full { OffloadError::Full { map: self.name, capacity: self.capacity() } } else { self.failed(e) }
         })
     }
 
-    /// Removes one element; an array's becomes zero. One that is not there is fine.
+    /// Removes one element; an element of an array becomes zero. It is no error if there is no such element.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if the kernel refuses the removal.
     pub fn remove(&self, key: &K) -> Result<(), OffloadError> {
+        self.remove_bytes(to_bytes(key))
+    }
+
+    fn remove_bytes(&self, key: &[u8]) -> Result<(), OffloadError> {
         if self.is_array() {
-            return self.put(key, &V::default());
+            return self.put_bytes(key, to_bytes(&V::default()));
         }
-        match self.map.delete(to_bytes(key)) {
+        match self.map.delete(key) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(self.failed(e)),
             _ => Ok(()),
         }
     }
 
-    /// The value at `key`.
+    /// Returns the value at `key`.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if the map cannot be read.
     pub fn get(&self, key: &K) -> Result<Option<V>, OffloadError> {
         let found = self.map.lookup(to_bytes(key), MapFlags::ANY).map_err(|e| self.failed(e))?;
         Ok(found.and_then(|v| from_bytes(&v)))
     }
 
-    /// All elements; of an array those that are not zero. Only for maps that nobody else writes.
+    /// Returns all elements; of an array those that are not zero. It is only for maps that no one else writes meanwhile.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if the map cannot be read.
     pub fn all(&self) -> Result<HashMap<K, V>, OffloadError> {
         let mut all = HashMap::new();
         for key in self.map.keys() {
@@ -92,24 +107,31 @@ impl<K: Plain + Eq + Hash, V: Plain + PartialEq> Entries<K, V> {
         Ok(all)
     }
 
-    /// Makes the map hold `wanted` and nothing else. What is right stays untouched, new elements come before old ones go, so that no
-    /// packet falls between two ranges; only where the map is too full for that, the old ones go first.
-    pub fn replace_all(&self, wanted: &HashMap<K, V>) -> Result<Replaced, OffloadError> {
-        let have = self.all()?;
-        let mut late = Vec::new();
-        let mut replaced = Replaced::default();
-        for (key, value) in wanted.iter().filter(|(k, v)| have.get(k) != Some(v)) {
-            match self.put(key, value) {
-                Err(e) if e.is_full() => late.push((key, value)),
-                done => done?,
-            }
-            replaced.put += 1;
-        }
-        for key in have.keys().filter(|k| !wanted.contains_key(k)) {
-            self.remove(key)?;
-            replaced.removed += 1;
-        }
-        late.into_iter().try_for_each(|(k, v)| self.put(k, v))?;
-        Ok(replaced)
+    /// Makes the map equal to `wanted`. Correct elements are not touched. New elements are written before old ones are removed, so that no
+    /// packet falls between two ranges. What does not fit beside the old ones is written after their removal.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Full`] if `wanted` does not fit, and [`OffloadError::Map`] if the map cannot be read or written.
+    pub fn replace_all(&self, wanted: &HashMap<K, V>) -> Result<MapWrites, OffloadError> {
+        let bytes = |all: &HashMap<K, V>| all.iter().map(|(k, v)| (to_bytes(k).to_vec(), to_bytes(v).to_vec())).collect();
+        let desired: BTreeMap<Vec<u8>, Vec<u8>> = bytes(wanted);
+        let mut actual = bytes(&self.all()?);
+        let pass = reconcile(|pass| {
+            pass.put_missing(self.name, &desired, &mut actual, |key, value| self.put_bytes(key, value));
+            pass.remove_stale(self.name, &desired, &mut actual, |key| self.remove_bytes(key));
+        });
+        pass.finish()
     }
+}
+
+/// Makes a map whose values are all 1 the set `wanted`.
+pub(crate) fn replace_set(map: &MapHandle, name: &'static str, wanted: &BTreeSet<Vec<u8>>) -> Result<(), OffloadError> {
+    let failed = |source| OffloadError::Map { map: name, source };
+    let desired: BTreeMap<Vec<u8>, ()> = wanted.iter().map(|key| (key.clone(), ())).collect();
+    let mut actual: BTreeMap<Vec<u8>, ()> = map.keys().map(|key| (key, ())).collect();
+    let pass = reconcile(|pass| {
+        pass.put_missing(name, &desired, &mut actual, |key, ()| map.update(key, to_bytes(&1u32), MapFlags::ANY).map_err(failed));
+        pass.remove_stale(name, &desired, &mut actual, |key| map.delete(key).map_err(failed));
+    });
+    pass.finish().map(drop)
 }

@@ -1,7 +1,7 @@
-//! Inbound capture by BPF (`bpf/inbound.bpf.c`): plaintext connections into a pod go to the proxy's listeners. Opens no sockets, and knows
-//! no policy: whoever calls says which pods. Start at [`Inbound::load`].
+//! Inbound capture by BPF (`bpf/inbound.bpf.c`): plaintext connections into a pod go to the proxy's listeners. It opens no sockets, and the
+//! caller decides for which pods it is used. Start with [`InboundPrograms::load`].
 //!
-//! The program stays when this process dies, and then refuses what comes in, because a closed listener leaves the map by itself.
+//! The program stays when this process dies. It then refuses incoming connections, because a closed listener leaves the map by itself.
 
 use std::fs::{self, File};
 use std::os::fd::{AsFd, AsRawFd};
@@ -12,16 +12,14 @@ use canal_abi::inbound::{ABI, LISTENER4, LISTENER6, VERDICTS, verdict_name};
 use libbpf_rs::query::LinkTypeInfo;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder, Program};
 
+use crate::embedded::EmbeddedObject;
 use crate::origins::sum_counter;
-use crate::pins::{self, Pins};
+use crate::pins::{self, PinDirectory};
 use crate::{OffloadError, journal, tier};
 
-/// Aligned as ELF wants it.
-#[repr(C, align(8))]
-struct Embedded<B: ?Sized>(B);
-static OBJECT: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/inbound.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/inbound.bpf.o")));
 
-/// The compiled object, for tests of its layout.
+/// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
     &OBJECT.0
 }
@@ -31,14 +29,14 @@ const PROGRAM: &str = "canal_inbound";
 const LISTENERS: &str = "canal_inbound_listeners";
 const COUNTS: &str = "canal_inbound_counts";
 
-/// The node's part: the counters that all pods share, and where links are pinned.
+/// Node-wide part of inbound capture: the counters that all pods share, and the directory of the links' pins.
 #[derive(Debug)]
-pub struct Inbound {
+pub struct InboundPrograms {
     counts: MapHandle,
-    pins: Option<Pins>,
+    pins: Option<PinDirectory>,
 }
 
-/// A pod whose plaintext connections are taken. Dropping it lets go only if nothing is pinned.
+/// Inbound capture of one pod. Dropping it ends the capture only if nothing is pinned.
 #[derive(Debug)]
 pub struct PodInbound {
     object: Object,
@@ -51,14 +49,14 @@ pub struct PodInbound {
     adopted: bool,
 }
 
-/// Which listener.
+/// Address family of a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Family {
+pub enum ListenerFamily {
     V4,
     V6,
 }
 
-impl Family {
+impl ListenerFamily {
     fn key(self) -> [u8; 4] {
         match self {
             Self::V4 => LISTENER4,
@@ -72,7 +70,7 @@ fn refused(step: &str) -> impl Fn(libbpf_rs::Error) -> OffloadError {
     move |source| OffloadError::Refused { object: SOURCE, source, journal: format!("{step}: {}", journal::last_words()) }
 }
 
-/// Loads the object; its counters are `counts`, or its own.
+/// Loads the object. Its counters are `counts`, or its own.
 fn load(counts: Option<&MapHandle>) -> Result<Object, OffloadError> {
     journal::install();
     let _ = journal::last_words();
@@ -84,10 +82,14 @@ fn load(counts: Option<&MapHandle>) -> Result<Object, OffloadError> {
     open.load().map_err(refused("loading"))
 }
 
-impl Inbound {
-    /// Whether the kernel takes the program; takes over the counters of an earlier process. Without `pin_dir` nothing outlives the process.
+impl InboundPrograms {
+    /// Tests whether the kernel accepts the program, and adopts the counters of an earlier process. Without `pin_dir` nothing outlives the
+    /// process.
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used or the kernel refuses the object.
     pub fn load(pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
-        let pins = pin_dir.map(Pins::open).transpose()?;
+        let pins = pin_dir.map(PinDirectory::open).transpose()?;
         let pin = pins.as_ref().map(|p| p.maps().join(format!("{COUNTS}_{ABI}")));
         if let Some(counts) = pin.as_ref().and_then(|p| MapHandle::from_pinned_path(p).ok())
             && counts.max_entries() as usize == VERDICTS.len()
@@ -107,8 +109,11 @@ impl Inbound {
         Ok(Self { counts, pins })
     }
 
-    /// Prepares the pod whose network namespace is at `netns`. Nothing is taken before [`PodInbound::attach`], unless an earlier process's
-    /// program still is there: that one goes on refusing until then.
+    /// Prepares the pod whose network namespace is at `netns`. No connection is captured before [`PodInbound::attach`]. If the program of
+    /// an earlier process is still attached, it refuses connections until then.
+    ///
+    /// # Errors
+    /// Fails if the namespace or the pod's pin directory cannot be opened, or the kernel refuses the object.
     pub fn prepare(&self, pod: &str, netns: &Path) -> Result<PodInbound, OffloadError> {
         let no_netns = |source| OffloadError::Netns { netns: netns.to_path_buf(), source };
         let namespace = File::open(netns).map_err(no_netns)?;
@@ -119,35 +124,47 @@ impl Inbound {
         Ok(PodInbound { object, listeners, link: None, namespace, inode, netns: netns.to_path_buf(), pin, adopted: false })
     }
 
-    /// Whether an earlier process left this pod's connections taken.
+    /// Returns true if an earlier process left this pod's inbound capture pinned.
     pub fn is_pinned(&self, pod: &str) -> bool {
         self.pins.as_ref().is_some_and(|p| p.pod(pod).join(PROGRAM).exists())
     }
 
-    /// Lets a pod's connections through, though an earlier process took them: nothing asks for it any more.
+    /// Ends the inbound capture that an earlier process left for a pod, when no policy needs it any more.
+    ///
+    /// # Errors
+    /// Fails if the pin cannot be removed.
     pub fn forget(&self, pod: &str) -> Result<(), OffloadError> {
         let Some(pin) = self.pins.as_ref().map(|p| p.pod(pod).join(PROGRAM)) else { return Ok(()) };
         pins::remove_file(&pin).map_err(|source| OffloadError::Pins { dir: pin, step: "removing a pod's link", source })
     }
 
-    /// Every verdict's name and count since the map was made, over all pods of the node.
+    /// Returns every verdict's name and its count since the map was created, over all pods of the node.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn counters(&self) -> Result<Vec<(String, u64)>, OffloadError> {
         VERDICTS.into_iter().map(|v| Ok((verdict_name(v), sum_counter(&self.counts, v as u32)?))).collect()
     }
 }
 
 impl PodInbound {
-    /// Gives the pod's connections of one family to `socket`, a listening TCP socket of the pod's namespace; one socket of a reuse-port group
-    /// stands for all. When the socket closes, they are refused.
-    pub fn listen(&self, family: Family, socket: &impl AsFd) -> Result<(), OffloadError> {
+    /// Assigns the pod's connections of one family to `socket`, a listening TCP socket of the pod's namespace. One socket of a reuse-port
+    /// group stands for all. When the socket closes, the connections are refused.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if the kernel does not accept the socket.
+    pub fn listen(&self, family: ListenerFamily, socket: &impl AsFd) -> Result<(), OffloadError> {
         let fd = u64::from(socket.as_fd().as_raw_fd().cast_unsigned());
         self.listeners
             .update(&family.key(), &fd.to_ne_bytes(), MapFlags::ANY)
             .map_err(|source| OffloadError::Map { map: LISTENERS, source })
     }
 
-    /// From here on connections from outside go to the listeners, or are refused. A program that an earlier process left is replaced
-    /// without a gap. Again: nothing happens.
+    /// Starts the capture: from now on connections from outside go to the listeners or are refused. A program that an earlier process left
+    /// is replaced without a gap. A repeated call does nothing.
+    ///
+    /// # Errors
+    /// Fails if the program cannot be attached or pinned.
     pub fn attach(&mut self) -> Result<(), OffloadError> {
         if self.link.is_some() {
             return Ok(());
@@ -166,27 +183,33 @@ impl PodInbound {
         Ok(())
     }
 
-    /// Whether [`PodInbound::attach`] was successful.
+    /// Returns true if [`PodInbound::attach`] was successful.
     pub fn is_attached(&self) -> bool {
         self.link.is_some()
     }
 
-    /// Whether an earlier process's place was taken over, so that there was no gap.
+    /// Returns true if the link of an earlier process was adopted, so that there was no gap.
     pub fn is_adopted(&self) -> bool {
         self.adopted
     }
 
-    /// Where.
+    /// Returns the path of the pod's network namespace.
     pub fn netns(&self) -> &Path {
         &self.netns
     }
 
-    /// The program's name and how many instructions the verifier walked: the budget that a test holds.
+    /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no information about the program.
     pub fn verified_instructions(&self) -> Result<(&'static str, u32), OffloadError> {
         Ok((PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?))
     }
 
-    /// Lets the pod's connections through from now on.
+    /// Ends the capture: the pod's connections are not redirected from now on.
+    ///
+    /// # Errors
+    /// Fails if the pin cannot be removed or the link cannot be detached.
     pub fn release(self) -> Result<(), OffloadError> {
         if let Some(pin) = &self.pin {
             pins::remove_file(pin).map_err(|source| OffloadError::Pins { dir: pin.clone(), step: "removing a pod's link", source })?;
@@ -195,8 +218,8 @@ impl PodInbound {
     }
 }
 
-/// The link pinned at `pin`, running our program from now on; `None` if it is not there or on another namespace (a pod that was made
-/// again under its old name while no proxy ran).
+/// Adopts the link pinned at `pin`: it runs our program from now on. Returns `None` if there is no link or it belongs to another namespace,
+/// i.e. to a pod that was created again under its old name while no proxy ran.
 fn adopt(pin: &Path, netns_inode: u64, program: &Program<'_>) -> Option<Link> {
     let mut link = Link::open(pin).ok()?;
     let ours = matches!(link.info().ok()?.info, LinkTypeInfo::NetNs(n) if u64::from(n.ino) == netns_inode);

@@ -1,8 +1,9 @@
-//! The interface guard (`bpf/interface_guard.bpf.c`): puts it on the host's side of containers' interfaces, and says which tenant's container
-//! with which MAC and addresses is behind each. It decides nothing about who gets an interface. Start at [`InterfaceGuard::load`].
+//! Interface guard (`bpf/interface_guard.bpf.c`): attaches the program to the host's side of containers' interfaces. Writes for each
+//! interface the tenant, MAC and addresses of the container behind it. It does not decide which container gets an interface. Start with
+//! [`InterfaceGuard::load`].
 //!
-//! Filters hold the program and its maps, so that interfaces stay guarded when this process dies; with pins the next process goes on with
-//! the same maps, and replaces the program between two packets.
+//! Filters hold the program and its maps, so interfaces stay guarded when this process dies. With pins the next process continues with the
+//! same maps and replaces the program between two packets.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -15,18 +16,16 @@ use libbpf_rs::{MapHandle, Object, ProgramInput};
 use rustix::net::netdevice::{index_to_name, name_to_index};
 use rustix::net::{AddressFamily, SocketType};
 
+use crate::embedded::EmbeddedObject;
 use crate::entries::Entries;
-use crate::hook::{Direction, Hook, within};
 use crate::origins::sum_counter;
+use crate::tc_hook::{Direction, Hook, within};
 use crate::tier::{self, TierPins};
 use crate::{OffloadError, sys};
 
-/// Aligned as ELF wants it.
-#[repr(C, align(8))]
-struct Embedded<B: ?Sized>(B);
-static OBJECT: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/interface_guard.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/interface_guard.bpf.o")));
 
-/// The compiled object, for tests of its layout.
+/// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
     &OBJECT.0
 }
@@ -36,31 +35,31 @@ const PROGRAM: &str = "canal_interface_guard";
 const PINS: &str = "interface-guard";
 const MAPS: &[&str] = &["canal_guarded_interfaces", "canal_interface_addresses", "canal_interface_guard_counts"];
 
-/// The container behind an interface of this host.
+/// Container behind an interface of this host.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InterfaceBinding {
-    /// The host's side of the container's interface.
+    /// Name of the host's side of the container's interface.
     pub device: String,
-    /// The tenant's VNI.
+    /// VNI of the container's tenant.
     pub vni: u32,
-    /// The container's MAC.
+    /// MAC address of the container.
     pub mac: [u8; 6],
-    /// The container's addresses.
+    /// Addresses that the container may use.
     pub addresses: BTreeSet<IpAddr>,
 }
 
-/// What an interface's container was refused.
+/// Frames of one interface's container that the guard has refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedFrames {
     pub device: String,
     pub vni: u32,
-    /// Frames since the interface was bound.
+    /// Number of refused frames since the interface was bound.
     pub frames: u64,
-    /// The source of the last one that was refused for its address.
+    /// Source address of the last frame that was refused because of its source address.
     pub last_address: Option<IpAddr>,
 }
 
-/// The loaded program and its maps. Dropping it changes nothing on the interfaces.
+/// Loaded program with its maps. Dropping it changes nothing on the interfaces.
 #[derive(Debug)]
 pub struct InterfaceGuard {
     object: Object,
@@ -72,7 +71,10 @@ pub struct InterfaceGuard {
 }
 
 impl InterfaceGuard {
-    /// Loads the program and takes over pinned maps. `netns` is the namespace of the interfaces; `None`: this thread's.
+    /// Loads the program and adopts pinned maps. `netns` is the namespace of the interfaces; with `None` it is this thread's.
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used or the kernel refuses the object.
     pub fn load(netns: Option<&Path>, pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
         let pins = pin_dir.map(|dir| TierPins::open(dir, PINS)).transpose()?;
         let object = tier::load(SOURCE, object_bytes(), MAPS, pins.as_ref(), None)?;
@@ -86,8 +88,11 @@ impl InterfaceGuard {
         })
     }
 
-    /// Guards the interfaces of `bindings` and no others. Gives the devices that could not be guarded, and why: one that is not there does
-    /// not hold up the others. A device whose binding cannot be written is guarded all the same: everything from it is refused.
+    /// Guards exactly the interfaces of `bindings`. Returns the devices that could not be guarded, with the reason: a device that does not
+    /// exist does not stop the others. A device whose binding cannot be written is guarded nevertheless, and everything from it is refused.
+    ///
+    /// # Errors
+    /// Fails if the namespace cannot be entered or the maps cannot be read.
     pub fn apply(&self, bindings: &[InterfaceBinding]) -> Result<BTreeMap<String, OffloadError>, OffloadError> {
         let mut failed = BTreeMap::new();
         let mut wanted = HashMap::new();
@@ -95,7 +100,7 @@ impl InterfaceGuard {
             if let Err(error) = self.bind(binding) {
                 failed.insert(binding.device.clone(), error);
             }
-            // One that is there and could not be bound stays guarded.
+            // A device that exists and could not be bound stays guarded.
             if let Ok(index) = within(self.netns.as_deref(), || index_of(&binding.device))? {
                 wanted.insert(index, binding);
             }
@@ -112,7 +117,7 @@ impl InterfaceGuard {
         Ok(failed)
     }
 
-    /// The program before the binding: in between, nothing gets through that should not.
+    /// Attaches the program before it writes the binding. In between the program refuses everything from the interface.
     fn bind(&self, binding: &InterfaceBinding) -> Result<(), OffloadError> {
         let hook = self.hook(&binding.device);
         let program = tier::program(&self.object, PROGRAM)?;
@@ -132,7 +137,7 @@ impl InterfaceGuard {
         Ok(())
     }
 
-    /// Takes the guard off an interface that nobody is bound to any more.
+    /// Removes the guard from an interface that is not bound any more.
     fn release(&self, index: u32) -> Result<(), OffloadError> {
         if let Some(device) = within(self.netns.as_deref(), || name_of(index))? {
             self.hook(&device).detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
@@ -144,14 +149,18 @@ impl InterfaceGuard {
         Hook { netns: self.netns.clone(), device: device.to_owned(), direction: Direction::Ingress }
     }
 
-    /// Whether this process's program is on the device (somebody may have flushed its filters, or made the device anew).
+    /// Returns true if this process's program is on the device. Another process may have flushed the device's filters, or the device may be
+    /// a new one.
     pub fn is_guarded(&self, device: &str) -> bool {
         let Ok(program) = tier::program(&self.object, PROGRAM) else { return false };
         let own = sys::program_id(program.as_fd()).ok();
         own.is_some() && self.hook(device).program_id(program.as_fd()) == own
     }
 
-    /// What each interface's container was refused, by device. Interfaces that are gone are left out.
+    /// Returns the refused frames of each interface's container, by device. Interfaces that do not exist any more are left out.
+    ///
+    /// # Errors
+    /// Fails if the map cannot be read or the namespace cannot be entered.
     pub fn refused(&self) -> Result<Vec<RefusedFrames>, OffloadError> {
         let mut refused = Vec::new();
         for (index, held) in self.interfaces.all()? {
@@ -163,25 +172,38 @@ impl InterfaceGuard {
         Ok(refused)
     }
 
-    /// Every counter's name and its count since the maps were made.
+    /// Returns every counter's name and its count since the maps were created.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
         INTERFACE_GUARD_COUNTS.into_iter().map(|(count, name)| Ok((name, sum_counter(&self.counts, count as u32)?))).collect()
     }
 
-    /// How many instructions the verifier walked: the budget that a test holds.
+    /// Returns the number of instructions that the verifier walked, which a test compares with a budget.
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no information about the program.
     pub fn verified_insns(&self) -> Result<u32, OffloadError> {
         tier::verified_insns(&self.object, SOURCE, PROGRAM)
     }
 
-    /// Takes the guard off all interfaces, and removes the pins.
+    /// Removes the guard from all interfaces, then the pins.
+    ///
+    /// # Errors
+    /// Fails if an interface cannot be released or a pin cannot be removed.
     pub fn remove(self) -> Result<(), OffloadError> {
         self.apply(&[])?;
         self.pins.map_or(Ok(()), |pins| pins.remove())
     }
 
-    /// Runs the program over one frame as if it came from the interface with this index; counters count it. For tests.
-    pub fn trial(&self, index: u32, frame: &[u8]) -> Result<u32, OffloadError> {
-        // The kernel takes a context's `ifindex` only of a device of the namespace; the 11th word of `struct __sk_buff` (linux/bpf.h).
+    /// Runs the program over one frame as if it came from the interface with this index. It is for tests; the counters count the frame.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot run the program.
+    pub fn test_frame(&self, index: u32, frame: &[u8]) -> Result<u32, OffloadError> {
+        // The kernel accepts `ifindex` in the context only for a device of this namespace; it is the 11th word of `struct __sk_buff`
+        // (linux/bpf.h).
         let mut context = [0u8; 192];
         context[40..44].copy_from_slice(&index.to_ne_bytes());
         let input = ProgramInput { data_in: Some(frame), context_in: Some(&mut context), ..ProgramInput::default() };
@@ -205,7 +227,10 @@ fn name_of(index: u32) -> Option<String> {
     index_to_name(&socket, index).ok()
 }
 
-/// Takes away what an earlier process left: the guard on all interfaces, and the pins. Nothing there is fine.
+/// Removes what an earlier process left: the guard on all interfaces, and the pins. It is no error if there is nothing.
+///
+/// # Errors
+/// Fails if an interface cannot be released or a pin cannot be removed.
 pub fn remove(netns: Option<&Path>, pin_dir: &Path) -> Result<(), OffloadError> {
     let names = std::fs::read_dir(pin_dir).into_iter().flatten().flatten().map(|entry| entry.file_name());
     let has_pins = names.into_iter().any(|name| name.to_string_lossy().starts_with(PINS));

@@ -1,11 +1,11 @@
-//! Keeps libbpf's last words (the verifier's log among them) for the error that an operator reads; all of it goes to `tracing` as well.
+//! Collects libbpf's latest output, the verifier's log included, for the errors that operators read. All of it goes to `tracing` as well.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, Once};
 
 use libbpf_rs::PrintLevel;
 
-/// Lines kept; the verifier's verdict is in the last few.
+/// Number of lines that are retained. The verifier's result is in the last few.
 const LINES_MAX: usize = 12;
 
 static LINES: Mutex<VecDeque<String>> = Mutex::new(VecDeque::new());
@@ -26,14 +26,14 @@ fn keep(level: PrintLevel, text: String) {
     }
 }
 
-/// Takes libbpf's output away from stderr, once per process.
+/// Redirects libbpf's output from stderr to this module, once per process.
 pub(crate) fn install() {
     INSTALL.call_once(|| {
         libbpf_rs::set_print(Some((PrintLevel::Info, keep)));
     });
 }
 
-/// The last lines, joined, and forgets them.
+/// Returns the retained lines, joined, and clears them.
 pub(crate) fn last_words() -> String {
     LINES.lock().map(|mut l| l.drain(..).collect::<Vec<_>>().join(" | ")).unwrap_or_default()
 }

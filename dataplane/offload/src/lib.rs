@@ -1,12 +1,14 @@
-//! What the kernel does for a data plane: loads and keeps `bpf/*.bpf.c`, and the nftables fallback where BPF is refused.
-//! Decides no policy. Start at [`capture::Capture`] for nodes, at [`edge::Edge`] for the cloud tier.
+//! Drives the kernel for the data planes: loads `bpf/*.bpf.c`, attaches and pins the programs, and writes and reads their maps. Where BPF
+//! is refused, it installs the nftables fallback. Decides no policy. Start with [`capture::CapturePrograms`] for nodes and with
+//! [`edge::EdgeProgram`] for the cloud tier.
 
 pub mod capture;
-pub mod doors;
+pub mod connect_tables;
+pub mod delivery;
 pub mod edge;
+mod embedded;
 pub mod entries;
 mod error;
-mod hook;
 pub mod inbound;
 pub mod interface_guard;
 mod journal;
@@ -16,10 +18,15 @@ pub mod origins;
 mod peer;
 mod pins;
 pub mod pod_guard;
+pub mod proxy_route;
+pub mod receive_hash;
+pub mod reconcile;
 pub mod redirector;
 pub mod sessions;
+pub mod socket_steering;
 pub mod sockets;
 mod sys;
+mod tc_hook;
 mod throttle;
 mod tier;
 mod tunnel;

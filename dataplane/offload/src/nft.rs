@@ -1,6 +1,6 @@
-//! The fallback where BPF is refused: nftables in the pod's own namespace redirects its TCP to the proxy. Costs conntrack and NAT per
-//! packet; the table lives in the namespace, so it, too, outlives the proxy and fails closed. The caller says loudly that it is used. Only
-//! TCP is looked at here; the rest is `nft_guard`'s.
+//! Fallback where BPF is refused: nftables in the pod's own namespace redirects its TCP to the proxy. It costs conntrack and NAT per
+//! packet. The table is part of the namespace, so it outlives the proxy and fails closed. The caller must warn that the fallback is in use.
+//! This module handles TCP only; `nft_guard` handles the rest. Start with [`Redirect::apply`].
 
 use std::io::{self, Write};
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::OffloadError;
 
-/// Where cgroup paths of nft rules begin, whatever is mounted there (nftables, src/datatype.c).
+/// Directory at which cgroup paths in nft rules begin, regardless of what is mounted there (nftables, src/datatype.c).
 const NFT_CGROUPS: &str = "/sys/fs/cgroup";
 
-/// A pod's cgroup as nft rules match it: its depth below the cgroup2 mount, and its path as nft spells it.
+/// Cgroup of a pod as nft rules match it: its depth below the cgroup2 mount, and its path in nft's spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct CgroupMatch {
     level: usize,
@@ -25,7 +25,8 @@ struct CgroupMatch {
 }
 
 impl CgroupMatch {
-    /// `mounts` is what /proc/self/mounts says. The mount is found by its type: on machines with cgroup v1 as well it lies beside the others.
+    /// Finds the match of a cgroup. `mounts` is the text of /proc/self/mounts. The mount is found by its type, because on machines that
+    /// also use cgroup v1 it is next to the other mounts.
     fn new(cgroup: &Path, mounts: &str) -> Result<Self, String> {
         let mount = mounts
             .lines()
@@ -49,11 +50,12 @@ impl CgroupMatch {
     }
 }
 
-/// The rules. What a socket of the pod's cgroup dials is taken whatever its mark, which any process with CAP_NET_RAW may set (since Linux
-/// 5.17; CAP_NET_ADMIN before). Of other sockets the marked ones are the proxy's own. An exception by port would let an application
-/// reach that port anywhere in the clear.
-fn rules(mark: u32, pod: &CgroupMatch) -> String {
+/// Returns the rules for outbound connections. A connection of a socket in the pod's cgroup is redirected regardless of its mark, because
+/// any process with CAP_NET_RAW may set a mark (since Linux 5.17; CAP_NET_ADMIN before). Of the other sockets, those with a mark are the
+/// proxy's own. An exception by port would let an application reach that port anywhere unencrypted.
+fn rules(marks: &[u32], pod: &CgroupMatch) -> String {
     let CgroupMatch { level, path } = pod;
+    let marks = marks.iter().map(|mark| format!("{mark:#x}")).collect::<Vec<_>>().join(", ");
     let of_pod = format!("socket cgroupv2 level {level} \"{path}\"");
     format!(
         "table inet canal
@@ -64,7 +66,7 @@ table inet canal {{
     ip daddr 127.0.0.0/8 accept
     ip6 daddr ::1 accept
     {of_pod} meta l4proto tcp counter redirect to :{OUTBOUND_PORT}
-    meta mark {mark:#x} accept
+    meta mark {{ {marks} }} accept
     meta l4proto tcp counter redirect to :{OUTBOUND_PORT}
   }}
 }}
@@ -72,7 +74,7 @@ table inet canal {{
     )
 }
 
-/// The rules for what comes in from outside. Only a SYN opens a translation: connections that are open already go on.
+/// Returns the rules for connections from outside. Only a SYN starts a translation, so open connections continue.
 fn inbound_rules() -> String {
     format!(
         "table inet canal_inbound
@@ -89,44 +91,59 @@ table inet canal_inbound {{
     )
 }
 
-/// Takes plaintext connections into the pod at `netns` to the proxy's port, replacing an older table in the same transaction. They are
-/// refused while nobody listens there.
+/// Redirects plaintext connections into the pod at `netns` to the proxy's port; replaces an older table in the same transaction. While no
+/// proxy listens there, the connections are refused.
+///
+/// # Errors
+/// Returns [`OffloadError::Nft`] if nft refuses the rules.
 pub fn take_inbound(netns: &Path) -> Result<(), OffloadError> {
     nft(netns, &inbound_rules()).map(drop)
 }
 
-/// Undoes [`take_inbound`]; nothing there is fine.
+/// Reverts [`take_inbound`]; it is no error if there is no table.
+///
+/// # Errors
+/// Returns [`OffloadError::Nft`] if nft does not remove the table.
 pub fn leave_inbound(netns: &Path) -> Result<(), OffloadError> {
     nft(netns, "table inet canal_inbound\ndelete table inet canal_inbound\n").map(drop)
 }
 
-/// A pod's redirection. Dropping it changes nothing; see [`Redirect::remove`].
+/// Redirection of one pod. Dropping it changes nothing; see [`Redirect::remove`].
 #[derive(Debug)]
 pub struct Redirect {
     netns: PathBuf,
 }
 
 impl Redirect {
-    /// Puts the table into the namespace at `netns`, replacing an older one in the same transaction. `cgroup` is the pod's; `mark` that of the
-    /// proxy's sockets, which are in another.
-    pub fn apply(netns: &Path, cgroup: &Path, mark: u32) -> Result<Self, OffloadError> {
+    /// Installs the table in the namespace at `netns`; replaces an older one in the same transaction. `cgroup` is the pod's. `marks` are
+    /// those of the proxy's sockets, which are in another cgroup.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Nft`] if nft cannot match the cgroup or refuses the rules.
+    pub fn apply(netns: &Path, cgroup: &Path, marks: &[u32]) -> Result<Self, OffloadError> {
         let pod = CgroupMatch::of(cgroup).map_err(|why| OffloadError::Nft { netns: netns.to_path_buf(), why })?;
-        nft(netns, &rules(mark, &pod))?;
+        nft(netns, &rules(marks, &pod))?;
         Ok(Self { netns: netns.to_path_buf() })
     }
 
-    /// Takes the tables away: from now on the pod's traffic leaves, and comes in, as it is.
+    /// Removes the tables: from now on the pod's traffic leaves and enters unchanged.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Nft`] if nft does not remove the tables.
     pub fn remove(netns: &Path) -> Result<(), OffloadError> {
         nft(netns, "table inet canal\ndelete table inet canal\ntable inet canal_inbound\ndelete table inet canal_inbound\n").map(drop)
     }
 
-    /// Where the table is.
+    /// Returns the path of the namespace that has the table.
     pub fn netns(&self) -> &Path {
         &self.netns
     }
 }
 
-/// Where a redirected connection was going, from conntrack. An answer equal to `local` means that it was not redirected.
+/// Returns the original destination of a redirected connection, from conntrack. If it equals `local`, the connection was not redirected.
+///
+/// # Errors
+/// Returns [`OffloadError::Origin`] if conntrack does not know the connection, or if it was not redirected.
 pub fn original_destination(accepted: impl AsFd, local: SocketAddr) -> Result<SocketAddr, OffloadError> {
     let s = socket2::SockRef::from(&accepted);
     let origin = if local.is_ipv4() { s.original_dst_v4() } else { s.original_dst_v6() };
@@ -137,11 +154,11 @@ pub fn original_destination(accepted: impl AsFd, local: SocketAddr) -> Result<So
     }
 }
 
-/// Runs a script in the namespace at `netns`, and gives what it lists.
+/// Runs a script in the namespace at `netns` and returns its output.
 pub(crate) fn nft(netns: &Path, script: &str) -> Result<String, OffloadError> {
     let refused = |why: String| OffloadError::Nft { netns: netns.to_path_buf(), why };
     let ns = std::fs::File::open(netns).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source })?;
-    // A namespace is a thread's, and children inherit it: a thread of its own goes there, starts nft, and ends.
+    // A network namespace belongs to a thread, and children inherit it: a new thread enters it, starts nft, and ends.
     let run = std::thread::scope(|s| {
         let in_namespace = s.spawn(|| -> io::Result<std::process::Output> {
             move_into_link_name_space(ns.as_fd(), Some(LinkNameSpaceType::Network))?;

@@ -1,8 +1,9 @@
-//! The pod guard of the nftables fallback: what the mesh does not carry is stopped or counted by rules in the pod's namespace, and frames that
-//! are written past the pod's stack by rules on the node's end of its interfaces. Knows no policy: whoever calls says which.
+//! Pod guard of the nftables fallback. Rules in the pod's namespace stop or count what the mesh does not carry. Rules on the node's end of
+//! its interfaces do so for frames that were written past the pod's stack. The caller decides between stopping and counting. Start with
+//! [`NftPodGuard::attach`].
 //!
-//! It is weaker than `bpf/pod.bpf.c`: nft sees no socket on the node's end, so that TCP which a packet socket writes passes; packet sockets
-//! read what comes in; and a process with CAP_NET_ADMIN in the pod may take the pod's own rules away, the node's not.
+//! It is weaker than `bpf/pod.bpf.c`. On the node's end nft sees no socket, so TCP that a packet socket writes passes. Packet sockets can
+//! read what comes in. A process with CAP_NET_ADMIN in the pod can remove the pod's own rules, but not the node's.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -18,23 +19,23 @@ use crate::nft::nft;
 use crate::peer::{self, OtherEnd};
 use crate::pod_guard::{OutsidePackets, UdpExcess, UdpFromTier};
 
-/// The table in the pod's namespace.
+/// Name of the table in the pod's namespace.
 const OF_POD: &str = "inet canal_packets";
-/// This thread's own namespace.
+/// Path of this thread's own network namespace.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// What the mesh does not carry, and the counter's name without what becomes of it. The last holds for everything.
+/// Matches of packets that the mesh does not carry, each with the last part of its counters' names. The last one matches everything.
 const OUTSIDE: [(&str, &str); 4] =
     [("meta l4proto udp", "udp"), ("meta l4proto { icmp, ipv6-icmp }", "icmp"), ("meta l4proto sctp", "sctp"), ("", "protocol")];
 
-/// The node's end of one of the pod's interfaces.
+/// Node's end of one of the pod's interfaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct NodeEnd {
     table: String,
     device: String,
 }
 
-/// A pod whose packets nft judges. Dropping it changes nothing; see [`NftPodGuard::release`].
+/// Guard of one pod by nft. Dropping it changes nothing; see [`NftPodGuard::release`].
 #[derive(Debug)]
 pub struct NftPodGuard {
     netns: PathBuf,
@@ -51,15 +52,18 @@ fn ends_of(netns: &Path) -> Result<(Vec<NodeEnd>, Vec<String>), OffloadError> {
                 let name = peer::name_of(index).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source })?;
                 ends.push(NodeEnd { table: format!("netdev canal_pod_{index}"), device: name });
             }
-            OtherEnd::Elsewhere => exposed.push(device.name),
+            OtherEnd::Outside => exposed.push(device.name),
         }
     }
     Ok((ends, exposed))
 }
 
 impl NftPodGuard {
-    /// Guards the pod in the namespace at `netns`. A pod that is new is stopped until [`NftPodGuard::set`] says otherwise; one that an
-    /// earlier process guarded goes on as it was. Interfaces on whose node's end this kernel takes no rules count as exposed.
+    /// Guards the pod in the namespace at `netns`. A new pod is in mode *stop* until [`NftPodGuard::set`] changes it. A pod that an earlier
+    /// process guarded keeps its state. An interface counts as exposed if this kernel accepts no rules on its node's end.
+    ///
+    /// # Errors
+    /// Fails if the namespace cannot be entered or nft refuses the pod's rules.
     pub fn attach(netns: &Path) -> Result<Self, OffloadError> {
         let (ends, mut exposed) = ends_of(netns)?;
         if !is_there(netns, OF_POD) {
@@ -80,11 +84,14 @@ impl NftPodGuard {
         Ok(Self { netns: netns.to_path_buf(), ends: taken, exposed })
     }
 
-    /// Says what becomes of packets that the mesh does not carry, and which resolvers may be asked all the same. Resolvers beyond
-    /// [`RESOLVERS_MAX`] are left out: how many.
+    /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS passes in any mode. Returns how many
+    /// resolvers beyond [`RESOLVERS_MAX`] were omitted.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Nft`] if nft refuses the rules.
     pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
         let held = &resolvers[..resolvers.len().min(RESOLVERS_MAX)];
-        // The node's end first: what the pod's rules let out from now on must not be stopped there.
+        // The node's end comes first: it must not stop what the pod's rules let out from now on.
         for end in &self.ends {
             nft(Path::new(OWN), &node_rules(end, outside, held))?;
         }
@@ -92,7 +99,11 @@ impl NftPodGuard {
         Ok(resolvers.len() - held.len())
     }
 
-    /// Says at which of the pod's ports datagrams from the tier pass, and back; at all others they are stopped.
+    /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other ports they are stopped. Returns what did
+    /// not fit.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Nft`] if nft refuses the rules.
     pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
         let (ports, tier, left_out) = udp.held();
         for end in &self.ends {
@@ -102,7 +113,10 @@ impl NftPodGuard {
         Ok(left_out)
     }
 
-    /// Every verdict and its count since the pod was first guarded.
+    /// Returns every verdict and its count since the pod was first guarded.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Nft`] if nft does not list the counters.
     pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
         let mut all = counts_of(&nft(&self.netns, &format!("list counters table {OF_POD}\n"))?);
         for end in &self.ends {
@@ -113,12 +127,15 @@ impl NftPodGuard {
         Ok(VERDICTS.into_iter().map(|verdict| (verdict, all.get(&verdict_name(verdict)).copied().unwrap_or_default())).collect())
     }
 
-    /// Interfaces of the pod whose other end nobody guards.
+    /// Returns the pod's interfaces whose other end is not guarded.
     pub fn exposed_interfaces(&self) -> &[String] {
         &self.exposed
     }
 
-    /// Lets the pod's packets pass from now on. A namespace that is gone has taken its rules along.
+    /// Removes the guard: the pod's packets pass from now on. A namespace that does not exist any more has no rules either.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Nft`] if nft does not remove a table.
     pub fn release(self) -> Result<(), OffloadError> {
         let ends = self.ends.iter().map(|end| delete(Path::new(OWN), &end.table));
         let ends: Vec<_> = ends.collect();
@@ -127,7 +144,10 @@ impl NftPodGuard {
     }
 }
 
-/// Takes the guard off the pod in the namespace at `netns`, whoever put it there. Nothing there is fine.
+/// Removes the guard from the pod in the namespace at `netns`, even if another process installed it. It is no error if there is none.
+///
+/// # Errors
+/// Fails if the namespace cannot be entered or nft does not remove a table.
 pub fn remove(netns: &Path) -> Result<(), OffloadError> {
     let (ends, exposed) = ends_of(netns)?;
     NftPodGuard { netns: netns.to_path_buf(), ends, exposed }.release()
@@ -141,14 +161,14 @@ fn delete(netns: &Path, table: &str) -> Result<(), OffloadError> {
     nft(netns, &format!("table {table}\ndelete table {table}\n")).map(drop)
 }
 
-/// Reads `nft list counters`: a line `counter NAME {`, then `packets N bytes M`.
+/// Parses the output of `nft list counters`: a line `counter NAME {`, then `packets N bytes M`.
 fn counts_of(listed: &str) -> BTreeMap<String, u64> {
     let words: Vec<&str> = listed.split_ascii_whitespace().collect();
     let counts = words.windows(5).filter(|w| w[0] == "counter" && w[2] == "{" && w[3] == "packets");
     counts.filter_map(|w| Some((w[1].to_string(), w[4].parse().ok()?))).collect()
 }
 
-/// Counts and then does what `outside` says.
+/// Returns the rule's statements that count a packet and then treat it as `outside` requires.
 fn settle(outside: OutsidePackets, reason: &str) -> String {
     match outside {
         OutsidePackets::Stop => format!("counter name stopped_{reason} drop"),
@@ -156,7 +176,7 @@ fn settle(outside: OutsidePackets, reason: &str) -> String {
     }
 }
 
-/// A transaction that makes the table with its `chains` (name, hook, rules) what it is to be. Counters stay as they are.
+/// Returns a transaction that creates or replaces the table with its `chains` (name, hook, rules). Counters keep their values.
 fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAddr]) -> String {
     let mut script = format!("table {table} {{\n");
     for verdict in VERDICTS {
@@ -186,12 +206,12 @@ fn transaction(table: &str, chains: &[(&str, String, String)], resolvers: &[IpAd
     script + "}\n"
 }
 
-/// The sets that the rules about UDPRoutes' ports look at; [`NftPodGuard::set_udp`] fills them.
+/// Sets that the rules about UDPRoutes' ports refer to; [`NftPodGuard::set_udp`] fills them.
 const UDP_SETS: &str = "  set udp_ports { type inet_service; }
   set tier4 { type ipv4_addr; flags interval; auto-merge; }
   set tier6 { type ipv6_addr; flags interval; auto-merge; }\n";
 
-/// A transaction that makes the sets of the table hold what is given and nothing else.
+/// Returns a transaction that replaces the contents of the table's UDP sets.
 fn udp_sets(table: &str, ports: &BTreeSet<u16>, tier: &BTreeSet<IpNet>) -> String {
     let of_family = |is_v4: bool| tier.iter().filter(|range| range.addr().is_ipv4() == is_v4).map(ToString::to_string).collect();
     let sets: [(&str, Vec<String>); 3] =
@@ -206,7 +226,8 @@ fn udp_sets(table: &str, ports: &BTreeSet<u16>, tier: &BTreeSet<IpNet>) -> Strin
     script
 }
 
-/// The pod's namespace: what its sockets send, and what comes in. `is_counted_outside`: the node's end counts what leaves.
+/// Returns the rules for the pod's namespace: for what its sockets send, and for what comes in. With `is_counted_outside` the node's end
+/// counts what leaves.
 fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: bool) -> String {
     let mut out = format!(
         "    oifname \"lo\" counter name passed_loopback accept
@@ -220,7 +241,7 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     ip6 hoplimit 1 ip6 daddr ff02::/16 icmpv6 type {{ 130, 131, 132, 143 }} counter name passed_neighbour accept\n",
         settle(outside, "tcp")
     );
-    // ct relates an error to what was let out: TCP, a question to a resolver, or an answer to the tier.
+    // Conntrack relates an error to a packet that was let out: TCP, a query to a resolver, or a reply to the tier.
     let mut into = format!(
         "    iifname \"lo\" counter name passed_loopback accept
     meta l4proto tcp counter name passed_tcp accept
@@ -242,8 +263,8 @@ fn pod_rules(outside: OutsidePackets, resolvers: &[IpAddr], is_counted_outside: 
     transaction(OF_POD, &[("out", "output".into(), out), ("in", "input".into(), into)], resolvers)
 }
 
-/// The node's end of an interface, where everything comes in that leaves the pod. What the pod's own rules would have stopped, somebody has
-/// written past its stack.
+/// Returns the rules for the node's end of an interface, where everything arrives that leaves the pod. A packet that the pod's own rules
+/// would have stopped was written past the pod's stack.
 fn node_rules(end: &NodeEnd, outside: OutsidePackets, resolvers: &[IpAddr]) -> String {
     let mut out = format!(
         "    ether type arp meta length <= {ARP_BYTES_MAX} accept

@@ -1,7 +1,8 @@
-//! Where captured connections were going: the proxy's side of the `canal_origins` map. Entries are taken once and swept by age.
+//! Original destinations of captured connections: the proxy's side of the `canal_origins` map. The proxy takes each entry once; old entries
+//! are removed by age. Start with [`Origins::take`].
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,19 +14,19 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use crate::OffloadError;
 use crate::sys::ktime_ns;
 
-/// An origin that the proxy did not ask for within this time never will be: its connection died between the kernel's accept queue and
-/// the proxy. Longer than any accept can wait (the client's own connect time-out is 127 s at most with Linux's defaults, and its entry
-/// is withdrawn by then).
+/// Age after which an origin that the proxy did not take is removed: its connection died between the kernel's accept queue and the proxy.
+/// No accept can wait longer. The client's own connect timeout is at most 127 s with Linux's defaults, and its entry is withdrawn by then.
 pub const ORIGIN_AGE_MAX: Duration = Duration::from_secs(180);
 
-/// The proxy tells the kernel of so many taken origins at once; the kernel's count of those that wait lags behind by as many.
+/// Number of taken origins that the proxy reports to the kernel at once. The kernel's count of waiting origins lags behind by up to this
+/// number.
 const TAKEN_STEP: u64 = 64;
 
-/// Shared by all workers; look-ups do not lock.
+/// Handle to the origins that all workers share. Lookups do not lock.
 #[derive(Debug, Clone)]
 pub struct Origins {
     map: Arc<MapHandle>,
-    /// What the programs count, by network namespace, and what the proxy does: each pod has a share of the map.
+    /// Counts by network namespace: those of the programs here, those of the proxy in `taken`. They limit each pod to a share of the map.
     pods: Arc<MapHandle>,
     taken: Arc<MapHandle>,
     untold: Arc<AtomicU64>,
@@ -37,19 +38,20 @@ impl Origins {
         Self { map: Arc::new(map), pods: Arc::new(pods), taken: Arc::new(taken), untold: Arc::default(), swept: Arc::default() }
     }
 
-    /// The same origins, for one pod: what is taken by this handle counts as that pod's.
+    /// Returns a handle for one pod. What is taken through it is counted for that pod.
     #[must_use]
     pub fn of_pod(&self) -> Self {
         Self { untold: Arc::default(), ..self.clone() }
     }
 
-    /// The original destination of the connection whose client end is `peer` in the namespace with this cookie, and forgets it.
-    /// `None`: it was not captured (somebody dialled the proxy's port), or the table was full. The caller resets it either way.
-    pub fn take(&self, netns_cookie: u64, peer: SocketAddr) -> Option<SocketAddr> {
-        let key = OriginKey::new(netns_cookie, peer);
+    /// Removes and returns the original destination of the connection from `peer` to the proxy's address `proxy` in the namespace with this
+    /// cookie. Returns `None` if the connection was not captured (its client dialed the proxy's port) or if the table was full. The caller
+    /// resets it in both cases.
+    pub fn take(&self, netns_cookie: u64, peer: SocketAddr, proxy: IpAddr) -> Option<SocketAddr> {
+        let key = OriginKey::new(netns_cookie, peer, proxy);
         let found = self.map.lookup_and_delete(to_bytes(&key)).ok().flatten()?;
         if self.untold.fetch_add(1, Ordering::Relaxed) % TAKEN_STEP == TAKEN_STEP - 1 {
-            // Two workers at once may lose one step: the next sweep counts anew.
+            // Two workers at once may lose one step; the next sweep counts again.
             let before = number(&self.taken, netns_cookie);
             self.put_taken(netns_cookie, before.wrapping_add(TAKEN_STEP));
         }
@@ -58,11 +60,12 @@ impl Origins {
 
     fn put_taken(&self, netns_cookie: u64, taken: u64) {
         if let Err(error) = self.taken.update(&netns_cookie.to_ne_bytes(), &taken.to_ne_bytes(), MapFlags::ANY) {
-            tracing::debug!(%error, "cannot tell the kernel what was taken; the next sweep does");
+            tracing::debug!(%error, "could not remove a stored destination from the kernel; the next sweep removes it");
         }
     }
 
-    /// Forgets origins older than `age`; says how many. Reads the whole table, and counts by it anew what waits of each pod.
+    /// Removes origins older than `age` and returns their number. It reads the whole table and recounts from it how many connections of
+    /// each pod wait.
     pub fn sweep(&self, age: Duration) -> u64 {
         let oldest = ktime_ns().saturating_sub(age.as_nanos().try_into().unwrap_or(u64::MAX));
         let mut gone = 0;
@@ -80,12 +83,13 @@ impl Origins {
         gone
     }
 
-    /// Makes the kernel's counts say that so many wait. A namespace of which none does is forgotten: it may be gone.
+    /// Corrects the kernel's counts to these numbers of waiting connections. A namespace without waiting connections is removed, because it
+    /// may not exist any more.
     fn recount(&self, waiting: &HashMap<u64, u64>) {
         for key in self.pods.keys().collect::<Vec<_>>() {
             let cookie = key.as_slice().try_into().map(u64::from_ne_bytes).unwrap_or_default();
             let Some(waits) = waiting.get(&cookie) else {
-                // A connection that is published between the two is not counted: the limit is one higher for its time.
+                // A connection that is published in between is not counted, which raises the pod's limit by one while it waits.
                 let _ = self.pods.delete(&key);
                 let _ = self.taken.delete(&key);
                 continue;
@@ -97,12 +101,12 @@ impl Origins {
         }
     }
 
-    /// How many origins [`Origins::sweep`] has forgotten since the start.
+    /// Returns how many origins [`Origins::sweep`] has removed since the start.
     pub fn swept(&self) -> u64 {
         self.swept.load(Ordering::Relaxed)
     }
 
-    /// How many origins wait now.
+    /// Returns how many origins wait now.
     pub fn waiting(&self) -> usize {
         self.map.keys().count()
     }
@@ -113,9 +117,14 @@ fn number(map: &MapHandle, key: u64) -> u64 {
     found.and_then(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes)).unwrap_or_default()
 }
 
-/// Sums a per-CPU counter map's values for `index`.
+/// Sums the values of a per-CPU counter map for `index`.
 pub(crate) fn sum_counter(map: &MapHandle, index: u32) -> Result<u64, OffloadError> {
+    Ok(counter_by_core(map, index)?.into_iter().sum())
+}
+
+/// Returns the values of a per-CPU counter map for `index`, by the number of the core.
+pub(crate) fn counter_by_core(map: &MapHandle, index: u32) -> Result<Vec<u64>, OffloadError> {
     let err = |source| OffloadError::Map { map: "canal_counts", source };
     let per_cpu = map.lookup_percpu(&index.to_ne_bytes(), MapFlags::ANY).map_err(err)?.unwrap_or_default();
-    Ok(per_cpu.iter().filter_map(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes)).sum())
+    Ok(per_cpu.iter().filter_map(|v| v.as_slice().try_into().ok().map(u64::from_ne_bytes)).collect())
 }

@@ -1,7 +1,7 @@
-//! What outlives the process: pinned links and maps, so that a pod stays captured, and refused, while its proxy is down.
+//! Pinned links and maps, which outlive the process: a pod stays captured, and its connections refused, while its proxy is down.
 //!
-//! `<dir>/v<ABI>/<map>` and `<dir>/links/<pod>/<program>`: the links are outside the version, so an upgrade replaces their programs
-//! and no pod is let go in between. bpffs allows no dots in names, hence the spelling of pods.
+//! Maps are at `<dir>/v<ABI>/<map>`, links at `<dir>/links/<pod>/<program>`. The links are outside the version: an upgrade replaces their
+//! programs, and no pod is released in between. bpffs does not allow dots in names, so the names of pods are encoded.
 
 use std::fs;
 use std::io;
@@ -15,32 +15,33 @@ use rustix::fs::FlockOperation;
 use crate::OffloadError;
 use crate::sys;
 
-/// statfs's type of a bpffs (linux/magic.h).
+/// File system type of a bpffs in statfs (linux/magic.h).
 const BPF_FS_MAGIC: i64 = 0xcafe_4a11;
-/// Where the pods' links are, under the root.
+/// Directory of the pods' links, under the root.
 const LINKS: &str = "links";
-/// Longest file name made; bpffs allows 255.
+/// Length of the longest file name that is created, in bytes; bpffs allows 255.
 const NAME_MAX: usize = 200;
 
-/// Where a node's pins go if nobody says: the machine's bpffs if it is mounted, else a private one in the data directory.
+/// Returns the default pin directory of a node: on the machine's bpffs if it is mounted, else a private one in the data directory.
 pub fn default_pin_dir(node: &str, data_dir: &Path) -> PathBuf {
     let machine = Path::new("/sys/fs/bpf");
     if is_bpffs(machine) { machine.join(format!("canal-node-{}", file_name(node))) } else { data_dir.join("bpffs") }
 }
 
-/// The same for a host of the cloud tier; `what` is `canal-edge` or `canal-gateway`.
+/// Returns the default pin directory of a host of the cloud tier, by the rule of [`default_pin_dir`]. `what` is `canal-edge` or
+/// `canal-gateway`.
 pub fn default_tier_pin_dir(what: &str, name: &str, data_dir: &Path) -> PathBuf {
     let machine = Path::new("/sys/fs/bpf");
     if is_bpffs(machine) { machine.join(format!("{what}-{}", file_name(name))) } else { data_dir.join("bpffs") }
 }
 
-/// Makes `dir` usable: mounts a bpffs on it unless it is on one already. Whether what is pinned there stays when this process goes.
+/// Mounts a bpffs on `dir` unless `dir` is on one already. Returns true if pins there outlive this process.
 pub(crate) fn make_usable(dir: &Path) -> Result<bool, OffloadError> {
     let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
     let found = is_bpffs(dir) || dir.parent().is_some_and(is_bpffs);
     if !found {
         fs::create_dir_all(dir).map_err(err("making the directory"))?;
-        // Guards and capture start side by side. A second mount on the first would hide its pins from the next process.
+        // Guards and capture start at the same time. A second mount on top of the first would hide its pins from the next process.
         let lock = fs::File::open(dir).map_err(err("opening it"))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive).map_err(io::Error::from).map_err(err("locking it"))?;
         if !is_bpffs(dir) {
@@ -54,8 +55,8 @@ fn is_bpffs(p: &Path) -> bool {
     rustix::fs::statfs(p).is_ok_and(|s| s.f_type == BPF_FS_MAGIC)
 }
 
-/// A pod's or node's name as a file name: dots and slashes, which names have and bpffs does not, become characters that names do not
-/// have. Too long a name keeps its head and gets a hash (FNV-1a) of the whole.
+/// Encodes a pod's or node's name as a file name. Dots and slashes, which bpffs does not allow, become characters that no name contains. A
+/// name that is too long is cut and gets a hash (FNV-1a) of the whole.
 fn file_name(name: &str) -> String {
     let spelled: String = name.chars().map(|c| if c == '/' { '@' } else { c }).map(|c| if c == '.' { '_' } else { c }).collect();
     if spelled.len() <= NAME_MAX {
@@ -70,15 +71,15 @@ fn pod_name(file: &str) -> String {
     file.replace('@', "/").replace('_', ".")
 }
 
-/// A usable pin directory.
+/// Pin directory that is ready for use.
 #[derive(Debug, Clone)]
-pub(crate) struct Pins {
+pub(crate) struct PinDirectory {
     root: PathBuf,
     durable: bool,
 }
 
-impl Pins {
-    /// Makes `dir` usable: mounts a bpffs on it unless it is on one already.
+impl PinDirectory {
+    /// Mounts a bpffs on `dir` unless `dir` is on one already, and creates the directories in it.
     pub(crate) fn open(dir: &Path) -> Result<Self, OffloadError> {
         let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
         let pins = Self { root: dir.to_path_buf(), durable: make_usable(dir)? };
@@ -88,12 +89,12 @@ impl Pins {
         Ok(pins)
     }
 
-    /// Whether what is pinned stays when the process goes.
+    /// Returns true if the pins outlive this process.
     pub(crate) fn is_durable(&self) -> bool {
         self.durable
     }
 
-    /// Where this ABI's maps are pinned.
+    /// Returns the directory of the maps of this ABI.
     pub(crate) fn maps(&self) -> PathBuf {
         self.root.join(format!("v{ABI}"))
     }
@@ -102,37 +103,37 @@ impl Pins {
         self.root.join(LINKS)
     }
 
-    /// Where a pod's links are pinned.
+    /// Returns the directory of a pod's links.
     pub(crate) fn pod(&self, pod: &str) -> PathBuf {
         self.links().join(file_name(pod))
     }
 
-    /// Pods that have pins.
+    /// Returns the pods that have pins.
     pub(crate) fn pods(&self) -> Vec<String> {
         let names = fs::read_dir(self.links()).into_iter().flatten().flatten();
         names.filter_map(|e| e.file_name().to_str().map(pod_name)).collect()
     }
 
-    /// Makes a pod's directory.
+    /// Creates the directory of a pod.
     pub(crate) fn make_pod(&self, pod: &str) -> Result<PathBuf, OffloadError> {
         let dir = self.pod(pod);
         fs::create_dir_all(&dir).map_err(|source| OffloadError::Pins { dir: dir.clone(), step: "making the pod's directory", source })?;
         Ok(dir)
     }
 
-    /// Detaches a pod's links and forgets their pins.
+    /// Detaches a pod's links and removes their pins.
     pub(crate) fn forget_pod(&self, pod: &str) -> Result<(), OffloadError> {
         detach_all(&self.pod(pod));
         remove_tree(&self.pod(pod)).map_err(|source| OffloadError::Pins { dir: self.pod(pod), step: "removing the pod's links", source })
     }
 
-    /// Forgets the maps of this ABI: they do not fit the object.
+    /// Removes the maps of this ABI, because they do not fit the object.
     pub(crate) fn forget_maps(&self) -> io::Result<()> {
         remove_tree(&self.maps())?;
         fs::create_dir_all(self.maps())
     }
 
-    /// Forgets the maps of other ABIs, once no link uses them any more.
+    /// Removes the maps of other ABIs. Call it when no link uses them any more.
     pub(crate) fn forget_other_abis(&self) {
         let keep = self.maps();
         for e in fs::read_dir(&self.root).into_iter().flatten().flatten() {
@@ -143,8 +144,8 @@ impl Pins {
     }
 }
 
-/// Detaches the links pinned in `dir`: when a link's last pin goes, the kernel detaches it too, but some time later, and who was told that
-/// a pod is let go would still find it captured. A link that cannot be detached is left to that.
+/// Detaches the links that are pinned in `dir`. When a link's last pin is removed, the kernel detaches it too, but some time later: after a
+/// release the pod would still be captured. A link that cannot be detached is left to the kernel.
 fn detach_all(dir: &Path) {
     for pin in fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path()) {
         if let Err(e) = Link::open(&pin).and_then(|link| link.detach()) {
@@ -153,7 +154,7 @@ fn detach_all(dir: &Path) {
     }
 }
 
-/// Removes all pins under `dir` and, if a private bpffs was mounted there, unmounts it. Nothing there is fine.
+/// Removes all pins under `dir` and unmounts the private bpffs if one was mounted there. It is no error if there is nothing.
 pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     let err = |step| move |source| OffloadError::Pins { dir: dir.to_path_buf(), step, source };
     if !is_bpffs(dir) {
@@ -162,7 +163,7 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     for pod in fs::read_dir(dir.join(LINKS)).into_iter().flatten().flatten() {
         detach_all(&pod.path());
     }
-    // The root of a bpffs also holds the kernel's own maps.debug and progs.debug, which cannot be removed.
+    // The root of a bpffs also contains the kernel's own maps.debug and progs.debug, which cannot be removed.
     for d in fs::read_dir(dir).map_err(err("listing"))?.flatten().filter(|d| d.file_type().is_ok_and(|t| t.is_dir())) {
         remove_tree(&d.path()).map_err(err("removing pins"))?;
     }
@@ -174,13 +175,14 @@ pub(crate) fn release(dir: &Path) -> Result<(), OffloadError> {
     fs::remove_dir(dir).map_err(err("removing the directory"))
 }
 
-/// A mount that is made in a private mount namespace goes with its last process, and the pins with it.
+/// Returns true if this process is in the machine's mount namespace. A mount in a private mount namespace ends with its last process, and
+/// the pins with it.
 fn in_the_machines_mounts() -> bool {
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
     namespace("self").is_some_and(|own| namespace("1").is_none_or(|init| init == own))
 }
 
-/// Removes one pin. None there is fine.
+/// Removes one pin. It is no error if there is none.
 pub(crate) fn remove_file(p: &Path) -> io::Result<()> {
     match fs::remove_file(p) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),

@@ -1,10 +1,10 @@
-//! The pod guard (`bpf/pod.bpf.c`): what the mesh does not carry neither leaves nor enters a pod, or is counted. Knows no policy: whoever
-//! calls says which. Start at [`PodGuards::load`].
+//! Pod guard (`bpf/pod.bpf.c`): packets that the mesh does not carry neither leave nor enter a pod, or are counted. The caller decides
+//! which of the two. Start with [`PodGuards::load`].
 //!
-//! Everything stays when this process dies. The cgroup's programs are pinned links, the interface's are filters of the node's end of it,
-//! and their maps are pinned, so that the next process finds each pod's mode, resolvers and UDP ports and takes over without a gap.
+//! Everything stays when this process dies. The cgroup's programs are pinned links, and those of the interface are filters on the node's
+//! end of it. Their maps are pinned, so the next process finds each pod's mode, resolvers and UDP ports and takes over without a gap.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,18 +19,17 @@ use ipnet::IpNet;
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, Object, ObjectBuilder};
 
 use crate::capture::adopt;
-use crate::hook::{Direction, Hook};
+use crate::embedded::EmbeddedObject;
+use crate::entries::replace_set;
 use crate::origins::sum_counter;
 use crate::peer::{self, OtherEnd};
-use crate::pins::{self, Pins};
+use crate::pins::{self, PinDirectory};
+use crate::tc_hook::{Direction, Hook};
 use crate::{OffloadError, journal, sys, tier};
 
-/// Aligned as ELF wants it.
-#[repr(C, align(8))]
-struct Embedded<B: ?Sized>(B);
-static OBJECT: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/pod.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/pod.bpf.o")));
 
-/// The compiled object, for tests of its layout.
+/// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
     &OBJECT.0
 }
@@ -48,24 +47,24 @@ const LAST: &str = "canal_pod_last";
 const MAPS: [&str; 6] = [MODE, RESOLVERS, UDP_PORTS, TIER, COUNTS, LAST];
 const ZERO: [u8; 4] = [0; 4];
 
-/// What becomes of packets that the mesh does not carry.
+/// Treatment of packets that the mesh does not carry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OutsidePackets {
-    /// They are dropped.
+    /// The packets are dropped.
     #[default]
     Stop,
-    /// They pass in the clear, and are counted.
+    /// The packets pass unencrypted and are counted.
     Watch,
 }
 
-/// Datagrams that pass all the same: between the tier's addresses and those of the pod's own ports that UDPRoutes name.
+/// Datagrams that pass in any mode: those between the tier's addresses and the pod's own ports that UDPRoutes name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UdpFromTier {
     pub ports: BTreeSet<u16>,
     pub tier: BTreeSet<IpNet>,
 }
 
-/// What a guard has no room for; it stays closed.
+/// Numbers of ports and ranges beyond the guard's capacity. They stay closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct UdpExcess {
     pub ports: usize,
@@ -73,7 +72,7 @@ pub struct UdpExcess {
 }
 
 impl UdpFromTier {
-    /// As much as a guard holds, without the ranges if no port is open, and how much is left out.
+    /// Returns the ports and ranges that fit into a guard, and how many do not. Without an open port there are no ranges.
     pub(crate) fn held(&self) -> (BTreeSet<u16>, BTreeSet<IpNet>, UdpExcess) {
         let ports: BTreeSet<u16> = self.ports.iter().copied().take(UDP_PORTS_MAX).collect();
         let wanted = if ports.is_empty() { 0 } else { self.tier.len() };
@@ -83,14 +82,14 @@ impl UdpFromTier {
     }
 }
 
-/// The node's part: where pods' pins are.
+/// Node-wide part of the guards: the directory of the pods' pins.
 #[derive(Debug)]
 pub struct PodGuards {
-    pins: Option<Pins>,
+    pins: Option<PinDirectory>,
 }
 
-/// A pod whose packets are judged. Dropping it lets go only if nothing is pinned; the interface's programs stay until
-/// [`PodGuard::release`], or until the interface goes.
+/// Guard of one pod. Dropping it detaches the cgroup's programs only if nothing is pinned. The interface's programs stay until
+/// [`PodGuard::release`], or until the interface is removed.
 #[derive(Debug)]
 pub struct PodGuard {
     object: Object,
@@ -102,7 +101,7 @@ pub struct PodGuard {
     last: MapHandle,
     links: Vec<Link>,
     hooks: Vec<Hook>,
-    /// Interfaces whose other end is not the node's.
+    /// Interfaces whose other end is not on this node.
     exposed: Vec<String>,
 }
 
@@ -110,7 +109,7 @@ fn refused(step: &str) -> impl Fn(libbpf_rs::Error) -> OffloadError {
     move |source| OffloadError::Refused { object: SOURCE, source, journal: format!("{step}: {}", journal::last_words()) }
 }
 
-/// Loads the object; its maps are those pinned in `dir`, or are pinned there.
+/// Loads the object. Its maps are adopted from `dir` if they are pinned there, else they are pinned there.
 fn load(dir: Option<&Path>) -> Result<Object, OffloadError> {
     journal::install();
     let _ = journal::last_words();
@@ -128,19 +127,25 @@ fn map_pin(dir: &Path, map: &str) -> PathBuf {
 }
 
 impl PodGuards {
-    /// Whether the kernel takes the programs. Without `pin_dir` the cgroup's programs do not outlive the process.
+    /// Tests whether the kernel accepts the programs. Without `pin_dir` the cgroup's programs do not outlive the process.
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used or the kernel refuses the object.
     pub fn load(pin_dir: Option<&Path>) -> Result<Self, OffloadError> {
-        let pins = pin_dir.map(Pins::open).transpose()?;
+        let pins = pin_dir.map(PinDirectory::open).transpose()?;
         load(None)?;
         Ok(Self { pins })
     }
 
-    /// Guards the pod whose processes live in `cgroup` and whose network namespace is at `netns`. A pod that is new is stopped until
-    /// [`PodGuard::set`] says otherwise; one that an earlier process guarded goes on as it was.
+    /// Guards the pod whose processes are in `cgroup` and whose network namespace is at `netns`. A new pod is in mode *stop* until
+    /// [`PodGuard::set`] changes it. A pod that an earlier process guarded keeps its state.
+    ///
+    /// # Errors
+    /// Fails if the cgroup or the namespace cannot be opened, or if the kernel refuses a program or its attachment.
     pub fn attach(&self, pod: &str, cgroup: &Path, netns: &Path) -> Result<PodGuard, OffloadError> {
         let dir = self.pins.as_ref().map(|p| p.make_pod(pod)).transpose()?;
         let object = match load(dir.as_deref()) {
-            // Maps of the same number but another shape: the pod is stopped until it is set again.
+            // The pinned maps have the same ABI number but another shape: the pod is in mode stop until it is set again.
             Err(error) if dir.as_deref().is_some_and(|d| MAPS.iter().any(|m| map_pin(d, m).exists())) => {
                 tracing::warn!(pod, %error, "pod guard: pinned maps do not fit; starting with new ones");
                 for map in MAPS.iter().filter_map(|m| dir.as_deref().map(|d| map_pin(d, m))) {
@@ -192,15 +197,16 @@ impl PodGuard {
         Ok(())
     }
 
-    /// On the node's end of each interface that has one: what comes in there has left the pod. Where the other end is out of reach (a
-    /// physical device, another machine's), on the pod's own: there a process with CAP_NET_ADMIN in the pod could remove it.
+    /// Attaches the programs to the node's end of each interface that has one: what arrives there has left the pod. If the other end is out
+    /// of reach (a physical device, another machine's), they are attached to the pod's own end. There a process with CAP_NET_ADMIN in the
+    /// pod could remove them.
     fn attach_to_interfaces(&mut self, netns: &Path) -> Result<(), OffloadError> {
         let of_node = |index| peer::name_of(index).map_err(|source| OffloadError::Netns { netns: netns.to_path_buf(), source });
         for device in peer::devices(netns)? {
             let (place, name, leaving, entering) = match device.other_end {
                 OtherEnd::Inside => continue,
                 OtherEnd::Here(index) => (None, of_node(index)?, Direction::Ingress, Direction::Egress),
-                OtherEnd::Elsewhere => {
+                OtherEnd::Outside => {
                     self.exposed.push(device.name.clone());
                     (Some(netns.to_path_buf()), device.name, Direction::Egress, Direction::Ingress)
                 }
@@ -214,48 +220,67 @@ impl PodGuard {
         Ok(())
     }
 
-    /// Says what becomes of packets that the mesh does not carry, and which resolvers may be asked all the same. Resolvers beyond
-    /// [`RESOLVERS_MAX`] are left out: how many.
+    /// Sets the treatment of packets that the mesh does not carry, and the resolvers to which DNS passes in any mode. Returns how many
+    /// resolvers beyond [`RESOLVERS_MAX`] were omitted.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if a map cannot be written.
     pub fn set(&self, outside: OutsidePackets, resolvers: &[IpAddr]) -> Result<usize, OffloadError> {
         let wanted = resolvers.iter().take(RESOLVERS_MAX).map(|ip| address_bytes(*ip).to_vec()).collect();
-        hold_only(&self.resolvers, RESOLVERS, &wanted)?;
+        replace_set(&self.resolvers, RESOLVERS, &wanted)?;
         let mode = if outside == OutsidePackets::Watch { WATCH } else { STOP };
         self.mode.update(&ZERO, to_bytes(&mode), MapFlags::ANY).map_err(|source| OffloadError::Map { map: MODE, source })?;
         Ok(resolvers.len().saturating_sub(RESOLVERS_MAX))
     }
 
-    /// Says at which of the pod's ports datagrams from the tier pass, and back; at all others they are stopped.
+    /// Sets the pod's ports at which datagrams from the tier pass, and their replies. At all other ports they are stopped. Returns what did
+    /// not fit.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if a map cannot be written.
     pub fn set_udp(&self, udp: &UdpFromTier) -> Result<UdpExcess, OffloadError> {
         let (ports, ranges, left_out) = udp.held();
-        hold_only(&self.udp_ports, UDP_PORTS, &ports.iter().map(|port| to_bytes(&u32::from(*port)).to_vec()).collect())?;
+        replace_set(&self.udp_ports, UDP_PORTS, &ports.iter().map(|port| to_bytes(&u32::from(*port)).to_vec()).collect())?;
         let ranges = ranges.iter().map(|range| to_bytes(&Range::new(range.network(), range.prefix_len())).to_vec());
-        hold_only(&self.tier, TIER, &ranges.collect())?;
+        replace_set(&self.tier, TIER, &ranges.collect())?;
         Ok(left_out)
     }
 
-    /// Every verdict and its count since the pod was first guarded.
+    /// Returns every verdict and its count since the pod was first guarded.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn counters(&self) -> Result<Vec<(Verdict, u64)>, OffloadError> {
         VERDICTS.into_iter().map(|v| Ok((v, sum_counter(&self.counts, v as u32)?))).collect()
     }
 
-    /// The packet that was stopped last.
+    /// Returns the packet that was stopped last.
+    ///
+    /// # Errors
+    /// Fails if the map cannot be read.
     pub fn last_stopped(&self) -> Result<StoppedPacket, OffloadError> {
         let found = self.last.lookup(&ZERO, MapFlags::ANY).map_err(|source| OffloadError::Map { map: LAST, source })?;
         Ok(found.and_then(|b| from_bytes(&b)).unwrap_or_default())
     }
 
-    /// Interfaces of the pod whose other end is not on this node: a pod with CAP_NET_ADMIN could take the guard off them.
+    /// Returns the pod's interfaces whose other end is not on this node. A pod with CAP_NET_ADMIN could remove the guard from them.
     pub fn exposed_interfaces(&self) -> &[String] {
         &self.exposed
     }
 
-    /// Each program's name and how many instructions the verifier walked for it: the budget that a test holds.
+    /// Returns each program's name and the number of instructions that the verifier walked for it, which a test compares with a budget.
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no information about a program.
     pub fn verified_instructions(&self) -> Result<Vec<(&'static str, u32)>, OffloadError> {
         let all = OF_CGROUP.into_iter().chain([OUT, IN]);
         all.map(|name| Ok((name, tier::verified_insns(&self.object, SOURCE, name)?))).collect()
     }
 
-    /// Lets the pod's packets pass from now on. `pod`'s pins go with its capture's.
+    /// Removes the guard: the pod's packets pass from now on. The pins of the pod are removed together with its capture's.
+    ///
+    /// # Errors
+    /// Fails if a program cannot be detached.
     pub fn release(self) -> Result<(), OffloadError> {
         for link in &self.links {
             link.detach().map_err(refused("detaching"))?;
@@ -265,12 +290,12 @@ impl PodGuard {
         let own: [u32; 2] = [id(OUT)?, id(IN)?];
         for hook in &self.hooks {
             let any = tier::program(&self.object, OUT)?;
-            // Another pod's, whose interface has got the same name since, is not ours.
+            // The interface's name may belong to another pod by now. That pod's program stays.
             if !hook.program_id(any.as_fd()).is_some_and(|id| own.contains(&id)) {
                 continue;
             }
             match hook.detach(any.as_fd()) {
-                // The interface went with its namespace, and the filter with it.
+                // The interface was removed with its namespace, and the filter with it.
                 Err(OffloadError::Hook { source, .. }) => {
                     tracing::debug!(device = hook.device, %source, "pod guard: the interface is gone")
                 }
@@ -282,17 +307,11 @@ impl PodGuard {
     }
 }
 
-/// Makes the map a set of `wanted`. The old keys go first: the map may be full of them.
-fn hold_only(map: &MapHandle, name: &'static str, wanted: &HashSet<Vec<u8>>) -> Result<(), OffloadError> {
-    let failed = |source| OffloadError::Map { map: name, source };
-    for old in map.keys().filter(|key| !wanted.contains(key)).collect::<Vec<_>>() {
-        map.delete(&old).map_err(failed)?;
-    }
-    wanted.iter().try_for_each(|key| map.update(key, to_bytes(&1u32), MapFlags::ANY)).map_err(failed)
-}
-
-/// Takes the guard off the interfaces of the namespace at `netns`, whoever put it there: for `canal-node --release`, after which the
-/// cgroup's links are gone with their pins. An interface that is not there is fine.
+/// Removes the guard from the interfaces of the namespace at `netns`, even if another process attached it. `canal-node --release` uses it;
+/// the cgroup's links end with their pins. It is no error if an interface does not exist.
+///
+/// # Errors
+/// Fails if the namespace cannot be entered or a program cannot be detached.
 pub fn release_interfaces(netns: &Path) -> Result<(), OffloadError> {
     let object = load(None)?;
     let any = tier::program(&object, OUT)?;
@@ -303,7 +322,7 @@ pub fn release_interfaces(netns: &Path) -> Result<(), OffloadError> {
                 Ok(name) => (None, name),
                 Err(_) => continue,
             },
-            OtherEnd::Elsewhere => (Some(netns.to_path_buf()), device.name),
+            OtherEnd::Outside => (Some(netns.to_path_buf()), device.name),
         };
         for direction in [Direction::Egress, Direction::Ingress] {
             Hook { netns: place.clone(), device: name.clone(), direction }.detach(any.as_fd())?;

@@ -1,9 +1,9 @@
-//! The replica's redirector (`bpf/redirector.bpf.c`) and the program of its tunnel device (`bpf/tunnel.bpf.c`): loads them, keeps them on
-//! their devices when this process dies, and gives their maps as typed entries. Decides nothing about what they hold. Start at
-//! [`Redirector::attach`].
+//! The replica's redirector (`bpf/redirector.bpf.c`) and the program of its tunnel device (`bpf/tunnel.bpf.c`). Loads them, keeps them on
+//! their devices when this process dies, and provides their maps as typed entries. Does not decide what the maps contain. Start with
+//! [`RedirectorPrograms::attach`].
 //!
-//! Maps are pinned, and the next process finds them with their contents; the programs are loaded anew and replace the old ones between
-//! two packets. A gateway that was killed leaves its redirector passing new sessions to the other replicas.
+//! The maps are pinned, and the next process finds them with their contents. The programs are loaded again and replace the old ones between
+//! two packets. After a gateway was killed, its redirector passes new sessions to the other replicas.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -11,28 +11,26 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use canal_abi::tier::{
-    REDIRECTOR_COUNTS, RedirectorSettings, Replica, TUNNEL_COUNTS, Table, Throttle, ThrottleKey, address_be, address_of_be,
-    redirector_count_name, tunnel_count_name,
+    REDIRECTOR_COUNTS, RedirectorCount, RedirectorSettings, Replica, TUNNEL_COUNTS, Table, Throttle, ThrottleKey, address_be,
+    address_of_be, redirector_count_name, tunnel_count_name,
 };
 use canal_abi::{from_bytes, to_bytes};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ProgramInput};
 
-use crate::entries::{Entries, Replaced};
-use crate::hook::{Direction, Hook, within};
-use crate::origins::sum_counter;
+use crate::embedded::EmbeddedObject;
+use crate::entries::Entries;
+use crate::origins::{counter_by_core, sum_counter};
+use crate::tc_hook::{Direction, Hook, within};
 use crate::tier::{self, TierPins};
-use crate::tunnel::{self, TUNNEL_DEVICE, Tunnel};
+use crate::tunnel::{self, TUNNEL_DEVICE, TunnelDevice};
 use crate::{OffloadError, sys};
 
-pub use crate::throttle::{Limit, Limits};
+pub use crate::throttle::{ThrottleLimit, ThrottleLimits};
 
-/// Aligned as ELF wants it.
-#[repr(C, align(8))]
-struct Embedded<B: ?Sized>(B);
-static REDIRECTOR: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/redirector.bpf.o")));
-static TUNNEL: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/tunnel.bpf.o")));
+static REDIRECTOR: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/redirector.bpf.o")));
+static TUNNEL: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/tunnel.bpf.o")));
 
-/// The compiled objects, for tests of their layout.
+/// Returns the compiled objects, for tests of their layout.
 pub fn object_bytes() -> [&'static [u8]; 2] {
     [&REDIRECTOR.0, &TUNNEL.0]
 }
@@ -45,32 +43,33 @@ const MAPS: &[&str] = &["canal_self", "canal_tables", "canal_replicas", "canal_h
 const TUNNEL_MAPS: &[&str] = &["canal_tunnel_counts"];
 const THROTTLES: &str = "canal_throttles";
 
-/// How to load and where to attach.
+/// Options for loading and attaching the programs.
 #[derive(Debug, Clone)]
-pub struct Options {
-    /// Path of a network namespace; `None`: this thread's.
+pub struct RedirectorOptions {
+    /// Path of a network namespace; `None` stands for this thread's.
     pub netns: Option<PathBuf>,
-    /// The replica's underlay device, e.g. `eth0`.
+    /// Name of the replica's underlay device, e.g. `eth0`.
     pub device: String,
-    /// Where to keep maps; `None`: they go with the last program that uses them, and a new process starts with empty ones.
+    /// Directory of the maps' pins. With `None` the maps end with the last program that uses them, and a new process starts with empty
+    /// ones.
     pub pin_dir: Option<PathBuf>,
-    /// The replica's underlay address.
+    /// Underlay address of the replica.
     pub address: Ipv4Addr,
-    /// The replica's number in bucket tables; 0: not known yet, and an earlier process's stays in force.
+    /// Number of the replica in bucket tables. 0 means that it is not known yet; that of an earlier process stays in force.
     pub number: u16,
-    /// The edge of the replica's AZ; 0.0.0.0: not known yet, and an earlier process's stays in force.
+    /// Address of the edge of the replica's AZ. 0.0.0.0 means that it is not known yet; that of an earlier process stays in force.
     pub edge: Ipv4Addr,
-    /// Bytes: the largest inner packet, with its IP header, that the tier takes.
+    /// Size in bytes of the largest inner packet, with its IP header, that the tier accepts.
     pub mtu: u32,
     /// First source port of the tunnels to the edge.
     pub tunnel_port: u16,
-    /// Source ports, and so tunnels, to the edge; 0: each flow has its own (RFC 7348 5).
+    /// Number of source ports, and so of tunnels, to the edge. With 0 each flow has its own source port (RFC 7348 §5).
     pub tunnels: u16,
 }
 
-/// The loaded programs and their maps. Dropping it changes nothing on the devices.
+/// Loaded programs with their maps. Dropping them changes nothing on the devices.
 #[derive(Debug)]
-pub struct Redirector {
+pub struct RedirectorPrograms {
     object: Object,
     tunnel: Object,
     hook: Hook,
@@ -88,28 +87,34 @@ pub struct Redirector {
     tunnel_counts: MapHandle,
 }
 
-/// What the redirector made of one frame.
+/// Result of running the redirector over one frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Trial {
-    /// `TC_ACT_*`: 0 to the host's stack, 2 dropped, 7 sent.
+pub struct RedirectorTestRun {
+    /// Verdict as `TC_ACT_*`: 0 is delivery to the host's stack, 2 is a drop, 7 is a redirect to a device.
     pub verdict: u32,
-    /// The mark that the host's stack sees.
+    /// Mark that the host's stack sees.
     pub mark: u32,
-    /// The frame as it goes on.
+    /// Frame in the form in which it continues.
     pub frame: Vec<u8>,
 }
 
-impl Redirector {
-    /// Loads the programs, takes over pinned maps, makes the tunnel device with its routes, and puts the programs on both devices, where
-    /// they replace earlier ones without a gap. May be called as often as one likes.
-    pub fn attach(options: &Options) -> Result<Self, OffloadError> {
+impl RedirectorPrograms {
+    /// Loads the programs, adopts pinned maps, creates the tunnel device with its routes, and attaches the programs to both devices, where
+    /// they replace earlier ones without a gap. It may be repeated at any time.
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used, the tunnel device cannot be created, or the kernel refuses a program or its attachment.
+    pub fn attach(options: &RedirectorOptions) -> Result<Self, OffloadError> {
         let redirector = Self::load(options)?;
         redirector.go_live(options)?;
         Ok(redirector)
     }
 
-    /// Loads without touching devices, so that new maps can be filled before [`Redirector::go_live`].
-    pub fn load(options: &Options) -> Result<Self, OffloadError> {
+    /// Loads the programs without touching devices, so that new maps can be filled before [`RedirectorPrograms::go_live`].
+    ///
+    /// # Errors
+    /// Fails if the pin directory cannot be used or the kernel refuses a program.
+    pub fn load(options: &RedirectorOptions) -> Result<Self, OffloadError> {
         let dir = options.pin_dir.as_deref();
         let pins = dir.map(|d| Ok::<_, OffloadError>((TierPins::open(d, "redirector")?, TierPins::open(d, "tunnel")?))).transpose()?;
         let adopted = pins.as_ref().is_some_and(|(p, _)| p.has_maps());
@@ -133,6 +138,7 @@ impl Redirector {
             object,
             tunnel,
         };
+        // Values that are not known yet stay those of an earlier process.
         let (number, edge) = redirector.own()?;
         redirector.set_self(
             if options.number == 0 { number } else { options.number },
@@ -141,9 +147,12 @@ impl Redirector {
         Ok(redirector)
     }
 
-    /// Makes the tunnel device with its routes, and puts the loaded programs in the place of an earlier process's.
-    pub fn go_live(&self, options: &Options) -> Result<(), OffloadError> {
-        let tunnel = Tunnel { address: options.address, mtu: options.mtu, port: options.tunnel_port, ports: options.tunnels };
+    /// Creates the tunnel device with its routes, and attaches the loaded programs, which replace those of an earlier process.
+    ///
+    /// # Errors
+    /// Fails if the tunnel device cannot be created or a program cannot be attached.
+    pub fn go_live(&self, options: &RedirectorOptions) -> Result<(), OffloadError> {
+        let tunnel = TunnelDevice { address: options.address, mtu: options.mtu, port: options.tunnel_port, ports: options.tunnels };
         within(options.netns.as_deref(), || tunnel::make(&tunnel))??;
         self.tunnel_hook.attach(tier::program(&self.tunnel, TUNNEL_PROGRAM)?.as_fd())?;
         self.hook.attach(tier::program(&self.object, PROGRAM)?.as_fd())?;
@@ -154,37 +163,48 @@ impl Redirector {
         Ok(())
     }
 
-    /// Takes the programs off their devices, and the tunnel device and its routes away, and removes the pins: the replica is no replica any more.
+    /// Detaches the programs and removes the tunnel device, its routes and the pins: the host is no replica any more.
+    ///
+    /// # Errors
+    /// Fails if a program cannot be detached, or the tunnel device or a pin cannot be removed.
     pub fn remove(self) -> Result<(), OffloadError> {
         self.hook.detach(tier::program(&self.object, PROGRAM)?.as_fd())?;
         within(self.hook.netns.as_deref(), tunnel::remove)??;
         self.pins.map_or(Ok(()), |(a, b)| a.remove().and_then(|()| b.remove()))
     }
 
-    /// The replica's number in bucket tables and the edge of its AZ, as the programs know them; 0 and 0.0.0.0: not known.
+    /// Returns the replica's number in bucket tables and the edge of its AZ, as the programs know them; 0 and 0.0.0.0 if they are unknown.
+    ///
+    /// # Errors
+    /// Fails if the map cannot be read.
     pub fn own(&self) -> Result<(u16, Ipv4Addr), OffloadError> {
         let held = self.own[0].get(&0)?.unwrap_or_default();
         Ok((held.number as u16, address_of_be(held.edge_be)))
     }
 
-    /// Tells the programs the replica's number in bucket tables, and the edge that they send to.
+    /// Sets the replica's number in bucket tables and the edge to which the programs send.
+    ///
+    /// # Errors
+    /// Fails if a map cannot be written.
     pub fn set_self(&self, number: u16, edge: Ipv4Addr) -> Result<(), OffloadError> {
         let settings =
             RedirectorSettings { address_be: address_be(self.address), number: number.into(), edge_be: address_be(edge), mtu: self.mtu };
         self.own.iter().try_for_each(|map| map.put(&0, &settings))
     }
 
-    /// Whether the maps are an earlier process's, with their contents.
+    /// Returns true if the maps are those of an earlier process, with their contents.
     pub fn is_adopted(&self) -> bool {
         self.adopted
     }
 
-    /// Whether maps outlive this process: they are pinned, and not only in a mount that goes with this process's own mount namespace.
+    /// Returns true if the maps outlive this process: they are pinned, and not only in a mount that ends with this process's own mount
+    /// namespace.
     pub fn is_durable(&self) -> bool {
         self.pins.as_ref().is_some_and(|(p, _)| p.is_durable())
     }
 
-    /// Whether this process's programs are the ones on the devices (somebody may have flushed their filters, or made a device anew).
+    /// Returns true if this process's programs are on the devices. Another process may have flushed their filters, or a device may be a new
+    /// one.
     pub fn is_attached(&self) -> bool {
         let is_there = |hook: &Hook, object, name| {
             let Ok(program) = tier::program(object, name) else { return false };
@@ -194,17 +214,17 @@ impl Redirector {
         is_there(&self.hook, &self.object, PROGRAM) && is_there(&self.tunnel_hook, &self.tunnel, TUNNEL_PROGRAM)
     }
 
-    /// Bucket tables by service ID.
+    /// Returns the bucket tables by service ID.
     pub fn tables(&self) -> &Entries<u32, Table> {
         &self.tables
     }
 
-    /// Replicas by number; an array, so that removing one empties its slot.
+    /// Returns the replicas by number. The map is an array, so removing a replica empties its slot.
     pub fn replicas(&self) -> &Entries<u32, Replica> {
         &self.replicas
     }
 
-    /// Edges and replicas by underlay address as [`address_be`] gives it; the value is a replica's number, or 0.
+    /// Returns the underlay addresses of edges and replicas, in the form of [`address_be`]. The value is a replica's number, or 0.
     pub fn hosts(&self) -> &Entries<u32, u32> {
         &self.hosts
     }
@@ -214,8 +234,11 @@ impl Redirector {
         Ok(self.throttles.lookup(to_bytes(key), MapFlags::LOCK).map_err(err)?.and_then(|v| from_bytes(&v)))
     }
 
-    /// Sets early limits. Ones that do not change keep their tokens, new ones start full. Errors: [`OffloadError::Full`].
-    pub fn set_throttle(&self, key: &ThrottleKey, limits: &Limits) -> Result<(), OffloadError> {
+    /// Sets early limits. Limits that do not change keep their tokens, new ones start full.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Full`] if the map has no capacity left, and [`OffloadError::Map`] for any other failure.
+    pub fn set_throttle(&self, key: &ThrottleKey, limits: &ThrottleLimits) -> Result<(), OffloadError> {
         let old = self.throttle(key)?;
         let new = limits.applied_to(old.as_ref(), sys::ktime_ns());
         if old.is_some_and(|o| limits.are_in(&o)) {
@@ -228,7 +251,10 @@ impl Redirector {
         })
     }
 
-    /// Lifts early limits. None there is fine.
+    /// Removes early limits. It is no error if there are none.
+    ///
+    /// # Errors
+    /// Returns [`OffloadError::Map`] if the kernel refuses the removal.
     pub fn remove_throttle(&self, key: &ThrottleKey) -> Result<(), OffloadError> {
         match self.throttles.delete(to_bytes(key)) {
             Err(source) if source.kind() != libbpf_rs::ErrorKind::NotFound => Err(OffloadError::Map { map: THROTTLES, source }),
@@ -236,7 +262,10 @@ impl Redirector {
         }
     }
 
-    /// All early limits with their state: the tokens left, and how many packets were refused.
+    /// Returns all early limits with their state: the remaining tokens, and how many packets were refused.
+    ///
+    /// # Errors
+    /// Fails if the map cannot be read.
     pub fn throttles(&self) -> Result<HashMap<ThrottleKey, Throttle>, OffloadError> {
         let mut all = HashMap::new();
         for key in self.throttles.keys().filter_map(|k| from_bytes::<ThrottleKey>(&k)) {
@@ -247,32 +276,40 @@ impl Redirector {
         Ok(all)
     }
 
-    /// Makes the early limits `wanted` and no others.
-    pub fn replace_throttles(&self, wanted: &HashMap<ThrottleKey, Limits>) -> Result<Replaced, OffloadError> {
-        let have = self.throttles()?;
-        let mut replaced = Replaced::default();
-        for key in have.keys().filter(|k| !wanted.contains_key(k)) {
-            self.remove_throttle(key)?;
-            replaced.removed += 1;
-        }
-        for (key, limits) in wanted.iter().filter(|(k, l)| !have.get(k).is_some_and(|t| l.are_in(t))) {
-            self.set_throttle(key, limits)?;
-            replaced.put += 1;
-        }
-        Ok(replaced)
-    }
-
-    /// Every counter's name and its count since the maps were made.
+    /// Returns every counter's name and its count since the maps were created.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
         REDIRECTOR_COUNTS.into_iter().map(|c| Ok((redirector_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
     }
 
-    /// The same of the tunnel's program.
+    /// Returns how many packets of the tier each core received, by the core's number.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
+    pub fn received_by_core(&self) -> Result<Vec<u64>, OffloadError> {
+        let mut cores = Vec::new();
+        for count in REDIRECTOR_COUNTS.into_iter().filter(|count| *count != RedirectorCount::CANAL_REDIRECTOR_PASSED) {
+            let of_count = counter_by_core(&self.counts, count as u32)?;
+            cores.resize(of_count.len().max(cores.len()), 0);
+            cores.iter_mut().zip(of_count).for_each(|(all, one)| *all += one);
+        }
+        Ok(cores)
+    }
+
+    /// Returns every counter's name and its count for the tunnel device's program.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn tunnel_counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
         TUNNEL_COUNTS.into_iter().map(|c| Ok((tunnel_count_name(c), sum_counter(&self.tunnel_counts, c as u32)?))).collect()
     }
 
-    /// Each program's name and how many instructions the verifier walked: the budget that a test holds.
+    /// Returns each program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no information about a program.
     pub fn verified_insns(&self) -> Result<[(&'static str, u32); 2], OffloadError> {
         Ok([
             (PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?),
@@ -280,10 +317,13 @@ impl Redirector {
         ])
     }
 
-    /// Runs the redirector over one frame as if it came to this thread's network namespace; counters count it. For tests and for the
-    /// question "why is this dropped".
-    pub fn trial(&self, frame: &[u8]) -> Result<Trial, OffloadError> {
-        // `struct __sk_buff` up to its `hwtstamp`; the mark is its third word (linux/bpf.h).
+    /// Runs the redirector over one frame as if it had arrived in this thread's network namespace; the counters count the frame. It is for
+    /// tests and for finding out why a frame is dropped.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot run the program.
+    pub fn test_run(&self, frame: &[u8]) -> Result<RedirectorTestRun, OffloadError> {
+        // The context is `struct __sk_buff` up to its `hwtstamp`; the mark is its third word (linux/bpf.h).
         let mut context = [0u8; 192];
         let mut out = vec![0; frame.len() + 256];
         let input =
@@ -291,14 +331,17 @@ impl Redirector {
         let program = tier::program(&self.object, PROGRAM)?;
         let ran = program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source })?;
         let mark = ran.context.and_then(|c| c.get(8..12)).and_then(|m| m.try_into().ok()).map_or(0, u32::from_ne_bytes);
-        Ok(Trial { verdict: ran.return_value, mark, frame: ran.data.map(|d| d.to_vec()).unwrap_or_default() })
+        Ok(RedirectorTestRun { verdict: ran.return_value, mark, frame: ran.data.map(|d| d.to_vec()).unwrap_or_default() })
     }
 }
 
-/// Removes what an earlier process left: programs, tunnel device, routes, pins. Nothing there is fine.
+/// Removes what an earlier process left: programs, tunnel device, routes, pins. It is no error if there is nothing.
+///
+/// # Errors
+/// Fails if a program cannot be detached, or the tunnel device or a pin cannot be removed.
 pub fn remove(netns: Option<&Path>, device: &str, pin_dir: Option<&Path>) -> Result<(), OffloadError> {
     let hook = Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction: Direction::Ingress };
-    // Any descriptor does: detaching names the filter, not the program.
+    // Any descriptor will do: detaching names the filter, not the program.
     let any = std::fs::File::open("/dev/null").map_err(|source| OffloadError::Netns { netns: "/dev/null".into(), source })?;
     hook.detach(any.as_fd())?;
     within(netns, tunnel::remove)??;

@@ -1,5 +1,5 @@
-//! The underlay's session table of one link (`bpf/sessions.bpf.c`): how many sessions a virtual switch would keep for it, outside and
-//! inside of its tunnels. Measures only; nothing is dropped, and nothing stays when it is dropped. Start at [`Sessions::attach`].
+//! Session tables of one underlay link (`bpf/session_count.bpf.c`). They show how many sessions a virtual switch would store for the link,
+//! outside and inside of its tunnels. Only measures: it drops no packet and leaves nothing behind. Start with [`SessionTable::attach`].
 
 use std::net::{Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
@@ -12,37 +12,35 @@ use canal_abi::{from_bytes, to_bytes};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Object, ObjectBuilder, ProgramInput};
 
 use crate::OffloadError;
-use crate::hook::{Direction, Hook};
+use crate::embedded::EmbeddedObject;
 use crate::origins::sum_counter;
 use crate::sys::ktime_ns;
+use crate::tc_hook::{Direction, Hook};
 use crate::{journal, tier};
 
-/// Aligned as ELF wants it.
-#[repr(C, align(8))]
-struct Embedded<B: ?Sized>(B);
-static OBJECT: &Embedded<[u8]> = &Embedded(*include_bytes!(concat!(env!("OUT_DIR"), "/sessions.bpf.o")));
+static OBJECT: &EmbeddedObject<[u8]> = &EmbeddedObject(*include_bytes!(concat!(env!("OUT_DIR"), "/session_count.bpf.o")));
 
-/// The compiled object, for tests of its layout.
+/// Returns the compiled object, for tests of its layout.
 pub fn object_bytes() -> &'static [u8] {
     &OBJECT.0
 }
 
 const PROGRAM: &str = "canal_sessions";
-const SOURCE: &str = "bpf/sessions.bpf.c";
+const SOURCE: &str = "bpf/session_count.bpf.c";
 const OUTER: &str = "canal_sessions_outer";
 const INNER: &str = "canal_sessions_inner";
 
-/// A session by its outer headers. Both directions are one: which end is first says nothing.
+/// Session by its outer headers. Both directions are one session, so the order of the ends has no meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OuterSession {
-    /// IP protocol number.
+    /// IP protocol number of the session.
     pub protocol: u8,
     pub ends: [SocketAddr; 2],
 }
 
-/// A session table on one device.
+/// Session tables of one device. Dropping them detaches the program.
 #[derive(Debug)]
-pub struct Sessions {
+pub struct SessionTable {
     object: Object,
     hooks: [Hook; 2],
     outer: (MapHandle, AtomicU64),
@@ -50,14 +48,20 @@ pub struct Sessions {
     counts: MapHandle,
 }
 
-impl Sessions {
-    /// Watches both directions of `device` in the network namespace at the path `netns`, or in this thread's. Not for a device that
-    /// has an edge's or a redirector's program: theirs is the same place.
+impl SessionTable {
+    /// Counts the sessions of both directions of `device`, in the network namespace at the path `netns` or in this thread's. Not for a
+    /// device with an edge's or a redirector's program, because that one uses the same filter.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses the program or its attachment.
     pub fn attach(netns: Option<&Path>, device: &str) -> Result<Self, OffloadError> {
         Self::attach_sized(netns, device, SESSIONS_MAX)
     }
 
-    /// The same with tables of `max` sessions each.
+    /// Does the work of [`SessionTable::attach`] with tables of `max` sessions each.
+    ///
+    /// # Errors
+    /// Fails if the kernel refuses the program or its attachment.
     pub fn attach_sized(netns: Option<&Path>, device: &str, max: u32) -> Result<Self, OffloadError> {
         let object = load(max)?;
         let hook = |direction| Hook { netns: netns.map(Path::to_path_buf), device: device.to_string(), direction };
@@ -73,7 +77,10 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// Sessions in the tables: by outer headers, and inside of tunnels. Does not read the tables.
+    /// Returns the number of sessions by outer headers and inside of tunnels. It does not read the tables.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn sessions(&self) -> Result<(u64, u64), OffloadError> {
         let now = |count: SessionsCount, gone: &AtomicU64| {
             Ok::<_, OffloadError>(sum_counter(&self.counts, count as u32)?.saturating_sub(gone.load(Ordering::Relaxed)))
@@ -81,7 +88,7 @@ impl Sessions {
         Ok((now(SessionsCount::CANAL_SESSIONS_OUTER, &self.outer.1)?, now(SessionsCount::CANAL_SESSIONS_INNER, &self.inner.1)?))
     }
 
-    /// What the outer table holds. Reads it.
+    /// Returns the sessions of the outer table, which it reads.
     pub fn outer(&self) -> Vec<OuterSession> {
         let end = |address: [u8; 16], port_be: u16| SocketAddr::new(Ipv6Addr::from(address).to_canonical(), u16::from_be(port_be));
         let session = |key: SessionKey| OuterSession {
@@ -91,25 +98,38 @@ impl Sessions {
         self.outer.0.keys().filter_map(|key| from_bytes(&key)).map(session).collect()
     }
 
-    /// Every counter's name and its count.
+    /// Returns every counter's name and its count.
+    ///
+    /// # Errors
+    /// Fails if the counter map cannot be read.
     pub fn counts(&self) -> Result<Vec<(&'static str, u64)>, OffloadError> {
         SESSIONS_COUNTS.into_iter().map(|c| Ok((sessions_count_name(c), sum_counter(&self.counts, c as u32)?))).collect()
     }
 
-    /// Forgets sessions without a packet for `idle`, as a switch ages its table; says how many there were in the outer and in the inner one. Reads both.
+    /// Removes sessions without a packet for `idle`, as a switch ages its table. Returns how many were removed from the outer and from the
+    /// inner table. It reads both.
+    ///
+    /// # Errors
+    /// Fails if a table cannot be read.
     pub fn sweep(&self, idle: Duration) -> Result<(u64, u64), OffloadError> {
         let oldest = ktime_ns().saturating_sub(idle.as_nanos().try_into().unwrap_or(u64::MAX));
         Ok((sweep(&self.outer, oldest)?, sweep(&self.inner, oldest)?))
     }
 
-    /// Runs the program over one frame, without a device; tables and counters see it. For tests.
-    pub fn trial(&self, frame: &[u8]) -> Result<(), OffloadError> {
+    /// Runs the program over one frame, without a device; tables and counters record it. It is for tests.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot run the program.
+    pub fn test_run(&self, frame: &[u8]) -> Result<(), OffloadError> {
         let input = ProgramInput { data_in: Some(frame), ..ProgramInput::default() };
         let program = tier::program(&self.object, PROGRAM)?;
         program.test_run(input).map_err(|source| OffloadError::Trial { program: PROGRAM, source }).map(drop)
     }
 
-    /// The program's name and how many instructions the verifier walked: the budget that a test holds.
+    /// Returns the program's name and the number of instructions that the verifier walked, which a test compares with a budget.
+    ///
+    /// # Errors
+    /// Fails if the kernel gives no information about the program.
     pub fn verified_insns(&self) -> Result<(&'static str, u32), OffloadError> {
         Ok((PROGRAM, tier::verified_insns(&self.object, SOURCE, PROGRAM)?))
     }
@@ -141,7 +161,7 @@ fn sweep((map, gone): &(MapHandle, AtomicU64), oldest: u64) -> Result<u64, Offlo
     Ok(swept)
 }
 
-impl Drop for Sessions {
+impl Drop for SessionTable {
     fn drop(&mut self) {
         let Ok(program) = tier::program(&self.object, PROGRAM) else { return };
         for hook in &self.hooks {

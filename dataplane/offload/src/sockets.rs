@@ -1,5 +1,5 @@
-//! A namespace's open plaintext connections as the kernel lists them (sock_diag(7)), and their end. For connections that were made before
-//! inbound capture was there; which of them must end, the caller decides.
+//! Open plaintext connections of a namespace, as the kernel lists them (sock_diag(7)), and how to reset them. It is for connections that
+//! were opened before inbound capture was installed. The caller decides which of them must end. Start with [`inbound`].
 
 use std::collections::HashSet;
 use std::io;
@@ -13,9 +13,9 @@ use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, sendto, socket_with};
 
 use crate::OffloadError;
-use crate::hook::within;
+use crate::tc_hook::within;
 
-// linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h, net/tcp_states.h: fixed for good, like all of the kernel's interface.
+// Numbers of linux/netlink.h, linux/sock_diag.h, linux/inet_diag.h and net/tcp_states.h. They belong to the kernel's stable interface.
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 const NLMSG_ERROR: u16 = 2;
@@ -27,57 +27,64 @@ const INET_DIAG_MARK: u16 = 15;
 const INET_DIAG_CGROUP_ID: u16 = 21;
 const IPPROTO_TCP: u8 = 6;
 const HEADER: usize = 16;
-/// Size of `struct inet_diag_sockid`, and of `struct inet_diag_msg`.
+/// Size in bytes of `struct inet_diag_sockid`; the next constant is that of `struct inet_diag_msg`.
 const SOCKET_ID: usize = 48;
 const MESSAGE: usize = 72;
 const ESTABLISHED: u32 = 1;
 const LISTEN: u32 = 10;
 const SYN_SENT: u32 = 1 << 2;
-/// Established, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT: those that can still carry bytes.
+/// States in which a connection can still carry bytes: established, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT.
 const OPEN: u32 = 1 << ESTABLISHED | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8;
-/// The kernel writes its answers in blocks of at most this.
+/// Size in bytes of the largest block in which the kernel writes its replies.
 const BLOCK: usize = 64 << 10;
 
 /// One connection as its namespace sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Connection {
+pub struct SocketInfo {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     family: u8,
     state: u8,
     mark: u32,
     cgroup: u64,
-    /// The kernel's own words for it, a cookie among them.
+    /// Identification of the socket by the kernel (`struct inet_diag_sockid`), its cookie included.
     id: [u8; SOCKET_ID],
 }
 
-/// Which connections [`inbound`] lists.
+/// Selection of the connections that [`inbound`] lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
-    /// All with somebody outside. Right where connections out of the pod lead to loopback, as capture by BPF has it.
+pub enum ConnectionFilter {
+    /// All connections with a peer outside. It is correct where connections out of the pod lead to loopback, as with capture by BPF.
     All,
-    /// Those whose local port is listened to: where the pod's own connections out look alike.
+    /// Connections whose local port has a listener. It is needed where the pod's own outbound connections look the same.
     Listening,
 }
 
-/// Connections into the namespace at `netns` that no proxy is in: not on loopback, not HBONE, and not of a socket with `mark` outside the
-/// pod's `cgroup`. Inside it the mark says nothing: the pod's processes may set it themselves.
-pub fn inbound(netns: &Path, cgroup: &Path, mark: u32, which: Which) -> Result<Vec<Connection>, OffloadError> {
+/// Lists the connections into the namespace at `netns` that no proxy handles. Excluded are loopback, HBONE, and both ends of a connection
+/// if one of them is a socket that has one of `marks` and is outside the pod's `cgroup`. Inside the cgroup a mark proves nothing, because
+/// the pod's processes may set it themselves.
+///
+/// # Errors
+/// Fails if the namespace cannot be entered or the kernel does not list its connections.
+pub fn inbound(netns: &Path, cgroup: &Path, marks: &[u32], which: ConnectionFilter) -> Result<Vec<SocketInfo>, OffloadError> {
     let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
     let states = OPEN | 1 << LISTEN;
     let all = within(Some(netns), || dump(states))?.map_err(failed("listing"))?;
-    Ok(select(all, mark, &cgroup_ids(cgroup), which))
+    Ok(select(all, marks, &cgroup_ids(cgroup), which))
 }
 
-/// Connections that processes in `cgroup` dialled to somebody outside the namespace at `netns`, for when capture was not there yet: not on
-/// loopback, and not of a local port that is listened to.
-pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<Connection>, OffloadError> {
+/// Lists the connections that processes in `cgroup` opened to peers outside the namespace at `netns` before capture was installed. Excluded
+/// are loopback and connections of a local port that has a listener.
+///
+/// # Errors
+/// Fails if the namespace cannot be entered or the kernel does not list its connections.
+pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<SocketInfo>, OffloadError> {
     let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
     let all = within(Some(netns), || dump(OPEN | SYN_SENT | 1 << LISTEN))?.map_err(failed("listing"))?;
     let (pod, listening) = (cgroup_ids(cgroup), listening(&all));
-    let dialled = |c: &Connection| {
+    let dialled = |c: &SocketInfo| {
         u32::from(c.state) != LISTEN
-            && !c.local.ip().is_loopback()
+            && !is_inside(c)
             && c.local.ip() != c.remote.ip()
             && pod.contains(&c.cgroup)
             && !listening.contains(&c.local.port())
@@ -85,11 +92,16 @@ pub fn dialled(netns: &Path, cgroup: &Path) -> Result<Vec<Connection>, OffloadEr
     Ok(all.into_iter().filter(dialled).collect())
 }
 
-fn listening(all: &[Connection]) -> HashSet<u16> {
+/// Returns true if the connection never leaves the namespace: on loopback, or from the pod's own address to the proxy's.
+fn is_inside(c: &SocketInfo) -> bool {
+    canal_abi::capture::is_inside(c.local.ip()) || canal_abi::capture::is_inside(c.remote.ip())
+}
+
+fn listening(all: &[SocketInfo]) -> HashSet<u16> {
     all.iter().filter(|c| u32::from(c.state) == LISTEN).map(|c| c.local.port()).collect()
 }
 
-/// The kernel's numbers for a cgroup and all below it.
+/// Returns the kernel's IDs of a cgroup and of all cgroups below it.
 fn cgroup_ids(cgroup: &Path) -> HashSet<u64> {
     let mut ids = HashSet::new();
     let mut unread = vec![cgroup.to_path_buf()];
@@ -101,21 +113,28 @@ fn cgroup_ids(cgroup: &Path) -> HashSet<u64> {
     ids
 }
 
-fn select(all: Vec<Connection>, mark: u32, pod: &HashSet<u64>, which: Which) -> Vec<Connection> {
+fn select(all: Vec<SocketInfo>, marks: &[u32], pod: &HashSet<u64>, which: ConnectionFilter) -> Vec<SocketInfo> {
     let listening = listening(&all);
-    let wanted = |c: &Connection| {
+    let is_proxys = |c: &SocketInfo| marks.contains(&c.mark) && !pod.contains(&c.cgroup);
+    // Both ends of a connection that the proxy delivers are in this namespace, and the application's end shows the client's address.
+    let delivered: HashSet<(SocketAddr, SocketAddr)> = all.iter().filter(|c| is_proxys(c)).map(|c| (c.remote, c.local)).collect();
+    let wanted = |c: &SocketInfo| {
         u32::from(c.state) != LISTEN
-            && !c.local.ip().is_loopback()
+            && !is_inside(c)
             && c.local.ip() != c.remote.ip()
             && c.local.port() != HBONE_PORT
-            && (c.mark != mark || pod.contains(&c.cgroup))
-            && (which == Which::All || listening.contains(&c.local.port()))
+            && !is_proxys(c)
+            && !delivered.contains(&(c.local, c.remote))
+            && (which == ConnectionFilter::All || listening.contains(&c.local.port()))
     };
     all.into_iter().filter(wanted).collect()
 }
 
-/// Resets connections of the namespace at `netns`. Those that have ended meanwhile are fine. Says how many were reset.
-pub fn reset(netns: &Path, connections: &[Connection]) -> Result<u64, OffloadError> {
+/// Resets connections of the namespace at `netns` and returns how many were reset. Connections that have ended meanwhile are no error.
+///
+/// # Errors
+/// Fails if the namespace cannot be entered or the kernel refuses to reset a connection.
+pub fn reset(netns: &Path, connections: &[SocketInfo]) -> Result<u64, OffloadError> {
     let failed = |step| move |source| OffloadError::Sockets { netns: netns.to_path_buf(), step, source };
     if connections.is_empty() {
         return Ok(0);
@@ -132,8 +151,8 @@ pub fn reset(netns: &Path, connections: &[Connection]) -> Result<u64, OffloadErr
     ended.map_err(failed("resetting"))
 }
 
-/// Whether a TCP socket of this thread's own namespace has these two ends: then a process there speaks, not somebody who only looks like it.
-/// An error of the kernel's is no.
+/// Returns true if a TCP socket of this thread's own namespace has these two ends. Then the peer is a process of this namespace, and not
+/// one that only uses its address. An error of the kernel counts as false.
 pub fn is_here(local: SocketAddr, remote: SocketAddr) -> bool {
     let found = || -> io::Result<bool> {
         let (socket, mut found) = (diag()?, Vec::new());
@@ -142,13 +161,13 @@ pub fn is_here(local: SocketAddr, remote: SocketAddr) -> bool {
         let mut block = [0; 1024];
         let (_, n) = recv(&socket, &mut block, RecvFlags::empty())?;
         read(&block[..n.min(1024)], &mut found)?;
-        // The kernel falls back on a listener where it finds no connection.
+        // The kernel returns a listener where it finds no connection.
         Ok(found.iter().any(|c| c.remote == remote && c.local == local && OPEN & 1 << u32::from(c.state) != 0))
     };
     found().unwrap_or(false)
 }
 
-/// `struct inet_diag_sockid` of any socket with these ends.
+/// Builds the `struct inet_diag_sockid` of any socket with these ends.
 fn id(local: SocketAddr, remote: SocketAddr) -> [u8; SOCKET_ID] {
     let mut id = [0; SOCKET_ID];
     for (end, port, ip) in [(local, 0, 4), (remote, 2, 20)] {
@@ -171,7 +190,7 @@ fn ask(socket: impl AsFd, request: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
+/// Builds a `struct nlmsghdr` and a `struct inet_diag_req_v2`.
 fn request(kind: u16, flags: u16, family: u8, states: u32, id: &[u8; SOCKET_ID]) -> Vec<u8> {
     let length = (HEADER + 8 + SOCKET_ID) as u32;
     let mut r = Vec::with_capacity(length as usize);
@@ -185,7 +204,7 @@ fn request(kind: u16, flags: u16, family: u8, states: u32, id: &[u8; SOCKET_ID])
     r
 }
 
-fn dump(states: u32) -> io::Result<Vec<Connection>> {
+fn dump(states: u32) -> io::Result<Vec<SocketInfo>> {
     let mut all = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let socket = diag()?;
@@ -201,7 +220,7 @@ fn dump(states: u32) -> io::Result<Vec<Connection>> {
     Ok(all)
 }
 
-/// Whether the kernel did it (`false`: the connection has ended already).
+/// Reads the kernel's acknowledgment. Returns false if the connection had already ended.
 fn acknowledged(socket: impl AsFd) -> io::Result<bool> {
     let mut block = [0; 1024];
     let (_, n) = recv(socket, &mut block, RecvFlags::empty())?;
@@ -215,8 +234,8 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// Adds what the block's messages list; `true`: that was the last. A message that is cut short ends the block.
-fn read(mut block: &[u8], to: &mut Vec<Connection>) -> io::Result<bool> {
+/// Appends the connections that the block's messages list. Returns true if the list is complete. A truncated message ends the block.
+fn read(mut block: &[u8], to: &mut Vec<SocketInfo>) -> io::Result<bool> {
     while let (Some(length), Some(kind)) = (number(block, 0).map(u32::from_ne_bytes), number(block, 4).map(u16::from_ne_bytes)) {
         let length = length as usize;
         let Some(body) = block.get(HEADER..length) else { break };
@@ -234,8 +253,8 @@ fn read(mut block: &[u8], to: &mut Vec<Connection>) -> io::Result<bool> {
     Ok(false)
 }
 
-/// `struct inet_diag_msg` and its attributes.
-fn connection(body: &[u8]) -> Option<Connection> {
+/// Parses a `struct inet_diag_msg` and its attributes.
+fn connection(body: &[u8]) -> Option<SocketInfo> {
     let (family, state) = (*body.first()?, *body.get(1)?);
     let id: [u8; SOCKET_ID] = number(body, 4)?;
     let address = |ip: usize, port: usize| -> Option<SocketAddr> {
@@ -250,10 +269,10 @@ fn connection(body: &[u8]) -> Option<Connection> {
     let attributes = body.get(MESSAGE..)?;
     let mark = attribute(attributes, INET_DIAG_MARK).map(u32::from_ne_bytes).unwrap_or_default();
     let cgroup = attribute(attributes, INET_DIAG_CGROUP_ID).map(u64::from_ne_bytes).unwrap_or_default();
-    Some(Connection { local, remote, family, state, mark, cgroup, id })
+    Some(SocketInfo { local, remote, family, state, mark, cgroup, id })
 }
 
-/// The value of one kind among a message's attributes.
+/// Returns the value of one kind of attribute of a message.
 fn attribute<const N: usize>(mut attributes: &[u8], wanted: u16) -> Option<[u8; N]> {
     while let (Some(length), Some(kind)) = (number(attributes, 0).map(u16::from_ne_bytes), number(attributes, 2).map(u16::from_ne_bytes)) {
         if kind == wanted {
@@ -268,8 +287,8 @@ fn attribute<const N: usize>(mut attributes: &[u8], wanted: u16) -> Option<[u8; 
 mod tests {
     use super::*;
 
-    fn c(local: &str, remote: &str, state: u32, mark: u32) -> Connection {
-        Connection {
+    fn c(local: &str, remote: &str, state: u32, mark: u32) -> SocketInfo {
+        SocketInfo {
             local: local.parse().unwrap(),
             remote: remote.parse().unwrap(),
             family: 2,
@@ -281,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_came_in_without_a_proxy_is_listed() {
+    fn only_inbound_connections_without_a_proxy_are_listed() {
         let all = || {
             vec![
                 c("0.0.0.0:80", "0.0.0.0:0", LISTEN, 0),
@@ -289,14 +308,33 @@ mod tests {
                 c("10.0.0.1:80", "10.0.0.9:2", ESTABLISHED, 7),
                 c("10.0.0.1:15008", "10.0.0.9:3", ESTABLISHED, 0),
                 c("127.0.0.1:80", "127.0.0.1:4", ESTABLISHED, 0),
+                c("[fd63:616e:616c:1:0:1::2]:15001", "[fd00::1]:4", ESTABLISHED, 0),
+                c("10.0.0.1:4", "127.64.0.2:15001", ESTABLISHED, 0),
                 c("10.0.0.1:80", "10.0.0.1:5", ESTABLISHED, 0),
                 c("10.0.0.1:40000", "10.0.0.9:6", 8, 0),
             ]
         };
-        let ports = |which| select(all(), 7, &HashSet::from([6]), which).iter().map(|c| c.remote.port()).collect::<Vec<_>>();
-        assert_eq!((ports(Which::All), ports(Which::Listening)), (vec![1, 6], vec![1]));
-        let marked = select(all(), 7, &HashSet::from([5]), Which::Listening);
+        let ports = |which| select(all(), &[7], &HashSet::from([6]), which).iter().map(|c| c.remote.port()).collect::<Vec<_>>();
+        assert_eq!((ports(ConnectionFilter::All), ports(ConnectionFilter::Listening)), (vec![1, 6], vec![1]));
+        let marked = select(all(), &[7], &HashSet::from([5]), ConnectionFilter::Listening);
         assert_eq!(marked.iter().map(|c| c.remote.port()).collect::<Vec<_>>(), [1, 2], "a pod's own socket is listed whatever its mark");
+    }
+
+    #[test]
+    fn both_ends_of_a_delivery_are_the_proxys() {
+        let of_pod = |c: SocketInfo| SocketInfo { cgroup: 6, ..c };
+        let all = vec![
+            // The proxy delivered this connection with the client's address, which the application's end shows.
+            of_pod(c("10.0.0.1:80", "10.0.0.9:1", ESTABLISHED, 8)),
+            c("10.0.0.9:1", "10.0.0.1:80", ESTABLISHED, 8),
+            // This one comes from the client itself, although the pod's process set the mark on its end.
+            of_pod(c("10.0.0.1:80", "10.0.0.9:2", ESTABLISHED, 8)),
+            // Both ends of this one belong to the pod's process.
+            of_pod(c("10.0.0.1:80", "10.0.0.9:3", ESTABLISHED, 0)),
+            of_pod(c("10.0.0.9:3", "10.0.0.1:80", ESTABLISHED, 8)),
+        ];
+        let left = select(all, &[7, 8], &HashSet::from([6]), ConnectionFilter::All);
+        assert_eq!(left.iter().map(|c| c.remote.port()).collect::<Vec<_>>(), [2, 3, 80]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The system calls that no safe crate offers: bpffs mounts, the namespace cookie, the BPF clock, the verifier's count. The only `unsafe` of this crate.
+//! System calls that no safe crate offers: bpffs mounts, the namespace cookie, the BPF clock, program information. All `unsafe` code of
+//! this crate is here.
 
 use std::ffi::CString;
 use std::io;
@@ -6,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// `SO_NETNS_COOKIE` (asm-generic/socket.h); libc 0.2 does not name it on every target.
+/// Socket option `SO_NETNS_COOKIE` (asm-generic/socket.h). libc 0.2 does not define it on every target.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 fn path_c(p: &Path) -> io::Result<CString> {
@@ -21,7 +22,7 @@ pub(crate) fn mount_bpffs(dir: &Path) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Unmounts `dir`.
+/// Unmounts `dir` as soon as it is no longer busy.
 pub(crate) fn unmount(dir: &Path) -> io::Result<()> {
     let target = path_c(dir)?;
     // SAFETY: the pointer is a NUL-terminated string that lives across the call.
@@ -29,7 +30,10 @@ pub(crate) fn unmount(dir: &Path) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The cookie of the network namespace that `socket` was made in: the first part of an origin's key.
+/// Returns the cookie of the network namespace in which `socket` was created. It is the first part of an origin's key.
+///
+/// # Errors
+/// Fails if the kernel does not know the socket option.
 pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut len = size_of::<u64>() as libc::socklen_t;
@@ -46,7 +50,7 @@ pub fn netns_cookie(socket: impl AsFd) -> io::Result<u64> {
     if rc == 0 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `bpf_ktime_get_ns`'s clock, in nanoseconds.
+/// Returns the time of the clock that `bpf_ktime_get_ns` reads, in nanoseconds.
 pub(crate) fn ktime_ns() -> u64 {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `t` is writable; CLOCK_MONOTONIC always exists on Linux, so the call cannot fail.
@@ -62,12 +66,12 @@ fn program_info(program: BorrowedFd<'_>) -> io::Result<libbpf_sys::bpf_prog_info
     if rc == 0 { Ok(info) } else { Err(io::Error::last_os_error()) }
 }
 
-/// How many instructions the verifier walked before it let the program in.
+/// Returns the number of instructions that the verifier walked before it accepted the program.
 pub(crate) fn verified_instructions(program: BorrowedFd<'_>) -> io::Result<u32> {
     program_info(program).map(|i| i.verified_insns)
 }
 
-/// The number by which the kernel lists the program.
+/// Returns the ID by which the kernel lists the program.
 pub(crate) fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     program_info(program).map(|i| i.id)
 }

@@ -1,6 +1,8 @@
-//! What the tier's loaders (edge, redirector, doors, sessions) share: pins keyed by [`ABI`], and loading an object with its maps.
+//! Shared code of the tier's loaders (edge, redirector, socket steering, interface guard, sessions): pins keyed by [`ABI`], and loading an
+//! object with its maps. Start with [`load`].
 //!
-//! `<dir>/<program>-v<ABI>/<map>`. No links: the programs are held by the devices' filters, see [`crate::hook`].
+//! Maps are pinned at `<dir>/<program>-v<ABI>/<map>`. There are no links for the programs on devices: the devices' filters hold them, see
+//! [`crate::tc_hook`].
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -11,7 +13,7 @@ use libbpf_rs::{MapCore, MapHandle, Object, ObjectBuilder, ProgramMut};
 
 use crate::{OffloadError, journal, pins, sys};
 
-/// A directory on a bpffs, for one loader's maps.
+/// Directory on a bpffs with the pins of one loader.
 #[derive(Debug, Clone)]
 pub(crate) struct TierPins {
     root: PathBuf,
@@ -20,7 +22,7 @@ pub(crate) struct TierPins {
 }
 
 impl TierPins {
-    /// Makes `dir` usable: mounts a bpffs on it unless it is on one already. `what` is the loader.
+    /// Mounts a bpffs on `dir` unless `dir` is on one already. `what` names the loader.
     pub(crate) fn open(dir: &Path, what: &'static str) -> Result<Self, OffloadError> {
         let durable = pins::make_usable(dir)?;
         let p = Self { root: dir.to_path_buf(), what, durable };
@@ -36,7 +38,7 @@ impl TierPins {
         self.durable
     }
 
-    /// Where this ABI's maps are pinned.
+    /// Returns the directory in which the maps of this ABI are pinned.
     pub(crate) fn maps(&self) -> PathBuf {
         self.root.join(format!("{}-v{ABI}", self.what))
     }
@@ -45,7 +47,7 @@ impl TierPins {
         fs::read_dir(self.maps()).is_ok_and(|mut d| d.next().is_some())
     }
 
-    /// Which maps are pinned: a number that changes when they are let go for new ones; `None`: there are none.
+    /// Returns a number that identifies the pinned maps and changes when new ones replace them; `None` if no map is pinned.
     pub(crate) fn found(&self) -> Option<u64> {
         fs::metadata(self.maps()).ok().filter(|_| self.has_maps()).map(|m| m.ino())
     }
@@ -54,7 +56,7 @@ impl TierPins {
         pins::remove_tree(&self.maps()).map_err(|source| OffloadError::Pins { dir: self.maps(), step: "removing maps", source })
     }
 
-    /// Forgets the maps of other ABIs: no program uses them any more.
+    /// Removes the maps of other ABIs, because no program uses them any more.
     pub(crate) fn forget_other_versions(&self) {
         let (keep, prefix) = (self.maps(), format!("{}-v", self.what));
         for e in fs::read_dir(&self.root).into_iter().flatten().flatten() {
@@ -64,7 +66,7 @@ impl TierPins {
         }
     }
 
-    /// Removes this loader's pins of every version, and the directory, if it is empty then.
+    /// Removes this loader's pins of all versions, and the directory if it is empty then.
     pub(crate) fn remove(&self) -> Result<(), OffloadError> {
         self.forget_other_versions();
         self.forget_maps()?;
@@ -73,10 +75,10 @@ impl TierPins {
     }
 }
 
-/// What libbpf says of a pinned map that is not as the object wants it. Any other failure leaves the maps alone.
+/// Part of libbpf's message about a pinned map that differs from the object's. Any other failure leaves the maps alone.
 const MISFIT: &str = "parameter mismatch";
 
-/// Loads `bytes`. Maps named in `pinned` are taken over from `pins` or pinned there; `settings` names a read-only section and what it holds.
+/// Loads `bytes`. Maps named in `pinned` are adopted from `pins` or pinned there. `settings` is a read-only section and its contents.
 pub(crate) fn load(
     name: &'static str,
     bytes: &[u8],
@@ -87,7 +89,8 @@ pub(crate) fn load(
     journal::install();
     match (try_load(name, bytes, pinned, pins, settings), pins) {
         (Err(OffloadError::Refused { source, journal, .. }), Some(p)) if journal.contains(MISFIT) => {
-            // Maps of the same ABI number but another shape: forwarding stops until the agent has filled new ones, which is better than never.
+            // The pinned maps have the same ABI number but another shape. Forwarding stops until the agent has filled new ones, which is
+            // better than forever.
             tracing::warn!(%source, journal, "the pinned maps do not fit; starting with new ones");
             p.forget_maps()?;
             p.make_maps()?;
@@ -122,28 +125,28 @@ fn try_load(
     open.load().map_err(err)
 }
 
-/// The map `name`, to keep.
+/// Returns a handle to the map `name`.
 pub(crate) fn map(object: &Object, name: &'static str) -> Result<MapHandle, OffloadError> {
     let map = object.maps().find(|m| m.name() == name).ok_or(OffloadError::Object { what: "map", name })?;
     MapHandle::try_from(&map).map_err(|source| OffloadError::Map { map: name, source })
 }
 
-/// The program `name`.
+/// Returns the program `name` of the object.
 pub(crate) fn program<'o>(object: &'o Object, name: &'static str) -> Result<ProgramMut<'o>, OffloadError> {
     object.progs_mut().find(|p| p.name() == name).ok_or(OffloadError::Object { what: "program", name })
 }
 
-/// How many instructions the verifier walked for it.
+/// Returns the number of instructions that the verifier walked for a program.
 pub(crate) fn verified_insns(object: &Object, source: &'static str, name: &'static str) -> Result<u32, OffloadError> {
     use std::os::fd::AsFd;
     let err = |e: std::io::Error| OffloadError::Refused { object: source, source: e.into(), journal: String::new() };
     sys::verified_instructions(program(object, name)?.as_fd()).map_err(err)
 }
 
-/// Size of `struct __sk_buff`, and where its `gso_size` is (linux/bpf.h; fixed for good, like all of the kernel's interface).
+/// Size of `struct __sk_buff` and offset of its `gso_size` (linux/bpf.h). Both belong to the kernel's stable interface.
 const CONTEXT: (usize, usize) = (192, 176);
 
-/// The context of a trial: a `struct __sk_buff` in which only the segments' size is set.
+/// Returns the context of a test run: a `struct __sk_buff` in which only the segments' size is set.
 pub(crate) fn context(segment: u16) -> Vec<u8> {
     let (size, at) = CONTEXT;
     let mut context = vec![0; size];

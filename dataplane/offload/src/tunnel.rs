@@ -1,5 +1,6 @@
-//! The replica's one VXLAN device and what leads packets into it: addresses, routes, rules, the neighbour behind it, sysctls. By the `ip`
-//! program, because all of it is what an operator looks at with `ip` too. What to do is decided in [`decide_batch`], without IO.
+//! The replica's one VXLAN device and what leads packets into it: addresses, routes, rules, the neighbor behind it, sysctls. The `ip`
+//! program sets them up, because operators inspect them with `ip` too. [`decide_batch`] decides what to do, without IO. Start with
+//! [`make`].
 
 use std::fs;
 use std::io::Write;
@@ -11,35 +12,36 @@ use canal_abi::tier::{EDGE_MAC, REPLICA_MAC, TIER_NET6, VXLAN_PORT};
 
 use crate::OffloadError;
 
-/// The device's name.
+/// Name of the tunnel device.
 pub(crate) const TUNNEL_DEVICE: &str = "tier0";
-/// Routing table of everything that leaves through it, and the preferences of the rules that lead there: what services say, what is marked,
-/// and the kernel's ICMPv6 errors about services, which the program on the device makes theirs.
+/// Routing table of everything that leaves through the device. The next three are the preferences of the rules that lead to it. They select
+/// packets from services, marked packets, and the kernel's ICMPv6 errors about services, whose source the program on the device rewrites to
+/// the service's.
 const TABLE: u32 = 240;
 const RULE_SERVICE: u32 = 240;
 const RULE_MARK: u32 = 241;
 const RULE_ERROR: u32 = 242;
 const SERVICE4: &str = "240.0.0.0/8";
 const SERVICE6: &str = "fdca:a1:0:240::/96";
-/// The edge as a neighbour on the device. Any addresses do: nothing is ever asked of them.
+/// Addresses of the edge as a neighbor on the device. Any addresses will do, because no packet is sent to them.
 const NEXT4: &str = "169.254.202.1";
 const NEXT6: &str = "fe80::ca:1";
 
-/// What the device is to be.
+/// Desired properties of the tunnel device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Tunnel {
+pub(crate) struct TunnelDevice {
     pub(crate) address: Ipv4Addr,
     pub(crate) mtu: u32,
     pub(crate) port: u16,
     pub(crate) ports: u16,
 }
 
-/// What is there.
+/// Actual state of the device and the rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Found {
-    /// `ip -details -oneline link show`; none if there is no such device.
+struct TunnelDeviceState {
+    /// Output of `ip -details -oneline link show`; `None` if there is no such device.
     link: Option<String>,
-    /// `ip rule show` of both families.
+    /// Output of `ip rule show` for each family.
     rules4: String,
     rules6: String,
     has_ipv6: bool,
@@ -49,14 +51,14 @@ fn mac(m: [u8; 6]) -> String {
     m.map(|b| format!("{b:02x}")).join(":")
 }
 
-fn source_ports(t: &Tunnel) -> Option<String> {
-    // The kernel leaves the last port out.
+fn source_ports(t: &TunnelDevice) -> Option<String> {
+    // The kernel excludes the last port.
     let end = u32::from(t.port) + u32::from(t.ports);
     (t.ports > 0).then(|| format!("srcport {} {}", t.port, end.min(65535)))
 }
 
-/// Whether the device that is there is the one that is wanted; what cannot be changed on a living one counts.
-fn fits(link: &str, t: &Tunnel) -> bool {
+/// Returns true if the existing device is the desired one, as far as a property cannot be changed on an existing device.
+fn fits(link: &str, t: &TunnelDevice) -> bool {
     let ports = source_ports(t).unwrap_or_else(|| "srcport 0 0".into());
     link.contains("vxlan external") && link.contains(&format!("dstport {VXLAN_PORT} ")) && link.contains(&format!("{ports} "))
 }
@@ -65,11 +67,12 @@ fn has_rule(rules: &str, preference: u32) -> bool {
     rules.lines().any(|l| l.starts_with(&format!("{preference}:")))
 }
 
-/// The commands that make what is wanted of what is there, for `ip -4 -batch` and `ip -6 -batch`. Those that are there already and cannot
-/// be said twice are left out.
-fn decide_batch(found: &Found, t: &Tunnel) -> [Vec<String>; 2] {
+/// Returns the commands that turn the actual state into the desired one, for `ip -4 -batch` and `ip -6 -batch`. Commands that must not be
+/// repeated are left out if they have been executed already.
+fn decide_batch(found: &TunnelDeviceState, t: &TunnelDevice) -> [Vec<String>; 2] {
     let dev = TUNNEL_DEVICE;
     let mut b = Vec::new();
+    // These properties of an existing device cannot be changed, so it is replaced.
     if found.link.as_deref().is_some_and(|l| !fits(l, t)) {
         b.push(format!("link del {dev}"));
     }
@@ -84,6 +87,7 @@ fn decide_batch(found: &Found, t: &Tunnel) -> [Vec<String>; 2] {
     b.push(format!("route replace local {SERVICE4} dev lo"));
     b.push(format!("neigh replace {NEXT4} lladdr {} nud permanent dev {dev}", mac(EDGE_MAC)));
     b.push(format!("route replace default via {NEXT4} dev {dev} onlink table {TABLE}"));
+    // Unlike `route replace`, `rule add` must not be repeated.
     if !has_rule(&found.rules4, RULE_SERVICE) {
         b.push(format!("rule add pref {RULE_SERVICE} from {SERVICE4} lookup {TABLE}"));
     }
@@ -113,15 +117,16 @@ fn decide_batch(found: &Found, t: &Tunnel) -> [Vec<String>; 2] {
 
 /// Settings of the namespace and of the device, under /proc/sys/net.
 const SYSCTLS: &[(&str, &str)] = &[
-    // Tenants' addresses are routed by mark or by source: the way back to one is no way by its address alone.
+    // Tenants' addresses are routed by mark or by source, so there is no reverse path for an address alone.
     ("ipv4/conf/tier0/rp_filter", "0"),
     ("ipv4/conf/tier0/src_valid_mark", "1"),
-    // What is learnt of a pod's address must not be believed of another tenant's pod with the same one.
+    // TCP metrics learned about a pod's address must not be applied to another tenant's pod with that address.
     ("ipv4/tcp_no_metrics_save", "1"),
-    // The kernel's own answers go to the tenant whose packet they answer.
+    // Replies of the kernel itself must go to the tenant whose packet they answer.
     ("ipv4/fwmark_reflect", "1"),
     ("ipv6/fwmark_reflect", "1"),
-    // A local route makes IPv4 addresses bindable, IPv6 ones not: a datagram's answer could not have the source that was asked.
+    // A local route makes IPv4 addresses bindable, IPv6 ones not. Without this, a reply to a datagram could not have the service's address
+    // as its source.
     ("ipv6/ip_nonlocal_bind", "1"),
     ("ipv6/conf/tier0/accept_ra", "0"),
     ("ipv6/conf/tier0/accept_dad", "0"),
@@ -149,11 +154,11 @@ fn ip(args: &[&str], input: Option<&str>) -> Result<(bool, String, String), Offl
     Ok((out.status.success(), text(out.stdout), text(out.stderr)))
 }
 
-fn find() -> Result<Found, OffloadError> {
+fn find() -> Result<TunnelDeviceState, OffloadError> {
     let rules = |family| ip(&[family, "rule", "show"], None).map(|(_, text, _)| text);
     let has_ipv6 = fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6").is_ok_and(|off| off.trim() == "0");
     let (is_there, link, _) = ip(&["-details", "-oneline", "link", "show", "dev", TUNNEL_DEVICE], None)?;
-    Ok(Found {
+    Ok(TunnelDeviceState {
         link: is_there.then_some(link),
         rules4: rules("-4")?,
         rules6: if has_ipv6 { rules("-6")? } else { String::new() },
@@ -171,13 +176,13 @@ fn batch(batches: &[Vec<String>; 2]) -> Result<(), OffloadError> {
     Ok(())
 }
 
-/// Makes the device and all that leads to it, in this thread's network namespace. What is there and right stays.
-pub(crate) fn make(t: &Tunnel) -> Result<(), OffloadError> {
+/// Creates the device and everything that leads to it, in this thread's network namespace. What exists and is correct stays.
+pub(crate) fn make(t: &TunnelDevice) -> Result<(), OffloadError> {
     let found = find()?;
     batch(&decide_batch(&found, t))?;
     for (name, value) in SYSCTLS.iter().filter(|(name, _)| found.has_ipv6 || !name.starts_with("ipv6")) {
         let path = Path::new("/proc/sys/net").join(name);
-        // One that is right already need not be writable: containers often see /proc/sys read-only.
+        // A correct setting need not be writable: in containers /proc/sys is often read-only.
         if fs::read_to_string(&path).is_ok_and(|now| now.trim() == *value) {
             continue;
         }
@@ -186,7 +191,7 @@ pub(crate) fn make(t: &Tunnel) -> Result<(), OffloadError> {
     Ok(())
 }
 
-/// Takes it all away again; sysctls stay.
+/// Removes the device, rules and routes; the sysctls stay.
 pub(crate) fn remove() -> Result<(), OffloadError> {
     let found = find()?;
     let mut b: [Vec<String>; 2] = [&found.rules4, &found.rules6].map(|rules| {
@@ -196,7 +201,7 @@ pub(crate) fn remove() -> Result<(), OffloadError> {
         b[0].push(format!("link del {TUNNEL_DEVICE}"));
     }
     batch(&b)?;
-    // A route that is not there is fine, and `ip` has no way to say so beforehand in one word.
+    // A missing route is no error, and `ip` cannot test for one in a single command.
     for (family, net) in [("-4", SERVICE4), ("-6", SERVICE6)] {
         ip(&[family, "route", "del", "local", net, "dev", "lo"], None)?;
     }
@@ -207,15 +212,15 @@ pub(crate) fn remove() -> Result<(), OffloadError> {
 mod tests {
     use super::*;
 
-    const WANTED: Tunnel = Tunnel { address: Ipv4Addr::new(250, 1, 0, 3), mtu: 1450, port: 40_000, ports: 20 };
+    const WANTED: TunnelDevice = TunnelDevice { address: Ipv4Addr::new(250, 1, 0, 3), mtu: 1450, port: 40_000, ports: 20 };
 
     #[test]
-    fn only_what_is_missing_is_made() {
+    fn only_missing_links_are_created() {
         let link = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40020 dstport 4789 ttl auto ageing 300 ";
         let other = "7: tier0: <BROADCAST> mtu 1450 \\ vxlan external id 0 srcport 40000 40040 dstport 4789 ttl auto ageing 300 ";
         let rules = "0:\tfrom all lookup local\n240:\tfrom 240.0.0.0/8 lookup 240\n241:\tnot from all fwmark 0/0xffffffff lookup 240\n\
                      242:\tfrom fdca:a1:0:250::fa01:3 ipproto ipv6-icmp lookup 240\n";
-        let found = |link: Option<&str>, rules: &str, has_ipv6| Found {
+        let found = |link: Option<&str>, rules: &str, has_ipv6| TunnelDeviceState {
             link: link.map(str::to_string),
             rules4: rules.into(),
             rules6: rules.into(),
@@ -237,7 +242,7 @@ mod tests {
     #[test]
     fn ports_end_where_ports_end() {
         for (port, ports, said) in [(40_000, 20, Some("srcport 40000 40020")), (65_530, 20, Some("srcport 65530 65535")), (1, 0, None)] {
-            assert_eq!(source_ports(&Tunnel { port, ports, ..WANTED }).as_deref(), said);
+            assert_eq!(source_ports(&TunnelDevice { port, ports, ..WANTED }).as_deref(), said);
         }
     }
 }

@@ -1,13 +1,15 @@
-//! `bpf/edge.bpf.c` over single frames: every leg, every refusal, checksums, and the bucket function against Rust's.
+//! Tests `bpf/edge.bpf.c` over single frames: every path, every refusal, checksums, and the bucket function in comparison with Rust's.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use crate::frames;
-use crate::frames::{ACK, FIN, HEAD, SYN, Tunnel, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
-use canal_abi::tier::{Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI, Table, address_be};
+use crate::frames::{ACK, FIN, HEAD, OuterHeaders, SYN, echo, icmp, ip, port_of, read, tcp, udp, udp_bare, unreachable, with_ip4};
+use canal_abi::tier::{
+    Address, AddressKey, BUCKETS, CHAIN, NodeKey, Prefix, PrefixKey, Replica, Return, TIER_VNI, Table, Tunnels, address_be,
+};
 use canal_model::ids::ServiceId;
-use canal_offload::edge::{Edge, Received, Settings};
+use canal_offload::edge::{EdgeProgram, EdgeProgramSettings, TestFrameOptions};
 use canal_wire::tier::flow_hash;
 
 const EDGE: &str = "250.1.0.1";
@@ -15,13 +17,14 @@ const REPLICA: &str = "250.1.0.2";
 const NODE: &str = "172.20.0.10";
 const TENANT: u32 = 0x70;
 const SERVICE: u32 = 0x01_0203;
-/// No table; a table of another tenant's; no replica up; one replica per bucket.
+/// Services without a table, with a table of another tenant, without a replica that is up, and with one replica per bucket.
 const WITHOUT_TABLE: u32 = 8;
 const CROSSED: u32 = 9;
 const DEAD: u32 = 10;
 const SPREAD: u32 = 11;
 const MTU: u32 = 1400;
-const SETTINGS: Settings = Settings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: MTU };
+const SETTINGS: EdgeProgramSettings =
+    EdgeProgramSettings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: MTU };
 
 fn v4(s: &str) -> Ipv4Addr {
     s.parse().unwrap()
@@ -35,9 +38,9 @@ fn table(vni: u32, chain: [u16; CHAIN]) -> Table {
     Table { vni, version: 1, chain: [chain; BUCKETS] }
 }
 
-/// An edge with two tenants whose addresses overlap.
-fn world(settings: &Settings) -> Edge {
-    let e = Edge::load(settings, None).unwrap();
+/// Creates an edge with two tenants whose addresses overlap.
+fn world(settings: &EdgeProgramSettings) -> EdgeProgram {
+    let e = EdgeProgram::load(settings, None).unwrap();
     for (n, at, up) in [(1, REPLICA, true), (2, "250.1.0.3", true), (3, "250.1.0.4", false)] {
         e.replicas().put(&n, &Replica::new(v4(at), up)).unwrap();
         e.hosts().put(&address_be(v4(at)), &n).unwrap();
@@ -81,26 +84,26 @@ fn world(settings: &Settings) -> Edge {
 }
 
 fn from_node(inner: &[u8]) -> Vec<u8> {
-    Tunnel::new(NODE, EDGE, TENANT).frame(inner)
+    OuterHeaders::new(NODE, EDGE, TENANT).frame(inner)
 }
 
 fn from_replica(inner: &[u8]) -> Vec<u8> {
-    Tunnel::new(REPLICA, EDGE, TIER_VNI).frame(inner)
+    OuterHeaders::new(REPLICA, EDGE, TIER_VNI).frame(inner)
 }
 
 fn dial(inner: &[u8]) -> Vec<u8> {
-    Tunnel::new(REPLICA, EDGE, TENANT).frame(inner)
+    OuterHeaders::new(REPLICA, EDGE, TENANT).frame(inner)
 }
 
-fn counts(e: &Edge) -> HashMap<&'static str, u64> {
+fn counts(e: &EdgeProgram) -> HashMap<&'static str, u64> {
     e.counts().unwrap().into_iter().collect()
 }
 
-/// Runs the frame and says which counters moved.
-fn run(e: &Edge, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
-    let summed = e.trial_as(frame, &Received { is_summed: true, ..Received::default() }).unwrap();
+/// Runs the frame and returns which counters changed.
+fn run(e: &EdgeProgram, frame: &[u8]) -> (u32, Vec<u8>, Vec<&'static str>) {
+    let summed = e.test_run_as(frame, &TestFrameOptions { is_summed: true, ..TestFrameOptions::default() }).unwrap();
     let before = counts(e);
-    let t = e.trial(frame).unwrap();
+    let t = e.test_run(frame).unwrap();
     assert_eq!(t, summed);
     let moved = counts(e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
     (t.verdict, t.frame, moved)
@@ -122,12 +125,12 @@ const IN: &str = "240.1.2.3:80";
 const IN6: &str = "[fdca:a1:0:240::1:203]:80";
 const R6: &str = "[fdca:a1:0:250::fa01:2]:5000";
 
-/// Case, frame, where it goes, what it is then, counter.
-type Sent = (&'static str, Vec<u8>, &'static str, &'static str, &'static str);
+/// Case, frame, expected outer headers, expected inner packet, counter.
+type ForwardCase = (&'static str, Vec<u8>, &'static str, &'static str, &'static str);
 
-fn asked() -> Vec<Sent> {
+fn asked() -> Vec<ForwardCase> {
     let options = with_ip4(tcp(POD, SVC, SYN, b""), 0x4000, &[1, 1, 1, 0]);
-    let mut summed = Tunnel::new(NODE, EDGE, TENANT);
+    let mut summed = OuterHeaders::new(NODE, EDGE, TENANT);
     (summed.summed, summed.hop) = (true, 9);
     vec![
         ("SYN", from_node(&tcp(POD, SVC, SYN, b"")), TO_REPLICA, "tcp 10.1.1.2:4711 > 240.1.2.3:80", "to_replica"),
@@ -172,7 +175,7 @@ fn asked() -> Vec<Sent> {
         ),
         (
             "the same addresses in another tenant",
-            Tunnel::new("172.20.0.20", EDGE, 0x71).frame(&tcp(POD, SVC, SYN, b"")),
+            OuterHeaders::new("172.20.0.20", EDGE, 0x71).frame(&tcp(POD, SVC, SYN, b"")),
             "250.1.0.1 > 250.1.0.3 vni 0xca0a1 hop 0 stamp 0x1 02ca0a010002 > 02ca0a010001: ",
             "tcp 10.1.1.2:4711 > 240.0.0.12:80",
             "to_replica",
@@ -180,7 +183,7 @@ fn asked() -> Vec<Sent> {
     ]
 }
 
-fn answered_by_pods() -> Vec<Sent> {
+fn answered_by_pods() -> Vec<ForwardCase> {
     let answer = tcp(SVC, POD, ACK, b"answer");
     let answer6 = udp(SVC6, POD6, b"answer");
     let cut = udp("10.9.0.1:53", POD, &[0; 600]);
@@ -230,7 +233,7 @@ fn answered_by_pods() -> Vec<Sent> {
     ]
 }
 
-fn sent_to_nodes() -> Vec<Sent> {
+fn sent_to_nodes() -> Vec<ForwardCase> {
     let asked = tcp(POD, IN, ACK, b"question");
     let asked6 = udp(POD6, IN6, b"question");
     vec![
@@ -290,7 +293,7 @@ fn sent_to_nodes() -> Vec<Sent> {
         ),
         (
             "a replica that is down may still answer",
-            Tunnel::new("250.1.0.4", EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, b"")),
+            OuterHeaders::new("250.1.0.4", EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, b"")),
             TO_NODE,
             "tcp 10.9.0.1:80 > 10.1.1.2:4711",
             "to_node",
@@ -311,20 +314,20 @@ fn frames_are_rewritten_in_place_and_sent_back_to_the_router() {
     }
 }
 
-/// Case, frame, counter.
+/// Case, frame, counter that must count it.
 type Refused = (&'static str, Vec<u8>, &'static str);
 
 fn by_their_addresses() -> Vec<Refused> {
-    let node = |from: &str, vni: u32, inner: &[u8]| Tunnel::new(from, EDGE, vni).frame(inner);
+    let node = |from: &str, vni: u32, inner: &[u8]| OuterHeaders::new(from, EDGE, vni).frame(inner);
     let syn = tcp(POD, SVC, SYN, b"");
     let answer = tcp(IN, POD, ACK, b"");
     vec![
-        ("another tenant's VNI", node(NODE, 0x71, &syn), "drop_stranger"),
-        ("nobody's VNI", node(NODE, 0x99, &syn), "drop_stranger"),
-        ("an unknown host", node("172.20.0.99", TENANT, &syn), "drop_stranger"),
-        ("the tier's VNI from a node", node(NODE, TIER_VNI, &answer), "drop_stranger"),
-        ("the tier's VNI from an edge", node("250.2.0.1", TIER_VNI, &answer), "drop_stranger"),
-        ("a tenant's VNI from another edge", node("250.2.0.1", TENANT, &syn), "drop_stranger"),
+        ("another tenant's VNI", node(NODE, 0x71, &syn), "drop_unknown_source"),
+        ("nobody's VNI", node(NODE, 0x99, &syn), "drop_unknown_source"),
+        ("an unknown host", node("172.20.0.99", TENANT, &syn), "drop_unknown_source"),
+        ("the tier's VNI from a node", node(NODE, TIER_VNI, &answer), "drop_unknown_source"),
+        ("the tier's VNI from an edge", node("250.2.0.1", TIER_VNI, &answer), "drop_unknown_source"),
+        ("a tenant's VNI from another edge", node("250.2.0.1", TENANT, &syn), "drop_unknown_source"),
         ("another node's pod", from_node(&tcp("10.1.2.2:4711", SVC, SYN, b"")), "drop_forged"),
         ("a pod that nobody has", from_node(&tcp("10.1.3.2:4711", SVC, SYN, b"")), "drop_forged"),
         ("a pod that claims to be a replica", from_node(&tcp("250.1.0.2:5000", SVC, SYN, b"")), "drop_forged"),
@@ -413,7 +416,7 @@ fn every_refusal_has_a_counter() {
 }
 
 #[test]
-fn what_is_not_the_tiers_goes_to_the_hosts_stack_untouched() {
+fn foreign_packets_reach_the_hosts_stack_unchanged() {
     let e = world(&SETTINGS);
     let mut outer = frames::HOST.to_vec();
     outer.extend(frames::ROUTER);
@@ -423,14 +426,14 @@ fn what_is_not_the_tiers_goes_to_the_hosts_stack_untouched() {
         ("another UDP port", ether([8, 0], &udp("172.20.0.10:1", "250.1.0.1:53", b"hi"))),
         ("ARP", ether([8, 6], &[0; 28])),
         ("IPv6", ether([0x86, 0xdd], &tcp(POD6, SVC6, SYN, b""))),
-        ("another host's", Tunnel::new(NODE, "250.1.0.99", TENANT).frame(&tcp(POD, SVC, SYN, b""))),
+        ("another host's", OuterHeaders::new(NODE, "250.1.0.99", TENANT).frame(&tcp(POD, SVC, SYN, b""))),
     ] {
         let (verdict, out, moved) = run(&e, &frame);
         assert_eq!((verdict, out, &moved[..]), (PASSED, frame, &["passed"][..]), "{case}");
     }
 }
 
-/// Frames that end in the middle, with outer lengths that say so and with outer lengths that lie.
+/// The frames end in the middle. Their outer lengths are correct in some cases and too long in others.
 #[test]
 fn a_frame_cut_at_any_byte_is_malformed() {
     let e = world(&SETTINGS);
@@ -446,7 +449,7 @@ fn a_frame_cut_at_any_byte_is_malformed() {
         (unreachable("fd01:1::2", "fd09::1", &about6, 48), 96),
     ] {
         let whole = from_node(&inner);
-        // The kernel makes no packet of less than an Ethernet and an IP header.
+        // The kernel does not create packets shorter than an Ethernet and an IP header.
         for cut in 34..whole.len() {
             let (verdict, _, moved) = run(&e, &whole[..cut]);
             assert_eq!((verdict, &moved[..]), (DROPPED, &["drop_malformed"][..]), "cut at {cut}");
@@ -468,31 +471,31 @@ fn a_frame_cut_at_any_byte_is_malformed() {
     }
 }
 
-struct Random(u64);
+struct FrameRandom(u64);
 
-impl Random {
+impl FrameRandom {
     fn next(&mut self) -> u32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as u32
     }
 }
 
-/// Frames with some bytes that are not as they should be: each leaves by one exit, and what is sent has the length that came.
+/// Some bytes of each frame are wrong. Each frame must be counted once, and a frame that is sent must keep its length.
 #[test]
 fn spoiled_frames_leave_by_one_exit_each() {
     let e = world(&SETTINGS);
     let frames: Vec<Vec<u8>> = [asked(), answered_by_pods(), sent_to_nodes()].concat().into_iter().map(|c| c.1).collect();
     let total = || e.counts().unwrap().iter().map(|c| c.1).sum::<u64>();
-    let mut random = Random(7);
+    let mut random = FrameRandom(7);
     for n in 0..8000 {
         let mut frame = frames[n % frames.len()].clone();
         for _ in 0..1 + random.next() % 3 {
-            // Behind the Ethernet header: the kernel's test run itself reads that.
+            // The Ethernet header stays as it is, because the kernel's test run itself reads it.
             let at = 14 + random.next() as usize % (frame.len() - 14).min(110);
             frame[at] = random.next() as u8;
         }
         let before = total();
-        let t = e.trial(&frame).unwrap();
+        let t = e.test_run(&frame).unwrap();
         assert_eq!(total(), before + 1, "{frame:02x?}");
         assert!([PASSED, DROPPED, SENT].contains(&t.verdict) && t.frame.len() == frame.len(), "{frame:02x?}");
     }
@@ -501,9 +504,9 @@ fn spoiled_frames_leave_by_one_exit_each() {
 #[test]
 fn buckets_and_tunnels_are_those_of_the_controller() {
     let e = world(&SETTINGS);
-    let own = world(&Settings { aggregate: false, ..SETTINGS });
+    let own = world(&EdgeProgramSettings { aggregate: false, ..SETTINGS });
     let id = ServiceId::new(SPREAD).unwrap();
-    let mut random = Random(0x1234_5678_9abc_def0);
+    let mut random = FrameRandom(0x1234_5678_9abc_def0);
     for i in 0..2000u32 {
         let (port, service_port) = (random.next() as u16, random.next() as u16);
         let (client, to) = if i % 2 == 0 {
@@ -514,12 +517,33 @@ fn buckets_and_tunnels_are_those_of_the_controller() {
         let client: SocketAddr = client.parse().unwrap();
         let hash = flow_hash(client, service_port, id);
         let frame = from_node(&udp(&client.to_string(), &to, b"x"));
-        let out = e.trial(&frame).unwrap().frame;
+        let out = e.test_run(&frame).unwrap().frame;
         assert_eq!(out[30..34], [250, 1, 1, (hash as usize % BUCKETS) as u8], "{client} > {to}");
         assert_eq!(port_of(&out), 40_000 + (hash >> 16) as u16 % 20, "{client} > {to}");
-        let out = own.trial(&frame).unwrap().frame;
+        let out = own.test_run(&frame).unwrap().frame;
         assert_eq!(port_of(&out), 0xc000 | (hash >> 16) as u16, "{client} > {to}");
     }
+}
+
+/// A replica's own source ports are used, separately for each replica; a replica that has named none gets those of the settings.
+#[test]
+fn tunnels_have_the_ports_that_the_replica_named() {
+    let e = world(&SETTINGS);
+    let id = ServiceId::new(SPREAD).unwrap();
+    let ports = |n: usize| [41_001u16, 41_007, 52_000 + n as u16];
+    for bucket in (0..BUCKETS).step_by(2) {
+        e.tunnels().put(&address_be(Ipv4Addr::new(250, 1, 1, bucket as u8)), &Tunnels::new(&ports(bucket)).unwrap()).unwrap();
+    }
+    for port in 1000..1400u16 {
+        let client = format!("10.1.1.2:{port}");
+        let hash = flow_hash(client.parse().unwrap(), 80, id);
+        let out = e.test_run(&from_node(&udp(&client, "10.9.0.11:80", b"x"))).unwrap().frame;
+        let (bucket, upper) = (hash as usize % BUCKETS, (hash >> 16) as usize);
+        let want = if bucket % 2 == 0 { ports(bucket)[upper % 3] } else { 40_000 + (upper % 20) as u16 };
+        assert_eq!(port_of(&out), want, "{client}, bucket {bucket}");
+    }
+    let full = Tunnels::new(&(0..700).map(|n| 40_000 + n).collect::<Vec<u16>>()).unwrap();
+    assert_eq!((full.used().len(), Tunnels::new(&[])), (640, None));
 }
 
 #[test]
@@ -527,20 +551,21 @@ fn an_error_goes_where_its_session_is() {
     let e = world(&SETTINGS);
     for port in 1000..1100u16 {
         let client = format!("10.1.1.2:{port}");
-        let there = e.trial(&from_node(&tcp(&client, "10.9.0.11:80", ACK, b""))).unwrap().frame;
+        let there = e.test_run(&from_node(&tcp(&client, "10.9.0.11:80", ACK, b""))).unwrap().frame;
         let error = unreachable("10.1.1.2", "10.9.0.11", &tcp("10.9.0.11:80", &client, ACK, b""), 28);
-        let error = e.trial(&from_node(&error)).unwrap().frame;
+        let error = e.test_run(&from_node(&error)).unwrap().frame;
         assert_eq!((&error[30..34], port_of(&error)), (&there[30..34], port_of(&there)), "{client}");
     }
 }
 
-/// Case, the whole frame, what the answer to its first fragment (of a link of 1400 bytes: 1346 inside) says.
+/// Case, the whole frame, and the expected reply to its first fragment on a link of 1400 bytes, of which 1346 are inside; `None` if there
+/// must be no reply.
 fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
     let data = vec![7u8; 1348];
     let back =
         |to: &str, vni: u32, mac: &str, said: &str| Some(format!("250.1.0.1 > {to} vni {vni:#x} hop 0 02ca0a010002 > {mac}: {said}"));
     let sender = "020101010101";
-    let stranger = |inner: &[u8]| Tunnel::new("172.20.0.77", EDGE, TENANT).frame(inner);
+    let stranger = |inner: &[u8]| OuterHeaders::new("172.20.0.77", EDGE, TENANT).frame(inner);
     vec![
         (
             "a pod's",
@@ -570,13 +595,13 @@ fn cut() -> Vec<(&'static str, Vec<u8>, Option<String>)> {
         ("it may be cut inside", from_node(&with_ip4(udp(POD, SVC, &data), 0, &[])), None),
         ("an error is not answered", from_node(&unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data), 1400)), None),
         ("a stranger's", stranger(&tcp(POD, SVC, ACK, &data)), None),
-        ("a stranger's, by the tier's VNI", Tunnel::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)), None),
-        ("for another host", Tunnel::new(NODE, "250.1.0.9", TENANT).frame(&tcp(POD, SVC, ACK, &data)), None),
+        ("a stranger's, by the tier's VNI", OuterHeaders::new(NODE, EDGE, TIER_VNI).frame(&tcp(IN, POD, ACK, &data)), None),
+        ("for another host", OuterHeaders::new(NODE, "250.1.0.9", TENANT).frame(&tcp(POD, SVC, ACK, &data)), None),
     ]
 }
 
 #[test]
-fn who_sent_what_a_router_had_to_cut_is_told_so() {
+fn senders_of_fragmented_packets_get_icmp_errors() {
     let e = world(&SETTINGS);
     for (case, frame, wanted) in cut() {
         let (verdict, frame, moved) = run(&e, &frames::torn(&frame, 1400));
@@ -591,11 +616,11 @@ fn who_sent_what_a_router_had_to_cut_is_told_so() {
     }
 }
 
-/// Case, inner packet, bytes per GSO segment, the answer or else the counter.
-type Size = (&'static str, Vec<u8>, u16, Result<&'static str, &'static str>);
+/// Case, inner packet, bytes per GSO segment, expected reply or else the counter.
+type GsoCase = (&'static str, Vec<u8>, u16, Result<&'static str, &'static str>);
 
-fn sizes() -> Vec<Size> {
-    // 20 + 32 bytes of headers, or 40 + 32.
+fn sizes() -> Vec<GsoCase> {
+    // The headers are 20 + 32 bytes, or 40 + 32 for IPv6.
     let data = |n: usize| vec![7u8; n];
     let error4 = unreachable("10.1.1.2", "10.9.0.1", &udp("10.9.0.1:53", POD, &data(1500)), 1500);
     vec![
@@ -636,12 +661,12 @@ fn sizes() -> Vec<Size> {
 }
 
 #[test]
-fn what_is_too_big_is_answered_as_the_address_that_was_dialled() {
+fn oversize_packets_are_answered_from_the_dialed_address() {
     let e = world(&SETTINGS);
     for (case, inner, segment, wanted) in sizes() {
-        let summed = e.trial_as(&from_node(&inner), &Received { segment, is_summed: true }).unwrap();
+        let summed = e.test_run_as(&from_node(&inner), &TestFrameOptions { segment, is_summed: true }).unwrap();
         let before = counts(&e);
-        let t = e.trial_as(&from_node(&inner), &Received { segment, ..Received::default() }).unwrap();
+        let t = e.test_run_as(&from_node(&inner), &TestFrameOptions { segment, ..TestFrameOptions::default() }).unwrap();
         assert_eq!(t, summed, "{case}");
         let moved: Vec<_> = counts(&e).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
         match wanted {
@@ -659,7 +684,7 @@ fn what_is_too_big_is_answered_as_the_address_that_was_dialled() {
 
 #[test]
 fn settings_that_make_no_sense_are_brought_to_some_that_do() {
-    let e = world(&Settings { tunnels: 0, tunnel_port: 65_535, ..SETTINGS });
-    let out = e.trial(&from_node(&tcp(POD, SVC, SYN, b""))).unwrap().frame;
+    let e = world(&EdgeProgramSettings { tunnels: 0, tunnel_port: 65_535, ..SETTINGS });
+    let out = e.test_run(&from_node(&tcp(POD, SVC, SYN, b""))).unwrap().frame;
     assert_eq!(port_of(&out), 65_535);
 }

@@ -1,21 +1,24 @@
-//! What the edge's agent does with its maps: every limit, the exact contents, and what the next process finds.
+//! Tests how the edge's agent uses its maps: every limit, the exact contents, and what the next process finds.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use crate::lab::Netns;
+use crate::lab::LabNetns;
 use canal_abi::Plain;
 use canal_abi::tier::{
     ADDRESSES_MAX, Address, AddressKey, NodeKey, PREFIXES_MAX, Prefix, PrefixKey, REPLICAS_MAX, Replica, Return, SERVICES_MAX, Table,
 };
-use canal_offload::edge::{self, Edge, Options, Settings};
-use canal_offload::entries::{Entries, Replaced};
+use canal_offload::edge::{self, EdgeOptions, EdgeProgram, EdgeProgramSettings};
+use canal_offload::entries::Entries;
+use canal_offload::reconcile::MapWrites;
 use libbpf_rs::{MapHandle, MapType};
 
-const SETTINGS: Settings = Settings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
+const SETTINGS: EdgeProgramSettings =
+    EdgeProgramSettings { address: Ipv4Addr::new(250, 1, 0, 1), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
 
-/// Fills a map to the brim: the next element is refused by name, an element that is there may still be changed, and one that goes makes room.
+/// Fills a map to its capacity. The next element must be refused with the map's name, an existing element may still be changed, and
+/// removing one makes room for another.
 fn fill<K: Plain + Eq + std::hash::Hash, V: Plain + PartialEq>(map: &Entries<K, V>, limit: u32, key: impl Fn(u32) -> K, value: V) {
     assert_eq!(map.capacity(), limit, "{}", map.name());
     for n in 0..limit {
@@ -30,8 +33,8 @@ fn fill<K: Plain + Eq + std::hash::Hash, V: Plain + PartialEq>(map: &Entries<K, 
 }
 
 #[test]
-fn every_map_is_full_at_its_limit_and_says_so() {
-    let e = Edge::load(&SETTINGS, None).unwrap();
+fn every_map_reports_its_limit() {
+    let e = EdgeProgram::load(&SETTINGS, None).unwrap();
     let v4 = |n: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a00_0000 + n));
     fill(e.hosts(), REPLICAS_MAX, |n| n, 1);
     fill(e.returns(), SERVICES_MAX, |n| n, Return::new(7, None, None));
@@ -45,8 +48,8 @@ fn every_map_is_full_at_its_limit_and_says_so() {
 }
 
 #[test]
-fn a_full_map_still_becomes_what_is_wanted() {
-    let e = Edge::load(&SETTINGS, None).unwrap();
+fn a_full_map_still_reaches_the_desired_state() {
+    let e = EdgeProgram::load(&SETTINGS, None).unwrap();
     let hosts = |from: u32| (from..from + REPLICAS_MAX).map(|n| (n, n)).collect::<HashMap<u32, u32>>();
     e.hosts().replace_all(&hosts(0)).unwrap();
     e.hosts().replace_all(&hosts(100)).unwrap();
@@ -56,16 +59,16 @@ fn a_full_map_still_becomes_what_is_wanted() {
 }
 
 #[test]
-fn maps_hold_exactly_what_is_wanted_and_what_is_right_is_not_written() {
-    let e = Edge::load(&SETTINGS, None).unwrap();
+fn maps_match_the_desired_state_and_correct_entries_are_not_written() {
+    let e = EdgeProgram::load(&SETTINGS, None).unwrap();
     let host = |n: u8| Ipv4Addr::new(250, 1, 0, n);
     let replicas = |of: &[(u32, u8, bool)]| of.iter().map(|(n, at, up)| (*n, Replica::new(host(*at), *up))).collect::<HashMap<_, _>>();
     for (case, wanted, replaced) in [
-        ("from nothing", replicas(&[(1, 1, true), (2, 2, true)]), Replaced { put: 2, removed: 0 }),
-        ("nothing new", replicas(&[(1, 1, true), (2, 2, true)]), Replaced { put: 0, removed: 0 }),
-        ("one changes, one comes", replicas(&[(1, 1, false), (2, 2, true), (9, 9, true)]), Replaced { put: 2, removed: 0 }),
-        ("one goes", replicas(&[(1, 1, false), (9, 9, true)]), Replaced { put: 0, removed: 1 }),
-        ("all go", replicas(&[]), Replaced { put: 0, removed: 2 }),
+        ("from nothing", replicas(&[(1, 1, true), (2, 2, true)]), MapWrites { put: 2, removed: 0 }),
+        ("nothing new", replicas(&[(1, 1, true), (2, 2, true)]), MapWrites { put: 0, removed: 0 }),
+        ("one changes, one comes", replicas(&[(1, 1, false), (2, 2, true), (9, 9, true)]), MapWrites { put: 2, removed: 0 }),
+        ("one goes", replicas(&[(1, 1, false), (9, 9, true)]), MapWrites { put: 0, removed: 1 }),
+        ("all go", replicas(&[]), MapWrites { put: 0, removed: 2 }),
     ] {
         assert_eq!(e.replicas().replace_all(&wanted).unwrap(), replaced, "{case}");
         assert_eq!(e.replicas().all().unwrap(), wanted, "{case}");
@@ -84,10 +87,10 @@ fn maps_hold_exactly_what_is_wanted_and_what_is_right_is_not_written() {
     assert_eq!(e.hosts().get(&7).unwrap(), None);
 }
 
-/// A pin directory that is unmounted whatever became of the test.
-struct Pins(tempfile::TempDir);
+/// Pin directory that is unmounted even if the test fails.
+struct UnmountedPins(tempfile::TempDir);
 
-impl Drop for Pins {
+impl Drop for UnmountedPins {
     fn drop(&mut self) {
         if self.0.path().exists() {
             let _ = std::process::Command::new("umount").args(["-l", "-q"]).arg(self.0.path()).output();
@@ -108,30 +111,30 @@ fn names(dir: &Path) -> Vec<String> {
 
 #[test]
 fn the_next_process_finds_the_maps_and_nothing_else_is_left() {
-    let (ns, pins) = (Netns::new(), Pins(tempfile::tempdir().unwrap()));
+    let (ns, pins) = (LabNetns::new(), UnmountedPins(tempfile::tempdir().unwrap()));
     let dir = pins.0.path();
-    let options = Options { netns: Some(ns.path()), device: "pod0".into(), pin_dir: Some(dir.to_path_buf()), settings: SETTINGS };
-    let first = Edge::attach(&options).unwrap();
+    let options = EdgeOptions { netns: Some(ns.path()), device: "pod0".into(), pin_dir: Some(dir.to_path_buf()), settings: SETTINGS };
+    let first = EdgeProgram::attach(&options).unwrap();
     first.hosts().put(&1, &2).unwrap();
     assert!((first.is_adopted(), first.is_durable(), first.is_attached()) == (false, true, true));
     drop(first);
-    // What another version left, and what is not the edge's.
+    // Pins of another version, and pins that do not belong to the edge.
     for other in ["edge-v0", "redirector-v1"] {
         std::fs::create_dir(dir.join(other)).unwrap();
     }
-    let second = Edge::attach(&options).unwrap();
+    let second = EdgeProgram::attach(&options).unwrap();
     assert!(second.is_adopted());
-    assert_eq!((second.hosts().all().unwrap(), names(dir)), (HashMap::from([(1, 2)]), vec!["edge-v1".to_string(), "redirector-v1".into()]));
+    assert_eq!((second.hosts().all().unwrap(), names(dir)), (HashMap::from([(1, 2)]), vec!["edge-v2".to_string(), "redirector-v1".into()]));
 
-    // Another edge's program takes the place; then somebody flushes the device.
-    let third = Edge::attach(&options).unwrap();
+    // Another edge's program replaces this one; then the device's filters are flushed.
+    let third = EdgeProgram::attach(&options).unwrap();
     assert!(!second.is_attached() && third.is_attached());
     let flushed = std::process::Command::new("tc").args(["-n", ns.name(), "filter", "del", "dev", "pod0", "ingress"]).output().unwrap();
     assert!(flushed.status.success() && !third.is_attached());
     third.remove().unwrap();
     assert_eq!(names(dir), ["redirector-v1"], "the directory is not only the edge's");
 
-    let unpinned = Edge::attach(&Options { pin_dir: None, ..options.clone() }).unwrap();
+    let unpinned = EdgeProgram::attach(&EdgeOptions { pin_dir: None, ..options.clone() }).unwrap();
     assert!(!unpinned.is_adopted() && !unpinned.is_durable() && unpinned.hosts().all().unwrap().is_empty());
     drop(unpinned);
     edge::remove(Some(&ns.path()), "pod0", None).unwrap();
@@ -140,14 +143,14 @@ fn the_next_process_finds_the_maps_and_nothing_else_is_left() {
 
 #[test]
 fn pinned_maps_of_another_shape_are_left_for_new_ones() {
-    let pins = Pins(tempfile::tempdir().unwrap());
-    drop(Edge::load(&SETTINGS, Some(pins.0.path())).unwrap());
-    let hosts = pins.0.path().join("edge-v1/canal_hosts");
+    let pins = UnmountedPins(tempfile::tempdir().unwrap());
+    drop(EdgeProgram::load(&SETTINGS, Some(pins.0.path())).unwrap());
+    let hosts = pins.0.path().join("edge-v2/canal_hosts");
     std::fs::remove_file(&hosts).unwrap();
     let options = libbpf_sys::bpf_map_create_opts { sz: size_of::<libbpf_sys::bpf_map_create_opts>() as _, ..Default::default() };
     let mut other = MapHandle::create(MapType::Hash, Some("canal_hosts"), 4, 8, 16, &options).unwrap();
     other.pin(&hosts).unwrap();
-    let e = Edge::load(&SETTINGS, Some(pins.0.path())).unwrap();
+    let e = EdgeProgram::load(&SETTINGS, Some(pins.0.path())).unwrap();
     assert!(!e.is_adopted(), "new ones are empty");
     e.hosts().put(&1, &2).unwrap();
     assert_eq!(e.hosts().all().unwrap().len(), 1);

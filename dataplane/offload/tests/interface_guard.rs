@@ -1,15 +1,15 @@
-//! The interface guard on real interfaces of namespaces made for it, and frame by frame: a container sends by its own MAC and addresses, and
-//! nothing else; whatever becomes of the agent.
+//! Tests the interface guard on interfaces of namespaces that are made for it, and frame by frame. A container can send with its own MAC
+//! and addresses only, also while no agent runs.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use crate::frames::{icmp, udp};
-use crate::lab::{Netns, Pins};
+use crate::lab::{LabNetns, LabPins};
 use canal_offload::interface_guard::{self, InterfaceBinding, InterfaceGuard};
 
 const DROPPED: u32 = 2;
-/// TC_ACT_UNSPEC: other filters, then the stack.
+/// Verdict TC_ACT_UNSPEC: other filters follow, then the stack.
 const PASSED: u32 = u32::MAX;
 const MAC_A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
 const MAC_B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
@@ -19,19 +19,19 @@ const A6: &str = "fd88::a";
 const B6: &str = "fd88::b";
 const HOST4: &str = "10.88.0.1";
 const HOST6: &str = "fd88::1";
-/// The link-local addresses that the MACs make.
+/// Link-local addresses that result from the MAC addresses.
 const A_LOCAL: &str = "fe80::ff:fe00:a";
 const B_LOCAL: &str = "fe80::ff:fe00:b";
 
-/// A host with two containers, a namespace each.
-struct Scene {
-    host: Netns,
-    containers: [Netns; 2],
+/// Host with two containers, each in a namespace of its own.
+struct GuardedHost {
+    host: LabNetns,
+    containers: [LabNetns; 2],
 }
 
-fn scene() -> Scene {
-    let (host, containers) = (Netns::bare(), [Netns::bare(), Netns::bare()]);
-    // Else the kernel itself refuses some of what the guard shall refuse.
+fn scene() -> GuardedHost {
+    let (host, containers) = (LabNetns::bare(), [LabNetns::bare(), LabNetns::bare()]);
+    // Otherwise the kernel itself would drop some of the packets that the guard must drop.
     host.within(|| ["all", "default"].map(|of| std::fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0").unwrap()));
     for (container, (name, mac)) in containers.iter().zip([("a", MAC_A), ("b", MAC_B)]) {
         let mac = mac.map(|byte| format!("{byte:02x}")).join(":");
@@ -46,7 +46,7 @@ fn scene() -> Scene {
         container.ip(&format!("addr add {own4}/24 dev eth0"));
         container.ip(&format!("addr add {own6}/64 dev eth0 nodad"));
     }
-    Scene { host, containers }
+    GuardedHost { host, containers }
 }
 
 fn binding(device: &str, mac: [u8; 6], addresses: &[&str]) -> InterfaceBinding {
@@ -61,8 +61,8 @@ fn count(guard: &InterfaceGuard, name: &str) -> u64 {
     guard.counts().unwrap().into_iter().find(|(n, _)| *n == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
-impl Scene {
-    /// Whether the host hears what container `index` sends from `from`.
+impl GuardedHost {
+    /// Returns true if the host receives what container `index` sends from `from`.
     fn hears(&self, index: usize, from: &str, to: &str) -> bool {
         let to: IpAddr = to.parse().unwrap();
         let heard = self.host.within(|| UdpSocket::bind(SocketAddr::new(to, 0)).unwrap());
@@ -71,7 +71,7 @@ impl Scene {
         let from: IpAddr = from.parse().unwrap();
         self.containers[index].within(|| {
             let socket = UdpSocket::bind(SocketAddr::new(from, 0)).unwrap();
-            // A neighbour that is never found ends as an error of a later send.
+            // If the neighbor is not found, a later send returns the error.
             for _ in 0..3 {
                 let _ = socket.send_to(b"hello", at);
                 std::thread::sleep(Duration::from_millis(20));
@@ -93,7 +93,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     for container in &s.containers {
         container.ip("addr add 10.88.0.99/24 dev eth0");
     }
-    // Each tries the other's address too; before the guard all of it arrives.
+    // Each container also tries the other's address; without the guard all of it arrives.
     s.containers[0].ip(&format!("addr add {B4}/24 dev eth0"));
     s.containers[0].ip(&format!("addr add {B6}/64 dev eth0 nodad"));
     assert!(s.hears(0, A4, HOST4) && s.hears(0, B4, HOST4) && s.hears(0, B6, HOST6), "nothing guards yet");
@@ -112,7 +112,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     assert_eq!(refused.iter().map(|r| (r.device.as_str(), r.vni)).collect::<Vec<_>>(), [("to-a", 101), ("to-b", 101)]);
     assert!(refused.iter().all(|r| r.frames > 0));
     assert_eq!(refused[1].last_address, Some("10.88.0.99".parse().unwrap()));
-    // Another MAC, then the right one again.
+    // The container uses another MAC, then its own again.
     s.containers[0].ip("link set eth0 address 02:00:00:00:00:0b");
     assert!(!s.hears(0, A4, HOST4));
     assert!(count(&guard, "drop_mac") > 0);
@@ -120,7 +120,7 @@ fn a_container_sends_by_its_own_addresses_and_no_others() {
     assert!(s.hears(0, A4, HOST4));
 }
 
-/// Ethernet, then what is in it.
+/// Builds an Ethernet frame.
 fn eth(mac: [u8; 6], kind: u16, inside: &[u8]) -> Vec<u8> {
     [&[0xff; 6][..], &mac, &kind.to_be_bytes(), inside].concat()
 }
@@ -135,7 +135,7 @@ fn arp(operation: u8, mac: [u8; 6], sender: &str, target: &str) -> Vec<u8> {
     eth(MAC_A, 0x806, &[&head[..], &mac, &ip(sender), &[0; 6], &ip(target)].concat())
 }
 
-/// A neighbour discovery message with one option, 0: none.
+/// Builds a neighbor discovery message with one option; 0 stands for none.
 fn discovery(from: &str, kind: u8, target: &str, option: u8, mac: [u8; 6]) -> Vec<u8> {
     let target: std::net::Ipv6Addr = target.parse().unwrap();
     let mut rest = target.octets().to_vec();
@@ -147,7 +147,7 @@ fn discovery(from: &str, kind: u8, target: &str, option: u8, mac: [u8; 6]) -> Ve
 }
 
 #[test]
-fn every_frame_that_claims_what_is_anothers_is_refused_and_counted() {
+fn every_frame_with_a_foreign_address_is_refused_and_counted() {
     let s = scene();
     let guard = InterfaceGuard::load(Some(&s.host.path()), None).unwrap();
     guard.apply(&[binding("to-a", MAC_A, &[A4, A6])]).unwrap();
@@ -156,7 +156,7 @@ fn every_frame_that_claims_what_is_anothers_is_refused_and_counted() {
     let (from6, to6) = (format!("[{A6}]:1000"), format!("[{HOST6}]:53"));
     let udp6 = |source: &str| udp(&format!("[{source}]:1000"), &to6, b"x");
     let mut hidden = discovery(A6, 136, B6, 2, MAC_A);
-    // The same advertisement behind a destination options header that says nothing.
+    // This is the same advertisement behind a destination options header that contains only padding.
     hidden[14 + 6] = 60;
     let length = u16::from_be_bytes([hidden[18], hidden[19]]) + 8;
     hidden[18..20].copy_from_slice(&length.to_be_bytes());
@@ -202,18 +202,18 @@ fn every_frame_that_claims_what_is_anothers_is_refused_and_counted() {
     ];
     for (case, frame, verdict, counter) in &cases {
         let before = count(&guard, counter);
-        let ran = s.host.within(|| guard.trial(a, frame)).unwrap_or_else(|e| panic!("{case}: {e}"));
+        let ran = s.host.within(|| guard.test_frame(a, frame)).unwrap_or_else(|e| panic!("{case}: {e}"));
         assert_eq!(ran, *verdict, "{case}");
         assert_eq!(count(&guard, counter), before + 1, "{case}");
     }
-    // The program on an interface that nobody is bound to lets nothing through, its neighbour's own included.
-    assert_eq!(s.host.within(|| guard.trial(b, &cases[0].1)).unwrap(), DROPPED);
+    // The program refuses everything from an interface that is not bound, even frames that would be correct for another one.
+    assert_eq!(s.host.within(|| guard.test_frame(b, &cases[0].1)).unwrap(), DROPPED);
     assert_eq!(count(&guard, "drop_unbound"), 1);
 }
 
 #[test]
 fn interfaces_stay_guarded_over_an_agents_restart_until_they_are_released() {
-    let (s, pins) = (scene(), Pins::new());
+    let (s, pins) = (scene(), LabPins::new());
     s.containers[0].ip(&format!("addr add {B4}/24 dev eth0"));
     let load = || InterfaceGuard::load(Some(&s.host.path()), Some(pins.path())).unwrap();
     let first = load();
@@ -228,7 +228,7 @@ fn interfaces_stay_guarded_over_an_agents_restart_until_they_are_released() {
     assert!(second.is_guarded("to-a") && second.is_guarded("to-b"));
     assert!(s.hears(0, A4, HOST4) && !s.hears(0, B4, HOST4));
     assert!(count(&second, "drop_arp") + count(&second, "drop_address") > 0, "the counters are the earlier agent's too");
-    // An address moves from b to a; b is bound no more.
+    // An address moves from b to a, and b is not bound any more.
     second.apply(&[binding("to-a", MAC_A, &[A4, B4])]).unwrap();
     assert!(s.hears(0, B4, HOST4) && !second.is_guarded("to-b"));
     drop(second);

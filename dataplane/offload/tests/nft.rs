@@ -1,16 +1,16 @@
-//! The nftables fallback against real sockets in a namespace without any BPF.
+//! Tests the nftables fallback against real sockets in a namespace without any BPF.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::time::Duration;
 
 use crate::lab;
-use crate::lab::{Cgroup, Client, Netns, close};
+use crate::lab::{CaseProcess, Cgroup, LabNetns, close};
 use canal_offload::nft::{Redirect, original_destination};
 
 const MARK: u32 = 0x539;
 
-/// The child's entry.
+/// Entry of the child process.
 #[test]
 fn the_client() {
     if let Some(c) = lab::case() {
@@ -31,13 +31,13 @@ fn answer(l: &TcpListener) -> String {
 
 #[test]
 fn tcp_is_redirected_and_the_destination_is_known() {
-    let ns = Netns::new();
-    // Without a route connect() fails before any packet meets the hook; the veth's peer is down, so nothing can leave.
+    let ns = LabNetns::new();
+    // Without a route connect() would fail before a packet reaches the hook. The veth's peer is down, so nothing can leave.
     ns.ip("route add default dev pod0");
     ns.ip("-6 route add default dev pod0");
     let cgroup = Cgroup::new();
-    Redirect::apply(&ns.path(), &cgroup.dir, MARK).unwrap();
-    let again = Redirect::apply(&ns.path(), &cgroup.dir, MARK).unwrap();
+    Redirect::apply(&ns.path(), &cgroup.dir, &[MARK]).unwrap();
+    let again = Redirect::apply(&ns.path(), &cgroup.dir, &[MARK]).unwrap();
     assert_eq!(again.netns(), ns.path());
     let (v4, v6) = (ns.listen("127.0.0.1:15001"), ns.listen("[::1]:15001"));
     for (to, l) in [
@@ -48,7 +48,7 @@ fn tcp_is_redirected_and_the_destination_is_known() {
         ("[::ffff:10.96.0.1]:80", &v4),
         ("10.77.0.2:80", &v4),
     ] {
-        let mut app = Client::start(&ns, None, "dial", &[to]);
+        let mut app = CaseProcess::start(&ns, None, "dial", &[to]);
         let origin = to.replace("[::ffff:10.96.0.1]", "10.96.0.1");
         assert_eq!(answer(l), origin, "{to}");
         let said = app.line();
@@ -56,38 +56,38 @@ fn tcp_is_redirected_and_the_destination_is_known() {
     }
 
     let other = ns.listen("127.0.0.1:80");
-    let mut app = Client::start(&ns, None, "dial", &["127.0.0.1:80"]);
+    let mut app = CaseProcess::start(&ns, None, "dial", &["127.0.0.1:80"]);
     assert_eq!(answer(&other), "none", "loopback is left alone, and its own port is no origin");
     app.line();
-    let mut app = Client::start(&ns, None, "dial", &["127.0.0.1:15001"]);
+    let mut app = CaseProcess::start(&ns, None, "dial", &["127.0.0.1:15001"]);
     assert_eq!(answer(&v4), "none", "dialled by hand: the proxy resets it");
     app.line();
 
-    // The proxy's own mark goes out; here to the pod's own address, where somebody listens.
+    // The proxy's own mark exempts a connection; here it goes to the pod's own address, which has a listener.
     let own = ns.listen("10.77.0.2:81");
-    let mut app = Client::start(&ns, None, "dial", &["10.77.0.2:81", "mark"]);
+    let mut app = CaseProcess::start(&ns, None, "dial", &["10.77.0.2:81", "mark"]);
     assert_eq!(answer(&own), "none");
     app.line();
 
-    // The same mark in the pod's cgroup, by a process that may set it as any container's may: with CAP_NET_RAW alone.
+    // A process in the pod's cgroup sets the same mark with CAP_NET_RAW alone, which any container may have.
     for (to, l) in [("10.77.0.2:81", &v4), ("[fd77::2]:81", &v6)] {
-        let mut app = Client::start(&ns, Some(&cgroup), "dial", &[to, "net_raw", "mark"]);
+        let mut app = CaseProcess::start(&ns, Some(&cgroup), "dial", &[to, "net_raw", "mark"]);
         assert_eq!(answer(l), to, "a pod's own mark buys nothing");
         assert!(app.line().ends_with(&format!("reply={to}")), "{to}");
     }
 
     close(v4);
     close(v6);
-    assert_eq!(Client::start(&ns, None, "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)", "no proxy: refused");
+    assert_eq!(CaseProcess::start(&ns, None, "dial", &["10.96.0.1:80"]).line(), "error ConnectionRefused Some(111)", "no proxy: refused");
     Redirect::remove(&ns.path()).unwrap();
     Redirect::remove(&ns.path()).unwrap();
-    let mut app = Client::start(&ns, None, "dial", &["10.77.0.2:81"]);
+    let mut app = CaseProcess::start(&ns, None, "dial", &["10.77.0.2:81"]);
     assert_eq!(answer(&own), "none", "let go");
     app.line();
 }
 
 #[test]
 fn refusals_name_the_namespace() {
-    let e = Redirect::apply("/run/netns/canal-offload-none".as_ref(), &Cgroup::new().dir, MARK).unwrap_err().to_string();
+    let e = Redirect::apply("/run/netns/canal-offload-none".as_ref(), &Cgroup::new().dir, &[MARK]).unwrap_err().to_string();
     assert!(e.contains("/run/netns/canal-offload-none") && e.contains("namespace"), "{e}");
 }

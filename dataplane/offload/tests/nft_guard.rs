@@ -1,12 +1,12 @@
-//! The pod guard of the nftables fallback against real sockets, without any BPF: what leaves a pod, what enters, what is counted. The second
-//! namespace stands for the node, which has the other end of the pod's interface.
+//! Tests the pod guard of the nftables fallback against real sockets, without any BPF: what leaves a pod, what enters, what is counted. The
+//! second namespace stands for the node, which has the other end of the pod's interface.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use crate::lab;
-use crate::lab::Client;
+use crate::lab::CaseProcess;
 use crate::lab::packets::{TEXT, protocol};
 use crate::pod_guard::{ARRIVES_WITHIN, EPERM, KINDS, Lab, NEVER, check_udp_route, targets};
 use canal_offload::nft::Redirect;
@@ -29,12 +29,13 @@ fn count(lab: &Lab, guard: &NftPodGuard, name: &str) -> u64 {
     all.into_iter().find(|(v, _)| verdict_name(*v) == name).unwrap_or_else(|| panic!("no counter {name}")).1
 }
 
-/// Every protocol in both families, from sockets opened before the guard came and after; and frames that are written past the pod's rules.
+/// The packets are of every protocol in both families, from sockets opened before and after the guard was attached. Frames that are written
+/// past the pod's rules are included.
 #[test]
-fn deny_stops_what_nft_sees() {
+fn deny_drops_packets_that_nft_sees() {
     let lab = Lab::new();
-    // What is captured is not the guard's: TCP of raw sockets goes where all TCP goes.
-    Redirect::apply(&lab.pod.path(), &lab.cgroup.dir, MARK).unwrap();
+    // Captured connections do not concern the guard: TCP of raw sockets goes where all TCP goes.
+    Redirect::apply(&lab.pod.path(), &lab.cgroup.dir, &[MARK]).unwrap();
     for (kind, reason) in KINDS.into_iter().filter(|(kind, _)| *kind != "tcp") {
         for to in targets() {
             let receiver = lab.receiver(to, protocol(kind, to));
@@ -43,7 +44,7 @@ fn deny_stops_what_nft_sees() {
             for client in [&mut older, &mut lab.sender(kind, to)] {
                 let before = count(&lab, &held, &format!("stopped_{reason}"));
                 client.go_on();
-                // A frame is stopped on the other side of the wire, of which its sender does not hear.
+                // A frame is stopped at the other end of the interface, so its sender gets no error.
                 assert_eq!(client.line(), if kind == "frame" { "sent" } else { EPERM }, "{kind} to {to}");
                 assert!(!receiver.hears(NEVER), "{kind} to {to}: it left the pod");
                 assert_eq!(count(&lab, &held, &format!("stopped_{reason}")), before + 1, "{kind} to {to}");
@@ -66,7 +67,7 @@ fn deny_stops_what_nft_sees() {
 }
 
 #[test]
-fn passthrough_counts_what_leaves_in_the_clear_where_it_leaves() {
+fn passthrough_counts_unencrypted_packets_on_the_nodes_end() {
     let lab = Lab::new();
     let held = guard(&lab);
     set(&lab, &held, OutsidePackets::Watch, &[]);
@@ -80,7 +81,7 @@ fn passthrough_counts_what_leaves_in_the_clear_where_it_leaves() {
         }
     }
     assert!(count(&lab, &held, "left_watched") >= 6);
-    // The next process finds the pod as it was, and its counts; then it is stopped, and let go.
+    // The next process finds the pod's mode and counts. Then the pod is stopped, and the guard removed.
     drop(held);
     let next = guard(&lab);
     assert!(count(&lab, &next, "clear_udp") >= 4);
@@ -102,7 +103,7 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
     let lab = Lab::new();
     let held = guard(&lab);
     lab.answer_questions();
-    let ask = |to: &str| Client::start(&lab.pod, None, "ask", &[to]).line();
+    let ask = |to: &str| CaseProcess::start(&lab.pod, None, "ask", &[to]).line();
     assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
     set(&lab, &held, OutsidePackets::Stop, &["10.77.0.9", "fd77::9"]);
     for (case, to, answer) in [
@@ -119,9 +120,9 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
     lab.node.within(|| held.release()).unwrap();
 }
 
-/// With empty neighbour tables, so that ARP and neighbour discovery have to work; and nothing else comes in.
+/// The neighbor tables are empty, so ARP and neighbor discovery must work. Nothing else may enter.
 #[test]
-fn tcp_and_what_it_needs_of_the_link_pass_and_nothing_else_enters() {
+fn tcp_and_link_protocols_pass_and_nothing_else_enters() {
     let lab = Lab::new();
     let held = guard(&lab);
     for (from, to, dial) in [
@@ -139,7 +140,7 @@ fn tcp_and_what_it_needs_of_the_link_pass_and_nothing_else_enters() {
         lab::close(listener);
     }
     for (at, to) in [("0.0.0.0:99", "10.77.0.2:99"), ("[::]:99", "[fd77::2]:99")] {
-        let mut client = Client::start(&lab.pod, None, "receive", &[at]);
+        let mut client = CaseProcess::start(&lab.pod, None, "receive", &[at]);
         assert_eq!(client.line(), "open");
         client.go_on();
         let to: SocketAddr = to.parse().unwrap();
@@ -161,7 +162,7 @@ fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     lab.node.within(|| held.release()).unwrap();
 }
 
-/// The child's entry.
+/// Entry of the child process.
 #[test]
 fn the_client() {
     if let Some(c) = lab::case() {

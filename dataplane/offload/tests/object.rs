@@ -1,11 +1,11 @@
-//! The compiled object itself: its layout is Rust's, and the verifier's work stays within the recorded budget.
+//! Tests the compiled object itself: its layout equals Rust's, and the verifier's work stays within the recorded budget.
 
 use std::collections::BTreeMap;
 
-use crate::lab::{Cgroup, Netns};
+use crate::lab::{Cgroup, LabNetns};
 use canal_abi::capture::LAYOUTS;
-use canal_offload::capture::{Capture, Options, object_bytes};
-use canal_offload::inbound::Inbound;
+use canal_offload::capture::{CaptureOptions, CapturePrograms, object_bytes};
+use canal_offload::inbound::InboundPrograms;
 use canal_offload::pod_guard::{self, PodGuards};
 use libbpf_rs::btf::types::Struct;
 use libbpf_rs::btf::{Btf, BtfKind};
@@ -46,15 +46,15 @@ fn compare(object: &[u8], layouts: &Layouts) {
     assert_eq!(in_object.len(), layouts.len());
 }
 
-/// `tests/golden/verifier.txt` holds `program instructions`, recorded on the reference kernel. A program may get cheaper; ten per
-/// cent dearer is a change to look at. Record anew with BLESS=1.
+/// `tests/golden/verifier.txt` has lines of `program instructions`, recorded on the reference kernel. A program may become cheaper; an
+/// increase of more than ten percent needs a review. Set BLESS=1 to record new values.
 #[test]
 fn the_verifiers_work_stays_within_budget() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/verifier.txt");
-    let mut measured = Capture::load(&Options::default()).unwrap().verified_instructions().unwrap();
+    let mut measured = CapturePrograms::load(&CaptureOptions::default()).unwrap().verified_instructions().unwrap();
     let here = std::path::Path::new("/proc/self/ns/net");
-    measured.push(Inbound::load(None).unwrap().prepare("a/b/c", here).unwrap().verified_instructions().unwrap());
-    let (ns, cgroup) = (Netns::new(), Cgroup::new());
+    measured.push(InboundPrograms::load(None).unwrap().prepare("a/b/c", here).unwrap().verified_instructions().unwrap());
+    let (ns, cgroup) = (LabNetns::new(), Cgroup::new());
     let guard = PodGuards::load(None).unwrap().attach("a/b/c", &cgroup.dir, &ns.path()).unwrap();
     measured.extend(guard.verified_instructions().unwrap());
     if std::env::var_os("BLESS").is_some() {

@@ -1,5 +1,5 @@
-//! `bpf/pod.bpf.c` against real sockets: what leaves a pod, what enters, what is counted. The second namespace stands for the node: the
-//! guard is put there, and what arrives there has left the pod.
+//! Tests `bpf/pod.bpf.c` against real sockets: what leaves a pod, what enters, what is counted. The second namespace stands for the node:
+//! the guard is attached there, and what arrives there has left the pod.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -8,19 +8,19 @@ use std::time::Duration;
 
 use crate::lab;
 use crate::lab::packets::{Receiver, TEXT, ip, protocol};
-use crate::lab::{Cgroup, Client, Netns, Pins};
+use crate::lab::{CaseProcess, Cgroup, LabNetns, LabPins};
 use canal_offload::pod_guard::{OutsidePackets, PodGuard, PodGuards, UDP_PORTS_MAX, UdpExcess, UdpFromTier, verdict_name};
 use canal_offload::sockets;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// What passes has come by then; what is stopped never does.
+/// Time within which a packet that passes arrives. The next constant is how long the tests wait for one that is stopped.
 pub(crate) const ARRIVES_WITHIN: Duration = Duration::from_secs(2);
 pub(crate) const NEVER: Duration = Duration::from_millis(300);
 pub(crate) const EPERM: &str = "error 1";
 pub(crate) const KINDS: [(&str, &str); 5] =
     [("udp", "udp"), ("echo", "icmp"), ("sctp", "sctp"), ("tcp", "tcp"), ("frame", "packet_socket")];
 
-/// The child's entry. In an ordinary run there is none.
+/// Entry of the child process. In an ordinary run there is no case.
 #[test]
 fn the_client() {
     if let Some(c) = lab::case() {
@@ -29,15 +29,15 @@ fn the_client() {
 }
 
 pub(crate) struct Lab {
-    pub(crate) pod: Netns,
-    pub(crate) node: Netns,
+    pub(crate) pod: LabNetns,
+    pub(crate) node: LabNetns,
     pub(crate) cgroup: Cgroup,
     hardware: String,
 }
 
 impl Lab {
     pub(crate) fn new() -> Self {
-        let (pod, node) = (Netns::new(), Netns::bare());
+        let (pod, node) = (LabNetns::new(), LabNetns::bare());
         let hardware = "02:77:00:00:00:09".to_string();
         pod.ip(&format!("link set nowhere netns {} name out0", node.name()));
         node.ip(&format!("link set out0 address {hardware}"));
@@ -59,7 +59,7 @@ impl Lab {
         self.node.within(|| PodGuards::load(pins).unwrap().attach("a/b/pod", &self.cgroup.dir, &self.pod.path()).unwrap())
     }
 
-    /// Name servers on the node, and one that is none.
+    /// Starts name servers on the node, and one on a port that is not DNS.
     pub(crate) fn answer_questions(&self) {
         for at in ["10.77.0.9:53", "[fd77::9]:53", "10.77.0.8:53", "10.77.0.9:5353"] {
             let server = self.node.within(|| UdpSocket::bind(at).unwrap());
@@ -72,9 +72,9 @@ impl Lab {
         }
     }
 
-    pub(crate) fn sender(&self, kind: &str, to: SocketAddr) -> Client {
+    pub(crate) fn sender(&self, kind: &str, to: SocketAddr) -> CaseProcess {
         let from = if to.is_ipv4() { "10.77.0.2" } else { "fd77::2" };
-        let mut client = Client::start(&self.pod, Some(&self.cgroup), "send", &[kind, &to.to_string(), from, &self.hardware]);
+        let mut client = CaseProcess::start(&self.pod, Some(&self.cgroup), "send", &[kind, &to.to_string(), from, &self.hardware]);
         assert_eq!(client.line(), "open");
         client
     }
@@ -84,17 +84,17 @@ impl Lab {
     }
 }
 
-/// The tier is at 10.77.0.9 and in fd77::8/125; the pod takes its datagrams at port 99.
+/// Returns a UDPRoute: the tier is at 10.77.0.9 and in fd77::8/125, and the pod receives its datagrams at port 99.
 pub(crate) fn udp_route() -> UdpFromTier {
     let tier = ["10.77.0.9/32", "fd77::8/125"];
     UdpFromTier { ports: [99].into(), tier: tier.iter().map(|range| range.parse().unwrap()).collect() }
 }
 
-/// Whether a datagram from the node's address `from` reaches `to` in the pod, and whether the answer comes back.
+/// Tests whether a datagram from the node's address `from` reaches `to` in the pod and whether the reply comes back.
 pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str) -> &'static str {
     let to: SocketAddr = to.parse().unwrap();
     let any = if to.is_ipv4() { "0.0.0.0" } else { "[::]" };
-    let mut pod = Client::start(&lab.pod, Some(&lab.cgroup), "answer", &[&format!("{any}:{}", to.port())]);
+    let mut pod = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "answer", &[&format!("{any}:{}", to.port())]);
     assert_eq!(pod.line(), "open");
     let socket = lab.node.within(|| UdpSocket::bind(from).unwrap());
     socket.set_read_timeout(Some(NEVER)).unwrap();
@@ -105,7 +105,7 @@ pub(crate) fn exchanged(lab: &Lab, from: &str, to: &str) -> &'static str {
     }
 }
 
-/// What becomes of datagrams with and without the route; `set` brings it about.
+/// Checks which datagrams pass with and without the route, which `set` changes.
 pub(crate) fn check_udp_route(lab: &Lab, mut set: impl FnMut(&UdpFromTier)) {
     let check = |cases: &[(&str, &str, &str, &str)]| {
         for (case, from, to, want) in cases {
@@ -124,7 +124,7 @@ pub(crate) fn check_udp_route(lab: &Lab, mut set: impl FnMut(&UdpFromTier)) {
         ("IPv6, a port that no route names", "[fd77::9]:0", "[fd77::2]:98", "silence"),
         ("IPv6, not of the tier", "[fd77::10]:0", "[fd77::2]:99", "silence"),
     ]);
-    let sends = |from_port: &str, to: &str| Client::start(&lab.pod, Some(&lab.cgroup), "datagram", &[from_port, to]).line();
+    let sends = |from_port: &str, to: &str| CaseProcess::start(&lab.pod, Some(&lab.cgroup), "datagram", &[from_port, to]).line();
     for (case, from, to, want) in [
         ("from the port to the tier", "10.77.0.2:99", "10.77.0.9:7", "sent"),
         ("from another port", "10.77.0.2:98", "10.77.0.9:7", EPERM),
@@ -150,7 +150,7 @@ pub(crate) fn targets() -> [SocketAddr; 2] {
     ["10.77.0.9:99".parse().unwrap(), "[fd77::9]:99".parse().unwrap()]
 }
 
-/// Every protocol in both families, from sockets opened after the guard came and before.
+/// The packets are of every protocol in both families, from sockets opened before and after the guard was attached.
 #[test]
 fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
     let lab = Lab::new();
@@ -167,7 +167,7 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
                 let before = count(&guard, &format!("stopped_{reason}"));
                 client.go_on();
                 let said = client.line();
-                // A packet socket's frame is stopped on the other side of the wire, of which its sender does not hear.
+                // A packet socket's frame is stopped at the other end of the interface, so its sender gets no error.
                 assert_eq!(said, if kind == "frame" { "sent" } else { EPERM }, "{kind} to {to}, {which} socket");
                 assert!(!receiver.hears(NEVER), "{kind} to {to}, {which} socket: it left the pod");
                 assert_eq!(count(&guard, &format!("stopped_{reason}")), before + 1, "{kind} to {to}, {which} socket");
@@ -183,7 +183,7 @@ fn deny_stops_every_protocol_of_new_and_of_older_sockets() {
 }
 
 #[test]
-fn passthrough_counts_what_leaves_in_the_clear() {
+fn passthrough_counts_unencrypted_packets() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     guard.set(OutsidePackets::Watch, &[]).unwrap();
@@ -205,7 +205,7 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     lab.answer_questions();
-    let ask = |to: &str| Client::start(&lab.pod, Some(&lab.cgroup), "ask", &[to]).line();
+    let ask = |to: &str| CaseProcess::start(&lab.pod, Some(&lab.cgroup), "ask", &[to]).line();
     assert_eq!(ask("10.77.0.9:53"), EPERM, "nobody is named yet");
     let named: [IpAddr; 2] = ["10.77.0.9".parse().unwrap(), "fd77::9".parse().unwrap()];
     assert_eq!(guard.set(OutsidePackets::Stop, &named).unwrap(), 0);
@@ -224,11 +224,11 @@ fn dns_reaches_the_named_resolvers_and_no_others() {
 }
 
 #[test]
-fn nothing_enters_but_what_the_mesh_carries() {
+fn only_mesh_traffic_enters() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     for (at, to) in [("0.0.0.0:99", "10.77.0.2:99"), ("[::]:99", "[fd77::2]:99")] {
-        let mut client = Client::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
+        let mut client = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
         assert_eq!(client.line(), "open");
         client.go_on();
         let to: SocketAddr = to.parse().unwrap();
@@ -240,9 +240,9 @@ fn nothing_enters_but_what_the_mesh_carries() {
     lab.node.within(|| guard.release()).unwrap();
 }
 
-/// With empty neighbour tables, so that ARP and neighbour discovery have to work; the proxy is no member of the pod's cgroup.
+/// The neighbor tables are empty, so ARP and neighbor discovery must work. The proxy is not a member of the pod's cgroup.
 #[test]
-fn tcp_and_what_it_needs_of_the_link_pass() {
+fn tcp_and_link_protocols_pass() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     for (from, to, dial) in [
@@ -259,7 +259,7 @@ fn tcp_and_what_it_needs_of_the_link_pass() {
         server.read_exact(&mut [0; TEXT.len()]).unwrap();
         lab::close(listener);
     }
-    // Nobody listens: the pod's kernel answers with a reset of no application's.
+    // These ports have no listener, so the pod's kernel answers with a reset that belongs to no application.
     for dial in ["10.77.0.2:9", "[fd77::2]:9"] {
         let refused = lab.node.within(|| TcpStream::connect_timeout(&dial.parse().unwrap(), Duration::from_secs(5))).unwrap_err();
         assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "{dial}");
@@ -273,7 +273,7 @@ fn tcp_and_what_it_needs_of_the_link_pass() {
     lab.node.within(|| guard.release()).unwrap();
 }
 
-/// Packet too big, in both families, about TCP and about a datagram that no one may have sent.
+/// The errors are *packet too big* in both families, about TCP and about a datagram that no process may have sent.
 #[test]
 fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
     let lab = Lab::new();
@@ -287,7 +287,7 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
             let mut error: Vec<u8> = if to.is_ipv4() { vec![3, 4, 0, 0, 0, 0, 0x05, 0] } else { vec![2, 0, 0, 0, 0, 0, 0x05, 0] };
             error.extend(ip(to.ip(), from, quoted, TEXT));
             let socket = lab.node.within(|| Socket::new(Domain::for_address(to), Type::RAW, Some(Protocol::from(family)))).unwrap();
-            // A sender on the node itself hears of the drop.
+            // A sender on the node itself gets an error for the drop.
             socket.send_to(&error, &to.into()).is_ok()
         };
         let before = (count(&guard, "passed_error"), count(&guard, "stopped_icmp"));
@@ -295,7 +295,7 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
         send(17);
         assert!(!receiver.hears(NEVER), "{to}: about a datagram");
         assert_eq!((count(&guard, "passed_error"), count(&guard, "stopped_icmp")), (before.0 + 1, before.1 + 1), "{to}");
-        // The datagram's first bytes are its ports: now it may have been an answer to the tier.
+        // The datagram's first bytes are its ports. With this route it may have been a reply to the tier.
         let port = u16::from_be_bytes([TEXT[0], TEXT[1]]);
         guard.set_udp(&UdpFromTier { ports: [port].into(), tier: [from.into()].into() }).unwrap();
         assert!(send(17) && receiver.hears(ARRIVES_WITHIN), "{to}: about an answer to the tier");
@@ -307,7 +307,7 @@ fn errors_about_tcp_enter_and_errors_about_other_packets_do_not() {
 
 #[test]
 fn a_guard_outlives_its_process_and_keeps_its_policy() {
-    let (lab, pins) = (Lab::new(), Pins::new());
+    let (lab, pins) = (Lab::new(), LabPins::new());
     let [to, _] = targets();
     let receiver = lab.receiver(to, protocol("udp", to));
     let sends = |arrives: bool, case: &str| {
@@ -331,13 +331,13 @@ fn a_guard_outlives_its_process_and_keeps_its_policy() {
     canal_offload::capture::release_all(pins.path()).unwrap();
 }
 
-/// The pod's own loopback is nobody's business.
+/// The guard must not affect the pod's own loopback.
 #[test]
 fn datagrams_inside_a_pod_pass() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     for (at, to) in [("127.0.0.1:99", "127.0.0.1:99"), ("0.0.0.0:98", "10.77.0.2:98"), ("[::]:97", "[fd77::2]:97")] {
-        let mut receiver = Client::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
+        let mut receiver = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "receive", &[at]);
         assert_eq!(receiver.line(), "open");
         let mut sender = lab.sender("udp", to.parse().unwrap());
         receiver.go_on();
@@ -350,7 +350,7 @@ fn datagrams_inside_a_pod_pass() {
 
 #[test]
 fn an_interface_that_leads_past_the_node_is_named() {
-    let (ns, cgroup, far) = (Netns::new(), Cgroup::new(), Netns::bare());
+    let (ns, cgroup, far) = (LabNetns::new(), Cgroup::new(), LabNetns::bare());
     ns.ip(&format!("link set nowhere netns {} name far0", far.name()));
     let guard = PodGuards::load(None).unwrap().attach("a/b/pod", &cgroup.dir, &ns.path()).unwrap();
     assert_eq!(guard.exposed_interfaces(), ["pod0"]);
@@ -362,9 +362,9 @@ fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
     let lab = Lab::new();
     for (far, near) in [("10.77.0.9:80", "10.77.0.2:81"), ("[fd77::9]:80", "[fd77::2]:81")] {
         let listener = lab.node.listen(far);
-        let mut dialled = Client::start(&lab.pod, Some(&lab.cgroup), "dial", &[far]);
+        let mut dialled = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "dial", &[far]);
         let (_held, from) = listener.accept().unwrap();
-        let mut server = Client::start(&lab.pod, Some(&lab.cgroup), "serve", &[near]);
+        let mut server = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "serve", &[near]);
         assert_eq!(server.line(), "open");
         let mut into = lab.node.within(|| TcpStream::connect(near).unwrap());
         assert_eq!(server.line(), "accepted");
@@ -379,7 +379,7 @@ fn connections_dialled_before_are_reset_and_accepted_ones_go_on() {
     }
 }
 
-/// The kernel's own reports are short; a raw socket's could carry something to the link.
+/// The kernel's own reports are short; those of a raw socket could carry data to the link.
 #[test]
 fn listener_reports_of_a_pod_have_a_bound() {
     const HEADER: usize = 40;
@@ -406,13 +406,13 @@ fn listener_reports_of_a_pod_have_a_bound() {
 
 #[test]
 fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
-    let (lab, pins) = (Lab::new(), Pins::new());
+    let (lab, pins) = (Lab::new(), LabPins::new());
     let guard = lab.guard(Some(pins.path()));
     check_udp_route(&lab, |udp| assert_eq!(guard.set_udp(udp).unwrap(), UdpExcess::default()));
-    // Three exchanges and two datagrams, each at both hooks.
+    // Each of the three exchanges and two datagrams is counted at both hooks.
     assert_eq!(count(&guard, "passed_udp_route"), 2 * (2 * 3 + 2));
     assert_eq!(guard.last_stopped().unwrap().reason().map(verdict_name).as_deref(), Some("stopped_udp"));
-    // The next process finds the port open.
+    // The next process must find the port open.
     guard.set_udp(&udp_route()).unwrap();
     drop(guard);
     assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered", "no process is there");
@@ -422,7 +422,7 @@ fn datagrams_from_the_tier_pass_to_the_ports_of_udp_routes_and_back() {
     canal_offload::capture::release_all(pins.path()).unwrap();
 }
 
-/// The first fragment alone has a port: a datagram in parts does not pass, in either direction.
+/// Only the first fragment contains a port, so a fragmented datagram does not pass in either direction.
 #[test]
 fn fragments_of_a_udp_routes_datagram_are_stopped() {
     const TOO_LONG: [u8; 4000] = [7; 4000];
@@ -431,11 +431,11 @@ fn fragments_of_a_udp_routes_datagram_are_stopped() {
     guard.set_udp(&udp_route()).unwrap();
     for (from, to) in [("10.77.0.9:0", "10.77.0.2:99"), ("[fd77::9]:0", "[fd77::2]:99")] {
         let to: SocketAddr = to.parse().unwrap();
-        let mut pod = Client::start(&lab.pod, Some(&lab.cgroup), "receive", &[&to.to_string()]);
+        let mut pod = CaseProcess::start(&lab.pod, Some(&lab.cgroup), "receive", &[&to.to_string()]);
         assert_eq!(pod.line(), "open");
         pod.go_on();
         let (passed, stopped) = (count(&guard, "passed_udp_route"), count(&guard, "stopped_udp"));
-        // The first fragment that is stopped is told to the sender, which is on the node.
+        // The sender, which is on the node, gets an error for the first fragment that is stopped.
         let _ = lab.node.within(|| UdpSocket::bind(from).unwrap()).send_to(&TOO_LONG, to);
         assert_eq!(pod.line(), "nothing", "{to}");
         assert!(count(&guard, "stopped_udp") > stopped && count(&guard, "passed_udp_route") == passed, "{to}");
@@ -444,7 +444,7 @@ fn fragments_of_a_udp_routes_datagram_are_stopped() {
 }
 
 #[test]
-fn ports_and_ranges_beyond_a_guards_room_are_left_out_and_told() {
+fn ports_and_ranges_beyond_the_capacity_are_omitted_and_reported() {
     let lab = Lab::new();
     let guard = lab.guard(None);
     let most = canal_abi::pod::TIER_RANGES_MAX;
@@ -454,7 +454,7 @@ fn ports_and_ranges_beyond_a_guards_room_are_left_out_and_told() {
     };
     assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX, most)).unwrap(), UdpExcess::default());
     assert_eq!(guard.set_udp(&wanted(UDP_PORTS_MAX + 1, most + 2)).unwrap(), UdpExcess { ports: 1, ranges: 2 });
-    // A full guard takes others in their place.
+    // A full guard accepts other elements in place of the present ones.
     assert_eq!(guard.set_udp(&udp_route()).unwrap(), UdpExcess::default());
     assert_eq!(exchanged(&lab, "10.77.0.9:0", "10.77.0.2:99"), "answered");
     lab.node.within(|| guard.release()).unwrap();

@@ -1,5 +1,5 @@
-//! `bpf/redirector.bpf.c` over single frames, in a namespace with real sockets in every state: who takes what, where the rest goes, every
-//! refusal, and limits that are exact.
+//! Tests `bpf/redirector.bpf.c` over single frames, in a namespace with real sockets in every state. Covers which replica gets a packet,
+//! where the others are sent, every refusal, and exact limits.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -7,14 +7,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use crate::frames;
-use crate::frames::{ACK, FIN, SYN, Tunnel, echo, icmp, ip, read, tcp, tcp_answer, udp, unreachable, with_ip4};
-use crate::lab::{Netns, Pins};
+use crate::frames::{ACK, FIN, OuterHeaders, SYN, echo, icmp, ip, read, tcp, tcp_answer, udp, unreachable, with_ip4};
+use crate::lab::{LabNetns, LabPins};
 use canal_abi::tier::{
     BUCKETS, CHAIN, REPLICAS_MAX, Replica, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, THROTTLE_SERVICE, THROTTLE_TENANT,
     THROTTLES_MAX, TIER_VNI, Table, ThrottleKey, address_be,
 };
-use canal_offload::doors::{Door, Doors};
-use canal_offload::redirector::{self, Limit, Limits, Options, Redirector};
+use canal_offload::redirector::{self, RedirectorOptions, RedirectorPrograms, ThrottleLimit, ThrottleLimits};
+use canal_offload::socket_steering::{ServiceListener, SocketSteering};
 use socket2::{Domain, Protocol, Socket, Type};
 
 mod limits;
@@ -28,7 +28,7 @@ const PASSED: u32 = 0;
 const DROPPED: u32 = 2;
 const SENT: u32 = 7;
 
-/// Chains by service ID. This replica is 1; 9 is down, 10 is unknown, all others are up.
+/// Chains by service ID. This replica is 1; replica 9 is down, 10 is unknown, all others are up.
 const CHAINS: [(u32, &[u16]); 8] = [
     (1, &[1, 2, 3]),
     (2, &[2, 1, 3]),
@@ -40,18 +40,18 @@ const CHAINS: [(u32, &[u16]); 8] = [
     (8, &[2, 3, 4, 5, 6, 7, 8, 1]),
 ];
 
-struct Scene {
-    netns: Netns,
-    redirector: Redirector,
-    doors: Doors,
+struct RedirectorFixture {
+    netns: LabNetns,
+    redirector: RedirectorPrograms,
+    steering: SocketSteering,
     _dns: UdpSocket,
     plain: Option<TcpListener>,
 }
 
-fn scene() -> Scene {
-    let netns = Netns::new();
+fn scene() -> RedirectorFixture {
+    let netns = LabNetns::new();
     netns.ip(&format!("addr add {SELF}/32 dev pod0"));
-    let redirector = Redirector::attach(&Options {
+    let redirector = RedirectorPrograms::attach(&RedirectorOptions {
         netns: Some(netns.path()),
         device: "pod0".into(),
         pin_dir: None,
@@ -72,21 +72,21 @@ fn scene() -> Scene {
     for (service, chain) in CHAINS {
         put_table(&redirector, service, chain);
     }
-    let doors = Doors::attach(Some(&netns.path()), None).unwrap();
+    let steering = SocketSteering::attach(Some(&netns.path()), None).unwrap();
     let dns = netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
     let plain = netns.listen("[::]:20000");
-    doors.set(Door::Dns, &dns).unwrap();
-    doors.set(Door::Plain, &plain).unwrap();
-    Scene { netns, redirector, doors, _dns: dns, plain: Some(plain) }
+    steering.set(ServiceListener::Dns, &dns).unwrap();
+    steering.set(ServiceListener::Plain, &plain).unwrap();
+    RedirectorFixture { netns, redirector, steering, _dns: dns, plain: Some(plain) }
 }
 
-fn put_table(redirector: &Redirector, service: u32, chain: &[u16]) {
+fn put_table(redirector: &RedirectorPrograms, service: u32, chain: &[u16]) {
     let mut whole = [0; CHAIN];
     whole[..chain.len()].copy_from_slice(chain);
     redirector.tables().put(&service, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
 }
 
-fn connect(netns: &Netns, from: &str, to: &str, mark: u32) -> TcpStream {
+fn connect(netns: &LabNetns, from: &str, to: &str, mark: u32) -> TcpStream {
     let (from, to): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
     netns.within(|| {
         let s = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
@@ -97,15 +97,15 @@ fn connect(netns: &Netns, from: &str, to: &str, mark: u32) -> TcpStream {
     })
 }
 
-/// Puts an IP packet on loopback as if its source had sent it.
-fn inject(netns: &Netns, packet: &[u8], to: IpAddr) {
+/// Injects an IP packet on loopback as if its source had sent it.
+fn inject(netns: &LabNetns, packet: &[u8], to: IpAddr) {
     netns.within(|| {
         let s = Socket::new(Domain::for_address(SocketAddr::new(to, 0)), Type::RAW, Some(Protocol::from(255))).unwrap();
         s.send_to(packet, &SocketAddr::new(to, 0).into()).unwrap();
     });
 }
 
-fn counts(r: &Redirector) -> HashMap<&'static str, u64> {
+fn counts(r: &RedirectorPrograms) -> HashMap<&'static str, u64> {
     r.counts().unwrap().into_iter().collect()
 }
 
@@ -116,15 +116,15 @@ struct Ran {
     moved: Vec<&'static str>,
 }
 
-impl Scene {
+impl RedirectorFixture {
     fn run(&self, frame: &[u8]) -> Ran {
         let before = counts(&self.redirector);
-        let t = self.netns.within(|| self.redirector.trial(frame).unwrap());
+        let t = self.netns.within(|| self.redirector.test_run(frame).unwrap());
         let moved = counts(&self.redirector).into_iter().filter(|(n, c)| *c != before[n]).map(|(n, _)| n).collect();
         Ran { verdict: t.verdict, mark: t.mark, frame: t.frame, moved }
     }
 
-    /// The frame is given to the host's stack, with nothing changed but hop and stamp, which are gone.
+    /// Checks that the frame is delivered to the host's stack, unchanged except that hop and stamp are cleared.
     fn keeps(&self, case: &str, frame: &[u8], counter: &str) {
         let ran = self.run(frame);
         let mut untouched = frame.to_vec();
@@ -139,12 +139,12 @@ impl Scene {
         assert_eq!((ran.verdict, &ran.moved[..]), (DROPPED, &[counter][..]), "{case}");
     }
 
-    /// `to`: the replica's number and the hop that it gets.
+    /// Checks that the frame is sent on; `to` is the replica's number and the expected hop.
     fn sends(&self, case: &str, frame: &[u8], to: (u8, u8), inside: &str, counter: &str) {
         self.sends_stamped(case, frame, (to.0, to.1, 1), inside, counter);
     }
 
-    /// `to`: the replica's number, the hop and the stamp that it gets.
+    /// Checks that the frame is sent on; `to` is the replica's number, the expected hop and the expected stamp.
     fn sends_stamped(&self, case: &str, frame: &[u8], to: (u8, u8, u32), inside: &str, counter: &str) {
         let ran = self.run(frame);
         assert_eq!((ran.verdict, &ran.moved[..]), (SENT, &[counter][..]), "{case}");
@@ -155,7 +155,7 @@ impl Scene {
 }
 
 fn from_edge(hop: u8, inner: &[u8]) -> Vec<u8> {
-    Tunnel { hop, stamp: 1, ..Tunnel::new(EDGE, SELF, TIER_VNI) }.frame(inner)
+    OuterHeaders { hop, stamp: 1, ..OuterHeaders::new(EDGE, SELF, TIER_VNI) }.frame(inner)
 }
 
 fn service4(id: u32) -> String {
@@ -166,18 +166,18 @@ fn service6(id: u32) -> String {
     format!("fdca:a1:0:240::{id:x}")
 }
 
-/// What becomes of one.
+/// Expected destination of a segment.
 enum To {
     Here,
     Replica(u8, u8),
 }
 use To::{Here, Replica as Next};
 
-/// Case, service, hop, TCP flags, where to, counter.
-type Segment = (&'static str, u32, u8, u8, To, &'static str);
+/// Case, service, hop, TCP flags, expected destination, counter.
+type SegmentCase = (&'static str, u32, u8, u8, To, &'static str);
 
-/// With a gateway that listens.
-fn segments() -> Vec<Segment> {
+/// Returns the cases for a gateway that listens.
+fn segments() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Here, "new"),
         ("SYN with ECN", 1, 0, SYN | 0xc0, Here, "new"),
@@ -209,8 +209,8 @@ fn segments() -> Vec<Segment> {
     ]
 }
 
-/// With a gateway that is gone.
-fn segments_without() -> Vec<Segment> {
+/// Returns the cases for a gateway that has closed its socket.
+fn segments_without() -> Vec<SegmentCase> {
     vec![
         ("SYN at the head", 1, 0, SYN, Next(2, 1), "not_listening"),
         ("SYN that was sent here", 2, 1, SYN, Next(3, 2), "not_listening"),
@@ -222,7 +222,7 @@ fn segments_without() -> Vec<Segment> {
     ]
 }
 
-fn check_segments(s: &Scene, segments: &[Segment]) {
+fn check_segments(s: &RedirectorFixture, segments: &[SegmentCase]) {
     for (case, service, hop, flags, to, counter) in segments {
         for (from, at) in
             [("10.1.1.2:4711", format!("{}:80", service4(*service))), ("[fd01::2]:4711", format!("[{}]:80", service6(*service)))]
@@ -237,11 +237,12 @@ fn check_segments(s: &Scene, segments: &[Segment]) {
     }
 }
 
-/// Case, service, sender (1: the edge), hop, stamp; to whom with which hop and stamp (0: here, which here is dropped or kept), counter.
-type Spread = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'static str);
+/// Case, service, sender (1 is the edge), hop, stamp; expected replica, hop and stamp; counter. Replica 0 means that the packet stays here,
+/// dropped or delivered.
+type SpreadCase = (&'static str, u32, u8, u8, u32, (u8, u8, u32), &'static str);
 
-/// A segment while tables spread, or while not all agree on who is up.
-fn spreading() -> Vec<Spread> {
+/// Returns cases of segments while tables spread, or while replicas and edge disagree about which replicas are up.
+fn spreading() -> Vec<SpreadCase> {
     const NONE: (u8, u8, u32) = (0, 0, 0);
     let (mixed, skipped, last) = (STAMP_MIXED, STAMP_SKIPPED, STAMP_LAST);
     vec![
@@ -250,8 +251,8 @@ fn spreading() -> Vec<Spread> {
         ("by the high bits of a version", 1, 1, 0, STAMP_VERSION, (2, 1, mixed | 1), "forwarded"),
         ("no stamp", 1, 1, 0, 0, (2, 1, mixed | 1), "forwarded"),
         ("the end of the chain by another version: from the front", 8, 1, 1, 2, (2, 2, last | mixed | 1), "forwarded"),
-        ("the end of the chain for the second time", 8, 1, 7, last | mixed | 1, NONE, "unsettled"),
-        ("the end of the chain after a mix, alone", 4, 1, 3, mixed | 1, NONE, "unsettled"),
+        ("the end of the chain for the second time", 8, 1, 7, last | mixed | 1, NONE, "ownership_unsettled"),
+        ("the end of the chain after a mix, alone", 4, 1, 3, mixed | 1, NONE, "ownership_unsettled"),
         ("sent by a member, to one that is none: behind that member", 3, 2, 1, 2, (3, 2, mixed | 1), "forwarded"),
         ("sent by the last member, to one that is none", 3, 3, 2, 2, (2, 3, last | mixed | 1), "forwarded"),
         ("not back to the sender", 2, 3, 1, 1, NONE, "unowned"),
@@ -278,14 +279,14 @@ fn segments_find_their_owner_while_tables_spread() {
         let at = format!("{}:80", service4(service));
         let segment = tcp("10.1.1.2:4711", &at, ACK, b"some bytes");
         let sender = Ipv4Addr::new(250, 1, 0, sender + u8::from(sender != 1));
-        let frame = Tunnel { hop, stamp, ..Tunnel::new(&sender.to_string(), SELF, TIER_VNI) }.frame(&segment);
+        let frame = OuterHeaders { hop, stamp, ..OuterHeaders::new(&sender.to_string(), SELF, TIER_VNI) }.frame(&segment);
         match (to, counter) {
-            ((0, ..), "unsettled") => s.drops(case, &frame, counter),
+            ((0, ..), "ownership_unsettled") => s.drops(case, &frame, counter),
             ((0, ..), _) => s.keeps(case, &frame, counter),
             _ => s.sends_stamped(case, &frame, to, &format!("tcp 10.1.1.2:4711 > {at}"), counter),
         }
     }
-    // A suspect gets no new sessions.
+    // A suspect replica gets no new sessions.
     put_table(&s.redirector, 9, &[8, 2]);
     let syn = tcp("10.1.1.2:4711", "240.0.0.9:80", SYN, b"");
     let inside = "tcp 10.1.1.2:4711 > 240.0.0.9:80";
@@ -297,9 +298,9 @@ fn segments_go_to_the_head_or_along_the_chain() {
     let mut s = scene();
     check_segments(&s, &segments());
     s.plain = None;
-    // A closed socket leaves the map after a grace period of the kernel's.
+    // A closed socket leaves the map after a grace period of the kernel.
     let closed = Instant::now();
-    while s.doors.is_open(Door::Plain) {
+    while s.steering.is_open(ServiceListener::Plain) {
         assert!(closed.elapsed() < Duration::from_secs(5), "it left with its socket");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -307,7 +308,7 @@ fn segments_go_to_the_head_or_along_the_chain() {
 }
 
 #[test]
-fn what_is_no_tcp_goes_where_sessions_begin() {
+fn non_tcp_packets_go_to_the_head() {
     let s = scene();
     let shut = udp("10.1.1.2:4711", "240.0.0.1:54", b"q");
     s.keeps("UDP", &from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question")), "datagram");
@@ -321,14 +322,14 @@ fn what_is_no_tcp_goes_where_sessions_begin() {
     s.sends("echo behind the head", &from_edge(0, &ping), (2, 1), "icmp 8/0 10.1.1.2 > 240.0.0.2", "forwarded_new");
 }
 
-/// The client's end of a connection to a service, in a state that the kernel keeps it in.
-fn established(s: &Scene, from: &str, to: &str) -> (SocketAddr, [TcpStream; 2]) {
+/// Opens a connection to a service and returns the client's address and both ends.
+fn established(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, [TcpStream; 2]) {
     let client = connect(&s.netns, from, to, 0);
     let (server, _) = s.plain.as_ref().unwrap().accept().unwrap();
     (client.local_addr().unwrap(), [client, server])
 }
 
-fn waiting(s: &Scene, from: &str, to: &str) -> SocketAddr {
+fn waiting(s: &RedirectorFixture, from: &str, to: &str) -> SocketAddr {
     let (at, [mut client, server]) = established(s, from, to);
     drop(server);
     assert_eq!(client.read(&mut [0; 8]).unwrap(), 0);
@@ -337,14 +338,14 @@ fn waiting(s: &Scene, from: &str, to: &str) -> SocketAddr {
     at
 }
 
-fn requested(s: &Scene, from: &str, to: &str) -> SocketAddr {
+fn requested(s: &RedirectorFixture, from: &str, to: &str) -> SocketAddr {
     inject(&s.netns, &tcp(from, to, SYN, b""), to.parse::<SocketAddr>().unwrap().ip());
     std::thread::sleep(Duration::from_millis(50));
     from.parse().unwrap()
 }
 
-/// The same, and the number of the SYN-ACK that the kernel sends for it.
-fn answered(s: &Scene, from: &str, to: &str) -> (SocketAddr, u32) {
+/// Sends a SYN to a service and returns the client's address and the sequence number of the kernel's SYN-ACK.
+fn answered(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, u32) {
     let (client, service): (SocketAddr, SocketAddr) = (from.parse().unwrap(), to.parse().unwrap());
     let heard = s.netns.within(|| {
         let all = i32::from((libc::ETH_P_ALL as u16).to_be());
@@ -352,7 +353,7 @@ fn answered(s: &Scene, from: &str, to: &str) -> (SocketAddr, u32) {
     });
     heard.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
     let at = requested(s, from, to);
-    // Of the inner packet on tier0, or of the outer one behind it: ports, number, flags.
+    // Ports, sequence number and flags are found in the inner packet on tier0 or in the outer packet behind it.
     let ports = [service.port().to_be_bytes(), client.port().to_be_bytes()].concat();
     for _ in 0..100 {
         let mut frame = [0u8; 2048];
@@ -365,8 +366,8 @@ fn answered(s: &Scene, from: &str, to: &str) -> (SocketAddr, u32) {
     panic!("no SYN-ACK from {to} to {from}");
 }
 
-/// A SYN that was sent again after a head change leaves a request at two replicas. Each takes only the answer to its own SYN-ACK: the other's
-/// goes along the chain, and is not reset here.
+/// If a SYN was sent again after the head changed, two replicas have a request. Each accepts only the reply to its own SYN-ACK. A reply to
+/// the other's goes along the chain and is not reset here.
 #[test]
 fn a_request_owns_only_the_answer_to_its_own_syn_ack() {
     let s = scene();
@@ -386,7 +387,7 @@ fn a_request_owns_only_the_answer_to_its_own_syn_ack() {
 }
 
 #[test]
-fn what_the_kernel_knows_is_owned_and_nothing_else() {
+fn only_sessions_of_the_kernel_are_owned() {
     let mut s = scene();
     let (from4, from6) = ("10.77.0.2:0", "[fd77::2]:0");
     let mut open = Vec::new();
@@ -453,26 +454,26 @@ fn errors_follow_the_session_that_they_are_about() {
 fn a_cookie_that_is_none_is_nobodys() {
     let s = scene();
     s.netns.within(|| std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "2").unwrap());
-    // The kernel believes cookies only shortly after it gave some.
+    // The kernel accepts cookies only shortly after it has sent some.
     requested(&s, "10.77.0.9:4711", "240.0.0.4:80");
     s.keeps("no cookie", &from_edge(0, &tcp("10.77.0.9:4711", "240.0.0.4:80", ACK, b"")), "unowned");
 }
 
-/// A connection that the gateway dialled for the tenant.
-fn dialled(s: &Scene, from: &str, to: &str) -> (SocketAddr, TcpStream) {
+/// Opens a connection that the gateway dials for the tenant.
+fn dialled(s: &RedirectorFixture, from: &str, to: &str) -> (SocketAddr, TcpStream) {
     let client = connect(&s.netns, from, to, TENANT);
     (client.local_addr().unwrap(), client)
 }
 
 #[test]
-fn answers_are_heard_from_the_tenant_that_was_dialled() {
+fn responses_are_accepted_only_from_the_dialed_tenant() {
     let s = scene();
     let _endpoint = s.netns.listen("[::]:9000");
     let _admin = s.netns.listen("0.0.0.0:15021");
     for (own, to) in [(format!("{SELF}:0"), "10.77.0.2:9000"), (format!("{SELF6}:0"), "[fd77::2]:9000")] {
         let (at, _open) = dialled(&s, &own, to);
         let text = at.to_string();
-        let answer = |from: &str, vni: u32, inner: &[u8]| Tunnel::new(from, SELF, vni).frame(inner);
+        let answer = |from: &str, vni: u32, inner: &[u8]| OuterHeaders::new(from, SELF, vni).frame(inner);
         let data = tcp(to, &text, ACK, b"answer");
         let ran = s.run(&answer(EDGE, TENANT, &data));
         assert_eq!((ran.verdict, ran.mark, &ran.moved[..]), (PASSED, TENANT, &["answer"][..]), "{to}");
@@ -486,17 +487,17 @@ fn answers_are_heard_from_the_tenant_that_was_dialled() {
         s.drops("a SYN and ACK of nothing", &answer(EDGE, TENANT, &tcp(to, &gone, SYN | ACK, b"")), "drop_crossed");
         let late = unreachable(&ip_of(to), &ip_of(&text), &tcp(&gone, to, ACK, b""), 60);
         s.drops("an error about nothing", &answer(EDGE, TENANT, &late), "drop_crossed");
-        s.drops("not from an edge", &answer("250.1.0.3", TENANT, &data), "drop_stranger");
-        s.drops("from nobody of the tier", &answer("250.1.0.99", TENANT, &data), "drop_stranger");
+        s.drops("not from an edge", &answer("250.1.0.3", TENANT, &data), "drop_unknown_source");
+        s.drops("from nobody of the tier", &answer("250.1.0.99", TENANT, &data), "drop_unknown_source");
         s.drops("a datagram", &answer(EDGE, TENANT, &udp(to, &text, b"")), "drop_protocol");
         s.drops("an echo", &answer(EDGE, TENANT, &echo(&ip_of(to), &ip_of(&text), false)), "drop_protocol");
     }
     let to_admin = tcp("10.1.1.2:4711", &format!("{SELF}:15021"), ACK, b"");
-    s.drops("a listener", &Tunnel::new(EDGE, SELF, TENANT).frame(&to_admin), "drop_crossed");
+    s.drops("a listener", &OuterHeaders::new(EDGE, SELF, TENANT).frame(&to_admin), "drop_crossed");
     let datagram = unreachable("10.77.0.2", SELF, &udp(&format!("{SELF}:1"), "10.77.0.2:9000", b""), 28);
-    s.drops("an error about a datagram", &Tunnel::new(EDGE, SELF, TENANT).frame(&datagram), "drop_protocol");
+    s.drops("an error about a datagram", &OuterHeaders::new(EDGE, SELF, TENANT).frame(&datagram), "drop_protocol");
     for to in ["250.1.0.3:5000", "240.0.0.1:80", "127.0.0.1:5000"] {
-        s.drops(to, &Tunnel::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")), "drop_crossed");
+        s.drops(to, &OuterHeaders::new(EDGE, SELF, TENANT).frame(&tcp("10.77.0.2:9000", to, ACK, b"")), "drop_crossed");
     }
 }
 
@@ -504,7 +505,7 @@ fn answers_are_heard_from_the_tenant_that_was_dialled() {
 fn every_refusal_has_a_counter() {
     let s = scene();
     let syn = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
-    let tier = |from: &str, to: &str| Tunnel::new(from, to, TIER_VNI).frame(&syn);
+    let tier = |from: &str, to: &str| OuterHeaders::new(from, to, TIER_VNI).frame(&syn);
     let edit = |mut f: Vec<u8>, at: usize, to: u8| {
         f[at] = to;
         f
@@ -512,8 +513,8 @@ fn every_refusal_has_a_counter() {
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let to = |at: &str| from_edge(0, &tcp("10.1.1.2:4711", at, SYN, b""));
     for (case, frame, counter) in [
-        ("an unknown host", tier("250.1.0.99", SELF), "drop_stranger"),
-        ("for another host", tier(EDGE, "250.1.0.3"), "drop_stranger"),
+        ("an unknown host", tier("250.1.0.99", SELF), "drop_unknown_source"),
+        ("for another host", tier(EDGE, "250.1.0.3"), "drop_unknown_source"),
         ("no table", to("240.0.0.77:80"), "drop_service"),
         ("service 0", to("240.0.0.0:80"), "drop_service"),
         ("the replica's own address", to("250.1.0.2:80"), "drop_service"),
@@ -533,15 +534,15 @@ fn every_refusal_has_a_counter() {
     }
 }
 
-/// A router cut what an edge or another replica sent: the sender of what is inside hears of it by the edge.
+/// A router fragmented a packet of an edge or of another replica. The sender of the inner packet must get an error through the edge.
 #[test]
-fn who_sent_what_a_router_had_to_cut_is_told_so() {
+fn senders_of_fragmented_packets_get_icmp_errors() {
     let s = scene();
     let data = vec![7u8; 1348];
     let to_service = tcp("10.1.1.2:4711", "240.0.0.1:80", 0x10, &data);
     let to_service6 = tcp("[fd01:1::2]:4711", "[fdca:a1:0:240::1]:80", 0x10, &data);
     let answer = tcp("10.1.2.2:8080", "250.1.0.2:4711", 0x10, &data);
-    let by = |from: &str, vni: u32, inner: &[u8]| frames::torn(&Tunnel::new(from, SELF, vni).frame(inner), 1400);
+    let by = |from: &str, vni: u32, inner: &[u8]| frames::torn(&OuterHeaders::new(from, SELF, vni).frame(inner), 1400);
     let said = |vni: u32, what: &str| format!("{SELF} > {EDGE} vni {vni:#x} hop 0 02ca0a010001 > 02ca0a010002: {what}");
     let about = "icmp 3/4 mtu 1346 240.0.0.1 > 10.1.1.2 about tcp 10.1.1.2:4711 > 240.0.0.1:80";
     for (case, frame, wanted) in [
@@ -563,7 +564,7 @@ fn who_sent_what_a_router_had_to_cut_is_told_so() {
         assert_eq!(frames::read(&ran.frame), wanted, "{case}");
     }
     for (case, frame, counter) in [
-        ("by a stranger", by("250.1.0.99", TIER_VNI, &to_service), "drop_stranger"),
+        ("by a stranger", by("250.1.0.99", TIER_VNI, &to_service), "drop_unknown_source"),
         ("a tenant's, by a replica", by("250.1.0.3", TENANT, &answer), "drop_fragment"),
         ("for no service", by(EDGE, TIER_VNI, &answer), "drop_fragment"),
         ("for no replica", by(EDGE, TENANT, &to_service), "drop_fragment"),
@@ -581,7 +582,7 @@ fn nothing_goes_round_the_tunnel() {
     let v6 = |p: &[u8]| ether([0x86, 0xdd], p);
     let a = |text: &str| text.parse::<IpAddr>().unwrap();
     let (from, here) = (a("fe80::1"), a("fe80::2"));
-    // UDP to VXLAN's port, and to another.
+    // UDP headers with VXLAN's port as the destination, and with another one.
     let (vxlan, other) = ([0xd9, 3, 0x12, 0xb5, 0, 8, 0, 0], [0xd9, 3, 0x12, 0xb6, 0, 8, 0, 0]);
     let behind = |first: u8, header: &[u8], p: &[u8]| v6(&ip(from, here, first, &[header, p].concat()));
     let options = [17, 0, 1, 4, 0, 0, 0, 0];
@@ -590,16 +591,16 @@ fn nothing_goes_round_the_tunnel() {
         ("TCP to the host", v4(&tcp("172.20.0.1:1", "250.1.0.2:15021", SYN, b"")), PASSED, "passed"),
         ("UDP to the host", v4(&udp("172.20.0.1:1", "250.1.0.2:53", b"hi")), PASSED, "passed"),
         ("ARP", ether([8, 6], &[0; 28]), PASSED, "passed"),
-        ("a service without a tunnel", v4(&tcp("172.20.0.1:1", "240.0.0.1:80", SYN, b"")), DROPPED, "drop_stranger"),
-        ("a service by UDP without a tunnel", v4(&udp("172.20.0.1:1", "240.0.0.1:53", b"")), DROPPED, "drop_stranger"),
-        ("a service v6", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:240::1]:80", SYN, b"")), DROPPED, "drop_stranger"),
-        ("the replica's inner address", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:250::fa01:2]:80", SYN, b"")), DROPPED, "drop_stranger"),
+        ("a service without a tunnel", v4(&tcp("172.20.0.1:1", "240.0.0.1:80", SYN, b"")), DROPPED, "drop_unknown_source"),
+        ("a service by UDP without a tunnel", v4(&udp("172.20.0.1:1", "240.0.0.1:53", b"")), DROPPED, "drop_unknown_source"),
+        ("a service v6", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:240::1]:80", SYN, b"")), DROPPED, "drop_unknown_source"),
+        ("the replica's inner address", v6(&tcp("[fd01::1]:1", "[fdca:a1:0:250::fa01:2]:80", SYN, b"")), DROPPED, "drop_unknown_source"),
         ("IPv6", v6(&tcp("[fe80::1]:1", "[fe80::2]:80", SYN, b"")), PASSED, "passed"),
-        ("VXLAN over IPv6", v6(&ip(from, here, 17, &vxlan)), DROPPED, "drop_stranger"),
+        ("VXLAN over IPv6", v6(&ip(from, here, 17, &vxlan)), DROPPED, "drop_unknown_source"),
         ("other UDP over IPv6", v6(&ip(from, here, 17, &other)), PASSED, "passed"),
-        ("VXLAN behind hop-by-hop options", behind(0, &options, &vxlan), DROPPED, "drop_stranger"),
-        ("VXLAN behind destination options", behind(60, &options, &vxlan), DROPPED, "drop_stranger"),
-        ("VXLAN behind a routing header", behind(43, &options, &vxlan), DROPPED, "drop_stranger"),
+        ("VXLAN behind hop-by-hop options", behind(0, &options, &vxlan), DROPPED, "drop_unknown_source"),
+        ("VXLAN behind destination options", behind(60, &options, &vxlan), DROPPED, "drop_unknown_source"),
+        ("VXLAN behind a routing header", behind(43, &options, &vxlan), DROPPED, "drop_unknown_source"),
         ("other UDP behind options", behind(0, &options, &other), PASSED, "passed"),
         ("a fragment of UDP over IPv6", behind(44, &[17, 0, 0, 1, 0, 0, 0, 7], &vxlan), DROPPED, "drop_fragment"),
         ("a fragment of TCP over IPv6", behind(44, &[6, 0, 0, 1, 0, 0, 0, 7], &[0; 24]), PASSED, "passed"),
@@ -622,7 +623,7 @@ fn frames_that_end_in_the_middle_are_never_taken() {
         unreachable("10.1.9.9", "240.0.0.1", &tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b""), 28),
     ] {
         let whole = from_edge(0, &packet);
-        // The kernel makes no packet of less than an Ethernet and an IP header.
+        // The kernel does not create packets shorter than an Ethernet and an IP header.
         for length in 34..whole.len() {
             let mut honest = whole[..length].to_vec();
             if length >= 42 {
@@ -637,8 +638,8 @@ fn frames_that_end_in_the_middle_are_never_taken() {
     }
 }
 
-fn options(pins: Option<&Pins>) -> Options {
-    Options {
+fn options(pins: Option<&LabPins>) -> RedirectorOptions {
+    RedirectorOptions {
         netns: None,
         device: "lo".into(),
         pin_dir: pins.map(|p| p.path().to_path_buf()),
@@ -652,10 +653,10 @@ fn options(pins: Option<&Pins>) -> Options {
 }
 
 #[test]
-fn a_full_map_says_so() {
-    let r = Redirector::load(&options(None)).unwrap();
+fn a_full_map_is_reported() {
+    let r = RedirectorPrograms::load(&options(None)).unwrap();
     let key = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
-    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 1 }), ..Limits::default() };
+    let limits = ThrottleLimits { sessions: Some(ThrottleLimit { rate: 1, burst: 1 }), ..ThrottleLimits::default() };
     (0..THROTTLES_MAX).for_each(|id| r.set_throttle(&key(id), &limits).unwrap());
     let e = r.set_throttle(&key(THROTTLES_MAX), &limits).unwrap_err();
     assert!(e.is_full() && e.to_string().contains("canal_throttles"), "{e}");

@@ -1,5 +1,5 @@
-//! Redirector, tunnel and doors on replicas in namespaces, with real connections through a stand-in for the edge: where sessions begin, and
-//! that they go on where they began while tables change and gateways die.
+//! Tests redirector, tunnel device and socket steering on replicas in namespaces, with real connections through a simulated edge. Sessions
+//! must start at the right replica and stay there while tables change and gateways die.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::frames;
-use crate::lab::{Client, Netns, Pins, case, pause, say};
+use crate::lab::{CaseProcess, LabNetns, LabPins, case, pause, print_line};
 use canal_abi::tier::{BUCKETS, CHAIN, Replica, Table, address_be};
-use canal_offload::doors::{Door, Doors};
-use canal_offload::redirector::{self, Options, Redirector};
-use canal_offload::sessions::Sessions;
+use canal_offload::redirector::{self, RedirectorOptions, RedirectorPrograms};
+use canal_offload::sessions::SessionTable;
+use canal_offload::socket_steering::{ServiceListener, SocketSteering};
 use socket2::{Domain, Protocol, Socket, Type};
 
 const TENANT: u32 = 0x70;
@@ -28,9 +28,9 @@ fn underlay(n: u8) -> Ipv4Addr {
     Ipv4Addr::new(250, 1, 0, 1 + n)
 }
 
-fn options(netns: Option<&Netns>, n: u8, pin_dir: Option<&std::path::Path>) -> Options {
-    Options {
-        netns: netns.map(Netns::path),
+fn options(netns: Option<&LabNetns>, n: u8, pin_dir: Option<&std::path::Path>) -> RedirectorOptions {
+    RedirectorOptions {
+        netns: netns.map(LabNetns::path),
         device: "eth0".into(),
         pin_dir: pin_dir.map(Into::into),
         address: underlay(n),
@@ -42,8 +42,8 @@ fn options(netns: Option<&Netns>, n: u8, pin_dir: Option<&std::path::Path>) -> O
     }
 }
 
-/// Tells a redirector the chain of every bucket, and of replica `n` out of three that it is down if `down` names it.
-fn fill(r: &Redirector, chain: &[u16], down: u8) {
+/// Writes a redirector's maps: one chain for every bucket, and three replicas of which `down` is down (0 for none).
+fn fill(r: &RedirectorPrograms, chain: &[u16], down: u8) {
     let mut whole = [0; CHAIN];
     whole[..chain.len()].copy_from_slice(chain);
     r.hosts().put(&address_be(underlay(0)), &0).unwrap();
@@ -54,7 +54,7 @@ fn fill(r: &Redirector, chain: &[u16], down: u8) {
     r.tables().put(&SERVICE, &Table { vni: TENANT, version: 1, chain: [whole; BUCKETS] }).unwrap();
 }
 
-/// Answers every line with its own name, on any connection.
+/// Serves any number of connections and answers every line with `name` in front of it.
 fn serve(listener: TcpListener, name: u8) {
     std::thread::spawn(move || {
         while let Ok((s, _)) = listener.accept() {
@@ -68,31 +68,31 @@ fn serve(listener: TcpListener, name: u8) {
     });
 }
 
-struct Member {
-    netns: Netns,
-    redirector: Redirector,
-    doors: Doors,
+struct ReplicaMember {
+    netns: LabNetns,
+    redirector: RedirectorPrograms,
+    steering: SocketSteering,
 }
 
-/// The stand-in for the edge, which is the router too and has the clients: whatever it sends into the tier goes to the replica that [`Tier::steer`]
+/// Simulated edge, which also is the router and has the clients. It sends everything for the tier to the replica that [`TestTier::steer`]
 /// names, with hop 0.
-struct Tier {
-    edge: Netns,
-    members: Vec<Member>,
+struct TestTier {
+    edge: LabNetns,
+    members: Vec<ReplicaMember>,
 }
 
-fn bridge(netns: &Netns, args: &str) {
+fn bridge(netns: &LabNetns, args: &str) {
     let all: Vec<&str> = ["-n", netns.name()].into_iter().chain(args.split(' ')).collect();
     let o = Command::new("bridge").args(&all).output().unwrap();
     assert!(o.status.success(), "bridge {all:?}: {}", String::from_utf8_lossy(&o.stderr));
 }
 
-fn sysctl(netns: &Netns, name: &str, value: &str) {
+fn sysctl(netns: &LabNetns, name: &str, value: &str) {
     netns.within(|| std::fs::write(format!("/proc/sys/net/{name}"), value)).unwrap();
 }
 
-fn make_edge() -> Netns {
-    let edge = Netns::bare();
+fn make_edge() -> LabNetns {
+    let edge = LabNetns::bare();
     sysctl(&edge, "ipv4/ip_forward", "1");
     edge.ip("addr add 250.1.0.1/32 dev lo");
     for (dev, vni, v4, v6) in
@@ -110,9 +110,9 @@ fn make_edge() -> Netns {
     edge
 }
 
-/// A namespace that is linked to the edge, without programs.
-fn make_replica(edge: &Netns, n: u8) -> Netns {
-    let netns = Netns::bare();
+/// Creates a namespace that is linked to the edge, without programs.
+fn make_replica(edge: &LabNetns, n: u8) -> LabNetns {
+    let netns = LabNetns::bare();
     edge.ip(&format!("link add e{n} type veth peer name eth0 netns {}", netns.name()));
     edge.ip(&format!("link set e{n} up"));
     edge.ip(&format!("route add {}/32 dev e{n} src 250.1.0.1", underlay(n)));
@@ -123,19 +123,19 @@ fn make_replica(edge: &Netns, n: u8) -> Netns {
     netns
 }
 
-impl Tier {
+impl TestTier {
     fn new(count: u8, chain: &[u16]) -> Self {
         let edge = make_edge();
         let members = (1..=count)
             .map(|n| {
                 let netns = make_replica(&edge, n);
-                let redirector = Redirector::attach(&options(Some(&netns), n, None)).unwrap();
-                let doors = Doors::attach(Some(&netns.path()), None).unwrap();
+                let redirector = RedirectorPrograms::attach(&options(Some(&netns), n, None)).unwrap();
+                let steering = SocketSteering::attach(Some(&netns.path()), None).unwrap();
                 let listener = netns.listen("[::]:20000");
-                doors.set(Door::Plain, &listener).unwrap();
+                steering.set(ServiceListener::Plain, &listener).unwrap();
                 serve(listener, n);
                 fill(&redirector, chain, 0);
-                Member { netns, redirector, doors }
+                ReplicaMember { netns, redirector, steering }
             })
             .collect();
         let tier = Self { edge, members };
@@ -162,19 +162,19 @@ impl Tier {
     }
 }
 
-fn dial(edge: &Netns, to: &str) -> std::io::Result<TcpStream> {
+fn dial(edge: &LabNetns, to: &str) -> std::io::Result<TcpStream> {
     let to: SocketAddr = to.parse().unwrap();
     let s = edge.within(|| TcpStream::connect_timeout(&to, WAIT))?;
     s.set_read_timeout(Some(WAIT)).unwrap();
     Ok(s)
 }
 
-fn counts(r: &Redirector) -> HashMap<&'static str, u64> {
+fn counts(r: &RedirectorPrograms) -> HashMap<&'static str, u64> {
     r.counts().unwrap().into_iter().collect()
 }
 
-/// Who answers on this connection.
-fn ask(s: &mut TcpStream) -> String {
+/// Returns the reply on this connection, which names the replica.
+fn exchange(s: &mut TcpStream) -> String {
     s.write_all(b"who\n").unwrap();
     let mut answer = [0; 7];
     s.read_exact(&mut answer).unwrap();
@@ -183,38 +183,38 @@ fn ask(s: &mut TcpStream) -> String {
 
 #[test]
 fn a_session_begins_at_the_head_and_stays_where_it_began() {
-    let t = Tier::new(3, &[1, 2, 3]);
+    let t = TestTier::new(3, &[1, 2, 3]);
     for to in [V4, V6] {
         t.fill(&[1, 2, 3]);
         t.steer(2);
         let mut first = t.dial(to).unwrap();
-        assert_eq!(ask(&mut first), "1: who\n", "{to}: dialled at 2, which is not the head");
+        assert_eq!(exchange(&mut first), "1: who\n", "{to}: dialled at 2, which is not the head");
         t.steer(1);
-        assert_eq!(ask(&mut first), "1: who\n", "{to}: at its owner");
+        assert_eq!(exchange(&mut first), "1: who\n", "{to}: at its owner");
         t.fill(&[2, 1]);
         t.steer(2);
-        assert_eq!(ask(&mut first), "1: who\n", "{to}: an old session when the head is another");
+        assert_eq!(exchange(&mut first), "1: who\n", "{to}: an old session when the head is another");
         let mut second = t.dial(to).unwrap();
-        assert_eq!(ask(&mut second), "2: who\n", "{to}: a new one");
+        assert_eq!(exchange(&mut second), "2: who\n", "{to}: a new one");
         t.fill(&[3, 2, 1]);
         t.steer(3);
         let mut third = t.dial(to).unwrap();
         for (s, who) in [(&mut first, "1: who\n"), (&mut second, "2: who\n"), (&mut third, "3: who\n")] {
-            assert_eq!(ask(s), who, "{to}: along the chain");
+            assert_eq!(exchange(s), who, "{to}: along the chain");
         }
     }
     assert_eq!((t.count(2, "forwarded_new"), t.count(1, "new"), t.count(2, "new"), t.count(3, "new")), (2, 2, 2, 2));
     assert!(t.count(2, "forwarded") > 0 && t.count(3, "forwarded") > 0 && t.count(1, "owned") > 0);
     for n in 1..=3 {
-        assert_eq!((t.count(n, "unowned"), t.count(n, "drop_stranger")), (0, 0), "{n}");
+        assert_eq!((t.count(n, "unowned"), t.count(n, "drop_unknown_source")), (0, 0), "{n}");
     }
 }
 
 #[test]
 fn bulk_goes_through_the_chain_whole() {
-    let t = Tier::new(2, &[1, 2]);
+    let t = TestTier::new(2, &[1, 2]);
     let mut s = t.dial(V4).unwrap();
-    assert_eq!(ask(&mut s), "1: who\n");
+    assert_eq!(exchange(&mut s), "1: who\n");
     t.fill(&[2, 1]);
     t.steer(2);
     let line: Vec<u8> = (0..200_000u32).map(|i| b'a' + (i % 26) as u8).chain([b'\n']).collect();
@@ -231,8 +231,8 @@ fn bulk_goes_through_the_chain_whole() {
 }
 
 #[test]
-fn syn_cookies_are_owned_by_who_gave_them() {
-    let t = Tier::new(2, &[1, 2]);
+fn syn_cookies_are_owned_by_their_issuer() {
+    let t = TestTier::new(2, &[1, 2]);
     for m in &t.members {
         sysctl(&m.netns, "ipv4/tcp_syncookies", "2");
     }
@@ -240,35 +240,35 @@ fn syn_cookies_are_owned_by_who_gave_them() {
         t.steer(steered);
         let before = t.count(1, "cookie");
         let mut s = t.dial(to).unwrap();
-        assert_eq!(ask(&mut s), "1: who\n", "{to} at {steered}");
+        assert_eq!(exchange(&mut s), "1: who\n", "{to} at {steered}");
         assert!(t.count(1, "cookie") > before, "{to} at {steered}");
     }
     assert_eq!(t.count(2, "cookie"), 0, "whose cookie it is not");
 }
 
 #[test]
-fn a_gateway_that_is_gone_leaves_its_redirector_and_nobody_waits() {
-    let t = Tier::new(1, &[1, 2]);
+fn a_dead_gateway_leaves_a_working_redirector() {
+    let t = TestTier::new(1, &[1, 2]);
     let second = make_replica(&t.edge, 2);
-    let pins = Pins::new();
+    let pins = LabPins::new();
     let dir = pins.path();
-    let mut gateway = Client::start(&second, None, "gateway", &[dir.to_str().unwrap()]);
+    let mut gateway = CaseProcess::start(&second, None, "gateway", &[dir.to_str().unwrap()]);
     assert_eq!(gateway.line(), "attached: new");
     t.fill(&[2, 1]);
     t.steer(2);
     let mut s = t.dial(V4).unwrap();
-    assert_eq!(ask(&mut s), "2: who\n");
+    assert_eq!(exchange(&mut s), "2: who\n");
     gateway.kill();
     let mut after = t.dial(V4).unwrap();
-    assert_eq!(ask(&mut after), "1: who\n", "nobody was told, and yet the SYN went on");
-    assert_eq!(ask(&mut after), "1: who\n");
+    assert_eq!(exchange(&mut after), "1: who\n", "nobody was told, and yet the SYN went on");
+    assert_eq!(exchange(&mut after), "1: who\n");
     // The next process finds the tables and takes over without a gap.
-    let mut gateway = Client::start(&second, None, "gateway", &[dir.to_str().unwrap(), "no tables"]);
+    let mut gateway = CaseProcess::start(&second, None, "gateway", &[dir.to_str().unwrap(), "no tables"]);
     let line = gateway.line();
     assert!(line.starts_with("attached: adopted"), "{line}");
     let mut s = t.dial(V6).unwrap();
-    assert_eq!(ask(&mut s), "2: who\n");
-    assert_eq!(ask(&mut after), "1: who\n", "a session of the time between");
+    assert_eq!(exchange(&mut s), "2: who\n");
+    assert_eq!(exchange(&mut after), "1: who\n", "a session of the time between");
     gateway.go_on();
     assert_eq!(gateway.line(), "removed");
     let links = second.within(|| Command::new("sh").args(["-c", "ip link; ip rule; ip route show table all"]).output().unwrap().stdout);
@@ -278,9 +278,9 @@ fn a_gateway_that_is_gone_leaves_its_redirector_and_nobody_waits() {
 
 #[test]
 fn programs_are_replaced_under_load_without_losing_a_byte() {
-    let mut t = Tier::new(2, &[1, 2]);
+    let mut t = TestTier::new(2, &[1, 2]);
     let mut s = t.dial(V4).unwrap();
-    assert_eq!(ask(&mut s), "1: who\n");
+    assert_eq!(exchange(&mut s), "1: who\n");
     t.fill(&[2, 1]);
     t.steer(2);
     let done = Arc::new(AtomicBool::new(false));
@@ -289,7 +289,7 @@ fn programs_are_replaced_under_load_without_losing_a_byte() {
         std::thread::spawn(move || {
             let mut asked = 0u32;
             while !done.load(Ordering::Relaxed) {
-                assert_eq!(ask(&mut s), "1: who\n");
+                assert_eq!(exchange(&mut s), "1: who\n");
                 asked += 1;
             }
             asked
@@ -297,9 +297,9 @@ fn programs_are_replaced_under_load_without_losing_a_byte() {
     };
     for _ in 0..10 {
         for (i, n) in [(0, 1), (1, 2)] {
-            // Loaded and filled first, as a process does that found no pins.
+            // A process that finds no pins also loads and fills first.
             let o = options(Some(&t.members[i].netns), n, None);
-            let next = Redirector::load(&o).unwrap();
+            let next = RedirectorPrograms::load(&o).unwrap();
             fill(&next, &[2, 1], 0);
             next.go_live(&o).unwrap();
             assert!(next.is_attached() && !t.members[i].redirector.is_attached());
@@ -307,12 +307,12 @@ fn programs_are_replaced_under_load_without_losing_a_byte() {
         }
     }
     done.store(true, Ordering::Relaxed);
-    // Without a program, even for one segment, 2 would not pass it on to 1 but reset.
+    // Without a program, even for one segment, replica 2 would reset the session instead of passing it on to 1.
     assert!(asking.join().unwrap() > 50);
 }
 
 #[test]
-fn the_tunnel_device_is_made_anew_only_if_it_has_to_be() {
+fn the_tunnel_device_is_recreated_only_if_necessary() {
     let edge = make_edge();
     let netns = make_replica(&edge, 1);
     let index = || {
@@ -320,16 +320,16 @@ fn the_tunnel_device_is_made_anew_only_if_it_has_to_be() {
         String::from_utf8(shown).unwrap().split(':').next().unwrap().to_string()
     };
     let mut o = options(Some(&netns), 1, None);
-    let first = Redirector::attach(&o).unwrap();
+    let first = RedirectorPrograms::attach(&o).unwrap();
     let made = index();
-    let second = Redirector::attach(&o).unwrap();
+    let second = RedirectorPrograms::attach(&o).unwrap();
     assert_eq!(index(), made);
     assert!(second.is_attached() && !first.is_attached());
     o.mtu = 1300;
-    Redirector::attach(&o).unwrap();
+    RedirectorPrograms::attach(&o).unwrap();
     assert_eq!(index(), made, "the size of packets can change");
     (o.tunnels, o.tunnel_port) = (0, 0);
-    let third = Redirector::attach(&o).unwrap();
+    let third = RedirectorPrograms::attach(&o).unwrap();
     assert_ne!(index(), made, "source ports cannot");
     assert!(third.is_attached());
     netns.ip("link del tier0");
@@ -338,14 +338,15 @@ fn the_tunnel_device_is_made_anew_only_if_it_has_to_be() {
     assert!(third.is_attached(), "repaired");
     third.remove().unwrap();
     redirector::remove(Some(&netns.path()), "eth0", None).unwrap();
-    let e = Redirector::attach(&Options { device: "eth9".into(), ..options(Some(&netns), 1, None) }).unwrap_err().to_string();
+    let e =
+        RedirectorPrograms::attach(&RedirectorOptions { device: "eth9".into(), ..options(Some(&netns), 1, None) }).unwrap_err().to_string();
     assert!(e.contains("eth9"), "{e}");
 }
 
-/// The kernel has no device with a service's address; its errors are the service's all the same, for both families.
+/// No device has a service's address. The kernel's errors must nevertheless have the service as their source, in both families.
 #[test]
-fn what_nobody_takes_is_refused_as_the_service() {
-    let t = Tier::new(1, &[1]);
+fn packets_without_a_listener_are_refused_from_the_service_address() {
+    let t = TestTier::new(1, &[1]);
     for (own, service, domain, protocol, unreachable) in [
         ("10.1.1.2:0", "240.0.0.7:9", Domain::IPV4, Protocol::ICMPV4, 3),
         ("[fd01::2]:0", "[fdca:a1:0:240::7]:9", Domain::IPV6, Protocol::ICMPV6, 1),
@@ -372,9 +373,9 @@ fn what_nobody_takes_is_refused_as_the_service() {
     assert_eq!(t.members[0].redirector.tunnel_counts().unwrap().into_iter().find(|(name, _)| *name == "service").unwrap().1, 2);
 }
 
-/// Waits for the kernel's own first words on a new device, multicast reports (RFC 3810 §6.1: two, at most a second apart): the tunnel refuses and
-/// counts them as it does others' packets.
-fn at_rest(redirector: &Redirector) {
+/// Waits for the kernel's own first packets on a new device, which are multicast reports (RFC 3810 §6.1: two, at most a second apart). The
+/// tunnel's program refuses and counts them like other packets.
+fn at_rest(redirector: &RedirectorPrograms) {
     let counts = || redirector.tunnel_counts().unwrap().into_iter().collect::<HashMap<_, _>>();
     let until = Instant::now() + Duration::from_secs(20);
     let (mut last, mut since) = (counts(), Instant::now());
@@ -390,7 +391,7 @@ fn at_rest(redirector: &Redirector) {
 
 #[test]
 fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
-    let t = Tier::new(1, &[1]);
+    let t = TestTier::new(1, &[1]);
     let r = &t.members[0];
     let before: HashMap<_, _> = r.redirector.tunnel_counts().unwrap().into_iter().collect();
     let send = |from: &str, to: &str, mark: u32| {
@@ -424,39 +425,39 @@ fn nothing_leaves_by_the_tunnel_but_services_and_dials() {
 
 #[test]
 fn the_sessions_of_a_replica_are_few_outside_and_many_inside() {
-    let t = Tier::new(1, &[1]);
-    let table = Sessions::attach(Some(&t.edge.path()), "e1").unwrap();
+    let t = TestTier::new(1, &[1]);
+    let table = SessionTable::attach(Some(&t.edge.path()), "e1").unwrap();
     let mut all: Vec<TcpStream> = (0..40).map(|_| t.dial(V4).unwrap()).collect();
-    all.iter_mut().for_each(|s| assert_eq!(ask(s), "1: who\n"));
+    all.iter_mut().for_each(|s| assert_eq!(exchange(s), "1: who\n"));
     let (outer, inner) = table.sessions().unwrap();
-    // The stand-in for the edge uses a port for each flow, the replica four for all.
+    // The simulated edge uses a port for each flow, the replica four ports for all.
     assert!(inner == 40 && outer <= 44, "{outer} outside, {inner} inside");
     let of_replica = outer.saturating_sub(40);
     assert!(of_replica <= 4, "{of_replica}");
 }
 
-/// The child of a test above: a gateway's process with everything it keeps in the kernel.
+/// The child's part of a test above: a gateway process with everything that it installs in the kernel.
 fn gateway(dir: &str, with_tables: bool) {
     let dir = std::path::Path::new(dir);
     let mut options = options(None, 2, Some(dir));
     if !with_tables {
         (options.number, options.edge) = (0, Ipv4Addr::UNSPECIFIED);
     }
-    let redirector = Redirector::attach(&options).unwrap();
-    let doors = Doors::attach(None, Some(dir)).unwrap();
+    let redirector = RedirectorPrograms::attach(&options).unwrap();
+    let steering = SocketSteering::attach(None, Some(dir)).unwrap();
     if with_tables {
         fill(&redirector, &[2, 1], 0);
     }
     let listener = TcpListener::bind("[::]:20000").unwrap();
-    doors.set(Door::Plain, &listener).unwrap();
+    steering.set(ServiceListener::Plain, &listener).unwrap();
     serve(listener, 2);
     assert_eq!((redirector.own().unwrap(), redirector.is_attached()), ((2, underlay(0)), true));
-    assert_eq!(redirector.is_adopted(), doors.is_adopted());
-    say(if redirector.is_adopted() { "attached: adopted" } else { "attached: new" });
+    assert_eq!(redirector.is_adopted(), steering.is_adopted());
+    print_line(if redirector.is_adopted() { "attached: adopted" } else { "attached: new" });
     pause();
-    doors.remove().unwrap();
+    steering.remove().unwrap();
     redirector.remove().unwrap();
-    say("removed");
+    print_line("removed");
 }
 
 #[test]
@@ -471,7 +472,7 @@ fn the_client() {
 }
 
 /// Dials `to` as the gateway does for the tenant `vni`.
-fn dial_for(replica: &Member, vni: u32, to: &str, from: IpAddr) -> std::io::Result<TcpStream> {
+fn dial_for(replica: &ReplicaMember, vni: u32, to: &str, from: IpAddr) -> std::io::Result<TcpStream> {
     let to: SocketAddr = to.parse().unwrap();
     replica.netns.within(|| {
         let s = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
@@ -483,8 +484,8 @@ fn dial_for(replica: &Member, vni: u32, to: &str, from: IpAddr) -> std::io::Resu
 }
 
 #[test]
-fn the_gateway_dials_tenants_by_mark_and_hears_only_them() {
-    let t = Tier::new(1, &[1]);
+fn the_gateway_dials_tenants_by_mark_and_receives_only_from_them() {
+    let t = TestTier::new(1, &[1]);
     let r = &t.members[0];
     for dev in ["vxone", "vxtwo"] {
         t.edge.ip(&format!("route add 250.1.0.2/32 dev {dev} table {}", if dev == "vxone" { 112 } else { 113 }));
@@ -505,14 +506,14 @@ fn the_gateway_dials_tenants_by_mark_and_hears_only_them() {
     {
         let mut s = dial_for(r, vni, to, from).unwrap_or_else(|e| panic!("{to}: {e}"));
         s.set_read_timeout(Some(WAIT)).unwrap();
-        assert_eq!(ask(&mut s), "9: who\n", "{to}");
+        assert_eq!(exchange(&mut s), "9: who\n", "{to}");
     }
     assert!(t.count(1, "answer") > 0);
     assert_eq!(t.count(1, "drop_crossed"), 0);
-    // What is left of a connection that is gone here is reset, by the tenant's own VNI.
+    // A packet of a connection that no longer exists here is reset, with the tenant's own VNI.
     let reset = |from: &str, to: &str| {
         let dialled = || r.redirector.tunnel_counts().unwrap().into_iter().find(|(n, _)| *n == "dialled").unwrap().1;
-        // The connections before this one are still being closed.
+        // Earlier connections are still closing.
         let mut before = dialled();
         loop {
             std::thread::sleep(Duration::from_millis(150));
@@ -532,13 +533,13 @@ fn the_gateway_dials_tenants_by_mark_and_hears_only_them() {
     };
     reset("10.1.2.2:8081", "250.1.0.2:999");
     reset("[fd02::2]:8081", "[fdca:a1:0:250::fa01:2]:999");
-    // The tenant's endpoint answers by another tenant's VNI: nothing of that is heard.
+    // The tenant's endpoint replies with another tenant's VNI, and nothing of that may arrive.
     t.edge.ip("rule del from 10.1.2.2 lookup 112");
     t.edge.ip("rule add from 10.1.2.2 lookup 113");
     let e = dial_for(r, TENANT, "10.1.2.2:8080", own4).unwrap_err();
     assert_eq!(e.kind(), std::io::ErrorKind::TimedOut);
     assert!(t.count(1, "drop_crossed") > 0);
-    // Nobody in a tenant can dial a replica, not even what listens there.
+    // No client of a tenant can dial a replica, even if the replica has a listener.
     let _admin = r.netns.listen("0.0.0.0:15021");
     t.edge.ip("rule del from 10.1.2.2 lookup 113");
     t.edge.ip("rule add from 10.1.2.2 lookup 112");
@@ -554,15 +555,15 @@ fn the_gateway_dials_tenants_by_mark_and_hears_only_them() {
 }
 
 #[test]
-fn the_doors_are_three_and_shut_by_themselves() {
-    let t = Tier::new(1, &[1]);
+fn the_three_listeners_leave_the_map_when_they_close() {
+    let t = TestTier::new(1, &[1]);
     let r = &t.members[0];
     let dns = r.netns.within(|| UdpSocket::bind("[::]:20053").unwrap());
     let hbone = r.netns.listen("[::]:20008");
-    r.doors.set(Door::Dns, &dns).unwrap();
-    r.doors.set(Door::Hbone, &hbone).unwrap();
+    r.steering.set(ServiceListener::Dns, &dns).unwrap();
+    r.steering.set(ServiceListener::Hbone, &hbone).unwrap();
     serve(hbone, 8);
-    // Answers as a server does that sets the source of each packet to what was asked (IP_PKTINFO).
+    // The replies have the destination of the request as their source, as a server does it with IP_PKTINFO.
     let answers = r.netns.within(|| ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"].map(|at| UdpSocket::bind(at).unwrap()));
     std::thread::spawn(move || {
         let mut b = [0; 64];
@@ -574,7 +575,7 @@ fn the_doors_are_three_and_shut_by_themselves() {
     for (to, who) in
         [("240.0.0.7:15008", "8: who\n"), ("[fdca:a1:0:240::7]:15008", "8: who\n"), ("240.0.0.7:53", "1: who\n"), (V6, "1: who\n")]
     {
-        assert_eq!(ask(&mut t.dial(to).unwrap()), who, "{to}");
+        assert_eq!(exchange(&mut t.dial(to).unwrap()), who, "{to}");
     }
     for to in ["240.0.0.7:53", "[fdca:a1:0:240::7]:53"] {
         let s = t.edge.within(|| UdpSocket::bind(if to.starts_with('[') { "[::]:0" } else { "0.0.0.0:0" }).unwrap());
@@ -584,7 +585,7 @@ fn the_doors_are_three_and_shut_by_themselves() {
         let (n, from) = s.recv_from(&mut b).unwrap_or_else(|e| panic!("{to}: {e}"));
         assert_eq!((&b[..n], from), (&b"question"[..], to.parse().unwrap()));
     }
-    assert!([Door::Hbone, Door::Plain, Door::Dns].into_iter().all(|d| r.doors.is_open(d)));
+    assert!([ServiceListener::Hbone, ServiceListener::Plain, ServiceListener::Dns].into_iter().all(|d| r.steering.is_open(d)));
     let group = [0; 2].map(|_| {
         r.netns.within(|| {
             let s = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
@@ -594,18 +595,18 @@ fn the_doors_are_three_and_shut_by_themselves() {
             TcpListener::from(s)
         })
     });
-    r.doors.set(Door::Plain, &group[0]).unwrap();
+    r.steering.set(ServiceListener::Plain, &group[0]).unwrap();
     for (n, listener) in group.into_iter().enumerate() {
         serve(listener, 3 + n as u8);
     }
-    let answers: HashSet<String> = (0..40).map(|_| ask(&mut t.dial(V4).unwrap())).collect();
+    let answers: HashSet<String> = (0..40).map(|_| exchange(&mut t.dial(V4).unwrap())).collect();
     assert_eq!(answers, HashSet::from(["3: who\n".into(), "4: who\n".into()]), "both of the group");
-    r.doors.shut(Door::Hbone).unwrap();
-    r.doors.shut(Door::Hbone).unwrap();
+    r.steering.clear_sockets(ServiceListener::Hbone).unwrap();
+    r.steering.clear_sockets(ServiceListener::Hbone).unwrap();
     let _own = r.netns.listen("[::]:15008");
     let e = t.dial("240.0.0.7:15008").unwrap_err();
     assert_eq!(e.kind(), std::io::ErrorKind::ConnectionRefused, "the kernel resets, and another's listener is not asked");
-    assert_eq!((t.count(1, "unowned"), r.doors.is_open(Door::Hbone)), (1, false));
-    let counted: HashMap<_, _> = r.doors.counts().unwrap().into_iter().collect();
+    assert_eq!((t.count(1, "unowned"), r.steering.is_open(ServiceListener::Hbone)), (1, false));
+    let counted: HashMap<_, _> = r.steering.counts().unwrap().into_iter().collect();
     assert!(counted.values().all(|c| *c > 0), "{counted:?}");
 }

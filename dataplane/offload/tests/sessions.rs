@@ -1,14 +1,15 @@
-//! `bpf/sessions.bpf.c`: how many sessions are seen outside and inside of tunnels, both directions as one, what is none, and full tables.
+//! Tests `bpf/session_count.bpf.c`: the numbers of sessions outside and inside of tunnels, both directions as one session, packets without
+//! a session, and full tables.
 
 use std::collections::HashMap;
 use std::time::Duration;
 
 use crate::frames;
-use crate::frames::{ACK, HOST, ROUTER, SYN, Tunnel, echo, ip, tcp, udp, unreachable};
-use crate::lab::Netns;
-use canal_offload::sessions::{OuterSession, Sessions};
+use crate::frames::{ACK, HOST, OuterHeaders, ROUTER, SYN, echo, ip, tcp, udp, unreachable};
+use crate::lab::LabNetns;
+use canal_offload::sessions::{OuterSession, SessionTable};
 
-fn counts(s: &Sessions) -> HashMap<&'static str, u64> {
+fn counts(s: &SessionTable) -> HashMap<&'static str, u64> {
     s.counts().unwrap().into_iter().collect()
 }
 
@@ -18,7 +19,7 @@ fn plain(packet: &[u8]) -> Vec<u8> {
 }
 
 fn tunnel(from: &str, to: &str, port: u16, vni: u32, packet: &[u8]) -> Vec<u8> {
-    Tunnel { port, ..Tunnel::new(from, to, vni) }.frame(packet)
+    OuterHeaders { port, ..OuterHeaders::new(from, to, vni) }.frame(packet)
 }
 
 const EDGE: &str = "250.1.0.1";
@@ -26,12 +27,12 @@ const REPLICA: &str = "250.1.0.2";
 
 #[test]
 fn sessions_are_counted_once() {
-    let netns = Netns::new();
-    let s = Sessions::attach(Some(&netns.path()), "pod0").unwrap();
+    let netns = LabNetns::new();
+    let s = SessionTable::attach(Some(&netns.path()), "pod0").unwrap();
     let syn = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
     let answer = tcp("240.0.0.1:80", "10.1.1.2:4711", ACK, b"");
     let fragment = frames::with_ip4(udp("10.1.1.2:1", "10.1.1.3:2", b"12345678"), 0x0004, &[]);
-    // Case, frame, sessions that are new outside and inside, whether it is counted as having none.
+    // Case, frame, numbers of new sessions outside and inside, and 1 if it is counted as a packet without a session.
     for (case, frame, new, other) in [
         ("a tunnel's first", tunnel(EDGE, REPLICA, 40_000, 7, &syn), (1, 1), 0),
         ("the same again", tunnel(EDGE, REPLICA, 40_000, 7, &syn), (0, 0), 0),
@@ -62,7 +63,7 @@ fn sessions_are_counted_once() {
         ("ARP", [&HOST[..], &ROUTER[..], &[8, 6], &[0; 28]].concat(), (0, 0), 1),
     ] {
         let (before, had) = (s.sessions().unwrap(), counts(&s));
-        s.trial(&frame).unwrap();
+        s.test_run(&frame).unwrap();
         let (after, has) = (s.sessions().unwrap(), counts(&s));
         assert_eq!((after.0 - before.0, after.1 - before.1), new, "{case}");
         assert_eq!((has["other"] - had["other"], has["packets"] - had["packets"]), (other, 1), "{case}");
@@ -82,17 +83,17 @@ fn sessions_are_counted_once() {
     }
     assert_eq!(s.sweep(Duration::from_secs(3600)).unwrap(), (0, 0));
     assert_eq!((s.sweep(Duration::ZERO).unwrap(), s.sessions().unwrap()), (all, (0, 0)), "all are idle");
-    s.trial(&tunnel(EDGE, REPLICA, 40_000, 7, &syn)).unwrap();
+    s.test_run(&tunnel(EDGE, REPLICA, 40_000, 7, &syn)).unwrap();
     assert_eq!(s.sessions().unwrap(), (1, 1), "and are counted again");
 }
 
 #[test]
 fn a_full_table_is_counted_and_keeps_what_it_has() {
-    let netns = Netns::new();
-    let s = Sessions::attach_sized(Some(&netns.path()), "pod0", 4).unwrap();
+    let netns = LabNetns::new();
+    let s = SessionTable::attach_sized(Some(&netns.path()), "pod0", 4).unwrap();
     for round in 1..=2u64 {
         for port in 1..=6u16 {
-            s.trial(&tunnel(EDGE, REPLICA, 40_000 + port, 7, &tcp(&format!("10.1.1.2:{port}"), "240.0.0.1:80", SYN, b""))).unwrap();
+            s.test_run(&tunnel(EDGE, REPLICA, 40_000 + port, 7, &tcp(&format!("10.1.1.2:{port}"), "240.0.0.1:80", SYN, b""))).unwrap();
         }
         let c = counts(&s);
         assert_eq!((s.sessions().unwrap(), c["outer_full"], c["inner_full"]), ((4, 4), 2 * round, 2 * round));
@@ -101,7 +102,7 @@ fn a_full_table_is_counted_and_keeps_what_it_has() {
 
 #[test]
 fn both_directions_of_a_device_are_seen_and_nothing_stays_behind() {
-    let netns = Netns::bare();
+    let netns = LabNetns::bare();
     netns.ip("link add near type veth peer name far");
     netns.ip("link set near up");
     netns.ip("link set far up");
@@ -114,11 +115,11 @@ fn both_directions_of_a_device_are_seen_and_nothing_stays_behind() {
         });
         String::from_utf8_lossy(&shown).matches("canal_sessions").count()
     };
-    let s = Sessions::attach(Some(&netns.path()), "near").unwrap();
+    let s = SessionTable::attach(Some(&netns.path()), "near").unwrap();
     assert!(filters() >= 2);
     netns.within(|| std::net::UdpSocket::bind("10.78.0.1:7000").unwrap().send_to(b"out", "10.78.0.2:7001").unwrap());
     assert_eq!(s.sessions().unwrap().0, 1);
     drop(s);
     assert_eq!(filters(), 0);
-    let _again = Sessions::attach(Some(&netns.path()), "near").unwrap();
+    let _again = SessionTable::attach(Some(&netns.path()), "near").unwrap();
 }

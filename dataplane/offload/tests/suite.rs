@@ -1,10 +1,11 @@
-//! The integration tests of every BPF program in the kernel: packets, maps, sizes, and what its verifier counts.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
+//! Integration tests of every BPF program in the kernel: packets, maps, sizes, and the verifier's count of instructions. `make test` runs
+//! each module in a process of its own (`suite MODULE::`).
 
 mod capture;
+mod connect_tables;
 mod edge;
+mod edge_forwarding;
 mod edge_maps;
-mod edge_road;
 mod frames;
 mod inbound;
 mod interface_guard;
@@ -16,5 +17,5 @@ mod pod_guard;
 mod redirector;
 mod replicas;
 mod sessions;
+mod tier_forwarding;
 mod tier_object;
-mod tier_road;

@@ -1,18 +1,18 @@
-//! The cloud tier's compiled objects: their layouts are Rust's, and the verifier's work stays within `budgets.txt`.
+//! Tests the cloud tier's compiled objects: their layouts equal Rust's, and the verifier's work stays within `budgets.txt`.
 
 use std::collections::BTreeMap;
 
-use crate::lab::Netns;
+use crate::lab::LabNetns;
 use canal_abi::tier::LAYOUTS;
-use canal_offload::doors::Doors;
-use canal_offload::edge::{self, Edge, Settings};
+use canal_offload::edge::{self, EdgeProgram, EdgeProgramSettings};
 use canal_offload::interface_guard::{self, InterfaceGuard};
-use canal_offload::redirector::{self, Redirector};
-use canal_offload::sessions::{self, Sessions};
+use canal_offload::redirector::{self, RedirectorPrograms};
+use canal_offload::sessions::{self, SessionTable};
+use canal_offload::socket_steering::SocketSteering;
 use libbpf_rs::btf::types::{MemberAttr, Struct};
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, HasSize};
 
-/// Every struct of the header that the object has is laid out as in Rust, and none is missing from Rust's list.
+/// Checks that every struct of the header in the object has the layout of Rust, and that Rust's list contains each of them.
 fn check_layouts(object: &str, bytes: &[u8]) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), bytes).unwrap();
@@ -54,10 +54,10 @@ fn every_struct_of_the_header_has_one_layout_in_c_and_in_rust() {
 }
 
 fn measured() -> Vec<(&'static str, u32)> {
-    let settings = Settings { address: [250, 1, 0, 1].into(), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
-    let mut all = vec![("canal_edge", Edge::load(&settings, None).unwrap().verified_insns().unwrap())];
-    let netns = Netns::new();
-    let redirector = Redirector::load(&redirector::Options {
+    let settings = EdgeProgramSettings { address: [250, 1, 0, 1].into(), tunnels: 20, aggregate: true, tunnel_port: 40_000, mtu: 1450 };
+    let mut all = vec![("canal_edge", EdgeProgram::load(&settings, None).unwrap().verified_insns().unwrap())];
+    let netns = LabNetns::new();
+    let redirector = RedirectorPrograms::load(&redirector::RedirectorOptions {
         netns: None,
         device: "pod0".into(),
         pin_dir: None,
@@ -69,14 +69,14 @@ fn measured() -> Vec<(&'static str, u32)> {
         tunnels: 20,
     });
     all.extend(redirector.unwrap().verified_insns().unwrap());
-    all.push(Doors::attach(Some(&netns.path()), None).unwrap().verified_insns().unwrap());
+    all.push(SocketSteering::attach(Some(&netns.path()), None).unwrap().verified_insns().unwrap());
     all.push(("canal_interface_guard", InterfaceGuard::load(None, None).unwrap().verified_insns().unwrap()));
-    all.push(Sessions::attach(Some(&netns.path()), "pod0").unwrap().verified_insns().unwrap());
+    all.push(SessionTable::attach(Some(&netns.path()), "pod0").unwrap().verified_insns().unwrap());
     all
 }
 
-/// `budgets.txt` holds `program instructions`, recorded on the reference kernel. A program may get cheaper; ten per cent dearer is a
-/// change to look at. Record anew with BLESS=1.
+/// `budgets.txt` has lines of `program instructions`, recorded on the reference kernel. A program may become cheaper; an increase of more
+/// than ten percent needs a review. Set BLESS=1 to record new values.
 #[test]
 fn the_verifiers_work_stays_within_budget() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/budgets.txt");

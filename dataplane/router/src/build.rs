@@ -1,43 +1,45 @@
-//! Making a router: matches into order, hosts into groups, paths into the index, regexes into automata. Broken matches are left out.
+//! Builds a router: groups matches by host, and puts paths into the index and regexes into automata. Broken matches are left out. The order
+//! of the matches comes with the route table. Start with [`Router::build`].
 
 use std::sync::Arc;
 
 use canal_model::program::{HostMatch, HttpMatch, PathMatch, RouteRule};
+use canal_model::route_table::RouteTable;
 use hashbrown::HashMap;
 
+use crate::broken_match::{BrokenMatch, BrokenMatchKind};
 use crate::condition::Conditions;
-use crate::fault::{Fault, FaultKind};
 use crate::host::canonical;
-use crate::index::{Ends, IndexBuilder, Node, RANKS_MAX, Rank};
-use crate::limits::Limits;
-use crate::regexes::{Budget, Checked};
-use crate::router::{ANY_PORT, Group, Match, NO_CONDITIONS, PathRegexes, Router};
+use crate::index::{NodeCandidates, PathIndexBuilder, RANKS_MAX, Rank, TrieNodeId};
+use crate::limits::RouterLimits;
+use crate::regexes::{AutomatonBudget, ValidatedPattern};
+use crate::router::{ANY_PORT, CompiledMatch, HostMatches, NO_CONDITIONS, PathRegexes, Router};
 
-/// One match of one rule, on its way in.
+/// One match of one rule that is to be added.
 struct Candidate<'a> {
     rule: u32,
     place: usize,
     http: &'a HttpMatch,
 }
 
-/// A group in the making.
+/// Matches of one host, of one suffix or of any host, while the router is built.
 struct OpenGroup {
-    root: Node,
-    /// Matches whose text does not begin with `/`.
+    root: TrieNodeId,
+    /// Matches whose path text does not begin with `/`.
     odd: Vec<Rank>,
-    patterns: Vec<(Rank, Checked)>,
+    patterns: Vec<(Rank, ValidatedPattern)>,
 }
 
 impl OpenGroup {
-    fn new(index: &mut IndexBuilder) -> Self {
+    fn new(index: &mut PathIndexBuilder) -> Self {
         OpenGroup { root: index.root(), odd: Vec::new(), patterns: Vec::new() }
     }
 
-    fn close(self, ends: &[Ends], regexes: Option<Box<PathRegexes>>) -> Group {
-        Group { root: self.root, ends: ends[self.root as usize], odd: self.odd.into(), regexes }
+    fn close(self, ends: &[NodeCandidates], regexes: Option<Box<PathRegexes>>) -> HostMatches {
+        HostMatches { root: self.root, ends: ends[self.root as usize], odd: self.odd.into(), regexes }
     }
 
-    fn add(&mut self, index: &mut IndexBuilder, path: &PathMatch, pattern: Option<&Checked>, rank: Rank) {
+    fn add(&mut self, index: &mut PathIndexBuilder, path: &PathMatch, pattern: Option<&ValidatedPattern>, rank: Rank) {
         match path {
             PathMatch::Exact(text) if text.starts_with('/') => index.add_exact(self.root, text, rank),
             PathMatch::ElementPrefix(text) if text.starts_with('/') => index.add_element_prefix(self.root, text, rank),
@@ -50,69 +52,62 @@ impl OpenGroup {
 
 struct RouterBuilder<'a> {
     rules: &'a [Arc<RouteRule>],
-    budget: Budget<'a>,
-    index: IndexBuilder,
+    budget: AutomatonBudget<'a>,
+    index: PathIndexBuilder,
     any_host: OpenGroup,
     groups: Vec<OpenGroup>,
     has_exact_hosts: bool,
     has_suffix_hosts: bool,
-    matches: Vec<Match>,
+    matches: Vec<CompiledMatch>,
     conditions: Vec<Conditions>,
-    faults: Vec<Fault>,
+    faults: Vec<BrokenMatch>,
     broken: HashMap<u32, Box<str>>,
 }
 
 impl Router {
-    /// The router of one service, and what was wrong with its rules.
+    /// Builds the router of one service. Also returns the faults of its rules.
     ///
-    /// All matches are ordered by their precedence, equal ones by their rule's key. A faulty match catches nothing; what the other
-    /// matches of its rule catch is refused with 500, because the rule no longer means what its writer meant. Other rules are not
-    /// touched.
-    pub fn build(rules: &[Arc<RouteRule>], limits: &Limits) -> (Router, Vec<Fault>) {
-        let mut candidates: Vec<Candidate<'_>> = Vec::with_capacity(rules.len());
-        for (i, rule) in rules.iter().enumerate() {
-            candidates.extend(rule.matches.iter().enumerate().map(|(place, http)| Candidate { rule: i as u32, place, http }));
-        }
-        // Equal precedence happens where one object is attached twice: then the keys decide, not the order in which rules arrived.
-        let key = |candidate: &Candidate<'_>| &rules[candidate.rule as usize].key;
-        candidates.sort_by(|a, b| a.http.precedence.cmp(&b.http.precedence).then_with(|| key(a).cmp(key(b))));
-        let mut index = IndexBuilder::new();
+    /// The rank of a match is its position in the table's order. A broken match matches no request. Requests that the other matches of its
+    /// rule match are refused with 500, because the rule no longer means what its author meant. Other rules are not affected.
+    pub fn build(table: &RouteTable, limits: &RouterLimits) -> (Router, Vec<BrokenMatch>) {
+        let mut index = PathIndexBuilder::new();
         let mut builder = RouterBuilder {
-            rules,
-            budget: Budget::new(limits),
+            rules: table.rules(),
+            budget: AutomatonBudget::new(limits),
             any_host: OpenGroup::new(&mut index),
             groups: Vec::new(),
             index,
             has_exact_hosts: false,
             has_suffix_hosts: false,
-            matches: Vec::with_capacity(candidates.len()),
+            matches: Vec::with_capacity(table.order().len()),
             conditions: Vec::new(),
             faults: Vec::new(),
             broken: HashMap::new(),
         };
-        for candidate in &candidates {
-            if let Err(kind) = builder.add(candidate, limits) {
-                builder.blame(candidate.rule, candidate.place, kind);
+        for at in table.order() {
+            let candidate = Candidate { rule: at.rule as u32, place: at.match_index, http: table.entry(*at).1 };
+            if let Err(kind) = builder.add(&candidate, limits) {
+                builder.record_broken_match(candidate.rule, candidate.place, kind);
             }
         }
-        builder.finish(rules.into())
+        builder.finish(table.rules().into())
     }
 }
 
 impl RouterBuilder<'_> {
-    fn blame(&mut self, rule: u32, place: usize, kind: FaultKind) {
-        let fault = Fault { rule: self.rules[rule as usize].key.clone(), place, kind };
+    fn record_broken_match(&mut self, rule: u32, place: usize, kind: BrokenMatchKind) {
+        let fault = BrokenMatch { rule: self.rules[rule as usize].key.clone(), place, kind };
         self.broken.entry(rule).or_insert_with(|| fault.to_string().into());
         self.faults.push(fault);
     }
 
-    fn add(&mut self, candidate: &Candidate<'_>, limits: &Limits) -> Result<(), FaultKind> {
+    fn add(&mut self, candidate: &Candidate<'_>, limits: &RouterLimits) -> Result<(), BrokenMatchKind> {
         let max = limits.matches_max.min(RANKS_MAX);
         if self.matches.len() >= max {
-            return Err(FaultKind::TooManyMatches { max });
+            return Err(BrokenMatchKind::TooManyMatches { max });
         }
         let rule = &self.rules[candidate.rule as usize];
-        // All that can fail comes first: a match is put in as a whole or not at all.
+        // Everything that can fail comes first, so that a match is added completely or not at all.
         let conditions = Conditions::of(candidate.http, &mut self.budget)?;
         let pattern = match &candidate.http.path {
             PathMatch::Regex(pattern) => Some(self.budget.check("path", pattern)?),
@@ -134,7 +129,7 @@ impl RouterBuilder<'_> {
             }
         };
         let (place, port) = (candidate.place as u32, rule.parent_port.unwrap_or(ANY_PORT));
-        self.matches.push(Match { rule: candidate.rule, place, conditions, port });
+        self.matches.push(CompiledMatch { rule: candidate.rule, match_index: place, conditions, port });
         Ok(())
     }
 
@@ -157,13 +152,13 @@ impl RouterBuilder<'_> {
             }
             groups.push(group);
         }
-        // A host named twice must not make a candidate twice.
+        // A host that is named twice must not add a candidate twice.
         groups.sort_unstable();
         groups.dedup();
         groups
     }
 
-    fn finish(mut self, rules: Box<[Arc<RouteRule>]>) -> (Router, Vec<Fault>) {
+    fn finish(mut self, rules: Box<[Arc<RouteRule>]>) -> (Router, Vec<BrokenMatch>) {
         let any_patterns = std::mem::take(&mut self.any_host.patterns);
         let any_regexes = self.automaton(&any_patterns);
         let open = std::mem::take(&mut self.groups);
@@ -183,16 +178,16 @@ impl RouterBuilder<'_> {
         (router, self.faults)
     }
 
-    /// One automaton for the host's patterns; if it does not fit as a whole, all its matches are faulty.
-    fn automaton(&mut self, patterns: &[(Rank, Checked)]) -> Option<Box<PathRegexes>> {
+    /// Compiles one automaton from the patterns of a host. If it is too large as a whole, all these matches are broken.
+    fn automaton(&mut self, patterns: &[(Rank, ValidatedPattern)]) -> Option<Box<PathRegexes>> {
         if patterns.is_empty() {
             return None;
         }
         let Some(automaton) = self.budget.compile(patterns.iter().map(|(_, checked)| checked)) else {
             for &(rank, _) in patterns {
-                let Match { rule, place, .. } = self.matches[rank as usize];
+                let CompiledMatch { rule, match_index: place, .. } = self.matches[rank as usize];
                 let fault = self.budget.overflow("path", "(all of the host)");
-                self.blame(rule, place as usize, fault);
+                self.record_broken_match(rule, place as usize, fault);
             }
             return None;
         };

@@ -1,14 +1,15 @@
-//! The conditions of a match beside its path: method, headers, query. Headers are asked for and the query is split only when needed.
+//! Conditions of a match besides its path: method, headers, query. A header is read and the query is split only when a condition needs it.
+//! Start with [`Conditions::hold`].
 
 use canal_model::program::{HttpMatch, TextMatch, ValueMatch};
 use regex_automata::meta::Regex;
 use smallvec::SmallVec;
 
-use crate::fault::FaultKind;
-use crate::regexes::{Budget, is_match};
-use crate::request::Request;
+use crate::broken_match::BrokenMatchKind;
+use crate::regexes::{AutomatonBudget, is_match};
+use crate::request::RoutableRequest;
 
-/// What must hold beside the path.
+/// Conditions that must hold besides the path.
 #[derive(Debug)]
 pub(crate) struct Conditions {
     method: Option<Box<str>>,
@@ -31,8 +32,8 @@ enum Text {
 }
 
 impl Conditions {
-    /// `None` if the path is all there is.
-    pub(crate) fn of(rule: &HttpMatch, budget: &mut Budget<'_>) -> Result<Option<Conditions>, FaultKind> {
+    /// Compiles the conditions of a match. Returns `None` if the match has nothing but a path.
+    pub(crate) fn of(rule: &HttpMatch, budget: &mut AutomatonBudget<'_>) -> Result<Option<Conditions>, BrokenMatchKind> {
         if rule.method.is_none() && rule.headers.is_empty() && rule.query.is_empty() {
             return Ok(None);
         }
@@ -43,7 +44,8 @@ impl Conditions {
         }))
     }
 
-    pub(crate) fn hold<'r, R: Request>(&self, request: &'r R, query: &mut Option<QueryPairs<'r>>) -> bool {
+    /// Returns true if all conditions hold. `query` caches the split query, so that it is split once per search.
+    pub(crate) fn hold<'r, R: RoutableRequest>(&self, request: &'r R, query: &mut Option<QueryPairs<'r>>) -> bool {
         self.method.as_ref().is_none_or(|method| method.as_bytes() == request.method())
             && self.headers.iter().all(|condition| condition.holds_for_header(request))
             && (self.query.is_empty() || {
@@ -52,7 +54,7 @@ impl Conditions {
             })
     }
 
-    /// Bytes on the heap, automata included.
+    /// Returns the bytes on the heap, automata included.
     pub(crate) fn memory_bytes(&self) -> usize {
         let of = |condition: &Condition| {
             size_of::<Condition>()
@@ -67,13 +69,13 @@ impl Conditions {
     }
 }
 
-/// Gateway API: of several conditions on the same name only the first counts.
+/// Compiles a list of conditions. Gateway API: of several conditions on the same name only the first one counts.
 fn compile(
     what: &str,
     conditions: &[ValueMatch],
     canonical_name: fn(&str) -> String,
-    budget: &mut Budget<'_>,
-) -> Result<Box<[Condition]>, FaultKind> {
+    budget: &mut AutomatonBudget<'_>,
+) -> Result<Box<[Condition]>, BrokenMatchKind> {
     let names: Vec<String> = conditions.iter().map(|condition| canonical_name(&condition.name)).collect();
     let mut one = |(i, condition): (usize, &ValueMatch)| {
         let text = match &condition.value {
@@ -87,7 +89,7 @@ fn compile(
     conditions.iter().enumerate().filter(|(i, _)| !names[..*i].contains(&names[*i])).map(&mut one).collect()
 }
 
-fn compile_one(what: &str, name: &str, pattern: &str, budget: &mut Budget<'_>) -> Result<Regex, FaultKind> {
+fn compile_one(what: &str, name: &str, pattern: &str, budget: &mut AutomatonBudget<'_>) -> Result<Regex, BrokenMatchKind> {
     let field = format!("{what} {name:?}");
     let checked = budget.check(&field, pattern)?;
     budget.compile(std::iter::once(&checked)).ok_or_else(|| budget.overflow(&field, pattern))
@@ -103,8 +105,8 @@ impl Condition {
         }
     }
 
-    /// Several lines of one header are one list (RFC 9110 §5.3).
-    fn holds_for_header<R: Request>(&self, request: &R) -> bool {
+    /// Tests a header. Several lines of one header are one list (RFC 9110 §5.3).
+    fn holds_for_header<R: RoutableRequest>(&self, request: &R) -> bool {
         let mut joined: SmallVec<[u8; 128]> = SmallVec::new();
         let mut seen = false;
         request.header(&self.name, &mut |value| {
@@ -117,13 +119,13 @@ impl Condition {
         seen && self.holds(&joined)
     }
 
-    /// Of a repeated parameter the first value counts.
+    /// Tests a query parameter. The first value of a repeated parameter counts.
     fn holds_for_query(&self, pairs: &QueryPairs<'_>) -> bool {
         pairs.iter().find(|(name, _)| *name == self.name.as_bytes()).is_some_and(|(_, value)| self.holds(value))
     }
 }
 
-/// The parameters of a query, as sent.
+/// Parameters of a query as sent: name and value.
 pub(crate) type QueryPairs<'r> = SmallVec<[(&'r [u8], &'r [u8]); 8]>;
 
 fn split_query(query: &[u8]) -> QueryPairs<'_> {

@@ -1,28 +1,29 @@
-//! Hosts to values: exact names first, then the longest `*.suffix`, then `*`. For plain listeners; the router has its own index.
+//! Table from hosts to values: exact names first, then the longest `*.suffix`, then `*`. It is for plain listeners; the router has an index
+//! of its own. Start with [`HostTable::get`].
 
 use foldhash::fast::RandomState;
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-/// A lower-case host on the stack.
+/// Host in lower case, on the stack if it is short.
 pub(crate) type HostText = SmallVec<[u8; 64]>;
 
-/// Lower case, without one trailing dot: `A.example.` and `a.example` are the same host.
+/// Returns the host in lower case and without one trailing dot: `A.example.` and `a.example` are the same host.
 pub(crate) fn canonical(host: &[u8]) -> HostText {
     let host = host.strip_suffix(b".").unwrap_or(host);
     host.iter().map(u8::to_ascii_lowercase).collect()
 }
 
-/// The suffixes of a host that a wildcard may name, longest first: each begins with a dot and something stands before it.
+/// Iterates over the suffixes of a host that a wildcard may name, longest first. Each begins with a dot that has something in front of it.
 pub(crate) fn suffixes(host: &[u8]) -> impl Iterator<Item = &[u8]> {
     host.iter().enumerate().filter(|&(at, &b)| b == b'.' && at > 0).map(|(at, _)| &host[at..])
 }
 
-/// A table from hosts to values. The hash is seeded at random.
+/// Table from hosts to values. Its hash is seeded at random.
 #[derive(Debug, Clone)]
 pub struct HostTable<T> {
     exact: HashMap<Box<[u8]>, T, RandomState>,
-    /// Keys begin with a dot.
+    /// Values by suffix; a key begins with a dot.
     suffix: HashMap<Box<[u8]>, T, RandomState>,
     any: Option<T>,
 }
@@ -34,12 +35,12 @@ impl<T> Default for HostTable<T> {
 }
 
 impl<T> HostTable<T> {
-    /// Empty.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds `name`, `*.suffix` or `*`; gives back the value it replaces.
+    /// Adds `name`, `*.suffix` or `*`. Returns the value that it replaces.
     pub fn insert(&mut self, host: &str, value: T) -> Option<T> {
         let key = canonical(host.as_bytes());
         match &key[..] {
@@ -49,7 +50,7 @@ impl<T> HostTable<T> {
         }
     }
 
-    /// The value for a host without port, most specific first. A wildcard stands for one label or more.
+    /// Returns the value for a host without port; the most specific entry wins. A wildcard stands for one label or more.
     pub fn get(&self, host: &[u8]) -> Option<&T> {
         let host = canonical(host);
         let exact = self.exact.get(&host[..]);

@@ -1,84 +1,84 @@
-//! The path index of one service: a segment trie flattened into one open-addressed table keyed by (node, segment). What ends at a
-//! node is kept in the entry that leads to it, so that a step down a path costs one cache line. It knows nothing of conditions:
-//! candidates are ranks, and smaller ranks win.
+//! Path index of one service: a trie of path segments, flattened into one open-addressed table with the key (node, segment). The entry that
+//! leads to a node contains what ends at the node, so that a step down a path costs one cache line. The index does not evaluate conditions.
+//! Its candidates are ranks; smaller ranks win. Start with [`PathIndex::child`] to read it and with [`PathIndexBuilder`] to build it.
 
 use std::hash::{BuildHasher, Hasher};
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
 
-/// A place in the trie; below [`INSIDE`].
-pub(crate) type Node = u32;
-/// The place of a match in the order of precedence; below [`SEVERAL`].
+/// Number of a node in the trie; below [`INSIDE`].
+pub(crate) type TrieNodeId = u32;
+/// Position of a match in the order of precedence; below [`SEVERAL`].
 pub(crate) type Rank = u32;
 
-/// The string prefixes that end inside a node's next segment hang at the node with this bit.
+/// Marks a node as the parent of the string prefixes that end inside its next segment.
 const INSIDE: u32 = 1 << 31;
-/// The parents of hosts, and of nothing: no node has these numbers.
+/// Parents of exact hosts, of suffixes, and of vacant entries. No node has these numbers.
 const EXACT_HOST: u32 = u32::MAX;
 const SUFFIX_HOST: u32 = u32::MAX - 1;
 const VACANT: u32 = u32::MAX - 2;
 
-/// With this bit a slot is a place in the lists, else it is a rank by itself.
+/// Bit of a slot that is an offset in `lists`. Without this bit the slot itself is a rank.
 const SEVERAL: u32 = 1 << 31;
 const NOTHING: u32 = u32::MAX;
-/// More ranks than this cannot be kept.
+/// Ranks that the index can represent at most.
 pub(crate) const RANKS_MAX: usize = SEVERAL as usize;
 
-/// Segments up to this length lie in the table, longer ones apart.
+/// Segments up to this length are stored in their entry, longer ones in `long_texts`.
 const INLINE_BYTES: usize = 24;
-/// Entries per five places: linear probing stays short, and 48-byte entries cost 80 bytes.
+/// Load factor: three entries per five positions. Linear probing stays short, and an entry of 48 bytes costs 80 bytes.
 const LOAD: (usize, usize) = (3, 5);
 
-/// Which of a node's candidates.
+/// Selects one of a node's two candidate lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum List {
-    /// The path ends here.
+pub(crate) enum CandidateList {
+    /// Candidates that match if the path ends here.
     Exact,
-    /// The path ends or goes on with `/` here; for a node inside a segment: goes on anyhow.
+    /// Candidates that match if the path ends here or continues with `/`. At a node inside a segment they match any continuation.
     Prefix,
 }
 
-/// What ends at a node: two slots of candidates, and the lengths of the string prefixes inside its next segment.
+/// Matches that end at a node: two slots of candidates, and the list of lengths of the string prefixes inside its next segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ends {
+pub(crate) struct NodeCandidates {
     exact: u32,
     prefix: u32,
     lengths: u32,
 }
 
-const NO_ENDS: Ends = Ends { exact: NOTHING, prefix: NOTHING, lengths: NOTHING };
+const NO_ENDS: NodeCandidates = NodeCandidates { exact: NOTHING, prefix: NOTHING, lengths: NOTHING };
 
-/// 48 bytes. The text is stored so that equal hashes cannot be taken for equal segments.
+/// Entry of the table, in 48 bytes. It contains the text, so that segments with equal hashes are not confused.
 #[derive(Debug, Clone, Copy)]
-struct Entry {
+struct TrieEdgeEntry {
     parent: u32,
-    child: Node,
+    child: TrieNodeId,
     len: u32,
-    ends: Ends,
-    /// The text, or the place of a long one in four bytes.
+    ends: NodeCandidates,
+    /// Text of the segment. For a long one, the first four bytes are its offset in `long_texts`.
     text: [u8; INLINE_BYTES],
 }
 
-const VACANT_ENTRY: Entry = Entry { parent: VACANT, child: 0, len: 0, ends: NO_ENDS, text: [0; INLINE_BYTES] };
-const _: () = assert!(size_of::<Entry>() == 48);
+const VACANT_ENTRY: TrieEdgeEntry = TrieEdgeEntry { parent: VACANT, child: 0, len: 0, ends: NO_ENDS, text: [0; INLINE_BYTES] };
+const _: () = assert!(size_of::<TrieEdgeEntry>() == 48);
 
-/// The finished index.
+/// Index that is complete and read-only.
 #[derive(Debug)]
-pub(crate) struct Index {
+pub(crate) struct PathIndex {
     hash: RandomState,
-    /// Never full.
-    entries: Box<[Entry]>,
+    /// Table of entries. It is never full, so probing ends at a vacant entry.
+    entries: Box<[TrieEdgeEntry]>,
     long_texts: Box<[u8]>,
-    /// A count, then so many ranks or lengths.
+    /// Lists of ranks or lengths, each with its count in front.
     lists: Box<[u32]>,
 }
 
-/// A node that was reached, and what ends there.
+/// Node that a search has reached, and what ends there.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reached<'a> {
-    pub(crate) node: Node,
-    pub(crate) ends: &'a Ends,
+pub(crate) struct ReachedNode<'a> {
+    pub(crate) node: TrieNodeId,
+    pub(crate) ends: &'a NodeCandidates,
 }
 
 #[inline]
@@ -89,15 +89,15 @@ fn hash_of(hash: &RandomState, parent: u32, text: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Where a hash's probing starts: the high half of the product spreads evenly over any number of places.
+/// Returns the position where probing starts. The high half of the product spreads evenly over any number of positions.
 #[inline]
 fn place_of(hash: u64, places: usize) -> usize {
     ((u128::from(hash) * places as u128) >> 64) as usize
 }
 
-impl Index {
+impl PathIndex {
     #[inline]
-    fn entry(&self, parent: u32, text: &[u8]) -> Option<&Entry> {
+    fn entry(&self, parent: u32, text: &[u8]) -> Option<&TrieEdgeEntry> {
         let mut place = place_of(hash_of(&self.hash, parent, text), self.entries.len());
         loop {
             let entry = &self.entries[place];
@@ -112,7 +112,7 @@ impl Index {
     }
 
     #[inline]
-    fn text_of<'a>(&'a self, entry: &'a Entry) -> &'a [u8] {
+    fn text_of<'a>(&'a self, entry: &'a TrieEdgeEntry) -> &'a [u8] {
         let len = entry.len as usize;
         match entry.text.get(..len) {
             Some(text) => text,
@@ -124,28 +124,28 @@ impl Index {
         }
     }
 
-    /// The node after a whole segment.
+    /// Returns the node that follows a whole segment.
     #[inline]
-    pub(crate) fn child(&self, node: Node, segment: &[u8]) -> Option<Reached<'_>> {
-        self.entry(node, segment).map(|entry| Reached { node: entry.child, ends: &entry.ends })
+    pub(crate) fn child(&self, node: TrieNodeId, segment: &[u8]) -> Option<ReachedNode<'_>> {
+        self.entry(node, segment).map(|entry| ReachedNode { node: entry.child, ends: &entry.ends })
     }
 
-    /// What was kept at an exact host.
+    /// Returns the group number of an exact host.
     pub(crate) fn exact_host(&self, host: &[u8]) -> Option<u32> {
         self.entry(EXACT_HOST, host).map(|entry| entry.child)
     }
 
-    /// What was kept at a suffix; it begins with a dot.
+    /// Returns the group number of a suffix, which begins with a dot.
     pub(crate) fn suffix_host(&self, suffix: &[u8]) -> Option<u32> {
         self.entry(SUFFIX_HOST, suffix).map(|entry| entry.child)
     }
 
-    /// Candidates in order of rank.
+    /// Returns a node's candidates in order of rank.
     #[inline]
-    pub(crate) fn candidates<'a>(&'a self, ends: &'a Ends, list: List) -> &'a [Rank] {
+    pub(crate) fn candidates<'a>(&'a self, ends: &'a NodeCandidates, list: CandidateList) -> &'a [Rank] {
         let slot = match list {
-            List::Exact => &ends.exact,
-            List::Prefix => &ends.prefix,
+            CandidateList::Exact => &ends.exact,
+            CandidateList::Prefix => &ends.prefix,
         };
         match *slot {
             NOTHING => &[],
@@ -159,8 +159,8 @@ impl Index {
         &self.lists[at + 1..at + 1 + self.lists[at] as usize]
     }
 
-    /// The string prefixes that end inside the segment at the start of `rest`, longest first.
-    pub(crate) fn inside<'a>(&'a self, from: Reached<'a>, rest: &'a [u8]) -> impl Iterator<Item = &'a Ends> {
+    /// Iterates over the string prefixes that end inside the segment at the start of `rest`, longest first.
+    pub(crate) fn inside<'a>(&'a self, from: ReachedNode<'a>, rest: &'a [u8]) -> impl Iterator<Item = &'a NodeCandidates> {
         let lengths = if from.ends.lengths == NOTHING { &[] } else { self.list(from.ends.lengths) };
         lengths
             .iter()
@@ -169,34 +169,34 @@ impl Index {
             .map(|entry| &entry.ends)
     }
 
-    /// Bytes on the heap.
+    /// Returns the bytes on the heap.
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of_val(&*self.entries) + self.long_texts.len() + size_of_val(&*self.lists)
     }
 }
 
-/// An edge in the making.
+/// Edge of the trie while the index is built.
 #[derive(Debug, Clone, Copy)]
-struct Edge {
+struct EdgeBuilder {
     parent: u32,
-    child: Node,
+    child: TrieNodeId,
     text: u32,
     len: u32,
 }
 
-/// An index in the making.
-pub(crate) struct IndexBuilder {
+/// Builder of a [`PathIndex`].
+pub(crate) struct PathIndexBuilder {
     hash: RandomState,
-    edges: HashTable<Edge>,
+    edges: HashTable<EdgeBuilder>,
     texts: Vec<u8>,
     node_count: u32,
-    candidates: Vec<(Node, List, Rank)>,
-    lengths: Vec<(Node, u32)>,
+    candidates: Vec<(TrieNodeId, CandidateList, Rank)>,
+    lengths: Vec<(TrieNodeId, u32)>,
 }
 
-impl IndexBuilder {
+impl PathIndexBuilder {
     pub(crate) fn new() -> Self {
-        IndexBuilder {
+        PathIndexBuilder {
             hash: RandomState::default(),
             edges: HashTable::new(),
             texts: Vec::new(),
@@ -206,66 +206,66 @@ impl IndexBuilder {
         }
     }
 
-    /// A new root.
-    pub(crate) fn root(&mut self) -> Node {
+    /// Creates a new root.
+    pub(crate) fn root(&mut self) -> TrieNodeId {
         self.node_count += 1;
         self.node_count - 1
     }
 
-    /// The child at `text`, made by `make` if it is not there.
+    /// Returns the child at `text`; `make` creates it if it does not exist.
     fn edge(&mut self, parent: u32, text: &[u8], make: impl FnOnce(&mut Self) -> u32) -> u32 {
         let hash = hash_of(&self.hash, parent, text);
-        let same = |edge: &Edge| edge.parent == parent && edge_text(&self.texts, edge) == text;
+        let same = |edge: &EdgeBuilder| edge.parent == parent && edge_text(&self.texts, edge) == text;
         if let Some(edge) = self.edges.find(hash, same) {
             return edge.child;
         }
-        let edge = Edge { parent, child: make(self), text: self.texts.len() as u32, len: text.len() as u32 };
+        let edge = EdgeBuilder { parent, child: make(self), text: self.texts.len() as u32, len: text.len() as u32 };
         self.texts.extend_from_slice(text);
         let (seed, texts) = (&self.hash, &self.texts);
         self.edges.insert_unique(hash, edge, |edge| hash_of(seed, edge.parent, edge_text(texts, edge)));
         edge.child
     }
 
-    /// The number kept at an exact host, `fresh` if the host is new.
+    /// Returns the group number of an exact host. A new host gets `fresh`.
     pub(crate) fn exact_host(&mut self, host: &[u8], fresh: u32) -> u32 {
         self.edge(EXACT_HOST, host, |_| fresh)
     }
 
-    /// The number kept at a suffix, `fresh` if the suffix is new.
+    /// Returns the group number of a suffix. A new suffix gets `fresh`.
     pub(crate) fn suffix_host(&mut self, suffix: &[u8], fresh: u32) -> u32 {
         self.edge(SUFFIX_HOST, suffix, |_| fresh)
     }
 
-    /// The node after all segments of `path`, which begins with `/`.
-    fn descend(&mut self, root: Node, path: &str) -> Node {
-        path.as_bytes()[1..].split(|&b| b == b'/').fold(root, |node, segment| self.edge(node, segment, IndexBuilder::root))
+    /// Returns the node after all segments of `path`, which begins with `/`; creates missing nodes.
+    fn descend(&mut self, root: TrieNodeId, path: &str) -> TrieNodeId {
+        path.as_bytes()[1..].split(|&b| b == b'/').fold(root, |node, segment| self.edge(node, segment, PathIndexBuilder::root))
     }
 
-    /// The path is exactly this.
-    pub(crate) fn add_exact(&mut self, root: Node, path: &str, rank: Rank) {
+    /// Adds a match of exactly this path.
+    pub(crate) fn add_exact(&mut self, root: TrieNodeId, path: &str, rank: Rank) {
         let node = self.descend(root, path);
-        self.candidates.push((node, List::Exact, rank));
+        self.candidates.push((node, CandidateList::Exact, rank));
     }
 
-    /// The path begins with these elements. A trailing `/` is ignored, so `/` is every path.
-    pub(crate) fn add_element_prefix(&mut self, root: Node, path: &str, rank: Rank) {
+    /// Adds a match of paths that begin with these elements. A trailing `/` is ignored, so `/` matches every path.
+    pub(crate) fn add_element_prefix(&mut self, root: TrieNodeId, path: &str, rank: Rank) {
         let path = path.strip_suffix('/').unwrap_or(path);
         let node = if path.is_empty() { root } else { self.descend(root, path) };
-        self.candidates.push((node, List::Prefix, rank));
+        self.candidates.push((node, CandidateList::Prefix, rank));
     }
 
-    /// The path begins with this text.
-    pub(crate) fn add_string_prefix(&mut self, root: Node, prefix: &str, rank: Rank) {
+    /// Adds a match of paths that begin with this text.
+    pub(crate) fn add_string_prefix(&mut self, root: TrieNodeId, prefix: &str, rank: Rank) {
         let cut = prefix.rfind('/').unwrap_or_default();
         let (whole, inside) = (&prefix[..cut], &prefix.as_bytes()[cut + 1..]);
         let node = if whole.is_empty() { root } else { self.descend(root, whole) };
-        let end = self.edge(node | INSIDE, inside, IndexBuilder::root);
+        let end = self.edge(node | INSIDE, inside, PathIndexBuilder::root);
         self.lengths.push((node, inside.len() as u32));
-        self.candidates.push((end, List::Prefix, rank));
+        self.candidates.push((end, CandidateList::Prefix, rank));
     }
 
-    /// The index, and what ends at each node; roots are not reached by an entry, so their owners must keep theirs.
-    pub(crate) fn finish(mut self) -> (Index, Vec<Ends>) {
+    /// Returns the index, and what ends at each node. No entry leads to a root, so the owner of a root must store what ends there.
+    pub(crate) fn finish(mut self) -> (PathIndex, Vec<NodeCandidates>) {
         let mut lists = Vec::new();
         let ends = self.settle_ends(&mut lists);
         let places = self.edges.len() * LOAD.1 / LOAD.0 + 1;
@@ -277,10 +277,10 @@ impl IndexBuilder {
             while entries[place].parent != VACANT {
                 place = if place + 1 == places { 0 } else { place + 1 };
             }
-            // Hosts keep group numbers, which are no nodes.
+            // A host's child is a group number, not a node.
             let is_host = edge.parent >= SUFFIX_HOST;
             let ends = if is_host { NO_ENDS } else { ends[edge.child as usize] };
-            let mut entry = Entry { parent: edge.parent, child: edge.child, len: edge.len, ends, text: [0; INLINE_BYTES] };
+            let mut entry = TrieEdgeEntry { parent: edge.parent, child: edge.child, len: edge.len, ends, text: [0; INLINE_BYTES] };
             match entry.text.get_mut(..text.len()) {
                 Some(inline) => inline.copy_from_slice(text),
                 None => {
@@ -290,11 +290,11 @@ impl IndexBuilder {
             }
             entries[place] = entry;
         }
-        let index = Index { hash: self.hash, entries: entries.into(), long_texts: long_texts.into(), lists: lists.into() };
+        let index = PathIndex { hash: self.hash, entries: entries.into(), long_texts: long_texts.into(), lists: lists.into() };
         (index, ends)
     }
 
-    fn settle_ends(&mut self, lists: &mut Vec<u32>) -> Vec<Ends> {
+    fn settle_ends(&mut self, lists: &mut Vec<u32>) -> Vec<NodeCandidates> {
         let mut ends = vec![NO_ENDS; self.node_count as usize];
         let mut keep = |items: &mut dyn ExactSizeIterator<Item = u32>| {
             let at = lists.len() as u32;
@@ -306,8 +306,8 @@ impl IndexBuilder {
         for same in self.candidates.chunk_by(|a, b| (a.0, a.1) == (b.0, b.1)) {
             let (node, list, first) = same[0];
             let slot = match list {
-                List::Exact => &mut ends[node as usize].exact,
-                List::Prefix => &mut ends[node as usize].prefix,
+                CandidateList::Exact => &mut ends[node as usize].exact,
+                CandidateList::Prefix => &mut ends[node as usize].prefix,
             };
             *slot = if same.len() == 1 { first } else { keep(&mut same.iter().map(|candidate| candidate.2)) | SEVERAL };
         }
@@ -320,6 +320,6 @@ impl IndexBuilder {
     }
 }
 
-fn edge_text<'a>(texts: &'a [u8], edge: &Edge) -> &'a [u8] {
+fn edge_text<'a>(texts: &'a [u8], edge: &EdgeBuilder) -> &'a [u8] {
     &texts[edge.text as usize..edge.text as usize + edge.len as usize]
 }

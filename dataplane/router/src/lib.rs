@@ -1,43 +1,46 @@
-//! canal-router: finds the rule that a request matches, among the rules of one service. Immutable once built; no IO, no clock.
+//! Finds the rule that a request matches, among the rules of one service. A router is immutable once built; it does no IO and has no
+//! clock. Start with [`Router::build`] and [`Router::find`].
 //!
 //! # The API, as the gateway uses it
 //!
-//! * [`Router::build`] makes the table of one service from its rules (all ports); cheap enough to do again on every change of one
-//!   rule: a fault concerns one match of one rule and never keeps the others from working. Keep it behind an `Arc`.
-//! * [`Request`] is what the router may ask a request: implement it for the HTTP/1.1 view and for HTTP/2 requests.
-//! * [`Router::find`] gives [`Found`]: the rule, which of its matches held, and the [`Action`].
-//! * [`Router::reads_path`] says whether rules of a port look at the path: then the caller gives them its [`normalize_path`].
-//! * [`pick`] shares out a split by a random number of the caller's: [`Pick::Backend`] (with its place, for per-backend state) or
-//!   [`Pick::Refuse`].
-//! * [`HostTable`] maps hosts, exact and `*.suffix`, to anything, most specific first: for plain listeners.
-//! * [`Fault`] says which rule is broken, why and how to mend it; `name()` is its counter label.
+//! * [`Router::build`] makes the router of one service from its route table (all ports). It is cheap enough to be repeated on every change
+//!   of a rule: a fault affects one match of one rule and never stops the others from working. Keep the router behind an `Arc`.
+//! * [`RoutableRequest`] is the view of a request that the router needs: implement it for the HTTP/1.1 view and for HTTP/2 requests.
+//! * [`Router::find`] returns a [`RouteMatch`]: the rule, which of its matches held, and the [`RouteDecision`].
+//! * [`Router::reads_path`] returns whether rules of a port depend on the path. Then the caller passes the path through [`normalize_path`].
+//! * [`pick`] distributes a weighted split by a random number of the caller: [`BackendChoice::Backend`] (with its index, for state per
+//!   backend) or [`BackendChoice::Refuse`].
+//! * [`HostTable`] maps hosts, exact and `*.suffix`, to any value; the most specific entry wins. It is for plain listeners.
+//! * [`BrokenMatch`] describes which rule is broken, why, and how to fix it; `name()` is its counter label.
 //!
-//! # What it promises
+//! # Guarantees
 //!
-//! The result is what a scan of all matches would give: the holding match with the smallest `Precedence` (`tests/reference.rs`).
-//! Paths and query values are compared as the caller gives them. Element prefixes, string prefixes, exact paths and regexes may mix in one
-//! service.
-//! Work per request grows with the length of the path and with the candidates that share a path, not with the number of rules;
-//! keys are hashed with a random seed, so that tenants cannot choose collisions; regexes run in linear time within size limits.
+//! * The result equals that of a scan of all matches: the first in match order that holds (`tests/reference.rs`). The router does not sort:
+//!   `canal_model::route_table` is the order, here and in the compiler's IR.
+//! * Paths and query values are compared as the caller provides them.
+//! * One service may mix element prefixes, string prefixes, exact paths and regexes.
+//! * Work per request grows with the length of the path and with the candidates that share a path, not with the number of rules.
+//! * Keys are hashed with a random seed, so that tenants cannot choose collisions.
+//! * Regexes run in linear time within size limits.
 
 #![forbid(unsafe_code)]
 
+mod broken_match;
 mod build;
 mod condition;
-mod fault;
 mod host;
 mod index;
 mod limits;
 mod path;
-mod pick;
 mod regexes;
 mod request;
 mod router;
+mod weighted_choice;
 
-pub use fault::{Fault, FaultKind};
+pub use broken_match::{BrokenMatch, BrokenMatchKind};
 pub use host::HostTable;
-pub use limits::Limits;
+pub use limits::RouterLimits;
 pub use path::{AmbiguousPath, normalize_path};
-pub use pick::{NO_WEIGHT_STATUS, Pick, pick};
-pub use request::Request;
-pub use router::{Action, Found, Router};
+pub use request::RoutableRequest;
+pub use router::{RouteDecision, RouteMatch, Router};
+pub use weighted_choice::{BackendChoice, NO_WEIGHT_STATUS, pick};

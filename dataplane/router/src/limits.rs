@@ -1,23 +1,23 @@
-//! What one service may cost a gateway at most. Each limit has a fault of its own and a test that reaches it.
+//! Limits of what one service may cost a gateway. Each limit has a fault of its own and a test that reaches it.
 
-/// Limits for the rules of one service. Units are in the names.
+/// Limits for the rules of one service. The units are in the names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// Matches of all rules together.
+pub struct RouterLimits {
+    /// Limit of the matches of all rules together.
     pub matches_max: usize,
-    /// The text of one regex.
+    /// Limit of the text of one regex.
     pub regex_text_bytes_max: usize,
-    /// The automaton of one regex.
+    /// Limit of the automaton of one regex.
     pub regex_bytes_max: usize,
-    /// All automata of the service.
+    /// Limit of all automata of the service together.
     pub regexes_bytes_max: usize,
-    /// The cache that one worker builds up while it runs one automaton.
+    /// Limit of the cache that one worker builds while it runs one automaton.
     pub regex_cache_bytes_max: usize,
 }
 
-impl Limits {
-    /// The defaults.
-    pub const DEFAULT: Limits = Limits {
+impl RouterLimits {
+    /// Limits that a gateway uses by default.
+    pub const DEFAULT: RouterLimits = RouterLimits {
         matches_max: 1_000_000,
         regex_text_bytes_max: 4096,
         regex_bytes_max: 256 * 1024,
@@ -26,9 +26,9 @@ impl Limits {
     };
 }
 
-const _: () = assert!(Limits::DEFAULT.regex_bytes_max <= Limits::DEFAULT.regexes_bytes_max);
+const _: () = assert!(RouterLimits::DEFAULT.regex_bytes_max <= RouterLimits::DEFAULT.regexes_bytes_max);
 
-impl Default for Limits {
+impl Default for RouterLimits {
     fn default() -> Self {
         Self::DEFAULT
     }

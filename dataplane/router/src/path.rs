@@ -1,26 +1,26 @@
-//! The normal form of a path, so that a route, a policy and the endpoint cannot read two things in it (RFC 3986 §6.2.2). It decodes
-//! unreserved characters, merges slashes and resolves dot segments. It does not decide who needs it: [`crate::Router::reads_path`] and
-//! policies do. Start with [`normalize_path`].
+//! Normal form of a path, so that a route, a policy and the endpoint cannot understand one path in two ways (RFC 3986 §6.2.2). It decodes
+//! unreserved characters, merges slashes and resolves dot segments. It does not decide which paths need it: [`crate::Router::reads_path`]
+//! and policies do. Start with [`normalize_path`].
 
-/// Why a path has no normal form: servers read it in different ways.
+/// Reason why a path has no normal form: servers interpret it in different ways.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AmbiguousPath {
-    /// `%2F`, `%5C` or `\`: a separator for some servers, not for others.
+    /// The path contains `%2F`, `%5C` or `\`, which is a separator for some servers and not for others.
     Separator,
-    /// `%00`, or another control character.
+    /// The path contains `%00` or another control character.
     Control,
-    /// `%` without two hexadecimal digits.
+    /// The path contains `%` without two hexadecimal digits.
     Escape,
-    /// `..` where there is nothing above.
+    /// A segment `..` has no segment above it.
     AboveRoot,
     /// The path does not begin with a slash.
     Relative,
-    /// `..;x`, `.;x` or `;x` as a segment: servers that drop path parameters resolve it as `..`, `.` or nothing.
+    /// A segment is `..;x`, `.;x` or `;x`. Servers that drop path parameters resolve it as `..`, `.` or nothing.
     DotParameter,
 }
 
 impl AmbiguousPath {
-    /// The word in logs.
+    /// Returns the name of the reason as logs show it.
     pub fn name(self) -> &'static str {
         match self {
             Self::Separator => "path_with_escaped_slashes",
@@ -33,7 +33,10 @@ impl AmbiguousPath {
     }
 }
 
-/// The normal form of a path without its query; `None` if the path has that form already.
+/// Normalizes a path without its query. Returns `None` if the path already has its normal form.
+///
+/// # Errors
+/// Returns the reason why servers could interpret the path in different ways.
 pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
     if path == b"*" {
         return Ok(None);
@@ -47,7 +50,7 @@ pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
     let decoded = decode(path)?;
     let mut segments: Vec<&[u8]> = Vec::new();
     let mut parts = decoded.split(|b| *b == b'/').skip(1).peekable();
-    // Whether the path ends in a slash: then it names what is below its last segment.
+    // True if the path ends in a slash: then it names what is below its last segment.
     let mut open = false;
     while let Some(part) = parts.next() {
         let last = parts.peek().is_none();
@@ -75,17 +78,17 @@ pub fn normalize_path(path: &[u8]) -> Result<Option<String>, AmbiguousPath> {
     if made == path {
         return Ok(None);
     }
-    // Heads hold visible ASCII only in their targets; what else there is was refused where they were read.
+    // Request targets contain visible ASCII only; the codecs have refused all other bytes.
     String::from_utf8(made).map(Some).map_err(|_| AmbiguousPath::Control)
 }
 
-/// A segment that is `..`, `.` or nothing once a server drops its parameters, written with `;` or `%3B`.
+/// Returns true if the segment becomes `..`, `.` or nothing once a server drops its parameters, written with `;` or `%3B`.
 fn has_dot_parameter(segment: &[u8]) -> bool {
     let dots = segment.iter().take_while(|b| **b == b'.').count();
     dots <= 2 && (segment[dots..].starts_with(b";") || segment[dots..].starts_with(b"%3B"))
 }
 
-/// Bytes that may have another form, or make another of their neighbours.
+/// Bytes that may have another form, or that may change the form of their neighbors.
 static ODD: [bool; 256] = {
     let mut odd = [false; 256];
     let mut byte = 0;
@@ -96,7 +99,7 @@ static ODD: [bool; 256] = {
     odd
 };
 
-/// Nothing in the path could have another form: most paths, and they cost no memory.
+/// Returns true if nothing in the path could have another form. Most paths are plain, and they need no memory.
 fn is_plain(path: &[u8]) -> bool {
     let mut before = 0;
     for &byte in path {

@@ -1,14 +1,14 @@
-//! What the router may ask a request. The gateway implements it once per protocol.
+//! View of a request that the router needs. The gateway implements it once per protocol.
 
-/// A request head as the router sees it. All bytes are as sent, but for a path that had to be normalised.
-pub trait Request {
-    /// The host asked for, without port and brackets, in any case; empty if none.
+/// Request head as the router sees it. All bytes are as sent, except for a path that had to be normalized.
+pub trait RoutableRequest {
+    /// Returns the requested host without port and brackets, in any case; empty if there is none.
     fn host(&self) -> &[u8];
-    /// The method.
+    /// Returns the request's method.
     fn method(&self) -> &[u8];
-    /// The path without query.
+    /// Returns the path without the query.
     fn path(&self) -> &[u8];
-    /// The query without `?`.
+    /// Returns the query without its `?`.
     fn query(&self) -> Option<&[u8]>;
     /// Calls `visit` with each value of a header, in order. `name` is lower case.
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8]));

@@ -1,4 +1,5 @@
-//! Finding the rule for a request: host groups, one walk down the path, regexes, then the conditions of the candidates in order.
+//! Finds the rule for a request: host groups, one walk along the path, regexes, then the conditions of the candidates in order. `build`
+//! makes the table. Start with [`Router::find`].
 
 use std::sync::Arc;
 
@@ -9,110 +10,114 @@ use smallvec::SmallVec;
 
 use crate::condition::{Conditions, QueryPairs};
 use crate::host::{canonical, suffixes};
-use crate::index::{Ends, Index, List, Node, Rank, Reached};
+use crate::index::{CandidateList, NodeCandidates, PathIndex, Rank, ReachedNode, TrieNodeId};
 use crate::regexes::matching;
-use crate::request::Request;
+use crate::request::RoutableRequest;
 
-/// A rule for every port of its service.
+/// Port of a rule that applies to every port of its service.
 pub(crate) const ANY_PORT: u16 = 0;
-/// A match with nothing but a path.
+/// Index of the conditions of a match that has only a path.
 pub(crate) const NO_CONDITIONS: u32 = u32::MAX;
-/// Status of a rule with a faulty match.
+/// Status for requests of a rule that has a broken match.
 const BROKEN_RULE_STATUS: u16 = 500;
-/// No match found yet.
+/// Rank of a search that has found no match yet.
 const NONE: Rank = Rank::MAX;
 
-/// One match; its place in the array is its rank.
+/// One match. Its index in `Router::matches` is its rank.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Match {
+pub(crate) struct CompiledMatch {
     pub(crate) rule: u32,
-    pub(crate) place: u32,
+    pub(crate) match_index: u32,
     pub(crate) conditions: u32,
     pub(crate) port: u16,
 }
 
-/// The matches of one host, of one suffix, or of any host.
+/// Matches of one host, of one suffix, or of any host.
 #[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) root: Node,
-    pub(crate) ends: Ends,
+pub(crate) struct HostMatches {
+    pub(crate) root: TrieNodeId,
+    /// Candidates at the root itself, to which no entry of the index leads.
+    pub(crate) ends: NodeCandidates,
+    /// Matches whose path text does not begin with `/`, so that the index cannot contain them.
     pub(crate) odd: Box<[Rank]>,
     pub(crate) regexes: Option<Box<PathRegexes>>,
 }
 
-/// All path regexes of a group in one automaton; pattern `i` belongs to `ranks[i]`, ascending.
+/// All path regexes of a host group in one automaton. Pattern `i` belongs to `ranks[i]`; ranks are ascending.
 #[derive(Debug)]
 pub(crate) struct PathRegexes {
     pub(crate) automaton: Regex,
     pub(crate) ranks: Box<[Rank]>,
 }
 
-/// The rules of one service, ready to be searched.
+/// Rules of one service, compiled for searches.
 #[derive(Debug)]
 pub struct Router {
-    pub(crate) index: Index,
-    /// The matches for any host: in nearly every service all of them, so they are not a pointer away.
-    pub(crate) any_host: Group,
-    /// Those for hosts and suffixes; the index keeps their numbers.
-    pub(crate) groups: Box<[Group]>,
+    pub(crate) index: PathIndex,
+    /// Matches for any host. They are stored inline because in nearly every service these are all matches.
+    pub(crate) any_host: HostMatches,
+    /// Matches for exact hosts and for suffixes. The index maps a host to a position in this list.
+    pub(crate) groups: Box<[HostMatches]>,
     pub(crate) has_exact_hosts: bool,
     pub(crate) has_suffix_hosts: bool,
-    pub(crate) matches: Box<[Match]>,
+    pub(crate) matches: Box<[CompiledMatch]>,
     pub(crate) conditions: Box<[Conditions]>,
     pub(crate) rules: Box<[Arc<RouteRule>]>,
-    /// Rules with a faulty match, and the fault's text.
+    /// Rules with a broken match, and the text of the fault.
     pub(crate) broken: HashMap<u32, Box<str>>,
 }
 
-/// What a search gave. The rule itself is not read before it is asked for: among many rules it is out of the cache, and a caller
-/// that keeps its own state by [`Found::index`] may not need it.
+/// Result of a search. The rule itself is read only on demand: with many rules it is not in the cache, and a caller with its own state per
+/// [`RouteMatch::index`] may not need it.
 #[derive(Debug, Clone, Copy)]
-pub struct Found<'a> {
+pub struct RouteMatch<'a> {
     router: &'a Router,
-    /// The rule's place in [`Router::rules`].
+    /// Index of the rule in [`Router::rules`].
     pub index: usize,
-    /// Which of the rule's matches held.
+    /// Index of the match within the rule.
     pub place: usize,
 }
 
-impl<'a> Found<'a> {
-    /// The rule.
+impl<'a> RouteMatch<'a> {
+    /// Returns the rule that won.
     pub fn rule(&self) -> &'a Arc<RouteRule> {
         &self.router.rules[self.index]
     }
 
-    /// What to do with the request.
-    pub fn action(&self) -> Action<'a> {
+    /// Returns the decision for the request.
+    pub fn action(&self) -> RouteDecision<'a> {
         match (&self.rule().action, self.router.broken.get(&(self.index as u32))) {
-            (RouteAction::Refuse { status, reason }, _) => Action::Refuse { status: *status, reason },
-            (RouteAction::Split(_), Some(reason)) => Action::Refuse { status: BROKEN_RULE_STATUS, reason },
-            (RouteAction::Split(backends), None) => Action::Split(backends),
+            (RouteAction::Refuse { status, reason }, _) => RouteDecision::Refuse { status: *status, reason },
+            (RouteAction::Split(_), Some(reason)) => RouteDecision::Refuse { status: BROKEN_RULE_STATUS, reason },
+            (RouteAction::Split(backends), None) => RouteDecision::Split(backends),
         }
     }
 }
 
-/// What to do with the request.
+/// Decision for a request that matched a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action<'a> {
-    /// Share out with [`crate::pick`].
+pub enum RouteDecision<'a> {
+    /// Choose a backend with [`crate::pick`].
     Split(&'a [Backend]),
-    /// Fail closed: answer this status and log the reason.
+    /// Fail closed: respond with this status and log the reason.
     Refuse { status: u16, reason: &'a str },
 }
 
 impl Router {
-    /// The rule with the smallest precedence among those that hold for a request to this port of the service.
-    pub fn find<R: Request>(&self, port: u16, request: &R) -> Option<Found<'_>> {
-        let mut search = Search { router: self, request, path: request.path(), port, query: None, best: NONE };
+    /// Finds the match with the smallest precedence among those that hold for a request to this port of the service.
+    pub fn find<R: RoutableRequest>(&self, port: u16, request: &R) -> Option<RouteMatch<'_>> {
+        let mut search = RouteSearch { router: self, request, path: request.path(), port, query: None, best: NONE };
         search.visit(&self.any_host);
+        // The host is folded to lower case only if a rule names a host.
         if self.has_exact_hosts || self.has_suffix_hosts {
             search.visit_hosts();
         }
         let found = self.matches.get(search.best as usize)?;
-        Some(Found { router: self, index: found.rule as usize, place: found.place as usize })
+        Some(RouteMatch { router: self, index: found.rule as usize, place: found.match_index as usize })
     }
 
-    /// Whether a rule for this port asks of the path more than that there is one: then two readings of a path can lead to two places.
+    /// Returns true if a rule for this port requires more of the path than that it exists. Then two interpretations of a path can lead to
+    /// two rules, so the caller must normalize it.
     pub fn reads_path(&self, port: u16) -> bool {
         let of_port = self.rules.iter().filter(|rule| rule.parent_port.is_none_or(|own| own == port));
         let reads = |path: &PathMatch| match path {
@@ -122,19 +127,19 @@ impl Router {
         of_port.flat_map(|rule| &rule.matches).any(|http| reads(&http.path))
     }
 
-    /// How many rules it holds.
+    /// Returns the number of rules.
     pub fn rule_count(&self) -> usize {
         self.rules.len()
     }
 
-    /// Its rules, in the order given.
+    /// Returns the rules, sorted by key.
     pub fn rules(&self) -> &[Arc<RouteRule>] {
         &self.rules
     }
 
-    /// Bytes on the heap, without the rules themselves, which are shared.
+    /// Returns the bytes on the heap, without the rules themselves, because they are shared.
     pub fn memory_bytes(&self) -> usize {
-        let group = |group: &Group| {
+        let group = |group: &HostMatches| {
             let regexes = |r: &PathRegexes| size_of::<PathRegexes>() + r.automaton.memory_usage() + size_of_val(&*r.ranks);
             size_of_val(&*group.odd) + group.regexes.as_deref().map_or(0, regexes)
         };
@@ -149,8 +154,8 @@ impl Router {
     }
 }
 
-/// One search. Lists are in order of rank, so each is read only while it can still win.
-struct Search<'a, R> {
+/// State of one search. Lists are in order of rank, so each is read only as long as it can still win.
+struct RouteSearch<'a, R> {
     router: &'a Router,
     request: &'a R,
     path: &'a [u8],
@@ -159,7 +164,7 @@ struct Search<'a, R> {
     best: Rank,
 }
 
-impl<'a, R: Request> Search<'a, R> {
+impl<'a, R: RoutableRequest> RouteSearch<'a, R> {
     fn visit_hosts(&mut self) {
         let router = self.router;
         let host = canonical(self.request.host());
@@ -177,9 +182,9 @@ impl<'a, R: Request> Search<'a, R> {
         }
     }
 
-    fn visit(&mut self, group: &'a Group) {
+    fn visit(&mut self, group: &'a HostMatches) {
         if let [b'/', rest @ ..] = self.path {
-            self.walk(Reached { node: group.root, ends: &group.ends }, rest);
+            self.walk(ReachedNode { node: group.root, ends: &group.ends }, rest);
         }
         for &rank in &group.odd {
             if self.is_odd_match(rank) {
@@ -195,10 +200,10 @@ impl<'a, R: Request> Search<'a, R> {
         }
     }
 
-    /// Down the path as far as the trie goes, then back up: the deepest candidates are the likely winners.
-    fn walk(&mut self, root: Reached<'a>, mut rest: &'a [u8]) {
+    /// Walks down the path as far as the trie goes, then back up. The deepest candidates come first, because they are the likely winners.
+    fn walk(&mut self, root: ReachedNode<'a>, mut rest: &'a [u8]) {
         let index = &self.router.index;
-        let mut trail: SmallVec<[(Reached<'_>, &[u8]); 8]> = SmallVec::new();
+        let mut trail: SmallVec<[(ReachedNode<'_>, &[u8]); 8]> = SmallVec::new();
         let mut reached = root;
         loop {
             trail.push((reached, rest));
@@ -206,8 +211,8 @@ impl<'a, R: Request> Search<'a, R> {
             match index.child(reached.node, &rest[..len]) {
                 None => break,
                 Some(last) if len == rest.len() => {
-                    self.offer(index.candidates(last.ends, List::Exact));
-                    self.offer(index.candidates(last.ends, List::Prefix));
+                    self.offer(index.candidates(last.ends, CandidateList::Exact));
+                    self.offer(index.candidates(last.ends, CandidateList::Prefix));
                     break;
                 }
                 Some(child) => {
@@ -218,13 +223,13 @@ impl<'a, R: Request> Search<'a, R> {
         }
         for (reached, rest) in trail.into_iter().rev() {
             for ends in index.inside(reached, rest) {
-                self.offer(index.candidates(ends, List::Prefix));
+                self.offer(index.candidates(ends, CandidateList::Prefix));
             }
-            self.offer(index.candidates(reached.ends, List::Prefix));
+            self.offer(index.candidates(reached.ends, CandidateList::Prefix));
         }
     }
 
-    /// Takes the first of `ranks` that holds and beats the best so far.
+    /// Records the first of `ranks` that holds and beats the best one so far.
     #[inline]
     fn offer(&mut self, ranks: &[Rank]) {
         for &rank in ranks {
@@ -243,11 +248,11 @@ impl<'a, R: Request> Search<'a, R> {
     }
 
     fn is_odd_match(&self, rank: Rank) -> bool {
-        let Match { rule, place, .. } = self.router.matches[rank as usize];
+        let CompiledMatch { rule, match_index: place, .. } = self.router.matches[rank as usize];
         match &self.router.rules[rule as usize].matches[place as usize].path {
             PathMatch::Exact(text) => text.as_bytes() == self.path,
             PathMatch::StringPrefix(text) => self.path.starts_with(text.as_bytes()),
-            // Elements begin with `/`; without it there is nothing to compare.
+            // Elements begin with `/`, so an element prefix without one matches nothing. Regexes are never in this list.
             PathMatch::ElementPrefix(_) | PathMatch::Regex(_) => false,
         }
     }

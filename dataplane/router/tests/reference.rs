@@ -1,10 +1,11 @@
-//! The router against the naive reading of all matches, over generated rules and requests from small alphabets, so that they meet.
+//! Compares the router with a scan of all matches, over generated rules and requests. The alphabets are small, so that requests hit rules.
 
 use std::sync::Arc;
 
-use crate::rules::{Ask, naive, rule};
+use crate::rules::{RuleRequest, naive, rule};
 use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteRule, TextMatch, ValueMatch};
-use canal_router::{Limits, Router};
+use canal_model::route_table::RouteTable;
+use canal_router::{Router, RouterLimits};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -64,7 +65,7 @@ fn hosts() -> impl Strategy<Value = Vec<HostMatch>> {
     prop_oneof![2 => Just(vec![]), 1 => vec(one, 1..3)]
 }
 
-/// Precedence is a total order in the model: equal ones are told apart by their place in the set.
+/// Generates rules. Precedence is a total order in the model, so equal ones get a distinct position in the set.
 fn rule_set() -> impl Strategy<Value = Vec<Arc<RouteRule>>> {
     vec((hosts(), vec(http_match(), 1..4), option::weighted(0.2, select(vec![80u16, 81]))), 0..12).prop_map(|rules| {
         let build = |(i, (hosts, mut matches, port)): (usize, (_, Vec<HttpMatch>, _))| {
@@ -80,12 +81,12 @@ fn rule_set() -> impl Strategy<Value = Vec<Arc<RouteRule>>> {
     })
 }
 
-fn ask() -> impl Strategy<Value = Ask> {
+fn request() -> impl Strategy<Value = RuleRequest> {
     let headers = vec((select(vec!["x", "X", "y"]), select(vec!["", "1", "12", "2"])), 0..3);
     let query = option::of(select(vec!["", "x", "x=1", "y=12&x=1", "x=2&x=1", "&&y=", "z=1"]).prop_map(String::from));
     let host = select(vec!["", "a", "A", "a.b", "c.a.b", "d.a.b", "b", "x.b"]);
     let path = prop_oneof![8 => path(), 1 => select(vec!["*", "", "a"]).prop_map(String::from)];
-    (host, select(vec!["GET", "POST"]), path, query, headers).prop_map(|(host, method, path, query, headers)| Ask {
+    (host, select(vec!["GET", "POST"]), path, query, headers).prop_map(|(host, method, path, query, headers)| RuleRequest {
         host: host.into(),
         method: method.into(),
         path,
@@ -98,12 +99,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_router_finds_what_a_scan_finds(rules in rule_set(), asks in vec(ask(), 1..20)) {
-        let (router, faults) = Router::build(&rules, &Limits::DEFAULT);
+    fn the_router_agrees_with_a_scan(rules in rule_set(), requests in vec(request(), 1..20)) {
+        let (router, faults) = Router::build(&RouteTable::new(rules.clone()), &RouterLimits::DEFAULT);
         prop_assert_eq!(faults, vec![]);
-        for ask in &asks {
-            let found = router.find(80, ask).map(|found| (found.rule().key.rule.clone(), found.place));
-            prop_assert_eq!(found, naive(&rules, 80, ask), "{:?}", ask);
+        for request in &requests {
+            let found = router.find(80, request).map(|found| (found.rule().key.rule.clone(), found.place));
+            prop_assert_eq!(found, naive(&rules, 80, request), "{:?}", request);
         }
     }
 }

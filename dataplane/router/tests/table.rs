@@ -1,54 +1,55 @@
-//! The router by tables of cases: path kinds, hosts, conditions, order, faults and limits.
+//! Tests the router by tables of cases: path kinds, hosts, conditions, order, faults and limits.
 
 use std::sync::Arc;
 
-use crate::rules::{Ask, naive, rule};
+use crate::rules::{RuleRequest, naive, rule};
 use canal_model::program::{HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteRule, TextMatch, ValueMatch};
-use canal_router::{Action, Fault, Limits, Router};
+use canal_model::route_table::RouteTable;
+use canal_router::{BrokenMatch, RouteDecision, Router, RouterLimits};
 
-/// `[METHOD ][host]/path[?query][ name:value …]`.
-fn ask(text: &str) -> Ask {
+/// Parses a request written as `[METHOD ][host]/path[?query][ name:value …]`.
+fn request(text: &str) -> RuleRequest {
     let mut words = text.split(' ');
     let mut first = words.next().unwrap_or_default();
-    let mut ask = Ask { method: "GET".into(), ..Ask::default() };
+    let mut request = RuleRequest { method: "GET".into(), ..RuleRequest::default() };
     if !first.contains('/') && first != "*" {
-        ask.method = first.into();
+        request.method = first.into();
         first = words.next().unwrap_or_default();
     }
     let (host, path) = first.split_at(first.find('/').unwrap_or_default());
-    ask.host = host.into();
+    request.host = host.into();
     match path.split_once('?') {
-        Some((path, query)) => (ask.path, ask.query) = (path.into(), Some(query.into())),
-        None => ask.path = path.into(),
+        Some((path, query)) => (request.path, request.query) = (path.into(), Some(query.into())),
+        None => request.path = path.into(),
     }
-    ask.headers = words.filter_map(|word| word.split_once(':')).map(|(name, value)| (name.into(), value.into())).collect();
-    ask
+    request.headers = words.filter_map(|word| word.split_once(':')).map(|(name, value)| (name.into(), value.into())).collect();
+    request
 }
 
-/// A match in order of writing: `place` is all of its precedence.
+/// Creates a match whose precedence is `place` alone.
 fn matching(place: u32, path: PathMatch) -> HttpMatch {
     let precedence = Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [place, 0] };
     HttpMatch { precedence, path, method: None, headers: Vec::new(), query: Vec::new() }
 }
 
 fn build(rules: &[Arc<RouteRule>]) -> Router {
-    let (router, faults) = Router::build(rules, &Limits::DEFAULT);
+    let (router, faults) = Router::build(&RouteTable::new(rules.to_vec()), &RouterLimits::DEFAULT);
     assert_eq!(faults, []);
     router
 }
 
-/// `want` is the rule's name, empty for none.
+/// Checks requests against rules; `want` is the rule's name, empty for none.
 fn check(rules: &[Arc<RouteRule>], cases: &[(&str, &str)]) {
     let router = build(rules);
     for (text, want) in cases {
-        let ask = ask(text);
-        let found = router.find(80, &ask).map(|found| (found.rule().key.rule.clone(), found.place));
+        let request = request(text);
+        let found = router.find(80, &request).map(|found| (found.rule().key.rule.clone(), found.place));
         assert_eq!(found.as_ref().map_or("", |(name, _)| name), *want, "{text}");
-        assert_eq!(naive(rules, 80, &ask), found, "{text}: the reference differs");
+        assert_eq!(naive(rules, 80, &request), found, "{text}: the reference differs");
     }
 }
 
-/// A rule of one match on any host; the order of writing is the precedence.
+/// Creates rules of one match each, for any host. The order of writing is the precedence.
 fn paths(paths: &[(&str, PathMatch)]) -> Vec<Arc<RouteRule>> {
     paths.iter().enumerate().map(|(i, (name, path))| rule(name, vec![], vec![matching(i as u32, path.clone())])).collect()
 }
@@ -86,7 +87,7 @@ fn exact_paths() {
             ("/a?x=y", "a"),
         ],
     );
-    let star = Ask { path: "*".into(), ..Ask::default() };
+    let star = RuleRequest { path: "*".into(), ..RuleRequest::default() };
     assert_eq!(build(&rules).find(80, &star).map(|found| found.rule().key.rule.as_str()), Some("*"));
 }
 
@@ -114,7 +115,7 @@ fn element_prefixes() {
         ],
     );
     check(&paths(&[("root", element("/"))]), &[("/", "root"), ("/x", "root"), ("//", "root")]);
-    let star = Ask { path: "*".into(), ..Ask::default() };
+    let star = RuleRequest { path: "*".into(), ..RuleRequest::default() };
     assert!(build(&paths(&[("root", element("/"))])).find(80, &star).is_none());
 }
 
@@ -140,7 +141,7 @@ fn string_prefixes() {
     check(&paths(&[("all", string("/"))]), &[("/", "all"), ("/x/y", "all")]);
     let everything = build(&paths(&[("empty", string(""))]));
     for path in ["", "*", "/", "/a"] {
-        assert!(everything.find(80, &Ask { path: path.into(), ..Ask::default() }).is_some(), "{path:?}");
+        assert!(everything.find(80, &RuleRequest { path: path.into(), ..RuleRequest::default() }).is_some(), "{path:?}");
     }
 }
 
@@ -174,7 +175,8 @@ fn regexes_match_whole_paths() {
 
 #[test]
 fn kinds_mix_in_order() {
-    // Written order decides, whatever the kind: Istio. Gateway API's order comes from the compiler in the same field.
+    // Only the precedence decides, not the kind of path. Istio's is the written order; the compiler puts Gateway API's order into the same
+    // field.
     let all = [("r", regex("/a/.*")), ("s", string("/a/b")), ("e", element("/a")), ("x", exact("/a/b"))];
     check(&paths(&all), &[("/a/b", "r"), ("/a", "e"), ("/a/c", "r")]);
     let mut reversed = all.clone();
@@ -211,7 +213,7 @@ fn hosts() {
             ("c.b.x/", "deep"),
             ("d.c.x/", "wild"),
             ("/", "any"),
-            // Precedence is over all hosts: the compiler ranks a fallback on any host behind, or not.
+            // Precedence is global over hosts. The compiler decides whether a fallback for any host ranks behind the others.
             ("c.y/", "any"),
         ],
     );
@@ -224,7 +226,7 @@ fn ports() {
     let rules = [Arc::new(only), rule("every", vec![], vec![matching(1, element("/"))])];
     let router = build(&rules);
     for (port, want) in [(80, "every"), (8080, "only")] {
-        assert_eq!(router.find(port, &ask("/")).map(|found| found.rule().key.rule.as_str()), Some(want));
+        assert_eq!(router.find(port, &request("/")).map(|found| found.rule().key.rule.as_str()), Some(want));
     }
 }
 
@@ -242,7 +244,7 @@ fn methods_headers_and_query() {
         one("prefix", with(2, |m| m.headers = vec![value("x-a", TextMatch::Prefix("2".into()))])),
         one("regex", with(3, |m| m.headers = vec![value("x-a", TextMatch::Regex("[34]+".into()))])),
         one("present", with(4, |m| m.headers = vec![value("x-b", TextMatch::Present)])),
-        // Gateway API: of entries with equivalent names only the first counts, whatever their case.
+        // Gateway API: of entries with equivalent names only the first counts. The case of names does not matter.
         one("first", with(5, |m| m.headers = vec![value("x-c", TextMatch::Exact("1".into())), value("x-c", TextMatch::Exact("2".into()))])),
         one(
             "both",
@@ -291,7 +293,7 @@ fn several_matches_of_one_rule() {
         rule("one", vec![], vec![matching(2, element("/"))]),
     ];
     check(&rules, &[("/a", "two"), ("/b", "one")]);
-    assert_eq!(build(&rules).find(80, &ask("/a")).map(|found| found.place), Some(1));
+    assert_eq!(build(&rules).find(80, &request("/a")).map(|found| found.place), Some(1));
 }
 
 #[test]
@@ -310,29 +312,30 @@ fn refusing_rules() {
     let mut refusing = (*rule("no", vec![], vec![matching(0, element("/"))])).clone();
     refusing.action = RouteAction::Refuse { status: 503, reason: "broken".into() };
     let router = build(&[Arc::new(refusing)]);
-    let action = router.find(80, &ask("/")).map(|found| found.action());
-    assert_eq!(action, Some(Action::Refuse { status: 503, reason: "broken" }));
+    let action = router.find(80, &request("/")).map(|found| found.action());
+    assert_eq!(action, Some(RouteDecision::Refuse { status: 503, reason: "broken" }));
 }
 
-/// Builds `bad` beside a sound rule with the same paths and lesser precedence. The faults' names must be `names`; the bad rule's
-/// sound match on `/sound` must refuse, its other paths and all else must go to the sound rule.
-fn check_fault(bad: Vec<HttpMatch>, limits: &Limits, names: &[&str], text: &str) {
+/// Builds a rule with the matches `bad` next to a valid rule with lower precedence. The faults must have these names. The bad rule's valid
+/// match on `/sound` must refuse. Its other paths and all else must go to the valid rule.
+fn check_fault(bad: Vec<HttpMatch>, limits: &RouterLimits, names: &[&str], text: &str) {
     let mut matches = bad;
     matches.push(matching(0, exact("/sound")));
-    let rules = [rule("bad", vec![], matches), rule("good", vec![], vec![matching(1_000_000, element("/"))])];
-    let (router, faults) = Router::build(&rules, limits);
-    assert_eq!(faults.iter().map(Fault::name).collect::<Vec<_>>(), names);
+    let rules = vec![rule("bad", vec![], matches), rule("good", vec![], vec![matching(1_000_000, element("/"))])];
+    let (router, faults) = Router::build(&RouteTable::new(rules), limits);
+    assert_eq!(faults.iter().map(BrokenMatch::name).collect::<Vec<_>>(), names);
     let shown = faults[0].to_string();
     assert!(shown.contains(text) && shown.starts_with("rule t/HTTPRoute/ns/routes/bad, match 0: "), "{shown}");
-    let found = |path: &str| router.find(80, &ask(path)).expect("the good rule takes all");
-    assert!(matches!(found("/sound").action(), Action::Refuse { status: 500, .. }));
+    let found = |path: &str| router.find(80, &request(path)).expect("the good rule takes all");
+    assert!(matches!(found("/sound").action(), RouteDecision::Refuse { status: 500, .. }));
     assert_eq!(found("/a").rule().key.rule, "good");
-    assert!(matches!(found("/a").action(), Action::Split(_)));
+    assert!(matches!(found("/a").action(), RouteDecision::Split(_)));
 }
 
 #[test]
 fn faults_break_one_rule_only() {
-    let limits = Limits { regex_text_bytes_max: 64, regex_bytes_max: 64 * 1024, regexes_bytes_max: 96 * 1024, ..Limits::DEFAULT };
+    let limits =
+        RouterLimits { regex_text_bytes_max: 64, regex_bytes_max: 64 * 1024, regexes_bytes_max: 96 * 1024, ..RouterLimits::DEFAULT };
     let path = |pattern: &str| matching(1, regex(pattern));
     let header = |pattern: &str| {
         let mut http = matching(1, element("/"));
@@ -349,22 +352,23 @@ fn faults_break_one_rule_only() {
     check_fault(vec![path("/(a{100}){100}")], &limits, &["regex_too_large"], "more than 65536 bytes");
     let large = |n| path(&format!("/(a{{{n}}}){{10}}"));
     check_fault(vec![path("/(x{1000}){1000}"), large(30)], &limits, &["regex_too_large"], "smaller repetitions");
-    let (_, faults) = Router::build(&[rule("many", vec![], (0..40).map(|i| large(30 + i)).collect())], &limits);
+    let (_, faults) = Router::build(&RouteTable::new(vec![rule("many", vec![], (0..40).map(|i| large(30 + i)).collect())]), &limits);
     assert!(faults.iter().all(|fault| fault.name() == "regexes_too_large"), "{faults:?}");
     assert!((1..40).contains(&faults.len()), "{}", faults.len());
 }
 
 #[test]
 fn matches_are_limited() {
-    let limits = Limits { matches_max: 3, ..Limits::DEFAULT };
-    let (router, faults) = Router::build(&[rule("r", vec![], (0..4).map(|i| matching(i, exact(&format!("/{i}")))).collect())], &limits);
-    assert_eq!(faults.iter().map(Fault::name).collect::<Vec<_>>(), ["too_many_matches"]);
-    assert!(router.find(80, &ask("/2")).is_some());
-    assert!(router.find(80, &ask("/3")).is_none());
+    let limits = RouterLimits { matches_max: 3, ..RouterLimits::DEFAULT };
+    let rules = vec![rule("r", vec![], (0..4).map(|i| matching(i, exact(&format!("/{i}")))).collect())];
+    let (router, faults) = Router::build(&RouteTable::new(rules), &limits);
+    assert_eq!(faults.iter().map(BrokenMatch::name).collect::<Vec<_>>(), ["too_many_matches"]);
+    assert!(router.find(80, &request("/2")).is_some());
+    assert!(router.find(80, &request("/3")).is_none());
 }
 
 #[test]
-fn port_reads_the_path_if_a_rule_asks_for_more_than_a_slash() {
+fn port_normalizes_the_path_if_a_rule_matches_on_it() {
     for (path, want) in [
         (element("/"), false),
         (string("/"), false),

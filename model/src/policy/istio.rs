@@ -1,4 +1,5 @@
-//! VirtualService and DestinationRule (`networking.istio.io`), the part of Istio's traffic API that the mesh follows today.
+//! VirtualService and DestinationRule (`networking.istio.io`): the part of Istio's traffic API that the mesh supports. The structs mirror
+//! the YAML; the compiler validates and interprets them.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU16;
@@ -8,7 +9,7 @@ use serde::Deserialize;
 use super::Metadata;
 use crate::program::Labels;
 
-/// `networking.istio.io VirtualService`.
+/// An object of kind VirtualService (`networking.istio.io`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct VirtualService {
     pub metadata: Metadata,
@@ -16,29 +17,29 @@ pub struct VirtualService {
     pub spec: VirtualServiceSpec,
 }
 
-/// `spec:` of a VirtualService.
+/// The content of `spec:` in a VirtualService.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct VirtualServiceSpec {
-    /// Services whose requests this routes: `reviews`, `reviews.ns` or `reviews.ns.svc.cluster.local`.
+    /// Services whose requests the object routes: `reviews`, `reviews.ns` or `reviews.ns.svc.cluster.local`.
     pub hosts: Vec<String>,
-    /// Empty is `mesh`, the only one there is.
+    /// Gateways that apply the object. An empty list means `mesh`, which is the only supported value.
     pub gateways: Vec<String>,
-    pub http: Vec<HttpRoute>,
+    pub http: Vec<VirtualServiceRoute>,
 }
 
-/// One rule, tried in the order written.
+/// One rule; rules are tried in the order written.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
-pub struct HttpRoute {
+pub struct VirtualServiceRoute {
     pub name: Option<String>,
-    /// Empty: everything matches.
+    /// Alternative matches; an empty list matches everything.
     #[serde(rename = "match")]
     pub matches: Vec<HttpMatchRequest>,
     pub route: Vec<HttpRouteDestination>,
 }
 
-/// All given conditions must hold.
+/// A set of conditions that must all hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct HttpMatchRequest {
@@ -46,14 +47,14 @@ pub struct HttpMatchRequest {
     pub uri: Option<StringMatch>,
     pub method: Option<StringMatch>,
     pub authority: Option<StringMatch>,
-    /// An empty match asks only that the header be there.
+    /// Conditions on headers. An empty match only requires that the header is present.
     pub headers: BTreeMap<String, StringMatch>,
     pub query_params: BTreeMap<String, StringMatch>,
-    /// The port the client dialled.
+    /// Port that the client dialled.
     pub port: Option<NonZeroU16>,
 }
 
-/// At most one of the three; none asks only for presence.
+/// A condition on a text. At most one of the three fields is set; none only requires presence.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct StringMatch {
@@ -63,11 +64,11 @@ pub struct StringMatch {
     pub regex: Option<String>,
 }
 
-/// One destination and its share.
+/// One destination and its weight.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct HttpRouteDestination {
     pub destination: Destination,
-    /// `None`: all of it for a single destination, nothing beside others.
+    /// Relative weight. `None` means everything for a single destination, and nothing if there are others.
     #[serde(default)]
     pub weight: Option<u32>,
 }
@@ -82,20 +83,20 @@ pub struct Destination {
     pub port: Option<PortSelector>,
 }
 
-/// A port by number.
+/// A port, selected by its number.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PortSelector {
     pub number: NonZeroU16,
 }
 
-/// `networking.istio.io DestinationRule`.
+/// An object of kind DestinationRule (`networking.istio.io`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct DestinationRule {
     pub metadata: Metadata,
     pub spec: DestinationRuleSpec,
 }
 
-/// `spec:` of a DestinationRule.
+/// The content of `spec:` in a DestinationRule.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct DestinationRuleSpec {
     pub host: String,
@@ -103,7 +104,7 @@ pub struct DestinationRuleSpec {
     pub subsets: Vec<Subset>,
 }
 
-/// A named part of a service's workloads.
+/// A named subset of a service's workloads.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Subset {

@@ -1,4 +1,5 @@
-//! Pods, Services and Nodes (`v1`), reduced to what a mesh needs of them. Containers' images, volumes and the like are not kept.
+//! Pods, Services and Nodes (`v1`), reduced to the fields that a mesh needs. Images, volumes and other fields of containers are not read.
+//! The structs mirror the YAML; the compiler validates and interprets them.
 
 use std::net::IpAddr;
 use std::num::NonZeroU16;
@@ -11,16 +12,21 @@ use super::Metadata;
 use crate::ids::{NodeName, ServiceAccount};
 use crate::program::Labels;
 
-/// Annotation `canal.mesh/tunnel: none`: the pod's node runs no proxy, reach it by plain TCP.
+/// Annotation `canal.mesh/tunnel: none`: the pod's node runs no proxy, so the pod is reached by plain TCP.
 pub const TUNNEL_ANNOTATION: &str = "canal.mesh/tunnel";
 /// Annotation that names the availability zone of the pod's node.
 pub const AZ_ANNOTATION: &str = "canal.mesh/az";
-/// The usual label with the zone of a node.
+/// Annotation of a Service, `per-client` or `shared`: which clients' requests share a gateway's HTTP connections to its endpoints.
+pub const UPSTREAM_POOL_ANNOTATION: &str = "canal.mesh/upstream-pool";
+/// The standard Kubernetes label for the zone of a node.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// Annotation of a Node: the MAC of its tunnel device, as `02:00:5e:10:00:01`.
+/// Annotation of a Service, `"true"` or `"false"`: whether nodes connect to its ports without a gateway. If unset, they do for ports that
+/// are declared TCP or TLS.
+pub const DIRECT_ANNOTATION: &str = "canal.mesh/direct";
+/// Annotation of a Node: the MAC address of its tunnel device, such as `02:00:5e:10:00:01`.
 pub const VTEP_MAC_ANNOTATION: &str = "canal.mesh/vtep-mac";
 
-/// `v1/Pod`.
+/// An object of kind Pod (`v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Pod {
     pub metadata: Metadata,
@@ -30,20 +36,20 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
-/// `spec:` of a Pod.
+/// The content of `spec:` in a Pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodSpec {
-    /// `None` until the pod is scheduled.
+    /// Name of the node; `None` until the pod is scheduled.
     pub node_name: Option<NodeName>,
-    /// `None` is Kubernetes' `default`.
+    /// Service account of the pod; `None` means Kubernetes' `default`.
     pub service_account_name: Option<ServiceAccount>,
     /// The pod uses its node's network, so it has no identity of its own.
     pub host_network: bool,
     pub containers: Vec<Container>,
 }
 
-/// A container, for the names of its ports.
+/// A container; only the names of its ports are used.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct Container {
@@ -51,7 +57,7 @@ pub struct Container {
     pub ports: Vec<ContainerPort>,
 }
 
-/// A port that a container says it listens on.
+/// A port on which a container declares that it listens.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerPort {
@@ -62,7 +68,7 @@ pub struct ContainerPort {
     pub protocol: Transport,
 }
 
-/// `status:` of a Pod.
+/// The content of `status:` in a Pod.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PodStatus {
@@ -71,10 +77,10 @@ pub struct PodStatus {
     pub pod_ip: Option<IpAddr>,
     #[serde(rename = "podIPs")]
     pub pod_ips: Vec<PodIp>,
-    pub conditions: Vec<Condition>,
+    pub conditions: Vec<PodCondition>,
 }
 
-/// Where a pod is in its life.
+/// Phase of a pod's life cycle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum PodPhase {
     Pending,
@@ -93,14 +99,14 @@ pub struct PodIp {
 
 /// One condition of a status.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub struct Condition {
+pub struct PodCondition {
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
 }
 
-/// `v1/Service`.
+/// An object of kind Service (`v1`).
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Service {
     pub metadata: Metadata,
@@ -108,7 +114,7 @@ pub struct Service {
     pub spec: ServiceSpec,
 }
 
-/// `spec:` of a Service.
+/// The content of `spec:` in a Service.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ServiceSpec {
@@ -119,12 +125,12 @@ pub struct ServiceSpec {
     #[serde(rename = "clusterIPs")]
     pub cluster_ips: Vec<ClusterIp>,
     pub ports: Vec<ServicePort>,
-    /// Empty: endpoints are given by someone else.
+    /// Labels of the endpoints' pods. If empty, another component provides the endpoints.
     pub selector: Labels,
     pub session_affinity: SessionAffinity,
 }
 
-/// How a Service is offered. Inside the mesh all are the same, but `ExternalName`, which has no endpoints.
+/// The type of a Service. Inside the mesh all types behave alike, except `ExternalName`, which has no endpoints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 pub enum ServiceType {
     #[default]
@@ -134,7 +140,7 @@ pub enum ServiceType {
     ExternalName,
 }
 
-/// A cluster IP as written: an address, `None` (headless), or nothing yet.
+/// A cluster IP as written: an address, `None` (headless), or not set yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Deserialize)]
 #[serde(try_from = "String")]
 pub enum ClusterIp {
@@ -173,17 +179,17 @@ pub struct ServicePort {
     #[serde(default)]
     pub name: String,
     pub port: NonZeroU16,
-    /// `None`: the same as `port`.
+    /// Port on the pod; `None` means the value of `port`.
     #[serde(default)]
     pub target_port: Option<TargetPort>,
     #[serde(default)]
     pub protocol: Transport,
-    /// Kubernetes KEP-2433, e.g. `http`, `kubernetes.io/h2c`, `grpc`, `tcp`.
+    /// Application protocol (Kubernetes KEP-2433), e.g. `http`, `kubernetes.io/h2c`, `grpc`, `tcp`.
     #[serde(default)]
     pub app_protocol: Option<String>,
 }
 
-/// The transport of a port. Canal carries TCP.
+/// The transport protocol of a port. Canal carries TCP. Of UDP it only opens the pod ports that a UDPRoute names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Transport {
@@ -226,7 +232,7 @@ impl<'de> Deserialize<'de> for TargetPort {
     }
 }
 
-/// `v1/Node`, as the cloud tier needs it.
+/// An object of kind Node (`v1`), with the fields that the cloud tier needs.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Node {
     pub metadata: Metadata,
@@ -236,29 +242,29 @@ pub struct Node {
     pub status: NodeStatus,
 }
 
-/// `spec:` of a Node.
+/// The content of `spec:` in a Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeSpec {
     #[serde(rename = "podCIDR")]
     pub pod_cidr: Option<IpNet>,
-    /// If not empty, this is used.
+    /// Pod ranges of the node; if not empty, `pod_cidr` is ignored.
     #[serde(rename = "podCIDRs")]
     pub pod_cidrs: Vec<IpNet>,
 }
 
-/// `status:` of a Node.
+/// The content of `status:` in a Node.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
     pub addresses: Vec<NodeAddress>,
 }
 
-/// One address of a Node; `InternalIP` is that of its tunnel end.
+/// One address of a Node; `InternalIP` is the address of its tunnel endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct NodeAddress {
     #[serde(rename = "type")]
     pub kind: String,
-    /// A host name is possible too, by `kind`.
+    /// An IP address, or a host name for some values of `kind`.
     pub address: String,
 }

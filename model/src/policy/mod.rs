@@ -1,12 +1,13 @@
-//! What users write: Kubernetes, Gateway API, Istio and Canal objects as typed structs. Reading them from YAML is `control/sources`;
-//! what they mean together is `compiler`. A field that is not here is not supported, and `sources` refuses it by name.
+//! Objects that users write: Kubernetes, Gateway API, Istio and Canal objects as typed structs. `control/sources` reads them from YAML, and
+//! `compiler` interprets them together. A field that is missing here is not supported, and `sources` refuses it by name. Start at
+//! [`Object`] and [`Document`].
 
+pub mod canal;
+pub mod gateway_api;
 pub mod istio;
+pub mod istio_security;
 pub mod kubernetes;
-pub mod mesh;
 mod metadata;
-pub mod route;
-pub mod security;
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +15,7 @@ use std::sync::Arc;
 
 pub use metadata::{Metadata, READ_ANNOTATIONS, Timestamp};
 
-use crate::diagnostic::Origin;
+use crate::diagnostic::SourceLocation;
 use crate::ids::{IdError, Namespace, ObjectName};
 
 /// One object of any kind that Canal reads.
@@ -22,25 +23,25 @@ use crate::ids::{IdError, Namespace, ObjectName};
 pub enum Object {
     Pod(kubernetes::Pod),
     Service(kubernetes::Service),
-    HttpRoute(route::HttpRoute),
-    UdpRoute(route::UdpRoute),
-    ReferenceGrant(route::ReferenceGrant),
+    HttpRoute(gateway_api::HttpRoute),
+    UdpRoute(gateway_api::UdpRoute),
+    ReferenceGrant(gateway_api::ReferenceGrant),
     VirtualService(istio::VirtualService),
     DestinationRule(istio::DestinationRule),
-    Tenant(mesh::Tenant),
-    Gateway(mesh::Gateway),
+    Tenant(canal::Tenant),
+    Gateway(canal::Gateway),
     Node(kubernetes::Node),
-    Throttle(mesh::Throttle),
-    AuthorizationPolicy(security::AuthorizationPolicy),
-    RequestAuthentication(security::RequestAuthentication),
-    PeerAuthentication(security::PeerAuthentication),
-    ExternalAuthorizer(mesh::ExternalAuthorizer),
-    Federation(mesh::Federation),
-    KeyServer(mesh::KeyServer),
-    Termination(mesh::Termination),
+    Throttle(canal::Throttle),
+    AuthorizationPolicy(istio_security::AuthorizationPolicy),
+    RequestAuthentication(istio_security::RequestAuthentication),
+    PeerAuthentication(istio_security::PeerAuthentication),
+    ExternalAuthorizer(canal::ExternalAuthorizer),
+    Federation(canal::Federation),
+    KeyServer(canal::KeyServer),
+    Termination(canal::Termination),
 }
 
-/// The kinds of objects, in the order in which listings show them.
+/// The kinds of objects, in the order of listings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ObjectKind {
     Tenant,
@@ -64,7 +65,7 @@ pub enum ObjectKind {
 }
 
 impl ObjectKind {
-    /// All kinds.
+    /// All kinds of objects, in the order of listings.
     pub const ALL: [ObjectKind; 18] = [
         ObjectKind::Tenant,
         ObjectKind::Gateway,
@@ -86,7 +87,7 @@ impl ObjectKind {
         ObjectKind::Termination,
     ];
 
-    /// The `kind:` in YAML.
+    /// Returns the value of `kind:` in YAML.
     pub fn as_str(self) -> &'static str {
         match self {
             ObjectKind::Tenant => "Tenant",
@@ -110,7 +111,7 @@ impl ObjectKind {
         }
     }
 
-    /// The accepted values of `apiVersion:`; the first is the one to write.
+    /// Returns the accepted values of `apiVersion:`; the first is the recommended one.
     pub fn api_versions(self) -> &'static [&'static str] {
         match self {
             ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Throttle => &["canal.mesh/v1"],
@@ -128,12 +129,12 @@ impl ObjectKind {
         }
     }
 
-    /// True for the kinds that only the provider of the mesh may write: they decide about isolation.
+    /// Returns whether only the provider of the mesh may write objects of this kind, because they decide about isolation.
     pub fn is_providers(self) -> bool {
         matches!(self, ObjectKind::Tenant | ObjectKind::Gateway | ObjectKind::Node)
     }
 
-    /// As a user of a CLI writes it: any case, singular or plural, or the usual short name.
+    /// Parses a kind as users of a CLI write it: in any case, singular or plural, or the usual short name.
     pub fn from_word(word: &str) -> Option<Self> {
         let word = word.to_ascii_lowercase();
         Some(match word.as_str() {
@@ -166,11 +167,11 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// Names one object inside a tenant; written `Kind namespace/name`.
+/// Identifies one object inside a tenant; written `Kind namespace/name`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey {
     pub kind: ObjectKind,
-    /// `default` for the kinds that have no namespace.
+    /// Namespace of the object; `default` for kinds that have no namespace.
     pub namespace: Namespace,
     pub name: ObjectName,
 }
@@ -193,7 +194,7 @@ impl FromStr for ObjectKey {
 }
 
 impl Object {
-    /// The kind.
+    /// Returns the kind of the object.
     pub fn kind(&self) -> ObjectKind {
         match self {
             Object::Pod(_) => ObjectKind::Pod,
@@ -217,7 +218,7 @@ impl Object {
         }
     }
 
-    /// Name, namespace, labels and age.
+    /// Returns the name, namespace, labels and age of the object.
     pub fn metadata(&self) -> &Metadata {
         match self {
             Object::Pod(o) => &o.metadata,
@@ -241,29 +242,29 @@ impl Object {
         }
     }
 
-    /// The object's name among its tenant's objects.
+    /// Returns the object's key among its tenant's objects.
     pub fn key(&self) -> ObjectKey {
         let metadata = self.metadata();
         ObjectKey { kind: self.kind(), namespace: metadata.namespace.clone(), name: metadata.name.clone() }
     }
 }
 
-/// One YAML document as it was read: the object, where it stands, its own text, and what could not be taken from it.
+/// One parsed YAML document: the object, its position, its own text, and the fields that were rejected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     pub object: Object,
-    /// Where the document begins.
-    pub origin: Origin,
-    /// The document as written, without the `---` lines; it alone reads back to the same object and faults.
+    /// Position of the document's first line.
+    pub origin: SourceLocation,
+    /// Text of the document as written, without the `---` lines. Parsing this text alone gives the same object and faults.
     pub text: Arc<str>,
-    /// Fields that were refused, so that `object` says less than the user wrote. The compiler fails closed what they touch.
-    pub faults: Vec<Fault>,
+    /// Rejected fields: `object` contains less than the user wrote. The compiler lets everything that they affect fail closed.
+    pub faults: Vec<RejectedField>,
 }
 
-/// A field that was cut from an object because it is wrong or not supported. Its diagnostic was given by whoever read it.
+/// A field that was removed from an object because it is wrong or not supported. The reader has already reported its diagnostic.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Fault {
-    /// e.g. `spec.rules[0].filters`.
+pub struct RejectedField {
+    /// Path of the field, e.g. `spec.rules[0].filters`.
     pub field: String,
     pub problem: String,
 }

@@ -1,33 +1,33 @@
-//! Which entries a bounded map holds when tenants want more than it can, or more than their shares: pure, and stable over repetition. It
-//! writes no map. Start at [`decide_omitted`].
+//! Decides which entries a bounded map contains when tenants want more than its capacity, or more than their shares. The decision is pure
+//! and stable over repetition. It does not write any map. Start at [`decide_omitted`].
 
 use std::collections::BTreeMap;
 
-/// An entry that a map should hold.
+/// An entry that a tenant wants in the map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MapDemand<T, K> {
-    /// The owner, whose share it counts against.
+    /// Tenant that owns the entry and whose share the entry uses.
     pub tenant: T,
-    /// What tells it from the others; among the entries that are not in the map yet, a lesser key is older.
+    /// Key that distinguishes the entry from the others. Among entries that are not in the map yet, a smaller key is older.
     pub key: K,
-    /// The map holds it already: what was there stays.
+    /// The map already contains the entry; present entries take precedence.
     pub is_held: bool,
 }
 
-/// Why an entry is not in a map.
+/// The reason why an entry is not in a map.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Omission {
-    /// Its tenant has used up its share of so many entries.
+    /// The entry's tenant has used up its share of this many entries.
     Share(usize),
-    /// The map holds so many entries, tenants together want more, and this one's is among the largest holders.
+    /// The map is at its capacity of this many entries, and the entry's tenant is among the largest holders.
     Full(usize),
 }
 
-/// The entries of `demands` that a map of `capacity` leaves out, and why.
+/// Decides which entries of `demands` a map of `capacity` omits, and why.
 ///
-/// No tenant has more than its share. Where tenants within their shares want more than the map holds together, the largest holders give way,
-/// and nobody who wants less than an equal part loses anything. Within a tenant the newest entries are left out: first those that the map
-/// does not hold yet, the largest key first. So one tenant's demand beyond its share changes nothing for another.
+/// No tenant gets more than its share. If tenants within their shares together want more than the capacity, the largest holders give way. A
+/// tenant that wants less than an equal part loses nothing. Within a tenant the newest entries are omitted: first those that are not yet in
+/// the map, the largest key first. So one tenant's demand beyond its share changes nothing for another.
 pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     capacity: usize,
     demands: &[MapDemand<T, K>],
@@ -46,11 +46,13 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     for demand in demands {
         by_tenant.entry(demand.tenant).or_default().push(demand);
     }
+    // Entries already in the map come first, then by key: what lies beyond the tenant's grant is omitted.
     by_tenant.values_mut().for_each(|own| own.sort_unstable_by_key(|demand| (!demand.is_held, demand.key)));
     let granted = if total <= capacity { allowed.clone() } else { decide_level(capacity, &allowed, &by_tenant) };
     let mut omitted = BTreeMap::new();
     for (tenant, own) in by_tenant {
         for (place, demand) in own.iter().enumerate().skip(granted[&tenant]) {
+            // Position beyond the allowed number: the tenant's own share is the reason; else the map is full.
             let why = if place >= allowed[&tenant] { Omission::Share(share(tenant)) } else { Omission::Full(capacity) };
             omitted.insert(demand.key, why);
         }
@@ -58,8 +60,9 @@ pub fn decide_omitted<T: Ord + Copy, K: Ord + Copy>(
     omitted
 }
 
-/// How many entries each tenant has when all together want more than `capacity`: the same number for each, or what it wants if that is less.
-/// What the division leaves over goes to those who have it already, else to the first by name.
+/// Divides `capacity` among tenants that together want more: each gets the same number, or what it wants if that is less.
+///
+/// Entries left over by the division go to tenants that already have one more entry in the map, then to the first by name.
 fn decide_level<T: Ord + Copy, K>(
     capacity: usize,
     allowed: &BTreeMap<T, usize>,
@@ -69,7 +72,7 @@ fn decide_level<T: Ord + Copy, K>(
     counts.sort_unstable();
     let (mut left, mut level) = (capacity, 0);
     for (before, count) in counts.iter().enumerate() {
-        // The equal part among those who want at least so many.
+        // Equal part of what is left, among the tenants that want at least `count`.
         level = left / (counts.len() - before);
         if *count > level {
             break;
@@ -91,7 +94,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// `(tenant, key)`, then whether the map holds it.
+    /// Builds demands from pairs of tenant and key; `held` returns whether the map contains the key.
     fn demands(of: &[(u8, u16)], held: impl Fn(u16) -> bool) -> Vec<MapDemand<u8, u16>> {
         of.iter().map(|(tenant, key)| MapDemand { tenant: *tenant, key: *key, is_held: held(*key) }).collect()
     }
@@ -110,9 +113,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_held_stays_and_the_newest_is_left_out() {
+    fn stored_entries_stay_and_the_newest_is_omitted() {
         let all: Vec<(u8, u16)> = (0..4).map(|key| (1, key)).collect();
-        // 3 came first; 0 to 2 want in now.
+        // Key 3 is already in the map; keys 0 to 2 are new.
         assert_eq!(omitted(10, 2, &demands(&all, |key| key == 3)), [1, 2]);
     }
 
@@ -131,21 +134,21 @@ mod tests {
     }
 
     proptest! {
-        /// The bounds hold, nothing is left out without need, and deciding again about what is held then changes nothing.
+        /// The bounds hold, no entry is omitted without need, and a second decision with the resulting map changes nothing.
         #[test]
         fn omission_is_bounded_needed_and_stable((capacity, share, all, held) in history()) {
             let first = demands(&all, |key| held.contains(&key));
             let gone = decide_omitted(capacity, &first, |_| share);
-            let kept = |tenant: u8| all.iter().filter(|(of, key)| *of == tenant && !gone.contains_key(key)).count();
-            let total: usize = (0..6).map(kept).sum();
+            let remaining = |tenant: u8| all.iter().filter(|(of, key)| *of == tenant && !gone.contains_key(key)).count();
+            let total: usize = (0..6).map(remaining).sum();
             prop_assert!(total <= capacity);
             for tenant in 0..6 {
                 let wanted = all.iter().filter(|(of, _)| *of == tenant).count();
-                prop_assert!(kept(tenant) <= share);
-                // Whoever wants no more than an equal part and its share has all of it.
+                prop_assert!(remaining(tenant) <= share);
+                // A tenant that wants no more than an equal part and no more than its share gets everything.
                 let tenants = all.iter().map(|(of, _)| *of).collect::<std::collections::BTreeSet<_>>().len().max(1);
                 if wanted <= share && wanted <= capacity / tenants {
-                    prop_assert_eq!(kept(tenant), wanted);
+                    prop_assert_eq!(remaining(tenant), wanted);
                 }
             }
             if gone.values().any(|why| matches!(why, Omission::Full(_))) {
@@ -155,13 +158,13 @@ mod tests {
             prop_assert_eq!(again.into_keys().collect::<Vec<_>>(), gone.into_keys().collect::<Vec<_>>());
         }
 
-        /// What one tenant wants beyond its share changes nothing for the others.
+        /// A tenant's demand beyond its share changes nothing for the others.
         #[test]
         fn an_excess_changes_nothing_for_others((capacity, share, all, held) in history(), excess in 1..50u16) {
             let before = decide_omitted(capacity, &demands(&all, |key| held.contains(&key)), |_| share);
             let own = all.iter().filter(|(tenant, _)| *tenant == 0).count();
             let fill = u16::try_from(share.saturating_sub(own)).unwrap();
-            // Tenant 0 has its share in both cases; the second asks for more.
+            // Tenant 0 uses its whole share in both cases; in the second it wants more.
             let more = |n: u16| all.iter().copied().chain((0..n).map(|n| (0, 1000 + n))).collect::<Vec<_>>();
             let full = decide_omitted(capacity, &demands(&more(fill), |key| held.contains(&key)), |_| share);
             let over = decide_omitted(capacity, &demands(&more(fill + excess), |key| held.contains(&key)), |_| share);

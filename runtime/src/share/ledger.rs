@@ -1,4 +1,5 @@
-//! The book of a limit: who holds how much, by which permits, and the decision whether more may be taken and who gives way. No locks, no IO.
+//! Bookkeeping of a limit: which holder has how much, by which permits. It decides whether more may be taken and which permits are revoked.
+//! No locks, no IO. Start at [`Ledger::decide`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,32 +8,32 @@ use tokio::sync::watch;
 
 use super::{GiveWay, ShareHolder, ShareRefusal, ShareUsage, TenantLimitConfig, TenantLimitUsage};
 
-/// Holders that hold nothing and are listed only for what was refused to them; when there are more, the networks among them are dropped, and
-/// if those are less than half of them, the others as well.
+/// Maximum number of holders that have no permits and are listed only for their refusals. When there are more, the networks among them are
+/// dropped, and the others too if networks are less than half.
 const IDLE_HOLDERS_MAX: usize = 4096;
 
-/// What one holder has.
+/// The permits and counters of one holder.
 #[derive(Debug, Default)]
 struct Account {
     used: u64,
     refused: u64,
     revoked: u64,
     permits: u64,
-    /// Its permits that can be revoked, in the order in which they were taken.
+    /// The holder's revocable permits, in the order in which they were taken.
     revocable: BTreeMap<u64, watch::Sender<bool>>,
-    /// How much of `used` the revocable permits hold.
+    /// Part of `used` that is in revocable permits.
     revocable_amount: u64,
 }
 
 #[derive(Debug)]
-struct Permit {
+struct LedgerPermit {
     holder: ShareHolder,
     amount: u64,
-    /// Revoked: not counted any more, although its owner has not dropped it yet.
+    /// A revoked permit is no longer counted, although its owner has not dropped it yet.
     is_revoked: bool,
 }
 
-/// A holder's permits that can be revoked, the first to go first.
+/// Revocable permits of a holder, in the order in which they would be revoked.
 type Revocable<'a> = Box<dyn Iterator<Item = &'a u64> + 'a>;
 
 #[derive(Debug)]
@@ -43,14 +44,14 @@ pub(super) struct Ledger {
     default_share: Share,
     shares: BTreeMap<ShareHolder, Share>,
     accounts: HashMap<ShareHolder, Account>,
-    /// Tenants and networks by what their revocable permits hold: whoever can give way, the largest last.
+    /// Tenants and networks that can give way, sorted by the amount of their revocable permits; the largest is last.
     by_size: BTreeSet<(u64, ShareHolder)>,
-    permits: HashMap<u64, Permit>,
+    permits: HashMap<u64, LedgerPermit>,
     next: u64,
     used: u64,
     refused_before: u64,
     revoked_before: u64,
-    /// Accounts with at least one permit.
+    /// Number of accounts with at least one permit.
     active: usize,
 }
 
@@ -89,22 +90,23 @@ impl Ledger {
         self.default_share = share;
     }
 
-    /// The most that a holder may take.
+    /// Returns the maximum that a holder may take.
     pub(super) fn max(&self, holder: &ShareHolder) -> u64 {
         match holder {
             ShareHolder::Provider => self.capacity,
-            // A tenant's share is a part of what tenants may take at all.
+            // A tenant's share is a part of what all tenants together may take.
             _ => self.shares.get(holder).unwrap_or(&self.default_share).of(self.capacity - self.reserve),
         }
     }
 
-    /// Whose permit goes first when the limit is full.
+    /// Returns the holder whose permit is revoked first when the limit is full.
     pub(super) fn first_to_give_way(&self) -> Option<&ShareHolder> {
         self.by_size.last().map(|(_, holder)| holder)
     }
 
-    /// The permits that have to go so that `holder`, without `gone` of what it has, may take `amount`. Nothing is revoked here: a take that is
-    /// refused costs nobody anything.
+    /// Decides which permits have to be revoked so that `holder` may take `amount`. `gone` is subtracted from what the holder has now.
+    ///
+    /// Nothing is revoked here: a take that is refused must not cost any holder a permit.
     fn decide(&self, holder: &ShareHolder, amount: u64, gone: u64) -> Result<Vec<u64>, ShareRefusal> {
         let own = self.accounts.get(holder).map_or(0, |a| a.used) - gone;
         let wanted = own.saturating_add(amount);
@@ -114,7 +116,7 @@ impl Ledger {
         let provider = self.accounts.get(&ShareHolder::Provider).map_or(0, |a| a.used);
         let total = match holder {
             ShareHolder::Provider => self.used.saturating_add(amount) - gone,
-            // What the provider holds counts against its reserve first.
+            // The provider uses its reserve before it uses shared capacity.
             _ => (self.used - provider).saturating_add(amount).saturating_add(provider.max(self.reserve)) - gone,
         };
         let mut missing = total.saturating_sub(self.capacity);
@@ -122,13 +124,14 @@ impl Ledger {
         if missing == 0 {
             return Ok(chosen);
         }
-        // Who gives way must hold more than the caller will, or two would throw each other out for ever.
+        // A holder that gives way must have more than the requester would get; else two holders would revoke each other endlessly.
         let least = if *holder == ShareHolder::Provider { 0 } else { wanted };
         let mut rest = self.by_size.iter().rev().filter(|(_, other)| other != holder).peekable();
-        // Those of whom a permit was chosen, by what is left to them, with their further permits.
+        // Holders of which a permit was chosen, sorted by what remains to them, with their further permits.
         let mut begun: BTreeMap<(u64, &ShareHolder), Revocable<'_>> = BTreeMap::new();
         while missing > 0 {
             let next = rest.peek().map(|entry| (entry.0, &entry.1));
+            // The largest is either an untouched holder or one that has already lost a permit in this decision.
             let largest = next.max(begun.last_key_value().map(|(entry, _)| *entry));
             let Some((size, other)) = largest.filter(|(size, _)| *size > least) else { return Err(ShareRefusal::Full) };
             let permits = if next == largest {
@@ -137,7 +140,7 @@ impl Ledger {
             } else {
                 begun.remove(&(size, other))
             };
-            // A holder without a further permit is out.
+            // A holder without another revocable permit cannot give way further.
             let Some((id, permits)) = permits.and_then(|mut permits| Some((permits.next()?, permits))) else { continue };
             let amount = self.permits.get(id).map_or(0, |permit| permit.amount);
             chosen.push(*id);
@@ -152,13 +155,13 @@ impl Ledger {
         Some(if self.give_way == GiveWay::Oldest { Box::new(ids) } else { Box::new(ids.rev()) })
     }
 
-    /// Makes room for `amount`, or counts the refusal; then nobody has lost anything.
-    fn make_room(&mut self, holder: &ShareHolder, amount: u64) -> Result<(), ShareRefusal> {
+    /// Revokes the permits that are needed for `amount`, or counts the refusal; a refusal revokes nothing.
+    fn free_capacity(&mut self, holder: &ShareHolder, amount: u64) -> Result<(), ShareRefusal> {
         let decided = self.decide(holder, amount, 0);
         self.revoke(holder, decided)
     }
 
-    /// Revokes what was chosen, or counts the refusal of `holder`.
+    /// Revokes the chosen permits, or counts the refusal of `holder`.
     fn revoke(&mut self, holder: &ShareHolder, decided: Result<Vec<u64>, ShareRefusal>) -> Result<(), ShareRefusal> {
         match decided {
             Ok(chosen) => {
@@ -173,28 +176,28 @@ impl Ledger {
     }
 
     pub(super) fn take(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> Result<u64, ShareRefusal> {
-        self.make_room(holder, amount)?;
+        self.free_capacity(holder, amount)?;
         Ok(self.grant(holder, amount, revoke))
     }
 
-    /// A new permit, for which there is room.
+    /// Records a new permit. The caller has checked that the limit allows it.
     fn grant(&mut self, holder: &ShareHolder, amount: u64, revoke: Option<watch::Sender<bool>>) -> u64 {
         let id = self.next;
         self.next += 1;
         self.used += amount;
         self.attach(holder, id, amount, revoke);
-        self.permits.insert(id, Permit { holder: holder.clone(), amount, is_revoked: false });
+        self.permits.insert(id, LedgerPermit { holder: holder.clone(), amount, is_revoked: false });
         id
     }
 
-    /// [`Ledger::take`], for which the holder's own revocable permits go where nobody else's do.
+    /// Takes like [`Ledger::take`], but revokes the holder's own permits if no other holder gives way.
     pub(super) fn take_replacing(&mut self, holder: &ShareHolder, amount: u64, revoke: watch::Sender<bool>) -> Result<u64, ShareRefusal> {
         let decided = self.decide_replacing(holder, amount);
         self.revoke(holder, decided)?;
         Ok(self.grant(holder, amount, Some(revoke)))
     }
 
-    /// [`Ledger::decide`], with as few of the holder's own permits as it takes.
+    /// Decides like [`Ledger::decide`], with as few of the holder's own permits revoked as necessary.
     fn decide_replacing(&self, holder: &ShareHolder, amount: u64) -> Result<Vec<u64>, ShareRefusal> {
         let mut decided = self.decide(holder, amount, 0);
         let (mut chosen, mut gone) = (Vec::new(), 0);
@@ -214,8 +217,8 @@ impl Ledger {
         let Some(holder) = self.permits.get(&id).filter(|p| !p.is_revoked).map(|p| p.holder.clone()) else {
             return Err(ShareRefusal::Full);
         };
-        // Nobody's own permits go for this, so the permit stays.
-        self.make_room(&holder, more)?;
+        // Growing never revokes the holder's own permits, so this permit stays valid.
+        self.free_capacity(&holder, more)?;
         let Some(permit) = self.permits.get_mut(&id) else { return Err(ShareRefusal::Full) };
         permit.amount += more;
         self.used += more;
@@ -245,7 +248,7 @@ impl Ledger {
 
     pub(super) fn offer(&mut self, id: u64, revoke: watch::Sender<bool>) {
         let Some(permit) = self.permits.get(&id).filter(|p| !p.is_revoked) else {
-            // It was revoked before it was kept: whoever looks now must hear of it.
+            // The permit was revoked while it was irrevocable to its owner: report it to the new receiver.
             revoke.send_replace(true);
             return;
         };
@@ -266,7 +269,7 @@ impl Ledger {
         }
     }
 
-    /// Takes a permit from its holder, and tells its owner.
+    /// Revokes a permit and notifies its owner.
     fn revoke_one(&mut self, id: u64) {
         let Some(permit) = self.permits.get_mut(&id) else { return };
         permit.is_revoked = true;
@@ -274,12 +277,12 @@ impl Ledger {
         self.used -= amount;
         self.open(&holder).revoked += 1;
         if let Some(revoke) = self.detach(&holder, id, amount) {
-            // Nobody waits for it: then its owner looks by itself.
+            // `send_replace` also works without a waiting receiver; such an owner polls the value.
             revoke.send_replace(true);
         }
     }
 
-    /// Puts a permit into its holder's account.
+    /// Adds a permit to its holder's account.
     fn attach(&mut self, holder: &ShareHolder, id: u64, amount: u64, revoke: Option<watch::Sender<bool>>) {
         let account = self.open(holder);
         let is_first = account.permits == 0;
@@ -294,7 +297,7 @@ impl Ledger {
         self.resize(holder, before);
     }
 
-    /// Takes a permit out of its holder's account.
+    /// Removes a permit from its holder's account.
     fn detach(&mut self, holder: &ShareHolder, id: u64, amount: u64) -> Option<watch::Sender<bool>> {
         let account = self.accounts.get_mut(holder)?;
         let before = account.revocable_amount;
@@ -325,10 +328,10 @@ impl Ledger {
         self.resize(holder, before);
     }
 
-    /// Keeps `by_size` true after an account changed.
+    /// Updates `by_size` after an account changed; `before` is the account's previous revocable amount.
     fn resize(&mut self, holder: &ShareHolder, before: u64) {
         let now = self.accounts.get(holder).map_or(0, |a| a.revocable_amount);
-        // The provider's own never give way.
+        // The provider's permits are never revoked.
         if now == before || *holder == ShareHolder::Provider {
             return;
         }
@@ -347,20 +350,20 @@ impl Ledger {
         self.accounts.entry(holder.clone()).or_default()
     }
 
-    /// Keeps the accounts of those who hold nothing bounded: refusals of endless source addresses must not fill the memory.
+    /// Bounds the number of accounts without permits: refusals of endless source addresses must not fill the memory.
     fn forget_idle(&mut self) {
         if self.accounts.len() - self.active < IDLE_HOLDERS_MAX {
             return;
         }
-        // Addresses have no end and tenants do: whoever has many of the first must not set the second's counters back. So many go at once that
-        // the scan is paid once in thousands of refusals.
+        // Addresses are unlimited and tenants are not: a client with many addresses must not reset the counters of tenants. Many accounts
+        // are dropped at once, so that the scan happens only once in thousands of refusals.
         self.forget(|holder| matches!(holder, ShareHolder::Network(_)));
         if self.accounts.len() - self.active > IDLE_HOLDERS_MAX / 2 {
             self.forget(|_| true);
         }
     }
 
-    /// Drops accounts that hold nothing; what was counted in them is kept as a sum.
+    /// Drops accounts that have no permits, and adds their counters to the totals.
     fn forget(&mut self, concerns: impl Fn(&ShareHolder) -> bool) {
         let (mut refused, mut revoked) = (0, 0);
         self.accounts.retain(|holder, account| {

@@ -1,4 +1,4 @@
-//! The limit that tenants share, by cases and against its invariants on random histories.
+//! Tests of the limit that tenants share: single cases, and its invariants on random histories.
 
 use canal_model::share::{Share, ShareKind, Shares};
 use proptest::prelude::*;
@@ -46,23 +46,23 @@ fn tenant_with_its_own_share_takes_that_much() {
 async fn displacing_take_revokes_the_holders_own_oldest_permit() {
     let limit = limit(10, 0, GiveWay::Oldest);
     let (alpha, beta) = (tenant("alpha"), tenant("beta"));
-    let kept = limit.take(&alpha, 1).unwrap();
+    let fixed = limit.take(&alpha, 1).unwrap();
     let flood: Vec<_> = (0..4).map(|_| limit.take_replacing(&alpha, 1).unwrap()).collect();
     let other = limit.take_replacing(&beta, 1).unwrap();
     let newest = limit.take_replacing(&alpha, 1).unwrap();
     flood[0].revoked().await;
     assert_eq!(flood.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false]);
-    assert!(!other.is_revoked() && !newest.is_revoked() && !kept.is_revoked());
+    assert!(!other.is_revoked() && !newest.is_revoked() && !fixed.is_revoked());
     assert_eq!(used(&limit, &alpha), 5);
-    // Without a permit of its own to revoke the holder is refused as ever.
-    drop((flood, newest, kept));
+    // A holder without a revocable permit of its own is refused as usual.
+    drop((flood, newest, fixed));
     let _all = limit.take(&alpha, 5).unwrap();
     assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
     assert!(!other.is_revoked());
 }
 
 #[tokio::test]
-async fn offered_permit_is_revoked_and_kept_one_is_not() {
+async fn revocable_permit_is_revoked_and_fixed_one_is_not() {
     let limit = limit(2, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
     let alpha = tenant("alpha");
@@ -74,7 +74,7 @@ async fn offered_permit_is_revoked_and_kept_one_is_not() {
     let third = limit.take_replacing(&alpha, 1).unwrap();
     second.revoked().await;
     assert!(!first.is_revoked());
-    // A permit that was revoked stays so, whatever its owner does next.
+    // A revoked permit stays revoked, whatever its owner does next.
     second.keep();
     second.offer();
     second.revoked().await;
@@ -87,7 +87,7 @@ fn written_share_overrides_the_processs_default() {
     let limit = limit(100, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Amount(10));
     let mut shares = Shares::default();
-    // What the table gives by default, but written.
+    // The written value equals the table's default.
     shares.set(ShareKind::GatewayConnections, ShareKind::GatewayConnections.default_share());
     let name = "alpha".parse().unwrap();
     limit.set_shares([(&name, &shares)]);
@@ -138,7 +138,7 @@ fn equal_holders_do_not_throw_each_other_out() {
 }
 
 #[test]
-fn kept_permit_is_never_revoked() {
+fn fixed_permit_is_never_revoked() {
     let limit = limit(2, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
     let mut alpha: Vec<_> = (0..2).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
@@ -148,17 +148,17 @@ fn kept_permit_is_never_revoked() {
 }
 
 #[test]
-fn take_that_is_refused_costs_nobody_a_permit() {
+fn refused_take_revokes_no_permit() {
     let limit = limit(10, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
     let alpha: Vec<_> = (0..6).map(|_| limit.take_revocable(&tenant("alpha"), 1).unwrap()).collect();
     let beta: Vec<_> = (0..4).map(|_| limit.take_revocable(&tenant("beta"), 1).unwrap()).collect();
-    // Alpha could give one and no more before it has less than gamma would.
+    // Alpha could lose only one permit before it has less than gamma would get.
     assert_eq!(limit.take(&tenant("gamma"), 5).unwrap_err(), ShareRefusal::Full);
     let mut gamma = limit.take(&tenant("gamma"), 0).unwrap();
     assert_eq!(gamma.grow(5).unwrap_err(), ShareRefusal::Full);
     assert!(alpha.iter().chain(&beta).all(|permit| !permit.is_revoked()));
-    // Three are had: two of the larger, which has as many as the other then, and one of that.
+    // Three are available: two from alpha, which then has as many as beta, and one from beta.
     gamma.grow(3).unwrap();
     let lost = |permits: &[TenantPermit]| permits.iter().filter(|permit| permit.is_revoked()).count();
     assert_eq!((lost(&alpha), lost(&beta), limit.used()), (2, 1, 10));
@@ -172,9 +172,9 @@ fn several_large_holders_give_way_in_turn() {
     let (alpha, beta) = (held("alpha", 7), held("beta", 5));
     let _provider = limit.take(&ShareHolder::Provider, 6).unwrap();
     assert_eq!((used(&limit, &tenant("alpha")), used(&limit, &tenant("beta"))), (3, 3));
-    let kept = |permits: &[TenantPermit]| permits.iter().map(|permit| !permit.is_revoked()).collect::<Vec<_>>();
-    assert_eq!(kept(&alpha), [true, true, true, false, false, false, false]);
-    assert_eq!(kept(&beta), [true, true, true, false, false]);
+    let fixed = |permits: &[TenantPermit]| permits.iter().map(|permit| !permit.is_revoked()).collect::<Vec<_>>();
+    assert_eq!(fixed(&alpha), [true, true, true, false, false, false, false]);
+    assert_eq!(fixed(&beta), [true, true, true, false, false]);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn replacing_take_that_is_refused_revokes_none_of_its_own() {
     let alpha = tenant("alpha");
     let _kept = limit.take(&alpha, 3).unwrap();
     let own = [(); 2].map(|()| limit.take_replacing(&alpha, 1).unwrap());
-    // The provider lowers the share below what the tenant keeps.
+    // The provider lowers the share below what the tenant's irrevocable permits take.
     limit.set_default_share(Share::Amount(3));
     assert_eq!(limit.take_replacing(&alpha, 1).unwrap_err(), ShareRefusal::Share);
     assert!(own.iter().all(|permit| !permit.is_revoked()));
@@ -191,11 +191,11 @@ fn replacing_take_that_is_refused_revokes_none_of_its_own() {
 }
 
 #[test]
-fn what_was_revoked_of_forgotten_holders_is_still_told() {
+fn revocations_of_forgotten_holders_are_still_reported() {
     let limit = limit(1, 0, GiveWay::Oldest);
     limit.set_default_share(Share::Percent(100));
     let network = |n: u32| ShareHolder::Network(ipnet::Ipv4Net::new(n.into(), 32).unwrap().into());
-    // Alpha is refused once and loses one; each network loses one to the next.
+    // Alpha is refused once and loses one permit; each network loses one permit to its next take.
     let alpha = limit.take_replacing(&tenant("alpha"), 1).unwrap();
     let last = limit.take_replacing(&tenant("alpha"), 1).unwrap();
     assert!(alpha.is_revoked());
@@ -210,7 +210,7 @@ fn what_was_revoked_of_forgotten_holders_is_still_told() {
     assert!(usage.holders.len() <= 4097, "{}", usage.holders.len());
     let listed: u64 = usage.holders.iter().map(|u| u.revoked).sum();
     assert_eq!(listed + usage.revoked_before, 20_001, "nothing that was revoked is lost");
-    // Endless addresses do not set a tenant's counters back.
+    // Takes from endless addresses do not reset a tenant's counters.
     let own = usage.holders.iter().find(|u| u.holder == tenant("alpha")).expect("the tenant is listed");
     assert_eq!((own.refused, own.revoked), (1, 1));
 }
@@ -231,19 +231,19 @@ fn refusals_of_endless_sources_do_not_fill_the_memory() {
 
 /// One step of a random history.
 #[derive(Debug, Clone)]
-enum Step {
+enum LedgerStep {
     Take { holder: u8, amount: u64, way: u8 },
     Grow { at: usize, amount: u64 },
     Shrink { at: usize, amount: u64 },
     Drop { at: usize },
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = LedgerStep> {
     prop_oneof![
-        4 => (0..4u8, 0..6u64, 0..3u8).prop_map(|(holder, amount, way)| Step::Take { holder, amount, way }),
-        1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| Step::Grow { at, amount }),
-        1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| Step::Shrink { at, amount }),
-        2 => any::<usize>().prop_map(|at| Step::Drop { at }),
+        4 => (0..4u8, 0..6u64, 0..3u8).prop_map(|(holder, amount, way)| LedgerStep::Take { holder, amount, way }),
+        1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| LedgerStep::Grow { at, amount }),
+        1 => (any::<usize>(), 0..4u64).prop_map(|(at, amount)| LedgerStep::Shrink { at, amount }),
+        2 => any::<usize>().prop_map(|at| LedgerStep::Drop { at }),
     ]
 }
 
@@ -263,7 +263,7 @@ proptest! {
         for step in steps {
             let len = permits.len().max(1);
             match step {
-                Step::Take { holder: n, amount, way } => {
+                LedgerStep::Take { holder: n, amount, way } => {
                     let before = revoked(&limit);
                     let taken = match way {
                         0 => limit.take(&holder(n), amount),
@@ -273,13 +273,13 @@ proptest! {
                     prop_assert!(taken.is_ok() || revoked(&limit) == before);
                     permits.extend(taken);
                 }
-                Step::Grow { at, amount } => {
+                LedgerStep::Grow { at, amount } => {
                     let before = revoked(&limit);
                     let grown = permits.get_mut(at % len).map(|p| p.grow(amount));
                     prop_assert!(grown.is_none_or(|grown| grown.is_ok()) || revoked(&limit) == before);
                 }
-                Step::Shrink { at, amount } => { let _ = permits.get_mut(at % len).map(|p| p.shrink(amount)); }
-                Step::Drop { at } => if !permits.is_empty() { permits.swap_remove(at % len); }
+                LedgerStep::Shrink { at, amount } => { let _ = permits.get_mut(at % len).map(|p| p.shrink(amount)); }
+                LedgerStep::Drop { at } => if !permits.is_empty() { permits.swap_remove(at % len); }
             }
             let usage = limit.usage();
             prop_assert!(usage.used <= capacity);
@@ -294,7 +294,7 @@ proptest! {
 }
 
 #[test]
-fn a_holder_with_its_whole_share_replaces_its_own_oldest_and_nobody_elses() {
+fn a_holder_at_its_share_replaces_only_its_own_oldest() {
     let config = TenantLimitConfig { kind: ShareKind::GatewayUnauthenticated, capacity: 8, reserve: 0, give_way: GiveWay::Oldest };
     let limit = TenantLimit::new(config);
     let holder = |name: &str| ShareHolder::Tenant(name.parse().unwrap());
@@ -304,10 +304,10 @@ fn a_holder_with_its_whole_share_replaces_its_own_oldest_and_nobody_elses() {
     alpha.push(limit.take_replacing(&holder("alpha"), 1).unwrap());
     assert_eq!(alpha.iter().map(TenantPermit::is_revoked).collect::<Vec<_>>(), [true, false, false, false, false]);
     assert!(!beta.is_revoked());
-    // What is kept is not replaced.
+    // Irrevocable permits are not replaced.
     alpha.iter_mut().for_each(TenantPermit::keep);
     assert_eq!(limit.take_replacing(&holder("alpha"), 1).unwrap_err(), ShareRefusal::Share);
-    // In a full limit the largest, once it holds no more than the caller, is the caller itself.
+    // The limit is full and no other holder has more than gamma would, so gamma replaces its own permit.
     let gamma: Vec<_> = (0..3).map(|_| limit.take_replacing(&holder("gamma"), 1).unwrap()).collect();
     let next = limit.take_replacing(&holder("gamma"), 1).unwrap();
     assert!(gamma[0].is_revoked() && !next.is_revoked() && !beta.is_revoked());

@@ -1,14 +1,14 @@
-//! `details`: facts on a book. Calls nobody.
+//! `details`: facts about a book. It calls no other service.
 
 use http::{Request, StatusCode};
 use serde_json::json;
 
 use super::{health, item, signed, unknown};
-use crate::answer::{self, Answer};
-use crate::pod::Pod;
+use crate::answer::{self, SampleResponse};
+use crate::pod::PodName;
 
-/// `GET /details/ID` and `/health`.
-pub fn answer<B>(pod: &Pod, request: &Request<B>) -> Answer {
+/// Answers `GET /details/ID` and `/health`.
+pub fn answer<B>(pod: &PodName, request: &Request<B>) -> SampleResponse {
     let path = request.uri().path();
     if path == "/health" {
         return health(pod);

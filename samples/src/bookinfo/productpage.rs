@@ -1,33 +1,37 @@
-//! `productpage`: calls details and reviews at the same time and shows both. The version of reviews that answered is also in
-//! the header `x-reviews-served-by`, so that a split of reviews can be measured from outside.
+//! `productpage`: calls details and reviews at the same time and shows both. The header `x-reviews-served-by` contains the version of
+//! reviews that answered, so that a weighted split of reviews can be measured from outside.
 
 use http::{HeaderValue, Request, StatusCode};
 use serde_json::{Value, json};
 
 use super::{accepted, health, signed, unknown, wants_html};
-use crate::answer::{self, Answer, escape};
-use crate::outbound::{Said, Upstream};
-use crate::pod::Pod;
+use crate::answer::{self, SampleResponse, escape};
+use crate::outbound::{UpstreamReply, UpstreamService};
+use crate::pod::PodName;
 
 /// Response header with the `x-served-by` of the reviews pod.
 pub const REVIEWS_SERVED_BY: &str = "x-reviews-served-by";
 
-/// One productpage pod.
+/// The service of one productpage pod.
 #[derive(Debug, Clone)]
 pub struct ProductPage {
-    pub pod: Pod,
-    pub details: Upstream,
-    pub reviews: Upstream,
+    pub pod: PodName,
+    pub details: UpstreamService,
+    pub reviews: UpstreamService,
 }
 
 impl ProductPage {
-    /// Needs `$DETAILS_URL` and `$REVIEWS_URL`.
-    pub fn from_env(pod: Pod) -> anyhow::Result<Self> {
-        Ok(Self { pod, details: Upstream::from_env("DETAILS")?, reviews: Upstream::from_env("REVIEWS")? })
+    /// Reads the URLs of the other services from `$DETAILS_URL` and `$REVIEWS_URL`.
+    ///
+    /// # Errors
+    ///
+    /// A variable is missing or is not a URL.
+    pub fn from_env(pod: PodName) -> anyhow::Result<Self> {
+        Ok(Self { pod, details: UpstreamService::from_env("DETAILS")?, reviews: UpstreamService::from_env("REVIEWS")? })
     }
 
-    /// `GET /productpage` (also `/`) and `/health`.
-    pub async fn answer<B>(&self, request: Request<B>) -> Answer {
+    /// Answers `GET /productpage` (also `/`) and `/health`.
+    pub async fn answer<B>(&self, request: Request<B>) -> SampleResponse {
         match request.uri().path() {
             "/health" => return health(&self.pod),
             "/" | "/productpage" => {}
@@ -40,14 +44,14 @@ impl ProductPage {
             (details, reviews) => {
                 let problems: Vec<String> = [("details", details), ("reviews", reviews)]
                     .into_iter()
-                    .filter_map(|(name, said)| said.err().map(|problem| format!("{name}: {problem}")))
+                    .filter_map(|(name, reply)| reply.err().map(|problem| format!("{name}: {problem}")))
                     .collect();
                 answer::refuse(StatusCode::BAD_GATEWAY, &problems.join("; "))
             }
         }
     }
 
-    fn page(&self, html: bool, details: &Said, reviews: &Said) -> Answer {
+    fn page(&self, html: bool, details: &UpstreamReply, reviews: &UpstreamReply) -> SampleResponse {
         let mut answer = if html {
             answer::html(StatusCode::OK, "Bookinfo", &self.body(&details.json, &reviews.json))
         } else {

@@ -1,4 +1,5 @@
-//! One client connection, HTTP/1.1 or HTTP/2 without TLS. Sends once, never again; names the kind of a failure.
+//! One client connection, HTTP/1.1 or HTTP/2 without TLS. It sends each request once, without retries, and names the kind of a failure.
+//! Start at [`dial`].
 
 use std::time::Duration;
 
@@ -9,12 +10,12 @@ use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use crate::answer::AnswerBody;
+use crate::answer::SampleBody;
 
-/// A TCP connection must be up in this time.
+/// Timeout for the TCP connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What to speak.
+/// HTTP version of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Protocol {
     /// HTTP/1.1
@@ -23,14 +24,14 @@ pub enum Protocol {
     H2,
 }
 
-/// A connection ready for requests.
+/// A connection that is ready for requests.
 #[derive(Debug)]
 pub enum Dialed {
-    H1(http1::SendRequest<AnswerBody>),
-    H2(http2::SendRequest<AnswerBody>),
+    H1(http1::SendRequest<SampleBody>),
+    H2(http2::SendRequest<SampleBody>),
 }
 
-/// Why a connection could not be made.
+/// Reason why a connection could not be established.
 #[derive(Debug)]
 pub enum DialError {
     Timeout,
@@ -48,7 +49,11 @@ impl std::fmt::Display for DialError {
     }
 }
 
-/// Connects to `host:port` (port 80 where none is given).
+/// Connects to `host:port`. The default port is 80.
+///
+/// # Errors
+///
+/// The connect timed out or failed, or the HTTP handshake failed.
 pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialError> {
     let ported = http::uri::Authority::try_from(authority).is_ok_and(|a| a.port_u16().is_some());
     let address = if ported { authority.to_owned() } else { format!("{authority}:80") };
@@ -56,10 +61,10 @@ pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialErr
         Ok(stream) => stream.map_err(DialError::Tcp)?,
         Err(_) => return Err(DialError::Timeout),
     };
-    // Without it, small requests wait for acknowledgements; failing to set it fails nothing.
+    // With Nagle's algorithm small requests wait for acknowledgements. If it cannot be turned off, the connection still works.
     let _ = stream.set_nodelay(true);
     let io = TokioIo::new(stream);
-    // The connection tasks end with the connection; what went wrong is told to the request in flight.
+    // The connection tasks end with the connection. Their errors reach the pending request.
     match protocol {
         Protocol::H1 => {
             let (sender, connection) = http1::handshake(io).await.map_err(DialError::Http)?;
@@ -75,7 +80,7 @@ pub async fn dial(authority: &str, protocol: Protocol) -> Result<Dialed, DialErr
 }
 
 impl Dialed {
-    /// False when the server has closed it.
+    /// Returns false if the server has closed the connection.
     pub async fn ready(&mut self) -> bool {
         match self {
             Self::H1(sender) => sender.ready().await.is_ok(),
@@ -83,8 +88,12 @@ impl Dialed {
         }
     }
 
-    /// Sends one request.
-    pub async fn send(&mut self, request: Request<AnswerBody>) -> Result<Response<Incoming>, hyper::Error> {
+    /// Sends one request on the connection.
+    ///
+    /// # Errors
+    ///
+    /// The connection failed before the response head arrived.
+    pub async fn send(&mut self, request: Request<SampleBody>) -> Result<Response<Incoming>, hyper::Error> {
         match self {
             Self::H1(sender) => sender.send_request(request).await,
             Self::H2(sender) => sender.send_request(request).await,
@@ -92,7 +101,7 @@ impl Dialed {
     }
 }
 
-/// A short name for why no response came.
+/// Returns a short name for the reason why no response arrived.
 pub fn kind_of(problem: &hyper::Error) -> &'static str {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(problem);
     while let Some(error) = cause {
@@ -108,7 +117,7 @@ pub fn kind_of(problem: &hyper::Error) -> &'static str {
     if problem.is_incomplete_message() || problem.is_canceled() || problem.is_closed() { "closed" } else { "protocol" }
 }
 
-/// An error with its causes on one line.
+/// Returns an error with its causes on one line.
 pub fn chain(problem: &dyn std::error::Error) -> String {
     let mut text = problem.to_string();
     let mut cause = problem.source();

@@ -1,23 +1,23 @@
-//! A latency histogram of fixed size: 128 steps per power of two, so a quantile is at most 0.8 % too high. Microseconds.
+//! A latency histogram of fixed size, in microseconds. It has 128 steps per power of two, so a quantile is at most 0.8 % too high.
 
 use std::time::Duration;
 
-/// Steps per power of two, as a power of two.
+/// Base-2 logarithm of the number of steps per power of two.
 const STEP_BITS: u32 = 7;
 const STEPS: usize = 1 << STEP_BITS;
-/// Values from 0 to 2^36 µs (19 hours); larger ones count as the largest.
+/// Number of powers of two: values range from 0 to 2^36 µs (19 hours). Larger values count as the largest.
 const POWERS: usize = 36 - STEP_BITS as usize + 1;
 
-/// Counts of durations.
+/// Counts of durations by size.
 #[derive(Debug, Clone)]
-pub struct Histogram {
+pub struct LatencyHistogram {
     counts: Vec<u64>,
     total: u64,
     sum_us: u64,
     max_us: u64,
 }
 
-impl Default for Histogram {
+impl Default for LatencyHistogram {
     fn default() -> Self {
         Self { counts: vec![0; STEPS * POWERS], total: 0, sum_us: 0, max_us: 0 }
     }
@@ -32,14 +32,14 @@ fn slot(us: u64) -> usize {
     (power as usize * STEPS + step).min(STEPS * POWERS - 1)
 }
 
-/// The largest value of a slot.
+/// Returns the largest value of a slot.
 fn ceiling(slot: usize) -> u64 {
     let (power, step) = (slot / STEPS, (slot % STEPS) as u64);
     if power == 0 { step } else { ((step + 1) << power) - 1 }
 }
 
-impl Histogram {
-    /// Counts one duration.
+impl LatencyHistogram {
+    /// Adds one duration to the counts.
     pub fn record(&mut self, duration: Duration) {
         let us = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
         self.counts[slot(us)] += 1;
@@ -48,7 +48,7 @@ impl Histogram {
         self.max_us = self.max_us.max(us);
     }
 
-    /// Adds another one's counts.
+    /// Adds the counts of another histogram.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
             *mine += theirs;
@@ -58,7 +58,7 @@ impl Histogram {
         self.max_us = self.max_us.max(other.max_us);
     }
 
-    /// The value that `q` (0 to 1) of all durations do not exceed, in µs; 0 when there are none.
+    /// Returns the value in µs that a share `q` (0 to 1) of all durations does not exceed; 0 if there are none.
     pub fn quantile(&self, q: f64) -> u64 {
         let rank = (q * self.total as f64).ceil().max(1.0) as u64;
         let mut seen = 0;
@@ -71,12 +71,12 @@ impl Histogram {
         self.max_us
     }
 
-    /// The largest, in µs.
+    /// Returns the largest duration, in µs.
     pub fn max(&self) -> u64 {
         self.max_us
     }
 
-    /// The mean, in µs; 0 when there are none.
+    /// Returns the mean duration in µs; 0 if there are none.
     pub fn mean(&self) -> u64 {
         self.sum_us.checked_div(self.total).unwrap_or(0)
     }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_near_the_truth_and_never_below() {
-        let mut histogram = Histogram::default();
+        let mut histogram = LatencyHistogram::default();
         for us in 1..=100_000_u64 {
             histogram.record(Duration::from_micros(us));
         }
@@ -109,6 +109,6 @@ mod tests {
                 assert!(ceiling(slot) >= us && (slot == 0 || ceiling(slot - 1) < us), "{us} in {slot}");
             }
         }
-        assert_eq!(Histogram::default().quantile(0.99), 0);
+        assert_eq!(LatencyHistogram::default().quantile(0.99), 0);
     }
 }

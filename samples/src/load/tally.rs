@@ -1,4 +1,4 @@
-//! What a load run counted, and its JSON report. Every request ends in exactly one outcome.
+//! [`LoadTally`]: the counts of a load run, and its JSON report. Every request ends in exactly one outcome.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,36 +6,36 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::histogram::Histogram;
+use super::histogram::LatencyHistogram;
 
-/// Failures told in full; the rest are only counted.
+/// Maximum number of failures that are reported in full. Further ones are only counted.
 const EXAMPLES_MAX: usize = 10;
-/// Seconds of timeline kept.
+/// Maximum length of the timeline, in seconds.
 const TIMELINE_SECONDS_MAX: usize = 3600;
-/// Different `x-served-by` values (and pods) counted by name; others count as `other`.
+/// Maximum number of different `x-served-by` values (and pods) that are counted by name. Further ones count as `other`.
 const NAMES_MAX: usize = 256;
 
-/// How one request ended.
+/// Result of one request of a run.
 #[derive(Debug, Default)]
-pub struct Outcome {
-    /// Kind (one word) and detail.
+pub struct RequestOutcome {
+    /// Kind (one word) and detail of a failure.
     pub failure: Option<(String, String)>,
     served_by: Option<String>,
     pod: Option<String>,
 }
 
-impl Outcome {
-    /// No answer.
+impl RequestOutcome {
+    /// Returns the outcome of a request that got no answer.
     pub fn failed(kind: &str, detail: String) -> Self {
         Self { failure: Some((kind.to_owned(), detail)), ..Self::default() }
     }
-    /// An answer.
+    /// Returns the outcome of a request that was answered.
     pub fn answered(served_by: Option<String>, pod: Option<String>) -> Self {
         Self { failure: None, served_by, pod }
     }
 }
 
-/// One second of a run.
+/// Counts of one second of a run.
 #[derive(Debug, Clone, Default)]
 struct Second {
     ok: u64,
@@ -43,19 +43,19 @@ struct Second {
     served_by: BTreeMap<String, u64>,
 }
 
-/// Counts of a run, or of one connection in it.
+/// Counts of a run, or of one of its connections.
 #[derive(Debug)]
-pub struct Tally {
+pub struct LoadTally {
     started: Instant,
     ok: u64,
     failed: BTreeMap<String, u64>,
     served_by: BTreeMap<String, u64>,
     pods: BTreeMap<String, u64>,
-    latency: Histogram,
+    latency: LatencyHistogram,
     examples: Vec<(Duration, String, String)>,
     failed_first: Option<Duration>,
     failed_last: Option<Duration>,
-    /// When successes ended, in order, one per millisecond at most; for the longest gap.
+    /// End times of successful requests in order, at most one per millisecond. They give the longest gap.
     success_ms: Vec<u32>,
     timeline: Option<Vec<Second>>,
 }
@@ -69,8 +69,8 @@ fn earlier(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
     a.into_iter().chain(b).min()
 }
 
-impl Tally {
-    /// Nothing counted yet.
+impl LoadTally {
+    /// Returns a tally without counts.
     pub fn new(started: Instant, timeline: bool) -> Self {
         Self {
             started,
@@ -78,7 +78,7 @@ impl Tally {
             failed: BTreeMap::new(),
             served_by: BTreeMap::new(),
             pods: BTreeMap::new(),
-            latency: Histogram::default(),
+            latency: LatencyHistogram::default(),
             examples: Vec::new(),
             failed_first: None,
             failed_last: None,
@@ -88,7 +88,7 @@ impl Tally {
     }
 
     /// Counts a request that was due at `due` and ended now.
-    pub fn count(&mut self, due: Instant, outcome: Outcome) {
+    pub fn count(&mut self, due: Instant, outcome: RequestOutcome) {
         let at = self.started.elapsed();
         let failed = outcome.failure.is_some();
         if let Some(second) = self.second(at) {
@@ -140,7 +140,7 @@ impl Tally {
         add(&mut self.failed, kind, 1);
     }
 
-    /// Adds another connection's counts.
+    /// Adds the counts of another connection.
     pub fn merge(&mut self, other: Self) {
         self.ok += other.ok;
         self.latency.merge(&other.latency);
@@ -164,7 +164,7 @@ impl Tally {
         }
     }
 
-    /// The longest time without a success, in ms, the run's start and end included.
+    /// Returns the longest time without a success in ms, including the start and the end of the run.
     fn gap_ms_max(&self, elapsed: Duration) -> u32 {
         let end = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
         let starts = std::iter::once(&0).chain(&self.success_ms);
@@ -172,7 +172,7 @@ impl Tally {
         starts.zip(ends).map(|(a, b)| b.saturating_sub(*a)).max().unwrap_or(0)
     }
 
-    /// The report. Latencies are those of successes, in milliseconds.
+    /// Returns the report. Latencies are those of successes, in milliseconds.
     pub fn report(&self, elapsed: Duration) -> Value {
         let failed: u64 = self.failed.values().sum();
         let ms = |us: u64| us as f64 / 1e3;
@@ -209,11 +209,11 @@ mod tests {
     #[test]
     fn merged_counts_are_the_sum_and_gaps_are_seen() {
         let started = Instant::now();
-        let mut a = Tally::new(started, true);
-        a.count(started, Outcome::answered(Some("reviews-v1".into()), None));
-        a.count(started, Outcome::failed("reset", "gone".into()));
-        let mut b = Tally::new(started, true);
-        b.count(started, Outcome::answered(Some("reviews-v1".into()), Some("p".into())));
+        let mut a = LoadTally::new(started, true);
+        a.count(started, RequestOutcome::answered(Some("reviews-v1".into()), None));
+        a.count(started, RequestOutcome::failed("reset", "gone".into()));
+        let mut b = LoadTally::new(started, true);
+        b.count(started, RequestOutcome::answered(Some("reviews-v1".into()), Some("p".into())));
         a.merge(b);
         let report = a.report(Duration::from_secs(2));
         assert_eq!(report["requests"], 3);
@@ -235,6 +235,6 @@ mod tests {
 
     #[test]
     fn a_run_without_any_answer_is_not_ok() {
-        assert_eq!(Tally::new(Instant::now(), false).report(Duration::from_secs(1))["ok"], false);
+        assert_eq!(LoadTally::new(Instant::now(), false).report(Duration::from_secs(1))["ok"], false);
     }
 }

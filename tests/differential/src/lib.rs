@@ -1,17 +1,17 @@
-//! Every policy on every target against the oracle: compiled, sent over the wire form, run by what data planes run, compared request by
-//! request. Nothing is mocked and nothing is sent: sockets and whole meshes are `canal-e2e`'s.
+//! Compares every policy on every target with the oracle: compiled, passed through the wire format, executed by the code of data planes,
+//! request by request. Nothing is mocked and nothing is sent; `canal-e2e` tests sockets and whole meshes.
 //!
-//! * [`Trial`] is one tenant on all targets; [`Trial::compare`] asks them all the same.
-//! * [`policy`] reads policies with questions from files; [`probe`] makes requests that hit or nearly hit a tenant's rules.
-//! * [`target`] are the targets.
-//! * [`guarded`] compares what data planes judge requests with.
+//! * [`RoutingComparison`] is one tenant on all targets; [`RoutingComparison::compare`] gives all of them the same request.
+//! * [`policy`] reads policies with questions from files; [`probe`] makes requests that match or nearly match a tenant's rules.
+//! * [`target`] contains the targets.
+//! * [`guarded`] compares the code by which data planes authorize requests.
 
 #![forbid(unsafe_code)]
 
-pub mod guarded;
+pub mod authorization;
 pub mod policy;
 pub mod probe;
+mod routing;
 pub mod target;
-mod trial;
 
-pub use trial::{Tally, Trial, shown};
+pub use routing::{RoutingComparison, RoutingTally, shown};

@@ -1,5 +1,5 @@
-//! Policy files with questions in comments: `#with NAME` puts `_NAME.yaml` before the file, `#? QUESTION` asks. Whether the answers are
-//! right is for the tests.
+//! Policy files with questions in comments: `#with NAME` inserts `_NAME.yaml` before the file, `#? QUESTION` asks. This module does not
+//! check the results; the tests do.
 //!
 //! A question is `METHOD NAMESPACE/SERVICE:PORT HOST TARGET [header:value …] [=> EXPECTED]`; `""` is an empty host.
 
@@ -8,8 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use canal_compiler::oracle::Request;
-use canal_compiler::{Input, service_keys};
+use canal_compiler::oracle::OracleRequest;
+use canal_compiler::{CompileInput, service_keys};
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
 
@@ -20,17 +20,17 @@ pub struct Policy {
     pub service_ids: BTreeMap<ServiceKey, ServiceId>,
     /// Key sets by URI.
     pub jwks: BTreeMap<String, String>,
-    pub questions: Vec<Question>,
+    pub questions: Vec<PolicyRequest>,
 }
 
-/// One request, as written, and what is expected if that is written too.
-pub struct Question {
+/// One request as written, and its expected result if that is written too.
+pub struct PolicyRequest {
     pub text: String,
-    pub request: Request,
+    pub request: OracleRequest,
     pub expected: Option<String>,
 }
 
-/// The policies of a folder, sorted; not those that others are put together with.
+/// Returns the policy files of a folder, sorted, without those that other files include.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.expect("a folder's entry").path()).collect();
@@ -39,13 +39,13 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The file's own name.
+/// Returns the name of the file without its folder.
 pub fn name_of(path: &Path) -> String {
     path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 impl Policy {
-    /// Reads a file and those it names.
+    /// Reads a file and the files that it includes.
     pub fn read(path: &Path) -> Self {
         let (mut policy, own) = Self::texts(path);
         let questions: Vec<&str> = own.lines().filter_map(|line| line.strip_prefix("#? ")).collect();
@@ -53,7 +53,7 @@ impl Policy {
         policy
     }
 
-    /// The same without its questions.
+    /// Reads a file without its questions.
     pub fn read_only(path: &Path) -> Self {
         Self::texts(path).0
     }
@@ -70,7 +70,7 @@ impl Policy {
         (Self::of(&texts), own)
     }
 
-    /// From files by name and content, of a tenant `alpha`.
+    /// Creates a policy of the tenant `alpha` from files by name and content.
     pub fn of(texts: &[(String, String)]) -> Self {
         let tenant = TenantName::new("alpha").expect("a name");
         let parse = |(file, text): &(String, String)| canal_sources::parse(file, text).documents;
@@ -80,13 +80,13 @@ impl Policy {
         Self { tenant, documents, service_ids, jwks: BTreeMap::new(), questions: Vec::new() }
     }
 
-    /// What to compile.
-    pub fn input(&self) -> Input<'_> {
-        Input { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
+    /// Returns the input of the compiler.
+    pub fn input(&self) -> CompileInput<'_> {
+        CompileInput { tenant: &self.tenant, documents: &self.documents, service_ids: &self.service_ids, jwks: &self.jwks }
     }
 }
 
-fn question(tenant: &TenantName, text: &str) -> Question {
+fn question(tenant: &TenantName, text: &str) -> PolicyRequest {
     let (asked, expected) = match text.split_once("=>") {
         Some((asked, expected)) => (asked, Some(expected.trim().to_owned())),
         None => (text, None),
@@ -98,7 +98,7 @@ fn question(tenant: &TenantName, text: &str) -> Question {
         let (name, value) = word.split_once(':').unwrap_or_else(|| panic!("{text:?}: header:value"));
         (name.to_owned(), value.to_owned())
     };
-    let request = Request {
+    let request = OracleRequest {
         service: format!("{tenant}/{service}").parse().unwrap_or_else(|error| panic!("{text:?}: {error}")),
         port: port.parse().unwrap_or_else(|error| panic!("{text:?}: {error}")),
         host: if *host == "\"\"" { String::new() } else { (*host).to_owned() },
@@ -106,5 +106,5 @@ fn question(tenant: &TenantName, text: &str) -> Question {
         target: (*target).to_owned(),
         headers: headers.iter().map(header).collect(),
     };
-    Question { text: text.to_owned(), request, expected }
+    PolicyRequest { text: text.to_owned(), request, expected }
 }

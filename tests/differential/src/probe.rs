@@ -1,24 +1,25 @@
-//! Requests made from a tenant's own rules: for each match one that holds, and many that are bent in one place. They need not be sensible.
+//! Requests made from a tenant's own rules: for each match one that matches, and many that differ from it in one part. They need not be
+//! sensible.
 
-use canal_compiler::ir::{Ir, RuleIr, ServiceIr};
-use canal_compiler::oracle::{Request, holds};
-use canal_model::program::{HostMatch, HttpMatch, PathMatch, TextMatch, ValueMatch};
+use canal_compiler::ir::{Ir, ServiceIr};
+use canal_compiler::oracle::{OracleRequest, holds};
+use canal_model::program::{HostMatch, HttpMatch, PathMatch, RouteRule, TextMatch, ValueMatch};
 
-/// Tried until one fits a regular expression.
+/// Candidates for a regular expression, tried until one matches.
 const PATHS: [&str; 12] = ["/", "/a", "/ab", "/a/b", "/b", "/a/x", "/ab/b", "/v1/x", "/api/7", "/re/42", "/a/b/c", "/x.html"];
 const VALUES: [&str; 8] = ["1", "", "2", "12", "1,2", "yes", "abc", "x1"];
 
-/// In the order of services, rules and matches.
-pub fn probes(ir: &Ir) -> Vec<Request> {
+/// Returns the requests in the order of services, rules and matches.
+pub fn probes(ir: &Ir) -> Vec<OracleRequest> {
     ir.services.values().flat_map(of_service).collect()
 }
 
-fn of_service(service: &ServiceIr) -> Vec<Request> {
+fn of_service(service: &ServiceIr) -> Vec<OracleRequest> {
     let ports = service.service.ports.iter().map(|port| port.port);
     let mut found = Vec::new();
     for port in ports.clone().chain([1]) {
         found.push(request(service, port, "/".to_owned()));
-        for rule in service.rules.iter().filter(|rule| rule.port.is_none_or(|own| own == port)) {
+        for rule in service.routes.rules().iter().filter(|rule| rule.parent_port.is_none_or(|own| own == port)) {
             for http in &rule.matches {
                 let held = holding(service, port, rule, http);
                 found.extend(bent(&held));
@@ -29,14 +30,14 @@ fn of_service(service: &ServiceIr) -> Vec<Request> {
     found
 }
 
-fn request(service: &ServiceIr, port: u16, target: String) -> Request {
+fn request(service: &ServiceIr, port: u16, target: String) -> OracleRequest {
     let key = service.service.key.clone();
     let host = key.name.to_string();
-    Request { service: key, port, host, method: "GET".to_owned(), target, headers: Vec::new() }
+    OracleRequest { service: key, port, host, method: "GET".to_owned(), target, headers: Vec::new() }
 }
 
-/// A request for which the match holds, unless its regular expressions ask for words that are not known here.
-fn holding(service: &ServiceIr, port: u16, rule: &RuleIr, http: &HttpMatch) -> Request {
+/// Returns a request that matches, unless its regular expressions require words that are unknown here.
+fn holding(service: &ServiceIr, port: u16, rule: &RouteRule, http: &HttpMatch) -> OracleRequest {
     let path = match &http.path {
         PathMatch::Exact(path) | PathMatch::ElementPrefix(path) | PathMatch::StringPrefix(path) => path.clone(),
         PathMatch::Regex(_) => fitting(&PATHS, |path| {
@@ -65,7 +66,7 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
         TextMatch::Prefix(text) => format!("{text}z"),
         TextMatch::Present => "here".to_owned(),
         TextMatch::Regex(pattern) => {
-            // The oracle knows whether a pattern fits; a path that is the value asks it.
+            // The oracle decides whether a pattern matches, so the value is presented to it as a path.
             let as_path = HttpMatch {
                 path: PathMatch::Regex(pattern.clone()),
                 method: None,
@@ -73,7 +74,7 @@ fn value(condition: &ValueMatch, http: &HttpMatch) -> String {
                 query: Vec::new(),
                 precedence: http.precedence.clone(),
             };
-            let asked = |text: &str| Request {
+            let asked = |text: &str| OracleRequest {
                 service: "alpha/any/any".parse().expect("a service's key"),
                 port: 80,
                 host: String::new(),
@@ -90,10 +91,10 @@ fn fitting(words: &[&str], fits: impl Fn(&str) -> bool) -> String {
     words.iter().find(|word| fits(word)).copied().unwrap_or(words[0]).to_owned()
 }
 
-/// The request, bent in one place each time.
-fn bent(held: &Request) -> Vec<Request> {
+/// Returns variants of the request that differ in one part each.
+fn bent(held: &OracleRequest) -> Vec<OracleRequest> {
     let mut found = Vec::new();
-    let mut bend = |change: &dyn Fn(&mut Request)| {
+    let mut bend = |change: &dyn Fn(&mut OracleRequest)| {
         let mut other = held.clone();
         change(&mut other);
         if other != *held {

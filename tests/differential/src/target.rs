@@ -1,36 +1,37 @@
-//! The targets as data planes run them, from resources that went over the wire form. They do not choose endpoints.
+//! The targets as data planes run them, from resources that passed through the wire format. They do not select endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use canal_compiler::oracle::{self, Verdict};
-use canal_h1::{Limits as HeadLimits, RequestHead, RequestView, split_authority};
+use canal_compiler::oracle::{self, RoutingVerdict};
+use canal_h1::{MessageLimits as HeadLimits, RequestHead, RequestView, split_authority};
 use canal_model::ids::ServiceKey;
 use canal_model::program::{AppProtocol, Resource, RouteRule, Service};
-use canal_router::{Action, Limits, Request, Router, normalize_path};
+use canal_model::route_table::RouteTable;
+use canal_router::{RoutableRequest, RouteDecision, Router, RouterLimits, normalize_path};
 use canal_wire::southbound;
 
-/// What a data plane has after it received these resources. Panics if one of them is refused or arrives as another.
+/// Returns the state of a data plane after it received these resources. Panics if one of them is refused or changes on the way.
 pub fn received(sent: &[Resource]) -> Vec<Resource> {
     let through = |resource: &Resource| {
         let (kind, name) = (resource.kind(), resource.name());
-        let kind = southbound::kind_of(southbound::type_url(kind)).expect("its own type URL");
+        let kind = southbound::kind_of(kind.type_url()).expect("its own type URL");
         let arrived = southbound::decode(kind, &name, &southbound::encode(resource)).unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!(arrived, *resource, "{name} arrives as it was sent");
+        assert!(resource.reads_as(&arrived), "{name} arrives as it was sent, not as {arrived:?}");
         arrived
     };
     sent.iter().map(through).collect()
 }
 
-/// A gateway: a router for each service that has rules.
-pub struct Gateway {
-    services: BTreeMap<ServiceKey, (Service, Router)>,
+/// A gateway: a router for each service with rules.
+pub struct GatewayTarget {
+    services: BTreeMap<ServiceKey, (Service, RouteTable, Router)>,
 }
 
-impl Gateway {
-    /// Rules are given to the routers from the last to the first: the order in which they arrive must not matter.
+impl GatewayTarget {
+    /// Creates the routers. They get the rules from the last to the first, because the order of arrival must not matter.
     ///
-    /// Panics if a router finds fault with a rule: whatever a gateway would refuse, the compiler must have refused and told of.
+    /// Panics if a router refuses a rule: the compiler must have refused such a rule and reported it.
     pub fn new(resources: &[Resource]) -> Self {
         let mut rules: BTreeMap<&ServiceKey, Vec<Arc<RouteRule>>> = BTreeMap::new();
         for resource in resources.iter().rev() {
@@ -43,21 +44,26 @@ impl Gateway {
             _ => None,
         });
         let built = services.map(|service| {
-            let own = rules.get(&service.key).map(Vec::as_slice).unwrap_or_default();
-            let (router, faults) = Router::build(own, &Limits::DEFAULT);
+            let own = RouteTable::new(rules.remove(&service.key).unwrap_or_default());
+            let (router, faults) = Router::build(&own, &RouterLimits::DEFAULT);
             assert_eq!(faults, [], "the compiler let through what the router of {} refuses", service.key);
-            (service.key.clone(), (service.clone(), router))
+            (service.key.clone(), (service.clone(), own, router))
         });
         Self { services: built.collect() }
     }
 
-    /// The verdict on a request whose parts are given as they are.
-    pub fn decide(&self, request: &oracle::Request) -> Verdict {
-        self.verdict(request, &Plain::of(request))
+    /// Returns the rules of a service in match order.
+    pub fn routes(&self, service: &ServiceKey) -> Option<&RouteTable> {
+        self.services.get(service).map(|(_, routes, _)| routes)
     }
 
-    /// The verdict on a request read from its HTTP/1.1 head; `None` if the request cannot be said in HTTP/1.1.
-    pub fn decide_http1(&self, request: &oracle::Request) -> Option<Verdict> {
+    /// Returns the verdict on a request whose parts are given as they are.
+    pub fn decide(&self, request: &oracle::OracleRequest) -> RoutingVerdict {
+        self.verdict(request, &RequestParts::of(request))
+    }
+
+    /// Returns the verdict on a request read from its HTTP/1.1 head, or `None` if HTTP/1.1 cannot express the request.
+    pub fn decide_http1(&self, request: &oracle::OracleRequest) -> Option<RoutingVerdict> {
         let bytes = http1(request);
         let mut head = RequestHead::new();
         let read = head.parse(&bytes, &HeadLimits::DEFAULT).ok()??;
@@ -65,37 +71,37 @@ impl Gateway {
         Some(self.verdict(request, &Read(head.view(&bytes))))
     }
 
-    fn verdict<R: Request>(&self, asked: &oracle::Request, request: &R) -> Verdict {
-        let Some((service, router)) = self.services.get(&asked.service) else { return Verdict::NoService };
-        let Some(port) = service.ports.iter().find(|port| port.port == asked.port) else { return Verdict::NoService };
+    fn verdict<R: RoutableRequest>(&self, original: &oracle::OracleRequest, request: &R) -> RoutingVerdict {
+        let Some((service, _, router)) = self.services.get(&original.service) else { return RoutingVerdict::NoService };
+        let Some(port) = service.ports.iter().find(|port| port.port == original.port) else { return RoutingVerdict::NoService };
         let is_routed = router.rules().iter().any(|rule| rule.parent_port.is_none_or(|own| own == port.port));
         if port.protocol == AppProtocol::Tcp || !is_routed {
-            return Verdict::Service { service: service.key.clone(), port: port.port };
+            return RoutingVerdict::Service { service: service.key.clone(), port: port.port };
         }
         let normal = match router.reads_path(port.port).then(|| normalize_path(request.path())).transpose() {
             Ok(normal) => normal.flatten(),
-            Err(_) => return Verdict::AmbiguousPath,
+            Err(_) => return RoutingVerdict::AmbiguousPath,
         };
         let found = match &normal {
             Some(path) => router.find(port.port, &Normal { request, path }),
             None => router.find(port.port, request),
         };
-        let Some(found) = found else { return Verdict::NoRule };
+        let Some(found) = found else { return RoutingVerdict::NoRule };
         let rule = found.rule().key.clone();
         match found.action() {
-            Action::Split(backends) => Verdict::Split { rule, backends: backends.to_vec() },
-            Action::Refuse { status, reason } => Verdict::Refuse { rule, status, reason: reason.to_owned() },
+            RouteDecision::Split(backends) => RoutingVerdict::Split { rule, backends: backends.to_vec() },
+            RouteDecision::Refuse { status, reason } => RoutingVerdict::Refuse { rule, status, reason: reason.to_owned() },
         }
     }
 }
 
-/// A node: it knows which destinations are services' and looks at no request.
-pub struct Node {
+/// A node: it knows which destinations are services, and reads no request.
+pub struct NodeTarget {
     ports: BTreeMap<ServiceKey, BTreeSet<u16>>,
 }
 
-impl Node {
-    /// From what a node receives.
+impl NodeTarget {
+    /// Creates the node from the resources that it receives.
     pub fn new(resources: &[Resource]) -> Self {
         let services = resources.iter().filter_map(|resource| match resource {
             Resource::Service(service) => Some((service.key.clone(), service.ports.iter().map(|port| port.port).collect())),
@@ -104,19 +110,19 @@ impl Node {
         Self { ports: services.collect() }
     }
 
-    /// Whether it takes a connection to this port of the service to a gateway.
+    /// Returns whether the node sends a connection to this port of the service to a gateway.
     pub fn knows(&self, service: &ServiceKey, port: u16) -> bool {
         self.ports.get(service).is_some_and(|ports| ports.contains(&port))
     }
 }
 
-/// A request whose path is in its normal form.
+/// A request whose path is normalized.
 struct Normal<'a, R> {
     request: &'a R,
     path: &'a str,
 }
 
-impl<R: Request> Request for Normal<'_, R> {
+impl<R: RoutableRequest> RoutableRequest for Normal<'_, R> {
     fn host(&self) -> &[u8] {
         self.request.host()
     }
@@ -135,27 +141,27 @@ impl<R: Request> Request for Normal<'_, R> {
 }
 
 /// A request as its parts.
-struct Plain<'a> {
-    asked: &'a oracle::Request,
+struct RequestParts<'a> {
+    original: &'a oracle::OracleRequest,
     path: &'a str,
     query: Option<&'a str>,
 }
 
-impl<'a> Plain<'a> {
-    fn of(asked: &'a oracle::Request) -> Self {
-        match asked.target.split_once('?') {
-            Some((path, query)) => Plain { asked, path, query: Some(query) },
-            None => Plain { asked, path: &asked.target, query: None },
+impl<'a> RequestParts<'a> {
+    fn of(original: &'a oracle::OracleRequest) -> Self {
+        match original.target.split_once('?') {
+            Some((path, query)) => RequestParts { original, path, query: Some(query) },
+            None => RequestParts { original, path: &original.target, query: None },
         }
     }
 }
 
-impl Request for Plain<'_> {
+impl RoutableRequest for RequestParts<'_> {
     fn host(&self) -> &[u8] {
-        host_of(self.asked.host.as_bytes())
+        host_of(self.original.host.as_bytes())
     }
     fn method(&self) -> &[u8] {
-        self.asked.method.as_bytes()
+        self.original.method.as_bytes()
     }
     fn path(&self) -> &[u8] {
         self.path.as_bytes()
@@ -164,7 +170,7 @@ impl Request for Plain<'_> {
         self.query.map(str::as_bytes)
     }
     fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
-        let own = self.asked.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
+        let own = self.original.headers.iter().filter(|(sent, _)| sent.eq_ignore_ascii_case(name));
         own.for_each(|(_, value)| visit(value.as_bytes()));
     }
 }
@@ -172,7 +178,7 @@ impl Request for Plain<'_> {
 /// A request as the codec reads it.
 struct Read<'a>(RequestView<'a>);
 
-impl Request for Read<'_> {
+impl RoutableRequest for Read<'_> {
     fn host(&self) -> &[u8] {
         host_of(self.0.authority())
     }
@@ -195,7 +201,7 @@ fn host_of(authority: &[u8]) -> &[u8] {
     host.strip_prefix(b"[").and_then(|host| host.strip_suffix(b"]")).unwrap_or(host)
 }
 
-fn http1(request: &oracle::Request) -> Vec<u8> {
+fn http1(request: &oracle::OracleRequest) -> Vec<u8> {
     let mut text = format!("{} {} HTTP/1.1\r\nHost: {}\r\n", request.method, request.target, request.host);
     for (name, value) in &request.headers {
         text += &format!("{name}: {value}\r\n");

@@ -1,27 +1,27 @@
-//! Generated tenants on every target. Every tenant has a seed of its own, which a failure prints after the tenant was made as small as
-//! possible: `CANAL_SEED=<seed>` begins there, `CANAL_TENANTS=<count>` says how many follow. What fails becomes a case in `cases/`.
+//! Generated tenants on every target. Every tenant has its own seed. A failure prints the seed after it has shrunk the tenant:
+//! `CANAL_SEED=<seed>` starts there, `CANAL_TENANTS=<count>` sets the number of tenants. A tenant that fails becomes a case in `cases/`.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-use canal_compiler::generate::{Case, cases};
-use canal_compiler::oracle::Request;
+use canal_compiler::generate::{GeneratedRouting, cases};
+use canal_compiler::oracle::OracleRequest;
 use canal_differential::probe::probes;
-use canal_differential::{Tally, Trial};
+use canal_differential::{RoutingComparison, RoutingTally};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// `make soak PART=compare`, which builds for release, has the whole numbers.
+/// `make soak PART=compare` builds for release and runs the full number.
 const TENANTS: u64 = if cfg!(debug_assertions) { 300 } else { 1_500 };
 const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) { 10_000 } else { 50_000 };
-/// Of the requests made from one tenant's rules.
+/// Maximum number of requests made from one tenant's rules.
 const PROBES_MAX: usize = 64;
 
 fn from_environment(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: a number is needed")))
 }
 
-/// The same for the same seed, whatever was made before.
+/// Returns a runner that gives the same cases for the same seed, independent of earlier cases.
 fn runner(seed: u64) -> TestRunner {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
@@ -29,17 +29,17 @@ fn runner(seed: u64) -> TestRunner {
     TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
 }
 
-/// The case's own requests and a part of those made from its rules, spread over all of them.
-fn requests(case: &Case, trial: &Trial) -> Vec<Request> {
-    let made = probes(&trial.ir);
+/// Returns the case's own requests, and some of those made from its rules, spread over all of them.
+fn requests(case: &GeneratedRouting, comparison: &RoutingComparison) -> Vec<OracleRequest> {
+    let made = probes(&comparison.ir);
     let step = made.len().div_ceil(PROBES_MAX).max(1);
     case.requests.iter().cloned().chain(made.into_iter().step_by(step)).collect()
 }
 
-fn check(case: &Case, tally: &RefCell<Tally>) -> Result<(), TestCaseError> {
-    let trial = Trial::of(&case.input()).ok_or_else(|| TestCaseError::fail("the tenant is not valid"))?;
-    for request in requests(case, &trial) {
-        trial.compare(&request, &mut tally.borrow_mut()).map_err(TestCaseError::fail)?;
+fn check(case: &GeneratedRouting, tally: &RefCell<RoutingTally>) -> Result<(), TestCaseError> {
+    let comparison = RoutingComparison::of(&case.input()).ok_or_else(|| TestCaseError::fail("the tenant is not valid"))?;
+    for request in requests(case, &comparison) {
+        comparison.compare(&request, &mut tally.borrow_mut()).map_err(TestCaseError::fail)?;
     }
     Ok(())
 }
@@ -48,7 +48,7 @@ fn check(case: &Case, tally: &RefCell<Tally>) -> Result<(), TestCaseError> {
 fn generated_tenants_mean_the_same_everywhere() {
     let first = from_environment("CANAL_SEED").unwrap_or(1);
     let count = from_environment("CANAL_TENANTS").unwrap_or(TENANTS);
-    let tally = RefCell::new(Tally::default());
+    let tally = RefCell::new(RoutingTally::default());
     for seed in (first..).take(usize::try_from(count).expect("a count")) {
         let mut runner = runner(seed);
         let tree = cases().new_tree(&mut runner).expect("a tenant");
@@ -69,7 +69,7 @@ fn generated_tenants_mean_the_same_everywhere() {
     }
 }
 
-/// A seed that is printed must bring the same tenant back.
+/// A printed seed must reproduce the same tenant.
 #[test]
 fn a_seed_names_a_tenant() {
     let made = |seed| format!("{:?}", cases().new_tree(&mut runner(seed)).expect("a tenant").current());

@@ -1,20 +1,20 @@
-//! Policies on the guard that data planes judge with: generated ones, and those of the golden files, held against the oracle. Every tenant
-//! has a seed of its own, which a failure prints: `CANAL_SEED=<seed>` begins there, `CANAL_TENANTS=<count>` says how many follow.
+//! Compares the policy sets of data planes with the oracle, for generated policies and for those of the golden files. Every tenant has its
+//! own seed, which a failure prints: `CANAL_SEED=<seed>` starts there, `CANAL_TENANTS=<count>` sets the number of tenants.
 
 use std::cell::RefCell;
 use std::path::Path;
 
 use canal_compiler::generate_authorization::{facts, policies};
-use canal_differential::guarded::{Guarded, Tally};
+use canal_differential::authorization::{AuthorizationTally, PolicyComparison};
 use canal_differential::policy::{Policy, files, name_of};
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// `make soak PART=compare`, which builds for release, has the whole numbers.
+/// `make soak PART=compare` builds for release and runs the full number.
 const TENANTS: u64 = if cfg!(debug_assertions) { 600 } else { 4_000 };
 const COMPARISONS_LEAST: usize = if cfg!(debug_assertions) { 50_000 } else { 300_000 };
-/// Facts that are tried on each golden policy.
+/// Number of attribute sets that are tried on each golden policy.
 const FACTS: usize = 200;
 
 fn from_environment(name: &str) -> Option<u64> {
@@ -32,12 +32,12 @@ fn runner(seed: u64) -> TestRunner {
 fn generated_policies_mean_the_same_to_the_guard() {
     let first = from_environment("CANAL_SEED").unwrap_or(1);
     let count = from_environment("CANAL_TENANTS").unwrap_or(TENANTS);
-    let tally = RefCell::new(Tally::default());
+    let tally = RefCell::new(AuthorizationTally::default());
     for seed in (first..).take(usize::try_from(count).expect("a count")) {
         let mut runner = runner(seed);
         let tree = policies().new_tree(&mut runner).expect("a tenant");
         let outcome = runner.run_one(tree, |made| {
-            Guarded::of(&made.case.input()).compare(&made.facts, &mut tally.borrow_mut()).map_err(TestCaseError::fail)
+            PolicyComparison::of(&made.case.input()).compare(&made.facts, &mut tally.borrow_mut()).map_err(TestCaseError::fail)
         });
         if let Err(error) = outcome {
             let why = match error {
@@ -59,23 +59,23 @@ fn generated_policies_mean_the_same_to_the_guard() {
 #[test]
 fn golden_policies_mean_the_same_to_the_guard() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/compiler");
-    let mut tally = Tally::default();
+    let mut tally = AuthorizationTally::default();
     for (seed, path) in (1..).zip(files(&folder)) {
         let policy = Policy::read_only(&path);
         let facts = vec(facts(), FACTS).new_tree(&mut runner(seed)).expect("facts").current();
-        let compared = Guarded::of(&policy.input()).compare(&facts, &mut tally);
+        let compared = PolicyComparison::of(&policy.input()).compare(&facts, &mut tally);
         compared.unwrap_or_else(|why| panic!("{}: {why}", name_of(&path)));
     }
     println!("{tally:?}");
     assert!(tally.comparisons >= 5_000, "{tally:?}");
 }
 
-/// A golden policy, some lines of which are lost, doubled, swapped or bent.
+/// Returns a golden policy with some lines removed, doubled, swapped or altered.
 fn bent(text: &str, seed: u64) -> String {
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
     let mut state = seed;
     let mut next = |below: usize| {
-        // A plain generator is enough to choose lines.
+        // A simple generator is enough to choose lines.
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         usize::try_from(state >> 33).unwrap_or_default() % below
     };
@@ -93,20 +93,20 @@ fn bent(text: &str, seed: u64) -> String {
     lines.join("\n")
 }
 
-/// Whatever the compiler makes of a broken policy, the wire takes it, and the guard and the oracle read the same in it.
+/// Whatever the compiler makes of a broken policy, the wire format accepts it, and the policy set and the oracle interpret it alike.
 #[test]
 fn bent_policies_travel_and_mean_the_same_to_the_guard() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../golden/compiler");
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"));
     let shop = read("_shop.yaml");
-    let mut tally = Tally::default();
+    let mut tally = AuthorizationTally::default();
     for name in ["authorization", "authorization-keys", "authorization-broken", "authentication", "peers", "trust"] {
         let own = read(&format!("{name}.yaml"));
         for seed in 0..if cfg!(debug_assertions) { 150 } else { 1_000 } {
             let texts = [("_shop.yaml".to_owned(), shop.clone()), (format!("{name}.yaml"), bent(&own, seed))];
             let policy = Policy::of(&texts);
             let facts = vec(facts(), 4).new_tree(&mut runner(seed)).expect("facts").current();
-            let compared = Guarded::of(&policy.input()).compare(&facts, &mut tally);
+            let compared = PolicyComparison::of(&policy.input()).compare(&facts, &mut tally);
             compared.unwrap_or_else(|why| panic!("{name}, seed {seed}: {why}\n{}", texts[1].1));
         }
     }

@@ -1,17 +1,17 @@
-//! At the edges of what the compiler lets through: a router takes all of it, since a rule that it refused would have had no diagnostic.
-//! [`Trial::of`] fails if a router finds fault. Where the compiler's limits are is for its own tests.
+//! Inputs at the compiler's limits: a router accepts everything that the compiler accepts, because a rule that a router refused would have
+//! no diagnostic. [`RoutingComparison::of`] fails if a router refuses a rule. The compiler's own tests check where its limits are.
 
 use std::fmt::Write;
 
 use canal_compiler::limits::{REGEX_BYTES_MAX, REGEX_NESTING_MAX};
-use canal_compiler::oracle::{Request, Verdict};
+use canal_compiler::oracle::{OracleRequest, RoutingVerdict};
 use canal_differential::policy::Policy;
-use canal_differential::{Tally, Trial};
+use canal_differential::{RoutingComparison, RoutingTally};
 
 const SHOP: &str = include_str!("../cases/_shop.yaml");
 
-/// The shop with these rules of one HTTPRoute on `web`.
-fn trial(hosts: &str, rules: &str) -> Trial {
+/// Compiles the shop with these rules of one HTTPRoute on `web`.
+fn comparison(hosts: &str, rules: &str) -> RoutingComparison {
     let parents = r#"[{group: "", kind: Service, name: web, port: 80}]"#;
     let metadata = "{name: r, namespace: shop}";
     let route = format!(
@@ -19,15 +19,15 @@ fn trial(hosts: &str, rules: &str) -> Trial {
          parentRefs: {parents}\n  hostnames: {hosts}\n  rules:\n{rules}"
     );
     let policy = Policy::of(&[("shop".to_owned(), SHOP.to_owned()), ("route".to_owned(), route)]);
-    Trial::of(&policy.input()).expect("the tenant is valid")
+    RoutingComparison::of(&policy.input()).expect("the tenant is valid")
 }
 
 fn rule(matches: &str) -> String {
     format!("  - {{matches: [{{{matches}}}], backendRefs: [{{name: web, port: 80}}]}}\n")
 }
 
-fn get(target: &str, host: &str, header: Option<&str>) -> Request {
-    Request {
+fn get(target: &str, host: &str, header: Option<&str>) -> OracleRequest {
+    OracleRequest {
         service: "alpha/shop/web".parse().unwrap(),
         port: 80,
         host: host.to_owned(),
@@ -37,12 +37,12 @@ fn get(target: &str, host: &str, header: Option<&str>) -> Request {
     }
 }
 
-fn is_split(trial: &Trial, request: &Request) -> bool {
-    let verdict = trial.compare(request, &mut Tally::default()).unwrap_or_else(|difference| panic!("{difference}"));
-    matches!(verdict, Verdict::Split { .. })
+fn is_split(comparison: &RoutingComparison, request: &OracleRequest) -> bool {
+    let verdict = comparison.compare(request, &mut RoutingTally::default()).unwrap_or_else(|difference| panic!("{difference}"));
+    matches!(verdict, RoutingVerdict::Split { .. })
 }
 
-/// One pattern as a path and as a header, just inside of a limit and just beyond.
+/// One pattern as a path and as a header, just within a limit and just beyond it.
 #[test]
 fn one_regular_expression() {
     let nested = |depth: usize, open: &str, close: &str| format!("{}a{}", open.repeat(depth), close.repeat(depth));
@@ -63,7 +63,7 @@ fn one_regular_expression() {
     ] {
         let path = rule(&format!("path: {{type: RegularExpression, value: '/{pattern}'}}"));
         let header = rule(&format!("path: {{value: /h}}, headers: [{{name: x-a, value: '{pattern}', type: RegularExpression}}]"));
-        let trial = trial("[]", &(path + &header));
+        let comparison = comparison("[]", &(path + &header));
         let fits = if what == "length" {
             pattern.clone()
         } else if what == "memory" {
@@ -72,12 +72,12 @@ fn one_regular_expression() {
             "a".to_owned()
         };
         for request in [get(&format!("/{fits}"), "web", None), get("/h", "web", Some(&fits))] {
-            assert_eq!(is_split(&trial, &request), accepted, "{what}: {request:?}");
+            assert_eq!(is_split(&comparison, &request), accepted, "{what}: {request:?}");
         }
     }
 }
 
-/// As many as a service may have, for several hosts: each host has an automaton of its own.
+/// The maximum number for a service, for several hosts: each host has its own automaton.
 #[test]
 fn all_regular_expressions_of_a_service() {
     for hosts in ["[]", "[a.example.com, '*.example.com', b.example.com]"] {
@@ -87,12 +87,12 @@ fn all_regular_expressions_of_a_service() {
             let header = "headers: [{name: x-a, value: '[ab]+', type: RegularExpression}]";
             write!(rules, "{}", rule(&format!("path: {{type: RegularExpression, value: '{pattern}'}}, {header}"))).unwrap();
         }
-        let trial = trial(hosts, &rules);
-        // The oracle compiles every expression anew for every request: few requests are enough.
+        let comparison = comparison(hosts, &rules);
+        // The oracle compiles every expression again for every request, so few requests are enough.
         for (number, fits) in [(0, true), (1, true), (30, true), (199, false)] {
             let path = format!("/{number}{}", "abc".repeat(300));
             for (header, holds) in [("ab", true), ("c", false)] {
-                assert_eq!(is_split(&trial, &get(&path, "a.example.com", Some(header))), fits && holds, "{number} on {hosts}");
+                assert_eq!(is_split(&comparison, &get(&path, "a.example.com", Some(header))), fits && holds, "{number} on {hosts}");
             }
         }
     }

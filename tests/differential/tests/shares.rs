@@ -1,41 +1,41 @@
-//! Weighted picks: what `canal_router::pick` gives over many numbers against the weights of compiled splits. Not which endpoint serves a
-//! share.
+//! Weighted splits: compares the results of `canal_router::pick` over many numbers with the weights of compiled splits. It does not test
+//! which endpoint serves a share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use canal_compiler::generate::cases;
-use canal_compiler::oracle::Verdict;
+use canal_compiler::oracle::RoutingVerdict;
 use canal_differential::policy::{Policy, files};
 use canal_differential::probe::probes;
-use canal_differential::{Tally, Trial};
+use canal_differential::{RoutingComparison, RoutingTally};
 use canal_model::program::{Backend, BackendTarget, Labels};
-use canal_router::{NO_WEIGHT_STATUS, Pick, pick};
+use canal_router::{BackendChoice, NO_WEIGHT_STATUS, pick};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 
-/// Where a pick went: to a service's port and subset, or to a refusal.
-type Share = Result<(String, u16, Labels), (u16, String)>;
+/// Result of a weighted split: a service's port and subset, or a refusal.
+type SplitOutcome = Result<(String, u16, Labels), (u16, String)>;
 
-fn share(target: &BackendTarget) -> Share {
+fn share(target: &BackendTarget) -> SplitOutcome {
     match target {
         BackendTarget::Service { service, port, subset } => Ok((service.to_string(), *port, subset.clone())),
         BackendTarget::Refuse { status, reason } => Err((*status, reason.clone())),
     }
 }
 
-fn picked(split: &[Backend], random: u64) -> Share {
+fn picked(split: &[Backend], random: u64) -> SplitOutcome {
     match pick(split, random) {
-        Pick::Backend { place, backend } => {
+        BackendChoice::Backend { place, backend } => {
             assert_eq!(&split[place], backend, "the place is the backend's");
             share(&backend.target)
         }
-        Pick::Refuse { status, reason } => Err((status, reason.to_owned())),
+        BackendChoice::Refuse { status, reason } => Err((status, reason.to_owned())),
     }
 }
 
-/// The weights by where they lead; two backends may lead to the same.
-fn weights(split: &[Backend]) -> BTreeMap<Share, u64> {
+/// Returns the weights by destination; two backends may have the same destination.
+fn weights(split: &[Backend]) -> BTreeMap<SplitOutcome, u64> {
     let mut weights = BTreeMap::new();
     for backend in split.iter().filter(|backend| backend.weight > 0) {
         *weights.entry(share(&backend.target)).or_default() += u64::from(backend.weight);
@@ -43,11 +43,11 @@ fn weights(split: &[Backend]) -> BTreeMap<Share, u64> {
     weights
 }
 
-/// Over one full cycle (the `total` numbers that are spread evenly over all 64 bits) every share is exactly its weight.
+/// Over one full cycle (the `total` numbers that are spread evenly over all 64 bits) every share equals its weight exactly.
 fn check_cycle(split: &[Backend]) {
     let expected = weights(split);
     let total: u64 = expected.values().sum();
-    let mut counts: BTreeMap<Share, u64> = BTreeMap::new();
+    let mut counts: BTreeMap<SplitOutcome, u64> = BTreeMap::new();
     for turn in 0..total {
         let random = (u128::from(turn) << 64).div_ceil(u128::from(total));
         *counts.entry(picked(split, u64::try_from(random).expect("less than 2^64"))).or_default() += 1;
@@ -55,10 +55,10 @@ fn check_cycle(split: &[Backend]) {
     assert_eq!(counts, expected, "{split:?}");
 }
 
-/// Steele, Lea, Flood: splitmix64. Deterministic, and good enough for a chi-square.
-struct Numbers(u64);
+/// A splitmix64 generator (Steele, Lea, Flood). It is deterministic, and good enough for a chi-square test.
+struct PickRandom(u64);
 
-impl Numbers {
+impl PickRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -67,13 +67,13 @@ impl Numbers {
     }
 }
 
-/// Chi-square over random numbers. Its mean is the degrees of freedom `k`, its deviation `sqrt(2k)`: seven of those and some are never
-/// chance, and a share that is wrong by a few per cent is far beyond.
+/// Chi-square test over random numbers. The mean is the degrees of freedom `k`, the deviation `sqrt(2k)`. More than seven deviations are
+/// never chance, and a share that is wrong by a few per cent is far beyond that.
 fn check_chi_square(split: &[Backend], draws: u64) {
     let expected = weights(split);
     let total: u64 = expected.values().sum();
-    let mut numbers = Numbers(total);
-    let mut counts: BTreeMap<Share, u64> = BTreeMap::new();
+    let mut numbers = PickRandom(total);
+    let mut counts: BTreeMap<SplitOutcome, u64> = BTreeMap::new();
     for _ in 0..draws {
         *counts.entry(picked(split, numbers.next())).or_default() += 1;
     }
@@ -89,13 +89,13 @@ fn check_chi_square(split: &[Backend], draws: u64) {
     assert!(chi_square <= freedom + 7.0 * (2.0 * freedom).sqrt() + 10.0, "{chi_square} for {freedom} degrees: {counts:?} of {split:?}");
 }
 
-/// All splits that requests to these tenants meet.
+/// Returns all splits that requests to these tenants meet.
 fn compiled_splits() -> BTreeSet<String> {
     let mut seen = BTreeSet::new();
-    let mut meet = |trial: &Trial| {
-        let mut tally = Tally::default();
-        for request in probes(&trial.ir) {
-            let Ok(Verdict::Split { backends, .. }) = trial.compare(&request, &mut tally) else { continue };
+    let mut meet = |comparison: &RoutingComparison| {
+        let mut tally = RoutingTally::default();
+        for request in probes(&comparison.ir) {
+            let Ok(RoutingVerdict::Split { backends, .. }) = comparison.compare(&request, &mut tally) else { continue };
             if seen.insert(format!("{backends:?}")) {
                 check_cycle(&backends);
             }
@@ -103,12 +103,12 @@ fn compiled_splits() -> BTreeSet<String> {
     };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for path in files(&root.join("../golden/compiler")).into_iter().chain(files(&root.join("cases"))) {
-        Trial::of(&Policy::read(&path).input()).iter().for_each(&mut meet);
+        RoutingComparison::of(&Policy::read(&path).input()).iter().for_each(&mut meet);
     }
     let mut runner = TestRunner::deterministic();
     for _ in 0..40 {
         let case = cases().new_tree(&mut runner).expect("a tenant").current();
-        Trial::of(&case.input()).iter().for_each(&mut meet);
+        RoutingComparison::of(&case.input()).iter().for_each(&mut meet);
     }
     seen
 }
@@ -149,13 +149,13 @@ fn cycles_are_exact_at_the_edges() {
     for weights in [&[1][..], &[1, 1, 1], &[0, 0, 5, 0], &[1_000_000, 1], &[1, 1_000_000, 0], &[3, 7, 11, 13]] {
         check_cycle(&split(weights));
     }
-    // The least and the greatest number meet the first and the last share, never one without weight.
+    // The smallest and the largest number select the first and the last share, never one without weight.
     for (weights, first, last) in [(&[0, 2, 0][..], 1, 1), (&[5, 1, 0], 0, 1), (&[0, 1, 1_000_000], 1, 2)] {
         let split = split(weights);
         assert_eq!(picked(&split, 0), share(&split[first].target), "{weights:?}");
         assert_eq!(picked(&split, u64::MAX), share(&split[last].target), "{weights:?}");
     }
     for nothing in [&[][..], &[0], &[0, 0]] {
-        assert!(matches!(pick(&split(nothing), 1), Pick::Refuse { status: NO_WEIGHT_STATUS, .. }), "{nothing:?}");
+        assert!(matches!(pick(&split(nothing), 1), BackendChoice::Refuse { status: NO_WEIGHT_STATUS, .. }), "{nothing:?}");
     }
 }

@@ -1,5 +1,5 @@
-//! The controller's services as any token holder can call them, from any host: certificates, subscriptions, the operators' API. Judges
-//! nothing.
+//! The controller's services as any holder of a token can call them, from any host: certificates, subscriptions, the operators' API. It
+//! does not check the results.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,12 +18,12 @@ use canal_world::World;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint};
 use tonic::{Request, Status};
 
-/// How long a call may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// After so long without a message a subscription has said all.
+/// Timeout of a call.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Time without a message after which a subscription counts as complete.
 const QUIET: Duration = Duration::from_millis(1500);
 
-/// Who calls, from where, with which token.
+/// The host and the token of a call.
 #[derive(Clone)]
 pub struct Caller<'c> {
     world: &'c World,
@@ -32,19 +32,19 @@ pub struct Caller<'c> {
 }
 
 impl<'c> Caller<'c> {
-    /// With the token of the host itself.
+    /// Uses the token of the host itself.
     pub fn as_itself(world: &'c World, host: &'c str) -> Self {
         Self::with_token_of(world, host, host)
     }
 
-    /// With another's token.
-    pub fn with_token_of(world: &'c World, host: &'c str, whose: &str) -> Self {
-        let path = world.dir().join("tokens").join(format!("{whose}.token"));
+    /// Uses another host's token.
+    pub fn with_token_of(world: &'c World, host: &'c str, owner: &str) -> Self {
+        let path = world.dir().join("tokens").join(format!("{owner}.token"));
         let token = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         Self { world, host, token }
     }
 
-    /// With a token of this text.
+    /// Uses a token with this text.
     pub fn with_token(world: &'c World, host: &'c str, token: &str) -> Self {
         Self { world, host, token: token.to_owned() }
     }
@@ -65,16 +65,16 @@ impl<'c> Caller<'c> {
             runtime.block_on(async {
                 let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name(CONTROLLER_NAME);
                 let endpoint = Endpoint::from_shared(format!("https://{address}:{CONTROLLER_PORT}")).and_then(|e| e.tls_config(tls));
-                let endpoint = endpoint.expect("an endpoint").connect_timeout(PATIENCE);
+                let endpoint = endpoint.expect("an endpoint").connect_timeout(TIMEOUT);
                 let channel = endpoint.connect().await.map_err(|e| Status::unavailable(format!("{e:?}")))?;
                 let late = |_| Status::deadline_exceeded("no answer in time");
-                tokio::time::timeout(PATIENCE * 2, work(channel)).await.map_err(late)?
+                tokio::time::timeout(TIMEOUT * 2, work(channel)).await.map_err(late)?
             })
         };
         self.world.inside(self.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", self.host))
     }
 
-    /// Asks for a certificate. `service` is the `Service` of the metadata. The answer is the chain, PEM.
+    /// Requests a certificate. `service` is the `Service` of the metadata. The result is the chain in PEM.
     pub fn certificate(&self, identity: &str, csr: &str, service: Option<&str>) -> Result<Vec<String>, Status> {
         use prost_types::value::Kind;
         let text = |value: &str| prost_types::Value { kind: Some(Kind::StringValue(value.to_owned())) };
@@ -89,7 +89,7 @@ impl<'c> Caller<'c> {
         })
     }
 
-    /// Subscribes to names of a type (none: the wildcard) and gives the names of what it is told until nothing more comes.
+    /// Subscribes to names of a type (none: the wildcard), and returns the names of the resources that arrive until no more come.
     pub fn subscribe(&self, node: &str, type_url: &str, names: &[&str]) -> Result<Vec<String>, Status> {
         let first = DeltaDiscoveryRequest {
             node: Some(Node { id: node.to_owned(), ..Node::default() }),
@@ -107,27 +107,27 @@ impl<'c> Caller<'c> {
             while let Ok(Some(response)) = tokio::time::timeout(QUIET, stream.message()).await.unwrap_or(Ok(None)) {
                 told.extend(response.resources.into_iter().map(|resource| resource.name));
             }
-            // Told until here: the stream must not end before.
+            // The stream must stay open until here.
             drop(sender);
             Ok(told)
         })
     }
 
-    /// Applies objects for a tenant. Errors: refused by who calls; what is wrong with the objects is in the answer.
+    /// Applies objects for a tenant. An error means that the caller is refused; problems with the objects are in the response.
     pub fn apply(&self, tenant: &str, yaml: &str) -> Result<ApplyResponse, Status> {
         let files = vec![File { path: "objects.yaml".into(), yaml: yaml.into() }];
         let request = self.request(ApplyRequest { tenant: tenant.into(), files, dry_run: false });
         self.call(|channel| async move { Ok(AdminClient::new(channel).apply(request).await?.into_inner()) })
     }
 
-    /// Asks what applying objects would change; nothing is changed.
+    /// Requests the changes that applying the objects would make; nothing is changed.
     pub fn diff(&self, tenant: &str, yaml: &str) -> Result<ApplyResponse, Status> {
         let files = vec![File { path: "objects.yaml".into(), yaml: yaml.into() }];
         let request = self.request(ApplyRequest { tenant: tenant.into(), files, dry_run: true });
         self.call(|channel| async move { Ok(AdminClient::new(channel).apply(request).await?.into_inner()) })
     }
 
-    /// All objects of a tenant, YAML.
+    /// Returns all objects of a tenant as YAML.
     pub fn get(&self, tenant: &str) -> Result<Vec<String>, Status> {
         let request = self.request(GetRequest { tenant: tenant.into(), ..GetRequest::default() });
         let objects = self.call(|channel| async move { Ok(AdminClient::new(channel).get(request).await?.into_inner().objects) })?;
@@ -141,7 +141,7 @@ impl<'c> Caller<'c> {
         self.call(|channel| async move { AdminClient::new(channel).delete(request).await.map(drop) })
     }
 
-    /// What is said of a tenant anywhere: the controller's status, its fleet and its authorities, as text.
+    /// Returns everything that the controller shows of a tenant as text: its status, its fleet and its CAs.
     pub fn overview(&self) -> Result<String, Status> {
         let (status, fleet) = (self.request(StatusRequest {}), self.request(FleetRequest {}));
         let trust = self.request(TrustRequest::default());
@@ -160,13 +160,13 @@ impl<'c> Caller<'c> {
         self.call(|channel| async move { AdminClient::new(channel).drain_replica(request).await.map(drop) })
     }
 
-    /// Puts it back.
+    /// Puts a drained replica back into service.
     pub fn undrain(&self, replica: &str) -> Result<(), Status> {
         let request = self.request(ReplicaRequest { name: replica.into() });
         self.call(|channel| async move { AdminClient::new(channel).undrain_replica(request).await.map(drop) })
     }
 
-    /// Begins the replacement of a tenant's root.
+    /// Starts the rotation of a tenant's root.
     pub fn rotate(&self, tenant: &str) -> Result<(), Status> {
         let request = self.request(RotateRequest { tenant: tenant.into(), force: false });
         self.call(|channel| async move { AdminClient::new(channel).rotate_root(request).await.map(drop) })
@@ -179,7 +179,7 @@ impl<'c> Caller<'c> {
         self.call(|channel| async move { AdminClient::new(channel).revoke(request).await.map(drop) })
     }
 
-    /// Takes that back.
+    /// Restores a revoked identity.
     pub fn restore(&self, tenant: &str, identity: &str) -> Result<(), Status> {
         let message = RevokeRequest { tenant: tenant.into(), identity: identity.into(), ..RevokeRequest::default() };
         let request = self.request(message);

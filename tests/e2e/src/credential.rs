@@ -1,5 +1,5 @@
-//! Certificates with their keys, as an adversary has them: taken from files, made up by an authority of its own, or none. Proves nothing, and
-//! trusts every server.
+//! Certificates with their keys, as an attacker has them: stolen from files, issued by the attacker's own CA, or none. It verifies nothing
+//! and trusts every server.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use time::{Duration, OffsetDateTime};
 
 /// A chain and the key of its first certificate, PEM.
 #[derive(Clone)]
-pub struct Credential {
-    /// Leaf first.
+pub struct PemCredential {
+    /// Certificates in PEM, leaf first.
     pub chain: String,
-    /// PKCS#8.
+    /// Private key in PKCS#8.
     pub key: String,
 }
 
-impl Credential {
-    /// Steals from a data plane's directory what it keeps for an identity whose end is this.
+impl PemCredential {
+    /// Steals the credential of an identity with this suffix from a data plane's directory.
     pub fn stolen(certs: &Path, identity_end: &str) -> Self {
         let entries = std::fs::read_dir(certs).unwrap_or_else(|e| panic!("{}: {e}", certs.display()));
-        let kept = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
-        let found = kept.filter(|kept| kept["identity"].as_str().is_some_and(|id| id.ends_with(identity_end))).last();
+        let stored = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
+        let found = stored.filter(|stored| stored["identity"].as_str().is_some_and(|id| id.ends_with(identity_end))).last();
         let found = found.unwrap_or_else(|| panic!("no certificate of …{identity_end} in {}", certs.display()));
         let text = |field: &str| found[field].as_str().unwrap_or_else(|| panic!("{field} is missing")).to_owned();
         Self { chain: text("chain"), key: text("key") }
@@ -42,12 +42,12 @@ impl Credential {
     }
 }
 
-/// A client's TLS 1.3 that believes every server.
-pub(crate) fn client(credential: Option<&Credential>, alpn: &[u8]) -> Arc<ClientConfig> {
+/// Returns a TLS 1.3 client that trusts every server.
+pub(crate) fn client(credential: Option<&PemCredential>, alpn: &[u8]) -> Arc<ClientConfig> {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone()).with_protocol_versions(&[&rustls::version::TLS13]);
-    let builder = builder.expect("TLS 1.3").dangerous().with_custom_certificate_verifier(Arc::new(Gullible(provider)));
-    let mut config = match credential.map(Credential::parsed) {
+    let builder = builder.expect("TLS 1.3").dangerous().with_custom_certificate_verifier(Arc::new(TrustAnyServer(provider)));
+    let mut config = match credential.map(PemCredential::parsed) {
         Some((chain, key)) => builder.with_client_auth_cert(chain, key).expect("the key of the certificate"),
         None => builder.with_no_client_auth(),
     };
@@ -56,9 +56,9 @@ pub(crate) fn client(credential: Option<&Credential>, alpn: &[u8]) -> Arc<Client
 }
 
 #[derive(Debug)]
-struct Gullible(Arc<CryptoProvider>);
+struct TrustAnyServer(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for Gullible {
+impl ServerCertVerifier for TrustAnyServer {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -93,29 +93,29 @@ impl ServerCertVerifier for Gullible {
     }
 }
 
-/// What a leaf shall be; the default is one that every member of the mesh would take.
+/// Properties of a leaf certificate. The default is one that every member of the mesh would accept.
 #[derive(Clone)]
 pub struct Leaf {
-    /// URI SANs.
+    /// URI SANs of the certificate.
     pub identities: Vec<String>,
-    /// DNS SANs.
+    /// DNS SANs of the certificate.
     pub names: Vec<String>,
-    /// Seconds from now.
+    /// Start of validity in seconds from now.
     pub not_before: i64,
-    /// Seconds from now.
+    /// End of validity in seconds from now.
     pub not_after: i64,
-    /// For servers and clients; else for code signing only.
+    /// True for a certificate of servers and clients; otherwise it is for code signing only.
     pub for_tls: bool,
-    /// It says that it is an authority.
+    /// True if the certificate claims to be a CA.
     pub authority: bool,
-    /// Bytes of an extension that nobody knows, to make it large.
+    /// Bytes of an unknown extension, which makes the certificate large.
     pub padding: usize,
-    /// 1 to 127.
+    /// Serial number, 1 to 127.
     pub serial: u8,
 }
 
 impl Leaf {
-    /// A good one for this identity.
+    /// Creates a valid leaf for this identity.
     pub fn of(identity: &str) -> Self {
         Self {
             identities: vec![identity.into()],
@@ -129,16 +129,16 @@ impl Leaf {
         }
     }
 
-    /// A good one for a web server of this name.
+    /// Creates a valid leaf for a web server with this name.
     pub fn named(name: &str) -> Self {
         Self { identities: Vec::new(), names: vec![name.into()], ..Self::of("") }
     }
 }
 
-/// An authority of a test's own: what a tenant, another mesh or an adversary would have.
-pub struct Authority {
+/// A test's own CA, as a tenant, another mesh or an attacker would have it.
+pub struct TestAuthority {
     issuer: CertifiedIssuer<'static, KeyPair>,
-    /// Of those above it, its own certificate first; empty for a root.
+    /// Certificates above this CA, its own first; empty for a root.
     above: Vec<String>,
 }
 
@@ -158,31 +158,31 @@ fn pair() -> KeyPair {
     KeyPair::generate().expect("a key pair")
 }
 
-impl Authority {
-    /// A new root.
+impl TestAuthority {
+    /// Creates a new root.
     pub fn root(name: &str) -> Self {
         Self { issuer: CertifiedIssuer::self_signed(ca_params(name), pair()).expect("a root"), above: Vec::new() }
     }
 
-    /// One below it.
+    /// Creates an intermediate below this CA.
     pub fn intermediate(&self, name: &str) -> Self {
         let issuer = CertifiedIssuer::signed_by(ca_params(name), pair(), &self.issuer).expect("an intermediate");
         let above = std::iter::once(issuer.pem()).chain(self.above.clone()).collect();
         Self { issuer, above }
     }
 
-    /// Its own certificate, PEM.
+    /// Returns the CA's own certificate, PEM.
     pub fn pem(&self) -> String {
         self.issuer.pem()
     }
 
-    /// Its key, PEM.
+    /// Returns the CA's key, PEM.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }
 
-    /// Makes a certificate, with the intermediates up to its root.
-    pub fn issue(&self, leaf: &Leaf) -> Credential {
+    /// Issues a certificate, with the intermediates up to its root.
+    pub fn issue(&self, leaf: &Leaf) -> PemCredential {
         let key = pair();
         let now = OffsetDateTime::now_utc();
         let mut params = CertificateParams::default();
@@ -206,10 +206,10 @@ impl Authority {
         }
         let own = params.signed_by(&key, &self.issuer).expect("a leaf").pem();
         let chain = std::iter::once(own).chain(self.above.clone()).collect();
-        Credential { chain, key: key.serialize_pem() }
+        PemCredential { chain, key: key.serialize_pem() }
     }
 
-    /// A list of revoked serials (RFC 5280 §5), PEM.
+    /// Returns a CRL with these serials (RFC 5280 §5), PEM.
     pub fn revoke(&self, serials: &[u8], number: u64) -> String {
         let now = OffsetDateTime::now_utc();
         let revoked = |serial: &u8| RevokedCertParams {
@@ -230,7 +230,7 @@ impl Authority {
     }
 }
 
-/// A request for a certificate (PKCS#10, PEM) with these identities in it.
+/// Returns a certificate signing request (PKCS#10, PEM) with these identities.
 pub fn request(identities: &[&str]) -> String {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -238,7 +238,7 @@ pub fn request(identities: &[&str]) -> String {
     params.serialize_request(&pair()).expect("a request").pem().expect("PEM")
 }
 
-/// The same, with the key.
+/// Returns such a request together with its key.
 pub fn request_with_key(identities: &[&str]) -> (String, String) {
     let key = pair();
     let mut params = CertificateParams::default();

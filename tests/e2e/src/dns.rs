@@ -1,4 +1,4 @@
-//! DNS as a client without a resolver library speaks it, from a host's namespace: one question, one server, no retries. Judges nothing.
+//! A DNS client without a resolver library, in a host's namespace: one query, one server, no retries. It does not check the results.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
@@ -8,20 +8,20 @@ use canal_world::World;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
 
-/// How long a server may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Timeout of a query.
+const TIMEOUT: Duration = Duration::from_secs(1);
 const PORT: u16 = 53;
 
-/// What a server said.
+/// Response of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
-    /// How it went, as RFC 1035 4.1.1 names it.
+pub struct DnsAnswer {
+    /// Response code, RFC 1035 4.1.1.
     pub code: ResponseCode,
-    /// The addresses, in order, and for how many seconds each may be kept.
+    /// Addresses in order, each with its TTL in seconds.
     pub addresses: Vec<(IpAddr, u32)>,
 }
 
-/// A question for the addresses of one family.
+/// Returns a query for the addresses of one family.
 pub fn query(name: &str, is_v6: bool) -> Vec<u8> {
     let name = Name::from_ascii(name).unwrap_or_else(|e| panic!("{name}: {e}"));
     let mut message = Message::new();
@@ -30,17 +30,22 @@ pub fn query(name: &str, is_v6: bool) -> Vec<u8> {
     message.to_vec().expect("a short question")
 }
 
-fn read(bytes: &[u8]) -> Option<Answer> {
+fn read(bytes: &[u8]) -> Option<DnsAnswer> {
     let message = Message::from_vec(bytes).ok()?;
     let addresses = message.answers().iter().filter_map(|record| Some((record.data().ip_addr()?, record.ttl()))).collect();
-    Some(Answer { code: message.response_code(), addresses })
+    Some(DnsAnswer { code: message.response_code(), addresses })
 }
 
 /// Asks over UDP. `None`: no answer in time, or none that can be read.
-pub fn ask_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<Answer> {
+pub fn query_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
+    ask_udp_within(TIMEOUT, world, host, server, question)
+}
+
+/// The same with another patience: for who must be answered, on whatever machine.
+pub fn ask_udp_within(timeout: Duration, world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
     let any = if server.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = world.inside(host, || UdpSocket::bind(any)).unwrap_or_else(|e| panic!("{host}: {e}")).ok()?;
-    socket.set_read_timeout(Some(PATIENCE)).ok()?;
+    socket.set_read_timeout(Some(timeout)).ok()?;
     socket.connect((server, PORT)).ok()?;
     socket.send(question).ok()?;
     let mut room = [0; 2048];
@@ -48,11 +53,11 @@ pub fn ask_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Op
     read(&room[..length])
 }
 
-/// Asks over TCP (RFC 1035 4.2.2).
-pub fn ask_tcp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<Answer> {
-    let dial = || TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), PATIENCE);
+/// Sends the query over TCP (RFC 1035 4.2.2).
+pub fn query_tcp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
+    let dial = || TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), TIMEOUT);
     let mut stream = world.inside(host, dial).unwrap_or_else(|e| panic!("{host}: {e}")).ok()?;
-    stream.set_read_timeout(Some(PATIENCE)).ok()?;
+    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
     let length = u16::try_from(question.len()).ok()?;
     stream.write_all(&[&length.to_be_bytes()[..], question].concat()).ok()?;
     let mut length = [0; 2];

@@ -1,5 +1,5 @@
-//! Floods by hand, from a host's network namespace: many connections that are opened and held, in each state in which a connection can be left.
-//! Each is bounded in count and time. Judges nothing.
+//! Floods from a host's network namespace: many connections that are opened and then held in one of the states in which a connection can be
+//! left. Each flood is bounded in number and time. It does not check the results.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,55 +12,55 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use crate::credential::{self, Credential};
+use crate::credential::{self, PemCredential};
 
-/// Connections that are being opened at the same time.
+/// Maximum number of connections that open at the same time.
 const OPENING_MAX: usize = 64;
-/// How long one connection may take to be opened.
+/// Timeout for opening one connection.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is done with each connection once TCP is open.
+/// State in which each connection is held once TCP is open.
 #[derive(Clone)]
 pub enum Hold<'f> {
-    /// Nothing is sent.
+    /// Sends nothing.
     Silent,
-    /// These bytes are sent, and no more.
+    /// Sends these bytes and no more.
     Bytes(Vec<u8>),
-    /// These bytes are sent one by one, this long apart.
+    /// Sends these bytes one by one, with this interval.
     Drip(Vec<u8>, Duration),
-    /// These bytes are sent again and again, as fast as they are taken, and nothing is read.
+    /// Sends these bytes repeatedly, as fast as they are accepted, and reads nothing.
     Flood(Vec<u8>),
-    /// TLS is established (ALPN `h2`), and nothing follows.
-    Tls(Option<&'f Credential>),
-    /// TLS and HTTP/2 are established, and so many CONNECT streams are opened to this authority, each with this many bytes of payload offered;
-    /// nothing of the answers is read.
-    Streams { credential: &'f Credential, authority: &'f str, streams: usize, payload: usize },
-    /// TLS and HTTP/2 are established, and CONNECT streams are opened and reset at once until the time is over.
-    Resets { credential: &'f Credential, authority: &'f str },
+    /// Completes the TLS handshake (ALPN `h2`) and sends nothing more.
+    Tls(Option<&'f PemCredential>),
+    /// Completes TLS and HTTP/2, and opens `streams` CONNECT streams to this authority. Each stream offers `payload` bytes; no response is
+    /// read.
+    Streams { credential: &'f PemCredential, authority: &'f str, streams: usize, payload: usize },
+    /// Completes TLS and HTTP/2, then opens CONNECT streams and resets them at once until the time is over.
+    Resets { credential: &'f PemCredential, authority: &'f str },
 }
 
-/// Connections to be opened and held.
+/// Connections that are opened and held.
 #[derive(Clone)]
-pub struct Flood<'f> {
-    /// From whose network namespace.
+pub struct ConnectionFlood<'f> {
+    /// Host whose network namespace is used.
     pub host: &'f str,
     pub to: SocketAddr,
     pub connections: usize,
     pub hold: Hold<'f>,
-    /// When it ends; a connection that the other side closed before is opened anew.
+    /// Duration of the flood. A connection that the other side closes earlier is opened again.
     pub lasts: Duration,
 }
 
-/// What came of a flood.
+/// Result of a flood.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct FloodReport {
-    /// TCP connections that were opened, those that were opened anew among them.
+    /// Number of TCP connections that were opened, repeated ones included.
     pub opened: u64,
-    /// Connections that could not be opened, or not brought into the state to be held.
+    /// Number of connections that could not be opened, or not brought into their state.
     pub refused: u64,
 }
 
-impl Flood<'_> {
+impl ConnectionFlood<'_> {
     /// Opens the connections, holds them until the time is over, and closes them.
     pub fn run(&self, world: &World) -> FloodReport {
         let all = || {
@@ -86,7 +86,7 @@ impl Flood<'_> {
             let Ok(Ok(tcp)) = opened else {
                 report.refused += 1;
                 drop(permit);
-                // Not a busy loop where everything is refused.
+                // The pause avoids a busy loop if everything is refused.
                 sleep(Duration::from_millis(100)).await;
                 continue;
             };
@@ -101,7 +101,7 @@ impl Flood<'_> {
     }
 }
 
-/// Brings a connection into its state and stays until the other side ends it; an error is one before the state was reached.
+/// Brings a connection into its state and waits until the other side ends it. An error means that the state was not reached.
 async fn hold(hold: &Hold<'_>, mut tcp: TcpStream, opening: tokio::sync::SemaphorePermit<'_>) -> std::io::Result<()> {
     match hold {
         Hold::Silent => drop(opening),
@@ -151,13 +151,13 @@ async fn until_closed(mut stream: impl tokio::io::AsyncRead + Unpin) -> std::io:
 
 async fn establish(
     tcp: TcpStream,
-    credential: &Credential,
+    credential: &PemCredential,
     opening: tokio::sync::SemaphorePermit<'_>,
 ) -> std::io::Result<h2::client::SendRequest<bytes::Bytes>> {
     let tls = TlsConnector::from(credential::client(Some(credential), b"h2")).connect(hbone(), tcp).await?;
     let (client, connection) = h2::client::handshake(tls).await.map_err(std::io::Error::other)?;
     tokio::spawn(async move {
-        // How it ends shows at its streams.
+        // The streams show how the connection ended.
         let _ = connection.await;
     });
     drop(opening);
@@ -180,12 +180,12 @@ async fn open_streams(
         let (response, mut into) = client.send_request(connect(authority), false).map_err(std::io::Error::other)?;
         if payload > 0 {
             into.reserve_capacity(payload);
-            // More than the window is queued here, and nothing of what comes back is read.
+            // More than the window is queued here, and no response data is read.
             let _ = into.send_data(vec![b'x'; payload].into(), false);
         }
         held.push((response, into));
     }
-    // Ends with the connection.
+    // The connection ends with this stream.
     let (response, _into) = held.pop().ok_or_else(|| std::io::Error::other("no stream"))?;
     let mut body = response.await.map_err(std::io::Error::other)?.into_body();
     while body.data().await.is_some_and(|data| data.is_ok()) {
@@ -215,7 +215,7 @@ pub fn churn(world: &World, host: &str, to: SocketAddr, lasts: Duration) -> Floo
                     match timeout(OPEN_TIMEOUT, TcpStream::connect(to)).await {
                         Ok(Ok(tcp)) => {
                             report.opened += 1;
-                            // A reset instead of a close, so that ports do not run out in TIME_WAIT.
+                            // A reset instead of a close prevents ports from running out in TIME_WAIT.
                             let _ = tcp.set_zero_linger();
                         }
                         _ => report.refused += 1,

@@ -1,4 +1,5 @@
-//! HBONE by hand, from a host's network namespace: any certificate, any CONNECT, any headers. Never by way of capture. Judges nothing.
+//! An HBONE client in a host's network namespace: any certificate, any CONNECT, any headers. It is never captured. It does not check the
+//! results.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -10,101 +11,101 @@ use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::credential::{self, Credential};
+use crate::credential::{self, PemCredential};
 
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// So much of an answer is read.
+/// Timeout of each step.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum bytes of a response that are read.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// A tunnel to be opened.
+/// A tunnel that is to be opened.
 #[derive(Clone)]
-pub struct Tunnel<'t> {
-    /// From whose network namespace.
+pub struct TunnelRequest<'t> {
+    /// Host whose network namespace is used.
     pub host: &'t str,
-    /// The HBONE listener.
+    /// Address of the HBONE listener.
     pub to: SocketAddr,
-    /// What is shown; `None`: no certificate.
-    pub credential: Option<&'t Credential>,
-    /// The method; CONNECT is what is served.
+    /// Client certificate; `None`: no certificate.
+    pub credential: Option<&'t PemCredential>,
+    /// Method of the request. Only CONNECT is served.
     pub method: &'t str,
-    /// What CONNECT names.
+    /// Authority of the CONNECT request.
     pub authority: &'t str,
-    /// Further headers.
+    /// Additional headers.
     pub headers: Vec<(&'t str, &'t str)>,
-    /// What is sent into the tunnel.
+    /// Bytes that are sent into the tunnel.
     pub send: &'t [u8],
 }
 
-impl<'t> Tunnel<'t> {
-    /// A well-formed one that asks for a page in the tunnel.
-    pub fn new(host: &'t str, to: SocketAddr, credential: Option<&'t Credential>, authority: &'t str) -> Self {
+impl<'t> TunnelRequest<'t> {
+    /// Creates a valid request that fetches a page through the tunnel.
+    pub fn new(host: &'t str, to: SocketAddr, credential: Option<&'t PemCredential>, authority: &'t str) -> Self {
         let send = b"GET /blob?size=1 HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
         Self { host, to, credential, method: "CONNECT", authority, headers: Vec::new(), send }
     }
 
-    /// With a header.
+    /// Adds a header.
     pub fn with(mut self, name: &'t str, value: &'t str) -> Self {
         self.headers.push((name, value));
         self
     }
 }
 
-/// What came of a tunnel.
+/// Result of a tunnel attempt.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Opened {
-    /// TCP did not get there.
+pub enum TunnelAttempt {
+    /// The TCP connection failed.
     Unreachable(String),
-    /// TLS or HTTP/2 ended before an answer.
+    /// TLS or HTTP/2 ended before a response.
     Refused(String),
-    /// CONNECT was answered so.
+    /// CONNECT got this status.
     Status(u16),
-    /// CONNECT was answered with 200, and this came out of the tunnel.
+    /// CONNECT got 200, and the tunnel returned this text.
     Open(String),
 }
 
-impl Opened {
-    /// Whether an application answered.
+impl TunnelAttempt {
+    /// Returns whether an application responded.
     pub fn reached(&self) -> bool {
         matches!(self, Self::Open(answer) if answer.starts_with("HTTP/1.1 2"))
     }
 }
 
-/// Opens a tunnel and says what came of it.
-pub fn tunnel(world: &World, tunnel: &Tunnel<'_>) -> Opened {
+/// Opens a tunnel and returns the result.
+pub fn tunnel(world: &World, tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     let attempt = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, open(tunnel)).await })
+        runtime.block_on(async { tokio::time::timeout(TIMEOUT, open(tunnel)).await })
     };
     match world.inside(tunnel.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", tunnel.host)) {
         Ok(opened) => opened,
-        Err(_) => Opened::Refused("no answer in time".into()),
+        Err(_) => TunnelAttempt::Refused("no answer in time".into()),
     }
 }
 
-/// What came of many tunnels, each on a connection of its own.
+/// Result of many tunnels, each on its own connection.
 #[derive(Debug, Default)]
-pub struct Load {
-    /// So many reached an application.
+pub struct TunnelLoad {
+    /// Number of tunnels that reached an application.
     pub reached: u64,
-    /// So many only when they were tried once more, at once, as everybody does who keeps connections in a pool.
+    /// Number of tunnels that reached an application only at an immediate second attempt, as clients with a connection pool make it.
     pub again: u64,
-    /// What came of the others.
-    pub failed: Vec<Opened>,
-    /// The slowest that reached one.
+    /// Results of the other tunnels.
+    pub failed: Vec<TunnelAttempt>,
+    /// Time of the slowest tunnel that reached an application.
     pub slowest: Duration,
 }
 
-/// Opens tunnels from so many clients at once, again and again, for so long. Each is a new connection with a new handshake.
-pub fn load(world: &World, tunnel: &Tunnel<'_>, clients: usize, seconds: u64) -> Load {
+/// Opens tunnels repeatedly from this many clients at once for `seconds`. Each is a new connection with a new handshake.
+pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: u64) -> TunnelLoad {
     let until = Instant::now() + Duration::from_secs(seconds);
     let client = async || {
-        let mut load = Load::default();
+        let mut load = TunnelLoad::default();
         while Instant::now() < until {
             let started = Instant::now();
             let attempt = async || {
-                let late = |_| Opened::Refused("no answer in time".into());
-                tokio::time::timeout(PATIENCE, open(tunnel)).await.unwrap_or_else(late)
+                let late = |_| TunnelAttempt::Refused("no answer in time".into());
+                tokio::time::timeout(TIMEOUT, open(tunnel)).await.unwrap_or_else(late)
             };
             let mut opened = attempt().await;
             if !opened.reached() {
@@ -125,7 +126,7 @@ pub fn load(world: &World, tunnel: &Tunnel<'_>, clients: usize, seconds: u64) ->
         runtime.block_on(futures::future::join_all((0..clients).map(|_| client())))
     };
     let loads = world.inside(tunnel.host, all).unwrap_or_else(|e| panic!("{}: {e}", tunnel.host));
-    loads.into_iter().fold(Load::default(), |sum, one| Load {
+    loads.into_iter().fold(TunnelLoad::default(), |sum, one| TunnelLoad {
         reached: sum.reached + one.reached,
         again: sum.again + one.again,
         failed: sum.failed.into_iter().chain(one.failed).collect(),
@@ -133,32 +134,32 @@ pub fn load(world: &World, tunnel: &Tunnel<'_>, clients: usize, seconds: u64) ->
     })
 }
 
-async fn open(tunnel: &Tunnel<'_>) -> Opened {
+async fn open(tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     let tcp = match TcpStream::connect(tunnel.to).await {
         Ok(tcp) => tcp,
-        Err(e) => return Opened::Unreachable(e.to_string()),
+        Err(e) => return TunnelAttempt::Unreachable(e.to_string()),
     };
     let name = ServerName::try_from("hbone").expect("a name");
     let tls = match TlsConnector::from(credential::client(tunnel.credential, b"h2")).connect(name, tcp).await {
         Ok(tls) => tls,
-        Err(e) => return Opened::Refused(format!("TLS: {e}")),
+        Err(e) => return TunnelAttempt::Refused(format!("TLS: {e}")),
     };
     let (client, connection) = match h2::client::handshake(tls).await {
         Ok(both) => both,
-        Err(e) => return Opened::Refused(format!("HTTP/2: {e}")),
+        Err(e) => return TunnelAttempt::Refused(format!("HTTP/2: {e}")),
     };
     let driver = tokio::spawn(connection);
     match ask(tunnel, client).await {
         Ok(opened) => opened,
-        // The connection knows better why a stream failed: TLS tells a client of its certificate late.
+        // The connection knows the reason of a failed stream better: TLS 1.3 reports a refused client certificate late.
         Err(e) => match tokio::time::timeout(Duration::from_millis(200), driver).await {
-            Ok(Ok(Err(why))) => Opened::Refused(format!("{e}: {why:?}")),
-            _ => Opened::Refused(e.to_string()),
+            Ok(Ok(Err(why))) => TunnelAttempt::Refused(format!("{e}: {why:?}")),
+            _ => TunnelAttempt::Refused(e.to_string()),
         },
     }
 }
 
-async fn ask(tunnel: &Tunnel<'_>, client: h2::client::SendRequest<Bytes>) -> Result<Opened, h2::Error> {
+async fn ask(tunnel: &TunnelRequest<'_>, client: h2::client::SendRequest<Bytes>) -> Result<TunnelAttempt, h2::Error> {
     let mut request = Request::builder().method(tunnel.method).uri(tunnel.authority);
     for (name, value) in &tunnel.headers {
         request = request.header(*name, *value);
@@ -168,9 +169,9 @@ async fn ask(tunnel: &Tunnel<'_>, client: h2::client::SendRequest<Bytes>) -> Res
     let (response, mut into) = client.send_request(request, false)?;
     let response = response.await?;
     if response.status() != 200 {
-        return Ok(Opened::Status(response.status().as_u16()));
+        return Ok(TunnelAttempt::Status(response.status().as_u16()));
     }
-    // The stream may be reset meanwhile; what came out of it tells.
+    // The stream may be reset meanwhile; the output of the tunnel shows the result.
     let _ = into.send_data(Bytes::copy_from_slice(tunnel.send), false);
     let mut out = response.into_body();
     let mut answer = Vec::new();
@@ -181,5 +182,5 @@ async fn ask(tunnel: &Tunnel<'_>, client: h2::client::SendRequest<Bytes>) -> Res
             break;
         }
     }
-    Ok(Opened::Open(String::from_utf8_lossy(&answer).into_owned()))
+    Ok(TunnelAttempt::Open(String::from_utf8_lossy(&answer).into_owned()))
 }

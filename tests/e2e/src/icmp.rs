@@ -1,5 +1,5 @@
-//! Raw ICMP in a host's network namespace: sends echoes and datagrams, and hears answers and errors as the wire has them, before any kernel
-//! has interpreted them. Judges nothing.
+//! Raw ICMP in a host's network namespace: sends echo requests and datagrams, and receives replies and errors as they arrive, before any
+//! kernel interprets them. It does not check the results.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -8,28 +8,28 @@ use std::time::{Duration, Instant};
 use canal_world::World;
 use socket2::{Domain, Protocol, Socket, Type};
 
-/// An ICMP packet that a host heard.
+/// An ICMP packet that a host received.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Heard {
-    /// Who sent it.
+pub struct IcmpPacket {
+    /// Source address.
     pub from: IpAddr,
-    /// Its type and code.
+    /// ICMP type and code.
     pub kind: (u8, u8),
-    /// What a "fragmentation needed" or "packet too big" tells, bytes; other errors: meaningless.
+    /// MTU of a "fragmentation needed" or "packet too big" in bytes; meaningless for other errors.
     pub mtu: u32,
-    /// An error's subject: from where, to where (address and port), by which protocol.
+    /// Packet that an error is about: source, destination (address and port) and protocol.
     pub about: Option<(SocketAddr, SocketAddr, u8)>,
 }
 
-/// Every ICMP packet of one family that comes to a host.
+/// Receiver of all ICMP packets of one family that arrive at a host.
 pub struct Icmp {
-    /// A raw socket in std's clothes: its `recv_from` takes any socket, and initialises the bytes that it gives.
+    /// A raw socket in the type of std's UDP socket: its `recv_from` works with any socket, and initializes the bytes that it returns.
     socket: UdpSocket,
     is_v6: bool,
 }
 
 impl Icmp {
-    /// Hears from now on.
+    /// Starts to receive.
     pub fn open(world: &World, host: &str, is_v6: bool) -> Self {
         let (domain, protocol) = if is_v6 { (Domain::IPV6, Protocol::ICMPV6) } else { (Domain::IPV4, Protocol::ICMPV4) };
         let socket = world.inside(host, || Socket::new(domain, Type::RAW, Some(protocol)));
@@ -42,7 +42,7 @@ impl Icmp {
         let mut packet = vec![if self.is_v6 { 128 } else { 8 }, 0, 0, 0, 0xca, 0x0a];
         packet.extend(sequence.to_be_bytes());
         packet.extend([0x55; 56]);
-        // The kernel sums up ICMPv6 itself: only it knows the pseudo header.
+        // The kernel computes the ICMPv6 checksum itself, because only it knows the pseudo header.
         if !self.is_v6 {
             let sum = checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -50,16 +50,16 @@ impl Icmp {
         self.socket.send_to(&packet, (to, 0)).map(drop)
     }
 
-    /// The next packet within this time, or none.
-    pub fn hear(&self, within: Duration) -> Option<Heard> {
+    /// Returns the next packet within this time, if there is one.
+    pub fn receive(&self, within: Duration) -> Option<IcmpPacket> {
         let (started, mut room) = (Instant::now(), [0; 2048]);
         loop {
             let left = within.checked_sub(started.elapsed()).filter(|left| !left.is_zero())?;
             self.socket.set_read_timeout(Some(left)).expect("a time that is not zero");
             match self.socket.recv_from(&mut room) {
                 Ok((length, from)) => {
-                    if let Some(heard) = read(&room[..length], from.ip(), self.is_v6) {
-                        return Some(heard);
+                    if let Some(received) = read(&room[..length], from.ip(), self.is_v6) {
+                        return Some(received);
                     }
                 }
                 Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted) => {}
@@ -68,19 +68,19 @@ impl Icmp {
         }
     }
 
-    /// The next packet for which `is_it` holds, within this time.
-    pub fn hear_one(&self, within: Duration, is_it: impl Fn(&Heard) -> bool) -> Option<Heard> {
+    /// Returns the next packet within this time for which `is_it` is true.
+    pub fn receive_one(&self, within: Duration, is_it: impl Fn(&IcmpPacket) -> bool) -> Option<IcmpPacket> {
         let started = Instant::now();
         loop {
-            let heard = self.hear(within.checked_sub(started.elapsed())?)?;
-            if is_it(&heard) {
-                return Some(heard);
+            let received = self.receive(within.checked_sub(started.elapsed())?)?;
+            if is_it(&received) {
+                return Some(received);
             }
         }
     }
 }
 
-/// RFC 1071.
+/// Computes the checksum of RFC 1071.
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(*pair.get(1).unwrap_or(&0)));
     let sum: u32 = words.sum();
@@ -88,8 +88,8 @@ fn checksum(bytes: &[u8]) -> u16 {
     !((sum + (sum >> 16)) as u16)
 }
 
-/// IPv4's raw sockets give the IP header too (raw(7)), IPv6's do not.
-fn read(bytes: &[u8], from: IpAddr, is_v6: bool) -> Option<Heard> {
+/// Parses a packet. IPv4's raw sockets return the IP header too (raw(7)), IPv6's do not.
+fn read(bytes: &[u8], from: IpAddr, is_v6: bool) -> Option<IcmpPacket> {
     let header = if is_v6 { 0 } else { usize::from(bytes.first()? & 0xf) * 4 };
     let icmp = bytes.get(header..)?;
     let kind = (*icmp.first()?, *icmp.get(1)?);
@@ -99,7 +99,7 @@ fn read(bytes: &[u8], from: IpAddr, is_v6: bool) -> Option<Heard> {
     };
     let is_error = if is_v6 { kind.0 < 128 } else { matches!(kind.0, 3 | 11 | 12) };
     let about = if is_error { embedded(icmp.get(8..)?, is_v6) } else { None };
-    Some(Heard { from, kind, mtu, about })
+    Some(IcmpPacket { from, kind, mtu, about })
 }
 
 fn embedded(packet: &[u8], is_v6: bool) -> Option<(SocketAddr, SocketAddr, u8)> {

@@ -1,133 +1,140 @@
-//! The key server's protocol by hand, from a host's network namespace: any certificate on the channel, any request, any bytes. Judges nothing.
+//! A client of the key server's protocol in a host's network namespace: any certificate on the channel, any request, any bytes. It does not
+//! check the results.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use canal_model::identity::Identity;
-use canal_wire::keyrpc::{ALPN, Begin, KeyName, PORT, Request, Response, Role, split};
+use canal_wire::keyrpc::{ALPN, HandshakeRequest, HandshakeRole, KeyName, KeyRequest, KeyResponse, PORT, split};
 use canal_world::World;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-use crate::credential::{self, Credential};
+use crate::credential::{self, PemCredential};
 
-/// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout of a response.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What a key server did.
+/// Reply of a key server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
-    /// TCP did not get there.
+pub enum KeyServerReply {
+    /// The TCP connection failed.
     Unreachable(String),
     /// The channel ended: TLS, or the protocol.
     Closed(String),
-    /// It refused, by this name.
+    /// The key server refused, with this reason.
     Refused(String),
-    /// It signed.
+    /// The key server signed.
     Signature(usize),
-    /// It began or went on with a handshake.
+    /// The key server started or continued a handshake.
     Handshake,
-    /// A chain, DER, leaf first.
+    /// A chain in DER, leaf first.
     Certificates(Vec<Vec<u8>>),
-    /// It lives.
+    /// The key server responded to a ping.
     Pong,
 }
 
-/// A host with a channel to a key server that it may or may not have a right to.
+/// A host with a channel to a key server, with or without the right to use it.
 #[derive(Clone, Copy)]
 pub struct Requester<'r> {
-    /// The world.
+    /// World of the hosts.
     pub world: &'r World,
-    /// From whose network namespace.
+    /// Host whose network namespace is used.
     pub host: &'r str,
-    /// The key server's host.
+    /// Host of the key server.
     pub server: &'r str,
-    /// What is shown.
-    pub credential: Option<&'r Credential>,
+    /// Client certificate of the channel.
+    pub credential: Option<&'r PemCredential>,
 }
 
 impl Requester<'_> {
-    /// Asks for a signature over what looks like TLS 1.3's CertificateVerify of a client (RFC 8446 §4.4.3).
-    pub fn sign(&self, key: KeyName) -> Answer {
+    /// Requests a signature over data that looks like the CertificateVerify of a TLS 1.3 client (RFC 8446 §4.4.3).
+    pub fn sign(&self, key: KeyName) -> KeyServerReply {
         let input = [&[0x20; 64][..], b"TLS 1.3, client CertificateVerify\0", &[7; 32]].concat();
-        self.ask(&Request::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 3000, input: &input })
+        self.ask(&KeyRequest::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 3000, input: &input })
     }
 
-    /// Asks for a key's certificates.
-    pub fn chain(&self, key: KeyName) -> Answer {
-        self.ask(&Request::Chain { key })
+    /// Requests a key's certificates.
+    pub fn chain(&self, key: KeyName) -> KeyServerReply {
+        self.ask(&KeyRequest::Chain { key })
     }
 
-    /// Asks for a handshake as a client.
-    pub fn begin(&self, identity: Identity) -> Answer {
-        let begin =
-            Begin { expected: vec![identity.clone()], identity, role: Role::Client, alpn: vec![b"h2"], deadline_ms: 3000, bytes: &[] };
-        self.ask(&Request::Begin(begin))
+    /// Requests a handshake as a client.
+    pub fn begin(&self, identity: Identity) -> KeyServerReply {
+        let begin = HandshakeRequest {
+            expected: vec![identity.clone()],
+            identity,
+            role: HandshakeRole::Client,
+            alpn: vec![b"h2"],
+            deadline_ms: 3000,
+            bytes: &[],
+        };
+        self.ask(&KeyRequest::Begin(begin))
     }
 
-    /// Asks whether it lives.
-    pub fn ping(&self) -> Answer {
-        self.ask(&Request::Ping)
+    /// Sends a ping.
+    pub fn ping(&self) -> KeyServerReply {
+        self.ask(&KeyRequest::Ping)
     }
 
-    fn ask(&self, request: &Request<'_>) -> Answer {
+    fn ask(&self, request: &KeyRequest<'_>) -> KeyServerReply {
         let mut bytes = Vec::new();
         request.encode(1, &mut bytes).expect("a request that can be sent");
         self.send(&bytes)
     }
 
-    /// Sends bytes on a new channel and gives the first answer.
-    pub fn send(&self, bytes: &[u8]) -> Answer {
+    /// Sends bytes on a new channel and returns the first reply.
+    pub fn send(&self, bytes: &[u8]) -> KeyServerReply {
         let address = self.world.host(self.server).ok().and_then(|host| host.ip4()).expect("the key server's address");
         let attempt = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async { tokio::time::timeout(PATIENCE, self.exchange((address, PORT).into(), bytes)).await })
+            runtime.block_on(async { tokio::time::timeout(TIMEOUT, self.exchange((address, PORT).into(), bytes)).await })
         };
         match self.world.inside(self.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", self.host)) {
             Ok(answer) => answer,
-            Err(_) => Answer::Unreachable("no answer in time".into()),
+            Err(_) => KeyServerReply::Unreachable("no answer in time".into()),
         }
     }
 
-    async fn exchange(&self, to: SocketAddr, bytes: &[u8]) -> Answer {
+    async fn exchange(&self, to: SocketAddr, bytes: &[u8]) -> KeyServerReply {
         let tcp = match TcpStream::connect(to).await {
             Ok(tcp) => tcp,
-            Err(e) => return Answer::Unreachable(e.to_string()),
+            Err(e) => return KeyServerReply::Unreachable(e.to_string()),
         };
         let connector = TlsConnector::from(credential::client(self.credential, ALPN));
         let name = ServerName::try_from("keyserver").expect("a name");
         let mut tls = match connector.connect(name, tcp).await {
             Ok(tls) => tls,
-            Err(e) => return Answer::Closed(format!("TLS: {e}")),
+            Err(e) => return KeyServerReply::Closed(format!("TLS: {e}")),
         };
         if let Err(e) = tls.write_all(bytes).await {
-            return Answer::Closed(e.to_string());
+            return KeyServerReply::Closed(e.to_string());
         }
-        let mut heard = Vec::new();
+        let mut received = Vec::new();
         loop {
-            match split(&heard) {
+            match split(&received) {
                 Ok(Some((frame, _))) => return read(frame.response()),
                 Ok(None) => {}
-                Err(e) => return Answer::Closed(e.to_string()),
+                Err(e) => return KeyServerReply::Closed(e.to_string()),
             }
-            match tls.read_buf(&mut heard).await {
-                Ok(0) => return Answer::Closed("the end".into()),
+            match tls.read_buf(&mut received).await {
+                Ok(0) => return KeyServerReply::Closed("the end".into()),
                 Ok(_) => {}
-                Err(e) => return Answer::Closed(e.to_string()),
+                Err(e) => return KeyServerReply::Closed(e.to_string()),
             }
         }
     }
 }
 
-fn read(response: Result<Response<'_>, canal_wire::keyrpc::Malformed>) -> Answer {
+fn read(response: Result<KeyResponse<'_>, canal_wire::keyrpc::FrameError>) -> KeyServerReply {
     match response {
-        Ok(Response::Refused { name, .. }) => Answer::Refused(name.name().to_owned()),
-        Ok(Response::Signature { bytes }) => Answer::Signature(bytes.len()),
-        Ok(Response::Certificates { chain }) => Answer::Certificates(chain.into_iter().map(<[u8]>::to_vec).collect()),
-        Ok(Response::Send { .. } | Response::Done(_)) => Answer::Handshake,
-        Ok(Response::Pong) => Answer::Pong,
-        Err(e) => Answer::Closed(e.to_string()),
+        Ok(KeyResponse::Refused { name, .. }) => KeyServerReply::Refused(name.name().to_owned()),
+        Ok(KeyResponse::Signature { bytes }) => KeyServerReply::Signature(bytes.len()),
+        Ok(KeyResponse::Certificates { chain }) => KeyServerReply::Certificates(chain.into_iter().map(<[u8]>::to_vec).collect()),
+        Ok(KeyResponse::Send { .. } | KeyResponse::Done(_)) => KeyServerReply::Handshake,
+        Ok(KeyResponse::Pong) => KeyServerReply::Pong,
+        Err(e) => KeyServerReply::Closed(e.to_string()),
     }
 }

@@ -1,8 +1,9 @@
-//! A mesh in a world for the end-to-end tests: brings it up, runs clients in its pods, reads its counters and raw packets, and gives what
-//! they said; and speaks the mesh's own protocols by hand, as an adversary would. Of tests it knows nothing.
+//! A mesh in a world for the end-to-end tests: brings it up, runs clients in its pods, reads its counters and raw packets, and returns
+//! their output. It also speaks the mesh's own protocols directly, as an attacker would. It knows nothing about tests.
 
 #![forbid(unsafe_code)]
 
+mod client_outcome;
 pub mod controller;
 pub mod credential;
 mod dns;
@@ -13,13 +14,12 @@ pub mod keys;
 pub mod memory;
 mod mesh;
 pub mod raw;
-mod said;
 mod standstill;
 mod wait;
 
-pub use dns::{Answer, ask_tcp, ask_udp, query};
-pub use icmp::{Heard, Icmp};
+pub use client_outcome::ClientOutcome;
+pub use dns::{DnsAnswer, ask_udp_within, query, query_tcp, query_udp};
+pub use icmp::{Icmp, IcmpPacket};
 pub use mesh::{Mesh, bin, root};
-pub use said::Said;
 pub use standstill::measure;
 pub use wait::until;

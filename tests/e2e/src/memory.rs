@@ -1,5 +1,5 @@
-//! Looks for private keys where none may be: in all that a process can write to, and in files. An ECDSA P-256 key is known by its public half:
-//! every place that could hold 32 bytes of key is multiplied out. Says what it found; judges nothing.
+//! Searches for private keys where none may be: in all memory that a process can write, and in files. It recognizes an ECDSA P-256 key by
+//! its public key: it computes the point for every 32 bytes that could be a scalar. It reports what it finds and does not assess it.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -10,29 +10,29 @@ use aws_lc_rs::agreement::{ECDH_P256, PrivateKey};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
-/// Length of a P-256 scalar, bytes.
+/// Length of a P-256 scalar in bytes.
 const SCALAR: usize = 32;
-/// Memory is read in pieces of this size, which overlap by what a key may need.
+/// Memory is read in chunks of this size, which overlap by the length of a key.
 const PIECE: usize = 4 << 20;
 const OVERLAP: usize = 4096;
-/// Memory that was never written to is skipped in pieces of this size.
+/// Memory that was never written is skipped in units of this size.
 const PAGE: usize = 4096;
-/// Random bytes repeat so seldom: of 32, at least so many differ. One key in 10^9 would be missed.
+/// Minimum number of different bytes among 32. Random bytes repeat so rarely that one key in 10^9 would be missed.
 const DIFFERENT_MIN: usize = 20;
 
-/// Public keys as points (SEC 1 §2.3.3, uncompressed), and whose each is.
+/// Owner of each public key, by its point (SEC 1 §2.3.3, uncompressed).
 pub type Publics = HashMap<Vec<u8>, String>;
 
 /// A private key that was found.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Found {
-    /// Whose it is.
-    pub whose: String,
-    /// Where it was.
+pub struct FoundKey {
+    /// Owner of the key.
+    pub owner: String,
+    /// Location of the key.
     pub place: String,
 }
 
-/// The point of a certificate's P-256 key.
+/// Returns the point of a certificate's P-256 key.
 pub fn point(certificate_der: &[u8]) -> Vec<u8> {
     // AlgorithmIdentifier of id-ecPublicKey with prime256v1, then a BIT STRING of 66 bytes with no unused bits (RFC 5480 §2).
     let before: &[u8] = &[
@@ -44,8 +44,8 @@ pub fn point(certificate_der: &[u8]) -> Vec<u8> {
     certificate_der[at..at + 65].to_vec()
 }
 
-/// Everything a process can write to.
-pub fn in_process(pid: u32, publics: &Publics) -> Vec<Found> {
+/// Searches all memory that a process can write.
+pub fn in_process(pid: u32, publics: &Publics) -> Vec<FoundKey> {
     let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
     let memory = File::open(format!("/proc/{pid}/mem")).unwrap_or_else(|e| panic!("process {pid}: {e}"));
     let mut found = Vec::new();
@@ -61,12 +61,12 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<Found> {
         let (mut at, end) = (number(from), number(to));
         while at < end {
             let mut piece = vec![0; PIECE.min((end - at) as usize)];
-            // A page may vanish meanwhile; what cannot be read holds nothing.
+            // A page may vanish meanwhile; unreadable memory contains nothing.
             let length = memory.read_at(&mut piece, at).unwrap_or(0);
             if length == 0 {
                 break;
             }
-            found.extend(in_bytes(&piece[..length], publics).into_iter().map(|whose| Found { whose, place: format!("memory {line}") }));
+            found.extend(in_bytes(&piece[..length], publics).into_iter().map(|owner| FoundKey { owner, place: format!("memory {line}") }));
             at += (length.max(OVERLAP + 1) - OVERLAP) as u64;
             if length <= OVERLAP {
                 break;
@@ -78,19 +78,19 @@ pub fn in_process(pid: u32, publics: &Publics) -> Vec<Found> {
     found
 }
 
-/// Every file below a directory.
-pub fn in_files(dir: &Path, publics: &Publics) -> Vec<Found> {
+/// Searches every file below a directory.
+pub fn in_files(dir: &Path, publics: &Publics) -> Vec<FoundKey> {
     let mut found = Vec::new();
     let mut dirs: Vec<PathBuf> = vec![dir.to_owned()];
     while let Some(dir) = dirs.pop() {
         for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
             let (path, kind) = (entry.path(), entry.file_type());
             match kind {
-                // The kernel's objects are no files.
+                // The kernel's BPF objects are not files.
                 Ok(kind) if kind.is_dir() && !path.ends_with("bpffs") => dirs.push(path),
                 Ok(kind) if kind.is_file() => {
                     let bytes = std::fs::read(&path).unwrap_or_default();
-                    found.extend(in_bytes(&bytes, publics).into_iter().map(|whose| Found { whose, place: path.display().to_string() }));
+                    found.extend(in_bytes(&bytes, publics).into_iter().map(|owner| FoundKey { owner, place: path.display().to_string() }));
                 }
                 _ => {}
             }
@@ -101,14 +101,14 @@ pub fn in_files(dir: &Path, publics: &Publics) -> Vec<Found> {
     found
 }
 
-/// Raw, in DER and in PEM.
+/// Searches bytes for raw, DER and PEM keys.
 fn in_bytes(bytes: &[u8], publics: &Publics) -> Vec<String> {
     let mut found = Vec::new();
-    let mut look = |scalar: &[u8]| found.extend(whose(scalar, publics));
+    let mut look = |scalar: &[u8]| found.extend(owner(scalar, publics));
     let (zeros, last) = ([0; PAGE + SCALAR], bytes.len().saturating_sub(SCALAR - 1));
     let mut at = 0;
     while at < last {
-        // Most memory was never written to.
+        // Most memory was never written.
         if at.is_multiple_of(PAGE) && bytes[at..].starts_with(&zeros) {
             at += PAGE;
             continue;
@@ -116,7 +116,7 @@ fn in_bytes(bytes: &[u8], publics: &Publics) -> Vec<String> {
         look(&bytes[at..at + SCALAR]);
         at += 8;
     }
-    // ECPrivateKey (RFC 5915): version 1, then an OCTET STRING of 32 bytes, at any place.
+    // ECPrivateKey (RFC 5915): version 1, then an OCTET STRING of 32 bytes, at any offset.
     let header: &[u8] = &[0x02, 0x01, 0x01, 0x04, 0x20];
     for at in memchr::memmem::find_iter(bytes, header) {
         look(bytes.get(at + header.len()..at + header.len() + SCALAR).unwrap_or_default());
@@ -129,7 +129,7 @@ fn in_bytes(bytes: &[u8], publics: &Publics) -> Vec<String> {
     found
 }
 
-/// What stands in PEM as a private key; a newline may be written as one, or as JSON writes it.
+/// Decodes PEM private keys; a newline may also be written as in JSON.
 fn pem(bytes: &[u8]) -> Vec<Vec<u8>> {
     let mark = b"PRIVATE KEY-----";
     let marks = memchr::memmem::find_iter(bytes, mark).map(|at| at + mark.len());
@@ -140,9 +140,9 @@ fn pem(bytes: &[u8]) -> Vec<Vec<u8>> {
     texts.filter_map(|text| STANDARD.decode(text).ok()).collect()
 }
 
-/// Whose key 32 bytes are, as they stand or from their end, as big numbers lie in memory.
-fn whose(scalar: &[u8], publics: &Publics) -> Option<String> {
-    // The commonest of what is no key, found cheaply: a word of zeros.
+/// Returns the owner of a key of 32 bytes, in the given or in reverse order, because big numbers may be stored little-endian.
+fn owner(scalar: &[u8], publics: &Publics) -> Option<String> {
+    // Cheap check for the most common bytes that are not a key: a word of zeros.
     if scalar.len() != SCALAR || scalar[..8] == [0; 8] || scalar[24..] == [0; 8] {
         return None;
     }
@@ -161,13 +161,13 @@ fn whose(scalar: &[u8], publics: &Publics) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::credential::{Authority, Leaf};
+    use crate::credential::{Leaf, TestAuthority};
     use rustls::pki_types::CertificateDer;
     use rustls::pki_types::pem::PemObject;
 
     #[test]
     fn a_key_is_found_in_every_form() {
-        let credential = Authority::root("r").issue(&Leaf::of("spiffe://a/ns/b/sa/c"));
+        let credential = TestAuthority::root("r").issue(&Leaf::of("spiffe://a/ns/b/sa/c"));
         let der = CertificateDer::from_pem_slice(credential.chain.as_bytes()).expect("PEM");
         let publics = Publics::from([(point(&der), "me".to_owned())]);
         let private = pem(credential.key.as_bytes()).remove(0);

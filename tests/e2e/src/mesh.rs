@@ -1,4 +1,4 @@
-//! A world with the whole mesh in it, made from `tests/e2e/worlds/*.yaml`; gone when the test process ends, however it ends.
+//! A world with a complete mesh, made from `tests/e2e/worlds/*.yaml`. It disappears when the test process ends, however it ends.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -7,31 +7,31 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use canal_world::{Options, Topology, World};
+use canal_world::{Topology, World, WorldOptions};
 use serde_json::Value;
 
-use crate::Said;
+use crate::ClientOutcome;
 
-/// All of a mesh must be ready and configured within this time.
+/// The whole mesh must be ready and configured within this time.
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
-/// No client of a test runs longer.
+/// Maximum run time of a test's client.
 const CLIENT_SECONDS: &str = "170";
-/// Where every program of the mesh tells its counters, and how long it may take for that.
+/// Address where every program of the mesh serves its metrics.
 const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 15020);
 const METRICS_WITHIN: Duration = Duration::from_secs(5);
 
-/// The repository.
+/// Returns the folder of the repository.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the crate stands in the repository")
 }
 
-/// The folder of the programs that cargo built as this one: test programs are in `deps` of it.
+/// Returns the folder of the programs that cargo built; test programs are in its `deps`.
 fn built() -> PathBuf {
     let own = std::env::current_exe().expect("a test program has a path");
     own.ancestors().nth(2).expect("a test program is in `deps` of the profile's folder").to_owned()
 }
 
-/// A program of this repository, built in the profile of the tests.
+/// Returns the path of a program of this repository, built in the profile of the tests.
 pub fn bin(name: &str) -> PathBuf {
     let path = built().join(name);
     assert!(
@@ -42,31 +42,33 @@ pub fn bin(name: &str) -> PathBuf {
     path
 }
 
-/// Whether a host of this kind subscribes to the controller, if it has anything to run.
+/// Returns whether a host of this kind subscribes to the controller, if it runs a program at all.
 fn is_subscriber(kind: &str) -> bool {
     ["gateway", "edge", "node", "keyServer"].contains(&kind)
 }
 
-/// A mesh that is up.
+/// A running mesh.
 pub struct Mesh {
-    /// The world it lives in.
+    /// World of the mesh.
     pub world: World,
 }
 
 impl Mesh {
-    /// Brings up `worlds/<file>` under the name `name` and waits until every process is ready and every data plane has all of its configuration.
+    /// Brings up `worlds/<file>` under the name `name`, and waits until every process is ready and every data plane has its complete
+    /// configuration.
     pub fn up(file: &str, name: &str) -> Self {
         Self::up_with(file, name, |_| {})
     }
 
-    /// The same, with the topology changed first.
+    /// Brings up a mesh like [`Mesh::up`], after a change to the topology.
     pub fn up_with(file: &str, name: &str, change: impl FnOnce(&mut Topology)) -> Self {
         Self::up_from(file, name, vec![built(), root().join(".tools/bin")], change)
     }
 
-    /// The same, and wherever the world starts `program.0`, it gets `program.1` of this repository's test programs.
+    /// Brings up a mesh like [`Mesh::up_with`]. Wherever the world starts `program.0`, it starts this repository's test program
+    /// `program.1`.
     pub fn up_in_place_of(file: &str, name: &str, program: (&str, &str), change: impl FnOnce(&mut Topology)) -> Self {
-        // A link in a folder that is looked through first; it stays among the build's files and is the same for every run.
+        // A link in a folder that is searched first; it stays among the build's files and is the same for every run.
         let folder = built().join(program.1).with_extension("instead");
         std::fs::create_dir_all(&folder).expect("a folder for the link");
         let link = folder.join(program.0);
@@ -80,7 +82,7 @@ impl Mesh {
         let mut topology = Topology::load(&path).unwrap_or_else(|problems| panic!("{file}: {problems:?}"));
         topology.name = name.to_string();
         change(&mut topology);
-        let options = Options { ephemeral: true, replace: true, bin_dirs, ..Options::default() };
+        let options = WorldOptions { ephemeral: true, replace: true, bin_dirs, ..WorldOptions::default() };
         bin("canal");
         let world = World::up(&topology, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mesh = Self { world };
@@ -91,11 +93,11 @@ impl Mesh {
         mesh
     }
 
-    /// The last lines of every host's log, for a failing test's output.
+    /// Returns the last lines of every host's log, for a failing test's output.
     pub fn logs(&self) -> String {
         let mut out = String::new();
         for host in self.world.hosts().unwrap_or_default() {
-            let name = &host.seat.name;
+            let name = &host.environment.name;
             let text = self.world.log(name).ok().and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default();
             let last: Vec<&str> = text.lines().rev().take(8).collect();
             out.push_str(&format!("--- {name}\n{}\n", last.into_iter().rev().collect::<Vec<_>>().join("\n")));
@@ -103,7 +105,13 @@ impl Mesh {
         out
     }
 
-    /// A client in a pod or host, bounded in time, its output in pipes.
+    /// Returns all lines of a host's log that contain `text`, for a failing test's output.
+    pub fn log_lines(&self, host: &str, text: &str) -> String {
+        let log = self.world.log(host).ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
+        log.lines().filter(|line| line.contains(text)).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Returns the command of a client in a pod or host, with a time limit and its output in pipes.
     pub(crate) fn command(&self, host: &str, argv: &[&str]) -> Command {
         let mut all = vec!["timeout", "--kill-after=5", CLIENT_SECONDS];
         all.extend(argv);
@@ -113,9 +121,9 @@ impl Mesh {
     }
 
     /// Runs a client in a pod or host to its end.
-    pub fn run(&self, host: &str, argv: &[&str]) -> Said {
+    pub fn run(&self, host: &str, argv: &[&str]) -> ClientOutcome {
         let out = self.command(host, argv).output().unwrap_or_else(|e| panic!("{host}: {}: {e}", argv.join(" ")));
-        Said::new(format!("{host}: {}", argv.join(" ")), out)
+        ClientOutcome::new(format!("{host}: {}", argv.join(" ")), out)
     }
 
     /// Starts a client in a pod or host; [`Mesh::end`] waits for it.
@@ -124,27 +132,27 @@ impl Mesh {
     }
 
     /// Waits for a client that was started with [`Mesh::spawn`].
-    pub fn end(&self, what: &str, child: Child) -> Said {
-        Said::new(what.to_string(), child.wait_with_output().expect("the client was started with pipes"))
+    pub fn end(&self, what: &str, child: Child) -> ClientOutcome {
+        ClientOutcome::new(what.to_string(), child.wait_with_output().expect("the client was started with pipes"))
     }
 
     /// Runs `canal …` against this world.
-    pub fn canal(&self, argv: &[&str]) -> Said {
+    pub fn canal(&self, argv: &[&str]) -> ClientOutcome {
         let out = Command::new(bin("canal"))
             .args(argv)
             .env("CANAL_WORLD", self.world.name())
             .stdin(Stdio::null())
             .output()
             .expect("canal starts");
-        Said::new(format!("canal {}", argv.join(" ")), out)
+        ClientOutcome::new(format!("canal {}", argv.join(" ")), out)
     }
 
-    /// All counters and gauges of a host's program, as Prometheus has them.
+    /// Returns all counters and gauges of a host's program in the Prometheus format.
     pub fn metrics(&self, host: &str) -> String {
         let ask = || {
             let mut stream = TcpStream::connect_timeout(&METRICS.into(), METRICS_WITHIN)?;
             stream.set_read_timeout(Some(METRICS_WITHIN))?;
-            // HTTP/1.0: the answer is not chunked, and ends with the connection.
+            // An HTTP/1.0 response is not chunked, and ends with the connection.
             stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer).map(|_| answer)
@@ -156,7 +164,7 @@ impl Mesh {
         metrics.to_owned()
     }
 
-    /// The sum of a metric family's series that have all of these labels, as `name="value"`, at one host. Agents read their programs'
+    /// Returns the sum of a metric family's series with all of these labels (`name="value"`) at one host. Agents read their programs'
     /// counters every two seconds.
     pub fn counted(&self, host: &str, family: &str, labels: &[&str]) -> u64 {
         let metrics = self.metrics(host);
@@ -165,35 +173,36 @@ impl Mesh {
         series.filter_map(|l| l.rsplit(' ').next()?.parse::<f64>().ok()).sum::<f64>() as u64
     }
 
-    /// The sum of [`Mesh::counted`] at all hosts of a kind.
+    /// Returns the sum of [`Mesh::counted`] at all hosts of a kind.
     pub fn counted_at(&self, kind: &str, family: &str, labels: &[&str]) -> u64 {
         let hosts = self.world.hosts().unwrap_or_default();
-        let names = hosts.iter().filter(|host| host.seat.kind == kind && host.pulse.pid.is_some()).map(|host| &host.seat.name);
+        let names =
+            hosts.iter().filter(|host| host.environment.kind == kind && host.pulse.pid.is_some()).map(|host| &host.environment.name);
         names.map(|name| self.counted(name, family, labels)).sum()
     }
 
-    /// The status that a pod's request gets, with curl's further arguments; 0: none.
+    /// Returns the status of a pod's request with additional arguments of curl; 0: none.
     pub fn code(&self, pod: &str, url: &str, more: &[&str]) -> u16 {
         let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", url];
-        let said = self.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
-        said.stdout.trim().parse().unwrap_or(0)
+        let finished = self.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
+        finished.stdout.trim().parse().unwrap_or(0)
     }
 
-    /// The IPv4 address of a host or pod.
+    /// Returns the IPv4 address of a host or pod.
     pub fn address(&self, host: &str) -> Ipv4Addr {
         self.world.host(host).ok().and_then(|host| host.ip4()).unwrap_or_else(|| panic!("{host} has no IPv4 address"))
     }
 
-    /// The addresses that a name has for a pod, of both families, each once; empty if it has none.
+    /// Returns the addresses of a name as a pod resolves it, in both families, each once; empty if there is none.
     pub fn resolve(&self, pod: &str, name: &str) -> Vec<IpAddr> {
-        let said = self.run(pod, &["getent", "ahosts", name]);
-        let mut all: Vec<IpAddr> = said.stdout.lines().filter_map(|l| l.split_whitespace().next()?.parse().ok()).collect();
+        let finished = self.run(pod, &["getent", "ahosts", name]);
+        let mut all: Vec<IpAddr> = finished.stdout.lines().filter_map(|l| l.split_whitespace().next()?.parse().ok()).collect();
         all.sort();
         all.dedup();
         all
     }
 
-    /// Applies these objects for a tenant and waits until every data plane runs with them.
+    /// Applies these objects for a tenant, and waits until every data plane uses them.
     pub fn apply(&self, tenant: &str, yaml: &str) {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = dir.path().join("objects.yaml");
@@ -201,16 +210,16 @@ impl Mesh {
         self.canal(&["apply", "--tenant", tenant, "--wait", "10", "-f", &file.to_string_lossy()]).ok();
     }
 
-    /// The replicas of an AZ to which a service's new sessions go, in the plan of this moment.
+    /// Returns the replicas of an AZ that receive a service's new sessions, in the current plan.
     pub fn heads(&self, service: &str, az: &str) -> Vec<String> {
         let status = self.canal(&["gateway", "status", service, "-o", "json"]).json();
         let tables = status["tables"].as_array().into_iter().flatten().filter(|table| table["az"] == az);
-        let seats = tables.filter_map(|table| table["seats"].as_array()).flatten().filter(|seat| seat["heads"].as_u64() > Some(0));
-        seats.filter_map(|seat| seat["replica"].as_str().map(str::to_string)).collect()
+        let members = tables.filter_map(|table| table["members"].as_array()).flatten().filter(|member| member["heads"].as_u64() > Some(0));
+        members.filter_map(|member| member["replica"].as_str().map(str::to_string)).collect()
     }
 
-    /// Whether the tier's services are spread over it: no backend has three services more than another of its AZ. When a world begins, the backends
-    /// that are up first have all services.
+    /// Returns whether the tier's services are spread over it: no backend has three services more than another of its AZ. When a world
+    /// starts, the backends that come up first have all services.
     pub fn is_spread(&self) -> bool {
         let placed = self.canal(&["gateway", "status", "-o", "json"]).json();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -229,9 +238,9 @@ impl Mesh {
         counts.values().all(|of_az| of_az.values().max() <= of_az.values().min().map(|n| n + 2).as_ref())
     }
 
-    /// Waits until buckets have stopped moving: for two seconds nobody's heads changed, nobody owns sessions behind another head, and all
-    /// data planes have what they were told.
-    /// A session opened before counts as owned until it has left TIME_WAIT, 60 s after its end: rest first.
+    /// Waits until buckets have stopped moving: for two seconds no head changed, no replica owned sessions behind another head, and all
+    /// data planes had the published configuration. An earlier session counts as owned until it has left TIME_WAIT, 60 s after its end, so
+    /// this must come first.
     pub fn rest(&self, within: Duration) {
         let places = || -> Vec<(String, u64, u64)> {
             let fleet = self.canal(&["gateway", "list", "-o", "json"]).json();
@@ -249,11 +258,17 @@ impl Mesh {
         }
     }
 
-    /// Every data plane is connected and runs the newest generation that concerns it.
+    /// Returns whether every data plane is connected and uses the newest generation of its scope.
     pub fn is_converged(&self) -> bool {
-        // A controller that has just been started may not answer yet.
+        // A controller that has just started may not respond yet.
         let Ok(status) = serde_json::from_str::<Value>(&self.canal(&["status", "-o", "json"]).stdout) else { return false };
-        let planes = self.world.hosts().unwrap_or_default().iter().filter(|h| h.seat.job.is_some() && is_subscriber(&h.seat.kind)).count();
+        let planes = self
+            .world
+            .hosts()
+            .unwrap_or_default()
+            .iter()
+            .filter(|h| h.environment.job.is_some() && is_subscriber(&h.environment.kind))
+            .count();
         let Some(subscribers) = status["subscribers"].as_array() else { return false };
         let n = |s: &Value, k: &str| s[k].as_u64().or_else(|| s[k].as_str().and_then(|t| t.parse().ok())).unwrap_or(0);
         let good = |s: &&Value| {

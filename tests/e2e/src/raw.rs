@@ -1,4 +1,4 @@
-//! Bytes as they are, from a captured pod: HTTP that no client library would write, and frames of HTTP/2 made by hand. Judges nothing.
+//! Raw bytes from a captured pod: HTTP that no client library would write, and HTTP/2 frames. It does not check the results.
 
 use std::io::Read;
 use std::process::Stdio;
@@ -8,51 +8,51 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::Mesh;
 
-/// HTTP/2's preface (RFC 9113 §3.4), then empty SETTINGS.
+/// Preface of HTTP/2 (RFC 9113 §3.4), then empty SETTINGS.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// Types of frames (RFC 9113 §6).
+/// Frame types (RFC 9113 §6).
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const RST_STREAM: u8 = 3;
 const FRAME_HEAD: usize = 9;
 
-/// Its arguments are host, port, and base64 of what is sent. It ends with its input, and after two seconds at the latest; its output when the
-/// connection does.
+/// Script with the arguments host, port, and base64 of the bytes to send. It ends with its input, after two seconds at the latest; its
+/// output ends with the connection.
 const SCRIPT: &str = "exec 3<>/dev/tcp/$1/$2 && echo $3 | base64 -d >&3 && { cat <&3 & exec >&-; read -r -t 2 _; kill $!; } 2>/dev/null";
 
-/// Sends bytes from a pod by way of capture, and gives what came back: until the other side ended the connection, until nothing more can come
-/// that matters, as `is_over` says of all that was heard so far, or within two seconds.
+/// Sends bytes from a pod through capture and returns the received bytes. It stops when the other side ends the connection, when `is_over`
+/// returns true for the bytes so far, or after two seconds.
 pub fn raw(mesh: &Mesh, pod: &str, host: &str, port: u16, bytes: &[u8], is_over: impl Fn(&[u8]) -> bool) -> Vec<u8> {
     let mut command = mesh.command(pod, &["bash", "-c", SCRIPT, "_", host, &port.to_string(), &STANDARD.encode(bytes)]);
     let mut child = command.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap_or_else(|e| panic!("{pod}: bash: {e}"));
     let mut out = child.stdout.take().expect("it was started with pipes");
-    let (mut heard, mut piece) = (Vec::new(), [0; 4096]);
-    while !is_over(&heard) {
+    let (mut received, mut piece) = (Vec::new(), [0; 4096]);
+    while !is_over(&received) {
         match out.read(&mut piece).unwrap_or_else(|e| panic!("{pod}: bash: {e}")) {
             0 => break,
-            length => heard.extend_from_slice(&piece[..length]),
+            length => received.extend_from_slice(&piece[..length]),
         }
     }
-    // The end of its input ends it.
+    // The script ends when its input ends.
     drop(child.stdin.take());
     child.wait().unwrap_or_else(|e| panic!("{pod}: bash: {e}"));
-    heard
+    received
 }
 
-/// The same for text, of which nothing more matters after `word`, in whatever case.
+/// Sends text like [`raw`], until the response contains `word` in any case.
 pub fn raw_text(mesh: &Mesh, pod: &str, host: &str, port: u16, text: &str, word: &str) -> String {
-    let has_word = |heard: &[u8]| String::from_utf8_lossy(heard).to_lowercase().contains(word);
+    let has_word = |received: &[u8]| String::from_utf8_lossy(received).to_lowercase().contains(word);
     String::from_utf8_lossy(&raw(mesh, pod, host, port, text.as_bytes(), has_word)).into_owned()
 }
 
-/// A request of HTTP/2 with exactly these fields, pseudo fields included, in this order (RFC 7541 §6.2.2, never indexed, no Huffman).
+/// Returns an HTTP/2 request with exactly these fields, pseudo fields included, in this order (RFC 7541 §6.2.2, never indexed, no Huffman).
 pub fn h2_request(fields: &[(&str, &str)]) -> Vec<u8> {
     let mut block = Vec::new();
     for (name, value) in fields {
         block.push(0);
         for text in [name, value] {
-            // One byte of length is enough for what tests send.
+            // One byte of length is enough for the texts of tests.
             block.push(u8::try_from(text.len()).ok().filter(|length| *length < 127).expect("a short text"));
             block.extend_from_slice(text.as_bytes());
         }
@@ -62,7 +62,7 @@ pub fn h2_request(fields: &[(&str, &str)]) -> Vec<u8> {
     [PREFACE, &length[1..], &[1, 5, 0, 0, 0, 1], &block].concat()
 }
 
-/// Type, flags and payload of each frame of an answer of HTTP/2; the last may be cut.
+/// Returns type, flags and payload of each frame of an HTTP/2 response; the last may be truncated.
 pub fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
     let mut frames = Vec::new();
     while bytes.len() >= FRAME_HEAD {
@@ -73,7 +73,8 @@ pub fn h2_frames(mut bytes: &[u8]) -> Vec<(u8, u8, Vec<u8>)> {
     frames
 }
 
-/// Whether all that can come on the one stream of a connection has come: its end or its reset, whole (RFC 9113 §5.1).
+/// Returns whether everything has arrived that can arrive on the only stream of a connection: its end or its reset, complete (RFC 9113
+/// §5.1).
 pub fn h2_is_over(mut bytes: &[u8]) -> bool {
     while bytes.len() >= FRAME_HEAD && bytes.len() >= FRAME_HEAD + length_of(bytes) {
         let (kind, ends_stream, stream) = (bytes[3], bytes[4] & 1 == 1, &bytes[5..FRAME_HEAD]);

@@ -1,25 +1,25 @@
-//! Notices when the machine stands still, as a virtual machine does whose host has other work, and runs again what was measured meanwhile. What a
-//! test bounds, and why, it does not know.
+//! Detects that the machine stands still, as a virtual machine does when its host is busy, and repeats the measurement of that time. It
+//! does not know what a test measures.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::thread::CpuSet;
 
-/// Time between two looks at the clock.
+/// Interval between two reads of the clock.
 const TICK: Duration = Duration::from_millis(10);
-/// A look that is late by so much means that the core stood still: it has the highest priority there is among threads that share a core.
+/// A read that is late by this much means that the core stood still: the thread has the highest priority among threads that share a core.
 const LATE: Duration = Duration::from_millis(250);
-/// Measurements at most, the first one among them.
+/// Maximum number of measurements, the first included.
 const TRIES_MAX: u32 = 3;
-/// The nice value that goes first.
+/// Nice value that runs first.
 const FIRST: i32 = -20;
 
-/// Measures, and measures again if the result is an error and the machine stood still for [`LATE`] or longer meanwhile: it says nothing of the mesh
-/// then. Each repetition is printed. An error on a machine that ran is an error at once.
+/// Measures once, and again if the result is an error and the machine stood still for [`LATE`] or longer meanwhile, because such a result
+/// says nothing about the mesh. Each repetition is printed. An error without a standstill is returned at once.
 ///
 /// # Errors
-/// That of the last measurement.
+/// Returns the error of the last measurement.
 pub fn measure<T>(what: &str, mut once: impl FnMut() -> Result<T, String>) -> Result<T, String> {
     let mut tries = 0;
     loop {
@@ -35,12 +35,12 @@ pub fn measure<T>(what: &str, mut once: impl FnMut() -> Result<T, String>) -> Re
     }
 }
 
-/// Whether an error says nothing of the mesh, and another try is left.
+/// Returns whether an error says nothing about the mesh and another attempt is left.
 fn may_repeat(stood_still: Duration, tries: u32) -> bool {
     stood_still >= LATE && tries < TRIES_MAX
 }
 
-/// Runs something, and says for how long a core stood still at most meanwhile.
+/// Runs `run` and returns the longest standstill of a core meanwhile.
 fn while_watching<T>(run: impl FnOnce() -> T) -> (T, Duration) {
     let is_over = AtomicBool::new(false);
     let allowed = rustix::thread::sched_getaffinity(None).expect("a thread may ask for its cores");
@@ -55,12 +55,12 @@ fn while_watching<T>(run: impl FnOnce() -> T) -> (T, Duration) {
     })
 }
 
-/// The longest delay of a thread that wants a core for a moment every [`TICK`].
+/// Returns the longest delay of a thread that needs a core briefly every [`TICK`].
 fn watch(core: usize, is_over: &AtomicBool) -> Duration {
     let mut cores = CpuSet::new();
     cores.set(core);
     rustix::thread::sched_setaffinity(None, &cores).expect("the core is one of those that are allowed");
-    // Fails only for want of privileges, without which there are no worlds either.
+    // This fails only without privileges, and without them there are no worlds either.
     rustix::process::setpriority_process(None, FIRST).expect("the thread may go first");
     let mut longest = Duration::ZERO;
     while !is_over.load(Ordering::Relaxed) {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_a_standstill_may_have_spoilt_is_measured_again() {
+    fn only_measurements_during_a_standstill_are_repeated() {
         let ms = Duration::from_millis;
         for (stood_still, tries, wanted) in [(249, 1, false), (250, 1, true), (900, 2, true), (900, 3, false)] {
             assert_eq!(may_repeat(ms(stood_still), tries), wanted, "{stood_still} ms, try {tries}");

@@ -1,8 +1,8 @@
-//! Waiting for what a test needs to hold. Nothing here knows what that is.
+//! Waits for the conditions of tests. It does not know what they mean.
 
 use std::time::{Duration, Instant};
 
-/// Waits until something holds, and says how long that took; a panic names what did not come to hold.
+/// Waits until `holds` returns true, and returns how long that took. A panic names the condition that did not become true.
 pub fn until(within: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let started = Instant::now();
     while !holds() {

@@ -1,19 +1,19 @@
-//! An adversary with raw sockets, in a tenant's pod and in a tenant's node, tries to reach another tenant, to speak for one, and to get round the
-//! edge. Every frame must end in a refusal that is counted, and the tenant that they are meant for is watched: it loses nothing, hears nothing
-//! that is not its own, and does not wait. What Canal refuses by itself, without a switch before it, is `attacks/open.rs`'s.
+//! An attacker with raw sockets, in a tenant's pod and in a tenant's node, tries to reach another tenant, to impersonate one, and to bypass
+//! the edge. Every frame must end in a counted refusal. The victim tenant is watched: it loses nothing, receives nothing that is not its
+//! own, and is not delayed. `attacks/open.rs` tests what Canal refuses without a virtual switch before it.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use canal_e2e::Mesh;
 
-/// Frames of each attack.
+/// Number of frames of each attack.
 const FRAMES: u64 = 2000;
-/// The victim's requests in a second, while an attack goes on.
+/// Requests of the victim per second during an attack.
 const VICTIM_RATE: u64 = 100;
-/// At least so many of a hundred of its requests are answered.
+/// Minimum percentage of the victim's requests that get a response.
 const GOODPUT_PERCENT_MIN: u64 = 99;
-/// A refusal shows in metrics within this time.
+/// A refusal is visible in metrics within this time.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
 
 fn mesh() -> &'static Mesh {
@@ -22,11 +22,12 @@ fn mesh() -> &'static Mesh {
 }
 
 fn address(host: &str) -> String {
-    let seat = mesh().world.host(host).unwrap_or_else(|e| panic!("{host}: {e}")).seat;
-    seat.ip4.unwrap_or_else(|| panic!("{host} has no IPv4 address")).to_string()
+    let environment = mesh().world.host(host).unwrap_or_else(|e| panic!("{host}: {e}")).environment;
+    environment.ip4.unwrap_or_else(|| panic!("{host} has no IPv4 address")).to_string()
 }
 
-/// The kernel's own refusals: a source that would not be routed back the same way, an address that nobody has. File of `/proc`, group, counter.
+/// Refusals of the kernel itself, for a source without a reverse route and for an address without an owner: the file of `/proc`, the group,
+/// the counter.
 const KERNEL: [(&str, &str, &str); 4] = [
     ("netstat", "TcpExt:", "IPReversePathFilter"),
     ("netstat", "IpExt:", "InNoRoutes"),
@@ -34,14 +35,14 @@ const KERNEL: [(&str, &str, &str); 4] = [
     ("snmp", "Ip:", "OutNoRoutes"),
 ];
 
-/// What a host's kernel refused so far.
+/// Returns the number of refusals of a host's kernel so far.
 fn kernels(host: &str) -> u64 {
     let read = || ["netstat", "snmp"].map(|file| (file, std::fs::read_to_string(format!("/proc/thread-self/net/{file}"))));
     let files = mesh().world.inside(host, read).unwrap_or_else(|e| panic!("{host}: {e}"));
     let text =
         |file: &str| files.iter().find(|(name, _)| *name == file).and_then(|(_, text)| text.as_ref().ok()).expect("the kernel's counters");
     let counted = |(file, group, counter): &(&str, &str, &str)| {
-        // A line of names, then one of numbers.
+        // The file has a line of names, then a line of numbers.
         let mut lines = text(file).lines().filter(|line| line.starts_with(group)).map(str::split_whitespace);
         let (mut names, mut numbers) = (lines.next()?, lines.next()?);
         numbers.nth(names.position(|name| name == *counter)?)?.parse::<u64>().ok()
@@ -49,12 +50,12 @@ fn kernels(host: &str) -> u64 {
     KERNEL.iter().map(|one| counted(one).unwrap_or_else(|| panic!("{host}: {one:?} is missing"))).sum()
 }
 
-/// Everything that anybody in the world refused or dropped so far.
+/// Returns the number of all refusals and drops in the world so far.
 fn refusals() -> u64 {
     let world = &mesh().world;
     let mut all = 0;
     for host in world.hosts().unwrap() {
-        let name = &host.seat.name;
+        let name = &host.environment.name;
         if name.starts_with("gw-") || name.starts_with("edge-") {
             let metrics = mesh().metrics(name);
             let dropped = metrics.lines().filter(|l| l.contains("_packets_total{") && l.contains("what=\"drop_"));
@@ -78,7 +79,7 @@ fn refusals() -> u64 {
     all
 }
 
-/// What an attack is, from which host, and the peer program's words for it.
+/// Returns the attacks: name, host, and arguments of the peer program.
 fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
     let (edge, replica, node) = (address("edge-1"), address("gw-1"), address("alpha-n1"));
     let pod = address("beta/default/client-0");
@@ -104,7 +105,7 @@ fn attacks() -> Vec<(&'static str, &'static str, Vec<String>)> {
     ]
 }
 
-/// The victim's requests for so long, to a pod in the other AZ.
+/// Starts the victim's requests for this long, to a pod in the other AZ.
 fn victim(seconds: &str) -> std::process::Child {
     let rate = VICTIM_RATE.to_string();
     let argv =
@@ -112,7 +113,7 @@ fn victim(seconds: &str) -> std::process::Child {
     mesh().spawn("alpha/default/client-0", &argv)
 }
 
-/// Ends a watch; what the victim suffered, if it did.
+/// Ends a watch and returns the harm to the victim, if any.
 fn suffered(watch: std::process::Child, seconds: u64) -> (String, Option<String>) {
     let report = mesh().end("the victim's requests", watch).json();
     let count = |name: &str| report[name].as_u64().unwrap_or(0);
@@ -138,9 +139,9 @@ fn no_forged_frame_passes() {
         let argv: Vec<&str> = [peer, "spoof"].into_iter().chain(words.iter().map(String::as_str)).chain([count.as_str()]).collect();
         let watch = victim("2");
         std::thread::sleep(Duration::from_millis(300));
-        let said = mesh().run(host, &argv);
-        // A kernel that refuses to send at all has refused too.
-        if said.code == Some(0) {
+        let output = mesh().run(host, &argv);
+        // A kernel that refuses to send has refused too.
+        if output.code == Some(0) {
             // Agents read their programs' counters every few seconds.
             let started = Instant::now();
             let mut refused = refusals() - before;
@@ -149,20 +150,20 @@ fn no_forged_frame_passes() {
                 refused = refusals() - before;
             }
             println!("{attack}: {} refused of {FRAMES} frames", refused);
-            assert!(refused >= FRAMES, "{attack}: only {refused} of {FRAMES} frames were refused: {said:?}");
+            assert!(refused >= FRAMES, "{attack}: only {refused} of {FRAMES} frames were refused: {output:?}");
         } else {
-            println!("{attack}: refused by the sender's own kernel: {}", said.stderr.trim());
-            // `EPERM` is the pod guard's answer to packets that the mesh does not carry.
-            let is_refused = said.stderr.contains("os error") || said.stderr.contains("PermissionDenied");
-            assert!(is_refused, "{attack}: {said:?}");
+            println!("{attack}: refused by the sender's own kernel: {}", output.stderr.trim());
+            // `EPERM` is the pod guard's result for packets that the mesh does not carry.
+            let is_refused = output.stderr.contains("os error") || output.stderr.contains("PermissionDenied");
+            assert!(is_refused, "{attack}: {output:?}");
         }
         let (line, wrong) = suffered(watch, 2);
         println!("  meanwhile {line}");
         assert!(wrong.is_none(), "{attack}: the victim suffered: {wrong:?}");
     }
     for tenant in ["alpha", "beta"] {
-        let said =
+        let output =
             mesh().run(&format!("{tenant}/default/client-0"), &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
-        assert_eq!(said.json()["ok"], true, "{tenant} is served as before");
+        assert_eq!(output.json()["ok"], true, "{tenant} is served as before");
     }
 }

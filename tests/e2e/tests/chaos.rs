@@ -1,6 +1,6 @@
-//! Random faults and planned changes, one after the other, under two tenants with the same addresses: kills, cuts, drains, scale events, policy
-//! changes, rotations. No answer may come from the other tenant, no planned change may fail a request, and a fault loses only what was in flight.
-//! `make test` runs it shortened, `make soak PART=chaos` for 30 minutes; `CANAL_SEED` repeats a run.
+//! Random faults and planned changes, one after the other, under two tenants with the same addresses: kills, partitions, drains, scale
+//! events, policy changes, rotations. No response may come from the other tenant, no planned change may fail a request, and a fault loses
+//! only requests in flight. `make test` runs it shortened, `make soak PART=chaos` for 30 minutes; `CANAL_SEED` repeats a run.
 
 use std::collections::BTreeMap;
 use std::process::Child;
@@ -10,29 +10,29 @@ use canal_e2e::{Mesh, until};
 use canal_world::Signal;
 use serde_json::Value;
 
-/// A pod behind a node proxy, and one whose node runs nothing of ours.
+/// A pod behind a node proxy, and one whose node runs no part of the mesh.
 const CLIENTS: [(&str, &str); 2] = [("alpha", "alpha/default/client-0"), ("beta", "beta/default/client-0")];
 const GATEWAYS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
-/// Where guests may be placed: one backend for each of [`GATEWAYS`].
+/// Backends of additional replicas: one for each of [`GATEWAYS`].
 const BACKENDS: [&str; 4] = ["b1", "b2", "b3", "b6"];
-/// How long `make soak` and `make test` run it.
+/// Durations in `make soak` and `make test`.
 const WHOLE: Duration = Duration::from_secs(1800);
 const SHORTENED: Duration = Duration::from_secs(45);
-/// Connections of each client: one request at a time on each, so that as many can be in flight.
+/// Connections of each client. Each carries one request at a time, so this is the maximum in flight.
 const CONNECTIONS: u64 = 4;
-/// Of each round; the event comes after the first part.
+/// Time of a round before its event.
 const LEAD_TIME: Duration = Duration::from_secs(1);
 const ROUND_SECONDS: u64 = 7;
-/// How long a link is cut.
+/// Duration of a partition.
 const CUT: Duration = Duration::from_secs(2);
-/// Everything is as before within this time after an event.
+/// The mesh is as before within this time after an event.
 const SETTLED_WITHIN: Duration = Duration::from_secs(30);
 /// A request that takes longer has failed.
 const REQUEST_TIMEOUT_MS: &str = "1500";
 
-/// What happens in a round.
+/// Event of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Event {
+enum ChaosEvent {
     Drain(usize),
     RestartGateway(usize),
     Scale(usize),
@@ -46,8 +46,8 @@ enum Event {
     Cut(usize),
 }
 
-impl Event {
-    /// What it is, for the sums at the end.
+impl ChaosEvent {
+    /// Returns the name of the event, for the totals at the end.
     fn kind(self) -> &'static str {
         match self {
             Self::Drain(_) => "drain of a gateway",
@@ -64,11 +64,12 @@ impl Event {
         }
     }
 
-    /// A planned change must not cost a request; neither must the death of a process that no packet passes through.
+    /// Returns the maximum number of lost requests. A planned change must not fail a request, nor must the death of a process that no
+    /// packet passes through.
     fn losses_max(self) -> u64 {
         match self {
             Self::KillGateway(_) => CONNECTIONS,
-            // What was in flight, and what the same connections sent once more before the edge's probes noticed.
+            // Requests in flight, and those that the same connections sent before the edge's probes failed.
             Self::Cut(_) => 2 * CONNECTIONS,
             _ => 0,
         }
@@ -76,9 +77,9 @@ impl Event {
 }
 
 /// Random numbers from a seed (SplitMix64).
-struct Random(u64);
+struct ChaosRandom(u64);
 
-impl Random {
+impl ChaosRandom {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -86,21 +87,21 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    fn event(&mut self) -> Event {
+    fn event(&mut self) -> ChaosEvent {
         let which = self.next() % GATEWAYS.len() as u64;
         let gateway = usize::try_from(which).expect("it is small");
         match self.next() % 11 {
-            0 => Event::Drain(gateway),
-            1 => Event::RestartGateway(gateway),
-            2 => Event::Scale(gateway),
-            3 => Event::ChangePolicy,
-            4 => Event::Rotate,
-            5 => Event::RestartController,
-            6 => Event::RestartEdge,
-            7 => Event::KillGateway(gateway),
-            8 => Event::KillController,
-            9 => Event::KillEdge,
-            _ => Event::Cut(gateway),
+            0 => ChaosEvent::Drain(gateway),
+            1 => ChaosEvent::RestartGateway(gateway),
+            2 => ChaosEvent::Scale(gateway),
+            3 => ChaosEvent::ChangePolicy,
+            4 => ChaosEvent::Rotate,
+            5 => ChaosEvent::RestartController,
+            6 => ChaosEvent::RestartEdge,
+            7 => ChaosEvent::KillGateway(gateway),
+            8 => ChaosEvent::KillController,
+            9 => ChaosEvent::KillEdge,
+            _ => ChaosEvent::Cut(gateway),
         }
     }
 }
@@ -121,7 +122,7 @@ fn load(mesh: &Mesh, client: &str) -> Child {
     mesh.spawn(client, &argv)
 }
 
-/// A policy of alpha's that allows what is asked here anyway, with a new rule each time.
+/// A policy of alpha's that allows these requests anyway, with a new rule each time.
 fn policy(round: u64) -> String {
     format!(
         "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: chaos, namespace: default}}\nspec:\n  action: DENY\n  \
@@ -129,52 +130,52 @@ fn policy(round: u64) -> String {
     )
 }
 
-fn happen(mesh: &Mesh, event: Event, round: u64) {
+fn happen(mesh: &Mesh, event: ChaosEvent, round: u64) {
     let world = &mesh.world;
     let ready = |host: &str| world.wait_host_ready(host, SETTLED_WITHIN).unwrap_or_else(|e| panic!("{host}: {e}"));
     match event {
-        Event::Drain(n) => {
+        ChaosEvent::Drain(n) => {
             mesh.canal(&["gateway", "drain", GATEWAYS[n], "--timeout", "0"]).ok();
             std::thread::sleep(CUT);
             mesh.canal(&["gateway", "undrain", GATEWAYS[n]]).ok();
         }
-        Event::RestartGateway(n) => {
+        ChaosEvent::RestartGateway(n) => {
             world.restart(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
             ready(GATEWAYS[n]);
         }
-        Event::Scale(n) => {
+        ChaosEvent::Scale(n) => {
             let guest = format!("gw-guest-{round}");
             world.add_gateway(&guest, "az1", BACKENDS[n]).unwrap_or_else(|e| panic!("{guest}: {e}"));
             ready(&guest);
             mesh.canal(&["gateway", "drain", &guest, "--timeout", "20"]).ok();
             world.remove_gateway(&guest).unwrap_or_else(|e| panic!("{guest}: {e}"));
         }
-        Event::ChangePolicy => mesh.apply("alpha", &policy(round)),
-        Event::Rotate => {
-            // One that is under way already is refused, which is an answer too.
+        ChaosEvent::ChangePolicy => mesh.apply("alpha", &policy(round)),
+        ChaosEvent::Rotate => {
+            // A rotation in progress refuses another one, which is a valid response too.
             mesh.canal(&["ca", "rotate", "--tenant", "alpha"]);
         }
-        Event::RestartController => {
+        ChaosEvent::RestartController => {
             world.restart("controller").unwrap_or_else(|e| panic!("controller: {e}"));
             ready("controller");
         }
-        Event::RestartEdge => {
+        ChaosEvent::RestartEdge => {
             world.restart("edge-1").unwrap_or_else(|e| panic!("edge-1: {e}"));
             ready("edge-1");
         }
-        Event::KillGateway(n) => {
+        ChaosEvent::KillGateway(n) => {
             world.kill(GATEWAYS[n], Signal::Kill).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
             ready(GATEWAYS[n]);
         }
-        Event::KillController => {
+        ChaosEvent::KillController => {
             world.kill("controller", Signal::Kill).unwrap_or_else(|e| panic!("controller: {e}"));
             ready("controller");
         }
-        Event::KillEdge => {
+        ChaosEvent::KillEdge => {
             world.kill("edge-1", Signal::Kill).unwrap_or_else(|e| panic!("edge-1: {e}"));
             ready("edge-1");
         }
-        Event::Cut(n) => {
+        ChaosEvent::Cut(n) => {
             world.link_down(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
             std::thread::sleep(CUT);
             world.link_up(GATEWAYS[n]).unwrap_or_else(|e| panic!("{}: {e}", GATEWAYS[n]));
@@ -182,16 +183,16 @@ fn happen(mesh: &Mesh, event: Event, round: u64) {
     }
 }
 
-/// Answers of a client that another tenant's pod gave.
+/// Returns the number of a client's responses that another tenant's pod gave.
 fn strange(tenant: &str, report: &Value) -> u64 {
     let by = report["served_by"].as_object();
     let others = by.into_iter().flatten().filter(|(name, _)| !name.ends_with(tenant));
     others.filter_map(|(_, count)| count.as_u64()).sum()
 }
 
-/// What the rounds of one kind of event cost both clients together.
+/// Losses of both clients in all rounds of one kind of event.
 #[derive(Debug, Default)]
-struct Sum {
+struct EventCost {
     rounds: u64,
     requests: u64,
     failed: u64,
@@ -199,8 +200,8 @@ struct Sum {
     gap_ms_max: u64,
 }
 
-/// One round, added to `sum`. The error says what was lost that may not be.
-fn round(mesh: &Mesh, event: Event, number: u64, sum: &mut Sum) -> Result<String, String> {
+/// Runs one round and adds it to `sum`. The error names a loss that is not allowed.
+fn round(mesh: &Mesh, event: ChaosEvent, number: u64, sum: &mut EventCost) -> Result<String, String> {
     let loads = CLIENTS.map(|(tenant, client)| (tenant, load(mesh, client)));
     std::thread::sleep(LEAD_TIME);
     happen(mesh, event, number);
@@ -225,7 +226,7 @@ fn round(mesh: &Mesh, event: Event, number: u64, sum: &mut Sum) -> Result<String
 }
 
 #[test]
-fn random_faults_lose_only_what_was_in_flight() {
+fn random_faults_lose_only_requests_in_flight() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let of_day = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(1, |d| d.as_secs());
     let seed = number("CANAL_SEED").unwrap_or_else(of_day);
@@ -234,8 +235,8 @@ fn random_faults_lose_only_what_was_in_flight() {
     let mesh = Mesh::up("tier.yaml", "e2e-chaos");
     until(SETTLED_WITHIN, "both clients reach every service", || CLIENTS.iter().all(|(_, client)| answers(&mesh, client)));
     until(SETTLED_WITHIN, "services are spread over the backends", || mesh.is_spread());
-    let (mut random, started, mut rounds, mut wrong) = (Random(seed), Instant::now(), 0, Vec::new());
-    let mut sums: BTreeMap<&str, Sum> = BTreeMap::new();
+    let (mut random, started, mut rounds, mut wrong) = (ChaosRandom(seed), Instant::now(), 0, Vec::new());
+    let mut sums: BTreeMap<&str, EventCost> = BTreeMap::new();
     while started.elapsed() < lasts {
         let event = random.event();
         rounds += 1;
@@ -248,7 +249,7 @@ fn random_faults_lose_only_what_was_in_flight() {
         }
     }
     for (kind, sum) in sums {
-        let Sum { rounds, requests, failed, strange, gap_ms_max } = sum;
+        let EventCost { rounds, requests, failed, strange, gap_ms_max } = sum;
         println!(
             "{kind}: {rounds} rounds, {failed} of {requests} requests failed, {strange} answers of the other tenant, gap {gap_ms_max} ms"
         );

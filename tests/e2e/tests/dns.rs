@@ -1,11 +1,12 @@
-//! The tier's name service, as pods without a node proxy meet it: the local AZ's gateway address first and alone, another AZ's only while the
-//! local one is closed; names of one tenant only; both families, UDP and TCP. Two tenants ask servers of the same addresses.
+//! The tier's name service as pods without a node proxy use it. It returns the gateway address of the local AZ first and alone, and another
+//! AZ's only while the local one is closed. It knows the names of one tenant only, in both families, over UDP and TCP. Two tenants query
+//! servers with the same addresses.
 
 use std::net::{IpAddr, TcpStream};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use canal_e2e::{Answer, Mesh, ask_tcp, ask_udp, query, until};
+use canal_e2e::{DnsAnswer, Mesh, query, query_tcp, query_udp, until};
 use canal_world::{Signal, World};
 
 const NEAR: &str = "beta/default/client-0";
@@ -13,27 +14,27 @@ const FAR: &str = "beta/default/client-far-0";
 /// Gateway address number 1 of each AZ's part, IPv4 and IPv6.
 const SERVERS1: [&str; 2] = ["10.102.2.1", "fd00:102::2000:0:0:1"];
 const SERVERS2: [&str; 2] = ["10.102.4.1", "fd00:102::4000:0:0:1"];
-/// AZs' parts of the gateway addresses: 10.102.(2a).0/23, fd00:102::(a*2)000:0:0:0/67.
+/// The AZs' parts of the gateway addresses: 10.102.(2a).0/23, fd00:102::(a*2)000:0:0:0/67.
 const PARTS1: [&str; 2] = ["10.102.2.", "fd00:102::2000:"];
 const PARTS2: [&str; 2] = ["10.102.4.", "fd00:102::4000:"];
-/// Answers may be kept so many seconds: an AZ that closes is left within this time.
+/// Responses may be cached for this many seconds: clients leave an AZ that closes within this time.
 const TTL: u32 = 2;
-/// A closed AZ is known to DNS within this time: two missed probes, a report, an update.
+/// DNS knows a closed AZ within this time: two missed probes, a report, an update.
 const CLOSED_WITHIN: Duration = Duration::from_secs(3);
 const OPEN_WITHIN: Duration = Duration::from_secs(20);
 
-type Ask = fn(&World, &str, IpAddr, &[u8]) -> Option<Answer>;
+type DnsQueryFn = fn(&World, &str, IpAddr, &[u8]) -> Option<DnsAnswer>;
 
 fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up("tier.yaml", "e2e-dns");
-        // Who has which replicas is asked below, and all are moving while the first of them is alone.
+        // The assignment of replicas is queried below, and services still move while the first replica is alone.
         mesh.rest(Duration::from_secs(60));
         let asked = [(NEAR, SERVERS1, PARTS1), (FAR, SERVERS2, PARTS2)];
         until(OPEN_WITHIN, "each AZ answers for itself", || {
             asked.iter().all(|(pod, servers, parts)| {
-                names().iter().all(|name| [0, 1].into_iter().all(|v6| is_in(&ask(&mesh, pod, servers[0], name, v6), parts[v6])))
+                names().iter().all(|name| [0, 1].into_iter().all(|v6| is_in(&query_all(&mesh, pod, servers[0], name, v6), parts[v6])))
             })
         });
         mesh
@@ -48,25 +49,25 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap_or_else(|_| panic!("{text} is an address"))
 }
 
-fn ask(mesh: &Mesh, pod: &str, server: &str, name: &str, v6: usize) -> Option<Answer> {
-    ask_udp(&mesh.world, pod, address(server), &query(name, v6 == 1))
+fn query_all(mesh: &Mesh, pod: &str, server: &str, name: &str, v6: usize) -> Option<DnsAnswer> {
+    query_udp(&mesh.world, pod, address(server), &query(name, v6 == 1))
 }
 
-/// One address and no other, of this part.
-fn is_in(answer: &Option<Answer>, part: &str) -> bool {
-    matches!(answer, Some(Answer { addresses, .. }) if matches!(addresses.as_slice(), [(one, _)] if one.to_string().starts_with(part)))
+/// Returns whether the response has exactly one address, and it is in this part.
+fn is_in(answer: &Option<DnsAnswer>, part: &str) -> bool {
+    matches!(answer, Some(DnsAnswer { addresses, .. }) if matches!(addresses.as_slice(), [(one, _)] if one.to_string().starts_with(part)))
 }
 
 #[test]
 fn the_local_azs_address_alone_is_the_answer() {
     let mesh = mesh();
-    let (udp, tcp): (Ask, Ask) = (ask_udp, ask_tcp);
+    let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
     for (pod, servers, parts) in [(NEAR, SERVERS1, PARTS1), (FAR, SERVERS2, PARTS2), (NEAR, SERVERS2, PARTS2)] {
         for server in servers {
-            for (transport, ask) in [("UDP", udp), ("TCP", tcp)] {
+            for (transport, query_all) in [("UDP", udp), ("TCP", tcp)] {
                 for (v6, part) in parts.iter().enumerate() {
                     for name in ["web-0.default.svc.cluster.local.", "web-0.default.", "WEB-0.Default.svc.cluster.local."] {
-                        let answer = ask(&mesh.world, pod, address(server), &query(name, v6 == 1));
+                        let answer = query_all(&mesh.world, pod, address(server), &query(name, v6 == 1));
                         let case = format!("{pod} asks {server} by {transport} for {name}");
                         assert!(is_in(&answer, part), "{case}: {answer:?}");
                         assert_eq!(answer.map(|a| a.addresses[0].1), Some(TTL), "{case}");
@@ -77,7 +78,7 @@ fn the_local_azs_address_alone_is_the_answer() {
     }
 }
 
-/// A name that only one tenant has: its own servers know it, the other's, which have the same addresses, do not.
+/// A name that only one tenant has: that tenant's servers know it, the other's, with the same addresses, do not.
 #[test]
 fn names_are_a_tenants_own() {
     let mesh = mesh();
@@ -86,8 +87,8 @@ fn names_are_a_tenants_own() {
     let secret = "secret.default.svc.cluster.local.";
     mesh.apply("alpha", service);
     let (alpha, beta) = ("alpha/default/client-0", NEAR);
-    until(OPEN_WITHIN, "alpha's new service has a name", || is_in(&ask(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]));
-    let (udp, tcp): (Ask, Ask) = (ask_udp, ask_tcp);
+    until(OPEN_WITHIN, "alpha's new service has a name", || is_in(&query_all(mesh, alpha, SERVERS1[0], secret, 0), PARTS1[0]));
+    let (udp, tcp): (DnsQueryFn, DnsQueryFn) = (query_udp, query_tcp);
     for (pod, name, code) in [
         (alpha, secret, "No Error"),
         (beta, secret, "Non-Existent Domain"),
@@ -97,9 +98,9 @@ fn names_are_a_tenants_own() {
     ] {
         for server in SERVERS1 {
             for v6 in [false, true] {
-                for ask in [udp, tcp] {
+                for query_all in [udp, tcp] {
                     let answer =
-                        ask(&mesh.world, pod, address(server), &query(name, v6)).unwrap_or_else(|| panic!("{pod}: {server} is mute"));
+                        query_all(&mesh.world, pod, address(server), &query(name, v6)).unwrap_or_else(|| panic!("{pod}: {server} is mute"));
                     assert_eq!(answer.code.to_str(), code, "{pod} asks {server} for {name}");
                     assert_eq!(answer.addresses.is_empty(), code != "No Error", "{pod} asks {server} for {name}: {answer:?}");
                 }
@@ -109,7 +110,7 @@ fn names_are_a_tenants_own() {
     mesh.canal(&["delete", "--tenant", "alpha", "Service", "secret"]).ok();
 }
 
-/// The replicas of one service in AZ 1 die, and one of the name service lives on: its answer is AZ 2's address, until they are back.
+/// The replicas of one service in AZ 1 die, and one replica of the name service survives: it returns AZ 2's address until they are back.
 #[test]
 fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
     let mesh = mesh();
@@ -120,17 +121,18 @@ fn another_azs_address_is_the_answer_only_while_the_local_one_is_closed() {
         .find(|(_, replicas)| !replicas.is_empty() && servers.iter().any(|server| !replicas.contains(server)))
         .unwrap_or_else(|| panic!("every service has all replicas of the name service: {servers:?}"));
     let name = format!("{service}.default.svc.cluster.local.");
-    let all =
-        |part: [&str; 2]| SERVERS1.iter().all(|server| [0, 1].into_iter().all(|v6| is_in(&ask(mesh, NEAR, server, &name, v6), part[v6])));
+    let all = |part: [&str; 2]| {
+        SERVERS1.iter().all(|server| [0, 1].into_iter().all(|v6| is_in(&query_all(mesh, NEAR, server, &name, v6), part[v6])))
+    };
     assert!(all(PARTS1), "{name} is AZ 1's");
     for replica in &replicas {
         mesh.world.kill(replica, Signal::Kill).unwrap();
         mesh.world.stop(replica).unwrap();
     }
     let closed = until(CLOSED_WITHIN, "AZ 2's address is the answer", || all(PARTS2));
-    let far = ask(mesh, FAR, SERVERS2[0], &name, 0);
+    let far = query_all(mesh, FAR, SERVERS2[0], &name, 0);
     assert!(is_in(&far, PARTS2[0]), "AZ 2's own answer is what it was: {far:?}");
-    // Who goes where the answer leads is served.
+    // A client that uses the returned address is served.
     let port = if service == "tcp" { 7000 } else { 80 };
     let target = (far.expect("asked above").addresses[0].0, port);
     let dialled = mesh.world.inside(NEAR, || TcpStream::connect_timeout(&target.into(), Duration::from_secs(2))).unwrap();

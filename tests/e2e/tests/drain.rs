@@ -1,17 +1,17 @@
-//! A replica of the cloud tier is drained under load of clients that keep their connections: nobody loses a request, and it ends with no
-//! session, so that it can be stopped. What is lost is counted by the clients; nothing here retries.
+//! A replica of the cloud tier is drained under load from clients with persistent connections. No request is lost, and the replica ends
+//! with no session, so that it can be stopped. The clients count the losses; nothing here retries.
 
 use std::time::Duration;
 
 use canal_e2e::{Mesh, until};
 use serde_json::Value;
 
-/// A pod behind a node proxy, and one whose node runs nothing of ours.
+/// A pod behind a node proxy, and one whose node runs no part of the mesh.
 const MESHED: &str = "alpha/default/client-0";
 const PROXYLESS: &str = "beta/default/client-0";
-/// How long a change of the fleet may take to show.
+/// A change of the fleet is visible within this time.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
-/// The promise: a drained replica has no session any more.
+/// A drained replica has no session within this time.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 
 fn url(n: u32) -> String {
@@ -19,11 +19,11 @@ fn url(n: u32) -> String {
 }
 
 fn answers(mesh: &Mesh, client: &str, n: u32) -> bool {
-    let said = mesh.run(client, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", &url(n)]);
-    said.stdout.trim() == "200"
+    let output = mesh.run(client, &["curl", "-sS", "--max-time", "2", "-o", "/dev/null", "-w", "%{http_code}", &url(n)]);
+    output.stdout.trim() == "200"
 }
 
-/// A load over all services of the client's tenant.
+/// Starts a load over all services of the client's tenant.
 fn load(mesh: &Mesh, client: &str, extra: &[&str]) -> std::process::Child {
     let urls: Vec<String> = (0..4).map(url).collect();
     let all = ["canal-samples", "load"].into_iter().chain(urls.iter().map(String::as_str)).chain(extra.iter().copied());
@@ -48,19 +48,19 @@ fn a_drained_replica_ends_with_no_sessions() {
     for client in [MESHED, PROXYLESS] {
         until(SETTLED_WITHIN, &format!("{client} reaches every service"), || (0..4).all(|n| answers(&mesh, client, n)));
     }
-    // Together 200 requests per second over connections that are kept.
+    // Together these are 200 requests per second over persistent connections.
     let loads = [MESHED, PROXYLESS].map(|client| (client, load(&mesh, client, &["-r", "100", "-c", "16", "-d", "40"])));
     std::thread::sleep(Duration::from_secs(4));
     let mut had = 0;
-    // All of the clients' AZ, one after the other: node proxies' tunnels are on some of them, plain connections on all.
+    // All replicas of the clients' AZ, one after the other: some carry node proxies' tunnels, all carry plain connections.
     for name in ["gw-1", "gw-2", "gw-3", "gw-6"] {
         had += drained(&mesh, name);
         mesh.canal(&["gateway", "undrain", name]).ok();
         until(SETTLED_WITHIN, &format!("{name} serves again"), || replica(&mesh, name)["state"] == "active");
     }
     assert!(had > 16, "the clients' sessions were elsewhere: {had}");
-    // A drained replica stays empty, and the clients' connections are kept by others. The busiest of those to which new sessions without a node
-    // proxy go: not every service is on every replica, and node proxies keep the tunnels that they have.
+    // A drained replica stays empty, and other replicas serve the clients' connections. The test takes the busiest replica that receives
+    // new sessions without a node proxy: not every service is on every replica, and node proxies keep their tunnels.
     let heads: Vec<String> = (0..4).flat_map(|n| mesh.heads(&format!("beta/default/web-{n}"), "az1")).collect();
     let all: Vec<Value> = replicas(&mesh).into_iter().filter(|r| heads.iter().any(|name| r["name"] == **name)).collect();
     let busiest = all.iter().max_by_key(|r| number(r, "sessions")).expect("there is a replica");
@@ -85,7 +85,7 @@ fn a_drained_replica_ends_with_no_sessions() {
     }
 }
 
-/// Drains a replica until no session is left; how many it had.
+/// Drains a replica until it has no session, and returns the number of its sessions before.
 fn drained(mesh: &Mesh, name: &str) -> u64 {
     let had = number(&replica(mesh, name), "sessions");
     mesh.canal(&["gateway", "drain", name, "--timeout", "0"]).ok();
@@ -94,7 +94,7 @@ fn drained(mesh: &Mesh, name: &str) -> u64 {
         now["state"] == "draining" && number(&now, "heads") == 0 && number(&now, "sessions") == 0
     };
     let took = until(EMPTY_WITHIN, &format!("{name} has no session"), none_left);
-    let said = mesh.canal(&["gateway", "drain", name, "--timeout", "20"]).ok();
-    println!("{name} had {had} sessions; the last one had left {:.1} s after the order. {}", took.as_secs_f64(), said.trim());
+    let output = mesh.canal(&["gateway", "drain", name, "--timeout", "20"]).ok();
+    println!("{name} had {had} sessions; the last one had left {:.1} s after the order. {}", took.as_secs_f64(), output.trim());
     had
 }

@@ -1,21 +1,21 @@
-//! Another process is the authority: CFSSL signs what the controller, as registration authority, vouches for. While it is away nothing that
-//! is open ends; what it may not sign is not asked of it.
+//! An external CA: CFSSL signs certificates for the controller, which is the registration authority. While it is unavailable no open
+//! connection ends. The controller never requests a certificate that CFSSL may not sign.
 
 use std::path::Path;
 use std::time::Duration;
 
-use canal_e2e::credential::Authority;
+use canal_e2e::credential::TestAuthority;
 use canal_e2e::{Mesh, until};
 use canal_world::{Signal, Topology};
 use serde_json::json;
 
 const CLIENT: &str = "alpha/default/client-0";
 const SOON: Duration = Duration::from_secs(20);
-/// Of cfssl's configuration and of the controller's `auth-key`.
+/// Key of cfssl's configuration and of the controller's `auth-key`.
 const AUTH_KEY: &str = "00112233445566778899aabbccddeeff";
 
-/// What cfssl reads, and what the controller reads of it.
-fn write(dir: &Path, root: &Authority) {
+/// Writes the files of cfssl, and the controller's settings for it.
+fn write(dir: &Path, root: &TestAuthority) {
     let write = |path: &str, text: &str| {
         let path = dir.join(path);
         std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
@@ -56,7 +56,7 @@ fn with_cfssl(topology: &mut Topology, dir: &Path) {
 
 #[test]
 fn another_process_signs() {
-    let (dir, root) = (tempfile::tempdir().expect("a directory"), Authority::root("the company's root"));
+    let (dir, root) = (tempfile::tempdir().expect("a directory"), TestAuthority::root("the company's root"));
     write(dir.path(), &root);
     let mesh = Mesh::up_with("trust.yaml", "e2e-cfssl", |topology| with_cfssl(topology, dir.path()));
     until(SOON, "the mesh works with certificates of cfssl's", || mesh.code(CLIENT, "http://10.101.0.10/headers", &[]) == 200);
@@ -64,7 +64,7 @@ fn another_process_signs() {
     assert_eq!(status["domains"][0]["source"], "external", "{status}");
     let log = std::fs::read_to_string(mesh.world.log("cfssl").unwrap()).unwrap();
     assert!(log.contains("signed certificate"), "{log}");
-    // It hangs, then comes back: what is open goes on, and certificates are renewed in time.
+    // CFSSL hangs, then returns: open connections continue, and certificates are renewed in time.
     let load = mesh.spawn(CLIENT, &["canal-samples", "load", "http://10.101.0.10/blob?size=100", "-r", "50", "-c", "4", "-d", "50"]);
     mesh.world.kill("cfssl", Signal::Stop).unwrap();
     std::thread::sleep(Duration::from_secs(20));
@@ -72,7 +72,7 @@ fn another_process_signs() {
     let report = mesh.end("load while the authority hangs", load).json();
     assert_eq!(report["failed"], 0, "{report}");
     mesh.world.stop("cfssl").unwrap();
-    // Who is new needs a certificate now.
+    // A new pod needs a certificate now.
     let topology = Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).expect("the topology");
     let mut guest = topology.tenants[0].pods.iter().find(|pod| pod.name == "client").expect("alpha has a client").clone();
     (guest.name, guest.service_account) = ("guest".into(), "guest".into());

@@ -1,4 +1,4 @@
-//! Things break on purpose: replicas killed, drained and restarted, pods that come and go, certificates that rotate under a stream.
+//! Deliberate failures: replicas are killed, drained and restarted, pods come and go, certificates rotate under a stream.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ fn load(seconds: &str) -> std::process::Child {
     mesh().spawn(CLIENT, &["canal-samples", "load", REVIEWS, "-r", "200", "-c", "8", "-d", seconds])
 }
 
-/// Streams stay open across two rotations of every certificate on the path, and no byte is lost; the certificates did change.
+/// Streams stay open across two rotations of every certificate on the path, and no byte is lost. The certificates did change.
 #[test]
 fn certificates_rotate_under_a_stream() {
     let mesh = mesh();
@@ -51,8 +51,8 @@ fn certificates_rotate_under_a_stream() {
         ],
     );
     for (what, child) in [("WebSocket over rotations", ws), ("gRPC stream over rotations", bidi)] {
-        let said = mesh.end(what, child);
-        assert_eq!(said.json()["ok"], true, "{said:?}");
+        let output = mesh.end(what, child);
+        assert_eq!(output.json()["ok"], true, "{output:?}");
     }
     let after = serials();
     assert_ne!(before, after, "the certificates did not change within 70 s at a life of 60 s");
@@ -71,7 +71,7 @@ fn a_killed_replica_costs_only_its_own_requests() {
     mesh.world.wait_host_ready("gw-1", Duration::from_secs(20)).unwrap();
 }
 
-/// Five planned restarts of a replica under load: GOAWAY and `Connection: close`, and nothing is lost.
+/// Five planned restarts of a replica under load: clients get GOAWAY and `Connection: close`, and nothing is lost.
 #[test]
 fn planned_restarts_lose_nothing() {
     let mesh = mesh();
@@ -85,7 +85,7 @@ fn planned_restarts_lose_nothing() {
     assert_eq!(report["failed"], 0, "{report}");
 }
 
-/// Pods come and go without a restart of anything; a new pod is in the mesh as soon as it runs.
+/// Pods come and go without a restart; a new pod is in the mesh as soon as it runs.
 #[test]
 fn pods_come_and_go() {
     let mesh = mesh();
@@ -96,26 +96,26 @@ fn pods_come_and_go() {
         pod.name = format!("guest{n}");
         let names = mesh.world.add_pod("alpha", &pod).unwrap();
         let started = Instant::now();
-        let said = loop {
-            let said = mesh.run(&names[0], &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
-            if said.code == Some(0) || started.elapsed() > Duration::from_secs(10) {
-                break said;
+        let output = loop {
+            let output = mesh.run(&names[0], &["canal-samples", "blob-client", "http://10.101.0.10:80", "--size", "1000"]);
+            if output.code == Some(0) || started.elapsed() > Duration::from_secs(10) {
+                break output;
             }
             std::thread::sleep(Duration::from_millis(50));
         };
-        assert_eq!(said.json()["ok"], true, "{said:?}\n{}", mesh.logs());
+        assert_eq!(output.json()["ok"], true, "{output:?}\n{}", mesh.logs());
         mesh.world.remove_pod(&names[0]).unwrap();
     }
 }
 
-/// While a node proxy is dead its pods are refused, never let through in the clear; afterwards all is as before.
+/// While a node proxy is dead, its pods' connections are refused and never pass unencrypted; afterwards everything works as before.
 #[test]
 fn a_dead_node_proxy_fails_closed() {
     let mesh = mesh();
     mesh.world.stop("alpha-n1").unwrap();
     for target in ["10.101.0.60:9080", "10.1.0.1:80"] {
-        let said = mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", &format!("http://{target}/")]);
-        assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered without a proxy: {said:?}");
+        let output = mesh.run(CLIENT, &["curl", "-sS", "--max-time", "2", &format!("http://{target}/")]);
+        assert!(output.code != Some(0) && output.stdout.is_empty(), "{target} answered without a proxy: {output:?}");
     }
     mesh.world.start("alpha-n1").unwrap();
     mesh.world.wait_host_ready("alpha-n1", Duration::from_secs(20)).unwrap();

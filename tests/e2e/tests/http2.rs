@@ -1,5 +1,5 @@
-//! h2spec, the HTTP/2 conformance suite, against the gateway's HTTP/2 port. The gateway runs alone, from a compiled snapshot, in a
-//! network namespace that goes when the test goes.
+//! h2spec, the HTTP/2 conformance suite, against the gateway's HTTP/2 port. The gateway runs alone, from a compiled state file, in a
+//! network namespace that disappears with the test.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -10,9 +10,9 @@ use canal_e2e::{bin, root};
 const ORIGIN: u16 = 18_180;
 const GATEWAY: u16 = 18_181;
 
-struct Program(Child);
+struct H2specProcess(Child);
 
-impl Drop for Program {
+impl Drop for H2specProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -20,15 +20,15 @@ impl Drop for Program {
 }
 
 /// A network namespace with one address on its loopback device, held by a process.
-struct Room(Program);
+struct NetnsHandle(H2specProcess);
 
-impl Room {
+impl NetnsHandle {
     fn new() -> Self {
         let script = "ip link set lo up && ip address add 10.99.0.1/32 dev lo && echo up && exec sleep 300";
         let mut child = Command::new("unshare").args(["--net", "sh", "-c", script]).stdout(Stdio::piped()).spawn().expect("unshare");
-        let mut said = [0; 2];
-        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut said).expect("the namespace comes up (as root)");
-        Self(Program(child))
+        let mut ready_bytes = [0; 2];
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut ready_bytes).expect("the namespace comes up (as root)");
+        Self(H2specProcess(child))
     }
 
     fn command(&self, program: &str) -> Command {
@@ -37,7 +37,7 @@ impl Room {
         c
     }
 
-    fn start(&self, argv: &[String], port: u16) -> Program {
+    fn start(&self, argv: &[String], port: u16) -> H2specProcess {
         let child = self
             .command(&argv[0])
             .args(&argv[1..])
@@ -45,7 +45,7 @@ impl Room {
             .stdout(Stdio::null())
             .spawn()
             .unwrap_or_else(|e| panic!("{}: {e}", argv[0]));
-        let mut program = Program(child);
+        let mut program = H2specProcess(child);
         let started = Instant::now();
         let probe = format!("exec 3<>/dev/tcp/127.0.0.1/{port}");
         while !self.command("bash").args(["-c", &probe]).stderr(Stdio::null()).status().unwrap().success() {
@@ -74,7 +74,7 @@ metadata: {name: origin, namespace: default}
 spec: {clusterIP: 10.64.0.1, selector: {app: origin}, ports: [{name: http2, port: 80, targetPort: 18180}]}
 "#;
 
-fn gateway(room: &Room, dir: &Path) -> Program {
+fn gateway(room: &NetnsHandle, dir: &Path) -> H2specProcess {
     let config = dir.join("config/spec");
     std::fs::create_dir_all(&config).unwrap();
     std::fs::write(config.join("all.yaml"), CONFIG).unwrap();
@@ -94,12 +94,13 @@ fn gateway(room: &Room, dir: &Path) -> Program {
 #[test]
 fn h2spec_passes_wholly() {
     let dir = tempfile::tempdir().unwrap();
-    let room = Room::new();
+    let room = NetnsHandle::new();
     let _origin = room.start(&[bin("canal-samples").to_str().unwrap().into(), "blob".into(), "--port".into(), ORIGIN.to_string()], ORIGIN);
     let _gateway = gateway(&room, dir.path());
     let out = room
         .command(root().join(".tools/bin/h2spec").to_str().unwrap())
-        // This path is answered after the whole body: an early answer could come before a body that differs from its content-length.
+        // The response to this path follows the whole body: an early response could come before a body that differs from its
+        // content-length.
         .args(["-h", "127.0.0.1", "-p", &GATEWAY.to_string(), "--timeout", "2", "--path", "/blob?size=100"])
         .output()
         .expect("h2spec: run setup/install test");

@@ -1,13 +1,13 @@
-//! Identities over their life: roots and intermediates replaced, members revoked, tenants federated, chains that no mesh may take, and the
-//! Workload API. Alpha has a root of the controller's; beta's is the test's own, in files, so that the test can issue what a careless or
-//! hostile authority would.
+//! Identities over their lifetime: roots and intermediates replaced, members revoked, tenants federated, chains that no mesh may accept,
+//! and the Workload API. Alpha has a root of the controller's. Beta's is the test's own, in files, so that the test can issue what a
+//! careless or hostile CA would.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use canal_e2e::credential::{Authority, Credential, Leaf};
-use canal_e2e::hbone::{Opened, Tunnel, tunnel};
+use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
+use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, tunnel};
 use canal_e2e::{Mesh, until};
 use canal_world::Topology;
 use serde_json::Value;
@@ -17,19 +17,19 @@ const INTRUDER: &str = "alpha/default/intruder-0";
 const BETA_CLIENT: &str = "beta/default/client-0";
 const SOON: Duration = Duration::from_secs(15);
 
-/// Beta's authority, and the directory in which the controller finds it.
-struct Files {
+/// Beta's CA, and the directory in which the controller finds it.
+struct BetaAuthorityFiles {
     dir: tempfile::TempDir,
-    root: Authority,
-    intermediate: Authority,
+    root: TestAuthority,
+    intermediate: TestAuthority,
 }
 
-impl Files {
+impl BetaAuthorityFiles {
     fn domain(&self) -> PathBuf {
         self.dir.path().join("beta.example")
     }
 
-    fn write(&self, intermediate: &Authority, crl: Option<&str>) {
+    fn write(&self, intermediate: &TestAuthority, crl: Option<&str>) {
         let domain = self.domain();
         std::fs::create_dir_all(&domain).expect("a directory");
         let write = |name: &str, text: &str| std::fs::write(domain.join(name), text).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -42,18 +42,18 @@ impl Files {
     }
 }
 
-fn files() -> &'static Files {
-    static FILES: OnceLock<Files> = OnceLock::new();
+fn files() -> &'static BetaAuthorityFiles {
+    static FILES: OnceLock<BetaAuthorityFiles> = OnceLock::new();
     FILES.get_or_init(|| {
-        let root = Authority::root("beta's own root");
+        let root = TestAuthority::root("beta's own root");
         let intermediate = root.intermediate("beta's first intermediate");
-        let files = Files { dir: tempfile::tempdir().expect("a directory"), root, intermediate };
+        let files = BetaAuthorityFiles { dir: tempfile::tempdir().expect("a directory"), root, intermediate };
         files.write(&files.intermediate, None);
         files
     })
 }
 
-/// Certificates live for one minute, the least there is, and a root is replaced without long pauses.
+/// Certificates live for one minute, the minimum, and a root is replaced without long pauses.
 fn shortened(topology: &mut Topology) {
     let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
     let args = ["--svid-ttl", "60s", "--ca-rotation-settle", "1s", "--ca-retire-grace", "3s", "--ca-dir"];
@@ -83,7 +83,7 @@ fn roots(tenant: &str) -> Vec<String> {
     domain["roots"].as_array().into_iter().flatten().filter_map(|root| Some(root["fingerprint"].as_str()?.to_owned())).collect()
 }
 
-/// Every certificate of a tenant is replaced, then its root, and no request notices.
+/// Every certificate of a tenant is replaced, then its root, and no request is affected.
 #[test]
 fn a_root_is_replaced_under_load() {
     let before = roots("alpha");
@@ -106,36 +106,37 @@ fn a_root_is_replaced_under_load() {
     assert!(after.len() == 1 && before.len() == 1 && after != before, "{before:?}, {after:?}");
 }
 
-/// The intermediate in the files is replaced: the next certificates are its. A broken one changes nothing, and is told.
+/// The intermediate in the files is replaced and issues the next certificates. A broken one changes nothing, and is reported.
 #[test]
-fn an_intermediate_is_taken_from_files_when_they_change() {
+fn a_changed_intermediate_in_files_is_used() {
     let certs = mesh().world.dir().join("data/beta-n1/certs");
     let issuers = || {
-        let kept = std::fs::read_dir(&certs).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
-        kept.filter_map(|text| Some(serde_json::from_str::<Value>(&text).ok()?["chain"].as_str()?.to_owned())).collect::<Vec<_>>()
+        let stored = std::fs::read_dir(&certs).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        stored.filter_map(|text| Some(serde_json::from_str::<Value>(&text).ok()?["chain"].as_str()?.to_owned())).collect::<Vec<_>>()
     };
-    let shown_by = |intermediate: &Authority| {
+    let shown_by = |intermediate: &TestAuthority| {
         let own = intermediate.pem().replace(['\r', '\n'], "");
         let chains = issuers();
         !chains.is_empty() && chains.iter().all(|chain| chain.replace(['\r', '\n'], "").contains(&own))
     };
     assert!(shown_by(&files().intermediate), "chains hold the intermediate");
     std::fs::write(files().domain().join("cert-chain.pem"), "no certificate").expect("written");
-    until(SOON, "the fault is told", || domain("beta")["fault"].as_str().is_some_and(|fault| !fault.is_empty()));
+    until(SOON, "the fault is told", || domain("beta")["error"].as_str().is_some_and(|fault| !fault.is_empty()));
     assert_eq!(mesh().code(BETA_CLIENT, "http://10.101.0.10/headers", &[]), 200, "what was in force stays");
     let second = files().root.intermediate("beta's second intermediate");
     files().write(&second, None);
-    until(SOON, "the fault is gone", || domain("beta")["fault"].as_str().unwrap_or("").is_empty());
-    // Half a life later everybody has been renewed.
+    until(SOON, "the fault is gone", || domain("beta")["error"].as_str().unwrap_or("").is_empty());
+    // Half a lifetime later all certificates have been renewed.
     until(Duration::from_secs(100), "new certificates are the second's", || shown_by(&second));
     assert_eq!(mesh().code(BETA_CLIENT, "http://10.101.0.10/headers", &[]), 200);
     files().write(&files().intermediate, None);
 }
 
-/// Who is revoked is out at once, which is within a second of the order, with all that is open; everybody else stays. Restored, it is back.
+/// A revoked identity loses all access and all open connections within a second of the order; other identities keep theirs. After the order
+/// is reverted it has access again.
 #[test]
 fn the_revoked_are_out_at_once() {
-    /// From the first session to the order.
+    /// Time from the first session to the order.
     const BEFORE: Duration = Duration::from_secs(3);
     const AT_ONCE: Duration = Duration::from_secs(1);
     let intruder = "spiffe://alpha.example/ns/default/sa/intruder";
@@ -145,7 +146,7 @@ fn the_revoked_are_out_at_once() {
     };
     until(SOON, "it is a member like others", || mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]) == 200);
     let began = Instant::now();
-    // These end with the second: who is out holds none then. One more goes on, and tells when it was broken.
+    // These sessions end with that second, because a revoked client has none then. One more continues, and reports when it broke.
     let (theirs, one) = (sessions(INTRUDER, "20", BEFORE + AT_ONCE), sessions(INTRUDER, "1", BEFORE + 5 * AT_ONCE));
     let others = sessions(CLIENT, "20", Duration::from_secs(12));
     std::thread::sleep(BEFORE.saturating_sub(began.elapsed()));
@@ -165,22 +166,22 @@ fn the_revoked_are_out_at_once() {
     assert_ne!(mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]), 200, "nor does anything new open");
     let ended = ["gateway", "node"].map(|kind| mesh().counted_at(kind, "canal_hbone_closed_total", &["reason=\"revoked\""]));
     assert!(ended.iter().sum::<u64>() > 0, "{ended:?}");
-    let refused = mesh().counted("controller", "canal_controller_certificates_refused_total", &["reason=\"barred\""]);
+    let refused = mesh().counted("controller", "canal_controller_certificates_refused_total", &["reason=\"blocked\""]);
     mesh().canal(&["ca", "restore", "--tenant", "alpha", "--identity", intruder]).ok();
     until(Duration::from_secs(40), "it is back", || mesh().code(INTRUDER, "http://10.101.0.10/headers", &[]) == 200);
     println!("while it was out the controller refused it {refused} certificates");
 }
 
-/// The gateway's address for pods in az1, which every tenant has.
+/// The gateway's address for pods in az1, the same for every tenant.
 const GATEWAY: &str = "10.102.2.1:15008";
 
-/// A tunnel through alpha's gateway to alpha's web pod, by someone inside alpha's network.
-fn to_alpha(credential: &Credential) -> Opened {
+/// Opens a tunnel through alpha's gateway to alpha's web pod, from inside alpha's network.
+fn to_alpha(credential: &PemCredential) -> TunnelAttempt {
     let pod = format!("{}:8080", mesh().address("alpha/default/web-0"));
-    tunnel(&mesh().world, &Tunnel::new(CLIENT, GATEWAY.parse().expect("an address"), Some(credential), &pod))
+    tunnel(&mesh().world, &TunnelRequest::new(CLIENT, GATEWAY.parse().expect("an address"), Some(credential), &pod))
 }
 
-/// Another tenant's members are let in only if both tenants say so, and then only where a policy names them.
+/// Members of another tenant are admitted only if both tenants federate, and then only where a policy names them.
 #[test]
 fn federation_needs_both_and_a_policy() {
     let member = files().intermediate.issue(&Leaf::of("spiffe://beta.example/ns/default/sa/client"));
@@ -192,17 +193,17 @@ fn federation_needs_both_and_a_policy() {
     };
     let closed = |what: &str| {
         let opened = to_alpha(&member);
-        assert!(!matches!(opened, Opened::Open(_)), "{what}: {opened:?}");
+        assert!(!matches!(opened, TunnelAttempt::Open(_)), "{what}: {opened:?}");
         opened
     };
-    assert!(matches!(closed("strangers"), Opened::Refused(_)));
+    assert!(matches!(closed("strangers"), TunnelAttempt::Refused(_)));
     mesh().apply("beta", &federation("alpha"));
     std::thread::sleep(Duration::from_secs(1));
-    assert!(matches!(closed("beta alone wishes it"), Opened::Refused(_)));
+    assert!(matches!(closed("beta alone wishes it"), TunnelAttempt::Refused(_)));
     mesh().apply("alpha", &federation("beta"));
     let started = Instant::now();
-    // A tunnel is opened for it, and what it asks in there is refused.
-    while !matches!(to_alpha(&member), Opened::Open(answer) if answer.contains("RBAC: access denied")) {
+    // The tunnel opens, and the request in it is refused.
+    while !matches!(to_alpha(&member), TunnelAttempt::Open(answer) if answer.contains("RBAC: access denied")) {
         assert!(started.elapsed() < SOON, "both wish it: it is heard, and allowed nothing: {:?}", to_alpha(&member));
     }
     let named = "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: guests, namespace: default}\n\
@@ -213,23 +214,23 @@ fn federation_needs_both_and_a_policy() {
     let other = files().intermediate.issue(&Leaf::of("spiffe://beta.example/ns/default/sa/web"));
     assert!(!to_alpha(&other).reached(), "another of the same tenant is not named");
     mesh().canal(&["delete", "--tenant", "beta", "federation", "alpha"]).ok();
-    until(SOON, "one side takes its word back", || matches!(to_alpha(&member), Opened::Refused(_)));
+    until(SOON, "one side takes its word back", || matches!(to_alpha(&member), TunnelAttempt::Refused(_)));
     mesh().canal(&["delete", "--tenant", "alpha", "federation", "beta"]).ok();
     mesh().canal(&["delete", "--tenant", "alpha", "authorizationpolicy", "guests"]).ok();
 }
 
-/// Chains that are refused, by name, at a node and at a gateway; the same leaf without the fault is taken.
+/// Chains that a node and a gateway refuse, by name; the same leaf without the defect is accepted.
 #[test]
 fn bad_chains_are_refused_by_name() {
     let good = Leaf::of("spiffe://beta.example/ns/default/sa/client");
     let ours = &files().intermediate;
-    let stranger = Authority::root("nobody's root");
+    let stranger = TestAuthority::root("nobody's root");
     let (one, two) = ("spiffe://beta.example/ns/default/sa/client", "spiffe://beta.example/ns/default/sa/web");
     let long = (0..10).fold(files().root.intermediate("deep 0"), |above, n| above.intermediate(&format!("deep {}", n + 1)));
     let revoked = Leaf { serial: 77, ..good.clone() };
     mesh();
     files().write(ours, Some(&ours.revoke(&[77], 1)));
-    let cases: Vec<(&str, Credential)> = vec![
+    let cases: Vec<(&str, PemCredential)> = vec![
         ("expired", ours.issue(&Leaf { not_before: -7200, not_after: -3600, ..good.clone() })),
         ("not_yet_valid", ours.issue(&Leaf { not_before: 3600, not_after: 7200, ..good.clone() })),
         ("wrong_usage", ours.issue(&Leaf { for_tls: false, ..good.clone() })),
@@ -245,14 +246,14 @@ fn bad_chains_are_refused_by_name() {
     ];
     let pod = mesh().address("beta/default/web-0");
     let authority = format!("{pod}:8080");
-    let doors = [("node", format!("{pod}:15008")), ("gateway", GATEWAY.to_owned())];
-    let open = |door: &str, credential: Option<&Credential>| {
-        tunnel(&mesh().world, &Tunnel::new(BETA_CLIENT, door.parse().expect("an address"), credential, &authority))
+    let listeners = [("node", format!("{pod}:15008")), ("gateway", GATEWAY.to_owned())];
+    let open = |listener: &str, credential: Option<&PemCredential>| {
+        tunnel(&mesh().world, &TunnelRequest::new(BETA_CLIENT, listener.parse().expect("an address"), credential, &authority))
     };
-    for (kind, door) in &doors {
-        let taken = open(door, Some(&ours.issue(&good)));
+    for (kind, listener) in &listeners {
+        let taken = open(listener, Some(&ours.issue(&good)));
         assert!(taken.reached(), "{kind}: the same without a fault is taken: {taken:?}");
-        let known = || matches!(open(door, Some(&ours.issue(&revoked))), Opened::Refused(_));
+        let known = || matches!(open(listener, Some(&ours.issue(&revoked))), TunnelAttempt::Refused(_));
         let started = Instant::now();
         while !known() {
             assert!(started.elapsed() < SOON, "{kind}: the list of revoked is not known: {}\n{}", domain("beta"), mesh().logs());
@@ -261,20 +262,20 @@ fn bad_chains_are_refused_by_name() {
             |reason: &str| mesh().counted_at(kind, "canal_tls_refused_total", &["side=\"server\"", &format!("reason=\"{reason}\"")]);
         for (reason, credential) in &cases {
             let before = count(reason);
-            let opened = open(door, Some(credential));
-            assert!(matches!(opened, Opened::Refused(_)), "{kind}, {reason}: {opened:?}");
+            let opened = open(listener, Some(credential));
+            assert!(matches!(opened, TunnelAttempt::Refused(_)), "{kind}, {reason}: {opened:?}");
             let asked = Instant::now();
-            // Who is refused may know it a moment before it is counted.
+            // A refused client may learn of it a moment before it is counted.
             while count(reason) <= before {
                 assert!(asked.elapsed() < SOON, "{kind}: {reason} is not counted: {opened:?}\n{}", mesh().logs());
             }
         }
         let before = count("no_certificate");
-        assert!(matches!(open(door, None), Opened::Refused(_)) && count("no_certificate") > before, "{kind}: none at all");
+        assert!(matches!(open(listener, None), TunnelAttempt::Refused(_)) && count("no_certificate") > before, "{kind}: none at all");
     }
 }
 
-/// An application that asks has its SVID, and a new one before the old one ends; one that may not ask has none.
+/// An application that requests its SVID gets it, and a new one before the old one expires; one that may not request it gets none.
 #[test]
 fn the_workload_api_gives_svids_and_new_ones() {
     let out = tempfile::tempdir().expect("a directory");
@@ -285,7 +286,7 @@ fn the_workload_api_gives_svids_and_new_ones() {
     assert_eq!(svid(0)["spiffe_id"], "spiffe://alpha.example/ns/default/sa/client");
     assert_ne!(svid(0)["serial"], svid(1)["serial"], "it was renewed: {report}");
     let read = |name: &str| std::fs::read_to_string(out.path().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"));
-    let own = Credential { chain: read("svid.pem"), key: read("key.pem") };
+    let own = PemCredential { chain: read("svid.pem"), key: read("key.pem") };
     assert!(to_alpha(&own).reached(), "the mesh takes it");
     let bare = mesh().run(CLIENT, &["canal-samples", "workload-client", "--without-header"]).json();
     assert_eq!((&bare["ok"], &bare["code"]), (&false.into(), &"InvalidArgument".into()), "{bare}");

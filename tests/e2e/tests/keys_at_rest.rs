@@ -1,12 +1,12 @@
-//! Where private keys are, and where they are not: alpha's are local, beta's in key servers, in one world. Alpha shows that the search finds a
-//! key that is there; beta's is nowhere but in key servers, and readable nowhere at all.
+//! Locations of private keys: alpha's are local, beta's in key servers, in one world. Alpha proves that the search finds an existing key.
+//! Beta's keys are nowhere except in key servers, and readable nowhere.
 
-use canal_e2e::credential::{Credential, request_with_key};
-use canal_e2e::keys::{Answer, Requester};
-use canal_e2e::memory::{self, Found, Publics};
+use canal_e2e::credential::{PemCredential, request_with_key};
+use canal_e2e::keys::{KeyServerReply, Requester};
+use canal_e2e::memory::{self, FoundKey, Publics};
 use canal_e2e::{Mesh, controller::Caller};
 use canal_wire::keyrpc::KeyName;
-use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
+use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
@@ -15,8 +15,11 @@ const GATEWAY: &str = "spiffe://beta.example/ns/canal-system/sa/gateway";
 
 fn up() -> Mesh {
     let mesh = Mesh::up_with("trust.yaml", "e2e-at-rest", |topology| {
-        topology.tenants[1].keys =
-            Some(Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback: KeyFallback::Refuse });
+        topology.tenants[1].keys = Some(TenantKeysTopology {
+            place: TopologyKeyLocation::KeyServer,
+            algorithm: TopologyKeyAlgorithm::EcdsaP256,
+            fallback: TopologyKeyFallback::Refuse,
+        });
     });
     for (tenant, far) in [("alpha", "alpha/default/client-far-0"), ("beta", "beta/default/client-far-0")] {
         for client in [format!("{tenant}/default/client-0"), far.to_owned()] {
@@ -28,27 +31,28 @@ fn up() -> Mesh {
     mesh
 }
 
-/// What a data plane of alpha's keeps: identities and their public keys.
-fn kept(mesh: &Mesh, host: &str) -> Publics {
+/// Returns the identities and public keys that a data plane of alpha's stores.
+fn stored(mesh: &Mesh, host: &str) -> Publics {
     let dir = mesh.world.dir().join("data").join(host).join("certs");
     let entries = std::fs::read_dir(&dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-    let kept = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
-    kept.filter_map(|kept| {
-        let leaf = CertificateDer::from_pem_slice(kept["chain"].as_str()?.as_bytes()).ok()?;
-        Some((memory::point(&leaf), kept["identity"].as_str()?.to_owned()))
-    })
-    .collect()
+    let stored = entries.filter_map(|entry| serde_json::from_slice::<Value>(&std::fs::read(entry.ok()?.path()).ok()?).ok());
+    stored
+        .filter_map(|stored| {
+            let leaf = CertificateDer::from_pem_slice(stored["chain"].as_str()?.as_bytes()).ok()?;
+            Some((memory::point(&leaf), stored["identity"].as_str()?.to_owned()))
+        })
+        .collect()
 }
 
-/// The channel's certificate of a component, got with its token: what a thief of the token could get.
-fn component(mesh: &Mesh, host: &str, identity: &str) -> Credential {
+/// Returns the channel certificate of a component, obtained with its token, as a thief of the token could.
+fn component(mesh: &Mesh, host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
     let chain = Caller::as_itself(&mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
     // The last element is the bundle.
-    Credential { chain: chain[..chain.len() - 1].concat(), key }
+    PemCredential { chain: chain[..chain.len() - 1].concat(), key }
 }
 
-/// The public keys that key servers have for beta's identities on a host.
+/// Returns the public keys that key servers have for beta's identities on a host.
 fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) -> Publics {
     let credential = component(mesh, host, component_identity);
     let mut publics = Publics::new();
@@ -56,7 +60,7 @@ fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) 
         let requester = Requester { world: &mesh.world, host, server, credential: Some(&credential) };
         for identity in identities {
             match requester.chain(KeyName::Identity(identity.parse().expect("an identity"))) {
-                Answer::Certificates(chain) => drop(publics.insert(memory::point(&chain[0]), (*identity).to_owned())),
+                KeyServerReply::Certificates(chain) => drop(publics.insert(memory::point(&chain[0]), (*identity).to_owned())),
                 other => panic!("{server}, {identity}: {other:?}"),
             }
         }
@@ -64,7 +68,7 @@ fn held(mesh: &Mesh, host: &str, component_identity: &str, identities: &[&str]) 
     publics
 }
 
-fn searched(mesh: &Mesh, host: &str, publics: &Publics) -> Vec<Found> {
+fn searched(mesh: &Mesh, host: &str, publics: &Publics) -> Vec<FoundKey> {
     let pid = mesh.world.host(host).ok().and_then(|host| host.pid()).unwrap_or_else(|| panic!("{host} does not run"));
     let files = memory::in_files(&mesh.world.dir().join("data").join(host), publics);
     memory::in_process(pid, publics).into_iter().chain(files).collect()
@@ -73,14 +77,14 @@ fn searched(mesh: &Mesh, host: &str, publics: &Publics) -> Vec<Found> {
 #[test]
 fn private_keys_are_only_in_key_servers_and_there_sealed() {
     let mesh = up();
-    let local = kept(&mesh, "alpha-n1");
+    let local = stored(&mesh, "alpha-n1");
     assert!(!local.is_empty(), "alpha's node keeps its keys");
     let found = searched(&mesh, "alpha-n1", &local);
-    for whose in local.values() {
-        let places = |kind: &str| found.iter().filter(|found| found.whose == *whose && found.place.starts_with(kind)).count();
-        assert!(places("memory") > 0 && places("/") > 0, "the search finds {whose}, which is there: {found:?}");
+    for owner in local.values() {
+        let places = |kind: &str| found.iter().filter(|found| found.owner == *owner && found.place.starts_with(kind)).count();
+        assert!(places("memory") > 0 && places("/") > 0, "the search finds {owner}, which is there: {found:?}");
     }
-    let at_gateway = kept(&mesh, "gw-1");
+    let at_gateway = stored(&mesh, "gw-1");
     assert!(!searched(&mesh, "gw-1", &at_gateway).is_empty(), "and alpha's at a gateway");
     let beta: Vec<String> = ["client", "intruder"].iter().map(|sa| format!("spiffe://beta.example/ns/default/sa/{sa}")).collect();
     let beta: Vec<&str> = beta.iter().map(String::as_str).collect();
@@ -94,7 +98,7 @@ fn private_keys_are_only_in_key_servers_and_there_sealed() {
         let found = searched(&mesh, host, &all);
         assert!(found.is_empty(), "{host}: {found:?}");
     }
-    // Not even root reads them in the key server: they are sealed but for the time of an operation.
+    // Not even root can read them in the key server: they are sealed except during an operation.
     for host in ["ks-1", "ks-2"] {
         let found = searched(&mesh, host, &all);
         assert!(found.is_empty(), "{host}: {found:?}");

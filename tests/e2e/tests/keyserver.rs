@@ -1,33 +1,33 @@
-//! Key servers at work with RSA keys, their channels revoked, and under fault: killed, hung, cut off, slow, flooded, given garbage. Both tenants
-//! keep their keys there; alpha lets data planes make keys of their own while no key server answers, beta does not. The handshakes are counted by
-//! clients that make a new one for each request.
+//! Key servers with RSA keys, with revoked channels, and under faults: killed, hung, partitioned, slow, flooded, given garbage. Both
+//! tenants keep their keys there. Alpha lets data planes make their own keys while no key server responds, beta does not. Clients that make
+//! a new handshake for each request count the handshakes.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use canal_e2e::controller::Caller;
-use canal_e2e::credential::{Authority, Credential, Leaf, request_with_key};
-use canal_e2e::hbone::{Load, Opened, Tunnel, load, tunnel};
-use canal_e2e::keys::{Answer, Requester};
+use canal_e2e::credential::{Leaf, PemCredential, TestAuthority, request_with_key};
+use canal_e2e::hbone::{TunnelAttempt, TunnelLoad, TunnelRequest, load, tunnel};
+use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_e2e::{Mesh, until};
 use canal_wire::keyrpc::{FRAME_MAX, KeyName, PORT};
-use canal_world::Signal;
-use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
+use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
+use canal_world::{Impairment, Signal};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
 const SOON: Duration = Duration::from_secs(20);
-/// Clients of each tenant at once.
+/// Simultaneous clients of each tenant.
 const CLIENTS: usize = 3;
-/// A handshake over a fault may take so long: less than anybody's patience.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// The key server of the AZ in which the servers under test are.
+/// Maximum time of a handshake during a fault, shorter than any timeout.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// The key server in the AZ of the servers under test.
 const NEAR: &str = "ks-2";
-/// A way into both tenants' gateways in az1, whose own key server is the first.
+/// Address of both tenants' gateways in az1, whose own key server is the first.
 const GATEWAY: &str = "10.102.2.1:15008";
 const GATEWAYS_OWN: &str = "ks-1";
-/// In that AZ.
+/// Number of gateways in that AZ.
 const GATEWAYS: usize = 2;
 
 /// rsaEncryption (RFC 8017 A.1), DER.
@@ -35,13 +35,13 @@ const RSA_ENCRYPTION: [u8; 11] = [6, 9, 42, 134, 72, 134, 247, 13, 1, 1, 1];
 const TERMINATION: &str = "---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-open, namespace: default}\n\
     spec: {targetRef: {kind: Service, name: web-open}, port: 443, certificate: {mesh: {}}}\n";
 
-/// An authority for each tenant, so that the test has certificates for its clients.
-fn authorities() -> &'static (tempfile::TempDir, [Authority; 2]) {
-    static FILES: OnceLock<(tempfile::TempDir, [Authority; 2])> = OnceLock::new();
+/// Returns a CA for each tenant, so that the test has certificates for its clients.
+fn authorities() -> &'static (tempfile::TempDir, [TestAuthority; 2]) {
+    static FILES: OnceLock<(tempfile::TempDir, [TestAuthority; 2])> = OnceLock::new();
     FILES.get_or_init(|| {
         let dir = tempfile::tempdir().expect("a directory");
         let roots = ["alpha", "beta"].map(|tenant| {
-            let root = Authority::root(tenant);
+            let root = TestAuthority::root(tenant);
             let domain = dir.path().join(format!("{tenant}.example"));
             std::fs::create_dir_all(&domain).expect("a directory");
             for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
@@ -57,8 +57,16 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("trust.yaml", "e2e-keys", |topology| {
-            for (tenant, fallback) in topology.tenants.iter_mut().zip([KeyFallback::Local, KeyFallback::Refuse]) {
-                tenant.keys = Some(Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback });
+            for (tenant, fallback) in topology.tenants.iter_mut().zip([TopologyKeyFallback::Local, TopologyKeyFallback::Refuse]) {
+                tenant.keys = Some(TenantKeysTopology {
+                    place: TopologyKeyLocation::KeyServer,
+                    algorithm: TopologyKeyAlgorithm::EcdsaP256,
+                    fallback,
+                });
+            }
+            // The link of the nearer one has a relay, so that it can become slow.
+            for server in topology.key_servers.iter_mut().filter(|server| server.name == NEAR) {
+                server.impairment = Some(Impairment::default());
             }
             let controller = topology.controller.as_mut().and_then(|c| c.process.as_mut()).expect("the world has a controller");
             controller.args.extend(["--ca-dir".into(), authorities().0.path().display().to_string()]);
@@ -66,66 +74,69 @@ fn mesh() -> &'static Mesh {
         for tenant in ["alpha", "beta"] {
             let client = format!("{tenant}/default/client-0");
             until(SOON, "both tenants are served", || mesh.code(&client, "http://10.101.0.10/headers", &[]) == 200);
-            until(SOON, "and by the nodes themselves", || asked(&mesh, tenant).reached());
+            until(SOON, "and by the nodes themselves", || handshake(&mesh, tenant).reached());
         }
         mesh
     })
 }
 
-fn member(tenant: &str) -> Credential {
+fn member(tenant: &str) -> PemCredential {
     let authority = &authorities().1[usize::from(tenant == "beta")];
     authority.issue(&Leaf::of(&format!("spiffe://{tenant}.example/ns/default/sa/client")))
 }
 
-/// What a client of a tenant does: a handshake with the node of the tenant's web pod, and one request.
-fn with_client<T>(mesh: &Mesh, tenant: &str, work: impl FnOnce(&Tunnel<'_>) -> T) -> T {
+/// Runs a client of a tenant: a handshake with the node of the tenant's web pod, and one request.
+fn with_client<T>(mesh: &Mesh, tenant: &str, work: impl FnOnce(&TunnelRequest<'_>) -> T) -> T {
     let (member, pod) = (member(tenant), mesh.address(&format!("{tenant}/default/web-0")));
     let (host, authority) = (format!("{tenant}/default/client-0"), format!("{pod}:8080"));
-    work(&Tunnel::new(&host, (pod, 15008).into(), Some(&member), &authority))
+    work(&TunnelRequest::new(&host, (pod, 15008).into(), Some(&member), &authority))
 }
 
-fn asked(mesh: &Mesh, tenant: &str) -> Opened {
-    with_client(mesh, tenant, |asked| tunnel(&mesh.world, asked))
+fn handshake(mesh: &Mesh, tenant: &str) -> TunnelAttempt {
+    with_client(mesh, tenant, |handshake| tunnel(&mesh.world, handshake))
 }
 
-/// The same by way of a gateway: the handshake with the client is the gateway's.
-fn entered(tenant: &str) -> Opened {
-    with_client(mesh(), tenant, |asked| tunnel(&mesh().world, &Tunnel { to: GATEWAY.parse().expect("an address"), ..asked.clone() }))
+/// Runs a client through a gateway, which makes the handshake with the client.
+fn through_gateway(tenant: &str) -> TunnelAttempt {
+    with_client(mesh(), tenant, |handshake| {
+        tunnel(&mesh().world, &TunnelRequest { to: GATEWAY.parse().expect("an address"), ..handshake.clone() })
+    })
 }
 
-/// Handshakes of both tenants while something happens.
-fn under_load(seconds: u64, happens: impl FnOnce()) -> [(&'static str, Load); 2] {
+/// Makes handshakes of both tenants during an event.
+fn under_load(seconds: u64, happens: impl FnOnce()) -> [(&'static str, TunnelLoad); 2] {
     let mesh = mesh();
     std::thread::scope(|scope| {
-        let loads = ["alpha", "beta"]
-            .map(|tenant| (tenant, scope.spawn(move || with_client(mesh, tenant, |asked| load(&mesh.world, asked, CLIENTS, seconds)))));
+        let loads = ["alpha", "beta"].map(|tenant| {
+            (tenant, scope.spawn(move || with_client(mesh, tenant, |handshake| load(&mesh.world, handshake, CLIENTS, seconds))))
+        });
         std::thread::sleep(Duration::from_secs(2));
         happens();
         loads.map(|(tenant, running)| (tenant, running.join().expect("the load ends")))
     })
 }
 
-fn unharmed(what: &str, loads: &[(&str, Load)]) {
+fn unharmed(what: &str, loads: &[(&str, TunnelLoad)]) {
     for (tenant, load) in loads {
-        let Load { reached, again, failed, slowest } = load;
+        let TunnelLoad { reached, again, failed, slowest } = load;
         println!("{what}: {tenant}: {reached} handshakes, {again} at the second try, {} failed, the slowest {slowest:?}", failed.len());
-        // What a key server had begun is lost with it: at most what was under way when it went, and when it came back.
+        // Handshakes that a key server had begun are lost with it: at most those in progress when it ended and when it returned.
         assert!(*again <= 2 * CLIENTS as u64, "{what}: {tenant}: {again} were lost, more than were under way");
         assert!(load.failed.is_empty(), "{what}: {tenant}: {:?}\n{}", load.failed.first(), mesh().logs());
-        assert!(load.reached > 20 && load.slowest < PATIENCE, "{what}: {tenant}: {} in all, {:?}", load.reached, load.slowest);
+        assert!(load.reached > 20 && load.slowest < TIMEOUT, "{what}: {tenant}: {} in all, {:?}", load.reached, load.slowest);
     }
 }
 
-/// Handshakes by a key server, as nodes count them.
+/// Returns the number of handshakes by a key server, as nodes count them.
 fn used(server: &str) -> u64 {
     mesh().counted_at("node", "canal_keys_answers_total", &[&format!("server=\"{server}\"")])
 }
 
-/// The near one is used again, and nobody was restarted for it.
+/// Checks that the near key server is used again, without a restart of any process.
 fn recovered(what: &str, pids: &[Option<u32>]) {
     let before = used(NEAR);
     until(SOON, &format!("{what}: the near key server is used again"), || {
-        asked(mesh(), "alpha");
+        handshake(mesh(), "alpha");
         used(NEAR) > before
     });
     assert_eq!(requesters(), pids, "{what}: nobody was restarted");
@@ -182,7 +193,7 @@ fn a_key_server_that_is_cut_off_is_left_alone() {
 fn a_slow_key_server_delays_and_loses_nothing() {
     let (world, pids) = (&mesh().world, requesters());
     let loads = under_load(12, || {
-        let slow = world.slow(NEAR, PORT, Duration::from_millis(50)).unwrap();
+        let slow = world.delay(NEAR, Duration::from_millis(50)).unwrap();
         std::thread::sleep(Duration::from_secs(6));
         drop(slow);
     });
@@ -191,12 +202,12 @@ fn a_slow_key_server_delays_and_loses_nothing() {
 }
 
 #[test]
-fn a_flood_of_one_tenant_hurts_no_other() {
+fn a_flood_of_one_tenant_affects_no_other() {
     let mesh = mesh();
     let alpha = std::thread::scope(|scope| {
-        let flood = scope.spawn(move || with_client(mesh, "beta", |asked| load(&mesh.world, asked, 150, 12)));
+        let flood = scope.spawn(move || with_client(mesh, "beta", |handshake| load(&mesh.world, handshake, 150, 12)));
         std::thread::sleep(Duration::from_secs(2));
-        let alpha = with_client(mesh, "alpha", |asked| load(&mesh.world, asked, 2, 8));
+        let alpha = with_client(mesh, "alpha", |handshake| load(&mesh.world, handshake, 2, 8));
         let flood = flood.join().expect("the flood ends");
         println!("the flood: {} handshakes, {} failed", flood.reached, flood.failed.len());
         alpha
@@ -214,39 +225,41 @@ fn back(server: &str) {
     mesh().world.wait_host_ready(server, SOON).unwrap();
 }
 
-/// Gateways ask the other AZ's when their own is gone, and do what policy says when all are: as nodes do.
+/// Gateways use the other AZ's key server when their own is gone, and follow the tenant's policy when all are gone, as nodes do.
 #[test]
-fn a_gateway_without_its_key_server_does_as_policy_says() {
+fn a_gateway_without_its_key_server_follows_policy() {
     let (mesh, pids) = (mesh(), requesters());
     let counted = |family: &str, labels: &[&str]| ["gw-1", "gw-2"].iter().map(|gateway| mesh.counted(gateway, family, labels)).sum::<u64>();
     let local = || counted("canal_keys_fallbacks_total", &[]);
     let by = |server: &str| counted("canal_keys_answers_total", &[&format!("server=\"{server}\""), "what=\"handshake\""]);
     let own = by(GATEWAYS_OWN);
-    until(SOON, "their own is asked", || ["alpha", "beta"].iter().all(|tenant| entered(tenant).reached()) && by(GATEWAYS_OWN) > own);
+    until(SOON, "their own is asked", || {
+        ["alpha", "beta"].iter().all(|tenant| through_gateway(tenant).reached()) && by(GATEWAYS_OWN) > own
+    });
     let (other, before) = (by("ks-2"), local());
     gone(GATEWAYS_OWN);
     for tenant in ["alpha", "beta"] {
-        until(SOON, "the other AZ's does it", || entered(tenant).reached());
+        until(SOON, "the other AZ's does it", || through_gateway(tenant).reached());
     }
     assert!(by("ks-2") > other, "and is counted");
     assert!(counted("canal_keys_failures_total", &[&format!("server=\"{GATEWAYS_OWN}\"")]) > 0, "as is why");
     assert_eq!(local(), before, "nobody needed a key of its own");
     gone("ks-2");
     let refused = || counted("canal_tls_refused_total", &["side=\"server\"", "reason=\"no_key_server\""]);
-    until(SOON, "alpha's gateways have keys of their own", || entered("alpha").reached());
+    until(SOON, "alpha's gateways have keys of their own", || through_gateway("alpha").reached());
     assert!(local() > before, "which is counted");
     let before = refused();
-    let answer = entered("beta");
-    assert!(matches!(answer, Opened::Refused(_)), "beta's may not: {answer:?}");
+    let answer = through_gateway("beta");
+    assert!(matches!(answer, TunnelAttempt::Refused(_)), "beta's may not: {answer:?}");
     assert!(refused() > before, "which is counted too, by name");
     [GATEWAYS_OWN, "ks-2"].into_iter().for_each(back);
-    until(SOON, "beta is back", || entered("beta").reached());
+    until(SOON, "beta is back", || through_gateway("beta").reached());
     let own = by(GATEWAYS_OWN);
-    until(SOON, "their own is used again", || entered("alpha").reached() && by(GATEWAYS_OWN) > own);
+    until(SOON, "their own is used again", || through_gateway("alpha").reached() && by(GATEWAYS_OWN) > own);
     recovered("all dead, for gateways", &pids);
 }
 
-/// What a tenant says of its keys, as an operator edits it.
+/// Edits a tenant's key settings, as an operator does.
 fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     let path = mesh().world.dir().join("config").join(tenant).join("_tenant.yaml");
     let text = std::fs::read_to_string(&path).expect("the Tenant object");
@@ -256,13 +269,13 @@ fn keys(tenant: &str, from: (&str, &str), to: (&str, &str)) {
     mesh().converge(SOON);
 }
 
-/// Work that key servers did for beta with RSA keys.
+/// Returns the number of operations that key servers did for beta with RSA keys.
 fn by_rsa(kind: &str) -> u64 {
     let labels = [format!("kind=\"{kind}\""), "algorithm=\"rsa\"".to_owned(), "tenant=\"beta\"".to_owned()];
     mesh().counted_at("keyServer", "canal_key_operations_total", &labels.each_ref().map(String::as_str))
 }
 
-/// A client without a node proxy, by TLS that a gateway ends with a certificate of the service.
+/// Connects a client without a node proxy, by TLS that a gateway terminates with a certificate of the service.
 fn terminated() -> Result<(), Value> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), authorities().1[1].pem()).expect("written");
@@ -274,30 +287,30 @@ fn terminated() -> Result<(), Value> {
     if is_well { Ok(()) } else { Err(report) }
 }
 
-/// A tenant that wants RSA has it wherever its keys are: on its nodes and gateways, in key servers for handshakes, and for signatures alone.
-/// The requests go from one node by a gateway to another.
+/// A tenant that requires RSA gets it wherever its keys are: on its nodes and gateways, in key servers for handshakes, and for signatures
+/// alone. The requests go from one node through a gateway to another.
 #[test]
 fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     let mesh = mesh();
     let served = || mesh.code("beta/default/client-0", "http://10.101.0.10/headers", &[]) == 200;
     keys("beta", ("KeyServer", "EcdsaP256"), ("Local", "Rsa2048"));
-    let kept = mesh.world.dir().join("data/beta-n2/certs");
+    let stored = mesh.world.dir().join("data/beta-n2/certs");
     let rsa = |chain: &str| {
         let der = CertificateDer::from_pem_slice(chain.as_bytes()).expect("a certificate");
         der.windows(RSA_ENCRYPTION.len()).any(|part| part == RSA_ENCRYPTION)
     };
     let chains = || -> Vec<String> {
-        let files = std::fs::read_dir(&kept).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+        let files = std::fs::read_dir(&stored).into_iter().flatten().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
         files.filter_map(|text| Some(serde_json::from_str::<Value>(&text).ok()?["chain"].as_str()?.to_owned())).collect()
     };
     until(SOON, "local: the node has RSA keys", || chains().iter().any(|chain| rsa(chain)));
     until(SOON, "local: the pod of RSA keys answers by the gateway", || {
-        served() && entered("beta").reached() && asked(mesh, "beta").reached()
+        served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached()
     });
     assert_eq!(by_rsa("handshake_server"), 0, "no key server was asked");
     keys("beta", ("Local", "Rsa2048"), ("KeyServer", "Rsa2048"));
     until(SOON, "handshakes: both ends and the gateway", || {
-        let answered = served() && entered("beta").reached() && asked(mesh, "beta").reached();
+        let answered = served() && through_gateway("beta").reached() && handshake(mesh, "beta").reached();
         answered && by_rsa("handshake_client") > 0 && by_rsa("handshake_server") > 1
     });
     assert!(
@@ -308,11 +321,11 @@ fn a_tenant_with_rsa_keys_is_served_wherever_they_are() {
     until(SOON, "signatures: the gateway ends TLS", || terminated().is_ok());
     assert!(by_rsa("sign") > 0);
     keys("beta", ("KeyServer", "Rsa2048"), ("KeyServer", "EcdsaP256"));
-    until(SOON, "as before", || served() && asked(mesh, "beta").reached());
+    until(SOON, "as before", || served() && handshake(mesh, "beta").reached());
 }
 
-/// Each key server has a key of its own for a service. A gateway shows one's certificates for a while, and never has another sign for them:
-/// with a key server that dies go the handshakes that it was about to sign, and with one that comes back none.
+/// Each key server has its own key for a service. A gateway presents one server's certificates for a while, and never lets another sign for
+/// them. A key server that dies loses the handshakes that it was about to sign; one that returns loses none.
 #[test]
 fn a_service_s_key_is_one_key_server_s() {
     let mesh = mesh();
@@ -330,19 +343,19 @@ fn a_service_s_key_is_one_key_server_s() {
     mesh.converge(SOON);
 }
 
-/// A component's certificate, got with its own token.
-fn component(host: &str, identity: &str) -> Credential {
+/// Returns a component's certificate, obtained with its own token.
+fn component(host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
     let chain = Caller::as_itself(&mesh().world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
-    Credential { chain: chain[..chain.len() - 1].concat(), key }
+    PemCredential { chain: chain[..chain.len() - 1].concat(), key }
 }
 
 #[test]
-fn garbage_hurts_nobody() {
+fn garbage_affects_no_handshake() {
     let mesh = mesh();
     let credential = component("beta-n2", "spiffe://components.canal/ns/beta/sa/node.beta-n2");
     let requester = Requester { world: &mesh.world, host: "beta-n2", server: NEAR, credential: Some(&credential) };
-    assert_eq!(requester.ping(), Answer::Pong);
+    assert_eq!(requester.ping(), KeyServerReply::Pong);
     let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
     let noise: Vec<u8> = (0..FRAME_MAX).map(|n| (n * 7919 % 251) as u8).collect();
     let cases = [
@@ -355,9 +368,9 @@ fn garbage_hurts_nobody() {
     let loads = under_load(8, || {
         for (what, bytes) in &cases {
             let answer = requester.send(bytes);
-            assert!(matches!(&answer, Answer::Closed(_) | Answer::Refused(_)), "{what}: {answer:?}");
+            assert!(matches!(&answer, KeyServerReply::Closed(_) | KeyServerReply::Refused(_)), "{what}: {answer:?}");
         }
-        // Not even TLS.
+        // Garbage that is not even TLS.
         let to = mesh.address(NEAR);
         let tcp = mesh.world.inside("beta-n2", || {
             let mut stream = std::net::TcpStream::connect((to, PORT))?;
@@ -366,18 +379,18 @@ fn garbage_hurts_nobody() {
         println!("noise without TLS: {tcp:?}");
     });
     unharmed("garbage", &loads);
-    assert_eq!(requester.ping(), Answer::Pong, "it lives");
+    assert_eq!(requester.ping(), KeyServerReply::Pong, "it lives");
 }
 
-/// A thief of a node's token and certificate may use what runs on that node, and nothing else.
+/// A thief of a node's token and certificate may use the keys of workloads on that node, and nothing else.
 #[test]
 fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
     let credential = component("beta-n1", "spiffe://components.canal/ns/beta/sa/node.beta-n1");
     let requester = Requester { world: &mesh().world, host: "beta-n1", server: "ks-1", credential: Some(&credential) };
     let key = |identity: &str| KeyName::Identity(identity.parse().expect("an identity"));
     let own = "spiffe://beta.example/ns/default/sa/client";
-    assert!(matches!(requester.sign(key(own)), Answer::Signature(_)), "what runs there: {:?}", requester.sign(key(own)));
-    assert_eq!(requester.begin(own.parse().expect("an identity")), Answer::Handshake);
+    assert!(matches!(requester.sign(key(own)), KeyServerReply::Signature(_)), "what runs there: {:?}", requester.sign(key(own)));
+    assert_eq!(requester.begin(own.parse().expect("an identity")), KeyServerReply::Handshake);
     for (what, identity) in [
         ("another node's pod", "spiffe://beta.example/ns/default/sa/web"),
         ("the gateway's", "spiffe://beta.example/ns/canal-system/sa/gateway"),
@@ -389,42 +402,43 @@ fn a_stolen_node_certificate_signs_only_for_its_own_pods() {
         for answer in
             [requester.sign(key(identity)), requester.chain(key(identity)), requester.begin(identity.parse().expect("an identity"))]
         {
-            let refused = matches!(&answer, Answer::Refused(name) if ["not_entitled", "unknown_tenant"].contains(&name.as_str()));
+            let refused = matches!(&answer, KeyServerReply::Refused(name) if ["not_entitled", "unknown_tenant"].contains(&name.as_str()));
             assert!(refused, "{what}: {answer:?}");
         }
     }
 }
 
-/// A stolen channel certificate ends when an operator says so, at once; the node that it was stolen from goes on with its own.
+/// A stolen channel certificate ends at once when an operator revokes it; the node that it was stolen from continues with its own.
 #[test]
 fn a_stolen_channel_certificate_is_revoked_at_once() {
     let (mesh, identity) = (mesh(), "spiffe://components.canal/ns/beta/sa/node.beta-n2");
     let stolen = component("beta-n2", identity);
     let requester = |credential| Requester { world: &mesh.world, host: "beta-n2", server: NEAR, credential: Some(credential) };
-    assert_eq!(requester(&stolen).ping(), Answer::Pong);
+    assert_eq!(requester(&stolen).ping(), KeyServerReply::Pong);
     let status = mesh.canal(&["ca", "status", "--tenant", "canal-system", "--certificates", "-o", "json"]).json();
     let all = status["domains"][0]["certificates"].as_array().cloned().unwrap_or_default();
     let newest =
         all.iter().filter(|c| c["identity"] == identity).max_by_key(|c| c["issued"].as_u64()).unwrap_or_else(|| panic!("{status}"));
     mesh.canal(&["ca", "revoke", "--tenant", "canal-system", "--serial", newest["serial"].as_str().expect("a serial")]).ok();
-    until(SOON, "the thief is refused", || matches!(requester(&stolen).ping(), Answer::Closed(_)));
-    assert!(asked(mesh, "beta").reached(), "the node is not");
-    assert_eq!(requester(&component("beta-n2", identity)).ping(), Answer::Pong, "nor another certificate of its name");
+    until(SOON, "the thief is refused", || matches!(requester(&stolen).ping(), KeyServerReply::Closed(_)));
+    assert!(handshake(mesh, "beta").reached(), "the node is not");
+    assert_eq!(requester(&component("beta-n2", identity)).ping(), KeyServerReply::Pong, "nor another certificate of its name");
 }
 
-/// With no key server left, alpha goes on with keys of its data planes' own, and says so; beta refuses, by name. Both are back by themselves.
+/// Without any key server, alpha continues with keys of its data planes and reports it; beta refuses, by name. Both recover without
+/// intervention.
 #[test]
 fn without_any_key_server_policy_decides() {
     let (mesh, pids) = (mesh(), requesters());
     ["ks-1", "ks-2"].into_iter().for_each(gone);
     let local = || mesh.counted_at("node", "canal_keys_fallbacks_total", &[]);
     let before = local();
-    until(SOON, "alpha goes on", || asked(mesh, "alpha").reached());
+    until(SOON, "alpha goes on", || handshake(mesh, "alpha").reached());
     assert!(local() > before, "and it is counted");
-    let refused = asked(mesh, "beta");
-    assert!(matches!(refused, Opened::Refused(_)), "beta does not: {refused:?}");
+    let refused = handshake(mesh, "beta");
+    assert!(matches!(refused, TunnelAttempt::Refused(_)), "beta does not: {refused:?}");
     assert!(mesh.counted_at("node", "canal_tls_refused_total", &["reason=\"no_key_server\""]) > 0);
     ["ks-1", "ks-2"].into_iter().for_each(back);
-    until(SOON, "beta is back", || asked(mesh, "beta").reached());
+    until(SOON, "beta is back", || handshake(mesh, "beta").reached());
     recovered("all dead", &pids);
 }

@@ -1,26 +1,26 @@
-//! Path MTU through the whole tier: links that become narrow under a running transfer, senders that are told by ICMP, and nothing that vanishes
-//! without a word. Every byte is checked by the client; transfers are slow enough (by their pods' links) that a change meets them half way.
+//! Path MTU through the whole tier: links that become narrow during a transfer, senders that learn it by ICMP, and no packet that is lost
+//! silently. The client checks every byte. The pods' links make transfers slow enough that a change happens in their middle.
 
 use std::net::{IpAddr, UdpSocket};
 use std::process::Child;
 use std::time::{Duration, Instant};
 
-use canal_e2e::{Heard, Icmp, Mesh, until};
-use canal_world::topology::{Outside, Rate};
+use canal_e2e::{Icmp, IcmpPacket, Mesh, until};
+use canal_world::topology::{LinkRate, OutsideTraffic};
 
-/// Bytes each way.
+/// Bytes in each direction.
 const SIZE: &str = "10485760";
-/// Of the clients' links: two transfers at once take almost two seconds.
-const RATE: Rate = Rate { bits: 100_000_000 };
-/// When the change comes.
+/// Rate of the clients' links: two simultaneous transfers take almost two seconds.
+const RATE: LinkRate = LinkRate { bits: 100_000_000 };
+/// Time of the change.
 const HALF_WAY: Duration = Duration::from_millis(500);
 /// Agents read their programs' counters every two seconds.
-const LOOK: Duration = Duration::from_millis(2200);
+const COUNTER_READ_INTERVAL: Duration = Duration::from_millis(2200);
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
 const TENANTS: [&str; 2] = ["alpha", "beta"];
-/// AZ 1's part of the tier.
+/// The tier in AZ 1.
 const TIER1: [&str; 5] = ["edge-1", "gw-1", "gw-2", "gw-3", "gw-6"];
-/// AZ 2's.
+/// The tier in AZ 2.
 const TIER2: [&str; 3] = ["edge-2", "gw-4", "gw-5"];
 
 fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
@@ -32,8 +32,8 @@ fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
                 part.process.as_mut().expect("it runs").args.extend(own);
             }
         }
-        // The datagrams that are too big are outside the mesh.
-        topology.tenants.iter_mut().for_each(|tenant| tenant.outside = Outside::Passthrough);
+        // The oversize datagrams are outside the mesh.
+        topology.tenants.iter_mut().for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
         for pod in topology.tenants.iter_mut().flat_map(|tenant| &mut tenant.pods).filter(|pod| pod.name.starts_with("client")) {
             pod.rate = Some(RATE);
         }
@@ -47,7 +47,8 @@ fn mesh(name: &str, edges: [&[&str]; 2], gateways: [&[&str]; 2]) -> Mesh {
     mesh
 }
 
-/// The service from these pods of both tenants: pod and URL, for each family. Meshed pods dial the service's VIP, others its gateway address.
+/// Returns the service as these pods of both tenants address it: pod and URL, for each family. Meshed pods dial the service's VIP, others
+/// its gateway address.
 fn targets(mesh: &Mesh, pod: &str) -> Vec<(String, String)> {
     let of_tenant = |tenant: &str| {
         let pod = format!("{tenant}/default/{pod}");
@@ -59,14 +60,14 @@ fn targets(mesh: &Mesh, pod: &str) -> Vec<(String, String)> {
     TENANTS.iter().flat_map(|tenant| of_tenant(tenant)).collect()
 }
 
-/// A transfer both ways at once.
+/// Starts a transfer in both directions.
 fn begin(mesh: &Mesh, pod: &str, url: &str) -> Child {
     mesh.spawn(pod, &["timeout", "20", "canal-samples", "blob-client", url, "--mode", "echo", "--size", SIZE])
 }
 
-/// The change happens under the transfers, and they end with every byte right.
+/// Makes the change during the transfers, which must end with every byte right.
 fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
-    // All are known before any begins, so that they run side by side on a busy machine too.
+    // All targets are resolved before any transfer starts, so that transfers run side by side on a busy machine too.
     let targets = targets(mesh, pod);
     let started = Instant::now();
     let mut all: Vec<(String, Child)> =
@@ -77,9 +78,9 @@ fn check(mesh: &Mesh, pod: &str, what: &str, change: impl FnOnce()) {
         assert!(child.try_wait().expect("a child").is_none(), "{what}: {transfer} was over before the change");
     }
     for (transfer, child) in all {
-        let said = mesh.end(&format!("{what}: {transfer}"), child);
-        assert_eq!(said.code, Some(0), "{what}: {transfer}: {said:?}\n{}", drops(mesh));
-        assert_eq!(said.json()["ok"], true, "{what}: {transfer}");
+        let output = mesh.end(&format!("{what}: {transfer}"), child);
+        assert_eq!(output.code, Some(0), "{what}: {transfer}: {output:?}\n{}", drops(mesh));
+        assert_eq!(output.json()["ok"], true, "{what}: {transfer}");
     }
     println!("{what}: 10 MiB each way, twice for each tenant, in {:.1} s", started.elapsed().as_secs_f64());
 }
@@ -88,42 +89,45 @@ fn edge(mesh: &Mesh, edge: &str, what: &str) -> u64 {
     mesh.counted(edge, "canal_edge_packets_total", &[&format!("what=\"{what}\"")])
 }
 
-/// Fragments that edges and replicas had to drop so far.
+/// Returns the number of fragments that edges and replicas have dropped so far.
 fn fragments(mesh: &Mesh) -> u64 {
-    std::thread::sleep(LOOK);
+    std::thread::sleep(COUNTER_READ_INTERVAL);
     let edges = ["edge-1", "edge-2"].iter().map(|host| edge(mesh, host, "drop_fragment"));
     let replicas = TIER1[1..].iter().chain(&TIER2[1..]);
     edges.chain(replicas.map(|host| mesh.counted(host, "canal_redirector_packets_total", &["what=\"drop_fragment\""]))).sum()
 }
 
-/// For a failing test's output.
+/// Returns the drops, for a failing test's output.
 fn drops(mesh: &Mesh) -> String {
     let mut out = String::new();
     for host in TIER1.iter().chain(&TIER2) {
         let metrics = mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
-        let told = metrics.lines().filter(|l| l.contains("_packets_total{") && (l.contains("drop_") || l.contains("too_big")));
-        told.filter(|l| !l.ends_with(" 0")).for_each(|l| out.push_str(&format!("{host}: {l}\n")));
+        let drop_lines = metrics.lines().filter(|l| l.contains("_packets_total{") && (l.contains("drop_") || l.contains("too_big")));
+        drop_lines.filter(|l| !l.ends_with(" 0")).for_each(|l| out.push_str(&format!("{host}: {l}\n")));
     }
     out
 }
 
-/// What replicas' kernels heard of their packets' fate, IPv4 and IPv6.
-fn told_replicas(mesh: &Mesh) -> [u64; 2] {
+/// Returns the number of ICMP errors that replicas' kernels received about their packets, for IPv4 and IPv6.
+fn icmp_errors_received(mesh: &Mesh) -> [u64; 2] {
     let mut sums = [0, 0];
     for gateway in &TIER1[1..] {
-        let said = mesh.run(gateway, &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"]).ok();
+        let output = mesh.run(gateway, &["nstat", "-asz", "IcmpInDestUnreachs", "Icmp6InPktTooBigs"]).ok();
         for (sum, name) in sums.iter_mut().zip(["IcmpInDestUnreachs", "Icmp6InPktTooBigs"]) {
-            *sum +=
-                said.lines().filter(|l| l.starts_with(name)).filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok()).sum::<u64>();
+            *sum += output
+                .lines()
+                .filter(|l| l.starts_with(name))
+                .filter_map(|l| l.split_whitespace().nth(1)?.parse::<u64>().ok())
+                .sum::<u64>();
         }
     }
     sums
 }
 
-/// What kernels learned of paths from ICMP is forgotten (it would be in ten minutes).
+/// Removes what kernels learned about paths from ICMP (otherwise it expires after ten minutes).
 fn forget_paths(mesh: &Mesh) {
     for host in mesh.world.hosts().unwrap() {
-        mesh.run(&host.seat.name, &["sh", "-c", "ip -4 route flush cache && ip -6 route flush cache"]).ok();
+        mesh.run(&host.environment.name, &["sh", "-c", "ip -4 route flush cache && ip -6 route flush cache"]).ok();
     }
 }
 
@@ -131,8 +135,8 @@ fn set_mtu(mesh: &Mesh, hosts: &[&str], mtu: u32) {
     hosts.iter().for_each(|host| mesh.world.set_mtu(host, mtu).unwrap_or_else(|e| panic!("{host}: {e}")));
 }
 
-/// With nothing set, the tier asks of the underlay 50 bytes more than `--tier-mtu`, and not one more. Links may narrow below that at any
-/// time, the tier's own and those of pods, in front and behind: who sends hears of it, as from the address that it dialled.
+/// Without settings, the tier needs 50 bytes more of the underlay than `--tier-mtu`, and not one more. Links may become narrower at any
+/// time, the tier's own and those of pods, downstream and upstream: the sender learns it, apparently from the address that it dialed.
 #[test]
 fn transfers_go_on_when_links_narrow() {
     let mesh = mesh("e2e-mtu", [&[], &[]], [&[], &[]]);
@@ -143,13 +147,13 @@ fn transfers_go_on_when_links_narrow() {
     let by_edge = || edge(&mesh, "edge-1", "too_big");
     let by_replicas =
         || TIER1[1..].iter().map(|host| mesh.counted(host, "canal_redirector_packets_total", &["what=\"too_big\""])).sum::<u64>();
-    for (what, hosts, told) in
+    for (what, hosts, drop_lines) in
         [("the replicas' links", &TIER1[1..], &by_replicas as &dyn Fn() -> u64), ("the edge's link", &TIER1[..1], &by_edge)]
     {
         forget_paths(&mesh);
-        let before = told();
+        let before = drop_lines();
         check(&mesh, "client-0", &format!("{what} narrow to 1400, and nobody was told"), || set_mtu(&mesh, hosts, 1400));
-        until(SEEN_WITHIN, &format!("{what}: senders are told"), || told() > before);
+        until(SEEN_WITHIN, &format!("{what}: senders are told"), || drop_lines() > before);
         set_mtu(&mesh, &TIER1, 1600);
     }
     forget_paths(&mesh);
@@ -161,19 +165,19 @@ fn transfers_go_on_when_links_narrow() {
     until(SEEN_WITHIN, "errors about answers are translated", || edge(&mesh, "edge-1", "icmp_translated") > translated);
     set_mtu(&mesh, &clients.each_ref().map(String::as_str), 1500);
 
-    let before = told_replicas(&mesh);
+    let before = icmp_errors_received(&mesh);
     let servers: Vec<String> = TENANTS.iter().flat_map(|t| ["web-0", "web-1"].map(|pod| format!("{t}/default/{pod}"))).collect();
     let servers: Vec<&str> = servers.iter().map(String::as_str).collect();
     check(&mesh, "client-0", "the endpoints' links narrow to 1300", || set_mtu(&mesh, &servers, 1300));
-    let after = told_replicas(&mesh);
+    let after = icmp_errors_received(&mesh);
     assert!(after[0] > before[0], "no replica heard that what it dialled has become narrow: {before:?}, {after:?}");
     assert_eq!(fragments(&mesh), torn, "{}", drops(&mesh));
 }
 
-/// AZ 1: an edge that takes less than its replicas say, so that senders learn it by ICMP only. AZ 2: edge and replicas that were told of a
-/// narrow underlay before it became so.
+/// AZ 1: an edge that accepts less than its replicas announce, so that senders learn it by ICMP only. AZ 2: edge and replicas are
+/// configured for a narrow underlay before it becomes narrow.
 #[test]
-fn a_narrow_tier_is_told_to_senders() {
+fn a_narrow_tier_is_reported_to_senders() {
     let narrow_edge: &[&str] = &["--mtu", "1350"];
     let mesh = mesh("e2e-mtu-n", [narrow_edge, narrow_edge], [&[], &["--tier-mtu", "1350"]]);
     check(&mesh, "client-0", "the edge takes 1350 bytes", || {});
@@ -183,26 +187,26 @@ fn a_narrow_tier_is_told_to_senders() {
     oversize_datagrams_are_answered_as_the_gateway_address(&mesh);
 }
 
-/// A datagram that is too big, from a tenant's pod: the ICMP error is from the address that it was for, and about that address. (Both tenants
-/// have the same addresses; each hears its own.)
+/// A datagram that is too big, from a tenant's pod: the ICMP error comes from the datagram's destination address, and is about that
+/// address. (Both tenants have the same addresses; each receives its own.)
 fn oversize_datagrams_are_answered_as_the_gateway_address(mesh: &Mesh) {
     let before = edge(mesh, "edge-1", "too_big");
     for tenant in TENANTS {
         let pod = format!("{tenant}/default/client-0");
-        let seat = mesh.world.host(&pod).unwrap().seat;
-        let own: [IpAddr; 2] = [seat.ip4.expect("dual stack").into(), seat.ip6.expect("dual stack").into()];
+        let environment = mesh.world.host(&pod).unwrap().environment;
+        let own: [IpAddr; 2] = [environment.ip4.expect("dual stack").into(), environment.ip6.expect("dual stack").into()];
         for address in mesh.resolve("beta/default/client-0", "tcp.default.svc.cluster.local") {
             let is_v6 = address.is_ipv6();
             let icmp = Icmp::open(&mesh.world, &pod, is_v6);
             let from: IpAddr = own[usize::from(is_v6)];
             let socket = mesh.world.inside(&pod, || UdpSocket::bind((from, 0))).unwrap().unwrap();
             let source = socket.local_addr().unwrap();
-            // 1,500 bytes with its headers: what the pod's link takes.
+            // With its headers it has 1,500 bytes, which the pod's link accepts.
             socket.send_to(&vec![0; if is_v6 { 1452 } else { 1472 }], (address, 9)).unwrap();
-            let heard = icmp.hear_one(Duration::from_secs(2), |h| h.about.is_some_and(|(about, ..)| about == source));
+            let received = icmp.receive_one(Duration::from_secs(2), |h| h.about.is_some_and(|(about, ..)| about == source));
             let kind = if is_v6 { (2, 0) } else { (3, 4) };
-            let expected = Heard { from: address, kind, mtu: 1350, about: Some((source, (address, 9).into(), 17)) };
-            assert_eq!(heard, Some(expected), "{pod} to {address}");
+            let expected = IcmpPacket { from: address, kind, mtu: 1350, about: Some((source, (address, 9).into(), 17)) };
+            assert_eq!(received, Some(expected), "{pod} to {address}");
             let route = mesh.run(&pod, &["ip", "route", "get", &address.to_string()]).ok();
             assert!(route.contains("mtu 1350"), "{pod} has learned: {route}");
         }

@@ -1,26 +1,27 @@
-//! One tenant's policies that no data plane could hold, and everybody else: what the controller does with them, what a gateway that starts with
-//! nothing serves, and what a restarted one serves. The numbers are those with which another tenant's DENY was once lost.
+//! One tenant's policies that no data plane could store, and their effect on others: what the controller does with them, what a gateway
+//! that starts with nothing serves, and what a restarted one serves. The numbers are those with which another tenant's DENY was once lost.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use canal_e2e::{Mesh, Said, until};
+use canal_e2e::{ClientOutcome, Mesh, until};
 use serde_json::Value;
 
 const ALPHA: &str = "alpha/default/client-0";
 const BETA: &str = "beta/default/client-0";
 const GAMMA: &str = "gamma/default/client-0";
-/// The one gateway of the world.
+/// The only gateway of the world.
 const GATEWAY: &str = "gw-1";
-/// Policies that are too large, beside one that is not: a data plane that was told them used to refuse 256 responses and then all the rest.
+/// Number of policies that are too large, beside one that is not. A data plane that received them used to refuse 256 responses and then all
+/// others.
 const BAD: usize = 300;
-/// Values and their opposites: each list is within the limit, both together are not.
+/// Number of values and of negated values: each list is within the limit, both together are not.
 const VALUES: usize = 600;
-/// Buckets of a service's table (`BUCKETS` of the model): all of them have a head, or the service is not served whole.
+/// Buckets of a service's table (`BUCKETS` of the model): the service is served completely only if all of them have a head.
 const HEADS: u64 = 128;
 const SOON: Duration = Duration::from_secs(30);
 
-/// Three tenants with the same addresses behind one gateway.
+/// Returns a mesh with three tenants that have the same addresses behind one gateway.
 fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
@@ -49,7 +50,7 @@ fn code(mesh: &Mesh, pod: &str, path: &str) -> u16 {
     mesh.code(pod, &format!("http://10.101.0.10{path}"), &[])
 }
 
-/// DENY for a path of the application behind `web`.
+/// Returns a DENY policy for a path of the application behind `web`.
 fn deny(name: &str, path: &str) -> String {
     format!(
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default}}\nspec:\n  \
@@ -57,7 +58,7 @@ fn deny(name: &str, path: &str) -> String {
     )
 }
 
-/// DENY with so many paths and so many opposites, for the application `app`.
+/// Returns a DENY policy with too many paths and negated paths, for the application `app`.
 fn too_large(name: &str, app: &str) -> String {
     let list = |stem: &str| (0..VALUES).map(|n| format!("/{stem}{n}")).collect::<Vec<_>>().join(",");
     format!(
@@ -68,22 +69,22 @@ fn too_large(name: &str, app: &str) -> String {
     )
 }
 
-fn apply(mesh: &Mesh, tenant: &str, yaml: &str) -> Said {
+fn apply(mesh: &Mesh, tenant: &str, yaml: &str) -> ClientOutcome {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("policies.yaml");
     std::fs::write(&file, yaml).expect("written");
     mesh.canal(&["apply", "--tenant", tenant, "-o", "json", "-f", &file.to_string_lossy()])
 }
 
-/// Heads of a service's table in az1, of all replicas.
+/// Returns the number of heads of a service's table in az1, of all replicas.
 fn heads(mesh: &Mesh, service: &str) -> u64 {
     let status = mesh.canal(&["gateway", "status", service, "-o", "json"]);
     let Ok(status) = serde_json::from_str::<Value>(&status.stdout) else { return 0 };
     let tables = status["tables"].as_array().into_iter().flatten().filter(|table| table["az"] == "az1");
-    tables.filter_map(|table| table["seats"].as_array()).flatten().filter_map(|seat| seat["heads"].as_u64()).sum()
+    tables.filter_map(|table| table["members"].as_array()).flatten().filter_map(|member| member["heads"].as_u64()).sum()
 }
 
-/// What of a process's data is its configuration: all but the filesystem that holds the kernel's maps, which is mounted there.
+/// Removes a process's configuration from its data: everything except the filesystem with the kernel's maps, which is mounted there.
 fn forget(mesh: &Mesh, host: &str) -> usize {
     let data = mesh.world.data(host).expect("a host of the world");
     let entries = std::fs::read_dir(&data).unwrap_or_else(|e| panic!("{}: {e}", data.display())).filter_map(Result::ok);
@@ -96,7 +97,7 @@ fn forget(mesh: &Mesh, host: &str) -> usize {
     gone
 }
 
-/// Beta's policy holds, beta and gamma are served, and their services have all their heads.
+/// Checks that beta's policy is in force, that beta and gamma are served, and that their services have all heads.
 fn others_are_whole(mesh: &Mesh, when: &str) {
     for service in ["beta/default/web", "gamma/default/web"] {
         until(SOON, &format!("{when}: {service} has its heads"), || heads(mesh, service) == HEADS);
@@ -104,21 +105,22 @@ fn others_are_whole(mesh: &Mesh, when: &str) {
     for (pod, path, wanted) in [(BETA, "/headers", 200), (GAMMA, "/headers", 200), (BETA, "/secret", 403)] {
         until(SOON, &format!("{when}: {pod} gets {wanted} for {path}"), || code(mesh, pod, path) == wanted);
     }
-    // It stays so: nothing that comes late opens it.
+    // The policy stays in force: no late change opens access.
     for _ in 0..20 {
         assert_eq!(code(mesh, BETA, "/secret"), 403, "{when}: beta's policy does not hold\n{}", mesh.logs());
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-/// What alpha is told of its policies: by applying them, which changes nothing, and of those that its files say, which are in force as denials.
+/// Checks alpha's diagnostics: for policies that it applies, which change nothing, and for those in its files, which are in force as
+/// denials.
 fn bad_policies(mesh: &Mesh) {
     let all: Vec<String> = (0..BAD).map(|n| too_large(&format!("bad-{n}"), "web-l7")).chain([too_large("bad-web", "web")]).collect();
     let told = |diagnostics: &Value| {
         let problems = diagnostics.as_array().into_iter().flatten().filter_map(|told| told["problem"].as_str());
         problems.filter(|problem| problem.contains("more than 1024")).count()
     };
-    // As many as one request may carry.
+    // This is the maximum number in one request.
     let answer = apply(mesh, "alpha", &all[..50].concat()).json();
     assert_eq!((answer["accepted"].as_bool(), told(&answer["diagnostics"])), (Some(false), 50), "each is told, none accepted: {answer}");
     assert_eq!(code(mesh, ALPHA, "/secret"), 404, "and nothing of it changed");
@@ -135,8 +137,9 @@ fn bad_policies(mesh: &Mesh) {
     );
 }
 
-/// Alpha says a good policy and 301 that are too large, over and again a gateway starts from nothing and from its disk: beta's DENY holds from
-/// the first request on, everybody else's services keep their heads, and what alpha's own policies are for is denied and told.
+/// Alpha has a good policy and 301 that are too large, and a gateway repeatedly starts from nothing and from its disk. Beta's DENY is in
+/// force from the first request on, other tenants' services keep their heads, and the targets of alpha's own policies are denied and
+/// reported.
 #[test]
 fn one_tenants_bad_policies_are_its_own_affair() {
     let mesh = mesh();
@@ -156,7 +159,7 @@ fn one_tenants_bad_policies_are_its_own_affair() {
     mesh.world.stop(GATEWAY).unwrap();
     let gone = forget(mesh, GATEWAY);
     mesh.world.start(GATEWAY).unwrap();
-    // Before it is ready nobody is let in; from then on the policy holds.
+    // The gateway admits no client before it is ready; from then on the policy is in force.
     mesh.world.wait_host_ready(GATEWAY, SOON).unwrap();
     let opened = until(SOON, "the cold gateway answers beta", || code(mesh, BETA, "/secret") != 0);
     println!("a cold gateway ({gone} files gone) answers beta {opened:?} after it was ready: {}", code(mesh, BETA, "/secret"));

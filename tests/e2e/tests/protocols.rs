@@ -3,9 +3,9 @@
 
 use std::sync::OnceLock;
 
-use canal_e2e::{Mesh, Said, root};
+use canal_e2e::{ClientOutcome, Mesh, root};
 
-/// The same pod in both tenants.
+/// Tenants with the same pods.
 const TENANTS: [&str; 2] = ["alpha", "beta"];
 const CLIENT: &str = "alpha/default/client-0";
 
@@ -14,23 +14,23 @@ fn mesh() -> &'static Mesh {
     MESH.get_or_init(|| Mesh::up("mesh.yaml", "e2e-proto"))
 }
 
-/// The service's address as a URL or dial string writes it, over both families.
+/// Returns the service's address as a URL or dial string contains it, for both families.
 fn both(n: u16, port: u16) -> [String; 2] {
     [format!("10.101.0.{n}:{port}"), format!("[fd00:101::{n}]:{port}")]
 }
 
-/// Runs a command in the client pods of both tenants at once; the tenants' names with what was said.
-fn in_both(argv: &[&str]) -> [(&'static str, Said); 2] {
+/// Runs a command in the client pods of both tenants at once. Returns the tenants' names with the output.
+fn in_both(argv: &[&str]) -> [(&'static str, ClientOutcome); 2] {
     let started = TENANTS.map(|tenant| (tenant, mesh().spawn(&format!("{tenant}/default/client-0"), argv)));
     started.map(|(tenant, child)| (tenant, mesh().end(&format!("{tenant}: {}", argv.join(" ")), child)))
 }
 
-/// Runs `canal-samples` in both tenants at once; the client itself checks what it got and says `"ok": true`. The answer is alpha's.
+/// Runs `canal-samples` in both tenants at once. The client itself checks what it gets and prints `"ok": true`. Returns alpha's output.
 fn sample(argv: &[&str]) -> serde_json::Value {
     let all: Vec<&str> = ["canal-samples"].into_iter().chain(argv.iter().copied()).collect();
-    let [alpha, _] = in_both(&all).map(|(tenant, said)| {
-        let json = said.json();
-        assert!(json["ok"] == true && said.code == Some(0), "{}\n{json}\n{}\n{}", said.command, said.stderr, mesh().logs());
+    let [alpha, _] = in_both(&all).map(|(tenant, output)| {
+        let json = output.json();
+        assert!(json["ok"] == true && output.code == Some(0), "{}\n{json}\n{}\n{}", output.command, output.stderr, mesh().logs());
         for answered_by in json["served_by"].as_object().into_iter().flat_map(|by| by.keys()) {
             assert!(answered_by.ends_with(tenant), "{tenant} was answered by {answered_by}");
         }
@@ -116,8 +116,8 @@ fn grpc_interop_passes() {
     let client = client.to_str().expect("a UTF-8 path");
     for host in ["10.101.0.21", "fd00:101::21"] {
         for case in cases {
-            for (_, said) in in_both(&[client, "-server_host", host, "-server_port", "9100", "-test_case", case]) {
-                said.ok();
+            for (_, output) in in_both(&[client, "-server_host", host, "-server_port", "9100", "-test_case", case]) {
+                output.ok();
             }
         }
     }
@@ -164,8 +164,8 @@ fn kosoku(host: &str, address: &str) -> std::collections::BTreeMap<String, Strin
         dir.path().to_str().unwrap(),
         address,
     ];
-    let said = mesh().run(host, &argv);
-    let report = std::fs::read_to_string(dir.path().join("index.json")).unwrap_or_else(|e| panic!("{e}: {said:?}"));
+    let output = mesh().run(host, &argv);
+    let report = std::fs::read_to_string(dir.path().join("index.json")).unwrap_or_else(|e| panic!("{e}: {output:?}"));
     let report: serde_json::Value = serde_json::from_str(&report).expect("kosoku's report is JSON");
     let agents = report.as_object().expect("agents");
     let cases = agents.values().next().and_then(|a| a.as_object()).expect("cases");
@@ -183,7 +183,7 @@ fn tcp_half_closes_and_resets_are_carried() {
     }
 }
 
-/// A port whose name says nothing, with a server that speaks first.
+/// A port whose name declares no protocol, with a server that sends first.
 #[test]
 fn server_first_protocols_work_without_a_hint() {
     for address in both(50, 7006) {
@@ -191,8 +191,8 @@ fn server_first_protocols_work_without_a_hint() {
     }
 }
 
-/// A server that never reads stops its client after bounded buffers: back-pressure crosses both proxies and the gateway. Each proxy holds at most
-/// 2 MiB; the rest are the kernel's buffers of three connections, up to 4 MiB for what is sent and 6 MiB for what is received.
+/// A server that never reads stops its client after bounded buffers: back-pressure crosses both proxies and the gateway. Each proxy holds
+/// at most 2 MiB; the rest are the kernel's buffers of three connections, up to 4 MiB for sending and 6 MiB for receiving.
 #[test]
 fn back_pressure_crosses_the_mesh() {
     for address in both(50, 7005) {
@@ -219,12 +219,12 @@ fn redis_answers() {
     }
 }
 
-/// A pod's own address works like a service's, and is carried by the mesh.
+/// A pod's own address works like a service's, and the mesh carries the connection.
 #[test]
 fn pods_are_reached_by_their_address() {
     let hosts = mesh().world.hosts().unwrap();
-    let seat = &hosts.iter().find(|h| h.seat.name == "alpha/default/blob-0").expect("the pod is in the world").seat;
-    for address in [seat.ip4.map(|a| a.to_string()), seat.ip6.map(|a| format!("[{a}]"))] {
+    let environment = &hosts.iter().find(|h| h.environment.name == "alpha/default/blob-0").expect("the pod is in the world").environment;
+    for address in [environment.ip4.map(|a| a.to_string()), environment.ip6.map(|a| format!("[{a}]"))] {
         let address = address.expect("pods are dual stack");
         sample(&["blob-client", &format!("http://{address}:8080"), "--size", "100000"]);
     }
@@ -237,15 +237,15 @@ fn names_resolve_as_in_a_cluster() {
     }
 }
 
-/// A service without a ready endpoint answers 503 and says so, and does not hang.
+/// A request to a service without a ready endpoint gets 503 with the reason, and does not hang.
 #[test]
 fn a_service_without_endpoints_is_unavailable() {
-    let said = mesh().run(CLIENT, &["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", "http://10.101.0.70/"]);
-    assert_eq!(said.ok().trim(), "503");
+    let output = mesh().run(CLIENT, &["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", "http://10.101.0.70/"]);
+    assert_eq!(output.ok().trim(), "503");
 }
 
-/// What is outside the mesh is refused by default, and so is everything that is another tenant's: it has the same addresses, so there is no
-/// address by which it could be meant; names, pods and addresses lead to one's own.
+/// Destinations outside the mesh are refused by default, and so is everything of another tenant: it has the same addresses, so no address
+/// can mean it; names, pods and addresses lead to the client's own tenant.
 #[test]
 fn the_outside_is_refused_and_tenants_meet_only_themselves() {
     let targets = [
@@ -258,16 +258,16 @@ fn the_outside_is_refused_and_tenants_meet_only_themselves() {
         "192.0.2.1:80",
     ];
     for target in targets {
-        for (_, said) in in_both(&["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]) {
-            assert!(said.code != Some(0) && said.stdout.is_empty(), "{target} answered: {said:?}");
+        for (_, output) in in_both(&["curl", "-sS", "-g", "--max-time", "5", &format!("http://{target}/blob?size=1")]) {
+            assert!(output.code != Some(0) && output.stdout.is_empty(), "{target} answered: {output:?}");
         }
     }
     let hosts = mesh().world.hosts().unwrap();
-    let seat = &hosts.iter().find(|h| h.seat.name == "beta/default/blob-0").expect("beta has a pod").seat;
-    let pod = format!("http://{}:8080/blob?size=1", seat.ip4.expect("pods have an IPv4 address"));
+    let environment = &hosts.iter().find(|h| h.environment.name == "beta/default/blob-0").expect("beta has a pod").environment;
+    let pod = format!("http://{}:8080/blob?size=1", environment.ip4.expect("pods have an IPv4 address"));
     for url in ["http://10.101.0.10/blob?size=1", "http://blob.default/blob?size=1", &pod] {
-        for (tenant, said) in in_both(&["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-D", "-", url]) {
-            let head = said.ok();
+        for (tenant, output) in in_both(&["curl", "-sS", "--max-time", "5", "-o", "/dev/null", "-D", "-", url]) {
+            let head = output.ok();
             assert!(head.contains(&format!("x-served-by: blob-{tenant}")), "{tenant} asked {url}: {head}");
         }
     }

@@ -1,30 +1,30 @@
-//! Tenants without node proxies enter by TLS that ends at the gateway: with a certificate of the mesh, or with their own, whose key stays in the
-//! tenant's own key server, which may say no at any time. No gateway ever holds either key. Their containers are told apart by the interfaces that
-//! they are attached to.
+//! Tenants without node proxies connect by TLS that the gateway terminates: with a certificate of the mesh, or with their own, whose key
+//! stays in the tenant's own key server, which may refuse at any time. No gateway ever has either key. Interfaces on the host distinguish
+//! their containers.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use canal_e2e::credential::{Authority, Credential, Leaf};
+use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
 use canal_e2e::memory::{self, Publics};
 use canal_e2e::{Mesh, until};
-use canal_world::topology::{KeyAlgorithm, KeyFallback, KeyPlace, Keys};
+use canal_world::topology::{TenantKeysTopology, TopologyKeyAlgorithm, TopologyKeyFallback, TopologyKeyLocation};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject;
 use serde_json::Value;
 
-/// A pod on a node that runs nothing of the mesh, and another tenant's.
+/// A pod on a node that runs no part of the mesh, and another tenant's.
 const BARE: &str = "alpha/default/bare-0";
 const BETA_BARE: &str = "beta/default/bare-0";
 const SOON: Duration = Duration::from_secs(15);
 const SHOP: &str = "shop.example.com";
 
-/// Who vouches for alpha's identities, and who for its shop in the world outside.
-struct Stage {
+/// The CAs of alpha's identities and of its shop's public certificate.
+struct ProxylessCase {
     mesh: Mesh,
     dir: tempfile::TempDir,
-    alpha: Authority,
-    shop: Credential,
+    alpha: TestAuthority,
+    shop: PemCredential,
 }
 
 const TERMINATIONS: &str = "---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web, namespace: default}\n\
@@ -34,16 +34,16 @@ const TERMINATIONS: &str = "---\napiVersion: canal.mesh/v1\nkind: Termination\nm
     ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-strict, namespace: default}\n\
     spec: {targetRef: {kind: Service, name: web-strict}, port: 443, certificate: {mesh: {}}, clientCertificates: Required, required: true}\n";
 
-fn stage() -> &'static Stage {
-    static STAGE: OnceLock<Stage> = OnceLock::new();
-    STAGE.get_or_init(|| {
+fn setup() -> &'static ProxylessCase {
+    static SETUP: OnceLock<ProxylessCase> = OnceLock::new();
+    SETUP.get_or_init(|| {
         let dir = tempfile::tempdir().expect("a directory");
         let write = |path: &str, text: &str| {
             let path = dir.path().join(path);
             std::fs::create_dir_all(path.parent().expect("a parent")).expect("a directory");
             std::fs::write(&path, text).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         };
-        let (alpha, public) = (Authority::root("alpha"), Authority::root("the world's"));
+        let (alpha, public) = (TestAuthority::root("alpha"), TestAuthority::root("the world's"));
         for (name, text) in [("root-cert.pem", alpha.pem()), ("cert-chain.pem", alpha.pem()), ("key.pem", alpha.key_pem())] {
             write(&format!("ca/alpha.example/{name}"), &text);
         }
@@ -54,7 +54,11 @@ fn stage() -> &'static Stage {
         write("tls/default.web-open.key", &shop.key);
         write("tls/allow.yaml", ALLOWED);
         let mesh = Mesh::up_with("trust.yaml", "e2e-bare", |topology| {
-            let keys = Keys { place: KeyPlace::KeyServer, algorithm: KeyAlgorithm::EcdsaP256, fallback: KeyFallback::Refuse };
+            let keys = TenantKeysTopology {
+                place: TopologyKeyLocation::KeyServer,
+                algorithm: TopologyKeyAlgorithm::EcdsaP256,
+                fallback: TopologyKeyFallback::Refuse,
+            };
             topology.tenants[0].keys = Some(keys);
             topology.key_servers.iter_mut().filter(|server| server.tenant.is_some()).for_each(|server| {
                 server.tls_dir = Some(dir.path().join("tls"));
@@ -63,21 +67,21 @@ fn stage() -> &'static Stage {
             controller.args.extend(["--ca-dir".into(), dir.path().join("ca").display().to_string()]);
         });
         mesh.apply("alpha", TERMINATIONS);
-        Stage { mesh, dir, alpha, shop }
+        ProxylessCase { mesh, dir, alpha, shop }
     })
 }
 
-/// The shop's service, and one that has no key though the list would let it.
+/// The allow list with the shop's service, and one that has no key although the list allows it.
 const ALLOWED: &str = "allow: {default/web-open: [gateway/*], other/web-open: [gateway/*]}\n";
 
-/// Asks for a page over TLS; `more` is the client's own arguments.
+/// Requests a page over TLS; `more` are the client's own arguments.
 fn page(pod: &str, service: &str, name: &str, roots: &str, more: &[&str]) -> Value {
-    let stage = stage();
+    let setup = setup();
     let service = if service.contains('.') { service.to_owned() } else { format!("{service}.default") };
     let address = format!("{service}.svc.cluster.local:443");
-    let roots = stage.dir.path().join(roots).display().to_string();
+    let roots = setup.dir.path().join(roots).display().to_string();
     let argv = ["canal-samples", "tls-client", &address, "--name", name, "--roots", &roots, "--path", "/headers"];
-    stage.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).json()
+    setup.mesh.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>()).json()
 }
 
 #[test]
@@ -93,43 +97,43 @@ fn a_certificate_of_the_mesh_ends_tls_at_the_gateway() {
     assert_eq!(page(BARE, "web", "other.default.svc.cluster.local", "alpha.pem", &[])["ok"], false, "it has no other name");
 }
 
-/// The shop's key is the tenant's; its key server signs while its list says so, and not a moment longer.
+/// The shop's key is the tenant's. Its key server signs exactly while its list allows it.
 #[test]
-fn the_tenants_own_key_stays_at_home_and_may_say_no() {
-    let stage = stage();
+fn the_tenants_own_key_stays_in_its_key_server_which_may_refuse() {
+    let setup = setup();
     until(SOON, "the shop is served", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
     let report = page(BARE, "web-open", SHOP, "public.pem", &["-n", "20"]);
     assert_eq!(report["ok"], true, "{report}");
-    let leaf = CertificateDer::from_pem_slice(stage.shop.chain.as_bytes()).expect("a certificate");
+    let leaf = CertificateDer::from_pem_slice(setup.shop.chain.as_bytes()).expect("a certificate");
     let publics = Publics::from([(memory::point(&leaf), "the shop".to_owned())]);
     for gateway in ["gw-1", "gw-2", "gw-3"] {
-        let pid = stage.mesh.world.host(gateway).unwrap().pid().expect("it runs");
-        let files = memory::in_files(&stage.mesh.world.dir().join("data").join(gateway), &publics);
+        let pid = setup.mesh.world.host(gateway).unwrap().pid().expect("it runs");
+        let files = memory::in_files(&setup.mesh.world.dir().join("data").join(gateway), &publics);
         let found: Vec<_> = memory::in_process(pid, &publics).into_iter().chain(files).collect();
         assert!(found.is_empty(), "{gateway}: {found:?}");
     }
-    let kept = memory::in_files(&stage.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
-    assert!(!kept.is_empty(), "the search finds it at home");
-    let list = stage.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
+    let stored = memory::in_files(&setup.mesh.world.dir().join("data/alpha-ks/tls"), &publics);
+    assert!(!stored.is_empty(), "the search finds it at home");
+    let list = setup.mesh.world.dir().join("data/alpha-ks/tls/allow.yaml");
     std::fs::write(&list, "allow: {}\n").expect("the list");
     assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "at once");
     assert_eq!(page(BARE, "web", "web.default.svc.cluster.local", "alpha.pem", &[])["ok"], true, "others are not touched");
     std::fs::write(&list, ALLOWED).expect("the list");
     assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], true, "and at once again");
-    stage.mesh.world.stop("alpha-ks").unwrap();
+    setup.mesh.world.stop("alpha-ks").unwrap();
     assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], false, "without it there is no signature");
-    stage.mesh.world.start("alpha-ks").unwrap();
+    setup.mesh.world.start("alpha-ks").unwrap();
     until(SOON, "it is back", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
 }
 
-/// Where clients must show who they are, a member may and nobody else; and without TLS nothing goes.
+/// Where clients must present a certificate, only members are admitted; without TLS no connection is.
 #[test]
 fn clients_may_have_to_prove_themselves() {
-    let stage = stage();
-    let member = stage.alpha.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
-    let stranger = Authority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    let setup = setup();
+    let member = setup.alpha.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
+    let stranger = TestAuthority::root("nobody").issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/bare"));
     let file = |name: &str, text: &str| {
-        let path = stage.dir.path().join(name);
+        let path = setup.dir.path().join(name);
         std::fs::write(&path, text).expect("written");
         path.display().to_string()
     };
@@ -142,19 +146,19 @@ fn clients_may_have_to_prove_themselves() {
     until(SOON, "a member is let in", || ask(Some(&own))["ok"] == true);
     assert_eq!(ask(Some(&theirs))["ok"], false, "a stranger is not");
     assert_eq!(ask(None)["ok"], false, "nor who shows nothing");
-    assert_ne!(stage.mesh.code(BARE, "http://web-strict.default.svc.cluster.local:443/headers", &[]), 200, "nor plaintext");
+    assert_ne!(setup.mesh.code(BARE, "http://web-strict.default.svc.cluster.local:443/headers", &[]), 200, "nor plaintext");
 }
 
-/// Whoever may make a service of the shop's name in another namespace does not speak as the shop.
+/// A tenant's user that may create a service with the shop's name in another namespace cannot act as the shop.
 #[test]
 fn a_key_is_of_one_namespace() {
     const OTHER: &str = "---\napiVersion: v1\nkind: Service\nmetadata: {name: web-open, namespace: other}\n\
         spec: {clusterIP: 10.101.0.99, clusterIPs: [10.101.0.99], selector: {app: web-open}, ports: [{name: https, port: 443, targetPort: 8080, appProtocol: http}]}\n\
         ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {name: web-open, namespace: other}\n\
         spec: {targetRef: {kind: Service, name: web-open}, port: 443, certificate: {keyServer: alpha-ks}}\n";
-    let refused = || stage().mesh.counted("alpha-ks", "canal_key_refusals_total", &["name=\"unknown_key\""]);
+    let refused = || setup().mesh.counted("alpha-ks", "canal_key_refusals_total", &["name=\"unknown_key\""]);
     let before = refused();
-    stage().mesh.apply("alpha", OTHER);
+    setup().mesh.apply("alpha", OTHER);
     until(SOON, "its key is asked for and there is none", || {
         let report = page(BARE, "web-open.other", SHOP, "public.pem", &[]);
         assert!(report["ok"] == false && report["chain"].is_null(), "another namespace speaks with the shop's key: {report}");
@@ -163,17 +167,17 @@ fn a_key_is_of_one_namespace() {
     assert_eq!(page(BARE, "web-open", SHOP, "public.pem", &[])["ok"], true, "the shop does");
 }
 
-/// A tenant that names another's key server gets nothing of it.
+/// A tenant that names another tenant's key server gets nothing from it.
 #[test]
 fn no_tenant_borrows_anothers_key_server() {
-    let stage = stage();
-    let address = stage.mesh.address("alpha-ks");
+    let setup = setup();
+    let address = setup.mesh.address("alpha-ks");
     let borrowed = format!(
         "---\napiVersion: canal.mesh/v1\nkind: KeyServer\nmetadata: {{name: alpha-ks, namespace: default}}\nspec: {{addresses: [\"{address}:15013\"]}}\n\
          ---\napiVersion: canal.mesh/v1\nkind: Termination\nmetadata: {{name: web-open, namespace: default}}\n\
          spec: {{targetRef: {{kind: Service, name: web-open}}, port: 443, certificate: {{keyServer: alpha-ks}}}}\n"
     );
-    stage.mesh.apply("beta", &borrowed);
+    setup.mesh.apply("beta", &borrowed);
     std::thread::sleep(Duration::from_secs(2));
     for _ in 0..5 {
         let report = page(BETA_BARE, "web-open", SHOP, "public.pem", &[]);
@@ -182,7 +186,8 @@ fn no_tenant_borrows_anothers_key_server() {
     until(SOON, "alpha does", || page(BARE, "web-open", SHOP, "public.pem", &[])["ok"] == true);
 }
 
-/// An edge's agent on the host of the bare containers, for their interfaces alone: nothing of the tier comes by the device that it has here.
+/// An edge's agent on the host of the bare containers, for their interfaces only: nothing of the tier arrives on the device that it has
+/// here.
 struct GuardOfInterfaces {
     words: Vec<String>,
     running: Option<std::process::Child>,
@@ -203,7 +208,7 @@ impl GuardOfInterfaces {
             let argv: Vec<&str> = std::iter::once("ip").chain(words.split(' ')).collect();
             mesh.run(Self::HOST, &argv).ok();
         }
-        // Pins live on a file system that goes with the world.
+        // Pins are on a filesystem that disappears with the world.
         let pins = mesh.world.data("edge-1").expect("the edge's data").join("bpffs/guarded");
         let words = [
             ("--edge", "edge-n3".into()),
@@ -223,7 +228,7 @@ impl GuardOfInterfaces {
         Self { words, running: Some(running) }
     }
 
-    /// Ends it and takes the guards away.
+    /// Ends the agent and removes the guards.
     fn end(mut self, mesh: &Mesh) {
         let argv: Vec<&str> = ["canal-edge", "--detach"].into_iter().chain(self.words.iter().map(String::as_str)).collect();
         if let Some(mut running) = self.running.take() {
@@ -235,22 +240,22 @@ impl GuardOfInterfaces {
     }
 }
 
-/// Two containers of one tenant on one host: each sends by its own address. One that uses the other's is refused at its interface and
-/// counted, and the other is served all the while.
+/// Two containers of one tenant on one host: each sends from its own address. A container that uses the other's address is refused at its
+/// interface and counted, and the other is served all the while.
 #[test]
-fn a_container_is_who_its_interface_says() {
+fn a_containers_interface_determines_its_address() {
     const FRAMES: u64 = 50;
-    let mesh = &stage().mesh;
+    let mesh = &setup().mesh;
     let topology = canal_world::Topology::load(canal_e2e::root().join("tests/e2e/worlds/trust.yaml")).unwrap();
     let mut pod = topology.tenants[0].pods.iter().find(|pod| pod.name == "bare").expect("a bare pod").clone();
     pod.name = "other".into();
     let other = mesh.world.add_pod("alpha", &pod).unwrap().remove(0);
     let container = |pod: &str| {
-        let seat = mesh.world.host(pod).unwrap().seat;
-        let (ip4, ip6) = (seat.ip4.expect("an address"), seat.ip6.expect("an address"));
+        let environment = mesh.world.host(pod).unwrap().environment;
+        let (ip4, ip6) = (environment.ip4.expect("an address"), environment.ip6.expect("an address"));
         let link = mesh.run(pod, &["ip", "-o", "link", "show", "eth0"]).ok();
         let mac = link.split_once("link/ether ").and_then(|(_, mac)| mac.split(' ').next()).unwrap_or_else(|| panic!("{link}")).to_owned();
-        // The host's side is named by the container's number on it, the last of its address.
+        // The name of the host's side contains the container's number on it, the last part of its address.
         let interface = format!("p{}", ip4.octets()[3]);
         (interface.clone(), serde_json::json!({"interface": interface, "tenant": "alpha", "vni": 101, "mac": mac, "addresses": [ip4, ip6]}))
     };
@@ -261,8 +266,8 @@ fn a_container_is_who_its_interface_says() {
     }
     let guard = GuardOfInterfaces::start(mesh, &serde_json::json!({"containers": [first, second]}));
     let guards = || {
-        let said = mesh.run(GuardOfInterfaces::HOST, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
-        said.lines().filter(|line| line.starts_with("canal_interface_guard")).collect::<Vec<_>>().join("\n")
+        let output = mesh.run(GuardOfInterfaces::HOST, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).stdout;
+        output.lines().filter(|line| line.starts_with("canal_interface_guard")).collect::<Vec<_>>().join("\n")
     };
     let guarded = || guards().lines().any(|line| line.contains("_interfaces{") && line.contains("guarded") && line.ends_with(" 2"));
     until(SOON, "both interfaces are guarded", guarded);
@@ -279,7 +284,7 @@ fn a_container_is_who_its_interface_says() {
     let before = (refused(&own), refused(&theirs));
     let served = mesh.spawn(BARE, &["canal-samples", "load", url, "-r", "50", "-c", "4", "-d", "3"]);
     let peer = canal_e2e::bin("canal-world-peer").display().to_string();
-    let victim = mesh.world.host(BARE).unwrap().seat;
+    let victim = mesh.world.host(BARE).unwrap().environment;
     let gateway = |name: &str, is_v6: bool| mesh.resolve(BARE, name).into_iter().find(|ip| ip.is_ipv6() == is_v6).expect("an address");
     for (address, is_v6) in [(victim.ip4.map(std::net::IpAddr::from), false), (victim.ip6.map(std::net::IpAddr::from), true)] {
         let to = gateway("web.default.svc.cluster.local", is_v6);

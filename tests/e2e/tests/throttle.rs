@@ -1,43 +1,44 @@
-//! Limits of tenants. At the redirector a flood of one tenant, or to one service, is cut to about its rate before any process sees it; at the
-//! gateway requests are. The other tenant, with the same addresses, loses nothing; without the limit all is as before. However many replicas
-//! divide a limit, clients that come by all of them get nine tenths of it at least.
+//! Limits of tenants. The redirector limits a flood of one tenant, or to one service, to about the rate before any process sees it; the
+//! gateway limits requests. The other tenant, with the same addresses, loses nothing; without the limit everything is as before. However
+//! many replicas share a limit, clients that use all of them get at least nine tenths of it.
 
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use canal_e2e::credential::{Authority, Credential, Leaf};
-use canal_e2e::hbone::{Opened, Tunnel, load};
-use canal_e2e::{Icmp, Mesh, ask_udp, query, until};
-use canal_world::topology::Outside;
+use canal_e2e::credential::{Leaf, PemCredential, TestAuthority};
+use canal_e2e::hbone::{TunnelAttempt, TunnelRequest, load};
+use canal_e2e::{Icmp, Mesh, ask_udp_within, query, query_udp, until};
+use canal_world::topology::OutsideTraffic;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const ALPHA: &str = "alpha/default/client-0";
 const BETA: &str = "beta/default/client-0";
 const REPLICAS: [&str; 4] = ["gw-1", "gw-2", "gw-3", "gw-6"];
-/// Per second, and at once, for all replicas of the AZ together.
+/// Rate per second, and burst, for all replicas of the AZ together.
 const RATE: u64 = 20;
-/// Requests in a second, of all replicas of all AZs together: each of the test's is a handshake, of which an unoptimised build does few.
+/// Requests per second, for all replicas of all AZs together. Each of the test's requests is a handshake, of which an unoptimized build
+/// makes few.
 const REQUESTS_RATE: u64 = 10;
-/// Of a limit, so much passes at least, whatever the number of replicas.
+/// Minimum fraction of a limit that passes, whatever the number of replicas.
 const LEAST: f64 = 0.9;
-/// Ports that a flood of questions comes from: enough to meet every replica.
+/// Source ports of a flood of queries: enough to meet every replica.
 const PORTS: usize = 128;
-/// How long floods last.
+/// Duration of floods.
 const FLOOD: Duration = Duration::from_millis(1500);
-/// Beta's sessions in a flood, and the pause before the next, whatever becomes of those before it.
+/// Beta's sessions in a flood, and the pause between two of them, whatever happens to the earlier ones.
 const SESSIONS: u64 = 1500;
 const NEXT_SESSION: Duration = Duration::from_millis(1);
-/// Beta gives up a session that is not open by then: a SYN that was dropped is sent again after a second.
+/// Beta gives up a session that is not open within this time: a dropped SYN is retransmitted after a second.
 const OPEN_WITHIN: Duration = Duration::from_millis(500);
-/// Who was let in is answered, on whatever machine.
+/// An admitted session gets its response within this time, on any machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
-/// How long services may take to spread over a fleet that has just come up.
+/// Services spread over a fleet that has just come up within this time.
 const SPREAD_WITHIN: Duration = Duration::from_secs(60);
-/// Both families empty the same buckets, which hold what comes in a second: so long after one flood they are full for the next.
+/// Both families use the same token buckets, which hold the tokens of a second: this long after one flood they are full for the next.
 const FULL_AGAIN: Duration = Duration::from_secs(1);
-/// Questions between two pauses: so many that a machine with much else to do sends a flood too.
+/// Queries between two pauses: so many that a busy machine sends a flood too.
 const QUESTIONS: u64 = 5;
 /// Agents read their programs' counters every two seconds.
 const SEEN_WITHIN: Duration = Duration::from_secs(6);
@@ -46,11 +47,11 @@ fn mesh() -> &'static Mesh {
     static MESH: OnceLock<Mesh> = OnceLock::new();
     MESH.get_or_init(|| {
         let mesh = Mesh::up_with("tier.yaml", "e2e-throttle", |topology| {
-            // Echoes of captured pods are outside the mesh.
-            topology.tenants.iter_mut().for_each(|tenant| tenant.outside = Outside::Passthrough);
+            // Echo requests of captured pods are outside the mesh.
+            topology.tenants.iter_mut().for_each(|tenant| tenant.outside = OutsideTraffic::Passthrough);
         });
         until(SPREAD_WITHIN, "services are spread over the backends", || mesh.is_spread());
-        // How much a limit lets through is said for each replica, and while buckets move they are more than the plan's.
+        // A limit is divided by replica, and while buckets move there are more replicas than in the plan.
         mesh.rest(Duration::from_secs(60));
         until(Duration::from_secs(20), "both tenants are served", || {
             [ALPHA, BETA].into_iter().all(|pod| (0..2).all(|n| flood(&mesh, pod, n, &["-n", "1"])["failed"] == 0))
@@ -59,7 +60,7 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-/// A Throttle of beta's, for a service or for all of the tenant.
+/// Returns a Throttle of beta's, for a service or for the whole tenant.
 fn throttle(service: Option<&str>, of: &str, rate: u64) -> String {
     let target = service.map(|name| format!("\n  targetRef: {{kind: Service, name: {name}}}")).unwrap_or_default();
     format!(
@@ -73,14 +74,14 @@ fn lift() {
     mesh().converge(Duration::from_secs(10));
 }
 
-/// HTTP load on `web-N`, each request on a connection of its own; the report.
+/// Runs HTTP load on `web-N`, each request on its own connection, and returns the report.
 fn flood(mesh: &Mesh, pod: &str, n: u32, extra: &[&str]) -> serde_json::Value {
     let url = format!("http://web-{n}.default.svc.cluster.local:80/blob?size=100");
     let all = ["canal-samples", "load", &url, "--no-keepalive", "--timeout-ms", "400"].into_iter().chain(extra.iter().copied());
     mesh.run(pod, &all.collect::<Vec<_>>()).json()
 }
 
-/// Over AZ 1's replicas, where both clients are.
+/// Sums a metric over AZ 1's replicas, where both clients are.
 fn sum(family: &str, labels: &[&str]) -> u64 {
     REPLICAS.iter().map(|replica| mesh().counted(replica, family, labels)).sum()
 }
@@ -89,14 +90,14 @@ fn refused(what: &str) -> u64 {
     sum("canal_redirector_packets_total", &[&format!("what=\"throttled_{what}\"")])
 }
 
-/// The address of beta's `web-0` in AZ 1; alpha's has the same number, if any service of alpha's has.
+/// Returns the address of beta's `web-0` in AZ 1; alpha's service with that number, if any, has the same.
 fn address(name: &str, is_v6: bool) -> IpAddr {
     let all = mesh().resolve(BETA, &format!("{name}.default.svc.cluster.local"));
     *all.iter().find(|a| a.is_ipv6() == is_v6).unwrap_or_else(|| panic!("{name} has both families: {all:?}"))
 }
 
-/// Sessions that alpha opens at the same address meanwhile, by no proxy, one every 20 ms until it is `over`: how many, and how many failed
-/// within 300 ms (a SYN that is dropped is sent again after a second).
+/// Opens sessions of alpha to the same address, without a proxy, one every 20 ms until `over`. Returns their number, and the number of
+/// those that failed within 300 ms (a dropped SYN is retransmitted after a second).
 fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
     let work = || {
         let (mut all, mut failed) = (0, 0);
@@ -110,7 +111,7 @@ fn alphas_sessions(to: SocketAddr, over: &AtomicBool) -> (u64, u64) {
     mesh().world.inside(ALPHA, work).unwrap()
 }
 
-/// When a session was let in or given up, and, if it was let in, whether a request was answered on it.
+/// Opens a session. Returns when it was admitted or given up, and, if it was admitted, whether it got a response.
 async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
     let opened = tokio::time::timeout(OPEN_WITHIN, tokio::net::TcpStream::connect(to)).await;
     let at = Instant::now();
@@ -123,18 +124,18 @@ async fn session(to: SocketAddr) -> (Instant, Option<bool>) {
     (at, Some(matches!(tokio::time::timeout(ANSWERED_WITHIN, ask).await, Ok(Ok(true)))))
 }
 
-/// What a flood came to.
-struct Flood {
+/// Result of a flood.
+struct FloodResult {
     let_in: u64,
     served: u64,
-    /// By user space, alpha's and the spared service's not counted.
+    /// Sessions accepted by user space, without alpha's and the spared service's.
     accepted: u64,
-    /// From the first SYN until no session waited for its own any more.
+    /// Time from the first SYN until no session waited for a SYN-ACK.
     took: Duration,
 }
 
-/// Beta's sessions, one after the other without waiting for any: for each that was let in, whether it was answered; and what
-/// [`Flood::took`] is.
+/// Opens beta's sessions one after the other without waiting for any. Returns, for each admitted one, whether it got a response; and
+/// [`FloodResult::took`].
 fn flood_with_sessions(to: SocketAddr) -> (Vec<bool>, Duration) {
     let work = async {
         let (started, mut next) = (Instant::now(), tokio::time::interval(NEXT_SESSION));
@@ -154,8 +155,8 @@ fn flood_with_sessions(to: SocketAddr) -> (Vec<bool>, Duration) {
     mesh().world.inside(BETA, run).unwrap()
 }
 
-/// Beta floods `to` with new sessions while alpha opens some at the same address; `spared` more are beta's to another service.
-fn sessions(to: SocketAddr, spared: u64) -> Flood {
+/// Beta floods `to` with new sessions while alpha opens some to the same address; `spared` more go to another service of beta's.
+fn sessions(to: SocketAddr, spared: u64) -> FloodResult {
     let (mesh, over) = (mesh(), AtomicBool::new(false));
     let before = sum("canal_gateway_accepted_connections_total", &[]);
     let (answered, took, (alphas, failed)) = std::thread::scope(|scope| {
@@ -172,15 +173,15 @@ fn sessions(to: SocketAddr, spared: u64) -> Flood {
     println!("{to}: alpha opened {alphas} sessions meanwhile, {failed} failed");
     assert!(alphas > 30 && failed == 0, "alpha: {failed} of {alphas} sessions to {to} failed");
     let accepted = (sum("canal_gateway_accepted_connections_total", &[]) - before).saturating_sub(alphas + spared);
-    Flood { let_in: answered.len() as u64, served: answered.iter().filter(|answered| **answered).count() as u64, accepted, took }
+    FloodResult { let_in: answered.len() as u64, served: answered.iter().filter(|answered| **answered).count() as u64, accepted, took }
 }
 
-/// What a limit of `rate` lets through in this time; each replica may round up by one.
+/// Returns the maximum that a limit of `rate` admits in this time; each replica may round up by one.
 fn most(replicas: u64, rate: u64, took: Duration) -> u64 {
     rate + (rate as f64 * took.as_secs_f64()) as u64 + replicas
 }
 
-/// What it lets through at least of a flood that lasts so long and meets all replicas, which start with full buckets.
+/// Returns the minimum that it admits of a flood of this duration that meets all replicas, which start with full token buckets.
 fn least(rate: u64, flood: Duration) -> u64 {
     (LEAST * (rate as f64 + rate as f64 * flood.as_secs_f64())) as u64
 }
@@ -195,9 +196,10 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
             let to = SocketAddr::from((address("web-0", is_v6), 80));
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
             std::thread::sleep(FULL_AGAIN);
-            let Flood { let_in, served, accepted, took } = sessions(to, spared);
+            let FloodResult { let_in, served, accepted, took } = sessions(to, spared);
             lost += SESSIONS - let_in;
-            // The whole tenant's limit: a replica has the part of the tenant's service that it is most of, which may be another.
+            // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
+            // another one.
             let most = if scope.is_some() { most(replicas, RATE, took) } else { replicas * most(1, RATE, took) };
             println!("{counter}, {to}: {SESSIONS} tried, {accepted} accepted, {served} served by {replicas} replicas, {most} at most");
             assert!(SESSIONS > 2 * most, "{SESSIONS} tries are no flood for a limit of {most}");
@@ -213,14 +215,15 @@ fn new_sessions_are_cut_to_the_rate_before_a_process_sees_them() {
     }
 }
 
-/// Datagrams to a port that nobody listens on, from many ports, for as long as floods last: how many. They meet all replicas.
+/// Sends datagrams to a port without a listener, from many ports, for the duration of floods, and returns their number. They meet all
+/// replicas.
 fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     let any = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let open = || (0..PORTS).map(|_| UdpSocket::bind(any)).collect::<std::io::Result<Vec<_>>>();
     let sockets = mesh().world.inside(pod, open).unwrap().unwrap();
     let (started, mut sent) = (Instant::now(), 0);
     for socket in sockets.iter().cycle() {
-        // An error is that of an earlier datagram: the port is closed.
+        // An error is about an earlier datagram: the port is closed.
         let _ = socket.send_to(b"a datagram", (to, 9));
         sent += 1;
         let due = started + Duration::from_secs(1) * sent / per_second as u32;
@@ -232,7 +235,7 @@ fn datagrams(pod: &str, to: IpAddr, per_second: u64) -> u64 {
     u64::from(sent)
 }
 
-/// A flood that comes by every replica's buckets gets the whole limit, and no more.
+/// A flood through every replica's token buckets gets the whole limit, and no more.
 #[test]
 fn packets_of_many_flows_get_the_whole_limit() {
     let mesh = mesh();
@@ -243,7 +246,8 @@ fn packets_of_many_flows_get_the_whole_limit() {
             let to = address("web-0", is_v6);
             let heads = mesh.heads("beta/default/web-0", "az1");
             assert!(heads.len() > 1, "one replica divides nothing: {heads:?}");
-            // What is over is counted as such, and what passes at the end of its chain: nobody has the port.
+            // Excess packets are counted as throttled. Admitted ones are counted at the end of their chain, because no process has the
+            // port.
             let kept = || sum("canal_redirector_packets_total", &["program=\"redirector\"", "what=\"unowned\""]);
             std::thread::sleep(FULL_AGAIN);
             let (before, passed_before, started) = (refused(counter), kept(), Instant::now());
@@ -252,7 +256,8 @@ fn packets_of_many_flows_get_the_whole_limit() {
             until(SEEN_WITHIN, "all datagrams are counted", || refused(counter) - before + kept() - passed_before >= sent);
             let (lost, passed) = (refused(counter) - before, kept() - passed_before);
             let replicas = heads.len() as u64;
-            // The whole tenant's limit: a replica has the part of the tenant's service that it is most of, which may be another.
+            // For a limit of the whole tenant, each replica uses its share of the tenant's service of which it has the most, which may be
+            // another one.
             let most = if scope.is_some() { most(replicas, rate, took) } else { replicas * most(1, rate, took) };
             let least = least(rate, FLOOD);
             println!(
@@ -264,24 +269,24 @@ fn packets_of_many_flows_get_the_whole_limit() {
     }
 }
 
-/// Echoes that a pod sends to one address, so many within a second for as long as floods last; how many were sent and answered.
+/// Sends echo requests from a pod to one address at this rate for the duration of floods. Returns how many were sent and answered.
 fn echoes(pod: &str, to: IpAddr, per_second: u32) -> (u64, u64) {
     let icmp = Icmp::open(&mesh().world, pod, to.is_ipv6());
     let (started, mut sent, mut answered) = (Instant::now(), 0, 0);
     let reply = if to.is_ipv6() { (129, 0) } else { (0, 0) };
     let pause = Duration::from_secs(1) / per_second;
-    let mut hear = |within: Duration| answered += u64::from(icmp.hear_one(within, |h| h.kind == reply && h.from == to).is_some());
+    let mut receive = |within: Duration| answered += u64::from(icmp.receive_one(within, |h| h.kind == reply && h.from == to).is_some());
     while started.elapsed() < FLOOD {
         icmp.echo(to, sent as u16).unwrap();
         sent += 1;
         while started.elapsed() < pause * sent as u32 {
-            hear(pause);
+            receive(pause);
         }
     }
-    // What is still under way.
+    // Collects the responses that are still in transit.
     let end = Instant::now();
     while end.elapsed() < Duration::from_millis(300) {
-        hear(Duration::from_millis(50));
+        receive(Duration::from_millis(50));
     }
     (sent, answered)
 }
@@ -297,13 +302,13 @@ fn packets_are_cut_to_the_rate() {
             let to = address("web-0", is_v6);
             std::thread::sleep(FULL_AGAIN);
             let started = Instant::now();
-            // Beta sends ten times what it may, alpha what it likes below that.
+            // Beta sends ten times its limit, alpha sends less than that.
             let ((sent, answered), (alphas, alphas_answered)) = std::thread::scope(|scope| {
                 let beta = scope.spawn(move || echoes(BETA, to, 1000));
                 let alpha = scope.spawn(move || echoes(ALPHA, to, 200));
                 (beta.join().expect("beta's echoes"), alpha.join().expect("alpha's echoes"))
             });
-            // Echoes have no ports: one bucket, and so one replica, which has its part of the limit.
+            // Echo requests have no ports, so they use one bucket and one replica, which has its share of the limit.
             let replicas = mesh.heads("beta/default/web-0", "az1").len() as u64;
             let (least, most) = (least(rate, FLOOD) / (replicas + 1), most(1, rate, started.elapsed()));
             println!(
@@ -320,7 +325,7 @@ fn packets_are_cut_to_the_rate() {
     }
 }
 
-/// The name service is user space: what it is asked is what the redirector let through.
+/// The name service is in user space: the queries that it receives are those that the redirector admitted.
 #[test]
 fn a_flood_of_questions_does_not_reach_the_name_service() {
     let mesh = mesh();
@@ -336,18 +341,24 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         std::thread::sleep(FULL_AGAIN);
         let (started, mut sent) = (Instant::now(), 0);
         let mut next = sockets.iter().cycle();
-        while started.elapsed() < FLOOD {
-            for socket in next.by_ref().take(QUESTIONS as usize) {
+        let mut ask = |count: u64| {
+            for socket in next.by_ref().take(count as usize) {
                 socket.send_to(&question, (server, 53)).unwrap();
             }
-            sent += QUESTIONS;
+            sent += count;
+        };
+        while started.elapsed() < FLOOD {
+            ask(QUESTIONS);
             std::thread::sleep(Duration::from_micros(200));
         }
+        // A machine with much else to do lets this thread wait across the end of the flood. What the limit gave meanwhile is taken too, by every
+        // replica.
+        ask(2 * PORTS as u64);
         let mut alphas = 0;
         for _ in 0..20 {
-            alphas += u64::from(ask_udp(&mesh.world, ALPHA, server, &question).is_some());
+            alphas += u64::from(ask_udp_within(ANSWERED_WITHIN, &mesh.world, ALPHA, server, &question).is_some());
         }
-        // The whole tenant's limit: services that live elsewhere do not share it, so that it may be as much for each replica.
+        // For a limit of the whole tenant, services on other replicas do not share it, so that each replica may admit the full share.
         let (least, most) = (least(rate, FLOOD), replicas * most(1, rate, started.elapsed()));
         let heard = REPLICAS.iter().map(|replica| asked(replica)).sum::<u64>() - before - alphas;
         println!("{server}: {heard} of {sent} questions reached {replicas} replicas' name service, {most} at most; alpha: {alphas} of 20");
@@ -356,18 +367,18 @@ fn a_flood_of_questions_does_not_reach_the_name_service() {
         assert_eq!(alphas, 20, "alpha's questions are answered");
     }
     lift();
-    until(Duration::from_secs(5), "the limit is gone", || (0..50).all(|_| ask_udp(&mesh.world, BETA, servers[0], &question).is_some()));
+    until(Duration::from_secs(20), "the limit is gone", || (0..50).all(|_| query_udp(&mesh.world, BETA, servers[0], &question).is_some()));
 }
 
-/// A mesh whose tenant alpha has the test's own authority, so that the test opens HBONE connections as alpha's node does.
+/// A mesh in which tenant alpha has the test's own CA, so that the test can open HBONE connections as alpha's node does.
 struct Meshed {
     mesh: Mesh,
-    credential: Credential,
+    credential: PemCredential,
     _files: tempfile::TempDir,
 }
 
 fn meshed(name: &str, change: impl FnOnce(&mut canal_world::Topology)) -> Meshed {
-    let (files, root) = (tempfile::tempdir().expect("a directory"), Authority::root("alpha"));
+    let (files, root) = (tempfile::tempdir().expect("a directory"), TestAuthority::root("alpha"));
     let domain = files.path().join("alpha.example");
     std::fs::create_dir_all(&domain).expect("a directory");
     for (name, text) in [("root-cert.pem", root.pem()), ("cert-chain.pem", root.pem()), ("key.pem", root.key_pem())] {
@@ -381,37 +392,37 @@ fn meshed(name: &str, change: impl FnOnce(&mut canal_world::Topology)) -> Meshed
     Meshed { mesh, credential: root.issue(&Leaf::of("spiffe://alpha.example/ns/default/sa/client")), _files: files }
 }
 
-/// Requests of alpha's from both AZs, each by an HBONE connection of its own, as many as the machine can: how many were answered, how many
-/// refused for the limit, in which time.
+/// Sends requests of alpha's from both AZs, each over its own HBONE connection, as many as the machine can. Returns how many were answered,
+/// how many were refused by the limit, and the time.
 fn meshed_requests(Meshed { mesh, credential, .. }: &Meshed) -> (u64, u64, Duration) {
     const SECONDS: u64 = 4;
     let started = Instant::now();
     let from = |pod: &'static str| {
-        // Of the service's addresses, the node takes that of its own AZ.
+        // Of the service's addresses, the node uses that of its own AZ.
         let number = if pod == ALPHA { "10.102.2." } else { "10.102.4." };
         let status = mesh.canal(&["gateway", "status", "alpha/default/web-0", "-o", "json"]).json();
         let tables = status["tables"].as_array().into_iter().flatten().filter_map(|table| table["addresses"].as_array()).flatten();
         let all: Vec<&str> = tables.filter_map(serde_json::Value::as_str).collect();
         let own = all.iter().find(|address| address.starts_with(number)).or_else(|| all.iter().find(|address| address.starts_with("10.")));
         let to = own.and_then(|address| address.parse::<IpAddr>().ok()).unwrap_or_else(|| panic!("web-0 has no address: {status}"));
-        load(&mesh.world, &Tunnel::new(pod, SocketAddr::from((to, 15008)), Some(credential), "10.101.0.10:80"), 4, SECONDS)
+        load(&mesh.world, &TunnelRequest::new(pod, SocketAddr::from((to, 15008)), Some(credential), "10.101.0.10:80"), 4, SECONDS)
     };
     let loads = std::thread::scope(|scope| {
         [ALPHA, "alpha/default/client-far-0"].map(|pod| scope.spawn(move || from(pod))).map(|load| load.join().expect("alpha's requests"))
     });
     let took = started.elapsed();
-    let refused = |opened: &Opened| matches!(opened, Opened::Open(answer) if answer.starts_with("HTTP/1.1 429"));
+    let refused = |opened: &TunnelAttempt| matches!(opened, TunnelAttempt::Open(answer) if answer.starts_with("HTTP/1.1 429"));
     let wrong: Vec<_> = loads.iter().flat_map(|load| &load.failed).filter(|opened| !refused(opened)).collect();
     assert!(wrong.is_empty(), "{} requests failed otherwise: {:?}", wrong.len(), wrong.first());
     (loads.iter().map(|load| load.reached).sum(), loads.iter().map(|load| load.failed.len() as u64 + load.again).sum(), took)
 }
 
-/// A limit of requests holds for all replicas of all AZs together, be they many or one.
+/// A limit on requests is in force for all replicas of all AZs together, whatever their number.
 fn requests_get_the_whole_limit(meshed: &Meshed, replicas_min: usize) {
     let (mesh, rate) = (&meshed.mesh, REQUESTS_RATE);
     mesh.apply("alpha", &throttle(Some("web-0"), "requests", rate));
     let mut replicas = Vec::new();
-    // Replicas that were up first have all services at first.
+    // The replicas that come up first have all services at first.
     until(SPREAD_WITHIN, &format!("web-0 has {replicas_min} replicas or more"), || {
         replicas = ["az1", "az2"].iter().flat_map(|az| mesh.heads("alpha/default/web-0", az)).collect();
         replicas.len() >= replicas_min && mesh.is_spread()

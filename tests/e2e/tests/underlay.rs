@@ -1,5 +1,6 @@
-//! What the underlay must track of a thousand client sessions: its session table (`bpf/sessions.bpf.c`) on the routers' ends of the replicas'
-//! links. With aggregation it is bounded by tunnels and replicas, whatever the number of sessions; without, it is not.
+//! The state that the underlay keeps for a thousand client sessions: its session table (`bpf/session_count.bpf.c`) on the routers' ends of
+//! the replicas' links. With aggregation the number of tunnels and replicas bounds it, whatever the number of sessions; without aggregation
+//! nothing does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -7,15 +8,16 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use canal_e2e::Mesh;
-use canal_offload::sessions::{OuterSession, Sessions};
+use canal_offload::sessions::{OuterSession, SessionTable};
 
 const SESSIONS: u64 = 1000;
-/// Source ports towards a replica, and from it: said to the edge and to the replica, so that the bound is not the machine's.
+/// Source ports towards a replica and from it. Edge and replica are configured with this number, so that the machine does not set the
+/// bound.
 const TUNNELS: u64 = 16;
-/// Sessions of a replica that are no tunnel's: to the controller, health probes, metrics.
+/// Sessions of a replica that belong to no tunnel: to the controller, health probes, metrics.
 const OWN: usize = 6;
 const VXLAN_PORT: u16 = 4789;
-/// The first port that the kernel gives to who asks for none.
+/// First port that the kernel chooses for a socket without a port.
 const EPHEMERAL: u16 = 32768;
 const TIER: [(&str, &[&str]); 2] = [("az1", &["gw-1", "gw-2", "gw-3", "gw-6"]), ("az2", &["gw-4", "gw-5"])];
 
@@ -33,28 +35,28 @@ fn mesh() -> Mesh {
 }
 
 /// Watches the links of these replicas from their router.
-fn watch(mesh: &Mesh, replicas: &[&str]) -> Vec<Sessions> {
-    let router = |az: &str| mesh.world.host(&format!("router-{az}")).unwrap().seat.netns;
+fn watch(mesh: &Mesh, replicas: &[&str]) -> Vec<SessionTable> {
+    let router = |az: &str| mesh.world.host(&format!("router-{az}")).unwrap().environment.netns;
     let link = |replica: &str| {
-        let seat = mesh.world.host(replica).unwrap().seat;
-        let device = seat.router_device.expect("a replica has a link");
-        Sessions::attach(Some(Path::new(&router(&seat.az))), &device).unwrap_or_else(|e| panic!("{replica}: {e}"))
+        let environment = mesh.world.host(replica).unwrap().environment;
+        let device = environment.router_device.expect("a replica has a link");
+        SessionTable::attach(Some(Path::new(&router(&environment.az))), &device).unwrap_or_else(|e| panic!("{replica}: {e}"))
     };
     replicas.iter().map(|replica| link(replica)).collect()
 }
 
-/// What a link's sessions are: source ports from one end of a tunnel to the other, by who sends to whom, and who else is spoken to.
+/// Sessions of a link: source ports from one end of a tunnel to the other, by sender and receiver, and all other peers.
 #[derive(Debug, Default)]
-struct Link {
+struct LinkSessions {
     tunnels: BTreeMap<(IpAddr, IpAddr), BTreeSet<u16>>,
     own: BTreeSet<(u8, SocketAddr)>,
-    /// In all, each connection by itself.
+    /// Total number, each connection separately.
     sessions: u64,
 }
 
-impl Link {
-    fn of(sessions: &[OuterSession]) -> Link {
-        let mut link = Link { sessions: sessions.len() as u64, ..Link::default() };
+impl LinkSessions {
+    fn of(sessions: &[OuterSession]) -> LinkSessions {
+        let mut link = LinkSessions { sessions: sessions.len() as u64, ..LinkSessions::default() };
         for OuterSession { protocol, ends: [one, other] } in sessions {
             let (from, to) = if one.port() == VXLAN_PORT { (other, one) } else { (one, other) };
             if to.port() == VXLAN_PORT {
@@ -66,7 +68,8 @@ impl Link {
         link
     }
 
-    /// Each way of each tunnel has no more source ports than it was given, and there is nothing else but what every replica has.
+    /// Returns whether each direction of each tunnel has at most the configured source ports, and there is nothing else but what every
+    /// replica has.
     fn is_bounded(&self) -> bool {
         self.sessions <= 2 * TUNNELS + OWN as u64
             && self.tunnels.values().all(|ports| ports.len() as u64 <= TUNNELS)
@@ -78,9 +81,9 @@ impl Link {
     }
 }
 
-/// The links, and the sessions inside of their tunnels, while a pod holds a thousand. What is read later has more: the last acknowledgement of
-/// a session that has ended finds no owner, and is passed from replica to replica to the end of its chain.
-fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<Link>, u64) {
+/// Returns the links, and the sessions inside of their tunnels, while a pod holds a thousand. A later read has more: the last
+/// acknowledgment of an ended session finds no owner, and passes from replica to replica to the end of its chain.
+fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<LinkSessions>, u64) {
     let addresses = mesh.resolve(pod, "tcp.default.svc.cluster.local");
     assert_eq!(addresses.len(), 2, "{pod}: both families: {addresses:?}");
     let targets: Vec<String> = addresses.iter().map(|a| if a.is_ipv6() { format!("[{a}]:7000") } else { format!("{a}:7000") }).collect();
@@ -91,14 +94,14 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<Link>, u64) {
     argv.extend(["--interval-ms", "1000", "-d", "10"]);
     let mut client = mesh.spawn(pod, &argv);
     let started = Instant::now();
-    // Each client's session, and the one to the endpoint that the replica dialled for it.
+    // Each client has its session, and another to the endpoint that the replica dialed for it.
     while inner() < 2 * SESSIONS {
         assert!(started.elapsed() < Duration::from_secs(8), "{pod}: {} inside only: the table did not see them all", inner());
         std::thread::sleep(Duration::from_millis(50));
     }
-    // All of them speak once more.
+    // All sessions send once more.
     std::thread::sleep(Duration::from_millis(1200));
-    let read = (tables.iter().map(|table| Link::of(&table.outer())).collect(), inner());
+    let read = (tables.iter().map(|table| LinkSessions::of(&table.outer())).collect(), inner());
     assert!(client.try_wait().unwrap().is_none(), "{pod}: the sessions ended before they were read");
     let report = mesh.end("a thousand sessions", client).json();
     assert_eq!(report["ok"], true, "{pod}: {report}");
@@ -108,18 +111,18 @@ fn hold(mesh: &Mesh, pod: &str, replicas: &[&str]) -> (Vec<Link>, u64) {
 #[test]
 fn sessions_at_the_underlay_are_bounded_by_tunnels_and_replicas() {
     let mesh = mesh();
-    // While buckets move, replicas pass packets on to each other, by tunnels of their own.
+    // While buckets move, replicas forward packets to each other in tunnels of their own.
     mesh.rest(Duration::from_secs(60));
     let [(_, aggregated), (_, plain)] = TIER;
     let (links, inner) = hold(&mesh, "beta/default/client-0", aggregated);
-    let outer: Vec<u64> = links.iter().map(Link::through_tunnels).collect();
+    let outer: Vec<u64> = links.iter().map(LinkSessions::through_tunnels).collect();
     println!("{SESSIONS} sessions, aggregated: {outer:?} through tunnels at the underlay, {inner} inside");
-    assert!(links.iter().all(Link::is_bounded), "more than {TUNNELS} source ports each way, or more than {OWN} others: {links:#?}");
-    // At rest the edge alone sends to replicas, and each to the edge alone.
+    assert!(links.iter().all(LinkSessions::is_bounded), "more than {TUNNELS} source ports each way, or more than {OWN} others: {links:#?}");
+    // At rest only the edge sends to replicas, and each replica sends only to the edge.
     assert!(links.iter().all(|link| link.tunnels.len() <= 2), "replicas at rest speak with others than the edge: {links:#?}");
 
     let (links, inner) = hold(&mesh, "beta/default/client-far-0", plain);
-    let outer: Vec<u64> = links.iter().map(Link::through_tunnels).collect();
+    let outer: Vec<u64> = links.iter().map(LinkSessions::through_tunnels).collect();
     println!("{SESSIONS} sessions, a source port for each flow: {outer:?} through tunnels at the underlay, {inner} inside");
     let all: u64 = outer.iter().sum();
     assert!(all > SESSIONS / 2, "{outer:?}: without aggregation the table should be long: does it see anything?");

@@ -1,5 +1,5 @@
-//! Policies on real traffic: who may do what, at layers 4 and 7, for requests, connections and plaintext; what tokens and an external
-//! authorizer decide; what a change ends. `canal explain` must say what happened.
+//! Policies on real traffic: authorization at layers 4 and 7, for requests, connections and plaintext; decisions by tokens and an external
+//! authorizer; what a change ends. `canal explain` must report what happened.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::OnceLock;
@@ -20,12 +20,12 @@ fn mesh() -> &'static Mesh {
     })
 }
 
-/// A web service's URL by the last number of its address.
+/// Returns a web service's URL by the last number of its address.
 fn url(n: u32, path: &str) -> String {
     format!("http://10.101.0.{n}{path}")
 }
 
-/// An AuthorizationPolicy for the pods of one application.
+/// Returns an AuthorizationPolicy for the pods of one application.
 fn policy(name: &str, app: &str, annotations: &str, spec: &str) -> String {
     format!(
         "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default, annotations: {{{annotations}}}}}\n\
@@ -33,7 +33,7 @@ fn policy(name: &str, app: &str, annotations: &str, spec: &str) -> String {
     )
 }
 
-/// Whether `canal explain` lets the same request pass; `more` is curl's.
+/// Returns whether `canal explain` allows the same request; `more` are curl's arguments.
 fn explained(pod: &str, to: &str, path: &str, more: &[&str]) -> bool {
     let account = pod.rsplit('/').next().and_then(|name| name.strip_suffix("-0")).expect("the first of its kind");
     let from = format!("default/{account}");
@@ -46,15 +46,15 @@ fn explained(pod: &str, to: &str, path: &str, more: &[&str]) -> bool {
     mesh().canal(&argv).json()["passes"] == true
 }
 
-/// What gateways and nodes counted of a policy.
-fn judged(action: &str, policy: &str) -> u64 {
-    // A gateway names the namespace and the policy, a node the tenant before them.
+/// Returns what gateways and nodes counted for a policy.
+fn counted_decisions(action: &str, policy: &str) -> u64 {
+    // A gateway's label has the namespace and the policy, a node's has the tenant before them.
     let labels = [format!("action=\"{action}\""), format!("{policy}\"")];
     let labels: Vec<&str> = labels.iter().map(String::as_str).collect();
     ["gateway", "node"].iter().map(|kind| mesh().counted_at(kind, "canal_authorization_total", &labels)).sum()
 }
 
-/// Deny before allow; methods, paths, headers and principals; and what is not allowed is denied once anything is.
+/// DENY comes before ALLOW; methods, paths, headers and principals; once anything is allowed, everything else is denied.
 #[test]
 fn layer_7_policies_allow_and_deny() {
     let allow = "  action: ALLOW\n  rules:\n  - from: [{source: {principals: [alpha.example/ns/default/sa/client]}}]\n    \
@@ -78,9 +78,9 @@ fn layer_7_policies_allow_and_deny() {
         assert_eq!(mesh().code(pod, &url(11, path), more), expected, "{what}");
         assert_eq!(explained(pod, "web-l7:80", path, more), expected == 200, "{what}: `canal explain` says what happened");
     }
-    let said = mesh().run(INTRUDER, &["curl", "-sS", &url(11, "/headers")]).ok();
-    assert!(said.contains("RBAC: access denied"), "{said}");
-    assert!(judged("deny", "default/l7-deny") >= 1, "the denying policy is counted by its name");
+    let output = mesh().run(INTRUDER, &["curl", "-sS", &url(11, "/headers")]).ok();
+    assert!(output.contains("RBAC: access denied"), "{output}");
+    assert!(counted_decisions("deny", "default/l7-deny") >= 1, "the denying policy is counted by its name");
 }
 
 /// On TCP, a gateway and a node decide by principals and ports alone.
@@ -116,13 +116,13 @@ fn dry_runs_and_audits_only_count() {
     for _ in 0..5 {
         assert_eq!(mesh().code(INTRUDER, &url(12, "/headers"), &[]), 200);
     }
-    assert!(judged("dry_run_deny", "default/dry") >= 5, "{}", judged("dry_run_deny", "default/dry"));
-    assert!(judged("audit", "default/audit") >= 5, "{}", judged("audit", "default/audit"));
+    assert!(counted_decisions("dry_run_deny", "default/dry") >= 5, "{}", counted_decisions("dry_run_deny", "default/dry"));
+    assert!(counted_decisions("audit", "default/audit") >= 5, "{}", counted_decisions("audit", "default/audit"));
 }
 
-/// CUSTOM asks the tenant's own authorizer, shows it what it may see, and obeys; without an answer it refuses.
+/// CUSTOM calls the tenant's own authorizer, sends it what it may see, and obeys; without a response it refuses.
 #[test]
-fn an_external_authorizer_is_asked_and_obeyed() {
+fn an_external_authorizer_is_called_and_obeyed() {
     let authorizer = "---\napiVersion: canal.mesh/v1\nkind: ExternalAuthorizer\nmetadata: {name: ours, namespace: default}\n\
                       spec: {service: {name: authz, port: 9191}, timeout: 1s, includeRequestBody: {maxBytes: 100}}\n";
     let custom = "  action: CUSTOM\n  provider: {name: ours}\n  rules:\n  - to: [{operation: {notPaths: [/health]}}]\n";
@@ -146,7 +146,7 @@ fn an_external_authorizer_is_asked_and_obeyed() {
     until(SOON, "the authorizer is back", || mesh().code(CLIENT, &url(13, "/headers"), &[]) == 200);
 }
 
-/// Asks the identity provider.
+/// Sends a request to the identity provider.
 fn issuer(method: &str, path: &str, body: &str) -> String {
     mesh().run("issuer", &["curl", "-sS", "-X", method, "-d", body, &format!("http://127.0.0.1:8090{path}")]).ok()
 }
@@ -187,7 +187,7 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     assert_eq!(mesh().code(CLIENT, &url(14, "/headers"), &[]), 403, "no token is no principal");
     let argv = ["curl", "-sS", "-H", &format!("authorization: Bearer {}", token("kid=first", filed)), &url(14, "/headers")];
     assert!(mesh().run(CLIENT, &argv).ok().contains("x-payload"), "the payload goes on where the tenant wants it");
-    // A key is replaced: what it signed ends, what the new one signs is taken, nothing is restarted.
+    // A key is replaced: tokens of the old key are refused, those of the new one are accepted, nothing is restarted.
     let old = token("kid=first", staff);
     issuer("POST", "/keys?kid=second&alg=RS256", "");
     until(SOON, "the new key is known", || with_token(&token("kid=second", staff), "/headers") == 200);
@@ -197,9 +197,9 @@ fn tokens_are_checked_by_keys_from_url_and_file() {
     assert!(mesh().counted_at("gateway", "canal_gateway_tokens_total", &[]) > 10);
 }
 
-/// Plaintext of a pod on a node that runs nothing of the mesh: refused where it must be mTLS, taken and judged elsewhere.
+/// Plaintext of a pod on a node that runs no part of the mesh is refused where mTLS is required, and accepted and evaluated elsewhere.
 #[test]
-fn strict_refuses_plaintext_and_permissive_takes_it() {
+fn strict_refuses_plaintext_and_permissive_accepts_it() {
     let bare = "alpha/default/bare-0";
     let direct = |pod: &str| format!("http://{}:8080/headers", mesh().address(&format!("alpha/default/{pod}-0")));
     let peers = |name: &str, app: &str, spec: &str| {
@@ -224,15 +224,15 @@ fn strict_refuses_plaintext_and_permissive_takes_it() {
     assert_eq!(mesh().code(CLIENT, &direct("web-open"), &[]), 200);
 }
 
-/// A rule that nobody on the path can judge denies, and its name says so.
+/// A rule that no hop on the path can evaluate denies, and the reason names it.
 #[test]
-fn a_rule_that_nobody_can_judge_denies() {
+fn a_rule_that_no_hop_can_evaluate_denies() {
     let methods = "  action: ALLOW\n  rules:\n  - to: [{operation: {methods: [GET]}}]\n";
     mesh().apply("alpha", &policy("methods", "echo", "", methods));
     let argv = ["canal-samples", "tcp-client", "10.101.0.50:7000", "--mode", "echo", "--size", "10", "--timeout-ms", "4000"];
     until(SOON, "TCP has no methods", || mesh().run(CLIENT, &argv).code != Some(0));
-    assert!(judged("undecided", "default/methods") > 0, "{}", mesh().logs());
-    // A pod that is dialled itself is judged by its node, which knows no paths: what only a gateway can judge is denied there.
+    assert!(counted_decisions("undecided", "default/methods") > 0, "{}", mesh().logs());
+    // A pod that is dialed directly is authorized by its node, which knows no paths: a rule that only a gateway can evaluate denies there.
     let paths = "  action: ALLOW\n  rules:\n  - to: [{operation: {paths: [/headers]}}]\n";
     mesh().apply("alpha", &policy("paths", "web-raw", "", paths));
     assert_eq!(mesh().code(CLIENT, &url(17, "/headers"), &[]), 200, "the gateway judges");
@@ -241,7 +241,7 @@ fn a_rule_that_nobody_can_judge_denies() {
     assert_eq!(bare, 0, "the node alone cannot");
 }
 
-/// A change ends what is open and no longer allowed, and nothing else.
+/// A change ends open work that is no longer allowed, and nothing else.
 #[test]
 fn a_change_of_policy_ends_open_connections() {
     let sessions = |pod: &str, seconds: &str| {
@@ -263,18 +263,18 @@ fn a_change_of_policy_ends_open_connections() {
     assert!(ended["broken"].as_u64() >= Some(20), "all of them ended: {ended}");
     assert_ne!(socket.code, Some(0), "{socket:?}");
     let counted =
-        mesh().counted_at("node", "canal_node_closed_total", &[]) + mesh().counted_at("gateway", "canal_gateway_rejudged_total", &[]);
+        mesh().counted_at("node", "canal_node_closed_total", &[]) + mesh().counted_at("gateway", "canal_gateway_reauthorized_total", &[]);
     assert!(counted >= 20, "{counted}");
 }
 
-/// A datagram of a pod to a pod of another node, under `outside: Deny`: it never leaves, its sender hears EPERM, the node counts it. The control is
-/// the same datagram from the receiver's own node, up to which nothing stops it but the receiver's guard.
+/// A datagram of a pod to a pod of another node, under `outboundTrafficPolicy: Deny`: it never leaves, its sender gets EPERM, the node
+/// counts it. The control is the same datagram from the receiver's own node, which only the receiver's guard stops.
 #[test]
 fn a_datagram_to_another_nodes_pod_does_not_arrive() {
     const SERVER: &str = "alpha/default/web-0";
     let mesh = mesh();
-    let seat = mesh.world.host(SERVER).unwrap().seat;
-    for address in [IpAddr::from(seat.ip4.unwrap()), seat.ip6.unwrap().into()] {
+    let environment = mesh.world.host(SERVER).unwrap().environment;
+    for address in [IpAddr::from(environment.ip4.unwrap()), environment.ip6.unwrap().into()] {
         let any = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
         let receiver = mesh.world.inside(SERVER, || UdpSocket::bind(any)).unwrap().unwrap();
         receiver.set_read_timeout(Some(Duration::from_secs(1))).unwrap();

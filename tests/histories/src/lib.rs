@@ -1,5 +1,5 @@
-//! TCP segments as the clients of a history write and read them: built into IP packets, and read from those that a kernel sends. It has no
-//! options and no state; who says what, the tests decide.
+//! TCP segments as the clients of a history write and read them: built into IP packets, and read from those that a kernel sends. There are
+//! no options and no state; the tests decide the content.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ const TCP: u8 = 6;
 
 /// One segment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Segment {
+pub struct HistorySegment {
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub number: u32,
@@ -27,8 +27,8 @@ pub struct Segment {
     pub data: Vec<u8>,
 }
 
-impl Segment {
-    /// The segment in an IP packet with whole checksums; `None`: its ends are of two families.
+impl HistorySegment {
+    /// Returns the segment in an IP packet with complete checksums, or `None` if its ends are of two families.
     pub fn packet(&self) -> Option<Vec<u8>> {
         let mut tcp = [self.from.port().to_be_bytes(), self.to.port().to_be_bytes()].concat();
         tcp.extend(self.number.to_be_bytes());
@@ -58,7 +58,8 @@ impl Segment {
         Some(packet)
     }
 
-    /// Reads a packet that a kernel sent; `None`: it is no TCP, or not whole. Its checksums may be left to a device, and are not read.
+    /// Parses a packet that a kernel sent. Returns `None` if it is not TCP or not complete. Its checksums may be left to a device, and are
+    /// not verified.
     pub fn read(packet: &[u8]) -> Option<Self> {
         let (from, to, protocol, at): (IpAddr, IpAddr, u8, usize) = if packet.first()? >> 4 == 4 {
             let address = |at: usize| Some(IpAddr::from(<[u8; 4]>::try_from(packet.get(at..at + 4)?).ok()?));
@@ -81,7 +82,7 @@ impl Segment {
     }
 }
 
-/// The complement of the ones' complement sum (RFC 1071). All parts but the last are of even length.
+/// Returns the complement of the ones' complement sum (RFC 1071). All parts but the last have an even length.
 fn checksum(parts: &[&[u8]]) -> [u8; 2] {
     let words =
         parts.iter().flat_map(|part| part.chunks(2)).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low)));
@@ -100,12 +101,12 @@ mod tests {
     fn a_segment_is_read_as_it_was_written() {
         for (from, to) in [("10.1.1.2:4711", "240.0.0.1:80"), ("[fd01::2]:4711", "[fdca:a1:0:240::1]:80")] {
             let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
-            let segment = Segment { from, to, number: 7, acknowledges: 9, flags: ACK, data: b"data!".to_vec() };
+            let segment = HistorySegment { from, to, number: 7, acknowledges: 9, flags: ACK, data: b"data!".to_vec() };
             let packet = segment.packet().unwrap();
-            assert_eq!(Segment::read(&packet), Some(segment));
-            assert_eq!(Segment::read(&packet[..50.min(packet.len() - 25)]), None, "cut short");
+            assert_eq!(HistorySegment::read(&packet), Some(segment));
+            assert_eq!(HistorySegment::read(&packet[..50.min(packet.len() - 25)]), None, "cut short");
         }
-        let apart = Segment {
+        let apart = HistorySegment {
             from: "10.1.1.2:1".parse().unwrap(),
             to: "[fd01::2]:1".parse().unwrap(),
             number: 0,

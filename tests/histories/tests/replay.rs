@@ -1,5 +1,5 @@
-//! Recorded histories through `bpf/redirector.bpf.c`, one loaded program with its maps and real sockets per replica: each packet goes on as
-//! the rules of the model say, and no session that is established is broken.
+//! Recorded histories through `bpf/redirector.bpf.c`, one loaded program with its maps and real sockets per replica: each packet is
+//! forwarded as the rules of the model require, and no established session breaks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::Read;
@@ -8,22 +8,22 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use canal_abi::tier::{BUCKETS, CHAIN, STAMP_LAST, STAMP_MIXED, STAMP_SKIPPED, STAMP_VERSION, TIER_VNI, Table};
-use canal_histories::{ACK, FIN, RST, SYN, Segment};
+use canal_histories::{ACK, FIN, HistorySegment, RST, SYN};
 use canal_model::ids::{AzName, ReplicaNumber, ServiceId};
 use canal_wire::tier::{bucket, service_address4, service_address6};
 
-use crate::frames::{HEAD, Tunnel};
-use crate::sim::history::{History, Kind, REPLICAS_MAX, Sent, Step, Tables, record};
-use crate::sim::rules::{Packet, Stamp, Verdict};
-use crate::sim::{Visit, azs};
-use host::{Host, PATIENCE, underlay};
+use crate::frames::{HEAD, OuterHeaders};
+use crate::sim::history::{AzTables, History, HistoryStep, PacketKind, REPLICAS_MAX, SentPacket, record};
+use crate::sim::rules::{Packet, PacketVerdict, Stamp};
+use crate::sim::{PacketVisit, azs};
+use host::{Host, TIMEOUT, underlay};
 
 mod host;
 
-/// A history that failed is repeated alone by its seed: `CANAL_HISTORY=SEED`.
+/// Variable that repeats a failed history alone by its seed: `CANAL_HISTORY=SEED`.
 const SEED: &str = "CANAL_HISTORY";
 const HISTORIES: u64 = 120;
-/// Histories that are recorded ahead of the one that runs.
+/// Number of histories that are recorded ahead of the running one.
 const AHEAD: usize = 16;
 const PORT: u16 = 80;
 /// TC_ACT_OK, TC_ACT_SHOT and TC_ACT_REDIRECT.
@@ -32,37 +32,37 @@ const DROPPED: u32 = 2;
 const SENT: u32 = 7;
 
 /// A client's end of a connection.
-struct Client {
+struct ClientEnd {
     at: SocketAddr,
     to: SocketAddr,
-    /// The number of each replica's SYN-ACK.
+    /// Sequence number of each replica's SYN-ACK.
     answers: HashMap<ReplicaNumber, u32>,
-    /// Words of [`word`] that the service has read.
+    /// Number of [`word`]s that the service has read.
     delivered: u32,
     is_over: bool,
 }
 
 const FIRST: u32 = 1_000_000;
 
-/// What the client says next, four bytes each time.
+/// Returns the next four bytes that the client sends.
 fn word(delivered: u32) -> [u8; 4] {
     delivered.to_be_bytes()
 }
 
 #[derive(Debug, Default)]
-struct Tally {
+struct ReplayTally {
     packets: usize,
     verdicts: BTreeMap<&'static str, usize>,
     established: usize,
     requests_twice: usize,
 }
 
-struct Replay<'h> {
+struct HistoryReplay<'h> {
     hosts: &'h mut [Host],
-    /// Which replica each host is now.
+    /// The host of each replica.
     slots: BTreeMap<ReplicaNumber, usize>,
-    clients: BTreeMap<usize, Client>,
-    tally: &'h mut Tally,
+    clients: BTreeMap<usize, ClientEnd>,
+    tally: &'h mut ReplayTally,
 }
 
 fn edge(az: &AzName) -> Ipv4Addr {
@@ -74,20 +74,20 @@ fn bits(stamp: &Stamp) -> u32 {
     stamp.version & STAMP_VERSION | flag(stamp.mixed, STAMP_MIXED) | flag(stamp.skipped, STAMP_SKIPPED) | flag(stamp.last, STAMP_LAST)
 }
 
-/// The counter that the program has for what the rules say.
-fn counter(kind: Kind, packet: &Packet, verdict: &Verdict) -> &'static str {
+/// Returns the counter of the program for an outcome of the rules.
+fn counter(kind: PacketKind, packet: &Packet, verdict: &PacketVerdict) -> &'static str {
     match verdict {
-        Verdict::Keep if kind == Kind::Syn => "new",
-        Verdict::Keep => "owned",
-        Verdict::Forward { .. } if packet.begins => "forwarded_new",
-        Verdict::Forward { .. } => "forwarded",
-        Verdict::Unowned => "unowned",
-        Verdict::Unsettled => "unsettled",
-        Verdict::NoTable => "drop_service",
+        PacketVerdict::Keep if kind == PacketKind::Syn => "new",
+        PacketVerdict::Keep => "owned",
+        PacketVerdict::Forward { .. } if packet.begins => "forwarded_new",
+        PacketVerdict::Forward { .. } => "forwarded",
+        PacketVerdict::Unowned => "unowned",
+        PacketVerdict::Unsettled => "ownership_unsettled",
+        PacketVerdict::NoTable => "drop_service",
     }
 }
 
-/// A client whose packets hash to the bucket; no two of all histories are the same.
+/// Returns a client whose packets hash to the bucket; clients of all histories differ.
 fn client(history: u64, connection: usize, service: ServiceId, wanted: usize) -> (SocketAddr, SocketAddr) {
     let (high, low, own) = ((history >> 8) as u8, history as u8, connection as u8);
     let (from, to): (IpAddr, IpAddr) = if connection.is_multiple_of(2) {
@@ -99,20 +99,20 @@ fn client(history: u64, connection: usize, service: ServiceId, wanted: usize) ->
     (found.unwrap(), SocketAddr::new(to, PORT))
 }
 
-impl Replay<'_> {
-    fn step(&mut self, history: u64, step: &Step) {
+impl HistoryReplay<'_> {
+    fn step(&mut self, history: u64, step: &HistoryStep) {
         match step {
-            Step::Join(replica, az) => self.join(*replica, az),
-            Step::Leave(replica) => {
+            HistoryStep::Join(replica, az) => self.join(*replica, az),
+            HistoryStep::Leave(replica) => {
                 self.slots.remove(replica);
-                self.hosts.iter().for_each(|host| host.hear_of(replica.get(), None));
+                self.hosts.iter().for_each(|host| host.set_replica(replica.get(), None));
             }
-            Step::Told(replica, tables) => self.tell(*replica, tables),
-            Step::Open { connection, service, bucket } => {
+            HistoryStep::Published(replica, tables) => self.publish(*replica, tables),
+            HistoryStep::Open { connection, service, bucket } => {
                 let (at, to) = client(history, *connection, *service, *bucket);
-                self.clients.insert(*connection, Client { at, to, answers: HashMap::new(), delivered: 0, is_over: false });
+                self.clients.insert(*connection, ClientEnd { at, to, answers: HashMap::new(), delivered: 0, is_over: false });
             }
-            Step::Packet(sent) => self.send(sent),
+            HistoryStep::Packet(sent) => self.send(sent),
         }
     }
 
@@ -122,13 +122,13 @@ impl Replay<'_> {
         self.hosts[slot].begin(replica.get(), edge(az));
         for (number, slot) in &self.slots {
             for host in &mut *self.hosts {
-                host.hear_of(number.get(), Some(underlay(*slot)));
-                host.believe(underlay(*slot), number.get());
+                host.set_replica(number.get(), Some(underlay(*slot)));
+                host.set_host(underlay(*slot), number.get());
             }
         }
     }
 
-    fn tell(&mut self, replica: ReplicaNumber, tables: &Tables) {
+    fn publish(&mut self, replica: ReplicaNumber, tables: &AzTables) {
         let mut wanted = HashMap::new();
         for (service, (vni, planned)) in tables {
             let mut chain = [[0; CHAIN]; BUCKETS];
@@ -140,121 +140,123 @@ impl Replay<'_> {
         self.hosts[self.slots[&replica]].redirector.tables().replace_all(&wanted).unwrap();
     }
 
-    fn segment(&self, sent: &Sent) -> Segment {
+    fn segment(&self, sent: &SentPacket) -> HistorySegment {
         let client = &self.clients[&sent.connection];
         let (from, to) = (client.at, client.to);
         let next = FIRST.wrapping_add(1 + 4 * client.delivered);
         let answer = sent.answered.map_or(0, |replica| client.answers[&replica].wrapping_add(1));
         let (number, acknowledges, flags, data) = match sent.kind {
-            Kind::Syn => (FIRST, 0, SYN, Vec::new()),
-            Kind::Acknowledgement => (next, answer, ACK, Vec::new()),
-            Kind::Data => (next, answer, ACK, word(client.delivered).to_vec()),
-            Kind::Fin => (next, answer, FIN | ACK, Vec::new()),
-            Kind::Last => (next.wrapping_add(1), answer.wrapping_add(1), ACK, Vec::new()),
+            PacketKind::Syn => (FIRST, 0, SYN, Vec::new()),
+            PacketKind::Acknowledgement => (next, answer, ACK, Vec::new()),
+            PacketKind::Data => (next, answer, ACK, word(client.delivered).to_vec()),
+            PacketKind::Fin => (next, answer, FIN | ACK, Vec::new()),
+            PacketKind::Last => (next.wrapping_add(1), answer.wrapping_add(1), ACK, Vec::new()),
         };
-        Segment { from, to, number, acknowledges, flags, data }
+        HistorySegment { from, to, number, acknowledges, flags, data }
     }
 
-    /// A packet takes the way that was recorded: from program to program, and at its end to a kernel or nowhere.
-    fn send(&mut self, sent: &Sent) {
+    /// Sends a packet on the recorded path: from program to program, and at its end to a kernel or nowhere.
+    fn send(&mut self, sent: &SentPacket) {
         let packet = self.segment(sent).packet().unwrap();
         let first = &sent.visits[0];
         let at = underlay(self.slots[&first.here]);
-        let tunnel = Tunnel::new(&edge(&sent.az).to_string(), &at.to_string(), TIER_VNI);
-        let mut frame = Tunnel { hop: first.packet.hop as u8, stamp: bits(&first.packet.stamp), ..tunnel }.frame(&packet);
+        let tunnel = OuterHeaders::new(&edge(&sent.az).to_string(), &at.to_string(), TIER_VNI);
+        let mut frame = OuterHeaders { hop: first.packet.hop as u8, stamp: bits(&first.packet.stamp), ..tunnel }.frame(&packet);
         for visit in &sent.visits {
             frame = self.visit(sent, visit, &frame);
         }
         let last = sent.visits[sent.visits.len() - 1];
-        if matches!(last.verdict, Verdict::Keep | Verdict::Unowned) {
+        if matches!(last.verdict, PacketVerdict::Keep | PacketVerdict::Unowned) {
             let slot = self.slots[&last.here];
             self.hosts[slot].deliver(&frame[HEAD..]);
         }
-        if last.verdict == Verdict::Keep {
+        if last.verdict == PacketVerdict::Keep {
             self.taken(sent, last.here);
         }
         self.no_reset();
     }
 
-    /// The program's verdict at one replica is the rules'. Gives the frame as it goes on.
-    fn visit(&mut self, sent: &Sent, visit: &Visit, frame: &[u8]) -> Vec<u8> {
+    /// Checks that the program's verdict at one replica is that of the rules. Returns the forwarded frame.
+    fn visit(&mut self, sent: &SentPacket, visit: &PacketVisit, frame: &[u8]) -> Vec<u8> {
         let wanted = counter(sent.kind, &visit.packet, &visit.verdict);
-        let (trial, moved) = self.hosts[self.slots[&visit.here]].run(frame);
+        let (test_run, moved) = self.hosts[self.slots[&visit.here]].run(frame);
         let case = || format!("{:?} of connection {} at {visit:?}", sent.kind, sent.connection);
         let verdict = match visit.verdict {
-            Verdict::Keep | Verdict::Unowned => PASSED,
-            Verdict::Forward { .. } => SENT,
-            Verdict::Unsettled | Verdict::NoTable => DROPPED,
+            PacketVerdict::Keep | PacketVerdict::Unowned => PASSED,
+            PacketVerdict::Forward { .. } => SENT,
+            PacketVerdict::Unsettled | PacketVerdict::NoTable => DROPPED,
         };
-        assert_eq!((trial.verdict, &moved[..]), (verdict, &[wanted][..]), "{}", case());
-        if let Verdict::Forward { to, hop, stamp } = visit.verdict {
-            let destination = Ipv4Addr::from(<[u8; 4]>::try_from(&trial.frame[30..34]).unwrap());
-            let carried = u32::from_be_bytes([0, trial.frame[43], trial.frame[44], trial.frame[45]]);
+        assert_eq!((test_run.verdict, &moved[..]), (verdict, &[wanted][..]), "{}", case());
+        if let PacketVerdict::Forward { to, hop, stamp } = visit.verdict {
+            let destination = Ipv4Addr::from(<[u8; 4]>::try_from(&test_run.frame[30..34]).unwrap());
+            let carried = u32::from_be_bytes([0, test_run.frame[43], test_run.frame[44], test_run.frame[45]]);
             let expected = (underlay(self.slots[&to]), hop, bits(&stamp));
-            assert_eq!((destination, usize::from(trial.frame[49]), carried), expected, "{}", case());
+            assert_eq!((destination, usize::from(test_run.frame[49]), carried), expected, "{}", case());
         }
         *self.tally.verdicts.entry(wanted).or_default() += 1;
         self.tally.packets += 1;
-        trial.frame
+        test_run.frame
     }
 
-    /// What a kernel makes of a packet that it was given: a request with a SYN-ACK, bytes for the gateway, an end.
-    fn taken(&mut self, sent: &Sent, here: ReplicaNumber) {
+    /// Checks what a kernel does with a delivered packet: a SYN-ACK for a request, bytes for the gateway, an end.
+    fn taken(&mut self, sent: &SentPacket, here: ReplicaNumber) {
         let host = &mut self.hosts[self.slots[&here]];
         let client = self.clients.get_mut(&sent.connection).unwrap();
         match sent.kind {
-            Kind::Syn if client.answers.contains_key(&here) => {}
-            Kind::Syn => {
+            PacketKind::Syn if client.answers.contains_key(&here) => {}
+            PacketKind::Syn => {
                 self.tally.requests_twice += usize::from(!client.answers.is_empty());
                 client.answers.insert(here, syn_ack(host, client));
             }
-            Kind::Acknowledgement => _ = host.session(client.at),
-            Kind::Data => {
+            PacketKind::Acknowledgement => _ = host.session(client.at),
+            PacketKind::Data => {
                 let mut heard = [0; 4];
                 let mut session = host.session(client.at);
                 session.read_exact(&mut heard).unwrap_or_else(|e| panic!("{}: {e}", client.at));
                 assert_eq!(heard, word(client.delivered), "{}", client.at);
                 client.delivered += 1;
             }
-            Kind::Fin => {
+            PacketKind::Fin => {
                 let mut session = host.session(client.at);
                 assert_eq!(session.read(&mut [0; 4]).unwrap(), 0, "{}: the end", client.at);
                 host.accepted.remove(&client.at);
             }
-            Kind::Last => client.is_over = true,
+            PacketKind::Last => client.is_over = true,
         }
     }
 
     /// No kernel resets a connection that a client has.
     fn no_reset(&mut self) {
         for host in &mut *self.hosts {
-            for said in host.said().into_iter().filter(|said| said.flags & RST != 0) {
-                let broken = self.clients.values().any(|client| client.at == said.to && !client.is_over);
-                assert!(!broken, "{} is reset by {}", said.to, host.address);
+            for sent_by_stack in host.sent_by_stack().into_iter().filter(|sent_by_stack| sent_by_stack.flags & RST != 0) {
+                let broken = self.clients.values().any(|client| client.at == sent_by_stack.to && !client.is_over);
+                assert!(!broken, "{} is reset by {}", sent_by_stack.to, host.address);
             }
         }
     }
 }
 
-fn syn_ack(host: &mut Host, client: &Client) -> u32 {
+fn syn_ack(host: &mut Host, client: &ClientEnd) -> u32 {
     let asked = Instant::now();
     loop {
-        let said = host.said();
-        if let Some(found) = said.iter().find(|said| said.to == client.at && said.flags & (SYN | ACK | RST) == SYN | ACK) {
+        let sent_by_stack = host.sent_by_stack();
+        if let Some(found) =
+            sent_by_stack.iter().find(|sent_by_stack| sent_by_stack.to == client.at && sent_by_stack.flags & (SYN | ACK | RST) == SYN | ACK)
+        {
             return found.number;
         }
-        assert!(asked.elapsed() < PATIENCE, "no SYN-ACK for {} by {}", client.at, host.address);
+        assert!(asked.elapsed() < TIMEOUT, "no SYN-ACK for {} by {}", client.at, host.address);
         std::thread::sleep(Duration::from_micros(100));
     }
 }
 
-fn replay(hosts: &mut [Host], seed: u64, history: &History, tally: &mut Tally) {
+fn replay(hosts: &mut [Host], seed: u64, history: &History, tally: &mut ReplayTally) {
     for host in &mut *hosts {
-        // What is left of the last history is reset, and says so.
+        // What is left of the last history is reset, and reports it.
         host.accepted.clear();
-        host.said();
+        host.sent_by_stack();
     }
-    let mut replay = Replay { hosts, slots: BTreeMap::new(), clients: BTreeMap::new(), tally };
+    let mut replay = HistoryReplay { hosts, slots: BTreeMap::new(), clients: BTreeMap::new(), tally };
     for step in &history.steps {
         replay.step(seed, step);
     }
@@ -267,27 +269,27 @@ fn replay(hosts: &mut [Host], seed: u64, history: &History, tally: &mut Tally) {
     }
     replay.no_reset();
     for replica in replay.slots.keys() {
-        replay.hosts.iter().for_each(|host| host.hear_of(replica.get(), None));
+        replay.hosts.iter().for_each(|host| host.set_replica(replica.get(), None));
     }
 }
 
-/// All histories, or one by its seed.
+/// Runs all histories, or one by its seed.
 #[test]
 fn the_program_follows_the_rules_through_recorded_histories() {
     let seeds = std::env::var(SEED).ok().map_or_else(|| (0..HISTORIES).collect(), |seed| vec![seed.parse::<u64>().unwrap()]);
     let is_whole = seeds.len() > 1;
-    // Some are recorded while others run.
+    // Some histories are recorded while others run.
     let (recorded, histories) = sync_channel(AHEAD);
     let recorder = std::thread::spawn(move || seeds.into_iter().take_while(|seed| recorded.send((*seed, record(*seed))).is_ok()).count());
-    // The replay's namespace changes with each packet, so that its thread is no other test's.
+    // The replay's namespace changes with each packet, so it has its own thread.
     let replayed = std::thread::spawn(move || {
         let mut hosts: Vec<Host> = (0..REPLICAS_MAX).map(Host::new).collect();
         for az in azs().keys() {
-            hosts.iter().for_each(|host| host.believe(edge(az), 0));
+            hosts.iter().for_each(|host| host.set_host(edge(az), 0));
         }
-        let mut tally = Tally::default();
+        let mut tally = ReplayTally::default();
         for (seed, history) in histories {
-            // If one fails, its seed is the last word.
+            // If a history fails, its seed is the last output.
             println!("history {seed}");
             replay(&mut hosts, seed, &history, &mut tally);
         }
@@ -296,7 +298,7 @@ fn the_program_follows_the_rules_through_recorded_histories() {
     let tally = replayed.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     println!("{} histories, {tally:?}", recorder.join().unwrap());
     if is_whole {
-        for verdict in ["new", "owned", "forwarded_new", "forwarded", "unowned", "unsettled", "drop_service"] {
+        for verdict in ["new", "owned", "forwarded_new", "forwarded", "unowned", "ownership_unsettled", "drop_service"] {
             assert!(tally.verdicts.get(verdict).is_some_and(|seen| *seen >= 10), "{verdict} is hardly met: {tally:?}");
         }
         assert!(tally.established >= 500 && tally.requests_twice >= 50, "{tally:?}");

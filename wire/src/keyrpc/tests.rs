@@ -1,4 +1,4 @@
-//! Frames there and back, what is malformed by name, and bytes without meaning.
+//! Tests of the key server protocol: round trips of frames, the error of each malformed frame, and random bytes.
 
 use proptest::prelude::*;
 
@@ -8,35 +8,35 @@ fn identity(account: &str) -> Identity {
     format!("spiffe://alpha.example/ns/shop/sa/{account}").parse().unwrap()
 }
 
-fn encoded(id: u64, request: &Request<'_>) -> Vec<u8> {
+fn encoded(id: u64, request: &KeyRequest<'_>) -> Vec<u8> {
     let mut out = Vec::new();
     request.encode(id, &mut out).unwrap();
     out
 }
 
-fn requests() -> Vec<Request<'static>> {
+fn requests() -> Vec<KeyRequest<'static>> {
     let begin = |role, expected: &[&str], bytes| {
         let expected = expected.iter().map(|e| identity(e)).collect();
-        Request::Begin(Begin { identity: identity("web"), role, alpn: vec![b"h2", b"x"], expected, deadline_ms: 250, bytes })
+        KeyRequest::Begin(HandshakeRequest { identity: identity("web"), role, alpn: vec![b"h2", b"x"], expected, deadline_ms: 250, bytes })
     };
-    let sign = |key, shown, scheme, deadline_ms, input: &'static [u8]| Request::Sign { key, shown, scheme, deadline_ms, input };
+    let sign = |key, shown, scheme, deadline_ms, input: &'static [u8]| KeyRequest::Sign { key, shown, scheme, deadline_ms, input };
     vec![
-        begin(Role::Client, &["a", "b"], b""),
-        begin(Role::Server, &[], b"\x16\x03\x01"),
-        Request::More { bytes: &[7; MORE_BYTES_MAX] },
+        begin(HandshakeRole::Client, &["a", "b"], b""),
+        begin(HandshakeRole::Server, &[], b"\x16\x03\x01"),
+        KeyRequest::More { bytes: &[7; MORE_BYTES_MAX] },
         sign(KeyName::Identity(identity("web")), None, 0x0403, 0, b"input"),
         sign(KeyName::File("alpha/shop/web".parse().unwrap()), Some([9; 32]), 0x0804, 9, b""),
         sign(KeyName::Service("alpha/shop/web".parse().unwrap()), Some([0; 32]), 0x0403, 1, b"x"),
-        Request::Chain { key: KeyName::File("alpha/shop/api".parse().unwrap()) },
-        Request::Abandon,
-        Request::Ping,
+        KeyRequest::Chain { key: KeyName::File("alpha/shop/api".parse().unwrap()) },
+        KeyRequest::Abandon,
+        KeyRequest::Ping,
     ]
 }
 
-fn responses() -> Vec<Response<'static>> {
+fn responses() -> Vec<KeyResponse<'static>> {
     let mut all = vec![
-        Response::Send { bytes: b"flight" },
-        Response::Done(Done {
+        KeyResponse::Send { bytes: b"flight" },
+        KeyResponse::Done(HandshakeResult {
             bytes: b"finished",
             consumed: 77,
             suite: 0x1302,
@@ -45,18 +45,18 @@ fn responses() -> Vec<Response<'static>> {
             server_traffic: &[2; 92],
             peer: identity("peer"),
             leaf: &[3; 700],
-            above: Above::default(),
+            above: IssuerChain::default(),
         }),
-        Response::Signature { bytes: &[4; 256] },
-        Response::Certificates { chain: vec![&[5; 900], &[6; 800]] },
-        Response::Pong,
+        KeyResponse::Signature { bytes: &[4; 256] },
+        KeyResponse::Certificates { chain: vec![&[5; 900], &[6; 800]] },
+        KeyResponse::Pong,
     ];
-    all.extend(Refusal::ALL.iter().map(|name| Response::Refused { name: *name, text: "why" }));
+    all.extend(KeyRefusal::ALL.iter().map(|name| KeyResponse::Refused { name: *name, text: "why" }));
     all
 }
 
 #[test]
-fn everything_comes_back_as_it_was_said() {
+fn every_frame_round_trips() {
     let (requests, responses) = (requests(), responses());
     let mut out = Vec::new();
     for (id, r) in requests.iter().enumerate() {
@@ -82,29 +82,30 @@ fn everything_comes_back_as_it_was_said() {
 }
 
 #[test]
-fn what_is_above_a_leaf_is_carried_and_costs_nothing_where_there_is_nothing() {
-    let links = [Link { issuer: b"the intermediate's issuer", serial: &[0, 0x80, 1] }, Link { issuer: b"root", serial: &[5] }];
+fn issuer_chains_round_trip_and_an_empty_one_costs_nothing() {
+    let links =
+        [IssuerSerial { issuer: b"the intermediate's issuer", serial: &[0, 0x80, 1] }, IssuerSerial { issuer: b"root", serial: &[5] }];
     let mut bytes = Vec::new();
     links.iter().for_each(|link| link.append(&mut bytes).unwrap());
-    let Response::Done(bare) = responses().remove(1) else { panic!("the second is Done") };
+    let KeyResponse::Done(bare) = responses().remove(1) else { panic!("the second is Done") };
     let encoded = |above| {
         let mut out = Vec::new();
-        Response::Done(Done { above, ..bare.clone() }).encode(7, &mut out).unwrap();
+        KeyResponse::Done(HandshakeResult { above, ..bare.clone() }).encode(7, &mut out).unwrap();
         out
     };
-    let (with, without) = (encoded(Above::read(&bytes).unwrap()), encoded(Above::default()));
+    let (with, without) = (encoded(IssuerChain::read(&bytes).unwrap()), encoded(IssuerChain::default()));
     assert_eq!(with.len(), without.len() + bytes.len());
-    let Ok(Response::Done(done)) = split(&with).unwrap().unwrap().0.response() else { panic!("a Done") };
+    let Ok(KeyResponse::Done(done)) = split(&with).unwrap().unwrap().0.response() else { panic!("a Done") };
     assert_eq!(done.above.links().collect::<Vec<_>>(), links);
-    let Ok(Response::Done(done)) = split(&without).unwrap().unwrap().0.response() else { panic!("a Done") };
+    let Ok(KeyResponse::Done(done)) = split(&without).unwrap().unwrap().0.response() else { panic!("a Done") };
     assert_eq!(done.above.links().count(), 0);
     let long = vec![0; 1 << 16];
-    assert_eq!(Link { issuer: &long, serial: &[1] }.append(&mut bytes).unwrap_err().given, 1 << 16);
-    assert_eq!(Above::read(&[0; 36]).unwrap().links().count(), 9);
+    assert_eq!(IssuerSerial { issuer: &long, serial: &[1] }.append(&mut bytes).unwrap_err().given, 1 << 16);
+    assert_eq!(IssuerChain::read(&[0; 36]).unwrap().links().count(), 9);
 }
 
 #[test]
-fn a_frame_is_waited_for_until_it_is_whole() {
+fn an_incomplete_frame_is_awaited() {
     let frame = encoded(9, &requests()[0]);
     for end in 0..frame.len() {
         assert_eq!(split(&frame[..end]), Ok(None), "{end}");
@@ -113,48 +114,48 @@ fn a_frame_is_waited_for_until_it_is_whole() {
 }
 
 #[test]
-fn what_is_malformed_has_a_name() {
+fn malformed_frames_have_a_reason() {
     let frame = |length: u32, rest: &[u8]| [&length.to_be_bytes()[..], rest].concat();
     let whole = |kind: u8, body: &[u8]| frame(9 + body.len() as u32, &[&[0; 8][..], &[kind], body].concat());
     let name = |s: &str| [&(s.len() as u16).to_be_bytes()[..], s.as_bytes()].concat();
     let id = name("spiffe://a.example/ns/b/sa/c");
-    let ask = |body: &[&[u8]]| whole(BEGIN, &body.concat());
+    let begin_frame = |body: &[&[u8]]| whole(BEGIN, &body.concat());
     let long_protocol = [&[1, 0][..], &[0; 256]].concat();
-    let cases: Vec<(&str, Vec<u8>, Malformed)> = vec![
-        ("too long", frame(65_546, &[]), Malformed::Long(65_546)),
-        ("absurdly long", frame(u32::MAX, &[]), Malformed::Long(u32::MAX)),
-        ("no room for a kind", frame(8, &[0; 8]), Malformed::Short(8)),
-        ("empty", frame(0, &[]), Malformed::Short(0)),
-        ("no such kind", whole(0x7f, b""), Malformed::Kind(0x7f, "request")),
-        ("a response", whole(PONG, b""), Malformed::Kind(PONG, "request")),
-        ("nothing in it", ask(&[]), Malformed::Truncated("identity")),
-        ("a name's length lies", ask(&[&[0, 9], b"spiffe"]), Malformed::Truncated("identity")),
-        ("a name too long", ask(&[&[8, 1]]), Malformed::Oversized("identity", 2049, 2048)),
-        ("not UTF-8", ask(&[&[0, 1, 0xff]]), Malformed::Text("identity")),
-        ("no identity", ask(&[&name("spiffe://a.example/x")]), Malformed::Name("identity")),
-        ("no role", ask(&[&id]), Malformed::Truncated("role")),
-        ("no such role", ask(&[&id, &[2]]), Malformed::Value("role", 2)),
-        ("nine protocols", ask(&[&id, &[0], &[0, 9]]), Malformed::Oversized("ALPN", 9, 8)),
-        ("a protocol too long", ask(&[&id, &[0], &[0, 1], &long_protocol]), Malformed::Oversized("ALPN", 256, 255)),
-        ("65 expected", ask(&[&id, &[0], &[0, 0], &[0, 65]]), Malformed::Oversized("expected identities", 65, 64)),
-        ("one of two expected", ask(&[&id, &[0], &[0, 0], &[0, 2], &id]), Malformed::Truncated("expected identity")),
-        ("no deadline", ask(&[&id, &[0], &[0, 0], &[0, 0], &[0, 0, 0]]), Malformed::Truncated("deadline")),
-        ("a ping with a body", whole(PING, b"xy"), Malformed::Trailing(2)),
-        ("a chain with more", whole(CHAIN, &[&id[..], b"z"].concat()), Malformed::Trailing(1)),
-        ("a key's name is none", whole(CHAIN, &name("../etc/passwd")), Malformed::Name("key")),
-        ("a key's identity is none", whole(CHAIN, &name("spiffe://a/b")), Malformed::Name("key")),
-        ("a service without a namespace", whole(CHAIN, &name("shop")), Malformed::Name("key")),
-        ("a file without a namespace", whole(CHAIN, &name("file:shop")), Malformed::Name("key")),
-        ("a file of nobody", whole(CHAIN, &name("file:shop/web")), Malformed::Name("key")),
-        ("no word of which key", whole(SIGN, &id), Malformed::Truncated("the key's hash")),
-        ("a hash cut off", whole(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()), Malformed::Truncated("the key's hash")),
-        ("a hash too long", whole(SIGN, &[&id[..], &[0, 33]].concat()), Malformed::Oversized("the key's hash", 33, 32)),
-        ("no scheme", whole(SIGN, &[&id[..], &[0, 0]].concat()), Malformed::Truncated("scheme")),
+    let cases: Vec<(&str, Vec<u8>, FrameError)> = vec![
+        ("too long", frame(65_546, &[]), FrameError::Long(65_546)),
+        ("absurdly long", frame(u32::MAX, &[]), FrameError::Long(u32::MAX)),
+        ("no room for a kind", frame(8, &[0; 8]), FrameError::Short(8)),
+        ("empty", frame(0, &[]), FrameError::Short(0)),
+        ("no such kind", whole(0x7f, b""), FrameError::Kind(0x7f, "request")),
+        ("a response", whole(PONG, b""), FrameError::Kind(PONG, "request")),
+        ("nothing in it", begin_frame(&[]), FrameError::Truncated("identity")),
+        ("a name's length lies", begin_frame(&[&[0, 9], b"spiffe"]), FrameError::Truncated("identity")),
+        ("a name too long", begin_frame(&[&[8, 1]]), FrameError::Oversized("identity", 2049, 2048)),
+        ("not UTF-8", begin_frame(&[&[0, 1, 0xff]]), FrameError::Text("identity")),
+        ("no identity", begin_frame(&[&name("spiffe://a.example/x")]), FrameError::Name("identity")),
+        ("no role", begin_frame(&[&id]), FrameError::Truncated("role")),
+        ("no such role", begin_frame(&[&id, &[2]]), FrameError::Value("role", 2)),
+        ("nine protocols", begin_frame(&[&id, &[0], &[0, 9]]), FrameError::Oversized("ALPN", 9, 8)),
+        ("a protocol too long", begin_frame(&[&id, &[0], &[0, 1], &long_protocol]), FrameError::Oversized("ALPN", 256, 255)),
+        ("65 expected", begin_frame(&[&id, &[0], &[0, 0], &[0, 65]]), FrameError::Oversized("expected identities", 65, 64)),
+        ("one of two expected", begin_frame(&[&id, &[0], &[0, 0], &[0, 2], &id]), FrameError::Truncated("expected identity")),
+        ("no deadline", begin_frame(&[&id, &[0], &[0, 0], &[0, 0], &[0, 0, 0]]), FrameError::Truncated("deadline")),
+        ("a ping with a body", whole(PING, b"xy"), FrameError::Trailing(2)),
+        ("a chain with more", whole(CHAIN, &[&id[..], b"z"].concat()), FrameError::Trailing(1)),
+        ("a key's name is none", whole(CHAIN, &name("../etc/passwd")), FrameError::Name("key")),
+        ("a key's identity is none", whole(CHAIN, &name("spiffe://a/b")), FrameError::Name("key")),
+        ("a service without a namespace", whole(CHAIN, &name("shop")), FrameError::Name("key")),
+        ("a file without a namespace", whole(CHAIN, &name("file:shop")), FrameError::Name("key")),
+        ("a file of nobody", whole(CHAIN, &name("file:shop/web")), FrameError::Name("key")),
+        ("no word of which key", whole(SIGN, &id), FrameError::Truncated("the key's hash")),
+        ("a hash cut off", whole(SIGN, &[&id[..], &[0, 31], &[7; 31]].concat()), FrameError::Truncated("the key's hash")),
+        ("a hash too long", whole(SIGN, &[&id[..], &[0, 33]].concat()), FrameError::Oversized("the key's hash", 33, 32)),
+        ("no scheme", whole(SIGN, &[&id[..], &[0, 0]].concat()), FrameError::Truncated("scheme")),
     ];
     for (what, bytes, want) in cases {
         let got = split(&bytes).and_then(|f| f.expect("a whole frame or an error").0.request());
         assert_eq!(got, Err(want), "{what}");
-        assert_eq!(want.ends_channel(), matches!(want, Malformed::Long(_) | Malformed::Short(_)));
+        assert_eq!(want.ends_channel(), matches!(want, FrameError::Long(_) | FrameError::Short(_)));
         assert!(!want.to_string().is_empty());
     }
     let done = |above: &[u8]| {
@@ -162,17 +163,21 @@ fn what_is_malformed_has_a_name() {
         responses()[1].encode(1, &mut out).unwrap();
         whole(DONE, &[&out[HEADER..], above].concat())
     };
-    let answers: Vec<(&str, Vec<u8>, Malformed)> = vec![
-        ("a request", whole(PING, b""), Malformed::Kind(PING, "response")),
-        ("no such refusal", whole(REFUSED, &[0xff, 0xff, 0, 0]), Malformed::Value("refusal", 0xffff)),
-        ("a text too long", whole(REFUSED, &[0, 1, 4, 1]), Malformed::Oversized("text", 1025, 1024)),
-        ("eleven certificates", whole(CERTIFICATES, &[0, 11]), Malformed::Oversized("chain", 11, 10)),
-        ("a certificate cut off", whole(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]), Malformed::Truncated("certificate")),
-        ("a length beyond all", whole(DONE, &[0xff; 4]), Malformed::Truncated("bytes")),
-        ("a link cut off", done(&[0, 1, 9, 0, 2, 7]), Malformed::Truncated("serial number")),
-        ("a link without a serial number", done(&[0, 1, 9]), Malformed::Truncated("serial number")),
-        ("ten above", done(&[0; 40]), Malformed::Oversized("certificates above the leaf", 10, 9)),
-        ("a secret too long", whole(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]), Malformed::Oversized("client traffic", 93, 92)),
+    let answers: Vec<(&str, Vec<u8>, FrameError)> = vec![
+        ("a request", whole(PING, b""), FrameError::Kind(PING, "response")),
+        ("no such refusal", whole(REFUSED, &[0xff, 0xff, 0, 0]), FrameError::Value("refusal", 0xffff)),
+        ("a text too long", whole(REFUSED, &[0, 1, 4, 1]), FrameError::Oversized("text", 1025, 1024)),
+        ("eleven certificates", whole(CERTIFICATES, &[0, 11]), FrameError::Oversized("chain", 11, 10)),
+        ("a certificate cut off", whole(CERTIFICATES, &[0, 1, 0, 0, 0, 2, 9]), FrameError::Truncated("certificate")),
+        ("a length beyond all", whole(DONE, &[0xff; 4]), FrameError::Truncated("bytes")),
+        ("a link cut off", done(&[0, 1, 9, 0, 2, 7]), FrameError::Truncated("serial number")),
+        ("a link without a serial number", done(&[0, 1, 9]), FrameError::Truncated("serial number")),
+        ("ten above", done(&[0; 40]), FrameError::Oversized("certificates above the leaf", 10, 9)),
+        (
+            "a secret too long",
+            whole(DONE, &[0, 0, 0, 0, 0, 0, 0, 0, 0x13, 1, 0, 0, 0, 93]),
+            FrameError::Oversized("client traffic", 93, 92),
+        ),
     ];
     for (what, bytes, want) in answers {
         assert_eq!(split(&bytes).and_then(|f| f.expect("a whole frame").0.response()), Err(want), "{what}");
@@ -180,14 +185,21 @@ fn what_is_malformed_has_a_name() {
 }
 
 #[test]
-fn what_is_too_long_is_not_said() {
-    let begin = |alpn, expected, bytes| Begin { identity: identity("web"), role: Role::Client, alpn, expected, deadline_ms: 0, bytes };
+fn oversize_frames_are_not_encoded() {
+    let begin = |alpn, expected, bytes| HandshakeRequest {
+        identity: identity("web"),
+        role: HandshakeRole::Client,
+        alpn,
+        expected,
+        deadline_ms: 0,
+        bytes,
+    };
     let big = vec![0; BODY_MAX + 1];
-    let cases: Vec<(&str, Request<'_>, &str)> = vec![
-        ("nine protocols", Request::Begin(begin(vec![b"x"; 9], vec![], b"")), "ALPN"),
-        ("a long protocol", Request::Begin(begin(vec![&big[..256]], vec![], b"")), "ALPN"),
-        ("65 expected", Request::Begin(begin(vec![], vec![identity("a"); 65], b"")), "expected identities"),
-        ("too many bytes", Request::More { bytes: &big }, "body"),
+    let cases: Vec<(&str, KeyRequest<'_>, &str)> = vec![
+        ("nine protocols", KeyRequest::Begin(begin(vec![b"x"; 9], vec![], b"")), "ALPN"),
+        ("a long protocol", KeyRequest::Begin(begin(vec![&big[..256]], vec![], b"")), "ALPN"),
+        ("65 expected", KeyRequest::Begin(begin(vec![], vec![identity("a"); 65], b"")), "expected identities"),
+        ("too many bytes", KeyRequest::More { bytes: &big }, "body"),
     ];
     for (name, request, what) in cases {
         let mut out = vec![1, 2, 3];
@@ -195,44 +207,44 @@ fn what_is_too_long_is_not_said() {
         assert_eq!(out, [1, 2, 3], "{name}");
     }
     let mut out = Vec::new();
-    assert_eq!(Response::Certificates { chain: vec![b"x"; 11] }.encode(1, &mut out).unwrap_err().what, "chain");
-    assert_eq!(Response::Certificates { chain: vec![&big] }.encode(1, &mut out).unwrap_err().what, "certificate");
-    // The widest Begin has room for what it promises.
+    assert_eq!(KeyResponse::Certificates { chain: vec![b"x"; 11] }.encode(1, &mut out).unwrap_err().what, "chain");
+    assert_eq!(KeyResponse::Certificates { chain: vec![&big] }.encode(1, &mut out).unwrap_err().what, "certificate");
+    // The largest possible Begin still has room for BEGIN_BYTES_MAX.
     let account = format!("{}.{}.{}.{}", "a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61));
     let domain = account.clone();
     let widest: Identity = format!("spiffe://{domain}/ns/{}/sa/{account}", "n".repeat(63)).parse().unwrap();
-    let full = Begin {
+    let full = HandshakeRequest {
         identity: widest.clone(),
-        role: Role::Server,
+        role: HandshakeRole::Server,
         alpn: vec![&big[..255]; PROTOCOLS_MAX],
         expected: vec![widest; EXPECTED_MAX],
         deadline_ms: 0,
         bytes: &big[..BEGIN_BYTES_MAX],
     };
-    assert_eq!(Request::Begin(full).encode(1, &mut out), Ok(()));
+    assert_eq!(KeyRequest::Begin(full).encode(1, &mut out), Ok(()));
 }
 
 #[test]
 fn a_refusals_text_is_cut_between_characters() {
     let mut out = Vec::new();
     let text = "ä".repeat(TEXT_MAX);
-    Response::Refused { name: Refusal::Failed, text: &text }.encode(1, &mut out).unwrap();
+    KeyResponse::Refused { name: KeyRefusal::Failed, text: &text }.encode(1, &mut out).unwrap();
     let (frame, _) = split(&out).unwrap().unwrap();
-    assert_eq!(frame.response(), Ok(Response::Refused { name: Refusal::Failed, text: &text[..TEXT_MAX] }));
+    assert_eq!(frame.response(), Ok(KeyResponse::Refused { name: KeyRefusal::Failed, text: &text[..TEXT_MAX] }));
 }
 
 #[test]
 fn refusals_have_names_and_codes_of_their_own() {
-    let names: std::collections::BTreeSet<_> = Refusal::ALL.iter().map(|r| r.name()).collect();
-    assert_eq!(names.len(), Refusal::ALL.len());
-    for r in Refusal::ALL {
-        assert_eq!(Refusal::of(r.code()), Some(*r));
+    let names: std::collections::BTreeSet<_> = KeyRefusal::ALL.iter().map(|r| r.name()).collect();
+    assert_eq!(names.len(), KeyRefusal::ALL.len());
+    for r in KeyRefusal::ALL {
+        assert_eq!(KeyRefusal::of(r.code()), Some(*r));
     }
 }
 
 #[test]
 fn secrets_are_not_shown() {
-    let Response::Done(done) = &responses()[1] else { panic!("the second is Done") };
+    let KeyResponse::Done(done) = &responses()[1] else { panic!("the second is Done") };
     let shown = format!("{done:?}");
     assert!(shown.contains("peer: spiffe://") && !shown.contains("secret") && !shown.contains("1, 1"), "{shown}");
 }
@@ -249,9 +261,9 @@ prop_compose! {
 proptest! {
     #[test]
     fn any_begin_comes_back((account, server, alpn, expected, deadline_ms, bytes) in begins(), id in any::<u64>()) {
-        let begin = Request::Begin(Begin {
+        let begin = KeyRequest::Begin(HandshakeRequest {
             identity: identity(&account),
-            role: if server { Role::Server } else { Role::Client },
+            role: if server { HandshakeRole::Server } else { HandshakeRole::Client },
             alpn: alpn.iter().map(Vec::as_slice).collect(),
             expected: expected.iter().map(|e| identity(e)).collect(),
             deadline_ms,
@@ -272,7 +284,7 @@ proptest! {
         }
         if let Ok(Some((frame, length))) = split(&bytes) {
             prop_assert!(length <= bytes.len());
-            // What is read can be said again, and means the same.
+            // A decoded request encodes to an equal one.
             if let Ok(request) = frame.request() {
                 let out = encoded(frame.id, &request);
                 prop_assert_eq!(split(&out).unwrap().unwrap().0.request(), Ok(request));

@@ -1,47 +1,47 @@
-//! Wire messages to `canal_model::program`: the one place where southbound values are checked.
+//! Converts wire messages to `canal_model::program`. This is the only point where southbound values are validated.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use canal_model::ids::{IdError, ServiceId, ServiceKey, Vni};
-use canal_model::limits::{UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
+use canal_model::limits::{DIRECT_PORTS_PER_WORKLOAD_MAX, UDP_PORTS_PER_WORKLOAD_MAX, WEIGHT_MAX};
 use canal_model::program as p;
 use canal_model::share::{ShareFormatError, Shares};
 use ipnet::IpNet;
 
-use super::{WireError, decode_trust};
+use super::{ResourceDecodeError, decode_trust};
 use crate::program as w;
 
-/// Carries the resource's name so that each error says where it is.
-pub(super) struct At<'a>(pub(super) &'a str);
+/// Carries the resource's name, so that each error names the resource.
+pub(super) struct DecodeContext<'a>(pub(super) &'a str);
 
-impl At<'_> {
-    pub(super) fn err<T>(&self, field: &'static str, why: impl ToString) -> Result<T, WireError> {
-        Err(WireError::Field { what: self.0.into(), field, why: why.to_string() })
+impl DecodeContext<'_> {
+    pub(super) fn err<T>(&self, field: &'static str, why: impl ToString) -> Result<T, ResourceDecodeError> {
+        Err(ResourceDecodeError::Field { what: self.0.into(), field, why: why.to_string() })
     }
-    pub(super) fn name<T: FromStr<Err = IdError>>(&self, field: &'static str, s: &str) -> Result<T, WireError> {
+    pub(super) fn name<T: FromStr<Err = IdError>>(&self, field: &'static str, s: &str) -> Result<T, ResourceDecodeError> {
         s.parse().or_else(|e: IdError| self.err(field, e))
     }
-    pub(super) fn need<T>(&self, field: &'static str, v: Option<T>) -> Result<T, WireError> {
+    pub(super) fn need<T>(&self, field: &'static str, v: Option<T>) -> Result<T, ResourceDecodeError> {
         v.map_or_else(|| self.err(field, "is missing"), Ok)
     }
-    pub(super) fn port(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
+    pub(super) fn port(&self, field: &'static str, n: u32) -> Result<u16, ResourceDecodeError> {
         match u16::try_from(n) {
             Ok(n) if n > 0 => Ok(n),
             _ => self.err(field, format!("{n} is not a port: use 1 to 65535")),
         }
     }
-    pub(super) fn status(&self, field: &'static str, n: u32) -> Result<u16, WireError> {
+    pub(super) fn status(&self, field: &'static str, n: u32) -> Result<u16, ResourceDecodeError> {
         if (400..600).contains(&n) { Ok(n as u16) } else { self.err(field, format!("{n} is not an error status: use 400 to 599")) }
     }
-    pub(super) fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, WireError> {
+    pub(super) fn addresses(&self, field: &'static str, v: &[String]) -> Result<Vec<IpAddr>, ResourceDecodeError> {
         v.iter().map(|a| a.parse().or_else(|_| self.err(field, format!("{a:?} is not an IP address")))).collect()
     }
-    pub(super) fn cidrs(&self, field: &'static str, v: &[String]) -> Result<Vec<IpNet>, WireError> {
+    pub(super) fn cidrs(&self, field: &'static str, v: &[String]) -> Result<Vec<IpNet>, ResourceDecodeError> {
         v.iter().map(|c| c.parse().or_else(|_| self.err(field, format!("{c:?} is not a CIDR")))).collect()
     }
-    pub(super) fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, WireError> {
+    pub(super) fn key(&self, field: &'static str, k: Option<w::ServiceKey>) -> Result<ServiceKey, ResourceDecodeError> {
         let k = self.need(field, k)?;
         Ok(ServiceKey {
             tenant: self.name(field, &k.tenant)?,
@@ -51,11 +51,12 @@ impl At<'_> {
     }
 }
 
-pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
-    let at = At(name);
-    let outside = match t.outside() {
-        w::tenant::OutsideMesh::Deny => p::OutsideMesh::Deny,
-        w::tenant::OutsideMesh::Passthrough => p::OutsideMesh::Passthrough,
+pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, ResourceDecodeError> {
+    let at = DecodeContext(name);
+    // An unknown number reads as Deny, so it fails closed.
+    let outside = match t.outbound_traffic_policy() {
+        w::tenant::OutboundTrafficPolicy::Deny => p::OutboundTrafficPolicy::Deny,
+        w::tenant::OutboundTrafficPolicy::Passthrough => p::OutboundTrafficPolicy::Passthrough,
     };
     Ok(p::Tenant {
         name: at.name("name", &t.name)?,
@@ -63,15 +64,15 @@ pub(super) fn tenant(name: &str, t: w::Tenant) -> Result<p::Tenant, WireError> {
         trust_domain: at.name("trust_domain", &t.trust_domain)?,
         pod_cidrs: at.cidrs("pod_cidrs", &t.pod_cidrs)?,
         gateway_cidrs: at.cidrs("gateway_cidrs", &t.gateway_cidrs)?,
-        outside,
+        outbound_traffic_policy: outside,
         keys: decode_trust::key_policy(&at, t.keys)?,
         shares: shares(&at, &t.shares)?,
         resolvers: at.addresses("resolvers", &t.resolvers)?,
     })
 }
 
-/// Reads a tenant's shares. A kind that this build does not know is a newer controller's and concerns a limit that this build does not have.
-fn shares(at: &At<'_>, written: &BTreeMap<String, String>) -> Result<Shares, WireError> {
+/// Decodes a tenant's shares. An unknown kind comes from a newer controller and concerns a limit that this build does not have.
+fn shares(at: &DecodeContext<'_>, written: &BTreeMap<String, String>) -> Result<Shares, ResourceDecodeError> {
     let mut shares = Shares::default();
     for (key, share) in written {
         let share = share.parse().or_else(|e: ShareFormatError| at.err("shares", e))?;
@@ -82,8 +83,8 @@ fn shares(at: &At<'_>, written: &BTreeMap<String, String>) -> Result<Shares, Wir
     Ok(shares)
 }
 
-pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::Gateway, WireError> {
-    let at = At(name);
+pub(super) fn gateway(name: &str, g: w::Gateway) -> Result<p::Gateway, ResourceDecodeError> {
+    let at = DecodeContext(name);
     Ok(p::Gateway {
         tenant: at.name("tenant", &g.tenant)?,
         replica: at.name("replica", &g.replica)?,
@@ -103,14 +104,19 @@ fn protocol(a: w::AppProtocol) -> p::AppProtocol {
     }
 }
 
-pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, WireError> {
-    let at = At(name);
+pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, ResourceDecodeError> {
+    let at = DecodeContext(name);
     let ports = s
         .ports
         .iter()
         .map(|x| Ok(p::ServicePort { port: at.port("ports.port", x.port)?, name: x.name.clone(), protocol: protocol(x.protocol()) }))
-        .collect::<Result<_, WireError>>()?;
+        .collect::<Result<_, ResourceDecodeError>>()?;
+    let upstream_pool = match s.upstream_pool() {
+        w::UpstreamPool::Shared => p::UpstreamPool::Shared,
+        w::UpstreamPool::PerClient => p::UpstreamPool::PerClient,
+    };
     Ok(p::Service {
+        upstream_pool,
         vips: at.addresses("vips", &s.vips)?,
         id: ServiceId::new(s.id).or_else(|e| at.err("id", e))?,
         ports,
@@ -119,11 +125,43 @@ pub(super) fn service(name: &str, s: w::Service) -> Result<p::Service, WireError
     })
 }
 
-pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, WireError> {
-    let at = At(name);
-    let tunnel = match x.tunnel() {
-        w::workload::Tunnel::Hbone => p::Tunnel::Hbone,
-        w::workload::Tunnel::None => p::Tunnel::None,
+pub(super) fn direct_endpoint(name: &str, d: w::DirectEndpoint) -> Result<p::DirectEndpoint, ResourceDecodeError> {
+    let at = DecodeContext(name);
+    for (field, count) in [("serves", d.serves.len()), ("own_ports", d.own_ports.len())] {
+        if count > DIRECT_PORTS_PER_WORKLOAD_MAX {
+            return at.err(field, format!("has {count} ports, more than {DIRECT_PORTS_PER_WORKLOAD_MAX}"));
+        }
+    }
+    if d.addresses.is_empty() {
+        return at.err("addresses", "is empty");
+    }
+    let mut serves = Vec::with_capacity(d.serves.len());
+    for port in d.serves {
+        let service = at.key("serves.service", port.service)?;
+        if service.tenant.as_str() != d.tenant {
+            return at.err("serves.service", format!("{service} is another tenant's"));
+        }
+        serves.push(p::DirectPort { service, port: at.port("serves.port", port.port)? });
+    }
+    Ok(p::DirectEndpoint {
+        tenant: at.name("tenant", &d.tenant)?,
+        namespace: at.name("namespace", &d.namespace)?,
+        name: at.name("name", &d.name)?,
+        service_account: at.name("service_account", &d.service_account)?,
+        az: at.name("az", &d.az)?,
+        addresses: at.addresses("addresses", &d.addresses)?,
+        serves,
+        own_ports: d.own_ports.iter().map(|n| at.port("own_ports", *n)).collect::<Result<_, _>>()?,
+        // A node receives the endpoint itself, not the list of nodes that receive it.
+        audience: Default::default(),
+    })
+}
+
+pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, ResourceDecodeError> {
+    let at = DecodeContext(name);
+    let tunnel = match x.tunnel_protocol() {
+        w::workload::TunnelProtocol::Hbone => p::TunnelProtocol::Hbone,
+        w::workload::TunnelProtocol::None => p::TunnelProtocol::None,
     };
     let endpoints = x
         .endpoints
@@ -135,11 +173,11 @@ pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, WireEr
                 target_port: at.port("endpoints.target_port", e.target_port)?,
             })
         })
-        .collect::<Result<_, WireError>>()?;
+        .collect::<Result<_, ResourceDecodeError>>()?;
     if x.udp_ports.len() > UDP_PORTS_PER_WORKLOAD_MAX {
         return at.err("udp_ports", format!("has {} ports, more than {UDP_PORTS_PER_WORKLOAD_MAX}", x.udp_ports.len()));
     }
-    let udp_ports = x.udp_ports.iter().map(|n| at.port("udp_ports", *n)).collect::<Result<_, WireError>>()?;
+    let udp_ports = x.udp_ports.iter().map(|n| at.port("udp_ports", *n)).collect::<Result<_, ResourceDecodeError>>()?;
     Ok(p::Workload {
         tenant: at.name("tenant", &x.tenant)?,
         namespace: at.name("namespace", &x.namespace)?,
@@ -156,9 +194,9 @@ pub(super) fn workload(name: &str, x: w::Workload) -> Result<p::Workload, WireEr
     })
 }
 
-fn text(at: &At<'_>, field: &'static str, t: Option<w::TextMatch>) -> Result<p::TextMatch, WireError> {
+fn text(at: &DecodeContext<'_>, field: &'static str, t: Option<w::TextMatch>) -> Result<p::TextMatch, ResourceDecodeError> {
     use w::text_match::Text;
-    // An absent oneof is a kind of match that this build does not know: matching anything in its place would fail open.
+    // An absent oneof is a kind of match that this build does not know: matching anything instead would fail open.
     Ok(match at.need(field, t.and_then(|t| t.text))? {
         Text::Exact(s) => p::TextMatch::Exact(s),
         Text::Prefix(s) => p::TextMatch::Prefix(s),
@@ -167,11 +205,11 @@ fn text(at: &At<'_>, field: &'static str, t: Option<w::TextMatch>) -> Result<p::
     })
 }
 
-fn values(at: &At<'_>, field: &'static str, v: Vec<w::ValueMatch>) -> Result<Vec<p::ValueMatch>, WireError> {
+fn values(at: &DecodeContext<'_>, field: &'static str, v: Vec<w::ValueMatch>) -> Result<Vec<p::ValueMatch>, ResourceDecodeError> {
     v.into_iter().map(|m| Ok(p::ValueMatch { name: m.name, value: text(at, field, m.value)? })).collect()
 }
 
-fn http_match(at: &At<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, WireError> {
+fn http_match(at: &DecodeContext<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, ResourceDecodeError> {
     use w::path_match::Path;
     let path = match at.need("matches.path", m.path.and_then(|x| x.path))? {
         Path::Exact(s) => p::PathMatch::Exact(s),
@@ -180,7 +218,7 @@ fn http_match(at: &At<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, WireError> {
         Path::Regex(s) => p::PathMatch::Regex(s),
     };
     let c = at.need("matches.precedence", m.precedence)?;
-    let (Ok(specificity), Ok(place)) = (c.specificity.try_into(), c.place.try_into()) else {
+    let (Ok(specificity), Ok(place)) = (c.specificity.try_into(), c.position.try_into()) else {
         return at.err("matches.precedence", "needs five specificity numbers and two places");
     };
     let class = u8::try_from(c.class).or_else(|_| at.err("matches.precedence.class", "is above 255"))?;
@@ -193,7 +231,7 @@ fn http_match(at: &At<'_>, m: w::HttpMatch) -> Result<p::HttpMatch, WireError> {
     })
 }
 
-fn backend(at: &At<'_>, b: w::Backend) -> Result<p::Backend, WireError> {
+fn backend(at: &DecodeContext<'_>, b: w::Backend) -> Result<p::Backend, ResourceDecodeError> {
     use w::backend::Target;
     if b.weight > WEIGHT_MAX {
         return at.err("backends.weight", format!("{} is above {WEIGHT_MAX}", b.weight));
@@ -209,10 +247,10 @@ fn backend(at: &At<'_>, b: w::Backend) -> Result<p::Backend, WireError> {
     Ok(p::Backend { weight: b.weight, target })
 }
 
-pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, WireError> {
+pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, ResourceDecodeError> {
     use w::host_match::Host;
     use w::route::Action;
-    let at = At(name);
+    let at = DecodeContext(name);
     let k = at.need("key", r.key)?;
     let key = p::RouteKey {
         tenant: at.name("key.tenant", &k.tenant)?,
@@ -231,7 +269,7 @@ pub(super) fn route(name: &str, r: w::Route) -> Result<p::RouteRule, WireError> 
                 Host::Suffix(s) => return at.err("hosts.suffix", format!("{s:?} does not start with '.'")),
             })
         })
-        .collect::<Result<_, WireError>>()?;
+        .collect::<Result<_, ResourceDecodeError>>()?;
     let matches = r.matches.into_iter().map(|m| http_match(&at, m)).collect::<Result<Vec<_>, _>>()?;
     if matches.is_empty() {
         return at.err("matches", "is empty: a rule without conditions has one match on the prefix \"/\"");

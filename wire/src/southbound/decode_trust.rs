@@ -1,21 +1,22 @@
-//! Wire messages of trust, keys and TLS that ends at gateways to `canal_model::trust`. PEM is not opened here: those who verify with it do.
+//! Converts wire messages of trust, keys and TLS termination to `canal_model::trust`, with validation. The content of PEM is not parsed
+//! here, but by the code that verifies with it.
 
 use canal_model::identity::Identity;
 use canal_model::trust as t;
 
-use super::WireError;
-use super::decode::At;
+use super::ResourceDecodeError;
+use super::decode::DecodeContext;
 use crate::program as w;
 
-pub(super) fn key_policy(at: &At<'_>, k: Option<w::KeyPolicy>) -> Result<t::KeyPolicy, WireError> {
-    use w::key_policy::{Algorithm, Place};
+pub(super) fn key_policy(at: &DecodeContext<'_>, k: Option<w::KeyPolicy>) -> Result<t::KeyPolicy, ResourceDecodeError> {
+    use w::key_policy::{Algorithm, KeyLocation};
     let Some(k) = k else { return Ok(t::KeyPolicy::default()) };
-    // A place that this build does not know would read as the first, and keys be where they may not be.
+    // An unknown location would read as the first one, and keys would be where they may not be.
     Ok(t::KeyPolicy {
-        place: match Place::try_from(k.place) {
-            Ok(Place::Local) => t::KeyPlace::Local,
-            Ok(Place::KeyServer) => t::KeyPlace::KeyServer,
-            Err(e) => return at.err("keys.place", e),
+        location: match KeyLocation::try_from(k.location) {
+            Ok(KeyLocation::Local) => t::KeyLocation::Local,
+            Ok(KeyLocation::KeyServer) => t::KeyLocation::KeyServer,
+            Err(e) => return at.err("keys.location", e),
         },
         algorithm: match Algorithm::try_from(k.algorithm) {
             Ok(Algorithm::EcdsaP256) => t::KeyAlgorithm::EcdsaP256,
@@ -26,7 +27,13 @@ pub(super) fn key_policy(at: &At<'_>, k: Option<w::KeyPolicy>) -> Result<t::KeyP
     })
 }
 
-fn pem(at: &At<'_>, field: &'static str, label: &str, texts: Vec<String>, most: usize) -> Result<Vec<String>, WireError> {
+fn pem(
+    at: &DecodeContext<'_>,
+    field: &'static str,
+    label: &str,
+    texts: Vec<String>,
+    most: usize,
+) -> Result<Vec<String>, ResourceDecodeError> {
     at.at_most(field, texts.len(), most)?;
     for text in &texts {
         at.bytes(field, text, t::PEM_BYTES_MAX)?;
@@ -37,12 +44,12 @@ fn pem(at: &At<'_>, field: &'static str, label: &str, texts: Vec<String>, most: 
     Ok(texts)
 }
 
-pub(super) fn bundle(name: &str, b: w::Bundle) -> Result<t::Bundle, WireError> {
-    let at = At(name);
+pub(super) fn bundle(name: &str, b: w::Bundle) -> Result<t::TrustBundle, ResourceDecodeError> {
+    let at = DecodeContext(name);
     if b.roots.is_empty() {
         return at.err("roots", "is empty: nothing would be trusted");
     }
-    Ok(t::Bundle {
+    Ok(t::TrustBundle {
         tenant: at.name("tenant", &b.tenant)?,
         trust_domain: at.name("trust_domain", &b.trust_domain)?,
         roots: pem(&at, "roots", "BEGIN CERTIFICATE", b.roots, t::ROOTS_MAX)?,
@@ -51,8 +58,8 @@ pub(super) fn bundle(name: &str, b: w::Bundle) -> Result<t::Bundle, WireError> {
     })
 }
 
-pub(super) fn key_server(name: &str, k: w::KeyServer) -> Result<t::KeyServer, WireError> {
-    let at = At(name);
+pub(super) fn key_server(name: &str, k: w::KeyServer) -> Result<t::KeyServer, ResourceDecodeError> {
+    let at = DecodeContext(name);
     at.at_most("addresses", k.addresses.len(), t::KEY_SERVER_ADDRESSES_MAX)?;
     let address = |text: &String| text.parse().or_else(|_| at.err("addresses", format!("{text:?} is not ip:port")));
     Ok(t::KeyServer {
@@ -62,10 +69,10 @@ pub(super) fn key_server(name: &str, k: w::KeyServer) -> Result<t::KeyServer, Wi
     })
 }
 
-pub(super) fn termination(name: &str, x: w::Termination) -> Result<t::Termination, WireError> {
+pub(super) fn termination(name: &str, x: w::Termination) -> Result<t::Termination, ResourceDecodeError> {
     use w::termination::{Certificate, ClientCertificates};
-    let at = At(name);
-    // A number that this build does not know would read as the first, which asks nothing of clients.
+    let at = DecodeContext(name);
+    // An unknown number would read as the first one, which requires nothing of clients.
     let clients = match ClientCertificates::try_from(x.clients) {
         Ok(ClientCertificates::None) => t::ClientCertificates::None,
         Ok(ClientCertificates::Optional) => t::ClientCertificates::Optional,
@@ -86,12 +93,12 @@ pub(super) fn termination(name: &str, x: w::Termination) -> Result<t::Terminatio
     })
 }
 
-pub(super) fn entitlement(name: &str, e: w::Entitlement) -> Result<t::Entitlement, WireError> {
+pub(super) fn entitlement(name: &str, e: w::Entitlement) -> Result<t::Entitlement, ResourceDecodeError> {
     use w::entitlement::Requester;
-    let at = At(name);
+    let at = DecodeContext(name);
     let requester = match at.need("requester", e.requester)? {
-        Requester::Node(node) => t::Requester::Node(at.name("requester.node", &node)?),
-        Requester::Gateway(gateway) => t::Requester::Gateway(at.name("requester.gateway", &gateway)?),
+        Requester::Node(node) => t::KeyRequester::Node(at.name("requester.node", &node)?),
+        Requester::Gateway(gateway) => t::KeyRequester::Gateway(at.name("requester.gateway", &gateway)?),
     };
     at.at_most("identities", e.identities.len(), t::IDENTITIES_MAX)?;
     let identities: Vec<Identity> = e.identities.iter().map(|id| at.name("identities", id)).collect::<Result<_, _>>()?;

@@ -1,4 +1,4 @@
-//! `canal_model::program` to wire messages. Cannot fail: the model's values are valid.
+//! Converts `canal_model::program` to wire messages. Encoding cannot fail, because the model's values are valid.
 
 use canal_model::ids::ServiceKey;
 use canal_model::program as p;
@@ -8,9 +8,9 @@ use crate::program as w;
 
 impl From<&p::Tenant> for w::Tenant {
     fn from(t: &p::Tenant) -> Self {
-        let outside = match t.outside {
-            p::OutsideMesh::Deny => w::tenant::OutsideMesh::Deny,
-            p::OutsideMesh::Passthrough => w::tenant::OutsideMesh::Passthrough,
+        let outside = match t.outbound_traffic_policy {
+            p::OutboundTrafficPolicy::Deny => w::tenant::OutboundTrafficPolicy::Deny,
+            p::OutboundTrafficPolicy::Passthrough => w::tenant::OutboundTrafficPolicy::Passthrough,
         };
         Self {
             name: t.name.to_string(),
@@ -18,7 +18,7 @@ impl From<&p::Tenant> for w::Tenant {
             trust_domain: t.trust_domain.to_string(),
             pod_cidrs: t.pod_cidrs.iter().map(ToString::to_string).collect(),
             gateway_cidrs: t.gateway_cidrs.iter().map(ToString::to_string).collect(),
-            outside: outside.into(),
+            outbound_traffic_policy: outside.into(),
             keys: encode_trust::key_policy(&t.keys),
             shares: t.shares.iter().map(|(kind, share)| (kind.key().to_owned(), share.to_string())).collect(),
             resolvers: t.resolvers.iter().map(ToString::to_string).collect(),
@@ -52,6 +52,13 @@ fn protocol(a: p::AppProtocol) -> w::AppProtocol {
     }
 }
 
+fn upstream_pool(pool: p::UpstreamPool) -> w::UpstreamPool {
+    match pool {
+        p::UpstreamPool::Shared => w::UpstreamPool::Shared,
+        p::UpstreamPool::PerClient => w::UpstreamPool::PerClient,
+    }
+}
+
 impl From<&p::Service> for w::Service {
     fn from(s: &p::Service) -> Self {
         Self {
@@ -64,6 +71,7 @@ impl From<&p::Service> for w::Service {
                 .iter()
                 .map(|x| w::ServicePort { port: x.port.into(), name: x.name.clone(), protocol: protocol(x.protocol).into() })
                 .collect(),
+            upstream_pool: upstream_pool(s.upstream_pool).into(),
         }
     }
 }
@@ -75,8 +83,8 @@ fn labels(l: &p::Labels) -> p::Labels {
 impl From<&p::Workload> for w::Workload {
     fn from(x: &p::Workload) -> Self {
         let tunnel = match x.tunnel {
-            p::Tunnel::Hbone => w::workload::Tunnel::Hbone,
-            p::Tunnel::None => w::workload::Tunnel::None,
+            p::TunnelProtocol::Hbone => w::workload::TunnelProtocol::Hbone,
+            p::TunnelProtocol::None => w::workload::TunnelProtocol::None,
         };
         Self {
             tenant: x.tenant.to_string(),
@@ -88,13 +96,28 @@ impl From<&p::Workload> for w::Workload {
             addresses: x.addresses.iter().map(ToString::to_string).collect(),
             labels: labels(&x.labels),
             ready: x.ready,
-            tunnel: tunnel.into(),
+            tunnel_protocol: tunnel.into(),
             endpoints: x
                 .endpoints
                 .iter()
                 .map(|e| w::EndpointPort { service: key(&e.service), port: e.port.into(), target_port: e.target_port.into() })
                 .collect(),
             udp_ports: x.udp_ports.iter().copied().map(u32::from).collect(),
+        }
+    }
+}
+
+impl From<&p::DirectEndpoint> for w::DirectEndpoint {
+    fn from(d: &p::DirectEndpoint) -> Self {
+        Self {
+            tenant: d.tenant.to_string(),
+            namespace: d.namespace.to_string(),
+            name: d.name.to_string(),
+            service_account: d.service_account.to_string(),
+            az: d.az.to_string(),
+            addresses: d.addresses.iter().map(ToString::to_string).collect(),
+            serves: d.serves.iter().map(|s| w::DirectPort { service: key(&s.service), port: s.port.into() }).collect(),
+            own_ports: d.own_ports.iter().copied().map(u32::from).collect(),
         }
     }
 }
@@ -129,7 +152,7 @@ fn http_match(m: &p::HttpMatch) -> w::HttpMatch {
             specificity: c.specificity.to_vec(),
             created: c.created,
             object: c.object.clone(),
-            place: c.place.to_vec(),
+            position: c.place.to_vec(),
         }),
         path: Some(w::PathMatch { path: Some(path) }),
         method: m.method.clone().unwrap_or_default(),

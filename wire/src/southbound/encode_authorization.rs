@@ -1,4 +1,4 @@
-//! Policies to their wire messages.
+//! Converts security policies to wire messages.
 
 use canal_model::authorization as a;
 
@@ -23,16 +23,16 @@ fn target(t: &a::PolicyTarget) -> Option<w::PolicyTarget> {
     Some(w::PolicyTarget { target: Some(target) })
 }
 
-fn one_match(m: &a::Match) -> w::Match {
+fn one_match(m: &a::AttributeMatch) -> w::Match {
     use w::r#match::Match;
     let m = match m {
-        a::Match::Exact(s) => Match::Exact(s.clone()),
-        a::Match::Prefix(s) => Match::Prefix(s.clone()),
-        a::Match::Suffix(s) => Match::Suffix(s.clone()),
-        a::Match::Present => Match::Present(true),
-        a::Match::Template(s) => Match::Template(s.clone()),
-        a::Match::Network(net) => Match::Network(net.to_string()),
-        a::Match::Port(port) => Match::Port((*port).into()),
+        a::AttributeMatch::Exact(s) => Match::Exact(s.clone()),
+        a::AttributeMatch::Prefix(s) => Match::Prefix(s.clone()),
+        a::AttributeMatch::Suffix(s) => Match::Suffix(s.clone()),
+        a::AttributeMatch::Present => Match::Present(true),
+        a::AttributeMatch::Template(s) => Match::Template(s.clone()),
+        a::AttributeMatch::Network(net) => Match::Network(net.to_string()),
+        a::AttributeMatch::Port(port) => Match::Port((*port).into()),
     };
     w::Match { r#match: Some(m) }
 }
@@ -74,7 +74,7 @@ fn all(clauses: &[a::Clause]) -> w::All {
     w::All { clauses: clauses.iter().map(clause).collect() }
 }
 
-fn rule(r: &a::Rule) -> w::Rule {
+fn rule(r: &a::PolicyRule) -> w::Rule {
     w::Rule {
         from: r.from.iter().map(|c| all(c)).collect(),
         to: r.to.iter().map(|c| all(c)).collect(),
@@ -86,10 +86,10 @@ impl From<&a::Authorization> for w::Authorization {
     fn from(p: &a::Authorization) -> Self {
         use w::authorization::Action;
         let action = match &p.action {
-            a::Action::Allow => Some(Action::Allow(true)),
-            a::Action::Deny => Some(Action::Deny(true)),
-            a::Action::Audit => Some(Action::Audit(true)),
-            a::Action::Custom(authorizer) => policy(authorizer).map(Action::Custom),
+            a::AuthorizationAction::Allow => Some(Action::Allow(true)),
+            a::AuthorizationAction::Deny => Some(Action::Deny(true)),
+            a::AuthorizationAction::Audit => Some(Action::Audit(true)),
+            a::AuthorizationAction::Custom(authorizer) => policy(authorizer).map(Action::Custom),
         };
         Self {
             key: policy(&p.key),

@@ -1,4 +1,4 @@
-//! The cloud tier's resources to their wire messages.
+//! Converts the cloud tier's resources to wire messages.
 
 use canal_model::program as p;
 
@@ -45,16 +45,16 @@ impl From<&p::GatewayAddress> for w::GatewayAddress {
 
 impl From<&p::BucketTable> for w::BucketTable {
     fn from(t: &p::BucketTable) -> Self {
-        let mut chains = Vec::with_capacity(p::BUCKETS * p::CHAIN * 2);
+        let mut chains = Vec::with_capacity(p::BUCKETS * p::CHAIN_LENGTH_MAX * 2);
         for chain in &t.chains {
             let numbers = chain.iter().map(|n| n.get()).chain(std::iter::repeat(0));
-            chains.extend(numbers.take(p::CHAIN).flat_map(u16::to_be_bytes));
+            chains.extend(numbers.take(p::CHAIN_LENGTH_MAX).flat_map(u16::to_be_bytes));
         }
         Self { service: key(&t.service), id: t.id.get(), az: t.az.to_string(), vni: t.vni.get(), version: t.version, chains }
     }
 }
 
-fn rate(r: p::Rate) -> Option<w::Rate> {
+fn rate(r: p::RateLimit) -> Option<w::Rate> {
     Some(w::Rate { per_second: r.per_second, burst: r.burst })
 }
 

@@ -1,29 +1,29 @@
-//! Trust, keys and TLS that ends at gateways to their wire messages.
+//! Converts trust bundles, key servers, entitlements and TLS terminations to wire messages.
 
 use canal_model::trust as t;
 
 use super::encode::key;
 use crate::program as w;
 
-/// The default says nothing, so that a tenant that was told of before this field reads the same.
+/// Encodes a key policy. The default is omitted, so that tenant resources from before this field existed stay the same.
 pub(super) fn key_policy(k: &t::KeyPolicy) -> Option<w::KeyPolicy> {
-    let place = match k.place {
-        t::KeyPlace::Local => w::key_policy::Place::Local,
-        t::KeyPlace::KeyServer => w::key_policy::Place::KeyServer,
+    let place = match k.location {
+        t::KeyLocation::Local => w::key_policy::KeyLocation::Local,
+        t::KeyLocation::KeyServer => w::key_policy::KeyLocation::KeyServer,
     };
     let algorithm = match k.algorithm {
         t::KeyAlgorithm::EcdsaP256 => w::key_policy::Algorithm::EcdsaP256,
         t::KeyAlgorithm::Rsa2048 => w::key_policy::Algorithm::Rsa2048,
     };
     (*k != t::KeyPolicy::default()).then(|| w::KeyPolicy {
-        place: place.into(),
+        location: place.into(),
         algorithm: algorithm.into(),
         local_fallback: k.local_fallback,
     })
 }
 
-impl From<&t::Bundle> for w::Bundle {
-    fn from(b: &t::Bundle) -> Self {
+impl From<&t::TrustBundle> for w::Bundle {
+    fn from(b: &t::TrustBundle) -> Self {
         Self {
             tenant: b.tenant.to_string(),
             trust_domain: b.trust_domain.to_string(),
@@ -67,8 +67,8 @@ impl From<&t::Entitlement> for w::Entitlement {
     fn from(e: &t::Entitlement) -> Self {
         use w::entitlement::Requester;
         let requester = match &e.requester {
-            t::Requester::Node(name) => Requester::Node(name.to_string()),
-            t::Requester::Gateway(name) => Requester::Gateway(name.to_string()),
+            t::KeyRequester::Node(name) => Requester::Node(name.to_string()),
+            t::KeyRequester::Gateway(name) => Requester::Gateway(name.to_string()),
         };
         Self {
             tenant: e.tenant.to_string(),

@@ -1,21 +1,21 @@
-//! A tenant's manifest: how both sides compute it, and its wire form. It decides nothing; the data plane's subscription does.
+//! A tenant's manifest: the computation that both sides share, and its wire form. The data plane's subscription decides what it leads to.
 
 use canal_model::ids::TenantName;
-use canal_model::program::{Kind, Manifest};
+use canal_model::program::{Manifest, ResourceKind};
 use sha2::{Digest, Sha256};
 
-use super::WireError;
-use super::decode::At;
+use super::ResourceDecodeError;
+use super::decode::DecodeContext;
 use crate::program as w;
 
-/// Computes the manifest of `tenant` over its security resources: kind, name and version of each, in any order.
-pub fn compute<'a>(tenant: &TenantName, resources: impl IntoIterator<Item = (Kind, &'a str, &'a str)>) -> Manifest {
+/// Computes the manifest of `tenant` over its security resources, given as kind, name and version in any order.
+pub fn compute<'a>(tenant: &TenantName, resources: impl IntoIterator<Item = (ResourceKind, &'a str, &'a str)>) -> Manifest {
     let mut all: Vec<_> = resources.into_iter().collect();
     all.sort_unstable();
     let mut hash = Sha256::new();
     for (kind, name, version) in &all {
-        // Lengths keep two lists apart whose texts are one; the type URL stays the same when kinds are added.
-        for text in [super::type_url(*kind), name, version] {
+        // Length prefixes distinguish lists whose concatenated texts are equal. Type URLs stay the same when kinds are added.
+        for text in [kind.type_url(), name, version] {
             hash.update((text.len() as u64).to_be_bytes());
             hash.update(text.as_bytes());
         }
@@ -29,8 +29,8 @@ impl From<&Manifest> for w::Manifest {
     }
 }
 
-pub(super) fn decode(name: &str, m: w::Manifest) -> Result<Manifest, WireError> {
-    let at = At(name);
+pub(super) fn decode(name: &str, m: w::Manifest) -> Result<Manifest, ResourceDecodeError> {
+    let at = DecodeContext(name);
     let digest = m.digest.try_into().or_else(|d: Vec<u8>| at.err("digest", format!("{} bytes, not 32", d.len())))?;
     Ok(Manifest { tenant: at.name("tenant", &m.tenant)?, count: m.count, digest })
 }

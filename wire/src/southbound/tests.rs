@@ -1,4 +1,4 @@
-//! Every kind of resource survives the wire unchanged; broken ones are refused with where and why.
+//! Tests of the wire form: every kind of resource round-trips unchanged, and broken ones are refused with the field and the reason.
 
 use canal_model::ids::{ServiceId, Vni};
 use canal_model::program as p;
@@ -56,25 +56,25 @@ fn samples() -> Vec<Resource> {
     let mut all = parents();
     all.extend(routes());
     all.extend(trust::samples());
-    all.push(Resource::Manifest(manifest::compute(&"alpha".parse().unwrap(), [(Kind::Bundle, "alpha/a.example", "v1")])));
+    all.push(Resource::Manifest(manifest::compute(&"alpha".parse().unwrap(), [(ResourceKind::Bundle, "alpha/a.example", "v1")])));
     all
 }
 
-/// Order does not matter, and every kind, name, version and their number do.
+/// The order of resources does not matter; every kind, name, version and their number does.
 #[test]
 fn a_manifest_differs_with_everything_it_seals() {
     let alpha = "alpha".parse().unwrap();
-    let of = |list: &[(Kind, &str, &str)]| manifest::compute(&alpha, list.iter().copied());
-    let base = [(Kind::Bundle, "a", "1"), (Kind::Authorization, "b", "2")];
+    let of = |list: &[(ResourceKind, &str, &str)]| manifest::compute(&alpha, list.iter().copied());
+    let base = [(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "b", "2")];
     assert_eq!(of(&base), of(&[base[1], base[0]]));
     assert_eq!((of(&base).count, of(&[]).count), (2, 0));
-    let others: [&[(Kind, &str, &str)]; 6] = [
+    let others: [&[(ResourceKind, &str, &str)]; 6] = [
         &[],
         &base[..1],
-        &[(Kind::Bundle, "a", "1"), (Kind::Authentication, "b", "2")],
-        &[(Kind::Bundle, "a", "1"), (Kind::Authorization, "c", "2")],
-        &[(Kind::Bundle, "a", "1"), (Kind::Authorization, "b", "3")],
-        &[(Kind::Bundle, "a", "1"), (Kind::Authorization, "b2", "")],
+        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authentication, "b", "2")],
+        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "c", "2")],
+        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "b", "3")],
+        &[(ResourceKind::Bundle, "a", "1"), (ResourceKind::Authorization, "b2", "")],
     ];
     assert!(others.iter().all(|other| of(other).digest != of(&base).digest));
 }
@@ -99,7 +99,7 @@ fn parents() -> Vec<Resource> {
             trust_domain: "alpha.example".parse().unwrap(),
             pod_cidrs: vec!["10.1.0.0/16".parse().unwrap(), "fd00:1::/64".parse().unwrap()],
             gateway_cidrs: vec!["10.101.0.0/20".parse().unwrap(), "fd00:101::/64".parse().unwrap()],
-            outside: p::OutsideMesh::Passthrough,
+            outbound_traffic_policy: p::OutboundTrafficPolicy::Passthrough,
             resolvers: vec!["10.96.0.10".parse().unwrap(), "fd00::53".parse().unwrap()],
             keys: Default::default(),
             shares: Default::default(),
@@ -117,6 +117,7 @@ fn parents() -> Vec<Resource> {
             hostname: "reviews.b.svc.cluster.local".into(),
             vips: vec!["10.96.0.1".parse().unwrap()],
             ports: vec![p::ServicePort { port: 9080, name: "http".into(), protocol: p::AppProtocol::Http1 }],
+            upstream_pool: p::UpstreamPool::PerClient,
         }),
         Resource::Workload(p::Workload {
             tenant: "alpha".parse().unwrap(),
@@ -128,9 +129,20 @@ fn parents() -> Vec<Resource> {
             addresses: vec!["10.1.0.2".parse().unwrap()],
             labels: [("app".into(), "reviews".into())].into(),
             ready: true,
-            tunnel: p::Tunnel::None,
+            tunnel: p::TunnelProtocol::None,
             endpoints: vec![p::EndpointPort { service: key("alpha/b/reviews"), port: 9080, target_port: 8080 }],
             udp_ports: [53, 65535].into(),
+        }),
+        Resource::DirectEndpoint(p::DirectEndpoint {
+            tenant: "alpha".parse().unwrap(),
+            namespace: "b".parse().unwrap(),
+            name: "redis-0".parse().unwrap(),
+            service_account: "redis".parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec!["10.1.0.3".parse().unwrap(), "fd00:1::3".parse().unwrap()],
+            serves: vec![p::DirectPort { service: key("alpha/b/redis"), port: 6379 }],
+            own_ports: [6380].into(),
+            audience: Default::default(),
         }),
     ]
     .into_iter()
@@ -141,7 +153,7 @@ fn parents() -> Vec<Resource> {
 fn tier_samples() -> Vec<Resource> {
     let az = || "az1".parse().unwrap();
     let number = |n| canal_model::ids::ReplicaNumber::new(n).unwrap();
-    let rate = |per_second| p::Rate { per_second, burst: 2 * per_second };
+    let rate = |per_second| p::RateLimit { per_second, burst: 2 * per_second };
     let throttle = |service: Option<&str>| p::Throttle {
         tenant: "alpha".parse().unwrap(),
         vni: Vni::new(101).unwrap(),
@@ -194,31 +206,31 @@ fn every_kind_survives_the_wire() {
         let bytes = encode(&r);
         assert_eq!(decode(r.kind(), &r.name(), &bytes).unwrap(), r);
         assert_eq!(encode(&decode(r.kind(), &r.name(), &bytes).unwrap()), bytes, "encoding is stable");
-        assert_eq!(kind_of(type_url(r.kind())).unwrap(), r.kind());
+        assert_eq!(kind_of(r.kind().type_url()).unwrap(), r.kind());
     }
 }
 
-/// When an AZ closes, every node is told so of every service: each may cost little.
+/// When an AZ closes, every node receives the change for every service, so each resource must be small.
 #[test]
 fn a_gateway_address_is_small() {
     let samples = samples();
-    let address = samples.iter().find(|r| r.kind() == Kind::Address).unwrap();
+    let address = samples.iter().find(|r| r.kind() == ResourceKind::Address).unwrap();
     let bytes = encode(address).len() + address.name().len();
     assert!(bytes <= 100, "{bytes}");
 }
 
-/// One broken message per case: what is sent, and a part of the text a nack must carry.
+/// Each case is one broken message: what is sent, and a part of the text that the NACK must contain.
 #[test]
 fn broken_resources_are_refused_with_where_and_why() {
     let route = |f: fn(&mut wire::Route)| {
-        let Some(Resource::Route(r)) = samples().into_iter().find(|r| r.kind() == Kind::Route) else { unreachable!() };
+        let Some(Resource::Route(r)) = samples().into_iter().find(|r| r.kind() == ResourceKind::Route) else { unreachable!() };
         let mut m = wire::Route::from(&r);
         f(&mut m);
-        (Kind::Route, r.key.to_string(), m.encode_to_vec())
+        (ResourceKind::Route, r.key.to_string(), m.encode_to_vec())
     };
     let workload = |ports: Vec<u32>| {
-        let Some(Resource::Workload(w)) = samples().into_iter().find(|r| r.kind() == Kind::Workload) else { unreachable!() };
-        (Kind::Workload, w.uid(), wire::Workload { udp_ports: ports, ..wire::Workload::from(&w) }.encode_to_vec())
+        let Some(Resource::Workload(w)) = samples().into_iter().find(|r| r.kind() == ResourceKind::Workload) else { unreachable!() };
+        (ResourceKind::Workload, w.uid(), wire::Workload { udp_ports: ports, ..wire::Workload::from(&w) }.encode_to_vec())
     };
     let cases = [
         ("too many UDP ports", workload((1..=65).collect()), "has 65 ports, more than 64"),
@@ -236,7 +248,7 @@ fn broken_resources_are_refused_with_where_and_why() {
         ("no match", route(|m| m.matches.clear()), "field matches: is empty"),
         ("unknown kind of path match", route(|m| m.matches[0].path = None), "field matches.path: is missing"),
         ("unknown kind of header match", route(|m| m.matches[0].headers[0].value = None), "field matches.headers: is missing"),
-        ("short precedence", route(|m| m.matches[0].precedence.as_mut().unwrap().place.clear()), "needs five"),
+        ("short precedence", route(|m| m.matches[0].precedence.as_mut().unwrap().position.clear()), "needs five"),
         ("port", route(|m| m.parent_port = 65536), "65536 is not a port"),
         ("blank tenant", route(|m| m.parent.as_mut().unwrap().tenant.clear()), "field parent: tenant name"),
         (
@@ -244,49 +256,49 @@ fn broken_resources_are_refused_with_where_and_why() {
             route(|m| m.action = Some(wire::route::Action::Refuse(wire::Refuse { status: 200, reason: String::new() }))),
             "200 is not an error",
         ),
-        ("garbage", (Kind::Service, "a/b/c".into(), vec![0xff; 9]), "not a Service message"),
-        ("blank", (Kind::Tenant, "a".into(), vec![]), "field name"),
+        ("garbage", (ResourceKind::Service, "a/b/c".into(), vec![0xff; 9]), "not a Service message"),
+        ("blank", (ResourceKind::Tenant, "a".into(), vec![]), "field name"),
     ];
     for (case, (kind, name, bytes), text) in cases {
         let e = decode(kind, &name, &bytes).unwrap_err().to_string();
         assert!(e.contains(text), "{case}: {e}");
     }
     let t = samples().remove(0);
-    assert!(matches!(decode(Kind::Tenant, "beta", &encode(&t)), Err(WireError::Name { .. })));
+    assert!(matches!(decode(ResourceKind::Tenant, "beta", &encode(&t)), Err(ResourceDecodeError::Name { .. })));
     assert!(kind_of("type.googleapis.com/x").is_err());
 }
 
-fn head() -> snapshot::Head {
-    snapshot::Head { generation: canal_model::ids::Generation(7), store: Some("0123456789abcdef0123456789abcdef".parse().unwrap()) }
+fn head() -> state_file::Head {
+    state_file::Head { generation: canal_model::ids::Generation(7), store: Some("0123456789abcdef0123456789abcdef".parse().unwrap()) }
 }
 
 #[test]
 fn a_snapshot_is_used_whole_or_not_at_all() {
     let all = samples();
-    let versions: Vec<String> = all.iter().map(snapshot::version).collect();
-    let bytes = snapshot::encode(head(), versions.iter().map(String::as_str).zip(&all));
-    let (found, entries) = snapshot::decode(&bytes, &Kind::ALL).unwrap();
+    let versions: Vec<String> = all.iter().map(state_file::version).collect();
+    let bytes = state_file::encode(head(), versions.iter().map(String::as_str).zip(&all));
+    let (found, entries) = state_file::decode(&bytes, &ResourceKind::ALL).unwrap();
     assert_eq!((found, entries.len()), (head(), all.len()));
-    let nameless = snapshot::Head { store: None, ..head() };
+    let nameless = state_file::Head { store: None, ..head() };
     assert_eq!(
-        snapshot::decode(&snapshot::encode(nameless, []), &Kind::ALL),
+        state_file::decode(&state_file::encode(nameless, []), &ResourceKind::ALL),
         Ok((nameless, Vec::new())),
         "of a controller that names no store"
     );
     assert!(entries.iter().zip(all.iter().zip(&versions)).all(|(e, (r, v))| e.resource == *r && e.version == *v));
-    assert_eq!(snapshot::decode(&bytes, &[Kind::Tenant]).unwrap().1.len(), 1);
+    assert_eq!(state_file::decode(&bytes, &[ResourceKind::Tenant]).unwrap().1.len(), 1);
     for at in [0, bytes.len() / 2, bytes.len() - 1] {
         let mut torn = bytes.clone();
         torn[at] ^= 1;
-        assert_eq!(snapshot::decode(&torn, &Kind::ALL), Err(snapshot::SnapshotError::Digest), "byte {at}");
-        assert_eq!(snapshot::decode(&bytes[..at], &Kind::ALL), Err(snapshot::SnapshotError::Digest), "cut at {at}");
+        assert_eq!(state_file::decode(&torn, &ResourceKind::ALL), Err(state_file::StateFileFormatError::Digest), "byte {at}");
+        assert_eq!(state_file::decode(&bytes[..at], &ResourceKind::ALL), Err(state_file::StateFileFormatError::Digest), "cut at {at}");
     }
 }
 
-/// A new kind needs a new format, unless nobody is refused by it: this number is changed together with [`snapshot::FORMAT`].
+/// A new kind needs a new format, unless it refuses nothing: this number is changed together with [`state_file::FORMAT`].
 #[test]
 fn a_snapshots_format_is_of_these_kinds() {
-    assert_eq!((snapshot::FORMAT, Kind::ALL.len()), (3, 19));
+    assert_eq!((state_file::FORMAT, ResourceKind::ALL.len()), (3, 20));
 }
 
 #[test]
@@ -294,14 +306,14 @@ fn a_snapshot_of_another_format_is_refused_by_name() {
     use prost::Message;
     use sha2::{Digest, Sha256};
     let all = samples();
-    let versions: Vec<String> = all.iter().map(snapshot::version).collect();
-    let bytes = snapshot::encode(snapshot::Head { store: None, ..head() }, versions.iter().map(String::as_str).zip(&all));
-    let whole = crate::program::Snapshot::decode(&bytes[..]).unwrap();
-    for format in [0, 1, 2, snapshot::FORMAT + 1] {
-        let mut other = crate::program::Snapshot { format, digest: Vec::new(), ..whole.clone() };
+    let versions: Vec<String> = all.iter().map(state_file::version).collect();
+    let bytes = state_file::encode(state_file::Head { store: None, ..head() }, versions.iter().map(String::as_str).zip(&all));
+    let whole = crate::program::StateFile::decode(&bytes[..]).unwrap();
+    for format in [0, 1, 2, state_file::FORMAT + 1] {
+        let mut other = crate::program::StateFile { format, digest: Vec::new(), ..whole.clone() };
         other.digest = Sha256::digest(other.encode_to_vec()).to_vec();
-        let refused = snapshot::decode(&other.encode_to_vec(), &Kind::ALL).unwrap_err();
-        assert_eq!(refused, snapshot::SnapshotError::Format(format));
+        let refused = state_file::decode(&other.encode_to_vec(), &ResourceKind::ALL).unwrap_err();
+        assert_eq!(refused, state_file::StateFileFormatError::Format(format));
         assert!(refused.to_string().contains(&format!("has format {format}")), "{refused}");
     }
 }

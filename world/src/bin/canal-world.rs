@@ -1,10 +1,10 @@
-//! The library as a small program: up, down, list, check, exec. Also the supervisor of the worlds
-//! that this crate's tests build, because those must not depend on the CLI.
+//! The library as a small program: up, down, list, check, exec. It is also the supervisor of the worlds that this crate's tests build,
+//! because those tests must not depend on the CLI.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
-use canal_world::{Options, Plan, Topology, World, supervise};
+use canal_world::{Topology, World, WorldOptions, WorldPlan, supervise};
 
 const USAGE: &str =
     "usage: canal-world check FILE | up FILE | hold FILE | down NAME | list | gc | hosts NAME | exec NAME HOST COMMAND… | supervise NAME";
@@ -24,7 +24,7 @@ fn main() -> ExitCode {
 fn run(words: &[&str]) -> Result<ExitCode, String> {
     match words {
         ["supervise", name] => supervise(name).map_err(text)?,
-        ["check", file] => print!("{}", Plan::of(&load(file)?)),
+        ["check", file] => print!("{}", WorldPlan::of(&load(file)?)),
         ["up", file] => drop(up(file, false)?),
         ["hold", file] => {
             let world = up(file, true)?;
@@ -40,7 +40,7 @@ fn run(words: &[&str]) -> Result<ExitCode, String> {
         }
         ["hosts", name] => {
             for host in World::open(name).and_then(|world| world.hosts()).map_err(text)? {
-                println!("{:40} {:10} {:?} {:?}", host.seat.name, host.seat.kind, host.seat.ip4, host.pulse);
+                println!("{:40} {:10} {:?} {:?}", host.environment.name, host.environment.kind, host.environment.ip4, host.pulse);
             }
         }
         ["exec", name, host, command @ ..] => {
@@ -63,7 +63,7 @@ fn load(file: &str) -> Result<Topology, String> {
 
 fn up(file: &str, ephemeral: bool) -> Result<World, String> {
     let own = std::env::current_exe().map_err(text)?.display().to_string();
-    let options = Options { ephemeral, supervisor: vec![own, "supervise".into()], ..Options::default() };
+    let options = WorldOptions { ephemeral, supervisor: vec![own, "supervise".into()], ..WorldOptions::default() };
     let world = World::up(&load(file)?, &options).map_err(text)?;
     world.wait_ready(Duration::from_secs(60)).map_err(text)?;
     Ok(world)

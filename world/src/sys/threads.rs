@@ -1,5 +1,5 @@
-//! Stops single threads of running processes by ptrace, which SIGSTOP cannot: a process that answers on some threads and hangs on others
-//! is a grey failure. It chooses no host and no thread names. Start at [`StoppedThreads::stop`].
+//! [`StoppedThreads`]: stops single threads of running processes by ptrace, which SIGSTOP cannot do. A process that answers on some threads
+//! and hangs on others is a gray failure. This module chooses neither hosts nor thread names. Start at [`StoppedThreads::stop`].
 
 use std::fs;
 use std::io;
@@ -7,21 +7,22 @@ use std::ptr::null_mut;
 use std::sync::mpsc;
 use std::thread::JoinHandle;
 
-/// Threads that stand still for as long as this lives. They run on when it is dropped, and when this process dies.
+/// Threads that are stopped as long as this value exists. They continue when it is dropped, and when this process ends.
 #[derive(Debug)]
 pub struct StoppedThreads {
     threads: Vec<u32>,
-    /// Dropped to let the threads run.
+    /// Dropping the sender lets the threads continue.
     release: Option<mpsc::Sender<()>>,
-    /// Only the thread that stopped a thread may let it go.
+    /// The thread that stopped the threads, because no other one can release them.
     tracer: Option<JoinHandle<()>>,
 }
 
 impl StoppedThreads {
-    /// Stops every thread of these processes whose name begins with `prefix`, and returns when all of them stand still.
+    /// Stops every thread of these processes whose name begins with `prefix`, and returns when all of them are stopped.
     ///
     /// # Errors
-    /// No thread has such a name, or the kernel refuses (CAP_SYS_PTRACE); then none is stopped.
+    ///
+    /// No thread has such a name, or the kernel refuses (CAP_SYS_PTRACE is missing). Then no thread is stopped.
     pub(crate) fn stop(processes: &[u32], prefix: &str) -> io::Result<Self> {
         let threads: Vec<u32> = processes.iter().flat_map(|process| threads_named(*process, prefix)).collect();
         if threads.is_empty() {
@@ -44,7 +45,7 @@ impl StoppedThreads {
         result.map(|()| stopped)
     }
 
-    /// The kernel's numbers of the threads.
+    /// Returns the kernel's ids of the threads.
     pub fn threads(&self) -> &[u32] {
         &self.threads
     }
@@ -54,7 +55,7 @@ impl Drop for StoppedThreads {
     fn drop(&mut self) {
         self.release.take();
         if let Some(tracer) = self.tracer.take() {
-            // A tracer that panicked has ended, and its end lets the threads go as well.
+            // A tracer that panicked has ended, and its end releases the threads as well.
             let _ = tracer.join();
         }
     }
@@ -76,7 +77,7 @@ fn trace(request: libc::c_uint, thread: libc::pid_t) -> io::Result<()> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Attaches to a thread and waits until it stands still.
+/// Attaches to a thread and waits until it is stopped.
 fn seize(thread: u32) -> io::Result<()> {
     let thread = pid(thread)?;
     trace(libc::PTRACE_SEIZE, thread)?;
@@ -87,7 +88,7 @@ fn seize(thread: u32) -> io::Result<()> {
     if waited == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Lets a thread run. One that was never attached to, or is gone, refuses: nothing is to do for it.
+/// Lets a thread continue. An error means that the thread was never attached or is gone, so nothing remains to be done.
 fn detach(thread: u32) {
     let _ = pid(thread).and_then(|thread| trace(libc::PTRACE_DETACH, thread));
 }
@@ -98,7 +99,7 @@ mod tests {
 
     use super::*;
 
-    /// The state letter of a thread (proc_pid_stat(5)).
+    /// Returns the state letter of a thread (proc_pid_stat(5)).
     fn state(process: u32, thread: u32) -> Option<char> {
         let stat = fs::read_to_string(format!("/proc/{process}/task/{thread}/stat")).ok()?;
         stat.rsplit_once(") ")?.1.chars().next()
@@ -106,7 +107,7 @@ mod tests {
 
     #[test]
     fn named_threads_stand_still_until_the_guard_is_dropped() {
-        // A process of its own: no process can trace its own threads.
+        // The test needs another process, because no process can trace its own threads.
         let mut sleeper = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let process = sleeper.id();
         assert!(StoppedThreads::stop(&[process], "no-such-name").is_err());

@@ -1,11 +1,11 @@
-//! Tests of key servers in topologies, plans and scripts, and what each mistake is answered.
+//! Tests of key servers in topologies, plans and commands, and of the messages for mistakes.
 
 use std::path::{Path, PathBuf};
 
 use super::{Mistake, brief, check, show};
-use crate::plan::Plan;
-use crate::script;
-use crate::topology::{KeyPlace, Topology};
+use crate::plan::WorldPlan;
+use crate::tool_batch;
+use crate::topology::{Topology, TopologyKeyLocation};
 
 const TIER: &str = include_str!("../../topologies/tier.yaml");
 
@@ -13,11 +13,11 @@ fn file() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("topologies/tier.yaml")
 }
 
-/// The tier topology with key servers: one in each AZ, and one of beta's own.
+/// Returns the tier topology with key servers: one in each AZ, and one that belongs to beta.
 fn text() -> String {
     let servers =
         "keyServers:\n- {name: ks-1, az: az1}\n- {name: ks-2, az: az2}\n- {name: beta-ks, az: az1, tenant: beta, tlsDir: .}\ntenants:\n";
-    let keys = "  vni: 101\n  keys: {place: KeyServer, algorithm: Rsa2048}\n";
+    let keys = "  vni: 101\n  keys: {location: KeyServer, algorithm: Rsa2048}\n";
     TIER.replacen("tenants:\n", servers, 1).replacen("  vni: 101\n", keys, 1)
 }
 
@@ -26,18 +26,24 @@ fn topology() -> Topology {
 }
 
 #[test]
-fn requesters_are_told_the_provider_s_and_key_servers_who_they_are() {
+fn requesters_get_the_providers_key_servers_and_their_names() {
     let topology = topology();
-    let (plan, paths) = (Plan::of(&topology), crate::state::Paths::of("tier"));
-    let seats = crate::seat::Seats { topology: &topology, plan: &plan, paths: &paths, cgroup: Path::new("/cgroup"), bin_dirs: &[] };
-    let command = |host: &str| {
-        let seat = seats.host(plan.host(host).expect("a host"));
-        seat.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
+    let (plan, paths) = (WorldPlan::of(&topology), crate::state::WorldPaths::of("tier"));
+    let environments = crate::host_environment::EnvironmentBuilder {
+        topology: &topology,
+        plan: &plan,
+        paths: &paths,
+        cgroup: Path::new("/cgroup"),
+        bin_dirs: &[],
     };
-    let told = "--key-server az1=ks-1@250.1.0.7:15013 --key-server az2=ks-2@250.2.0.6:15013";
+    let command = |host: &str| {
+        let environment = environments.host(plan.host(host).expect("a host"));
+        environment.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
+    };
+    let expected = "--key-server az1=ks-1@250.1.0.7:15013 --key-server az2=ks-2@250.2.0.6:15013";
     for host in ["a-n1", "b-n2", "gw-1a", "gw-4b"] {
         let command = command(host);
-        assert!(command.contains(told) && !command.contains("beta-ks"), "{host}: {command}");
+        assert!(command.contains(expected) && !command.contains("beta-ks"), "{host}: {command}");
     }
     let own = "--tenant beta --tls-dir DIR/data/beta-ks/tls";
     for (host, begins, ends) in
@@ -47,16 +53,16 @@ fn requesters_are_told_the_provider_s_and_key_servers_who_they_are() {
         assert!(command.starts_with(begins) && command.ends_with(ends), "{host}: {command}");
         assert!(command.contains(&format!("--token-file DIR/tokens/{host}.token")), "{host}: {command}");
     }
-    assert_eq!(topology.tenants[0].keys.map(|keys| keys.place), Some(KeyPlace::KeyServer));
+    assert_eq!(topology.tenants[0].keys.map(|keys| keys.place), Some(TopologyKeyLocation::KeyServer));
     assert_eq!(plan.key_servers_of("beta").map(|host| host.name.as_str()).collect::<Vec<_>>(), ["beta-ks"]);
     assert_eq!(plan.key_servers_of("alpha").count(), 0);
 }
 
-/// Nodes and gateways reach the provider's; a tenant's own is reached by its own nodes and by gateways.
+/// Nodes and gateways reach the provider's key servers. A tenant's own key server is reached by its own nodes and by gateways.
 #[test]
-fn routers_know_who_may_ask() {
-    let plan = Plan::of(&topology());
-    let batches = script::configuration(&plan).into_iter().flatten();
+fn routers_admit_only_requesters_to_key_servers() {
+    let plan = WorldPlan::of(&topology());
+    let batches = tool_batch::configuration(&plan).into_iter().flatten();
     let rules: Vec<String> = batches
         .filter(|batch| batch.netns.as_deref() == Some("cnl-tier.router-az1"))
         .flat_map(|batch| batch.lines)
@@ -67,8 +73,8 @@ fn routers_know_who_may_ask() {
     let of = |host: &str| rules.iter().filter(|rule| rule.contains(&device(host))).collect::<Vec<_>>();
     let (ours, theirs) = (of("ks-1"), of("beta-ks"));
     assert_eq!((ours.len(), theirs.len()), (1, 3), "{rules:#?}");
-    for stranger in ["edge-1", "edge-2", "controller", "ks-2", "beta-ks"] {
-        assert!(ours[0].contains(&address(stranger)), "{stranger}: {rules:#?}");
+    for outsider in ["edge-1", "edge-2", "controller", "ks-2", "beta-ks"] {
+        assert!(ours[0].contains(&address(outsider)), "{outsider}: {rules:#?}");
     }
     for asker in ["gw-1a", "gw-4b", "a-n1", "b-n2"] {
         assert!(
@@ -78,8 +84,8 @@ fn routers_know_who_may_ask() {
     }
     assert!(theirs[1].contains(&address("b-n1")) && !theirs[1].contains(&address("a-n1")) && theirs[1].ends_with("accept"), "{rules:#?}");
     assert!(theirs[2].contains("10.200.0.0/13") && theirs[2].ends_with("drop"), "{rules:#?}");
-    let without = Plan::of(&Topology::parse(&file(), TIER).expect("right"));
-    assert!(!script::configuration(&without).iter().flatten().any(|batch| show(batch).contains("to_key_servers")));
+    let without = WorldPlan::of(&Topology::parse(&file(), TIER).expect("right"));
+    assert!(!tool_batch::configuration(&without).iter().flatten().any(|batch| show(batch).contains("to_key_servers")));
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -113,7 +119,7 @@ const MISTAKES: &[Mistake] = &[
     },
     Mistake {
         name: "a place for keys that is none",
-        from: "place: KeyServer",
+        from: "location: KeyServer",
         to: "place: Cloud",
         answers: &["25: place: \"Cloud\" is not Local or KeyServer; write Local or KeyServer"],
     },
@@ -128,13 +134,13 @@ const MISTAKES: &[Mistake] = &[
         from: "{name: gw-1a, az: az1, backend: b1}",
         to: "{name: gw-1a, az: az1, backend: b1, tenant: beta}",
         answers: &[
-            "10: a gateway has no field `tenant`; remove it; known here: name, az, workers, backend, mtu, rate, command, args, env, restart, readiness",
+            "10: a gateway has no field `tenant`; remove it; known here: name, az, workers, receiveCores, backend, mtu, rate, delay, jitter, loss, command, args, env, restart, readiness",
         ],
     },
 ];
 
 #[test]
-fn mistakes_are_told_with_place_and_mend() {
+fn mistakes_have_a_position_and_a_fix() {
     let text = text();
     let wrong: Vec<String> = MISTAKES.iter().filter_map(|mistake| check(&file(), &text, mistake)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

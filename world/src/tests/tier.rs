@@ -1,10 +1,10 @@
-//! Tests of tier worlds' pure rooms: the golden texts, and what each mistake is answered.
+//! Tests of the pure modules for tier worlds: the golden texts, and the messages for mistakes.
 
 use std::path::{Path, PathBuf};
 
 use super::{Mistake, brief, check, golden, show};
-use crate::plan::Plan;
-use crate::script;
+use crate::plan::WorldPlan;
+use crate::tool_batch;
 use crate::topology::Topology;
 
 const TIER: &str = include_str!("../../topologies/tier.yaml");
@@ -19,13 +19,13 @@ fn tier() -> Topology {
 
 #[test]
 fn golden_plan() {
-    golden("tier.plan.txt", &Plan::of(&tier()).to_string());
+    golden("tier.plan.txt", &WorldPlan::of(&tier()).to_string());
 }
 
-/// What differs from worlds without edges: a router, an edge, a gateway, a node.
+/// Shows the hosts that differ from those of worlds without edges: a router, an edge, a gateway, a node.
 #[test]
 fn golden_script() {
-    let batches = script::configuration(&Plan::of(&tier())).into_iter().flatten();
+    let batches = tool_batch::configuration(&WorldPlan::of(&tier())).into_iter().flatten();
     let shown = ["router-az1", "edge-1", "gw-1a", "b-free2"].map(|host| format!("cnl-tier.{host}"));
     let batches = batches.filter(|batch| batch.netns.as_ref().is_some_and(|netns| shown.contains(netns)));
     golden("tier.script.txt", &batches.map(|batch| show(&batch)).collect::<String>());
@@ -33,7 +33,7 @@ fn golden_script() {
 
 #[test]
 fn overlapping_tenants_differ_in_nothing_but_their_overlay() {
-    let plan = Plan::of(&tier());
+    let plan = WorldPlan::of(&tier());
     let (alpha, beta) = (&plan.tenants[0], &plan.tenants[1]);
     assert_eq!((alpha.pods4, alpha.nodes[0].ip4, alpha.nodes[0].mac), (beta.pods4, beta.nodes[0].ip4, beta.nodes[0].mac));
     assert_ne!(alpha.nodes[0].underlay, beta.nodes[0].underlay);
@@ -42,14 +42,13 @@ fn overlapping_tenants_differ_in_nothing_but_their_overlay() {
     assert!(alpha.gateways.is_empty(), "no node knows a replica");
 }
 
-/// Mistakes that only a tier world can have.
+/// Mistakes that only a tier world can contain.
 const IN_TIERS: &[Mistake] = &[
     Mistake {
-        name: "two edges in one AZ",
+        name: "both edges in one AZ",
         from: "{name: edge-2, az: az2}",
         to: "{name: edge-2, az: az1}",
         answers: &[
-            "8: AZ \"az1\" has an edge already on line 7; keep one of them",
             "14: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
             "15: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
             "16: AZ \"az2\" has gateways and no edge; add an edge to `edges`: {name: edge-…, az: az2}",
@@ -107,7 +106,7 @@ const IN_TIERS: &[Mistake] = &[
         name: "gateway addresses among the pods'",
         from: "gatewayCidrs: [10.1.192.0/18,",
         to: "gatewayCidrs: [10.1.64.0/18,",
-        answers: &["24: 10.1.64.0/18 overlaps 10.1.0.0/17 of tenant \"alpha\"; choose a range nobody uses"],
+        answers: &["24: 10.1.64.0/18 overlaps 10.1.0.0/17 of tenant \"alpha\"; choose a range that is not in use"],
     },
     Mistake {
         name: "the tier's own VNI",
@@ -125,13 +124,13 @@ const IN_TIERS: &[Mistake] = &[
         name: "the tier's own range",
         from: "podCidrs: [10.1.0.0/17,",
         to: "podCidrs: [241.1.0.0/17,",
-        answers: &["22: 241.1.0.0/17 overlaps 240.0.0.0/4 of the cloud tier; choose a range nobody uses"],
+        answers: &["22: 241.1.0.0/17 overlaps 240.0.0.0/4 of the cloud tier; choose a range that is not in use"],
     },
     Mistake {
         name: "the tier's own range of IPv6",
         from: "podCidrs: [10.1.0.0/17, \"fd00:1::/64\"]",
         to: "podCidrs: [10.1.0.0/17, \"fdca:a1:0:1::/64\"]",
-        answers: &["22: fdca:a1:0:1::/64 overlaps fdca:a1::/48 of the cloud tier; choose a range nobody uses"],
+        answers: &["22: fdca:a1:0:1::/64 overlaps fdca:a1::/48 of the cloud tier; choose a range that is not in use"],
     },
     Mistake {
         name: "a link too narrow",
@@ -142,7 +141,7 @@ const IN_TIERS: &[Mistake] = &[
 ];
 
 #[test]
-fn mistakes_are_told_with_place_and_mend() {
+fn mistakes_have_a_position_and_a_fix() {
     let wrong: Vec<String> = IN_TIERS.iter().filter_map(|mistake| check(&file(), TIER, mistake)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -156,7 +155,7 @@ fn edges_need_a_controller_unless_they_have_a_command() {
 }
 
 #[test]
-fn what_only_a_tier_has_means_nothing_without_edges() {
+fn tier_settings_without_edges_are_mistakes() {
     let edges = "edges:\n- {name: edge-1, az: az1}\n- {name: edge-2, az: az2}\n";
     let written = TIER.replacen(edges, "", 1).replacen("  gatewayCidrs:", "  homeAz: az1\n  gatewayCidrs:", 1);
     let problems = Topology::parse(&file(), &written).expect_err("no tier");
@@ -173,8 +172,8 @@ fn what_only_a_tier_has_means_nothing_without_edges() {
 }
 
 #[test]
-fn resolvers_ask_the_own_az_first() {
-    let plan = Plan::of(&tier());
+fn resolvers_query_the_local_az_first() {
+    let plan = WorldPlan::of(&tier());
     let servers = |az| crate::tier::name_servers(&plan, &plan.tenants[1], az);
     assert_eq!(servers(2).iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.1.208.1", "10.1.200.1"]);
     let text = crate::services::resolver_file("shop", &servers(1));
@@ -185,14 +184,55 @@ fn resolvers_ask_the_own_az_first() {
     assert_eq!(crate::services::resolver_file("shop", &many).matches("nameserver").count(), 3, "resolvers read three");
 }
 
+/// Nodes and replicas have one tunnel end per AZ; only routers have two routes to it (T16 in docs/security.md).
 #[test]
-fn edges_and_gateways_are_told_where_they_are() {
+fn edges_of_one_az_share_a_tunnel_end_by_a_route_of_two_ways() {
+    let yaml = TIER.replacen("{name: edge-2, az: az2}", "{name: edge-2, az: az2}\n- {name: edge-3, az: az1}", 1);
+    let topology = Topology::parse(&file(), &yaml).unwrap_or_else(|problems| panic!("{problems:#?}"));
+    let plan = WorldPlan::of(&topology);
+    let host = |name: &str| plan.host(name).expect("a host");
+    let ends: Vec<_> = plan.edges.iter().map(|edge| (edge.hosts.join("+"), edge.underlay.to_string())).collect();
+    assert_eq!(ends, [("edge-1+edge-3".into(), "250.1.255.1".into()), ("edge-2".into(), host("edge-2").ip4.to_string())]);
+    let (one, three) = (host("edge-1"), host("edge-3"));
+    let by = |edge: &crate::plan::HostPlan| format!(" nexthop via {} dev {} onlink", edge.ip4, edge.router_device());
+    let none = std::collections::BTreeSet::new();
+    assert_eq!(tool_batch::router_to_edges(&plan, 0, &none), [format!("route replace 250.1.255.1/32{}{}", by(one), by(three))]);
+    assert_eq!(
+        tool_batch::router_to_edges(&plan, 0, &["edge-1".to_owned()].into()),
+        [format!("route replace 250.1.255.1/32{}", by(three))]
+    );
+    assert!(tool_batch::router_to_edges(&plan, 0, &["edge-1".to_owned(), "edge-3".to_owned()].into()).is_empty());
+    assert!(tool_batch::router_to_edges(&plan, 1, &none).is_empty(), "one edge is its own end");
+    let texts: String = tool_batch::configuration(&plan).into_iter().flatten().map(|batch| show(&batch)).collect();
+    assert_eq!(texts.matches("addr add 250.1.255.1/32 dev lo").count(), 2);
+    assert!(!texts.contains(&format!("dst {}", one.ip4)), "nodes know the shared end only");
+    let paths = crate::state::WorldPaths::of("tier");
+    let environments = crate::host_environment::EnvironmentBuilder {
+        topology: &topology,
+        plan: &plan,
+        paths: &paths,
+        cgroup: Path::new("/cgroup"),
+        bin_dirs: &[],
+    };
+    let command = |name: &str| environments.host(host(name)).job.expect("a job").argv.join(" ");
+    assert!(command("edge-3").contains(&format!("--address {} --anycast 250.1.255.1", three.ip4)));
+    assert!(!command("edge-2").contains("--anycast"));
+}
+
+#[test]
+fn edges_and_gateways_get_their_addresses() {
     let topology = tier();
-    let (plan, paths) = (Plan::of(&topology), crate::state::Paths::of("tier"));
-    let seats = crate::seat::Seats { topology: &topology, plan: &plan, paths: &paths, cgroup: Path::new("/cgroup"), bin_dirs: &[] };
+    let (plan, paths) = (WorldPlan::of(&topology), crate::state::WorldPaths::of("tier"));
+    let environments = crate::host_environment::EnvironmentBuilder {
+        topology: &topology,
+        plan: &plan,
+        paths: &paths,
+        cgroup: Path::new("/cgroup"),
+        bin_dirs: &[],
+    };
     let command = |host: &str| {
-        let seat = seats.host(plan.host(host).expect("a host"));
-        seat.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
+        let environment = environments.host(plan.host(host).expect("a host"));
+        environment.job.expect("a job").argv.join(" ").replace("/run/canal/worlds/tier", "DIR")
     };
     let common = |host: &str, az: &str| {
         format!(

@@ -1,31 +1,31 @@
-//! What this crate's tests share: worlds from texts under names of their own, and a look at what a
-//! machine holds of a world.
+//! The fixture of this crate's tests: worlds from YAML texts with names of their own, and a listing of everything that a machine contains
+//! of a world.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-use canal_world::{Options, Topology, World};
+use canal_world::{Topology, World, WorldOptions};
 
 pub(crate) const SMOKE: &str = include_str!("../../topologies/smoke.yaml");
 
-/// This crate's own small program: the supervisor of the tests' worlds.
+/// Path of the crate's own small program, which supervises the tests' worlds.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_canal-world");
 
-/// Where the programs of this crate are.
+/// Directory of this crate's programs.
 pub(crate) fn bin_dir() -> PathBuf {
     Path::new(PROGRAM).parent().map(Path::to_owned).unwrap_or_default()
 }
 
-pub(crate) fn options(ephemeral: bool) -> Options {
-    Options { ephemeral, supervisor: vec![PROGRAM.into(), "supervise".into()], bin_dirs: vec![bin_dir()], ..Options::default() }
+pub(crate) fn options(ephemeral: bool) -> WorldOptions {
+    WorldOptions { ephemeral, supervisor: vec![PROGRAM.into(), "supervise".into()], bin_dirs: vec![bin_dir()], ..WorldOptions::default() }
 }
 
-/// In which what is awaited comes, or is missing.
+/// Timeout for an awaited event.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// A name no other test process has.
+/// Returns a name that no other test process uses.
 pub(crate) fn name(tag: &str) -> String {
     format!("{tag}{:x}", std::process::id() & 0xf_ffff)
 }
@@ -38,7 +38,7 @@ pub(crate) fn topology(name: &str, yaml: &str) -> Topology {
     topology.renamed(name).expect("a name")
 }
 
-/// An ephemeral world, ready.
+/// Brings up an ephemeral world and waits until it is ready.
 pub(crate) fn world(tag: &str, yaml: &str) -> World {
     let world = World::up(&topology(&name(tag), yaml), &options(true)).unwrap_or_else(|error| panic!("{error}"));
     world.wait_ready(Duration::from_secs(30)).unwrap_or_else(|error| panic!("{error}"));
@@ -51,14 +51,14 @@ pub(crate) fn run(world: &World, host: &str, argv: &[&str]) -> Output {
     command.output().unwrap_or_else(|error| panic!("{argv:?} in {host}: {error}"))
 }
 
-/// What it printed, if it ended well; else what it complained of.
-pub(crate) fn said(world: &World, host: &str, argv: &[&str]) -> Result<String, String> {
+/// Returns what a command printed to stdout if it succeeded, else what it printed to stderr.
+pub(crate) fn client_output(world: &World, host: &str, argv: &[&str]) -> Result<String, String> {
     let output = run(world, host, argv);
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
 }
 
-/// Everything the machine still holds of a world.
+/// Lists everything that the machine contains of a world.
 pub(crate) fn remains(world: &str) -> Vec<String> {
     let mut found = Vec::new();
     let list = |dir: &str| -> Vec<String> {
@@ -97,7 +97,7 @@ pub(crate) fn vanishes(world: &str, within: Duration) {
     }
 }
 
-/// Waits for something that must become true.
+/// Waits for a condition that must become true.
 pub(crate) fn becomes(what: &str, within: Duration, mut holds: impl FnMut() -> bool) {
     let deadline = Instant::now() + within;
     while !holds() {
@@ -106,13 +106,13 @@ pub(crate) fn becomes(what: &str, within: Duration, mut holds: impl FnMut() -> b
     }
 }
 
-/// Packets that a node has sent into the underlay and its overlays.
+/// Returns the number of packets that a node has sent into the underlay and its overlays.
 pub(crate) fn sent(world: &World, node: &str) -> u64 {
     let devices = world.traffic(node).expect("counters");
     devices.iter().filter(|(name, _)| name == "eth0" || name.starts_with("vx")).map(|(_, traffic)| traffic.tx_packets).sum()
 }
 
-/// Waits until a node is silent: for two seconds at most after its birth it tells of the multicast groups it is in (RFC 3810 §9.11).
+/// Waits until a node sends nothing. For at most two seconds after its creation it announces its multicast groups (RFC 3810 §9.11).
 pub(crate) fn silence(world: &World, node: &str) -> u64 {
     let mut before = sent(world, node);
     loop {
@@ -125,21 +125,21 @@ pub(crate) fn silence(world: &World, node: &str) -> u64 {
     }
 }
 
-/// This crate's own small program, with these words.
+/// Returns a command that runs this crate's own small program with these arguments.
 pub(crate) fn program(words: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(words);
     command
 }
 
-/// The smoke topology in a file, under a name of its own.
+/// Writes the smoke topology to a file, under the given name.
 pub(crate) fn file(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("canal-{name}.yaml"));
     std::fs::write(&path, SMOKE.replace("world: smoke", &format!("world: {name}"))).expect("written");
     path
 }
 
-/// The supervisor of a world, as soon as there is one.
+/// Returns the pid of a world's supervisor as soon as it is known.
 pub(crate) fn supervisor_of(name: &str) -> u32 {
     let path = format!("/run/canal/worlds/{name}/supervisor.pid");
     let mut pid = None;
@@ -152,6 +152,6 @@ pub(crate) fn supervisor_of(name: &str) -> u32 {
 
 pub(crate) fn kill_9(pid: u32) {
     let pid = rustix::process::Pid::from_raw(pid as i32).expect("a pid");
-    // It may have ended by itself.
+    // The process may have ended by itself.
     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
 }

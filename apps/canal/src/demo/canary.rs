@@ -1,17 +1,17 @@
-//! Steps: a weighted split measured over thousands of requests, and a header route.
+//! Steps: a weighted split that is measured over thousands of requests, and a header route.
 
 use serde_json::Value;
 
-use crate::demo::screen::Promise;
-use crate::demo::stage::{Stage, client};
+use crate::demo::demo_world::{DemoWorld, client};
+use crate::demo::screen::Expectation;
 use crate::demo::traffic::{PAGE, REVIEWS, at};
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 
-/// Requests measured: with a share of 10 %, four standard deviations of 3,000 draws are 2.2 points.
+/// Number of measured requests. With a share of 10 %, four standard deviations of 3,000 draws are 2.2 points.
 const REQUESTS: u64 = 3_000;
 const POINTS_OFF_MAX: f64 = 2.2;
 
-/// The share of `version` among all answers, in percent; 0 when there are none.
+/// Returns the share of `version` among all answers, in percent; 0 if there are none.
 pub(crate) fn share(report: &Value, version: &str) -> f64 {
     let counts = report["served_by"].as_object();
     let count = |name: &str| counts.and_then(|c| c.get(name)).and_then(Value::as_u64).unwrap_or(0) as f64;
@@ -19,40 +19,40 @@ pub(crate) fn share(report: &Value, version: &str) -> f64 {
     if all == 0.0 { 0.0 } else { 100.0 * count(version) / all }
 }
 
-/// `2701 reviews-v1, 299 reviews-v2, 0 failed`.
+/// Returns the counts as text: `2701 reviews-v1, 299 reviews-v2, 0 failed`.
 pub(crate) fn counts(report: &Value) -> String {
     let each = report["served_by"].as_object().into_iter().flatten().map(|(name, n)| format!("{n} {name}"));
     each.chain([format!("{} failed", report["failed"])]).collect::<Vec<_>>().join(", ")
 }
 
-pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
-    let direct = measure(stage, "alpha", &format!("http://{}/reviews/0", at(false, REVIEWS, 9080)), "x-served-by").await?;
-    let paged = measure(stage, "beta", &format!("http://{}/productpage", at(true, PAGE, 9080)), "x-reviews-served-by").await?;
+pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
+    let direct = measure(world, "alpha", &format!("http://{}/reviews/0", at(false, REVIEWS, 9080)), "x-served-by").await?;
+    let paged = measure(world, "beta", &format!("http://{}/productpage", at(true, PAGE, 9080)), "x-reviews-served-by").await?;
     Ok(vec![direct, paged])
 }
 
-async fn measure(stage: &Stage, tenant: &str, url: &str, header: &str) -> Outcome<Promise> {
+async fn measure(world: &DemoWorld, tenant: &str, url: &str, header: &str) -> VerbResult<Expectation> {
     let count = REQUESTS.to_string();
     let argv = ["canal-samples", "load", url, "-n", &count, "-c", "8", "--served-by", header];
-    let report = stage.report(&client(tenant), &argv).await?;
+    let report = world.report(&client(tenant), &argv).await?;
     let share = share(&report, "reviews-v2");
     let held = report["failed"] == 0 && report["succeeded"] == REQUESTS && (share - 10.0).abs() <= POINTS_OFF_MAX;
     let expected = format!("{tenant}: of {REQUESTS} requests to {url}, 10 % ± {POINTS_OFF_MAX} by v2, none failed");
-    Ok(Promise::new(held, expected, format!("{share:.1} % by v2 ({})", counts(&report))))
+    Ok(Expectation::new(held, expected, format!("{share:.1} % by v2 ({})", counts(&report))))
 }
 
-/// The tester sees v3, always; others never do.
-pub(crate) async fn header_route(stage: &Stage) -> Outcome<Vec<Promise>> {
+/// Checks that the tester always gets v3, and that others never do.
+pub(crate) async fn header_route(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let mut promises = Vec::new();
     for (tenant, v6) in [("alpha", true), ("beta", false)] {
         let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
-        for (who, version, want) in [("tester", "reviews-v3", 100.0), ("reader", "reviews-v3", 0.0)] {
-            let header = format!("end-user: {who}");
+        for (user, version, want) in [("tester", "reviews-v3", 100.0), ("reader", "reviews-v3", 0.0)] {
+            let header = format!("end-user: {user}");
             let argv = ["canal-samples", "load", &url, "-n", "200", "-c", "4", "-H", &header, "--served-by", "x-reviews-served-by"];
-            let report = stage.report(&client(tenant), &argv).await?;
+            let report = world.report(&client(tenant), &argv).await?;
             let share = share(&report, version);
             let held = report["failed"] == 0 && (share - want).abs() < f64::EPSILON;
-            promises.push(Promise::new(
+            promises.push(Expectation::new(
                 held,
                 format!("{tenant}: with `{header}`, {want:.0} % of 200 pages show {version}"),
                 counts(&report),

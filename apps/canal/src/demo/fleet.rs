@@ -1,41 +1,41 @@
-//! Step: an operator drains a gateway replica, takes it back, and replaces another, under load of clients that keep their connections; not
-//! one request may fail.
+//! Step: an operator drains a gateway replica, revokes the drain, and replaces another replica, under load of clients that reuse their
+//! connections. No request may fail.
 
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::demo::demo_world::{DemoWorld, client, parse};
 use crate::demo::proxyless;
-use crate::demo::screen::{Promise, Screen};
-use crate::demo::stage::{Stage, client, parse};
+use crate::demo::screen::{DemoOutput, Expectation};
 use crate::demo::traffic::{DETAILS, at};
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 
-/// Requests per second behind node proxies, and without.
+/// Requests per second of a tenant with node proxies, and of one without.
 const RATES: [(&str, &str); 2] = [("alpha", "150"), ("gamma", "50")];
-/// Longer than the changes take.
+/// Duration of the load, which is longer than the changes take.
 const SECONDS: &str = "30";
-/// Before the first change.
+/// Time before the first change.
 const LEAD: Duration = Duration::from_secs(2);
-/// A drained replica has no session any more.
+/// Time limit for a drained replica to have no session left.
 const EMPTY_WITHIN: Duration = Duration::from_secs(10);
 const REPLACED_WITHIN: Duration = Duration::from_secs(30);
 
 /// A row of `canal gateway list -o json`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Replica {
+pub(crate) struct ReplicaRow {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) state: String,
     pub(crate) sessions: u64,
 }
 
-/// The fleet as the controller sees it.
-pub(crate) async fn replicas(stage: &Stage) -> Outcome<Vec<Replica>> {
-    let text = stage.canal(&["gateway", "list", "-o", "json"]).await?.join("\n");
-    let value: Value = serde_json::from_str(&text).map_err(|problem| Failure::failed("canal gateway list", problem, ""))?;
+/// Returns the replicas as the controller reports them.
+pub(crate) async fn replicas(world: &DemoWorld) -> VerbResult<Vec<ReplicaRow>> {
+    let text = world.canal(&["gateway", "list", "-o", "json"]).await?.join("\n");
+    let value: Value = serde_json::from_str(&text).map_err(|problem| VerbError::failed("canal gateway list", problem, ""))?;
     let word = |r: &Value, field: &str| r[field].as_str().unwrap_or_default().to_owned();
-    let row = |r: &Value| Replica {
+    let row = |r: &Value| ReplicaRow {
         name: word(r, "name"),
         backend: word(r, "backend"),
         state: word(r, "state"),
@@ -44,28 +44,28 @@ pub(crate) async fn replicas(stage: &Stage) -> Outcome<Vec<Replica>> {
     Ok(value["replicas"].as_array().into_iter().flatten().map(row).filter(|r| r.state != "gone").collect())
 }
 
-/// The replica with the most sessions, of those that `wanted` takes.
-pub(crate) fn busiest(replicas: &[Replica], wanted: impl Fn(&Replica) -> bool) -> Outcome<Replica> {
+/// Returns the replica with the most sessions among those for which `wanted` is true.
+pub(crate) fn busiest(replicas: &[ReplicaRow], wanted: impl Fn(&ReplicaRow) -> bool) -> VerbResult<ReplicaRow> {
     let most = replicas.iter().filter(|r| wanted(r)).max_by_key(|r| r.sessions);
-    most.cloned().ok_or_else(|| Failure::new(Exit::Missing, "canal gateway list", "no such replica is registered", ""))
+    most.cloned().ok_or_else(|| VerbError::new(ExitStatus::Missing, "canal gateway list", "no such replica is registered", ""))
 }
 
-pub(crate) async fn run(stage: &Stage, screen: &mut Screen) -> Outcome<Vec<Promise>> {
+pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResult<Vec<Expectation>> {
     let urls = [format!("http://{}/details/0", at(false, DETAILS, 9080)), format!("http://{}:9080/details/0", proxyless::NAME)];
     let mut loads = Vec::new();
     for ((tenant, rate), url) in RATES.iter().zip(&urls) {
         let argv = ["canal-samples", "load", url, "-r", rate, "-c", "8", "-d", SECONDS];
-        loads.push((tenant, stage.spawn(&client(tenant), &argv)?, argv));
+        loads.push((tenant, world.spawn(&client(tenant), &argv)?, argv));
     }
     tokio::time::sleep(LEAD).await;
-    screen.note(titled("canal gateway list", stage.canal(&["gateway", "list"]).await?));
-    let drained = drain(stage).await?;
-    let (replaced, lines) = replace(stage).await?;
+    screen.note(titled("canal gateway list", world.canal(&["gateway", "list"]).await?));
+    let drained = drain(world).await?;
+    let (replaced, lines) = replace(world).await?;
     screen.note(titled("canal gateway list, after the replacement", lines));
     let mut promises = vec![drained, replaced];
     for (tenant, load, argv) in loads {
-        let report = parse(&stage.listen(load, &argv).await?, &argv)?;
-        promises.push(judge(tenant, &report));
+        let report = parse(&world.listen(load, &argv).await?, &argv)?;
+        promises.push(evaluate(tenant, &report));
     }
     Ok(promises)
 }
@@ -74,46 +74,46 @@ fn titled(title: &str, lines: Vec<String>) -> Vec<String> {
     [String::new(), format!("$ {title}")].into_iter().chain(lines).collect()
 }
 
-/// Drains the busiest replica until no session is left, and takes the order back.
-async fn drain(stage: &Stage) -> Outcome<Promise> {
-    let busiest = busiest(&replicas(stage).await?, |_| true)?;
+/// Drains the busiest replica until no session is left, and revokes the drain.
+async fn drain(world: &DemoWorld) -> VerbResult<Expectation> {
+    let busiest = busiest(&replicas(world).await?, |_| true)?;
     let started = Instant::now();
-    let said = stage.canal(&["gateway", "drain", &busiest.name, "--timeout", "30"]).await?;
+    let output = world.canal(&["gateway", "drain", &busiest.name, "--timeout", "30"]).await?;
     let took = started.elapsed();
-    stage.canal(&["gateway", "undrain", &busiest.name]).await?;
+    world.canal(&["gateway", "undrain", &busiest.name]).await?;
     let expected = format!(
-        "`canal gateway drain {}`: its {} sessions go elsewhere within {} s",
+        "`canal gateway drain {}`: its {} sessions move to other replicas within {} s",
         busiest.name,
         busiest.sessions,
         EMPTY_WITHIN.as_secs()
     );
-    Ok(Promise::new(
+    Ok(Expectation::new(
         busiest.sessions > 0 && took < EMPTY_WITHIN,
         expected,
-        format!("after {:.1} s: {}", took.as_secs_f64(), said.join(" ")),
+        format!("after {:.1} s: {}", took.as_secs_f64(), output.join(" ")),
     ))
 }
 
 /// Replaces the busiest replica by a new one of its backend.
-async fn replace(stage: &Stage) -> Outcome<(Promise, Vec<String>)> {
-    let old = busiest(&replicas(stage).await?, |r| r.state == "active")?;
+async fn replace(world: &DemoWorld) -> VerbResult<(Expectation, Vec<String>)> {
+    let old = busiest(&replicas(world).await?, |r| r.state == "active")?;
     let started = Instant::now();
-    let said = stage.canal(&["gateway", "replace", &old.name, "--timeout", "30"]).await?;
+    let output = world.canal(&["gateway", "replace", &old.name, "--timeout", "30"]).await?;
     let took = started.elapsed();
-    let now = replicas(stage).await?;
+    let now = replicas(world).await?;
     let new = now.iter().find(|r| r.backend == old.backend && r.name != old.name && r.state == "active");
     let held = new.is_some() && now.iter().all(|r| r.name != old.name) && took < REPLACED_WITHIN;
     let expected =
         format!("`canal gateway replace {}`: a new replica of {} takes over within {} s", old.name, old.backend, REPLACED_WITHIN.as_secs());
-    let lines = stage.canal(&["gateway", "list"]).await?;
-    Ok((Promise::new(held, expected, format!("after {:.1} s: {}", took.as_secs_f64(), said.join(" "))), lines))
+    let lines = world.canal(&["gateway", "list"]).await?;
+    Ok((Expectation::new(held, expected, format!("after {:.1} s: {}", took.as_secs_f64(), output.join(" "))), lines))
 }
 
-fn judge(tenant: &str, report: &Value) -> Promise {
+fn evaluate(tenant: &str, report: &Value) -> Expectation {
     let how = if tenant == "gamma" { "without a node proxy" } else { "through node proxies" };
     let held = report["failed"] == 0 && report["succeeded"].as_u64() > Some(0);
-    let expected = format!("{tenant}, {how}: meanwhile 0 requests fail, over connections that are kept");
-    Promise::new(
+    let expected = format!("{tenant}, {how}: meanwhile 0 requests fail, over persistent connections");
+    Expectation::new(
         held,
         expected,
         format!("{} of {} failed; the longest silence was {} ms", report["failed"], report["requests"], report["gap_ms_max"]),
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_busiest_of_those_wanted_is_taken() {
-        let row = |name: &str, state: &str, sessions| Replica { name: name.into(), backend: "b1".into(), state: state.into(), sessions };
+        let row = |name: &str, state: &str, sessions| ReplicaRow { name: name.into(), backend: "b1".into(), state: state.into(), sessions };
         let all = [row("a", "active", 3), row("b", "draining", 9), row("c", "active", 5)];
         assert_eq!(busiest(&all, |_| true).unwrap().name, "b");
         assert_eq!(busiest(&all, |r| r.state == "active").unwrap().name, "c");
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn one_failure_breaks_the_promise_and_so_does_silence() {
         for (failed, succeeded, want) in [(0, 10, true), (1, 9, false), (0, 0, false)] {
-            assert_eq!(judge("alpha", &json!({ "failed": failed, "succeeded": succeeded, "requests": 10 })).held, want);
+            assert_eq!(evaluate("alpha", &json!({ "failed": failed, "succeeded": succeeded, "requests": 10 })).held, want);
         }
     }
 }

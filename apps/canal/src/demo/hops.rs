@@ -1,82 +1,82 @@
-//! Step: what each hop of one path costs, measured under load: time, CPU and bytes per request. The last screen of the demo.
+//! Step: the cost of each hop of one path, measured under load: time, CPU and bytes per request. It is the demo's last step.
 
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::dataplane::{self, Page};
-use crate::demo::screen::{Promise, Screen};
-use crate::demo::stage::{Stage, client};
+use crate::dataplane::{self, AdminPage};
+use crate::demo::demo_world::{DemoWorld, client};
+use crate::demo::screen::{DemoOutput, Expectation};
 use crate::demo::traffic::{DETAILS, at};
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::metrics;
-use crate::output::Table;
-use crate::realm::Kind;
+use crate::output::TextTable;
+use crate::running_world::HostKindFilter;
 
 const DETAILS_POD: &str = "alpha/bookinfo/details-0";
-/// Requests measured.
+/// Number of requests that are measured.
 const REQUESTS: u64 = 4_000;
 const CONNECTIONS: &str = "8";
 
-/// One hop of the path: what it is, on which hosts, and whether its work is the mesh's and done by processes.
-struct Hop {
+/// One hop of the path: its name, its hosts, and the owner of its CPU time.
+struct CostHop {
     what: &'static str,
     hosts: Vec<String>,
-    counted: Counted,
+    counted: CpuOwner,
 }
 
-/// Whose CPU time a hop's is.
+/// Owner of the CPU time of a hop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Counted {
+enum CpuOwner {
     Mesh,
     Application,
-    /// eBPF programs: their time is no process's.
+    /// eBPF programs, whose time belongs to no process.
     Kernel,
 }
 
-/// The hops of the path, in order.
-fn hops(edges: Vec<String>, gateways: Vec<String>) -> [Hop; 6] {
-    let hop = |what, hosts, counted| Hop { what, hosts, counted };
+/// Returns the hops of the path, in order.
+fn hops(edges: Vec<String>, gateways: Vec<String>) -> [CostHop; 6] {
+    let hop = |what, hosts, counted| CostHop { what, hosts, counted };
     let one = |host: &str| vec![host.to_owned()];
     [
-        hop("client (load generator)", one("alpha/bookinfo/client-0"), Counted::Application),
-        hop("node proxy, source", one("alpha-n1"), Counted::Mesh),
-        hop("edges", edges, Counted::Kernel),
-        hop("gateways", gateways, Counted::Mesh),
-        hop("node proxy, destination", one("alpha-n2"), Counted::Mesh),
-        hop("application (details)", one(DETAILS_POD), Counted::Application),
+        hop("client (load generator)", one("alpha/bookinfo/client-0"), CpuOwner::Application),
+        hop("node proxy, source", one("alpha-n1"), CpuOwner::Mesh),
+        hop("edges", edges, CpuOwner::Kernel),
+        hop("gateways", gateways, CpuOwner::Mesh),
+        hop("node proxy, destination", one("alpha-n2"), CpuOwner::Mesh),
+        hop("application (details)", one(DETAILS_POD), CpuOwner::Application),
     ]
 }
 
-/// Counters of one hop.
+/// Counters of the hosts of one hop.
 #[derive(Debug, Clone, Copy, Default)]
-struct Counters {
+struct HopCounters {
     cpu: Duration,
     rx_bytes: u64,
     tx_bytes: u64,
 }
 
-/// The sum over a hop's hosts.
-fn counters(stage: &Stage, hop: &Hop) -> Outcome<Counters> {
-    let mut sum = Counters::default();
+/// Returns the sum over a hop's hosts.
+fn counters(world: &DemoWorld, hop: &CostHop) -> VerbResult<HopCounters> {
+    let mut sum = HopCounters::default();
     for host in &hop.hosts {
-        let uplink = stage.realm.uplink(host)?;
-        sum.cpu += stage.realm.cpu(host)?.total();
+        let uplink = world.running.uplink(host)?;
+        sum.cpu += world.running.cpu(host)?.total();
         sum.rx_bytes += uplink.rx_bytes;
         sum.tx_bytes += uplink.tx_bytes;
     }
     Ok(sum)
 }
 
-fn all(stage: &Stage, hops: &[Hop]) -> Outcome<Vec<Counters>> {
-    hops.iter().map(|hop| counters(stage, hop)).collect()
+fn all(world: &DemoWorld, hops: &[CostHop]) -> VerbResult<Vec<HopCounters>> {
+    hops.iter().map(|hop| counters(world, hop)).collect()
 }
 
-/// Milliseconds and requests that the gateways have measured so far, at their own door.
-async fn gateways_own(stage: &Stage) -> Outcome<(f64, f64)> {
+/// Returns the milliseconds and requests that the gateways have measured so far.
+async fn gateways_own(world: &DemoWorld) -> VerbResult<(f64, f64)> {
     let (mut ms, mut requests) = (0.0, 0.0);
-    for gateway in stage.realm.names_of(Kind::Gateway)? {
-        let text = dataplane::get(&stage.realm, &gateway, Page::Metrics, "/metrics").await?;
+    for gateway in world.running.names_of(HostKindFilter::Gateway)? {
+        let text = dataplane::get(&world.running, &gateway, AdminPage::Metrics, "/metrics").await?;
         let samples = metrics::parse(&String::from_utf8_lossy(&text));
         ms += metrics::sum(&samples, "istio_request_duration_milliseconds_sum", &[]);
         requests += metrics::sum(&samples, "istio_request_duration_milliseconds_count", &[]);
@@ -84,36 +84,37 @@ async fn gateways_own(stage: &Stage) -> Outcome<(f64, f64)> {
     Ok((ms, requests))
 }
 
-pub(crate) async fn run(stage: &Stage, screen: &mut Screen) -> Outcome<Vec<Promise>> {
+pub(crate) async fn run(world: &DemoWorld, screen: &mut DemoOutput) -> VerbResult<Vec<Expectation>> {
     let url = format!("http://{}/details/0", at(false, DETAILS, 9080));
     let count = REQUESTS.to_string();
     let argv = ["canal-samples", "load", &url, "-n", &count, "-c", CONNECTIONS];
-    let hops = hops(stage.realm.names_of(Kind::Edge)?, stage.realm.names_of(Kind::Gateway)?);
-    let (before, before_ms) = (all(stage, &hops)?, gateways_own(stage).await?);
-    let meshed = stage.report(&client("alpha"), &argv).await?;
-    let (after, after_ms) = (all(stage, &hops)?, gateways_own(stage).await?);
-    // The same load beside the application itself: what is left is the mesh's share.
+    let hops = hops(world.running.names_of(HostKindFilter::Edge)?, world.running.names_of(HostKindFilter::Gateway)?);
+    let (before, before_ms) = (all(world, &hops)?, gateways_own(world).await?);
+    let meshed = world.report(&client("alpha"), &argv).await?;
+    let (after, after_ms) = (all(world, &hops)?, gateways_own(world).await?);
+    // The application alone gets the same load. The difference is the mesh's share.
     let argv = ["canal-samples", "load", "http://127.0.0.1:9080/details/0", "-n", &count, "-c", CONNECTIONS];
-    let alone = stage.report(DETAILS_POD, &argv).await?;
+    let alone = world.report(DETAILS_POD, &argv).await?;
     screen.note(lines(&hops, &before, &after, &meshed, &alone));
     let mean_ms = (after_ms.0 - before_ms.0) / (after_ms.1 - before_ms.1).max(1.0);
     screen.note(vec![format!("from the gateway on:    mean {mean_ms:.2} ms, by its own clock")]);
     let failed = &meshed["failed"];
-    Ok(vec![Promise::new(
+    Ok(vec![Expectation::new(
         *failed == 0 && meshed["succeeded"] == REQUESTS,
         format!("{REQUESTS} requests are measured, none fails"),
         format!("{failed} failed"),
     )])
 }
 
-fn lines(hops: &[Hop], before: &[Counters], after: &[Counters], meshed: &Value, alone: &Value) -> Vec<String> {
+fn lines(hops: &[CostHop], before: &[HopCounters], after: &[HopCounters], meshed: &Value, alone: &Value) -> Vec<String> {
     let requests = meshed["requests"].as_f64().unwrap_or(0.0).max(1.0);
-    let mut table = Table::new(&["HOP", "HOST", "CPU PER REQUEST", "RECEIVED PER REQUEST", "SENT PER REQUEST"]);
+    let mut table = TextTable::new(&["HOP", "HOST", "CPU PER REQUEST", "RECEIVED PER REQUEST", "SENT PER REQUEST"]);
     let mut mesh_us = 0.0;
     for ((hop, before), after) in hops.iter().zip(before).zip(after) {
         let us = after.cpu.saturating_sub(before.cpu).as_secs_f64() * 1e6 / requests;
         let bytes = |after: u64, before: u64| format!("{:.0} B", after.saturating_sub(before) as f64 / requests);
-        if hop.counted == Counted::Mesh {
+        // Only the mesh's own processes count as its cost.
+        if hop.counted == CpuOwner::Mesh {
             mesh_us += us;
         }
         table.row([
@@ -122,7 +123,7 @@ fn lines(hops: &[Hop], before: &[Counters], after: &[Counters], meshed: &Value, 
                 [one] => one.clone(),
                 several => format!("{} hosts", several.len()),
             },
-            if hop.counted == Counted::Kernel { "in the kernel".to_owned() } else { format!("{us:.0} us") },
+            if hop.counted == CpuOwner::Kernel { "in the kernel".to_owned() } else { format!("{us:.0} us") },
             bytes(after.rx_bytes, before.rx_bytes),
             bytes(after.tx_bytes, before.tx_bytes),
         ]);
@@ -155,8 +156,8 @@ mod tests {
 
     #[test]
     fn costs_are_per_request_and_the_meshs_share_is_summed() {
-        let before = [Counters::default(); 6];
-        let after = [Counters { cpu: Duration::from_millis(10), rx_bytes: 5_000, tx_bytes: 7_000 }; 6];
+        let before = [HopCounters::default(); 6];
+        let after = [HopCounters { cpu: Duration::from_millis(10), rx_bytes: 5_000, tx_bytes: 7_000 }; 6];
         let report = json!({ "requests": 100, "latency_ms": { "p50": 1.0, "p99": 2.0, "p999": 3.0 }, "rps": 50.0 });
         let hops = hops(vec!["edge-1".into(), "edge-2".into()], vec!["gw-1".into()]);
         let lines = lines(&hops, &before, &after, &report, &report).join("\n");

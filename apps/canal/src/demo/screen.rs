@@ -1,4 +1,4 @@
-//! What the demo prints: steps, promises with what was expected and seen, and the report at the end.
+//! Output of the demo: steps, the expected and observed results, and the report at the end.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
@@ -6,25 +6,25 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::exit::Outcome;
+use crate::exit::VerbResult;
 use crate::output;
 
-/// What goes to stdout.
+/// Content of stdout: text or the JSON report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Form {
+pub(crate) enum OutputForm {
     Table,
     Json,
 }
 
-/// One promise, checked.
+/// Expectation of the demo with its result.
 #[derive(Debug, Clone)]
-pub(crate) struct Promise {
+pub(crate) struct Expectation {
     pub(crate) expected: String,
     pub(crate) seen: String,
     pub(crate) held: bool,
 }
 
-impl Promise {
+impl Expectation {
     pub(crate) fn new(held: bool, expected: impl Into<String>, seen: impl Into<String>) -> Self {
         Self { expected: expected.into(), seen: seen.into(), held }
     }
@@ -32,55 +32,55 @@ impl Promise {
 
 /// A step that has begun.
 #[must_use]
-pub(crate) struct Step {
+pub(crate) struct DemoStep {
     title: &'static str,
     started: Instant,
 }
 
-/// Prints as things happen, and keeps all for the report.
-pub(crate) struct Screen {
-    form: Form,
+/// Prints results at once, and collects them for the report.
+pub(crate) struct DemoOutput {
+    form: OutputForm,
     number: u32,
     steps: Vec<Value>,
-    promises: Vec<Promise>,
+    promises: Vec<Expectation>,
     notes: Vec<String>,
 }
 
-impl Screen {
-    pub(crate) fn new(form: Form) -> Self {
+impl DemoOutput {
+    pub(crate) fn new(form: OutputForm) -> Self {
         Self { form, number: 0, steps: Vec::new(), promises: Vec::new(), notes: Vec::new() }
     }
 
-    /// A line for people.
-    pub(crate) fn say(&self, text: &str) {
-        // Nobody may be listening any more; the world is removed all the same.
+    /// Prints a line for people.
+    pub(crate) fn print_line(&self, text: &str) {
+        // The reader may have gone; the world is removed all the same.
         let _ = match self.form {
-            Form::Table => writeln!(std::io::stdout(), "{text}"),
-            Form::Json => writeln!(std::io::stderr(), "{text}"),
+            OutputForm::Table => writeln!(std::io::stdout(), "{text}"),
+            OutputForm::Json => writeln!(std::io::stderr(), "{text}"),
         };
     }
 
-    /// Lines shown after the promises of the running step, such as a table.
+    /// Adds lines that are shown after the expectations of the running step, such as a table.
     pub(crate) fn note(&mut self, lines: Vec<String>) {
         self.notes.extend(lines);
     }
 
-    pub(crate) fn begin(&mut self, title: &'static str) -> Step {
+    pub(crate) fn begin(&mut self, title: &'static str) -> DemoStep {
         self.number += 1;
-        self.say(&format!("\n{}. {title}", self.number));
-        Step { title, started: Instant::now() }
+        self.print_line(&format!("\n{}. {title}", self.number));
+        DemoStep { title, started: Instant::now() }
     }
 
-    /// Shows how the step's promises fared. A step that could not be done is one broken promise.
-    pub(crate) fn end(&mut self, step: Step, seen: Outcome<Vec<Promise>>) {
-        let promises = seen.unwrap_or_else(|failure| vec![Promise::new(false, "the step can be done", failure.to_string())]);
+    /// Shows the results of a step's expectations. A step that could not run counts as one failed expectation.
+    pub(crate) fn end(&mut self, step: DemoStep, seen: VerbResult<Vec<Expectation>>) {
+        let promises = seen.unwrap_or_else(|failure| vec![Expectation::new(false, "the step can be done", failure.to_string())]);
         for promise in &promises {
             let mark = if promise.held { "held  " } else { "BROKEN" };
-            self.say(&format!("   {mark}  expected {}", promise.expected));
-            self.say(&format!("           seen {}", promise.seen.replace('\n', "\n                ")));
+            self.print_line(&format!("   {mark}  expected {}", promise.expected));
+            self.print_line(&format!("           seen {}", promise.seen.replace('\n', "\n                ")));
         }
         for line in std::mem::take(&mut self.notes) {
-            self.say(&format!("   {line}"));
+            self.print_line(&format!("   {line}"));
         }
         let each = promises.iter().map(|p| json!({ "expected": p.expected, "seen": p.seen, "held": p.held }));
         let seconds = step.started.elapsed().as_secs_f64();
@@ -92,17 +92,17 @@ impl Screen {
         !self.promises.is_empty() && self.promises.iter().all(|p| p.held)
     }
 
-    /// The last words.
-    pub(crate) fn finish(&self, elapsed: Duration) -> Outcome {
+    /// Prints the summary, and with JSON the report.
+    pub(crate) fn finish(&self, elapsed: Duration) -> VerbResult {
         let held = self.promises.iter().filter(|p| p.held).count();
         let text = format!("{held} of {} promises held, in {:.0} s; the world is gone again", self.promises.len(), elapsed.as_secs_f64());
-        self.say(&format!("\n{text}"));
+        self.print_line(&format!("\n{text}"));
         if !self.all_held() {
-            self.promises.iter().filter(|p| !p.held).for_each(|p| self.say(&format!("   BROKEN  {}: {}", p.expected, p.seen)));
+            self.promises.iter().filter(|p| !p.held).for_each(|p| self.print_line(&format!("   BROKEN  {}: {}", p.expected, p.seen)));
         }
         match self.form {
-            Form::Table => Ok(()),
-            Form::Json => {
+            OutputForm::Table => Ok(()),
+            OutputForm::Json => {
                 let report = json!({ "held": self.all_held(), "seconds": elapsed.as_secs_f64(), "steps": self.steps });
                 output::line(&format!("{report:#}"))
             }
@@ -113,17 +113,17 @@ impl Screen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::Failure;
+    use crate::exit::VerbError;
 
     #[test]
     fn a_failed_step_is_a_broken_promise() {
-        let mut screen = Screen::new(Form::Json);
+        let mut screen = DemoOutput::new(OutputForm::Json);
         assert!(!screen.all_held(), "no promise is no success");
         let step = screen.begin("one");
-        screen.end(step, Ok(vec![Promise::new(true, "a", "a")]));
+        screen.end(step, Ok(vec![Expectation::new(true, "a", "a")]));
         assert!(screen.all_held());
         let step = screen.begin("two");
-        screen.end(step, Err(Failure::failed("x", "y", "z")));
+        screen.end(step, Err(VerbError::failed("x", "y", "z")));
         assert!(!screen.all_held());
     }
 }

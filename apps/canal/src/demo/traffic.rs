@@ -1,10 +1,10 @@
 //! Step: real clients of every protocol, over both IP families.
 
-use crate::demo::screen::Promise;
-use crate::demo::stage::{Stage, client};
-use crate::exit::Outcome;
+use crate::demo::demo_world::{DemoWorld, client};
+use crate::demo::screen::Expectation;
+use crate::exit::VerbResult;
 
-/// A service's address in `demo/`, the same in all tenants: `[fd00:101::10]:9080` or `10.101.0.10:9080`.
+/// Returns a service's address in `demo/`, which is the same in all tenants: `[fd00:101::10]:9080` or `10.101.0.10:9080`.
 pub(crate) fn at(v6: bool, service: u8, port: u16) -> String {
     if v6 { format!("[{}]:{port}", host(v6, service)) } else { format!("{}:{port}", host(v6, service)) }
 }
@@ -15,39 +15,39 @@ fn host(v6: bool, service: u8) -> String {
 
 /// Numbers of the services in `demo/*/services.yaml`.
 pub(crate) const PAGE: u8 = 10;
-/// Calls nobody, and says in `x-served-by` whose it is.
+/// Number of a service that calls no other one, and names its tenant in `x-served-by`.
 pub(crate) const DETAILS: u8 = 11;
 pub(crate) const REVIEWS: u8 = 12;
 const ECHO: u8 = 31;
 const WS: u8 = 32;
 const REDIS: u8 = 33;
 
-/// For people.
+/// Returns the name of the IP family for messages.
 pub(crate) fn family(v6: bool) -> &'static str {
     if v6 { "IPv6" } else { "IPv4" }
 }
 
-pub(crate) async fn run(stage: &Stage) -> Outcome<Vec<Promise>> {
+pub(crate) async fn run(world: &DemoWorld) -> VerbResult<Vec<Expectation>> {
     let mut promises = Vec::new();
     for (tenant, v6) in [("alpha", false), ("alpha", true), ("beta", false), ("beta", true)] {
-        promises.push(page(stage, tenant, v6).await?);
+        promises.push(page(world, tenant, v6).await?);
     }
     for (tenant, v6) in [("alpha", false), ("beta", true)] {
-        promises.push(grpc(stage, tenant, v6).await?);
-        promises.push(websocket(stage, tenant, v6).await?);
-        promises.push(redis(stage, tenant, v6).await?);
+        promises.push(grpc(world, tenant, v6).await?);
+        promises.push(websocket(world, tenant, v6).await?);
+        promises.push(redis(world, tenant, v6).await?);
     }
     Ok(promises)
 }
 
-async fn page(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
+async fn page(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let url = format!("http://{}/productpage", at(v6, PAGE, 9080));
     let argv = ["curl", "-sS", "--fail-with-body", "--max-time", "10", "-g", &url];
-    let said = stage.run(&client(tenant), &argv).await?;
-    let page: serde_json::Value = serde_json::from_str(&said.stdout).unwrap_or_default();
+    let output = world.run(&client(tenant), &argv).await?;
+    let page: serde_json::Value = serde_json::from_str(&output.stdout).unwrap_or_default();
     let text = |value: &serde_json::Value| value.as_str().unwrap_or("?").to_owned();
     let own = page["details"]["version"] == tenant;
-    let held = said.code == Some(0) && own && page["details"]["title"].is_string() && page["reviews"]["reviews"].is_array();
+    let held = output.code == Some(0) && own && page["details"]["title"].is_string() && page["reviews"]["reviews"].is_array();
     let seen = match held {
         true => format!(
             "page by {}, details by {} of {}, reviews by {}",
@@ -56,12 +56,12 @@ async fn page(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
             text(&page["details"]["version"]),
             text(&page["reviews"]["pod"])
         ),
-        false => said.brief(),
+        false => output.brief(),
     };
-    Ok(Promise::new(held, format!("{tenant}: curl gets its own book's page at {}", at(v6, PAGE, 9080)), seen))
+    Ok(Expectation::new(held, format!("{tenant}: curl gets its own book's page at {}", at(v6, PAGE, 9080)), seen))
 }
 
-async fn grpc(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
+async fn grpc(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let address = at(v6, ECHO, 9000);
     let mut seen = Vec::new();
     let mut held = true;
@@ -73,35 +73,39 @@ async fn grpc(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
         ("unary", ["--status", "9"]),
     ] {
         let argv = ["canal-samples", "grpc-client", &address, "--mode", mode, extra[0], extra[1]];
-        let report = stage.report(&client(tenant), &argv).await?;
+        let report = world.report(&client(tenant), &argv).await?;
         held &= report["ok"] == true;
         let outcome = if report["ok"] == true { format!("{} messages", report["messages"]) } else { report["message"].to_string() };
         seen.push(if extra[0] == "--status" { format!("status {} in trailers", report["status"]) } else { format!("{mode} {outcome}") });
     }
-    Ok(Promise::new(held, format!("{tenant}: gRPC of all four shapes, and a status code, over {}", family(v6)), seen.join(", ")))
+    Ok(Expectation::new(held, format!("{tenant}: gRPC of all four shapes, and a status code, over {}", family(v6)), seen.join(", ")))
 }
 
-async fn websocket(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
+async fn websocket(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let url = format!("ws://{}/chat", at(v6, WS, 8081));
     let argv = ["canal-samples", "ws-client", &url, "--count", "50"];
-    let report = stage.report(&client(tenant), &argv).await?;
+    let report = world.report(&client(tenant), &argv).await?;
     let seen = format!("{} of 50 echoed, pong {}, closed with {}", report["echoed"], report["pong"], report["close_code"]);
-    Ok(Promise::new(report["ok"] == true, format!("{tenant}: a WebSocket echoes 50 messages and closes cleanly over {}", family(v6)), seen))
+    Ok(Expectation::new(
+        report["ok"] == true,
+        format!("{tenant}: a WebSocket echoes 50 messages and closes cleanly over {}", family(v6)),
+        seen,
+    ))
 }
 
-async fn redis(stage: &Stage, tenant: &str, v6: bool) -> Outcome<Promise> {
+async fn redis(world: &DemoWorld, tenant: &str, v6: bool) -> VerbResult<Expectation> {
     let host = host(v6, REDIS);
     let redis = |words: &[&str]| {
         let argv: Vec<String> = ["redis-cli", "-h", &host, "-p", "6379"].iter().chain(words).map(|w| (*w).to_owned()).collect();
         async move {
             let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-            stage.run(&client(tenant), &argv).await
+            world.run(&client(tenant), &argv).await
         }
     };
     let set = redis(&["SET", "book", "The Comedy of Errors"]).await?;
     let got = redis(&["GET", "book"]).await?;
     let held = set.stdout.trim() == "OK" && got.stdout.trim() == "The Comedy of Errors";
-    Ok(Promise::new(
+    Ok(Expectation::new(
         held,
         format!("{tenant}: redis-cli sets and gets a value over {}", family(v6)),
         format!("SET: {}, GET: {}", set.brief(), got.brief()),

@@ -1,24 +1,24 @@
-//! `canal apply`: sends objects to the controller, which takes all of them or none.
+//! `canal apply`: sends objects to the controller, which accepts all of them or none.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use canal_json_api::v1::WriteResultView;
 use canal_wire::api::{ApplyRequest, ApplyResponse, File};
 use clap::Args;
-use serde_json::json;
 
 use crate::admin::{self, Admin, MeshArgs};
 use crate::diagnostics;
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::files;
-use crate::output::{self, OutputArgs, Progress};
+use crate::output::{self, OutputArgs, ProgressLine};
 use crate::tenant;
 use crate::verbs::status;
 
-/// The demo's patience.
+/// Timeout of the demo for convergence, in seconds.
 const CONVERGE_SECONDS_MAX: u64 = 10;
 
-/// Makes objects so: creates or changes them, all or none
+/// Creates or changes objects, all or none
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal apply --tenant alpha -f routes.yaml
@@ -33,7 +33,7 @@ pub(crate) struct ApplyArgs {
     /// Validate only
     #[arg(long)]
     dry_run: bool,
-    /// Wait up to this many seconds until every connected data plane has taken it
+    /// Wait up to this many seconds until every connected data plane has applied it
     #[arg(long, value_name = "SECONDS")]
     wait: Option<u64>,
     #[command(flatten)]
@@ -42,7 +42,7 @@ pub(crate) struct ApplyArgs {
     output: OutputArgs,
 }
 
-pub(crate) async fn run(args: ApplyArgs) -> Outcome {
+pub(crate) async fn run(args: ApplyArgs) -> VerbResult {
     let files = files::read(&args.files)?;
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
@@ -50,7 +50,7 @@ pub(crate) async fn run(args: ApplyArgs) -> Outcome {
     let answer = admin.apply(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     show(&args, &answer)?;
     if !answer.accepted {
-        return Err(Failure::told(Exit::Failed));
+        return Err(VerbError::already_printed(ExitStatus::Failed));
     }
     match args.wait {
         Some(seconds) if !args.dry_run => wait(&mut admin, answer.generation, seconds).await,
@@ -58,13 +58,9 @@ pub(crate) async fn run(args: ApplyArgs) -> Outcome {
     }
 }
 
-fn show(args: &ApplyArgs, answer: &ApplyResponse) -> Outcome {
+fn show(args: &ApplyArgs, answer: &ApplyResponse) -> VerbResult {
     diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
-    let value = json!({
-        "accepted": answer.accepted, "dry_run": args.dry_run, "generation": answer.generation,
-        "changes": diagnostics::changes(&answer.changes), "diagnostics": diagnostics::values(&answer.diagnostics),
-    });
-    output::print(args.output.format, &value, || match answer.accepted {
+    output::print_view(args.output.format, WriteResultView::of_apply(answer, args.dry_run), || match answer.accepted {
         false => vec!["refused: nothing was changed".to_owned()],
         true => {
             let suffix = if args.dry_run { " (dry run)" } else { "" };
@@ -74,29 +70,29 @@ fn show(args: &ApplyArgs, answer: &ApplyResponse) -> Outcome {
     })
 }
 
-/// Applies one text and waits until every connected data plane runs it; how long that took. For the demo.
-pub(crate) async fn apply_text(admin: &mut Admin, tenant: &str, path: &str, yaml: String) -> Outcome<Duration> {
+/// Applies one text, waits until every connected data plane runs it, and returns how long that took. It is for the demo.
+pub(crate) async fn apply_text(admin: &mut Admin, tenant: &str, path: &str, yaml: String) -> VerbResult<Duration> {
     let started = Instant::now();
     let files = vec![File { path: path.to_owned(), yaml }];
     let request = ApplyRequest { tenant: tenant.to_owned(), files, dry_run: false };
     let answer = admin.apply(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     if !answer.accepted {
-        return Err(Failure::failed("apply", diagnostics::lines(&answer.diagnostics).join("\n"), ""));
+        return Err(VerbError::failed("apply", diagnostics::lines(&answer.diagnostics).join("\n"), ""));
     }
     wait(admin, answer.generation, CONVERGE_SECONDS_MAX).await?;
     Ok(started.elapsed())
 }
 
-/// Waits until every connected data plane has acknowledged what concerns it.
-async fn wait(admin: &mut Admin, generation: u64, seconds: u64) -> Outcome {
-    let progress = Progress::new();
-    progress.say(&format!("waiting for the data planes to take generation {generation}"));
+/// Waits until every connected data plane has acknowledged the resources in its scope.
+async fn wait(admin: &mut Admin, generation: u64, seconds: u64) -> VerbResult {
+    let progress = ProgressLine::new();
+    progress.print_line(&format!("waiting for the data planes to take generation {generation}"));
     let limit = Duration::from_secs(seconds);
     match tokio::time::timeout(limit, status::converged(admin, generation)).await {
         Ok(converged) => converged.map(|_| ()),
         Err(_) => {
             let what = format!("not every data plane took generation {generation} in {seconds} s");
-            Err(Failure::new(Exit::Partial, "apply", what, "`canal status` names those that lag and why"))
+            Err(VerbError::new(ExitStatus::Partial, "apply", what, "`canal status` names those that lag and why"))
         }
     }
 }

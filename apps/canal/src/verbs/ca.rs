@@ -1,12 +1,12 @@
-//! `canal ca`: who vouches for a tenant's identities. Shows roots, replaces them, revokes and restores.
+//! `canal ca`: the certificate authorities of tenants' identities. It shows and rotates roots, revokes identities and restores them.
 
-use canal_wire::api::{RevokeRequest, RotateRequest, TrustDomainStatus, TrustRequest, TrustResponse};
+use canal_json_api::v1::TrustDomainListView;
+use canal_wire::api::{RevokeRequest, RotateRequest, TrustRequest, TrustResponse};
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
 
 use crate::admin::{self, MeshArgs};
-use crate::exit::Outcome;
-use crate::output::{self, OutputArgs, Table};
+use crate::exit::VerbResult;
+use crate::output::{self, OutputArgs, TextTable};
 use crate::tenant::{self, TenantArgs};
 
 /// Shows certificate authorities, replaces roots, revokes identities
@@ -22,11 +22,11 @@ pub(crate) struct CaArgs {
 
 #[derive(Debug, Subcommand)]
 enum CaVerb {
-    /// Shows each trust domain's roots, the phase of a replacement and who is in its way
+    /// Shows each trust domain's roots, the phase of a rotation and what blocks it
     #[command(after_help = "Examples:
   canal ca status
   canal ca status --tenant alpha --certificates -o json | jq '.domains[0].certificates'")]
-    Status(StatusArgs),
+    Status(CaStatusArgs),
     /// Prints the roots of a tenant's trust domain, PEM: what clients without a node proxy trust
     #[command(after_help = "Examples:
   canal ca bundle --tenant alpha > alpha.pem && curl --cacert alpha.pem https://web.shop.svc.cluster.local
@@ -35,7 +35,7 @@ enum CaVerb {
     /// Replaces the root that Canal made: announced, then signing, then the old one goes; no request is lost
     #[command(after_help = "Examples:
   canal ca rotate --tenant alpha
-  canal ca rotate --tenant alpha --force    # takes the next step at once, whoever is in the way")]
+  canal ca rotate --tenant alpha --force    # takes the next step at once, without waiting")]
     Rotate(RotateArgs),
     /// Revokes a certificate, or all of an identity, which gets none until it is restored
     #[command(after_help = "Examples:
@@ -43,18 +43,18 @@ enum CaVerb {
   canal ca revoke --tenant alpha --serial 5f0c8a1e3b7d42469a0e6f0c2d1b3a4c
   canal ca revoke --tenant canal-system --identity spiffe://components.canal/ns/alpha/sa/node.n1    # a part of Canal")]
     Revoke(RevokeArgs),
-    /// Lets a revoked identity have certificates again; those that were revoked stay so
+    /// Allows certificates for a revoked identity again; those that were revoked stay so
     #[command(after_help = "Examples:
   canal ca restore --tenant alpha --identity spiffe://alpha.example/ns/shop/sa/cart")]
     Restore(RestoreArgs),
 }
 
 #[derive(Debug, Args)]
-struct StatusArgs {
+struct CaStatusArgs {
     /// Only this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// The certificates on record too
+    /// Include the certificates in the issuance log
     #[arg(long)]
     certificates: bool,
     #[command(flatten)]
@@ -75,7 +75,7 @@ struct BundleArgs {
 struct RotateArgs {
     #[command(flatten)]
     tenant: TenantArgs,
-    /// Take the next step of a replacement under way, whoever is in the way
+    /// Take the next step of a rotation in progress, whatever blocks it
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -88,7 +88,7 @@ struct RotateArgs {
 struct RevokeArgs {
     #[command(flatten)]
     tenant: TenantArgs,
-    /// All certificates of this identity, and whatever it might get
+    /// All certificates of this identity, including future ones
     #[arg(long, value_name = "SPIFFE-ID", required_unless_present = "serial", conflicts_with = "serial")]
     identity: Option<String>,
     /// One certificate, by its serial in hexadecimal
@@ -113,7 +113,7 @@ struct RestoreArgs {
     output: OutputArgs,
 }
 
-pub(crate) async fn run(args: CaArgs) -> Outcome {
+pub(crate) async fn run(args: CaArgs) -> VerbResult {
     match args.verb {
         CaVerb::Status(args) => status(args).await,
         CaVerb::Bundle(args) => {
@@ -145,38 +145,19 @@ pub(crate) async fn run(args: CaArgs) -> Outcome {
     }
 }
 
-async fn status(args: StatusArgs) -> Outcome {
+async fn status(args: CaStatusArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
     let request = TrustRequest { tenant: args.tenant.unwrap_or_default(), certificates: args.certificates };
     let answer = admin.trust(request).await.map_err(|s| admin::refused(&s))?.into_inner();
     show(&args.output, &answer)
 }
 
-fn show(output: &OutputArgs, answer: &TrustResponse) -> Outcome {
-    output::print(output.format, &value(answer), || lines(answer))
-}
-
-fn value(answer: &TrustResponse) -> Value {
-    let domain = |d: &TrustDomainStatus| {
-        let root = |r: &canal_wire::api::RootStatus| json!({ "fingerprint": r.fingerprint, "signs": r.signs, "not_after": r.not_after, "leaves": r.leaves });
-        let certificate = |c: &canal_wire::api::IssuedCertificate| {
-            json!({
-                "serial": c.serial, "identity": c.identity, "holder": c.holder, "issued": c.issued, "not_after": c.not_after,
-                "revoked": c.revoked, "root": c.root,
-            })
-        };
-        json!({
-            "tenant": d.tenant, "trust_domain": d.trust_domain, "source": d.source, "phase": d.phase, "since": d.since,
-            "roots": d.roots.iter().map(root).collect::<Vec<_>>(), "waiting": d.waiting, "overdue": d.overdue, "issued": d.issued,
-            "bundle": d.bundle, "revoked": d.revoked, "barred": d.barred, "crl_number": d.crl_number, "fault": d.fault,
-            "certificates": d.certificates.iter().map(certificate).collect::<Vec<_>>(),
-        })
-    };
-    json!({ "note": answer.note, "domains": answer.domains.iter().map(domain).collect::<Vec<_>>() })
+fn show(output: &OutputArgs, answer: &TrustResponse) -> VerbResult {
+    output::print_view(output.format, TrustDomainListView::from(answer), || lines(answer))
 }
 
 fn lines(answer: &TrustResponse) -> Vec<String> {
-    let mut table = Table::new(&["TENANT", "TRUST DOMAIN", "SOURCE", "PHASE", "ISSUED", "REVOKED", "ROOTS (leaves)"]);
+    let mut table = TextTable::new(&["TENANT", "TRUST DOMAIN", "SOURCE", "PHASE", "ISSUED", "REVOKED", "ROOTS (leaves)"]);
     for d in &answer.domains {
         let root = |r: &canal_wire::api::RootStatus| {
             let signs = if r.signs { " signs" } else { "" };
@@ -190,9 +171,9 @@ fn lines(answer: &TrustResponse) -> Vec<String> {
     lines.extend(table.lines());
     for d in &answer.domains {
         let about = |what: &str, text: &String| format!("{}: {what}: {text}", d.tenant);
-        lines.extend(d.waiting.iter().map(|w| about("in the way", w)));
-        lines.extend(d.barred.iter().map(|b| about("gets no certificates", b)));
-        lines.extend(Some(&d.fault).filter(|f| !f.is_empty()).map(|f| about("fault", f)));
+        lines.extend(d.waiting.iter().map(|w| about("the rotation waits for", w)));
+        lines.extend(d.blocked_identities.iter().map(|b| about("gets no certificates", b)));
+        lines.extend(Some(&d.error).filter(|f| !f.is_empty()).map(|f| about("error", f)));
         let revoked = |c: &canal_wire::api::IssuedCertificate| if c.revoked { " revoked" } else { "" };
         lines
             .extend(d.certificates.iter().map(|c| format!("{} {} {} until {}{}", c.serial, c.identity, c.holder, c.not_after, revoked(c))));
@@ -202,12 +183,12 @@ fn lines(answer: &TrustResponse) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use canal_wire::api::RootStatus;
+    use canal_wire::api::{RootStatus, TrustDomainStatus};
 
     use super::*;
 
     #[test]
-    fn a_replacement_under_way_says_who_is_in_its_way() {
+    fn a_rotation_in_progress_lists_pending_subscribers() {
         let root = |fingerprint: &str, signs| RootStatus { fingerprint: fingerprint.into(), signs, not_after: 9, leaves: 2 };
         let domain = TrustDomainStatus {
             tenant: "alpha".into(),
@@ -221,9 +202,10 @@ mod tests {
         };
         let answer = TrustResponse { domains: vec![domain], note: "done".into() };
         let text = lines(&answer).join("\n");
-        for part in ["done", "announced (overdue)", "aaaaaaaa signs (2), cccccccc (2)", "in the way: node alpha/n1: is not connected"] {
+        for part in
+            ["done", "announced (overdue)", "aaaaaaaa signs (2), cccccccc (2)", "the rotation waits for: node alpha/n1: is not connected"]
+        {
             assert!(text.contains(part), "{part} in\n{text}");
         }
-        assert_eq!(value(&answer)["domains"][0]["roots"][0]["signs"], true);
     }
 }

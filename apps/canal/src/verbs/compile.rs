@@ -1,21 +1,22 @@
-//! `canal compile`: YAML to data-plane resources without a controller, to check a configuration. No network, no root.
+//! `canal compile`: compiles YAML to data-plane resources without a controller, to check a configuration. It needs neither network nor
+//! root.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use canal_compiler::{Input, Output, claims, compile, service_keys};
+use canal_compiler::{CompileInput, CompileOutput, claims, compile, service_keys};
 use canal_model::diagnostic::{Diagnostic, Severity};
 use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
 use canal_model::policy::Document;
-use canal_model::program::{Kind, Resource};
-use canal_wire::southbound::snapshot;
+use canal_model::program::{Resource, ResourceKind};
+use canal_wire::southbound::state_file;
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::files::yaml_files;
-use crate::output::{self, OutputArgs, Table};
+use crate::output::{self, OutputArgs, TextTable};
 
 /// Compiles YAML offline: checks a configuration, shows what data planes would get
 #[derive(Debug, Args)]
@@ -27,30 +28,31 @@ use crate::output::{self, OutputArgs, Table};
 pub(crate) struct CompileArgs {
     /// Directory with one tenant's YAML files, or with a directory per tenant
     dir: PathBuf,
-    /// Name of the tenant whose files these are [default: the directory's name]
+    /// Name of the tenant that owns the files [default: the directory's name]
     #[arg(short, long)]
     tenant: Option<String>,
-    /// Also write what a gateway boots from; only if there is no error
+    /// Also write the file with which a gateway can start; only if there is no error
     #[arg(long, value_name = "FILE")]
     snapshot: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// One tenant, compiled.
-struct Compiled {
+/// One compiled tenant with its diagnostics.
+struct CompiledPrograms {
     tenant: TenantName,
-    output: Output,
-    /// Of reading, then of compiling.
+    output: CompileOutput,
+    /// Diagnostics of reading, then of compiling.
     diagnostics: Vec<Diagnostic>,
 }
 
-pub(crate) fn run(args: CompileArgs) -> Outcome {
+pub(crate) fn run(args: CompileArgs) -> VerbResult {
     let mut next_id = 1;
     let mut all = Vec::new();
     for (name, dir) in tenants(&args)? {
         all.push(compile_tenant(&name, &dir, &mut next_id)?);
     }
+    // Conflicts between tenants are visible only after all are compiled.
     let collisions = claims::collisions(all.iter().map(|c| &c.output.claims));
     let between = collisions.diagnostics.iter().map(|(_, diagnostic)| diagnostic);
     let diagnostics: Vec<&Diagnostic> = all.iter().flat_map(|c| &c.diagnostics).chain(between).collect();
@@ -58,25 +60,25 @@ pub(crate) fn run(args: CompileArgs) -> Outcome {
     output::print(args.output.format, &value(&all, &diagnostics), || table(&all))?;
     let broken = diagnostics.iter().any(|d| d.severity == Severity::Error);
     match &args.snapshot {
-        _ if broken => Err(Failure::told(Exit::Failed)),
+        _ if broken => Err(VerbError::already_printed(ExitStatus::Failed)),
         Some(file) => write_snapshot(file, &all),
         None => Ok(()),
     }
 }
 
-fn write_snapshot(file: &Path, all: &[Compiled]) -> Outcome {
+fn write_snapshot(file: &Path, all: &[CompiledPrograms]) -> VerbResult {
     let resources: Vec<&Resource> = all.iter().flat_map(|c| &c.output.resources).collect();
-    let versions: Vec<String> = resources.iter().map(|r| snapshot::version(r)).collect();
+    let versions: Vec<String> = resources.iter().map(|r| state_file::version(r)).collect();
     let bytes =
-        snapshot::encode(snapshot::Head { generation: Generation(1), store: None }, versions.iter().map(String::as_str).zip(resources));
-    std::fs::write(file, bytes).map_err(|problem| Failure::failed(file.display().to_string(), problem, "name a file that can be written"))
+        state_file::encode(state_file::Head { generation: Generation(1), store: None }, versions.iter().map(String::as_str).zip(resources));
+    std::fs::write(file, bytes).map_err(|problem| VerbError::failed(file.display().to_string(), problem, "name a file that can be written"))
 }
 
-/// Names and directories of the tenants.
-fn tenants(args: &CompileArgs) -> Outcome<Vec<(String, PathBuf)>> {
+/// Returns names and directories of the tenants.
+fn tenants(args: &CompileArgs) -> VerbResult<Vec<(String, PathBuf)>> {
     let place = args.dir.display().to_string();
     let unreadable =
-        |problem: std::io::Error| Failure::new(Exit::Missing, place.clone(), problem.to_string(), "name a directory of YAML files");
+        |problem: std::io::Error| VerbError::new(ExitStatus::Missing, place.clone(), problem.to_string(), "name a directory of YAML files");
     let named =
         |dir: &Path| dir.canonicalize().ok().and_then(|d| d.file_name().map(|n| n.to_string_lossy().into_owned())).unwrap_or_default();
     if !yaml_files(&args.dir).map_err(unreadable)?.is_empty() {
@@ -92,33 +94,39 @@ fn tenants(args: &CompileArgs) -> Outcome<Vec<(String, PathBuf)>> {
     dirs.sort();
     dirs.retain(|(name, _)| args.tenant.as_ref().is_none_or(|tenant| tenant == name));
     match dirs.is_empty() {
-        true => Err(Failure::new(Exit::Missing, place, "holds no YAML file and no tenant's directory", "name a directory of YAML files")),
+        true => Err(VerbError::new(
+            ExitStatus::Missing,
+            place,
+            "holds no YAML file and no tenant's directory",
+            "name a directory of YAML files",
+        )),
         false => Ok(dirs),
     }
 }
 
-fn compile_tenant(name: &str, dir: &Path, next_id: &mut u32) -> Outcome<Compiled> {
-    let tenant = TenantName::new(name).map_err(|problem| Failure::new(Exit::Usage, "--tenant", problem.to_string(), ""))?;
+fn compile_tenant(name: &str, dir: &Path, next_id: &mut u32) -> VerbResult<CompiledPrograms> {
+    let tenant = TenantName::new(name).map_err(|problem| VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), ""))?;
     let (documents, mut diagnostics) = read(dir)?;
     let service_ids = ids(&tenant, &documents, next_id)?;
-    let mut output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &BTreeMap::new() });
+    let mut output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &BTreeMap::new() });
     let jwks = key_sets(dir, &output);
+    // The first pass names the key sets; the second one uses those that are files.
     if !jwks.is_empty() {
-        output = compile(&Input { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &jwks });
+        output = compile(&CompileInput { tenant: &tenant, documents: &documents, service_ids: &service_ids, jwks: &jwks });
     }
     diagnostics.extend(output.diagnostics.iter().cloned());
-    Ok(Compiled { tenant, output, diagnostics })
+    Ok(CompiledPrograms { tenant, output, diagnostics })
 }
 
-/// The key sets that are files of the tenant's; others are the controller's to fetch. A file that cannot be read is not there, which the
-/// compiler tells.
-fn key_sets(dir: &Path, output: &Output) -> BTreeMap<String, String> {
+/// Returns the key sets that are files of the tenant. The controller fetches the others. An unreadable file is left out, and the compiler
+/// reports it as missing.
+fn key_sets(dir: &Path, output: &CompileOutput) -> BTreeMap<String, String> {
     let files = output.jwks.iter().filter_map(|uri| Some((uri, uri.strip_prefix("file:")?)));
     files.filter_map(|(uri, path)| Some((uri.clone(), std::fs::read_to_string(dir.join(path)).ok()?))).collect()
 }
 
-fn read(dir: &Path) -> Outcome<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
-    let failed = |path: &Path, problem: std::io::Error| Failure::failed(path.display().to_string(), problem, "");
+fn read(dir: &Path) -> VerbResult<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
+    let failed = |path: &Path, problem: std::io::Error| VerbError::failed(path.display().to_string(), problem, "");
     let (mut documents, mut diagnostics) = (Vec::new(), Vec::new());
     for path in yaml_files(dir).map_err(|problem| failed(dir, problem))? {
         let text = std::fs::read_to_string(&path).map_err(|problem| failed(&path, problem))?;
@@ -129,35 +137,38 @@ fn read(dir: &Path) -> Outcome<(Vec<Arc<Document>>, Vec<Diagnostic>)> {
     Ok((documents, diagnostics))
 }
 
-/// Ids in the order of the services' names: what the controller's store keeps for good, made up here.
-fn ids(tenant: &TenantName, documents: &[Arc<Document>], next: &mut u32) -> Outcome<BTreeMap<ServiceKey, ServiceId>> {
+/// Assigns ids in the order of the services' names. In a controller the store preserves the ids.
+fn ids(tenant: &TenantName, documents: &[Arc<Document>], next: &mut u32) -> VerbResult<BTreeMap<ServiceKey, ServiceId>> {
     let mut ids = BTreeMap::new();
     for key in service_keys(tenant, documents) {
-        let id = ServiceId::new(*next).map_err(|problem| Failure::failed("compile", problem, "compile fewer services at once"))?;
+        let id = ServiceId::new(*next).map_err(|problem| VerbError::failed("compile", problem, "compile fewer services at once"))?;
         ids.insert(key, id);
         *next += 1;
     }
     Ok(ids)
 }
 
-fn count(compiled: &Compiled, kind: Kind) -> usize {
+fn count(compiled: &CompiledPrograms, kind: ResourceKind) -> usize {
     compiled.output.resources.iter().filter(|resource| resource.kind() == kind).count()
 }
 
-fn policies(compiled: &Compiled) -> usize {
-    [Kind::Authorization, Kind::Authentication, Kind::PeerAuthentication].iter().map(|kind| count(compiled, *kind)).sum()
+fn policies(compiled: &CompiledPrograms) -> usize {
+    [ResourceKind::Authorization, ResourceKind::Authentication, ResourceKind::PeerAuthentication]
+        .iter()
+        .map(|kind| count(compiled, *kind))
+        .sum()
 }
 
-fn found(compiled: &Compiled, severity: Severity) -> usize {
+fn found(compiled: &CompiledPrograms, severity: Severity) -> usize {
     compiled.diagnostics.iter().filter(|d| d.severity == severity).count()
 }
 
-fn value(all: &[Compiled], diagnostics: &[&Diagnostic]) -> Value {
+fn value(all: &[CompiledPrograms], diagnostics: &[&Diagnostic]) -> Value {
     let tenants = all.iter().map(|c| {
-        let names: Vec<Value> = c.output.resources.iter().map(|r| json!({ "kind": format!("{:?}", r.kind()), "name": r.name() })).collect();
+        let names: Vec<Value> = c.output.resources.iter().map(|r| json!({ "kind": r.kind().label(), "name": r.name() })).collect();
         json!({
-            "tenant": c.tenant.as_str(), "services": count(c, Kind::Service), "workloads": count(c, Kind::Workload),
-            "routes": count(c, Kind::Route), "policies": policies(c), "gateways": count(c, Kind::Gateway), "resources": names,
+            "tenant": c.tenant.as_str(), "services": count(c, ResourceKind::Service), "workloads": count(c, ResourceKind::Workload),
+            "routes": count(c, ResourceKind::Route), "policies": policies(c), "gateways": count(c, ResourceKind::Gateway), "resources": names,
             "errors": found(c, Severity::Error), "warnings": found(c, Severity::Warning),
         })
     });
@@ -165,16 +176,16 @@ fn value(all: &[Compiled], diagnostics: &[&Diagnostic]) -> Value {
     json!({ "tenants": tenants.collect::<Vec<_>>(), "diagnostics": texts })
 }
 
-fn table(all: &[Compiled]) -> Vec<String> {
-    let mut table = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "ROUTES", "POLICIES", "GATEWAYS", "ERRORS", "WARNINGS"]);
+fn table(all: &[CompiledPrograms]) -> Vec<String> {
+    let mut table = TextTable::new(&["TENANT", "SERVICES", "WORKLOADS", "ROUTES", "POLICIES", "GATEWAYS", "ERRORS", "WARNINGS"]);
     for c in all {
         table.row([
             c.tenant.to_string(),
-            count(c, Kind::Service).to_string(),
-            count(c, Kind::Workload).to_string(),
-            count(c, Kind::Route).to_string(),
+            count(c, ResourceKind::Service).to_string(),
+            count(c, ResourceKind::Workload).to_string(),
+            count(c, ResourceKind::Route).to_string(),
             policies(c).to_string(),
-            count(c, Kind::Gateway).to_string(),
+            count(c, ResourceKind::Gateway).to_string(),
             found(c, Severity::Error).to_string(),
             found(c, Severity::Warning).to_string(),
         ]);

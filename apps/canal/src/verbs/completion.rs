@@ -1,11 +1,11 @@
-//! `canal completion`: the completion script of a shell.
+//! `canal completion`: prints the completion script of a shell.
 
 use clap::{Args, CommandFactory};
 use clap_complete::Shell;
 
-use crate::exit::Outcome;
+use crate::cli::Canal;
+use crate::exit::VerbResult;
 use crate::output;
-use crate::typed::Canal;
 
 /// Prints a shell's completion script
 #[derive(Debug, Args)]
@@ -16,7 +16,7 @@ pub(crate) struct CompletionArgs {
     shell: Shell,
 }
 
-pub(crate) fn run(args: &CompletionArgs) -> Outcome {
+pub(crate) fn run(args: &CompletionArgs) -> VerbResult {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Canal::command(), "canal", &mut script);
     output::line(String::from_utf8_lossy(&script).trim_end())

@@ -1,14 +1,18 @@
-//! `canal config dump`: what a data plane runs right now, as it tells itself.
+//! `canal config dump`: the configuration that a data plane runs now, as the process reports it. It uses the controller. In a world, if the
+//! controller has no answer, it uses the process's own socket.
 
+use canal_wire::api::observe_request::Subject;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
-use crate::dataplane::{self, Page};
-use crate::exit::{Failure, Outcome};
+use crate::admin::{self, MeshArgs};
+use crate::dataplane::{self, AdminPage};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::observe;
 use crate::output::{self, Format};
-use crate::realm::{Realm, RealmArgs};
+use crate::running_world::RunningWorld;
 
-/// Looks into a data plane's configuration
+/// Shows a data plane's configuration
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   canal config dump gw-1
@@ -23,13 +27,16 @@ enum ConfigVerb {
     /// Prints all of it
     #[command(after_help = "Examples:
   canal config dump gw-1
-  canal config dump gw-1 --part services -o yaml")]
+  canal config dump gw-1 --part engine.tenants -o yaml
+  canal config dump alpha-n1 --tenant alpha
+
+A tenant's operator gets its own nodes' whole, and of gateways its tenant's part.")]
     Dump(DumpArgs),
 }
 
 #[derive(Debug, Args)]
 struct DumpArgs {
-    /// Node or gateway replica, as `canal status` names it
+    /// Node or gateway replica, by its name in `canal status`
     #[arg(value_name = "NODE")]
     host: String,
     /// Only this part; parts of parts are joined by '.', e.g. certificates.0
@@ -38,16 +45,25 @@ struct DumpArgs {
     /// How to print it; the table is one line per part with its size
     #[arg(short = 'o', long = "output", value_enum, default_value = "json", value_name = "FORMAT")]
     format: Format,
+    /// Of a gateway: only this tenant's part; of a node: its tenant, if nodes of several tenants have the name
+    #[arg(short, long, env = "CANAL_TENANT")]
+    tenant: Option<String>,
     #[command(flatten)]
-    realm: RealmArgs,
+    mesh: MeshArgs,
 }
 
-pub(crate) async fn run(args: ConfigArgs) -> Outcome {
+pub(crate) async fn run(args: ConfigArgs) -> VerbResult {
     let ConfigVerb::Dump(args) = args.verb;
-    let realm = Realm::open(args.realm.world.as_deref())?;
-    let body = dataplane::get(&realm, &args.host, Page::Admin, "/config_dump").await?;
+    let text = match through_controller(&args).await {
+        // Processes that are unknown to the controller, and the controller itself, have a socket in the world.
+        Err(failure) if args.mesh.server.is_none() && failure.exit != ExitStatus::Usage && args.tenant.is_none() => {
+            let running = RunningWorld::open(args.mesh.world.as_deref())?;
+            dataplane::get(&running, &args.host, AdminPage::Admin, "/config_dump").await?.to_vec()
+        }
+        dumped => dumped?.into_bytes(),
+    };
     let dump: Value =
-        serde_json::from_slice(&body).map_err(|problem| Failure::failed(format!("{} /config_dump", args.host), problem, ""))?;
+        serde_json::from_slice(&text).map_err(|problem| VerbError::failed(format!("{} /config_dump", args.host), problem, ""))?;
     let part = match &args.part {
         Some(path) => select(&dump, path)?,
         None => &dump,
@@ -55,7 +71,14 @@ pub(crate) async fn run(args: ConfigArgs) -> Outcome {
     output::print(args.format, part, || summary(part))
 }
 
-fn select<'a>(dump: &'a Value, path: &str) -> Outcome<&'a Value> {
+async fn through_controller(args: &DumpArgs) -> VerbResult<String> {
+    let mut admin = admin::connect(&args.mesh).await?;
+    let request = observe::request(Subject::ConfigDump, args.tenant.as_deref(), std::slice::from_ref(&args.host));
+    let answers = observe::begin(&mut admin, request).await?.whole().await?;
+    Ok(answers.into_values().next().unwrap_or_default())
+}
+
+fn select<'a>(dump: &'a Value, path: &str) -> VerbResult<&'a Value> {
     let mut here = dump;
     for name in path.split('.') {
         let next = match here {
@@ -64,7 +87,7 @@ fn select<'a>(dump: &'a Value, path: &str) -> Outcome<&'a Value> {
         };
         here = next.ok_or_else(|| {
             let known = names(here).join(", ");
-            Failure::failed(format!("--part {path}"), format!("there is no {name:?}"), format!("use one of: {known}"))
+            VerbError::failed(format!("--part {path}"), format!("there is no {name:?}"), format!("use one of: {known}"))
         })?;
     }
     Ok(here)
@@ -99,7 +122,7 @@ mod tests {
     fn parts_are_found_by_path() {
         let dump = json!({ "services": [{ "name": "a" }], "generation": 7 });
         assert_eq!(select(&dump, "services.0.name").unwrap(), "a");
-        assert!(select(&dump, "service").unwrap_err().mend.contains("services"));
+        assert!(select(&dump, "service").unwrap_err().fix.contains("services"));
         assert_eq!(summary(&dump), ["services: 1 entries", "generation: 7"]);
     }
 }

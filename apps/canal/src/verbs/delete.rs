@@ -1,16 +1,16 @@
-//! `canal delete`: removes objects by name or by the files that describe them, all or none.
+//! `canal delete`: removes all or none of the given objects, by name or by the files that describe them.
 
 use std::path::PathBuf;
 
+use canal_json_api::v1::WriteResultView;
 use canal_model::diagnostic::Severity;
 use canal_model::policy::ObjectKey;
 use canal_wire::api::{DeleteRequest, DeleteResponse, File, ObjectRef};
 use clap::Args;
-use serde_json::json;
 
 use crate::admin::{self, MeshArgs};
 use crate::diagnostics;
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::files;
 use crate::output::{self, OutputArgs};
 use crate::tenant;
@@ -36,7 +36,7 @@ pub(crate) struct DeleteArgs {
     /// Remove all that was applied for the tenant, without compiling it; an operator of the provider only
     #[arg(long, conflicts_with_all = ["kind", "names", "files"])]
     all: bool,
-    /// What is already gone is no error
+    /// Objects that do not exist are no error
     #[arg(long)]
     ignore_missing: bool,
     #[command(flatten)]
@@ -47,18 +47,18 @@ pub(crate) struct DeleteArgs {
     output: OutputArgs,
 }
 
-pub(crate) async fn run(args: DeleteArgs) -> Outcome {
+pub(crate) async fn run(args: DeleteArgs) -> VerbResult {
     let objects = match &args.kind {
         Some(kind) => named(kind, &args),
         None if args.all => Vec::new(),
-        None => files::read(&args.files)?.iter().map(described).collect::<Outcome<Vec<_>>>()?.concat(),
+        None => files::read(&args.files)?.iter().map(described).collect::<VerbResult<Vec<_>>>()?.concat(),
     };
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
     let request = DeleteRequest { tenant, objects, ignore_missing: args.ignore_missing, all: args.all };
     let answer = admin.delete(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     show(&args, &answer)?;
-    if answer.accepted { Ok(()) } else { Err(Failure::told(Exit::Failed)) }
+    if answer.accepted { Ok(()) } else { Err(VerbError::already_printed(ExitStatus::Failed)) }
 }
 
 fn named(kind: &str, args: &DeleteArgs) -> Vec<ObjectRef> {
@@ -66,12 +66,12 @@ fn named(kind: &str, args: &DeleteArgs) -> Vec<ObjectRef> {
     args.names.iter().map(object).collect()
 }
 
-/// Every object that a file describes. What is wrong inside an object does not matter to its removal.
-fn described(file: &File) -> Outcome<Vec<ObjectRef>> {
+/// Returns every object that a file describes. Mistakes inside an object do not prevent its removal.
+fn described(file: &File) -> VerbResult<Vec<ObjectRef>> {
     let parsed = canal_sources::parse(&file.path, &file.yaml);
     let unnamed = parsed.diagnostics.iter().find(|d| d.severity == Severity::Error && d.object.is_none());
     if let Some(diagnostic) = unnamed {
-        return Err(Failure::new(Exit::Failed, "", diagnostic.to_string(), ""));
+        return Err(VerbError::new(ExitStatus::Failed, "", diagnostic.to_string(), ""));
     }
     let keys = parsed.documents.iter().map(|document| document.object.key());
     let object =
@@ -79,13 +79,9 @@ fn described(file: &File) -> Outcome<Vec<ObjectRef>> {
     Ok(keys.map(object).collect())
 }
 
-fn show(args: &DeleteArgs, answer: &DeleteResponse) -> Outcome {
+fn show(args: &DeleteArgs, answer: &DeleteResponse) -> VerbResult {
     diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
-    let value = json!({
-        "accepted": answer.accepted, "generation": answer.generation,
-        "changes": diagnostics::changes(&answer.changes), "diagnostics": diagnostics::values(&answer.diagnostics),
-    });
-    output::print(args.output.format, &value, || match answer.accepted {
+    output::print_view(args.output.format, WriteResultView::from(answer), || match answer.accepted {
         false => vec!["refused: nothing was removed".to_owned()],
         true => answer.changes.iter().map(|c| format!("{} {}", diagnostics::object(c), diagnostics::what(c))).collect(),
     })

@@ -1,14 +1,14 @@
-//! `canal diff`: what apply would change, as unified text; changes nothing.
+//! `canal diff`: prints what apply would change as unified text, and changes nothing.
 
 use std::path::PathBuf;
 
+use canal_json_api::v1::DiffView;
 use canal_wire::api::{ApplyRequest, DiffResponse, change};
 use clap::Args;
-use serde_json::{Value, json};
 
 use crate::admin::{self, MeshArgs};
 use crate::diagnostics;
-use crate::exit::{Exit, Failure, Outcome};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::files;
 use crate::output::{self, OutputArgs};
 use crate::tenant;
@@ -33,31 +33,23 @@ pub(crate) struct DiffArgs {
     output: OutputArgs,
 }
 
-pub(crate) async fn run(args: DiffArgs) -> Outcome {
+pub(crate) async fn run(args: DiffArgs) -> VerbResult {
     let files = files::read(&args.files)?;
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
     let request = ApplyRequest { tenant, files, dry_run: true };
     let answer = admin.diff(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     diagnostics::lines(&answer.diagnostics).iter().for_each(|line| eprintln!("{line}"));
-    output::print(args.output.format, &value(&answer), || lines(&answer))?;
+    output::print_view(args.output.format, DiffView::from(&answer), || lines(&answer))?;
     if diagnostics::any_error(&answer.diagnostics) {
-        return Err(Failure::told(Exit::Failed));
+        return Err(VerbError::already_printed(ExitStatus::Failed));
     }
-    let differs = answer.changes.iter().any(|c| c.what() != change::What::Unchanged);
-    if differs && args.exit_code { Err(Failure::told(Exit::Differs)) } else { Ok(()) }
-}
-
-fn value(answer: &DiffResponse) -> Value {
-    let changes = answer
-        .changes
-        .iter()
-        .map(|c| json!({ "what": diagnostics::what(c), "kind": c.kind, "namespace": c.namespace, "name": c.name, "diff": c.diff }));
-    json!({ "changes": changes.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&answer.diagnostics) })
+    let differs = answer.changes.iter().any(|c| c.what() != change::ChangeKind::Unchanged);
+    if differs && args.exit_code { Err(VerbError::already_printed(ExitStatus::Differs)) } else { Ok(()) }
 }
 
 fn lines(answer: &DiffResponse) -> Vec<String> {
-    let changed = answer.changes.iter().filter(|c| c.what() != change::What::Unchanged);
+    let changed = answer.changes.iter().filter(|c| c.what() != change::ChangeKind::Unchanged);
     changed
         .map(|c| format!("# {} {}\n{}", diagnostics::object(c), diagnostics::what(c), c.diff.trim_end()))
         .chain(answer.changes.is_empty().then(|| "no objects".to_owned()))

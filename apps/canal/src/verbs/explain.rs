@@ -1,4 +1,5 @@
-//! `canal explain`: what becomes of a request, hop by hop, and which policy decides. Asks the compiler's oracle: nothing is sent.
+//! `canal explain`: what happens to a request, hop by hop, and which policy decides. It evaluates the compiler's oracle and sends no
+//! request. Start at [`run`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -6,10 +7,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use canal_compiler::ir::Ir;
-use canal_compiler::oracle::Request;
-use canal_compiler::oracle_authorization::Truth;
-use canal_compiler::oracle_journey::{Explained, Hop, Journey, Outcome, Step, explain};
-use canal_compiler::{Input, build_ir, service_keys};
+use canal_compiler::oracle::OracleRequest;
+use canal_compiler::oracle_authorization::OracleTruth;
+use canal_compiler::oracle_explain::{EnforcementPoint, Explanation, HopDecision, HopExplanation, RequestDescription, explain};
+use canal_compiler::{CompileInput, build_ir, service_keys};
 use canal_model::identity::Identity;
 use canal_model::ids::{ServiceId, ServiceKey, TenantName};
 use canal_model::policy::{Document, Object};
@@ -18,7 +19,7 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use crate::admin::{self, MeshArgs};
-use crate::exit::{Exit, Failure, Outcome as Done};
+use crate::exit::{ExitStatus, VerbError, VerbResult as Done};
 use crate::files;
 use crate::output::{self, OutputArgs};
 use crate::tenant;
@@ -31,10 +32,10 @@ use crate::tenant;
   canal explain -f policies/ --from 10.1.0.3 --to shop/web:80 --direct        # plaintext, straight to the pods
   canal explain -f policies/ --from - --to shop/web:443 --sni shop.example.com --header x-a=1 -o json")]
 pub(crate) struct ExplainArgs {
-    /// Who asks: namespace/account, spiffe://…, an address of a client without identity, or `-`
+    /// The client: namespace/account, spiffe://…, an address of a client without identity, or `-`
     #[arg(long, value_name = "WHO", allow_hyphen_values = true)]
     from: String,
-    /// What is asked for: namespace/service:port, or service:port in namespace `default`
+    /// The service: namespace/service:port, or service:port in namespace `default`
     #[arg(long, value_name = "SERVICE:PORT")]
     to: String,
     /// Files or directories of the tenant's objects, instead of the controller's; `-` is stdin
@@ -52,16 +53,16 @@ pub(crate) struct ExplainArgs {
     /// Header of the request; may be repeated
     #[arg(long = "header", value_name = "NAME=VALUE")]
     headers: Vec<String>,
-    /// Claims of a well signed JWT, as JSON
+    /// Claims of a JWT with a valid signature, as JSON
     #[arg(long, value_name = "JSON")]
     jwt_claims: Option<String>,
-    /// Address of who asks [default: that of a pod with the identity]
+    /// Address of the client [default: that of a pod with the identity]
     #[arg(long, value_name = "ADDRESS")]
     from_ip: Option<IpAddr>,
     /// Server name of TLS that ends at the gateway
     #[arg(long, value_name = "NAME")]
     sni: Option<String>,
-    /// Straight to the pods, past all gateways
+    /// Directly to the pods, without gateways
     #[arg(long)]
     direct: bool,
     #[command(flatten)]
@@ -72,55 +73,55 @@ pub(crate) struct ExplainArgs {
     output: OutputArgs,
 }
 
-/// What the tenant says.
-struct Said {
+/// The tenant's name and objects.
+struct ExplainInput {
     tenant: TenantName,
     documents: Vec<Arc<Document>>,
 }
 
 pub(crate) async fn run(args: ExplainArgs) -> Done {
-    let said = if args.files.is_empty() { live(&args).await? } else { offline(&args)? };
-    let ir = compiled(&said)?;
+    let explanation = if args.files.is_empty() { live(&args).await? } else { offline(&args)? };
+    let ir = compiled(&explanation)?;
     let journey = journey(&args, &ir)?;
     if !ir.services.contains_key(&journey.request.service) {
         let what = format!("there is no Service {}/{}", journey.request.service.namespace, journey.request.service.name);
-        return Err(Failure::new(Exit::Missing, "--to", what, "`canal get services` lists what there is"));
+        return Err(VerbError::new(ExitStatus::Missing, "--to", what, "`canal get services` lists what there is"));
     }
     let explained = explain(&ir, &journey);
     output::print(args.output.format, &value(&explained), || explained.to_string().lines().map(str::to_owned).collect())
 }
 
-async fn live(args: &ExplainArgs) -> Done<Said> {
+async fn live(args: &ExplainArgs) -> Done<ExplainInput> {
     let mut admin = admin::connect(&args.mesh).await?;
     let name = tenant::decide(&args.tenant, &mut admin).await?;
     let request = GetRequest { tenant: name.clone(), ..GetRequest::default() };
     let answer = admin.get(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     let texts = answer.objects.into_iter().map(|object| (object.origin, object.yaml));
-    Ok(Said { tenant: tenant_name(&name)?, documents: parsed(texts) })
+    Ok(ExplainInput { tenant: tenant_name(&name)?, documents: parsed(texts) })
 }
 
-fn offline(args: &ExplainArgs) -> Done<Said> {
+fn offline(args: &ExplainArgs) -> Done<ExplainInput> {
     let texts = files::read(&args.files)?.into_iter().map(|file| (file.path, file.yaml));
     let documents = parsed(texts);
     let mut tenants = documents.iter().filter_map(|document| match &document.object {
         Object::Tenant(tenant) => Some(tenant.metadata.name.to_string()),
         _ => None,
     });
-    let mend = "name the files that hold the tenant's Tenant object, or the tenant with --tenant";
+    let fix = "name the files that hold the tenant's Tenant object, or the tenant with --tenant";
     let name = match (&args.tenant.tenant, tenants.next(), tenants.next()) {
         (Some(name), ..) => name.clone(),
         (None, Some(name), None) => name,
-        (None, Some(_), Some(_)) => return Err(Failure::new(Exit::Usage, "--tenant", "the files hold several tenants", mend)),
-        (None, None, _) => return Err(Failure::new(Exit::Usage, "-f", "the files hold no Tenant object", mend)),
+        (None, Some(_), Some(_)) => return Err(VerbError::new(ExitStatus::Usage, "--tenant", "the files hold several tenants", fix)),
+        (None, None, _) => return Err(VerbError::new(ExitStatus::Usage, "-f", "the files hold no Tenant object", fix)),
     };
-    Ok(Said { tenant: tenant_name(&name)?, documents })
+    Ok(ExplainInput { tenant: tenant_name(&name)?, documents })
 }
 
 fn tenant_name(name: &str) -> Done<TenantName> {
-    TenantName::new(name).map_err(|problem| Failure::new(Exit::Usage, "--tenant", problem.to_string(), ""))
+    TenantName::new(name).map_err(|problem| VerbError::new(ExitStatus::Usage, "--tenant", problem.to_string(), ""))
 }
 
-/// What is wrong with the texts goes to stderr: the answer is about what is in force.
+/// Parses the texts and prints their diagnostics on stderr, because the answer describes the objects in force.
 fn parsed(texts: impl Iterator<Item = (String, String)>) -> Vec<Arc<Document>> {
     let mut documents = Vec::new();
     for (name, text) in texts {
@@ -131,31 +132,34 @@ fn parsed(texts: impl Iterator<Item = (String, String)>) -> Vec<Arc<Document>> {
     documents
 }
 
-fn compiled(said: &Said) -> Done<Ir> {
-    let keys = service_keys(&said.tenant, &said.documents);
+fn compiled(explanation: &ExplainInput) -> Done<Ir> {
+    let keys = service_keys(&explanation.tenant, &explanation.documents);
     let service_ids: BTreeMap<ServiceKey, ServiceId> =
         keys.into_iter().zip(1..).filter_map(|(k, id)| Some((k, ServiceId::new(id).ok()?))).collect();
-    let (tenant, documents) = (&said.tenant, said.documents.as_slice());
-    // Keys that are fetched are the controller's to have; here their issuers are believed to be reachable.
-    let known = |uris: &BTreeSet<String>| uris.iter().map(|uri| (uri.clone(), BELIEVED.to_owned())).collect::<BTreeMap<_, _>>();
-    let first = build_ir(&Input { tenant, documents, service_ids: &service_ids, jwks: &BTreeMap::new() }).0;
+    let (tenant, documents) = (&explanation.tenant, explanation.documents.as_slice());
+    // The controller fetches key sets that are not files. Here their issuers are assumed to be reachable.
+    let known = |uris: &BTreeSet<String>| uris.iter().map(|uri| (uri.clone(), PLACEHOLDER_JWKS.to_owned())).collect::<BTreeMap<_, _>>();
+    // The first pass finds the key sets that the policies name.
+    let first = build_ir(&CompileInput { tenant, documents, service_ids: &service_ids, jwks: &BTreeMap::new() }).0;
     let jwks = first.map(|ir| known(&ir.security.jwks)).unwrap_or_default();
-    let (ir, diagnostics) = build_ir(&Input { tenant, documents, service_ids: &service_ids, jwks: &jwks });
-    // The answer is about what is in force, which may not be what was meant: a broken policy denies.
+    let (ir, diagnostics) = build_ir(&CompileInput { tenant, documents, service_ids: &service_ids, jwks: &jwks });
+    // The answer describes what is in force, which may differ from the intention: a broken policy denies.
     diagnostics.iter().for_each(|diagnostic| eprintln!("{diagnostic}"));
-    ir.ok_or_else(|| Failure::failed(format!("tenant {tenant}"), "has no valid Tenant object, so nothing of it is served", "mend it first"))
+    ir.ok_or_else(|| {
+        VerbError::failed(format!("tenant {tenant}"), "has no valid Tenant object, so nothing of it is served", "fix it first")
+    })
 }
 
-/// A key set as it could be fetched; no token is verified here.
-const BELIEVED: &str = r#"{"keys":[{"kty":"EC"}]}"#;
+/// A key set in the form in which it could be fetched. No token is verified here.
+const PLACEHOLDER_JWKS: &str = r#"{"keys":[{"kty":"EC"}]}"#;
 
-fn journey(args: &ExplainArgs, ir: &Ir) -> Done<Journey> {
-    let usage = |place: &str, what: String, mend: &str| Failure::new(Exit::Usage, place, what, mend);
+fn journey(args: &ExplainArgs, ir: &Ir) -> Done<RequestDescription> {
+    let usage = |place: &str, what: String, fix: &str| VerbError::new(ExitStatus::Usage, place, what, fix);
     let (name, port) = args.to.rsplit_once(':').unwrap_or((&args.to, ""));
-    let mend = "write namespace/service:port";
-    let port: u16 = port.parse().map_err(|_| usage("--to", format!("{:?} has no port", args.to), mend))?;
+    let fix = "write namespace/service:port";
+    let port: u16 = port.parse().map_err(|_| usage("--to", format!("{:?} has no port", args.to), fix))?;
     let full = if name.contains('/') { name.to_owned() } else { format!("default/{name}") };
-    let service: ServiceKey = format!("{}/{full}", ir.tenant.name).parse().map_err(|problem| usage("--to", format!("{problem}"), mend))?;
+    let service: ServiceKey = format!("{}/{full}", ir.tenant.name).parse().map_err(|problem| usage("--to", format!("{problem}"), fix))?;
     let mut headers = Vec::new();
     for header in &args.headers {
         let Some((name, value)) = header.split_once('=') else {
@@ -166,14 +170,21 @@ fn journey(args: &ExplainArgs, ir: &Ir) -> Done<Journey> {
     let claims = args.jwt_claims.as_deref().map(serde_json::from_str::<Value>).transpose();
     let claims =
         claims.map_err(|problem| usage("--jwt-claims", problem.to_string(), "write JSON, as '{\"iss\":\"https://i\",\"sub\":\"u\"}'"))?;
-    let (identity, address) = who(&args.from, ir)?;
+    let (identity, address) = parse_client(&args.from, ir)?;
     let host = args.host.clone().unwrap_or_else(|| service.name.to_string());
-    let request = Request { service, port, host, method: args.method.clone(), target: args.path.clone(), headers };
-    Ok(Journey { identity, address: args.from_ip.or(address), direct: args.direct, request, claims, server_name: args.sni.clone() })
+    let request = OracleRequest { service, port, host, method: args.method.clone(), target: args.path.clone(), headers };
+    Ok(RequestDescription {
+        identity,
+        address: args.from_ip.or(address),
+        direct: args.direct,
+        request,
+        claims,
+        server_name: args.sni.clone(),
+    })
 }
 
-/// An identity, or the address of somebody without one.
-fn who(from: &str, ir: &Ir) -> Done<(Option<Identity>, Option<IpAddr>)> {
+/// Returns an identity, or the address of a client without one.
+fn parse_client(from: &str, ir: &Ir) -> Done<(Option<Identity>, Option<IpAddr>)> {
     if from == "-" {
         return Ok((None, None));
     }
@@ -187,31 +198,34 @@ fn who(from: &str, ir: &Ir) -> Done<(Option<Identity>, Option<IpAddr>)> {
         _ if from.starts_with("spiffe://") => from.to_owned(),
         _ => format!("spiffe://{from}"),
     };
-    let mend = "write namespace/account, spiffe://…, an address, or -";
-    let id = id.parse().map_err(|problem| Failure::new(Exit::Usage, "--from", format!("{problem}"), mend))?;
+    let fix = "write namespace/account, spiffe://…, an address, or -";
+    let id = id.parse().map_err(|problem| VerbError::new(ExitStatus::Usage, "--from", format!("{problem}"), fix))?;
     Ok((Some(id), None))
 }
 
-fn value(explained: &Explained) -> Value {
+fn value(explained: &Explanation) -> Value {
+    let refusals = explained.refusals.iter().map(|(target, reason)| json!({ "target": target.to_string(), "why": reason.to_string() }));
     json!({
         "route": explained.route,
+        "path": explained.path.as_ref().map(ToString::to_string),
+        "refusals": refusals.collect::<Vec<_>>(),
         "passes": explained.passes(),
         "steps": explained.steps.iter().map(step).collect::<Vec<_>>(),
     })
 }
 
-fn step(step: &Step) -> Value {
+fn step(step: &HopExplanation) -> Value {
     let hop = match step.hop {
-        Hop::Gateway => "gateway",
-        Hop::Node => "node",
+        EnforcementPoint::Gateway => "gateway",
+        EnforcementPoint::Node => "node",
     };
     let (outcome, why) = step.outcome.words();
     let policies = step.policies.iter().map(|policy| {
         let rules = policy.rules.iter().map(|(truth, why)| {
             let matches = match truth {
-                Truth::Yes => json!(true),
-                Truth::No => json!(false),
-                Truth::Maybe(_) => Value::Null,
+                OracleTruth::Yes => json!(true),
+                OracleTruth::No => json!(false),
+                OracleTruth::Maybe(_) => Value::Null,
             };
             json!({ "matches": matches, "why": why })
         });
@@ -219,6 +233,6 @@ fn step(step: &Step) -> Value {
     });
     json!({
         "hop": hop, "workload": step.workload, "outcome": outcome, "why": why, "policies": policies.collect::<Vec<_>>(),
-        "countedOnly": step.hits, "denied": matches!(step.outcome, Outcome::Denies(_)),
+        "countedOnly": step.hits, "denied": matches!(step.outcome, HopDecision::Denies(_)),
     })
 }

@@ -1,22 +1,22 @@
-//! `canal gateway`: the replicas of the cloud tier: list, status, drain, undrain, replace, scale, forget. Waiting is done here, deciding
-//! where sessions go is the controller's. Hosts are made only where the mesh runs in a world; elsewhere the operator starts processes.
+//! `canal gateway`: the replicas of the cloud tier: list, status, drain, undrain, replace, scale, forget. This module waits; the controller
+//! decides where sessions go. It creates hosts only if the mesh runs in a world; elsewhere the operator starts the processes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use canal_json_api::v1::{FleetView, ReplicaListView, ReplicaOrderView, ServicePlacementView};
 use canal_wire::api::{ExplainRequest, ExplainResponse, FleetRequest, FleetResponse, ReplicaRequest, ReplicaStatus};
 use clap::{Args, Subcommand};
-use serde_json::{Value, json};
 
 use crate::admin::{self, Admin, MeshArgs};
-use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{self, OutputArgs, Progress, Table, span};
-use crate::realm::Realm;
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::output::{self, OutputArgs, ProgressLine, TextTable, span};
+use crate::running_world::RunningWorld;
 
-/// How often a waiting verb asks.
+/// Interval between two queries of a waiting verb.
 const POLL: Duration = Duration::from_millis(200);
-/// An order to drain, and the tables that follow from it, are with edges and replicas.
+/// Time in which a drain order, and the tables that result from it, reach edges and replicas.
 const ORDER_SPREADS_WITHIN: Duration = Duration::from_millis(500);
 
 /// Handles the gateway replicas of the cloud tier
@@ -35,7 +35,7 @@ enum GatewayVerb {
     /// Lists replicas: state, health, sessions, buckets
     #[command(after_help = "Examples:\n  canal gateway list\n  canal gateway list -o json | jq '.replicas[] | select(.up | not)'")]
     List(ShowArgs),
-    /// Shows edges, where services live, and how far a failure would reach; or all about one service
+    /// Shows edges, the AZs of services, and the effect of failures; or all about one service
     #[command(after_help = "Examples:\n  canal gateway status\n  canal gateway status alpha/bookinfo/reviews")]
     Status {
         /// tenant/namespace/name
@@ -43,13 +43,13 @@ enum GatewayVerb {
         #[command(flatten)]
         show: ShowArgs,
     },
-    /// Gives a replica no new sessions, asks clients to leave it, and waits until no session is left
+    /// Sends a replica no new sessions, requests that clients leave it, and waits until no session is left
     #[command(after_help = "Examples:\n  canal gateway drain gw-2\n  canal gateway drain gw-2 --timeout 0     # only order it")]
     Drain(WaitArgs),
-    /// Takes the order to drain back
+    /// Revokes the order to drain
     #[command(after_help = "Examples:\n  canal gateway undrain gw-2")]
     Undrain(NameArgs),
-    /// Starts a new replica beside one, drains that one, and removes it
+    /// Starts a new replica beside the old one, drains the old one, and removes it
     #[command(after_help = "Examples:\n  canal gateway replace gw-2 --by gw-5")]
     Replace {
         /// Name of the new replica [default: the backend's name and a free number]
@@ -63,7 +63,7 @@ enum GatewayVerb {
     Scale {
         /// The backend
         backend: String,
-        /// How many replicas it is to have
+        /// Desired number of replicas
         replicas: usize,
         /// AZ of a backend that has no replica yet
         #[arg(long)]
@@ -109,63 +109,63 @@ struct WaitArgs {
     limit: LimitArgs,
 }
 
-pub(crate) async fn run(args: GatewayArgs) -> Outcome {
+pub(crate) async fn run(args: GatewayArgs) -> VerbResult {
     match args.verb {
         GatewayVerb::List(show) => list(&show).await,
         GatewayVerb::Status { service: None, show } => status(&show).await,
         GatewayVerb::Status { service: Some(service), show } => explain(service, &show).await,
         GatewayVerb::Drain(args) => drain(&args).await,
         GatewayVerb::Undrain(args) => {
-            let mut tier = Tier::open(&args.show.mesh).await?;
+            let mut tier = TierHandle::open(&args.show.mesh).await?;
             let done = tier.admin.undrain_replica(named(&args.replica)).await;
-            told(&args, done.map_err(|s| admin::refused(&s))?.into_inner().replica)
+            print_replica(&args, done.map_err(|s| admin::refused(&s))?.into_inner().replica)
         }
         GatewayVerb::Forget(args) => {
-            let mut tier = Tier::open(&args.show.mesh).await?;
+            let mut tier = TierHandle::open(&args.show.mesh).await?;
             let done = tier.admin.forget_replica(named(&args.replica)).await;
-            told(&args, done.map_err(|s| admin::refused(&s))?.into_inner().replica)
+            print_replica(&args, done.map_err(|s| admin::refused(&s))?.into_inner().replica)
         }
         GatewayVerb::Replace { by, wait } => replace(by, &wait).await,
         GatewayVerb::Scale { backend, replicas, az, limit, show } => scale(&backend, replicas, az.as_deref(), &limit, &show).await,
     }
 }
 
-/// The mesh, and the world it runs in if it does.
-struct Tier {
+/// Connection to the mesh, and the world in which it runs, if any.
+struct TierHandle {
     admin: Admin,
-    realm: Option<Arc<Realm>>,
-    progress: Progress,
+    running: Option<Arc<RunningWorld>>,
+    progress: ProgressLine,
 }
 
 fn named(replica: &str) -> ReplicaRequest {
     ReplicaRequest { name: replica.to_owned() }
 }
 
-impl Tier {
-    async fn open(mesh: &MeshArgs) -> Outcome<Self> {
-        let realm = match mesh.server {
+impl TierHandle {
+    async fn open(mesh: &MeshArgs) -> VerbResult<Self> {
+        let running = match mesh.server {
             Some(_) => None,
-            None => Some(Realm::open(mesh.world.as_deref())?),
+            None => Some(RunningWorld::open(mesh.world.as_deref())?),
         };
-        let admin = match &realm {
-            Some(realm) => admin::connect_in(realm.clone()).await?,
+        let admin = match &running {
+            Some(running) => admin::connect_in(running.clone()).await?,
             None => admin::connect(mesh).await?,
         };
-        Ok(Self { admin, realm, progress: Progress::new() })
+        Ok(Self { admin, running, progress: ProgressLine::new() })
     }
 
-    async fn fetch(&mut self) -> Outcome<FleetResponse> {
+    async fn fetch(&mut self) -> VerbResult<FleetResponse> {
         Ok(self.admin.fleet(FleetRequest {}).await.map_err(|status| admin::refused(&status))?.into_inner())
     }
 
-    async fn replica(&mut self, name: &str) -> Outcome<Option<ReplicaStatus>> {
+    async fn replica(&mut self, name: &str) -> VerbResult<Option<ReplicaStatus>> {
         Ok(self.fetch().await?.replicas.into_iter().find(|r| r.name == name))
     }
 
-    /// Waits until `done` says so of the replica; `None` stands for one that is not registered.
-    async fn wait(&mut self, name: &str, seconds: u64, what: &str, done: impl Fn(Option<&ReplicaStatus>) -> bool) -> Outcome {
+    /// Waits until `done` returns true for the replica. `None` stands for a replica that is not registered.
+    async fn wait(&mut self, name: &str, seconds: u64, what: &str, done: impl Fn(Option<&ReplicaStatus>) -> bool) -> VerbResult {
         let until = Instant::now() + Duration::from_secs(seconds);
-        let mut said = String::new();
+        let mut last_line = String::new();
         loop {
             let replica = self.replica(name).await?;
             if done(replica.as_ref()) {
@@ -173,30 +173,31 @@ impl Tier {
             }
             let now = replica.as_ref().map_or_else(|| "not registered".to_owned(), progress_line);
             if Instant::now() >= until {
-                let mend = "it goes on by itself: sessions that are left are streams that their clients keep; look with `canal gateway list`, or wait longer with --timeout";
-                return Err(Failure::new(Exit::Partial, name, format!("not {what} within {seconds} s: {now}"), mend));
+                let fix = "it continues by itself: the remaining sessions are streams that their clients keep open; check with `canal gateway list`, or wait longer with --timeout";
+                return Err(VerbError::new(ExitStatus::Partial, name, format!("not {what} within {seconds} s: {now}"), fix));
             }
-            if now != said {
-                self.progress.say(&format!("{name}: {now}"));
-                said = now;
+            if now != last_line {
+                self.progress.print_line(&format!("{name}: {now}"));
+                last_line = now;
             }
             tokio::time::sleep(POLL).await;
         }
     }
 
-    async fn drain(&mut self, name: &str, seconds: u64) -> Outcome {
+    async fn drain(&mut self, name: &str, seconds: u64) -> VerbResult {
         self.admin.drain_replica(named(name)).await.map_err(|status| admin::refused(&status))?;
         if seconds == 0 {
             return Ok(());
         }
+        // Reports from before this time do not show the effect of the order.
         let ordered = Instant::now();
         self.wait(name, seconds, "drained", |r| r.is_none_or(|r| is_drained(r, ordered.elapsed()))).await
     }
 
-    /// A new replica: made in a world, else asked of the operator. Returns when it takes sessions.
-    async fn start(&mut self, name: &str, az: &str, backend: &str, seconds: u64) -> Outcome {
-        match &self.realm {
-            Some(realm) => realm.add_gateway(name, az, backend).await?,
+    /// Starts a new replica: in a world directly, elsewhere by asking the operator. Returns when the replica accepts sessions.
+    async fn start(&mut self, name: &str, az: &str, backend: &str, seconds: u64) -> VerbResult {
+        match &self.running {
+            Some(running) => running.add_gateway(name, az, backend).await?,
             None => eprintln!("start now: canal-gateway --replica {name} --az {az} --backend {backend} with its token; this waits for it"),
         }
         if seconds == 0 {
@@ -205,10 +206,10 @@ impl Tier {
         self.wait(name, seconds, "active", |r| r.is_some_and(|r| r.state == "active" && r.up)).await
     }
 
-    /// A drained replica leaves.
-    async fn remove(&mut self, name: &str, seconds: u64) -> Outcome {
-        match &self.realm {
-            Some(realm) => realm.remove_gateway(name).await?,
+    /// Removes a drained replica from the mesh.
+    async fn remove(&mut self, name: &str, seconds: u64) -> VerbResult {
+        match &self.running {
+            Some(running) => running.remove_gateway(name).await?,
             None => eprintln!("stop now: the process of {name}; this waits until it is gone"),
         }
         if seconds == 0 {
@@ -217,11 +218,11 @@ impl Tier {
         self.wait(name, seconds, "gone", |r| r.is_none_or(|r| r.state == "gone")).await
     }
 
-    /// A name that no replica and no host has.
-    async fn free_name(&mut self, backend: &str) -> Outcome<String> {
+    /// Returns a name that no replica and no host has.
+    async fn free_name(&mut self, backend: &str) -> VerbResult<String> {
         let mut taken: BTreeSet<String> = self.fetch().await?.replicas.into_iter().map(|r| r.name).collect();
-        if let Some(realm) = &self.realm {
-            taken.extend(realm.hosts()?.into_iter().map(|host| host.seat.name));
+        if let Some(running) = &self.running {
+            taken.extend(running.hosts()?.into_iter().map(|host| host.environment.name));
         }
         Ok(decide_name(backend, &taken))
     }
@@ -232,11 +233,10 @@ fn decide_name(backend: &str, taken: &BTreeSet<String>) -> String {
     names.into_iter().find(|name| !taken.contains(name)).unwrap_or_default()
 }
 
-/// Nothing new comes to it, and nothing is left on it. Buckets it still owns are of sessions that have ended, and are remembered for packets
-/// that come late (TIME_WAIT): who may end need not wait for those.
-/// What was reported before the order took effect says nothing.
+/// Returns whether a replica gets no new sessions and has none left. Buckets that it still owns belong to sessions that have ended; it
+/// remembers them for late packets (TIME_WAIT), so it may end in spite of them. A report from before the order took effect does not count.
 fn is_drained(r: &ReplicaStatus, since_order: Duration) -> bool {
-    let heard_after = Duration::from_millis(r.silent_ms) + ORDER_SPREADS_WITHIN <= since_order;
+    let heard_after = Duration::from_millis(r.since_last_report_ms) + ORDER_SPREADS_WITHIN <= since_order;
     r.state == "gone" || (r.state == "draining" && heard_after && r.heads == 0 && r.sessions == 0)
 }
 
@@ -245,47 +245,49 @@ fn progress_line(r: &ReplicaStatus) -> String {
     format!("{}, {} sessions, head of {} buckets{owner}", r.state, r.sessions, r.heads)
 }
 
-async fn list(show: &ShowArgs) -> Outcome {
-    let fleet = Tier::open(&show.mesh).await?.fetch().await?;
-    let value = json!({ "replicas": fleet.replicas.iter().map(replica_value).collect::<Vec<_>>() });
-    output::print(show.output.format, &value, || replica_lines(&fleet.replicas))
+async fn list(show: &ShowArgs) -> VerbResult {
+    let fleet = TierHandle::open(&show.mesh).await?.fetch().await?;
+    output::print_view(show.output.format, ReplicaListView::from(&fleet.replicas[..]), || replica_lines(&fleet.replicas))
 }
 
-async fn status(show: &ShowArgs) -> Outcome {
-    let fleet = Tier::open(&show.mesh).await?.fetch().await?;
-    output::print(show.output.format, &fleet_value(&fleet), || fleet_lines(&fleet))
+async fn status(show: &ShowArgs) -> VerbResult {
+    let fleet = TierHandle::open(&show.mesh).await?.fetch().await?;
+    output::print_view(show.output.format, FleetView::from(&fleet), || fleet_lines(&fleet))
 }
 
-async fn explain(service: String, show: &ShowArgs) -> Outcome {
-    let mut tier = Tier::open(&show.mesh).await?;
+async fn explain(service: String, show: &ShowArgs) -> VerbResult {
+    let mut tier = TierHandle::open(&show.mesh).await?;
     let explained = tier.admin.explain_service(ExplainRequest { service }).await.map_err(|status| admin::refused(&status))?.into_inner();
-    output::print(show.output.format, &explained_value(&explained), || explained_lines(&explained))
+    output::print_view(show.output.format, ServicePlacementView::from(&explained), || explained_lines(&explained))
 }
 
-async fn drain(args: &WaitArgs) -> Outcome {
-    let mut tier = Tier::open(&args.name.show.mesh).await?;
+async fn drain(args: &WaitArgs) -> VerbResult {
+    let mut tier = TierHandle::open(&args.name.show.mesh).await?;
     tier.drain(&args.name.replica, args.limit.timeout).await?;
     let replica = tier.replica(&args.name.replica).await?;
-    told(&args.name, replica)
+    print_replica(&args.name, replica)
 }
 
-async fn replace(by: Option<String>, args: &WaitArgs) -> Outcome {
+async fn replace(by: Option<String>, args: &WaitArgs) -> VerbResult {
     let (name, seconds) = (&args.name.replica, args.limit.timeout);
-    let mut tier = Tier::open(&args.name.show.mesh).await?;
-    let missing = || Failure::new(Exit::Missing, name, "no such replica is registered", "`canal gateway list` shows those that are");
+    let mut tier = TierHandle::open(&args.name.show.mesh).await?;
+    let missing =
+        || VerbError::new(ExitStatus::Missing, name, "no such replica is registered", "`canal gateway list` shows those that are");
     let old = tier.replica(name).await?.ok_or_else(missing)?;
     let new = match by {
         Some(new) => new,
         None => tier.free_name(&old.backend).await?,
     };
+    // The new replica serves before the old one drains.
     tier.start(&new, &old.az, &old.backend, seconds).await?;
     tier.drain(name, seconds).await?;
     tier.remove(name, seconds).await?;
     let replica = tier.replica(&new).await?;
-    told(&NameArgs { replica: new, show: args.name.show.again() }, replica)
+    print_replica(&NameArgs { replica: new, show: args.name.show.again() }, replica)
 }
 
-/// What scaling does: so many more, or these to go: draining ones first, then those with the fewest sessions.
+/// Result of a scaling decision: replicas to add, or names to remove. Draining replicas are removed first, then those with the fewest
+/// sessions.
 #[derive(Debug, PartialEq, Eq)]
 enum Scaling {
     Add(usize),
@@ -302,17 +304,19 @@ fn decide_scaling(replicas: &[&ReplicaStatus], wanted: usize) -> Scaling {
     Scaling::Remove(there.into_iter().take(surplus).map(|r| r.name.clone()).collect())
 }
 
-async fn scale(backend: &str, wanted: usize, az: Option<&str>, limit: &LimitArgs, show: &ShowArgs) -> Outcome {
-    let mut tier = Tier::open(&show.mesh).await?;
+async fn scale(backend: &str, wanted: usize, az: Option<&str>, limit: &LimitArgs, show: &ShowArgs) -> VerbResult {
+    let mut tier = TierHandle::open(&show.mesh).await?;
     let fleet = tier.fetch().await?;
     let own: Vec<&ReplicaStatus> = fleet.replicas.iter().filter(|r| r.backend == backend).collect();
+    // New replicas go to the AZ of the backend's first replica.
     let home = own.first().map(|r| r.az.clone()).or(az.map(ToOwned::to_owned));
     match decide_scaling(&own, wanted) {
         Scaling::Add(count) => {
             for _ in 0..count {
-                let mend = "name the AZ of a new backend with --az";
-                let az =
-                    home.clone().ok_or_else(|| Failure::new(Exit::Missing, backend, "no replica of this backend is registered", mend))?;
+                let fix = "name the AZ of a new backend with --az";
+                let az = home
+                    .clone()
+                    .ok_or_else(|| VerbError::new(ExitStatus::Missing, backend, "no replica of this backend is registered", fix))?;
                 let name = tier.free_name(backend).await?;
                 tier.start(&name, &az, backend, limit.timeout).await?;
             }
@@ -326,8 +330,7 @@ async fn scale(backend: &str, wanted: usize, az: Option<&str>, limit: &LimitArgs
     }
     let fleet = tier.fetch().await?;
     let own: Vec<ReplicaStatus> = fleet.replicas.into_iter().filter(|r| r.backend == backend).collect();
-    let value = json!({ "replicas": own.iter().map(replica_value).collect::<Vec<_>>() });
-    output::print(show.output.format, &value, || replica_lines(&own))
+    output::print_view(show.output.format, ReplicaListView::from(&own[..]), || replica_lines(&own))
 }
 
 impl ShowArgs {
@@ -336,20 +339,11 @@ impl ShowArgs {
     }
 }
 
-/// Prints what became of a replica; one that is not registered any more is no failure.
-fn told(args: &NameArgs, replica: Option<ReplicaStatus>) -> Outcome {
-    let value = json!({ "name": args.replica, "replica": replica.as_ref().map(replica_value) });
-    output::print(args.show.output.format, &value, || match &replica {
+/// Prints the state of a replica. A replica that is no longer registered is no error.
+fn print_replica(args: &NameArgs, replica: Option<ReplicaStatus>) -> VerbResult {
+    output::print_view(args.show.output.format, ReplicaOrderView::new(&args.replica, replica.as_ref()), || match &replica {
         Some(r) => vec![format!("{}: {}", r.name, progress_line(r))],
         None => vec![format!("{}: not registered any more", args.replica)],
-    })
-}
-
-fn replica_value(r: &ReplicaStatus) -> Value {
-    json!({
-        "name": r.name, "number": r.number, "backend": r.backend, "az": r.az, "underlay": r.underlay, "state": r.state, "up": r.up,
-        "drain_ordered": r.drain_ordered, "sessions": r.sessions, "accepted": r.accepted, "generation": r.generation,
-        "services": r.services, "heads": r.heads, "owners": r.owners, "silent_ms": r.silent_ms, "version": r.version,
     })
 }
 
@@ -358,7 +352,7 @@ fn replica_lines(replicas: &[ReplicaStatus]) -> Vec<String> {
         return vec!["no replica is registered".to_owned()];
     }
     let mut table =
-        Table::new(&["NAME", "NUMBER", "AZ", "BACKEND", "STATE", "HEALTH", "SESSIONS", "HEADS", "OWNERS", "GENERATION", "HEARD"]);
+        TextTable::new(&["NAME", "NUMBER", "AZ", "BACKEND", "STATE", "HEALTH", "SESSIONS", "HEADS", "OWNERS", "GENERATION", "LAST REPORT"]);
     for r in replicas {
         table.row([
             r.name.clone(),
@@ -371,99 +365,72 @@ fn replica_lines(replicas: &[ReplicaStatus]) -> Vec<String> {
             r.heads.to_string(),
             r.owners.to_string(),
             r.generation.to_string(),
-            if r.silent_ms == 0 { "not yet".to_owned() } else { format!("{} ago", span(r.silent_ms)) },
+            if r.since_last_report_ms == 0 { "not yet".to_owned() } else { format!("{} ago", span(r.since_last_report_ms)) },
         ]);
     }
     table.lines()
 }
 
-fn fleet_value(fleet: &FleetResponse) -> Value {
-    let edge = |e: &canal_wire::api::EdgeStatus| json!({ "name": e.name, "az": e.az, "underlay": e.underlay, "heard": e.heard, "generation": e.generation, "version": e.version });
-    let blast = |b: &canal_wire::api::Blast| json!({ "failed": b.failed, "expected_services": b.expected_services });
-    json!({
-        "plan": fleet.plan, "tables_waiting": fleet.tables_waiting, "notes": fleet.notes, "findings": fleet.findings,
-        "edges": fleet.edges.iter().map(edge).collect::<Vec<_>>(),
-        "replicas": fleet.replicas.iter().map(replica_value).collect::<Vec<_>>(),
-        "services": fleet.services.iter().map(service_value).collect::<Vec<_>>(),
-        "blast": fleet.blast.iter().map(blast).collect::<Vec<_>>(),
-    })
-}
-
-fn service_value(s: &canal_wire::api::PlacedService) -> Value {
-    json!({
-        "service": s.service, "id": s.id, "home": s.home, "backends": s.backends, "open": s.open,
-        "gateway_number": s.gateway_number, "in_motion": s.in_motion,
-    })
-}
-
 fn fleet_lines(fleet: &FleetResponse) -> Vec<String> {
     let mut lines = vec![format!("plan {}, {} tables wait for their replicas", fleet.plan, fleet.tables_waiting), String::new()];
-    let mut edges = Table::new(&["EDGE", "AZ", "UNDERLAY", "STATE", "GENERATION"]);
+    let mut edges = TextTable::new(&["EDGE", "AZ", "UNDERLAY", "TUNNEL END", "STATE", "GENERATION"]);
     for e in &fleet.edges {
-        let state = if e.heard { "heard" } else { "silent" };
-        edges.row([e.name.clone(), e.az.clone(), e.underlay.clone(), state.to_owned(), e.generation.to_string()]);
+        let state = if e.reporting { "reporting" } else { "silent" };
+        edges.row([e.name.clone(), e.az.clone(), e.underlay.clone(), e.tunnel_end.clone(), state.to_owned(), e.generation.to_string()]);
     }
     lines.extend(edges.lines());
     lines.push(String::new());
     lines.extend(replica_lines(&fleet.replicas));
     lines.push(String::new());
-    let mut services = Table::new(&["SERVICE", "ID", "HOME", "OPEN IN", "MOTION", "BACKENDS"]);
+    let mut services = TextTable::new(&["SERVICE", "ID", "HOME", "OPEN IN", "MIGRATING", "BACKENDS"]);
     for s in &fleet.services {
-        let motion = if s.in_motion { "yes" } else { "no" };
-        services.row([s.service.clone(), s.id.to_string(), s.home.clone(), s.open.join(","), motion.to_owned(), s.backends.join(", ")]);
+        let motion = if s.migrating { "yes" } else { "no" };
+        services.row([
+            s.service.clone(),
+            s.id.to_string(),
+            s.home_az.clone(),
+            s.open_azs.join(","),
+            motion.to_owned(),
+            s.backends.join(", "),
+        ]);
     }
     lines.extend(services.lines());
     if !fleet.blast.is_empty() {
         lines.push(String::new());
-        let mut blast = Table::new(&["BACKENDS FAILING AT ONCE", "SERVICES LOST ON AVERAGE"]);
+        let mut blast = TextTable::new(&["BACKENDS FAILING AT ONCE", "SERVICES LOST ON AVERAGE"]);
         for b in &fleet.blast {
             blast.row([b.failed.to_string(), format!("{:.3}", b.expected_services)]);
         }
         lines.extend(blast.lines());
     }
-    lines.extend(fleet.notes.iter().map(|note| format!("note: {note}")));
-    lines.extend(fleet.findings.iter().map(|finding| format!("FAULT: {finding}")));
+    lines.extend(fleet.unmet_constraints.iter().map(|note| format!("unmet constraint: {note}")));
+    lines.extend(fleet.findings.iter().map(|finding| format!("VIOLATION: {finding}")));
     lines
-}
-
-fn explained_value(explained: &ExplainResponse) -> Value {
-    let seat =
-        |s: &canal_wire::api::ExplainedSeat| json!({ "replica": s.replica, "heads": s.heads, "owners": s.owners, "standbys": s.standbys });
-    let table = |t: &canal_wire::api::ExplainedTable| {
-        json!({
-            "az": t.az, "version": t.version, "confirmed": t.confirmed, "closing": t.closing, "open": t.open, "addresses": t.addresses,
-            "seats": t.seats.iter().map(seat).collect::<Vec<_>>(),
-        })
-    };
-    json!({
-        "service": explained.service.as_ref().map(service_value), "notes": explained.notes,
-        "tables": explained.tables.iter().map(table).collect::<Vec<_>>(),
-    })
 }
 
 fn explained_lines(explained: &ExplainResponse) -> Vec<String> {
     let mut lines = Vec::new();
     if let Some(s) = &explained.service {
         lines.push(format!("{} (id {}, gateway number {})", s.service, s.id, s.gateway_number));
-        lines.push(format!("lives in {}, on {}", s.home, s.backends.join(", ")));
+        lines.push(format!("lives in {}, on {}", s.home_az, s.backends.join(", ")));
     }
     for t in &explained.tables {
         let state = match (t.closing, t.open) {
-            (true, _) => "left; kept for its sessions",
+            (true, _) => "closing; in use for its sessions",
             (false, true) => "open",
             (false, false) => "closed",
         };
         lines.push(String::new());
         lines.push(format!("{}: {state}, table version {}, at {}", t.az, t.version, t.addresses.join(", ")));
-        let mut seats = Table::new(&["REPLICA", "HEAD OF", "OWNER IN", "STANDBY IN"]);
-        for s in &t.seats {
-            seats.row([s.replica.clone(), s.heads.to_string(), s.owners.to_string(), s.standbys.to_string()]);
+        let mut chain_table = TextTable::new(&["REPLICA", "HEAD OF", "OWNER IN", "STANDBY IN"]);
+        for s in &t.members {
+            chain_table.row([s.replica.clone(), s.heads.to_string(), s.owners.to_string(), s.standbys.to_string()]);
         }
-        if !t.seats.is_empty() {
-            lines.extend(seats.lines());
+        if !t.members.is_empty() {
+            lines.extend(chain_table.lines());
         }
     }
-    lines.extend(explained.notes.iter().map(|note| format!("note: {note}")));
+    lines.extend(explained.unmet_constraints.iter().map(|note| format!("unmet constraint: {note}")));
     lines
 }
 
@@ -477,8 +444,12 @@ mod tests {
 
     #[test]
     fn a_replica_is_drained_when_nothing_is_left_and_nothing_can_come() {
-        let status =
-            |state: &str, heads, owners, sessions| ReplicaStatus { heads, owners, silent_ms: 300, ..replica("g", 1, state, sessions) };
+        let status = |state: &str, heads, owners, sessions| ReplicaStatus {
+            heads,
+            owners,
+            since_last_report_ms: 300,
+            ..replica("g", 1, state, sessions)
+        };
         let drained = |state: &str, heads, owners, sessions| is_drained(&status(state, heads, owners, sessions), Duration::from_secs(1));
         assert!(drained("draining", 0, 0, 0) && drained("draining", 0, 2, 0) && drained("gone", 3, 0, 9));
         assert!(!drained("draining", 1, 0, 0) && !drained("draining", 0, 2, 1) && !drained("active", 0, 0, 0));
@@ -498,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_replica_has_a_name_that_nobody_has() {
+    fn a_new_replica_has_an_unused_name() {
         let taken = ["b1-1", "b1-2", "gw-1"].map(ToOwned::to_owned).into();
         assert_eq!((decide_name("b1", &taken), decide_name("gw", &taken)), ("b1-3".to_owned(), "gw-2".to_owned()));
     }

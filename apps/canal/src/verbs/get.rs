@@ -1,13 +1,13 @@
-//! `canal get`: objects as the controller holds them, with what the compiler says of them.
+//! `canal get`: the objects in the controller, with the compiler's diagnostics about them.
 
+use canal_json_api::v1::ObjectListView;
 use canal_wire::api::{GetRequest, Object};
 use clap::Args;
-use serde_json::{Value, json};
 
 use crate::admin::{self, MeshArgs};
 use crate::diagnostics;
-use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{self, Format, OutputArgs, Table};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::output::{self, Format, OutputArgs, TextTable};
 use crate::tenant;
 
 /// Shows objects as they were written, without the annotations that nothing reads: their lines are empty
@@ -32,7 +32,7 @@ pub(crate) struct GetArgs {
     output: OutputArgs,
 }
 
-pub(crate) async fn run(args: GetArgs) -> Outcome {
+pub(crate) async fn run(args: GetArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
     let tenant = tenant::decide(&args.tenant, &mut admin).await?;
     let request = GetRequest {
@@ -43,30 +43,21 @@ pub(crate) async fn run(args: GetArgs) -> Outcome {
     };
     let answer = admin.get(request).await.map_err(|status| admin::refused(&status))?.into_inner();
     if let (Some(kind), Some(name), true) = (&args.kind, &args.name, answer.objects.is_empty()) {
-        return Err(Failure::new(Exit::Missing, format!("{kind} {name}"), "does not exist", "`canal get` lists what does"));
+        return Err(VerbError::new(ExitStatus::Missing, format!("{kind} {name}"), "does not exist", "`canal get` lists what does"));
     }
     if args.output.format == Format::Yaml {
-        // The writer's own text, comments included, rather than a rewriting of it.
+        // YAML output is the writer's own text, including comments, and not a new serialization.
         return output::line(documents(&answer.objects).trim_end());
     }
-    let value = answer.objects.iter().map(object).collect::<Value>();
-    output::print(args.output.format, &value, || table(&answer.objects))
+    output::print_view(args.output.format, ObjectListView::from(&answer), || table(&answer.objects))
 }
 
 fn documents(objects: &[Object]) -> String {
     objects.iter().map(|o| format!("---\n{}\n", o.yaml.trim_start_matches("---\n").trim_end())).collect()
 }
 
-fn object(o: &Object) -> Value {
-    let parsed: Value = serde_saphyr::from_str(&o.yaml).unwrap_or_else(|_| Value::from(o.yaml.as_str()));
-    json!({
-        "apiVersion": o.api_version, "kind": o.kind, "namespace": o.namespace, "name": o.name, "origin": o.origin,
-        "object": parsed, "diagnostics": diagnostics::values(&o.diagnostics),
-    })
-}
-
 fn table(objects: &[Object]) -> Vec<String> {
-    let mut table = Table::new(&["KIND", "NAMESPACE", "NAME", "ORIGIN", "STATE"]);
+    let mut table = TextTable::new(&["KIND", "NAMESPACE", "NAME", "ORIGIN", "STATE"]);
     for o in objects {
         table.row([o.kind.clone(), o.namespace.clone(), o.name.clone(), o.origin.clone(), state(o)]);
     }

@@ -1,16 +1,21 @@
-//! `canal logs`: what a host's process wrote, from the world's log files; and a data plane's log level.
+//! `canal logs`: the output of a host's process, from the world's log files; outside a world the access log of a data plane, through the
+//! controller. It can also set a data plane's log level.
 
 use std::io::{SeekFrom, Write};
 use std::time::Duration;
 
+use canal_wire::api::ObserveRequest;
+use canal_wire::api::observe_request::Subject;
 use clap::Args;
 use tokio::io::{AsyncBufReadExt, AsyncSeekExt, BufReader};
 
-use crate::dataplane::{self, Page};
-use crate::exit::{Exit, Failure, Outcome};
-use crate::realm::{Realm, RealmArgs};
+use crate::admin::{self, MeshArgs};
+use crate::dataplane::{self, AdminPage};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::running_world::RunningWorld;
+use crate::{observe, signals};
 
-/// How often a followed log is looked at.
+/// Interval between two reads of a followed log.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Shows a host's log
@@ -18,33 +23,50 @@ const POLL: Duration = Duration::from_millis(200);
 #[command(after_help = "Examples:
   canal logs gw-1 --follow
   canal logs alpha/bookinfo/reviews-v1-0 --tail 20
-  canal logs alpha-n1 --level debug        # a data plane says more from now on; nothing is restarted")]
+  canal logs alpha-n1 --level debug        # a data plane logs more from now on; nothing is restarted
+  canal logs gw-1 --access --tenant alpha  # the access log alone, as an operator outside the world gets it
+
+With --server, or with --access in a world, it is the data plane's access log, through the controller: the newest lines,
+which the process keeps in memory, and with --follow those to come. A tenant's operator gets its tenant's lines.")]
 pub(crate) struct LogsArgs {
-    /// Host or pod, as `canal world list` names it
+    /// Host or pod, by its name in `canal world list`; a node or gateway, by its name in `canal status`
     host: String,
-    /// Go on as lines are written
+    /// Continue as lines are written
     #[arg(short, long)]
     follow: bool,
     /// Only the last lines
     #[arg(short = 'n', long, value_name = "LINES")]
     tail: Option<usize>,
     /// Set the data plane's log level instead: error, warn, info, debug or trace
-    #[arg(long, conflicts_with_all = ["follow", "tail"])]
+    #[arg(long, conflicts_with_all = ["follow", "tail", "access"])]
     level: Option<String>,
+    /// In a world: only the access log, through the controller
+    #[arg(long)]
+    access: bool,
+    /// Of a gateway's access log: only lines of this tenant
+    #[arg(short, long, env = "CANAL_TENANT")]
+    tenant: Option<String>,
     #[command(flatten)]
-    realm: RealmArgs,
+    mesh: MeshArgs,
 }
 
-pub(crate) async fn run(args: LogsArgs) -> Outcome {
-    let realm = Realm::open(args.realm.world.as_deref())?;
+pub(crate) async fn run(args: LogsArgs) -> VerbResult {
+    if args.mesh.server.is_some() && args.level.is_some() {
+        let fix = "on the data plane's host: curl --unix-socket DATA-DIR/admin.sock -X POST http://localhost/logging?level=debug";
+        return Err(VerbError::new(ExitStatus::Usage, "--level", "is for worlds: a level is shared by all tenants of a data plane", fix));
+    }
+    if args.mesh.server.is_some() || args.access {
+        return access_log(&args).await;
+    }
+    let running = RunningWorld::open(args.mesh.world.as_deref())?;
     if let Some(level) = &args.level {
         let path = format!("/logging?level={level}");
-        let answer = dataplane::post(&realm, &args.host, Page::Admin, &path).await?;
+        let answer = dataplane::post(&running, &args.host, AdminPage::Admin, &path).await?;
         return crate::output::line(String::from_utf8_lossy(&answer).trim_end());
     }
-    let path = realm.log_path(&args.host)?;
+    let path = running.log_path(&args.host)?;
     let missing = |problem: std::io::Error| {
-        Failure::new(Exit::Missing, path.display().to_string(), problem.to_string(), "the host has not written anything yet")
+        VerbError::new(ExitStatus::Missing, path.display().to_string(), problem.to_string(), "the host has not written anything yet")
     };
     let mut log = tokio::fs::File::open(&path).await.map_err(missing)?;
     if let Some(lines) = args.tail {
@@ -52,12 +74,26 @@ pub(crate) async fn run(args: LogsArgs) -> Outcome {
         log.seek(SeekFrom::Start(start_of_last(&text, lines))).await.map_err(missing)?;
     }
     copy(log, args.follow).await.map_err(|problem| match problem.kind() {
-        std::io::ErrorKind::BrokenPipe => Failure::told(Exit::Done),
-        _ => Failure::failed(path.display().to_string(), problem, ""),
+        std::io::ErrorKind::BrokenPipe => VerbError::already_printed(ExitStatus::Done),
+        _ => VerbError::failed(path.display().to_string(), problem, ""),
     })
 }
 
-/// Where the last `lines` lines begin.
+/// Prints the access log of a data plane, from the process's memory.
+async fn access_log(args: &LogsArgs) -> VerbResult {
+    let mut admin = admin::connect(&args.mesh).await?;
+    let request = ObserveRequest {
+        tail: args.tail.map_or(u32::MAX, |lines| u32::try_from(lines).unwrap_or(u32::MAX)),
+        follow: args.follow,
+        ..observe::request(Subject::Logs, args.tenant.as_deref(), std::slice::from_ref(&args.host))
+    };
+    let observation = observe::begin(&mut admin, request).await?;
+    let mut stop = signals::watch()?;
+    let each = |line: &str| crate::output::line(&observe::printable(line)).map(|()| true);
+    observation.lines(&mut stop, each).await
+}
+
+/// Returns the offset at which the last `lines` lines begin.
 fn start_of_last(text: &[u8], lines: usize) -> u64 {
     let body = text.strip_suffix(b"\n").unwrap_or(text);
     let starts = body.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
@@ -87,7 +123,7 @@ async fn copy(log: tokio::fs::File, follow: bool) -> std::io::Result<()> {
     }
 }
 
-/// The world cuts a log that grew too long: start over where it is shorter than what was read.
+/// Restarts at the beginning if the file is shorter than what was read: the world truncates logs that grow too long.
 async fn rewind_if_cut(reader: &mut BufReader<tokio::fs::File>) -> std::io::Result<()> {
     let position = reader.stream_position().await?;
     if reader.get_ref().metadata().await?.len() < position {

@@ -1,7 +1,8 @@
-//! `canal status`: who is connected, which generation each data plane runs, what each tenant has.
+//! `canal status`: the connected data planes, the generation that each runs, and the objects of each tenant. Start at [`run`].
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use canal_json_api::v1::{StatusView, SubscriberView};
 use canal_wire::api::{ShareUse, StatusRequest, StatusResponse, Subscriber};
 use clap::Args;
 use serde_json::{Value, json};
@@ -9,11 +10,11 @@ use serde_json::{Value, json};
 use crate::admin::{self, Admin, MeshArgs};
 use crate::dataplane;
 use crate::diagnostics;
-use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{self, OutputArgs, Table, size, span};
-use crate::realm::{Kind, Realm};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::output::{self, OutputArgs, TextTable, size, span};
+use crate::running_world::{HostKindFilter, RunningWorld};
 
-/// How often a waiting verb asks.
+/// Interval between two queries of a waiting verb.
 const POLL: Duration = Duration::from_millis(50);
 
 /// Shows data planes, generations and tenants
@@ -23,7 +24,7 @@ const POLL: Duration = Duration::from_millis(50);
   canal status --check              # exit code 4 unless all data planes are connected and up to date
   canal status -o json | jq '.subscribers[] | select(.converged | not)'")]
 pub(crate) struct StatusArgs {
-    /// End with exit code 4 unless every data plane is connected and runs the newest generation that concerns it
+    /// End with exit code 4 unless every data plane is connected and runs the newest generation in its scope
     #[arg(long)]
     check: bool,
     #[command(flatten)]
@@ -32,29 +33,30 @@ pub(crate) struct StatusArgs {
     output: OutputArgs,
 }
 
-pub(crate) async fn run(args: StatusArgs) -> Outcome {
+pub(crate) async fn run(args: StatusArgs) -> VerbResult {
     let mut admin = admin::connect(&args.mesh).await?;
     let status = fetch(&mut admin).await?;
     let now_ms = now_ms();
     let servers = key_servers(&args.mesh).await?;
-    let mut shown = value(&status);
+    let mut shown = output::view_value(StatusView::from(&status))?;
     shown["key_servers"] = servers.iter().map(|(name, hardware)| json!({ "name": name, "hardware": hardware })).collect();
     output::print(args.output.format, &shown, || [lines(&status, now_ms), hardware_lines(&servers)].concat())?;
     if args.check && !decide_converged(&status, 0, true) {
-        return Err(Failure::new(Exit::Partial, "status", "not every data plane is connected and up to date", ""));
+        return Err(VerbError::new(ExitStatus::Partial, "status", "not every data plane is connected and up to date", ""));
     }
     Ok(())
 }
 
-/// The world's key servers, and what each says its machine has for cryptography; null: it does not answer.
-async fn key_servers(mesh: &MeshArgs) -> Outcome<Vec<(String, Value)>> {
+/// Returns the world's key servers, with the cryptographic hardware features that each reports. Null stands for a key server that does not
+/// answer.
+async fn key_servers(mesh: &MeshArgs) -> VerbResult<Vec<(String, Value)>> {
     if mesh.server.is_some() {
         return Ok(Vec::new());
     }
-    let realm = Realm::open(mesh.world.as_deref())?;
+    let running = RunningWorld::open(mesh.world.as_deref())?;
     let mut servers = Vec::new();
-    for name in realm.names_of(Kind::KeyServer)? {
-        let dump = dataplane::get(&realm, &name, dataplane::Page::Admin, "/config_dump").await.ok();
+    for name in running.names_of(HostKindFilter::KeyServer)? {
+        let dump = dataplane::get(&running, &name, dataplane::AdminPage::Admin, "/config_dump").await.ok();
         let dump = dump.and_then(|bytes| serde_json::from_slice::<Value>(&bytes).ok()).unwrap_or_default();
         servers.push((name, dump["engine"]["hardware"].clone()));
     }
@@ -65,7 +67,7 @@ fn hardware_lines(servers: &[(String, Value)]) -> Vec<String> {
     if servers.is_empty() {
         return Vec::new();
     }
-    let mut table = Table::new(&["KEY SERVER", "HARDWARE"]);
+    let mut table = TextTable::new(&["KEY SERVER", "HARDWARE"]);
     for (name, hardware) in servers {
         let feature = |feature: &Value| {
             let word = match (feature["present"] == true, feature["used"] == true) {
@@ -81,13 +83,13 @@ fn hardware_lines(servers: &[(String, Value)]) -> Vec<String> {
     [vec![String::new()], table.lines()].concat()
 }
 
-/// Asks the controller.
-pub(crate) async fn fetch(admin: &mut Admin) -> Outcome<StatusResponse> {
+/// Requests the status from the controller.
+pub(crate) async fn fetch(admin: &mut Admin) -> VerbResult<StatusResponse> {
     Ok(admin.status(StatusRequest {}).await.map_err(|status| admin::refused(&status))?.into_inner())
 }
 
-/// Resolves when every connected data plane runs what concerns it of `generation`; the last answer.
-pub(crate) async fn converged(admin: &mut Admin, generation: u64) -> Outcome<StatusResponse> {
+/// Waits until every connected data plane runs its part of `generation`. Returns the last answer.
+pub(crate) async fn converged(admin: &mut Admin, generation: u64) -> VerbResult<StatusResponse> {
     loop {
         let status = fetch(admin).await?;
         if decide_converged(&status, generation, false) {
@@ -97,14 +99,10 @@ pub(crate) async fn converged(admin: &mut Admin, generation: u64) -> Outcome<Sta
     }
 }
 
-/// Whether all (or all connected) data planes are up to date, at `generation` or later.
+/// Returns whether all (or all connected) data planes are up to date, at `generation` or later.
 fn decide_converged(status: &StatusResponse, generation: u64, all: bool) -> bool {
-    let good = |s: &Subscriber| is_current(s) && (s.connected || !all);
+    let good = |s: &Subscriber| SubscriberView::is_converged(s) && (s.connected || !all);
     status.generation >= generation && status.subscribers.iter().filter(|s| s.connected || all).all(good)
-}
-
-fn is_current(subscriber: &Subscriber) -> bool {
-    subscriber.generation_acked >= subscriber.generation_wanted && subscriber.nack.is_empty()
 }
 
 fn now_ms() -> u64 {
@@ -112,35 +110,12 @@ fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The answer as JSON.
-pub(crate) fn value(status: &StatusResponse) -> Value {
-    let planes: Vec<Value> = status.subscribers.iter().map(plane).collect();
-    let tenants = status.tenants.iter().map(|t| {
-        json!({
-            "tenant": t.tenant, "services": t.services, "workloads": t.workloads, "workloads_ready": t.workloads_ready,
-            "routes": t.routes, "errors": t.errors, "warnings": t.warnings, "outside_passes": t.outside_passes,
-        })
-    });
-    json!({
-        "generation": status.generation, "version": status.version, "store": status.store, "converged": decide_converged(status, 0, true),
-        "shares": status.shares.iter().map(share).collect::<Vec<_>>(),
-        "subscribers": planes, "tenants": tenants.collect::<Vec<_>>(), "diagnostics": diagnostics::values(&status.diagnostics),
-    })
-}
-
-fn share(s: &ShareUse) -> Value {
-    json!({
-        "component": s.component, "limit": s.limit, "tenant": s.tenant, "unit": s.unit,
-        "used": s.used, "max": s.max, "refused": s.refused, "revoked": s.revoked,
-    })
-}
-
-/// Who holds how much of which limit; nothing where nobody holds anything.
+/// Returns which tenant uses how much of which limit. The table is empty if nothing is used.
 fn share_lines(shares: &[ShareUse]) -> Vec<String> {
     if shares.is_empty() {
         return Vec::new();
     }
-    let mut table = Table::new(&["LIMIT", "AT", "TENANT", "USED", "SHARE", "REFUSED", "REVOKED"]);
+    let mut table = TextTable::new(&["LIMIT", "AT", "TENANT", "USED", "SHARE", "REFUSED", "REVOKED"]);
     for s in shares {
         let amount = |n: u64| if s.unit == "bytes" { size(n) } else { n.to_string() };
         table.row([
@@ -156,19 +131,10 @@ fn share_lines(shares: &[ShareUse]) -> Vec<String> {
     [vec![String::new()], table.lines()].concat()
 }
 
-fn plane(s: &Subscriber) -> Value {
-    json!({
-        "kind": s.kind, "name": s.name, "tenant": s.tenant, "az": s.az, "connected": s.connected, "converged": is_current(s),
-        "generation_wanted": s.generation_wanted, "generation_sent": s.generation_sent, "generation_acked": s.generation_acked,
-        "nack": s.nack, "resources": s.resources, "bytes_sent": s.bytes_sent, "responses_sent": s.responses_sent,
-        "nacks": s.nacks, "reconnects": s.reconnects, "last_seen_ms": s.last_seen_ms, "version": s.version,
-    })
-}
-
-/// The answer as tables.
+/// Returns the answer as tables.
 pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
     let mut lines = vec![format!("controller {}, generation {}, store {}", status.version, status.generation, status.store), String::new()];
-    let mut planes = Table::new(&["KIND", "NAME", "AZ", "TENANT", "STATE", "GENERATION", "RESOURCES", "SENT", "SEEN", "REFUSAL"]);
+    let mut planes = TextTable::new(&["KIND", "NAME", "AZ", "TENANT", "STATE", "GENERATION", "RESOURCES", "SENT", "SEEN", "REFUSAL"]);
     for s in &status.subscribers {
         planes.row([
             s.kind.clone(),
@@ -188,7 +154,7 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
         false => lines.extend(planes.lines()),
     }
     lines.push(String::new());
-    let mut tenants = Table::new(&["TENANT", "SERVICES", "WORKLOADS", "READY", "ROUTES", "ERRORS", "WARNINGS"]);
+    let mut tenants = TextTable::new(&["TENANT", "SERVICES", "WORKLOADS", "READY", "ROUTES", "ERRORS", "WARNINGS"]);
     for t in &status.tenants {
         let count = |n: u64| n.to_string();
         tenants.row([
@@ -202,6 +168,7 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
         ]);
     }
     lines.extend(tenants.lines());
+    // The mesh does not encrypt these packets, which operators must notice.
     let in_the_clear = status.tenants.iter().filter(|t| t.outside_passes).map(|t| {
         format!(
             "tenant {}: outside: Passthrough: UDP, SCTP, ICMP and raw packets of its pods, and TCP to what is not in the mesh, travel in the clear",
@@ -217,9 +184,9 @@ pub(crate) fn lines(status: &StatusResponse, now_ms: u64) -> Vec<String> {
     lines
 }
 
-/// `7`, or `5 of 7` where the data plane lags.
+/// Returns `7`, or `5 of 7` if the data plane lags.
 fn generation(s: &Subscriber) -> String {
-    match is_current(s) {
+    match SubscriberView::is_converged(s) {
         true => s.generation_acked.to_string(),
         false => format!("{} of {}", s.generation_acked, s.generation_wanted),
     }
@@ -234,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn convergence_needs_everyone_who_matters() {
+    fn convergence_needs_every_connected_subscriber() {
         for (name, subscribers, generation, all, want) in [
             ("up to date", vec![subscriber(true, 5, 5, "")], 5, true, true),
             ("one lags", vec![subscriber(true, 5, 5, ""), subscriber(true, 5, 4, "")], 5, true, false),
@@ -249,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_is_told_in_words() {
+    fn hardware_is_described_in_words() {
         let hardware =
             json!([{"name": "vaes", "present": true, "used": true}, {"name": "qat", "present": true, "used": false}, {"name": "sha"}]);
         let lines = hardware_lines(&[("ks-1".to_owned(), hardware), ("ks-2".to_owned(), Value::Null)]).join("\n");
@@ -262,13 +229,13 @@ mod tests {
         let tenant =
             |name: &str, outside_passes| canal_wire::api::TenantStatus { tenant: name.into(), outside_passes, ..Default::default() };
         let status = StatusResponse { tenants: vec![tenant("alpha", false), tenant("beta", true)], ..StatusResponse::default() };
-        let told = lines(&status, 0).join("\n");
-        assert!(told.contains("tenant beta: outside: Passthrough: UDP, SCTP, ICMP and raw packets"), "{told}");
-        assert!(!told.contains("tenant alpha: outside"), "{told}");
+        let report = lines(&status, 0).join("\n");
+        assert!(report.contains("tenant beta: outside: Passthrough: UDP, SCTP, ICMP and raw packets"), "{report}");
+        assert!(!report.contains("tenant alpha: outside"), "{report}");
     }
 
     #[test]
-    fn shares_are_told_by_limit_and_tenant() {
+    fn shares_are_listed_by_limit_and_tenant() {
         let share = |tenant: &str, unit: &str, used| ShareUse {
             component: "controller".into(),
             limit: "certificates".into(),

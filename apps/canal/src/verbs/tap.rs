@@ -1,17 +1,22 @@
-//! `canal tap`: live requests through the gateways, filtered at the gateways, merged here.
+//! `canal tap`: live requests through the gateways, filtered at the gateways and merged here. It uses the controller. In a world whose
+//! controller does not answer, it uses the gateways' own sockets.
 
+use canal_wire::api::ObserveRequest;
+use canal_wire::api::observe_request::Subject;
 use clap::Args;
 use futures::StreamExt;
 use futures::stream::{self, BoxStream};
 use http_body_util::{BodyExt, BodyStream};
 use serde_json::Value;
 
-use crate::dataplane::{self, Page};
-use crate::exit::{Exit, Failure, Outcome};
+use crate::admin::{self, MeshArgs};
+use crate::dataplane::{self, AdminPage};
+use crate::exit::{ExitStatus, VerbError, VerbResult};
 use crate::output::{self, Format};
-use crate::realm::{Kind, Realm, RealmArgs};
+use crate::running_world::{HostKindFilter, RunningWorld};
+use crate::{observe, signals};
 
-/// Longest line taken from a gateway.
+/// Maximum length of a line from a gateway.
 const LINE_BYTES_MAX: usize = 1 << 20;
 
 /// Shows live requests through the gateways
@@ -19,15 +24,17 @@ const LINE_BYTES_MAX: usize = 1 << 20;
 #[command(after_help = "Examples:
   canal tap
   canal tap --tenant alpha --service bookinfo/reviews-v2 --status 5xx
-  canal tap --path /productpage --limit 100 -o json | jq .duration_ms")]
+  canal tap --path /productpage --limit 100 -o json | jq .duration_ms
+
+A tenant's operator sees its tenant's requests. Stderr says who is listened to, and how many lines were left out.")]
 pub(crate) struct TapArgs {
     /// Only requests of this tenant
     #[arg(short, long, env = "CANAL_TENANT")]
     tenant: Option<String>,
-    /// Only requests answered by this service, NAMESPACE/NAME: where the route led, not where the client asked
+    /// Only requests answered by this service, NAMESPACE/NAME: the route's destination, not the requested one
     #[arg(short, long)]
     service: Option<String>,
-    /// Only paths that begin so
+    /// Only paths with this prefix
     #[arg(short, long)]
     path: Option<String>,
     /// Only this status, or class of statuses: 503, 5xx
@@ -43,42 +50,79 @@ pub(crate) struct TapArgs {
     #[arg(short = 'o', long = "output", value_enum, default_value = "table", value_name = "FORMAT")]
     format: Format,
     #[command(flatten)]
-    realm: RealmArgs,
+    mesh: MeshArgs,
 }
 
-/// A line, or why there are no more from one gateway.
-type Lines = BoxStream<'static, Result<String, Failure>>;
+/// Lines of one gateway, and the error that ended them.
+type TapLines = BoxStream<'static, Result<String, VerbError>>;
 
-pub(crate) async fn run(args: TapArgs) -> Outcome {
-    let realm = Realm::open(args.realm.world.as_deref())?;
-    let gateways = if args.gateway.is_empty() { realm.names_of(Kind::Gateway)? } else { args.gateway.clone() };
-    if gateways.is_empty() {
-        return Err(Failure::new(Exit::Missing, format!("world {}", realm.name()), "has no gateway", "add one to its topology"));
+pub(crate) async fn run(args: TapArgs) -> VerbResult {
+    let begun = match admin::connect(&args.mesh).await {
+        Ok(mut admin) => observe::begin(&mut admin, request(&args)).await,
+        Err(failure) => Err(failure),
+    };
+    match begun {
+        Ok(observation) => {
+            let mut stop = signals::watch()?;
+            eprintln!("canal: listening on {}", observation.sources.join(", "));
+            let mut left = args.limit.unwrap_or(u64::MAX);
+            let each = |line: &str| {
+                output::line(&show(line, args.format)?)?;
+                left -= 1;
+                Ok(left > 0)
+            };
+            if args.limit == Some(0) { Ok(()) } else { observation.lines(&mut stop, each).await }
+        }
+        // The gateways' own sockets have no operators: opening them gives access to all tenants.
+        Err(failure) if args.mesh.server.is_none() && failure.exit == ExitStatus::Unreachable => locally(&args).await,
+        Err(failure) => Err(failure),
     }
-    let target = format!("/tap{}", query(&args));
+}
+
+fn request(args: &TapArgs) -> ObserveRequest {
+    let text = |value: &Option<String>| value.clone().unwrap_or_default();
+    let (service, path, status) = (text(&args.service), text(&args.path), text(&args.status));
+    ObserveRequest { service, path, status, ..observe::request(Subject::Tap, args.tenant.as_deref(), &args.gateway) }
+}
+
+/// Reads the tap of each gateway of the world directly.
+async fn locally(args: &TapArgs) -> VerbResult {
+    let running = RunningWorld::open(args.mesh.world.as_deref())?;
+    let gateways = if args.gateway.is_empty() { running.names_of(HostKindFilter::Gateway)? } else { args.gateway.clone() };
+    if gateways.is_empty() {
+        return Err(VerbError::new(ExitStatus::Missing, format!("world {}", running.name()), "has no gateway", "add one to its topology"));
+    }
+    let mut stop = signals::watch()?;
+    let target = format!("/tap{}", query(args));
     let mut all = stream::SelectAll::new();
     for gateway in &gateways {
-        all.push(lines(&realm, gateway, &target).await?);
+        all.push(lines(&running, gateway, &target).await?);
     }
+    eprintln!("canal: the controller does not answer; listening on {}", gateways.join(", "));
     let mut left = args.limit.unwrap_or(u64::MAX);
-    let mut failures = Vec::new();
+    let mut failed = 0;
     while left > 0 {
-        match all.next().await {
+        let next = tokio::select! {
+            () = stop.wait() => return Err(VerbError::already_printed(ExitStatus::Interrupted)),
+            next = all.next() => next,
+        };
+        match next {
             Some(Ok(line)) => {
                 output::line(&show(&line, args.format)?)?;
                 left -= 1;
             }
+            // One failed gateway does not end the tap of the others.
             Some(Err(failure)) => {
                 eprintln!("canal: {failure}");
-                failures.push(failure);
+                failed += 1;
             }
             None => break,
         }
     }
-    match failures.len() {
+    match failed {
         0 => Ok(()),
-        n if n == gateways.len() => Err(Failure::told(Exit::Unreachable)),
-        _ => Err(Failure::told(Exit::Partial)),
+        n if n == gateways.len() => Err(VerbError::already_printed(ExitStatus::Unreachable)),
+        _ => Err(VerbError::already_printed(ExitStatus::Partial)),
     }
 }
 
@@ -89,14 +133,14 @@ fn query(args: &TapArgs) -> String {
     if text.is_empty() { text } else { format!("?{text}") }
 }
 
-/// Percent-encodes all but unreserved characters and '/' (RFC 3986 §2.3).
+/// Percent-encodes all characters except unreserved ones and '/' (RFC 3986 §2.3).
 fn encode(text: &str) -> String {
     let keep = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(byte);
     text.bytes().map(|byte| if keep(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
-async fn lines(realm: &Realm, gateway: &str, target: &str) -> Outcome<Lines> {
-    let response = dataplane::stream(realm, gateway, Page::Admin, target).await?;
+async fn lines(running: &RunningWorld, gateway: &str, target: &str) -> VerbResult<TapLines> {
+    let response = dataplane::stream(running, gateway, AdminPage::Admin, target).await?;
     let body = BodyStream::new(response.into_body().map_err(|problem| problem.to_string()));
     let place = gateway.to_owned();
     let cut = stream::unfold((body, Vec::new(), place), |(mut body, mut held, place)| async move {
@@ -114,7 +158,7 @@ async fn lines(realm: &Realm, gateway: &str, target: &str) -> Outcome<Lines> {
             };
             if let Some(problem) = problem {
                 held.clear();
-                let failure = Failure::new(Exit::Unreachable, format!("tap at {place}"), problem, "");
+                let failure = VerbError::new(ExitStatus::Unreachable, format!("tap at {place}"), problem, "");
                 return Some((Err(failure), (body, held, place)));
             }
         }
@@ -122,16 +166,16 @@ async fn lines(realm: &Realm, gateway: &str, target: &str) -> Outcome<Lines> {
     Ok(cut.boxed())
 }
 
-fn show(line: &str, format: Format) -> Outcome<String> {
+fn show(line: &str, format: Format) -> VerbResult<String> {
     let value: Value = serde_json::from_str(line).unwrap_or_else(|_| Value::from(line));
     match format {
         Format::Json => Ok(value.to_string()),
         Format::Yaml => Ok(format!("---\n{}", output::yaml(&value)?.trim_end())),
-        Format::Table => Ok(columns(&value)),
+        Format::Table => Ok(observe::printable(&columns(&value))),
     }
 }
 
-/// One request on one line; fields that a gateway does not tell are shown as '-'.
+/// Formats one request as one line. Fields that a gateway does not report are shown as '-'.
 fn columns(request: &Value) -> String {
     let text = |names: &[&str]| {
         let found = names.iter().map(|name| &request[*name]).find(|value| !value.is_null());
@@ -169,7 +213,7 @@ mod tests {
             gateway: vec![],
             limit: None,
             format: Format::Table,
-            realm: RealmArgs::default(),
+            mesh: MeshArgs::default(),
         };
         assert_eq!(query(&args), "?tenant=alpha&service=bookinfo/reviews&path=/a%20b%3Fc");
     }

@@ -1,4 +1,4 @@
-//! `canal up`: brings a world up and stays, with a live view; ctrl-c takes it down again.
+//! `canal up`: brings a world up and stays, with a live view. Ctrl-c takes the world down again.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::exit::{Exit, Failure, Outcome};
-use crate::output::Progress;
-use crate::realm::{self, Realm};
-use crate::scenery;
+use crate::bundled_topology;
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::output::ProgressLine;
+use crate::running_world::{self, RunningWorld};
 use crate::signals;
-use crate::view::{Canvas, Observer};
+use crate::view::{Canvas, WorldSampler};
 
-/// How often the view is drawn.
+/// Interval between two updates of the view.
 const PERIOD: Duration = Duration::from_secs(1);
 
 /// Brings up a world and stays, with a live view; ctrl-c takes it down
@@ -25,7 +25,7 @@ const PERIOD: Duration = Duration::from_secs(1);
 pub(crate) struct UpArgs {
     /// Topology file, or demo
     file: String,
-    /// Name the world so instead
+    /// Use this name for the world
     #[arg(long)]
     name: Option<String>,
     /// Show nothing
@@ -36,52 +36,48 @@ pub(crate) struct UpArgs {
     wait: u64,
 }
 
-pub(crate) async fn run(args: UpArgs) -> Outcome {
+pub(crate) async fn run(args: UpArgs) -> VerbResult {
     let mut stop = signals::watch()?;
-    let progress = Progress::new();
-    let scenery = scenery::load(&args.file)?;
+    let progress = ProgressLine::new();
+    let scenery = bundled_topology::load(&args.file)?;
     let name = args.name.clone().unwrap_or_else(|| scenery.topology.name.clone());
-    progress.say(&format!("building world {name}"));
-    let realm = realm::up_ephemeral(scenery.topology.clone(), name.clone()).await?;
+    progress.print_line(&format!("building world {name}"));
+    let running = running_world::up_ephemeral(scenery.topology.clone(), name.clone()).await?;
     let stayed = tokio::select! {
-        () = stop.wait() => Ok(()),
-        stayed = stay(&args, &realm) => stayed,
+        () = stop.wait() => Err(VerbError::already_printed(ExitStatus::Interrupted)),
+        stayed = stay(&args, &running) => stayed,
     };
-    progress.say(&format!("taking world {name} down"));
-    realm.down().await?;
-    match stayed {
-        // Ctrl-c is how one leaves: that is success.
-        Ok(()) => Ok(()),
-        Err(failure) => Err(failure),
-    }
+    progress.print_line(&format!("taking world {name} down"));
+    running.down().await?;
+    stayed
 }
 
-/// Until the world is gone. A world that is not wholly ready stays up too: one looks into it to find out why.
-async fn stay(args: &UpArgs, realm: &Arc<Realm>) -> Outcome {
-    let progress = Progress::new();
-    progress.say("waiting for its processes");
-    if let Err(failure) = realm.wait_ready(Duration::from_secs(args.wait)).await {
+/// Shows the world until it is gone. A world that is not completely ready stays up too, so that the user can find out why.
+async fn stay(args: &UpArgs, running: &Arc<RunningWorld>) -> VerbResult {
+    let progress = ProgressLine::new();
+    progress.print_line("waiting for its processes");
+    if let Err(failure) = running.wait_ready(Duration::from_secs(args.wait)).await {
         eprintln!("canal: {failure}");
     } else if args.file == "demo" {
-        scenery::dress_demo(realm).await?;
+        bundled_topology::install_demo_keys(running).await?;
     }
     if args.quiet {
-        return gone(realm).await;
+        return gone(running).await;
     }
-    let mut observer = Observer::new(realm.clone());
+    let mut observer = WorldSampler::new(running.clone());
     if !std::io::stdout().is_terminal() {
         return print_changes(&mut observer).await;
     }
-    let mut canvas = Canvas::open().map_err(|problem| Failure::failed("terminal", problem, "use --quiet"))?;
+    let mut canvas = Canvas::open().map_err(|problem| VerbError::failed("terminal", problem, "use --quiet"))?;
     loop {
-        let lines = observer.look().await?;
-        canvas.draw(&lines).map_err(|problem| Failure::failed("terminal", problem, "use --quiet"))?;
+        let lines = observer.refresh().await?;
+        canvas.draw(&lines).map_err(|problem| VerbError::failed("terminal", problem, "use --quiet"))?;
         tokio::time::sleep(PERIOD).await;
     }
 }
 
-/// Without a terminal: what it looks like, once it does not change any more than counters do.
-async fn print_changes(observer: &mut Observer) -> Outcome {
+/// Prints the states without a terminal: first all, then those that changed. Values that change permanently are left out.
+async fn print_changes(observer: &mut WorldSampler) -> VerbResult {
     let mut before: Vec<String> = Vec::new();
     loop {
         let states = observer.states().await?;
@@ -95,9 +91,9 @@ async fn print_changes(observer: &mut Observer) -> Outcome {
     }
 }
 
-async fn gone(realm: &Arc<Realm>) -> Outcome {
-    while realm.hosts().is_ok() {
+async fn gone(running: &Arc<RunningWorld>) -> VerbResult {
+    while running.hosts().is_ok() {
         tokio::time::sleep(PERIOD).await;
     }
-    Err(Failure::new(Exit::Missing, format!("world {}", realm.name()), "was taken down by somebody else", ""))
+    Err(VerbError::new(ExitStatus::Missing, format!("world {}", running.name()), "was removed by another process", ""))
 }

@@ -1,17 +1,17 @@
-//! `canal world`: worlds without a view: up, down, list, exec, check, gc. What a world is, `canal_world` knows.
+//! `canal world`: worlds without a view: up, down, list, exec, check, gc. The crate `canal_world` implements them.
 
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use canal_world::{Host, Options, Plan, World};
+use canal_world::{HostStatus, World, WorldOptions, WorldPlan};
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
-use crate::exit::{Exit, Failure, Outcome};
-use crate::output::{self, OutputArgs, Progress, Table};
-use crate::realm::{self, Realm, failure};
-use crate::scenery;
+use crate::bundled_topology;
+use crate::exit::{ExitStatus, VerbError, VerbResult};
+use crate::output::{self, OutputArgs, ProgressLine, TextTable};
+use crate::running_world::{self, RunningWorld, failure};
 
 /// Handles worlds: meshes of network namespaces on this machine
 #[derive(Debug, Args)]
@@ -26,10 +26,10 @@ pub(crate) struct WorldArgs {
 
 #[derive(Debug, Subcommand)]
 enum WorldVerb {
-    /// Brings a world up and returns; doing it again changes nothing
+    /// Brings a world up and returns; repeating it changes nothing
     #[command(after_help = "Examples:\n  canal world up demo\n  canal world up my-mesh.yaml --name second --wait 60")]
-    Up(UpArgs),
-    /// Takes a world down; doing it again is no error
+    Up(WorldUpArgs),
+    /// Takes a world down; repeating it is no error
     #[command(after_help = "Examples:\n  canal world down demo\n  canal world down my-mesh.yaml")]
     Down {
         /// Name of the world, or its topology file
@@ -38,7 +38,7 @@ enum WorldVerb {
     /// Lists worlds, or the hosts of one
     #[command(after_help = "Examples:\n  canal world list\n  canal world list demo -o json")]
     List {
-        /// Name of the world whose hosts to list
+        /// Name of the world to list the hosts of
         world: Option<String>,
         #[command(flatten)]
         output: OutputArgs,
@@ -72,10 +72,10 @@ enum WorldVerb {
 }
 
 #[derive(Debug, Args)]
-struct UpArgs {
+struct WorldUpArgs {
     /// Topology file, or demo
     file: String,
-    /// Name it so instead
+    /// Use this name for the world
     #[arg(long)]
     name: Option<String>,
     /// Take a world of that name with another topology down first
@@ -86,7 +86,7 @@ struct UpArgs {
     wait: u64,
 }
 
-pub(crate) async fn run(args: WorldArgs) -> Outcome {
+pub(crate) async fn run(args: WorldArgs) -> VerbResult {
     match args.verb {
         WorldVerb::Up(args) => up(args).await,
         WorldVerb::Down { world } => down(&world).await,
@@ -95,58 +95,65 @@ pub(crate) async fn run(args: WorldArgs) -> Outcome {
         WorldVerb::Exec { host, world, command } => exec(world.as_deref(), &host, &command).await,
         WorldVerb::Check { file } => check(&file),
         WorldVerb::Gc => gc().await,
-        WorldVerb::Supervise { name } => realm::blocking(move || canal_world::supervise(&name)).await,
+        WorldVerb::Supervise { name } => running_world::blocking(move || canal_world::supervise(&name)).await,
     }
 }
 
-async fn up(args: UpArgs) -> Outcome {
-    let progress = Progress::new();
-    let scenery = scenery::load_lasting(&args.file)?;
+async fn up(args: WorldUpArgs) -> VerbResult {
+    let progress = ProgressLine::new();
+    let scenery = bundled_topology::load_lasting(&args.file)?;
     let topology = match &args.name {
-        Some(name) => scenery.renamed(name).map_err(|problem| scenery::refused(&[problem]))?,
+        Some(name) => scenery.renamed(name).map_err(|problem| bundled_topology::refused(&[problem]))?,
         None => scenery,
     };
     let name = topology.name.clone();
-    progress.say(&format!("building world {name}"));
+    progress.print_line(&format!("building world {name}"));
     let replace = args.replace;
-    realm::blocking(move || World::up(&topology, &Options { replace, ..Options::default() })).await?;
+    let world = running_world::blocking(move || World::up(&topology, &WorldOptions { replace, ..WorldOptions::default() })).await?;
+    running_world::report_recovery(&name, world.recovery());
     if args.wait > 0 {
-        progress.say("waiting for its processes");
-        let realm = Realm::open(Some(&name))?;
-        realm.wait_ready(Duration::from_secs(args.wait)).await.map_err(|f| Failure { exit: Exit::Partial, ..f })?;
+        progress.print_line("waiting for its processes");
+        let running = RunningWorld::open(Some(&name))?;
+        running.wait_ready(Duration::from_secs(args.wait)).await.map_err(|f| VerbError { exit: ExitStatus::Partial, ..f })?;
         if args.file == "demo" {
-            scenery::dress_demo(&realm).await?;
+            bundled_topology::install_demo_keys(&running).await?;
         }
     }
     output::line(&format!("world {name} is up"))
 }
 
-/// The name in a topology file, or the name itself.
-fn decide_name(world: &str) -> Outcome<String> {
+/// Returns the name in a topology file, or the given name itself.
+fn decide_name(world: &str) -> VerbResult<String> {
     match Path::new(world).is_file() {
-        true => Ok(scenery::load(world)?.topology.name),
+        true => Ok(bundled_topology::load(world)?.topology.name),
         false => Ok(world.to_owned()),
     }
 }
 
-async fn down(world: &str) -> Outcome {
+async fn down(world: &str) -> VerbResult {
     let name = decide_name(world)?;
     let gone = name.clone();
-    realm::blocking(move || World::down_by_name(&gone)).await?;
+    running_world::blocking(move || World::down_by_name(&gone)).await?;
     if World::list().is_ok_and(|worlds| worlds.is_empty()) {
-        scenery::forget_lasting();
+        bundled_topology::forget_lasting();
     }
     output::line(&format!("world {name} is gone"))
 }
 
-fn list(output: &OutputArgs) -> Outcome {
+fn list(output: &OutputArgs) -> VerbResult {
     let worlds = World::list().map_err(|error| failure(&error))?;
-    let value: Value =
-        worlds.iter().map(|w| json!({ "name": w.name, "alive": w.alive, "owner": w.owner, "topology": w.topology })).collect();
+    let value: Value = worlds
+        .iter()
+        .map(|w| json!({ "name": w.name, "alive": w.alive, "hidden": w.hidden, "owner": w.owner, "topology": w.topology }))
+        .collect();
     output::print(output.format, &value, || {
-        let mut table = Table::new(&["NAME", "STATE", "OWNER", "TOPOLOGY"]);
+        let mut table = TextTable::new(&["NAME", "STATE", "OWNER", "TOPOLOGY"]);
         for w in &worlds {
-            let state = if w.alive { "up" } else { "leftover" };
+            let state = match (w.alive, w.hidden) {
+                (true, _) => "up",
+                (false, true) => "needs root",
+                (false, false) => "leftover",
+            };
             let owner = w.owner.map_or_else(|| "-".to_owned(), |pid| format!("process {pid}"));
             let topology = w.topology.as_ref().map_or_else(|| "-".to_owned(), |path| path.display().to_string());
             table.row([w.name.clone(), state.to_owned(), owner, topology]);
@@ -155,20 +162,20 @@ fn list(output: &OutputArgs) -> Outcome {
     })
 }
 
-fn hosts(world: &str, output: &OutputArgs) -> Outcome {
-    let hosts = Realm::open(Some(world))?.hosts()?;
+fn hosts(world: &str, output: &OutputArgs) -> VerbResult {
+    let hosts = RunningWorld::open(Some(world))?.hosts()?;
     let value: Value = hosts.iter().map(host_value).collect();
     output::print(output.format, &value, || {
-        let mut table = Table::new(&["NAME", "KIND", "AZ", "IPV4", "IPV6", "STATE", "PID", "RESTARTS"]);
+        let mut table = TextTable::new(&["NAME", "KIND", "AZ", "IPV4", "IPV6", "STATE", "PID", "RESTARTS"]);
         for host in &hosts {
             let text = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
             table.row([
-                host.seat.name.clone(),
-                host.seat.kind.clone(),
-                host.seat.az.clone(),
-                text(host.seat.ip4.map(|ip| ip.to_string())),
-                text(host.seat.ip6.map(|ip| ip.to_string())),
-                realm::phase(&host.pulse),
+                host.environment.name.clone(),
+                host.environment.kind.clone(),
+                host.environment.az.clone(),
+                text(host.environment.ip4.map(|ip| ip.to_string())),
+                text(host.environment.ip6.map(|ip| ip.to_string())),
+                running_world::phase(&host.pulse),
                 text(host.pulse.pid.map(|pid| pid.to_string())),
                 host.pulse.restarts.to_string(),
             ]);
@@ -177,37 +184,37 @@ fn hosts(world: &str, output: &OutputArgs) -> Outcome {
     })
 }
 
-fn host_value(host: &Host) -> Value {
-    let (seat, pulse) = (&host.seat, &host.pulse);
+fn host_value(host: &HostStatus) -> Value {
+    let (environment, pulse) = (&host.environment, &host.pulse);
     json!({
-        "name": seat.name, "kind": seat.kind, "az": seat.az, "tenant": seat.tenant, "node": seat.node,
-        "ip4": seat.ip4, "ip6": seat.ip6, "overlay": seat.overlay, "netns": seat.netns, "cgroup": seat.cgroup, "log": seat.log,
-        "state": realm::phase(pulse), "ready": pulse.ready, "pid": pulse.pid, "restarts": pulse.restarts,
+        "name": environment.name, "kind": environment.kind, "az": environment.az, "tenant": environment.tenant, "node": environment.node,
+        "ip4": environment.ip4, "ip6": environment.ip6, "overlay": environment.overlay, "netns": environment.netns, "cgroup": environment.cgroup, "log": environment.log,
+        "state": running_world::phase(pulse), "ready": pulse.ready, "pid": pulse.pid, "restarts": pulse.restarts,
     })
 }
 
-async fn exec(world: Option<&str>, host: &str, argv: &[String]) -> Outcome {
-    let mut command = Realm::open(world)?.command(host, argv)?;
+async fn exec(world: Option<&str>, host: &str, argv: &[String]) -> VerbResult {
+    let mut command = RunningWorld::open(world)?.command(host, argv)?;
     command.stdin(Stdio::inherit()).stdout(Stdio::inherit()).stderr(Stdio::inherit());
-    let status = command.status().await.map_err(|problem| Failure::failed(host, format!("{}: {problem}", argv.join(" ")), ""))?;
+    let status = command.status().await.map_err(|problem| VerbError::failed(host, format!("{}: {problem}", argv.join(" ")), ""))?;
     match status.code() {
         Some(0) => Ok(()),
-        // The command's own code is what its caller asked for.
+        // The caller expects the exit code of the command itself.
         Some(code) => std::process::exit(code),
-        None => Err(Failure::failed(host, format!("{}: {status}", argv.join(" ")), "")),
+        None => Err(VerbError::failed(host, format!("{}: {status}", argv.join(" ")), "")),
     }
 }
 
-fn check(file: &str) -> Outcome {
-    let scenery = scenery::load(file)?;
-    output::line(Plan::of(&scenery.topology).to_string().trim_end())
+fn check(file: &str) -> VerbResult {
+    let scenery = bundled_topology::load(file)?;
+    output::line(WorldPlan::of(&scenery.topology).to_string().trim_end())
 }
 
-async fn gc() -> Outcome {
-    let removed = realm::blocking(World::gc).await?;
-    scenery::remove_stale();
+async fn gc() -> VerbResult {
+    let removed = running_world::blocking(World::gc).await?;
+    bundled_topology::remove_stale();
     if World::list().is_ok_and(|worlds| worlds.is_empty()) {
-        scenery::forget_lasting();
+        bundled_topology::forget_lasting();
     }
     match removed.is_empty() {
         true => output::line("nothing was left behind"),

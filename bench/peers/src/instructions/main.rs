@@ -1,5 +1,5 @@
-//! Instructions that `canal-gateway` executes for a request, counted by callgrind, of one build or of two. They do not depend on how busy the
-//! machine is, and say nothing of caches or of the kernel: CPU time is what `canal-bench-peers` measures.
+//! Instructions that `canal-gateway` executes per request, counted by callgrind, for one build or for two. They do not depend on how busy
+//! the machine is, and include neither caches nor the kernel; `canal-bench-peers` measures CPU time.
 
 #![forbid(unsafe_code)]
 
@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
-use canal_bench_peers::canal::{self, Build, Door, TOKEN};
-use canal_bench_peers::process::{PROXY_CORE, Process};
+use canal_bench_peers::canal::{self, BenchListener, Build, TOKEN};
+use canal_bench_peers::process::{PROXY_CORE, PinnedProcess};
 use canal_bench_peers::spread::Spread;
 use canal_bench_peers::{document, generators, namespace, origin};
 use clap::Parser;
@@ -47,56 +47,56 @@ struct Flags {
     markdown: Option<PathBuf>,
 }
 
-/// Requests before the first that is counted: connections, pools and caches are there then.
+/// Requests before the first counted one: afterwards connections, pools and caches exist.
 const WARM: u64 = 1_000;
-/// A tenant's turn lasts a hundred times as long, because everything but the clock is that much slower under callgrind: a request would take
-/// several turns, where really a turn has dozens of requests.
+/// A tenant's turn lasts a hundred times as long, because everything but the clock is that much slower under callgrind. Otherwise a request
+/// would take several turns, where in reality a turn has dozens of requests.
 const SLOW: &str = "shares: {gatewayCpu: 10000}";
-/// Where the gateway listens.
-const DOOR: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 18_081);
+/// Address of the gateway's listener.
+const PLAIN_LISTENER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 18_081);
 
-/// What is asked of the gateway.
+/// Kind of the requests to the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Case {
+enum LoadCase {
     Http1,
     H2c,
     Policies,
 }
 
-impl Case {
-    const ALL: [Case; 3] = [Case::Http1, Case::H2c, Case::Policies];
+impl LoadCase {
+    const ALL: [LoadCase; 3] = [LoadCase::Http1, LoadCase::H2c, LoadCase::Policies];
 
     fn word(self) -> &'static str {
         match self {
-            Case::Http1 => "http1",
-            Case::H2c => "h2c",
-            Case::Policies => "policies",
+            LoadCase::Http1 => "http1",
+            LoadCase::H2c => "h2c",
+            LoadCase::Policies => "policies",
         }
     }
 
     fn name(self) -> &'static str {
         match self {
-            Case::Http1 => "HTTP/1.1 keep-alive",
-            Case::H2c => "h2c to HTTP/1.1",
-            Case::Policies => "HTTP/1.1 with a token and three policies",
+            LoadCase::Http1 => "HTTP/1.1 keep-alive",
+            LoadCase::H2c => "h2c to HTTP/1.1",
+            LoadCase::Policies => "HTTP/1.1 with a token and three policies",
         }
     }
 
-    /// One request at a time per connection: what wakes up whom is then nearly the same in every run.
+    /// Sends one request at a time per connection, so that wake-ups are nearly the same in every run.
     fn load(self, requests: u64) -> anyhow::Result<()> {
         let (count, bearer) = (format!("-n{requests}"), format!("authorization: Bearer {TOKEN}"));
-        let url = |path: &str| format!("http://{DOOR}{path}");
+        let url = |path: &str| format!("http://{PLAIN_LISTENER}{path}");
         let answers = match self {
-            Case::Http1 => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, &url("/")])?,
-            Case::H2c => generators::h2load(&["-t1", "-c2", "-m4", &count, &url("/")])?,
-            Case::Policies => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, "-H", &bearer, &url("/items/7")])?,
+            LoadCase::Http1 => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, &url("/")])?,
+            LoadCase::H2c => generators::h2load(&["-t1", "-c2", "-m4", &count, &url("/")])?,
+            LoadCase::Policies => generators::h2load(&["--h1", "-t1", "-c4", "-m1", &count, "-H", &bearer, &url("/items/7")])?,
         };
         anyhow::ensure!(answers.ok == requests, "{}: {answers:?} of {requests} requests", self.name());
         Ok(())
     }
 }
 
-/// A build, its snapshots, and where its runs leave files.
+/// A build, its state files, and the folder of its runs.
 struct Subject {
     name: &'static str,
     build: Build,
@@ -114,7 +114,7 @@ impl Subject {
                 std::fs::write(tenant.join("bench.yaml"), text)?;
                 subject.build.compile(&subject.dir.join(kind), &subject.snapshot(kind))
             };
-            // Builds from before the tenants' shares of a worker refuse them, and have no turns to take.
+            // Builds older than the tenants' shares of a worker refuse them, and have no turns.
             compile(SLOW).or_else(|_| compile(""))?;
         }
         Ok(subject)
@@ -124,44 +124,44 @@ impl Subject {
         self.dir.join(format!("{kind}.snapshot"))
     }
 
-    /// Instructions of a gateway that started, answered `requests` and ended; callgrind's file is at `out`.
-    fn run(&self, case: Case, requests: u64, out: &Path) -> anyhow::Result<u64> {
-        let kind = if case == Case::Policies { "policies" } else { "plain" };
-        let (log, said) = (self.dir.join("gateway.log"), self.dir.join("callgrind.log"));
-        let door = Door { address: DOOR, tenant: "bench".into() };
+    /// Returns the instructions of a gateway that started, answered `requests` and ended; callgrind's file is at `out`.
+    fn run(&self, case: LoadCase, requests: u64, out: &Path) -> anyhow::Result<u64> {
+        let kind = if case == LoadCase::Policies { "policies" } else { "plain" };
+        let (log, counts) = (self.dir.join("gateway.log"), self.dir.join("callgrind.log"));
+        let listener = BenchListener { address: PLAIN_LISTENER, tenant: "bench".into() };
         let mut argv: Vec<String> = ["valgrind", "--tool=callgrind"].map(str::to_owned).into();
-        argv.extend([format!("--callgrind-out-file={}", out.display()), format!("--log-file={}", said.display())]);
-        argv.extend(self.build.gateway(&self.snapshot(kind), &self.dir.join("data"), &[door]));
-        // Workers that pin themselves would leave the core that they were given.
+        argv.extend([format!("--callgrind-out-file={}", out.display()), format!("--log-file={}", counts.display())]);
+        argv.extend(self.build.gateway(&self.snapshot(kind), &self.dir.join("data"), &[listener]));
+        // Workers that pin themselves would leave their core.
         argv.push("--no-pin".into());
         let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
-        let gateway = Process::start(&argv, PROXY_CORE, DOOR, &log)?;
+        let gateway = PinnedProcess::start(&argv, PROXY_CORE, PLAIN_LISTENER, &log)?;
         case.load(requests)?;
         gateway.end()?;
-        collected(&std::fs::read_to_string(&said)?).with_context(|| format!("callgrind counted nothing; see {}", said.display()))
+        collected(&std::fs::read_to_string(&counts)?).with_context(|| format!("callgrind counted nothing; see {}", counts.display()))
     }
 
-    /// Instructions for a request.
-    fn measure(&self, case: Case, flags: &Flags) -> anyhow::Result<f64> {
-        let kept = flags.keep.as_ref().map(|folder| folder.join(format!("callgrind.{}.{}", self.name, case.word())));
+    /// Returns the instructions per request.
+    fn measure(&self, case: LoadCase, flags: &Flags) -> anyhow::Result<f64> {
+        let copy = flags.keep.as_ref().map(|folder| folder.join(format!("callgrind.{}.{}", self.name, case.word())));
         let few = self.run(case, WARM, Path::new("/dev/null"))?;
-        let many = self.run(case, WARM + flags.requests, kept.as_deref().unwrap_or(Path::new("/dev/null")))?;
+        let many = self.run(case, WARM + flags.requests, copy.as_deref().unwrap_or(Path::new("/dev/null")))?;
         Ok((many as f64 - few as f64) / flags.requests as f64)
     }
 }
 
-/// The last lines say `==PID== Collected : N`.
+/// Reads the last lines, which contain `==PID== Collected : N`.
 fn collected(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.split("Collected : ").nth(1)).and_then(|n| n.trim().parse().ok())
 }
 
-struct Row {
-    case: Case,
+struct InstructionRow {
+    case: LoadCase,
     subject: &'static str,
     runs: Vec<f64>,
 }
 
-fn render(rows: &[Row], flags: &Flags) -> String {
+fn render(rows: &[InstructionRow], flags: &Flags) -> String {
     let mut out = format!(
         "Instructions in the gateway's process for one request; {} requests, median of {} runs.\n\n\
          | case | build | instructions | least | most | after / before |\n|---|---|---|---|---|---|\n",
@@ -176,8 +176,8 @@ fn render(rows: &[Row], flags: &Flags) -> String {
     out
 }
 
-/// By how many percent a request costs more than before.
-fn change(rows: &[Row], case: Case) -> Option<f64> {
+/// Returns by how many percent a request costs more than before.
+fn change(rows: &[InstructionRow], case: LoadCase) -> Option<f64> {
     let median = |subject| rows.iter().find(|r| r.case == case && r.subject == subject).map(|r| Spread::of(r.runs.iter().copied()).median);
     Some((median("after")? / median("before")? - 1.0) * 100.0)
 }
@@ -196,9 +196,9 @@ fn main() -> anyhow::Result<()> {
     subjects.push(Subject::new("after", &flags.after, dir.path())?);
     let _origin = origin::start(dir.path())?;
     let mut rows = Vec::new();
-    for case in Case::ALL.into_iter().filter(|case| flags.only.is_empty() || flags.only.iter().any(|word| word == case.word())) {
+    for case in LoadCase::ALL.into_iter().filter(|case| flags.only.is_empty() || flags.only.iter().any(|word| word == case.word())) {
         let first = rows.len();
-        rows.extend(subjects.iter().map(|subject| Row { case, subject: subject.name, runs: Vec::new() }));
+        rows.extend(subjects.iter().map(|subject| InstructionRow { case, subject: subject.name, runs: Vec::new() }));
         for round in 0..flags.rounds {
             for (subject, row) in subjects.iter().zip(&mut rows[first..]) {
                 row.runs.push(subject.measure(case, &flags)?);
@@ -212,7 +212,7 @@ fn main() -> anyhow::Result<()> {
         document::replace(path, "bench-instructions", &text)?;
     }
     let over: Vec<_> =
-        Case::ALL.into_iter().filter(|case| change(&rows, *case).is_some_and(|more| more > flags.bar)).map(Case::name).collect();
+        LoadCase::ALL.into_iter().filter(|case| change(&rows, *case).is_some_and(|more| more > flags.bar)).map(LoadCase::name).collect();
     anyhow::ensure!(over.is_empty(), "more than {} % above before: {}", flags.bar, over.join(", "));
     Ok(())
 }
@@ -220,7 +220,7 @@ fn main() -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn what_callgrind_counted_is_read() {
+    fn callgrinds_count_is_parsed() {
         let text = "==7== Events    : Ir\n==7== Collected : 123456\n==7== \n==7== I   refs:      123,456\n";
         assert_eq!(super::collected(text), Some(123_456));
     }

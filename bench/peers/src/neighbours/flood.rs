@@ -1,5 +1,5 @@
-//! A tenant that asks as fast as it is answered, for a path that nothing is behind: the proxy answers it itself, so that neither the origin nor
-//! the load's core is what runs out. It measures nothing but how much it got.
+//! A tenant that sends requests at the maximum rate, for a path without a backend: the proxy responds itself, so that neither the origin
+//! nor the load's core is the bottleneck. It measures only the number of responses.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,25 +11,25 @@ use rustix::event::epoll::{self, CreateFlags};
 use rustix::process::setpriority_process;
 use rustix::thread::gettid;
 
-use crate::generator::Connection;
+use crate::generator::LoadConnection;
 
-/// Each has one request under way.
+/// Number of connections, each with one request in progress.
 const CONNECTIONS: usize = 64;
 
-/// The thread that floods, until it is stopped.
-pub(crate) struct Flood {
+/// The thread that floods until it is stopped.
+pub(crate) struct FloodThread {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<anyhow::Result<u64>>,
 }
 
-impl Flood {
+impl FloodThread {
     pub(crate) fn start(address: SocketAddr, request: Vec<u8>) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
-        let asked = stop.clone();
-        Self { stop, thread: std::thread::spawn(move || run(address, &request, &asked)) }
+        let stopped = stop.clone();
+        Self { stop, thread: std::thread::spawn(move || run(address, &request, &stopped)) }
     }
 
-    /// Ends it; the answers that it got.
+    /// Ends the flood. Returns the number of responses.
     pub(crate) fn stop(self) -> anyhow::Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_else(|_| Err(anyhow::anyhow!("the flood's thread panicked")))
@@ -37,11 +37,11 @@ impl Flood {
 }
 
 fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result<u64> {
-    // The measuring thread and the origin go first on the core that they share.
+    // The measuring thread and the origin have priority on the core that they share.
     setpriority_process(Some(gettid()), 19)?;
     let poll = epoll::create(CreateFlags::CLOEXEC)?;
-    let open = |number: usize| -> anyhow::Result<Connection> {
-        let mut connection = Connection::open(address)?;
+    let open = |number: usize| -> anyhow::Result<LoadConnection> {
+        let mut connection = LoadConnection::open(address)?;
         connection.watch(&poll, number)?;
         connection.send(request, false)?;
         Ok(connection)
@@ -56,7 +56,7 @@ fn run(address: SocketAddr, request: &[u8], stop: &AtomicBool) -> anyhow::Result
             let connection = &mut connections[number];
             let received = connection.receive(|_, _, _| answers += 1);
             let sent = received.and_then(|()| if connection.is_idle() { connection.send(request, false) } else { Ok(()) });
-            // Some proxies close a connection after an error answer: who floods opens the next one.
+            // Some proxies close a connection after an error response; the flood then opens the next one.
             if sent.is_err() {
                 connections[number] = open(number)?;
             }

@@ -1,5 +1,5 @@
-//! What a noisy tenant does to the latency of others that share one worker with it: Canal's gateway, and HAProxy and Envoy beside it, each on a
-//! core of its own in one network, the load and the origin on the other core. The tenants' load is plaintext HTTP/1.1.
+//! Effect of a noisy tenant on the latency of others that share one worker with it: Canal's gateway, and HAProxy and Envoy for comparison.
+//! Each runs on a core of its own in one network, the load and the origin on the other core. The tenants' load is plaintext HTTP/1.1.
 
 #![forbid(unsafe_code)]
 
@@ -12,12 +12,12 @@ use std::time::Instant;
 
 use anyhow::Context;
 use canal_bench_peers::canal::Build;
-use canal_bench_peers::process::{LOAD_CORE, Process};
+use canal_bench_peers::process::{LOAD_CORE, PinnedProcess};
 use canal_bench_peers::spread::{Spread, quantile};
 use canal_bench_peers::{document, namespace, origin};
 use clap::Parser;
-use flood::Flood;
-use generator::{Load, Outcome};
+use flood::FloodThread;
+use generator::{LoadOutcome, LoadSpec};
 use proxies::Proxy;
 
 /// Measures the p99 of quiet tenants' requests while one other tenant is quiet, asks for ten times its share, and asks as fast as it is answered.
@@ -60,90 +60,90 @@ struct Flags {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
+enum BenchPhase {
     Quiet,
     Noisy,
-    /// Quiet once more: how far two phases differ between which nothing changed.
+    /// A second quiet phase: the difference between two phases without a change.
     QuietAgain,
     Flood,
 }
 
-impl Phase {
-    const ALL: [Phase; 4] = [Phase::Quiet, Phase::Noisy, Phase::QuietAgain, Phase::Flood];
+impl BenchPhase {
+    const ALL: [BenchPhase; 4] = [BenchPhase::Quiet, BenchPhase::Noisy, BenchPhase::QuietAgain, BenchPhase::Flood];
 
     fn name(self, noise: f64) -> String {
         match self {
-            Phase::Quiet => "quiet".into(),
-            Phase::Noisy => format!("one at {noise} x its share"),
-            Phase::QuietAgain => "quiet again".into(),
-            Phase::Flood => "one as fast as it is answered".into(),
+            BenchPhase::Quiet => "quiet".into(),
+            BenchPhase::Noisy => format!("one at {noise} x its share"),
+            BenchPhase::QuietAgain => "quiet again".into(),
+            BenchPhase::Flood => "one as fast as it is answered".into(),
         }
     }
 }
 
 /// One phase of one round.
-struct Measured {
+struct NeighbourResult {
     p50: f64,
     p99: f64,
-    /// Of the requests that quiet tenants sent.
+    /// Fraction of the quiet tenants' requests that got a response.
     goodput: f64,
     lateness: f64,
-    /// The part of its core that the proxy used.
+    /// Utilization of the proxy's core.
     busy: f64,
     flooded: f64,
 }
 
-struct Row {
+struct NeighbourRow {
     proxy: &'static str,
-    phase: Phase,
-    runs: Vec<Measured>,
+    phase: BenchPhase,
+    runs: Vec<NeighbourResult>,
 }
 
 fn request(path: &str) -> Vec<u8> {
     format!("GET {path} HTTP/1.1\r\nhost: s0.default\r\n\r\n").into_bytes()
 }
 
-fn measure(proxy: &Process, load: &Load<'_>, phase: Phase) -> anyhow::Result<Measured> {
-    let flood = (phase == Phase::Flood).then(|| Flood::start(load.noisy, request("/nothing")));
+fn measure(proxy: &PinnedProcess, load: &LoadSpec<'_>, phase: BenchPhase) -> anyhow::Result<NeighbourResult> {
+    let flood = (phase == BenchPhase::Flood).then(|| FloodThread::start(load.noisy, request("/nothing")));
     let (begun, before) = (Instant::now(), proxy.cpu_us()?);
     let outcome = generator::run(load, &request(&format!("{}/things", proxies::ROUTE)));
     let (took, after) = (begun.elapsed().as_secs_f64(), proxy.cpu_us()?);
-    let flooded = flood.map(Flood::stop).transpose()?.unwrap_or(0) as f64 / took;
-    let Outcome { latencies, asked, answered, lateness } = outcome?;
+    let flooded = flood.map(FloodThread::stop).transpose()?.unwrap_or(0) as f64 / took;
+    let LoadOutcome { latencies, sent_quiet, answered, lateness } = outcome?;
     let busy = (after.0 + after.1 - before.0 - before.1) / took / 1e6;
     let of = |part| quantile(&latencies, part);
-    Ok(Measured {
+    Ok(NeighbourResult {
         p50: of(0.5),
         p99: of(0.99),
-        goodput: answered as f64 / asked as f64,
+        goodput: answered as f64 / sent_quiet as f64,
         lateness: quantile(&lateness, 0.99),
         busy,
         flooded,
     })
 }
 
-/// All phases of one proxy in one round.
-fn round(proxy: &Proxy, place: &proxies::Place, flags: &Flags, number: u64) -> anyhow::Result<Vec<Measured>> {
+/// Runs all phases of one proxy in one round.
+fn round(proxy: &Proxy, place: &proxies::ProxyFolders, flags: &Flags, number: u64) -> anyhow::Result<Vec<NeighbourResult>> {
     let addresses = proxy.addresses(flags.tenants);
     let (noisy, quiet) = addresses.split_first().context("there is no tenant")?;
     let running = proxy.start(place, &addresses)?;
     running.settle()?;
-    let measured = Phase::ALL.map(|phase| {
-        let noise = if phase == Phase::Noisy { flags.noise * flags.share } else { 0.0 };
-        let load = Load { quiet, noisy: *noisy, share: flags.share, noise, seconds: flags.seconds, seed: flags.seed + number };
+    let measured = BenchPhase::ALL.map(|phase| {
+        let noise = if phase == BenchPhase::Noisy { flags.noise * flags.share } else { 0.0 };
+        let load = LoadSpec { quiet, noisy: *noisy, share: flags.share, noise, seconds: flags.seconds, seed: flags.seed + number };
         measure(&running, &load, phase).with_context(|| format!("{}, {phase:?}", proxy.name))
     });
     measured.into_iter().collect()
 }
 
-/// How a phase's p99 compares with the quiet one's before it, in each round.
-fn ratios(rows: &[Row], proxy: &str, phase: Phase) -> Spread {
+/// Returns the ratio of a phase's p99 to that of the quiet phase before it, in each round.
+fn ratios(rows: &[NeighbourRow], proxy: &str, phase: BenchPhase) -> Spread {
     let of = |phase| rows.iter().find(|row| row.proxy == proxy && row.phase == phase).map(|row| row.runs.as_slice()).unwrap_or_default();
-    let beside = if phase == Phase::Flood { Phase::QuietAgain } else { Phase::Quiet };
+    let beside = if phase == BenchPhase::Flood { BenchPhase::QuietAgain } else { BenchPhase::Quiet };
     Spread::of(of(phase).iter().zip(of(beside)).map(|(run, quiet)| run.p99 / quiet.p99))
 }
 
-fn render(rows: &[Row], flags: &Flags) -> String {
+fn render(rows: &[NeighbourRow], flags: &Flags) -> String {
     let mut out = format!(
         "{} tenants, each with an address of its own; {} requests/s of each quiet one, open loop; {} rounds x {} s a phase, in turns; medians. One worker each on \
          core 0; origin and load on core 1; seed {}.\n\n\
@@ -152,14 +152,14 @@ fn render(rows: &[Row], flags: &Flags) -> String {
         flags.tenants, flags.share, flags.rounds, flags.seconds, flags.seed
     );
     for row in rows {
-        let median = |of: fn(&Measured) -> f64| Spread::of(row.runs.iter().map(of)).median;
+        let median = |of: fn(&NeighbourResult) -> f64| Spread::of(row.runs.iter().map(of)).median;
         let ratio = ratios(rows, row.proxy, row.phase);
         let (ratio, range) = match row.phase {
-            Phase::Quiet => (String::new(), String::new()),
+            BenchPhase::Quiet => (String::new(), String::new()),
             _ => (format!("**{:.2}**", ratio.median), format!("{:.2} to {:.2}", ratio.min, ratio.max)),
         };
         let noisy = match row.phase {
-            Phase::Noisy => flags.noise * flags.share,
+            BenchPhase::Noisy => flags.noise * flags.share,
             _ => median(|m| m.flooded),
         };
         out.push_str(&format!(
@@ -179,23 +179,23 @@ fn render(rows: &[Row], flags: &Flags) -> String {
 fn main() -> anyhow::Result<()> {
     let flags = Flags::parse();
     namespace::enter()?;
-    // The threads that make the load stay where it belongs.
+    // The threads of the load stay on their core.
     let core: usize = LOAD_CORE.parse()?;
     let mut cores = rustix::thread::CpuSet::new();
     cores.set(core);
     rustix::thread::sched_setaffinity(None, &cores)?;
-    // What else runs on the machine gives way to this program and to what it starts.
+    // Other processes on the machine get less priority than this program and its children.
     rustix::process::setpriority_process(None, -20)?;
     let dir = tempfile::tempdir().context("a temporary directory")?;
-    let place = proxies::Place {
+    let place = proxies::ProxyFolders {
         envoy: std::env::current_dir()?.join(".tools/envoy/bin/envoy"),
         dir: dir.path().to_owned(),
         build: Build::at(&flags.build)?,
     };
     let _origin = origin::start(dir.path())?;
     let wanted: Vec<&Proxy> = proxies::ALL.iter().filter(|p| flags.only.is_empty() || flags.only.iter().any(|o| o == p.name)).collect();
-    let row = |proxy: &&Proxy| Phase::ALL.map(|phase| Row { proxy: proxy.name, phase, runs: Vec::new() });
-    let mut rows: Vec<Row> = wanted.iter().flat_map(row).collect();
+    let row = |proxy: &&Proxy| BenchPhase::ALL.map(|phase| NeighbourRow { proxy: proxy.name, phase, runs: Vec::new() });
+    let mut rows: Vec<NeighbourRow> = wanted.iter().flat_map(row).collect();
     for number in 0..flags.rounds {
         for proxy in &wanted {
             let measured = round(proxy, &place, &flags, number)?;
@@ -211,7 +211,7 @@ fn main() -> anyhow::Result<()> {
     if let Some(path) = &flags.markdown {
         document::replace(path, "bench-neighbours", &text)?;
     }
-    let ratio = ratios(&rows, "canal", Phase::Noisy).median;
+    let ratio = ratios(&rows, "canal", BenchPhase::Noisy).median;
     anyhow::ensure!(
         ratio.is_nan() || ratio <= flags.bar,
         "beside one noisy tenant the others' p99 is {ratio:.2} x the quiet one; {} is borne",

@@ -1,25 +1,25 @@
-//! How each proxy serves the same tenants: one worker, an address for each tenant, one route, access log off. No measuring here.
+//! Configuration of each proxy for the same tenants: one worker, an address for each tenant, one route, access log off. No measuring here.
 
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use canal_bench_peers::canal::{self, Build, Door};
+use canal_bench_peers::canal::{self, BenchListener, Build};
 use canal_bench_peers::origin;
-use canal_bench_peers::process::{PROXY_CORE, Process};
+use canal_bench_peers::process::{PROXY_CORE, PinnedProcess};
 
-/// The route that leads to the origin; a proxy answers 404 to all else.
+/// The route that leads to the origin; a proxy responds 404 to all other paths.
 pub(crate) const ROUTE: &str = "/api";
 
 /// A proxy that can be measured.
 pub(crate) struct Proxy {
     pub(crate) name: &'static str,
     port: u16,
-    start: fn(&Place, &[SocketAddr]) -> anyhow::Result<Process>,
+    start: fn(&ProxyFolders, &[SocketAddr]) -> anyhow::Result<PinnedProcess>,
 }
 
-/// Where programs are found and files are made.
-pub(crate) struct Place {
+/// Folders of the programs and of temporary files.
+pub(crate) struct ProxyFolders {
     pub(crate) envoy: PathBuf,
     pub(crate) dir: PathBuf,
     pub(crate) build: Build,
@@ -32,34 +32,35 @@ pub(crate) static ALL: [Proxy; 3] = [
 ];
 
 impl Proxy {
-    /// Where each of so many tenants is served.
+    /// Returns the address of each tenant.
     pub(crate) fn addresses(&self, tenants: u8) -> Vec<SocketAddr> {
         (1..=tenants).map(|n| SocketAddr::from((Ipv4Addr::new(127, 0, 1, n), self.port))).collect()
     }
 
-    pub(crate) fn start(&self, place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
+    pub(crate) fn start(&self, place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
         (self.start)(place, addresses)
     }
 }
 
-fn canal(place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
+fn canal(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let snapshot = place.dir.join("canal.snapshot");
-    // Numbers from 2: the first tenant's range of services is another one.
-    let doors: Vec<_> = (2..=u8::MAX).zip(addresses).map(|(n, address)| (n, Door { address: *address, tenant: format!("t{n}") })).collect();
+    // Numbers start at 2, because the first tenant has another range of services.
+    let tenant_listeners: Vec<_> =
+        (2..=u8::MAX).zip(addresses).map(|(n, address)| (n, BenchListener { address: *address, tenant: format!("t{n}") })).collect();
     if !snapshot.exists() {
-        for (number, door) in &doors {
-            let config = place.dir.join("tenants").join(&door.tenant);
+        for (number, listener) in &tenant_listeners {
+            let config = place.dir.join("tenants").join(&listener.tenant);
             std::fs::create_dir_all(&config)?;
-            let text = canal::tenant(&door.tenant, *number, "") + &canal::only_service(*number, ROUTE);
+            let text = canal::tenant(&listener.tenant, *number, "") + &canal::only_service(*number, ROUTE);
             std::fs::write(config.join("bench.yaml"), text)?;
         }
         place.build.compile(&place.dir.join("tenants"), &snapshot)?;
     }
-    let doors: Vec<_> = doors.into_iter().map(|(_, door)| door).collect();
-    place.build.start(&place.dir, &snapshot, &doors)
+    let tenant_listeners: Vec<_> = tenant_listeners.into_iter().map(|(_, listener)| listener).collect();
+    place.build.start(&place.dir, &snapshot, &tenant_listeners)
 }
 
-fn haproxy(place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
+fn haproxy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let (ip, port) = (origin::ADDRESS, origin::PORT);
     let mut conf = String::from(
         "global\n  nbthread 1\n  maxconn 8000\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 60s\n  timeout server 60s\n  http-reuse always\n",
@@ -72,10 +73,10 @@ fn haproxy(place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
         );
     }
     let path = write(&place.dir, "haproxy.cfg", &conf)?;
-    Process::start(&["haproxy", "-db", "-f", &path], PROXY_CORE, last(addresses)?, &place.dir.join("haproxy.log"))
+    PinnedProcess::start(&["haproxy", "-db", "-f", &path], PROXY_CORE, last(addresses)?, &place.dir.join("haproxy.log"))
 }
 
-fn envoy(place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
+fn envoy(place: &ProxyFolders, addresses: &[SocketAddr]) -> anyhow::Result<PinnedProcess> {
     let (ip, port) = (origin::ADDRESS, origin::PORT);
     let (mut listeners, mut clusters) = (String::new(), String::new());
     for (n, address) in addresses.iter().enumerate() {
@@ -98,7 +99,7 @@ fn envoy(place: &Place, addresses: &[SocketAddr]) -> anyhow::Result<Process> {
     anyhow::ensure!(place.envoy.exists(), "{} is missing: run setup/install bench", place.envoy.display());
     let program = place.envoy.to_string_lossy().into_owned();
     let argv = [&program, "--concurrency", "1", "--use-dynamic-base-id", "-l", "error", "-c", &path];
-    Process::start(&argv, PROXY_CORE, last(addresses)?, &place.dir.join("envoy.log"))
+    PinnedProcess::start(&argv, PROXY_CORE, last(addresses)?, &place.dir.join("envoy.log"))
 }
 
 fn write(dir: &Path, name: &str, text: &str) -> anyhow::Result<String> {

@@ -1,44 +1,45 @@
-//! RequestAuthentications: whose JWTs are valid. A broken one refuses all requests that it is for; an issuer without keys has no valid token.
+//! Resolves RequestAuthentications: which JWTs are valid. A broken object refuses all requests that it targets. An issuer without keys has
+//! no valid token.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::authorization::{Authentication, JWT_RULES_MAX, JwtRule, KEYS_BYTES_MAX, PolicyKey, VALUE_BYTES_MAX, VALUES_MAX};
 use canal_model::ids::{ServiceKey, TenantName};
-use canal_model::policy::security::{self, RequestAuthentication};
+use canal_model::policy::istio_security::{self, RequestAuthentication};
 use canal_model::program::Service;
 
-use super::target::{Written, keys, targets};
+use super::target::{TargetSelector, keys, targets};
 use super::values::{claim, header};
-use super::{Reading, key};
+use super::{PolicyResolver, key};
+use crate::diagnostic_collector::DiagnosticCollector;
 use crate::limits::{JWKS_URI_BYTES_MAX, JWKS_URIS_PER_TENANT_MAX};
-use crate::report::Report;
-use crate::resolve::corpus::Said;
+use crate::resolve::tenant_objects::Sourced;
 
-type PolicyReading<'a> = Reading<'a, RequestAuthentication>;
+type AuthenticationResolver<'a> = PolicyResolver<'a, RequestAuthentication>;
 
-/// Headers that carry the request itself: no claim may be put there.
+/// Headers that describe the request itself; claims must not be written to them.
 const FRAMING: [&str; 8] = ["host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "x-forwarded-for"];
 
-/// Key sets, as they were fetched, and those that are needed.
+/// Key sets that were fetched, and those that are needed.
 pub(in crate::resolve) struct KeySets<'a> {
     pub(in crate::resolve) fetched: &'a BTreeMap<String, String>,
     pub(in crate::resolve) wanted: BTreeSet<String>,
 }
 
-/// Sorted by key.
+/// Returns the request authentications, sorted by key.
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Said<'_, RequestAuthentication>],
+    said: &[Sourced<'_, RequestAuthentication>],
     services: &BTreeMap<ServiceKey, Service>,
     sets: &mut KeySets<'_>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Vec<Authentication> {
     let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(tenant, &said.object.metadata)).collect();
     let mut all = Vec::new();
     for said in said {
         let RequestAuthentication { metadata, spec } = said.object;
-        let mut reading = Reading::new(said, report);
-        let written = Written {
+        let mut reading = PolicyResolver::new(said, report);
+        let written = TargetSelector {
             metadata,
             selector: spec.selector.as_ref(),
             target_ref: spec.target_ref.as_ref(),
@@ -67,7 +68,7 @@ pub(in crate::resolve) fn resolve(
     all
 }
 
-fn rule(field: &str, written: &security::JwtRule, sets: &mut KeySets<'_>, reading: &mut PolicyReading<'_>) -> JwtRule {
+fn rule(field: &str, written: &istio_security::JwtRule, sets: &mut KeySets<'_>, reading: &mut AuthenticationResolver<'_>) -> JwtRule {
     if written.issuer.is_empty() {
         reading.breaks(format!("{field}.issuer"), "the issuer is empty", "write the `iss` of its tokens");
     }
@@ -86,7 +87,7 @@ fn rule(field: &str, written: &security::JwtRule, sets: &mut KeySets<'_>, readin
     for (at, from) in written.from_headers.iter().enumerate() {
         match header(&from.name) {
             Ok(name) => headers.push((name, from.prefix.clone())),
-            Err((problem, mend)) => reading.breaks(format!("{field}.fromHeaders[{at}].name"), problem, mend),
+            Err((problem, fix)) => reading.breaks(format!("{field}.fromHeaders[{at}].name"), problem, fix),
         }
     }
     let mut claim_headers = Vec::new();
@@ -95,7 +96,7 @@ fn rule(field: &str, written: &security::JwtRule, sets: &mut KeySets<'_>, readin
         let name = output(&format!("{own}.header"), &to.header, reading);
         match claim(to.claim.split('.')) {
             Ok(claim) => claim_headers.extend(name.map(|name| (name, claim))),
-            Err((problem, mend)) => reading.breaks(format!("{own}.claim"), problem, mend),
+            Err((problem, fix)) => reading.breaks(format!("{own}.claim"), problem, fix),
         }
     }
     let payload = written.output_payload_to_header.as_deref();
@@ -112,8 +113,8 @@ fn rule(field: &str, written: &security::JwtRule, sets: &mut KeySets<'_>, readin
     }
 }
 
-/// Words that are empty or too long.
-fn check_words(field: &str, written: &security::JwtRule, reading: &mut PolicyReading<'_>) {
+/// Reports values that are empty or too long.
+fn check_words(field: &str, written: &istio_security::JwtRule, reading: &mut AuthenticationResolver<'_>) {
     let lists = [("audiences", &written.audiences), ("fromParams", &written.from_params), ("fromCookies", &written.from_cookies)];
     let listed =
         lists.into_iter().flat_map(|(name, words)| words.iter().enumerate().map(move |(at, word)| (format!("{name}[{at}]"), word)));
@@ -132,23 +133,28 @@ fn check_words(field: &str, written: &security::JwtRule, reading: &mut PolicyRea
     }
 }
 
-/// A header that something is written to.
-fn output(field: &str, name: &str, reading: &mut PolicyReading<'_>) -> Option<String> {
+/// Validates the name of a header to which a claim or payload is written.
+fn output(field: &str, name: &str, reading: &mut AuthenticationResolver<'_>) -> Option<String> {
     if FRAMING.contains(&name.to_ascii_lowercase().as_str()) {
         reading.breaks(field, format!("{name} says how the request is carried"), "write another header, such as x-jwt-payload");
         return None;
     }
     match header(name) {
         Ok(name) => Some(name),
-        Err((problem, mend)) => {
-            reading.breaks(field, problem, mend);
+        Err((problem, fix)) => {
+            reading.breaks(field, problem, fix);
             None
         }
     }
 }
 
-/// The keys of an issuer as far as they can be had. What is wrong here closes only this issuer.
-fn key_set(field: &str, written: &security::JwtRule, sets: &mut KeySets<'_>, reading: &mut PolicyReading<'_>) -> Option<String> {
+/// Returns the keys of an issuer if they are available. A problem here disables only this issuer.
+fn key_set(
+    field: &str,
+    written: &istio_security::JwtRule,
+    sets: &mut KeySets<'_>,
+    reading: &mut AuthenticationResolver<'_>,
+) -> Option<String> {
     const CLOSED: &str = "so no token of this issuer is valid";
     let (field, keys) = match (&written.jwks, &written.jwks_uri) {
         (Some(_), Some(_)) => {
@@ -162,8 +168,8 @@ fn key_set(field: &str, written: &security::JwtRule, sets: &mut KeySets<'_>, rea
         (Some(inline), None) => (format!("{field}.jwks"), inline),
         (None, Some(uri)) => {
             let field = format!("{field}.jwksUri");
-            if let Err((problem, mend)) = check_uri(uri, sets) {
-                reading.error(field, format!("{problem}, {CLOSED}"), mend);
+            if let Err((problem, fix)) = check_uri(uri, sets) {
+                reading.error(field, format!("{problem}, {CLOSED}"), fix);
                 return None;
             }
             sets.wanted.insert(uri.clone());

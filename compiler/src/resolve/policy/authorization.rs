@@ -1,33 +1,33 @@
-//! AuthorizationPolicies, Istio's schema and meaning. One with a mistake anywhere denies all that it is for.
+//! Resolves AuthorizationPolicies with Istio's schema and semantics. A policy with an error anywhere denies everything that it targets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use canal_model::authorization::{Action, Authorization, Authorizer, PolicyKey, PolicyTarget, RULES_MAX};
+use canal_model::authorization::{Authorization, AuthorizationAction, Authorizer, PolicyKey, PolicyTarget, RULES_MAX};
 use canal_model::ids::{Namespace, ObjectName, ServiceKey};
-use canal_model::policy::security::{AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES};
+use canal_model::policy::istio_security::{AuthorizationPolicy, DRY_RUN_ANNOTATION, PolicyAction, ROOT_NAMESPACES};
 use canal_model::program::{Service, Tenant};
 
 use super::conditions;
-use super::enforceable::{Ground, blind};
-use super::target::{Written, keys, targets};
-use super::values::Context;
-use super::{Reading, key};
-use crate::report::Report;
-use crate::resolve::corpus::Said;
+use super::observability_check::{ReachablePods, blind};
+use super::target::{TargetSelector, keys, targets};
+use super::values::ValueContext;
+use super::{PolicyResolver, key};
+use crate::diagnostic_collector::DiagnosticCollector;
+use crate::resolve::tenant_objects::Sourced;
 
-/// What policies may refer to.
-pub(in crate::resolve) struct Known<'a> {
+/// The objects that policies may refer to.
+pub(in crate::resolve) struct PolicyReferences<'a> {
     pub(in crate::resolve) tenant: &'a Tenant,
     pub(in crate::resolve) services: &'a BTreeMap<ServiceKey, Service>,
     pub(in crate::resolve) authorizers: &'a BTreeMap<PolicyKey, Authorizer>,
 }
 
-/// Sorted by key.
+/// Returns the policies, sorted by key.
 pub(in crate::resolve) fn resolve(
-    known: &Known<'_>,
-    said: &[Said<'_, AuthorizationPolicy>],
-    ground: &Ground<'_>,
-    report: &mut Report,
+    known: &PolicyReferences<'_>,
+    said: &[Sourced<'_, AuthorizationPolicy>],
+    ground: &ReachablePods<'_>,
+    report: &mut DiagnosticCollector,
 ) -> Vec<Authorization> {
     let mut taken: BTreeSet<PolicyKey> = said.iter().map(|said| key(&known.tenant.name, &said.object.metadata)).collect();
     let mut policies: Vec<Authorization> = Vec::new();
@@ -37,8 +37,8 @@ pub(in crate::resolve) fn resolve(
             taken.insert(key.clone());
             let policy = Authorization { key, target, ..policy.clone() };
             for blind in blind(&policy, ground) {
-                let (field, problem, mend) = blind.told();
-                report.warning(said.document, field, problem, mend);
+                let (field, problem, fix) = blind.told();
+                report.warning(said.document, field, problem, fix);
             }
             policies.push(policy);
         }
@@ -47,10 +47,14 @@ pub(in crate::resolve) fn resolve(
     policies
 }
 
-fn read(known: &Known<'_>, said: &Said<'_, AuthorizationPolicy>, report: &mut Report) -> (Authorization, Vec<PolicyTarget>) {
+fn read(
+    known: &PolicyReferences<'_>,
+    said: &Sourced<'_, AuthorizationPolicy>,
+    report: &mut DiagnosticCollector,
+) -> (Authorization, Vec<PolicyTarget>) {
     let AuthorizationPolicy { metadata, spec } = said.object;
-    let mut reading = Reading::new(said, report);
-    let written = Written {
+    let mut reading = PolicyResolver::new(said, report);
+    let written = TargetSelector {
         metadata,
         selector: spec.selector.as_ref(),
         target_ref: spec.target_ref.as_ref(),
@@ -64,12 +68,12 @@ fn read(known: &Known<'_>, said: &Said<'_, AuthorizationPolicy>, report: &mut Re
         let problem = format!("the policy has {} rules, more than {RULES_MAX}", spec.rules.len());
         reading.breaks("spec.rules", problem, "write several policies");
     } else {
-        let context = Context { namespace: &metadata.namespace, trust_domain: &known.tenant.trust_domain };
+        let context = ValueContext { namespace: &metadata.namespace, trust_domain: &known.tenant.trust_domain };
         rules.extend(
             spec.rules.iter().enumerate().map(|(at, rule)| conditions::rule(context, &format!("spec.rules[{at}]"), rule, &mut reading)),
         );
     }
-    // What is left of a broken policy is not what its writer meant.
+    // The remaining rules of a broken policy do not have the meaning that its author intended.
     if reading.broken.is_some() {
         rules.clear();
     }
@@ -84,7 +88,7 @@ fn read(known: &Known<'_>, said: &Said<'_, AuthorizationPolicy>, report: &mut Re
     (policy, targets)
 }
 
-fn dry_run(reading: &mut Reading<'_, AuthorizationPolicy>) -> bool {
+fn dry_run(reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> bool {
     match reading.said.object.metadata.annotations.get(DRY_RUN_ANNOTATION).map(String::as_str) {
         None | Some("false") => false,
         Some("true") => true,
@@ -96,7 +100,7 @@ fn dry_run(reading: &mut Reading<'_, AuthorizationPolicy>) -> bool {
     }
 }
 
-fn action(known: &Known<'_>, reading: &mut Reading<'_, AuthorizationPolicy>) -> Action {
+fn action(known: &PolicyReferences<'_>, reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> AuthorizationAction {
     let spec = &reading.said.object.spec;
     if spec.provider.is_some() && spec.action != PolicyAction::Custom && reading.said.fault("spec.action").is_none() {
         reading.breaks("spec.provider", "only `action: CUSTOM` has a provider", "remove it, or write the action");
@@ -106,23 +110,23 @@ fn action(known: &Known<'_>, reading: &mut Reading<'_, AuthorizationPolicy>) -> 
         reading.breaks("spec.rules", "without rules it never matches", "write the empty rule {} to match always, or remove the policy");
     }
     match spec.action {
-        PolicyAction::Allow => Action::Allow,
-        PolicyAction::Deny => Action::Deny,
-        PolicyAction::Audit => Action::Audit,
+        PolicyAction::Allow => AuthorizationAction::Allow,
+        PolicyAction::Deny => AuthorizationAction::Deny,
+        PolicyAction::Audit => AuthorizationAction::Audit,
         PolicyAction::Custom => custom(known, reading),
     }
 }
 
-/// A CUSTOM policy without its authorizer is a DENY, and broken.
-fn custom(known: &Known<'_>, reading: &mut Reading<'_, AuthorizationPolicy>) -> Action {
+/// Resolves the authorizer of a CUSTOM policy. A policy without a valid authorizer becomes a broken DENY.
+fn custom(known: &PolicyReferences<'_>, reading: &mut PolicyResolver<'_, AuthorizationPolicy>) -> AuthorizationAction {
     let AuthorizationPolicy { metadata, spec } = reading.said.object;
     if reading.said.fault("spec.provider").is_some() {
-        return Action::Deny;
+        return AuthorizationAction::Deny;
     }
     let name = spec.provider.as_ref().map(|provider| provider.name.as_str()).unwrap_or_default();
     if name.is_empty() {
         reading.breaks("spec.provider.name", "a CUSTOM policy needs a provider", "write the name of an ExternalAuthorizer");
-        return Action::Deny;
+        return AuthorizationAction::Deny;
     }
     let candidates: Vec<(Namespace, &str)> = match name.split_once('/') {
         Some((namespace, name)) => Namespace::new(namespace).map(|namespace| (namespace, name)).into_iter().collect(),
@@ -136,11 +140,11 @@ fn custom(known: &Known<'_>, reading: &mut Reading<'_, AuthorizationPolicy>) -> 
         known.authorizers.contains_key(&key).then_some(key)
     });
     match found {
-        Some(key) => Action::Custom(key),
+        Some(key) => AuthorizationAction::Custom(key),
         None => {
             let problem = format!("there is no ExternalAuthorizer {name:?} that works, here or in a root namespace");
             reading.breaks("spec.provider.name", problem, "create it, correct the name, or write namespace/name");
-            Action::Deny
+            AuthorizationAction::Deny
         }
     }
 }

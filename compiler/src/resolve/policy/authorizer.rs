@@ -1,37 +1,38 @@
-//! ExternalAuthorizers: services of the tenant that CUSTOM policies ask. A broken one is not sent out, and policies that name it are broken.
+//! Resolves ExternalAuthorizers: services of the tenant that CUSTOM policies call. A broken one is not published, and policies that name it
+//! are broken.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use canal_model::authorization::{AUTHORIZER_BODY_BYTES_MAX, AUTHORIZER_TIMEOUT_MAX, Authorizer, PolicyKey, VALUES_MAX};
 use canal_model::ids::{ServiceKey, TenantName};
-use canal_model::policy::mesh::ExternalAuthorizer;
+use canal_model::policy::canal::ExternalAuthorizer;
 use canal_model::program::{AppProtocol, Service};
 
 use super::values::header;
-use super::{Reading, key};
-use crate::report::Report;
-use crate::resolve::corpus::Said;
+use super::{PolicyResolver, key};
+use crate::diagnostic_collector::DiagnosticCollector;
+use crate::resolve::tenant_objects::Sourced;
 
 const TIMEOUT_DEFAULT: Duration = Duration::from_secs(1);
 
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Said<'_, ExternalAuthorizer>],
+    said: &[Sourced<'_, ExternalAuthorizer>],
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> BTreeMap<PolicyKey, Authorizer> {
     said.iter().filter_map(|said| read(tenant, said, services, report)).map(|one| (one.key.clone(), one)).collect()
 }
 
 fn read(
     tenant: &TenantName,
-    said: &Said<'_, ExternalAuthorizer>,
+    said: &Sourced<'_, ExternalAuthorizer>,
     services: &BTreeMap<ServiceKey, Service>,
-    report: &mut Report,
+    report: &mut DiagnosticCollector,
 ) -> Option<Authorizer> {
     let ExternalAuthorizer { metadata, spec } = said.object;
-    let mut reading = Reading::new(said, report);
+    let mut reading = PolicyResolver::new(said, report);
     let namespace = spec.service.namespace.as_ref().unwrap_or(&metadata.namespace).clone();
     let service = ServiceKey { tenant: tenant.clone(), namespace, name: spec.service.name.clone() };
     let port = spec.service.port.get();
@@ -67,7 +68,7 @@ fn read(
     for (at, name) in spec.include_request_headers.iter().enumerate().take(VALUES_MAX) {
         match header(name) {
             Ok(name) => headers.push(name),
-            Err((problem, mend)) => reading.breaks(format!("spec.includeRequestHeaders[{at}]"), problem, mend),
+            Err((problem, fix)) => reading.breaks(format!("spec.includeRequestHeaders[{at}]"), problem, fix),
         }
     }
     let key = key(tenant, metadata);

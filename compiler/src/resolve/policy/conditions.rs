@@ -1,19 +1,24 @@
-//! Rules of an AuthorizationPolicy: from what is written to clauses. Everything that is wrong is told, and breaks the policy.
+//! Converts the rules of an AuthorizationPolicy to clauses. Every problem is reported and breaks the policy.
 
-use canal_model::authorization::{ALTERNATIVES_MAX, All, Attribute, CLAUSES_MAX, Clause, Match, Rule, VALUES_MAX};
-use canal_model::policy::security::{AuthorizationPolicy, AuthorizationRule, Condition, Operation, Source, Values};
+use canal_model::authorization::{ALTERNATIVES_MAX, AllOf, Attribute, AttributeMatch, CLAUSES_MAX, Clause, PolicyRule, VALUES_MAX};
+use canal_model::policy::istio_security::{AuthorizationPolicy, AuthorizationRule, OperationSpec, SourceSpec, StringList, WhenCondition};
 
-use super::Reading;
-use super::values::{Context, Read, attribute, read, trust_domain};
+use super::PolicyResolver;
+use super::values::{ValueContext, ValueResult, attribute, read, trust_domain};
 
-type PolicyReading<'a> = Reading<'a, AuthorizationPolicy>;
+type AuthorizationResolver<'a> = PolicyResolver<'a, AuthorizationPolicy>;
 
 /// A list as written, with its field.
-type Written<'a> = (&'static str, &'a Values);
+type FieldList<'a> = (&'static str, &'a StringList);
 
-/// Reads one rule, which stands at `field`.
-pub(super) fn rule(context: Context<'_>, field: &str, written: &AuthorizationRule, reading: &mut PolicyReading<'_>) -> Rule {
-    let mut rule = Rule::default();
+/// Converts one rule; `field` is its path.
+pub(super) fn rule(
+    context: ValueContext<'_>,
+    field: &str,
+    written: &AuthorizationRule,
+    reading: &mut AuthorizationResolver<'_>,
+) -> PolicyRule {
+    let mut rule = PolicyRule::default();
     for (at, from) in items(&format!("{field}.from"), &written.from, ALTERNATIVES_MAX, reading) {
         match &from.source {
             Some(source) => rule.from.push(of_source(context, &format!("{at}.source"), source, reading)),
@@ -34,13 +39,13 @@ pub(super) fn rule(context: Context<'_>, field: &str, written: &AuthorizationRul
     rule
 }
 
-/// The items of a list with their fields; none if there is something wrong with the list itself.
-fn items<'w, T>(field: &str, list: &'w Option<Vec<T>>, most: usize, reading: &mut PolicyReading<'_>) -> Vec<(String, &'w T)> {
+/// Returns the items of a list with their fields; none if the list itself is invalid.
+fn items<'w, T>(field: &str, list: &'w Option<Vec<T>>, most: usize, reading: &mut AuthorizationResolver<'_>) -> Vec<(String, &'w T)> {
     let Some(list) = list else { return Vec::new() };
     if list.is_empty() {
-        // Cut items were told of before.
+        // If the list is empty because its items were rejected, that was reported before.
         if reading.said.fault(field).is_none() {
-            reading.breaks(field, "the list is empty", "write an item, or remove the field to ask nothing");
+            reading.breaks(field, "the list is empty", "write an item, or remove the field to set no condition");
         }
         return Vec::new();
     }
@@ -51,8 +56,8 @@ fn items<'w, T>(field: &str, list: &'w Option<Vec<T>>, most: usize, reading: &mu
     list.iter().enumerate().map(|(at, item)| (format!("{field}[{at}]"), item)).collect()
 }
 
-fn of_source(context: Context<'_>, field: &str, source: &Source, reading: &mut PolicyReading<'_>) -> All {
-    let lists: [(Attribute, Written<'_>, Written<'_>); 6] = [
+fn of_source(context: ValueContext<'_>, field: &str, source: &SourceSpec, reading: &mut AuthorizationResolver<'_>) -> AllOf {
+    let lists: [(Attribute, FieldList<'_>, FieldList<'_>); 6] = [
         (Attribute::SourcePrincipal, ("principals", &source.principals), ("notPrincipals", &source.not_principals)),
         (
             Attribute::RequestPrincipal,
@@ -71,7 +76,7 @@ fn of_source(context: Context<'_>, field: &str, source: &Source, reading: &mut P
     let has_accounts = source.service_accounts.is_some() || source.not_service_accounts.is_some();
     let others = [&source.principals, &source.not_principals, &source.namespaces, &source.not_namespaces];
     if has_accounts && others.iter().any(|list| list.is_some()) {
-        let problem = "service accounts stand beside principals or namespaces, which say the same";
+        let problem = "service accounts are given together with principals or namespaces, which mean the same";
         reading.breaks(format!("{field}.serviceAccounts"), problem, "write one of them");
     }
     let mut all = clauses(context, field, &lists, reading);
@@ -85,8 +90,8 @@ fn of_source(context: Context<'_>, field: &str, source: &Source, reading: &mut P
     all
 }
 
-fn of_operation(context: Context<'_>, field: &str, operation: &Operation, reading: &mut PolicyReading<'_>) -> All {
-    let lists: [(Attribute, Written<'_>, Written<'_>); 4] = [
+fn of_operation(context: ValueContext<'_>, field: &str, operation: &OperationSpec, reading: &mut AuthorizationResolver<'_>) -> AllOf {
+    let lists: [(Attribute, FieldList<'_>, FieldList<'_>); 4] = [
         (Attribute::Host, ("hosts", &operation.hosts), ("notHosts", &operation.not_hosts)),
         (Attribute::DestinationPort, ("ports", &operation.ports), ("notPorts", &operation.not_ports)),
         (Attribute::Method, ("methods", &operation.methods), ("notMethods", &operation.not_methods)),
@@ -97,16 +102,21 @@ fn of_operation(context: Context<'_>, field: &str, operation: &Operation, readin
     all
 }
 
-/// There must be something asked.
-fn asks(field: &str, all: &All, reading: &mut PolicyReading<'_>) {
+/// Reports a source or operation without any condition.
+fn asks(field: &str, all: &AllOf, reading: &mut AuthorizationResolver<'_>) {
     if all.is_empty() && reading.said.fault(field).is_none() {
-        reading.breaks(field, "it asks nothing", "write a condition, or remove the field around it");
+        reading.breaks(field, "it has no condition", "write a condition, or remove the field around it");
     }
 }
 
-/// A clause for each attribute that is asked for.
-fn clauses(context: Context<'_>, field: &str, lists: &[(Attribute, Written<'_>, Written<'_>)], reading: &mut PolicyReading<'_>) -> All {
-    let mut all = All::new();
+/// Converts pairs of lists to one clause for each attribute that has a list.
+fn clauses(
+    context: ValueContext<'_>,
+    field: &str,
+    lists: &[(Attribute, FieldList<'_>, FieldList<'_>)],
+    reading: &mut AuthorizationResolver<'_>,
+) -> AllOf {
+    let mut all = AllOf::new();
     for (attribute, any, none) in lists {
         if any.1.is_some() || none.1.is_some() {
             let one = |value: &str| read(context, attribute, value);
@@ -117,8 +127,14 @@ fn clauses(context: Context<'_>, field: &str, lists: &[(Attribute, Written<'_>, 
     all
 }
 
-/// A clause whose lists together are no longer than data planes take.
-fn clause(field: &str, attribute: Attribute, any: Vec<Match>, none: Vec<Match>, reading: &mut PolicyReading<'_>) -> Clause {
+/// Builds a clause, and checks that its two lists together are within the limit of data planes.
+fn clause(
+    field: &str,
+    attribute: Attribute,
+    any: Vec<AttributeMatch>,
+    none: Vec<AttributeMatch>,
+    reading: &mut AuthorizationResolver<'_>,
+) -> Clause {
     let count = any.len() + none.len();
     if count > VALUES_MAX {
         let problem = format!("there are {count} items in a list and its opposite together, more than {VALUES_MAX}");
@@ -127,19 +143,24 @@ fn clause(field: &str, attribute: Attribute, any: Vec<Match>, none: Vec<Match>, 
     Clause { attribute, any, none }
 }
 
-fn of_condition(context: Context<'_>, field: &str, condition: &Condition, reading: &mut PolicyReading<'_>) -> Option<Clause> {
+fn of_condition(
+    context: ValueContext<'_>,
+    field: &str,
+    condition: &WhenCondition,
+    reading: &mut AuthorizationResolver<'_>,
+) -> Option<Clause> {
     if reading.said.fault(field).is_some() {
         return None;
     }
     let attribute = match attribute(&condition.key) {
         Ok(attribute) => attribute,
-        Err((problem, mend)) => {
-            reading.breaks(format!("{field}.key"), problem, mend);
+        Err((problem, fix)) => {
+            reading.breaks(format!("{field}.key"), problem, fix);
             return None;
         }
     };
     if condition.values.is_none() && condition.not_values.is_none() {
-        reading.breaks(field, "it asks nothing", "write values or notValues");
+        reading.breaks(field, "it has no condition", "write values or notValues");
         return None;
     }
     let one = |value: &str| read(context, &attribute, value);
@@ -148,22 +169,27 @@ fn of_condition(context: Context<'_>, field: &str, condition: &Condition, readin
     Some(clause(field, attribute, any, none, reading))
 }
 
-fn matches(field: &str, values: &Values, one: &dyn Fn(&str) -> Read, reading: &mut PolicyReading<'_>) -> Vec<Match> {
-    let mut found: Vec<Match> = Vec::new();
+fn matches(
+    field: &str,
+    values: &StringList,
+    one: &dyn Fn(&str) -> ValueResult,
+    reading: &mut AuthorizationResolver<'_>,
+) -> Vec<AttributeMatch> {
+    let mut found: Vec<AttributeMatch> = Vec::new();
     for (at, value) in items(field, values, VALUES_MAX, reading) {
         if reading.said.fault(&at).is_some() {
             continue;
         }
         match one(value) {
             Ok((m, odd)) => {
-                if let Some((problem, mend)) = odd {
-                    reading.warning(at, problem, mend);
+                if let Some((problem, fix)) = odd {
+                    reading.warning(at, problem, fix);
                 }
                 if !found.contains(&m) {
                     found.push(m);
                 }
             }
-            Err((problem, mend)) => reading.breaks(at, problem, mend),
+            Err((problem, fix)) => reading.breaks(at, problem, fix),
         }
     }
     found

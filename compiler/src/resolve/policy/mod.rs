@@ -1,56 +1,56 @@
-//! Policies of zero trust: whom they are for, what they ask, and how a broken one fails closed.
+//! Resolves policies of zero trust: their targets and conditions, and how a broken policy fails closed.
 
 pub(super) mod authentication;
 pub(super) mod authorization;
 pub(super) mod authorizer;
 mod conditions;
-mod enforceable;
+mod observability_check;
 pub(super) mod peer;
 mod target;
 mod values;
 
-pub(super) use enforceable::Ground;
+pub(super) use observability_check::ReachablePods;
 
 use canal_model::authorization::{PolicyKey, REASON_BYTES_MAX};
 use canal_model::ids::TenantName;
 use canal_model::policy::Metadata;
 
-use super::corpus::Said;
-use crate::report::Report;
+use super::tenant_objects::Sourced;
+use crate::diagnostic_collector::DiagnosticCollector;
 
-/// One policy while it is read: what is wrong with it is told, and the first such thing breaks it.
-struct Reading<'a, T> {
-    said: &'a Said<'a, T>,
-    report: &'a mut Report,
+/// The state of reading one policy: all problems are reported, and the first one that breaks the policy is its reason.
+struct PolicyResolver<'a, T> {
+    said: &'a Sourced<'a, T>,
+    report: &'a mut DiagnosticCollector,
     broken: Option<String>,
 }
 
-impl<'a, T> Reading<'a, T> {
-    /// What could not even be read breaks the policy; whoever read it told so.
-    fn new(said: &'a Said<'a, T>, report: &'a mut Report) -> Self {
+impl<'a, T> PolicyResolver<'a, T> {
+    /// Starts reading a policy. A field that could not be parsed breaks the policy; the reader has already reported it.
+    fn new(said: &'a Sourced<'a, T>, report: &'a mut DiagnosticCollector) -> Self {
         let broken = said.document.faults.iter().find(|fault| fault.field.starts_with("spec"));
         let broken = broken.map(|fault| reason(&fault.field, &fault.problem));
         Self { said, report, broken }
     }
 
-    /// Tells of something that breaks the policy.
-    fn breaks(&mut self, field: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) {
+    /// Reports a problem that breaks the policy.
+    fn breaks(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
         let (field, problem) = (field.into(), problem.into());
         self.broken.get_or_insert_with(|| reason(&field, &problem));
-        self.report.error(self.said.document, field, problem, mend);
+        self.report.error(self.said.document, field, problem, fix);
     }
 
-    /// Tells of something that does not work, while the rest does.
-    fn error(&mut self, field: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) {
-        self.report.error(self.said.document, field, problem, mend);
+    /// Reports a problem that affects only a part of the policy.
+    fn error(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
+        self.report.error(self.said.document, field, problem, fix);
     }
 
-    fn warning(&mut self, field: impl Into<String>, problem: impl Into<String>, mend: impl Into<String>) {
-        self.report.warning(self.said.document, field, problem, mend);
+    fn warning(&mut self, field: impl Into<String>, problem: impl Into<String>, fix: impl Into<String>) {
+        self.report.warning(self.said.document, field, problem, fix);
     }
 }
 
-/// Cut where it is too long for the wire.
+/// Formats the reason of a broken policy, truncated to the length that the wire allows.
 fn reason(field: &str, problem: &str) -> String {
     let mut reason = format!("{field}: {problem}");
     reason.truncate(reason.floor_char_boundary(REASON_BYTES_MAX));

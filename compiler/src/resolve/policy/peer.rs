@@ -1,21 +1,21 @@
-//! PeerAuthentications: whether plaintext is taken. A broken one is Strict.
+//! Resolves PeerAuthentications: whether workloads accept plaintext. A broken object is Strict.
 
 use std::collections::BTreeMap;
 
 use canal_model::authorization::{PeerAuthentication, PeerMode, VALUES_MAX};
 use canal_model::ids::TenantName;
-use canal_model::policy::security::{self, MutualTlsMode};
+use canal_model::policy::istio_security::{self, MutualTlsMode};
 
 use super::target::{selected, widest};
-use super::{Reading, key};
-use crate::report::Report;
-use crate::resolve::corpus::Said;
+use super::{PolicyResolver, key};
+use crate::diagnostic_collector::DiagnosticCollector;
+use crate::resolve::tenant_objects::Sourced;
 
-/// Sorted by key.
+/// Returns the peer authentications, sorted by key.
 pub(in crate::resolve) fn resolve(
     tenant: &TenantName,
-    said: &[Said<'_, security::PeerAuthentication>],
-    report: &mut Report,
+    said: &[Sourced<'_, istio_security::PeerAuthentication>],
+    report: &mut DiagnosticCollector,
 ) -> Vec<PeerAuthentication> {
     let mut all: Vec<PeerAuthentication> = said.iter().map(|said| read(tenant, said, report)).collect();
     all.sort_by(|a, b| a.key.cmp(&b.key));
@@ -31,9 +31,13 @@ fn mode(written: MutualTlsMode) -> Option<PeerMode> {
     }
 }
 
-fn read(tenant: &TenantName, said: &Said<'_, security::PeerAuthentication>, report: &mut Report) -> PeerAuthentication {
-    let security::PeerAuthentication { metadata, spec } = said.object;
-    let mut reading = Reading::new(said, report);
+fn read(
+    tenant: &TenantName,
+    said: &Sourced<'_, istio_security::PeerAuthentication>,
+    report: &mut DiagnosticCollector,
+) -> PeerAuthentication {
+    let istio_security::PeerAuthentication { metadata, spec } = said.object;
+    let mut reading = PolicyResolver::new(said, report);
     let labels = spec.selector.as_ref().map(|selector| &selector.match_labels).filter(|labels| !labels.is_empty());
     let target = match labels {
         Some(labels) if said.fault("spec.selector").is_none() => selected(metadata, labels),

@@ -1,25 +1,26 @@
-//! Whom a policy is for: all of the tenant, a namespace, workloads by label, or Services by name (Istio's selector and targetRefs).
+//! Resolves the target of a policy: the whole tenant, a namespace, workloads by label, or Services by name (Istio's selector and
+//! targetRefs).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use canal_model::authorization::{PolicyKey, PolicyTarget};
 use canal_model::ids::{ObjectName, ServiceKey, TenantName};
 use canal_model::policy::Metadata;
-use canal_model::policy::security::{PolicyTargetRef, ROOT_NAMESPACES, WorkloadSelector};
+use canal_model::policy::istio_security::{PolicyTargetRef, ROOT_NAMESPACES, WorkloadSelector};
 use canal_model::program::{Labels, Service};
 
-use super::Reading;
+use super::PolicyResolver;
 use crate::limits::TARGETS_PER_POLICY_MAX;
 
-/// What a policy says about whom it is for.
-pub(super) struct Written<'a> {
+/// The fields of a policy object that define its target.
+pub(super) struct TargetSelector<'a> {
     pub(super) metadata: &'a Metadata,
     pub(super) selector: Option<&'a WorkloadSelector>,
     pub(super) target_ref: Option<&'a PolicyTargetRef>,
     pub(super) target_refs: Option<&'a [PolicyTargetRef]>,
 }
 
-/// The widest that a policy of this object could be for: what a broken selector stands for.
+/// Returns the widest target that the object could have. A broken selector is replaced by it.
 pub(super) fn widest(metadata: &Metadata) -> PolicyTarget {
     if is_root(metadata) { PolicyTarget::Tenant } else { PolicyTarget::Namespace(metadata.namespace.clone()) }
 }
@@ -28,7 +29,7 @@ fn is_root(metadata: &Metadata) -> bool {
     ROOT_NAMESPACES.contains(&metadata.namespace.as_str())
 }
 
-/// The workloads that carry these labels.
+/// Returns the target for workloads that carry these labels.
 pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     if labels.is_empty() {
         return widest(metadata);
@@ -36,14 +37,15 @@ pub(super) fn selected(metadata: &Metadata, labels: &Labels) -> PolicyTarget {
     PolicyTarget::Workloads { namespace: (!is_root(metadata)).then(|| metadata.namespace.clone()), labels: labels.clone() }
 }
 
-/// Whom the policy is for; never empty. What cannot be read or enforced breaks the policy and stands for the widest that it could be for.
+/// Returns the targets of the policy; never empty. A target that cannot be parsed or enforced breaks the policy and becomes the widest
+/// target.
 pub(super) fn targets<T>(
     tenant: &TenantName,
-    written: &Written<'_>,
+    written: &TargetSelector<'_>,
     services: &BTreeMap<ServiceKey, Service>,
-    reading: &mut Reading<'_, T>,
+    reading: &mut PolicyResolver<'_, T>,
 ) -> Vec<PolicyTarget> {
-    let Written { metadata, selector, target_ref, target_refs } = *written;
+    let TargetSelector { metadata, selector, target_ref, target_refs } = *written;
     let widest = || vec![widest(metadata)];
     if reading.said.fault("spec.selector").is_some() || reading.said.fault("spec.targetRef").is_some() {
         return widest();
@@ -72,7 +74,7 @@ pub(super) fn targets<T>(
     }
     let mut found: Vec<ServiceKey> = Vec::new();
     for (field, target) in refs {
-        // One target that cannot be enforced breaks the policy: nobody can tell how much of what it was to protect is left open.
+        // One target that cannot be enforced breaks the policy, because it is unknown how much would be left unprotected.
         let Some(service) = service(tenant, metadata, &field, target, services, reading) else { return widest() };
         if !found.contains(&service) {
             found.push(service);
@@ -81,14 +83,15 @@ pub(super) fn targets<T>(
     found.into_iter().map(PolicyTarget::Service).collect()
 }
 
-/// The Service that a target names. `None`: the target is nothing that a policy can be enforced at, which was reported and breaks the policy.
+/// Resolves the Service that a target names. `None` means that no policy can be enforced at the target; it is reported and breaks the
+/// policy.
 fn service<T>(
     tenant: &TenantName,
     metadata: &Metadata,
     field: &str,
     target: &PolicyTargetRef,
     services: &BTreeMap<ServiceKey, Service>,
-    reading: &mut Reading<'_, T>,
+    reading: &mut PolicyResolver<'_, T>,
 ) -> Option<ServiceKey> {
     if !(target.group.is_empty() || target.group == "core") || target.kind != "Service" {
         let problem = format!(
@@ -102,7 +105,7 @@ fn service<T>(
         return None;
     }
     if let Some(other) = target.namespace.as_ref().filter(|other| **other != metadata.namespace) {
-        let problem = format!("a policy has no say in another namespace ({other}), so this one denies all of {}", extent(metadata));
+        let problem = format!("a policy has no effect in another namespace ({other}), so this one denies all of {}", extent(metadata));
         reading.breaks(format!("{field}.namespace"), problem, format!("write the policy in namespace {other}"));
         return None;
     }
@@ -114,12 +117,12 @@ fn service<T>(
     Some(key)
 }
 
-/// [`widest`] in words.
+/// Describes the target that [`widest`] returns.
 fn extent(metadata: &Metadata) -> String {
     if is_root(metadata) { "the tenant".to_owned() } else { format!("namespace {}", metadata.namespace) }
 }
 
-/// A key for each target of a policy: its own, and for the others one of which no other policy has the name.
+/// Returns a key for each target of a policy: its own key for the first, and keys that no other policy has for the others.
 pub(super) fn keys(own: &PolicyKey, count: usize, taken: &BTreeSet<PolicyKey>) -> Vec<PolicyKey> {
     let named = |name: String| ObjectName::new(&name).ok().map(|name| PolicyKey { name, ..own.clone() });
     let free = (2..).filter_map(|n: usize| named(format!("{}.target-{n}", own.name)).or_else(|| named(format!("target-{n}.of-long-name"))));

@@ -1,32 +1,32 @@
-//! One value of a policy, as Istio reads it: exact, `prefix*`, `*suffix`, `*`; networks, ports, path templates.
+//! Parses single values of a policy with Istio's syntax: exact, `prefix*`, `*suffix`, `*`; networks, ports, path templates.
 
 use std::net::IpAddr;
 
-use canal_model::authorization::{Attribute, Match, VALUE_BYTES_MAX};
+use canal_model::authorization::{Attribute, AttributeMatch, VALUE_BYTES_MAX};
 use canal_model::identity::Identity;
 use canal_model::ids::{Namespace, ServiceAccount, TrustDomain};
 use ipnet::IpNet;
 
 use crate::oracle_authorization::normal_path;
 
-/// Istio's word for the mesh's own trust domain.
+/// Istio's name for the mesh's own trust domain.
 const OWN_TRUST_DOMAIN: &str = "cluster.local";
 
-/// What is needed to read values.
+/// The properties of the policy and tenant on which values depend.
 #[derive(Clone, Copy)]
-pub(super) struct Context<'a> {
+pub(super) struct ValueContext<'a> {
     pub(super) namespace: &'a Namespace,
     pub(super) trust_domain: &'a TrustDomain,
 }
 
-/// A problem and its mend.
-pub(super) type Flaw = (String, &'static str);
+/// A problem and its fix.
+pub(super) type ValueIssue = (String, &'static str);
 
-/// What was read, and what is odd about it though it works.
-pub(super) type Read = Result<(Match, Option<Flaw>), Flaw>;
+/// A parsed value, with a warning if it is unusual but works.
+pub(super) type ValueResult = Result<(AttributeMatch, Option<ValueIssue>), ValueIssue>;
 
-/// Reads a value for an attribute.
-pub(super) fn read(context: Context<'_>, attribute: &Attribute, value: &str) -> Read {
+/// Parses a value for an attribute.
+pub(super) fn read(context: ValueContext<'_>, attribute: &Attribute, value: &str) -> ValueResult {
     if value.is_empty() {
         return Err(("the value is empty, and nothing would match it".into(), "write a value, or `*` for any"));
     }
@@ -39,13 +39,13 @@ pub(super) fn read(context: Context<'_>, attribute: &Attribute, value: &str) -> 
         Attribute::SourceServiceAccount => account(context.namespace, value).map(plain),
         Attribute::SourcePrincipal => principal(context.trust_domain, value),
         Attribute::Path => path(value),
-        // Istio takes such a star for any text; what cannot be compared must not match nothing.
+        // Istio lets such a star stand for any text. It cannot be compared here, and it must not silently match nothing.
         Attribute::SourceNamespace
             if value.trim_matches('*').contains('*') || (value.len() > 1 && value.starts_with('*') && value.ends_with('*')) =>
         {
             Err((format!("{value:?}: only one `*`, at one end, stands for any text"), "write a prefix or a suffix"))
         }
-        // What no value can be must not match nothing.
+        // A value that no namespace can have must not silently match nothing.
         Attribute::SourceNamespace if !value.contains('*') && Namespace::new(value).is_err() => {
             Err((format!("{value:?} cannot name a namespace"), "use lower-case letters, digits and '-'"))
         }
@@ -55,25 +55,25 @@ pub(super) fn read(context: Context<'_>, attribute: &Attribute, value: &str) -> 
         Attribute::RequestPrincipal if !value.contains(['*', '/']) => {
             Err((format!("{value:?} is not a request's principal"), "write issuer/subject"))
         }
-        // A header that is there but empty is present (Envoy's HeaderMatcher).
-        Attribute::Header(_) if value == "*" => Ok(plain(Match::Prefix(String::new()))),
+        // A header that is present but empty counts as present (Envoy's HeaderMatcher).
+        Attribute::Header(_) if value == "*" => Ok(plain(AttributeMatch::Prefix(String::new()))),
         _ => Ok(text(value)),
     }
 }
 
-fn plain(m: Match) -> (Match, Option<Flaw>) {
+fn plain(m: AttributeMatch) -> (AttributeMatch, Option<ValueIssue>) {
     (m, None)
 }
 
-fn text(value: &str) -> (Match, Option<Flaw>) {
+fn text(value: &str) -> (AttributeMatch, Option<ValueIssue>) {
     let (m, rest) = if value == "*" {
-        return plain(Match::Present);
+        return plain(AttributeMatch::Present);
     } else if let Some(suffix) = value.strip_prefix('*') {
-        (Match::Suffix(suffix.to_owned()), suffix)
+        (AttributeMatch::Suffix(suffix.to_owned()), suffix)
     } else if let Some(prefix) = value.strip_suffix('*') {
-        (Match::Prefix(prefix.to_owned()), prefix)
+        (AttributeMatch::Prefix(prefix.to_owned()), prefix)
     } else {
-        (Match::Exact(value.to_owned()), value)
+        (AttributeMatch::Exact(value.to_owned()), value)
     };
     let odd = rest.contains('*').then(|| {
         let problem = format!("{value:?}: only a `*` at one end stands for any text; the other is a plain character");
@@ -82,29 +82,29 @@ fn text(value: &str) -> (Match, Option<Flaw>) {
     (m, odd)
 }
 
-fn network(value: &str) -> Result<Match, Flaw> {
+fn network(value: &str) -> Result<AttributeMatch, ValueIssue> {
     let net = value.parse::<IpNet>().ok().or_else(|| value.parse::<IpAddr>().ok().map(IpNet::from));
     let net = net.ok_or_else(|| (format!("{value:?} is neither an address nor a range"), "write one such as 10.1.0.0/16 or fd00::1"))?;
-    Ok(Match::Network(net.trunc()))
+    Ok(AttributeMatch::Network(net.trunc()))
 }
 
-fn port(value: &str) -> Result<Match, Flaw> {
+fn port(value: &str) -> Result<AttributeMatch, ValueIssue> {
     let port = value.parse::<u16>().ok().filter(|port| *port > 0);
-    port.map(Match::Port).ok_or_else(|| (format!("{value:?} is not a port"), "write a number from 1 to 65535"))
+    port.map(AttributeMatch::Port).ok_or_else(|| (format!("{value:?} is not a port"), "write a number from 1 to 65535"))
 }
 
-fn account(namespace: &Namespace, value: &str) -> Result<Match, Flaw> {
+fn account(namespace: &Namespace, value: &str) -> Result<AttributeMatch, ValueIssue> {
     let (namespace, account) = match value.split_once('/') {
         Some((namespace, account)) => (Namespace::new(namespace).ok(), account),
         None => (Some(namespace.clone()), value),
     };
     match (namespace, ServiceAccount::new(account)) {
-        (Some(namespace), Ok(account)) => Ok(Match::Exact(format!("{namespace}/{account}"))),
+        (Some(namespace), Ok(account)) => Ok(AttributeMatch::Exact(format!("{namespace}/{account}"))),
         _ => Err((format!("{value:?} is not a service account"), "write namespace/name, or the name of one in this namespace; no `*`")),
     }
 }
 
-fn principal(own: &TrustDomain, value: &str) -> Read {
+fn principal(own: &TrustDomain, value: &str) -> ValueResult {
     if value.starts_with("spiffe:") {
         return Err((format!("{value:?} begins with a scheme, which principals are compared without"), "remove `spiffe://`"));
     }
@@ -117,31 +117,31 @@ fn principal(own: &TrustDomain, value: &str) -> Read {
         return Err((problem, "write a shorter one"));
     }
     let (m, odd) = text(&written);
-    if matches!(m, Match::Exact(_)) && format!("spiffe://{written}").parse::<Identity>().is_err() {
-        return Err((format!("{value:?} is nobody's identity"), "write trust.domain/ns/NAMESPACE/sa/ACCOUNT"));
+    if matches!(m, AttributeMatch::Exact(_)) && format!("spiffe://{written}").parse::<Identity>().is_err() {
+        return Err((format!("{value:?} is not an identity"), "write trust.domain/ns/NAMESPACE/sa/ACCOUNT"));
     }
     Ok((m, odd))
 }
 
-/// A trust domain as principals begin with it.
-pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<Match, Flaw> {
+/// Parses a trust domain to a match on the start of principals.
+pub(super) fn trust_domain(own: &TrustDomain, value: &str) -> Result<AttributeMatch, ValueIssue> {
     let written = if value == OWN_TRUST_DOMAIN { own.as_str() } else { value };
     let is_name = |name: &str| TrustDomain::new(name).is_ok();
     match written.strip_suffix('*') {
-        Some("") => Ok(Match::Present),
-        Some(prefix) if is_name(&format!("{prefix}x")) => Ok(Match::Prefix(prefix.to_owned())),
-        None if is_name(written) => Ok(Match::Prefix(format!("{written}/"))),
+        Some("") => Ok(AttributeMatch::Present),
+        Some(prefix) if is_name(&format!("{prefix}x")) => Ok(AttributeMatch::Prefix(prefix.to_owned())),
+        None if is_name(written) => Ok(AttributeMatch::Prefix(format!("{written}/"))),
         _ => Err((format!("{value:?} is not a trust domain"), "write its whole name, or the begin of one and `*`")),
     }
 }
 
-/// A path. Requests' paths are compared in their normal form, so that one in any other form would match nothing.
-fn path(value: &str) -> Read {
+/// Parses a path. Requests' paths are compared in normalized form, so a path in any other form is refused: it would match nothing.
+fn path(value: &str) -> ValueResult {
     let (m, odd) = if value.contains(['{', '}']) { plain(template(value)?) } else { text(value) };
     let sample = match &m {
-        Match::Exact(path) => path.clone(),
-        Match::Prefix(start) => format!("{start}x"),
-        Match::Template(template) => template.replace("{**}", "x").replace("{*}", "x"),
+        AttributeMatch::Exact(path) => path.clone(),
+        AttributeMatch::Prefix(start) => format!("{start}x"),
+        AttributeMatch::Template(template) => template.replace("{**}", "x").replace("{*}", "x"),
         _ => return Ok((m, odd)),
     };
     if sample.is_ascii() && normal_path(&sample).as_ref() == Some(&sample) {
@@ -151,8 +151,8 @@ fn path(value: &str) -> Read {
     Err((problem, "begin with /, without query, // or dot segments; %-escapes only of what must be, in capitals"))
 }
 
-/// Istio's path templates: `{*}` is one segment, `{**}` any number, and the last of all.
-fn template(value: &str) -> Result<Match, Flaw> {
+/// Parses Istio's path templates: `{*}` is one segment; `{**}` is any number of segments, and the last operator.
+fn template(value: &str) -> Result<AttributeMatch, ValueIssue> {
     let mut segments = value.trim_matches('/').split('/').peekable();
     let mut rest_seen = false;
     let wrong = |why: &str| Err((format!("{value:?}: {why}"), "write whole segments as {*}, and {**} once, after all others"));
@@ -167,11 +167,11 @@ fn template(value: &str) -> Result<Match, Flaw> {
             _ => {}
         }
     }
-    Ok(Match::Template(value.to_owned()))
+    Ok(AttributeMatch::Template(value.to_owned()))
 }
 
-/// The attribute of a key of `when`.
-pub(super) fn attribute(key: &str) -> Result<Attribute, Flaw> {
+/// Parses a key of `when`.
+pub(super) fn attribute(key: &str) -> Result<Attribute, ValueIssue> {
     const KEYS: &str = "write one of source.ip, remote.ip, source.namespace, source.principal, source.serviceAccount, request.headers[NAME], \
         request.auth.principal, request.auth.audiences, request.auth.presenter, request.auth.claims[NAME], destination.ip, destination.port, \
         connection.sni";
@@ -199,8 +199,8 @@ pub(super) fn attribute(key: &str) -> Result<Attribute, Flaw> {
     })
 }
 
-/// A header's name, in lower case.
-pub(super) fn header(name: &str) -> Result<String, Flaw> {
+/// Validates the name of a header and returns it in lower case.
+pub(super) fn header(name: &str) -> Result<String, ValueIssue> {
     let is_token = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     let lower = name.to_ascii_lowercase();
     if matches!(lower.as_str(), "host" | ":authority" | ":method" | ":path") {
@@ -212,8 +212,8 @@ pub(super) fn header(name: &str) -> Result<String, Flaw> {
     Ok(lower)
 }
 
-/// The path of a claim.
-pub(super) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, Flaw> {
+/// Validates the path of a claim.
+pub(super) fn claim<'a>(parts: impl Iterator<Item = &'a str>) -> Result<Vec<String>, ValueIssue> {
     let path: Vec<String> = parts.map(str::to_owned).collect();
     let is_good = |part: &String| !part.is_empty() && part.len() <= VALUE_BYTES_MAX && !part.contains(['[', ']']);
     if path.is_empty() || path.len() > canal_model::authorization::CLAIM_DEPTH_MAX || !path.iter().all(is_good) {
@@ -229,7 +229,7 @@ mod tests {
     fn shown(attribute: Attribute, value: &str) -> String {
         let namespace = Namespace::new("shop").unwrap();
         let trust_domain = TrustDomain::new("alpha.example").unwrap();
-        match read(Context { namespace: &namespace, trust_domain: &trust_domain }, &attribute, value) {
+        match read(ValueContext { namespace: &namespace, trust_domain: &trust_domain }, &attribute, value) {
             Ok((m, None)) => format!("{m:?}"),
             Ok((m, Some(_))) => format!("{m:?}, odd"),
             Err(_) => "refused".into(),

@@ -1,37 +1,37 @@
-//! The search for one service's combination: from the least loaded backends, the unique one that shares the fewest pairs.
+//! Searches the best combination of backends for one service: among the least loaded, the unique one that shares the fewest pairs.
 //! It changes nothing.
 
 use canal_model::ids::ServiceId;
 
-use super::Slot;
-use super::index::{Index, Set};
+use super::BackendIndex;
+use super::index::{ShardSet, ShardSetIndex};
 use crate::mix::mix;
 
-/// How many backends more than needed are compared.
+/// Number of backends beyond the needed ones that are compared.
 const MARGIN: usize = 4;
-/// How many combinations are tried at most when none of the least loaded is free. A fleet that needs more is as good as full.
+/// Combinations that are tried at most if none of the least loaded is free. A fleet that needs more is practically full.
 const TRIES: usize = 20_000;
 
-/// Backends to choose `take` from, with their load; the least loaded first.
-pub(super) struct Pool {
-    pub(super) slots: Vec<(u64, Slot)>,
+/// Backends from which `take` are chosen, with their loads; the least loaded first.
+pub(super) struct CandidatePool {
+    pub(super) slots: Vec<(u64, BackendIndex)>,
     pub(super) take: usize,
 }
 
-pub(super) struct Search<'a> {
-    pub(super) index: &'a Index,
-    pub(super) fixed: &'a Set,
-    /// At home, and away.
-    pub(super) pools: [Pool; 2],
+pub(super) struct CombinationSearch<'a> {
+    pub(super) index: &'a ShardSetIndex,
+    pub(super) fixed: &'a ShardSet,
+    /// Candidates in the home AZ, and candidates elsewhere.
+    pub(super) pools: [CandidatePool; 2],
     pub(super) weight: u64,
     pub(super) service: ServiceId,
 }
 
-impl Search<'_> {
-    /// The best combination that is nobody's, or `None`.
-    pub(super) fn best(&self) -> Option<Set> {
+impl CombinationSearch<'_> {
+    /// Returns the best combination that clashes with no other service, or `None`.
+    pub(super) fn best(&self) -> Option<ShardSet> {
         let near = [0, 1].map(|at| self.near(&self.pools[at]));
-        let mut best: Option<((u32, u64, u64), Set)> = None;
+        let mut best: Option<((u32, u64, u64), ShardSet)> = None;
         self.each(near, &mut |set, load| {
             if self.index.clash(&set).is_none() {
                 let tie = set.slots().fold(u64::from(self.service.get()), |tie, slot| mix([tie, slot.into(), 1]));
@@ -45,6 +45,7 @@ impl Search<'_> {
         if let Some((_, set)) = best {
             return Some(set);
         }
+        // None of the least loaded combinations is free, so the first free one among all backends is used.
         let mut found = None;
         self.each([&self.pools[0].slots, &self.pools[1].slots], &mut |set, _| {
             if self.index.clash(&set).is_none() {
@@ -55,16 +56,16 @@ impl Search<'_> {
         found
     }
 
-    /// The least loaded of a pool: what is within one weight of the ones that would be taken by load alone.
-    fn near<'a>(&self, pool: &'a Pool) -> &'a [(u64, Slot)] {
+    /// Returns the least loaded candidates: those within one weight of the most loaded one that load alone would select.
+    fn near<'a>(&self, pool: &'a CandidatePool) -> &'a [(u64, BackendIndex)] {
         let Some(last) = pool.take.checked_sub(1).and_then(|last| pool.slots.get(last)) else { return &pool.slots };
         let most = last.0 + self.weight;
         let within = pool.slots.iter().take(pool.take + MARGIN).take_while(|(load, _)| *load <= most).count();
         &pool.slots[..within]
     }
 
-    /// Calls `see` with every combination and its load until it says `false`, or [`TRIES`] are over.
-    fn each(&self, from: [&[(u64, Slot)]; 2], see: &mut dyn FnMut(Set, u64) -> bool) {
+    /// Calls `see` with every combination and its load, until `see` returns `false` or after [`TRIES`] combinations.
+    fn each(&self, from: [&[(u64, BackendIndex)]; 2], see: &mut dyn FnMut(ShardSet, u64) -> bool) {
         let mut tries = 0;
         each_of(from[0], self.pools[0].take, *self.fixed, 0, &mut |set, load| {
             each_of(from[1], self.pools[1].take, set, load, &mut |set, load| {
@@ -75,8 +76,8 @@ impl Search<'_> {
     }
 }
 
-/// Every way to add `take` of `from` to the set. `false` if `see` said so.
-fn each_of(from: &[(u64, Slot)], take: usize, set: Set, load: u64, see: &mut dyn FnMut(Set, u64) -> bool) -> bool {
+/// Calls `see` with every extension of the set by `take` elements of `from`. Returns `false` if `see` did.
+fn each_of(from: &[(u64, BackendIndex)], take: usize, set: ShardSet, load: u64, see: &mut dyn FnMut(ShardSet, u64) -> bool) -> bool {
     if take == 0 {
         return see(set, load);
     }

@@ -1,46 +1,46 @@
-//! Sets of backends, and who shares which parts of them. It chooses nothing.
+//! Sets of backends in one word each, and an index of the subsets that services share. It chooses nothing.
 
-use canal_model::fleet::Rules;
+use canal_model::fleet::ShardingRules;
 use canal_model::ids::ServiceId;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-use super::Slot;
+use super::BackendIndex;
 
-const _: () = assert!(Rules::MOST * 16 == u128::BITS as usize);
+const _: () = assert!(ShardingRules::BACKENDS_PER_SERVICE_MAX * 16 == u128::BITS as usize);
 
-/// At most [`Rules::MOST`] backends, sorted, in one word: slot + 1 in 16 bits each, so that 0 is nobody.
+/// A sorted set of at most [`ShardingRules::BACKENDS_PER_SERVICE_MAX`] backends in one word: index + 1 in 16 bits each; 0 means none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub(super) struct Set(u128);
+pub(super) struct ShardSet(u128);
 
-impl Set {
-    pub(super) fn of(slots: &[Slot]) -> Set {
-        slots.iter().fold(Set::default(), |set, slot| set.with(*slot))
+impl ShardSet {
+    pub(super) fn of(slots: &[BackendIndex]) -> ShardSet {
+        slots.iter().fold(ShardSet::default(), |set, slot| set.with(*slot))
     }
-    pub(super) fn slots(self) -> impl Iterator<Item = Slot> {
+    pub(super) fn slots(self) -> impl Iterator<Item = BackendIndex> {
         std::iter::successors(Some(self.0), |word| Some(word >> 16))
             .map(|word| word as u16)
             .take_while(|slot| *slot != 0)
             .map(|slot| slot - 1)
     }
-    pub(super) fn has(self, slot: Slot) -> bool {
+    pub(super) fn has(self, slot: BackendIndex) -> bool {
         self.slots().any(|other| other == slot)
     }
-    /// The set with one more, if there is room for it.
-    pub(super) fn with(self, slot: Slot) -> Set {
+    /// Returns the set with one more backend, or the same set if it is full.
+    pub(super) fn with(self, slot: BackendIndex) -> ShardSet {
         if self.has(slot) || self.0 >> 112 != 0 {
             return self;
         }
         let below = self.slots().take_while(|other| *other < slot).count() as u32 * 16;
         let low = (1_u128 << below) - 1;
-        Set(self.0 & low | u128::from(slot + 1) << below | (self.0 & !low) << 16)
+        ShardSet(self.0 & low | u128::from(slot + 1) << below | (self.0 & !low) << 16)
     }
-    pub(super) fn without(self, slot: Slot) -> Set {
-        self.slots().filter(|other| *other != slot).fold(Set::default(), Set::with)
+    pub(super) fn without(self, slot: BackendIndex) -> ShardSet {
+        self.slots().filter(|other| *other != slot).fold(ShardSet::default(), ShardSet::with)
     }
-    /// All parts with one member or more, the whole one included.
-    fn parts(self) -> impl Iterator<Item = Set> {
-        let mut members = [0; Rules::MOST];
+    /// Returns all nonempty subsets, including the set itself.
+    fn parts(self) -> impl Iterator<Item = ShardSet> {
+        let mut members = [0; ShardingRules::BACKENDS_PER_SERVICE_MAX];
         let mut count = 0;
         for slot in self.slots() {
             members[count] = slot;
@@ -48,31 +48,31 @@ impl Set {
         }
         (1_u32..1 << count).map(move |mask| {
             let chosen = (0..count).filter(|place| mask >> place & 1 == 1).enumerate();
-            // Members are sorted, so that each goes behind the last.
-            Set(chosen.fold(0, |word, (at, place)| word | u128::from(members[place] + 1) << (16 * at)))
+            // Members are sorted, so each is placed after the previous one.
+            ShardSet(chosen.fold(0, |word, (at, place)| word | u128::from(members[place] + 1) << (16 * at)))
         })
     }
 }
 
-/// Which sets are taken.
+/// Counts of the sets that services use.
 #[derive(Default)]
-pub(super) struct Index {
-    /// Every part of every set: how many services share it, and the first of them.
-    parts: HashMap<Set, (u32, ServiceId), FixedState>,
-    /// The same of whole sets.
-    whole: HashMap<Set, (u32, ServiceId), FixedState>,
+pub(super) struct ShardSetIndex {
+    /// For every subset of every set: how many services share it, and the first of them.
+    parts: HashMap<ShardSet, (u32, ServiceId), FixedState>,
+    /// For every whole set: how many services have exactly it, and the first of them.
+    whole: HashMap<ShardSet, (u32, ServiceId), FixedState>,
 }
 
-impl Index {
-    pub(super) fn add(&mut self, set: &Set, service: ServiceId) {
+impl ShardSetIndex {
+    pub(super) fn add(&mut self, set: &ShardSet, service: ServiceId) {
         for part in set.parts() {
             self.parts.entry(part).or_insert((0, service)).0 += 1;
         }
         self.whole.entry(*set).or_insert((0, service)).0 += 1;
     }
-    /// Takes back what [`Index::add`] did. Who is named as sharing the rest may be the one that left.
-    pub(super) fn remove(&mut self, set: &Set) {
-        fn less(map: &mut HashMap<Set, (u32, ServiceId), FixedState>, set: Set) {
+    /// Reverts [`ShardSetIndex::add`]. The service recorded for the remaining uses may be the one that was removed.
+    pub(super) fn remove(&mut self, set: &ShardSet) {
+        fn less(map: &mut HashMap<ShardSet, (u32, ServiceId), FixedState>, set: ShardSet) {
             if let Some((count, _)) = map.get_mut(&set) {
                 *count -= 1;
                 if *count == 0 {
@@ -83,19 +83,19 @@ impl Index {
         set.parts().for_each(|part| less(&mut self.parts, part));
         less(&mut self.whole, *set);
     }
-    /// True of a service's own set that nobody else's contains, and that contains nobody else's.
-    pub(super) fn is_alone(&self, set: &Set) -> bool {
+    /// Returns true if no other service's set contains this service's set or is contained in it.
+    pub(super) fn is_alone(&self, set: &ShardSet) -> bool {
         self.parts.get(set).is_some_and(|(count, _)| *count == 1) && !set.parts().any(|part| part != *set && self.whole.contains_key(&part))
     }
-    /// A service all of whose backends are in the set, or whose backends contain the set.
-    pub(super) fn clash(&self, set: &Set) -> Option<ServiceId> {
+    /// Returns a service whose backends are all in the set, or whose backends contain the set.
+    pub(super) fn clash(&self, set: &ShardSet) -> Option<ServiceId> {
         if let Some((_, service)) = self.parts.get(set) {
             return Some(*service);
         }
         set.parts().find_map(|part| self.whole.get(&part).map(|(_, service)| *service))
     }
-    /// How many services share this very pair, for all pairs of the set.
-    pub(super) fn pairs(&self, set: &Set) -> u32 {
+    /// Returns, summed over all pairs in the set, the number of services that share the pair.
+    pub(super) fn pairs(&self, set: &ShardSet) -> u32 {
         let pairs = set.parts().filter(|part| part.slots().count() == 2);
         pairs.filter_map(|pair| self.parts.get(&pair)).map(|(count, _)| count).sum()
     }
@@ -107,11 +107,11 @@ mod tests {
 
     #[test]
     fn sets_are_sorted_and_bounded() {
-        let set = Set::of(&[9, 3, 7, 3]);
+        let set = ShardSet::of(&[9, 3, 7, 3]);
         assert_eq!(set.slots().collect::<Vec<_>>(), [3, 7, 9]);
-        assert_eq!(set.without(7), Set::of(&[9, 3]));
+        assert_eq!(set.without(7), ShardSet::of(&[9, 3]));
         assert_eq!(set.parts().count(), 7);
-        let full = Set::of(&[0, 1, 2, 3, 4, 5, 6, u16::MAX - 1]);
+        let full = ShardSet::of(&[0, 1, 2, 3, 4, 5, 6, u16::MAX - 1]);
         assert_eq!(full.slots().count(), 8);
         assert_eq!(full.with(9), full);
     }
@@ -119,23 +119,25 @@ mod tests {
     #[test]
     fn both_directions_clash() {
         let id = |n| ServiceId::new(n).unwrap();
-        let mut index = Index::default();
-        index.add(&Set::of(&[1, 2, 3]), id(1));
+        let mut index = ShardSetIndex::default();
+        index.add(&ShardSet::of(&[1, 2, 3]), id(1));
         for (slots, expected) in [(&[1, 2, 3][..], Some(1)), (&[1, 2], Some(1)), (&[1, 2, 3, 4], Some(1)), (&[1, 2, 4], None), (&[4], None)]
         {
-            assert_eq!(index.clash(&Set::of(slots)), expected.map(id), "{slots:?}");
+            assert_eq!(index.clash(&ShardSet::of(slots)), expected.map(id), "{slots:?}");
         }
-        index.add(&Set::of(&[1, 2, 4]), id(2));
-        assert_eq!(index.pairs(&Set::of(&[1, 2, 5])), 2);
-        assert!(index.is_alone(&Set::of(&[1, 2, 3])) && index.is_alone(&Set::of(&[1, 2, 4])));
-        index.add(&Set::of(&[4]), id(3));
-        assert!(!index.is_alone(&Set::of(&[1, 2, 4])) && !index.is_alone(&Set::of(&[4])) && index.is_alone(&Set::of(&[1, 2, 3])));
-        index.add(&Set::of(&[1, 2, 3]), id(4));
-        assert!(!index.is_alone(&Set::of(&[1, 2, 3])));
-        index.remove(&Set::of(&[1, 2, 3]));
-        assert!(index.is_alone(&Set::of(&[1, 2, 3])));
-        index.remove(&Set::of(&[1, 2, 3]));
-        assert_eq!(index.pairs(&Set::of(&[1, 2, 5])), 1);
-        assert_eq!(index.clash(&Set::of(&[1, 2, 3])), None);
+        index.add(&ShardSet::of(&[1, 2, 4]), id(2));
+        assert_eq!(index.pairs(&ShardSet::of(&[1, 2, 5])), 2);
+        assert!(index.is_alone(&ShardSet::of(&[1, 2, 3])) && index.is_alone(&ShardSet::of(&[1, 2, 4])));
+        index.add(&ShardSet::of(&[4]), id(3));
+        assert!(
+            !index.is_alone(&ShardSet::of(&[1, 2, 4])) && !index.is_alone(&ShardSet::of(&[4])) && index.is_alone(&ShardSet::of(&[1, 2, 3]))
+        );
+        index.add(&ShardSet::of(&[1, 2, 3]), id(4));
+        assert!(!index.is_alone(&ShardSet::of(&[1, 2, 3])));
+        index.remove(&ShardSet::of(&[1, 2, 3]));
+        assert!(index.is_alone(&ShardSet::of(&[1, 2, 3])));
+        index.remove(&ShardSet::of(&[1, 2, 3]));
+        assert_eq!(index.pairs(&ShardSet::of(&[1, 2, 5])), 1);
+        assert_eq!(index.clash(&ShardSet::of(&[1, 2, 3])), None);
     }
 }

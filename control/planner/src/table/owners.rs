@@ -1,49 +1,50 @@
-//! Who may own sessions of a bucket, by what was reported and when. It moves nobody.
+//! Determines, from reports and their order, which replicas may own sessions of a bucket. It moves no member.
 
 use canal_model::fleet::FleetReplica;
 use canal_model::plan::PlannedTable;
 
-use super::{Asked, Vacant};
+use super::{TableRequest, Vacant};
 
-/// Notes the version that everybody who could send a packet was heard to have: live members, replicas that may be heads, the edge.
-pub(super) fn confirm(table: &mut PlannedTable, asked: &Asked, heads: &[&FleetReplica]) {
-    let version = |number| asked.ownership.report(number).map_or(0, |(_, report)| report.version(asked.service));
-    let members = table.chains.iter().flatten().map(|seat| seat.replica).filter(|number| asked.is_up(*number));
+/// Records the version that all possible senders of a packet have confirmed: live members, replicas that may be heads, and the edge.
+pub(super) fn confirm(table: &mut PlannedTable, request: &TableRequest, heads: &[&FleetReplica]) {
+    let version = |number| request.ownership.report(number).map_or(0, |(_, report)| report.version(request.service));
+    let members = table.chains.iter().flatten().map(|member| member.replica).filter(|number| request.is_up(*number));
     let replicas = members.chain(heads.iter().map(|head| head.number)).map(version).min().unwrap_or(0);
-    let had = replicas.min(asked.ownership.edge(asked.az).unwrap_or(u32::MAX)).min(table.version);
+    let had = replicas.min(request.ownership.edge(request.az).unwrap_or(u32::MAX)).min(table.version);
     if had > table.confirmed {
         table.confirmed = had;
-        table.heard = asked.ownership.heard();
+        table.heard = request.ownership.last_report_number();
     }
 }
 
-/// Makes owners of members that may own sessions, and standbys of owners that proved to own none.
-pub(super) fn judge(table: &mut PlannedTable, asked: &Asked, vacant: &Vacant) {
+/// Marks members that may own sessions as owners, and owners that have proved to own none as standbys.
+pub(super) fn update_owners(table: &mut PlannedTable, request: &TableRequest, vacant: &Vacant) {
     let (version, confirmed, heard) = (table.version.max(1), table.confirmed, table.heard);
     let mut stood_in = false;
     for (bucket, chain) in table.chains.iter_mut().enumerate() {
-        // SYNs go to the first that is up: while all before it are dead, a standby gets them.
+        // A SYN goes to the first member that is up, so a standby gets it while all members before it are down.
         let is_vacant = vacant.contains(&bucket);
-        let mut dead_before = is_vacant || chain.first().is_some_and(|head| !asked.is_up(head.replica));
-        for seat in chain.iter_mut().skip(usize::from(!is_vacant)) {
-            let report = asked.ownership.report(seat.replica);
-            let owns = report.is_some_and(|(_, report)| report.owns(asked.service, bucket));
-            let is_up = asked.is_up(seat.replica);
+        let mut dead_before = is_vacant || chain.first().is_some_and(|head| !request.is_up(head.replica));
+        for member in chain.iter_mut().skip(usize::from(!is_vacant)) {
+            let report = request.ownership.report(member.replica);
+            let owns = report.is_some_and(|(_, report)| report.owns(request.service, bucket));
+            let is_up = request.is_up(member.replica);
             if owns || dead_before && is_up {
-                seat.left = if seat.is_owner() { seat.left } else { version };
+                member.owner_until_version = if member.is_owner() { member.owner_until_version } else { version };
                 stood_in |= dead_before && is_up;
+            // The report must be about the present table and come after all possible senders confirmed that table.
             } else if let Some((at, report)) = report
-                && report.version(asked.service) >= seat.left
-                && confirmed >= seat.left
+                && report.version(request.service) >= member.owner_until_version
+                && confirmed >= member.owner_until_version
                 && at > heard
             {
-                seat.left = 0;
+                member.owner_until_version = 0;
             }
             dead_before &= !is_up;
         }
     }
     if stood_in {
-        // What it said before it stood in for a dead head proves nothing.
-        table.heard = asked.ownership.heard();
+        // Reports from before a replica replaced a dead head do not prove that it owns nothing now.
+        table.heard = request.ownership.last_report_number();
     }
 }

@@ -1,5 +1,7 @@
-//! Histories of the tier from seeds: what every replica was told and when, and each packet of some connections with what the rules say that
-//! every replica on its way does. Fleet and plans change, tables and reports come late, SYNs are sent again. It sends nothing.
+//! Records histories of the tier from seeds: when each replica received which tables, and each packet of some connections with the verdict
+//! of every replica on its path.
+//!
+//! The fleet and plans change, tables and reports arrive late, SYNs are repeated. The module sends no real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,85 +11,85 @@ use canal_model::ids::{AzName, ReplicaNumber, ServiceId, Vni};
 use canal_model::plan::PlannedTable;
 use canal_model::program::BUCKETS;
 
-use super::events::{AZS, Event, apply};
-use super::rules::Verdict;
-use super::{Fate, Tier, Visit, az, fate};
+use super::events::{AZS, SimEvent, apply};
+use super::rules::PacketVerdict;
+use super::{PacketFate, PacketVisit, SimTier, az, fate};
 
-/// So many replicas live at a time at most: whoever runs a history needs a host for each.
+/// Replicas that live at one time, at most. A test that replays a history needs a host for each.
 pub(crate) const REPLICAS_MAX: usize = 9;
-/// There from the first; and so many that come later, so that replicas have no tables of them yet.
+/// Services that exist from the start. [`MORE_SERVICES`] are added later, so that some replicas have no tables of them yet.
 const SERVICES: u32 = 3;
 const MORE_SERVICES: u32 = 3;
 const STEPS: usize = 130;
 const CONNECTIONS_MAX: usize = 12;
 
-/// Which packet of a connection.
+/// The kind of a packet within its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PacketKind {
     Syn,
-    /// The acknowledgement of the SYN-ACK that the connection goes on with.
+    /// The acknowledgment of the SYN-ACK with which the connection continues.
     Acknowledgement,
     Data,
-    /// The client has no more to say.
+    /// The FIN of the client.
     Fin,
-    /// The client has heard that the service has no more to say either.
+    /// The client's acknowledgment of the service's FIN.
     Last,
 }
 
-/// One packet.
+/// One packet of a connection.
 #[derive(Debug, Clone)]
-pub(crate) struct Sent {
+pub(crate) struct SentPacket {
     pub(crate) connection: usize,
-    pub(crate) kind: Kind,
-    /// Whose SYN-ACK the client has taken; `None` before.
+    pub(crate) kind: PacketKind,
+    /// The replica whose SYN-ACK the client has accepted; `None` before.
     pub(crate) answered: Option<ReplicaNumber>,
     pub(crate) az: AzName,
-    /// Every replica that it comes to.
-    pub(crate) visits: Vec<Visit>,
+    /// Every replica that the packet reaches.
+    pub(crate) visits: Vec<PacketVisit>,
 }
 
-/// What one replica is told of services: the tables of its AZ.
-pub(crate) type Tables = BTreeMap<ServiceId, (Vni, Arc<PlannedTable>)>;
+/// The tables that one replica has: those of the services in its AZ.
+pub(crate) type AzTables = BTreeMap<ServiceId, (Vni, Arc<PlannedTable>)>;
 
-/// What happens.
+/// One step of a history.
 #[derive(Debug, Clone)]
-pub(crate) enum Step {
+pub(crate) enum HistoryStep {
     Join(ReplicaNumber, AzName),
     Leave(ReplicaNumber),
-    Told(ReplicaNumber, Tables),
+    Published(ReplicaNumber, AzTables),
     Open { connection: usize, service: ServiceId, bucket: usize },
-    Packet(Sent),
+    Packet(SentPacket),
 }
 
-/// See the module.
+/// A recorded history; see the module.
 #[derive(Debug, Clone)]
 pub(crate) struct History {
-    pub(crate) steps: Vec<Step>,
-    /// Connections that are established at the end, and where.
+    pub(crate) steps: Vec<HistoryStep>,
+    /// Connections that are established at the end, with their replicas.
     pub(crate) established: BTreeMap<usize, ReplicaNumber>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum ConnectionPhase {
     Opening,
-    /// The client has taken a SYN-ACK.
+    /// The client has accepted a SYN-ACK.
     Answered,
     Established,
-    /// The service has heard the client's FIN and has sent its own.
+    /// The service has received the client's FIN and has sent its own.
     Closing,
     Closed,
 }
 
-struct Connection {
+struct SimConnection {
     service: ServiceId,
     az: AzName,
     bucket: usize,
     requests: BTreeSet<ReplicaNumber>,
     answered: Option<ReplicaNumber>,
-    stage: Stage,
+    phase: ConnectionPhase,
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014): a history is its seed.
+/// A SplitMix64 generator (Steele, Lea, Flood 2014); the seed determines the history.
 struct Lots(u64);
 
 impl Lots {
@@ -101,20 +103,20 @@ impl Lots {
 }
 
 struct Recorder {
-    tier: Tier,
+    tier: SimTier,
     lots: Lots,
-    connections: Vec<Connection>,
-    steps: Vec<Step>,
-    told: BTreeMap<ReplicaNumber, usize>,
+    connections: Vec<SimConnection>,
+    steps: Vec<HistoryStep>,
+    published: BTreeMap<ReplicaNumber, usize>,
 }
 
-/// The history of a seed.
+/// Records the history of a seed.
 pub(crate) fn record(seed: u64) -> History {
-    let mut tier = Tier::new(&[("a1", 2), ("a2", 2), ("b1", 2)], SERVICES);
+    let mut tier = SimTier::new(&[("a1", 2), ("a2", 2), ("b1", 2)], SERVICES);
     tier.plan();
     tier.deliver_all();
-    let mut recorder = Recorder { tier, lots: Lots(seed), connections: Vec::new(), steps: Vec::new(), told: BTreeMap::new() };
-    recorder.note_told();
+    let mut recorder = Recorder { tier, lots: Lots(seed), connections: Vec::new(), steps: Vec::new(), published: BTreeMap::new() };
+    recorder.record_published();
     for _ in 0..STEPS {
         if recorder.lots.draw(5) < 2 { recorder.change() } else { recorder.send() }
     }
@@ -122,96 +124,99 @@ pub(crate) fn record(seed: u64) -> History {
 }
 
 impl Recorder {
-    /// Something planned happens to the fleet, or something late arrives.
+    /// Applies a planned change of the fleet, or delivers a late message.
     fn change(&mut self) {
         let at = self.lots.draw(usize::MAX);
         let event = match self.lots.draw(40) {
-            0..2 => Event::Join([0, 1, 3][at % 3]),
-            2..4 => Event::Activate(at),
-            4..7 => Event::Drain(at),
-            7 => Event::Undrain(at),
-            8 => Event::Demand(SERVICES + 1 + at as u32 % MORE_SERVICES),
-            9..16 => Event::Plan,
-            16..24 => Event::Deliver(at),
-            24..28 => Event::DeliverEdge(at % AZS.len()),
-            28..33 => Event::Look(at),
-            33..37 => Event::Hear,
-            _ => Event::HearEdge(at % AZS.len()),
+            0..2 => SimEvent::Join([0, 1, 3][at % 3]),
+            2..4 => SimEvent::Activate(at),
+            4..7 => SimEvent::Drain(at),
+            7 => SimEvent::Undrain(at),
+            8 => SimEvent::Demand(SERVICES + 1 + at as u32 % MORE_SERVICES),
+            9..16 => SimEvent::Plan,
+            16..24 => SimEvent::Deliver(at),
+            24..28 => SimEvent::DeliverEdge(at % AZS.len()),
+            28..33 => SimEvent::Look(at),
+            33..37 => SimEvent::Hear,
+            _ => SimEvent::HearEdge(at % AZS.len()),
         };
         apply(&mut self.tier, event, REPLICAS_MAX);
-        self.note_told();
+        self.record_published();
     }
 
-    /// Notes which replicas are there now, and what they were told.
-    fn note_told(&mut self) {
-        let gone: Vec<_> = self.told.keys().filter(|replica| !self.tier.replicas.contains_key(replica)).copied().collect();
+    /// Records which replicas exist now and which tables they have.
+    fn record_published(&mut self) {
+        let gone: Vec<_> = self.published.keys().filter(|replica| !self.tier.replicas.contains_key(replica)).copied().collect();
         for replica in gone {
-            self.told.remove(&replica);
-            self.steps.push(Step::Leave(replica));
+            self.published.remove(&replica);
+            self.steps.push(HistoryStep::Leave(replica));
         }
         for (replica, plan) in &self.tier.has {
             let az = &self.tier.replicas[replica].az;
-            if !self.told.contains_key(replica) {
-                self.steps.push(Step::Join(*replica, az.clone()));
+            if !self.published.contains_key(replica) {
+                self.steps.push(HistoryStep::Join(*replica, az.clone()));
             }
-            if self.told.insert(*replica, *plan) == Some(*plan) {
+            if self.published.insert(*replica, *plan) == Some(*plan) {
                 continue;
             }
             let services = self.tier.plans.get(*plan).into_iter().flat_map(|plan| &plan.services);
             let tables = services.filter_map(|(id, service)| Some((*id, (service.vni, service.tables.get(az)?.clone())))).collect();
-            self.steps.push(Step::Told(*replica, tables));
+            self.steps.push(HistoryStep::Published(*replica, tables));
         }
     }
 
-    /// A client sends a packet, the next that it would send, or a SYN once more, or one that is late.
+    /// Sends a packet of a client: the next one, a repeated SYN, or a late one.
     fn send(&mut self) {
         if self.connections.is_empty() || (self.connections.len() < CONNECTIONS_MAX && self.lots.draw(6) == 0) {
             let drawn = self.lots.draw(self.tier.demands.services.len());
             let service = *self.tier.demands.services.keys().nth(drawn).unwrap();
             let bucket = self.lots.draw(BUCKETS);
             let az = az(AZS[self.lots.draw(2)]);
-            self.steps.push(Step::Open { connection: self.connections.len(), service, bucket });
+            self.steps.push(HistoryStep::Open { connection: self.connections.len(), service, bucket });
             let requests = BTreeSet::new();
-            self.connections.push(Connection { service, az, bucket, requests, answered: None, stage: Stage::Opening });
+            self.connections.push(SimConnection { service, az, bucket, requests, answered: None, phase: ConnectionPhase::Opening });
         }
         let at = self.lots.draw(self.connections.len());
-        let kind = match (self.connections[at].stage, self.lots.draw(8)) {
-            (Stage::Opening, 0..3) if !self.connections[at].requests.is_empty() => Kind::Acknowledgement,
-            (Stage::Opening, _) | (Stage::Answered | Stage::Established, 0) => Kind::Syn,
-            (Stage::Answered, 1..4) => Kind::Acknowledgement,
-            (Stage::Established, 1) => Kind::Fin,
-            (Stage::Closing, _) => Kind::Last,
-            _ => Kind::Data,
+        let kind = match (self.connections[at].phase, self.lots.draw(8)) {
+            (ConnectionPhase::Opening, 0..3) if !self.connections[at].requests.is_empty() => PacketKind::Acknowledgement,
+            (ConnectionPhase::Opening, _) | (ConnectionPhase::Answered | ConnectionPhase::Established, 0) => PacketKind::Syn,
+            (ConnectionPhase::Answered, 1..4) => PacketKind::Acknowledgement,
+            (ConnectionPhase::Established, 1) => PacketKind::Fin,
+            (ConnectionPhase::Closing, _) => PacketKind::Last,
+            _ => PacketKind::Data,
         };
         self.packet(at, kind);
     }
 
-    fn packet(&mut self, at: usize, kind: Kind) -> Fate {
-        if kind == Kind::Syn {
+    fn packet(&mut self, at: usize, kind: PacketKind) -> PacketFate {
+        if kind == PacketKind::Syn {
             return self.syn(at);
         }
         let requests: Vec<_> = self.connections[at].requests.iter().copied().collect();
         let drawn = self.lots.draw(requests.len().max(1));
         let connection = &mut self.connections[at];
         let answered = *connection.answered.get_or_insert_with(|| requests[drawn]);
-        if connection.stage == Stage::Opening {
-            connection.stage = Stage::Answered;
+        if connection.phase == ConnectionPhase::Opening {
+            connection.phase = ConnectionPhase::Answered;
         }
-        // Nobody owns what is closed.
-        let owner = Some(answered).filter(|_| connection.stage != Stage::Closed);
+        // A closed session has no owner.
+        let owner = Some(answered).filter(|_| connection.phase != ConnectionPhase::Closed);
         let place = (connection.service, &connection.az, connection.bucket);
         let visits = self.tier.walk(place, false, &|here| Some(here) == owner);
         let fate = fate(&visits, answered);
-        assert!(fate != Fate::Reset || connection.stage == Stage::Closed, "{kind:?} of a session of {answered:?} is reset: {visits:?}");
-        if fate == Fate::Found {
-            connection.stage = match (connection.stage, kind) {
-                (Stage::Answered | Stage::Established, Kind::Fin) => Stage::Closing,
-                (Stage::Answered, _) => Stage::Established,
-                (Stage::Closing, Kind::Last) => Stage::Closed,
-                (stage, _) => stage,
+        assert!(
+            fate != PacketFate::Reset || connection.phase == ConnectionPhase::Closed,
+            "{kind:?} of a session of {answered:?} is reset: {visits:?}"
+        );
+        if fate == PacketFate::Found {
+            connection.phase = match (connection.phase, kind) {
+                (ConnectionPhase::Answered | ConnectionPhase::Established, PacketKind::Fin) => ConnectionPhase::Closing,
+                (ConnectionPhase::Answered, _) => ConnectionPhase::Established,
+                (ConnectionPhase::Closing, PacketKind::Last) => ConnectionPhase::Closed,
+                (phase, _) => phase,
             };
         }
-        if connection.stage == Stage::Closed && !connection.requests.is_empty() {
+        if connection.phase == ConnectionPhase::Closed && !connection.requests.is_empty() {
             let ended = std::mem::take(&mut connection.requests);
             let (service, az, bucket) = (connection.service, connection.az.clone(), connection.bucket);
             ended.into_iter().for_each(|replica| self.forget(&(service, az.clone(), bucket, replica)));
@@ -220,52 +225,57 @@ impl Recorder {
         fate
     }
 
-    /// A SYN: the first, one that is sent again, or a late copy. What a replica has of the connection already, it does not make anew.
-    fn syn(&mut self, at: usize) -> Fate {
+    /// Sends a SYN: the first, a repeated one, or a late copy. A replica that already has a request of the connection creates no second
+    /// one.
+    fn syn(&mut self, at: usize) -> PacketFate {
         let connection = &mut self.connections[at];
         let visits = self.tier.begin(connection.service, &connection.az, connection.bucket);
-        let taker = visits.last().filter(|visit| visit.verdict == Verdict::Keep).map(|visit| visit.here);
+        let taker = visits.last().filter(|visit| visit.verdict == PacketVerdict::Keep).map(|visit| visit.here);
         if let Some(taker) = taker
             && connection.requests.insert(taker)
         {
             self.tier.sessions.push((connection.service, connection.az.clone(), connection.bucket, taker));
         }
-        self.note_sent(at, Kind::Syn, visits);
-        if taker.is_some() { Fate::Found } else { Fate::Again }
+        self.note_sent(at, PacketKind::Syn, visits);
+        if taker.is_some() { PacketFate::Found } else { PacketFate::Again }
     }
 
-    fn forget(&mut self, session: &super::Session) {
+    fn forget(&mut self, session: &super::SimSession) {
         if let Some(at) = self.tier.sessions.iter().position(|held| held == session) {
             self.tier.sessions.swap_remove(at);
         }
     }
 
-    fn note_sent(&mut self, connection: usize, kind: Kind, visits: Vec<Visit>) {
-        let Connection { answered, az, .. } = &self.connections[connection];
+    fn note_sent(&mut self, connection: usize, kind: PacketKind, visits: Vec<PacketVisit>) {
+        let SimConnection { answered, az, .. } = &self.connections[connection];
         if !visits.is_empty() {
-            self.steps.push(Step::Packet(Sent { connection, kind, answered: *answered, az: az.clone(), visits }));
+            self.steps.push(HistoryStep::Packet(SentPacket { connection, kind, answered: *answered, az: az.clone(), visits }));
         }
     }
 
-    /// Everything that was late arrives; what was lost is sent again; each connection that lives says something more.
+    /// Delivers all late messages, repeats lost packets, and sends one more packet on each live connection.
     fn end(mut self) -> History {
         for replica in self.tier.replicas.values_mut().filter(|replica| replica.state == ReplicaState::Joining) {
             replica.state = ReplicaState::Active;
         }
         self.tier.deliver_all();
-        self.note_told();
+        self.record_published();
         let mut established = BTreeMap::new();
         for at in 0..self.connections.len() {
-            let stage = self.connections[at].stage;
-            match stage {
-                // A client whose AZ has no such service any more has no connection.
-                Stage::Opening if self.connections[at].requests.is_empty() && self.packet(at, Kind::Syn) != Fate::Found => continue,
-                Stage::Closing => assert_eq!(self.packet(at, Kind::Last), Fate::Found, "the end of connection {at}"),
-                Stage::Closed => _ = self.packet(at, Kind::Data),
+            let phase = self.connections[at].phase;
+            match phase {
+                // The service has left the AZ, so the client has no connection.
+                ConnectionPhase::Opening
+                    if self.connections[at].requests.is_empty() && self.packet(at, PacketKind::Syn) != PacketFate::Found =>
+                {
+                    continue;
+                }
+                ConnectionPhase::Closing => assert_eq!(self.packet(at, PacketKind::Last), PacketFate::Found, "the end of connection {at}"),
+                ConnectionPhase::Closed => _ = self.packet(at, PacketKind::Data),
                 _ => {}
             }
-            if self.connections[at].stage != Stage::Closed {
-                assert_eq!(self.packet(at, Kind::Data), Fate::Found, "the last word of connection {at}");
+            if self.connections[at].phase != ConnectionPhase::Closed {
+                assert_eq!(self.packet(at, PacketKind::Data), PacketFate::Found, "the last word of connection {at}");
                 established.extend(self.connections[at].answered.map(|owner| (at, owner)));
             }
         }

@@ -1,10 +1,10 @@
-//! Requests that reach the default limits: one just inside, one just outside. Built, because they are long.
+//! Requests at the default limits: one just within each limit, one just over it. Their bytes are built at run time, because they are long.
 
 use std::borrow::Cow;
 
-use super::{Accepted, RequestCase, RequestWant};
-use crate::Refusal;
-use crate::{Framing, Limits};
+use super::{AcceptedRequest, RequestCase, RequestWant};
+use crate::MessageRefusal;
+use crate::{Framing, MessageLimits};
 
 const HEAD: &str = "POST / HTTP/1.1\r\nHost: a\r\n";
 const CHUNKED: &str = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
@@ -13,25 +13,25 @@ fn case(name: &'static str, bytes: String, want: RequestWant) -> RequestCase {
     RequestCase { name, bytes: Cow::Owned(bytes.into_bytes()), want }
 }
 
-/// An empty `forwarded` says: the head goes out as it came.
+/// Expects that the request is accepted. `forwarded` is empty, so the long head is not compared.
 fn fine(framing: Framing, payload: &'static str) -> RequestWant {
-    RequestWant::Accept(Accepted { framing, forwarded: "", payload, rest: "" })
+    RequestWant::Accept(AcceptedRequest { framing, forwarded: "", payload, rest: "" })
 }
 
-/// For [`Limits::DEFAULT`].
+/// Returns the cases for [`MessageLimits::DEFAULT`].
 pub fn oversized_requests() -> Vec<RequestCase> {
-    let mut all = heads(&Limits::DEFAULT);
-    all.extend(bodies(&Limits::DEFAULT));
+    let mut all = heads(&MessageLimits::DEFAULT);
+    all.extend(bodies(&MessageLimits::DEFAULT));
     all
 }
 
-fn heads(limits: &Limits) -> Vec<RequestCase> {
+fn heads(limits: &MessageLimits) -> Vec<RequestCase> {
     use RequestWant::Refuse;
     let with_method = |n: usize| format!("{} / HTTP/1.1\r\nHost: a\r\n\r\n", "M".repeat(n));
     let with_target = |n: usize| format!("GET /{} HTTP/1.1\r\nHost: a\r\n\r\n", "t".repeat(n - 1));
     let with_field = |n: usize| format!("{HEAD}X: {}\r\n\r\n", "v".repeat(n - "X: ".len()));
     let with_fields = |n: usize| format!("{HEAD}{}\r\n", "A: b\r\n".repeat(n - 1));
-    // Two long lines and one that fills up.
+    // Two long lines, and a third one that fills the head up to the size.
     let with_size = |n: usize| {
         let line = format!("X: {}\r\n", "v".repeat(limits.field_bytes_max - 200));
         let rest = n - HEAD.len() - 2 * line.len() - "Y: \r\n\r\n".len();
@@ -41,21 +41,21 @@ fn heads(limits: &Limits) -> Vec<RequestCase> {
     let endless_value = format!("{HEAD}X: {}", "v".repeat(limits.field_bytes_max + 8192));
     vec![
         case("method_at_limit", with_method(limits.method_bytes_max), fine(Framing::None, "")),
-        case("method_over_limit", with_method(limits.method_bytes_max + 1), Refuse(Refusal::MethodTooLong)),
+        case("method_over_limit", with_method(limits.method_bytes_max + 1), Refuse(MessageRefusal::MethodTooLong)),
         case("target_at_limit", with_target(limits.target_bytes_max), fine(Framing::None, "")),
-        case("target_over_limit", with_target(limits.target_bytes_max + 1), Refuse(Refusal::TargetTooLong)),
-        case("target_endless", endless_line, Refuse(Refusal::TargetTooLong)),
+        case("target_over_limit", with_target(limits.target_bytes_max + 1), Refuse(MessageRefusal::TargetTooLong)),
+        case("target_endless", endless_line, Refuse(MessageRefusal::TargetTooLong)),
         case("field_at_limit", with_field(limits.field_bytes_max), fine(Framing::None, "")),
-        case("field_over_limit", with_field(limits.field_bytes_max + 1), Refuse(Refusal::FieldTooLong)),
-        case("field_endless", endless_value, Refuse(Refusal::FieldTooLong)),
+        case("field_over_limit", with_field(limits.field_bytes_max + 1), Refuse(MessageRefusal::FieldTooLong)),
+        case("field_endless", endless_value, Refuse(MessageRefusal::FieldTooLong)),
         case("fields_at_limit", with_fields(limits.headers_max), fine(Framing::None, "")),
-        case("fields_over_limit", with_fields(limits.headers_max + 1), Refuse(Refusal::TooManyHeaders)),
+        case("fields_over_limit", with_fields(limits.headers_max + 1), Refuse(MessageRefusal::TooManyHeaders)),
         case("head_at_limit", with_size(limits.head_bytes_max), fine(Framing::None, "")),
-        case("head_over_limit", with_size(limits.head_bytes_max + 1), Refuse(Refusal::HeadTooLarge)),
+        case("head_over_limit", with_size(limits.head_bytes_max + 1), Refuse(MessageRefusal::HeadTooLarge)),
     ]
 }
 
-fn bodies(limits: &Limits) -> Vec<RequestCase> {
+fn bodies(limits: &MessageLimits) -> Vec<RequestCase> {
     use RequestWant::RefuseBody;
     let with_extension = |n: usize| format!("{CHUNKED}1;{}\r\nx\r\n0\r\n\r\n", "e".repeat(n - 1));
     let with_extensions = |n: usize| {
@@ -68,11 +68,11 @@ fn bodies(limits: &Limits) -> Vec<RequestCase> {
     let (one, all) = (limits.chunk_extension_bytes_max, limits.chunk_extensions_bytes_max);
     vec![
         case("extension_at_limit", with_extension(one), fine(Framing::Chunked, "x")),
-        case("extension_over_limit", with_extension(one + 1), RefuseBody(Refusal::ChunkExtensionTooLong)),
-        case("extensions_over_limit", with_extensions(all + 2), RefuseBody(Refusal::ChunkExtensionsTooLarge)),
+        case("extension_over_limit", with_extension(one + 1), RefuseBody(MessageRefusal::ChunkExtensionTooLong)),
+        case("extensions_over_limit", with_extensions(all + 2), RefuseBody(MessageRefusal::ChunkExtensionsTooLarge)),
         case("trailers_at_limit", with_trailers(limits.trailers_max), fine(Framing::Chunked, "x")),
-        case("trailers_over_limit", with_trailers(limits.trailers_max + 1), RefuseBody(Refusal::TooManyTrailers)),
+        case("trailers_over_limit", with_trailers(limits.trailers_max + 1), RefuseBody(MessageRefusal::TooManyTrailers)),
         case("trailer_bytes_at_limit", with_trailer_bytes(limits.trailer_bytes_max), fine(Framing::Chunked, "x")),
-        case("trailer_bytes_over_limit", with_trailer_bytes(limits.trailer_bytes_max + 1), RefuseBody(Refusal::TrailersTooLarge)),
+        case("trailer_bytes_over_limit", with_trailer_bytes(limits.trailer_bytes_max + 1), RefuseBody(MessageRefusal::TrailersTooLarge)),
     ]
 }

@@ -1,10 +1,10 @@
-//! Request cases that fit on a line or two. Those that reach limits are built in `oversized`.
+//! Request cases that fit on a line or two. `oversized` builds those that reach limits.
 
 use super::{RequestCase, accept, accept_with_rest, refuse, refuse_body};
 use crate::Framing::{Chunked, Length, None};
-use crate::Refusal::*;
+use crate::MessageRefusal::*;
 
-/// All groups.
+/// All groups of request cases.
 pub(super) static GROUPS: &[&[RequestCase]] =
     &[LINES, START_LINE, TARGETS, HOSTS, LENGTHS, CODINGS, CONNECTION, CHUNK_LINES, CHUNK_EXTENSIONS, TRAILERS, NORMALISED, BODIES];
 

@@ -1,8 +1,8 @@
-//! Response cases: what an upstream may send, and what must become of it.
+//! Response cases: heads that an upstream may send, with their expected results.
 
-use crate::Asked::{self, Connect, Head, Upgrade};
 use crate::Framing::{self, Chunked, Length, None, UntilClose};
-use crate::Refusal::{self, *};
+use crate::MessageRefusal::{self, *};
+use crate::RequestKind::{self, Connect, Head, Upgrade};
 
 use super::ORDINARY;
 
@@ -10,16 +10,16 @@ use super::ORDINARY;
 #[derive(Debug, Clone, Copy)]
 pub struct ResponseCase {
     pub name: &'static str,
-    pub asked: Asked,
+    pub asked: RequestKind,
     pub bytes: &'static [u8],
     pub want: ResponseWant,
 }
 
-/// What must become of a response head.
+/// Expected result of parsing a response head.
 #[derive(Debug, Clone, Copy)]
 pub enum ResponseWant {
-    Refuse(Refusal),
-    /// Accepted; `forwarded` is the head as it goes to the client.
+    Refuse(MessageRefusal),
+    /// The codec accepts the head; `forwarded` is the head as it goes to the client.
     Accept {
         framing: Framing,
         keep_alive: bool,
@@ -27,18 +27,18 @@ pub enum ResponseWant {
     },
 }
 
-/// All response cases.
+/// Returns all response cases.
 pub fn responses() -> impl Iterator<Item = &'static ResponseCase> {
     REFUSED.iter().chain(ACCEPTED)
 }
 
-const fn refuse(name: &'static str, asked: Asked, bytes: &'static [u8], refusal: Refusal) -> ResponseCase {
+const fn refuse(name: &'static str, asked: RequestKind, bytes: &'static [u8], refusal: MessageRefusal) -> ResponseCase {
     ResponseCase { name, asked, bytes, want: ResponseWant::Refuse(refusal) }
 }
 
 const fn accept(
     name: &'static str,
-    asked: Asked,
+    asked: RequestKind,
     bytes: &'static [u8],
     (framing, keep_alive): (Framing, bool),
     forwarded: &'static str,
@@ -47,9 +47,10 @@ const fn accept(
 }
 
 static REFUSED: &[ResponseCase] = &[
-    refuse("bare_lf", ORDINARY, b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n", BareLf),
-    refuse("bare_lf_in_fields", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 0\n\r\n", BareLf),
-    refuse("bare_lf_after_status", ORDINARY, b"HTTP/1.1 200\nContent-Length: 0\r\n\r\n", BareLf),
+    refuse("bare_lf_and_bare_cr", ORDINARY, b"HTTP/1.1 200 OK\nX: a\rb\n\n", BareCr),
+    refuse("bare_lf_and_obs_fold", ORDINARY, b"HTTP/1.1 200 OK\nX: y\n z\n\n", ObsFold),
+    refuse("bare_lf_and_two_empty_lines_first", ORDINARY, b"\n\nHTTP/1.1 200 OK\n\n", TooManyEmptyLines),
+    refuse("bare_lf_and_a_conflict", ORDINARY, b"HTTP/1.1 200 OK\nContent-Length: 5\nContent-Length: 6\n\n", ConflictingContentLength),
     refuse("bare_cr_in_reason", ORDINARY, b"HTTP/1.1 200 O\rK\r\nContent-Length: 0\r\n\r\n", BareCr),
     refuse("control_in_reason", ORDINARY, b"HTTP/1.1 200 O\x1bK\r\nContent-Length: 0\r\n\r\n", ControlByte),
     refuse("nul_in_reason", ORDINARY, b"HTTP/1.1 200 O\0K\r\nContent-Length: 0\r\n\r\n", NulByte),
@@ -67,7 +68,8 @@ static REFUSED: &[ResponseCase] = &[
     refuse("status_word", ORDINARY, b"HTTP/1.1 OK\r\n\r\n", BadStatus),
     refuse("status_glued", ORDINARY, b"HTTP/1.1 200OK\r\n\r\n", BadStatusLine),
     refuse("version_glued", ORDINARY, b"HTTP/1.1200 OK\r\n\r\n", BadStatusLine),
-    refuse("length_twice", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n", DuplicateContentLength),
+    refuse("length_list_conflict", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5, 6\r\n\r\n", ConflictingContentLength),
+    refuse("length_list_bad", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5,\r\n\r\n", BadContentLength),
     refuse("length_conflict", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n", ConflictingContentLength),
     refuse("length_bad", ORDINARY, b"HTTP/1.1 200 OK\r\nContent-Length: five\r\n\r\n", BadContentLength),
     refuse(
@@ -90,6 +92,63 @@ static REFUSED: &[ResponseCase] = &[
 ];
 
 static ACCEPTED: &[ResponseCase] = &[
+    accept(
+        "bare_lf",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\nContent-Length: 0\r\n\r\n",
+        (Length(0), true),
+        "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    ),
+    accept(
+        "bare_lf_in_fields",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nX: y \nContent-Length: 0\n\r\n",
+        (Length(0), true),
+        "HTTP/1.1 200 OK\r\nX: y\r\nContent-Length: 0\r\n\r\n",
+    ),
+    accept(
+        "bare_lf_after_status",
+        ORDINARY,
+        b"HTTP/1.1 200\nContent-Length: 0\r\n\r\n",
+        (Length(0), true),
+        "HTTP/1.1 200 \r\nContent-Length: 0\r\n\r\n",
+    ),
+    accept(
+        "bare_lf_ends_head",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\n",
+        (Length(0), true),
+        "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+    ),
+    accept(
+        "bare_lf_everywhere",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\nX: y\nConnection: x\nTransfer-Encoding: chunked\n\n",
+        (Chunked, true),
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+    ),
+    accept("bare_lf_first", ORDINARY, b"\nHTTP/1.1 200 OK\n\n", (UntilClose, false), "HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"),
+    accept(
+        "length_twice",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
+        (Length(5), true),
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n",
+    ),
+    accept(
+        "length_list",
+        ORDINARY,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5, 5\r\nX: y\r\n\r\n",
+        (Length(5), true),
+        "HTTP/1.1 200 OK\r\nX: y\r\ncontent-length: 5\r\n\r\n",
+    ),
+    accept(
+        "length_twice_of_head",
+        Head,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 5\r\n\r\n",
+        (None, true),
+        "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n",
+    ),
     accept(
         "length",
         ORDINARY,

@@ -1,28 +1,28 @@
-//! A receiver of requests in pieces, shared by the codec's tests: it feeds, forwards the head and collects the payload.
+//! Receiver of requests in pieces, shared by the codec's tests. It feeds the codec, forwards the head and collects the payload.
 
-use canal_h1::{BodyPart, BodyReader, Edit, Limits, OutHead, Outgoing, Refusal, RequestHead};
+use canal_h1::{BodyPart, BodyReader, ForwardOptions, HeaderEdit, MessageLimits, MessageRefusal, OutHead, RequestHead};
 
-const LIMITS: Limits = Limits::DEFAULT;
+const LIMITS: MessageLimits = MessageLimits::DEFAULT;
 
-/// What a receiver made of a request.
+/// Result of receiving one request.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ReceiveOutcome {
     Unfinished,
-    RefusedHead(Refusal),
-    RefusedBody(Refusal),
+    RefusedHead(MessageRefusal),
+    RefusedBody(MessageRefusal),
     Whole { forwarded: Vec<u8>, payload: Vec<u8>, consumed: usize, trailers: Vec<(Vec<u8>, Vec<u8>)> },
 }
 
 /// Feeds `bytes` in pieces that end at `cuts`, as reads from a socket would.
-pub(crate) fn receive(bytes: &[u8], cuts: &[usize]) -> Outcome {
+pub(crate) fn receive(bytes: &[u8], cuts: &[usize]) -> ReceiveOutcome {
     let mut head = RequestHead::new();
     let mut ends: Vec<usize> = cuts.to_vec();
     ends.push(bytes.len());
     let mut ends = ends.into_iter().peekable();
     let head_len = loop {
-        let Some(&end) = ends.peek() else { return Outcome::Unfinished };
+        let Some(&end) = ends.peek() else { return ReceiveOutcome::Unfinished };
         match head.parse(&bytes[..end], &LIMITS) {
-            Err(refusal) => return Outcome::RefusedHead(refusal),
+            Err(refusal) => return ReceiveOutcome::RefusedHead(refusal),
             Ok(Some(len)) => break len,
             Ok(None) => ends.next(),
         };
@@ -34,7 +34,7 @@ pub(crate) fn receive(bytes: &[u8], cuts: &[usize]) -> Outcome {
     for end in ends {
         loop {
             let step = match body.read(&bytes[at..end], &LIMITS) {
-                Err(refusal) => return Outcome::RefusedBody(refusal),
+                Err(refusal) => return ReceiveOutcome::RefusedBody(refusal),
                 Ok(step) => step,
             };
             let input = &bytes[at..end];
@@ -44,25 +44,25 @@ pub(crate) fn receive(bytes: &[u8], cuts: &[usize]) -> Outcome {
                 BodyPart::NeedInput => break,
                 BodyPart::End => {
                     let trailers = body.trailers(input).iter().map(|f| (f.name.to_vec(), f.value.to_vec())).collect();
-                    return Outcome::Whole { forwarded, payload, consumed: at, trailers };
+                    return ReceiveOutcome::Whole { forwarded, payload, consumed: at, trailers };
                 }
             }
         }
     }
-    Outcome::Unfinished
+    ReceiveOutcome::Unfinished
 }
 
 pub(crate) fn forward(head: &RequestHead, bytes: &[u8]) -> Vec<u8> {
     let view = head.view(bytes);
     let mut out = OutHead::new();
-    // As the gateway does: a request without any host gets the service's.
-    let edits = [Edit::Default(b"host", b"svc")];
-    let plan = Outgoing {
+    // The gateway does the same: a request without any host gets the service's.
+    let edits = [HeaderEdit::Default(b"host", b"svc")];
+    let plan = ForwardOptions {
         edits: &edits,
         framing: view.framing(),
         upgrade: view.upgrade(),
         accepts_trailers: view.accepts_trailers(),
-        ..Outgoing::default()
+        ..ForwardOptions::default()
     };
     out.request(&view, &plan).expect("a head that was accepted can be forwarded");
     let mut sent = Vec::new();

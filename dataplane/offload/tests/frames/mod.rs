@@ -1,4 +1,4 @@
-//! Frames of the tier as the tests write and read them: built from text, read back into one line of text, every checksum verified.
+//! Frames of the tier for tests: built from text, and formatted as one line of text with every checksum verified.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -12,7 +12,7 @@ pub const FIN: u8 = 1;
 pub const SYN: u8 = 2;
 pub const ACK: u8 = 16;
 
-/// The ones' complement sum of 16-bit words (RFC 1071), folded.
+/// Returns the ones' complement sum of 16-bit words (RFC 1071), folded.
 pub fn sum(parts: &[&[u8]]) -> u16 {
     let mut total = 0u64;
     for part in parts {
@@ -45,7 +45,7 @@ fn pseudo(from: IpAddr, to: IpAddr, protocol: u8, length: usize) -> Vec<u8> {
     p
 }
 
-/// An IP packet around a payload whose checksum is right already.
+/// Builds an IP packet around a payload whose checksum is already correct.
 pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut p;
     if from.is_ipv4() {
@@ -65,7 +65,7 @@ pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     p
 }
 
-/// Gives an IPv4 packet other fragment bits, or an IPv4 header other options, and a right header checksum.
+/// Changes the fragment bits of an IPv4 packet, or the options of its header, and corrects the header checksum.
 pub fn with_ip4(mut p: Vec<u8>, fragment: u16, options: &[u8]) -> Vec<u8> {
     p[6..8].copy_from_slice(&fragment.to_be_bytes());
     p.splice(20..20, options.iter().copied());
@@ -93,12 +93,12 @@ fn transport(from: &str, to: &str, protocol: u8, at: usize, rest: &[u8]) -> Vec<
     ip(from.ip(), to.ip(), protocol, &p)
 }
 
-/// A TCP packet with 12 bytes of options.
+/// Builds a TCP packet with 12 bytes of options.
 pub fn tcp(from: &str, to: &str, flags: u8, data: &[u8]) -> Vec<u8> {
     tcp_answer(from, to, flags, 8, data)
 }
 
-/// A segment that acknowledges what is before `acknowledged`.
+/// Builds a TCP packet that acknowledges the bytes before `acknowledged`.
 pub fn tcp_answer(from: &str, to: &str, flags: u8, acknowledged: u32, data: &[u8]) -> Vec<u8> {
     let mut rest = vec![0, 0, 0, 9];
     rest.extend(acknowledged.to_be_bytes());
@@ -115,14 +115,14 @@ pub fn udp(from: &str, to: &str, data: &[u8]) -> Vec<u8> {
     transport(from, to, 17, 6, &rest)
 }
 
-/// UDP over IPv4 without a checksum.
+/// Builds a UDP packet over IPv4 without a checksum.
 pub fn udp_bare(from: &str, to: &str, data: &[u8]) -> Vec<u8> {
     let mut p = udp(from, to, data);
     put_sum(&mut p, 26, 0);
     p
 }
 
-/// ICMP or ICMPv6: `kind` and `code`, the four bytes behind the checksum, and the data.
+/// Builds an ICMP or ICMPv6 packet from `kind`, `code`, the four bytes after the checksum, and the data.
 pub fn icmp(from: &str, to: &str, kind: u8, code: u8, rest: [u8; 4], data: &[u8]) -> Vec<u8> {
     let (from, to): (IpAddr, IpAddr) = (from.parse().unwrap(), to.parse().unwrap());
     let mut p = vec![kind, code, 0, 0];
@@ -145,26 +145,26 @@ pub fn echo(from: &str, to: &str, is_reply: bool) -> Vec<u8> {
     icmp(from, to, kind, 0, [0x12, 0x34, 0, 1], b"ping ping")
 }
 
-/// Port unreachable, about `packet`, of which it shows the first `shown` bytes.
+/// Builds a port unreachable error about `packet`, of which it quotes the first `shown` bytes.
 pub fn unreachable(from: &str, to: &str, packet: &[u8], shown: usize) -> Vec<u8> {
     let (kind, code) = if from.contains(':') { (1, 4) } else { (3, 3) };
     icmp(from, to, kind, code, [0; 4], &packet[..shown.min(packet.len())])
 }
 
-/// The outside of a frame.
+/// Outer headers of a frame.
 #[derive(Debug, Clone)]
-pub struct Tunnel {
+pub struct OuterHeaders {
     pub from: Ipv4Addr,
     pub to: Ipv4Addr,
     pub port: u16,
     pub vni: u32,
     pub hop: u8,
     pub stamp: u32,
-    /// Whether the outer UDP header has a checksum.
+    /// True if the outer UDP header has a checksum.
     pub summed: bool,
 }
 
-impl Tunnel {
+impl OuterHeaders {
     pub fn new(from: &str, to: &str, vni: u32) -> Self {
         Self { from: from.parse().unwrap(), to: to.parse().unwrap(), port: 55_555, vni, hop: 0, stamp: 0, summed: false }
     }
@@ -186,7 +186,7 @@ impl Tunnel {
     }
 }
 
-/// The first fragment of a frame, as a router makes it whose link takes outer datagrams of so many bytes.
+/// Returns the first fragment of a frame, as a router makes it whose link carries outer datagrams of `link` bytes.
 pub fn torn(frame: &[u8], link: usize) -> Vec<u8> {
     let length = 20 + (link - 20) / 8 * 8;
     let mut f = frame[..14 + length].to_vec();
@@ -203,7 +203,7 @@ struct Inner {
     length: usize,
 }
 
-/// Reads an IP packet; `whole`: its payload is all there and its checksums must be right.
+/// Formats an IP packet. With `whole` its payload must be complete and its checksums correct.
 fn read_ip(p: &[u8], whole: bool) -> Inner {
     let (from, to, protocol, head, length): (IpAddr, IpAddr, u8, usize, usize);
     if p[0] >> 4 == 4 {
@@ -259,7 +259,8 @@ fn read_ip(p: &[u8], whole: bool) -> Inner {
     Inner { text, length }
 }
 
-/// A frame as one line; panics where a checksum or a length is wrong. The outer source port is left out ([`port_of`]), and a stamp of 0.
+/// Formats a frame as one line and panics if a checksum or a length is wrong. The outer source port ([`port_of`]) and a stamp of 0 are left
+/// out.
 pub fn read(f: &[u8]) -> String {
     assert_eq!((&f[..6], &f[6..12], &f[12..14]), (&ROUTER[..], &HOST[..], &[8, 0][..]), "back to the router");
     let outer = read_ip(&f[14..], true);
@@ -278,7 +279,7 @@ pub fn read(f: &[u8]) -> String {
     format!("{} > {} vni {vni:#x} hop {}{stamp} {} > {}: {}", a(26), a(30), f[49], macs[1], macs[0], inner.text)
 }
 
-/// The outer UDP source port.
+/// Returns the outer UDP source port.
 pub fn port_of(f: &[u8]) -> u16 {
     u16::from_be_bytes([f[34], f[35]])
 }

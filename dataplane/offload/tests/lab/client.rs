@@ -1,4 +1,4 @@
-//! What an application does with sockets: dials in every way there is, and says what it sees. Runs in the child.
+//! Application side of the tests, in the child process: dials in every possible way and reports what it sees.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::{pause, say};
+use super::{pause, print_line};
 
 const MSG_FASTOPEN: i32 = 0x2000_0000;
 const IPPROTO_MPTCP: i32 = 262;
 
-/// One way to dial: `ADDRESS [option …]`.
+/// Dials once. Arguments: `ADDRESS [option …]`.
 pub fn dial(args: &[String]) {
     match try_dial(args) {
-        Ok(said) => say(said),
-        Err(e) => say(format!("error {:?} {:?}", e.kind(), e.raw_os_error())),
+        Ok(said) => print_line(said),
+        Err(e) => print_line(format!("error {:?} {:?}", e.kind(), e.raw_os_error())),
     }
 }
 
@@ -72,14 +72,14 @@ fn try_dial(args: &[String]) -> io::Result<String> {
     t.read_to_string(&mut reply)?;
     let said = format!("peer={} local={} reply={reply}", t.peer_addr()?, t.local_addr()?.ip());
     if has("hold") {
-        say(&said);
+        print_line(&said);
         pause();
         return Ok(format!("peer={}", t.peer_addr()?));
     }
     Ok(said)
 }
 
-/// From here on this process is nobody, with CAP_NET_RAW and nothing else: what a container has by default and can use.
+/// Turns this process into user nobody with CAP_NET_RAW only, which a container has by default and can use.
 fn only_net_raw() {
     const KEEP_CAPABILITIES: libc::c_int = 8;
     const VERSION: u32 = 0x2008_0522;
@@ -109,7 +109,7 @@ fn sockopt_fastopen_connect(s: &Socket) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `ADDRESS COUNT`: dials so many times without waiting, says how often it was refused, and holds what it has.
+/// Dials COUNT times without waiting, reports how many were refused, and keeps the connections. Arguments: `ADDRESS COUNT`.
 pub fn burst(args: &[String]) {
     let (to, count) = (args[0].parse::<SocketAddr>().unwrap(), args[1].parse::<u64>().unwrap());
     let limit = libc::rlimit { rlim_cur: count + 64, rlim_max: count + 64 };
@@ -125,33 +125,34 @@ pub fn burst(args: &[String]) {
             s
         })
         .collect();
-    say(format!("refused {refused}"));
+    print_line(format!("refused {refused}"));
     pause();
     drop(held);
 }
 
-/// `AT`: listens, and holds the first connection until the go.
+/// Listens, and keeps the first connection until [`super::Client::go_on`]. Arguments: `AT`.
 pub fn serve(args: &[String]) {
     let listener = std::net::TcpListener::bind(&args[0]).unwrap();
-    say("open");
+    print_line("open");
     let (mut accepted, _) = listener.accept().unwrap();
-    say("accepted");
+    print_line("accepted");
     pause();
-    say(format!("{:?}", accepted.write_all(b"hi").map_err(|e| e.kind())));
+    print_line(format!("{:?}", accepted.write_all(b"hi").map_err(|e| e.kind())));
 }
 
-/// A refusal, then the same socket to loopback: what was remembered for the first must not answer for the second.
+/// Dials an address that is refused, then loopback with the same socket. The destination that was stored for the first must not be used for
+/// the second.
 pub fn redial(args: &[String]) {
     let first: SocketAddr = args[0].parse().unwrap();
     let second: SocketAddr = args[1].parse().unwrap();
     let s = Socket::new(Domain::for_address(first), Type::STREAM, Some(Protocol::TCP)).unwrap();
-    say(format!("{:?}", s.connect(&first.into()).map_err(|e| e.kind())));
+    print_line(format!("{:?}", s.connect(&first.into()).map_err(|e| e.kind())));
     pause();
-    say(format!("{:?}", s.connect(&second.into()).map_err(|e| e.kind())));
-    say(format!("peer={}", s.peer_addr().unwrap().as_socket().unwrap()));
+    print_line(format!("{:?}", s.connect(&second.into()).map_err(|e| e.kind())));
+    print_line(format!("peer={}", s.peer_addr().unwrap().as_socket().unwrap()));
 }
 
-/// Two sockets with one local port and two local addresses.
+/// Uses two sockets with one local port and two local addresses.
 pub fn one_port(args: &[String]) {
     let open = |from: &str| {
         let s = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
@@ -167,23 +168,54 @@ pub fn one_port(args: &[String]) {
         TcpStream::from(s).read_to_string(&mut reply).unwrap();
         reply
     };
-    say(format!("{} {}", read(a), read(b)));
+    print_line(format!("{} {}", read(a), read(b)));
 }
 
-/// An IPv6 address on an IPv4 socket: the kernel's own refusal is what the application sees.
+/// Dials several destinations from one local address and port. Reports the reply to each, in that order. Arguments: `FROM TO…`.
+pub fn from_one_port(args: &[String]) {
+    let from: SocketAddr = args[0].parse().unwrap();
+    let dial = |to: &String| -> io::Result<TcpStream> {
+        let s = Socket::new(Domain::for_address(from), Type::STREAM, Some(Protocol::TCP))?;
+        s.set_reuse_address(true)?;
+        s.bind(&from.into())?;
+        s.connect(&to.parse::<SocketAddr>().unwrap().into())?;
+        Ok(s.into())
+    };
+    let dialled: io::Result<Vec<TcpStream>> = args[1..].iter().map(dial).collect();
+    let mut streams = match dialled {
+        Ok(streams) => streams,
+        Err(e) => return print_line(format!("error {:?} {:?}", e.kind(), e.raw_os_error())),
+    };
+    let mut read = |s: &mut TcpStream| {
+        let mut reply = String::new();
+        s.write_all(b"hi").and_then(|()| s.read_to_string(&mut reply)).unwrap();
+        reply
+    };
+    let replies: Vec<String> = streams.iter_mut().map(&mut read).collect();
+    print_line(replies.join(" "));
+}
+
+/// Dials COUNT times in succession, reports how many were refused, and closes each at once. Arguments: `COUNT TO`.
+pub fn dial_again(args: &[String]) {
+    let (times, to) = (args[0].parse::<u64>().unwrap(), args[1].parse::<SocketAddr>().unwrap());
+    let refused = (0..times).filter(|_| TcpStream::connect(to).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)).count();
+    print_line(format!("refused {refused}"));
+}
+
+/// Dials an IPv6 address on an IPv4 socket: the application must see the kernel's own refusal.
 fn wrong_family(args: &[String]) {
     let s = Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)).unwrap();
-    say(format!("{:?}", s.connect(&args[0].parse::<SocketAddr>().unwrap().into()).map_err(|e| e.raw_os_error())));
+    print_line(format!("{:?}", s.connect(&args[0].parse::<SocketAddr>().unwrap().into()).map_err(|e| e.raw_os_error())));
 }
 
-/// UDP is left alone: the datagram goes where it was sent.
+/// Sends a datagram, which capture must not redirect.
 pub fn udp(args: &[String]) {
     let s = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     s.connect(&args[0]).unwrap();
-    say(format!("peer={}", s.peer_addr().unwrap()));
+    print_line(format!("peer={}", s.peer_addr().unwrap()));
 }
 
-/// Runs the named case.
+/// Runs the case with this name.
 pub fn run(case: &[String]) {
     match case[0].as_str() {
         "dial" => dial(&case[1..]),
@@ -191,6 +223,8 @@ pub fn run(case: &[String]) {
         "serve" => serve(&case[1..]),
         "redial" => redial(&case[1..]),
         "one_port" => one_port(&case[1..]),
+        "from_one_port" => from_one_port(&case[1..]),
+        "dial_again" => dial_again(&case[1..]),
         "wrong_family" => wrong_family(&case[1..]),
         "udp" => udp(&case[1..]),
         "send" => super::packets::send(&case[1..]),

@@ -1,5 +1,5 @@
-//! Throwaway namespaces, cgroups and client processes for the kernel tests. Everything is removed on drop; what a killed run left
-//! behind is removed by the next one. Needs root.
+//! Temporary namespaces, cgroups and client processes for the kernel tests. Everything is removed on drop; what a killed run left behind is
+//! removed by the next run. They need root.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses its part")]
 
 pub mod client;
@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
-/// Names this process's test into the child that runs a case of it.
+/// Environment variable with the case that a child process runs.
 const CASE: &str = "CANAL_LAB_CASE";
 const CGROUP: &str = "CANAL_LAB_CGROUP";
 
@@ -30,14 +30,14 @@ fn alive(pid: &str) -> bool {
     Path::new("/proc").join(pid).exists()
 }
 
-/// The mount point of cgroup v2.
+/// Returns the mount point of cgroup v2.
 fn cgroup2() -> PathBuf {
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
     let line = mounts.lines().find(|l| l.split(' ').nth(2) == Some("cgroup2")).expect("a cgroup2 mount");
     PathBuf::from(line.split(' ').nth(1).unwrap())
 }
 
-/// Runs `f` on a thread inside the namespace at `path`.
+/// Runs `f` on a thread in the namespace at `path`.
 pub fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> T {
     let ns = fs::File::open(path).unwrap();
     std::thread::scope(|s| {
@@ -50,12 +50,12 @@ pub fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A named network namespace with loopback up, the pod addresses 10.77.0.2 and fd77::2, and an interface `pod0` that leads nowhere.
-pub struct Netns {
+/// Named network namespace with loopback up, the pod addresses 10.77.0.2 and fd77::2, and an interface `pod0` whose peer is down.
+pub struct LabNetns {
     name: String,
 }
 
-impl Netns {
+impl LabNetns {
     pub fn new() -> Self {
         let n = Self::bare();
         n.ip("link add pod0 type veth peer name nowhere");
@@ -65,7 +65,7 @@ impl Netns {
         n
     }
 
-    /// A namespace with loopback only.
+    /// Creates a namespace with loopback only.
     pub fn bare() -> Self {
         let mine = std::process::id();
         for e in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
@@ -83,7 +83,7 @@ impl Netns {
         n
     }
 
-    /// The name under /run/netns.
+    /// Returns the name under /run/netns.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -97,18 +97,19 @@ impl Netns {
         Path::new("/run/netns").join(&self.name)
     }
 
-    /// Runs `f` on a thread inside the namespace.
+    /// Runs `f` on a thread in the namespace.
     pub fn within<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         within(&self.path(), f)
     }
 
-    /// A listener inside the namespace.
+    /// Creates a listener in the namespace.
     pub fn listen(&self, at: &str) -> TcpListener {
         let at: SocketAddr = at.parse().unwrap();
         self.within(|| TcpListener::bind(at).unwrap())
     }
 
-    /// Makes a TUN device, whose other end is the file (linux/if_tun.h): each read and each write is one IP packet, and no read waits.
+    /// Creates a TUN device and returns the file at its other end (linux/if_tun.h). Each read and each write is one IP packet, and no read
+    /// blocks.
     pub fn tun(&self, device: &str) -> fs::File {
         const IFF_TUN_NO_PI: u16 = 0x1001;
         const TUNSETIFF: libc::c_ulong = 0x4004_54ca;
@@ -129,7 +130,8 @@ impl Netns {
         })
     }
 
-    /// Switches a device's transmit checksums off (SIOCETHTOOL, ETHTOOL_STXCSUM), so that what leaves it has whole ones, and receivers check.
+    /// Disables the transmit checksum offload of a device (SIOCETHTOOL, ETHTOOL_STXCSUM): packets that leave it have complete checksums,
+    /// which receivers verify.
     pub fn without_offload(&self, device: &str) {
         #[repr(C)]
         struct Request {
@@ -149,21 +151,21 @@ impl Netns {
     }
 }
 
-impl Drop for Netns {
+impl Drop for LabNetns {
     fn drop(&mut self) {
         let _ = Command::new("ip").args(["netns", "del", &self.name]).output();
     }
 }
 
-/// Ends a listener. Dropping it is not enough: a process that another test starts at this moment has it, too, until it is its program.
+/// Closes a listener. Dropping it is not enough: a child of another test that has been forked but has not called exec yet still has it.
 pub fn close(l: TcpListener) {
     socket2::SockRef::from(&l).shutdown(std::net::Shutdown::Both).unwrap();
 }
 
-/// A pin directory; whatever became of the test, nothing stays mounted.
-pub struct Pins(tempfile::TempDir);
+/// Pin directory that is unmounted even if the test fails.
+pub struct LabPins(tempfile::TempDir);
 
-impl Pins {
+impl LabPins {
     pub fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -173,7 +175,7 @@ impl Pins {
     }
 }
 
-impl Drop for Pins {
+impl Drop for LabPins {
     fn drop(&mut self) {
         if self.path().exists() {
             let _ = Command::new("umount").args(["-l", "-q"]).arg(self.path()).output();
@@ -181,7 +183,7 @@ impl Drop for Pins {
     }
 }
 
-/// A cgroup under `<cgroup2>/canal-test-<pid>/`: the only place where these tests attach programs.
+/// Cgroup under `<cgroup2>/canal-test-<pid>/`, the only cgroups to which these tests attach programs.
 pub struct Cgroup {
     pub dir: PathBuf,
 }
@@ -207,7 +209,7 @@ impl Cgroup {
 
 impl Drop for Cgroup {
     fn drop(&mut self) {
-        // A child that has been waited for can hold its cgroup a moment longer.
+        // A child that has been waited for can remain in its cgroup for a moment.
         for _ in 0..100 {
             if fs::remove_dir(&self.dir).is_ok() {
                 break;
@@ -218,23 +220,23 @@ impl Drop for Cgroup {
     }
 }
 
-/// The test `the_client` of a module of a suite by its file: `…/tests/capture.rs` has `capture::the_client`, `…/tests/rig/mod.rs` has
-/// `rig::the_client`. The only file of a test program has `the_client` itself.
+/// Returns the name of the test `the_client` in a module of a suite, from the module's file: `…/tests/capture.rs` has
+/// `capture::the_client`, `…/tests/rig/mod.rs` has `fixture::the_client`. The only file of a test program has `the_client` itself.
 fn the_client(file: &str) -> String {
     let module = file.rsplit_once("tests/").map_or(file, |(_, module)| module).trim_end_matches(".rs").trim_end_matches("/mod");
     format!("{}::the_client", module.replace('/', "::"))
 }
 
-/// This test binary again, running the case `name` inside the namespace and, before its first socket, inside the cgroup.
-pub struct Client {
+/// Child process: this test binary, which runs one case in the namespace and, from before its first socket on, in the cgroup.
+pub struct CaseProcess {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
 }
 
-impl Client {
-    /// The child runs the test `the_client` of the file that calls this.
+impl CaseProcess {
+    /// Starts a child that runs the test `the_client` of the calling file.
     #[track_caller]
-    pub fn start(netns: &Netns, cgroup: Option<&Cgroup>, name: &str, args: &[&str]) -> Self {
+    pub fn start(netns: &LabNetns, cgroup: Option<&Cgroup>, name: &str, args: &[&str]) -> Self {
         let test = the_client(std::panic::Location::caller().file());
         let case = [name].iter().chain(args).copied().collect::<Vec<_>>().join("\n");
         let mut child = netns.within(|| {
@@ -249,7 +251,7 @@ impl Client {
         Self { child, out }
     }
 
-    /// The next line that the case said.
+    /// Returns the next line that the case has printed.
     pub fn line(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -262,37 +264,37 @@ impl Client {
         }
     }
 
-    /// Lets a case that waits in [`pause`] go on.
+    /// Lets a case continue that waits in [`pause`].
     pub fn go_on(&mut self) {
         use std::io::Write;
         self.child.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
-    /// SIGKILL.
+    /// Kills the child with SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 }
 
-impl Drop for Client {
+impl Drop for CaseProcess {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What a case says to the test.
-pub fn say(text: impl std::fmt::Display) {
+/// Prints a line for the test.
+pub fn print_line(text: impl std::fmt::Display) {
     println!("lab: {text}");
 }
 
-/// Waits for [`Client::go_on`].
+/// Waits for [`CaseProcess::go_on`].
 pub fn pause() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// In the child: enters the cgroup and returns the case's name and arguments. `None` in the parent's own run of the test.
+/// Enters the cgroup and returns the case's name and arguments in the child. Returns `None` in the parent's own run of the test.
 pub fn case() -> Option<Vec<String>> {
     let case = std::env::var(CASE).ok()?;
     if let Ok(dir) = std::env::var(CGROUP) {

@@ -1,4 +1,5 @@
-//! Packets that an application makes past TCP: datagrams, raw IP, frames of its own. Runs in the child; the receiving half in the test.
+//! Packets that an application can send besides TCP: datagrams, raw IP, and its own frames. The sender runs in the child, the receiver in
+//! the test.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -8,15 +9,15 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::{pause, say};
+use super::{pause, print_line};
 
-/// What receivers look for.
+/// Text by which receivers recognize the packets.
 pub const TEXT: &[u8] = b"canal-lab-packet";
 const UDP: u8 = 17;
 const TCP: u8 = 6;
 const SCTP: u8 = 132;
 
-/// The IP protocol in which a kind of packet arrives.
+/// Returns the IP protocol with which a kind of packet arrives.
 pub fn protocol(kind: &str, to: SocketAddr) -> i32 {
     match kind {
         "udp" | "frame" => i32::from(UDP),
@@ -28,7 +29,7 @@ pub fn protocol(kind: &str, to: SocketAddr) -> i32 {
     }
 }
 
-/// A transport header with the text behind it. Checksums are left out: raw receivers do not look.
+/// Builds a transport header with the text after it. Checksums are left out, because raw receivers do not verify them.
 fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
     let mut p = Vec::new();
     let ports = |p: &mut Vec<u8>| {
@@ -48,7 +49,7 @@ fn payload(kind: &str, to: SocketAddr) -> Vec<u8> {
         }
         "tcp" => {
             ports(&mut p);
-            // ACK|PSH, a header of twenty bytes.
+            // The flags are ACK and PSH; the header has 20 bytes.
             p.extend([0, 0, 0, 1, 0, 0, 0, 1, 0x50, 0x18, 0xff, 0xff, 0, 0, 0, 0]);
         }
         _ => {}
@@ -69,7 +70,7 @@ fn checksum(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// An IP packet, whole.
+/// Builds a complete IP packet.
 pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut p = Vec::new();
     match (from, to) {
@@ -95,7 +96,7 @@ pub fn ip(from: IpAddr, to: IpAddr, protocol: u8, payload: &[u8]) -> Vec<u8> {
     p
 }
 
-/// The address of a packet socket: an interface, and whom to name on the link.
+/// Returns the address of a packet socket: an interface, and the destination on the link.
 fn link_address(interface: u32, to: [u8; 6], ethertype: u16) -> SockAddr {
     let mut sll_addr = [0; 8];
     sll_addr[..6].copy_from_slice(&to);
@@ -125,19 +126,19 @@ fn hardware_address(text: &str) -> [u8; 6] {
     bytes.try_into().unwrap()
 }
 
-/// `KIND TO FROM HARDWARE_ADDRESS`: opens a socket, waits, sends one packet, says how that went.
+/// Opens a socket, waits, sends one packet, and reports the result. Arguments: `KIND TO FROM HARDWARE_ADDRESS`.
 pub fn send(args: &[String]) {
     let (kind, to) = (args[0].as_str(), args[1].parse::<SocketAddr>().unwrap());
     let from: IpAddr = args[2].parse().unwrap();
     let family = Domain::for_address(to);
     let opened = match kind {
         "udp" => Socket::new(family, Type::DGRAM, None),
-        // ETH_P_ALL would receive, too; 0 only sends.
+        // With ETH_P_ALL the socket would also receive; with 0 it only sends.
         "frame" => Socket::new(Domain::from(libc::AF_PACKET), Type::RAW, Some(Protocol::from(0))),
         _ => Socket::new(family, Type::RAW, Some(Protocol::from(protocol(kind, to)))),
     };
     let socket = opened.unwrap();
-    say("open");
+    print_line("open");
     pause();
     let payload = payload(kind, to);
     let sent = if kind == "frame" {
@@ -151,54 +152,56 @@ pub fn send(args: &[String]) {
         frame.extend(ip(from, to.ip(), UDP, &payload));
         socket.send_to(&frame, &link_address(interface, hardware, ethertype))
     } else {
-        // A raw IPv6 socket takes the port for a protocol.
+        // A raw IPv6 socket interprets the port as a protocol.
         let to = if kind == "udp" { to } else { SocketAddr::new(to.ip(), 0) };
         socket.send_to(&payload, &to.into())
     };
-    say(match sent {
+    print_line(match sent {
         Ok(_) => "sent".to_string(),
         Err(e) => format!("error {}", e.raw_os_error().unwrap_or_default()),
     });
 }
 
-/// `AT`: listens, and says what comes within two seconds after the go.
+/// Listens, and reports what arrives within two seconds after [`super::Client::go_on`]. Arguments: `AT`.
 pub fn receive(args: &[String]) {
     let socket = UdpSocket::bind(&args[0]).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    say("open");
+    print_line("open");
     pause();
-    say(socket.recv(&mut [0; 64]).map_or("nothing".to_string(), |n| format!("{n} bytes")));
+    print_line(socket.recv(&mut [0; 64]).map_or("nothing".to_string(), |n| format!("{n} bytes")));
 }
 
-/// `FROM TO`: sends one datagram, and says how that went.
+/// Sends one datagram and reports the result. Arguments: `FROM TO`.
 pub fn datagram(args: &[String]) {
     let sent = UdpSocket::bind(&args[0]).unwrap().send_to(TEXT, &args[1]);
-    say(sent.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |_| "sent".to_string()));
+    print_line(sent.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |_| "sent".to_string()));
 }
 
-/// `AT`: answers what comes, until it is ended; says how each answer went.
+/// Replies to every datagram until the process ends, and reports the result of each reply. Arguments: `AT`.
 pub fn answer(args: &[String]) {
     let socket = UdpSocket::bind(&args[0]).unwrap();
-    say("open");
+    print_line("open");
     while let Ok((n, from)) = socket.recv_from(&mut [0; 64]) {
-        say(match socket.send_to(&TEXT[..n.min(TEXT.len())], from) {
+        print_line(match socket.send_to(&TEXT[..n.min(TEXT.len())], from) {
             Ok(_) => "answered".to_string(),
             Err(e) => format!("error {}", e.raw_os_error().unwrap_or_default()),
         });
     }
 }
 
-/// `RESOLVER`: asks, and says whether an answer came.
+/// Sends a query and reports whether a reply arrived. Arguments: `RESOLVER`.
 pub fn ask(args: &[String]) {
     let to: SocketAddr = args[0].parse().unwrap();
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let asked = socket.send_to(TEXT, to).and_then(|_| socket.recv_from(&mut [0; 64]));
-    say(asked.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |(_, from)| format!("answer from {}", from.ip())));
+    print_line(
+        asked.map_or_else(|e| format!("error {}", e.raw_os_error().unwrap_or_default()), |(_, from)| format!("answer from {}", from.ip())),
+    );
 }
 
-/// A raw socket that sees all packets of a protocol and family that come in.
+/// Raw socket that receives all incoming packets of a protocol and family.
 pub struct Receiver(Socket);
 
 impl Receiver {
@@ -208,7 +211,7 @@ impl Receiver {
         Self(socket)
     }
 
-    /// Whether a packet with the text comes in time.
+    /// Returns true if a packet with the text arrives in time.
     pub fn hears(&self, within: Duration) -> bool {
         let end = Instant::now() + within;
         while Instant::now() < end {
@@ -221,7 +224,7 @@ impl Receiver {
                         return true;
                     }
                 }
-                // A call with a timeout is not taken up again after a signal, e.g. for a child of a neighbouring test.
+                // A call with a timeout is not restarted after a signal, e.g. about a child of another test.
                 Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted) => {}
                 Err(e) => panic!("receiving: {e} on {}", self.0.as_raw_fd()),
             }

@@ -1,8 +1,8 @@
-//! Early limits of the redirector: exact, charged once, divided among replicas, shared by processors.
+//! Tests early limits of the redirector: they are exact, charged once, divided among replicas, and shared by processors.
 
 use super::*;
 
-/// The slowest limit gives one token a second: what took longer has to be done again.
+/// Repeats `f` until it takes less than a second, because the slowest limit gives one token per second.
 fn within_a_second<T>(mut f: impl FnMut() -> T) -> T {
     loop {
         let began = Instant::now();
@@ -19,12 +19,12 @@ fn early_limits_are_exact() {
     let r = &s.redirector;
     let service = |id| ThrottleKey { scope: THROTTLE_SERVICE, id };
     let tenant = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
-    let limit = |burst| Some(Limit { rate: 1, burst });
+    let limit = |burst| Some(ThrottleLimit { rate: 1, burst });
     let syn = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b""));
     let data = from_edge(8, &tcp("10.1.1.2:4711", "240.0.0.1:80", ACK, b""));
     let forwarded = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.2:80", SYN, b""));
-    let sessions = |b| Limits { sessions: limit(b), ..Limits::default() };
-    let packets = |b| Limits { packets: limit(b), ..Limits::default() };
+    let sessions = |b| ThrottleLimits { sessions: limit(b), ..ThrottleLimits::default() };
+    let packets = |b| ThrottleLimits { packets: limit(b), ..ThrottleLimits::default() };
     for (case, key, limits, frame, pass, counter) in [
         ("a service's sessions", service(1), sessions(5), &syn, 5, "throttled_service_sessions"),
         ("a service's packets", service(1), packets(7), &data, 7, "throttled_service_packets"),
@@ -47,33 +47,41 @@ fn early_limits_are_exact() {
         r.remove_throttle(&key).unwrap();
         assert_ne!(s.run(frame).verdict, DROPPED, "{case}: lifted");
     }
-    let both = HashMap::from([(service(1), sessions(1)), (tenant, sessions(2))]);
+    let both = [(service(1), sessions(1)), (tenant, sessions(2))];
+    let set_both = || both.iter().for_each(|(key, limits)| r.set_throttle(key, limits).unwrap());
     let moved = within_a_second(|| {
-        r.replace_throttles(&HashMap::new()).unwrap();
-        assert_eq!(r.replace_throttles(&both).unwrap().put, 2);
-        assert_eq!(r.replace_throttles(&both).unwrap().put, 0, "they keep what they have");
+        both.iter().for_each(|(key, _)| r.remove_throttle(key).unwrap());
+        set_both();
+        let before = r.throttles().unwrap();
+        set_both();
+        assert_eq!(r.throttles().unwrap(), before, "they keep what they have");
         [&syn, &syn, &data, &forwarded, &forwarded].map(|frame| s.run(frame).moved[0])
     });
-    // Packets are not limited; another service has its own; and what a service refuses, its tenant does not pay for.
+    // Packets are not limited here. Another service has its own limit, and a packet that a service's limit refuses costs its tenant
+    // nothing.
     assert_eq!(moved, ["new", "throttled_service_sessions", "unowned", "forwarded_new", "throttled_tenant_sessions"]);
-    assert_eq!(r.replace_throttles(&HashMap::new()).unwrap().removed, 2);
-    r.set_throttle(&service(1), &Limits { sessions: Some(Limit { rate: 200, burst: 1 }), ..Limits::default() }).unwrap();
+    both.iter().for_each(|(key, _)| r.remove_throttle(key).unwrap());
+    assert!(r.throttles().unwrap().is_empty());
+    r.set_throttle(&service(1), &ThrottleLimits { sessions: Some(ThrottleLimit { rate: 200, burst: 1 }), ..ThrottleLimits::default() })
+        .unwrap();
     s.run(&syn);
     std::thread::sleep(Duration::from_millis(60));
     assert_eq!(s.run(&syn).moved, ["new"], "refilled");
     assert_eq!(r.throttles().unwrap()[&service(1)].sessions.tokens / 1_000_000_000, 0, "never more than the burst");
 }
 
-/// What a replica passed on was charged there; what an edge sent is charged here, whatever its hop.
+/// A packet from another replica was charged there. A packet from an edge is charged here, regardless of its hop.
 #[test]
 fn a_packet_is_charged_only_where_it_enters_the_tier() {
     let s = scene();
     let r = &s.redirector;
     let key = ThrottleKey { scope: THROTTLE_SERVICE, id: 1 };
     let packet = tcp("10.1.1.2:4711", "240.0.0.1:80", SYN, b"");
-    let forwarded = |hop: u8| Tunnel { hop, stamp: 1, ..Tunnel::new("250.1.0.3", SELF, TIER_VNI) }.frame(&packet);
-    let limit = Some(Limit { rate: 1, burst: 2 });
-    for limits in [Limits { sessions: limit, ..Limits::default() }, Limits { packets: limit, ..Limits::default() }] {
+    let forwarded = |hop: u8| OuterHeaders { hop, stamp: 1, ..OuterHeaders::new("250.1.0.3", SELF, TIER_VNI) }.frame(&packet);
+    let limit = Some(ThrottleLimit { rate: 1, burst: 2 });
+    for limits in
+        [ThrottleLimits { sessions: limit, ..ThrottleLimits::default() }, ThrottleLimits { packets: limit, ..ThrottleLimits::default() }]
+    {
         let ran = within_a_second(|| {
             r.remove_throttle(&key).unwrap();
             r.set_throttle(&key, &limits).unwrap();
@@ -85,7 +93,7 @@ fn a_packet_is_charged_only_where_it_enters_the_tier() {
     }
 }
 
-/// The parts of all replicas make the limit: as many packets pass at one, two, three or 128 replicas, and of a small limit too.
+/// The parts of all replicas add up to the limit: the same number of packets passes at one, two, three or more replicas.
 #[test]
 fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
     let s = scene();
@@ -98,25 +106,28 @@ fn parts_of_a_limit_sum_up_to_it_whatever_the_number_of_replicas() {
             .map(|part| {
                 within_a_second(|| {
                     r.remove_throttle(&key).unwrap();
-                    let limits = Limits { sessions: Some(Limit { rate: 1, burst: 96 }), part: *part, ..Limits::default() };
+                    let limits =
+                        ThrottleLimits { sessions: Some(ThrottleLimit { rate: 1, burst: 96 }), part: *part, ..ThrottleLimits::default() };
                     r.set_throttle(&key, &limits).unwrap();
                     (0..110).filter(|_| s.run(&syn).verdict != DROPPED).count()
                 })
             })
             .sum();
-        // Each may round down by one packet.
+        // Each replica may round down by one packet.
         assert!((97 - parts.len().max(1)..=96).contains(&passed), "{parts:?}: {passed} of 96");
     }
-    // A part that is less than one token of the burst still lets one through.
+    // A part that is smaller than one token of the burst still lets one packet pass.
     let few = within_a_second(|| {
         r.remove_throttle(&key).unwrap();
-        r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 1, burst: 1 }), part: 1, ..Limits::default() }).unwrap();
+        r.set_throttle(&key, &ThrottleLimits { sessions: Some(ThrottleLimit { rate: 1, burst: 1 }), part: 1, ..ThrottleLimits::default() })
+            .unwrap();
         (0..5).filter(|_| s.run(&syn).verdict != DROPPED).count()
     });
     assert_eq!(few, 1);
-    // The rate is divided too: a quarter of 400 a second is 100 a second. The burst is for pauses of this test.
+    // The rate is divided too: a quarter of 400 per second is 100 per second. The burst covers pauses of this test.
     r.remove_throttle(&key).unwrap();
-    r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 400, burst: 80 }), part: 32, ..Limits::default() }).unwrap();
+    r.set_throttle(&key, &ThrottleLimits { sessions: Some(ThrottleLimit { rate: 400, burst: 80 }), part: 32, ..ThrottleLimits::default() })
+        .unwrap();
     while s.run(&syn).verdict != DROPPED {}
     let (begun, mut passed) = (std::time::Instant::now(), 0u32);
     while begun.elapsed() < Duration::from_millis(1000) {
@@ -134,7 +145,7 @@ fn each_datagram_counts_as_a_session() {
     let question = from_edge(0, &udp("10.1.1.2:4711", "240.0.0.1:53", b"question"));
     let ran = within_a_second(|| {
         r.remove_throttle(&key).unwrap();
-        r.set_throttle(&key, &Limits { sessions: Some(Limit { rate: 1, burst: 3 }), ..Limits::default() }).unwrap();
+        r.set_throttle(&key, &ThrottleLimits { sessions: Some(ThrottleLimit { rate: 1, burst: 3 }), ..ThrottleLimits::default() }).unwrap();
         (0..5).map(|_| s.run(&question)).collect::<Vec<Ran>>()
     });
     let refused: Vec<_> = ran.iter().filter(|x| x.verdict == DROPPED).collect();
@@ -144,24 +155,25 @@ fn each_datagram_counts_as_a_session() {
 
 #[test]
 fn two_processors_share_one_limit() {
-    let pins = Pins::new();
-    let pair = [0; 2].map(|_| Redirector::load(&options(Some(&pins))).unwrap());
-    assert_eq!(pair.each_ref().map(Redirector::is_adopted), [false, true], "the second has the maps of the first");
+    let pins = LabPins::new();
+    let pair = [0; 2].map(|_| RedirectorPrograms::load(&options(Some(&pins))).unwrap());
+    assert_eq!(pair.each_ref().map(RedirectorPrograms::is_adopted), [false, true], "the second has the maps of the first");
     pair[0].hosts().put(&address_be(EDGE.parse().unwrap()), &0).unwrap();
     pair[1].tables().put(&4, &Table { vni: TENANT, version: 1, chain: [[1, 0, 0, 0, 0, 0, 0, 0]; BUCKETS] }).unwrap();
     let key = ThrottleKey { scope: THROTTLE_TENANT, id: TENANT };
     let frame = from_edge(0, &tcp("10.1.1.2:4711", "240.0.0.4:80", ACK, b""));
-    let throttled = |r: &Redirector| counts(r)["throttled_tenant_packets"];
+    let throttled = |r: &RedirectorPrograms| counts(r)["throttled_tenant_packets"];
     let mut pair = Some(pair);
     within_a_second(|| {
         let [a, b] = pair.take().unwrap();
         a.remove_throttle(&key).unwrap();
-        a.set_throttle(&key, &Limits { packets: Some(Limit { rate: 1, burst: 250 }), ..Limits::default() }).unwrap();
+        a.set_throttle(&key, &ThrottleLimits { packets: Some(ThrottleLimit { rate: 1, burst: 250 }), ..ThrottleLimits::default() })
+            .unwrap();
         let before = throttled(&a);
-        let run = |r: Redirector| {
+        let run = |r: RedirectorPrograms| {
             let frame = frame.clone();
             std::thread::spawn(move || {
-                (0..400).for_each(|_| drop(r.trial(&frame).unwrap()));
+                (0..400).for_each(|_| drop(r.test_run(&frame).unwrap()));
                 r
             })
         };
@@ -173,6 +185,6 @@ fn two_processors_share_one_limit() {
         assert!((548..=550).contains(&refused), "{refused} of 800 refused, 250 may pass");
     });
     drop(pair);
-    redirector::remove(Some(&Netns::new().path()), "pod0", Some(pins.path())).unwrap();
+    redirector::remove(Some(&LabNetns::new().path()), "pod0", Some(pins.path())).unwrap();
     assert!(!pins.path().exists(), "nothing stays");
 }

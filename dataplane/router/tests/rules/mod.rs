@@ -1,4 +1,4 @@
-//! A request, a rule, and the naive reading of rules that the router is judged by.
+//! Requests, rules, and the simple reference with which the router is compared.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,12 +7,12 @@ use std::sync::Arc;
 use canal_model::program::{
     Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Precedence, RouteAction, RouteKey, RouteRule, TextMatch, ValueMatch,
 };
-use canal_router::Request;
+use canal_router::RoutableRequest;
 use regex_automata::meta::Regex;
 
-/// A request as the tests write it.
+/// Request as the tests write it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Ask {
+pub(crate) struct RuleRequest {
     pub(crate) host: String,
     pub(crate) method: String,
     pub(crate) path: String,
@@ -20,7 +20,7 @@ pub(crate) struct Ask {
     pub(crate) headers: Vec<(String, String)>,
 }
 
-impl Request for Ask {
+impl RoutableRequest for RuleRequest {
     fn host(&self) -> &[u8] {
         self.host.as_bytes()
     }
@@ -39,7 +39,7 @@ impl Request for Ask {
     }
 }
 
-/// A rule that is known by its name.
+/// Creates a rule that the tests identify by its name.
 pub(crate) fn rule(name: &str, hosts: Vec<HostMatch>, matches: Vec<HttpMatch>) -> Arc<RouteRule> {
     let id = |text: &str| text.parse().expect("valid");
     Arc::new(RouteRule {
@@ -65,7 +65,7 @@ thread_local! {
     static REGEXES: RefCell<HashMap<String, Regex>> = RefCell::default();
 }
 
-/// Whole-text match by one regex of its own.
+/// Matches the whole text with one regex of its own.
 fn regex(pattern: &str, text: &str) -> bool {
     let compile = || Regex::new(&format!(r"\A(?:{pattern})\z")).expect("valid");
     REGEXES.with_borrow_mut(|known| known.entry(pattern.to_owned()).or_insert_with(compile).is_match(text))
@@ -80,7 +80,8 @@ fn text_holds(want: &TextMatch, text: &str) -> bool {
     }
 }
 
-/// Gateway API's words, taken literally: split both at `/`, drop a trailing empty element of the prefix, compare element by element.
+/// Applies the Gateway API's definition literally: split both at `/`, drop a trailing empty element of the prefix, compare element by
+/// element.
 fn element_prefix_holds(prefix: &str, path: &str) -> bool {
     let mut want: Vec<&str> = prefix.split('/').collect();
     if want.last() == Some(&"") {
@@ -108,7 +109,7 @@ fn host_holds(hosts: &[HostMatch], host: &str) -> bool {
         })
 }
 
-/// The first of conditions on the same name counts; `value` finds what the request has.
+/// Tests conditions on values. The first of several conditions on one name counts; `value` returns what the request has.
 fn values_hold(conditions: &[ValueMatch], value: impl Fn(&str) -> Option<String>) -> bool {
     let is_first = |i: usize| !conditions[..i].iter().any(|earlier| earlier.name == conditions[i].name);
     (0..conditions.len())
@@ -116,26 +117,26 @@ fn values_hold(conditions: &[ValueMatch], value: impl Fn(&str) -> Option<String>
         .all(|i| value(&conditions[i].name).is_some_and(|text| text_holds(&conditions[i].value, &text)))
 }
 
-fn match_holds(want: &HttpMatch, ask: &Ask) -> bool {
+fn match_holds(want: &HttpMatch, request: &RuleRequest) -> bool {
     let header = |name: &str| {
-        let values: Vec<&str> = ask.headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str()).collect();
+        let values: Vec<&str> = request.headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, v)| v.as_str()).collect();
         (!values.is_empty()).then(|| values.join(","))
     };
     let query = |name: &str| {
-        let pairs = ask.query.iter().flat_map(|query| query.split('&')).map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+        let pairs = request.query.iter().flat_map(|query| query.split('&')).map(|pair| pair.split_once('=').unwrap_or((pair, "")));
         pairs.filter(|(n, _)| *n == name).map(|(_, v)| v.to_owned()).next()
     };
-    path_holds(&want.path, &ask.path)
-        && want.method.as_ref().is_none_or(|method| *method == ask.method)
+    path_holds(&want.path, &request.path)
+        && want.method.as_ref().is_none_or(|method| *method == request.method)
         && values_hold(&want.headers, header)
         && values_hold(&want.query, query)
 }
 
-/// The winner by reading every match of every rule: its rule's name and place.
-pub(crate) fn naive(rules: &[Arc<RouteRule>], port: u16, ask: &Ask) -> Option<(String, usize)> {
+/// Finds the winner by reading every match of every rule. Returns the name of its rule and the index of the match.
+pub(crate) fn naive(rules: &[Arc<RouteRule>], port: u16, request: &RuleRequest) -> Option<(String, usize)> {
     let mut best: Option<(&Precedence, &RouteRule, usize)> = None;
-    for rule in rules.iter().filter(|rule| rule.parent_port.is_none_or(|p| p == port) && host_holds(&rule.hosts, &ask.host)) {
-        for (place, candidate) in rule.matches.iter().enumerate().filter(|(_, candidate)| match_holds(candidate, ask)) {
+    for rule in rules.iter().filter(|rule| rule.parent_port.is_none_or(|p| p == port) && host_holds(&rule.hosts, &request.host)) {
+        for (place, candidate) in rule.matches.iter().enumerate().filter(|(_, candidate)| match_holds(candidate, request)) {
             if best.is_none_or(|(precedence, _, _)| candidate.precedence < *precedence) {
                 best = Some((&candidate.precedence, rule, place));
             }

@@ -1,13 +1,13 @@
-//! Attacks on the controller and on key servers: by who holds a token or a certificate of beta's, for what is alpha's or the provider's.
+//! Attacks on the controller and on key servers by a holder of a token or a certificate of beta's, for data and keys of alpha or the
+//! provider.
 
 use canal_e2e::controller::Caller;
-use canal_e2e::credential::{Credential, request, request_with_key};
-use canal_e2e::keys::{Answer, Requester};
-use canal_model::program::Kind;
+use canal_e2e::credential::{PemCredential, request, request_with_key};
+use canal_e2e::keys::{KeyServerReply, Requester};
+use canal_model::program::ResourceKind;
 use canal_wire::keyrpc::KeyName;
-use canal_wire::southbound::type_url;
 
-use super::stage::{Attack, BETA_OPERATOR, Seen, Stage};
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA_OPERATOR};
 
 const CERTIFICATES: &str = "canal_controller_certificates_refused_total";
 const CONTROLLER: &str = "canal_controller_refused_total";
@@ -17,84 +17,106 @@ const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
 const ALPHA_NODE: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 
 pub(crate) fn attacks() -> Vec<Attack> {
-    [subscriptions(), certificates(), key_servers(), operators(), sights()].into_iter().flatten().collect()
+    [subscriptions(), certificates(), key_servers(), operators(), readable_pages()].into_iter().flatten().collect()
 }
 
-/// Whether a subscriber is told anything of alpha's.
-fn told(stage: &Stage, caller: &Caller<'_>, node: &str, kinds: &[Kind], names: &[&str]) -> Seen {
-    // All at once: each waits out the silence after the last message.
+/// Tests whether a subscriber receives any resource of alpha's.
+fn receives(setup: &AttackWorld, caller: &Caller<'_>, node: &str, kinds: &[ResourceKind], names: &[&str]) -> AttackOutcome {
+    // The calls run at once, because each waits for the silence after the last message.
     let answers: Vec<_> = std::thread::scope(|scope| {
-        let asked: Vec<_> = kinds.iter().map(|kind| scope.spawn(|| caller.subscribe(node, type_url(*kind), names))).collect();
-        asked.into_iter().map(|asked| asked.join().expect("a subscription ends")).collect()
+        let subscribed: Vec<_> = kinds.iter().map(|kind| scope.spawn(|| caller.subscribe(node, kind.type_url(), names))).collect();
+        subscribed.into_iter().map(|subscribed| subscribed.join().expect("a subscription ends")).collect()
     });
     let mut all = Vec::new();
     for answer in answers {
         match answer {
-            Ok(told) => all.extend(told),
-            Err(status) => return Seen::of(false, (stage.mesh.world.name(), status)),
+            Ok(receives) => all.extend(receives),
+            Err(status) => return AttackOutcome::of(false, (setup.mesh.world.name(), status)),
         }
     }
-    Seen::of(all.iter().any(|name| name.contains("alpha")), all)
+    AttackOutcome::of(all.iter().any(|name| name.contains("alpha")), all)
 }
 
+/// Kinds that a node receives of its own tenant.
+const OWN: &[ResourceKind] = &[ResourceKind::Tenant, ResourceKind::Service, ResourceKind::Workload, ResourceKind::Bundle];
+/// Kinds that contain a tenant's policies.
+const POLICY_KINDS: &[ResourceKind] =
+    &[ResourceKind::Authorization, ResourceKind::Authentication, ResourceKind::Authorizer, ResourceKind::Termination];
+
 fn subscriptions() -> Vec<Attack> {
-    let alphas =
-        |kinds: &'static [Kind]| move |s: &Stage| told(s, &Caller::as_itself(&s.mesh.world, "alpha-n1"), "node~alpha-n1", kinds, &[]);
-    let gateways = |kinds: &'static [Kind]| move |s: &Stage| told(s, &Caller::as_itself(&s.mesh.world, "gw-1"), "gateway~gw-1", kinds, &[]);
-    let beta = |node: &'static str, kinds: &'static [Kind], names: &'static [&'static str]| {
-        move |s: &Stage| told(s, &Caller::as_itself(&s.mesh.world, "beta-n1"), node, kinds, names)
+    let alphas = |kinds: &'static [ResourceKind]| {
+        move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "alpha-n1"), "node~alpha-n1", kinds, &[])
     };
-    const OWN: &[Kind] = &[Kind::Tenant, Kind::Service, Kind::Workload, Kind::Bundle];
+    let gateways = |kinds: &'static [ResourceKind]| {
+        move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "gw-1"), "gateway~gw-1", kinds, &[])
+    };
+    let beta = |node: &'static str, kinds: &'static [ResourceKind], names: &'static [&'static str]| {
+        move |s: &AttackWorld| receives(s, &Caller::as_itself(&s.mesh.world, "beta-n1"), node, kinds, names)
+    };
     vec![
-        Attack::new("every kind, by the wildcard, as alpha's node", beta("node~alpha-n1", &Kind::ALL, &[]), alphas(OWN)),
-        Attack::new("every kind, as a gateway", beta("gateway~gw-1", &Kind::ALL, &[]), gateways(&[Kind::Service, Kind::Route])),
+        Attack::new("every kind, by the wildcard, as alpha's node", beta("node~alpha-n1", &ResourceKind::ALL, &[]), alphas(OWN)),
+        Attack::new(
+            "every kind, as a gateway",
+            beta("gateway~gw-1", &ResourceKind::ALL, &[]),
+            gateways(&[ResourceKind::Service, ResourceKind::Route]),
+        ),
         Attack::new(
             "alpha's services by name",
-            beta("node~beta-n1", &[Kind::Service, Kind::Workload], &["alpha/default/web", "alpha/default/web-0", "alpha"]),
-            alphas(&[Kind::Service]),
+            beta("node~beta-n1", &[ResourceKind::Service, ResourceKind::Workload], &["alpha/default/web", "alpha/default/web-0", "alpha"]),
+            alphas(&[ResourceKind::Service]),
         ),
         Attack::new(
             "alpha's bundle by name",
-            beta("node~beta-n1", &[Kind::Bundle], &["alpha/alpha.example", "beta/alpha.example"]),
+            beta("node~beta-n1", &[ResourceKind::Bundle], &["alpha/alpha.example", "beta/alpha.example"]),
             alphas(OWN),
         ),
-        Attack::new(
-            "alpha's policies and authorizers",
-            beta("node~beta-n1", &[Kind::Authorization, Kind::Authentication, Kind::Authorizer, Kind::Termination], &[]),
-            alphas(&[Kind::Authorization]),
-        ),
+        Attack::new("alpha's policies and authorizers", beta("node~beta-n1", POLICY_KINDS, &[]), alphas(&[ResourceKind::Authorization])),
         Attack::new(
             "entitlements, as a tenant's key server",
             |s| {
-                let beta = |told: Seen| Seen::of(told.said.contains("beta"), told.said);
-                beta(told(s, &Caller::as_itself(&s.mesh.world, "alpha-ks"), "keyserver~alpha-ks", &[Kind::Entitlement, Kind::Tenant], &[]))
+                let beta = |receives: AttackOutcome| AttackOutcome::of(receives.output.contains("beta"), receives.output);
+                beta(receives(
+                    s,
+                    &Caller::as_itself(&s.mesh.world, "alpha-ks"),
+                    "keyserver~alpha-ks",
+                    &[ResourceKind::Entitlement, ResourceKind::Tenant],
+                    &[],
+                ))
             },
-            |s| told(s, &Caller::as_itself(&s.mesh.world, "ks-1"), "keyserver~ks-1", &[Kind::Entitlement, Kind::Tenant], &[]),
+            |s| {
+                receives(
+                    s,
+                    &Caller::as_itself(&s.mesh.world, "ks-1"),
+                    "keyserver~ks-1",
+                    &[ResourceKind::Entitlement, ResourceKind::Tenant],
+                    &[],
+                )
+            },
         ),
         Attack::new(
             "a token that nobody has",
-            |s| told(s, &Caller::with_token(&s.mesh.world, "beta-n1", &"0".repeat(64)), "node~alpha-n1", OWN, &[]),
+            |s| receives(s, &Caller::with_token(&s.mesh.world, "beta-n1", &"0".repeat(64)), "node~alpha-n1", OWN, &[]),
             alphas(OWN),
         )
         .counted("controller", CONTROLLER, &["reason=\"unknown_token\""]),
         Attack::new(
             "an operator's token for a subscription",
-            |s| told(s, &Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR), "node~alpha-n1", OWN, &[]),
+            |s| receives(s, &Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR), "node~alpha-n1", OWN, &[]),
             alphas(OWN),
         )
         .counted("controller", CONTROLLER, &["reason=\"subscribe_operator\""]),
     ]
 }
 
-fn issued(stage: &Stage, host: &str, identity: &str, csr: &str, service: Option<&str>) -> Seen {
-    let answer = Caller::as_itself(&stage.mesh.world, host).certificate(identity, csr, service);
-    Seen::of(answer.is_ok(), answer.map(|chain| chain.len()))
+fn issued(setup: &AttackWorld, host: &str, identity: &str, csr: &str, service: Option<&str>) -> AttackOutcome {
+    let answer = Caller::as_itself(&setup.mesh.world, host).certificate(identity, csr, service);
+    AttackOutcome::of(answer.is_ok(), answer.map(|chain| chain.len()))
 }
 
 fn certificates() -> Vec<Attack> {
-    let own = |s: &Stage| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), None);
+    let own = |s: &AttackWorld| issued(s, "beta-n1", BETA_CLIENT, &request(&[BETA_CLIENT]), None);
     let asks = |name, host: &'static str, identity: &'static str, reason: &'static str| {
-        Attack::new(name, move |s: &Stage| issued(s, host, identity, &request(&[identity]), None), own).counted(
+        Attack::new(name, move |s: &AttackWorld| issued(s, host, identity, &request(&[identity]), None), own).counted(
             "controller",
             CERTIFICATES,
             &[reason],
@@ -139,7 +161,7 @@ fn certificates() -> Vec<Attack> {
             |s| {
                 let caller = Caller::with_token(&s.mesh.world, "beta-n1", BETA_OPERATOR);
                 let answer = caller.certificate(BETA_CLIENT, &request(&[BETA_CLIENT]), None);
-                Seen::of(answer.is_ok(), answer)
+                AttackOutcome::of(answer.is_ok(), answer)
             },
             own,
         )
@@ -147,29 +169,34 @@ fn certificates() -> Vec<Attack> {
     ]
 }
 
-/// The channel certificate of a node, got with its token.
-pub(super) fn component(stage: &Stage, host: &str, identity: &str) -> Credential {
+/// Returns the channel certificate of a node, obtained with its token.
+pub(super) fn component(setup: &AttackWorld, host: &str, identity: &str) -> PemCredential {
     let (csr, key) = request_with_key(&[identity]);
-    let chain = Caller::as_itself(&stage.mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
-    Credential { chain: chain[..chain.len() - 1].concat(), key }
+    let chain = Caller::as_itself(&setup.mesh.world, host).certificate(identity, &csr, None).unwrap_or_else(|e| panic!("{identity}: {e}"));
+    PemCredential { chain: chain[..chain.len() - 1].concat(), key }
 }
 
-fn asked(stage: &Stage, host: &str, credential: Option<&Credential>, ask: impl Fn(&Requester<'_>) -> Answer) -> Seen {
-    let answer = ask(&Requester { world: &stage.mesh.world, host, server: "ks-1", credential });
-    let used = matches!(answer, Answer::Signature(_) | Answer::Certificates(_) | Answer::Handshake);
-    Seen::of(used, answer)
+fn subscribed(
+    setup: &AttackWorld,
+    host: &str,
+    credential: Option<&PemCredential>,
+    ask: impl Fn(&Requester<'_>) -> KeyServerReply,
+) -> AttackOutcome {
+    let answer = ask(&Requester { world: &setup.mesh.world, host, server: "ks-1", credential });
+    let used = matches!(answer, KeyServerReply::Signature(_) | KeyServerReply::Certificates(_) | KeyServerReply::Handshake);
+    AttackOutcome::of(used, answer)
 }
 
 fn key_servers() -> Vec<Attack> {
     let key = |identity: &str| KeyName::Identity(identity.parse().expect("an identity"));
-    let alphas = move |s: &Stage| {
+    let alphas = move |s: &AttackWorld| {
         let own = component(s, "alpha-n1", ALPHA_NODE);
-        asked(s, "alpha-n1", Some(&own), |r| r.sign(key(ALPHA_CLIENT)))
+        subscribed(s, "alpha-n1", Some(&own), |r| r.sign(key(ALPHA_CLIENT)))
     };
-    let betas = |name, ask: fn(&Requester<'_>) -> Answer| {
-        let attempt = move |s: &Stage| {
+    let betas = |name, ask: fn(&Requester<'_>) -> KeyServerReply| {
+        let attempt = move |s: &AttackWorld| {
             let own = component(s, "beta-n1", BETA_NODE);
-            asked(s, "beta-n1", Some(&own), ask)
+            subscribed(s, "beta-n1", Some(&own), ask)
         };
         Attack::new(name, attempt, alphas)
     };
@@ -182,35 +209,35 @@ fn key_servers() -> Vec<Attack> {
         }),
         betas("a signature by the key of alpha's service", |r| r.sign(KeyName::Service("alpha/default/web".parse().expect("a service")))),
         betas("a signature by a file's key", |r| r.sign(KeyName::File("alpha/default/web-open".parse().expect("a service")))),
-        Attack::new("a key server without a certificate", move |s| asked(s, "beta-n1", None, |r| r.sign(key(ALPHA_CLIENT))), alphas),
+        Attack::new("a key server without a certificate", move |s| subscribed(s, "beta-n1", None, |r| r.sign(key(ALPHA_CLIENT))), alphas),
         Attack::new(
             "a key server with a workload's certificate",
-            move |s| asked(s, "beta-n1", Some(&s.member("alpha", "client")), |r| r.sign(key(ALPHA_CLIENT))),
+            move |s| subscribed(s, "beta-n1", Some(&s.member("alpha", "client")), |r| r.sign(key(ALPHA_CLIENT))),
             alphas,
         ),
         Attack::new(
             "a component's identity, signed by beta's authority",
-            move |s| asked(s, "beta-n1", Some(&s.issued("beta", ALPHA_NODE)), |r| r.sign(key(ALPHA_CLIENT))),
+            move |s| subscribed(s, "beta-n1", Some(&s.issued("beta", ALPHA_NODE)), |r| r.sign(key(ALPHA_CLIENT))),
             alphas,
         ),
         Attack::new(
             "alpha's identity of another node's pod",
             move |s| {
                 let own = component(s, "alpha-n1", ALPHA_NODE);
-                asked(s, "alpha-n1", Some(&own), |r| r.sign(key("spiffe://alpha.example/ns/default/sa/web")))
+                subscribed(s, "alpha-n1", Some(&own), |r| r.sign(key("spiffe://alpha.example/ns/default/sa/web")))
             },
             alphas,
         ),
     ]
 }
 
-fn beta_operator(stage: &Stage) -> Caller<'_> {
-    Caller::with_token(&stage.mesh.world, "controller", BETA_OPERATOR)
+fn beta_operator(setup: &AttackWorld) -> Caller<'_> {
+    Caller::with_token(&setup.mesh.world, "controller", BETA_OPERATOR)
 }
 
 fn operators() -> Vec<Attack> {
-    fn seen<T: std::fmt::Debug>(answer: Result<T, impl std::fmt::Debug>) -> Seen {
-        Seen::of(answer.is_ok(), answer.map(|_| ()))
+    fn seen<T: std::fmt::Debug>(answer: Result<T, impl std::fmt::Debug>) -> AttackOutcome {
+        AttackOutcome::of(answer.is_ok(), answer.map(|_| ()))
     }
     let foreign = |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"foreign_tenant\""]);
     let provider = |attack: Attack| attack.counted("controller", CONTROLLER, &["reason=\"not_the_provider\""]);
@@ -224,17 +251,17 @@ fn operators() -> Vec<Attack> {
         foreign(Attack::new(
             "a new root for alpha",
             |s| seen(beta_operator(s).rotate("alpha")),
-            |s| Seen::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
+            |s| AttackOutcome::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
         )),
         foreign(Attack::new(
             "a revocation in alpha",
             |s| seen(beta_operator(s).revoke("alpha", "spiffe://alpha.example/ns/default/sa/nobody")),
-            |s| Seen::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
+            |s| AttackOutcome::of(s.mesh.canal(&["ca", "status", "--tenant", "alpha"]).code == Some(0), "the provider"),
         )),
         provider(Attack::new(
             "a replica out of service",
             |s| seen(beta_operator(s).drain("gw-3")),
-            |s| Seen::of(s.mesh.canal(&["gateway", "undrain", "gw-3"]).code == Some(0), "the provider"),
+            |s| AttackOutcome::of(s.mesh.canal(&["gateway", "undrain", "gw-3"]).code == Some(0), "the provider"),
         )),
         Attack::new(
             "the operators' API by a node's token",
@@ -245,32 +272,32 @@ fn operators() -> Vec<Attack> {
     ]
 }
 
-/// What beta can look at says nothing of alpha.
-fn sights() -> Vec<Attack> {
-    let dump = |s: &Stage, host: &str| {
+/// The pages that beta can read contain nothing of alpha.
+fn readable_pages() -> Vec<Attack> {
+    let dump = |s: &AttackWorld, host: &str| {
         let socket = s.mesh.world.data(host).expect("a host of the world").join("admin.sock");
         let socket = socket.to_string_lossy();
-        let said = s.mesh.run(host, &["curl", "-sS", "--unix-socket", &socket, "http://localhost/config_dump"]).ok();
-        Seen::of(said.contains("alpha"), said.chars().take(100).collect::<String>())
+        let output = s.mesh.run(host, &["curl", "-sS", "--unix-socket", &socket, "http://localhost/config_dump"]).ok();
+        AttackOutcome::of(output.contains("alpha"), output.chars().take(100).collect::<String>())
     };
-    let metrics = |s: &Stage, host: &str| {
-        let said = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).ok();
-        Seen::of(said.contains("alpha"), said.lines().find(|line| line.contains("alpha")).unwrap_or_default())
+    let metrics = |s: &AttackWorld, host: &str| {
+        let output = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]).ok();
+        AttackOutcome::of(output.contains("alpha"), output.lines().find(|line| line.contains("alpha")).unwrap_or_default())
     };
-    let log = |s: &Stage, host: &str| {
+    let log = |s: &AttackWorld, host: &str| {
         let text = s.mesh.world.log(host).ok().and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default();
-        Seen::of(text.contains("alpha"), text.lines().find(|line| line.contains("alpha")).unwrap_or_default())
+        AttackOutcome::of(text.contains("alpha"), text.lines().find(|line| line.contains("alpha")).unwrap_or_default())
     };
     vec![
         Attack::new(
             "alpha in what beta's operator is shown",
             |s| {
-                let said = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
-                Seen::of(said.contains("alpha"), said)
+                let output = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
+                AttackOutcome::of(output.contains("alpha"), output)
             },
             |s| {
-                let said = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
-                Seen::of(said.contains("beta"), said)
+                let output = beta_operator(s).overview().unwrap_or_else(|e| panic!("{e}"));
+                AttackOutcome::of(output.contains("beta"), output)
             },
         ),
         Attack::new("alpha in the dump of beta's node", move |s| dump(s, "beta-n1"), move |s| dump(s, "alpha-n1")),

@@ -1,44 +1,45 @@
-//! A tenant's people against another tenant, and an intruder among its own: every attack that the threat model names, with real bytes. Each
-//! must fail, with the refusal counted where one is named; and the same probe by who may must succeed, or the attack proves nothing.
+//! A tenant's users against another tenant, and an intruder among a tenant's own workloads: every attack that the threat model names, with
+//! real bytes. Each must fail, and be counted if the threat model names a counter. The same probe by an authorized client must succeed;
+//! otherwise the attack proves nothing.
 
+mod attack_world;
+mod confused_deputy;
 mod control;
-mod deputies;
 mod open;
 mod requests;
-mod stage;
 mod tokens;
 mod tunnels;
 
 use std::time::{Duration, Instant};
 
-use stage::{Attack, open_stage, stage};
+use attack_world::{Attack, open_setup, setup};
 
-/// A refusal shows in metrics within this time.
+/// A refusal is visible in metrics within this time.
 const SEEN_WITHIN: Duration = Duration::from_secs(8);
-/// Attacks that must be there.
+/// Minimum number of attacks.
 const ATTACKS_MIN: usize = 40;
 
-/// All of them, by group.
+/// Returns all attacks by group.
 fn groups() -> [(&'static str, Vec<Attack>); 6] {
     [
         ("tunnels", tunnels::attacks()),
         ("requests", requests::attacks()),
         ("tokens", tokens::attacks()),
-        ("deputies", deputies::attacks()),
+        ("deputies", confused_deputy::attacks()),
         ("control", control::attacks()),
         ("open", open::attacks()),
     ]
 }
 
 fn run(group: &str) {
-    let stage = if group == "open" { open_stage() } else { stage() };
+    let setup = if group == "open" { open_setup() } else { setup() };
     let mut number = 0;
     let mut wrong = Vec::new();
     for (name, attacks) in groups() {
         for attack in attacks {
             number += 1;
             if name == group
-                && let Err(complaint) = judge(stage, &attack)
+                && let Err(complaint) = run_case(setup, &attack)
             {
                 wrong.push(format!("{number}. {}: {complaint}", attack.name));
             } else if name == group {
@@ -47,35 +48,35 @@ fn run(group: &str) {
         }
     }
     if !wrong.is_empty() {
-        // Before what was wrong, which nobody would find below so much.
-        println!("{}", stage.mesh.logs());
+        // The logs come before the failures, which would otherwise be hard to find.
+        println!("{}", setup.mesh.logs());
     }
     assert!(wrong.is_empty(), "{} of {group}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
-fn judge(stage: &stage::Stage, attack: &Attack) -> Result<(), String> {
-    let before = attack.counter.as_ref().map(|counter| counter.read(stage));
-    let seen = (attack.attempt)(stage);
+fn run_case(setup: &attack_world::AttackWorld, attack: &Attack) -> Result<(), String> {
+    let before = attack.counter.as_ref().map(|counter| counter.read(setup));
+    let seen = (attack.attempt)(setup);
     if seen.reached {
-        return Err(format!("it reached: {}", seen.said));
+        return Err(format!("it reached: {}", seen.output));
     }
     let started = Instant::now();
     while let (Some(counter), Some(before)) = (&attack.counter, before)
-        && counter.read(stage) < before + attack.refusals_min
+        && counter.read(setup) < before + attack.refusals_min
     {
         if started.elapsed() > SEEN_WITHIN {
             return Err(format!(
                 "it failed ({}), and {counter:?} counted {} of {}\n{}",
-                seen.said,
-                counter.read(stage) - before,
+                seen.output,
+                counter.read(setup) - before,
                 attack.refusals_min,
-                counter.siblings(stage)
+                counter.siblings(setup)
             ));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    let owner = (attack.control)(stage);
-    if owner.reached { Ok(()) } else { Err(format!("the same by who may does not work: {} (the attack: {})", owner.said, seen.said)) }
+    let owner = (attack.control)(setup);
+    if owner.reached { Ok(()) } else { Err(format!("the same by who may does not work: {} (the attack: {})", owner.output, seen.output)) }
 }
 
 #[test]
@@ -94,7 +95,7 @@ fn tokens_are_not_forged() {
 }
 
 #[test]
-fn the_mesh_is_nobody_s_deputy() {
+fn the_mesh_is_no_confused_deputy() {
     run("deputies");
 }
 
@@ -103,9 +104,9 @@ fn the_control_plane_serves_each_its_own() {
     run("control");
 }
 
-/// With the virtual switch open.
+/// Runs the attacks with the virtual switch open.
 #[test]
-fn what_a_switch_would_stop_the_mesh_refuses_itself() {
+fn the_mesh_refuses_what_a_switch_would_stop() {
     run("open");
 }
 

@@ -1,15 +1,15 @@
-//! What a cloud's virtual switch would stop, with that switch open: VNIs and addresses of others, ports of the provider's. Each must be
-//! refused by Canal itself, and counted there, frame by frame.
+//! Attacks that a cloud's virtual switch would stop, with that switch open: VNIs and addresses of others, ports of the provider. Canal
+//! itself must refuse and count each of them, frame by frame.
 
-use canal_e2e::credential::Credential;
-use canal_e2e::keys::{Answer, Requester};
+use canal_e2e::credential::PemCredential;
+use canal_e2e::keys::{KeyServerReply, Requester};
 use canal_wire::keyrpc::KeyName;
 
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, FRAMES};
 use super::control::component;
-use super::stage::{Attack, BETA, CLIENT, FRAMES, Seen, Stage};
 use super::tunnels::dials;
 
-/// The tier's own VNI.
+/// VNI of the tier.
 const TIER: u32 = 827_553;
 const ALPHA_NODE: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 const BETA_NODE: &str = "spiffe://components.canal/ns/beta/sa/node.beta-n1";
@@ -20,40 +20,43 @@ pub(crate) fn attacks() -> Vec<Attack> {
     [at_the_edge(), at_the_replica(), from_a_pod(), ports()].into_iter().flatten().collect()
 }
 
-/// A frame and the answer to it: the counter that must have counted each of them.
-fn frames(name: &'static str, host: &'static str, words: impl Fn(&Stage) -> String + 'static) -> Attack {
-    let attempt = move |s: &Stage| {
+/// An attack by frames, and the counter that must have counted each of them.
+fn frames(name: &'static str, host: &'static str, words: impl Fn(&AttackWorld) -> String + 'static) -> Attack {
+    let attempt = move |s: &AttackWorld| {
         let peer = canal_e2e::bin("canal-world-peer").display().to_string();
         let (words, count) = (words(s), format!("count={FRAMES}"));
         let argv: Vec<&str> = [&*peer, "spoof"].into_iter().chain(words.split(' ')).chain([&*count]).collect();
-        let said = s.mesh.run(host, &argv);
-        // Nobody answers: that all of them were refused says that none passed.
-        Seen::of(false, (said.stdout, said.stderr))
+        let output = s.mesh.run(host, &argv);
+        // Nothing responds; the count of refusals proves that no frame passed.
+        AttackOutcome::of(false, (output.stdout, output.stderr))
     };
-    let served = |s: &Stage| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
+    let served = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
     Attack::new(name, attempt, served).each_frame()
 }
 
-/// A frame in VXLAN from beta's node.
-fn tunnelled(name: &'static str, vni: u32, via: &'static str, ends: impl Fn(&Stage) -> (String, String) + 'static) -> Attack {
+/// A VXLAN frame from beta's node.
+fn tunnelled(name: &'static str, vni: u32, via: &'static str, ends: impl Fn(&AttackWorld) -> (String, String) + 'static) -> Attack {
     frames(name, "beta-n1", move |s| {
         let (from, to) = ends(s);
         format!("from={from} to={to} vni={vni} via={}", s.mesh.address(via))
     })
 }
 
-fn own(s: &Stage) -> String {
+fn own(s: &AttackWorld) -> String {
     s.pod(BETA, 999)
 }
 
 fn at_the_edge() -> Vec<Attack> {
     let at = |attack: Attack, what| attack.counted("edge", "canal_edge_packets_total", &[what]);
-    let stranger = "what=\"drop_stranger\"";
+    let unknown_source = "what=\"drop_unknown_source\"";
     let forged = "what=\"drop_forged\"";
     let address = "what=\"drop_address\"";
     vec![
-        at(tunnelled("open: alpha's VNI from beta's node, to the edge", 101, "edge-1", |s| (own(s), SERVICE.into())), stranger),
-        at(tunnelled("open: the tier's VNI from a node, to the edge", TIER, "edge-1", |s| ("240.0.0.3:15008".into(), own(s))), stranger),
+        at(tunnelled("open: alpha's VNI from beta's node, to the edge", 101, "edge-1", |s| (own(s), SERVICE.into())), unknown_source),
+        at(
+            tunnelled("open: the tier's VNI from a node, to the edge", TIER, "edge-1", |s| ("240.0.0.3:15008".into(), own(s))),
+            unknown_source,
+        ),
         at(tunnelled("open: a pod of another node, by the own VNI", 102, "edge-1", |_| ("10.1.2.2:999".into(), SERVICE.into())), forged),
         at(tunnelled("open: no pod of the tenant, by the own VNI", 102, "edge-1", |_| ("192.0.2.1:999".into(), SERVICE.into())), forged),
         at(tunnelled("open: a gateway address that is no service's", 102, "edge-1", |s| (own(s), "10.102.3.200:80".into())), address),
@@ -68,11 +71,14 @@ fn at_the_edge() -> Vec<Attack> {
 
 fn at_the_replica() -> Vec<Attack> {
     let at = |attack: Attack, what| attack.counted("gateway", "canal_redirector_packets_total", &["program=\"redirector\"", what]);
-    let stranger = "what=\"drop_stranger\"";
+    let unknown_source = "what=\"drop_unknown_source\"";
     vec![
-        at(tunnelled("open: the tier's VNI from a node, to a replica", TIER, "gw-1", |s| (own(s), "240.0.0.3:15008".into())), stranger),
-        at(tunnelled("open: the own VNI, round the edge to a replica", 102, "gw-1", |s| (own(s), SERVICE.into())), stranger),
-        at(tunnelled("open: alpha's VNI, round the edge to a replica", 101, "gw-1", |s| (own(s), SERVICE.into())), stranger),
+        at(
+            tunnelled("open: the tier's VNI from a node, to a replica", TIER, "gw-1", |s| (own(s), "240.0.0.3:15008".into())),
+            unknown_source,
+        ),
+        at(tunnelled("open: the own VNI, round the edge to a replica", 102, "gw-1", |s| (own(s), SERVICE.into())), unknown_source),
+        at(tunnelled("open: alpha's VNI, round the edge to a replica", 101, "gw-1", |s| (own(s), SERVICE.into())), unknown_source),
         at(
             tunnelled("open: a session to a replica's own address, by the overlay", 102, "edge-1", |s| {
                 (own(s), format!("{}:15020", s.mesh.address("gw-1")))
@@ -82,7 +88,7 @@ fn at_the_replica() -> Vec<Attack> {
     ]
 }
 
-/// What leaves a pod of beta's itself: its guard sees it before any switch.
+/// Packets that leave a pod of beta's: the pod's guard sees them before any switch.
 fn from_a_pod() -> Vec<Attack> {
     let guarded = |attack: Attack, verdict| attack.counted("node", "canal_pod_guard_packets_total", &["tenant=\"beta\"", verdict]).once();
     let (raw, udp) = ("verdict=\"stopped_tcp\"", "verdict=\"stopped_udp\"");
@@ -116,21 +122,25 @@ fn from_a_pod() -> Vec<Attack> {
     ]
 }
 
-/// Doors of the provider's and of alpha's to which beta's node gets through now. Behind them stand certificates, or nobody listens but to the
-/// host itself, as the operators' pages are set up here.
+/// Ports of the provider's and of alpha's that beta's node reaches now. They are protected by certificates, or only the host itself may
+/// connect, as the operators' pages are configured here.
 fn ports() -> Vec<Attack> {
     let file = || KeyName::File("alpha/default/web-open".parse().expect("a service"));
-    let asks = move |s: &Stage, host: &str, server: &str, credential: Option<&Credential>| {
+    let asks = move |s: &AttackWorld, host: &str, server: &str, credential: Option<&PemCredential>| {
         let answer = Requester { world: &s.mesh.world, host, server, credential }.sign(file());
-        Seen::of(matches!(answer, Answer::Signature(_) | Answer::Certificates(_) | Answer::Handshake), answer)
+        AttackOutcome::of(
+            matches!(answer, KeyServerReply::Signature(_) | KeyServerReply::Certificates(_) | KeyServerReply::Handshake),
+            answer,
+        )
     };
-    let alive = |s: &Stage| {
+    let alive = |s: &AttackWorld| {
         let own = component(s, "alpha-n1", ALPHA_NODE);
         let answer = Requester { world: &s.mesh.world, host: "alpha-n1", server: "ks-1", credential: Some(&own) }.ping();
-        Seen::of(answer == Answer::Pong, answer)
+        AttackOutcome::of(answer == KeyServerReply::Pong, answer)
     };
-    let closed =
-        |name, to: &'static str, port| Attack::new(name, move |s: &Stage| dials(s, "beta-n1", to, port), move |s: &Stage| pages(s, to));
+    let closed = |name, to: &'static str, port| {
+        Attack::new(name, move |s: &AttackWorld| dials(s, "beta-n1", to, port), move |s: &AttackWorld| pages(s, to))
+    };
     vec![
         Attack::new(
             "open: beta's node asks alpha's own key server for a signature",
@@ -143,15 +153,15 @@ fn ports() -> Vec<Attack> {
             move |s| asks(s, "beta-n1", "alpha-ks", None),
             alive,
         )
-        .counted("keyServer", "canal_key_strangers_total", &[]),
+        .counted("keyServer", "canal_key_unauthenticated_connections_total", &[]),
         closed("open: beta's node reads a gateway's metrics", "gw-1", 15020),
         closed("open: beta's node reads a key server's metrics", "ks-1", 15020),
         closed("open: beta's node opens a gateway's tap", "gw-1", 15000),
     ]
 }
 
-/// Whether a host reads its own pages.
-fn pages(s: &Stage, host: &str) -> Seen {
-    let said = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]);
-    Seen::of(said.code == Some(0) && said.stdout.contains("canal_"), said.stdout.chars().take(100).collect::<String>())
+/// Tests whether a host can read its own pages.
+fn pages(s: &AttackWorld, host: &str) -> AttackOutcome {
+    let output = s.mesh.run(host, &["curl", "-sS", "http://127.0.0.1:15020/metrics"]);
+    AttackOutcome::of(output.code == Some(0) && output.stdout.contains("canal_"), output.stdout.chars().take(100).collect::<String>())
 }

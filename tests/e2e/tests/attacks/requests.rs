@@ -1,12 +1,12 @@
-//! Attacks inside HTTP: who one says to be, where one says to go, and paths, methods and messages that two readers could read differently.
+//! Attacks inside HTTP: false identities, false destinations, and paths, methods and messages that two readers could read differently.
 
 use canal_e2e::raw::{h2_frames, h2_is_over, h2_request, raw, raw_text};
 
-use super::stage::{Attack, BETA, CLIENT, INTRUDER, Seen, Stage};
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, INTRUDER};
 
-/// Of the web service behind the policy on paths.
+/// Address of the web service behind the policy on paths.
 const RAW: &str = "10.101.0.17";
-/// Type of the frames that end a stream and a connection of HTTP/2, and of its answers (RFC 9113 §6).
+/// Types of the frames that end an HTTP/2 stream and connection, and of its responses (RFC 9113 §6).
 const RST_STREAM: u8 = 3;
 const GOAWAY: u8 = 7;
 const HEADERS: u8 = 1;
@@ -17,9 +17,10 @@ pub(crate) fn attacks() -> Vec<Attack> {
 
 /// Alpha's service by any name that beta can write.
 fn names() -> Vec<Attack> {
-    let alphas = |s: &Stage| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &["-H", "Host: secret.default.svc.cluster.local"]);
-    let beta =
-        |name, url: &'static str, header: &'static str| Attack::new(name, move |s: &Stage| s.by_alpha(BETA, url, &["-H", header]), alphas);
+    let alphas = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &["-H", "Host: secret.default.svc.cluster.local"]);
+    let beta = |name, url: &'static str, header: &'static str| {
+        Attack::new(name, move |s: &AttackWorld| s.by_alpha(BETA, url, &["-H", header]), alphas)
+    };
     vec![
         beta("Host of alpha's service", "http://10.101.0.10/headers", "Host: secret.default.svc.cluster.local"),
         beta("Host of alpha's service, with its trust domain", "http://10.101.0.10/headers", "Host: secret.default.alpha.example"),
@@ -30,7 +31,7 @@ fn names() -> Vec<Attack> {
             |s| {
                 let request = "GET http://secret.default.svc.cluster.local/headers HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n";
                 let answer = raw_text(&s.mesh, BETA, "10.101.0.10", 80, request, "blob-alpha");
-                Seen::of(answer.contains("blob-alpha"), answer)
+                AttackOutcome::of(answer.contains("blob-alpha"), answer)
             },
             alphas,
         ),
@@ -39,7 +40,7 @@ fn names() -> Vec<Attack> {
             |s| {
                 let request = "GET /headers HTTP/1.1\r\nHost: web\r\nHost: secret.default.svc.cluster.local\r\nConnection: close\r\n\r\n";
                 let answer = raw_text(&s.mesh, BETA, "10.101.0.10", 80, request, " 200 ");
-                Seen::of(answer.contains(" 200 "), answer)
+                AttackOutcome::of(answer.contains(" 200 "), answer)
             },
             alphas,
         )
@@ -47,12 +48,12 @@ fn names() -> Vec<Attack> {
     ]
 }
 
-/// Headers by which somebody says to be another.
+/// Headers with which a client claims to be another.
 fn claims() -> Vec<Attack> {
     let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
-    let client = |s: &Stage| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
+    let client = |s: &AttackWorld| s.served(CLIENT, "http://10.101.0.11/headers", &[]);
     let intruder = |name, header: &'static str| {
-        denied(Attack::new(name, move |s: &Stage| s.served(INTRUDER, "http://10.101.0.11/headers", &["-H", header]), client))
+        denied(Attack::new(name, move |s: &AttackWorld| s.served(INTRUDER, "http://10.101.0.11/headers", &["-H", header]), client))
     };
     vec![
         intruder(
@@ -81,11 +82,12 @@ fn claims() -> Vec<Attack> {
     ]
 }
 
-/// Paths that an application could take for `/headers`, which the intruder may not have.
+/// Paths that an application could take for `/headers`, which the intruder may not request.
 fn paths() -> Vec<Attack> {
-    let client = |s: &Stage| s.served(CLIENT, &format!("http://{RAW}/headers"), &[]);
-    let variant =
-        |name, path: &'static str| Attack::new(name, move |s: &Stage| s.served(INTRUDER, &format!("http://{RAW}{path}"), &[]), client);
+    let client = |s: &AttackWorld| s.served(CLIENT, &format!("http://{RAW}/headers"), &[]);
+    let variant = |name, path: &'static str| {
+        Attack::new(name, move |s: &AttackWorld| s.served(INTRUDER, &format!("http://{RAW}{path}"), &[]), client)
+    };
     let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
     let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &[]);
     vec![
@@ -112,12 +114,12 @@ fn paths() -> Vec<Attack> {
 
 fn methods() -> Vec<Attack> {
     let put: &[&str] = &["-X", "PUT", "-d", "x"];
-    let client = move |s: &Stage| s.served(CLIENT, &format!("http://{RAW}/blob"), put);
+    let client = move |s: &AttackWorld| s.served(CLIENT, &format!("http://{RAW}/blob"), put);
     let denied = |attack: Attack| attack.counted("gateway", "canal_authorization_total", &["action=\"deny\""]);
     let over = |name, header: &'static str| {
         denied(Attack::new(
             name,
-            move |s: &Stage| s.served(INTRUDER, &format!("http://{RAW}/blob"), &["-X", "PUT", "-d", "x", "-H", header]),
+            move |s: &AttackWorld| s.served(INTRUDER, &format!("http://{RAW}/blob"), &["-X", "PUT", "-d", "x", "-H", header]),
             client,
         ))
     };
@@ -129,26 +131,26 @@ fn methods() -> Vec<Attack> {
             |s| {
                 let request = "put /blob HTTP/1.1\r\nHost: w\r\nContent-Length: 1\r\nConnection: close\r\n\r\nx";
                 let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, request, "sha256");
-                Seen::of(answer.contains("sha256"), answer)
+                AttackOutcome::of(answer.contains("sha256"), answer)
             },
             client,
         ),
     ]
 }
 
-/// Messages in which a second, forbidden request could hide.
+/// Messages in which a second, forbidden request could be hidden.
 fn framing() -> Vec<Attack> {
     const HIDDEN: &str = "GET /headers HTTP/1.1\r\nHost: w\r\nX-Hidden: yes\r\n\r\n";
-    let pipelined = |s: &Stage| {
+    let pipelined = |s: &AttackWorld| {
         let request = format!("GET /blob?size=1 HTTP/1.1\r\nHost: w\r\n\r\n{HIDDEN}");
         let answer = raw_text(&s.mesh, CLIENT, RAW, 80, &request, "x-hidden");
-        Seen::of(answer.to_lowercase().contains("x-hidden"), answer)
+        AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
     };
     let refused = |name, head: &'static str, body: String| {
-        let attempt = move |s: &Stage| {
+        let attempt = move |s: &AttackWorld| {
             let request = format!("POST /blob?size=1 HTTP/1.1\r\nHost: w\r\n{head}\r\n\r\n{body}");
             let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, &request, "x-hidden");
-            Seen::of(answer.to_lowercase().contains("x-hidden"), answer)
+            AttackOutcome::of(answer.to_lowercase().contains("x-hidden"), answer)
         };
         Attack::new(name, attempt, pipelined).counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""])
     };
@@ -170,25 +172,26 @@ fn framing() -> Vec<Attack> {
             |s| {
                 let request = "GET /headers HTTP/1.1\r\nHost: w\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n\r\n";
                 let answer = raw_text(&s.mesh, INTRUDER, RAW, 80, request, "x-served-by");
-                Seen::of(answer.contains(" 101 ") || answer.contains("x-served-by"), answer)
+                AttackOutcome::of(answer.contains(" 101 ") || answer.contains("x-served-by"), answer)
             },
             pipelined,
         ),
     ]
 }
 
-/// Heads of HTTP/2 that mean two things, or a request of HTTP/1.1 that nobody sent.
+/// HTTP/2 heads with two meanings, or with an HTTP/1.1 request that the client did not send.
 fn streams() -> Vec<Attack> {
     let good: [(&str, &str); 4] = [(":method", "GET"), (":scheme", "http"), (":authority", "w"), (":path", "/headers")];
-    let ask = |s: &Stage, pod: &str, fields: &[(&str, &str)]| {
+    let ask = |s: &AttackWorld, pod: &str, fields: &[(&str, &str)]| {
         let frames = h2_frames(&raw(&s.mesh, pod, RAW, 81, &h2_request(fields), h2_is_over));
-        // An answer's body mirrors the request; an error has none of it.
+        // The body of a response mirrors the request; an error contains nothing of it.
         let mirrored = frames.iter().any(|(_, _, payload)| String::from_utf8_lossy(payload).contains("\"uri\""));
         let kinds: Vec<u8> = frames.iter().map(|(kind, _, _)| *kind).filter(|kind| [HEADERS, RST_STREAM, GOAWAY].contains(kind)).collect();
-        Seen::of(mirrored, kinds)
+        AttackOutcome::of(mirrored, kinds)
     };
-    let client = move |s: &Stage| ask(s, CLIENT, &good);
-    let intruder = |name, fields: Vec<(&'static str, &'static str)>| Attack::new(name, move |s: &Stage| ask(s, INTRUDER, &fields), client);
+    let client = move |s: &AttackWorld| ask(s, CLIENT, &good);
+    let intruder =
+        |name, fields: Vec<(&'static str, &'static str)>| Attack::new(name, move |s: &AttackWorld| ask(s, INTRUDER, &fields), client);
     let with = |field: (&'static str, &'static str)| good.into_iter().chain([field]).collect::<Vec<_>>();
     let path = |path: &'static str| vec![(":method", "GET"), (":scheme", "http"), (":authority", "w"), (":path", path)];
     let counted = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_requests_total", &["side=\"client\""]);

@@ -1,38 +1,38 @@
-//! Attacks on JSON Web Tokens (RFC 8725): forged algorithms, wrong claims, headers that say a token was there; and on the controller, by what
-//! it is asked to fetch.
+//! Attacks on JSON Web Tokens (RFC 8725): forged algorithms, wrong claims, headers that claim a token; and attacks on the controller by
+//! URLs that it is asked to fetch.
 
 use std::time::Duration;
 
 use canal_e2e::controller::Caller;
 
-use super::stage::{Attack, BETA, BETA_OPERATOR, CLIENT, Seen, Stage, look};
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, BETA_OPERATOR, CLIENT, poll};
 
-/// The controller has tried to fetch a new key set within this time.
+/// The controller tries to fetch a new key set within this time.
 const FETCHED_WITHIN: Duration = Duration::from_secs(3);
-/// A key set that it has fetched is with the gateways within this time, on a busy machine too.
+/// The gateways have a fetched key set within this time, on a busy machine too.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
-/// So long it is tried whether one is that it must not fetch.
+/// Time for which the test checks that a forbidden key set is not fetched.
 const HIDDEN_FOR: Duration = Duration::from_secs(1);
 const URL: &str = "http://10.101.0.14/headers";
 const GOOD: &str = r#"{"sub": "me", "aud": "shop"}"#;
 
-fn token(stage: &Stage, query: &str, claims: &str) -> String {
+fn token(setup: &AttackWorld, query: &str, claims: &str) -> String {
     let url = format!("http://127.0.0.1:8090/token?{query}");
-    stage.mesh.run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url]).ok()
+    setup.mesh.run("issuer", &["curl", "-sS", "-X", "POST", "-d", claims, &url]).ok()
 }
 
-fn with(stage: &Stage, token: &str) -> Seen {
-    stage.served(CLIENT, URL, &["-H", &format!("authorization: Bearer {token}")])
+fn with(setup: &AttackWorld, token: &str) -> AttackOutcome {
+    setup.served(CLIENT, URL, &["-H", &format!("authorization: Bearer {token}")])
 }
 
-fn good(stage: &Stage) -> Seen {
-    with(stage, &token(stage, "kid=first", GOOD))
+fn good(setup: &AttackWorld) -> AttackOutcome {
+    with(setup, &token(setup, "kid=first", GOOD))
 }
 
 pub(crate) fn attacks() -> Vec<Attack> {
     let refused = |attack: Attack| attack.counted("gateway", "canal_gateway_tokens_total", &[]);
     let forged = |name, query: &'static str, claims: &'static str| {
-        refused(Attack::new(name, move |s: &Stage| with(s, &token(s, query, claims)), good))
+        refused(Attack::new(name, move |s: &AttackWorld| with(s, &token(s, query, claims)), good))
     };
     let mut all = vec![
         forged("JWT: alg none", "kid=first&forge=none", GOOD),
@@ -67,7 +67,7 @@ pub(crate) fn attacks() -> Vec<Attack> {
     all
 }
 
-/// Key sets at which the controller must not look: what is refused is told to the tenant, and nothing is fetched.
+/// Key sets that the controller must not fetch: the tenant gets a diagnostic, and nothing is fetched.
 fn fetches() -> Vec<Attack> {
     let authentication = |uri: &str| {
         format!(
@@ -75,26 +75,26 @@ fn fetches() -> Vec<Attack> {
              spec: {{selector: {{matchLabels: {{app: web}}}}, jwtRules: [{{issuer: \"https://issuer.example\", jwksUri: \"{uri}\"}}]}}\n"
         )
     };
-    // A token of the issuer is good only if its keys were had.
-    let holds = move |s: &Stage, uri: &str, patience: Duration| {
+    // A token of the issuer is valid only if its keys were fetched.
+    let holds = move |s: &AttackWorld, uri: &str, timeout: Duration| {
         let operator = Caller::with_token(&s.mesh.world, "controller", BETA_OPERATOR);
         let fetches = || s.mesh.counted("controller", "canal_controller_jwks_fetches_total", &["tenant=\"beta\""]);
         let before = fetches();
         let applied = operator.apply("beta", &authentication(uri));
-        // What was refused whole changed nothing, and was not fetched.
+        // A change that was refused as a whole changed nothing and fetched nothing.
         if !applied.as_ref().is_ok_and(|answer| answer.accepted) {
-            return Seen::of(false, applied);
+            return AttackOutcome::of(false, applied);
         }
         // Every outcome is counted, refusals too.
-        look(FETCHED_WITHIN, || Seen::of(fetches() > before, ""));
+        poll(FETCHED_WITHIN, || AttackOutcome::of(fetches() > before, ""));
         let token = token(s, "kid=first", GOOD);
         let ask = || s.served(BETA, "http://10.101.0.10/headers", &["-H", &format!("authorization: Bearer {token}")]);
-        let seen = look(patience, ask);
+        let seen = poll(timeout, ask);
         let _ = operator.delete("beta", "RequestAuthentication", "fetch");
-        Seen::of(seen.reached, (applied, seen.said))
+        AttackOutcome::of(seen.reached, (applied, seen.output))
     };
-    let control = move |s: &Stage| holds(s, "http://issuer:8090/jwks", KNOWN_WITHIN);
-    let fetch = |name, uri: &'static str| Attack::new(name, move |s: &Stage| holds(s, uri, HIDDEN_FOR), control);
+    let control = move |s: &AttackWorld| holds(s, "http://issuer:8090/jwks", KNOWN_WITHIN);
+    let fetch = |name, uri: &'static str| Attack::new(name, move |s: &AttackWorld| holds(s, uri, HIDDEN_FOR), control);
     vec![
         fetch("JWKS: the controller's own loopback", "http://127.0.0.1:15000/config_dump"),
         fetch("JWKS: another port of an allowed host", "http://issuer:15020/metrics"),

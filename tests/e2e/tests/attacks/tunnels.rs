@@ -1,49 +1,49 @@
-//! Attacks on the ways between nodes, gateways and key servers: certificates where they do not belong, destinations that are none's to name,
+//! Attacks on the paths between nodes, gateways and key servers: certificates used elsewhere, destinations that the sender may not name,
 //! headers that only gateways may send, frames and ports of others.
 
 use std::net::TcpStream;
 use std::time::Duration;
 
-use canal_e2e::hbone::{Tunnel, tunnel};
+use canal_e2e::hbone::{TunnelRequest, tunnel};
 use canal_world::KEYS_PORT;
 
-use super::stage::{Attack, BETA, CLIENT, GATEWAY, INTRUDER, Seen, Stage, seen};
+use super::attack_world::{Attack, AttackOutcome, AttackWorld, BETA, CLIENT, GATEWAY, INTRUDER, seen};
 
 const ALPHA_WEB: &str = "alpha/default/web-0";
 const BETA_WEB: &str = "beta/default/web-0";
 const TLS: &str = "canal_tls_refused_total";
 
-/// A tunnel by its own gateway to its own pod.
-fn own(stage: &Stage) -> Seen {
-    stage.tunnel(BETA, GATEWAY, &stage.member("beta", "client"), &stage.pod(BETA_WEB, 8080), &[])
+/// A tunnel through beta's own gateway to beta's own pod.
+fn own(setup: &AttackWorld) -> AttackOutcome {
+    setup.tunnel(BETA, GATEWAY, &setup.member("beta", "client"), &setup.pod(BETA_WEB, 8080), &[])
 }
 
-fn alphas_own(stage: &Stage) -> Seen {
-    stage.tunnel(CLIENT, GATEWAY, &stage.member("alpha", "client"), &stage.pod(ALPHA_WEB, 8080), &[])
+fn alphas_own(setup: &AttackWorld) -> AttackOutcome {
+    setup.tunnel(CLIENT, GATEWAY, &setup.member("alpha", "client"), &setup.pod(ALPHA_WEB, 8080), &[])
 }
 
-/// To the node of a pod, past every gateway.
-fn to_node(stage: &Stage, from: &str, account: (&str, &str), pod: &str, headers: &[(&str, &str)]) -> Seen {
-    let door = stage.pod(pod, 15008);
-    stage.tunnel(from, &door, &stage.member(account.0, account.1), &stage.pod(pod, 8080), headers)
+/// A tunnel to the node of a pod that bypasses every gateway.
+fn to_node(setup: &AttackWorld, from: &str, account: (&str, &str), pod: &str, headers: &[(&str, &str)]) -> AttackOutcome {
+    let listener = setup.pod(pod, 15008);
+    setup.tunnel(from, &listener, &setup.member(account.0, account.1), &setup.pod(pod, 8080), headers)
 }
 
-/// Beta's own gateway, asked for something by beta.
-fn asked(stage: &Stage, authority: &str) -> Seen {
-    stage.tunnel(BETA, GATEWAY, &stage.member("beta", "client"), authority, &[])
+/// A request of beta's to its own gateway.
+fn through_own_gateway(setup: &AttackWorld, authority: &str) -> AttackOutcome {
+    setup.tunnel(BETA, GATEWAY, &setup.member("beta", "client"), authority, &[])
 }
 
-/// Beta's own node, asked for something by beta.
-fn asked_node(stage: &Stage, authority: &str) -> Seen {
-    stage.tunnel(BETA, &stage.pod(BETA_WEB, 15008), &stage.member("beta", "client"), authority, &[])
+/// A request of beta's to its own node.
+fn through_own_node(setup: &AttackWorld, authority: &str) -> AttackOutcome {
+    setup.tunnel(BETA, &setup.pod(BETA_WEB, 15008), &setup.member("beta", "client"), authority, &[])
 }
 
-/// Whether a host's own socket gets through to a port.
-pub(super) fn dials(stage: &Stage, from: &str, to: &str, port: u16) -> Seen {
-    let to = (stage.mesh.address(to), port).into();
+/// Tests whether a host's own socket connects to a port.
+pub(super) fn dials(setup: &AttackWorld, from: &str, to: &str, port: u16) -> AttackOutcome {
+    let to = (setup.mesh.address(to), port).into();
     let dial = || TcpStream::connect_timeout(&to, Duration::from_secs(2)).map(drop).map_err(|e| e.to_string());
-    let dialled = stage.mesh.world.inside(from, dial).unwrap_or_else(|e| panic!("{from}: {e}"));
-    Seen::of(dialled.is_ok(), dialled)
+    let dialled = setup.mesh.world.inside(from, dial).unwrap_or_else(|e| panic!("{from}: {e}"));
+    AttackOutcome::of(dialled.is_ok(), dialled)
 }
 
 pub(crate) fn attacks() -> Vec<Attack> {
@@ -109,8 +109,8 @@ fn identities() -> Vec<Attack> {
             Attack::new(
                 "no certificate, at alpha's node",
                 |s| {
-                    let (door, authority) = (s.pod(ALPHA_WEB, 15008), s.pod(ALPHA_WEB, 8080));
-                    seen(&tunnel(&s.mesh.world, &Tunnel::new(CLIENT, door.parse().expect("an address"), None, &authority)))
+                    let (listener, authority) = (s.pod(ALPHA_WEB, 15008), s.pod(ALPHA_WEB, 8080));
+                    seen(&tunnel(&s.mesh.world, &TunnelRequest::new(CLIENT, listener.parse().expect("an address"), None, &authority)))
                 },
                 |s| to_node(s, CLIENT, ("alpha", "client"), ALPHA_WEB, &[]),
             ),
@@ -123,30 +123,38 @@ fn identities() -> Vec<Attack> {
 fn destinations() -> Vec<Attack> {
     let connects = |attack: Attack| attack.counted("gateway", "canal_gateway_refused_connects_total", &[]);
     let inbound = |attack: Attack| attack.counted("node", "canal_node_refused_total", &["direction=\"inbound\""]);
-    let alphas_node = |s: &Stage| asked_node(s, &s.pod(BETA_WEB, 8080));
+    let alphas_node = |s: &AttackWorld| through_own_node(s, &s.pod(BETA_WEB, 8080));
     vec![
-        connects(Attack::new("CONNECT to alpha's service by beta's gateway address", |s| asked(s, "10.101.0.90:80"), own)),
-        connects(Attack::new("CONNECT to alpha's service by name", |s| asked(s, "secret.default.svc.cluster.local:80"), own)),
-        connects(Attack::new("CONNECT to alpha's pod", |s| asked(s, &s.pod("alpha/default/ws-0", 8081)), alphas_own)),
-        connects(Attack::new("CONNECT to the controller", |s| asked(s, &format!("{}:15020", s.mesh.address("controller"))), own)),
-        connects(Attack::new("CONNECT to a gateway replica's metrics", |s| asked(s, &format!("{}:15020", s.mesh.address("gw-1"))), own)),
-        connects(Attack::new("CONNECT to a gateway's own loopback", |s| asked(s, "127.0.0.1:15000"), own)),
-        connects(Attack::new("CONNECT to the proxy's port of a pod", |s| asked(s, &s.pod(BETA_WEB, 15001)), own)),
-        inbound(Attack::new("CONNECT to a node's loopback", |s| asked_node(s, "127.0.0.1:15000"), alphas_node)),
+        connects(Attack::new("CONNECT to alpha's service by beta's gateway address", |s| through_own_gateway(s, "10.101.0.90:80"), own)),
+        connects(Attack::new("CONNECT to alpha's service by name", |s| through_own_gateway(s, "secret.default.svc.cluster.local:80"), own)),
+        connects(Attack::new("CONNECT to alpha's pod", |s| through_own_gateway(s, &s.pod("alpha/default/ws-0", 8081)), alphas_own)),
+        connects(Attack::new(
+            "CONNECT to the controller",
+            |s| through_own_gateway(s, &format!("{}:15020", s.mesh.address("controller"))),
+            own,
+        )),
+        connects(Attack::new(
+            "CONNECT to a gateway replica's metrics",
+            |s| through_own_gateway(s, &format!("{}:15020", s.mesh.address("gw-1"))),
+            own,
+        )),
+        connects(Attack::new("CONNECT to a gateway's own loopback", |s| through_own_gateway(s, "127.0.0.1:15000"), own)),
+        connects(Attack::new("CONNECT to the proxy's port of a pod", |s| through_own_gateway(s, &s.pod(BETA_WEB, 15001)), own)),
+        inbound(Attack::new("CONNECT to a node's loopback", |s| through_own_node(s, "127.0.0.1:15000"), alphas_node)),
         inbound(Attack::new(
             "CONNECT to another pod than was dialled",
-            |s| asked_node(s, &s.pod("beta/default/echo-0", 7000)),
+            |s| through_own_node(s, &s.pod("beta/default/echo-0", 7000)),
             alphas_node,
         )),
-        inbound(Attack::new("CONNECT to the proxy's port, at the node", |s| asked_node(s, &s.pod(BETA_WEB, 15008)), alphas_node)),
+        inbound(Attack::new("CONNECT to the proxy's port, at the node", |s| through_own_node(s, &s.pod(BETA_WEB, 15008)), alphas_node)),
         Attack::new(
             "GET in place of CONNECT, at the node",
             |s| {
-                let (door, member) = (s.pod(BETA_WEB, 15008), s.member("beta", "client"));
+                let (listener, member) = (s.pod(BETA_WEB, 15008), s.member("beta", "client"));
                 let uri = format!("http://{}/headers", s.pod(BETA_WEB, 8080));
-                let mut asked = Tunnel::new(BETA, door.parse().expect("an address"), Some(&member), &uri);
-                asked.method = "GET";
-                seen(&tunnel(&s.mesh.world, &asked))
+                let mut through_own_gateway = TunnelRequest::new(BETA, listener.parse().expect("an address"), Some(&member), &uri);
+                through_own_gateway.method = "GET";
+                seen(&tunnel(&s.mesh.world, &through_own_gateway))
             },
             alphas_node,
         )
@@ -154,12 +162,12 @@ fn destinations() -> Vec<Attack> {
     ]
 }
 
-/// Headers by which gateways and nodes tell each other of sources.
+/// Headers in which gateways and nodes exchange sources.
 fn words() -> Vec<Attack> {
     let denied = |attack: Attack| attack.counted("node", "canal_node_refused_total", &["reason=\"denied\""]);
     let web = "alpha/default/web-l7-0";
     let intruder = ("alpha", "intruder");
-    let client = move |s: &Stage| to_node(s, CLIENT, ("alpha", "client"), web, &[]);
+    let client = move |s: &AttackWorld| to_node(s, CLIENT, ("alpha", "client"), web, &[]);
     vec![
         denied(Attack::new(
             "canal-source of another, from no gateway",
@@ -242,26 +250,36 @@ fn ports() -> Vec<Attack> {
         provider(Attack::new(
             "beta's node opens a gateway's tap",
             |s| dials(s, "beta-n1", "gw-1", 15000),
-            |s| Seen::of(s.mesh.run("gw-1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0), "the gateway itself"),
+            |s| {
+                AttackOutcome::of(
+                    s.mesh.run("gw-1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0),
+                    "the gateway itself",
+                )
+            },
         )),
         Attack::new(
             "beta's pod reads its own node's admin port",
             |s| s.served(BETA, &format!("http://{}:15000/config_dump", s.mesh.address("beta-n1")), &[]),
-            |s| Seen::of(s.mesh.run("beta-n1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0), "the node itself"),
+            |s| {
+                AttackOutcome::of(
+                    s.mesh.run("beta-n1", &["curl", "-sS", "http://127.0.0.1:15000/config_dump"]).code == Some(0),
+                    "the node itself",
+                )
+            },
         ),
     ]
 }
 
-/// Frames that no honest host sends (all kinds of them are in `adversary.rs`).
+/// Frames that no honest host sends (`adversary.rs` has all kinds of them).
 fn frames() -> Vec<Attack> {
-    let spoof = |stage: &Stage, words: &str| {
+    let spoof = |setup: &AttackWorld, words: &str| {
         let peer = canal_e2e::bin("canal-world-peer").display().to_string();
         let argv: Vec<&str> = [&*peer, "spoof"].into_iter().chain(words.split(' ')).collect();
-        let said = stage.mesh.run("beta-n1", &argv);
-        // What leaves is judged by the router's counter; nobody answers.
-        Seen::of(false, said.stdout)
+        let output = setup.mesh.run("beta-n1", &argv);
+        // The router's counter shows what leaves; nothing responds.
+        AttackOutcome::of(false, output.stdout)
     };
-    let served = |s: &Stage| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
+    let served = |s: &AttackWorld| s.by_alpha(CLIENT, "http://10.101.0.90/headers", &[]);
     vec![
         Attack::new(
             "alpha's VNI from beta's node, to the edge",

@@ -1,29 +1,29 @@
-//! Alpha takes the controller's connections, memory, disk and writer: by its network, by its node's token, and by its operator's.
+//! Alpha exhausts the controller's connections, memory, disk and writer: through its network, with its node's token, and with its
+//! operator's.
 
 use std::time::{Duration, Instant};
 
 use canal_e2e::controller::Caller;
 use canal_e2e::credential::request;
-use canal_e2e::flood::{Flood, Hold};
-use canal_model::program::Kind;
-use canal_wire::southbound::type_url;
+use canal_e2e::flood::{ConnectionFlood, Hold};
+use canal_model::program::ResourceKind;
 
-use super::Case;
-use super::stage::{ALPHA_NODE, Stage};
+use super::ExhaustionCase;
+use super::exhaustion_world::{ALPHA_NODE, ExhaustionWorld};
 
-/// An identity that alpha's node has, and the certificate of which it asks again and again.
+/// An identity of alpha's node, whose certificate it requests repeatedly.
 const OWN: &str = "spiffe://alpha.example/ns/default/sa/client";
 const COMPONENT: &str = "spiffe://components.canal/ns/alpha/sa/node.alpha-n1";
 
-fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> Case {
-    Case::new(name, connections as u64 / 4, move |stage, lasts| {
-        let flood = Flood { host: ALPHA_NODE, to: stage.controller(), connections, hold: hold(), lasts };
-        let report = flood.run(&stage.mesh.world);
+fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
+    ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
+        let flood = ConnectionFlood { host: ALPHA_NODE, to: setup.controller(), connections, hold: hold(), lasts };
+        let report = flood.run(&setup.mesh.world);
         report.opened + report.refused
     })
 }
 
-/// Calls again and again from several threads until the time is over; how often.
+/// Calls repeatedly from several threads until the time is over, and returns the number of calls.
 fn again(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
     let ends = Instant::now() + lasts;
     let caller = || {
@@ -40,15 +40,15 @@ fn again(lasts: Duration, threads: usize, call: impl Fn() + Sync) -> u64 {
     })
 }
 
-fn calls(name: &'static str, tries_min: u64, threads: usize, call: impl Fn(&Stage) + Send + Sync + 'static) -> Case {
-    Case::new(name, tries_min, move |stage, lasts| again(lasts, threads, || call(stage)))
+fn calls(name: &'static str, tries_min: u64, threads: usize, call: impl Fn(&ExhaustionWorld) + Send + Sync + 'static) -> ExhaustionCase {
+    ExhaustionCase::new(name, tries_min, move |setup, lasts| again(lasts, threads, || call(setup)))
 }
 
-fn node(stage: &Stage) -> Caller<'_> {
-    Caller::as_itself(&stage.mesh.world, ALPHA_NODE)
+fn node(setup: &ExhaustionWorld) -> Caller<'_> {
+    Caller::as_itself(&setup.mesh.world, ALPHA_NODE)
 }
 
-/// Services with this much annotation each.
+/// Services with an annotation of this size each.
 fn padded(count: usize, bytes: usize) -> String {
     let padding = "x".repeat(bytes);
     (0..count)
@@ -61,7 +61,7 @@ fn padded(count: usize, bytes: usize) -> String {
         .collect()
 }
 
-/// Routes with so many matches in all.
+/// Routes with this many matches in total.
 fn routes(count: usize, matches: usize) -> String {
     let list: Vec<_> = (0..matches).map(|n| format!("{{path: {{type: PathPrefix, value: /p/{n}/{}}}}}", "y".repeat(100))).collect();
     let list = list.join(", ");
@@ -76,7 +76,7 @@ fn routes(count: usize, matches: usize) -> String {
         .collect()
 }
 
-/// Policies that are for nothing which the victim uses.
+/// Policies that do not apply to anything that the victim uses.
 fn policies(count: usize, values: usize) -> String {
     let list: Vec<_> = (0..values).map(|n| format!("/a/{n}")).collect();
     let list = list.join(", ");
@@ -90,20 +90,20 @@ fn policies(count: usize, values: usize) -> String {
         .collect()
 }
 
-/// Removes what the cases made, one kind and name after the other.
-fn remove(stage: &Stage) {
-    let operator = stage.operator();
+/// Removes the objects that the cases created, one by one.
+fn remove(setup: &ExhaustionWorld) {
+    let operator = setup.operator();
     for n in 0..60 {
         for (kind, name) in
             [("Service", format!("pad-{n}")), ("HTTPRoute", format!("many-{n}")), ("AuthorizationPolicy", format!("many-{n}"))]
         {
-            // What was refused is not there.
+            // An object that was refused does not exist.
             let _ = operator.delete("alpha", kind, &name);
         }
     }
 }
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<ExhaustionCase> {
     let unknown = "type.googleapis.com/canal.program.v1.Nobody";
     vec![
         held("connections to the controller without a byte", 3000, || Hold::Silent),
@@ -111,42 +111,42 @@ pub(super) fn cases() -> Vec<Case> {
             Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])
         }),
         held("TLS to the controller and no request", 300, || Hold::Tls(None)),
-        calls("calls with a token that nobody has", 20, 4, |stage| {
-            let stranger = Caller::with_token(&stage.mesh.world, ALPHA_NODE, &"0".repeat(64));
-            // Refused is what it is meant to be.
+        calls("calls with a token that nobody has", 20, 4, |setup| {
+            let stranger = Caller::with_token(&setup.mesh.world, ALPHA_NODE, &"0".repeat(64));
+            // The call is expected to be refused.
             let _ = stranger.get("alpha");
         }),
-        calls("certificates of one pod, again and again", 20, 4, |stage| {
-            let _ = node(stage).certificate(OWN, &request(&[OWN]), None);
+        calls("certificates of one pod, again and again", 20, 4, |setup| {
+            let _ = node(setup).certificate(OWN, &request(&[OWN]), None);
         }),
-        calls("certificates of the node itself, again and again", 20, 4, |stage| {
-            let _ = node(stage).certificate(COMPONENT, &request(&[COMPONENT]), None);
+        calls("certificates of the node itself, again and again", 20, 4, |setup| {
+            let _ = node(setup).certificate(COMPONENT, &request(&[COMPONENT]), None);
         }),
-        calls("subscriptions to long names that nobody has", 2, 2, |stage| {
+        calls("subscriptions to long names that nobody has", 2, 2, |setup| {
             let names: Vec<String> = (0..300).map(|n| format!("alpha/default/{n}-{}", "n".repeat(60_000))).collect();
             let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            let _ = node(stage).subscribe("node~alpha-n1", type_url(Kind::Service), &names);
+            let _ = node(setup).subscribe("node~alpha-n1", ResourceKind::Service.type_url(), &names);
         }),
-        calls("subscriptions to types that nobody has", 2, 4, move |stage| {
-            let _ = node(stage).subscribe("node~alpha-n1", unknown, &[]);
+        calls("subscriptions to types that nobody has", 2, 4, move |setup| {
+            let _ = node(setup).subscribe("node~alpha-n1", unknown, &[]);
         }),
-        calls("objects with large annotations", 1, 2, |stage| {
-            let _ = stage.operator().apply("alpha", &padded(40, 500_000));
+        calls("objects with large annotations", 1, 2, |setup| {
+            let _ = setup.operator().apply("alpha", &padded(40, 500_000));
         })
         .restored_by(remove),
-        calls("routes with many matches", 1, 2, |stage| {
-            let _ = stage.operator().apply("alpha", &routes(20, 500));
+        calls("routes with many matches", 1, 2, |setup| {
+            let _ = setup.operator().apply("alpha", &routes(20, 500));
         })
         .restored_by(remove),
-        calls("large diffs", 1, 3, |stage| {
-            let _ = stage.operator().diff("alpha", &padded(50, 500_000));
+        calls("large diffs", 1, 3, |setup| {
+            let _ = setup.operator().diff("alpha", &padded(50, 500_000));
         }),
-        calls("policies with more values than data planes take", 1, 1, |stage| {
-            let _ = stage.operator().apply("alpha", &policies(50, 600));
+        calls("policies with more values than data planes take", 1, 1, |setup| {
+            let _ = setup.operator().apply("alpha", &policies(50, 600));
         })
         .restored_by(remove),
-        calls("small changes as fast as they are taken", 5, 4, |stage| {
-            let _ = stage.operator().apply("alpha", &padded(1, 10));
+        calls("small changes as fast as they are taken", 5, 4, |setup| {
+            let _ = setup.operator().apply("alpha", &padded(1, 10));
         })
         .restored_by(remove),
     ]

@@ -1,35 +1,36 @@
-//! Alpha takes the gateway's connections, handshakes, streams and windows: connections in every state in which one can be left.
+//! Alpha exhausts the gateway's connections, handshakes, streams and windows, with connections in every state in which a connection can be
+//! left.
 
 use std::time::Duration;
 
-use canal_e2e::flood::{Flood, Hold, churn};
+use canal_e2e::flood::{ConnectionFlood, Hold, churn};
 
-use super::Case;
-use super::stage::{ALPHA, Stage};
+use super::ExhaustionCase;
+use super::exhaustion_world::{ALPHA, ExhaustionWorld};
 
-/// Connections of one flood; the world's gateways have room for about 9,000 each, and a test process for 20,000 files.
+/// Connections of one flood. The world's gateways accept about 9,000 each, and a test process may open 20,000 files.
 const MANY: usize = 3000;
-/// Where each connection costs a handshake, on two cores that everybody shares.
+/// Connections of a flood in which each costs a handshake, on two cores that all processes share.
 const SOME: usize = 200;
 
-fn flood<'f>(hold: Hold<'f>, connections: usize, stage: &'f Stage, lasts: Duration) -> Flood<'f> {
-    Flood { host: ALPHA, to: stage.gateway(), connections, hold, lasts }
+fn flood<'f>(hold: Hold<'f>, connections: usize, setup: &'f ExhaustionWorld, lasts: Duration) -> ConnectionFlood<'f> {
+    ConnectionFlood { host: ALPHA, to: setup.gateway(), connections, hold, lasts }
 }
 
-fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> Case {
+fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
     let tries_min = connections as u64 / 2;
-    Case::new(name, tries_min, move |stage, lasts| {
-        let report = flood(hold(), connections, stage, lasts).run(&stage.mesh.world);
+    ExhaustionCase::new(name, tries_min, move |setup, lasts| {
+        let report = flood(hold(), connections, setup, lasts).run(&setup.mesh.world);
         report.opened + report.refused
     })
 }
 
-/// The first flight of a TLS 1.3 client without its end: a record of 512 bytes is announced and 5 come.
+/// Returns the incomplete first flight of a TLS 1.3 client: it announces a record of 512 bytes and has 5.
 fn half_hello() -> Vec<u8> {
     vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc, 0x03]
 }
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<ExhaustionCase> {
     let mut cases = vec![
         held("TCP connections without a byte", MANY, || Hold::Silent),
         held("half a TLS hello on each connection", MANY, || Hold::Bytes(half_hello())),
@@ -38,30 +39,30 @@ pub(super) fn cases() -> Vec<Case> {
         held("endless bytes that are no TLS", 50, || Hold::Flood(vec![0x16; 16 << 10])),
         held("TLS without a certificate", SOME, || Hold::Tls(None)),
     ];
-    cases.push(Case::new("TLS with a certificate and no tunnel", SOME as u64 / 4, |stage, lasts| {
-        let credential = stage.member("alpha", "client");
-        flood(Hold::Tls(Some(&credential)), SOME, stage, lasts).run(&stage.mesh.world).opened
+    cases.push(ExhaustionCase::new("TLS with a certificate and no tunnel", SOME as u64 / 4, |setup, lasts| {
+        let credential = setup.member("alpha", "client");
+        flood(Hold::Tls(Some(&credential)), SOME, setup, lasts).run(&setup.mesh.world).opened
     }));
     let streams = |name, connections: usize, streams: usize, payload: usize| {
-        Case::new(name, connections as u64 / 4, move |stage: &Stage, lasts| {
-            let credential = stage.member("alpha", "client");
-            let web = stage.web("alpha");
+        ExhaustionCase::new(name, connections as u64 / 4, move |setup: &ExhaustionWorld, lasts| {
+            let credential = setup.member("alpha", "client");
+            let web = setup.web("alpha");
             let hold = Hold::Streams { credential: &credential, authority: &web, streams, payload };
-            flood(hold, connections, stage, lasts).run(&stage.mesh.world).opened
+            flood(hold, connections, setup, lasts).run(&setup.mesh.world).opened
         })
     };
     cases.push(streams("tunnels that say nothing", 20, 100, 0));
     cases.push(streams("tunnels with half a request", 20, 100, 20));
     cases.push(streams("tunnels whose windows are full", 20, 50, 4 << 20));
     cases.push(streams("tunnels to an application that does not read", 8, 50, 4 << 20));
-    cases.push(Case::new("tunnels that are opened and reset", 10, |stage, lasts| {
-        let credential = stage.member("alpha", "client");
-        let web = stage.web("alpha");
+    cases.push(ExhaustionCase::new("tunnels that are opened and reset", 10, |setup, lasts| {
+        let credential = setup.member("alpha", "client");
+        let web = setup.web("alpha");
         let hold = Hold::Resets { credential: &credential, authority: &web };
-        flood(hold, 20, stage, lasts).run(&stage.mesh.world).opened
+        flood(hold, 20, setup, lasts).run(&setup.mesh.world).opened
     }));
-    cases.push(Case::new("connections that are opened and reset", 1000, |stage, lasts| {
-        let report = churn(&stage.mesh.world, ALPHA, stage.gateway(), lasts);
+    cases.push(ExhaustionCase::new("connections that are opened and reset", 1000, |setup, lasts| {
+        let report = churn(&setup.mesh.world, ALPHA, setup.gateway(), lasts);
         report.opened + report.refused
     }));
     cases

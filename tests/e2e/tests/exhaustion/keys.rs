@@ -1,30 +1,30 @@
-//! Alpha's node takes the key server's connections and handshakes.
+//! Alpha's node exhausts the key server's connections and handshakes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use canal_e2e::flood::{Flood, Hold, churn};
+use canal_e2e::flood::{ConnectionFlood, Hold, churn};
 use canal_wire::keyrpc::PORT;
 
-use super::Case;
-use super::stage::{ALPHA_NODE, Stage};
+use super::ExhaustionCase;
+use super::exhaustion_world::{ALPHA_NODE, ExhaustionWorld};
 
-/// The key server of the victim's AZ, which is its gateways' too.
+/// The key server of the victim's AZ, which its gateways use too.
 const NEAR: &str = "ks-1";
 
-fn server(stage: &Stage) -> SocketAddr {
-    SocketAddr::from((stage.mesh.address(NEAR), PORT))
+fn server(setup: &ExhaustionWorld) -> SocketAddr {
+    SocketAddr::from((setup.mesh.address(NEAR), PORT))
 }
 
-fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> Case {
-    Case::new(name, connections as u64 / 4, move |stage, lasts| {
-        let flood = Flood { host: ALPHA_NODE, to: server(stage), connections, hold: hold(), lasts };
-        let report = flood.run(&stage.mesh.world);
+fn held(name: &'static str, connections: usize, hold: fn() -> Hold<'static>) -> ExhaustionCase {
+    ExhaustionCase::new(name, connections as u64 / 4, move |setup, lasts| {
+        let flood = ConnectionFlood { host: ALPHA_NODE, to: server(setup), connections, hold: hold(), lasts };
+        let report = flood.run(&setup.mesh.world);
         report.opened + report.refused
     })
 }
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<ExhaustionCase> {
     vec![
         held("channels without a byte", 1500, || Hold::Silent),
         held("channels with half a TLS hello", 1500, || Hold::Bytes(vec![0x16, 0x03, 0x01, 0x02, 0x00, 0x01, 0x00, 0x01, 0xfc])),
@@ -33,8 +33,8 @@ pub(super) fn cases() -> Vec<Case> {
         }),
         held("channels with TLS and no certificate", 200, || Hold::Tls(None)),
         held("channels with endless garbage", 50, || Hold::Flood(vec![0xff; 16 << 10])),
-        Case::new("channels that are opened and reset", 1000, |stage, lasts| {
-            let report = churn(&stage.mesh.world, ALPHA_NODE, server(stage), lasts);
+        ExhaustionCase::new("channels that are opened and reset", 1000, |setup, lasts| {
+            let report = churn(&setup.mesh.world, ALPHA_NODE, server(setup), lasts);
             report.opened + report.refused
         }),
     ]

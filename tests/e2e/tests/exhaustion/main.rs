@@ -1,95 +1,95 @@
-//! One tenant takes each limit that tenants share, by connections, bytes, requests, configuration and work, while another tenant is watched: its
-//! goodput, its 99th percentile and its errors, and the memory of every process. Start at [`judge`].
+//! One tenant exhausts each limit that tenants share, by connections, bytes, requests, configuration and work. Meanwhile another tenant is
+//! watched: its goodput, its 99th percentile and its errors, and the memory of every process. Start at [`run_case`].
 
 mod control;
+mod exhaustion_world;
 mod gateway;
 mod keys;
-mod stage;
 mod traffic;
 mod victim;
 
 use std::time::Duration;
 
 use canal_e2e::measure;
-use stage::{Stage, stage};
-use victim::Watch;
+use exhaustion_world::{ExhaustionWorld, setup};
+use victim::VictimWatch;
 
-/// Cases that there must be.
+/// Minimum number of cases.
 const CASES_MIN: usize = 30;
 
-/// How long each case lasts: `make test` runs it shortened, `make soak` whole.
+/// Returns the duration of each case: short in `make test`, full in `make soak`.
 fn lasts() -> Duration {
     Duration::from_secs(if std::env::var_os("CANAL_SOAK").is_some() { 15 } else { 3 })
 }
 
-/// Does what alpha does for so long.
-type Attack = Box<dyn Fn(&Stage, Duration) -> u64 + Send + Sync>;
+/// Executes alpha's attack for this long.
+type AttackFn = Box<dyn Fn(&ExhaustionWorld, Duration) -> u64 + Send + Sync>;
 
-/// What alpha does, and how much of it there must have been for the case to count.
-struct Case {
+/// An attack of alpha's, and its minimum extent for the case to count.
+struct ExhaustionCase {
     name: &'static str,
-    /// Returns how many times it was tried: connections, requests, bytes.
-    attack: Attack,
-    /// The least number of tries that makes it an attack.
+    /// Returns the number of attempts: connections, requests, bytes.
+    attack: AttackFn,
+    /// Minimum number of attempts.
     tries_min: u64,
-    /// What takes alpha's doings back, so that the next case begins as this one.
-    restore: Option<fn(&Stage)>,
+    /// Undoes the attack, so that the next case starts from the same state.
+    restore: Option<fn(&ExhaustionWorld)>,
 }
 
-impl Case {
-    fn new(name: &'static str, tries_min: u64, attack: impl Fn(&Stage, Duration) -> u64 + Send + Sync + 'static) -> Self {
+impl ExhaustionCase {
+    fn new(name: &'static str, tries_min: u64, attack: impl Fn(&ExhaustionWorld, Duration) -> u64 + Send + Sync + 'static) -> Self {
         Self { name, attack: Box::new(attack), tries_min, restore: None }
     }
 
-    fn restored_by(mut self, restore: fn(&Stage)) -> Self {
+    fn restored_by(mut self, restore: fn(&ExhaustionWorld)) -> Self {
         self.restore = Some(restore);
         self
     }
 }
 
-fn groups() -> [(&'static str, Vec<Case>); 4] {
+fn groups() -> [(&'static str, Vec<ExhaustionCase>); 4] {
     [("gateway", gateway::cases()), ("traffic", traffic::cases()), ("control", control::cases()), ("keys", keys::cases())]
 }
 
-/// Runs one case while beta is watched. The error says what of beta suffered, or that there was no attack.
-fn judge(stage: &Stage, case: &Case) -> Result<String, String> {
+/// Runs one case while beta is watched. The error states the harm to beta, or that there was no attack.
+fn run_case(setup: &ExhaustionWorld, case: &ExhaustionCase) -> Result<String, String> {
     let lasts = lasts();
     let (tries, seen) = std::thread::scope(|scope| {
-        let watch = scope.spawn(|| Watch::run(stage, lasts));
-        // The victim's load runs before the attack begins.
+        let watch = scope.spawn(|| VictimWatch::run(setup, lasts));
+        // The victim's load runs before the attack starts.
         std::thread::sleep(Duration::from_millis(200));
-        let tries = (case.attack)(stage, lasts.saturating_sub(Duration::from_millis(400)));
+        let tries = (case.attack)(setup, lasts.saturating_sub(Duration::from_millis(400)));
         (tries, watch.join().expect("the watch ends"))
     });
     if let Some(restore) = case.restore {
-        restore(stage);
+        restore(setup);
     }
     if tries < case.tries_min {
         return Err(format!("there was no attack: {tries} tries, fewer than {}", case.tries_min));
     }
     let line = format!("{tries} tries; {seen}");
-    match seen.complaint().or_else(|| stage.memory_complaint()) {
+    match seen.complaint().or_else(|| setup.memory_complaint()) {
         None => Ok(line),
         Some(complaint) => Err(format!("{complaint} ({line})")),
     }
 }
 
 fn run(group: &str) {
-    let stage = stage();
-    let quiet = Watch::run(stage, lasts());
+    let setup = setup();
+    let quiet = VictimWatch::run(setup, lasts());
     println!("quiet: {quiet}");
     assert!(quiet.complaint().is_none(), "beta is not served even without an attack: {quiet}");
     let mut wrong = Vec::new();
     for case in groups().into_iter().filter(|(name, _)| *name == group).flat_map(|(_, cases)| cases) {
-        match measure(case.name, || judge(stage, &case)) {
+        match measure(case.name, || run_case(setup, &case)) {
             Ok(line) => println!("{}: {line}", case.name),
             Err(complaint) => wrong.push(format!("{}: {complaint}", case.name)),
         }
     }
-    println!("{}", stage.memory());
+    println!("{}", setup.memory());
     if !wrong.is_empty() {
-        // Before what was wrong, which nobody would find below so much.
-        println!("{}", stage.mesh.logs());
+        // The logs come before the failures, which would otherwise be hard to find.
+        println!("{}", setup.mesh.logs());
     }
     assert!(wrong.is_empty(), "{} of {group}:\n{}", wrong.len(), wrong.join("\n"));
 }

@@ -1,47 +1,47 @@
-//! Alpha takes the gateway's work and memory by requests and packets that its own members may send.
+//! Alpha exhausts the gateway's CPU and memory by requests and packets that its own members may send.
 
 use std::time::Duration;
 
-use super::Case;
-use super::stage::{ALPHA, ALPHA_WEB, Stage};
+use super::ExhaustionCase;
+use super::exhaustion_world::{ALPHA, ALPHA_WEB, ExhaustionWorld};
 
-/// Alpha's client sends as fast as it can over so many connections; how many requests that were.
-fn load(stage: &Stage, lasts: Duration, connections: usize, path: &str, more: &[&str]) -> u64 {
+/// Alpha's client sends as fast as it can over this many connections. Returns the number of requests.
+fn load(setup: &ExhaustionWorld, lasts: Duration, connections: usize, path: &str, more: &[&str]) -> u64 {
     let url = format!("http://{ALPHA_WEB}{path}");
     let (connections, seconds) = (connections.to_string(), lasts.as_secs_f64().to_string());
     let argv = ["canal-samples", "load", &url, "-c", &connections, "--duration", &seconds, "--timeout-ms", "1500"];
     let argv: Vec<&str> = argv.into_iter().chain(more.iter().copied()).collect();
-    stage.mesh.run(ALPHA, &argv).json()["requests"].as_u64().unwrap_or(0)
+    setup.mesh.run(ALPHA, &argv).json()["requests"].as_u64().unwrap_or(0)
 }
 
-fn flood(name: &'static str, tries_min: u64, connections: usize, path: &'static str, more: &'static [&'static str]) -> Case {
-    Case::new(name, tries_min, move |stage, lasts| load(stage, lasts, connections, path, more))
+fn flood(name: &'static str, tries_min: u64, connections: usize, path: &'static str, more: &'static [&'static str]) -> ExhaustionCase {
+    ExhaustionCase::new(name, tries_min, move |setup, lasts| load(setup, lasts, connections, path, more))
 }
 
-/// Half a request head on each of many captured connections: their node's proxy and a gateway hold them.
-fn half_heads(stage: &Stage, lasts: Duration) -> u64 {
-    // In the pod's cgroup, so that capture takes them; bash opens a socket with /dev/tcp and holds it.
+/// Sends half a request head on each of many captured connections, which their node's proxy and a gateway hold.
+fn half_heads(setup: &ExhaustionWorld, lasts: Duration) -> u64 {
+    // The client runs in the pod's cgroup, so that its connections are captured; bash opens a socket with /dev/tcp and holds it.
     let (ip, port) = ALPHA_WEB.split_once(':').expect("an address with a port");
     let script = format!(
         "n=0; for i in $(seq 3 250); do eval \"exec $i<>/dev/tcp/{ip}/{port}\" 2>/dev/null && printf 'GET / HTTP/1.1\\r\\nHost: x\\r\\n' >&$i \
          && n=$((n+1)); done; sleep {}; echo $n",
         (lasts.as_secs_f64() - 1.0).max(0.5)
     );
-    stage.mesh.run(ALPHA, &["bash", "-c", &script]).stdout.trim().parse().unwrap_or(0)
+    setup.mesh.run(ALPHA, &["bash", "-c", &script]).stdout.trim().parse().unwrap_or(0)
 }
 
-pub(super) fn cases() -> Vec<Case> {
+pub(super) fn cases() -> Vec<ExhaustionCase> {
     vec![
         flood("requests as fast as they are answered", 200, 64, "/blob?size=100", &[]),
         flood("requests with a connection each", 50, 64, "/blob?size=100", &["--no-keepalive"]),
         flood("requests of HTTP/2", 100, 32, "/blob?size=100", &["--protocol", "h2"]),
         flood("large answers", 10, 16, "/blob?size=8000000", &[]),
         flood("large bodies", 10, 16, "/blob?size=10", &["-X", "POST", "--body-size", "4000000"]),
-        Case::new("heads of 20 kB", 50, |stage, lasts| {
+        ExhaustionCase::new("heads of 20 kB", 50, |setup, lasts| {
             let header = format!("x-large: {}", "x".repeat(20_000));
-            load(stage, lasts, 32, "/blob?size=10", &["-H", &header])
+            load(setup, lasts, 32, "/blob?size=10", &["-H", &header])
         }),
         flood("paths that nobody serves", 100, 32, "/no/such/path", &[]),
-        Case::new("half a request head on each captured connection", 100, half_heads),
+        ExhaustionCase::new("half a request head on each captured connection", 100, half_heads),
     ]
 }

@@ -1,29 +1,30 @@
-//! Beta, watched: requests on kept connections, new connections with a new handshake each, and its data planes' calls of the controller.
+//! Watches beta: requests on persistent connections, new connections with a new handshake each, and its data planes' calls of the
+//! controller.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
 use canal_e2e::controller::Caller;
 use canal_e2e::credential::request;
-use canal_e2e::hbone::{Tunnel, load};
+use canal_e2e::hbone::{TunnelRequest, load};
 
-use super::stage::{BETA, BETA_NODE, BETA_OPERATOR, BETA_WEB, GATEWAY, Stage};
+use super::exhaustion_world::{BETA, BETA_NODE, BETA_OPERATOR, BETA_WEB, ExhaustionWorld, GATEWAY};
 
-/// Requests per second on kept connections.
+/// Requests per second on persistent connections.
 const RATE: u32 = 60;
 /// A request that takes longer has failed.
 const REQUEST_TIMEOUT_MS: u32 = 2000;
-/// The 99th percentile of beta's requests stays under this. Attackers and victim share two cores here, so it is a bound against starvation;
-/// the ratio to quiet is measured by a bench with cores of its own.
+/// Maximum of the 99th percentile of beta's requests. Attacker and victim share two cores here, so this detects starvation only; a bench
+/// with its own cores measures the ratio to an idle machine.
 const P99_MAX: Duration = Duration::from_millis(1000);
 /// A call of the controller that takes longer has failed.
 const CALL_MAX: Duration = Duration::from_secs(4);
-/// Between two calls of the controller.
+/// Interval between two calls of the controller.
 const CALL_INTERVAL: Duration = Duration::from_millis(700);
 
-/// What beta saw.
+/// Observations of beta.
 #[derive(Debug, Clone)]
-pub(super) struct Watch {
+pub(super) struct VictimWatch {
     requests: u64,
     failed_requests: u64,
     p50: Duration,
@@ -34,13 +35,13 @@ pub(super) struct Watch {
     failed_calls: Vec<String>,
 }
 
-impl Watch {
+impl VictimWatch {
     /// Watches beta for this long.
-    pub(super) fn run(stage: &Stage, lasts: Duration) -> Self {
+    pub(super) fn run(setup: &ExhaustionWorld, lasts: Duration) -> Self {
         std::thread::scope(|scope| {
-            let requests = scope.spawn(|| requests(stage, lasts));
-            let handshakes = scope.spawn(|| handshakes(stage, lasts));
-            let calls = scope.spawn(|| calls(stage, lasts));
+            let requests = scope.spawn(|| requests(setup, lasts));
+            let handshakes = scope.spawn(|| handshakes(setup, lasts));
+            let calls = scope.spawn(|| calls(setup, lasts));
             let (all, failed_requests, p50, p99) = requests.join().expect("the requests end");
             let (reached, failed_handshakes) = handshakes.join().expect("the handshakes end");
             let (calls, failed_calls) = calls.join().expect("the calls end");
@@ -49,7 +50,7 @@ impl Watch {
         })
     }
 
-    /// What beta suffered, if it did.
+    /// Returns the harm to beta, if any.
     pub(super) fn complaint(&self) -> Option<String> {
         let lost = |failed: u64, all: u64| failed * 100 > all;
         if self.requests == 0 || self.handshakes == 0 || self.calls == 0 {
@@ -68,7 +69,7 @@ impl Watch {
     }
 }
 
-impl fmt::Display for Watch {
+impl fmt::Display for VictimWatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -85,30 +86,30 @@ impl fmt::Display for Watch {
     }
 }
 
-fn requests(stage: &Stage, lasts: Duration) -> (u64, u64, Duration, Duration) {
+fn requests(setup: &ExhaustionWorld, lasts: Duration) -> (u64, u64, Duration, Duration) {
     let url = format!("http://{BETA_WEB}/blob?size=100");
     let (rate, seconds, timeout) = (RATE.to_string(), lasts.as_secs_f64().to_string(), REQUEST_TIMEOUT_MS.to_string());
     let argv = ["canal-samples", "load", &url, "-c", "4", "--rate", &rate, "--duration", &seconds, "--timeout-ms", &timeout];
-    let report = stage.mesh.run(BETA, &argv).json();
+    let report = setup.mesh.run(BETA, &argv).json();
     let number = |value: &serde_json::Value| value.as_f64().unwrap_or(f64::NAN);
     let ms = |name: &str| Duration::from_secs_f64((number(&report["latency_ms"][name]) / 1000.0).max(0.0));
     (report["requests"].as_u64().unwrap_or(0), report["failed"].as_u64().unwrap_or(0), ms("p50"), ms("p99"))
 }
 
-fn handshakes(stage: &Stage, lasts: Duration) -> (u64, Vec<String>) {
-    let credential = stage.member("beta", "client");
+fn handshakes(setup: &ExhaustionWorld, lasts: Duration) -> (u64, Vec<String>) {
+    let credential = setup.member("beta", "client");
     let gateway = GATEWAY.parse().expect("an address");
-    let web = stage.web("beta");
-    let tunnel = Tunnel::new(BETA, gateway, Some(&credential), &web);
-    let load = load(&stage.mesh.world, &tunnel, 1, lasts.as_secs().max(1));
+    let web = setup.web("beta");
+    let tunnel = TunnelRequest::new(BETA, gateway, Some(&credential), &web);
+    let load = load(&setup.mesh.world, &tunnel, 1, lasts.as_secs().max(1));
     (load.reached, load.failed.iter().map(|failed| format!("{failed:?}")).collect())
 }
 
-/// A certificate for beta's node, and a look of beta's operator, in turn.
-fn calls(stage: &Stage, lasts: Duration) -> (u64, Vec<String>) {
+/// Alternates between a certificate request of beta's node and a read of beta's operator.
+fn calls(setup: &ExhaustionWorld, lasts: Duration) -> (u64, Vec<String>) {
     let (began, mut calls, mut failed) = (Instant::now(), 0, Vec::new());
-    let node = Caller::as_itself(&stage.mesh.world, "beta-n1");
-    let operator = Caller::with_token(&stage.mesh.world, "beta-n1", BETA_OPERATOR);
+    let node = Caller::as_itself(&setup.mesh.world, "beta-n1");
+    let operator = Caller::with_token(&setup.mesh.world, "beta-n1", BETA_OPERATOR);
     while began.elapsed() < lasts {
         let started = Instant::now();
         let answer = if calls % 2 == 0 {

@@ -1,5 +1,5 @@
-//! A replica's host: a namespace with the redirector loaded, the doors, a listening gateway, and a TUN device behind which all clients are.
-//! What the program lets to the stack goes in there, and what the stack answers comes out.
+//! A replica's host: a namespace with the redirector loaded, the socket steering, a listening gateway, and a TUN device behind which all
+//! clients are. Packets that the program passes enter the stack there, and the stack's responses leave there.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,28 +9,28 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use canal_abi::tier::{Replica, address_be};
-use canal_histories::Segment;
-use canal_offload::doors::{Door, Doors};
-use canal_offload::redirector::{Options, Redirector, Trial};
+use canal_histories::HistorySegment;
+use canal_offload::redirector::{RedirectorOptions, RedirectorPrograms, RedirectorTestRun};
+use canal_offload::socket_steering::{ServiceListener, SocketSteering};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use socket2::{Domain, Socket, Type};
 
-use crate::lab::Netns;
+use crate::lab::LabNetns;
 
-/// Longer than any pause of this machine that is not a fault.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
-/// More than all histories leave half open: a full list would have the kernel answer with cookies.
+/// This is longer than any pause of this machine that is not a fault.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
+/// More than all histories leave half open: with a full list the kernel would respond with cookies.
 const BACKLOG: i32 = 4096;
 
 pub(super) struct Host {
     pub(super) address: Ipv4Addr,
-    pub(super) redirector: Redirector,
-    netns: Netns,
+    pub(super) redirector: RedirectorPrograms,
+    netns: LabNetns,
     namespace: File,
-    _doors: Doors,
+    _doors: SocketSteering,
     listener: Socket,
     tun: File,
-    /// The program's counters, as they were last seen.
+    /// The program's counters at the last read.
     counts: Vec<(&'static str, u64)>,
     /// Sessions that the gateway has accepted.
     pub(super) accepted: HashMap<SocketAddr, Socket>,
@@ -42,9 +42,9 @@ pub(super) fn underlay(slot: usize) -> Ipv4Addr {
 
 impl Host {
     pub(super) fn new(slot: usize) -> Self {
-        let netns = Netns::bare();
+        let netns = LabNetns::bare();
         netns.within(|| {
-            // A cookie would be owned without a request, and the model has none.
+            // A cookie would own a session without a request, which the model does not have.
             std::fs::write("/proc/sys/net/ipv4/tcp_syncookies", "0").unwrap();
             std::fs::write("/proc/sys/net/ipv4/tcp_max_syn_backlog", "65536").unwrap();
         });
@@ -55,7 +55,7 @@ impl Host {
         for command in ["-6 route add local fdca:a1:0:240::/96 dev lo", "-6 route add default dev tun0"] {
             netns.ip(command);
         }
-        let doors = Doors::attach(Some(&netns.path()), None).unwrap();
+        let steering = SocketSteering::attach(Some(&netns.path()), None).unwrap();
         let listener = netns.within(|| {
             let listener = Socket::new(Domain::IPV6, Type::STREAM, None).unwrap();
             listener.bind(&"[::]:20000".parse::<SocketAddr>().unwrap().into()).unwrap();
@@ -63,9 +63,9 @@ impl Host {
             listener.set_nonblocking(true).unwrap();
             listener
         });
-        doors.set(Door::Plain, &listener).unwrap();
+        steering.set(ServiceListener::Plain, &listener).unwrap();
         let address = underlay(slot);
-        let redirector = Redirector::load(&Options {
+        let redirector = RedirectorPrograms::load(&RedirectorOptions {
             netns: None,
             device: "lo".into(),
             pin_dir: None,
@@ -79,10 +79,10 @@ impl Host {
         .unwrap();
         let namespace = File::open(netns.path()).unwrap();
         let counts = redirector.counts().unwrap();
-        Self { address, redirector, netns, namespace, _doors: doors, listener, tun, counts, accepted: HashMap::new() }
+        Self { address, redirector, netns, namespace, _doors: steering, listener, tun, counts, accepted: HashMap::new() }
     }
 
-    /// Begins anew as the replica `number`, with empty tables.
+    /// Restarts as the replica `number`, with empty tables.
     pub(super) fn begin(&mut self, number: u16, edge: Ipv4Addr) {
         self.redirector.set_self(number, edge).unwrap();
         for service in self.redirector.tables().all().unwrap().keys() {
@@ -90,56 +90,57 @@ impl Host {
         }
     }
 
-    /// Tells it of a replica that is there, or of one that is gone.
-    pub(super) fn hear_of(&self, number: u16, address: Option<Ipv4Addr>) {
+    /// Adds a replica, or removes one.
+    pub(super) fn set_replica(&self, number: u16, address: Option<Ipv4Addr>) {
         let (number, state) = (u32::from(number), address.map_or_else(Replica::default, |at| Replica::new(at, true)));
         self.redirector.replicas().put(&number, &state).unwrap();
     }
 
-    /// The tier's host at `address` is the replica `number`; 0: an edge.
-    pub(super) fn believe(&self, address: Ipv4Addr, number: u16) {
+    /// Assigns the replica `number` to the tier's host at `address`; 0: an edge.
+    pub(super) fn set_host(&self, address: Ipv4Addr, number: u16) {
         self.redirector.hosts().put(&address_be(address), &u32::from(number)).unwrap();
     }
 
-    /// Runs the program over a frame, from inside the namespace: this thread stays there. Gives what it did and the counters that moved.
-    pub(super) fn run(&mut self, frame: &[u8]) -> (Trial, Vec<&'static str>) {
+    /// Runs the program over a frame, from inside the namespace, in which this thread stays. Returns the result and the counters that
+    /// changed.
+    pub(super) fn run(&mut self, frame: &[u8]) -> (RedirectorTestRun, Vec<&'static str>) {
         move_into_link_name_space(self.namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-        let trial = self.redirector.trial(frame).unwrap();
+        let ran = self.redirector.test_run(frame).unwrap();
         let after = self.redirector.counts().unwrap();
         let before = std::mem::replace(&mut self.counts, after.clone());
         let moved = before.iter().zip(&after).filter(|(before, after)| before != after).map(|(_, after)| after.0);
-        (trial, moved.collect())
+        (ran, moved.collect())
     }
 
-    /// Gives the stack a packet.
+    /// Delivers a packet to the stack.
     pub(super) fn deliver(&mut self, packet: &[u8]) {
         self.tun.write_all(packet).unwrap();
     }
 
-    /// Everything that the stack has sent to clients since it was asked last.
-    pub(super) fn said(&mut self) -> Vec<Segment> {
+    /// Returns everything that the stack has sent to clients since the last call.
+    pub(super) fn sent_by_stack(&mut self) -> Vec<HistorySegment> {
         let mut all = Vec::new();
         let mut room = [0; 2048];
         loop {
             match self.tun.read(&mut room) {
-                Ok(length) => all.extend(Segment::read(&room[..length])),
+                Ok(length) => all.extend(HistorySegment::read(&room[..length])),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return all,
                 Err(e) => panic!("{}: {e}", self.netns.name()),
             }
         }
     }
 
-    /// The session that the gateway has of this client. It is accepted when it is asked for.
+    /// Returns the gateway's session of this client, which it accepts on demand.
     pub(super) fn session(&mut self, client: SocketAddr) -> &Socket {
         let asked = Instant::now();
         while !self.accepted.contains_key(&client) {
             match self.listener.accept() {
                 Ok((socket, from)) => {
                     let from = from.as_socket().unwrap();
-                    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+                    socket.set_read_timeout(Some(TIMEOUT)).unwrap();
                     self.accepted.insert(SocketAddr::new(from.ip().to_canonical(), from.port()), socket);
                 }
-                Err(e) if e.kind() == ErrorKind::WouldBlock && asked.elapsed() < PATIENCE => std::thread::sleep(Duration::from_micros(100)),
+                Err(e) if e.kind() == ErrorKind::WouldBlock && asked.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_micros(100)),
                 Err(e) => panic!("{client} has no session at {}: {e}", self.address),
             }
         }

@@ -1,8 +1,8 @@
-//! Zero trust's resources: each form of each survives the wire; what this build does not know, or what is over a limit, is refused.
+//! Tests of zero trust's resources: each form of each round-trips, and unknown values or values over a limit are refused.
 
 use std::time::Duration;
 
-use canal_model::authorization::{self as a, Attribute as A, Match as M};
+use canal_model::authorization::{self as a, Attribute as A, AttributeMatch as M};
 use canal_model::trust as t;
 
 use super::*;
@@ -15,7 +15,7 @@ fn clause(attribute: A, any: Vec<M>, none: Vec<M>) -> a::Clause {
     a::Clause { attribute, any, none }
 }
 
-/// Every attribute, with the matches that fit it.
+/// Returns one clause for every attribute, with all matches that fit it.
 fn clauses() -> Vec<a::Clause> {
     let texts = || vec![M::Exact("a".into()), M::Prefix("b".into()), M::Suffix("c".into()), M::Present];
     let nets = || vec![M::Network("10.0.0.0/8".parse().unwrap()), M::Network("fd00::/8".parse().unwrap())];
@@ -39,9 +39,16 @@ fn clauses() -> Vec<a::Clause> {
     all
 }
 
-fn authorization(action: a::Action, target: a::PolicyTarget) -> a::Authorization {
-    let rule = a::Rule { from: vec![clauses(), vec![]], to: vec![clauses()], when: clauses() };
-    a::Authorization { key: policy("p"), target, action, rules: vec![rule, a::Rule::default()], dry_run: true, broken: Some("x".into()) }
+fn authorization(action: a::AuthorizationAction, target: a::PolicyTarget) -> a::Authorization {
+    let rule = a::PolicyRule { from: vec![clauses(), vec![]], to: vec![clauses()], when: clauses() };
+    a::Authorization {
+        key: policy("p"),
+        target,
+        action,
+        rules: vec![rule, a::PolicyRule::default()],
+        dry_run: true,
+        broken: Some("x".into()),
+    }
 }
 
 pub(super) fn samples() -> Vec<Resource> {
@@ -49,11 +56,11 @@ pub(super) fn samples() -> Vec<Resource> {
     let workloads =
         |namespace: Option<&str>| a::PolicyTarget::Workloads { namespace: namespace.map(|n| n.parse().unwrap()), labels: labels.clone() };
     let targets = [
-        (a::Action::Allow, a::PolicyTarget::Tenant),
-        (a::Action::Deny, a::PolicyTarget::Namespace("shop".parse().unwrap())),
-        (a::Action::Audit, workloads(None)),
-        (a::Action::Custom(policy("opa")), workloads(Some("shop"))),
-        (a::Action::Allow, a::PolicyTarget::Service(key("alpha/shop/web"))),
+        (a::AuthorizationAction::Allow, a::PolicyTarget::Tenant),
+        (a::AuthorizationAction::Deny, a::PolicyTarget::Namespace("shop".parse().unwrap())),
+        (a::AuthorizationAction::Audit, workloads(None)),
+        (a::AuthorizationAction::Custom(policy("opa")), workloads(Some("shop"))),
+        (a::AuthorizationAction::Allow, a::PolicyTarget::Service(key("alpha/shop/web"))),
     ];
     let mut all: Vec<Resource> = targets.into_iter().map(|(action, t)| Resource::Authorization(authorization(action, t))).collect();
     all.extend(peers());
@@ -118,7 +125,7 @@ fn trust() -> Vec<Resource> {
         Resource::Entitlement(t::Entitlement { tenant: tenant(), requester, identities })
     };
     vec![
-        Resource::Bundle(t::Bundle {
+        Resource::Bundle(t::TrustBundle {
             tenant: tenant(),
             trust_domain: "beta.example".parse().unwrap(),
             roots: vec!["-----BEGIN CERTIFICATE-----\n".into()],
@@ -133,30 +140,30 @@ fn trust() -> Vec<Resource> {
         termination(t::TerminationCertificate::Mesh, t::ClientCertificates::None, None),
         termination(t::TerminationCertificate::Mesh, t::ClientCertificates::Optional, Some("why")),
         termination(t::TerminationCertificate::KeyServer("own".parse().unwrap()), t::ClientCertificates::Required, None),
-        entitlement(t::Requester::Node("n1".parse().unwrap()), &["spiffe://a/ns/b/sa/c", "spiffe://a/ns/b/sa/d"]),
-        entitlement(t::Requester::Gateway("r1".parse().unwrap()), &[]),
+        entitlement(t::KeyRequester::Node("n1".parse().unwrap()), &["spiffe://a/ns/b/sa/c", "spiffe://a/ns/b/sa/d"]),
+        entitlement(t::KeyRequester::Gateway("r1".parse().unwrap()), &[]),
     ]
 }
 
 #[test]
-fn a_tenant_keeps_its_keys_where_it_says() {
+fn a_tenants_key_location_round_trips() {
     let Resource::Tenant(tenant) = parents().remove(0) else { unreachable!() };
-    for place in [t::KeyPlace::Local, t::KeyPlace::KeyServer] {
+    for place in [t::KeyLocation::Local, t::KeyLocation::KeyServer] {
         for algorithm in [t::KeyAlgorithm::EcdsaP256, t::KeyAlgorithm::Rsa2048] {
             for local_fallback in [false, true] {
-                let keys = t::KeyPolicy { place, algorithm, local_fallback };
+                let keys = t::KeyPolicy { location: place, algorithm, local_fallback };
                 let resource = Resource::Tenant(p::Tenant { keys, ..tenant.clone() });
-                assert_eq!(decode(Kind::Tenant, "alpha", &encode(&resource)).unwrap(), resource);
+                assert_eq!(decode(ResourceKind::Tenant, "alpha", &encode(&resource)).unwrap(), resource);
             }
         }
     }
     let mut message = wire::Tenant::from(&tenant);
-    message.keys = Some(wire::KeyPolicy { place: 9, ..Default::default() });
-    let e = decode(Kind::Tenant, "alpha", &message.encode_to_vec()).unwrap_err().to_string();
-    assert!(e.contains("keys.place"), "{e}");
+    message.keys = Some(wire::KeyPolicy { location: 9, ..Default::default() });
+    let e = decode(ResourceKind::Tenant, "alpha", &message.encode_to_vec()).unwrap_err().to_string();
+    assert!(e.contains("keys.location"), "{e}");
 }
 
-fn check<M: Message>(kind: Kind, name: &str, cases: Vec<(&str, M, &str)>) {
+fn check<M: Message>(kind: ResourceKind, name: &str, cases: Vec<(&str, M, &str)>) {
     for (case, message, text) in cases {
         let e = decode(kind, name, &message.encode_to_vec()).expect_err(case).to_string();
         assert!(e.contains(text), "{case}: {e}");
@@ -169,7 +176,7 @@ fn with<M: Clone>(message: &M, change: impl FnOnce(&mut M)) -> M {
     message
 }
 
-/// The message of a rule with one clause.
+/// Returns the message of a rule with one clause.
 fn ruled(attribute: wire::attribute::Kind, path: &[&str], m: wire::r#match::Match) -> wire::Rule {
     let attribute = wire::Attribute { kind: attribute.into(), path: path.iter().map(ToString::to_string).collect() };
     let clause = wire::Clause { attribute: Some(attribute), any: vec![wire::Match { r#match: Some(m) }], none: vec![] };
@@ -180,7 +187,7 @@ fn ruled(attribute: wire::attribute::Kind, path: &[&str], m: wire::r#match::Matc
 fn broken_policies_are_refused() {
     use wire::attribute::Kind as K;
     use wire::r#match::Match as W;
-    let good = wire::Authorization::from(&authorization(a::Action::Allow, a::PolicyTarget::Tenant));
+    let good = wire::Authorization::from(&authorization(a::AuthorizationAction::Allow, a::PolicyTarget::Tenant));
     let one = |rule: wire::Rule| with(&good, |m| m.rules = vec![rule]);
     let exact = || W::Exact("a".into());
     let first = |rule: &mut wire::Rule, f: fn(&mut wire::Clause)| f(&mut rule.from[0].clauses[0]);
@@ -230,15 +237,15 @@ fn broken_policies_are_refused() {
         ("value too long", one(ruled(K::Host, &[], W::Exact("a".repeat(a::VALUE_BYTES_MAX + 1)))), "more than 4096"),
         ("reason too long", with(&good, |m| m.broken = Some("a".repeat(a::REASON_BYTES_MAX + 1))), "more than 1024"),
     ];
-    check(Kind::Authorization, "alpha/shop/p", cases);
+    check(ResourceKind::Authorization, "alpha/shop/p", cases);
     let most = one(many(a::VALUES_MAX)).encode_to_vec();
-    assert!(decode(Kind::Authorization, "alpha/shop/p", &most).is_ok(), "the most that is allowed is allowed");
+    assert!(decode(ResourceKind::Authorization, "alpha/shop/p", &most).is_ok(), "the most that is allowed is allowed");
 }
 
 #[test]
 fn broken_authentications_are_refused() {
     let all = samples();
-    let Some(Resource::Authentication(jwt)) = all.iter().find(|r| r.kind() == Kind::Authentication) else { unreachable!() };
+    let Some(Resource::Authentication(jwt)) = all.iter().find(|r| r.kind() == ResourceKind::Authentication) else { unreachable!() };
     let good = wire::Authentication::from(jwt);
     let rule = |f: fn(&mut wire::JwtRule)| with(&good, |m| f(&mut m.rules[0]));
     let cases = vec![
@@ -250,16 +257,18 @@ fn broken_authentications_are_refused() {
         ("too many audiences", rule(|r| r.audiences = vec!["a".into(); a::VALUES_MAX + 1]), "field rules.audiences"),
         ("too many rules", with(&good, |m| m.rules = vec![m.rules[0].clone(); a::JWT_RULES_MAX + 1]), "more than 64"),
     ];
-    check(Kind::Authentication, "alpha/shop/jwt", cases);
-    let Some(Resource::PeerAuthentication(peer)) = all.iter().find(|r| r.kind() == Kind::PeerAuthentication) else { unreachable!() };
+    check(ResourceKind::Authentication, "alpha/shop/jwt", cases);
+    let Some(Resource::PeerAuthentication(peer)) = all.iter().find(|r| r.kind() == ResourceKind::PeerAuthentication) else {
+        unreachable!()
+    };
     let good = wire::PeerAuthentication::from(peer);
     let cases = vec![
         ("mode", with(&good, |m| m.mode = 9), "field mode"),
         ("mode of a port", with(&good, |m| m.ports = [(80, 0)].into()), "field ports: is missing"),
         ("port", with(&good, |m| m.ports = [(0, 1)].into()), "0 is not a port"),
     ];
-    check(Kind::PeerAuthentication, "alpha/shop/peer", cases);
-    let Some(Resource::Authorizer(authorizer)) = all.iter().find(|r| r.kind() == Kind::Authorizer) else { unreachable!() };
+    check(ResourceKind::PeerAuthentication, "alpha/shop/peer", cases);
+    let Some(Resource::Authorizer(authorizer)) = all.iter().find(|r| r.kind() == ResourceKind::Authorizer) else { unreachable!() };
     let good = wire::Authorizer::from(authorizer);
     let cases = vec![
         ("no time", with(&good, |m| m.timeout_ms = 0), "field timeout_ms"),
@@ -267,7 +276,7 @@ fn broken_authentications_are_refused() {
         ("body", with(&good, |m| m.body_bytes = a::AUTHORIZER_BODY_BYTES_MAX + 1), "field body_bytes"),
         ("service of another", with(&good, |m| m.service.as_mut().unwrap().tenant = "beta".into()), "another tenant's"),
     ];
-    check(Kind::Authorizer, "alpha/shop/opa", cases);
+    check(ResourceKind::Authorizer, "alpha/shop/opa", cases);
 }
 
 #[test]
@@ -283,14 +292,14 @@ fn broken_trust_is_refused() {
         ("too many lists", with(&good, |m| m.revoked = vec![m.revoked[0].clone(); t::REVOKED_MAX + 1]), "more than 16"),
         ("too long", with(&good, |m| m.roots[0] += &" ".repeat(t::PEM_BYTES_MAX)), "field roots"),
     ];
-    check(Kind::Bundle, "alpha/beta.example", cases);
+    check(ResourceKind::Bundle, "alpha/beta.example", cases);
     let Resource::KeyServer(server) = &all[1] else { unreachable!() };
     let good = wire::KeyServer::from(server);
     let cases = vec![
         ("not an address", with(&good, |m| m.addresses = vec!["keys.example:1".into()]), "is not ip:port"),
         ("too many", with(&good, |m| m.addresses = vec![m.addresses[0].clone(); t::KEY_SERVER_ADDRESSES_MAX + 1]), "more than 16"),
     ];
-    check(Kind::KeyServer, "alpha/own", cases);
+    check(ResourceKind::KeyServer, "alpha/own", cases);
     let Resource::Termination(termination) = &all[2] else { unreachable!() };
     let good = wire::Termination::from(termination);
     let cases = vec![
@@ -298,7 +307,7 @@ fn broken_trust_is_refused() {
         ("certificate", with(&good, |m| m.certificate = None), "field certificate: is missing"),
         ("port", with(&good, |m| m.port = 0), "0 is not a port"),
     ];
-    check(Kind::Termination, "alpha/shop/web:443", cases);
+    check(ResourceKind::Termination, "alpha/shop/web:443", cases);
     let Resource::Entitlement(entitlement) = &all[5] else { unreachable!() };
     let good = wire::Entitlement::from(entitlement);
     let cases = vec![
@@ -309,5 +318,5 @@ fn broken_trust_is_refused() {
         ("two trust domains", with(&good, |m| m.identities.push("spiffe://z/ns/b/sa/c".into())), "another trust domain"),
         ("too many", with(&good, |m| m.identities = vec![m.identities[0].clone(); t::IDENTITIES_MAX + 1]), "more than 4096"),
     ];
-    check(Kind::Entitlement, "alpha/node/n1", cases);
+    check(ResourceKind::Entitlement, "alpha/node/n1", cases);
 }

@@ -1,16 +1,16 @@
-//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`, `udp ADDRESS`, `delay PORT ADDRESS MS`,
-//! and the adversary's `spoof …`. Needs nothing that a bare machine lacks.
+//! A tiny network peer for tests in worlds: `listen PORT`, `dial ADDRESS`, `pour ADDRESS BYTES`, `udp ADDRESS`, the measuring commands of
+//! `probe`, and the attacker's `spoof …`. It needs nothing that a bare machine lacks.
 #![forbid(unsafe_code)]
 
-mod delay;
 mod packet;
+mod probe;
 mod spoof;
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 fn main() -> std::io::Result<()> {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -20,10 +20,17 @@ fn main() -> std::io::Result<()> {
         ["dial", address] => dial(target(address)?),
         ["pour", address, bytes] => pour(target(address)?, number(bytes)?),
         ["udp", address] => udp(target(address)?),
-        ["delay", port, address, ms] => delay::delay(number(port)? as u16, target(address)?, Duration::from_millis(number(ms)?)),
+        ["echo", port] => probe::echo(number(port)? as u16),
+        ["rtt", address, count] => probe::tcp_round_trips(target(address)?, number(count)? as usize),
+        ["rtt-udp", address, count, bytes] => probe::udp_round_trips(target(address)?, number(count)? as usize, number(bytes)? as usize),
+        ["datagrams", address, count, bytes, rate] => {
+            probe::datagrams(target(address)?, number(count)?, number(bytes)? as usize, number(rate)?.max(1))
+        }
+        ["digest", address, bytes] => probe::digest(target(address)?, number(bytes)? as usize),
         ["spoof", order @ ..] => spoof::spoof(order),
         _ => {
-            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS | delay PORT ADDRESS MS | ";
+            let usage = "usage: canal-world-peer listen PORT | dial ADDRESS | pour ADDRESS BYTES | udp ADDRESS | echo PORT | rtt ADDRESS COUNT | \
+                rtt-udp ADDRESS COUNT BYTES | datagrams ADDRESS COUNT BYTES RATE | digest ADDRESS BYTES | ";
             Err(std::io::Error::other(format!("{usage}{}", spoof::USAGE)))
         }
     }
@@ -37,7 +44,7 @@ fn target(text: &str) -> std::io::Result<SocketAddr> {
     text.parse().map_err(std::io::Error::other)
 }
 
-/// Dual stack. Answers `GET` with a page that names the caller, and swallows anything else.
+/// Listens on both IP families. It answers `GET` with a page that contains the client's address, and discards anything else.
 fn listen(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))?;
     println!("listening on {port}");
@@ -60,10 +67,10 @@ fn serve(mut stream: TcpStream) -> std::io::Result<()> {
     stream.write_all(b"done")
 }
 
-/// Prints the answer's last line.
+/// Sends a request and prints the last line of the response.
 fn dial(to: SocketAddr) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
     stream.write_all(b"GET / HTTP/1.1\r\nHost: peer\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
@@ -71,9 +78,9 @@ fn dial(to: SocketAddr) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends this many bytes, waits until they have arrived, prints bits per second.
+/// Sends this many bytes, waits until they have arrived, and prints bits per second.
 fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    let mut stream = TcpStream::connect_timeout(&to, TIMEOUT)?;
     let started = Instant::now();
     let chunk = vec![b'x'; 1 << 16];
     let mut left = bytes;
@@ -88,7 +95,7 @@ fn pour(to: SocketAddr, bytes: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends one datagram; an unreachable destination shows as an error on the second.
+/// Sends two datagrams. An unreachable destination causes an error on the second.
 fn udp(to: SocketAddr) -> std::io::Result<()> {
     let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" })?;
     socket.connect(to)?;

@@ -1,42 +1,41 @@
-//! Packets made by hand: IPv4 and IPv6 with TCP, UDP or ICMP inside, VXLAN around them, checksums right. Pure: sends nothing.
+//! Builds packets: IPv4 and IPv6 with TCP, UDP or ICMP inside, VXLAN around them, and valid checksums. Pure: sends nothing.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-/// VXLAN's port (RFC 7348 §5).
+/// VXLAN's UDP port (RFC 7348 §5).
 pub(crate) const VXLAN_PORT: u16 = 4789;
 const PROTOCOL_ICMP: u8 = 1;
 const PROTOCOL_TCP: u8 = 6;
 const PROTOCOL_UDP: u8 = 17;
 const PROTOCOL_ICMP6: u8 = 58;
-/// "More fragments" of the IPv4 header, RFC 791 §3.1.
+/// "More fragments" flag of the IPv4 header (RFC 791 §3.1).
 const MORE_FRAGMENTS: u16 = 0x2000;
 
-/// What is inside the IP header.
+/// Content after the IP header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// TCP with these flags.
+pub(crate) enum InnerProtocol {
+    /// A TCP segment with these flags.
     Tcp(u8),
     Udp,
-    /// An echo request.
     Icmp,
 }
 
-impl Kind {
-    /// By the name a user writes.
+impl InnerProtocol {
+    /// Returns the protocol for the name that a user writes.
     pub(crate) fn named(name: &str) -> Option<Self> {
         match name {
-            "syn" => Some(Kind::Tcp(0x02)),
-            "ack" => Some(Kind::Tcp(0x10)),
-            "synack" => Some(Kind::Tcp(0x12)),
-            "rst" => Some(Kind::Tcp(0x04)),
-            "udp" => Some(Kind::Udp),
-            "icmp" => Some(Kind::Icmp),
+            "syn" => Some(InnerProtocol::Tcp(0x02)),
+            "ack" => Some(InnerProtocol::Tcp(0x10)),
+            "synack" => Some(InnerProtocol::Tcp(0x12)),
+            "rst" => Some(InnerProtocol::Tcp(0x04)),
+            "udp" => Some(InnerProtocol::Udp),
+            "icmp" => Some(InnerProtocol::Icmp),
             _ => None,
         }
     }
 }
 
-/// The sum of 16-bit words in one's complement, RFC 1071.
+/// Returns the Internet checksum: the one's complement sum of 16-bit words (RFC 1071).
 fn checksum(parts: &[&[u8]]) -> u16 {
     let mut sum: u32 = 0;
     for part in parts {
@@ -58,13 +57,13 @@ fn octets(address: IpAddr) -> Vec<u8> {
     }
 }
 
-/// A whole IP packet. Both addresses are of one family.
-pub(crate) fn ip(from: SocketAddr, to: SocketAddr, kind: Kind, payload: &[u8]) -> Vec<u8> {
+/// Builds a whole IP packet. Both addresses belong to one family.
+pub(crate) fn ip(from: SocketAddr, to: SocketAddr, kind: InnerProtocol, payload: &[u8]) -> Vec<u8> {
     let protocol = match (kind, from) {
-        (Kind::Tcp(_), _) => PROTOCOL_TCP,
-        (Kind::Udp, _) => PROTOCOL_UDP,
-        (Kind::Icmp, SocketAddr::V4(_)) => PROTOCOL_ICMP,
-        (Kind::Icmp, SocketAddr::V6(_)) => PROTOCOL_ICMP6,
+        (InnerProtocol::Tcp(_), _) => PROTOCOL_TCP,
+        (InnerProtocol::Udp, _) => PROTOCOL_UDP,
+        (InnerProtocol::Icmp, SocketAddr::V4(_)) => PROTOCOL_ICMP,
+        (InnerProtocol::Icmp, SocketAddr::V6(_)) => PROTOCOL_ICMP6,
     };
     let segment = segment(from, to, kind, protocol, payload);
     match (from.ip(), to.ip()) {
@@ -81,7 +80,7 @@ pub(crate) fn ip(from: SocketAddr, to: SocketAddr, kind: Kind, payload: &[u8]) -
     }
 }
 
-/// `fragment` is the header's field of flags and offset.
+/// Builds an IPv4 packet. `fragment` is the header field with the flags and the offset.
 fn ip4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, fragment: u16, segment: &[u8]) -> Vec<u8> {
     let mut header = vec![0x45, 0];
     header.extend((20 + segment.len() as u16).to_be_bytes());
@@ -96,23 +95,23 @@ fn ip4(from: Ipv4Addr, to: Ipv4Addr, protocol: u8, fragment: u16, segment: &[u8]
     header
 }
 
-fn segment(from: SocketAddr, to: SocketAddr, kind: Kind, protocol: u8, payload: &[u8]) -> Vec<u8> {
+fn segment(from: SocketAddr, to: SocketAddr, kind: InnerProtocol, protocol: u8, payload: &[u8]) -> Vec<u8> {
     let mut segment = Vec::new();
     let sum_at = match kind {
-        Kind::Tcp(flags) => {
+        InnerProtocol::Tcp(flags) => {
             segment.extend(from.port().to_be_bytes());
             segment.extend(to.port().to_be_bytes());
             segment.extend([0xca, 0x0a, 0, 1, 0, 0, 0, 0, 0x50, flags, 0xff, 0xff, 0, 0, 0, 0]);
             16
         }
-        Kind::Udp => {
+        InnerProtocol::Udp => {
             segment.extend(from.port().to_be_bytes());
             segment.extend(to.port().to_be_bytes());
             segment.extend((8 + payload.len() as u16).to_be_bytes());
             segment.extend([0, 0]);
             6
         }
-        Kind::Icmp => {
+        InnerProtocol::Icmp => {
             segment.extend([if protocol == PROTOCOL_ICMP { 8 } else { 128 }, 0, 0, 0, 0xca, 0x0a, 0, 1]);
             2
         }
@@ -121,16 +120,16 @@ fn segment(from: SocketAddr, to: SocketAddr, kind: Kind, protocol: u8, payload: 
     let length = (segment.len() as u32).to_be_bytes();
     let pseudo = [octets(from.ip()), octets(to.ip()), length.to_vec(), vec![0, 0, 0, protocol]].concat();
     let covered: &[u8] = if protocol == PROTOCOL_ICMP { &[] } else { &pseudo };
-    // Nought means "no checksum" to UDP, RFC 768.
+    // Zero means "no checksum" in UDP (RFC 768).
     let sum = match checksum(&[covered, &segment]) {
-        0 if kind == Kind::Udp => 0xffff,
+        0 if kind == InnerProtocol::Udp => 0xffff,
         sum => sum,
     };
     segment[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
     segment
 }
 
-/// What a VXLAN packet's UDP carries: header with `hop` in its reserved last byte, Ethernet, the inner packet.
+/// Builds the UDP payload of a VXLAN packet: header with `hop` in its reserved last byte, Ethernet header, and the inner packet.
 pub(crate) fn vxlan(vni: u32, hop: u8, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
     let mut frame = vec![0x08, 0, 0, 0];
     frame.extend((vni << 8 | u32::from(hop)).to_be_bytes());
@@ -142,7 +141,7 @@ pub(crate) fn vxlan(vni: u32, hop: u8, mac: [u8; 6], inner: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// A datagram torn after its UDP header, so that the first fragment shows ports and the second what they carry.
+/// Splits a datagram after its UDP header, so that the first fragment contains the ports and the second their payload.
 pub(crate) fn torn(from: Ipv4Addr, to: Ipv4Addr, datagram: &[u8]) -> [Vec<u8>; 2] {
     let segment = &datagram[20..];
     let (first, second) = segment.split_at(8);
@@ -157,13 +156,13 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// The receiver's own test: the sum over everything, checksum included, is nought.
+    /// The test is that of a receiver: the sum over everything, including the checksum, is zero.
     #[test]
     fn checksums_hold_where_they_arrive() {
         let pairs = [("10.1.1.2:4711", "10.1.200.1:80"), ("[fd00:1::1:2]:4711", "[fd00:1:0:c:2000::1]:80")];
         for (from, to) in pairs.map(|(from, to)| (address(from), address(to))) {
             for (name, protocol) in [("syn", 6), ("ack", 6), ("synack", 6), ("rst", 6), ("udp", 17), ("icmp", 0)] {
-                let packet = ip(from, to, Kind::named(name).unwrap(), b"odd");
+                let packet = ip(from, to, InnerProtocol::named(name).unwrap(), b"odd");
                 let (header, protocol) = match (from.is_ipv4(), protocol) {
                     (true, 0) => (20, 1),
                     (false, 0) => (40, 58),
@@ -178,12 +177,12 @@ mod tests {
                 assert_eq!(checksum(&[covered, segment]), 0, "{name} {from}");
             }
         }
-        assert_eq!(Kind::named("fin"), None);
+        assert_eq!(InnerProtocol::named("fin"), None);
     }
 
     #[test]
-    fn a_tunnel_packet_says_what_it_was_told() {
-        let inner = ip(address("250.1.0.3:1"), address("10.1.1.2:2"), Kind::Udp, b"");
+    fn a_tunnel_packet_has_the_given_fields() {
+        let inner = ip(address("250.1.0.3:1"), address("10.1.1.2:2"), InnerProtocol::Udp, b"");
         let frame = vxlan(0xCA0A1, 3, [2, 0, 0, 0, 0, 9], &inner);
         assert_eq!(frame[..8], [0x08, 0, 0, 0, 0x0c, 0xa0, 0xa1, 3]);
         assert_eq!((frame[8..14].to_vec(), frame[20..22].to_vec()), (vec![2, 0, 0, 0, 0, 9], vec![0x08, 0]));

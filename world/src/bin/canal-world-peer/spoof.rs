@@ -1,5 +1,5 @@
-//! The adversary: sends what no honest host would, and says what it sent. Reads its orders, opens raw sockets, judges nothing:
-//! whether a packet got through is for the test to see.
+//! The attacker: sends packets that no honest host would send, and prints what it sent. It reads its command and opens raw sockets. Whether
+//! a packet got through is checked by the test.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,41 +8,41 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, SocketAddrV6, UdpSock
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use crate::packet::{self, Kind, VXLAN_PORT};
+use crate::packet::{self, InnerProtocol, VXLAN_PORT};
 
 /// `IPPROTO_RAW`: the sender writes the IP header too (raw(7)).
 const HEADER_IS_MINE: i32 = 255;
-/// As many as one run may send.
+/// Maximum number of packets in one run.
 const COUNT_MAX: u32 = 1_000_000;
 
 pub(crate) const USAGE: &str = "spoof from=ADDRESS:PORT to=ADDRESS:PORT [kind=syn|ack|synack|rst|udp|icmp] [count=N] [payload=TEXT] \
     [vni=N via=ADDRESS [outer=ADDRESS] [port=N] [hop=N] [mac=MAC] [torn=true]]";
 
-/// One order.
-struct Order {
+/// One command to send packets.
+struct SpoofCommand {
     from: SocketAddr,
     to: SocketAddr,
     name: String,
-    kind: Kind,
+    kind: InnerProtocol,
     payload: Vec<u8>,
     count: u32,
-    tunnel: Option<Tunnel>,
+    tunnel: Option<VxlanHeader>,
 }
 
-/// VXLAN around the packet.
-struct Tunnel {
+/// The VXLAN encapsulation of a packet.
+struct VxlanHeader {
     vni: u32,
     hop: u8,
     mac: [u8; 6],
-    /// The far end.
+    /// Underlay address of the far tunnel end.
     via: Ipv4Addr,
-    /// The near end; none is the host's own.
+    /// Underlay source address; `None` uses the host's own.
     outer: Option<Ipv4Addr>,
     port: u16,
     torn: bool,
 }
 
-impl fmt::Display for Order {
+impl fmt::Display for SpoofCommand {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "{} {} {} > {}", self.count, self.name, self.from, self.to)?;
         let Some(tunnel) = &self.tunnel else { return Ok(()) };
@@ -52,7 +52,7 @@ impl fmt::Display for Order {
     }
 }
 
-/// Sends, then prints `sent …`. Errors: an order that cannot be read, or a packet that this host's own kernel refuses to send.
+/// Sends the packets, then prints `sent …`. It fails if the command is not readable, or if this host's own kernel refuses to send a packet.
 pub(crate) fn spoof(words: &[&str]) -> Result<()> {
     let order = read(words)?;
     for _ in 0..order.count {
@@ -66,7 +66,7 @@ fn bad(what: impl fmt::Display) -> Error {
     Error::other(format!("{what}; usage: {USAGE}"))
 }
 
-fn read(words: &[&str]) -> Result<Order> {
+fn read(words: &[&str]) -> Result<SpoofCommand> {
     let mut fields = BTreeMap::new();
     for word in words {
         let (name, value) = word.split_once('=').ok_or_else(|| bad(format!("{word:?} is not NAME=VALUE")))?;
@@ -79,7 +79,7 @@ fn read(words: &[&str]) -> Result<Order> {
         return Err(bad("from and to are of two families"));
     }
     let name = take("kind").unwrap_or("syn").to_owned();
-    let kind = Kind::named(&name).ok_or_else(|| bad(format!("kind={name}")))?;
+    let kind = InnerProtocol::named(&name).ok_or_else(|| bad(format!("kind={name}")))?;
     let payload = take("payload").unwrap_or_default().as_bytes().to_vec();
     let count = parsed("count", take("count"))?.unwrap_or(1);
     if count > COUNT_MAX {
@@ -87,7 +87,7 @@ fn read(words: &[&str]) -> Result<Order> {
     }
     let vni: Option<u32> = parsed("vni", take("vni"))?;
     let tunnel = match vni {
-        Some(vni) if vni >> 24 == 0 => Some(Tunnel {
+        Some(vni) if vni >> 24 == 0 => Some(VxlanHeader {
             vni,
             hop: parsed("hop", take("hop"))?.unwrap_or(0),
             mac: take("mac").map_or(Ok([0x02, 0xca, 0x0a, 0x01, 0, 0x02]), mac)?,
@@ -99,12 +99,13 @@ fn read(words: &[&str]) -> Result<Order> {
         Some(vni) => return Err(bad(format!("vni={vni} has more than 24 bits"))),
         None => None,
     };
+    // Only a raw socket can send fragments, and it needs the outer source address.
     if tunnel.as_ref().is_some_and(|tunnel| tunnel.torn && tunnel.outer.is_none()) {
         return Err(bad("torn needs outer"));
     }
     match fields.keys().next() {
         Some(unknown) => Err(bad(format!("{unknown:?} is unknown here"))),
-        None => Ok(Order { from, to, name, kind, payload, count, tunnel }),
+        None => Ok(SpoofCommand { from, to, name, kind, payload, count, tunnel }),
     }
 }
 
@@ -117,7 +118,7 @@ fn mac(text: &str) -> Result<[u8; 6]> {
     bytes.and_then(|bytes| bytes.try_into().ok()).ok_or_else(|| bad(format!("mac={text}")))
 }
 
-fn send(order: &Order) -> Result<()> {
+fn send(order: &SpoofCommand) -> Result<()> {
     let inner = packet::ip(order.from, order.to, order.kind, &order.payload);
     let Some(tunnel) = &order.tunnel else { return send_raw(&inner, order.to.ip()) };
     let frame = packet::vxlan(tunnel.vni, tunnel.hop, tunnel.mac, &inner);
@@ -126,14 +127,14 @@ fn send(order: &Order) -> Result<()> {
         return socket.send_to(&frame, (tunnel.via, VXLAN_PORT)).map(drop);
     };
     let ends = [(outer, tunnel.port), (tunnel.via, VXLAN_PORT)].map(|(ip, port)| SocketAddr::from((ip, port)));
-    let datagram = packet::ip(ends[0], ends[1], Kind::Udp, &frame);
+    let datagram = packet::ip(ends[0], ends[1], InnerProtocol::Udp, &frame);
     if !tunnel.torn {
         return send_raw(&datagram, tunnel.via.into());
     }
     packet::torn(outer, tunnel.via, &datagram).iter().try_for_each(|fragment| send_raw(fragment, tunnel.via.into()))
 }
 
-/// An IP packet as it is, where the host's routes lead.
+/// Sends an IP packet unchanged along the host's routes.
 fn send_raw(packet: &[u8], to: IpAddr) -> Result<()> {
     let (domain, to): (Domain, SockAddr) = match to {
         IpAddr::V4(to) => (Domain::IPV4, SocketAddrV4::new(to, 0).into()),
@@ -148,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn orders_are_said_back_or_refused() {
+    fn orders_round_trip_or_are_refused() {
         let base = "from=10.1.1.2:1 to=10.1.200.1:80";
         for (order, expected) in [
             (base.to_owned(), "1 syn 10.1.1.2:1 > 10.1.200.1:80"),
@@ -169,8 +170,8 @@ mod tests {
             (format!("{base} loud"), "\"loud\" is not NAME=VALUE"),
         ] {
             let words: Vec<&str> = order.split(' ').collect();
-            let said = read(&words).map_or_else(|error| error.to_string(), |order| order.to_string());
-            assert!(said.contains(expected), "{order}: {said}");
+            let reply = read(&words).map_or_else(|error| error.to_string(), |order| order.to_string());
+            assert!(reply.contains(expected), "{order}: {reply}");
         }
     }
 }

@@ -1,0 +1,27 @@
+//! Lowers the IR to all resources of the tenant, whoever receives them. It does not decide who does.
+
+use canal_model::program::{Resource, RouteRule};
+
+use crate::ir::Ir;
+
+/// Returns all resources of the tenant: parents first, sorted by name within a kind. The controller filters them by scope.
+pub fn tenant(ir: Ir) -> Vec<Resource> {
+    let direct = crate::direct::endpoints(&ir);
+    let mut resources = vec![Resource::Tenant(ir.tenant)];
+    resources.extend(ir.gateways.into_iter().map(Resource::Gateway));
+    let mut services = Vec::with_capacity(ir.services.len());
+    let mut routes: Vec<RouteRule> = Vec::new();
+    for service in ir.services.into_values() {
+        services.push(Resource::Service(service.service));
+        routes.extend(service.routes.into_rules().into_iter().map(std::sync::Arc::unwrap_or_clone));
+    }
+    routes.sort_by(|a, b| a.key.cmp(&b.key));
+    resources.extend(services);
+    resources.extend(ir.workloads.into_iter().map(Resource::Workload));
+    resources.extend(routes.into_iter().map(Resource::Route));
+    resources.extend(ir.nodes.into_iter().map(Resource::Node));
+    resources.extend(ir.throttles.into_iter().map(Resource::Throttle));
+    resources.extend(direct.into_iter().map(Resource::DirectEndpoint));
+    resources.extend(ir.security.into_resources());
+    resources
+}

@@ -1,0 +1,119 @@
+//! Sorts the tenant's documents by kind: each object once, the oldest first.
+
+use std::collections::BTreeMap;
+
+use canal_model::policy::canal::{ExternalAuthorizer, Federation, Gateway, KeyServer, Tenant, Termination, Throttle};
+use canal_model::policy::gateway_api::{HttpRoute, ReferenceGrant, UdpRoute};
+use canal_model::policy::istio::{DestinationRule, VirtualService};
+use canal_model::policy::istio_security::{AuthorizationPolicy, PeerAuthentication, RequestAuthentication};
+use canal_model::policy::kubernetes::{Node, Pod, Service};
+use canal_model::policy::{Document, Object, ObjectKey, ObjectKind};
+
+use crate::CompileInput;
+use crate::diagnostic_collector::DiagnosticCollector;
+use crate::limits::OBJECTS_PER_TENANT_MAX;
+use crate::precedence::seniority;
+
+/// An object together with its document.
+pub(crate) struct Sourced<'a, T> {
+    pub(crate) document: &'a Document,
+    pub(crate) object: &'a T,
+}
+
+impl<T> Sourced<'_, T> {
+    /// Returns the first fault in a field that starts with `prefix`, or in a field that contains it.
+    pub(crate) fn fault(&self, prefix: &str) -> Option<&str> {
+        let is_around = |field: &str| prefix.strip_prefix(field).is_some_and(|rest| rest.starts_with(['.', '[']));
+        let mut faults = self.document.faults.iter();
+        faults.find(|fault| fault.field.starts_with(prefix) || is_around(&fault.field)).map(|fault| fault.problem.as_str())
+    }
+}
+
+/// All objects of a tenant, sorted by kind.
+#[derive(Default)]
+pub(crate) struct TenantObjects<'a> {
+    pub(crate) tenants: Vec<Sourced<'a, Tenant>>,
+    pub(crate) gateways: Vec<Sourced<'a, Gateway>>,
+    pub(crate) nodes: Vec<Sourced<'a, Node>>,
+    pub(crate) services: Vec<Sourced<'a, Service>>,
+    pub(crate) pods: Vec<Sourced<'a, Pod>>,
+    pub(crate) http_routes: Vec<Sourced<'a, HttpRoute>>,
+    pub(crate) udp_routes: Vec<Sourced<'a, UdpRoute>>,
+    pub(crate) grants: Vec<Sourced<'a, ReferenceGrant>>,
+    pub(crate) virtual_services: Vec<Sourced<'a, VirtualService>>,
+    pub(crate) destination_rules: Vec<Sourced<'a, DestinationRule>>,
+    pub(crate) throttles: Vec<Sourced<'a, Throttle>>,
+    pub(crate) authorization_policies: Vec<Sourced<'a, AuthorizationPolicy>>,
+    pub(crate) request_authentications: Vec<Sourced<'a, RequestAuthentication>>,
+    pub(crate) peer_authentications: Vec<Sourced<'a, PeerAuthentication>>,
+    pub(crate) external_authorizers: Vec<Sourced<'a, ExternalAuthorizer>>,
+    pub(crate) federations: Vec<Sourced<'a, Federation>>,
+    pub(crate) key_servers: Vec<Sourced<'a, KeyServer>>,
+    pub(crate) terminations: Vec<Sourced<'a, Termination>>,
+}
+
+impl<'a> TenantObjects<'a> {
+    pub(crate) fn collect(input: &CompileInput<'a>, report: &mut DiagnosticCollector) -> Self {
+        let mut unique: BTreeMap<ObjectKey, &Document> = BTreeMap::new();
+        for document in input.documents.iter().map(AsRef::as_ref) {
+            let key = document.object.key();
+            let Some(other) = unique.get(&key).copied() else {
+                unique.insert(key, document);
+                continue;
+            };
+            // The position decides between duplicates, so that the result does not depend on the order of the documents.
+            let (first, second) = if other.origin <= document.origin { (other, document) } else { (document, other) };
+            let problem = format!("this object stands in {} too; that one is used", first.origin);
+            report.error(second, "metadata.name", problem, "remove one of them or rename it");
+            unique.insert(key, first);
+        }
+        let mut documents: Vec<&Document> = unique.into_values().collect();
+        documents.sort_by(|a, b| (rank(a.object.kind()), seniority(a)).cmp(&(rank(b.object.kind()), seniority(b))));
+        if documents.len() > OBJECTS_PER_TENANT_MAX {
+            let problem = format!("the tenant has {} objects, more than {OBJECTS_PER_TENANT_MAX}; the rest is left out", documents.len());
+            report.general(problem, "remove objects or split the tenant");
+            documents.truncate(OBJECTS_PER_TENANT_MAX);
+        }
+        let mut corpus = TenantObjects::default();
+        documents.into_iter().for_each(|document| corpus.add(document));
+        corpus
+    }
+
+    fn add(&mut self, document: &'a Document) {
+        match &document.object {
+            Object::Tenant(object) => self.tenants.push(Sourced { document, object }),
+            Object::Gateway(object) => self.gateways.push(Sourced { document, object }),
+            Object::Node(object) => self.nodes.push(Sourced { document, object }),
+            Object::Service(object) => self.services.push(Sourced { document, object }),
+            Object::Pod(object) => self.pods.push(Sourced { document, object }),
+            Object::HttpRoute(object) => self.http_routes.push(Sourced { document, object }),
+            Object::UdpRoute(object) => self.udp_routes.push(Sourced { document, object }),
+            Object::ReferenceGrant(object) => self.grants.push(Sourced { document, object }),
+            Object::VirtualService(object) => self.virtual_services.push(Sourced { document, object }),
+            Object::DestinationRule(object) => self.destination_rules.push(Sourced { document, object }),
+            Object::Throttle(object) => self.throttles.push(Sourced { document, object }),
+            Object::AuthorizationPolicy(object) => self.authorization_policies.push(Sourced { document, object }),
+            Object::RequestAuthentication(object) => self.request_authentications.push(Sourced { document, object }),
+            Object::PeerAuthentication(object) => self.peer_authentications.push(Sourced { document, object }),
+            Object::ExternalAuthorizer(object) => self.external_authorizers.push(Sourced { document, object }),
+            Object::Federation(object) => self.federations.push(Sourced { document, object }),
+            Object::KeyServer(object) => self.key_servers.push(Sourced { document, object }),
+            Object::Termination(object) => self.terminations.push(Sourced { document, object }),
+        }
+    }
+}
+
+/// Returns the rank of a kind; kinds with the highest rank are left out first if there are too many objects. Pods come last, before them
+/// services. Leaving out a policy, a route or a throttle would open what it restricts.
+fn rank(kind: ObjectKind) -> u8 {
+    match kind {
+        ObjectKind::Tenant => 0,
+        ObjectKind::Gateway | ObjectKind::Node => 1,
+        ObjectKind::AuthorizationPolicy | ObjectKind::RequestAuthentication | ObjectKind::PeerAuthentication | ObjectKind::Termination => 1,
+        ObjectKind::ExternalAuthorizer | ObjectKind::KeyServer | ObjectKind::Federation => 1,
+        ObjectKind::HttpRoute | ObjectKind::UdpRoute | ObjectKind::VirtualService | ObjectKind::Throttle => 2,
+        ObjectKind::DestinationRule | ObjectKind::ReferenceGrant => 3,
+        ObjectKind::Service => 4,
+        ObjectKind::Pod => 5,
+    }
+}

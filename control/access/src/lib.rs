@@ -1,0 +1,24 @@
+//! Who may use the controller, and how much of it: principals and their tokens, the admission of connections, and the limits that tenants
+//! share. It does not decide what an authenticated client may do; each service does. Start at [`Authenticator`] and [`TenantLimits`].
+
+#![forbid(unsafe_code)]
+
+pub mod admission;
+mod authentication;
+mod connection;
+mod listener;
+pub mod principals;
+pub mod shares;
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use authentication::{AuthenticatedClient, Authenticator};
+pub use connection::CountedConnection;
+pub use listener::{CONNECTIONS_MAX, ControlListener, FILES_RESERVED, HANDSHAKE_TIMEOUT, ListenError, UNAUTHENTICATED_MAX};
+pub use principals::{Principals, principal_name};
+pub use shares::{SharedCapacities, TenantLimits, holder_of};
+
+/// Returns the current time in seconds since 1970.
+pub fn now_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs())
+}

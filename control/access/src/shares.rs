@@ -1,0 +1,296 @@
+//! Limits of the controller that tenants share: one of each kind, their metrics, and the bytes of each tenant's configuration. The code
+//! that takes from a limit decides what happens when it is full. Start at [`TenantLimits`].
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, PoisonError};
+
+use canal_catalog::{Catalog, TenantCatalog};
+use canal_controller_metrics::{self as metrics, GaugeValues};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::TenantName;
+use canal_model::principal::Principal;
+use canal_model::program::{Resource, ResourceKind};
+use canal_model::share::{ShareKind, Shares};
+use canal_runtime::share::TenantLimitUsage;
+use canal_runtime::{GiveWay, ShareHolder, ShareRefusal, TenantLimit, TenantLimitConfig, TenantPermit};
+
+/// Maximum number of changes of all tenants that wait for the writer or are being prepared.
+pub const QUEUED_CHANGES_MAX: u64 = 256;
+/// Maximum bytes of the changes of all tenants that wait or are being prepared.
+pub const QUEUED_CHANGE_BYTES_MAX: u64 = 1 << 30;
+/// Maximum bytes of all tenants' objects.
+pub const CONFIGURATION_BYTES_MAX: u64 = 4 << 30;
+/// Maximum bytes of the resources that the compiler makes of all tenants' objects.
+pub const COMPILED_BYTES_MAX: u64 = 8 << 30;
+/// Maximum bytes of names that the streams of all data planes bring and the controller does not have itself.
+const SUBSCRIPTION_BYTES_MAX: u64 = 1 << 30;
+/// Divisor for the part of a limit that only the provider may take: a tenth.
+const RESERVE_DIVISOR: u64 = 10;
+
+/// Amounts of all limits of the controller that tenants share, as the provider sets them.
+#[derive(Debug, Clone)]
+pub struct SharedCapacities {
+    /// Changes that wait for the writer or are being prepared.
+    pub queued_changes: u64,
+    /// Bytes of these changes.
+    pub queued_change_bytes: u64,
+    /// Bytes of all tenants' objects.
+    pub configuration_bytes: u64,
+    /// Bytes of the resources that the compiler makes of the objects.
+    pub compiled_bytes: u64,
+    /// Connections on which a request had a valid token.
+    pub connections: u64,
+    /// Connections that have not sent a valid token.
+    pub unauthenticated: u64,
+    /// Certificates in the issuance log that have not expired.
+    pub certificates: u64,
+    /// Open streams of subscribers.
+    pub streams: u64,
+    /// Observations of operators that are open at once.
+    pub observations: u64,
+    /// Shares of tenants for which the provider configured none.
+    pub shares: Shares,
+}
+
+/// All limits of the controller that tenants share.
+pub struct TenantLimits {
+    pub queued_changes: TenantLimit,
+    pub queued_change_bytes: TenantLimit,
+    pub configuration: TenantBytes,
+    pub compiled: TenantBytes,
+    pub connections: TenantLimit,
+    pub unauthenticated: TenantLimit,
+    pub certificates: TenantLimit,
+    pub streams: TenantLimit,
+    pub subscription_bytes: TenantLimit,
+    /// Observations of operators that are open at once.
+    pub observations: TenantLimit,
+}
+
+impl TenantLimits {
+    /// Creates the limits with these capacities. Nothing has been taken of them.
+    pub fn new(capacities: &SharedCapacities) -> Self {
+        let limit = |kind, capacity: u64| {
+            let reserve = capacity / RESERVE_DIVISOR;
+            TenantLimit::new(TenantLimitConfig { kind, capacity, reserve, give_way: GiveWay::Oldest })
+        };
+        let this = Self {
+            queued_changes: limit(ShareKind::QueuedChanges, capacities.queued_changes),
+            queued_change_bytes: limit(ShareKind::QueuedChangeBytes, capacities.queued_change_bytes),
+            configuration: TenantBytes::new(limit(ShareKind::ConfigurationBytes, capacities.configuration_bytes)),
+            compiled: TenantBytes::new(limit(ShareKind::CompiledBytes, capacities.compiled_bytes)),
+            connections: limit(ShareKind::ControllerConnections, capacities.connections),
+            unauthenticated: limit(ShareKind::ControllerUnauthenticated, capacities.unauthenticated),
+            certificates: limit(ShareKind::Certificates, capacities.certificates),
+            streams: limit(ShareKind::ControllerStreams, capacities.streams),
+            subscription_bytes: limit(ShareKind::SubscriptionBytes, SUBSCRIPTION_BYTES_MAX),
+            observations: limit(ShareKind::Observations, capacities.observations),
+        };
+        for limit in this.all() {
+            limit.set_default_share(capacities.shares.get(limit.kind()));
+        }
+        this
+    }
+
+    fn all(&self) -> [&TenantLimit; 10] {
+        [
+            &self.queued_changes,
+            &self.queued_change_bytes,
+            &self.configuration.limit,
+            &self.compiled.limit,
+            &self.connections,
+            &self.unauthenticated,
+            &self.certificates,
+            &self.streams,
+            &self.subscription_bytes,
+            &self.observations,
+        ]
+    }
+
+    /// Sets the shares that the provider configured for each tenant.
+    pub fn set_shares<'a>(&self, tenants: impl Iterator<Item = (&'a TenantName, &'a Shares)> + Clone) {
+        self.all().into_iter().for_each(|limit| limit.set_shares(tenants.clone()));
+    }
+
+    /// Sets the shares from the Tenant objects of a catalog.
+    pub fn follow(&self, catalog: &Catalog) {
+        self.set_shares(catalog.tenants.iter().filter_map(|(name, view)| Some((name, shares_of(view)?))));
+    }
+
+    /// Returns how much each holder has taken of each limit.
+    pub fn usage(&self) -> Vec<TenantLimitUsage> {
+        self.all().into_iter().map(TenantLimit::usage).collect()
+    }
+
+    /// Sets the metrics of use, refusals and revocations of each limit.
+    #[allow(clippy::cast_precision_loss, reason = "shares are at most 2^53, counts far below")]
+    pub fn gauges(&self, g: &mut GaugeValues) {
+        for usage in self.usage() {
+            let limit = ("limit", usage.kind.label());
+            let (mut refused, mut revoked) = (usage.refused_before, usage.revoked_before);
+            for holder in &usage.holders {
+                // The number of address ranges is unbounded, so they share one label value.
+                let name = match &holder.holder {
+                    ShareHolder::Provider => "",
+                    ShareHolder::Tenant(name) => name.as_str(),
+                    ShareHolder::Network(_) => {
+                        refused += holder.refused;
+                        revoked += holder.revoked;
+                        continue;
+                    }
+                };
+                let labels = [limit, ("tenant", name)];
+                g.set(metrics::SHARE_USED, &labels, holder.used as f64);
+                g.set(metrics::SHARE_MAX, &labels, holder.max as f64);
+                g.set(metrics::SHARE_REFUSED, &labels, holder.refused as f64);
+                g.set(metrics::SHARE_REVOKED, &labels, holder.revoked as f64);
+            }
+            let unknown = [limit, ("tenant", "(unknown)")];
+            g.set(metrics::SHARE_REFUSED, &unknown, refused as f64);
+            g.set(metrics::SHARE_REVOKED, &unknown, revoked as f64);
+        }
+    }
+}
+
+/// Returns the shares that the provider wrote into the tenant's Tenant object.
+pub fn shares_of(view: &TenantCatalog) -> Option<&Shares> {
+    view.of(ResourceKind::Tenant).find_map(|e| match &e.resource {
+        Resource::Tenant(tenant) => Some(&tenant.shares),
+        _ => None,
+    })
+}
+
+/// Returns the holder whose share a principal uses.
+pub fn holder_of(principal: &Principal) -> ShareHolder {
+    match principal {
+        Principal::Node { tenant, .. }
+        | Principal::KeyServer { tenant: Some(tenant), .. }
+        | Principal::Operator { tenant: Some(tenant), .. } => ShareHolder::Tenant(tenant.clone()),
+        Principal::Gateway { .. } | Principal::Edge { .. } | Principal::KeyServer { .. } | Principal::Operator { .. } => {
+            ShareHolder::Provider
+        }
+    }
+}
+
+/// Bytes of the names that one stream brought. They count against its principal's holder until the stream ends, and never become fewer
+/// before.
+#[derive(Default)]
+pub struct StreamNames {
+    bytes: u64,
+    permit: Option<TenantPermit>,
+}
+
+impl StreamNames {
+    /// Takes what `holder` lacks for `bytes` in total.
+    ///
+    /// # Errors
+    /// The holder has its whole share, or the limit is full.
+    pub fn grow_to(&mut self, bytes: u64, limit: &TenantLimit, holder: &ShareHolder) -> Result<(), ShareRefusal> {
+        let more = bytes.saturating_sub(self.bytes);
+        match &mut self.permit {
+            _ if more == 0 => return Ok(()),
+            Some(permit) => permit.grow(more)?,
+            none => *none = Some(limit.take(holder, more)?),
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+}
+
+/// A limit on bytes that tenants keep, and what each tenant has taken of it.
+pub struct TenantBytes {
+    limit: TenantLimit,
+    held: Mutex<BTreeMap<TenantName, (u64, TenantPermit)>>,
+}
+
+impl TenantBytes {
+    fn new(limit: TenantLimit) -> Self {
+        Self { limit, held: Mutex::default() }
+    }
+
+    /// Returns the bytes that a tenant has taken.
+    pub fn get(&self, tenant: &TenantName) -> u64 {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).get(tenant).map_or(0, |(bytes, _)| *bytes)
+    }
+
+    /// Sets the bytes that a tenant has taken. A smaller amount is always accepted.
+    ///
+    /// # Errors
+    /// The tenant's share, or the whole limit, does not allow the amount; nothing changes.
+    pub fn set(&self, tenant: &TenantName, bytes: u64) -> Result<(), Box<Diagnostic>> {
+        // The map is consistent after each statement, so a panic elsewhere does not spoil it.
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = match held.get_mut(tenant) {
+            Some((now, permit)) if bytes > *now => permit.grow(bytes - *now).map(|()| *now = bytes),
+            Some((now, permit)) => {
+                permit.shrink(*now - bytes);
+                *now = bytes;
+                Ok(())
+            }
+            None => self.limit.take(&ShareHolder::Tenant(tenant.clone()), bytes).map(|permit| {
+                held.insert(tenant.clone(), (bytes, permit));
+            }),
+        };
+        if bytes == 0 {
+            held.remove(tenant);
+        }
+        done.map_err(|_| self.excess(tenant, bytes))
+    }
+
+    /// Checks an amount against the tenant's share, as [`TenantBytes::set`] does, and takes nothing.
+    ///
+    /// # Errors
+    /// The amount exceeds the share and what the tenant has already taken.
+    pub fn check(&self, tenant: &TenantName, bytes: u64) -> Result<(), Box<Diagnostic>> {
+        let max = self.limit.max(&ShareHolder::Tenant(tenant.clone()));
+        if bytes > max && bytes > self.get(tenant) { Err(self.excess(tenant, bytes)) } else { Ok(()) }
+    }
+
+    /// Returns the diagnostic for an amount that exceeds the tenant's share.
+    fn excess(&self, tenant: &TenantName, bytes: u64) -> Box<Diagnostic> {
+        let kind = self.limit.kind();
+        let max = self.limit.max(&ShareHolder::Tenant(tenant.clone()));
+        let what = match kind {
+            ShareKind::CompiledBytes => "what the compiler makes of the objects",
+            _ => "the objects together",
+        };
+        Box::new(Diagnostic {
+            severity: Severity::Error,
+            origin: None,
+            object: None,
+            field: String::new(),
+            problem: format!("tenant {tenant}: {what} would have {bytes} bytes, and its share of {} is {max}", kind.key()),
+            fix: format!("delete or shorten objects, or have the provider set spec.shares.{} of the Tenant", kind.key()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use canal_model::share::Share;
+
+    fn bytes(capacity: u64, share: u64) -> TenantBytes {
+        let config = TenantLimitConfig { kind: ShareKind::ConfigurationBytes, capacity, reserve: 0, give_way: GiveWay::Oldest };
+        let limit = TenantLimit::new(config);
+        limit.set_default_share(Share::Amount(share));
+        TenantBytes::new(limit)
+    }
+
+    #[test]
+    fn a_tenants_bytes_grow_to_its_share_and_always_shrink() {
+        let limit = bytes(1000, 100);
+        let [a, b]: [TenantName; 2] = ["alpha", "beta"].map(|n| n.parse().unwrap());
+        limit.set(&a, 100).unwrap();
+        let refused = limit.set(&a, 101).unwrap_err();
+        assert!(refused.problem.contains("tenant alpha") && refused.problem.contains("configurationBytes is 100"), "{refused}");
+        assert_eq!((limit.get(&a), limit.get(&b)), (100, 0), "nothing was taken");
+        limit.set(&b, 100).unwrap();
+        limit.limit.set_default_share(Share::Amount(10));
+        limit.set(&a, 90).unwrap();
+        assert!(limit.check(&a, 90).is_ok() && limit.check(&a, 91).is_err());
+        limit.set(&a, 0).unwrap();
+        assert!(limit.set(&a, 11).is_err());
+        assert_eq!(limit.limit.usage().used, 100);
+    }
+}

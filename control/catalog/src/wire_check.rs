@@ -1,0 +1,154 @@
+//! Makes sure that every data plane can decode what the controller accepts. Each compiled resource is encoded, and decoded as a data plane
+//! does it, before anything is accepted. A resource that does not survive is an error of its object, and fails closed. Pure. Start at
+//! [`enforce`].
+
+use canal_model::authorization::{
+    Authentication, Authorization, AuthorizationAction, PeerAuthentication, PeerMode, PolicyKey, PolicyTarget,
+};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::{Namespace, ObjectName};
+use canal_model::policy::{ObjectKey, ObjectKind};
+use canal_model::program::Resource;
+use canal_model::trust::{ClientCertificates, Termination, TerminationCertificate};
+use canal_wire::southbound::{decode, encode};
+
+/// Maximum length of the reason that a broken resource carries, in characters. Data planes accept more bytes than that.
+const REASON_MAX: usize = 200;
+
+/// Checks that a data plane would read the resource as it was compiled.
+///
+/// # Errors
+/// The reason for which a data plane would refuse the resource or misread it.
+fn check(resource: &Resource) -> Result<(), String> {
+    match decode(resource.kind(), &resource.name(), &encode(resource)) {
+        Ok(read) if resource.reads_as(&read) => Ok(()),
+        Ok(_) => Err("data planes would read it as something else".into()),
+        Err(why) => Err(why.to_string()),
+    }
+}
+
+/// Replaces each resource that data planes would refuse by one that denies, where there is such a resource, and leaves out the others. Each
+/// of them gets an error.
+pub fn enforce(resources: Vec<Resource>, diagnostics: &mut Vec<Diagnostic>) -> Vec<Resource> {
+    let mut out = Vec::with_capacity(resources.len());
+    for resource in resources {
+        match check(&resource) {
+            Ok(()) => out.push(resource),
+            Err(why) => {
+                diagnostics.push(diagnostic(&resource, &why));
+                out.extend(broken(&resource, &why).into_iter().find(|candidate| check(candidate).is_ok()));
+            }
+        }
+    }
+    out
+}
+
+/// Returns resources that deny in place of `resource`, the narrowest first.
+fn broken(resource: &Resource, why: &str) -> Vec<Resource> {
+    let reason: String = why.chars().take(REASON_MAX).collect();
+    // A target that does not decode cannot be denied alone, but the namespace of its policy can.
+    let targets = |target: &PolicyTarget, key: &PolicyKey| [target.clone(), PolicyTarget::Namespace(key.namespace.clone())];
+    match resource {
+        Resource::Authorization(a) => {
+            let of = |target| Authorization {
+                key: a.key.clone(),
+                target,
+                action: AuthorizationAction::Deny,
+                rules: Vec::new(),
+                dry_run: false,
+                broken: Some(reason.clone()),
+            };
+            targets(&a.target, &a.key).map(of).map(Resource::Authorization).into()
+        }
+        Resource::Authentication(a) => {
+            let of = |target| Authentication { key: a.key.clone(), target, rules: Vec::new(), broken: Some(reason.clone()) };
+            targets(&a.target, &a.key).map(of).map(Resource::Authentication).into()
+        }
+        Resource::PeerAuthentication(p) => {
+            let of = |target| PeerAuthentication {
+                key: p.key.clone(),
+                target,
+                mode: Some(PeerMode::Strict),
+                ports: Default::default(),
+                created: p.created,
+            };
+            targets(&p.target, &p.key).map(of).map(Resource::PeerAuthentication).into()
+        }
+        Resource::Termination(t) => vec![Resource::Termination(Termination {
+            service: t.service.clone(),
+            port: t.port,
+            certificate: TerminationCertificate::Mesh,
+            clients: ClientCertificates::Required,
+            required: true,
+            broken: Some(reason),
+        })],
+        // A CUSTOM policy denies without its authorizer. The other kinds grant something, or restrict nothing.
+        _ => Vec::new(),
+    }
+}
+
+fn diagnostic(resource: &Resource, why: &str) -> Diagnostic {
+    Diagnostic {
+        severity: Severity::Error,
+        origin: None,
+        object: object_of(resource),
+        field: String::new(),
+        problem: format!("data planes would refuse {}: {}", resource.name(), why.chars().take(REASON_MAX).collect::<String>()),
+        fix: "make it smaller, or write what the text names differently".into(),
+    }
+}
+
+/// Returns the object that a resource was compiled from, if it is a single one.
+fn object_of(resource: &Resource) -> Option<ObjectKey> {
+    let of = |kind, namespace: &Namespace, name: &ObjectName| Some(ObjectKey { kind, namespace: namespace.clone(), name: name.clone() });
+    match resource {
+        Resource::Authorization(a) => of(ObjectKind::AuthorizationPolicy, &a.key.namespace, &a.key.name),
+        Resource::Authentication(a) => of(ObjectKind::RequestAuthentication, &a.key.namespace, &a.key.name),
+        Resource::PeerAuthentication(p) => of(ObjectKind::PeerAuthentication, &p.key.namespace, &p.key.name),
+        Resource::Authorizer(a) => of(ObjectKind::ExternalAuthorizer, &a.key.namespace, &a.key.name),
+        Resource::Route(r) => of(ObjectKind::from_word(&r.key.kind)?, &r.key.namespace, &r.key.name),
+        Resource::Service(s) => of(ObjectKind::Service, &s.key.namespace, &s.key.name),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_model::authorization::{Attribute, AttributeMatch, Clause, PolicyRule, VALUES_MAX};
+
+    use super::*;
+
+    fn policy(values: usize, target: PolicyTarget) -> Resource {
+        let clause = Clause {
+            attribute: Attribute::Path,
+            any: (0..values).map(|n| AttributeMatch::Exact(format!("/{n}"))).collect(),
+            none: vec![AttributeMatch::Exact("/other".into())],
+        };
+        Resource::Authorization(Authorization {
+            key: PolicyKey { tenant: "alpha".parse().unwrap(), namespace: "shop".parse().unwrap(), name: "p".parse().unwrap() },
+            target,
+            action: AuthorizationAction::Allow,
+            rules: vec![PolicyRule { when: vec![clause], ..PolicyRule::default() }],
+            dry_run: true,
+            broken: None,
+        })
+    }
+
+    /// S3: a resource that a data plane would refuse is never accepted as it is, and denies until its object is fixed.
+    #[test]
+    fn policy_that_data_planes_refuse_denies_and_is_an_error() {
+        let fine = policy(VALUES_MAX - 1, PolicyTarget::Tenant);
+        let mut found = Vec::new();
+        assert_eq!((enforce(vec![fine.clone()], &mut found), found.len()), (vec![fine], 0));
+        let other: canal_model::ids::ServiceKey = "beta/shop/a".parse().unwrap();
+        let namespace = PolicyTarget::Namespace("shop".parse().unwrap());
+        for (target, denied) in [(PolicyTarget::Tenant, PolicyTarget::Tenant), (PolicyTarget::Service(other), namespace)] {
+            let out = enforce(vec![policy(VALUES_MAX, target)], &mut found);
+            let [Resource::Authorization(a)] = &out[..] else { panic!("{out:?}") };
+            assert!(a.broken.is_some() && a.action == AuthorizationAction::Deny && !a.dry_run && a.target == denied, "{a:?}");
+            assert!(check(&out[0]).is_ok());
+        }
+        let errors = found.iter().filter(|d| d.severity == Severity::Error).count();
+        assert_eq!((errors, found[0].object.as_ref().unwrap().to_string()), (2, "AuthorizationPolicy shop/p".to_string()));
+    }
+}

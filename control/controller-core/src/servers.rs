@@ -1,0 +1,201 @@
+//! The sockets of the controller and the services on them: one TLS listener for data planes and operators, and the admin endpoints. It
+//! builds each service from the handles that it needs. Start at [`spawn`].
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use canal_access::admission::{self, Sources};
+use canal_access::{ControlListener, ListenError};
+use canal_ca::ControllerCa;
+use canal_fleet::FleetService;
+use canal_json_api::{JsonApi, JsonApiLimits};
+use canal_operators_api::{AdminAcceptor, AdminEndpoint, AdminService, ObservationService, PagesContext, admin_server};
+use canal_southbound::{DiscoveryContext, DiscoveryService};
+use canal_trust::CertificateService;
+use canal_wire::api::admin_server::AdminServer;
+use canal_wire::citadel::istio_certificate_service_server::IstioCertificateServiceServer;
+use canal_wire::discovery::aggregated_discovery_service_server::AggregatedDiscoveryServiceServer;
+use canal_wire::fleet::fleet_server::FleetServer;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::task::TaskTracker;
+use tonic::service::Interceptor;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Server;
+
+use crate::config::{ControllerConfig, ControllerError, ControllerLimits};
+use crate::rooms::RoomHandles;
+
+/// The sockets that the controller listens on. They are bound before any task starts, so that a port in use ends the process at once.
+pub(crate) struct ControllerPorts {
+    /// TLS listener for data planes and operators.
+    listener: ControlListener,
+    /// Admin socket in the data directory.
+    socket: AdminAcceptor,
+    admin: Option<TcpListener>,
+    metrics: Option<TcpListener>,
+}
+
+impl ControllerPorts {
+    /// Binds all of the sockets.
+    ///
+    /// # Errors
+    /// A [`ControllerError`] that names the address that cannot be bound.
+    pub(crate) async fn bind(config: &ControllerConfig, infra: Arc<ControllerCa>) -> Result<Self, ControllerError> {
+        Ok(Self {
+            listener: ControlListener::bind(config.listen, infra, config.limits.handshake).await?,
+            socket: admin_server::bind_socket(&config.data_dir)?,
+            admin: bind_endpoint(config.admin, "--admin-addr").await?,
+            metrics: bind_endpoint(config.metrics, "--metrics-addr").await?,
+        })
+    }
+
+    /// Returns the address of the TLS listener.
+    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
+        self.listener.address()
+    }
+
+    /// Returns the address of the admin port, if there is one.
+    pub(crate) fn admin_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.admin.as_ref().map(TcpListener::local_addr).transpose()
+    }
+
+    /// Returns the address of the metrics port, if there is one.
+    pub(crate) fn metrics_address(&self) -> io::Result<Option<SocketAddr>> {
+        self.metrics.as_ref().map(TcpListener::local_addr).transpose()
+    }
+}
+
+/// Binds the listener of a TCP admin endpoint, if it has an address.
+async fn bind_endpoint(address: Option<SocketAddr>, flag: &'static str) -> Result<Option<TcpListener>, ListenError> {
+    match address {
+        Some(address) => Ok(Some(admin_server::bind(address, flag).await?)),
+        None => Ok(None),
+    }
+}
+
+/// Serves all sockets until the controller stops.
+pub(crate) fn spawn(tasks: &TaskTracker, ports: ControllerPorts, rooms: RoomHandles, limits: &ControllerLimits, svid_seconds: u64) {
+    let ControllerPorts { listener, socket, admin, metrics } = ports;
+    let pages = Arc::new(PagesContext {
+        catalog: rooms.catalog.clone(),
+        subscribers: rooms.subscribers.clone(),
+        fleet: rooms.fleet.clone(),
+        trust: rooms.trust.clone(),
+        health: rooms.health.clone(),
+        limits: rooms.limits.clone(),
+        metrics: rooms.metrics.clone(),
+        stopping: rooms.stopping.clone(),
+    });
+    tasks.spawn(admin_server::serve(socket, AdminEndpoint::Socket, pages.clone()));
+    for (listener, endpoint) in [(admin, AdminEndpoint::Admin), (metrics, AdminEndpoint::Metrics)] {
+        if let Some(listener) = listener {
+            tasks.spawn(admin_server::serve(AdminAcceptor::Tcp(listener), endpoint, pages.clone()));
+        }
+    }
+    let server = ControllerServices::of(&rooms, limits, svid_seconds);
+    tasks.spawn(serve(listener, rooms, server, limits.clone()));
+}
+
+/// The gRPC services for data planes and operators.
+struct ControllerServices {
+    southbound: DiscoveryService,
+    certificates: CertificateService,
+    fleet: FleetService,
+    admin: Arc<AdminService>,
+}
+
+impl ControllerServices {
+    fn of(rooms: &RoomHandles, limits: &ControllerLimits, svid_seconds: u64) -> Self {
+        let discovery = DiscoveryContext {
+            catalog: rooms.catalog.clone(),
+            clients: rooms.clients.clone(),
+            subscribers: rooms.subscribers.clone(),
+            metrics: rooms.metrics.clone(),
+            subscription_bytes: rooms.limits.subscription_bytes.clone(),
+            session: limits.session(),
+            store: rooms.store.id(),
+            stopping: rooms.stopping.clone(),
+        };
+        Self {
+            southbound: DiscoveryService { shared: Arc::new(discovery) },
+            certificates: CertificateService {
+                catalog: rooms.catalog.clone(),
+                trust: rooms.trust.clone(),
+                metrics: rooms.metrics.clone(),
+                svid_seconds,
+                tenant_rate: limits.tenant_rate,
+                provider_rate: limits.provider_rate,
+            },
+            fleet: FleetService {
+                fleet: rooms.fleet.clone(),
+                catalog: rooms.catalog.clone(),
+                principals: rooms.clients.principals(),
+                subscribers: rooms.subscribers.clone(),
+                store: rooms.store.clone(),
+                metrics: rooms.metrics.clone(),
+            },
+            admin: Arc::new(AdminService {
+                catalog: rooms.catalog.clone(),
+                changes: rooms.changes.clone(),
+                health: rooms.health.clone(),
+                subscribers: rooms.subscribers.clone(),
+                observations: rooms.observations.clone(),
+                fleet: rooms.fleet.clone(),
+                trust: rooms.trust.clone(),
+                store: rooms.store.clone(),
+                limits: rooms.limits.clone(),
+                metrics: rooms.metrics.clone(),
+            }),
+        }
+    }
+}
+
+/// Accepts connections and serves the gRPC services until the controller stops.
+async fn serve(listener: ControlListener, rooms: RoomHandles, services: ControllerServices, limits: ControllerLimits) {
+    let (sender, connections) = mpsc::channel(1);
+    // The owners of source addresses must be known before the first connection is accepted.
+    let catalogs = rooms.catalog.clone();
+    let (sources_now, sources) = watch::channel(Arc::new(Sources::of(&catalogs.borrow().clone())));
+    tokio::spawn(admission::follow(catalogs, sources_now));
+    let accounts = (rooms.limits.clone(), sources);
+    tokio::spawn(listener.run(sender, rooms.metrics.clone(), accounts, rooms.stopping.clone()));
+    let json = json_api(&services.admin, &rooms, &limits);
+    let admin = AdminServer::from_arc(services.admin)
+        .max_decoding_message_size(limits.request_bytes)
+        .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
+    let southbound = AggregatedDiscoveryServiceServer::new(services.southbound)
+        .max_decoding_message_size(limits.request_bytes)
+        .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
+    let certificates = IstioCertificateServiceServer::new(services.certificates);
+    let fleet = FleetServer::new(services.fleet).max_decoding_message_size(limits.request_bytes);
+    let observations = ObservationService::server(&rooms.observations);
+    let clients = &rooms.clients;
+    let server = Server::builder()
+        .http2_keepalive_interval(Some(limits.ping.0))
+        .http2_keepalive_timeout(Some(limits.ping.1))
+        .add_service(InterceptedService::new(southbound, clients.interceptor()))
+        .add_service(InterceptedService::new(certificates, clients.interceptor()))
+        .add_service(InterceptedService::new(fleet, clients.interceptor()))
+        .add_service(InterceptedService::new(observations, clients.interceptor()))
+        .add_service(InterceptedService::new(admin, clients.interceptor()))
+        .add_service(json);
+    let stopping = rooms.stopping.clone();
+    let done = server.serve_with_incoming_shutdown(ReceiverStream::new(connections), async move { stopping.cancelled().await });
+    if let Err(e) = done.await {
+        tracing::error!(error = %e, "the server ended");
+    }
+}
+
+/// Creates the HTTP/JSON face of the operators' API, with the authentication and the limits of the gRPC services.
+fn json_api(
+    admin: &Arc<AdminService>,
+    rooms: &RoomHandles,
+    limits: &ControllerLimits,
+) -> JsonApi<AdminService, impl Interceptor + Clone + Send + Sync + 'static + use<>> {
+    let limits = JsonApiLimits { request_bytes: limits.request_bytes, response_bytes: canal_wire::MESSAGE_BYTES_MAX };
+    let metrics = rooms.metrics.clone();
+    JsonApi::new(admin.clone(), rooms.clients.interceptor(), limits, move |refusal| metrics.refuse(refusal.name()))
+}

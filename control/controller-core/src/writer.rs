@@ -1,0 +1,694 @@
+//! The catalog writer: every change of the published state goes through its one thread, one after the other. It checks tenants against each
+//! other, writes the store, and only then publishes. It reads, compiles and compares nothing: `prepare` does that beforehand on other
+//! threads. Revocations and changes of the cloud tier go ahead of all waiting changes. Readers never wait for the writer. Start at
+//! [`CatalogWriter::run`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Arc;
+
+use canal_access::{TenantLimits, now_seconds};
+use canal_catalog::{Catalog, CompiledTenant, PolicyOrigin, TenantCatalog, TenantPlacement, is_of_hub, is_planned};
+use canal_compiler::claims::TenantClaims;
+use canal_controller_metrics::{self as metrics, ControllerMetrics};
+use canal_fleet::{TierState, TierUpdate};
+use canal_model::diagnostic::Diagnostic;
+use canal_model::identity::{components, gateway_identity};
+use canal_model::ids::{Generation, ReplicaName, ServiceId, ServiceKey, TenantName};
+use canal_model::policy::Object;
+use canal_model::program::{Resource, ResourceKind};
+use canal_model::share::Shares;
+use canal_model::trust::{Entitlement, KeyLocation, KeyRequester};
+use canal_policy_sources::applied::AppliedObjects;
+use canal_policy_sources::{
+    Basis, Commit, Committed, Objection, PolicySource, Prepared, Preparer, SourceState, SourceUpdate, TenantSources, ValidatedTenant,
+    WithheldReason, WriteEdits, clashes,
+};
+use canal_sources::parse;
+use canal_store::{DomainName, Store, StoreError};
+use canal_trust::{TrustAuthorities, key_policy};
+use tokio::sync::{mpsc, watch};
+
+/// Maximum number of entries in each queue of the writer.
+pub(crate) const QUEUE_MAX: usize = 256;
+
+/// A command to the writer, besides changes of tenants and of the cloud tier. Commands go ahead of all of those.
+pub(crate) enum WriterCommand {
+    /// Retries the changes of trust that the store refused.
+    Retry,
+    /// Publishes the trust of tenants, which may have changed.
+    Trust,
+}
+
+/// The queues that the writer serves, the most urgent first.
+pub(crate) struct WriterQueues {
+    pub(crate) commands: mpsc::Receiver<WriterCommand>,
+    /// States of the cloud tier to publish.
+    pub(crate) tiers: mpsc::Receiver<TierUpdate>,
+    /// Prepared changes of tenants.
+    pub(crate) commits: mpsc::Receiver<Commit>,
+}
+
+/// Channels of the writer: to readers, to the threads that prepare changes, and for the tenants' trust.
+pub(crate) struct CatalogPublisher {
+    pub(crate) publish: watch::Sender<Arc<Catalog>>,
+    pub(crate) basis: watch::Sender<Arc<Basis>>,
+    pub(crate) trust: Arc<TrustAuthorities>,
+}
+
+/// The next thing that the writer does.
+enum WriterWork {
+    Command(WriterCommand),
+    Tier(TierUpdate),
+    // Boxed, because it is far larger than the others.
+    Commit(Box<Commit>),
+}
+
+impl WriterQueues {
+    /// Returns the most urgent work; `None` once all senders are gone.
+    async fn next(&mut self) -> Option<WriterWork> {
+        tokio::select! {
+            biased;
+            Some(command) = self.commands.recv() => Some(WriterWork::Command(command)),
+            Some(tier) = self.tiers.recv() => Some(WriterWork::Tier(tier)),
+            Some(commit) = self.commits.recv() => Some(WriterWork::Commit(Box::new(commit))),
+            else => None,
+        }
+    }
+}
+
+/// State of the catalog writer's thread.
+pub(crate) struct CatalogWriter {
+    store: Arc<Store>,
+    metrics: Arc<ControllerMetrics>,
+    limits: Arc<TenantLimits>,
+    publish: watch::Sender<Arc<Catalog>>,
+    basis: watch::Sender<Arc<Basis>>,
+    trust: Arc<TrustAuthorities>,
+    /// True if some tenant's current trust is not published, because the store refused.
+    is_trust_behind: bool,
+    catalog: Catalog,
+    tenants: BTreeMap<TenantName, Arc<TenantSources>>,
+    /// Tenants in the order in which the controller first saw them.
+    order: Vec<TenantName>,
+    /// Tenants whose newest state is not in force because it conflicts with another tenant's claims, or exceeds a limit.
+    withheld: BTreeSet<TenantName>,
+    /// Tenants whose newest state is not in force because the store refused.
+    behind: BTreeSet<TenantName>,
+    /// Services of each tenant that have IDs.
+    services: BTreeMap<TenantName, BTreeSet<ServiceKey>>,
+    /// State of the cloud tier that was last published.
+    tier: TierState,
+}
+
+impl CatalogWriter {
+    /// Loads the store and the first reading of the files, and publishes the result.
+    pub(crate) fn start(
+        preparer: &Preparer,
+        CatalogPublisher { publish, basis, trust }: CatalogPublisher,
+        files: SourceUpdate,
+        key_sets: Vec<(TenantName, String, String)>,
+    ) -> Result<Self, StoreError> {
+        let store = preparer.store.clone();
+        let catalog = Catalog { generation: store.generation(), ..Catalog::default() };
+        let mut writer = Self {
+            order: store.tenants()?,
+            store,
+            metrics: preparer.metrics.clone(),
+            limits: preparer.limits.clone(),
+            publish,
+            basis,
+            trust,
+            is_trust_behind: false,
+            catalog,
+            tenants: BTreeMap::new(),
+            withheld: BTreeSet::new(),
+            behind: BTreeSet::new(),
+            services: BTreeMap::new(),
+            tier: TierState::default(),
+        };
+        let mut tenants = writer.read_store(&files)?;
+        for name in &writer.order {
+            // Until the tenant's files are read, its data planes must keep what they hold.
+            if writer.store.has_files(name)? {
+                sources_mut(&mut tenants, name).expect(PolicyOrigin::Files);
+            }
+        }
+        let mut all = writer.order.clone();
+        for (name, state) in files.tenants {
+            sources_mut(&mut tenants, &name).take_state(state);
+        }
+        for (name, uri, set) in key_sets {
+            // A tenant that is gone has no sources; the fetcher deletes its key sets at its first check.
+            if let Some(sources) = tenants.get_mut(&name) {
+                sources.load_key_set(uri, set);
+            }
+        }
+        all.extend(tenants.keys().filter(|name| !writer.order.contains(name)).cloned());
+        writer.begin(preparer, all, tenants)?;
+        Ok(writer)
+    }
+
+    /// Loads the stored objects of each tenant. A tenant that has more than its share is set aside without being loaded, and costs the
+    /// others nothing.
+    fn read_store(&self, files: &SourceUpdate) -> Result<BTreeMap<TenantName, TenantSources>, StoreError> {
+        let mut bytes: BTreeMap<TenantName, u64> = BTreeMap::new();
+        let mut shares: BTreeMap<TenantName, Shares> = BTreeMap::new();
+        // The first pass only counts bytes and reads the shares, so that nothing too large is loaded.
+        self.store.for_each_object(|object| {
+            *bytes.entry(object.key.tenant.clone()).or_default() += object.yaml.len() as u64;
+            if object.key.kind == "Tenant" {
+                let parsed = parse("api", &object.yaml).documents.into_iter().next();
+                shares.extend(parsed.and_then(|document| Some((object.key.tenant, written_shares(&document.object)?))));
+            }
+        })?;
+        let contents = files.tenants.iter().filter_map(|(name, state)| match state {
+            SourceState::Read(content) => Some((name, content)),
+            SourceState::Gone { .. } => None,
+        });
+        for (name, content) in contents {
+            shares.extend(content.documents().find_map(|d| Some((name.clone(), written_shares(&d.object)?))));
+        }
+        self.limits.set_shares(shares.iter());
+        let mut tenants = BTreeMap::new();
+        for (name, bytes) in &bytes {
+            if let Err(mut excess) = self.limits.configuration.set(name, *bytes) {
+                excess.fix = format!("have the provider set the share higher and restart, or run `canal delete --tenant {name} --all`");
+                self.metrics.count(metrics::WITHHELD, &[("reason", "configuration_bytes")]);
+                tracing::error!(tenant = %name, finding = %excess, "the tenant's applied objects are set aside");
+                sources_mut(&mut tenants, name).set_applied(AppliedObjects::set_aside(*excess));
+            }
+        }
+        self.store.for_each_object(|object| {
+            let sources = sources_mut(&mut tenants, &object.key.tenant);
+            if sources.applied().is_read() {
+                sources.applied_mut().load(object);
+            }
+        })?;
+        Ok(tenants)
+    }
+
+    /// Compiles all tenants, and publishes those that may go live in one generation.
+    fn begin(
+        &mut self,
+        preparer: &Preparer,
+        names: Vec<TenantName>,
+        mut tenants: BTreeMap<TenantName, TenantSources>,
+    ) -> Result<(), StoreError> {
+        let mut staged = BTreeMap::new();
+        let mut next = Vec::new();
+        for name in names {
+            let Some(sources) = tenants.remove(&name) else { continue };
+            let prepared = preparer.sources_after(None, sources);
+            if let Some(compiled) = self.settle_sources(prepared, &staged)? {
+                staged.insert(name.clone(), compiled.claims.clone());
+                next.push((name, compiled));
+            }
+        }
+        if !next.is_empty() {
+            let generation = self.store.next_generation()?;
+            self.publish_all(next, generation);
+        }
+        self.publish_basis();
+        Ok(())
+    }
+
+    /// Serves until all senders are gone. Commands and the cloud tier go ahead of commits.
+    pub(crate) fn run(mut self, mut queues: WriterQueues) -> io::Result<()> {
+        // The runtime only waits for the queues; it has no other task.
+        let waiting = tokio::runtime::Builder::new_current_thread().build()?;
+        while let Some(work) = waiting.block_on(queues.next()) {
+            match work {
+                WriterWork::Command(WriterCommand::Retry) if !self.is_trust_behind => {}
+                WriterWork::Command(WriterCommand::Retry | WriterCommand::Trust) => self.apply_trust_change(),
+                WriterWork::Tier(TierUpdate { tier, reply }) => {
+                    // The reconciler may have ended with the controller.
+                    let _ = reply.send(self.apply_tier_state(tier));
+                }
+                WriterWork::Commit(commit) => {
+                    let Commit { prepared, reply } = *commit;
+                    let done = self.commit(prepared);
+                    if let Err(e) = &done {
+                        self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                    }
+                    self.publish_basis();
+                    // The requester may be gone; the commit stays in force.
+                    let _ = reply.send(done);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes the state against which changes are prepared.
+    fn publish_basis(&self) {
+        let unsettled = self.behind.union(&self.withheld).cloned().collect();
+        let catalog = Arc::new(self.catalog.clone());
+        let basis = Basis { catalog, tenants: self.tenants.clone(), order: self.order.clone(), unsettled };
+        self.basis.send_replace(Arc::new(basis));
+    }
+
+    /// Publishes the state of the cloud tier in one generation.
+    fn apply_tier_state(&mut self, tier: TierState) -> Result<Generation, StoreError> {
+        let generation = self.store.next_generation()?;
+        let none = TenantPlacement::default();
+        for (name, view) in &mut self.catalog.tenants {
+            let planned = tier.tenants.get(name).unwrap_or(&none);
+            if let Some(next) = view.with_tier(planned, self.tier.tenants.get(name), generation) {
+                *view = Arc::new(next);
+            }
+        }
+        let before = self.catalog.provider.as_deref();
+        // The controller's own resources stay as they were; `publish_now` updates them.
+        let own = before.into_iter().flat_map(|b| b.of_hub()).map(|e| e.resource.clone());
+        let provider = CompiledTenant::of_provider(tier.provider.iter().cloned().chain(own).collect());
+        self.catalog.provider = Some(Arc::new(TenantCatalog::next(before, provider, generation)));
+        self.catalog.whereabouts = tier.whereabouts.clone();
+        self.tier = tier;
+        self.publish_now(generation);
+        Ok(generation)
+    }
+
+    /// Publishes what changed in the tenants' trust, if anything did.
+    fn apply_trust_change(&mut self) {
+        let generation = match self.store.next_generation() {
+            Ok(generation) => generation,
+            Err(e) => {
+                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                self.is_trust_behind = true;
+                return;
+            }
+        };
+        if self.publish_trust(generation) {
+            self.catalog.generation = generation;
+            self.publish.send_replace(Arc::new(self.catalog.clone()));
+        }
+    }
+
+    /// Puts the controller's own resources into every state: a tenant's trust into the tenant's, and that of Canal's components into the
+    /// provider's. Returns false if nothing differs.
+    fn publish_trust(&mut self, generation: Generation) -> bool {
+        let names: Vec<DomainName> = self.catalog.tenants.iter().filter_map(|(name, view)| domain_of(name, view)).collect();
+        // A root that is not on disk must not be published; certificates of its tenant wait for it too.
+        self.is_trust_behind = self
+            .trust
+            .ensure(names.iter())
+            .inspect_err(|e| {
+                self.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+                tracing::error!(error = %e, "could not store a new root; retrying");
+            })
+            .is_err();
+        let trust = trust_resources(&self.catalog, &self.trust);
+        let own: Vec<Resource> = self.trust.bundle(&components()).map(Resource::Bundle).into_iter().collect();
+        let provider = self.catalog.provider.take().unwrap_or_else(|| {
+            let nothing = CompiledTenant::of_provider(Vec::new());
+            Arc::new(TenantCatalog::next(None, nothing, generation))
+        });
+        let next = provider.with_trust(&own, generation).map(Arc::new);
+        let mut differs = next.is_some();
+        self.catalog.provider = Some(next.unwrap_or(provider));
+        for (name, view) in &mut self.catalog.tenants {
+            let resources = trust.get(name).map_or(&[][..], Vec::as_slice);
+            if let Some(next) = view.with_trust(resources, generation) {
+                *view = Arc::new(next);
+                differs = true;
+            }
+        }
+        differs
+    }
+
+    /// Publishes the catalog as this generation, with the current trust.
+    fn publish_now(&mut self, generation: Generation) {
+        self.publish_trust(generation);
+        self.catalog.generation = generation;
+        self.publish.send_replace(Arc::new(self.catalog.clone()));
+    }
+
+    /// Assigns IDs to all services of a tenant, and releases those of services that are gone.
+    fn bind(&mut self, sources: &TenantSources, now: u64) -> Result<BTreeMap<ServiceKey, ServiceId>, StoreError> {
+        let keys = sources.service_keys();
+        let wanted: Vec<ServiceKey> = keys.iter().cloned().collect();
+        let ids = self.store.service_ids(&wanted, now)?;
+        // A service of an unread source is not gone, so it must keep its ID.
+        let is_certain = sources.is_complete() && !sources.applied().has_unreadable();
+        if is_certain && self.services.get(&sources.name).is_none_or(|before| !before.is_subset(&keys)) {
+            self.store.release_service_ids(|key| key.tenant != sources.name || keys.contains(key), now)?;
+        }
+        self.services.insert(sources.name.clone(), keys);
+        Ok(ids)
+    }
+
+    /// Records a new tenant in the store, and whether the tenant has files.
+    fn admit(&mut self, sources: &TenantSources) -> Result<(), StoreError> {
+        let has_files = sources.has(PolicyOrigin::Files);
+        if !self.order.contains(&sources.name) || self.store.has_files(&sources.name)? != has_files {
+            self.store.admit_tenant(&sources.name, has_files)?;
+        }
+        if !self.order.contains(&sources.name) {
+            self.order.push(sources.name.clone());
+        }
+        Ok(())
+    }
+
+    /// Removes a tenant from the store and from the catalog.
+    fn forget(&mut self, name: &TenantName) -> Result<(), StoreError> {
+        self.store.forget_tenant(name)?;
+        self.store.release_service_ids(|key| key.tenant != *name, now_seconds())?;
+        let generation = self.store.next_generation()?;
+        self.tenants.remove(name);
+        self.order.retain(|n| n != name);
+        self.withheld.remove(name);
+        self.services.remove(name);
+        if self.catalog.tenants.remove(name).is_some() {
+            self.publish_now(generation);
+            tracing::info!(tenant = %name, %generation, "the tenant is gone");
+        }
+        Ok(())
+    }
+
+    /// Puts a change into force, if it was prepared against the sources that are still the tenant's.
+    fn commit(&mut self, mut prepared: Prepared) -> Result<Committed, StoreError> {
+        let holds = match (self.tenants.get(&prepared.name), &prepared.before) {
+            (Some(now), Some(then)) => Arc::ptr_eq(now, then),
+            (None, None) => true,
+            _ => false,
+        };
+        if !holds {
+            return Ok(Committed::Moved);
+        }
+        if let Some(write) = prepared.write.take() {
+            return self.commit_write(prepared, &write);
+        }
+        let name = prepared.name.clone();
+        // The change is retried until it is in force.
+        self.behind.insert(name.clone());
+        if let Some(compiled) = self.settle_sources(prepared, &BTreeMap::new())? {
+            let generation = self.store.next_generation()?;
+            self.publish_all(vec![(name.clone(), compiled)], generation);
+        }
+        self.behind.remove(&name);
+        Ok(Committed::Done(self.catalog.generation))
+    }
+
+    /// Records a tenant's sources, and returns what to publish of them, if anything differs. `staged` are claims that go live together with
+    /// them.
+    fn settle_sources(
+        &mut self,
+        prepared: Prepared,
+        staged: &BTreeMap<TenantName, TenantClaims>,
+    ) -> Result<Option<CompiledTenant>, StoreError> {
+        let Prepared { name, after, validated, .. } = prepared;
+        self.tenants.insert(name.clone(), after.clone());
+        if after.is_gone() {
+            self.forget(&name)?;
+            return Ok(None);
+        }
+        let ValidatedTenant { compiled, bytes, mut objections } = validated?;
+        self.admit(&after)?;
+        self.bind(&after, now_seconds())?;
+        if objections.is_empty() {
+            objections.extend(self.take_shares(&after, bytes).err().map(|objection| *objection));
+        }
+        objections.extend(self.clashes(staged, &compiled.claims));
+        let compiled = self.accept_or_retain(&name, compiled, objections);
+        // A withheld state whose diagnostics are published already needs no new generation.
+        let is_published = self.catalog.tenants.get(&name).is_some_and(|v| *v.diagnostics == *compiled.diagnostics);
+        Ok(Some(compiled).filter(|_| !(self.withheld.contains(&name) && is_published)))
+    }
+
+    /// Returns the conflicts of claims with those that are in force or staged.
+    fn clashes(&self, staged: &BTreeMap<TenantName, TenantClaims>, claims: &TenantClaims) -> Vec<Objection> {
+        let live = |name: &TenantName| staged.get(name).or_else(|| Some(&self.catalog.tenants.get(name)?.claims));
+        clashes(&self.order, live, claims).into_iter().map(|finding| Objection::new(WithheldReason::Clash, finding)).collect()
+    }
+
+    /// Takes the bytes of a tenant's next state from its shares.
+    ///
+    /// # Errors
+    /// A share or a whole limit does not allow them; the tenant keeps the bytes that it had.
+    fn take_shares(&self, after: &TenantSources, compiled: u64) -> Result<(), Box<Objection>> {
+        // The stored objects of such a tenant exceed its share already, and were not loaded.
+        if !after.applied().is_read() {
+            return Ok(());
+        }
+        let before = self.limits.configuration.get(&after.name);
+        let objection = |reason, excess: Box<Diagnostic>| Box::new(Objection::new(reason, *excess));
+        self.limits
+            .configuration
+            .set(&after.name, after.bytes())
+            .map_err(|excess| objection(WithheldReason::ConfigurationBytes, excess))?;
+        let done = self.limits.compiled.set(&after.name, compiled);
+        if done.is_err() {
+            // The amount is what it was, or less, which is never refused.
+            let _ = self.limits.configuration.set(&after.name, before);
+        }
+        done.map_err(|excess| objection(WithheldReason::CompiledBytes, excess))
+    }
+
+    /// Carries out a write request, unless it conflicts with something that went live meanwhile.
+    fn commit_write(&mut self, prepared: Prepared, write: &WriteEdits) -> Result<Committed, StoreError> {
+        let Prepared { after, validated, .. } = prepared;
+        let ValidatedTenant { compiled, bytes, mut objections } = validated?;
+        objections.extend(self.clashes(&BTreeMap::new(), &compiled.claims));
+        let configuration_before = self.limits.configuration.get(&after.name);
+        let compiled_before = self.limits.compiled.get(&after.name);
+        if objections.is_empty() {
+            objections.extend(self.take_shares(&after, bytes).err().map(|objection| *objection));
+        }
+        // A delete is not refused, whatever is left.
+        if !objections.is_empty() && !write.is_delete {
+            return Ok(Committed::Refused(objections.into_iter().map(|objection| objection.finding).collect()));
+        }
+        let done = self.carry_out(&after, write, compiled, objections);
+        if done.is_err() {
+            // Back to what it was: what grew shrinks, and what a delete had freed was this tenant's a moment ago.
+            let _ = self.limits.configuration.set(&after.name, configuration_before);
+            let _ = self.limits.compiled.set(&after.name, compiled_before);
+        }
+        done.map(|()| Committed::Done(self.catalog.generation))
+    }
+
+    /// Writes the change to disk, then publishes it: once the operator receives "accepted", a kill cannot undo the change.
+    fn carry_out(
+        &mut self,
+        after: &Arc<TenantSources>,
+        write: &WriteEdits,
+        compiled: CompiledTenant,
+        objections: Vec<Objection>,
+    ) -> Result<(), StoreError> {
+        let (name, now) = (after.name.clone(), now_seconds());
+        self.admit(after)?;
+        self.bind(after, now)?;
+        let generation = self.store.next_generation()?;
+        // Only the deletion of everything takes several transactions: what is gone when the disk refuses was to go anyway.
+        let step = if write.is_in_steps { self.store.edits_max() } else { write.edits.len() };
+        for edits in write.edits.chunks(step.max(1)) {
+            self.store.apply(edits, generation, now)?;
+        }
+        self.metrics.count(metrics::CHANGES, &[("from", PolicyOrigin::Api.label())]);
+        self.tenants.insert(name.clone(), after.clone());
+        if after.is_gone() {
+            if let Err(e) = self.forget(&name) {
+                // The change is on disk and stands; only the empty tenant remains to be removed.
+                tracing::warn!(tenant = %name, error = %e, "the tenant is removed later");
+                self.behind.insert(name);
+            }
+        } else {
+            let compiled = self.accept_or_retain(&name, compiled, objections);
+            self.publish_all(vec![(name, compiled)], generation);
+        }
+        Ok(())
+    }
+
+    /// Returns what goes live of a tenant's next state: the state itself, or the one that was live before, with the reasons, if something
+    /// stands against it.
+    fn accept_or_retain(&mut self, name: &TenantName, mut compiled: CompiledTenant, objections: Vec<Objection>) -> CompiledTenant {
+        if objections.is_empty() {
+            self.withheld.remove(name);
+            return compiled;
+        }
+        if self.withheld.insert(name.clone()) {
+            let reasons: BTreeSet<WithheldReason> = objections.iter().map(|objection| objection.reason).collect();
+            for reason in reasons {
+                self.metrics.count(metrics::WITHHELD, &[("reason", reason.label())]);
+            }
+            for Objection { finding, .. } in &objections {
+                tracing::error!(tenant = %name, %finding, "the tenant's newest state is withheld");
+            }
+        }
+        compiled.diagnostics.extend(objections.into_iter().map(|objection| objection.finding));
+        let before = self.catalog.tenants.get(name);
+        // `publish_all` adds the planner's and the controller's own resources.
+        let own_resources = |b: &Arc<TenantCatalog>| {
+            b.entries.values().map(|e| e.resource.clone()).filter(|r| !is_planned(r.kind()) && !is_of_hub(r)).collect()
+        };
+        compiled.resources = before.map(own_resources).unwrap_or_default();
+        compiled.claims = match before {
+            Some(b) => b.claims.clone(),
+            None => TenantClaims { tenant: name.clone(), isolation: None, gateways: Vec::new() },
+        };
+        compiled.federations = before.map(|b| b.federations.clone()).unwrap_or_default();
+        compiled.jwks = before.map(|b| b.jwks.as_ref().clone()).unwrap_or_default();
+        compiled
+    }
+
+    /// Publishes the compiled states of tenants in one generation.
+    fn publish_all(&mut self, next: Vec<(TenantName, CompiledTenant)>, generation: Generation) {
+        for (name, mut compiled) in next {
+            compiled.resources.extend(self.tier.tenants.get(&name).into_iter().flat_map(TenantPlacement::resources));
+            let before = self.catalog.tenants.get(&name);
+            // The controller's own resources stay as they were; `publish_now` updates them once all tenants' claims are in.
+            compiled.resources.extend(before.into_iter().flat_map(|b| b.of_hub()).map(|e| e.resource.clone()));
+            let view = TenantCatalog::next(before.map(Arc::as_ref), compiled, generation);
+            self.catalog.tenants.insert(name, Arc::new(view));
+        }
+        self.limits.follow(&self.catalog);
+        self.publish_now(generation);
+    }
+}
+
+fn domain_of(tenant: &TenantName, view: &TenantCatalog) -> Option<DomainName> {
+    view.claims.isolation.as_ref().map(|i| (tenant.clone(), i.trust_domain.clone()))
+}
+
+/// Returns the controller's own resources of each tenant: its trust bundle, those of tenants with which it federates mutually, and the
+/// entitlements of gateways to use its keys.
+fn trust_resources(catalog: &Catalog, trust: &TrustAuthorities) -> BTreeMap<TenantName, Vec<Resource>> {
+    let mut serving: BTreeMap<&TenantName, BTreeSet<&ReplicaName>> = BTreeMap::new();
+    for (tenant, view) in &catalog.tenants {
+        serving.entry(tenant).or_default().extend(view.claims.gateways.iter().map(|g| &g.replica));
+    }
+    // In the cloud tier, a replica serves the tenants that are placed on its backend.
+    for replica in catalog.whereabouts.replicas.keys() {
+        for tenant in catalog.whereabouts.of(replica).iter().flat_map(|held| &held.tenants) {
+            serving.entry(tenant).or_default().insert(replica);
+        }
+    }
+    let mut out = BTreeMap::new();
+    for (tenant, view) in &catalog.tenants {
+        let Some(own) = domain_of(tenant, view) else { continue };
+        // A federation needs the declarations of both tenants.
+        let is_mutual = |other: &&DomainName| {
+            let theirs = catalog.tenants.get(&other.0).filter(|theirs| domain_of(&other.0, theirs).as_ref() == Some(*other));
+            theirs.is_some_and(|theirs| other.0 != *tenant && theirs.federations.contains(&own))
+        };
+        let mut resources = trust.bundle_resources(&own, view.federations.iter().filter(is_mutual));
+        let wants_key_servers = key_policy(view).location == KeyLocation::KeyServer || view.of(ResourceKind::KeyServer).next().is_some();
+        let gateways = serving.get(tenant).into_iter().flatten().filter(|_| wants_key_servers);
+        resources.extend(gateways.map(|replica| {
+            let (requester, identities) = (KeyRequester::Gateway((*replica).clone()), vec![gateway_identity(own.1.clone())]);
+            Resource::Entitlement(Entitlement { tenant: tenant.clone(), requester, identities })
+        }));
+        out.insert(tenant.clone(), resources);
+    }
+    out
+}
+
+/// Returns the sources of a tenant; they are empty at first.
+fn sources_mut<'a>(tenants: &'a mut BTreeMap<TenantName, TenantSources>, name: &TenantName) -> &'a mut TenantSources {
+    tenants.entry(name.clone()).or_insert_with(|| TenantSources::new(name.clone()))
+}
+
+fn written_shares(object: &Object) -> Option<Shares> {
+    match object {
+        Object::Tenant(tenant) => Some(tenant.spec.shares.clone()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_controller_metrics::GaugeValues;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::config::ControllerLimits;
+
+    /// A writer without tenants, and what it is built on.
+    struct WriterFixture {
+        _dir: tempfile::TempDir,
+        preparer: Preparer,
+        writer: CatalogWriter,
+        catalogs: watch::Receiver<Arc<Catalog>>,
+    }
+
+    impl WriterFixture {
+        fn new() -> Self {
+            let dir = tempfile::tempdir().unwrap();
+            let store = Arc::new(Store::open(dir.path(), canal_store::StoreLimits::default()).unwrap());
+            let (publish, catalogs) = watch::channel(Arc::new(Catalog::default()));
+            let (basis, _) = watch::channel(Arc::new(Basis::default()));
+            let client = canal_trust::FetchClient::new(b"").unwrap();
+            let infra = canal_ca::ControllerCa::open(&dir.path().join("infra"), now_seconds()).unwrap().of_components().unwrap();
+            let limits = Arc::new(TenantLimits::new(&ControllerLimits::default().capacities()));
+            let certificates = limits.certificates.clone();
+            let trust = TrustAuthorities::open(store.clone(), Arc::default(), infra, &Default::default(), &client, certificates).unwrap();
+            let preparer = Preparer { store, metrics: Arc::default(), limits };
+            let publisher = CatalogPublisher { publish, basis, trust: Arc::new(trust) };
+            let files = SourceUpdate::nothing(PolicyOrigin::Files);
+            let writer = CatalogWriter::start(&preparer, publisher, files, Vec::new()).unwrap();
+            Self { _dir: dir, preparer, writer, catalogs }
+        }
+
+        /// Prepares a first state of a tenant whose files were not read yet.
+        fn prepare(&self, name: &str) -> Prepared {
+            let mut sources = TenantSources::new(name.parse().unwrap());
+            sources.expect(PolicyOrigin::Files);
+            self.preparer.sources_after(None, sources)
+        }
+    }
+
+    #[test]
+    fn the_cloud_tier_and_trust_pass_all_changes_that_wait() {
+        let fixture = WriterFixture::new();
+        let (commands, waiting_commands) = mpsc::channel(QUEUE_MAX);
+        let (tiers, waiting_tiers) = mpsc::channel(QUEUE_MAX);
+        let (commits, waiting_commits) = mpsc::channel(QUEUE_MAX);
+        let commit = |name: &str| {
+            let (reply, answer) = oneshot::channel();
+            commits.blocking_send(Commit { prepared: fixture.prepare(name), reply }).unwrap();
+            answer
+        };
+        let mut changes = [commit("alpha"), commit("beta"), commit("alpha")];
+        let (reply, mut published) = oneshot::channel();
+        tiers.blocking_send(TierUpdate { tier: TierState::default(), reply }).unwrap();
+        commands.blocking_send(WriterCommand::Trust).unwrap();
+        drop((commands, tiers, commits));
+        let WriterFixture { _dir, writer, catalogs, .. } = fixture;
+        writer.run(WriterQueues { commands: waiting_commands, tiers: waiting_tiers, commits: waiting_commits }).unwrap();
+        let published = published.try_recv().unwrap().unwrap();
+        let [alpha, beta, again] = &mut changes;
+        let generation = |answer: &mut oneshot::Receiver<_>| match answer.try_recv() {
+            Ok(Ok(Committed::Done(generation))) => generation,
+            other => panic!("{other:?}"),
+        };
+        assert!(published < generation(alpha) && published < generation(beta), "what came last was published first");
+        assert!(matches!(again.try_recv(), Ok(Ok(Committed::Moved))), "it was prepared before the first of alpha's was in force");
+        assert_eq!(catalogs.borrow().tenants.len(), 2);
+    }
+
+    #[test]
+    fn a_withheld_state_is_counted_by_its_reason() {
+        let mut fixture = WriterFixture::new();
+        let excess = |limit: &canal_access::shares::TenantBytes| *limit.check(&"alpha".parse().unwrap(), u64::MAX).unwrap_err();
+        let compiled = excess(&fixture.preparer.limits.compiled);
+        for (name, reason, finding) in [
+            ("alpha", WithheldReason::CompiledBytes, compiled.clone()),
+            ("beta", WithheldReason::Panic, compiled.clone()),
+            ("gamma", WithheldReason::Clash, compiled),
+        ] {
+            let mut prepared = fixture.prepare(name);
+            prepared.validated.as_mut().unwrap().objections.push(Objection::new(reason, finding));
+            fixture.writer.commit(prepared).unwrap();
+        }
+        // This one is found when the writer takes the shares: nobody else's bytes were known when it was prepared.
+        let mut prepared = fixture.prepare("delta");
+        prepared.validated.as_mut().unwrap().bytes = u64::MAX;
+        fixture.writer.commit(prepared).unwrap();
+        let text = fixture.preparer.metrics.render(&GaugeValues::default());
+        for (reason, count) in [("clash", 1), ("compiled_bytes", 2), ("panic", 1)] {
+            let line = format!("canal_controller_changes_withheld_total{{reason=\"{reason}\"}} {count}\n");
+            assert!(text.contains(&line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Tests that no tenant's work, bytes or mistakes at the controller delay or cost another tenant.
+
+use std::fmt::Write;
+
+use crate::fixture::{ControllerFixture, ManualSubscriber, errors, service, tenant_object, with_token};
+use canal_controller_core::ControllerLimits;
+use canal_model::program::ResourceKind;
+use canal_model::share::{Share, ShareKind};
+use tonic::Code;
+
+fn two_tenants(config: &std::path::Path) {
+    for (name, n) in [("alpha", 1), ("beta", 2)] {
+        std::fs::create_dir(config.join(name)).unwrap();
+        std::fs::write(config.join(name).join("t.yaml"), tenant_object(name, n)).unwrap();
+    }
+}
+
+/// Returns objects that take long to read, compile and compare.
+fn large(services: usize) -> String {
+    let mut text = String::new();
+    for n in 0..services {
+        let (a, b) = (n / 250, n % 250 + 1);
+        let spec = format!("clusterIP: 10.91.{a}.{b}, selector: {{app: x{n}}}, ports: [{{name: http, port: 80}}]");
+        write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: x{n}, namespace: shop}}\nspec: {{{spec}}}\n").unwrap();
+    }
+    text
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn large_dry_runs_of_one_tenant_hold_up_no_other_change() {
+    let fixture = ControllerFixture::with(ControllerLimits { compile_workers: 2, ..ControllerLimits::default() }, two_tenants).await;
+    let text = large(8_000);
+    let mut diffs = tokio::task::JoinSet::new();
+    for _ in 0..4 {
+        let (mut ann, text) = (fixture.admin("ann").await, text.clone());
+        diffs.spawn(async move { ann.diff("alpha", &[&text]).await.map(|d| d.changes.len()) });
+    }
+    // All four dry runs have arrived, and one is being prepared.
+    while fixture.metric("canal_share_used{limit=\"queued_changes\",tenant=\"alpha\"}").await < 4.0 {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let mut bob = fixture.admin("bob").await;
+    bob.must_apply("beta", &[&service(2, "a", 1)]).await;
+    bob.diff("beta", &[&service(2, "b", 2)]).await.unwrap();
+    fixture.admin("ann").await.must_apply("alpha", &[&service(1, "mine", 9)]).await;
+    assert!(diffs.try_join_next().is_none(), "everything else was done before the first dry run");
+    let waiting = fixture.metric("canal_share_used{limit=\"queued_changes\",tenant=\"alpha\"}").await;
+    assert!(waiting >= 4.0, "{waiting} dry runs are left");
+    diffs.abort_all();
+}
+
+#[tokio::test]
+async fn changes_beyond_a_tenants_share_are_refused_by_name() {
+    let mut limits = ControllerLimits::default();
+    limits.shares.set(ShareKind::QueuedChangeBytes, Share::Amount(2_000));
+    let fixture = ControllerFixture::with(limits, two_tenants).await;
+    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
+    let text = service(1, "a", 1) + &"# more\n".repeat(500);
+    let refused = ann.diff("alpha", &[&text]).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("alpha has too many changes under way (queued_change_bytes: share); fix: "), "{refused}");
+    bob.must_apply("beta", &[&service(2, "a", 1)]).await;
+    root.diff("alpha", &[&text]).await.unwrap();
+    let shares = ann.status().await.shares;
+    assert!(shares.iter().all(|s| s.tenant == "alpha"), "a tenant sees its own: {shares:?}");
+    let refusals = |shares: &[canal_wire::api::ShareUse]| {
+        shares.iter().find(|s| s.tenant == "alpha" && s.limit == "queued_change_bytes").map(|s| (s.max, s.refused, s.component.clone()))
+    };
+    assert_eq!(refusals(&shares), Some((2_000, 1, "controller".into())));
+    let all = root.status().await.shares;
+    assert!(refusals(&all).is_some() && all.iter().any(|s| s.tenant == "beta"), "{all:?}");
+}
+
+#[tokio::test]
+async fn a_tenants_bytes_are_bounded_and_the_provider_can_remove_them() {
+    const SHARE: u64 = 40_000;
+    let mut limits = ControllerLimits::default();
+    limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(SHARE));
+    let mut fixture = ControllerFixture::with(limits, two_tenants).await;
+    let (mut ann, mut bob) = (fixture.admin("ann").await, fixture.admin("bob").await);
+    let padded = |n: u8| {
+        let text = service(1, &format!("s{n}"), n);
+        text.replace("namespace: shop}", &format!("namespace: shop, annotations: {{note: {}}}}}", "x".repeat(8_000)))
+    };
+    for n in 1..=4 {
+        ann.must_apply("alpha", &[&padded(n)]).await;
+    }
+    let refused = ann.apply("alpha", &[&padded(5)]).await.unwrap();
+    let said = errors(&refused.diagnostics).join("; ");
+    assert!(!refused.accepted && said.contains("configurationBytes is 40000"), "{said}");
+    assert!(!errors(&ann.dry_run("alpha", &[&padded(5)]).await.unwrap().diagnostics).is_empty());
+    bob.must_apply("beta", &[&service(2, "a", 1)]).await;
+    // Files count as well; their earlier content stays in force.
+    let mut n1 = fixture.subscribe("n1").await;
+    n1.settle().await;
+    let held = n1.names();
+    fixture.write("alpha/more.yaml", &padded(6));
+    while !errors(&ann.status().await.diagnostics).iter().any(|e| e.contains("configurationBytes")) {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    n1.settle().await;
+    assert_eq!(n1.names(), held);
+    std::fs::remove_file(fixture.path("alpha/more.yaml")).unwrap();
+    // A smaller share sets the tenant aside at the next start, and no other tenant.
+    let held = n1.held.clone();
+    drop((n1, ann, bob));
+    fixture.stop().await;
+    fixture.config.limits.shares.set(ShareKind::ConfigurationBytes, Share::Amount(20_000));
+    fixture.start().await;
+    let mut n1 = ManualSubscriber::open(fixture.channel().await, "n1", held.clone()).await;
+    n1.settle().await;
+    assert_eq!(n1.names(), held.keys().map(|(k, n)| format!("{k:?} {n}")).collect::<Vec<_>>(), "data planes keep what they hold");
+    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
+    let refused = ann.apply("alpha", &[&service(1, "small", 9)]).await.unwrap();
+    assert!(errors(&refused.diagnostics).iter().any(|e| e.contains("configurationBytes is 20000")), "{refused:?}");
+    assert_eq!(bob.names("beta", "service").await.len(), 1);
+    let refused = ann.delete_all("alpha").await.unwrap();
+    assert!(!refused.accepted && errors(&refused.diagnostics)[0].contains("only the provider"), "{refused:?}");
+    let removed = root.delete_all("alpha").await.unwrap();
+    assert_eq!((removed.accepted, removed.changes.len()), (true, 4), "{:?}", errors(&removed.diagnostics));
+    n1.until("the end of the services", |h| !h.keys().any(|(k, n)| *k == ResourceKind::Service && n.starts_with("alpha/"))).await;
+    ann.must_apply("alpha", &[&service(1, "small", 9)]).await;
+}
+
+#[tokio::test]
+async fn compiled_bytes_are_bounded_too() {
+    let mut limits = ControllerLimits::default();
+    limits.shares.set(ShareKind::CompiledBytes, Share::Amount(3_000));
+    let fixture = ControllerFixture::with(limits, two_tenants).await;
+    let mut ann = fixture.admin("ann").await;
+    ann.must_apply("alpha", &[&service(1, "a", 1)]).await;
+    let refused = ann.apply("alpha", &[&large(200)]).await.unwrap();
+    assert!(!refused.accepted && errors(&refused.diagnostics).join(";").contains("compiledBytes is 3000"), "{refused:?}");
+    ann.must_apply("alpha", &[&service(1, "b", 2)]).await;
+}
+
+#[tokio::test]
+async fn status_shows_a_tenants_use_and_omissions_at_data_planes() {
+    use canal_wire::fleet::fleet_client::FleetClient;
+    use canal_wire::fleet::{OmittedResource, ShareRow, ShareState};
+    let fixture = ControllerFixture::two_tenants().await;
+    let mut fleet = FleetClient::new(fixture.channel().await);
+    let limit = ShareKind::GatewayConnections.label();
+    let row = |tenant: &str, used| ShareRow { limit: limit.into(), tenant: tenant.into(), used, max: 100, refused: 2, revoked: 1 };
+    let omitted =
+        OmittedResource { tenant: "alpha".into(), kind: "BucketTable".into(), name: "alpha/shop/a@az1".into(), why: "full".into() };
+    let state = ShareState { rows: vec![row("alpha", 7), row("beta", 8)], omitted: vec![omitted] };
+    // The report of a data plane that is not connected is not stored.
+    fleet.share_report(with_token(state.clone(), "g1")).await.unwrap();
+    let of = |shares: Vec<canal_wire::api::ShareUse>| -> Vec<(String, String, u64, u64, u64)> {
+        let planes = shares.into_iter().filter(|s| s.component != "controller");
+        planes.map(|s| (s.component, s.tenant, s.used, s.refused, s.revoked)).collect()
+    };
+    let (mut ann, mut bob, mut root) = (fixture.admin("ann").await, fixture.admin("bob").await, fixture.admin("root").await);
+    assert_eq!(of(root.status().await.shares), []);
+    let (mut g1, mut n1) = (fixture.subscribe("g1").await, fixture.subscribe("n1").await);
+    g1.settle().await;
+    n1.settle().await;
+    fleet.share_report(with_token(state.clone(), "g1")).await.unwrap();
+    // A node's report counts for its own tenant only.
+    fleet.share_report(with_token(state.clone(), "n1")).await.unwrap();
+    let seen = |component: &str, tenant: &str, used| (component.to_string(), tenant.to_string(), used, 2, 1);
+    let status = ann.status().await;
+    assert_eq!(of(status.shares), [seen("gateway g1", "alpha", 7), seen("nodes", "alpha", 7)]);
+    let found = errors(&status.diagnostics);
+    assert!(found.iter().any(|e| e.contains("alpha/shop/a@az1") && e.contains("gateway g1 has no capacity for it")), "{found:?}");
+    let status = bob.status().await;
+    assert_eq!(of(status.shares), [seen("gateway g1", "beta", 8)]);
+    assert_eq!(errors(&status.diagnostics), [""; 0], "alpha's is not beta's business");
+    let all = of(root.status().await.shares);
+    assert_eq!(all, [seen("gateway g1", "alpha", 7), seen("gateway g1", "beta", 8), seen("nodes", "alpha", 7)]);
+    let refused = fleet.share_report(with_token(state, "ann")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    // The report of a data plane is dropped when it disconnects.
+    drop(g1);
+    while of(root.status().await.shares).iter().any(|s| s.0 == "gateway g1") {
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+}

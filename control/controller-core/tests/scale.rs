@@ -1,0 +1,143 @@
+//! Test with thousands of services: an AZ is closed as fast as with a few, whatever else is computed at that moment.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use crate::fixture;
+use crate::fixture::{ControllerFixture, ManualSubscriber, with_token};
+use canal_controller_core::{ControllerLimits, SilenceTimeouts};
+use canal_model::program::Resource;
+use canal_wire::fleet::fleet_client::FleetClient;
+use canal_wire::fleet::{EdgeReportRequest, ReplicaProbe, ReplicaReportRequest};
+use tonic::transport::Channel;
+
+/// Number of services. `make soak PART=services` uses the number that the tier is made for; without optimization the same takes ten times
+/// as long.
+const SERVICES: u32 = if cfg!(debug_assertions) { 600 } else { 16_000 };
+/// Time until all members have everything.
+const START: Duration = Duration::from_secs(300);
+const SILENT: Duration = Duration::from_millis(1500);
+
+const PRINCIPALS: [(&str, &str); 8] = [
+    ("r1", "kind: gateway, name: r1, az: az1, backend: b1"),
+    ("r2", "kind: gateway, name: r2, az: az1, backend: b2"),
+    ("r3", "kind: gateway, name: r3, az: az2, backend: b3"),
+    ("r4", "kind: gateway, name: r4, az: az2, backend: b4"),
+    ("e1", "kind: edge, name: e1, az: az1"),
+    ("e2", "kind: edge, name: e2, az: az2"),
+    ("m1", "kind: node, name: m1, tenant: beta, az: az1"),
+    ("root", "kind: operator, name: root"),
+];
+
+fn tenant(name: &str, vni: u8, services: u32) -> String {
+    let mut text = format!(
+        "apiVersion: canal.mesh/v1\nkind: Tenant\nmetadata: {{name: {name}}}\nspec: {{vni: {vni}, trustDomain: {name}.example, \
+         podCidrs: [10.1.0.0/17], gatewayCidrs: [10.128.0.0/12]}}\n"
+    );
+    for n in 1..=services {
+        let ip = std::net::Ipv4Addr::from_bits(0x0a60_0000 + n);
+        let spec = format!("clusterIP: {ip}, selector: {{app: s{n}}}, ports: [{{name: http, port: 80}}]");
+        write!(text, "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{n}, namespace: shop}}\nspec: {{{spec}}}\n").unwrap();
+    }
+    text
+}
+
+/// A fake replica or edge, with the resources that it receives.
+struct FakeTierMember {
+    token: &'static str,
+    south: ManualSubscriber,
+    client: FleetClient<Channel>,
+}
+
+impl FakeTierMember {
+    async fn new(fixture: &ControllerFixture, token: &'static str) -> Self {
+        let client = FleetClient::new(fixture.channel().await);
+        Self { token, south: ManualSubscriber::open(fixture.channel().await, token, BTreeMap::new()).await, client }
+    }
+    /// Takes what comes, and reports. Returns false if the controller has ended.
+    async fn report(&mut self) -> bool {
+        self.south.drain(Duration::from_millis(20)).await;
+        let n: u8 = self.token[1..].parse().unwrap();
+        if self.token.starts_with('e') {
+            let seen = (1..=4_u8).filter(|r| (r - 1) / 2 + 1 == n).map(|r| ReplicaProbe { replica: format!("r{r}"), up: true }).collect();
+            let (az, underlay) = (format!("az{n}"), format!("250.{n}.0.2"));
+            let state = EdgeReportRequest { az, underlay, generation: self.south.generation, seen, ..EdgeReportRequest::default() };
+            self.client.edge_report(with_token(state, self.token)).await.is_ok()
+        } else {
+            let az = (n - 1) / 2 + 1;
+            let state = ReplicaReportRequest {
+                backend: format!("b{n}"),
+                az: format!("az{az}"),
+                underlay: format!("250.{az}.0.{}", n + 10),
+                generation: self.south.content,
+                ..ReplicaReportRequest::default()
+            };
+            self.client.replica_report(with_token(state, self.token)).await.is_ok()
+        }
+    }
+}
+
+fn open(south: &ManualSubscriber) -> BTreeMap<String, bool> {
+    let of = |resource: &Resource| match resource {
+        Resource::Address(a) if a.service.to_string() == "beta/shop/s1" => Some((a.az.to_string(), a.open)),
+        _ => None,
+    };
+    south.held.values().filter_map(|(_, resource)| of(resource)).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn an_az_is_closed_while_thousands_of_services_are_compiled() {
+    let limits =
+        ControllerLimits { fleet: SilenceTimeouts { edge_silent: SILENT, ..SilenceTimeouts::default() }, ..ControllerLimits::default() };
+    let write = |dir: &std::path::Path, name: &str, text: &str| {
+        std::fs::create_dir_all(dir.join(name)).unwrap();
+        std::fs::write(dir.join(name).join("all.yaml"), text).unwrap();
+    };
+    let fixture = ControllerFixture::with(limits, |config| {
+        write(config, "alpha", &tenant("alpha", 1, SERVICES));
+        write(config, "beta", &tenant("beta", 2, 1));
+    })
+    .await;
+    fixture::write_principals(&fixture.config.principals, &PRINCIPALS);
+    // The controller reads the changed principals file within this time.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    println!("{SERVICES} services: started");
+    let (silence, hush) = tokio::sync::watch::channel(false);
+    for token in ["r1", "r2", "r3", "r4", "e1", "e2"] {
+        let mut sailor = FakeTierMember::new(&fixture, token).await;
+        let hush = hush.clone();
+        tokio::spawn(async move {
+            while !(token == "e1" && *hush.borrow()) && sailor.report().await {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        });
+    }
+    let mut node = ManualSubscriber::open(fixture.channel().await, "m1", BTreeMap::new()).await;
+    let until = Instant::now() + START;
+    while open(&node) != [("az1".to_owned(), true), ("az2".to_owned(), true)].into() {
+        assert!(Instant::now() < until, "{:?}", open(&node));
+        node.drain(Duration::from_millis(50)).await;
+    }
+    println!("{SERVICES} services: open in both AZs");
+    let compiles = fixture.metric("canal_controller_compile_seconds_count").await;
+    let seconds = fixture.metric("canal_controller_compile_seconds_sum").await;
+    silence.send(true).unwrap();
+    let begun = Instant::now();
+    // The compilation begins shortly before the AZ is due to be closed.
+    tokio::time::sleep(SILENT / 2).await;
+    write(fixture.config.config_dir.as_ref().unwrap(), "alpha", &tenant("alpha", 1, SERVICES + 1));
+    while open(&node)["az1"] {
+        assert!(begun.elapsed() < START, "not closed");
+        node.drain(Duration::from_millis(10)).await;
+    }
+    let closed = begun.elapsed();
+    let at_work = fixture.metric("canal_controller_compile_seconds_count").await == compiles;
+    println!("{SERVICES} services: closed after {closed:.2?}, of which {SILENT:?} are silence; the compilation was at work: {at_work}");
+    while fixture.metric("canal_controller_compile_seconds_count").await == compiles {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    println!("compiled in {:.1} s", fixture.metric("canal_controller_compile_seconds_sum").await - seconds);
+    assert!(open(&node)["az2"]);
+    assert!(closed < SILENT + Duration::from_secs(2), "{closed:?}");
+}

@@ -1,0 +1,376 @@
+//! The fleet's reconciler: when something changed, it has the planner decide, stores the plan on disk, and only then publishes it. Changes
+//! gather for a moment, and a long computation is followed by a pause. Frequent reports therefore do not cause continuous planning. Start
+//! at [`FleetReconciler::run`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use canal_catalog::Catalog;
+use canal_controller_metrics::{self as metrics, ControllerMetrics};
+use canal_model::fleet::{Demands, Fleet as Ships, Ownership, ShardingRules};
+use canal_model::ids::Generation;
+use canal_model::plan::{Plan, UnmetConstraint};
+use canal_store::Store;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+use crate::handle::{FleetCounts, FleetHandle, locked};
+use crate::publication::{self, PublishedTables, TierPublication};
+use crate::tier::{TierState, TierUpdate};
+
+/// Time for which changes gather before a pass.
+const DEBOUNCE: Duration = Duration::from_millis(20);
+/// Interval between checks for members that fell silent.
+const RECONCILE_INTERVAL: Duration = Duration::from_millis(100);
+/// Delay before a retry after the store refused.
+const STORE_RETRY_DELAY: Duration = Duration::from_millis(500);
+/// The pause after a pass lasts this many times as long as the pass.
+const PLANNING_REST_FACTOR: u32 = 3;
+
+/// What the reconciler needs of the controller.
+#[derive(Clone)]
+pub struct ReconcilerContext {
+    pub fleet: Arc<FleetHandle>,
+    pub catalog: watch::Receiver<Arc<Catalog>>,
+    pub store: Arc<Store>,
+    pub metrics: Arc<ControllerMetrics>,
+    /// Leads to the catalog writer, which publishes the state of the tier.
+    pub updates: mpsc::Sender<TierUpdate>,
+}
+
+/// State of the reconciler task.
+pub struct FleetReconciler {
+    shared: ReconcilerContext,
+    /// Plan that is on disk for certain; `None` after a write that failed.
+    persisted_plan: Option<Arc<Plan>>,
+    /// Tables that were last published to data planes.
+    published_tables: Arc<PublishedTables>,
+    /// State that the catalog writer was last given.
+    last_tier: Option<TierState>,
+    /// Demands of the plan that was last published.
+    demands: Arc<Demands>,
+    /// Generation of the last publication.
+    generation: Generation,
+    tick: Interval,
+    /// True if something changed while the task waited for something else.
+    rerun: bool,
+}
+
+impl FleetReconciler {
+    /// Creates a reconciler that starts from the plan in the store.
+    pub fn new(shared: ReconcilerContext) -> Self {
+        let plan = shared.fleet.plan();
+        let told = Arc::new(publication::tables(&plan, &PublishedTables::new()));
+        let mut tick = tokio::time::interval(RECONCILE_INTERVAL);
+        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (demands, generation) = (Arc::default(), Generation(0));
+        Self { shared, persisted_plan: Some(plan), published_tables: told, last_tier: None, demands, generation, tick, rerun: false }
+    }
+
+    /// Runs the first pass, before any client can connect: what the store has is in force from the first moment on.
+    pub async fn begin(&mut self) -> bool {
+        let catalog = self.shared.catalog.borrow().clone();
+        self.step(&catalog).await
+    }
+
+    /// Runs until the controller stops.
+    pub async fn run(mut self) {
+        let mut catalogs = self.shared.catalog.clone();
+        let mut due = true;
+        loop {
+            if due {
+                tokio::time::sleep(DEBOUNCE).await;
+                let begun = Instant::now();
+                let catalog = catalogs.borrow_and_update().clone();
+                due = !self.step(&catalog).await;
+                // The generation that this pass itself published does not require another pass.
+                let newest = catalogs.borrow_and_update().generation;
+                let is_own = newest == self.generation && newest.0 == catalog.generation.0 + 1;
+                due |= newest != catalog.generation && !is_own;
+                self.while_serving_urgent(tokio::time::sleep(begun.elapsed() * PLANNING_REST_FACTOR)).await;
+                due |= std::mem::take(&mut self.rerun);
+                if due {
+                    continue;
+                }
+            }
+            tokio::select! {
+                _ = self.tick.tick() => due = self.reconcile_once().await,
+                () = self.shared.fleet.wake.notified() => due = true,
+                changed = catalogs.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    due = true;
+                }
+            }
+        }
+    }
+
+    /// Waits for `work`, and still reacts to silent edges: an AZ is closed at once, by the plan in force, however long a plan or a pause
+    /// takes.
+    async fn while_serving_urgent<T>(&mut self, work: impl Future<Output = T>) -> T {
+        let mut work = std::pin::pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                done = &mut work => return done,
+                _ = self.tick.tick() => {
+                    let changed = Box::pin(self.reconcile_once()).await;
+                    self.rerun |= changed;
+                }
+            }
+        }
+    }
+
+    /// Applies the timeouts, and closes AZs. Returns true if there is something to plan.
+    async fn reconcile_once(&mut self) -> bool {
+        let seen = self.observe().await;
+        if seen.closed && !self.close().await {
+            self.rerun = true;
+        }
+        seen.changed
+    }
+
+    /// Publishes the plan in force for the current state of the fleet. Returns false if that must be repeated.
+    async fn close(&mut self) -> bool {
+        // Nothing is published yet, so there is nothing to close.
+        if self.last_tier.is_none() {
+            return true;
+        }
+        let telling = self.prepare_publication(self.shared.fleet.plan(), self.demands.clone(), Instant::now()).await;
+        match telling {
+            Some(telling) => self.publish(telling).await,
+            None => false,
+        }
+    }
+
+    /// Applies the timeouts, and logs and stores what follows from them.
+    async fn observe(&self) -> SilenceCheck {
+        let seen = self.shared.fleet.roster().observe(Instant::now());
+        for az in &seen.closed {
+            tracing::error!(%az, "all edges of the AZ are silent; the AZ is closed");
+            self.shared.metrics.count(metrics::FLEET_AZS_CLOSED, &[]);
+        }
+        for replica in &seen.gone {
+            tracing::warn!(%replica, "replica has not reported for long; removed from the fleet");
+        }
+        for edge in seen.gone_edges {
+            let shared = self.shared.clone();
+            tracing::warn!(%edge, "fleet: an edge was silent for long, forgotten; others of its AZ carry on");
+            if let Ok(Err(e)) = tokio::task::spawn_blocking(move || shared.store.forget_edge(&edge)).await {
+                // The edge counts as silent again after a restart.
+                self.store_refused(&e);
+            }
+        }
+        for name in seen.rows {
+            let shared = self.shared.clone();
+            tracing::info!(replica = %name, state = ?shared.fleet.roster().members().get(&name).map(|m| m.row.state), "the replica's state changed");
+            let kept = tokio::task::spawn_blocking(move || shared.fleet.keep_row(&shared.store, &name)).await;
+            if let Ok(Err(e)) = kept {
+                // The state follows from reports, so it is determined again after a restart.
+                self.store_refused(&e);
+            }
+        }
+        SilenceCheck { changed: seen.changed, closed: !seen.closed.is_empty() }
+    }
+
+    /// Counts and logs an error of the store.
+    fn store_refused(&self, e: &canal_store::StoreError) {
+        self.shared.metrics.count(metrics::STORE_ERRORS, &[("reason", e.name())]);
+        tracing::error!(error = %e, "could not store the fleet's state; retrying");
+    }
+
+    /// Runs one pass over everything. Returns false if it must be repeated.
+    async fn step(&mut self, catalog: &Arc<Catalog>) -> bool {
+        self.reconcile_once().await;
+        let shared = self.shared.clone();
+        let now = Instant::now();
+        let fleet = &shared.fleet;
+        let demands = Arc::new(publication::demands(catalog, ShardingRules::default()));
+        let parent = fleet.plan();
+        let (ships, ownership, is_idle) = {
+            let roster = fleet.roster();
+            let is_idle = roster.is_empty() && parent.number == 0;
+            // While no member reports, the plan stands as it is, however much time passes.
+            let ships = (!roster.is_cut_off(now)).then(|| (roster.fleet(now), roster.ownership().clone()));
+            let (ships, ownership) = ships.unzip();
+            (ships, ownership, is_idle)
+        };
+        if is_idle {
+            // A mesh without a cloud tier pays nothing for it.
+            return true;
+        }
+        let plan = match (ships, ownership) {
+            (Some(ships), Some(ownership)) => self.plan(parent, ships, demands.clone(), ownership).await,
+            // Without reports, what is published stays; after a start, the stored plan is published.
+            _ if self.last_tier.is_some() => return true,
+            _ => Some(parent),
+        };
+        let Some(plan) = plan else {
+            self.while_serving_urgent(tokio::time::sleep(STORE_RETRY_DELAY)).await;
+            return false;
+        };
+        fleet.roster().note_motion(&plan);
+        self.demands = demands.clone();
+        let Some(telling) = self.prepare_publication(plan.clone(), demands, now).await else { return false };
+        let is_waiting = telling.waiting > 0;
+        let done = self.publish(telling).await;
+        done && (is_waiting || self.forget(&plan).await)
+    }
+
+    /// Computes what to publish of a plan; `None` if that must be repeated.
+    async fn prepare_publication(&mut self, plan: Arc<Plan>, demands: Arc<Demands>, now: Instant) -> Option<TierPublication> {
+        let shared = self.shared.clone();
+        let (told, given) = (self.published_tables.clone(), self.last_tier.as_ref().map(|given| given.tenants.clone()));
+        let work = move || {
+            let roster = shared.fleet.roster();
+            let ships = roster.fleet(now);
+            publication::build_publication(&plan, &ships, &demands, &roster, (&told, &given.unwrap_or_default()))
+        };
+        let telling = tokio::task::spawn_blocking(work).await;
+        telling.inspect_err(|_| tracing::error!("could not decide the fleet's plan, which is a bug of the controller; retrying")).ok()
+    }
+
+    /// Computes the next plan, stores it on disk and puts it into force; `None` if the store refused.
+    async fn plan(&mut self, parent: Arc<Plan>, ships: Ships, demands: Arc<Demands>, ownership: Ownership) -> Option<Arc<Plan>> {
+        let before = parent.clone();
+        let work = move || canal_planner::plan(&ships, &demands, &ownership, Some(&publication::with_initial_placement(&before, &demands)));
+        let begun = Instant::now();
+        let work = tokio::task::spawn_blocking(work);
+        let Ok(next) = self.while_serving_urgent(work).await else {
+            tracing::error!("the planner failed, which is a fault of the controller; the last plan stands");
+            return Some(parent);
+        };
+        self.shared.metrics.add(metrics::FLEET_PLAN_SECONDS, &[], begun.elapsed().as_secs_f64());
+        self.shared.metrics.count(metrics::FLEET_PLANS, &[]);
+        if next == *parent && self.persisted_plan.is_some() {
+            return Some(parent);
+        }
+        let next = Arc::new(next);
+        let (store, before, after) = (self.shared.store.clone(), self.persisted_plan.take(), next.clone());
+        let keeping = tokio::task::spawn_blocking(move || store.put_plan(before.as_deref(), &after));
+        match self.while_serving_urgent(keeping).await {
+            Ok(Ok(())) => self.persisted_plan = Some(next.clone()),
+            Ok(Err(e)) => {
+                // It is unknown which of the two plans is on disk, so the next one is written whole.
+                self.store_refused(&e);
+                return None;
+            }
+            Err(_) => return None,
+        }
+        self.count_changes(&parent, &next);
+        for note in next.notes.iter().filter(|n| !parent.notes.contains(n)) {
+            tracing::warn!(plan = next.number, %note, "plan does not satisfy a soft constraint");
+        }
+        *locked(&self.shared.fleet.plan) = next.clone();
+        Some(next)
+    }
+
+    /// Counts what the next plan changes in the tables.
+    fn count_changes(&self, parent: &Plan, next: &Plan) {
+        let changes = PlanDelta::diff(parent, next);
+        #[allow(clippy::cast_precision_loss, reason = "all of these are far below 2^52")]
+        for (metric, n) in [
+            (metrics::FLEET_BUCKETS_MOVED, changes.moved),
+            (metrics::FLEET_BUCKETS_HELD, changes.held),
+            (metrics::FLEET_OWNERS_KEPT, changes.owners),
+        ] {
+            self.shared.metrics.add(metric, &[], n as f64);
+        }
+    }
+
+    /// Has the catalog writer publish the state, if it differs from the last one. Returns false if that must be repeated.
+    async fn publish(&mut self, telling: TierPublication) -> bool {
+        let TierPublication { tier, tables, plan, waiting, closed } = telling;
+        *locked(&self.shared.fleet.counts) = FleetCounts { closed, waiting };
+        if self.last_tier.as_ref() == Some(&tier) {
+            // The last generation has the tables of this plan too.
+            self.shared.fleet.roster().note_plan(self.generation, plan);
+            return true;
+        }
+        let (reply, answer) = oneshot::channel();
+        if self.shared.updates.send(TierUpdate { tier: tier.clone(), reply }).await.is_err() {
+            return true;
+        }
+        let generation = match answer.await {
+            Ok(Ok(generation)) => generation,
+            Ok(Err(e)) => {
+                self.store_refused(&e);
+                return false;
+            }
+            // The writer has ended, and the controller ends too.
+            Err(_) => return true,
+        };
+        self.shared.fleet.roster().published(generation, plan, &tier.whereabouts, Instant::now());
+        self.shared.metrics.count(metrics::FLEET_PUBLICATIONS, &[]);
+        self.generation = generation;
+        self.published_tables = Arc::new(tables);
+        self.last_tier = Some(tier);
+        true
+    }
+
+    /// Frees the numbers of replicas that are gone from all tables. Returns false if a number was freed, so that there is more to publish.
+    async fn forget(&self, plan: &Plan) -> bool {
+        let names = self.shared.fleet.roster().forgettable(plan, self.generation);
+        let mut done = true;
+        for name in names {
+            let (shared, gone) = (self.shared.clone(), name.clone());
+            let forget = move || {
+                let _alone = locked(&shared.fleet.rows);
+                shared.store.forget_replica(&gone)
+            };
+            match tokio::task::spawn_blocking(forget).await {
+                Ok(Ok(())) => {
+                    self.shared.fleet.roster().forget(&name);
+                    self.shared.metrics.count(metrics::FLEET_FORGOTTEN, &[]);
+                    tracing::info!(target: "audit", replica = %name, "forgot the replica; its number is free");
+                    done = false;
+                }
+                Ok(Err(e)) => self.store_refused(&e),
+                Err(_) => {}
+            }
+        }
+        done
+    }
+}
+
+/// The result of applying the timeouts.
+struct SilenceCheck {
+    /// True if there is something to plan.
+    changed: bool,
+    /// True if the last edge of an AZ has just fallen silent.
+    closed: bool,
+}
+
+/// Changes that one plan made in the tables.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct PlanDelta {
+    /// Number of buckets that have another head.
+    moved: usize,
+    /// Number of buckets that newly keep their head because their chain is full.
+    held: usize,
+    /// Number of former heads that newly stay in a chain for their sessions.
+    owners: usize,
+}
+
+impl PlanDelta {
+    fn diff(parent: &Plan, next: &Plan) -> Self {
+        let mut out = Self::default();
+        for (id, service) in &next.services {
+            let Some(before) = parent.services.get(id) else { continue };
+            for (az, table) in &service.tables {
+                let Some(old) = before.tables.get(az).filter(|old| !Arc::ptr_eq(old, table)) else { continue };
+                for (was, is) in old.chains.iter().zip(&table.chains) {
+                    out.moved += usize::from(was.first().map(|s| s.replica) != is.first().map(|s| s.replica));
+                    out.owners += is.iter().filter(|s| s.is_owner() && !was.contains(s)).count();
+                }
+            }
+        }
+        let held = |plan: &Plan| -> usize {
+            let of = |n: &UnmetConstraint| if let UnmetConstraint::Held { buckets, .. } = n { buckets.len() } else { 0 };
+            plan.notes.iter().map(of).sum()
+        };
+        out.held = held(next).saturating_sub(held(parent));
+        out
+    }
+}

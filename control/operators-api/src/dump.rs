@@ -1,0 +1,158 @@
+//! The controller's state as JSON for operators and scripts: `/config_dump` on the admin socket. It contains no secrets, neither tokens nor
+//! keys.
+
+use std::net::IpAddr;
+
+use canal_catalog::{Catalog, EncodedResource, TenantCatalog};
+use canal_model::program::{
+    AppProtocol, Backend, BackendTarget, HostMatch, HttpMatch, PathMatch, Resource, RouteAction, TextMatch, ValueMatch,
+};
+use canal_wire::api;
+use serde_json::{Value, json};
+
+/// Returns the state of all tenants, or of the tenant `only`, and of the subscribers.
+pub(crate) fn catalog(catalog: &Catalog, only: Option<&str>, subscribers: &[api::Subscriber]) -> Value {
+    let tenants: serde_json::Map<String, Value> = catalog
+        .tenants
+        .iter()
+        .filter(|(name, _)| only.is_none_or(|o| o == name.as_str()))
+        .map(|(name, view)| (name.to_string(), tenant(view)))
+        .collect();
+    json!({
+        "generation": catalog.generation.0,
+        "tenants": tenants,
+        // The provider's resources are only in a dump of all tenants.
+        "tier": catalog.provider.iter().filter(|_| only.is_none()).flat_map(|v| v.entries.values()).map(|e| entry(e)).collect::<Vec<_>>(),
+        "subscribers": subscribers.iter().map(subscriber).collect::<Vec<_>>(),
+    })
+}
+
+fn tenant(view: &TenantCatalog) -> Value {
+    json!({
+        "changed": view.changed.0,
+        "complete": view.complete,
+        "resources": view.entries.values().map(|e| entry(e)).collect::<Vec<_>>(),
+        "findings": view.diagnostics.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    })
+}
+
+fn subscriber(s: &api::Subscriber) -> Value {
+    json!({
+        "kind": s.kind, "name": s.name, "tenant": s.tenant, "az": s.az, "connected": s.connected,
+        "wanted": s.generation_wanted, "sent": s.generation_sent, "acked": s.generation_acked, "nack": s.nack,
+        "resources": s.resources, "bytesSent": s.bytes_sent, "responsesSent": s.responses_sent, "nacks": s.nacks,
+        "reconnects": s.reconnects, "version": s.version,
+    })
+}
+
+fn entry(e: &EncodedResource) -> Value {
+    json!({
+        "kind": e.resource.kind().label(),
+        "name": &*e.name,
+        "version": e.version.to_string(),
+        "changed": e.changed.0,
+        "bytes": e.body.len(),
+        "content": resource(&e.resource),
+    })
+}
+
+fn addresses(a: &[IpAddr]) -> Vec<String> {
+    a.iter().map(ToString::to_string).collect()
+}
+
+fn resource(r: &Resource) -> Value {
+    match r {
+        Resource::Tenant(t) => json!({
+            "vni": t.vni.get(), "trustDomain": t.trust_domain, "outside": format!("{:?}", t.outbound_traffic_policy),
+            "podCidrs": t.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }),
+        Resource::Gateway(g) => json!({ "az": g.az, "addresses": addresses(&g.addresses), "draining": g.draining }),
+        Resource::Service(s) => json!({
+            "id": s.id.get(), "hostname": s.hostname, "vips": addresses(&s.vips),
+            "ports": s.ports.iter().map(|p| json!({ "port": p.port, "name": p.name, "protocol": protocol(p.protocol) })).collect::<Vec<_>>(),
+        }),
+        Resource::Workload(w) => json!({
+            "serviceAccount": w.service_account, "node": w.node, "az": w.az, "addresses": addresses(&w.addresses), "labels": w.labels,
+            "ready": w.ready, "tunnel": format!("{:?}", w.tunnel),
+            "endpoints": w.endpoints.iter().map(|e| json!({ "service": e.service.to_string(), "port": e.port, "targetPort": e.target_port })).collect::<Vec<_>>(),
+        }),
+        Resource::Route(r) => json!({
+            "parent": r.parent.to_string(), "port": r.parent_port, "hosts": r.hosts.iter().map(host).collect::<Vec<_>>(),
+            "matches": r.matches.iter().map(http_match).collect::<Vec<_>>(), "action": action(&r.action),
+        }),
+        Resource::Node(n) => json!({
+            "az": n.az, "underlay": n.underlay.to_string(), "podCidrs": n.pod_cidrs.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        }),
+        Resource::Replica(r) => json!({
+            "number": r.number.get(), "backend": r.backend, "az": r.az, "underlay": r.underlay.to_string(), "up": r.up,
+        }),
+        Resource::Address(a) => json!({ "id": a.id.get(), "az": a.az, "addresses": addresses(&a.addresses), "open": a.open }),
+        Resource::Table(t) => json!({
+            "id": t.id.get(), "az": t.az, "version": t.version,
+            "chains": t.chains.iter().map(|c| c.iter().map(|n| n.get()).collect::<Vec<_>>()).collect::<Vec<_>>(),
+        }),
+        Resource::Throttle(t) => json!({
+            "service": t.service.as_ref().map(ToString::to_string),
+            "sessions": [t.sessions.per_second, t.sessions.burst], "packets": [t.packets.per_second, t.packets.burst],
+        }),
+        // The remaining kinds are shown in the compiler's text form.
+        other => json!({ "text": canal_compiler::text::resource(other) }),
+    }
+}
+
+fn protocol(p: AppProtocol) -> &'static str {
+    match p {
+        AppProtocol::Detect => "detect",
+        AppProtocol::Http1 => "http1",
+        AppProtocol::Http2 => "http2",
+        AppProtocol::Grpc => "grpc",
+        AppProtocol::Tcp => "tcp",
+    }
+}
+
+fn host(h: &HostMatch) -> String {
+    match h {
+        HostMatch::Exact(s) => s.clone(),
+        HostMatch::Suffix(s) => format!("*{s}"),
+    }
+}
+
+fn http_match(m: &HttpMatch) -> Value {
+    let path = match &m.path {
+        PathMatch::Exact(s) => json!({ "exact": s }),
+        PathMatch::ElementPrefix(s) => json!({ "elementPrefix": s }),
+        PathMatch::StringPrefix(s) => json!({ "stringPrefix": s }),
+        PathMatch::Regex(s) => json!({ "regex": s }),
+    };
+    let values = |v: &[ValueMatch]| v.iter().map(|v| json!({ "name": v.name, "value": text(&v.value) })).collect::<Vec<_>>();
+    let p = &m.precedence;
+    json!({
+        "path": path, "method": m.method, "headers": values(&m.headers), "query": values(&m.query),
+        "precedence": json!([p.class, p.specificity, p.created, p.object, p.place]),
+    })
+}
+
+fn text(t: &TextMatch) -> Value {
+    match t {
+        TextMatch::Exact(s) => json!({ "exact": s }),
+        TextMatch::Prefix(s) => json!({ "prefix": s }),
+        TextMatch::Regex(s) => json!({ "regex": s }),
+        TextMatch::Present => json!("present"),
+    }
+}
+
+fn action(a: &RouteAction) -> Value {
+    match a {
+        RouteAction::Refuse { status, reason } => json!({ "refuse": status, "reason": reason }),
+        RouteAction::Split(backends) => json!({ "split": backends.iter().map(backend).collect::<Vec<_>>() }),
+    }
+}
+
+fn backend(b: &Backend) -> Value {
+    match &b.target {
+        BackendTarget::Service { service, port, subset } => {
+            json!({ "weight": b.weight, "service": service.to_string(), "port": port, "subset": subset })
+        }
+        BackendTarget::Refuse { status, reason } => json!({ "weight": b.weight, "refuse": status, "reason": reason }),
+    }
+}

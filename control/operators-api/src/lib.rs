@@ -1,0 +1,18 @@
+//! What operators see and order: the API that `canal` calls, observations of data planes, and the read-only admin pages. It checks which
+//! operator may see what, and converts; the other rooms decide and carry out. Start at [`AdminService`].
+
+#![forbid(unsafe_code)]
+
+mod admin;
+pub mod admin_server;
+mod dump;
+mod observe;
+mod operator;
+mod share_status;
+mod views;
+
+pub use admin::{AdminService, FILES_MAX};
+pub use admin_server::{ADMIN_CONNECTIONS_MAX, AdminAcceptor, AdminEndpoint, PagesContext};
+pub use observe::{
+    OBSERVATIONS_MAX, OBSERVATIONS_PER_OPERATOR_MAX, ObservationContext, ObservationRegistry, ObservationService, ObservationStream,
+};

@@ -1,0 +1,254 @@
+//! Decides what an Apply, Diff or Delete request does to a tenant, and finds every reason to refuse it. Pure: the catalog writer carries
+//! out the plan. Start at [`decide`].
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_model::diagnostic::{Diagnostic, Severity, SourceLocation};
+use canal_model::ids::{Namespace, ObjectName};
+use canal_model::policy::{Document, ObjectKey, ObjectKind};
+use canal_sources::parse;
+use canal_store::{OBJECT_BYTES_MAX, ObjectEdit};
+use canal_wire::api::{self, change::ChangeKind};
+use similar::TextDiff;
+
+use crate::applied::AppliedObjects;
+use crate::source::PolicySource;
+use crate::tenant_sources::TenantSources;
+
+/// A request to change one tenant's applied objects.
+#[derive(Debug, Clone)]
+pub enum WriteRequest {
+    Apply(Vec<api::File>),
+    Delete {
+        objects: Vec<api::ObjectRef>,
+        ignore_missing: bool,
+    },
+    /// Deletes every applied object, whether or not this build can read it.
+    DeleteAll,
+}
+
+impl WriteRequest {
+    /// Returns the bytes that the request occupies while it waits.
+    pub fn bytes(&self) -> u64 {
+        let bytes: usize = match self {
+            Self::Apply(files) => files.iter().map(|f| f.path.len() + f.yaml.len()).sum(),
+            Self::Delete { objects, .. } => objects.iter().map(|o| o.kind.len() + o.namespace.len() + o.name.len()).sum(),
+            Self::DeleteAll => 0,
+        };
+        bytes as u64
+    }
+}
+
+/// The changes that a write request would make. They are valid only if no diagnostic is an error, and the compiler finds no error either.
+#[derive(Debug)]
+pub(crate) struct ApplyPlan {
+    /// Sources of the tenant after the change.
+    pub(crate) after: TenantSources,
+    pub(crate) edits: Vec<ObjectEdit>,
+    pub(crate) changes: Vec<api::Change>,
+    pub(crate) diagnostics: Vec<Diagnostic>,
+    /// Objects that the request names.
+    pub(crate) named: BTreeSet<ObjectKey>,
+}
+
+/// Plans a write request against the current sources of the tenant. `rows` are all of its rows in the store, for
+/// [`WriteRequest::DeleteAll`]. `is_provider` allows objects that decide about isolation.
+pub(crate) fn decide(
+    before: &TenantSources,
+    request: WriteRequest,
+    rows: Vec<canal_store::StoredObjectKey>,
+    is_provider: bool,
+    now: u64,
+) -> ApplyPlan {
+    let mut plan =
+        ApplyPlan { after: before.clone(), edits: Vec::new(), changes: Vec::new(), diagnostics: Vec::new(), named: BTreeSet::new() };
+    match request {
+        WriteRequest::Apply(files) => {
+            // Nothing can be added to a tenant whose stored objects were not loaded.
+            plan.diagnostics.extend(before.applied().set_aside_reason().cloned());
+            plan.apply(before, &files, is_provider, now);
+        }
+        WriteRequest::Delete { objects, ignore_missing } => plan.delete(before, &objects, ignore_missing, is_provider),
+        WriteRequest::DeleteAll => plan.delete_all(rows, is_provider),
+    }
+    plan
+}
+
+impl ApplyPlan {
+    /// Returns a plan that changes nothing because of `fault`.
+    pub(crate) fn refused(before: &TenantSources, fault: Diagnostic) -> Self {
+        Self { after: before.clone(), edits: Vec::new(), changes: Vec::new(), diagnostics: vec![fault], named: BTreeSet::new() }
+    }
+
+    /// Plans an Apply: parses all files and collects all their errors.
+    fn apply(&mut self, before: &TenantSources, files: &[api::File], is_provider: bool, now: u64) {
+        let mut documents: BTreeMap<ObjectKey, Document> = BTreeMap::new();
+        for file in files {
+            let parsed = parse(&file.path, &file.yaml);
+            self.diagnostics.extend(parsed.diagnostics);
+            for document in parsed.documents {
+                let key = document.object.key();
+                // The same object twice refuses the request, so that neither text wins silently.
+                if let Some(first) = documents.get(&key) {
+                    let problem = format!("the object stands in {} too", first.origin);
+                    self.refuse(Some(document.origin), Some(key), problem, "keep one of them");
+                    continue;
+                }
+                documents.insert(key, document);
+            }
+        }
+        if documents.is_empty() && self.diagnostics.is_empty() {
+            self.refuse(None, None, "there is no object in the request".into(), "send at least one YAML document");
+        }
+        for (key, document) in documents {
+            self.named.insert(key.clone());
+            self.may_touch(before, &key, Some(&document.origin), is_provider);
+            if document.text.len() > OBJECT_BYTES_MAX {
+                let problem = format!("the object has {} bytes and may have {OBJECT_BYTES_MAX}", document.text.len());
+                self.refuse(Some(document.origin.clone()), Some(key.clone()), problem, "split it");
+            }
+            self.put(before, key, document, now);
+        }
+    }
+
+    /// Plans to create or change one object.
+    fn put(&mut self, before: &TenantSources, key: ObjectKey, document: Document, now: u64) {
+        let old = before.applied().find(&key);
+        let what = match old {
+            None => ChangeKind::Created,
+            Some(old) if old.text == document.text => ChangeKind::Unchanged,
+            Some(_) => ChangeKind::Changed,
+        };
+        let old_text = old.map_or("", |old| &old.text);
+        self.changes.push(change(what, &key, old_text, &document.text));
+        if what == ChangeKind::Unchanged {
+            return;
+        }
+        // A changed object keeps its creation time, which decides conflicts between objects.
+        let created = old.and_then(|old| old.object.metadata().creation_timestamp).map_or(now, |t| t.0);
+        let row = row_key(before, &key);
+        self.after.applied_mut().forget_unreadable(&row);
+        self.edits.push(ObjectEdit::Put { key: row, yaml: document.text.to_string() });
+        self.after.applied_mut().put(document, created);
+    }
+
+    /// Plans to delete the named objects.
+    fn delete(&mut self, before: &TenantSources, objects: &[api::ObjectRef], ignore_missing: bool, is_provider: bool) {
+        if objects.is_empty() {
+            self.refuse(None, None, "the request names no object".into(), "name kind, namespace and name");
+        }
+        for object in objects {
+            let key = match read_key(object) {
+                Ok(key) => key,
+                Err(problem) => {
+                    self.refuse(None, None, problem, "write kind, namespace and name as `canal get` shows them");
+                    continue;
+                }
+            };
+            if !self.named.insert(key.clone()) {
+                continue;
+            }
+            self.may_touch(before, &key, None, is_provider);
+            let row = row_key(before, &key);
+            let unreadable = self.after.applied_mut().forget_unreadable(&row);
+            match self.after.applied_mut().remove(&key) {
+                Some(old) => {
+                    self.changes.push(change(ChangeKind::Deleted, &key, &old.text, ""));
+                    self.edits.push(ObjectEdit::Delete { key: row });
+                }
+                // An object that this build cannot read can still be deleted.
+                None if unreadable => {
+                    self.changes.push(change(ChangeKind::Deleted, &key, "", ""));
+                    self.edits.push(ObjectEdit::Delete { key: row });
+                }
+                // An object that comes from a file already has an error from `may_touch`.
+                None if ignore_missing || before.preferred_to_applied(&key).is_some() => {}
+                None => self.refuse(None, Some(key), "there is no such object".into(), "name an object that `canal get` shows"),
+            }
+        }
+    }
+
+    fn delete_all(&mut self, rows: Vec<canal_store::StoredObjectKey>, is_provider: bool) {
+        if !is_provider {
+            let problem = "only the provider deletes all objects of a tenant at once".into();
+            return self.refuse(None, None, problem, "name the objects, or contact the provider of the mesh");
+        }
+        self.after.set_applied(AppliedObjects::default());
+        for key in rows {
+            let (kind, namespace, name) = (key.kind.clone(), key.namespace.clone(), key.name.clone());
+            self.changes.push(api::Change { what: ChangeKind::Deleted.into(), kind, namespace, name, diff: String::new() });
+            self.edits.push(ObjectEdit::Delete { key });
+        }
+    }
+
+    /// Adds an error for each rule that forbids the operator to change the object.
+    fn may_touch(&mut self, before: &TenantSources, key: &ObjectKey, origin: Option<&SourceLocation>, is_provider: bool) {
+        if key.kind.is_providers() && !is_provider {
+            let problem = format!("a {} decides about isolation, so only the provider writes it", key.kind);
+            self.refuse(origin.cloned(), Some(key.clone()), problem, "contact the provider of the mesh");
+        }
+        if let Some(preferred) = before.preferred_to_applied(key) {
+            let problem = format!("the object comes from the file {} of the controller", preferred.location());
+            self.refuse(origin.cloned(), Some(key.clone()), problem, "change it there, or take it out of the file first");
+        }
+    }
+
+    fn refuse(&mut self, origin: Option<SourceLocation>, object: Option<ObjectKey>, problem: String, fix: &str) {
+        let field = String::new();
+        self.diagnostics.push(Diagnostic { severity: Severity::Error, origin, object, field, problem, fix: fix.into() });
+    }
+
+    /// Adds the compiler's diagnostics of the tenant after the change: all of them for the named objects, and for other objects only new
+    /// errors. An apply must not break other objects. A delete may, because what remains fails closed.
+    pub(crate) fn add_findings(&mut self, was: &[Diagnostic], is: &[Diagnostic], is_delete: bool) {
+        let known: BTreeSet<_> = was.iter().map(essence).collect();
+        let said: BTreeSet<_> = self.diagnostics.iter().map(|d| (d.object.clone(), d.field.clone())).collect();
+        for d in is {
+            let is_named = d.object.as_ref().is_some_and(|o| self.named.contains(o));
+            let is_new_error = d.severity == Severity::Error && !known.contains(&essence(d));
+            let is_said = said.contains(&(d.object.clone(), d.field.clone()));
+            if (is_named || is_new_error) && !is_said {
+                let mut d = d.clone();
+                // Errors do not prevent a delete.
+                if is_delete {
+                    d.severity = Severity::Warning;
+                }
+                self.diagnostics.push(d);
+            }
+        }
+    }
+
+    pub(crate) fn is_refused(&self) -> bool {
+        self.diagnostics.iter().any(|d| d.severity == Severity::Error)
+    }
+}
+
+/// Identifies a diagnostic without its position: moved lines do not make it a new one.
+fn essence(d: &Diagnostic) -> (Option<ObjectKey>, String, String) {
+    (d.object.clone(), d.field.clone(), d.problem.clone())
+}
+
+fn row_key(tenant: &TenantSources, key: &ObjectKey) -> canal_store::StoredObjectKey {
+    canal_store::StoredObjectKey {
+        tenant: tenant.name.clone(),
+        kind: key.kind.as_str().into(),
+        namespace: key.namespace.to_string(),
+        name: key.name.to_string(),
+    }
+}
+
+fn read_key(object: &api::ObjectRef) -> Result<ObjectKey, String> {
+    let kind = ObjectKind::from_word(&object.kind).ok_or_else(|| format!("the kind {:?} is not known", object.kind))?;
+    let namespace = if object.namespace.is_empty() { "default" } else { object.namespace.as_str() };
+    let namespace = Namespace::new(namespace).map_err(|e| e.to_string())?;
+    Ok(ObjectKey { kind, namespace, name: ObjectName::new(&object.name).map_err(|e| e.to_string())? })
+}
+
+fn change(what: ChangeKind, key: &ObjectKey, old: &str, new: &str) -> api::Change {
+    let diff = if what == ChangeKind::Unchanged {
+        String::new()
+    } else {
+        TextDiff::from_lines(old, new).unified_diff().header(&format!("{key} (now)"), &format!("{key} (then)")).to_string()
+    };
+    api::Change { what: what.into(), kind: key.kind.to_string(), namespace: key.namespace.to_string(), name: key.name.to_string(), diff }
+}

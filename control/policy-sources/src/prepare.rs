@@ -1,0 +1,302 @@
+//! Prepares the change of one tenant on any thread: reads and compiles it, and compares the result with an immutable [`Basis`]. The result
+//! has no effect until the catalog writer commits it. Start at [`Preparer::write`] and [`Preparer::sources`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use canal_access::{TenantLimits, now_seconds};
+use canal_catalog::{Catalog, CompiledTenant};
+use canal_compiler::claims::{TenantClaims, collisions};
+use canal_controller_metrics::{self as metrics, ControllerMetrics};
+use canal_model::diagnostic::{Diagnostic, Severity};
+use canal_model::ids::{Generation, ServiceId, ServiceKey, TenantName};
+use canal_store::{ObjectEdit, Store, StoreError};
+use canal_wire::southbound;
+use tokio::sync::oneshot;
+
+use crate::plan_apply::{ApplyPlan, WriteRequest, decide};
+use crate::source::SourceState;
+use crate::tenant_sources::TenantSources;
+
+/// The state against which changes are prepared: everything as the catalog writer last committed it.
+#[derive(Debug, Clone, Default)]
+pub struct Basis {
+    pub catalog: Arc<Catalog>,
+    pub tenants: BTreeMap<TenantName, Arc<TenantSources>>,
+    /// Tenants in the order in which the controller first saw them.
+    pub order: Vec<TenantName>,
+    /// Tenants whose newest state is not in force and is retried.
+    pub unsettled: BTreeSet<TenantName>,
+}
+
+impl Basis {
+    /// Returns the conflicts of a tenant's claims with claims of other tenants that are in force. The tenant that changes yields: an edit
+    /// can never push another tenant out.
+    pub(crate) fn clashes(&self, claims: &TenantClaims) -> Vec<Diagnostic> {
+        clashes(&self.order, |name| self.catalog.tenants.get(name).map(|view| &view.claims), claims)
+    }
+}
+
+/// Implements [`Basis::clashes`]. `live` returns the claims of a tenant that are in force.
+pub fn clashes<'a>(
+    order: &'a [TenantName],
+    live: impl Fn(&TenantName) -> Option<&'a TenantClaims>,
+    claims: &'a TenantClaims,
+) -> Vec<Diagnostic> {
+    let elders = order.iter().filter(|name| **name != claims.tenant).filter_map(live);
+    // Later claims yield to earlier ones, so the tenant that changes comes last.
+    let found = collisions(elders.chain(std::iter::once(claims)));
+    if !found.withheld.contains(&claims.tenant) {
+        return Vec::new();
+    }
+    found.diagnostics.into_iter().filter(|(tenant, _)| *tenant == claims.tenant).map(|(_, d)| d).collect()
+}
+
+/// A change of a tenant's sources that no operator requested.
+#[derive(Debug)]
+pub(crate) enum SourceChange {
+    /// New state of the tenant in a source that is read.
+    State(SourceState),
+    /// A key set was fetched, or could not be fetched.
+    KeySet { uri: String, set: Option<String>, fault: Option<String> },
+    /// Retry of a state that is not in force.
+    Again,
+}
+
+impl SourceChange {
+    /// Returns the value of the metric label `from`.
+    pub(crate) fn from(&self) -> &'static str {
+        match self {
+            Self::State(state) => state.origin().label(),
+            Self::KeySet { .. } => "jwks",
+            Self::Again => "retry",
+        }
+    }
+}
+
+/// Why the newest state of a tenant is not in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WithheldReason {
+    /// It conflicts with claims of another tenant that are in force.
+    Clash,
+    /// Its objects have more bytes than the tenant's share.
+    ConfigurationBytes,
+    /// Its compiled resources have more bytes than the tenant's share.
+    CompiledBytes,
+    /// The controller failed on it, which is a fault of the controller.
+    Panic,
+}
+
+impl WithheldReason {
+    /// Returns the label `reason` of `canal_controller_changes_withheld_total`.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Clash => "clash",
+            Self::ConfigurationBytes => "configuration_bytes",
+            Self::CompiledBytes => "compiled_bytes",
+            Self::Panic => "panic",
+        }
+    }
+}
+
+/// One reason against putting a state into force, and its text for operators.
+#[derive(Debug)]
+pub struct Objection {
+    pub reason: WithheldReason,
+    pub finding: Diagnostic,
+}
+
+impl Objection {
+    /// Creates an objection from a diagnostic.
+    pub fn new(reason: WithheldReason, finding: Diagnostic) -> Self {
+        Self { reason, finding }
+    }
+}
+
+/// The compiled next state of a tenant.
+#[derive(Debug)]
+pub struct ValidatedTenant {
+    pub compiled: CompiledTenant,
+    /// Bytes of the resources as data planes receive them.
+    pub bytes: u64,
+    /// Reasons why the state may not go live, independent of other tenants.
+    pub objections: Vec<Objection>,
+}
+
+/// The edits of the store that a write request makes.
+#[derive(Debug)]
+pub struct WriteEdits {
+    pub edits: Vec<ObjectEdit>,
+    pub is_delete: bool,
+    /// True if everything is deleted, if necessary in more than one transaction.
+    pub is_in_steps: bool,
+}
+
+/// A change that the catalog writer can commit.
+#[derive(Debug)]
+pub struct Prepared {
+    pub name: TenantName,
+    /// Sources that the change was prepared against; it is valid only while they are still the tenant's sources.
+    pub before: Option<Arc<TenantSources>>,
+    pub after: Arc<TenantSources>,
+    /// The compiled state, or the error if the store assigned no service IDs.
+    pub validated: Result<ValidatedTenant, StoreError>,
+    /// Edits to write; `None` if no operator requested the change, so that nothing is written.
+    pub write: Option<WriteEdits>,
+}
+
+/// A prepared change, and where its result goes.
+pub struct Commit {
+    pub prepared: Prepared,
+    pub reply: oneshot::Sender<Result<Committed, StoreError>>,
+}
+
+/// The result of committing a prepared change.
+#[derive(Debug)]
+pub enum Committed {
+    /// The change is in force since this generation, or withheld with its reasons published.
+    Done(Generation),
+    /// The change conflicts with a claim that went live meanwhile, or a limit is full.
+    Refused(Vec<Diagnostic>),
+    /// The tenant's sources changed, so the change must be prepared again.
+    Moved,
+}
+
+/// The result of preparing a write request.
+pub(crate) struct PreparedWrite {
+    pub(crate) plan: ApplyPlan,
+    /// Change to commit; `None` if the request is refused, is a dry run, or changes nothing.
+    pub(crate) commit: Option<Prepared>,
+}
+
+/// Prepares changes. All methods block for a time that grows with the size of the tenant.
+pub struct Preparer {
+    pub store: Arc<Store>,
+    pub metrics: Arc<ControllerMetrics>,
+    pub limits: Arc<TenantLimits>,
+}
+
+impl Preparer {
+    /// Prepares an operator's write request, or finds everything that is wrong with it.
+    pub(crate) fn write(
+        &self,
+        basis: &Basis,
+        tenant: &TenantName,
+        request: WriteRequest,
+        is_provider: bool,
+        dry_run: bool,
+    ) -> Result<PreparedWrite, StoreError> {
+        let now = now_seconds();
+        let is_in_steps = matches!(request, WriteRequest::DeleteAll);
+        let is_delete = is_in_steps || matches!(request, WriteRequest::Delete { .. });
+        let before = basis.tenants.get(tenant).cloned();
+        let sources = before.clone().unwrap_or_else(|| Arc::new(TenantSources::new(tenant.clone())));
+        let rows = if is_in_steps { self.store.object_keys(tenant)? } else { Vec::new() };
+        let mut plan =
+            catch_panic(|| decide(&sources, request, rows, is_provider, now)).unwrap_or_else(|fault| ApplyPlan::refused(&sources, *fault));
+        if let Err(excess) = self.limits.configuration.check(tenant, plan.after.bytes()) {
+            // Sources that are too large to store are too large to compile.
+            plan.diagnostics.push(*excess);
+            return Ok(PreparedWrite { plan, commit: None });
+        }
+        let keys: Vec<ServiceKey> = plan.after.service_keys().into_iter().collect();
+        // A request that is refused must not use up IDs.
+        let ids = self.store.preview_service_ids(&keys, now)?;
+        let mut validated = self.validate(&plan.after, &ids);
+        let was = basis.catalog.tenants.get(tenant).map(|v| v.diagnostics.clone()).unwrap_or_default();
+        plan.add_findings(&was, &validated.compiled.diagnostics, is_delete);
+        if !is_delete {
+            plan.diagnostics.extend(validated.objections.iter().map(|objection| objection.finding.clone()));
+            plan.diagnostics.extend(basis.clashes(&validated.compiled.claims));
+        }
+        if plan.is_refused() || dry_run || plan.edits.is_empty() {
+            return Ok(PreparedWrite { plan, commit: None });
+        }
+        // Other tenants may have taken the previewed IDs meanwhile. These are assigned to the tenant permanently.
+        let bound = self.store.service_ids(&keys, now)?;
+        if bound != ids {
+            validated = self.validate(&plan.after, &bound);
+        }
+        let edits = WriteEdits { edits: std::mem::take(&mut plan.edits), is_delete, is_in_steps };
+        let after = Arc::new(plan.after.clone());
+        Ok(PreparedWrite {
+            plan,
+            commit: Some(Prepared { name: tenant.clone(), before, after, validated: Ok(validated), write: Some(edits) }),
+        })
+    }
+
+    /// Prepares a change of a tenant's sources; `None` if nothing differs.
+    pub(crate) fn sources(&self, basis: &Basis, tenant: &TenantName, change: &SourceChange) -> Option<Prepared> {
+        let before = basis.tenants.get(tenant).cloned();
+        let mut after = before.as_ref().map_or_else(|| TenantSources::new(tenant.clone()), |b| b.as_ref().clone());
+        let differs = match change {
+            SourceChange::State(state) => after.take_state(state.clone()),
+            SourceChange::KeySet { uri, set, fault } => {
+                let wanted = basis.catalog.tenants.get(tenant).map(|view| view.jwks.clone()).unwrap_or_default();
+                before.is_some() && after.take_key_set(&wanted, uri, set.as_deref(), fault.as_deref())
+            }
+            SourceChange::Again => before.is_some(),
+        };
+        if differs && !matches!(change, SourceChange::Again) {
+            self.metrics.count(metrics::CHANGES, &[("from", change.from())]);
+        }
+        differs.then(|| self.sources_after(before, after))
+    }
+
+    /// Compiles a tenant's changed sources and assigns IDs to its services permanently.
+    pub fn sources_after(&self, before: Option<Arc<TenantSources>>, mut after: TenantSources) -> Prepared {
+        if let Err(excess) = self.limits.configuration.check(&after.name, after.bytes()) {
+            // What is read cannot be refused like a request, so its earlier content stays.
+            after.refuse_growth(before.as_deref(), &excess);
+        }
+        let keys: Vec<ServiceKey> = after.service_keys().into_iter().collect();
+        let validated = self.store.service_ids(&keys, now_seconds()).map(|ids| self.validate(&after, &ids));
+        Prepared { name: after.name.clone(), before, after: Arc::new(after), validated, write: None }
+    }
+
+    /// Compiles the sources, and checks the size of the result.
+    fn validate(&self, sources: &TenantSources, ids: &BTreeMap<ServiceKey, ServiceId>) -> ValidatedTenant {
+        let begun = Instant::now();
+        let compiled = catch_panic(|| sources.compile(ids));
+        self.metrics.count(metrics::COMPILES, &[]);
+        self.metrics.add(metrics::COMPILE_SECONDS, &[], begun.elapsed().as_secs_f64());
+        let compiled = match compiled {
+            Ok(compiled) => compiled,
+            // The fault keeps the earlier state in force.
+            Err(fault) => {
+                let objections = vec![Objection::new(WithheldReason::Panic, *fault)];
+                return ValidatedTenant { compiled: sources.uncompiled(), bytes: 0, objections };
+            }
+        };
+        let bytes = compiled.resources.iter().map(|r| southbound::encode(r).len() as u64).sum();
+        let excess = self.limits.compiled.check(&sources.name, bytes).err();
+        let objections = excess.map(|excess| Objection::new(WithheldReason::CompiledBytes, *excess)).into_iter().collect();
+        ValidatedTenant { compiled, bytes, objections }
+    }
+}
+
+/// Runs pure code on tenants' input. A panic is a bug of the controller, but affects only that tenant and does not end the controller.
+fn catch_panic<T>(f: impl FnOnce() -> T) -> Result<T, Box<Diagnostic>> {
+    let fault = || Diagnostic {
+        severity: Severity::Error,
+        origin: None,
+        object: None,
+        field: String::new(),
+        problem: "the controller failed on this input, which is a fault of the controller; what was in force stays".into(),
+        fix: "report it with the input; take the newest change back meanwhile".into(),
+    };
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|_| Box::new(fault()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_pure_code_becomes_a_finding() {
+        assert_eq!(catch_panic(|| 7).ok(), Some(7));
+        let fault = catch_panic(|| -> u8 { panic!("expected in this test") }).unwrap_err();
+        assert!(fault.problem.contains("a fault of the controller"), "{fault}");
+    }
+}

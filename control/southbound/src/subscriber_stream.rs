@@ -1,0 +1,615 @@
+//! One subscriber's stream as a state machine: what it subscribed to, holds, was sent and refused, and what it is sent next. Pure.
+//!
+//! There is one batch at a time. A batch is everything that differs between what the subscriber holds and the catalog. New resources come
+//! parents before children, and removals children before parents, so that no resource ever refers to a missing one. The next batch is
+//! formed when the last one has been answered; until then changes gather and cost nothing.
+//!
+//! Start at [`SubscriberStream::handle_request`] and [`SubscriberStream::next_response`].
+
+mod limits;
+mod manifests;
+mod refusals;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+use canal_catalog::{Catalog, EncodedResource, ResourceId, ResourceOwner, ResourceVersion, TenantCatalog};
+use canal_compiler::scope::{self, TierPlacement};
+use canal_model::ids::Generation;
+use canal_model::principal::Principal;
+use canal_model::program::ResourceKind;
+use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Resource as WireResource};
+use canal_wire::southbound::kind_of;
+
+use refusals::{ReceivedNack, SetAside};
+
+pub use limits::SessionLimits;
+pub(crate) use limits::StreamLimitError;
+pub use limits::{NACK_SPLITS_MAX, NAME_BYTES_MAX, NAMES_MAX, PENDING_MAX, RESPONSE_BYTES_MAX, STREAM_NAME_BYTES_MAX};
+pub(crate) use refusals::{Refusals, TenantRefusals};
+
+/// The meaning of a message from the subscriber.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum SubscriberMessage {
+    /// A subscription was opened or changed.
+    Subscription,
+    Ack,
+    Nack {
+        reason: String,
+    },
+    /// An ACK or NACK of a response that is not outstanding.
+    Stale,
+    /// A request for a type that this build does not have. It gets an empty response, so that a newer subscriber can go on.
+    UnknownType,
+}
+
+/// Progress of a subscriber, for `canal status`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct SubscriberProgress {
+    pub(crate) kinds: [bool; ResourceKind::ALL.len()],
+    /// The catalog was compared up to this generation.
+    pub(crate) seen: Generation,
+    pub(crate) wanted: Generation,
+    pub(crate) sent: Generation,
+    pub(crate) acked: Generation,
+    /// Newest generation of which a resource was sent; other responses only confirm that nothing differs.
+    pub(crate) content: Generation,
+    /// Text of the newest NACK that still stands.
+    pub(crate) nack: String,
+    /// Refused resources that have not changed since, by owner. [`SubscriberProgress::acked`] holds for all other tenants.
+    pub(crate) refusals: Arc<Refusals>,
+    pub(crate) resources: usize,
+}
+
+/// The subscription to one kind of resource.
+#[derive(Debug, Default)]
+struct Subscription {
+    /// True once a first request was received.
+    open: bool,
+    /// True until a response is planned: even an empty one shows the subscriber that it has everything.
+    unanswered: bool,
+    wildcard: bool,
+    names: BTreeSet<Arc<str>>,
+    /// Names that get an answer even if nothing changed.
+    asked: BTreeSet<Arc<str>>,
+}
+
+impl Subscription {
+    fn covers(&self, name: &str) -> bool {
+        self.open && (self.wildcard || self.names.contains(name))
+    }
+}
+
+/// One resource or one removal in a response.
+#[derive(Debug, Clone)]
+enum Item {
+    Put(Arc<EncodedResource>),
+    Remove(ResourceId),
+}
+
+impl Item {
+    fn key(&self) -> ResourceId {
+        match self {
+            Item::Put(e) => e.key(),
+            Item::Remove(k) => k.clone(),
+        }
+    }
+    fn version(&self) -> Option<ResourceVersion> {
+        match self {
+            Item::Put(e) => Some(e.version),
+            Item::Remove(_) => None,
+        }
+    }
+    fn bytes(&self) -> usize {
+        match self {
+            // The constant stands for version, type URL and framing.
+            Item::Put(e) => e.body.len() + e.name.len() + 128,
+            Item::Remove((_, name)) => name.len() + 8,
+        }
+    }
+}
+
+/// A planned response that the subscriber has not answered yet.
+#[derive(Debug)]
+struct PendingResponse {
+    url: String,
+    generation: Generation,
+    items: Vec<Item>,
+}
+
+/// The state of one subscriber's stream.
+pub(crate) struct SubscriberStream {
+    principal: Principal,
+    limits: SessionLimits,
+    kinds: [Subscription; ResourceKind::ALL.len()],
+    /// Versions of the resources that the subscriber holds, by owner.
+    held: HashMap<ResourceOwner, BTreeMap<ResourceId, ResourceVersion>>,
+    held_count: usize,
+    /// Refused resources that have not changed since.
+    refused: HashMap<ResourceId, SetAside>,
+    refusals: Arc<Refusals>,
+    refusals_changed: bool,
+    queue: VecDeque<PendingResponse>,
+    in_flight: VecDeque<(u64, PendingResponse)>,
+    nonce: u64,
+    /// Number of refused responses that were split in this batch, by tenant.
+    splits: HashMap<ResourceOwner, usize>,
+    /// All manifests are sent with the next batch: it is the first, or a subscription changed.
+    manifests_due: bool,
+    /// Bytes of names that this subscriber brought and the catalog did not have. They are never given back: names come and go in the
+    /// catalog, which would make the sum wrong.
+    name_bytes: usize,
+    /// Number of responses to unknown types that were not sent yet.
+    unknown_pending: usize,
+    /// True if the next batch is compared with the whole catalog, not only with what changed.
+    resync: bool,
+    /// Owners in scope when the catalog was last compared.
+    admitted: BTreeSet<ResourceOwner>,
+    /// Placement of services when the catalog was last compared.
+    whereabouts: Arc<TierPlacement>,
+    seen: Generation,
+    wanted: Generation,
+    sent: Generation,
+    acked: Generation,
+    content: Generation,
+    last_nack: String,
+}
+
+impl SubscriberStream {
+    pub(crate) fn new(principal: Principal, limits: SessionLimits) -> Self {
+        Self {
+            principal,
+            limits,
+            kinds: Default::default(),
+            held: HashMap::new(),
+            held_count: 0,
+            refused: HashMap::new(),
+            refusals: Arc::default(),
+            refusals_changed: false,
+            queue: VecDeque::new(),
+            in_flight: VecDeque::new(),
+            nonce: 0,
+            splits: HashMap::new(),
+            manifests_due: true,
+            name_bytes: 0,
+            unknown_pending: 0,
+            resync: true,
+            admitted: BTreeSet::new(),
+            whereabouts: Arc::default(),
+            seen: Generation(0),
+            wanted: Generation(0),
+            sent: Generation(0),
+            acked: Generation(0),
+            content: Generation(0),
+            last_nack: String::new(),
+        }
+    }
+
+    /// Returns the bytes of names that this subscriber brought and the catalog did not have.
+    pub(crate) fn name_bytes(&self) -> usize {
+        self.name_bytes
+    }
+
+    /// True once the subscriber has subscribed to every kind, so that no further request is expected before the first batch.
+    pub(crate) fn is_fully_subscribed(&self) -> bool {
+        self.kinds.iter().all(|k| k.open)
+    }
+
+    /// True while the subscriber owes an ACK or NACK.
+    pub(crate) fn is_waiting(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    /// Calls [`SubscriberStream::handle_request`] with an empty catalog, which has none of the names.
+    #[cfg(test)]
+    pub(crate) fn hear_alone(&mut self, request: DeltaDiscoveryRequest) -> Result<SubscriberMessage, StreamLimitError> {
+        self.handle_request(request, &Catalog::default())
+    }
+
+    /// Applies one message of the subscriber. Names that `catalog` has are shared with it, and cost nothing.
+    ///
+    /// # Errors
+    /// The stream exceeded a limit, and must be ended.
+    pub(crate) fn handle_request(
+        &mut self,
+        request: DeltaDiscoveryRequest,
+        catalog: &Catalog,
+    ) -> Result<SubscriberMessage, StreamLimitError> {
+        let Ok(kind) = kind_of(&request.type_url) else {
+            if request.response_nonce.is_empty() {
+                self.unknown_pending += 1;
+                if self.unknown_pending > self.limits.pending {
+                    return Err(StreamLimitError::TooManyUnknownTypes { limit: self.limits.pending });
+                }
+                // The subscriber chose this text; its length is bounded.
+                let url = request.type_url.chars().take(200).collect();
+                self.queue.push_back(PendingResponse { url, generation: self.seen, items: Vec::new() });
+            } else {
+                self.settle_nonce(&request.response_nonce, None);
+            }
+            return Ok(SubscriberMessage::UnknownType);
+        };
+        let changed = self.subscribe(kind, &request, catalog)?;
+        if request.response_nonce.is_empty() {
+            return Ok(SubscriberMessage::Subscription);
+        }
+        let nack = request.error_detail.as_ref().map(ReceivedNack::read);
+        Ok(match self.settle_nonce(&request.response_nonce, nack.as_ref()) {
+            false if changed => SubscriberMessage::Subscription,
+            false => SubscriberMessage::Stale,
+            true => nack.map_or(SubscriberMessage::Ack, |nack| SubscriberMessage::Nack { reason: nack.text }),
+        })
+    }
+
+    /// Opens or changes the subscription to a kind. Returns true if something changed.
+    fn subscribe(&mut self, kind: ResourceKind, request: &DeltaDiscoveryRequest, catalog: &Catalog) -> Result<bool, StreamLimitError> {
+        let names = self.admit_names(kind, request, catalog)?;
+        let subscription = &mut self.kinds[kind as usize];
+        let first = !subscription.open;
+        if first {
+            subscription.open = true;
+            subscription.unanswered = true;
+            // A first request without names subscribes to everything (the xDS protocol's legacy wildcard).
+            subscription.wildcard = request.resource_names_subscribe.is_empty();
+        }
+        for name in &request.resource_names_subscribe {
+            if name == "*" {
+                subscription.wildcard = true;
+            } else {
+                let name = names.get(name.as_str()).cloned().unwrap_or_else(|| name.as_str().into());
+                subscription.names.insert(name.clone());
+                subscription.asked.insert(name);
+            }
+        }
+        for name in &request.resource_names_unsubscribe {
+            if name == "*" {
+                subscription.wildcard = false;
+            } else {
+                subscription.names.remove(name.as_str());
+                subscription.asked.remove(name.as_str());
+            }
+        }
+        let changed = first || !request.resource_names_subscribe.is_empty() || !request.resource_names_unsubscribe.is_empty();
+        if first {
+            // A subscriber that reconnects lists what it still holds.
+            for (name, version) in &request.initial_resource_versions {
+                let name = names.get(name.as_str()).cloned().unwrap_or_else(|| name.as_str().into());
+                self.hold((kind, name), ResourceVersion::read(version));
+            }
+        }
+        if changed {
+            self.resync = true;
+            self.manifests_due = true;
+            self.forget_uncovered(kind);
+        }
+        let named = self.held_count + self.kinds.iter().map(|k| k.names.len()).sum::<usize>();
+        if named > self.limits.names { Err(StreamLimitError::TooManyNames { named, limit: self.limits.names }) } else { Ok(changed) }
+    }
+
+    /// Checks the names of a request before any of them is stored. Returns the catalog's copies of those that it has.
+    fn admit_names<'r>(
+        &mut self,
+        kind: ResourceKind,
+        request: &'r DeltaDiscoveryRequest,
+        catalog: &Catalog,
+    ) -> Result<HashMap<&'r str, Arc<str>>, StreamLimitError> {
+        let first = !self.kinds[kind as usize].open;
+        let versions = request.initial_resource_versions.keys().filter(|_| first);
+        let all = || request.resource_names_subscribe.iter().chain(&request.resource_names_unsubscribe);
+        let longest = versions.clone().chain(all()).map(String::len).max().unwrap_or(0);
+        if longest > self.limits.name_bytes {
+            return Err(StreamLimitError::NameTooLong { bytes: longest, limit: self.limits.name_bytes });
+        }
+        let mut known = HashMap::new();
+        let mut foreign = 0;
+        for name in request.resource_names_subscribe.iter().chain(versions) {
+            let key: ResourceId = (kind, name.as_str().into());
+            match catalog.view(&owner_of(&key)).and_then(|view| view.entries.get_key_value(&key)) {
+                Some(((_, name_there), _)) => _ = known.insert(name.as_str(), name_there.clone()),
+                // The name was counted when it was first subscribed to.
+                None if self.kinds[kind as usize].names.contains(name.as_str()) => {}
+                None => foreign += name.len(),
+            }
+        }
+        self.name_bytes += foreign;
+        if self.name_bytes > self.limits.stream_name_bytes {
+            return Err(StreamLimitError::TooManyNameBytes { bytes: self.name_bytes, limit: self.limits.stream_name_bytes });
+        }
+        Ok(known)
+    }
+
+    /// Forgets held resources that are no longer subscribed to. The subscriber drops them by itself, so no removal is sent.
+    fn forget_uncovered(&mut self, kind: ResourceKind) {
+        let subscription = &self.kinds[kind as usize];
+        if subscription.wildcard {
+            return;
+        }
+        for held in self.held.values_mut() {
+            held.retain(|(k, name), _| *k != kind || subscription.names.contains(name));
+        }
+        self.held_count = self.held.values().map(BTreeMap::len).sum();
+    }
+
+    /// Applies an ACK or NACK to the response with this nonce. Returns false if no such response is outstanding.
+    fn settle_nonce(&mut self, nonce: &str, nack: Option<&ReceivedNack>) -> bool {
+        let Some(at) = nonce.parse::<u64>().ok().and_then(|n| self.in_flight.iter().position(|(x, _)| *x == n)) else {
+            return false;
+        };
+        let Some((_, planned)) = self.in_flight.remove(at) else { return false };
+        match nack {
+            None => self.accept(planned.items),
+            Some(nack) => self.refuse(planned, nack),
+        }
+        // The whole batch has been answered.
+        if self.in_flight.is_empty() && self.queue.is_empty() {
+            self.settle(self.sent);
+        }
+        true
+    }
+
+    /// Records that the subscriber has applied these items.
+    fn accept(&mut self, items: Vec<Item>) {
+        for item in items {
+            let key = item.key();
+            self.forget_refusal(&key);
+            match item.version() {
+                Some(version) => self.hold(key, version),
+                None => self.drop_held(&key),
+            }
+        }
+    }
+
+    fn hold(&mut self, key: ResourceId, version: ResourceVersion) {
+        let held = self.held.entry(owner_of(&key)).or_default();
+        if held.insert(key, version).is_none() {
+            self.held_count += 1;
+        }
+    }
+
+    fn drop_held(&mut self, key: &ResourceId) {
+        let owner = owner_of(key);
+        if let Some(held) = self.held.get_mut(&owner) {
+            if held.remove(key).is_some() {
+                self.held_count -= 1;
+            }
+            if held.is_empty() {
+                self.held.remove(&owner);
+            }
+        }
+    }
+
+    /// Returns the next response to send, if there is one now.
+    pub(crate) fn next_response(&mut self, catalog: &Catalog) -> Option<DeltaDiscoveryResponse> {
+        if self.queue.is_empty() && self.in_flight.is_empty() {
+            self.form_batch(catalog);
+        }
+        // A subscriber that does not answer is not sent more than a limited number of responses.
+        if self.in_flight.len() >= self.limits.pending {
+            return None;
+        }
+        let mut planned = self.queue.pop_front()?;
+        if kind_of(&planned.url).is_err() {
+            self.unknown_pending -= 1;
+        }
+        if self.seen == Generation(0) {
+            // Only a response to an unknown type precedes the first batch. It must not have generation 0: a receiver never goes back.
+            planned.generation = catalog.generation;
+        }
+        self.nonce += 1;
+        self.sent = self.sent.max(planned.generation);
+        if !planned.items.is_empty() {
+            self.content = self.content.max(planned.generation);
+        }
+        let response = encode(&planned, self.nonce);
+        self.in_flight.push_back((self.nonce, planned));
+        Some(response)
+    }
+
+    /// Forms the next batch, if the catalog or a subscription changed.
+    fn form_batch(&mut self, catalog: &Catalog) {
+        let unanswered = self.kinds.iter().any(|k| k.unanswered);
+        if self.seen == catalog.generation && !self.resync && !unanswered {
+            return;
+        }
+        // Services that moved change the scope of a gateway, though no resource changed.
+        self.resync |= self.whereabouts != catalog.whereabouts && matches!(self.principal, Principal::Gateway { .. });
+        self.whereabouts = catalog.whereabouts.clone();
+        let items = self.differences(catalog);
+        self.seen = catalog.generation;
+        self.resync = false;
+        self.plan(items, catalog.generation);
+        for k in &mut self.kinds {
+            k.asked.clear();
+            k.unanswered &= !k.open;
+        }
+        if self.queue.is_empty() {
+            // Nothing differs: the subscriber already holds everything in its scope, except what it refuses.
+            self.sent = self.sent.max(self.wanted);
+            self.settle(self.wanted);
+        }
+    }
+
+    /// Returns every item that must be sent so that the subscriber holds what the catalog contains.
+    fn differences(&mut self, catalog: &Catalog) -> Vec<Item> {
+        let admitted: BTreeSet<ResourceOwner> = catalog.concerning(&self.principal).map(|(owner, _)| owner).collect();
+        let owners: BTreeSet<ResourceOwner> = admitted.iter().chain(self.admitted.iter()).chain(self.held.keys()).cloned().collect();
+        let mut items = Vec::new();
+        // This includes tenants without differences: a refused resource that was removed is no longer sealed.
+        let mut resealed = BTreeSet::new();
+        for owner in &owners {
+            let view = catalog.view(owner);
+            let is_admitted = admitted.contains(owner);
+            // Deltas are not enough if the scope or a subscription changed.
+            let whole = self.resync || is_admitted != self.admitted.contains(owner);
+            let keys = match view.filter(|_| is_admitted && !whole).and_then(|v| v.deltas_after(self.seen)) {
+                Some(deltas) => deltas.flat_map(|d| d.touches.iter().map(|t| t.key.clone())).collect(),
+                None => self.all_keys(owner, view.filter(|_| is_admitted)),
+            };
+            for key in keys {
+                if key.0.is_security() {
+                    resealed.extend(owner.clone());
+                }
+                items.extend(self.difference(key, owner, view.map(Arc::as_ref), is_admitted, catalog.generation));
+            }
+        }
+        items.extend(self.unknown_names(&items));
+        items.extend(self.manifests(&items, resealed, &admitted, catalog));
+        self.admitted = admitted;
+        items
+    }
+
+    /// Returns the keys that the subscriber holds or the catalog offers, as far as they are subscribed to.
+    fn all_keys(&self, owner: &ResourceOwner, view: Option<&Arc<TenantCatalog>>) -> BTreeSet<ResourceId> {
+        // Manifests are in no catalog; they are compared separately.
+        let held = self.held.get(owner).into_iter().flat_map(|h| h.keys()).filter(|(kind, _)| *kind != ResourceKind::Manifest);
+        let offered = view.into_iter().flat_map(|v| v.entries.keys());
+        held.chain(offered).filter(|(kind, name)| self.kinds[*kind as usize].covers(name)).cloned().collect()
+    }
+
+    /// Returns the item that must be sent for one key, if any.
+    fn difference(
+        &mut self,
+        key: ResourceId,
+        owner: &ResourceOwner,
+        view: Option<&TenantCatalog>,
+        is_admitted: bool,
+        generation: Generation,
+    ) -> Option<Item> {
+        let subscription = &self.kinds[key.0 as usize];
+        if !subscription.covers(&key.1) {
+            return None;
+        }
+        let asked = subscription.asked.contains(&key.1);
+        let is_visible = |e: &&Arc<EncodedResource>| scope::visible(&e.resource, &self.principal, &self.whereabouts);
+        let offered = view.filter(|_| is_admitted).and_then(|v| v.entries.get(&key)).filter(is_visible);
+        let held = self.held.get(owner).and_then(|h| h.get(&key));
+        let refused = self.refused.get(&key).map(|aside| aside.version);
+        match (offered, held) {
+            (Some(entry), held) => {
+                self.wanted = self.wanted.max(entry.changed);
+                if held == Some(&entry.version) && !asked {
+                    self.forget_refusal(&key);
+                    return None;
+                }
+                // A refused version is not sent again until it changes or the subscriber names it.
+                (refused != Some(Some(entry.version)) || asked).then(|| Item::Put(entry.clone()))
+            }
+            (None, Some(_)) => {
+                // A resource whose source could not be read is not removed.
+                if view.is_some_and(|v| !v.complete) {
+                    return None;
+                }
+                self.wanted = self.wanted.max(generation);
+                (refused != Some(None) || asked).then_some(Item::Remove(key))
+            }
+            (None, None) => {
+                self.forget_refusal(&key);
+                asked.then_some(Item::Remove(key))
+            }
+        }
+    }
+
+    /// Returns removals for subscribed names that do not exist, so that the subscriber need not wait for them.
+    fn unknown_names(&self, found: &[Item]) -> Vec<Item> {
+        let answered: BTreeSet<ResourceId> = found.iter().map(Item::key).collect();
+        let is_held = |key: &ResourceId| self.held.get(&owner_of(key)).is_some_and(|h| h.contains_key(key));
+        let asked = ResourceKind::ALL.into_iter().flat_map(|kind| self.kinds[kind as usize].asked.iter().map(move |n| (kind, n.clone())));
+        asked.filter(|key| key.0 != ResourceKind::Manifest && !answered.contains(key) && !is_held(key)).map(Item::Remove).collect()
+    }
+
+    /// Distributes the items over responses: new and changed ones parents first, then removals children first.
+    fn plan(&mut self, items: Vec<Item>, generation: Generation) {
+        // Manifests come after everything that they seal, including removals.
+        let (manifests, items): (Vec<Item>, Vec<Item>) = items.into_iter().partition(|i| i.key().0 == ResourceKind::Manifest);
+        let kinds: BTreeSet<ResourceKind> = items.iter().map(|i| i.key().0).collect();
+        let one_kind = kinds.len() == 1;
+        let mut puts: BTreeMap<ResourceKind, Vec<Item>> = BTreeMap::new();
+        let mut removals: BTreeMap<ResourceKind, Vec<Item>> = BTreeMap::new();
+        for item in items {
+            let kind = item.key().0;
+            // With a single kind, responses need no order among each other.
+            let side = if one_kind || matches!(item, Item::Put(_)) { &mut puts } else { &mut removals };
+            side.entry(kind).or_default().push(item);
+        }
+        let unanswered = |kind: ResourceKind| self.kinds[kind as usize].open && self.kinds[kind as usize].unanswered;
+        // A new subscription gets a response even if it is empty.
+        for kind in ResourceKind::ALL.into_iter().filter(|kind| *kind != ResourceKind::Manifest && unanswered(*kind)) {
+            puts.entry(kind).or_default();
+        }
+        let with_manifests = !manifests.is_empty() || unanswered(ResourceKind::Manifest);
+        for (kind, items) in puts {
+            self.enqueue(kind, items, generation);
+        }
+        for (kind, items) in removals.into_iter().rev() {
+            self.enqueue(kind, items, generation);
+        }
+        if with_manifests {
+            self.enqueue(ResourceKind::Manifest, manifests, generation);
+        }
+    }
+
+    /// Queues the items of one kind in responses of limited size; at least one response.
+    fn enqueue(&mut self, kind: ResourceKind, items: Vec<Item>, generation: Generation) {
+        let mut items = items.into_iter().peekable();
+        loop {
+            let mut bytes = 0;
+            let mut part = Vec::new();
+            while let Some(item) = items.next_if(|i| part.is_empty() || bytes + i.bytes() <= self.limits.response_bytes) {
+                bytes += item.bytes();
+                part.push(item);
+            }
+            self.queue.push_back(PendingResponse { url: kind.type_url().into(), generation, items: part });
+            if items.peek().is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Returns the progress of the stream for the registry of subscribers.
+    pub(crate) fn progress(&self) -> SubscriberProgress {
+        let kinds = std::array::from_fn(|i| self.kinds[i].open);
+        SubscriberProgress {
+            kinds,
+            seen: self.seen,
+            wanted: self.wanted,
+            sent: self.sent,
+            acked: self.acked,
+            content: self.content,
+            refusals: self.refusals.clone(),
+            nack: if self.refused.is_empty() && self.queue.is_empty() { String::new() } else { self.last_nack.clone() },
+            resources: self.held_count,
+        }
+    }
+}
+
+/// Returns the owner of a resource by its name; see [`ResourceKind::owner_of`].
+fn owner_of((kind, name): &ResourceId) -> ResourceOwner {
+    kind.owner_of(name)
+}
+
+/// Encodes a planned response as a delta xDS response.
+fn encode(planned: &PendingResponse, nonce: u64) -> DeltaDiscoveryResponse {
+    let mut resources = Vec::new();
+    let mut removed_resources = Vec::new();
+    for item in &planned.items {
+        match item {
+            Item::Put(e) => resources.push(WireResource {
+                name: e.name.to_string(),
+                version: e.version.to_string(),
+                resource: Some(prost_types::Any { type_url: planned.url.clone(), value: e.body.clone() }),
+            }),
+            Item::Remove((_, name)) => removed_resources.push(name.to_string()),
+        }
+    }
+    DeltaDiscoveryResponse {
+        system_version_info: planned.generation.to_string(),
+        resources,
+        type_url: planned.url.clone(),
+        removed_resources,
+        nonce: nonce.to_string(),
+        control_plane: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

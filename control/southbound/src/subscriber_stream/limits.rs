@@ -1,0 +1,64 @@
+//! Limits of one subscriber's stream, and the errors when it exceeds them. The state machine counts; nothing is decided here.
+
+/// Maximum number of resources and names that one stream may name or hold.
+pub const NAMES_MAX: usize = 500_000;
+/// Maximum bytes of one resource's name. The longest name that Canal makes, of a route's rule, stays far below.
+pub const NAME_BYTES_MAX: usize = 1024;
+/// Maximum bytes of the names that one stream brings and the controller does not have itself; names that it has cost nothing.
+pub const STREAM_NAME_BYTES_MAX: usize = 16 << 20;
+/// Maximum number of responses of one stream that wait for an ACK or NACK, and of responses to unknown types that wait to be sent.
+pub const PENDING_MAX: usize = 64;
+/// Approximate maximum bytes of one response. It is far below what a receiver accepts, so that one stream never needs a huge buffer.
+pub const RESPONSE_BYTES_MAX: usize = 48 << 20;
+/// Maximum number of refused responses of one tenant that are split in one batch, where the NACK does not name the faulty resource. After
+/// that the rest of the tenant's resources in the response is set aside.
+pub const NACK_SPLITS_MAX: usize = 256;
+
+/// Limits that apply to one stream.
+#[derive(Debug, Clone, Copy)]
+pub struct SessionLimits {
+    pub names: usize,
+    pub name_bytes: usize,
+    pub stream_name_bytes: usize,
+    pub pending: usize,
+    pub response_bytes: usize,
+    pub nack_splits: usize,
+}
+
+impl Default for SessionLimits {
+    fn default() -> Self {
+        Self {
+            names: NAMES_MAX,
+            name_bytes: NAME_BYTES_MAX,
+            stream_name_bytes: STREAM_NAME_BYTES_MAX,
+            pending: PENDING_MAX,
+            response_bytes: RESPONSE_BYTES_MAX,
+            nack_splits: NACK_SPLITS_MAX,
+        }
+    }
+}
+
+/// The stream exceeded a limit, and is ended.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum StreamLimitError {
+    #[error("the stream names {named} resources and may name {limit}; fix: subscribe to less, or by wildcard")]
+    TooManyNames { named: usize, limit: usize },
+    #[error("the stream names a resource with {bytes} bytes and may use {limit}; fix: name resources as the controller does")]
+    NameTooLong { bytes: usize, limit: usize },
+    #[error("the names that only this stream knows have {bytes} bytes and may have {limit}; fix: subscribe by wildcard")]
+    TooManyNameBytes { bytes: usize, limit: usize },
+    #[error("more than {limit} requests for unknown types wait for their answer; fix: wait for answers before the next request")]
+    TooManyUnknownTypes { limit: usize },
+}
+
+impl StreamLimitError {
+    /// Returns the label `reason` of `canal_controller_refused_total`.
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            StreamLimitError::TooManyNames { .. } => "names",
+            StreamLimitError::NameTooLong { .. } => "name_too_long",
+            StreamLimitError::TooManyNameBytes { .. } => "name_bytes",
+            StreamLimitError::TooManyUnknownTypes { .. } => "unknown_types_pending",
+        }
+    }
+}

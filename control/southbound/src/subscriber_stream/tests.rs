@@ -1,0 +1,773 @@
+//! Tests of the subscriber stream with a model subscriber: it keeps what it is sent, checks every response, and may refuse resources.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use canal_catalog::{CompiledTenant, LOG_DELTAS_MAX};
+use canal_compiler::claims::{GatewayClaim, Isolation, TenantClaims};
+use canal_model::ids::TenantName;
+use canal_model::program::{
+    self, Backend, BackendTarget, HttpMatch, PathMatch, Precedence, Resource, RouteAction, RouteKey, RouteRule, Service, TunnelProtocol,
+    Workload,
+};
+use canal_wire::discovery::Status as WireStatus;
+use canal_wire::southbound::{decode, manifest};
+
+use super::*;
+
+mod lowering;
+mod refused;
+
+/// Returns all kinds except manifests, which the model subscriber compares and does not log.
+fn all_kinds() -> Vec<String> {
+    let kinds = ResourceKind::ALL.iter().filter(|kind| **kind != ResourceKind::Manifest);
+    kinds.map(|kind| format!("{kind:?}")).collect()
+}
+
+// ---- a small world ----
+
+/// Short description of one tenant: its services, the workloads behind them, and the routes of services.
+#[derive(Clone, Default)]
+struct TenantScript {
+    services: BTreeMap<String, u32>,
+    /// Workload name to (service, node, ready).
+    workloads: BTreeMap<String, (String, String, bool)>,
+    /// Service name to the services that its route splits to.
+    routes: BTreeMap<String, Vec<String>>,
+    gateways: BTreeSet<String>,
+    /// Names of the tenant's authorization policies.
+    policies: BTreeSet<String>,
+    is_partial: bool,
+}
+
+fn tenant(name: &str) -> TenantName {
+    TenantName::new(name).unwrap()
+}
+
+fn itself(name: &TenantName) -> program::Tenant {
+    program::Tenant {
+        name: name.clone(),
+        vni: canal_model::ids::Vni::new(7).unwrap(),
+        trust_domain: format!("{name}.example").parse().unwrap(),
+        pod_cidrs: vec![],
+        gateway_cidrs: vec![],
+        outbound_traffic_policy: program::OutboundTrafficPolicy::Deny,
+        resolvers: Vec::new(),
+        keys: Default::default(),
+        shares: Default::default(),
+    }
+}
+
+fn resources(name: &str, says: &TenantScript) -> Vec<Resource> {
+    let t = tenant(name);
+    let key = |s: &str| format!("{name}/shop/{s}").parse().unwrap();
+    let mut out = vec![Resource::Tenant(itself(&t))];
+    out.extend(says.gateways.iter().map(|g| {
+        Resource::Gateway(program::Gateway {
+            tenant: t.clone(),
+            replica: g.parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec![],
+            draining: false,
+        })
+    }));
+    out.extend(says.services.iter().map(|(s, id)| {
+        Resource::Service(Service {
+            key: key(s),
+            id: canal_model::ids::ServiceId::new(*id).unwrap(),
+            hostname: format!("{s}.shop.svc.cluster.local"),
+            vips: vec![],
+            ports: vec![],
+            upstream_pool: Default::default(),
+        })
+    }));
+    out.extend(says.workloads.iter().map(|(w, (service, node, ready))| {
+        Resource::Workload(Workload {
+            tenant: t.clone(),
+            namespace: "shop".parse().unwrap(),
+            name: w.parse().unwrap(),
+            service_account: "default".parse().unwrap(),
+            node: node.parse().unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec![],
+            labels: BTreeMap::new(),
+            ready: *ready,
+            tunnel: TunnelProtocol::Hbone,
+            endpoints: vec![program::EndpointPort { service: key(service), port: 80, target_port: 8080 }],
+            udp_ports: Default::default(),
+        })
+    }));
+    out.extend(says.policies.iter().map(|p| refused::policy(&t, p)));
+    out.extend(says.routes.iter().map(|(s, to)| {
+        let backend =
+            |b: &String| Backend { weight: 1, target: BackendTarget::Service { service: key(b), port: 80, subset: BTreeMap::new() } };
+        Resource::Route(RouteRule {
+            key: RouteKey {
+                tenant: t.clone(),
+                kind: "HTTPRoute".into(),
+                namespace: "shop".parse().unwrap(),
+                name: s.parse().unwrap(),
+                rule: "0".into(),
+            },
+            parent: key(s),
+            parent_port: None,
+            hosts: vec![],
+            matches: vec![HttpMatch {
+                precedence: Precedence { class: 0, specificity: [0; 5], created: 0, object: String::new(), place: [0; 2] },
+                path: PathMatch::ElementPrefix("/".into()),
+                method: None,
+                headers: vec![],
+                query: vec![],
+            }],
+            action: RouteAction::Split(to.iter().map(backend).collect()),
+        })
+    }));
+    out
+}
+
+#[derive(Default)]
+struct StreamWorld {
+    catalog: Catalog,
+}
+
+impl StreamWorld {
+    fn set(&mut self, name: &str, says: &TenantScript) {
+        let t = tenant(name);
+        let generation = Generation(self.catalog.generation.0 + 1);
+        let gateways = says.gateways.iter().map(|g| GatewayClaim { replica: g.parse().unwrap(), addresses: vec![] }).collect();
+        let isolation = Isolation {
+            vni: canal_model::ids::Vni::new(7).unwrap(),
+            trust_domain: format!("{name}.example").parse().unwrap(),
+            pod_cidrs: vec![],
+            gateway_cidrs: vec![],
+        };
+        let compiled = CompiledTenant {
+            resources: if says.is_partial { vec![] } else { resources(name, says) },
+            complete: !says.is_partial,
+            ..CompiledTenant::nothing(TenantClaims { tenant: t.clone(), isolation: Some(isolation), gateways })
+        };
+        let view = TenantCatalog::next(self.catalog.tenants.get(&t).map(Arc::as_ref), compiled, generation);
+        self.catalog.tenants.insert(t, Arc::new(view));
+        self.catalog.generation = generation;
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.catalog.tenants.remove(&tenant(name));
+        self.catalog.generation = Generation(self.catalog.generation.0 + 1);
+    }
+}
+
+fn shop(services: &[&str]) -> TenantScript {
+    let mut says = TenantScript { gateways: ["g1".to_string()].into(), ..TenantScript::default() };
+    for (i, s) in services.iter().enumerate() {
+        says.services.insert(s.to_string(), i as u32 + 1);
+        says.workloads.insert(format!("{s}-0"), (s.to_string(), format!("n{}", i % 2), true));
+        says.routes.insert(s.to_string(), vec![s.to_string()]);
+    }
+    says
+}
+
+fn node(t: &str, name: &str) -> Principal {
+    Principal::Node { name: name.parse().unwrap(), tenant: tenant(t), az: "az1".parse().unwrap() }
+}
+fn gateway(name: &str) -> Principal {
+    Principal::Gateway { name: name.parse().unwrap(), az: "az1".parse().unwrap() }
+}
+
+// ---- the model subscriber ----
+
+/// A model subscriber that keeps what it is sent. It refuses a response with one of `refuses`: as a whole, or by name as Canal's data
+/// planes do.
+struct TestSubscriber {
+    session: SubscriberStream,
+    held: BTreeMap<(ResourceKind, String), (String, Resource)>,
+    refuses: BTreeSet<String>,
+    by_name: bool,
+    /// True for a tenant whose held resources agreed with its manifest when that came.
+    sealed: BTreeMap<String, bool>,
+    /// Every response in the form `Kind +a -b`.
+    log: Vec<String>,
+    check_parents: bool,
+}
+
+impl TestSubscriber {
+    fn new(principal: Principal) -> Self {
+        Self::with_limits(principal, SessionLimits::default())
+    }
+
+    fn with_limits(principal: Principal, limits: SessionLimits) -> Self {
+        let mut c = Self {
+            session: SubscriberStream::new(principal, limits),
+            held: BTreeMap::new(),
+            refuses: BTreeSet::new(),
+            by_name: false,
+            sealed: BTreeMap::new(),
+            log: Vec::new(),
+            check_parents: true,
+        };
+        c.subscribe();
+        c
+    }
+
+    fn subscribe(&mut self) {
+        for kind in ResourceKind::ALL {
+            let held = self.held.iter().filter(|((k, _), _)| *k == kind);
+            let initial_resource_versions = held.map(|((_, n), (v, _))| (n.clone(), v.clone())).collect();
+            let request = DeltaDiscoveryRequest { initial_resource_versions, ..request(kind) };
+            assert_eq!(self.session.hear_alone(request).unwrap(), SubscriberMessage::Subscription);
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.session = SubscriberStream::new(self.session.principal.clone(), self.session.limits);
+        self.subscribe();
+    }
+
+    /// Takes one response and answers it; returns false if there is none.
+    fn step(&mut self, world: &StreamWorld) -> bool {
+        let Some(response) = self.session.next_response(&world.catalog) else { return false };
+        self.answer(response);
+        true
+    }
+
+    fn answer(&mut self, response: DeltaDiscoveryResponse) {
+        let kind = kind_of(&response.type_url).unwrap();
+        let names = response.resources.iter().map(|r| format!("+{}", r.name));
+        let gone = response.removed_resources.iter().map(|n| format!("-{n}"));
+        self.log.push(format!("{kind:?} {}", names.chain(gone).collect::<Vec<_>>().join(" ")).trim().to_string());
+        if kind == ResourceKind::Manifest {
+            self.log.pop();
+        }
+        let (refused, good): (Vec<_>, Vec<_>) = response.resources.clone().into_iter().partition(|r| self.refuses.contains(&r.name));
+        let mut answer = DeltaDiscoveryRequest { response_nonce: response.nonce.clone(), ..request(kind) };
+        if refused.is_empty() {
+            self.take(kind, response);
+            assert_eq!(self.session.hear_alone(answer).unwrap(), SubscriberMessage::Ack);
+            return;
+        }
+        let mut error = WireStatus { code: 3, message: format!("{} is not good", refused[0].name), ..WireStatus::default() };
+        if self.by_name {
+            let names = refused.into_iter().map(|r| (r.name.clone(), format!("{} is not good", r.name)));
+            error.details = vec![canal_wire::southbound::refused::pack(names)];
+            self.take(kind, DeltaDiscoveryResponse { resources: good, ..response });
+        }
+        answer.error_detail = Some(error);
+        assert!(matches!(self.session.hear_alone(answer).unwrap(), SubscriberMessage::Nack { .. }));
+    }
+
+    fn take(&mut self, kind: ResourceKind, response: DeltaDiscoveryResponse) {
+        for r in response.resources {
+            let any = r.resource.unwrap();
+            assert_eq!(any.type_url, kind.type_url());
+            let resource = decode(kind, &r.name, &any.value).unwrap();
+            if let Resource::Manifest(wanted) = &resource {
+                self.compare(wanted);
+                continue;
+            }
+            self.held.insert((kind, r.name), (r.version, resource));
+        }
+        for name in response.removed_resources {
+            if kind == ResourceKind::Manifest {
+                assert!(self.sealed.remove(&name).is_some(), "{name} was sealed");
+                continue;
+            }
+            assert!(self.held.remove(&(kind, name.clone())).is_some(), "{name} was removed and is not held");
+        }
+        if self.check_parents {
+            self.nothing_dangles();
+        }
+    }
+
+    /// Compares the held security resources with the manifest, as data planes do.
+    fn compare(&mut self, wanted: &program::Manifest) {
+        let of_tenant = self.held.iter().filter(|((kind, _), (_, r))| kind.is_security() && r.tenant() == Some(&wanted.tenant));
+        let held =
+            manifest::compute(&wanted.tenant, of_tenant.map(|((kind, name), (version, _))| (*kind, name.as_str(), version.as_str())));
+        self.sealed.insert(wanted.tenant.to_string(), held == *wanted);
+    }
+
+    /// Checks that no held resource refers to a missing one.
+    fn nothing_dangles(&self) {
+        let has =
+            |kind, name: String| assert!(self.held.contains_key(&(kind, name.clone())), "{name} is missing after {:?}", self.log.last());
+        for (_, resource) in self.held.values() {
+            match resource {
+                Resource::Route(r) => {
+                    has(ResourceKind::Service, r.parent.to_string());
+                    let RouteAction::Split(backends) = &r.action else { continue };
+                    for b in backends {
+                        if let BackendTarget::Service { service, .. } = &b.target {
+                            has(ResourceKind::Service, service.to_string());
+                        }
+                    }
+                }
+                Resource::Workload(w) => w.endpoints.iter().for_each(|e| has(ResourceKind::Service, e.service.to_string())),
+                Resource::Service(s) => has(ResourceKind::Tenant, s.key.tenant.to_string()),
+                _ => {}
+            }
+        }
+    }
+
+    fn settle(&mut self, world: &StreamWorld) -> Vec<String> {
+        self.log.clear();
+        while self.step(world) {}
+        std::mem::take(&mut self.log)
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.held.keys().map(|(k, n)| format!("{k:?} {n}")).collect()
+    }
+
+    fn is_converged(&self) -> bool {
+        let p = self.session.progress();
+        p.acked >= p.wanted && p.nack.is_empty()
+    }
+}
+
+fn request(kind: ResourceKind) -> DeltaDiscoveryRequest {
+    DeltaDiscoveryRequest { type_url: kind.type_url().into(), ..DeltaDiscoveryRequest::default() }
+}
+
+// ---- the cases ----
+
+#[test]
+fn each_subscriber_sees_its_scope_and_no_more() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a", "b"]));
+    w.set("beta", &TenantScript { gateways: ["g2".to_string()].into(), ..shop(&["x"]) });
+    let cases: [(&str, Principal, &[&str]); 5] = [
+        (
+            "a node: its tenant, gateways, services and own workloads",
+            node("alpha", "n0"),
+            &["Tenant alpha", "Gateway alpha/g1", "Service alpha/shop/a", "Service alpha/shop/b", "Workload alpha/shop/a-0"],
+        ),
+        ("a node without workloads", node("beta", "n9"), &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x"]),
+        (
+            "a gateway: all of the tenants it serves",
+            gateway("g2"),
+            &["Tenant beta", "Gateway beta/g2", "Service beta/shop/x", "Workload beta/shop/x-0", "Route beta/HTTPRoute/shop/x/0"],
+        ),
+        ("a gateway that serves nobody", gateway("g9"), &[]),
+        ("a node of a tenant that is not there", node("gamma", "n0"), &[]),
+    ];
+    for (what, principal, want) in cases {
+        let mut c = TestSubscriber::new(principal);
+        c.settle(&w);
+        assert_eq!(c.names(), want, "{what}");
+        assert!(c.is_converged(), "{what}");
+    }
+}
+
+#[test]
+fn every_kind_is_answered_once_in_order_even_with_nothing() {
+    let mut w = StreamWorld::default();
+    let mut c = TestSubscriber::new(node("alpha", "n0"));
+    assert_eq!(c.settle(&w), all_kinds());
+    assert_eq!(c.settle(&w), [""; 0]);
+    w.set("alpha", &shop(&["a"]));
+    let all = ["Tenant +alpha", "Gateway +alpha/g1", "Service +alpha/shop/a", "Workload +alpha/shop/a-0"];
+    assert_eq!(c.settle(&w), all);
+    w.set("beta", &shop(&["x"]));
+    assert_eq!(c.settle(&w), [""; 0], "another tenant's change is no message");
+}
+
+#[test]
+fn new_things_come_parents_first_and_go_children_first() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a"]));
+    let mut c = TestSubscriber::new(gateway("g1"));
+    c.settle(&w);
+    let mut says = shop(&["a", "b"]);
+    says.services.remove("a");
+    says.workloads.remove("a-0");
+    says.routes.remove("a");
+    w.set("alpha", &says);
+    let want = [
+        "Service +alpha/shop/b",
+        "Workload +alpha/shop/b-0",
+        "Route +alpha/HTTPRoute/shop/b/0",
+        "Route -alpha/HTTPRoute/shop/a/0",
+        "Workload -alpha/shop/a-0",
+        "Service -alpha/shop/a",
+    ];
+    assert_eq!(c.settle(&w), want);
+    w.remove("alpha");
+    let want =
+        ["Route -alpha/HTTPRoute/shop/b/0", "Workload -alpha/shop/b-0", "Service -alpha/shop/b", "Gateway -alpha/g1", "Tenant -alpha"];
+    assert_eq!(c.settle(&w), want);
+    assert_eq!(c.names(), [""; 0]);
+}
+
+#[test]
+fn a_reconnect_brings_only_what_changed() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a", "b", "c"]));
+    let mut c = TestSubscriber::new(gateway("g1"));
+    c.settle(&w);
+    c.reconnect();
+    assert_eq!(c.settle(&w), all_kinds(), "nothing changed");
+    let mut says = shop(&["a", "b", "c"]);
+    says.services.insert("a".into(), 77);
+    says.routes.remove("b");
+    w.set("alpha", &says);
+    c.reconnect();
+    let rest = all_kinds().into_iter().skip(3).chain(["Route -alpha/HTTPRoute/shop/b/0".to_owned()]);
+    let want: Vec<String> = ["Tenant", "Gateway", "Service +alpha/shop/a"].map(str::to_owned).into_iter().chain(rest).collect();
+    assert_eq!(c.settle(&w), want);
+    c.held
+        .insert((ResourceKind::Service, "alpha/shop/old".into()), ("no version of ours".into(), c.held.values().next().unwrap().1.clone()));
+    c.check_parents = false;
+    c.reconnect();
+    assert!(c.settle(&w).contains(&"Service -alpha/shop/old".to_string()));
+    assert!(c.is_converged());
+}
+
+#[test]
+fn changes_gather_while_an_answer_is_owed() {
+    let mut w = StreamWorld::default();
+    let mut says = shop(&["a"]);
+    w.set("alpha", &says);
+    let mut c = TestSubscriber::new(gateway("g1"));
+    c.settle(&w);
+    says.services.insert("a".into(), 100);
+    w.set("alpha", &says);
+    let owed = c.session.next_response(&w.catalog).unwrap();
+    for i in 0..1000 {
+        says.services.insert("a".into(), 200 + i);
+        says.services.insert(format!("t{}", i % 3), 5000 + i);
+        w.set("alpha", &says);
+        assert!(c.session.next_response(&w.catalog).is_none(), "nothing is sent before the answer");
+    }
+    c.answer(owed);
+    c.log.clear();
+    let first = c.settle(&w);
+    assert_eq!(first, ["Service +alpha/shop/a +alpha/shop/t0 +alpha/shop/t1 +alpha/shop/t2"], "a thousand changes, one message");
+    assert!(c.is_converged());
+}
+
+#[test]
+fn a_subscriber_behind_the_change_log_gets_a_correct_state() {
+    let mut w = StreamWorld::default();
+    let mut says = shop(&["a", "b"]);
+    w.set("alpha", &says);
+    let mut c = TestSubscriber::new(gateway("g1"));
+    c.settle(&w);
+    says.routes.remove("b");
+    w.set("alpha", &says);
+    for i in 0..2 * LOG_DELTAS_MAX as u32 {
+        says.services.insert("a".into(), 10 + i);
+        w.set("alpha", &says);
+    }
+    let v = &w.catalog.tenants[&tenant("alpha")];
+    assert!(v.deltas_after(Generation(1)).is_none(), "the log is bounded");
+    assert_eq!(c.settle(&w), ["Service +alpha/shop/a", "Route -alpha/HTTPRoute/shop/b/0"]);
+}
+
+#[test]
+fn unreadable_resources_are_not_removed() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a"]));
+    let mut c = TestSubscriber::new(node("alpha", "n0"));
+    c.settle(&w);
+    let held = c.names();
+    let mut fresh = StreamWorld { catalog: Catalog { generation: Generation(100), ..Catalog::default() } };
+    fresh.set("alpha", &TenantScript { is_partial: true, ..TenantScript::default() });
+    c.reconnect();
+    c.settle(&fresh);
+    assert_eq!(c.names(), held, "a restarted controller that cannot read the files removes nothing");
+    let mut says = shop(&["a"]);
+    says.services.clear();
+    says.workloads.clear();
+    says.routes.clear();
+    fresh.set("alpha", &says);
+    c.settle(&fresh);
+    assert_eq!(c.names(), ["Tenant alpha", "Gateway alpha/g1"], "once it can, what is gone goes");
+}
+
+#[test]
+fn a_gateway_follows_the_tenants_it_serves() {
+    let mut w = StreamWorld::default();
+    let says = shop(&["a"]);
+    w.set("alpha", &says);
+    let mut c = TestSubscriber::new(gateway("g2"));
+    c.settle(&w);
+    assert_eq!(c.names(), [""; 0]);
+    let mut both = says.clone();
+    both.gateways.insert("g2".into());
+    w.set("alpha", &both);
+    c.settle(&w);
+    assert_eq!(c.names().len(), 6);
+    assert!(w.catalog.newest_in_scope(&gateway("g2"), &[true; ResourceKind::ALL.len()], Generation(1)).is_some());
+    w.set("alpha", &says);
+    c.settle(&w);
+    assert_eq!(c.names(), [""; 0]);
+}
+
+#[test]
+fn names_may_be_subscribed_one_by_one() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a", "b"]));
+    let mut s = SubscriberStream::new(gateway("g1"), SessionLimits::default());
+    let ask = |names: &[&str], drop: &[&str]| DeltaDiscoveryRequest {
+        resource_names_subscribe: names.iter().map(ToString::to_string).collect(),
+        resource_names_unsubscribe: drop.iter().map(ToString::to_string).collect(),
+        ..request(ResourceKind::Service)
+    };
+    let told = |s: &mut SubscriberStream, w: &StreamWorld| {
+        let mut lines = Vec::new();
+        while let Some(r) = s.next_response(&w.catalog) {
+            let names = r.resources.iter().map(|r| format!("+{}", r.name)).chain(r.removed_resources.iter().map(|n| format!("-{n}")));
+            lines.push(names.collect::<Vec<_>>().join(" "));
+            let ack = DeltaDiscoveryRequest { response_nonce: r.nonce, ..request(ResourceKind::Service) };
+            assert_eq!(s.hear_alone(ack).unwrap(), SubscriberMessage::Ack);
+        }
+        lines
+    };
+    s.hear_alone(ask(&["alpha/shop/a", "alpha/shop/none", "nobody/x/y", "not a name!"], &[])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/a -alpha/shop/none -nobody/x/y -not a name!"]);
+    s.hear_alone(ask(&["alpha/shop/a"], &[])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/a"], "asked for again, it is sent again");
+    s.hear_alone(ask(&["alpha/shop/b"], &["alpha/shop/a"])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/b"]);
+    w.set("alpha", &TenantScript { services: [("a".to_string(), 40), ("b".to_string(), 41)].into(), ..shop(&["a", "b"]) });
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/b"], "what was unsubscribed is not sent");
+    s.hear_alone(ask(&["*"], &[])).unwrap();
+    assert_eq!(told(&mut s, &w), ["+alpha/shop/a"]);
+    s.hear_alone(ask(&[], &["*", "alpha/shop/b"])).unwrap();
+    assert_eq!((told(&mut s, &w), s.progress().resources), (vec![], 0), "it drops by itself what it no longer asks for");
+
+    let mut on_demand = SubscriberStream::new(gateway("g1"), SessionLimits::default());
+    on_demand.hear_alone(ask(&["*"], &["*"])).unwrap();
+    assert_eq!(told(&mut on_demand, &w), [""], "subscribe and unsubscribe *: nothing, as ztunnel's on-demand mode asks");
+}
+
+#[test]
+fn limits_of_one_stream() {
+    let limits = SessionLimits { names: 3, ..SessionLimits::default() };
+    let held = |n: usize| (0..n).map(|i| (format!("alpha/shop/s{i}"), "v".to_string())).collect();
+    let mut s = SubscriberStream::new(gateway("g1"), limits);
+    s.hear_alone(DeltaDiscoveryRequest { initial_resource_versions: held(3), ..request(ResourceKind::Service) }).unwrap();
+    let one_more = DeltaDiscoveryRequest {
+        initial_resource_versions: [("alpha/shop/w".to_string(), "v".to_string())].into(),
+        ..request(ResourceKind::Workload)
+    };
+    assert_eq!(s.hear_alone(one_more).unwrap_err(), StreamLimitError::TooManyNames { named: 4, limit: 3 });
+    let mut s = SubscriberStream::new(gateway("g1"), limits);
+    let names = (0..4).map(|i| format!("n{i}")).collect();
+    assert!(s.hear_alone(DeltaDiscoveryRequest { resource_names_subscribe: names, ..request(ResourceKind::Service) }).is_err());
+
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a", "b", "c", "d", "e"]));
+    let mut c = TestSubscriber::with_limits(node("alpha", "n9"), SessionLimits { response_bytes: 600, ..SessionLimits::default() });
+    let services: Vec<String> = c.settle(&w).into_iter().filter(|l| l.starts_with("Service")).collect();
+    assert!(services.len() > 1, "{services:?}");
+    assert_eq!(c.held.keys().filter(|(k, _)| *k == ResourceKind::Service).count(), 5);
+}
+
+mod limits;
+
+#[test]
+fn strange_messages_change_nothing() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &shop(&["a"]));
+    let mut c = TestSubscriber::new(node("alpha", "n9"));
+    c.settle(&w);
+    let before = c.session.progress();
+    let stale = |nonce: &str| DeltaDiscoveryRequest { response_nonce: nonce.into(), ..request(ResourceKind::Service) };
+    for nonce in ["1", "999", "x", "-1"] {
+        assert_eq!(c.session.hear_alone(stale(nonce)).unwrap(), SubscriberMessage::Stale, "{nonce}");
+    }
+    assert_eq!(c.session.progress(), before);
+    let newer = DeltaDiscoveryRequest { type_url: "type.googleapis.com/canal.program.v9.Moon".into(), ..DeltaDiscoveryRequest::default() };
+    assert_eq!(c.session.hear_alone(newer.clone()).unwrap(), SubscriberMessage::UnknownType);
+    let answer = c.session.next_response(&w.catalog).unwrap();
+    assert_eq!((answer.type_url.as_str(), answer.resources.len()), (newer.type_url.as_str(), 0));
+    c.session.hear_alone(DeltaDiscoveryRequest { response_nonce: answer.nonce, ..newer.clone() }).unwrap();
+    assert!(c.session.next_response(&w.catalog).is_none() && !c.session.is_waiting());
+    let mut first = SubscriberStream::new(gateway("g1"), SessionLimits::default());
+    first.hear_alone(newer).unwrap();
+    assert_eq!(first.next_response(&w.catalog).unwrap().system_version_info, "1", "never a generation before the one in force");
+}
+
+/// Random histories of changes, late answers, refusals, reconnects and restarts. At the end the subscriber holds exactly what is in force
+/// for it, except what it refuses. At no moment does a resource refer to a missing one.
+#[test]
+fn random_histories_end_well() {
+    for seed in 0..400u64 {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut w = StreamWorld::default();
+        let mut says = [shop(&["a", "b"]), shop(&["c"])];
+        let principal = if seed % 2 == 0 { gateway("g1") } else { node("alpha", "n0") };
+        let mut c = TestSubscriber::new(principal.clone());
+        let refuses = seed % 3 == 0;
+        c.check_parents = !refuses;
+        let mut owed = std::collections::VecDeque::new();
+        for _ in 0..120 {
+            // A step is a change, a response, a late answer or a reconnect.
+            match dice.roll(8) {
+                0..=2 => {
+                    let t = dice.roll(2);
+                    dice.change(&mut says[t]);
+                    w.set(["alpha", "beta"][t], &says[t]);
+                }
+                3..=4 => owed.extend(c.session.next_response(&w.catalog)),
+                5..=6 => {
+                    if refuses && dice.roll(4) == 0 {
+                        c.refuses = [format!("alpha/shop/{}", dice.service())].into();
+                    }
+                    if let Some(response) = owed.pop_front() {
+                        c.answer(response);
+                    }
+                }
+                _ if dice.roll(4) == 0 => {
+                    owed.clear();
+                    c.reconnect();
+                }
+                _ => {}
+            }
+        }
+        owed.drain(..).for_each(|r| c.answer(r));
+        c.settle(&w);
+        let want: BTreeMap<(ResourceKind, String), String> = w
+            .catalog
+            .admitted(&principal)
+            .flat_map(|(_, v)| v.entries.values())
+            .filter(|e| scope::visible(&e.resource, &principal, &w.catalog.whereabouts))
+            .map(|e| ((e.resource.kind(), e.name.to_string()), e.version.to_string()))
+            .collect();
+        let got: BTreeMap<_, _> = c.held.iter().map(|(k, (v, _))| (k.clone(), v.clone())).collect();
+        if c.session.refused.is_empty() {
+            assert_eq!(got, want, "seed {seed}");
+            assert!(c.is_converged(), "seed {seed}: {:?}", c.session.progress());
+            let admitted: Vec<String> = w.catalog.admitted(&principal).map(|(t, _)| t.to_string()).collect();
+            assert!(c.sealed.keys().eq(&admitted) && c.sealed.values().all(|agrees| *agrees), "seed {seed}: {:?}", c.sealed);
+        } else {
+            let differs = want.iter().filter(|(k, v)| got.get(*k) != Some(v)).map(|(k, _)| k.clone());
+            let refused: BTreeSet<(ResourceKind, String)> = c.session.refused.keys().map(|(k, n)| (*k, n.to_string())).collect();
+            assert!(differs.collect::<BTreeSet<_>>().is_subset(&refused), "seed {seed}");
+            assert!(!c.is_converged(), "seed {seed}");
+        }
+    }
+}
+
+/// A xorshift generator, so that the histories are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 % sides as u64) as usize
+    }
+
+    fn service(&mut self) -> String {
+        ["a", "b", "c", "d", "e"][self.roll(5)].to_string()
+    }
+
+    /// Makes one valid edit: whatever a route or workload names exists.
+    fn change(&mut self, says: &mut TenantScript) {
+        let s = self.service();
+        match self.roll(6) {
+            5 if !says.policies.remove(&s) => _ = says.policies.insert(s),
+            5 => {}
+            0 => {
+                says.services.insert(s.clone(), 1 + self.roll(1000) as u32);
+            }
+            1 => {
+                says.services.remove(&s);
+                says.routes.remove(&s);
+                says.workloads.retain(|_, (service, _, _)| *service != s);
+                says.routes.values_mut().for_each(|to| to.retain(|t| *t != s));
+            }
+            2 if says.services.contains_key(&s) => {
+                let ready = self.roll(2) == 0;
+                says.workloads.insert(format!("w{}", self.roll(6)), (s, format!("n{}", self.roll(2)), ready));
+            }
+            3 => {
+                says.workloads.remove(&format!("w{}", self.roll(6)));
+            }
+            _ => {
+                let to = self.service();
+                if says.services.contains_key(&s) && says.services.contains_key(&to) {
+                    says.routes.insert(s, vec![to]);
+                }
+            }
+        }
+    }
+}
+
+// ---- the tier ----
+
+/// Sets the replicas, the tenants and services that their backend holds, and the bucket tables.
+fn fleet(w: &mut StreamWorld, generation: u64, replicas: &[&str], held: &[(&str, u32)], tables: &[(&str, u32)]) {
+    use canal_compiler::scope::BackendScope;
+    use canal_model::ids::{ReplicaNumber, ServiceId, Vni};
+    use program::{BucketTable, Replica};
+    let az = || "az1".parse().unwrap();
+    let replica = |(i, name): (usize, &&str)| {
+        let (name, number) = (name.parse().unwrap(), ReplicaNumber::new(i as u32 + 1).unwrap());
+        let underlay = std::net::Ipv4Addr::new(250, 1, 0, 3);
+        Resource::Replica(Replica { name, number, backend: "b1".parse().unwrap(), az: az(), underlay, up: true })
+    };
+    let provider = CompiledTenant::of_provider(replicas.iter().enumerate().map(replica).collect());
+    let generation = Generation(w.catalog.generation.0 + generation);
+    w.catalog.provider = Some(Arc::new(TenantCatalog::next(w.catalog.provider.as_deref(), provider, generation)));
+    for (name, view) in &mut w.catalog.tenants {
+        let table = |(_, id): &(&str, u32)| {
+            let (service, id) = (format!("{name}/shop/a").parse().unwrap(), ServiceId::new(*id).unwrap());
+            Arc::new(BucketTable { service, id, az: az(), vni: Vni::new(7).unwrap(), version: 1, chains: vec![vec![]; 128] })
+        };
+        let tables: Vec<Arc<BucketTable>> = tables.iter().filter(|(t, _)| *t == name.as_str()).map(table).collect();
+        let planned = canal_catalog::TenantPlacement { tables: Arc::new(tables), ..Default::default() };
+        assert!(planned.resources().all(|r| r.name().ends_with("@az1")));
+        if let Some(next) = view.with_tier(&planned, None, generation) {
+            *view = Arc::new(next);
+        }
+    }
+    let held = BackendScope {
+        tenants: held.iter().map(|(t, _)| tenant(t)).collect(),
+        services: held.iter().map(|(_, id)| ServiceId::new(*id).unwrap()).collect(),
+    };
+    let replicas = replicas.iter().map(|r| (r.parse().unwrap(), "b1".parse().unwrap())).collect();
+    w.catalog.whereabouts = Arc::new(TierPlacement { replicas, backends: [("b1".parse().unwrap(), held)].into() });
+    w.catalog.generation = generation;
+}
+
+#[test]
+fn a_gateway_follows_the_services_of_its_backend() {
+    let mut w = StreamWorld::default();
+    w.set("alpha", &TenantScript { gateways: BTreeSet::new(), ..shop(&["a"]) });
+    w.set("beta", &TenantScript { gateways: BTreeSet::new(), ..shop(&["a"]) });
+    let mut c = TestSubscriber::new(gateway("r1"));
+    let mut edge = TestSubscriber::new(Principal::Edge { name: "e1".parse().unwrap(), az: "az1".parse().unwrap() });
+    c.settle(&w);
+    edge.settle(&w);
+    assert_eq!((c.names(), edge.names().len()), (vec![], 2), "nobody is registered; the edge knows the tenants");
+    let tables = [("alpha", 1), ("beta", 2)];
+    fleet(&mut w, 1, &["r1"], &[("alpha", 1)], &tables);
+    let alpha = ["Tenant alpha", "Service alpha/shop/a", "Workload alpha/shop/a-0", "Route alpha/HTTPRoute/shop/a/0"];
+    c.settle(&w);
+    assert_eq!(c.names(), [&alpha[..], &["Replica r1", "Table alpha/shop/a@az1"]].concat());
+    edge.settle(&w);
+    let both = ["Tenant alpha", "Tenant beta", "Replica r1", "Table alpha/shop/a@az1", "Table beta/shop/a@az1"];
+    assert_eq!(edge.names(), both);
+    // Services move: the scope changes although no resource does.
+    fleet(&mut w, 1, &["r1"], &[("beta", 2)], &tables);
+    c.settle(&w);
+    let beta: Vec<String> = alpha.iter().map(|n| n.replace("alpha", "beta")).collect();
+    assert_eq!(c.names(), [beta, vec!["Replica r1".into(), "Table beta/shop/a@az1".into()]].concat());
+    assert_eq!(edge.settle(&w), [""; 0], "an edge is not concerned");
+    // The tenant stays, and the service leaves the backend.
+    fleet(&mut w, 1, &["r1"], &[("beta", 9)], &tables);
+    assert_eq!(c.settle(&w), ["Table -beta/shop/a@az1"]);
+    // Only the writer keeps planned resources across a change of the tenant; here they go, and come back.
+    fleet(&mut w, 1, &["r1", "r2"], &[("beta", 2)], &tables);
+    assert_eq!(c.settle(&w), ["Replica +r2", "Table +beta/shop/a@az1"]);
+    fleet(&mut w, 1, &["r2"], &[("beta", 2)], &[]);
+    c.settle(&w);
+    edge.settle(&w);
+    assert_eq!((c.names(), c.is_converged()), (vec!["Replica r2".to_string()], true), "r1 is forgotten: it knows the tier and no tenant");
+    assert_eq!(edge.names(), ["Tenant alpha", "Tenant beta", "Replica r2"]);
+    c.reconnect();
+    assert_eq!(c.settle(&w), all_kinds(), "replicas are held under their own name across a reconnect");
+}

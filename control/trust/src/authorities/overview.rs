@@ -1,0 +1,115 @@
+//! The state of the certificate authorities for `canal ca status` and the metrics. It changes nothing.
+
+use std::sync::Arc;
+
+use canal_ca::{RotationState, TenantAuthority, is_overdue, root_fingerprint};
+use canal_controller_metrics::{self as metrics, GaugeValues};
+use canal_store::{DomainName, StoredCertificate};
+use canal_wire::api;
+
+use super::{AuthoritySource, DomainState, TrustAuthorities, locked};
+
+/// Maximum number of certificates in one response; the newest are listed.
+pub(crate) const LISTED_MAX: usize = 10_000;
+
+impl TrustAuthorities {
+    /// Returns the state of one trust domain as an operator sees it.
+    pub fn status(&self, name: &DomainName, with_certificates: bool, now: u64) -> api::TrustDomainStatus {
+        let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
+        let rows: Vec<Arc<StoredCertificate>> = self.ledger.of(name).into_iter().filter(|r| r.until > now).collect();
+        let source = self.source(&name.1);
+        let sight = RotationState { phase: domain.phase(), since: domain.kept.since, clear_since: None, now };
+        let mut waiting = locked(&self.waiting).get(name).cloned().unwrap_or_default();
+        waiting.truncate(LISTED_MAX);
+        api::TrustDomainStatus {
+            tenant: name.0.to_string(),
+            trust_domain: name.1.to_string(),
+            source: source.name().into(),
+            phase: sight.phase.as_str().into(),
+            since: domain.kept.since,
+            roots: roots(&source, &domain, &rows),
+            waiting,
+            overdue: is_overdue(&sight, &self.patience),
+            issued: rows.len() as u64,
+            revoked: domain.kept.revoked.iter().filter(|r| r.until > now).count() as u64,
+            blocked_identities: domain.kept.blocked_identities.iter().cloned().collect(),
+            crl_number: domain.kept.crl_number,
+            error: fault(&source),
+            bundle: self.roots(name).unwrap_or_default(),
+            certificates: if with_certificates { certificates(rows, &domain) } else { Vec::new() },
+        }
+    }
+
+    /// Sets the gauges of one trust domain.
+    #[allow(clippy::cast_precision_loss, reason = "seconds since 1970 are far below 2^52")]
+    pub fn gauges(&self, name: &DomainName, g: &mut GaugeValues) {
+        let domain = locked(&self.domains).get(name).cloned().unwrap_or_default();
+        let label = [("tenant", name.0.as_str()), ("domain", name.1.as_str())];
+        let source = self.source(&name.1);
+        let signer = match &source {
+            AuthoritySource::Files(folder) => folder.authority.clone(),
+            AuthoritySource::External(..) => None,
+            AuthoritySource::Infra(infra) => Some(infra.clone()),
+            AuthoritySource::Own => domain.own.as_ref().map(|own| own.signing.clone()),
+        };
+        if let Some(signer) = signer {
+            g.set(metrics::CA_NOT_AFTER, &label, signer.not_after() as f64);
+        }
+        g.set(metrics::CA_FAULT, &label, f64::from(u8::from(!fault(&source).is_empty())));
+        g.set(metrics::CA_REVOKED, &label, domain.kept.revoked.len() as f64);
+        g.set(metrics::CA_BLOCKED, &label, domain.kept.blocked_identities.len() as f64);
+        g.set(metrics::CA_ISSUED, &label, self.ledger.of(name).len() as f64);
+        g.set(metrics::CA_WAITING, &label, locked(&self.waiting).get(name).map_or(0, Vec::len) as f64);
+    }
+}
+
+fn fault(source: &AuthoritySource) -> String {
+    match source {
+        AuthoritySource::Own | AuthoritySource::Infra(_) => String::new(),
+        AuthoritySource::Files(folder) | AuthoritySource::External(_, folder) => match &folder.fault {
+            Some(fault) => fault.clone(),
+            None if folder.roots.is_empty() => "its folder in --ca-dir holds nothing usable".into(),
+            None => String::new(),
+        },
+    }
+}
+
+fn roots(source: &AuthoritySource, domain: &DomainState, rows: &[Arc<StoredCertificate>]) -> Vec<api::RootStatus> {
+    let leaves = |fingerprint: &str| rows.iter().filter(|r| r.root == fingerprint && !domain.is_revoked(&r.serial)).count() as u64;
+    let signer = |a: &Arc<TenantAuthority>, signs| api::RootStatus {
+        fingerprint: a.fingerprint().into(),
+        signs,
+        not_after: a.not_after(),
+        leaves: leaves(a.fingerprint()),
+    };
+    match source {
+        AuthoritySource::Own => {
+            let own = domain.own.iter();
+            own.flat_map(|own| std::iter::once(signer(&own.signing, true)).chain(own.other.iter().map(|s| signer(s, false)))).collect()
+        }
+        AuthoritySource::Files(folder) => folder.authority.iter().map(|a| signer(a, true)).collect(),
+        AuthoritySource::Infra(infra) => vec![signer(infra, true)],
+        AuthoritySource::External(_, folder) => {
+            let one = |(at, root): (usize, &String)| {
+                let fingerprint = root_fingerprint(root);
+                api::RootStatus { signs: at == 0, not_after: 0, leaves: leaves(&fingerprint), fingerprint }
+            };
+            folder.roots.iter().enumerate().map(one).collect()
+        }
+    }
+}
+
+fn certificates(mut rows: Vec<Arc<StoredCertificate>>, domain: &DomainState) -> Vec<api::IssuedCertificate> {
+    rows.sort_by(|a, b| (b.issued, &a.serial).cmp(&(a.issued, &b.serial)));
+    rows.truncate(LISTED_MAX);
+    let one = |r: Arc<StoredCertificate>| api::IssuedCertificate {
+        serial: r.serial.clone(),
+        identity: r.identity.clone(),
+        holder: r.holder.clone(),
+        issued: r.issued,
+        not_after: r.until,
+        revoked: domain.is_revoked(&r.serial),
+        root: r.root.clone(),
+    };
+    rows.into_iter().map(one).collect()
+}

@@ -1,0 +1,489 @@
+//! The process: the tasks it starts, their order, and its end. The decisions are in [`crate::desired_maps`], [`crate::health`] and
+//! [`decide_repair`].
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use canal_interfaces::Interfaces;
+use canal_model::program::ResourceKind;
+use canal_offload::OffloadError;
+use canal_runtime::admin::{self, AdminAddresses, AdminListenError, AdminRoutes};
+use canal_runtime::drain::{self, DrainObserver, DrainTrigger, DrainWatcher};
+use canal_runtime::logging::LogLevelHandle;
+use canal_runtime::metrics::{MetricFamily, Registry};
+use canal_southbound_client::controller_client::report_loop::{ReportHandler, ReportLoop};
+use canal_southbound_client::{RefusedResource, ResourceState, Subscriber, SubscriberConfig, SubscriptionStatus, Update};
+use canal_telemetry::observe::{self, ObserveSources};
+use canal_wire::fleet::fleet_client::FleetClient;
+use canal_wire::fleet::{EdgeReportRequest, EdgeReportResponse, ReplicaProbe, SessionQuery};
+use tokio::sync::{oneshot, watch};
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+use crate::config::{EdgeConfig, PROBE_INTERVAL, PROBE_TIMEOUT, PROGRAM_CHECK_INTERVAL, READINESS_PORT};
+use crate::counts::EdgeCounters;
+use crate::desired_maps::Tunnels;
+use crate::dump::EdgeDump;
+use crate::kernel::KernelMaps;
+use crate::map_reconciler::{MapReconciler, ProbeTarget};
+use crate::path::decide_path;
+use crate::probe::{ProbeConfig, ProbeListener, ProbeOutcome, Prober};
+use crate::report;
+
+/// Resource kinds to which an edge subscribes.
+pub const KINDS: [ResourceKind; 5] =
+    [ResourceKind::Tenant, ResourceKind::Node, ResourceKind::Replica, ResourceKind::Address, ResourceKind::Table];
+/// Maximum duration of a drain. No task of the agent takes longer than a report.
+pub const DRAIN_LIMIT: Duration = Duration::from_secs(5);
+/// Time that tasks may take beyond the drain's deadline.
+const GRACE: Duration = Duration::from_secs(2);
+/// Ratio of rest to duration for reading all maps: large maps are read less often, so that reading takes a small share of the time.
+const CHECK_REST_FACTOR: u32 = 20;
+
+/// The reason that the edge could not start or had to end.
+#[derive(Debug, thiserror::Error)]
+pub enum EdgeError {
+    /// The kernel rejected the program, the maps or the device.
+    #[error("{0}")]
+    Kernel(#[from] OffloadError),
+    /// The maps of an earlier process cannot be read.
+    #[error("the maps under {dir} cannot be read: {why}; `canal-edge --detach` removes them, and with them all that is forwarded")]
+    Maps { dir: std::path::PathBuf, why: String },
+    /// The process cannot listen on an admin, metrics or readiness address.
+    #[error("{0}")]
+    Listen(#[from] AdminListenError),
+    /// A directory, a thread or a signal handler could not be created.
+    #[error("{what}: {source}")]
+    Start { what: &'static str, source: std::io::Error },
+    /// A task of the agent panicked. The process ends, because an agent that has silently lost a task would be a gray failure.
+    #[error("{0} of the agent panicked; the process ends so that its supervisor starts a whole one, and packets go on meanwhile")]
+    Lost(&'static str),
+}
+
+fn start<T>(what: &'static str, r: std::io::Result<T>) -> Result<T, EdgeError> {
+    r.map_err(|source| EdgeError::Start { what, source })
+}
+
+/// State that all tasks share.
+#[derive(Clone)]
+struct AgentShared {
+    keeper: Arc<Mutex<MapReconciler<KernelMaps>>>,
+    counts: EdgeCounters,
+    /// Count of new findings. A change triggers a report.
+    news: Arc<watch::Sender<u64>>,
+    targets: Arc<watch::Sender<BTreeMap<ProbeTarget, bool>>>,
+}
+
+impl AgentShared {
+    fn keeper(&self) -> MutexGuard<'_, MapReconciler<KernelMaps>> {
+        // The reconciler's state is consistent between its calls, so a panic elsewhere does not harm it.
+        self.keeper.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn show_replicas(&self, targets: &BTreeMap<ProbeTarget, bool>) {
+        let up = targets.values().filter(|up| **up).count();
+        self.counts.replicas(up, targets.len() - up);
+    }
+
+    /// Handles a new state: updates the prober's targets, and attaches the program if it waited for a first state.
+    fn on_state(&self) {
+        let mut keeper = self.keeper();
+        let targets = keeper.targets().clone();
+        if keeper.standing().has_state && !keeper.tables().is_live() {
+            // The maps are filled now, so replacing an earlier process's program loses no information.
+            match keeper.tables().attach() {
+                Ok(()) => self.counts.attached(true),
+                Err(error) => tracing::error!(%error, "could not attach the program to the device; retrying"),
+            }
+        }
+        drop(keeper);
+        self.show_replicas(&targets);
+        self.targets.send_if_modified(|now| {
+            let same = now.keys().eq(targets.keys());
+            *now = targets;
+            !same
+        });
+        self.news.send_modify(|n| *n += 1);
+    }
+}
+
+impl ProbeListener for AgentShared {
+    fn on_probe(&self, target: &ProbeTarget, outcome: ProbeOutcome, changed: Option<bool>) {
+        self.counts.probe(outcome.name());
+        let Some(up) = changed else { return };
+        let mut keeper = self.keeper();
+        if !keeper.found(target, up) {
+            return;
+        }
+        let targets = keeper.targets().clone();
+        drop(keeper);
+        self.counts.change(up);
+        self.show_replicas(&targets);
+        // A probe task that is restarted later begins with this state.
+        self.targets.send_if_modified(|now| {
+            *now = targets;
+            false
+        });
+        tracing::warn!(replica = %target.name, address = %target.address, up, last = outcome.name(), "a replica changed");
+        self.news.send_modify(|n| *n += 1);
+    }
+}
+
+/// Makes reports from the reconciler's state and applies the orders of the controller.
+struct EdgeReporter {
+    shared: AgentShared,
+    config: EdgeConfig,
+    southbound: watch::Receiver<SubscriptionStatus>,
+    /// Version of this controller's tunnels that the edge has; 0 for none.
+    tunnels_version: AtomicU64,
+    /// Sessions whose path operators request.
+    queries: Mutex<Vec<SessionQuery>>,
+}
+
+impl EdgeReporter {
+    /// Returns the report to send now, or `None` if this edge forwards nothing; it then sends no report at all.
+    fn state(&self) -> Option<EdgeReportRequest> {
+        let mut keeper = self.shared.keeper();
+        let forwards = keeper.standing().has_state && keeper.tables().is_attached();
+        let seen = keeper.targets().iter().map(|(t, up)| ReplicaProbe { replica: t.name.to_string(), up: *up }).collect();
+        let queries = self.queries.lock().unwrap_or_else(PoisonError::into_inner);
+        let paths = queries.iter().filter_map(|query| decide_path(keeper.content(), &self.config.place, query)).collect();
+        drop((keeper, queries));
+        forwards.then(|| EdgeReportRequest {
+            az: self.config.az.to_string(),
+            underlay: self.config.underlay.to_string(),
+            anycast: self.config.place.address.to_string(),
+            tunnels_version: self.tunnels_version.load(Ordering::Relaxed),
+            paths,
+            generation: self.southbound.borrow().generation,
+            seen,
+            version: env!("CARGO_PKG_VERSION").into(),
+        })
+    }
+}
+
+impl ReportHandler for EdgeReporter {
+    type Report = EdgeReportRequest;
+    type Answer = EdgeReportResponse;
+
+    fn begin(&self) {
+        self.tunnels_version.store(0, Ordering::Relaxed);
+    }
+
+    async fn report(&self) -> Option<EdgeReportRequest> {
+        self.state()
+    }
+
+    async fn send(fleet: &mut FleetClient<Channel>, report: Request<EdgeReportRequest>) -> Result<Response<EdgeReportResponse>, Status> {
+        fleet.edge_report(report).await
+    }
+
+    fn requested_interval_ms(answer: &EdgeReportResponse) -> u32 {
+        answer.next_ms
+    }
+
+    fn apply(&self, answer: EdgeReportResponse) -> Result<(), String> {
+        let orders = report::read_orders(answer, self.tunnels_version.load(Ordering::Relaxed))?;
+        let mut keeper = self.shared.keeper();
+        keeper.tell_hosts(orders.hosts);
+        if let Some((version, tunnels)) = orders.tunnels {
+            // A number of tunnels that the operator configured takes precedence.
+            keeper.tell_tunnels(if self.config.has_own_tunnels { Tunnels::new() } else { tunnels });
+            self.tunnels_version.store(version, Ordering::Relaxed);
+        }
+        drop(keeper);
+        *self.queries.lock().unwrap_or_else(PoisonError::into_inner) = orders.queries;
+        Ok(())
+    }
+
+    fn news(&self) -> watch::Receiver<u64> {
+        self.shared.news.subscribe()
+    }
+}
+
+/// Runs the agent until SIGTERM, SIGINT or `/quitquitquit`. Program and maps stay in the kernel. Returns `false` if the drain had to
+/// abort something.
+///
+/// # Errors
+/// Returns an [`EdgeError`] if the agent cannot start, or if one of its tasks ends early.
+pub async fn run(config: EdgeConfig, level: LogLevelHandle) -> Result<bool, EdgeError> {
+    canal_runtime::raise_file_limit(0);
+    start("making the data directory (--data-dir)", std::fs::create_dir_all(&config.data_dir))?;
+    let (process, whole) = drain::tree();
+    let process = Arc::new(process);
+    let (trigger, traffic) = whole.branch();
+    let registry = Registry::new();
+    let shared = begin(&config, &registry)?;
+    let subscriber = subscribe(&config, &shared, &registry, whole.clone());
+    let watcher = traffic.watcher();
+    drop(traffic);
+    let board = EdgeDump { config: config.clone(), keeper: shared.keeper.clone(), southbound: subscriber.watch(), traffic: watcher };
+    let board = Arc::new(board);
+    serve_operators(&config, board.clone(), &registry, level, &process, &whole)?;
+    let sources = ObserveSources { dump: Box::new(move |_| board.json()), tap: None, logs: None, registry: registry.clone() };
+    tokio::spawn(observe::serve(subscriber.connections(), sources, whole.watcher()));
+    let (prober, mut lost) = spawn_prober(shared.clone(), whole.watcher())?;
+    let reporter = EdgeReporter {
+        shared: shared.clone(),
+        config: config.clone(),
+        southbound: subscriber.watch(),
+        tunnels_version: AtomicU64::new(0),
+        queries: Mutex::default(),
+    };
+    let reports = ReportLoop { controller: config.controller.clone(), timing: report::TIMING, outcomes: shared.counts.reports() };
+    let reports = tokio::spawn(reports.run(Arc::new(reporter), whole.watcher()));
+    let guard = tokio::spawn(guard(shared.clone(), whole.watcher()));
+    let interfaces = Interfaces { bindings: config.interface_bindings.clone(), pin_dir: config.place.pin_dir.clone() };
+    let interfaces = tokio::spawn(canal_interfaces::run(interfaces, registry.clone(), whole.watcher()));
+    // None of these tasks ends before the process does, unless it panics.
+    let clean = tokio::select! {
+        ended = drain::on_signals(trigger, DRAIN_LIMIT, GRACE) => start("catching signals", ended)?,
+        _ = reports => return Err(EdgeError::Lost("the reporter")),
+        _ = guard => return Err(EdgeError::Lost("the guard")),
+        _ = interfaces => return Err(EdgeError::Lost("the interface guard's agent")),
+        _ = &mut lost => return Err(EdgeError::Lost("the prober")),
+    };
+    tracing::info!(clean, "ending; the program stays on the device and forwards by the maps as they are");
+    subscriber.stop().await;
+    process.force();
+    drop(whole);
+    let _ = tokio::task::spawn_blocking(move || prober.join()).await;
+    Ok(clean)
+}
+
+/// Loads program and maps and creates the shared state, before any connection to the controller.
+fn begin(config: &EdgeConfig, registry: &Registry) -> Result<AgentShared, EdgeError> {
+    let build = MetricFamily::new("istio_build", "What runs here.", &["component", "tag"]);
+    registry.gauges(build).shared(&["canal-edge", env!("CARGO_PKG_VERSION")]).set(1);
+    let counts = EdgeCounters::new(registry);
+    let mut kernel = KernelMaps::load(&config.place)?;
+    counts.verified("canal_edge", kernel.verified_instructions()?);
+    if !kernel.is_durable() {
+        tracing::warn!(pins = %config.place.pin_dir.display(), "maps go with this process's mount namespace; an agent started again begins with empty ones");
+    }
+    if kernel.is_adopted() {
+        // The maps have the content of an earlier agent, so the program can forward with them at once.
+        kernel.attach()?;
+        counts.attached(true);
+    }
+    let room = kernel.capacity();
+    let keeper = MapReconciler::adopt(kernel, config.az.clone(), config.place.address, room, counts.clone());
+    let keeper = keeper.map_err(|why| EdgeError::Maps { dir: config.place.pin_dir.clone(), why })?;
+    Ok(AgentShared {
+        keeper: Arc::new(Mutex::new(keeper)),
+        counts,
+        news: Arc::new(watch::channel(0).0),
+        targets: Arc::new(watch::channel(BTreeMap::new()).0),
+    })
+}
+
+fn subscribe(config: &EdgeConfig, shared: &AgentShared, registry: &Registry, drain: DrainWatcher) -> Subscriber {
+    let settings = SubscriberConfig {
+        controller: config.controller.clone(),
+        node: format!("edge~{}", config.edge),
+        version: env!("CARGO_PKG_VERSION").into(),
+        kinds: KINDS.to_vec(),
+        snapshot: config.data_dir.join("snapshot"),
+    };
+    let shared = shared.clone();
+    let apply = move |_: &Update, state: &ResourceState| {
+        let resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
+        // Entries that do not fit stay in the state and take effect when there is space. The controller gets their names in the NACK.
+        let omitted = shared.keeper().set_input(resources);
+        shared.on_state();
+        Ok(omitted.iter().map(|(kind, name, why)| RefusedResource::for_want_of_room(*kind, name, why)).collect())
+    };
+    Subscriber::start(settings, registry, drain, Box::new(apply))
+}
+
+/// Starts the prober on its own thread, so that a large update does not make replicas appear late. The receiver resolves when the thread
+/// ends.
+fn spawn_prober(shared: AgentShared, end: DrainObserver) -> Result<(std::thread::JoinHandle<()>, oneshot::Receiver<()>), EdgeError> {
+    let runtime = start("making the prober's runtime", tokio::runtime::Builder::new_current_thread().enable_all().build())?;
+    let rhythm = ProbeConfig { port: READINESS_PORT, pause: PROBE_INTERVAL, timeout: PROBE_TIMEOUT };
+    let mut targets = shared.targets.subscribe();
+    let (alive, lost) = oneshot::channel::<()>();
+    let probing = async move {
+        let mut prober = Prober::new(rhythm, shared);
+        loop {
+            let now = targets.borrow_and_update().clone();
+            prober.follow(&now);
+            tokio::select! {
+                () = end.forced() => return,
+                // `follow` restarts a probe task that panicked.
+                () = tokio::time::sleep(PROGRAM_CHECK_INTERVAL) => {}
+                news = targets.changed() => if news.is_err() {
+                    return;
+                },
+            }
+        }
+    };
+    let run = move || {
+        let _alive = alive;
+        runtime.block_on(probing);
+    };
+    let thread = std::thread::Builder::new().name("edge-prober".into()).spawn(run);
+    Ok((start("starting the prober's thread", thread)?, lost))
+}
+
+/// State of the program and its pins, as the guard has observed it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProgramStatus {
+    pub live: bool,
+    pub attached: bool,
+    pub pinned: bool,
+    /// A first state has arrived, so that maps can be filled.
+    pub told: bool,
+}
+
+/// Action of the guard to repair program or maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepairAction {
+    /// Everything is in place, or there is no state to forward by yet.
+    Nothing,
+    /// Attach the program to the device.
+    Attach,
+    /// Load the program again, fill the maps, and attach it to the device.
+    Reload,
+}
+
+/// Decides how to restore a program or maps that were removed externally.
+pub fn decide_repair(look: ProgramStatus) -> RepairAction {
+    match look {
+        ProgramStatus { told: false, live: false, .. } => RepairAction::Nothing,
+        // This requires a state: without one, new maps would stay empty, and the old ones, which the program still uses, are better.
+        ProgramStatus { pinned: false, told: true, .. } => RepairAction::Reload,
+        ProgramStatus { attached: false, .. } => RepairAction::Attach,
+        _ => RepairAction::Nothing,
+    }
+}
+
+/// Returns true if the maps should be read through again, given the time since the last reading and the duration of that reading.
+fn is_audit_due(rested: Duration, took: Duration) -> bool {
+    rested >= took * CHECK_REST_FACTOR
+}
+
+/// Checks every two seconds whether program and maps are as this agent left them, repairs them, and reads the kernel's counters. Something
+/// else on the host may have flushed them. Reading all elements is less frequent if it takes long or took long because the machine stood
+/// still.
+async fn guard(shared: AgentShared, end: DrainObserver) {
+    let (mut ended, mut took) = (Instant::now(), Duration::ZERO);
+    loop {
+        tokio::select! {
+            () = end.forced() => return,
+            () = tokio::time::sleep(PROGRAM_CHECK_INTERVAL) => {}
+        }
+        let (shared, started) = (shared.clone(), Instant::now());
+        let audits = is_audit_due(ended.elapsed(), took);
+        // Reading large maps takes thousands of system calls, so it does not run on a worker of the async runtime.
+        let _ = tokio::task::spawn_blocking(move || look_after(&shared, audits)).await;
+        if audits {
+            (ended, took) = (Instant::now(), started.elapsed());
+        }
+    }
+}
+
+/// Checks and repairs once. With `audits`, all elements are read and compared too. New maps are filled in any case.
+fn look_after(shared: &AgentShared, audits: bool) {
+    let mut keeper = shared.keeper();
+    let told = keeper.standing().has_state;
+    let kernel = keeper.tables();
+    let look = ProgramStatus { live: kernel.is_live(), attached: kernel.is_attached(), pinned: kernel.is_pinned(), told };
+    shared.counts.attached(look.attached);
+    let (fixed, what) = match decide_repair(look) {
+        RepairAction::Nothing => (Ok(()), None),
+        RepairAction::Attach => (kernel.attach(), look.live.then_some("attachment")),
+        RepairAction::Reload => (kernel.reload(), Some("pins")),
+    };
+    if let Err(error) = &fixed {
+        tracing::error!(%error, ?look, "could not reinstall missing programs or maps; retrying");
+        return;
+    }
+    let audited = if audits || what.is_some() || !look.live { keeper.audit() } else { Ok(0) };
+    match audited {
+        Ok(0) => {}
+        // New maps are empty. That results from the reload and is not an external change of elements.
+        Ok(_) if what == Some("pins") => {}
+        Ok(n) => {
+            shared.counts.repair("elements", n);
+            tracing::error!(elements = n, "edge BPF maps were changed externally; repaired");
+        }
+        Err(error) => tracing::error!(error, "the maps cannot be read"),
+    }
+    let kernel = keeper.tables();
+    if !kernel.is_live()
+        && told
+        && let Err(error) = kernel.attach()
+    {
+        tracing::error!(%error, "could not attach the program to the device; retrying");
+        return;
+    }
+    if let Some(what) = what {
+        shared.counts.repair(what, 1);
+        tracing::error!(what, "edge BPF program or maps were removed externally; reinstalled");
+    }
+    shared.counts.attached(kernel.is_attached());
+    match kernel.counts() {
+        Ok(now) => shared.counts.packets(&now),
+        Err(error) => tracing::error!(%error, "the program's counters cannot be read"),
+    }
+}
+
+/// Serves admin on localhost and on a unix socket, and metrics and readiness on the configured addresses; each has its own port, as in
+/// Istio.
+fn serve_operators(
+    config: &EdgeConfig,
+    board: Arc<EdgeDump>,
+    registry: &Registry,
+    level: LogLevelHandle,
+    process: &Arc<DrainTrigger>,
+    drain: &DrainWatcher,
+) -> Result<(), EdgeError> {
+    let (for_dump, for_ready) = (board.clone(), board);
+    let admin = AdminRoutes::new()
+        .config_dump(move || for_dump.json())
+        .metrics(registry.clone())
+        .logging(level)
+        .quit(process.clone(), DRAIN_LIMIT)
+        .version(env!("CARGO_PKG_VERSION"));
+    let readiness = AdminRoutes::new().ready(move || for_ready.ready());
+    let addresses =
+        AdminAddresses { admin: config.admin, metrics: config.metrics, readiness: config.readiness, data_dir: config.data_dir.clone() };
+    Ok(admin::serve_all(&addresses, (admin, readiness), registry, drain)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_read_through_for_a_twentieth_of_the_time() {
+        let ms = Duration::from_millis;
+        for (rested, took, want) in [(2000, 0, true), (2000, 100, true), (1999, 100, false), (11_999, 600, false), (12_000, 600, true)] {
+            assert_eq!(is_audit_due(ms(rested), ms(took)), want, "{rested} ms after one of {took} ms");
+        }
+    }
+
+    #[test]
+    fn removed_programs_are_reinstalled_if_there_is_a_desired_state() {
+        let fine = ProgramStatus { live: true, attached: true, pinned: true, told: true };
+        for (name, look, want) in [
+            ("all in place", fine, RepairAction::Nothing),
+            ("filters flushed", ProgramStatus { attached: false, ..fine }, RepairAction::Attach),
+            ("filters flushed before the first state", ProgramStatus { attached: false, told: false, ..fine }, RepairAction::Attach),
+            ("pins removed", ProgramStatus { pinned: false, ..fine }, RepairAction::Reload),
+            ("pins removed before the first state", ProgramStatus { pinned: false, told: false, ..fine }, RepairAction::Nothing),
+            ("both", ProgramStatus { pinned: false, attached: false, ..fine }, RepairAction::Reload),
+            (
+                "waiting for the first state",
+                ProgramStatus { live: false, attached: false, pinned: true, told: false },
+                RepairAction::Nothing,
+            ),
+            ("told, but the device was not there", ProgramStatus { live: false, attached: false, ..fine }, RepairAction::Attach),
+        ] {
+            assert_eq!(decide_repair(look), want, "{name}");
+        }
+    }
+}

@@ -1,0 +1,570 @@
+//! Builds snapshots: stores the current resources, applies a change, and rebuilds only what the change affects.
+//!
+//! It opens nothing and reads no clock. Start with [`SnapshotBuilder::apply`].
+
+mod build_policies;
+mod build_termination;
+mod throttling;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use canal_authorization::PolicyDestination;
+use canal_identity::ClientIdentityFactory;
+use canal_model::authorization::PolicyTarget;
+use canal_model::identity::{Identity, gateway_identity};
+use canal_model::ids::{Generation, ReplicaNumber, ServiceId, ServiceKey, TenantName, Vni};
+use canal_model::program::{
+    AppProtocol, Gateway, GatewayAddress, Labels, Resource, ResourceKind, RouteRule, Service, Tenant, Throttle, Workload,
+};
+use canal_model::route_table::RouteTable;
+use canal_model::trust::{KeyAlgorithm, KeyServer, Termination};
+use canal_tls::Credential;
+use hashbrown::HashMap;
+
+use super::policies::TenantPolicies;
+use super::routes::TargetResolver;
+use super::throttle::RequestThrottle;
+use super::{
+    Endpoint, EndpointSet, EndpointSetId, FilterChain, PortView, ServiceNames, ServiceRoutes, ServiceView, ShardedMap, Snapshot, TenantTls,
+    TenantView, WorkloadLabels, WorkloadView,
+};
+
+/// Returns the credential for a tenant's gateway identity whose certificate also has a service's names, like
+/// `canal_identity::certs::CertificateSource::service_credential`.
+pub type ServiceCertificateFn = Arc<dyn Fn(&Identity, &ServiceKey, KeyAlgorithm) -> Credential + Send + Sync>;
+
+/// Stored parts of a service, which may be incomplete: parts arrive in any order.
+#[derive(Default)]
+struct ServiceState {
+    service: Option<Service>,
+    /// Routes by name, so that their order does not depend on arrival.
+    routes: BTreeMap<String, Arc<RouteRule>>,
+    /// UIDs of the workloads that serve the service.
+    members: BTreeSet<String>,
+    /// Port, subset and ID of each endpoint set.
+    slots: Vec<(u16, Labels, EndpointSetId)>,
+    view: Option<Arc<ServiceView>>,
+}
+
+/// Parts of the configuration that a change affects.
+#[derive(Default)]
+struct DirtySet {
+    /// Services whose ports, addresses or routes changed.
+    views: HashSet<ServiceKey>,
+    /// Services whose set of endpoints changed.
+    members: HashSet<ServiceKey>,
+    tenants: HashSet<TenantName>,
+    /// Targets whose policies changed. An empty list means that something else changed on which authorization depends.
+    policies: BTreeMap<TenantName, Vec<PolicyTarget>>,
+    gateways: bool,
+    /// True if throttles changed, or something on which this replica's parts of them depend.
+    throttles: bool,
+}
+
+/// Current resources and the working copy of the next snapshot.
+pub struct SnapshotBuilder {
+    replica: String,
+    keyring: Option<ClientIdentityFactory>,
+    certificates: Option<ServiceCertificateFn>,
+    snapshot: Snapshot,
+    tenants: HashMap<TenantName, TenantView>,
+    services: HashMap<ServiceKey, ServiceState>,
+    workloads: HashMap<String, Arc<WorkloadView>>,
+    policies: HashMap<TenantName, TenantPolicies>,
+    terminations: HashMap<(ServiceKey, u16), Termination>,
+    key_servers: HashMap<String, KeyServer>,
+    terminated: HashMap<(ServiceKey, u16), build_termination::BuiltTermination>,
+    route_parents: HashMap<String, ServiceKey>,
+    gateways: HashMap<String, Gateway>,
+    addresses: BTreeMap<String, GatewayAddress>,
+    /// Throttles, each with its enforcement state, which lives as long as the throttle.
+    throttles: HashMap<String, (Throttle, Arc<RequestThrottle>)>,
+    tables: BTreeMap<String, Arc<Resource>>,
+    /// Number of this replica in bucket tables.
+    number: Option<ReplicaNumber>,
+    /// Endpoint IDs by everything that an idle connection depends on. A connection to an address that the workload has left may lead to
+    /// another workload by now.
+    endpoint_ids: HashMap<(String, SocketAddr, Option<SocketAddr>, Option<Vni>), u64>,
+    last_id: u64,
+    /// Tenants of which nothing is served, including tenants that do not exist yet.
+    closed: BTreeSet<TenantName>,
+    /// Number of broken matches in the routes of each service.
+    faults: HashMap<ServiceKey, usize>,
+    touched: DirtySet,
+}
+
+impl SnapshotBuilder {
+    pub fn new(replica: &str, keyring: Option<ClientIdentityFactory>, certificates: Option<ServiceCertificateFn>) -> Self {
+        Self {
+            replica: replica.into(),
+            keyring,
+            certificates,
+            snapshot: Snapshot::default(),
+            tenants: HashMap::default(),
+            services: HashMap::default(),
+            workloads: HashMap::default(),
+            policies: HashMap::default(),
+            terminations: HashMap::default(),
+            key_servers: HashMap::default(),
+            terminated: HashMap::default(),
+            route_parents: HashMap::default(),
+            gateways: HashMap::default(),
+            addresses: BTreeMap::default(),
+            throttles: HashMap::default(),
+            tables: BTreeMap::default(),
+            number: None,
+            endpoint_ids: HashMap::default(),
+            last_id: 0,
+            closed: BTreeSet::new(),
+            faults: HashMap::default(),
+            touched: DirtySet::default(),
+        }
+    }
+
+    /// Applies a change and returns the next snapshot.
+    pub fn apply(&mut self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) -> Arc<Snapshot> {
+        for (kind, name) in removals {
+            self.remove(*kind, name);
+        }
+        for resource in upserts {
+            self.upsert(resource);
+        }
+        self.settle();
+        self.snapshot.generation = generation;
+        self.snapshot.sequence += 1;
+        Arc::new(self.snapshot.clone())
+    }
+
+    /// Sets the tenants of which nothing is served from the next snapshot on; all others are served.
+    pub fn close_tenants(&mut self, closed: BTreeSet<TenantName>) {
+        let before = std::mem::replace(&mut self.closed, closed);
+        let changed: Vec<TenantName> = before.symmetric_difference(&self.closed).cloned().collect();
+        for name in changed {
+            let closed = self.closed.contains(&name);
+            if let Some(view) = self.tenants.get_mut(&name) {
+                view.closed = closed;
+                // Open work is authorized again because of the new version, and ends.
+                view.policy_version += 1;
+                self.touched.tenants.insert(name);
+            }
+        }
+    }
+
+    fn upsert(&mut self, resource: &Arc<Resource>) {
+        match &**resource {
+            Resource::Tenant(tenant) => self.upsert_tenant(tenant),
+            Resource::Gateway(gateway) => {
+                self.gateways.insert(resource.name(), gateway.clone());
+                self.touched.gateways = true;
+            }
+            Resource::Service(service) => {
+                self.touched.views.insert(service.key.clone());
+                self.touched.members.insert(service.key.clone());
+                let before = self.state(&service.key).service.replace(service.clone());
+                if let Some(before) = before.filter(|s| s.id != service.id) {
+                    // The old ID must not lead to this service any more, unless an address still declares it.
+                    self.forget_inside(&service.key, before.id);
+                }
+                self.snapshot.inside.insert(service.id, service.key.clone());
+            }
+            Resource::Workload(workload) => {
+                self.remove_workload(&workload.uid());
+                self.insert_workload(resource, workload);
+            }
+            Resource::Route(rule) => self.upsert_route(resource.name(), rule),
+            Resource::Address(address) => self.upsert_address(resource.name(), address),
+            Resource::Authorization(_) | Resource::Authentication(_) | Resource::Authorizer(_) => self.upsert_policy(resource),
+            Resource::Bundle(bundle) => self.upsert_bundle(bundle),
+            Resource::Termination(termination) => self.upsert_termination(termination),
+            Resource::KeyServer(server) => self.upsert_key_server(server),
+            Resource::Throttle(throttle) => self.upsert_throttle(resource.name(), throttle),
+            Resource::Table(_) | Resource::Replica(_) => self.upsert_tier(resource),
+            // Other kinds concern the redirector, the edges, the nodes or the trust store.
+            _ => {}
+        }
+    }
+
+    fn remove(&mut self, kind: ResourceKind, name: &str) {
+        match kind {
+            ResourceKind::Tenant => {
+                if let Ok(tenant) = TenantName::new(name)
+                    && let Some(view) = self.tenants.get_mut(&tenant)
+                {
+                    // The view is retained, so that its number is not reused.
+                    (view.trust_domain, view.keys, view.vni, view.tls) = (None, None, None, None);
+                    self.touched.tenants.insert(tenant);
+                }
+            }
+            ResourceKind::Gateway => {
+                self.gateways.remove(name);
+                self.touched.gateways = true;
+            }
+            ResourceKind::Service => {
+                if let Ok(key) = name.parse::<ServiceKey>() {
+                    if let Some(gone) = self.state(&key).service.take() {
+                        self.forget_inside(&key, gone.id);
+                    }
+                    self.touched.views.insert(key.clone());
+                    self.touched.members.insert(key);
+                }
+            }
+            ResourceKind::Workload => {
+                self.remove_workload(name);
+                self.endpoint_ids.retain(|(uid, ..), _| uid != name);
+            }
+            ResourceKind::Route => {
+                if let Some(parent) = self.route_parents.remove(name) {
+                    self.state(&parent).routes.remove(name);
+                    self.touched.views.insert(parent);
+                }
+            }
+            ResourceKind::Address => self.remove_address(name),
+            ResourceKind::Bundle => self.remove_bundle(name),
+            ResourceKind::Termination => self.remove_termination(name),
+            ResourceKind::KeyServer => self.remove_key_server(name),
+            ResourceKind::Throttle => self.remove_throttle(name),
+            ResourceKind::Table => self.remove_table(name),
+            ResourceKind::Authorization | ResourceKind::Authentication | ResourceKind::Authorizer => self.remove_policy(kind, name),
+            _ => {}
+        }
+    }
+
+    fn upsert_tenant(&mut self, tenant: &Tenant) {
+        let keyring = self.keyring.clone();
+        let view = self.tenant(&tenant.name);
+        if *view.shares != tenant.shares {
+            view.shares = Arc::new(tenant.shares.clone());
+        }
+        let renamed = view.trust_domain.as_ref() != Some(&tenant.trust_domain);
+        let keys_moved = view.keys.replace(tenant.keys) != Some(tenant.keys);
+        if renamed || keys_moved {
+            view.trust_domain = Some(tenant.trust_domain.clone());
+            view.tls = keyring.map(|keyring| {
+                let (server, client) = keyring.pair(&tenant.name, &tenant.keys, &gateway_identity(tenant.trust_domain.clone()));
+                TenantTls { server, client }
+            });
+            self.touch_terminations(&tenant.name);
+        }
+        let view = self.tenant(&tenant.name);
+        if view.vni.replace(tenant.vni) != Some(tenant.vni) || renamed {
+            // Identities of workloads contain the trust domain, and the workloads' views contain the VNI.
+            let members: Vec<_> = self.workloads.values().map(|w| w.source.clone()).filter(|r| r.tenant() == Some(&tenant.name)).collect();
+            members.iter().for_each(|r| self.upsert(r));
+        }
+        self.touched.gateways = true;
+    }
+
+    fn upsert_address(&mut self, name: String, address: &GatewayAddress) {
+        self.remove_address(&name);
+        let known = &mut self.tenant(&address.service.tenant).gateways;
+        for ip in &address.addresses {
+            known.insert(*ip, address.service.clone());
+        }
+        self.snapshot.inside.insert(address.id, address.service.clone());
+        self.addresses.insert(name, address.clone());
+        self.touched.throttles = true;
+    }
+
+    fn remove_address(&mut self, name: &str) {
+        let Some(gone) = self.addresses.remove(name) else { return };
+        self.touched.throttles = true;
+        let known = &mut self.tenant(&gone.service.tenant).gateways;
+        for ip in &gone.addresses {
+            if known.get(ip) == Some(&gone.service) {
+                known.remove(ip);
+            }
+        }
+        self.forget_inside(&gone.service, gone.id);
+    }
+
+    /// Removes the mapping of an ID to the service, unless something else of the service still declares the ID.
+    fn forget_inside(&mut self, key: &ServiceKey, id: ServiceId) {
+        let of_service = self.services.get(key).and_then(|s| s.service.as_ref()).is_some_and(|s| s.id == id);
+        let prefix = format!("{key}@");
+        let mut addresses = self.addresses.range(prefix.clone()..).take_while(|(name, _)| name.starts_with(&prefix));
+        if !of_service && !addresses.any(|(_, a)| a.id == id) && self.snapshot.inside.get(&id) == Some(key) {
+            self.snapshot.inside.remove(&id);
+        }
+    }
+
+    fn upsert_route(&mut self, name: String, rule: &RouteRule) {
+        self.remove(ResourceKind::Route, &name);
+        // A route may only affect services of its own tenant.
+        if rule.key.tenant != rule.parent.tenant {
+            tracing::error!(route = %rule.key, parent = %rule.parent, "a route names another tenant's service: left out");
+            return;
+        }
+        self.route_parents.insert(name.clone(), rule.parent.clone());
+        self.state(&rule.parent).routes.insert(name, Arc::new(rule.clone()));
+        self.touched.views.insert(rule.parent.clone());
+    }
+
+    fn remove_workload(&mut self, uid: &str) {
+        let Some(view) = self.workloads.remove(uid) else { return };
+        let tenant = view.uid.split('/').next().and_then(|t| TenantName::new(t).ok());
+        if let Some(tenant) = tenant {
+            let known = &mut self.tenant(&tenant).workloads;
+            for address in &view.addresses {
+                if known.get(address).is_some_and(|w| w.uid == uid) {
+                    known.remove(address);
+                }
+            }
+        }
+        for (service, _, _) in &view.serves {
+            self.state(service).members.remove(uid);
+            self.touched.members.insert(service.clone());
+        }
+    }
+
+    fn insert_workload(&mut self, resource: &Arc<Resource>, workload: &Workload) {
+        let tenant = self.tenant(&workload.tenant);
+        let (trust_domain, vni) = (tenant.trust_domain.clone(), tenant.vni);
+        let identity = trust_domain.map(|trust_domain| Identity {
+            trust_domain,
+            namespace: workload.namespace.clone(),
+            service_account: workload.service_account.clone(),
+        });
+        let party = match &identity {
+            Some(identity) => WorkloadLabels::of_workload(workload, identity),
+            None => WorkloadLabels {
+                workload: workload.name.to_string(),
+                namespace: workload.namespace.to_string(),
+                ..WorkloadLabels::unknown()
+            },
+        };
+        let serves = workload.endpoints.iter().filter(|e| e.service.tenant == workload.tenant);
+        let view = Arc::new(WorkloadView {
+            uid: workload.uid(),
+            namespace: workload.namespace.clone(),
+            party: Arc::new(party),
+            addresses: workload.addresses.clone(),
+            labels: workload.labels.clone(),
+            az: workload.az.to_string(),
+            ready: workload.ready,
+            tunnel: workload.tunnel,
+            vni,
+            identity: identity.into_iter().collect(),
+            serves: serves.map(|e| (e.service.clone(), e.port, e.target_port)).collect(),
+            source: resource.clone(),
+        });
+        let known = &mut self.tenant(&workload.tenant).workloads;
+        for address in &view.addresses {
+            known.insert(*address, view.clone());
+        }
+        if self.policies.get(&workload.tenant).is_some_and(|policies| !policies.is_empty()) {
+            // The workload's labels may have changed, so open work is authorized again.
+            self.touch_policies(&workload.tenant, []);
+        }
+        for (service, _, _) in &view.serves {
+            self.state(service).members.insert(view.uid.clone());
+            self.touched.members.insert(service.clone());
+        }
+        self.workloads.insert(view.uid.clone(), view);
+    }
+
+    fn state(&mut self, key: &ServiceKey) -> &mut ServiceState {
+        self.services.entry_ref(key).or_default()
+    }
+
+    /// Returns the tenant's working copy for modification, and marks the tenant as changed.
+    fn tenant(&mut self, name: &TenantName) -> &mut TenantView {
+        self.touched.tenants.insert(name.clone());
+        let number = self.tenants.len() as u32;
+        let closed = self.closed.contains(name);
+        self.tenants.entry_ref(name).or_insert_with(|| TenantView {
+            name: name.clone(),
+            number,
+            trust_domain: None,
+            keys: None,
+            vni: None,
+            shares: Arc::default(),
+            throttle: None,
+            tls: None,
+            services: ShardedMap::default(),
+            vips: ShardedMap::default(),
+            hosts: ShardedMap::default(),
+            gateways: ShardedMap::default(),
+            workloads: ShardedMap::default(),
+            federated: Arc::default(),
+            policies: Arc::default(),
+            policy_version: 0,
+            closed,
+        })
+    }
+
+    /// Rebuilds what the change affects.
+    fn settle(&mut self) {
+        if self.touched.throttles || self.touched.gateways {
+            self.settle_throttles();
+        }
+        let mut touched = std::mem::take(&mut self.touched);
+        self.spread_policies(&mut touched);
+        self.publish_policies(&touched);
+        // A changed set keeps its `EndpointSetId`, so the views that refer to it need no rebuild.
+        for key in &touched.members {
+            let slots: Vec<_> = self.state(key).slots.clone();
+            for (port, subset, slot) in slots {
+                let set = self.make_set(key, port, &subset);
+                self.snapshot.sets.replace(slot, set);
+            }
+        }
+        for key in &touched.views {
+            self.rebuild_view(key);
+        }
+        if touched.gateways {
+            self.rebuild_gateways();
+        }
+        // Rebuilding views marks tenants as changed too.
+        let again = std::mem::take(&mut self.touched);
+        for name in touched.tenants.iter().chain(&again.tenants) {
+            if let Some(view) = self.tenants.get(name) {
+                self.snapshot.put(view.clone());
+            }
+        }
+    }
+
+    fn rebuild_gateways(&mut self) {
+        let own = self.gateways.values().filter(|g| g.replica.as_str() == self.replica);
+        self.snapshot.gateways = own.flat_map(|g| g.addresses.iter().map(|a| (*a, g.tenant.clone()))).collect();
+    }
+
+    fn rebuild_view(&mut self, key: &ServiceKey) {
+        if let Some(old) = self.state(key).view.take() {
+            let tenant = self.tenant(&key.tenant);
+            tenant.services.remove(key);
+            // Another service may own the address or the hostname by now.
+            for vip in &old.vips {
+                if tenant.vips.get(vip).is_some_and(|s| s.names.key == *key) {
+                    tenant.vips.remove(vip);
+                }
+            }
+            if tenant.hosts.get(&old.names.hostname).is_some_and(|s| s.names.key == *key) {
+                tenant.hosts.remove(&old.names.hostname);
+            }
+        }
+        let Some(service) = self.state(key).service.clone() else { return };
+        let routes = self.routes_of(key);
+        let names = Arc::new(ServiceNames { key: key.clone(), hostname: service.hostname.to_ascii_lowercase() });
+        let guard = self.policies.get(&key.tenant).and_then(|policies| policies.guard(&PolicyDestination::service(key)));
+        let filters = FilterChain::of_policies(guard.as_deref());
+        let ports = service.ports.iter().map(|p| PortView {
+            port: p.port,
+            protocol: p.protocol,
+            slot: self.slot(key, p.port, &Labels::new()),
+            routed: routes.as_ref().is_some_and(|r| r.concern(p.port)),
+            routed_by_path: routes.as_ref().is_some_and(|r| r.reads_path(p.port)),
+            filters,
+            termination: self.termination(key, p, &names.hostname),
+        });
+        let ports = ports.collect();
+        let throttle = self.throttle_of(key);
+        let view = Arc::new(ServiceView { names, vips: service.vips, ports, routes, pool: service.upstream_pool, guard, throttle });
+        let tenant = self.tenant(&key.tenant);
+        tenant.services.insert(key.clone(), view.clone());
+        for vip in &view.vips {
+            tenant.vips.insert(*vip, view.clone());
+        }
+        tenant.hosts.insert(view.names.hostname.clone(), view.clone());
+        self.state(key).view = Some(view);
+    }
+
+    fn routes_of(&mut self, key: &ServiceKey) -> Option<Arc<ServiceRoutes>> {
+        let rules: Vec<Arc<RouteRule>> = self.state(key).routes.values().cloned().collect();
+        if rules.is_empty() {
+            self.faults.remove(key);
+            return None;
+        }
+        let (routes, faults) = ServiceRoutes::build(key, &RouteTable::new(rules), &mut EndpointSetResolver(self));
+        self.faults.insert(key.clone(), faults);
+        Some(Arc::new(routes))
+    }
+
+    /// Returns the ID of the endpoint set of a service port and subset; creates the set if needed.
+    fn slot(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
+        if let Some((.., slot)) = self.state(key).slots.iter().find(|(p, s, _)| *p == port && s == subset) {
+            return *slot;
+        }
+        let set = self.make_set(key, port, subset);
+        let slot = self.snapshot.sets.push(set);
+        self.state(key).slots.push((port, subset.clone(), slot));
+        slot
+    }
+
+    fn make_set(&mut self, key: &ServiceKey, port: u16, subset: &Labels) -> EndpointSet {
+        self.last_id += 1;
+        let id = self.last_id;
+        let state = self.services.entry_ref(key).or_default();
+        let service = state.service.as_ref();
+        let hostname =
+            service.map_or_else(|| format!("{}.{}.svc.cluster.local", key.name, key.namespace), |s| s.hostname.to_ascii_lowercase());
+        let pool = service.map(|s| s.upstream_pool).unwrap_or_default();
+        let known_port = service.and_then(|s| s.ports.iter().find(|p| p.port == port));
+        let policies = self.policies.get(&key.tenant);
+        let mut endpoints = Vec::new();
+        for workload in state.members.iter().filter_map(|uid| self.workloads.get(uid)) {
+            // Only ready workloads of the subset that serve this port are endpoints.
+            let chosen = workload.ready && subset.iter().all(|(k, v)| workload.labels.get(k) == Some(v));
+            let serves = workload.serves.iter().find(|(s, p, _)| s == key && *p == port);
+            if let (true, Some((_, _, target)), Some(address)) = (chosen, serves, workload.addresses.first()) {
+                let other = workload.addresses.iter().find(|other| other.is_ipv4() != address.is_ipv4());
+                let (address, other_family) = (SocketAddr::new(*address, *target), other.map(|ip| SocketAddr::new(*ip, *target)));
+                let known = self.endpoint_ids.entry((workload.uid.clone(), address, other_family, workload.vni));
+                let id = *known.or_insert_with(|| {
+                    self.last_id += 1;
+                    self.last_id
+                });
+                let place = PolicyDestination::workload(&workload.namespace, &workload.labels).serving(Some(key));
+                let guard = policies.and_then(|policies| policies.guard(&place));
+                endpoints.push(Endpoint { id, workload: workload.clone(), address, other_family, guard });
+            }
+        }
+        EndpointSet {
+            id,
+            service: Some(Arc::new(ServiceNames { key: key.clone(), hostname })),
+            port,
+            protocol: known_port.map_or(AppProtocol::Detect, |p| p.protocol),
+            pool,
+            known: known_port.is_some(),
+            filters: FilterChain::of_policies(endpoints.iter().filter_map(|endpoint| endpoint.guard.as_deref())),
+            endpoints: endpoints.into(),
+        }
+    }
+
+    /// Returns the kinds and names of all stored resources that `state` does not contain.
+    pub fn names_beside(&self, state: &[Arc<Resource>]) -> Vec<(ResourceKind, String)> {
+        let kept: HashSet<(ResourceKind, String)> = state.iter().map(|r| (r.kind(), r.name())).collect();
+        let tenants = self.tenants.values().filter(|t| t.trust_domain.is_some()).map(|t| (ResourceKind::Tenant, t.name.to_string()));
+        let services = self.services.iter().filter(|(_, s)| s.service.is_some()).map(|(key, _)| (ResourceKind::Service, key.to_string()));
+        let known = tenants
+            .chain(self.gateways.keys().map(|name| (ResourceKind::Gateway, name.clone())))
+            .chain(services)
+            .chain(self.workloads.keys().map(|uid| (ResourceKind::Workload, uid.clone())))
+            .chain(self.route_parents.keys().map(|name| (ResourceKind::Route, name.clone())))
+            .chain(self.addresses.keys().map(|name| (ResourceKind::Address, name.clone())))
+            .chain(self.throttles.keys().map(|name| (ResourceKind::Throttle, name.clone())))
+            .chain(self.tables.keys().map(|name| (ResourceKind::Table, name.clone())))
+            .chain(self.policy_names())
+            .chain(self.bundle_names())
+            .chain(self.termination_names());
+        known.filter(|named| !kept.contains(named)).collect()
+    }
+
+    /// Returns the number of broken route matches of all services.
+    pub fn route_faults(&self) -> usize {
+        self.faults.values().sum()
+    }
+}
+
+/// Resolves endpoint sets for routes while the builder is being modified.
+struct EndpointSetResolver<'a>(&'a mut SnapshotBuilder);
+
+impl TargetResolver for EndpointSetResolver<'_> {
+    fn slot(&mut self, service: &ServiceKey, port: u16, subset: &Labels) -> EndpointSetId {
+        self.0.slot(service, port, subset)
+    }
+}
+
+#[cfg(test)]
+mod tests;

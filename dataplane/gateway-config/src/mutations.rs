@@ -1,0 +1,151 @@
+//! Mutations of a request by routing and authorization: normalized path, removed tokens, headers that only the gateway may set.
+//!
+//! The policies, external authorizers and the endpoint all see the mutated request. Start with [`RequestMutations`].
+
+/// Headers that frame the message, manage the connection or identify the request's source. Policies and authorizers cannot change them.
+const PROTECTED_HEADERS: [&str; 15] = [
+    "host",
+    "connection",
+    "content-length",
+    "expect",
+    "http2-settings",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-forwarded-client-cert",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+    "x-request-id",
+];
+
+/// Mutation of one header: removal, or a new value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum HeaderChange {
+    Removed,
+    Set(Vec<u8>),
+}
+
+/// Mutations of one request. They are empty for nearly all requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestMutations {
+    /// New path, without the query.
+    pub path: Option<String>,
+    /// New query; `Some(None)` means that the query is removed.
+    pub query: Option<Option<Vec<u8>>>,
+    /// Mutations by header name, in lower case, each name once.
+    headers: Vec<(String, HeaderChange)>,
+}
+
+impl RequestMutations {
+    pub fn is_empty(&self) -> bool {
+        self.path.is_none() && self.query.is_none() && self.headers.is_empty()
+    }
+
+    fn change(&mut self, name: &str, change: HeaderChange) {
+        let name = name.to_ascii_lowercase();
+        if name.is_empty() || name.starts_with(':') || PROTECTED_HEADERS.contains(&name.as_str()) {
+            return;
+        }
+        match self.headers.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = change,
+            None => self.headers.push((name, change)),
+        }
+    }
+
+    /// Removes all values of a header. Protected headers stay unchanged.
+    pub fn remove(&mut self, name: &str) {
+        self.change(name, HeaderChange::Removed);
+    }
+
+    /// Sets the only value of a header. An invalid value removes the header instead.
+    pub fn set(&mut self, name: &str, value: &[u8]) {
+        let value = value.trim_ascii();
+        let is_name = !name.is_empty() && http::HeaderName::from_bytes(name.as_bytes()).is_ok();
+        match http::HeaderValue::from_bytes(value) {
+            Ok(_) if is_name => self.change(name, HeaderChange::Set(value.to_vec())),
+            _ => self.change(name, HeaderChange::Removed),
+        }
+    }
+
+    /// Returns the header's value if it was set here.
+    pub fn value(&self, name: &str) -> Option<&[u8]> {
+        self.headers.iter().find(|(known, _)| known == name).and_then(|(_, change)| match change {
+            HeaderChange::Set(value) => Some(value.as_slice()),
+            HeaderChange::Removed => None,
+        })
+    }
+
+    /// True if a mutation determines the header, whatever the client sent.
+    pub fn header(&self, name: &str) -> bool {
+        self.headers.iter().any(|(known, _)| known == name)
+    }
+
+    /// Returns the headers that are removed (`None`) or set.
+    pub fn headers(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
+        self.headers.iter().map(|(name, change)| match change {
+            HeaderChange::Removed => (name.as_str(), None),
+            HeaderChange::Set(value) => (name.as_str(), Some(value.as_slice())),
+        })
+    }
+
+    /// Returns path and query as they are forwarded, if they differ from the client's.
+    pub fn target(&self, path: &[u8], query: Option<&[u8]>) -> Option<Vec<u8>> {
+        if self.path.is_none() && self.query.is_none() {
+            return None;
+        }
+        let mut target = self.path.as_ref().map_or(path, |path| path.as_bytes()).to_vec();
+        if let Some(query) = self.query.as_ref().map_or(query, Option::as_deref) {
+            target.push(b'?');
+            target.extend_from_slice(query);
+        }
+        Some(target)
+    }
+
+    /// Applies the header mutations to a map.
+    pub fn apply(&self, headers: &mut http::HeaderMap) {
+        for (name, value) in self.headers() {
+            let Ok(name) = http::HeaderName::from_bytes(name.as_bytes()) else { continue };
+            match value.map(http::HeaderValue::from_bytes) {
+                Some(Ok(value)) => drop(headers.insert(name, value)),
+                _ => drop(headers.remove(name)),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_change_of_a_header_counts_and_framing_is_left_alone() {
+        let mut changes = RequestMutations::default();
+        changes.set("X-User", b"a");
+        changes.remove("x-user");
+        changes.set("x-user", b"b");
+        changes.set("Content-Length", b"0");
+        changes.remove("Host");
+        changes.set(":path", b"/x");
+        changes.set("x-bad", b"a\r\nb: c");
+        let all: Vec<_> = changes.headers().collect();
+        assert_eq!(all, [("x-user", Some(&b"b"[..])), ("x-bad", None)]);
+        assert_eq!((changes.value("x-user"), changes.header("x-bad"), changes.header("host")), (Some(&b"b"[..]), true, false));
+    }
+
+    #[test]
+    fn targets_are_put_together_again() {
+        let changes = |path: Option<&str>, query: Option<Option<&[u8]>>| RequestMutations {
+            path: path.map(Into::into),
+            query: query.map(|q| q.map(<[u8]>::to_vec)),
+            ..RequestMutations::default()
+        };
+        let target = |c: RequestMutations, query: Option<&[u8]>| c.target(b"/a//b", query).map(|t| String::from_utf8(t).unwrap());
+        assert_eq!(target(changes(None, None), Some(b"x=1")), None);
+        assert_eq!(target(changes(Some("/a/b"), None), Some(b"x=1")).as_deref(), Some("/a/b?x=1"));
+        assert_eq!(target(changes(Some("/a/b"), Some(None)), Some(b"x=1")).as_deref(), Some("/a/b"));
+        assert_eq!(target(changes(None, Some(Some(b"y"))), Some(b"x=1")).as_deref(), Some("/a//b?y"));
+    }
+}

@@ -1,0 +1,78 @@
+//! Resources of one tenant for tests of this crate and of the engine. It asserts nothing. Start with [`set_of`].
+
+use std::sync::Arc;
+
+use canal_model::ids::{Generation, ServiceId, ServiceKey, Vni};
+use canal_model::program::*;
+
+use crate::{EndpointSet, SnapshotBuilder};
+
+/// Returns a set of `endpoints` endpoints, for tests of the endpoint selection.
+pub fn set_of(endpoints: usize) -> EndpointSet {
+    let mut builder = SnapshotBuilder::new("gw", None, None);
+    let mut all = vec![service("s", &[80])];
+    all.extend((0..endpoints).map(|n| workload(&format!("w-{n}"), n as u8, "s")));
+    let snapshot = builder.apply(&all, &[], Generation(1));
+    let port = snapshot.tenant("t").unwrap().service(&key("s")).unwrap().port(80).unwrap().slot;
+    let set = snapshot.set(port).unwrap();
+    EndpointSet {
+        id: set.id,
+        service: set.service.clone(),
+        port: 80,
+        protocol: set.protocol,
+        pool: set.pool,
+        known: true,
+        filters: set.filters,
+        endpoints: set.endpoints.clone(),
+    }
+}
+
+/// Returns the key of a service of tenant `t`.
+pub fn key(name: &str) -> ServiceKey {
+    format!("t/ns/{name}").parse().unwrap()
+}
+
+/// Returns tenant `t`.
+pub fn tenant() -> Arc<Resource> {
+    Arc::new(Resource::Tenant(Tenant {
+        name: "t".parse().unwrap(),
+        vni: Vni::new(1).unwrap(),
+        trust_domain: "t.example".parse().unwrap(),
+        pod_cidrs: vec![],
+        gateway_cidrs: vec![],
+        outbound_traffic_policy: OutboundTrafficPolicy::Deny,
+        resolvers: Vec::new(),
+        keys: Default::default(),
+        shares: Default::default(),
+    }))
+}
+
+/// Returns a service with HTTP/1.1 ports.
+pub fn service(name: &str, ports: &[u16]) -> Arc<Resource> {
+    Arc::new(Resource::Service(Service {
+        key: key(name),
+        id: ServiceId::new(1).unwrap(),
+        hostname: format!("{name}.ns"),
+        vips: vec![format!("10.96.0.{}", name.as_bytes()[0]).parse().unwrap()],
+        ports: ports.iter().map(|port| ServicePort { port: *port, name: String::new(), protocol: AppProtocol::Http1 }).collect(),
+        upstream_pool: Default::default(),
+    }))
+}
+
+/// Returns a ready workload with one address that serves a service on port 80.
+pub fn workload(name: &str, host: u8, of: &str) -> Arc<Resource> {
+    Arc::new(Resource::Workload(Workload {
+        tenant: "t".parse().unwrap(),
+        namespace: "ns".parse().unwrap(),
+        name: name.parse().unwrap(),
+        service_account: "sa".parse().unwrap(),
+        node: "n".parse().unwrap(),
+        az: "az1".parse().unwrap(),
+        addresses: vec![format!("10.1.0.{host}").parse().unwrap()],
+        labels: [("version".to_string(), name.to_string())].into(),
+        ready: true,
+        tunnel: TunnelProtocol::Hbone,
+        endpoints: vec![EndpointPort { service: key(of), port: 80, target_port: 8080 }],
+        udp_ports: Default::default(),
+    }))
+}

@@ -1,0 +1,230 @@
+//! Phase *accept*: opens a worker's listeners, accepts connections, and runs the worker until its last connection closes.
+//!
+//! Does not read from a connection: [`crate::establish`] does. Start with [`run`].
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::pin::pin;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+
+use canal_gateway_io::scheduler::Scheduler;
+use canal_net::sys::{self, ListenOptions, ReservedAddress, SysError};
+use canal_net::worker::WorkerHandle as Thread;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+use crate::authorize;
+use crate::config::{GatewayConfig, PlainListener};
+use crate::establish;
+use crate::permit::ConnectionPermit;
+use crate::rebalance::{self, Moves};
+use crate::soft_drain;
+use crate::worker::{EngineShared, Worker};
+
+/// Interval at which idle connections to endpoints are checked for age and for a close by the peer.
+const IDLE_SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+/// Pause after an accept fails because files or memory are exhausted. A late accept is better than a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+/// Time that connections get to notice a forced drain before the worker ends.
+const FINAL_DRAIN_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// Determines which protocol and which services a listener accepts.
+#[derive(Debug, Clone)]
+enum ListenerKind {
+    /// Accepts HBONE: mTLS with CONNECT tunnels.
+    Hbone,
+    /// Accepts plaintext connections for one configured service.
+    Plain(PlainListener),
+    /// Accepts plaintext connections for all services of the cloud tier.
+    Inside,
+}
+
+/// Duplicates of one worker's listening sockets, for socket steering in the kernel. Each represents the sockets of all workers, because
+/// they share their ports (`SO_REUSEPORT`). Drop them before the engine drains: a listener closes only when its last duplicate is closed.
+#[derive(Debug, Default)]
+pub struct ListenerFds {
+    pub hbone: Option<OwnedFd>,
+    pub plain: Option<OwnedFd>,
+}
+
+impl ListenerFds {
+    fn of(opened: &[(TcpListener, ListenerKind)]) -> std::io::Result<Self> {
+        let mut doors = Self::default();
+        for (listener, door) in opened {
+            let place = match door {
+                ListenerKind::Hbone => &mut doors.hbone,
+                ListenerKind::Inside => &mut doors.plain,
+                ListenerKind::Plain(_) => continue,
+            };
+            if place.is_none() {
+                *place = Some(listener.as_fd().try_clone_to_owned()?);
+            }
+        }
+        Ok(doors)
+    }
+}
+
+/// Opens one worker's listeners. Each worker has its own on the same addresses; the kernel distributes connections over them.
+fn open(config: &GatewayConfig) -> Result<Vec<(TcpListener, ListenerKind)>, SysError> {
+    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let hbone = config.hbone.iter().map(|address| (*address, ListenerKind::Hbone));
+    let plain = config.plain.iter().map(|plain| (plain.address, ListenerKind::Plain(plain.clone())));
+    let inside = config.tier.iter().map(|tier| (tier.plain, ListenerKind::Inside));
+    hbone.chain(plain).chain(inside).map(|(address, door)| Ok((sys::listen(None, address, &options)?, door))).collect()
+}
+
+/// Reserves the addresses of all listeners before any worker starts. Writes the resolved addresses into `config`, so that port 0 becomes
+/// the same port for all workers.
+pub(crate) fn bind(config: &mut GatewayConfig) -> Result<Vec<ReservedAddress>, SysError> {
+    let mut held = Vec::new();
+    let options = ListenOptions { reuse_port: true, ..ListenOptions::default() };
+    let addresses = config.hbone.iter_mut().chain(config.plain.iter_mut().map(|plain| &mut plain.address));
+    let addresses = addresses.chain(config.tier.iter_mut().map(|tier| &mut tier.plain));
+    for address in addresses {
+        let taken = sys::reserve_address(*address, &options)?;
+        *address = taken.address;
+        held.push(taken);
+    }
+    Ok(held)
+}
+
+/// Runs a worker for its entire life. Returns when it is drained: all connections are closed, or the drain was forced.
+pub(crate) async fn run(shared: Arc<EngineShared>, thread: Thread, opened: std::sync::mpsc::Sender<ListenerFds>) {
+    let heartbeat = shared.watchdog.register(thread.index);
+    let worker = Worker::new(shared, thread.count, thread.drain);
+    let doors = match open(&worker.shared.config) {
+        Ok(doors) => doors,
+        Err(error) => {
+            // Without a heartbeat from this worker the process never becomes ready.
+            tracing::error!(%error, worker = thread.index, "a worker cannot listen");
+            return;
+        }
+    };
+    // A failed send means that the engine is gone and needs no listeners. One worker's sockets are enough: they represent all workers'
+    // sockets.
+    let copies =
+        if worker.shared.config.tier.is_some() && thread.index == 0 { ListenerFds::of(&doors) } else { Ok(ListenerFds::default()) };
+    let _ = opened.send(copies.unwrap_or_else(|error| {
+        tracing::error!(%error, "the redirector cannot be given the listeners");
+        ListenerFds::default()
+    }));
+    drop(opened);
+    let (clock, beating) = (worker.clock.clone(), heartbeat.clone());
+    tokio::task::spawn_local(async move { clock.run(|| beating.beat()).await });
+    tokio::task::spawn_local(worker.scheduler.clone().rounds());
+    tokio::task::spawn_local(sweep(Rc::downgrade(&worker), thread.index == 0));
+    tokio::task::spawn_local(authorize::reauthorize::watch(Rc::downgrade(&worker)));
+    let parted = Rc::downgrade(&worker);
+    let part = move |ask| parted.upgrade().map(|worker| worker.set_soft_drain(ask)).is_some();
+    tokio::task::spawn_local(soft_drain::run(worker.shared.parting.subscribe(), part));
+    let moved = Rc::downgrade(&worker);
+    let turn = move |moves: &Moves| moved.upgrade().map(|worker| worker.rebalance(moves));
+    tokio::task::spawn_local(rebalance::run(worker.shared.moves.subscribe(), turn));
+    let accepting: Vec<_> =
+        doors.into_iter().map(|(listener, door)| tokio::task::spawn_local(accept(worker.clone(), listener, door))).collect();
+    worker.drain.draining().await;
+    worker.begin_drain();
+    for task in accepting {
+        // A panic in the task was counted and logged; the connections that it accepted go on.
+        let _ = task.await;
+    }
+    tokio::select! {
+        () = worker.until_closed() => {}
+        () = worker.drain.forced() => {
+            tracing::warn!(worker = thread.index, connections = worker.open(), "drain ends by force");
+            tokio::time::sleep(FINAL_DRAIN_TIMEOUT).await;
+        }
+    }
+    // The process may exit soon: write buffered log lines now.
+    if let Some(log) = &worker.log {
+        log.flush();
+    }
+    heartbeat.end();
+}
+
+async fn sweep(worker: Weak<Worker>, is_first: bool) {
+    loop {
+        tokio::time::sleep(IDLE_SWEEP_INTERVAL).await;
+        let Some(worker) = worker.upgrade() else { return };
+        // The gauge is process-wide; one worker refreshes it.
+        if is_first {
+            worker.shared.limits.show();
+        }
+        worker.upstreams.sweep(&worker.snapshot(), Instant::now(), worker.shared.config.times.upstream_idle);
+    }
+}
+
+async fn accept(worker: Rc<Worker>, listener: TcpListener, door: ListenerKind) {
+    let mut draining = pin!(worker.drain.draining());
+    loop {
+        tokio::select! {
+            biased;
+            accepted = listener.accept() => match accepted {
+                Ok((stream, client)) => spawn_connection(&worker, stream, client, &door),
+                Err(error) => {
+                    worker.counts.refused_connection("accept_failed");
+                    tracing::warn!(%error, "accept");
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            },
+            () = &mut draining => break,
+        }
+    }
+    // Closing a listener resets the connections in its queue, so they are accepted first. The socket is used directly, because tokio learns
+    // of new connections only when its reactor runs again.
+    let Ok(listener) = listener.into_std() else { return };
+    while let Ok((stream, client)) = listener.accept() {
+        match stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream)) {
+            Ok(stream) => spawn_connection(&worker, stream, client, &door),
+            Err(_) => worker.counts.refused_connection("accept_failed"),
+        }
+    }
+}
+
+fn spawn_connection(worker: &Rc<Worker>, stream: TcpStream, client: SocketAddr, door: &ListenerKind) {
+    let Ok(local) = stream.local_addr() else {
+        return worker.counts.refused_connection("gone");
+    };
+    let snapshot = worker.snapshot();
+    // The local address alone determines the tenant, before a byte is read.
+    let tenant = match &door {
+        ListenerKind::Hbone => establish::decide_scope(&snapshot, local.ip()).map(|(tenant, _)| tenant),
+        ListenerKind::Inside => establish::decide_tenant_inside(&snapshot, local.ip()),
+        ListenerKind::Plain(plain) => snapshot.tenant(plain.service.tenant.as_str()).ok_or("no_tenant"),
+    };
+    let taken = tenant.and_then(|tenant| {
+        let permit = ConnectionPermit::take(&worker.shared, &tenant.name)?;
+        Ok((permit, worker.accounts.of(tenant, &worker.limits)))
+    });
+    let (permit, account) = match taken {
+        Ok(taken) => taken,
+        Err(why) => {
+            worker.counts.refused_connection(why);
+            // Inside the tier a refusal is a reset, not an orderly close.
+            if matches!(door, ListenerKind::Inside) {
+                sys::reset_on_close(&stream);
+            }
+            return;
+        }
+    };
+    worker.counts.accepted.inc();
+    worker.shared.accepted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let (open, counted) = (worker.opened(), worker.counts.connections.hold());
+    let member = worker.rebalance.enter(client, local, &permit.drain);
+    let (worker, door) = (worker.clone(), door.clone());
+    tokio::task::spawn_local(async move {
+        let served = pin!(async {
+            match &door {
+                ListenerKind::Hbone => Box::pin(establish::hbone(&worker, stream, (client, local.ip()), &permit)).await,
+                ListenerKind::Inside => establish::accept_tier_plaintext(&worker, stream, (client, local), &permit).await,
+                ListenerKind::Plain(plain) => establish::plain(&worker, stream, client, plain, &permit).await,
+            }
+        });
+        if !Scheduler::run(&account.queue, pin!(permit.run(served))).await {
+            worker.counts.refused_connection("displaced");
+        }
+        drop((open, counted, member));
+    });
+}

@@ -1,0 +1,287 @@
+//! Phase *authorize*: decides whether the client may send this request to the selected endpoint.
+//!
+//! It validates JWTs, normalizes the path, evaluates the destination's policies, and calls external authorizers. It authorizes the request
+//! in the form in which it is forwarded; the resulting [`RequestMutations`] are its output. It does nothing for a destination without
+//! policies, unless the client is federated.
+//!
+//! Start with [`AuthorizationState`] for requests and [`connection`] for bytes that are not requests.
+
+pub(crate) mod buffered_body;
+pub(crate) mod ext_authz;
+mod gateway_attributes;
+pub(crate) mod reauthorize;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use canal_authorization::{AuthorizationDecision, ExtAuthzProgress, PolicySet};
+use canal_gateway_config::DestinationPolicy;
+use canal_gateway_config::RequestMutations;
+use canal_gateway_config::jwt::{self, Token};
+use canal_model::authorization::PolicyKey;
+use canal_router::{RoutableRequest, normalize_path};
+
+use crate::destination::ResolvedDestination;
+use crate::endpoints::SelectedEndpoint;
+use crate::finish::AuthzRecord;
+use crate::proxy_error::{PolicyDenial, ProxyError};
+use crate::session::ClientSession;
+use crate::tenant_usage::TenantUsage;
+use crate::worker::Worker;
+
+use gateway_attributes::{GatewayAttributes, MutatedRequest};
+
+/// The policies that apply to one request: those of the endpoint, and those of the dialled service where routes led to another service.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct DestinationPolicies<'a> {
+    pub(crate) endpoint: Option<&'a DestinationPolicy>,
+    pub(crate) dialled: Option<&'a DestinationPolicy>,
+}
+
+/// IDs of the endpoint's and the dialled service's [`DestinationPolicy`]; 0 means that there is none.
+type PolicyIds = (u64, u64);
+
+impl<'a> DestinationPolicies<'a> {
+    /// Selects the policies for traffic that goes to endpoint `chosen` and was dialled as `resolved`.
+    #[inline]
+    pub(crate) fn of(chosen: &'a SelectedEndpoint, resolved: &'a ResolvedDestination) -> Self {
+        Self { endpoint: chosen.endpoint().guard.as_deref(), dialled: resolved.guard_beside(&chosen.view) }
+    }
+
+    /// True if no policy applies.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.endpoint.is_none() && self.dialled.is_none()
+    }
+
+    fn names(&self) -> PolicyIds {
+        (self.endpoint.map_or(0, |guard| guard.id), self.dialled.map_or(0, |guard| guard.id))
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'a DestinationPolicy> + use<'a> {
+        self.endpoint.into_iter().chain(self.dialled)
+    }
+}
+
+/// A call to an external authorizer that has to be made before the request may pass.
+#[derive(Debug, Clone)]
+pub(crate) struct ExtAuthzCheck {
+    pub(crate) authorizer: PolicyKey,
+    pub(crate) policy: PolicyKey,
+    /// Position among the [`DestinationPolicies`] of the policy set that requires the check.
+    guard: usize,
+    /// Progress of that policy set once the authorizer has allowed the request.
+    then: ExtAuthzProgress,
+}
+
+/// Extent to which external authorizers have already allowed a request.
+#[derive(Debug, Clone, Default)]
+pub(crate) enum ExtAuthzGrant {
+    #[default]
+    None,
+    /// Authorizers allowed the request up to and including this check.
+    To(ExtAuthzCheck),
+    /// Authorizers allowed the request for all checks of these policies.
+    Whole(PolicyIds),
+    /// No check is made: the request was admitted before, and authorizers are not called a second time.
+    Standing,
+}
+
+impl ExtAuthzGrant {
+    /// True if these policies require no further ext_authz check.
+    pub(crate) fn is_of(&self, guards: &DestinationPolicies<'_>) -> bool {
+        matches!(self, ExtAuthzGrant::Whole(names) if *names == guards.names())
+    }
+
+    /// Progress of the ext_authz checks in the policy set at position `n`.
+    fn asked(&self, guards: &DestinationPolicies<'_>, n: usize) -> ExtAuthzProgress {
+        match self {
+            ExtAuthzGrant::Standing => ExtAuthzProgress::ALL,
+            ExtAuthzGrant::Whole(names) if *names == guards.names() => ExtAuthzProgress::ALL,
+            ExtAuthzGrant::To(question) if n < question.guard => ExtAuthzProgress::ALL,
+            ExtAuthzGrant::To(question) if n == question.guard => question.then,
+            _ => ExtAuthzProgress::default(),
+        }
+    }
+}
+
+/// State of one request while it is authorized.
+#[derive(Debug, Default)]
+pub(crate) struct AuthorizationState {
+    pub(crate) changes: RequestMutations,
+    pub(crate) token: Option<Arc<Token>>,
+    pub(crate) consent: ExtAuthzGrant,
+}
+
+/// Reason why authorization stopped before a decision.
+#[derive(Debug)]
+pub(crate) enum AuthorizationInterrupt {
+    Fault(ProxyError),
+    /// A signature must be verified first; then the caller authorizes again.
+    Verify(jwt::PendingVerification),
+}
+
+impl From<ProxyError> for AuthorizationInterrupt {
+    fn from(fault: ProxyError) -> Self {
+        Self::Fault(fault)
+    }
+}
+
+/// Verifies one signature. The worker's other connections run before the tenant's next verification starts.
+pub(crate) async fn verify(worker: &Worker, account: &TenantUsage, work: &jwt::VerificationBudget, todo: jwt::PendingVerification) {
+    let memory = worker.tokens.of(account.number);
+    if let Some(signed) = jwt::verify(&memory, work, todo, now()).await {
+        worker.counts.verified(if signed { "signed" } else { "not_signed" });
+    }
+}
+
+/// Result of one evaluation of the policies.
+#[derive(Debug)]
+pub(crate) enum AuthorizationStep {
+    Pass,
+    CallAuthorizer(ExtAuthzCheck),
+}
+
+impl AuthorizationState {
+    /// Validates the tokens and normalizes the path, as far as the policies read them. The caller repeats it from the start after each
+    /// verification.
+    pub(crate) fn prepare<R: RoutableRequest>(
+        &mut self,
+        worker: &Worker,
+        account: &TenantUsage,
+        guards: &DestinationPolicies<'_>,
+        request: &R,
+    ) -> Result<(), AuthorizationInterrupt> {
+        // Counted only after all policies are done: a repeated call must not count a token twice.
+        let mut valid = 0;
+        for guard in guards.all() {
+            if guard.policies.needs_path() && self.changes.path.is_none() {
+                self.changes.path = normalize_path(request.path()).map_err(|why| ProxyError::UnsafePath(why.name()))?;
+            }
+            let Some(tokens) = &guard.tokens else { continue };
+            let memory = worker.tokens.of(account.number);
+            let token = match tokens.check(request, (&worker.tokens, &memory), now(), &mut self.changes) {
+                Ok(token) => token,
+                Err(jwt::TokenCheckError::Verify(todo)) => return Err(AuthorizationInterrupt::Verify(todo)),
+                Err(jwt::TokenCheckError::Bad(bad)) => {
+                    worker.counts.token(bad.name());
+                    return Err(ProxyError::Unauthenticated(bad).into());
+                }
+            };
+            if token.is_some() {
+                valid += 1;
+                self.token = token;
+            }
+        }
+        for _ in 0..valid {
+            worker.counts.token("valid");
+        }
+        Ok(())
+    }
+
+    /// Evaluates the policies of the endpoint and of the dialled service.
+    pub(crate) fn decide<'a, R: RoutableRequest>(
+        &'a self,
+        worker: &Worker,
+        session: &'a ClientSession,
+        guards: &DestinationPolicies<'_>,
+        to: SocketAddr,
+        (request, authority): (&'a R, &'a [u8]),
+        judged: Option<&mut AuthzRecord>,
+    ) -> Result<AuthorizationStep, ProxyError> {
+        let subject = MutatedRequest { request, authority, changes: &self.changes, token: self.token.as_deref() };
+        decide(worker, session, guards, &GatewayAttributes::request(session, to, &subject), &self.consent, judged)
+    }
+
+    /// Records that these policies require no further ext_authz check.
+    pub(crate) fn settle(&mut self, guards: &DestinationPolicies<'_>) {
+        self.consent = ExtAuthzGrant::Whole(guards.names());
+    }
+}
+
+fn decide(
+    worker: &Worker,
+    session: &ClientSession,
+    guards: &DestinationPolicies<'_>,
+    known: &GatewayAttributes<'_>,
+    consent: &ExtAuthzGrant,
+    mut judged: Option<&mut AuthzRecord>,
+) -> Result<AuthorizationStep, ProxyError> {
+    // A federated client needs a policy that allows it, so without policies it is denied.
+    if guards.is_empty() && session.principal.foreign {
+        return Err(denied(worker, session, &AuthorizationDecision::Deny { policy: None, rule: None }, judged));
+    }
+    for (n, guard) in guards.all().enumerate() {
+        // A federated client needs a policy that names it; a match in the first policy set is enough.
+        let known = known.foreign(n == 0 && session.principal.foreign);
+        // Shadow matches are recorded on the first evaluation only, not again after each ext_authz grant.
+        if guard.policies.observes() && matches!(consent, ExtAuthzGrant::None) {
+            observe(worker, session, &guard.policies, &known, judged.as_deref_mut());
+        }
+        match guard.policies.decide_after(&known, consent.asked(guards, n)) {
+            AuthorizationDecision::Allow => {}
+            AuthorizationDecision::CallAuthorizer { authorizer, policy, then } => {
+                return Ok(AuthorizationStep::CallAuthorizer(ExtAuthzCheck {
+                    authorizer: authorizer.clone(),
+                    policy: policy.clone(),
+                    guard: n,
+                    then,
+                }));
+            }
+            verdict => return Err(denied(worker, session, &verdict, judged)),
+        }
+    }
+    session.account.allowed(|| worker.counts.allowed(&session.account.tenant));
+    Ok(AuthorizationStep::Pass)
+}
+
+fn observe(
+    worker: &Worker,
+    session: &ClientSession,
+    policies: &PolicySet,
+    known: &GatewayAttributes<'_>,
+    judged: Option<&mut AuthzRecord>,
+) {
+    let mut hits = Vec::new();
+    policies.observe(known, &mut |hit| hits.push(hit));
+    for hit in &hits {
+        worker.counts.authorized(&session.account.tenant, hit.kind.name(), &policy_name(hit.policy));
+    }
+    if let Some(judged) = judged {
+        judged.hits.extend(hits.iter().map(|hit| format!("{} {}", hit.kind.name(), policy_name(hit.policy))));
+    }
+}
+
+/// Name of a policy inside its tenant, as logs and counters show it: `namespace/name`.
+pub(crate) fn policy_name(key: &PolicyKey) -> String {
+    format!("{}/{}", key.namespace, key.name)
+}
+
+fn denied(worker: &Worker, session: &ClientSession, verdict: &AuthorizationDecision<'_>, judged: Option<&mut AuthzRecord>) -> ProxyError {
+    let denial = PolicyDenial::of(verdict);
+    worker.counts.authorized(&session.account.tenant, denial.action(), &denial.policy);
+    if let Some(judged) = judged {
+        judged.policy.clone_from(&denial.policy);
+    }
+    ProxyError::Denied(Box::new(denial))
+}
+
+/// Authorizes bytes that are not requests. Only attributes of the connection are known.
+pub(crate) fn connection(
+    worker: &Worker,
+    session: &ClientSession,
+    guards: &DestinationPolicies<'_>,
+    to: SocketAddr,
+    consent: &ExtAuthzGrant,
+    judged: Option<&mut AuthzRecord>,
+) -> Result<AuthorizationStep, ProxyError> {
+    if guards.is_empty() && !session.principal.foreign {
+        return Ok(AuthorizationStep::Pass);
+    }
+    decide(worker, session, guards, &GatewayAttributes::connection(session, to), consent, judged)
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,154 @@
+//! Attributes that the gateway provides to policies: everything of a request, or only the connection's attributes for other bytes.
+//!
+//! It decides nothing. Start with [`GatewayAttributes`].
+
+use std::net::{IpAddr, SocketAddr};
+
+use canal_authorization::{AttributeValue, AttributeVisibility, Attributes};
+use canal_gateway_config::RequestMutations;
+use canal_gateway_config::jwt::Token;
+use canal_model::authorization::Attribute;
+use canal_router::RoutableRequest;
+
+use crate::session::{ClientPrincipal, ClientSession};
+
+/// A request together with the mutations that authorization has made so far.
+pub(crate) struct MutatedRequest<'a> {
+    pub(crate) request: &'a dyn RequestAttributes,
+    /// Authority of the request, port included.
+    pub(crate) authority: &'a [u8],
+    pub(crate) changes: &'a RequestMutations,
+    pub(crate) token: Option<&'a Token>,
+}
+
+/// The object-safe subset of [`RoutableRequest`] that policies read.
+pub(crate) trait RequestAttributes {
+    fn method(&self) -> &[u8];
+    fn path(&self) -> &[u8];
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8]));
+}
+
+impl<R: RoutableRequest> RequestAttributes for R {
+    fn method(&self) -> &[u8] {
+        RoutableRequest::method(self)
+    }
+    fn path(&self) -> &[u8] {
+        RoutableRequest::path(self)
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        RoutableRequest::header(self, name, visit);
+    }
+}
+
+/// Implements [`Attributes`] for one request or connection.
+#[derive(Clone, Copy)]
+pub(crate) struct GatewayAttributes<'a> {
+    who: &'a ClientPrincipal,
+    client: IpAddr,
+    to: SocketAddr,
+    /// `None` if there is no request, or if its head is no longer available.
+    subject: Option<&'a MutatedRequest<'a>>,
+    foreign: bool,
+}
+
+impl<'a> GatewayAttributes<'a> {
+    /// Attributes of a request on a connection.
+    pub(crate) fn request(session: &'a ClientSession, to: SocketAddr, subject: &'a MutatedRequest<'a>) -> Self {
+        Self { subject: Some(subject), ..Self::connection(session, to) }
+    }
+
+    pub(crate) fn connection(session: &'a ClientSession, to: SocketAddr) -> Self {
+        let client = session.client.ip().to_canonical();
+        Self { who: &session.principal, client, to, subject: None, foreign: session.principal.foreign }
+    }
+
+    pub(super) fn foreign(mut self, foreign: bool) -> Self {
+        self.foreign = foreign;
+        self
+    }
+
+    fn of_request(subject: &MutatedRequest<'_>, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) {
+        // Once a value suffices for the policy, no further values are passed.
+        let mut enough = false;
+        let mut text = |bytes: &[u8]| {
+            enough = enough || each(AttributeValue::Text(bytes));
+            enough
+        };
+        let token = subject.token;
+        let one = match attribute {
+            Attribute::Method => Some(subject.request.method()),
+            Attribute::Path => Some(subject.changes.path.as_ref().map_or(subject.request.path(), |path| path.as_bytes())),
+            Attribute::Host => Some(subject.authority),
+            Attribute::Header(name) if subject.changes.header(name) => subject.changes.value(name),
+            Attribute::RequestPrincipal => token.map(|t| t.principal.as_bytes()),
+            Attribute::RequestPresenter => token.and_then(Token::presenter).map(str::as_bytes),
+            _ => None,
+        };
+        match (one, attribute, token) {
+            (Some(one), ..) => {
+                text(one);
+            }
+            (None, Attribute::Header(name), _) if !subject.changes.header(name) => header(subject.request, name, &mut text),
+            (None, Attribute::RequestAudience, Some(token)) => {
+                token.audiences().into_iter().any(|audience| text(audience.as_bytes()));
+            }
+            (None, Attribute::RequestClaim(path), Some(token)) => token.look(path, &mut text),
+            _ => {}
+        }
+    }
+}
+
+/// Passes a header's value to `text`. Several lines are joined with commas (RFC 9110 §5.3), as Envoy does.
+fn header(request: &dyn RequestAttributes, name: &str, text: &mut dyn FnMut(&[u8]) -> bool) {
+    let mut lines = 0;
+    request.header(name, &mut |_| lines += 1);
+    if lines == 1 {
+        request.header(name, &mut |value| {
+            text(value);
+        });
+    } else if lines > 1 {
+        let mut joined = Vec::new();
+        request.header(name, &mut |value| {
+            if !joined.is_empty() {
+                joined.push(b',');
+            }
+            joined.extend_from_slice(value);
+        });
+        text(&joined);
+    }
+}
+
+/// An attribute with a single value is known, whether or not that value sufficed.
+fn known(_: bool) -> AttributeVisibility {
+    AttributeVisibility::Known
+}
+
+impl Attributes for GatewayAttributes<'_> {
+    fn visit_attribute(&self, attribute: &Attribute, each: &mut dyn FnMut(AttributeValue<'_>) -> bool) -> AttributeVisibility {
+        let mut text = |value: &str| {
+            each(AttributeValue::Text(value.as_bytes()));
+        };
+        match attribute {
+            Attribute::SourcePrincipal => self.who.principal.as_deref().map_or((), text),
+            Attribute::SourceNamespace if self.who.principal.is_some() => text(&self.who.namespace),
+            Attribute::SourceServiceAccount if self.who.principal.is_some() => text(&self.who.account),
+            Attribute::SourceNamespace | Attribute::SourceServiceAccount => {}
+            // A client address that the first hop did not report is unknown, not absent.
+            Attribute::SourceAddress | Attribute::RemoteAddress if self.client.is_unspecified() => return AttributeVisibility::Unknown,
+            // A client's own `x-forwarded-for` is not trusted, so both attributes are the client's address.
+            Attribute::SourceAddress | Attribute::RemoteAddress => return known(each(AttributeValue::Address(self.client))),
+            Attribute::DestinationPort => return known(each(AttributeValue::Port(self.to.port()))),
+            Attribute::DestinationAddress => return known(each(AttributeValue::Address(self.to.ip()))),
+            Attribute::ServerName => self.who.server_name.as_deref().map_or((), text),
+            _ => match self.subject {
+                None => return AttributeVisibility::Unknown,
+                Some(subject) => Self::of_request(subject, attribute, each),
+            },
+        }
+        AttributeVisibility::Known
+    }
+
+    fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+}

@@ -1,0 +1,102 @@
+//! Limits the bytes of request bodies that a worker buffers for external authorizers, before the clients are authorized.
+//!
+//! Each worker has a part of the process's limit, and each tenant a share of that part. Bodies are not read here:
+//! `authorize::buffered_body` does that. Start with [`BodyBudget::take`].
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use hashbrown::HashMap;
+
+use crate::proxy_error::ProxyError;
+
+/// Body bytes that one worker buffers for authorizers, in total and per tenant.
+#[derive(Debug)]
+pub(crate) struct BodyBudget {
+    /// Most bytes that the worker buffers for all tenants.
+    max: u64,
+    used: Cell<u64>,
+    tenants: RefCell<HashMap<u32, u64>>,
+}
+
+impl BodyBudget {
+    /// Creates the budget of a worker that may buffer `max` bytes.
+    pub(crate) fn new(max: u64) -> Rc<Self> {
+        Rc::new(Self { max, used: Cell::default(), tenants: RefCell::default() })
+    }
+
+    /// Reserves `bytes` for a tenant that may have `tenant_max` on this worker.
+    pub(crate) fn take(self: &Rc<Self>, tenant: u32, tenant_max: u64, bytes: u64) -> Result<BodyPermit, ProxyError> {
+        let mut tenants = self.tenants.borrow_mut();
+        let own = tenants.get(&tenant).copied().unwrap_or(0);
+        if own + bytes > tenant_max {
+            return Err(ProxyError::TenantBodies);
+        }
+        if self.used.get() + bytes > self.max {
+            return Err(ProxyError::Bodies);
+        }
+        tenants.insert(tenant, own + bytes);
+        self.used.set(self.used.get() + bytes);
+        Ok(BodyPermit { of: self.clone(), tenant, tenant_max, bytes })
+    }
+}
+
+/// Bytes reserved in a [`BodyBudget`], released on drop.
+#[derive(Debug)]
+pub(crate) struct BodyPermit {
+    of: Rc<BodyBudget>,
+    tenant: u32,
+    tenant_max: u64,
+    bytes: u64,
+}
+
+impl BodyPermit {
+    /// Extends the reservation to `bytes` if it is smaller.
+    pub(crate) fn cover(&mut self, bytes: u64) -> Result<(), ProxyError> {
+        if bytes > self.bytes {
+            let mut more = self.of.take(self.tenant, self.tenant_max, bytes - self.bytes)?;
+            self.bytes += std::mem::take(&mut more.bytes);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for BodyPermit {
+    fn drop(&mut self) {
+        self.of.used.set(self.of.used.get() - self.bytes);
+        let mut tenants = self.of.tenants.borrow_mut();
+        if let Some(own) = tenants.get_mut(&self.tenant) {
+            *own -= self.bytes;
+            if *own == 0 {
+                tenants.remove(&self.tenant);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn body_budget_is_shared_and_given_back() {
+        const SHARE: u64 = 16 << 20;
+        let budget = BodyBudget::new(4 * SHARE);
+        let quarter = SHARE / 4;
+        let mut own: Vec<BodyPermit> = (0..4).map(|_| budget.take(1, SHARE, quarter).unwrap()).collect();
+        assert_eq!(budget.take(1, SHARE, 1).unwrap_err(), ProxyError::TenantBodies, "a tenant has its share");
+        assert!(budget.take(2, SHARE, quarter).is_ok(), "another tenant has its own");
+        assert!(budget.take(1, 2 * SHARE, quarter).is_ok(), "the provider may write a larger one");
+        own.pop();
+        assert!(budget.take(1, SHARE, quarter).is_ok());
+        let others: Vec<BodyPermit> = (2..5).map(|tenant| budget.take(tenant, SHARE, SHARE).unwrap()).collect();
+        own.push(budget.take(1, SHARE, quarter).unwrap());
+        assert_eq!(budget.take(6, SHARE, 1).unwrap_err(), ProxyError::Bodies, "the worker has its limit");
+        own[0].cover(quarter).unwrap();
+        assert_eq!(own[0].cover(quarter + 1).unwrap_err(), ProxyError::TenantBodies);
+        own.pop();
+        own[0].cover(quarter + 1).unwrap();
+        drop((own, others));
+        assert_eq!((budget.used.get(), budget.tenants.borrow().len()), (0, 0));
+    }
+}

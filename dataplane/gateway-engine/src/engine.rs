@@ -1,0 +1,291 @@
+//! The engine's interface to its process: start it, apply configuration changes, query its state, drain it.
+//!
+//! Start with [`GatewayEngine::start`].
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use canal_gateway_config::{EndpointSet, PortView, ServiceView, Snapshot, SnapshotPublisher, TenantView};
+use canal_gateway_config::{ServiceCertificateFn, SnapshotBuilder};
+use canal_identity::ClientIdentityFactory;
+use canal_model::ids::{Generation, ServiceId, TenantName};
+use canal_model::program::{Resource, ResourceKind};
+use canal_net::sys::SysError;
+use canal_net::worker::{WorkerConfig, Workers};
+use canal_runtime::drain::DrainWatcher;
+use canal_runtime::metrics::{MetricFamily, Registry, SharedGauge};
+use canal_telemetry::access_log::AccessLog;
+
+use crate::accept::{self, ListenerFds};
+use crate::config::GatewayConfig;
+use crate::rebalance;
+use crate::request_metrics::RequestMetricFamilies;
+use crate::shares::SharedLimits;
+use crate::tap::TapBroker;
+use crate::watchdog::{self, Watchdog};
+use crate::worker::{EngineShared, Handover};
+
+/// Reason why an engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// An address cannot be bound.
+    #[error("{0}")]
+    Listen(#[from] SysError),
+    /// A thread or its runtime could not be created.
+    #[error("starting workers: {0}")]
+    Workers(std::io::Error),
+}
+
+/// Dependencies of an engine, besides its configuration.
+pub struct EngineDependencies {
+    pub registry: Registry,
+    pub drain: DrainWatcher,
+    /// Provides certificates; `None` if HBONE is not used.
+    pub identities: Option<ClientIdentityFactory>,
+    /// Provides certificates with services' names, for TLS that terminates at the gateway; `None` if there is none.
+    pub certificates: Option<ServiceCertificateFn>,
+    pub log: Option<AccessLog>,
+    /// Takes over connections to port 53 of the tier's own services. If `None`, they are reset.
+    pub dns: Option<Handover>,
+}
+
+/// A running engine: its workers, and the builder of its snapshots.
+pub struct GatewayEngine {
+    shared: Arc<EngineShared>,
+    builder: Mutex<SnapshotBuilder>,
+    workers: Workers,
+    gauges: EngineGauges,
+    doors: Mutex<ListenerFds>,
+}
+
+struct EngineGauges {
+    generation: SharedGauge,
+    services: SharedGauge,
+    workloads: SharedGauge,
+    faults: SharedGauge,
+}
+
+impl EngineGauges {
+    fn new(registry: &Registry) -> Self {
+        let gauge = |name, help| registry.gauges(MetricFamily::new(name, help, &[])).shared(&[]);
+        Self {
+            generation: gauge("canal_gateway_generation", "The generation that new requests are served by."),
+            services: gauge("canal_gateway_services", "Services known."),
+            workloads: gauge("canal_gateway_workload_addresses", "Workload addresses known."),
+            faults: gauge("canal_gateway_broken_route_matches", "Broken matches in routes; each fails closed."),
+        }
+    }
+}
+
+impl GatewayEngine {
+    /// Opens all listeners, then starts the workers. It must be called inside a tokio runtime. Every request gets 503 until the first
+    /// [`GatewayEngine::apply`].
+    ///
+    /// # Errors
+    /// An address cannot be bound, or a worker thread cannot be started.
+    pub fn start(config: GatewayConfig, around: EngineDependencies) -> Result<Self, GatewayError> {
+        Self::start_with(config, around, &[], Generation::default())
+    }
+
+    /// Starts an engine like [`GatewayEngine::start`], with an initial state that already applies to the first request.
+    ///
+    /// # Errors
+    /// An address cannot be bound, or a worker thread cannot be started.
+    pub fn start_with(
+        mut config: GatewayConfig,
+        around: EngineDependencies,
+        state: &[Arc<Resource>],
+        generation: Generation,
+    ) -> Result<Self, GatewayError> {
+        let mut builder = SnapshotBuilder::new(&config.replica, around.identities.clone(), around.certificates.clone());
+        let first = (!state.is_empty()).then(|| builder.apply(state, &[], generation));
+        let held = accept::bind(&mut config)?;
+        let EngineDependencies { registry, drain, identities: _, certificates: _, log, dns } = around;
+        let shared = Arc::new(EngineShared {
+            publisher: SnapshotPublisher::default(),
+            families: RequestMetricFamilies::new(&registry),
+            tap: TapBroker::new(&registry),
+            limits: SharedLimits::new(&config.limits, &registry),
+            watchdog: Arc::new(Watchdog::new(&registry)),
+            log: Mutex::new(log),
+            dns,
+            accepted: AtomicU64::new(0),
+            begun: std::time::Instant::now(),
+            parting: tokio::sync::watch::Sender::new(false),
+            moves: tokio::sync::watch::Sender::default(),
+            registry: registry.clone(),
+            config,
+        });
+        // Published before any worker runs, so that no request sees the empty snapshot.
+        if let Some(first) = first {
+            shared.limits.set_shares(&first, &shared.registry);
+            shared.publisher.publish(first);
+        }
+        let threads = WorkerConfig { count: shared.config.workers, name: "gateway", pin: shared.config.pin };
+        let (opened, all) = std::sync::mpsc::channel();
+        let given = shared.clone();
+        let workers = Workers::start(threads, drain, move |thread| accept::run(given.clone(), thread, opened.clone()))
+            .map_err(GatewayError::Workers)?;
+        // The reserved addresses stay bound until every worker has opened its listeners.
+        let mut doors = ListenerFds::default();
+        for _ in 0..workers.count() {
+            if let Ok(opened) = all.recv() {
+                doors = ListenerFds { hbone: doors.hbone.or(opened.hbone), plain: doors.plain.or(opened.plain) };
+            }
+        }
+        drop(held);
+        tokio::spawn(watchdog::run(Arc::downgrade(&shared.watchdog)));
+        Ok(Self { shared, builder: Mutex::new(builder), workers, gauges: EngineGauges::new(&registry), doors: Mutex::new(doors) })
+    }
+
+    /// Sets the tenants of which nothing may be served. It takes effect with the next [`GatewayEngine::apply`] or
+    /// [`GatewayEngine::replace`].
+    pub fn close_tenants(&self, closed: BTreeSet<TenantName>) {
+        self.builder.lock().unwrap_or_else(PoisonError::into_inner).close_tenants(closed);
+    }
+
+    /// Applies a change. Requests that begin after the return are served with it.
+    pub fn apply(&self, upserts: &[Arc<Resource>], removals: &[(ResourceKind, String)], generation: Generation) {
+        let mut builder = self.builder.lock().unwrap_or_else(PoisonError::into_inner);
+        let snapshot = builder.apply(upserts, removals, generation);
+        let counts = snapshot.tenants().map(|t| t.counts()).fold((0, 0), |a, b| (a.0 + b.0, a.1 + b.1));
+        let set = |gauge: &SharedGauge, n: usize| gauge.set(i64::try_from(n).unwrap_or(i64::MAX));
+        self.gauges.generation.set(i64::try_from(generation.0).unwrap_or(i64::MAX));
+        set(&self.gauges.services, counts.0);
+        set(&self.gauges.workloads, counts.1);
+        set(&self.gauges.faults, builder.route_faults());
+        // The shares are set before the snapshot is published, so that a new tenant's first connections are counted against its own shares.
+        if upserts.iter().any(|resource| resource.kind() == ResourceKind::Tenant)
+            || removals.iter().any(|(kind, _)| *kind == ResourceKind::Tenant)
+        {
+            self.shared.limits.set_shares(&snapshot, &self.shared.registry);
+        }
+        self.shared.publisher.publish(snapshot);
+    }
+
+    /// Applies a full state; resources that it does not contain are removed.
+    pub fn replace(&self, state: &[Arc<Resource>], generation: Generation) {
+        let gone = self.builder.lock().unwrap_or_else(PoisonError::into_inner).names_beside(state);
+        self.apply(state, &gone, generation);
+    }
+
+    /// Returns the listeners of a cloud tier replica, for socket steering. Only the first call returns them.
+    pub fn take_doors(&self) -> ListenerFds {
+        std::mem::take(&mut *self.doors.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns the address that accepts plaintext connections inside the tier.
+    pub fn inside_address(&self) -> Option<SocketAddr> {
+        self.shared.config.tier.as_ref().map(|tier| tier.plain)
+    }
+
+    /// Returns the number of client TCP connections: open now, and accepted since the start.
+    pub fn sessions(&self) -> (u64, u64) {
+        (self.shared.limits.connections.used(), self.shared.accepted.load(Relaxed))
+    }
+
+    /// Returns the indices of workers whose loops have not run for about a second. Connections that the kernel assigns to them wait.
+    pub fn stuck_workers(&self) -> Vec<usize> {
+        self.shared.watchdog.stuck_workers()
+    }
+
+    /// Starts or ends a soft drain: asks clients to reconnect elsewhere (RFC 9113 §6.8, RFC 9112 §9.6). The engine keeps serving and ends
+    /// no stream or relay. Clients that connect during the drain get the same request after a moment. It is meant for a replica whose work
+    /// others take over.
+    pub fn set_soft_drain(&self, wanted: bool) {
+        self.shared.parting.send_if_modified(|was| std::mem::replace(was, wanted) != wanted);
+    }
+
+    /// Asks the clients of buckets in `left`, which moved to another replica, to reconnect; a limited number at a time. `returned` revokes
+    /// that for clients that were not notified yet. Both have one bit per bucket. No stream or relay is ended.
+    pub fn rebalance(&self, service: ServiceId, left: u128, returned: u128) {
+        let now = tokio::time::Instant::now();
+        self.shared.moves.send_modify(|moves| *moves = rebalance::decide_moves(moves, service, left, returned, now));
+    }
+
+    /// Returns the broker for `/tap`.
+    pub fn tap(&self) -> TapBroker {
+        self.shared.tap.clone()
+    }
+
+    /// Returns the addresses that accept HBONE.
+    pub fn hbone_addresses(&self) -> Vec<SocketAddr> {
+        self.shared.config.hbone.clone()
+    }
+
+    /// Returns the addresses of the plain listeners, in configuration order.
+    pub fn plain_addresses(&self) -> Vec<SocketAddr> {
+        self.shared.config.plain.iter().map(|plain| plain.address).collect()
+    }
+
+    /// Returns the workers, so that the process can wait for their end.
+    pub fn workers(&self) -> &Workers {
+        &self.workers
+    }
+
+    /// Blocks until the workers have ended and the last line of the access log is written.
+    pub fn finish(&self) {
+        self.workers.join();
+        if let Some(log) = self.shared.log.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            log.finish();
+        }
+    }
+
+    /// Returns the configuration in use, for `/config_dump`: all of it, or one tenant's.
+    pub fn dump(&self, only: Option<&TenantName>) -> serde_json::Value {
+        dump(&self.shared.publisher.newest(), only)
+    }
+}
+
+fn dump(snapshot: &Snapshot, only: Option<&TenantName>) -> serde_json::Value {
+    let services = |tenant: &TenantView| -> serde_json::Value {
+        let mut list: Vec<_> = tenant.services().collect();
+        // Sorted, because the maps iterate in random order.
+        list.sort_by(|a, b| a.names.key.cmp(&b.names.key));
+        let port = |p: &PortView| {
+            let set = snapshot.set(p.slot);
+            let endpoints = |set: &Arc<EndpointSet>| -> Vec<String> {
+                set.endpoints.iter().map(|e| format!("{} {}", e.workload.uid, e.address)).collect()
+            };
+            serde_json::json!({
+                "port": p.port,
+                "protocol": format!("{:?}", p.protocol),
+                "routed": p.routed,
+                "tls_terminates": p.termination.is_some(),
+                "endpoints_with_policies": set.map_or(0, |set| set.endpoints.iter().filter(|e| e.guard.is_some()).count()),
+                "endpoints": set.map(endpoints).unwrap_or_default(),
+            })
+        };
+        let service = |s: &Arc<ServiceView>| {
+            serde_json::json!({
+                "service": s.names.key.to_string(),
+                "host": s.names.hostname,
+                "vips": s.vips,
+                "ports": s.ports.iter().map(port).collect::<Vec<_>>(),
+                "rules": s.routes.as_ref().map_or(0, |r| r.rule_count()),
+            })
+        };
+        list.into_iter().map(service).collect()
+    };
+    let mut tenants: Vec<_> = snapshot.tenants().filter(|t| only.is_none_or(|only| *only == t.name)).collect();
+    tenants.sort_by(|a, b| a.name.cmp(&b.name));
+    let is_wanted = |tenant: &str| only.is_none_or(|only| only.as_str() == tenant);
+    let mut gateways: Vec<_> = snapshot.gateways().filter(|(_, t)| is_wanted(t.as_ref())).map(|(a, t)| format!("{a} {t}")).collect();
+    gateways.sort();
+    let tenant = |t: &Arc<TenantView>| {
+        serde_json::json!({
+            "tenant": t.name.as_str(),
+            "trust_domain": t.trust_domain.as_ref().map(|d| d.as_str()),
+            "federated": t.federated.iter().map(|d| d.as_str()).collect::<Vec<_>>(),
+            "policies": t.policies.list(),
+            "services": services(t),
+        })
+    };
+    serde_json::json!({
+        "generation": snapshot.generation.0,
+        "gateway_addresses": gateways,
+        "tenants": tenants.into_iter().map(tenant).collect::<Vec<_>>(),
+    })
+}

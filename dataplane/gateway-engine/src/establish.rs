@@ -1,0 +1,435 @@
+//! Phase *establish*: determines a connection's tenant, its destination and its protocol.
+//!
+//! TLS and HBONE terminate here. The result is a [`ClientSession`] and a stream of bytes. It does not parse requests: `decode` does. Start
+//! with [`hbone`] for the mesh, [`plain`] and [`accept_tier_plaintext`] for plaintext.
+
+mod sniff;
+mod terminate;
+
+use std::cell::Cell;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use canal_gateway_config::{Snapshot, TenantView, WorkloadLabels};
+use canal_gateway_io::buffer::Inbox;
+use canal_gateway_io::clock::TimeoutKind;
+use canal_gateway_io::io::Io;
+use canal_gateway_io::scheduler::Scheduler;
+use canal_hbone::{ConnectResult, IncomingConnect, ServerConfig};
+use canal_model::identity::VerifiedPeer;
+use canal_model::ids::ServiceKey;
+use canal_model::program::AppProtocol;
+use canal_net::sys;
+use canal_runtime::drain::DrainPhase;
+use canal_tls::TlsError;
+use canal_wire::hbone::{BAGGAGE, Baggage, FORWARDED, ILLEGAL_PORTS, STATUS_BAD, STATUS_UNAVAILABLE, forwarded_for};
+use canal_wire::tier;
+use http::HeaderMap;
+use tokio::net::TcpStream;
+
+use crate::config::PlainListener;
+use crate::destination::{Destination, DestinationError, DialScope, ResolvedDestination};
+use crate::permit::ConnectionPermit;
+use crate::rebalance::ConnectionDrain;
+use crate::relay;
+use crate::session::{ClientInfo, ClientPrincipal, ClientSession, SessionAdmission};
+use crate::soft_drain::NO_DEADLINE;
+use crate::worker::Worker;
+use terminate::ClientTransport;
+
+/// Port at which the tier's own services serve DNS.
+const DNS_PORT: u16 = 53;
+
+/// Reason why a CONNECT gets no session. The names are counter labels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum EstablishRefusal {
+    IllegalPort,
+    UnknownDestination,
+    /// The destination is not the service whose address accepted the connection.
+    WrongService,
+    UnknownPort,
+    TenantConnections,
+    TenantGone,
+    /// A security resource of the tenant is rejected or missing.
+    TenantClosed,
+}
+
+impl From<DestinationError> for EstablishRefusal {
+    fn from(why: DestinationError) -> Self {
+        match why {
+            DestinationError::WrongService => EstablishRefusal::WrongService,
+            DestinationError::UnknownPort => EstablishRefusal::UnknownPort,
+        }
+    }
+}
+
+impl EstablishRefusal {
+    fn name(self) -> &'static str {
+        match self {
+            EstablishRefusal::IllegalPort => "illegal_port",
+            EstablishRefusal::UnknownDestination => "unknown_destination",
+            EstablishRefusal::WrongService => "wrong_service",
+            EstablishRefusal::UnknownPort => "unknown_port",
+            EstablishRefusal::TenantConnections => "tenant_connections",
+            EstablishRefusal::TenantGone => "tenant_gone",
+            EstablishRefusal::TenantClosed => "tenant_closed",
+        }
+    }
+    /// Status of the response to CONNECT, with ztunnel's meanings.
+    fn status(self) -> u16 {
+        match self {
+            EstablishRefusal::IllegalPort | EstablishRefusal::WrongService => STATUS_BAD,
+            EstablishRefusal::UnknownDestination | EstablishRefusal::UnknownPort => STATUS_UNAVAILABLE,
+            EstablishRefusal::TenantConnections | EstablishRefusal::TenantGone | EstablishRefusal::TenantClosed => STATUS_UNAVAILABLE,
+        }
+    }
+}
+
+/// Serves a connection of a plain listener that belongs to one service.
+pub(crate) async fn plain(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    client: SocketAddr,
+    plain: &PlainListener,
+    permit: &Rc<ConnectionPermit>,
+) {
+    let snapshot = worker.snapshot();
+    let Some(tenant) = snapshot.tenant(plain.service.tenant.as_str()).cloned() else {
+        return worker.counts.refused_connection("no_tenant");
+    };
+    drop(snapshot);
+    let destination = Destination::Service(plain.service.clone(), plain.port);
+    establish_plaintext(worker, stream, client, (&tenant, destination), permit).await;
+}
+
+/// Serves a connection of the tier's plain listener. The local address identifies the service, the local port its port.
+pub(crate) async fn accept_tier_plaintext(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    (client, local): (SocketAddr, SocketAddr),
+    permit: &Rc<ConnectionPermit>,
+) {
+    let snapshot = worker.snapshot();
+    let found = decide_inside(&snapshot, local);
+    let refuse = |why: &str| {
+        worker.counts.refused_connection(why);
+        sys::reset_on_close(&stream);
+    };
+    match (found, &worker.shared.dns) {
+        (Ok(TierDestination::Service(tenant, key)), _) => {
+            let (tenant, destination) = (tenant.clone(), Destination::Service(key.clone(), local.port()));
+            drop(snapshot);
+            establish_plaintext(worker, stream, client, (&tenant, destination), permit).await;
+        }
+        // The process serves DNS over TCP, outside the engine.
+        (Ok(TierDestination::Names), Some(dns)) => match stream.into_std() {
+            Ok(stream) => dns(stream),
+            Err(_) => worker.counts.refused_connection("gone"),
+        },
+        (Ok(TierDestination::Names), None) => refuse("unknown_port"),
+        (Err(why), _) => refuse(why),
+    }
+}
+
+/// Destination of a plaintext connection inside the tier.
+enum TierDestination<'a> {
+    Service(&'a Arc<TenantView>, &'a ServiceKey),
+    /// The tenant's DNS service.
+    Names,
+}
+
+/// Returns the tenant of an address inside the tier, without checking that the service has ports.
+pub(crate) fn decide_tenant_inside(snapshot: &Snapshot, local: IpAddr) -> Result<&Arc<TenantView>, &'static str> {
+    let id = tier::service_of(local).ok_or("no_service_address")?;
+    snapshot.service_inside(id).map(|(tenant, _)| tenant).ok_or("unknown_service")
+}
+
+fn decide_inside(snapshot: &Snapshot, local: SocketAddr) -> Result<TierDestination<'_>, &'static str> {
+    let id = tier::service_of(local.ip()).ok_or("no_service_address")?;
+    let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
+    if local.port() == DNS_PORT && DialScope::inside(key) == DialScope::Pods {
+        return Ok(TierDestination::Names);
+    }
+    let port = tenant.service(key).and_then(|s| s.port(local.port()));
+    port.map(|_| TierDestination::Service(tenant, key)).ok_or("unknown_port")
+}
+
+async fn establish_plaintext(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    client: SocketAddr,
+    (tenant, destination): (&Arc<TenantView>, Destination),
+    permit: &Rc<ConnectionPermit>,
+) {
+    let (termination, protocol) = match &destination {
+        Destination::Service(key, port) => {
+            let port = tenant.service(key).and_then(|service| service.port(*port));
+            port.map_or((None, AppProtocol::Http1), |port| (port.termination.clone(), port.protocol))
+        }
+        _ => (None, AppProtocol::Http1),
+    };
+    let entered = match &termination {
+        None => ClientTransport::plain(stream),
+        // Boxed, because few connections terminate TLS and the future of the others should stay small.
+        Some(view) => match Box::pin(terminate::terminate_tls(worker, stream, view, protocol, permit)).await {
+            Ok(entered) => entered,
+            Err(why) => return worker.counts.refused_connection(why),
+        },
+    };
+    let ClientTransport { io, tls, server_name, peer } = entered;
+    let (peer, standing) = peer.unzip();
+    let client = SocketAddr::new(client.ip().to_canonical(), client.port());
+    let caller = match &peer {
+        None => {
+            let party = party_at(tenant, client.ip(), None).unwrap_or_else(WorkloadLabels::unknown);
+            // The client proved no identity. The name from the registry is shown, an identity is not.
+            let party = WorkloadLabels { principal: String::new(), ..party };
+            ClientInfo { party, address: client, secured: false, tls, who: ClientPrincipal::default().named(server_name) }
+        }
+        // The verifier has compared trust domains; its result is checked again here.
+        Some(peer) if !is_trusted_peer(tenant, peer) => return worker.counts.refused_connection("foreign_tenant"),
+        Some(peer) => {
+            let unknown = || WorkloadLabels::of_identity(&peer.identity, &Baggage::default());
+            let party = party_at(tenant, client.ip(), Some(peer)).unwrap_or_else(unknown);
+            let who = ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref()).named(server_name);
+            ClientInfo { party, address: client, secured: true, tls, who }
+        }
+    };
+    let session = Rc::new(ClientSession::begin(worker, tenant, destination, caller, SessionAdmission::Accepted(permit.clone())));
+    let served = serve_plain(worker, &session, io);
+    // A client whose certificate loses trust while the connection is open is disconnected.
+    match standing {
+        None => served.await,
+        Some(mut standing) => {
+            let fallen = tokio::select! {
+                () = Box::pin(served) => None,
+                why = standing.wait_for_loss() => Some(why),
+            };
+            fallen.inspect(|why| worker.counts.refused_connection(why.name()));
+        }
+    }
+}
+
+async fn serve_plain(worker: &Rc<Worker>, session: &Rc<ClientSession>, io: Io) {
+    let protocol = session.resolve(worker).map_or(AppProtocol::Http1, |(_, resolved)| resolved.protocol());
+    let inbox = Inbox::new(&worker.blocks);
+    match protocol {
+        AppProtocol::Tcp => Box::pin(relay::tcp(worker, session, io, inbox)).await,
+        protocol => sniff::serve_sniffed(worker, session, io, inbox, protocol).await,
+    }
+}
+
+/// True if a verified peer may connect at all: it belongs to the tenant or to one that the tenant federates with. A federated peer may do
+/// only what a policy allows it by name (`authorize`).
+fn is_trusted_peer(tenant: &TenantView, peer: &VerifiedPeer) -> bool {
+    let own = Some(&peer.identity.trust_domain) == tenant.trust_domain.as_ref();
+    peer.tenant == tenant.name && (own || tenant.federated.contains(&peer.identity.trust_domain))
+}
+
+/// Returns the tenant of an HBONE connection and what may be dialled through it. Only the local address matters.
+pub(crate) fn decide_scope(snapshot: &Snapshot, local: IpAddr) -> Result<(&Arc<TenantView>, DialScope), &'static str> {
+    match tier::service_of(local) {
+        Some(id) => {
+            let (tenant, key) = snapshot.service_inside(id).ok_or("unknown_service")?;
+            Ok((tenant, DialScope::inside(key)))
+        }
+        None => Ok((snapshot.tenant_at(local.to_canonical()).ok_or("no_gateway_address")?, DialScope::Tenant)),
+    }
+}
+
+/// Serves an HBONE connection: TLS as the tenant of the local address, then tunnels.
+pub(crate) async fn hbone(worker: &Rc<Worker>, stream: TcpStream, (client, local): (SocketAddr, IpAddr), permit: &Rc<ConnectionPermit>) {
+    let snapshot = worker.snapshot();
+    let (tenant, scope) = match decide_scope(&snapshot, local) {
+        Ok((tenant, scope)) => (tenant.clone(), Rc::new(scope)),
+        Err(why) => return worker.counts.refused_connection(why),
+    };
+    drop(snapshot);
+    let Some(tls) = &tenant.tls else {
+        return worker.counts.refused_connection("no_certificates");
+    };
+    if let Err(late) = first_byte(worker, &stream).await {
+        worker.counts.late(late);
+        return worker.counts.refused_connection("tls_timeout");
+    }
+    let handshake = match permit.begin_handshake() {
+        Ok(handshake) => handshake,
+        Err(why) => return worker.counts.refused_connection(why),
+    };
+    let (stream, peer) = match tls.server.accept(stream).await {
+        Ok(accepted) => accepted,
+        Err(e) => {
+            tracing::debug!(tenant = %tenant.name, error = %e, "TLS handshake failed");
+            return worker.counts.refused_connection(tls_reason(&e));
+        }
+    };
+    // The verifier has compared trust domains. Its result is checked again, because an error here would admit one tenant's client to
+    // another tenant.
+    if !is_trusted_peer(&tenant, &peer) {
+        return worker.counts.refused_connection("foreign_tenant");
+    }
+    drop(handshake);
+    permit.end_handshake(true);
+    let config = ServerConfig { window_budget: Some(worker.window_budget(&tenant.name)), ..ServerConfig::default() };
+    let tunnels = Rc::new(TunnelCount { open: Cell::new(0), permit: permit.clone() });
+    let queue = worker.accounts.of(&tenant, &worker.limits).queue.clone();
+    let (trigger, drain) = worker.parting.drain().branch();
+    let phases = drain.watcher();
+    let connect = |asked: ConnectResult| {
+        // The request was refused and counted by `canal_hbone` already.
+        let Ok(incoming) = asked else { return };
+        let worker = worker.clone();
+        let (name, scope) = (tenant.name.clone(), scope.clone());
+        let counted = TunnelGuard::begin(&tunnels);
+        let (queue, carrier) = (queue.clone(), permit.drain.clone());
+        tokio::task::spawn_local(async move {
+            let _open = worker.opened();
+            let _counted = counted;
+            Scheduler::run(&queue, pin!(tunnel(&worker, name.as_str(), &scope, (incoming, client), &carrier))).await;
+        });
+    };
+    // `canal_hbone` counts the reasons for the end.
+    let served = canal_hbone::serve(stream, peer, &config, &worker.hbone, drain, connect);
+    let mut served = pin!(served);
+    tokio::select! {
+        _ = &mut served => return,
+        () = permit.drain.draining() => {}
+    }
+    // A soft drain of all clients has already drained this connection, and a second `drain` would force it.
+    if phases.phase() == DrainPhase::Running {
+        trigger.drain(NO_DEADLINE);
+    }
+    let _ = served.await;
+}
+
+/// Waits for a client's first byte, so that a silent client uses no handshake permit.
+async fn first_byte(worker: &Worker, stream: &TcpStream) -> Result<(), TimeoutKind> {
+    let timer = worker.clock.timer();
+    timer.arm(TimeoutKind::Head, worker.shared.config.times.head);
+    // Readiness alone can be spurious. TLS reads the peeked byte, an error or the end again.
+    timer.within(stream.peek(&mut [0])).await.map(|_| ())
+}
+
+/// Number of open tunnels on one connection. While it is zero, the connection may have to give way to another.
+struct TunnelCount {
+    open: Cell<usize>,
+    permit: Rc<ConnectionPermit>,
+}
+
+/// Counts an open tunnel until dropped.
+struct TunnelGuard(Rc<TunnelCount>);
+
+impl TunnelGuard {
+    fn begin(count: &Rc<TunnelCount>) -> Self {
+        count.open.set(count.open.get() + 1);
+        count.permit.establish();
+        Self(count.clone())
+    }
+}
+
+impl Drop for TunnelGuard {
+    fn drop(&mut self) {
+        self.0.open.set(self.0.open.get() - 1);
+        if self.0.open.get() == 0 {
+            self.0.permit.offer();
+        }
+    }
+}
+
+fn tls_reason(e: &TlsError) -> &'static str {
+    match e {
+        TlsError::NoCertificate(_) => "no_certificate",
+        TlsError::Peer(_) => "tls_peer",
+        TlsError::Protocol(_) => "tls_protocol",
+        TlsError::Io(_) => "tls_io",
+        TlsError::Timeout(_) => "tls_timeout",
+        TlsError::KeyServer(_) => "tls_key_server",
+    }
+}
+
+/// Serves one CONNECT of an HBONE connection.
+async fn tunnel(
+    worker: &Rc<Worker>,
+    tenant: &str,
+    scope: &DialScope,
+    (incoming, client): (IncomingConnect, SocketAddr),
+    drain: &Rc<ConnectionDrain>,
+) {
+    // The tenant's current state counts, not its state when the connection was accepted.
+    let snapshot = worker.snapshot();
+    let welcomed = match snapshot.tenant(tenant) {
+        None => Err(EstablishRefusal::TenantGone),
+        Some(tenant) if tenant.closed => Err(EstablishRefusal::TenantClosed),
+        Some(tenant) => open_session(worker, tenant, scope, (&incoming, client), drain),
+    };
+    drop(snapshot);
+    let (session, resolved) = match welcomed {
+        Ok(welcomed) => welcomed,
+        Err(why) => {
+            worker.counts.refused_connect(why.name());
+            return incoming.refuse(why.status());
+        }
+    };
+    worker.counts.accepted.inc();
+    let _open = worker.counts.connections.hold();
+    let inbox = Inbox::new(&worker.blocks);
+    match resolved.protocol() {
+        AppProtocol::Tcp => Box::pin(relay::tunnel(worker, &session, incoming, inbox)).await,
+        protocol => {
+            if let Ok(stream) = incoming.accept(HeaderMap::new()) {
+                sniff::serve_sniffed(worker, &session, Io::Tunnel(Box::new(stream)), inbox, protocol).await;
+            }
+        }
+    }
+}
+
+/// Creates the session for a CONNECT, or returns the reason for refusing it.
+fn open_session(
+    worker: &Rc<Worker>,
+    tenant: &Arc<TenantView>,
+    scope: &DialScope,
+    (incoming, client): (&IncomingConnect, SocketAddr),
+    drain: &Rc<ConnectionDrain>,
+) -> Result<(Rc<ClientSession>, Rc<ResolvedDestination>), EstablishRefusal> {
+    if ILLEGAL_PORTS.contains(&incoming.authority.port()) {
+        return Err(EstablishRefusal::IllegalPort);
+    }
+    let destination = scope.decide(tenant, &incoming.authority)?;
+    let (caller, is_claim_false) = caller(tenant, &incoming.peer, &incoming.headers, client);
+    if is_claim_false {
+        worker.counts.false_sources.inc();
+    }
+    let session = Rc::new(ClientSession::of_tunnel(worker, tenant, destination, caller, drain).ok_or(EstablishRefusal::TenantConnections)?);
+    let (_, resolved) = session.resolve(worker).map_err(|_| EstablishRefusal::UnknownDestination)?;
+    Ok((session, resolved))
+}
+
+/// Identifies the client. The address from `forwarded` counts if the connection's own address agrees; the name from the registry counts if
+/// the identity there agrees. Also returns whether `forwarded` named an address that is not the client's.
+fn caller(tenant: &TenantView, peer: &VerifiedPeer, headers: &HeaderMap, socket: SocketAddr) -> (ClientInfo, bool) {
+    let text = |name: &str| headers.get(name).and_then(|v| v.to_str().ok()).unwrap_or("");
+    let told = forwarded_for(text(FORWARDED));
+    let address = decide_address(tenant, told, socket);
+    let party = party_at(tenant, address.ip(), Some(peer))
+        .unwrap_or_else(|| WorkloadLabels::of_identity(&peer.identity, &Baggage::decode(text(BAGGAGE))));
+    let who = ClientPrincipal::with_verified_peer(&peer.identity, tenant.trust_domain.as_ref());
+    (ClientInfo { party, address, secured: true, tls: false, who }, told.is_some_and(|told| told != address))
+}
+
+/// Returns the client's address. A node dials from its pod's network namespace, so its claim can be compared with the connection's own
+/// address; a pod with its own certificate could claim any address. The pod's address of the other family counts as equal.
+fn decide_address(tenant: &TenantView, told: Option<SocketAddr>, socket: SocketAddr) -> SocketAddr {
+    let socket = SocketAddr::new(socket.ip().to_canonical(), socket.port());
+    let is_same = |told: &SocketAddr| {
+        told.ip() == socket.ip() || tenant.workload_at(socket.ip()).is_some_and(|workload| workload.addresses.contains(&told.ip()))
+    };
+    told.map(|told| SocketAddr::new(told.ip().to_canonical(), told.port())).filter(is_same).unwrap_or(socket)
+}
+
+fn party_at(tenant: &TenantView, ip: IpAddr, peer: Option<&VerifiedPeer>) -> Option<WorkloadLabels> {
+    let workload = tenant.workload_at(ip)?;
+    let agrees = peer.is_none_or(|p| workload.identity.contains(&p.identity));
+    agrees.then(|| (*workload.party).clone())
+}

@@ -1,0 +1,134 @@
+//! Terminates TLS of clients without a node proxy, on ports with a Termination.
+//!
+//! The first byte separates TLS from plaintext. The server name must be one of the service's names. A client certificate, if the client
+//! presents one, determines its identity. The handshakes are done by `canal_identity`. Start with [`terminate_tls`].
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use canal_gateway_config::TerminationView;
+use canal_gateway_io::clock::TimeoutKind;
+use canal_gateway_io::io::{Io, TlsIo};
+use canal_model::identity::VerifiedPeer;
+use canal_model::program::AppProtocol;
+use canal_tls::PeerTrustWatch;
+use tokio::net::TcpStream;
+
+use crate::permit::ConnectionPermit;
+use crate::worker::Worker;
+
+/// First byte of a TLS handshake record (RFC 8446 §5.1). No HTTP message begins with it.
+const HANDSHAKE: u8 = 0x16;
+
+/// A client's connection after a possible TLS termination.
+pub(super) struct ClientTransport {
+    pub(super) io: Io,
+    /// True if TLS was terminated here.
+    pub(super) tls: bool,
+    pub(super) server_name: Option<String>,
+    pub(super) peer: Option<(VerifiedPeer, PeerTrustWatch)>,
+}
+
+impl ClientTransport {
+    pub(super) fn plain(stream: TcpStream) -> Self {
+        Self { io: Io::Tcp(stream), tls: false, server_name: None, peer: None }
+    }
+}
+
+/// Classification of a connection by its first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FirstByte {
+    Tls,
+    Plain,
+    /// The client sent nothing in time. That counts as plaintext, as in protocols where the server sends first.
+    Silent,
+    Gone,
+}
+
+/// Decides whether the connection is accepted; true means with TLS.
+fn decide(opening: FirstByte, view: &TerminationView) -> Result<bool, &'static str> {
+    match opening {
+        _ if view.is_broken() => Err("termination_broken"),
+        FirstByte::Tls => Ok(true),
+        FirstByte::Gone => Err("gone"),
+        FirstByte::Plain | FirstByte::Silent if view.required => Err("plaintext_refused"),
+        FirstByte::Plain | FirstByte::Silent => Ok(false),
+    }
+}
+
+async fn listen(worker: &Worker, stream: &TcpStream, patience: Duration) -> FirstByte {
+    let timer = worker.clock.timer();
+    timer.arm(TimeoutKind::Head, patience);
+    let mut first = [0u8];
+    match timer.within(stream.peek(&mut first)).await {
+        Ok(Ok(1..)) if first[0] == HANDSHAKE => FirstByte::Tls,
+        Ok(Ok(1..)) => FirstByte::Plain,
+        Ok(_) => FirstByte::Gone,
+        Err(_) => FirstByte::Silent,
+    }
+}
+
+/// Accepts a client's connection, with TLS or in plaintext.
+///
+/// # Errors
+/// The reason for the refusal, as a counter label.
+pub(super) async fn terminate_tls(
+    worker: &Rc<Worker>,
+    stream: TcpStream,
+    view: &TerminationView,
+    protocol: AppProtocol,
+    permit: &ConnectionPermit,
+) -> Result<ClientTransport, &'static str> {
+    let times = &worker.shared.config.times;
+    // Where plaintext is allowed and the server may send first, a silent client must not wait for the head's timeout.
+    let silent = !view.required && matches!(protocol, AppProtocol::Tcp | AppProtocol::Detect);
+    let opening = listen(worker, &stream, if silent { times.sniff } else { times.head }).await;
+    let refused = |stream: &TcpStream, why| {
+        canal_net::sys::reset_on_close(stream);
+        Err(why)
+    };
+    match decide(opening, view) {
+        Ok(false) => return Ok(ClientTransport::plain(stream)),
+        Err(why) => return refused(&stream, why),
+        Ok(true) => {}
+    }
+    let Some(terminator) = &view.terminator else { return refused(&stream, "no_certificate") };
+    let handshake = permit.begin_handshake()?;
+    let terminated = terminator.accept(stream).await.map_err(|e| {
+        tracing::debug!(error = %e, "TLS with a client without a node proxy failed");
+        super::tls_reason(&e)
+    })?;
+    drop(handshake);
+    permit.end_handshake(terminated.peer.is_some());
+    if !view.is_named(terminated.server_name.as_deref()) {
+        return Err("wrong_server_name");
+    }
+    let io = Io::Tls(Box::new(TlsIo::new(terminated.stream)));
+    Ok(ClientTransport { io, tls: true, server_name: terminated.server_name, peer: terminated.peer })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plaintext_is_refused_where_tls_is_required_and_all_is_where_it_is_broken() {
+        let view = |required, broken| TerminationView::of(required, broken, &["web.default.svc.cluster.local", "web"]);
+        for (opening, required, broken, want) in [
+            (FirstByte::Tls, false, false, Ok(true)),
+            (FirstByte::Tls, true, false, Ok(true)),
+            (FirstByte::Plain, false, false, Ok(false)),
+            (FirstByte::Plain, true, false, Err("plaintext_refused")),
+            (FirstByte::Silent, false, false, Ok(false)),
+            (FirstByte::Silent, true, false, Err("plaintext_refused")),
+            (FirstByte::Gone, false, false, Err("gone")),
+            (FirstByte::Tls, false, true, Err("termination_broken")),
+            (FirstByte::Plain, false, true, Err("termination_broken")),
+        ] {
+            assert_eq!(decide(opening, &view(required, broken)), want, "{opening:?} {required} {broken}");
+        }
+        for (name, want) in [(Some("web"), true), (Some("web.default.svc.cluster.local"), true), (Some("db"), false), (None, false)] {
+            assert_eq!(view(false, false).is_named(name), want, "{name:?}");
+        }
+    }
+}

@@ -1,0 +1,422 @@
+//! Phase *forward*: sends a request to the selected endpoint and the response to the client, in any pairing of HTTP versions.
+//!
+//! It does not decide about retries: `pipeline` does. Start with [`HttpRequest`], then [`exchange`] (both directions at once) and [`heads`]
+//! (translation). What depends on the client's HTTP version is in [`http1`] and [`http2`].
+
+mod exchange;
+mod heads;
+pub(crate) mod http1;
+pub(crate) mod http2;
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use canal_gateway_config::RequestMutations;
+use canal_gateway_config::jwt;
+use canal_gateway_io::body::Http1Io;
+use canal_h1::RequestKind;
+use canal_hbone::CloseReport;
+use canal_model::authorization::Authorizer;
+use canal_model::program::{AppProtocol, UpstreamPool};
+use h2::client::SendRequest;
+use http::HeaderMap;
+
+use crate::authorize::buffered_body::{self, BufferedBody};
+use crate::authorize::reauthorize::OngoingAuthorization;
+use crate::authorize::{self, AuthorizationState, DestinationPolicies, ExtAuthzGrant, ext_authz};
+use crate::balance::{self, TriedEndpoints};
+use crate::endpoints::{self, SelectedEndpoint};
+use crate::finish::{LogFields, RequestRecord};
+use crate::forward::exchange::{DownstreamSide, Exchange, ExchangeOutcome, SuspendedExchange, UpstreamSide};
+use crate::head::{ClientProtocol, FullRequest, RequestInfo, ValidatedHttp2Request};
+use crate::pipeline::{Attempt, ClientTraffic, FailedAttempt, ReplayConditions};
+use crate::proxy_error::ProxyError;
+use crate::route::{self, RoutedRequest};
+use crate::session::ClientSession;
+use crate::upstream::{self, TunnelMetadata, UpstreamLease};
+use crate::worker::Worker;
+
+/// A connection to an endpoint, in the HTTP version that the endpoint uses.
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives on the stack for one step of a request; a box would cost an allocation per request"
+)]
+pub(crate) enum UpstreamTransport {
+    Http1(UpstreamLease),
+    Http2(endpoints::StreamPermit, SendRequest<Bytes>),
+}
+
+/// Returns the gateway's value of `x-forwarded-proto`; `None` if the client's own value is used.
+fn own_proto(worker: &Worker, session: &ClientSession) -> Option<&'static str> {
+    (!worker.shared.config.forwarded.keeps_proto).then(|| session.scheme())
+}
+
+/// Decides the HTTP version towards the endpoint.
+fn decide_version(protocol: AppProtocol, client: ClientProtocol) -> ClientProtocol {
+    match (protocol, client) {
+        (AppProtocol::Http2 | AppProtocol::Grpc, _) | (AppProtocol::Detect | AppProtocol::Tcp, ClientProtocol::Http2) => {
+            ClientProtocol::Http2
+        }
+        _ => ClientProtocol::Http11,
+    }
+}
+
+/// True if the request's connection must belong to its client alone: the service requires it, or the request may upgrade the connection.
+fn is_single(pool: UpstreamPool, info: &RequestInfo) -> bool {
+    pool == UpstreamPool::PerClient || info.asked == RequestKind::Upgrade
+}
+
+/// Returns the mutations that apply to the request as it is forwarded, if there are any.
+fn decide_mutations<'m>(routed: &'m RoutedRequest, authorization: Option<&'m AuthorizationState>) -> Option<&'m RequestMutations> {
+    // Authorization starts from the mutations by routing, so it has them too.
+    let authorized = authorization.map(|state| &state.changes);
+    authorized.or(routed.normal.as_deref()).filter(|changes| !changes.is_empty())
+}
+
+/// The client's side of a request, in one HTTP version.
+pub(crate) trait HttpDownstream {
+    /// The request's head as it will be forwarded.
+    type Head<'h>: FullRequest
+    where
+        Self: 'h;
+    /// What happens to the client's connection afterwards.
+    type End;
+
+    /// Returns the head and the authority in it.
+    fn head(&self) -> (Self::Head<'_>, &[u8]);
+
+    /// True if the request is CONNECT, which is not served as a request to a service.
+    fn is_connect(&self) -> bool;
+
+    /// Prepares the head of an admitted request for its attempts.
+    fn prepare(&mut self, state: &mut RequestState);
+
+    /// Buffers the beginning of the body.
+    async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError>;
+
+    /// Writes the head in the HTTP version of the endpoint.
+    fn send(
+        &mut self,
+        state: &mut RequestState,
+        routed: &RoutedRequest,
+        upstream: UpstreamTransport,
+        changes: Option<&RequestMutations>,
+    ) -> Result<UpstreamSide, ProxyError>;
+
+    /// True if the client sends no body, or an empty one.
+    fn is_complete(&self, info: &RequestInfo) -> bool;
+
+    /// Called once the head of a request with a body was sent to an endpoint.
+    fn begin_body(&mut self, session: &ClientSession);
+
+    /// Returns the client's side for an exchange, and the head for a later reauthorization.
+    fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>);
+
+    /// Ends the request.
+    async fn finish(self, state: RequestState, ended: Result<ExchangeEnd, ProxyError>) -> Self::End;
+}
+
+/// The head of a request in progress, in the form in which it is available.
+#[derive(Default)]
+pub(crate) struct OpenHead<'h> {
+    /// Copy of an HTTP/1.1 head, where the body overwrites the head in the inbox.
+    kept: Option<&'h [u8]>,
+    http2: Option<&'h ValidatedHttp2Request>,
+}
+
+/// Result of an exchange of which the client saw at least the response's head.
+pub(crate) enum ExchangeEnd {
+    /// The response is complete. `request_done` means that the request was read to its end as well, `kept` that the response announced an
+    /// open connection.
+    Complete { request_done: bool, kept: bool },
+    /// A 101 response was passed on.
+    Upgraded(Option<Box<UpgradedUpstream>>),
+    /// The response broke off.
+    Broken(ProxyError),
+}
+
+/// The endpoint's side of an upgraded connection.
+pub(crate) struct UpgradedUpstream {
+    pub(crate) up: Http1Io,
+    pub(crate) chosen: SelectedEndpoint,
+    /// Version of the policies that authorized it.
+    pub(crate) version: u64,
+}
+
+/// State of a request that does not depend on the client's HTTP version.
+pub(crate) struct RequestState {
+    worker: Rc<Worker>,
+    session: Rc<ClientSession>,
+    info: RequestInfo,
+    record: RequestRecord,
+    /// Beginning of the body, buffered for external authorizers.
+    body: Option<BufferedBody>,
+    verification: jwt::VerificationBudget,
+    /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an identity.
+    client_cert: Option<String>,
+}
+
+impl RequestState {
+    fn new(worker: &Rc<Worker>, session: &Rc<ClientSession>, info: RequestInfo, record: RequestRecord) -> Self {
+        let (worker, session) = (worker.clone(), session.clone());
+        Self { worker, session, info, record, body: None, verification: jwt::VerificationBudget::default(), client_cert: None }
+    }
+
+    /// Collects the fields about the client that the gateway adds to each request, whichever endpoint it goes to.
+    fn additions<'s>(&'s self, request_id: [u8; 36], hostname: &'s str) -> heads::Additions<'s> {
+        heads::Additions {
+            client_ip: &self.session.client_ip,
+            request_id,
+            hostname,
+            scheme: self.session.scheme(),
+            keeps_proto: self.worker.shared.config.forwarded.keeps_proto,
+            client_cert: self.client_cert.as_deref(),
+            changes: None,
+        }
+    }
+
+    /// Authorizes the request at this endpoint. Grants of external authorizers remain valid while the same policies require them.
+    async fn authorize<R: FullRequest>(
+        &mut self,
+        routed: &RoutedRequest,
+        policies: &DestinationPolicies<'_>,
+        selected: &SelectedEndpoint,
+        earlier: Option<Box<AuthorizationState>>,
+        request: (&R, &[u8]),
+    ) -> Result<Box<AuthorizationState>, ProxyError> {
+        let mut state = match earlier.filter(|earlier| earlier.consent.is_of(policies)) {
+            Some(earlier) => earlier,
+            None => self.prepare_authorization(routed, policies, request.0).await?,
+        };
+        let (worker, session, to) = (&self.worker, &self.session, selected.address);
+        // An ext_authz grant may change the request, so the policies are evaluated again after it.
+        loop {
+            let judged = self.record.texts.as_mut().map(|texts| &mut texts.judged);
+            match state.decide(worker, session, policies, to, request, judged)? {
+                authorize::AuthorizationStep::Pass => break,
+                authorize::AuthorizationStep::CallAuthorizer(check) => {
+                    let protocol = self.record.spoken_text();
+                    let whole = ext_authz::CheckContext { trial: &state, protocol, body: self.body.as_ref() };
+                    let shown = |authorizer: &Authorizer| ext_authz::request(session, to, request, &whole, authorizer);
+                    let agreed = Box::pin(ext_authz::ask(worker, session, &check, shown)).await?;
+                    agreed.apply(request.0, &mut state.changes);
+                    state.consent = ExtAuthzGrant::To(check);
+                }
+            }
+        }
+        state.settle(policies);
+        Ok(state)
+    }
+
+    /// Validates tokens and normalizes the path, as far as the policies read them.
+    async fn prepare_authorization<R: FullRequest>(
+        &self,
+        routed: &RoutedRequest,
+        policies: &DestinationPolicies<'_>,
+        request: &R,
+    ) -> Result<Box<AuthorizationState>, ProxyError> {
+        let mut state = Box::new(AuthorizationState::default());
+        // Policies see the path as it was routed.
+        state.changes.path = routed.normal.as_ref().and_then(|changes| changes.path.clone());
+        let account = &self.session.account;
+        loop {
+            match state.prepare(&self.worker, account, policies, request) {
+                Ok(()) => return Ok(state),
+                Err(authorize::AuthorizationInterrupt::Fault(fault)) => return Err(fault),
+                Err(authorize::AuthorizationInterrupt::Verify(todo)) => {
+                    Box::pin(authorize::verify(&self.worker, account, &self.verification, todo)).await;
+                }
+            }
+        }
+    }
+
+    /// Gets a connection to the endpoint: idle, shared or new.
+    async fn connect(
+        &self,
+        routed: &RoutedRequest,
+        selected: &SelectedEndpoint,
+        opens_connection: bool,
+    ) -> Result<UpstreamTransport, ProxyError> {
+        if decide_version(routed.view.set.protocol, self.info.spoken) == ClientProtocol::Http2 {
+            let metadata = self.tunnel_metadata(routed, selected);
+            let (place, send) = Box::pin(upstream::place(&self.worker, selected, metadata)).await?;
+            return Ok(UpstreamTransport::Http2(place, send));
+        }
+        // A request that may upgrade gets a new connection, which requests no close report (see `open`).
+        if !opens_connection
+            && self.info.asked != RequestKind::Upgrade
+            && let Some(lease) = upstream::take_idle(&self.worker, selected)
+        {
+            return Ok(UpstreamTransport::Http1(lease));
+        }
+        self.open(routed, selected).await.map(UpstreamTransport::Http1)
+    }
+
+    /// Opens a new connection for HTTP/1.1. A connection that carries requests one after another requests a close report of how much
+    /// reached the application. If it may be upgraded, its end has no relation to requests.
+    async fn open(&self, routed: &RoutedRequest, selected: &SelectedEndpoint) -> Result<UpstreamLease, ProxyError> {
+        let mut metadata = self.tunnel_metadata(routed, selected);
+        if self.info.asked != RequestKind::Upgrade {
+            CloseReport::ask(&mut metadata.headers);
+        }
+        Box::pin(upstream::open_connection(&self.worker, selected, metadata)).await
+    }
+
+    /// Builds the metadata of a new connection. A pooled connection carries requests of many clients and therefore names none of them.
+    fn tunnel_metadata<'r>(&self, routed: &'r RoutedRequest, selected: &SelectedEndpoint) -> TunnelMetadata<'r> {
+        let headers = match selected.client {
+            Some(_) => self.session.introduction(routed.resolved.hostname()),
+            None => HeaderMap::new(),
+        };
+        TunnelMetadata { tls: routed.tls.as_ref(), headers }
+    }
+}
+
+/// An HTTP request on its way through the phases.
+pub(crate) struct HttpRequest<D> {
+    client: D,
+    state: RequestState,
+    /// The exchange of the last attempt, if the next one goes on with it.
+    suspended: Option<SuspendedExchange>,
+}
+
+impl<D: HttpDownstream> HttpRequest<D> {
+    fn new(client: D, state: RequestState) -> Self {
+        Self { client, state, suspended: None }
+    }
+
+    /// Gets a connection to the endpoint and writes the head on it, unless the bytes of a suspended exchange follow.
+    async fn begin_attempt(
+        &mut self,
+        routed: &RoutedRequest,
+        selected: &SelectedEndpoint,
+        attempt: Attempt<'_>,
+    ) -> Result<UpstreamSide, ProxyError> {
+        if self.suspended.is_some() {
+            return self.state.open(routed, selected).await.map(UpstreamSide::http1);
+        }
+        let upstream = self.state.connect(routed, selected, attempt.opens_connection).await?;
+        self.client.send(&mut self.state, routed, upstream, decide_mutations(routed, attempt.authorization))
+    }
+}
+
+impl<D: HttpDownstream> ClientTraffic for HttpRequest<D> {
+    type Done = ExchangeEnd;
+    type End = D::End;
+
+    fn worker(&self) -> &Worker {
+        &self.state.worker
+    }
+
+    fn session(&self) -> &ClientSession {
+        &self.state.session
+    }
+
+    fn decode(&mut self) -> Result<(), ProxyError> {
+        let RequestState { worker, session, record, .. } = &mut self.state;
+        if RequestRecord::wants_texts(worker, session) {
+            let (head, authority) = self.client.head();
+            record.texts = Some(LogFields::of(worker, session, &head, authority));
+        }
+        if self.client.is_connect() { Err(ProxyError::Method) } else { Ok(()) }
+    }
+
+    fn route(&mut self) -> Result<RoutedRequest, ProxyError> {
+        let RequestState { worker, session, record, .. } = &mut self.state;
+        let routed = route::request(worker, session, &self.client.head().0, record)?;
+        let shows_client = worker.shared.config.forwarded.client_cert && session.principal.principal.is_some();
+        self.state.client_cert = shows_client.then(|| format!("URI={}", session.principal.spiffe_id()));
+        self.client.prepare(&mut self.state);
+        Ok(routed)
+    }
+
+    async fn filter(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError> {
+        if !routed.filters.buffers_body() {
+            return Ok(());
+        }
+        let wanted = buffered_body::bytes_to_buffer(&self.state.worker, &self.state.session, routed, &self.state.info);
+        if wanted > 0 {
+            self.state.body = Some(Box::pin(self.client.buffer_body(&mut self.state, wanted)).await?);
+        }
+        Ok(())
+    }
+
+    fn balance(&mut self, routed: &RoutedRequest, tried: &TriedEndpoints) -> Result<SelectedEndpoint, ProxyError> {
+        let RequestState { worker, session, info, record, .. } = &mut self.state;
+        let view = &routed.view;
+        let mut selected = balance::endpoint(view, tried, Some(session.client.ip()), worker.clock.now(), || worker.random())?;
+        selected.client = is_single(view.set.pool, info).then(|| session.pool_client());
+        record.target = Some((view.clone(), Some(selected.at)));
+        Ok(selected)
+    }
+
+    async fn authorize(
+        &mut self,
+        routed: &RoutedRequest,
+        policies: &DestinationPolicies<'_>,
+        selected: &SelectedEndpoint,
+        earlier: Option<Box<AuthorizationState>>,
+    ) -> Result<Option<Box<AuthorizationState>>, ProxyError> {
+        let (head, authority) = self.client.head();
+        self.state.authorize(routed, policies, selected, earlier, (&head, authority)).await.map(Some)
+    }
+
+    async fn forward(
+        &mut self,
+        routed: &RoutedRequest,
+        selected: SelectedEndpoint,
+        attempt: Attempt<'_>,
+    ) -> Result<ExchangeEnd, FailedAttempt> {
+        let is_complete = self.client.is_complete(&self.state.info);
+        let is_repeatable = self.state.info.idempotent && !self.state.info.has_body();
+        let failed = |error, endpoint, is_untouched| FailedAttempt {
+            error,
+            endpoint,
+            replay: ReplayConditions { is_untouched, is_repeatable },
+            resumable: None,
+        };
+        let back = match self.begin_attempt(routed, &selected, attempt).await {
+            Ok(back) => back,
+            // Of a request that goes on after its first attempt, a part of the body was passed on.
+            Err(error) => return Err(failed(error, selected.at, self.suspended.is_none() || is_complete)),
+        };
+        let suspended = self.suspended.take();
+        if suspended.is_none() && !is_complete {
+            self.client.begin_body(&self.state.session);
+            // A request whose body is in transit is not retried, so no authorizer will need its beginning again.
+            self.state.body = None;
+        }
+        let RequestState { worker, session, info, record, .. } = &mut self.state;
+        let sent = matches!(back, UpstreamSide::Http2(_)) && is_complete;
+        let (front, head) = self.client.exchange();
+        let open = OngoingAuthorization::new(session, &selected, routed.version, head.kept, head.http2);
+        let mut exchange = Exchange::new(worker, info, record, front, back, sent, open);
+        if let Some(suspended) = suspended {
+            exchange.resume(suspended);
+        }
+        let outcome = exchange.run().await;
+        match outcome {
+            ExchangeOutcome::Failed { fault, answered: false } => {
+                self.suspended = exchange.suspend(&fault);
+                let failed = failed(fault, selected.at, is_complete);
+                Err(FailedAttempt { resumable: self.suspended.is_some().then_some(selected), ..failed })
+            }
+            ExchangeOutcome::Failed { fault, .. } => Ok(ExchangeEnd::Broken(fault)),
+            ExchangeOutcome::Upgraded => {
+                let up = exchange.into_upgraded();
+                Ok(ExchangeEnd::Upgraded(up.map(|up| Box::new(UpgradedUpstream { up, chosen: selected, version: routed.version }))))
+            }
+            ExchangeOutcome::Done { request_done } => {
+                let kept = exchange.kept;
+                if let Some(wire) = exchange.into_reusable(request_done) {
+                    upstream::return_idle(worker, &selected, wire);
+                }
+                Ok(ExchangeEnd::Complete { request_done, kept })
+            }
+        }
+    }
+
+    async fn finish(self, ended: Result<ExchangeEnd, ProxyError>) -> D::End {
+        self.client.finish(self.state, ended).await
+    }
+}

@@ -1,0 +1,529 @@
+//! One exchange: sends the request's body to the endpoint while the response arrives, in one task, for every pairing of HTTP versions.
+//!
+//! The request's head was sent before; the response's head is translated in [`answer_head`]. Local replies are not made here: the caller
+//! makes them from the [`ExchangeOutcome`]. Start with [`Exchange::run`].
+
+mod answer_head;
+
+pub(super) use answer_head::http2_fault;
+
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use canal_gateway_io::body::{BodyError, BodyErrorCause, BodyPump, BodySink, BodySource, Http1Io};
+use canal_gateway_io::buffer::{BLOCK, Outbox};
+use canal_gateway_io::clock::{TimeoutKind, Timer};
+use canal_h1::{BodyReader, Framing, MessageRefusal, RequestKind, ResponseHead};
+use canal_model::program::AppProtocol;
+use h2::client::ResponseFuture;
+use h2::{Reason, RecvStream, SendStream};
+use tokio::time::Instant;
+
+use crate::authorize::AuthorizationInterrupt;
+use crate::authorize::reauthorize::OngoingAuthorization;
+use crate::downstream_state::{Http1Downstream, Http2Downstream};
+use crate::endpoints::StreamPermit;
+use crate::finish::RequestRecord;
+use crate::forward::http1;
+use crate::head::RequestInfo;
+use crate::proxy_error::ProxyError;
+use crate::upstream::UpstreamLease;
+use crate::worker::Worker;
+
+/// The client's side of an exchange.
+pub(crate) enum DownstreamSide<'a> {
+    Http1(&'a mut Http1Downstream),
+    Http2(&'a mut Http2Downstream),
+}
+
+/// The endpoint's side of an exchange.
+pub(crate) enum UpstreamSide {
+    Http1(Box<Http1UpstreamSide>),
+    Http2(Box<Http2UpstreamSide>),
+}
+
+pub(crate) struct Http1UpstreamSide {
+    pub(crate) wire: Http1Io,
+    head: ResponseHead,
+    reused: bool,
+    /// Bytes that the connection carried before this request.
+    sent_before: u64,
+    /// True if the endpoint keeps the connection open after this response.
+    keeps: bool,
+    /// True once the endpoint has sent a byte.
+    heard: bool,
+}
+
+pub(crate) struct Http2UpstreamSide {
+    place: StreamPermit,
+    response: ResponseFuture,
+    send: SendStream<Bytes>,
+    body: Option<RecvStream>,
+}
+
+impl UpstreamSide {
+    pub(crate) fn http1(lease: UpstreamLease) -> Self {
+        let UpstreamLease { wire, reused } = lease;
+        let sent_before = wire.io.sent();
+        Self::Http1(Box::new(Http1UpstreamSide { wire, head: ResponseHead::new(), reused, sent_before, keeps: false, heard: false }))
+    }
+    pub(crate) fn http2(place: StreamPermit, response: ResponseFuture, send: SendStream<Bytes>) -> Self {
+        Self::Http2(Box::new(Http2UpstreamSide { place, response, send, body: None }))
+    }
+}
+
+/// Result of an exchange, from which the caller decides about retries and local replies.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum ExchangeOutcome {
+    /// The response is complete. `request_done` means that the request was read to its end as well.
+    Done { request_done: bool },
+    /// A 101 response was passed on.
+    Upgraded,
+    /// The exchange failed with `fault`. `answered` means that the client has seen the response's head.
+    Failed { fault: ProxyError, answered: bool },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ExchangePhase {
+    /// The response's head is awaited.
+    Head,
+    /// The response's body is passed on.
+    Body,
+    /// The response was passed on completely; the rest of the request's body is still being sent.
+    Rest,
+}
+
+/// An exchange whose request did not reach the application. It can go on with another connection to the same endpoint.
+pub(crate) struct SuspendedExchange {
+    /// Bytes of the request that were sent.
+    sent: Vec<Bytes>,
+    /// Bytes that were to be sent next.
+    unsent: Outbox,
+    up: BodyPump,
+    up_reader: BodyReader,
+}
+
+/// State of one exchange between a client and an endpoint.
+pub(crate) struct Exchange<'a> {
+    worker: &'a Rc<Worker>,
+    ask: &'a RequestInfo,
+    record: &'a mut RequestRecord,
+    front: DownstreamSide<'a>,
+    pub(crate) back: UpstreamSide,
+    up: BodyPump,
+    up_reader: BodyReader,
+    /// The endpoint accepts no more of the request. Its response may have arrived already.
+    up_cut: bool,
+    /// The undelivered bytes are in the endpoint's outbox again.
+    resent: bool,
+    status: u16,
+    down: BodyPump,
+    down_reader: BodyReader,
+    down_framing: (Framing, Framing),
+    upgrade: bool,
+    stage: ExchangePhase,
+    /// Progress of the request's body when [`Exchange::head_wait`] was set.
+    progress: Option<Progress>,
+    /// Time since which the final head is awaited. Only progress of the request's body resets it; interim responses do not.
+    head_wait: Instant,
+    /// True if the endpoint's declared protocol and the request are gRPC: a long silence is normal then.
+    patient: bool,
+    open: OngoingAuthorization<'a>,
+    /// True if the response announced to an HTTP/1.1 client that its connection stays open.
+    pub(crate) kept: bool,
+}
+
+/// Progress of a request's body: payload bytes, whether it is complete, whether it waits for the client.
+type Progress = (u64, bool, bool);
+
+impl<'a> Exchange<'a> {
+    /// Starts an exchange. The request's head is in the endpoint's outbox or was sent. `sent` means that there is no body to pass on.
+    pub(crate) fn new(
+        worker: &'a Rc<Worker>,
+        ask: &'a RequestInfo,
+        record: &'a mut RequestRecord,
+        front: DownstreamSide<'a>,
+        back: UpstreamSide,
+        sent: bool,
+        open: OngoingAuthorization<'a>,
+    ) -> Self {
+        let (mut front, mut back) = (front, back);
+        // A request that may be retried anyway needs no copy of the sent bytes: it is encoded again.
+        if let UpstreamSide::Http1(back) = &mut back
+            && back.reused
+            && (ask.has_body() || !ask.idempotent)
+        {
+            back.wire.io.keep_sent();
+        }
+        let up = match &mut front {
+            DownstreamSide::Http2(stream) if !sent => BodyPump::after(std::mem::take(&mut stream.first)),
+            _ => BodyPump::new(sent),
+        };
+        let exchange = Self {
+            worker,
+            ask,
+            record,
+            front,
+            back,
+            up,
+            up_reader: BodyReader::new(ask.framing),
+            up_cut: false,
+            resent: false,
+            status: 0,
+            down: BodyPump::new(false),
+            down_reader: BodyReader::new(Framing::None),
+            down_framing: (Framing::None, Framing::None),
+            upgrade: false,
+            stage: ExchangePhase::Head,
+            progress: None,
+            head_wait: worker.clock.now(),
+            // A client's content type alone must not disable timeouts.
+            patient: ask.grpc && open.protocol() == AppProtocol::Grpc,
+            open,
+            kept: false,
+        };
+        exchange.timer().watch(Some(exchange.open.tenant()));
+        exchange
+    }
+
+    /// Runs the exchange to its end.
+    pub(crate) async fn run(&mut self) -> ExchangeOutcome {
+        let outcome = std::future::poll_fn(|cx| self.poll(cx)).await;
+        self.timer().disarm();
+        self.timer().watch(None);
+        // Nothing of an undelivered request counts; if it is sent again, its bytes are counted then.
+        if !matches!(outcome, ExchangeOutcome::Failed { fault: ProxyError::UpstreamUndelivered, .. }) {
+            self.record.bytes_in += self.up.payload_bytes;
+            self.record.bytes_out += self.down.payload_bytes;
+        }
+        if let Some(status) = self.down.grpc_status {
+            self.record.grpc_status = Some(status);
+        }
+        outcome
+    }
+
+    fn timer(&self) -> &Timer {
+        match &self.front {
+            DownstreamSide::Http1(client) => &client.timer,
+            DownstreamSide::Http2(stream) => &stream.timer,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<ExchangeOutcome> {
+        if let Poll::Ready(late) = self.timer().poll(cx) {
+            self.worker.counts.late(late);
+            // The client has its response; only the rest of the upload is lost.
+            if self.stage == ExchangePhase::Rest {
+                return Poll::Ready(ExchangeOutcome::Done { request_done: false });
+            }
+            // The client stopped sending before a response began, so a 408 can still be sent.
+            let unsent = late == TimeoutKind::Client && self.stage == ExchangePhase::Head && !self.client_lags();
+            return self.fail(if unsent { ProxyError::RequestTimeout } else { late_fault(late) });
+        }
+        if self.open.is_outdated() {
+            match self.reauthorize_request() {
+                Ok(()) => {}
+                Err(AuthorizationInterrupt::Fault(fault)) => return self.fail(fault),
+                Err(AuthorizationInterrupt::Verify(todo)) => self.open.verify(self.worker, todo, cx.waker().clone()),
+            }
+        }
+        match self.poll_up(cx) {
+            // The response is complete, so a failure of the upload changes nothing.
+            Poll::Ready(Err(_)) if self.stage == ExchangePhase::Rest => return Poll::Ready(ExchangeOutcome::Done { request_done: false }),
+            Poll::Ready(Err(fault)) => return self.fail(fault),
+            _ => {}
+        }
+        if self.stage == ExchangePhase::Head {
+            match self.poll_head(cx) {
+                Poll::Ready(Ok(())) => self.stage = ExchangePhase::Body,
+                Poll::Ready(Err(fault)) => return self.fail(fault),
+                Poll::Pending => {
+                    if let Poll::Ready(fault) = self.poll_gone(cx) {
+                        return self.fail(fault);
+                    }
+                    self.arm();
+                    return Poll::Pending;
+                }
+            }
+        }
+        if self.stage == ExchangePhase::Body {
+            match self.poll_down(cx) {
+                Poll::Ready(Ok(())) if self.upgrade => return Poll::Ready(ExchangeOutcome::Upgraded),
+                Poll::Ready(Ok(())) => self.stage = ExchangePhase::Rest,
+                Poll::Ready(Err(fault)) => return self.fail(fault),
+                Poll::Pending => {
+                    self.arm();
+                    return Poll::Pending;
+                }
+            }
+        }
+        // A response below 400 does not end the upload: the application may continue to read.
+        if self.is_up_over() || self.status >= 400 {
+            return Poll::Ready(ExchangeOutcome::Done { request_done: self.up.done });
+        }
+        self.arm();
+        Poll::Pending
+    }
+
+    /// True if nothing more of the request goes to the endpoint.
+    fn is_up_over(&self) -> bool {
+        self.up.done || self.up_cut
+    }
+
+    /// Ends this part of an exchange that failed with `fault`. Returns what the next attempt needs to go on with it, if the request did not
+    /// reach the application and all sent bytes are still available.
+    pub(crate) fn suspend(self, fault: &ProxyError) -> Option<SuspendedExchange> {
+        if *fault != ProxyError::UpstreamUndelivered {
+            return None;
+        }
+        let UpstreamSide::Http1(mut back) = self.back else { return None };
+        let sent = back.wire.io.take_sent()?;
+        Some(SuspendedExchange { sent, unsent: std::mem::take(&mut back.wire.outbox), up: self.up, up_reader: self.up_reader })
+    }
+
+    /// Goes on with a suspended exchange on this one's connection, on which nothing was sent yet.
+    pub(crate) fn resume(&mut self, suspended: SuspendedExchange) {
+        let SuspendedExchange { sent, mut unsent, up, up_reader } = suspended;
+        if let UpstreamSide::Http1(back) = &mut self.back {
+            let outbox = &mut back.wire.outbox;
+            sent.into_iter().for_each(|piece| outbox.push(piece));
+            while let Some(piece) = unsent.pop() {
+                outbox.push(piece);
+            }
+        }
+        self.up = up;
+        self.up_reader = up_reader;
+        self.resent = true;
+    }
+
+    /// Authorizes the request again after a policy change, and aborts the endpoint's side if it is denied now.
+    fn reauthorize_request(&mut self) -> Result<(), AuthorizationInterrupt> {
+        let judged = match &self.front {
+            DownstreamSide::Http1(client) => http1::reauthorize_request(self.worker, &self.open, self.ask, client),
+            DownstreamSide::Http2(_) => self.open.reauthorize_http2(self.worker),
+        };
+        if matches!(judged, Err(AuthorizationInterrupt::Fault(_))) {
+            self.abort_back(&BodyErrorCause::Closed);
+        }
+        judged
+    }
+
+    fn fail(&self, fault: ProxyError) -> Poll<ExchangeOutcome> {
+        Poll::Ready(ExchangeOutcome::Failed { fault, answered: self.stage != ExchangePhase::Head })
+    }
+
+    /// True if an HTTP/1.1 client has not accepted all bytes written for it.
+    fn client_lags(&self) -> bool {
+        matches!(&self.front, DownstreamSide::Http1(client) if !client.wire.outbox.is_empty())
+    }
+
+    /// Arms the timeout of the current phase. While bodies move, each poll means progress and restarts the timeout; the wait for the final
+    /// head is not restarted.
+    fn arm(&mut self) {
+        let times = &self.worker.shared.config.times;
+        // A gRPC stream may be silent for long in either direction.
+        let of = |time: Duration| if self.patient { times.relay } else { time };
+        let now = self.worker.clock.now();
+        let (late, since, after) = match self.stage {
+            ExchangePhase::Head => {
+                let progress = (self.up.payload_bytes, self.is_up_over(), self.up.waiting_for_source);
+                if self.progress != Some(progress) {
+                    self.progress = Some(progress);
+                    self.head_wait = now;
+                }
+                let request_waits = !self.is_up_over() && self.up.waiting_for_source;
+                let client_waits = request_waits || self.client_lags();
+                let (late, time) = if client_waits { (TimeoutKind::Client, times.client) } else { (TimeoutKind::Upstream, times.upstream) };
+                (late, self.head_wait, of(time))
+            }
+            // Hours may pass between parts of a response, as in server-sent events and watches.
+            ExchangePhase::Rest if !self.up.waiting_for_source => (TimeoutKind::Upstream, now, of(times.upstream)),
+            ExchangePhase::Body if self.down.waiting_for_source => (TimeoutKind::Upstream, now, times.relay),
+            ExchangePhase::Body | ExchangePhase::Rest => (TimeoutKind::Client, now, of(times.client)),
+        };
+        self.timer().arm_from(late, since, after);
+    }
+
+    /// Passes on the request's body.
+    fn poll_up(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        if self.resent
+            && let UpstreamSide::Http1(back) = &mut self.back
+        {
+            let Http1Io { io, outbox, .. } = &mut back.wire;
+            // A failed flush is not an error here: reading the response yields the reason.
+            self.up_cut = ready!(io.poll_flush(cx, outbox)).is_err();
+            self.resent = false;
+        }
+        if self.is_up_over() {
+            return Poll::Ready(Ok(()));
+        }
+        let framing = self.ask.framing;
+        let verbatim = matches!((&self.front, &self.back), (DownstreamSide::Http1(_), UpstreamSide::Http1(_)));
+        let mut source = match &mut self.front {
+            DownstreamSide::Http1(client) => {
+                let Http1Io { io, inbox, .. } = &mut client.wire;
+                BodySource::Http1 { io, inbox, reader: &mut self.up_reader, verbatim }
+            }
+            DownstreamSide::Http2(stream) => BodySource::Http2(&mut stream.body),
+        };
+        let mut sink = match &mut self.back {
+            UpstreamSide::Http1(back) => {
+                let Http1Io { io, outbox, .. } = &mut back.wire;
+                BodySink::Http1 { io, outbox, chunks: framing == Framing::Chunked && !verbatim }
+            }
+            UpstreamSide::Http2(back) => BodySink::Http2(&mut back.send),
+        };
+        let polled = self.up.poll(cx, &mut source, &mut sink, self.worker.h1_limits());
+        match polled {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Ready(Err(BodyError::Source(cause))) => {
+                self.abort_back(&cause);
+                Poll::Ready(Err(client_fault(cause)))
+            }
+            Poll::Ready(Err(BodyError::Sink(_))) => {
+                // The endpoint may have responded early and closed. Reading yields its response, or the reason why there is none.
+                self.up_cut = true;
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Aborts the endpoint's side after the client left or sent an invalid body, so that the endpoint does not mistake the partial body for
+    /// a complete one.
+    fn abort_back(&mut self, cause: &BodyErrorCause) {
+        match &mut self.back {
+            UpstreamSide::Http1(back) => back.wire.io.abort(),
+            UpstreamSide::Http2(back) => back.send.send_reset(match cause {
+                BodyErrorCause::Reset(reason) => *reason,
+                _ => Reason::CANCEL,
+            }),
+        }
+    }
+
+    /// Ready if the client has left while it waits for the response.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<ProxyError> {
+        match &mut self.front {
+            DownstreamSide::Http1(client) => {
+                let Http1Downstream { wire, ended, .. } = &mut **client;
+                // A pipelined request may arrive early, so at most one block of it is read. While the request's body is read, that detects
+                // a close.
+                while (self.up.done || self.up_cut) && !*ended && wire.inbox.len() < BLOCK {
+                    match wire.io.poll_fill(cx, &mut wire.inbox) {
+                        Poll::Pending => break,
+                        // A client that half-closes may still wait for the response.
+                        Poll::Ready(Ok(0)) => *ended = true,
+                        Poll::Ready(Ok(_)) => {}
+                        Poll::Ready(Err(_)) => return Poll::Ready(ProxyError::ClientGone),
+                    }
+                }
+                wire.io.poll_broken(cx).map(|_| ProxyError::ClientGone)
+            }
+            DownstreamSide::Http2(stream) => stream.respond.poll_reset(cx).map(|reset| {
+                if let (UpstreamSide::Http2(back), Ok(reason)) = (&mut self.back, reset) {
+                    back.send.send_reset(reason);
+                }
+                ProxyError::ClientGone
+            }),
+        }
+    }
+
+    /// Passes on the response's body.
+    fn poll_down(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        let (from, to) = self.down_framing;
+        let verbatim = from == to && matches!((&self.front, &self.back), (DownstreamSide::Http1(_), UpstreamSide::Http1(_)));
+        let mut source = match &mut self.back {
+            UpstreamSide::Http1(back) => {
+                let Http1Io { io, inbox, .. } = &mut back.wire;
+                BodySource::Http1 { io, inbox, reader: &mut self.down_reader, verbatim }
+            }
+            UpstreamSide::Http2(back) => match &mut back.body {
+                Some(body) => BodySource::Http2(body),
+                None => return Poll::Ready(Ok(())),
+            },
+        };
+        let mut sink = match &mut self.front {
+            DownstreamSide::Http1(client) => {
+                let Http1Io { io, outbox, .. } = &mut client.wire;
+                BodySink::Http1 { io, outbox, chunks: to == Framing::Chunked && !verbatim }
+            }
+            DownstreamSide::Http2(stream) => match &mut stream.answer {
+                Some(answer) => BodySink::Http2(answer),
+                // The head was sent with END_STREAM.
+                None => return Poll::Ready(Ok(())),
+            },
+        };
+        match self.down.poll(cx, &mut source, &mut sink, self.worker.h1_limits()) {
+            Poll::Pending => Poll::Pending,
+            Poll::Ready(Ok(())) => Poll::Ready(Ok(())),
+            Poll::Ready(Err(BodyError::Sink(cause))) => {
+                self.abort_back(&cause);
+                Poll::Ready(Err(ProxyError::ClientGone))
+            }
+            Poll::Ready(Err(BodyError::Source(cause))) => {
+                self.abort_front(&cause);
+                Poll::Ready(Err(upstream_fault(cause)))
+            }
+        }
+    }
+
+    /// Resets the client's HTTP/2 stream after the response broke off, so that the client does not mistake it for a complete one. The owner
+    /// of an HTTP/1.1 connection cuts that connection itself.
+    fn abort_front(&mut self, cause: &BodyErrorCause) {
+        if let DownstreamSide::Http2(stream) = &mut self.front
+            && let Some(answer) = &mut stream.answer
+        {
+            answer.send_reset(match cause {
+                BodyErrorCause::Reset(reason) => *reason,
+                _ => Reason::INTERNAL_ERROR,
+            });
+        }
+    }
+
+    /// Returns the endpoint's connection if it can carry another request after a complete response.
+    pub(crate) fn into_reusable(self, request_done: bool) -> Option<Http1Io> {
+        match self.back {
+            // A connection on which an upgrade was offered has no close report, so it is not reused.
+            UpstreamSide::Http1(back) if request_done && back.keeps && self.ask.asked != RequestKind::Upgrade => Some(back.wire),
+            _ => None,
+        }
+    }
+
+    /// Returns the endpoint's connection after an upgrade.
+    pub(crate) fn into_upgraded(self) -> Option<Http1Io> {
+        match self.back {
+            UpstreamSide::Http1(back) => Some(back.wire),
+            UpstreamSide::Http2(_) => None,
+        }
+    }
+}
+
+fn late_fault(late: TimeoutKind) -> ProxyError {
+    match late {
+        TimeoutKind::Upstream => ProxyError::UpstreamTimeout,
+        TimeoutKind::Drain => ProxyError::Draining,
+        TimeoutKind::Head | TimeoutKind::Idle | TimeoutKind::Client | TimeoutKind::ShownBody | TimeoutKind::Linger => {
+            ProxyError::ClientGone
+        }
+    }
+}
+
+fn client_fault(cause: BodyErrorCause) -> ProxyError {
+    match cause {
+        // The connection ended inside the body, so no client is left to read a response.
+        BodyErrorCause::Refused(MessageRefusal::TruncatedBody) | BodyErrorCause::Closed | BodyErrorCause::Reset(_) => {
+            ProxyError::ClientGone
+        }
+        BodyErrorCause::Refused(refusal) => ProxyError::BadRequest(refusal),
+    }
+}
+
+fn upstream_fault(cause: BodyErrorCause) -> ProxyError {
+    match cause {
+        BodyErrorCause::Refused(MessageRefusal::TruncatedBody) | BodyErrorCause::Closed => ProxyError::UpstreamClosed { reused: false },
+        BodyErrorCause::Refused(refusal) => ProxyError::UpstreamProtocol(refusal.name()),
+        BodyErrorCause::Reset(_) => ProxyError::UpstreamReset,
+    }
+}

@@ -1,0 +1,257 @@
+//! The response's head: waits for it, passes on interim responses, and translates the final head for the client. Bodies are passed on by
+//! `exchange`.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use canal_h1::{BodyReader, ForwardOptions, Framing, MessageRefusal, ResponseView};
+use h2::Reason;
+use http::{Response, StatusCode};
+
+use super::{DownstreamSide, Exchange, Http1UpstreamSide, UpstreamSide};
+use crate::forward::heads;
+use crate::head::ClientProtocol;
+use crate::proxy_error::ProxyError;
+
+impl Exchange<'_> {
+    /// Ready once the final head was written to the client's side.
+    pub(super) fn poll_head(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        match &self.back {
+            UpstreamSide::Http1(_) => {
+                // As with bodies, nothing more is read from the endpoint until the client has accepted what was written.
+                ready!(self.poll_taken(cx))?;
+                self.poll_head_1(cx)
+            }
+            // The h2 crate queues interim responses without a bound. They are taken from it and counted, and refused beyond the limits.
+            UpstreamSide::Http2(_) => {
+                let polled = self.poll_head_2(cx);
+                if polled.is_pending()
+                    && let Poll::Ready(Err(fault)) = self.poll_taken(cx)
+                {
+                    return Poll::Ready(Err(fault));
+                }
+                polled
+            }
+        }
+    }
+
+    /// Ready once an HTTP/1.1 client has accepted all bytes written for it.
+    fn poll_taken(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        match &mut self.front {
+            DownstreamSide::Http1(client) if !client.wire.outbox.is_empty() => {
+                client.wire.io.poll_flush(cx, &mut client.wire.outbox).map_err(|_| ProxyError::ClientGone)
+            }
+            _ => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Counts an interim response of `bytes`, and returns whether it is passed on. A request has limits for their number and bytes; `100`
+    /// is passed on once, whether the endpoint or the gateway sent it.
+    fn admit_interim(&mut self, status: u16, bytes: usize) -> Result<bool, ProxyError> {
+        let repeated = self.record.interim.count(bytes, status == 100)?;
+        // HTTP/1.0 has no interim responses.
+        Ok(!repeated && self.ask.spoken != ClientProtocol::Http10)
+    }
+
+    fn poll_head_1(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        loop {
+            let UpstreamSide::Http1(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            if !back.wire.inbox.is_empty() {
+                match back.head.parse(back.wire.inbox.bytes(), self.worker.h1_limits(), self.ask.asked) {
+                    Err(refusal) => return Poll::Ready(Err(ProxyError::UpstreamProtocol(refusal.name()))),
+                    Ok(None) => {}
+                    Ok(Some(len)) => {
+                        // After an interim response the loop continues, because the final head is still to come.
+                        let interim = back.head.view(back.wire.inbox.bytes()).is_interim();
+                        if interim {
+                            self.interim_1(len)?
+                        } else {
+                            self.final_1()?
+                        }
+                        if let UpstreamSide::Http1(back) = &mut self.back {
+                            back.wire.inbox.advance(len);
+                        }
+                        if interim {
+                            ready!(self.poll_taken(cx))?;
+                            continue;
+                        }
+                        return Poll::Ready(Ok(()));
+                    }
+                }
+            }
+            let UpstreamSide::Http1(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            match ready!(back.wire.io.poll_fill(cx, &mut back.wire.inbox)) {
+                Ok(1..) => back.heard = true,
+                Ok(0) if back.heard => return Poll::Ready(Err(ProxyError::UpstreamProtocol("truncated_head"))),
+                Ok(0) | Err(_) if !back.heard && back.wire.io.is_undelivered_beyond(back.sent_before) => {
+                    return Poll::Ready(Err(ProxyError::UpstreamUndelivered));
+                }
+                Ok(0) | Err(_) => return Poll::Ready(Err(ProxyError::UpstreamClosed { reused: back.reused && !back.heard })),
+            }
+        }
+    }
+
+    /// Writes an interim response of `len` bytes to the client's side.
+    fn interim_1(&mut self, len: usize) -> Result<(), ProxyError> {
+        let UpstreamSide::Http1(back) = &self.back else { return Ok(()) };
+        let status = back.head.view(back.wire.inbox.bytes()).status();
+        if !self.admit_interim(status, len)? {
+            return Ok(());
+        }
+        let UpstreamSide::Http1(back) = &self.back else { return Ok(()) };
+        let Http1UpstreamSide { head, wire, .. } = &**back;
+        let view = head.view(wire.inbox.bytes());
+        match &mut self.front {
+            DownstreamSide::Http1(client) => {
+                let into = client.wire.outbox.head();
+                heads::response_1_to_1(&mut client.out, wire.inbox.bytes(), &view, &ForwardOptions::default(), into)
+                    .map_err(|refusal: MessageRefusal| ProxyError::UpstreamProtocol(refusal.name()))
+            }
+            DownstreamSide::Http2(stream) => {
+                let response = heads::response_1_to_2(&view).ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
+                stream.respond.send_informational(response).map_err(|_| ProxyError::ClientGone)
+            }
+        }
+    }
+
+    fn final_1(&mut self) -> Result<(), ProxyError> {
+        let keep = self.keeps_client();
+        let UpstreamSide::Http1(back) = &mut self.back else { return Ok(()) };
+        let Http1UpstreamSide { head, wire, keeps, .. } = &mut **back;
+        let view = head.view(wire.inbox.bytes());
+        let (status, framing) = (view.status(), view.framing());
+        *keeps = view.keep_alive();
+        self.upgrade = view.is_tunnel();
+        let to = heads::framing_to_1(framing, self.ask.spoken);
+        match &mut self.front {
+            DownstreamSide::Http1(client) => {
+                // The connection stays open only if the request is complete or its upload continues after this response.
+                let goes_on = status < 400 && *keeps && !self.up_cut;
+                let keep = keep && to != Framing::UntilClose && (self.up.done || goes_on);
+                self.kept = keep;
+                let outgoing = ForwardOptions {
+                    framing: to,
+                    persistence: if self.upgrade { Default::default() } else { self.ask.spoken.persistence(keep) },
+                    upgrade: view.upgrade(),
+                    ..ForwardOptions::default()
+                };
+                let into = client.wire.outbox.head();
+                heads::response_1_to_1(&mut client.out, wire.inbox.bytes(), &view, &outgoing, into)
+                    .map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))?;
+            }
+            DownstreamSide::Http2(stream) => {
+                // An HTTP/2 client cannot have requested an upgrade (RFC 9113 §8.6).
+                if self.upgrade {
+                    return Err(ProxyError::UpstreamProtocol("unexpected_upgrade"));
+                }
+                let response = heads::response_1_to_2(&view).ok_or(ProxyError::UpstreamProtocol("untranslatable_head"))?;
+                let ended = matches!(framing, Framing::None | Framing::Length(0));
+                let send = stream.respond.send_response(response, ended).map_err(|_| ProxyError::ClientGone)?;
+                stream.answer = (!ended).then_some(send);
+            }
+        }
+        self.down_reader = BodyReader::new(framing);
+        self.down_framing = (framing, to);
+        self.status = status;
+        self.record.answered(status);
+        self.record.grpc_status = grpc_status_1(&view);
+        Ok(())
+    }
+
+    /// Returns whether the client's connection stays open, as far as that is known when the response begins.
+    fn keeps_client(&self) -> bool {
+        self.ask.keep_alive && !self.record.keeps_no_client()
+    }
+
+    fn poll_head_2(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProxyError>> {
+        loop {
+            let UpstreamSide::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+            match back.response.poll_informational(cx) {
+                Poll::Ready(Some(Ok(interim))) => self.interim_2(interim)?,
+                _ => break,
+            }
+        }
+        let UpstreamSide::Http2(back) = &mut self.back else { return Poll::Ready(Ok(())) };
+        match ready!(Pin::new(&mut back.response).poll(cx)) {
+            Ok(response) => Poll::Ready(self.final_2(response)),
+            Err(e) => Poll::Ready(Err(match http2_fault(&e) {
+                ProxyError::UpstreamClosed { .. } => ProxyError::UpstreamClosed { reused: back.place.reused },
+                fault => fault,
+            })),
+        }
+    }
+
+    fn interim_2(&mut self, interim: Response<()>) -> Result<(), ProxyError> {
+        // HTTP/2 has no upgrade (RFC 9113 §8.6), and an HTTP/1.1 client would mistake the following bytes for another protocol.
+        if interim.status() == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(ProxyError::UpstreamProtocol("h2_switching_protocols"));
+        }
+        if !self.admit_interim(interim.status().as_u16(), heads::byte_len(interim.headers()))? {
+            return Ok(());
+        }
+        match &mut self.front {
+            // An HTTP/1.1 client expects only `100`, and the gateway has already sent it.
+            DownstreamSide::Http1(_) if interim.status() == StatusCode::CONTINUE => Ok(()),
+            DownstreamSide::Http1(client) => {
+                let (parts, ()) = interim.into_parts();
+                let into = client.wire.outbox.head();
+                let written = heads::response_2_to_1(&mut client.out, &parts, &ForwardOptions::default(), false, into);
+                written.map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))
+            }
+            DownstreamSide::Http2(stream) => stream.respond.send_informational(interim).map_err(|_| ProxyError::ClientGone),
+        }
+    }
+
+    fn final_2(&mut self, response: Response<h2::RecvStream>) -> Result<(), ProxyError> {
+        let keep = self.keeps_client();
+        let (parts, body) = response.into_parts();
+        let ended = body.is_end_stream();
+        let status = parts.status.as_u16();
+        self.status = status;
+        self.record.answered(status);
+        self.record.grpc_status = parts.headers.get("grpc-status").and_then(|v| v.to_str().ok()?.parse().ok());
+        match &mut self.front {
+            DownstreamSide::Http1(client) => {
+                let framing = heads::framing_of_answer(self.ask, &parts, ended);
+                // The connection stays open only if the request is complete or its upload continues after this response.
+                let goes_on = status < 400 && !ended && !self.up_cut;
+                let keep = keep && framing != Framing::UntilClose && (self.up.done || goes_on);
+                self.kept = keep;
+                let outgoing = ForwardOptions { framing, persistence: self.ask.spoken.persistence(keep), ..ForwardOptions::default() };
+                let into = client.wire.outbox.head();
+                heads::response_2_to_1(&mut client.out, &parts, &outgoing, framing == Framing::None, into)
+                    .map_err(|refusal| ProxyError::UpstreamProtocol(refusal.name()))?;
+                self.down_framing = (Framing::None, framing);
+            }
+            DownstreamSide::Http2(stream) => {
+                let mut head = Response::new(());
+                *head.status_mut() = parts.status;
+                *head.headers_mut() = parts.headers;
+                let send = stream.respond.send_response(head, ended).map_err(|_| ProxyError::ClientGone)?;
+                stream.answer = (!ended).then_some(send);
+            }
+        }
+        if let UpstreamSide::Http2(back) = &mut self.back {
+            back.body = Some(body);
+        }
+        Ok(())
+    }
+}
+
+/// Maps an HTTP/2 error of the endpoint to the reason why there is no response.
+pub(in crate::forward) fn http2_fault(e: &h2::Error) -> ProxyError {
+    match e.reason() {
+        // The endpoint did not process the request (RFC 9113 §8.7).
+        Some(Reason::REFUSED_STREAM) => ProxyError::UpstreamRefused,
+        // A stream above the last ID of an orderly GOAWAY was not processed; lower ones still get their responses.
+        Some(Reason::NO_ERROR) if e.is_go_away() => ProxyError::UpstreamRefused,
+        Some(_) if e.is_reset() => ProxyError::UpstreamReset,
+        Some(_) => ProxyError::UpstreamProtocol("http2"),
+        None => ProxyError::UpstreamClosed { reused: false },
+    }
+}
+
+fn grpc_status_1(view: &ResponseView<'_>) -> Option<u8> {
+    view.get(canal_h1::FieldName::GrpcStatus).and_then(|v| std::str::from_utf8(v).ok()?.parse().ok())
+}

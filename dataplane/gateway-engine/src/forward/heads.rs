@@ -1,0 +1,369 @@
+//! Translates heads between HTTP versions and adds the gateway's own request headers.
+//!
+//! Translation is strict: what one version cannot express safely is refused, never repaired (RFC 9113 §8.2–8.3, §10.3). No IO is done here.
+//! Functions are named `request_X_to_Y` and `response_X_to_Y` by HTTP version.
+
+use canal_gateway_config::RequestMutations;
+use canal_h1::{
+    FieldName, ForwardOptions, Framing, HeaderEdit, HeaderField, MessageRefusal, OutHead, RequestKind, RequestView, ResponseView,
+    split_authority,
+};
+use http::header::{CONTENT_LENGTH, EXPECT, HOST, HeaderName, HeaderValue, TE};
+use http::uri::{PathAndQuery, Scheme};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+use smallvec::SmallVec;
+
+use crate::head::{CLIENT_CERT, ClientProtocol, RequestInfo, ValidatedHttp2Request, is_hop_word, strip_hop_words};
+use crate::proxy_error::ProxyError;
+
+pub(crate) const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(crate) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+
+/// Formats two random numbers as a request ID: a random UUID (RFC 9562 §5.4), as text.
+pub(crate) fn request_id(high: u64, low: u64) -> [u8; 36] {
+    const HEX: &[u8; 16] = b"0123456789abcdef";
+    let n = (u128::from(high) << 64 | u128::from(low)) & !(0xf << 76) & !(0b11 << 62) | 4 << 76 | 0b10 << 62;
+    let mut text = [b'-'; 36];
+    let places = (0..36).filter(|i| ![8, 13, 18, 23].contains(i));
+    for (nibble, place) in places.enumerate() {
+        text[place] = HEX[(n >> (124 - 4 * nibble)) as usize & 15];
+    }
+    text
+}
+
+/// Header fields in the form that the codec accepts.
+type Pairs<'a> = SmallVec<[(&'a [u8], &'a [u8]); 16]>;
+
+/// Fields that the gateway adds to a forwarded request.
+pub(crate) struct Additions<'a> {
+    pub(crate) client_ip: &'a str,
+    /// ID for a request without `x-request-id`.
+    pub(crate) request_id: [u8; 36],
+    /// Host for an HTTP/1.0 request without Host.
+    pub(crate) hostname: &'a str,
+    /// The gateway's value for `x-forwarded-proto`.
+    pub(crate) scheme: &'static str,
+    /// True if a client's own `x-forwarded-proto` stays.
+    pub(crate) keeps_proto: bool,
+    /// Value of `x-forwarded-client-cert`, if that header is configured and the client proved an identity.
+    pub(crate) client_cert: Option<&'a str>,
+    /// Mutations by routing and authorization.
+    pub(crate) changes: Option<&'a RequestMutations>,
+}
+
+/// Translates an HTTP/1.1 request to HTTP/1.1: rewrites the head from the client's buffer into `into`.
+pub(crate) fn request_1_to_1(
+    out: &mut OutHead,
+    buf: &[u8],
+    view: &RequestView<'_>,
+    add: &Additions<'_>,
+    into: &mut Vec<u8>,
+) -> Result<(), MessageRefusal> {
+    let forwarded = forwarded_for(view.fields().all(FieldName::XForwardedFor), add.client_ip);
+    let mut edits: SmallVec<[HeaderEdit<'_>; 4]> = SmallVec::new();
+    edits.push(HeaderEdit::Set(b"x-forwarded-for", &forwarded));
+    edits.push(match add.keeps_proto {
+        true => HeaderEdit::Default(b"x-forwarded-proto", add.scheme.as_bytes()),
+        false => HeaderEdit::Set(b"x-forwarded-proto", add.scheme.as_bytes()),
+    });
+    if !view.fields().has(FieldName::XRequestId) {
+        edits.push(HeaderEdit::Add(b"x-request-id", &add.request_id));
+    }
+    if view.authority().is_empty() {
+        edits.push(HeaderEdit::Default(b"host", add.hostname.as_bytes()));
+    }
+    // Headers that only proxies set must not come from the client.
+    if view.fields().has(FieldName::Other) {
+        let words = view.fields().iter().filter(|field| field.id == FieldName::Other && is_hop_word(field.name));
+        edits.extend(words.map(|field| HeaderEdit::Remove(field.name)));
+    }
+    if let Some(client_cert) = add.client_cert {
+        edits.push(HeaderEdit::Set(CLIENT_CERT.as_bytes(), client_cert.as_bytes()));
+    }
+    let headers = add.changes.into_iter().flat_map(RequestMutations::headers);
+    edits.extend(
+        headers.map(|(name, value)| value.map_or(HeaderEdit::Remove(name.as_bytes()), |value| HeaderEdit::Set(name.as_bytes(), value))),
+    );
+    let target = add.changes.and_then(|changes| changes.target(view.path(), view.query()));
+    let outgoing = ForwardOptions {
+        target: target.as_deref(),
+        edits: &edits,
+        framing: view.framing(),
+        upgrade: view.upgrade(),
+        accepts_trailers: view.accepts_trailers(),
+        ..ForwardOptions::default()
+    };
+    out.request(view, &outgoing)?;
+    out.write_to(buf, into);
+    Ok(())
+}
+
+/// Joins the addresses so far and the client's into one line, because some applications read only the first line.
+fn forwarded_for<'v>(values: impl Iterator<Item = &'v [u8]>, client: &str) -> SmallVec<[u8; 64]> {
+    let mut line = SmallVec::new();
+    for value in values {
+        line.extend_from_slice(value);
+        line.extend_from_slice(b", ");
+    }
+    line.extend_from_slice(client.as_bytes());
+    line
+}
+
+/// Returns the bytes of names and values, with the four more that HTTP/1.1 needs for each line.
+pub(crate) fn byte_len(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum()
+}
+
+fn name_of(field: &HeaderField<'_>) -> Option<HeaderName> {
+    HeaderName::from_bytes(field.name).ok()
+}
+
+fn map_of<'v>(fields: impl Iterator<Item = HeaderField<'v>>, skip: &[FieldName]) -> Option<HeaderMap> {
+    let mut map = HeaderMap::new();
+    for field in fields.filter(|f| !skip.contains(&f.id)) {
+        map.try_append(name_of(&field)?, HeaderValue::from_bytes(field.value).ok()?).ok()?;
+    }
+    Some(map)
+}
+
+/// Translates an HTTP/1.1 request to HTTP/2. `Expect` is not passed on, because the caller has handled it.
+pub(crate) fn request_1_to_2(view: &RequestView<'_>, add: &Additions<'_>) -> Result<Request<()>, ProxyError> {
+    let bad = || ProxyError::BadRequest(MessageRefusal::BadTarget);
+    let skip = [FieldName::Host, FieldName::Expect, FieldName::ContentLength];
+    let mut headers = map_of(view.end_to_end(), &skip).ok_or(ProxyError::BadRequest(MessageRefusal::BadFieldName))?;
+    if let Framing::Length(n) = view.framing() {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(n));
+    }
+    if view.accepts_trailers() {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+    }
+    let changed = add.changes.and_then(|changes| changes.target(view.path(), view.query()));
+    let path = if view.path() == b"*" {
+        PathAndQuery::from_static("*")
+    } else if let Some(changed) = changed {
+        PathAndQuery::from_maybe_shared(bytes::Bytes::from(changed)).map_err(|_| bad())?
+    } else {
+        let mut text = view.path().to_vec();
+        if let Some(query) = view.query() {
+            text.push(b'?');
+            text.extend_from_slice(query);
+        }
+        PathAndQuery::from_maybe_shared(bytes::Bytes::from(text)).map_err(|_| bad())?
+    };
+    // An HTTP/1.0 request may have no Host.
+    let authority = if view.authority().is_empty() { add.hostname.as_bytes() } else { view.authority() };
+    let uri = Uri::builder().scheme(Scheme::HTTP).authority(authority).path_and_query(path).build().map_err(|_| bad())?;
+    let method = Method::from_bytes(view.method()).map_err(|_| ProxyError::BadRequest(MessageRefusal::BadMethod))?;
+    strip_hop_words(&mut headers);
+    add.changes.inspect(|changes| changes.apply(&mut headers));
+    additions(&mut headers, add);
+    Ok(whole(method, uri, headers))
+}
+
+pub(crate) fn whole(method: Method, uri: Uri, headers: HeaderMap) -> Request<()> {
+    let mut request = Request::new(());
+    *request.method_mut() = method;
+    *request.uri_mut() = uri;
+    *request.version_mut() = Version::HTTP_2;
+    *request.headers_mut() = headers;
+    request
+}
+
+/// Adds the gateway's own fields to a map.
+pub(crate) fn additions(headers: &mut HeaderMap, add: &Additions<'_>) {
+    let line = forwarded_for(headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes), add.client_ip);
+    if let Ok(line) = HeaderValue::from_bytes(&line) {
+        headers.insert(X_FORWARDED_FOR, line);
+    }
+    if !add.keeps_proto || !headers.contains_key(X_FORWARDED_PROTO) {
+        headers.insert(X_FORWARDED_PROTO, HeaderValue::from_static(add.scheme));
+    }
+    if let Some(Ok(client_cert)) = add.client_cert.map(HeaderValue::from_str) {
+        headers.insert(CLIENT_CERT, client_cert);
+    }
+    if !headers.contains_key(X_REQUEST_ID)
+        && let Ok(id) = HeaderValue::from_bytes(&add.request_id)
+    {
+        headers.insert(X_REQUEST_ID, id);
+    }
+}
+
+/// Validates what h2 leaves to the application. Nothing in the result may have another meaning for an HTTP/1.1 reader.
+///
+/// # Errors
+/// The request is a CONNECT, or it is ambiguous; [`ProxyError::BadHttp2`] names the reason.
+pub(crate) fn check_2(request: http::request::Parts) -> Result<ValidatedHttp2Request, ProxyError> {
+    let http::request::Parts { method, uri, mut headers, .. } = request;
+    if method == Method::CONNECT {
+        return Err(ProxyError::Method);
+    }
+    let bad = |name| Err(ProxyError::BadHttp2(name));
+    if method.as_str().len() > canal_h1::MessageLimits::DEFAULT.method_bytes_max {
+        return bad("h2_method_too_long");
+    }
+    let parts = uri.into_parts();
+    let path = parts.path_and_query.unwrap_or_else(|| PathAndQuery::from_static("/"));
+    let origin = path.as_str().starts_with('/') || (path.as_str() == "*" && method == Method::OPTIONS);
+    if !origin || !path.as_str().bytes().all(|b| b > b' ' && b < 0x7f && b != b'#') {
+        return bad("h2_bad_path");
+    }
+    let mut hosts = headers.get_all(HOST).iter();
+    let (host, second) = (hosts.next(), hosts.next());
+    if second.is_some() {
+        return bad("h2_duplicate_host");
+    }
+    // Two different authorities could be read differently by two receivers.
+    let authority = match (parts.authority.as_ref().map(|a| a.as_str()), host.map(HeaderValue::as_bytes)) {
+        (Some(authority), Some(host)) if !authority.as_bytes().eq_ignore_ascii_case(host) => return bad("h2_host_mismatch"),
+        (Some(authority), _) => authority.as_bytes(),
+        (None, Some(host)) => host,
+        (None, None) => return bad("h2_no_authority"),
+    };
+    if split_authority(authority).is_none() {
+        return bad("h2_bad_authority");
+    }
+    let authority = String::from_utf8_lossy(authority).into_owned();
+    if headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
+        return bad("h2_duplicate_content_length");
+    }
+    headers.remove(HOST);
+    strip_hop_words(&mut headers);
+    Ok(ValidatedHttp2Request { method, authority, path, headers })
+}
+
+/// Translates a validated HTTP/2 request to HTTP/2.
+pub(crate) fn request_2_to_2(checked: &ValidatedHttp2Request) -> Result<Request<()>, ProxyError> {
+    let uri = Uri::builder().scheme(Scheme::HTTP).authority(checked.authority.as_str()).path_and_query(checked.path.clone());
+    let uri = uri.build().map_err(|_| ProxyError::BadHttp2("h2_bad_authority"))?;
+    Ok(whole(checked.method.clone(), uri, checked.headers.clone()))
+}
+
+/// Translates a validated HTTP/2 request to HTTP/1.1.
+pub(crate) fn request_2_to_1(
+    out: &mut OutHead,
+    checked: &ValidatedHttp2Request,
+    framing: Framing,
+    into: &mut Vec<u8>,
+) -> Result<(), MessageRefusal> {
+    let pairs: Pairs<'_> =
+        checked.headers.iter().filter(|(name, _)| **name != EXPECT).map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes())).collect();
+    let accepts_trailers = checked.headers.get(TE).is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"trailers"));
+    let outgoing =
+        ForwardOptions { framing, accepts_trailers, target: Some(checked.path.as_str().as_bytes()), ..ForwardOptions::default() };
+    out.encode_request(checked.method.as_str().as_bytes(), checked.authority.as_bytes(), pairs.iter().copied(), &outgoing)?;
+    out.write_to(&[], into);
+    Ok(())
+}
+
+/// Returns the response's framing towards an HTTP/1.1 client.
+pub(crate) fn framing_to_1(framing: Framing, spoken: ClientProtocol) -> Framing {
+    match (framing, spoken) {
+        // Chunked framing lets the client distinguish the end from a broken connection, and lets the connection stay open.
+        (Framing::UntilClose, ClientProtocol::Http11) => Framing::Chunked,
+        (Framing::Chunked, ClientProtocol::Http10) => Framing::UntilClose,
+        (framing, _) => framing,
+    }
+}
+
+/// Translates an HTTP/1.1 response to HTTP/1.1.
+pub(crate) fn response_1_to_1(
+    out: &mut OutHead,
+    buf: &[u8],
+    view: &ResponseView<'_>,
+    outgoing: &ForwardOptions<'_>,
+    into: &mut Vec<u8>,
+) -> Result<(), MessageRefusal> {
+    out.response(view, outgoing)?;
+    out.write_to(buf, into);
+    Ok(())
+}
+
+/// Translates an HTTP/1.1 response to HTTP/2. `None` if HTTP/2 cannot carry it.
+pub(crate) fn response_1_to_2(view: &ResponseView<'_>) -> Option<Response<()>> {
+    let mut headers = map_of(view.end_to_end(), &[FieldName::ContentLength])?;
+    if let Some(length) = view.content_length()
+        && !matches!(view.status(), 100..=199 | 204)
+    {
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    let mut response = Response::new(());
+    *response.status_mut() = StatusCode::from_u16(view.status()).ok()?;
+    *response.headers_mut() = headers;
+    Some(response)
+}
+
+/// Returns the framing of an HTTP/2 response's body in HTTP/1.1.
+pub(crate) fn framing_of_answer(ask: &RequestInfo, response: &http::response::Parts, ended: bool) -> Framing {
+    let length = response.headers.get(CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse().ok());
+    match (length, ended) {
+        _ if ask.asked == RequestKind::Head || matches!(response.status.as_u16(), 100..=199 | 204 | 304) => Framing::None,
+        (Some(n), _) => Framing::Length(n),
+        (None, true) => Framing::Length(0),
+        (None, false) => framing_to_1(Framing::Chunked, ask.spoken),
+    }
+}
+
+/// Translates an HTTP/2 response to HTTP/1.1.
+pub(crate) fn response_2_to_1(
+    out: &mut OutHead,
+    response: &http::response::Parts,
+    outgoing: &ForwardOptions<'_>,
+    describes_length: bool,
+    into: &mut Vec<u8>,
+) -> Result<(), MessageRefusal> {
+    let pairs: Pairs<'_> = response.headers.iter().map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes())).collect();
+    out.encode_response(response.status.as_u16(), describes_length, pairs.iter().copied(), outgoing)?;
+    out.write_to(&[], into);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_ids_are_random_uuids() {
+        let text = String::from_utf8(request_id(u64::MAX, u64::MAX).to_vec()).unwrap();
+        assert_eq!(text, "ffffffff-ffff-4fff-bfff-ffffffffffff");
+        assert_eq!(request_id(0, 0).as_slice(), b"00000000-0000-4000-8000-000000000000");
+        assert_eq!(&request_id(0x0123_4567_89ab_cdef, 0)[..18], b"01234567-89ab-4def");
+    }
+
+    #[test]
+    fn http2_requests_that_could_mean_two_things_are_refused() {
+        /// One case: the target, the fields, and the authority or the reason of the refusal.
+        type Case = (&'static str, &'static [(&'static str, &'static str)], Result<&'static str, &'static str>);
+        let cases: &[Case] = &[
+            ("http://a/x?y=1", &[], Ok("a")),
+            ("http://a:8080/x", &[("host", "A:8080")], Ok("a:8080")),
+            ("/x", &[("host", "b")], Ok("b")),
+            ("http://a/x", &[("host", "b")], Err("h2_host_mismatch")),
+            ("http://a/x", &[("host", "a"), ("host", "a")], Err("h2_duplicate_host")),
+            ("/x", &[], Err("h2_no_authority")),
+            ("http://u@a/x", &[], Err("h2_bad_authority")),
+            ("/x", &[("host", "a b")], Err("h2_bad_authority")),
+            ("http://a/x", &[("content-length", "1"), ("content-length", "1")], Err("h2_duplicate_content_length")),
+            ("http://a/\u{e9}", &[], Err("h2_bad_path")),
+        ];
+        for (uri, fields, want) in cases {
+            let mut request = Request::builder().uri(*uri);
+            for (name, value) in *fields {
+                request = request.header(*name, *value);
+            }
+            let checked = check_2(request.body(()).unwrap().into_parts().0);
+            match (&checked, want) {
+                (Ok(c), Ok(authority)) => assert_eq!(c.authority, *authority, "{uri}"),
+                (Err(ProxyError::BadHttp2(name)), Err(want)) => assert_eq!(name, want, "{uri}"),
+                other => panic!("{uri}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn forwarded_addresses_become_one_line() {
+        let values: [&[u8]; 2] = [b"1.1.1.1, 2.2.2.2", b"3.3.3.3"];
+        assert_eq!(&forwarded_for(values.into_iter(), "4.4.4.4")[..], b"1.1.1.1, 2.2.2.2, 3.3.3.3, 4.4.4.4");
+        assert_eq!(&forwarded_for([].into_iter(), "::1")[..], b"::1");
+    }
+}

@@ -1,0 +1,232 @@
+//! The client's side of a request in HTTP/1.1, and what happens to the client's connection after it.
+//!
+//! The phases are in `pipeline`. Start with [`serve`].
+
+use std::rc::Rc;
+
+use canal_gateway_config::RequestMutations;
+use canal_h1::{RequestHead, RequestKind};
+
+use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
+use super::heads::{self, Additions};
+use super::{ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpgradedUpstream, UpstreamTransport, own_proto};
+use crate::authorize::AuthorizationInterrupt;
+use crate::authorize::buffered_body::{self, BufferedBody};
+use crate::authorize::reauthorize::OngoingAuthorization;
+use crate::downstream_state::Http1Downstream;
+use crate::endpoints::SelectedEndpoint;
+use crate::finish::RequestRecord;
+use crate::head::{Http1RoutingView, RequestInfo};
+use crate::local_reply::{self, LocalReplyOptions};
+use crate::pipeline;
+use crate::proxy_error::ProxyError;
+use crate::route::RoutedRequest;
+use crate::session::ClientSession;
+use crate::worker::Worker;
+
+/// Decision on the client's connection after a request.
+pub(crate) enum ConnectionDisposition {
+    /// The connection stays open for the next request.
+    Keep,
+    /// The connection is closed gracefully.
+    Close,
+    /// The connection is reset, so that the client does not mistake a partial response for a complete one.
+    Cut,
+    /// The connection is no longer HTTP.
+    Relay(Box<UpgradedConnection>),
+}
+
+/// A connection that was upgraded, with what its relay needs.
+pub(crate) struct UpgradedConnection {
+    pub(crate) upstream: Box<UpgradedUpstream>,
+    pub(crate) record: RequestRecord,
+    /// Head of the request for the upgrade.
+    pub(crate) head: Option<Box<[u8]>>,
+}
+
+/// Authorizes an open request again. Its head is in `open.kept` if the client's inbox no longer contains it.
+pub(crate) fn reauthorize_request(
+    worker: &Worker,
+    open: &OngoingAuthorization<'_>,
+    ask: &RequestInfo,
+    client: &Http1Downstream,
+) -> Result<(), AuthorizationInterrupt> {
+    let head = match open.kept {
+        Some(kept) => kept,
+        None if !ask.has_body() => client.wire.inbox.bytes(),
+        // The tenant got its first policies while the body was in transit, so the head was not retained.
+        None => return open.reauthorize_connection(worker),
+    };
+    let view = client.head.view(head);
+    open.reauthorize(worker, (&Http1RoutingView::of(view, own_proto(worker, open.session())), view.authority()))
+}
+
+/// Authorizes an upgraded connection again.
+pub(crate) fn reauthorize_upgraded(
+    worker: &Worker,
+    session: &Rc<ClientSession>,
+    parsed: &RequestHead,
+    relay: (Option<&[u8]>, &SelectedEndpoint),
+) -> Result<(), AuthorizationInterrupt> {
+    let open = OngoingAuthorization::without_request(session, relay.1);
+    let Some(head) = relay.0 else { return open.reauthorize_connection(worker) };
+    let view = parsed.view(head);
+    open.reauthorize(worker, (&Http1RoutingView::of(view, own_proto(worker, session)), view.authority()))
+}
+
+/// Serves the request whose head is the first `len` bytes of the client's inbox.
+pub(crate) async fn serve(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    client: &mut Http1Downstream,
+    len: usize,
+) -> ConnectionDisposition {
+    let info = RequestInfo::of_http1(&client.head.view(client.wire.inbox.bytes()));
+    let mut record = RequestRecord::begin(worker, session, info.spoken);
+    record.grpc = info.grpc;
+    let proto = own_proto(worker, session);
+    let client = Http1Client { connection: client, len, kept: None, proto, request_id: [0; 36] };
+    pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record))).await
+}
+
+/// The client's side of a request in HTTP/1.1.
+struct Http1Client<'a> {
+    connection: &'a mut Http1Downstream,
+    /// Length of the head, with which the connection's inbox begins until the request's body is read.
+    len: usize,
+    /// Copy of the head, if the body overwrites it in the inbox and reauthorization may need it.
+    kept: Option<Box<[u8]>>,
+    /// The gateway's value of `x-forwarded-proto`; `None` if the client's own value is used.
+    proto: Option<&'static str>,
+    /// ID with which the request is forwarded if the client sent none.
+    request_id: [u8; 36],
+}
+
+impl HttpDownstream for Http1Client<'_> {
+    type Head<'h>
+        = Http1RoutingView<'h>
+    where
+        Self: 'h;
+    type End = ConnectionDisposition;
+
+    fn head(&self) -> (Http1RoutingView<'_>, &[u8]) {
+        let view = self.connection.head.view(self.connection.wire.inbox.bytes());
+        (Http1RoutingView::of(view, self.proto), view.authority())
+    }
+
+    fn is_connect(&self) -> bool {
+        self.connection.head.view(self.connection.wire.inbox.bytes()).method() == b"CONNECT"
+    }
+
+    fn prepare(&mut self, state: &mut RequestState) {
+        self.request_id = heads::request_id(state.worker.random(), state.worker.random());
+        if let Some(texts) = &mut state.record.texts
+            && texts.request_id.is_empty()
+        {
+            texts.request_id = String::from_utf8_lossy(&self.request_id).into_owned();
+        }
+    }
+
+    async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError> {
+        let permit = buffered_body::permit(&state.worker, &state.session, &state.info, wanted)?;
+        // Reading the body sends the `100 Continue` that the client waits for.
+        state.record.interim.continued = self.connection.head.view(self.connection.wire.inbox.bytes()).expects_continue();
+        buffered_body::of_http1(&state.worker, self.connection, &state.info, (self.len, wanted), permit).await
+    }
+
+    fn send(
+        &mut self,
+        state: &mut RequestState,
+        routed: &RoutedRequest,
+        upstream: UpstreamTransport,
+        changes: Option<&RequestMutations>,
+    ) -> Result<UpstreamSide, ProxyError> {
+        let Http1Downstream { wire, head, out, .. } = &mut *self.connection;
+        let buf = wire.inbox.bytes();
+        let view = head.view(buf);
+        let hostname = routed.view.set.service.as_ref().map_or("", |names| names.hostname.as_str());
+        let add = Additions { changes, ..state.additions(self.request_id, hostname) };
+        match upstream {
+            UpstreamTransport::Http1(mut lease) => {
+                heads::request_1_to_1(out, buf, &view, &add, lease.wire.outbox.head()).map_err(ProxyError::BadRequest)?;
+                Ok(UpstreamSide::http1(lease))
+            }
+            UpstreamTransport::Http2(place, mut send) => {
+                let request = heads::request_1_to_2(&view, &add)?;
+                if view.expects_continue() && !std::mem::replace(&mut state.record.interim.continued, true) {
+                    // HTTP/2 endpoints seldom send `100`; the client would wait for its own timeout.
+                    wire.outbox.push_static(b"HTTP/1.1 100 Continue\r\n\r\n");
+                }
+                let (response, stream) = send.send_request(request, !state.info.has_body()).map_err(|e| http2_fault(&e))?;
+                Ok(UpstreamSide::http2(place, response, stream))
+            }
+        }
+    }
+
+    fn is_complete(&self, info: &RequestInfo) -> bool {
+        !info.has_body()
+    }
+
+    fn begin_body(&mut self, session: &ClientSession) {
+        let inbox = &mut self.connection.wire.inbox;
+        if session.is_policed() {
+            self.kept = Some(inbox.bytes()[..self.len].into());
+        }
+        inbox.advance(self.len);
+    }
+
+    fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {
+        (DownstreamSide::Http1(self.connection), OpenHead { kept: self.kept.as_deref(), http2: None })
+    }
+
+    async fn finish(mut self, mut state: RequestState, ended: Result<ExchangeEnd, ProxyError>) -> ConnectionDisposition {
+        match ended {
+            Ok(ExchangeEnd::Complete { request_done, kept }) => {
+                self.consume_head(&state.info);
+                if request_done && kept { ConnectionDisposition::Keep } else { ConnectionDisposition::Close }
+            }
+            Ok(ExchangeEnd::Upgraded(None)) => ConnectionDisposition::Cut,
+            Ok(ExchangeEnd::Upgraded(Some(upstream))) => {
+                let head = self.kept.take().or_else(|| self.consume_head(&state.info));
+                ConnectionDisposition::Relay(Box::new(UpgradedConnection { upstream, record: state.record, head }))
+            }
+            Ok(ExchangeEnd::Broken(error)) | Err(error @ ProxyError::ClientGone) => {
+                state.record.fault(&error);
+                ConnectionDisposition::Cut
+            }
+            Err(error) => self.refuse(state, error).await,
+        }
+    }
+}
+
+impl Http1Client<'_> {
+    /// Removes the head of a request without a body from the inbox; until now it stayed there. Returns a copy.
+    fn consume_head(&mut self, info: &RequestInfo) -> Option<Box<[u8]>> {
+        if info.has_body() {
+            return None;
+        }
+        let inbox = &mut self.connection.wire.inbox;
+        let head = inbox.bytes().get(..self.len).map(Into::into);
+        inbox.advance(self.len);
+        head
+    }
+
+    /// Sends a local reply for an error.
+    async fn refuse(&mut self, mut state: RequestState, error: ProxyError) -> ConnectionDisposition {
+        let RequestState { worker, info, record, .. } = &mut state;
+        record.fault(&error);
+        // While a body is in transit, the start of the next request is known only after reading the entire body.
+        let keep = info.keep_alive && !info.has_body() && !record.keeps_no_client() && !matches!(error, ProxyError::BadRequest(_));
+        if !info.has_body() {
+            self.connection.wire.inbox.advance(self.len);
+        }
+        let options = LocalReplyOptions { keep, spoken: info.spoken, head: info.asked == RequestKind::Head };
+        match local_reply::http1(worker, self.connection, &error, options).await {
+            Some(bytes) => {
+                record.bytes_out = bytes;
+                if keep { ConnectionDisposition::Keep } else { ConnectionDisposition::Close }
+            }
+            None => ConnectionDisposition::Cut,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The client's side of a request in HTTP/2.
+//!
+//! The phases are in `pipeline`. Start with [`serve`].
+
+use std::rc::Rc;
+
+use bytes::Bytes;
+use canal_gateway_config::RequestMutations;
+use canal_h1::RequestKind;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http::Request;
+use http::header::CONTENT_TYPE;
+
+use super::exchange::{DownstreamSide, UpstreamSide, http2_fault};
+use super::heads;
+use super::{ExchangeEnd, HttpDownstream, HttpRequest, OpenHead, RequestState, UpstreamTransport};
+use crate::authorize::buffered_body::{self, BufferedBody};
+use crate::downstream_state::Http2Downstream;
+use crate::finish::RequestRecord;
+use crate::head::{ClientProtocol, RequestInfo, ValidatedHttp2Request, is_grpc};
+use crate::local_reply;
+use crate::pipeline;
+use crate::proxy_error::ProxyError;
+use crate::route::RoutedRequest;
+use crate::session::ClientSession;
+use crate::worker::Worker;
+
+/// Validates a stream's head and returns the future that serves the request, unless it was refused. Validation comes before the task so
+/// that the task's state stays small.
+pub(crate) fn serve(
+    worker: &Rc<Worker>,
+    session: &Rc<ClientSession>,
+    request: Request<RecvStream>,
+    mut respond: SendResponse<Bytes>,
+) -> Option<impl Future<Output = ()> + use<>> {
+    let mut record = RequestRecord::begin(worker, session, ClientProtocol::Http2);
+    let (parts, body) = request.into_parts();
+    let grpc = parts.headers.get(CONTENT_TYPE).is_some_and(|v| is_grpc(v.as_bytes()));
+    record.grpc = grpc;
+    match heads::check_2(parts) {
+        Ok(head) => {
+            let ended = body.is_end_stream();
+            let stream = Http2Downstream { body, respond, answer: None, timer: worker.clock.timer(), first: Bytes::new() };
+            let info = RequestInfo::of_http2(&head, ended);
+            let client = Http2Client { stream, head, ended };
+            Some(pipeline::serve(HttpRequest::new(client, RequestState::new(worker, session, info, record))))
+        }
+        Err(error) => {
+            refuse(&mut respond, &mut record, &error, grpc, false);
+            None
+        }
+    }
+}
+
+/// The client's side of a request in HTTP/2.
+struct Http2Client {
+    stream: Http2Downstream,
+    head: ValidatedHttp2Request,
+    /// True if the stream ended with the head.
+    ended: bool,
+}
+
+impl HttpDownstream for Http2Client {
+    type Head<'h> = &'h ValidatedHttp2Request;
+    type End = ();
+
+    fn head(&self) -> (&ValidatedHttp2Request, &[u8]) {
+        (&self.head, self.head.authority.as_bytes())
+    }
+
+    fn is_connect(&self) -> bool {
+        // Validation refused it.
+        false
+    }
+
+    fn prepare(&mut self, state: &mut RequestState) {
+        let request_id = heads::request_id(state.worker.random(), state.worker.random());
+        heads::additions(&mut self.head.headers, &state.additions(request_id, ""));
+        if let (Some(texts), Some(id)) = (&mut state.record.texts, self.head.headers.get(heads::X_REQUEST_ID)) {
+            texts.request_id = String::from_utf8_lossy(id.as_bytes()).into_owned();
+        }
+    }
+
+    async fn buffer_body(&mut self, state: &mut RequestState, wanted: usize) -> Result<BufferedBody, ProxyError> {
+        let permit = buffered_body::permit(&state.worker, &state.session, &state.info, wanted)?;
+        buffered_body::of_http2(&state.worker, &mut self.stream, wanted, permit).await
+    }
+
+    fn send(
+        &mut self,
+        state: &mut RequestState,
+        _routed: &RoutedRequest,
+        upstream: UpstreamTransport,
+        changes: Option<&RequestMutations>,
+    ) -> Result<UpstreamSide, ProxyError> {
+        let changed = changes.map(|changes| self.head.changed(changes)).transpose()?;
+        let head = changed.as_ref().unwrap_or(&self.head);
+        match upstream {
+            UpstreamTransport::Http1(mut lease) => {
+                let mut out = state.worker.scratch.borrow_mut();
+                heads::request_2_to_1(&mut out, head, state.info.framing, lease.wire.outbox.head()).map_err(ProxyError::BadRequest)?;
+                Ok(UpstreamSide::http1(lease))
+            }
+            UpstreamTransport::Http2(place, mut send) => {
+                let request = heads::request_2_to_2(head)?;
+                let (response, stream) = send.send_request(request, self.ended).map_err(|e| http2_fault(&e))?;
+                Ok(UpstreamSide::http2(place, response, stream))
+            }
+        }
+    }
+
+    fn is_complete(&self, _info: &RequestInfo) -> bool {
+        self.ended
+    }
+
+    fn begin_body(&mut self, _session: &ClientSession) {}
+
+    fn exchange(&mut self) -> (DownstreamSide<'_>, OpenHead<'_>) {
+        (DownstreamSide::Http2(&mut self.stream), OpenHead { kept: None, http2: Some(&self.head) })
+    }
+
+    async fn finish(mut self, mut state: RequestState, ended: Result<ExchangeEnd, ProxyError>) {
+        match ended {
+            // A stream that is dropped before its end is reset.
+            Ok(ExchangeEnd::Broken(error)) => state.record.fault(&error),
+            Ok(ExchangeEnd::Complete { .. } | ExchangeEnd::Upgraded(_)) => {}
+            Err(error) => {
+                let is_head = state.info.asked == RequestKind::Head;
+                refuse(&mut self.stream.respond, &mut state.record, &error, state.info.grpc, is_head);
+            }
+        }
+    }
+}
+
+/// Sends a local reply for `fault`.
+fn refuse(respond: &mut SendResponse<Bytes>, record: &mut RequestRecord, fault: &ProxyError, grpc: bool, head: bool) {
+    record.fault(fault);
+    if *fault == ProxyError::ClientGone {
+        return;
+    }
+    if grpc {
+        record.grpc_status = Some(fault.grpc_status());
+    }
+    record.bytes_out = local_reply::http2(respond, fault, grpc, head);
+}

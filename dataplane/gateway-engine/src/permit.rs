@@ -1,0 +1,194 @@
+//! A connection's permits in the limits that tenants share, from its accept to its end.
+//!
+//! It takes and returns permits, and reports when the connection must give way to another. `accept` closes the connection then. Start with
+//! [`ConnectionPermit::take`].
+
+use std::cell::{Cell, RefCell};
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use canal_model::ids::TenantName;
+use canal_runtime::{ShareHolder, ShareRefusal, TenantPermit};
+use futures::FutureExt;
+use futures::future::LocalBoxFuture;
+
+use crate::rebalance::ConnectionDrain;
+use crate::shares::SharedLimits;
+use crate::worker::EngineShared;
+
+/// Permits that one connection has in the shared limits. It starts as an unauthenticated connection, which may have to give way; a
+/// connection with work in progress never does.
+pub(crate) struct ConnectionPermit {
+    shared: Arc<EngineShared>,
+    holder: ShareHolder,
+    connection: RefCell<TenantPermit>,
+    /// Returned once the connection has authenticated or has sent a complete request head.
+    unauthenticated: RefCell<Option<TenantPermit>>,
+    /// Set while one of the permits can be revoked.
+    revocation: RefCell<Option<LocalBoxFuture<'static, ()>>>,
+    /// Waker of the connection's task, used when `revocation` must be polled again.
+    task: RefCell<Option<Waker>>,
+    /// True while a request, tunnel or relay is in progress.
+    is_established: Cell<bool>,
+    /// Soft drain of this connection alone, which sends its client to another replica.
+    pub(crate) drain: Rc<ConnectionDrain>,
+    /// Set while the connection must give way as unauthenticated and may still authenticate.
+    last_turn: RefCell<Option<LocalBoxFuture<'static, ()>>>,
+}
+
+/// Returns the reason for refusing a connection, a value of the label `reason`.
+fn reason_of(limits: &SharedLimits, refusal: ShareRefusal) -> &'static str {
+    // A tenant whose share is the entire limit reaches both limits at once.
+    let is_full = refusal == ShareRefusal::Full || limits.connections.used() >= limits.connections.capacity();
+    if is_full {
+        limits.refused();
+        return "connections";
+    }
+    "tenant_connections"
+}
+
+impl ConnectionPermit {
+    /// Takes the permits that a new connection of `tenant` needs. If the tenant has used its share, its own oldest unauthenticated
+    /// connection gives way, so silent connections block no others.
+    ///
+    /// # Errors
+    /// A limit is reached; the error is a counter label.
+    pub(crate) fn take(shared: &Arc<EngineShared>, tenant: &TenantName) -> Result<Rc<Self>, &'static str> {
+        let limits = &shared.limits;
+        let holder = ShareHolder::Tenant(tenant.clone());
+        // The connection permit comes first: if it is refused, no other connection has given way for nothing.
+        let connection = limits.connections.take_replacing(&holder, 1).map_err(|refusal| reason_of(limits, refusal))?;
+        let unauthenticated = limits.unauthenticated.take_replacing(&holder, 1).map_err(|_| "unauthenticated_connections")?;
+        let permit = Self {
+            shared: shared.clone(),
+            holder,
+            connection: RefCell::new(connection),
+            unauthenticated: RefCell::new(Some(unauthenticated)),
+            revocation: RefCell::default(),
+            task: RefCell::default(),
+            is_established: Cell::new(false),
+            last_turn: RefCell::default(),
+            drain: ConnectionDrain::new(),
+        };
+        permit.watch();
+        Ok(Rc::new(permit))
+    }
+
+    /// Takes a permit for a TLS handshake. From now on the connection does not give way to unauthenticated ones, because many simultaneous
+    /// clients would otherwise end each other's handshakes. The limit of handshakes bounds these connections instead.
+    ///
+    /// # Errors
+    /// A limit is reached; the error is a counter label.
+    pub(crate) fn begin_handshake(&self) -> Result<TenantPermit, &'static str> {
+        let permit = self.shared.limits.handshakes.take(&self.holder, 1).map_err(|_| "handshakes")?;
+        if let Some(unauthenticated) = &mut *self.unauthenticated.borrow_mut() {
+            // The permit was revoked and belongs to another connection now, so a new one is needed.
+            if unauthenticated.is_revoked() {
+                let taken = self.shared.limits.unauthenticated.take_replacing(&self.holder, 1);
+                *unauthenticated = taken.map_err(|_| "unauthenticated_connections")?;
+            }
+            unauthenticated.keep();
+        }
+        self.connection.borrow_mut().keep();
+        self.watch();
+        Ok(permit)
+    }
+
+    /// Ends the handshake. The connection may have to give way until it has work in progress.
+    pub(crate) fn end_handshake(&self, is_authenticated: bool) {
+        let mut unauthenticated = self.unauthenticated.borrow_mut();
+        match &mut *unauthenticated {
+            Some(permit) if !is_authenticated => permit.offer(),
+            permit => *permit = None,
+        }
+        drop(unauthenticated);
+        self.offer();
+    }
+
+    /// Marks the connection as busy with a request, tunnel or relay: it does not give way. Costs one comparison after the first call.
+    #[inline]
+    pub(crate) fn establish(&self) {
+        if !self.is_established.replace(true) {
+            self.unauthenticated.borrow_mut().take();
+            self.connection.borrow_mut().keep();
+            self.revocation.borrow_mut().take();
+        }
+    }
+
+    /// Marks the connection as idle: it may have to give way until [`ConnectionPermit::establish`] is called again.
+    pub(crate) fn offer(&self) {
+        self.is_established.set(false);
+        self.connection.borrow_mut().offer();
+        self.watch();
+    }
+
+    /// Starts watching the permits that can be revoked now.
+    fn watch(&self) {
+        let connection = self.connection.borrow().revoked();
+        let unauthenticated = self.unauthenticated.borrow().as_ref().map(TenantPermit::revoked);
+        let revoked = async move {
+            match unauthenticated {
+                None => connection.await,
+                Some(unauthenticated) => {
+                    futures::future::select(pin!(connection), pin!(unauthenticated)).await;
+                }
+            }
+        };
+        *self.revocation.borrow_mut() = Some(revoked.boxed_local());
+        if let Some(task) = self.task.borrow_mut().take() {
+            task.wake();
+        }
+    }
+
+    /// Ready once when the connection must give way. Costs one check while the connection is busy.
+    fn poll_revoked(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut revocation = self.revocation.borrow_mut();
+        let Some(revoked) = &mut *revocation else {
+            return self.remember(cx);
+        };
+        if revoked.poll_unpin(cx).is_ready() {
+            *revocation = None;
+            return Poll::Ready(());
+        }
+        self.remember(cx)
+    }
+
+    fn remember(&self, cx: &Context<'_>) -> Poll<()> {
+        let mut task = self.task.borrow_mut();
+        match &mut *task {
+            Some(known) if known.will_wake(cx.waker()) => {}
+            other => *other = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Runs `served` to its end; `false` if the connection had to give way before.
+    pub(crate) async fn run(&self, mut served: Pin<&mut impl Future<Output = ()>>) -> bool {
+        std::future::poll_fn(|cx| {
+            let is_revoked = self.poll_revoked(cx).is_ready() || self.last_turn.borrow().is_some();
+            if is_revoked && self.connection.borrow().is_revoked() {
+                return Poll::Ready(false);
+            }
+            let end = served.as_mut().poll(cx).map(|()| true);
+            if !is_revoked || end.is_ready() {
+                return end;
+            }
+            self.poll_last_turn(cx).map(|()| false)
+        })
+        .await
+    }
+
+    /// Ready once a connection that must give way has run once more and is still unauthenticated. After a pause of the worker many
+    /// connections wait at once, and data from their clients is known only after the reactor has polled the kernel. Such a connection is
+    /// late because of the gateway, not because of its client.
+    fn poll_last_turn(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut last_turn = self.last_turn.borrow_mut();
+        if !self.unauthenticated.borrow().as_ref().is_some_and(TenantPermit::is_revoked) {
+            *last_turn = None;
+            return Poll::Pending;
+        }
+        last_turn.get_or_insert_with(|| tokio::task::yield_now().boxed_local()).poll_unpin(cx)
+    }
+}

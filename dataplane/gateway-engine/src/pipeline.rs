@@ -1,0 +1,238 @@
+//! The phases of a request, in order and once, for HTTP/1.1, HTTP/2 and bytes that are not requests.
+//!
+//! It reads and writes nothing itself: each kind of [`ClientTraffic`] does that. It contains the only retry loop of the engine; whether and
+//! how to retry is a function of its arguments. Start with [`serve`].
+
+use crate::authorize::{AuthorizationState, DestinationPolicies};
+use crate::balance::TriedEndpoints;
+use crate::endpoints::SelectedEndpoint;
+use crate::proxy_error::{ProxyError, RetrySafety};
+use crate::route::RoutedRequest;
+use crate::session::ClientSession;
+use crate::worker::Worker;
+
+/// Most attempts for one request: the first and two retries.
+pub(crate) const ATTEMPTS_MAX: usize = 3;
+
+/// One unit of a client's traffic that passes through the phases: an HTTP request (`forward`), or a connection whose bytes are not requests
+/// (`relay`). Each method is the phase of the same name, as far as it depends on the protocol.
+pub(crate) trait ClientTraffic {
+    /// Result of a successful attempt.
+    type Done;
+    /// What happens to the client's connection afterwards.
+    type End;
+
+    fn worker(&self) -> &Worker;
+    fn session(&self) -> &ClientSession;
+
+    /// Takes from the request's head what later phases need.
+    ///
+    /// # Errors
+    /// The request is one that the gateway does not serve.
+    fn decode(&mut self) -> Result<(), ProxyError>;
+
+    /// Admits the request within the limits, and determines the endpoint set that may serve it.
+    ///
+    /// # Errors
+    /// A limit is reached, or no usable route or service exists.
+    fn route(&mut self) -> Result<RoutedRequest, ProxyError>;
+
+    /// Runs the filters that the route asks for. Not called for a route that asks for none.
+    ///
+    /// # Errors
+    /// A filter refuses the request.
+    async fn filter(&mut self, routed: &RoutedRequest) -> Result<(), ProxyError>;
+
+    /// Selects an endpoint.
+    ///
+    /// # Errors
+    /// The set contains no endpoint.
+    fn balance(&mut self, routed: &RoutedRequest, tried: &TriedEndpoints) -> Result<SelectedEndpoint, ProxyError>;
+
+    /// Authorizes the request at the selected endpoint. Not called where no policy applies. `earlier` is the result at the endpoint of the
+    /// attempt before.
+    ///
+    /// # Errors
+    /// A policy denies the request.
+    async fn authorize(
+        &mut self,
+        routed: &RoutedRequest,
+        policies: &DestinationPolicies<'_>,
+        selected: &SelectedEndpoint,
+        earlier: Option<Box<AuthorizationState>>,
+    ) -> Result<Option<Box<AuthorizationState>>, ProxyError>;
+
+    /// Sends the request to the endpoint and the response to the client.
+    ///
+    /// # Errors
+    /// The attempt failed before the client received anything of a response.
+    async fn forward(
+        &mut self,
+        routed: &RoutedRequest,
+        selected: SelectedEndpoint,
+        attempt: Attempt<'_>,
+    ) -> Result<Self::Done, FailedAttempt>;
+
+    /// Ends the request: sends a local reply if it failed, reports it, and decides what happens to the client's connection.
+    async fn finish(self, ended: Result<Self::Done, ProxyError>) -> Self::End;
+
+    /// Returns the most attempts for this traffic.
+    fn attempts_max(&self, _routed: &RoutedRequest) -> usize {
+        ATTEMPTS_MAX
+    }
+}
+
+/// Circumstances of one attempt.
+#[derive(Clone, Copy)]
+pub(crate) struct Attempt<'a> {
+    /// Result of the authorization, if a policy applies.
+    pub(crate) authorization: Option<&'a AuthorizationState>,
+    /// True after an idle connection turned out to be dead: others may be dead too, so a new one is opened.
+    pub(crate) opens_connection: bool,
+}
+
+/// An attempt that failed, and what determines whether another one is safe.
+#[derive(Debug)]
+pub(crate) struct FailedAttempt {
+    pub(crate) error: ProxyError,
+    /// Position of the endpoint in its set.
+    pub(crate) endpoint: usize,
+    pub(crate) replay: ReplayConditions,
+    /// The endpoint, if the traffic can send the same bytes to it again: they did not reach the application, and all of them are available.
+    pub(crate) resumable: Option<SelectedEndpoint>,
+}
+
+/// Properties of a request that failed, on which a retry depends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReplayConditions {
+    /// True if no byte of a body was passed on.
+    pub(crate) is_untouched: bool,
+    /// True if the method is idempotent (RFC 9110 §9.2.2) and the request has no body.
+    pub(crate) is_repeatable: bool,
+}
+
+/// What the next attempt does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Retry {
+    /// It prefers endpoints that were not tried.
+    Elsewhere,
+    /// It uses no idle connection.
+    NewConnection,
+    /// It sends the same bytes to the same endpoint on a new connection.
+    Resume,
+}
+
+/// Decides how to retry a request after an error of this kind; `None` means that a retry is not safe.
+fn decide_retry(safety: RetrySafety, replay: ReplayConditions, is_resumable: bool) -> Option<Retry> {
+    match safety {
+        RetrySafety::Undelivered if is_resumable => Some(Retry::Resume),
+        RetrySafety::Unsent if replay.is_untouched => Some(Retry::Elsewhere),
+        RetrySafety::Undelivered if replay.is_untouched => Some(Retry::NewConnection),
+        RetrySafety::Reused if replay.is_untouched && replay.is_repeatable => Some(Retry::NewConnection),
+        _ => None,
+    }
+}
+
+/// Attempts of one request.
+struct Attempts {
+    max: usize,
+    made: usize,
+    /// Endpoints that no byte of the request reached.
+    tried: TriedEndpoints,
+    opens_connection: bool,
+    /// Endpoint at which the next attempt goes on.
+    resumed: Option<SelectedEndpoint>,
+}
+
+impl Attempts {
+    fn new(max: usize) -> Self {
+        Self { max, made: 0, tried: TriedEndpoints::new(), opens_connection: false, resumed: None }
+    }
+
+    /// Prepares and counts the next attempt.
+    ///
+    /// # Errors
+    /// There is no further attempt; the error is that of the failed one.
+    fn retry(&mut self, worker: &Worker, failed: FailedAttempt) -> Result<(), ProxyError> {
+        let FailedAttempt { error, endpoint, replay, resumable } = failed;
+        let retry = decide_retry(error.retry(), replay, resumable.is_some());
+        let (Some(retry), true) = (retry, self.made < self.max) else { return Err(error) };
+        match retry {
+            Retry::Elsewhere => self.tried.push(endpoint),
+            Retry::NewConnection => self.opens_connection = true,
+            Retry::Resume => self.resumed = resumable,
+        }
+        worker.counts.retried(error.name());
+        Ok(())
+    }
+}
+
+/// Carries one unit of traffic through the eight phases.
+///
+/// *Accept* (`accept`) and *establish* (`establish`) run once per connection, before its first request; their result is the session of
+/// the traffic. All other phases are here. *Finish* runs whatever the result.
+pub(crate) async fn serve<T: ClientTraffic>(mut traffic: T) -> T::End {
+    // It counts against the limits until the request is finished.
+    let mut admitted = None;
+    let phases = async {
+        traffic.decode()?;
+        let routed = &*admitted.insert(traffic.route()?);
+        // Nearly no route asks for a filter.
+        if !routed.filters.is_empty() {
+            traffic.filter(routed).await?;
+        }
+        let mut authorization = None;
+        let mut attempts = Attempts::new(traffic.attempts_max(routed));
+        loop {
+            attempts.made += 1;
+            let selected = match attempts.resumed.take() {
+                // The policies already allowed this endpoint.
+                Some(selected) => selected,
+                None => {
+                    let selected = traffic.balance(routed, &attempts.tried)?;
+                    let policies = DestinationPolicies::of(&selected, &routed.resolved);
+                    // A federated client is checked even where no policy applies.
+                    authorization = if policies.is_empty() && !traffic.session().principal.foreign {
+                        None
+                    } else {
+                        traffic.authorize(routed, &policies, &selected, authorization.take()).await?
+                    };
+                    selected
+                }
+            };
+            let attempt = Attempt { authorization: authorization.as_deref(), opens_connection: attempts.opens_connection };
+            match traffic.forward(routed, selected, attempt).await {
+                Ok(done) => return Ok(done),
+                Err(failed) => attempts.retry(traffic.worker(), failed)?,
+            }
+        }
+    };
+    let ended = phases.await;
+    traffic.finish(ended).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_safe_requests_are_sent_again() {
+        let replay = |is_untouched, is_repeatable| ReplayConditions { is_untouched, is_repeatable };
+        let (get, post, partial) = (replay(true, true), replay(true, false), replay(false, false));
+        for (safety, replay, is_resumable, want) in [
+            (RetrySafety::Unsent, get, false, Some(Retry::Elsewhere)),
+            (RetrySafety::Unsent, post, false, Some(Retry::Elsewhere)),
+            (RetrySafety::Unsent, partial, false, None),
+            (RetrySafety::Undelivered, post, false, Some(Retry::NewConnection)),
+            (RetrySafety::Undelivered, partial, false, None),
+            (RetrySafety::Undelivered, partial, true, Some(Retry::Resume)),
+            (RetrySafety::Undelivered, get, true, Some(Retry::Resume)),
+            (RetrySafety::Reused, get, false, Some(Retry::NewConnection)),
+            (RetrySafety::Reused, post, false, None),
+            (RetrySafety::Reused, partial, true, None),
+            (RetrySafety::No, get, true, None),
+        ] {
+            assert_eq!(decide_retry(safety, replay, is_resumable), want, "{safety:?} {replay:?} {is_resumable}");
+        }
+    }
+}

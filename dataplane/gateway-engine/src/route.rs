@@ -1,0 +1,163 @@
+//! Phase *route*: admits a request (or a connection) within the limits, then determines the endpoint set that may serve it.
+//!
+//! All lookups use one snapshot and stay inside one tenant. It sends nothing and selects no endpoint. Start with [`request`], or
+//! [`connection`] for bytes that are not requests.
+
+use std::rc::Rc;
+
+use canal_gateway_config::RequestMutations;
+use canal_gateway_config::{FilterChain, PortView, RouteOutcome, Snapshot, TenantTls};
+use canal_model::program::TunnelProtocol;
+use canal_router::{RoutableRequest, normalize_path};
+
+use crate::destination::ResolvedDestination;
+use crate::endpoints::{EndpointSetState, RequestTarget};
+use crate::finish::{LogFields, RequestRecord};
+use crate::proxy_error::ProxyError;
+use crate::session::ClientSession;
+use crate::tenant_usage::RequestPermit;
+use crate::worker::Worker;
+
+/// An admitted and routed request. Until dropped it counts against the requests in flight of its tenant and of the worker.
+pub(crate) struct RoutedRequest {
+    pub(crate) view: Rc<EndpointSetState>,
+    pub(crate) resolved: Rc<ResolvedDestination>,
+    /// The gateway's identity in the tenant, if an endpoint is reached by a tunnel.
+    pub(crate) tls: Option<TenantTls>,
+    /// Version of the tenant's policies; not newer than the policies that authorize the request.
+    pub(crate) version: u64,
+    /// Filters that run before an endpoint is selected.
+    pub(crate) filters: FilterChain,
+    /// The normalized path, if a route reads the path and it differs from the client's.
+    pub(crate) normal: Option<Box<RequestMutations>>,
+    _admission: RequestPermit,
+}
+
+impl RoutedRequest {
+    fn new(
+        session: &ClientSession,
+        snapshot: &Snapshot,
+        view: Rc<EndpointSetState>,
+        resolved: Rc<ResolvedDestination>,
+        admission: RequestPermit,
+    ) -> Self {
+        // Only new tunnels need the identity. Cloning it later would be cheaper, but would require holding the snapshot.
+        let tunnelled = view.set.endpoints.iter().any(|e| e.workload.tunnel == TunnelProtocol::Hbone);
+        let tls = if tunnelled { snapshot.tenant(session.account.tenant.as_str()).and_then(|t| t.tls.clone()) } else { None };
+        let filters = view.set.filters.with(resolved.filters());
+        Self { view, resolved, tls, version: session.account.policy_version.get(), filters, normal: None, _admission: admission }
+    }
+}
+
+/// Admits and routes a request. Sets the record's target, also when the request is refused.
+///
+/// # Errors
+/// A limit is reached, or no usable route or service exists.
+pub(crate) fn request<R: RoutableRequest>(
+    worker: &Worker,
+    session: &ClientSession,
+    request: &R,
+    record: &mut RequestRecord,
+) -> Result<RoutedRequest, ProxyError> {
+    let (snapshot, resolved) = session.resolve(worker)?;
+    // Admission comes before routing, so that a flood costs no route lookups.
+    let mut normal = None;
+    let placed = session
+        .throttle(worker)
+        .and_then(|()| admit(worker, session, &resolved))
+        .and_then(|admission| Ok((decide(worker, &snapshot, &resolved, request, record.texts.as_mut(), &mut normal)?, admission)));
+    match placed {
+        Ok((view, admission)) => {
+            record.target = Some((view.clone(), None));
+            Ok(RoutedRequest { normal, ..RoutedRequest::new(session, &snapshot, view, resolved, admission) })
+        }
+        Err(fault) => {
+            record.target = resolved.direct_endpoint(&worker.upstreams, &snapshot).map(|view| (view, None));
+            Err(fault)
+        }
+    }
+}
+
+/// Admits bytes that are not requests; their target is the destination's own endpoint set.
+///
+/// # Errors
+/// A limit is reached, or the service does not exist. The target is included for metrics.
+pub(crate) fn connection(worker: &Worker, session: &ClientSession) -> Result<RoutedRequest, (ProxyError, RequestTarget)> {
+    let (snapshot, resolved) = session.resolve(worker).map_err(|fault| (fault, None))?;
+    let view = resolved.direct_endpoint(&worker.upstreams, &snapshot).ok_or((ProxyError::NoService, None))?;
+    let admission = admit(worker, session, &resolved).map_err(|fault| (fault, Some((view.clone(), None))))?;
+    Ok(RoutedRequest::new(session, &snapshot, view, resolved, admission))
+}
+
+/// Checks the tenant, then admits the request within the limits of its tenant and the worker.
+fn admit(worker: &Worker, session: &ClientSession, resolved: &ResolvedDestination) -> Result<RequestPermit, ProxyError> {
+    // Lookups already stay inside the tenant. The check is repeated here, because an error would expose one tenant's service to another.
+    if resolved.tenant() != session.account.tenant.as_str() {
+        return Err(ProxyError::NoService);
+    }
+    session.establish();
+    worker.limits.request(&session.account)
+}
+
+/// A request with another path.
+struct AtPath<'a, R> {
+    request: &'a R,
+    path: &'a str,
+}
+
+impl<R: RoutableRequest> RoutableRequest for AtPath<'_, R> {
+    fn host(&self) -> &[u8] {
+        self.request.host()
+    }
+    fn method(&self) -> &[u8] {
+        self.request.method()
+    }
+    fn path(&self) -> &[u8] {
+        self.path.as_bytes()
+    }
+    fn query(&self) -> Option<&[u8]> {
+        self.request.query()
+    }
+    fn header(&self, name: &str, visit: &mut dyn FnMut(&[u8])) {
+        self.request.header(name, visit);
+    }
+}
+
+/// Returns the endpoint set for a request. Sets `normal` to the normalized path if a route reads the path.
+fn decide<R: RoutableRequest>(
+    worker: &Worker,
+    snapshot: &Snapshot,
+    resolved: &ResolvedDestination,
+    request: &R,
+    texts: Option<&mut Box<LogFields>>,
+    normal: &mut Option<Box<RequestMutations>>,
+) -> Result<Rc<EndpointSetState>, ProxyError> {
+    let ResolvedDestination::Service { service, port } = resolved else {
+        return resolved.direct_endpoint(&worker.upstreams, snapshot).ok_or(ProxyError::NoService);
+    };
+    let port: &PortView = &service.ports[*port];
+    let slot = match &service.routes {
+        Some(routes) if port.routed => {
+            // Two readings of one path must not lead to different routes.
+            if port.routed_by_path
+                && let Some(path) = normalize_path(request.path()).map_err(|why| ProxyError::UnsafePath(why.name()))?
+            {
+                normal.get_or_insert_default().path = Some(path);
+            }
+            let (way, rule) = match normal.as_ref().and_then(|changes| changes.path.as_ref()) {
+                None => routes.decide(port.port, request, worker.random()),
+                Some(path) => routes.decide(port.port, &AtPath { request, path }, worker.random()),
+            };
+            if let (Some(texts), Some(rule)) = (texts, rule) {
+                texts.route = rule.key.to_string();
+            }
+            match way {
+                RouteOutcome::Slot(slot) => slot,
+                RouteOutcome::Refuse { status, reason } => return Err(ProxyError::Route { status, reason }),
+                RouteOutcome::Nowhere => return Err(ProxyError::NoRoute),
+            }
+        }
+        _ => port.slot,
+    };
+    worker.upstreams.view(snapshot, slot).ok_or(ProxyError::NoService)
+}

@@ -1,0 +1,99 @@
+//! Streams on HTTP/2 connections to endpoints: a request takes a stream, and opens the connection if it is the first. One task drives each
+//! connection.
+//!
+//! Start with [`place`].
+
+use std::pin::pin;
+use std::rc::Rc;
+
+use bytes::Bytes;
+use canal_gateway_io::io::PrefixedIo;
+use canal_gateway_io::scheduler::Scheduler;
+use canal_hbone::WindowGrowth;
+use futures::FutureExt;
+use h2::client::SendRequest;
+
+use super::{TunnelMetadata, connect};
+use crate::endpoints::{Http2Upstream, SelectedEndpoint, StreamPermit};
+use crate::limits;
+use crate::proxy_error::ProxyError;
+use crate::worker::Worker;
+
+/// Takes a stream on a connection to the endpoint. Opens a connection if all are full.
+pub(crate) async fn place(
+    worker: &Rc<Worker>,
+    chosen: &SelectedEndpoint,
+    introduction: TunnelMetadata<'_>,
+) -> Result<(StreamPermit, SendRequest<Bytes>), ProxyError> {
+    let place = StreamPermit::take(chosen, worker.shared.config.limits.http2_per_endpoint, worker.clock.now());
+    if place.reused {
+        worker.counts.reused.inc();
+    } else {
+        open(worker, chosen, place.connection(), introduction).await?;
+    }
+    let send = place.connection().handle().await?;
+    // This waits for a stream if the peer allows no more at the moment.
+    match send.ready().await {
+        Ok(send) => Ok((place, send)),
+        Err(_) => {
+            place.connection().close(None);
+            Err(ProxyError::UpstreamRefused)
+        }
+    }
+}
+
+/// Connects and starts the driver task. It runs in the request that came first. If that request is dropped, the waiting requests fail and
+/// retry.
+async fn open(
+    worker: &Rc<Worker>,
+    chosen: &SelectedEndpoint,
+    on: &Rc<Http2Upstream>,
+    introduction: TunnelMetadata<'_>,
+) -> Result<(), ProxyError> {
+    struct AbandonGuard<'a>(&'a Http2Upstream, bool);
+    impl Drop for AbandonGuard<'_> {
+        fn drop(&mut self) {
+            if self.1 {
+                self.0.close(Some(ProxyError::UpstreamRefused));
+            }
+        }
+    }
+    let mut guard = AbandonGuard(on, true);
+    let account = chosen.endpoint().workload.uid.split('/').next().and_then(|tenant| worker.account(tenant));
+    let budget = account.as_ref().map(|account| worker.window_budget(&account.tenant));
+    let outcome = async {
+        let io = connect(worker, chosen, introduction).await?;
+        let rewound = PrefixedIo::new(Bytes::new(), io);
+        let growth = WindowGrowth::begin(limits::WINDOWS_MAX, budget.as_ref(), rewound.read.clone());
+        let failed = |e: h2::Error| ProxyError::Connect { why: format!("{}: HTTP/2: {e}", chosen.address) };
+        let opened = limits::http2_client(growth.sizes()).handshake::<_, Bytes>(rewound).await.map_err(failed)?;
+        Ok::<_, ProxyError>((opened, growth))
+    };
+    let outcome = outcome.await;
+    guard.1 = false;
+    match outcome {
+        Err(fault) => {
+            on.close(Some(fault.clone()));
+            Err(fault)
+        }
+        Ok(((send, mut connection), mut growth)) => {
+            on.opened(send);
+            // The reference is weak, so that the driver does not extend the connection's life beyond its endpoint and its requests.
+            let (on, counts) = (Rc::downgrade(on), worker.counts.clone());
+            let queue = account.map(|account| account.queue.clone());
+            tokio::task::spawn_local(async move {
+                let driven = std::future::poll_fn(|cx| {
+                    growth.apply_to_client(&mut connection);
+                    connection.poll_unpin(cx)
+                });
+                if let Err(e) = Scheduler::run_for(queue, pin!(driven)).await {
+                    counts.http2_error("upstream", &e);
+                }
+                if let Some(on) = on.upgrade() {
+                    on.close(None);
+                }
+            });
+            Ok(())
+        }
+    }
+}

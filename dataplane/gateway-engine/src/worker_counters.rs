@@ -1,0 +1,190 @@
+//! A worker's counters of events other than completed requests: refusals, timeouts, retries, connects, ejections. The metrics of requests
+//! are in `request_metrics`.
+
+use canal_gateway_io::clock::TimeoutKind;
+use canal_runtime::metrics::{Counter, CounterFamily, Gauge, MetricFamily, MetricsShard, Registry};
+
+use canal_model::ids::TenantName;
+
+use crate::proxy_error::ProxyError;
+
+/// Counters of one worker, in the worker's own metrics shard.
+#[derive(Debug)]
+pub(crate) struct WorkerCounters {
+    shard: MetricsShard,
+    refused_requests: CounterFamily,
+    refused_connections: CounterFamily,
+    refused_connects: CounterFamily,
+    retries: CounterFamily,
+    shortages: CounterFamily,
+    timeouts: Vec<Counter>,
+    http2_errors: CounterFamily,
+    authorizations: CounterFamily,
+    tokens: CounterFamily,
+    verifications: CounterFamily,
+    authorizers: CounterFamily,
+    reopened: CounterFamily,
+    cpu: CounterFamily,
+    pub(crate) connections: Gauge,
+    pub(crate) accepted: Counter,
+    pub(crate) false_sources: Counter,
+    pub(crate) connects_ok: Counter,
+    pub(crate) connects_failed: Counter,
+    pub(crate) reused: Counter,
+    pub(crate) not_kept: Counter,
+    pub(crate) ejections: Counter,
+    pub(crate) rebalanced: Counter,
+    pub(crate) sniffed_server_first: Counter,
+}
+
+/// Returns the metric family of CPU time by tenant.
+fn cpu_seconds(registry: &Registry) -> CounterFamily {
+    let help = "Time that workers spent on a tenant's connections, handshakes included.";
+    registry.seconds(MetricFamily::new("canal_gateway_cpu_seconds_total", help, &["tenant"]))
+}
+
+impl WorkerCounters {
+    pub(crate) fn new(registry: &Registry, shard: &MetricsShard) -> Self {
+        let family = |name, help, labels| registry.counters(MetricFamily::new(name, help, labels));
+        let plain = |name, help| shard.counter(&family(name, help, &[]), &[]);
+        let timeouts = family("canal_gateway_timeouts_total", "Connections and exchanges ended because a time ran out.", &["what"]);
+        let connects = family("canal_gateway_upstream_connects_total", "Connections opened to endpoints.", &["result"]);
+        let gauge =
+            registry.gauges(MetricFamily::new("canal_gateway_connections", "Open connections from clients, tunnels included.", &[]));
+        Self {
+            refused_requests: family(
+                "canal_gateway_refused_requests_total",
+                "Requests that the gateway ended with an error, by reason and by responsible side.",
+                &["reason", "side"],
+            ),
+            refused_connections: family(
+                "canal_gateway_refused_connections_total",
+                "Connections closed before a request was read, by reason.",
+                &["reason"],
+            ),
+            refused_connects: family("canal_gateway_refused_connects_total", "HBONE CONNECTs that were refused, by reason.", &["reason"]),
+            retries: family(
+                "canal_gateway_retries_total",
+                "Requests sent again to another endpoint or connection, by reason.",
+                &["reason"],
+            ),
+            shortages: family(
+                "canal_gateway_local_exhaustion_total",
+                "Connections to endpoints that were not opened because this machine has no more of something.",
+                &["what"],
+            ),
+            timeouts: TimeoutKind::ALL.iter().map(|late| shard.counter(&timeouts, &[late.name()])).collect(),
+            http2_errors: family("canal_gateway_http2_errors_total", "HTTP/2 connections that ended with an error.", &["side", "reason"]),
+            authorizations: family(
+                "canal_authorization_total",
+                "Requests and connections that policies evaluated, by result; and audits and dry runs that matched.",
+                &["tenant", "action", "policy"],
+            ),
+            tokens: family("canal_gateway_tokens_total", "JSON Web Tokens that were checked, by result.", &["result"]),
+            verifications: family(
+                "canal_gateway_token_verifications_total",
+                "Signatures of JSON Web Tokens that were verified, by result.",
+                &["result"],
+            ),
+            authorizers: family(
+                "canal_authorizer_requests_total",
+                "Questions to external authorizers.",
+                &["tenant", "authorizer", "result"],
+            ),
+            reopened: family("canal_gateway_reauthorized_total", "Open requests and connections reauthorized after a change.", &["result"]),
+            cpu: cpu_seconds(registry),
+            connections: shard.gauge(&gauge, &[]),
+            false_sources: plain("canal_gateway_false_sources_total", "Tunnels whose client named a source that is not itself."),
+            accepted: plain("canal_gateway_accepted_connections_total", "Connections accepted, tunnels included."),
+            connects_ok: shard.counter(&connects, &["ok"]),
+            connects_failed: shard.counter(&connects, &["failed"]),
+            reused: plain("canal_gateway_upstream_reused_total", "Requests sent on an idle or shared connection."),
+            not_kept: plain("canal_gateway_upstream_not_pooled_total", "Connections to endpoints closed because the pool is full."),
+            ejections: plain("canal_gateway_endpoint_ejections_total", "Times an endpoint was left out because it could not be connected."),
+            rebalanced: plain("canal_gateway_rebalanced_connections_total", "Connections asked to follow the head of their bucket."),
+            sniffed_server_first: plain(
+                "canal_gateway_sniffed_server_first_total",
+                "Connections of undeclared protocol relayed as TCP because the client sent nothing in time.",
+            ),
+            shard: shard.clone(),
+        }
+    }
+
+    /// Counts a decision of a policy (`namespace/name`).
+    pub(crate) fn authorized(&self, tenant: &TenantName, action: &str, policy: &str) {
+        self.shard.counter(&self.authorizations, &[tenant.as_str(), action, policy]).inc();
+    }
+    /// Returns the counter of what a tenant's policies allowed.
+    pub(crate) fn allowed(&self, tenant: &TenantName) -> Counter {
+        self.shard.counter(&self.authorizations, &[tenant.as_str(), "allow", ""])
+    }
+    pub(crate) fn token(&self, result: &str) {
+        self.shard.counter(&self.tokens, &[result]).inc();
+    }
+    pub(crate) fn verified(&self, result: &str) {
+        self.shard.counter(&self.verifications, &[result]).inc();
+    }
+    pub(crate) fn asked(&self, tenant: &TenantName, authorizer: &str, result: &str) {
+        self.shard.counter(&self.authorizers, &[tenant.as_str(), authorizer, result]).inc();
+    }
+    /// Returns the counter of a tenant's CPU time.
+    pub(crate) fn cpu(&self, tenant: &TenantName) -> Counter {
+        self.shard.counter(&self.cpu, &[tenant.as_str()])
+    }
+    pub(crate) fn reauthorized(&self, result: &str) {
+        self.shard.counter(&self.reopened, &[result]).inc();
+    }
+    pub(crate) fn refused_request(&self, fault: &ProxyError) {
+        self.shard.counter(&self.refused_requests, &[fault.name(), fault.side().name()]).inc();
+    }
+    pub(crate) fn refused_connection(&self, reason: &str) {
+        self.shard.counter(&self.refused_connections, &[reason]).inc();
+    }
+    pub(crate) fn refused_connect(&self, reason: &str) {
+        self.shard.counter(&self.refused_connects, &[reason]).inc();
+    }
+    pub(crate) fn retried(&self, reason: &str) {
+        self.shard.counter(&self.retries, &[reason]).inc();
+    }
+    pub(crate) fn short_of(&self, what: &str) {
+        self.shard.counter(&self.shortages, &[what]).inc();
+    }
+    pub(crate) fn late(&self, late: TimeoutKind) {
+        self.timeouts[late as usize].inc();
+    }
+
+    /// Counts a connection error by its HTTP/2 error code, or as `io` if there is none.
+    pub(crate) fn http2_error(&self, side: &str, e: &h2::Error) {
+        let reason = match e.reason() {
+            Some(h2::Reason::NO_ERROR) => return,
+            Some(h2::Reason::PROTOCOL_ERROR) => "protocol_error",
+            Some(h2::Reason::FLOW_CONTROL_ERROR) => "flow_control_error",
+            Some(h2::Reason::SETTINGS_TIMEOUT) => "settings_timeout",
+            Some(h2::Reason::FRAME_SIZE_ERROR) => "frame_size_error",
+            Some(h2::Reason::COMPRESSION_ERROR) => "compression_error",
+            Some(h2::Reason::ENHANCE_YOUR_CALM) => "enhance_your_calm",
+            Some(_) => "other",
+            None => "io",
+        };
+        self.shard.counter(&self.http2_errors, &[side, reason]).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_timeout_has_its_own_counter() {
+        let registry = Registry::new();
+        let counts = WorkerCounters::new(&registry, &registry.shard());
+        for late in TimeoutKind::ALL {
+            counts.late(late);
+        }
+        let text = registry.render();
+        for late in TimeoutKind::ALL {
+            let line = format!("canal_gateway_timeouts_total{{what=\"{}\"}} 1", late.name());
+            assert!(text.contains(&line), "{line} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Lifecycle of the engine: configuration changes, drain without loss, soft drain, forced end, stuck workers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use canal_gateway_engine::GatewayTimeouts;
+use canal_model::program::{AppProtocol, ResourceKind};
+use http::Request;
+use tokio::net::TcpStream;
+
+use crate::client::HttpClient;
+use crate::fixture::{EngineSetup, GatewayFixture};
+use crate::http2::connect;
+use crate::origin::{OriginServer, Peer};
+
+const GET: &[u8] = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+
+async fn slow(delay: Duration) -> OriginServer {
+    OriginServer::each(move |mut peer: Peer| async move {
+        while peer.request().await.is_some() {
+            tokio::time::sleep(delay).await;
+            peer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_service_that_goes_away_is_a_503_on_open_connections() {
+    let origin = OriginServer::named("x").await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let mut client = HttpClient::connect(fixture.web).await;
+    client.send(GET).await;
+    assert_eq!(client.answer().await.unwrap().status, 200);
+    fixture.change(vec![], &[(ResourceKind::Service, "alpha/default/web")]);
+    client.send(GET).await;
+    assert_eq!(client.answer().await.unwrap().status, 503);
+    fixture.until("istio_requests_total", &["response_flags=\"NC\""], 1.0).await;
+}
+
+#[tokio::test]
+async fn draining_finishes_requests_and_closes_idle_connections() {
+    let origin = slow(Duration::from_millis(300)).await;
+    let times = GatewayTimeouts { drain_idle: Duration::from_millis(500), ..GatewayTimeouts::default() };
+    let mut fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[origin.address]);
+    let mut busy = HttpClient::connect(fixture.web).await;
+    let mut idle = HttpClient::connect(fixture.web).await;
+    idle.send(GET).await;
+    assert_eq!(idle.answer().await.unwrap().field("connection"), None);
+    busy.send(GET).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    fixture.drain(Duration::from_secs(10));
+    let answer = busy.answer().await.unwrap();
+    assert_eq!((answer.status, answer.field("connection")), (200, Some("close")));
+    assert!(busy.closed().await && idle.closed().await);
+    fixture.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
+    assert!(fixture.ended(Duration::from_secs(5)).await);
+    assert!(TcpStream::connect(fixture.web).await.is_err(), "nobody listens");
+}
+
+#[tokio::test]
+async fn no_request_is_lost_when_draining_under_load() {
+    let origin = slow(Duration::from_millis(2)).await;
+    let mut fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let (web, stop, answered) = (fixture.web, stop.clone(), answered.clone());
+            tokio::spawn(async move {
+                // The client acts like a connection pool: it replaces a closed connection, and a refused connect ends it.
+                while !stop.load(Ordering::SeqCst) {
+                    let Ok(stream) = TcpStream::connect(web).await else { return };
+                    let mut client = HttpClient { stream, buffer: Vec::new() };
+                    loop {
+                        client.send(GET).await;
+                        let answer = client.answer().await.expect("every request that was sent is answered");
+                        assert_eq!(answer.status, 200);
+                        answered.fetch_add(1, Ordering::SeqCst);
+                        if answer.field("connection") == Some("close") {
+                            break;
+                        }
+                    }
+                }
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    fixture.drain(Duration::from_secs(10));
+    assert!(fixture.ended(Duration::from_secs(8)).await);
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        client.await.unwrap();
+    }
+    assert!(answered.load(Ordering::SeqCst) > 100);
+}
+
+#[tokio::test]
+async fn http2_clients_get_goaway_and_their_streams_finish() {
+    let origin = slow(Duration::from_millis(300)).await;
+    let mut fixture = GatewayFixture::new(EngineSetup { protocol: AppProtocol::Http1, ..EngineSetup::default() }, &[origin.address]);
+    let client = connect(&fixture).await;
+    let get = || Request::builder().uri("http://web/").body(()).unwrap();
+    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    fixture.drain(Duration::from_secs(10));
+    let answer = response.await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let mut body = answer.into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "ok");
+    // After GOAWAY no stream can be opened.
+    let gone = async {
+        loop {
+            let Ok(mut send) = client.clone().ready().await else { return };
+            if send.send_request(get(), true).is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.unwrap();
+    drop((client, body));
+    assert!(fixture.ended(Duration::from_secs(5)).await);
+}
+
+#[tokio::test]
+async fn open_work_is_forced_after_the_timeout() {
+    let origin = slow(Duration::from_secs(60)).await;
+    let mut fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let mut client = HttpClient::connect(fixture.web).await;
+    client.send(GET).await;
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    fixture.drain(Duration::from_millis(300));
+    assert!(fixture.ended(Duration::from_secs(3)).await);
+    assert!(client.answer().await.is_none());
+}
+
+#[tokio::test]
+async fn a_soft_drain_fails_no_request_and_can_be_revoked() {
+    let origin = slow(Duration::from_millis(2)).await;
+    let times = GatewayTimeouts { drain_idle: Duration::from_millis(700), ..GatewayTimeouts::default() };
+    let fixture = GatewayFixture::new(EngineSetup { times, ..EngineSetup::default() }, &[origin.address]);
+    let mut idle = HttpClient::connect(fixture.web).await;
+    idle.send(GET).await;
+    assert_eq!(idle.answer().await.unwrap().field("connection"), None);
+    let (stop, closed) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (web, stop, closed) = (fixture.web, stop.clone(), closed.clone());
+            tokio::spawn(async move {
+                let mut client = HttpClient::connect(web).await;
+                while !stop.load(Ordering::SeqCst) {
+                    client.send(GET).await;
+                    let answer = client.answer().await.expect("every request that was sent is answered");
+                    assert_eq!(answer.status, 200);
+                    if answer.field("connection") == Some("close") {
+                        closed.fetch_add(1, Ordering::SeqCst);
+                        client = HttpClient::connect(web).await;
+                    }
+                }
+                client
+            })
+        })
+        .collect();
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(closed.load(Ordering::SeqCst), 0);
+    fixture.engine.set_soft_drain(true);
+    assert!(idle.closed().await, "an idle connection is closed in order");
+    fixture.until("canal_gateway_timeouts_total", &["what=\"drain\""], 1.0).await;
+    assert!(closed.load(Ordering::SeqCst) > 10);
+    fixture.engine.set_soft_drain(false);
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    // Once the soft drain has ended, no response closes its connection.
+    let before = closed.load(Ordering::SeqCst);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(closed.load(Ordering::SeqCst), before, "nobody is asked any more");
+    stop.store(true, Ordering::SeqCst);
+    for client in clients {
+        let mut client = client.await.unwrap();
+        client.send(GET).await;
+        assert_eq!(client.answer().await.unwrap().status, 200);
+    }
+}
+
+#[tokio::test]
+async fn a_soft_drain_lets_http2_streams_finish_and_clients_return() {
+    let origin = slow(Duration::from_millis(300)).await;
+    let fixture = GatewayFixture::new(EngineSetup::default(), &[origin.address]);
+    let client = connect(&fixture).await;
+    let get = || Request::builder().uri("http://web/").body(()).unwrap();
+    let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    fixture.engine.set_soft_drain(true);
+    let mut body = response.await.unwrap().into_body();
+    assert_eq!(body.data().await.unwrap().unwrap(), "ok");
+    drop(body);
+    let gone = async {
+        while fixture.engine.sessions().0 > 0 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("the connection ends though its client keeps it");
+    assert!(client.ready().await.is_err());
+    fixture.engine.set_soft_drain(false);
+    let client = connect(&fixture).await;
+    for _ in 0..3 {
+        let (response, _) = client.clone().ready().await.unwrap().send_request(get(), true).unwrap();
+        assert_eq!(response.await.unwrap().status(), 200);
+        tokio::time::sleep(Duration::from_millis(300)).await;
+    }
+    assert_eq!(fixture.engine.sessions(), (1, 2));
+}
+
+/// Waits until exactly these workers are stuck; panics after 10 s.
+async fn until_stuck(fixture: &GatewayFixture, workers: &[usize]) {
+    for _ in 0..1000 {
+        if fixture.engine.stuck_workers() == workers {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{:?} are stuck, and not {workers:?}", fixture.engine.stuck_workers());
+}
+
+#[tokio::test]
+async fn worker_that_stands_still_is_reported_until_it_turns_again() {
+    let origin = OriginServer::named("x").await;
+    let mut fixture = GatewayFixture::new(EngineSetup { workers: 2, ..EngineSetup::default() }, &[origin.address]);
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    // This blocks the worker's thread, and with it all connections in its kernel queues.
+    assert!(fixture.engine.workers().spawn(1, move || async move {
+        let _ = held.recv();
+    }));
+    until_stuck(&fixture, &[1]).await;
+    fixture.until("canal_gateway_workers_stuck", &[], 1.0).await;
+    drop(release);
+    until_stuck(&fixture, &[]).await;
+    assert!(fixture.metric("canal_gateway_worker_stalls_total", &[]) >= 1.0);
+    // Workers that end gracefully are not reported as stuck.
+    fixture.drain(Duration::from_secs(1));
+    assert!(fixture.ended(Duration::from_secs(5)).await);
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(fixture.engine.stuck_workers().is_empty());
+}

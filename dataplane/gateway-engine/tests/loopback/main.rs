@@ -1,0 +1,27 @@
+//! End-to-end tests of the engine on loopback: plain and HBONE listeners, real sockets, clients and endpoints that exchange raw bytes.
+//!
+//! All tests are in one binary, so that they are linked only once.
+
+mod authorizers;
+mod balance;
+mod closed;
+mod exchanges;
+mod hbone;
+mod http1;
+mod http2;
+mod interim;
+mod lifecycle;
+mod limits;
+mod observability;
+mod paths;
+mod policies;
+mod shares;
+mod smuggling;
+mod tcp;
+mod terminate;
+mod tier;
+mod tokens;
+
+mod client;
+mod fixture;
+mod origin;

@@ -1,0 +1,427 @@
+//! A replica of the cloud tier: a connection belongs to the service whose address accepted it, and endpoints are dialled with the tenant's
+//! mark.
+//!
+//! The tests need root for their network namespaces: one for the replica, and one for the pods of each of two tenants. The two tenants'
+//! pods have the same addresses. There is no redirector: the replica has the services' addresses itself.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use canal_gateway_engine::CloudTierConfig;
+use canal_hbone::{HboneCounters, HboneError, HbonePool, HboneStream, OpenTunnel, PoolConfig, ServerConfig, TunnelTarget, serve};
+use canal_identity::{ClientIdentity, ClientIdentityFactory, ServerIdentity};
+use canal_model::ids::ServiceId;
+use canal_model::program::*;
+use canal_net::copy::{Meter, both};
+use canal_net::sys::{self, ConnectOptions, ListenOptions, Netns, SourceAddresses};
+use canal_runtime::drain;
+use canal_runtime::metrics::Registry;
+use canal_testing::{TestCa, identity};
+use canal_tls::TrustStore;
+use canal_wire::tier;
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::LocalSet;
+
+use crate::client::HttpClient;
+use crate::fixture::{EngineSetup, GatewayFixture, TENANT, key, pod, service_with_id, tenant};
+use crate::origin::{OriginServer, Peer};
+
+/// The replica's underlay address, and its source address for IPv6.
+const OWN: Ipv4Addr = Ipv4Addr::new(250, 1, 0, 1);
+const OWN6: &str = "fdca:a1:0:250::fa01:1";
+/// Address of a pod in each tenant, and of the client.
+const POD: &str = "10.1.1.2";
+const POD6: &str = "fd77::2";
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 1, 1, 9);
+const BETA: &str = "beta";
+/// Service IDs: alpha's web, beta's web, alpha's other, the tier's own service in alpha. The ID 77 belongs to no service.
+const WEB: [u32; 2] = [7, 8];
+const OTHER: u32 = 9;
+const TIER: u32 = 5;
+
+fn ip(args: &str) {
+    let made = Command::new("ip").args(args.split(' ')).output().expect("these tests need root and iproute2");
+    assert!(made.status.success(), "ip {args}: {}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// Three network namespaces, removed on drop.
+struct TierNetns {
+    name: String,
+}
+
+impl TierNetns {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let net = Self { name: format!("canal-gwt-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::SeqCst)) };
+        let replica = net.part("r");
+        ip(&format!("netns add {replica}"));
+        ip(&format!("-n {replica} link set lo up"));
+        for own in [format!("{OWN}/32"), format!("{CLIENT}/32")] {
+            ip(&format!("-n {replica} addr add {own} dev lo"));
+        }
+        ip(&format!("-n {replica} addr add {OWN6}/128 dev lo nodad"));
+        for id in [WEB[0], WEB[1], OTHER, TIER, 77] {
+            ip(&format!("-n {replica} addr add 240.0.0.{id}/32 dev lo"));
+            ip(&format!("-n {replica} addr add fdca:a1:0:240::{id}/128 dev lo nodad"));
+        }
+        for (n, part) in ["a", "b"].into_iter().enumerate() {
+            let pods = net.part(part);
+            ip(&format!("netns add {pods}"));
+            ip(&format!("-n {replica} link add {part}0 type veth peer name {part}1 netns {pods}"));
+            ip(&format!("-n {replica} link set {part}0 up"));
+            for up in [format!("{part}1"), "lo".to_string()] {
+                ip(&format!("-n {pods} link set {up} up"));
+            }
+            ip(&format!("-n {pods} addr add {POD}/32 dev {part}1"));
+            ip(&format!("-n {pods} addr add {POD6}/128 dev {part}1 nodad"));
+            ip(&format!("-n {pods} route add {OWN}/32 dev {part}1"));
+            // Unlike ARP, neighbor discovery responds only for addresses of the interface that received the query.
+            ip(&format!("-n {replica} addr add fe80::1/64 dev {part}0 nodad"));
+            ip(&format!("-n {pods} route add {OWN6}/128 via fe80::1 dev {part}1"));
+            let vni = n + 1;
+            ip(&format!("-n {replica} rule add fwmark {vni} lookup {}", 100 + vni));
+            ip(&format!("-n {replica} -6 rule add fwmark {vni} lookup {}", 100 + vni));
+            ip(&format!("-n {replica} route add {POD}/32 dev {part}0 table {}", 100 + vni));
+            ip(&format!("-n {replica} route add {POD6}/128 dev {part}0 table {}", 100 + vni));
+        }
+        net
+    }
+
+    fn part(&self, part: &str) -> String {
+        format!("{}-{part}", self.name)
+    }
+
+    fn open(&self, part: &str) -> Netns {
+        Netns::open(format!("/run/netns/{}", self.part(part))).unwrap()
+    }
+
+    /// Runs a test in the replica's namespace; threads that it creates stay in it.
+    fn run<F: Future<Output = ()>>(&self, test: impl FnOnce() -> F) {
+        let inside = self.open("r");
+        let run = || {
+            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+            let _inside = runtime.enter();
+            LocalSet::new().block_on(&runtime, test());
+        };
+        inside.enter(run).unwrap();
+    }
+}
+
+impl Drop for TierNetns {
+    fn drop(&mut self) {
+        for part in ["r", "a", "b"] {
+            let _ = Command::new("ip").args(["netns", "del", &self.part(part)]).output();
+        }
+    }
+}
+
+/// The replica with the configuration of both tenants.
+struct ReplicaFixture {
+    fixture: GatewayFixture,
+    ca: Arc<[TestCa; 2]>,
+}
+
+fn service_address(id: u32, port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv4Addr::new(240, 0, 0, id as u8).into(), port)
+}
+
+fn tunnelled(mut workload: Workload, tunnel: TunnelProtocol) -> Resource {
+    workload.tunnel = tunnel;
+    Resource::Workload(workload)
+}
+
+impl ReplicaFixture {
+    /// Starts the replica; both tenants' pods have the address `pod_at`.
+    fn new(tunnel: TunnelProtocol, pod_at: SocketAddr) -> Self {
+        let ca = Arc::new([TestCa::new(TENANT), TestCa::new(BETA)]);
+        let issuers = ca.clone();
+        let issue =
+            move |id: &canal_model::identity::Identity| issuers[usize::from(id.trust_domain.as_str() == "beta.example")].credential(id);
+        let keyring = ClientIdentityFactory::of(Arc::new(issue), None, TrustStore::new(&Registry::new()));
+        let sources = SourceAddresses { v4: Some(OWN), v6: Some(OWN6.parse().unwrap()) };
+        let tier = CloudTierConfig { plain: "[::]:80".parse().unwrap(), sources };
+        let hbone = vec!["[::]:15008".parse().unwrap()];
+        let fixture = GatewayFixture::new(EngineSetup { hbone, keyring: Some(keyring), tier: Some(tier), ..EngineSetup::default() }, &[]);
+        let http = |port| [(port, AppProtocol::Http1)];
+        let mut own = service_with_id(TENANT, "gateway", TIER, "10.96.0.5", &[]);
+        if let Resource::Service(service) = &mut own {
+            service.key = "alpha/canal-system/gateway".parse().unwrap();
+        }
+        let address = GatewayAddress {
+            service: key(TENANT, "web"),
+            id: ServiceId::new(WEB[0]).unwrap(),
+            az: "az1".parse().unwrap(),
+            addresses: vec!["10.250.32.1".parse().unwrap()],
+            open: true,
+        };
+        fixture.apply(vec![
+            tenant(BETA, 2),
+            service_with_id(TENANT, "web", WEB[0], "10.96.0.1", &http(80)),
+            service_with_id(BETA, "web", WEB[1], "10.96.0.1", &http(80)),
+            service_with_id(TENANT, "other", OTHER, "10.96.0.2", &http(90)),
+            own,
+            Resource::Address(address),
+            tunnelled(pod(TENANT, "web-0", pod_at, "web"), tunnel),
+            tunnelled(pod(BETA, "web-0", pod_at, "web"), tunnel),
+            Resource::Workload(pod(TENANT, "client", SocketAddr::new(CLIENT.into(), 1), "other")),
+        ]);
+        Self { fixture, ca }
+    }
+
+    /// Opens a tunnel through a service's address, as a pod of `own`, to a gateway of `tenant`.
+    async fn open(&self, own: &str, tenant: &str, id: u32, authority: &str) -> Result<OpenTunnel, HboneError> {
+        let me = identity(&format!("spiffe://{own}.example/ns/default/sa/client"));
+        let gateway = identity(&format!("spiffe://{tenant}.example/ns/canal-system/sa/gateway"));
+        let target = TunnelTarget {
+            source: ClientIdentity::new(self.ca[usize::from(own == BETA)].credential(&me)),
+            expected: Arc::new([gateway]),
+            address: service_address(id, 15008),
+            netns: None,
+            mark: None,
+        };
+        let registry = Registry::new();
+        let pool = HbonePool::new(PoolConfig::default(), HboneCounters::new(&registry, &registry.shard()));
+        pool.open(&target, &authority.parse().unwrap(), HeaderMap::new()).await
+    }
+
+    async fn get(&self, own: &str, id: u32, authority: &str) -> Result<String, HboneError> {
+        let stream: HboneStream = self.open(own, own, id, authority).await?.stream;
+        let mut client = HttpClient { stream, buffer: Vec::new() };
+        client.send(b"GET / HTTP/1.1\r\nHost: web\r\n\r\n").await;
+        Ok(client.answer().await.map_or_else(|| "no answer".into(), |a| a.text()))
+    }
+}
+
+/// Starts a pod in each tenant's namespace that responds with the tenant's name and the address from which it is dialled.
+async fn origins(net: &TierNetns, at: SocketAddr) -> [OriginServer; 2] {
+    let answer = |name: &'static str| {
+        move |mut peer: Peer| async move {
+            let from = peer.stream.peer_addr().unwrap().ip();
+            while peer.request().await.is_some() {
+                let text = format!("{name} {from}");
+                peer.write(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{text}", text.len()).as_bytes()).await;
+            }
+        }
+    };
+    let listen = |part| sys::listen(Some(&net.open(part)), at, &ListenOptions::default()).unwrap();
+    [OriginServer::on(listen("a"), answer(TENANT)), OriginServer::on(listen("b"), answer(BETA))]
+}
+
+/// Sends a GET over a plain connection to a service's address, from the client's address.
+async fn plain(to: SocketAddr) -> std::io::Result<String> {
+    let options = ConnectOptions { bind: Some(SocketAddr::new(CLIENT.into(), 0)), ..ConnectOptions::default() };
+    let options = if to.is_ipv4() { options } else { ConnectOptions::default() };
+    let mut stream = sys::connect(None, to, &options).await.map_err(|e| std::io::Error::other(e.to_string()))?;
+    // A reset is reported only once, by the write if it came before the write.
+    stream.write_all(b"GET / HTTP/1.1\r\nHost: web\r\nConnection: close\r\n\r\n").await?;
+    let mut text = Vec::new();
+    stream.read_to_end(&mut text).await?;
+    let text = String::from_utf8_lossy(&text).into_owned();
+    Ok(text.rsplit("\r\n").next().unwrap_or("").to_string())
+}
+
+#[test]
+fn marks_distinguish_overlapping_endpoints_of_plain_connections() {
+    for (at, own) in [(POD, OWN.to_string()), (POD6, OWN6.to_string())] {
+        let net = TierNetns::new();
+        net.run(|| async {
+            let at = SocketAddr::new(at.parse().unwrap(), 8080);
+            let origins = origins(&net, at).await;
+            let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+            for _ in 0..20 {
+                for (n, name) in [TENANT, BETA].into_iter().enumerate() {
+                    assert_eq!(plain(service_address(WEB[n], 80)).await.unwrap(), format!("{name} {own}"));
+                    let v6 = format!("[fdca:a1:0:240::{}]:80", WEB[n]).parse().unwrap();
+                    assert_eq!(plain(v6).await.unwrap(), format!("{name} {own}"));
+                }
+            }
+            assert_eq!(origins.map(|o| o.connections()), [1, 1], "connections are kept, by tenant");
+            let labels = ["tenant=\"alpha\"", "source_workload=\"client\"", "connection_security_policy=\"none\""];
+            replica.fixture.until("istio_requests_total", &labels, 20.0).await;
+        });
+    }
+}
+
+#[test]
+fn plain_connections_that_are_no_services_are_reset_and_counted() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let replica = ReplicaFixture::new(TunnelProtocol::None, SocketAddr::new(POD.parse().unwrap(), 8080));
+        for (to, reason) in [
+            (service_address(OTHER, 80), "unknown_port"),
+            (service_address(TIER, 80), "unknown_port"),
+            (service_address(77, 80), "unknown_service"),
+            (SocketAddr::new(OWN.into(), 80), "no_service_address"),
+        ] {
+            // The reset may overtake the end of the connect, and the request.
+            let error = plain(to).await.expect_err(reason);
+            assert!(error.to_string().contains("reset by peer"), "{reason}: {error}");
+            replica.fixture.until("canal_gateway_refused_connections_total", &[&format!("reason=\"{reason}\"")], 1.0).await;
+        }
+        assert_eq!(replica.fixture.metric("istio_requests_total", &[]), 0.0);
+    });
+}
+
+#[test]
+fn tunnels_lead_to_the_service_they_came_in_on_and_nowhere_else() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        for (id, authority) in [
+            (WEB[0], "10.96.0.1:80"),
+            (WEB[0], "web.default.svc.cluster.local:80"),
+            (WEB[0], "10.250.32.1:80"),
+            (WEB[0], "10.1.1.2:8080"),
+            (TIER, "10.1.1.2:8080"),
+        ] {
+            assert_eq!(replica.get(TENANT, id, authority).await.unwrap(), format!("{TENANT} {OWN}"), "{authority}");
+        }
+        assert_eq!(replica.get(BETA, WEB[1], "10.96.0.1:80").await.unwrap(), format!("{BETA} {OWN}"));
+        for (id, authority, status, reason, count) in [
+            (WEB[0], "10.96.0.2:90", 400, "wrong_service", 1.0),
+            (WEB[0], "other.default.svc.cluster.local:90", 400, "wrong_service", 2.0),
+            (WEB[0], "10.1.1.9:1", 400, "wrong_service", 3.0),
+            (WEB[0], "10.1.1.2:9090", 400, "wrong_service", 4.0),
+            (WEB[0], "192.0.2.1:80", 400, "wrong_service", 5.0),
+            (OTHER, "10.96.0.1:80", 400, "wrong_service", 6.0),
+            (OTHER, "10.250.32.1:80", 400, "wrong_service", 7.0),
+            (TIER, "10.96.0.1:80", 400, "wrong_service", 8.0),
+            (TIER, "web.default.svc.cluster.local:80", 400, "wrong_service", 9.0),
+            (WEB[0], "10.96.0.1:81", 503, "unknown_port", 1.0),
+        ] {
+            match replica.get(TENANT, id, authority).await {
+                Err(HboneError::Refused { status: given, .. }) => assert_eq!(given, status, "{authority}"),
+                other => panic!("{authority}: {other:?}"),
+            }
+            replica.fixture.until("canal_gateway_refused_connects_total", &[&format!("reason=\"{reason}\"")], count).await;
+        }
+    });
+}
+
+#[test]
+fn a_foreign_tenant_is_refused_at_the_right_address_whatever_it_expects() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let replica = ReplicaFixture::new(TunnelProtocol::None, SocketAddr::new(POD.parse().unwrap(), 8080));
+        // A client that expects its own tenant's gateway refuses alpha's; one that expects alpha's gateway does not trust its CA. Neither
+        // is served.
+        for expected in [TENANT, BETA] {
+            let error = replica.open(BETA, expected, WEB[0], "10.96.0.1:80").await.expect_err(expected);
+            assert!(matches!(error, HboneError::Tls { .. } | HboneError::Http2 { .. }), "{error}");
+        }
+        replica.fixture.until("canal_gateway_refused_connections_total", &["reason=\"tls"], 2.0).await;
+        let error = replica.open(TENANT, TENANT, 77, "10.96.0.1:80").await;
+        assert!(error.is_err());
+        replica.fixture.until("canal_gateway_refused_connections_total", &["reason=\"unknown_service\""], 1.0).await;
+        assert_eq!(replica.fixture.metric("canal_gateway_refused_connects_total", &[]), 0.0, "no CONNECT was heard");
+    });
+}
+
+/// Starts a node's HBONE server in a tenant's namespace, for the pod there.
+fn node(net: &TierNetns, part: &str, ca: &TestCa, name: &str, origin: SocketAddr) {
+    let inside = Arc::new(net.open(part));
+    let listener = sys::listen(Some(&inside), SocketAddr::new(origin.ip(), 15008), &ListenOptions::default()).unwrap();
+    let id = identity(&format!("spiffe://{name}.example/ns/default/sa/web"));
+    let server = ServerIdentity::new(name.parse().unwrap(), ca.credential(&id));
+    let registry = Registry::new();
+    let counters = HboneCounters::new(&registry, &registry.shard());
+    tokio::task::spawn_local(async move {
+        let (_trigger, drain) = drain::tree();
+        while let Ok((stream, _)) = listener.accept().await {
+            let (server, counters, drain, inside) = (server.clone(), counters.clone(), drain.clone(), inside.clone());
+            tokio::task::spawn_local(async move {
+                let Ok((stream, peer)) = server.accept(stream).await else { return };
+                let connect = move |asked: canal_hbone::ConnectResult| {
+                    let incoming = asked.unwrap();
+                    let inside = inside.clone();
+                    tokio::task::spawn_local(async move {
+                        let up: Result<TcpStream, _> = sys::connect(Some(&inside), origin, &ConnectOptions::default()).await;
+                        let Ok(mut up) = up else { return incoming.refuse(503) };
+                        let mut down = incoming.accept(HeaderMap::new()).unwrap();
+                        both(&mut down, &mut up, &Meter::default(), None).await;
+                    });
+                };
+                let _ = serve(stream, peer, &ServerConfig::default(), &counters, drain, connect).await;
+            });
+        }
+    });
+}
+
+#[test]
+fn marks_distinguish_tunnels_to_overlapping_nodes() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::Hbone, at);
+        node(&net, "a", &replica.ca[0], TENANT, at);
+        node(&net, "b", &replica.ca[1], BETA, at);
+        for _ in 0..5 {
+            for (n, name) in [TENANT, BETA].into_iter().enumerate() {
+                // The origin is dialled by its own node, so it sees the pod's address.
+                assert_eq!(replica.get(name, WEB[n], "10.96.0.1:80").await.unwrap(), format!("{name} {POD}"));
+            }
+        }
+        assert_eq!(origins.map(|o| o.connections()), [1, 1], "tunnels are kept, by tenant");
+    });
+}
+
+/// When another replica becomes the head of some buckets, only connections of those buckets are drained, and no request is lost.
+#[test]
+fn only_connections_of_moved_buckets_are_asked_to_leave() {
+    let net = TierNetns::new();
+    net.run(|| async {
+        let at = SocketAddr::new(POD.parse().unwrap(), 8080);
+        let _origins = origins(&net, at).await;
+        let replica = ReplicaFixture::new(TunnelProtocol::None, at);
+        let (web, to) = (ServiceId::new(WEB[0]).unwrap(), service_address(WEB[0], 80));
+        let request = b"GET / HTTP/1.1\r\nHost: web\r\n\r\n";
+        let mut held = Vec::new();
+        for n in 0..24 {
+            let (address, port) = if n < 16 { (to, 80) } else { (service_address(WEB[1], 80), 80) };
+            let options = ConnectOptions { bind: Some(SocketAddr::new(CLIENT.into(), 0)), ..ConnectOptions::default() };
+            let stream = sys::connect(None, address, &options).await.unwrap();
+            let bucket = tier::bucket(stream.local_addr().unwrap(), port, web);
+            held.push((n < 16 && bucket < 64, HttpClient { stream, buffer: Vec::new() }));
+        }
+        let tunnel = replica.open(TENANT, TENANT, WEB[0], "10.96.0.1:80").await.unwrap().stream;
+        let mut tunnel = HttpClient { stream: tunnel, buffer: Vec::new() };
+        for (_, client) in &mut held {
+            client.send(request).await;
+            assert_eq!(client.answer().await.unwrap().field("connection"), None);
+        }
+        tunnel.send(request).await;
+        assert_eq!(tunnel.answer().await.unwrap().field("connection"), None);
+        replica.fixture.engine.rebalance(web, u128::from(u64::MAX), 0);
+        let moved = held.iter().filter(|(moves, _)| *moves).count();
+        assert!(moved > 0 && moved < 16, "{moved}");
+        tokio::time::sleep(std::time::Duration::from_secs(4)).await;
+        let asked = replica.fixture.metric("canal_gateway_rebalanced_connections_total", &[]) - moved as f64;
+        assert!(asked == 0.0 || asked == 1.0, "the tunnel's connection may be among them: {asked}");
+        for (moves, client) in &mut held {
+            client.send(request).await;
+            let answer = client.answer().await.unwrap();
+            assert_eq!((answer.status, answer.field("connection")), (200, moves.then_some("close")));
+        }
+        // A draining replica loses its buckets at the same moment. A client that is drained for both reasons loses no request either.
+        // Streams of a tunnel are drained together with its connection.
+        drop((held, tunnel));
+        let tunnel = replica.open(TENANT, TENANT, WEB[0], "10.96.0.1:80").await.unwrap().stream;
+        let mut tunnel = HttpClient { stream: tunnel, buffer: Vec::new() };
+        tunnel.send(request).await;
+        assert_eq!(tunnel.answer().await.unwrap().field("connection"), None, "it came after the move");
+        replica.fixture.engine.set_soft_drain(true);
+        tokio::time::sleep(std::time::Duration::from_millis(300)).await;
+        replica.fixture.engine.rebalance(web, u128::MAX, 0);
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tunnel.send(request).await;
+        let answer = tunnel.answer().await.unwrap();
+        assert_eq!((answer.status, answer.field("connection")), (200, Some("close")), "the tunnel goes on until its end");
+    });
+}

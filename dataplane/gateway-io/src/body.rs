@@ -1,0 +1,395 @@
+//! Moves one message body from one connection to another, for every pairing of HTTP versions.
+//!
+//! Pieces are passed on without a copy. The source is read no faster than the sink accepts. The end, the trailers and a reset of the source
+//! are passed on as such. Heads are not handled here: `forward` does that.
+//!
+//! Start with [`BodyPump::poll`].
+
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use canal_h1::{BodyPart, BodyReader, CHUNK_END, ChunkStart, LAST_CHUNK, MessageLimits, MessageRefusal, write_last_chunk};
+use h2::{Reason, RecvStream, SendStream};
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use crate::buffer::{Inbox, Outbox};
+use crate::io::Io;
+
+/// Number of pieces that one body may move before other connections run.
+const PIECES_PER_TURN: usize = 32;
+
+/// An HTTP/1.1 connection to a client or to an endpoint, with its buffers.
+#[derive(Debug)]
+pub struct Http1Io {
+    pub io: Io,
+    pub inbox: Inbox,
+    pub outbox: Outbox,
+}
+
+impl Http1Io {
+    pub fn new(io: Io, inbox: Inbox) -> Self {
+        Self { io, inbox, outbox: Outbox::default() }
+    }
+}
+
+/// Side from which a body is read. With `verbatim`, HTTP/1.1 bytes are passed on with their framing.
+pub enum BodySource<'a> {
+    Http1 { io: &'a mut Io, inbox: &'a mut Inbox, reader: &'a mut BodyReader, verbatim: bool },
+    Http2(&'a mut RecvStream),
+}
+
+/// Side to which a body is written. With `chunks`, the body is written in chunked framing.
+pub enum BodySink<'a> {
+    Http1 { io: &'a mut Io, outbox: &'a mut Outbox, chunks: bool },
+    Http2(&'a mut SendStream<Bytes>),
+}
+
+/// Reason why one side of a body failed.
+#[derive(Debug)]
+pub enum BodyErrorCause {
+    /// The message violates RFC 9112.
+    Refused(MessageRefusal),
+    /// The connection ended or failed.
+    Closed,
+    /// The peer reset the HTTP/2 stream with this reason.
+    Reset(Reason),
+}
+
+/// Side of a body that failed.
+#[derive(Debug)]
+pub enum BodyError {
+    Source(BodyErrorCause),
+    Sink(BodyErrorCause),
+}
+
+/// Maps a stream reset to its reason; any other error means that the connection is lost.
+fn cause_of(e: &h2::Error) -> BodyErrorCause {
+    match e.reason() {
+        Some(reason) if e.is_reset() => BodyErrorCause::Reset(reason),
+        _ => BodyErrorCause::Closed,
+    }
+}
+
+enum BodyPiece {
+    /// Payload, or framed bytes for a verbatim body. `last` is set if it is certain that nothing follows.
+    Data {
+        bytes: Bytes,
+        payload: u64,
+        last: bool,
+    },
+    End(Option<HeaderMap>),
+}
+
+/// A body in transit. It must live until [`BodyPump::poll`] is ready.
+#[derive(Debug, Default)]
+pub struct BodyPump {
+    /// Bytes that were read before the source was polled first.
+    first: Bytes,
+    /// Bytes that wait for the window of an HTTP/2 sink.
+    piece: Bytes,
+    /// Window to release to an HTTP/2 source.
+    window_to_release: usize,
+    /// Set once the source has ended, with the trailers if there are any.
+    ended: Option<Option<HeaderMap>>,
+    /// True once the end of the body was written to the sink.
+    closed: bool,
+    pub done: bool,
+    /// Payload bytes moved so far.
+    pub payload_bytes: u64,
+    /// True if the last poll waited for the source, false if it waited for the sink.
+    pub waiting_for_source: bool,
+    /// gRPC status from the trailers.
+    pub grpc_status: Option<u8>,
+    /// False until the first piece was read. The head may still be in the outbox then, and is flushed together with that piece.
+    begun: bool,
+}
+
+impl BodyPump {
+    /// Starts a body. With `done` there is nothing to move.
+    pub fn new(done: bool) -> Self {
+        Self { done, ..Self::default() }
+    }
+
+    /// Continues a body of which `first` was already read from an HTTP/2 source.
+    pub fn after(first: Bytes) -> Self {
+        Self { window_to_release: first.len(), payload_bytes: first.len() as u64, first, ..Self::default() }
+    }
+
+    /// Moves as much as possible. Ready when the sink has accepted the entire body, or when a side failed.
+    pub fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut BodySource<'_>,
+        sink: &mut BodySink<'_>,
+        limits: &MessageLimits,
+    ) -> Poll<Result<(), BodyError>> {
+        if self.done {
+            return Poll::Ready(Ok(()));
+        }
+        for _ in 0..PIECES_PER_TURN {
+            self.waiting_for_source = false;
+            if !self.first.is_empty() {
+                let first = std::mem::take(&mut self.first);
+                self.put(first, sink);
+                self.begun = true;
+            }
+            if self.begun {
+                ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
+                self.give_back(source);
+            }
+            self.begun = true;
+            if self.ended.is_some() {
+                // Only once: writing the end may have to wait for the sink, and then this code runs again.
+                if !self.closed {
+                    self.end(sink).map_err(BodyError::Sink)?;
+                }
+                ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
+                self.done = true;
+                return Poll::Ready(Ok(()));
+            }
+            self.waiting_for_source = true;
+            if self.copy(source, sink, limits).map_err(BodyError::Source)? {
+                continue;
+            }
+            match source.poll_piece(cx, limits) {
+                // Nothing to read: flush, and detect a sink that fails in the meantime.
+                Poll::Pending => {
+                    ready!(self.poll_drain(cx, sink)).map_err(BodyError::Sink)?;
+                    return sink.poll_broken(cx).map(|cause| Err(BodyError::Sink(cause)));
+                }
+                Poll::Ready(Err(cause)) => return Poll::Ready(Err(BodyError::Source(cause))),
+                Poll::Ready(Ok(BodyPiece::End(trailers))) => {
+                    self.grpc_status = trailers.as_ref().and_then(|map| map.get("grpc-status")).and_then(|v| v.to_str().ok()?.parse().ok());
+                    self.ended = Some(trailers);
+                }
+                Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last })) => {
+                    self.payload_bytes += payload;
+                    if matches!(source, BodySource::Http2(_)) {
+                        self.window_to_release += bytes.len();
+                    }
+                    if last {
+                        self.ended = Some(None);
+                    }
+                    self.put(bytes, sink);
+                }
+            }
+        }
+        // The turn is used up; other connections run before this body continues.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Fast path: moves available bytes unchanged from one HTTP/1.1 connection to another. `false` means that the general path must be
+    /// used.
+    fn copy(&mut self, source: &mut BodySource<'_>, sink: &mut BodySink<'_>, limits: &MessageLimits) -> Result<bool, BodyErrorCause> {
+        let (BodySource::Http1 { inbox, reader, verbatim: true, .. }, BodySink::Http1 { outbox, chunks: false, .. }) = (source, sink)
+        else {
+            return Ok(false);
+        };
+        if inbox.is_empty() || reader.is_done() {
+            return Ok(false);
+        }
+        let skim = reader.skim(inbox.bytes(), limits).map_err(BodyErrorCause::Refused)?;
+        if skim.consumed == 0 {
+            return Ok(false);
+        }
+        outbox.push_from(inbox, skim.consumed);
+        self.payload_bytes += skim.payload_bytes;
+        if reader.is_done() {
+            self.ended = Some(None);
+        }
+        Ok(true)
+    }
+
+    fn put(&mut self, bytes: Bytes, sink: &mut BodySink<'_>) {
+        match sink {
+            BodySink::Http2(_) => self.piece = bytes,
+            BodySink::Http1 { outbox, chunks: false, .. } => outbox.push(bytes),
+            BodySink::Http1 { outbox, chunks: true, .. } => {
+                // An empty piece gets no chunk, because an empty chunk would end the body.
+                if let Some(start) = ChunkStart::new(bytes.len()) {
+                    outbox.head().extend_from_slice(start.as_bytes());
+                    outbox.push(bytes);
+                    outbox.push_static(CHUNK_END);
+                }
+            }
+        }
+    }
+
+    /// Ready once the sink has accepted everything that was written to it.
+    fn poll_drain(&mut self, cx: &mut Context<'_>, sink: &mut BodySink<'_>) -> Poll<Result<(), BodyErrorCause>> {
+        match sink {
+            BodySink::Http1 { io, outbox, .. } => io.poll_flush(cx, outbox).map_err(|_| BodyErrorCause::Closed),
+            BodySink::Http2(send) => {
+                while !self.piece.is_empty() {
+                    // `reserve_capacity` takes the total that is wanted, not an increment.
+                    send.reserve_capacity(self.piece.len());
+                    let n = match send.capacity() {
+                        0 => match ready!(send.poll_capacity(cx)) {
+                            Some(Ok(n)) => n,
+                            Some(Err(e)) => return Poll::Ready(Err(cause_of(&e))),
+                            None => return Poll::Ready(Err(reset_of(send, cx))),
+                        },
+                        n => n,
+                    };
+                    let part = self.piece.split_to(n.min(self.piece.len()));
+                    let last = self.piece.is_empty() && matches!(self.ended, Some(None));
+                    send.send_data(part, last).map_err(|e| cause_of(&e))?;
+                    self.closed |= last;
+                }
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+
+    /// Releases the source's window by the bytes that the sink has accepted.
+    fn give_back(&mut self, source: &mut BodySource<'_>) {
+        let owed = std::mem::take(&mut self.window_to_release);
+        if let (BodySource::Http2(recv), 1..) = (source, owed) {
+            // The release fails only on a stream that is gone, whose window is not needed.
+            let _ = recv.flow_control().release_capacity(owed);
+        }
+    }
+
+    /// Writes the end of the body in the sink's protocol.
+    fn end(&mut self, sink: &mut BodySink<'_>) -> Result<(), BodyErrorCause> {
+        let trailers = self.ended.as_mut().and_then(Option::take);
+        match sink {
+            BodySink::Http1 { chunks: false, .. } => {}
+            BodySink::Http1 { outbox, chunks: true, .. } => match trailers {
+                None => outbox.push_static(LAST_CHUNK),
+                Some(map) => {
+                    let pairs = map.iter().map(|(n, v)| (n.as_str().as_bytes(), v.as_bytes()));
+                    write_last_chunk(pairs, outbox.head()).map_err(BodyErrorCause::Refused)?;
+                }
+            },
+            // END_STREAM went out with the last piece.
+            BodySink::Http2(_) if self.closed => {}
+            BodySink::Http2(send) => match trailers {
+                None => send.send_data(Bytes::new(), true).map_err(|e| cause_of(&e))?,
+                Some(map) => send.send_trailers(map).map_err(|e| cause_of(&e))?,
+            },
+        }
+        self.closed = true;
+        Ok(())
+    }
+}
+
+/// Reason why a stream has no more capacity.
+fn reset_of(send: &mut SendStream<Bytes>, cx: &mut Context<'_>) -> BodyErrorCause {
+    match send.poll_reset(cx) {
+        Poll::Ready(Ok(reason)) => BodyErrorCause::Reset(reason),
+        _ => BodyErrorCause::Closed,
+    }
+}
+
+impl BodySource<'_> {
+    fn poll_piece(&mut self, cx: &mut Context<'_>, limits: &MessageLimits) -> Poll<Result<BodyPiece, BodyErrorCause>> {
+        match self {
+            BodySource::Http1 { io, inbox, reader, verbatim } => poll_http1(cx, io, inbox, reader, *verbatim, limits),
+            BodySource::Http2(recv) => match ready!(recv.poll_data(cx)) {
+                Some(Ok(bytes)) => {
+                    let payload = bytes.len() as u64;
+                    Poll::Ready(Ok(BodyPiece::Data { bytes, payload, last: recv.is_end_stream() }))
+                }
+                Some(Err(e)) => Poll::Ready(Err(cause_of(&e))),
+                None => match ready!(recv.poll_trailers(cx)) {
+                    Ok(trailers) => Poll::Ready(Ok(BodyPiece::End(trailers))),
+                    Err(e) => Poll::Ready(Err(cause_of(&e))),
+                },
+            },
+        }
+    }
+}
+
+fn poll_http1(
+    cx: &mut Context<'_>,
+    io: &mut Io,
+    inbox: &mut Inbox,
+    reader: &mut BodyReader,
+    verbatim: bool,
+    limits: &MessageLimits,
+) -> Poll<Result<BodyPiece, BodyErrorCause>> {
+    loop {
+        if reader.is_done() {
+            return Poll::Ready(Ok(BodyPiece::End(None)));
+        }
+        if !inbox.is_empty() {
+            let piece = if verbatim { skim(inbox, reader, limits) } else { read(inbox, reader, limits) };
+            if let Some(piece) = piece.map_err(BodyErrorCause::Refused)? {
+                return Poll::Ready(Ok(piece));
+            }
+        }
+        match ready!(io.poll_fill(cx, inbox)) {
+            // The framing decides whether the end of the connection also ends the body.
+            Ok(0) => match reader.end_of_input() {
+                Ok(()) => return Poll::Ready(Ok(BodyPiece::End(None))),
+                Err(refusal) => return Poll::Ready(Err(BodyErrorCause::Refused(refusal))),
+            },
+            Ok(_) => {}
+            Err(_) => return Poll::Ready(Err(BodyErrorCause::Closed)),
+        }
+    }
+}
+
+/// Takes the next bytes with their framing, to be passed on unchanged.
+fn skim(inbox: &mut Inbox, reader: &mut BodyReader, limits: &MessageLimits) -> Result<Option<BodyPiece>, MessageRefusal> {
+    let skim = reader.skim(inbox.bytes(), limits)?;
+    if skim.consumed == 0 {
+        return Ok(skim.ended.then_some(BodyPiece::End(None)));
+    }
+    let bytes = inbox.take(skim.consumed);
+    inbox.release();
+    Ok(Some(BodyPiece::Data { bytes, payload: skim.payload_bytes, last: skim.ended || reader.is_done() }))
+}
+
+/// Takes the next payload without framing, or the trailers.
+fn read(inbox: &mut Inbox, reader: &mut BodyReader, limits: &MessageLimits) -> Result<Option<BodyPiece>, MessageRefusal> {
+    let step = reader.read(inbox.bytes(), limits)?;
+    let piece = match step.part {
+        BodyPart::NeedInput => {
+            inbox.advance(step.consumed);
+            return Ok(None);
+        }
+        BodyPart::Data(range) => {
+            inbox.advance(range.start);
+            let bytes = inbox.take(range.len());
+            inbox.advance(step.consumed - range.end);
+            BodyPiece::Data { payload: bytes.len() as u64, bytes, last: reader.is_done() }
+        }
+        BodyPart::End => {
+            let trailers = trailers_of(reader, inbox.bytes());
+            inbox.advance(step.consumed);
+            BodyPiece::End(trailers)
+        }
+    };
+    Ok(Some(piece))
+}
+
+/// Converts the trailer section to a map. The reader has refused what HTTP/2 cannot carry.
+fn trailers_of(reader: &BodyReader, input: &[u8]) -> Option<HeaderMap> {
+    let fields = reader.trailers(input);
+    if fields.is_empty() {
+        return None;
+    }
+    let mut map = HeaderMap::with_capacity(fields.len());
+    for f in fields.iter() {
+        if let (Ok(name), Ok(value)) = (HeaderName::from_bytes(f.name), HeaderValue::from_bytes(f.value)) {
+            map.append(name, value);
+        }
+    }
+    Some(map)
+}
+
+impl BodySink<'_> {
+    /// Resolves if the sink fails while nothing is being sent.
+    fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<BodyErrorCause> {
+        match self {
+            BodySink::Http1 { io, .. } => io.poll_broken(cx).map(|_| BodyErrorCause::Closed),
+            BodySink::Http2(send) => send.poll_reset(cx).map(|reset| match reset {
+                Ok(reason) => BodyErrorCause::Reset(reason),
+                Err(e) => cause_of(&e),
+            }),
+        }
+    }
+}

@@ -1,0 +1,9 @@
+//! Tests of client and server against each other, and of each against a raw peer, on loopback.
+
+mod fixture;
+mod kernel;
+mod limits;
+mod raw;
+mod revoked;
+mod spread;
+mod transfer;

@@ -1,0 +1,378 @@
+//! Events that end or multiply connections: pool limits, concurrent streams, GOAWAY, PING, idle timeouts, refusals.
+
+use std::rc::Rc;
+
+use canal_identity::{ClientIdentity, ServerIdentity};
+use canal_runtime::drain;
+use canal_testing::{TestCa, identity};
+use canal_tls::TrustStore;
+use futures::future::join_all;
+use http::HeaderMap;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+
+use super::fixture::{ALICE, BOB, HboneFixture, authority, echo, hold, ms, run, until};
+use crate::{ConnectResult, HboneError, IncomingConnect, PoolConfig, ServerConfig, serve};
+
+#[test]
+fn a_crowd_waits_for_one_handshake() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let opened = join_all((0..80).map(|_| rig.open())).await;
+        assert!(opened.iter().all(|o| o.as_ref().is_ok_and(|o| !o.reused)));
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+        assert_eq!(rig.pool.size(), (1, 80));
+        drop(opened);
+        assert_eq!(rig.pool.size(), (1, 0));
+        assert!(rig.open().await.unwrap().reused);
+    });
+}
+
+#[test]
+fn the_hundred_and_first_stream_opens_a_second_connection() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let opened = join_all((0..101).map(|_| rig.open())).await;
+        assert!(opened.iter().all(Result::is_ok));
+        assert_eq!(rig.pool.size(), (2, 101));
+    });
+}
+
+#[test]
+fn the_peers_own_limit_counts_too() {
+    run(async {
+        let server = ServerConfig { streams_max: 2, ..ServerConfig::default() };
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
+        let mut opened = Vec::new();
+        for _ in 0..5 {
+            opened.push(rig.open().await.unwrap());
+        }
+        assert_eq!(rig.pool.size(), (3, 5));
+    });
+}
+
+#[test]
+fn a_peer_that_allows_no_stream_is_given_up() {
+    run(async {
+        let server = ServerConfig { streams_max: 0, ..ServerConfig::default() };
+        let config = PoolConfig { answer_timeout: ms(300), ..PoolConfig::default() };
+        let (rig, _t) = HboneFixture::new(config, server, hold).await;
+        // The first stream is sent before the peer's settings are known, and is refused or never sent.
+        for _ in 0..4 {
+            assert!(rig.open().await.is_err());
+        }
+        assert!(rig.metric("canal_hbone_handshakes_total") <= 16);
+    });
+}
+
+#[test]
+fn a_failed_handshake_fails_the_whole_crowd_and_leaves_nothing() {
+    run(async {
+        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.target.expected = std::sync::Arc::from([identity("spiffe://alpha.example/ns/shop/sa/carol")]);
+        let opened = join_all((0..10).map(|_| rig.open())).await;
+        for o in &opened {
+            let e = o.as_ref().unwrap_err();
+            assert!(matches!(e, HboneError::Tls { .. }) && e.flag() == "TLS_FAILURE" && e.to_string().contains(BOB), "{e}");
+        }
+        assert_eq!(rig.metric("canal_hbone_handshake_failures_total"), 1);
+        assert_eq!(rig.pool.size(), (0, 0));
+        // No process listens on this address.
+        let free = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        rig.target.address = free;
+        let e = rig.open().await.unwrap_err();
+        assert!(matches!(e, HboneError::Connect(_)) && e.flag() == "CONNECT", "{e}");
+    });
+}
+
+#[test]
+fn the_first_of_a_crowd_may_leave() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        // After one poll the stream has started to connect, and it leaves before the handshake has finished.
+        let mut first = Box::pin(rig.open());
+        assert!(futures::poll!(&mut first).is_pending());
+        drop(first);
+        assert!(rig.open().await.is_ok());
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 1);
+    });
+}
+
+#[test]
+fn a_server_that_refuses_the_clients_certificate_is_named() {
+    run(async {
+        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let stranger = identity("spiffe://beta.example/ns/shop/sa/alice");
+        // The foreign client's domain trusts the server's domain; the server's domain trusts only itself.
+        let store = TrustStore::new(&rig.registry);
+        store.replace([rig.ca.bundle("beta", "alpha.example", true, vec![])]).unwrap();
+        rig.target.source = ClientIdentity::new(rig.ca.credential(&stranger)).trusting(store.view(&"beta".parse().unwrap()));
+        let e = rig.open().await.unwrap_err();
+        assert!(matches!(e, HboneError::RefusedByPeer { .. }) && e.flag() == "TLS_FAILURE", "{e:?}");
+        until("the server says why", || !rig.served.borrow().is_empty()).await;
+        let why = rig.served.borrow()[0].clone().unwrap_err();
+        assert!(why.contains("expected an identity of trust domain alpha.example"), "{why}");
+    });
+}
+
+#[test]
+fn only_exactly_200_is_a_tunnel() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), |incoming: IncomingConnect| async move {
+            let status = incoming.headers["want"].to_str().unwrap().parse().unwrap();
+            incoming.refuse(status);
+        })
+        .await;
+        for (status, flag) in [(400, "CONNECT"), (401, "DENY"), (503, "CONNECT"), (201, "CONNECT"), (204, "CONNECT"), (302, "CONNECT")] {
+            let headers = HeaderMap::from_iter([(http::HeaderName::from_static("want"), status.into())]);
+            let e = rig.pool.open(&rig.target, &authority(), headers).await.unwrap_err();
+            assert_eq!((e.status(), e.flag()), (Some(status), flag), "{e}");
+        }
+        assert_eq!(rig.pool.size(), (1, 0));
+    });
+}
+
+#[test]
+fn an_answer_that_never_comes_is_a_timeout() {
+    run(async {
+        let config = PoolConfig { answer_timeout: ms(100), ..PoolConfig::default() };
+        let abandoned = Rc::new(tokio::sync::Notify::new());
+        let seen = abandoned.clone();
+        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), move |mut incoming: IncomingConnect| {
+            let seen = seen.clone();
+            async move {
+                std::future::poll_fn(|cx| incoming.poll_abandoned(cx)).await;
+                seen.notify_one();
+            }
+        })
+        .await;
+        let e = rig.open().await.unwrap_err();
+        assert!(matches!(e, HboneError::Timeout { .. }), "{e}");
+        abandoned.notified().await;
+        assert_eq!(rig.pool.size(), (1, 0));
+    });
+}
+
+#[test]
+fn goaway_lets_streams_finish_and_new_ones_use_another_connection() {
+    run(async {
+        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        let mut old = rig.open().await.unwrap().stream;
+        old.write_all(b"begun").await.unwrap();
+        trigger.drain(ms(5000));
+        tokio::time::sleep(ms(50)).await;
+        // The next process takes over the address.
+        let listener = TcpListener::bind(rig.target.address).await.unwrap();
+        let (_next, drain) = drain::tree();
+        rig.listen(listener, ServerConfig::default(), drain, echo);
+        let new = rig.open().await.unwrap();
+        assert!(!new.reused);
+        old.write_all(b" and done").await.unwrap();
+        old.shutdown().await.unwrap();
+        let mut got = String::new();
+        old.read_to_string(&mut got).await.unwrap();
+        assert_eq!(got, "begun and done");
+        drop(old);
+        until("the old connection ends in order", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
+        until("on both sides", || rig.pool.size() == (1, 1)).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"drained\"}"), 1);
+    });
+}
+
+/// A peer may send GOAWAY at any moment of a connection's lifetime, including the first: a CONNECT that was not processed is sent again.
+#[test]
+fn no_tunnel_is_lost_to_a_peer_that_closes_every_connection_in_order() {
+    run(async {
+        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        for n in 0..40 {
+            if n == 20 {
+                // From now on GOAWAY is the first frame that each connection receives.
+                trigger.drain(ms(60_000));
+                tokio::time::sleep(ms(50)).await;
+                let listener = TcpListener::bind(rig.target.address).await.unwrap();
+                let (leaving, drain) = drain::tree();
+                leaving.drain(ms(60_000));
+                let (server, counters) =
+                    (ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB))), rig.counters.clone());
+                tokio::task::spawn_local(async move {
+                    let _leaving = leaving;
+                    loop {
+                        let Ok((tcp, _)) = listener.accept().await else { return };
+                        let (server, counters, drain) = (server.clone(), counters.clone(), drain.clone());
+                        tokio::task::spawn_local(async move {
+                            let (tls, peer) = server.accept(tcp).await.unwrap();
+                            let connect = |asked: ConnectResult| drop(tokio::task::spawn_local(echo(asked.unwrap())));
+                            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+                        });
+                    }
+                });
+            }
+            let crowd = join_all((0..5).map(|_| rig.open())).await;
+            for opened in crowd {
+                let mut stream = opened.unwrap_or_else(|e| panic!("{n}: {e}")).stream;
+                stream.write_all(b"hello").await.unwrap();
+                stream.shutdown().await.unwrap();
+                let mut got = String::new();
+                stream.read_to_string(&mut got).await.unwrap();
+                assert_eq!(got, "hello");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_forced_drain_resets_open_streams() {
+    run(async {
+        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let mut s = rig.open().await.unwrap().stream;
+        trigger.drain(ms(100));
+        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn a_pooled_connection_that_died_is_replaced_once_for_everyone() {
+    run(async {
+        let (rig, trigger) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        drop(rig.open().await.unwrap());
+        trigger.force();
+        tokio::task::yield_now().await;
+        let listener = loop {
+            // The old listener closes after a poll or two.
+            match TcpListener::bind(rig.target.address).await {
+                Ok(l) => break l,
+                Err(_) => tokio::task::yield_now().await,
+            }
+        };
+        let (_next, drain) = drain::tree();
+        rig.listen(listener, ServerConfig::default(), drain, hold);
+        let opened = join_all((0..20).map(|_| rig.open())).await;
+        assert!(opened.iter().all(Result::is_ok), "{opened:?}");
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 2);
+    });
+}
+
+#[test]
+fn a_mute_peer_is_found_by_ping_on_the_client() {
+    run(async {
+        let config = PoolConfig { ping: (ms(50), ms(150)), ..PoolConfig::default() };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = HboneFixture::towards(listener.local_addr().unwrap(), config);
+        let server = ServerIdentity::new("alpha".parse().unwrap(), rig.ca.credential(&identity(BOB)));
+        tokio::task::spawn_local(async move {
+            let (io, _) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let mut h2 = h2::server::handshake(io).await.unwrap();
+            let (_, mut respond) = h2.accept().await.unwrap().unwrap();
+            let _stream = respond.send_response(http::Response::new(()), false).unwrap();
+            // The peer sends frames for 50 ms and then nothing, as if it were stopped.
+            let _ = tokio::time::timeout(ms(50), h2.accept()).await;
+            std::future::pending::<()>().await;
+        });
+        let mut s = rig.open().await.unwrap().stream;
+        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        until("it leaves the pool", || rig.pool.size().0 == 0).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"ping_timeout\"}"), 1);
+    });
+}
+
+#[test]
+fn a_mute_peer_is_found_by_ping_on_the_server() {
+    run(async {
+        let server = ServerConfig { ping: (ms(50), ms(150)), ..ServerConfig::default() };
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), server, hold).await;
+        let tcp = tokio::net::TcpStream::connect(rig.target.address).await.unwrap();
+        let (io, _) = rig.target.source.connect(tcp, &rig.target.expected).await.unwrap();
+        let (_send, _h2) = h2::client::handshake(io).await.unwrap();
+        until("the server gives up", || !rig.served.borrow().is_empty()).await;
+        assert!(rig.served.borrow()[0].clone().unwrap_err().contains("PING"));
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"ping_timeout\"}"), 1);
+    });
+}
+
+#[test]
+fn unused_connections_are_released_and_used_ones_are_not() {
+    run(async {
+        let config = PoolConfig { idle: ms(200), ..PoolConfig::default() };
+        let (rig, _t) = HboneFixture::new(config, ServerConfig::default(), echo).await;
+        let s = rig.open().await.unwrap();
+        tokio::time::sleep(ms(500)).await;
+        assert_eq!(rig.pool.size(), (1, 1));
+        drop(s);
+        tokio::time::sleep(ms(100)).await;
+        assert_eq!(rig.pool.size(), (1, 0));
+        until("idle connections go", || rig.pool.size() == (0, 0)).await;
+        until("the server sees an orderly end", || rig.served.borrow().first().is_some_and(Result::is_ok)).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"idle\"}"), 1);
+        assert!(!rig.open().await.unwrap().reused);
+    });
+}
+
+#[test]
+fn targets_that_differ_in_anything_share_nothing() {
+    run(async {
+        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let mut opened = vec![rig.open().await.unwrap()];
+        rig.target.expected = std::sync::Arc::from([identity(BOB), identity(BOB)]);
+        opened.push(rig.open().await.unwrap());
+        rig.target.source = ClientIdentity::new(rig.ca.credential(&identity("spiffe://alpha.example/ns/shop/sa/dave")));
+        opened.push(rig.open().await.unwrap());
+        assert!(opened.iter().all(|o| !o.reused));
+        assert_eq!(rig.pool.size(), (3, 3));
+        rig.pool.retire(None);
+        drop(opened);
+        until("retired connections close", || rig.pool.size() == (0, 0)).await;
+    });
+}
+
+#[test]
+fn an_authority_that_cannot_be_written_is_refused_before_any_connection() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let bad = crate::ConnectAuthority::Name("not a host".into(), 80);
+        let e = rig.pool.open(&rig.target, &bad, HeaderMap::new()).await.unwrap_err();
+        assert!(matches!(e, HboneError::Request(_)), "{e}");
+    });
+}
+
+#[test]
+fn no_certificate_is_an_error_without_a_connection() {
+    run(async {
+        let ca = TestCa::new("alpha");
+        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (writer, empty) = canal_tls::Credential::empty(identity(BOB));
+        drop(writer);
+        rig.target.source = ClientIdentity::new(empty);
+        assert!(matches!(rig.open().await, Err(HboneError::Tls { .. })));
+        assert_eq!(rig.metric("canal_hbone_handshakes_total"), 0);
+        drop(ca);
+    });
+}
+
+#[test]
+fn the_first_certificate_is_waited_for() {
+    run(async {
+        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let (writer, empty) = canal_tls::Credential::empty(identity(ALICE));
+        rig.target.source = ClientIdentity::new(empty).trusting(rig.store.view(&"alpha".parse().unwrap()));
+        let late = async {
+            tokio::time::sleep(ms(100)).await;
+            writer.replace(rig.ca.issue(&identity(ALICE)));
+        };
+        let (opened, ()) = tokio::join!(rig.open(), late);
+        opened.unwrap();
+    });
+}
+
+#[test]
+fn targets_that_differ_in_their_mark_share_no_connection() {
+    run(async {
+        let (mut rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        let mut held = Vec::new();
+        // Marks need CAP_NET_ADMIN, which the gateway has.
+        for (mark, handshakes) in [(Some(101), 1), (Some(102), 2), (Some(101), 2), (None, 3)] {
+            rig.target.mark = mark;
+            held.push(rig.open().await.unwrap());
+            assert_eq!(rig.metric("canal_hbone_handshakes_total"), handshakes, "{mark:?}");
+        }
+    });
+}

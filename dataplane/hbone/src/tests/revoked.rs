@@ -1,0 +1,129 @@
+//! A peer whose certificate is revoked or expires while its connection is open, seen from both sides.
+
+use std::time::Duration;
+
+use canal_identity::ServerIdentity;
+use canal_runtime::drain;
+use canal_testing::identity;
+use canal_tls::{Certificate, Credential};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+
+use super::fixture::{ALICE, BOB, HboneFixture, echo, hold, ms, run, until};
+use crate::{ConnectResult, HboneError, PoolConfig, ServerConfig, serve};
+
+#[test]
+fn a_revoked_client_is_cut_off_at_once_and_cannot_come_back() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.revoke(&[]);
+        rig.renew.replace(rig.numbered(ALICE, 7));
+        let mut s = rig.open().await.unwrap().stream;
+        let start = Instant::now();
+        rig.revoke(&[7]);
+        assert!(s.read_u8().await.is_err());
+        assert!(start.elapsed() < ms(1000), "{:?}", start.elapsed());
+        until("the server says why", || rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"revoked\"}") == 1).await;
+        assert!(rig.served.borrow()[0].clone().unwrap_err().contains("believed no more: revoked"));
+        drop(s);
+        assert!(matches!(rig.open().await, Err(HboneError::RefusedByPeer { .. })));
+        // After renewal the identity is accepted as before.
+        rig.renew.replace(rig.numbered(ALICE, 8));
+        assert!(rig.open().await.is_ok());
+    });
+}
+
+#[test]
+fn an_unrevoked_client_never_notices() {
+    run(async {
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), echo).await;
+        rig.renew.replace(rig.numbered(ALICE, 7));
+        let mut s = rig.open().await.unwrap().stream;
+        rig.revoke(&[8, 9]);
+        rig.revoke(&[]);
+        s.write_all(b"still here").await.unwrap();
+        s.shutdown().await.unwrap();
+        let mut got = String::new();
+        s.read_to_string(&mut got).await.unwrap();
+        assert_eq!(got, "still here");
+    });
+}
+
+#[test]
+fn pooled_connections_to_a_revoked_server_are_cut() {
+    run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        // This server does not know of its own revocation.
+        let server = ServerIdentity::new("alpha".parse().unwrap(), Credential::fixed(rig.numbered(BOB, 12)));
+        let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
+        tokio::task::spawn_local(async move {
+            let (tls, peer) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let connect = |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+        });
+        let mut s = rig.open().await.unwrap().stream;
+        let start = Instant::now();
+        rig.revoke(&[12]);
+        assert_eq!(s.read_u8().await.unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        assert!(start.elapsed() < ms(1000), "{:?}", start.elapsed());
+        until("it leaves the pool", || rig.pool.size().0 == 0).await;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"revoked\"}"), 1);
+    });
+}
+
+/// Time that open streams have here after the peer's certificate has expired.
+const EXPIRED_PEER_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// Issues a certificate for `id` that expires in `seconds`.
+fn short(rig: &HboneFixture, id: &str, seconds: u64) -> Certificate {
+    let end = std::time::SystemTime::now() + Duration::from_secs(seconds);
+    let i = rig.ca.issue_with(&identity(id), |p| p.not_after = end.into());
+    Certificate::from_pem(&i.key, &i.chain, &rig.ca.root_pem()).unwrap()
+}
+
+#[test]
+fn a_clients_connection_ends_with_its_certificate() {
+    run(async {
+        canal_tls::testing::set_expired_peer_timeout(EXPIRED_PEER_TIMEOUT);
+        let (rig, _t) = HboneFixture::new(PoolConfig::default(), ServerConfig::default(), hold).await;
+        rig.renew.replace(short(&rig, ALICE, 3));
+        let mut old = rig.open().await.unwrap().stream;
+        // After GOAWAY the pool has to reconnect, and no peer accepts the expired certificate.
+        tokio::time::sleep(ms(4500)).await;
+        assert!(rig.open().await.is_err());
+        // A peer that renewed its certificate continues. Open streams get the expiry timeout and no more.
+        rig.renew.replace(rig.numbered(ALICE, 8));
+        let mut renewed = rig.open().await.unwrap().stream;
+        assert_eq!(rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}"), 0);
+        let cut = tokio::time::timeout(EXPIRED_PEER_TIMEOUT + ms(2000), old.read_u8()).await;
+        assert!(cut.unwrap().is_err());
+        until("the server says why", || rig.metric("canal_hbone_closed_total{side=\"server\",reason=\"expired\"}") == 1).await;
+        assert!(tokio::time::timeout(ms(200), renewed.read_u8()).await.is_err(), "the new connection stays");
+    });
+}
+
+#[test]
+fn pooled_connections_end_with_the_servers_certificate() {
+    run(async {
+        canal_tls::testing::set_expired_peer_timeout(EXPIRED_PEER_TIMEOUT);
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let rig = HboneFixture::towards(listener.local_addr().unwrap(), PoolConfig::default());
+        let server = ServerIdentity::new("alpha".parse().unwrap(), Credential::fixed(short(&rig, BOB, 3)));
+        let (counters, (_trigger, drain)) = (rig.counters.clone(), drain::tree());
+        tokio::task::spawn_local(async move {
+            let (tls, peer) = server.accept(listener.accept().await.unwrap().0).await.unwrap();
+            let connect = |asked: ConnectResult| drop(tokio::task::spawn_local(hold(asked.unwrap())));
+            let _ = serve(tls, peer, &ServerConfig::default(), &counters, drain, connect).await;
+            // This is a handshake with an expired certificate.
+            let _ = server.accept(listener.accept().await.unwrap().0).await;
+        });
+        let mut old = rig.open().await.unwrap().stream;
+        tokio::time::sleep(ms(4500)).await;
+        assert!(tokio::time::timeout(ms(3000), rig.open()).await.map_or(true, |opened| opened.is_err()), "no new stream");
+        let cut = tokio::time::timeout(EXPIRED_PEER_TIMEOUT + ms(2000), old.read_u8()).await;
+        assert!(cut.unwrap().is_err());
+        until("the pool says why", || rig.metric("canal_hbone_closed_total{side=\"client\",reason=\"expired\"}") == 1).await;
+    });
+}

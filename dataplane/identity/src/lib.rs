@@ -1,0 +1,19 @@
+//! A process's own identities and the handshakes in their name: certificates and their renewal ([`certs`]), mesh mTLS with a local key or
+//! with one in a key server ([`ServerIdentity`], [`ClientIdentity`]), and TLS termination for clients outside the mesh ([`Terminator`]).
+//! The crate decides no policy. Start with [`ClientIdentityFactory`].
+
+#![forbid(unsafe_code)]
+
+mod bundles;
+pub mod certs;
+mod handshake;
+mod identity_factory;
+mod terminate;
+
+pub use bundles::apply_bundles;
+pub use handshake::{ClientIdentity, CredentialId, PinnedIdentity, REMOTE_PROOF_LIFE, ServerIdentity};
+pub use identity_factory::ClientIdentityFactory;
+pub use terminate::{TerminatedConnection, TerminationConfig as TerminationTerms, Terminator};
+
+#[cfg(test)]
+mod tests;

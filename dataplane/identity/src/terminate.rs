@@ -1,0 +1,185 @@
+//! TLS termination for clients without a node proxy: a certificate with a service's host names, with a local or remote key. Client
+//! certificates may be absent, optional or required. The callers select the service and authorize the requests. Start with [`Terminator`].
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwapOption;
+use canal_keyserver_client::{FixedCertResolver, RemoteKey};
+use canal_model::identity::VerifiedPeer;
+use canal_model::ids::{TenantName, TrustDomain};
+use canal_model::trust::ClientCertificates;
+use canal_tls::{Certificate, ClientVerifier, Credential, PeerRole, PeerTrustWatch, PeerVerifier, TlsError, TrustView, provider};
+use rustls::ServerConfig;
+use rustls::server::{Acceptor, NoServerSessionStorage, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use rustls::version::{TLS12, TLS13};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::LazyConfigAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::handshake::{in_time, usable};
+
+/// Connections that a terminator accepts.
+#[derive(Debug, Clone)]
+pub struct TerminationConfig {
+    /// Tenant of which clients with certificates must be members, or of one that it federates with.
+    pub tenant: TenantName,
+    pub trust_domain: TrustDomain,
+    pub clients: ClientCertificates,
+    /// Application protocols in order of preference; if empty, none is negotiated.
+    pub alpn: Vec<Vec<u8>>,
+    /// Also accept TLS 1.2, for clients that are not part of the mesh. It must not be used with a mesh key in a key server, which signs TLS
+    /// 1.3 only.
+    pub tls12: bool,
+}
+
+/// Terminates TLS for one service.
+#[derive(Debug)]
+pub struct Terminator {
+    terms: TerminationConfig,
+    key: TerminationKey,
+    trust: TrustView,
+    made: ArcSwapOption<CachedServerConfig>,
+}
+
+#[derive(Debug)]
+enum TerminationKey {
+    Here(Credential),
+    There(RemoteKey),
+}
+
+#[derive(Debug)]
+struct CachedServerConfig {
+    of: CachedKeyId,
+    config: Arc<ServerConfig>,
+}
+
+#[derive(Debug)]
+enum CachedKeyId {
+    Here(Arc<Certificate>),
+    There(Arc<CertifiedKey>),
+}
+
+/// A connection after TLS termination.
+#[derive(Debug)]
+pub struct TerminatedConnection<IO> {
+    pub stream: TlsStream<IO>,
+    /// Verified client, if it presented a certificate, and the watch of its trust while the connection is open.
+    pub peer: Option<(VerifiedPeer, PeerTrustWatch)>,
+    /// Server name (SNI) in lower case.
+    pub server_name: Option<String>,
+    /// Application protocol (ALPN) that was negotiated.
+    pub alpn: Option<Vec<u8>>,
+}
+
+impl Terminator {
+    /// Creates a terminator with a local key, as [`crate::certs::CertificateSource::service_credential`] returns it.
+    pub fn new(terms: TerminationConfig, credential: Credential, trust: TrustView) -> Self {
+        Self { terms, key: TerminationKey::Here(credential), trust, made: ArcSwapOption::empty() }
+    }
+
+    /// Creates a terminator with a key that signs remotely.
+    pub fn signed(terms: TerminationConfig, key: RemoteKey, trust: TrustView) -> Self {
+        Self { terms, key: TerminationKey::There(key), trust, made: ArcSwapOption::empty() }
+    }
+
+    /// Performs the handshake as the server.
+    ///
+    /// # Errors
+    /// The handshake fails, there is no certificate or key server, or [`canal_tls::HANDSHAKE_TIMEOUT`] passes.
+    pub async fn accept<IO>(&self, io: IO) -> Result<TerminatedConnection<IO>, TlsError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let accepted = in_time(self.handshake(io)).await;
+        if let Err(e) = &accepted {
+            self.trust.record_failure("termination", e.refusal());
+        }
+        accepted
+    }
+
+    async fn handshake<IO>(&self, io: IO) -> Result<TerminatedConnection<IO>, TlsError>
+    where
+        IO: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let start = LazyConfigAcceptor::new(Acceptor::default(), io).await?;
+        let server_name = start.client_hello().server_name().map(str::to_ascii_lowercase);
+        let stream = match &self.key {
+            TerminationKey::Here(credential) => start.into_stream(self.here(credential)?).await?,
+            TerminationKey::There(signed) => {
+                let config = self.there(signed).await?;
+                signed.handshake(start, config).await?
+            }
+        };
+        let session = stream.get_ref().1;
+        let peer = match session.peer_certificates() {
+            None => None,
+            chain => {
+                let (identity, leaf) = self.judge()?.peer(PeerRole::Client, None, chain)?;
+                Some((VerifiedPeer { tenant: self.terms.tenant.clone(), identity }, PeerTrustWatch::new(self.trust.clone(), leaf)))
+            }
+        };
+        let alpn = session.alpn_protocol().map(<[u8]>::to_vec);
+        Ok(TerminatedConnection { stream, peer, server_name, alpn })
+    }
+
+    fn here(&self, credential: &Credential) -> Result<Arc<ServerConfig>, TlsError> {
+        let own = usable(credential)?;
+        if let Some(made) = &*self.made.load()
+            && matches!(&made.of, CachedKeyId::Here(c) if Arc::ptr_eq(c, &own))
+        {
+            return Ok(made.config.clone());
+        }
+        // Tickets contain no identity if clients have none, so they are safe then. They become invalid with the certificate.
+        let config = Arc::new(self.config(own.signing().clone(), self.terms.clients == ClientCertificates::None)?);
+        self.made.store(Some(Arc::new(CachedServerConfig { of: CachedKeyId::Here(own), config: config.clone() })));
+        Ok(config)
+    }
+
+    async fn there(&self, signed: &RemoteKey) -> Result<Arc<ServerConfig>, TlsError> {
+        let key = signed.certified().await.map_err(TlsError::KeyServer)?;
+        if let Some(made) = &*self.made.load()
+            && matches!(&made.of, CachedKeyId::There(k) if Arc::ptr_eq(k, &key))
+        {
+            return Ok(made.config.clone());
+        }
+        // No tickets are sent: a resumed session needs no signature, so the owner of the key could not refuse it.
+        let config = Arc::new(self.config(Arc::new(FixedCertResolver(key.clone())), false)?);
+        self.made.store(Some(Arc::new(CachedServerConfig { of: CachedKeyId::There(key), config: config.clone() })));
+        Ok(config)
+    }
+
+    fn judge(&self) -> Result<PeerVerifier, TlsError> {
+        let domain = self.terms.trust_domain.clone();
+        let trust = self.trust.clone();
+        match &self.key {
+            TerminationKey::Here(credential) => Ok(usable(credential)?.verifier(domain, trust)),
+            TerminationKey::There(_) => {
+                let unusable = |why: String| TlsError::Protocol(rustls::Error::General(why));
+                PeerVerifier::new(domain, &[], trust).map_err(unusable)
+            }
+        }
+    }
+
+    fn config(&self, key: Arc<dyn ResolvesServerCert>, tickets: bool) -> Result<ServerConfig, TlsError> {
+        let versions: &[_] = if self.terms.tls12 { &[&TLS13, &TLS12] } else { &[&TLS13] };
+        // TLS 1.2 clients need other suites than those of the mesh.
+        let provider = if self.terms.tls12 { Arc::new(rustls::crypto::aws_lc_rs::default_provider()) } else { provider() };
+        let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
+        let verifier = |required| self.judge().map(|judge| Arc::new(ClientVerifier::new(judge).required(required)));
+        let mut config = match self.terms.clients {
+            ClientCertificates::None => builder.with_no_client_auth(),
+            ClientCertificates::Optional => builder.with_client_cert_verifier(verifier(false)?),
+            ClientCertificates::Required => builder.with_client_cert_verifier(verifier(true)?),
+        }
+        .with_cert_resolver(key);
+        config.alpn_protocols = self.terms.alpn.clone();
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        if tickets {
+            config.ticketer = rustls::crypto::aws_lc_rs::Ticketer::new()?;
+            config.send_tls13_tickets = 1;
+        }
+        Ok(config)
+    }
+}

@@ -1,0 +1,277 @@
+//! Tests of TLS termination with local and remote keys.
+
+use canal_keyserver_client::{RemoteKey, THREADS, WAITING_MAX};
+use canal_model::trust::{ClientCertificates, KeyServer};
+use canal_tls::{Certificate, Credential};
+use canal_wire::keyrpc::{KeyName, KeyRefusal};
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::*;
+use crate::{TerminatedConnection, TerminationTerms, Terminator};
+
+const HOST: &str = "shop.example";
+
+fn shop(ca: &TestCa, rsa: bool) -> Certificate {
+    let change = |p: &mut rcgen::CertificateParams| {
+        p.subject_alt_names.push(rcgen::SanType::DnsName(HOST.try_into().unwrap()));
+    };
+    let i = if rsa { ca.issue_rsa(&identity(BOB), change) } else { ca.issue_with(&identity(BOB), change) };
+    Certificate::from_pem(&i.key, &i.chain, &ca.root_pem()).unwrap()
+}
+
+fn terms(clients: ClientCertificates) -> TerminationTerms {
+    TerminationTerms {
+        tenant: "alpha".parse().unwrap(),
+        trust_domain: "alpha.example".parse().unwrap(),
+        clients,
+        alpn: vec![b"h2".to_vec(), b"http/1.1".to_vec()],
+        tls12: true,
+    }
+}
+
+/// Returns the configuration of a client that is not part of the mesh.
+fn browser(
+    ca: &TestCa,
+    shows: Option<&str>,
+    change: impl FnOnce(&mut ClientConfig),
+    groups: Option<Vec<&'static dyn rustls::crypto::SupportedKxGroup>>,
+) -> Arc<ClientConfig> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca.root_pem().as_bytes()).unwrap()).unwrap();
+    let mut provider = rustls::crypto::aws_lc_rs::default_provider();
+    if let Some(groups) = groups {
+        provider.kx_groups = groups;
+    }
+    let builder = ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots);
+    let mut config = match shows {
+        Some(id) => {
+            let i = ca.issue_with(&identity(id), |_| {});
+            let chain = CertificateDer::pem_slice_iter(i.chain.as_bytes()).collect::<Result<_, _>>().unwrap();
+            builder.with_client_auth_cert(chain, PrivateKeyDer::from_pem_slice(i.key.as_bytes()).unwrap()).unwrap()
+        }
+        None => builder.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    change(&mut config);
+    Arc::new(config)
+}
+
+async fn meet(
+    terminator: &Terminator,
+    config: Arc<ClientConfig>,
+) -> (Result<TlsStream<DuplexStream>, String>, Result<TerminatedConnection<DuplexStream>, TlsError>) {
+    let (near, far) = duplex(64 << 10);
+    let client = async { TlsConnector::from(config).connect(ServerName::try_from(HOST).unwrap(), near).await.map_err(|e| e.to_string()) };
+    tokio::time::timeout(Duration::from_secs(20), async { tokio::join!(client, terminator.accept(far)) }).await.expect("a handshake hangs")
+}
+
+fn own_server(rig: &KeyClientFixture) -> KeyServer {
+    KeyServer { tenant: "alpha".parse().unwrap(), name: "own".parse().unwrap(), addresses: vec![rig.near.address] }
+}
+
+#[tokio::test]
+async fn remote_keys_serve_clients_of_every_kind() {
+    let rig = KeyClientFixture::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    rig.near.hold("file:alpha/shop/slow", shop(&rig.ca, true));
+    let view = rig.store.view(&"alpha".parse().unwrap());
+    let only = |v: &'static rustls::SupportedProtocolVersion| {
+        let mut c = (*browser(&rig.ca, None, |_| {}, None)).clone();
+        let roots = {
+            let mut r = RootCertStore::empty();
+            r.add(CertificateDer::from_pem_slice(rig.ca.root_pem().as_bytes()).unwrap()).unwrap();
+            r
+        };
+        c = ClientConfig::builder_with_provider(c.crypto_provider().clone())
+            .with_protocol_versions(&[v])
+            .unwrap()
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Arc::new(c)
+    };
+    for key in ["alpha/shop/web", "alpha/shop/slow"] {
+        let signed = RemoteKey::by_provider(&rig.requester, KeyName::File(key.parse().unwrap()));
+        let terminator = Terminator::signed(terms(ClientCertificates::None), signed, view.clone());
+        for version in [&rustls::version::TLS13, &rustls::version::TLS12] {
+            let (c, s) = meet(&terminator, only(version)).await;
+            let (mut c, mut s) = (c.unwrap(), s.unwrap());
+            assert_eq!((s.server_name.as_deref(), s.peer.is_none()), (Some(HOST), true), "{key}");
+            s.stream.write_all(b"welcome").await.unwrap();
+            s.stream.flush().await.unwrap();
+            let mut got = [0; 7];
+            c.read_exact(&mut got).await.unwrap();
+            assert_eq!(&got, b"welcome");
+        }
+        // A client whose first key share is of an unsupported group gets a HelloRetryRequest.
+        let groups = vec![rustls::crypto::aws_lc_rs::kx_group::SECP384R1, rustls::crypto::aws_lc_rs::kx_group::X25519];
+        let mesh = TerminationTerms { tls12: false, ..terms(ClientCertificates::None) };
+        let again = Terminator::signed(mesh, RemoteKey::by_provider(&rig.requester, KeyName::File(key.parse().unwrap())), view.clone());
+        let (c, s) = meet(&again, browser(&rig.ca, None, |_| {}, Some(groups))).await;
+        assert_eq!(s.unwrap().alpn.as_deref(), Some(&b"http/1.1"[..]));
+        assert_eq!(c.unwrap().get_ref().1.handshake_kind(), Some(rustls::HandshakeKind::FullWithHelloRetryRequest));
+    }
+}
+
+#[tokio::test]
+async fn clients_present_certificates_as_the_terms_require() {
+    let rig = KeyClientFixture::new().await;
+    let view = rig.store.view(&"alpha".parse().unwrap());
+    let stranger = "spiffe://gamma.example/ns/x/sa/y";
+    let cases = [
+        (ClientCertificates::None, Some(ALICE), Ok(None)),
+        (ClientCertificates::Optional, None, Ok(None)),
+        (ClientCertificates::Optional, Some(ALICE), Ok(Some(ALICE))),
+        (ClientCertificates::Optional, Some(stranger), Err("wrong_trust_domain")),
+        (ClientCertificates::Required, Some(ALICE), Ok(Some(ALICE))),
+        (ClientCertificates::Required, None, Err("no_certificate")),
+    ];
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    for (clients, shows, want) in cases {
+        let here = Terminator::new(terms(clients), Credential::fixed(shop(&rig.ca, false)), view.clone());
+        let there = Terminator::signed(terms(clients), signed.clone(), view.clone());
+        for terminator in [here, there] {
+            let (_c, s) = meet(&terminator, browser(&rig.ca, shows, |_| {}, None)).await;
+            let got = s.map(|s| s.peer.map(|(p, _)| p.identity.to_string())).map_err(|e| e.reason());
+            assert_eq!(got, want.map(|id| id.map(str::to_string)), "{clients:?} {shows:?}");
+        }
+    }
+    assert!(rig.metric("canal_tls_refused_total{side=\"termination\",reason=\"no_certificate\"}") >= 2);
+}
+
+#[tokio::test]
+async fn tickets_are_for_clients_without_identity_and_keys_that_are_here() {
+    let rig = KeyClientFixture::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let view = rig.store.view(&"alpha".parse().unwrap());
+    let signed = || RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let here = || Credential::fixed(shop(&rig.ca, false));
+    for (name, terminator, shows, resumes) in [
+        ("here", Terminator::new(terms(ClientCertificates::None), here(), view.clone()), None, true),
+        ("here, with identities", Terminator::new(terms(ClientCertificates::Optional), here(), view.clone()), Some(ALICE), false),
+        ("elsewhere", Terminator::signed(terms(ClientCertificates::None), signed(), view.clone()), None, false),
+    ] {
+        let config = browser(&rig.ca, shows, |_| {}, None);
+        let mut kinds = Vec::new();
+        for _ in 0..2 {
+            let (c, s) = meet(&terminator, config.clone()).await;
+            let (mut c, mut s) = (c.unwrap(), s.unwrap());
+            kinds.push(c.get_ref().1.handshake_kind());
+            // Tickets arrive with the first bytes.
+            s.stream.write_all(b"x").await.unwrap();
+            s.stream.flush().await.unwrap();
+            c.read_u8().await.unwrap();
+        }
+        assert_eq!(kinds[1] == Some(rustls::HandshakeKind::Resumed), resumes, "{name}: {kinds:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_owner_of_a_key_may_refuse_at_any_time() {
+    let rig = KeyClientFixture::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    assert!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.is_ok());
+    for server in [&rig.near, &rig.far] {
+        server.set_behavior(FakeBehavior::Refusing(KeyRefusal::NotAllowed));
+    }
+    let (c, s) = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await;
+    assert!(c.is_err());
+    let e = s.unwrap_err();
+    assert!(matches!(&e, TlsError::KeyServer(KeyServerError::Refused { name: KeyRefusal::NotAllowed, .. })), "{e}");
+    // No key server has this key.
+    rig.near.set_behavior(FakeBehavior::Well);
+    let none = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/nobody".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), none, rig.store.view(&"alpha".parse().unwrap()));
+    assert_eq!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err().reason(), "key_server");
+}
+
+/// Each key server creates its own keys, so one cannot sign for a certificate of another.
+#[tokio::test]
+async fn certificates_and_signatures_are_of_one_key() {
+    let rig = KeyClientFixture::new().await;
+    for server in [&rig.near, &rig.far] {
+        server.hold("alpha/shop/web", shop(&rig.ca, false));
+    }
+    let signed = RemoteKey::by_provider(&rig.requester, KeyName::Service("alpha/shop/web".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    let config = browser(&rig.ca, None, |_| {}, None);
+    let shake = async || meet(&terminator, config.clone()).await.1;
+    // The near server does not answer the first request for certificates, and answers from then on.
+    rig.near.set_behavior(FakeBehavior::Mute);
+    shake().await.unwrap();
+    rig.near.set_behavior(FakeBehavior::Well);
+    let asked = rig.near.asked();
+    shake().await.unwrap();
+    assert_eq!(rig.near.asked(), asked, "who gave the certificates is asked first");
+    let other_key = || rig.metric("canal_keys_refused_total{server=\"ks1\",reason=\"other_key\"}");
+    let refused = |e: TlsError| assert!(matches!(&e, TlsError::KeyServer(KeyServerError::NoKeyServer(_))), "{e}");
+    // If a server loses a key, exactly one handshake fails.
+    rig.far.set_behavior(FakeBehavior::Mute);
+    refused(shake().await.unwrap_err());
+    assert_eq!(other_key(), 1);
+    shake().await.unwrap();
+    rig.far.set_behavior(FakeBehavior::Well);
+    shake().await.unwrap();
+    rig.near.hold("alpha/shop/web", shop(&rig.ca, true));
+    refused(shake().await.unwrap_err());
+    assert_eq!(other_key(), 2);
+    shake().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_tenants_own_key_server_must_be_the_tenants() {
+    let rig = KeyClientFixture::new().await;
+    // The provider's key server runs at the address of the tenant's.
+    let signed = RemoteKey::by_tenant(&rig.requester, &own_server(&rig), KeyName::File("alpha/shop/web".parse().unwrap()));
+    let terminator = Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap()));
+    let e = meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.unwrap_err();
+    assert!(e.reason() == "no_key_server" && e.to_string().contains("alpha/own: connect"), "{e}");
+}
+
+#[tokio::test]
+async fn when_all_threads_sign_the_next_is_refused_at_once() {
+    let rig = KeyClientFixture::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let terminator = Arc::new(Terminator::signed(terms(ClientCertificates::None), signed, rig.store.view(&"alpha".parse().unwrap())));
+    assert!(meet(&terminator, browser(&rig.ca, None, |_| {}, None)).await.1.is_ok());
+    rig.near.set_behavior(FakeBehavior::Slow);
+    rig.far.set_behavior(FakeBehavior::Slow);
+    let config = browser(&rig.ca, None, |_| {}, None);
+    let crowd = futures::future::join_all((0..THREADS + WAITING_MAX + 20).map(|_| meet(&terminator, config.clone()))).await;
+    let busy = crowd.iter().filter(|(_, s)| s.as_ref().is_err_and(|e| e.reason() == "handshakes_busy")).count();
+    // The threads may take their jobs with a delay.
+    assert!((10..=20 + THREADS).contains(&busy), "{busy}");
+    assert_eq!(rig.metric("canal_keys_handshakes_busy_total"), busy as u64);
+    // Afterwards all threads are free again.
+    rig.near.set_behavior(FakeBehavior::Well);
+    assert!(meet(&terminator, config).await.1.is_ok());
+}
+
+#[tokio::test]
+async fn a_silent_retry_occupies_no_thread() {
+    let rig = KeyClientFixture::new().await;
+    rig.near.hold("file:alpha/shop/web", shop(&rig.ca, false));
+    let signed = RemoteKey::by_provider(&rig.requester, KeyName::File("alpha/shop/web".parse().unwrap()));
+    let mesh = TerminationTerms { tls12: false, ..terms(ClientCertificates::None) };
+    let terminator = Terminator::signed(mesh, signed, rig.store.view(&"alpha".parse().unwrap()));
+    let groups = vec![rustls::crypto::aws_lc_rs::kx_group::SECP384R1, rustls::crypto::aws_lc_rs::kx_group::X25519];
+    let config = browser(&rig.ca, None, |_| {}, Some(groups));
+    let mut client = rustls::ClientConnection::new(config, ServerName::try_from(HOST).unwrap()).unwrap();
+    let mut hello = Vec::new();
+    client.write_tls(&mut hello).unwrap();
+    let (mut near, far) = duplex(64 << 10);
+    near.write_all(&hello).await.unwrap();
+    let start = Instant::now();
+    assert_eq!(terminator.accept(far).await.unwrap_err().reason(), "io");
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+}

@@ -1,0 +1,344 @@
+//! [`TenantKeyFiles`], for keyless operation: a tenant's own keys, and the requesters that may use them.
+//!
+//! The keys are in `NAMESPACE.NAME.crt` and `NAMESPACE.NAME.key` of one directory, the requesters in `allow.yaml` there. A key belongs to
+//! one service; a service of the same name in another namespace cannot use it. A key is replaced when its files change. The allow list is
+//! read from its file at every operation.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::Metadata;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use canal_model::ids::{Namespace, ObjectName, ServiceKey, TenantName};
+use canal_model::trust::KeyRequester;
+use canal_runtime::metrics::{MetricFamily, Registry, SharedCounter};
+use canal_wire::keyrpc::{KeyName, KeyRefusal, SpkiHash};
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use zeroize::Zeroizing;
+
+use crate::certified_key::CertifiedPrivateKey;
+use crate::entitlements::ChannelPeer;
+use crate::key::PrivateKey;
+use crate::key_slot::KeySlot;
+use crate::limits::{FILE_BYTES_MAX, FILES_MAX};
+use crate::vault::Vault;
+
+/// File name of the allow list.
+pub const ALLOW: &str = "allow.yaml";
+/// Interval at which the directory is scanned for new keys and certificates.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Properties by which a changed file is recognized.
+type KeyFileFingerprint = (u64, u64, i64, i64, i64, i64);
+
+fn stamp(m: &Metadata) -> KeyFileFingerprint {
+    (m.ino(), m.size(), m.mtime(), m.mtime_nsec(), m.ctime(), m.ctime_nsec())
+}
+
+/// Content of the allow list's file.
+#[derive(Debug, Default, Clone, PartialEq, Eq, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct AllowListFile {
+    /// Requesters by service (`namespace/name`): `gateway/NAME`, or `gateway/*` for all gateways that serve the tenant.
+    #[serde(default)]
+    allow: BTreeMap<String, Vec<String>>,
+}
+
+/// The allow list by service, for lookups.
+type AllowList = BTreeMap<ServiceKey, Vec<String>>;
+
+impl AllowListFile {
+    fn read(self, tenant: &TenantName) -> Result<AllowList, String> {
+        let wrong = |key: &str| format!("{key:?} is no service; write namespace/name, as in default/shop");
+        let row = |(key, requesters): (String, Vec<String>)| {
+            let service = format!("{tenant}/{key}").parse().map_err(|_| wrong(&key))?;
+            Ok((service, requesters))
+        };
+        self.allow.into_iter().map(row).collect()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AllowResult {
+    Allowed,
+    Refused,
+}
+
+fn decide(list: &AllowList, key: &ServiceKey, requester: &KeyRequester) -> AllowResult {
+    let named = requester.to_string();
+    let any = "gateway/*";
+    let is = |r: &String| *r == named || r == any && matches!(requester, KeyRequester::Gateway(_));
+    if list.get(key).is_some_and(|l| l.iter().any(is)) { AllowResult::Allowed } else { AllowResult::Refused }
+}
+
+/// Returns the name of a service's key files without extension. No namespace contains a dot, so no two services have the same name.
+fn stem(service: &ServiceKey) -> String {
+    format!("{}.{}", service.namespace, service.name)
+}
+
+/// Returns the names of the files that [`TenantKeyFiles::find`] needs.
+pub(crate) fn expected_files(service: &ServiceKey) -> String {
+    format!("{0}.crt and {0}.key", stem(service))
+}
+
+struct Allow {
+    stamp: Option<KeyFileFingerprint>,
+    list: AllowList,
+    /// Reason why no requester may use a key.
+    error: String,
+}
+
+struct LoadedKeyFile {
+    stamps: (KeyFileFingerprint, KeyFileFingerprint),
+    held: Option<KeySlot>,
+    error: String,
+}
+
+/// Keys and allow list in a tenant's directory.
+pub struct TenantKeyFiles {
+    folder: PathBuf,
+    tenant: TenantName,
+    vault: Arc<Vault>,
+    allow: Mutex<Allow>,
+    known: RwLock<HashMap<ServiceKey, LoadedKeyFile>>,
+    /// Certificate files whose names are of no service, as of the last scan.
+    misnamed: Mutex<Vec<String>>,
+    /// Number of keys above [`FILES_MAX`], as of the last scan.
+    over: AtomicUsize,
+    broken: SharedCounter,
+}
+
+impl std::fmt::Debug for TenantKeyFiles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Files({})", self.folder.display())
+    }
+}
+
+/// Status of one key for `/config_dump`.
+#[derive(Debug, Clone, serde::Serialize)]
+pub struct FileStatus {
+    pub name: String,
+    pub algorithm: Option<&'static str>,
+    /// Error of the last read; the key from before stays in use.
+    pub error: String,
+}
+
+/// Reads a file of at most [`FILE_BYTES_MAX`] bytes.
+fn read(path: &Path) -> Result<Zeroizing<Vec<u8>>, String> {
+    let describe = |e: std::io::Error| format!("{}: {e}", path.display());
+    let file = std::fs::File::open(path).map_err(describe)?;
+    let length = file.metadata().map_err(describe)?.len();
+    if length > FILE_BYTES_MAX {
+        return Err(format!("{}: {length} bytes; at most {FILE_BYTES_MAX} are read", path.display()));
+    }
+    // With capacity for all bytes, so that the buffer is never moved while it contains a key.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(usize::try_from(length).unwrap_or(0) + 1));
+    file.take(length).read_to_end(&mut bytes).map_err(describe)?;
+    Ok(bytes)
+}
+
+impl TenantKeyFiles {
+    /// Scans the directory, which must exist. Broken files in it are logged and not used.
+    ///
+    /// Registers the metric `canal_key_file_errors_total`.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub fn open(folder: PathBuf, tenant: TenantName, vault: Arc<Vault>, registry: &Registry) -> std::io::Result<Self> {
+        std::fs::read_dir(&folder)?;
+        let broken = MetricFamily::new("canal_key_file_errors_total", "Keys, certificates and allow lists that could not be read.", &[]);
+        let files = Self {
+            folder,
+            tenant,
+            vault,
+            allow: Mutex::new(Allow { stamp: None, list: AllowList::new(), error: "not read yet".into() }),
+            known: RwLock::default(),
+            misnamed: Mutex::default(),
+            over: AtomicUsize::new(0),
+            broken: registry.counters(broken).shared(&[]),
+        };
+        files.poll();
+        Ok(files)
+    }
+
+    /// Returns the tenant that owns the directory.
+    pub fn tenant(&self) -> &TenantName {
+        &self.tenant
+    }
+
+    /// Reads the files that have changed: new and replaced keys come into use, and keys whose files are gone are dropped.
+    pub fn poll(&self) {
+        let (mut found, mut misnamed, mut over) = (HashMap::new(), Vec::new(), 0);
+        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.extension().is_none_or(|e| e != "crt") {
+                continue;
+            }
+            let Some(name) = path.file_stem().and_then(|s| s.to_str()).and_then(|s| self.service(s)) else {
+                misnamed.push(entry.file_name().to_string_lossy().into_owned());
+                continue;
+            };
+            let (certificate, key) = (std::fs::metadata(&path), std::fs::metadata(path.with_extension("key")));
+            match (certificate, key) {
+                (Ok(_), Ok(_)) if found.len() >= FILES_MAX => over += 1,
+                (Ok(certificate), Ok(key)) => drop(found.insert(name, (stamp(&certificate), stamp(&key)))),
+                _ => {}
+            }
+        }
+        // Reported only when the number grows.
+        if self.over.swap(over, Relaxed) < over {
+            self.broken.inc();
+            tracing::error!(over, "there are more than {FILES_MAX} keys in the folder; the others are not read");
+        }
+        self.report_misnamed(misnamed);
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|name, _| found.contains_key(name));
+        let now = Instant::now();
+        known.values_mut().filter_map(|k| k.held.as_mut()).for_each(|held| held.tidy(now));
+        for (name, stamps) in found {
+            if known.get(&name).is_some_and(|k| k.stamps == stamps) {
+                continue;
+            }
+            let before = known.remove(&name).and_then(|k| k.held);
+            let (held, error) = match self.load(&name) {
+                Ok(certified) => {
+                    tracing::info!(key = %name, until = ?certified.not_after, "key read");
+                    (Some(KeySlot::after(before, Arc::new(certified), now)), String::new())
+                }
+                Err(error) => {
+                    self.broken.inc();
+                    tracing::error!(key = %name, error, "the key cannot be read; the one read before stays in use");
+                    (before, error)
+                }
+            };
+            known.insert(name, LoadedKeyFile { stamps, held, error });
+        }
+        drop(known);
+        drop(self.fresh());
+    }
+
+    /// Returns the service whose key has this file name; `None`: the name is of no service.
+    fn service(&self, stem: &str) -> Option<ServiceKey> {
+        let (namespace, name) = stem.split_once('.')?;
+        let (namespace, name) = (Namespace::new(namespace).ok()?, ObjectName::new(name).ok()?);
+        Some(ServiceKey { tenant: self.tenant.clone(), namespace, name })
+    }
+
+    fn report_misnamed(&self, mut now: Vec<String>) {
+        now.sort();
+        now.truncate(FILES_MAX);
+        let mut before = self.misnamed.lock().unwrap_or_else(PoisonError::into_inner);
+        for file in now.iter().filter(|file| !before.contains(file)) {
+            self.broken.inc();
+            tracing::error!(
+                file,
+                "the name is not that of a service, so the key is not used; name it NAMESPACE.NAME.crt, as in default.shop.crt"
+            );
+        }
+        *before = now;
+    }
+
+    fn load(&self, service: &ServiceKey) -> Result<CertifiedPrivateKey, String> {
+        let name = stem(service);
+        let path = |extension: &str| self.folder.join(format!("{name}.{extension}"));
+        let text = read(&path("crt"))?;
+        let chain = CertificateDer::pem_slice_iter(&text).collect::<Result<Vec<_>, _>>().map_err(|e| format!("{name}.crt: {e}"))?;
+        let text = read(&path("key"))?;
+        let der = PrivateKeyDer::from_pem_slice(&text).map_err(|e| format!("{name}.key: {e}"))?;
+        let key = PrivateKey::read(&self.vault, &der).map_err(|e| format!("{name}.key: {e}"));
+        // The decoded key does not wipe itself.
+        let mut der = der;
+        zeroize::Zeroize::zeroize(&mut der);
+        CertifiedPrivateKey::new(KeyName::File(service.clone()), self.tenant.clone(), Arc::new(key?), chain, None)
+            .map_err(|e| format!("{name}: {e}"))
+    }
+
+    /// Returns the allow list as it is in the file now.
+    fn fresh(&self) -> std::sync::MutexGuard<'_, Allow> {
+        let mut allow = self.allow.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.folder.join(ALLOW);
+        let now = std::fs::metadata(&path).ok().map(|m| stamp(&m));
+        if now.is_some() && now == allow.stamp {
+            return allow;
+        }
+        let parsed = match now {
+            None => Err(format!("{}: there is no allow list, so no requester may use a key", path.display())),
+            Some(_) => read(&path).and_then(|bytes| {
+                let text = std::str::from_utf8(&bytes).map_err(|e| format!("{}: {e}", path.display()))?;
+                let written = serde_saphyr::from_str::<AllowListFile>(text).map_err(|e| format!("{}: {e}", path.display()))?;
+                written.read(&self.tenant).map_err(|e| format!("{}: {e}", path.display()))
+            }),
+        };
+        allow.stamp = now;
+        match parsed {
+            Ok(list) => {
+                if list != allow.list || !allow.error.is_empty() {
+                    tracing::info!(keys = list.len(), "allow list read");
+                }
+                (allow.list, allow.error) = (list, String::new());
+            }
+            Err(error) => {
+                // Fails closed: a list that is unreadable may have been about to refuse a requester.
+                if error != allow.error {
+                    self.broken.inc();
+                    tracing::error!(error, "no requester is allowed to use a key");
+                }
+                (allow.list, allow.error) = (AllowList::new(), error);
+            }
+        }
+        allow
+    }
+
+    /// Returns the key, if `caller`, which serves the tenant, may use it now.
+    ///
+    /// # Errors
+    /// The allow list does not permit the caller, or there is no key of the service.
+    pub fn find(&self, name: &ServiceKey, caller: &ChannelPeer) -> Result<Arc<CertifiedPrivateKey>, KeyRefusal> {
+        if decide(&self.fresh().list, name, &caller.requester) == AllowResult::Refused {
+            return Err(KeyRefusal::NotAllowed);
+        }
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(name).and_then(|k| k.held.as_ref()).map(|held| held.current().clone()).ok_or(KeyRefusal::UnknownKey)
+    }
+
+    /// Returns the key of certificates that a peer is presented: the current one, or its predecessor. [`TenantKeyFiles::find`] decides on
+    /// its use.
+    pub(crate) fn shown(&self, name: &ServiceKey, spki: &SpkiHash) -> Option<Arc<CertifiedPrivateKey>> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(name)?.held.as_ref()?.by_spki(spki, Instant::now()).cloned()
+    }
+
+    /// Returns the number of keys in use.
+    pub fn count(&self) -> usize {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).values().filter(|k| k.held.is_some()).count()
+    }
+
+    /// Returns the status of the keys sorted by name, then of files whose names are of no service, then of the allow list if it is
+    /// unreadable.
+    pub fn status(&self) -> Vec<FileStatus> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let one = |(service, k): (&ServiceKey, &LoadedKeyFile)| FileStatus {
+            name: stem(service),
+            algorithm: k.held.as_ref().map(|held| held.current().key.lane().name()),
+            error: k.error.clone(),
+        };
+        let mut all: Vec<_> = known.iter().map(one).collect();
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        let error = "the name is of no service: NAMESPACE.NAME.crt is looked for";
+        let misnamed = self.misnamed.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(misnamed.iter().map(|file| FileStatus { name: file.clone(), algorithm: None, error: error.into() }));
+        let allow = self.fresh();
+        if !allow.error.is_empty() {
+            all.push(FileStatus { name: ALLOW.into(), algorithm: None, error: allow.error.clone() });
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,7 @@
+//! The integration tests of the key server from outside: requesters, requests, and hostile ones.
+//! `make test` runs each module in a process of its own (`suite MODULE::`).
+
+mod fixture;
+mod hostile;
+mod requester;
+mod requests;

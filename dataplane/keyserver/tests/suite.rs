@@ -1,7 +1,0 @@
-//! The integration tests of the key server from outside: requesters, requests, and hostile ones.
-//! `make test` runs each module in a process of its own (`suite MODULE::`).
-
-mod hostile;
-mod requester;
-mod requests;
-mod rig;

@@ -1,0 +1,251 @@
+//! Copies bytes in both directions between two legs until both are finished. It passes on half-close and resets, counts bytes, and grows
+//! buffers with use. It opens no connection and makes no routing decision. Start with [`both`].
+
+mod legs;
+
+use std::cell::Cell;
+use std::io;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use canal_runtime::metrics::Counter;
+use tokio::time::Instant;
+
+pub use legs::Prefixed;
+
+/// Buffer sizes: at first, after `GROW_AT[0]` bytes, and after `GROW_AT[1]` bytes, see [`GROW_AT`] (ztunnel's steps).
+pub const BUFFER: [usize; 3] = [1 << 10, 16 << 10, 256 << 10];
+/// Bytes moved in one direction at which the buffer grows.
+pub const GROW_AT: [u64; 2] = [128 << 10, 10 << 20];
+/// Chunks that one direction may move before it yields. Otherwise legs that are always ready would occupy the thread.
+const CHUNKS_PER_TURN: usize = 32;
+
+/// Maximum delay of a reset for bytes that were passed on before it.
+pub const RESET_DELAY_MAX: Duration = Duration::from_secs(10);
+/// First and longest pause between two polls for departed bytes.
+const DEPARTURE_POLL_INTERVAL: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(50)];
+/// Polls before the first pause. HTTP/2 writes as soon as other tasks have run.
+const DEPARTURE_YIELDS: u32 = 3;
+
+/// One side of a copy: `tokio::net::TcpStream`, a tunnel of `canal-hbone`, or either with a [`Prefixed`] start.
+pub trait Leg {
+    /// Returns the next bytes, at most `limit` if the leg must allocate, or `None` at the end. It owns no buffer while it is pending.
+    fn poll_chunk(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut, limit: usize) -> Poll<io::Result<Option<Bytes>>>;
+    /// Takes bytes from the front of `data`, which is not empty. Ready when at least one byte was taken.
+    fn poll_send(&mut self, cx: &mut Context<'_>, data: &mut Bytes) -> Poll<io::Result<usize>>;
+    /// Signals that no more bytes follow (FIN, END_STREAM).
+    fn poll_finish(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    /// Resolves if the leg breaks while it is neither read nor written. It stays pending where the leg cannot know that.
+    fn poll_broken(&mut self, cx: &mut Context<'_>) -> Poll<io::Error>;
+    /// Ready when the sent bytes have left, or never will, so that a reset overtakes nothing. It registers no waker; see [`depart`].
+    fn poll_departed(&mut self) -> Poll<()>;
+    /// Ends the leg with a reset (RST, RST_STREAM), at once. Bytes that have not left are lost.
+    fn abort(&mut self);
+}
+
+/// Names a leg of a copy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CopySide {
+    A,
+    B,
+}
+
+/// Reason why a copy has ended.
+#[derive(Debug)]
+pub enum CopyEnd {
+    /// Both directions reached their end.
+    Complete,
+    /// This leg failed or was reset. The other leg was reset in turn.
+    Broken { side: CopySide, error: io::Error },
+    /// No byte moved in either direction for this time. Both legs were reset.
+    Idle(Duration),
+}
+
+/// Bytes moved so far. The meter is updated live, so that long connections appear in metrics before they end.
+#[derive(Debug, Default)]
+pub struct Meter {
+    a_to_b: Cell<u64>,
+    b_to_a: Cell<u64>,
+    counters: Option<(Counter, Counter)>,
+}
+
+impl Meter {
+    /// Creates a meter that also adds to these counters: bytes from a to b, and bytes from b to a.
+    pub fn with(a_to_b: Counter, b_to_a: Counter) -> Self {
+        Self { counters: Some((a_to_b, b_to_a)), ..Self::default() }
+    }
+    /// Returns the bytes moved from a to b.
+    pub fn a_to_b(&self) -> u64 {
+        self.a_to_b.get()
+    }
+    /// Returns the bytes moved from b to a.
+    pub fn b_to_a(&self) -> u64 {
+        self.b_to_a.get()
+    }
+    fn add(&self, from: CopySide, n: usize) {
+        let n = n as u64;
+        let (cell, counter) = match from {
+            CopySide::A => (&self.a_to_b, self.counters.as_ref().map(|c| &c.0)),
+            CopySide::B => (&self.b_to_a, self.counters.as_ref().map(|c| &c.1)),
+        };
+        cell.set(cell.get() + n);
+        if let Some(c) = counter {
+            c.add(n);
+        }
+    }
+    fn total(&self) -> u64 {
+        self.a_to_b.get() + self.b_to_a.get()
+    }
+}
+
+/// Copies in both directions. Dropping the future leaves both legs as they are. `idle` is the idle timeout over both directions.
+pub async fn both<A: Leg, B: Leg>(a: &mut A, b: &mut B, meter: &Meter, idle: Option<Duration>) -> CopyEnd {
+    let (mut there, mut back) = (CopyDirection::default(), CopyDirection::default());
+    let copied = std::future::poll_fn(|cx| {
+        // A leg that was reset ends both directions at once. A leg that only accepts no more bytes may already have sent some that are
+        // worth delivering, such as a response before a close. So the other direction continues to its end, which is near.
+        match there.poll(cx, a, b, |n| meter.add(CopySide::A, n)) {
+            Poll::Ready(Err(CopyError::Source(error))) => return Poll::Ready(Err((CopySide::A, error))),
+            Poll::Ready(Err(CopyError::Sink(error))) => there.give_up(error),
+            _ => {}
+        }
+        match back.poll(cx, b, a, |n| meter.add(CopySide::B, n)) {
+            Poll::Ready(Err(CopyError::Source(error))) => {
+                return Poll::Ready(Err(there.broken.take().map_or((CopySide::B, error), |e| (CopySide::B, e))));
+            }
+            Poll::Ready(Err(CopyError::Sink(error))) => back.give_up(error),
+            _ => {}
+        }
+        match (there.done, back.done) {
+            (true, true) => Poll::Ready(match (there.broken.take(), back.broken.take()) {
+                (Some(error), _) => Err((CopySide::B, error)),
+                (None, Some(error)) => Err((CopySide::A, error)),
+                (None, None) => Ok(()),
+            }),
+            // From here on one leg is only written to, so a reset of it would go unnoticed until the next byte.
+            (false, true) => b.poll_broken(cx).map(|e| Err((CopySide::B, e))),
+            (true, false) => a.poll_broken(cx).map(|e| Err((CopySide::A, e))),
+            (false, false) => Poll::Pending,
+        }
+    });
+    let end = tokio::select! {
+        biased;
+        copied = copied => match copied {
+            Ok(()) => return CopyEnd::Complete,
+            Err((side, error)) => CopyEnd::Broken { side, error },
+        },
+        limit = silence(meter, idle) => CopyEnd::Idle(limit),
+    };
+    // A reset must not overtake bytes that were read before it. Otherwise a response sent right before a close would be lost.
+    if matches!(end, CopyEnd::Broken { .. }) {
+        depart(a, RESET_DELAY_MAX).await;
+        depart(b, RESET_DELAY_MAX).await;
+    }
+    a.abort();
+    b.abort();
+    end
+}
+
+/// Waits until the bytes sent on `leg` have left, at most for `within`.
+pub async fn depart(leg: &mut impl Leg, within: Duration) {
+    let since = Instant::now();
+    let mut looks = 0;
+    let mut pause = DEPARTURE_POLL_INTERVAL[0];
+    while leg.poll_departed().is_pending() && since.elapsed() < within {
+        if looks < DEPARTURE_YIELDS {
+            looks += 1;
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(DEPARTURE_POLL_INTERVAL[1]);
+        }
+    }
+}
+
+/// Resolves when no byte has moved for `idle`, and returns `idle`.
+async fn silence(meter: &Meter, idle: Option<Duration>) -> Duration {
+    let Some(idle) = idle else { return std::future::pending().await };
+    // The meter is read eight times per limit, instead of one timer per chunk. The error is at most an eighth of the limit.
+    let (mut seen, mut since) = (meter.total(), Instant::now());
+    loop {
+        tokio::time::sleep(idle / 8).await;
+        let now = meter.total();
+        if now != seen {
+            (seen, since) = (now, Instant::now());
+        } else if since.elapsed() >= idle {
+            return idle;
+        }
+    }
+}
+
+/// The end of a direction that failed.
+enum CopyError {
+    Source(io::Error),
+    Sink(io::Error),
+}
+
+#[derive(Default)]
+struct CopyDirection {
+    chunk: Bytes,
+    buffer: BytesMut,
+    moved: u64,
+    ended: bool,
+    done: bool,
+    /// Reason for an early end.
+    broken: Option<io::Error>,
+}
+
+impl CopyDirection {
+    /// Ends the direction because the sink accepts no more bytes.
+    fn give_up(&mut self, error: io::Error) {
+        (self.chunk, self.buffer, self.done, self.broken) = (Bytes::new(), BytesMut::new(), true, Some(error));
+    }
+
+    /// Moves the bytes that can move now. Ready when the direction is finished or broken.
+    fn poll<S: Leg, D: Leg>(
+        &mut self,
+        cx: &mut Context<'_>,
+        source: &mut S,
+        sink: &mut D,
+        count: impl Fn(usize),
+    ) -> Poll<Result<(), CopyError>> {
+        if self.done {
+            return Poll::Ready(Ok(()));
+        }
+        for _ in 0..CHUNKS_PER_TURN {
+            while !self.chunk.is_empty() {
+                let n = ready!(sink.poll_send(cx, &mut self.chunk)).map_err(CopyError::Sink)?;
+                self.moved += n as u64;
+                count(n);
+            }
+            // Frees the memory of the chunk, because the next wait may be long.
+            self.chunk = Bytes::new();
+            if self.ended {
+                ready!(sink.poll_finish(cx)).map_err(CopyError::Sink)?;
+                self.done = true;
+                return Poll::Ready(Ok(()));
+            }
+            let limit = buffer_size(self.moved);
+            match ready!(source.poll_chunk(cx, &mut self.buffer, limit)).map_err(CopyError::Source)? {
+                Some(chunk) => self.chunk = chunk,
+                None => self.ended = true,
+            }
+        }
+        // Both ends are still ready: other tasks run first, then this one continues.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Returns the buffer size for a direction that has moved `moved` bytes.
+fn buffer_size(moved: u64) -> usize {
+    match moved {
+        n if n < GROW_AT[0] => BUFFER[0],
+        n if n < GROW_AT[1] => BUFFER[1],
+        _ => BUFFER[2],
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,113 @@
+//! Behavior of a whole process: its end on signals and on a panic. Each case runs this test binary again as a child process.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use canal_net::worker::{EXIT_PANIC, WorkerConfig, Workers};
+use canal_runtime::drain;
+
+const ROLE: &str = "CANAL_NET_TEST_ROLE";
+
+/// Runs `test` of this binary again as a child process.
+fn child(test: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", &format!("process::{test}"), "--nocapture"])
+        .env(ROLE, "child")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+fn is_child() -> bool {
+    std::env::var_os(ROLE).is_some()
+}
+
+/// Waits until the child has printed that it is ready for signals.
+fn until_ready(child: &mut Child) {
+    use std::io::BufRead;
+    let out = std::io::BufReader::new(child.stdout.as_mut().unwrap());
+    assert!(out.lines().map_while(Result::ok).any(|l| l.contains("ready")));
+}
+
+fn terminate(child: &Child) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+}
+
+#[test]
+fn a_panicking_root_ends_the_process_with_its_own_status() {
+    if is_child() {
+        let (_trigger, drain) = drain::tree();
+        let config = WorkerConfig { count: 1, name: "w", pin: false };
+        let workers = Workers::start(config, drain, |_| async { panic!("on purpose") }).unwrap();
+        workers.join();
+        unreachable!("the process has ended");
+    }
+    let status = child("a_panicking_root_ends_the_process_with_its_own_status").wait().unwrap();
+    assert_eq!(status.code(), Some(EXIT_PANIC));
+}
+
+/// Serves until it is drained, with one task that needs `work` to finish. It exits with 0 if all tasks ended in order, and with 3
+/// otherwise.
+fn drained_process(work: Duration, limit: Duration) -> ! {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let done = runtime.block_on(async {
+        let (trigger, drain) = drain::tree();
+        tokio::spawn(async move {
+            drain.draining().await;
+            tokio::select! {
+                () = tokio::time::sleep(work) => {}
+                () = drain.forced() => {
+                    // This task ignores the forced drain.
+                    std::future::pending::<()>().await;
+                }
+            }
+        });
+        let ending = tokio::spawn(drain::on_signals(trigger, limit, Duration::from_millis(100)));
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        println!("ready");
+        ending.await.unwrap().unwrap()
+    });
+    std::process::exit(if done { 0 } else { 3 })
+}
+
+#[test]
+fn sigterm_drains_and_work_in_hand_finishes() {
+    if is_child() {
+        drained_process(Duration::from_millis(300), Duration::from_secs(20));
+    }
+    let mut child = child("sigterm_drains_and_work_in_hand_finishes");
+    until_ready(&mut child);
+    let start = Instant::now();
+    terminate(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert!((Duration::from_millis(250)..Duration::from_secs(10)).contains(&start.elapsed()), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_second_signal_forces() {
+    if is_child() {
+        drained_process(Duration::from_secs(60), Duration::from_secs(60));
+    }
+    let mut child = child("a_second_signal_forces");
+    until_ready(&mut child);
+    let start = Instant::now();
+    terminate(&child);
+    std::thread::sleep(Duration::from_millis(100));
+    terminate(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+}
+
+#[test]
+fn the_deadline_forces() {
+    if is_child() {
+        drained_process(Duration::from_secs(60), Duration::from_millis(200));
+    }
+    let mut child = child("the_deadline_forces");
+    until_ready(&mut child);
+    terminate(&child);
+    assert_eq!(child.wait().unwrap().code(), Some(3));
+}

@@ -1,0 +1,79 @@
+//! Path of a connection into a pod without mTLS, where policies apply to plaintext: accept (in [`crate::accept`]) → permit → connect → copy
+//! → close.
+//!
+//! [`crate::routing`] decides. Where no policy applies, the kernel delivers the connection without this process.
+
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use canal_net::sys;
+use canal_runtime::drain::DrainWatcher;
+use tokio::net::TcpStream;
+
+use crate::delivery;
+use crate::outbound::{finish, gone};
+use crate::plaintext_capture::is_probe;
+use crate::pod_context::PodContext;
+use crate::refusal::NodeRefusal;
+use crate::routing::decide_plain;
+use crate::telemetry::{CUT, ConnectionFailure, EndpointLabels, FlowRecord, RESET, Reporter};
+use crate::worker::WorkerLocal;
+
+/// Carries one connection from its accept to its end. Refused connections are reset.
+pub(crate) async fn carry(local: Rc<WorkerLocal>, context: Arc<PodContext>, mut client: TcpStream, peer: SocketAddr, drain: DrainWatcher) {
+    let started = Instant::now();
+    let refuse = |reason: NodeRefusal, destination, why: &str, client: TcpStream| {
+        local.records.refused(Reporter::Destination, reason, peer, destination, &context.labels.load(), why);
+        sys::reset_on_close(&client);
+    };
+    let Some(destination) = context.plaintext.destination(&client) else {
+        return refuse(NodeRefusal::ReservedPort, None, "the proxy's own port was dialled", client);
+    };
+    let policy = context.policy.load_full();
+    let pod = context.pod.load_full();
+    let admission = match decide_plain(&policy, destination, peer, is_probe(local.shared.allow_node_probes, &pod.probe_ports)) {
+        Ok(admission) => admission,
+        Err(no) => {
+            local.records.record_authorization(&context.pod.load(), &policy, None, Some(&no));
+            return refuse(no.refusal, Some(destination), &no.why, client);
+        }
+    };
+    local.records.record_authorization(&context.pod.load(), &policy, Some(&admission.question), None);
+    // Registered before the first await, so that no policy change is missed.
+    let mut held = local.open.register(&context, admission.question, policy);
+    let Some(_permit) = context.plain.take() else {
+        return refuse(NodeRefusal::ConnectionLimit, Some(destination), "plaintext connections", client);
+    };
+    let flow = flow(&context, peer, destination, started);
+    let meter = local.records.opened(&flow);
+    let connected = tokio::select! {
+        connected = delivery::dial(&context, admission.target, admission.client, peer.ip()) => connected.map_err(|no| (ConnectionFailure::from(no.refusal), no.why)),
+        () = gone(&client) => Err((RESET, "the peer gave up".to_string())),
+        no = held.over() => Err(local.records.cut(&no)),
+        () = drain.forced() => Err((CUT, String::new())),
+    };
+    match connected {
+        Ok(mut app) => finish(&local, &flow, &mut client, &mut app, &meter, &drain, Some(&mut held)).await,
+        Err((fault, why)) => {
+            sys::reset_on_close(&client);
+            local.records.closed(&flow, &meter, Some((&fault, &why)));
+        }
+    }
+}
+
+fn flow(context: &PodContext, peer: SocketAddr, destination: SocketAddr, started: Instant) -> FlowRecord {
+    FlowRecord {
+        reporter: Reporter::Destination,
+        source: Arc::new(EndpointLabels::default()),
+        destination: context.labels.load_full(),
+        service: None,
+        mutual_tls: false,
+        source_address: peer,
+        destination_address: destination,
+        authority: String::new(),
+        is_direct: false,
+        started,
+    }
+}

@@ -1,0 +1,214 @@
+//! State of one worker thread: its HBONE pool, its gateway health table, its metrics. Workers share only [`NodeShared`].
+
+use std::cell::RefCell;
+use std::future::Future;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use canal_hbone::{HboneCounters, HbonePool, PoolConfig, SpreadConfig};
+use canal_model::ids::AzName;
+use canal_net::sys::NetnsId;
+use canal_net::worker::{WorkerConfig, WorkerHandle, Workers};
+use canal_runtime::drain::DrainWatcher;
+use canal_runtime::metrics::{Counter, CounterFamily, MetricFamily, Registry};
+use canal_telemetry::access_log::AccessLog;
+use canal_tls::TrustStore;
+use tokio_util::task::TaskTracker;
+
+use crate::gateways::GatewayHealthTable;
+use crate::open_connections::OpenConnections;
+use crate::pod::LocalPod;
+use crate::snapshot::NodeSnapshot;
+use crate::telemetry::{ConnectRefusal, ConnectionMetricFamilies, ConnectionRecorder, EndpointLabels};
+
+/// State that all workers and the control tasks share. Connections read it; it is written rarely.
+pub struct NodeShared {
+    pub az: AzName,
+    pub view: ArcSwap<NodeSnapshot>,
+    /// Trust bundles of the tenants.
+    pub trust: TrustStore,
+    /// Whether the node's own processes (a kubelet's probes) may reach pods' declared probe ports in plaintext regardless of policy.
+    pub allow_node_probes: bool,
+    pub registry: Registry,
+    families: ConnectionMetricFamilies,
+    listen_failures: CounterFamily,
+    accept_failures: CounterFamily,
+    log: AccessLog,
+}
+
+impl NodeShared {
+    /// Registers the metrics and starts with an empty snapshot.
+    pub fn new(az: AzName, registry: Registry, log: AccessLog, trusts_node: bool) -> Self {
+        let counters = |name, help| registry.counters(MetricFamily::new(name, help, &[]));
+        Self {
+            az,
+            view: ArcSwap::default(),
+            trust: TrustStore::new(&registry),
+            allow_node_probes: trusts_node,
+            families: ConnectionMetricFamilies::new(&registry),
+            listen_failures: counters("canal_node_listen_failures_total", "Listeners in pods that could not be opened; they are retried."),
+            accept_failures: counters("canal_node_accept_failures_total", "Failures of accept, e.g. out of file descriptors."),
+            registry,
+            log,
+        }
+    }
+
+    /// Publishes a new snapshot, and the shares that the provider configured for its tenants.
+    pub fn take(&self, view: NodeSnapshot) {
+        self.registry.set_shares(view.tenants().map(|tenant| (&tenant.tenant.name, &tenant.tenant.shares)));
+        self.view.store(Arc::new(view));
+    }
+}
+
+/// State of one worker, which no other thread uses.
+pub struct WorkerLocal {
+    pub shared: Arc<NodeShared>,
+    pub pool: HbonePool,
+    pub hbone: HboneCounters,
+    pub gateways: GatewayHealthTable,
+    /// Inbound connections that policies admitted.
+    pub open: Rc<OpenConnections>,
+    pub records: ConnectionRecorder,
+    pub listen_failures: Counter,
+    pub accept_failures: Counter,
+    tasks: TaskTracker,
+}
+
+thread_local! {
+    static HERE: RefCell<Option<Rc<WorkerLocal>>> = const { RefCell::new(None) };
+}
+
+impl WorkerLocal {
+    fn new(shared: Arc<NodeShared>, index: usize, count: usize) -> Self {
+        let worker = (u32::try_from(index).unwrap_or(0), u32::try_from(count).unwrap_or(1));
+        let pool = PoolConfig { spread: SpreadConfig { worker, ..SpreadConfig::default() }, ..PoolConfig::default() };
+        let shard = shared.registry.shard();
+        let log = shared.log.worker(&shard);
+        let hbone = HboneCounters::new(&shared.registry, &shard);
+        Self {
+            pool: HbonePool::new(pool, hbone.clone()),
+            hbone,
+            gateways: GatewayHealthTable::default(),
+            open: Rc::default(),
+            listen_failures: shard.counter(&shared.listen_failures, &[]),
+            accept_failures: shard.counter(&shared.accept_failures, &[]),
+            records: ConnectionRecorder::new(shared.families.clone(), shard, log),
+            tasks: TaskTracker::new(),
+            shared,
+        }
+    }
+
+    /// Spawns a task on this worker; the worker ends only after it.
+    pub fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        self.tasks.spawn_local(task);
+    }
+}
+
+/// Starts the workers. They end when `drain` has drained and all their tasks have ended.
+///
+/// # Errors
+/// A thread or its runtime could not be created.
+pub fn start(count: usize, shared: &Arc<NodeShared>, drain: DrainWatcher) -> std::io::Result<Workers> {
+    let shared = shared.clone();
+    let config = WorkerConfig { count, name: "canal-worker", pin: false };
+    Workers::start(config, drain, move |worker: WorkerHandle| {
+        let local = Rc::new(WorkerLocal::new(shared.clone(), worker.index, worker.count));
+        HERE.set(Some(local.clone()));
+        live(local, worker.drain)
+    })
+}
+
+async fn live(local: Rc<WorkerLocal>, drain: DrainWatcher) {
+    drain.draining().await;
+    local.tasks.close();
+    tokio::select! {
+        () = local.tasks.wait() => {}
+        () = drain.forced() => {}
+    }
+    HERE.set(None);
+}
+
+/// Returns the state of the worker that runs this task; `None` on any other thread.
+pub(crate) fn here() -> Option<Rc<WorkerLocal>> {
+    HERE.with_borrow(Clone::clone)
+}
+
+/// Makes every worker close its idle tunnels of a namespace that is gone.
+pub fn retire(workers: &Workers, netns: NetnsId) {
+    for k in 0..workers.count() {
+        workers.spawn(k, move || async move {
+            if let Some(local) = here() {
+                local.pool.retire(Some(netns));
+            }
+        });
+    }
+}
+
+/// Makes every worker reauthorize its open inbound connections.
+pub fn reauthorize_open(workers: &Workers) {
+    for k in 0..workers.count() {
+        workers.spawn(k, move || async move {
+            if let Some(local) = here() {
+                local.open.reauthorize();
+            }
+        });
+    }
+}
+
+/// Makes every worker forget the health of gateways that are not in the present snapshot.
+pub fn forget_gateways(workers: &Workers) {
+    for k in 0..workers.count() {
+        workers.spawn(k, move || async move {
+            let Some(local) = here() else { return };
+            let view = local.shared.view.load_full();
+            local.gateways.keep_only(|a| view.tenants().any(|t| t.is_entrance(a.ip()) || t.is_direct_pod(a.ip())));
+        });
+    }
+}
+
+/// Makes the first worker record the refusals of the connect hook, because no worker has seen those connections.
+pub fn record_connect_refusals(workers: &Workers, pod: Arc<LocalPod>, labels: Arc<EndpointLabels>, refusals: Vec<ConnectRefusal>) {
+    workers.spawn(0, move || async move {
+        let Some(local) = here() else { return };
+        refusals.iter().for_each(|refusal| local.records.refused_at_connect(refusal, &pod, &labels));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use canal_model::ids::{Generation, Vni};
+    use canal_model::program::{OutboundTrafficPolicy, Resource, Tenant};
+    use canal_model::share::{ShareKind, Shares};
+    use canal_telemetry::access_log::LogSink;
+
+    use super::*;
+
+    #[test]
+    fn a_tenants_share_of_metric_series_follows_its_tenant_object() {
+        let (registry, folder) = (Registry::new(), tempfile::tempdir().unwrap());
+        let log = AccessLog::start(LogSink::File(folder.path().join("log")), &registry).unwrap();
+        let shared = NodeShared::new("az1".parse().unwrap(), registry.clone(), log, false);
+        registry.counters(MetricFamily::new("stopped_total", "Packets.", &["tenant"])).shared(&["alpha"]).inc();
+        let apply = |share: Option<&str>| {
+            let mut shares = Shares::default();
+            share.into_iter().for_each(|share| shares.set(ShareKind::MetricSeries, share.parse().unwrap()));
+            let tenant = Resource::Tenant(Tenant {
+                name: "alpha".parse().unwrap(),
+                vni: Vni::new(101).unwrap(),
+                trust_domain: "alpha.example".parse().unwrap(),
+                pod_cidrs: Vec::new(),
+                gateway_cidrs: Vec::new(),
+                outbound_traffic_policy: OutboundTrafficPolicy::Deny,
+                resolvers: Vec::new(),
+                keys: Default::default(),
+                shares,
+            });
+            shared.take(NodeSnapshot::from_resources(Generation(1), [&tenant].into_iter(), &"n1".parse().unwrap()));
+            let text = registry.render();
+            let line = text.lines().find(|l| l.starts_with("canal_share_max{limit=\"metric_series\",tenant=\"alpha\"}"));
+            line.and_then(|l| l.rsplit(' ').next()?.parse::<u64>().ok())
+        };
+        assert_eq!((apply(Some("7")), apply(None)), (Some(7), Some(1000)));
+    }
+}

@@ -1,0 +1,595 @@
+//! [`RedirectorAgent`]: receives states and orders, has the maps written, scans for owned sessions, and makes reports.
+//!
+//! It connects the other modules, which make the decisions.
+
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use canal_model::ids::{AzName, BackendName, ServiceId};
+use canal_model::program::{Resource, ResourceKind};
+use canal_runtime::drain::{DrainObserver, DrainWatcher};
+use canal_runtime::metrics::Registry;
+use canal_southbound_client::controller_client::ControllerEndpoint;
+use canal_southbound_client::controller_client::report_loop::{ReportHandler, ReportLoop};
+use canal_southbound_client::{ResourceState, Update, UpdateSource};
+use canal_wire::fleet::fleet_client::FleetClient;
+use canal_wire::fleet::{self, ReplicaReportRequest, ReplicaReportResponse};
+use serde_json::json;
+use tokio::sync::watch;
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+use crate::counts::RedirectorCounters;
+use crate::desired_maps::{ContentRules, ControllerOrders, RedirectorMapContent, decide_behind, decide_content, decide_soft_drain, table};
+use crate::heads::{HeadChange, HeadMoves, decide_changes};
+use crate::map_reconciler::{RedirectorMaps, RedirectorReconciler};
+use crate::receive::Receive;
+use crate::report;
+use crate::session_scan::{OwnedSessions, SessionScanError, SessionScanner};
+use crate::session_search::SessionSearches;
+
+/// Resource kinds from which the maps' content is derived.
+const KINDS: [ResourceKind; 4] = [ResourceKind::Tenant, ResourceKind::Table, ResourceKind::Replica, ResourceKind::Throttle];
+/// Interval of retrying failed map writes, checking the programs, and reading the counters.
+const AUDIT: Duration = Duration::from_secs(1);
+/// Timeout of a session scan. An incomplete scan proves nothing, so it is discarded.
+const SCAN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Rest after a scan as a multiple of its duration: scans use a fiftieth of a core, at most.
+const SCAN_REST_FACTOR: u32 = 49;
+/// Scan interval while nothing changes, because a scan then repeats the previous result.
+const SCAN_IDLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Configuration of the agent of this replica.
+#[derive(Debug, Clone)]
+pub struct ReplicaConfig {
+    pub az: AzName,
+    pub backend: BackendName,
+    pub underlay: Ipv4Addr,
+    pub version: String,
+    /// Controllers that receive the reports; `None`: no report is sent.
+    pub controller: Option<ControllerEndpoint>,
+    /// File that stores the orders. A process that starts while no controller responds then knows its number and its edge.
+    pub orders: PathBuf,
+    /// Scanner that finds the sessions of this replica.
+    pub sockets: SessionScanner,
+}
+
+/// Returns the gateway's sessions: open now, and accepted since it started.
+pub type SessionCountFn = Box<dyn Fn() -> (u64, u64) + Send + Sync>;
+
+/// Notifies the gateway of buckets whose head moved, so that their connections move to the new replica.
+pub type RebalanceFn = Box<dyn Fn(ServiceId, HeadChange) + Send + Sync>;
+
+/// A running agent. Clones share it.
+#[derive(Clone)]
+pub struct RedirectorAgent {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    config: ReplicaConfig,
+    counts: RedirectorCounters,
+    sessions: SessionCountFn,
+    held: Mutex<AgentState>,
+    looked: Mutex<SessionScan>,
+    searches: SessionSearches,
+    news: watch::Sender<u64>,
+    parting: watch::Sender<bool>,
+    rebalance: OnceLock<RebalanceFn>,
+}
+
+struct AgentState {
+    keeper: RedirectorReconciler,
+    resources: Vec<Arc<Resource>>,
+    orders: Option<ControllerOrders>,
+    wanted: RedirectorMapContent,
+    moves: HeadMoves,
+    /// Generation of the newest state.
+    told: u64,
+    /// Generation of the newest state that is completely in the maps.
+    generation: u64,
+    /// Number of elements that could not be written.
+    failed: usize,
+    draining: bool,
+    leaving: bool,
+    /// Start of the drain, by order or by this process.
+    drains_since: Option<Instant>,
+    /// Whether a state came from the controller, and not only from disk.
+    live: bool,
+    /// Whether the replica may own sessions that the controller must know.
+    maps_pending: bool,
+    /// Receive distribution, with the edge for which it was computed.
+    receive: Option<(Ipv4Addr, Receive)>,
+}
+
+/// Results of the last two scans.
+#[derive(Default)]
+struct SessionScan {
+    owned: OwnedSessions,
+    /// Result of the scan before. The kernel's list may skip a socket that is moved in it during a scan.
+    before: OwnedSessions,
+    generation: u64,
+    versions: std::collections::HashMap<u32, u32>,
+    /// Start and duration of the last scan.
+    last: Option<(Instant, Duration)>,
+    error: String,
+}
+
+/// State on which the need for a scan depends.
+#[derive(Default)]
+struct ScanPurpose {
+    needed: bool,
+    draining: bool,
+    generation: u64,
+    versions: std::collections::HashMap<u32, u32>,
+}
+
+/// Decision whether to scan now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ScanDecision {
+    /// The controller does not need the sessions.
+    Needless,
+    Rest,
+    Look,
+}
+
+/// Decides whether to scan. A change of tables or of results makes a scan due at once, but never before the rest of the last one is over.
+fn decide_turn(purpose: &ScanPurpose, looked: &SessionScan, now: Instant) -> ScanDecision {
+    let buckets = |owned: &OwnedSessions| owned.iter().map(|(id, of)| (*id, of.buckets)).collect::<Vec<_>>();
+    let moves = || {
+        purpose.draining
+            || (purpose.generation, &purpose.versions) != (looked.generation, &looked.versions)
+            || buckets(&looked.owned) != buckets(&looked.before)
+    };
+    match looked.last.map(|(begun, took)| (now.saturating_duration_since(begun), took)) {
+        _ if !purpose.needed => ScanDecision::Needless,
+        Some((since, took)) if since < took * (SCAN_REST_FACTOR + 1) => ScanDecision::Rest,
+        Some((since, _)) if since < SCAN_IDLE_INTERVAL && !moves() => ScanDecision::Rest,
+        _ => ScanDecision::Look,
+    }
+}
+
+impl RedirectorAgent {
+    /// Adopts the maps and starts to report. Nothing is written to the maps before the first [`RedirectorAgent::apply`].
+    ///
+    /// # Errors
+    /// The entries of an earlier process cannot be read from the maps.
+    pub fn start(
+        config: ReplicaConfig,
+        kernel: Box<dyn RedirectorMaps>,
+        sessions: SessionCountFn,
+        registry: &Registry,
+        drain: &DrainWatcher,
+    ) -> Result<Self, String> {
+        let counts = RedirectorCounters::new(registry);
+        let kept = read_orders(&config.orders);
+        let held = AgentState {
+            keeper: RedirectorReconciler::adopt(kernel, counts.clone())?,
+            resources: Vec::new(),
+            orders: kept,
+            wanted: RedirectorMapContent::default(),
+            moves: HeadMoves::default(),
+            told: 0,
+            generation: 0,
+            failed: 0,
+            draining: false,
+            leaving: false,
+            drains_since: None,
+            live: false,
+            maps_pending: false,
+            receive: None,
+        };
+        let inner = Arc::new(Inner {
+            counts,
+            sessions,
+            held: Mutex::new(held),
+            looked: Mutex::default(),
+            searches: SessionSearches::default(),
+            news: watch::channel(0).0,
+            parting: watch::channel(false).0,
+            rebalance: OnceLock::new(),
+            config,
+        });
+        let agent = Self { inner };
+        if let Some(reports) = agent.inner.report_loop() {
+            tokio::spawn(reports.run(agent.inner.clone(), drain.watcher()));
+            tokio::spawn(search_sessions(agent.inner.clone(), drain.watcher()));
+        }
+        let (audited, end) = (agent.clone(), drain.watcher());
+        tokio::spawn(async move {
+            tokio::select! {
+                () = audited.audit() => {}
+                () = end.forced() => {}
+            }
+        });
+        Ok(agent)
+    }
+
+    /// Applies a state by writing the differences. The state is complete, so a lost update costs nothing. Returns the resources that are
+    /// omitted because they exceed their tenant's share of a map: kind, name and reason.
+    pub fn apply(&self, update: &Update, state: &ResourceState) -> Vec<(ResourceKind, String, String)> {
+        let concerns = update.upserts.iter().any(|r| KINDS.contains(&r.kind())) || update.removals.iter().any(|(k, _)| KINDS.contains(k));
+        let mut held = self.inner.maps_are_current();
+        // The first state from the controller is always written, because only such a state may remove stale entries.
+        let first = held.told == 0 || (!held.live && update.origin == UpdateSource::Controller);
+        held.live |= update.origin == UpdateSource::Controller;
+        held.told = update.generation.0;
+        if concerns || first || update.origin == UpdateSource::Snapshot {
+            held.resources = KINDS.iter().flat_map(|k| state.of(*k).cloned()).collect();
+            self.inner.settle(&mut held);
+        } else if held.failed == 0 {
+            // Nothing of this state concerns the maps, so they contain it already.
+            held.generation = held.told;
+        }
+        let omitted = held.wanted.omitted.iter().map(|entry| (entry.kind, entry.name.clone(), entry.why.clone())).collect();
+        drop(held);
+        self.inner.record_state();
+        omitted
+    }
+
+    /// Starts socket steering, which delivers sessions to the gateway from now on.
+    ///
+    /// # Errors
+    /// The kernel does not accept one of the gateway's sockets.
+    pub fn start_steering(&self) -> Result<(), String> {
+        self.inner.maps_are_current().keeper.kernel().start_steering()
+    }
+
+    /// Releases the gateway's sockets if socket steering was never started.
+    pub fn stop_steering(&self) {
+        self.inner.maps_are_current().keeper.kernel().stop_steering();
+    }
+
+    /// Reports from now on that this replica wants no new sessions.
+    pub fn drain(&self) {
+        let mut held = self.inner.maps_are_current();
+        held.draining = true;
+        self.inner.update_soft_drain(&mut held);
+        drop(held);
+        self.inner.record_state();
+    }
+
+    /// Returns a receiver of whether clients should reconnect elsewhere: this replica drains, and new sessions go to others.
+    pub fn soft_drain(&self) -> watch::Receiver<bool> {
+        self.inner.parting.subscribe()
+    }
+
+    /// Sets the function that is notified of buckets whose head moved, from the next state on. Only the first call has an effect.
+    pub fn rebalance_with(&self, rebalance: RebalanceFn) {
+        let _ = self.inner.rebalance.set(rebalance);
+    }
+
+    /// Sends the last report: everything is closed, or ends now.
+    pub async fn leave(&self) {
+        let Some(reports) = self.inner.report_loop() else { return };
+        {
+            let mut held = self.inner.maps_are_current();
+            (held.draining, held.leaving) = (true, true);
+        }
+        reports.send_last::<Inner>(self.inner.state(), report::LAST_TIMEOUT).await;
+    }
+
+    /// Reports readiness: there are bucket tables and orders.
+    ///
+    /// # Errors
+    /// Returns the missing condition as text for the operator.
+    pub fn ready(&self) -> Result<(), String> {
+        let held = self.inner.maps_are_current();
+        match () {
+            () if held.told == 0 => Err("the redirector has no bucket tables yet".into()),
+            () if held.orders.is_none() => Err("no controller has taken this replica's report yet".into()),
+            () => Ok(()),
+        }
+    }
+
+    /// Returns the agent's part of `/config_dump`.
+    pub fn dump(&self) -> serde_json::Value {
+        let held = self.inner.maps_are_current();
+        let looked = self.inner.record_scan();
+        let mut tables: Vec<_> = held.keeper.have().tables.values().filter_map(|r| table(r)).collect();
+        tables.sort_by(|a, b| a.service.cmp(&b.service));
+        let own = held.orders.as_ref().map(|o| o.number);
+        let row = |t: &&canal_model::program::BucketTable| {
+            let heads = t.chains.iter().filter(|c| c.first().map(|n| n.get()) == own).count();
+            let of = looked.owned.get(&t.id).copied().unwrap_or_default();
+            json!({
+                "service": t.service.to_string(), "id": t.id.get(), "vni": t.vni.get(), "version": t.version,
+                "heads_here": heads, "owned_buckets": of.buckets.count_ones(), "owned_sessions": of.sessions,
+            })
+        };
+        json!({
+            "generation": held.generation,
+            "pending_entries": held.failed,
+            "draining": held.draining,
+            "orders": held.orders.as_ref().map(|o| json!({
+                "number": o.number, "edge": o.edge.map(|e| e.to_string()), "drain": o.drain,
+                "hosts": o.hosts.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            })),
+            "replicas": held.keeper.have().replicas.iter()
+                .map(|(n, s)| json!({"number": n, "underlay": s.address.to_string(), "up": s.up})).collect::<Vec<_>>(),
+            "tables": tables.iter().map(row).collect::<Vec<_>>(),
+            "scanned_generation": looked.generation,
+            "scan_error": looked.error,
+        })
+    }
+
+    async fn audit(&self) {
+        loop {
+            tokio::time::sleep(AUDIT).await;
+            let mut held = self.inner.maps_are_current();
+            if held.failed > 0 {
+                self.inner.settle(&mut held);
+            } else {
+                self.inner.update_soft_drain(&mut held);
+            }
+            match held.keeper.kernel().repair() {
+                Ok(true) => {
+                    self.inner.counts.repaired();
+                    tracing::warn!("redirector BPF programs were removed externally; reinstalled");
+                }
+                Ok(false) => {}
+                Err(error) => tracing::error!(error, "the redirector's programs are not in place and cannot be put there"),
+            }
+            self.inner.measure_receive(&mut held, true);
+            match held.keeper.kernel().received_by_core() {
+                Ok(cores) => self.inner.counts.received(&cores),
+                Err(error) => tracing::warn!(error, "redirector: packets by core cannot be read"),
+            }
+            match held.keeper.kernel().counts() {
+                Ok(counts) => self.inner.counts.packets(&counts),
+                Err(error) => tracing::warn!(error, "the redirector's counters cannot be read"),
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn maps_are_current(&self) -> MutexGuard<'_, AgentState> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record_scan(&self) -> MutexGuard<'_, SessionScan> {
+        self.looked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the loop that sends this replica's reports, or `None` if no controller is configured.
+    fn report_loop(&self) -> Option<ReportLoop> {
+        let controller = self.config.controller.clone()?;
+        Some(ReportLoop { controller, timing: report::TIMING, outcomes: self.counts.reports() })
+    }
+
+    fn record_state(&self) {
+        self.news.send_modify(|n| *n += 1);
+    }
+
+    /// Determines which tunnels from the AZ's edge spread evenly over this replica's cores. With `again` also for a known edge, because the
+    /// steering may have changed.
+    fn measure_receive(&self, held: &mut AgentState, again: bool) {
+        let Some(edge) = held.orders.as_ref().and_then(|orders| orders.edge) else { return };
+        if !again && held.receive.as_ref().is_some_and(|(of, _)| *of == edge) {
+            return;
+        }
+        match held.keeper.kernel().receive(edge) {
+            Ok(receive) => {
+                if held.receive.as_ref().is_none_or(|(_, before)| *before != receive) {
+                    tracing::info!(
+                        cores = receive.cores,
+                        tunnels = receive.ports.len(),
+                        "redirector: cores that receive, and tunnels spread over them"
+                    );
+                }
+                held.receive = Some((edge, receive));
+            }
+            Err(error) => tracing::warn!(error, "redirector: cannot find tunnels that spread over the cores; edges take any"),
+        }
+    }
+
+    /// Writes the desired content. A generation counts once all of it is in the maps.
+    fn settle(&self, held: &mut AgentState) {
+        if held.told == 0 {
+            return;
+        }
+        let rules = ContentRules { held: Some(&held.keeper) };
+        let wanted = decide_content(held.resources.iter(), &self.config.az, held.orders.as_ref(), &rules);
+        held.wanted = wanted;
+        let AgentState { keeper, wanted, orders, live, moves, .. } = held;
+        let number = orders.as_ref().map_or(0, |o| o.number);
+        let changes = decide_changes(&keeper.have().tables, &wanted.tables, number);
+        let failed = keeper.reconcile(wanted, *live);
+        for (service, change) in moves.take(changes, &keeper.have().tables, &keeper.have().replicas) {
+            tracing::debug!(
+                service = service.get(),
+                left = change.left.count_ones(),
+                returned = change.returned.count_ones(),
+                "redirector: heads moved"
+            );
+            if let Some(rebalance) = self.rebalance.get() {
+                rebalance(service, change);
+            }
+        }
+        // Only sessions that are owned behind another head matter to the controller.
+        let behind = number != 0 && wanted.tables.values().filter_map(|r| table(r)).any(|t| decide_behind(t, number));
+        (held.failed, held.maps_pending) = (failed, behind);
+        if failed == 0 {
+            held.generation = held.told;
+        }
+        self.update_soft_drain(held);
+    }
+
+    /// Recomputes whether clients should reconnect elsewhere.
+    fn update_soft_drain(&self, held: &mut AgentState) {
+        let drains = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
+        held.drains_since = drains.then(|| held.drains_since.unwrap_or_else(Instant::now));
+        let number = held.orders.as_ref().map_or(0, |o| o.number);
+        let parts = decide_soft_drain(
+            held.drains_since.map(|since| since.elapsed()),
+            number,
+            held.keeper.have().tables.values().filter_map(|r| table(r)),
+        );
+        self.parting.send_if_modified(|was| std::mem::replace(was, parts) != parts);
+    }
+
+    fn purpose(&self) -> ScanPurpose {
+        let held = self.maps_are_current();
+        let versions = held.keeper.have().tables.iter().filter_map(|(id, r)| Some((*id, table(r)?.version))).collect();
+        let draining = held.draining || held.orders.as_ref().is_some_and(|o| o.drain);
+        ScanPurpose { needed: held.maps_pending || draining, draining, generation: held.generation, versions }
+    }
+
+    /// Scans the kernel's sockets if a scan is due. The recorded table versions are those from before the scan.
+    async fn look(&self) {
+        let purpose = self.purpose();
+        let begun = Instant::now();
+        {
+            let mut looked = self.record_scan();
+            match decide_turn(&purpose, &looked, begun) {
+                ScanDecision::Needless => {
+                    // The report then states an empty result at the present generation.
+                    *looked = SessionScan { generation: purpose.generation, ..SessionScan::default() };
+                    return;
+                }
+                ScanDecision::Rest => {
+                    self.counts.look("spared", Duration::ZERO);
+                    return;
+                }
+                ScanDecision::Look => {}
+            }
+        }
+        let sockets = self.config.sockets.clone();
+        let read = tokio::task::spawn_blocking(move || sockets.look(begun + SCAN_TIMEOUT)).await;
+        let took = begun.elapsed();
+        let mut looked = self.record_scan();
+        looked.last = Some((begun, took));
+        match read.unwrap_or_else(|e| Err(SessionScanError::Io(std::io::Error::other(e)))) {
+            Ok(owned) => {
+                self.counts.look("ok", took);
+                self.counts.owned(owned.values().map(|o| u64::from(o.sessions)).sum());
+                looked.before = std::mem::replace(&mut looked.owned, owned);
+                (looked.generation, looked.versions) = (purpose.generation, purpose.versions);
+                looked.error.clear();
+            }
+            Err(error) => {
+                // The last complete scan stays valid, with the generation at which it was made.
+                self.counts.look(if matches!(error, SessionScanError::Late) { "late" } else { "failed" }, took);
+                looked.error = error.to_string();
+                tracing::warn!(%error, "could not refresh the owned-session set; keeping the previous one");
+            }
+        }
+    }
+
+    fn state(&self) -> ReplicaReportRequest {
+        let (sessions, accepted) = (self.sessions)();
+        let (draining, leaving, receive) = {
+            let held = self.maps_are_current();
+            let receive = held.receive.as_ref().map(|(_, receive)| receive.clone()).unwrap_or_default();
+            (held.draining, held.leaving, receive)
+        };
+        let looked = self.record_scan();
+        ReplicaReportRequest {
+            backend: self.config.backend.to_string(),
+            az: self.config.az.to_string(),
+            underlay: self.config.underlay.to_string(),
+            generation: looked.generation,
+            draining,
+            terminating: leaving,
+            owned: if leaving { Vec::new() } else { owned(&looked) },
+            sessions,
+            accepted,
+            version: self.config.version.clone(),
+            cores: u32::try_from(receive.cores).unwrap_or(u32::MAX),
+            tunnel_ports: receive.ports.iter().flat_map(|port| port.to_be_bytes()).collect(),
+            found: self.searches.answers(),
+        }
+    }
+}
+
+/// Returns the owned sessions for the report: those that the last scan or the one before it found.
+fn owned(looked: &SessionScan) -> Vec<fleet::ServiceOwnership> {
+    let mut all = looked.owned.clone();
+    for (id, of) in &looked.before {
+        all.entry(*id).or_default().buckets |= of.buckets;
+    }
+    let version = |id: u32| looked.versions.get(&id).copied().unwrap_or(0);
+    all.into_iter()
+        .map(|(id, of)| fleet::ServiceOwnership {
+            service: id.get(),
+            table_version: version(id.get()),
+            buckets: of.buckets.to_le_bytes().to_vec(),
+            sessions: of.sessions,
+        })
+        .collect()
+}
+
+impl ReportHandler for Inner {
+    type Report = ReplicaReportRequest;
+    type Answer = ReplicaReportResponse;
+
+    async fn report(&self) -> Option<ReplicaReportRequest> {
+        self.look().await;
+        Some(self.state())
+    }
+
+    async fn send(
+        fleet: &mut FleetClient<Channel>,
+        report: Request<ReplicaReportRequest>,
+    ) -> Result<Response<ReplicaReportResponse>, Status> {
+        fleet.replica_report(report).await
+    }
+
+    fn requested_interval_ms(answer: &ReplicaReportResponse) -> u32 {
+        answer.next_ms
+    }
+
+    fn apply(&self, answer: ReplicaReportResponse) -> Result<(), String> {
+        let orders = report::decide_orders(&answer)?;
+        let mut held = self.maps_are_current();
+        if held.orders.as_ref() != Some(&orders) {
+            if held.orders.as_ref().map(|o| (o.number, o.edge)) != Some((orders.number, orders.edge)) {
+                keep_orders(&self.config.orders, &orders);
+            }
+            held.orders = Some(orders);
+            self.measure_receive(&mut held, false);
+            self.settle(&mut held);
+        }
+        drop(held);
+        self.searches.set_queries(&answer.queries);
+        Ok(())
+    }
+
+    fn news(&self) -> watch::Receiver<u64> {
+        self.news.subscribe()
+    }
+}
+
+/// Searches for the sessions that operators query, and has each result reported at once. It runs beside the reports, so a slow search
+/// delays none of them.
+async fn search_sessions(agent: Arc<Inner>, end: DrainObserver) {
+    let found = || agent.record_state();
+    tokio::select! {
+        () = agent.searches.run(&agent.config.sockets, &agent.counts, found) => {}
+        () = end.forced() => {}
+    }
+}
+
+/// Reads the orders that an earlier process stored. A drain is not stored: a replica that was restarted shall serve.
+pub(crate) fn read_orders(path: &std::path::Path) -> Option<ControllerOrders> {
+    let value: serde_json::Value = serde_json::from_slice(&std::fs::read(path).ok()?).ok()?;
+    let number = u16::try_from(value["number"].as_u64()?).ok()?;
+    let address = |v: &serde_json::Value| v.as_str()?.parse().ok();
+    let hosts = value["hosts"].as_array()?.iter().filter_map(address).collect();
+    Some(ControllerOrders { number, edge: address(&value["edge"]), hosts, drain: false })
+}
+
+fn keep_orders(path: &std::path::Path, orders: &ControllerOrders) {
+    let hosts: Vec<String> = orders.hosts.iter().map(ToString::to_string).collect();
+    let text = json!({"number": orders.number, "edge": orders.edge.map(|e| e.to_string()), "hosts": hosts}).to_string();
+    let (new, write) = (path.with_extension("new"), |new: &PathBuf| std::fs::write(new, text).and_then(|()| std::fs::rename(new, path)));
+    if let Err(error) = write(&new) {
+        tracing::warn!(path = %path.display(), %error, "could not store the orders; a restart without a controller would not know them");
+    }
+}
+
+#[cfg(test)]
+mod tests;

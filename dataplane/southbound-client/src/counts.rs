@@ -1,0 +1,81 @@
+//! Metrics of the subscription, with their names and help texts.
+
+use canal_runtime::metrics::{CounterFamily, MetricFamily, Registry, SharedCounter, SharedGauge};
+
+pub(super) struct SubscriptionCounters {
+    connected: SharedGauge,
+    generation: SharedGauge,
+    updates: CounterFamily,
+    nacks: CounterFamily,
+    refused: CounterFamily,
+    closed: SharedGauge,
+    other_store: SharedGauge,
+    stores_replaced: SharedCounter,
+    reconnects: CounterFamily,
+    snapshot_refused: CounterFamily,
+    snapshot_writes: CounterFamily,
+}
+
+impl SubscriptionCounters {
+    pub(super) fn new(r: &Registry) -> Self {
+        let gauge = |name, help| r.gauges(MetricFamily::new(name, help, &[])).shared(&[]);
+        let counters = |name, help, labels| r.counters(MetricFamily::new(name, help, labels));
+        Self {
+            connected: gauge("canal_southbound_connected", "1 while a controller's stream is open."),
+            generation: gauge("canal_southbound_generation", "The newest generation accepted."),
+            updates: counters("canal_southbound_updates_total", "Responses accepted.", &["kind"]),
+            nacks: counters("canal_southbound_nacks_total", "Responses refused, in whole or in part.", &["kind", "reason"]),
+            refused: counters("canal_southbound_refused_resources_total", "Resources refused by name.", &["kind", "reason"]),
+            closed: gauge(
+                "canal_southbound_closed_tenants",
+                "Tenants of which nothing is served: a security resource is refused or missing.",
+            ),
+            other_store: gauge(
+                "canal_southbound_other_store",
+                "1 while the controller has another store than the one whose state is in force.",
+            ),
+            stores_replaced: counters(
+                "canal_southbound_stores_replaced_total",
+                "States that were replaced whole by that of another store of the controller.",
+                &[],
+            )
+            .shared(&[]),
+            reconnects: counters("canal_southbound_reconnects_total", "Streams that ended; stale is a mute controller.", &["reason"]),
+            snapshot_refused: counters("canal_southbound_state_file_rejected_total", "Snapshots not booted from.", &["reason"]),
+            snapshot_writes: counters("canal_southbound_state_file_writes_total", "Snapshots written.", &["result"]),
+        }
+    }
+    pub(super) fn connected(&self, up: bool) {
+        self.connected.set(up.into());
+    }
+    pub(super) fn generation(&self, n: u64) {
+        self.generation.set(i64::try_from(n).unwrap_or(i64::MAX));
+    }
+    pub(super) fn update(&self, kind: &str) {
+        self.updates.shared(&[kind]).inc();
+    }
+    pub(super) fn nack(&self, kind: &str, reason: &str) {
+        self.nacks.shared(&[kind, reason]).inc();
+    }
+    pub(super) fn refused(&self, kind: &str, reason: &str) {
+        self.refused.shared(&[kind, reason]).inc();
+    }
+    pub(super) fn closed(&self, tenants: usize) {
+        self.closed.set(i64::try_from(tenants).unwrap_or(i64::MAX));
+    }
+    pub(super) fn other_store(&self, is_other: bool) {
+        self.other_store.set(is_other.into());
+    }
+    pub(super) fn store_replaced(&self) {
+        self.stores_replaced.inc();
+    }
+    pub(super) fn reconnect(&self, reason: &str) {
+        self.reconnects.shared(&[reason]).inc();
+    }
+    pub(super) fn snapshot_refused(&self, reason: &str) {
+        self.snapshot_refused.shared(&[reason]).inc();
+    }
+    pub(super) fn snapshot_written(&self, ok: bool) {
+        self.snapshot_writes.shared(&[if ok { "ok" } else { "error" }]).inc();
+    }
+}

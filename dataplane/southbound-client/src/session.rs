@@ -1,0 +1,179 @@
+//! One stream to one controller: it sends requests, receives responses, and answers with ACK or NACK. It ends with a reason, and does not
+//! reconnect.
+
+use std::time::Duration;
+
+use canal_model::program::ResourceKind;
+use canal_wire::discovery::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
+use canal_wire::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Node, Status};
+use canal_wire::southbound as wire;
+use tokio::sync::{mpsc, watch};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Streaming};
+
+use super::SubscriberConfig;
+use super::share_report::{self, ShareReporter};
+use super::state::ResourceState;
+use super::state_owner::{NackReply, StateOwner, StoreMatch};
+use crate::controller_client::{self, ControllerConnectError, ControllerConnection};
+
+/// End of a stream. `reason` is the label value of `canal_southbound_reconnects_total`.
+#[derive(Debug)]
+pub(super) struct StreamEndReason {
+    pub(super) reason: &'static str,
+    pub(super) why: String,
+}
+
+/// Maximum length of a NACK text in bytes.
+const NACK_TEXT_MAX: usize = 4096;
+
+/// Intervals and timeouts of a stream: PING interval and timeout, timeout of the first answer, backoff, pause between writes, and interval
+/// of share reports.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StreamTiming {
+    pub(super) keepalive: (Duration, Duration),
+    pub(super) first_answer: Duration,
+    pub(super) backoff: (Duration, Duration),
+    pub(super) write: Duration,
+    pub(super) shares: Duration,
+}
+
+impl Default for StreamTiming {
+    fn default() -> Self {
+        Self {
+            keepalive: controller_client::KEEPALIVE,
+            first_answer: Duration::from_secs(30),
+            backoff: (Duration::from_millis(10), Duration::from_secs(15)),
+            write: Duration::from_secs(1),
+            shares: share_report::REPORT_INTERVAL,
+        }
+    }
+}
+
+/// Follows one controller until the stream ends. `holder` applies every response, and `shown` publishes the connection.
+pub(super) async fn follow(
+    config: &SubscriberConfig,
+    timing: &StreamTiming,
+    attempt: usize,
+    holder: &mut StateOwner,
+    (reporter, shown): (&ShareReporter, &watch::Sender<Option<ControllerConnection>>),
+) -> StreamEndReason {
+    let connection = match holder.persist_while(config.controller.connect_with(attempt, timing.keepalive)).await {
+        Ok(c) => c,
+        Err(e) => {
+            let reason = if matches!(e, ControllerConnectError::Connect { .. }) { "connect" } else { "configuration" };
+            return StreamEndReason { reason, why: e.to_string() };
+        }
+    };
+    // The channel fits every first request, and an answer to every response in flight.
+    let (requests, outbound) = mpsc::channel(64);
+    for request in holder.with_wanted_state(|state| first_requests(config, state)) {
+        if requests.send(request).await.is_err() {
+            return StreamEndReason { reason: "closed", why: "the stream ended before it began".into() };
+        }
+    }
+    let mut client = AggregatedDiscoveryServiceClient::new(connection.channel.clone())
+        .max_decoding_message_size(canal_wire::MESSAGE_BYTES_MAX)
+        .max_encoding_message_size(canal_wire::MESSAGE_BYTES_MAX);
+    let call = client.delta_aggregated_resources(connection.request(ReceiverStream::new(outbound)));
+    let mut responses = match holder.persist_while(tokio::time::timeout(timing.first_answer, call)).await {
+        Ok(Ok(r)) => r.into_inner(),
+        Ok(Err(status)) => return of_status(&connection, &status),
+        Err(_) => return mute(timing.first_answer),
+    };
+    holder.connected(&connection.address);
+    shown.send_replace(Some(connection.clone()));
+    tokio::select! {
+        ended = receive(&connection, &mut responses, &requests, timing, holder) => ended,
+        never = reporter.run(&connection, timing.shares) => match never {},
+    }
+}
+
+async fn receive(
+    connection: &ControllerConnection,
+    responses: &mut Streaming<DeltaDiscoveryResponse>,
+    requests: &mpsc::Sender<DeltaDiscoveryRequest>,
+    timing: &StreamTiming,
+    holder: &mut StateOwner,
+) -> StreamEndReason {
+    let mut answered = false;
+    loop {
+        let next = async {
+            if answered {
+                return Ok(responses.message().await);
+            }
+            // A wildcard subscription is always answered, possibly with an empty response. Later silence may just mean that nothing
+            // changes.
+            tokio::time::timeout(timing.first_answer, responses.message()).await
+        };
+        let response = match holder.persist_while(next).await {
+            Ok(Ok(Some(r))) => r,
+            Ok(Ok(None)) => return StreamEndReason { reason: "closed", why: "the controller ended the stream".into() },
+            Ok(Err(status)) => return of_status(connection, &status),
+            Err(_) => return mute(timing.first_answer),
+        };
+        // Any response shows that the controller works.
+        answered = true;
+        match wire::store_of(&response).map(|store| store.map(|store| holder.meet_store(store))) {
+            Ok(None | Some(StoreMatch::Same)) => {}
+            Ok(Some(StoreMatch::Restart)) => {
+                return StreamEndReason { reason: "other_store", why: "the controller has another store than the requested state".into() };
+            }
+            Err(e) => return StreamEndReason { reason: "error", why: e.to_string() },
+        }
+        let verdict = holder.take(&response);
+        let answer = DeltaDiscoveryRequest {
+            type_url: response.type_url,
+            response_nonce: response.nonce,
+            error_detail: verdict.err().map(status),
+            ..DeltaDiscoveryRequest::default()
+        };
+        if requests.send(answer).await.is_err() {
+            return StreamEndReason { reason: "closed", why: "the controller stopped listening".into() };
+        }
+        if std::mem::take(&mut holder.resync) {
+            return StreamEndReason {
+                reason: "resync",
+                why: "the data plane refused resources that it had acknowledged; requesting them again".into(),
+            };
+        }
+    }
+}
+
+fn status(NackReply { mut text, named }: NackReply) -> Status {
+    if text.len() > NACK_TEXT_MAX {
+        let end = text.floor_char_boundary(NACK_TEXT_MAX);
+        text.truncate(end);
+    }
+    let details = if named.is_empty() { Vec::new() } else { vec![wire::refused::pack(named)] };
+    Status { code: Code::InvalidArgument as i32, message: text, details }
+}
+
+/// Returns one wildcard subscription per kind, with the versions of the state, so that the controller sends only differences.
+fn first_requests(config: &SubscriberConfig, state: &ResourceState) -> Vec<DeltaDiscoveryRequest> {
+    let node = Node { id: config.node.clone(), user_agent_name: "canal".into(), user_agent_version: config.version.clone() };
+    let request = |(i, kind): (usize, &ResourceKind)| DeltaDiscoveryRequest {
+        node: (i == 0).then(|| node.clone()),
+        type_url: kind.type_url().into(),
+        resource_names_subscribe: vec!["*".into()],
+        initial_resource_versions: state.held(*kind).map(|(name, h)| (name.to_string(), h.version.to_string())).collect(),
+        ..DeltaDiscoveryRequest::default()
+    };
+    // Manifests come last: the controller seals the kinds that were subscribed to before.
+    let (last, first): (Vec<&ResourceKind>, Vec<&ResourceKind>) = config.kinds.iter().partition(|kind| **kind == ResourceKind::Manifest);
+    first.into_iter().chain(last).enumerate().map(request).collect()
+}
+
+fn mute(limit: Duration) -> StreamEndReason {
+    StreamEndReason { reason: "stale", why: format!("connected, but no answer in {limit:?}") }
+}
+
+fn of_status(connection: &ControllerConnection, status: &tonic::Status) -> StreamEndReason {
+    let reason = match status.code() {
+        _ if connection.is_mute() => "stale",
+        Code::Unauthenticated | Code::PermissionDenied => "unauthenticated",
+        Code::Unavailable | Code::Aborted => "closed",
+        _ => "error",
+    };
+    StreamEndReason { reason, why: format!("{}: {}", status.code(), status.message()) }
+}

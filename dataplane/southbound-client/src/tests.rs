@@ -1,0 +1,8 @@
+//! Tests of a subscriber against a fake controller: what it sends, retains, refuses, writes and boots from.
+
+mod closure;
+mod fixture;
+mod life;
+mod response;
+mod shares;
+mod store;

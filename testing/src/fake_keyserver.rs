@@ -1,0 +1,280 @@
+//! A fake key server that a test scripts: it has the certificates that it is given, performs handshakes and signs, stays silent or refuses.
+//! It runs rustls in place of the real key server.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use canal_model::identity::Identity;
+use canal_tls::{Certificate, PeerVerifier, TrustView, spki_hash};
+use canal_wire::keyrpc::{self, HandshakeResult, HandshakeRole, KeyName, KeyRefusal, KeyRequest, KeyResponse, SpkiHash};
+use rustls::{Connection, KeyLog};
+use rustls_pki_types::ServerName;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio_rustls::TlsAcceptor;
+use x509_parser::prelude::{FromDer, X509Certificate};
+
+use super::{TestCa, identity};
+
+/// Behavior of the fake towards requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FakeBehavior {
+    Well,
+    /// The fake reads requests but answers only PINGs.
+    Slow,
+    /// The fake answers nothing at all.
+    Mute,
+    Refusing(KeyRefusal),
+}
+
+#[derive(Debug)]
+struct Inner {
+    held: Mutex<HashMap<String, Arc<Certificate>>>,
+    mood: Mutex<FakeBehavior>,
+    asked: AtomicUsize,
+    abandoned: AtomicUsize,
+}
+
+/// The fake key server. Dropping it stops its server.
+#[derive(Debug)]
+pub struct FakeKeyServer {
+    pub address: SocketAddr,
+    inner: Arc<Inner>,
+    task: JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct FakeSecrets(Mutex<HashMap<String, Vec<u8>>>);
+
+impl KeyLog for FakeSecrets {
+    fn log(&self, label: &str, _: &[u8], secret: &[u8]) {
+        self.0.lock().expect("no panic").insert(label.into(), secret.to_vec());
+    }
+}
+
+struct FakeHandshake {
+    connection: Connection,
+    secrets: Arc<FakeSecrets>,
+    input: Vec<u8>,
+    received: usize,
+    judge: PeerVerifier,
+    expected: Option<Arc<[Identity]>>,
+}
+
+impl FakeKeyServer {
+    /// Starts the fake on a free loopback port, as the provider's key server `name`, with a certificate of the component CA `components`.
+    pub async fn start(components: &TestCa, name: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let own = components.issue(&identity(&format!("spiffe://components.canal/ns/canal-system/sa/keyserver.{name}")));
+        let inner = Arc::new(Inner {
+            held: Mutex::default(),
+            mood: Mutex::new(FakeBehavior::Well),
+            asked: AtomicUsize::new(0),
+            abandoned: AtomicUsize::new(0),
+        });
+        let judge =
+            PeerVerifier::new(own.identity().trust_domain.clone(), own.bundle(), TrustView::without_bundles()).expect("a right bundle");
+        let config = canal_tls::server_config(own.signing().clone(), judge, &[keyrpc::ALPN.to_vec()]).expect("a right configuration");
+        let (acceptor, address, all) = (TlsAcceptor::from(Arc::new(config)), listener.local_addr().expect("bound"), inner.clone());
+        let task = tokio::spawn(async move {
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((tcp, _)) = listener.accept().await {
+                let (acceptor, inner) = (acceptor.clone(), all.clone());
+                connections.spawn(async move { inner.serve(acceptor, tcp).await });
+            }
+        });
+        Self { address, inner, task }
+    }
+
+    /// Adds a key and certificate under a name: an identity, or another text form of a [`KeyName`].
+    pub fn hold(&self, name: &str, certificate: Certificate) {
+        self.inner.held.lock().expect("no panic").insert(name.into(), Arc::new(certificate));
+    }
+
+    pub fn set_behavior(&self, mood: FakeBehavior) {
+        *self.inner.mood.lock().expect("no panic") = mood;
+    }
+
+    /// Returns the number of handshakes, signatures and chains requested so far.
+    pub fn asked(&self) -> usize {
+        self.inner.asked.load(Relaxed)
+    }
+
+    /// Returns the number of abandoned requests.
+    pub fn abandoned(&self) -> usize {
+        self.inner.abandoned.load(Relaxed)
+    }
+}
+
+impl Drop for FakeKeyServer {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Inner {
+    async fn serve(&self, acceptor: TlsAcceptor, tcp: TcpStream) -> io::Result<()> {
+        let mut stream = acceptor.accept(tcp).await?;
+        let (mut buffer, mut under_way) = (Vec::new(), HashMap::new());
+        loop {
+            if stream.read_buf(&mut buffer).await? == 0 {
+                return Ok(());
+            }
+            let (mut out, mut at) = (Vec::new(), 0);
+            while let Some((frame, length)) = keyrpc::split(&buffer[at..]).expect("the client speaks the protocol") {
+                at += length;
+                self.answer(&mut under_way, frame.id, frame.request().expect("the client speaks the protocol"), &mut out);
+            }
+            buffer.drain(..at);
+            stream.write_all(&out).await?;
+            stream.flush().await?;
+            // The pause lets requests that arrive meanwhile form a batch.
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    fn answer(&self, under_way: &mut HashMap<u64, FakeHandshake>, id: u64, request: KeyRequest<'_>, out: &mut Vec<u8>) {
+        let mood = *self.mood.lock().expect("no panic");
+        let asks = matches!(request, KeyRequest::Begin(_) | KeyRequest::Sign { .. } | KeyRequest::Chain { .. });
+        self.asked.fetch_add(asks.into(), Relaxed);
+        match (mood, asks) {
+            (FakeBehavior::Mute, _) => return,
+            (FakeBehavior::Slow, _) if !matches!(request, KeyRequest::Ping | KeyRequest::Abandon) => return,
+            (FakeBehavior::Refusing(name), true) => return say(&KeyResponse::Refused { name, text: "the test says so" }, id, out),
+            _ => {}
+        }
+        match request {
+            KeyRequest::Ping => say(&KeyResponse::Pong, id, out),
+            KeyRequest::Abandon => {
+                under_way.remove(&id);
+                self.abandoned.fetch_add(1, Relaxed);
+            }
+            KeyRequest::Begin(b) => {
+                let Some(held) = self.find(&KeyName::Identity(b.identity.clone())) else { return unknown(id, out) };
+                let expected: Arc<[Identity]> = b.expected.clone().into();
+                under_way.insert(id, FakeHandshake::new(&held, b.role, &b.alpn, expected));
+                step(under_way, id, b.bytes, out);
+            }
+            KeyRequest::More { bytes } => step(under_way, id, bytes, out),
+            KeyRequest::Chain { key } => match self.find(&key) {
+                Some(held) => say(&KeyResponse::Certificates { chain: held.chain().iter().map(|c| &**c).collect() }, id, out),
+                None => unknown(id, out),
+            },
+            KeyRequest::Sign { key, shown, scheme, input, .. } => match self.find(&key) {
+                Some(held) if shown.is_some_and(|shown| shown != spki_of(&held.chain()[0])) => {
+                    say(&KeyResponse::Refused { name: KeyRefusal::OtherKey, text: "the test gave it another" }, id, out);
+                }
+                Some(held) => match held.certified().key.choose_scheme(&[scheme.into()]) {
+                    Some(signer) => say(&KeyResponse::Signature { bytes: &signer.sign(input).expect("it signs") }, id, out),
+                    None => say(&KeyResponse::Refused { name: KeyRefusal::Scheme, text: "" }, id, out),
+                },
+                None => unknown(id, out),
+            },
+        }
+    }
+
+    fn find(&self, key: &KeyName) -> Option<Arc<Certificate>> {
+        self.held.lock().expect("no panic").get(&key.to_string()).cloned()
+    }
+}
+
+fn spki_of(leaf: &[u8]) -> SpkiHash {
+    spki_hash(X509Certificate::from_der(leaf).expect("a certificate").1.public_key().raw)
+}
+
+fn unknown(id: u64, out: &mut Vec<u8>) {
+    say(&KeyResponse::Refused { name: KeyRefusal::NotEntitled, text: "the test gave it no such key" }, id, out);
+}
+
+fn say(response: &KeyResponse<'_>, id: u64, out: &mut Vec<u8>) {
+    response.encode(id, out).expect("short enough");
+}
+
+impl FakeHandshake {
+    fn new(held: &Certificate, role: HandshakeRole, alpn: &[&[u8]], expected: Arc<[Identity]>) -> Self {
+        let judge =
+            PeerVerifier::new(held.identity().trust_domain.clone(), held.bundle(), TrustView::without_bundles()).expect("a right bundle");
+        let alpn: Vec<_> = alpn.iter().map(|p| p.to_vec()).collect();
+        let secrets = Arc::new(FakeSecrets::default());
+        let (connection, expected): (Connection, _) = match role {
+            HandshakeRole::Server => {
+                let mut config = canal_tls::server_config(held.signing().clone(), judge.clone(), &alpn).expect("a right configuration");
+                config.key_log = secrets.clone();
+                (rustls::ServerConnection::new(Arc::new(config)).expect("a connection").into(), None)
+            }
+            HandshakeRole::Client => {
+                let config = canal_tls::client_config(held.signing().clone(), judge.clone(), expected.clone(), &alpn);
+                let mut config = config.expect("a right configuration");
+                config.key_log = secrets.clone();
+                let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
+                (rustls::ClientConnection::new(Arc::new(config), name).expect("a connection").into(), Some(expected))
+            }
+        };
+        Self { connection, secrets, input: Vec::new(), received: 0, judge, expected }
+    }
+
+    /// Consumes complete records while the handshake lasts.
+    fn take(&mut self, bytes: &[u8]) -> Result<(), rustls::Error> {
+        self.input.extend_from_slice(bytes);
+        self.received += bytes.len();
+        while self.connection.is_handshaking() && self.input.len() >= 5 {
+            let whole = 5 + usize::from(u16::from_be_bytes([self.input[3], self.input[4]]));
+            if self.input.len() < whole {
+                break;
+            }
+            let record: Vec<_> = self.input.drain(..whole).collect();
+            let mut rest = &record[..];
+            while !rest.is_empty() {
+                self.connection.read_tls(&mut rest).expect("memory");
+                self.connection.process_new_packets()?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn step(under_way: &mut HashMap<u64, FakeHandshake>, id: u64, bytes: &[u8], out: &mut Vec<u8>) {
+    let Some(h) = under_way.get_mut(&id) else { return };
+    let taken = h.take(bytes);
+    let mut send = Vec::new();
+    while h.connection.wants_write() {
+        h.connection.write_tls(&mut send).expect("memory");
+    }
+    if let Err(e) = taken {
+        say(&KeyResponse::Send { bytes: &send }, id, out);
+        say(&KeyResponse::Refused { name: KeyRefusal::PeerCertificate, text: &e.to_string() }, id, out);
+        under_way.remove(&id);
+        return;
+    }
+    if h.connection.is_handshaking() {
+        if !send.is_empty() {
+            say(&KeyResponse::Send { bytes: &send }, id, out);
+        }
+        return;
+    }
+    let role = if h.expected.is_some() { canal_tls::PeerRole::Server } else { canal_tls::PeerRole::Client };
+    let chain = h.connection.peer_certificates();
+    let (peer, shown) = h.judge.peer(role, h.expected.as_ref(), chain).expect("verified before");
+    let secrets = h.secrets.0.lock().expect("no panic");
+    let suite = h.connection.negotiated_cipher_suite().expect("agreed").suite().into();
+    let of = |label| canal_tls::traffic(suite, &secrets[label]).expect("of the suite");
+    let done = HandshakeResult {
+        bytes: &send,
+        consumed: u32::try_from(h.received - h.input.len()).expect("small"),
+        suite,
+        alpn: h.connection.alpn_protocol().unwrap_or_default(),
+        client_traffic: &of("CLIENT_TRAFFIC_SECRET_0"),
+        server_traffic: &of("SERVER_TRAFFIC_SECRET_0"),
+        peer,
+        leaf: &chain.expect("mutual")[0],
+        above: shown.above(),
+    };
+    say(&KeyResponse::Done(done), id, out);
+    drop(secrets);
+    under_way.remove(&id);
+}

@@ -1,0 +1,133 @@
+//! The direct path: connections to ports declared TCP go from node to node, and no gateway sees them. A policy that only a gateway can
+//! evaluate, a Service that refuses the path, and a pod that dies redirect new connections without a failure. A policy that a node can
+//! evaluate is evaluated there.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use canal_e2e::{Mesh, until};
+use canal_world::Signal;
+
+const TENANTS: [&str; 2] = ["alpha", "beta"];
+const CLIENT: &str = "alpha/default/client-0";
+const FAR: &str = "alpha/default/client-far-0";
+const SOON: Duration = Duration::from_secs(15);
+const ECHO: &str = "10.101.0.50:7000";
+
+/// Returns a mesh of two tenants with the same addresses; alpha's `tcp` has a pod on each node.
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| {
+        Mesh::up_with("mesh.yaml", "e2e-direct", |topology| {
+            for tenant in &mut topology.tenants {
+                tenant.pods.retain(|pod| ["redis", "tcp", "client", "client-far"].contains(&pod.name.as_str()));
+                let mut second = tenant.pods.iter().find(|pod| pod.name == "tcp").expect("tcp").clone();
+                second.name = "tcp-b".into();
+                second.nodes = vec![format!("{}-n1", tenant.name)];
+                tenant.pods.push(second);
+            }
+        })
+    })
+}
+
+/// Returns the bytes that gateways relayed to a service of alpha's.
+fn carried_by_gateways(service: &str) -> u64 {
+    let label = format!("destination_service_name=\"{service}\"");
+    mesh().counted_at("gateway", "istio_tcp_connections_opened_total", &[&label])
+}
+
+fn path_of(to: &str) -> String {
+    let argv = ["explain", "--tenant", "alpha", "--from", "default/client", "--to", to, "-o", "json"];
+    mesh().canal(&argv).json()["path"].as_str().unwrap_or_default().to_owned()
+}
+
+fn redis(pod: &str, argv: &[&str]) -> (Option<i32>, String) {
+    let all: Vec<&str> = ["timeout", "5", "redis-cli", "-h", "10.101.0.40"].into_iter().chain(argv.iter().copied()).collect();
+    let output = mesh().run(pod, &all);
+    (output.code, output.stdout.trim().to_owned())
+}
+
+/// Returns an AuthorizationPolicy for the pods of one application.
+fn policy(name: &str, app: &str, spec: &str) -> String {
+    format!(
+        "---\napiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: {name}, namespace: default}}\nspec:\n  \
+         selector: {{matchLabels: {{app: {app}}}}}\n  action: DENY\n  rules: [{{from: [{{source: {{{spec}}}}}]}}]\n"
+    )
+}
+
+fn sessions(pod: &str, seconds: &str) -> std::process::Child {
+    mesh().spawn(pod, &["canal-samples", "sessions", ECHO, "-n", "20", "--interval-ms", "100", "--patience-ms", "3000", "-d", seconds])
+}
+
+#[test]
+fn redis_goes_node_to_node_for_each_tenant() {
+    let before = carried_by_gateways("redis");
+    for tenant in TENANTS {
+        let client = format!("{tenant}/default/client-0");
+        until(SOON, "redis answers", || redis(&client, &["ping"]).1 == "PONG");
+        assert_eq!(redis(&client, &["set", "k", tenant]).1, "OK");
+    }
+    for tenant in TENANTS {
+        assert_eq!(redis(&format!("{tenant}/default/client-0"), &["get", "k"]).1, tenant);
+    }
+    assert_eq!(path_of("default/redis:6379"), "direct, node to node");
+    assert_eq!(carried_by_gateways("redis"), before, "a gateway carried redis");
+    let labels = ["reporter=\"destination\"", "destination_service_name=\"redis\"", "source_workload=\"client\""];
+    assert!(mesh().counted_at("node", "istio_tcp_connections_opened_total", &labels) >= 6, "the service is named at its pods' node");
+    // The node evaluates a policy that it can: the connection stays on the direct path, and so do the others.
+    mesh().apply("alpha", &policy("no-far", "redis", "principals: [alpha.example/ns/default/sa/client-far]"));
+    until(SOON, "who is denied gets nothing", || redis(FAR, &["ping"]).1 != "PONG");
+    assert_eq!((redis(CLIENT, &["ping"]).1.as_str(), path_of("default/redis:6379").as_str()), ("PONG", "direct, node to node"));
+    mesh().canal(&["delete", "--tenant", "alpha", "AuthorizationPolicy", "no-far"]).ok();
+    until(SOON, "and again without the policy", || redis(FAR, &["ping"]).1 == "PONG");
+}
+
+/// Sessions run all the while: those that the policy leaves undecided at the pods' node end, and reconnect at once through a gateway.
+#[test]
+fn policy_for_gateways_moves_connections_and_fails_none() {
+    until(SOON, "direct", || path_of("default/tcp:7000") == "direct, node to node");
+    let running = sessions(CLIENT, "12");
+    std::thread::sleep(Duration::from_secs(2));
+    let before = carried_by_gateways("tcp");
+    mesh().apply("alpha", &policy("remote", "tcp", "remoteIpBlocks: [192.0.2.0/24]"));
+    let report = mesh().end("sessions over a policy's coming", running).json();
+    assert_eq!((report["unopened"].as_u64(), report["held"].as_u64()), (Some(0), Some(20)), "{report}\n{}", mesh().logs());
+    assert!(path_of("default/tcp:7000").starts_with("gateway: alpha/default/remote depends on"), "{}", path_of("default/tcp:7000"));
+    assert!(carried_by_gateways("tcp") >= before + 20, "{report}");
+    mesh().canal(&["delete", "--tenant", "alpha", "AuthorizationPolicy", "remote"]).ok();
+    until(SOON, "direct again", || path_of("default/tcp:7000") == "direct, node to node");
+}
+
+/// The Service refuses the direct path while sessions run: none of them ends, and new connections use a gateway.
+#[test]
+fn service_that_refuses_the_direct_path_ends_nothing() {
+    let file = mesh().world.config_dir("alpha").join("services.yaml");
+    let text = std::fs::read_to_string(&file).expect("the tenant's services");
+    let running = sessions(CLIENT, "8");
+    std::thread::sleep(Duration::from_secs(2));
+    let refusing = "metadata: {name: tcp, namespace: default, annotations: {canal.mesh/direct: \"false\"}}";
+    std::fs::write(&file, text.replace("metadata: {name: tcp, namespace: default}", refusing)).expect("written");
+    until(SOON, "the gateway's", || path_of("default/tcp:7000").starts_with("gateway: the Service"));
+    mesh().converge(SOON);
+    let before = carried_by_gateways("tcp");
+    let argv = ["canal-samples", "tcp-client", ECHO, "--mode", "echo", "--size", "100000"];
+    for _ in 0..5 {
+        mesh().run(CLIENT, &argv).ok();
+    }
+    assert_eq!(carried_by_gateways("tcp"), before + 5);
+    let report = mesh().end("sessions over the change", running).json();
+    assert_eq!(report["broken"], 0, "{report}");
+    std::fs::write(&file, text).expect("written");
+    until(SOON, "direct again", || path_of("default/tcp:7000") == "direct, node to node");
+    mesh().converge(SOON);
+}
+
+/// One of two pods dies: its sessions reconnect at once, and new connections never fail, before and after the controller knows.
+#[test]
+fn dead_pod_costs_its_own_sessions_only() {
+    let running = sessions(CLIENT, "10");
+    std::thread::sleep(Duration::from_secs(2));
+    mesh().world.kill("alpha/default/tcp-0", Signal::Kill).unwrap();
+    let report = mesh().end("sessions over a pod's death", running).json();
+    assert_eq!((report["unopened"].as_u64(), report["held"].as_u64()), (Some(0), Some(20)), "{report}\n{}", mesh().logs());
+}

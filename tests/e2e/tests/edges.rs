@@ -1,0 +1,200 @@
+//! Two edges in one AZ behind one tunnel end: one that dies, one that is removed and returns, an agent that is killed. Also the tunnels of
+//! aggregation: how they spread over a replica's cores, and how to find one session in them. The clients count the losses; nothing here
+//! retries.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpStream};
+use std::process::Child;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use canal_e2e::{Mesh, until};
+use canal_world::Signal;
+use serde_json::Value;
+
+/// A pod behind a node proxy, and one whose node runs no part of the mesh.
+const MESHED: &str = "alpha/default/client-0";
+const PROXYLESS: &str = "beta/default/client-0";
+/// The edges of az1.
+const EDGES: [&str; 2] = ["edge-1", "edge-3"];
+/// Replicas of az1, and the number of cores on which each receives.
+const REPLICAS: [&str; 2] = ["gw-1", "gw-2"];
+const CORES: u16 = 2;
+/// The other edge takes over within this time; TCP retransmits what was in transit through the dead one.
+const GAP_MS_MAX: u64 = 1000;
+const SETTLED_WITHIN: Duration = Duration::from_secs(30);
+/// Simultaneous sessions of one pod: about a thousand at each replica.
+const SESSIONS: u64 = 2000;
+
+fn mesh() -> &'static Mesh {
+    static MESH: OnceLock<Mesh> = OnceLock::new();
+    MESH.get_or_init(|| {
+        let mesh = Mesh::up_with("tier.yaml", "e2e-edges", |topology| {
+            let second = topology.edges.iter().find(|edge| edge.name == EDGES[0]).expect("it is in the file").clone();
+            topology.edges.push(canal_world::topology::Component { name: EDGES[1].into(), ..second });
+            topology.gateways.retain(|gateway| REPLICAS.contains(&gateway.name.as_str()) || gateway.name == "gw-4");
+            topology.gateways.iter_mut().for_each(|gateway| gateway.receive_cores = CORES);
+        });
+        for client in [MESHED, PROXYLESS] {
+            until(SETTLED_WITHIN, &format!("{client} is answered"), || mesh.code(client, &url(), &[]) == 200);
+        }
+        mesh
+    })
+}
+
+fn url() -> String {
+    "http://web-0.default.svc.cluster.local:80/blob?size=100".into()
+}
+
+/// Starts loads of both clients, on persistent and on new connections.
+fn loads(seconds: &str) -> Vec<(String, Child)> {
+    let load = |client: &str, what: &str, extra: &[&str]| {
+        let url = url();
+        let argv = [&["canal-samples", "load", &url, "-r", "25", "-c", "8", "-d", seconds, "--timeout-ms", "3000"], extra].concat();
+        (format!("{client}, {what}"), mesh().spawn(client, &argv))
+    };
+    let of = |client| [load(client, "kept", &[]), load(client, "new", &["--no-keepalive"])];
+    [MESHED, PROXYLESS].into_iter().flat_map(of).collect()
+}
+
+/// Ends the loads, and checks that nothing failed and no gap was longer than `gap_ms_max`.
+fn unharmed(what: &str, loads: Vec<(String, Child)>, gap_ms_max: u64) {
+    let reports: Vec<(String, Value)> = loads.into_iter().map(|(load, child)| (load, mesh().end(what, child).json())).collect();
+    for (load, report) in &reports {
+        println!("{what}: {load}: {} of {} failed, gap {} ms", report["failed"], report["requests"], report["gap_ms_max"]);
+    }
+    for (load, report) in reports {
+        assert_eq!(report["failed"], 0, "{what}: {load}: {report}");
+        let gap = report["gap_ms_max"].as_f64().expect("a gap");
+        assert!(gap < gap_ms_max as f64, "{what}: {load}: {report}");
+        assert!(report["requests"].as_u64() > Some(100), "{what}: {load}: {report}");
+    }
+}
+
+/// Returns the number of service packets that an edge sent to replicas.
+fn carried(edge: &str) -> u64 {
+    mesh().counted(edge, "canal_edge_packets_total", &["what=\"to_replica\""])
+}
+
+/// T16. Both edges carry packets before. Then the link of one goes down, which to routers is a dead host; the other carries everything.
+#[test]
+fn an_edge_s_death_costs_no_session_and_a_gap_below_a_second() {
+    let mesh = mesh();
+    let before = EDGES.map(carried);
+    let under = loads("12");
+    std::thread::sleep(Duration::from_secs(4));
+    let shares: Vec<u64> = EDGES.iter().zip(before).map(|(edge, before)| carried(edge) - before).collect();
+    assert!(shares.iter().all(|n| *n > 50), "both edges carry: {shares:?}");
+    mesh.world.link_down(EDGES[1]).unwrap();
+    unharmed("an edge's host dies", under, GAP_MS_MAX);
+    let open = mesh.canal(&["gateway", "status", "-o", "json"]).json();
+    let services = open["services"].as_array().expect("services");
+    assert!(services.iter().all(|service| service["open_azs"].to_string().contains("az1")), "az1 is open: {services:#?}");
+    mesh.world.link_up(EDGES[1]).unwrap();
+    mesh.converge(SETTLED_WITHIN);
+}
+
+/// The program continues to forward, and the new agent adopts the maps.
+#[test]
+fn an_edge_s_killed_agent_costs_nothing() {
+    let mesh = mesh();
+    let under = loads("8");
+    std::thread::sleep(Duration::from_secs(3));
+    mesh.world.kill(EDGES[0], Signal::Kill).unwrap();
+    unharmed("an edge's agent is killed", under, GAP_MS_MAX);
+    mesh.world.wait_host_ready(EDGES[0], SETTLED_WITHIN).unwrap();
+    mesh.converge(SETTLED_WITHIN);
+}
+
+/// Planned removal: routers stop sending to the edge; then it ends, and its program is removed. Its return starts with its readiness.
+#[test]
+fn an_edge_comes_and_goes_and_nothing_breaks() {
+    let mesh = mesh();
+    let router = mesh.world.host("router-az1").unwrap().environment.name;
+    let route = |edges: &[&str]| {
+        let hop = |edge: &&str| {
+            let environment = mesh.world.host(edge).unwrap().environment;
+            format!(" nexthop via {} dev {} onlink", environment.ip4.expect("an address"), environment.router_device.expect("a link"))
+        };
+        let line = format!("ip route replace 250.1.255.1/32{}", edges.iter().map(hop).collect::<String>());
+        mesh.run(&router, &line.split(' ').collect::<Vec<_>>()).ok();
+    };
+    let under = loads("24");
+    std::thread::sleep(Duration::from_secs(3));
+    route(&EDGES[..1]);
+    mesh.world.stop(EDGES[1]).unwrap();
+    mesh.run(EDGES[1], &["tc", "qdisc", "del", "dev", "eth0", "clsact"]).ok();
+    let before = carried(EDGES[0]);
+    // Agents read their programs' counters every two seconds.
+    until(SETTLED_WITHIN, "the other carries all", || carried(EDGES[0]) > before + 100);
+    mesh.world.start(EDGES[1]).unwrap();
+    mesh.world.wait_host_ready(EDGES[1], SETTLED_WITHIN).unwrap();
+    route(&EDGES);
+    let back = carried(EDGES[1]);
+    until(SETTLED_WITHIN, "it carries again", || carried(EDGES[1]) > back + 50);
+    unharmed("an edge goes and comes", under, GAP_MS_MAX);
+    mesh.converge(SETTLED_WITHIN);
+}
+
+/// Returns the number of packets that each core of a replica received.
+fn by_core(replica: &str) -> Vec<u64> {
+    let core = |n: u16| mesh().counted(replica, "canal_redirector_received_packets_total", &[&format!("core=\"{n}\"")]);
+    (0..CORES).map(core).collect()
+}
+
+/// Canal 4.4: many sessions in few tunnels, and yet spread evenly over all cores of the replica.
+#[test]
+fn sessions_of_tunnels_spread_over_a_replica_s_cores() {
+    let mesh = mesh();
+    mesh.rest(Duration::from_secs(90));
+    let count = SESSIONS.to_string();
+    let addresses = mesh.resolve(PROXYLESS, "tcp.default.svc.cluster.local");
+    let targets: Vec<String> = addresses.iter().map(|ip| SocketAddr::new(*ip, 7000).to_string()).collect();
+    let mut argv = vec!["canal-samples", "sessions"];
+    argv.extend(targets.iter().map(String::as_str));
+    argv.extend(["-n", &count, "--open-rate", "400", "--interval-ms", "4000", "-d", "30"]);
+    let client = mesh.spawn(PROXYLESS, &argv);
+    std::thread::sleep(Duration::from_secs(12));
+    let before: BTreeMap<&str, Vec<u64>> = REPLICAS.iter().map(|replica| (*replica, by_core(replica))).collect();
+    std::thread::sleep(Duration::from_secs(12));
+    for replica in REPLICAS {
+        let packets: Vec<u64> = by_core(replica).iter().zip(&before[replica]).map(|(now, before)| now - before).collect();
+        let share = packets.iter().sum::<u64>() as f64 / f64::from(CORES);
+        println!("{replica}: packets of tunnels by core {packets:?}");
+        assert!(share > 500.0, "{replica}: the sessions are there: {packets:?}");
+        assert!(packets.iter().all(|n| (0.7..=1.3).contains(&(*n as f64 / share))), "{replica}: within 30 % of {share}: {packets:?}");
+    }
+    let report = mesh.end("sessions", client).json();
+    assert_eq!(report["ok"], true, "{report}");
+}
+
+/// Appendix A: the price of many sessions in one tunnel is that none of them is visible outside of it.
+#[test]
+fn a_session_is_found_in_its_tunnel() {
+    let mesh = mesh();
+    for address in mesh.resolve(PROXYLESS, "tcp.default.svc.cluster.local") {
+        let open = || TcpStream::connect((address, 7000));
+        let stream = mesh.world.inside(PROXYLESS, open).unwrap().unwrap_or_else(|e| panic!("{address}: {e}"));
+        let client = stream.local_addr().unwrap().to_string();
+        let found = mesh.canal(&["sessions", "beta", &client, "-o", "json"]).json();
+        let sessions = found["sessions"].as_array().expect("sessions");
+        assert_eq!((sessions.len(), &found["unanswered"]), (1, &serde_json::json!([])), "{client}: {found:#}");
+        let session = &sessions[0];
+        assert_eq!((session["service"].as_str(), session["port"].as_u64()), (Some("beta/default/tcp"), Some(7000)), "{found:#}");
+        let owner = session["owner"].as_str().unwrap_or_default();
+        assert!(REPLICAS.contains(&owner), "{found:#}");
+        let paths = session["paths"].as_array().expect("paths");
+        let edges: Vec<&str> = paths.iter().filter_map(|path| path["edge"].as_str()).collect();
+        assert_eq!(edges, EDGES, "any of them may carry it: {found:#}");
+        assert!(paths.iter().all(|path| path["replica"] == owner && path["tunnel_port"].as_u64() >= Some(40_000)), "{found:#}");
+        assert_eq!(
+            (&paths[0]["tunnel_port"], &paths[0]["chain"]),
+            (&paths[1]["tunnel_port"], &paths[1]["chain"]),
+            "edges agree: {found:#}"
+        );
+        // The other tenant has a pod with the same address, and no such session.
+        let other = mesh.canal(&["sessions", "alpha", &client]);
+        assert!(other.code != Some(0) && other.stderr.contains("no replica has a session"), "{other:?}");
+        println!("{}", mesh.canal(&["sessions", "beta", &client]).stdout);
+    }
+}

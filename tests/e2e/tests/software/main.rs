@@ -1,0 +1,51 @@
+//! Third-party software, unmodified, in a meshed and in an unmeshed tenant with the same addresses: each program's server in one pod, its
+//! client in a pod on another node, over pod and Service addresses of both families. The output of a script's `check` is an observation,
+//! compared like those of the cases (`differences.tsv`). Software that this machine lacks is skipped and reported.
+//!
+//! The scripts are `tests/e2e/programs/software/*.sh`; their first lines state their requirements, their port, and their roads if not all.
+
+mod program;
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use canal_e2e::Mesh;
+
+use crate::cases::differences;
+use program::{ClientPart, SoftwareProgram};
+
+/// Programs that run at the same time.
+const WORKERS: usize = 4;
+/// Minimum number of available programs, so that a machine without any does not pass.
+const PROGRAMS_MIN: usize = 12;
+
+#[test]
+fn foreign_software_works_as_without_the_mesh() {
+    let mesh = Mesh::up("software.yaml", "e2e-soft");
+    let (programs, missing): (Vec<SoftwareProgram>, Vec<SoftwareProgram>) =
+        SoftwareProgram::all().into_iter().partition(|program| program.missing(&mesh).is_none());
+    for program in &missing {
+        println!("SKIPPED: software, {}: this machine has no {}", program.name, program.missing(&mesh).unwrap_or_default());
+    }
+    assert!(programs.len() >= PROGRAMS_MIN, "only {} programs can be had; fix: setup/install test", programs.len());
+    differences::compare_runs("tests/e2e/tests/software/differences.tsv", |again| {
+        let chosen = || programs.iter().filter(|program| again.is_empty() || again.contains(&program.name));
+        let (waiting, observed) = (Mutex::new(chosen()), Mutex::new(Vec::new()));
+        std::thread::scope(|scope| {
+            for _ in 0..WORKERS {
+                scope.spawn(|| {
+                    while let Some(program) = { waiting.lock().expect("no worker panics with it").next() } {
+                        let started = Instant::now();
+                        let seen = program.observe(&mesh, ClientPart::Check);
+                        println!("{}: {:.0} s", program.name, started.elapsed().as_secs_f64());
+                        observed.lock().expect("no worker panics with it").extend(seen);
+                    }
+                });
+            }
+        });
+        let mut observed = observed.into_inner().expect("no worker panicked with it");
+        // A crowd takes what its tenant may have of a gateway, so nothing is beside it.
+        observed.extend(chosen().filter(|program| program.has_crowd).flat_map(|program| program.observe(&mesh, ClientPart::Crowd)));
+        observed
+    });
+}
