@@ -12,8 +12,8 @@ use tokio::net::TcpStream;
 
 use crate::answer::SampleBody;
 
-/// Timeout for the TCP connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Timeout for the TCP connect. It only ends a hang: the load's own timeout for a request includes the connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// HTTP version of the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

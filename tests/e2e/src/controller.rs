@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use canal_timing::deadline;
 use canal_wire::api::admin_client::AdminClient;
 use canal_wire::api::{
     ApplyRequest, ApplyResponse, DeleteRequest, File, FleetRequest, GetRequest, ObjectRef, ReplicaRequest, RevokeRequest, RotateRequest,
@@ -65,10 +66,10 @@ impl<'c> Caller<'c> {
             runtime.block_on(async {
                 let tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(root)).domain_name(CONTROLLER_NAME);
                 let endpoint = Endpoint::from_shared(format!("https://{address}:{CONTROLLER_PORT}")).and_then(|e| e.tls_config(tls));
-                let endpoint = endpoint.expect("an endpoint").connect_timeout(TIMEOUT);
+                let endpoint = endpoint.expect("an endpoint").connect_timeout(deadline(TIMEOUT));
                 let channel = endpoint.connect().await.map_err(|e| Status::unavailable(format!("{e:?}")))?;
                 let late = |_| Status::deadline_exceeded("no answer in time");
-                tokio::time::timeout(TIMEOUT * 2, work(channel)).await.map_err(late)?
+                tokio::time::timeout(deadline(TIMEOUT * 2), work(channel)).await.map_err(late)?
             })
         };
         self.world.inside(self.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", self.host))

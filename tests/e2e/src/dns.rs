@@ -1,9 +1,10 @@
-//! A DNS client without a resolver library, in a host's namespace: one query, one server, no retries. It does not check the results.
+//! A DNS client without a resolver library, in a host's namespace: one query, one server. It does not check the results.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use canal_timing::deadline;
 use canal_world::World;
 use hickory_proto::op::{Message, Query, ResponseCode};
 use hickory_proto::rr::{Name, RecordType};
@@ -36,12 +37,19 @@ fn read(bytes: &[u8]) -> Option<DnsAnswer> {
     Some(DnsAnswer { code: message.response_code(), addresses })
 }
 
-/// Asks over UDP. `None`: no answer in time, or none that can be read.
+/// Sends the query over UDP, in the gate every second again until its deadline, as a resolver does (RFC 1035 4.2.1): a question that
+/// arrives while a replica is replaced may be lost. `None`: no answer in time, or none that can be read.
 pub fn query_udp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
-    ask_udp_within(TIMEOUT, world, host, server, question)
+    let started = Instant::now();
+    loop {
+        let answer = ask_udp_within(TIMEOUT, world, host, server, question);
+        if answer.is_some() || started.elapsed() >= deadline(TIMEOUT) {
+            return answer;
+        }
+    }
 }
 
-/// The same with another patience: for who must be answered, on whatever machine.
+/// Sends the query over UDP once, and waits this long for the answer.
 pub fn ask_udp_within(timeout: Duration, world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
     let any = if server.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" };
     let socket = world.inside(host, || UdpSocket::bind(any)).unwrap_or_else(|e| panic!("{host}: {e}")).ok()?;
@@ -55,9 +63,9 @@ pub fn ask_udp_within(timeout: Duration, world: &World, host: &str, server: IpAd
 
 /// Sends the query over TCP (RFC 1035 4.2.2).
 pub fn query_tcp(world: &World, host: &str, server: IpAddr, question: &[u8]) -> Option<DnsAnswer> {
-    let dial = || TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), TIMEOUT);
+    let dial = || TcpStream::connect_timeout(&SocketAddr::from((server, PORT)), deadline(TIMEOUT));
     let mut stream = world.inside(host, dial).unwrap_or_else(|e| panic!("{host}: {e}")).ok()?;
-    stream.set_read_timeout(Some(TIMEOUT)).ok()?;
+    stream.set_read_timeout(Some(deadline(TIMEOUT))).ok()?;
     let length = u16::try_from(question.len()).ok()?;
     stream.write_all(&[&length.to_be_bytes()[..], question].concat()).ok()?;
     let mut length = [0; 2];

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use canal_timing::deadline;
 use canal_world::World;
 use http::Request;
 use rustls::pki_types::ServerName;
@@ -75,7 +76,7 @@ impl TunnelAttempt {
 pub fn tunnel(world: &World, tunnel: &TunnelRequest<'_>) -> TunnelAttempt {
     let attempt = || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        runtime.block_on(async { tokio::time::timeout(TIMEOUT, open(tunnel)).await })
+        runtime.block_on(async { tokio::time::timeout(deadline(TIMEOUT), open(tunnel)).await })
     };
     match world.inside(tunnel.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", tunnel.host)) {
         Ok(opened) => opened,
@@ -105,7 +106,7 @@ pub fn load(world: &World, tunnel: &TunnelRequest<'_>, clients: usize, seconds: 
             let started = Instant::now();
             let attempt = async || {
                 let late = |_| TunnelAttempt::Refused("no answer in time".into());
-                tokio::time::timeout(TIMEOUT, open(tunnel)).await.unwrap_or_else(late)
+                tokio::time::timeout(deadline(TIMEOUT), open(tunnel)).await.unwrap_or_else(late)
             };
             let mut opened = attempt().await;
             if !opened.reached() {

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use canal_model::identity::Identity;
+use canal_timing::deadline;
 use canal_wire::keyrpc::{ALPN, HandshakeRequest, HandshakeRole, KeyName, KeyRequest, KeyResponse, PORT, split};
 use canal_world::World;
 use rustls::pki_types::ServerName;
@@ -16,6 +17,14 @@ use crate::credential::{self, PemCredential};
 
 /// Timeout of a response.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time that a requester gives the key server for its work.
+const WORK_WITHIN: Duration = Duration::from_secs(3);
+
+/// Returns [`WORK_WITHIN`] as a request carries it.
+fn deadline_ms() -> u32 {
+    u32::try_from(deadline(WORK_WITHIN).as_millis()).unwrap_or(u32::MAX)
+}
 
 /// Reply of a key server.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,7 +62,7 @@ impl Requester<'_> {
     /// Requests a signature over data that looks like the CertificateVerify of a TLS 1.3 client (RFC 8446 §4.4.3).
     pub fn sign(&self, key: KeyName) -> KeyServerReply {
         let input = [&[0x20; 64][..], b"TLS 1.3, client CertificateVerify\0", &[7; 32]].concat();
-        self.ask(&KeyRequest::Sign { key, shown: None, scheme: 0x0403, deadline_ms: 3000, input: &input })
+        self.ask(&KeyRequest::Sign { key, shown: None, scheme: 0x0403, deadline_ms: deadline_ms(), input: &input })
     }
 
     /// Requests a key's certificates.
@@ -68,7 +77,7 @@ impl Requester<'_> {
             identity,
             role: HandshakeRole::Client,
             alpn: vec![b"h2"],
-            deadline_ms: 3000,
+            deadline_ms: deadline_ms(),
             bytes: &[],
         };
         self.ask(&KeyRequest::Begin(begin))
@@ -90,7 +99,7 @@ impl Requester<'_> {
         let address = self.world.host(self.server).ok().and_then(|host| host.ip4()).expect("the key server's address");
         let attempt = || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-            runtime.block_on(async { tokio::time::timeout(TIMEOUT, self.exchange((address, PORT).into(), bytes)).await })
+            runtime.block_on(async { tokio::time::timeout(deadline(TIMEOUT), self.exchange((address, PORT).into(), bytes)).await })
         };
         match self.world.inside(self.host, attempt).unwrap_or_else(|e| panic!("{}: {e}", self.host)) {
             Ok(answer) => answer,

@@ -22,4 +22,4 @@ pub use dns::{DnsAnswer, ask_udp_within, query, query_tcp, query_udp};
 pub use icmp::{Icmp, IcmpPacket};
 pub use mesh::{Mesh, bin, root};
 pub use standstill::measure;
-pub use wait::until;
+pub use wait::{deadline_ms, until};

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use canal_timing::deadline;
 use canal_world::{Topology, World, WorldOptions};
 use serde_json::Value;
 
@@ -15,10 +16,14 @@ use crate::ClientOutcome;
 /// The whole mesh must be ready and configured within this time.
 const WHOLE_WITHIN: Duration = Duration::from_secs(60);
 /// Maximum run time of a test's client.
-const CLIENT_SECONDS: &str = "170";
+const CLIENT_TIME_MAX: Duration = Duration::from_secs(170);
 /// Address where every program of the mesh serves its metrics.
 const METRICS: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 15020);
 const METRICS_WITHIN: Duration = Duration::from_secs(5);
+/// A request of curl's is answered within this time.
+const RESPONSE_WITHIN: Duration = Duration::from_secs(5);
+/// A change of configuration is in force in every data plane within this time.
+const APPLIED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Returns the folder of the repository.
 pub fn root() -> PathBuf {
@@ -86,10 +91,10 @@ impl Mesh {
         bin("canal");
         let world = World::up(&topology, &options).unwrap_or_else(|e| panic!("{name}: {e}"));
         let mesh = Self { world };
-        if let Err(e) = mesh.world.wait_ready(WHOLE_WITHIN) {
+        if let Err(e) = mesh.world.wait_ready(deadline(WHOLE_WITHIN)) {
             panic!("{name}: {e}\n{}", mesh.logs());
         }
-        mesh.converge(WHOLE_WITHIN);
+        mesh.converge(deadline(WHOLE_WITHIN));
         mesh
     }
 
@@ -113,7 +118,8 @@ impl Mesh {
 
     /// Returns the command of a client in a pod or host, with a time limit and its output in pipes.
     pub(crate) fn command(&self, host: &str, argv: &[&str]) -> Command {
-        let mut all = vec!["timeout", "--kill-after=5", CLIENT_SECONDS];
+        let seconds = deadline(CLIENT_TIME_MAX).as_secs().to_string();
+        let mut all = vec!["timeout", "--kill-after=5", &seconds];
         all.extend(argv);
         let mut c = self.world.exec(host, &all).unwrap_or_else(|e| panic!("{host}: {e}"));
         c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -150,8 +156,8 @@ impl Mesh {
     /// Returns all counters and gauges of a host's program in the Prometheus format.
     pub fn metrics(&self, host: &str) -> String {
         let ask = || {
-            let mut stream = TcpStream::connect_timeout(&METRICS.into(), METRICS_WITHIN)?;
-            stream.set_read_timeout(Some(METRICS_WITHIN))?;
+            let mut stream = TcpStream::connect_timeout(&METRICS.into(), deadline(METRICS_WITHIN))?;
+            stream.set_read_timeout(Some(deadline(METRICS_WITHIN)))?;
             // An HTTP/1.0 response is not chunked, and ends with the connection.
             stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
             let mut answer = String::new();
@@ -183,7 +189,8 @@ impl Mesh {
 
     /// Returns the status of a pod's request with additional arguments of curl; 0: none.
     pub fn code(&self, pod: &str, url: &str, more: &[&str]) -> u16 {
-        let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", "5", "-o", "/dev/null", "-w", "%{http_code}", url];
+        let seconds = deadline(RESPONSE_WITHIN).as_secs().to_string();
+        let argv = ["curl", "-sS", "-g", "--path-as-is", "--max-time", &seconds, "-o", "/dev/null", "-w", "%{http_code}", url];
         let finished = self.run(pod, &argv.into_iter().chain(more.iter().copied()).collect::<Vec<_>>());
         finished.stdout.trim().parse().unwrap_or(0)
     }
@@ -207,7 +214,8 @@ impl Mesh {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let file = dir.path().join("objects.yaml");
         std::fs::write(&file, yaml).expect("a file in a temporary directory");
-        self.canal(&["apply", "--tenant", tenant, "--wait", "10", "-f", &file.to_string_lossy()]).ok();
+        let seconds = deadline(APPLIED_WITHIN).as_secs().to_string();
+        self.canal(&["apply", "--tenant", tenant, "--wait", &seconds, "-f", &file.to_string_lossy()]).ok();
     }
 
     /// Returns the replicas of an AZ that receive a service's new sessions, in the current plan.
@@ -249,7 +257,8 @@ impl Mesh {
         };
         let (started, mut last, mut since) = (Instant::now(), places(), Instant::now());
         while since.elapsed() < Duration::from_secs(2) {
-            assert!(started.elapsed() < within, "buckets still move after {within:?}: {last:?}");
+            let waited = started.elapsed();
+            assert!(waited < within, "buckets still move after {within:?}: {last:?}");
             std::thread::sleep(Duration::from_millis(200));
             let now = places();
             if now != last || now.iter().any(|(_, _, owners)| *owners > 0) || !self.is_converged() {
@@ -281,7 +290,8 @@ impl Mesh {
     pub fn converge(&self, within: Duration) {
         let started = Instant::now();
         while !self.is_converged() {
-            assert!(started.elapsed() < within, "not converged after {within:?}: {:?}\n{}", self.canal(&["status"]), self.logs());
+            let waited = started.elapsed();
+            assert!(waited < within, "not converged after {within:?}: {:?}\n{}", self.canal(&["status"]), self.logs());
             std::thread::sleep(Duration::from_millis(200));
         }
     }
